@@ -1,0 +1,441 @@
+//! A fork-join thread pool for regions of a few microseconds.
+//!
+//! A decoder layer is a handful of parallel regions, so dispatch and join must cost about a
+//! microsecond while the pool is hot, and yet an idle pool must leave its cores to others: while
+//! weights come from disk nothing here may spin. Workers therefore spin for a short time after
+//! each region and then park.
+
+use std::any::Any;
+use std::cell::{Cell, UnsafeCell};
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{JoinHandle, Thread};
+use std::time::{Duration, Instant};
+
+/// How long a thread spins for the next region, or for the others to finish, before it parks.
+/// Waking a parked thread costs some 5 to 50 us, so spinning about that long loses at most half.
+const SPIN: Duration = Duration::from_micros(40);
+
+/// Pauses between two looks at the clock while spinning.
+const PAUSES_PER_LOOK: u32 = 32;
+
+/// A closure that every worker runs, with its worker number, for one region.
+type Region<'a> = &'a (dyn Fn(usize) + Sync + 'a);
+
+thread_local! {
+    /// The pool (by the address of its shared state) whose region this thread is inside of.
+    static INSIDE: Cell<usize> = const { Cell::new(0) };
+}
+
+/// A fixed set of threads that run one closure together; the caller is worker 0.
+pub struct Pool {
+    shared: Arc<Shared>,
+    workers: Vec<JoinHandle<()>>,
+    /// Held for the length of a region, so that regions of several callers follow each other.
+    turn: Mutex<()>,
+}
+
+/// Keeps what the caller writes and what the workers write on cache lines of their own (two,
+/// because the adjacent-line prefetcher pairs them).
+#[repr(align(128))]
+struct Line<T>(T);
+
+struct Shared {
+    /// Counts regions. A worker runs each number exactly once.
+    generation: Line<AtomicUsize>,
+    /// Workers that have not finished the current region.
+    pending: Line<AtomicUsize>,
+    /// The current region's closure; written before `generation` moves, read after.
+    region: UnsafeCell<Option<Region<'static>>>,
+    stop: AtomicBool,
+    /// One flag for each worker thread: parked, or about to be.
+    parked: Box<[Line<AtomicBool>]>,
+    /// Set while the caller is parked, or about to be, waiting for `pending` to reach 0.
+    caller_parked: AtomicBool,
+    caller: Mutex<Option<Thread>>,
+    /// The first panic of the current region.
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+}
+
+// SAFETY: `region` is the only field that is not Sync by itself. The caller writes it only while
+// no worker is inside a region (`pending` is 0 and `turn` is held), and workers read it only
+// between seeing a new `generation` (which orders the write before) and lowering `pending`
+// (which orders the next write after).
+unsafe impl Sync for Shared {}
+// SAFETY: see above; the closure itself is Sync, so it may be called from any thread.
+unsafe impl Send for Shared {}
+
+impl Pool {
+    /// A pool of `threads` workers (at least 1): the caller of [`Pool::run`] and `threads - 1`
+    /// threads of its own.
+    ///
+    /// # Panics
+    /// When the system refuses a thread.
+    pub fn new(threads: usize) -> Pool {
+        let spawned = threads.max(1) - 1;
+        let shared = Arc::new(Shared {
+            generation: Line(AtomicUsize::new(0)),
+            pending: Line(AtomicUsize::new(0)),
+            region: UnsafeCell::new(None),
+            stop: AtomicBool::new(false),
+            parked: (0..spawned).map(|_| Line(AtomicBool::new(false))).collect(),
+            caller_parked: AtomicBool::new(false),
+            caller: Mutex::new(None),
+            panic: Mutex::new(None),
+        });
+        let workers = (1..=spawned)
+            .map(|worker| {
+                let shared = Arc::clone(&shared);
+                std::thread::Builder::new()
+                    .name(format!("compute-{worker}"))
+                    .spawn(move || shared.work(worker))
+                    .expect("the system refused a compute thread")
+            })
+            .collect();
+        Pool { shared, workers, turn: Mutex::new(()) }
+    }
+
+    /// The number of workers, the caller among them.
+    pub fn threads(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    /// Runs `f(worker)` once on every worker, the caller as worker 0, and returns when all are
+    /// done. Callers on different threads take turns.
+    ///
+    /// # Panics
+    /// When called from inside a region of this same pool, and with the first panic of `f` on any
+    /// worker, after every worker has finished. The pool stays usable.
+    pub fn run(&self, f: &(dyn Fn(usize) + Sync)) {
+        let _inside = Inside::enter(&self.shared);
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.workers.is_empty() {
+            return f(0);
+        }
+        self.dispatch(f);
+        if let Err(payload) = catch_unwind(AssertUnwindSafe(|| f(0))) {
+            self.shared.record_panic(payload);
+        }
+        self.shared.wait_for_workers();
+        let panic = self.shared.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(payload) = panic {
+            resume_unwind(payload);
+        }
+    }
+
+    /// Cuts `0..total` into ranges of `chunk` (the last may be shorter) and calls `f` on each
+    /// exactly once; idle workers take the next range, so which worker runs which is not fixed.
+    ///
+    /// # Panics
+    /// As [`Pool::run`]. A panic stops its worker's share; the others finish the rest.
+    pub fn for_each_chunk(&self, total: usize, chunk: usize, f: impl Fn(Range<usize>) + Sync) {
+        self.for_each_chunk_with_worker(total, chunk, |_, range| f(range));
+    }
+
+    /// As [`Pool::for_each_chunk`], and tells `f` which worker runs it.
+    pub fn for_each_chunk_with_worker(
+        &self,
+        total: usize,
+        chunk: usize,
+        f: impl Fn(usize, Range<usize>) + Sync,
+    ) {
+        let chunk = chunk.max(1);
+        let chunks = total.div_ceil(chunk);
+        let range = |index: usize| index * chunk..total.min((index + 1).saturating_mul(chunk));
+        if chunks <= 1 || self.workers.is_empty() {
+            // Not worth a region, but still one: the nesting rule must not depend on the size.
+            let _inside = Inside::enter(&self.shared);
+            let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+            (0..chunks).for_each(|index| f(0, range(index)));
+            return;
+        }
+        let next = Line(AtomicUsize::new(0));
+        self.run(&|worker| {
+            loop {
+                // A plain counter: the region's own fork and join order all other memory.
+                let index = next.0.fetch_add(1, Ordering::Relaxed);
+                if index >= chunks {
+                    return;
+                }
+                f(worker, range(index));
+            }
+        });
+    }
+
+    /// Publishes `f` as the next region and wakes the workers that have parked.
+    fn dispatch(&self, f: Region<'_>) {
+        // SAFETY: only the lifetime changes. Workers use the reference only until they lower
+        // `pending`, and `run` returns or unwinds only after `pending` has reached 0.
+        let f = unsafe { std::mem::transmute::<Region<'_>, Region<'static>>(f) };
+        // SAFETY: `turn` is held and the previous region's `pending` has reached 0, so no worker
+        // reads the cell until `generation` moves below.
+        unsafe { *self.shared.region.get() = Some(f) };
+        self.shared.pending.0.store(self.workers.len(), Ordering::Relaxed);
+        self.shared.next_generation(&self.workers);
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        self.shared.next_generation(&self.workers);
+        for worker in self.workers.drain(..) {
+            // Panics of regions are caught and passed on, so a worker ends normally.
+            let _ = worker.join();
+        }
+    }
+}
+
+impl Shared {
+    /// Moves `generation` and wakes parked workers.
+    fn next_generation(&self, workers: &[JoinHandle<()>]) {
+        // Sequentially consistent against `park_until_new`: either the worker sees the new number
+        // before it parks, or its flag is seen here.
+        self.generation.0.fetch_add(1, Ordering::SeqCst);
+        for (flag, worker) in self.parked.iter().zip(workers) {
+            if flag.0.load(Ordering::SeqCst) {
+                flag.0.store(false, Ordering::Relaxed);
+                worker.thread().unpark();
+            }
+        }
+    }
+
+    /// A worker thread's life.
+    fn work(&self, worker: usize) {
+        INSIDE.set(std::ptr::from_ref(self).addr());
+        let mut seen = 0;
+        loop {
+            let is_new = || self.generation.0.load(Ordering::Acquire) != seen;
+            if !spin_until(is_new) {
+                self.park_until_new(worker, seen);
+            }
+            seen = seen.wrapping_add(1);
+            if self.stop.load(Ordering::Relaxed) {
+                return;
+            }
+            // SAFETY: `generation` has moved (acquired above) and this worker has not lowered
+            // `pending` yet, so the caller does not write the cell.
+            if let Some(region) = unsafe { *self.region.get() }
+                && let Err(payload) = catch_unwind(AssertUnwindSafe(|| region(worker)))
+            {
+                self.record_panic(payload);
+            }
+            self.finish_region();
+        }
+    }
+
+    fn park_until_new(&self, worker: usize, seen: usize) {
+        let flag = &self.parked[worker - 1].0;
+        loop {
+            flag.store(true, Ordering::SeqCst);
+            if self.generation.0.load(Ordering::SeqCst) != seen {
+                flag.store(false, Ordering::Relaxed);
+                return;
+            }
+            std::thread::park();
+        }
+    }
+
+    fn finish_region(&self) {
+        if self.pending.0.fetch_sub(1, Ordering::SeqCst) == 1
+            && self.caller_parked.load(Ordering::SeqCst)
+        {
+            // The caller may have gone on meanwhile; then this wakes nobody, or someone who looks
+            // and parks again.
+            let caller = self.caller.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(thread) = caller.as_ref() {
+                thread.unpark();
+            }
+        }
+    }
+
+    fn wait_for_workers(&self) {
+        let is_done = || self.pending.0.load(Ordering::SeqCst) == 0;
+        if spin_until(is_done) {
+            return;
+        }
+        *self.caller.lock().unwrap_or_else(PoisonError::into_inner) = Some(std::thread::current());
+        self.caller_parked.store(true, Ordering::SeqCst);
+        while !is_done() {
+            std::thread::park();
+        }
+        self.caller_parked.store(false, Ordering::Relaxed);
+    }
+
+    fn record_panic(&self, payload: Box<dyn Any + Send>) {
+        let mut first = self.panic.lock().unwrap_or_else(PoisonError::into_inner);
+        first.get_or_insert(payload);
+    }
+}
+
+/// Spins until `is_true`; `false` when it still is not after [`SPIN`].
+fn spin_until(is_true: impl Fn() -> bool) -> bool {
+    for _ in 0..PAUSES_PER_LOOK {
+        if is_true() {
+            return true;
+        }
+        std::hint::spin_loop();
+    }
+    let start = Instant::now();
+    while start.elapsed() < SPIN {
+        for _ in 0..PAUSES_PER_LOOK {
+            if is_true() {
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+    }
+    is_true()
+}
+
+/// Marks the calling thread as inside a region, and unmarks it when dropped.
+struct Inside {
+    outer: usize,
+}
+
+impl Inside {
+    fn enter(shared: &Shared) -> Inside {
+        let pool = std::ptr::from_ref(shared).addr();
+        let outer = INSIDE.get();
+        assert!(outer != pool, "a region of a thread pool cannot start another one on that pool");
+        INSIDE.set(pool);
+        Inside { outer }
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        INSIDE.set(self.outer);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_worker_runs_once_for_every_thread_count() {
+        for threads in [1, 2, 3, 5, 16, 64] {
+            let pool = Pool::new(threads);
+            assert_eq!(pool.threads(), threads);
+            for _ in 0..20 {
+                let counts: Vec<_> = (0..threads).map(|_| AtomicUsize::new(0)).collect();
+                pool.run(&|worker| {
+                    counts[worker].fetch_add(1, Ordering::Relaxed);
+                });
+                assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 1));
+            }
+        }
+    }
+
+    #[test]
+    fn chunks_cover_everything_exactly_once() {
+        let pool = Pool::new(3);
+        for total in [0, 1, 2, 7, 64, 1000] {
+            for chunk in [0, 1, 3, 64, 5000, usize::MAX] {
+                let counts: Vec<_> = (0..total).map(|_| AtomicUsize::new(0)).collect();
+                pool.for_each_chunk(total, chunk, |range| {
+                    assert!(range.len() <= chunk.max(1) && !range.is_empty());
+                    for index in range {
+                        counts[index].fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+                assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 1));
+            }
+        }
+    }
+
+    #[test]
+    fn many_regions_in_a_row_lose_nothing_hot_or_parked() {
+        let pool = Pool::new(4);
+        let sum = AtomicUsize::new(0);
+        for round in 0..20_000 {
+            pool.run(&|worker| {
+                sum.fetch_add(worker + 1, Ordering::Relaxed);
+            });
+            if round % 2_000 == 0 {
+                std::thread::sleep(SPIN * 5);
+            }
+        }
+        assert_eq!(sum.load(Ordering::Relaxed), 20_000 * (1 + 2 + 3 + 4));
+    }
+
+    #[test]
+    fn a_panic_of_any_worker_reaches_the_caller_and_the_pool_lives_on() {
+        let pool = Pool::new(3);
+        for culprit in 0..3 {
+            let result = catch_unwind(AssertUnwindSafe(|| {
+                pool.run(&|worker| {
+                    if worker == culprit {
+                        panic!("worker {worker} fails");
+                    }
+                });
+            }));
+            let payload = result.unwrap_err();
+            assert_eq!(
+                payload.downcast_ref::<String>().unwrap(),
+                &format!("worker {culprit} fails")
+            );
+            let ran = AtomicUsize::new(0);
+            pool.run(&|_| {
+                ran.fetch_add(1, Ordering::Relaxed);
+            });
+            assert_eq!(ran.load(Ordering::Relaxed), 3);
+        }
+    }
+
+    #[test]
+    fn a_nested_region_panics_and_one_on_another_pool_does_not() {
+        for threads in [1, 2] {
+            let pool = Pool::new(threads);
+            let other = Pool::new(2);
+            let nested = catch_unwind(AssertUnwindSafe(|| pool.run(&|_| pool.run(&|_| ()))));
+            assert!(nested.is_err());
+            let ran = AtomicUsize::new(0);
+            pool.run(&|worker| {
+                if worker == 0 {
+                    other.run(&|_| {
+                        ran.fetch_add(1, Ordering::Relaxed);
+                    });
+                }
+            });
+            assert_eq!(ran.load(Ordering::Relaxed), 2);
+        }
+    }
+
+    #[test]
+    fn callers_on_several_threads_take_turns() {
+        let pool = Pool::new(3);
+        let inside = AtomicUsize::new(0);
+        let total = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..500 {
+                        pool.run(&|_| {
+                            assert!(inside.fetch_add(1, Ordering::SeqCst) < 3);
+                            total.fetch_add(1, Ordering::Relaxed);
+                            inside.fetch_sub(1, Ordering::SeqCst);
+                        });
+                    }
+                });
+            }
+        });
+        assert_eq!(total.load(Ordering::Relaxed), 4 * 500 * 3);
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn an_idle_pool_burns_no_time() {
+        let pool = Pool::new(8);
+        pool.run(&|_| ());
+        std::thread::sleep(Duration::from_millis(20));
+        let parked = || pool.shared.parked.iter().all(|flag| flag.0.load(Ordering::SeqCst));
+        assert!((0..200).any(|_| {
+            std::thread::sleep(Duration::from_millis(5));
+            parked()
+        }));
+    }
+}
