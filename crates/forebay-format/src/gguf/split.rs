@@ -1,0 +1,101 @@
+//! A GGUF model in one file or in several: `NAME-00001-of-00003.gguf` and its siblings.
+
+use std::path::{Path, PathBuf};
+
+use super::parse::{GgufHeader, parse_file};
+use crate::{Catalog, FileIndex, FormatError, Source};
+
+/// More files than any set has; keeps a hostile count from opening files without end.
+const FILES_MAX: u64 = 9999;
+
+/// Opens a GGUF model. `path` may be any file of a split set.
+///
+/// # Errors
+/// See [`Catalog::open`].
+pub fn open(path: &Path) -> Result<Catalog, FormatError> {
+    let (header, file_bytes) = parse_file(path, FileIndex(0))?;
+    let root = path.parent().unwrap_or(Path::new("")).to_owned();
+    let count = header.metadata.u64("split.count").unwrap_or(1);
+    if count <= 1 {
+        let files = vec![(path.to_owned(), file_bytes)];
+        return Catalog::new(root, files, Source::Gguf(header.metadata), header.tensors);
+    }
+    let name = SplitName::parse(path, count)?;
+    open_set(path, root, &name)
+}
+
+/// The parts of a split file's name.
+struct SplitName {
+    prefix: String,
+    count: u64,
+}
+
+impl SplitName {
+    fn parse(path: &Path, count: u64) -> Result<Self, FormatError> {
+        let error = || FormatError::SplitName { path: path.to_owned(), count };
+        if count > FILES_MAX {
+            return Err(FormatError::LimitExceeded {
+                path: path.to_owned(),
+                what: "split.count",
+                offset: 0,
+                found: count,
+                limit: FILES_MAX,
+            });
+        }
+        let name = path.file_name().and_then(|name| name.to_str()).ok_or_else(error)?;
+        let stem = name.strip_suffix(&format!("-of-{count:05}.gguf")).ok_or_else(error)?;
+        let (prefix, number) = stem.rsplit_once('-').ok_or_else(error)?;
+        if number.len() != 5 || !number.bytes().all(|byte| byte.is_ascii_digit()) {
+            return Err(error());
+        }
+        Ok(Self { prefix: prefix.to_owned(), count })
+    }
+
+    /// The name of file `index`, counted from 0.
+    fn file(&self, index: u64) -> String {
+        format!("{}-{:05}-of-{:05}.gguf", self.prefix, index + 1, self.count)
+    }
+}
+
+fn open_set(opened: &Path, root: PathBuf, name: &SplitName) -> Result<Catalog, FormatError> {
+    let mut files = Vec::new();
+    let mut tensors = Vec::new();
+    let mut metadata = None;
+    for index in 0..name.count {
+        let path = root.join(name.file(index));
+        if !path.exists() {
+            return Err(FormatError::MissingSplitFile { path: opened.to_owned(), missing: path });
+        }
+        let (header, file_bytes) = parse_file(&path, FileIndex(index as u32))?;
+        check_number(&path, &header, "split.no", index)?;
+        check_number(&path, &header, "split.count", name.count)?;
+        files.push((path, file_bytes));
+        tensors.extend(header.tensors);
+        metadata.get_or_insert(header.metadata);
+    }
+    let metadata = metadata.unwrap_or_default();
+    if let Some(expected) = metadata.u64("split.tensors.count") {
+        let found = tensors.len() as u64;
+        if found != expected {
+            let path = opened.to_owned();
+            let what = "the number of tensors in all files";
+            return Err(FormatError::SplitMismatch { path, what, expected, found });
+        }
+    }
+    Catalog::new(root, files, Source::Gguf(metadata), tensors)
+}
+
+fn check_number(
+    path: &Path,
+    header: &GgufHeader,
+    key: &'static str,
+    expected: u64,
+) -> Result<(), FormatError> {
+    match header.metadata.u64(key) {
+        Some(found) if found == expected => Ok(()),
+        Some(found) => {
+            Err(FormatError::SplitMismatch { path: path.to_owned(), what: key, expected, found })
+        }
+        None => Err(FormatError::MissingKey { key: key.to_owned() }),
+    }
+}

@@ -1,0 +1,192 @@
+//! Which files of a folder make up a model.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Component, Path, PathBuf};
+
+use serde_json::Value;
+
+use super::HfMetadata;
+use super::safetensors::parse_file;
+use crate::catalog::SizedFile;
+use crate::{Catalog, FileIndex, FormatError, Source, TensorInfo};
+
+const CONFIG: &str = "config.json";
+const SINGLE_FILE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
+/// Largest JSON or template file that is read, in bytes. An index of the largest published models
+/// has some 10 MB; `tokenizer.json` is not read here.
+const TEXT_BYTES_MAX: u64 = 64 << 20;
+
+/// Opens the model in a folder, or in the folder of the named file.
+///
+/// # Errors
+/// See [`Catalog::open`].
+pub fn open(path: &Path) -> Result<Catalog, FormatError> {
+    let root = if path.is_dir() { path } else { path.parent().unwrap_or(Path::new("")) };
+    let metadata = read_metadata(root)?;
+    let (files, tensors) = if root.join(SINGLE_FILE).exists() {
+        let file = root.join(SINGLE_FILE);
+        let (header, file_bytes) = parse_file(&file, FileIndex(0))?;
+        (vec![(file, file_bytes)], header.tensors)
+    } else if root.join(INDEX).exists() {
+        open_shards(root)?
+    } else if is_safetensors(path) {
+        // A single file under a name of its own choosing.
+        let (header, file_bytes) = parse_file(path, FileIndex(0))?;
+        (vec![(path.to_owned(), file_bytes)], header.tensors)
+    } else {
+        let why = format!("the folder has neither {SINGLE_FILE} nor {INDEX}");
+        return Err(FormatError::NoModel { path: root.to_owned(), why });
+    };
+    Catalog::new(root.to_owned(), files, Source::HuggingFace(metadata), tensors)
+}
+
+fn is_safetensors(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "safetensors")
+}
+
+fn read_metadata(root: &Path) -> Result<HfMetadata, FormatError> {
+    let config = read_json(&root.join(CONFIG))?.ok_or_else(|| no_config(root))?;
+    let tokenizer_config = read_json(&root.join("tokenizer_config.json"))?;
+    let generation_config = read_json(&root.join("generation_config.json"))?;
+    let chat_template = chat_template(root, tokenizer_config.as_ref())?;
+    let tokenizer_json = Some(root.join("tokenizer.json")).filter(|path| path.exists());
+    Ok(HfMetadata { config, tokenizer_json, tokenizer_config, generation_config, chat_template })
+}
+
+/// The folder has no `config.json`; say so, and point at GGUF files if there are any.
+fn no_config(root: &Path) -> FormatError {
+    let names = std::fs::read_dir(root).into_iter().flatten().flatten();
+    let gguf = names.map(|entry| entry.path()).find(|path| {
+        path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
+    });
+    let why = match gguf {
+        Some(file) => format!(
+            "the folder has no {CONFIG}, but GGUF files; name one of them, such as {}",
+            file.display()
+        ),
+        None => format!("the folder has no {CONFIG}"),
+    };
+    FormatError::NoModel { path: root.to_owned(), why }
+}
+
+fn chat_template(
+    root: &Path,
+    tokenizer_config: Option<&Value>,
+) -> Result<Option<String>, FormatError> {
+    let file = root.join("chat_template.jinja");
+    if let Some(bytes) = read_small(&file)? {
+        let text = String::from_utf8(bytes);
+        return text.map(Some).map_err(|error| FormatError::NotUtf8 {
+            path: file,
+            what: "the chat template",
+            offset: error.utf8_error().valid_up_to() as u64,
+        });
+    }
+    let beside = read_json(&root.join("chat_template.json"))?;
+    let found = [beside.as_ref(), tokenizer_config].into_iter().flatten().find_map(|json| {
+        let template = json.get("chat_template")?;
+        let named = |template: &Value| template.get("name")?.as_str().map(|name| name == "default");
+        match template {
+            Value::Array(all) => {
+                all.iter().find(|template| named(template) == Some(true))?.get("template")?.as_str()
+            }
+            other => other.as_str(),
+        }
+    });
+    Ok(found.map(str::to_owned))
+}
+
+/// The tensors of all shards that the index names, and the shards in the order of their names.
+fn open_shards(root: &Path) -> Result<(Vec<SizedFile>, Vec<TensorInfo>), FormatError> {
+    let index = root.join(INDEX);
+    let json = read_json(&index)?.unwrap_or_default();
+    let invalid = |what: &str| FormatError::InvalidJson { path: index.clone(), what: what.into() };
+    let map = json
+        .get("weight_map")
+        .and_then(Value::as_object)
+        .ok_or_else(|| invalid("\"weight_map\" is not an object of tensor names"))?;
+    let mut shards: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for (tensor, shard) in map {
+        let shard =
+            shard.as_str().ok_or_else(|| invalid("a file in \"weight_map\" is no string"))?;
+        shards.entry(shard).or_default().push(tensor);
+    }
+
+    let mut files = Vec::new();
+    let mut tensors = Vec::new();
+    for (number, (shard, mut wanted)) in shards.into_iter().enumerate() {
+        let path = shard_path(root, &index, shard)?;
+        let (header, file_bytes) = parse_file(&path, FileIndex(number as u32))?;
+        wanted.sort_unstable();
+        let wants = |name: &str| wanted.binary_search(&name).is_ok();
+        // The index decides: what it does not assign to this file stays out.
+        let kept: Vec<TensorInfo> =
+            header.tensors.into_iter().filter(|tensor| wants(&tensor.name)).collect();
+        if kept.len() < wanted.len() {
+            return Err(missing_tensor(&index, shard, &wanted, &kept));
+        }
+        tensors.extend(kept);
+        files.push((path, file_bytes));
+    }
+    Ok((files, tensors))
+}
+
+fn missing_tensor(index: &Path, shard: &str, wanted: &[&str], kept: &[TensorInfo]) -> FormatError {
+    let missing = wanted.iter().find(|name| kept.iter().all(|tensor| tensor.name != **name));
+    FormatError::MissingTensor {
+        path: index.to_owned(),
+        tensor: missing.copied().unwrap_or_default().to_owned(),
+        shard: shard.to_owned(),
+    }
+}
+
+/// A shard's path; an index must not lead out of its folder.
+fn shard_path(root: &Path, index: &Path, shard: &str) -> Result<PathBuf, FormatError> {
+    let mut parts = Path::new(shard).components();
+    if !matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None)) {
+        let path = index.to_owned();
+        return Err(FormatError::InvalidShardName { path, shard: shard.to_owned() });
+    }
+    let path = root.join(shard);
+    if !path.exists() {
+        return Err(FormatError::MissingShard { path: index.to_owned(), shard: shard.to_owned() });
+    }
+    Ok(path)
+}
+
+/// A JSON object from a file; `None` if there is no such file.
+fn read_json(path: &Path) -> Result<Option<Value>, FormatError> {
+    let Some(bytes) = read_small(path)? else {
+        return Ok(None);
+    };
+    let value: Value = serde_json::from_slice(&bytes)
+        .map_err(|source| FormatError::Json { path: path.to_owned(), source })?;
+    if value.is_object() {
+        return Ok(Some(value));
+    }
+    Err(FormatError::InvalidJson { path: path.to_owned(), what: "not a JSON object".into() })
+}
+
+/// A whole file of bounded size; `None` if there is no such file.
+fn read_small(path: &Path) -> Result<Option<Vec<u8>>, FormatError> {
+    let file = match File::open(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        opened => opened.map_err(FormatError::io(path))?,
+    };
+    let mut bytes = Vec::new();
+    file.take(TEXT_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(FormatError::io(path))?;
+    if bytes.len() as u64 > TEXT_BYTES_MAX {
+        return Err(FormatError::LimitExceeded {
+            path: path.to_owned(),
+            what: "the size of the file",
+            offset: 0,
+            found: bytes.len() as u64,
+            limit: TEXT_BYTES_MAX,
+        });
+    }
+    Ok(Some(bytes))
+}

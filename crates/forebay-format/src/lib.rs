@@ -1,0 +1,31 @@
+//! Model files, read as far as their tables: bytes in, a [`Catalog`] out.
+//!
+//! A catalog says which tensors a model has, how their elements are encoded and where their bytes
+//! lie on disk ([`Extent`]). Two containers are known: GGUF (single files and split sets, see
+//! [`gguf`]) and Hugging Face folders with safetensors ([`huggingface`]). Opening a model never
+//! reads weights; only headers and the small JSON files beside them.
+//!
+//! The crate also defines the block layouts of all tensor types and their exact values
+//! ([`dequantize`]), the reference for every faster kernel.
+//!
+//! Everything in a file is treated as hostile: a count or length is believed only as far as the
+//! file's own size can back it, and every refusal is a [`FormatError`] with its place as data.
+
+#![forbid(unsafe_code)]
+
+mod catalog;
+mod error;
+pub mod gguf;
+pub mod huggingface;
+mod quant;
+mod tensor_type;
+
+pub use catalog::{Catalog, Extent, FileIndex, Source, TensorInfo};
+pub use error::FormatError;
+pub use gguf::metadata::GgufMetadata;
+pub use gguf::parse::{GgufHeader, parse_gguf_bytes};
+pub use gguf::value::{Array, ByteStrings, Value, ValueType};
+pub use huggingface::HfMetadata;
+pub use huggingface::safetensors::{SafetensorsHeader, parse_safetensors_bytes};
+pub use quant::{can_dequantize, dequantize};
+pub use tensor_type::TensorType;
