@@ -1,0 +1,124 @@
+//! The commands and flags that exist, asked of the binary itself.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+/// Flags by subcommand; the empty name stands for `forebay` itself.
+pub struct CommandLine {
+    flags: BTreeMap<String, BTreeSet<String>>,
+}
+
+impl CommandLine {
+    /// Builds the binary if needed and reads its `--help`, subcommand by subcommand.
+    pub fn ask_the_binary(root: &Path) -> Result<Self> {
+        let top = help(root, None)?;
+        let mut flags = BTreeMap::from([(String::new(), flags_of(&top))]);
+        for command in commands_of(&top) {
+            let text = help(root, Some(&command))?;
+            flags.insert(command, flags_of(&text));
+        }
+        Ok(Self { flags })
+    }
+
+    #[cfg(test)]
+    pub fn from_help(top: &str, commands: &[(&str, &str)]) -> Self {
+        let mut flags = BTreeMap::from([(String::new(), flags_of(top))]);
+        flags.extend(commands.iter().map(|(name, text)| ((*name).to_owned(), flags_of(text))));
+        Self { flags }
+    }
+
+    pub fn commands(&self) -> Vec<&str> {
+        self.flags.keys().map(String::as_str).filter(|name| !name.is_empty()).collect()
+    }
+
+    pub fn has_command(&self, command: &str) -> bool {
+        !command.is_empty() && self.flags.contains_key(command)
+    }
+
+    /// Whether `command` takes `flag`; the empty command asks whether any does.
+    pub fn has_flag(&self, command: &str, flag: &str) -> bool {
+        if command.is_empty() {
+            return self.flags.values().any(|flags| flags.contains(flag));
+        }
+        [command, ""]
+            .iter()
+            .filter_map(|name| self.flags.get(*name))
+            .any(|flags| flags.contains(flag))
+    }
+}
+
+fn help(root: &Path, command: Option<&str>) -> Result<String> {
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
+    let output = Command::new(cargo)
+        .args(["run", "--release", "--quiet", "--package", "forebay", "--"])
+        .args(command)
+        .arg("--help")
+        .env("NO_COLOR", "1")
+        .current_dir(root)
+        .output()
+        .context("cannot start cargo")?;
+    if !output.status.success() {
+        let what = command.unwrap_or_default();
+        bail!("`forebay {what} --help` failed: {}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// The names listed under `Commands:`.
+fn commands_of(help: &str) -> Vec<String> {
+    help.lines()
+        .skip_while(|line| line.trim() != "Commands:")
+        .skip(1)
+        .take_while(|line| !line.trim().is_empty())
+        // Deeper lines continue a description.
+        .filter(|line| line.len() - line.trim_start().len() <= 4)
+        .filter_map(|line| line.split_whitespace().next())
+        .filter(|name| *name != "help")
+        .map(str::to_owned)
+        .collect()
+}
+
+/// The long and short flags that begin a line.
+fn flags_of(help: &str) -> BTreeSet<String> {
+    let mut flags = BTreeSet::from(["--help".to_owned(), "-h".to_owned()]);
+    for line in help.lines() {
+        let line = line.trim_start();
+        if !line.starts_with('-') {
+            continue;
+        }
+        for word in line
+            .split([' ', ',', '=', '[', '<'])
+            .take_while(|word| word.is_empty() || word.starts_with('-'))
+        {
+            let word = word.trim_end_matches("...");
+            if word.len() > 1 {
+                flags.insert(word.to_owned());
+            }
+        }
+    }
+    flags
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TOP: &str = "Usage: forebay <COMMAND>\n\nCommands:\n  run    Write\n         text\n  bench  Measure\n  help   Print\n\nOptions:\n  -h, --help     Print help\n  -V, --version  Print version\n";
+
+    #[test]
+    fn help_is_read() {
+        assert_eq!(commands_of(TOP), vec!["run", "bench"]);
+        let line = CommandLine::from_help(
+            TOP,
+            &[("run", "Options:\n  -p, --prompt <TEXT>  The --raw text\n      --ram=<SIZE>\n")],
+        );
+        assert!(line.has_command("run") && !line.has_command("walk"));
+        assert!(line.has_flag("run", "--prompt") && line.has_flag("run", "-p"));
+        assert!(line.has_flag("run", "--ram") && line.has_flag("run", "--version"));
+        assert!(!line.has_flag("run", "--raw"));
+        assert!(line.has_flag("", "--prompt") && !line.has_flag("", "--raw"));
+    }
+}

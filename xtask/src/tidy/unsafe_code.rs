@@ -1,0 +1,103 @@
+//! `unsafe` only where the architecture puts it, and never without its reason.
+
+use super::Finding;
+use super::scan::{RustSource, words};
+
+/// The crates that talk to the kernel and to the vector units.
+const HOMES: [&str; 2] = ["crates/forebay-store/", "crates/forebay-compute/"];
+
+pub fn check(source: &RustSource, findings: &mut Vec<Finding>) {
+    let at_home = HOMES.iter().any(|home| source.path.starts_with(home));
+    for offset in words(&source.code, "unsafe") {
+        let line = source.line_of(offset);
+        let next = source.code[offset + "unsafe".len()..].trim_start();
+        if next.starts_with('(') {
+            // An attribute such as `#[unsafe(no_mangle)]`.
+            continue;
+        }
+        if !at_home {
+            let message = format!("unsafe outside {}", HOMES.join(" and "));
+            findings.push(Finding::fail(&source.path, line, message));
+            continue;
+        }
+        // The type of a function pointer promises nothing by itself.
+        let is_pointer_type =
+            next.strip_prefix("fn").is_some_and(|rest| rest.trim_start().starts_with('('))
+                || next.starts_with("extern") && !next.contains("fn ");
+        if !is_pointer_type && !is_explained(source, line) {
+            findings.push(Finding::fail(&source.path, line, "unsafe without a SAFETY comment"));
+        }
+    }
+}
+
+/// Whether the comments on this line or right above its statement give the reason.
+fn is_explained(source: &RustSource, line: usize) -> bool {
+    let comments: Vec<&str> = source.comments.lines().collect();
+    let code: Vec<&str> = source.code.lines().collect();
+    let mut at = line - 1;
+    loop {
+        let comment = comments.get(at).copied().unwrap_or_default();
+        if comment.contains("SAFETY:") || comment.contains("# Safety") {
+            return true;
+        }
+        if at == 0 {
+            return false;
+        }
+        at -= 1;
+        let above = code[at].trim();
+        let is_attribute = above.starts_with("#[") || above.ends_with(")]");
+        let ends_a_statement = above.ends_with([';', '{', '}', ',']);
+        let has_comment = !comments[at].trim().is_empty();
+        if above.is_empty() && !has_comment {
+            return false;
+        }
+        if ends_a_statement && !is_attribute && !has_comment {
+            return false;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failures(path: &str, text: &str) -> usize {
+        let mut findings = Vec::new();
+        check(&RustSource::new(path, text), &mut findings);
+        findings.len()
+    }
+
+    const STORE: &str = "crates/forebay-store/src/a.rs";
+
+    #[test]
+    fn blocks_need_a_reason() {
+        assert_eq!(failures(STORE, "fn f() {\n    unsafe { g() }\n}\n"), 1);
+        assert_eq!(failures(STORE, "fn f() {\n    // SAFETY: fine\n    unsafe { g() }\n}\n"), 0);
+        assert_eq!(
+            failures(
+                STORE,
+                "fn f() {\n    // SAFETY: fine,\n    // really\n    let x =\n        unsafe { g() };\n}\n"
+            ),
+            0
+        );
+        assert_eq!(
+            failures(STORE, "// SAFETY: of another\nlet a = 1;\n\nlet b = unsafe { g() };\n"),
+            1
+        );
+    }
+
+    #[test]
+    fn functions_document_what_they_ask() {
+        let documented =
+            "/// Does.\n///\n/// # Safety\n/// Only then.\n#[inline]\npub unsafe fn f() {}\n";
+        assert_eq!(failures(STORE, documented), 0);
+        assert_eq!(failures(STORE, "pub unsafe fn f() {}\n"), 1);
+        assert_eq!(failures(STORE, "type F = unsafe fn(u32);\n"), 0);
+    }
+
+    #[test]
+    fn only_two_crates_may() {
+        assert_eq!(failures("crates/forebay-model/src/a.rs", "// SAFETY: no\nunsafe { g() }\n"), 1);
+        assert_eq!(failures("crates/forebay-model/src/a.rs", "let x = \"unsafe\"; // unsafe\n"), 0);
+    }
+}

@@ -1,0 +1,118 @@
+//! Text that a stranger could not follow: paths of one person's machine, unfinished places, lints switched off silently.
+
+use super::Finding;
+use super::files::Repository;
+use super::scan::{RustSource, words};
+
+/// First components of absolute paths that mean the same everywhere.
+const COMMON_ROOTS: [&str; 16] = [
+    "bin", "boot", "dev", "etc", "lib", "lib64", "path", "proc", "run", "sys", "tmp", "usr", "var",
+    "v1", "api", "to",
+];
+
+pub fn check_rust(source: &RustSource, findings: &mut Vec<Finding>) {
+    for (index, line) in source.text.lines().enumerate() {
+        check_paths(&source.path, index + 1, line, findings);
+    }
+    for macro_name in ["todo", "unimplemented", "dbg"] {
+        for offset in words(&source.code, macro_name) {
+            if source.code[offset + macro_name.len()..].starts_with('!') {
+                let line = source.line_of(offset);
+                findings.push(Finding::fail(
+                    &source.path,
+                    line,
+                    format!("{macro_name}! left behind"),
+                ));
+            }
+        }
+    }
+    for marker in ["FIXME", "XXX"] {
+        for offset in words(&source.comments, marker) {
+            let line = source.line_of(offset);
+            findings.push(Finding::fail(&source.path, line, format!("{marker} left behind")));
+        }
+    }
+    check_allows(source, findings);
+}
+
+/// A lint that is switched off says why beside it.
+fn check_allows(source: &RustSource, findings: &mut Vec<Finding>) {
+    let comments: Vec<&str> = source.comments.lines().collect();
+    for marker in ["#[allow(", "#![allow("] {
+        for (offset, _) in source.code.match_indices(marker) {
+            let line = source.line_of(offset);
+            let attribute = source.code[offset..].split(']').next().unwrap_or_default();
+            let same_or_above = comments[line.saturating_sub(2)..line].iter();
+            if !attribute.contains("reason") && same_or_above.clone().all(|c| c.trim().is_empty()) {
+                let message = "a lint is switched off without a reason beside it";
+                findings.push(Finding::fail(&source.path, line, message));
+            }
+        }
+    }
+}
+
+pub fn check_text(repository: &Repository, findings: &mut Vec<Finding>) {
+    for file in repository.files() {
+        let is_prose =
+            [".md", ".sh", ".toml", ".txt", ".py"].iter().any(|end| file.path.ends_with(end))
+                || file.path.starts_with(".ci/");
+        if !is_prose || file.path.starts_with("fixtures/vocab") {
+            continue;
+        }
+        for (index, line) in file.text.as_deref().unwrap_or_default().lines().enumerate() {
+            check_paths(&file.path, index + 1, line, findings);
+        }
+    }
+}
+
+/// Absolute paths whose first folder exists on one machine only.
+fn check_paths(path: &str, line: usize, text: &str, findings: &mut Vec<Finding>) {
+    for (at, _) in text.match_indices('/') {
+        let before = text[..at].chars().next_back();
+        if !before.is_none_or(|c| c.is_whitespace() || "\"'`(=:<>".contains(c)) {
+            continue;
+        }
+        let rest = &text[at + 1..];
+        let name: String =
+            rest.chars().take_while(|c| c.is_alphanumeric() || "-_.".contains(*c)).collect();
+        let has_more = rest[name.len()..].starts_with('/')
+            && rest[name.len() + 1..].starts_with(|c: char| c.is_alphanumeric());
+        if !name.is_empty() && has_more && !COMMON_ROOTS.contains(&name.as_str()) {
+            let message = format!("the absolute path /{name}/... exists on one machine only");
+            findings.push(Finding::fail(path, line, message));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rust(text: &str) -> Vec<String> {
+        let mut findings = Vec::new();
+        check_rust(&RustSource::new("a.rs", text), &mut findings);
+        findings.into_iter().map(|finding| finding.message).collect()
+    }
+
+    #[test]
+    fn machine_paths_fail() {
+        let home = format!("// see {}home/someone/notes", '/');
+        assert_eq!(rust(&home).len(), 1);
+        assert!(rust("// see /dev/null, /proc/self/status and/or a/b/c, x / y / z").is_empty());
+        assert!(rust("// https://example.org/a/b").is_empty());
+    }
+
+    #[test]
+    fn unfinished_places_fail() {
+        let unfinished = format!("fn f() {{ {}!() }}", "todo");
+        assert_eq!(rust(&unfinished).len(), 1);
+        assert!(rust("fn f() { let s = \"todo!()\"; }").is_empty());
+    }
+
+    #[test]
+    fn switched_off_lints_need_a_reason() {
+        assert_eq!(rust("#[allow(dead_code)]\nfn f() {}\n").len(), 1);
+        assert!(rust("// Used by one target only.\n#[allow(dead_code)]\nfn f() {}\n").is_empty());
+        assert!(rust("#[allow(dead_code, reason = \"one target only\")]\nfn f() {}\n").is_empty());
+    }
+}
