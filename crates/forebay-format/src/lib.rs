@@ -17,7 +17,7 @@ mod catalog;
 mod error;
 pub mod gguf;
 pub mod huggingface;
-mod quant;
+pub mod quant;
 mod tensor_type;
 
 pub use catalog::{Catalog, Extent, FileIndex, Source, TensorInfo};

@@ -3,8 +3,17 @@
 //! One file per family describes the layout of its blocks and decodes one block at a time. All
 //! scales of 16 bits are little-endian IEEE halves. Results equal ggml's `to_float` bit for bit.
 
-mod legacy;
-mod plain;
+pub mod fp4;
+mod grids;
+pub mod iq1;
+pub mod iq2;
+pub mod iq3;
+pub mod iq4;
+pub mod k_quants;
+pub mod legacy;
+pub mod low_bits;
+pub mod plain;
+pub mod ternary;
 
 use crate::{FormatError, TensorType};
 
@@ -14,8 +23,8 @@ type DecodeBlock = fn(&[u8], &mut [f32]);
 /// Decodes `data`, whole blocks of type `ty`, into `out`.
 ///
 /// # Errors
-/// [`FormatError::NotDequantizable`] for types that are not numbers of their own (integers wider
-/// than f32 can hold, bools, bare exponents); [`FormatError::DequantizeLength`] if `data` is not
+/// [`FormatError::NotDequantizable`] for integers, bools and bare exponents, which are not weights;
+/// [`FormatError::DequantizeLength`] if `data` is not
 /// exactly as many blocks as `out` has room for.
 pub fn dequantize(ty: TensorType, data: &[u8], out: &mut [f32]) -> Result<(), FormatError> {
     let decode = decoder(ty).ok_or(FormatError::NotDequantizable { ty })?;
@@ -41,12 +50,43 @@ fn decoder(ty: TensorType) -> Option<DecodeBlock> {
         TensorType::F32 => plain::f32,
         TensorType::F16 => plain::f16,
         TensorType::BF16 => plain::bf16,
+        TensorType::F8_E4M3 => plain::f8_e4m3,
+        TensorType::F8_E5M2 => plain::f8_e5m2,
         TensorType::Q4_0 => legacy::q4_0,
         TensorType::Q4_1 => legacy::q4_1,
         TensorType::Q5_0 => legacy::q5_0,
         TensorType::Q5_1 => legacy::q5_1,
         TensorType::Q8_0 => legacy::q8_0,
-        _ => return None,
+        TensorType::Q2_K => k_quants::q2_k,
+        TensorType::Q3_K => k_quants::q3_k,
+        TensorType::Q4_K => k_quants::q4_k,
+        TensorType::Q5_K => k_quants::q5_k,
+        TensorType::Q6_K => k_quants::q6_k,
+        TensorType::IQ4_NL => iq4::iq4_nl,
+        TensorType::IQ4_XS => iq4::iq4_xs,
+        TensorType::IQ2_XXS => iq2::iq2_xxs,
+        TensorType::IQ2_XS => iq2::iq2_xs,
+        TensorType::IQ2_S => iq2::iq2_s,
+        TensorType::IQ3_XXS => iq3::iq3_xxs,
+        TensorType::IQ3_S => iq3::iq3_s,
+        TensorType::IQ1_S => iq1::iq1_s,
+        TensorType::IQ1_M => iq1::iq1_m,
+        TensorType::TQ1_0 => ternary::tq1_0,
+        TensorType::TQ2_0 => ternary::tq2_0,
+        TensorType::MXFP4 => fp4::mxfp4,
+        TensorType::NVFP4 => fp4::nvfp4,
+        TensorType::Q1_0 => low_bits::q1_0,
+        TensorType::Q2_0 => low_bits::q2_0,
+        TensorType::F8_E8M0
+        | TensorType::I8
+        | TensorType::I16
+        | TensorType::I32
+        | TensorType::I64
+        | TensorType::U8
+        | TensorType::U16
+        | TensorType::U32
+        | TensorType::U64
+        | TensorType::Bool => return None,
     })
 }
 

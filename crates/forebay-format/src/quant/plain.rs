@@ -21,3 +21,43 @@ pub(super) fn f64(block: &[u8], out: &mut [f32]) {
     let bits = u64::from(u32_at(block, 0)) | u64::from(u32_at(block, 4)) << 32;
     out[0] = f64::from_bits(bits) as f32;
 }
+
+/// E4M3 with bias 7, no infinities, not a number where all bits below the sign are set
+/// (arXiv 2209.05433, section 3).
+pub(super) fn f8_e4m3(block: &[u8], out: &mut [f32]) {
+    let (exponent, mantissa) = (i32::from(block[0] >> 3 & 15), f32::from(block[0] & 7));
+    let magnitude = match (block[0] & 0x7f, exponent) {
+        (0x7f, _) => f32::NAN,
+        (_, 0) => mantissa / 512.0,
+        _ => (8.0 + mantissa) / 8.0 * f32::powi(2.0, exponent - 7),
+    };
+    out[0] = if block[0] >> 7 == 1 { -magnitude } else { magnitude };
+}
+
+/// E5M2: the upper byte of an f16.
+pub(super) fn f8_e5m2(block: &[u8], out: &mut [f32]) {
+    out[0] = half(&[0, block[0]], 0);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn decode(decode: fn(&[u8], &mut [f32]), byte: u8) -> f32 {
+        let mut out = [0.0];
+        decode(&[byte], &mut out);
+        out[0]
+    }
+
+    #[test]
+    fn f8_values() {
+        // Largest, smallest subnormal, one, and minus one and a half.
+        assert_eq!(decode(f8_e4m3, 0x7e), 448.0);
+        assert_eq!(decode(f8_e4m3, 0x01), 0.001_953_125);
+        assert_eq!(decode(f8_e4m3, 0x38), 1.0);
+        assert_eq!(decode(f8_e4m3, 0xbc), -1.5);
+        assert!(decode(f8_e4m3, 0x7f).is_nan());
+        assert_eq!(decode(f8_e5m2, 0x7b), 57_344.0);
+        assert_eq!(decode(f8_e5m2, 0x3c), 1.0);
+    }
+}

@@ -1,0 +1,18 @@
+//! Where the reference data is.
+
+use std::path::{Path, PathBuf};
+
+/// The folder `name` of the reference data: below `FOREBAY_FIXTURES`, else in the full set beside
+/// the project, else in the small set inside it. Says so loudly if it is nowhere.
+pub fn fixtures(name: &str) -> Option<PathBuf> {
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let roots = std::env::var_os("FOREBAY_FIXTURES")
+        .map(PathBuf::from)
+        .into_iter()
+        .chain([workspace.join("../shared/fixtures"), workspace.join("fixtures")]);
+    let found = roots.map(|root| root.join(name)).find(|folder| folder.is_dir());
+    if found.is_none() {
+        eprintln!("SKIPPED: no reference data {name:?}; set FOREBAY_FIXTURES to its folder");
+    }
+    found
+}
