@@ -6,7 +6,9 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::buffer::Buffer;
 use crate::error::ComputeError;
+use crate::matmul::Workspace;
 use crate::pool::Pool;
 
 /// A family of kernels, named by the instructions that it needs.
@@ -134,20 +136,22 @@ pub struct Cpu {
     pub(crate) arithmetic: Arithmetic,
     scratch: Box<[Mutex<Scratch>]>,
     shared_scratch: Mutex<Scratch>,
+    pub(crate) matmul: Workspace,
 }
 
 /// Memory that operations reuse from call to call, so that none allocates once it is warm.
-pub(crate) struct Scratch {
-    pub(crate) floats: Vec<f32>,
-}
+pub(crate) struct Scratch(Option<Buffer<f32>>);
 
 impl Scratch {
-    /// The first `len` floats, grown when needed; their contents are left over from earlier use.
+    /// `len` floats at cache-line alignment; their contents are left over from earlier use.
     pub(crate) fn floats(&mut self, len: usize) -> &mut [f32] {
-        if self.floats.len() < len {
-            self.floats.resize(len, 0.0);
+        if self.0.as_ref().is_none_or(|buffer| buffer.as_slice().len() < len) {
+            // Some slack, because a growing context asks for a little more each time.
+            self.0 = None;
+            self.0 = Buffer::zeroed(len + len / 2);
         }
-        &mut self.floats[..len]
+        let buffer = self.0.as_mut().expect("the system refused scratch memory");
+        &mut buffer.as_mut_slice()[..len]
     }
 }
 
@@ -160,9 +164,10 @@ impl Cpu {
     pub fn new(threads: usize, isa: Isa, arithmetic: Arithmetic) -> Cpu {
         assert!(isa.is_supported(), "this machine cannot run {isa}");
         let pool = Pool::new(if threads == 0 { default_threads() } else { threads });
-        let empty = || Mutex::new(Scratch { floats: Vec::new() });
+        let empty = || Mutex::new(Scratch(None));
         let scratch = (0..pool.threads()).map(|_| empty()).collect();
-        Cpu { pool, isa, arithmetic, scratch, shared_scratch: empty() }
+        let matmul = Workspace::new(pool.threads());
+        Cpu { pool, isa, arithmetic, scratch, shared_scratch: empty(), matmul }
     }
 
     /// The workers.

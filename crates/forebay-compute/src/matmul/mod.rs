@@ -1,0 +1,108 @@
+//! Products of activations with weights as they lie in the model file.
+//!
+//! Weights are never repacked for good: they may have arrived from disk a moment ago. With
+//! [`Arithmetic::Fast`] activations are rounded to 8 bits for quantised weights and products run
+//! in integers; otherwise, and for types without a kernel, weights become F32 row by row.
+//!
+//! Each number of the output is computed by one thread in a fixed order that depends on the
+//! weight type and the number of tokens of its job alone, so results do not depend on threads,
+//! on chunks, on where weights lie or on what else a call computes.
+
+mod activations;
+mod aligned;
+mod float;
+mod portable;
+mod quantize;
+mod task;
+mod types;
+
+use forebay_format::{TensorType, can_dequantize};
+
+pub use activations::Activations;
+pub(crate) use task::Workspace;
+use task::{Kernel, Plan};
+use types::{ActivationForm, activation_form};
+
+use crate::cpu::{Arithmetic, Cpu};
+
+/// A matrix of weights: `rows` rows of `cols` elements, encoded as `ty`.
+#[derive(Clone, Copy)]
+pub struct Matrix<'a> {
+    /// Encoding of the elements.
+    pub ty: TensorType,
+    /// Outputs.
+    pub rows: usize,
+    /// Inputs; whole blocks of `ty`.
+    pub cols: usize,
+    /// The rows, one after the other, without gaps. Needs no alignment.
+    pub data: &'a [u8],
+}
+
+/// One product: `out[t, r] = sum over c of x[tokens[t], c] * w[r, c]`.
+pub struct MatmulJob<'a> {
+    pub w: Matrix<'a>,
+    /// Prepared for a list of types that has `w.ty` in it.
+    pub x: &'a Activations,
+    /// Which rows of `x`, in the order of the output; `None` for all.
+    pub tokens: Option<&'a [u32]>,
+    /// `[selected tokens, w.rows]`.
+    pub out: &'a mut [f32],
+}
+
+impl Cpu {
+    /// Whether [`Cpu::matmul`] takes weights of this type.
+    pub fn supports(ty: TensorType) -> bool {
+        can_dequantize(ty)
+    }
+
+    /// Computes all jobs in one parallel region.
+    ///
+    /// # Panics
+    /// When a job's type is not supported, its slices do not fit its shape, or its activations
+    /// were not prepared for its type.
+    pub fn matmul(&self, jobs: &mut [MatmulJob<'_>]) {
+        for job in jobs.iter() {
+            let ty = job.w.ty;
+            assert!(Cpu::supports(ty), "{ty} weights are not supported");
+            assert!(job.x.has(self.form(ty)), "activations were not prepared for {ty} weights");
+        }
+        self.matmul.run(&self.pool, jobs, |ty, tokens| self.plan(ty, tokens));
+    }
+
+    /// The form in which activations meet weights of type `ty`.
+    fn form(&self, ty: TensorType) -> ActivationForm {
+        match self.arithmetic {
+            Arithmetic::Exact => ActivationForm::Float,
+            Arithmetic::Fast => activation_form(ty),
+        }
+    }
+
+    /// Chooses the kernel. Nothing but type and number of tokens may decide it (see the module).
+    fn plan(&self, ty: TensorType, _tokens: usize) -> Plan {
+        let kernel = match self.form(ty) {
+            ActivationForm::Float => float::rows_portable,
+            _ => portable_kernel(ty),
+        };
+        Plan { kernel, rows_multiple: 1, rows_max: 64 }
+    }
+}
+
+fn portable_kernel(ty: TensorType) -> Kernel {
+    use portable::{rows32, rows256};
+    match ty {
+        TensorType::Q4_0 => rows32::<types::Q4_0>,
+        TensorType::Q4_1 => rows32::<types::Q4_1>,
+        TensorType::Q5_0 => rows32::<types::Q5_0>,
+        TensorType::Q5_1 => rows32::<types::Q5_1>,
+        TensorType::Q8_0 => rows32::<types::Q8_0>,
+        TensorType::IQ4_NL => rows32::<types::Iq4Nl>,
+        TensorType::MXFP4 => rows32::<types::Mxfp4>,
+        TensorType::Q2_K => rows256::<types::Q2K>,
+        TensorType::Q3_K => rows256::<types::Q3K>,
+        TensorType::Q4_K => rows256::<types::Q4K>,
+        TensorType::Q5_K => rows256::<types::Q5K>,
+        TensorType::Q6_K => rows256::<types::Q6K>,
+        TensorType::IQ4_XS => rows256::<types::Iq4Xs>,
+        _ => float::rows_portable,
+    }
+}

@@ -1,0 +1,216 @@
+//! One call's work in a form that all workers can read, and the memory that calls reuse.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use forebay_format::TensorType;
+
+use super::aligned::AlignedVec;
+use super::types::Header;
+use super::{Activations, MatmulJob};
+use crate::pool::Pool;
+
+/// Computes `rows` of a task for all its tokens.
+///
+/// # Safety
+/// The machine has the instructions of the kernel's family, the task's type is the kernel's, and
+/// no other call uses these rows of the task's output meanwhile.
+pub(crate) type Kernel = unsafe fn(&Task, Range<usize>, &mut Scratch);
+
+/// How a kernel wants to be called.
+#[derive(Clone, Copy)]
+pub(crate) struct Plan {
+    pub(crate) kernel: Kernel,
+    /// Rows that are computed together: chunks are multiples of it.
+    pub(crate) rows_multiple: usize,
+    /// Most rows that are worth one call.
+    pub(crate) rows_max: usize,
+}
+
+/// A [`MatmulJob`] with its borrows taken apart, so that workers can write different rows of its
+/// output at the same time. Lives no longer than the call that made it.
+pub(crate) struct Task {
+    pub(crate) ty: TensorType,
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
+    pub(crate) row_bytes: usize,
+    /// Tokens that are computed; the rows of the output.
+    pub(crate) token_count: usize,
+    weights: *const u8,
+    activations: *const Activations,
+    /// Which rows of the activations; null for all in order.
+    tokens: *const u32,
+    out: *mut f32,
+    plan: Plan,
+    chunk_rows: usize,
+}
+
+// SAFETY: a task's shared parts are only read; its output is written through `store` and
+// `out_row`, whose callers keep to rows of their own.
+unsafe impl Send for Task {}
+// SAFETY: as above.
+unsafe impl Sync for Task {}
+
+impl Task {
+    /// # Panics
+    /// When the job's parts do not fit each other.
+    fn new(job: &mut MatmulJob<'_>, plan: Plan, token_count: usize) -> Task {
+        let w = &job.w;
+        let row_bytes = usize::try_from(w.ty.row_bytes(w.cols as u64).expect("whole blocks"))
+            .expect("a row fits memory");
+        assert_eq!(Some(w.data.len()), row_bytes.checked_mul(w.rows), "weights are [rows, cols]");
+        assert_eq!(w.cols, job.x.cols(), "weights and activations have rows of one length");
+        assert_eq!(job.out.len(), token_count * w.rows, "output is [tokens, weight rows]");
+        if let Some(tokens) = job.tokens {
+            let limit = job.x.tokens();
+            assert!(tokens.iter().all(|&token| (token as usize) < limit), "tokens are rows of x");
+        }
+        Task {
+            ty: w.ty,
+            rows: w.rows,
+            cols: w.cols,
+            row_bytes,
+            token_count,
+            weights: w.data.as_ptr(),
+            activations: job.x,
+            tokens: job.tokens.map_or(std::ptr::null(), <[u32]>::as_ptr),
+            out: job.out.as_mut_ptr(),
+            plan,
+            chunk_rows: 0,
+        }
+    }
+
+    /// The bytes of one row of weights.
+    #[inline(always)]
+    pub(crate) fn row(&self, row: usize) -> &[u8] {
+        debug_assert!(row < self.rows);
+        // SAFETY: `new` has checked that the weights are `rows * row_bytes` long; they outlive
+        // the call that the task belongs to.
+        unsafe { std::slice::from_raw_parts(self.weights.add(row * self.row_bytes), self.row_bytes) }
+    }
+
+    #[inline(always)]
+    pub(crate) fn activations(&self) -> &Activations {
+        // SAFETY: made from a reference that outlives the call.
+        unsafe { &*self.activations }
+    }
+
+    /// Which row of the activations the `selected`-th token is.
+    #[inline(always)]
+    pub(crate) fn token(&self, selected: usize) -> usize {
+        debug_assert!(selected < self.token_count);
+        if self.tokens.is_null() {
+            return selected;
+        }
+        // SAFETY: the selection is `token_count` long and outlives the call.
+        unsafe { *self.tokens.add(selected) as usize }
+    }
+
+    /// Writes one number of the output.
+    ///
+    /// # Safety
+    /// `selected < token_count`, `row < rows`, and nobody else uses this row meanwhile.
+    #[inline(always)]
+    pub(crate) unsafe fn store(&self, selected: usize, row: usize, value: f32) {
+        // SAFETY: inside the output, whose length `new` has checked.
+        unsafe { *self.out_at(selected, row) = value };
+    }
+
+    /// Where the output of a token and row lies.
+    ///
+    /// # Safety
+    /// `selected < token_count` and `row < rows`. Writing is for whoever computes that row.
+    #[inline(always)]
+    pub(crate) unsafe fn out_at(&self, selected: usize, row: usize) -> *mut f32 {
+        debug_assert!(selected < self.token_count && row < self.rows);
+        // SAFETY: inside the output, whose length `new` has checked.
+        unsafe { self.out.add(selected * self.rows + row) }
+    }
+
+    fn chunks(&self) -> usize {
+        self.rows.div_ceil(self.chunk_rows)
+    }
+}
+
+/// Memory of one worker.
+#[derive(Default)]
+pub(crate) struct Scratch {
+    pub(crate) codes: AlignedVec<i8>,
+    pub(crate) floats: AlignedVec<f32>,
+    pub(crate) headers: Vec<Header>,
+}
+
+/// What products reuse from call to call.
+pub(crate) struct Workspace {
+    tasks: Mutex<Vec<Task>>,
+    workers: Box<[Mutex<Scratch>]>,
+}
+
+impl Workspace {
+    pub(crate) fn new(threads: usize) -> Workspace {
+        let workers = (0..threads).map(|_| Mutex::default()).collect();
+        Workspace { tasks: Mutex::default(), workers }
+    }
+
+    /// Computes all jobs in one parallel region.
+    pub(crate) fn run(
+        &self,
+        pool: &Pool,
+        jobs: &mut [MatmulJob<'_>],
+        plan: impl Fn(TensorType, usize) -> Plan,
+    ) {
+        let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+        tasks.clear();
+        for job in jobs {
+            let count = job.tokens.map_or(job.x.tokens(), <[u32]>::len);
+            let task = Task::new(job, plan(job.w.ty, count), count);
+            if task.rows > 0 && count > 0 {
+                tasks.push(task);
+            }
+        }
+        let work: usize = tasks.iter().map(|task| task.rows * task.row_bytes).sum();
+        cut(&mut tasks, work, pool.threads());
+        let tasks = &tasks[..];
+        let next = AtomicUsize::new(0);
+        let region = |worker: usize| {
+            let mut scratch = self.workers[worker].lock().unwrap_or_else(PoisonError::into_inner);
+            compute_chunks(tasks, &next, &mut scratch);
+        };
+        if pool.threads() == 1 || tasks.iter().map(Task::chunks).sum::<usize>() < 2 {
+            return region(0);
+        }
+        pool.run(&region);
+    }
+}
+
+/// Decides how many rows a chunk of each task has: about eight chunks for each thread in all, so
+/// that threads finish together, but none so small that taking it costs more than doing it.
+fn cut(tasks: &mut [Task], work_bytes: usize, threads: usize) {
+    let bytes = (work_bytes / (threads * 8)).max(8 << 10);
+    for task in tasks {
+        let Plan { rows_multiple, rows_max, .. } = task.plan;
+        let rows = (bytes / task.row_bytes.max(1)).clamp(1, rows_max);
+        task.chunk_rows = rows.next_multiple_of(rows_multiple);
+    }
+}
+
+/// Takes the next chunk of all tasks until none is left.
+fn compute_chunks(tasks: &[Task], next: &AtomicUsize, scratch: &mut Scratch) {
+    let mut rest = tasks.iter();
+    let Some(mut task) = rest.next() else { return };
+    let mut first = 0;
+    loop {
+        let chunk = next.fetch_add(1, Ordering::Relaxed);
+        while chunk >= first + task.chunks() {
+            first += task.chunks();
+            let Some(following) = rest.next() else { return };
+            task = following;
+        }
+        let start = (chunk - first) * task.chunk_rows;
+        let rows = start..task.rows.min(start + task.chunk_rows);
+        // SAFETY: the plan's kernel fits type and machine; the counter gives every chunk, and so
+        // every row, to one worker.
+        unsafe { (task.plan.kernel)(task, rows, scratch) };
+    }
+}

@@ -1,0 +1,36 @@
+//! `IQ4_NL`: F16 scale, 32 indices of 4 bits into a table of signed bytes.
+
+use forebay_format::TensorType;
+
+use super::*;
+
+pub(crate) struct Iq4Nl;
+
+impl Format for Iq4Nl {
+    const TYPE: TensorType = TensorType::IQ4_NL;
+    const ZERO: i32 = 0;
+    const LARGEST: Option<i32> = None;
+
+    #[inline(always)]
+    fn codes(block: &[u8], _group: usize, codes: &mut [i8; 32]) {
+        nibbles(&block[2..], codes);
+        for code in codes {
+            *code = TABLE[*code as usize & 15];
+        }
+    }
+}
+
+impl Block32 for Iq4Nl {
+    const HAS_OFFSET: bool = false;
+
+    #[inline(always)]
+    fn scale(block: &[u8]) -> (f32, f32) {
+        (f16_at(block, 0), 0.0)
+    }
+}
+
+/// The values that a 4-bit index stands for, denser near zero; also those of `IQ4_XS`.
+#[rustfmt::skip]
+pub(super) const TABLE: [i8; 16] = [
+    -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
+];

@@ -1,0 +1,150 @@
+//! The block layouts that kernels read without dequantising them first. One file for each type.
+//!
+//! Every type is described as small integers with scales. A kernel multiplies the integers with
+//! rounded activations and applies scales and offsets to the sums, so it needs to know of a type
+//! only what [`Format`] tells, and how the scales of a block come about: one number for 32
+//! elements ([`Block32`]) or a small table for 256 ([`Block256`]).
+
+use forebay_format::TensorType;
+
+mod iq4_nl;
+mod iq4_xs;
+mod mxfp4;
+mod q2_k;
+mod q3_k;
+mod q4_0;
+mod q4_1;
+mod q4_k;
+mod q5_0;
+mod q5_1;
+mod q5_k;
+mod q6_k;
+mod q8_0;
+
+pub(crate) use iq4_nl::Iq4Nl;
+pub(crate) use iq4_xs::Iq4Xs;
+pub(crate) use mxfp4::Mxfp4;
+pub(crate) use q2_k::Q2K;
+pub(crate) use q3_k::Q3K;
+pub(crate) use q4_0::Q4_0;
+pub(crate) use q4_1::Q4_1;
+pub(crate) use q4_k::Q4K;
+pub(crate) use q5_0::Q5_0;
+pub(crate) use q5_1::Q5_1;
+pub(crate) use q5_k::Q5K;
+pub(crate) use q6_k::Q6K;
+pub(crate) use q8_0::Q8_0;
+
+/// What a block's integers are. The value of an element is `scale * (code - ZERO)`, minus or plus
+/// an offset where the type has one.
+pub(crate) trait Format {
+    const TYPE: TensorType;
+    /// What a code of value zero is stored as.
+    const ZERO: i32;
+    /// Largest code of a type whose codes are never negative; `None` where codes use all 8 bits
+    /// with a sign. Tells how many products fit 16 bits.
+    const LARGEST: Option<i32>;
+
+    /// The codes of elements `32 * group..32 * (group + 1)` of a block.
+    fn codes(block: &[u8], group: usize, codes: &mut [i8; 32]);
+}
+
+/// A block of 32 elements with one scale.
+pub(crate) trait Block32: Format {
+    /// Whether an offset is added to every element.
+    const HAS_OFFSET: bool;
+
+    /// The scale, and the offset that is added to `scale * (code - ZERO)`.
+    fn scale(block: &[u8]) -> (f32, f32);
+}
+
+/// A block of 256 elements; groups of 16 or 32 have an integer scale each, relative to the block's.
+pub(crate) trait Block256: Format {
+    /// Elements that share an integer scale: 16 or 32.
+    const GROUP: usize;
+    /// Whether groups have an offset too.
+    const HAS_OFFSET: bool;
+
+    /// The block's own scales and the integer scales and offsets of its `256 / GROUP` groups: an
+    /// element is `scale * scales[g] * (code - ZERO) - offset * offsets[g]`.
+    fn header(block: &[u8]) -> Header;
+}
+
+/// The scales of a block of 256 elements; see [`Block256::header`].
+pub(crate) struct Header {
+    pub(crate) scale: f32,
+    pub(crate) offset: f32,
+    pub(crate) scales: [i16; 16],
+    pub(crate) offsets: [i16; 16],
+}
+
+/// The form in which activations meet a weight type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ActivationForm {
+    /// F32.
+    Float,
+    /// 8 bits, a scale for every 32 elements.
+    Small,
+    /// 8 bits, a scale for every 256 elements.
+    Large,
+}
+
+/// The form for weights of type `ty` when activations may be rounded.
+pub(crate) fn activation_form(ty: TensorType) -> ActivationForm {
+    use TensorType as T;
+    match ty {
+        T::Q8_0 | T::Q4_0 | T::Q4_1 | T::Q5_0 | T::Q5_1 | T::IQ4_NL | T::MXFP4 => {
+            ActivationForm::Small
+        }
+        T::Q2_K | T::Q3_K | T::Q4_K | T::Q5_K | T::Q6_K | T::IQ4_XS => ActivationForm::Large,
+        _ => ActivationForm::Float,
+    }
+}
+
+/// The F16 number at byte `at`.
+#[inline(always)]
+pub(crate) fn f16_at(block: &[u8], at: usize) -> f32 {
+    half::f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
+}
+
+/// The little-endian number at byte `at`.
+#[inline(always)]
+pub(crate) fn u32_at(block: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]])
+}
+
+/// Spreads 16 bytes of two 4-bit codes: low halves first, then high halves.
+#[inline(always)]
+fn nibbles(bytes: &[u8], codes: &mut [i8; 32]) {
+    for (i, byte) in bytes[..16].iter().enumerate() {
+        codes[i] = (byte & 15) as i8;
+        codes[i + 16] = (byte >> 4) as i8;
+    }
+}
+
+/// Adds the fifth bits of 32 codes, lowest bit first.
+#[inline(always)]
+fn fifth_bits(bits: u32, codes: &mut [i8; 32]) {
+    for (i, code) in codes.iter_mut().enumerate() {
+        *code |= (((bits >> i) & 1) << 4) as i8;
+    }
+}
+
+/// The eight 6-bit scales and eight 6-bit offsets that `Q4_K` and `Q5_K` pack into 12 bytes, as
+/// bytes of two numbers: scales, offsets.
+#[inline(always)]
+fn six_bit_pairs(packed: [u32; 3]) -> (u64, u64) {
+    let [low, middle, high] = packed;
+    let scales = (high & 0x0f0f_0f0f) | ((low >> 6) & 0x0303_0303) << 4;
+    let offsets = ((high >> 4) & 0x0f0f_0f0f) | ((middle >> 6) & 0x0303_0303) << 4;
+    let join = |first: u32, second: u32| u64::from(first & 0x3f3f_3f3f) | u64::from(second) << 32;
+    (join(low, scales), join(middle, offsets))
+}
+
+/// Bytes of a number, lowest first, as 16-bit integers.
+#[inline(always)]
+fn widen8(bytes: u64, out: &mut [i16]) {
+    for (out, byte) in out.iter_mut().zip(bytes.to_le_bytes()) {
+        *out = i16::from(byte);
+    }
+}

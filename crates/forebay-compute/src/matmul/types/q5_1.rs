@@ -1,0 +1,28 @@
+//! `Q5_1`: F16 scale, F16 offset, 32 fifth bits, the low 4 bits of 32 codes.
+
+use forebay_format::TensorType;
+
+use super::*;
+
+pub(crate) struct Q5_1;
+
+impl Format for Q5_1 {
+    const TYPE: TensorType = TensorType::Q5_1;
+    const ZERO: i32 = 0;
+    const LARGEST: Option<i32> = Some(31);
+
+    #[inline(always)]
+    fn codes(block: &[u8], _group: usize, codes: &mut [i8; 32]) {
+        nibbles(&block[8..], codes);
+        fifth_bits(u32_at(block, 4), codes);
+    }
+}
+
+impl Block32 for Q5_1 {
+    const HAS_OFFSET: bool = true;
+
+    #[inline(always)]
+    fn scale(block: &[u8]) -> (f32, f32) {
+        (f16_at(block, 0), f16_at(block, 2))
+    }
+}
