@@ -1,0 +1,262 @@
+//! Memory that is reserved once at start and handed out as slots with one owner each.
+
+use std::ffi::c_void;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+
+use crate::error::StoreError;
+
+/// Slots begin at multiples of this many bytes, and have a length that is one.
+pub const SLOT_ALIGNMENT: usize = 4096;
+
+const HUGE_PAGE: usize = 2 << 20;
+/// Memory that one thread makes resident at a time.
+const PREFAULT_CHUNK: usize = 64 << 20;
+
+/// An anonymous mapping, unmapped when the last slot and the last arena handle are gone.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    base: NonNull<u8>,
+    length: usize,
+}
+
+// SAFETY: a mapping is only an address range; access to its bytes goes through `SlotBuffer`s, which own disjoint ranges.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; `Mapping` itself gives no access to the bytes.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    pub(crate) fn base(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+
+    pub(crate) fn length(&self) -> usize {
+        self.length
+    }
+
+    /// Maps `length` bytes that begin on a huge page.
+    fn new(length: usize) -> std::io::Result<Mapping> {
+        let reserved = length.checked_add(HUGE_PAGE).ok_or(rustix::io::Errno::NOMEM)?;
+        // SAFETY: a fresh anonymous mapping at an address of the kernel's choice touches no existing memory.
+        let raw = unsafe {
+            mmap_anonymous(
+                ptr::null_mut(),
+                reserved,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE,
+            )?
+        };
+        let head = raw.addr().next_multiple_of(HUGE_PAGE) - raw.addr();
+        let tail = reserved - head - length;
+        // SAFETY: both trimmed ranges lie inside the mapping made above (head + length + tail == reserved), nothing
+        // uses them, and their bounds are page aligned because length and huge page are.
+        let base = unsafe {
+            let base = raw.byte_add(head);
+            if head > 0 {
+                munmap(raw, head)?;
+            }
+            if tail > 0 {
+                munmap(base.byte_add(length), tail)?;
+            }
+            base
+        };
+        let base = NonNull::new(base.cast::<u8>()).ok_or(rustix::io::Errno::NOMEM)?;
+        Ok(Mapping { base, length })
+    }
+
+    /// Makes every page resident now, so that neither a page fault nor running out of memory waits in the hot path.
+    fn prefault(&self) -> std::io::Result<()> {
+        // SAFETY: the range is our own mapping; this advice does not change its contents. A kernel without huge
+        // pages refuses it, which costs speed only.
+        let _ = unsafe {
+            madvise(self.base.as_ptr().cast::<c_void>(), self.length, Advice::LinuxHugepage)
+        };
+        let next = AtomicUsize::new(0);
+        let threads = std::thread::available_parallelism()
+            .map_or(1, usize::from)
+            .min(8)
+            .min(self.length.div_ceil(PREFAULT_CHUNK));
+        std::thread::scope(|scope| {
+            let workers: Vec<_> =
+                (0..threads).map(|_| scope.spawn(|| self.prefault_chunks(&next))).collect();
+            workers.into_iter().try_for_each(|worker| match worker.join() {
+                Ok(result) => result,
+                Err(_) => Err(std::io::Error::other("a thread that prefaults memory panicked")),
+            })
+        })
+    }
+
+    fn prefault_chunks(&self, next: &AtomicUsize) -> std::io::Result<()> {
+        loop {
+            let start = next.fetch_add(PREFAULT_CHUNK, Ordering::Relaxed);
+            if start >= self.length {
+                return Ok(());
+            }
+            let length = PREFAULT_CHUNK.min(self.length - start);
+            // SAFETY: start + length stays inside the mapping, which nobody uses yet. Populating writes nothing.
+            let populated = unsafe {
+                let chunk = self.base.as_ptr().add(start);
+                madvise(chunk.cast::<c_void>(), length, Advice::LinuxPopulateWrite)
+            };
+            match populated {
+                Ok(()) => {}
+                // Linux before 5.14 does not know the advice: touch the pages.
+                Err(rustix::io::Errno::INVAL) => self.touch(start, length),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    fn touch(&self, start: usize, length: usize) {
+        for page in (start..start + length).step_by(SLOT_ALIGNMENT) {
+            // SAFETY: the page lies inside the mapping, which has no slots yet, and no other thread has this chunk.
+            unsafe { self.base.as_ptr().add(page).write_volatile(0) };
+        }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the range was mapped by `new`, and this is its last user. It cannot fail for a range of ours.
+        let _ = unsafe { munmap(self.base.as_ptr().cast::<c_void>(), self.length) };
+    }
+}
+
+/// Memory reserved for weights. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Arena {
+    mapping: Option<Arc<Mapping>>,
+    used: Arc<AtomicUsize>,
+}
+
+impl Arena {
+    /// Reserves `bytes` (rounded up to 4096), advised for huge pages, and makes them resident.
+    ///
+    /// # Errors
+    /// [`StoreError::Memory`] when the system does not give that much.
+    pub fn reserve(bytes: usize) -> Result<Arena, StoreError> {
+        let used = Arc::new(AtomicUsize::new(0));
+        if bytes == 0 {
+            return Ok(Arena { mapping: None, used });
+        }
+        let failed = |source| StoreError::Memory { bytes, source };
+        let length = bytes
+            .checked_next_multiple_of(SLOT_ALIGNMENT)
+            .ok_or_else(|| failed(rustix::io::Errno::NOMEM.into()))?;
+        let mapping = Mapping::new(length).map_err(failed)?;
+        mapping.prefault().map_err(failed)?;
+        Ok(Arena { mapping: Some(Arc::new(mapping)), used })
+    }
+
+    /// Takes the next `bytes` (rounded up to 4096). Slots are not given back: an arena lives as long as its plan.
+    ///
+    /// # Errors
+    /// [`StoreError::ArenaFull`].
+    pub fn carve(&self, bytes: usize) -> Result<SlotBuffer, StoreError> {
+        let full = |used: usize| StoreError::ArenaFull { wanted: bytes, free: self.bytes() - used };
+        let length = bytes
+            .checked_next_multiple_of(SLOT_ALIGNMENT)
+            .ok_or_else(|| full(self.used_bytes()))?;
+        let mapping = match &self.mapping {
+            Some(mapping) => mapping,
+            None if length == 0 => return Ok(SlotBuffer { mapping: None, start: 0, length: 0 }),
+            None => return Err(full(0)),
+        };
+        let take = |used: usize| used.checked_add(length).filter(|&end| end <= mapping.length);
+        match self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take) {
+            Ok(start) => Ok(SlotBuffer { mapping: Some(Arc::clone(mapping)), start, length }),
+            Err(used) => Err(full(used)),
+        }
+    }
+
+    /// Bytes reserved.
+    pub fn bytes(&self) -> usize {
+        self.mapping.as_ref().map_or(0, |mapping| mapping.length)
+    }
+
+    /// Bytes carved so far.
+    pub fn used_bytes(&self) -> usize {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn mapping(&self) -> Option<&Arc<Mapping>> {
+        self.mapping.as_ref()
+    }
+}
+
+/// The one owner of a range of an arena; it keeps the arena's memory alive.
+#[derive(Debug)]
+pub struct SlotBuffer {
+    mapping: Option<Arc<Mapping>>,
+    start: usize,
+    length: usize,
+}
+
+impl SlotBuffer {
+    /// Bytes, a multiple of 4096.
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    pub fn as_slice(&self) -> &[u8] {
+        // SAFETY: the range belongs to this slot alone and stays mapped while `self` lives; anonymous memory is
+        // initialised. A slot that an engine writes to is inside the engine, so no `&self` exists then.
+        unsafe { std::slice::from_raw_parts(self.pointer(), self.length) }
+    }
+
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: as in `as_slice`, and `&mut self` is the only access.
+        unsafe { std::slice::from_raw_parts_mut(self.pointer(), self.length) }
+    }
+
+    /// First byte; for devices that write while the slot rests inside an engine.
+    pub(crate) fn pointer(&self) -> *mut u8 {
+        match &self.mapping {
+            // SAFETY: `carve` checked that start + length lies inside the mapping.
+            Some(mapping) => unsafe { mapping.base().add(self.start) },
+            None => NonNull::<u8>::dangling().as_ptr(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_are_aligned_apart_and_outlive_the_arena() {
+        let arena = Arena::reserve(3 * 4096 + 1).unwrap();
+        assert_eq!(arena.bytes(), 4 * 4096);
+        let mut first = arena.carve(4097).unwrap();
+        let mut second = arena.carve(4096).unwrap();
+        assert_eq!((first.len(), second.len(), arena.used_bytes()), (8192, 4096, 12288));
+        assert_eq!(first.pointer().addr() % SLOT_ALIGNMENT, 0);
+        assert!(matches!(
+            arena.carve(4097),
+            Err(StoreError::ArenaFull { wanted: 4097, free: 4096 })
+        ));
+        drop(arena);
+        first.as_mut_slice().fill(1);
+        second.as_mut_slice().fill(2);
+        assert!(first.as_slice().iter().all(|&byte| byte == 1));
+    }
+
+    #[test]
+    fn impossible_sizes_are_errors() {
+        assert!(matches!(Arena::reserve(usize::MAX), Err(StoreError::Memory { .. })));
+        assert!(matches!(Arena::reserve(1 << 60), Err(StoreError::Memory { .. })));
+        let arena = Arena::reserve(4096).unwrap();
+        assert!(matches!(arena.carve(usize::MAX), Err(StoreError::ArenaFull { .. })));
+        assert_eq!(arena.carve(0).unwrap().len(), 0);
+        let nothing = Arena::reserve(0).unwrap();
+        assert!(nothing.carve(0).unwrap().as_slice().is_empty());
+        assert!(nothing.carve(1).is_err());
+    }
+}

@@ -1,0 +1,289 @@
+//! What callers see of reading: requests, answers, options, and the trait of all engines.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use crate::arena::{Arena, SlotBuffer};
+use crate::device::Device;
+use crate::error::{ReadError, StoreError};
+use crate::faults::{FaultPlan, Faulty};
+use crate::files::FileSet;
+use crate::layout::BlockLayout;
+use crate::pool::Pool;
+use crate::scheduler::Scheduler;
+use crate::uring::Uring;
+
+/// Names a block in errors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum BlockLabel {
+    /// Dense block by its position in execution order.
+    Dense(u32),
+    Expert {
+        layer: u32,
+        expert: u32,
+    },
+    Other(u64),
+}
+
+impl fmt::Display for BlockLabel {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            BlockLabel::Dense(index) => write!(out, "dense block {index}"),
+            BlockLabel::Expert { layer, expert } => write!(out, "expert {expert} of layer {layer}"),
+            BlockLabel::Other(index) => write!(out, "block {index}"),
+        }
+    }
+}
+
+/// Who goes first among the requests that the kernel does not have yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Priority {
+    /// Somebody waits for it.
+    Demand,
+    /// Will probably be needed soon.
+    ReadAhead,
+    /// Filling memory at start.
+    Load,
+}
+
+/// One block to read. The engine owns the buffer until the completion hands it back.
+#[derive(Debug)]
+pub struct BlockRead {
+    /// Chosen by the caller; comes back in the completion. Ids of reads in flight should differ.
+    pub id: u64,
+    pub label: BlockLabel,
+    pub layout: BlockLayout,
+    pub buffer: SlotBuffer,
+    pub priority: Priority,
+}
+
+/// The answer to one [`BlockRead`].
+#[derive(Debug)]
+pub struct Completion {
+    pub id: u64,
+    /// The slot; `None` only when the read stalled: the kernel may still write there, so the engine keeps it.
+    pub buffer: Option<SlotBuffer>,
+    /// On success every part of the layout is complete in the buffer. On error its bytes mean nothing.
+    pub result: Result<ReadDone, ReadError>,
+}
+
+/// What a finished read cost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReadDone {
+    /// Bytes that the disk gave, over-read head and tail included.
+    pub bytes_read: u64,
+    pub requests: u32,
+}
+
+/// Which path runs, for the statistics of every command.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EngineInfo {
+    /// "io_uring", "pread" or "simulated".
+    pub name: &'static str,
+    /// Whether every file is read past the page cache.
+    pub direct: bool,
+    /// Whether the arena is registered with the kernel.
+    pub registered_buffers: bool,
+    /// Why something faster is not in use; empty when nothing had to give way.
+    pub why: String,
+}
+
+/// Totals since the engine was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct IoStatistics {
+    /// Bytes that the finished reads were asked for.
+    pub bytes_requested: u64,
+    /// Bytes that the disk gave: over-read and repeated spans included.
+    pub bytes_read: u64,
+    pub requests: u64,
+    /// Time with at least one request at the disk, as the engine noticed: a request counts as there until `poll` or
+    /// `wait` sees its end.
+    pub busy_seconds: f64,
+    /// Requests that were repeated after an error or continued after a short read.
+    pub retries: u64,
+}
+
+/// Reads blocks into slots, asynchronously.
+///
+/// `submit` starts requests at once as far as the queue depth allows; `poll` and `wait` collect what has
+/// finished and start what still waits for a place.
+pub trait ReadEngine: Send {
+    /// Takes a read. Never fails: refusals come back as a completion.
+    fn submit(&mut self, read: BlockRead);
+
+    /// Appends what has finished, without waiting. Cheap when nothing has: no system call.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the engine as a whole has failed; what goes wrong with one block is in its completion.
+    fn poll(&mut self, done: &mut Vec<Completion>) -> Result<(), StoreError>;
+
+    /// Blocks in the kernel until at least one completion was appended or nothing is in flight. A request that the
+    /// disk holds for longer than the stall timeout ends its read with [`ReadError::Stalled`].
+    ///
+    /// # Errors
+    /// As [`ReadEngine::poll`].
+    fn wait(&mut self, done: &mut Vec<Completion>) -> Result<(), StoreError>;
+
+    /// Gives up a read. Requests that the kernel does not have yet are dropped; the completion still comes, with
+    /// [`ReadError::Cancelled`], or with success if nothing was left to drop. An unknown id is ignored.
+    fn cancel(&mut self, id: u64);
+
+    /// Raises a read that is in flight to [`Priority::Demand`]. An unknown id is ignored.
+    fn promote(&mut self, id: u64);
+
+    /// Reads whose completions have not been handed out yet.
+    fn in_flight(&self) -> usize;
+
+    fn describe(&self) -> EngineInfo;
+
+    fn io_statistics(&self) -> IoStatistics;
+}
+
+/// Which engine to open.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum IoKind {
+    /// io_uring where it works, else the pread pool.
+    #[default]
+    Auto,
+    Uring,
+    Pread,
+}
+
+impl fmt::Display for IoKind {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            IoKind::Auto => "auto",
+            IoKind::Uring => "uring",
+            IoKind::Pread => "pread",
+        })
+    }
+}
+
+impl FromStr for IoKind {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<IoKind, String> {
+        match text {
+            "auto" => Ok(IoKind::Auto),
+            "uring" => Ok(IoKind::Uring),
+            "pread" => Ok(IoKind::Pread),
+            other => Err(format!("unknown read engine {other:?}; there are auto, uring and pread")),
+        }
+    }
+}
+
+/// How an engine reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EngineOptions {
+    /// Requests at the disk at a time, 1 to 4096.
+    pub queue_depth: usize,
+    /// Of these, how many may be read-ahead or load while nobody waits: bounds how long a demand read waits behind them.
+    pub background_depth: usize,
+    /// Largest request in bytes, a multiple of 4096 up to 1 GiB.
+    pub request_bytes: usize,
+    /// How often a failed request is repeated before its block's read fails.
+    pub retries: u32,
+    /// How long one request may stay at the disk.
+    pub stall_timeout: Duration,
+    /// Read past the page cache where the files allow it.
+    pub direct: bool,
+    /// Threads of the pread pool, 1 to 256.
+    pub threads: usize,
+}
+
+impl Default for EngineOptions {
+    fn default() -> EngineOptions {
+        EngineOptions {
+            queue_depth: 64,
+            background_depth: 32,
+            request_bytes: 512 << 10,
+            retries: 3,
+            stall_timeout: Duration::from_secs(30),
+            direct: true,
+            threads: 8,
+        }
+    }
+}
+
+impl EngineOptions {
+    pub(crate) fn check(&self) -> Result<(), StoreError> {
+        let in_range = |option, value: usize, range: std::ops::RangeInclusive<usize>, remedy| {
+            if range.contains(&value) {
+                return Ok(());
+            }
+            Err(StoreError::Option { option, given: value as u64, remedy })
+        };
+        in_range("queue_depth", self.queue_depth, 1..=4096, "take 1 to 4096")?;
+        in_range("background_depth", self.background_depth, 1..=4096, "take 1 to 4096")?;
+        in_range("threads", self.threads, 1..=256, "take 1 to 256")?;
+        let whole = self.request_bytes.is_multiple_of(crate::arena::SLOT_ALIGNMENT);
+        let size = if whole { self.request_bytes } else { 0 };
+        let remedy = "take a multiple of 4096 up to 1 GiB";
+        in_range("request_bytes", size, 4096..=1 << 30, remedy)?;
+        if self.stall_timeout.is_zero() {
+            let remedy = "take more than no time at all";
+            return Err(StoreError::Option { option: "stall_timeout", given: 0, remedy });
+        }
+        Ok(())
+    }
+}
+
+/// Opens an engine for `files` that reads into slots of `arena` (slots of other arenas work too, more slowly).
+///
+/// # Errors
+/// [`StoreError::Option`]; [`StoreError::Unavailable`] when `kind` names an engine that does not work here.
+pub fn open_engine(
+    kind: IoKind,
+    files: &FileSet,
+    arena: &Arena,
+    options: &EngineOptions,
+) -> Result<Box<dyn ReadEngine>, StoreError> {
+    open(kind, files, arena, options, None)
+}
+
+/// As [`open_engine`], but the disk misbehaves as `faults` says: for tests of everything above.
+///
+/// # Errors
+/// As [`open_engine`].
+pub fn open_faulty_engine(
+    kind: IoKind,
+    files: &FileSet,
+    arena: &Arena,
+    options: &EngineOptions,
+    faults: FaultPlan,
+) -> Result<Box<dyn ReadEngine>, StoreError> {
+    open(kind, files, arena, options, Some(faults))
+}
+
+fn open(
+    kind: IoKind,
+    files: &FileSet,
+    arena: &Arena,
+    options: &EngineOptions,
+    faults: Option<FaultPlan>,
+) -> Result<Box<dyn ReadEngine>, StoreError> {
+    options.check()?;
+    let refused = match kind {
+        IoKind::Pread => None,
+        IoKind::Auto | IoKind::Uring => match Uring::open(files, arena, options) {
+            Ok(device) => return Ok(scheduled(device, files, options, faults)),
+            Err(error) if kind == IoKind::Uring => return Err(error),
+            Err(error) => Some(error.to_string()),
+        },
+    };
+    let device = Pool::open(files, options, refused)?;
+    Ok(scheduled(device, files, options, faults))
+}
+
+pub(crate) fn scheduled<D: Device + 'static>(
+    device: D,
+    files: &FileSet,
+    options: &EngineOptions,
+    faults: Option<FaultPlan>,
+) -> Box<dyn ReadEngine> {
+    match faults {
+        None => Box::new(Scheduler::new(device, files.clone(), *options)),
+        Some(plan) => Box::new(Scheduler::new(Faulty::new(device, plan), files.clone(), *options)),
+    }
+}

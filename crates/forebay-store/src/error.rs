@@ -1,0 +1,72 @@
+//! What can go wrong, with the place as data.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::engine::BlockLabel;
+
+/// Errors of files, arena and engines as a whole. Those of one block's read are [`ReadError`].
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    #[error("cannot open {}: {source}", file.display())]
+    Open { file: PathBuf, source: std::io::Error },
+    #[error("{} is not a regular file", file.display())]
+    NotAFile { file: PathBuf },
+    #[error("cannot read {} at byte {offset}: {source}", file.display())]
+    Read { file: PathBuf, offset: u64, source: std::io::Error },
+    #[error(
+        "{} ends too early: {length} bytes were wanted at byte {offset}, the file has {file_bytes}",
+        file.display()
+    )]
+    UnexpectedEnd { file: PathBuf, offset: u64, length: u64, file_bytes: u64 },
+    #[error("an extent names file number {index}, but only {files} files are open")]
+    UnknownFile { index: u32, files: usize },
+    #[error("an extent of {extent_bytes} bytes was to be read into a buffer of {buffer_bytes}")]
+    BufferLength { extent_bytes: u64, buffer_bytes: usize },
+    #[error("cannot reserve {bytes} bytes of memory: {source}")]
+    Memory { bytes: usize, source: std::io::Error },
+    #[error("the arena has {free} bytes left, a slot of {wanted} bytes does not fit")]
+    ArenaFull { wanted: usize, free: usize },
+    #[error("read engine option {option} is {given}: {remedy}")]
+    Option { option: &'static str, given: u64, remedy: &'static str },
+    #[error("the {engine} engine cannot be used: {why}")]
+    Unavailable { engine: &'static str, why: String },
+    #[error("the {engine} engine failed: {source}")]
+    Engine { engine: &'static str, source: std::io::Error },
+    #[error(
+        "the io_uring engine was moved to another thread while {writing} requests were in the kernel; \
+         wait for them before moving it"
+    )]
+    WrongThread { writing: usize },
+}
+
+/// Why the read of one block did not succeed. The bytes of its slot must not be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    #[error("cannot read {block} from {} at byte {offset}, after {attempts} attempts: {source}", file.display())]
+    Io { file: PathBuf, offset: u64, block: BlockLabel, attempts: u32, source: std::io::Error },
+    #[error(
+        "{block} needs {} up to byte {wanted_end}, but the file ends at byte {file_end}; \
+         it is truncated or changed while it was open",
+        file.display()
+    )]
+    UnexpectedEnd { file: PathBuf, file_end: u64, wanted_end: u64, block: BlockLabel },
+    #[error(
+        "the read of {block} from {} at byte {offset} has not finished within {:.1} s; \
+         the disk hangs or is far too slow",
+        file.display(),
+        waited.as_secs_f64()
+    )]
+    Stalled { file: PathBuf, offset: u64, block: BlockLabel, waited: Duration },
+    #[error("the read of {block} was cancelled")]
+    Cancelled { block: BlockLabel },
+    #[error("{block} names file number {index}, but only {files} files are open")]
+    UnknownFile { index: u32, files: usize, block: BlockLabel },
+    #[error("{block} needs a slot of {needed_bytes} bytes, its buffer has {given_bytes}")]
+    SlotTooSmall { needed_bytes: usize, given_bytes: usize, block: BlockLabel },
+    #[error(
+        "the layout of {block} was planned for alignment {planned}, {} needs {needed}",
+        file.display()
+    )]
+    Misaligned { file: PathBuf, planned: usize, needed: usize, block: BlockLabel },
+}

@@ -1,0 +1,204 @@
+//! A disk that misbehaves on purpose: wraps any device, so that every engine is tested with the same faults.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use forebay_format::FileIndex;
+
+use crate::device::{Device, Finished, Transfer};
+use crate::engine::EngineInfo;
+use crate::error::StoreError;
+
+/// What happens to a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FaultKind {
+    /// Fails with this errno.
+    Error(i32),
+    /// Gives at most this many bytes; what follows them in memory is garbage.
+    Short(u32),
+    /// Ends only after this time.
+    Delay(Duration),
+    /// Does not end.
+    Never,
+}
+
+/// A fault for requests that touch a range of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    pub file: FileIndex,
+    /// Bytes of the file.
+    pub range: Range<u64>,
+    pub kind: FaultKind,
+    /// How many requests it hits; `u32::MAX` is all of them.
+    pub times: u32,
+}
+
+/// The faults of a run; the first that applies to a request is the one that happens.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FaultPlan {
+    pub faults: Vec<Fault>,
+    /// Besides, one request in so many fails with EIO, comes short or is late, chosen from the seed; 0 is none.
+    pub random_one_in: u32,
+    pub seed: u64,
+}
+
+impl FaultPlan {
+    /// One fault that hits every request in `range`.
+    pub fn always(file: FileIndex, range: Range<u64>, kind: FaultKind) -> FaultPlan {
+        FaultPlan { faults: vec![Fault { file, range, kind, times: u32::MAX }], ..Self::default() }
+    }
+
+    /// One fault that hits the first request in `range`.
+    pub fn once(file: FileIndex, range: Range<u64>, kind: FaultKind) -> FaultPlan {
+        FaultPlan { faults: vec![Fault { file, range, kind, times: 1 }], ..Self::default() }
+    }
+
+    fn next(&mut self, transfer: &Transfer) -> Option<FaultKind> {
+        let end = transfer.offset.saturating_add(u64::from(transfer.length));
+        let hits = |fault: &&mut Fault| {
+            fault.times > 0
+                && fault.file == transfer.file
+                && fault.range.start < end
+                && fault.range.end > transfer.offset
+        };
+        if let Some(fault) = self.faults.iter_mut().find(hits) {
+            if fault.times != u32::MAX {
+                fault.times -= 1;
+            }
+            return Some(fault.kind);
+        }
+        if self.random_one_in == 0
+            || !next_random(&mut self.seed).is_multiple_of(self.random_one_in.into())
+        {
+            return None;
+        }
+        Some(match next_random(&mut self.seed) % 3 {
+            0 => FaultKind::Error(libc::EIO),
+            1 => {
+                // At least one aligned unit, else the request makes no progress and counts as failed.
+                let room = u64::from(transfer.length).saturating_sub(4096).max(1);
+                FaultKind::Short(4096 + (next_random(&mut self.seed) % room) as u32)
+            }
+            _ => FaultKind::Delay(Duration::from_micros(next_random(&mut self.seed) % 500)),
+        })
+    }
+}
+
+/// SplitMix64 (Steele, Lea, Flood 2014): enough for tests, and the same everywhere.
+pub(crate) fn next_random(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let mut mixed = *state;
+    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    mixed ^ (mixed >> 31)
+}
+
+pub(crate) struct Faulty<D: Device> {
+    inner: D,
+    plan: FaultPlan,
+    /// What will happen to a transfer, by key.
+    pending: Vec<Option<(FaultKind, Transfer)>>,
+    /// Late answers and when they are due.
+    held: Vec<(Duration, Finished)>,
+    scratch: Vec<Finished>,
+}
+
+impl<D: Device> Faulty<D> {
+    pub(crate) fn new(inner: D, plan: FaultPlan) -> Faulty<D> {
+        Faulty { inner, plan, pending: Vec::new(), held: Vec::new(), scratch: Vec::new() }
+    }
+
+    /// Passes on what the inner device reported, changed by the faults, and the late answers that are due.
+    fn pass_on(&mut self, finished: &mut Vec<Finished>) {
+        let now = self.inner.now();
+        for mut end in self.scratch.drain(..) {
+            match self.pending.get_mut(end.key as usize).and_then(Option::take) {
+                None | Some((FaultKind::Never, _)) => finished.push(end),
+                Some((FaultKind::Error(errno), _)) => {
+                    end.result = Err(errno);
+                    finished.push(end);
+                }
+                Some((FaultKind::Delay(delay), _)) => self.held.push((now + delay, end)),
+                Some((FaultKind::Short(limit), transfer)) => {
+                    end.result = end.result.map(|count| count.min(limit));
+                    if let Ok(count) = end.result {
+                        spoil(&transfer, count);
+                    }
+                    finished.push(end);
+                }
+            }
+        }
+        self.held.retain(|&(due, end)| {
+            let is_due = due <= now;
+            if is_due {
+                finished.push(end);
+            }
+            !is_due
+        });
+    }
+}
+
+/// Overwrites what a short read did not give: whoever trusts those bytes gets caught.
+fn spoil(transfer: &Transfer, given: u32) {
+    let given = given.min(transfer.length) as usize;
+    // SAFETY: the memory is lent to the device until the transfer is reported, which has not happened yet; the inner
+    // device has finished with it; given <= length keeps the range inside.
+    unsafe {
+        let rest = transfer.memory.add(given);
+        rest.write_bytes(0xA5, transfer.length as usize - given);
+    }
+}
+
+impl<D: Device> Device for Faulty<D> {
+    unsafe fn start(&mut self, transfer: Transfer) -> Result<(), StoreError> {
+        let key = transfer.key as usize;
+        if self.pending.len() <= key {
+            self.pending.resize(key + 1, None);
+        }
+        let fault = self.plan.next(&transfer);
+        self.pending[key] = fault.map(|kind| (kind, transfer));
+        if fault == Some(FaultKind::Never) {
+            return Ok(());
+        }
+        // SAFETY: the caller's promise is passed on.
+        unsafe { self.inner.start(transfer) }
+    }
+
+    fn flush(&mut self) -> Result<(), StoreError> {
+        self.inner.flush()
+    }
+
+    fn reap(&mut self, finished: &mut Vec<Finished>) -> Result<(), StoreError> {
+        self.inner.reap(&mut self.scratch)?;
+        self.pass_on(finished);
+        Ok(())
+    }
+
+    fn wait(
+        &mut self,
+        want: usize,
+        timeout: Duration,
+        finished: &mut Vec<Finished>,
+    ) -> Result<(), StoreError> {
+        let now = self.inner.now();
+        let next_due = self.held.iter().map(|&(due, _)| due.saturating_sub(now)).min();
+        let timeout = next_due.unwrap_or(timeout).min(timeout);
+        // Late answers would have the inner device wait for more than it can give.
+        let want = if self.held.is_empty() { want } else { 1 };
+        self.inner.wait(want, timeout, &mut self.scratch)?;
+        self.pass_on(finished);
+        Ok(())
+    }
+
+    fn writing(&self) -> usize {
+        self.inner.writing()
+    }
+
+    fn now(&self) -> Duration {
+        self.inner.now()
+    }
+
+    fn describe(&self) -> EngineInfo {
+        self.inner.describe()
+    }
+}

@@ -1,0 +1,277 @@
+//! The files of a model, opened for cached and for direct reads.
+
+use std::fs::File;
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use forebay_format::{Extent, FileIndex};
+use rustix::fs::{AtFlags, StatxFlags, statx};
+
+use crate::arena::SLOT_ALIGNMENT;
+use crate::error::StoreError;
+
+/// Alignment of files that have no need of one. Parts keep the cache-line position that they have in the file.
+const CACHED_ALIGNMENT: usize = 64;
+/// Alignment of files in memory: they stand for a disk in simulations.
+const SIMULATED_ALIGNMENT: usize = 512;
+
+/// Open files in the order of their [`FileIndex`]. Clones share them.
+#[derive(Clone, Debug)]
+pub struct FileSet {
+    files: Arc<[StoredFile]>,
+}
+
+#[derive(Debug)]
+pub(crate) struct StoredFile {
+    pub path: PathBuf,
+    pub bytes: u64,
+    content: Content,
+}
+
+#[derive(Debug)]
+enum Content {
+    Disk { cached: File, direct: Result<DirectFile, String> },
+    Memory(Vec<u8>),
+}
+
+#[derive(Debug)]
+struct DirectFile {
+    file: File,
+    alignment: usize,
+}
+
+impl FileSet {
+    /// Opens every file for cached reads, and for direct reads (`O_DIRECT`) where its file system can do them.
+    ///
+    /// # Errors
+    /// [`StoreError::Open`], [`StoreError::NotAFile`].
+    pub fn open<P: AsRef<Path>>(paths: &[P]) -> Result<FileSet, StoreError> {
+        let files =
+            paths.iter().map(|path| StoredFile::open(path.as_ref())).collect::<Result<_, _>>()?;
+        Ok(FileSet { files })
+    }
+
+    /// Files that exist in memory only; the simulated engine reads them, the others refuse.
+    pub fn in_memory(images: Vec<Vec<u8>>) -> FileSet {
+        let stored = |(index, image): (usize, Vec<u8>)| StoredFile {
+            path: PathBuf::from(format!("memory-{index}")),
+            bytes: image.len() as u64,
+            content: Content::Memory(image),
+        };
+        FileSet { files: images.into_iter().enumerate().map(stored).collect() }
+    }
+
+    /// Number of files.
+    pub fn len(&self) -> usize {
+        self.files.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.files.is_empty()
+    }
+
+    /// Size of a file in bytes when it was opened; `None` for an unknown index.
+    pub fn file_bytes(&self, index: FileIndex) -> Option<u64> {
+        self.file(index).map(|file| file.bytes)
+    }
+
+    /// Alignment that suits every file, for [`crate::BlockLayout::plan`]: a power of two up to 4096.
+    pub fn alignment(&self) -> usize {
+        self.files.iter().map(StoredFile::planned_alignment).max().unwrap_or(CACHED_ALIGNMENT)
+    }
+
+    /// Fills `out` with the bytes of `extent` through the page cache: for norms, rows of embeddings and other small
+    /// reads.
+    ///
+    /// # Errors
+    /// [`StoreError::UnexpectedEnd`] when the file ends before the extent does, [`StoreError::Read`].
+    pub fn read_exact(&self, extent: Extent, out: &mut [u8]) -> Result<(), StoreError> {
+        let file = self
+            .file(extent.file)
+            .ok_or(StoreError::UnknownFile { index: extent.file.0, files: self.files.len() })?;
+        if extent.length != out.len() as u64 {
+            return Err(StoreError::BufferLength {
+                extent_bytes: extent.length,
+                buffer_bytes: out.len(),
+            });
+        }
+        file.read_exact_at(extent.offset, out)
+    }
+
+    pub(crate) fn file(&self, index: FileIndex) -> Option<&StoredFile> {
+        self.files.get(index.0 as usize)
+    }
+
+    pub(crate) fn files(&self) -> &[StoredFile] {
+        &self.files
+    }
+}
+
+impl StoredFile {
+    fn open(path: &Path) -> Result<StoredFile, StoreError> {
+        let failed = |source| StoreError::Open { file: path.to_path_buf(), source };
+        // Looked at before opening: opening a named pipe would wait for its writer.
+        if !std::fs::metadata(path).map_err(failed)?.is_file() {
+            return Err(StoreError::NotAFile { file: path.to_path_buf() });
+        }
+        let cached = File::open(path).map_err(failed)?;
+        let bytes = cached.metadata().map_err(failed)?.len();
+        let direct = DirectFile::open(path);
+        Ok(StoredFile {
+            path: path.to_path_buf(),
+            bytes,
+            content: Content::Disk { cached, direct },
+        })
+    }
+
+    fn planned_alignment(&self) -> usize {
+        match &self.content {
+            Content::Disk { direct: Ok(direct), .. } => direct.alignment,
+            Content::Disk { .. } => CACHED_ALIGNMENT,
+            Content::Memory(_) => SIMULATED_ALIGNMENT,
+        }
+    }
+
+    /// Alignment of offsets, lengths and memory that reads of this file must keep.
+    pub(crate) fn read_alignment(&self, direct: bool) -> usize {
+        match &self.content {
+            Content::Disk { direct: Ok(file), .. } if direct => file.alignment,
+            Content::Disk { .. } => 1,
+            Content::Memory(_) => SIMULATED_ALIGNMENT,
+        }
+    }
+
+    /// The descriptor to read through; `None` for a file in memory.
+    pub(crate) fn descriptor(&self, direct: bool) -> Option<RawFd> {
+        match &self.content {
+            Content::Disk { direct: Ok(file), .. } if direct => Some(file.file.as_raw_fd()),
+            Content::Disk { cached, .. } => Some(cached.as_raw_fd()),
+            Content::Memory(_) => None,
+        }
+    }
+
+    /// Why this file cannot be read directly; `None` if it can.
+    pub(crate) fn why_not_direct(&self) -> Option<&str> {
+        match &self.content {
+            Content::Disk { direct: Err(why), .. } => Some(why),
+            Content::Disk { .. } => None,
+            Content::Memory(_) => Some("it is in memory"),
+        }
+    }
+
+    /// One read, as a disk would answer it: as many bytes as there are up to the end of the file.
+    pub(crate) fn read_at(&self, offset: u64, out: &mut [u8]) -> std::io::Result<usize> {
+        match &self.content {
+            Content::Disk { cached, .. } => cached.read_at(out, offset),
+            Content::Memory(image) => {
+                let start = usize::try_from(offset).unwrap_or(usize::MAX).min(image.len());
+                let count = out.len().min(image.len() - start);
+                out[..count].copy_from_slice(&image[start..start + count]);
+                Ok(count)
+            }
+        }
+    }
+
+    fn read_exact_at(&self, offset: u64, out: &mut [u8]) -> Result<(), StoreError> {
+        let mut done = 0;
+        while done < out.len() {
+            let position = offset.saturating_add(done as u64);
+            match self.read_at(position, &mut out[done..]) {
+                Ok(0) => {
+                    return Err(StoreError::UnexpectedEnd {
+                        file: self.path.clone(),
+                        offset,
+                        length: out.len() as u64,
+                        file_bytes: position.min(self.bytes),
+                    });
+                }
+                Ok(count) => done += count,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(source) => {
+                    return Err(StoreError::Read {
+                        file: self.path.clone(),
+                        offset: position,
+                        source,
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl DirectFile {
+    /// Opens `path` with `O_DIRECT` and asks for its alignment; the error says why that cannot be done.
+    fn open(path: &Path) -> Result<DirectFile, String> {
+        let file = File::options()
+            .read(true)
+            .custom_flags(libc::O_DIRECT)
+            .open(path)
+            .map_err(|error| format!("its file system refuses O_DIRECT ({error})"))?;
+        let wanted = StatxFlags::DIOALIGN;
+        let alignment = match statx(&file, "", AtFlags::EMPTY_PATH, wanted) {
+            Ok(status) if status.stx_mask & wanted.bits() != 0 => {
+                if status.stx_dio_offset_align == 0 {
+                    return Err("its file system has no direct reads".to_owned());
+                }
+                status.stx_dio_offset_align.max(status.stx_dio_mem_align) as usize
+            }
+            // Linux before 6.1 does not say: 4096 suits every disk, and tmpfs refuses the open itself there.
+            _ => SLOT_ALIGNMENT,
+        };
+        if !alignment.is_power_of_two() || alignment > SLOT_ALIGNMENT {
+            return Err(format!("its direct reads need an alignment of {alignment} bytes"));
+        }
+        Ok(DirectFile { file, alignment })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn extent(offset: u64, length: u64) -> Extent {
+        Extent { file: FileIndex(0), offset, length }
+    }
+
+    #[test]
+    fn reads_exactly_or_says_why_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("weights");
+        std::fs::write(&path, (0..=255).collect::<Vec<u8>>()).unwrap();
+        let files = FileSet::open(&[&path]).unwrap();
+        let mut out = [0; 4];
+        files.read_exact(extent(250, 4), &mut out).unwrap();
+        assert_eq!(out, [250, 251, 252, 253]);
+        let too_far = files.read_exact(extent(253, 4), &mut out);
+        assert!(matches!(too_far, Err(StoreError::UnexpectedEnd { file_bytes: 256, .. })));
+        let absurd = files.read_exact(extent(u64::MAX, 4), &mut out);
+        assert!(absurd.is_err());
+        let other = Extent { file: FileIndex(1), offset: 0, length: 4 };
+        assert!(matches!(files.read_exact(other, &mut out), Err(StoreError::UnknownFile { .. })));
+        assert!(matches!(
+            files.read_exact(extent(0, 5), &mut out),
+            Err(StoreError::BufferLength { .. })
+        ));
+        assert!(files.alignment().is_power_of_two() && files.alignment() <= 4096);
+    }
+
+    #[test]
+    fn only_regular_files_open() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(matches!(FileSet::open(&[folder.path()]), Err(StoreError::NotAFile { .. })));
+        let missing = FileSet::open(&[folder.path().join("missing")]).unwrap_err();
+        assert!(missing.to_string().contains("missing"), "{missing}");
+    }
+
+    #[test]
+    fn memory_files_read_like_a_disk() {
+        let files = FileSet::in_memory(vec![vec![7; 10]]);
+        let mut out = [0; 4];
+        files.read_exact(extent(6, 4), &mut out).unwrap();
+        assert_eq!(out, [7; 4]);
+        assert!(files.read_exact(extent(7, 4), &mut out).is_err());
+    }
+}

@@ -1,0 +1,218 @@
+//! Where the extents of a block land inside a slot, and which aligned spans are read for them.
+
+use std::sync::Arc;
+
+use forebay_format::{Extent, FileIndex};
+
+use crate::arena::SLOT_ALIGNMENT;
+
+/// One extent of a block and its place in the slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    pub extent: Extent,
+    /// Where byte 0 of the extent lands inside the slot, in bytes.
+    pub at: usize,
+}
+
+/// An aligned span of one file that is read as a whole; it covers one part, or several adjacent ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Region {
+    pub file: FileIndex,
+    /// First byte in the file, a multiple of the alignment.
+    pub offset: u64,
+    /// Bytes to read, a multiple of the alignment; may reach past the end of the file.
+    pub length: u64,
+    /// Where the span lands in the slot, a multiple of the alignment.
+    pub at: usize,
+    /// End in the file of the last byte that a part needs.
+    pub wanted_end: u64,
+}
+
+/// The plan of one block's slot. Cloning shares it.
+#[derive(Clone, Debug)]
+pub struct BlockLayout {
+    /// The extents in the order in which they were given.
+    pub parts: Arc<[Part]>,
+    /// Bytes of the slot, a multiple of 4096.
+    pub slot_bytes: usize,
+    pub(crate) regions: Arc<[Region]>,
+    pub(crate) alignment: usize,
+    pub(crate) wanted_bytes: u64,
+}
+
+impl BlockLayout {
+    /// Plans a slot for `extents`, with room for what aligned reads bring along at head and tail.
+    ///
+    /// `alignment` is [`crate::FileSet::alignment`], a power of two up to 4096. Extents of one file whose aligned spans touch
+    /// are read as one. As long as nothing merges, `slot_bytes` depends on the lengths alone, not on the
+    /// offsets: equal experts get equal slots. Extents that cannot exist (they pass the end of the 64-bit
+    /// range) give a slot that no arena can hold; the engine refuses them too.
+    pub fn plan(extents: &[Extent], alignment: usize) -> BlockLayout {
+        let alignment = alignment.clamp(1, SLOT_ALIGNMENT).next_power_of_two();
+        let unit = alignment as u64;
+        let mut order: Vec<usize> = (0..extents.len()).filter(|&i| extents[i].length > 0).collect();
+        order.sort_by_key(|&i| (extents[i].file.0, extents[i].offset));
+
+        let mut spans: Vec<Span> = Vec::new();
+        for index in order {
+            let extent = extents[index];
+            let end = extent.offset.saturating_add(extent.length);
+            match spans.last_mut() {
+                Some(last) if last.touches(&extent, unit) => {
+                    last.end = last.end.max(end);
+                    last.members.push(index);
+                }
+                _ => spans.push(Span {
+                    file: extent.file,
+                    start: extent.offset,
+                    end,
+                    members: vec![index],
+                }),
+            }
+        }
+        place(extents, &spans, alignment)
+    }
+
+    /// Bytes that the parts need, without what aligned reads bring along.
+    pub fn wanted_bytes(&self) -> u64 {
+        self.wanted_bytes
+    }
+}
+
+/// Extents of one file that one read covers.
+struct Span {
+    file: FileIndex,
+    start: u64,
+    end: u64,
+    members: Vec<usize>,
+}
+
+impl Span {
+    fn touches(&self, extent: &Extent, unit: u64) -> bool {
+        self.file == extent.file && extent.offset / unit * unit <= aligned_up(self.end, unit)
+    }
+}
+
+fn place(extents: &[Extent], spans: &[Span], alignment: usize) -> BlockLayout {
+    let unit = alignment as u64;
+    let mut parts: Vec<Part> = extents.iter().map(|&extent| Part { extent, at: 0 }).collect();
+    let mut regions = Vec::with_capacity(spans.len());
+    let mut at = 0_u64;
+    for span in spans {
+        let offset = span.start / unit * unit;
+        for &member in &span.members {
+            parts[member].at = at.saturating_add(extents[member].offset - offset) as usize;
+        }
+        regions.push(Region {
+            file: span.file,
+            offset,
+            length: aligned_up(span.end - offset, unit),
+            at: at as usize,
+            wanted_end: span.end,
+        });
+        // Room for the worst head, so that the size does not depend on where the span happens to begin.
+        let room = aligned_up((span.end - span.start).saturating_add(unit - 1), unit);
+        at = at.saturating_add(room);
+    }
+    BlockLayout {
+        parts: parts.into(),
+        slot_bytes: aligned_up(at, SLOT_ALIGNMENT as u64) as usize,
+        regions: regions.into(),
+        alignment,
+        wanted_bytes: extents.iter().fold(0, |sum, extent| sum.saturating_add(extent.length)),
+    }
+}
+
+/// Rounds up to a multiple of `unit`; down where the multiple passes the 64-bit range.
+fn aligned_up(value: u64, unit: u64) -> u64 {
+    value.div_ceil(unit).checked_mul(unit).unwrap_or(u64::MAX / unit * unit)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn extent(file: u32, offset: u64, length: u64) -> Extent {
+        Extent { file: FileIndex(file), offset, length }
+    }
+
+    #[test]
+    fn adjacent_extents_become_one_read() {
+        let layout = BlockLayout::plan(
+            &[extent(0, 1100, 400), extent(0, 1000, 100), extent(1, 1500, 10)],
+            512,
+        );
+        assert_eq!(layout.regions.len(), 2);
+        assert_eq!(layout.parts[1].at, 1000 % 512);
+        assert_eq!(layout.parts[0].at, 1000 % 512 + 100);
+        assert_eq!(layout.wanted_bytes(), 510);
+    }
+
+    #[test]
+    fn equal_lengths_make_equal_slots_wherever_they_lie() {
+        let sizes: Vec<usize> = (0..600)
+            .map(|offset| {
+                let far = 1 << 20;
+                BlockLayout::plan(&[extent(0, offset, 5000), extent(0, far + offset, 512)], 512)
+                    .slot_bytes
+            })
+            .collect();
+        assert!(sizes.iter().all(|&size| size == sizes[0]), "{sizes:?}");
+    }
+
+    #[test]
+    fn nothing_to_read_needs_no_slot() {
+        assert_eq!(BlockLayout::plan(&[], 512).slot_bytes, 0);
+        let empty = BlockLayout::plan(&[extent(0, 77, 0)], 512);
+        assert_eq!((empty.slot_bytes, empty.regions.len()), (0, 0));
+    }
+
+    #[test]
+    fn impossible_extents_do_not_overflow() {
+        let layout =
+            BlockLayout::plan(&[extent(0, u64::MAX - 3, u64::MAX), extent(1, 5, u64::MAX)], 4096);
+        assert!(layout.slot_bytes > isize::MAX as usize);
+    }
+
+    proptest! {
+        #[test]
+        fn parts_lie_apart_inside_their_regions(
+            given in prop::collection::vec((0_u32..3, 0_u64..100_000, 0_u64..9000), 0..12),
+            shift in 0_u32..=12,
+        ) {
+            let unit = 1_usize << shift;
+            let extents: Vec<Extent> = given.iter().map(|&(f, o, l)| extent(f, o, l)).collect();
+            let layout = BlockLayout::plan(&extents, unit);
+            prop_assert_eq!(layout.slot_bytes % SLOT_ALIGNMENT, 0);
+
+            let mut end = 0;
+            for region in layout.regions.iter() {
+                prop_assert!(region.at >= end, "regions overlap in the slot");
+                prop_assert_eq!(region.at % unit, 0);
+                prop_assert_eq!(region.offset % unit as u64, 0);
+                prop_assert_eq!(region.length % unit as u64, 0);
+                prop_assert!(region.wanted_end <= region.offset + region.length);
+                prop_assert!(region.offset + region.length < region.wanted_end + unit as u64);
+                end = region.at + region.length as usize;
+            }
+            prop_assert!(end <= layout.slot_bytes);
+
+            for (part, extent) in layout.parts.iter().zip(&extents) {
+                prop_assert_eq!(part.extent, *extent);
+                if extent.length == 0 {
+                    continue;
+                }
+                prop_assert_eq!(part.at % unit, (extent.offset % unit as u64) as usize);
+                let covering = layout.regions.iter().filter(|region| {
+                    region.file == extent.file
+                        && region.offset <= extent.offset
+                        && region.wanted_end >= extent.offset + extent.length
+                        && region.at as u64 + (extent.offset - region.offset) == part.at as u64
+                });
+                prop_assert_eq!(covering.count(), 1);
+            }
+        }
+    }
+}

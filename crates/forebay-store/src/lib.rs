@@ -1,0 +1,38 @@
+//! Extents on disk become bytes in a buffer: the only layer that reads weights.
+//!
+//! An [`Arena`] is reserved once; it is carved into [`SlotBuffer`]s, each with one owner. A [`BlockLayout`]
+//! says where the extents of a block land inside a slot. A [`ReadEngine`] takes the slot together with the
+//! request and hands it back with the answer, so memory that the kernel may still write has no other owner.
+//!
+//! ```text
+//! engine.rs     what callers see: ReadEngine, BlockRead, Completion, options, statistics
+//! scheduler.rs  one implementation of everything that all engines share: priorities, splitting, short
+//!               reads, retries, stalls, cancellation, draining
+//! device.rs     the narrow floor below it; uring.rs, pool.rs and simulated.rs only move bytes,
+//!               faults.rs wraps any of them and breaks them on purpose
+//! ```
+
+mod arena;
+mod device;
+mod engine;
+mod error;
+mod faults;
+mod files;
+mod job;
+mod layout;
+mod pool;
+mod scheduler;
+mod simulated;
+mod uring;
+
+pub use arena::{Arena, SLOT_ALIGNMENT, SlotBuffer};
+pub use engine::{
+    BlockLabel, BlockRead, Completion, EngineInfo, EngineOptions, IoKind, IoStatistics, Priority,
+    ReadDone, ReadEngine, open_engine, open_faulty_engine,
+};
+pub use error::{ReadError, StoreError};
+pub use faults::{Fault, FaultKind, FaultPlan};
+pub use files::FileSet;
+pub use forebay_format::{Extent, FileIndex};
+pub use layout::{BlockLayout, Part};
+pub use simulated::{DiskModel, VirtualClock, open_simulated_engine};

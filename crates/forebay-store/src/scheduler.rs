@@ -1,0 +1,455 @@
+//! What all engines share: who goes first, how many requests are at the device, retries, stalls, cancellation, and that no
+//! buffer leaves while the device may write to it.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use crate::device::{Device, Finished, Transfer};
+use crate::engine::{
+    BlockRead, Completion, EngineInfo, EngineOptions, IoStatistics, Priority, ReadDone, ReadEngine,
+};
+use crate::error::{ReadError, StoreError};
+use crate::files::FileSet;
+use crate::job::{Circumstances, Job, Request, Verdict, judge};
+
+pub(crate) struct Scheduler<D: Device> {
+    device: D,
+    files: FileSet,
+    options: EngineOptions,
+    jobs: Vec<Option<Job>>,
+    free_jobs: Vec<u32>,
+    /// Jobs whose callers wait for an answer.
+    live_jobs: usize,
+    /// Jobs with something left to request, by priority.
+    queues: [VecDeque<u32>; 3],
+    /// Requests at the device, by transfer key.
+    requests: Vec<Option<Request>>,
+    free_requests: Vec<u32>,
+    /// Requests at the device that count against the background depth.
+    background: usize,
+    ready: Vec<Completion>,
+    finished: Vec<Finished>,
+    statistics: IoStatistics,
+    busy_before: Duration,
+    busy_since: Option<Duration>,
+    /// A failure of the device that `submit` could not report.
+    broken: Option<StoreError>,
+}
+
+impl<D: Device> Scheduler<D> {
+    pub(crate) fn new(device: D, files: FileSet, options: EngineOptions) -> Scheduler<D> {
+        let depth = options.queue_depth;
+        Scheduler {
+            device,
+            files,
+            options,
+            jobs: Vec::new(),
+            free_jobs: Vec::new(),
+            live_jobs: 0,
+            queues: Default::default(),
+            requests: vec![None; depth],
+            free_requests: (0..depth as u32).rev().collect(),
+            background: 0,
+            ready: Vec::new(),
+            finished: Vec::with_capacity(depth),
+            statistics: IoStatistics::default(),
+            busy_before: Duration::ZERO,
+            busy_since: None,
+            broken: None,
+        }
+    }
+
+    fn at_device(&self) -> usize {
+        self.requests.len() - self.free_requests.len()
+    }
+
+    /// Refuses a read that cannot succeed before anything of it is requested.
+    fn check(&self, read: &BlockRead) -> Result<(), ReadError> {
+        let (layout, block) = (&read.layout, read.label);
+        if read.buffer.len() < layout.slot_bytes {
+            return Err(ReadError::SlotTooSmall {
+                needed_bytes: layout.slot_bytes,
+                given_bytes: read.buffer.len(),
+                block,
+            });
+        }
+        for region in layout.regions.iter() {
+            let Some(file) = self.files.file(region.file) else {
+                let files = self.files.len();
+                return Err(ReadError::UnknownFile { index: region.file.0, files, block });
+            };
+            let needed = file.read_alignment(self.options.direct);
+            if layout.alignment < needed {
+                let planned = layout.alignment;
+                return Err(ReadError::Misaligned {
+                    file: file.path.clone(),
+                    planned,
+                    needed,
+                    block,
+                });
+            }
+            if region.wanted_end > file.bytes {
+                return Err(ReadError::UnexpectedEnd {
+                    file: file.path.clone(),
+                    file_end: file.bytes,
+                    wanted_end: region.wanted_end,
+                    block,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts requests while there are places for them.
+    fn pump(&mut self) {
+        while !self.free_requests.is_empty() {
+            let Some(key) = self.next_job() else { break };
+            let Some(job) = self.jobs[key as usize].as_mut() else { continue };
+            let priority = job.read.priority;
+            let next = job.next_request(key, self.options.request_bytes as u64);
+            if !job.is_pending() {
+                self.queues[priority as usize].pop_front();
+            }
+            let Some(mut request) = next else { continue };
+            let Some(slot) = self.free_requests.pop() else { break };
+            job.in_flight += 1;
+            request.background = priority != Priority::Demand;
+            self.background += usize::from(request.background);
+            self.start(slot, request);
+        }
+        if let Err(error) = self.device.flush() {
+            self.broken = Some(error);
+        }
+    }
+
+    /// The job whose next request goes out, left at the front of its queue.
+    fn next_job(&self) -> Option<u32> {
+        let [demand, read_ahead, load] = &self.queues;
+        if let Some(&job) = demand.front() {
+            return Some(job);
+        }
+        if self.background >= self.options.background_depth {
+            return None;
+        }
+        read_ahead.front().or(load.front()).copied()
+    }
+
+    /// Lends a span of the job's buffer to the device.
+    fn start(&mut self, slot: u32, mut request: Request) {
+        let now = self.device.now();
+        self.busy_since.get_or_insert(now);
+        request.started = now;
+        self.requests[slot as usize] = Some(request);
+        let Some(job) = self.jobs[request.job as usize].as_mut() else { return };
+        job.done.requests += 1;
+        self.statistics.requests += 1;
+        // SAFETY: the span lies inside the slot: `check` compared the slot with the layout, and requests stay inside
+        // their region. Regions do not overlap, and neither do requests. The job owns the buffer and keeps it until
+        // all its requests are back; `drop` waits for them or leaks it.
+        let started = unsafe {
+            self.device.start(Transfer {
+                key: slot,
+                file: request.file,
+                offset: request.offset,
+                length: request.length as u32,
+                memory: job.read.buffer.pointer().add(request.at),
+                priority: job.read.priority,
+            })
+        };
+        if let Err(error) = started {
+            let path = self.files.file(request.file).map(|file| file.path.clone());
+            let outcome = ReadError::Io {
+                file: path.unwrap_or_default(),
+                offset: request.offset,
+                block: job.read.label,
+                attempts: request.attempts + 1,
+                source: std::io::Error::other(error),
+            };
+            self.fail(request.job, outcome);
+            self.release(slot);
+        }
+    }
+
+    /// Handles everything in `finished`.
+    fn settle(&mut self) {
+        let mut finished = std::mem::take(&mut self.finished);
+        for end in finished.drain(..) {
+            self.settle_one(end);
+        }
+        self.finished = finished;
+        if self.at_device() == 0
+            && let Some(since) = self.busy_since.take()
+        {
+            self.busy_before += self.device.now().saturating_sub(since);
+        }
+    }
+
+    fn settle_one(&mut self, end: Finished) {
+        let Some(request) = self.requests.get(end.key as usize).copied().flatten() else { return };
+        let Some(job) = self.jobs[request.job as usize].as_mut() else { return };
+        let count = u64::from(end.result.unwrap_or(0));
+        job.done.bytes_read += count;
+        self.statistics.bytes_read += count;
+        if job.abandoned || job.outcome.is_some() {
+            return self.release(end.key);
+        }
+        let Some(file) = self.files.file(request.file) else { return };
+        let about = Circumstances {
+            path: &file.path,
+            file_bytes: file.bytes,
+            alignment: file.read_alignment(self.options.direct) as u64,
+            retries: self.options.retries,
+            block: job.read.label,
+        };
+        match judge(request, end.result, &about) {
+            Verdict::Complete => self.release(end.key),
+            Verdict::Again(next) => {
+                self.statistics.retries += 1;
+                self.start(end.key, next);
+            }
+            Verdict::Failed(error) => {
+                tracing::warn!(%error, "a read failed");
+                self.fail(request.job, error);
+                self.release(end.key);
+            }
+        }
+    }
+
+    /// Notes why a job fails and drops what it has not requested yet.
+    fn fail(&mut self, key: u32, error: ReadError) {
+        let Some(job) = self.jobs[key as usize].as_mut() else { return };
+        job.outcome.get_or_insert(error);
+        self.queues[job.read.priority as usize].retain(|&queued| queued != key);
+    }
+
+    /// Frees a request's place; concludes its job if that was the last one.
+    fn release(&mut self, slot: u32) {
+        let Some(request) = self.requests[slot as usize].take() else { return };
+        self.free_requests.push(slot);
+        self.background -= usize::from(request.background);
+        if let Some(job) = self.jobs[request.job as usize].as_mut() {
+            job.in_flight -= 1;
+            self.conclude(request.job);
+        }
+    }
+
+    /// Answers the caller if nothing of the job is at the device or waits to go there.
+    fn conclude(&mut self, key: u32) {
+        let place = &mut self.jobs[key as usize];
+        let finished = |job: &mut Job| job.in_flight == 0 && !job.is_pending();
+        let Some(job) = place.take_if(finished) else { return };
+        self.free_jobs.push(key);
+        if job.abandoned {
+            return;
+        }
+        self.live_jobs -= 1;
+        if job.outcome.is_none() {
+            self.statistics.bytes_requested += job.read.layout.wanted_bytes();
+        }
+        let result = job.outcome.map_or(Ok(job.done), Err);
+        self.ready.push(Completion { id: job.read.id, buffer: Some(job.read.buffer), result });
+    }
+
+    fn find(&self, id: u64) -> Option<u32> {
+        let is_it = |job: &Job| job.read.id == id && !job.abandoned;
+        self.jobs.iter().position(|job| job.as_ref().is_some_and(is_it)).map(|key| key as u32)
+    }
+
+    /// Answers the callers whose requests are at the device for too long. Those buffers stay here.
+    fn end_stalled(&mut self) {
+        let now = self.device.now();
+        for slot in 0..self.requests.len() {
+            let Some(request) = self.requests[slot] else { continue };
+            let waited = now.saturating_sub(request.started);
+            let stalled = waited >= self.options.stall_timeout;
+            let Some(job) = self.jobs[request.job as usize].as_mut().filter(|_| stalled) else {
+                continue;
+            };
+            if job.abandoned {
+                continue;
+            }
+            job.abandoned = true;
+            let block = job.read.label;
+            let (id, priority) = (job.read.id, job.read.priority);
+            self.queues[priority as usize].retain(|&queued| queued != request.job);
+            self.live_jobs -= 1;
+            self.forget_background(request.job);
+            let path = self.files.file(request.file).map(|file| file.path.clone());
+            let error = ReadError::Stalled {
+                file: path.unwrap_or_default(),
+                offset: request.offset,
+                block,
+                waited,
+            };
+            tracing::warn!(%error, "a read stalled");
+            self.ready.push(Completion { id, buffer: None, result: Err(error) });
+        }
+        self.end_starved();
+    }
+
+    /// What a stalled job left at the device must not keep read-ahead out for ever.
+    fn forget_background(&mut self, job: u32) {
+        for request in self.requests.iter_mut().flatten() {
+            if request.job == job && request.background {
+                request.background = false;
+                self.background -= 1;
+            }
+        }
+    }
+
+    /// When stalled requests fill every place, what waits behind them will never begin.
+    fn end_starved(&mut self) {
+        if !self.free_requests.is_empty() || self.queues.iter().all(VecDeque::is_empty) {
+            return;
+        }
+        let is_abandoned = |request: &Request| {
+            self.jobs[request.job as usize].as_ref().is_some_and(|job| job.abandoned)
+        };
+        if !self.requests.iter().flatten().all(is_abandoned) {
+            return;
+        }
+        while let Some(key) = self.queues.iter_mut().find_map(VecDeque::pop_front) {
+            let Some(job) = &self.jobs[key as usize] else { continue };
+            let block = job.read.label;
+            let (index, offset) = job.place().unwrap_or((forebay_format::FileIndex(0), 0));
+            let path = self.files.file(index).map(|file| file.path.clone());
+            let waited = self.options.stall_timeout;
+            let file = path.unwrap_or_default();
+            self.fail(key, ReadError::Stalled { file, offset, block, waited });
+            self.conclude(key);
+        }
+    }
+
+    /// How long the device may be waited for before some request counts as stalled.
+    fn until_stall(&self) -> Duration {
+        let now = self.device.now();
+        let waits_for = |request: &&Request| {
+            self.jobs[request.job as usize].as_ref().is_some_and(|job| !job.abandoned)
+        };
+        let active = self.requests.iter().flatten().filter(waits_for);
+        let oldest = active.map(|request| request.started).min().unwrap_or(now);
+        (oldest + self.options.stall_timeout).saturating_sub(now)
+    }
+
+    /// How many finished requests are worth waking up for: no job can be complete before as many as it has at the
+    /// device, but places for waiting requests must not stay empty for long.
+    fn worth_waking(&self) -> usize {
+        let whole = |job: &&Job| !job.is_pending() && !job.abandoned;
+        let jobs = self.jobs.iter().flatten().filter(whole);
+        let first = jobs.map(|job| job.in_flight as usize).min().unwrap_or(usize::MAX);
+        let refill = match self.queues.iter().all(VecDeque::is_empty) {
+            true => self.at_device(),
+            false => self.at_device() / 4,
+        };
+        first.min(refill).max(1)
+    }
+
+    fn collect(&mut self, done: &mut Vec<Completion>) -> Result<(), StoreError> {
+        if let Some(error) = self.broken.take() {
+            return Err(error);
+        }
+        done.append(&mut self.ready);
+        Ok(())
+    }
+}
+
+impl<D: Device> ReadEngine for Scheduler<D> {
+    fn submit(&mut self, read: BlockRead) {
+        let refused = self.check(&read).err();
+        if refused.is_some() || read.layout.regions.is_empty() {
+            let result = refused.map_or(Ok(ReadDone::default()), Err);
+            self.ready.push(Completion { id: read.id, buffer: Some(read.buffer), result });
+            return;
+        }
+        let priority = read.priority;
+        let key = self.free_jobs.pop().unwrap_or_else(|| {
+            self.jobs.push(None);
+            self.jobs.len() as u32 - 1
+        });
+        self.jobs[key as usize] = Some(Job::new(read));
+        self.live_jobs += 1;
+        self.queues[priority as usize].push_back(key);
+        self.pump();
+    }
+
+    fn poll(&mut self, done: &mut Vec<Completion>) -> Result<(), StoreError> {
+        if self.at_device() > 0 {
+            self.device.reap(&mut self.finished)?;
+            if !self.finished.is_empty() {
+                self.settle();
+                self.pump();
+            }
+            self.end_stalled();
+        }
+        self.collect(done)
+    }
+
+    fn wait(&mut self, done: &mut Vec<Completion>) -> Result<(), StoreError> {
+        loop {
+            self.pump();
+            if !self.ready.is_empty() || self.live_jobs == 0 || self.broken.is_some() {
+                return self.collect(done);
+            }
+            let timeout = self.until_stall();
+            self.device.wait(self.worth_waking(), timeout, &mut self.finished)?;
+            self.settle();
+            self.end_stalled();
+        }
+    }
+
+    fn cancel(&mut self, id: u64) {
+        let Some(key) = self.find(id) else { return };
+        let Some(job) = self.jobs[key as usize].as_ref().filter(|job| job.is_pending()) else {
+            return;
+        };
+        let block = job.read.label;
+        self.fail(key, ReadError::Cancelled { block });
+        self.conclude(key);
+    }
+
+    fn promote(&mut self, id: u64) {
+        let Some(key) = self.find(id) else { return };
+        let Some(job) = self.jobs[key as usize].as_mut() else { return };
+        let before = std::mem::replace(&mut job.read.priority, Priority::Demand);
+        if before != Priority::Demand && job.is_pending() {
+            self.queues[before as usize].retain(|&queued| queued != key);
+            self.queues[Priority::Demand as usize].push_back(key);
+            self.pump();
+        }
+    }
+
+    fn in_flight(&self) -> usize {
+        self.live_jobs + self.ready.len()
+    }
+
+    fn describe(&self) -> EngineInfo {
+        self.device.describe()
+    }
+
+    fn io_statistics(&self) -> IoStatistics {
+        let now = self.device.now();
+        let running = self.busy_since.map_or(Duration::ZERO, |since| now.saturating_sub(since));
+        let busy_seconds = (self.busy_before + running).as_secs_f64();
+        IoStatistics { busy_seconds, ..self.statistics }
+    }
+}
+
+impl<D: Device> Drop for Scheduler<D> {
+    /// Waits for what the device still writes. If that does not end, the memory is leaked rather than reused.
+    fn drop(&mut self) {
+        let deadline = self.device.now() + self.options.stall_timeout;
+        while self.device.writing() > 0 {
+            let left = deadline.saturating_sub(self.device.now());
+            let waited = self.device.wait(self.device.writing(), left, &mut self.finished);
+            self.finished.clear();
+            if left.is_zero() || waited.is_err() {
+                break;
+            }
+        }
+        if self.device.writing() > 0 {
+            let writing = self.device.writing();
+            tracing::warn!(writing, "requests did not end; their memory is not given back");
+            std::mem::forget(std::mem::take(&mut self.jobs));
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! A disk on a virtual clock: the same answers at the same virtual times for the same seed, as fast as memory.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::device::{Device, Finished, Transfer};
+use crate::engine::{EngineInfo, EngineOptions, ReadEngine, scheduled};
+use crate::error::StoreError;
+use crate::faults::{FaultPlan, next_random};
+use crate::files::FileSet;
+
+/// Time that passes only when somebody waits or says so. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct VirtualClock {
+    nanoseconds: Arc<AtomicU64>,
+}
+
+impl VirtualClock {
+    pub fn now(&self) -> Duration {
+        Duration::from_nanos(self.nanoseconds.load(Ordering::Relaxed))
+    }
+
+    /// Lets time pass, as computing would.
+    pub fn advance(&self, by: Duration) {
+        let by = u64::try_from(by.as_nanos()).unwrap_or(u64::MAX);
+        self.nanoseconds.fetch_add(by, Ordering::Relaxed);
+    }
+}
+
+/// How fast the simulated disk is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DiskModel {
+    pub bytes_per_second: f64,
+    /// From the start of a request to its first byte.
+    pub latency: Duration,
+    /// Latency varies by up to this much more, chosen from the seed.
+    pub jitter: Duration,
+    pub seed: u64,
+}
+
+impl Default for DiskModel {
+    fn default() -> DiskModel {
+        DiskModel {
+            bytes_per_second: 3.5e9,
+            latency: Duration::from_micros(80),
+            jitter: Duration::from_micros(40),
+            seed: 1,
+        }
+    }
+}
+
+/// Opens the simulated engine: real bytes of `files` (on disk or in memory), virtual time.
+///
+/// # Errors
+/// [`StoreError::Option`].
+pub fn open_simulated_engine(
+    files: &FileSet,
+    options: &EngineOptions,
+    model: DiskModel,
+    clock: &VirtualClock,
+    faults: FaultPlan,
+) -> Result<Box<dyn ReadEngine>, StoreError> {
+    options.check()?;
+    let device = Simulated {
+        files: files.clone(),
+        direct: options.direct,
+        model,
+        random: model.seed,
+        clock: clock.clone(),
+        free_at: Duration::ZERO,
+        pending: Vec::new(),
+    };
+    Ok(scheduled(device, files, options, Some(faults)))
+}
+
+struct Simulated {
+    files: FileSet,
+    direct: bool,
+    model: DiskModel,
+    random: u64,
+    clock: VirtualClock,
+    /// When the disk has transferred everything that was started.
+    free_at: Duration,
+    /// Transfers and when they end.
+    pending: Vec<(Duration, Transfer)>,
+}
+
+impl Simulated {
+    fn perform(&self, transfer: &Transfer) -> Result<u32, i32> {
+        let file = self.files.file(transfer.file).ok_or(libc::EBADF)?;
+        // As strict as a real disk, so that a wrong alignment shows in simulation.
+        let unit = file.read_alignment(self.direct) as u64;
+        let aligned = [transfer.offset, transfer.length.into(), transfer.memory.addr() as u64];
+        if aligned.iter().any(|value| value % unit != 0) {
+            return Err(libc::EINVAL);
+        }
+        // SAFETY: `Device::start` was promised valid memory of this length that nobody else touches until the transfer
+        // is reported; arena memory is always initialised.
+        let memory =
+            unsafe { std::slice::from_raw_parts_mut(transfer.memory, transfer.length as usize) };
+        let mut done = 0;
+        while done < memory.len() {
+            match file.read_at(transfer.offset + done as u64, &mut memory[done..]) {
+                Ok(0) => break,
+                Ok(count) => done += count,
+                Err(error) => return Err(error.raw_os_error().unwrap_or(libc::EIO)),
+            }
+        }
+        Ok(done as u32)
+    }
+}
+
+impl Device for Simulated {
+    unsafe fn start(&mut self, transfer: Transfer) -> Result<(), StoreError> {
+        let jitter = self.model.jitter.as_nanos() as u64;
+        let extra = Duration::from_nanos(next_random(&mut self.random) % (jitter + 1));
+        let seconds = f64::from(transfer.length) / self.model.bytes_per_second.max(1.0);
+        let first_byte = self.clock.now() + self.model.latency + extra;
+        self.free_at = self.free_at.max(first_byte) + Duration::from_secs_f64(seconds);
+        self.pending.push((self.free_at, transfer));
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    fn reap(&mut self, finished: &mut Vec<Finished>) -> Result<(), StoreError> {
+        // Transfers end in the order in which they were started: one disk, one line.
+        let now = self.clock.now();
+        let ended = self.pending.iter().take_while(|(end, _)| *end <= now).count();
+        for (_, transfer) in &self.pending[..ended] {
+            finished.push(Finished { key: transfer.key, result: self.perform(transfer) });
+        }
+        self.pending.drain(..ended);
+        Ok(())
+    }
+
+    fn wait(
+        &mut self,
+        want: usize,
+        timeout: Duration,
+        finished: &mut Vec<Finished>,
+    ) -> Result<(), StoreError> {
+        let now = self.clock.now();
+        let last = want.min(self.pending.len()).checked_sub(1);
+        let wanted_at = last.map_or(Duration::MAX, |index| self.pending[index].0);
+        // Less than what was wanted may be there: then only the stall timeout ends the wait.
+        let until = match want > self.pending.len() {
+            true => now + timeout,
+            false => wanted_at.min(now + timeout),
+        };
+        self.clock.advance(until.saturating_sub(now));
+        self.reap(finished)
+    }
+
+    fn writing(&self) -> usize {
+        // Memory is written in `reap` only.
+        0
+    }
+
+    fn now(&self) -> Duration {
+        self.clock.now()
+    }
+
+    fn describe(&self) -> EngineInfo {
+        EngineInfo {
+            name: "simulated",
+            direct: self.direct,
+            registered_buffers: false,
+            why: "time and disk are simulated".to_owned(),
+        }
+    }
+}

@@ -1,0 +1,292 @@
+//! io_uring: one system call starts many reads, and the kernel writes into memory that it knows already.
+
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::thread::ThreadId;
+use std::time::{Duration, Instant};
+
+use io_uring::{IoUring, opcode, squeue, types};
+
+use crate::arena::{Arena, Mapping};
+use crate::device::{Device, Finished, Transfer, why_not_direct};
+use crate::engine::{EngineInfo, EngineOptions};
+use crate::error::StoreError;
+use crate::files::FileSet;
+
+const NAME: &str = "io_uring";
+/// The kernel takes at most 1 GiB per registered buffer.
+const REGISTERED_BYTES: usize = 1 << 30;
+/// Pause before entering again when the kernel has no memory for requests.
+const BUSY_PAUSE: Duration = Duration::from_millis(1);
+
+pub(crate) struct Uring {
+    // First: the ring closes before the memory and the files that it refers to go.
+    ring: Ring,
+    depth: u32,
+    descriptors: Vec<RawFd>,
+    mapping: Option<Arc<Mapping>>,
+    _files: FileSet,
+    not_direct: Option<String>,
+    started: Instant,
+    writing: usize,
+}
+
+struct Ring {
+    uring: IoUring,
+    /// Completions are posted only when the owner enters the kernel for them, and only it may enter.
+    deferred: bool,
+    /// The thread that submitted first.
+    owner: Option<ThreadId>,
+    registered_buffers: bool,
+    why: Vec<String>,
+}
+
+impl Uring {
+    pub(crate) fn open(
+        files: &FileSet,
+        arena: &Arena,
+        options: &EngineOptions,
+    ) -> Result<Uring, StoreError> {
+        let unavailable = |why: String| StoreError::Unavailable { engine: NAME, why };
+        let descriptors: Option<Vec<RawFd>> =
+            files.files().iter().map(|file| file.descriptor(options.direct)).collect();
+        let Some(descriptors) = descriptors else {
+            let why = "files in memory can be read by the simulated engine only".to_owned();
+            return Err(unavailable(why));
+        };
+        let depth = options.queue_depth as u32;
+        let mapping = arena.mapping().cloned();
+        let ring = Ring::build(depth, &descriptors, mapping.as_deref())
+            .map_err(|error| unavailable(explain(&error)))?;
+        Ok(Uring {
+            ring,
+            depth,
+            descriptors,
+            mapping,
+            _files: files.clone(),
+            not_direct: why_not_direct(files, options.direct),
+            started: Instant::now(),
+            writing: 0,
+        })
+    }
+
+    /// Binds a deferring ring to the thread that uses it; a new thread gets a new ring.
+    fn own(&mut self) -> Result<(), StoreError> {
+        if !self.ring.deferred {
+            return Ok(());
+        }
+        let here = std::thread::current().id();
+        if self.ring.owner == Some(here) {
+            return Ok(());
+        }
+        let failed = |source| StoreError::Engine { engine: NAME, source };
+        if self.ring.owner.is_some() {
+            if self.writing > 0 {
+                return Err(StoreError::WrongThread { writing: self.writing });
+            }
+            self.ring = Ring::build(self.depth, &self.descriptors, self.mapping.as_deref())
+                .map_err(failed)?;
+            if !self.ring.deferred {
+                return Ok(());
+            }
+        }
+        self.ring.uring.submitter().register_enable_rings().map_err(failed)?;
+        self.ring.owner = Some(here);
+        Ok(())
+    }
+
+    /// The registered buffer that holds the whole span, if one does.
+    fn buffer_index(&self, transfer: &Transfer) -> Option<u16> {
+        let mapping = self.mapping.as_ref().filter(|_| self.ring.registered_buffers)?;
+        let start = transfer.memory.addr().checked_sub(mapping.base().addr())?;
+        let last = start + (transfer.length as usize).checked_sub(1)?;
+        let index = start / REGISTERED_BYTES;
+        let inside = last < mapping.length() && last / REGISTERED_BYTES == index;
+        inside.then(|| u16::try_from(index).ok()).flatten()
+    }
+
+    fn entry(&self, transfer: &Transfer) -> squeue::Entry {
+        let file = types::Fixed(transfer.file.0);
+        let (memory, length) = (transfer.memory, transfer.length);
+        let entry = match self.buffer_index(transfer) {
+            Some(index) => {
+                opcode::ReadFixed::new(file, memory, length, index).offset(transfer.offset).build()
+            }
+            None => opcode::Read::new(file, memory, length).offset(transfer.offset).build(),
+        };
+        entry.user_data(u64::from(transfer.key))
+    }
+
+    fn drain(&mut self, finished: &mut Vec<Finished>) {
+        for entry in self.ring.uring.completion() {
+            let result = u32::try_from(entry.result()).map_err(|_| -entry.result());
+            finished.push(Finished { key: entry.user_data() as u32, result });
+            self.writing -= 1;
+        }
+    }
+}
+
+impl Ring {
+    fn build(
+        depth: u32,
+        descriptors: &[RawFd],
+        mapping: Option<&Mapping>,
+    ) -> std::io::Result<Ring> {
+        let mut why = Vec::new();
+        let (uring, deferred) = match IoUring::builder()
+            .setup_r_disabled()
+            .setup_submit_all()
+            .setup_single_issuer()
+            .setup_defer_taskrun()
+            .setup_taskrun_flag()
+            .build(depth)
+        {
+            Ok(uring) => (uring, true),
+            Err(error) => {
+                let uring = IoUring::new(depth)?;
+                why.push(format!("no deferred completions ({error}; they need Linux 6.1)"));
+                (uring, false)
+            }
+        };
+        if !uring.params().is_feature_ext_arg() {
+            return Err(std::io::Error::other("waiting with a timeout needs Linux 5.11"));
+        }
+        if !descriptors.is_empty() {
+            uring.submitter().register_files(descriptors)?;
+        }
+        let mut ring = Ring { uring, deferred, owner: None, registered_buffers: false, why };
+        if let Some(mapping) = mapping {
+            ring.register(mapping);
+        }
+        Ok(ring)
+    }
+
+    /// Lets the kernel pin and map the arena once instead of at every request. Works without, so failing is a remark.
+    fn register(&mut self, mapping: &Mapping) {
+        let buffers: Vec<libc::iovec> = (0..mapping.length())
+            .step_by(REGISTERED_BYTES)
+            .map(|start| libc::iovec {
+                iov_base: mapping.base().wrapping_add(start).cast(),
+                iov_len: REGISTERED_BYTES.min(mapping.length() - start),
+            })
+            .collect();
+        // SAFETY: the ranges tile the mapping; `Uring` keeps it mapped for longer than the ring lives.
+        match unsafe { self.uring.submitter().register_buffers(&buffers) } {
+            Ok(()) => self.registered_buffers = true,
+            Err(error) => {
+                let remedy = match error.raw_os_error() {
+                    Some(libc::ENOMEM) => "; raise the limit on locked memory (ulimit -l)",
+                    _ => "",
+                };
+                self.why.push(format!("buffers are not registered ({error}{remedy})"));
+            }
+        }
+    }
+}
+
+fn explain(error: &std::io::Error) -> String {
+    match error.raw_os_error() {
+        Some(libc::EPERM) => format!("{error}: a sandbox or kernel.io_uring_disabled forbids it"),
+        Some(libc::ENOSYS) => format!("{error}: this kernel does not have it"),
+        Some(libc::ENOMEM) => format!("{error}: the limit on locked memory is too low"),
+        _ => error.to_string(),
+    }
+}
+
+/// Errors of entering the kernel after which entering again is right.
+fn is_passing(error: &std::io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY | libc::ETIME))
+}
+
+impl Device for Uring {
+    unsafe fn start(&mut self, transfer: Transfer) -> Result<(), StoreError> {
+        self.own()?;
+        let entry = self.entry(&transfer);
+        // SAFETY: the caller promises that the memory stays valid and untouched until the transfer is reported; the
+        // files stay open in `_files`.
+        let pushed = unsafe { self.ring.uring.submission().push(&entry) };
+        if pushed.is_err() {
+            // The queue has a place for every transfer of the queue depth, but the kernel may have left some there.
+            self.flush()?;
+            // SAFETY: as above.
+            unsafe { self.ring.uring.submission().push(&entry) }.map_err(|error| {
+                let source = std::io::Error::other(error);
+                StoreError::Engine { engine: NAME, source }
+            })?;
+        }
+        self.writing += 1;
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), StoreError> {
+        if self.ring.uring.submission().is_empty() {
+            return Ok(());
+        }
+        self.own()?;
+        match self.ring.uring.submit() {
+            Ok(_) => Ok(()),
+            // What stays in the queue goes with the next call.
+            Err(error) if is_passing(&error) => Ok(()),
+            Err(source) => Err(StoreError::Engine { engine: NAME, source }),
+        }
+    }
+
+    fn reap(&mut self, finished: &mut Vec<Finished>) -> Result<(), StoreError> {
+        // The kernel raises a flag when completions wait to be posted: without it this is a look at memory, no call.
+        let queue = self.ring.uring.submission();
+        let (due, unsent) = (queue.taskrun(), !queue.is_empty());
+        drop(queue);
+        if due || unsent {
+            self.own()?;
+            match self.ring.uring.submit() {
+                Err(error) if !is_passing(&error) => {
+                    return Err(StoreError::Engine { engine: NAME, source: error });
+                }
+                _ => {}
+            }
+        }
+        self.drain(finished);
+        Ok(())
+    }
+
+    fn wait(
+        &mut self,
+        want: usize,
+        timeout: Duration,
+        finished: &mut Vec<Finished>,
+    ) -> Result<(), StoreError> {
+        self.own()?;
+        let timespec = types::Timespec::from(timeout);
+        let arguments = types::SubmitArgs::new().timespec(&timespec);
+        match self.ring.uring.submitter().submit_with_args(want.max(1), &arguments) {
+            Ok(_) => {}
+            Err(error) if is_passing(&error) => {
+                if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EBUSY)) {
+                    std::thread::sleep(BUSY_PAUSE.min(timeout));
+                }
+            }
+            Err(source) => return Err(StoreError::Engine { engine: NAME, source }),
+        }
+        self.drain(finished);
+        Ok(())
+    }
+
+    fn writing(&self) -> usize {
+        self.writing
+    }
+
+    fn now(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    fn describe(&self) -> EngineInfo {
+        let why: Vec<&str> =
+            self.ring.why.iter().chain(&self.not_direct).map(String::as_str).collect();
+        EngineInfo {
+            name: NAME,
+            direct: self.not_direct.is_none(),
+            registered_buffers: self.ring.registered_buffers,
+            why: why.join("; "),
+        }
+    }
+}
