@@ -1,0 +1,122 @@
+//! Rates of matrix products for each weight type, beside the memory bandwidth of the same run.
+//!
+//! `cargo run --release -p forebay-compute --example matmul_bench [threads=N] [isa=NAME]
+//! [tokens=N,N] [rounds=N] [TYPE]...`
+//!
+//! The weights of one measurement are larger than the caches. For one token the rate is bytes of
+//! weights per second, and its share of the bandwidth that plain reading reaches; for many it is
+//! multiply-adds per second.
+
+use std::time::{Duration, Instant};
+
+use forebay_compute::{Activations, Arithmetic, Cpu, Isa, MatmulJob, Matrix};
+use forebay_format::TensorType;
+
+#[path = "../tests/weights/mod.rs"]
+#[allow(dead_code, reason = "only a part of the tests' helper is of use here")]
+mod weights;
+
+const COLS: usize = 4096;
+/// Weights that one token is multiplied with, bytes.
+const STREAM_BYTES: usize = 160 << 20;
+/// Rows that many tokens are multiplied with.
+const PANEL_ROWS: usize = 1024;
+
+struct Options {
+    threads: Vec<usize>,
+    isa: Isa,
+    tokens: Vec<usize>,
+    rounds: usize,
+    types: Vec<TensorType>,
+}
+
+fn options() -> Options {
+    let mut options = Options {
+        threads: vec![1, forebay_compute::default_threads()],
+        isa: Isa::selected().expect("FOREBAY_ISA"),
+        tokens: vec![512],
+        rounds: 5,
+        types: vec![],
+    };
+    let numbers = |list: &str| list.split(',').map(|n| n.parse().expect("a number")).collect();
+    for argument in std::env::args().skip(1) {
+        match argument.split_once('=') {
+            Some(("threads", list)) => options.threads = numbers(list),
+            Some(("tokens", list)) => options.tokens = numbers(list),
+            Some(("rounds", count)) => options.rounds = count.parse().expect("a number"),
+            Some(("isa", name)) => options.isa = name.parse().expect("a family"),
+            _ => options.types.push(TensorType::from_name(&argument).expect("a weight type")),
+        }
+    }
+    if options.types.is_empty() {
+        let known = |ty: &&TensorType| Cpu::supports(**ty) && !ty.name().starts_with("F8");
+        options.types = TensorType::all().iter().filter(known).copied().collect();
+    }
+    options.threads.dedup();
+    options
+}
+
+/// The least time of several rounds: what the machine does when nobody else interferes.
+fn fastest(rounds: usize, mut work: impl FnMut()) -> Duration {
+    work();
+    let mut time = |()| {
+        let start = Instant::now();
+        work();
+        start.elapsed()
+    };
+    (0..rounds).map(|_| time(())).min().unwrap_or_default()
+}
+
+/// Plain reading of all of `data` by the pool's threads, bytes per second.
+fn bandwidth(cpu: &Cpu, data: &[u8], rounds: usize) -> f64 {
+    let time = fastest(rounds, || {
+        cpu.pool().for_each_chunk(data.len(), 256 << 10, |range| {
+            let words = data[range].as_chunks::<8>().0;
+            let sum = words.iter().fold(0, |sum, w| sum ^ u64::from_le_bytes(*w));
+            std::hint::black_box(sum);
+        });
+    });
+    data.len() as f64 / time.as_secs_f64()
+}
+
+fn product(cpu: &Cpu, w: Matrix<'_>, tokens: usize, rounds: usize) -> Duration {
+    let mut random = weights::Random::new(2);
+    let x: Vec<f32> = (0..tokens * COLS).map(|_| random.gaussian()).collect();
+    let mut activations = Activations::new();
+    activations.prepare(cpu, &x, tokens, COLS, &[w.ty]);
+    let mut out = vec![0.0; tokens * w.rows];
+    fastest(rounds, || {
+        cpu.matmul(&mut [MatmulJob { w, x: &activations, tokens: None, out: &mut out }]);
+    })
+}
+
+fn main() {
+    let options = options();
+    let cpus: Vec<Cpu> =
+        options.threads.iter().map(|&n| Cpu::new(n, options.isa, Arithmetic::Fast)).collect();
+    let mut random = weights::Random::new(1);
+    println!("{:8}{:>8}  measure", "type", "threads");
+    for &ty in &options.types {
+        let row_bytes = ty.row_bytes(COLS as u64).expect("whole blocks") as usize;
+        let rows = STREAM_BYTES / row_bytes;
+        // A few random rows, repeated: making them all would take longer than measuring.
+        let some = weights::random_weights(ty, 64 * COLS, &mut random);
+        let data: Vec<u8> = some.iter().cycle().take(rows * row_bytes).copied().collect();
+        for cpu in &cpus {
+            let w = Matrix { ty, rows, cols: COLS, data: &data };
+            let limit = bandwidth(cpu, &data, options.rounds);
+            let rate = data.len() as f64 / product(cpu, w, 1, options.rounds).as_secs_f64();
+            print!("{:8}{:>8}", ty.name(), cpu.pool().threads());
+            print!("  1 token: {:6.2} GB/s", rate / 1e9);
+            print!(" ({:3.0} % of {:5.2})", 100.0 * rate / limit, limit / 1e9);
+            for &tokens in &options.tokens {
+                let data = &data[..PANEL_ROWS * row_bytes];
+                let w = Matrix { ty, rows: PANEL_ROWS, cols: COLS, data };
+                let time = product(cpu, w, tokens, options.rounds).as_secs_f64();
+                let rate = (tokens * PANEL_ROWS * COLS) as f64 / time;
+                print!("  {tokens} tokens: {:6.1} GMAC/s", rate / 1e9);
+            }
+            println!();
+        }
+    }
+}

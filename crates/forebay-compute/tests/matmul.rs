@@ -1,0 +1,312 @@
+//! Products of every weight type, by every kernel family, against models in F64.
+
+use forebay_compute::{Activations, Arithmetic, Cpu, Isa, MatmulJob, Matrix};
+use forebay_format::{TensorType, dequantize};
+use half::f16;
+
+mod weights;
+use weights::{Random, random_weights};
+
+/// Types whose products run on rounded activations, and the elements that share a scale there.
+const ROUNDED: [(TensorType, usize); 13] = [
+    (TensorType::Q8_0, 32),
+    (TensorType::Q4_0, 32),
+    (TensorType::Q4_1, 32),
+    (TensorType::Q5_0, 32),
+    (TensorType::Q5_1, 32),
+    (TensorType::IQ4_NL, 32),
+    (TensorType::MXFP4, 32),
+    (TensorType::Q2_K, 256),
+    (TensorType::Q3_K, 256),
+    (TensorType::Q4_K, 256),
+    (TensorType::Q5_K, 256),
+    (TensorType::Q6_K, 256),
+    (TensorType::IQ4_XS, 256),
+];
+
+/// Types whose products always run on F32 activations.
+const FLOATS: [TensorType; 5] =
+    [TensorType::F32, TensorType::F16, TensorType::BF16, TensorType::IQ2_S, TensorType::TQ2_0];
+
+/// Token counts on both sides of every switch between kernels, with tails.
+const TOKENS: [usize; 10] = [1, 2, 3, 4, 5, 7, 8, 13, 32, 71];
+
+struct Case {
+    ty: TensorType,
+    rows: usize,
+    cols: usize,
+    data: Vec<u8>,
+    x: Vec<f32>,
+    tokens: usize,
+}
+
+impl Case {
+    fn random(
+        ty: TensorType,
+        rows: usize,
+        cols: usize,
+        tokens: usize,
+        random: &mut Random,
+    ) -> Case {
+        let data = random_weights(ty, rows * cols, random);
+        let x = (0..tokens * cols).map(|_| random.gaussian()).collect();
+        Case { ty, rows, cols, data, x, tokens }
+    }
+
+    fn matrix(&self) -> Matrix<'_> {
+        Matrix { ty: self.ty, rows: self.rows, cols: self.cols, data: &self.data }
+    }
+
+    fn run(&self, cpu: &Cpu, selection: Option<&[u32]>) -> Vec<f32> {
+        let mut x = Activations::new();
+        x.prepare(cpu, &self.x, self.tokens, self.cols, &[self.ty]);
+        let count = selection.map_or(self.tokens, <[u32]>::len);
+        let mut out = vec![f32::NAN; count * self.rows];
+        let w = self.matrix();
+        cpu.matmul(&mut [MatmulJob { w, x: &x, tokens: selection, out: &mut out }]);
+        out
+    }
+
+    fn weights(&self) -> Vec<f32> {
+        let mut weights = vec![0.0; self.rows * self.cols];
+        dequantize(self.ty, &self.data, &mut weights).unwrap();
+        weights
+    }
+
+    /// The product with activations `x` in F64, and the sum of the magnitudes of its terms.
+    fn model(&self, x: &[f64]) -> Vec<(f64, f64)> {
+        let weights = self.weights();
+        let mut out = Vec::new();
+        for x in x.chunks(self.cols) {
+            for w in weights.chunks(self.cols) {
+                let terms = x.iter().zip(w).map(|(x, w)| x * f64::from(*w));
+                out.push(terms.fold((0.0, 0.0), |(sum, size), t| (sum + t, size + t.abs())));
+            }
+        }
+        out
+    }
+
+    /// The activations as F64, rounded in blocks of `block` as the kernels are documented to.
+    fn rounded(&self, block: usize) -> Vec<f64> {
+        let mut out = Vec::new();
+        for x in self.x.chunks(block) {
+            let largest = x.iter().fold(0.0_f32, |a, b| a.max(b.abs()));
+            let inverse = if largest > 0.0 { 127.0 / largest } else { 0.0 };
+            let scale = largest / 127.0;
+            let scale = if block == 32 { f16::from_f32(scale).to_f32() } else { scale };
+            let value = |x: &f32| f64::from((x * inverse).round_ties_even()) * f64::from(scale);
+            out.extend(x.iter().map(value));
+        }
+        out
+    }
+}
+
+fn cpu(isa: Isa, arithmetic: Arithmetic) -> Cpu {
+    Cpu::new(2, isa, arithmetic)
+}
+
+fn assert_close(got: &[f32], model: &[(f64, f64)], tolerance: f64, what: &str) {
+    assert_eq!(got.len(), model.len());
+    for (i, (got, (expected, size))) in got.iter().zip(model).enumerate() {
+        let error = (f64::from(*got) - expected).abs();
+        assert!(
+            error <= tolerance * size.max(1e-30),
+            "{what}: output {i} is {got}, expected {expected}, terms add up to {size}"
+        );
+    }
+}
+
+#[test]
+fn rounded_products_follow_the_formula_for_all_token_counts() {
+    let mut random = Random::new(1);
+    for isa in Isa::supported() {
+        let cpu = cpu(isa, Arithmetic::Fast);
+        for (ty, block) in ROUNDED {
+            for tokens in TOKENS {
+                let case = Case::random(ty, 37, 512, tokens, &mut random);
+                let model = case.model(&case.rounded(block));
+                assert_close(&case.run(&cpu, None), &model, 1e-6, &format!("{isa} {ty} {tokens}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn float_products_follow_the_formula_for_all_token_counts() {
+    let mut random = Random::new(2);
+    for isa in Isa::supported() {
+        let cpu = cpu(isa, Arithmetic::Fast);
+        for ty in FLOATS {
+            for tokens in TOKENS {
+                let case = Case::random(ty, 37, 512, tokens, &mut random);
+                let x: Vec<f64> = case.x.iter().map(|&x| f64::from(x)).collect();
+                let model = case.model(&x);
+                assert_close(&case.run(&cpu, None), &model, 1e-6, &format!("{isa} {ty} {tokens}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn exact_products_of_every_type_keep_activations() {
+    let mut random = Random::new(3);
+    for isa in Isa::supported() {
+        let cpu = cpu(isa, Arithmetic::Exact);
+        for &ty in TensorType::all().iter().filter(|&&ty| Cpu::supports(ty)) {
+            for tokens in [1, 3, 20] {
+                let case = Case::random(ty, 19, 512, tokens, &mut random);
+                let x: Vec<f64> = case.x.iter().map(|&x| f64::from(x)).collect();
+                let model = case.model(&x);
+                assert_close(&case.run(&cpu, None), &model, 1e-6, &format!("{isa} {ty} {tokens}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn families_agree_with_the_portable_one() {
+    let mut random = Random::new(4);
+    let portable = cpu(Isa::Portable, Arithmetic::Fast);
+    for isa in Isa::supported() {
+        let cpu = cpu(isa, Arithmetic::Fast);
+        for ty in ROUNDED.iter().map(|(ty, _)| *ty).chain(FLOATS) {
+            for (rows, cols, tokens) in
+                [(64, 2048, 1), (33, 1280, 2), (16, 2304, 4), (50, 1024, 33)]
+            {
+                let case = Case::random(ty, rows, cols, tokens, &mut random);
+                let (a, b) = (case.run(&cpu, None), case.run(&portable, None));
+                let largest = b.iter().fold(0.0_f32, |a, b| a.max(b.abs()));
+                for (a, b) in a.iter().zip(&b) {
+                    let error = (a - b).abs() / largest;
+                    assert!(error <= 1e-5, "{isa} {ty} {rows}x{cols}x{tokens}: {a} {b}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn small_and_odd_shapes() {
+    let mut random = Random::new(5);
+    for isa in Isa::supported() {
+        let cpu = cpu(isa, Arithmetic::Fast);
+        for (ty, block) in ROUNDED.into_iter().chain(FLOATS.map(|ty| (ty, 1))) {
+            let unit = ty.block_elements();
+            for (rows, blocks) in [(1, 1), (7, 3), (8, 5), (9, 9), (17, 11), (31, 1)] {
+                for tokens in [1, 4, 9] {
+                    let case = Case::random(ty, rows, blocks * unit, tokens, &mut random);
+                    let plain = || case.x.iter().map(|&x| f64::from(x)).collect();
+                    let x = if block > 1 { case.rounded(block) } else { plain() };
+                    let what = format!("{isa} {ty} {rows}x{blocks}x{tokens}");
+                    assert_close(&case.run(&cpu, None), &case.model(&x), 1e-6, &what);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn selected_tokens_equal_a_product_of_these_tokens_alone() {
+    let mut random = Random::new(6);
+    for isa in Isa::supported() {
+        let cpu = cpu(isa, Arithmetic::Fast);
+        for ty in ROUNDED.iter().map(|(ty, _)| *ty).chain(FLOATS) {
+            let case = Case::random(ty, 24, 512, 40, &mut random);
+            for selection in [&[17_u32][..], &[3, 39], &[0, 5, 1, 38, 22], &[9; 21]] {
+                let gathered = Case {
+                    x: selection.iter().flat_map(|&t| token(&case, t).to_vec()).collect(),
+                    tokens: selection.len(),
+                    data: case.data.clone(),
+                    ..case
+                };
+                assert_eq!(bits(&case.run(&cpu, Some(selection))), bits(&gathered.run(&cpu, None)));
+            }
+        }
+    }
+}
+
+fn token(case: &Case, token: u32) -> &[f32] {
+    &case.x[token as usize * case.cols..][..case.cols]
+}
+
+fn bits(x: &[f32]) -> Vec<u32> {
+    x.iter().map(|x| x.to_bits()).collect()
+}
+
+#[test]
+fn threads_rows_in_one_job_and_other_jobs_do_not_change_a_bit() {
+    let mut random = Random::new(7);
+    for isa in Isa::supported() {
+        let [one, three] = [1, 3].map(|threads| Cpu::new(threads, isa, Arithmetic::Fast));
+        for ty in ROUNDED.iter().map(|(ty, _)| *ty).chain(FLOATS) {
+            for tokens in [1, 3, 40] {
+                let case = Case::random(ty, 200, 768, tokens, &mut random);
+                let whole = case.run(&one, None);
+                assert_eq!(bits(&whole), bits(&case.run(&three, None)), "{isa} {ty} {tokens}");
+                // The same rows as two jobs of one call, cut where no kernel would cut.
+                let mut x = Activations::new();
+                x.prepare(&three, &case.x, tokens, case.cols, &[ty]);
+                let (mut a, mut b) = (vec![0.0; tokens * 77], vec![0.0; tokens * 123]);
+                let (upper, lower) = case.data.split_at(case.data.len() / 200 * 77);
+                let matrix = |rows, data| Matrix { ty, rows, cols: case.cols, data };
+                three.matmul(&mut [
+                    MatmulJob { w: matrix(77, upper), x: &x, tokens: None, out: &mut a },
+                    MatmulJob { w: matrix(123, lower), x: &x, tokens: None, out: &mut b },
+                ]);
+                for t in 0..tokens {
+                    let expected = bits(&whole[t * 200..][..200]);
+                    assert_eq!(bits(&a[t * 77..][..77]), expected[..77], "{isa} {ty}");
+                    assert_eq!(bits(&b[t * 123..][..123]), expected[77..], "{isa} {ty}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn arbitrary_bytes_do_no_harm_and_nan_is_seen() {
+    let mut random = Random::new(8);
+    for isa in Isa::supported() {
+        let cpu = cpu(isa, Arithmetic::Fast);
+        for &ty in TensorType::all().iter().filter(|&&ty| Cpu::supports(ty)) {
+            for tokens in [1, 2, 30] {
+                let mut case = Case::random(ty, 16, 768, tokens, &mut random);
+                case.data.iter_mut().for_each(|byte| *byte = random.next() as u8);
+                case.run(&cpu, None);
+            }
+        }
+        for (ty, _) in ROUNDED {
+            for tokens in [1, 2, 30] {
+                let mut case = Case::random(ty, 9, 768, tokens, &mut random);
+                case.x[5] = f32::NAN;
+                let out = case.run(&cpu, None);
+                assert!(out[..9].iter().all(|x| x.is_nan()), "{isa} {ty}: a NaN was lost");
+                assert!(out[9..].iter().all(|x| x.is_finite()), "{isa} {ty}: a NaN spread");
+            }
+        }
+    }
+}
+
+#[test]
+fn extreme_codes_do_not_overflow() {
+    for isa in Isa::supported() {
+        let cpu = cpu(isa, Arithmetic::Fast);
+        for (ty, block) in ROUNDED {
+            for byte in [0x00, 0x7f, 0x80, 0xff] {
+                for sign in [1.0, -1.0] {
+                    let mut random = Random::new(9);
+                    let mut case = Case::random(ty, 16, 512, 6, &mut random);
+                    weights::fill_codes(ty, &mut case.data, byte);
+                    case.x.fill(sign);
+                    let model = case.model(&case.rounded(block));
+                    let what = format!("{isa} {ty} {byte:#x}");
+                    assert_close(&case.run(&cpu, None), &model, 1e-6, &what);
+                    case.tokens = 1;
+                    case.x.truncate(case.cols);
+                    let model = case.model(&case.rounded(block));
+                    assert_close(&case.run(&cpu, None), &model, 1e-6, &what);
+                }
+            }
+        }
+    }
+}
