@@ -3,10 +3,12 @@
 //! The layout is that of the GGUF specification (ggml, `docs/gguf.md`), versions 2 and 3,
 //! little-endian: magic, version, counts, key-value pairs, tensor infos, padding, data.
 
+mod encode;
 pub mod metadata;
 pub mod parse;
 mod reader;
 mod split;
+mod temporary;
 pub mod value;
 pub mod writer;
 

@@ -11,10 +11,10 @@ use super::{ALIGNMENT_KEY, ALIGNMENT_MAX, DEFAULT_ALIGNMENT, MAGIC};
 use crate::{Extent, FileIndex, FormatError, TensorInfo, TensorType};
 
 /// Arrays may hold arrays so deep. Files in the wild do not nest at all.
-const NESTING_MAX: u64 = 4;
+pub(super) const NESTING_MAX: u64 = 4;
 
 /// ggml tensors have at most four dimensions.
-const DIMENSIONS_MAX: u32 = 4;
+pub(super) const DIMENSIONS_MAX: u32 = 4;
 
 /// The tables at the start of one GGUF file.
 #[derive(Clone, Debug, PartialEq)]
@@ -95,7 +95,7 @@ fn parse<R: Read>(mut reader: Reader<'_, R>, index: FileIndex) -> Result<GgufHea
     Ok(GgufHeader { metadata, tensors, data_offset, alignment })
 }
 
-fn alignment(path: &Path, metadata: &GgufMetadata) -> Result<u64, FormatError> {
+pub(super) fn alignment(path: &Path, metadata: &GgufMetadata) -> Result<u64, FormatError> {
     let Some(value) = metadata.get(ALIGNMENT_KEY) else {
         return Ok(DEFAULT_ALIGNMENT);
     };

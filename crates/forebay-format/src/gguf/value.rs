@@ -253,22 +253,28 @@ impl From<&str> for Value {
     }
 }
 
-impl From<u32> for Value {
-    fn from(value: u32) -> Self {
-        Value::U32(value)
-    }
+/// Rust types that are a value as they are.
+macro_rules! value_from {
+    ($($from:ty => $convert:expr),* $(,)?) => {$(
+        impl From<$from> for Value {
+            fn from(value: $from) -> Self {
+                $convert(value)
+            }
+        }
+    )*};
 }
 
-impl From<f32> for Value {
-    fn from(value: f32) -> Self {
-        Value::F32(value)
-    }
-}
-
-impl From<bool> for Value {
-    fn from(value: bool) -> Self {
-        Value::Bool(value)
-    }
+value_from! {
+    u32 => Value::U32,
+    i32 => Value::I32,
+    u64 => Value::U64,
+    f32 => Value::F32,
+    bool => Value::Bool,
+    Array => Value::Array,
+    ByteStrings => |strings| Value::Array(Array::String(strings)),
+    Vec<f32> => |values| Value::Array(Array::F32(values)),
+    Vec<i32> => |values| Value::Array(Array::I32(values)),
+    Vec<u32> => |values| Value::Array(Array::U32(values)),
 }
 
 impl Array {

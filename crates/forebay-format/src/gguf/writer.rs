@@ -1,1 +1,235 @@
-//! Writing GGUF files.
+//! Writing GGUF files that are larger than memory: the header first, then data as it comes.
+//!
+//! ```no_run
+//! # use forebay_format::{TensorType, gguf::writer::GgufWriter};
+//! # fn main() -> Result<(), forebay_format::FormatError> {
+//! let mut writer = GgufWriter::new("model.gguf".as_ref());
+//! writer.set("general.architecture", "llama")?;
+//! writer.add_tensor("output_norm.weight", TensorType::F32, &[64])?;
+//! let mut data = writer.start()?;
+//! data.write(&[0; 256])?;
+//! data.finish()
+//! # }
+//! ```
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use super::encode::header_bytes;
+use super::metadata::GgufMetadata;
+use super::parse::{DIMENSIONS_MAX, NESTING_MAX, alignment};
+use super::temporary::Temporary;
+use super::value::{Array, Value};
+use crate::tensor_type::checked_bytes;
+use crate::{Extent, FileIndex, FormatError, TensorInfo, TensorType};
+
+/// Longest tensor name, in bytes: what ggml can hold.
+const NAME_BYTES_MAX: usize = 63;
+
+/// Small writes are gathered up to this size.
+const BUFFER_BYTES: usize = 1 << 20;
+
+/// What a new GGUF file (version 3) will contain. Nothing is written before [`start`](Self::start).
+#[derive(Clone, Debug)]
+pub struct GgufWriter {
+    path: PathBuf,
+    metadata: GgufMetadata,
+    /// Offsets count from the start of the data section until `start` knows where that is.
+    tensors: Vec<TensorInfo>,
+    names: HashSet<String>,
+}
+
+impl GgufWriter {
+    /// A file that will appear at `path`, in place of what may be there.
+    pub fn new(path: &Path) -> Self {
+        let metadata = GgufMetadata::new(3);
+        Self { path: path.to_owned(), metadata, tensors: Vec::new(), names: HashSet::new() }
+    }
+
+    /// Sets a metadata key; keys are written in the order in which they were first set.
+    /// `general.alignment` takes effect for all tensors.
+    ///
+    /// # Errors
+    /// [`FormatError::WriteKey`]: an empty key, or arrays nested too deep;
+    /// [`FormatError::InvalidAlignment`].
+    pub fn set(&mut self, key: &str, value: impl Into<Value>) -> Result<(), FormatError> {
+        let value = value.into();
+        let why = match &value {
+            _ if key.is_empty() => Some("it is empty".to_owned()),
+            Value::Array(array) if depth(array) > NESTING_MAX => {
+                Some(format!("its arrays nest deeper than {NESTING_MAX}"))
+            }
+            _ => None,
+        };
+        if let Some(why) = why {
+            return Err(FormatError::WriteKey { path: self.path.clone(), key: key.into(), why });
+        }
+        self.metadata.insert(key.to_owned(), value);
+        alignment(&self.path, &self.metadata).map(|_| ())
+    }
+
+    /// Adds a tensor behind those that are there. `shape` is outermost first, as in
+    /// [`TensorInfo::shape`].
+    ///
+    /// # Errors
+    /// [`FormatError::WriteTensor`]: a type that GGUF does not have, no or more than four
+    /// dimensions, a name that is empty or too long; [`FormatError::InvalidShape`];
+    /// [`FormatError::DuplicateTensor`].
+    pub fn add_tensor(
+        &mut self,
+        name: &str,
+        ty: TensorType,
+        shape: &[u64],
+    ) -> Result<(), FormatError> {
+        let why = if ty.ggml_id().is_none() {
+            Some(format!("GGUF has no type {ty}"))
+        } else if !(1..=DIMENSIONS_MAX as usize).contains(&shape.len()) {
+            Some(format!("it has {} dimensions, GGUF allows 1 to {DIMENSIONS_MAX}", shape.len()))
+        } else if !(1..=NAME_BYTES_MAX).contains(&name.len()) {
+            Some(format!("its name has {} bytes, 1 to {NAME_BYTES_MAX} are allowed", name.len()))
+        } else {
+            None
+        };
+        if let Some(why) = why {
+            let path = self.path.clone();
+            return Err(FormatError::WriteTensor { path, tensor: name.to_owned(), why });
+        }
+        let length = checked_bytes(&self.path, name, ty, shape)?;
+        if !self.names.insert(name.to_owned()) {
+            let path = self.path.clone();
+            return Err(FormatError::DuplicateTensor { path, tensor: name.to_owned() });
+        }
+        let extent = Extent { file: FileIndex(0), offset: 0, length };
+        self.tensors.push(TensorInfo { name: name.into(), ty, shape: shape.to_vec(), extent });
+        Ok(())
+    }
+
+    /// Creates a temporary file beside the final one and writes the header. Tensor data follows
+    /// through the returned [`GgufData`].
+    ///
+    /// # Errors
+    /// [`FormatError::Io`]; [`FormatError::WriteFile`] if the file would be too large.
+    pub fn start(mut self) -> Result<GgufData, FormatError> {
+        let alignment = alignment(&self.path, &self.metadata)?;
+        let too_large = || FormatError::WriteFile {
+            path: self.path.clone(),
+            why: "its size does not fit in 64 bits".to_owned(),
+        };
+        let mut end = 0;
+        for tensor in &mut self.tensors {
+            tensor.extent.offset = end;
+            end = end
+                .checked_add(tensor.extent.length)
+                .and_then(|end| end.checked_next_multiple_of(alignment))
+                .ok_or_else(too_large)?;
+        }
+        let mut header = header_bytes(&self.metadata, &self.tensors);
+        header.resize(header.len().next_multiple_of(alignment as usize), 0);
+        let data_offset = header.len() as u64;
+        end.checked_add(data_offset).ok_or_else(too_large)?;
+        for tensor in &mut self.tensors {
+            tensor.extent.offset += data_offset;
+        }
+
+        let (temporary, file) = Temporary::create(&self.path)?;
+        let mut data = GgufData {
+            file: BufWriter::with_capacity(BUFFER_BYTES, file),
+            temporary,
+            path: self.path,
+            tensors: self.tensors,
+            alignment,
+            current: 0,
+            written_bytes: 0,
+        };
+        data.put(&header)?;
+        Ok(data)
+    }
+}
+
+/// How many arrays lie within each other.
+fn depth(array: &Array) -> u64 {
+    match array {
+        Array::Array(arrays) => 1 + arrays.iter().map(depth).max().unwrap_or(0),
+        _ => 1,
+    }
+}
+
+/// A GGUF file whose header is written and whose tensor data is being streamed, tensor by tensor.
+///
+/// Until [`finish`](Self::finish) all bytes are in a temporary file, which is removed when this is
+/// dropped.
+#[derive(Debug)]
+pub struct GgufData {
+    file: BufWriter<File>,
+    temporary: Temporary,
+    path: PathBuf,
+    tensors: Vec<TensorInfo>,
+    alignment: u64,
+    /// The tensor that takes the next byte.
+    current: usize,
+    /// Bytes of that tensor that are written.
+    written_bytes: u64,
+}
+
+impl GgufData {
+    /// All tensors with their final places in the file, in the order in which data is expected.
+    pub fn tensors(&self) -> &[TensorInfo] {
+        &self.tensors
+    }
+
+    /// The tensor that takes the next byte, and how many bytes it still lacks; `None` when all are
+    /// complete.
+    pub fn next_tensor(&self) -> Option<(&TensorInfo, u64)> {
+        let tensor = self.tensors.get(self.current)?;
+        Some((tensor, tensor.extent.length - self.written_bytes))
+    }
+
+    /// Appends bytes to the current tensor; after its last byte the next tensor is current.
+    ///
+    /// # Errors
+    /// [`FormatError::WriteTensor`] for bytes beyond the tensor's end; [`FormatError::Io`].
+    pub fn write(&mut self, bytes: &[u8]) -> Result<(), FormatError> {
+        let Some((tensor, missing_bytes)) = self.next_tensor() else {
+            let why = format!("{} bytes too many after the last tensor", bytes.len());
+            return Err(FormatError::WriteFile { path: self.path.clone(), why });
+        };
+        let bytes_left = (bytes.len() as u64).checked_sub(missing_bytes);
+        if bytes_left.is_some_and(|left| left > 0) {
+            let why = format!("{} bytes given, only {missing_bytes} are missing", bytes.len());
+            let tensor = tensor.name.clone();
+            return Err(FormatError::WriteTensor { path: self.path.clone(), tensor, why });
+        }
+        let complete = bytes_left == Some(0);
+        let length = tensor.extent.length;
+        self.put(bytes)?;
+        self.written_bytes += bytes.len() as u64;
+        if complete {
+            let padding = length.next_multiple_of(self.alignment) - length;
+            self.put(&vec![0; padding as usize])?;
+            self.current += 1;
+            self.written_bytes = 0;
+        }
+        Ok(())
+    }
+
+    /// Brings everything to the disk and gives the file its final name.
+    ///
+    /// # Errors
+    /// [`FormatError::WriteTensor`] if data is missing; [`FormatError::Io`].
+    pub fn finish(mut self) -> Result<(), FormatError> {
+        if let Some((tensor, missing_bytes)) = self.next_tensor() {
+            let why = format!("{missing_bytes} of its bytes were never given");
+            let tensor = tensor.name.clone();
+            return Err(FormatError::WriteTensor { path: self.path.clone(), tensor, why });
+        }
+        self.file.flush().map_err(FormatError::io(&self.path))?;
+        self.file.get_ref().sync_all().map_err(FormatError::io(&self.path))?;
+        self.temporary.rename_to(&self.path)
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> Result<(), FormatError> {
+        self.file.write_all(bytes).map_err(FormatError::io(&self.path))
+    }
+}

@@ -35,7 +35,7 @@ fn digits(bytes: &[u8], d: f32, out: &mut [f32]) {
     let mut power = 1u8;
     for out in out.chunks_exact_mut(bytes.len()) {
         for (value, byte) in out.iter_mut().zip(bytes) {
-            let digit = u16::from(byte.wrapping_mul(power)) * 3 >> 8;
+            let digit = (u16::from(byte.wrapping_mul(power)) * 3) >> 8;
             *value = (f32::from(digit) - 1.0) * d;
         }
         power = power.wrapping_mul(3);

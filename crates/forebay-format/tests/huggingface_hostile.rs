@@ -1,0 +1,185 @@
+//! Damaged and malicious Hugging Face folders.
+
+use std::path::Path;
+
+use forebay_format::{Catalog, FormatError, TensorType, parse_safetensors_bytes};
+use proptest::prelude::*;
+use tempfile::TempDir;
+
+/// A safetensors file with this header and so many zero bytes of data.
+fn safetensors(header: &str, data_bytes: usize) -> Vec<u8> {
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header.as_bytes());
+    bytes.resize(bytes.len() + data_bytes, 0);
+    bytes
+}
+
+const A: &str = r#"{"a":{"dtype":"BF16","shape":[2,3],"data_offsets":[0,12]}}"#;
+const B: &str = r#"{"b":{"dtype":"F32","shape":[4],"data_offsets":[0,16]},
+    "c":{"dtype":"F8_E4M3","shape":[2],"data_offsets":[16,18]}}"#;
+
+fn error(header: &str, data_bytes: usize) -> FormatError {
+    parse_safetensors_bytes(&safetensors(header, data_bytes)).unwrap_err()
+}
+
+#[test]
+fn a_valid_header() {
+    let header = parse_safetensors_bytes(&safetensors(B, 18)).unwrap();
+    let c = &header.tensors[1];
+    assert_eq!((c.name.as_str(), c.ty, c.extent.length), ("c", TensorType::F8_E4M3, 2));
+    assert_eq!(c.extent.offset, header.data_offset + 16);
+}
+
+#[test]
+fn damaged_headers() {
+    let bytes = safetensors(A, 12);
+    for length in 0..bytes.len() {
+        let result = parse_safetensors_bytes(&bytes[..length]);
+        assert!(
+            matches!(
+                result,
+                Err(FormatError::Truncated { .. } | FormatError::SafetensorsSize { .. })
+            ),
+            "{length} bytes: {result:?}"
+        );
+    }
+    assert!(
+        matches!(error(A, 13), FormatError::SafetensorsSize { found, expected, .. } if found == expected + 1)
+    );
+    for length in [100_000_001, 1 << 60, u64::MAX] {
+        let mut bytes = bytes.clone();
+        bytes[..8].copy_from_slice(&length.to_le_bytes());
+        let result = parse_safetensors_bytes(&bytes);
+        assert!(matches!(result, Err(FormatError::LimitExceeded { .. })), "{result:?}");
+    }
+    let invalid = [
+        "",
+        "[]",
+        "{\"a\":1}",
+        // A gap, an overlap, sizes that do not fit the shape, an end before the start.
+        r#"{"a":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}}"#,
+        r#"{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}}"#,
+        r#"{"a":{"dtype":"U8","shape":[3],"data_offsets":[0,2]}}"#,
+        r#"{"a":{"dtype":"U8","shape":[2],"data_offsets":[2,0]}}"#,
+        r#"{"a":{"dtype":"F32","shape":[4611686018427387904,4,4],"data_offsets":[0,0]}}"#,
+        r#"{"a":{"dtype":"X9","shape":[2],"data_offsets":[0,2]}}"#,
+        r#"{"a":{"dtype":"U8","shape":[-2],"data_offsets":[0,2]}}"#,
+    ];
+    for header in invalid {
+        let result = error(header, 3);
+        assert!(matches!(result, FormatError::SafetensorsHeader { .. }), "{header}: {result:?}");
+    }
+    let zero = r#"{"a":{"dtype":"U8","shape":[0,2],"data_offsets":[0,0]}}"#;
+    assert!(matches!(error(zero, 0), FormatError::InvalidShape { .. }));
+    let complex = r#"{"a":{"dtype":"C64","shape":[1],"data_offsets":[0,8]}}"#;
+    assert!(matches!(error(complex, 8), FormatError::UnsupportedDtype { .. }));
+}
+
+/// A folder with a config and these files.
+fn folder(files: &[(&str, &[u8])]) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, bytes) in files {
+        std::fs::write(folder.path().join(name), bytes).unwrap();
+    }
+    folder
+}
+
+fn open(folder: &TempDir) -> Result<Catalog, FormatError> {
+    Catalog::open(folder.path())
+}
+
+const CONFIG: (&str, &[u8]) = ("config.json", b"{}");
+const INDEX: &str = "model.safetensors.index.json";
+
+#[test]
+fn folders_without_a_model() {
+    let result = Catalog::open(Path::new("no/such/folder"));
+    assert!(matches!(result, Err(FormatError::Io { .. })));
+    assert!(matches!(open(&folder(&[])), Err(FormatError::NoModel { .. })));
+    let result = open(&folder(&[("x.gguf", b"")])).unwrap_err();
+    assert!(matches!(&result, FormatError::NoModel { why, .. } if why.contains("x.gguf")));
+    let result = open(&folder(&[CONFIG, ("reference.safetensors", b"")]));
+    assert!(matches!(result, Err(FormatError::NoModel { .. })));
+    let result = open(&folder(&[("config.json", b"[1]")]));
+    assert!(matches!(result, Err(FormatError::InvalidJson { .. })));
+    let result = open(&folder(&[("config.json", b"{")]));
+    assert!(matches!(result, Err(FormatError::Json { .. })));
+    let deep = "[".repeat(1_000_000);
+    let result = open(&folder(&[("config.json", deep.as_bytes())]));
+    assert!(matches!(result, Err(FormatError::Json { .. })));
+}
+
+#[test]
+fn shards() {
+    let (a, b) = (safetensors(A, 12), safetensors(B, 18));
+    let with_index = |index: &str| {
+        open(&folder(&[
+            CONFIG,
+            ("s1.safetensors", &a),
+            ("s2.safetensors", &b),
+            (INDEX, index.as_bytes()),
+        ]))
+    };
+    // The index decides: what it does not name stays out.
+    let index = r#"{"weight_map":{"b":"s2.safetensors","a":"s1.safetensors"}}"#;
+    let catalog = with_index(index).unwrap();
+    assert_eq!(catalog.tensors().len(), 2);
+    assert_eq!(catalog.files.len(), 2);
+    assert_eq!(catalog.tensor("b").unwrap().extent.file.0, 1);
+
+    let missing = with_index(r#"{"weight_map":{"a":"s3.safetensors"}}"#);
+    assert!(
+        matches!(missing, Err(FormatError::MissingShard { shard, .. }) if shard == "s3.safetensors")
+    );
+    let missing = with_index(r#"{"weight_map":{"a":"s1.safetensors","z":"s1.safetensors"}}"#);
+    assert!(matches!(missing, Err(FormatError::MissingTensor { tensor, .. }) if tensor == "z"));
+    for name in ["../s1.safetensors", "/etc/passwd", "..", "", "x/s1.safetensors"] {
+        let index = format!(r#"{{"weight_map":{{"a":"{name}"}}}}"#);
+        assert!(matches!(with_index(&index), Err(FormatError::InvalidShardName { .. })), "{name}");
+    }
+    for index in ["{}", r#"{"weight_map":[]}"#, r#"{"weight_map":{"a":1}}"#, "[]"] {
+        assert!(matches!(with_index(index), Err(FormatError::InvalidJson { .. })), "{index}");
+    }
+}
+
+#[test]
+fn chat_templates() {
+    let model = safetensors(A, 12);
+    let template = |files: &[(&str, &[u8])]| {
+        let files = [&[CONFIG, ("model.safetensors", &model[..])], files].concat();
+        open(&folder(&files)).unwrap().hugging_face().unwrap().chat_template.clone()
+    };
+    let config = ("tokenizer_config.json", &br#"{"chat_template":"in config"}"#[..]);
+    assert_eq!(template(&[]), None);
+    assert_eq!(template(&[config]).as_deref(), Some("in config"));
+    let json = ("chat_template.json", &br#"{"chat_template":"in json"}"#[..]);
+    assert_eq!(template(&[config, json]).as_deref(), Some("in json"));
+    let jinja = ("chat_template.jinja", &b"in jinja"[..]);
+    assert_eq!(template(&[config, json, jinja]).as_deref(), Some("in jinja"));
+    let named = br#"{"chat_template":[{"name":"tool_use","template":"no"},{"name":"default","template":"yes"}]}"#;
+    assert_eq!(template(&[("tokenizer_config.json", named)]).as_deref(), Some("yes"));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn mutated_headers_never_panic(
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
+    ) {
+        let mut bytes = safetensors(B, 18);
+        for (at, value) in &changes {
+            let at = at.index(bytes.len());
+            bytes[at] = *value;
+        }
+        if let Ok(header) = parse_safetensors_bytes(&bytes) {
+            for tensor in &header.tensors {
+                prop_assert!(tensor.extent.end() <= bytes.len() as u64);
+                prop_assert_eq!(
+                    tensor.ty.tensor_bytes(&tensor.shape),
+                    Some(tensor.extent.length)
+                );
+            }
+        }
+    }
+}
