@@ -1,0 +1,54 @@
+//! What can go wrong, with what a caller can act on.
+
+use forebay_store::{ReadError, StoreError};
+
+use crate::blocks::BlockId;
+
+/// Errors of planning and streaming.
+#[derive(Debug, thiserror::Error)]
+pub enum StreamError {
+    #[error(
+        "a RAM budget of {} is too small: {why}; the smallest that works is {}",
+        size(*given_bytes),
+        size(*needed_bytes)
+    )]
+    BudgetTooSmall {
+        /// The smallest budget that works, in bytes.
+        needed_bytes: u64,
+        given_bytes: u64,
+        why: String,
+    },
+    #[error("unknown cache policy {name:?}; there are layer-lru, layer-lfu and lru")]
+    UnknownPolicy { name: String },
+    /// The read of a block failed. The residency stays usable unless a later call says otherwise.
+    #[error("{block} could not be read: {source}")]
+    Read { block: BlockId, source: ReadError },
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error("the plan does not belong to these blocks: {why}")]
+    PlanMismatch { why: String },
+    #[error("there is no {block} in this model")]
+    NoSuchBlock { block: BlockId },
+    #[error(
+        "layer {layer}: the experts of a batch must be distinct, expert {expert} is named twice"
+    )]
+    ExpertNamedTwice { layer: u32, expert: u32 },
+    #[error(
+        "{block} needs a slot, but leases hold all of them: drop those that are done with first"
+    )]
+    LeasesHoldAllSlots { block: BlockId },
+    #[error("no batch of experts has begun")]
+    NoBatch,
+    /// Memory was lost to a read that never ended; nothing can be read any more. Never wrong bytes.
+    #[error("streaming has stopped: {why}")]
+    Stopped { why: String },
+}
+
+/// A size as a person reads it and as the command line takes it.
+fn size(bytes: u64) -> String {
+    const UNITS: [(&str, u64); 3] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+    match UNITS.iter().find(|unit| bytes >= unit.1) {
+        Some((name, unit)) => format!("{bytes} bytes ({:.2} {name})", bytes as f64 / *unit as f64),
+        None => format!("{bytes} bytes"),
+    }
+}

@@ -1,0 +1,37 @@
+//! The heart: which block of a model is in memory, who may be evicted, what is read next.
+//!
+//! ```text
+//! blocks.rs      names of blocks, and where their bytes lie on disk
+//! plan/          memory plan of a model under a RAM budget (pure)
+//! policy.rs      who is evicted: rankings (pure)
+//! cache.rs       the cache state machine that the residency and the replay share (pure)
+//! replay.rs      recorded routing through that state machine (pure)
+//! slots.rs       slots of the arena and the leases that pin them
+//! residency/     blocks in flight, resident and leased; the only part that talks to a read engine
+//! statistics.rs  counters, per token and in total
+//! ```
+//!
+//! This crate knows no arithmetic and no file format: a block is a list of extents, an expert is a number.
+
+#![forbid(unsafe_code)]
+
+mod blocks;
+mod cache;
+mod error;
+mod plan;
+mod policy;
+mod replay;
+mod residency;
+mod slots;
+mod statistics;
+
+pub use blocks::{BlockId, ExpertIndex, LayerIndex, ModelBlocks};
+pub use cache::{CacheCounters, CacheShape, CacheState, LayerShape};
+pub use error::StreamError;
+pub use forebay_store::{Extent, FileIndex};
+pub use plan::{Budget, DensePlan, ExpertPool, MemoryPlan};
+pub use policy::PolicyKind;
+pub use replay::{Phase, ReplayCounters, RoutingTrace, TraceError, replay};
+pub use residency::Residency;
+pub use slots::Lease;
+pub use statistics::{FaultedExperts, PeakBytes, PrefetchCounters, StreamStatistics, TokenRecord};

@@ -1,0 +1,196 @@
+//! The memory plan of a model under a RAM budget. Pure: the same model and budget give the same plan.
+//!
+//! First come the minimum (a ring of two slots for the dense blocks, and slots for the experts of one token in one
+//! layer), then as many pinned dense blocks as fit, then experts. What the budget buys follows a fixed
+//! sequence, so more budget never keeps fewer experts.
+
+mod dense;
+mod experts;
+
+use forebay_store::{BlockLayout, Extent, SLOT_ALIGNMENT};
+use serde::Serialize;
+
+pub use dense::DensePlan;
+pub use experts::ExpertPool;
+
+use crate::blocks::ModelBlocks;
+use crate::error::StreamError;
+use crate::policy::PolicyKind;
+use experts::{Classes, Growth};
+
+/// What memory is used for, in bytes and slots. Slots are multiples of 4096 bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct MemoryPlan {
+    pub policy: PolicyKind,
+    /// The budget that it was made for; `None`: no limit.
+    pub ram_bytes: Option<u64>,
+    /// Of the budget, what others use: weights that are always resident, staging.
+    pub reserved_bytes: u64,
+    pub dense: DensePlan,
+    /// One pool for each size class of experts.
+    pub pools: Vec<ExpertPool>,
+    /// Experts of every layer, 0 for a dense one.
+    pub experts_per_layer: Vec<u32>,
+    /// Experts that every layer may keep. A global policy shares the sum of a pool's layers instead.
+    pub kept_per_layer: Vec<u32>,
+    /// Bytes of all slots: what the arena needs.
+    pub arena_bytes: u64,
+    /// Whether every block stays in memory once it was read.
+    pub fully_resident: bool,
+}
+
+impl MemoryPlan {
+    /// Kept slots of all pools.
+    pub fn kept_slots(&self) -> u64 {
+        self.pools.iter().map(|pool| u64::from(pool.kept_slots)).sum()
+    }
+
+    /// Experts of all layers.
+    pub fn experts(&self) -> u64 {
+        self.experts_per_layer.iter().map(|&experts| u64::from(experts)).sum()
+    }
+}
+
+/// Plans memory within a budget.
+pub struct Budget;
+
+impl Budget {
+    /// The plan for a model whose streamed blocks, together with `reserved_bytes` of others, must stay within `ram_bytes`.
+    ///
+    /// # Errors
+    /// [`StreamError::BudgetTooSmall`] with the smallest budget that works.
+    pub fn plan(
+        blocks: &ModelBlocks,
+        ram_bytes: Option<u64>,
+        reserved_bytes: u64,
+        policy: PolicyKind,
+    ) -> Result<MemoryPlan, StreamError> {
+        let sizes = Sizes::of(blocks);
+        let free = ram_bytes.map_or(u64::MAX, |ram| ram.saturating_sub(reserved_bytes));
+        let candidates = sizes.candidates();
+        let best = candidates
+            .iter()
+            .filter_map(|classes| Candidate::within(&sizes, classes, free))
+            .max_by_key(|candidate| (candidate.growth.kept(), candidate.dense.pinned_blocks()));
+        match best {
+            Some(candidate) => Ok(candidate.into_plan(&sizes, ram_bytes, reserved_bytes, policy)),
+            None => {
+                Err(sizes.too_small(&candidates, ram_bytes.unwrap_or(u64::MAX), reserved_bytes))
+            }
+        }
+    }
+
+    /// The smallest budget that works, in bytes.
+    pub fn smallest(blocks: &ModelBlocks, reserved_bytes: u64) -> u64 {
+        let sizes = Sizes::of(blocks);
+        let smallest = sizes.smallest(&sizes.candidates());
+        reserved_bytes.saturating_add(smallest)
+    }
+}
+
+/// Slot bytes of every block, and how many experts a token needs at once.
+struct Sizes {
+    dense: Vec<u64>,
+    /// `(experts, slot bytes of the largest)` of every layer.
+    experts: Vec<(u32, u64)>,
+    experts_per_token: u32,
+}
+
+impl Sizes {
+    fn of(blocks: &ModelBlocks) -> Sizes {
+        let dense = blocks.dense.iter().map(|extents| slot_bytes(extents)).collect();
+        let largest = |experts: &Vec<Vec<Extent>>| {
+            let slot = experts.iter().map(|extents| slot_bytes(extents)).max().unwrap_or(0);
+            (experts.len() as u32, slot)
+        };
+        let experts: Vec<(u32, u64)> = blocks.experts.iter().map(largest).collect();
+        let most = experts.iter().map(|layer| layer.0).max().unwrap_or(0);
+        let wanted = u32::try_from(blocks.experts_per_token).unwrap_or(u32::MAX);
+        Sizes { dense, experts, experts_per_token: wanted.clamp(1, most.max(1)) }
+    }
+
+    /// A pool for each size class; or one for all, which may be the only way to fit a small budget.
+    fn candidates(&self) -> Vec<Classes> {
+        let separate = Classes::by_size(&self.experts, self.experts_per_token);
+        let mut all = vec![Classes::one_for_all(&self.experts, self.experts_per_token)];
+        if separate.len() > 1 {
+            // The last of equals wins in `max_by_key`.
+            all.push(separate);
+        }
+        all
+    }
+
+    fn smallest(&self, candidates: &[Classes]) -> u64 {
+        let dense = dense::smallest_bytes(&self.dense);
+        let experts = candidates.iter().map(Classes::smallest_bytes).min().unwrap_or(0);
+        dense.saturating_add(experts)
+    }
+
+    fn too_small(
+        &self,
+        candidates: &[Classes],
+        given_bytes: u64,
+        reserved_bytes: u64,
+    ) -> StreamError {
+        let dense = dense::smallest_bytes(&self.dense);
+        let experts = self.smallest(candidates) - dense;
+        let why = format!(
+            "{dense} bytes are needed to stream the dense layers, {experts} for the {} experts that a token uses \
+             in a layer, {reserved_bytes} for what is always in memory",
+            self.experts_per_token
+        );
+        let needed_bytes = reserved_bytes.saturating_add(dense).saturating_add(experts);
+        StreamError::BudgetTooSmall { needed_bytes, given_bytes, why }
+    }
+}
+
+/// Bytes of a slot for a block: what its layout needs for any alignment that a disk may ask for.
+fn slot_bytes(extents: &[Extent]) -> u64 {
+    BlockLayout::plan(extents, SLOT_ALIGNMENT).slot_bytes as u64
+}
+
+/// One way to use a budget.
+struct Candidate<'a> {
+    dense: DensePlan,
+    classes: &'a Classes,
+    growth: Growth,
+}
+
+impl<'a> Candidate<'a> {
+    fn within(sizes: &Sizes, classes: &'a Classes, free: u64) -> Option<Candidate<'a>> {
+        let for_dense = free.checked_sub(classes.smallest_bytes())?;
+        let dense = DensePlan::within(&sizes.dense, for_dense)?;
+        let for_experts = free - dense.bytes();
+        let growth = match dense.all_pinned() {
+            true => classes.grow(for_experts),
+            false => classes.widen(for_experts),
+        };
+        Some(Candidate { dense, classes, growth })
+    }
+
+    fn into_plan(
+        self,
+        sizes: &Sizes,
+        ram_bytes: Option<u64>,
+        reserved_bytes: u64,
+        policy: PolicyKind,
+    ) -> MemoryPlan {
+        let fully_resident = self.dense.all_pinned() && self.classes.all_kept(&self.growth);
+        let pools = self.classes.pools(&self.growth);
+        let experts = pools.iter().map(ExpertPool::bytes).sum::<u64>();
+        MemoryPlan {
+            policy,
+            ram_bytes,
+            reserved_bytes,
+            arena_bytes: self.dense.bytes() + experts,
+            dense: self.dense,
+            pools,
+            experts_per_layer: sizes.experts.iter().map(|layer| layer.0).collect(),
+            kept_per_layer: self.growth.kept_per_layer,
+            fully_resident,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

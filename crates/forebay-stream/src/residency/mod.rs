@@ -1,0 +1,302 @@
+//! Blocks in flight, resident and leased. The only part that talks to a read engine.
+//!
+//! Every read goes into a slot that nothing else uses, and a block can be leased only after its read succeeded:
+//! a failed, short or cancelled read never becomes bytes that somebody computes with.
+
+mod dense;
+mod experts;
+mod prefetch;
+mod setup;
+
+use std::time::Instant;
+
+use forebay_store::{BlockLayout, BlockRead, Completion, Priority, ReadEngine, ReadError};
+
+use crate::blocks::BlockId;
+use crate::cache::CacheState;
+use crate::error::StreamError;
+use crate::plan::MemoryPlan;
+use crate::slots::{Lease, Purpose, ReadInFlight, Slot, SlotIndex};
+use crate::statistics::{IoCounters, PeakBytes, StreamStatistics, TokenLog, TokenRecord, Totals};
+
+use dense::DenseBlocks;
+use experts::{Batch, ExpertBlocks};
+
+/// Where a block is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Place {
+    Absent,
+    /// On its way into a slot.
+    Reading(SlotIndex),
+    Present(SlotIndex),
+}
+
+/// Reads in flight at most; the engine has its own, finer limit on requests.
+const READS_MAX: usize = 64;
+
+/// The state of every block of a model: brings them into the arena's slots and hands out leases.
+pub struct Residency {
+    plan: MemoryPlan,
+    cache: CacheState,
+    engine: Box<dyn ReadEngine>,
+    slots: Vec<Slot>,
+    dense: DenseBlocks,
+    experts: ExpertBlocks,
+    batch: Batch,
+    /// Reused from call to call.
+    completions: Vec<Completion>,
+    /// The first failure of a read that somebody waits for.
+    failure: Option<StreamError>,
+    /// Why nothing can be read any more.
+    stopped: Option<String>,
+    reads_started: u64,
+    occupied_bytes: u64,
+    occupied_bytes_max: u64,
+    totals: Totals,
+    log: TokenLog,
+    window: Window,
+}
+
+/// Where the statistics start.
+struct Window {
+    since: Instant,
+    totals: Totals,
+    io: forebay_store::IoStatistics,
+}
+
+impl Residency {
+    /// The plan that it works by.
+    pub fn plan(&self) -> &MemoryPlan {
+        &self.plan
+    }
+
+    /// Which read path runs.
+    pub fn engine_info(&self) -> forebay_store::EngineInfo {
+        self.engine.describe()
+    }
+
+    /// The bytes of extent `part` of a leased block, exactly as on disk.
+    ///
+    /// # Panics
+    /// If the lease is another residency's, or the block has no such part.
+    pub fn bytes(&self, lease: &Lease, part: usize) -> &[u8] {
+        let slot = &self.slots[lease.slot as usize];
+        assert!(slot.gave(lease), "the lease of {} belongs to another residency", lease.block());
+        let part = self.layout(lease.block()).parts[part];
+        let buffer = slot.buffer.as_ref().expect("nothing is read into a leased slot");
+        &buffer.as_slice()[part.at..part.at + part.extent.length as usize]
+    }
+
+    /// Number of extents of a block.
+    pub fn parts(&self, lease: &Lease) -> usize {
+        self.layout(lease.block()).parts.len()
+    }
+
+    /// Ends a generated token: what was counted since the last end belongs to it.
+    pub fn end_token(&mut self) {
+        let now = self.totals();
+        self.log.end_token(&now);
+    }
+
+    /// Ends the processing of `tokens` tokens of a prompt.
+    pub fn end_prompt(&mut self, tokens: usize) {
+        let now = self.totals();
+        self.log.end_prompt(tokens as u64, &now);
+    }
+
+    /// Generated tokens, oldest first; in runs of more than 4096 tokens a record sums up several.
+    pub fn token_records(&self) -> &[TokenRecord] {
+        self.log.records()
+    }
+
+    /// Starts counting anew, for instance after a warm-up. Peaks and `max_resident_per_layer` stay.
+    pub fn reset_statistics(&mut self) {
+        let now = self.totals();
+        self.log.reset(&now);
+        self.window =
+            Window { since: Instant::now(), totals: now, io: self.engine.io_statistics() };
+    }
+
+    /// Counters since the start or the last reset.
+    pub fn statistics(&self) -> StreamStatistics {
+        let (now, from) = (self.totals(), &self.window.totals);
+        let mut cache = crate::cache::CacheCounters::default();
+        cache.add_between(&from.cache, &now.cache);
+        let elapsed = self.window.since.elapsed().as_secs_f64();
+        StreamStatistics {
+            policy: self.plan.policy,
+            lookups: cache.lookups,
+            hits: cache.hits,
+            misses: cache.misses(),
+            hit_rate: cache.hit_rate(),
+            evictions: cache.evictions,
+            experts_read: now.experts_read - from.experts_read,
+            dense_blocks_read: now.dense_blocks_read - from.dense_blocks_read,
+            bytes_read: now.bytes_read - from.bytes_read,
+            wait_seconds: (now.wait_nanoseconds - from.wait_nanoseconds) as f64 * 1e-9,
+            prompt_tokens: self.log.prompt_tokens,
+            generated_tokens: self.log.generated_tokens(),
+            faulted_experts_per_token: self.log.faulted_experts(),
+            max_resident_per_layer: self.cache.resident_max().max().unwrap_or(0),
+            peak_bytes: PeakBytes {
+                host_reserved: self.plan.arena_bytes,
+                host_occupied: self.occupied_bytes_max,
+            },
+            prefetch: now.prefetch.since(&from.prefetch),
+            io: IoCounters::between(&self.window.io, &self.engine.io_statistics(), elapsed),
+        }
+    }
+
+    fn totals(&self) -> Totals {
+        Totals { cache: self.cache.counters(), ..self.totals }
+    }
+
+    fn layout(&self, block: BlockId) -> &BlockLayout {
+        match block {
+            BlockId::Dense(index) => &self.dense.layouts[index as usize],
+            BlockId::Expert(layer, expert) => {
+                &self.experts.layouts[self.cache.entry(layer, expert)]
+            }
+        }
+    }
+
+    fn place(&mut self, block: BlockId) -> &mut Place {
+        match block {
+            BlockId::Dense(index) => &mut self.dense.places[index as usize],
+            BlockId::Expert(layer, expert) => {
+                &mut self.experts.places[self.cache.entry(layer, expert)]
+            }
+        }
+    }
+
+    /// Starts the read of a block into an idle slot.
+    fn start_read(
+        &mut self,
+        block: BlockId,
+        slot: SlotIndex,
+        purpose: Purpose,
+        priority: Priority,
+    ) {
+        self.vacate(slot);
+        let layout = self.layout(block).clone();
+        self.reads_started += 1;
+        let id = self.reads_started << 32 | u64::from(slot);
+        let into = &mut self.slots[slot as usize];
+        let buffer = into.buffer.take().expect("an idle slot has its buffer");
+        into.block = Some(block);
+        into.read = Some(ReadInFlight { id, purpose });
+        self.occupied_bytes += into.bytes;
+        self.occupied_bytes_max = self.occupied_bytes_max.max(self.occupied_bytes);
+        *self.place(block) = Place::Reading(slot);
+        self.engine.submit(BlockRead { id, label: block.label(), layout, buffer, priority });
+    }
+
+    /// Forgets the block of a slot that nothing reads into.
+    fn vacate(&mut self, slot: SlotIndex) {
+        let Some(block) = self.slots[slot as usize].block.take() else { return };
+        self.occupied_bytes -= self.slots[slot as usize].bytes;
+        // The block may have been read again elsewhere while a lease held it here.
+        let place = self.place(block);
+        if matches!(*place, Place::Present(at) | Place::Reading(at) if at == slot) {
+            *place = Place::Absent;
+        }
+    }
+
+    /// Makes a read in flight one that somebody waits for.
+    fn demand_read(&mut self, slot: SlotIndex) {
+        if let Some(read) = &mut self.slots[slot as usize].read {
+            read.purpose = Purpose::Demand;
+            self.engine.promote(read.id);
+        }
+    }
+
+    /// Gives a read in flight up; its completion frees the slot.
+    fn abandon_read(&mut self, slot: SlotIndex) {
+        if let Some(read) = &mut self.slots[slot as usize].read {
+            read.purpose = Purpose::Nobody;
+            self.engine.cancel(read.id);
+        }
+    }
+
+    /// Takes in what has finished, without waiting.
+    fn poll(&mut self) -> Result<(), StreamError> {
+        self.check_running()?;
+        let polled = self.engine.poll(&mut self.completions);
+        self.settle(polled)
+    }
+
+    /// Waits until at least one read has finished.
+    fn wait(&mut self) -> Result<(), StreamError> {
+        self.check_running()?;
+        let start = Instant::now();
+        let waited = self.engine.wait(&mut self.completions);
+        self.totals.wait_nanoseconds += start.elapsed().as_nanos() as u64;
+        self.settle(waited)
+    }
+
+    fn settle(
+        &mut self,
+        outcome: Result<(), forebay_store::StoreError>,
+    ) -> Result<(), StreamError> {
+        while let Some(completion) = self.completions.pop() {
+            self.complete(completion);
+        }
+        outcome.map_err(|error| {
+            self.stopped = Some(error.to_string());
+            StreamError::Store(error)
+        })
+    }
+
+    fn complete(&mut self, completion: Completion) {
+        let slot = completion.id as SlotIndex;
+        let at = &mut self.slots[slot as usize];
+        let Some((read, block)) = at.read.take_if(|read| read.id == completion.id).zip(at.block)
+        else {
+            return;
+        };
+        let lost = completion.buffer.is_none();
+        at.buffer = completion.buffer;
+        match completion.result {
+            Ok(done) => {
+                self.totals.bytes_read += done.bytes_read;
+                *self.place(block) = Place::Present(slot);
+                match block {
+                    BlockId::Dense(_) => self.totals.dense_blocks_read += 1,
+                    BlockId::Expert(layer, expert) => {
+                        self.totals.experts_read += 1;
+                        self.expert_arrived(layer, expert, slot, read.purpose);
+                    }
+                }
+            }
+            Err(error) => {
+                self.vacate(slot);
+                if lost {
+                    self.stopped = Some(error.to_string());
+                }
+                if let BlockId::Expert(layer, expert) = block {
+                    self.expert_failed(layer, expert, slot, &read, &error);
+                }
+                self.report(block, read.purpose, error);
+            }
+        }
+    }
+
+    fn report(&mut self, block: BlockId, purpose: Purpose, error: ReadError) {
+        match (purpose, &error) {
+            (_, ReadError::Cancelled { .. }) | (Purpose::Nobody, _) => {}
+            (Purpose::Ahead, _) => {
+                tracing::warn!("{block} could not be read ahead, it will be tried again: {error}");
+            }
+            (Purpose::Demand, _) => {
+                self.failure.get_or_insert(StreamError::Read { block, source: error });
+            }
+        }
+    }
+
+    fn check_running(&self) -> Result<(), StreamError> {
+        match &self.stopped {
+            Some(why) => Err(StreamError::Stopped { why: why.clone() }),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! Carving the arena, and loading what stays.
+
+use std::time::Instant;
+
+use forebay_store::{
+    Arena, BlockLayout, Extent, FileSet, IoStatistics, Priority, ReadEngine, SLOT_ALIGNMENT,
+};
+
+use super::dense::DenseBlocks;
+use super::experts::{Batch, ExpertBlocks, Pool};
+use super::{Place, READS_MAX, Residency, Window};
+use crate::blocks::{BlockId, ExpertIndex, LayerIndex, ModelBlocks};
+use crate::cache::{CacheShape, CacheState};
+use crate::error::StreamError;
+use crate::plan::MemoryPlan;
+use crate::slots::{Purpose, Slot, SlotIndex};
+use crate::statistics::{TokenLog, Totals};
+
+impl Residency {
+    /// Carves the slots of `plan` from `arena`, of which at least `plan.arena_bytes` must be free. Nothing is read yet.
+    ///
+    /// # Errors
+    /// [`StreamError::PlanMismatch`] when the plan is not one for these blocks; errors of the arena.
+    pub fn new(
+        blocks: &ModelBlocks,
+        plan: MemoryPlan,
+        files: &FileSet,
+        arena: &Arena,
+        engine: Box<dyn ReadEngine>,
+    ) -> Result<Residency, StreamError> {
+        check(blocks, &plan, files)?;
+        let mut slots = Vec::new();
+        let mut carve = |bytes: u64, count: usize| -> Result<Vec<SlotIndex>, StreamError> {
+            let first = slots.len() as SlotIndex;
+            for _ in 0..count {
+                slots.push(Slot::new(arena.carve(bytes as usize)?));
+            }
+            Ok((first..slots.len() as SlotIndex).collect())
+        };
+        let mut homes = vec![None; plan.dense.pinned.len()];
+        for (index, home) in homes.iter_mut().enumerate().filter(|(i, _)| plan.dense.pinned[*i]) {
+            *home = carve(plan.dense.slot_bytes[index], 1)?.pop();
+        }
+        let ring = carve(plan.dense.ring_slot_bytes, plan.dense.ring_slots)?;
+        let mut pools = Vec::with_capacity(plan.pools.len());
+        for pool in &plan.pools {
+            pools.push(Pool::new(carve(pool.slot_bytes, pool.slots() as usize)?));
+        }
+        let cache = CacheState::new(plan.policy, &CacheShape::from_plan(&plan));
+        let experts = ExpertBlocks {
+            layouts: blocks.experts.iter().flatten().map(|block| layout(block)).collect(),
+            places: vec![Place::Absent; cache.entries()],
+            pool_of_layer: pool_of_layer(&plan),
+            pools,
+            prefetched: Vec::with_capacity(cache.entries()),
+        };
+        let dense = DenseBlocks::new(blocks.dense.iter().map(|b| layout(b)).collect(), homes, ring);
+        let window = Window {
+            since: Instant::now(),
+            totals: Totals::default(),
+            io: IoStatistics::default(),
+        };
+        Ok(Residency {
+            batch: Batch::with_room_for(plan.experts_per_layer.iter().copied().max().unwrap_or(0)),
+            plan,
+            cache,
+            engine,
+            slots,
+            dense,
+            experts,
+            completions: Vec::with_capacity(2 * READS_MAX),
+            failure: None,
+            stopped: None,
+            reads_started: 0,
+            occupied_bytes: 0,
+            occupied_bytes_max: 0,
+            totals: Totals::default(),
+            log: TokenLog::new(),
+            window,
+        })
+    }
+
+    /// Reads what has a slot of its own: the pinned dense blocks and, for classes of experts that fit whole, all
+    /// experts. `progress` gets the bytes of slots that are filled and those that will be.
+    ///
+    /// # Errors
+    /// The first read that failed.
+    pub fn preload(&mut self, progress: &mut dyn FnMut(u64, u64)) -> Result<(), StreamError> {
+        let wanted = self.blocks_to_preload();
+        let total = wanted.iter().map(|&block| self.layout(block).wanted_bytes()).sum();
+        let mut done = 0;
+        let (mut next, mut first_open) = (0, 0);
+        progress(0, total);
+        while first_open < wanted.len() {
+            while next < wanted.len() && self.engine.in_flight() < READS_MAX {
+                self.preload_block(wanted[next])?;
+                next += 1;
+            }
+            // Blocks mostly arrive in order; the oldest one decides how far we are.
+            let block = wanted[first_open];
+            if let Place::Present(_) = *self.place(block) {
+                done += self.layout(block).wanted_bytes();
+                first_open += 1;
+                progress(done, total);
+                continue;
+            }
+            self.wait()?;
+            if let Some(failure) = self.failure.take() {
+                return Err(failure);
+            }
+        }
+        Ok(())
+    }
+
+    fn blocks_to_preload(&self) -> Vec<BlockId> {
+        let pinned = self.dense.homes.iter().enumerate().filter(|(_, home)| home.is_some());
+        let mut wanted: Vec<BlockId> = pinned.map(|(i, _)| BlockId::Dense(i as u32)).collect();
+        for pool in self.plan.pools.iter().filter(|pool| pool.transient_slots == 0) {
+            for &layer in &pool.layers {
+                let experts = self.plan.experts_per_layer[layer as usize];
+                let block = |expert| BlockId::Expert(LayerIndex(layer), ExpertIndex(expert));
+                wanted.extend((0..experts).map(block));
+            }
+        }
+        wanted
+    }
+
+    fn preload_block(&mut self, block: BlockId) -> Result<(), StreamError> {
+        if *self.place(block) != Place::Absent {
+            return Ok(());
+        }
+        let slot = match block {
+            BlockId::Dense(index) => self.dense.homes[index as usize],
+            BlockId::Expert(layer, expert) => {
+                let slot = self.take_slot(layer);
+                if slot.is_some() {
+                    self.cache.preload(layer, expert);
+                }
+                slot
+            }
+        };
+        let slot = slot.ok_or(StreamError::LeasesHoldAllSlots { block })?;
+        self.start_read(block, slot, Purpose::Demand, Priority::Load);
+        Ok(())
+    }
+}
+
+fn layout(extents: &[Extent]) -> BlockLayout {
+    BlockLayout::plan(extents, SLOT_ALIGNMENT)
+}
+
+fn pool_of_layer(plan: &MemoryPlan) -> Vec<u32> {
+    let mut of = vec![0; plan.experts_per_layer.len()];
+    for (index, pool) in plan.pools.iter().enumerate() {
+        for &layer in &pool.layers {
+            of[layer as usize] = index as u32;
+        }
+    }
+    of
+}
+
+/// A plan made for other blocks would put bytes into slots that are too small.
+fn check(blocks: &ModelBlocks, plan: &MemoryPlan, files: &FileSet) -> Result<(), StreamError> {
+    let mismatch = |why: String| Err(StreamError::PlanMismatch { why });
+    if files.alignment() > SLOT_ALIGNMENT {
+        return mismatch(format!("the files need reads aligned to {} bytes", files.alignment()));
+    }
+    let dense: Vec<u64> = blocks.dense.iter().map(|b| layout(b).slot_bytes as u64).collect();
+    if dense != plan.dense.slot_bytes {
+        return mismatch("the dense blocks have other sizes".to_owned());
+    }
+    let counts: Vec<u32> = blocks.experts.iter().map(|layer| layer.len() as u32).collect();
+    if counts != plan.experts_per_layer {
+        return mismatch("the layers have other numbers of experts".to_owned());
+    }
+    let pools = pool_of_layer(plan);
+    for (layer, experts) in blocks.experts.iter().enumerate().filter(|(_, e)| !e.is_empty()) {
+        let largest = experts.iter().map(|block| layout(block).slot_bytes as u64).max();
+        let pool = plan.pools.get(pools[layer] as usize);
+        if pool.is_none_or(|pool| largest > Some(pool.slot_bytes)) {
+            return mismatch(format!("the experts of layer {layer} do not fit their slots"));
+        }
+    }
+    Ok(())
+}
