@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use forebay_format::{Extent, FileIndex};
-use rustix::fs::{AtFlags, StatxFlags, statx};
+use rustix::fs::{AtFlags, StatxFlags, fstatfs, statx};
 
 use crate::arena::SLOT_ALIGNMENT;
 use crate::error::StoreError;
@@ -210,6 +210,10 @@ impl DirectFile {
             .custom_flags(libc::O_DIRECT)
             .open(path)
             .map_err(|error| format!("its file system refuses O_DIRECT ({error})"))?;
+        // tmpfs takes the flag since Linux 6.6 but has no disk to read past the cache from.
+        if fstatfs(&file).is_ok_and(|status| status.f_type == libc::TMPFS_MAGIC) {
+            return Err("it lies in memory (tmpfs)".to_owned());
+        }
         let wanted = StatxFlags::DIOALIGN;
         let alignment = match statx(&file, "", AtFlags::EMPTY_PATH, wanted) {
             Ok(status) if status.stx_mask & wanted.bits() != 0 => {
@@ -218,7 +222,7 @@ impl DirectFile {
                 }
                 status.stx_dio_offset_align.max(status.stx_dio_mem_align) as usize
             }
-            // Linux before 6.1 does not say: 4096 suits every disk, and tmpfs refuses the open itself there.
+            // Linux before 6.1, and file systems that do not say: 4096 suits every disk.
             _ => SLOT_ALIGNMENT,
         };
         if !alignment.is_power_of_two() || alignment > SLOT_ALIGNMENT {

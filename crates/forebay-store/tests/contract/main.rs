@@ -1,0 +1,6 @@
+//! One contract for all engines: every case here runs on io_uring, the pread pool and the simulated disk.
+
+mod faults;
+mod reading;
+mod scheduling;
+mod support;

@@ -1,0 +1,148 @@
+//! Files with known bytes, and engines of every kind over them.
+
+use std::time::Duration;
+
+use forebay_store::{
+    Arena, BlockLabel, BlockLayout, BlockRead, Completion, DiskModel, EngineOptions, Extent,
+    FaultPlan, FileIndex, FileSet, IoKind, Priority, ReadEngine, VirtualClock, open_engine,
+    open_faulty_engine, open_simulated_engine,
+};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Uring,
+    Pread,
+    Simulated,
+}
+
+/// The engines that work here. Says so when one is missing.
+pub fn kinds() -> Vec<Kind> {
+    let files = FileSet::in_memory(Vec::new());
+    let arena = Arena::reserve(4096).unwrap();
+    let mut kinds = vec![Kind::Pread, Kind::Simulated];
+    match open_engine(IoKind::Uring, &files, &arena, &EngineOptions::default()) {
+        Ok(_) => kinds.push(Kind::Uring),
+        Err(error) => eprintln!("SKIPPED: the contract of io_uring: {error}"),
+    }
+    kinds
+}
+
+/// Deterministic noise.
+pub struct Noise(pub u64);
+
+impl Noise {
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit.max(1)
+    }
+}
+
+pub fn image(seed: u64, bytes: usize) -> Vec<u8> {
+    let mut noise = Noise(seed | 1);
+    let mut image = Vec::with_capacity(bytes + 8);
+    while image.len() < bytes {
+        image.extend_from_slice(&noise.next().to_le_bytes());
+    }
+    image.truncate(bytes);
+    image
+}
+
+pub fn extent(file: u32, offset: u64, length: u64) -> Extent {
+    Extent { file: FileIndex(file), offset, length }
+}
+
+/// An engine over files of known content.
+pub struct Bench {
+    pub engine: Box<dyn ReadEngine>,
+    pub files: FileSet,
+    pub arena: Arena,
+    pub images: Vec<Vec<u8>>,
+    pub folder: tempfile::TempDir,
+}
+
+pub const ARENA_BYTES: usize = 16 << 20;
+
+impl Bench {
+    pub fn new(kind: Kind, options: EngineOptions, faults: FaultPlan, sizes: &[usize]) -> Bench {
+        let folder = tempfile::tempdir().unwrap();
+        let mut images = Vec::new();
+        let mut paths = Vec::new();
+        for (index, &bytes) in sizes.iter().enumerate() {
+            images.push(image(index as u64 + 17, bytes));
+            paths.push(folder.path().join(format!("weights-{index}")));
+            std::fs::write(&paths[index], &images[index]).unwrap();
+        }
+        let arena = Arena::reserve(ARENA_BYTES).unwrap();
+        let files = match kind {
+            Kind::Simulated => FileSet::in_memory(images.clone()),
+            _ => FileSet::open(&paths).unwrap(),
+        };
+        let engine = match kind {
+            Kind::Uring => open_faulty_engine(IoKind::Uring, &files, &arena, &options, faults),
+            Kind::Pread => open_faulty_engine(IoKind::Pread, &files, &arena, &options, faults),
+            Kind::Simulated => {
+                let clock = VirtualClock::default();
+                open_simulated_engine(&files, &options, DiskModel::default(), &clock, faults)
+            }
+        };
+        Bench { engine: engine.unwrap(), files, arena, images, folder }
+    }
+
+    pub fn layout(&self, extents: &[Extent]) -> BlockLayout {
+        BlockLayout::plan(extents, self.files.alignment())
+    }
+
+    pub fn submit(&mut self, id: u64, priority: Priority, extents: &[Extent]) {
+        let layout = self.layout(extents);
+        let mut buffer = self.arena.carve(layout.slot_bytes).unwrap();
+        buffer.as_mut_slice().fill(0x5A);
+        let label = BlockLabel::Expert { layer: 4, expert: id as u32 };
+        self.engine.submit(BlockRead { id, label, layout, buffer, priority });
+    }
+
+    /// Waits until nothing is in flight; completions in the order in which they came.
+    pub fn finish(&mut self) -> Vec<Completion> {
+        let mut done = Vec::new();
+        while self.engine.in_flight() > 0 {
+            let before = done.len();
+            self.engine.wait(&mut done).unwrap();
+            assert!(done.len() > before, "wait came back with nothing");
+        }
+        done
+    }
+
+    pub fn finish_one(&mut self) -> Completion {
+        let mut done = self.finish();
+        assert_eq!(done.len(), 1);
+        done.pop().unwrap()
+    }
+
+    /// Checks that a completion succeeded with exactly the bytes of the files.
+    pub fn verify(&self, completion: &Completion, extents: &[Extent]) {
+        let done = completion.result.as_ref().unwrap();
+        let layout = self.layout(extents);
+        assert!(done.bytes_read >= extents.iter().map(|e| e.length).max().unwrap_or(0));
+        let slot = completion.buffer.as_ref().unwrap().as_slice();
+        for (part, extent) in layout.parts.iter().zip(extents) {
+            let start = extent.offset as usize;
+            let wanted =
+                &self.images[extent.file.0 as usize][start..start + extent.length as usize];
+            let got = &slot[part.at..part.at + extent.length as usize];
+            assert!(got == wanted, "wrong bytes for {extent:?} of read {}", completion.id);
+        }
+    }
+}
+
+pub fn small_requests() -> EngineOptions {
+    EngineOptions { request_bytes: 16 << 10, queue_depth: 16, ..EngineOptions::default() }
+}
+
+pub fn stalling_after(milliseconds: u64) -> EngineOptions {
+    EngineOptions { stall_timeout: Duration::from_millis(milliseconds), ..small_requests() }
+}
