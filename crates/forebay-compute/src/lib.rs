@@ -4,13 +4,22 @@
 //! Nothing here knows of files or of models: slices come in, slices go out. Every operation gives
 //! the same bits for every number of threads.
 
+mod attention;
 mod buffer;
 mod cpu;
 mod error;
+mod kv;
 mod matmul;
+mod ops;
 mod pool;
+mod simd;
+#[cfg(test)]
+mod testing;
 
+pub use attention::Attention;
 pub use cpu::{Arithmetic, Cpu, Isa, default_threads};
 pub use error::ComputeError;
+pub use kv::{KvCache, KvShape, KvType};
 pub use matmul::{Activations, MatmulJob, Matrix};
+pub use ops::{RopeConfig, RopeLayout, RopeScaling, RopeTable, RouterGroups, RouterRule, Scoring};
 pub use pool::Pool;

@@ -14,6 +14,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
+use crate::buffer::SharedSlice;
+
 /// How long a thread spins for the next region, or for the others to finish, before it parks.
 /// Waking a parked thread costs some 5 to 50 us, so spinning about that long loses at most half.
 const SPIN: Duration = Duration::from_micros(40);
@@ -161,6 +163,25 @@ impl Pool {
                 }
                 f(worker, range(index));
             }
+        });
+    }
+
+    /// Cuts `data` into pieces of `chunk` elements (the last may be shorter) and calls
+    /// `f(worker, start, piece)` on each exactly once, `start` being the piece's place in `data`.
+    ///
+    /// # Panics
+    /// As [`Pool::run`].
+    pub fn for_each_chunk_mut<T: Send>(
+        &self,
+        data: &mut [T],
+        chunk: usize,
+        f: impl Fn(usize, usize, &mut [T]) + Sync,
+    ) {
+        let total = data.len();
+        let data = SharedSlice::new(data);
+        self.for_each_chunk_with_worker(total, chunk, |worker, range| {
+            // SAFETY: the ranges do not overlap, and each is handed out once.
+            f(worker, range.start, unsafe { data.piece(range.start, range.len()) });
         });
     }
 

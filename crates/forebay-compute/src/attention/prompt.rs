@@ -1,0 +1,429 @@
+//! Attention of several tokens, tile by tile with a running softmax (Milakov and Gimelshein 2018,
+//! "Online normalizer calculation for softmax"; Dao et al. 2022, "FlashAttention").
+//!
+//! The queries of all heads of one key/value head, token by token, are the rows of a problem of
+//! their own: row `r` is head `r % group` of token `r / group`. A task is up to [`ROWS`] such rows
+//! against everything that they see. Scores are kept transposed, with the rows across the lanes:
+//! then only the queries need transposing, once for each task, and the softmax works lane by lane
+//! without any sum across a vector.
+
+use super::Attention;
+use crate::buffer::SharedSlice;
+use crate::cpu::Cpu;
+use crate::kv::{Element, HeadRows, KvCache};
+use crate::simd::{Kernel, LANES, Simd, dispatch};
+
+/// Rows of a strip: three vectors. Three times four keys fill twelve of the sixteen registers.
+const STRIP: usize = 3 * LANES;
+
+/// Rows of a task: enough to pay for widening the keys and values.
+pub(super) const ROWS: usize = 3 * STRIP;
+
+/// Keys of a tile.
+pub(super) const KEYS: usize = 64;
+
+/// Keys of a score block.
+const KEY_BLOCK: usize = 4;
+
+/// Rows of a value block: six times two vectors.
+const ROW_BLOCK: usize = 6;
+
+pub(super) fn run(cpu: &Cpu, q: &[f32], cache: &KvCache, what: &Attention<'_>, out: &mut [f32]) {
+    let shape = cache.shape();
+    let group = what.heads / shape.kv_heads;
+    let rows = q.len() / shape.head_dim_k / shape.kv_heads;
+    let tiles = rows.div_ceil(ROWS);
+    let out = SharedSlice::new(out);
+    cpu.pool.for_each_chunk_with_worker(tiles * shape.kv_heads, 1, |worker, tasks| {
+        for task in tasks {
+            // The last tiles see the most: they come first, so that the workers end together.
+            let tile = tiles - 1 - task / shape.kv_heads;
+            let first_row = tile * ROWS;
+            let task = Task {
+                cpu,
+                cache,
+                what,
+                group,
+                kv_head: task % shape.kv_heads,
+                first_row,
+                rows: ROWS.min(rows - first_row),
+            };
+            task.run(worker, q, &out);
+        }
+    });
+}
+
+/// Rows `first_row..first_row + rows` of one key/value head.
+struct Task<'a> {
+    cpu: &'a Cpu,
+    cache: &'a KvCache,
+    what: &'a Attention<'a>,
+    group: usize,
+    kv_head: usize,
+    first_row: usize,
+    rows: usize,
+}
+
+impl Task<'_> {
+    fn run(&self, worker: usize, q: &[f32], out: &SharedSlice<'_, f32>) {
+        let (key_stride, value_stride) = (self.cache.key_stride(), self.cache.value_stride());
+        let strips = self.rows.div_ceil(STRIP);
+        let padded = strips * STRIP;
+        let mut scratch = self.cpu.worker_scratch(worker);
+        let lengths = [
+            padded * key_stride,
+            KEYS * key_stride,
+            KEYS * value_stride,
+            padded * KEYS,
+            padded * value_stride,
+            padded,
+            padded,
+            padded,
+            padded,
+            padded,
+        ];
+        let mut rest = scratch.floats(lengths.iter().sum());
+        let [queries, keys, values, scores, sums_of_values, largest, sums, decay, first, last] =
+            lengths.map(|len| rest.split_off_mut(..len).unwrap_or_default());
+
+        self.transpose_queries(q, key_stride, queries);
+        largest.fill(f32::MIN);
+        sums.fill(0.0);
+        sums_of_values.fill(0.0);
+        let end = self.position(self.rows - 1) + 1;
+        let mut start = self.what.first_visible(self.position(0));
+        while start < end {
+            let positions = KEYS.min(end - start);
+            let masked = self.visible(start, positions, first, last);
+            widen(self.cpu, self.keys(), start, positions, key_stride, keys);
+            widen(self.cpu, self.values(), start, positions, value_stride, values);
+            let tile = Tile {
+                queries,
+                keys,
+                values,
+                positions,
+                scores,
+                sums_of_values,
+                largest,
+                sums,
+                decay,
+                visible: masked.then_some((&*first, &*last)),
+                softcap: self.what.softcap,
+            };
+            dispatch(self.cpu, tile);
+            start += positions;
+        }
+        self.finish(largest, sums, sums_of_values, value_stride, out);
+    }
+
+    fn keys(&self) -> HeadRows<'_> {
+        self.cache.keys(self.what.layer, self.kv_head)
+    }
+
+    fn values(&self) -> HeadRows<'_> {
+        self.cache.values(self.what.layer, self.kv_head)
+    }
+
+    /// The position of the `row`-th of this task's rows.
+    fn position(&self, row: usize) -> usize {
+        self.what.first_position + (self.first_row + row) / self.group
+    }
+
+    /// Token and query head of the `row`-th of this task's rows.
+    fn token_and_head(&self, row: usize) -> (usize, usize) {
+        let row = self.first_row + row;
+        (row / self.group, self.kv_head * self.group + row % self.group)
+    }
+
+    /// Queries as `[strips, key stride, STRIP]`, scaled; absent rows and padding are 0.
+    fn transpose_queries(&self, q: &[f32], key_stride: usize, queries: &mut [f32]) {
+        let dim = self.cache.shape().head_dim_k;
+        queries.fill(0.0);
+        for row in 0..self.rows {
+            let (token, head) = self.token_and_head(row);
+            let source = &q[(token * self.what.heads + head) * dim..][..dim];
+            let strip = &mut queries[row / STRIP * key_stride * STRIP..][..key_stride * STRIP];
+            for (x, column) in source.iter().zip(strip.chunks_exact_mut(STRIP)) {
+                column[row % STRIP] = x * self.what.scale;
+            }
+        }
+    }
+
+    /// Writes the first and the last key of the tile at `start` that each row sees, as numbers
+    /// within the tile; `false` when every row sees the whole tile.
+    fn visible(&self, start: usize, positions: usize, first: &mut [f32], last: &mut [f32]) -> bool {
+        let end = start + positions;
+        // Later rows see later keys, so the outermost rows decide.
+        if positions == KEYS
+            && self.position(0) + 1 >= end
+            && self.what.first_visible(self.position(self.rows - 1)) <= start
+        {
+            return false;
+        }
+        for (row, (first, last)) in first.iter_mut().zip(last).enumerate() {
+            // Absent rows repeat the last one.
+            let position = self.position(row.min(self.rows - 1));
+            let seen = self.what.first_visible(position)..(position + 1).min(end);
+            *first = seen.start.saturating_sub(start).min(KEYS) as f32;
+            // -1 when the row ends before the tile.
+            *last = seen.end.saturating_sub(start) as f32 - 1.0;
+        }
+        true
+    }
+
+    /// Divides by the sums and brings the rows to their places in `out`.
+    fn finish(
+        &self,
+        largest: &[f32],
+        sums: &[f32],
+        sums_of_values: &[f32],
+        value_stride: usize,
+        out: &SharedSlice<'_, f32>,
+    ) {
+        let dim = self.cache.shape().head_dim_v;
+        for (row, values) in sums_of_values.chunks_exact(value_stride).take(self.rows).enumerate() {
+            let (token, head) = self.token_and_head(row);
+            let mut scale = 1.0 / sums[row];
+            if let Some(sink) = self.what.sink(head) {
+                let top = largest[row].max(sink);
+                let own = (largest[row] - top).exp();
+                scale = own / (sums[row] * own + (sink - top).exp());
+            }
+            // SAFETY: every (token, head) is one row of exactly one task, so no other piece
+            // overlaps this one, and this one ends with the statement.
+            let out = unsafe { out.piece((token * self.what.heads + head) * dim, dim) };
+            out.iter_mut().zip(values).for_each(|(out, x)| *out = x * scale);
+        }
+    }
+}
+
+/// Widens rows `start..start + positions` of the cache, and clears the rest of the last block.
+fn widen(
+    cpu: &Cpu,
+    rows: HeadRows<'_>,
+    start: usize,
+    positions: usize,
+    stride: usize,
+    out: &mut [f32],
+) {
+    let (used, rest) = out.split_at_mut(positions * stride);
+    match rows {
+        HeadRows::F32(rows) => used.copy_from_slice(&rows[start * stride..][..used.len()]),
+        HeadRows::F16(rows) => {
+            let rows = &rows[start * stride..][..used.len()];
+            dispatch(cpu, Widen { rows, out: used });
+        }
+    }
+    rest.fill(0.0);
+}
+
+struct Widen<'a> {
+    rows: &'a [u16],
+    out: &'a mut [f32],
+}
+
+impl Kernel for Widen<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let rows = self.rows.as_chunks::<LANES>().0;
+        for (from, to) in rows.iter().zip(self.out.as_chunks_mut::<LANES>().0) {
+            simd.store(u16::load(simd, from), to);
+        }
+    }
+}
+
+/// A task's rows against one tile of keys.
+struct Tile<'a> {
+    /// `[strips, key stride, STRIP]`
+    queries: &'a [f32],
+    /// `[KEYS, key stride]`
+    keys: &'a [f32],
+    /// `[KEYS, value stride]`
+    values: &'a [f32],
+    /// Keys that are there; the rest of the tile is 0.
+    positions: usize,
+    /// `[strips, KEYS, STRIP]`, scratch: scores, then weights.
+    scores: &'a mut [f32],
+    /// `[rows, value stride]`, running.
+    sums_of_values: &'a mut [f32],
+    /// Largest score of each row so far.
+    largest: &'a mut [f32],
+    /// Sum of the weights of each row so far, relative to the largest score.
+    sums: &'a mut [f32],
+    /// Scratch: what this tile's new largest score makes of the sums so far.
+    decay: &'a mut [f32],
+    /// First and last visible key of each row, unless all are.
+    visible: Option<(&'a [f32], &'a [f32])>,
+    softcap: Option<f32>,
+}
+
+impl Kernel for Tile<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let key_stride = self.keys.len() / KEYS;
+        let value_stride = self.values.len() / KEYS;
+        let scores = self.scores.chunks_exact_mut(KEYS * STRIP);
+        for (strip, (queries, scores)) in
+            self.queries.chunks_exact(key_stride * STRIP).zip(scores).enumerate()
+        {
+            let rows = strip * STRIP..(strip + 1) * STRIP;
+            let blocks = self.keys.chunks_exact(KEY_BLOCK * key_stride);
+            let block_scores = scores.chunks_exact_mut(KEY_BLOCK * STRIP);
+            for (keys, scores) in blocks.zip(block_scores).take(self.positions.div_ceil(KEY_BLOCK))
+            {
+                score_block(simd, queries, keys, scores);
+            }
+            let scores = &mut scores[..self.positions * STRIP];
+            let softmax = Softmax {
+                scores,
+                largest: &mut self.largest[rows.clone()],
+                sums: &mut self.sums[rows.clone()],
+                decay: &mut self.decay[rows.clone()],
+                visible: self
+                    .visible
+                    .map(|(first, last)| (&first[rows.clone()], &last[rows.clone()])),
+                softcap: self.softcap,
+            };
+            softmax.run(simd);
+            let out = &mut self.sums_of_values[rows.start * value_stride..rows.end * value_stride];
+            let decay = &self.decay[rows];
+            let mut first = 0;
+            while first < STRIP {
+                let mut column = 0;
+                while column + 2 * LANES <= value_stride {
+                    value_block::<S, 2>(simd, scores, self.values, decay, out, first, column);
+                    column += 2 * LANES;
+                }
+                if column < value_stride {
+                    value_block::<S, 1>(simd, scores, self.values, decay, out, first, column);
+                }
+                first += ROW_BLOCK;
+            }
+        }
+    }
+}
+
+/// Scores of one strip with [`KEY_BLOCK`] keys.
+#[inline(always)]
+fn score_block<S: Simd>(simd: S, queries: &[f32], keys: &[f32], scores: &mut [f32]) {
+    let stride = keys.len() / KEY_BLOCK;
+    let (k0, rest) = keys.split_at(stride);
+    let (k1, rest) = rest.split_at(stride);
+    let (k2, k3) = rest.split_at(stride);
+    let queries = queries.as_chunks::<STRIP>().0;
+    let mut sums = [[simd.splat(0.0); 3]; KEY_BLOCK];
+    for ((((q, k0), k1), k2), k3) in queries.iter().zip(k0).zip(k1).zip(k2).zip(k3) {
+        let q = q.as_chunks::<LANES>().0;
+        let q = [simd.load(&q[0]), simd.load(&q[1]), simd.load(&q[2])];
+        let keys = [simd.splat(*k0), simd.splat(*k1), simd.splat(*k2), simd.splat(*k3)];
+        for key in 0..KEY_BLOCK {
+            for i in 0..3 {
+                sums[key][i] = simd.mul_add(q[i], keys[key], sums[key][i]);
+            }
+        }
+    }
+    for (sums, scores) in sums.into_iter().zip(scores.as_chunks_mut::<STRIP>().0) {
+        for (sum, score) in sums.into_iter().zip(scores.as_chunks_mut::<LANES>().0) {
+            simd.store(sum, score);
+        }
+    }
+}
+
+/// The running softmax of one strip and tile.
+struct Softmax<'a> {
+    /// `[keys, STRIP]`: scores in, weights out.
+    scores: &'a mut [f32],
+    largest: &'a mut [f32],
+    sums: &'a mut [f32],
+    decay: &'a mut [f32],
+    visible: Option<(&'a [f32], &'a [f32])>,
+    softcap: Option<f32>,
+}
+
+impl Softmax<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let scores = self.scores.as_chunks_mut::<LANES>().0;
+        let vectors = STRIP / LANES;
+        if let Some(cap) = self.softcap {
+            for score in &mut *scores {
+                let x = simd.tanh(simd.mul(simd.load(score), simd.splat(1.0 / cap)));
+                simd.store(simd.mul(x, simd.splat(cap)), score);
+            }
+        }
+        if let Some((first, last)) = self.visible {
+            let (first, last) = (first.as_chunks::<LANES>().0, last.as_chunks::<LANES>().0);
+            let hidden = simd.splat(f32::NEG_INFINITY);
+            for (key, scores) in scores.chunks_exact_mut(vectors).enumerate() {
+                let key = simd.splat(key as f32);
+                for ((score, first), last) in scores.iter_mut().zip(first).zip(last) {
+                    let x = simd.select_less(key, simd.load(first), hidden, simd.load(score));
+                    simd.store(simd.select_less(simd.load(last), key, hidden, x), score);
+                }
+            }
+        }
+        let largest = self.largest.as_chunks_mut::<LANES>().0;
+        let sums = self.sums.as_chunks_mut::<LANES>().0;
+        let decay = self.decay.as_chunks_mut::<LANES>().0;
+        for i in 0..vectors {
+            let before = simd.load(&largest[i]);
+            let mut top = before;
+            for scores in scores.chunks_exact(vectors) {
+                top = simd.max(top, simd.load(&scores[i]));
+            }
+            let factor = simd.exp(simd.sub(before, top));
+            let mut sum = simd.mul(simd.load(&sums[i]), factor);
+            for scores in scores.chunks_exact_mut(vectors) {
+                let weight = simd.exp(simd.sub(simd.load(&scores[i]), top));
+                simd.store(weight, &mut scores[i]);
+                sum = simd.add(sum, weight);
+            }
+            simd.store(top, &mut largest[i]);
+            simd.store(sum, &mut sums[i]);
+            simd.store(factor, &mut decay[i]);
+        }
+    }
+}
+
+/// Adds the weighted values of one tile to [`ROW_BLOCK`] rows and `VECTORS` vectors of columns.
+#[inline(always)]
+fn value_block<S: Simd, const VECTORS: usize>(
+    simd: S,
+    weights: &[f32],
+    values: &[f32],
+    decay: &[f32],
+    out: &mut [f32],
+    first_row: usize,
+    column: usize,
+) {
+    let stride = values.len() / KEYS;
+    let mut sums = [[simd.splat(0.0); VECTORS]; ROW_BLOCK];
+    for row in 0..ROW_BLOCK {
+        let factor = simd.splat(decay[first_row + row]);
+        let out = &out[(first_row + row) * stride + column..][..VECTORS * LANES];
+        for (sum, out) in sums[row].iter_mut().zip(out.as_chunks::<LANES>().0) {
+            *sum = simd.mul(simd.load(out), factor);
+        }
+    }
+    for (weights, values) in weights.as_chunks::<STRIP>().0.iter().zip(values.chunks_exact(stride))
+    {
+        let weights = &weights[first_row..first_row + ROW_BLOCK];
+        let values = values[column..column + VECTORS * LANES].as_chunks::<LANES>().0;
+        for row in 0..ROW_BLOCK {
+            let weight = simd.splat(weights[row]);
+            for i in 0..VECTORS {
+                sums[row][i] = simd.mul_add(weight, simd.load(&values[i]), sums[row][i]);
+            }
+        }
+    }
+    for row in 0..ROW_BLOCK {
+        let out = &mut out[(first_row + row) * stride + column..][..VECTORS * LANES];
+        for (sum, out) in sums[row].iter().zip(out.as_chunks_mut::<LANES>().0) {
+            simd.store(*sum, out);
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! Root-mean-square normalisation (Zhang and Sennrich 2019, "Root Mean Square Layer
+//! Normalization").
+
+use super::share;
+use crate::cpu::Cpu;
+use crate::simd::{Kernel, LANES, Simd, dispatch};
+
+impl Cpu {
+    /// `out[r] = weight * x[r] / sqrt(mean(x[r]^2) + eps)` for every row `r` of `x`, rows being as
+    /// long as `weight`: `[tokens, hidden]`, or `[tokens, heads, head_dim]` with a weight of
+    /// `head_dim` for the per-head norm of queries and keys.
+    ///
+    /// # Panics
+    /// When `weight` is empty, `x` is no whole number of rows, or `out` is not as long as `x`.
+    pub fn rms_norm(&self, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+        assert_eq!(x.len(), out.len(), "rms_norm: x and out differ in length");
+        let n = row_length(x, weight);
+        self.pool.for_each_chunk_mut(out, share(x.len(), n), |_, start, out| {
+            for (row, out) in out.chunks_exact_mut(n).enumerate() {
+                let x = &x[start + row * n..][..n];
+                let scale = scale_of(self, x, eps);
+                for ((out, x), w) in out.iter_mut().zip(x).zip(weight) {
+                    *out = x * scale * w;
+                }
+            }
+        });
+    }
+
+    /// As [`Cpu::rms_norm`], with the result in the place of `x`.
+    ///
+    /// # Panics
+    /// When `weight` is empty or `x` is no whole number of rows.
+    pub fn rms_norm_in_place(&self, x: &mut [f32], weight: &[f32], eps: f32) {
+        let n = row_length(x, weight);
+        let share = share(x.len(), n);
+        self.pool.for_each_chunk_mut(x, share, |_, _, x| {
+            for x in x.chunks_exact_mut(n) {
+                let scale = scale_of(self, x, eps);
+                for (x, w) in x.iter_mut().zip(weight) {
+                    *x = *x * scale * w;
+                }
+            }
+        });
+    }
+}
+
+fn row_length(x: &[f32], weight: &[f32]) -> usize {
+    assert!(!weight.is_empty(), "rms_norm: the weight is empty");
+    assert_eq!(x.len() % weight.len(), 0, "rms_norm: x is no whole number of rows");
+    weight.len()
+}
+
+fn scale_of(cpu: &Cpu, row: &[f32], eps: f32) -> f32 {
+    let mean = dispatch(cpu, SumOfSquares(row)) / row.len() as f32;
+    1.0 / (mean + eps).sqrt()
+}
+
+struct SumOfSquares<'a>(&'a [f32]);
+
+impl Kernel for SumOfSquares<'_> {
+    type Output = f32;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) -> f32 {
+        let (blocks, rest) = self.0.as_chunks::<{ 4 * LANES }>();
+        let mut sums = [simd.splat(0.0); 4];
+        for block in blocks {
+            for (sum, x) in sums.iter_mut().zip(block.as_chunks::<LANES>().0) {
+                let x = simd.load(x);
+                *sum = simd.mul_add(x, x, *sum);
+            }
+        }
+        let total = simd.add(simd.add(sums[0], sums[1]), simd.add(sums[2], sums[3]));
+        simd.sum(total) + rest.iter().map(|x| x * x).sum::<f32>()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::{cpus, random};
+
+    #[test]
+    fn agrees_with_f64_for_every_row_length() {
+        for cpu in cpus() {
+            for (rows, n) in [(1, 1), (3, 7), (2, 64), (5, 100), (40, 1027), (1, 4096)] {
+                let x = random(rows as u64, rows * n);
+                let weight = random(n as u64, n);
+                let mut out = vec![0.0; x.len()];
+                cpu.rms_norm(&x, &weight, 1e-6, &mut out);
+                for (x, out) in x.chunks(n).zip(out.chunks(n)) {
+                    let squares: f64 = x.iter().map(|&x| f64::from(x).powi(2)).sum();
+                    let scale = 1.0 / (squares / n as f64 + 1e-6).sqrt();
+                    for ((&x, &w), &out) in x.iter().zip(&weight).zip(out) {
+                        let exact = f64::from(x) * f64::from(w) * scale;
+                        assert!((exact - f64::from(out)).abs() < 1e-6 * (1.0 + exact.abs()));
+                    }
+                }
+                let mut in_place = x.clone();
+                cpu.rms_norm_in_place(&mut in_place, &weight, 1e-6);
+                assert_eq!(in_place, out);
+            }
+        }
+    }
+}

@@ -1,0 +1,422 @@
+//! Rotary position embedding (Su et al. 2021, "RoFormer") and the ways in which models stretch it
+//! to longer contexts.
+
+use std::f64::consts::PI;
+
+use super::share;
+use crate::cpu::Cpu;
+use crate::error::ComputeError;
+
+/// Which elements of a head turn together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum RopeLayout {
+    /// Elements `2i` and `2i + 1`: GGUF files of the llama, mistral and mixtral architectures.
+    Interleaved,
+    /// Elements `i` and `i + rotary_dim / 2`: GPT-NeoX, Qwen, and every Hugging Face llama.
+    Neox,
+}
+
+/// How the angles are stretched beyond the context that a model was trained with.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub enum RopeScaling {
+    #[default]
+    None,
+    /// All angles divided by `factor` (Chen et al. 2023, "Extending Context Window ... via
+    /// Positional Interpolation").
+    Linear { factor: f64 },
+    /// Llama 3.1: long wavelengths divided by `factor`, short ones kept, a ramp between.
+    Llama3 { factor: f64, low_freq_factor: f64, high_freq_factor: f64, original_context: f64 },
+    /// Peng et al. 2023, "YaRN", section 3.
+    Yarn {
+        factor: f64,
+        original_context: f64,
+        /// Rotations within the original context above which an angle is kept (usually 32).
+        beta_fast: f64,
+        /// Rotations below which an angle is divided by `factor` in full (usually 1).
+        beta_slow: f64,
+        /// Rounds the ends of the ramp to whole dimensions, as all models but gpt-oss do.
+        truncate: bool,
+        /// Multiplies sine and cosine; `None` for the paper's `0.1 ln(factor) + 1`. See
+        /// [`RopeScaling::yarn_magnitude`] for models that give `mscale` and `mscale_all_dim`.
+        magnitude: Option<f64>,
+    },
+}
+
+impl RopeScaling {
+    /// The `magnitude` of models that configure `mscale` and `mscale_all_dim` (DeepSeek-V2).
+    pub fn yarn_magnitude(factor: f64, mscale: f64, mscale_all_dim: f64) -> f64 {
+        yarn_scale(factor, mscale) / yarn_scale(factor, mscale_all_dim)
+    }
+}
+
+fn yarn_scale(factor: f64, mscale: f64) -> f64 {
+    if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 }
+}
+
+/// What a [`RopeTable`] is made from.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RopeConfig<'a> {
+    /// Elements at the start of each head that turn; even. The rest pass unchanged.
+    pub rotary_dim: usize,
+    /// The base of the angles: 10000 in the paper.
+    pub theta: f64,
+    pub layout: RopeLayout,
+    pub scaling: RopeScaling,
+    /// Divides the frequency of each pair, after `scaling`: GGUF's `rope_freqs.weight`, as long
+    /// as there are pairs.
+    pub frequency_factors: Option<&'a [f32]>,
+    /// Positions to tabulate.
+    pub context: usize,
+}
+
+/// Cosine and sine of every angle of every position up to the context's end.
+#[derive(Debug, Clone)]
+pub struct RopeTable {
+    rotary_dim: usize,
+    layout: RopeLayout,
+    context: usize,
+    /// `[context, 2, pairs]`: a position's cosines, then its sines.
+    table: Vec<f32>,
+}
+
+impl RopeTable {
+    /// Tabulates the angles, in f64, rounded to f32 at the end.
+    ///
+    /// # Errors
+    /// [`ComputeError::Rope`] for an odd or zero `rotary_dim`, numbers that are not positive and
+    /// finite where they must be, frequency factors of another length, or a table that does not
+    /// fit into memory.
+    pub fn new(config: &RopeConfig<'_>) -> Result<RopeTable, ComputeError> {
+        let frequencies = frequencies(config)?;
+        let pairs = frequencies.len();
+        let magnitude = match config.scaling {
+            RopeScaling::Yarn { factor, magnitude, .. } => {
+                magnitude.unwrap_or_else(|| yarn_scale(factor, 1.0))
+            }
+            _ => 1.0,
+        };
+        let mut table: Vec<f32> = Vec::new();
+        let len = config.context.checked_mul(config.rotary_dim);
+        if len.is_none_or(|len| table.try_reserve_exact(len).is_err()) {
+            return fail(format!("no memory for {} positions of {pairs} pairs", config.context));
+        }
+        for position in 0..config.context {
+            let angles = || frequencies.iter().map(|frequency| frequency * position as f64);
+            table.extend(angles().map(|angle| (angle.cos() * magnitude) as f32));
+            table.extend(angles().map(|angle| (angle.sin() * magnitude) as f32));
+        }
+        let RopeConfig { rotary_dim, layout, context, .. } = *config;
+        Ok(RopeTable { rotary_dim, layout, context, table })
+    }
+
+    /// Positions in the table.
+    pub fn context(&self) -> usize {
+        self.context
+    }
+
+    /// Elements of each head that turn.
+    pub fn rotary_dim(&self) -> usize {
+        self.rotary_dim
+    }
+
+    /// Memory of the table.
+    pub fn bytes(&self) -> u64 {
+        (self.table.len() * size_of::<f32>()) as u64
+    }
+
+    /// Turns one head.
+    fn turn(&self, head: &mut [f32], position: usize) {
+        let pairs = self.rotary_dim / 2;
+        let row = &self.table[position * self.rotary_dim..][..self.rotary_dim];
+        let (cos, sin) = row.split_at(pairs);
+        let head = &mut head[..self.rotary_dim];
+        match self.layout {
+            RopeLayout::Interleaved => {
+                let angles = cos.iter().zip(sin);
+                for (pair, (cos, sin)) in head.as_chunks_mut::<2>().0.iter_mut().zip(angles) {
+                    let [a, b] = *pair;
+                    *pair = [a * cos - b * sin, a * sin + b * cos];
+                }
+            }
+            RopeLayout::Neox => {
+                let (low, high) = head.split_at_mut(pairs);
+                let angles = cos.iter().zip(sin);
+                for ((low, high), (cos, sin)) in low.iter_mut().zip(high).zip(angles) {
+                    let (a, b) = (*low, *high);
+                    *low = a * cos - b * sin;
+                    *high = a * sin + b * cos;
+                }
+            }
+        }
+    }
+}
+
+impl Cpu {
+    /// Turns the heads of `x` `[tokens, heads, head_dim]` in place, token `t` standing at
+    /// position `positions[t]`.
+    ///
+    /// # Panics
+    /// When `head_dim` is 0 or smaller than the table's rotary part, `x` is not that shape, or a
+    /// position lies beyond the table.
+    pub fn rope(&self, x: &mut [f32], head_dim: usize, positions: &[u32], table: &RopeTable) {
+        assert!(head_dim > 0 && table.rotary_dim <= head_dim, "rope: heads are too short");
+        if positions.is_empty() {
+            assert!(x.is_empty(), "rope: x has tokens without positions");
+            return;
+        }
+        let row = x.len() / positions.len();
+        assert!(
+            row * positions.len() == x.len() && row > 0 && row.is_multiple_of(head_dim),
+            "rope: x is not [tokens, heads, head_dim]"
+        );
+        assert!(
+            positions.iter().all(|&position| (position as usize) < table.context),
+            "rope: a position lies beyond the table of {}",
+            table.context
+        );
+        let share = share(x.len(), row);
+        self.pool.for_each_chunk_mut(x, share, |_, start, x| {
+            for (x, &position) in x.chunks_exact_mut(row).zip(&positions[start / row..]) {
+                for head in x.chunks_exact_mut(head_dim) {
+                    table.turn(head, position as usize);
+                }
+            }
+        });
+    }
+}
+
+fn fail<T>(why: String) -> Result<T, ComputeError> {
+    Err(ComputeError::Rope { why })
+}
+
+fn positive(name: &str, x: f64) -> Result<(), ComputeError> {
+    if x.is_finite() && x > 0.0 { Ok(()) } else { fail(format!("{name} is {x}")) }
+}
+
+/// Radians by which each pair turns from one position to the next.
+fn frequencies(config: &RopeConfig<'_>) -> Result<Vec<f64>, ComputeError> {
+    let dim = config.rotary_dim;
+    if dim == 0 || !dim.is_multiple_of(2) {
+        return fail(format!("the rotary part of a head is {dim} elements long"));
+    }
+    positive("theta", config.theta)?;
+    let plain = |pair: usize| config.theta.powf(-((2 * pair) as f64) / dim as f64);
+    let mut frequencies: Vec<f64> = (0..dim / 2).map(plain).collect();
+    scale_frequencies(&mut frequencies, config)?;
+    if let Some(factors) = config.frequency_factors {
+        if factors.len() != frequencies.len() {
+            let (given, pairs) = (factors.len(), frequencies.len());
+            return fail(format!("{given} frequency factors for {pairs} pairs"));
+        }
+        for (frequency, &factor) in frequencies.iter_mut().zip(factors) {
+            positive("a frequency factor", f64::from(factor))?;
+            *frequency /= f64::from(factor);
+        }
+    }
+    Ok(frequencies)
+}
+
+fn scale_frequencies(frequencies: &mut [f64], config: &RopeConfig<'_>) -> Result<(), ComputeError> {
+    match config.scaling {
+        RopeScaling::None => {}
+        RopeScaling::Linear { factor } => {
+            positive("the scaling factor", factor)?;
+            frequencies.iter_mut().for_each(|frequency| *frequency /= factor);
+        }
+        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
+            positive("the scaling factor", factor)?;
+            positive("the low frequency factor", low_freq_factor)?;
+            positive("the distance of the frequency factors", high_freq_factor - low_freq_factor)?;
+            positive("the original context", original_context)?;
+            for frequency in frequencies {
+                let rotations = original_context * *frequency / (2.0 * PI);
+                // 0 for the slow pairs, which are divided in full, 1 for the fast, which stay.
+                let kept = (rotations - low_freq_factor) / (high_freq_factor - low_freq_factor);
+                *frequency *= ramp(kept, factor);
+            }
+        }
+        RopeScaling::Yarn {
+            factor,
+            original_context,
+            beta_fast,
+            beta_slow,
+            truncate,
+            magnitude,
+        } => {
+            positive("the scaling factor", factor)?;
+            positive("the original context", original_context)?;
+            positive("beta_fast", beta_fast)?;
+            positive("beta_slow", beta_slow)?;
+            positive("the magnitude", magnitude.unwrap_or(1.0))?;
+            let dim = config.rotary_dim as f64;
+            // The dimension whose pair makes this many rotations within the original context.
+            let dimension_of = |rotations: f64| {
+                dim * (original_context / (rotations * 2.0 * PI)).ln() / (2.0 * config.theta.ln())
+            };
+            let (mut low, mut high) = (dimension_of(beta_fast), dimension_of(beta_slow));
+            if truncate {
+                (low, high) = (low.floor(), high.ceil());
+            }
+            (low, high) = (low.max(0.0), high.min(dim - 1.0));
+            let width = if low == high { 0.001 } else { high - low };
+            for (pair, frequency) in frequencies.iter_mut().enumerate() {
+                let kept = 1.0 - ((pair as f64 - low) / width).clamp(0.0, 1.0);
+                *frequency *= ramp(kept, factor);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Between `1 / factor` (at `kept` 0 or less) and 1 (at 1 or more).
+fn ramp(kept: f64, factor: f64) -> f64 {
+    let kept = kept.clamp(0.0, 1.0);
+    kept + (1.0 - kept) / factor
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{cpus, random};
+
+    fn config(layout: RopeLayout, scaling: RopeScaling) -> RopeConfig<'static> {
+        let (rotary_dim, theta) = (8, 10_000.0);
+        RopeConfig { rotary_dim, theta, layout, scaling, frequency_factors: None, context: 64 }
+    }
+
+    #[test]
+    fn pairs_turn_by_their_angle_in_both_layouts_and_the_rest_stays() {
+        for cpu in cpus() {
+            for layout in [RopeLayout::Interleaved, RopeLayout::Neox] {
+                let table = RopeTable::new(&config(layout, RopeScaling::None)).unwrap();
+                let positions: Vec<u32> = (0..900).map(|t| (t * 7 % 64) as u32).collect();
+                let (heads, dim) = (2, 12);
+                let x = random(3, positions.len() * heads * dim);
+                let mut y = x.clone();
+                cpu.rope(&mut y, dim, &positions, &table);
+                for (at, &position) in positions.iter().enumerate() {
+                    for head in 0..heads {
+                        let first = (at * heads + head) * dim;
+                        let (x, y) = (&x[first..][..dim], &y[first..][..dim]);
+                        for pair in 0..4 {
+                            let angle = f64::from(position) * 1e4_f64.powf(-(pair as f64) / 4.0);
+                            let (i, j) = match layout {
+                                RopeLayout::Interleaved => (2 * pair, 2 * pair + 1),
+                                RopeLayout::Neox => (pair, pair + 4),
+                            };
+                            let (a, b) = (f64::from(x[i]), f64::from(x[j]));
+                            let exact = (
+                                a * angle.cos() - b * angle.sin(),
+                                a * angle.sin() + b * angle.cos(),
+                            );
+                            assert!((exact.0 - f64::from(y[i])).abs() < 1e-6);
+                            assert!((exact.1 - f64::from(y[j])).abs() < 1e-6);
+                        }
+                        assert_eq!(x[8..], y[8..]);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn llama3_scaling_keeps_fast_pairs_and_divides_slow_ones() {
+        let scaling = RopeScaling::Llama3 {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_context: 8192.0,
+        };
+        let config = RopeConfig {
+            rotary_dim: 128,
+            theta: 500_000.0,
+            layout: RopeLayout::Neox,
+            scaling,
+            frequency_factors: None,
+            context: 1,
+        };
+        let plain = |pair: usize| 500_000_f64.powf(-(pair as f64) / 64.0);
+        let scaled = frequencies(&config).unwrap();
+        for (pair, &scaled) in scaled.iter().enumerate() {
+            // The rule as the Llama 3.1 release states it, by wavelengths.
+            let wavelength = 2.0 * PI / plain(pair);
+            let expected = if wavelength > 8192.0 {
+                plain(pair) / 8.0
+            } else if wavelength < 8192.0 / 4.0 {
+                plain(pair)
+            } else {
+                let smooth = (8192.0 / wavelength - 1.0) / 3.0;
+                (1.0 - smooth) * plain(pair) / 8.0 + smooth * plain(pair)
+            };
+            assert!((scaled / expected - 1.0).abs() < 1e-12, "pair {pair}");
+        }
+        // The same as factors, which is how GGUF stores it.
+        let factors: Vec<f32> =
+            scaled.iter().enumerate().map(|(pair, f)| (plain(pair) / f) as f32).collect();
+        let by_factors = frequencies(&RopeConfig {
+            scaling: RopeScaling::None,
+            frequency_factors: Some(&factors),
+            ..config
+        });
+        for (a, b) in by_factors.unwrap().iter().zip(&scaled) {
+            assert!((a / b - 1.0).abs() < 1e-6);
+        }
+    }
+
+    #[test]
+    fn linear_and_yarn_scaling() {
+        let plain = frequencies(&config(RopeLayout::Neox, RopeScaling::None)).unwrap();
+        let linear = RopeScaling::Linear { factor: 4.0 };
+        let scaled = frequencies(&config(RopeLayout::Neox, linear)).unwrap();
+        assert!(plain.iter().zip(&scaled).all(|(a, b)| (a / b - 4.0).abs() < 1e-12));
+
+        let yarn = RopeScaling::Yarn {
+            factor: 4.0,
+            original_context: 32_768.0,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            truncate: true,
+            magnitude: None,
+        };
+        let config = RopeConfig {
+            rotary_dim: 128,
+            theta: 1_000_000.0,
+            layout: RopeLayout::Neox,
+            scaling: yarn,
+            frequency_factors: None,
+            context: 2,
+        };
+        let scaled = frequencies(&config).unwrap();
+        // 128 ln(32768 / (64 pi)) / (2 ln 1e6) = 23.6 and 128 ln(32768 / 2 pi) / ... = 39.7.
+        for (pair, scaled) in scaled.iter().enumerate() {
+            let plain = 1e6_f64.powf(-(pair as f64) / 64.0);
+            let slow = ((pair as f64 - 23.0) / 17.0).clamp(0.0, 1.0);
+            let expected = plain * (slow / 4.0 + 1.0 - slow);
+            assert!((scaled / expected - 1.0).abs() < 1e-12, "pair {pair}");
+        }
+        let table = RopeTable::new(&config).unwrap();
+        assert!((f64::from(table.table[0]) - (0.1 * 4_f64.ln() + 1.0)).abs() < 1e-6);
+        assert_eq!(RopeScaling::yarn_magnitude(40.0, 1.0, 1.0), 1.0);
+    }
+
+    #[test]
+    fn broken_configurations_are_errors() {
+        let good = config(RopeLayout::Neox, RopeScaling::None);
+        let linear = |factor| RopeScaling::Linear { factor };
+        for bad in [
+            RopeConfig { rotary_dim: 0, ..good },
+            RopeConfig { rotary_dim: 7, ..good },
+            RopeConfig { theta: 0.0, ..good },
+            RopeConfig { theta: f64::NAN, ..good },
+            RopeConfig { scaling: linear(0.0), ..good },
+            RopeConfig { scaling: linear(f64::INFINITY), ..good },
+            RopeConfig { frequency_factors: Some(&[1.0]), ..good },
+            RopeConfig { frequency_factors: Some(&[1.0, 1.0, 0.0, 1.0]), ..good },
+            RopeConfig { context: usize::MAX, ..good },
+            RopeConfig { context: usize::MAX / 64, ..good },
+        ] {
+            assert!(RopeTable::new(&bad).is_err(), "{bad:?}");
+        }
+        assert_eq!(RopeTable::new(&RopeConfig { context: 0, ..good }).unwrap().context(), 0);
+    }
+}

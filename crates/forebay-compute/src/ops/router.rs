@@ -1,0 +1,320 @@
+//! The router of a mixture-of-experts layer: from logits to the experts of each token and the
+//! weights of their outputs.
+
+use crate::cpu::Cpu;
+use crate::error::ComputeError;
+
+/// How a logit becomes a score.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Scoring {
+    /// Softmax over all experts (Mixtral, Qwen3-MoE, OLMoE).
+    Softmax,
+    /// The logistic function of each logit by itself (DeepSeek-V3, GLM-4-MoE).
+    Sigmoid,
+}
+
+/// Experts in equal groups, of which each token first picks some (DeepSeek-V3 report,
+/// section 2.1.2, node-limited routing).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct RouterGroups {
+    /// Groups that the experts are cut into, in order of expert id.
+    pub n_groups: usize,
+    /// Groups that stay in the choice: those of the highest group score.
+    pub groups_kept: usize,
+    /// A group's score is the sum of this many of its best experts' scores: 2 in DeepSeek-V3,
+    /// 1 in DeepSeek-V2.
+    pub experts_scored: usize,
+}
+
+/// How a model's router chooses; a new architecture is a new value, not new code.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RouterRule<'a> {
+    pub scoring: Scoring,
+    /// Divides the chosen experts' weights by their sum.
+    pub renormalise: bool,
+    /// Multiplies the weights at the end.
+    pub scale: f32,
+    /// Added to the scores for the choice alone, not for the weights; one for each expert.
+    pub correction_bias: Option<&'a [f32]>,
+    pub groups: Option<RouterGroups>,
+}
+
+impl RouterRule<'_> {
+    /// Softmax over all experts, then the best; what Mixtral (`renormalise`), Qwen3-MoE and
+    /// OLMoE (both by their configuration) do.
+    pub fn softmax(renormalise: bool) -> RouterRule<'static> {
+        RouterRule {
+            scoring: Scoring::Softmax,
+            renormalise,
+            scale: 1.0,
+            correction_bias: None,
+            groups: None,
+        }
+    }
+
+    /// Whether the rule can choose `k` of `experts`.
+    ///
+    /// # Errors
+    /// [`ComputeError::RouterRule`] says why not.
+    pub fn check(&self, experts: usize, k: usize) -> Result<(), ComputeError> {
+        let why = if k == 0 {
+            "a token needs at least one expert"
+        } else if k > experts {
+            "more experts for each token than there are"
+        } else if self.correction_bias.is_some_and(|bias| bias.len() != experts) {
+            "the correction bias has another length"
+        } else if self.correction_bias.is_some_and(|bias| bias.iter().any(|b| !b.is_finite())) {
+            "the correction bias is not finite"
+        } else if let Some(groups) = self.groups {
+            match groups.size(experts) {
+                None => "the groups do not divide the experts evenly",
+                Some(size)
+                    if groups.groups_kept > groups.n_groups || groups.experts_scored > size =>
+                {
+                    "more is kept or scored of the groups than there is"
+                }
+                Some(size) if groups.groups_kept * size < k => {
+                    "the kept groups hold too few experts"
+                }
+                Some(_) => return Ok(()),
+            }
+        } else {
+            return Ok(());
+        };
+        Err(ComputeError::RouterRule { experts, why })
+    }
+}
+
+impl RouterGroups {
+    fn size(&self, experts: usize) -> Option<usize> {
+        (self.n_groups > 0 && experts.is_multiple_of(self.n_groups))
+            .then(|| experts / self.n_groups)
+    }
+}
+
+impl Cpu {
+    /// Chooses `k` experts for every token. `logits` is `[tokens, experts]`; `ids` and `weights`
+    /// are `[tokens, k]`, best expert first. Of equal experts (and groups) the lower id is chosen.
+    ///
+    /// # Errors
+    /// [`ComputeError::RouterRule`] when the rule does not fit `experts` and `k`;
+    /// [`ComputeError::RouterLogit`] when a logit is not finite.
+    ///
+    /// # Panics
+    /// When the lengths do not fit together.
+    pub fn route(
+        &self,
+        rule: &RouterRule<'_>,
+        logits: &[f32],
+        experts: usize,
+        k: usize,
+        ids: &mut [u32],
+        weights: &mut [f32],
+    ) -> Result<(), ComputeError> {
+        rule.check(experts, k)?;
+        assert_eq!(logits.len() % experts, 0, "route: logits are not [tokens, experts]");
+        let tokens = logits.len() / experts;
+        assert!(ids.len() == tokens * k && weights.len() == tokens * k, "route: not [tokens, k]");
+        let groups = rule.groups.map_or(0, |groups| groups.n_groups);
+        let mut scratch = self.shared_scratch();
+        let (scores, rest) = scratch.floats(2 * experts + groups).split_at_mut(experts);
+        let (choice, group_scores) = rest.split_at_mut(experts);
+        let outputs = ids.chunks_exact_mut(k).zip(weights.chunks_exact_mut(k));
+        for (token, (logits, (ids, weights))) in
+            logits.chunks_exact(experts).zip(outputs).enumerate()
+        {
+            if let Some(expert) = logits.iter().position(|x| !x.is_finite()) {
+                return Err(ComputeError::RouterLogit { token, expert, value: logits[expert] });
+            }
+            score(rule.scoring, logits, scores);
+            choice.copy_from_slice(scores);
+            if let Some(bias) = rule.correction_bias {
+                choice.iter_mut().zip(bias).for_each(|(choice, bias)| *choice += bias);
+            }
+            if let Some(groups) = &rule.groups {
+                keep_best_groups(groups, choice, group_scores);
+            }
+            for (id, weight) in ids.iter_mut().zip(&mut *weights) {
+                let best = take_best(choice);
+                *id = best as u32;
+                *weight = scores[best];
+            }
+            scale_weights(rule, weights);
+        }
+        Ok(())
+    }
+}
+
+fn score(scoring: Scoring, logits: &[f32], scores: &mut [f32]) {
+    match scoring {
+        Scoring::Sigmoid => {
+            for (score, x) in scores.iter_mut().zip(logits) {
+                *score = 1.0 / (1.0 + (-x).exp());
+            }
+        }
+        Scoring::Softmax => {
+            let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let mut sum = 0.0;
+            for (score, x) in scores.iter_mut().zip(logits) {
+                *score = (x - largest).exp();
+                sum += *score;
+            }
+            scores.iter_mut().for_each(|score| *score /= sum);
+        }
+    }
+}
+
+/// Takes the experts of all groups but the best out of the choice.
+fn keep_best_groups(groups: &RouterGroups, choice: &mut [f32], group_scores: &mut [f32]) {
+    let size = choice.len() / groups.n_groups;
+    for (score, group) in group_scores.iter_mut().zip(choice.chunks_exact(size)) {
+        *score = sum_of_best(group, groups.experts_scored);
+    }
+    // What `take_best` has taken is marked by -inf: those groups stay.
+    for _ in 0..groups.groups_kept {
+        take_best(group_scores);
+    }
+    for (score, group) in group_scores.iter().zip(choice.chunks_exact_mut(size)) {
+        if *score != f32::NEG_INFINITY {
+            group.fill(f32::NEG_INFINITY);
+        }
+    }
+}
+
+/// The sum of the `count` largest elements, largest first.
+fn sum_of_best(group: &[f32], count: usize) -> f32 {
+    // `count` is 1 or 2 in every known model: repeated scans beat sorting a copy.
+    let (mut sum, mut last, mut taken) = (0.0, f32::INFINITY, 0);
+    while taken < count {
+        let below = group.iter().copied().filter(|&x| x < last);
+        let best = below.fold(f32::NEG_INFINITY, f32::max);
+        let equal = group.iter().filter(|&&x| x == best).count().max(1);
+        let used = equal.min(count - taken);
+        sum += best * used as f32;
+        taken += used;
+        last = best;
+    }
+    sum
+}
+
+/// The place of the largest element, the lowest of equals, which is then out of the choice. The
+/// caller asks only while there is a finite element.
+fn take_best(choice: &mut [f32]) -> usize {
+    let mut best = 0;
+    for (index, &x) in choice.iter().enumerate() {
+        if x > choice[best] {
+            best = index;
+        }
+    }
+    choice[best] = f32::NEG_INFINITY;
+    best
+}
+
+fn scale_weights(rule: &RouterRule<'_>, weights: &mut [f32]) {
+    let mut factor = rule.scale;
+    if rule.renormalise {
+        let sum: f32 = weights.iter().sum();
+        // Sigmoid scores may all underflow; their weights are then 0, as in the reference models.
+        factor /= sum.max(1e-20);
+    }
+    weights.iter_mut().for_each(|weight| *weight *= factor);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{cpus, random};
+
+    type Chosen = Result<(Vec<u32>, Vec<f32>), ComputeError>;
+
+    fn route(rule: &RouterRule<'_>, logits: &[f32], experts: usize, k: usize) -> Chosen {
+        let tokens = logits.len() / experts;
+        let (mut ids, mut weights) = (vec![0; tokens * k], vec![0.0; tokens * k]);
+        cpus()[0].route(rule, logits, experts, k, &mut ids, &mut weights)?;
+        Ok((ids, weights))
+    }
+
+    #[test]
+    fn softmax_then_best_with_and_without_renormalising() {
+        let logits: Vec<f32> = random(1, 5 * 64).iter().map(|x| x * 6.0).collect();
+        let (ids, plain) = route(&RouterRule::softmax(false), &logits, 64, 8).unwrap();
+        let (same, normed) = route(&RouterRule::softmax(true), &logits, 64, 8).unwrap();
+        assert_eq!(ids, same);
+        for token in 0..5 {
+            let logits = &logits[token * 64..][..64];
+            let sum: f64 = logits.iter().map(|&x| f64::from(x).exp()).sum();
+            let mut order: Vec<u32> = (0..64).collect();
+            order.sort_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]));
+            assert_eq!(ids[token * 8..][..8], order[..8]);
+            let chosen: Vec<f64> =
+                order[..8].iter().map(|&id| f64::from(logits[id as usize]).exp() / sum).collect();
+            for (j, exact) in chosen.iter().enumerate() {
+                assert!((f64::from(plain[token * 8 + j]) - exact).abs() < 1e-6);
+                let exact = exact / chosen.iter().sum::<f64>();
+                assert!((f64::from(normed[token * 8 + j]) - exact).abs() < 1e-6);
+            }
+        }
+    }
+
+    #[test]
+    fn equals_go_to_the_lower_id() {
+        let (ids, _) = route(&RouterRule::softmax(true), &[1.0, 2.0, 2.0, 2.0], 4, 2).unwrap();
+        assert_eq!(ids, [1, 2]);
+        let (ids, _) = route(&RouterRule::softmax(true), &[0.0; 4], 4, 4).unwrap();
+        assert_eq!(ids, [0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn the_correction_bias_moves_the_choice_and_not_the_weights() {
+        let bias = [0.0, 0.0, 5.0, 0.0];
+        let rule = RouterRule {
+            scoring: Scoring::Sigmoid,
+            renormalise: true,
+            scale: 2.5,
+            correction_bias: Some(&bias),
+            groups: None,
+        };
+        let (ids, weights) = route(&rule, &[0.0, 1.0, -1.0, 0.5], 4, 2).unwrap();
+        assert_eq!(ids, [2, 1]);
+        let sigmoid = |x: f32| 1.0 / (1.0 + (-x).exp());
+        let sum = sigmoid(-1.0) + sigmoid(1.0);
+        assert!((weights[0] - 2.5 * sigmoid(-1.0) / sum).abs() < 1e-6);
+        assert!((weights[1] - 2.5 * sigmoid(1.0) / sum).abs() < 1e-6);
+    }
+
+    #[test]
+    fn groups_limit_the_choice() {
+        let groups = |experts_scored| RouterGroups { n_groups: 3, groups_kept: 1, experts_scored };
+        let rule = |scored| RouterRule {
+            groups: Some(groups(scored)),
+            scoring: Scoring::Sigmoid,
+            ..RouterRule::softmax(false)
+        };
+        // The best single expert is in group 0, the best pair in group 2.
+        let logits = [3.0, -3.0, 0.0, 0.1, 2.0, 2.0];
+        assert_eq!(route(&rule(1), &logits, 6, 2).unwrap().0, [0, 1]);
+        assert_eq!(route(&rule(2), &logits, 6, 2).unwrap().0, [4, 5]);
+    }
+
+    #[test]
+    fn broken_logits_and_impossible_rules_are_errors() {
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let result = route(&RouterRule::softmax(true), &[0.0, 1.0, 2.0, bad], 2, 1);
+            assert!(matches!(result, Err(ComputeError::RouterLogit { token: 1, expert: 1, .. })));
+        }
+        let plain = RouterRule::softmax(true);
+        let groups = |n_groups, groups_kept, experts_scored| RouterRule {
+            groups: Some(RouterGroups { n_groups, groups_kept, experts_scored }),
+            ..RouterRule::softmax(true)
+        };
+        assert!(plain.check(8, 0).is_err() && plain.check(8, 9).is_err());
+        assert!(plain.check(8, 8).is_ok() && plain.check(0, 1).is_err());
+        for bad in [(0, 1, 1), (3, 1, 1), (2, 3, 1), (2, 1, 5), (4, 1, 1)] {
+            assert!(groups(bad.0, bad.1, bad.2).check(8, 4).is_err(), "{bad:?}");
+        }
+        assert!(groups(2, 1, 2).check(8, 4).is_ok());
+        let short = RouterRule { correction_bias: Some(&[0.0]), ..plain };
+        let nan = RouterRule { correction_bias: Some(&[f32::NAN, 0.0]), ..plain };
+        assert!(short.check(2, 1).is_err() && nan.check(2, 1).is_err());
+    }
+}
