@@ -55,6 +55,20 @@ impl TensorInfo {
         // a checked tensor never saturates.
         self.shape.iter().fold(1, |product, dim| product.saturating_mul(*dim))
     }
+
+    /// The bytes of `count` entries of the outermost dimension from `first` on: rows of a matrix,
+    /// experts of a stack. `None` if there are not so many, or if the entries are no whole blocks.
+    pub fn outer_slice(&self, first: u64, count: u64) -> Option<Extent> {
+        let (outer, inner) = self.shape.split_first()?;
+        let entry_bytes = self.ty.tensor_bytes(inner).filter(|_| {
+            // The entries of a vector are elements, which are only separate in plain types.
+            !inner.is_empty() || !self.ty.is_quantized()
+        })?;
+        if first.checked_add(count)? > *outer {
+            return None;
+        }
+        self.extent.slice(first.checked_mul(entry_bytes)?, count.checked_mul(entry_bytes)?)
+    }
 }
 
 /// The container that the model came in, with what it says about the model.
@@ -79,6 +93,14 @@ pub struct Catalog {
     by_name: Vec<u32>,
 }
 
+/// The folder that a file is in.
+pub(crate) fn folder_of(file: &Path) -> &Path {
+    match file.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    }
+}
+
 /// A file and its size in bytes.
 pub(crate) type SizedFile = (PathBuf, u64);
 
@@ -90,6 +112,10 @@ impl Catalog {
     /// Everything that makes the tables unusable: see [`FormatError`].
     pub fn open(path: &Path) -> Result<Catalog, FormatError> {
         let kind = std::fs::metadata(path).map_err(FormatError::io(path))?;
+        if !kind.is_dir() && !kind.is_file() {
+            let why = "it is neither a file nor a folder".to_owned();
+            return Err(FormatError::NoModel { path: path.to_owned(), why });
+        }
         let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or("");
         if kind.is_dir() || ["json", "safetensors"].contains(&extension) {
             huggingface::open(path)
@@ -152,5 +178,42 @@ impl Catalog {
             Source::HuggingFace(metadata) => Some(metadata),
             Source::Gguf(_) => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tensor(ty: TensorType, shape: &[u64]) -> TensorInfo {
+        let length = ty.tensor_bytes(shape).unwrap();
+        let extent = Extent { file: FileIndex(1), offset: 1000, length };
+        TensorInfo { name: "t".into(), ty, shape: shape.to_vec(), extent }
+    }
+
+    #[test]
+    fn outer_slices_are_experts_and_rows() {
+        let experts = tensor(TensorType::Q8_0, &[4, 3, 64]);
+        let extent = experts.outer_slice(1, 2).unwrap();
+        assert_eq!((extent.file.0, extent.offset, extent.length), (1, 1000 + 204, 408));
+        assert_eq!(experts.outer_slice(0, 4), Some(experts.extent));
+        assert_eq!(experts.outer_slice(3, 2), None);
+        assert_eq!(experts.outer_slice(u64::MAX, 2), None);
+        assert_eq!(tensor(TensorType::F32, &[8]).outer_slice(2, 1).unwrap().offset, 1008);
+        assert_eq!(tensor(TensorType::Q8_0, &[32]).outer_slice(0, 1), None);
+    }
+
+    #[test]
+    fn extents_slice_only_inside() {
+        let extent = Extent { file: FileIndex(0), offset: 10, length: 5 };
+        assert_eq!(extent.slice(1, 4).unwrap().offset, 11);
+        assert_eq!(extent.slice(2, 4), None);
+        assert_eq!(extent.slice(u64::MAX, 1), None);
+    }
+
+    #[test]
+    fn a_bare_file_name_is_in_the_current_folder() {
+        assert_eq!(folder_of(Path::new("model.gguf")), Path::new("."));
+        assert_eq!(folder_of(Path::new("a/model.gguf")), Path::new("a"));
     }
 }

@@ -52,19 +52,25 @@ pub enum FormatError {
     #[error("{}: {what} at byte {offset} is empty; the file is damaged", show(path))]
     EmptyName { path: PathBuf, what: &'static str, offset: u64 },
 
-    #[error("{}: the value of {key:?} at byte {offset} has the unknown type {id}", show(path))]
+    #[error(
+        "{}: the value of {key:?} at byte {offset} has the unknown type {id}; the file is damaged or of a newer format",
+        show(path)
+    )]
     UnknownValueType { path: PathBuf, key: String, offset: u64, id: u32 },
 
     #[error(
-        "{}: {key:?} at byte {offset} is a bool of value {found}; 0 and 1 are allowed",
+        "{}: {key:?} at byte {offset} is a bool of value {found}; 0 and 1 are allowed, the file is damaged",
         show(path)
     )]
     InvalidBool { path: PathBuf, key: String, offset: u64, found: u8 },
 
-    #[error("{}: the metadata key {key:?} appears twice", show(path))]
+    #[error("{}: the metadata key {key:?} appears twice; the file is damaged", show(path))]
     DuplicateKey { path: PathBuf, key: String },
 
-    #[error("{}: general.alignment is {found}; a power of two up to {limit} is needed", show(path))]
+    #[error(
+        "{}: general.alignment is {found}; a power of two up to {limit} is needed; convert the file again",
+        show(path)
+    )]
     InvalidAlignment { path: PathBuf, found: String, limit: u64 },
 
     #[error(
@@ -89,7 +95,7 @@ pub enum FormatError {
     )]
     UnsupportedDtype { path: PathBuf, tensor: String, dtype: String },
 
-    #[error("{}: tensor {tensor:?} appears twice", show(path))]
+    #[error("{}: tensor {tensor:?} appears twice; the file is damaged", show(path))]
     DuplicateTensor { path: PathBuf, tensor: String },
 
     #[error(
@@ -99,7 +105,10 @@ pub enum FormatError {
     )]
     DimensionCount { path: PathBuf, tensor: String, offset: u64, found: u32, limit: u32 },
 
-    #[error("{}: tensor {tensor:?} of type {ty} has the shape {shape:?}: {why}", show(path))]
+    #[error(
+        "{}: tensor {tensor:?} of type {ty} has the shape {shape:?}: {why}; the file is damaged",
+        show(path)
+    )]
     InvalidShape {
         path: PathBuf,
         tensor: String,
@@ -109,7 +118,7 @@ pub enum FormatError {
     },
 
     #[error(
-        "{}: the data of tensor {tensor:?} at byte {offset} is not aligned to {alignment} bytes",
+        "{}: the data of tensor {tensor:?} at byte {offset} is not aligned to {alignment} bytes; the file is damaged, convert it again",
         show(path)
     )]
     Misaligned { path: PathBuf, tensor: String, offset: u64, alignment: u64 },
@@ -140,6 +149,13 @@ pub enum FormatError {
         show(path)
     )]
     SplitMismatch { path: PathBuf, what: &'static str, expected: u64, found: u64 },
+
+    #[error(
+        "{}: the file has the name of one of a split set, but its metadata lacks {key:?}; \
+         get all files of the set from one source",
+        show(path)
+    )]
+    NotInSplitSet { path: PathBuf, key: &'static str },
 
     #[error(
         "{}: the file says that it is one of {count} split files, but its name is not of the form \

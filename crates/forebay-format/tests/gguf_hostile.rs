@@ -3,7 +3,7 @@
 
 mod raw_gguf;
 
-use forebay_format::{FormatError, TensorType, Value, parse_gguf_bytes};
+use forebay_format::{Catalog, FormatError, TensorType, Value, parse_gguf_bytes};
 use proptest::prelude::*;
 use raw_gguf::{RawGguf, RawTensor, array, string};
 
@@ -190,8 +190,31 @@ fn a_huge_sparse_file_does_not_back_a_huge_header() {
     file.key("long", 8, &(1u64 << 40).to_le_bytes());
     std::fs::write(&path, file.bytes()).unwrap();
     std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(1 << 41).unwrap();
-    let result = forebay_format::Catalog::open(&path);
+    let result = Catalog::open(&path);
     assert!(matches!(result, Err(FormatError::LimitExceeded { .. })), "{result:?}");
+}
+
+/// Opening reads the header only, whatever the size of the weights.
+#[test]
+fn a_large_file_opens_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("large.gguf");
+    let mut file = RawGguf::empty();
+    let tokens: Vec<u8> =
+        (0..300_000).flat_map(|i| string(format!("token{i}").as_bytes())).collect();
+    file.key("tokenizer.ggml.tokens", 9, &array(8, 300_000, &tokens));
+    file.tensors.push(RawTensor::f32("a.weight", &[10 << 20, 1 << 10], 0));
+    let header = file.bytes();
+    std::fs::write(&path, &header).unwrap();
+    let bytes = header.len() as u64 + (40 << 30);
+    std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(bytes).unwrap();
+    let start = std::time::Instant::now();
+    let catalog = Catalog::open(&path).unwrap();
+    eprintln!("opened in {:?}", start.elapsed());
+    assert_eq!(catalog.total_bytes(), 40 << 30);
+    assert_eq!(catalog.gguf().unwrap().strings("tokenizer.ggml.tokens").unwrap().len(), 300_000);
+    // Generous, for a busy machine; it takes some milliseconds.
+    assert!(start.elapsed().as_secs_f64() < 1.0);
 }
 
 proptest! {

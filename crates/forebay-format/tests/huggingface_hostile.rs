@@ -69,6 +69,9 @@ fn damaged_headers() {
         let result = error(header, 3);
         assert!(matches!(result, FormatError::SafetensorsHeader { .. }), "{header}: {result:?}");
     }
+    let twice = r#"{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"a":{"dtype":"I8","shape":[2],"data_offsets":[0,2]}}"#;
+    let result = error(twice, 2);
+    assert!(matches!(result, FormatError::DuplicateTensor { tensor, .. } if tensor == "a"));
     let zero = r#"{"a":{"dtype":"U8","shape":[0,2],"data_offsets":[0,0]}}"#;
     assert!(matches!(error(zero, 0), FormatError::InvalidShape { .. }));
     let complex = r#"{"a":{"dtype":"C64","shape":[1],"data_offsets":[0,8]}}"#;

@@ -2,10 +2,13 @@
 
 mod common;
 
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use common::fixtures;
-use forebay_format::{Catalog, FormatError, Source, TensorType};
+use flate2::read::GzDecoder;
+use forebay_format::{Catalog, FormatError, Source, TensorType, parse_gguf_bytes};
 use safetensors::SafeTensors;
 
 fn entries(folder: &Path) -> Vec<PathBuf> {
@@ -166,4 +169,22 @@ fn extents_are_those_of_the_safetensors_crate() {
             assert!(types.contains(&TensorType::U8) && types.contains(&TensorType::BF16));
         }
     }
+}
+
+#[test]
+fn vocabularies_without_tensors_parse() {
+    let Some(root) = fixtures("vocab") else { return };
+    let mut parsed = 0;
+    for path in entries(&root) {
+        if path.extension().is_none_or(|extension| extension != "gz") {
+            continue;
+        }
+        let mut bytes = Vec::new();
+        GzDecoder::new(File::open(&path).unwrap()).read_to_end(&mut bytes).unwrap();
+        let header = parse_gguf_bytes(&bytes).unwrap();
+        assert!(header.tensors.is_empty());
+        assert!(header.metadata.strings("tokenizer.ggml.tokens").unwrap().len() > 30_000);
+        parsed += 1;
+    }
+    assert!(parsed > 0);
 }

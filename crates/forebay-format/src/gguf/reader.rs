@@ -7,7 +7,7 @@ use crate::FormatError;
 
 /// Largest header (metadata and tensor table together) that is read, in bytes. The largest
 /// published ones, with vocabularies of 256 thousand tokens and merges, stay below 32 MiB.
-pub const HEADER_BYTES_MAX: u64 = 512 << 20;
+pub const HEADER_BYTES_MAX: u64 = 256 << 20;
 
 /// Memory for one read is reserved at most this far ahead of the bytes that have arrived.
 const CHUNK_BYTES: u64 = 1 << 20;

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::parse::{GgufHeader, parse_file};
+use crate::catalog::folder_of;
 use crate::{Catalog, FileIndex, FormatError, Source};
 
 /// More files than any set has; keeps a hostile count from opening files without end.
@@ -14,7 +15,7 @@ const FILES_MAX: u64 = 9999;
 /// See [`Catalog::open`].
 pub fn open(path: &Path) -> Result<Catalog, FormatError> {
     let (header, file_bytes) = parse_file(path, FileIndex(0))?;
-    let root = path.parent().unwrap_or(Path::new("")).to_owned();
+    let root = folder_of(path).to_owned();
     let count = header.metadata.u64("split.count").unwrap_or(1);
     if count <= 1 {
         let files = vec![(path.to_owned(), file_bytes)];
@@ -96,6 +97,6 @@ fn check_number(
         Some(found) => {
             Err(FormatError::SplitMismatch { path: path.to_owned(), what: key, expected, found })
         }
-        None => Err(FormatError::MissingKey { key: key.to_owned() }),
+        None => Err(FormatError::NotInSplitSet { path: path.to_owned(), key }),
     }
 }

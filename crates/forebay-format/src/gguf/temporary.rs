@@ -5,6 +5,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use crate::FormatError;
+use crate::catalog::folder_of;
 
 /// Names that are tried before giving up; leftovers of killed processes occupy some.
 const ATTEMPTS: u32 = 1000;
@@ -43,10 +44,7 @@ impl Temporary {
             std::fs::rename(path, target).map_err(FormatError::io(target))?;
         }
         self.path = None;
-        let folder = match target.parent() {
-            Some(folder) if !folder.as_os_str().is_empty() => folder,
-            _ => Path::new("."),
-        };
+        let folder = folder_of(target);
         // The rename is only durable once the folder is; not every system can open folders.
         if cfg!(unix) {
             let opened = File::open(folder).map_err(FormatError::io(folder))?;

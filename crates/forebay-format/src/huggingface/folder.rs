@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::HfMetadata;
 use super::safetensors::parse_file;
-use crate::catalog::SizedFile;
+use crate::catalog::{SizedFile, folder_of};
 use crate::{Catalog, FileIndex, FormatError, Source, TensorInfo};
 
 const CONFIG: &str = "config.json";
@@ -25,7 +25,7 @@ const TEXT_BYTES_MAX: u64 = 64 << 20;
 /// # Errors
 /// See [`Catalog::open`].
 pub fn open(path: &Path) -> Result<Catalog, FormatError> {
-    let root = if path.is_dir() { path } else { path.parent().unwrap_or(Path::new("")) };
+    let root = if path.is_dir() { path } else { folder_of(path) };
     let metadata = read_metadata(root)?;
     let (files, tensors) = if root.join(SINGLE_FILE).exists() {
         let file = root.join(SINGLE_FILE);

@@ -1,10 +1,14 @@
 //! The header of one safetensors file: its length in 8 bytes, then JSON, then the data.
 
+use std::collections::HashSet;
+use std::fmt;
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
 use safetensors::tensor::{Dtype, Metadata};
+use serde::Deserializer;
+use serde::de::{IgnoredAny, MapAccess, Visitor};
 
 use crate::tensor_type::checked_bytes;
 use crate::{Extent, FileIndex, FormatError, TensorInfo, TensorType};
@@ -77,6 +81,9 @@ fn parse(
     }
     let mut header = vec![0; header_bytes as usize];
     reader.read_exact(&mut header).map_err(FormatError::io(path))?;
+    if let Some(tensor) = doubled_name(&header) {
+        return Err(FormatError::DuplicateTensor { path: path.to_owned(), tensor });
+    }
     // This checks dtypes, sizes against shapes, and that the tensors lie without gap or overlap.
     let table: Metadata = serde_json::from_slice(&header)
         .map_err(|source| FormatError::SafetensorsHeader { path: path.to_owned(), source })?;
@@ -92,6 +99,32 @@ fn parse(
         .map(|name| tensor(path, index, data_offset, &table, name))
         .collect::<Result<Vec<_>, _>>()?;
     Ok(SafetensorsHeader { tensors, data_offset })
+}
+
+/// A name that the header has twice. JSON parsers would let the last one win, silently; what is
+/// not JSON at all is left to them.
+fn doubled_name(header: &[u8]) -> Option<String> {
+    struct Names(Option<String>);
+
+    impl<'de> Visitor<'de> for Names {
+        type Value = Option<String>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a map of tensors")
+        }
+
+        fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<Self::Value, A::Error> {
+            let mut seen = HashSet::new();
+            while let Some((name, IgnoredAny)) = map.next_entry::<String, IgnoredAny>()? {
+                if let Some(name) = seen.replace(name) {
+                    self.0.get_or_insert(name);
+                }
+            }
+            Ok(self.0)
+        }
+    }
+
+    serde_json::Deserializer::from_slice(header).deserialize_map(Names(None)).ok().flatten()
 }
 
 fn tensor(
