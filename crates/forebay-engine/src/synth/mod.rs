@@ -1,0 +1,153 @@
+//! Models of a real architecture's exact shape with random weights, for benchmarks and tests.
+//!
+//! They load wherever the real ones do, have the same size and the same speed, and write nonsense.
+
+mod plan;
+mod random;
+mod recipe;
+mod shapes;
+mod vocabulary;
+mod write;
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use forebay_format::FormatError;
+use forebay_format::gguf::writer::GgufWriter;
+use serde::Serialize;
+
+use recipe::Recipe;
+use shapes::{SHAPES, Shape};
+
+/// Called with the bytes written so far and in total; false stops the work and removes the unfinished file.
+pub type Progress<'a> = dyn FnMut(u64, u64) -> bool + 'a;
+
+/// What to make.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SynthOptions {
+    /// A mix as in `Q4_K_M`, or a type for all matrices as in `Q8_0`; case does not matter.
+    pub quantisation: String,
+    /// Layers to write; all that the architecture has if `None`.
+    pub layers: Option<u32>,
+    /// The same seed gives the same file, byte for byte.
+    pub seed: u64,
+    /// Threads that make weights; the file does not depend on it.
+    pub threads: usize,
+}
+
+impl Default for SynthOptions {
+    fn default() -> Self {
+        Self { quantisation: "Q4_K_M".to_owned(), layers: None, seed: 0, threads: 2 }
+    }
+}
+
+/// What was made.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct SynthReport {
+    pub path: PathBuf,
+    /// The name that was asked for, such as `qwen3moe-30b`.
+    pub shape: String,
+    /// `general.architecture` of the file.
+    pub architecture: String,
+    pub quantisation: String,
+    pub layers: u32,
+    pub tensors: usize,
+    pub parameters: u64,
+    /// Size of the file.
+    pub bytes: u64,
+    /// From the first byte to a durable file.
+    pub seconds: f64,
+    pub bytes_per_second: f64,
+}
+
+/// Errors of making a model.
+#[derive(Debug, thiserror::Error)]
+pub enum SynthError {
+    #[error("no architecture is called {name:?}; known: {}", known.join(", "))]
+    UnknownArchitecture { name: String, known: Vec<&'static str> },
+    #[error("no quantisation is called {name:?}; known: {}", known.join(", "))]
+    UnknownQuantisation { name: String, known: Vec<&'static str> },
+    #[error(
+        "{shape} has {layers_max} layers; {layers} cannot be written, choose 1 to {layers_max}"
+    )]
+    Layers { shape: &'static str, layers: u32, layers_max: u32 },
+    #[error("{}: is a directory; name the file to write inside it", path.display())]
+    IsDirectory { path: PathBuf },
+    #[error("interrupted; the unfinished file was removed")]
+    Interrupted,
+    #[error(transparent)]
+    Format(#[from] FormatError),
+}
+
+impl SynthError {
+    fn unknown_quantisation(name: &str) -> Self {
+        Self::UnknownQuantisation { name: name.to_owned(), known: Recipe::names() }
+    }
+}
+
+/// The names that [`synthesize`] knows.
+pub fn architectures() -> impl ExactSizeIterator<Item = &'static str> {
+    SHAPES.iter().map(|shape| shape.name)
+}
+
+/// Writes a GGUF file with the shape of `arch` to `out`. The file appears under its name only when it is complete and on
+/// the disk; what had that name before is replaced.
+///
+/// # Errors
+/// Unknown names, a number of layers that the architecture does not have, an output that cannot be written (also
+/// when the disk is full: nothing is left behind), or `progress` that says stop.
+pub fn synthesize(
+    arch: &str,
+    out: &Path,
+    options: &SynthOptions,
+    progress: &mut Progress<'_>,
+) -> Result<SynthReport, SynthError> {
+    let started = Instant::now();
+    let shape = shapes::find(arch).ok_or_else(|| SynthError::UnknownArchitecture {
+        name: arch.to_owned(),
+        known: architectures().collect(),
+    })?;
+    let recipe = Recipe::find(&options.quantisation)
+        .ok_or_else(|| SynthError::unknown_quantisation(&options.quantisation))?;
+    let layers = layers_of(shape, options.layers)?;
+    if out.is_dir() {
+        return Err(SynthError::IsDirectory { path: out.to_owned() });
+    }
+
+    let tensors = plan::tensors(shape, &recipe, layers)?;
+    let mut writer = GgufWriter::new(out);
+    plan::describe(shape, &recipe, layers, &mut writer)?;
+    vocabulary::describe(shape, &mut writer)?;
+    for tensor in &tensors {
+        writer.add_tensor(&tensor.name, tensor.ty, &tensor.shape)?;
+    }
+    let mut data = writer.start()?;
+    let bytes =
+        data.tensors().iter().map(|tensor| tensor.extent.offset + tensor.extent.length).max();
+    write::write_all(&tensors, &mut data, options.seed, options.threads, progress)?;
+    data.finish()?;
+
+    let bytes = bytes.unwrap_or_default();
+    let seconds = started.elapsed().as_secs_f64();
+    Ok(SynthReport {
+        path: out.to_owned(),
+        shape: shape.name.to_owned(),
+        architecture: shape.architecture.to_owned(),
+        quantisation: recipe.name.to_owned(),
+        layers,
+        tensors: tensors.len(),
+        parameters: tensors.iter().map(|tensor| tensor.shape.iter().product::<u64>()).sum(),
+        bytes,
+        seconds,
+        bytes_per_second: bytes as f64 / seconds,
+    })
+}
+
+fn layers_of(shape: &'static Shape, asked: Option<u32>) -> Result<u32, SynthError> {
+    let layers = asked.unwrap_or(shape.layers);
+    if (1..=shape.layers).contains(&layers) {
+        Ok(layers)
+    } else {
+        Err(SynthError::Layers { shape: shape.name, layers, layers_max: shape.layers })
+    }
+}
