@@ -1,0 +1,48 @@
+//! What can go wrong between a catalog and its logits.
+
+use forebay_compute::ComputeError;
+use forebay_format::FormatError;
+use forebay_store::StoreError;
+use forebay_stream::StreamError;
+
+/// Errors of descriptions, weights and the decoder.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    #[error(
+        "the architecture '{name}' is not known; forebay runs {known}. \
+         Convert the model to one of these, or use a build that knows it"
+    )]
+    UnknownArchitecture { name: String, known: String },
+    #[error("{source_name} does not say '{key}', which the {family} architecture needs")]
+    MissingKey { source_name: String, key: String, family: &'static str },
+    #[error("'{key}' is {value}, but {expected}")]
+    BadValue { key: String, value: String, expected: String },
+    #[error("the model has no tensor '{name}', which the {family} architecture needs")]
+    MissingTensor { name: String, family: &'static str },
+    #[error("tensor '{name}' has the shape {found:?}, but the model's metadata asks for {expected:?}")]
+    TensorShape { name: String, found: Vec<u64>, expected: Vec<u64> },
+    #[error("tensor '{name}' is of type {found}, which cannot be used as a weight matrix")]
+    TensorType { name: String, found: &'static str },
+    #[error("tensor '{name}' holds a value that is not finite at index {index}; the file is damaged")]
+    NotFinite { name: String, index: usize },
+    #[error(
+        "the context is full: {used} of {context} positions are used and {wanted} more are asked for; \
+         give a larger --ctx or a shorter prompt"
+    )]
+    ContextFull { used: usize, context: usize, wanted: usize },
+    #[error("token id {id} is outside of the vocabulary of {vocabulary} tokens")]
+    TokenOutOfRange { id: u32, vocabulary: usize },
+    #[error(
+        "layer {layer} produced values that are not finite at token {token}; \
+         the weights hold NaN or infinite scales: check the file against its source"
+    )]
+    NumericFailure { layer: usize, token: usize },
+    #[error(transparent)]
+    Compute(#[from] ComputeError),
+    #[error(transparent)]
+    Format(#[from] FormatError),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    Stream(#[from] StreamError),
+}

@@ -1,0 +1,294 @@
+//! The mixture-of-experts step: router scores -> chosen experts -> leases -> products -> combined.
+//!
+//! Experts are computed as they become available: those in memory first, then each as it arrives
+//! from the disk. Every (token, slot) pair has its own output row and rows are added up in slot
+//! order at the end, so the result does not depend on the order of arrival.
+
+use forebay_compute::RouterRule;
+use forebay_compute::{Activations, Cpu, MatmulJob};
+use forebay_stream::{ExpertIndex, LayerIndex, Lease, Residency};
+
+use crate::ModelError;
+use crate::arch::{Architecture, Experts};
+use crate::decoder::matrix;
+use crate::weights::PartMatrix;
+
+/// Bytes of gate and up outputs that one group of experts may take: experts that are ready
+/// together are computed in groups, so that a long prompt does not need all of them at once.
+const GROUP_BYTES: usize = 16 << 20;
+
+/// One layer's step over a batch.
+pub struct MoeStep<'a> {
+    pub layer: usize,
+    pub experts: &'a Experts,
+    pub gate: PartMatrix,
+    pub up: PartMatrix,
+    pub down: PartMatrix,
+    pub hidden: usize,
+    /// Tokens in the batch.
+    pub count: usize,
+}
+
+/// Buffers of the step, reserved at start.
+pub struct MoeScratch {
+    /// Router logits `[tokens, experts]`.
+    pub scores: Vec<f32>,
+    /// Chosen experts and their weights `[tokens, k]`.
+    ids: Vec<u32>,
+    weights: Vec<f32>,
+    /// Tokens of each expert, experts ascending; `starts[e] .. starts[e + 1]` are expert e's.
+    starts: Vec<usize>,
+    pair_tokens: Vec<u32>,
+    /// The pair `token * k + slot` of each entry of `pair_tokens`.
+    pairs: Vec<u32>,
+    touched: Vec<ExpertIndex>,
+    /// Outputs of pairs in the order computed `[pairs, hidden]`, and each pair's row.
+    outputs: Vec<f32>,
+    row_of_pair: Vec<u32>,
+    gate: Vec<f32>,
+    up: Vec<f32>,
+    inner: Activations,
+    /// 0, 1, 2 ...: row selections of `inner`.
+    rows: Vec<u32>,
+    ready: Vec<(ExpertIndex, Lease)>,
+    /// Always empty between calls; kept for its memory.
+    jobs: Vec<MatmulJob<'static>>,
+    group_pairs: usize,
+}
+
+impl MoeScratch {
+    pub fn reserve(architecture: &Architecture, batch: usize) -> MoeScratch {
+        let size = Sizes::of(architecture, batch);
+        MoeScratch {
+            scores: vec![0.0; batch * size.experts],
+            ids: vec![0; size.pairs],
+            weights: vec![0.0; size.pairs],
+            starts: vec![0; size.experts + 1],
+            pair_tokens: vec![0; size.pairs],
+            pairs: vec![0; size.pairs],
+            touched: Vec::with_capacity(size.experts),
+            outputs: vec![0.0; size.pairs * architecture.hidden],
+            row_of_pair: vec![0; size.pairs],
+            gate: vec![0.0; size.group_pairs * size.width],
+            up: vec![0.0; size.group_pairs * size.width],
+            inner: Activations::new(),
+            rows: (0..size.group_pairs as u32).collect(),
+            ready: Vec::with_capacity(size.experts),
+            jobs: Vec::with_capacity(2 * size.experts),
+            group_pairs: size.group_pairs,
+        }
+    }
+
+    /// Bytes that [`MoeScratch::reserve`] takes.
+    pub fn bytes(architecture: &Architecture, batch: usize) -> u64 {
+        let size = Sizes::of(architecture, batch);
+        let floats = batch * size.experts
+            + size.pairs * (architecture.hidden + 5)
+            + size.group_pairs * (size.width * 2 + size.width * 5 / 8 + 1);
+        4 * floats as u64
+    }
+
+    /// Chooses experts for every token and sorts the pairs by expert.
+    ///
+    /// # Errors
+    /// Scores that are not finite.
+    pub fn route(
+        &mut self,
+        cpu: &Cpu,
+        count: usize,
+        experts: &Experts,
+        rule: &RouterRule<'_>,
+    ) -> Result<(), ModelError> {
+        let k = experts.used;
+        let scores = &mut self.scores[..count * experts.count];
+        let (ids, weights) = (&mut self.ids[..count * k], &mut self.weights[..count * k]);
+        cpu.route(rule, scores, experts.count, k, ids, weights)?;
+        // A counting sort: pairs of one expert end up together, tokens ascending.
+        let starts = &mut self.starts[..experts.count + 1];
+        starts.fill(0);
+        for id in ids.iter() {
+            starts[*id as usize + 1] += 1;
+        }
+        self.touched.clear();
+        for expert in 0..experts.count {
+            if starts[expert + 1] > 0 {
+                self.touched.push(ExpertIndex(expert as u32));
+            }
+            starts[expert + 1] += starts[expert];
+        }
+        for (pair, id) in ids.iter().enumerate() {
+            let place = &mut starts[*id as usize];
+            self.pair_tokens[*place] = (pair / k) as u32;
+            self.pairs[*place] = pair as u32;
+            *place += 1;
+        }
+        // Placing moved every start to its end: shift back.
+        starts.copy_within(0..experts.count, 1);
+        starts[0] = 0;
+        Ok(())
+    }
+
+    /// Writes the chosen experts into rows `[tokens, layers, k]`.
+    pub fn record(&self, routing: &mut [i32], layer: usize, layers: usize, count: usize) {
+        let k = routing.len() / (count * layers);
+        for (token, row) in routing.chunks_exact_mut(layers * k).enumerate() {
+            for (slot, place) in row[layer * k..(layer + 1) * k].iter_mut().enumerate() {
+                *place = self.ids[token * k + slot] as i32;
+            }
+        }
+    }
+
+    /// Leases the touched experts and computes each as soon as it is there.
+    pub fn compute(
+        &mut self,
+        step: &MoeStep<'_>,
+        cpu: &Cpu,
+        residency: &mut Residency,
+        input: &Activations,
+    ) -> Result<(), ModelError> {
+        residency.begin_experts(LayerIndex(step.layer as u32), &self.touched)?;
+        let mut ready = std::mem::take(&mut self.ready);
+        let mut next_row = 0;
+        loop {
+            ready.clear();
+            match residency.next_experts(&mut ready) {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(error) => {
+                    ready.clear();
+                    self.ready = ready;
+                    return Err(error.into());
+                }
+            }
+            let mut from = 0;
+            while from < ready.len() {
+                let (to, pairs) = self.group(&ready, from);
+                let group = Group { leases: &ready[from..to], pairs, first_row: next_row };
+                self.compute_group(step, cpu, residency, input, &group);
+                next_row += pairs;
+                from = to;
+            }
+        }
+        self.ready = ready;
+        residency.end_experts();
+        Ok(())
+    }
+
+    /// The longest run of ready experts whose pairs fit one group, at least one expert.
+    fn group(&self, ready: &[(ExpertIndex, Lease)], from: usize) -> (usize, usize) {
+        let mut pairs = 0;
+        for (index, (expert, _)) in ready.iter().enumerate().skip(from) {
+            let count = self.pairs_of(*expert).len();
+            if index > from && pairs + count > self.group_pairs {
+                return (index, pairs);
+            }
+            pairs += count;
+        }
+        (ready.len(), pairs)
+    }
+
+    fn pairs_of(&self, expert: ExpertIndex) -> std::ops::Range<usize> {
+        let expert = expert.0 as usize;
+        self.starts[expert]..self.starts[expert + 1]
+    }
+
+    /// Gate and up of all the group's experts in one parallel region, then down in another.
+    fn compute_group(
+        &mut self,
+        step: &MoeStep<'_>,
+        cpu: &Cpu,
+        residency: &Residency,
+        input: &Activations,
+        group: &Group<'_>,
+    ) {
+        let width = step.experts.width;
+        let mut gate_left = &mut self.gate[..group.pairs * width];
+        let mut up_left = &mut self.up[..group.pairs * width];
+        let mut jobs = recycle(std::mem::take(&mut self.jobs));
+        let mut row = group.first_row;
+        for (expert, lease) in group.leases {
+            let expert = expert.0 as usize;
+            let range = self.starts[expert]..self.starts[expert + 1];
+            for pair in &self.pairs[range.clone()] {
+                self.row_of_pair[*pair as usize] = row as u32;
+                row += 1;
+            }
+            let tokens = Some(&self.pair_tokens[range.clone()]);
+            let (out, rest) = gate_left.split_at_mut(range.len() * width);
+            gate_left = rest;
+            let w = matrix(residency, lease, &step.gate);
+            jobs.push(MatmulJob { w, x: input, tokens, out });
+            let (out, rest) = up_left.split_at_mut(range.len() * width);
+            up_left = rest;
+            let w = matrix(residency, lease, &step.up);
+            jobs.push(MatmulJob { w, x: input, tokens, out });
+        }
+        cpu.matmul(&mut jobs);
+        let jobs = recycle(jobs);
+
+        let inner = &mut self.gate[..group.pairs * width];
+        cpu.silu_mul_in_place(inner, &self.up[..group.pairs * width]);
+        self.inner.prepare(cpu, inner, group.pairs, width, &[step.down.ty]);
+        let first = group.first_row * step.hidden;
+        let mut left = &mut self.outputs[first..first + group.pairs * step.hidden];
+        let mut jobs = recycle(jobs);
+        let mut inner_row = 0;
+        for (expert, lease) in group.leases {
+            let expert = expert.0 as usize;
+            let count = self.starts[expert + 1] - self.starts[expert];
+            let (out, rest) = left.split_at_mut(count * step.hidden);
+            left = rest;
+            let tokens = Some(&self.rows[inner_row..inner_row + count]);
+            let w = matrix(residency, lease, &step.down);
+            jobs.push(MatmulJob { w, x: &self.inner, tokens, out });
+            inner_row += count;
+        }
+        cpu.matmul(&mut jobs);
+        self.jobs = recycle(jobs);
+    }
+
+    /// Adds up every token's expert outputs, weighted, in slot order, into `out` `[tokens, hidden]`.
+    pub fn combine(&self, step: &MoeStep<'_>, cpu: &Cpu, out: &mut [f32]) {
+        let pairs = step.count * step.experts.used;
+        out.fill(0.0);
+        let rows = &self.row_of_pair[..pairs];
+        let weights = &self.weights[..pairs];
+        cpu.combine_experts(out, step.hidden, step.experts.used, weights, &self.outputs, rows);
+    }
+}
+
+/// Experts that are computed together.
+struct Group<'a> {
+    leases: &'a [(ExpertIndex, Lease)],
+    pairs: usize,
+    /// Row of `outputs` where the group's first pair goes.
+    first_row: usize,
+}
+
+/// An empty vector of jobs for other borrows, with the old one's memory: the step runs for every
+/// layer of every token and must not allocate.
+fn recycle<'a, 'b>(mut jobs: Vec<MatmulJob<'a>>) -> Vec<MatmulJob<'b>> {
+    jobs.clear();
+    jobs.into_iter().map(|_| unreachable!("the vector was cleared")).collect()
+}
+
+/// Largest sizes over the layers.
+struct Sizes {
+    experts: usize,
+    width: usize,
+    pairs: usize,
+    group_pairs: usize,
+}
+
+impl Sizes {
+    fn of(architecture: &Architecture, batch: usize) -> Sizes {
+        let layers = || architecture.expert_layers();
+        let experts = layers().map(|experts| experts.count).max().unwrap_or(0);
+        let width = layers().map(|experts| experts.width).max().unwrap_or(0);
+        let pairs = batch * architecture.experts_per_token();
+        let fitting = GROUP_BYTES / (8 * width.max(1));
+        // One expert may be chosen by every token of the batch.
+        let group_pairs = fitting.max(batch).min(pairs);
+        Sizes { experts, width, pairs, group_pairs }
+    }
+}

@@ -1,0 +1,130 @@
+//! Looks tensors up and checks them against what the description asks for.
+
+use forebay_format::{Catalog, Extent, TensorInfo, TensorType, dequantize};
+use forebay_store::FileSet;
+
+use super::PartMatrix;
+use crate::ModelError;
+
+pub struct Tensors<'a> {
+    catalog: &'a Catalog,
+    files: &'a FileSet,
+    family: &'static str,
+    vector_bytes: u64,
+}
+
+impl<'a> Tensors<'a> {
+    pub fn new(catalog: &'a Catalog, files: &'a FileSet, family: &'static str) -> Self {
+        Tensors { catalog, files, family, vector_bytes: 0 }
+    }
+
+    /// Bytes of the vectors read so far, as they lie in memory.
+    pub fn vector_bytes(&self) -> u64 {
+        self.vector_bytes
+    }
+
+    fn find(&self, name: &str) -> Result<&'a TensorInfo, ModelError> {
+        self.catalog
+            .tensor(name)
+            .ok_or_else(|| ModelError::MissingTensor { name: name.into(), family: self.family })
+    }
+
+    /// A matrix `[rows, cols]` and where its bytes are.
+    pub fn matrix(
+        &self,
+        name: &str,
+        rows: usize,
+        cols: usize,
+        part: usize,
+    ) -> Result<(PartMatrix, Extent), ModelError> {
+        let tensor = self.find(name)?;
+        expect_shape(tensor, &[rows as u64, cols as u64])?;
+        expect_matrix_type(tensor)?;
+        Ok((PartMatrix { part, ty: tensor.ty, rows, cols }, tensor.extent))
+    }
+
+    /// One matrix per expert: a stacked tensor `[experts, rows, cols]`, or a tensor per expert.
+    pub fn expert_matrices(
+        &self,
+        name_of: &dyn Fn(usize) -> String,
+        experts: usize,
+        rows: usize,
+        cols: usize,
+        part: usize,
+    ) -> Result<(PartMatrix, Vec<Extent>), ModelError> {
+        let first = self.find(&name_of(0))?;
+        expect_matrix_type(first)?;
+        let matrix = PartMatrix { part, ty: first.ty, rows, cols };
+        if first.shape.len() == 3 {
+            expect_shape(first, &[experts as u64, rows as u64, cols as u64])?;
+            let stride = first.extent.length / experts as u64;
+            let slice = |expert: usize| Extent {
+                file: first.extent.file,
+                offset: first.extent.offset + expert as u64 * stride,
+                length: stride,
+            };
+            return Ok((matrix, (0..experts).map(slice).collect()));
+        }
+        let extents = (0..experts).map(|expert| {
+            let tensor = self.find(&name_of(expert))?;
+            expect_shape(tensor, &[rows as u64, cols as u64])?;
+            if tensor.ty != matrix.ty {
+                return Err(ModelError::TensorType {
+                    name: tensor.name.clone(),
+                    found: tensor.ty.name(),
+                });
+            }
+            Ok(tensor.extent)
+        });
+        Ok((matrix, extents.collect::<Result<_, _>>()?))
+    }
+
+    /// A vector, read and widened to f32.
+    pub fn vector(&mut self, name: &str, length: usize) -> Result<Vec<f32>, ModelError> {
+        let tensor = self.find(name)?;
+        expect_shape(tensor, &[length as u64])?;
+        let mut bytes = vec![0; tensor.extent.length as usize];
+        self.files.read_exact(tensor.extent, &mut bytes)?;
+        let mut values = vec![0.0; length];
+        dequantize(tensor.ty, &bytes, &mut values)?;
+        if let Some(index) = values.iter().position(|value| !value.is_finite()) {
+            return Err(ModelError::NotFinite { name: name.into(), index });
+        }
+        self.vector_bytes += 4 * length as u64;
+        Ok(values)
+    }
+
+    /// A vector that a model may lack.
+    pub fn optional_vector(
+        &mut self,
+        name: &str,
+        length: usize,
+    ) -> Result<Option<Vec<f32>>, ModelError> {
+        match self.catalog.tensor(name) {
+            Some(_) => self.vector(name, length).map(Some),
+            None => Ok(None),
+        }
+    }
+}
+
+fn expect_shape(tensor: &TensorInfo, expected: &[u64]) -> Result<(), ModelError> {
+    if tensor.shape == expected {
+        return Ok(());
+    }
+    Err(ModelError::TensorShape {
+        name: tensor.name.clone(),
+        found: tensor.shape.clone(),
+        expected: expected.to_vec(),
+    })
+}
+
+fn expect_matrix_type(tensor: &TensorInfo) -> Result<(), ModelError> {
+    let integer = matches!(
+        tensor.ty,
+        TensorType::I8 | TensorType::I16 | TensorType::I32 | TensorType::I64 | TensorType::F64
+    );
+    if integer || tensor.ty.row_bytes(*tensor.shape.last().unwrap_or(&0)).is_none() {
+        return Err(ModelError::TensorType { name: tensor.name.clone(), found: tensor.ty.name() });
+    }
+    Ok(())
+}
