@@ -5,6 +5,7 @@
 
 mod encode;
 pub mod metadata;
+mod output;
 pub mod parse;
 mod reader;
 mod split;

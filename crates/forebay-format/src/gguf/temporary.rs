@@ -38,6 +38,11 @@ impl Temporary {
         Err(FormatError::WriteFile { path: target.to_owned(), why })
     }
 
+    /// Where the file is now.
+    pub fn path(&self) -> &Path {
+        self.path.as_deref().unwrap_or(Path::new(""))
+    }
+
     /// Gives the file its final name, replacing what has it, and makes that durable.
     pub fn rename_to(mut self, target: &Path) -> Result<(), FormatError> {
         if let Some(path) = &self.path {

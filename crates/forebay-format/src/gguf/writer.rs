@@ -13,12 +13,11 @@
 //! ```
 
 use std::collections::HashSet;
-use std::fs::File;
-use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use super::encode::header_bytes;
 use super::metadata::GgufMetadata;
+use super::output::Output;
 use super::parse::{DIMENSIONS_MAX, NESTING_MAX, alignment};
 use super::temporary::Temporary;
 use super::value::{Array, Value};
@@ -27,9 +26,6 @@ use crate::{Extent, FileIndex, FormatError, TensorInfo, TensorType};
 
 /// Longest tensor name, in bytes: what ggml can hold.
 const NAME_BYTES_MAX: usize = 63;
-
-/// Small writes are gathered up to this size.
-const BUFFER_BYTES: usize = 1 << 20;
 
 /// What a new GGUF file (version 3) will contain. Nothing is written before [`start`](Self::start).
 #[derive(Clone, Debug)]
@@ -135,7 +131,7 @@ impl GgufWriter {
 
         let (temporary, file) = Temporary::create(&self.path)?;
         let mut data = GgufData {
-            file: BufWriter::with_capacity(BUFFER_BYTES, file),
+            output: Output::new(file, temporary.path()),
             temporary,
             path: self.path,
             tensors: self.tensors,
@@ -162,7 +158,7 @@ fn depth(array: &Array) -> u64 {
 /// dropped.
 #[derive(Debug)]
 pub struct GgufData {
-    file: BufWriter<File>,
+    output: Output,
     temporary: Temporary,
     path: PathBuf,
     tensors: Vec<TensorInfo>,
@@ -218,18 +214,17 @@ impl GgufData {
     ///
     /// # Errors
     /// [`FormatError::WriteTensor`] if data is missing; [`FormatError::Io`].
-    pub fn finish(mut self) -> Result<(), FormatError> {
+    pub fn finish(self) -> Result<(), FormatError> {
         if let Some((tensor, missing_bytes)) = self.next_tensor() {
             let why = format!("{missing_bytes} of its bytes were never given");
             let tensor = tensor.name.clone();
             return Err(FormatError::WriteTensor { path: self.path.clone(), tensor, why });
         }
-        self.file.flush().map_err(FormatError::io(&self.path))?;
-        self.file.get_ref().sync_all().map_err(FormatError::io(&self.path))?;
+        self.output.finish().map_err(FormatError::io(&self.path))?;
         self.temporary.rename_to(&self.path)
     }
 
     fn put(&mut self, bytes: &[u8]) -> Result<(), FormatError> {
-        self.file.write_all(bytes).map_err(FormatError::io(&self.path))
+        self.output.write(bytes).map_err(FormatError::io(&self.path))
     }
 }
