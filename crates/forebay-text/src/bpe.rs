@@ -1,0 +1,150 @@
+//! Byte pair encoding from a list of merges.
+
+use std::collections::HashMap;
+
+use crate::merge::Merger;
+use crate::pretokenize::Splitter;
+use crate::vocabulary::Vocabulary;
+use crate::{TextError, byte_level};
+
+/// How text becomes the characters that the vocabulary is written in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Alphabet {
+    /// Every byte is one character of the byte-level alphabet.
+    ByteLevel,
+    /// The characters themselves with `▁` for the space; bytes of unknown characters are `<0xXX>`.
+    Characters,
+}
+
+/// Byte pair encoding: words by a [`Splitter`], merges by rank.
+pub struct Bpe {
+    splitter: Splitter,
+    alphabet: Alphabet,
+    /// (left token, right token) -> (rank, joined token). The lowest rank is merged first.
+    merges: HashMap<(u32, u32), (u32, u32)>,
+    /// The smallest piece of each byte: one byte-level character, or `<0xXX>`.
+    byte_tokens: [Option<u32>; 256],
+    /// A word that is a token is that token, whatever the merges say.
+    whole_words: bool,
+    unknown: Option<u32>,
+}
+
+impl Bpe {
+    /// `merges` are texts of the form `left right`, the best first; `unknown` stands for bytes
+    /// without a token.
+    ///
+    /// # Errors
+    /// A merge that names a text or makes a text that is no token.
+    pub fn new<'a>(
+        vocabulary: &Vocabulary,
+        merges: impl ExactSizeIterator<Item = &'a [u8]>,
+        splitter: Splitter,
+        alphabet: Alphabet,
+        unknown: Option<u32>,
+    ) -> Result<Self, TextError> {
+        let mut table = HashMap::with_capacity(merges.len());
+        let mut joined = Vec::new();
+        for (index, merge) in merges.enumerate() {
+            let parsed = parse_merge(vocabulary, merge, &mut joined);
+            let Some((left, right, token)) = parsed else {
+                let merge = String::from_utf8_lossy(merge).into_owned();
+                return Err(TextError::MergeOfUnknownToken { index, merge });
+            };
+            table.entry((left, right)).or_insert((index as u32, token));
+        }
+        let byte_tokens = match alphabet {
+            Alphabet::Characters => vocabulary.byte_tokens(),
+            Alphabet::ByteLevel => std::array::from_fn(|byte| {
+                let character = byte_level::char_of_byte(byte as u8);
+                vocabulary.id(character.encode_utf8(&mut [0; 4]).as_bytes())
+            }),
+        };
+        let whole_words = splitter.whole_words();
+        Ok(Self { splitter, alphabet, merges: table, byte_tokens, whole_words, unknown })
+    }
+
+    /// Appends the tokens of `text`, which holds no special tokens.
+    ///
+    /// # Errors
+    /// [`TextError::NoTokenForByte`].
+    pub fn encode(
+        &self,
+        vocabulary: &Vocabulary,
+        text: &str,
+        merger: &mut Merger,
+        out: &mut Vec<u32>,
+    ) -> Result<(), TextError> {
+        let spaced;
+        let text = match self.alphabet {
+            Alphabet::ByteLevel => text,
+            Alphabet::Characters => {
+                spaced = text.replace(' ', "▁");
+                &spaced
+            }
+        };
+        for word in self.splitter.split(text) {
+            match self.whole_word(vocabulary, word) {
+                Some(token) => out.push(token),
+                None => self.encode_word(vocabulary, word, merger, out)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn whole_word(&self, vocabulary: &Vocabulary, word: &str) -> Option<u32> {
+        match self.alphabet {
+            _ if !self.whole_words => None,
+            Alphabet::Characters => vocabulary.id(word.as_bytes()),
+            Alphabet::ByteLevel => {
+                let written: String = word.bytes().map(byte_level::char_of_byte).collect();
+                vocabulary.id(written.as_bytes())
+            }
+        }
+    }
+
+    fn encode_word(
+        &self,
+        vocabulary: &Vocabulary,
+        word: &str,
+        merger: &mut Merger,
+        out: &mut Vec<u32>,
+    ) -> Result<(), TextError> {
+        merger.clear();
+        match self.alphabet {
+            Alphabet::ByteLevel => {
+                word.bytes().for_each(|byte| merger.push(1, self.byte_tokens[byte as usize]));
+            }
+            Alphabet::Characters => word.chars().for_each(|character| {
+                let token = vocabulary.id(character.encode_utf8(&mut [0; 4]).as_bytes());
+                merger.push(character.len_utf8() as u32, token);
+            }),
+        }
+        merger.merge(|left, right| self.merges.get(&(left.token?, right.token?)).copied());
+        for piece in merger.finished() {
+            if let Some(token) = piece.token {
+                out.push(token);
+                continue;
+            }
+            for byte in &word.as_bytes()[piece.start as usize..][..piece.bytes as usize] {
+                let token = self.byte_tokens[*byte as usize].or(self.unknown);
+                out.push(token.ok_or(TextError::NoTokenForByte { byte: *byte })?);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The tokens of `left right` and of `leftright`. A text may begin with a space itself, so the
+/// separator is the first space after the first byte.
+fn parse_merge(
+    vocabulary: &Vocabulary,
+    merge: &[u8],
+    joined: &mut Vec<u8>,
+) -> Option<(u32, u32, u32)> {
+    let separator = 1 + merge.get(1..)?.iter().position(|byte| *byte == b' ')?;
+    let (left, right) = (&merge[..separator], &merge[separator + 1..]);
+    joined.clear();
+    joined.extend_from_slice(left);
+    joined.extend_from_slice(right);
+    Some((vocabulary.id(left)?, vocabulary.id(right)?, vocabulary.id(joined)?))
+}

@@ -1,0 +1,102 @@
+//! Which tokens end a generation.
+//!
+//! Files name one end token; chat models end their turns with others, which are known by their
+//! texts.
+
+use std::collections::BTreeSet;
+
+use crate::vocabulary::{TokenKind, Vocabulary};
+
+/// Texts that always end a turn or a text.
+const ENDINGS: &[&str] = &[
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+    "<|calls|>",
+    "<|flush|>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<end_of_turn>",
+    "<turn|>",
+    "<|tool_response>",
+    "<end_of_utterance>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "[EOS]",
+    "[e~[",
+    "<eos>",
+    "</s>",
+    "<｜end▁of▁sentence｜>",
+    // Fill-in-the-middle: after these comes another file, or nothing.
+    "<|fim_pad|>",
+    "<fim_pad>",
+    "<|repo_name|>",
+    "<|fim_repo|>",
+    "<|file_sep|>",
+];
+
+/// Whether the kinds of tokens in a model's files are right.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kinds {
+    /// As in `tokenizer.json`: a well-known text that is a normal token is just text.
+    Reliable,
+    /// As in GGUF: some files mark well-known end tokens as normal; their kind is corrected.
+    Doubtful,
+}
+
+/// All tokens that end a generation, ascending: `named` by the model's files, or known by their
+/// texts.
+pub fn find(
+    vocabulary: &mut Vocabulary,
+    kinds: Kinds,
+    named: impl IntoIterator<Item = u32>,
+) -> Vec<u32> {
+    let mut endings: BTreeSet<u32> = named.into_iter().collect();
+    for text in ENDINGS {
+        if let Some(id) = vocabulary.id(text.as_bytes())
+            && (kinds == Kinds::Doubtful || vocabulary.kind(id) != Some(TokenKind::Normal))
+        {
+            vocabulary.set_kind(id, TokenKind::Control);
+            endings.insert(id);
+        }
+    }
+    let ends = |text: &str| vocabulary.id(text.as_bytes()).filter(|id| endings.contains(id));
+    // Harmony: `<|end|>` ends a message, after which the same turn goes on with another.
+    let is_harmony = (ends("<|return|>").is_some() && ends("<|call|>").is_some())
+        || (ends("<|flush|>").is_some()
+            && (ends("<|call|>").is_some() || ends("<|calls|>").is_some()));
+    let harmony_end = ends("<|end|>").filter(|_| is_harmony);
+    // Gemma 4 has `</s>` as a word of HTML.
+    let html_strike = ends("</s>").filter(|_| ends("<|tool_response>").is_some());
+    if let Some(id) = harmony_end {
+        endings.remove(&id);
+    }
+    if let Some(id) = html_strike {
+        endings.remove(&id);
+        vocabulary.set_kind(id, TokenKind::Normal);
+    }
+    endings.into_iter().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn endings(texts: &[&str]) -> Vec<u32> {
+        let kinds = vec![TokenKind::Normal; texts.len()];
+        let mut vocabulary =
+            Vocabulary::new(texts.iter().map(|text| text.as_bytes()), kinds).unwrap();
+        find(&mut vocabulary, Kinds::Doubtful, [0])
+    }
+
+    #[test]
+    fn known_texts_end_except_inside_harmony_turns() {
+        assert_eq!(endings(&["a", "<|end|>", "<|im_end|>", "b"]), [0, 1, 2]);
+        assert_eq!(endings(&["a", "<|end|>", "<|return|>", "<|call|>"]), [0, 2, 3]);
+        assert_eq!(endings(&["a", "</s>", "<|tool_response>"]), [0, 2]);
+    }
+}

@@ -1,0 +1,63 @@
+use std::path::PathBuf;
+
+/// Why a tokenizer or template could not be built or applied.
+#[derive(Debug, thiserror::Error)]
+pub enum TextError {
+    #[error("the model has no vocabulary: metadata key `{key}` is missing")]
+    MissingKey { key: &'static str },
+
+    #[error("metadata key `{key}` holds {found}, expected {expected}")]
+    WrongType { key: &'static str, expected: &'static str, found: String },
+
+    #[error("metadata key `{key}` has {found} entries for {expected} tokens")]
+    WrongLength { key: &'static str, expected: usize, found: usize },
+
+    #[error("the tokenizer model `{name}` is not supported (supported: {known})")]
+    UnknownModel { name: String, known: String },
+
+    #[error("the pre-tokenizer `{name}` is not known (known: {known})")]
+    UnknownPreTokenizer { name: String, known: String },
+
+    #[error("the vocabulary is empty")]
+    EmptyVocabulary,
+
+    #[error("the vocabulary has {tokens} tokens, more than the {limit} that are supported")]
+    VocabularyTooLarge { tokens: u64, limit: u64 },
+
+    #[error("token {second} repeats the text of token {first}: {text:?}")]
+    DuplicateToken { first: u32, second: u32, text: String },
+
+    #[error("`{key}` names token {id}, but the vocabulary has {tokens} tokens")]
+    TokenOutOfRange { key: &'static str, id: u64, tokens: usize },
+
+    #[error("merge {index} ({merge:?}) names a token that is not in the vocabulary")]
+    MergeOfUnknownToken { index: usize, merge: String },
+
+    #[error("the score of token {id} is not a number")]
+    ScoreNotANumber { id: usize },
+
+    #[error("no token stands for byte 0x{byte:02X} and the vocabulary has no unknown token")]
+    NoTokenForByte { byte: u8 },
+
+    #[error("the text is longer than {limit} bytes")]
+    TextTooLong { limit: u64 },
+
+    #[error("{path}: {reason}", path = path.display())]
+    TokenizerFile { path: PathBuf, reason: String },
+
+    #[error("the model folder has no tokenizer.json")]
+    NoTokenizerFile,
+
+    #[error("the tokenizer could not encode the text: {reason}")]
+    Encode { reason: String },
+
+    #[error("the chat template is not valid: {reason}")]
+    TemplateSyntax { reason: String },
+
+    /// The template called `raise_exception`: the conversation does not suit this model.
+    #[error("the chat template refuses this conversation: {message}")]
+    TemplateRefused { message: String },
+
+    #[error("the chat template failed: {reason}")]
+    TemplateFailed { reason: String },
+}

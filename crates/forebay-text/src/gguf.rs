@@ -1,0 +1,191 @@
+//! A tokenizer from the metadata of a GGUF file.
+
+use forebay_format::{ByteStrings, GgufMetadata, Value};
+
+use crate::bpe::{Alphabet, Bpe};
+use crate::endings::{self, Kinds};
+use crate::pieces::Spelling;
+use crate::pretokenize::Splitter;
+use crate::sentencepiece::SentencePiece;
+use crate::special::{SpecialTokens, Strip};
+use crate::tokenizer::{Affixes, Encoder, Tokenizer};
+use crate::vocabulary::{TokenKind, Vocabulary};
+use crate::{TextError, pretokenize};
+
+const MODEL: &str = "tokenizer.ggml.model";
+const PRE_TOKENIZER: &str = "tokenizer.ggml.pre";
+const TOKENS: &str = "tokenizer.ggml.tokens";
+const TOKEN_TYPES: &str = "tokenizer.ggml.token_type";
+const SCORES: &str = "tokenizer.ggml.scores";
+const MERGES: &str = "tokenizer.ggml.merges";
+const BOS: &str = "tokenizer.ggml.bos_token_id";
+const EOS: &str = "tokenizer.ggml.eos_token_id";
+const EOT: &str = "tokenizer.ggml.eot_token_id";
+const EOM: &str = "tokenizer.ggml.eom_token_id";
+const UNKNOWN: &str = "tokenizer.ggml.unknown_token_id";
+const ADD_BOS: &str = "tokenizer.ggml.add_bos_token";
+const ADD_EOS: &str = "tokenizer.ggml.add_eos_token";
+const ADD_SPACE_PREFIX: &str = "tokenizer.ggml.add_space_prefix";
+
+/// Values of [`MODEL`] that are understood.
+const MODELS: &[&str] = &["gpt2", "llama", "gemma4"];
+
+/// The rules of a tokenizer model where the file does not say otherwise.
+struct Defaults {
+    adds_bos: bool,
+    bos: Option<u32>,
+    eos: Option<u32>,
+    unknown: Option<u32>,
+}
+
+/// Builds the tokenizer that the metadata describes.
+///
+/// # Errors
+/// Keys that are missing, of the wrong type or inconsistent; models and pre-tokenizers that are
+/// not known.
+pub fn tokenizer(metadata: &GgufMetadata) -> Result<Tokenizer, TextError> {
+    let model = string(metadata, MODEL)?.ok_or(TextError::MissingKey { key: MODEL })?;
+    let mut vocabulary = vocabulary(metadata)?;
+    let id = |key, default: Option<u32>| token_id(metadata, key, default, vocabulary.len());
+
+    let (splitter, defaults) = match model {
+        "llama" => {
+            (None, Defaults { adds_bos: true, bos: Some(1), eos: Some(2), unknown: Some(0) })
+        }
+        "gpt2" | "gemma4" => {
+            // Files from before pre-tokenizers had names follow the default one.
+            let named = string(metadata, PRE_TOKENIZER)?.unwrap_or("default");
+            let splitter = Splitter::named(if model == "gemma4" { "gemma4" } else { named })?;
+            let adds_bos = splitter.adds_bos();
+            (Some(splitter), Defaults { adds_bos, bos: None, eos: None, unknown: None })
+        }
+        other => {
+            let known = MODELS.join(", ");
+            return Err(TextError::UnknownModel { name: other.to_owned(), known });
+        }
+    };
+    let (bos, eos) = (id(BOS, defaults.bos)?, id(EOS, defaults.eos)?);
+    let unknown = id(UNKNOWN, defaults.unknown)?;
+    let named_endings = [eos, id(EOT, None)?, id(EOM, None)?];
+    let eog = endings::find(&mut vocabulary, Kinds::Doubtful, named_endings.into_iter().flatten());
+
+    let (encoder, spelling, kind) = match splitter {
+        None => {
+            let space_prefix = boolean(metadata, ADD_SPACE_PREFIX)?.unwrap_or(true);
+            let pieces =
+                SentencePiece::new(&vocabulary, &scores(metadata)?, unknown, space_prefix)?;
+            let spelling = Spelling::Underscore { space_prefix };
+            (Encoder::SentencePiece(pieces), spelling, "spm".to_owned())
+        }
+        Some(splitter) => {
+            let alphabet = alphabet_of(&splitter);
+            let kind = format!("bpe ({})", splitter.name());
+            let merges = strings(metadata, MERGES)?;
+            let bpe = Bpe::new(&vocabulary, merges.iter(), splitter, alphabet, unknown)?;
+            let spelling = match alphabet {
+                Alphabet::ByteLevel => Spelling::ByteLevel,
+                Alphabet::Characters => Spelling::Underscore { space_prefix: false },
+            };
+            (Encoder::Bpe(bpe), spelling, kind)
+        }
+    };
+    let specials = SpecialTokens::new(&vocabulary, strip_rule(metadata, &vocabulary))?;
+    let affixes = affixes(metadata, &defaults, bos, eos)?;
+    Ok(Tokenizer { vocabulary, encoder, specials, spelling, bos, eos, affixes, eog, kind })
+}
+
+fn alphabet_of(splitter: &Splitter) -> Alphabet {
+    if splitter.name() == pretokenize::GEMMA_4 { Alphabet::Characters } else { Alphabet::ByteLevel }
+}
+
+fn vocabulary(metadata: &GgufMetadata) -> Result<Vocabulary, TextError> {
+    let tokens = strings(metadata, TOKENS)?;
+    let kinds = match metadata.get(TOKEN_TYPES) {
+        None => vec![TokenKind::Normal; tokens.len()],
+        Some(value) => {
+            let numbers = value.as_array().and_then(|array| array.to_i64s());
+            let numbers =
+                numbers.ok_or_else(|| wrong_type(TOKEN_TYPES, "an array of integers", value))?;
+            numbers.into_iter().map(TokenKind::from_gguf).collect()
+        }
+    };
+    Vocabulary::new(tokens.iter(), kinds)
+}
+
+/// Which tokens go around a text. An explicit wish for a token that the file does not have is an
+/// error; a default one is not.
+fn affixes(
+    metadata: &GgufMetadata,
+    defaults: &Defaults,
+    bos: Option<u32>,
+    eos: Option<u32>,
+) -> Result<Affixes, TextError> {
+    let wish = |key, token_key, default, token: Option<u32>| match boolean(metadata, key)? {
+        Some(true) if token.is_none() => Err(TextError::MissingKey { key: token_key }),
+        wish => Ok(token.filter(|_| wish.unwrap_or(default))),
+    };
+    Ok(Affixes {
+        before: wish(ADD_BOS, BOS, defaults.adds_bos, bos)?,
+        after: wish(ADD_EOS, EOS, false, eos)?,
+    })
+}
+
+/// What special tokens swallow. GGUF does not carry this property; the models that have it are
+/// known by name. Phi-3: all but the ones that it took over from Llama swallow what follows them.
+fn strip_rule<'a>(
+    metadata: &'a GgufMetadata,
+    vocabulary: &'a Vocabulary,
+) -> impl Fn(u32) -> Strip + 'a {
+    let name = metadata.str("general.name").unwrap_or_default().to_lowercase();
+    let is_phi_3 = name.contains("phi-3") || name.contains("phi3");
+    move |id| {
+        let from_llama = [&b"<unk>"[..], b"<s>", b"<|endoftext|>"];
+        let keeps = vocabulary.text(id).is_none_or(|text| from_llama.contains(&text));
+        Strip { left: false, right: is_phi_3 && !keeps }
+    }
+}
+
+fn scores(metadata: &GgufMetadata) -> Result<Vec<f32>, TextError> {
+    let value = metadata.get(SCORES).ok_or(TextError::MissingKey { key: SCORES })?;
+    let numbers = value.as_array().and_then(|array| array.to_f32s());
+    numbers.ok_or_else(|| wrong_type(SCORES, "an array of floats", value))
+}
+
+/// The token that `key` names. The default only counts if the vocabulary has it.
+fn token_id(
+    metadata: &GgufMetadata,
+    key: &'static str,
+    default: Option<u32>,
+    tokens: usize,
+) -> Result<Option<u32>, TextError> {
+    let Some(value) = metadata.get(key) else {
+        return Ok(default.filter(|id| (*id as usize) < tokens));
+    };
+    let id = value.as_u64().ok_or_else(|| wrong_type(key, "a token id", value))?;
+    match u32::try_from(id) {
+        Ok(small) if (small as usize) < tokens => Ok(Some(small)),
+        _ => Err(TextError::TokenOutOfRange { key, id, tokens }),
+    }
+}
+
+fn string<'a>(metadata: &'a GgufMetadata, key: &'static str) -> Result<Option<&'a str>, TextError> {
+    let Some(value) = metadata.get(key) else { return Ok(None) };
+    value.as_str().map(Some).ok_or_else(|| wrong_type(key, "a string", value))
+}
+
+fn boolean(metadata: &GgufMetadata, key: &'static str) -> Result<Option<bool>, TextError> {
+    let Some(value) = metadata.get(key) else { return Ok(None) };
+    value.as_bool().map(Some).ok_or_else(|| wrong_type(key, "a bool", value))
+}
+
+fn strings<'a>(
+    metadata: &'a GgufMetadata,
+    key: &'static str,
+) -> Result<&'a ByteStrings, TextError> {
+    let value = metadata.get(key).ok_or(TextError::MissingKey { key })?;
+    value.as_strings().ok_or_else(|| wrong_type(key, "an array of strings", value))
+}
+
+fn wrong_type(key: &'static str, expected: &'static str, found: &Value) -> TextError {
+    TextError::WrongType { key, expected, found: found.describe() }
+}

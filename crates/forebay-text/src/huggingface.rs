@@ -1,0 +1,217 @@
+//! A tokenizer from `tokenizer.json`, run by the `tokenizers` library.
+//!
+//! Encoding is the library's. Decoding is ours, as for GGUF: it must work token by token without
+//! giving out parts of characters.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::OnceLock;
+
+use forebay_format::HfMetadata;
+use serde_json::Value;
+
+use crate::TextError;
+use crate::endings::{self, Kinds};
+use crate::pieces::Spelling;
+use crate::special::{SpecialTokens, Strip};
+use crate::tokenizer::{Affixes, Encoder, Tokenizer};
+use crate::vocabulary::{MAX_TOKENS, TokenKind, Vocabulary, byte_of_token};
+
+/// Larger files are no tokenizers (the largest known have 35 MB).
+const MAX_FILE_BYTES: u64 = 256 << 20;
+
+/// The library's tokenizer.
+pub struct HuggingFace {
+    tokenizer: tokenizers::Tokenizer,
+    /// A copy that takes the texts of special tokens for ordinary text; made when first needed.
+    plain: OnceLock<Box<tokenizers::Tokenizer>>,
+}
+
+impl HuggingFace {
+    pub fn encode(
+        &self,
+        text: &str,
+        add_special: bool,
+        parse_special: bool,
+    ) -> Result<Vec<u32>, TextError> {
+        let tokenizer = if parse_special {
+            &self.tokenizer
+        } else {
+            self.plain.get_or_init(|| {
+                let mut plain = Box::new(self.tokenizer.clone());
+                plain.set_encode_special_tokens(true);
+                plain
+            })
+        };
+        let encoding = tokenizer
+            .encode_fast(text, add_special)
+            .map_err(|error| TextError::Encode { reason: error.to_string() })?;
+        Ok(encoding.get_ids().to_vec())
+    }
+}
+
+/// Builds the tokenizer of a Hugging Face folder.
+///
+/// # Errors
+/// No `tokenizer.json`, or one that the library or our decoder does not understand.
+pub fn tokenizer(metadata: &HfMetadata) -> Result<Tokenizer, TextError> {
+    let path = metadata.tokenizer_json.as_deref().ok_or(TextError::NoTokenizerFile)?;
+    let bytes = read(path)?;
+    let description: Value =
+        serde_json::from_slice(&bytes).map_err(|error| bad_file(path, error.to_string()))?;
+    let mut library = tokenizers::Tokenizer::from_bytes(&bytes)
+        .map_err(|error| bad_file(path, error.to_string()))?;
+    // Files remember how they were last used; a prompt must neither be cut nor padded.
+    library.with_padding(None);
+    library.with_truncation(None).map_err(|error| bad_file(path, error.to_string()))?;
+
+    let decoder = Decoder::new(&description["decoder"])
+        .map_err(|part| bad_file(path, format!("the decoder `{part}` is not supported")))?;
+    let mut vocabulary = vocabulary(&library, &decoder, path)?;
+    let configuration = metadata.tokenizer_config.as_ref().unwrap_or(&Value::Null);
+    let token = |name: &str| named_token(&vocabulary, configuration, &metadata.config, name);
+    let (bos, eos) = (token("bos_token"), token("eos_token"));
+    let named = end_ids(metadata).filter(|id| (*id as usize) < vocabulary.len()).chain(eos);
+    let named: Vec<u32> = named.collect();
+    let eog = endings::find(&mut vocabulary, Kinds::Reliable, named);
+
+    let model = description["model"]["type"].as_str().unwrap_or("unknown model");
+    let kind = format!("hf ({model})");
+    let hugging_face = HuggingFace { tokenizer: library, plain: OnceLock::new() };
+    let around_nothing = hugging_face.encode("", true, true)?;
+    let before = around_nothing.first().copied().filter(|id| Some(*id) == bos);
+    let after = around_nothing.last().copied().filter(|id| Some(*id) == eos && before != eos);
+    Ok(Tokenizer {
+        specials: SpecialTokens::new(&vocabulary, |_| Strip::default())?,
+        vocabulary,
+        encoder: Encoder::HuggingFace(hugging_face),
+        spelling: decoder.spelling,
+        bos,
+        eos,
+        affixes: Affixes { before, after },
+        eog,
+        kind,
+    })
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, TextError> {
+    let bytes = std::fs::metadata(path).map_err(|error| bad_file(path, error.to_string()))?.len();
+    if bytes > MAX_FILE_BYTES {
+        return Err(bad_file(path, format!("{bytes} bytes are too many for a tokenizer")));
+    }
+    std::fs::read(path).map_err(|error| bad_file(path, error.to_string()))
+}
+
+fn bad_file(path: &Path, reason: String) -> TextError {
+    TextError::TokenizerFile { path: path.to_owned(), reason }
+}
+
+/// The table of all tokens, added ones included. Ids may have holes.
+fn vocabulary(
+    library: &tokenizers::Tokenizer,
+    decoder: &Decoder,
+    path: &Path,
+) -> Result<Vocabulary, TextError> {
+    let ids: HashMap<String, u32> = library.get_vocab(true);
+    let last = ids.values().max().ok_or(TextError::EmptyVocabulary)?;
+    let count = u64::from(*last) + 1;
+    if count > MAX_TOKENS {
+        return Err(TextError::VocabularyTooLarge { tokens: count, limit: MAX_TOKENS });
+    }
+    let mut texts: Vec<&[u8]> = vec![b""; count as usize];
+    let mut kinds = vec![TokenKind::Unused; count as usize];
+    for (text, id) in &ids {
+        let at = *id as usize;
+        if kinds[at] != TokenKind::Unused {
+            return Err(bad_file(path, format!("token {id} has two texts, one is {text:?}")));
+        }
+        texts[at] = text.as_bytes();
+        let is_byte = decoder.has_byte_tokens && byte_of_token(text.as_bytes()).is_some();
+        kinds[at] = if is_byte { TokenKind::Byte } else { TokenKind::Normal };
+    }
+    for (id, added) in library.get_added_tokens_decoder() {
+        if let Some(kind) = kinds.get_mut(id as usize) {
+            *kind = if added.special { TokenKind::Control } else { TokenKind::UserDefined };
+        }
+    }
+    Vocabulary::new(texts.into_iter(), kinds)
+}
+
+/// The token that the configuration calls `name`, by text or, in `config.json`, by id.
+fn named_token(
+    vocabulary: &Vocabulary,
+    tokenizer_config: &Value,
+    config: &Value,
+    name: &str,
+) -> Option<u32> {
+    let entry = &tokenizer_config[name];
+    let text = entry.as_str().or_else(|| entry["content"].as_str());
+    let by_text = text.and_then(|text| vocabulary.id(text.as_bytes()));
+    let by_id = || {
+        let id = u32::try_from(config.get(format!("{name}_id"))?.as_u64()?).ok()?;
+        vocabulary.text(id).map(|_| id)
+    };
+    // An entry of null says that there is no such token.
+    if entry.is_null() && tokenizer_config.get(name).is_some() {
+        None
+    } else {
+        by_text.or_else(by_id)
+    }
+}
+
+/// The end tokens of `generation_config.json` and `config.json`: one id or a list.
+fn end_ids(metadata: &HfMetadata) -> impl Iterator<Item = u32> {
+    [metadata.generation_config.as_ref(), Some(&metadata.config)]
+        .into_iter()
+        .flatten()
+        .filter_map(|config| config.get("eos_token_id"))
+        .flat_map(|entry| match entry {
+            Value::Array(ids) => ids.as_slice(),
+            one => std::slice::from_ref(one),
+        })
+        .filter_map(|id| u32::try_from(id.as_u64()?).ok())
+}
+
+/// What the `decoder` of a `tokenizer.json` does, as far as it is understood.
+struct Decoder {
+    spelling: Spelling,
+    has_byte_tokens: bool,
+}
+
+impl Decoder {
+    /// Understands `ByteLevel`, and sequences of replacing `▁` by a space, byte tokens and taking
+    /// one space off the beginning; gives the name of the first part that is something else.
+    fn new(description: &Value) -> Result<Self, String> {
+        let parts = match description["decoders"].as_array() {
+            Some(parts) => parts.as_slice(),
+            None => std::slice::from_ref(description),
+        };
+        let (mut byte_level, mut spaces, mut space_prefix) = (false, false, false);
+        let mut has_byte_tokens = false;
+        for part in parts {
+            match part["type"].as_str().unwrap_or("none") {
+                "ByteLevel" => byte_level = true,
+                "ByteFallback" => has_byte_tokens = true,
+                "Fuse" => {}
+                "Replace" if part["pattern"]["String"] == "▁" && part["content"] == " " => {
+                    spaces = true;
+                }
+                "Strip" if part["content"] == " " && part["stop"] == 0 && part["start"] == 1 => {
+                    space_prefix = true;
+                }
+                "Metaspace" if part["replacement"] == "▁" => {
+                    spaces = true;
+                    space_prefix = part["prepend_scheme"] != "never"
+                        && part["add_prefix_space"] != Value::Bool(false);
+                }
+                other => return Err(other.to_owned()),
+            }
+        }
+        let spelling = match (byte_level, spaces) {
+            (true, false) => Spelling::ByteLevel,
+            (false, true) => Spelling::Underscore { space_prefix },
+            _ => return Err(description["type"].as_str().unwrap_or("none").to_owned()),
+        };
+        Ok(Self { spelling, has_byte_tokens })
+    }
+}

@@ -1,0 +1,180 @@
+//! Finding special tokens in text before it is split into words.
+
+use std::collections::BTreeMap;
+
+use aho_corasick::{AhoCorasick, MatchKind};
+
+use crate::TextError;
+use crate::vocabulary::{TokenKind, Vocabulary};
+
+/// A part of a text: plain, or a special token.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fragment<'a> {
+    Text(&'a str),
+    Token(u32),
+}
+
+/// Which whitespace a special token swallows.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Strip {
+    pub left: bool,
+    pub right: bool,
+}
+
+struct Special {
+    id: u32,
+    bytes: usize,
+    /// Matched also where the text is not to be parsed for special tokens.
+    always: bool,
+    strip: Strip,
+}
+
+/// All tokens that are matched as a whole. A longer token wins over a shorter one wherever they
+/// overlap; among equal ones the earlier in the text.
+pub struct SpecialTokens {
+    /// The longest first, so an index is a rank.
+    specials: Vec<Special>,
+    finder: Option<AhoCorasick>,
+}
+
+impl SpecialTokens {
+    /// Every unknown, control and user-defined token of the vocabulary; `strip` says what each
+    /// swallows.
+    ///
+    /// # Errors
+    /// More special text than the search automaton can hold.
+    pub fn new(vocabulary: &Vocabulary, strip: impl Fn(u32) -> Strip) -> Result<Self, TextError> {
+        use TokenKind::{Control, Unknown, UserDefined};
+        let mut specials: Vec<Special> = vocabulary
+            .of_kind(|kind| matches!(kind, Control | Unknown | UserDefined))
+            .map(|id| Special {
+                id,
+                bytes: vocabulary.text(id).unwrap_or_default().len(),
+                always: vocabulary.kind(id) == Some(UserDefined),
+                strip: strip(id),
+            })
+            .filter(|special| special.bytes > 0)
+            .collect();
+        specials.sort_by_key(|special| std::cmp::Reverse(special.bytes));
+        let texts = specials.iter().map(|special| vocabulary.text(special.id).unwrap_or_default());
+        let finder = if specials.is_empty() {
+            None
+        } else {
+            let built = AhoCorasick::builder().match_kind(MatchKind::Standard).build(texts);
+            Some(built.map_err(|error| TextError::Encode { reason: error.to_string() })?)
+        };
+        Ok(Self { specials, finder })
+    }
+
+    /// Cuts `text` at special tokens. Without `parse_special` only the user-defined ones count, as
+    /// they are text that happens to be one token.
+    pub fn split<'a>(&self, text: &'a str, parse_special: bool) -> Vec<Fragment<'a>> {
+        let taken = self.accepted(text, parse_special);
+        let mut fragments = Vec::with_capacity(2 * taken.len() + 1);
+        let mut end = 0;
+        for (start, match_) in taken {
+            if start > end {
+                fragments.push(Fragment::Text(&text[end..start]));
+            }
+            fragments.push(Fragment::Token(match_.id));
+            end = match_.end;
+        }
+        if end < text.len() {
+            fragments.push(Fragment::Text(&text[end..]));
+        }
+        fragments
+    }
+
+    /// The matches that stand, by the byte where each begins (with what it swallows).
+    fn accepted(&self, text: &str, parse_special: bool) -> BTreeMap<usize, Taken> {
+        let Some(finder) = &self.finder else { return BTreeMap::new() };
+        let mut matches: Vec<(usize, usize)> = finder
+            .find_overlapping_iter(text)
+            .map(|found| (found.pattern().as_usize(), found.start()))
+            .filter(|(rank, start)| {
+                let special = &self.specials[*rank];
+                (parse_special || special.always)
+                    // A token may be a piece of a character; it is no part of whole characters.
+                    && text.is_char_boundary(*start)
+                    && text.is_char_boundary(start + special.bytes)
+            })
+            .collect();
+        // Equal lengths are taken by the order of ids, as ranks are stable.
+        matches.sort_unstable();
+        let mut taken: BTreeMap<usize, Taken> = BTreeMap::new();
+        for (rank, start) in matches {
+            let special = &self.specials[rank];
+            let end = start + special.bytes;
+            let before = taken.range(..end).next_back().map_or(0, |(_, match_)| match_.end);
+            if before > start {
+                continue;
+            }
+            let after = taken.range(end..).next().map_or(text.len(), |(start, _)| *start);
+            let swallowed_left = if special.strip.left { &text[before..start] } else { "" };
+            let swallowed_right = if special.strip.right { &text[end..after] } else { "" };
+            let from = start - trailing_whitespace_bytes(swallowed_left);
+            let to = end + leading_whitespace_bytes(swallowed_right);
+            taken.insert(from, Taken { end: to, id: special.id });
+        }
+        taken
+    }
+}
+
+struct Taken {
+    end: usize,
+    id: u32,
+}
+
+/// The whitespace of C's `isspace`, which the special tokens' attributes were defined with.
+fn is_space(byte: &u8) -> bool {
+    matches!(byte, b' ' | b'\t'..=b'\r')
+}
+
+fn leading_whitespace_bytes(text: &str) -> usize {
+    text.bytes().take_while(is_space).count()
+}
+
+fn trailing_whitespace_bytes(text: &str) -> usize {
+    text.bytes().rev().take_while(is_space).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn split(text: &str, parse_special: bool, strip: Strip) -> Vec<Fragment<'_>> {
+        let texts = ["a", "<s>", "<s><s>", "[x]", "<s>b"];
+        let kinds = [
+            TokenKind::Normal,
+            TokenKind::Control,
+            TokenKind::Control,
+            TokenKind::UserDefined,
+            TokenKind::Unknown,
+        ];
+        let vocabulary =
+            Vocabulary::new(texts.iter().map(|text| text.as_bytes()), kinds.to_vec()).unwrap();
+        let specials = SpecialTokens::new(&vocabulary, |_| strip).unwrap();
+        let owned = specials.split(text, parse_special);
+        owned.into_iter().collect()
+    }
+
+    #[test]
+    fn longest_wins_wherever_it_is() {
+        use Fragment::{Text, Token};
+        let none = Strip::default();
+        assert_eq!(split("a<s>é", true, none), [Text("a"), Token(1), Text("é")]);
+        // "<s><s>" from the middle on would be later than "<s>", but is longer.
+        assert_eq!(split("<s><s><s>", true, none), [Token(2), Token(1)]);
+        assert_eq!(split("<s><s>b", true, none), [Token(2), Text("b")]);
+        assert_eq!(split("<s>[x]", false, none), [Text("<s>"), Token(3)]);
+        assert_eq!(split("", true, none), []);
+    }
+
+    #[test]
+    fn whitespace_is_swallowed_as_far_as_the_neighbour() {
+        use Fragment::{Text, Token};
+        let both = Strip { left: true, right: true };
+        assert_eq!(split("a \n<s>\t b", true, both), [Text("a"), Token(1), Text("b")]);
+        assert_eq!(split(" [x]  <s> ", true, both), [Token(3), Token(1)]);
+    }
+}

@@ -1,0 +1,63 @@
+//! Methods of Python's strings that templates use beyond those of `minijinja-contrib`.
+
+use minijinja::value::{Rest, from_args};
+use minijinja::{Error, ErrorKind, State, Value};
+
+/// Called where the engine does not know a method. Methods that change a value in place, such as
+/// `append`, are unknown on purpose: the sandbox of transformers forbids them too.
+pub fn unknown_method(
+    state: &mut State,
+    value: &Value,
+    method: &str,
+    args: &[Value],
+) -> Result<Value, Error> {
+    let Some(text) = value.as_str() else {
+        return minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args);
+    };
+    match method {
+        "removeprefix" => {
+            let (prefix,): (&str,) = from_args(args)?;
+            Ok(Value::from(text.strip_prefix(prefix).unwrap_or(text)))
+        }
+        "removesuffix" => {
+            let (suffix,): (&str,) = from_args(args)?;
+            Ok(Value::from(text.strip_suffix(suffix).unwrap_or(text)))
+        }
+        "partition" => {
+            let (separator,): (&str,) = from_args(args)?;
+            let halves = split_once(text.split_once(not_empty(separator)?), separator);
+            Ok(Value::from_iter(halves.unwrap_or([text, "", ""])))
+        }
+        "rpartition" => {
+            let (separator,): (&str,) = from_args(args)?;
+            let halves = split_once(text.rsplit_once(not_empty(separator)?), separator);
+            Ok(Value::from_iter(halves.unwrap_or(["", "", text])))
+        }
+        "rsplit" => rsplit(text, args),
+        _ => minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args),
+    }
+}
+
+fn split_once<'a>(halves: Option<(&'a str, &'a str)>, separator: &'a str) -> Option<[&'a str; 3]> {
+    halves.map(|(before, after)| [before, separator, after])
+}
+
+fn not_empty(separator: &str) -> Result<&str, Error> {
+    if separator.is_empty() {
+        return Err(Error::new(ErrorKind::InvalidOperation, "the separator is empty"));
+    }
+    Ok(separator)
+}
+
+/// `rsplit(separator, most splits)` with a separator; splitting at whitespace from the right is
+/// the same as from the left unless the number of splits is limited, which no template does.
+fn rsplit(text: &str, args: &[Value]) -> Result<Value, Error> {
+    let (separator, most, rest): (&str, Option<usize>, Rest<Value>) = from_args(args)?;
+    if !rest.is_empty() {
+        return Err(Error::from(ErrorKind::TooManyArguments));
+    }
+    let parts_max = most.map_or(usize::MAX, |most| most.saturating_add(1));
+    let mut parts: Vec<&str> = text.rsplitn(parts_max, not_empty(separator)?).collect();
+    parts.reverse();
+    Ok(Value::from_iter(parts))
+}

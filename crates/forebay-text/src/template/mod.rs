@@ -1,0 +1,175 @@
+//! Chat templates: conversations into prompts, as `apply_chat_template` of transformers does.
+//!
+//! Templates are Jinja programs that come with a model, so they are untrusted: a render has a
+//! budget of steps and a limit of depth and output.
+
+mod functions;
+mod generation;
+mod json;
+mod methods;
+mod time;
+
+use std::error::Error as _;
+
+use forebay_format::{Catalog, Source};
+use minijinja::{AutoEscape, Environment, ErrorKind, Value, syntax::SyntaxConfig};
+use serde_json::Map;
+
+use crate::TextError;
+use functions::Refusal;
+pub use time::CivilTime;
+
+/// Steps that every render may take (the largest published templates take some thousands), and
+/// further ones per byte of the conversation.
+const STEPS_BASE: u64 = 2_000_000;
+const STEPS_PER_INPUT_BYTE: u64 = 64;
+
+/// Nesting of macros, loops and calls.
+const DEPTH_LIMIT: usize = 200;
+
+/// Longest template source. Published ones stay below 64 KiB.
+const SOURCE_BYTES_MAX: usize = 4 << 20;
+
+/// A model's chat template.
+#[derive(Debug)]
+pub struct ChatTemplate {
+    source: String,
+    bos: String,
+    eos: String,
+    environment: Environment<'static>,
+}
+
+/// What a template sees.
+#[derive(Clone, Debug, Default)]
+pub struct RenderInput {
+    /// A list of objects with `role` and `content`.
+    pub messages: serde_json::Value,
+    /// Descriptions of functions that the model may call.
+    pub tools: Option<serde_json::Value>,
+    /// End the prompt where the model's answer begins.
+    pub add_generation_prompt: bool,
+    /// Further variables, such as `enable_thinking`. They win over the ones above and over
+    /// `bos_token` and `eos_token`.
+    pub variables: Map<String, serde_json::Value>,
+    /// What `strftime_now` takes for now; the system's clock (UTC) if there is nothing.
+    pub now: Option<CivilTime>,
+}
+
+const NAME: &str = "chat_template";
+
+impl ChatTemplate {
+    /// The template of a model, if it has one.
+    ///
+    /// # Errors
+    /// [`TextError::TemplateSyntax`].
+    pub fn from_catalog(catalog: &Catalog) -> Result<Option<Self>, TextError> {
+        let (source, bos, eos) = match &catalog.source {
+            Source::Gguf(metadata) => {
+                let token = |key| {
+                    let id = usize::try_from(metadata.u64(key)?).ok()?;
+                    metadata.strings("tokenizer.ggml.tokens")?.get_str(id)
+                };
+                let source = metadata.str("tokenizer.chat_template");
+                let bos = token("tokenizer.ggml.bos_token_id");
+                (source, bos, token("tokenizer.ggml.eos_token_id"))
+            }
+            Source::HuggingFace(metadata) => {
+                let token = |name| {
+                    let entry = metadata.tokenizer_config.as_ref()?.get(name)?;
+                    entry.as_str().or_else(|| entry.get("content")?.as_str())
+                };
+                let source = metadata.chat_template.as_deref();
+                (source, token("bos_token"), token("eos_token"))
+            }
+        };
+        let Some(source) = source else { return Ok(None) };
+        Self::from_source(source, bos.unwrap_or_default(), eos.unwrap_or_default()).map(Some)
+    }
+
+    /// A template from its text; `bos` and `eos` become its `bos_token` and `eos_token`.
+    ///
+    /// # Errors
+    /// [`TextError::TemplateSyntax`].
+    pub fn from_source(source: &str, bos: &str, eos: &str) -> Result<Self, TextError> {
+        let syntax = |reason: String| TextError::TemplateSyntax { reason };
+        if source.len() > SOURCE_BYTES_MAX {
+            return Err(syntax(format!("{} bytes are too many for a template", source.len())));
+        }
+        let mut environment = Environment::new();
+        let rules = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+        environment.set_syntax(rules.map_err(|error| syntax(error.to_string()))?);
+        environment.set_auto_escape_callback(|_| AutoEscape::None);
+        environment.set_recursion_limit(DEPTH_LIMIT);
+        environment.set_unknown_method_callback(methods::unknown_method);
+        functions::install(&mut environment);
+        let program = generation::without_generation_tags(source);
+        let added = environment.add_template_owned(NAME, program);
+        added.map_err(|error| syntax(describe(&error)))?;
+        Ok(Self {
+            source: source.to_owned(),
+            bos: bos.to_owned(),
+            eos: eos.to_owned(),
+            environment,
+        })
+    }
+
+    /// The template as the model's files have it.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// The prompt for a conversation.
+    ///
+    /// # Errors
+    /// [`TextError::TemplateRefused`] where the template raises an exception,
+    /// [`TextError::TemplateFailed`] for everything else, too many steps included.
+    pub fn render(&self, input: &RenderInput) -> Result<String, TextError> {
+        let tools = input.tools.as_ref().unwrap_or(&serde_json::Value::Null);
+        let mut context = Vec::with_capacity(input.variables.len() + 5);
+        context.push(("messages", json::to_template_value(&input.messages)));
+        context.push(("tools", json::to_template_value(tools)));
+        context.push(("add_generation_prompt", Value::from(input.add_generation_prompt)));
+        context.push(("bos_token", Value::from(self.bos.as_str())));
+        context.push(("eos_token", Value::from(self.eos.as_str())));
+        for (name, value) in &input.variables {
+            context.push((name, json::to_template_value(value)));
+        }
+
+        let mut environment = self.environment.clone();
+        let input_bytes = json::size_bytes(&input.messages) + json::size_bytes(tools);
+        environment.set_fuel(Some(STEPS_BASE + STEPS_PER_INPUT_BYTE * input_bytes));
+        functions::install_clock(&mut environment, input.now);
+        let template = environment.get_template(NAME);
+        let rendered = template.and_then(|template| template.render(Value::from_pairs(context)));
+        rendered.map_err(|error| failure(&error))
+    }
+}
+
+fn failure(error: &minijinja::Error) -> TextError {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = error.source();
+    while let Some(inner) = cause {
+        if let Some(Refusal(message)) = inner.downcast_ref() {
+            return TextError::TemplateRefused { message: message.clone() };
+        }
+        cause = inner.source();
+    }
+    TextError::TemplateFailed { reason: describe(error) }
+}
+
+/// What went wrong and in which line of the template.
+fn describe(error: &minijinja::Error) -> String {
+    if error.kind() == ErrorKind::OutOfFuel {
+        return "it does not come to an end".to_owned();
+    }
+    let what = match error.detail() {
+        Some(detail) => format!("{}: {detail}", error.kind()),
+        None => error.kind().to_string(),
+    };
+    match error.line() {
+        Some(line) => format!("line {line}: {what}"),
+        None => what,
+    }
+}
+
+#[cfg(test)]
+mod tests;

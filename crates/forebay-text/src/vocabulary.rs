@@ -1,0 +1,166 @@
+//! The tokens of a model: text, kind, and the way back from text to id.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::TextError;
+
+/// More tokens than any model has (the largest vocabularies have 262,144), few enough that a
+/// hostile file cannot ask for an absurd table.
+pub const MAX_TOKENS: u64 = 1 << 22;
+
+/// What a token is for (`tokenizer.ggml.token_type` of GGUF).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum TokenKind {
+    Normal,
+    Unknown,
+    /// Steers the model and is no part of the text, such as BOS.
+    Control,
+    /// Added by hand, matched in any text.
+    UserDefined,
+    Unused,
+    /// Stands for one byte and is written `<0xXX>`.
+    Byte,
+}
+
+impl TokenKind {
+    /// The kind of a GGUF token type number; unknown numbers are tokens that are never produced.
+    pub fn from_gguf(number: i64) -> Self {
+        match number {
+            1 => Self::Normal,
+            2 => Self::Unknown,
+            3 => Self::Control,
+            4 => Self::UserDefined,
+            6 => Self::Byte,
+            _ => Self::Unused,
+        }
+    }
+
+    /// Whether the token is part of the conversation's frame and hidden from its text.
+    pub fn is_hidden(self) -> bool {
+        matches!(self, Self::Unknown | Self::Control | Self::Unused)
+    }
+}
+
+/// All tokens, with unique texts.
+pub struct Vocabulary {
+    tokens: Vec<Arc<[u8]>>,
+    kinds: Vec<TokenKind>,
+    ids: HashMap<Arc<[u8]>, u32>,
+    longest_bytes: usize,
+}
+
+impl Vocabulary {
+    /// Builds the table from texts (raw bytes) and as many kinds. Empty texts are allowed and
+    /// stand for ids that have no token.
+    ///
+    /// # Errors
+    /// No token, too many, two of the same text, or kinds of another number.
+    pub fn new<'a>(
+        texts: impl ExactSizeIterator<Item = &'a [u8]>,
+        kinds: Vec<TokenKind>,
+    ) -> Result<Self, TextError> {
+        let count = texts.len();
+        if count == 0 {
+            return Err(TextError::EmptyVocabulary);
+        }
+        if count as u64 > MAX_TOKENS {
+            return Err(TextError::VocabularyTooLarge { tokens: count as u64, limit: MAX_TOKENS });
+        }
+        if kinds.len() != count {
+            let key = "tokenizer.ggml.token_type";
+            return Err(TextError::WrongLength { key, expected: count, found: kinds.len() });
+        }
+        let mut tokens = Vec::with_capacity(count);
+        let mut ids = HashMap::with_capacity(count);
+        let mut longest_bytes = 0;
+        for (id, text) in (0u32..).zip(texts) {
+            let token: Arc<[u8]> = text.into();
+            longest_bytes = longest_bytes.max(text.len());
+            if !text.is_empty()
+                && let Some(first) = ids.insert(token.clone(), id)
+            {
+                let text = String::from_utf8_lossy(text).into_owned();
+                return Err(TextError::DuplicateToken { first, second: id, text });
+            }
+            tokens.push(token);
+        }
+        Ok(Self { tokens, kinds, ids, longest_bytes })
+    }
+
+    pub fn len(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// The token of exactly this text.
+    pub fn id(&self, text: &[u8]) -> Option<u32> {
+        // Merging asks for ever longer texts; beyond the longest token hashing them is waste.
+        if text.len() > self.longest_bytes {
+            return None;
+        }
+        self.ids.get(text).copied()
+    }
+
+    /// The raw bytes of the token's text.
+    pub fn text(&self, id: u32) -> Option<&[u8]> {
+        self.tokens.get(id as usize).map(|token| &token[..])
+    }
+
+    pub fn kind(&self, id: u32) -> Option<TokenKind> {
+        self.kinds.get(id as usize).copied()
+    }
+
+    pub fn set_kind(&mut self, id: u32, kind: TokenKind) {
+        if let Some(slot) = self.kinds.get_mut(id as usize) {
+            *slot = kind;
+        }
+    }
+
+    /// All tokens of the kinds that `wanted` accepts, in the order of ids.
+    pub fn of_kind(&self, wanted: impl Fn(TokenKind) -> bool) -> impl Iterator<Item = u32> {
+        (0u32..).zip(&self.kinds).filter(move |(_, kind)| wanted(**kind)).map(|(id, _)| id)
+    }
+
+    /// For every byte the token that is written `<0xXX>`.
+    pub fn byte_tokens(&self) -> [Option<u32>; 256] {
+        std::array::from_fn(|byte| self.id(format!("<0x{byte:02X}>").as_bytes()))
+    }
+}
+
+/// The byte that a token of the form `<0xXX>` stands for.
+pub fn byte_of_token(text: &[u8]) -> Option<u8> {
+    let digits = text.strip_prefix(b"<0x")?.strip_suffix(b">")?;
+    if digits.len() != 2 || !digits.iter().all(u8::is_ascii_hexdigit) {
+        return None;
+    }
+    u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn vocabulary(texts: &[&str]) -> Result<Vocabulary, TextError> {
+        Vocabulary::new(
+            texts.iter().map(|text| text.as_bytes()),
+            vec![TokenKind::Normal; texts.len()],
+        )
+    }
+
+    #[test]
+    fn texts_are_unique_and_holes_are_not_found() {
+        assert!(matches!(vocabulary(&[]), Err(TextError::EmptyVocabulary)));
+        let twice = vocabulary(&["a", "b", "a"]);
+        assert!(matches!(twice, Err(TextError::DuplicateToken { first: 0, second: 2, .. })));
+        let holes = vocabulary(&["", "b", ""]).unwrap();
+        assert_eq!((holes.id(b""), holes.id(b"b"), holes.id(b"bb")), (None, Some(1), None));
+    }
+
+    #[test]
+    fn byte_tokens_are_two_hex_digits() {
+        assert_eq!(byte_of_token(b"<0x0A>"), Some(10));
+        for text in ["<0x+A>", "<0xA>", "0x0A", "<0x0A", "<0x00A>"] {
+            assert_eq!(byte_of_token(text.as_bytes()), None, "{text}");
+        }
+    }
+}
