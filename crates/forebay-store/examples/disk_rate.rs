@@ -59,7 +59,41 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             if info.why.is_empty() { String::new() } else { format!(" ({})", info.why) },
         );
     }
+    let arena = Arena::reserve(BLOCKS * (BLOCK_BYTES as usize + 8192))?;
+    let mut engine = open_engine(kind, &files, &arena, &options)?;
+    let place = Places { file_bytes, sequential: false, state: 99 };
+    let nanoseconds = poll_cost(engine.as_mut(), &files, &arena, place)?;
+    println!("a poll that finds nothing finished: {nanoseconds:.0} ns");
     Ok(())
+}
+
+/// Mean cost of a poll while blocks are being read.
+fn poll_cost(
+    engine: &mut dyn ReadEngine,
+    files: &FileSet,
+    arena: &Arena,
+    mut places: Places,
+) -> Result<f64, Box<dyn std::error::Error>> {
+    let (mut done, mut spent, mut polls) = (Vec::new(), Duration::ZERO, 0);
+    for id in 0..BLOCKS as u64 {
+        let layout = BlockLayout::plan(&[places.next(id)], files.alignment());
+        let buffer = arena.carve(layout.slot_bytes)?;
+        let (label, priority) = (BlockLabel::Other(id), Priority::Demand);
+        engine.submit(BlockRead { id, label, layout, buffer, priority });
+    }
+    while engine.in_flight() > 0 {
+        let requests = engine.io_statistics().bytes_read;
+        let started = Instant::now();
+        for _ in 0..16 {
+            engine.poll(&mut done)?;
+        }
+        if engine.io_statistics().bytes_read == requests {
+            spent += started.elapsed();
+            polls += 16;
+        }
+        done.clear();
+    }
+    Ok(spent.as_nanos() as f64 / f64::from(polls.max(1)))
 }
 
 /// Where the next block lies.

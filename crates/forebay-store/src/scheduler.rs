@@ -32,6 +32,8 @@ pub(crate) struct Scheduler<D: Device> {
     statistics: IoStatistics,
     busy_before: Duration,
     busy_since: Option<Duration>,
+    /// When `poll` looks for stalled requests again.
+    stall_check: Duration,
     /// A failure of the device that `submit` could not report.
     broken: Option<StoreError>,
 }
@@ -55,6 +57,7 @@ impl<D: Device> Scheduler<D> {
             statistics: IoStatistics::default(),
             busy_before: Duration::ZERO,
             busy_since: None,
+            stall_check: Duration::ZERO,
             broken: None,
         }
     }
@@ -287,6 +290,15 @@ impl<D: Device> Scheduler<D> {
         self.end_starved();
     }
 
+    /// For `poll`, which is called between computations and should cost next to nothing.
+    fn end_stalled_sometimes(&mut self) {
+        let now = self.device.now();
+        if now >= self.stall_check {
+            self.stall_check = now + self.options.stall_timeout / 16;
+            self.end_stalled();
+        }
+    }
+
     /// What a stalled job left at the device must not keep read-ahead out for ever.
     fn forget_background(&mut self, job: u32) {
         for request in self.requests.iter_mut().flatten() {
@@ -379,7 +391,7 @@ impl<D: Device> ReadEngine for Scheduler<D> {
                 self.settle();
                 self.pump();
             }
-            self.end_stalled();
+            self.end_stalled_sometimes();
         }
         self.collect(done)
     }
