@@ -10,6 +10,8 @@
 
 mod activations;
 mod aligned;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
 mod float;
 mod portable;
 mod quantize;
@@ -78,11 +80,19 @@ impl Cpu {
     }
 
     /// Chooses the kernel. Nothing but type and number of tokens may decide it (see the module).
-    fn plan(&self, ty: TensorType, _tokens: usize) -> Plan {
-        let kernel = match self.form(ty) {
-            ActivationForm::Float => float::rows_portable,
-            _ => portable_kernel(ty),
-        };
+    fn plan(&self, ty: TensorType, tokens: usize) -> Plan {
+        let rounded = self.form(ty) != ActivationForm::Float;
+        #[cfg(target_arch = "x86_64")]
+        if self.isa.has_avx2() {
+            if !rounded {
+                return avx2::plan_float(ty, tokens);
+            }
+            if let Some(plan) = avx2::plan_rounded(ty, tokens) {
+                return plan;
+            }
+        }
+        let _ = tokens;
+        let kernel = if rounded { portable_kernel(ty) } else { float::rows_portable };
         Plan { kernel, rows_multiple: 1, rows_max: 64 }
     }
 }

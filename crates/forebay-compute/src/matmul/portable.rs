@@ -4,23 +4,23 @@
 
 use std::ops::Range;
 
-use super::activations::Rounded;
+use super::quantize::{LargeBlock, SmallBlock};
 use super::task::{Scratch, Task};
-use super::types::{Block32, Block256, Header};
+use super::types::{Block32, Block256, Groups, f16_at};
 
 /// Rows of a type with blocks of 32.
 ///
 /// # Safety
 /// As [`super::task::Kernel`].
 pub(crate) unsafe fn rows32<F: Block32>(task: &Task, rows: Range<usize>, scratch: &mut Scratch) {
-    let blocks = task.cols / 32;
     let codes = scratch.codes.first(task.cols);
-    let scales = scratch.floats.first(2 * blocks);
+    let scales = scratch.floats.first(task.cols / 32 * 2);
     for row in rows {
-        let bytes = task.row(row);
-        for (i, block) in bytes.chunks_exact(F::TYPE.block_bytes()).enumerate() {
-            F::codes(block, 0, as_group(&mut codes[i * 32..]));
-            (scales[2 * i], scales[2 * i + 1]) = F::scale(block);
+        let blocks = task.row(row).chunks_exact(F::TYPE.block_bytes());
+        let targets = codes.as_chunks_mut().0.iter_mut().zip(scales.as_chunks_mut().0);
+        for (block, (codes, scales)) in blocks.zip(targets) {
+            F::codes(block, 0, codes);
+            *scales = [F::scale(block), F::OFFSET_AT.map_or(0.0, |at| f16_at(block, at))];
         }
         for selected in 0..task.token_count {
             let x = task.activations().small(task.token(selected));
@@ -31,18 +31,28 @@ pub(crate) unsafe fn rows32<F: Block32>(task: &Task, rows: Range<usize>, scratch
     }
 }
 
-fn dot32<F: Block32>(codes: &[i8], scales: &[f32], x: Rounded<'_>) -> f32 {
+fn dot32<F: Block32>(codes: &[i8], scales: &[f32], x: &[SmallBlock]) -> f32 {
     let mut sum = 0.0;
-    let blocks = codes.chunks_exact(32).zip(x.codes.chunks_exact(32)).zip(scales.chunks_exact(2));
-    for (i, ((codes, x_codes), scale)) in blocks.enumerate() {
-        let x_sum = i32::from(x.sums32[i]);
-        let product = dot(codes, x_codes) - F::ZERO * x_sum;
-        sum += scale[0] * x.scales[i] * product as f32;
-        if F::HAS_OFFSET {
-            sum += scale[1] * x.scales[i] * x_sum as f32;
+    for (i, (codes, scales)) in
+        codes.as_chunks::<32>().0.iter().zip(scales.as_chunks().0).enumerate()
+    {
+        let (x, at) = (&x[i / 8], i % 8);
+        let [scale, offset] = scales;
+        let product = dot(codes, &x.codes[at * 32..][..32]) - F::ZERO * x.sums[at];
+        sum += scale * x.scales[at] * product as f32;
+        if F::OFFSET_AT.is_some() {
+            sum += offset * x.scales[at] * x.sums[at] as f32;
         }
     }
     sum
+}
+
+/// The scales of a block of 256 as [`rows256`] keeps them while it needs them.
+#[derive(Default)]
+pub(crate) struct BlockScales {
+    scale: f32,
+    offset: f32,
+    groups: Groups,
 }
 
 /// Rows of a type with blocks of 256.
@@ -51,50 +61,50 @@ fn dot32<F: Block32>(codes: &[i8], scales: &[f32], x: Rounded<'_>) -> f32 {
 /// As [`super::task::Kernel`].
 pub(crate) unsafe fn rows256<F: Block256>(task: &Task, rows: Range<usize>, scratch: &mut Scratch) {
     let codes = scratch.codes.first(task.cols);
+    let scales = &mut scratch.block_scales;
     for row in rows {
-        let bytes = task.row(row);
-        scratch.headers.clear();
-        for (i, block) in bytes.chunks_exact(F::TYPE.block_bytes()).enumerate() {
-            for group in 0..8 {
-                F::codes(block, group, as_group(&mut codes[i * 256 + group * 32..]));
+        scales.clear();
+        let blocks = task.row(row).chunks_exact(F::TYPE.block_bytes());
+        for (block, codes) in blocks.zip(codes.as_chunks_mut::<256>().0) {
+            for (group, codes) in codes.as_chunks_mut().0.iter_mut().enumerate() {
+                F::codes(block, group, codes);
             }
-            scratch.headers.push(F::header(block));
+            scales.push(BlockScales {
+                scale: f16_at(block, F::SCALE_AT),
+                offset: F::OFFSET_AT.map_or(0.0, |at| f16_at(block, at)),
+                groups: F::groups(block),
+            });
         }
         for selected in 0..task.token_count {
             let x = task.activations().large(task.token(selected));
-            let value = dot256::<F>(codes, &scratch.headers, x);
+            let value = dot256::<F>(codes, scales, x);
             // SAFETY: this chunk's rows are this worker's.
             unsafe { task.store(selected, row, value) };
         }
     }
 }
 
-fn dot256<F: Block256>(codes: &[i8], headers: &[Header], x: Rounded<'_>) -> f32 {
+fn dot256<F: Block256>(codes: &[i8], scales: &[BlockScales], x: &[LargeBlock]) -> f32 {
     let mut sum = 0.0;
-    let groups_of_block = 256 / F::GROUP;
-    let x_sums = if F::GROUP == 16 { x.sums16 } else { x.sums32 };
-    for (i, header) in headers.iter().enumerate() {
+    for ((codes, scales), x) in codes.as_chunks::<256>().0.iter().zip(scales).zip(x) {
         let (mut product, mut offset) = (0, 0);
-        for group in 0..groups_of_block {
-            let at = i * 256 + group * F::GROUP;
-            let x_sum = i32::from(x_sums[at / F::GROUP]);
-            let group_dot = dot(&codes[at..][..F::GROUP], &x.codes[at..][..F::GROUP]);
-            product += i32::from(header.scales[group]) * (group_dot - F::ZERO * x_sum);
-            offset += i32::from(header.offsets[group]) * x_sum;
+        let halves = codes.as_chunks::<16>().0.iter().zip(x.codes.as_chunks::<16>().0);
+        for (half, (codes, x_codes)) in halves.enumerate() {
+            let group = half * 16 / F::GROUP;
+            let x_sum = i32::from(x.half_sums[half / 2 + half % 2 * 8]);
+            let half_dot = dot(codes, x_codes) - F::ZERO * x_sum;
+            product += i32::from(scales.groups.scales[group]) * half_dot;
+            offset += i32::from(scales.groups.offsets[group]) * x_sum;
         }
-        sum += header.scale * x.scales[i] * product as f32;
-        if F::HAS_OFFSET {
-            sum -= header.offset * x.scales[i] * offset as f32;
+        sum += scales.scale * x.scale * product as f32;
+        if F::OFFSET_AT.is_some() {
+            sum -= scales.offset * x.scale * offset as f32;
         }
     }
     sum
 }
 
+#[inline(always)]
 fn dot(a: &[i8], b: &[i8]) -> i32 {
     a.iter().zip(b).map(|(&a, &b)| i32::from(a) * i32::from(b)).sum()
-}
-
-/// The first 32 codes of a slice that has them.
-fn as_group(codes: &mut [i8]) -> &mut [i8; 32] {
-    codes.first_chunk_mut().expect("rows are whole blocks")
 }

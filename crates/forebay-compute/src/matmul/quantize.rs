@@ -4,56 +4,90 @@
 //! rounded to F16 (ggml's `Q8_0`); types with blocks of 256 meet one F32 scale for every 256
 //! (ggml's `Q8_K`). Unlike there, an exact half rounds to even: that is what vector instructions
 //! do, so every kernel family rounds alike.
+//!
+//! In memory 256 elements lie together with their scales and sums, so that a kernel needs one
+//! pointer for each token.
 
 use half::f16;
 
-/// Elements that share a scale in the finer form.
-pub(crate) const SMALL: usize = 32;
-/// Elements that share a scale in the coarser form.
-pub(crate) const LARGE: usize = 256;
-/// Elements that share a sum.
-pub(crate) const SUM: usize = 16;
+/// Elements of one block in memory.
+pub(crate) const BLOCK: usize = 256;
 
-/// One token's activations in one of the two forms, structure of arrays.
-pub(crate) struct QuantizedRow<'a> {
-    /// Values, one for each element.
-    pub(crate) codes: &'a mut [i8],
-    /// One scale for each block of [`SMALL`] or [`LARGE`] elements.
-    pub(crate) scales: &'a mut [f32],
-    /// Sums of the values of each [`SUM`] elements.
-    pub(crate) sums16: &'a mut [i16],
-    /// Sums of the values of each 32 elements.
-    pub(crate) sums32: &'a mut [i16],
+/// Up to 256 elements of a row, a scale for every 32. What a row lacks is zero.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub(crate) struct SmallBlock {
+    pub(crate) codes: [i8; BLOCK],
+    /// Of each 32 elements.
+    pub(crate) scales: [f32; 8],
+    /// Sums of the codes of each 32 elements.
+    pub(crate) sums: [i32; 8],
 }
 
-/// Rounds `x` in blocks of `BLOCK`; `x` must be a whole number of blocks.
-///
-/// Inlined so that callers with more instructions at hand get them here. A NaN in `x` makes its
-/// block's scale NaN, so that it is seen in every product and not rounded away.
+/// 256 elements of a row with one scale.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub(crate) struct LargeBlock {
+    pub(crate) codes: [i8; BLOCK],
+    /// Sums of the codes of each 16 elements: first those of the even sixteens, then of the odd.
+    /// A kernel that holds 32 codes in two lanes meets their sums in the same lanes.
+    pub(crate) half_sums: [i16; 16],
+    /// Sums of the codes of each 32 elements.
+    pub(crate) sums: [i16; 8],
+    pub(crate) scale: f32,
+}
+
+/// A form of rounded activations.
+pub(crate) trait Rounded: Copy + Send + Sync {
+    const ZERO: Self;
+
+    /// Takes over at most 256 elements, whole blocks of the form.
+    ///
+    /// Implementations are inlined, so that callers with more instructions at hand get them here.
+    /// A NaN in `x` makes the scale NaN: it is seen in every product and not rounded away.
+    fn round(&mut self, x: &[f32]);
+}
+
+impl Rounded for SmallBlock {
+    const ZERO: SmallBlock = SmallBlock { codes: [0; BLOCK], scales: [0.0; 8], sums: [0; 8] };
+
+    #[inline(always)]
+    fn round(&mut self, x: &[f32]) {
+        if x.len() < BLOCK {
+            *self = Self::ZERO;
+        }
+        for (i, x) in x.chunks_exact(32).enumerate() {
+            let codes = &mut self.codes[i * 32..][..32];
+            self.scales[i] = f16::from_f32(round_block(x, codes)).to_f32();
+            self.sums[i] = codes.iter().map(|&code| i32::from(code)).sum();
+        }
+    }
+}
+
+impl Rounded for LargeBlock {
+    const ZERO: LargeBlock =
+        LargeBlock { codes: [0; BLOCK], half_sums: [0; 16], sums: [0; 8], scale: 0.0 };
+
+    #[inline(always)]
+    fn round(&mut self, x: &[f32]) {
+        self.scale = round_block(x, &mut self.codes);
+        for i in 0..8 {
+            let half = |at: usize| self.codes[at..][..16].iter().map(|&c| i16::from(c)).sum();
+            (self.half_sums[i], self.half_sums[i + 8]) = (half(i * 32), half(i * 32 + 16));
+            self.sums[i] = self.half_sums[i] + self.half_sums[i + 8];
+        }
+    }
+}
+
+/// Rounds `x`, a multiple of 8 elements, and gives the common scale.
 #[inline(always)]
-pub(crate) fn quantize_row<const BLOCK: usize>(x: &[f32], row: QuantizedRow<'_>) {
-    let blocks = x.chunks_exact(BLOCK).zip(row.codes.chunks_exact_mut(BLOCK));
-    for ((x, codes), scale) in blocks.zip(row.scales.iter_mut()) {
-        let largest = largest_magnitude(x);
-        let inverse = if largest > 1e-36 { 127.0 / largest } else { 0.0 };
-        *scale = largest / 127.0;
-        for (x, codes) in x.chunks_exact(8).zip(codes.chunks_exact_mut(8)) {
-            for (x, code) in x.iter().zip(codes) {
-                *code = nearest(x * inverse);
-            }
-        }
+fn round_block(x: &[f32], codes: &mut [i8]) -> f32 {
+    let largest = largest_magnitude(x);
+    let inverse = if largest > 1e-36 { 127.0 / largest } else { 0.0 };
+    for (x, codes) in x.as_chunks::<8>().0.iter().zip(codes.as_chunks_mut::<8>().0) {
+        *codes = x.map(|x| nearest(x * inverse));
     }
-    if BLOCK == SMALL {
-        for scale in row.scales.iter_mut() {
-            *scale = f16::from_f32(*scale).to_f32();
-        }
-    }
-    for (codes, sum) in row.codes.chunks_exact(SUM).zip(row.sums16.iter_mut()) {
-        *sum = codes.iter().map(|&code| i16::from(code)).sum();
-    }
-    for (pair, sum) in row.sums16.chunks_exact(2).zip(row.sums32.iter_mut()) {
-        *sum = pair[0] + pair[1];
-    }
+    largest / 127.0
 }
 
 /// The largest magnitude in `x`; NaN if there is one.
@@ -62,7 +96,7 @@ pub(crate) fn quantize_row<const BLOCK: usize>(x: &[f32], row: QuantizedRow<'_>)
 #[inline(always)]
 fn largest_magnitude(x: &[f32]) -> f32 {
     let mut lanes = [0_i32; 8];
-    for x in x.chunks_exact(8) {
+    for x in x.as_chunks::<8>().0 {
         for (lane, x) in lanes.iter_mut().zip(x) {
             let bits = (x.to_bits() & 0x7fff_ffff) as i32;
             *lane = if bits > *lane { bits } else { *lane };
@@ -83,53 +117,56 @@ fn nearest(x: f32) -> i8 {
 mod tests {
     use super::*;
 
-    fn quantize<const BLOCK: usize>(x: &[f32]) -> (Vec<i8>, Vec<f32>, Vec<i16>, Vec<i16>) {
-        let mut codes = vec![0; x.len()];
-        let mut scales = vec![0.0; x.len() / BLOCK];
-        let mut sums16 = vec![0; x.len() / 16];
-        let mut sums32 = vec![0; x.len() / 32];
-        let row = QuantizedRow {
-            codes: &mut codes,
-            scales: &mut scales,
-            sums16: &mut sums16,
-            sums32: &mut sums32,
-        };
-        quantize_row::<BLOCK>(x, row);
-        (codes, scales, sums16, sums32)
+    #[test]
+    fn values_scales_and_sums_follow_the_formula() {
+        let x: Vec<f32> = (0..256).map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.03).collect();
+        let mut small = SmallBlock::ZERO;
+        small.round(&x);
+        for (block, x) in x.chunks(32).enumerate() {
+            let largest = x.iter().fold(0.0_f32, |a, b| a.max(b.abs()));
+            assert_eq!(small.scales[block], f16::from_f32(largest / 127.0).to_f32());
+            for (i, x) in x.iter().enumerate() {
+                let expected = (x * (127.0 / largest)).round_ties_even() as i8;
+                assert_eq!(small.codes[block * 32 + i], expected);
+            }
+        }
+        let sum = |codes: &[i8]| codes.iter().map(|&c| i32::from(c)).sum::<i32>();
+        assert_eq!(small.sums[3], sum(&small.codes[96..128]));
+        let mut large = LargeBlock::ZERO;
+        large.round(&x);
+        assert!(large.codes.iter().any(|&c| c.unsigned_abs() == 127));
+        for (code, x) in large.codes.iter().zip(&x) {
+            assert!((f32::from(*code) * large.scale - x).abs() <= large.scale * 0.51);
+        }
+        assert_eq!(i32::from(large.half_sums[1]), sum(&large.codes[32..48]));
+        assert_eq!(i32::from(large.half_sums[8 + 1]), sum(&large.codes[48..64]));
+        assert_eq!(i32::from(large.sums[1]), sum(&large.codes[32..64]));
     }
 
     #[test]
-    fn values_scales_and_sums_follow_the_formula() {
-        let x: Vec<f32> = (0..512).map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.03).collect();
-        let (codes, scales, sums16, sums32) = quantize::<32>(&x);
-        for (block, x) in x.chunks(32).enumerate() {
-            let largest = x.iter().fold(0.0_f32, |a, b| a.max(b.abs()));
-            assert_eq!(scales[block], f16::from_f32(largest / 127.0).to_f32());
-            for (i, x) in x.iter().enumerate() {
-                let expected = (x * (127.0 / largest)).round_ties_even() as i8;
-                assert_eq!(codes[block * 32 + i], expected);
-            }
-        }
-        assert_eq!(i32::from(sums16[3]), codes[48..64].iter().map(|&c| i32::from(c)).sum::<i32>());
-        assert_eq!(sums32[1], sums16[2] + sums16[3]);
-        let (codes, scales, ..) = quantize::<256>(&x);
-        assert_eq!(scales.len(), 2);
-        assert!(codes.iter().any(|&c| c.unsigned_abs() == 127));
-        for (i, x) in x.iter().enumerate() {
-            assert!((f32::from(codes[i]) * scales[i / 256] - x).abs() <= scales[i / 256] * 0.51);
-        }
+    fn short_rows_end_in_zeroes() {
+        let mut small = SmallBlock::ZERO;
+        small.round(&[1.0; 256]);
+        small.round(&[1.0; 64]);
+        assert_eq!(small.sums, [127 * 32, 127 * 32, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(small.scales[2..], [0.0; 6]);
+        assert!(small.codes[64..].iter().all(|&c| c == 0));
     }
 
     #[test]
     fn zeros_extremes_and_nan() {
-        let (codes, scales, ..) = quantize::<32>(&[0.0; 32]);
-        assert!(codes.iter().all(|&c| c == 0) && scales[0] == 0.0);
+        let mut block = LargeBlock::ZERO;
+        block.round(&[0.0; 256]);
+        assert!(block.codes.iter().all(|&c| c == 0) && block.scale == 0.0);
         let mut x = [1.0; 256];
         x[200] = f32::NAN;
-        assert!(quantize::<256>(&x).1[0].is_nan());
+        block.round(&x);
+        assert!(block.scale.is_nan());
         x[200] = f32::INFINITY;
-        assert!(quantize::<256>(&x).1[0].is_infinite());
+        block.round(&x);
+        assert!(block.scale.is_infinite());
         x[200] = f32::MIN_POSITIVE / 8.0;
-        assert!(quantize::<256>(&x).1[0].is_finite());
+        block.round(&x);
+        assert!(block.scale.is_finite());
     }
 }

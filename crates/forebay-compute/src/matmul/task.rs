@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use forebay_format::TensorType;
 
 use super::aligned::AlignedVec;
-use super::types::Header;
+use super::portable::BlockScales;
 use super::{Activations, MatmulJob};
 use crate::pool::Pool;
 
@@ -87,7 +87,9 @@ impl Task {
         debug_assert!(row < self.rows);
         // SAFETY: `new` has checked that the weights are `rows * row_bytes` long; they outlive
         // the call that the task belongs to.
-        unsafe { std::slice::from_raw_parts(self.weights.add(row * self.row_bytes), self.row_bytes) }
+        unsafe {
+            std::slice::from_raw_parts(self.weights.add(row * self.row_bytes), self.row_bytes)
+        }
     }
 
     #[inline(always)]
@@ -138,7 +140,7 @@ impl Task {
 pub(crate) struct Scratch {
     pub(crate) codes: AlignedVec<i8>,
     pub(crate) floats: AlignedVec<f32>,
-    pub(crate) headers: Vec<Header>,
+    pub(crate) block_scales: Vec<BlockScales>,
 }
 
 /// What products reuse from call to call.

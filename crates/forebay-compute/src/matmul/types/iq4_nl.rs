@@ -21,12 +21,7 @@ impl Format for Iq4Nl {
 }
 
 impl Block32 for Iq4Nl {
-    const HAS_OFFSET: bool = false;
-
-    #[inline(always)]
-    fn scale(block: &[u8]) -> (f32, f32) {
-        (f16_at(block, 0), 0.0)
-    }
+    const OFFSET_AT: Option<usize> = None;
 }
 
 /// The values that a 4-bit index stands for, denser near zero; also those of `IQ4_XS`.
@@ -34,3 +29,19 @@ impl Block32 for Iq4Nl {
 pub(super) const TABLE: [i8; 16] = [
     -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
 ];
+
+#[cfg(target_arch = "x86_64")]
+mod avx2 {
+    use super::*;
+    use crate::matmul::avx2::unpack::*;
+
+    impl Codes for Iq4Nl {
+        #[inline(always)]
+        unsafe fn load(block: *const u8, _group: usize) -> __m256i {
+            // SAFETY: inside the block, by the caller's promise.
+            unsafe { look_up(&TABLE, nibbles_at(block.add(2))) }
+        }
+    }
+
+    impl Scales for Iq4Nl {}
+}

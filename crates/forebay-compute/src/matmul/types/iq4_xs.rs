@@ -22,16 +22,55 @@ impl Format for Iq4Xs {
 
 impl Block256 for Iq4Xs {
     const GROUP: usize = 32;
-    const HAS_OFFSET: bool = false;
+    const SCALE_AT: usize = 0;
+    const OFFSET_AT: Option<usize> = None;
 
     #[inline(always)]
-    fn header(block: &[u8]) -> Header {
-        let high = u16::from_le_bytes([block[2], block[3]]);
-        let mut scales = [0; 16];
-        for (i, scale) in scales.iter_mut().take(8).enumerate() {
-            let low = (block[4 + i / 2] >> (i % 2 * 4)) & 15;
-            *scale = i16::from(low) + (((high >> (2 * i)) & 3) << 4) as i16 - 32;
+    fn groups(block: &[u8]) -> Groups {
+        let scales = widen([scale_bytes(block)]).map(|scale| scale - 32);
+        Groups { scales, offsets: [0; 16] }
+    }
+}
+
+/// The 8 scales, still 32 too large, as bytes of a number. Their high quarters lie in 2 bytes,
+/// then come 4 bytes of low halves.
+#[inline(always)]
+fn scale_bytes(block: &[u8]) -> u64 {
+    let mut high = u64::from(u16::from_le_bytes([block[2], block[3]]));
+    high = (high | high << 24) & 0x0000_00ff_0000_00ff;
+    high = (high | high << 12) & 0x000f_000f_000f_000f;
+    high = (high | high << 6) & 0x0303_0303_0303_0303;
+    let mut low = u64::from(u32_at(block, 4));
+    low = (low | low << 16) & 0x0000_ffff_0000_ffff;
+    low = (low | low << 8) & 0x00ff_00ff_00ff_00ff;
+    low = (low | low << 4) & 0x0f0f_0f0f_0f0f_0f0f;
+    low | high << 4
+}
+
+#[cfg(target_arch = "x86_64")]
+mod avx2 {
+    use super::*;
+    use crate::matmul::avx2::unpack::*;
+
+    impl Codes for Iq4Xs {
+        #[inline(always)]
+        unsafe fn load(block: *const u8, group: usize) -> __m256i {
+            // SAFETY: inside the block, by the caller's promise.
+            unsafe { look_up(&super::super::iq4_nl::TABLE, nibbles_at(block.add(8 + group * 16))) }
         }
-        Header { scale: f16_at(block, 0), offset: 0.0, scales, offsets: [0; 16] }
+    }
+
+    impl GroupLanes for Iq4Xs {
+        #[inline(always)]
+        unsafe fn lanes(block: *const u8) -> Lanes {
+            // SAFETY: the scales lie inside the block, by the caller's promise.
+            let block = unsafe { std::slice::from_raw_parts(block, 8) };
+            // SAFETY: the caller promises AVX2.
+            unsafe {
+                let scales = both_lanes(scale_bytes(block));
+                let scales = _mm256_sub_epi16(scales, _mm256_set1_epi16(32));
+                Lanes { scales, offsets: _mm256_setzero_si256() }
+            }
+        }
     }
 }

@@ -51,29 +51,33 @@ pub(crate) trait Format {
 
 /// A block of 32 elements with one scale.
 pub(crate) trait Block32: Format {
-    /// Whether an offset is added to every element.
-    const HAS_OFFSET: bool;
+    /// Where the F16 offset lies that is added to every element, if there is one.
+    const OFFSET_AT: Option<usize>;
 
-    /// The scale, and the offset that is added to `scale * (code - ZERO)`.
-    fn scale(block: &[u8]) -> (f32, f32);
+    /// The scale: an F16 at the start of the block, but for one type.
+    #[inline(always)]
+    fn scale(block: &[u8]) -> f32 {
+        f16_at(block, 0)
+    }
 }
 
-/// A block of 256 elements; groups of 16 or 32 have an integer scale each, relative to the block's.
+/// A block of 256 elements. Groups of 16 or 32 have integer scales, relative to the block's own: an
+/// element is `scale * scales[g] * (code - ZERO) - offset * offsets[g]`.
 pub(crate) trait Block256: Format {
-    /// Elements that share an integer scale: 16 or 32.
+    /// Elements of a group: 16 or 32.
     const GROUP: usize;
-    /// Whether groups have an offset too.
-    const HAS_OFFSET: bool;
+    /// Where the block's F16 scale lies.
+    const SCALE_AT: usize;
+    /// Where the F16 scale of the offsets lies, if there are any.
+    const OFFSET_AT: Option<usize>;
 
-    /// The block's own scales and the integer scales and offsets of its `256 / GROUP` groups: an
-    /// element is `scale * scales[g] * (code - ZERO) - offset * offsets[g]`.
-    fn header(block: &[u8]) -> Header;
+    /// The scales and offsets of the `256 / GROUP` groups.
+    fn groups(block: &[u8]) -> Groups;
 }
 
-/// The scales of a block of 256 elements; see [`Block256::header`].
-pub(crate) struct Header {
-    pub(crate) scale: f32,
-    pub(crate) offset: f32,
+/// The integer scales and offsets of a block's groups; see [`Block256::groups`].
+#[derive(Default)]
+pub(crate) struct Groups {
     pub(crate) scales: [i16; 16],
     pub(crate) offsets: [i16; 16],
 }
@@ -130,21 +134,12 @@ fn fifth_bits(bits: u32, codes: &mut [i8; 32]) {
     }
 }
 
-/// The eight 6-bit scales and eight 6-bit offsets that `Q4_K` and `Q5_K` pack into 12 bytes, as
-/// bytes of two numbers: scales, offsets.
+/// Bytes of numbers, lowest first, as 16-bit integers.
 #[inline(always)]
-fn six_bit_pairs(packed: [u32; 3]) -> (u64, u64) {
-    let [low, middle, high] = packed;
-    let scales = (high & 0x0f0f_0f0f) | ((low >> 6) & 0x0303_0303) << 4;
-    let offsets = ((high >> 4) & 0x0f0f_0f0f) | ((middle >> 6) & 0x0303_0303) << 4;
-    let join = |first: u32, second: u32| u64::from(first & 0x3f3f_3f3f) | u64::from(second) << 32;
-    (join(low, scales), join(middle, offsets))
-}
-
-/// Bytes of a number, lowest first, as 16-bit integers.
-#[inline(always)]
-fn widen8(bytes: u64, out: &mut [i16]) {
-    for (out, byte) in out.iter_mut().zip(bytes.to_le_bytes()) {
-        *out = i16::from(byte);
+fn widen<const N: usize>(words: [u64; N]) -> [i16; 16] {
+    let mut wide = [0; 16];
+    for (wide, byte) in wide.iter_mut().zip(words.into_iter().flat_map(u64::to_le_bytes)) {
+        *wide = i16::from(byte);
     }
+    wide
 }

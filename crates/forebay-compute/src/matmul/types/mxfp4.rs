@@ -21,11 +21,11 @@ impl Format for Mxfp4 {
 }
 
 impl Block32 for Mxfp4 {
-    const HAS_OFFSET: bool = false;
+    const OFFSET_AT: Option<usize> = None;
 
     #[inline(always)]
-    fn scale(block: &[u8]) -> (f32, f32) {
-        (half_power(block[0]), 0.0)
+    fn scale(block: &[u8]) -> f32 {
+        half_power(block[0])
     }
 }
 
@@ -39,4 +39,31 @@ fn half_power(exponent: u8) -> f32 {
         0 | 1 => 0x0020_0000 << exponent,
         _ => (u32::from(exponent) - 1) << 23,
     })
+}
+
+#[cfg(target_arch = "x86_64")]
+mod avx2 {
+    use super::*;
+    use crate::matmul::avx2::unpack::*;
+
+    impl Codes for Mxfp4 {
+        #[inline(always)]
+        unsafe fn load(block: *const u8, _group: usize) -> __m256i {
+            // SAFETY: inside the block, by the caller's promise.
+            unsafe { look_up(&TABLE, nibbles_at(block.add(1))) }
+        }
+    }
+
+    impl Scales for Mxfp4 {
+        #[inline(always)]
+        unsafe fn scales(blocks: *const u8, stride: usize, count: usize) -> __m256 {
+            let mut scales = [0.0; 8];
+            for (i, scale) in scales.iter_mut().enumerate().take(count) {
+                // SAFETY: the caller promises `count` blocks.
+                *scale = half_power(unsafe { *blocks.add(i * stride) });
+            }
+            // SAFETY: reads the array; the caller promises AVX2.
+            unsafe { _mm256_loadu_ps(scales.as_ptr()) }
+        }
+    }
 }

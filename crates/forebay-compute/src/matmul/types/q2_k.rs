@@ -22,15 +22,44 @@ impl Format for Q2K {
 
 impl Block256 for Q2K {
     const GROUP: usize = 16;
-    const HAS_OFFSET: bool = true;
+    const SCALE_AT: usize = 80;
+    const OFFSET_AT: Option<usize> = Some(82);
 
     #[inline(always)]
-    fn header(block: &[u8]) -> Header {
-        let (mut scales, mut offsets) = ([0; 16], [0; 16]);
-        for (i, byte) in block[..16].iter().enumerate() {
-            scales[i] = i16::from(byte & 15);
-            offsets[i] = i16::from(byte >> 4);
+    fn groups(block: &[u8]) -> Groups {
+        let bytes: &[u8; 16] = block.first_chunk().expect("whole blocks");
+        let scales = bytes.map(|byte| i16::from(byte & 15));
+        let offsets = bytes.map(|byte| i16::from(byte >> 4));
+        Groups { scales, offsets }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod avx2 {
+    use super::*;
+    use crate::matmul::avx2::unpack::*;
+
+    impl Codes for Q2K {
+        #[inline(always)]
+        unsafe fn load(block: *const u8, group: usize) -> __m256i {
+            // SAFETY: inside the block, by the caller's promise.
+            unsafe {
+                let bytes = _mm256_loadu_si256(block.add(16 + group / 4 * 32).cast());
+                bits(bytes, group % 4 * 2, 0, 3)
+            }
         }
-        Header { scale: f16_at(block, 80), offset: f16_at(block, 82), scales, offsets }
+    }
+
+    impl GroupLanes for Q2K {
+        #[inline(always)]
+        unsafe fn lanes(block: *const u8) -> Lanes {
+            // SAFETY: the scales lie inside the block, by the caller's promise.
+            unsafe {
+                let bytes = even_odd_signed(_mm_loadu_si128(block.cast()));
+                let low = _mm256_set1_epi16(15);
+                let high = _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), low);
+                Lanes { scales: _mm256_and_si256(bytes, low), offsets: high }
+            }
+        }
     }
 }

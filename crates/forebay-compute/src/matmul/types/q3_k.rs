@@ -22,25 +22,56 @@ impl Format for Q3K {
 
 impl Block256 for Q3K {
     const GROUP: usize = 16;
-    const HAS_OFFSET: bool = false;
+    const SCALE_AT: usize = 108;
+    const OFFSET_AT: Option<usize> = None;
 
     #[inline(always)]
-    fn header(block: &[u8]) -> Header {
-        let packed = [u32_at(block, 96), u32_at(block, 100), u32_at(block, 104)];
-        let mut scales = [0; 16];
-        for (scales, packed) in scales.chunks_exact_mut(4).zip(scale_bytes(packed)) {
-            for (scale, byte) in scales.iter_mut().zip(packed.to_le_bytes()) {
-                *scale = i16::from(byte) - 32;
-            }
-        }
-        Header { scale: f16_at(block, 108), offset: 0.0, scales, offsets: [0; 16] }
+    fn groups(block: &[u8]) -> Groups {
+        let scales = widen(scale_bytes(block)).map(|scale| scale - 32);
+        Groups { scales, offsets: [0; 16] }
     }
 }
 
-/// The 16 scales, still 32 too large, as bytes: two numbers of low halves, one of high quarters.
+/// The 16 scales, still 32 too large, as bytes of two numbers. Their low halves lie in 8 bytes,
+/// first in the low bits; then come 4 bytes of high quarters.
 #[inline(always)]
-fn scale_bytes(packed: [u32; 3]) -> [u32; 4] {
-    let [first, second, high] = packed;
-    let low = [first, second, first >> 4, second >> 4];
-    std::array::from_fn(|i| (low[i] & 0x0f0f_0f0f) | ((high >> (2 * i)) & 0x0303_0303) << 4)
+fn scale_bytes(block: &[u8]) -> [u64; 2] {
+    let [first, second, high] = [96, 100, 104].map(|at| u32_at(block, at));
+    let join = |low: u32, i: usize| {
+        u64::from((low & 0x0f0f_0f0f) | ((high >> (2 * i)) & 0x0303_0303) << 4)
+    };
+    [join(first, 0) | join(second, 1) << 32, join(first >> 4, 2) | join(second >> 4, 3) << 32]
+}
+
+#[cfg(target_arch = "x86_64")]
+mod avx2 {
+    use super::*;
+    use crate::matmul::avx2::unpack::*;
+
+    impl Codes for Q3K {
+        #[inline(always)]
+        unsafe fn load(block: *const u8, group: usize) -> __m256i {
+            // SAFETY: inside the block, by the caller's promise.
+            unsafe {
+                let low = _mm256_loadu_si256(block.add(32 + group / 4 * 32).cast());
+                let third = _mm256_loadu_si256(block.cast());
+                _mm256_or_si256(bits(low, group % 4 * 2, 0, 3), bits(third, group, 2, 4))
+            }
+        }
+    }
+
+    impl GroupLanes for Q3K {
+        #[inline(always)]
+        unsafe fn lanes(block: *const u8) -> Lanes {
+            // SAFETY: the block is whole, by the caller's promise.
+            let block = unsafe { std::slice::from_raw_parts(block, Self::TYPE.block_bytes()) };
+            let [low, high] = scale_bytes(block);
+            // SAFETY: the caller promises AVX2.
+            unsafe {
+                let scales = even_odd_signed(_mm_set_epi64x(high as i64, low as i64));
+                let scales = _mm256_sub_epi16(scales, _mm256_set1_epi16(32));
+                Lanes { scales, offsets: _mm256_setzero_si256() }
+            }
+        }
+    }
 }

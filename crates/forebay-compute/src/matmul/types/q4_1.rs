@@ -18,10 +18,21 @@ impl Format for Q4_1 {
 }
 
 impl Block32 for Q4_1 {
-    const HAS_OFFSET: bool = true;
+    const OFFSET_AT: Option<usize> = Some(2);
+}
 
-    #[inline(always)]
-    fn scale(block: &[u8]) -> (f32, f32) {
-        (f16_at(block, 0), f16_at(block, 2))
+#[cfg(target_arch = "x86_64")]
+mod avx2 {
+    use super::*;
+    use crate::matmul::avx2::unpack::*;
+
+    impl Codes for Q4_1 {
+        #[inline(always)]
+        unsafe fn load(block: *const u8, _group: usize) -> __m256i {
+            // SAFETY: inside the block, by the caller's promise.
+            unsafe { nibbles_at(block.add(4)) }
+        }
     }
+
+    impl Scales for Q4_1 {}
 }

@@ -22,21 +22,51 @@ impl Format for Q4K {
 
 impl Block256 for Q4K {
     const GROUP: usize = 32;
-    const HAS_OFFSET: bool = true;
+    const SCALE_AT: usize = 0;
+    const OFFSET_AT: Option<usize> = Some(2);
 
     #[inline(always)]
-    fn header(block: &[u8]) -> Header {
-        six_bit_header(block)
+    fn groups(block: &[u8]) -> Groups {
+        let [scales, offsets] = six_bits(block);
+        Groups { scales: widen([scales]), offsets: widen([offsets]) }
     }
 }
 
-/// The head that `Q4_K` and `Q5_K` share.
+/// The eight 6-bit scales and eight 6-bit offsets that `Q4_K` and `Q5_K` pack into bytes 4..16,
+/// as bytes of two numbers.
 #[inline(always)]
-pub(super) fn six_bit_header(block: &[u8]) -> Header {
-    let packed = [u32_at(block, 4), u32_at(block, 8), u32_at(block, 12)];
-    let (scale_bytes, offset_bytes) = six_bit_pairs(packed);
-    let (mut scales, mut offsets) = ([0; 16], [0; 16]);
-    widen8(scale_bytes, &mut scales);
-    widen8(offset_bytes, &mut offsets);
-    Header { scale: f16_at(block, 0), offset: f16_at(block, 2), scales, offsets }
+pub(super) fn six_bits(block: &[u8]) -> [u64; 2] {
+    let [low, middle, high] = [4, 8, 12].map(|at| u32_at(block, at));
+    let scales = (high & 0x0f0f_0f0f) | ((low >> 6) & 0x0303_0303) << 4;
+    let offsets = ((high >> 4) & 0x0f0f_0f0f) | ((middle >> 6) & 0x0303_0303) << 4;
+    let join = |first: u32, second: u32| u64::from(first & 0x3f3f_3f3f) | u64::from(second) << 32;
+    [join(low, scales), join(middle, offsets)]
+}
+
+#[cfg(target_arch = "x86_64")]
+mod avx2 {
+    use super::*;
+    use crate::matmul::avx2::unpack::*;
+
+    impl Codes for Q4K {
+        #[inline(always)]
+        unsafe fn load(block: *const u8, group: usize) -> __m256i {
+            // SAFETY: inside the block, by the caller's promise.
+            unsafe {
+                let bytes = _mm256_loadu_si256(block.add(16 + group / 2 * 32).cast());
+                bits(bytes, group % 2 * 4, 0, 15)
+            }
+        }
+    }
+
+    impl GroupLanes for Q4K {
+        #[inline(always)]
+        unsafe fn lanes(block: *const u8) -> Lanes {
+            // SAFETY: the scales lie inside the block, by the caller's promise.
+            let block = unsafe { std::slice::from_raw_parts(block, 16) };
+            let [scales, offsets] = six_bits(block);
+            // SAFETY: the caller promises AVX2.
+            unsafe { Lanes { scales: both_lanes(scales), offsets: both_lanes(offsets) } }
+        }
+    }
 }

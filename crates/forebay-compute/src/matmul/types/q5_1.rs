@@ -19,10 +19,21 @@ impl Format for Q5_1 {
 }
 
 impl Block32 for Q5_1 {
-    const HAS_OFFSET: bool = true;
+    const OFFSET_AT: Option<usize> = Some(2);
+}
 
-    #[inline(always)]
-    fn scale(block: &[u8]) -> (f32, f32) {
-        (f16_at(block, 0), f16_at(block, 2))
+#[cfg(target_arch = "x86_64")]
+mod avx2 {
+    use super::*;
+    use crate::matmul::avx2::unpack::*;
+
+    impl Codes for Q5_1 {
+        #[inline(always)]
+        unsafe fn load(block: *const u8, _group: usize) -> __m256i {
+            // SAFETY: inside the block, by the caller's promise.
+            unsafe { _mm256_or_si256(nibbles_at(block.add(8)), fifth_bits_at(block.add(4))) }
+        }
     }
+
+    impl Scales for Q5_1 {}
 }

@@ -23,10 +23,37 @@ impl Format for Q5K {
 
 impl Block256 for Q5K {
     const GROUP: usize = 32;
-    const HAS_OFFSET: bool = true;
+    const SCALE_AT: usize = 0;
+    const OFFSET_AT: Option<usize> = Some(2);
 
     #[inline(always)]
-    fn header(block: &[u8]) -> Header {
-        super::q4_k::six_bit_header(block)
+    fn groups(block: &[u8]) -> Groups {
+        Q4K::groups(block)
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod avx2 {
+    use super::*;
+    use crate::matmul::avx2::unpack::*;
+
+    impl Codes for Q5K {
+        #[inline(always)]
+        unsafe fn load(block: *const u8, group: usize) -> __m256i {
+            // SAFETY: inside the block, by the caller's promise.
+            unsafe {
+                let bytes = _mm256_loadu_si256(block.add(48 + group / 2 * 32).cast());
+                let fifth = _mm256_loadu_si256(block.add(16).cast());
+                _mm256_or_si256(bits(bytes, group % 2 * 4, 0, 15), bits(fifth, group, 4, 16))
+            }
+        }
+    }
+
+    impl GroupLanes for Q5K {
+        #[inline(always)]
+        unsafe fn lanes(block: *const u8) -> Lanes {
+            // SAFETY: the head of the block is that of Q4_K.
+            unsafe { Q4K::lanes(block) }
+        }
     }
 }

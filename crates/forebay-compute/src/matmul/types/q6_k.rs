@@ -25,14 +25,46 @@ impl Format for Q6K {
 
 impl Block256 for Q6K {
     const GROUP: usize = 16;
-    const HAS_OFFSET: bool = false;
+    const SCALE_AT: usize = 208;
+    const OFFSET_AT: Option<usize> = None;
 
     #[inline(always)]
-    fn header(block: &[u8]) -> Header {
+    fn groups(block: &[u8]) -> Groups {
         let mut scales = [0; 16];
         for (scale, byte) in scales.iter_mut().zip(&block[192..208]) {
             *scale = i16::from(*byte as i8);
         }
-        Header { scale: f16_at(block, 208), offset: 0.0, scales, offsets: [0; 16] }
+        Groups { scales, offsets: [0; 16] }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod avx2 {
+    use super::*;
+    use crate::matmul::avx2::unpack::*;
+
+    impl Codes for Q6K {
+        #[inline(always)]
+        unsafe fn load(block: *const u8, group: usize) -> __m256i {
+            let (half, quarter) = (group / 4, group % 4);
+            // SAFETY: inside the block, by the caller's promise.
+            unsafe {
+                let low = block.add(half * 64 + quarter % 2 * 32);
+                let low = bits(_mm256_loadu_si256(low.cast()), quarter / 2 * 4, 0, 15);
+                let high = _mm256_loadu_si256(block.add(128 + half * 32).cast());
+                _mm256_or_si256(low, bits(high, quarter * 2, 4, 0x30))
+            }
+        }
+    }
+
+    impl GroupLanes for Q6K {
+        #[inline(always)]
+        unsafe fn lanes(block: *const u8) -> Lanes {
+            // SAFETY: the scales lie inside the block, by the caller's promise.
+            unsafe {
+                let scales = _mm_loadu_si128(block.add(192).cast());
+                Lanes { scales: even_odd_signed(scales), offsets: _mm256_setzero_si256() }
+            }
+        }
     }
 }

@@ -20,10 +20,21 @@ impl Format for Q8_0 {
 }
 
 impl Block32 for Q8_0 {
-    const HAS_OFFSET: bool = false;
+    const OFFSET_AT: Option<usize> = None;
+}
 
-    #[inline(always)]
-    fn scale(block: &[u8]) -> (f32, f32) {
-        (f16_at(block, 0), 0.0)
+#[cfg(target_arch = "x86_64")]
+mod avx2 {
+    use super::*;
+    use crate::matmul::avx2::unpack::*;
+
+    impl Codes for Q8_0 {
+        #[inline(always)]
+        unsafe fn load(block: *const u8, _group: usize) -> __m256i {
+            // SAFETY: inside the block, by the caller's promise.
+            unsafe { _mm256_loadu_si256(block.add(2).cast()) }
+        }
     }
+
+    impl Scales for Q8_0 {}
 }

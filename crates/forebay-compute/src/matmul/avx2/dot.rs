@@ -1,0 +1,231 @@
+//! Products with few tokens: a row's codes are unpacked once and meet every token in registers.
+//!
+//! Memory is the limit here, so a row is read once, front to back, with the following bytes asked
+//! for early.
+
+use std::ops::Range;
+
+use super::sum_lanes;
+use super::unpack::*;
+use crate::matmul::quantize::{LargeBlock, SmallBlock};
+use crate::matmul::task::{Scratch, Task};
+
+/// How far ahead of the bytes in use memory is asked for.
+const AHEAD: usize = 1024;
+
+/// Most tokens that one pass over a row serves.
+pub(crate) const TOKENS: usize = 4;
+
+/// Calls `$kernel::<F, N>` for all tokens, `TOKENS` at a time, then the rest at once.
+macro_rules! for_tokens {
+    ($kernel:ident, $task:ident, $row:ident) => {{
+        let mut first = 0;
+        while first < $task.token_count {
+            let count = ($task.token_count - first).min(TOKENS);
+            match count {
+                1 => $kernel::<F, 1>($task, $row, first),
+                2 => $kernel::<F, 2>($task, $row, first),
+                3 => $kernel::<F, 3>($task, $row, first),
+                _ => $kernel::<F, TOKENS>($task, $row, first),
+            }
+            first += count;
+        }
+    }};
+}
+
+/// Rows of a type with blocks of 32.
+///
+/// # Safety
+/// As [`crate::matmul::task::Kernel`].
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) unsafe fn rows32<F: Scales>(task: &Task, rows: Range<usize>, _: &mut Scratch) {
+    for row in rows {
+        // SAFETY: as for this function.
+        unsafe { for_tokens!(row32, task, row) };
+    }
+}
+
+/// Rows of a type with blocks of 256.
+///
+/// # Safety
+/// As [`crate::matmul::task::Kernel`].
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) unsafe fn rows256<F: GroupLanes>(task: &Task, rows: Range<usize>, _: &mut Scratch) {
+    for row in rows {
+        // SAFETY: as for this function.
+        unsafe { for_tokens!(row256, task, row) };
+    }
+}
+
+/// One row and tokens `first..first + N`.
+///
+/// # Safety
+/// As for [`rows32`], and these are tokens of the task.
+#[inline(always)]
+unsafe fn row32<F: Scales, const N: usize>(task: &Task, row: usize, first: usize) {
+    let bytes = task.row(row);
+    let stride = F::TYPE.block_bytes();
+    let blocks = task.cols / 32;
+    let x: [&[SmallBlock]; N] =
+        std::array::from_fn(|t| task.activations().small(task.token(first + t)));
+    // SAFETY: blocks are whole, those of x as many; the kernel's caller promises the rest.
+    unsafe {
+        let mut sums = [_mm256_setzero_ps(); N];
+        for eight in 0..blocks / 8 {
+            let w = bytes.as_ptr().add(eight * 8 * stride);
+            prefetch(w, 8 * stride);
+            let x = std::array::from_fn(|t| x[t].get_unchecked(eight));
+            eight_blocks::<F, N>(w, x, 8, &mut sums);
+        }
+        if !blocks.is_multiple_of(8) {
+            let w = bytes.as_ptr().add(blocks / 8 * 8 * stride);
+            let x = std::array::from_fn(|t| x[t].get_unchecked(blocks / 8));
+            eight_blocks::<F, N>(w, x, blocks % 8, &mut sums);
+        }
+        for (t, sum) in sums.into_iter().enumerate() {
+            task.store(first + t, row, sum_lanes(sum));
+        }
+    }
+}
+
+/// Adds the products of `count` (at most 8) blocks of a row with N tokens to `sums`.
+///
+/// # Safety
+/// `w` points to `count` blocks, and the machine has AVX2, FMA and F16C.
+#[inline(always)]
+unsafe fn eight_blocks<F: Scales, const N: usize>(
+    w: *const u8,
+    x: [&SmallBlock; N],
+    count: usize,
+    sums: &mut [__m256; N],
+) {
+    let stride = F::TYPE.block_bytes();
+    // SAFETY: by the caller's promise; x holds 8 blocks, zero where there are fewer.
+    unsafe {
+        let w_scales = F::scales(w, stride, count);
+        let mut scales = [[0.0_f32; 8]; N];
+        for t in 0..N {
+            let x_scales = _mm256_loadu_ps(x[t].scales.as_ptr());
+            let product = _mm256_mul_ps(w_scales, x_scales);
+            _mm256_storeu_ps(scales[t].as_mut_ptr(), product);
+            if F::ZERO == 0 && F::OFFSET_AT.is_none() {
+                continue;
+            }
+            let x_sums = _mm256_cvtepi32_ps(_mm256_loadu_si256(x[t].sums.as_ptr().cast()));
+            if let Some(at) = F::OFFSET_AT {
+                let offsets = _mm256_mul_ps(halves(w.add(at), stride, count), x_scales);
+                sums[t] = _mm256_fmadd_ps(offsets, x_sums, sums[t]);
+            } else {
+                let zeroes = _mm256_mul_ps(x_sums, _mm256_set1_ps(F::ZERO as f32));
+                sums[t] = _mm256_fnmadd_ps(product, zeroes, sums[t]);
+            }
+        }
+        for i in 0..count {
+            let codes = F::load(w.add(i * stride), 0);
+            for t in 0..N {
+                let x_codes = _mm256_loadu_si256(x[t].codes.as_ptr().add(i * 32).cast());
+                let pairs = multiply::<F>(codes, x_codes);
+                let product = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+                let scale = _mm256_set1_ps(scales[t][i]);
+                sums[t] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(product), scale, sums[t]);
+            }
+        }
+    }
+}
+
+/// One row and tokens `first..first + N`.
+///
+/// # Safety
+/// As for [`rows256`], and these are tokens of the task.
+#[inline(always)]
+unsafe fn row256<F: GroupLanes, const N: usize>(task: &Task, row: usize, first: usize) {
+    let bytes = task.row(row);
+    let stride = F::TYPE.block_bytes();
+    let x: [&[LargeBlock]; N] =
+        std::array::from_fn(|t| task.activations().large(task.token(first + t)));
+    // SAFETY: blocks are whole, those of x as many; the kernel's caller promises the rest.
+    unsafe {
+        let mut sums = [_mm256_setzero_ps(); N];
+        for i in 0..task.cols / 256 {
+            let w = bytes.as_ptr().add(i * stride);
+            prefetch(w, stride);
+            let x = std::array::from_fn(|t| x[t].get_unchecked(i));
+            one_block::<F, N>(w, x, &mut sums);
+        }
+        for (t, sum) in sums.into_iter().enumerate() {
+            task.store(first + t, row, sum_lanes(sum));
+        }
+    }
+}
+
+/// Adds the products of one block of a row with N tokens to `sums`.
+///
+/// # Safety
+/// `w` points to a block, and the machine has AVX2, FMA and F16C.
+#[inline(always)]
+unsafe fn one_block<F: GroupLanes, const N: usize>(
+    w: *const u8,
+    x: [&LargeBlock; N],
+    sums: &mut [__m256; N],
+) {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        let Lanes { scales, offsets } = F::lanes(w);
+        let scale = half_at(w.add(F::SCALE_AT));
+        let mut products = [_mm256_setzero_si256(); N];
+        for group in 0..8 {
+            let codes = F::load(w, group);
+            let word = _mm256_set1_epi16((group * 2 | (group * 2 + 1) << 8) as i16);
+            let scales = _mm256_shuffle_epi8(scales, word);
+            for t in 0..N {
+                let x_codes = _mm256_loadu_si256(x[t].codes.as_ptr().add(group * 32).cast());
+                let product = _mm256_madd_epi16(multiply::<F>(codes, x_codes), scales);
+                products[t] = _mm256_add_epi32(products[t], product);
+            }
+        }
+        for t in 0..N {
+            let x_sums = _mm256_loadu_si256(x[t].half_sums.as_ptr().cast());
+            if F::ZERO != 0 {
+                let zeroes = _mm256_mullo_epi16(scales, _mm256_set1_epi16(F::ZERO as i16));
+                products[t] = _mm256_sub_epi32(products[t], _mm256_madd_epi16(zeroes, x_sums));
+            }
+            let product = _mm256_cvtepi32_ps(products[t]);
+            sums[t] = _mm256_fmadd_ps(product, _mm256_set1_ps(scale * x[t].scale), sums[t]);
+            if let Some(at) = F::OFFSET_AT {
+                let offset = _mm256_set1_ps(half_at(w.add(at)) * x[t].scale);
+                let product = _mm256_cvtepi32_ps(_mm256_madd_epi16(offsets, x_sums));
+                sums[t] = _mm256_fnmadd_ps(product, offset, sums[t]);
+            }
+        }
+    }
+}
+
+/// Products of 32 weight codes and activation codes, added in pairs.
+///
+/// # Safety
+/// The machine has AVX2.
+#[inline(always)]
+unsafe fn multiply<F: Codes>(codes: __m256i, x_codes: __m256i) -> __m256i {
+    // SAFETY: by the caller's promise. 2 * 127 * 128 fits 16 bits.
+    unsafe {
+        if F::LARGEST.is_some() {
+            return _mm256_maddubs_epi16(codes, x_codes);
+        }
+        // The instruction wants one side without signs: move the weight's to the activation.
+        let x_codes = _mm256_sign_epi8(x_codes, codes);
+        _mm256_maddubs_epi16(_mm256_abs_epi8(codes), x_codes)
+    }
+}
+
+/// Asks for the memory `AHEAD` bytes behind `at..at + len`.
+///
+/// # Safety
+/// None beyond the machine having SSE: an address that does not exist is ignored.
+#[inline(always)]
+unsafe fn prefetch(at: *const u8, len: usize) {
+    for line in 0..len.div_ceil(64) {
+        let at = at.wrapping_add(AHEAD + line * 64);
+        // SAFETY: prefetching touches no memory as far as the program can tell.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
+    }
+}

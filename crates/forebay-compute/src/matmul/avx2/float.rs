@@ -1,0 +1,161 @@
+//! Products with F32 activations for few tokens.
+
+use std::ops::Range;
+
+use forebay_format::TensorType;
+
+use super::sum_lanes;
+use super::unpack::*;
+use crate::matmul::float::widen_row;
+use crate::matmul::task::{Kernel, Scratch, Task};
+
+/// A plain number type that widens to F32.
+pub(crate) trait Widen {
+    const BYTES: usize;
+
+    /// Eight numbers.
+    ///
+    /// # Safety
+    /// `at` is readable for eight numbers, and the machine has AVX2, FMA and F16C.
+    unsafe fn eight(at: *const u8) -> __m256;
+}
+
+pub(crate) struct Full;
+pub(crate) struct Half;
+pub(crate) struct Brain;
+
+impl Widen for Full {
+    const BYTES: usize = 4;
+    #[inline(always)]
+    unsafe fn eight(at: *const u8) -> __m256 {
+        // SAFETY: by the caller's promise.
+        unsafe { _mm256_loadu_ps(at.cast()) }
+    }
+}
+
+impl Widen for Half {
+    const BYTES: usize = 2;
+    #[inline(always)]
+    unsafe fn eight(at: *const u8) -> __m256 {
+        // SAFETY: by the caller's promise.
+        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(at.cast())) }
+    }
+}
+
+impl Widen for Brain {
+    const BYTES: usize = 2;
+    #[inline(always)]
+    unsafe fn eight(at: *const u8) -> __m256 {
+        // SAFETY: by the caller's promise.
+        unsafe {
+            let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(at.cast()));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
+        }
+    }
+}
+
+/// The kernel for few tokens.
+pub(crate) fn few_tokens(ty: TensorType) -> Kernel {
+    match ty {
+        TensorType::F32 => rows::<Full>,
+        TensorType::F16 => rows::<Half>,
+        TensorType::BF16 => rows::<Brain>,
+        _ => rows_dequantised,
+    }
+}
+
+/// Rows of a plain type.
+///
+/// # Safety
+/// As [`Kernel`].
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn rows<W: Widen>(task: &Task, rows: Range<usize>, scratch: &mut Scratch) {
+    // The elements behind the last eight, widened and filled up with zeroes.
+    let whole = task.cols / 8 * 8;
+    let tail = scratch.floats.first(8);
+    for row in rows {
+        let bytes = task.row(row);
+        tail.fill(0.0);
+        widen_row(task.ty, &bytes[whole * W::BYTES..], &mut tail[..task.cols - whole]);
+        // SAFETY: the row is `cols` numbers long; the caller promises the rest.
+        unsafe { row_all_tokens::<W>(task, row, bytes.as_ptr(), tail) };
+    }
+}
+
+/// Rows of any type, through a row of F32.
+///
+/// # Safety
+/// As [`Kernel`].
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn rows_dequantised(task: &Task, rows: Range<usize>, scratch: &mut Scratch) {
+    // A block may be shorter than eight elements of padding: round up.
+    let padded = task.cols.next_multiple_of(8);
+    let weights = scratch.floats.first(padded + 8);
+    for row in rows {
+        weights[task.cols..].fill(0.0);
+        widen_row(task.ty, task.row(row), &mut weights[..task.cols]);
+        let tail = &weights[task.cols / 8 * 8..][..8];
+        // SAFETY: the scratch row is `cols` numbers long; the caller promises the rest.
+        unsafe { row_all_tokens::<Full>(task, row, weights.as_ptr().cast(), tail) };
+    }
+}
+
+/// One row and all tokens.
+///
+/// # Safety
+/// `w` is readable for the row; the rest as [`Kernel`].
+#[inline(always)]
+unsafe fn row_all_tokens<W: Widen>(task: &Task, row: usize, w: *const u8, tail: &[f32]) {
+    let mut first = 0;
+    while first < task.token_count {
+        let count = (task.token_count - first).min(super::dot::TOKENS);
+        // SAFETY: as for this function.
+        unsafe {
+            match count {
+                1 => row_tokens::<W, 1, 4>(task, row, w, tail, first),
+                2 => row_tokens::<W, 2, 2>(task, row, w, tail, first),
+                3 => row_tokens::<W, 3, 2>(task, row, w, tail, first),
+                _ => row_tokens::<W, 4, 2>(task, row, w, tail, first),
+            }
+        }
+        first += count;
+    }
+}
+
+/// One row and tokens `first..first + N`, with U sums side by side for each.
+///
+/// # Safety
+/// As for [`row_all_tokens`], and these are tokens of the task.
+#[inline(always)]
+unsafe fn row_tokens<W: Widen, const N: usize, const U: usize>(
+    task: &Task,
+    row: usize,
+    w: *const u8,
+    tail: &[f32],
+    first: usize,
+) {
+    let x: [&[f32]; N] = std::array::from_fn(|t| task.activations().floats(task.token(first + t)));
+    let eights = task.cols / 8;
+    // SAFETY: `eights * 8` is at most the length of w and of every x.
+    unsafe {
+        let mut sums = [[_mm256_setzero_ps(); U]; N];
+        let mut step = |i: usize, u: usize| {
+            let w = W::eight(w.add(i * 8 * W::BYTES));
+            for t in 0..N {
+                let x = _mm256_loadu_ps(x[t].as_ptr().add(i * 8));
+                sums[t][u] = _mm256_fmadd_ps(w, x, sums[t][u]);
+            }
+        };
+        for i in 0..eights / U {
+            (0..U).for_each(|u| step(i * U + u, u));
+        }
+        for i in eights / U * U..eights {
+            step(i, 0);
+        }
+        for t in 0..N {
+            let sum = sums[t].into_iter().reduce(|a, b| _mm256_add_ps(a, b));
+            let rest: f32 = x[t][eights * 8..].iter().zip(tail).map(|(x, w)| x * w).sum();
+            task.store(first + t, row, sum_lanes(sum.unwrap_or(_mm256_setzero_ps())) + rest);
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! Kernels for AVX2, FMA and F16C.
+
+use std::arch::x86_64::*;
+
+use forebay_format::TensorType;
+
+use super::task::{Kernel, Plan};
+use super::types;
+
+mod dot;
+mod float;
+pub(crate) mod unpack;
+
+/// The kernel for rounded activations, if the type has one.
+pub(crate) fn plan_rounded(ty: TensorType, _tokens: usize) -> Option<Plan> {
+    Some(Plan { kernel: few_tokens(ty)?, rows_multiple: 1, rows_max: 64 })
+}
+
+/// The kernel for F32 activations.
+pub(crate) fn plan_float(ty: TensorType, _tokens: usize) -> Plan {
+    Plan { kernel: float::few_tokens(ty), rows_multiple: 1, rows_max: 64 }
+}
+
+fn few_tokens(ty: TensorType) -> Option<Kernel> {
+    use dot::{rows32, rows256};
+    Some(match ty {
+        TensorType::Q4_0 => rows32::<types::Q4_0>,
+        TensorType::Q4_1 => rows32::<types::Q4_1>,
+        TensorType::Q5_0 => rows32::<types::Q5_0>,
+        TensorType::Q5_1 => rows32::<types::Q5_1>,
+        TensorType::Q8_0 => rows32::<types::Q8_0>,
+        TensorType::IQ4_NL => rows32::<types::Iq4Nl>,
+        TensorType::MXFP4 => rows32::<types::Mxfp4>,
+        TensorType::Q2_K => rows256::<types::Q2K>,
+        TensorType::Q3_K => rows256::<types::Q3K>,
+        TensorType::Q4_K => rows256::<types::Q4K>,
+        TensorType::Q5_K => rows256::<types::Q5K>,
+        TensorType::Q6_K => rows256::<types::Q6K>,
+        TensorType::IQ4_XS => rows256::<types::Iq4Xs>,
+        _ => return None,
+    })
+}
+
+/// The sum of all lanes.
+///
+/// # Safety
+/// The machine has AVX.
+#[inline(always)]
+unsafe fn sum_lanes(v: __m256) -> f32 {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        let four = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+        let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+        _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+    }
+}
