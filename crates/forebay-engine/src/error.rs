@@ -1,0 +1,33 @@
+//! What a session can fail with.
+
+use std::path::PathBuf;
+
+use forebay_compute::ComputeError;
+use forebay_format::FormatError;
+use forebay_model::ModelError;
+use forebay_store::StoreError;
+use forebay_stream::StreamError;
+use forebay_text::TextError;
+
+/// Errors of opening and using a session.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    #[error(transparent)]
+    Format(#[from] FormatError),
+    #[error(transparent)]
+    Text(#[from] TextError),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    Stream(#[from] StreamError),
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    #[error(transparent)]
+    Compute(#[from] ComputeError),
+    #[error("there is nothing to continue: the prompt has no tokens; give a longer prompt")]
+    EmptyPrompt,
+    #[error("{name} is {value}, but {expected}")]
+    BadOption { name: &'static str, value: String, expected: String },
+    #[error("{}: the model has no tokenizer; only token ids can be used with it", path.display())]
+    NoTokenizer { path: PathBuf },
+}

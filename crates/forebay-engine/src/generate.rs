@@ -1,0 +1,187 @@
+//! From a prompt to new tokens.
+
+use std::ops::ControlFlow;
+use std::time::Instant;
+
+use forebay_model::LogitsWanted;
+use forebay_model::sampling::{Sampler, Sampling};
+use serde::Serialize;
+
+use crate::{EngineError, Session};
+
+/// How far and how to generate.
+#[derive(Debug, Clone, Default)]
+pub struct GenerateOptions {
+    /// `None`: until the model ends or the context is full.
+    pub max_tokens: Option<usize>,
+    pub sampling: Sampling,
+    /// Ids that end the answer beside the tokenizer's own; they are not returned.
+    pub stop_ids: Vec<u32>,
+    /// Go on after the tokens that end an answer.
+    pub ignore_end: bool,
+}
+
+/// Why an answer ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StopReason {
+    /// The model said that it is done, or a stop id came.
+    End,
+    MaxTokens,
+    ContextFull,
+    /// The caller asked for it.
+    Stopped,
+}
+
+/// An answer and how long it took.
+#[derive(Debug, Clone, Serialize)]
+pub struct Generation {
+    pub tokens: Vec<u32>,
+    pub stop_reason: StopReason,
+    pub prompt_tokens: usize,
+    /// From the call to the logits of the prompt's last token.
+    pub prompt_seconds: f64,
+    /// All tokens after the first.
+    pub generate_seconds: f64,
+}
+
+impl Generation {
+    /// Prompt speed; 0 when no time passed.
+    pub fn prompt_tokens_per_second(&self) -> f64 {
+        rate(self.prompt_tokens, self.prompt_seconds)
+    }
+
+    /// Generation speed: the first token comes with the prompt and does not count.
+    pub fn generate_tokens_per_second(&self) -> f64 {
+        rate(self.tokens.len().saturating_sub(1), self.generate_seconds)
+    }
+}
+
+/// One run of the benchmark.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct BenchRun {
+    pub prompt_tokens: usize,
+    pub generate_tokens: usize,
+    pub prompt_seconds: f64,
+    pub generate_seconds: f64,
+    pub prompt_tokens_per_second: f64,
+    pub generate_tokens_per_second: f64,
+}
+
+fn rate(count: usize, seconds: f64) -> f64 {
+    if seconds > 0.0 { count as f64 / seconds } else { 0.0 }
+}
+
+impl Session {
+    /// Continues what is in the cache with `prompt`, then generates; `on_token` sees every new
+    /// id as it is chosen and may stop.
+    ///
+    /// # Errors
+    /// An empty prompt on an empty cache, a prompt that does not fit the context, failed reads.
+    pub fn generate(
+        &mut self,
+        prompt: &[u32],
+        options: &GenerateOptions,
+        on_token: &mut dyn FnMut(u32) -> ControlFlow<()>,
+    ) -> Result<Generation, EngineError> {
+        if prompt.is_empty() {
+            return Err(EngineError::EmptyPrompt);
+        }
+        let started = Instant::now();
+        let mut sampler = Sampler::new(options.sampling.clone(), self.vocab_size());
+        let limit = options.max_tokens.unwrap_or(usize::MAX);
+        self.feed(prompt)?;
+        self.decoder.residency_mut().end_prompt(prompt.len());
+        let prompt_seconds = started.elapsed().as_secs_f64();
+        let generating = Instant::now();
+        let mut tokens = Vec::new();
+        let stop_reason = loop {
+            if tokens.len() >= limit {
+                break StopReason::MaxTokens;
+            }
+            let id = sampler.sample(&self.logits, &self.cached);
+            if !options.ignore_end && self.ends(id, options) {
+                break StopReason::End;
+            }
+            tokens.push(id);
+            if on_token(id).is_break() {
+                break StopReason::Stopped;
+            }
+            if tokens.len() >= limit {
+                break StopReason::MaxTokens;
+            }
+            if self.cached.len() >= self.context() {
+                break StopReason::ContextFull;
+            }
+            self.feed(&[id])?;
+            self.decoder.residency_mut().end_token();
+        };
+        Ok(Generation {
+            tokens,
+            stop_reason,
+            prompt_tokens: prompt.len(),
+            prompt_seconds,
+            generate_seconds: generating.elapsed().as_secs_f64(),
+        })
+    }
+
+    fn ends(&self, id: u32, options: &GenerateOptions) -> bool {
+        let by_model = self.tokenizer().is_ok_and(|tokenizer| tokenizer.is_end_of_generation(id));
+        by_model || options.stop_ids.contains(&id)
+    }
+
+    /// Runs tokens and keeps the logits of the last.
+    fn feed(&mut self, tokens: &[u32]) -> Result<(), EngineError> {
+        self.decoder.forward(tokens, LogitsWanted::Last, &mut self.logits, None)?;
+        self.cached.extend_from_slice(tokens);
+        Ok(())
+    }
+
+    /// Times a prompt of `prompt_tokens` and then, from an empty cache, `generate_tokens` single
+    /// tokens. Ids are pseudo-random, as in the usual benchmarks, so that routing does not settle
+    /// on one repeated token.
+    ///
+    /// # Errors
+    /// More tokens than the context holds, failed reads.
+    pub fn bench(
+        &mut self,
+        prompt_tokens: usize,
+        generate_tokens: usize,
+        seed: u64,
+    ) -> Result<BenchRun, EngineError> {
+        let ids = pseudo_random_ids(prompt_tokens + generate_tokens, self.vocab_size(), seed);
+        let (prompt, generated) = ids.split_at(prompt_tokens);
+        self.reset();
+        let started = Instant::now();
+        if !prompt.is_empty() {
+            self.feed(prompt)?;
+            self.decoder.residency_mut().end_prompt(prompt.len());
+        }
+        let prompt_seconds = started.elapsed().as_secs_f64();
+        self.reset();
+        let started = Instant::now();
+        for id in generated {
+            self.feed(std::slice::from_ref(id))?;
+            self.decoder.residency_mut().end_token();
+        }
+        let generate_seconds = started.elapsed().as_secs_f64();
+        Ok(BenchRun {
+            prompt_tokens,
+            generate_tokens,
+            prompt_seconds,
+            generate_seconds,
+            prompt_tokens_per_second: rate(prompt_tokens, prompt_seconds),
+            generate_tokens_per_second: rate(generate_tokens, generate_seconds),
+        })
+    }
+}
+
+/// Ids spread over the vocabulary by a multiplicative generator (Knuth's MMIX constants).
+fn pseudo_random_ids(count: usize, vocabulary: usize, seed: u64) -> Vec<u32> {
+    let mut state = seed;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((state >> 33) % vocabulary as u64) as u32
+    };
+    (0..count).map(|_| next()).collect()
+}

@@ -1,0 +1,177 @@
+//! What a model is, from its catalog alone: no weight bytes are read.
+
+use std::path::{Path, PathBuf};
+
+use forebay_format::{Catalog, Source, TensorInfo};
+use forebay_model::Architecture;
+use forebay_text::{TextError, Tokenizer};
+use serde::Serialize;
+
+use crate::EngineError;
+
+/// Bytes and tensors of one kind of block.
+#[derive(Debug, Clone, Serialize)]
+pub struct BlockKindBytes {
+    pub kind: &'static str,
+    pub tensors: usize,
+    pub bytes: u64,
+}
+
+/// Bytes and tensors of one tensor type.
+#[derive(Debug, Clone, Serialize)]
+pub struct TypeBytes {
+    #[serde(rename = "type")]
+    pub name: &'static str,
+    pub tensors: usize,
+    pub bytes: u64,
+}
+
+/// A model in figures.
+#[derive(Debug, Clone, Serialize)]
+pub struct ModelInfo {
+    pub path: PathBuf,
+    /// `GGUF v3` or `Hugging Face`.
+    pub format: String,
+    pub architecture: &'static str,
+    pub name: Option<String>,
+    pub parameters: u64,
+    pub file_bytes: u64,
+    /// All tensors, without metadata and padding.
+    pub weights_bytes: u64,
+    pub expert_bytes: u64,
+    /// Bytes of one expert of the first layer that has experts; 0 for a dense model.
+    pub bytes_per_expert: u64,
+    pub layers: usize,
+    pub hidden: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    pub vocabulary: usize,
+    pub context_trained: usize,
+    pub experts: usize,
+    pub experts_per_token: usize,
+    pub tied_embeddings: bool,
+    pub types: Vec<TypeBytes>,
+    pub kinds: Vec<BlockKindBytes>,
+}
+
+/// What `inspect` shows.
+#[derive(Debug, Serialize)]
+pub struct Inspection {
+    #[serde(flatten)]
+    pub model: ModelInfo,
+    /// Tokenizer in words, or why there is none.
+    pub tokenizer: String,
+    pub has_chat_template: bool,
+    #[serde(skip)]
+    pub catalog: Catalog,
+}
+
+/// Describes a model without reading its weights.
+///
+/// # Errors
+/// Files that cannot be read or are damaged, unknown architectures.
+pub fn inspect(model: &Path) -> Result<Inspection, EngineError> {
+    let catalog = Catalog::open(model)?;
+    let architecture = Architecture::from_catalog(&catalog)?;
+    let tokenizer = match Tokenizer::from_catalog(&catalog) {
+        Ok(tokenizer) => format!("{}, {} tokens", tokenizer.kind(), tokenizer.vocab_size()),
+        Err(TextError::NoTokenizerFile | TextError::MissingKey { key: "tokenizer.ggml.model" }) => "none".into(),
+        Err(error) => format!("unusable: {error}"),
+    };
+    let has_chat_template = forebay_text::ChatTemplate::from_catalog(&catalog)?.is_some();
+    let model = ModelInfo::new(&catalog, &architecture);
+    Ok(Inspection { model, tokenizer, has_chat_template, catalog })
+}
+
+impl ModelInfo {
+    pub(crate) fn new(catalog: &Catalog, architecture: &Architecture) -> ModelInfo {
+        let tensors = catalog.tensors();
+        let attention = &architecture.attention;
+        let experts = architecture.expert_layers().map(|experts| experts.count).max().unwrap_or(0);
+        let expert_bytes: u64 = tensors
+            .iter()
+            .filter(|tensor| block_kind(tensor) == EXPERTS)
+            .map(|tensor| tensor.extent.length)
+            .sum();
+        let expert_layers = architecture.expert_layers().count() as u64;
+        let experts_in_all = expert_layers * experts as u64;
+        ModelInfo {
+            path: catalog.root.clone(),
+            format: match &catalog.source {
+                Source::Gguf(metadata) => format!("GGUF v{}", metadata.version),
+                Source::HuggingFace(_) => "Hugging Face".into(),
+            },
+            architecture: architecture.family,
+            name: architecture.name.clone(),
+            parameters: tensors.iter().map(TensorInfo::elements).sum(),
+            file_bytes: catalog.file_bytes.iter().sum(),
+            weights_bytes: tensors.iter().map(|tensor| tensor.extent.length).sum(),
+            expert_bytes,
+            bytes_per_expert: expert_bytes.checked_div(experts_in_all).unwrap_or(0),
+            layers: architecture.layers.len(),
+            hidden: architecture.hidden,
+            heads: attention.heads,
+            kv_heads: attention.kv_heads,
+            head_dim: attention.head_dim,
+            vocabulary: architecture.vocabulary,
+            context_trained: architecture.context_trained,
+            experts,
+            experts_per_token: architecture.experts_per_token(),
+            tied_embeddings: architecture.tied_embeddings,
+            types: types(tensors),
+            kinds: kinds(tensors),
+        }
+    }
+}
+
+const EXPERTS: &str = "experts";
+/// Kinds of blocks in the order shown.
+const KINDS: [&str; 6] = ["embeddings", "attention", "feed-forward", "router", EXPERTS, "head"];
+
+/// The kind of block that a tensor belongs to, from its name in either form.
+fn block_kind(tensor: &TensorInfo) -> &'static str {
+    let name = tensor.name.as_str();
+    let has = |part: &str| name.contains(part);
+    if has("_exps") || has(".experts.") {
+        EXPERTS
+    } else if has("ffn_gate_inp") || name.ends_with("mlp.gate.weight") || has("block_sparse_moe.gate") {
+        "router"
+    } else if has("attn") {
+        "attention"
+    } else if has("ffn") || has("mlp") || has("post_attention_layernorm") {
+        "feed-forward"
+    } else if has("token_embd") || has("embed_tokens") {
+        "embeddings"
+    } else if has("input_layernorm") {
+        "attention"
+    } else {
+        "head"
+    }
+}
+
+fn kinds(tensors: &[TensorInfo]) -> Vec<BlockKindBytes> {
+    let of_kind = |kind: &'static str| {
+        let members = || tensors.iter().filter(move |tensor| block_kind(tensor) == kind);
+        let bytes = members().map(|tensor| tensor.extent.length).sum();
+        BlockKindBytes { kind, tensors: members().count(), bytes }
+    };
+    KINDS.into_iter().map(of_kind).filter(|entry| entry.tensors > 0).collect()
+}
+
+/// Types by bytes, the largest first.
+fn types(tensors: &[TensorInfo]) -> Vec<TypeBytes> {
+    let mut types: Vec<TypeBytes> = Vec::new();
+    for tensor in tensors {
+        let name = tensor.ty.name();
+        match types.iter_mut().find(|entry| entry.name == name) {
+            Some(entry) => {
+                entry.tensors += 1;
+                entry.bytes += tensor.extent.length;
+            }
+            None => types.push(TypeBytes { name, tensors: 1, bytes: tensor.extent.length }),
+        }
+    }
+    types.sort_by_key(|entry| std::cmp::Reverse(entry.bytes));
+    types
+}

@@ -1,0 +1,19 @@
+//! A session: one model, its budgets and its key/value cache, from prompt to tokens, with the
+//! figures that say how it went.
+
+#![forbid(unsafe_code)]
+
+mod error;
+mod generate;
+mod inspect;
+mod memory;
+mod session;
+mod statistics;
+pub mod synth;
+
+pub use error::EngineError;
+pub use generate::{BenchRun, GenerateOptions, Generation, StopReason};
+pub use inspect::{BlockKindBytes, Inspection, ModelInfo, TypeBytes, inspect};
+pub use memory::{default_budget_bytes, peak_resident_bytes};
+pub use session::{Session, SessionOptions};
+pub use statistics::SessionStatistics;

@@ -1,0 +1,72 @@
+//! What memory this process may use and has used.
+
+use std::fs;
+
+/// Fraction of the free memory that is used when no budget is given: the rest is for the page
+/// cache, the key/value cache and everybody else.
+const SHARE_OF_FREE: f64 = 0.75;
+
+/// Bytes that may be used when the user names no budget: three quarters of what is free, within
+/// the control group's limit.
+pub fn default_budget_bytes() -> u64 {
+    let free = available_bytes().min(cgroup_left_bytes().unwrap_or(u64::MAX));
+    (free as f64 * SHARE_OF_FREE) as u64
+}
+
+/// `MemAvailable` of /proc/meminfo; unlimited where it cannot be read.
+fn available_bytes() -> u64 {
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    kib_field(&meminfo, "MemAvailable:").unwrap_or(u64::MAX)
+}
+
+/// Largest resident set of this process so far (`VmHWM`), where the system says it.
+pub fn peak_resident_bytes() -> Option<u64> {
+    kib_field(&fs::read_to_string("/proc/self/status").ok()?, "VmHWM:")
+}
+
+fn kib_field(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find(|line| line.starts_with(name))?;
+    let kib: u64 = line[name.len()..].trim().trim_end_matches(" kB").trim().parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+/// What is left under this process's memory limit: control groups version 2, then version 1.
+fn cgroup_left_bytes() -> Option<u64> {
+    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let left = |limit: String, used: String| {
+        let limit: u64 = fs::read_to_string(limit).ok()?.trim().parse().ok()?;
+        let used: u64 = fs::read_to_string(used).ok()?.trim().parse().unwrap_or(0);
+        Some(limit.saturating_sub(used))
+    };
+    groups.lines().find_map(|line| {
+        let mut fields = line.splitn(3, ':');
+        let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
+        if controllers.is_empty() {
+            let base = format!("/sys/fs/cgroup{path}");
+            return left(format!("{base}/memory.max"), format!("{base}/memory.current"));
+        }
+        if controllers.split(',').any(|name| name == "memory") {
+            let base = format!("/sys/fs/cgroup/memory{path}");
+            let used = format!("{base}/memory.usage_in_bytes");
+            return left(format!("{base}/memory.limit_in_bytes"), used);
+        }
+        None
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_are_read_in_bytes() {
+        assert_eq!(kib_field("A: 1 kB\nVmHWM:\t  2048 kB\n", "VmHWM:"), Some(2048 * 1024));
+        assert_eq!(kib_field("A: 1 kB\n", "VmHWM:"), None);
+    }
+
+    #[test]
+    fn this_machine_has_memory() {
+        assert!(default_budget_bytes() > 1 << 20);
+        assert!(peak_resident_bytes().is_none_or(|bytes| bytes > 1 << 20));
+    }
+}

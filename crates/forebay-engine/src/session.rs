@@ -1,0 +1,263 @@
+//! Opening a model: catalog, description, budget, arena, engine, decoder.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forebay_compute::{Arithmetic, Cpu, Isa, KvType};
+use forebay_format::Catalog;
+use forebay_model::{Architecture, Decoder, LogitsWanted, Weights};
+use forebay_store::{Arena, EngineOptions, FileSet, IoKind, open_engine};
+use forebay_stream::{Budget, MemoryPlan, PolicyKind, Residency};
+use forebay_text::{ChatTemplate, TextError, Tokenizer};
+
+use crate::inspect::ModelInfo;
+use crate::{EngineError, SessionStatistics, default_budget_bytes, peak_resident_bytes};
+
+/// What a user may choose about a session.
+#[derive(Debug, Clone)]
+pub struct SessionOptions {
+    /// Bytes for weights and activations in RAM. `None`: what the machine has free, at most the
+    /// whole model.
+    pub ram_bytes: Option<u64>,
+    /// Positions of key/value cache. `None`: the trained context, at most 4096.
+    pub context: Option<usize>,
+    /// Worker threads. `None`: one per physical core.
+    pub threads: Option<usize>,
+    /// f32 activations and an f32 key/value cache.
+    pub exact: bool,
+    pub policy: PolicyKind,
+    pub io: IoKind,
+    /// Reads bypass the page cache where the file system allows it.
+    pub direct: bool,
+    /// Bytes per read request.
+    pub request_bytes: Option<usize>,
+    /// Read requests in flight.
+    pub queue_depth: Option<usize>,
+    /// A read that makes no progress for this long is an error.
+    pub stall_timeout: Duration,
+}
+
+impl Default for SessionOptions {
+    fn default() -> Self {
+        SessionOptions {
+            ram_bytes: None,
+            context: None,
+            threads: None,
+            exact: false,
+            policy: PolicyKind::PerLayerLfu,
+            io: IoKind::Auto,
+            direct: true,
+            request_bytes: None,
+            queue_depth: None,
+            stall_timeout: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Positions reserved when the user does not say: enough for a long conversation, and within
+/// reach of a small machine.
+const DEFAULT_CONTEXT: usize = 4096;
+
+/// A model in use.
+pub struct Session {
+    pub(crate) decoder: Decoder,
+    tokenizer: Option<Arc<Tokenizer>>,
+    chat_template: Option<ChatTemplate>,
+    info: ModelInfo,
+    plan: MemoryPlan,
+    budget_bytes: u64,
+    budget_chosen_by_user: bool,
+    root: PathBuf,
+    /// Ids in the key/value cache.
+    pub(crate) cached: Vec<u32>,
+    pub(crate) logits: Vec<f32>,
+    load_seconds: f64,
+}
+
+impl Session {
+    /// Opens a model and fills its memory: `progress` gets bytes done and bytes in all.
+    ///
+    /// # Errors
+    /// Whatever keeps the model from running: a damaged or unknown file, a budget too small
+    /// (with the smallest that works), memory that cannot be reserved, a failed read.
+    pub fn open(
+        model: &Path,
+        options: &SessionOptions,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Session, EngineError> {
+        let started = Instant::now();
+        let catalog = Catalog::open(model)?;
+        let architecture = Architecture::from_catalog(&catalog)?;
+        let files = FileSet::open(&catalog.files)?;
+        let weights = Weights::new(&catalog, &architecture, &files)?;
+        let tokenizer = optional_tokenizer(&catalog)?;
+        let chat_template = ChatTemplate::from_catalog(&catalog)?;
+        let info = ModelInfo::new(&catalog, &architecture);
+
+        let context = context(options, &architecture)?;
+        let arithmetic = if options.exact { Arithmetic::Exact } else { Arithmetic::Fast };
+        let cpu = Cpu::new(threads(options)?, Isa::selected()?, arithmetic);
+        let reserved = weights.small_bytes + Decoder::activation_bytes(&architecture, context);
+        let budget = options.ram_bytes.unwrap_or_else(default_budget_bytes);
+        let plan = Budget::plan(&weights.blocks, Some(budget), reserved, options.policy)?;
+        let arena = Arena::reserve(plan.arena_bytes as usize)?;
+        let defaults = EngineOptions::default();
+        let engine_options = EngineOptions {
+            direct: options.direct,
+            stall_timeout: options.stall_timeout,
+            request_bytes: options.request_bytes.unwrap_or(defaults.request_bytes),
+            queue_depth: options.queue_depth.unwrap_or(defaults.queue_depth),
+            ..defaults
+        };
+        let engine = open_engine(options.io, &files, &arena, &engine_options)?;
+        let mut residency =
+            Residency::new(&weights.blocks, plan.clone(), &files, &arena, engine)?;
+        residency.preload(progress)?;
+        let kv_type = if options.exact { KvType::F32 } else { KvType::F16 };
+        let vocabulary = architecture.vocabulary;
+        let decoder =
+            Decoder::new(architecture, weights, cpu, files, residency, context, kv_type)?;
+        Ok(Session {
+            decoder,
+            tokenizer,
+            chat_template,
+            info,
+            plan,
+            budget_bytes: budget,
+            budget_chosen_by_user: options.ram_bytes.is_some(),
+            root: catalog.root,
+            cached: Vec::with_capacity(context),
+            logits: Vec::with_capacity(vocabulary),
+            load_seconds: started.elapsed().as_secs_f64(),
+        })
+    }
+
+    /// What the model is.
+    pub fn info(&self) -> &ModelInfo {
+        &self.info
+    }
+
+    /// Where its blocks go.
+    pub fn plan(&self) -> &MemoryPlan {
+        &self.plan
+    }
+
+    /// The model's tokenizer.
+    ///
+    /// # Errors
+    /// A model without one: only token ids can be used with it.
+    pub fn tokenizer(&self) -> Result<&Tokenizer, EngineError> {
+        self.tokenizer.as_deref().ok_or_else(|| EngineError::NoTokenizer { path: self.root.clone() })
+    }
+
+    /// The model's tokenizer, to be used while the session generates.
+    ///
+    /// # Errors
+    /// As [`Session::tokenizer`].
+    pub fn shared_tokenizer(&self) -> Result<Arc<Tokenizer>, EngineError> {
+        let tokenizer = self.tokenizer.as_ref();
+        tokenizer.cloned().ok_or_else(|| EngineError::NoTokenizer { path: self.root.clone() })
+    }
+
+    /// The model's chat template, where it has one.
+    pub fn chat_template(&self) -> Option<&ChatTemplate> {
+        self.chat_template.as_ref()
+    }
+
+    /// Logits per position.
+    pub fn vocab_size(&self) -> usize {
+        self.decoder.architecture().vocabulary
+    }
+
+    /// Positions that the key/value cache can hold.
+    pub fn context(&self) -> usize {
+        self.decoder.context()
+    }
+
+    /// The token ids in the key/value cache.
+    pub fn cached_tokens(&self) -> &[u32] {
+        &self.cached
+    }
+
+    /// Forgets all cached tokens from `position` on.
+    pub fn truncate(&mut self, position: usize) {
+        self.decoder.truncate(position);
+        self.cached.truncate(position);
+    }
+
+    /// Forgets all cached tokens.
+    pub fn reset(&mut self) {
+        self.truncate(0);
+    }
+
+    /// Logits `[tokens, vocabulary]` of a text from its beginning; `routing` gets the chosen
+    /// experts `[tokens, layers, k]`.
+    pub fn logits(
+        &mut self,
+        tokens: &[u32],
+        routing: Option<&mut Vec<i32>>,
+    ) -> Result<Vec<f32>, EngineError> {
+        self.reset();
+        let mut logits = Vec::new();
+        self.decoder.forward(tokens, LogitsWanted::All, &mut logits, routing)?;
+        self.cached.extend_from_slice(tokens);
+        self.decoder.residency_mut().end_prompt(tokens.len());
+        Ok(logits)
+    }
+
+    /// Figures so far.
+    pub fn statistics(&self) -> SessionStatistics {
+        let residency = self.decoder.residency();
+        SessionStatistics {
+            budget_bytes: self.budget_bytes,
+            budget_chosen_by_user: self.budget_chosen_by_user,
+            model_bytes: self.info.file_bytes,
+            weights_bytes: self.info.weights_bytes,
+            expert_bytes: self.info.expert_bytes,
+            arena_bytes: self.plan.arena_bytes,
+            kv_cache_bytes: self.decoder.cache_bytes(),
+            peak_resident_bytes: peak_resident_bytes(),
+            load_seconds: self.load_seconds,
+            threads: self.decoder.cpu().pool().threads(),
+            isa: self.decoder.cpu().isa().to_string(),
+            compute: self.decoder.cpu().describe(),
+            policy: self.plan.policy.to_string(),
+            io_engine: residency.engine_info().into(),
+            stream: residency.statistics(),
+        }
+    }
+}
+
+fn optional_tokenizer(catalog: &Catalog) -> Result<Option<Arc<Tokenizer>>, EngineError> {
+    match Tokenizer::from_catalog(catalog) {
+        Ok(tokenizer) => Ok(Some(Arc::new(tokenizer))),
+        Err(TextError::NoTokenizerFile | TextError::MissingKey { key: "tokenizer.ggml.model" }) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn context(options: &SessionOptions, architecture: &Architecture) -> Result<usize, EngineError> {
+    let trained = architecture.context_trained;
+    let context = options.context.unwrap_or(trained.min(DEFAULT_CONTEXT));
+    if context == 0 || context > trained {
+        return Err(EngineError::BadOption {
+            name: "--ctx",
+            value: context.to_string(),
+            expected: format!("this model was trained for 1 to {trained} positions"),
+        });
+    }
+    Ok(context)
+}
+
+fn threads(options: &SessionOptions) -> Result<usize, EngineError> {
+    match options.threads {
+        None => Ok(0),
+        Some(count) if (1..=256).contains(&count) => Ok(count),
+        Some(count) => Err(EngineError::BadOption {
+            name: "--threads",
+            value: count.to_string(),
+            expected: "it must be from 1 to 256".into(),
+        }),
+    }
+}

@@ -1,0 +1,53 @@
+//! The figures of a session, for people and for programs.
+
+use forebay_store::EngineInfo;
+use forebay_stream::StreamStatistics;
+use serde::Serialize;
+
+/// What a session did and which paths it took. Raw units; nothing here is rounded.
+#[derive(Debug, Clone, Serialize)]
+pub struct SessionStatistics {
+    /// The budget in force for weights and activations.
+    pub budget_bytes: u64,
+    /// Whether the user named the budget, or it was taken from the free memory.
+    pub budget_chosen_by_user: bool,
+    /// All files of the model.
+    pub model_bytes: u64,
+    /// All weights of the model.
+    pub weights_bytes: u64,
+    /// The experts' share of the weights.
+    pub expert_bytes: u64,
+    /// Memory reserved for blocks.
+    pub arena_bytes: u64,
+    /// Memory reserved for keys and values, beside the budget.
+    pub kv_cache_bytes: u64,
+    /// Largest resident set of the process so far.
+    pub peak_resident_bytes: Option<u64>,
+    /// From opening the file to ready.
+    pub load_seconds: f64,
+    pub threads: usize,
+    /// Kernel family in use.
+    pub isa: String,
+    pub compute: String,
+    pub policy: String,
+    pub io_engine: ReadPath,
+    pub stream: StreamStatistics,
+}
+
+/// How blocks were read.
+#[derive(Debug, Clone, Serialize)]
+pub struct ReadPath {
+    pub name: &'static str,
+    /// Past the page cache.
+    pub direct: bool,
+    pub registered_buffers: bool,
+    /// Why something faster is not in use; empty when nothing had to give way.
+    pub why: String,
+}
+
+impl From<EngineInfo> for ReadPath {
+    fn from(info: EngineInfo) -> ReadPath {
+        let EngineInfo { name, direct, registered_buffers, why } = info;
+        ReadPath { name, direct, registered_buffers, why }
+    }
+}

@@ -1,0 +1,217 @@
+//! Logits, routing and greedy text of every fixture model against independent references.
+//! Limits: the tolerance table of the fixtures' README.
+
+mod support;
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+use forebay_engine::{GenerateOptions, Session, SessionOptions};
+use forebay_model::sampling::Sampling;
+use support::{Distance, References, fixture, json, numbers, prompt};
+
+/// Families that this build runs, by their fixture's name.
+const HUGGING_FACE: [&str; 8] =
+    ["llama", "llama3_rope", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "olmoe"];
+const GGUF: [&str; 10] = [
+    "llama", "llama3_rope", "llama_k", "mistral", "qwen2", "qwen3", "qwen3_moe", "qwen3_moe_k",
+    "mixtral", "olmoe",
+];
+
+fn open(path: &Path, exact: bool) -> Session {
+    let options = SessionOptions { exact, context: Some(256), ..SessionOptions::default() };
+    Session::open(path, &options, &mut |_, _| {}).unwrap_or_else(|error| {
+        panic!("{}: {error}", path.display());
+    })
+}
+
+fn last8(logits: &[f32], vocabulary: usize) -> &[f32] {
+    &logits[logits.len() - 8 * vocabulary..]
+}
+
+fn greedy(session: &mut Session, prompt: &[u32], count: usize) -> Vec<u32> {
+    session.reset();
+    let options = GenerateOptions {
+        max_tokens: Some(count),
+        sampling: Sampling::greedy(),
+        ignore_end: true,
+        ..GenerateOptions::default()
+    };
+    session.generate(prompt, &options, &mut |_| ControlFlow::Continue(())).unwrap().tokens
+}
+
+/// First row of the tolerance table.
+fn expect_exact(what: &str, reference: &[f32], tested: &[f32], vocabulary: usize) {
+    let distance = Distance::between(reference, tested, vocabulary);
+    eprintln!("{what}: max abs {:.1e}, mean KL {:.1e}", distance.max_abs, distance.kl_mean());
+    assert!(distance.max_abs <= 1e-3, "{what}: max abs {}", distance.max_abs);
+    assert!(distance.kl_mean() <= 1e-7, "{what}: mean KL {}", distance.kl_mean());
+    assert!(distance.top1_misses.is_empty(), "{what}: top-1 differs");
+}
+
+/// Chosen experts of layer `layer`, ascending per token.
+fn chosen(routing: &[i32], layers: usize, layer: usize, k: usize) -> Vec<Vec<i32>> {
+    let rows = routing.chunks_exact(layers * k);
+    rows.map(|row| {
+        let mut ids = row[layer * k..(layer + 1) * k].to_vec();
+        ids.sort_unstable();
+        ids
+    })
+    .collect()
+}
+
+/// Short and long prompt in f32 against transformers: logits, routing, greedy text.
+fn check_hugging_face(name: &str, folder: &Path, data: &Path) {
+    let reference = json(&data.join("reference.json"));
+    let references = References::open(&data.join("reference.safetensors"));
+    let mut session = open(folder, true);
+    let vocabulary = session.vocab_size();
+    let layers = session.info().layers;
+    let k = session.info().experts_per_token;
+    let short = prompt(&reference, "short");
+    let mut routing = Vec::new();
+    let logits = session.logits(&short, Some(&mut routing)).unwrap();
+    let expected = references.floats("hf.short.logits").unwrap();
+    expect_exact(&format!("{name} short"), &expected, &logits, vocabulary);
+    let long = prompt(&reference, "long");
+    let logits = session.logits(&long, None).unwrap();
+    let expected = references.floats("hf.long.logits_last8").unwrap();
+    expect_exact(&format!("{name} long"), &expected, last8(&logits, vocabulary), vocabulary);
+    for layer in 0..layers {
+        let Some(ids) = references.ints(&format!("hf.short.layer{layer}.router.ids")) else {
+            assert_eq!(k, 0, "{name}: no reference routing in layer {layer}");
+            continue;
+        };
+        let expected: Vec<Vec<i32>> = ids.chunks_exact(k).map(<[i32]>::to_vec).collect();
+        assert_eq!(chosen(&routing, layers, layer, k), expected, "{name}: routing of layer {layer}");
+    }
+    for (which, ids) in [("short", &short), ("long", &long)] {
+        let expected = numbers(&reference[which]["greedy"]);
+        assert_eq!(greedy(&mut session, ids, expected.len()), expected, "{name}: greedy {which}");
+    }
+}
+
+#[test]
+fn hugging_face_folders_match_transformers() {
+    for name in HUGGING_FACE {
+        let Some(folder) = fixture(&format!("models/{name}")) else { continue };
+        check_hugging_face(name, &folder, &folder);
+    }
+}
+
+#[test]
+fn configurations_of_transformers_5_give_the_same_model() {
+    for name in HUGGING_FACE {
+        let Some(folder) = fixture(&format!("models/{name}")) else { continue };
+        let copy = tempfile::tempdir().unwrap();
+        for entry in std::fs::read_dir(&folder).unwrap() {
+            let path = entry.unwrap().path();
+            let file = path.file_name().unwrap().to_str().unwrap();
+            let target = match file {
+                "config.json" => continue,
+                "config.v5.json" => "config.json",
+                other => other,
+            };
+            std::fs::copy(&path, copy.path().join(target)).unwrap();
+        }
+        check_hugging_face(&format!("{name} (v5)"), copy.path(), &folder);
+    }
+}
+
+/// A GGUF fixture: folder, quantisation label, first file.
+fn gguf_files(name: &str) -> Vec<(String, PathBuf)> {
+    let Some(folder) = fixture(&format!("gguf/{name}")) else { return Vec::new() };
+    let described = json(&folder.join("llamacpp.json"));
+    let files = described["files"].as_object().unwrap();
+    let path_of = |entry: &serde_json::Value| {
+        let file = &entry["file"];
+        let first = if file.is_array() { &file[0] } else { file };
+        folder.join(first.as_str().unwrap())
+    };
+    files
+        .iter()
+        .map(|(label, entry)| (label.clone(), path_of(entry)))
+        .filter(|(_, path)| path.exists())
+        .collect()
+}
+
+/// Where the reference prompts of a GGUF fixture are.
+fn reference_json(name: &str) -> serde_json::Value {
+    let own = fixture(&format!("gguf/{name}/reference.json"));
+    let path = own.or_else(|| fixture(&format!("models/{name}/reference.json")));
+    json(&path.expect("every GGUF fixture has reference prompts"))
+}
+
+/// Reference logits of a file: the dequantised file's for quantised ones, F32 otherwise.
+fn gguf_reference(name: &str, label: &str, which: &str) -> Vec<f32> {
+    let references = References::open(&fixture(&format!("gguf/{name}/llamacpp.safetensors")).unwrap());
+    references
+        .floats(&format!("{label}.exact.{which}"))
+        .or_else(|| references.floats(&format!("F32.{which}")))
+        .unwrap()
+}
+
+#[test]
+fn gguf_files_match_llama_cpp_in_f32() {
+    for name in GGUF {
+        for (label, path) in gguf_files(name) {
+            let what = format!("{name} {label}");
+            let reference = reference_json(name);
+            let described = json(&fixture(&format!("gguf/{name}/llamacpp.json")).unwrap());
+            let entry = &described["files"][&label];
+            let mut session = open(&path, true);
+            let vocabulary = session.vocab_size();
+            let (layers, k) = (session.info().layers, session.info().experts_per_token);
+            let mut routing = Vec::new();
+            let short = prompt(&reference, "short");
+            let logits = session.logits(&short, Some(&mut routing)).unwrap();
+            let expected = gguf_reference(name, &label, "short.logits");
+            expect_exact(&format!("{what} short"), &expected, &logits, vocabulary);
+            let long = prompt(&reference, "long");
+            let logits = session.logits(&long, None).unwrap();
+            let expected = gguf_reference(name, &label, "long.logits_last8");
+            expect_exact(&format!("{what} long"), &expected, last8(&logits, vocabulary), vocabulary);
+            for layer in 0..if k > 0 { layers } else { 0 } {
+                let ids = entry["routing_exact"][layer.to_string()]["ids"].as_array().unwrap();
+                let expected: Vec<Vec<i32>> = ids
+                    .iter()
+                    .map(|row| numbers(row).into_iter().map(|id| id as i32).collect())
+                    .collect();
+                assert_eq!(chosen(&routing, layers, layer, k), expected, "{what}: layer {layer}");
+            }
+            for (key, ids) in [("greedy_short_exact", &short), ("greedy_long_exact", &long)] {
+                let expected = numbers(&entry[key]);
+                assert_eq!(greedy(&mut session, ids, expected.len()), expected, "{what}: {key}");
+            }
+        }
+    }
+}
+
+#[test]
+fn default_arithmetic_stays_within_the_table() {
+    for name in GGUF {
+        for (label, path) in gguf_files(name) {
+            let what = format!("{name} {label}");
+            let reference = reference_json(name);
+            let mut session = open(&path, false);
+            let vocabulary = session.vocab_size();
+            let float = ["BF16", "F16", "F32"].contains(&label.as_str());
+            // Float weights: only the key/value cache is rounded. Quantised: activations too.
+            let (max_abs, kl, gap) = if float { (5e-2, 1e-5, 0.05) } else { (1.5, 5e-3, 0.5) };
+            let experts = session.info().experts > 0;
+            for (which, suffix) in [("short", "short.logits"), ("long", "long.logits_last8")] {
+                let logits = session.logits(&prompt(&reference, which), None).unwrap();
+                let expected = gguf_reference(name, &label, suffix);
+                let tested = &logits[logits.len() - expected.len()..];
+                let distance = Distance::between(&expected, tested, vocabulary);
+                // A flipped expert choice moves single positions: the median tells (see README).
+                let routed = experts && !float;
+                let divergence = if routed { distance.kl_median() } else { distance.kl_mean() };
+                eprintln!("{what} {which}: max abs {:.1e}, KL {divergence:.1e}", distance.max_abs);
+                assert!(distance.max_abs <= max_abs, "{what} {which}: {}", distance.max_abs);
+                assert!(divergence <= kl, "{what} {which}: KL {divergence}");
+                assert!(distance.worst_miss() <= gap, "{what} {which}: {}", distance.worst_miss());
+            }
+        }
+    }
+}

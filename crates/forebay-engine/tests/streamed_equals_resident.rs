@@ -1,0 +1,117 @@
+//! Invariant 2: streamed output equals fully resident output bit for bit, for every budget that
+//! runs, every policy and every read engine.
+
+mod support;
+
+use std::path::{Path, PathBuf};
+
+use forebay_engine::{EngineError, Session, SessionOptions};
+use forebay_store::IoKind;
+use forebay_stream::{PolicyKind, StreamError};
+use support::fixture;
+
+const POLICIES: [PolicyKind; 3] =
+    [PolicyKind::PerLayerLru, PolicyKind::PerLayerLfu, PolicyKind::GlobalLru];
+
+/// Longer than one attention tile, so that prompts route to many experts at once.
+fn tokens(vocabulary: usize, count: usize) -> Vec<u32> {
+    (0..count).map(|index| ((index * 7919 + 13) % vocabulary) as u32).collect()
+}
+
+/// A prompt, then single tokens: all logits, as bits.
+fn run(session: &mut Session) -> Vec<u32> {
+    let vocabulary = session.vocab_size();
+    let mut bits: Vec<u32> = Vec::new();
+    for count in [80, 1, 3] {
+        let logits = session.logits(&tokens(vocabulary, count), None).unwrap();
+        bits.extend(logits.iter().map(|value| value.to_bits()));
+    }
+    bits
+}
+
+fn options(ram_bytes: Option<u64>) -> SessionOptions {
+    SessionOptions { ram_bytes, context: Some(128), threads: Some(2), ..SessionOptions::default() }
+}
+
+fn open(path: &Path, options: &SessionOptions) -> Result<Session, EngineError> {
+    Session::open(path, options, &mut |_, _| {})
+}
+
+/// The smallest budget that runs, as the refusal of one byte names it.
+fn smallest(path: &Path) -> u64 {
+    match open(path, &options(Some(1))) {
+        Err(EngineError::Stream(StreamError::BudgetTooSmall { needed_bytes, .. })) => needed_bytes,
+        Err(error) => panic!("one byte must be refused as too small: {error}"),
+        Ok(_) => panic!("one byte must be refused"),
+    }
+}
+
+fn models() -> Vec<PathBuf> {
+    ["gguf/qwen3_moe/qwen3_moe-Q8_0.gguf", "gguf/qwen3_moe_k/qwen3_moe_k-Q4_K_M.gguf",
+     "gguf/llama_k/llama_k-Q4_K_M.gguf", "models/qwen3_moe", "models/mixtral"]
+        .iter()
+        .filter_map(|name| fixture(name))
+        .collect()
+}
+
+#[test]
+fn every_budget_and_policy_gives_the_same_bits() {
+    for path in models() {
+        let mut resident = open(&path, &options(None)).unwrap();
+        let whole = resident.plan().arena_bytes as u64 + (8 << 20);
+        let expected = run(&mut resident);
+        assert_eq!(resident.statistics().stream.misses, 0, "everything was resident");
+        let smallest = smallest(&path);
+        for policy in POLICIES {
+            for ram in [smallest, (smallest + whole) / 2, whole] {
+                let options = SessionOptions { policy, ..options(Some(ram)) };
+                let mut session = open(&path, &options).unwrap();
+                let what = format!("{} with {ram} bytes and {policy}", path.display());
+                assert!(run(&mut session) == expected, "{what}: logits differ");
+            }
+        }
+        let below = open(&path, &options(Some(smallest - 1)));
+        assert!(below.is_err(), "{}: a byte less than the smallest must be refused", path.display());
+    }
+}
+
+#[test]
+fn every_read_engine_gives_the_same_bits() {
+    for path in models() {
+        let expected = run(&mut open(&path, &options(None)).unwrap());
+        for (io, direct) in [(IoKind::Uring, true), (IoKind::Uring, false), (IoKind::Pread, true), (IoKind::Pread, false)] {
+            let options = SessionOptions { io, direct, ..options(Some(smallest(&path))) };
+            let mut session = match open(&path, &options) {
+                Ok(session) => session,
+                Err(EngineError::Store(error)) if io == IoKind::Uring => {
+                    eprintln!("SKIPPED: io_uring cannot be used here: {error}");
+                    continue;
+                }
+                Err(error) => panic!("{}: {error}", path.display()),
+            };
+            assert!(run(&mut session) == expected, "{}: {io:?}", path.display());
+        }
+    }
+}
+
+#[test]
+fn thread_counts_give_the_same_bits() {
+    for path in models() {
+        let with = |threads| SessionOptions { threads: Some(threads), ..options(None) };
+        let expected = run(&mut open(&path, &with(1)).unwrap());
+        for threads in [2, 3, 5] {
+            assert!(run(&mut open(&path, &with(threads)).unwrap()) == expected, "{threads} threads");
+        }
+    }
+}
+
+#[test]
+fn a_small_budget_really_streams() {
+    let Some(path) = fixture("gguf/qwen3_moe/qwen3_moe-Q8_0.gguf") else { return };
+    let mut session = open(&path, &options(Some(smallest(&path)))).unwrap();
+    run(&mut session);
+    let statistics = session.statistics();
+    assert!(statistics.arena_bytes < statistics.weights_bytes, "the budget is below the model");
+    assert!(statistics.stream.misses > 0);
+    assert!(statistics.stream.bytes_read > statistics.weights_bytes, "experts come again and again");
+}
