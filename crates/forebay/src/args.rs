@@ -1,0 +1,343 @@
+//! The command line as it is typed. What it means is decided in [`crate::config`].
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::{
+    Args, Parser, Subcommand, ValueEnum, ValueHint,
+    builder::{PossibleValuesParser, RangedU64ValueParser},
+};
+use forebay_engine::{SessionOptions, synth};
+use forebay_stream::PolicyKind;
+
+use crate::help;
+use crate::size;
+
+/// Runs language models that are larger than memory: weights stay on the SSD and pass through a
+/// small, bounded basin of RAM just before they are needed.
+#[derive(Parser)]
+#[command(name = "forebay", version, max_term_width = 100, after_help = help::TOP)]
+#[command(arg_required_else_help = true, subcommand_required = true)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Subcommand)]
+pub enum Command {
+    /// Generate text or chat; without MODEL, the demo model that ships with the project
+    #[command(after_help = help::RUN)]
+    Run(RunArgs),
+    /// Measure prompt and generation speed
+    #[command(after_help = help::BENCH)]
+    Bench(BenchArgs),
+    /// Show what a model file holds, without reading its weights
+    #[command(after_help = help::INSPECT)]
+    Inspect(InspectArgs),
+    /// Write the logits of given tokens to a safetensors file
+    #[command(after_help = help::LOGITS)]
+    Logits(LogitsArgs),
+    /// Turn text into token ids
+    #[command(after_help = help::TOKENIZE)]
+    Tokenize(TokenizeArgs),
+    /// Turn messages (JSON on standard input) into the prompt that the chat template makes
+    #[command(after_help = help::RENDER)]
+    Render(RenderArgs),
+    /// Write a model of a real architecture's exact shape with random weights
+    #[command(after_help = help::SYNTH)]
+    Synth(SynthArgs),
+    /// Print the completion script of a shell
+    #[command(after_help = help::COMPLETIONS)]
+    Completions(CompletionsArgs),
+}
+
+/// Where the weights may be and who reads and computes.
+#[derive(Args, Clone)]
+#[command(next_help_heading = "Memory and devices")]
+pub struct BudgetArgs {
+    /// RAM for weights, as in 8GiB or 512MiB [default: all that the model needs]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, allow_hyphen_values = true)]
+    pub ram: Option<u64>,
+    /// VRAM for weights (needs a build with a GPU backend)
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, allow_hyphen_values = true)]
+    pub vram: Option<u64>,
+    /// Where to compute: auto, cpu, cuda or cuda:N
+    #[arg(long, value_name = "DEVICE", default_value = "auto")]
+    pub device: Device,
+    /// Positions of context to reserve [default: what the model was trained for, at most 4096]
+    #[arg(long, value_name = "N", value_parser = count())]
+    pub ctx: Option<usize>,
+    /// Compute threads [default: one per physical core]
+    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=256))]
+    pub threads: Option<usize>,
+    /// Which expert leaves when another needs its place: the least recently (lru) or least often
+    /// (lfu) used, of its layer or of all
+    #[arg(long, value_enum, value_name = "NAME", default_value_t = PolicyArg::default())]
+    pub policy: PolicyArg,
+    /// How weights are read: io_uring, threads with pread, or what works best
+    #[arg(long, value_enum, value_name = "NAME", default_value_t = IoArg::Auto)]
+    pub io: IoArg,
+    /// Compute with f32 activations and an f32 KV cache: slower, for comparisons
+    #[arg(long)]
+    pub exact: bool,
+}
+
+#[derive(Args)]
+pub struct RunArgs {
+    /// GGUF file (or one file of a split set), or Hugging Face folder [default: the demo model]
+    #[arg(value_hint = ValueHint::AnyPath)]
+    pub model: Option<PathBuf>,
+    /// Answer this and end; else standard input is the prompt, or on a terminal an interactive chat
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub prompt: Option<String>,
+    /// Continue the text as it is, without the chat template
+    #[arg(long)]
+    pub raw: bool,
+    #[command(flatten)]
+    pub budget: BudgetArgs,
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+    /// Print statistics on standard error at the end
+    #[arg(long, help_heading = "Output")]
+    pub stats: bool,
+    /// Print one JSON document with the text and the statistics
+    #[arg(long, help_heading = "Output")]
+    pub json: bool,
+}
+
+/// How the next token is chosen and when the answer ends.
+#[derive(Args, Clone)]
+#[command(next_help_heading = "Sampling")]
+pub struct SamplingArgs {
+    /// End the answer after this many tokens [default: the end of the context]
+    #[arg(long, value_name = "N", value_parser = count())]
+    pub max_tokens: Option<usize>,
+    /// How far to stray from the likeliest token; 0 always takes it
+    #[arg(long, value_name = "X", default_value_t = 0.8, value_parser = non_negative)]
+    pub temperature: f32,
+    /// Choose among the N likeliest tokens; 0 for all
+    #[arg(long, value_name = "N", default_value_t = 40)]
+    pub top_k: usize,
+    /// Choose among the likeliest tokens that together reach this probability
+    #[arg(long, value_name = "X", default_value_t = 0.95, value_parser = probability)]
+    pub top_p: f32,
+    /// Leave out tokens less likely than this share of the likeliest
+    #[arg(long, value_name = "X", default_value_t = 0.05, value_parser = probability)]
+    pub min_p: f32,
+    /// Divide the logits of recent tokens by this; 1 is off
+    #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = positive)]
+    pub repeat_penalty: f32,
+    /// Seed of the random choices [default: a new one for each run]
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+    /// End the answer before this text (repeatable)
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub stop: Vec<String>,
+}
+
+#[derive(Args)]
+pub struct BenchArgs {
+    /// GGUF file or Hugging Face folder
+    #[arg(value_hint = ValueHint::AnyPath)]
+    pub model: PathBuf,
+    /// Tokens of prompt to process per run; 0 leaves this part out
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    pub prompt_tokens: usize,
+    /// Tokens to generate per run; 0 leaves this part out
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    pub gen_tokens: usize,
+    /// Runs to measure, after one to warm up
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = count())]
+    pub repeat: usize,
+    #[command(flatten)]
+    pub budget: BudgetArgs,
+    /// Print one JSON document
+    #[arg(long, help_heading = "Output")]
+    pub json: bool,
+}
+
+#[derive(Args)]
+pub struct InspectArgs {
+    /// GGUF file or Hugging Face folder
+    #[arg(value_hint = ValueHint::AnyPath)]
+    pub model: PathBuf,
+    /// List every tensor with type, shape and place
+    #[arg(long)]
+    pub tensors: bool,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args)]
+pub struct LogitsArgs {
+    /// GGUF file or Hugging Face folder
+    #[arg(value_hint = ValueHint::AnyPath)]
+    pub model: PathBuf,
+    /// Token ids, as in 1,2,3, or @FILE that holds them
+    #[arg(long, value_name = "IDS")]
+    pub tokens: String,
+    /// The safetensors file to write: `logits`, f32 [tokens, vocab]
+    #[arg(short, long, value_name = "OUT", value_hint = ValueHint::FilePath)]
+    pub output: PathBuf,
+    /// Also write the chosen experts: `routing`, i32 [tokens, layers, experts per token]
+    #[arg(long)]
+    pub routing: bool,
+    #[command(flatten)]
+    pub budget: BudgetArgs,
+    /// Print one JSON document about the work
+    #[arg(long, help_heading = "Output")]
+    pub json: bool,
+}
+
+#[derive(Args)]
+pub struct TokenizeArgs {
+    /// GGUF file or Hugging Face folder
+    #[arg(value_hint = ValueHint::AnyPath)]
+    pub model: PathBuf,
+    /// The text; else standard input, as it is
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub text: Option<String>,
+    /// Add no special tokens (such as the one that begins a text)
+    #[arg(long)]
+    pub no_special: bool,
+    /// Read special tokens that are written in the text, such as <|im_start|>
+    #[arg(long)]
+    pub parse_special: bool,
+    /// Print one JSON document with the text of every token
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args)]
+pub struct RenderArgs {
+    /// GGUF file or Hugging Face folder
+    #[arg(value_hint = ValueHint::AnyPath)]
+    pub model: PathBuf,
+    /// End after the last message instead of opening an answer
+    #[arg(long)]
+    pub no_generation_prompt: bool,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args)]
+pub struct SynthArgs {
+    /// Which shape to write
+    #[arg(value_parser = PossibleValuesParser::new(synth::architectures()))]
+    pub arch: String,
+    /// The GGUF file to write
+    #[arg(value_hint = ValueHint::FilePath)]
+    pub out: PathBuf,
+    /// Type of the weights, as in Q4_K_M, Q8_0, BF16
+    #[arg(long, value_name = "TYPE", default_value = "Q4_K_M")]
+    pub quantisation: String,
+    /// Layers to write [default: as many as the architecture has]
+    #[arg(long, value_name = "N", value_parser = count())]
+    pub layers: Option<usize>,
+    /// Seed of the random weights
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+    /// Replace OUT if it exists
+    #[arg(long)]
+    pub force: bool,
+    /// Print one JSON document about the work
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args)]
+pub struct CompletionsArgs {
+    #[arg(value_enum)]
+    pub shell: clap_complete::Shell,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum PolicyArg {
+    LayerLru,
+    LayerLfu,
+    Lru,
+}
+
+impl Default for PolicyArg {
+    fn default() -> PolicyArg {
+        match SessionOptions::default().policy {
+            PolicyKind::PerLayerLru => PolicyArg::LayerLru,
+            PolicyKind::PerLayerLfu => PolicyArg::LayerLfu,
+            PolicyKind::GlobalLru => PolicyArg::Lru,
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum IoArg {
+    Auto,
+    Uring,
+    Pread,
+}
+
+/// Where to compute.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Device {
+    Auto,
+    Cpu,
+    Cuda(Option<u32>),
+}
+
+impl FromStr for Device {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Device, String> {
+        match text {
+            "auto" => Ok(Device::Auto),
+            "cpu" => Ok(Device::Cpu),
+            "cuda" => Ok(Device::Cuda(None)),
+            _ => text
+                .strip_prefix("cuda:")
+                .and_then(|index| index.parse().ok())
+                .map(|index| Device::Cuda(Some(index)))
+                .ok_or_else(|| "no such device: use auto, cpu, cuda or cuda:N".to_string()),
+        }
+    }
+}
+
+fn count() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..=u32::MAX.into())
+}
+
+fn number(text: &str, good: impl Fn(f32) -> bool, wanted: &str) -> Result<f32, String> {
+    text.parse().ok().filter(|&x: &f32| x.is_finite() && good(x)).ok_or_else(|| wanted.to_string())
+}
+
+fn non_negative(text: &str) -> Result<f32, String> {
+    number(text, |x| x >= 0.0, "must be a number of at least 0")
+}
+
+fn positive(text: &str) -> Result<f32, String> {
+    number(text, |x| x > 0.0, "must be a number above 0")
+}
+
+fn probability(text: &str) -> Result<f32, String> {
+    number(text, |x| (0.0..=1.0).contains(&x), "must be a number from 0 to 1")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn the_definition_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn devices() {
+        assert_eq!("cuda:3".parse(), Ok(Device::Cuda(Some(3))));
+        assert_eq!("auto".parse(), Ok(Device::Auto));
+        for wrong in ["", "gpu", "cuda:", "cuda:x", "cuda:-1", "CPU"] {
+            assert!(wrong.parse::<Device>().is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! `forebay bench`: prompt and generation speed.
+
+use std::path::Path;
+
+use forebay_engine::{BenchRun, ModelInfo, Session, SessionStatistics};
+use forebay_stream::MemoryPlan;
+use serde::Serialize;
+
+use crate::args::BenchArgs;
+use crate::config;
+use crate::failure::{Outcome, usage};
+use crate::open;
+use crate::output::{self, Align};
+use crate::statistics;
+
+#[derive(Serialize)]
+struct Document<'a> {
+    path: &'a Path,
+    model: &'a ModelInfo,
+    prompt: Option<Summary>,
+    generate: Option<Summary>,
+    runs: &'a [BenchRun],
+    plan: &'a MemoryPlan,
+    statistics: SessionStatistics,
+}
+
+/// One measure over all runs.
+#[derive(Serialize)]
+struct Summary {
+    tokens: usize,
+    tokens_per_second_median: f64,
+    tokens_per_second_min: f64,
+    tokens_per_second_max: f64,
+}
+
+pub fn run(args: BenchArgs) -> Outcome {
+    if args.prompt_tokens == 0 && args.gen_tokens == 0 {
+        return usage("--prompt-tokens 0 and --gen-tokens 0 leave nothing to measure");
+    }
+    let mut options = config::session(&args.budget)?;
+    // The two parts run one after the other, each from an empty cache.
+    options.context.get_or_insert(args.prompt_tokens.max(args.gen_tokens));
+    let mut session = open::session(&args.model, &options)?;
+    if !args.json {
+        eprintln!("{}", statistics::headline(&session));
+    }
+    let mut runs = Vec::with_capacity(args.repeat);
+    for run in 0..=args.repeat {
+        // The seed differs from run to run: the same tokens would find their experts in place.
+        let measured = session.bench(args.prompt_tokens, args.gen_tokens, run as u64)?;
+        // The first run warms up the caches of the processor, the memory and the residency.
+        if run > 0 {
+            runs.push(measured);
+        }
+    }
+    let prompt = summary(args.prompt_tokens, runs.iter().map(|r| r.prompt_tokens_per_second));
+    let generate = summary(args.gen_tokens, runs.iter().map(|r| r.generate_tokens_per_second));
+    if args.json {
+        return output::json(&Document {
+            path: &args.model,
+            model: session.info(),
+            prompt,
+            generate,
+            runs: &runs,
+            plan: session.plan(),
+            statistics: session.statistics(),
+        });
+    }
+    print(&session, prompt.as_ref(), generate.as_ref())
+}
+
+fn summary(tokens: usize, rates: impl Iterator<Item = f64>) -> Option<Summary> {
+    let mut rates: Vec<f64> = rates.collect();
+    rates.sort_by(f64::total_cmp);
+    let (&min, &max) = (rates.first()?, rates.last()?);
+    let middle = rates.len() / 2;
+    let median = match rates.len() % 2 {
+        0 => (rates[middle - 1] + rates[middle]) / 2.0,
+        _ => rates[middle],
+    };
+    (tokens > 0).then_some(Summary {
+        tokens,
+        tokens_per_second_median: median,
+        tokens_per_second_min: min,
+        tokens_per_second_max: max,
+    })
+}
+
+fn print(session: &Session, prompt: Option<&Summary>, generate: Option<&Summary>) -> Outcome {
+    let head = ["", "tokens", "median", "min", "max", "tokens/s"];
+    let mut rows = vec![head.map(String::from).to_vec()];
+    for (name, summary) in [("prompt", prompt), ("generate", generate)] {
+        let Some(summary) = summary else { continue };
+        rows.push(vec![
+            name.into(),
+            summary.tokens.to_string(),
+            format!("{:.2}", summary.tokens_per_second_median),
+            format!("{:.2}", summary.tokens_per_second_min),
+            format!("{:.2}", summary.tokens_per_second_max),
+        ]);
+    }
+    let columns =
+        [Align::Left, Align::Right, Align::Right, Align::Right, Align::Right, Align::Left];
+    output::print(&output::table(&columns, &rows))?;
+    eprint!("{}", statistics::block(session, None));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians() {
+        let median = |rates: &[f64]| {
+            summary(1, rates.iter().copied()).map(|summary| summary.tokens_per_second_median)
+        };
+        assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
+        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), Some(2.5));
+        assert_eq!(median(&[]), None);
+        assert!(summary(0, [1.0].into_iter()).is_none());
+    }
+}

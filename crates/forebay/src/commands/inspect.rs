@@ -1,0 +1,165 @@
+//! `forebay inspect`: what a model file holds, from its headers alone.
+
+use anyhow::Context as _;
+use forebay_engine::{Inspection, ModelInfo};
+use forebay_format::TensorInfo;
+use serde::Serialize;
+
+use crate::args::InspectArgs;
+use crate::failure::Outcome;
+use crate::output::{self, Align, grouped};
+use crate::size;
+
+#[derive(Serialize)]
+struct Document<'a> {
+    #[serde(flatten)]
+    inspection: &'a Inspection,
+    files: Vec<File<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tensors: Option<Vec<Tensor<'a>>>,
+}
+
+#[derive(Serialize)]
+struct File<'a> {
+    path: &'a std::path::Path,
+    bytes: u64,
+}
+
+#[derive(Serialize)]
+struct Tensor<'a> {
+    name: &'a str,
+    #[serde(rename = "type")]
+    ty: &'static str,
+    shape: &'a [u64],
+    file: u32,
+    offset_bytes: u64,
+    bytes: u64,
+}
+
+pub fn run(args: InspectArgs) -> Outcome {
+    let inspection =
+        forebay_engine::inspect(&args.model).with_context(|| args.model.display().to_string())?;
+    if args.json {
+        let catalog = &inspection.catalog;
+        let files = catalog.files.iter().zip(&catalog.file_bytes);
+        let files = files.map(|(path, &bytes)| File { path, bytes }).collect();
+        let tensors = args.tensors.then(|| catalog.tensors().iter().map(tensor).collect());
+        return output::json(&Document { inspection: &inspection, files, tensors });
+    }
+    let mut text = summary(&inspection);
+    text.push('\n');
+    text.push_str(&kinds(&inspection.model));
+    text.push('\n');
+    text.push_str(&types(&inspection.model));
+    if args.tensors {
+        text.push('\n');
+        text.push_str(&tensors(inspection.catalog.tensors()));
+    }
+    output::print(&text)
+}
+
+fn tensor(info: &TensorInfo) -> Tensor<'_> {
+    Tensor {
+        name: &info.name,
+        ty: info.ty.name(),
+        shape: &info.shape,
+        file: info.extent.file.0,
+        offset_bytes: info.extent.offset,
+        bytes: info.extent.length,
+    }
+}
+
+fn summary(inspection: &Inspection) -> String {
+    let model = &inspection.model;
+    let files = inspection.catalog.files.len();
+    let mut lines: Vec<(&str, String)> = Vec::new();
+    if let Some(name) = &model.name {
+        lines.push(("name", name.chars().filter(|c| !c.is_control()).collect()));
+    }
+    lines.push(("architecture", model.architecture.into()));
+    let plural = if files == 1 { "" } else { "s" };
+    lines.push((
+        "files",
+        format!("{} in {files} file{plural}, {}", size::format(model.file_bytes), model.format),
+    ));
+    lines.push(("parameters", grouped(model.parameters)));
+    lines.push((
+        "shape",
+        format!(
+            "{} layers, hidden {}, {} heads ({} key/value) of {}, vocabulary {}",
+            model.layers,
+            model.hidden,
+            model.heads,
+            model.kv_heads,
+            model.head_dim,
+            grouped(model.vocabulary as u64)
+        ),
+    ));
+    if model.experts > 0 {
+        lines.push((
+            "experts",
+            format!(
+                "{} per layer, {} per token, {} each",
+                model.experts,
+                model.experts_per_token,
+                size::format(model.bytes_per_expert)
+            ),
+        ));
+    }
+    lines.push(("context", format!("{} positions trained", grouped(model.context_trained as u64))));
+    lines.push(("tokenizer", inspection.tokenizer.clone()));
+    let template = if inspection.has_chat_template { "yes" } else { "none (forebay run --raw)" };
+    lines.push(("chat template", template.into()));
+    let rows: Vec<Vec<String>> =
+        lines.into_iter().map(|(key, value)| vec![key.to_string(), value]).collect();
+    output::table(&[Align::Left, Align::Left], &rows)
+}
+
+fn kinds(model: &ModelInfo) -> String {
+    let rows = model.kinds.iter().map(|kind| (kind.kind, kind.tensors, kind.bytes));
+    shares("blocks", model.weights_bytes, rows)
+}
+
+fn types(model: &ModelInfo) -> String {
+    let rows = model.types.iter().map(|ty| (ty.name, ty.tensors, ty.bytes));
+    shares("weights in", model.weights_bytes, rows)
+}
+
+/// A table of parts with their share of the whole.
+fn shares<'a>(
+    head: &str,
+    total_bytes: u64,
+    parts: impl Iterator<Item = (&'a str, usize, u64)>,
+) -> String {
+    let mut rows = vec![vec![head.to_string(), "tensors".into(), "size".into(), "share".into()]];
+    for (name, tensors, bytes) in parts {
+        let share = 100.0 * bytes as f64 / total_bytes.max(1) as f64;
+        rows.push(vec![
+            name.into(),
+            tensors.to_string(),
+            size::format(bytes),
+            format!("{share:.1} %"),
+        ]);
+    }
+    rows.push(vec!["all".into(), String::new(), size::format(total_bytes), String::new()]);
+    output::table(&[Align::Left, Align::Right, Align::Right, Align::Right], &rows)
+}
+
+fn tensors(tensors: &[TensorInfo]) -> String {
+    let head = ["tensor", "type", "shape", "size", "file", "offset"];
+    let mut rows = vec![head.map(String::from).to_vec()];
+    for info in tensors {
+        let shape: Vec<String> = info.shape.iter().map(u64::to_string).collect();
+        rows.push(vec![
+            info.name.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect(),
+            info.ty.name().into(),
+            shape.join(" x "),
+            size::format(info.extent.length),
+            info.extent.file.0.to_string(),
+            info.extent.offset.to_string(),
+        ]);
+    }
+    let columns =
+        [Align::Left, Align::Left, Align::Right, Align::Right, Align::Right, Align::Right];
+    output::table(&columns, &rows)
+}

@@ -1,0 +1,11 @@
+//! One file per command.
+
+pub mod bench;
+pub mod chat;
+pub mod completions;
+pub mod inspect;
+pub mod logits;
+pub mod render;
+pub mod run;
+pub mod synth;
+pub mod tokenize;

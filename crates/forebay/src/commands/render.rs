@@ -1,0 +1,91 @@
+//! `forebay render`: messages to the prompt that the chat template makes.
+
+use std::io::Read as _;
+
+use anyhow::{Context as _, anyhow, bail};
+use forebay_format::Catalog;
+use forebay_text::{ChatTemplate, RenderInput};
+use serde_json::{Map, Value, json};
+
+use crate::args::RenderArgs;
+use crate::failure::Outcome;
+use crate::output;
+
+pub fn run(args: RenderArgs) -> Outcome {
+    let catalog = Catalog::open(&args.model)?;
+    let template = ChatTemplate::from_catalog(&catalog)?.ok_or_else(|| {
+        anyhow!("{}: has no chat template: use its text as it is (--raw)", args.model.display())
+    })?;
+    let mut text = String::new();
+    std::io::stdin()
+        .lock()
+        .read_to_string(&mut text)
+        .context("standard input cannot be read as UTF-8 text")?;
+    let mut input = parse(&text)?;
+    if args.no_generation_prompt {
+        input.add_generation_prompt = false;
+    }
+    let prompt = template.render(&input)?;
+    if args.json {
+        return output::json(&json!({ "prompt": prompt }));
+    }
+    output::print(&prompt)
+}
+
+/// A list of messages, or an object that holds them and what else the template may see.
+fn parse(text: &str) -> anyhow::Result<RenderInput> {
+    let wanted = "write a list of messages, as in [{\"role\": \"user\", \"content\": \"Hello\"}], \
+                  or an object with `messages`";
+    let value: Value = serde_json::from_str(text)
+        .map_err(|error| anyhow!("standard input is not JSON: {error}: {wanted}"))?;
+    let mut object = match value {
+        Value::Array(messages) => Map::from_iter([("messages".into(), Value::Array(messages))]),
+        Value::Object(object) => object,
+        _ => bail!("standard input is not a conversation: {wanted}"),
+    };
+    let messages = match object.remove("messages") {
+        Some(messages @ Value::Array(_)) => messages,
+        _ => bail!("standard input holds no list `messages`: {wanted}"),
+    };
+    let tools = object.remove("tools").filter(|tools| !tools.is_null());
+    let add_generation_prompt = match object.remove("add_generation_prompt") {
+        None | Some(Value::Null) => true,
+        Some(Value::Bool(flag)) => flag,
+        Some(other) => bail!("`add_generation_prompt` must be true or false, not {other}"),
+    };
+    let variables = match object.remove("variables") {
+        None | Some(Value::Null) => Map::new(),
+        Some(Value::Object(variables)) => variables,
+        Some(other) => bail!("`variables` must be an object, not {other}"),
+    };
+    // Whatever else the object holds is for the template too, as in {"enable_thinking": false}.
+    object.extend(variables);
+    let variables = object;
+    Ok(RenderInput { messages, tools, add_generation_prompt, variables, now: None })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_forms_are_read() {
+        let list = parse(r#"[{"role": "user", "content": "x"}]"#).unwrap();
+        assert!(list.add_generation_prompt && list.tools.is_none());
+        let object = parse(
+            r#"{"messages": [], "tools": [{}], "add_generation_prompt": false,
+                "enable_thinking": false, "variables": {"depth": 2}}"#,
+        )
+        .unwrap();
+        assert!(!object.add_generation_prompt && object.tools.is_some());
+        assert_eq!(object.variables["enable_thinking"], Value::Bool(false));
+        assert_eq!(object.variables["depth"], 2);
+    }
+
+    #[test]
+    fn other_input_is_refused() {
+        for text in ["", "1", "{}", r#"{"messages": 1}"#, r#"{"messages": [], "variables": 1}"#] {
+            assert!(parse(text).is_err(), "{text}");
+        }
+    }
+}

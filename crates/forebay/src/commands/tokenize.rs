@@ -1,0 +1,61 @@
+//! `forebay tokenize`: text to token ids.
+
+use std::io::Read as _;
+
+use anyhow::Context as _;
+use forebay_format::Catalog;
+use forebay_text::Tokenizer;
+use serde::Serialize;
+
+use crate::args::TokenizeArgs;
+use crate::failure::Outcome;
+use crate::output;
+
+#[derive(Serialize)]
+struct Document<'a> {
+    tokenizer: &'a str,
+    token_count: usize,
+    ids: &'a [u32],
+    tokens: Vec<Token>,
+}
+
+#[derive(Serialize)]
+struct Token {
+    id: u32,
+    /// The bytes that this token alone stands for, as text where they are whole characters.
+    text: String,
+}
+
+pub fn run(args: TokenizeArgs) -> Outcome {
+    let catalog = Catalog::open(&args.model)?;
+    let tokenizer = Tokenizer::from_catalog(&catalog)?;
+    let text = match args.text {
+        Some(text) => text,
+        None => read_text()?,
+    };
+    let ids = tokenizer.encode(&text, !args.no_special, args.parse_special)?;
+    if args.json {
+        let tokens = ids
+            .iter()
+            .map(|&id| Token {
+                id,
+                text: String::from_utf8_lossy(&tokenizer.token_bytes(id, true)).into_owned(),
+            })
+            .collect();
+        let tokenizer = tokenizer.kind();
+        return output::json(&Document { tokenizer, token_count: ids.len(), ids: &ids, tokens });
+    }
+    let words: Vec<String> = ids.iter().map(u32::to_string).collect();
+    output::print(&(words.join(" ") + "\n"))
+}
+
+fn read_text() -> anyhow::Result<String> {
+    let mut bytes = Vec::new();
+    std::io::stdin().lock().read_to_end(&mut bytes).context("standard input cannot be read")?;
+    String::from_utf8(bytes).map_err(|error| {
+        anyhow::anyhow!(
+            "standard input is not UTF-8 text: {}: convert it first",
+            error.utf8_error()
+        )
+    })
+}

@@ -1,0 +1,258 @@
+//! The one place where typed arguments become a resolved configuration.
+//!
+//! Whatever cannot take effect is refused here, before any work.
+
+use std::io::IsTerminal as _;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context as _, anyhow};
+use forebay_engine::SessionOptions;
+use forebay_model::sampling::Sampling;
+use forebay_store::IoKind;
+use forebay_stream::PolicyKind;
+
+use crate::args::{BudgetArgs, Device, IoArg, PolicyArg, RunArgs, SamplingArgs};
+use crate::demo;
+use crate::failure::{Outcome, usage};
+
+/// What `run` shall do.
+pub struct RunConfig {
+    pub model: PathBuf,
+    /// The model is the demo model, chosen by us.
+    pub demo: bool,
+    pub prompt: PromptSource,
+    pub raw: bool,
+    pub session: SessionOptions,
+    pub answer: AnswerConfig,
+    /// Print statistics for people.
+    pub stats: bool,
+    pub json: bool,
+}
+
+/// Where the prompt comes from.
+#[derive(Debug, PartialEq, Eq)]
+pub enum PromptSource {
+    Text(String),
+    StandardInput,
+    Chat,
+}
+
+/// How an answer is made and when it ends.
+#[derive(Clone)]
+pub struct AnswerConfig {
+    pub max_tokens: Option<usize>,
+    pub sampling: Sampling,
+    pub stops: Vec<String>,
+}
+
+/// Resolves the arguments of `run`.
+pub fn run(args: RunArgs) -> Outcome<RunConfig> {
+    let demo = args.model.is_none();
+    let session = session(&args.budget)?;
+    let mut answer = answer(&args.sampling)?;
+    let on_terminal = std::io::stdin().is_terminal();
+    let prompt = match (args.prompt, demo) {
+        (Some(text), _) if text.is_empty() => return usage("--prompt is empty: write some text"),
+        (Some(text), _) => PromptSource::Text(text),
+        (None, true) => PromptSource::Text(demo::PROMPT.into()),
+        (None, false) if !on_terminal => PromptSource::StandardInput,
+        (None, false) if args.json => {
+            return usage("--json needs a prompt: give --prompt TEXT, or text on standard input");
+        }
+        (None, false) => PromptSource::Chat,
+    };
+    if demo {
+        answer.max_tokens.get_or_insert(demo::MAX_TOKENS);
+        if args.sampling.seed.is_none() {
+            answer.sampling.seed = demo::SEED;
+        }
+    }
+    let model = match args.model {
+        Some(path) => path,
+        None => demo::find()?,
+    };
+    let stats = (args.stats || demo) && !args.json;
+    Ok(RunConfig {
+        model,
+        demo,
+        prompt,
+        raw: args.raw || demo,
+        session,
+        answer,
+        stats,
+        json: args.json,
+    })
+}
+
+/// Resolves budgets, devices and readers.
+pub fn session(args: &BudgetArgs) -> Outcome<SessionOptions> {
+    match args.device {
+        Device::Auto | Device::Cpu => {}
+        Device::Cuda(_) => {
+            return Err(anyhow!(
+                "--device cuda: this build has no GPU backend: leave it out or use --device cpu"
+            )
+            .into());
+        }
+    }
+    if args.vram.is_some() {
+        return Err(anyhow!(
+            "--vram: this build has no GPU backend: leave it out, and bound host memory with --ram"
+        )
+        .into());
+    }
+    Ok(SessionOptions {
+        ram_bytes: args.ram,
+        context: args.ctx,
+        threads: args.threads,
+        exact: args.exact,
+        policy: policy_kind(args.policy),
+        io: io_kind(args.io),
+        ..SessionOptions::default()
+    })
+}
+
+fn policy_kind(policy: PolicyArg) -> PolicyKind {
+    match policy {
+        PolicyArg::LayerLru => PolicyKind::PerLayerLru,
+        PolicyArg::LayerLfu => PolicyKind::PerLayerLfu,
+        PolicyArg::Lru => PolicyKind::GlobalLru,
+    }
+}
+
+fn io_kind(io: IoArg) -> IoKind {
+    match io {
+        IoArg::Auto => IoKind::Auto,
+        IoArg::Uring => IoKind::Uring,
+        IoArg::Pread => IoKind::Pread,
+    }
+}
+
+fn answer(args: &SamplingArgs) -> Outcome<AnswerConfig> {
+    if args.stop.iter().any(String::is_empty) {
+        return usage("--stop is empty: write the text that shall end the answer");
+    }
+    let sampling = Sampling {
+        temperature: args.temperature,
+        top_k: args.top_k,
+        top_p: args.top_p,
+        min_p: args.min_p,
+        repeat_penalty: args.repeat_penalty,
+        seed: args.seed.unwrap_or_else(fresh_seed),
+        ..Sampling::default()
+    };
+    Ok(AnswerConfig { max_tokens: args.max_tokens, sampling, stops: args.stop.clone() })
+}
+
+/// A seed that is short enough to type again.
+fn fresh_seed() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    (now.as_nanos() as u64 ^ u64::from(std::process::id()) << 16) % 1_000_000_000
+}
+
+/// The ids in `1,2,3` or in the file that `@FILE` names (separated by commas or white space,
+/// brackets of a JSON list allowed).
+pub fn token_ids(text: &str) -> Outcome<Vec<u32>> {
+    let (source, text) = match text.strip_prefix('@') {
+        None => ("--tokens".to_string(), text.to_string()),
+        Some(path) => (path.to_string(), read_ids(Path::new(path))?),
+    };
+    let mut ids = Vec::new();
+    let is_separator = |c: char| c == ',' || c.is_whitespace();
+    let inner = text.trim();
+    let inner = inner.strip_prefix('[').and_then(|t| t.strip_suffix(']')).unwrap_or(inner);
+    for word in inner.split(is_separator).filter(|word| !word.is_empty()) {
+        let Ok(id) = word.parse::<u32>() else {
+            let shown: String = word.chars().take(20).collect();
+            return usage(format!(
+                "{source}: '{shown}' is not a token id: write ids as in 1,2,3 (see forebay tokenize)"
+            ));
+        };
+        ids.push(id);
+    }
+    if ids.is_empty() {
+        return usage(format!("{source}: holds no token ids: write them as in 1,2,3"));
+    }
+    Ok(ids)
+}
+
+fn read_ids(path: &Path) -> anyhow::Result<String> {
+    std::fs::read_to_string(path)
+        .with_context(|| format!("--tokens @{}: cannot be read", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{Cli, Command};
+    use crate::failure::Failure;
+    use clap::Parser as _;
+
+    fn resolve(arguments: &[&str]) -> Outcome<RunConfig> {
+        let cli = Cli::try_parse_from(["forebay", "run"].iter().chain(arguments)).unwrap();
+        match cli.command {
+            Command::Run(args) => run(args),
+            _ => unreachable!("parsed as run"),
+        }
+    }
+
+    #[test]
+    fn budgets_and_sampling_arrive() {
+        let config = resolve(&[
+            "m.gguf",
+            "--prompt",
+            "x",
+            "--ram",
+            "1GiB",
+            "--policy",
+            "lru",
+            "--io",
+            "pread",
+            "--ctx",
+            "64",
+            "--threads",
+            "2",
+            "--exact",
+            "--seed",
+            "7",
+            "--top-k",
+            "3",
+            "--stop",
+            "a",
+            "--stop",
+            "b",
+            "--stats",
+        ])
+        .unwrap_or_else(|_| panic!("must resolve"));
+        assert_eq!(config.session.ram_bytes, Some(1 << 30));
+        assert_eq!(config.session.policy, PolicyKind::GlobalLru);
+        assert_eq!(config.session.io, IoKind::Pread);
+        assert_eq!((config.session.context, config.session.threads), (Some(64), Some(2)));
+        assert_eq!((config.answer.sampling.seed, config.answer.sampling.top_k), (7, 3));
+        assert_eq!(config.answer.stops, ["a", "b"]);
+        assert_eq!(config.prompt, PromptSource::Text("x".into()));
+        assert!(config.session.exact && config.stats && !config.demo && !config.raw);
+    }
+
+    #[test]
+    fn what_cannot_take_effect_is_refused() {
+        let status = |arguments: &[&str]| resolve(arguments).err().map(|f| f.status());
+        assert_eq!(status(&["m", "--prompt", "x", "--device", "cuda:0"]), Some(1));
+        assert_eq!(status(&["m", "--prompt", "x", "--vram", "8GiB"]), Some(1));
+        assert_eq!(status(&["m", "--prompt", ""]), Some(2));
+        assert_eq!(status(&["m", "--prompt", "x", "--stop", ""]), Some(2));
+        assert_eq!(status(&["m", "--prompt", "x", "--device", "cpu"]), None);
+    }
+
+    #[test]
+    fn ids_in_all_forms() {
+        let ids = |text: &str| token_ids(text).ok();
+        assert_eq!(ids("1,2,3"), Some(vec![1, 2, 3]));
+        assert_eq!(ids("[1, 2 3]"), Some(vec![1, 2, 3]));
+        for wrong in ["", ",", "a", "1,-2", "1;2", "4294967296", "@/no/such/file"] {
+            assert!(ids(wrong).is_none(), "{wrong}");
+        }
+        assert!(matches!(token_ids("x"), Err(Failure::Usage(_))));
+    }
+}

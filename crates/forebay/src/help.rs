@@ -1,0 +1,71 @@
+//! What stands below the options in `--help`: examples first, then what a newcomer may miss.
+
+pub const TOP: &str = "\
+Start here:
+  forebay run                                   the demo model writes a story, streamed from disk
+  forebay run MODEL --ram 8GiB                  chat with a model that need not fit in 8 GiB
+  forebay inspect MODEL                         what the model is made of
+
+Exit status: 0 done, 1 the work failed, 2 wrong usage, 130 ended by Ctrl-C.
+FOREBAY_LOG=debug prints a log on standard error.";
+
+pub const RUN: &str = "\
+Examples:
+  forebay run
+  forebay run model.gguf --prompt 'Why is the sky blue?' --stats
+  forebay run model.gguf --ram 8GiB
+  echo 'def quicksort(xs):' | forebay run model.gguf --raw --max-tokens 200
+  forebay run model.gguf --prompt Hello --temperature 0 --json
+
+In a chat, /reset forgets the conversation, /stats prints statistics and /exit (or Ctrl-D) ends
+it. Ctrl-C ends the answer, pressed again the program.";
+
+pub const BENCH: &str = "\
+Examples:
+  forebay bench model.gguf
+  forebay bench model.gguf --ram 4GiB --prompt-tokens 0 --gen-tokens 64 --repeat 5
+  forebay bench model.gguf --json
+
+The first run warms up the caches and is not counted.";
+
+pub const INSPECT: &str = "\
+Examples:
+  forebay inspect model.gguf
+  forebay inspect model-00001-of-00003.gguf --tensors
+  forebay inspect folder/ --json";
+
+pub const LOGITS: &str = "\
+Examples:
+  forebay logits model.gguf --tokens 1,2,3 -o logits.safetensors
+  forebay logits model.gguf --tokens @ids.txt --exact --routing -o logits.safetensors
+  forebay logits model.gguf --tokens 1,2,3 --ram 2GiB --policy layer-lfu -o logits.safetensors
+
+The same model, tokens and arithmetic give the same bytes under every budget, policy and reader.";
+
+pub const TOKENIZE: &str = "\
+Examples:
+  forebay tokenize model.gguf --text 'Once upon a time'
+  forebay tokenize model.gguf --no-special < chapter.txt
+  forebay tokenize model.gguf --parse-special --text '<|im_start|>user' --json";
+
+pub const RENDER: &str = "\
+Examples:
+  echo '[{\"role\": \"user\", \"content\": \"Hello\"}]' | forebay render model.gguf
+  forebay render model.gguf --no-generation-prompt < conversation.json
+
+Standard input is a list of messages, or an object with `messages` and optionally `tools` and
+`add_generation_prompt`; what else it holds is passed on as variables of the template.";
+
+pub const COMPLETIONS: &str = "\
+Examples:
+  forebay completions bash > ~/.local/share/bash-completion/completions/forebay
+  forebay completions zsh > ~/.zfunc/_forebay
+  forebay completions fish > ~/.config/fish/completions/forebay.fish";
+
+pub const SYNTH: &str = "\
+Examples:
+  forebay synth qwen3moe-30b out.gguf
+  forebay synth llama-8b out.gguf --quantisation Q8_0 --layers 4
+  forebay synth mixtral-8x7b out.gguf --seed 7 --force
+
+The weights are random: such a model has the speed of the real one, and writes nonsense.";

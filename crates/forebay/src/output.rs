@@ -1,0 +1,89 @@
+//! Standard output: results only.
+
+use std::io::{self, Write as _};
+
+use serde::Serialize;
+
+use crate::failure::Outcome;
+
+/// Prints one JSON document.
+pub fn json<T: Serialize>(document: &T) -> Outcome {
+    let mut text = serde_json::to_string_pretty(document)?;
+    text.push('\n');
+    print(&text)
+}
+
+/// Prints text and lets it out at once, so that a reader follows a stream of tokens.
+pub fn print(text: &str) -> Outcome {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()?;
+    Ok(())
+}
+
+/// Which way a column leans.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Align {
+    Left,
+    Right,
+}
+
+/// Lays rows out in columns, two spaces apart, without trailing spaces. The first row is the head.
+pub fn table(columns: &[Align], rows: &[Vec<String>]) -> String {
+    let width = |column: usize| {
+        rows.iter().filter_map(|row| row.get(column)).map(|c| c.chars().count()).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..columns.len()).map(width).collect();
+    let mut text = String::new();
+    for row in rows {
+        let mut line = String::new();
+        for ((cell, &align), &width) in row.iter().zip(columns).zip(&widths) {
+            if !line.is_empty() {
+                line.push_str("  ");
+            }
+            match align {
+                Align::Left => line.push_str(&format!("{cell:<width$}")),
+                Align::Right => line.push_str(&format!("{cell:>width$}")),
+            }
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+/// Groups the digits of a count by three: `30532122624` becomes `30 532 122 624`.
+pub fn grouped(count: u64) -> String {
+    let digits = count.to_string();
+    let mut text = String::with_capacity(digits.len() * 4 / 3);
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            text.push(' ');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_line_up() {
+        let rows = [["name", "n"], ["é", "10"], ["long name", "7"]];
+        let rows: Vec<Vec<String>> =
+            rows.iter().map(|row| row.iter().map(|c| c.to_string()).collect()).collect();
+        assert_eq!(
+            table(&[Align::Left, Align::Right], &rows),
+            "name        n\né          10\nlong name   7\n"
+        );
+    }
+
+    #[test]
+    fn digits_in_groups() {
+        assert_eq!(grouped(7), "7");
+        assert_eq!(grouped(123456), "123 456");
+        assert_eq!(grouped(1234567), "1 234 567");
+    }
+}

@@ -1,0 +1,52 @@
+//! Progress on standard error, for terminals only.
+
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// Work that is done sooner needs no bar.
+const PATIENCE: Duration = Duration::from_millis(300);
+
+/// A bar over a known number of bytes that appears when the work takes a while.
+pub struct BytesProgress {
+    what: &'static str,
+    started: Instant,
+    bar: Option<ProgressBar>,
+}
+
+impl BytesProgress {
+    pub fn new(what: &'static str) -> BytesProgress {
+        BytesProgress { what, started: Instant::now(), bar: None }
+    }
+
+    pub fn update(&mut self, done_bytes: u64, total_bytes: u64) {
+        if self.bar.is_none() {
+            if self.started.elapsed() < PATIENCE {
+                return;
+            }
+            self.bar = Some(new_bar(self.what, total_bytes));
+        }
+        if let Some(bar) = &self.bar {
+            bar.set_position(done_bytes.min(total_bytes));
+        }
+    }
+}
+
+impl Drop for BytesProgress {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+fn new_bar(what: &'static str, total_bytes: u64) -> ProgressBar {
+    // Draws nothing when standard error is no terminal.
+    let bar = ProgressBar::new(total_bytes).with_message(what);
+    let template = "{msg} {bar:32} {binary_bytes} of {binary_total_bytes}, \
+                    {binary_bytes_per_sec}, {eta} left";
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style);
+    }
+    bar
+}

@@ -1,0 +1,230 @@
+//! Statistics as a person likes to read them. Rates stand beside the limit they were measured
+//! against, shares beside the whole.
+
+use std::fmt::Write as _;
+
+use forebay_engine::{Generation, Session, SessionStatistics};
+use forebay_stream::MemoryPlan;
+
+use crate::size::{format as bytes, format_rate};
+
+/// What runs, where and in how much memory, in one line.
+pub fn headline(session: &Session) -> String {
+    let info = session.info();
+    let statistics = session.statistics();
+    format!(
+        "{}, {} of weights, {}, {} of RAM for them, {}",
+        info.architecture,
+        bytes(info.weights_bytes),
+        statistics.compute,
+        bytes(statistics.budget_bytes),
+        reader(&statistics)
+    )
+}
+
+/// The block that `--stats` prints. `generation` is the answer it follows, if there was one.
+pub fn block(session: &Session, generation: Option<&Generation>) -> String {
+    let statistics = session.statistics();
+    let mut lines: Vec<(&str, String)> = vec![
+        ("model", model(session)),
+        ("budget", budget(&statistics)),
+        ("basin", basin(&statistics, session.plan())),
+    ];
+    if let Some(generation) = generation {
+        lines.push(("prompt", prompt(generation)));
+        lines.push(("answer", answer(generation)));
+    }
+    if statistics.stream.lookups > 0 {
+        lines.push(("experts", experts(&statistics)));
+        lines.push(("faults", faults(&statistics, session.plan())));
+    }
+    lines.push(("streamed", streamed(&statistics)));
+    lines.push(("waited", waited(&statistics)));
+    lines.push(("disk", reader(&statistics)));
+    lines.push(("compute", compute(&statistics)));
+    if let Some(peak) = statistics.peak_resident_bytes {
+        lines.push(("memory", memory(&statistics, peak)));
+    }
+    let mut text = String::new();
+    for (name, line) in lines {
+        let _ = writeln!(text, "{name:>9}  {line}");
+    }
+    text
+}
+
+fn model(session: &Session) -> String {
+    let info = session.info();
+    let name: String = match &info.name {
+        Some(name) => name.chars().filter(|c| !c.is_control()).collect::<String>() + ", ",
+        None => String::new(),
+    };
+    let types: Vec<&str> = info.types.iter().map(|ty| ty.name).take(3).collect();
+    let more = if info.types.len() > 3 { ", …" } else { "" };
+    format!(
+        "{name}{}, {} ({}{more})",
+        info.architecture,
+        bytes(info.weights_bytes),
+        types.join(", ")
+    )
+}
+
+fn budget(statistics: &SessionStatistics) -> String {
+    let share = percent(statistics.budget_bytes as f64, statistics.weights_bytes as f64);
+    let whose = match statistics.budget_chosen_by_user {
+        true => format!("{share} of the model"),
+        false => "what this machine has free".into(),
+    };
+    format!("{} of RAM, {whose}", bytes(statistics.budget_bytes))
+}
+
+fn basin(statistics: &SessionStatistics, plan: &MemoryPlan) -> String {
+    if plan.fully_resident {
+        return format!("{} reserved; the whole model stays in it", bytes(plan.arena_bytes));
+    }
+    let dense = match plan.dense.all_pinned() {
+        true => "all layers' dense parts".to_string(),
+        false => {
+            format!("{} of {} dense blocks", plan.dense.pinned_blocks(), plan.dense.pinned.len())
+        }
+    };
+    let experts = match plan.experts() {
+        0 => String::new(),
+        all => format!(" and {} of {all} experts", plan.kept_slots()),
+    };
+    let policy =
+        if plan.experts() > 0 { format!(" ({})", statistics.policy) } else { String::new() };
+    format!("{} reserved; keeps {dense}{experts}{policy}", bytes(plan.arena_bytes))
+}
+
+fn prompt(generation: &Generation) -> String {
+    format!(
+        "{} tokens in {}, {:.1} tokens/s",
+        generation.prompt_tokens,
+        seconds(generation.prompt_seconds),
+        generation.prompt_tokens_per_second()
+    )
+}
+
+fn answer(generation: &Generation) -> String {
+    format!(
+        "{} tokens in {}, {:.1} tokens/s",
+        generation.tokens.len(),
+        seconds(generation.generate_seconds),
+        generation.generate_tokens_per_second()
+    )
+}
+
+fn experts(statistics: &SessionStatistics) -> String {
+    let stream = &statistics.stream;
+    format!(
+        "{} hit rate: {} of {} lookups found their expert in RAM",
+        percent(stream.hits as f64, stream.lookups as f64),
+        stream.hits,
+        stream.lookups
+    )
+}
+
+fn faults(statistics: &SessionStatistics, plan: &MemoryPlan) -> String {
+    let stream = &statistics.stream;
+    let faulted = &stream.faulted_experts_per_token;
+    let mut text = match (faulted.all, faulted.steady) {
+        (None, _) => "only prompts so far".to_string(),
+        (Some(all), None) => format!("{all:.1} experts per token"),
+        (Some(all), Some(steady)) => {
+            format!("{all:.1} experts per token, {steady:.1} after warm-up")
+        }
+    };
+    let largest = plan.experts_per_layer.iter().max().copied().unwrap_or(0);
+    let _ =
+        write!(text, "; at most {} of {largest} kept in a layer", stream.max_resident_per_layer);
+    text
+}
+
+fn streamed(statistics: &SessionStatistics) -> String {
+    let io = &statistics.stream.io;
+    let mut text = format!("{} from disk", bytes(statistics.stream.bytes_read));
+    if io.busy_seconds > 0.0 {
+        let _ = write!(
+            text,
+            " at {}/s while reading; the disk was busy {} of the time",
+            format_rate(io.bytes_read as f64 / io.busy_seconds),
+            percent(io.busy_fraction, 1.0)
+        );
+    }
+    if io.retries > 0 {
+        let _ = write!(text, "; {} retries", io.retries);
+    }
+    text
+}
+
+fn waited(statistics: &SessionStatistics) -> String {
+    let stream = &statistics.stream;
+    format!(
+        "{} for weights, {} of {}",
+        seconds(stream.wait_seconds),
+        percent(stream.wait_seconds, stream.io.elapsed_seconds),
+        seconds(stream.io.elapsed_seconds)
+    )
+}
+
+/// Which path the bytes took.
+fn reader(statistics: &SessionStatistics) -> String {
+    let engine = &statistics.io_engine;
+    let direct = if engine.direct { "O_DIRECT" } else { "through the page cache" };
+    let registered = if engine.registered_buffers { ", registered buffers" } else { "" };
+    let why = match engine.why.as_str() {
+        "" => String::new(),
+        why => format!(" ({why})"),
+    };
+    format!("{}, {direct}{registered}{why}", engine.name)
+}
+
+fn compute(statistics: &SessionStatistics) -> String {
+    statistics.compute.clone()
+}
+
+fn memory(statistics: &SessionStatistics, peak: u64) -> String {
+    format!(
+        "{} at most (VmHWM); of it weights and activations within {}, KV cache {}",
+        bytes(peak),
+        bytes(statistics.budget_bytes),
+        bytes(statistics.kv_cache_bytes)
+    )
+}
+
+fn percent(part: f64, whole: f64) -> String {
+    if whole <= 0.0 {
+        return "0 %".into();
+    }
+    let percent = 100.0 * part / whole;
+    match percent < 9.95 || (percent > 99.0 && percent < 100.0) {
+        true => format!("{percent:.1} %"),
+        false => format!("{percent:.0} %"),
+    }
+}
+
+fn seconds(seconds: f64) -> String {
+    match seconds {
+        s if s >= 60.0 => format!("{} min {:.0} s", (s / 60.0).floor(), s % 60.0),
+        s if s >= 10.0 => format!("{s:.1} s"),
+        s if s >= 1.0 => format!("{s:.2} s"),
+        s => format!("{:.0} ms", s * 1000.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_read_well() {
+        assert_eq!(percent(0.0, 0.0), "0 %");
+        assert_eq!(percent(1.0, 30.0), "3.3 %");
+        assert_eq!(percent(1.0, 3.0), "33 %");
+        assert_eq!(percent(999.0, 1000.0), "99.9 %");
+        assert_eq!(percent(1.0, 1.0), "100 %");
+        assert_eq!(seconds(0.0123), "12 ms");
+        assert_eq!(seconds(1.234), "1.23 s");
+        assert_eq!(seconds(75.0), "1 min 15 s");
+    }
+}

@@ -1,0 +1,94 @@
+//! Stop strings: text is held back while it could still become one.
+
+/// Passes generated text through until a stop string appears. Neither a stop string nor a part of
+/// it is ever let out, so long as the stream goes through [`push`](StopFilter::push).
+pub struct StopFilter {
+    stops: Vec<String>,
+    held: String,
+}
+
+/// What came out of the filter.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Passed {
+    /// Text that is certain to lie before every stop string.
+    pub text: String,
+    /// A stop string was complete: the answer ends here.
+    pub stopped: bool,
+}
+
+impl StopFilter {
+    /// A filter for these stop strings; empty ones are ignored.
+    pub fn new(stops: &[String]) -> StopFilter {
+        let stops = stops.iter().filter(|stop| !stop.is_empty()).cloned().collect();
+        StopFilter { stops, held: String::new() }
+    }
+
+    /// Adds text; returns what may be shown.
+    pub fn push(&mut self, text: &str) -> Passed {
+        self.held.push_str(text);
+        let first = self.stops.iter().filter_map(|stop| self.held.find(stop.as_str())).min();
+        if let Some(at) = first {
+            self.held.truncate(at);
+            return Passed { text: std::mem::take(&mut self.held), stopped: true };
+        }
+        let keep = self.stops.iter().map(|stop| overlap(&self.held, stop)).max().unwrap_or(0);
+        let rest = self.held.split_off(self.held.len() - keep);
+        Passed { text: std::mem::replace(&mut self.held, rest), stopped: false }
+    }
+
+    /// The text still held back; it did not become a stop string.
+    pub fn finish(self) -> String {
+        self.held
+    }
+}
+
+/// The length in bytes of the longest end of `text` that begins `stop`.
+fn overlap(text: &str, stop: &str) -> usize {
+    let longest = text.len().min(stop.len());
+    (1..=longest)
+        .rev()
+        .find(|&n| text.as_bytes()[text.len() - n..] == stop.as_bytes()[..n])
+        .unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(stops: &[&str], pieces: &[&str]) -> (String, bool) {
+        let stops: Vec<String> = stops.iter().map(|s| s.to_string()).collect();
+        let mut filter = StopFilter::new(&stops);
+        let mut shown = String::new();
+        for piece in pieces {
+            let passed = filter.push(piece);
+            shown.push_str(&passed.text);
+            if passed.stopped {
+                return (shown, true);
+            }
+        }
+        shown.push_str(&filter.finish());
+        (shown, false)
+    }
+
+    #[test]
+    fn a_stop_string_is_never_shown() {
+        assert_eq!(run(&["END"], &["text E", "N", "D more"]), ("text ".into(), true));
+        assert_eq!(run(&["END"], &["text EN", "E", "ND"]), ("text EN".into(), true));
+        assert_eq!(run(&["\n\n", "xy"], &["a\n", "b x", "y"]), ("a\nb ".into(), true));
+        assert_eq!(run(&["aab"], &["a", "a", "a", "b"]), ("a".into(), true));
+    }
+
+    #[test]
+    fn text_that_only_looks_like_one_is_shown() {
+        assert_eq!(run(&["END"], &["the E", "N"]), ("the EN".into(), false));
+        assert_eq!(run(&[], &["a", "b"]), ("ab".into(), false));
+        assert_eq!(run(&[""], &["a"]), ("a".into(), false));
+    }
+
+    #[test]
+    fn characters_stay_whole() {
+        // "é" and "è" share their first byte: half a character must not be split off.
+        assert_eq!(run(&["é!"], &["è", "é", "?"]), ("èé?".into(), false));
+        assert_eq!(run(&["é"], &["è"]), ("è".into(), false));
+    }
+}

@@ -1,0 +1,181 @@
+//! Bad input: exit status 1 or 2, one clear line, nothing left behind.
+
+use std::fs;
+use std::path::Path;
+
+use crate::harness::{demo, forebay, moe, words};
+
+#[test]
+fn wrong_usage_is_status_2() {
+    for line in [
+        "nonsense",
+        "run m --ram 8GB",
+        "run m --ram 0",
+        "run m --ram -1",
+        "run m --ram 99999999PiB",
+        "run m --polcy lru",
+        "run m --policy fifo",
+        "run m --io mmap",
+        "run m --device gpu",
+        "run m --temperature hot",
+        "run m --temperature nan",
+        "run m --top-p 2",
+        "run m --threads 0",
+        "run m --ctx 0",
+        "run m --max-tokens 0",
+        "run m --prompt x --stop ",
+        "run m n",
+        "bench",
+        "bench m --prompt-tokens 0 --gen-tokens 0",
+        "logits m --tokens 1,2",
+        "logits m -o out",
+        "logits m -o out --tokens 1,x",
+        "tokenize",
+        "completions tcsh",
+    ] {
+        let said = forebay(&words(line)).failed(2);
+        assert!(said.len() < 400, "{line}: {said}");
+    }
+}
+
+#[test]
+fn options_of_other_builds_are_refused() {
+    for (line, wanted) in [
+        ("run m --prompt x --device cuda", "no GPU backend"),
+        ("run m --prompt x --device cuda:1", "no GPU backend"),
+        ("run m --prompt x --vram 8GiB", "--ram"),
+        ("bench m --device cuda:0", "no GPU backend"),
+    ] {
+        let said = forebay(&words(line)).failed(1);
+        assert!(said.contains(wanted), "{line}: {said}");
+    }
+}
+
+/// Every command that reads a model, with `MODEL` in its place.
+const READERS: [&str; 6] = [
+    "run MODEL --prompt x",
+    "bench MODEL",
+    "inspect MODEL",
+    "logits MODEL --tokens 1,2 -o OUT",
+    "tokenize MODEL --text x",
+    "render MODEL",
+];
+
+fn refuse(model: &Path, wanted: &str) {
+    let directory = tempfile::tempdir().unwrap();
+    let out = directory.path().join("out.safetensors");
+    for reader in READERS {
+        let arguments: Vec<String> = words(reader)
+            .into_iter()
+            .map(|word| match word.as_str() {
+                "MODEL" => model.to_str().unwrap().to_string(),
+                "OUT" => out.to_str().unwrap().to_string(),
+                _ => word,
+            })
+            .collect();
+        let said = forebay(&arguments).failed(1);
+        assert!(said.contains(wanted), "{reader}: {said} (wanted: {wanted})");
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0, "{reader} left a file");
+    }
+}
+
+#[test]
+fn models_that_are_none() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    refuse(&at("missing.gguf"), "missing.gguf");
+
+    fs::create_dir(at("empty")).unwrap();
+    refuse(&at("empty"), "empty");
+
+    fs::write(at("zero.gguf"), "").unwrap();
+    refuse(&at("zero.gguf"), "zero.gguf");
+
+    fs::write(at("text.gguf"), "this is no model, only some words").unwrap();
+    refuse(&at("text.gguf"), "text.gguf");
+}
+
+#[test]
+fn truncated_files() {
+    let directory = tempfile::tempdir().unwrap();
+    let whole = fs::read(demo()).unwrap();
+    let path = directory.path().join("cut.gguf");
+    for length in [3, 4, 8, 20, 24, 100, 5000, 100_000, whole.len() / 2, whole.len() - 1] {
+        fs::write(&path, &whole[..length]).unwrap();
+        let said = forebay(&["inspect", path.to_str().unwrap()]).failed(1);
+        assert!(said.contains("cut.gguf"), "{length}: {said}");
+    }
+    refuse(&path, "cut.gguf");
+}
+
+#[test]
+fn an_unknown_architecture_is_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut bytes = fs::read(demo()).unwrap();
+    let at = bytes.windows(8).position(|w| w == b"qwen3moe").expect("names its architecture");
+    bytes[at..at + 8].copy_from_slice(b"qwen9moe");
+    let path = directory.path().join("new.gguf");
+    fs::write(&path, bytes).unwrap();
+    for arguments in [&["inspect"][..], &["run", "--prompt", "x"]] {
+        let said = forebay(&[arguments, &[path.to_str().unwrap()]].concat()).failed(1);
+        assert!(said.contains("qwen9moe") && said.contains("llama"), "{said}");
+    }
+}
+
+#[test]
+fn a_budget_too_small_names_the_smallest() {
+    let said = forebay(&["run", &demo(), "--prompt", "x", "--ram", "64KiB"]).failed(1);
+    assert!(said.contains("smallest that works is"), "{said}");
+    // What it names does work.
+    let smallest = crate::harness::smallest_ram(&demo(), 64).to_string();
+    let ram = ["--ram", &smallest, "--ctx", "64", "--max-tokens", "2"];
+    forebay(&[&["run", &demo(), "--prompt", "The sea", "--raw"][..], &ram].concat()).ok();
+}
+
+#[test]
+fn a_context_beyond_the_model_is_refused() {
+    let said = forebay(&["run", &moe(), "--prompt", "x", "--ctx", "99999999"]).failed(2);
+    assert!(said.contains("--ctx"), "{said}");
+}
+
+#[test]
+fn unwritable_outputs() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("file");
+    fs::write(&file, "kept").unwrap();
+    let model = moe();
+    let in_missing = directory.path().join("missing/out");
+    let under_file = file.join("out");
+    for out in [directory.path(), &in_missing, &under_file, Path::new("/dev/null")] {
+        let out = out.to_str().unwrap();
+        forebay(&["logits", &model, "--tokens", "1,2", "-o", out]).failed(1);
+        forebay(&["synth", "llama-8b", out, "--layers", "1"]).failed(1);
+    }
+    assert_eq!(fs::read_to_string(&file).unwrap(), "kept");
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn tokens_that_the_model_does_not_know() {
+    let directory = tempfile::tempdir().unwrap();
+    let out = directory.path().join("out");
+    let out = out.to_str().unwrap();
+    let said = forebay(&["logits", &moe(), "--tokens", "1,4000000000", "-o", out]).failed(1);
+    assert!(said.contains("4000000000"), "{said}");
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_reader_that_leaves_is_no_failure() {
+    use std::process::{Command, Stdio};
+    let mut child = Command::new(env!("CARGO_BIN_EXE_forebay"))
+        .args(["inspect", &demo(), "--tensors"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+    assert_eq!(output.status.code(), Some(0));
+}

@@ -1,0 +1,109 @@
+//! Running the binary, and finding the reference data.
+
+use std::ffi::OsStr;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// What a run of the binary gave.
+pub struct Ran {
+    pub status: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Ran {
+    /// Asserts exit status 0.
+    #[track_caller]
+    pub fn ok(self) -> Ran {
+        assert_eq!(self.status, Some(0), "stderr: {}", self.stderr);
+        self
+    }
+
+    /// Asserts a failure with this exit status and one line that begins with `error: `.
+    #[track_caller]
+    pub fn failed(self, status: i32) -> String {
+        assert_eq!(self.status, Some(status), "stdout: {}\nstderr: {}", self.stdout, self.stderr);
+        let line = self.stderr.trim_end_matches('\n');
+        assert!(line.starts_with("error: "), "{line}");
+        assert_eq!(line.lines().count(), 1, "{line}");
+        assert_eq!(self.stdout, "");
+        line.to_string()
+    }
+
+    #[track_caller]
+    pub fn json(self) -> serde_json::Value {
+        let ran = self.ok();
+        serde_json::from_str(&ran.stdout).unwrap_or_else(|e| panic!("{e}: {}", ran.stdout))
+    }
+}
+
+/// Runs the binary with nothing on standard input.
+pub fn forebay<A: AsRef<OsStr>>(arguments: &[A]) -> Ran {
+    forebay_with_input(arguments, "")
+}
+
+/// Runs the binary with this text on standard input.
+pub fn forebay_with_input<A: AsRef<OsStr>>(arguments: &[A], input: &str) -> Ran {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_forebay"))
+        .args(arguments)
+        .env_remove("FOREBAY_LOG")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary starts");
+    // A command that does not read its input closes the pipe; that is its right.
+    let _ = child.stdin.take().expect("piped").write_all(input.as_bytes());
+    let output = child.wait_with_output().expect("the binary ends");
+    Ran {
+        status: output.status.code(),
+        stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+        stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+    }
+}
+
+/// Splits a command line at spaces.
+pub fn words(line: &str) -> Vec<String> {
+    line.split(' ').map(String::from).collect()
+}
+
+pub fn workspace() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// A file or folder of the reference data: from `FOREBAY_FIXTURES`, beside the clone, or from the
+/// small choice in the project. Its absence is said aloud.
+pub fn fixture(path: &str) -> Option<PathBuf> {
+    let roots = [
+        std::env::var_os("FOREBAY_FIXTURES").map(PathBuf::from),
+        Some(workspace().join("../shared/fixtures")),
+        Some(workspace().join("fixtures")),
+    ];
+    let found = roots.into_iter().flatten().map(|root| root.join(path)).find(|path| path.exists());
+    if found.is_none() {
+        eprintln!("SKIPPED: no fixture {path}: set FOREBAY_FIXTURES to the full set");
+    }
+    found
+}
+
+/// The mixture-of-experts model that every clone has.
+pub fn moe() -> String {
+    let path = fixture("models/qwen3_moe").expect("the project holds this fixture");
+    path.to_str().expect("UTF-8").to_string()
+}
+
+/// The demo model that every clone has.
+pub fn demo() -> String {
+    workspace().join("models/tales-moe-sticky-Q4_K_M.gguf").to_str().expect("UTF-8").to_string()
+}
+
+/// The smallest RAM budget that a model runs with, as the refusal of a smaller one says it.
+pub fn smallest_ram(model: &str, context: usize) -> u64 {
+    let context = context.to_string();
+    let arguments = ["run", model, "--prompt", "x", "--ram", "1", "--ctx", &context];
+    let line = forebay(&arguments).failed(1);
+    let (_, rest) = line.split_once("smallest that works is ").expect("names the smallest");
+    let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
+    digits.parse().expect("a number of bytes")
+}

@@ -1,0 +1,9 @@
+//! End to end, by the real binary.
+
+mod bad_input;
+mod harness;
+mod help;
+mod logits;
+mod models;
+mod run;
+mod text;

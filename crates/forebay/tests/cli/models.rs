@@ -1,0 +1,70 @@
+//! `inspect`, `bench` and `synth`.
+
+use std::fs;
+
+use serde_json::Value;
+
+use crate::harness::{demo, forebay, moe};
+
+#[test]
+fn inspect_knows_the_demo_model() {
+    let text = forebay(&["inspect", &demo()]).ok().stdout;
+    for part in ["qwen3moe", "32 per layer, 4 per token", "8 layers", "experts", "Q4_K"] {
+        assert!(text.contains(part), "{part} is missing in: {text}");
+    }
+    let document = forebay(&["inspect", &demo(), "--tensors", "--json"]).json();
+    assert_eq!(document["architecture"], "qwen3moe");
+    let tensors = document["tensors"].as_array().expect("a list");
+    let bytes: u64 = tensors.iter().filter_map(|tensor| tensor["bytes"].as_u64()).sum();
+    assert_eq!(document["weights_bytes"].as_u64(), Some(bytes));
+    let listing = forebay(&["inspect", &demo(), "--tensors"]).ok().stdout;
+    for tensor in tensors {
+        assert!(listing.contains(tensor["name"].as_str().unwrap()));
+    }
+}
+
+#[test]
+fn inspect_reads_folders() {
+    let document = forebay(&["inspect", &moe(), "--json"]).json();
+    assert_eq!((&document["experts"], &document["experts_per_token"]), (&16.into(), &4.into()));
+    assert_eq!(document["files"].as_array().map(Vec::len), Some(2));
+}
+
+#[test]
+fn bench_measures_both_parts() {
+    let base = ["bench", &moe(), "--prompt-tokens", "16", "--gen-tokens", "8", "--repeat", "2"];
+    let text = forebay(&base).ok().stdout;
+    assert!(text.contains("prompt") && text.contains("generate") && text.contains("median"));
+    let document = forebay(&[&base[..], &["--json"]].concat()).json();
+    let rate = |part: &str, name: &str| document[part][name].as_f64().expect("a number");
+    for part in ["prompt", "generate"] {
+        let median = rate(part, "tokens_per_second_median");
+        assert!(rate(part, "tokens_per_second_min") <= median && median > 0.0);
+        assert!(rate(part, "tokens_per_second_max") >= median);
+    }
+    assert_eq!(document["runs"].as_array().map(Vec::len), Some(2));
+    let only = ["bench", &moe(), "--prompt-tokens", "0", "--gen-tokens", "4", "--json"];
+    assert_eq!(forebay(&only).json()["prompt"], Value::Null);
+}
+
+#[test]
+fn synth_makes_a_model_that_runs() {
+    let directory = tempfile::tempdir().unwrap();
+    let out = directory.path().join("model.gguf");
+    let out = out.to_str().unwrap();
+    let missing = forebay(&["synth", "gpt-9", out]).failed(2);
+    assert!(missing.contains("qwen3moe-30b"), "{missing}");
+    let wrong = forebay(&["synth", "llama-8b", out, "--quantisation", "Q9"]).failed(2);
+    assert!(wrong.contains("Q4_K_M"), "{wrong}");
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+
+    let line = ["synth", "qwen3moe-tiny", out, "--layers", "2", "--quantisation", "Q4_K_M"];
+    let document = forebay(&[&line[..], &["--json"]].concat()).json();
+    assert_eq!(document["bytes"].as_u64(), Some(fs::metadata(out).unwrap().len()));
+    let said = forebay(&line).failed(1);
+    assert!(said.contains("--force"), "{said}");
+    forebay(&[&line[..], &["--force"]].concat()).ok();
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
+    let logits = directory.path().join("logits");
+    forebay(&["logits", out, "--tokens", "1,2", "-o", logits.to_str().unwrap()]).ok();
+}
