@@ -183,3 +183,37 @@ impl List<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::shapes::find;
+    use super::*;
+
+    fn bytes(shape: &str, recipe: &str, layers: Option<u32>) -> u64 {
+        let (shape, recipe) = (find(shape).unwrap(), Recipe::find(recipe).unwrap());
+        let tensors = tensors(shape, &recipe, layers.unwrap_or(shape.layers)).unwrap();
+        let size = |tensor: &PlannedTensor| {
+            let rows: u64 = tensor.shape[..tensor.shape.len() - 1].iter().product();
+            rows * tensor.ty.row_bytes(tensor.shape[tensor.shape.len() - 1]).unwrap()
+        };
+        tensors.iter().map(size).sum()
+    }
+
+    /// Sizes of the published Q4_K_M files of these models.
+    #[test]
+    fn sizes_are_those_of_real_files() {
+        for (shape, gigabytes) in [
+            ("qwen3moe-30b", 18.55),
+            ("llama-1b", 0.80),
+            ("llama-8b", 4.91),
+            ("llama-70b", 42.5),
+            ("mixtral-8x7b", 28.45),
+            ("qwen3-8b", 5.02),
+            ("qwen2-7b", 4.68),
+            ("olmoe-7b", 4.21),
+        ] {
+            let found = bytes(shape, "Q4_K_M", None) as f64 / 1e9;
+            assert!((found / gigabytes - 1.0).abs() < 0.02, "{shape}: {found:.2} GB");
+        }
+    }
+}
