@@ -16,6 +16,14 @@ pub const SEED: u64 = 1;
 /// Length of the demo answer in tokens; the model writes sense for a paragraph or two.
 pub const MAX_TOKENS: usize = 200;
 
+/// Positions that the model was trained for.
+pub const CONTEXT: usize = 1024;
+
+/// What a newcomer may do after the first run.
+pub const NEXT: &str = "\
+next: forebay run --prompt 'def binary_search(items, target):'    the same model on other text
+      forebay run MODEL.gguf --ram 8GiB                           a chat with a model of yours";
+
 const FILE: &str = "models/tales-moe-sticky-Q4_K_M.gguf";
 
 /// Finds the demo model: the path in `FOREBAY_DEMO_MODEL`, else `models/` in a directory above

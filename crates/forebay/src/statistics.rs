@@ -2,6 +2,7 @@
 //! against, shares beside the whole.
 
 use std::fmt::Write as _;
+use std::path::Path;
 
 use forebay_engine::{Generation, Session, SessionStatistics};
 use forebay_stream::MemoryPlan;
@@ -23,10 +24,10 @@ pub fn headline(session: &Session) -> String {
 }
 
 /// The block that `--stats` prints. `generation` is the answer it follows, if there was one.
-pub fn block(session: &Session, generation: Option<&Generation>) -> String {
+pub fn block(session: &Session, path: &Path, generation: Option<&Generation>) -> String {
     let statistics = session.statistics();
     let mut lines: Vec<(&str, String)> = vec![
-        ("model", model(session)),
+        ("model", model(session, path)),
         ("budget", budget(&statistics)),
         ("basin", basin(&statistics, session.plan())),
     ];
@@ -52,16 +53,14 @@ pub fn block(session: &Session, generation: Option<&Generation>) -> String {
     text
 }
 
-fn model(session: &Session) -> String {
+fn model(session: &Session, path: &Path) -> String {
     let info = session.info();
-    let name: String = match &info.name {
-        Some(name) => name.chars().filter(|c| !c.is_control()).collect::<String>() + ", ",
-        None => String::new(),
-    };
+    let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
+    let name: String = name.chars().filter(|c| !c.is_control()).collect();
     let types: Vec<&str> = info.types.iter().map(|ty| ty.name).take(3).collect();
     let more = if info.types.len() > 3 { ", …" } else { "" };
     format!(
-        "{name}{}, {} ({}{more})",
+        "{name}: {}, {} of weights ({}{more})",
         info.architecture,
         bytes(info.weights_bytes),
         types.join(", ")

@@ -66,7 +66,7 @@ pub fn run(args: BenchArgs) -> Outcome {
             statistics: session.statistics(),
         });
     }
-    print(&session, prompt.as_ref(), generate.as_ref())
+    print(&session, &args.model, prompt.as_ref(), generate.as_ref())
 }
 
 fn summary(tokens: usize, rates: impl Iterator<Item = f64>) -> Option<Summary> {
@@ -86,7 +86,12 @@ fn summary(tokens: usize, rates: impl Iterator<Item = f64>) -> Option<Summary> {
     })
 }
 
-fn print(session: &Session, prompt: Option<&Summary>, generate: Option<&Summary>) -> Outcome {
+fn print(
+    session: &Session,
+    path: &Path,
+    prompt: Option<&Summary>,
+    generate: Option<&Summary>,
+) -> Outcome {
     let head = ["", "tokens", "median", "min", "max", "tokens/s"];
     let mut rows = vec![head.map(String::from).to_vec()];
     for (name, summary) in [("prompt", prompt), ("generate", generate)] {
@@ -102,7 +107,7 @@ fn print(session: &Session, prompt: Option<&Summary>, generate: Option<&Summary>
     let columns =
         [Align::Left, Align::Right, Align::Right, Align::Right, Align::Right, Align::Left];
     output::print(&output::table(&columns, &rows))?;
-    eprint!("{}", statistics::block(session, None));
+    eprint!("{}", statistics::block(session, path, None));
     Ok(())
 }
 

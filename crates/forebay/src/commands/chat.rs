@@ -38,7 +38,7 @@ pub fn run(session: &mut Session, config: &RunConfig) -> Outcome {
                 "/reset  forget the conversation\n/stats  statistics so far\n/exit   end (also \
                  Ctrl-D)\nCtrl-C  end the answer; pressed again, or here, the program"
             ),
-            Line::Statistics => eprint!("{}", statistics::block(session, None)),
+            Line::Statistics => eprint!("{}", statistics::block(session, &config.model, None)),
             Line::Reset => {
                 conversation.reset();
                 session.reset();
@@ -51,7 +51,7 @@ pub fn run(session: &mut Session, config: &RunConfig) -> Outcome {
         }
     }
     if config.stats {
-        eprint!("{}", statistics::block(session, None));
+        eprint!("{}", statistics::block(session, &config.model, None));
     }
     Ok(())
 }

@@ -13,6 +13,7 @@ use crate::args::RunArgs;
 use crate::commands::chat;
 use crate::config::{self, PromptSource, RunConfig};
 use crate::conversation::{self, Conversation};
+use crate::demo;
 use crate::failure::Outcome;
 use crate::open;
 use crate::output;
@@ -40,8 +41,8 @@ struct Document<'a> {
 
 pub fn run(args: RunArgs) -> Outcome {
     let mut config = config::run(args)?;
-    if config.demo && config.session.ram_bytes.is_none() {
-        config.session.ram_bytes = Some(demo_budget(&config.model)?);
+    if config.demo {
+        shape_demo(&mut config)?;
     }
     let prompt = match &config.prompt {
         PromptSource::Text(text) => Some(text.clone()),
@@ -50,7 +51,7 @@ pub fn run(args: RunArgs) -> Outcome {
     };
     let mut session = open::session(&config.model, &config.session)?;
     if config.demo {
-        announce(&session);
+        announce(&session, &config);
     }
     match prompt {
         Some(prompt) => single(&mut session, &config, &prompt),
@@ -58,21 +59,34 @@ pub fn run(args: RunArgs) -> Outcome {
     }
 }
 
-/// Half of what the experts need, so that the first run already streams.
-fn demo_budget(model: &Path) -> Outcome<u64> {
-    let inspection = forebay_engine::inspect(model)?;
-    Ok(inspection.model.expert_bytes / 2)
+/// Gives the demo a basin for half of its experts, so that the first run already streams, and no
+/// more context than it will use: the room for activations comes out of the same budget.
+fn shape_demo(config: &mut RunConfig) -> Outcome {
+    if config.session.ram_bytes.is_none() {
+        let model = forebay_engine::inspect(&config.model)?.model;
+        config.session.ram_bytes = Some(model.weights_bytes - model.expert_bytes / 2);
+    }
+    if let (PromptSource::Text(prompt), None) = (&config.prompt, config.session.context) {
+        // No token of this model's byte-level vocabulary stands for less than a byte.
+        let positions = prompt.len() + config.answer.max_tokens.unwrap_or(0) + 1;
+        config.session.context = (positions <= demo::CONTEXT).then_some(positions);
+    }
+    Ok(())
 }
 
-fn announce(session: &Session) {
+fn announce(session: &Session, config: &RunConfig) {
     let statistics = session.statistics();
+    let half = match config.session.ram_bytes {
+        Some(ram) if ram == statistics.weights_bytes - statistics.expert_bytes / 2 => {
+            ": the dense parts and half of the experts"
+        }
+        _ => "",
+    };
     eprintln!(
-        "streaming {} of weights from disk through a basin of {} RAM ({})",
+        "streaming {} of weights from disk through a basin of {} of RAM{half}\n",
         size::format(statistics.weights_bytes),
         size::format(statistics.budget_bytes),
-        session.info().name.as_deref().unwrap_or("the demo model"),
     );
-    eprintln!("try next: forebay run --prompt 'def binary_search(items, target):'\n");
 }
 
 fn read_prompt() -> anyhow::Result<String> {
@@ -116,7 +130,10 @@ fn single(session: &mut Session, config: &RunConfig, prompt: &str) -> Outcome {
         output::print("\n")?;
     }
     if config.stats {
-        eprint!("\n{}", statistics::block(session, Some(&answer.generation)));
+        eprint!("\n{}", statistics::block(session, &config.model, Some(&answer.generation)));
+    }
+    if config.demo {
+        eprintln!("\n{}", demo::NEXT);
     }
     Ok(())
 }

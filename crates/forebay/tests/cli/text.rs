@@ -64,7 +64,7 @@ fn render_follows_the_template() {
 
 #[test]
 fn a_model_without_a_template_says_so() {
-    let line = forebay_with_input(&["render", &crate::harness::demo()], "[]").failed(1);
+    let line = forebay_with_input(&["render", &moe()], "[]").failed(1);
     assert!(line.contains("no chat template") && line.contains("--raw"), "{line}");
 }
 
