@@ -85,7 +85,9 @@ fn round_block(x: &[f32], codes: &mut [i8]) -> f32 {
     let largest = largest_magnitude(x);
     let inverse = if largest > 1e-36 { 127.0 / largest } else { 0.0 };
     for (x, codes) in x.as_chunks::<8>().0.iter().zip(codes.as_chunks_mut::<8>().0) {
-        *codes = x.map(|x| nearest(x * inverse));
+        for (code, x) in codes.iter_mut().zip(x) {
+            *code = nearest(x * inverse);
+        }
     }
     largest / 127.0
 }

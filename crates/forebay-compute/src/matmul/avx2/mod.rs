@@ -9,10 +9,17 @@ use super::types;
 
 mod dot;
 mod float;
+mod panel;
+mod panel256;
 pub(crate) mod unpack;
 
 /// The kernel for rounded activations, if the type has one.
-pub(crate) fn plan_rounded(ty: TensorType, _tokens: usize) -> Option<Plan> {
+pub(crate) fn plan_rounded(ty: TensorType, tokens: usize) -> Option<Plan> {
+    if tokens > dot::TOKENS
+        && let Some(kernel) = many_tokens(ty)
+    {
+        return Some(Plan { kernel, rows_multiple: panel::ROWS * 2, rows_max: panel::ROWS_MAX });
+    }
     Some(Plan { kernel: few_tokens(ty)?, rows_multiple: 1, rows_max: 64 })
 }
 
@@ -37,6 +44,19 @@ fn few_tokens(ty: TensorType) -> Option<Kernel> {
         TensorType::Q5_K => rows256::<types::Q5K>,
         TensorType::Q6_K => rows256::<types::Q6K>,
         TensorType::IQ4_XS => rows256::<types::Iq4Xs>,
+        _ => return None,
+    })
+}
+
+fn many_tokens(ty: TensorType) -> Option<Kernel> {
+    use panel::rows;
+    use panel256::Panel256;
+    Some(match ty {
+        TensorType::Q2_K => rows::<Panel256<types::Q2K>>,
+        TensorType::Q3_K => rows::<Panel256<types::Q3K>>,
+        TensorType::Q4_K => rows::<Panel256<types::Q4K>>,
+        TensorType::Q5_K => rows::<Panel256<types::Q5K>>,
+        TensorType::Q6_K => rows::<Panel256<types::Q6K>>,
         _ => return None,
     })
 }

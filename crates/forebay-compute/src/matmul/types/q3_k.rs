@@ -36,7 +36,7 @@ impl Block256 for Q3K {
 /// first in the low bits; then come 4 bytes of high quarters.
 #[inline(always)]
 fn scale_bytes(block: &[u8]) -> [u64; 2] {
-    let [first, second, high] = [96, 100, 104].map(|at| u32_at(block, at));
+    let (first, second, high) = (u32_at(block, 96), u32_at(block, 100), u32_at(block, 104));
     let join = |low: u32, i: usize| {
         u64::from((low & 0x0f0f_0f0f) | ((high >> (2 * i)) & 0x0303_0303) << 4)
     };

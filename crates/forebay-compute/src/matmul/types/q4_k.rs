@@ -36,7 +36,7 @@ impl Block256 for Q4K {
 /// as bytes of two numbers.
 #[inline(always)]
 pub(super) fn six_bits(block: &[u8]) -> [u64; 2] {
-    let [low, middle, high] = [4, 8, 12].map(|at| u32_at(block, at));
+    let (low, middle, high) = (u32_at(block, 4), u32_at(block, 8), u32_at(block, 12));
     let scales = (high & 0x0f0f_0f0f) | ((low >> 6) & 0x0303_0303) << 4;
     let offsets = ((high >> 4) & 0x0f0f_0f0f) | ((middle >> 6) & 0x0303_0303) << 4;
     let join = |first: u32, second: u32| u64::from(first & 0x3f3f_3f3f) | u64::from(second) << 32;
