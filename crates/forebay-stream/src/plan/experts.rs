@@ -107,7 +107,8 @@ impl Classes {
             }
         }
         for class in &mut classes {
-            let least = per_token.min(class.experts);
+            let in_a_layer = class.layers.iter().map(|&layer| experts[layer as usize].0).max();
+            let least = per_token.min(in_a_layer.unwrap_or(0));
             class.transient = (least, per_token.saturating_mul(2).min(class.experts));
         }
         Classes { classes, experts_per_layer: experts.iter().map(|l| l.0).collect() }

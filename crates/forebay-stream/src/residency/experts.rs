@@ -61,6 +61,8 @@ pub(super) struct Batch {
     in_flight: usize,
     arrived: Vec<ExpertIndex>,
     evicted: Vec<(LayerIndex, ExpertIndex)>,
+    /// The first of its reads that failed.
+    pub failure: Option<StreamError>,
 }
 
 impl Batch {
@@ -73,7 +75,13 @@ impl Batch {
             in_flight: 0,
             arrived: Vec::with_capacity(room),
             evicted: Vec::with_capacity(2 * room),
+            failure: None,
         }
+    }
+
+    /// Whether it is open for `layer`.
+    pub fn is_of(&self, layer: LayerIndex) -> bool {
+        self.layer == Some(layer)
     }
 }
 
@@ -91,7 +99,7 @@ impl Residency {
         self.check_experts(layer, experts)?;
         self.end_experts();
         self.poll()?;
-        self.failure = None;
+        self.batch.failure = None;
         self.batch.layer = Some(layer);
         for &expert in experts {
             if self.cache.lookup(layer, expert) {
@@ -102,6 +110,7 @@ impl Residency {
         }
         self.retain(layer, experts);
         self.batch.pending.reverse();
+        self.claim_prefetched(layer);
         self.start_misses(layer);
         self.read_dense_ahead();
         Ok(())
@@ -153,7 +162,7 @@ impl Residency {
     ) -> Result<bool, StreamError> {
         self.poll()?;
         loop {
-            if let Some(failure) = self.failure.take() {
+            if let Some(failure) = self.batch.failure.take() {
                 return Err(failure);
             }
             self.start_misses(layer);
@@ -220,29 +229,41 @@ impl Residency {
         self.batch.evicted = evicted;
     }
 
+    /// Claims the misses that are here or on their way already, before others can take their slots.
+    fn claim_prefetched(&mut self, layer: LayerIndex) {
+        let mut pending = std::mem::take(&mut self.batch.pending);
+        pending.retain(|&expert| match *self.place(BlockId::Expert(layer, expert)) {
+            Place::Present(slot) => {
+                self.use_prefetched(slot);
+                self.batch.arrived.push(expert);
+                false
+            }
+            Place::Reading(slot) => {
+                self.use_prefetched(slot);
+                self.demand_read(slot);
+                self.batch.in_flight += 1;
+                false
+            }
+            Place::Absent => true,
+        });
+        self.batch.pending = pending;
+    }
+
     /// Starts the reads of pending misses, as far as there are slots.
     fn start_misses(&mut self, layer: LayerIndex) {
         while let Some(&expert) = self.batch.pending.last() {
-            let block = BlockId::Expert(layer, expert);
-            match *self.place(block) {
-                Place::Present(slot) => {
-                    self.use_prefetched(slot);
-                    self.batch.arrived.push(expert);
-                }
-                Place::Reading(slot) => {
-                    self.use_prefetched(slot);
-                    self.demand_read(slot);
-                    self.batch.in_flight += 1;
-                }
-                Place::Absent => {
-                    if self.engine.in_flight() >= READS_MAX {
-                        return;
-                    }
-                    let Some(slot) = self.take_slot(layer) else { return };
-                    self.start_read(block, slot, Purpose::Demand, Priority::Demand);
-                    self.batch.in_flight += 1;
-                }
+            if self.engine.in_flight() >= READS_MAX {
+                return;
             }
+            let block = BlockId::Expert(layer, expert);
+            if *self.place(block) != Place::Absent {
+                // Prefetched since the batch began.
+                self.claim_prefetched(layer);
+                continue;
+            }
+            let Some(slot) = self.take_slot(layer) else { return };
+            self.start_read(block, slot, Purpose::Demand, Priority::Demand);
+            self.batch.in_flight += 1;
             self.batch.pending.pop();
         }
     }
@@ -273,7 +294,7 @@ impl Residency {
         purpose: Purpose,
     ) {
         match purpose {
-            Purpose::Demand if self.batch.layer == Some(layer) => {
+            Purpose::Demand if self.batch.is_of(layer) => {
                 self.batch.in_flight -= 1;
                 self.batch.arrived.push(expert);
             }
@@ -298,7 +319,7 @@ impl Residency {
             self.free_slot(layer, slot);
         }
         let cancelled = matches!(error, ReadError::Cancelled { .. });
-        if read.purpose == Purpose::Demand && self.batch.layer == Some(layer) {
+        if read.purpose == Purpose::Demand && self.batch.is_of(layer) {
             self.batch.in_flight -= 1;
             if cancelled {
                 // It had been given up before somebody asked for it after all.

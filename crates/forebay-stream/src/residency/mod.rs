@@ -45,7 +45,7 @@ pub struct Residency {
     batch: Batch,
     /// Reused from call to call.
     completions: Vec<Completion>,
-    /// The first failure of a read that somebody waits for.
+    /// The first failure of a read that somebody waits for, other than the open batch.
     failure: Option<StreamError>,
     /// Why nothing can be read any more.
     stopped: Option<String>,
@@ -288,7 +288,10 @@ impl Residency {
                 tracing::warn!("{block} could not be read ahead, it will be tried again: {error}");
             }
             (Purpose::Demand, _) => {
-                self.failure.get_or_insert(StreamError::Read { block, source: error });
+                let of_batch =
+                    matches!(block, BlockId::Expert(layer, _) if self.batch.is_of(layer));
+                let failure = if of_batch { &mut self.batch.failure } else { &mut self.failure };
+                failure.get_or_insert(StreamError::Read { block, cause: error });
             }
         }
     }

@@ -91,18 +91,20 @@ impl Residency {
         let mut done = 0;
         let (mut next, mut first_open) = (0, 0);
         progress(0, total);
-        while first_open < wanted.len() {
+        // Blocks mostly arrive in order; the oldest one that is missing decides how far we are.
+        while let Some(&oldest) = wanted.get(first_open) {
+            if let Place::Present(_) = *self.place(oldest) {
+                done += self.layout(oldest).wanted_bytes();
+                first_open += 1;
+                next = next.max(first_open);
+                progress(done, total);
+                continue;
+            }
+            self.preload_block(oldest)?;
+            next = next.max(first_open + 1);
             while next < wanted.len() && self.engine.in_flight() < READS_MAX {
                 self.preload_block(wanted[next])?;
                 next += 1;
-            }
-            // Blocks mostly arrive in order; the oldest one decides how far we are.
-            let block = wanted[first_open];
-            if let Place::Present(_) = *self.place(block) {
-                done += self.layout(block).wanted_bytes();
-                first_open += 1;
-                progress(done, total);
-                continue;
             }
             self.wait()?;
             if let Some(failure) = self.failure.take() {
@@ -125,19 +127,21 @@ impl Residency {
         wanted
     }
 
+    /// Sees to it that a block is on its way.
     fn preload_block(&mut self, block: BlockId) -> Result<(), StreamError> {
-        if *self.place(block) != Place::Absent {
-            return Ok(());
+        if let BlockId::Expert(layer, expert) = block {
+            self.cache.preload(layer, expert);
         }
-        let slot = match block {
-            BlockId::Dense(index) => self.dense.homes[index as usize],
-            BlockId::Expert(layer, expert) => {
-                let slot = self.take_slot(layer);
-                if slot.is_some() {
-                    self.cache.preload(layer, expert);
-                }
-                slot
+        let slot = match *self.place(block) {
+            Place::Present(slot) | Place::Reading(slot) => {
+                self.use_prefetched(slot);
+                self.demand_read(slot);
+                return Ok(());
             }
+            Place::Absent => match block {
+                BlockId::Dense(index) => self.dense.homes[index as usize],
+                BlockId::Expert(layer, _) => self.take_slot(layer),
+            },
         };
         let slot = slot.ok_or(StreamError::LeasesHoldAllSlots { block })?;
         self.start_read(block, slot, Purpose::Demand, Priority::Load);

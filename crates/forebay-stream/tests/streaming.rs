@@ -1,0 +1,201 @@
+//! Random routing under every policy and many budgets: every lease has the file's bytes, and the engine's counters are
+//! those of a replay.
+
+mod support;
+
+use forebay_store::{FaultPlan, IoKind};
+use forebay_stream::{
+    CacheShape, ExpertIndex, LayerIndex, Phase, PolicyKind, Residency, RoutingTrace, replay,
+};
+use proptest::prelude::*;
+use support::{EXPERTS, LAYERS, Model, PER_TOKEN, Random, routing, step};
+
+/// A prompt and some tokens; returns what was routed.
+fn run(model: &Model, residency: &mut Residency, seed: u64, tokens: usize) -> RoutingTrace {
+    let mut random = Random(seed);
+    let mut trace = RoutingTrace::new(vec![(EXPERTS, 1); LAYERS as usize]);
+    let mut record = |phase, batches: &[Vec<ExpertIndex>]| {
+        for (layer, experts) in batches.iter().enumerate().filter(|(_, e)| !e.is_empty()) {
+            trace.push(phase, LayerIndex(layer as u32), experts);
+        }
+    };
+    let prompt = routing(&mut random, EXPERTS as usize - 1);
+    record(Phase::Prompt, &prompt);
+    step(model, residency, &prompt).unwrap();
+    residency.end_prompt(20);
+    for _ in 0..tokens {
+        let batches = routing(&mut random, PER_TOKEN);
+        record(Phase::Generate, &batches);
+        step(model, residency, &batches).unwrap();
+        residency.end_token();
+    }
+    trace
+}
+
+fn agrees_with_replay(residency: &Residency, trace: &RoutingTrace, tokens: usize) {
+    let plan = residency.plan();
+    let counters = replay(trace, plan.policy, &CacheShape::from_plan(plan));
+    let statistics = residency.statistics();
+    assert_eq!(statistics.lookups, counters.all.lookups);
+    assert_eq!(statistics.hits, counters.all.hits);
+    assert_eq!(statistics.evictions, counters.all.evictions);
+    assert_eq!(statistics.experts_read, counters.all.misses());
+    let per_token = counters.generate.misses() as f64 / tokens as f64;
+    assert_eq!(statistics.faulted_experts_per_token.all, Some(per_token));
+    let quota = plan.kept_per_layer.iter().copied().max().unwrap();
+    if plan.policy.is_per_layer() {
+        assert!(statistics.max_resident_per_layer <= quota);
+    }
+    assert!(statistics.peak_bytes.host_occupied <= statistics.peak_bytes.host_reserved);
+}
+
+#[test]
+fn every_policy_and_budget_gives_the_bytes_on_disk() {
+    let model = Model::new(1);
+    for policy in PolicyKind::ALL {
+        for ram in model.budgets(12) {
+            let mut residency = model.simulated(ram, policy, FaultPlan::default());
+            let trace = run(&model, &mut residency, 7, 40);
+            agrees_with_replay(&residency, &trace, 40);
+        }
+    }
+}
+
+#[test]
+fn real_files_by_every_engine() {
+    let model = Model::new(2);
+    let budgets = model.budgets(4);
+    for kind in [IoKind::Auto, IoKind::Pread] {
+        for &ram in &budgets {
+            let folder = tempfile::tempdir().unwrap();
+            let mut residency = model.real(kind, folder.path(), ram, PolicyKind::PerLayerLfu, None);
+            residency.preload(&mut |_, _| {}).unwrap();
+            run(&model, &mut residency, 3, 10);
+        }
+    }
+}
+
+#[test]
+fn everything_is_read_once_when_it_fits() {
+    let model = Model::new(3);
+    for policy in PolicyKind::ALL {
+        let mut residency = model.simulated(None, policy, FaultPlan::default());
+        let mut progress = Vec::new();
+        residency.preload(&mut |done, total| progress.push((done, total))).unwrap();
+        assert!(progress.is_sorted());
+        assert_eq!(progress.first().unwrap().0, 0);
+        assert_eq!(
+            progress.last(),
+            Some(&(model.blocks.total_bytes(), model.blocks.total_bytes()))
+        );
+        residency.reset_statistics();
+        run(&model, &mut residency, 5, 20);
+        let statistics = residency.statistics();
+        assert_eq!((statistics.bytes_read, statistics.misses, statistics.evictions), (0, 0, 0));
+        assert_eq!(statistics.hit_rate, 1.0);
+        assert_eq!(statistics.max_resident_per_layer, EXPERTS);
+    }
+}
+
+#[test]
+fn dense_blocks_are_read_once_per_round() {
+    let model = Model::new(4);
+    let mut residency =
+        model.simulated(model.budgets(2)[0], PolicyKind::PerLayerLru, FaultPlan::default());
+    let streamed = residency.plan().dense.pinned.iter().filter(|&&pinned| !pinned).count() as u64;
+    assert!(streamed > 2);
+    let mut random = Random(1);
+    step(&model, &mut residency, &routing(&mut random, 2)).unwrap();
+    residency.reset_statistics();
+    let rounds = 5;
+    for _ in 0..rounds {
+        step(&model, &mut residency, &routing(&mut random, 2)).unwrap();
+    }
+    // The read-ahead may be two blocks further at the end than it was at the start.
+    let read = residency.statistics().dense_blocks_read;
+    assert!(
+        read.abs_diff(rounds * streamed) <= 2,
+        "{read} reads of {streamed} blocks in {rounds} rounds"
+    );
+}
+
+#[test]
+fn dense_blocks_in_any_order() {
+    let model = Model::new(5);
+    for ram in model.budgets(6) {
+        let mut residency = model.simulated(ram, PolicyKind::PerLayerLru, FaultPlan::default());
+        let mut random = Random(9);
+        for turn in 0..200 {
+            if turn % 20 == 0 {
+                residency.set_dense_cycle(1 + random.below(7) as usize);
+            }
+            let index = random.below(model.blocks.dense.len() as u64) as u32;
+            let lease = residency.dense(index).unwrap();
+            model.check(&residency, &lease);
+        }
+    }
+}
+
+#[test]
+fn statistics_serialize_with_units_in_their_keys() {
+    let model = Model::new(6);
+    let mut residency = model.simulated(None, PolicyKind::GlobalLru, FaultPlan::default());
+    run(&model, &mut residency, 1, 4);
+    let statistics = residency.statistics();
+    assert_eq!((statistics.prompt_tokens, statistics.generated_tokens), (20, 4));
+    assert_eq!(residency.token_records().len(), 4);
+    assert!(statistics.io.requests > 0);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..Default::default() })]
+
+    /// Batches of any size, ended early or not, leases held across batches, prefetching: never other bytes than those on disk,
+    /// and a leased slot is not written to.
+    #[test]
+    fn whatever_the_caller_does_the_bytes_are_right(
+        seed in any::<u64>(),
+        policy in 0_usize..3,
+        budget in 0_usize..8,
+        random_one_in in prop::sample::select(vec![0_u32, 7]),
+    ) {
+        let model = Model::new(seed);
+        let ram = model.budgets(8)[budget];
+        let faults = FaultPlan { random_one_in, seed, ..FaultPlan::default() };
+        let mut residency = model.simulated(ram, PolicyKind::ALL[policy], faults);
+        let mut random = Random(seed ^ 1);
+        let mut held = Vec::new();
+        for _ in 0..60 {
+            let layer = LayerIndex(1 + random.below(u64::from(LAYERS) - 1) as u32);
+            let count = 1 + random.below(u64::from(EXPERTS)) as usize;
+            let experts = random.experts(EXPERTS, count);
+            match random.below(5) {
+                0 => residency.prefetch_experts(layer, &experts).unwrap(),
+                1 => {
+                    // Ended early, at any point.
+                    residency.begin_experts(layer, &experts).unwrap();
+                    let mut wave = Vec::new();
+                    for _ in 0..random.below(3) {
+                        residency.next_experts(&mut wave).unwrap();
+                        wave.iter().for_each(|(_, lease)| model.check(&residency, lease));
+                        wave.truncate(1);
+                        held.append(&mut wave);
+                        held.truncate(1);
+                    }
+                    residency.end_experts();
+                }
+                _ => {
+                    held.iter().for_each(|(_, lease)| model.check(&residency, lease));
+                    held.clear();
+                    let mut batches = vec![Vec::new(); LAYERS as usize];
+                    batches[layer.0 as usize] = experts;
+                    step(&model, &mut residency, &batches).unwrap();
+                    residency.end_token();
+                }
+            }
+            held.iter().for_each(|(_, lease)| model.check(&residency, lease));
+        }
+        let prefetch = residency.statistics().prefetch;
+        prop_assert!(prefetch.used + prefetch.wasted <= prefetch.issued);
+    }
+}

@@ -1,0 +1,230 @@
+//! A model of random bytes, and a residency over it.
+#![allow(dead_code, reason = "every test file uses a part of it")]
+
+use std::time::Duration;
+
+use forebay_store::{
+    Arena, DiskModel, EngineOptions, FaultPlan, FileSet, IoKind, ReadEngine, VirtualClock,
+    open_engine, open_faulty_engine, open_simulated_engine,
+};
+use forebay_stream::{
+    BlockId, Budget, ExpertIndex, Extent, FileIndex, LayerIndex, Lease, ModelBlocks, PolicyKind,
+    Residency, StreamError,
+};
+
+/// SplitMix64 (Steele, Lea, Flood 2014).
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^ (mixed >> 31)
+    }
+
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+
+    /// Distinct experts of a layer, ascending, the first ones more often.
+    pub fn experts(&mut self, known: u32, count: usize) -> Vec<ExpertIndex> {
+        let mut chosen: Vec<u32> = Vec::new();
+        while chosen.len() < count.min(known as usize) {
+            let expert = self.below(u64::from(known)).min(self.below(u64::from(known))) as u32;
+            if !chosen.contains(&expert) {
+                chosen.push(expert);
+            }
+        }
+        chosen.sort_unstable();
+        chosen.into_iter().map(ExpertIndex).collect()
+    }
+}
+
+/// Blocks, and the files that they lie in.
+pub struct Model {
+    pub blocks: ModelBlocks,
+    pub images: Vec<Vec<u8>>,
+}
+
+pub const LAYERS: u32 = 4;
+pub const EXPERTS: u32 = 10;
+pub const PER_TOKEN: usize = 3;
+
+impl Model {
+    /// Layer 0 is dense; the other layers have experts of two sizes. Blocks lie at odd offsets in two files, the three parts of
+    /// an expert far from each other.
+    pub fn new(seed: u64) -> Model {
+        let mut random = Random(seed);
+        let mut ends = [333_u64, 77];
+        let mut extent = |file: usize, length: u64| {
+            let extent = Extent { file: FileIndex(file as u32), offset: ends[file], length };
+            ends[file] += length + 5;
+            extent
+        };
+        let mut dense: Vec<Vec<Extent>> = Vec::new();
+        let mut experts: Vec<Vec<Vec<Extent>>> = Vec::new();
+        for layer in 0..LAYERS {
+            dense.push(vec![extent(0, 9000 + 100 * u64::from(layer)), extent(1, 700)]);
+            let bytes = if layer % 2 == 0 { 5001 } else { 3002 };
+            let count = if layer == 0 { 0 } else { EXPERTS };
+            let mut of_layer = vec![Vec::new(); count as usize];
+            for part in 0..3 {
+                of_layer.iter_mut().for_each(|expert| expert.push(extent(part % 2, bytes)));
+            }
+            experts.push(of_layer);
+        }
+        dense.push(vec![extent(1, 15_000)]);
+        dense.push(vec![extent(1, 12_000)]);
+        let image = |end: u64| (0..end + 10).map(|_| random.next() as u8).collect();
+        let images = ends.into_iter().map(image).collect();
+        let blocks = ModelBlocks { dense, experts, experts_per_token: PER_TOKEN };
+        Model { blocks, images }
+    }
+
+    pub fn extents(&self, block: BlockId) -> &[Extent] {
+        match block {
+            BlockId::Dense(index) => &self.blocks.dense[index as usize],
+            BlockId::Expert(layer, expert) => {
+                &self.blocks.experts[layer.0 as usize][expert.0 as usize]
+            }
+        }
+    }
+
+    /// Every part of a lease has exactly the file's bytes.
+    pub fn check(&self, residency: &Residency, lease: &Lease) {
+        let extents = self.extents(lease.block());
+        assert_eq!(residency.parts(lease), extents.len());
+        for (part, extent) in extents.iter().enumerate() {
+            let image = &self.images[extent.file.0 as usize];
+            let wanted = &image[extent.offset as usize..extent.end() as usize];
+            assert!(residency.bytes(lease, part) == wanted, "{} part {part}", lease.block());
+        }
+    }
+
+    pub fn simulated(&self, ram: Option<u64>, policy: PolicyKind, faults: FaultPlan) -> Residency {
+        let files = FileSet::in_memory(self.images.clone());
+        let options = EngineOptions { stall_timeout: Duration::from_secs(2), ..small_requests() };
+        self.residency(ram, policy, &files, |_| {
+            open_simulated_engine(
+                &files,
+                &options,
+                DiskModel::default(),
+                &VirtualClock::default(),
+                faults,
+            )
+            .unwrap()
+        })
+    }
+
+    /// With real files, by io_uring or pread.
+    pub fn real(
+        &self,
+        kind: IoKind,
+        folder: &std::path::Path,
+        ram: Option<u64>,
+        policy: PolicyKind,
+        faults: Option<FaultPlan>,
+    ) -> Residency {
+        let path = |index: usize| folder.join(format!("{index}.bin"));
+        let paths: Vec<_> = (0..self.images.len()).map(path).collect();
+        for (path, image) in paths.iter().zip(&self.images) {
+            std::fs::write(path, image).unwrap();
+        }
+        let files = FileSet::open(&paths).unwrap();
+        let options =
+            EngineOptions { stall_timeout: Duration::from_millis(200), ..small_requests() };
+        self.residency(ram, policy, &files, |arena| match faults {
+            Some(faults) => open_faulty_engine(kind, &files, arena, &options, faults).unwrap(),
+            None => open_engine(kind, &files, arena, &options).unwrap(),
+        })
+    }
+
+    fn residency(
+        &self,
+        ram: Option<u64>,
+        policy: PolicyKind,
+        files: &FileSet,
+        engine: impl FnOnce(&Arena) -> Box<dyn ReadEngine>,
+    ) -> Residency {
+        let plan = Budget::plan(&self.blocks, ram, 0, policy).unwrap();
+        let arena = Arena::reserve(plan.arena_bytes as usize).unwrap();
+        let engine = engine(&arena);
+        let residency = Residency::new(&self.blocks, plan, files, &arena, engine).unwrap();
+        assert_eq!(arena.used_bytes(), arena.bytes(), "the plan's bytes are the slots' bytes");
+        residency
+    }
+
+    /// Budgets from the smallest to one that holds everything.
+    pub fn budgets(&self, count: u64) -> Vec<Option<u64>> {
+        let smallest = Budget::smallest(&self.blocks, 0);
+        let all = Budget::plan(&self.blocks, None, 0, PolicyKind::PerLayerLru).unwrap().arena_bytes;
+        let between = (0..count).map(|step| Some(smallest + (all - smallest) * step / (count - 1)));
+        between.chain([None]).collect()
+    }
+}
+
+/// So small that a block takes several; repeated so often that only lasting faults are seen.
+fn small_requests() -> EngineOptions {
+    EngineOptions {
+        request_bytes: 4096,
+        queue_depth: 8,
+        background_depth: 4,
+        retries: 12,
+        ..Default::default()
+    }
+}
+
+/// One step of a decoder: every layer's dense block, then its experts, then the head. Checks all bytes.
+pub fn step(
+    model: &Model,
+    residency: &mut Residency,
+    batches: &[Vec<ExpertIndex>],
+) -> Result<(), StreamError> {
+    for layer in 0..LAYERS {
+        let dense = residency.dense(layer)?;
+        model.check(residency, &dense);
+        drop(dense);
+        if !batches[layer as usize].is_empty() {
+            batch(model, residency, LayerIndex(layer), &batches[layer as usize])?;
+        }
+    }
+    for head in LAYERS..model.blocks.dense.len() as u32 {
+        let dense = residency.dense(head)?;
+        model.check(residency, &dense);
+    }
+    Ok(())
+}
+
+/// One layer's batch, in as many waves as it takes. Every expert must come exactly once.
+pub fn batch(
+    model: &Model,
+    residency: &mut Residency,
+    layer: LayerIndex,
+    experts: &[ExpertIndex],
+) -> Result<(), StreamError> {
+    residency.begin_experts(layer, experts)?;
+    let (mut wave, mut seen) = (Vec::new(), Vec::new());
+    while residency.next_experts(&mut wave)? {
+        assert!(!wave.is_empty());
+        for (expert, lease) in wave.drain(..) {
+            assert_eq!(lease.block(), BlockId::Expert(layer, expert));
+            model.check(residency, &lease);
+            seen.push(expert);
+        }
+    }
+    residency.end_experts();
+    seen.sort_unstable();
+    let mut wanted = experts.to_vec();
+    wanted.sort_unstable();
+    assert_eq!(seen, wanted);
+    Ok(())
+}
+
+/// What a token or a prompt chooses in every layer.
+pub fn routing(random: &mut Random, per_layer: usize) -> Vec<Vec<ExpertIndex>> {
+    (0..LAYERS)
+        .map(|layer| if layer == 0 { Vec::new() } else { random.experts(EXPERTS, per_layer) })
+        .collect()
+}
