@@ -180,7 +180,8 @@ impl Session {
 fn pseudo_random_ids(count: usize, vocabulary: usize, seed: u64) -> Vec<u32> {
     let mut state = seed;
     let mut next = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         ((state >> 33) % vocabulary as u64) as u32
     };
     (0..count).map(|_| next()).collect()

@@ -76,7 +76,9 @@ pub fn inspect(model: &Path) -> Result<Inspection, EngineError> {
     let architecture = Architecture::from_catalog(&catalog)?;
     let tokenizer = match Tokenizer::from_catalog(&catalog) {
         Ok(tokenizer) => format!("{}, {} tokens", tokenizer.kind(), tokenizer.vocab_size()),
-        Err(TextError::NoTokenizerFile | TextError::MissingKey { key: "tokenizer.ggml.model" }) => "none".into(),
+        Err(TextError::NoTokenizerFile | TextError::MissingKey { key: "tokenizer.ggml.model" }) => {
+            "none".into()
+        }
         Err(error) => format!("unusable: {error}"),
     };
     let has_chat_template = forebay_text::ChatTemplate::from_catalog(&catalog)?.is_some();
@@ -135,7 +137,10 @@ fn block_kind(tensor: &TensorInfo) -> &'static str {
     let has = |part: &str| name.contains(part);
     if has("_exps") || has(".experts.") {
         EXPERTS
-    } else if has("ffn_gate_inp") || name.ends_with("mlp.gate.weight") || has("block_sparse_moe.gate") {
+    } else if has("ffn_gate_inp")
+        || name.ends_with("mlp.gate.weight")
+        || has("block_sparse_moe.gate")
+    {
         "router"
     } else if has("attn") {
         "attention"

@@ -17,7 +17,7 @@ use crate::{EngineError, SessionStatistics, default_budget_bytes, peak_resident_
 /// What a user may choose about a session.
 #[derive(Debug, Clone)]
 pub struct SessionOptions {
-    /// Bytes for weights and activations in RAM. `None`: what the machine has free, at most the
+    /// Bytes for weights in RAM. `None`: what the machine has free, at most the
     /// whole model.
     pub ram_bytes: Option<u64>,
     /// Positions of key/value cache. `None`: the trained context, at most 4096.
@@ -98,9 +98,9 @@ impl Session {
         let context = context(options, &architecture)?;
         let arithmetic = if options.exact { Arithmetic::Exact } else { Arithmetic::Fast };
         let cpu = Cpu::new(threads(options)?, Isa::selected()?, arithmetic);
-        let reserved = weights.small_bytes + Decoder::activation_bytes(&architecture, context);
         let budget = options.ram_bytes.unwrap_or_else(default_budget_bytes);
-        let plan = Budget::plan(&weights.blocks, Some(budget), reserved, options.policy)?;
+        let plan =
+            Budget::plan(&weights.blocks, Some(budget), weights.small_bytes, options.policy)?;
         let arena = Arena::reserve(plan.arena_bytes as usize)?;
         let defaults = EngineOptions::default();
         let engine_options = EngineOptions {
@@ -111,13 +111,11 @@ impl Session {
             ..defaults
         };
         let engine = open_engine(options.io, &files, &arena, &engine_options)?;
-        let mut residency =
-            Residency::new(&weights.blocks, plan.clone(), &files, &arena, engine)?;
+        let mut residency = Residency::new(&weights.blocks, plan.clone(), &files, &arena, engine)?;
         residency.preload(progress)?;
         let kv_type = if options.exact { KvType::F32 } else { KvType::F16 };
         let vocabulary = architecture.vocabulary;
-        let decoder =
-            Decoder::new(architecture, weights, cpu, files, residency, context, kv_type)?;
+        let decoder = Decoder::new(architecture, weights, cpu, files, residency, context, kv_type)?;
         Ok(Session {
             decoder,
             tokenizer,
@@ -148,7 +146,9 @@ impl Session {
     /// # Errors
     /// A model without one: only token ids can be used with it.
     pub fn tokenizer(&self) -> Result<&Tokenizer, EngineError> {
-        self.tokenizer.as_deref().ok_or_else(|| EngineError::NoTokenizer { path: self.root.clone() })
+        self.tokenizer
+            .as_deref()
+            .ok_or_else(|| EngineError::NoTokenizer { path: self.root.clone() })
     }
 
     /// The model's tokenizer, to be used while the session generates.
@@ -232,7 +232,9 @@ impl Session {
 fn optional_tokenizer(catalog: &Catalog) -> Result<Option<Arc<Tokenizer>>, EngineError> {
     match Tokenizer::from_catalog(catalog) {
         Ok(tokenizer) => Ok(Some(Arc::new(tokenizer))),
-        Err(TextError::NoTokenizerFile | TextError::MissingKey { key: "tokenizer.ggml.model" }) => Ok(None),
+        Err(TextError::NoTokenizerFile | TextError::MissingKey { key: "tokenizer.ggml.model" }) => {
+            Ok(None)
+        }
         Err(error) => Err(error.into()),
     }
 }

@@ -1,6 +1,8 @@
 //! Logits, routing and greedy text of every fixture model against independent references.
 //! Limits: the tolerance table of the fixtures' README.
 
+#[path = "support/logits.rs"]
+mod logits;
 mod support;
 
 use std::ops::ControlFlow;
@@ -8,14 +10,23 @@ use std::path::{Path, PathBuf};
 
 use forebay_engine::{GenerateOptions, Session, SessionOptions};
 use forebay_model::sampling::Sampling;
-use support::{Distance, References, fixture, json, numbers, prompt};
+use logits::{Distance, References, json, numbers, prompt};
+use support::fixture;
 
 /// Families that this build runs, by their fixture's name.
 const HUGGING_FACE: [&str; 8] =
     ["llama", "llama3_rope", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "olmoe"];
 const GGUF: [&str; 10] = [
-    "llama", "llama3_rope", "llama_k", "mistral", "qwen2", "qwen3", "qwen3_moe", "qwen3_moe_k",
-    "mixtral", "olmoe",
+    "llama",
+    "llama3_rope",
+    "llama_k",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "qwen3_moe_k",
+    "mixtral",
+    "olmoe",
 ];
 
 fn open(path: &Path, exact: bool) -> Session {
@@ -83,7 +94,11 @@ fn check_hugging_face(name: &str, folder: &Path, data: &Path) {
             continue;
         };
         let expected: Vec<Vec<i32>> = ids.chunks_exact(k).map(<[i32]>::to_vec).collect();
-        assert_eq!(chosen(&routing, layers, layer, k), expected, "{name}: routing of layer {layer}");
+        assert_eq!(
+            chosen(&routing, layers, layer, k),
+            expected,
+            "{name}: routing of layer {layer}"
+        );
     }
     for (which, ids) in [("short", &short), ("long", &long)] {
         let expected = numbers(&reference[which]["greedy"]);
@@ -137,14 +152,16 @@ fn gguf_files(name: &str) -> Vec<(String, PathBuf)> {
 
 /// Where the reference prompts of a GGUF fixture are.
 fn reference_json(name: &str) -> serde_json::Value {
-    let own = fixture(&format!("gguf/{name}/reference.json"));
-    let path = own.or_else(|| fixture(&format!("models/{name}/reference.json")));
-    json(&path.expect("every GGUF fixture has reference prompts"))
+    let folders = ["gguf", "models"].map(|kind| support::fixtures().join(kind).join(name));
+    let paths = folders.map(|folder| folder.join("reference.json"));
+    let path = paths.iter().find(|path| path.exists());
+    json(path.expect("every GGUF fixture has reference prompts"))
 }
 
 /// Reference logits of a file: the dequantised file's for quantised ones, F32 otherwise.
 fn gguf_reference(name: &str, label: &str, which: &str) -> Vec<f32> {
-    let references = References::open(&fixture(&format!("gguf/{name}/llamacpp.safetensors")).unwrap());
+    let references =
+        References::open(&fixture(&format!("gguf/{name}/llamacpp.safetensors")).unwrap());
     references
         .floats(&format!("{label}.exact.{which}"))
         .or_else(|| references.floats(&format!("F32.{which}")))
@@ -170,7 +187,12 @@ fn gguf_files_match_llama_cpp_in_f32() {
             let long = prompt(&reference, "long");
             let logits = session.logits(&long, None).unwrap();
             let expected = gguf_reference(name, &label, "long.logits_last8");
-            expect_exact(&format!("{what} long"), &expected, last8(&logits, vocabulary), vocabulary);
+            expect_exact(
+                &format!("{what} long"),
+                &expected,
+                last8(&logits, vocabulary),
+                vocabulary,
+            );
             for layer in 0..if k > 0 { layers } else { 0 } {
                 let ids = entry["routing_exact"][layer.to_string()]["ids"].as_array().unwrap();
                 let expected: Vec<Vec<i32>> = ids

@@ -47,11 +47,16 @@ fn smallest(path: &Path) -> u64 {
 }
 
 fn models() -> Vec<PathBuf> {
-    ["gguf/qwen3_moe/qwen3_moe-Q8_0.gguf", "gguf/qwen3_moe_k/qwen3_moe_k-Q4_K_M.gguf",
-     "gguf/llama_k/llama_k-Q4_K_M.gguf", "models/qwen3_moe", "models/mixtral"]
-        .iter()
-        .filter_map(|name| fixture(name))
-        .collect()
+    [
+        "gguf/qwen3_moe/qwen3_moe-Q8_0.gguf",
+        "gguf/qwen3_moe_k/qwen3_moe_k-Q4_K_M.gguf",
+        "gguf/llama_k/llama_k-Q4_K_M.gguf",
+        "models/qwen3_moe",
+        "models/mixtral",
+    ]
+    .iter()
+    .filter_map(|name| fixture(name))
+    .collect()
 }
 
 #[test]
@@ -71,7 +76,11 @@ fn every_budget_and_policy_gives_the_same_bits() {
             }
         }
         let below = open(&path, &options(Some(smallest - 1)));
-        assert!(below.is_err(), "{}: a byte less than the smallest must be refused", path.display());
+        assert!(
+            below.is_err(),
+            "{}: a byte less than the smallest must be refused",
+            path.display()
+        );
     }
 }
 
@@ -79,7 +88,12 @@ fn every_budget_and_policy_gives_the_same_bits() {
 fn every_read_engine_gives_the_same_bits() {
     for path in models() {
         let expected = run(&mut open(&path, &options(None)).unwrap());
-        for (io, direct) in [(IoKind::Uring, true), (IoKind::Uring, false), (IoKind::Pread, true), (IoKind::Pread, false)] {
+        for (io, direct) in [
+            (IoKind::Uring, true),
+            (IoKind::Uring, false),
+            (IoKind::Pread, true),
+            (IoKind::Pread, false),
+        ] {
             let options = SessionOptions { io, direct, ..options(Some(smallest(&path))) };
             let mut session = match open(&path, &options) {
                 Ok(session) => session,
@@ -100,7 +114,10 @@ fn thread_counts_give_the_same_bits() {
         let with = |threads| SessionOptions { threads: Some(threads), ..options(None) };
         let expected = run(&mut open(&path, &with(1)).unwrap());
         for threads in [2, 3, 5] {
-            assert!(run(&mut open(&path, &with(threads)).unwrap()) == expected, "{threads} threads");
+            assert!(
+                run(&mut open(&path, &with(threads)).unwrap()) == expected,
+                "{threads} threads"
+            );
         }
     }
 }
@@ -113,5 +130,8 @@ fn a_small_budget_really_streams() {
     let statistics = session.statistics();
     assert!(statistics.arena_bytes < statistics.weights_bytes, "the budget is below the model");
     assert!(statistics.stream.misses > 0);
-    assert!(statistics.stream.bytes_read > statistics.weights_bytes, "experts come again and again");
+    assert!(
+        statistics.stream.bytes_read > statistics.weights_bytes,
+        "experts come again and again"
+    );
 }

@@ -13,10 +13,29 @@ use crate::arch::Architecture;
 use crate::moe::{MoeScratch, MoeStep};
 use crate::weights::{FeedForwardWeights, PartMatrix, Weights};
 
-/// Tokens that go through the layers together. Bounds the activation memory, and is the same for
-/// every memory budget: which kernel runs depends on the number of tokens, and streamed output
-/// must equal resident output.
-pub const BATCH_TOKENS: usize = 512;
+/// Most tokens that go through the layers together.
+const BATCH_TOKENS_MAX: usize = 512;
+
+/// Bytes that the activations of a batch may take. They are beside the user's budget, within the
+/// allowance that the documentation states for the process itself.
+const ACTIVATION_BYTES_MAX: u64 = 112 << 20;
+
+/// Tokens that go through the layers together: as many as the activations' allowance has room
+/// for. The same for every memory budget, because which kernel runs depends on the number of
+/// tokens, and streamed output must equal resident output.
+fn batch_tokens(architecture: &Architecture, context: usize) -> usize {
+    let mut batch = BATCH_TOKENS_MAX;
+    while batch > 32 && activation_bytes(architecture, batch) > ACTIVATION_BYTES_MAX {
+        batch /= 2;
+    }
+    batch.min(context)
+}
+
+/// Bytes of activation buffers for batches of `batch` tokens.
+fn activation_bytes(architecture: &Architecture, batch: usize) -> u64 {
+    Scratch::floats_per_token(architecture) as u64 * batch as u64 * 4
+        + MoeScratch::bytes(architecture, batch)
+}
 
 /// Which positions of a call get logits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,6 +57,8 @@ pub struct Decoder {
     scratch: Scratch,
     /// 0, 1, 2 ... for the whole context.
     positions: Vec<u32>,
+    /// Most tokens that go through the layers together.
+    batch: usize,
     position: usize,
 }
 
@@ -94,7 +115,7 @@ impl Decoder {
             frequency_factors: weights.rope_factors.as_deref(),
             context,
         })?;
-        let batch = BATCH_TOKENS.min(context);
+        let batch = batch_tokens(&architecture, context);
         let scratch = Scratch::reserve(&architecture, &weights, batch);
         Ok(Decoder {
             architecture,
@@ -106,15 +127,9 @@ impl Decoder {
             rope,
             scratch,
             positions: (0..context as u32).collect(),
+            batch,
             position: 0,
         })
-    }
-
-    /// Bytes of activation buffers that [`Decoder::new`] reserves for this model and context.
-    pub fn activation_bytes(architecture: &Architecture, context: usize) -> u64 {
-        let batch = BATCH_TOKENS.min(context) as u64;
-        Scratch::floats_per_token(architecture) as u64 * batch * 4
-            + MoeScratch::bytes(architecture, batch as usize)
     }
 
     pub fn architecture(&self) -> &Architecture {
@@ -176,7 +191,7 @@ impl Decoder {
         self.check(tokens)?;
         logits.clear();
         let start = self.position;
-        let batch = BATCH_TOKENS.min(self.context());
+        let batch = self.batch;
         let last_batch = tokens.len().div_ceil(batch).saturating_sub(1);
         for (index, tokens) in tokens.chunks(batch).enumerate() {
             let wanted = match wanted {
@@ -252,15 +267,7 @@ impl Decoder {
 
     fn attention(&mut self, layer: usize, count: usize, lease: &Lease) -> Result<(), ModelError> {
         let Decoder {
-            architecture,
-            weights,
-            cpu,
-            residency,
-            cache,
-            rope,
-            scratch,
-            positions,
-            ..
+            architecture, weights, cpu, residency, cache, rope, scratch, positions, ..
         } = self;
         let attention = &architecture.attention;
         let weights = &weights.layers[layer];
@@ -294,10 +301,7 @@ impl Decoder {
         let attended = &mut scratch.attended[..count * heads * head_dim];
         let scale = 1.0 / (head_dim as f32).sqrt();
         let window = architecture.layers[layer].window;
-        let what = Attention {
-            window,
-            ..Attention::causal(layer, heads, self.position, scale)
-        };
+        let what = Attention { window, ..Attention::causal(layer, heads, self.position, scale) };
         cpu.attention(q, cache, &what, attended);
         scratch.input.prepare(cpu, attended, count, heads * head_dim, &[weights.o.ty]);
         let out = &mut scratch.block_out[..count * hidden];
@@ -384,8 +388,7 @@ impl Decoder {
         cpu.matmul(&mut [job]);
         // The dense block is done with; its slot may take the next layer while experts compute.
         drop(lease);
-        let rule =
-            RouterRule { scale: experts.scale, ..RouterRule::softmax(experts.renormalise) };
+        let rule = RouterRule { scale: experts.scale, ..RouterRule::softmax(experts.renormalise) };
         moe.route(cpu, count, experts, &rule)?;
         if let Some(routing) = routing {
             moe.record(routing, layer, architecture.layers.len(), count);

@@ -19,11 +19,15 @@ pub enum ModelError {
     BadValue { key: String, value: String, expected: String },
     #[error("the model has no tensor '{name}', which the {family} architecture needs")]
     MissingTensor { name: String, family: &'static str },
-    #[error("tensor '{name}' has the shape {found:?}, but the model's metadata asks for {expected:?}")]
+    #[error(
+        "tensor '{name}' has the shape {found:?}, but the model's metadata asks for {expected:?}"
+    )]
     TensorShape { name: String, found: Vec<u64>, expected: Vec<u64> },
     #[error("tensor '{name}' is of type {found}, which cannot be used as a weight matrix")]
     TensorType { name: String, found: &'static str },
-    #[error("tensor '{name}' holds a value that is not finite at index {index}; the file is damaged")]
+    #[error(
+        "tensor '{name}' holds a value that is not finite at index {index}; the file is damaged"
+    )]
     NotFinite { name: String, index: usize },
     #[error(
         "the context is full: {used} of {context} positions are used and {wanted} more are asked for; \

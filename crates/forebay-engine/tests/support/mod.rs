@@ -1,8 +1,6 @@
-//! Finding reference data and comparing logits, for all conformance tests.
+//! Finding reference data.
 
 use std::path::{Path, PathBuf};
-
-use safetensors::SafeTensors;
 
 /// The fixtures' root: `FOREBAY_FIXTURES`, else the full set beside the project, else the small
 /// choice inside it.
@@ -25,105 +23,4 @@ pub fn fixture(relative: &str) -> Option<PathBuf> {
     }
     eprintln!("SKIPPED: {relative} is not in {}", fixtures().display());
     None
-}
-
-/// Reference logits of one file.
-pub struct References {
-    bytes: Vec<u8>,
-}
-
-impl References {
-    pub fn open(path: &Path) -> References {
-        References { bytes: std::fs::read(path).unwrap() }
-    }
-
-    /// Values of a tensor as f32, `None` if the file lacks it.
-    pub fn floats(&self, name: &str) -> Option<Vec<f32>> {
-        let file = SafeTensors::deserialize(&self.bytes).unwrap();
-        let tensor = file.tensor(name).ok()?;
-        let values = tensor.data().chunks_exact(4);
-        Some(values.map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect())
-    }
-
-    pub fn ints(&self, name: &str) -> Option<Vec<i32>> {
-        let file = SafeTensors::deserialize(&self.bytes).unwrap();
-        let tensor = file.tensor(name).ok()?;
-        let values = tensor.data().chunks_exact(4);
-        Some(values.map(|bytes| i32::from_le_bytes(bytes.try_into().unwrap())).collect())
-    }
-}
-
-/// How far tested logits are from the reference.
-#[derive(Debug)]
-pub struct Distance {
-    pub max_abs: f32,
-    /// KL(reference || tested) per position.
-    pub kl: Vec<f64>,
-    /// Positions where the likeliest token differs, with the reference's gap to the second.
-    pub top1_misses: Vec<f32>,
-}
-
-impl Distance {
-    pub fn between(reference: &[f32], tested: &[f32], vocabulary: usize) -> Distance {
-        assert_eq!(reference.len(), tested.len(), "logits must have the same shape");
-        let pairs = reference.iter().zip(tested);
-        let max_abs = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-        let rows = reference.chunks_exact(vocabulary).zip(tested.chunks_exact(vocabulary));
-        let mut kl = Vec::new();
-        let mut top1_misses = Vec::new();
-        for (reference, tested) in rows {
-            kl.push(divergence(reference, tested));
-            let (best, gap) = best_and_gap(reference);
-            if best_and_gap(tested).0 != best {
-                top1_misses.push(gap);
-            }
-        }
-        Distance { max_abs, kl, top1_misses }
-    }
-
-    pub fn kl_mean(&self) -> f64 {
-        self.kl.iter().sum::<f64>() / self.kl.len() as f64
-    }
-
-    pub fn kl_median(&self) -> f64 {
-        let mut sorted = self.kl.clone();
-        sorted.sort_by(f64::total_cmp);
-        sorted[sorted.len() / 2]
-    }
-
-    /// The largest gap at which the likeliest token differs.
-    pub fn worst_miss(&self) -> f32 {
-        self.top1_misses.iter().copied().fold(0.0, f32::max)
-    }
-}
-
-fn best_and_gap(row: &[f32]) -> (usize, f32) {
-    let mut order: Vec<usize> = (0..row.len()).collect();
-    order.sort_by(|a, b| row[*b].total_cmp(&row[*a]));
-    (order[0], row[order[0]] - row[order[1]])
-}
-
-fn divergence(reference: &[f32], tested: &[f32]) -> f64 {
-    let normalised = |row: &[f32]| {
-        let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max) as f64;
-        let total: f64 = row.iter().map(|value| (*value as f64 - largest).exp()).sum();
-        let shift = largest + total.ln();
-        row.iter().map(|value| *value as f64 - shift).collect::<Vec<f64>>()
-    };
-    let (p, q) = (normalised(reference), normalised(tested));
-    p.iter().zip(&q).map(|(p, q)| p.exp() * (p - q)).sum::<f64>().max(0.0)
-}
-
-/// `ids` of prompt `which` in a reference.json.
-pub fn prompt(reference: &serde_json::Value, which: &str) -> Vec<u32> {
-    numbers(&reference[which]["ids"])
-}
-
-pub fn numbers(value: &serde_json::Value) -> Vec<u32> {
-    let list = value.as_array().expect("a list of numbers");
-    list.iter().map(|item| item.as_u64().unwrap() as u32).collect()
-}
-
-pub fn json(path: &Path) -> serde_json::Value {
-    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }

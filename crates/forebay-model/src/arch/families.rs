@@ -38,7 +38,13 @@ const BASE: Family = Family {
 /// Families by name. Mixtral and Mistral are `llama` in GGUF: mixtral is the one with experts, and
 /// mistral's sliding window is not carried by the format.
 const FAMILIES: &[Family] = &[
-    Family { name: "llama", gguf: "llama", huggingface: "llama", gguf_rope: RopeLayout::Interleaved, ..BASE },
+    Family {
+        name: "llama",
+        gguf: "llama",
+        huggingface: "llama",
+        gguf_rope: RopeLayout::Interleaved,
+        ..BASE
+    },
     Family {
         name: "mixtral",
         gguf: "llama",

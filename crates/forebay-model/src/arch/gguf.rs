@@ -4,9 +4,7 @@ use forebay_compute::RopeScaling;
 use forebay_format::{Catalog, GgufMetadata};
 
 use super::families::{self, Family};
-use super::{
-    Architecture, Attention, AttentionBias, Experts, FeedForward, Layer, Naming, Rope,
-};
+use super::{Architecture, Attention, AttentionBias, Experts, FeedForward, Layer, Naming, Rope};
 use crate::ModelError;
 
 /// Keys of one architecture, `ARCH.key`.
@@ -41,7 +39,9 @@ impl Keys<'_> {
             Some(number) => number,
             // Some converters write one value per layer; equal values are one value.
             None => match value.as_array().and_then(|array| array.to_u64s()) {
-                Some(list) if !list.is_empty() && list.iter().all(|item| *item == list[0]) => list[0],
+                Some(list) if !list.is_empty() && list.iter().all(|item| *item == list[0]) => {
+                    list[0]
+                }
                 _ => return Err(bad(value.describe())),
             },
         };
@@ -59,13 +59,11 @@ impl Keys<'_> {
 
 /// Describes the model of a GGUF file.
 pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architecture, ModelError> {
-    let name = metadata.architecture().ok_or(
-        ModelError::MissingKey {
-            source_name: "the GGUF metadata".into(),
-            key: "general.architecture".into(),
-            family: "a",
-        },
-    )?;
+    let name = metadata.architecture().ok_or(ModelError::MissingKey {
+        source_name: "the GGUF metadata".into(),
+        key: "general.architecture".into(),
+        family: "a",
+    })?;
     let has_experts = metadata.u64(&format!("{name}.expert_count")).is_some_and(|count| count > 0);
     let family = families::from_gguf(name, has_experts).ok_or_else(|| {
         ModelError::UnknownArchitecture { name: name.into(), known: families::known_list() }
@@ -176,15 +174,16 @@ fn experts(keys: &Keys<'_>, family: &Family) -> Result<Experts, ModelError> {
         Some(width) => width,
         None => keys.count("feed_forward_length")?,
     };
-    let renormalise = keys
-        .metadata
-        .bool(&keys.path("expert_weights_norm"))
-        .unwrap_or(family.renormalise);
+    let renormalise =
+        keys.metadata.bool(&keys.path("expert_weights_norm")).unwrap_or(family.renormalise);
     Ok(Experts {
         count: keys.count("expert_count")?,
         used: keys.count("expert_used_count")?,
         width,
         renormalise,
-        scale: keys.optional_float("expert_weights_scale").filter(|scale| *scale != 0.0).unwrap_or(1.0),
+        scale: keys
+            .optional_float("expert_weights_scale")
+            .filter(|scale| *scale != 0.0)
+            .unwrap_or(1.0),
     })
 }

@@ -6,9 +6,7 @@ use forebay_format::{Catalog, HfMetadata};
 use serde_json::Value;
 
 use super::families::{self, Family};
-use super::{
-    Architecture, Attention, AttentionBias, Experts, FeedForward, Layer, Naming, Rope,
-};
+use super::{Architecture, Attention, AttentionBias, Experts, FeedForward, Layer, Naming, Rope};
 use crate::ModelError;
 
 struct Config<'a> {
@@ -62,7 +60,8 @@ pub fn describe(catalog: &Catalog, metadata: &HfMetadata) -> Result<Architecture
     let json = &metadata.config;
     let model_type = json.get("model_type").and_then(Value::as_str).unwrap_or("");
     let family = families::from_huggingface(model_type).ok_or_else(|| {
-        let name = if model_type.is_empty() { "(config.json has no model_type)" } else { model_type };
+        let name =
+            if model_type.is_empty() { "(config.json has no model_type)" } else { model_type };
         ModelError::UnknownArchitecture { name: name.into(), known: families::known_list() }
     })?;
     let config = Config { json, family: family.name };
@@ -211,11 +210,8 @@ fn is_sparse(config: &Config<'_>, index: usize) -> Result<bool, ModelError> {
 }
 
 fn experts(config: &Config<'_>, family: &Family) -> Result<Experts, ModelError> {
-    let renormalise = config
-        .json
-        .get("norm_topk_prob")
-        .and_then(Value::as_bool)
-        .unwrap_or(family.renormalise);
+    let renormalise =
+        config.json.get("norm_topk_prob").and_then(Value::as_bool).unwrap_or(family.renormalise);
     Ok(Experts {
         count: config.first_count(&["num_experts", "num_local_experts"])?,
         used: config.count("num_experts_per_tok")?,
@@ -229,11 +225,7 @@ fn experts(config: &Config<'_>, family: &Family) -> Result<Experts, ModelError> 
 ///
 /// `layer_types` rules where it is given; else mistral windows every layer and the qwen families
 /// only with `use_sliding_window`, from `max_window_layers` on.
-fn window(
-    config: &Config<'_>,
-    family: &Family,
-    index: usize,
-) -> Result<Option<usize>, ModelError> {
+fn window(config: &Config<'_>, family: &Family, index: usize) -> Result<Option<usize>, ModelError> {
     let Some(window) = config.optional_count("sliding_window")? else { return Ok(None) };
     if let Some(types) = config.json.get("layer_types").and_then(Value::as_array) {
         let slides = types.get(index).and_then(Value::as_str) == Some("sliding_attention");

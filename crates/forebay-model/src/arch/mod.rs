@@ -86,7 +86,9 @@ pub struct Layer {
 #[derive(Debug, Clone, Serialize)]
 pub enum FeedForward {
     /// Gated SiLU feed-forward of this width.
-    Dense { width: usize },
+    Dense {
+        width: usize,
+    },
     Experts(Experts),
 }
 
@@ -200,15 +202,28 @@ impl Layer {
             check("sliding window", window, window > 0, "it must be positive")?;
         }
         match &self.feed_forward {
-            FeedForward::Dense { width } => {
-                check("feed-forward width", *width, *width > 0 && *width < LIMIT, "it must be positive")
-            }
+            FeedForward::Dense { width } => check(
+                "feed-forward width",
+                *width,
+                *width > 0 && *width < LIMIT,
+                "it must be positive",
+            ),
             FeedForward::Experts(experts) => {
                 let fits = experts.count > 0 && experts.count <= 65_536;
                 check("expert count", experts.count, fits, "it must be from 1 to 65536")?;
                 let fits = experts.used > 0 && experts.used <= experts.count.min(256);
-                check("experts per token", experts.used, fits, "it must be from 1 to the expert count (at most 256)")?;
-                check("expert width", experts.width, experts.width > 0 && experts.width < LIMIT, "it must be positive")
+                check(
+                    "experts per token",
+                    experts.used,
+                    fits,
+                    "it must be from 1 to the expert count (at most 256)",
+                )?;
+                check(
+                    "expert width",
+                    experts.width,
+                    experts.width > 0 && experts.width < LIMIT,
+                    "it must be positive",
+                )
             }
         }
     }
@@ -218,5 +233,9 @@ fn check<T: ToString>(key: &str, value: T, holds: bool, expected: &str) -> Resul
     if holds {
         return Ok(());
     }
-    Err(ModelError::BadValue { key: key.into(), value: value.to_string(), expected: expected.into() })
+    Err(ModelError::BadValue {
+        key: key.into(),
+        value: value.to_string(),
+        expected: expected.into(),
+    })
 }

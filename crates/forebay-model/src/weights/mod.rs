@@ -204,7 +204,9 @@ impl LayerBuilder<'_> {
             q_bias: qkv.map(|()| vector("q_bias", q_width)).transpose()?,
             k_bias: qkv.map(|()| vector("k_bias", kv_width)).transpose()?,
             v_bias: qkv.map(|()| vector("v_bias", kv_width)).transpose()?,
-            o_bias: with(bias == AttentionBias::All).map(|()| vector("o_bias", hidden)).transpose()?,
+            o_bias: with(bias == AttentionBias::All)
+                .map(|()| vector("o_bias", hidden))
+                .transpose()?,
             q_norm: q_norm.map(|length| vector("q_norm", length)).transpose()?,
             k_norm: k_norm.map(|length| vector("k_norm", length)).transpose()?,
             feed_forward,
@@ -262,10 +264,12 @@ fn head(
     blocks: &mut ModelBlocks,
 ) -> Result<Vec<HeadChunk>, ModelError> {
     let name = if architecture.tied_embeddings { names.embedding() } else { names.head() };
-    let (matrix, extent) = tensors.matrix(&name, architecture.vocabulary, architecture.hidden, 0)?;
+    let (matrix, extent) =
+        tensors.matrix(&name, architecture.vocabulary, architecture.hidden, 0)?;
     let row_bytes = extent.length / matrix.rows as u64;
     // Whole panels of the matrix kernels: 16 rows.
-    let rows_per_chunk = ((HEAD_CHUNK_BYTES / row_bytes.max(1)).max(1) as usize).next_multiple_of(16);
+    let rows_per_chunk =
+        ((HEAD_CHUNK_BYTES / row_bytes.max(1)).max(1) as usize).next_multiple_of(16);
     let mut chunks = Vec::new();
     for first_row in (0..matrix.rows).step_by(rows_per_chunk) {
         let rows = rows_per_chunk.min(matrix.rows - first_row);
