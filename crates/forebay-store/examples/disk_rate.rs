@@ -1,6 +1,7 @@
 //! How fast the engines read here: random blocks as experts have them, and one sequential stream.
 //!
-//! `cargo run --release -p forebay-store --example disk_rate FILE [engine] [request KiB] [depth] [seconds]`
+//! `cargo run --release -p forebay-store --example disk_rate FILE [engine] [request KiB] [depth]
+//! [seconds]`
 
 use std::time::{Duration, Instant};
 

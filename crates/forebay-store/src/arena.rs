@@ -23,7 +23,8 @@ pub(crate) struct Mapping {
     length: usize,
 }
 
-// SAFETY: a mapping is only an address range; access to its bytes goes through `SlotBuffer`s, which own disjoint ranges.
+// SAFETY: a mapping is only an address range; access to its bytes goes through `SlotBuffer`s, which
+// own disjoint ranges.
 unsafe impl Send for Mapping {}
 // SAFETY: as above; `Mapping` itself gives no access to the bytes.
 unsafe impl Sync for Mapping {}
@@ -40,7 +41,8 @@ impl Mapping {
     /// Maps `length` bytes that begin on a huge page.
     fn new(length: usize) -> std::io::Result<Mapping> {
         let reserved = length.checked_add(HUGE_PAGE).ok_or(rustix::io::Errno::NOMEM)?;
-        // SAFETY: a fresh anonymous mapping at an address of the kernel's choice touches no existing memory.
+        // SAFETY: a fresh anonymous mapping at an address of the kernel's choice touches no
+        // existing memory.
         let raw = unsafe {
             mmap_anonymous(
                 ptr::null_mut(),
@@ -51,8 +53,9 @@ impl Mapping {
         };
         let head = raw.addr().next_multiple_of(HUGE_PAGE) - raw.addr();
         let tail = reserved - head - length;
-        // SAFETY: both trimmed ranges lie inside the mapping made above (head + length + tail == reserved), nothing
-        // uses them, and their bounds are page aligned because length and huge page are.
+        // SAFETY: both trimmed ranges lie inside the mapping made above (head + length + tail ==
+        // reserved), nothing uses them, and their bounds are page aligned because length and huge
+        // page are.
         let base = unsafe {
             let base = raw.byte_add(head);
             if head > 0 {
@@ -67,10 +70,11 @@ impl Mapping {
         Ok(Mapping { base, length })
     }
 
-    /// Makes every page resident now, so that neither a page fault nor running out of memory waits in the hot path.
+    /// Makes every page resident now, so that neither a page fault nor running out of memory waits
+    /// in the hot path.
     fn prefault(&self) -> std::io::Result<()> {
-        // SAFETY: the range is our own mapping; this advice does not change its contents. A kernel without huge
-        // pages refuses it, which costs speed only.
+        // SAFETY: the range is our own mapping; this advice does not change its contents. A kernel
+        // without huge pages refuses it, which costs speed only.
         let _ = unsafe {
             madvise(self.base.as_ptr().cast::<c_void>(), self.length, Advice::LinuxHugepage)
         };
@@ -96,7 +100,8 @@ impl Mapping {
                 return Ok(());
             }
             let length = PREFAULT_CHUNK.min(self.length - start);
-            // SAFETY: start + length stays inside the mapping, which nobody uses yet. Populating writes nothing.
+            // SAFETY: start + length stays inside the mapping, which nobody uses yet. Populating
+            // writes nothing.
             let populated = unsafe {
                 let chunk = self.base.as_ptr().add(start);
                 madvise(chunk.cast::<c_void>(), length, Advice::LinuxPopulateWrite)
@@ -112,7 +117,8 @@ impl Mapping {
 
     fn touch(&self, start: usize, length: usize) {
         for page in (start..start + length).step_by(SLOT_ALIGNMENT) {
-            // SAFETY: the page lies inside the mapping, which has no slots yet, and no other thread has this chunk.
+            // SAFETY: the page lies inside the mapping, which has no slots yet, and no other thread
+            // has this chunk.
             unsafe { self.base.as_ptr().add(page).write_volatile(0) };
         }
     }
@@ -120,7 +126,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range was mapped by `new`, and this is its last user. It cannot fail for a range of ours.
+        // SAFETY: the range was mapped by `new`, and this is its last user. It cannot fail for a
+        // range of ours.
         let _ = unsafe { munmap(self.base.as_ptr().cast::<c_void>(), self.length) };
     }
 }
@@ -151,7 +158,8 @@ impl Arena {
         Ok(Arena { mapping: Some(Arc::new(mapping)), used })
     }
 
-    /// Takes the next `bytes` (rounded up to 4096). Slots are not given back: an arena lives as long as its plan.
+    /// Takes the next `bytes` (rounded up to 4096). Slots are not given back: an arena lives as
+    /// long as its plan.
     ///
     /// # Errors
     /// [`StoreError::ArenaFull`].
@@ -206,8 +214,9 @@ impl SlotBuffer {
     }
 
     pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: the range belongs to this slot alone and stays mapped while `self` lives; anonymous memory is
-        // initialised. A slot that an engine writes to is inside the engine, so no `&self` exists then.
+        // SAFETY: the range belongs to this slot alone and stays mapped while `self` lives;
+        // anonymous memory is initialised. A slot that an engine writes to is inside the engine, so
+        // no `&self` exists then.
         unsafe { std::slice::from_raw_parts(self.pointer(), self.length) }
     }
 

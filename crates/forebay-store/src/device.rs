@@ -1,4 +1,5 @@
-//! The floor below the scheduler: something that moves spans of files into memory, and nothing else.
+//! The floor below the scheduler: something that moves spans of files into memory, and nothing
+//! else.
 
 use std::time::Duration;
 
@@ -11,7 +12,8 @@ use crate::files::FileSet;
 /// One span to read. Offset, length and memory keep the file's alignment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Transfer {
-    /// Chosen by the scheduler, below the queue depth; free again when its [`Finished`] was reported.
+    /// Chosen by the scheduler, below the queue depth; free again when its [`Finished`] was
+    /// reported.
     pub key: u32,
     pub file: FileIndex,
     pub offset: u64,
@@ -20,7 +22,8 @@ pub(crate) struct Transfer {
     pub priority: Priority,
 }
 
-// SAFETY: the pointer is an address that `Device::start` lends to the device, whichever of its threads writes there.
+// SAFETY: the pointer is an address that `Device::start` lends to the device, whichever of its
+// threads writes there.
 unsafe impl Send for Transfer {}
 
 /// How a transfer ended: bytes from its start, or an errno.
@@ -34,8 +37,8 @@ pub(crate) trait Device: Send {
     /// Takes a transfer; it may begin now or with [`Device::flush`].
     ///
     /// # Safety
-    /// `transfer.memory` is valid for writes of `transfer.length` bytes and nothing else reads or writes there until the
-    /// transfer was reported as finished, or [`Device::writing`] is 0.
+    /// `transfer.memory` is valid for writes of `transfer.length` bytes and nothing else reads or
+    /// writes there until the transfer was reported as finished, or [`Device::writing`] is 0.
     unsafe fn start(&mut self, transfer: Transfer) -> Result<(), StoreError>;
 
     /// Begins everything that was taken, in one go.
@@ -44,7 +47,8 @@ pub(crate) trait Device: Send {
     /// Appends what has finished, without waiting.
     fn reap(&mut self, finished: &mut Vec<Finished>) -> Result<(), StoreError>;
 
-    /// Waits until `want` transfers have finished (fewer may come) or the time is over, then appends what has.
+    /// Waits until `want` transfers have finished (fewer may come) or the time is over, then
+    /// appends what has.
     fn wait(
         &mut self,
         want: usize,

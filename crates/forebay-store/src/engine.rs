@@ -62,9 +62,11 @@ pub struct BlockRead {
 #[derive(Debug)]
 pub struct Completion {
     pub id: u64,
-    /// The slot; `None` only when the read stalled: the kernel may still write there, so the engine keeps it.
+    /// The slot; `None` only when the read stalled: the kernel may still write there, so the engine
+    /// keeps it.
     pub buffer: Option<SlotBuffer>,
-    /// On success every part of the layout is complete in the buffer. On error its bytes mean nothing.
+    /// On success every part of the layout is complete in the buffer. On error its bytes mean
+    /// nothing.
     pub result: Result<ReadDone, ReadError>,
 }
 
@@ -97,8 +99,8 @@ pub struct IoStatistics {
     /// Bytes that the disk gave: over-read and repeated spans included.
     pub bytes_read: u64,
     pub requests: u64,
-    /// Time with at least one request at the disk, as the engine noticed: a request counts as there until `poll` or
-    /// `wait` sees its end.
+    /// Time with at least one request at the disk, as the engine noticed: a request counts as there
+    /// until `poll` or `wait` sees its end.
     pub busy_seconds: f64,
     /// Requests that were repeated after an error or continued after a short read.
     pub retries: u64,
@@ -106,8 +108,8 @@ pub struct IoStatistics {
 
 /// Reads blocks into slots, asynchronously.
 ///
-/// `submit` starts requests at once as far as the queue depth allows; `poll` and `wait` collect what has
-/// finished and start what still waits for a place.
+/// `submit` starts requests at once as far as the queue depth allows; `poll` and `wait` collect
+/// what has finished and start what still waits for a place.
 pub trait ReadEngine: Send {
     /// Takes a read. Never fails: refusals come back as a completion.
     fn submit(&mut self, read: BlockRead);
@@ -115,18 +117,21 @@ pub trait ReadEngine: Send {
     /// Appends what has finished, without waiting. Cheap when nothing has: no system call.
     ///
     /// # Errors
-    /// [`StoreError`] when the engine as a whole has failed; what goes wrong with one block is in its completion.
+    /// [`StoreError`] when the engine as a whole has failed; what goes wrong with one block is in
+    /// its completion.
     fn poll(&mut self, done: &mut Vec<Completion>) -> Result<(), StoreError>;
 
-    /// Blocks in the kernel until at least one completion was appended or nothing is in flight. A request that the
-    /// disk holds for longer than the stall timeout ends its read with [`ReadError::Stalled`].
+    /// Blocks in the kernel until at least one completion was appended or nothing is in flight. A
+    /// request that the disk holds for longer than the stall timeout ends its read with
+    /// [`ReadError::Stalled`].
     ///
     /// # Errors
     /// As [`ReadEngine::poll`].
     fn wait(&mut self, done: &mut Vec<Completion>) -> Result<(), StoreError>;
 
-    /// Gives up a read. Requests that the kernel does not have yet are dropped; the completion still comes, with
-    /// [`ReadError::Cancelled`], or with success if nothing was left to drop. An unknown id is ignored.
+    /// Gives up a read. Requests that the kernel does not have yet are dropped; the completion
+    /// still comes, with [`ReadError::Cancelled`], or with success if nothing was left to drop. An
+    /// unknown id is ignored.
     fn cancel(&mut self, id: u64);
 
     /// Raises a read that is in flight to [`Priority::Demand`]. An unknown id is ignored.
@@ -178,8 +183,8 @@ impl FromStr for IoKind {
 pub struct EngineOptions {
     /// Requests at the disk at a time, 1 to 4096.
     pub queue_depth: usize,
-    /// Of these, how many may be read-ahead or load: bounds how long a demand read waits behind them. 8 to 16
-    /// requests of 512 KiB already keep a fast NVMe disk busy.
+    /// Of these, how many may be read-ahead or load: bounds how long a demand read waits behind
+    /// them. 8 to 16 requests of 512 KiB already keep a fast NVMe disk busy.
     pub background_depth: usize,
     /// Largest request in bytes, a multiple of 4096 up to 1 GiB.
     pub request_bytes: usize,
@@ -230,10 +235,12 @@ impl EngineOptions {
     }
 }
 
-/// Opens an engine for `files` that reads into slots of `arena` (slots of other arenas work too, more slowly).
+/// Opens an engine for `files` that reads into slots of `arena` (slots of other arenas work too,
+/// more slowly).
 ///
 /// # Errors
-/// [`StoreError::Option`]; [`StoreError::Unavailable`] when `kind` names an engine that does not work here.
+/// [`StoreError::Option`]; [`StoreError::Unavailable`] when `kind` names an engine that does not
+/// work here.
 pub fn open_engine(
     kind: IoKind,
     files: &FileSet,

@@ -1,4 +1,5 @@
-//! A disk that misbehaves on purpose: wraps any device, so that every engine is tested with the same faults.
+//! A disk that misbehaves on purpose: wraps any device, so that every engine is tested with the
+//! same faults.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -37,7 +38,8 @@ pub struct Fault {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FaultPlan {
     pub faults: Vec<Fault>,
-    /// Besides, one request in so many fails with EIO, comes short or is late, chosen from the seed; 0 is none.
+    /// Besides, one request in so many fails with EIO, comes short or is late, chosen from the
+    /// seed; 0 is none.
     pub random_one_in: u32,
     pub seed: u64,
 }
@@ -75,7 +77,8 @@ impl FaultPlan {
         Some(match next_random(&mut self.seed) % 3 {
             0 => FaultKind::Error(libc::EIO),
             1 => {
-                // At least one aligned unit, else the request makes no progress and counts as failed.
+                // At least one aligned unit, else the request makes no progress and counts as
+                // failed.
                 let room = u64::from(transfer.length).saturating_sub(4096).max(1);
                 FaultKind::Short(4096 + (next_random(&mut self.seed) % room) as u32)
             }
@@ -108,7 +111,8 @@ impl<D: Device> Faulty<D> {
         Faulty { inner, plan, pending: Vec::new(), held: Vec::new(), scratch: Vec::new() }
     }
 
-    /// Passes on what the inner device reported, changed by the faults, and the late answers that are due.
+    /// Passes on what the inner device reported, changed by the faults, and the late answers that
+    /// are due.
     fn pass_on(&mut self, finished: &mut Vec<Finished>) {
         let now = self.inner.now();
         for mut end in self.scratch.drain(..) {
@@ -141,8 +145,8 @@ impl<D: Device> Faulty<D> {
 /// Overwrites what a short read did not give: whoever trusts those bytes gets caught.
 fn spoil(transfer: &Transfer, given: u32) {
     let given = given.min(transfer.length) as usize;
-    // SAFETY: the memory is lent to the device until the transfer is reported, which has not happened yet; the inner
-    // device has finished with it; given <= length keeps the range inside.
+    // SAFETY: the memory is lent to the device until the transfer is reported, which has not
+    // happened yet; the inner device has finished with it; given <= length keeps the range inside.
     unsafe {
         let rest = transfer.memory.add(given);
         rest.write_bytes(0xA5, transfer.length as usize - given);

@@ -12,7 +12,8 @@ use rustix::fs::{AtFlags, StatxFlags, fstatfs, statx};
 use crate::arena::SLOT_ALIGNMENT;
 use crate::error::StoreError;
 
-/// Alignment of files that have no need of one. Parts keep the cache-line position that they have in the file.
+/// Alignment of files that have no need of one. Parts keep the cache-line position that they have
+/// in the file.
 const CACHED_ALIGNMENT: usize = 64;
 /// Alignment of files in memory: they stand for a disk in simulations.
 const SIMULATED_ALIGNMENT: usize = 512;
@@ -43,7 +44,8 @@ struct DirectFile {
 }
 
 impl FileSet {
-    /// Opens every file for cached reads, and for direct reads (`O_DIRECT`) where its file system can do them.
+    /// Opens every file for cached reads, and for direct reads (`O_DIRECT`) where its file system
+    /// can do them.
     ///
     /// # Errors
     /// [`StoreError::Open`], [`StoreError::NotAFile`].
@@ -77,16 +79,18 @@ impl FileSet {
         self.file(index).map(|file| file.bytes)
     }
 
-    /// Alignment that suits every file, for [`crate::BlockLayout::plan`]: a power of two up to 4096.
+    /// Alignment that suits every file, for [`crate::BlockLayout::plan`]: a power of two up to
+    /// 4096.
     pub fn alignment(&self) -> usize {
         self.files.iter().map(StoredFile::planned_alignment).max().unwrap_or(CACHED_ALIGNMENT)
     }
 
-    /// Fills `out` with the bytes of `extent` through the page cache: for norms, rows of embeddings and other small
-    /// reads.
+    /// Fills `out` with the bytes of `extent` through the page cache: for norms, rows of embeddings
+    /// and other small reads.
     ///
     /// # Errors
-    /// [`StoreError::UnexpectedEnd`] when the file ends before the extent does, [`StoreError::Read`].
+    /// [`StoreError::UnexpectedEnd`] when the file ends before the extent does,
+    /// [`StoreError::Read`].
     pub fn read_exact(&self, extent: Extent, out: &mut [u8]) -> Result<(), StoreError> {
         let file = self
             .file(extent.file)
@@ -203,7 +207,8 @@ impl StoredFile {
 }
 
 impl DirectFile {
-    /// Opens `path` with `O_DIRECT` and asks for its alignment; the error says why that cannot be done.
+    /// Opens `path` with `O_DIRECT` and asks for its alignment; the error says why that cannot be
+    /// done.
     fn open(path: &Path) -> Result<DirectFile, String> {
         let file = File::options()
             .read(true)

@@ -1,4 +1,5 @@
-//! One block's read in progress: how it is cut into requests, and what the answer to a request means.
+//! One block's read in progress: how it is cut into requests, and what the answer to a request
+//! means.
 
 use std::path::Path;
 use std::time::Duration;
@@ -102,7 +103,8 @@ impl Job {
     }
 }
 
-/// Equal pieces rather than full ones and a crumb: a request costs about the same whatever its size.
+/// Equal pieces rather than full ones and a crumb: a request costs about the same whatever its
+/// size.
 fn piece_bytes(length: u64, request_bytes: u64) -> u64 {
     let pieces = length.div_ceil(request_bytes).max(1);
     length.div_ceil(pieces).next_multiple_of(SLOT_ALIGNMENT as u64)

@@ -14,7 +14,8 @@ pub struct Part {
     pub at: usize,
 }
 
-/// An aligned span of one file that is read as a whole; it covers one part, or several adjacent ones.
+/// An aligned span of one file that is read as a whole; it covers one part, or several adjacent
+/// ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Region {
     pub file: FileIndex,
@@ -43,10 +44,11 @@ pub struct BlockLayout {
 impl BlockLayout {
     /// Plans a slot for `extents`, with room for what aligned reads bring along at head and tail.
     ///
-    /// `alignment` is [`crate::FileSet::alignment`], a power of two up to 4096. Extents of one file whose aligned spans touch
-    /// are read as one. As long as nothing merges, `slot_bytes` depends on the lengths alone, not on the
-    /// offsets: equal experts get equal slots. Extents that cannot exist (they pass the end of the 64-bit
-    /// range) give a slot that no arena can hold; the engine refuses them too.
+    /// `alignment` is [`crate::FileSet::alignment`], a power of two up to 4096. Extents of one file
+    /// whose aligned spans touch are read as one. As long as nothing merges, `slot_bytes` depends
+    /// on the lengths alone, not on the offsets: equal experts get equal slots. Extents that cannot
+    /// exist (they pass the end of the 64-bit range) give a slot that no arena can hold; the engine
+    /// refuses them too.
     pub fn plan(extents: &[Extent], alignment: usize) -> BlockLayout {
         let alignment = alignment.clamp(1, SLOT_ALIGNMENT).next_power_of_two();
         let unit = alignment as u64;
@@ -110,7 +112,8 @@ fn place(extents: &[Extent], spans: &[Span], alignment: usize) -> BlockLayout {
             at: at as usize,
             wanted_end: span.end,
         });
-        // Room for the worst head, so that the size does not depend on where the span happens to begin.
+        // Room for the worst head, so that the size does not depend on where the span happens to
+        // begin.
         let room = aligned_up((span.end - span.start).saturating_add(unit - 1), unit);
         at = at.saturating_add(room);
     }

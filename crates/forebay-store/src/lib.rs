@@ -1,8 +1,9 @@
 //! Extents on disk become bytes in a buffer: the only layer that reads weights.
 //!
-//! An [`Arena`] is reserved once; it is carved into [`SlotBuffer`]s, each with one owner. A [`BlockLayout`]
-//! says where the extents of a block land inside a slot. A [`ReadEngine`] takes the slot together with the
-//! request and hands it back with the answer, so memory that the kernel may still write has no other owner.
+//! An [`Arena`] is reserved once; it is carved into [`SlotBuffer`]s, each with one owner. A
+//! [`BlockLayout`] says where the extents of a block land inside a slot. A [`ReadEngine`] takes the
+//! slot together with the request and hands it back with the answer, so memory that the kernel may
+//! still write has no other owner.
 //!
 //! ```text
 //! engine.rs     what callers see: ReadEngine, BlockRead, Completion, options, statistics

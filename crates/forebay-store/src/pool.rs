@@ -24,7 +24,8 @@ struct Shared {
     work: Condvar,
     finished: Condvar,
     descriptors: Vec<RawFd>,
-    /// Keeps the descriptors open, also for a thread that outlives the pool in a read that never ends.
+    /// Keeps the descriptors open, also for a thread that outlives the pool in a read that never
+    /// ends.
     _files: FileSet,
 }
 
@@ -81,7 +82,8 @@ impl Pool {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing panics while it holds the lock, so the state is whole even if the lock is poisoned.
+        // Nothing panics while it holds the lock, so the state is whole even if the lock is
+        // poisoned.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -117,8 +119,8 @@ impl Shared {
         };
         // SAFETY: `_files` keeps the descriptor open for as long as `self` lives.
         let descriptor = unsafe { BorrowedFd::borrow_raw(descriptor) };
-        // SAFETY: `Device::start` was promised that the memory is valid for this many bytes and untouched by
-        // others until the transfer is reported; arena memory is always initialised.
+        // SAFETY: `Device::start` was promised that the memory is valid for this many bytes and
+        // untouched by others until the transfer is reported; arena memory is always initialised.
         let memory =
             unsafe { std::slice::from_raw_parts_mut(transfer.memory, transfer.length as usize) };
         match rustix::io::pread(descriptor, memory, transfer.offset) {

@@ -1,5 +1,5 @@
-//! What all engines share: who goes first, how many requests are at the device, retries, stalls, cancellation, and that no
-//! buffer leaves while the device may write to it.
+//! What all engines share: who goes first, how many requests are at the device, retries, stalls,
+//! cancellation, and that no buffer leaves while the device may write to it.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -146,9 +146,10 @@ impl<D: Device> Scheduler<D> {
         let Some(job) = self.jobs[request.job as usize].as_mut() else { return };
         job.done.requests += 1;
         self.statistics.requests += 1;
-        // SAFETY: the span lies inside the slot: `check` compared the slot with the layout, and requests stay inside
-        // their region. Regions do not overlap, and neither do requests. The job owns the buffer and keeps it until
-        // all its requests are back; `drop` waits for them or leaks it.
+        // SAFETY: the span lies inside the slot: `check` compared the slot with the layout, and
+        // requests stay inside their region. Regions do not overlap, and neither do requests. The
+        // job owns the buffer and keeps it until all its requests are back; `drop` waits for them
+        // or leaks it.
         let started = unsafe {
             self.device.start(Transfer {
                 key: slot,
@@ -343,8 +344,8 @@ impl<D: Device> Scheduler<D> {
         (oldest + self.options.stall_timeout).saturating_sub(now)
     }
 
-    /// How many finished requests are worth waking up for: no job can be complete before as many as it has at the
-    /// device, but places for waiting requests must not stay empty for long.
+    /// How many finished requests are worth waking up for: no job can be complete before as many as
+    /// it has at the device, but places for waiting requests must not stay empty for long.
     fn worth_waking(&self) -> usize {
         let whole = |job: &&Job| !job.is_pending() && !job.abandoned;
         let jobs = self.jobs.iter().flatten().filter(whole);
@@ -447,7 +448,8 @@ impl<D: Device> ReadEngine for Scheduler<D> {
 }
 
 impl<D: Device> Drop for Scheduler<D> {
-    /// Waits for what the device still writes. If that does not end, the memory is leaked rather than reused.
+    /// Waits for what the device still writes. If that does not end, the memory is leaked rather
+    /// than reused.
     fn drop(&mut self) {
         let deadline = self.device.now() + self.options.stall_timeout;
         while self.device.writing() > 0 {

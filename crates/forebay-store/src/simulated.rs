@@ -1,4 +1,5 @@
-//! A disk on a virtual clock: the same answers at the same virtual times for the same seed, as fast as memory.
+//! A disk on a virtual clock: the same answers at the same virtual times for the same seed, as fast
+//! as memory.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -95,8 +96,8 @@ impl Simulated {
         if aligned.iter().any(|value| value % unit != 0) {
             return Err(libc::EINVAL);
         }
-        // SAFETY: `Device::start` was promised valid memory of this length that nobody else touches until the transfer
-        // is reported; arena memory is always initialised.
+        // SAFETY: `Device::start` was promised valid memory of this length that nobody else touches
+        // until the transfer is reported; arena memory is always initialised.
         let memory =
             unsafe { std::slice::from_raw_parts_mut(transfer.memory, transfer.length as usize) };
         let mut done = 0;

@@ -1,4 +1,5 @@
-//! io_uring: one system call starts many reads, and the kernel writes into memory that it knows already.
+//! io_uring: one system call starts many reads, and the kernel writes into memory that it knows
+//! already.
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -33,7 +34,8 @@ pub(crate) struct Uring {
 
 struct Ring {
     uring: IoUring,
-    /// Completions are posted only when the owner enters the kernel for them, and only it may enter.
+    /// Completions are posted only when the owner enters the kernel for them, and only it may
+    /// enter.
     deferred: bool,
     /// The thread that submitted first.
     owner: Option<ThreadId>,
@@ -161,7 +163,8 @@ impl Ring {
         Ok(ring)
     }
 
-    /// Lets the kernel pin and map the arena once instead of at every request. Works without, so failing is a remark.
+    /// Lets the kernel pin and map the arena once instead of at every request. Works without, so
+    /// failing is a remark.
     fn register(&mut self, mapping: &Mapping) {
         let buffers: Vec<libc::iovec> = (0..mapping.length())
             .step_by(REGISTERED_BYTES)
@@ -170,7 +173,8 @@ impl Ring {
                 iov_len: REGISTERED_BYTES.min(mapping.length() - start),
             })
             .collect();
-        // SAFETY: the ranges tile the mapping; `Uring` keeps it mapped for longer than the ring lives.
+        // SAFETY: the ranges tile the mapping; `Uring` keeps it mapped for longer than the ring
+        // lives.
         match unsafe { self.uring.submitter().register_buffers(&buffers) } {
             Ok(()) => self.registered_buffers = true,
             Err(error) => {
@@ -202,11 +206,12 @@ impl Device for Uring {
     unsafe fn start(&mut self, transfer: Transfer) -> Result<(), StoreError> {
         self.own()?;
         let entry = self.entry(&transfer);
-        // SAFETY: the caller promises that the memory stays valid and untouched until the transfer is reported; the
-        // files stay open in `_files`.
+        // SAFETY: the caller promises that the memory stays valid and untouched until the transfer
+        // is reported; the files stay open in `_files`.
         let pushed = unsafe { self.ring.uring.submission().push(&entry) };
         if pushed.is_err() {
-            // The queue has a place for every transfer of the queue depth, but the kernel may have left some there.
+            // The queue has a place for every transfer of the queue depth, but the kernel may have
+            // left some there.
             self.flush()?;
             // SAFETY: as above.
             unsafe { self.ring.uring.submission().push(&entry) }.map_err(|error| {
@@ -232,7 +237,8 @@ impl Device for Uring {
     }
 
     fn reap(&mut self, finished: &mut Vec<Finished>) -> Result<(), StoreError> {
-        // The kernel raises a flag when completions wait to be posted: without it this is a look at memory, no call.
+        // The kernel raises a flag when completions wait to be posted: without it this is a look at
+        // memory, no call.
         let queue = self.ring.uring.submission();
         let (due, unsent) = (queue.taskrun(), !queue.is_empty());
         drop(queue);

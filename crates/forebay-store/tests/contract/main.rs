@@ -1,4 +1,5 @@
-//! One contract for all engines: every case here runs on io_uring, the pread pool and the simulated disk.
+//! One contract for all engines: every case here runs on io_uring, the pread pool and the simulated
+//! disk.
 
 mod faults;
 mod reading;

@@ -83,7 +83,8 @@ fn a_demand_read_waits_a_bounded_time_behind_read_ahead() {
     let mut done = Vec::new();
     engine.wait(&mut done).unwrap();
     assert_eq!(done[0].id, 2);
-    // 8 requests of 512 KiB before it, and itself, at 1 GB/s: 5.2 ms, not the 64 ms of the whole read-ahead.
+    // 8 requests of 512 KiB before it, and itself, at 1 GB/s: 5.2 ms, not the 64 ms of the whole
+    // read-ahead.
     assert!(clock.now() < Duration::from_millis(6), "{:?}", clock.now());
 }
 
