@@ -1,6 +1,6 @@
 //! Byte pair encoding from a list of merges.
 
-use std::collections::HashMap;
+use ahash::AHashMap;
 
 use crate::merge::Merger;
 use crate::pretokenize::Splitter;
@@ -21,7 +21,7 @@ pub struct Bpe {
     splitter: Splitter,
     alphabet: Alphabet,
     /// (left token, right token) -> (rank, joined token). The lowest rank is merged first.
-    merges: HashMap<(u32, u32), (u32, u32)>,
+    merges: AHashMap<(u32, u32), (u32, u32)>,
     /// The smallest piece of each byte: one byte-level character, or `<0xXX>`.
     byte_tokens: [Option<u32>; 256],
     /// A word that is a token is that token, whatever the merges say.
@@ -42,7 +42,7 @@ impl Bpe {
         alphabet: Alphabet,
         unknown: Option<u32>,
     ) -> Result<Self, TextError> {
-        let mut table = HashMap::with_capacity(merges.len());
+        let mut table = AHashMap::with_capacity(merges.len());
         let mut joined = Vec::new();
         for (index, merge) in merges.enumerate() {
             let parsed = parse_merge(vocabulary, merge, &mut joined);

@@ -1,7 +1,8 @@
 //! The tokens of a model: text, kind, and the way back from text to id.
 
-use std::collections::HashMap;
 use std::sync::Arc;
+
+use ahash::AHashMap;
 
 use crate::TextError;
 
@@ -46,7 +47,7 @@ impl TokenKind {
 pub struct Vocabulary {
     tokens: Vec<Arc<[u8]>>,
     kinds: Vec<TokenKind>,
-    ids: HashMap<Arc<[u8]>, u32>,
+    ids: AHashMap<Arc<[u8]>, u32>,
     longest_bytes: usize,
 }
 
@@ -72,7 +73,7 @@ impl Vocabulary {
             return Err(TextError::WrongLength { key, expected: count, found: kinds.len() });
         }
         let mut tokens = Vec::with_capacity(count);
-        let mut ids = HashMap::with_capacity(count);
+        let mut ids = AHashMap::with_capacity(count);
         let mut longest_bytes = 0;
         for (id, text) in (0u32..).zip(texts) {
             let token: Arc<[u8]> = text.into();

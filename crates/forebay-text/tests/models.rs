@@ -4,10 +4,15 @@ mod common;
 
 use std::path::{Path, PathBuf};
 
-use common::{fixture, json};
+use common::fixture;
 use forebay_format::Catalog;
 use forebay_text::{TextStream, Tokenizer};
 use serde_json::Value;
+
+/// The JSON file `path`.
+fn json(path: &Path) -> Value {
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
 
 /// A list of token ids.
 fn ids(value: &Value) -> Vec<u32> {

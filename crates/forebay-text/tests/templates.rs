@@ -2,9 +2,16 @@
 
 mod common;
 
-use common::{fixture, json};
+use std::path::Path;
+
+use common::fixture;
 use forebay_text::{ChatTemplate, CivilTime, RenderInput, TextError};
 use serde_json::Value;
+
+/// The JSON file `path`.
+fn json(path: &Path) -> Value {
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
 
 fn check(case: &Value, now: CivilTime, source: &str) -> Result<(), String> {
     let mut variables = case["variables"].as_object().unwrap().clone();

@@ -29,16 +29,13 @@ pub fn to_template_value(value: &serde_json::Value) -> Value {
     }
 }
 
-/// About how long a value is as text.
-pub fn size_bytes(value: &serde_json::Value) -> u64 {
+/// Number of values, the ones inside others included.
+pub fn count(value: &serde_json::Value) -> u64 {
     use serde_json::Value as Json;
-    match value {
-        Json::String(text) => text.len() as u64,
-        Json::Array(items) => items.iter().map(|item| 1 + size_bytes(item)).sum(),
-        Json::Object(entries) => {
-            entries.iter().map(|(key, value)| 1 + key.len() as u64 + size_bytes(value)).sum()
-        }
-        _ => 1,
+    1 + match value {
+        Json::Array(items) => items.iter().map(count).sum(),
+        Json::Object(entries) => entries.values().map(count).sum(),
+        _ => 0,
     }
 }
 

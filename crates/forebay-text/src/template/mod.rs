@@ -1,12 +1,14 @@
 //! Chat templates: conversations into prompts, as `apply_chat_template` of transformers does.
 //!
-//! Templates are Jinja programs that come with a model, so they are untrusted: a render has a
-//! budget of steps and a limit of depth and output.
+//! Templates are Jinja programs that come with a model, so they are untrusted. A render has a
+//! budget of steps, and runs on a stack that the values which so many steps can nest do not
+//! overflow. Memory is not bounded: a template that doubles a text over and over can use it up.
 
 mod functions;
 mod generation;
 mod json;
 mod methods;
+mod stack;
 mod time;
 
 use std::error::Error as _;
@@ -19,16 +21,17 @@ use crate::TextError;
 use functions::Refusal;
 pub use time::CivilTime;
 
-/// Steps that every render may take (the largest published templates take some thousands), and
-/// further ones per byte of the conversation.
-const STEPS_BASE: u64 = 2_000_000;
-const STEPS_PER_INPUT_BYTE: u64 = 64;
+/// Steps that every render may take, and further ones per JSON value of the conversation. The
+/// largest published templates take 1,200 for ten messages, about 40 per value.
+const STEPS_BASE: u64 = 200_000;
+const STEPS_PER_VALUE: u64 = 300;
+const STEPS_MAX: u64 = 3_000_000;
 
 /// Nesting of macros, loops and calls.
 const DEPTH_LIMIT: usize = 200;
 
 /// Longest template source. Published ones stay below 64 KiB.
-const SOURCE_BYTES_MAX: usize = 4 << 20;
+const SOURCE_BYTES_MAX: usize = 512 << 10;
 
 /// A model's chat template.
 #[derive(Debug)]
@@ -103,7 +106,9 @@ impl ChatTemplate {
         environment.set_unknown_method_callback(methods::unknown_method);
         functions::install(&mut environment);
         let program = generation::without_generation_tags(source);
-        let added = environment.add_template_owned(NAME, program);
+        // The shortest operator that nests, a minus sign, is one byte.
+        let levels = program.len() as u64;
+        let added = stack::with_room(levels, || environment.add_template_owned(NAME, program))?;
         added.map_err(|error| syntax(describe(&error)))?;
         Ok(Self {
             source: source.to_owned(),
@@ -125,6 +130,19 @@ impl ChatTemplate {
     /// [`TextError::TemplateFailed`] for everything else, too many steps included.
     pub fn render(&self, input: &RenderInput) -> Result<String, TextError> {
         let tools = input.tools.as_ref().unwrap_or(&serde_json::Value::Null);
+        let values = json::count(&input.messages) + json::count(tools);
+        let steps = STEPS_MAX.min(STEPS_BASE + STEPS_PER_VALUE * values);
+        let mut environment = self.environment.clone();
+        environment.set_fuel(Some(steps));
+        functions::install_clock(&mut environment, input.now);
+        // A step can nest a value one level deeper.
+        let rendered = stack::with_room(steps, || {
+            environment.get_template(NAME)?.render(self.context(input, tools))
+        })?;
+        rendered.map_err(|error| failure(&error))
+    }
+
+    fn context(&self, input: &RenderInput, tools: &serde_json::Value) -> Value {
         let mut context = Vec::with_capacity(input.variables.len() + 5);
         context.push(("messages", json::to_template_value(&input.messages)));
         context.push(("tools", json::to_template_value(tools)));
@@ -134,14 +152,7 @@ impl ChatTemplate {
         for (name, value) in &input.variables {
             context.push((name, json::to_template_value(value)));
         }
-
-        let mut environment = self.environment.clone();
-        let input_bytes = json::size_bytes(&input.messages) + json::size_bytes(tools);
-        environment.set_fuel(Some(STEPS_BASE + STEPS_PER_INPUT_BYTE * input_bytes));
-        functions::install_clock(&mut environment, input.now);
-        let template = environment.get_template(NAME);
-        let rendered = template.and_then(|template| template.render(Value::from_pairs(context)));
-        rendered.map_err(|error| failure(&error))
+        Value::from_pairs(context)
     }
 }
 

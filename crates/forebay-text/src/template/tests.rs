@@ -61,7 +61,41 @@ fn hostile_templates_come_to_an_end() {
 }
 
 #[test]
-fn deep_values_are_refused() {
+fn deep_values_do_not_overflow_the_stack() {
+    let nest = |times: usize| {
+        let list = format!("{}ns.x{}", "[".repeat(20), "]".repeat(20));
+        format!(
+            "{{% set ns = namespace(x=[]) %}}{{% for a in range({times}) %}}\
+             {{% set ns.x = {list} %}}{{% endfor %}}"
+        )
+    };
+    let printed = plain(&(nest(6000) + "{{ ns.x }}")).unwrap();
+    assert_eq!(printed.len(), 2 * 120_001);
+    assert!(plain(&(nest(6000) + "{{ ns.x == [ns.x] }}")).is_ok());
+    assert!(matches!(plain(&nest(99999)), Err(TextError::TemplateFailed { .. })));
+}
+
+#[test]
+fn long_expressions_do_not_overflow_the_stack() {
+    let links = |link: &str| link.repeat(SOURCE_BYTES_MAX / link.len() - 20);
+    for source in [
+        format!("{{{{ 1{} }}}}", links("+1")),
+        format!("{{{{ 'a'{} }}}}", links("|e")),
+        format!("{{{{ x{} }}}}", links(".a")),
+        format!("{{{{ {}1 }}}}", links("-")),
+        format!("{{{{ {}1 }}}}", links("not ")),
+        format!("{{{{ {}1 }}}}", links("1 if 1 else ")),
+        format!("{{{{ {}1 }}}}", links("[")),
+        links("{% if 1 %}"),
+    ] {
+        // Whether they are refused, fail or print something: they return.
+        plain(&source).ok();
+    }
+    assert!(matches!(plain(&links("abc").repeat(2)), Err(TextError::TemplateSyntax { .. })));
+}
+
+#[test]
+fn deep_values_are_refused_as_json() {
     let deep = "{% set ns = namespace(x=[]) %}{% for a in range(9999) %}{% set ns.x = [ns.x] %}\
                 {% endfor %}{{ ns.x | tojson }}";
     assert!(matches!(plain(deep), Err(TextError::TemplateFailed { .. })));

@@ -2,8 +2,6 @@
 
 use std::path::{Path, PathBuf};
 
-use serde_json::Value;
-
 /// The path of `name` in the first set of reference data that has it: `$FOREBAY_FIXTURES`, the
 /// full set beside the project, the small one inside. Says loudly if there is none.
 pub fn fixture(name: &str) -> Option<PathBuf> {
@@ -18,9 +16,4 @@ pub fn fixture(name: &str) -> Option<PathBuf> {
         eprintln!("SKIPPED: no reference data {name}");
     }
     found
-}
-
-/// The JSON file `path`.
-pub fn json(path: &Path) -> Value {
-    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }

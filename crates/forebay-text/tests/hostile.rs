@@ -1,0 +1,170 @@
+//! Metadata that is wrong on purpose must give errors, not panics.
+
+use forebay_format::{Array, ByteStrings, GgufMetadata, Value};
+use forebay_text::{TextError, Tokenizer};
+use proptest::prelude::*;
+
+fn strings(texts: &[&str]) -> Value {
+    Value::Array(Array::String(texts.iter().collect::<ByteStrings>()))
+}
+
+fn metadata(entries: &[(&str, Value)]) -> GgufMetadata {
+    let mut metadata = GgufMetadata::new(3);
+    for (key, value) in entries {
+        metadata.insert(format!("tokenizer.{key}"), value.clone());
+    }
+    metadata
+}
+
+/// A small model of byte pair encoding with `changes` in place of its own entries.
+fn bpe(changes: &[(&str, Value)]) -> Result<Tokenizer, TextError> {
+    let own = [
+        ("ggml.model", Value::from("gpt2")),
+        ("ggml.pre", Value::from("gpt-2")),
+        ("ggml.tokens", strings(&["a", "b", "ab", "<s>"])),
+        ("ggml.token_type", Value::Array(Array::I32(vec![1, 1, 1, 3]))),
+        ("ggml.merges", strings(&["a b"])),
+        ("ggml.bos_token_id", Value::U32(3)),
+    ];
+    Tokenizer::from_gguf(&metadata(&[&own, changes].concat()))
+}
+
+/// As [`bpe`], with SentencePiece.
+fn spm(changes: &[(&str, Value)]) -> Result<Tokenizer, TextError> {
+    let own = [
+        ("ggml.model", Value::from("llama")),
+        ("ggml.tokens", strings(&["<unk>", "<s>", "</s>", "▁", "a", "▁a"])),
+        ("ggml.token_type", Value::Array(Array::I32(vec![2, 3, 3, 1, 1, 1]))),
+        ("ggml.scores", Value::Array(Array::F32(vec![0.0, 0.0, 0.0, -1.0, -2.0, -3.0]))),
+    ];
+    Tokenizer::from_gguf(&metadata(&[&own, changes].concat()))
+}
+
+#[test]
+fn the_small_models_themselves_work() {
+    let tokenizer = bpe(&[]).unwrap();
+    assert_eq!(tokenizer.encode("abba<s>", false, true).unwrap(), [2, 1, 0, 3]);
+    let tokenizer = spm(&[]).unwrap();
+    assert_eq!(tokenizer.encode("a a", true, false).unwrap(), [1, 5, 5]);
+    // No byte tokens: the unknown token takes their place.
+    assert_eq!(tokenizer.encode("aé", false, false).unwrap(), [5, 0, 0]);
+    assert!(tokenizer.adds_bos());
+}
+
+#[test]
+fn keys_that_are_missing_or_of_the_wrong_type() {
+    let none = Tokenizer::from_gguf(&GgufMetadata::new(3));
+    assert!(matches!(none, Err(TextError::MissingKey { .. })));
+    for key in ["ggml.model", "ggml.pre", "ggml.tokens", "ggml.token_type", "ggml.merges"] {
+        let broken = bpe(&[(key, Value::F32(1.0))]);
+        assert!(matches!(broken, Err(TextError::WrongType { .. })), "{key}");
+    }
+    for key in ["ggml.bos_token_id", "ggml.eos_token_id", "ggml.eot_token_id"] {
+        assert!(
+            matches!(bpe(&[(key, Value::from("x"))]), Err(TextError::WrongType { .. })),
+            "{key}"
+        );
+        let outside = bpe(&[(key, Value::U64(u64::MAX))]);
+        assert!(matches!(outside, Err(TextError::TokenOutOfRange { .. })), "{key}");
+        assert!(matches!(bpe(&[(key, Value::I32(-1))]), Err(TextError::WrongType { .. })), "{key}");
+    }
+    for key in ["ggml.add_bos_token", "ggml.add_eos_token"] {
+        assert!(matches!(bpe(&[(key, Value::U32(1))]), Err(TextError::WrongType { .. })), "{key}");
+    }
+    // EOS is wished for, but there is none.
+    let without = bpe(&[("ggml.add_eos_token", Value::Bool(true))]);
+    assert!(matches!(without, Err(TextError::MissingKey { .. })));
+}
+
+#[test]
+fn unknown_models_and_pre_tokenizers_are_refused_with_the_known_ones() {
+    let error = bpe(&[("ggml.model", Value::from("rwkv"))]).err().unwrap();
+    assert!(matches!(&error, TextError::UnknownModel { .. }) && error.to_string().contains("gpt2"));
+    let error = bpe(&[("ggml.pre", Value::from("nonesuch"))]).err().unwrap();
+    assert!(matches!(error, TextError::UnknownPreTokenizer { .. }));
+}
+
+#[test]
+fn inconsistent_vocabularies() {
+    let empty = bpe(&[("ggml.tokens", strings(&[])), ("ggml.token_type", strings(&[]))]);
+    assert!(empty.is_err());
+    let twice = bpe(&[("ggml.tokens", strings(&["a", "b", "ab", "a"]))]);
+    assert!(matches!(twice, Err(TextError::DuplicateToken { first: 0, second: 3, .. })));
+    let few_types = bpe(&[("ggml.token_type", Value::Array(Array::I32(vec![1, 1])))]);
+    assert!(matches!(few_types, Err(TextError::WrongLength { .. })));
+    let few_scores = spm(&[("ggml.scores", Value::Array(Array::F32(vec![0.0; 5])))]);
+    assert!(matches!(few_scores, Err(TextError::WrongLength { .. })));
+    let no_number = spm(&[("ggml.scores", Value::Array(Array::F32(vec![f32::NAN; 6])))]);
+    assert!(matches!(no_number, Err(TextError::ScoreNotANumber { id: 0 })));
+    let infinite = spm(&[("ggml.scores", Value::Array(Array::F32(vec![f32::INFINITY; 6])))]);
+    assert_eq!(infinite.unwrap().encode("a", false, false).unwrap(), [5]);
+}
+
+#[test]
+fn merges_that_name_no_tokens() {
+    for merge in ["a x", "b a", "ab", "", " ", "a ", " a", "  "] {
+        let broken = bpe(&[("ggml.merges", strings(&["a b", merge]))]);
+        let index = match broken {
+            Err(TextError::MergeOfUnknownToken { index, .. }) => index,
+            other => panic!("{merge:?} gave {:?}", other.map(|_| ())),
+        };
+        assert_eq!(index, 1);
+    }
+    let twice = bpe(&[("ggml.merges", strings(&["a b", "a b"]))]).unwrap();
+    assert_eq!(twice.encode("ab", false, false).unwrap(), [2]);
+}
+
+#[test]
+fn bytes_without_a_token_are_an_error() {
+    let tokenizer = bpe(&[]).unwrap();
+    let error = tokenizer.encode("abc", false, false);
+    assert!(matches!(error, Err(TextError::NoTokenForByte { byte: b'c' })));
+}
+
+#[test]
+fn empty_and_invalid_token_texts_are_no_trouble() {
+    let mut tokens = ByteStrings::default();
+    [&b"a"[..], b"", b"", b"\xff\xfe", b"\xc3", b"<s>"].iter().for_each(|text| tokens.push(text));
+    let tokenizer = bpe(&[
+        ("ggml.tokens", Value::Array(Array::String(tokens))),
+        ("ggml.token_type", Value::Array(Array::I32(vec![1, 3, 4, 4, 3, -7]))),
+        ("ggml.merges", strings(&[])),
+    ]);
+    let tokenizer = tokenizer.unwrap();
+    assert_eq!(tokenizer.encode("a", true, true).unwrap(), [0]);
+    assert_eq!(tokenizer.decode(&[0, 1, 2, 3, 4, 5, 6, u32::MAX], false), "a\u{fffd}\u{fffd}");
+    assert_eq!(tokenizer.token_text(u32::MAX), None);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    /// Whatever the lists hold, the answer is a tokenizer or an error.
+    #[test]
+    fn random_metadata_does_not_panic(
+        tokens in prop::collection::vec("[ab▁<>s]{0,3}", 0..12),
+        types in prop::collection::vec(-1i32..8, 0..12),
+        scores in prop::collection::vec(any::<f32>(), 0..12),
+        merges in prop::collection::vec("[ab ]{0,4}", 0..4),
+        model in prop::sample::select(vec!["gpt2", "llama", "gemma4"]),
+        special in 0u32..14,
+        text in "[ab▁<>s é]{0,12}",
+    ) {
+        let tokens: Vec<&str> = tokens.iter().map(String::as_str).collect();
+        let merges: Vec<&str> = merges.iter().map(String::as_str).collect();
+        let built = Tokenizer::from_gguf(&metadata(&[
+            ("ggml.model", Value::from(model)),
+            ("ggml.tokens", strings(&tokens)),
+            ("ggml.token_type", Value::Array(Array::I32(types))),
+            ("ggml.scores", Value::Array(Array::F32(scores))),
+            ("ggml.merges", strings(&merges)),
+            ("ggml.bos_token_id", Value::U32(special)),
+            ("ggml.unknown_token_id", Value::U32(special)),
+        ]));
+        if let Ok(tokenizer) = built
+            && let Ok(ids) = tokenizer.encode(&text, true, true)
+        {
+            tokenizer.decode(&ids, true);
+        }
+    }
+}
