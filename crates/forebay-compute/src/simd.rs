@@ -332,8 +332,7 @@ mod tests {
 
     #[test]
     fn exp_is_accurate_everywhere() {
-        let x: Vec<f32> =
-            (0..1_600_000).map(|i| -87.3 + i as f32 * (175.6 / 1_600_000.0)).collect();
+        let x: Vec<f32> = (0..400_000).map(|i| -87.3 + i as f32 * (175.6 / 400_000.0)).collect();
         for cpu in cpus() {
             let mut y = vec![0.0; x.len()];
             dispatch(&cpu, Exp(&x, &mut y));

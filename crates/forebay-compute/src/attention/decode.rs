@@ -46,24 +46,19 @@ pub(super) fn run(cpu: &Cpu, q: &[f32], cache: &KvCache, what: &Attention<'_>, o
             let keys = cache.keys(what.layer, kv_head);
             let values = cache.values(what.layer, kv_head);
             let (queries, scores, softcap) = (&*queries, &mut *scores, what.softcap);
+            let positions = to - from;
             match (keys, values) {
                 (HeadRows::F16(keys), HeadRows::F16(values)) => {
-                    let keys = &keys[from * key_stride..to * key_stride];
-                    let values = &values[from * value_stride..to * value_stride];
-                    let (positions, group) = (to - from, group);
-                    dispatch(
-                        cpu,
-                        Chunk { queries, keys, values, scores, part, positions, group, softcap },
-                    );
+                    let keys = span(keys, key_stride, from, to);
+                    let values = span(values, value_stride, from, to);
+                    let inputs = Inputs { queries, keys, values, positions, group, softcap };
+                    dispatch(cpu, Chunk { inputs, scores, part });
                 }
                 (HeadRows::F32(keys), HeadRows::F32(values)) => {
-                    let keys = &keys[from * key_stride..to * key_stride];
-                    let values = &values[from * value_stride..to * value_stride];
-                    let (positions, group) = (to - from, group);
-                    dispatch(
-                        cpu,
-                        Chunk { queries, keys, values, scores, part, positions, group, softcap },
-                    );
+                    let keys = span(keys, key_stride, from, to);
+                    let values = span(values, value_stride, from, to);
+                    let inputs = Inputs { queries, keys, values, positions, group, softcap };
+                    dispatch(cpu, Chunk { inputs, scores, part });
                 }
                 _ => unreachable!("a cache has one element type"),
             }
@@ -74,6 +69,11 @@ pub(super) fn run(cpu: &Cpu, q: &[f32], cache: &KvCache, what: &Attention<'_>, o
         let parts = parts[kv_head * chunks * part_len..].chunks_exact(part_len).take(chunks);
         join(parts, member, group, value_stride, what.sink(head), out);
     }
+}
+
+/// Rows `from..to`.
+fn span<E>(rows: &[E], stride: usize, from: usize, to: usize) -> &[E] {
+    &rows[from * stride..to * stride]
 }
 
 /// Copies query heads, multiplied by `scale` and padded with zeroes to `stride`.
@@ -107,21 +107,26 @@ fn join<'a>(
     out.iter_mut().for_each(|x| *x /= sum);
 }
 
-/// One key/value head's queries against one chunk of positions.
-struct Chunk<'a, E> {
+/// One key/value head's queries and one chunk of positions.
+struct Inputs<'a, E> {
     /// `[group, key stride]`, scaled.
     queries: &'a [f32],
     /// `[positions, key stride]`
     keys: &'a [E],
     /// `[positions, value stride]`
     values: &'a [E],
+    positions: usize,
+    group: usize,
+    softcap: Option<f32>,
+}
+
+/// Attention within one chunk.
+struct Chunk<'a, E> {
+    inputs: Inputs<'a, E>,
     /// `[group, CHUNK]`, scratch.
     scores: &'a mut [f32],
     /// Out: largest scores `[group]`, sums `[group]`, values `[group, value stride]`.
     part: &'a mut [f32],
-    positions: usize,
-    group: usize,
-    softcap: Option<f32>,
 }
 
 impl<E: Element> Kernel for Chunk<'_, E> {
@@ -129,18 +134,12 @@ impl<E: Element> Kernel for Chunk<'_, E> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Chunk { queries, keys, values, scores, part, positions, group, softcap } = self;
+        let Chunk { inputs, scores, part } = self;
+        let Inputs { queries, keys, values, positions, group, softcap } = inputs;
         let (key_stride, value_stride) = (keys.len() / positions, values.len() / positions);
         let mut head = 0;
         while head < group {
-            // The most rows that are left, so that each widened key serves as many as possible.
-            let rows = if group - head >= 4 {
-                4
-            } else if group - head >= 2 {
-                2
-            } else {
-                1
-            };
+            let rows = row_block(group - head);
             let q = &queries[head * key_stride..(head + rows) * key_stride];
             let s = &mut scores[head * CHUNK..(head + rows) * CHUNK];
             match rows {
@@ -157,13 +156,7 @@ impl<E: Element> Kernel for Chunk<'_, E> {
         }
         let mut head = 0;
         while head < group {
-            let rows = if group - head >= 4 {
-                4
-            } else if group - head >= 2 {
-                2
-            } else {
-                1
-            };
+            let rows = row_block(group - head);
             let p = &scores[head * CHUNK..(head + rows) * CHUNK];
             let o = &mut sums_of_values[head * value_stride..(head + rows) * value_stride];
             match rows {
@@ -173,6 +166,16 @@ impl<E: Element> Kernel for Chunk<'_, E> {
             }
             head += rows;
         }
+    }
+}
+
+/// Rows of the next block when `left` are left: many, so that a widened key serves many.
+#[inline(always)]
+fn row_block(left: usize) -> usize {
+    match left {
+        4.. => 4,
+        2.. => 2,
+        _ => 1,
     }
 }
 

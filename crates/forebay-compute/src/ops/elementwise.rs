@@ -116,10 +116,11 @@ impl Cpu {
 
     /// `out[t] += sum over j of weights[t, j] * parts[t, j]`, in order of `j`: the outputs of the
     /// `k` experts of every token, joined in an order that does not depend on which arrived
-    /// first. `parts` is `[tokens, k, n]`, `weights` `[tokens, k]`, `out` `[tokens, n]`.
+    /// first. `parts` `[any, n]` lie in the order computed; `rows` `[tokens, k]` says which row of
+    /// `parts` belongs to each choice. `weights` is `[tokens, k]`, `out` `[tokens, n]`.
     ///
     /// # Panics
-    /// When `n` or `k` is 0 or the lengths do not fit together.
+    /// When `n` or `k` is 0, the lengths do not fit together, or a row lies outside `parts`.
     pub fn combine_experts(
         &self,
         out: &mut [f32],
@@ -127,6 +128,7 @@ impl Cpu {
         k: usize,
         weights: &[f32],
         parts: &[f32],
+        rows: &[u32],
     ) {
         assert!(n > 0 && k > 0 && out.len().is_multiple_of(n), "combine_experts: no whole rows");
         assert_eq!(
@@ -134,15 +136,15 @@ impl Cpu {
             out.len() / n * k,
             "combine_experts: weights are not [tokens, k]"
         );
-        assert_eq!(parts.len(), weights.len() * n, "combine_experts: parts are not [tokens, k, n]");
+        assert_eq!(rows.len(), weights.len(), "combine_experts: rows are not [tokens, k]");
         let share = share(out.len(), n);
         self.pool.for_each_chunk_mut(out, share, |_, start, out| {
             for (row, out) in out.chunks_exact_mut(n).enumerate() {
                 let token = start / n + row;
                 let weights = &weights[token * k..][..k];
-                let parts = &parts[token * k * n..][..k * n];
-                for (&w, part) in weights.iter().zip(parts.chunks_exact(n)) {
-                    add_scaled_row(out, w, part);
+                let rows = &rows[token * k..][..k];
+                for (&w, &row) in weights.iter().zip(rows) {
+                    add_scaled_row(out, w, &parts[row as usize * n..][..n]);
                 }
             }
         });
@@ -279,7 +281,8 @@ mod tests {
                 let weights = random(7, tokens * k);
                 let mut combined = random(8, tokens * n);
                 let mut by_rows = combined.clone();
-                cpu.combine_experts(&mut combined, n, k, &weights, &parts);
+                let rows: Vec<u32> = (0..weights.len() as u32).collect();
+                cpu.combine_experts(&mut combined, n, k, &weights, &parts, &rows);
                 let rows: Vec<u32> = (0..tokens * k).map(|i| (i / k) as u32).collect();
                 cpu.add_scaled_rows(&mut by_rows, n, &rows, &weights, &parts);
                 assert_eq!(combined, by_rows);

@@ -213,6 +213,9 @@ fn frequencies(config: &RopeConfig<'_>) -> Result<Vec<f64>, ComputeError> {
             *frequency /= f64::from(factor);
         }
     }
+    for &frequency in &frequencies {
+        positive("a frequency", frequency)?;
+    }
     Ok(frequencies)
 }
 
@@ -408,6 +411,7 @@ mod tests {
             RopeConfig { rotary_dim: 7, ..good },
             RopeConfig { theta: 0.0, ..good },
             RopeConfig { theta: f64::NAN, ..good },
+            RopeConfig { scaling: linear(1e-320), ..good },
             RopeConfig { scaling: linear(0.0), ..good },
             RopeConfig { scaling: linear(f64::INFINITY), ..good },
             RopeConfig { frequency_factors: Some(&[1.0]), ..good },
