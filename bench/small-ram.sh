@@ -1,0 +1,114 @@
+#!/usr/bin/env bash
+# A model larger than memory: forebay with a budget against llama.cpp with mmap, both inside a memory cgroup of one size.
+#
+#   bench/small-ram.sh MODEL LLAMA_BENCH MEMORY_MIB RAM_MIB [GEN_TOKENS] [THREADS] [LLAMA_SECONDS]
+#
+# MEMORY_MIB limits each program as a whole, RAM_MIB is forebay's --ram and must leave room below it (KV cache and 200 MiB).
+# Defaults: 64 tokens, 2 threads, llama.cpp is stopped after 240 seconds; it then made fewer than its 12 tokens, which
+# bounds its rate from above. Needs root (cgroup v1 or v2, dropping the page cache) and python3.
+# FOREBAY names another forebay program. Prints a Markdown table.
+set -euo pipefail
+
+if [ $# -lt 4 ]; then
+    sed -n '2,9s/^# \{0,1\}//p' "$0" >&2
+    exit 2
+fi
+model=$1 llama_bench=$2 memory_mib=$3 ram_mib=$4
+generate=${5:-64} threads=${6:-2} llama_seconds=${7:-240}
+llama_tokens=12
+root=$(cd "$(dirname "$0")/.." && pwd)
+if [ -z "${FOREBAY:-}" ]; then
+    (cd "$root" && cargo build --release --quiet --package forebay)
+    FOREBAY=$root/target/release/forebay
+fi
+if [ "$(id -u)" != 0 ]; then
+    echo "this needs root: it makes a memory cgroup and drops the page cache" >&2
+    exit 1
+fi
+
+name=forebay-small-ram-$$
+if [ -e /sys/fs/cgroup/cgroup.controllers ]; then
+    group=/sys/fs/cgroup/$name
+    echo +memory >/sys/fs/cgroup/cgroup.subtree_control
+    mkdir "$group"
+    echo "${memory_mib}M" >"$group/memory.max"
+    [ ! -e "$group/memory.swap.max" ] || echo 0 >"$group/memory.swap.max"
+elif [ -d /sys/fs/cgroup/memory ]; then
+    group=/sys/fs/cgroup/memory/$name
+    mkdir "$group"
+    echo "${memory_mib}M" >"$group/memory.limit_in_bytes"
+else
+    echo "no memory cgroup controller is mounted under /sys/fs/cgroup" >&2
+    exit 1
+fi
+results=$(mktemp -d)
+trap 'rm -rf "$results"; rmdir "$group" 2>/dev/null || true' EXIT
+
+# Runs a command inside the cgroup with a cold page cache: inside NAME COMMAND...
+inside() {
+    local log=$results/$1
+    shift
+    sync
+    echo 3 >/proc/sys/vm/drop_caches
+    cat /proc/diskstats >"$log.disk-before"
+    local status=0
+    (
+        echo "$BASHPID" >"$group/cgroup.procs"
+        exec "$@"
+    ) >"$log.out" 2>"$log.err" || status=$?
+    cat /proc/diskstats >"$log.disk-after"
+    echo "$status" >"$log.status"
+}
+
+echo "forebay, --ram ${ram_mib}MiB inside $memory_mib MiB" >&2
+inside forebay "$FOREBAY" bench "$model" --ram "${ram_mib}MiB" --threads "$threads" \
+    --prompt-tokens 0 --gen-tokens "$generate" --repeat 2 --json
+if [ "$(cat "$results/forebay.status")" != 0 ]; then
+    cat "$results/forebay.err" >&2
+    exit 1
+fi
+echo "llama.cpp with mmap inside $memory_mib MiB, at most $llama_seconds seconds" >&2
+inside llama timeout --signal=KILL "$llama_seconds" "$llama_bench" -m "$model" -t "$threads" \
+    -p 0 -n "$llama_tokens" -r 1 --no-warmup -o json
+
+python3 - "$results" "$model" "$memory_mib" "$ram_mib" "$llama_tokens" "$llama_seconds" "$threads" <<'PYTHON'
+import json, os, sys
+
+results, model, memory, ram, llama_tokens, llama_seconds, threads = sys.argv[1:]
+run = json.load(open(f"{results}/forebay.out"))
+ours = run["generate"]["tokens_per_second_median"]
+stream = run["statistics"]["stream"]
+status = int(open(f"{results}/llama.status").read())
+try:
+    theirs, bound = json.load(open(f"{results}/llama.out"))[0]["avg_ts"], ""
+except (ValueError, IndexError):
+    # Stopped before its tokens were done, or by the memory limit.
+    theirs, bound = int(llama_tokens) / float(llama_seconds), "< "
+
+def read_bytes(name):
+    device = os.stat(model).st_dev
+    for line in open(f"{results}/{name}"):
+        fields = line.split()
+        if (int(fields[0]), int(fields[1])) == (os.major(device), os.minor(device)):
+            return int(fields[5]) * 512
+    return 0
+
+size = run["model"]["weights_bytes"]
+print(f"{os.path.basename(model)}: {size / 1e9:.2f} GB of weights, {memory} MiB for the whole program, "
+      f"{threads} threads, cold page cache")
+print()
+print("| program | generate tokens/s | bytes read from the disk |")
+print("| --- | --- | --- |")
+for name, rate, sign in (("forebay", ours, ""), ("llama", theirs, bound)):
+    total = read_bytes(f"{name}.disk-after") - read_bytes(f"{name}.disk-before")
+    what = f"forebay --ram {ram}MiB" if name == "forebay" else "llama.cpp, mmap"
+    if name == "llama" and status != 0:
+        what += f" (stopped after {llama_seconds} s)"
+    print(f"| {what} | {sign}{rate:.3g} | {total / 1e9:.2f} GB |")
+print()
+print(f"Ratio: {'> ' if bound else ''}{ours / theirs:.0f}x. Hit rate {stream['hit_rate']:.1%}, "
+      f"disk busy {stream['io']['busy_fraction']:.0%} at "
+      f"{stream['io']['bytes_read'] / stream['io']['busy_seconds'] / 1e9:.2f} GB/s, "
+      f"waited {stream['wait_seconds']:.1f} of {stream['io']['elapsed_seconds']:.1f} s, peak resident "
+      f"{run['statistics']['peak_resident_bytes'] / 2**20:.0f} MiB.")
+PYTHON

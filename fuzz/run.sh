@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# Fuzzes one target for a while: fuzz/run.sh TARGET SECONDS [LIBFUZZER OPTIONS...]
+#
+# Works with stable Rust and a C++ compiler: the coverage instrumentation consists of stable compiler flags. Only the
+# sanitizers need nightly, and without unsafe code in these crates they would find little. Panics (overflow
+# checks included), hangs over ten seconds and allocations beyond the input's size + 64 MiB are findings.
+set -euo pipefail
+
+if [ $# -lt 2 ]; then
+    echo "usage: fuzz/run.sh TARGET SECONDS [LIBFUZZER OPTIONS...]" >&2
+    echo "targets: gguf safetensors_header tokenizer_metadata template" >&2
+    exit 2
+fi
+target=$1
+seconds=$2
+shift 2
+cd "$(dirname "$0")"
+if [ ! -f "targets/$target.rs" ]; then
+    echo "no target is called $target; see fuzz/targets" >&2
+    exit 2
+fi
+
+host=$(rustc -vV | sed -n 's/^host: //p')
+# Naming the host as target keeps build scripts and procedural macros without instrumentation.
+RUSTFLAGS="--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
+-Cllvm-args=-sanitizer-coverage-trace-compares" \
+    cargo build --release --target "$host" --bin "$target"
+
+mkdir -p "corpus/$target" "artifacts/$target"
+seeds=("seeds/$target")
+if [ "$target" = template ]; then
+    for folder in ../../shared/fixtures/templates ../fixtures/templates; do
+        if [ -d "$folder" ]; then
+            seeds+=("$folder")
+            break
+        fi
+    done
+fi
+exec "target/$host/release/$target" "corpus/$target" "${seeds[@]}" \
+    -artifact_prefix="artifacts/$target/" -max_total_time="$seconds" \
+    -timeout=10 -rss_limit_mb=1024 -max_len=65536 -print_final_stats=1 "$@"

@@ -1,0 +1,24 @@
+//! Whole GGUF files: every table entry that is accepted must lie inside the file, and decode.
+
+#![no_main]
+
+use forebay_format::{can_dequantize, dequantize, parse_gguf_bytes};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|data: &[u8]| {
+    forebay_fuzz::bounded(data, |data| {
+        let Ok(header) = parse_gguf_bytes(data) else { return };
+        for (key, value) in header.metadata.iter() {
+            assert_eq!(header.metadata.get(key), Some(value));
+        }
+        for tensor in &header.tensors {
+            let (start, length) = (tensor.extent.offset as usize, tensor.extent.length as usize);
+            let bytes = &data[start..start + length];
+            if can_dequantize(tensor.ty) && length >= tensor.ty.block_bytes() {
+                let mut values = vec![0.0; tensor.ty.block_elements()];
+                dequantize(tensor.ty, &bytes[..tensor.ty.block_bytes()], &mut values)
+                    .expect("one whole block");
+            }
+        }
+    });
+});

@@ -1,0 +1,40 @@
+//! Chat templates. An input is the template, and behind a zero byte the conversation as JSON if it is not to be the usual
+//! one.
+
+#![no_main]
+
+use forebay_text::{ChatTemplate, CivilTime, RenderInput};
+use libfuzzer_sys::fuzz_target;
+use serde_json::{Value, json};
+
+fn conversation() -> Value {
+    json!([
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "What is <b>two</b> and two?"},
+        {"role": "assistant", "content": "<think>2 + 2</think>Four.", "tool_calls": [
+            {"type": "function", "function": {"name": "add", "arguments": {"a": 2, "b": 2}}}
+        ]},
+        {"role": "tool", "content": "4"},
+        {"role": "user", "content": [{"type": "text", "text": "Thanks \u{1f600}"}]},
+    ])
+}
+
+fuzz_target!(|data: &[u8]| {
+    forebay_fuzz::bounded(data, |data| {
+        let Ok(text) = std::str::from_utf8(data) else { return };
+        let (source, messages) = text.split_once('\0').unwrap_or((text, ""));
+        let Ok(template) = ChatTemplate::from_source(source, "<s>", "</s>") else { return };
+        let messages = serde_json::from_str(messages).unwrap_or_else(|_| conversation());
+        let tools = json!([{"type": "function", "function": {"name": "add", "parameters": {}}}]);
+        for tools in [None, Some(tools)] {
+            let input = RenderInput {
+                messages: messages.clone(),
+                tools,
+                add_generation_prompt: true,
+                now: Some(CivilTime::from_unix_seconds(1_700_000_000)),
+                ..RenderInput::default()
+            };
+            let _ = template.render(&input);
+        }
+    });
+});
