@@ -145,10 +145,18 @@ fn statistics_serialize_with_units_in_their_keys() {
     assert_eq!((statistics.prompt_tokens, statistics.generated_tokens), (20, 4));
     assert_eq!(residency.token_records().len(), 4);
     assert!(statistics.io.requests > 0);
+    let json = serde_json::to_value(&statistics).unwrap();
+    assert_eq!(json["policy"], "lru");
+    for key in ["hit_rate", "bytes_read", "wait_seconds", "max_resident_per_layer"] {
+        assert!(json[key].is_number(), "{key} in {json}");
+    }
+    assert!(json["faulted_experts_per_token"]["steady"].is_number());
+    let plan = serde_json::to_value(residency.plan()).unwrap();
+    assert_eq!(plan["fully_resident"], true);
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..Default::default() })]
+    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..Default::default() })]
 
     /// Batches of any size, ended early or not, leases held across batches, prefetching: never other bytes than those on disk,
     /// and a leased slot is not written to.
@@ -194,6 +202,11 @@ proptest! {
                 }
             }
             held.iter().for_each(|(_, lease)| model.check(&residency, lease));
+        }
+        // No slot was lost on the way.
+        held.clear();
+        for _ in 0..3 {
+            step(&model, &mut residency, &routing(&mut random, PER_TOKEN)).unwrap();
         }
         let prefetch = residency.statistics().prefetch;
         prop_assert!(prefetch.used + prefetch.wasted <= prefetch.issued);

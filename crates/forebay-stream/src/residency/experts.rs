@@ -108,9 +108,9 @@ impl Residency {
                 self.batch.pending.push(expert);
             }
         }
-        self.retain(layer, experts);
         self.batch.pending.reverse();
         self.claim_prefetched(layer);
+        self.retain(layer, experts);
         self.start_misses(layer);
         self.read_dense_ahead();
         Ok(())
@@ -171,15 +171,25 @@ impl Residency {
                 self.hand_out(layer, out);
                 return Ok(true);
             }
-            if self.batch.in_flight == 0 {
-                let Some(&expert) = self.batch.pending.last() else { return Ok(false) };
-                if self.engine.in_flight() == 0 {
-                    let block = BlockId::Expert(layer, expert);
-                    return Err(StreamError::LeasesHoldAllSlots { block });
-                }
+            if self.batch.in_flight == 0 && self.batch.pending.is_empty() {
+                return Ok(false);
+            }
+            if self.engine.in_flight() == 0 {
+                return Err(self.nothing_to_wait_for(layer));
             }
             self.wait()?;
         }
+    }
+
+    /// No read is under way that could bring the batch on.
+    fn nothing_to_wait_for(&mut self, layer: LayerIndex) -> StreamError {
+        if let Some(&expert) = self.batch.pending.last() {
+            return StreamError::LeasesHoldAllSlots { block: BlockId::Expert(layer, expert) };
+        }
+        // Rather no answer than an endless wait.
+        let why = "the read engine has lost a read".to_owned();
+        self.stopped = Some(why.clone());
+        StreamError::Stopped { why }
     }
 
     fn hand_out(&mut self, layer: LayerIndex, out: &mut Vec<(ExpertIndex, Lease)>) {
@@ -223,8 +233,12 @@ impl Residency {
     fn retain(&mut self, layer: LayerIndex, experts: &[ExpertIndex]) {
         let mut evicted = std::mem::take(&mut self.batch.evicted);
         self.cache.retain(layer, experts, &mut evicted);
-        for (layer, expert) in evicted.drain(..) {
-            self.let_pass(layer, expert);
+        for (of, expert) in evicted.drain(..) {
+            // What was prefetched passes when it is handed out.
+            let is_arrived = of == layer && self.batch.arrived.contains(&expert);
+            if !is_arrived {
+                self.let_pass(of, expert);
+            }
         }
         self.batch.evicted = evicted;
     }
