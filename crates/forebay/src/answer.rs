@@ -17,7 +17,7 @@ use crate::stops::{Passed, StopFilter};
 #[serde(rename_all = "snake_case")]
 pub enum End {
     /// The model said that it is done.
-    EndOfText,
+    Finished,
     /// A `--stop` text appeared.
     StopText,
     MaxTokens,
@@ -70,7 +70,7 @@ pub fn generate(
     let end = match generation.stop_reason {
         StopReason::Stopped if stopped => End::StopText,
         StopReason::Stopped => End::Interrupted,
-        StopReason::End => End::EndOfText,
+        StopReason::End => End::Finished,
         StopReason::MaxTokens => End::MaxTokens,
         StopReason::ContextFull => End::ContextFull,
     };

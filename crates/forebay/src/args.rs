@@ -112,9 +112,9 @@ pub struct SamplingArgs {
     /// End the answer after this many tokens [default: the end of the context]
     #[arg(long, value_name = "N", value_parser = count())]
     pub max_tokens: Option<usize>,
-    /// How far to stray from the likeliest token; 0 always takes it
-    #[arg(long, value_name = "X", default_value_t = 0.8, value_parser = non_negative)]
-    pub temperature: f32,
+    /// How far to stray from the likeliest token; 0 always takes it [default: 0.8]
+    #[arg(long, value_name = "X", value_parser = non_negative)]
+    pub temperature: Option<f32>,
     /// Choose among the N likeliest tokens; 0 for all
     #[arg(long, value_name = "N", default_value_t = 40)]
     pub top_k: usize,
@@ -124,9 +124,9 @@ pub struct SamplingArgs {
     /// Leave out tokens less likely than this share of the likeliest
     #[arg(long, value_name = "X", default_value_t = 0.05, value_parser = probability)]
     pub min_p: f32,
-    /// Divide the logits of recent tokens by this; 1 is off
-    #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = positive)]
-    pub repeat_penalty: f32,
+    /// Divide the logits of recent tokens by this; 1 is off [default: 1]
+    #[arg(long, value_name = "X", value_parser = positive)]
+    pub repeat_penalty: Option<f32>,
     /// Seed of the random choices [default: a new one for each run]
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,

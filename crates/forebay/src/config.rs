@@ -50,7 +50,7 @@ pub struct AnswerConfig {
 pub fn run(args: RunArgs) -> Outcome<RunConfig> {
     let demo = args.model.is_none();
     let session = session(&args.budget)?;
-    let mut answer = answer(&args.sampling)?;
+    let mut answer = answer(&args.sampling, demo)?;
     let on_terminal = std::io::stdin().is_terminal();
     let prompt = match (args.prompt, demo) {
         (Some(text), _) if text.is_empty() => return usage("--prompt is empty: write some text"),
@@ -64,9 +64,6 @@ pub fn run(args: RunArgs) -> Outcome<RunConfig> {
     };
     if demo {
         answer.max_tokens.get_or_insert(demo::MAX_TOKENS);
-        if args.sampling.seed.is_none() {
-            answer.sampling.seed = demo::SEED;
-        }
     }
     let model = match args.model {
         Some(path) => path,
@@ -129,19 +126,21 @@ fn io_kind(io: IoArg) -> IoKind {
     }
 }
 
-fn answer(args: &SamplingArgs) -> Outcome<AnswerConfig> {
+/// What the user left open has other values for the demo model.
+fn answer(args: &SamplingArgs, demo: bool) -> Outcome<AnswerConfig> {
     if args.stop.iter().any(String::is_empty) {
         return usage("--stop is empty: write the text that shall end the answer");
     }
-    let sampling = Sampling {
-        temperature: args.temperature,
-        top_k: args.top_k,
-        top_p: args.top_p,
-        min_p: args.min_p,
-        repeat_penalty: args.repeat_penalty,
-        seed: args.seed.unwrap_or_else(fresh_seed),
-        ..Sampling::default()
+    let mut sampling = match demo {
+        true => demo::sampling(),
+        false => Sampling { seed: fresh_seed(), ..Sampling::default() },
     };
+    sampling.top_k = args.top_k;
+    sampling.top_p = args.top_p;
+    sampling.min_p = args.min_p;
+    sampling.temperature = args.temperature.unwrap_or(sampling.temperature);
+    sampling.repeat_penalty = args.repeat_penalty.unwrap_or(sampling.repeat_penalty);
+    sampling.seed = args.seed.unwrap_or(sampling.seed);
     Ok(AnswerConfig { max_tokens: args.max_tokens, sampling, stops: args.stop.clone() })
 }
 
@@ -233,6 +232,24 @@ mod tests {
         assert_eq!(config.answer.stops, ["a", "b"]);
         assert_eq!(config.prompt, PromptSource::Text("x".into()));
         assert!(config.session.exact && config.stats && !config.demo && !config.raw);
+    }
+
+    #[test]
+    fn the_help_tells_the_defaults() {
+        let Ok(config) = resolve(&["m", "--prompt", "x"]) else { panic!("must resolve") };
+        let sampling = config.answer.sampling;
+        let help = <Cli as clap::CommandFactory>::command()
+            .find_subcommand_mut("run")
+            .map(|run| run.render_help().to_string())
+            .unwrap_or_default();
+        let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+        for value in [sampling.temperature, sampling.repeat_penalty, sampling.top_p, sampling.min_p]
+        {
+            assert!(help.contains(&format!("default: {value}]")), "{value}");
+        }
+        let library = Sampling::default();
+        assert_eq!((sampling.temperature, sampling.top_k), (library.temperature, library.top_k));
+        assert_eq!((sampling.top_p, sampling.min_p), (library.top_p, library.min_p));
     }
 
     #[test]

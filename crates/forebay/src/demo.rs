@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::bail;
+use forebay_model::sampling::Sampling;
 
 /// Where the demo model is, if not in one of the usual places.
 pub const VARIABLE: &str = "FOREBAY_DEMO_MODEL";
@@ -10,14 +11,13 @@ pub const VARIABLE: &str = "FOREBAY_DEMO_MODEL";
 /// A beginning that shows the model well: it was trained on narrative fiction.
 pub const PROMPT: &str = "The old sailor looked out at the sea and";
 
-/// With this seed the first run tells a story that holds together for a while.
-pub const SEED: u64 = 1;
+/// A small model repeats itself; this much penalty and this little heat keep it telling.
+pub fn sampling() -> Sampling {
+    Sampling { seed: 3, temperature: 0.7, repeat_penalty: 1.1, ..Sampling::default() }
+}
 
 /// Length of the demo answer in tokens; the model writes sense for a paragraph or two.
 pub const MAX_TOKENS: usize = 200;
-
-/// Positions that the model was trained for.
-pub const CONTEXT: usize = 1024;
 
 /// What a newcomer may do after the first run.
 pub const NEXT: &str = "\

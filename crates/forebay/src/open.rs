@@ -1,25 +1,53 @@
-//! Opening a session, the same way for every command that computes.
+//! Opening models, the same way for every command.
 
 use std::path::Path;
 
-use anyhow::Context as _;
-use forebay_engine::{EngineError, Session, SessionOptions};
+use anyhow::{Context as _, anyhow};
+use forebay_engine::{EngineError, Inspection, Session, SessionOptions};
+use forebay_format::Catalog;
 
 use crate::failure::{Failure, Outcome};
 use crate::progress::BytesProgress;
 
 /// Opens a model with a progress bar for its loading. An option that does not suit the model is
-/// wrong usage, everything else failed work.
-pub fn session(model: &Path, options: &SessionOptions) -> Outcome<Session> {
+/// wrong usage, everything else failed work. `context_for` names the arguments that the context was
+/// derived from, where the user gave no `--ctx`.
+pub fn session(model: &Path, options: &SessionOptions, context_for: &str) -> Outcome<Session> {
+    check(model)?;
     let mut progress = BytesProgress::new("reading weights");
     let opened = Session::open(model, options, &mut |done, total| progress.update(done, total));
     drop(progress);
     match opened {
         Ok(session) => Ok(session),
+        Err(EngineError::BadOption { name: "--ctx", value, expected }) => Err(Failure::Usage(
+            format!("{context_for} needs {value} positions of context, but {expected}"),
+        )),
         Err(error @ EngineError::BadOption { .. }) => Err(Failure::Usage(error.to_string())),
-        Err(error) => {
-            let context = model.display().to_string();
-            Err(Err::<(), _>(error).context(context).unwrap_err().into())
-        }
+        Err(error) => Err(named(error, model)),
+    }
+}
+
+/// Describes a model from its headers.
+pub fn inspect(model: &Path) -> Outcome<Inspection> {
+    check(model)?;
+    forebay_engine::inspect(model).map_err(|error| named(error, model))
+}
+
+/// Opens a model's headers.
+pub fn catalog(model: &Path) -> Outcome<Catalog> {
+    check(model)?;
+    Catalog::open(model).map_err(|error| named(error, model))
+}
+
+/// An error about a model, with the model's path in front.
+pub fn named(error: impl Into<anyhow::Error>, model: &Path) -> Failure {
+    Failure::Work(error.into().context(model.display().to_string()))
+}
+
+fn check(model: &Path) -> anyhow::Result<()> {
+    let exists = model.try_exists().with_context(|| model.display().to_string())?;
+    match exists {
+        true => Ok(()),
+        false => Err(anyhow!("{}: no such file or folder: check the path", model.display())),
     }
 }

@@ -1,6 +1,6 @@
 //! Standard output: results only.
 
-use std::io::{self, Write as _};
+use std::io::{self, IsTerminal as _, Write as _};
 
 use serde::Serialize;
 
@@ -19,6 +19,12 @@ pub fn print(text: &str) -> Outcome {
     out.write_all(text.as_bytes())?;
     out.flush()?;
     Ok(())
+}
+
+/// Whether standard error may carry styles: a terminal, and nobody asked for none
+/// (<https://no-color.org>).
+pub fn styled() -> bool {
+    io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
 /// Which way a column leans.

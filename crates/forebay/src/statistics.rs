@@ -7,6 +7,7 @@ use std::path::Path;
 use forebay_engine::{Generation, Session, SessionStatistics};
 use forebay_stream::MemoryPlan;
 
+use crate::output;
 use crate::size::{format as bytes, format_rate};
 
 /// What runs, where and in how much memory, in one line.
@@ -23,15 +24,25 @@ pub fn headline(session: &Session) -> String {
     )
 }
 
-/// The block that `--stats` prints. `generation` is the answer it follows, if there was one.
-pub fn block(session: &Session, path: &Path, generation: Option<&Generation>) -> String {
+/// What the statistics follow.
+#[derive(Clone, Copy)]
+pub enum After<'a> {
+    Answer(&'a Generation),
+    Benchmark,
+    /// Much of the time went to the person's thinking, so shares of it say nothing.
+    Chat,
+}
+
+/// The block that `--stats` prints.
+pub fn block(session: &Session, path: &Path, after: After<'_>) -> String {
     let statistics = session.statistics();
     let mut lines: Vec<(&str, String)> = vec![
         ("model", model(session, path)),
         ("budget", budget(&statistics)),
         ("basin", basin(&statistics, session.plan())),
+        ("loading", format!("ready after {}", seconds(statistics.load_seconds))),
     ];
-    if let Some(generation) = generation {
+    if let After::Answer(generation) = after {
         lines.push(("prompt", prompt(generation)));
         lines.push(("answer", answer(generation)));
     }
@@ -39,16 +50,18 @@ pub fn block(session: &Session, path: &Path, generation: Option<&Generation>) ->
         lines.push(("experts", experts(&statistics)));
         lines.push(("faults", faults(&statistics, session.plan())));
     }
-    lines.push(("streamed", streamed(&statistics)));
-    lines.push(("waited", waited(&statistics)));
+    let shares = !matches!(after, After::Chat);
+    lines.push(("streamed", streamed(&statistics, shares)));
+    lines.push(("waited", waited(&statistics, shares)));
     lines.push(("disk", reader(&statistics)));
     lines.push(("compute", compute(&statistics)));
     if let Some(peak) = statistics.peak_resident_bytes {
         lines.push(("memory", memory(&statistics, peak)));
     }
+    let (dim, normal) = if output::styled() { ("\u{1b}[2m", "\u{1b}[0m") } else { ("", "") };
     let mut text = String::new();
     for (name, line) in lines {
-        let _ = writeln!(text, "{name:>9}  {line}");
+        let _ = writeln!(text, "{dim}{name:>9}{normal}  {line}");
     }
     text
 }
@@ -139,16 +152,15 @@ fn faults(statistics: &SessionStatistics, plan: &MemoryPlan) -> String {
     text
 }
 
-fn streamed(statistics: &SessionStatistics) -> String {
+fn streamed(statistics: &SessionStatistics, shares: bool) -> String {
     let io = &statistics.stream.io;
     let mut text = format!("{} from disk", bytes(statistics.stream.bytes_read));
     if io.busy_seconds > 0.0 {
-        let _ = write!(
-            text,
-            " at {}/s while reading; the disk was busy {} of the time",
-            format_rate(io.bytes_read as f64 / io.busy_seconds),
-            percent(io.busy_fraction, 1.0)
-        );
+        let rate = format_rate(io.bytes_read as f64 / io.busy_seconds);
+        let _ = write!(text, " at {rate}/s while reading");
+    }
+    if shares {
+        let _ = write!(text, "; the disk was busy {} of the time", percent(io.busy_fraction, 1.0));
     }
     if io.retries > 0 {
         let _ = write!(text, "; {} retries", io.retries);
@@ -156,14 +168,14 @@ fn streamed(statistics: &SessionStatistics) -> String {
     text
 }
 
-fn waited(statistics: &SessionStatistics) -> String {
-    let stream = &statistics.stream;
-    format!(
-        "{} for weights, {} of {}",
-        seconds(stream.wait_seconds),
-        percent(stream.wait_seconds, stream.io.elapsed_seconds),
-        seconds(stream.io.elapsed_seconds)
-    )
+fn waited(statistics: &SessionStatistics, shares: bool) -> String {
+    let waited = statistics.stream.wait_seconds;
+    let elapsed = statistics.stream.io.elapsed_seconds;
+    let mut text = format!("{} for weights", seconds(waited));
+    if shares {
+        let _ = write!(text, ", {} of {}", percent(waited, elapsed), seconds(elapsed));
+    }
+    text
 }
 
 /// Which path the bytes took.
@@ -184,7 +196,7 @@ fn compute(statistics: &SessionStatistics) -> String {
 
 fn memory(statistics: &SessionStatistics, peak: u64) -> String {
     format!(
-        "{} at most (VmHWM); of it weights and activations within {}, KV cache {}",
+        "{} at most (VmHWM); of it weights within {}, KV cache {}",
         bytes(peak),
         bytes(statistics.budget_bytes),
         bytes(statistics.kv_cache_bytes)

@@ -11,7 +11,7 @@ use crate::config;
 use crate::failure::{Outcome, usage};
 use crate::open;
 use crate::output::{self, Align};
-use crate::statistics;
+use crate::statistics::{self, After};
 
 #[derive(Serialize)]
 struct Document<'a> {
@@ -38,9 +38,14 @@ pub fn run(args: BenchArgs) -> Outcome {
         return usage("--prompt-tokens 0 and --gen-tokens 0 leave nothing to measure");
     }
     let mut options = config::session(&args.budget)?;
+    let longer = match args.prompt_tokens >= args.gen_tokens {
+        true => "--prompt-tokens",
+        false => "--gen-tokens",
+    };
+    let context_for = if options.context.is_some() { "--ctx" } else { longer };
     // The two parts run one after the other, each from an empty cache.
     options.context.get_or_insert(args.prompt_tokens.max(args.gen_tokens));
-    let mut session = open::session(&args.model, &options)?;
+    let mut session = open::session(&args.model, &options, context_for)?;
     if !args.json {
         eprintln!("{}", statistics::headline(&session));
     }
@@ -107,7 +112,7 @@ fn print(
     let columns =
         [Align::Left, Align::Right, Align::Right, Align::Right, Align::Right, Align::Left];
     output::print(&output::table(&columns, &rows))?;
-    eprint!("{}", statistics::block(session, path, None));
+    eprint!("{}", statistics::block(session, path, After::Benchmark));
     Ok(())
 }
 

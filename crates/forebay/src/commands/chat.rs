@@ -9,7 +9,7 @@ use crate::config::{AnswerConfig, RunConfig};
 use crate::conversation::{self, Conversation};
 use crate::failure::{Failure, Outcome};
 use crate::output;
-use crate::statistics;
+use crate::statistics::{self, After};
 
 /// What a line in the chat asks for.
 enum Line {
@@ -38,7 +38,9 @@ pub fn run(session: &mut Session, config: &RunConfig) -> Outcome {
                 "/reset  forget the conversation\n/stats  statistics so far\n/exit   end (also \
                  Ctrl-D)\nCtrl-C  end the answer; pressed again, or here, the program"
             ),
-            Line::Statistics => eprint!("{}", statistics::block(session, &config.model, None)),
+            Line::Statistics => {
+                eprint!("{}", statistics::block(session, &config.model, After::Chat))
+            }
             Line::Reset => {
                 conversation.reset();
                 session.reset();
@@ -51,7 +53,7 @@ pub fn run(session: &mut Session, config: &RunConfig) -> Outcome {
         }
     }
     if config.stats {
-        eprint!("{}", statistics::block(session, &config.model, None));
+        eprint!("{}", statistics::block(session, &config.model, After::Chat));
     }
     Ok(())
 }

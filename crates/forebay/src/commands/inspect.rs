@@ -1,12 +1,12 @@
 //! `forebay inspect`: what a model file holds, from its headers alone.
 
-use anyhow::Context as _;
 use forebay_engine::{Inspection, ModelInfo};
 use forebay_format::TensorInfo;
 use serde::Serialize;
 
 use crate::args::InspectArgs;
 use crate::failure::Outcome;
+use crate::open;
 use crate::output::{self, Align, grouped};
 use crate::size;
 
@@ -37,8 +37,7 @@ struct Tensor<'a> {
 }
 
 pub fn run(args: InspectArgs) -> Outcome {
-    let inspection =
-        forebay_engine::inspect(&args.model).with_context(|| args.model.display().to_string())?;
+    let inspection = open::inspect(&args.model)?;
     if args.json {
         let catalog = &inspection.catalog;
         let files = catalog.files.iter().zip(&catalog.file_bytes);

@@ -29,9 +29,10 @@ struct Document<'a> {
 pub fn run(args: LogitsArgs) -> Outcome {
     let ids = config::token_ids(&args.tokens)?;
     let mut options = config::session(&args.budget)?;
+    let context_for = if options.context.is_some() { "--ctx" } else { "--tokens" };
     options.context.get_or_insert(ids.len());
     let mut file = PendingFile::create(&args.output)?;
-    let mut session = open::session(&args.model, &options)?;
+    let mut session = open::session(&args.model, &options, context_for)?;
 
     let started = Instant::now();
     let mut routing = Vec::new();

@@ -3,19 +3,21 @@
 use std::io::Read as _;
 
 use anyhow::{Context as _, anyhow, bail};
-use forebay_format::Catalog;
 use forebay_text::{ChatTemplate, RenderInput};
 use serde_json::{Map, Value, json};
 
 use crate::args::RenderArgs;
 use crate::failure::Outcome;
+use crate::open;
 use crate::output;
 
 pub fn run(args: RenderArgs) -> Outcome {
-    let catalog = Catalog::open(&args.model)?;
-    let template = ChatTemplate::from_catalog(&catalog)?.ok_or_else(|| {
-        anyhow!("{}: has no chat template: use its text as it is (--raw)", args.model.display())
-    })?;
+    let catalog = open::catalog(&args.model)?;
+    let template = ChatTemplate::from_catalog(&catalog)
+        .map_err(|error| open::named(error, &args.model))?
+        .ok_or_else(|| {
+            anyhow!("{}: has no chat template: use its text as it is (--raw)", args.model.display())
+        })?;
     let mut text = String::new();
     std::io::stdin()
         .lock()

@@ -18,7 +18,7 @@ use crate::failure::Outcome;
 use crate::open;
 use crate::output;
 use crate::size;
-use crate::statistics;
+use crate::statistics::{self, After};
 
 #[derive(Serialize)]
 struct Document<'a> {
@@ -41,17 +41,17 @@ struct Document<'a> {
 
 pub fn run(args: RunArgs) -> Outcome {
     let mut config = config::run(args)?;
-    if config.demo {
-        shape_demo(&mut config)?;
+    if config.demo && config.session.ram_bytes.is_none() {
+        config.session.ram_bytes = Some(demo_budget(&config.model)?);
     }
     let prompt = match &config.prompt {
         PromptSource::Text(text) => Some(text.clone()),
         PromptSource::StandardInput => Some(read_prompt()?),
         PromptSource::Chat => None,
     };
-    let mut session = open::session(&config.model, &config.session)?;
+    let mut session = open::session(&config.model, &config.session, "--ctx")?;
     if config.demo {
-        announce(&session, &config);
+        announce(&session);
     }
     match prompt {
         Some(prompt) => single(&mut session, &config, &prompt),
@@ -59,31 +59,15 @@ pub fn run(args: RunArgs) -> Outcome {
     }
 }
 
-/// Gives the demo a basin for half of its experts, so that the first run already streams, and no
-/// more context than it will use: the room for activations comes out of the same budget.
-fn shape_demo(config: &mut RunConfig) -> Outcome {
-    if config.session.ram_bytes.is_none() {
-        let model = forebay_engine::inspect(&config.model)?.model;
-        config.session.ram_bytes = Some(model.weights_bytes - model.expert_bytes / 2);
-    }
-    if let (PromptSource::Text(prompt), None) = (&config.prompt, config.session.context) {
-        // No token of this model's byte-level vocabulary stands for less than a byte.
-        let positions = prompt.len() + config.answer.max_tokens.unwrap_or(0) + 1;
-        config.session.context = (positions <= demo::CONTEXT).then_some(positions);
-    }
-    Ok(())
+/// Half of what the experts take, so that the first run already streams.
+fn demo_budget(model: &Path) -> Outcome<u64> {
+    Ok(open::inspect(model)?.model.expert_bytes / 2)
 }
 
-fn announce(session: &Session, config: &RunConfig) {
+fn announce(session: &Session) {
     let statistics = session.statistics();
-    let half = match config.session.ram_bytes {
-        Some(ram) if ram == statistics.weights_bytes - statistics.expert_bytes / 2 => {
-            ": the dense parts and half of the experts"
-        }
-        _ => "",
-    };
     eprintln!(
-        "streaming {} of weights from disk through a basin of {} of RAM{half}\n",
+        "streaming {} of weights from disk through a basin of {} of RAM\n",
         size::format(statistics.weights_bytes),
         size::format(statistics.budget_bytes),
     );
@@ -130,7 +114,10 @@ fn single(session: &mut Session, config: &RunConfig, prompt: &str) -> Outcome {
         output::print("\n")?;
     }
     if config.stats {
-        eprint!("\n{}", statistics::block(session, &config.model, Some(&answer.generation)));
+        eprint!(
+            "\n{}",
+            statistics::block(session, &config.model, After::Answer(&answer.generation))
+        );
     }
     if config.demo {
         eprintln!("\n{}", demo::NEXT);

@@ -3,12 +3,12 @@
 use std::io::Read as _;
 
 use anyhow::Context as _;
-use forebay_format::Catalog;
 use forebay_text::Tokenizer;
 use serde::Serialize;
 
 use crate::args::TokenizeArgs;
 use crate::failure::Outcome;
+use crate::open;
 use crate::output;
 
 #[derive(Serialize)]
@@ -27,8 +27,9 @@ struct Token {
 }
 
 pub fn run(args: TokenizeArgs) -> Outcome {
-    let catalog = Catalog::open(&args.model)?;
-    let tokenizer = Tokenizer::from_catalog(&catalog)?;
+    let catalog = open::catalog(&args.model)?;
+    let tokenizer =
+        Tokenizer::from_catalog(&catalog).map_err(|error| open::named(error, &args.model))?;
     let text = match args.text {
         Some(text) => text,
         None => read_text()?,
