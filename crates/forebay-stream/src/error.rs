@@ -45,11 +45,27 @@ pub enum StreamError {
     Stopped { why: String },
 }
 
-/// A size as a person reads it and as the command line takes it.
+/// A size as a person reads it and as the command line takes it; rounded up, so that the shorter form works too.
 fn size(bytes: u64) -> String {
     const UNITS: [(&str, u64); 3] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
     match UNITS.iter().find(|unit| bytes >= unit.1) {
-        Some((name, unit)) => format!("{bytes} bytes ({:.2} {name})", bytes as f64 / *unit as f64),
+        Some((name, unit)) => {
+            let hundredths = (u128::from(bytes) * 100).div_ceil(u128::from(*unit));
+            format!("{bytes} bytes ({}.{:02} {name})", hundredths / 100, hundredths % 100)
+        }
         None => format!("{bytes} bytes"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::size;
+
+    #[test]
+    fn sizes_are_rounded_up() {
+        assert_eq!(size(1023), "1023 bytes");
+        assert_eq!(size(3 << 20), "3145728 bytes (3.00 MiB)");
+        assert_eq!(size((3 << 20) + 1), "3145729 bytes (3.01 MiB)");
+        assert_eq!(size(u64::MAX), "18446744073709551615 bytes (17179869184.00 GiB)");
     }
 }
