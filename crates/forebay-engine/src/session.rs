@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use forebay_compute::{Arithmetic, Cpu, Isa, KvType};
 use forebay_format::Catalog;
 use forebay_model::{Architecture, Decoder, LogitsWanted, Weights};
-use forebay_store::{Arena, EngineOptions, FileSet, IoKind, open_engine};
+use forebay_store::{
+    Arena, EngineOptions, FaultPlan, FileSet, IoKind, open_engine, open_faulty_engine,
+};
 use forebay_stream::{Budget, MemoryPlan, PolicyKind, Residency};
 use forebay_text::{ChatTemplate, TextError, Tokenizer};
 
@@ -36,6 +38,8 @@ pub struct SessionOptions {
     pub queue_depth: Option<usize>,
     /// A read that makes no progress for this long is an error.
     pub stall_timeout: Duration,
+    /// Breaks reads on purpose: for tests of what then happens.
+    pub faults: Option<FaultPlan>,
 }
 
 impl Default for SessionOptions {
@@ -51,6 +55,7 @@ impl Default for SessionOptions {
             request_bytes: None,
             queue_depth: None,
             stall_timeout: Duration::from_secs(30),
+            faults: None,
         }
     }
 }
@@ -110,7 +115,12 @@ impl Session {
             queue_depth: options.queue_depth.unwrap_or(defaults.queue_depth),
             ..defaults
         };
-        let engine = open_engine(options.io, &files, &arena, &engine_options)?;
+        let engine = match options.faults.clone() {
+            None => open_engine(options.io, &files, &arena, &engine_options)?,
+            Some(faults) => {
+                open_faulty_engine(options.io, &files, &arena, &engine_options, faults)?
+            }
+        };
         let mut residency = Residency::new(&weights.blocks, plan.clone(), &files, &arena, engine)?;
         residency.preload(progress)?;
         let kv_type = if options.exact { KvType::F32 } else { KvType::F16 };
