@@ -233,7 +233,11 @@ impl Decoder {
             let k = self.architecture.experts_per_token();
             routing.resize(row_start + count * self.architecture.layers.len() * k, -1);
         }
-        for layer in 0..self.architecture.layers.len() {
+        // A batch without logits skips the head: its chunks must not be read ahead in vain.
+        let head = if wanted == LogitsWanted::None { 0 } else { self.weights.head.len() };
+        let layers = self.architecture.layers.len();
+        self.residency.set_dense_cycle(layers + head);
+        for layer in 0..layers {
             let lease = self.residency.dense(layer as u32)?;
             self.attention(layer, count, &lease)?;
             self.expect_finite(layer, count)?;
