@@ -4,6 +4,7 @@
 //! giving out parts of characters.
 
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::OnceLock;
 
@@ -25,6 +26,8 @@ pub struct HuggingFace {
     tokenizer: tokenizers::Tokenizer,
     /// A copy that takes the texts of special tokens for ordinary text; made when first needed.
     plain: OnceLock<Box<tokenizers::Tokenizer>>,
+    /// Tokens around a text that the configuration wants in place of the library's own.
+    affixes: Option<Affixes>,
 }
 
 impl HuggingFace {
@@ -43,10 +46,57 @@ impl HuggingFace {
                 plain
             })
         };
-        let encoding = tokenizer
-            .encode_fast(text, add_special)
-            .map_err(|error| TextError::Encode { reason: error.to_string() })?;
-        Ok(encoding.get_ids().to_vec())
+        let library_adds = add_special && self.affixes.is_none();
+        let encoding = guarded(|| tokenizer.encode_fast(text, library_adds))
+            .map_err(|reason| TextError::Encode { reason })?;
+        let ids = encoding.get_ids();
+        match self.affixes.filter(|_| add_special) {
+            None => Ok(ids.to_vec()),
+            Some(Affixes { before, after }) => {
+                Ok(before.into_iter().chain(ids.iter().copied()).chain(after).collect())
+            }
+        }
+    }
+
+    /// Puts the wishes of `tokenizer_config.json` in place of what the library adds, where they
+    /// differ: files of several model families leave BOS to their configuration. Returns what goes
+    /// around a text now.
+    fn apply_wishes(
+        &mut self,
+        configuration: &Value,
+        bos: Option<u32>,
+        eos: Option<u32>,
+    ) -> Result<Affixes, TextError> {
+        let around_nothing = self.encode("", true, true)?;
+        let own = Affixes {
+            before: around_nothing.first().copied().filter(|id| Some(*id) == bos),
+            after: around_nothing.last().copied().filter(|id| Some(*id) == eos && bos != eos),
+        };
+        // Only these classes of transformers take a "no" from the configuration.
+        let class = configuration["tokenizer_class"].as_str().unwrap_or_default();
+        let obeys_no = ["Llama", "Gemma", "Cohere"].iter().any(|family| class.contains(family));
+        let wish =
+            |key: &str, token: Option<u32>, own: Option<u32>| match configuration[key].as_bool() {
+                Some(true) => token.or(own),
+                Some(false) if obeys_no => None,
+                _ => own,
+            };
+        let wished = Affixes {
+            before: wish("add_bos_token", bos, own.before),
+            after: wish("add_eos_token", eos, own.after),
+        };
+        if wished != own {
+            self.affixes = Some(wished);
+        }
+        Ok(wished)
+    }
+}
+
+/// What the library answers, or why not. It unwraps in places that a broken file can reach.
+fn guarded<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
+    match catch_unwind(AssertUnwindSafe(call)) {
+        Ok(result) => result.map_err(|error| error.to_string()),
+        Err(_) => Err("the tokenizers library panicked".to_owned()),
     }
 }
 
@@ -59,11 +109,14 @@ pub fn tokenizer(metadata: &HfMetadata) -> Result<Tokenizer, TextError> {
     let bytes = read(path)?;
     let description: Value =
         serde_json::from_slice(&bytes).map_err(|error| bad_file(path, error.to_string()))?;
-    let mut library = tokenizers::Tokenizer::from_bytes(&bytes)
-        .map_err(|error| bad_file(path, error.to_string()))?;
-    // Files remember how they were last used; a prompt must neither be cut nor padded.
-    library.with_padding(None);
-    library.with_truncation(None).map_err(|error| bad_file(path, error.to_string()))?;
+    let library = guarded(|| {
+        let mut library = tokenizers::Tokenizer::from_bytes(&bytes)?;
+        // Files remember how they were last used; a prompt must neither be cut nor padded.
+        library.with_padding(None);
+        library.with_truncation(None)?;
+        Ok(library)
+    });
+    let library = library.map_err(|reason| bad_file(path, reason))?;
 
     let decoder = Decoder::new(&description["decoder"])
         .map_err(|part| bad_file(path, format!("the decoder `{part}` is not supported")))?;
@@ -76,11 +129,9 @@ pub fn tokenizer(metadata: &HfMetadata) -> Result<Tokenizer, TextError> {
     let eog = endings::find(&mut vocabulary, Kinds::Reliable, named);
 
     let model = description["model"]["type"].as_str().unwrap_or("unknown model");
-    let kind = format!("hf ({model})");
-    let hugging_face = HuggingFace { tokenizer: library, plain: OnceLock::new() };
-    let around_nothing = hugging_face.encode("", true, true)?;
-    let before = around_nothing.first().copied().filter(|id| Some(*id) == bos);
-    let after = around_nothing.last().copied().filter(|id| Some(*id) == eos && before != eos);
+    let mut hugging_face =
+        HuggingFace { tokenizer: library, plain: OnceLock::new(), affixes: None };
+    let affixes = hugging_face.apply_wishes(configuration, bos, eos)?;
     Ok(Tokenizer {
         specials: SpecialTokens::new(&vocabulary, |_| Strip::default())?,
         vocabulary,
@@ -88,9 +139,9 @@ pub fn tokenizer(metadata: &HfMetadata) -> Result<Tokenizer, TextError> {
         spelling: decoder.spelling,
         bos,
         eos,
-        affixes: Affixes { before, after },
+        affixes,
         eog,
-        kind,
+        kind: format!("hf ({model})"),
     })
 }
 

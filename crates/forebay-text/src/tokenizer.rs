@@ -1,6 +1,6 @@
 use std::borrow::Cow;
 
-use forebay_format::{Catalog, GgufMetadata, Source};
+use forebay_format::{Catalog, GgufMetadata, HfMetadata, Source};
 
 use crate::bpe::Bpe;
 use crate::huggingface::HuggingFace;
@@ -11,9 +11,9 @@ use crate::special::{Fragment, SpecialTokens};
 use crate::vocabulary::Vocabulary;
 use crate::{TextError, TextStream, gguf, huggingface};
 
-/// Longest text that can be encoded: positions in it are held in 32 bits, and `▁` is three times
-/// as long as the space that it stands for.
-const MAX_TEXT_BYTES: u64 = 1 << 30;
+/// Longest text that can be encoded. No model reads so much at once, and merging takes about 60
+/// bytes of memory per byte of text.
+const MAX_TEXT_BYTES: u64 = 64 << 20;
 
 /// Text to token ids and back, as the model's files define it.
 pub struct Tokenizer {
@@ -37,6 +37,7 @@ pub(crate) enum Encoder {
 }
 
 /// The tokens that go around a text.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Affixes {
     pub before: Option<u32>,
     pub after: Option<u32>,
@@ -63,12 +64,20 @@ impl Tokenizer {
         gguf::tokenizer(metadata)
     }
 
+    /// The tokenizer of a Hugging Face folder.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::from_catalog`].
+    pub fn from_hugging_face(metadata: &HfMetadata) -> Result<Self, TextError> {
+        huggingface::tokenizer(metadata)
+    }
+
     /// The ids of `text`. `add_special`: with BOS and EOS where the model wants them.
     /// `parse_special`: the texts of control tokens become those tokens; without it they are
     /// ordinary text, as they must be in what a user typed.
     ///
     /// # Errors
-    /// A text longer than 1 GiB, or bytes that no token stands for.
+    /// A text longer than 64 MiB, or bytes that no token stands for.
     pub fn encode(
         &self,
         text: &str,

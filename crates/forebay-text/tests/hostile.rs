@@ -1,8 +1,9 @@
 //! Metadata that is wrong on purpose must give errors, not panics.
 
-use forebay_format::{Array, ByteStrings, GgufMetadata, Value};
+use forebay_format::{Array, ByteStrings, GgufMetadata, HfMetadata, Value};
 use forebay_text::{TextError, Tokenizer};
 use proptest::prelude::*;
+use serde_json::json;
 
 fn strings(texts: &[&str]) -> Value {
     Value::Array(Array::String(texts.iter().collect::<ByteStrings>()))
@@ -136,8 +137,86 @@ fn empty_and_invalid_token_texts_are_no_trouble() {
     assert_eq!(tokenizer.token_text(u32::MAX), None);
 }
 
+/// A small `tokenizer.json`; `added` are its added tokens.
+fn tokenizer_json(added: serde_json::Value) -> serde_json::Value {
+    json!({
+        "version": "1.0",
+        "truncation": {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0},
+        "padding": null,
+        "added_tokens": added,
+        "normalizer": null,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+        "post_processor": null,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
+        "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]}
+    })
+}
+
+fn added_token(id: u32, text: &str) -> serde_json::Value {
+    json!({
+        "id": id, "content": text, "single_word": false, "lstrip": false, "rstrip": false,
+        "normalized": false, "special": true
+    })
+}
+
+fn hugging_face(file: &[u8], tokenizer_config: serde_json::Value) -> Result<Tokenizer, TextError> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tokenizer.json");
+    std::fs::write(&path, file).unwrap();
+    Tokenizer::from_hugging_face(&HfMetadata {
+        config: json!({"eos_token_id": [3, 99, -1, "x"]}),
+        tokenizer_json: Some(path),
+        tokenizer_config: Some(tokenizer_config),
+        generation_config: None,
+        chat_template: None,
+    })
+}
+
+#[test]
+fn configuration_adds_what_the_library_does_not() {
+    let file = tokenizer_json(json!([added_token(3, "<s>")])).to_string();
+    let plain = hugging_face(file.as_bytes(), json!({"bos_token": "<s>"})).unwrap();
+    // The file's truncation to two tokens must not cut a prompt.
+    assert_eq!(plain.encode("ababab", true, true).unwrap(), [2, 2, 2]);
+    assert!(!plain.adds_bos());
+    assert_eq!(plain.eog_ids(), [3]);
+    let config = json!({"bos_token": {"content": "<s>"}, "add_bos_token": true});
+    let wished = hugging_face(file.as_bytes(), config).unwrap();
+    assert_eq!(wished.encode("ab", true, true).unwrap(), [3, 2]);
+    assert_eq!(wished.encode("ab", false, true).unwrap(), [2]);
+    assert!(wished.adds_bos());
+}
+
+#[test]
+fn broken_tokenizer_files() {
+    let good = tokenizer_json(json!([]));
+    let whole = good.to_string();
+    for length in [0, 1, whole.len() / 2, whole.len() - 1] {
+        assert!(hugging_face(&whole.as_bytes()[..length], json!({})).is_err());
+    }
+    let with = |part: &str, value: serde_json::Value| {
+        let mut file = good.clone();
+        file[part] = value;
+        hugging_face(file.to_string().as_bytes(), json!({}))
+    };
+    assert!(with("decoder", json!(null)).is_err());
+    assert!(
+        with("decoder", json!({"type": "WordPiece", "prefix": "##", "cleanup": true})).is_err()
+    );
+    assert!(with("model", json!({"type": "BPE", "vocab": {}, "merges": []})).is_err());
+    assert!(with("model", json!({"type": "BPE", "vocab": {"a": 0}, "merges": ["a b"]})).is_err());
+    let far = json!({"type": "BPE", "vocab": {"a": 0, "b": u32::MAX}, "merges": []});
+    assert!(matches!(with("model", far), Err(TextError::VocabularyTooLarge { .. })));
+    let doubled = json!({"type": "BPE", "vocab": {"a": 0, "b": 0}, "merges": []});
+    assert!(with("model", doubled).is_err());
+    for added in [json!([added_token(u32::MAX, "x")]), json!([{"id": 3}]), json!("x"), json!([1])] {
+        // Whether refused or renumbered: no panic.
+        hugging_face(tokenizer_json(added).to_string().as_bytes(), json!({})).ok();
+    }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(256))]
+    #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
 
     /// Whatever the lists hold, the answer is a tokenizer or an error.
     #[test]

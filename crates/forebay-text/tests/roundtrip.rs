@@ -45,7 +45,7 @@ fn streamed(tokenizer: &Tokenizer, ids: &[u32], keep_special: bool) -> String {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn text_comes_back(text in text()) {

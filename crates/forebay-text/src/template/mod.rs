@@ -59,12 +59,13 @@ pub struct RenderInput {
 }
 
 const NAME: &str = "chat_template";
+const TEMPLATE_KEY: &str = "tokenizer.chat_template";
 
 impl ChatTemplate {
     /// The template of a model, if it has one.
     ///
     /// # Errors
-    /// [`TextError::TemplateSyntax`].
+    /// [`TextError::TemplateSyntax`], or [`TextError::WrongType`] for one that is no text.
     pub fn from_catalog(catalog: &Catalog) -> Result<Option<Self>, TextError> {
         let (source, bos, eos) = match &catalog.source {
             Source::Gguf(metadata) => {
@@ -72,7 +73,14 @@ impl ChatTemplate {
                     let id = usize::try_from(metadata.u64(key)?).ok()?;
                     metadata.strings("tokenizer.ggml.tokens")?.get_str(id)
                 };
-                let source = metadata.str("tokenizer.chat_template");
+                let source = match metadata.get(TEMPLATE_KEY) {
+                    None => None,
+                    Some(value) => Some(value.as_str().ok_or_else(|| TextError::WrongType {
+                        key: TEMPLATE_KEY,
+                        expected: "a string of valid UTF-8",
+                        found: value.describe(),
+                    })?),
+                };
                 let bos = token("tokenizer.ggml.bos_token_id");
                 (source, bos, token("tokenizer.ggml.eos_token_id"))
             }
