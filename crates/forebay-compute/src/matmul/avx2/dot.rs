@@ -5,8 +5,8 @@
 
 use std::ops::Range;
 
-use super::sum_lanes;
 use super::unpack::*;
+use super::vector::sum_lanes;
 use crate::matmul::quantize::{LargeBlock, SmallBlock};
 use crate::matmul::task::{Scratch, Task};
 

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use forebay_format::TensorType;
 
-use super::sum_lanes;
 use super::unpack::*;
+use super::vector::sum_lanes;
 use crate::matmul::float::widen_row;
 use crate::matmul::task::{Kernel, Scratch, Task};
 

@@ -1,7 +1,5 @@
 //! Kernels for AVX2, FMA and F16C.
 
-use std::arch::x86_64::*;
-
 use forebay_format::TensorType;
 
 use super::task::{Kernel, Plan};
@@ -11,7 +9,11 @@ mod dot;
 mod float;
 mod panel;
 mod panel256;
+mod panel32;
+mod panel_float;
+mod panel_wide;
 pub(crate) mod unpack;
+mod vector;
 
 /// The kernel for rounded activations, if the type has one.
 pub(crate) fn plan_rounded(ty: TensorType, tokens: usize) -> Option<Plan> {
@@ -24,7 +26,16 @@ pub(crate) fn plan_rounded(ty: TensorType, tokens: usize) -> Option<Plan> {
 }
 
 /// The kernel for F32 activations.
-pub(crate) fn plan_float(ty: TensorType, _tokens: usize) -> Plan {
+pub(crate) fn plan_float(ty: TensorType, tokens: usize) -> Plan {
+    if tokens > dot::TOKENS {
+        let kernel = match ty {
+            TensorType::F32 => panel::rows::<panel_float::Plain<float::Full>>,
+            TensorType::F16 => panel::rows::<panel_float::Plain<float::Half>>,
+            TensorType::BF16 => panel::rows::<panel_float::Plain<float::Brain>>,
+            _ => panel::rows::<panel_float::Dequantised>,
+        };
+        return Plan { kernel, rows_multiple: panel::ROWS * 2, rows_max: panel::ROWS_MAX };
+    }
     Plan { kernel: float::few_tokens(ty), rows_multiple: 1, rows_max: 64 }
 }
 
@@ -50,8 +61,18 @@ fn few_tokens(ty: TensorType) -> Option<Kernel> {
 
 fn many_tokens(ty: TensorType) -> Option<Kernel> {
     use panel::rows;
+    use panel_wide::PanelWide;
+    use panel32::Panel32;
     use panel256::Panel256;
     Some(match ty {
+        TensorType::Q8_0 => rows::<PanelWide<types::Q8_0>>,
+        TensorType::IQ4_NL => rows::<PanelWide<types::Iq4Nl>>,
+        TensorType::IQ4_XS => rows::<PanelWide<types::Iq4Xs>>,
+        TensorType::Q4_0 => rows::<Panel32<types::Q4_0>>,
+        TensorType::Q4_1 => rows::<Panel32<types::Q4_1>>,
+        TensorType::Q5_0 => rows::<Panel32<types::Q5_0>>,
+        TensorType::Q5_1 => rows::<Panel32<types::Q5_1>>,
+        TensorType::MXFP4 => rows::<Panel32<types::Mxfp4>>,
         TensorType::Q2_K => rows::<Panel256<types::Q2K>>,
         TensorType::Q3_K => rows::<Panel256<types::Q3K>>,
         TensorType::Q4_K => rows::<Panel256<types::Q4K>>,
@@ -59,18 +80,4 @@ fn many_tokens(ty: TensorType) -> Option<Kernel> {
         TensorType::Q6_K => rows::<Panel256<types::Q6K>>,
         _ => return None,
     })
-}
-
-/// The sum of all lanes.
-///
-/// # Safety
-/// The machine has AVX.
-#[inline(always)]
-unsafe fn sum_lanes(v: __m256) -> f32 {
-    // SAFETY: by the caller's promise.
-    unsafe {
-        let four = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
-        let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-        _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
-    }
 }

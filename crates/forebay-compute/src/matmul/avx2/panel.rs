@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use super::unpack::*;
+use super::vector::*;
 use crate::matmul::task::{Scratch, Task};
 
 /// Rows of a panel: the 32-bit lanes of a vector.
@@ -199,34 +199,6 @@ unsafe fn add_to(out: *mut f32, count: usize, sum: __m256, is_first: bool) {
         let mask = _mm256_cmpgt_epi32(_mm256_set1_epi32(count as i32), lanes);
         let before = if is_first { _mm256_setzero_ps() } else { _mm256_maskload_ps(out, mask) };
         _mm256_maskstore_ps(out, mask, _mm256_add_ps(before, sum));
-    }
-}
-
-/// Turns eight rows of eight 32-bit lanes into eight columns.
-///
-/// # Safety
-/// The machine has AVX2.
-#[inline(always)]
-pub(crate) unsafe fn transpose(rows: [__m256i; 8]) -> [__m256i; 8] {
-    let [a, b, c, d, e, f, g, h] = rows;
-    // SAFETY: by the caller's promise.
-    unsafe {
-        let (ab0, ab1) = (_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
-        let (cd0, cd1) = (_mm256_unpacklo_epi32(c, d), _mm256_unpackhi_epi32(c, d));
-        let (ef0, ef1) = (_mm256_unpacklo_epi32(e, f), _mm256_unpackhi_epi32(e, f));
-        let (gh0, gh1) = (_mm256_unpacklo_epi32(g, h), _mm256_unpackhi_epi32(g, h));
-        let quads = [
-            (_mm256_unpacklo_epi64(ab0, cd0), _mm256_unpacklo_epi64(ef0, gh0)),
-            (_mm256_unpackhi_epi64(ab0, cd0), _mm256_unpackhi_epi64(ef0, gh0)),
-            (_mm256_unpacklo_epi64(ab1, cd1), _mm256_unpacklo_epi64(ef1, gh1)),
-            (_mm256_unpackhi_epi64(ab1, cd1), _mm256_unpackhi_epi64(ef1, gh1)),
-        ];
-        let mut columns = [_mm256_setzero_si256(); 8];
-        for (i, (upper, lower)) in quads.into_iter().enumerate() {
-            columns[i] = _mm256_permute2x128_si256::<0x20>(upper, lower);
-            columns[i + 4] = _mm256_permute2x128_si256::<0x31>(upper, lower);
-        }
-        columns
     }
 }
 

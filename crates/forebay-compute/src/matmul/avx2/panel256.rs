@@ -6,15 +6,13 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::panel::{PanelKernel, ROWS, sums_in_16_bits, transpose};
+use super::panel::{PanelKernel, ROWS, sums_in_16_bits};
 use super::unpack::*;
+use super::vector::*;
 use crate::matmul::quantize::LargeBlock;
 use crate::matmul::task::Task;
 
 pub(crate) struct Panel256<F>(PhantomData<F>);
-
-/// Bytes of a vector.
-const VECTOR: usize = 32;
 
 /// A packed block of eight rows: codes, four columns of each row in turn; the scales of the
 /// groups, twice for each row; pairs of offsets of neighbouring groups; the blocks' own scales.
@@ -155,7 +153,7 @@ impl<F: GroupLanes> Panel256<F> {
                         let x = _mm256_set1_epi32(x);
                         for p in 0..P {
                             let product = _mm256_maddubs_epi16(w[p], x);
-                            pairs[t][p] = _mm256_add_epi16(pairs[t][p], product);
+                            pairs[t][p] = keep(_mm256_add_epi16(pairs[t][p], product));
                         }
                     }
                 }
@@ -240,34 +238,4 @@ impl<F: GroupLanes> PanelKernel for Panel256<F> {
             sums
         }
     }
-}
-
-/// Stores the first `count` columns of eight rows.
-///
-/// # Safety
-/// The machine has AVX2 and `to` is valid for so many vectors.
-#[inline(always)]
-pub(super) unsafe fn store_columns(rows: [__m256i; ROWS], to: *mut u8, count: usize) {
-    // SAFETY: by the caller's promise.
-    unsafe {
-        for (i, column) in transpose(rows).into_iter().enumerate().take(count) {
-            store(to.add(i * VECTOR), column);
-        }
-    }
-}
-
-/// # Safety
-/// The machine has AVX2 and `at` is valid for a vector.
-#[inline(always)]
-pub(super) unsafe fn load(at: *const u8) -> __m256i {
-    // SAFETY: by the caller's promise.
-    unsafe { _mm256_loadu_si256(at.cast()) }
-}
-
-/// # Safety
-/// The machine has AVX2 and `at` is valid for a vector.
-#[inline(always)]
-pub(super) unsafe fn store(at: *mut u8, vector: __m256i) {
-    // SAFETY: by the caller's promise.
-    unsafe { _mm256_storeu_si256(at.cast(), vector) }
 }

@@ -1,0 +1,124 @@
+//! Panels of F32, from types that are plain numbers or have no other kernel.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use super::float::Widen;
+use super::panel::{PanelKernel, ROWS};
+use super::vector::*;
+use crate::matmul::float::widen_row;
+use crate::matmul::task::Task;
+
+/// Columns of a slab; a multiple of every block length.
+const SLAB: usize = 256;
+
+/// A plain number type.
+pub(crate) struct Plain<W>(PhantomData<W>);
+
+/// Any type, dequantised a slab at a time.
+pub(crate) struct Dequantised;
+
+impl<W: Widen> PanelKernel for Plain<W> {
+    const SLAB: usize = SLAB;
+    type Token = *const f32;
+
+    fn panel_bytes(columns: usize) -> usize {
+        columns * VECTOR
+    }
+
+    #[inline(always)]
+    unsafe fn pack(task: &Task, rows: [usize; ROWS], columns: Range<usize>, panel: *mut u8) {
+        let whole = columns.len() / 8 * 8;
+        // SAFETY: the rows have these columns; the caller promises the rest.
+        unsafe {
+            for column in (0..whole).step_by(8) {
+                let mut vectors = [_mm256_setzero_si256(); ROWS];
+                for (vector, row) in vectors.iter_mut().zip(rows) {
+                    let at = (columns.start + column) * W::BYTES;
+                    *vector = _mm256_castps_si256(W::eight(task.row(row).as_ptr().add(at)));
+                }
+                store_columns(vectors, panel.add(column * VECTOR), 8);
+            }
+            for (i, row) in rows.into_iter().enumerate() {
+                let rest = columns.start + whole..columns.end;
+                let bytes = &task.row(row)[rest.start * W::BYTES..rest.end * W::BYTES];
+                let mut values = [0.0; 8];
+                widen_row(task.ty, bytes, &mut values[..rest.len()]);
+                for (column, value) in values[..rest.len()].iter().enumerate() {
+                    panel.cast::<f32>().add((whole + column) * ROWS + i).write(*value);
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn token(task: &Task, selected: usize, columns: Range<usize>, _: *mut u8) -> *const f32 {
+        task.activations().floats(task.token(selected))[columns.start..].as_ptr()
+    }
+
+    #[inline(always)]
+    unsafe fn tile<const N: usize, const P: usize>(
+        panels: [*const u8; P],
+        tokens: [*const f32; N],
+        columns: usize,
+    ) -> [[__m256; P]; N] {
+        // SAFETY: by the caller's promise.
+        unsafe {
+            let mut sums = [[_mm256_setzero_ps(); P]; N];
+            for column in 0..columns {
+                let w = panels.map(|panel| _mm256_loadu_ps(panel.add(column * VECTOR).cast()));
+                for t in 0..N {
+                    let x = _mm256_set1_ps(*tokens[t].add(column));
+                    for p in 0..P {
+                        sums[t][p] = _mm256_fmadd_ps(w[p], x, sums[t][p]);
+                    }
+                }
+            }
+            sums
+        }
+    }
+}
+
+impl PanelKernel for Dequantised {
+    const SLAB: usize = SLAB;
+    type Token = *const f32;
+
+    fn panel_bytes(columns: usize) -> usize {
+        columns * VECTOR
+    }
+
+    #[inline(always)]
+    unsafe fn pack(task: &Task, rows: [usize; ROWS], columns: Range<usize>, panel: *mut u8) {
+        let mut values = [0.0; SLAB];
+        let bytes = |column: usize| column / task.ty.block_elements() * task.ty.block_bytes();
+        let bytes = bytes(columns.start)..bytes(columns.end);
+        for (i, row) in rows.into_iter().enumerate() {
+            widen_row(task.ty, &task.row(row)[bytes.clone()], &mut values[..columns.len()]);
+            for (column, value) in values[..columns.len()].iter().enumerate() {
+                // SAFETY: inside the panel, by the caller's promise.
+                unsafe { panel.cast::<f32>().add(column * ROWS + i).write(*value) };
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn token(
+        task: &Task,
+        selected: usize,
+        columns: Range<usize>,
+        buffer: *mut u8,
+    ) -> *const f32 {
+        // SAFETY: as for this function.
+        unsafe { Plain::<super::float::Full>::token(task, selected, columns, buffer) }
+    }
+
+    #[inline(always)]
+    unsafe fn tile<const N: usize, const P: usize>(
+        panels: [*const u8; P],
+        tokens: [*const f32; N],
+        columns: usize,
+    ) -> [[__m256; P]; N] {
+        // SAFETY: as for this function.
+        unsafe { Plain::<super::float::Full>::tile(panels, tokens, columns) }
+    }
+}

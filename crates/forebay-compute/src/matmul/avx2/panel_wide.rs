@@ -1,0 +1,226 @@
+//! Panels of types whose codes use all 8 bits with a sign.
+//!
+//! Two products of 8 bits each barely fit 16, so nothing could be added up before it is widened.
+//! Widening both sides beforehand, to 16 bits, needs as many multiplications and fewer of the
+//! other instructions.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use super::panel::{PanelKernel, ROWS};
+use super::panel32::store_scales;
+use super::unpack::*;
+use super::vector::*;
+use crate::matmul::task::Task;
+use crate::matmul::types::{Block256, Format, Iq4Nl, Iq4Xs, Q8_0};
+
+pub(crate) struct PanelWide<F>(PhantomData<F>);
+
+/// What [`PanelWide`] asks of a type.
+pub(crate) trait Wide: Codes {
+    /// Elements of a block.
+    const BLOCK: usize;
+
+    /// The scales of the groups of 32 elements from `group` on of a row, up to `count` (at most
+    /// 8), then zeroes. `group` is a multiple of 8.
+    ///
+    /// # Safety
+    /// The machine has AVX2, FMA and F16C, and the row has these groups.
+    unsafe fn scales(row: *const u8, group: usize, count: usize) -> __m256;
+
+    /// A token's codes and scales for the 256 elements of `block`.
+    fn activations(task: &Task, token: usize, block: usize) -> (*const i8, [f32; 8]);
+}
+
+macro_rules! wide32 {
+    ($($format:ty),*) => {$(
+        impl Wide for $format {
+            const BLOCK: usize = 32;
+
+            #[inline(always)]
+            unsafe fn scales(row: *const u8, group: usize, count: usize) -> __m256 {
+                let stride = <$format as Format>::TYPE.block_bytes();
+                // SAFETY: by the caller's promise.
+                unsafe { <$format as Scales>::scales(row.add(group * stride), stride, count) }
+            }
+
+            #[inline(always)]
+            fn activations(task: &Task, token: usize, block: usize) -> (*const i8, [f32; 8]) {
+                let x = &task.activations().small(token)[block];
+                (x.codes.as_ptr(), x.scales)
+            }
+        }
+    )*};
+}
+wide32!(Q8_0, Iq4Nl);
+
+impl Wide for Iq4Xs {
+    const BLOCK: usize = 256;
+
+    #[inline(always)]
+    unsafe fn scales(row: *const u8, group: usize, _: usize) -> __m256 {
+        // SAFETY: by the caller's promise; 8 groups are a block.
+        unsafe {
+            let block = row.add(group / 8 * Self::TYPE.block_bytes());
+            let groups = _mm256_castsi256_si128(Self::lanes(block).scales);
+            let groups = _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(groups));
+            _mm256_mul_ps(groups, _mm256_set1_ps(half_at(block.add(Self::SCALE_AT))))
+        }
+    }
+
+    #[inline(always)]
+    fn activations(task: &Task, token: usize, block: usize) -> (*const i8, [f32; 8]) {
+        let x = &task.activations().large(token)[block];
+        (x.codes.as_ptr(), [x.scale; 8])
+    }
+}
+
+/// 256 widened activations: of each 32 first the even ones, then the odd ones.
+#[repr(C, align(32))]
+pub(crate) struct WideBlock {
+    codes: [[i16; 32]; 8],
+    scales: [f32; 8],
+}
+
+/// Bytes of 32 packed columns of eight rows: codes, of four columns first the even and then the
+/// odd ones of each row in turn; then the scales.
+const GROUP_BYTES: usize = SCALE + VECTOR;
+const SCALE: usize = 16 * VECTOR;
+
+/// The even bytes of a vector as 16-bit integers, and the odd ones.
+///
+/// # Safety
+/// The machine has AVX2.
+#[inline(always)]
+unsafe fn even_odd(bytes: __m256i) -> (__m256i, __m256i) {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        let even = _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(bytes));
+        (even, _mm256_srai_epi16::<8>(bytes))
+    }
+}
+
+impl<F: Wide> PanelKernel for PanelWide<F> {
+    const SLAB: usize = 512;
+    type Token = *const WideBlock;
+
+    fn panel_bytes(columns: usize) -> usize {
+        columns / 32 * GROUP_BYTES
+    }
+
+    #[inline(always)]
+    unsafe fn pack(task: &Task, rows: [usize; ROWS], columns: Range<usize>, panel: *mut u8) {
+        let stride = F::TYPE.block_bytes();
+        let first_group = columns.start / 32;
+        let groups = columns.len() / 32;
+        // SAFETY: rows are whole blocks; the caller promises the rest.
+        unsafe {
+            for group in 0..groups {
+                let to = panel.add(group * GROUP_BYTES);
+                let column = (first_group + group) * 32;
+                let (block, group) = (column / F::BLOCK, column % F::BLOCK / 32);
+                let mut codes = [_mm256_setzero_si256(); ROWS];
+                for (codes, row) in codes.iter_mut().zip(rows) {
+                    *codes = F::load(task.row(row).as_ptr().add(block * stride), group);
+                }
+                for (i, codes) in transpose(codes).into_iter().enumerate() {
+                    let (even, odd) = even_odd(codes);
+                    store(to.add(2 * i * VECTOR), even);
+                    store(to.add((2 * i + 1) * VECTOR), odd);
+                }
+            }
+            for first in (0..groups).step_by(8) {
+                let count = (groups - first).min(8);
+                let scales = |row: usize| {
+                    <F as Wide>::scales(task.row(row).as_ptr(), first_group + first, count)
+                };
+                let to = panel.add(first * GROUP_BYTES + SCALE);
+                store_scales(rows, scales, to, GROUP_BYTES, count);
+            }
+        }
+    }
+
+    fn token_bytes() -> usize {
+        Self::SLAB / 256 * size_of::<WideBlock>()
+    }
+
+    #[inline(always)]
+    unsafe fn token(
+        task: &Task,
+        selected: usize,
+        columns: Range<usize>,
+        buffer: *mut u8,
+    ) -> *const WideBlock {
+        let token = task.token(selected);
+        let to = buffer.cast::<WideBlock>();
+        for (i, block) in (columns.start / 256..columns.end.div_ceil(256)).enumerate() {
+            let (codes, scales) = F::activations(task, token, block);
+            // SAFETY: the buffer has room for a slab; activations are whole blocks of 256.
+            unsafe {
+                let to = to.add(i);
+                for group in 0..8 {
+                    let (even, odd) = even_odd(load(codes.add(group * 32).cast()));
+                    let to = (&raw mut (*to).codes[group]).cast::<u8>();
+                    store(to, even);
+                    store(to.add(VECTOR), odd);
+                }
+                (*to).scales = scales;
+            }
+        }
+        to
+    }
+
+    #[inline(always)]
+    unsafe fn tile<const N: usize, const P: usize>(
+        panels: [*const u8; P],
+        tokens: [*const WideBlock; N],
+        columns: usize,
+    ) -> [[__m256; P]; N] {
+        // SAFETY: by the caller's promise.
+        unsafe {
+            let mut sums = [[_mm256_setzero_ps(); P]; N];
+            for group in 0..columns / 32 {
+                let panels = panels.map(|panel| panel.add(group * GROUP_BYTES));
+                let x = tokens.map(|x| (&raw const (*x.add(group / 8)).codes[group % 8]).cast());
+                let products = products(panels, x);
+                for p in 0..P {
+                    let scale = _mm256_loadu_ps(panels[p].add(SCALE).cast());
+                    for t in 0..N {
+                        let x = (*tokens[t].add(group / 8)).scales[group % 8];
+                        let scale = _mm256_mul_ps(scale, _mm256_set1_ps(x));
+                        let product = _mm256_cvtepi32_ps(products[t][p]);
+                        sums[t][p] = _mm256_fmadd_ps(product, scale, sums[t][p]);
+                    }
+                }
+            }
+            sums
+        }
+    }
+}
+
+/// The products of 32 columns.
+///
+/// # Safety
+/// As [`PanelKernel::tile`]; the pointers are to the codes.
+#[inline(always)]
+unsafe fn products<const N: usize, const P: usize>(
+    panels: [*const u8; P],
+    x: [*const u8; N],
+) -> [[__m256i; P]; N] {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        let mut products = [[_mm256_setzero_si256(); P]; N];
+        for step in 0..16 {
+            let w = panels.map(|panel| load(panel.add(step * VECTOR)));
+            for t in 0..N {
+                let x = x[t].add(step % 2 * VECTOR + step / 2 * 4);
+                let x = _mm256_set1_epi32(x.cast::<i32>().read_unaligned());
+                for p in 0..P {
+                    let product = _mm256_madd_epi16(w[p], x);
+                    products[t][p] = _mm256_add_epi32(products[t][p], product);
+                }
+            }
+        }
+        products
+    }
+}

@@ -1,0 +1,97 @@
+//! Small operations on vectors of eight 32-bit lanes.
+
+pub(super) use std::arch::x86_64::*;
+
+/// Bytes of a vector.
+pub(super) const VECTOR: usize = 32;
+
+/// The sum of all lanes.
+///
+/// # Safety
+/// The machine has AVX.
+#[inline(always)]
+pub(super) unsafe fn sum_lanes(v: __m256) -> f32 {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        let four = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+        let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+        _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+    }
+}
+
+/// Turns eight rows of eight 32-bit lanes into eight columns.
+///
+/// # Safety
+/// The machine has AVX2.
+#[inline(always)]
+pub(super) unsafe fn transpose(rows: [__m256i; 8]) -> [__m256i; 8] {
+    let [a, b, c, d, e, f, g, h] = rows;
+    // SAFETY: by the caller's promise.
+    unsafe {
+        let (ab0, ab1) = (_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+        let (cd0, cd1) = (_mm256_unpacklo_epi32(c, d), _mm256_unpackhi_epi32(c, d));
+        let (ef0, ef1) = (_mm256_unpacklo_epi32(e, f), _mm256_unpackhi_epi32(e, f));
+        let (gh0, gh1) = (_mm256_unpacklo_epi32(g, h), _mm256_unpackhi_epi32(g, h));
+        let quads = [
+            (_mm256_unpacklo_epi64(ab0, cd0), _mm256_unpacklo_epi64(ef0, gh0)),
+            (_mm256_unpackhi_epi64(ab0, cd0), _mm256_unpackhi_epi64(ef0, gh0)),
+            (_mm256_unpacklo_epi64(ab1, cd1), _mm256_unpacklo_epi64(ef1, gh1)),
+            (_mm256_unpackhi_epi64(ab1, cd1), _mm256_unpackhi_epi64(ef1, gh1)),
+        ];
+        let mut columns = [_mm256_setzero_si256(); 8];
+        for (i, (upper, lower)) in quads.into_iter().enumerate() {
+            columns[i] = _mm256_permute2x128_si256::<0x20>(upper, lower);
+            columns[i + 4] = _mm256_permute2x128_si256::<0x31>(upper, lower);
+        }
+        columns
+    }
+}
+
+/// Stores the first `count` columns of eight rows.
+///
+/// # Safety
+/// The machine has AVX2 and `to` is valid for so many vectors.
+#[inline(always)]
+pub(super) unsafe fn store_columns(rows: [__m256i; 8], to: *mut u8, count: usize) {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        for (i, column) in transpose(rows).into_iter().enumerate().take(count) {
+            store(to.add(i * VECTOR), column);
+        }
+    }
+}
+
+/// Gives `vector` back, but lets the compiler not see that it does: it would otherwise regroup
+/// long sums into pairs of products, for which there are too few registers.
+///
+/// # Safety
+/// The machine has AVX2.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) unsafe fn keep(mut vector: __m256i) -> __m256i {
+    // SAFETY: no instruction at all.
+    unsafe {
+        std::arch::asm!(
+            "/* {0} */",
+            inout(ymm_reg) vector,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    vector
+}
+
+/// # Safety
+/// The machine has AVX2 and `at` is valid for a vector.
+#[inline(always)]
+pub(super) unsafe fn load(at: *const u8) -> __m256i {
+    // SAFETY: by the caller's promise.
+    unsafe { _mm256_loadu_si256(at.cast()) }
+}
+
+/// # Safety
+/// The machine has AVX2 and `at` is valid for a vector.
+#[inline(always)]
+pub(super) unsafe fn store(at: *mut u8, vector: __m256i) {
+    // SAFETY: by the caller's promise.
+    unsafe { _mm256_storeu_si256(at.cast(), vector) }
+}
