@@ -7,10 +7,10 @@ use super::files::Repository;
 const LAYERS: [(&str, &[&str]); 8] = [
     ("forebay-format", &[]),
     ("forebay-text", &["forebay-format"]),
-    ("forebay-store", &[]),
-    ("forebay-stream", &["forebay-store"]),
+    ("forebay-store", &["forebay-format"]),
+    ("forebay-stream", &["forebay-format", "forebay-store"]),
     ("forebay-compute", &["forebay-format"]),
-    ("forebay-model", &["forebay-format", "forebay-stream", "forebay-compute"]),
+    ("forebay-model", &["forebay-format", "forebay-store", "forebay-stream", "forebay-compute"]),
     (
         "forebay-engine",
         &[
@@ -67,7 +67,11 @@ fn check_files_stay_in_store(repository: &Repository, findings: &mut Vec<Finding
         }
         // Tests at the end of a file may read fixtures.
         let code = source.code.split("#[cfg(test)]").next().unwrap_or_default();
-        for (offset, _) in code.match_indices("std::fs") {
+        for (offset, path) in code.match_indices("std::fs") {
+            // The system describes the machine in text files.
+            if code[offset + path.len()..].starts_with("::read_to_string(") {
+                continue;
+            }
             let line = source.line_of(offset);
             let message = "only forebay-store reads weight bytes: this layer knows no files";
             findings.push(Finding::fail(&source.path, line, message));
@@ -101,11 +105,13 @@ mod tests {
     #[test]
     fn files_stay_in_store() {
         let reads = "use std::fs;\n";
+        let asks_the_system = "fn f() { std::fs::read_to_string(\"/proc/cpuinfo\"); }\n";
         let tests_read = "fn f() {}\n#[cfg(test)]\nmod tests { use std::fs; }\n";
         let repository = Repository::from_texts(&[
             ("crates/forebay-compute/src/a.rs", reads),
             ("crates/forebay-stream/src/b.rs", tests_read),
             ("crates/forebay-store/src/c.rs", reads),
+            ("crates/forebay-compute/src/d.rs", asks_the_system),
         ]);
         let mut findings = Vec::new();
         check(&repository, &mut findings);

@@ -1,13 +1,14 @@
 //! `unsafe` only where the architecture puts it, and never without its reason.
 
 use super::Finding;
-use super::scan::{RustSource, words};
+use super::scan::{RustSource, matching_brace, words};
 
 /// The crates that talk to the kernel and to the vector units.
 const HOMES: [&str; 2] = ["crates/forebay-store/", "crates/forebay-compute/"];
 
 pub fn check(source: &RustSource, findings: &mut Vec<Finding>) {
     let at_home = HOMES.iter().any(|home| source.path.starts_with(home));
+    let inherited = trait_implementations(&source.code);
     for offset in words(&source.code, "unsafe") {
         let line = source.line_of(offset);
         let next = source.code[offset + "unsafe".len()..].trim_start();
@@ -20,14 +21,31 @@ pub fn check(source: &RustSource, findings: &mut Vec<Finding>) {
             findings.push(Finding::fail(&source.path, line, message));
             continue;
         }
-        // The type of a function pointer promises nothing by itself.
+        // The type of a function pointer promises nothing by itself, and the trait documents what its methods ask.
+        let is_function = next.starts_with("fn");
         let is_pointer_type =
             next.strip_prefix("fn").is_some_and(|rest| rest.trim_start().starts_with('('))
                 || next.starts_with("extern") && !next.contains("fn ");
-        if !is_pointer_type && !is_explained(source, line) {
+        let is_inherited = is_function && inherited.iter().any(|range| range.contains(&offset));
+        if !is_pointer_type && !is_inherited && !is_explained(source, line) {
             findings.push(Finding::fail(&source.path, line, "unsafe without a SAFETY comment"));
         }
     }
+}
+
+/// The bodies of all `impl Trait for Type`.
+fn trait_implementations(code: &str) -> Vec<std::ops::Range<usize>> {
+    let mut found = Vec::new();
+    for start in words(code, "impl") {
+        let Some(open) = code[start..].find(['{', ';']).map(|length| start + length) else {
+            continue;
+        };
+        let header = &code[start..open];
+        if code[open..].starts_with('{') && header.split_whitespace().any(|word| word == "for") {
+            found.push(open..matching_brace(code, open));
+        }
+    }
+    found
 }
 
 /// Whether the comments on this line or right above its statement give the reason.
@@ -92,6 +110,9 @@ mod tests {
             "/// Does.\n///\n/// # Safety\n/// Only then.\n#[inline]\npub unsafe fn f() {}\n";
         assert_eq!(failures(STORE, documented), 0);
         assert_eq!(failures(STORE, "pub unsafe fn f() {}\n"), 1);
+        let implemented = "impl Device for Ring {\n    unsafe fn start(&mut self) {}\n}\n";
+        assert_eq!(failures(STORE, implemented), 0);
+        assert_eq!(failures(STORE, &implemented.replace("Device for ", "")), 1);
         assert_eq!(failures(STORE, "type F = unsafe fn(u32);\n"), 0);
     }
 

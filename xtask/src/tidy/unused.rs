@@ -73,6 +73,16 @@ fn is_root(repository: &Repository, path: &str) -> bool {
     if name == "build.rs" && is_package(parent.to_owned()) {
         return true;
     }
+    // A target of several files: `tests/NAME/main.rs`.
+    if name == "main.rs"
+        && ["src/bin", "tests", "benches", "examples"].iter().any(|inner| {
+            folder(parent)
+                .strip_suffix(inner)
+                .is_some_and(|package| is_package(package.trim_end_matches('/').to_owned()))
+        })
+    {
+        return true;
+    }
     if ["src/bin", "tests", "benches", "examples"]
         .iter()
         .any(|inner| package_of(inner).is_some_and(is_package))
@@ -177,8 +187,8 @@ fn check_others(repository: &Repository, findings: &mut Vec<Finding>) {
             continue;
         }
         let mut clues = vec![name.to_owned()];
-        if file.path.starts_with("fixtures/") {
-            // Tests walk whole fixture folders, so the folder's name is enough, down to the kind's own folder.
+        if file.path.starts_with("fixtures/") || file.path.starts_with("fuzz/seeds/") {
+            // Tests and fuzz targets walk whole folders, so the folder's name is enough, down to the kind's own folder.
             let inside: Vec<&str> = folder(&file.path).split('/').skip(1).collect();
             clues.extend(inside.last().map(|last| (*last).to_owned()));
         }
@@ -229,6 +239,8 @@ mod tests {
             ("crates/a/src/lost.rs", ""),
             ("crates/a/tests/end.rs", "mod common;"),
             ("crates/a/tests/common/mod.rs", ""),
+            ("crates/a/tests/cli/main.rs", "mod help;"),
+            ("crates/a/tests/cli/help.rs", ""),
         ];
         assert_eq!(unused(&files), vec!["crates/a/src/lost.rs"]);
     }
