@@ -49,6 +49,7 @@ pub fn generate(
     let guard = interrupt::Answer::begin();
     let reused = conversation::reusable(session.cached_tokens(), ids);
     session.truncate(reused);
+    tracing::debug!(tokens = ids.len(), reused, "prompt");
     let tokenizer = session.shared_tokenizer()?;
     let stream = match templated {
         true => TextStream::new(&tokenizer),

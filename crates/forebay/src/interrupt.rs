@@ -1,13 +1,17 @@
 //! Ctrl-C: the first ends the answer, the second the program; outside an answer the first does.
+//! Work that must clean up after itself is asked to stop, and never cut off.
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+use crate::output;
+
 /// The status of a program that SIGINT ended, as shells report it (128 + 2).
 pub const INTERRUPTED: u8 = 130;
 
 static ANSWERING: AtomicBool = AtomicBool::new(false);
+static PATIENT: AtomicBool = AtomicBool::new(false);
 static PRESSES: AtomicU32 = AtomicU32::new(0);
 static UNFINISHED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
@@ -20,7 +24,8 @@ pub fn install() {
 
 fn on_press() {
     let first = PRESSES.fetch_add(1, Ordering::SeqCst) == 0;
-    if ANSWERING.load(Ordering::SeqCst) && first {
+    let patient = PATIENT.load(Ordering::SeqCst);
+    if ANSWERING.load(Ordering::SeqCst) && (first || patient) {
         return;
     }
     if let Ok(paths) = UNFINISHED.lock() {
@@ -28,7 +33,7 @@ fn on_press() {
             let _ = std::fs::remove_file(path);
         }
     }
-    eprintln!();
+    output::tell!();
     std::process::exit(INTERRUPTED.into());
 }
 
@@ -37,6 +42,18 @@ pub struct Answer(());
 
 impl Answer {
     pub fn begin() -> Answer {
+        PATIENT.store(false, Ordering::SeqCst);
+        Answer::start()
+    }
+
+    /// As [`begin`](Answer::begin), and further presses do not end the program either: the work
+    /// removes its unfinished file first, which takes a moment.
+    pub fn begin_patient() -> Answer {
+        PATIENT.store(true, Ordering::SeqCst);
+        Answer::start()
+    }
+
+    fn start() -> Answer {
         PRESSES.store(0, Ordering::SeqCst);
         ANSWERING.store(true, Ordering::SeqCst);
         Answer(())

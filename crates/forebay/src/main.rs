@@ -39,7 +39,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             if let Some(line) = failure.line() {
-                eprintln!("error: {line}");
+                output::tell!("error: {line}");
             }
             ExitCode::from(failure.status())
         }

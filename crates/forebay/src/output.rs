@@ -27,6 +27,22 @@ pub fn styled() -> bool {
     io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
+/// Writes to standard error for the person. Unlike `eprint!` this does not panic when nobody reads
+/// there any more: what it says is never the result.
+pub fn say(text: std::fmt::Arguments<'_>) {
+    let _ = io::stderr().write_fmt(text);
+}
+
+/// `tell!("…", …)`: a line on standard error.
+macro_rules! tell {
+    () => { $crate::output::say(format_args!("\n")) };
+    ($($part:tt)*) => {{
+        $crate::output::say(format_args!($($part)*));
+        $crate::output::say(format_args!("\n"));
+    }};
+}
+pub(crate) use tell;
+
 /// Which way a column leans.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Align {

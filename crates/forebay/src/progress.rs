@@ -50,3 +50,31 @@ fn new_bar(what: &'static str, total_bytes: u64) -> ProgressBar {
     }
     bar
 }
+
+/// A count of steps that take seconds each.
+pub struct StepProgress {
+    bar: ProgressBar,
+}
+
+impl StepProgress {
+    pub fn new(what: &'static str, steps: u64) -> StepProgress {
+        let bar = ProgressBar::new(steps).with_message(what);
+        if let Ok(style) = ProgressStyle::with_template("{msg} {human_pos} of {human_len} {bar:32}")
+        {
+            bar.set_style(style);
+        }
+        bar.tick();
+        StepProgress { bar }
+    }
+
+    /// One more step is done.
+    pub fn step(&self) {
+        self.bar.inc(1);
+    }
+}
+
+impl Drop for StepProgress {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}

@@ -10,20 +10,6 @@ use forebay_stream::MemoryPlan;
 use crate::output;
 use crate::size::{format as bytes, format_rate};
 
-/// What runs, where and in how much memory, in one line.
-pub fn headline(session: &Session) -> String {
-    let info = session.info();
-    let statistics = session.statistics();
-    format!(
-        "{}, {} of weights, {}, {} of RAM for them, {}",
-        info.architecture,
-        bytes(info.weights_bytes),
-        statistics.compute,
-        bytes(statistics.budget_bytes),
-        reader(&statistics)
-    )
-}
-
 /// What the statistics follow.
 #[derive(Clone, Copy)]
 pub enum After<'a> {

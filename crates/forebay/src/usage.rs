@@ -4,6 +4,8 @@ use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 
+use crate::output;
+
 /// Prints what clap found: help and version as they are, an error as `error: …; tip: …`.
 pub fn report(error: &clap::Error) -> ExitCode {
     match error.kind() {
@@ -15,7 +17,7 @@ pub fn report(error: &clap::Error) -> ExitCode {
             ExitCode::from(error.exit_code() as u8)
         }
         _ => {
-            eprintln!("{}; see '{} --help'", flatten(&error.to_string()), command(error));
+            output::tell!("{}; see '{} --help'", flatten(&error.to_string()), command(error));
             ExitCode::from(2)
         }
     }

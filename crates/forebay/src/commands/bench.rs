@@ -11,6 +11,7 @@ use crate::config;
 use crate::failure::{Outcome, usage};
 use crate::open;
 use crate::output::{self, Align};
+use crate::progress::StepProgress;
 use crate::statistics::{self, After};
 
 #[derive(Serialize)]
@@ -46,18 +47,18 @@ pub fn run(args: BenchArgs) -> Outcome {
     // The two parts run one after the other, each from an empty cache.
     options.context.get_or_insert(args.prompt_tokens.max(args.gen_tokens));
     let mut session = open::session(&args.model, &options, context_for)?;
-    if !args.json {
-        eprintln!("{}", statistics::headline(&session));
-    }
     let mut runs = Vec::with_capacity(args.repeat);
+    let progress = StepProgress::new("measured", args.repeat as u64 + 1);
     for run in 0..=args.repeat {
         // The seed differs from run to run: the same tokens would find their experts in place.
         let measured = session.bench(args.prompt_tokens, args.gen_tokens, run as u64)?;
+        progress.step();
         // The first run warms up the caches of the processor, the memory and the residency.
         if run > 0 {
             runs.push(measured);
         }
     }
+    drop(progress);
     let prompt = summary(args.prompt_tokens, runs.iter().map(|r| r.prompt_tokens_per_second));
     let generate = summary(args.gen_tokens, runs.iter().map(|r| r.generate_tokens_per_second));
     if args.json {
@@ -97,7 +98,7 @@ fn print(
     prompt: Option<&Summary>,
     generate: Option<&Summary>,
 ) -> Outcome {
-    let head = ["", "tokens", "median", "min", "max", "tokens/s"];
+    let head = ["", "tokens", "median tokens/s", "min", "max"];
     let mut rows = vec![head.map(String::from).to_vec()];
     for (name, summary) in [("prompt", prompt), ("generate", generate)] {
         let Some(summary) = summary else { continue };
@@ -109,10 +110,9 @@ fn print(
             format!("{:.2}", summary.tokens_per_second_max),
         ]);
     }
-    let columns =
-        [Align::Left, Align::Right, Align::Right, Align::Right, Align::Right, Align::Left];
+    let columns = [Align::Left, Align::Right, Align::Right, Align::Right, Align::Right];
     output::print(&output::table(&columns, &rows))?;
-    eprint!("{}", statistics::block(session, path, After::Benchmark));
+    output::say(format_args!("{}", statistics::block(session, path, After::Benchmark)));
     Ok(())
 }
 

@@ -1,6 +1,6 @@
 //! The interactive chat of `forebay run`.
 
-use std::io::{self, BufRead as _, Write as _};
+use std::io::{self, BufRead as _};
 
 use forebay_engine::Session;
 
@@ -25,26 +25,27 @@ pub fn run(session: &mut Session, config: &RunConfig) -> Outcome {
     let templated = session.chat_template().is_some() && !config.raw;
     if !templated {
         let why = if config.raw { "--raw" } else { "this model has no chat template" };
-        eprintln!("note: {why}: what you write is continued as plain text");
+        output::tell!("note: {why}: what you write is continued as plain text");
     }
-    eprintln!(
+    output::tell!(
         "/reset forgets the conversation, /stats shows statistics, /exit ends; /help for more"
     );
     let mut conversation = Conversation::default();
     loop {
         match read()? {
             Line::End => break,
-            Line::Help => eprintln!(
+            Line::Help => output::tell!(
                 "/reset  forget the conversation\n/stats  statistics so far\n/exit   end (also \
                  Ctrl-D)\nCtrl-C  end the answer; pressed again, or here, the program"
             ),
-            Line::Statistics => {
-                eprint!("{}", statistics::block(session, &config.model, After::Chat))
-            }
+            Line::Statistics => output::say(format_args!(
+                "{}",
+                statistics::block(session, &config.model, After::Chat)
+            )),
             Line::Reset => {
                 conversation.reset();
                 session.reset();
-                eprintln!("the conversation is forgotten");
+                output::tell!("the conversation is forgotten");
             }
             Line::Say(text) => {
                 let said = say(session, &mut conversation, templated, &text, &config.answer);
@@ -53,7 +54,7 @@ pub fn run(session: &mut Session, config: &RunConfig) -> Outcome {
         }
     }
     if config.stats {
-        eprint!("{}", statistics::block(session, &config.model, After::Chat));
+        output::say(format_args!("{}", statistics::block(session, &config.model, After::Chat)));
     }
     Ok(())
 }
@@ -75,8 +76,8 @@ fn say(
         output::print("\n")?;
     }
     match answer.end {
-        End::ContextFull => eprintln!("note: the context is full: /reset, or a larger --ctx"),
-        End::MaxTokens => eprintln!("note: cut at --max-tokens"),
+        End::ContextFull => output::tell!("note: the context is full: /reset, or a larger --ctx"),
+        End::MaxTokens => output::tell!("note: cut at --max-tokens"),
         _ => {}
     }
     Ok(())
@@ -87,7 +88,7 @@ fn say(
 fn report(said: Outcome, conversation: &mut Conversation, session: &mut Session) -> Outcome {
     let Err(failure) = said else { return Ok(()) };
     let Some(line) = failure.line() else { return Err(failure) };
-    eprintln!("error: {line}");
+    output::tell!("error: {line}");
     conversation.abandon();
     session.reset();
     Ok(())
@@ -95,14 +96,13 @@ fn report(said: Outcome, conversation: &mut Conversation, session: &mut Session)
 
 fn read() -> Outcome<Line> {
     loop {
-        eprint!("> ");
-        io::stderr().flush()?;
+        output::say(format_args!("> "));
         let mut line = String::new();
         let length = io::stdin().lock().read_line(&mut line).map_err(|error| {
             Failure::Work(anyhow::Error::new(error).context("standard input cannot be read"))
         })?;
         if length == 0 {
-            eprintln!();
+            output::tell!();
             return Ok(Line::End);
         }
         let text = line.strip_suffix('\n').unwrap_or(&line);
@@ -113,7 +113,7 @@ fn read() -> Outcome<Line> {
             "/stats" => return Ok(Line::Statistics),
             "/help" | "/?" => return Ok(Line::Help),
             command if is_command(command) => {
-                eprintln!("note: there is no {command} here: /help lists what there is");
+                output::tell!("note: there is no {command} here: /help lists what there is");
             }
             _ => return Ok(Line::Say(text.to_string())),
         }

@@ -14,6 +14,7 @@ use crate::failure::Outcome;
 use crate::open;
 use crate::output;
 use crate::pending::PendingFile;
+use crate::size;
 
 #[derive(Serialize)]
 struct Document<'a> {
@@ -67,6 +68,12 @@ pub fn run(args: LogitsArgs) -> Outcome {
             statistics: session.statistics(),
         });
     }
+    output::tell!(
+        "{}: logits of {} tokens, {}",
+        args.output.display(),
+        ids.len(),
+        size::format(bytes)
+    );
     Ok(())
 }
 

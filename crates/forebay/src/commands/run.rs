@@ -66,7 +66,7 @@ fn demo_budget(model: &Path) -> Outcome<u64> {
 
 fn announce(session: &Session) {
     let statistics = session.statistics();
-    eprintln!(
+    output::tell!(
         "streaming {} of weights from disk through a basin of {} of RAM\n",
         size::format(statistics.weights_bytes),
         size::format(statistics.budget_bytes),
@@ -91,7 +91,9 @@ fn read_prompt() -> anyhow::Result<String> {
 fn single(session: &mut Session, config: &RunConfig, prompt: &str) -> Outcome {
     let templated = session.chat_template().is_some() && !config.raw;
     if !templated && !config.raw {
-        eprintln!("note: this model has no chat template: the prompt is continued as plain text");
+        output::tell!(
+            "note: this model has no chat template: the prompt is continued as plain text"
+        );
     }
     let template = session.chat_template().filter(|_| templated);
     let context = Conversation::default().open(template, prompt)?;
@@ -114,13 +116,11 @@ fn single(session: &mut Session, config: &RunConfig, prompt: &str) -> Outcome {
         output::print("\n")?;
     }
     if config.stats {
-        eprint!(
-            "\n{}",
-            statistics::block(session, &config.model, After::Answer(&answer.generation))
-        );
+        let after = After::Answer(&answer.generation);
+        output::say(format_args!("\n{}", statistics::block(session, &config.model, after)));
     }
     if config.demo {
-        eprintln!("\n{}", demo::NEXT);
+        output::tell!("\n{}", demo::NEXT);
     }
     Ok(())
 }

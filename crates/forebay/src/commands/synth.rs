@@ -28,7 +28,7 @@ pub fn run(args: SynthArgs) -> Outcome {
     if args.json {
         return output::json(&report);
     }
-    eprintln!(
+    output::tell!(
         "{}: {} with {} layers in {}, {} parameters, {} in {:.1} s, {}/s",
         report.path.display(),
         report.shape,
@@ -49,7 +49,7 @@ fn write(args: &SynthArgs) -> Outcome<SynthReport> {
         seed: args.seed,
         threads: std::thread::available_parallelism().map_or(1, NonZero::get),
     };
-    let guard = interrupt::Answer::begin();
+    let guard = interrupt::Answer::begin_patient();
     let mut progress = BytesProgress::new("writing");
     let mut room = None;
     let made = synth::synthesize(&args.arch, &args.out, &options, &mut |done, total| {

@@ -178,4 +178,14 @@ fn a_reader_that_leaves_is_no_failure() {
     let output = child.wait_with_output().unwrap();
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");
     assert_eq!(output.status.code(), Some(0));
+
+    // The same for standard error: statistics that nobody reads are no reason to fail.
+    let mut child = Command::new(env!("CARGO_BIN_EXE_forebay"))
+        .args(["run", "--max-tokens", "2"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stderr.take());
+    assert_eq!(child.wait_with_output().unwrap().status.code(), Some(0));
 }
