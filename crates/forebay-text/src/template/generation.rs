@@ -28,8 +28,8 @@ pub fn without_generation_tags(source: &str) -> String {
 
 /// If `tag` begins with a generation tag: what takes its place, and the source behind it.
 fn replaced(tag: &str) -> Option<(String, &str)> {
-    let inside = &tag[2..tag.find("%}")?];
-    let behind = &tag[2 + inside.len() + 2..];
+    // The end is searched behind the beginning: `{%}` is no tag.
+    let (inside, behind) = tag.strip_prefix("{%")?.split_once("%}")?;
     let word = inside.trim_matches(|c: char| c.is_whitespace() || c == '-' || c == '+');
     let replacement = match word {
         "generation" => "with",
@@ -49,5 +49,11 @@ mod tests {
             "a{% generation %}{{ generation }}{%- endgeneration -%} {%generation%} {% if x %}{% ";
         let expected = "a{% with %}{{ generation }}{%- endwith -%} {%with%} {% if x %}{% ";
         assert_eq!(without_generation_tags(source), expected);
+    }
+
+    #[test]
+    fn a_percent_sign_does_not_begin_and_end_a_tag() {
+        assert_eq!(without_generation_tags("{%}x"), "{%}x");
+        assert_eq!(without_generation_tags("{%} generation %}"), "{%} generation %}");
     }
 }
