@@ -22,7 +22,7 @@ use forebay_format::{TensorType, can_dequantize};
 
 pub use activations::Activations;
 pub(crate) use task::Workspace;
-use task::{Kernel, Plan};
+use task::{ChunkRows, Kernel, Plan};
 use types::{ActivationForm, activation_form};
 
 use crate::cpu::{Arithmetic, Cpu};
@@ -93,7 +93,7 @@ impl Cpu {
         }
         let _ = tokens;
         let kernel = if rounded { portable_kernel(ty) } else { float::rows_portable };
-        Plan { kernel, rows_multiple: 1, rows_max: 64 }
+        Plan { kernel, rows: ChunkRows::Any }
     }
 }
 

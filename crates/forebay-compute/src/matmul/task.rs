@@ -22,10 +22,17 @@ pub(crate) type Kernel = unsafe fn(&Task, Range<usize>, &mut Scratch);
 #[derive(Clone, Copy)]
 pub(crate) struct Plan {
     pub(crate) kernel: Kernel,
-    /// Rows that are computed together: chunks are multiples of it.
-    pub(crate) rows_multiple: usize,
-    /// Most rows that are worth one call.
-    pub(crate) rows_max: usize,
+    pub(crate) rows: ChunkRows,
+}
+
+/// How many rows one call of a kernel is best given.
+#[derive(Clone, Copy)]
+pub(crate) enum ChunkRows {
+    /// Any number: the kernel reads each row once and is done with it.
+    Any,
+    /// Multiples of the first, and up to the second if there is enough work for all threads: the
+    /// kernel does something once for all rows of a call.
+    Batches(usize, usize),
 }
 
 /// A [`MatmulJob`] with its borrows taken apart, so that workers can write different rows of its
@@ -171,8 +178,7 @@ impl Workspace {
                 tasks.push(task);
             }
         }
-        let work: usize = tasks.iter().map(|task| task.rows * task.row_bytes).sum();
-        cut(&mut tasks, work, pool.threads());
+        cut(&mut tasks, pool.threads());
         let tasks = &tasks[..];
         let next = AtomicUsize::new(0);
         let region = |worker: usize| {
@@ -186,14 +192,25 @@ impl Workspace {
     }
 }
 
-/// Decides how many rows a chunk of each task has: about eight chunks for each thread in all, so
-/// that threads finish together, but none so small that taking it costs more than doing it.
-fn cut(tasks: &mut [Task], work_bytes: usize, threads: usize) {
-    let bytes = (work_bytes / (threads * 8)).max(8 << 10);
+/// Chunks for each thread in all that let threads finish at about the same time.
+const CHUNKS_OF_THREAD: usize = 8;
+
+/// Decides how many rows a chunk of each task has. No output depends on it.
+fn cut(tasks: &mut [Task], threads: usize) {
+    let bytes: usize = tasks.iter().map(|task| task.rows * task.row_bytes).sum();
+    // Below some kilobytes taking a chunk costs more than doing it.
+    let chunk_bytes = (bytes / (threads * CHUNKS_OF_THREAD)).clamp(8 << 10, 256 << 10);
+    let batches = |task: &Task| match task.plan.rows {
+        ChunkRows::Any => 0,
+        ChunkRows::Batches(_, most) => task.rows.div_ceil(most),
+    };
+    let batches: usize = tasks.iter().map(batches).sum();
+    let pieces = (threads * CHUNKS_OF_THREAD / 2).div_ceil(batches.max(1));
     for task in tasks {
-        let Plan { rows_multiple, rows_max, .. } = task.plan;
-        let rows = (bytes / task.row_bytes.max(1)).clamp(1, rows_max);
-        task.chunk_rows = rows.next_multiple_of(rows_multiple);
+        task.chunk_rows = match task.plan.rows {
+            ChunkRows::Any => (chunk_bytes / task.row_bytes.max(1)).max(1),
+            ChunkRows::Batches(unit, most) => (most / pieces).next_multiple_of(unit).max(unit),
+        };
     }
 }
 

@@ -13,8 +13,8 @@ use crate::matmul::task::{Scratch, Task};
 /// How far ahead of the bytes in use memory is asked for.
 const AHEAD: usize = 1024;
 
-/// Most tokens that one pass over a row serves.
-pub(crate) const TOKENS: usize = 4;
+/// Most tokens that one pass over a row serves. With more, panels are faster.
+pub(crate) const TOKENS: usize = 3;
 
 /// Calls `$kernel::<F, N>` for all tokens, `TOKENS` at a time, then the rest at once.
 macro_rules! for_tokens {
@@ -25,7 +25,6 @@ macro_rules! for_tokens {
             match count {
                 1 => $kernel::<F, 1>($task, $row, first),
                 2 => $kernel::<F, 2>($task, $row, first),
-                3 => $kernel::<F, 3>($task, $row, first),
                 _ => $kernel::<F, TOKENS>($task, $row, first),
             }
             first += count;

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use forebay_format::TensorType;
 
+use super::dot::TOKENS;
 use super::unpack::*;
 use super::vector::sum_lanes;
 use crate::matmul::float::widen_row;
@@ -108,14 +109,13 @@ unsafe fn rows_dequantised(task: &Task, rows: Range<usize>, scratch: &mut Scratc
 unsafe fn row_all_tokens<W: Widen>(task: &Task, row: usize, w: *const u8, tail: &[f32]) {
     let mut first = 0;
     while first < task.token_count {
-        let count = (task.token_count - first).min(super::dot::TOKENS);
+        let count = (task.token_count - first).min(TOKENS);
         // SAFETY: as for this function.
         unsafe {
             match count {
                 1 => row_tokens::<W, 1, 4>(task, row, w, tail, first),
                 2 => row_tokens::<W, 2, 2>(task, row, w, tail, first),
-                3 => row_tokens::<W, 3, 2>(task, row, w, tail, first),
-                _ => row_tokens::<W, 4, 2>(task, row, w, tail, first),
+                _ => row_tokens::<W, { TOKENS }, 2>(task, row, w, tail, first),
             }
         }
         first += count;

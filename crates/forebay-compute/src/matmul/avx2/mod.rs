@@ -2,7 +2,7 @@
 
 use forebay_format::TensorType;
 
-use super::task::{Kernel, Plan};
+use super::task::{ChunkRows, Kernel, Plan};
 use super::types;
 
 mod dot;
@@ -20,9 +20,9 @@ pub(crate) fn plan_rounded(ty: TensorType, tokens: usize) -> Option<Plan> {
     if tokens > dot::TOKENS
         && let Some(kernel) = many_tokens(ty)
     {
-        return Some(Plan { kernel, rows_multiple: panel::ROWS * 2, rows_max: panel::ROWS_MAX });
+        return Some(Plan { kernel, rows: panel::CHUNK });
     }
-    Some(Plan { kernel: few_tokens(ty)?, rows_multiple: 1, rows_max: 64 })
+    Some(Plan { kernel: few_tokens(ty)?, rows: ChunkRows::Any })
 }
 
 /// The kernel for F32 activations.
@@ -34,9 +34,9 @@ pub(crate) fn plan_float(ty: TensorType, tokens: usize) -> Plan {
             TensorType::BF16 => panel::rows::<panel_float::Plain<float::Brain>>,
             _ => panel::rows::<panel_float::Dequantised>,
         };
-        return Plan { kernel, rows_multiple: panel::ROWS * 2, rows_max: panel::ROWS_MAX };
+        return Plan { kernel, rows: panel::CHUNK };
     }
-    Plan { kernel: float::few_tokens(ty), rows_multiple: 1, rows_max: 64 }
+    Plan { kernel: float::few_tokens(ty), rows: ChunkRows::Any }
 }
 
 fn few_tokens(ty: TensorType) -> Option<Kernel> {

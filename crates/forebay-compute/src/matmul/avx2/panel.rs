@@ -8,14 +8,14 @@
 use std::ops::Range;
 
 use super::vector::*;
-use crate::matmul::task::{Scratch, Task};
+use crate::matmul::task::{ChunkRows, Scratch, Task};
 
 /// Rows of a panel: the 32-bit lanes of a vector.
 pub(crate) const ROWS: usize = 8;
 
 /// Rows that one call packs: two panels at a time run through the tokens of a block, and the
 /// activations of a block are read from the second cache once for every two panels.
-pub(crate) const ROWS_MAX: usize = 64;
+pub(crate) const CHUNK: ChunkRows = ChunkRows::Batches(2 * ROWS, 64);
 
 /// Tokens of a block: their part of a slab stays in the second cache.
 const TOKENS_OF_BLOCK: usize = 64;

@@ -210,14 +210,16 @@ unsafe fn products<const N: usize, const P: usize>(
     // SAFETY: by the caller's promise.
     unsafe {
         let mut products = [[_mm256_setzero_si256(); P]; N];
-        for step in 0..16 {
-            let w = panels.map(|panel| load(panel.add(step * VECTOR)));
-            for t in 0..N {
-                let x = x[t].add(step % 2 * VECTOR + step / 2 * 4);
-                let x = _mm256_set1_epi32(x.cast::<i32>().read_unaligned());
-                for p in 0..P {
-                    let product = _mm256_madd_epi16(w[p], x);
-                    products[t][p] = _mm256_add_epi32(products[t][p], product);
+        for step in 0..8 {
+            for odd in 0..2 {
+                let w = panels.map(|panel| load(panel.add((step * 2 + odd) * VECTOR)));
+                for t in 0..N {
+                    let x = x[t].add(odd * VECTOR + step * 4);
+                    let x = _mm256_set1_epi32(x.cast::<i32>().read_unaligned());
+                    for p in 0..P {
+                        let product = _mm256_madd_epi16(w[p], x);
+                        products[t][p] = keep(_mm256_add_epi32(products[t][p], product));
+                    }
                 }
             }
         }
