@@ -69,10 +69,12 @@ fn every_budget_and_policy_gives_the_same_bits() {
         let smallest = smallest(&path);
         for policy in POLICIES {
             for ram in [smallest, (smallest + whole) / 2, whole] {
-                let options = SessionOptions { policy, ..options(Some(ram)) };
-                let mut session = open(&path, &options).unwrap();
-                let what = format!("{} with {ram} bytes and {policy}", path.display());
-                assert!(run(&mut session) == expected, "{what}: logits differ");
+                for prefetch in [false, true] {
+                    let options = SessionOptions { policy, prefetch, ..options(Some(ram)) };
+                    let mut session = open(&path, &options).unwrap();
+                    let what = format!("{} with {ram} bytes and {policy}", path.display());
+                    assert!(run(&mut session) == expected, "{what}: logits differ");
+                }
             }
         }
         let below = open(&path, &options(Some(smallest - 1)));

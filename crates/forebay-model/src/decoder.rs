@@ -59,6 +59,8 @@ pub struct Decoder {
     positions: Vec<u32>,
     /// Most tokens that go through the layers together.
     batch: usize,
+    /// Read experts of the next layer ahead by its router's guess.
+    prefetch: bool,
     position: usize,
 }
 
@@ -128,6 +130,7 @@ impl Decoder {
             scratch,
             positions: (0..context as u32).collect(),
             batch,
+            prefetch: false,
             position: 0,
         })
     }
@@ -138,6 +141,12 @@ impl Decoder {
 
     pub fn weights(&self) -> &Weights {
         &self.weights
+    }
+
+    /// Whether experts of the next layer are read ahead by its router's guess while a single token
+    /// is computed. Of no effect where everything is resident; never changes a result.
+    pub fn set_prefetch(&mut self, prefetch: bool) {
+        self.prefetch = prefetch && !self.residency.plan().fully_resident;
     }
 
     pub fn cpu(&self) -> &Cpu {
@@ -397,10 +406,45 @@ impl Decoder {
         if let Some(routing) = routing {
             moe.record(routing, layer, architecture.layers.len(), count);
         }
-        let step = MoeStep { layer, experts, gate, up, down, hidden, count };
+        moe.begin(layer, residency)?;
+        if self.prefetch && count == 1 {
+            self.prefetch_next(layer + 1)?;
+        }
+        let Decoder { architecture, cpu, residency, scratch, .. } = self;
+        let crate::arch::FeedForward::Experts(experts) = &architecture.layers[layer].feed_forward
+        else {
+            unreachable!("weights with experts come from a description with experts");
+        };
+        let moe = &mut scratch.moe;
+        let step = MoeStep { experts, gate, up, down, hidden, count };
         moe.compute(&step, cpu, residency, &scratch.input)?;
         moe.combine(&step, cpu, &mut scratch.block_out[..count * hidden]);
         Ok(())
+    }
+
+    /// While this layer's experts are on their way: what would the next layer's router choose for
+    /// the token as it is now? Reads those experts ahead, on what the demand leaves of the disk.
+    fn prefetch_next(&mut self, next: usize) -> Result<(), ModelError> {
+        let Decoder { architecture, weights, cpu, residency, scratch, .. } = self;
+        let Some(layer) = weights.layers.get(next) else { return Ok(()) };
+        let FeedForwardWeights::Experts { router, .. } = layer.feed_forward else { return Ok(()) };
+        let crate::arch::FeedForward::Experts(experts) = &architecture.layers[next].feed_forward
+        else {
+            return Ok(());
+        };
+        let Some(lease) = residency.dense_if_present(next as u32) else { return Ok(()) };
+        let hidden = architecture.hidden;
+        // `block_out` is free until this layer's experts are combined.
+        let normed = &mut scratch.block_out[..hidden];
+        let epsilon = architecture.norm_epsilon;
+        cpu.rms_norm(&scratch.x[..hidden], &layer.feed_forward_norm, epsilon, normed);
+        scratch.inner.prepare(cpu, normed, 1, hidden, &[router.ty]);
+        let out = &mut scratch.moe.guess_scores[..experts.count];
+        let w = matrix(residency, &lease, &router);
+        cpu.matmul(&mut [MatmulJob { w, x: &scratch.inner, tokens: None, out }]);
+        drop(lease);
+        let rule = RouterRule { scale: experts.scale, ..RouterRule::softmax(experts.renormalise) };
+        scratch.moe.prefetch(cpu, next, experts, &rule, residency)
     }
 
     /// Final norm and output projection of rows `first .. count` of the batch, in chunks of the

@@ -19,7 +19,6 @@ const GROUP_BYTES: usize = 16 << 20;
 
 /// One layer's step over a batch.
 pub struct MoeStep<'a> {
-    pub layer: usize,
     pub experts: &'a Experts,
     pub gate: PartMatrix,
     pub up: PartMatrix,
@@ -42,6 +41,11 @@ pub struct MoeScratch {
     /// The pair `token * k + slot` of each entry of `pair_tokens`.
     pairs: Vec<u32>,
     touched: Vec<ExpertIndex>,
+    /// The next layer's router scores `[experts]` for one token, and what they make it choose.
+    pub guess_scores: Vec<f32>,
+    guess_ids: Vec<u32>,
+    guess_weights: Vec<f32>,
+    guesses: Vec<ExpertIndex>,
     /// Outputs of pairs in the order computed `[pairs, hidden]`, and each pair's row.
     outputs: Vec<f32>,
     row_of_pair: Vec<u32>,
@@ -67,6 +71,10 @@ impl MoeScratch {
             pair_tokens: vec![0; size.pairs],
             pairs: vec![0; size.pairs],
             touched: Vec::with_capacity(size.experts),
+            guess_scores: vec![0.0; size.experts],
+            guess_ids: vec![0; architecture.experts_per_token()],
+            guess_weights: vec![0.0; architecture.experts_per_token()],
+            guesses: Vec::with_capacity(architecture.experts_per_token()),
             outputs: vec![0.0; size.pairs * architecture.hidden],
             row_of_pair: vec![0; size.pairs],
             gate: vec![0.0; size.group_pairs * size.width],
@@ -138,7 +146,35 @@ impl MoeScratch {
         }
     }
 
-    /// Leases the touched experts and computes each as soon as it is there.
+    /// Leases those of the touched experts that are in memory and starts the reads of the others.
+    pub fn begin(&self, layer: usize, residency: &mut Residency) -> Result<(), ModelError> {
+        residency.begin_experts(LayerIndex(layer as u32), &self.touched)?;
+        Ok(())
+    }
+
+    /// Starts reads of the experts that `layer` will probably choose for one token, from its
+    /// router's scores on an earlier state of the token. A guess that cannot be made is no error.
+    pub fn prefetch(
+        &mut self,
+        cpu: &Cpu,
+        layer: usize,
+        experts: &Experts,
+        rule: &RouterRule<'_>,
+        residency: &mut Residency,
+    ) -> Result<(), ModelError> {
+        let k = experts.used;
+        let (ids, weights) = (&mut self.guess_ids[..k], &mut self.guess_weights[..k]);
+        let scores = &self.guess_scores[..experts.count];
+        if cpu.route(rule, scores, experts.count, k, ids, weights).is_err() {
+            return Ok(());
+        }
+        self.guesses.clear();
+        self.guesses.extend(ids.iter().map(|id| ExpertIndex(*id)));
+        residency.prefetch_experts(LayerIndex(layer as u32), &self.guesses)?;
+        Ok(())
+    }
+
+    /// Computes each of the experts that [`MoeScratch::begin`] asked for as soon as it is there.
     pub fn compute(
         &mut self,
         step: &MoeStep<'_>,
@@ -146,7 +182,6 @@ impl MoeScratch {
         residency: &mut Residency,
         input: &Activations,
     ) -> Result<(), ModelError> {
-        residency.begin_experts(LayerIndex(step.layer as u32), &self.touched)?;
         let mut ready = std::mem::take(&mut self.ready);
         let mut next_row = 0;
         loop {

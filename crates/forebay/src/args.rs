@@ -74,6 +74,10 @@ pub struct BudgetArgs {
     /// (lfu) used, of its layer or of all
     #[arg(long, value_enum, value_name = "NAME", default_value_t = PolicyArg::default())]
     pub policy: PolicyArg,
+    /// Read experts of the next layer ahead by its router's guess: pays where the guesses are good
+    /// and the disk has time to spare
+    #[arg(long)]
+    pub prefetch: bool,
     /// How weights are read: io_uring, threads with pread, or what works best
     #[arg(long, value_enum, value_name = "NAME", default_value_t = IoArg::Auto)]
     pub io: IoArg,

@@ -105,6 +105,7 @@ pub fn session(args: &BudgetArgs) -> Outcome<SessionOptions> {
         threads: args.threads,
         exact: args.exact,
         policy: policy_kind(args.policy),
+        prefetch: args.prefetch,
         io: io_kind(args.io),
         ..SessionOptions::default()
     })

@@ -90,6 +90,16 @@ impl Residency {
         }
     }
 
+    /// A lease of a dense block if it is in memory; never waits and starts nothing.
+    pub fn dense_if_present(&self, index: u32) -> Option<Lease> {
+        match self.dense.places.get(index as usize)? {
+            Place::Present(slot) => {
+                Some(self.slots[*slot as usize].lease(*slot, BlockId::Dense(index)))
+            }
+            Place::Reading(_) | Place::Absent => None,
+        }
+    }
+
     /// Says that execution begins anew after the first `blocks` dense blocks, until told otherwise: all but the last
     /// batch of a prompt leave out the head, which then need not be read ahead.
     pub fn set_dense_cycle(&mut self, blocks: usize) {
