@@ -11,7 +11,7 @@ use crate::matmul::quantize::{LargeBlock, SmallBlock};
 use crate::matmul::task::{Scratch, Task};
 
 /// How far ahead of the bytes in use memory is asked for.
-const AHEAD: usize = 1024;
+const AHEAD: usize = 2048;
 
 /// Most tokens that one pass over a row serves. With more, panels are faster.
 pub(crate) const TOKENS: usize = 3;
