@@ -155,10 +155,12 @@ fn check_path(text: &str, page: &str, repository: &Repository, fail: &mut dyn Fn
     }
 }
 
-/// Whether a path leads somewhere, seen from the page, its crate or the root.
+/// Whether a path leads somewhere, seen from the page, the root or a crate.
 fn resolves(target: &str, page: &str, repository: &Repository) -> bool {
     let from = |base: &str| normalise(&format!("{base}/{target}"));
-    repository.exists(&from("")) || repository.exists(&from(folder(page)))
+    repository.exists(&from(""))
+        || repository.exists(&from(folder(page)))
+        || target.starts_with("src/") && repository.has_end(&from(""))
 }
 
 #[cfg(test)]

@@ -94,6 +94,11 @@ impl Repository {
             || self.root.join(path).is_dir()
     }
 
+    /// Whether the path of some file in a folder ends like this.
+    pub fn has_end(&self, end: &str) -> bool {
+        self.paths.iter().any(|path| path.strip_suffix(end).is_some_and(|rest| rest.ends_with('/')))
+    }
+
     /// Whether some file has this name, in whichever folder.
     pub fn has_name(&self, name: &str) -> bool {
         self.paths.iter().any(|path| file_name(path) == name)
