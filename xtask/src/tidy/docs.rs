@@ -212,6 +212,8 @@ mod tests {
         );
         assert_eq!(check_page("`crates/b/src/lib.rs`").len(), 1);
         assert_eq!(check_page("`lost.rs`").len(), 1);
+        assert!(check_page("`src/lib.rs`").is_empty());
+        assert_eq!(check_page("`src/lost.rs`").len(), 1);
         assert_eq!(check_page("[more](docs/less.md)").len(), 1);
         assert!(
             check_page("`config.json`, `a/b`, `target/release/forebay`, [x](https://example.org)")
