@@ -119,6 +119,7 @@ unsafe fn eight_blocks<F: Scales, const N: usize>(
                 sums[t] = _mm256_fnmadd_ps(product, zeroes, sums[t]);
             }
         }
+        #[allow(clippy::needless_range_loop, reason = "the index is that of the blocks")]
         for i in 0..count {
             let codes = F::load(w.add(i * stride), 0);
             for t in 0..N {
@@ -172,12 +173,13 @@ unsafe fn one_block<F: GroupLanes, const N: usize>(
         let Lanes { scales, offsets } = F::lanes(w);
         let scale = half_at(w.add(F::SCALE_AT));
         let mut products = [_mm256_setzero_si256(); N];
-        for group in 0..8 {
-            let codes = F::load(w, group);
-            let word = _mm256_set1_epi16((group * 2 | (group * 2 + 1) << 8) as i16);
+        for group in 0..8_i16 {
+            let codes = F::load(w, group as usize);
+            let word = _mm256_set1_epi16(group * 0x0202 + 0x0100);
             let scales = _mm256_shuffle_epi8(scales, word);
             for t in 0..N {
-                let x_codes = _mm256_loadu_si256(x[t].codes.as_ptr().add(group * 32).cast());
+                let x_codes =
+                    _mm256_loadu_si256(x[t].codes.as_ptr().add(group as usize * 32).cast());
                 let product = _mm256_madd_epi16(multiply::<F>(codes, x_codes), scales);
                 products[t] = _mm256_add_epi32(products[t], product);
             }
