@@ -206,7 +206,7 @@ fn is_sparse(config: &Config<'_>, index: usize) -> Result<bool, ModelError> {
         .and_then(Value::as_array)
         .is_some_and(|list| list.iter().any(|item| item.as_u64() == Some(index as u64)));
     let step = config.optional_count("decoder_sparse_step")?.unwrap_or(1).max(1);
-    Ok(!dense_only && (index + 1) % step == 0)
+    Ok(!dense_only && (index + 1).is_multiple_of(step))
 }
 
 fn experts(config: &Config<'_>, family: &Family) -> Result<Experts, ModelError> {

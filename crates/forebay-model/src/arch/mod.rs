@@ -167,13 +167,13 @@ impl Architecture {
         check(
             "attention heads",
             attention.heads,
-            attention.heads % attention.kv_heads == 0,
+            attention.heads.is_multiple_of(attention.kv_heads),
             "it must be a multiple of the key/value heads",
         )?;
         check(
             "rotary dimension",
             self.rope.rotary_dim,
-            self.rope.rotary_dim % 2 == 0 && self.rope.rotary_dim <= attention.head_dim,
+            self.rope.rotary_dim.is_multiple_of(2) && self.rope.rotary_dim <= attention.head_dim,
             "it must be even and at most the head dimension",
         )?;
         check(
