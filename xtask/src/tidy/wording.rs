@@ -42,6 +42,11 @@ pub fn check_rust(source: &RustSource, findings: &mut Vec<Finding>) {
             findings.push(Finding::fail(&source.path, line, format!("{marker} left behind")));
         }
     }
+    for (offset, _) in source.text.match_indices("eprintln!(\"SKIPPED") {
+        let line = source.line_of(offset);
+        let message = "the test harness hides this from whoever runs the tests: write to stderr()";
+        findings.push(Finding::fail(&source.path, line, message));
+    }
     check_allows(source, findings);
 }
 
@@ -120,6 +125,12 @@ mod tests {
         let unfinished = format!("fn f() {{ {}!() }}", "todo");
         assert_eq!(rust(&unfinished).len(), 1);
         assert!(rust("fn f() { let s = \"todo!()\"; }").is_empty());
+    }
+
+    #[test]
+    fn skipping_is_said_aloud() {
+        let silent = format!("fn f() {{ {}!(\"SKIPPED: no data\"); }}", "eprintln");
+        assert_eq!(rust(&silent).len(), 1);
     }
 
     #[test]

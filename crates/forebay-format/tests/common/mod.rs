@@ -1,5 +1,6 @@
 //! Where the reference data is.
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 /// The folder `name` of the reference data: below `FOREBAY_FIXTURES`, else in the full set beside
@@ -12,7 +13,11 @@ pub fn fixtures(name: &str) -> Option<PathBuf> {
         .chain([workspace.join("../shared/fixtures"), workspace.join("fixtures")]);
     let found = roots.map(|root| root.join(name)).find(|folder| folder.is_dir());
     if found.is_none() {
-        eprintln!("SKIPPED: no reference data {name:?}; set FOREBAY_FIXTURES to its folder");
+        // Past the capture of the test harness, which hides what passing tests print.
+        let _ = writeln!(
+            std::io::stderr(),
+            "SKIPPED: no reference data {name:?}; set FOREBAY_FIXTURES to its folder"
+        );
     }
     found
 }

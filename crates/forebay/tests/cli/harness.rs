@@ -82,7 +82,11 @@ pub fn fixture(path: &str) -> Option<PathBuf> {
     ];
     let found = roots.into_iter().flatten().map(|root| root.join(path)).find(|path| path.exists());
     if found.is_none() {
-        eprintln!("SKIPPED: no fixture {path}: set FOREBAY_FIXTURES to the full set");
+        // Past the capture of the test harness, which hides what passing tests print.
+        let _ = writeln!(
+            std::io::stderr(),
+            "SKIPPED: no fixture {path}: set FOREBAY_FIXTURES to the full set"
+        );
     }
     found
 }
