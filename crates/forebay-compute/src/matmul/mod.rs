@@ -13,6 +13,8 @@ mod aligned;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 mod float;
+#[cfg(target_arch = "x86_64")]
+mod panel;
 mod portable;
 mod quantize;
 mod task;

@@ -1,13 +1,15 @@
 //! Kernels for AVX2, FMA and F16C.
 
+use std::ops::Range;
+
 use forebay_format::TensorType;
 
-use super::task::{ChunkRows, Kernel, Plan};
+use super::panel::{CHUNK, PanelKernel};
+use super::task::{ChunkRows, Kernel, Plan, Scratch, Task};
 use super::types;
 
 mod dot;
 mod float;
-mod panel;
 mod panel256;
 mod panel32;
 mod panel_float;
@@ -20,7 +22,7 @@ pub(crate) fn plan_rounded(ty: TensorType, tokens: usize) -> Option<Plan> {
     if tokens > dot::TOKENS
         && let Some(kernel) = many_tokens(ty)
     {
-        return Some(Plan { kernel, rows: panel::CHUNK });
+        return Some(Plan { kernel, rows: CHUNK });
     }
     Some(Plan { kernel: few_tokens(ty)?, rows: ChunkRows::Any })
 }
@@ -29,12 +31,12 @@ pub(crate) fn plan_rounded(ty: TensorType, tokens: usize) -> Option<Plan> {
 pub(crate) fn plan_float(ty: TensorType, tokens: usize) -> Plan {
     if tokens > dot::TOKENS {
         let kernel = match ty {
-            TensorType::F32 => panel::rows::<panel_float::Plain<float::Full>>,
-            TensorType::F16 => panel::rows::<panel_float::Plain<float::Half>>,
-            TensorType::BF16 => panel::rows::<panel_float::Plain<float::Brain>>,
-            _ => panel::rows::<panel_float::Dequantised>,
+            TensorType::F32 => panels::<panel_float::Plain<float::Full>>,
+            TensorType::F16 => panels::<panel_float::Plain<float::Half>>,
+            TensorType::BF16 => panels::<panel_float::Plain<float::Brain>>,
+            _ => panels::<panel_float::Dequantised>,
         };
-        return Plan { kernel, rows: panel::CHUNK };
+        return Plan { kernel, rows: CHUNK };
     }
     Plan { kernel: float::few_tokens(ty), rows: ChunkRows::Any }
 }
@@ -59,25 +61,34 @@ fn few_tokens(ty: TensorType) -> Option<Kernel> {
     })
 }
 
+/// [`super::panel::rows`] with the instructions of this family.
+///
+/// # Safety
+/// As [`Kernel`].
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn panels<K: PanelKernel>(task: &Task, rows: Range<usize>, scratch: &mut Scratch) {
+    // SAFETY: as for this function.
+    unsafe { super::panel::rows::<K>(task, rows, scratch) };
+}
+
 fn many_tokens(ty: TensorType) -> Option<Kernel> {
-    use panel::rows;
     use panel_wide::PanelWide;
     use panel32::Panel32;
     use panel256::Panel256;
     Some(match ty {
-        TensorType::Q8_0 => rows::<PanelWide<types::Q8_0>>,
-        TensorType::IQ4_NL => rows::<PanelWide<types::Iq4Nl>>,
-        TensorType::IQ4_XS => rows::<PanelWide<types::Iq4Xs>>,
-        TensorType::Q4_0 => rows::<Panel32<types::Q4_0>>,
-        TensorType::Q4_1 => rows::<Panel32<types::Q4_1>>,
-        TensorType::Q5_0 => rows::<Panel32<types::Q5_0>>,
-        TensorType::Q5_1 => rows::<Panel32<types::Q5_1>>,
-        TensorType::MXFP4 => rows::<Panel32<types::Mxfp4>>,
-        TensorType::Q2_K => rows::<Panel256<types::Q2K>>,
-        TensorType::Q3_K => rows::<Panel256<types::Q3K>>,
-        TensorType::Q4_K => rows::<Panel256<types::Q4K>>,
-        TensorType::Q5_K => rows::<Panel256<types::Q5K>>,
-        TensorType::Q6_K => rows::<Panel256<types::Q6K>>,
+        TensorType::Q8_0 => panels::<PanelWide<types::Q8_0>>,
+        TensorType::IQ4_NL => panels::<PanelWide<types::Iq4Nl>>,
+        TensorType::IQ4_XS => panels::<PanelWide<types::Iq4Xs>>,
+        TensorType::Q4_0 => panels::<Panel32<types::Q4_0>>,
+        TensorType::Q4_1 => panels::<Panel32<types::Q4_1>>,
+        TensorType::Q5_0 => panels::<Panel32<types::Q5_0>>,
+        TensorType::Q5_1 => panels::<Panel32<types::Q5_1>>,
+        TensorType::MXFP4 => panels::<Panel32<types::Mxfp4>>,
+        TensorType::Q2_K => panels::<Panel256<types::Q2K>>,
+        TensorType::Q3_K => panels::<Panel256<types::Q3K>>,
+        TensorType::Q4_K => panels::<Panel256<types::Q4K>>,
+        TensorType::Q5_K => panels::<Panel256<types::Q5K>>,
+        TensorType::Q6_K => panels::<Panel256<types::Q6K>>,
         _ => return None,
     })
 }

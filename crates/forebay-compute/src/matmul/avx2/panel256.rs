@@ -6,9 +6,11 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::panel::{PanelKernel, ROWS, sums_in_16_bits};
 use super::unpack::*;
 use super::vector::*;
+use crate::matmul::panel::{
+    PanelKernel, PanelRows, Slab, TileAt, sums_in_16_bits, tile, tile_sizes,
+};
 use crate::matmul::quantize::LargeBlock;
 use crate::matmul::task::Task;
 
@@ -93,7 +95,7 @@ impl<F: GroupLanes> Panel256<F> {
     /// Adds one block's products to `sums`.
     ///
     /// # Safety
-    /// As [`PanelKernel::tile`]; the pointers are to one packed block each.
+    /// As [`PanelKernel::products`]; the pointers are to one packed block each.
     #[inline(always)]
     unsafe fn tile_block<const N: usize, const P: usize>(
         panels: [*const u8; P],
@@ -192,15 +194,20 @@ impl<F: GroupLanes> Panel256<F> {
 }
 
 impl<F: GroupLanes> PanelKernel for Panel256<F> {
+    const ROWS: usize = ROWS;
     const SLAB: usize = 1024;
+    const TILE: usize = 4;
     type Token = *const LargeBlock;
+    type Sum = __m256;
+    tile_sizes!(1 2 3 4);
 
     fn panel_bytes(columns: usize) -> usize {
         columns / 256 * Self::BYTES
     }
 
     #[inline(always)]
-    unsafe fn pack(task: &Task, rows: [usize; ROWS], columns: Range<usize>, panel: *mut u8) {
+    unsafe fn pack(task: &Task, rows: &PanelRows, columns: Range<usize>, panel: *mut u8) {
+        let rows = rows.eight(0);
         let stride = F::TYPE.block_bytes();
         for (i, block) in (columns.start / 256..columns.end / 256).enumerate() {
             let mut blocks = [std::ptr::null(); ROWS];
@@ -223,7 +230,13 @@ impl<F: GroupLanes> PanelKernel for Panel256<F> {
     }
 
     #[inline(always)]
-    unsafe fn tile<const N: usize, const P: usize>(
+    unsafe fn add(sum: __m256, out: *mut f32, count: usize, is_first: bool) {
+        // SAFETY: as for this function.
+        unsafe { add_to(out, count, sum, is_first) };
+    }
+
+    #[inline(always)]
+    unsafe fn products<const N: usize, const P: usize>(
         panels: [*const u8; P],
         tokens: [*const LargeBlock; N],
         columns: usize,

@@ -3,9 +3,11 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::panel::{PanelKernel, ROWS, sums_in_16_bits};
 use super::unpack::*;
 use super::vector::*;
+use crate::matmul::panel::{
+    PanelKernel, PanelRows, Slab, TileAt, sums_in_16_bits, tile, tile_sizes,
+};
 use crate::matmul::quantize::SmallBlock;
 use crate::matmul::task::Task;
 
@@ -21,7 +23,7 @@ impl<F: Scales> Panel32<F> {
     /// Adds the products of up to 8 blocks to `sums`.
     ///
     /// # Safety
-    /// As [`PanelKernel::tile`]; the panels hold `count` blocks.
+    /// As [`PanelKernel::products`]; the panels hold `count` blocks.
     #[inline(always)]
     unsafe fn tile_blocks<const N: usize, const P: usize>(
         panels: [*const u8; P],
@@ -106,15 +108,20 @@ impl<F: Scales> Panel32<F> {
 }
 
 impl<F: Scales> PanelKernel for Panel32<F> {
+    const ROWS: usize = ROWS;
     const SLAB: usize = 1024;
+    const TILE: usize = 4;
     type Token = *const SmallBlock;
+    type Sum = __m256;
+    tile_sizes!(1 2 3 4);
 
     fn panel_bytes(columns: usize) -> usize {
         columns / 32 * Self::BYTES
     }
 
     #[inline(always)]
-    unsafe fn pack(task: &Task, rows: [usize; ROWS], columns: Range<usize>, panel: *mut u8) {
+    unsafe fn pack(task: &Task, rows: &PanelRows, columns: Range<usize>, panel: *mut u8) {
+        let rows = rows.eight(0);
         let stride = F::TYPE.block_bytes();
         // SAFETY: rows are whole blocks; the caller promises the rest.
         unsafe {
@@ -154,7 +161,13 @@ impl<F: Scales> PanelKernel for Panel32<F> {
     }
 
     #[inline(always)]
-    unsafe fn tile<const N: usize, const P: usize>(
+    unsafe fn add(sum: __m256, out: *mut f32, count: usize, is_first: bool) {
+        // SAFETY: as for this function.
+        unsafe { add_to(out, count, sum, is_first) };
+    }
+
+    #[inline(always)]
+    unsafe fn products<const N: usize, const P: usize>(
         panels: [*const u8; P],
         tokens: [*const SmallBlock; N],
         columns: usize,

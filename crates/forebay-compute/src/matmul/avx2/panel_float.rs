@@ -4,9 +4,9 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::float::Widen;
-use super::panel::{PanelKernel, ROWS};
 use super::vector::*;
 use crate::matmul::float::widen_row;
+use crate::matmul::panel::{PanelKernel, PanelRows, Slab, TileAt, tile, tile_sizes};
 use crate::matmul::task::Task;
 
 /// Columns of a slab; a multiple of every block length.
@@ -19,15 +19,20 @@ pub(crate) struct Plain<W>(PhantomData<W>);
 pub(crate) struct Dequantised;
 
 impl<W: Widen> PanelKernel for Plain<W> {
+    const ROWS: usize = ROWS;
     const SLAB: usize = SLAB;
+    const TILE: usize = 4;
     type Token = *const f32;
+    type Sum = __m256;
+    tile_sizes!(1 2 3 4);
 
     fn panel_bytes(columns: usize) -> usize {
         columns * VECTOR
     }
 
     #[inline(always)]
-    unsafe fn pack(task: &Task, rows: [usize; ROWS], columns: Range<usize>, panel: *mut u8) {
+    unsafe fn pack(task: &Task, rows: &PanelRows, columns: Range<usize>, panel: *mut u8) {
+        let rows = rows.eight(0);
         let whole = columns.len() / 8 * 8;
         // SAFETY: the rows have these columns; the caller promises the rest.
         unsafe {
@@ -57,7 +62,13 @@ impl<W: Widen> PanelKernel for Plain<W> {
     }
 
     #[inline(always)]
-    unsafe fn tile<const N: usize, const P: usize>(
+    unsafe fn add(sum: __m256, out: *mut f32, count: usize, is_first: bool) {
+        // SAFETY: as for this function.
+        unsafe { add_to(out, count, sum, is_first) };
+    }
+
+    #[inline(always)]
+    unsafe fn products<const N: usize, const P: usize>(
         panels: [*const u8; P],
         tokens: [*const f32; N],
         columns: usize,
@@ -80,15 +91,20 @@ impl<W: Widen> PanelKernel for Plain<W> {
 }
 
 impl PanelKernel for Dequantised {
+    const ROWS: usize = ROWS;
     const SLAB: usize = SLAB;
+    const TILE: usize = 4;
     type Token = *const f32;
+    type Sum = __m256;
+    tile_sizes!(1 2 3 4);
 
     fn panel_bytes(columns: usize) -> usize {
         columns * VECTOR
     }
 
     #[inline(always)]
-    unsafe fn pack(task: &Task, rows: [usize; ROWS], columns: Range<usize>, panel: *mut u8) {
+    unsafe fn pack(task: &Task, rows: &PanelRows, columns: Range<usize>, panel: *mut u8) {
+        let rows = rows.eight(0);
         let mut values = [0.0; SLAB];
         let bytes = |column: usize| column / task.ty.block_elements() * task.ty.block_bytes();
         let bytes = bytes(columns.start)..bytes(columns.end);
@@ -113,12 +129,18 @@ impl PanelKernel for Dequantised {
     }
 
     #[inline(always)]
-    unsafe fn tile<const N: usize, const P: usize>(
+    unsafe fn add(sum: __m256, out: *mut f32, count: usize, is_first: bool) {
+        // SAFETY: as for this function.
+        unsafe { add_to(out, count, sum, is_first) };
+    }
+
+    #[inline(always)]
+    unsafe fn products<const N: usize, const P: usize>(
         panels: [*const u8; P],
         tokens: [*const f32; N],
         columns: usize,
     ) -> [[__m256; P]; N] {
         // SAFETY: as for this function.
-        unsafe { Plain::<super::float::Full>::tile(panels, tokens, columns) }
+        unsafe { Plain::<super::float::Full>::products(panels, tokens, columns) }
     }
 }

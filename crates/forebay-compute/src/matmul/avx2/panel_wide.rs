@@ -7,10 +7,10 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::panel::{PanelKernel, ROWS};
 use super::panel32::store_scales;
 use super::unpack::*;
 use super::vector::*;
+use crate::matmul::panel::{PanelKernel, PanelRows, Slab, TileAt, tile, tile_sizes};
 use crate::matmul::task::Task;
 use crate::matmul::types::{Block256, Format, Iq4Nl, Iq4Xs, Q8_0};
 
@@ -101,15 +101,20 @@ unsafe fn even_odd(bytes: __m256i) -> (__m256i, __m256i) {
 }
 
 impl<F: Wide> PanelKernel for PanelWide<F> {
+    const ROWS: usize = ROWS;
     const SLAB: usize = 512;
+    const TILE: usize = 4;
     type Token = *const WideBlock;
+    type Sum = __m256;
+    tile_sizes!(1 2 3 4);
 
     fn panel_bytes(columns: usize) -> usize {
         columns / 32 * GROUP_BYTES
     }
 
     #[inline(always)]
-    unsafe fn pack(task: &Task, rows: [usize; ROWS], columns: Range<usize>, panel: *mut u8) {
+    unsafe fn pack(task: &Task, rows: &PanelRows, columns: Range<usize>, panel: *mut u8) {
+        let rows = rows.eight(0);
         let stride = F::TYPE.block_bytes();
         let first_group = columns.start / 32;
         let groups = columns.len() / 32;
@@ -171,7 +176,13 @@ impl<F: Wide> PanelKernel for PanelWide<F> {
     }
 
     #[inline(always)]
-    unsafe fn tile<const N: usize, const P: usize>(
+    unsafe fn add(sum: __m256, out: *mut f32, count: usize, is_first: bool) {
+        // SAFETY: as for this function.
+        unsafe { add_to(out, count, sum, is_first) };
+    }
+
+    #[inline(always)]
+    unsafe fn products<const N: usize, const P: usize>(
         panels: [*const u8; P],
         tokens: [*const WideBlock; N],
         columns: usize,
@@ -201,7 +212,7 @@ impl<F: Wide> PanelKernel for PanelWide<F> {
 /// The products of 32 columns.
 ///
 /// # Safety
-/// As [`PanelKernel::tile`]; the pointers are to the codes.
+/// As [`PanelKernel::products`]; the pointers are to the codes.
 #[inline(always)]
 unsafe fn products<const N: usize, const P: usize>(
     panels: [*const u8; P],

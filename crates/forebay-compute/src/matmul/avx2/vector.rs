@@ -5,6 +5,9 @@ pub(super) use std::arch::x86_64::*;
 /// Bytes of a vector.
 pub(super) const VECTOR: usize = 32;
 
+/// Rows of a panel: the lanes of a vector.
+pub(super) const ROWS: usize = 8;
+
 /// The sum of all lanes.
 ///
 /// # Safety
@@ -94,4 +97,23 @@ pub(super) unsafe fn load(at: *const u8) -> __m256i {
 pub(super) unsafe fn store(at: *mut u8, vector: __m256i) {
     // SAFETY: by the caller's promise.
     unsafe { _mm256_storeu_si256(at.cast(), vector) }
+}
+
+/// Adds the first `count` lanes to `out`, or sets `out` if they are the first to come.
+///
+/// # Safety
+/// `out` is valid for `count` numbers, and the machine has AVX2.
+#[inline(always)]
+pub(super) unsafe fn add_to(out: *mut f32, count: usize, sum: __m256, is_first: bool) {
+    // SAFETY: by the caller's promise; lanes that are masked out are not touched.
+    unsafe {
+        if count == ROWS {
+            let before = if is_first { _mm256_setzero_ps() } else { _mm256_loadu_ps(out) };
+            return _mm256_storeu_ps(out, _mm256_add_ps(before, sum));
+        }
+        let lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+        let mask = _mm256_cmpgt_epi32(_mm256_set1_epi32(count as i32), lanes);
+        let before = if is_first { _mm256_setzero_ps() } else { _mm256_maskload_ps(out, mask) };
+        _mm256_maskstore_ps(out, mask, _mm256_add_ps(before, sum));
+    }
 }
