@@ -124,6 +124,7 @@ pub(crate) struct TileAt {
 /// Writes [`PanelKernel::any_tile`], for the given numbers of tokens.
 macro_rules! tile_sizes {
     ($($count:literal)*) => {
+        // SAFETY: the caller's duties are those that the trait's method states.
         #[inline(always)]
         unsafe fn any_tile(task: &Task, slab: &Slab, at: TileAt, tokens: &[Option<Self::Token>]) {
             // SAFETY: as for this function; so many tokens are there.
