@@ -12,6 +12,8 @@ mod activations;
 mod aligned;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod float;
 #[cfg(target_arch = "x86_64")]
 mod panel;
@@ -27,7 +29,7 @@ pub(crate) use task::Workspace;
 use task::{ChunkRows, Kernel, Plan};
 use types::{ActivationForm, activation_form};
 
-use crate::cpu::{Arithmetic, Cpu};
+use crate::cpu::{Arithmetic, Cpu, Isa};
 
 /// A matrix of weights: `rows` rows of `cols` elements, encoded as `ty`.
 #[derive(Clone, Copy)]
@@ -85,13 +87,14 @@ impl Cpu {
     fn plan(&self, ty: TensorType, tokens: usize) -> Plan {
         let rounded = self.form(ty) != ActivationForm::Float;
         #[cfg(target_arch = "x86_64")]
-        if self.isa.has_avx2() {
-            if !rounded {
-                return avx2::plan_float(ty, tokens);
-            }
-            if let Some(plan) = avx2::plan_rounded(ty, tokens) {
-                return plan;
-            }
+        if let Some(plan) = match (self.isa, rounded) {
+            (Isa::Avx512Vnni, true) => avx512::plan_rounded(ty, tokens),
+            (Isa::Avx512Vnni, false) => Some(avx512::plan_float(ty, tokens)),
+            (Isa::Avx2, true) => avx2::plan_rounded(ty, tokens),
+            (Isa::Avx2, false) => Some(avx2::plan_float(ty, tokens)),
+            (Isa::Portable, _) => None,
+        } {
+            return plan;
         }
         let _ = tokens;
         let kernel = if rounded { portable_kernel(ty) } else { float::rows_portable };

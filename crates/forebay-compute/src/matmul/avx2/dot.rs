@@ -32,6 +32,8 @@ macro_rules! for_tokens {
     }};
 }
 
+pub(crate) use for_tokens;
+
 /// Rows of a type with blocks of 32.
 ///
 /// # Safety
@@ -223,7 +225,7 @@ unsafe fn multiply<F: Codes>(codes: __m256i, x_codes: __m256i) -> __m256i {
 /// # Safety
 /// None beyond the machine having SSE: an address that does not exist is ignored.
 #[inline(always)]
-unsafe fn prefetch(at: *const u8, len: usize) {
+pub(crate) unsafe fn prefetch(at: *const u8, len: usize) {
     for line in 0..len.div_ceil(64) {
         let at = at.wrapping_add(AHEAD + line * 64);
         // SAFETY: prefetching touches no memory as far as the program can tell.

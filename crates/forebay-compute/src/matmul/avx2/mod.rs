@@ -17,6 +17,11 @@ mod panel_wide;
 pub(crate) mod unpack;
 mod vector;
 
+pub(crate) use dot::{TOKENS, for_tokens, prefetch};
+pub(crate) use float::{Brain, Full, Half, Widen};
+pub(crate) use panel_float::pack_floats;
+pub(crate) use vector::{add_to, store, transpose};
+
 /// The kernel for rounded activations, if the type has one.
 pub(crate) fn plan_rounded(ty: TensorType, tokens: usize) -> Option<Plan> {
     if tokens > dot::TOKENS

@@ -32,28 +32,8 @@ impl<W: Widen> PanelKernel for Plain<W> {
 
     #[inline(always)]
     unsafe fn pack(task: &Task, rows: &PanelRows, columns: Range<usize>, panel: *mut u8) {
-        let rows = rows.eight(0);
-        let whole = columns.len() / 8 * 8;
-        // SAFETY: the rows have these columns; the caller promises the rest.
-        unsafe {
-            for column in (0..whole).step_by(8) {
-                let mut vectors = [_mm256_setzero_si256(); ROWS];
-                for (vector, row) in vectors.iter_mut().zip(rows) {
-                    let at = (columns.start + column) * W::BYTES;
-                    *vector = _mm256_castps_si256(W::eight(task.row(row).as_ptr().add(at)));
-                }
-                store_columns(vectors, panel.add(column * VECTOR), 8);
-            }
-            for (i, row) in rows.into_iter().enumerate() {
-                let rest = columns.start + whole..columns.end;
-                let bytes = &task.row(row)[rest.start * W::BYTES..rest.end * W::BYTES];
-                let mut values = [0.0; 8];
-                widen_row(task.ty, bytes, &mut values[..rest.len()]);
-                for (column, value) in values[..rest.len()].iter().enumerate() {
-                    panel.cast::<f32>().add((whole + column) * ROWS + i).write(*value);
-                }
-            }
-        }
+        // SAFETY: as for this function.
+        unsafe { pack_floats::<W>(task, rows.eight(0), columns, panel, VECTOR) };
     }
 
     #[inline(always)]
@@ -86,6 +66,43 @@ impl<W: Widen> PanelKernel for Plain<W> {
                 }
             }
             sums
+        }
+    }
+}
+
+/// Packs some columns of eight rows; vectors of eight numbers start `stride` bytes apart.
+///
+/// # Safety
+/// The machine has AVX2, FMA and F16C, and `panel` is valid for these vectors.
+#[inline(always)]
+pub(crate) unsafe fn pack_floats<W: Widen>(
+    task: &Task,
+    rows: [usize; ROWS],
+    columns: Range<usize>,
+    panel: *mut u8,
+    stride: usize,
+) {
+    let whole = columns.len() / 8 * 8;
+    // SAFETY: the rows have these columns; the caller promises the rest.
+    unsafe {
+        for column in (0..whole).step_by(8) {
+            let mut vectors = [_mm256_setzero_si256(); ROWS];
+            for (vector, row) in vectors.iter_mut().zip(rows) {
+                let at = (columns.start + column) * W::BYTES;
+                *vector = _mm256_castps_si256(W::eight(task.row(row).as_ptr().add(at)));
+            }
+            for (i, vector) in transpose(vectors).into_iter().enumerate() {
+                store(panel.add((column + i) * stride), vector);
+            }
+        }
+        for (i, row) in rows.into_iter().enumerate() {
+            let rest = columns.start + whole..columns.end;
+            let bytes = &task.row(row)[rest.start * W::BYTES..rest.end * W::BYTES];
+            let mut values = [0.0; 8];
+            widen_row(task.ty, bytes, &mut values[..rest.len()]);
+            for (column, value) in values[..rest.len()].iter().enumerate() {
+                panel.add((whole + column) * stride).cast::<f32>().add(i).write(*value);
+            }
         }
     }
 }

@@ -27,7 +27,7 @@ pub(super) unsafe fn sum_lanes(v: __m256) -> f32 {
 /// # Safety
 /// The machine has AVX2.
 #[inline(always)]
-pub(super) unsafe fn transpose(rows: [__m256i; 8]) -> [__m256i; 8] {
+pub(crate) unsafe fn transpose(rows: [__m256i; 8]) -> [__m256i; 8] {
     let [a, b, c, d, e, f, g, h] = rows;
     // SAFETY: by the caller's promise.
     unsafe {
@@ -94,7 +94,7 @@ pub(super) unsafe fn load(at: *const u8) -> __m256i {
 /// # Safety
 /// The machine has AVX2 and `at` is valid for a vector.
 #[inline(always)]
-pub(super) unsafe fn store(at: *mut u8, vector: __m256i) {
+pub(crate) unsafe fn store(at: *mut u8, vector: __m256i) {
     // SAFETY: by the caller's promise.
     unsafe { _mm256_storeu_si256(at.cast(), vector) }
 }
@@ -104,7 +104,7 @@ pub(super) unsafe fn store(at: *mut u8, vector: __m256i) {
 /// # Safety
 /// `out` is valid for `count` numbers, and the machine has AVX2.
 #[inline(always)]
-pub(super) unsafe fn add_to(out: *mut f32, count: usize, sum: __m256, is_first: bool) {
+pub(crate) unsafe fn add_to(out: *mut f32, count: usize, sum: __m256, is_first: bool) {
     // SAFETY: by the caller's promise; lanes that are masked out are not touched.
     unsafe {
         if count == ROWS {

@@ -1,0 +1,91 @@
+//! Kernels for AVX-512 with VNNI. What they do not speed up is left to AVX2.
+
+use std::ops::Range;
+
+use forebay_format::TensorType;
+
+use super::avx2;
+use super::panel::{CHUNK, PanelKernel};
+use super::task::{ChunkRows, Kernel, Plan, Scratch, Task};
+use super::types;
+
+mod dot;
+mod panel_float;
+mod panel_rounded;
+mod scales;
+
+/// The kernel for rounded activations, if the type has one.
+pub(crate) fn plan_rounded(ty: TensorType, tokens: usize) -> Option<Plan> {
+    if tokens > dot::TOKENS
+        && let Some(kernel) = many_tokens(ty)
+    {
+        return Some(Plan { kernel, rows: CHUNK });
+    }
+    match few_tokens(ty) {
+        Some(kernel) => Some(Plan { kernel, rows: ChunkRows::Any }),
+        None => avx2::plan_rounded(ty, tokens),
+    }
+}
+
+/// The kernel for F32 activations.
+pub(crate) fn plan_float(ty: TensorType, tokens: usize) -> Plan {
+    if tokens > dot::TOKENS {
+        let kernel = match ty {
+            TensorType::F32 => panels::<panel_float::Plain<avx2::Full>>,
+            TensorType::F16 => panels::<panel_float::Plain<avx2::Half>>,
+            TensorType::BF16 => panels::<panel_float::Plain<avx2::Brain>>,
+            _ => return avx2::plan_float(ty, tokens),
+        };
+        return Plan { kernel, rows: CHUNK };
+    }
+    avx2::plan_float(ty, tokens)
+}
+
+fn few_tokens(ty: TensorType) -> Option<Kernel> {
+    use dot::{rows32, rows256};
+    Some(match ty {
+        TensorType::Q4_0 => rows32::<types::Q4_0>,
+        TensorType::Q4_1 => rows32::<types::Q4_1>,
+        TensorType::Q5_0 => rows32::<types::Q5_0>,
+        TensorType::Q5_1 => rows32::<types::Q5_1>,
+        TensorType::Q8_0 => rows32::<types::Q8_0>,
+        TensorType::IQ4_NL => rows32::<types::Iq4Nl>,
+        TensorType::MXFP4 => rows32::<types::Mxfp4>,
+        TensorType::Q2_K => rows256::<types::Q2K>,
+        TensorType::Q3_K => rows256::<types::Q3K>,
+        TensorType::Q4_K => rows256::<types::Q4K>,
+        TensorType::Q5_K => rows256::<types::Q5K>,
+        TensorType::Q6_K => rows256::<types::Q6K>,
+        _ => return None,
+    })
+}
+
+fn many_tokens(ty: TensorType) -> Option<Kernel> {
+    use panel_rounded::PanelRounded;
+    Some(match ty {
+        TensorType::Q4_0 => panels::<PanelRounded<types::Q4_0>>,
+        TensorType::Q4_1 => panels::<PanelRounded<types::Q4_1>>,
+        TensorType::Q5_0 => panels::<PanelRounded<types::Q5_0>>,
+        TensorType::Q5_1 => panels::<PanelRounded<types::Q5_1>>,
+        TensorType::Q8_0 => panels::<PanelRounded<types::Q8_0>>,
+        TensorType::IQ4_NL => panels::<PanelRounded<types::Iq4Nl>>,
+        TensorType::MXFP4 => panels::<PanelRounded<types::Mxfp4>>,
+        TensorType::Q2_K => panels::<PanelRounded<types::Q2K>>,
+        TensorType::Q3_K => panels::<PanelRounded<types::Q3K>>,
+        TensorType::Q4_K => panels::<PanelRounded<types::Q4K>>,
+        TensorType::Q5_K => panels::<PanelRounded<types::Q5K>>,
+        TensorType::Q6_K => panels::<PanelRounded<types::Q6K>>,
+        TensorType::IQ4_XS => panels::<PanelRounded<types::Iq4Xs>>,
+        _ => return None,
+    })
+}
+
+/// [`super::panel::rows`] with the instructions of this family.
+///
+/// # Safety
+/// As [`Kernel`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+unsafe fn panels<K: PanelKernel>(task: &Task, rows: Range<usize>, scratch: &mut Scratch) {
+    // SAFETY: as for this function.
+    unsafe { super::panel::rows::<K>(task, rows, scratch) };
+}
