@@ -62,7 +62,7 @@ impl Growth {
 
 /// A transient slot is added for this many kept ones, up to twice what a token needs: it deepens the reading of
 /// prompts and makes room for prefetching, but a kept slot saves more.
-const KEPT_PER_TRANSIENT: u32 = 8;
+const KEPT_PER_TRANSIENT: u32 = 64;
 
 /// Sizes that differ by less than one part in this many share a class.
 const CLASS_TOLERANCE: u64 = 32;
