@@ -188,6 +188,9 @@ pub struct EngineOptions {
     pub background_depth: usize,
     /// Largest request in bytes, a multiple of 4096 up to 1 GiB.
     pub request_bytes: usize,
+    /// Largest request of a demand read, also a multiple of 4096; `request_bytes` bounds it too. A
+    /// burst of a few megabytes ends earlier as many requests side by side than as few large ones.
+    pub demand_request_bytes: usize,
     /// How often a failed request is repeated before its block's read fails.
     pub retries: u32,
     /// How long one request may stay at the disk.
@@ -201,9 +204,10 @@ pub struct EngineOptions {
 impl Default for EngineOptions {
     fn default() -> EngineOptions {
         EngineOptions {
-            queue_depth: 64,
+            queue_depth: 128,
             background_depth: 16,
             request_bytes: 512 << 10,
+            demand_request_bytes: 128 << 10,
             retries: 3,
             stall_timeout: Duration::from_secs(30),
             direct: true,
@@ -223,15 +227,28 @@ impl EngineOptions {
         in_range("queue_depth", self.queue_depth, 1..=4096, "take 1 to 4096")?;
         in_range("background_depth", self.background_depth, 1..=4096, "take 1 to 4096")?;
         in_range("threads", self.threads, 1..=256, "take 1 to 256")?;
-        let whole = self.request_bytes.is_multiple_of(crate::arena::SLOT_ALIGNMENT);
-        let size = if whole { self.request_bytes } else { 0 };
-        let remedy = "take a multiple of 4096 up to 1 GiB";
-        in_range("request_bytes", size, 4096..=1 << 30, remedy)?;
+        for (option, bytes) in [
+            ("request_bytes", self.request_bytes),
+            ("demand_request_bytes", self.demand_request_bytes),
+        ] {
+            let whole = bytes.is_multiple_of(crate::arena::SLOT_ALIGNMENT);
+            let size = if whole { bytes } else { 0 };
+            in_range(option, size, 4096..=1 << 30, "take a multiple of 4096 up to 1 GiB")?;
+        }
         if self.stall_timeout.is_zero() {
             let remedy = "take more than no time at all";
             return Err(StoreError::Option { option: "stall_timeout", given: 0, remedy });
         }
         Ok(())
+    }
+
+    /// Largest request of a read of this priority.
+    pub(crate) fn largest_request(&self, priority: Priority) -> u64 {
+        let bytes = match priority {
+            Priority::Demand => self.request_bytes.min(self.demand_request_bytes),
+            Priority::ReadAhead | Priority::Load => self.request_bytes,
+        };
+        bytes as u64
     }
 }
 

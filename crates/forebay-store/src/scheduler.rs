@@ -109,7 +109,7 @@ impl<D: Device> Scheduler<D> {
             let Some(key) = self.next_job() else { break };
             let Some(job) = self.jobs[key as usize].as_mut() else { continue };
             let priority = job.read.priority;
-            let next = job.next_request(key, self.options.request_bytes as u64);
+            let next = job.next_request(key, self.options.largest_request(priority));
             if !job.is_pending() {
                 self.queues[priority as usize].pop_front();
             }

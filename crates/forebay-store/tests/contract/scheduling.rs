@@ -208,6 +208,7 @@ fn options_that_make_no_sense_are_errors() {
         ("queue_depth", EngineOptions { queue_depth: 0, ..sound }),
         ("background_depth", EngineOptions { background_depth: 0, ..sound }),
         ("request_bytes", EngineOptions { request_bytes: 5000, ..sound }),
+        ("demand_request_bytes", EngineOptions { demand_request_bytes: 5000, ..sound }),
         ("threads", EngineOptions { threads: 100_000, ..sound }),
         ("stall_timeout", EngineOptions { stall_timeout: Duration::ZERO, ..sound }),
     ] {
