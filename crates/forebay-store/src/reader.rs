@@ -79,6 +79,8 @@ pub enum ReaderEnd {
 #[derive(Debug)]
 pub struct ReadAnswer {
     pub tag: u64,
+    /// Bytes that were asked for.
+    pub bytes: u64,
     pub end: ReaderEnd,
     /// False when the disk never answered and may still write to the destination: it must then stay
     /// allocated for as long as the process lives.
@@ -384,7 +386,8 @@ impl RawReader {
             std::mem::forget(owner.take());
         }
         let end = operation.failure.map_or(ReaderEnd::Done, ReaderEnd::Failed);
-        let answer = ReadAnswer { tag: operation.request.read.tag, end, destination_is_free };
+        let ReadRequest { tag, length, .. } = operation.request.read;
+        let answer = ReadAnswer { tag, bytes: length as u64, end, destination_is_free };
         self.ready.push_back((key, answer, owner));
     }
 

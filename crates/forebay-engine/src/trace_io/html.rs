@@ -124,7 +124,7 @@ fn head(report: &Report) -> String {
     let facts: Vec<String> =
         facts.iter().map(|fact| format!("<span>{}</span>", escape(fact))).collect();
     format!(
-        "<h1>{}</h1><p class=\"facts\">{}</p>",
+        "<p class=\"kicker\">I/O trace</p><h1>{}</h1><p class=\"facts\">{}</p>",
         escape(short_name(&report.model)),
         facts.join("")
     )

@@ -32,13 +32,17 @@ impl TraceHeader {
         engine: &EngineInfo,
     ) -> TraceHeader {
         let files = catalog.files.iter().zip(&catalog.file_bytes);
+        let model = match catalog.files.as_slice() {
+            [file] => file,
+            _ => &catalog.root,
+        };
         let experts = |blocks: &ModelBlocks| blocks.experts.iter().map(Vec::len).max().unwrap_or(0);
         TraceHeader {
             format: format::FORMAT.to_owned(),
             version: format::VERSION,
             forebay: env!("CARGO_PKG_VERSION").to_owned(),
             command: String::new(),
-            model: catalog.root.display().to_string(),
+            model: model.display().to_string(),
             architecture: architecture.to_owned(),
             files: files
                 .map(|(path, &bytes)| FileEntry { path: path.display().to_string(), bytes })

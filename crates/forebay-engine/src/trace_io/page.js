@@ -1,7 +1,7 @@
 "use strict";
 const data = JSON.parse(document.getElementById("data").textContent);
 const WHYS = ["demand", "ahead", "load", "small"];
-const LEFT = 62, RIGHT = 10, AXIS = 22;
+const LEFT = 72, RIGHT = 10, AXIS = 22;
 const style = name => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
 const tip = document.getElementById("tip");
 
@@ -166,11 +166,11 @@ function offsets() {
     const y = Math.round(bottom - (bottom - top) * before / total) + 0.5;
     s.g.beginPath(); s.g.moveTo(LEFT, y); s.g.lineTo(s.right, y); s.g.stroke();
   });
-  const w = Math.max(1.6, s.span / columns), h = Math.max(2, (bottom - top) / rows);
+  const w = Math.max(2, s.span / columns), h = Math.max(2.4, (bottom - top) / rows);
   const cells = new Map();
   for (const [name, steps] of data.points) {
     s.g.fillStyle = style(name);
-    s.g.globalAlpha = 0.85;
+    s.g.globalAlpha = 0.9;
     let at = 0;
     for (const by of steps) {
       at += by;

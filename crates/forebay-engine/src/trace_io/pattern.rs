@@ -8,7 +8,7 @@ use serde::Serialize;
 /// A request counts as sequential when it begins where one of this many earlier requests of its
 /// component ended: several streams at a time are still streams.
 pub const WINDOW: usize = 64;
-/// Aligned reads overlap their neighbours by less than this.
+/// Aligned reads overlap their neighbours by less than this; small ones by less than themselves.
 const OVERLAP_BYTES: u64 = 4096;
 /// Share of sequential requests from which on a component is called sequential.
 pub const SEQUENTIAL_AT_LEAST: f64 = 0.8;
@@ -51,9 +51,9 @@ impl Follower {
     /// Takes the next request, in the order in which they began.
     pub(super) fn add(&mut self, read: &ReadRecord) {
         let (file, start) = (read.file.0, read.offset);
-        let continues = |&(of, end): &(u32, u64)| {
-            of == file && start <= end && end - start < OVERLAP_BYTES
-        };
+        let overlap = OVERLAP_BYTES.min(read.length.into());
+        let continues =
+            |&(of, end): &(u32, u64)| of == file && start <= end && end - start < overlap;
         self.sequential += u64::from(self.ends.iter().any(continues));
         self.requests += 1;
         if self.ends.len() == WINDOW {
