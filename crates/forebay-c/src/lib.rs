@@ -481,12 +481,15 @@ pub unsafe extern "C" fn forebay_last_error(
     text: *mut c_char,
     capacity: usize,
 ) -> Status {
-    guarded(|_| {}, || {
-        let words = match reader {
-            0 => OPEN_WORDS.with_borrow(Clone::clone),
-            number => lock(&registry::find(number)?.words).clone(),
-        };
-        // SAFETY: as promised.
-        unsafe { put_text(&words, text, capacity) }
-    })
+    guarded(
+        |_| {},
+        || {
+            let words = match reader {
+                0 => OPEN_WORDS.with_borrow(Clone::clone),
+                number => lock(&registry::find(number)?.words).clone(),
+            };
+            // SAFETY: as promised.
+            unsafe { put_text(&words, text, capacity) }
+        },
+    )
 }

@@ -110,7 +110,8 @@ fn header_and_library_have_the_same_functions() {
     let declared = functions(&code);
     assert!(declared.len() > 10, "{declared:?}");
     let library = libraries().join("libforebay.so");
-    let Ok(output) = Command::new("nm").args(["-D", "--defined-only"]).arg(&library).output() else {
+    let Ok(output) = Command::new("nm").args(["-D", "--defined-only"]).arg(&library).output()
+    else {
         return skip("the symbols of the C interface, because nm is not there");
     };
     assert!(output.status.success());

@@ -80,9 +80,8 @@ impl FileMap {
         let file = unsafe { BorrowedFd::borrow_raw(descriptor) };
         // SAFETY: a fresh mapping at an address of the kernel's choice touches no existing memory;
         // nothing of ours ever dereferences it.
-        let base = unsafe {
-            mmap(ptr::null_mut(), bytes, ProtFlags::READ, MapFlags::SHARED, file, 0)?
-        };
+        let base =
+            unsafe { mmap(ptr::null_mut(), bytes, ProtFlags::READ, MapFlags::SHARED, file, 0)? };
         Ok(FileMap { base, bytes, descriptor })
     }
 
@@ -137,8 +136,14 @@ impl Mapped {
             _files: files.clone(),
         });
         let faults = vec![PageFaults::default(); options.queue_depth];
-        let mut mapped =
-            Mapped { shared, threads: Vec::new(), started: Instant::now(), writing: 0, info, faults };
+        let mut mapped = Mapped {
+            shared,
+            threads: Vec::new(),
+            started: Instant::now(),
+            writing: 0,
+            info,
+            faults,
+        };
         for index in 0..threads {
             let shared = Arc::clone(&mapped.shared);
             let thread = std::thread::Builder::new()
@@ -302,7 +307,12 @@ impl Shared {
 
     /// # Safety
     /// As [`copy`].
-    unsafe fn copy(&self, source: *mut c_void, target: *mut u8, length: usize) -> Result<usize, i32> {
+    unsafe fn copy(
+        &self,
+        source: *mut c_void,
+        target: *mut u8,
+        length: usize,
+    ) -> Result<usize, i32> {
         let Some(memory) = &self.memory else {
             // SAFETY: the caller's promise is passed on.
             return unsafe { copy(source, target, length) };

@@ -88,6 +88,8 @@ pub struct ReadAnswer {
 }
 
 struct Operation {
+    /// Never used twice, unlike its place among the operations.
+    ticket: u64,
     request: RawRequest,
     /// Bytes that pieces were cut for.
     cut: usize,
@@ -136,11 +138,13 @@ pub struct RawReader {
     operations: Vec<Option<Operation>>,
     free_operations: Vec<u32>,
     unanswered: usize,
+    tickets: u64,
     /// Operations with pieces left to cut, by priority.
     queues: [VecDeque<u32>; 3],
     pieces: Vec<Option<Piece>>,
     free_pieces: Vec<u32>,
-    ready: VecDeque<(u32, ReadAnswer, Option<SlotBuffer>)>,
+    /// By ticket.
+    ready: VecDeque<(u64, ReadAnswer, Option<SlotBuffer>)>,
     completions: Vec<Completion>,
 }
 
@@ -180,6 +184,7 @@ impl RawReader {
             operations: Vec::new(),
             free_operations: Vec::new(),
             unanswered: 0,
+            tickets: 0,
             queues: Default::default(),
             pieces: vec![None; pieces_max],
             free_pieces: (0..pieces_max as u32).rev().collect(),
@@ -237,13 +242,16 @@ impl RawReader {
         request: RawRequest,
         owner: Option<SlotBuffer>,
         is_staged: bool,
-    ) -> Option<u32> {
+    ) -> Option<u64> {
         if !self.has_room() {
             return None;
         }
         self.unanswered += 1;
+        self.tickets += 1;
+        let ticket = self.tickets;
         let failure = self.refuse(&request.read);
         let operation = Operation {
+            ticket,
             request,
             cut: 0,
             in_flight: 0,
@@ -262,7 +270,7 @@ impl RawReader {
             true => self.conclude(key),
             false => self.queues[request.read.priority as usize].push_back(key),
         }
-        Some(key)
+        Some(ticket)
     }
 
     fn refuse(&self, read: &ReadRequest) -> Option<ReadError> {
@@ -388,7 +396,7 @@ impl RawReader {
         let end = operation.failure.map_or(ReaderEnd::Done, ReaderEnd::Failed);
         let ReadRequest { tag, length, .. } = operation.request.read;
         let answer = ReadAnswer { tag, bytes: length as u64, end, destination_is_free };
-        self.ready.push_back((key, answer, owner));
+        self.ready.push_back((operation.ticket, answer, owner));
     }
 
     /// Starts what waits and takes note of what has ended; never waits.
@@ -431,12 +439,12 @@ impl RawReader {
     /// # Safety
     /// As [`RawReader::submit`].
     pub unsafe fn read(&mut self, request: RawRequest) -> Result<Option<ReadAnswer>, StoreError> {
-        let Some(key) = self.take(request, None, false) else { return Ok(None) };
-        self.wait_for(key)
+        let Some(ticket) = self.take(request, None, false) else { return Ok(None) };
+        self.wait_for(ticket)
     }
 
-    fn wait_for(&mut self, key: u32) -> Result<Option<ReadAnswer>, StoreError> {
-        let place = |reader: &RawReader| reader.ready.iter().position(|(k, ..)| *k == key);
+    fn wait_for(&mut self, ticket: u64) -> Result<Option<ReadAnswer>, StoreError> {
+        let place = |reader: &RawReader| reader.ready.iter().position(|(of, ..)| *of == ticket);
         self.wait_until(|reader| place(reader).is_some())?;
         let answer = place(self).and_then(|index| self.ready.remove(index));
         self.unanswered -= usize::from(answer.is_some());
@@ -444,11 +452,14 @@ impl RawReader {
     }
 
     /// Nothing is copied to the destination of a staged operation any more.
-    fn disown(&mut self, key: u32) {
-        for piece in self.pieces.iter_mut().flatten().filter(|piece| piece.operation == key) {
+    fn disown(&mut self, ticket: u64) {
+        let is_it = |place: &Option<Operation>| place.as_ref().is_some_and(|o| o.ticket == ticket);
+        let Some(key) = self.operations.iter().position(is_it) else { return };
+        let of_it = |piece: &&mut Piece| piece.operation as usize == key;
+        for piece in self.pieces.iter_mut().flatten().filter(of_it) {
             piece.copy = piece.copy.map(|copy| Copying { length: 0, ..copy });
         }
-        if let Some(operation) = self.operations.get_mut(key as usize).and_then(Option::as_mut) {
+        if let Some(operation) = self.operations[key].as_mut() {
             let block = BlockLabel::Other(operation.request.read.tag);
             operation.failure.get_or_insert(ReadError::Cancelled { block });
         }
@@ -657,16 +668,21 @@ impl BlockReader {
     ///
     /// # Errors
     /// A failed read, an end of the file before the end of `out`, a failed engine.
-    pub fn read(&mut self, file: FileIndex, offset: u64, out: &mut [u8]) -> Result<(), ReaderError> {
+    pub fn read(
+        &mut self,
+        file: FileIndex,
+        offset: u64,
+        out: &mut [u8],
+    ) -> Result<(), ReaderError> {
         let length = out.len();
         let read = ReadRequest { tag: 0, file, offset, length, priority: Priority::Demand };
         let limit = self.raw.options.requests_max;
         let request = RawRequest { read, destination: out.as_mut_ptr() };
         // Staged: a disk that never answers must not keep the caller's memory.
-        let key = self.raw.take(request, None, true).ok_or(ReaderError::Full { limit })?;
-        let answer = self.raw.wait_for(key);
+        let ticket = self.raw.take(request, None, true).ok_or(ReaderError::Full { limit })?;
+        let answer = self.raw.wait_for(ticket);
         if answer.is_err() {
-            self.raw.disown(key);
+            self.raw.disown(ticket);
         }
         match answer?.map(|answer| answer.end) {
             Some(ReaderEnd::Failed(error)) => Err(error.into()),

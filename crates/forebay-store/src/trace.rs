@@ -124,8 +124,7 @@ impl IoRecorder {
             waits: Vec::with_capacity(capacity),
             ..Recording::default()
         };
-        let shared =
-            Shared { made: Instant::now(), capacity, recording: Mutex::new(recording) };
+        let shared = Shared { made: Instant::now(), capacity, recording: Mutex::new(recording) };
         IoRecorder { shared: Arc::new(shared) }
     }
 

@@ -53,7 +53,11 @@ impl TracingFile {
         let path = file.destination().to_path_buf();
         file.commit()?;
         let Recording { reads, dropped_reads, dropped_bytes, .. } = &trace.recording;
-        output::tell!("{}: a trace of {} reads", path.display(), output::grouped(reads.len() as u64));
+        output::tell!(
+            "{}: a trace of {} reads",
+            path.display(),
+            output::grouped(reads.len() as u64)
+        );
         if *dropped_reads > 0 {
             output::tell!(
                 "warning: the recorder was full: {} reads of {} are not in the trace",

@@ -24,9 +24,8 @@ pub fn analyse(trace: &Trace, limit: Option<Limit>) -> Report {
     let depth = timeline::depth(recording);
     let total = timeline::duration(recording);
     let reads = &recording.reads;
-    let count = |wanted: fn(&ReadRecord) -> bool| {
-        reads.iter().filter(|read| wanted(read)).count() as u64
-    };
+    let count =
+        |wanted: fn(&ReadRecord) -> bool| reads.iter().filter(|read| wanted(read)).count() as u64;
     Report {
         model: header.model.clone(),
         architecture: header.architecture.clone(),

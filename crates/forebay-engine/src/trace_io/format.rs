@@ -336,14 +336,13 @@ impl<R: BufRead> Lines<R> {
     fn next(&mut self) -> Result<bool, TraceError> {
         self.line.clear();
         let mut limited = (&mut self.input).take(LINE_BYTES_MAX);
-        let read = limited.read_until(b'\n', &mut self.line).map_err(|error| {
-            match error.kind() {
+        let read =
+            limited.read_until(b'\n', &mut self.line).map_err(|error| match error.kind() {
                 std::io::ErrorKind::UnexpectedEof => {
                     TraceError::CutOff("the compressed data ends in the middle".into())
                 }
                 _ => TraceError::Damaged(error.to_string()),
-            }
-        })?;
+            })?;
         if read as u64 == LINE_BYTES_MAX {
             return Err(TraceError::Damaged(format!("a line has over {LINE_BYTES_MAX} bytes")));
         }
@@ -376,9 +375,8 @@ fn why(word: Option<&str>) -> Result<Why, String> {
 }
 
 fn read_of(line: Line, header: &TraceHeader) -> Result<ReadRecord, String> {
-    let small = |name: &str, value: u64| {
-        u32::try_from(value).map_err(|_| format!("`{name}` is {value}"))
-    };
+    let small =
+        |name: &str, value: u64| u32::try_from(value).map_err(|_| format!("`{name}` is {value}"));
     if line.file >= header.files.len() as u64 {
         return Err(format!("file {} of {} is read", line.file, header.files.len()));
     }

@@ -14,7 +14,9 @@ use forebay_stream::ModelBlocks;
 
 pub use analysis::analyse;
 pub use blocks::{BlockEntry, Component, TensorEntry};
-pub use format::{BlockName, EngineEntry, FileEntry, Trace, TraceError, TraceHeader, open, read, write};
+pub use format::{
+    BlockName, EngineEntry, FileEntry, Trace, TraceError, TraceHeader, open, read, write,
+};
 pub use html::page;
 pub use pattern::{Pattern, RANDOM_AT_MOST, SEQUENTIAL_AT_LEAST, WINDOW};
 pub use report::{

@@ -38,7 +38,11 @@ fn trace() -> Trace {
         ReadRecord { why: Why::Load, ..read(0, 200, 65_536, 65_536, dense) },
         ReadRecord { why: Why::Load, ..read(100, 100, 131_072, 65_536, dense) },
         ReadRecord { why: Why::Load, ..read(200, 100, 196_608, 65_536, dense) },
-        ReadRecord { bytes: 0, end: ReadEnd::Failed(5), ..read(500, 10, 400_000, 8192, expert(0, 2)) },
+        ReadRecord {
+            bytes: 0,
+            end: ReadEnd::Failed(5),
+            ..read(500, 10, 400_000, 8192, expert(0, 2))
+        },
         ReadRecord { attempt: 1, ..read(510, 30, 400_000, 8192, expert(0, 2)) },
         ReadRecord { why: Why::ReadAhead, ..read(500, 40, 300_000, 8192, expert(0, 1)) },
         read(600, 100, 500_000, 16_384, expert(0, 2)),
@@ -205,7 +209,8 @@ fn damaged_files_are_refused_in_words() {
     let newer = refused("{\"format\":\"forebay-io-trace\",\"version\":2}\n");
     assert!(newer.contains("version 2"), "{newer}");
     let header = serde_json::to_string(&trace().header).unwrap();
-    let unknown = refused(&format!("{header}\n{{\"kind\":\"read\",\"file\":1,\"why\":\"load\"}}\n"));
+    let unknown =
+        refused(&format!("{header}\n{{\"kind\":\"read\",\"file\":1,\"why\":\"load\"}}\n"));
     assert!(unknown.contains("line 2"), "{unknown}");
     assert!(refused(&format!("{header}\n")).contains("cut off"));
     assert!(super::read(&b"GGUF and so on"[..]).is_err());

@@ -145,7 +145,8 @@ fn a_block_reader_fills_any_memory() {
     let image = crate::support::image(3, 2_000_003);
     std::fs::write(&path, &image).unwrap();
     for io in [IoKind::Auto, IoKind::Pread, IoKind::Mmap] {
-        let options = ReaderOptions { io, requests_max: 300, staging_bytes: 1 << 20, ..Default::default() };
+        let options =
+            ReaderOptions { io, requests_max: 300, staging_bytes: 1 << 20, ..Default::default() };
         let mut reader = match BlockReader::open(&[&path], &options) {
             Ok(reader) => reader,
             Err(_) if io == IoKind::Mmap => continue,
@@ -154,7 +155,8 @@ fn a_block_reader_fills_any_memory() {
         let mut noise = Noise(11);
         let mut spans = Vec::new();
         for tag in 0..300 {
-            let length = if tag % 9 == 0 { noise.below(700_000) } else { noise.below(9000) } as usize;
+            let length =
+                if tag % 9 == 0 { noise.below(700_000) } else { noise.below(9000) } as usize;
             let offset = noise.below((image.len() - length) as u64);
             let (offset, length) = match tag % 3 {
                 0 => (offset / 4096 * 4096, length / 4096 * 4096),
@@ -163,7 +165,9 @@ fn a_block_reader_fills_any_memory() {
             spans.push((offset, length));
             let buffer = reader.buffer(length).unwrap();
             let (file, priority) = (FileIndex(0), Priority::ReadAhead);
-            reader.submit(forebay_store::ReadRequest { tag, file, offset, length, priority }, buffer).unwrap();
+            reader
+                .submit(forebay_store::ReadRequest { tag, file, offset, length, priority }, buffer)
+                .unwrap();
         }
         let one_more = forebay_store::ReadRequest {
             tag: 0,
@@ -187,7 +191,10 @@ fn a_block_reader_fills_any_memory() {
         assert!(out == image[4321..4321 + out.len()]);
         let beyond = reader.read(FileIndex(0), image.len() as u64 - 3, &mut out[..4]);
         assert!(matches!(beyond, Err(ReaderError::Read(ReadError::UnexpectedEnd { .. }))));
-        let small = reader.submit(forebay_store::ReadRequest { length: 9000, ..one_more }, reader.buffer(1).unwrap());
+        let small = reader.submit(
+            forebay_store::ReadRequest { length: 9000, ..one_more },
+            reader.buffer(1).unwrap(),
+        );
         assert!(matches!(small, Err(ReaderError::BufferTooSmall { .. })));
     }
 }
