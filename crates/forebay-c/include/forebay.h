@@ -16,10 +16,10 @@
  * does not fit passes through a bounded ring of staging memory.
  *
  * THREADS. Calls on one reader are serialised by a lock of its own: any thread may call at any
- * time. But while requests are in flight an io_uring reader can make progress on one thread only,
- * the one that started them: calls from others return FOREBAY_WRONG_THREAD and change nothing. Idle
- * readers may move (the ring is then set up anew, about a millisecond). For several threads open a
- * reader each. After fork the child must not use its parent's readers.
+ * time. But while an io_uring reader has requests in flight, only the thread that started them may
+ * read, submit, poll, wait and close: on others these return FOREBAY_WRONG_THREAD and change
+ * nothing. Idle readers may move (the ring is then set up anew, about a millisecond). For several
+ * threads open a reader each. After fork the child must not use its parent's readers.
  */
 #ifndef FOREBAY_H
 #define FOREBAY_H

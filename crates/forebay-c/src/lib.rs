@@ -313,6 +313,7 @@ pub unsafe extern "C" fn forebay_read(
     on_reader(reader, |reader, _| {
         let request = Request { offset, length, destination, user_data: 0, file, priority: 0 };
         let request = raw(&request)?;
+        reader.claim()?;
         // SAFETY: as promised.
         let answer = unsafe { reader.read(request) }?;
         match answer.ok_or_else(full)?.end {
@@ -339,6 +340,7 @@ pub unsafe extern "C" fn forebay_submit(
     accepted: *mut usize,
 ) -> Status {
     on_reader(reader, |reader, _| {
+        reader.claim()?;
         let mut taken = 0;
         let mut submit = || {
             if requests.is_null() && count > 0 {
@@ -408,6 +410,7 @@ unsafe fn collect(
         if completions.is_null() || capacity == 0 {
             return Err(Failure::argument("there is no room for completions"));
         }
+        reader.claim()?;
         let mut handed = 0;
         let mut next = first(reader)?;
         while let Some(answer) = next {

@@ -33,7 +33,7 @@ fn compile(folder: &Path) -> Option<PathBuf> {
     let program = folder.join("reads");
     let libraries = libraries();
     let output = Command::new(&compiler)
-        .args(["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-I"])
+        .args(["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-pthread", "-I"])
         .arg(here().join("include"))
         .arg(here().join("tests/reads.c"))
         .arg("-o")

@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -195,6 +196,19 @@ static void check_errors(forebay_reader reader, const char *path) {
     CHECK(strcmp(forebay_status_name(-5), "unknown status") == 0);
 }
 
+struct elsewhere {
+    forebay_reader reader;
+    forebay_status read, close;
+};
+
+static void *use_elsewhere(void *argument) {
+    struct elsewhere *it = argument;
+    unsigned char byte;
+    it->read = forebay_read(it->reader, 0, 0, 1, &byte);
+    it->close = forebay_close(it->reader);
+    return NULL;
+}
+
 /* Close and cancel while much is in flight: afterwards nothing writes to the memory any more. */
 static void check_in_flight(const char **paths, uint32_t engine, uint32_t cached) {
     forebay_reader reader = open_with(paths, 2, engine, cached);
@@ -212,6 +226,14 @@ static void check_in_flight(const char **paths, uint32_t engine, uint32_t cached
     }
     size_t accepted = 0, count = 0, cancelled = 0, fine = 0;
     CHECK(forebay_submit(reader, many, MANY, &accepted) == FOREBAY_OK && accepted == MANY);
+    char words[512];
+    CHECK(forebay_describe(reader, words, sizeof words) == FOREBAY_OK);
+    if (strncmp(words, "io_uring", 8) == 0) {
+        struct elsewhere it = { .reader = reader };
+        pthread_t thread;
+        CHECK(pthread_create(&thread, NULL, use_elsewhere, &it) == 0 && pthread_join(thread, NULL) == 0);
+        CHECK(it.read == FOREBAY_WRONG_THREAD && it.close == FOREBAY_WRONG_THREAD);
+    }
     CHECK(forebay_cancel(reader, 3) == FOREBAY_OK);
     forebay_completion done[8];
     while (cancelled + fine < MANY / 2) {

@@ -10,7 +10,7 @@ use crate::error::{ReadError, StoreError};
 use crate::faults::{FaultPlan, Faulty};
 use crate::files::FileSet;
 use crate::layout::BlockLayout;
-use crate::mapped::Mapped;
+use crate::mmap_device::Mapped;
 use crate::pool::Pool;
 use crate::scheduler::Scheduler;
 use crate::uring::Uring;

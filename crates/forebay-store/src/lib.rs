@@ -11,7 +11,7 @@
 //!               reads, retries, stalls, cancellation, draining
 //! device.rs     the narrow floor below it; uring.rs, pool.rs and simulated.rs only move bytes,
 //!               faults.rs wraps any of them and breaks them on purpose
-//! mapped.rs    another device: copies out of a memory map, to show what page faults cost
+//! mmap_device.rs  another device: copies out of a memory map, to show what page faults cost
 //! reader.rs    blocks of any place and size into anybody's memory, over any engine
 //! trace.rs     a record of every request, for `forebay trace-io`
 //! ```
@@ -24,7 +24,7 @@ mod faults;
 mod files;
 mod job;
 mod layout;
-mod mapped;
+mod mmap_device;
 mod pool;
 mod reader;
 mod scheduler;

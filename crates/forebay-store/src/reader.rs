@@ -7,6 +7,7 @@
 
 use std::collections::VecDeque;
 use std::path::Path;
+use std::thread::ThreadId;
 
 use forebay_format::{Extent, FileIndex};
 
@@ -146,6 +147,9 @@ pub struct RawReader {
     /// By ticket.
     ready: VecDeque<(u64, ReadAnswer, Option<SlotBuffer>)>,
     completions: Vec<Completion>,
+    /// The thread whose requests are in an io_uring; others must leave it alone.
+    owner: Option<ThreadId>,
+    has_owner: bool,
 }
 
 // SAFETY: the addresses in operations and pieces are lent by `submit`'s contract to this reader,
@@ -175,6 +179,7 @@ impl RawReader {
         let engine = open_engine(options.io, &files, &arena, &options.engine)?;
         let staging = (0..slots).map(|_| arena.carve(slot)).collect::<Result<Vec<_>, _>>()?;
         let pieces_max = options.engine.queue_depth * 2;
+        let has_owner = engine.describe().name == "io_uring";
         Ok(RawReader {
             engine,
             files,
@@ -190,6 +195,8 @@ impl RawReader {
             free_pieces: (0..pieces_max as u32).rev().collect(),
             ready: VecDeque::new(),
             completions: Vec::new(),
+            owner: None,
+            has_owner,
         })
     }
 
@@ -224,6 +231,21 @@ impl RawReader {
     /// Whether another request may be submitted.
     pub fn has_room(&self) -> bool {
         self.unanswered < self.options.requests_max
+    }
+
+    /// Makes this thread the one that works with the reader.
+    ///
+    /// # Errors
+    /// [`StoreError::WrongThread`] while io_uring has requests of another thread; nothing has
+    /// changed then.
+    pub fn claim(&mut self) -> Result<(), StoreError> {
+        let here = std::thread::current().id();
+        let writing = self.engine.in_flight();
+        if self.has_owner && writing > 0 && self.owner != Some(here) {
+            return Err(StoreError::WrongThread { writing });
+        }
+        self.owner = Some(here);
+        Ok(())
     }
 
     /// Takes a request if there [is room](RawReader::has_room); false if not. What is wrong with it
@@ -404,6 +426,7 @@ impl RawReader {
     /// # Errors
     /// [`StoreError`] when the engine as a whole has failed.
     pub fn progress(&mut self) -> Result<(), StoreError> {
+        self.claim()?;
         self.pump();
         self.engine.poll(&mut self.completions)?;
         self.settle();
@@ -466,6 +489,7 @@ impl RawReader {
     }
 
     fn wait_until(&mut self, enough: impl Fn(&RawReader) -> bool) -> Result<(), StoreError> {
+        self.claim()?;
         while !enough(self) && self.unanswered > self.ready.len() {
             self.pump();
             if self.engine.in_flight() == 0 {
@@ -534,6 +558,7 @@ impl RawReader {
     /// # Errors
     /// The engine has failed, or is used on the wrong thread: call again on the right one.
     pub fn drain(&mut self) -> Result<(), StoreError> {
+        self.claim()?;
         self.cancel_where(|_| true);
         self.wait_until(|_| false)
     }
@@ -674,6 +699,7 @@ impl BlockReader {
         offset: u64,
         out: &mut [u8],
     ) -> Result<(), ReaderError> {
+        self.raw.claim()?;
         let length = out.len();
         let read = ReadRequest { tag: 0, file, offset, length, priority: Priority::Demand };
         let limit = self.raw.options.requests_max;
@@ -699,6 +725,7 @@ impl BlockReader {
             let (wanted, given) = (read.length, buffer.len());
             return Err(ReaderError::BufferTooSmall { wanted, given });
         }
+        self.raw.claim()?;
         let destination = buffer.as_mut_slice().as_mut_ptr();
         let limit = self.raw.options.requests_max;
         let taken = self.raw.take(RawRequest { read, destination }, Some(buffer), false);

@@ -49,7 +49,7 @@ fn limit(asked: Option<u64>) -> anyhow::Result<Option<Limit>> {
 
 /// The best cold rate that a machine profile tells.
 fn disk_rate(profile: &serde_json::Value) -> Option<f64> {
-    let rate = profile.pointer("/disk/cold_bytes_per_second")?.as_f64()?;
+    let rate = profile.pointer("/read/bytes_per_second")?.as_f64()?;
     (rate.is_finite() && rate > 0.0).then_some(rate)
 }
 
