@@ -48,7 +48,7 @@ function label(s, text, x, y, align, base) {
 }
 
 function timeAxis(s, top, bottom) {
-  const by = step(data.seconds, Math.max(2, s.span / 110), 10);
+  const by = step(data.seconds, Math.max(3, s.span / 110), 10);
   s.g.strokeStyle = style("grid");
   for (let t = 0; t <= data.seconds * 1.0001; t += by) {
     const x = Math.round(atTime(s, t)) + 0.5;
