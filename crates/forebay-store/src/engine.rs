@@ -282,7 +282,10 @@ fn open(
     let refused = match kind {
         IoKind::Pread => None,
         IoKind::Mmap => {
-            return Ok(scheduled(Mapped::open(files, options)?, files, options, faults));
+            let device = Mapped::open(files, options)?;
+            // What waits for a thread that copies is not at the disk.
+            let options = EngineOptions { queue_depth: device.threads(), ..*options };
+            return Ok(scheduled(device, files, &options, faults));
         }
         IoKind::Auto | IoKind::Uring => match Uring::open(files, arena, options) {
             Ok(device) => return Ok(scheduled(device, files, options, faults)),

@@ -123,7 +123,7 @@ impl Mapped {
                 StoreError::Unavailable { engine: NAME, why }
             })?),
         };
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = std::thread::available_parallelism().map_or(2, usize::from).max(2);
         let threads = threads.min(options.threads).min(options.queue_depth);
         let info = describe(files, threads, memory.is_some());
         let shared = Arc::new(Shared {
@@ -153,6 +153,11 @@ impl Mapped {
             mapped.threads.push(thread);
         }
         Ok(mapped)
+    }
+
+    /// Copies that run at a time.
+    pub(crate) fn threads(&self) -> usize {
+        self.threads.len()
     }
 
     fn collect(&mut self, ended: Vec<(Finished, PageFaults)>, finished: &mut Vec<Finished>) {

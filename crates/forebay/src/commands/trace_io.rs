@@ -120,6 +120,17 @@ fn summary(report: &Report) -> String {
             ),
         ),
     ];
+    lines.extend(remarks(report));
+    let mut text = String::new();
+    for (name, line) in lines {
+        let _ = writeln!(text, "{name:>8}  {line}");
+    }
+    text
+}
+
+/// What not every trace has.
+fn remarks(report: &Report) -> Vec<(&'static str, String)> {
+    let mut lines = Vec::new();
     if let Some(pages) = report.pages {
         lines.push((
             "pages",
@@ -152,11 +163,7 @@ fn summary(report: &Report) -> String {
             ),
         ));
     }
-    let mut text = String::new();
-    for (name, line) in lines {
-        let _ = writeln!(text, "{name:>8}  {line}");
-    }
-    text
+    lines
 }
 
 fn engine(report: &Report) -> String {
