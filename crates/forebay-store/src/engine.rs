@@ -284,7 +284,9 @@ fn open(
         IoKind::Mmap => {
             let device = Mapped::open(files, options)?;
             // What waits for a thread that copies is not at the disk.
-            let options = EngineOptions { queue_depth: device.threads(), ..*options };
+            let queue_depth = device.threads();
+            let background_depth = options.background_depth.min(queue_depth - 1).max(1);
+            let options = EngineOptions { queue_depth, background_depth, ..*options };
             return Ok(scheduled(device, files, &options, faults));
         }
         IoKind::Auto | IoKind::Uring => match Uring::open(files, arena, options) {

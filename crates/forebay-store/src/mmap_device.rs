@@ -123,7 +123,8 @@ impl Mapped {
                 StoreError::Unavailable { engine: NAME, why }
             })?),
         };
-        let threads = std::thread::available_parallelism().map_or(2, usize::from).max(2);
+        // One more than processors, so that read-ahead on all of them leaves one for demand.
+        let threads = std::thread::available_parallelism().map_or(1, usize::from) + 1;
         let threads = threads.min(options.threads).min(options.queue_depth);
         let info = describe(files, threads, memory.is_some());
         let shared = Arc::new(Shared {
