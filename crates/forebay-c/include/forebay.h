@@ -13,7 +13,9 @@
  * never be freed or used again.
  *
  * No copy is made where offset, length and destination are multiples of forebay_alignment; what
- * does not fit passes through a bounded ring of staging memory.
+ * does not fit passes through a bounded ring of staging memory. Large reads without a copy want
+ * destinations in huge pages (madvise with MADV_HUGEPAGE): with small pages some disks read at half
+ * their speed, slower than with the copy.
  *
  * THREADS. Calls on one reader are serialised by a lock of its own: any thread may call at any
  * time. But while an io_uring reader has requests in flight, only the thread that started them may

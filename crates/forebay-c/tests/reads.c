@@ -2,7 +2,8 @@
  *
  *   reads check FILE SECOND ENGINE CACHED   everything below; prints "ok"
  *   reads latency FILE BYTES COUNT          one block at a time; prints p50 and p99 in microseconds
- *   reads rate FILE ALIGNED                 1 MiB blocks at depth 32; prints MB per second
+ *   reads rate FILE odd|aligned|huge        1 MiB blocks at depth 32, into memory of odd alignment, of small or
+ *                                           of huge pages; prints MB and processor seconds
  */
 #define _GNU_SOURCE
 #include "forebay.h"
@@ -13,6 +14,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -309,7 +312,8 @@ static int latency(char **arguments) {
 
 static int rate(char **arguments) {
     const char *paths[] = { arguments[0] };
-    int skew = atoi(arguments[1]) ? 0 : 33;
+    int skew = strcmp(arguments[1], "odd") == 0 ? 33 : 0;
+    int huge = strcmp(arguments[1], "huge") == 0;
     enum { DEPTH = 32 };
     uint64_t size = 0, at = 0, done_bytes = 0, length = 1 << 20;
     int fd = open(paths[0], O_RDONLY);
@@ -318,7 +322,8 @@ static int rate(char **arguments) {
     reader = open_with(paths, 1, FOREBAY_ENGINE_AUTO, 0);
     CHECK(forebay_file_bytes(reader, 0, &size) == FOREBAY_OK);
     unsigned char *block = NULL;
-    CHECK(posix_memalign((void **)&block, 4096, DEPTH * (length + 4096)) == 0);
+    CHECK(posix_memalign((void **)&block, 2 << 20, DEPTH * (length + 4096)) == 0);
+    CHECK(madvise(block, DEPTH * (length + 4096), huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE) == 0);
     memset(block, 1, DEPTH * (length + 4096));
     double start = now();
     int flying = 0;
@@ -343,8 +348,12 @@ static int rate(char **arguments) {
             flying++;
         }
     }
-    printf("%s: %.0f MB/s\n", skew ? "odd offset and memory, one copy" : "aligned, no copy",
-           1e-6 * (double)done_bytes / (now() - start));
+    double took = now() - start;
+    struct rusage used;
+    CHECK(getrusage(RUSAGE_SELF, &used) == 0);
+    printf("%s: %.0f MB/s, %.3f processor seconds per GB\n", arguments[1], 1e-6 * (double)done_bytes / took,
+           ((double)(used.ru_utime.tv_sec + used.ru_stime.tv_sec) +
+            1e-6 * (double)(used.ru_utime.tv_usec + used.ru_stime.tv_usec)) / (1e-9 * (double)done_bytes));
     CHECK(forebay_close(reader) == FOREBAY_OK);
     return 0;
 }
