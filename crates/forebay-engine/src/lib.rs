@@ -10,6 +10,7 @@ mod memory;
 mod session;
 mod statistics;
 pub mod synth;
+pub mod trace_io;
 
 pub use error::EngineError;
 pub use generate::{BenchRun, GenerateOptions, Generation, StopReason};

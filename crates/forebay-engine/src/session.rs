@@ -8,12 +8,13 @@ use forebay_compute::{Arithmetic, Cpu, Isa, KvType};
 use forebay_format::Catalog;
 use forebay_model::{Architecture, Decoder, LogitsWanted, Weights};
 use forebay_store::{
-    Arena, EngineOptions, FaultPlan, FileSet, IoKind, open_engine, open_faulty_engine,
+    Arena, EngineOptions, FaultPlan, FileSet, IoKind, IoRecorder, open_engine, open_faulty_engine,
 };
 use forebay_stream::{Budget, MemoryPlan, PolicyKind, Residency};
 use forebay_text::{ChatTemplate, TextError, Tokenizer};
 
 use crate::inspect::ModelInfo;
+use crate::trace_io::TraceHeader;
 use crate::{EngineError, SessionStatistics, default_budget_bytes, peak_resident_bytes};
 
 /// What a user may choose about a session.
@@ -44,6 +45,8 @@ pub struct SessionOptions {
     pub stall_timeout: Duration,
     /// Breaks reads on purpose: for tests of what then happens.
     pub faults: Option<FaultPlan>,
+    /// Records every read.
+    pub recorder: Option<IoRecorder>,
 }
 
 impl Default for SessionOptions {
@@ -61,6 +64,7 @@ impl Default for SessionOptions {
             queue_depth: None,
             stall_timeout: Duration::from_secs(30),
             faults: None,
+            recorder: None,
         }
     }
 }
@@ -83,6 +87,7 @@ pub struct Session {
     pub(crate) cached: Vec<u32>,
     pub(crate) logits: Vec<f32>,
     load_seconds: f64,
+    trace_header: Option<TraceHeader>,
 }
 
 impl Session {
@@ -99,7 +104,10 @@ impl Session {
         let started = Instant::now();
         let catalog = Catalog::open(model)?;
         let architecture = Architecture::from_catalog(&catalog)?;
-        let files = FileSet::open(&catalog.files)?;
+        let files = match &options.recorder {
+            None => FileSet::open(&catalog.files)?,
+            Some(recorder) => FileSet::open(&catalog.files)?.recorded(recorder),
+        };
         let weights = Weights::new(&catalog, &architecture, &files)?;
         let tokenizer = optional_tokenizer(&catalog)?;
         let chat_template = ChatTemplate::from_catalog(&catalog)?;
@@ -126,6 +134,10 @@ impl Session {
                 open_faulty_engine(options.io, &files, &arena, &engine_options, faults)?
             }
         };
+        let trace_header = options.recorder.as_ref().map(|_| {
+            let family = architecture.family;
+            TraceHeader::new(&catalog, family, Some(&weights.blocks), &engine.describe())
+        });
         let mut residency = Residency::new(&weights.blocks, plan.clone(), &files, &arena, engine)?;
         residency.preload(progress)?;
         let kv_type = if options.exact { KvType::F32 } else { KvType::F16 };
@@ -145,6 +157,7 @@ impl Session {
             cached: Vec::with_capacity(context),
             logits: Vec::with_capacity(vocabulary),
             load_seconds: started.elapsed().as_secs_f64(),
+            trace_header,
         })
     }
 
@@ -221,6 +234,11 @@ impl Session {
         self.cached.extend_from_slice(tokens);
         self.decoder.residency_mut().end_prompt(tokens.len());
         Ok(logits)
+    }
+
+    /// What a trace of this session's reads is about; `None` without a recorder.
+    pub fn trace_header(&self) -> Option<&TraceHeader> {
+        self.trace_header.as_ref()
     }
 
     /// Figures so far.

@@ -21,6 +21,8 @@ const PREFAULT_CHUNK: usize = 64 << 20;
 pub(crate) struct Mapping {
     base: NonNull<u8>,
     length: usize,
+    /// Somebody else's memory, which is not ours to unmap.
+    foreign: bool,
 }
 
 // SAFETY: a mapping is only an address range; access to its bytes goes through `SlotBuffer`s, which
@@ -67,7 +69,7 @@ impl Mapping {
             base
         };
         let base = NonNull::new(base.cast::<u8>()).ok_or(rustix::io::Errno::NOMEM)?;
-        Ok(Mapping { base, length })
+        Ok(Mapping { base, length, foreign: false })
     }
 
     /// Makes every page resident now, so that neither a page fault nor running out of memory waits
@@ -126,6 +128,9 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        if self.foreign {
+            return;
+        }
         // SAFETY: the range was mapped by `new`, and this is its last user. It cannot fail for a
         // range of ours.
         let _ = unsafe { munmap(self.base.as_ptr().cast::<c_void>(), self.length) };
@@ -204,6 +209,17 @@ pub struct SlotBuffer {
 }
 
 impl SlotBuffer {
+    /// A slot over memory that somebody else owns, of any length and alignment.
+    ///
+    /// # Safety
+    /// The range is initialised, valid for reads and writes, and used by nobody else until this
+    /// slot is dropped. When an engine keeps the slot (a read that stalled), that is never.
+    pub(crate) unsafe fn foreign(pointer: *mut u8, length: usize) -> SlotBuffer {
+        let base = NonNull::new(pointer).unwrap_or(NonNull::dangling());
+        let mapping = Mapping { base, length, foreign: true };
+        SlotBuffer { mapping: Some(Arc::new(mapping)), start: 0, length }
+    }
+
     /// Bytes, a multiple of 4096.
     pub fn len(&self) -> usize {
         self.length

@@ -8,6 +8,7 @@ use forebay_format::FileIndex;
 use crate::engine::{EngineInfo, Priority};
 use crate::error::StoreError;
 use crate::files::FileSet;
+use crate::trace::PageFaults;
 
 /// One span to read. Offset, length and memory keep the file's alignment.
 #[derive(Clone, Copy, Debug)]
@@ -63,6 +64,11 @@ pub(crate) trait Device: Send {
     fn now(&self) -> Duration;
 
     fn describe(&self) -> EngineInfo;
+
+    /// What the last finished transfer with this key met in a memory map; `None` for other devices.
+    fn page_faults(&self, _key: u32) -> Option<PageFaults> {
+        None
+    }
 }
 
 /// Why `files` are not all read directly, for [`EngineInfo::why`]; `None` if they are.

@@ -10,6 +10,7 @@ use crate::error::{ReadError, StoreError};
 use crate::faults::{FaultPlan, Faulty};
 use crate::files::FileSet;
 use crate::layout::BlockLayout;
+use crate::mmap_device::Mapped;
 use crate::pool::Pool;
 use crate::scheduler::Scheduler;
 use crate::uring::Uring;
@@ -81,7 +82,7 @@ pub struct ReadDone {
 /// Which path runs, for the statistics of every command.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct EngineInfo {
-    /// "io_uring", "pread" or "simulated".
+    /// "io_uring", "pread", "mmap" or "simulated".
     pub name: &'static str,
     /// Whether every file is read past the page cache.
     pub direct: bool,
@@ -153,6 +154,8 @@ pub enum IoKind {
     Auto,
     Uring,
     Pread,
+    /// Copies out of a memory map, page fault by page fault: what others do, for comparison.
+    Mmap,
 }
 
 impl fmt::Display for IoKind {
@@ -161,6 +164,7 @@ impl fmt::Display for IoKind {
             IoKind::Auto => "auto",
             IoKind::Uring => "uring",
             IoKind::Pread => "pread",
+            IoKind::Mmap => "mmap",
         })
     }
 }
@@ -173,7 +177,10 @@ impl FromStr for IoKind {
             "auto" => Ok(IoKind::Auto),
             "uring" => Ok(IoKind::Uring),
             "pread" => Ok(IoKind::Pread),
-            other => Err(format!("unknown read engine {other:?}; there are auto, uring and pread")),
+            "mmap" => Ok(IoKind::Mmap),
+            other => {
+                Err(format!("unknown read engine {other:?}; there are auto, uring, pread and mmap"))
+            }
         }
     }
 }
@@ -291,6 +298,14 @@ fn open(
     options.check()?;
     let refused = match kind {
         IoKind::Pread => None,
+        IoKind::Mmap => {
+            let device = Mapped::open(files, options)?;
+            // What waits for a thread that copies is not at the disk.
+            let queue_depth = device.threads();
+            let background_depth = options.background_depth.min(queue_depth - 1).max(1);
+            let options = EngineOptions { queue_depth, background_depth, ..*options };
+            return Ok(scheduled(device, files, &options, faults));
+        }
         IoKind::Auto | IoKind::Uring => match Uring::open(files, arena, options) {
             Ok(device) => return Ok(scheduled(device, files, options, faults)),
             Err(error) if kind == IoKind::Uring => return Err(error),

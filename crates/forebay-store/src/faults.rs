@@ -9,6 +9,7 @@ use forebay_format::FileIndex;
 use crate::device::{Device, Finished, Transfer};
 use crate::engine::EngineInfo;
 use crate::error::StoreError;
+use crate::trace::PageFaults;
 
 /// What happens to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -204,5 +205,9 @@ impl<D: Device> Device for Faulty<D> {
 
     fn describe(&self) -> EngineInfo {
         self.inner.describe()
+    }
+
+    fn page_faults(&self, key: u32) -> Option<PageFaults> {
+        self.inner.page_faults(key)
     }
 }

@@ -11,6 +11,7 @@ use rustix::fs::{AtFlags, StatxFlags, fstatfs, statx};
 
 use crate::arena::SLOT_ALIGNMENT;
 use crate::error::StoreError;
+use crate::trace::{IoRecorder, ReadEnd, ReadRecord, Why, nanoseconds};
 
 /// Alignment of files that have no need of one. Parts keep the cache-line position that they have
 /// in the file.
@@ -22,6 +23,7 @@ const SIMULATED_ALIGNMENT: usize = 512;
 #[derive(Clone, Debug)]
 pub struct FileSet {
     files: Arc<[StoredFile]>,
+    recorder: Option<IoRecorder>,
 }
 
 #[derive(Debug)]
@@ -52,7 +54,7 @@ impl FileSet {
     pub fn open<P: AsRef<Path>>(paths: &[P]) -> Result<FileSet, StoreError> {
         let files =
             paths.iter().map(|path| StoredFile::open(path.as_ref())).collect::<Result<_, _>>()?;
-        Ok(FileSet { files })
+        Ok(FileSet { files, recorder: None })
     }
 
     /// Files that exist in memory only; the simulated engine reads them, the others refuse.
@@ -62,7 +64,18 @@ impl FileSet {
             bytes: image.len() as u64,
             content: Content::Memory(image),
         };
-        FileSet { files: images.into_iter().enumerate().map(stored).collect() }
+        let files = images.into_iter().enumerate().map(stored).collect();
+        FileSet { files, recorder: None }
+    }
+
+    /// The same files; engines that are opened for them, and small reads, are recorded.
+    pub fn recorded(mut self, recorder: &IoRecorder) -> FileSet {
+        self.recorder = Some(recorder.clone());
+        self
+    }
+
+    pub(crate) fn recorder(&self) -> Option<&IoRecorder> {
+        self.recorder.as_ref()
     }
 
     /// Number of files.
@@ -101,7 +114,11 @@ impl FileSet {
                 buffer_bytes: out.len(),
             });
         }
-        file.read_exact_at(extent.offset, out)
+        let Some(recorder) = &self.recorder else { return file.read_exact_at(extent.offset, out) };
+        let started = recorder.now();
+        let result = file.read_exact_at(extent.offset, out);
+        recorder.read(small_read(extent, started, recorder.now(), &result));
+        result
     }
 
     pub(crate) fn file(&self, index: FileIndex) -> Option<&StoredFile> {
@@ -110,6 +127,35 @@ impl FileSet {
 
     pub(crate) fn files(&self) -> &[StoredFile] {
         &self.files
+    }
+}
+
+fn small_read(
+    extent: Extent,
+    started: std::time::Duration,
+    ended: std::time::Duration,
+    result: &Result<(), StoreError>,
+) -> ReadRecord {
+    let length = u32::try_from(extent.length).unwrap_or(u32::MAX);
+    let (bytes, end) = match result {
+        Ok(()) => (length, ReadEnd::Done),
+        Err(StoreError::Read { source, .. }) => {
+            (0, ReadEnd::Failed(source.raw_os_error().unwrap_or(libc::EIO)))
+        }
+        Err(_) => (0, ReadEnd::Done),
+    };
+    ReadRecord {
+        start_nanoseconds: nanoseconds(started),
+        duration_nanoseconds: nanoseconds(ended.saturating_sub(started)),
+        file: extent.file,
+        offset: extent.offset,
+        length,
+        bytes,
+        block: None,
+        why: Why::Small,
+        attempt: 0,
+        end,
+        faults: None,
     }
 }
 

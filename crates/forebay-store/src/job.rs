@@ -7,7 +7,7 @@ use std::time::Duration;
 use forebay_format::FileIndex;
 
 use crate::arena::SLOT_ALIGNMENT;
-use crate::engine::{BlockLabel, BlockRead, ReadDone};
+use crate::engine::{BlockLabel, BlockRead, Priority, ReadDone};
 use crate::error::ReadError;
 use crate::layout::Region;
 
@@ -47,6 +47,10 @@ pub(crate) struct Request {
     pub started: Duration,
     /// Counts against the background depth.
     pub background: bool,
+    /// The read's priority when the request began; it may be promoted since.
+    pub why: Priority,
+    /// How often it was started again.
+    pub again: u32,
 }
 
 impl Job {
@@ -99,6 +103,8 @@ impl Job {
             transient: 0,
             started: Duration::ZERO,
             background: false,
+            why: self.read.priority,
+            again: 0,
         })
     }
 }
@@ -213,6 +219,8 @@ mod tests {
             transient: 0,
             started: Duration::ZERO,
             background: false,
+            why: Priority::Demand,
+            again: 0,
         }
     }
 

@@ -11,6 +11,9 @@
 //!               reads, retries, stalls, cancellation, draining
 //! device.rs     the narrow floor below it; uring.rs, pool.rs and simulated.rs only move bytes,
 //!               faults.rs wraps any of them and breaks them on purpose
+//! mmap_device.rs  another device: copies out of a memory map, to show what page faults cost
+//! reader.rs    blocks of any place and size into anybody's memory, over any engine
+//! trace.rs     a record of every request, for `forebay trace-io`
 //! ```
 
 mod arena;
@@ -21,9 +24,12 @@ mod faults;
 mod files;
 mod job;
 mod layout;
+mod mmap_device;
 mod pool;
+mod reader;
 mod scheduler;
 mod simulated;
+mod trace;
 mod uring;
 
 pub use arena::{Arena, SLOT_ALIGNMENT, SlotBuffer};
@@ -36,4 +42,9 @@ pub use faults::{Fault, FaultKind, FaultPlan};
 pub use files::FileSet;
 pub use forebay_format::{Extent, FileIndex};
 pub use layout::{BlockLayout, Part};
+pub use reader::{
+    BlockAnswer, BlockReader, RawReader, RawRequest, ReadAnswer, ReadRequest, ReaderEnd,
+    ReaderError, ReaderOptions,
+};
 pub use simulated::{DiskModel, VirtualClock, open_simulated_engine};
+pub use trace::{IoRecorder, PageFaults, ReadEnd, ReadRecord, Recording, WaitRecord, Why};

@@ -11,6 +11,7 @@ use crate::engine::{
 use crate::error::{ReadError, StoreError};
 use crate::files::FileSet;
 use crate::job::{Circumstances, Job, Request, Verdict, judge};
+use crate::trace::{IoRecorder, ReadEnd, ReadRecord, WaitRecord, nanoseconds};
 
 pub(crate) struct Scheduler<D: Device> {
     device: D,
@@ -36,11 +37,17 @@ pub(crate) struct Scheduler<D: Device> {
     stall_check: Duration,
     /// A failure of the device that `submit` could not report.
     broken: Option<StoreError>,
+    recorder: Option<IoRecorder>,
+    /// From the device's clock to the recorder's.
+    recorder_ahead: Duration,
 }
 
 impl<D: Device> Scheduler<D> {
     pub(crate) fn new(device: D, files: FileSet, options: EngineOptions) -> Scheduler<D> {
         let depth = options.queue_depth;
+        let recorder = files.recorder().cloned();
+        let ahead = |recorder: &IoRecorder| recorder.now().saturating_sub(device.now());
+        let recorder_ahead = recorder.as_ref().map_or(Duration::ZERO, ahead);
         Scheduler {
             device,
             files,
@@ -59,6 +66,8 @@ impl<D: Device> Scheduler<D> {
             busy_since: None,
             stall_check: Duration::ZERO,
             broken: None,
+            recorder,
+            recorder_ahead,
         }
     }
 
@@ -169,6 +178,7 @@ impl<D: Device> Scheduler<D> {
                 attempts: request.attempts + 1,
                 source: std::io::Error::other(error),
             };
+            self.record(slot, ReadEnd::Lost, 0);
             self.fail(request.job, outcome);
             self.release(slot);
         }
@@ -190,6 +200,7 @@ impl<D: Device> Scheduler<D> {
 
     fn settle_one(&mut self, end: Finished) {
         let Some(request) = self.requests.get(end.key as usize).copied().flatten() else { return };
+        self.record_finished(&end);
         let Some(job) = self.jobs[request.job as usize].as_mut() else { return };
         let count = u64::from(end.result.unwrap_or(0));
         job.done.bytes_read += count;
@@ -207,8 +218,9 @@ impl<D: Device> Scheduler<D> {
         };
         match judge(request, end.result, &about) {
             Verdict::Complete => self.release(end.key),
-            Verdict::Again(next) => {
+            Verdict::Again(mut next) => {
                 self.statistics.retries += 1;
+                next.again += 1;
                 self.start(end.key, next);
             }
             Verdict::Failed(error) => {
@@ -366,6 +378,60 @@ impl<D: Device> Scheduler<D> {
     }
 }
 
+/// What the recorder is told, if there is one.
+impl<D: Device> Scheduler<D> {
+    fn record_finished(&self, finished: &Finished) {
+        match finished.result {
+            Ok(count) => self.record(finished.key, ReadEnd::Done, count),
+            Err(errno) => self.record(finished.key, ReadEnd::Failed(errno), 0),
+        }
+    }
+
+    fn record(&self, slot: u32, end: ReadEnd, bytes: u32) {
+        let Some(recorder) = &self.recorder else { return };
+        let Some(request) = self.requests.get(slot as usize).copied().flatten() else { return };
+        let block = self.jobs[request.job as usize].as_ref().map(|job| job.read.label);
+        let took = self.device.now().saturating_sub(request.started);
+        recorder.read(ReadRecord {
+            start_nanoseconds: nanoseconds(self.recorder_ahead + request.started),
+            duration_nanoseconds: nanoseconds(took),
+            file: request.file,
+            offset: request.offset,
+            length: request.length as u32,
+            bytes,
+            block,
+            why: request.why.into(),
+            attempt: request.again,
+            end,
+            faults: self.device.page_faults(slot),
+        });
+    }
+
+    /// Takes note of what ended while the engine is being closed.
+    fn record_all_finished(&mut self) {
+        for end in std::mem::take(&mut self.finished) {
+            self.record_finished(&end);
+            if let Some(request) = self.requests.get_mut(end.key as usize) {
+                *request = None;
+            }
+        }
+    }
+
+    fn record_wait(&self, since: Option<(Duration, Priority)>) {
+        let (Some(recorder), Some((since, why))) = (&self.recorder, since) else { return };
+        recorder.wait(WaitRecord {
+            start_nanoseconds: nanoseconds(self.recorder_ahead + since),
+            duration_nanoseconds: nanoseconds(self.device.now().saturating_sub(since)),
+            why: why.into(),
+        });
+    }
+
+    fn most_urgent(&self) -> Option<Priority> {
+        let live = self.jobs.iter().flatten().filter(|job| !job.abandoned);
+        live.map(|job| job.read.priority).min()
+    }
+}
+
 impl<D: Device> ReadEngine for Scheduler<D> {
     fn submit(&mut self, read: BlockRead) {
         let refused = self.check(&read).err();
@@ -398,10 +464,15 @@ impl<D: Device> ReadEngine for Scheduler<D> {
     }
 
     fn wait(&mut self, done: &mut Vec<Completion>) -> Result<(), StoreError> {
+        let mut waited_since = None;
         loop {
             self.pump();
             if !self.ready.is_empty() || self.live_jobs == 0 || self.broken.is_some() {
+                self.record_wait(waited_since);
                 return self.collect(done);
+            }
+            if self.recorder.is_some() && waited_since.is_none() {
+                waited_since = self.most_urgent().map(|why| (self.device.now(), why));
             }
             let timeout = self.until_stall();
             self.device.wait(self.worth_waking(), timeout, &mut self.finished)?;
@@ -455,10 +526,13 @@ impl<D: Device> Drop for Scheduler<D> {
         while self.device.writing() > 0 {
             let left = deadline.saturating_sub(self.device.now());
             let waited = self.device.wait(self.device.writing(), left, &mut self.finished);
-            self.finished.clear();
+            self.record_all_finished();
             if left.is_zero() || waited.is_err() {
                 break;
             }
+        }
+        for slot in 0..self.requests.len() as u32 {
+            self.record(slot, ReadEnd::Lost, 0);
         }
         if self.device.writing() > 0 {
             let writing = self.device.writing();

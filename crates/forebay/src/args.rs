@@ -31,6 +31,9 @@ pub enum Command {
     /// Measure prompt and generation speed
     #[command(after_help = help::BENCH)]
     Bench(BenchArgs),
+    /// Report how a model was read, from a file that --trace-io wrote
+    #[command(after_help = help::TRACE_IO)]
+    TraceIo(TraceIoArgs),
     /// Show what a model file holds, without reading its weights
     #[command(after_help = help::INSPECT)]
     Inspect(InspectArgs),
@@ -78,12 +81,38 @@ pub struct BudgetArgs {
     /// and the disk has time to spare
     #[arg(long)]
     pub prefetch: bool,
-    /// How weights are read: io_uring, threads with pread, or what works best
+    /// How weights are read: io_uring, threads with pread, what works best, or out of a memory map
+    /// (slow: to compare with)
     #[arg(long, value_enum, value_name = "NAME", default_value_t = IoArg::Auto)]
     pub io: IoArg,
     /// Compute with f32 activations and an f32 KV cache: slower, for comparisons
     #[arg(long)]
     pub exact: bool,
+}
+
+/// Recording of reads; flattened into every command that reads weights.
+#[derive(Args, Clone, Default)]
+pub struct TracingArgs {
+    /// Record every read and write the record to FILE, for `forebay trace-io`
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = "Output")]
+    pub trace_io: Option<PathBuf>,
+}
+
+#[derive(Args)]
+pub struct TraceIoArgs {
+    /// A file that --trace-io wrote
+    #[arg(value_hint = ValueHint::FilePath)]
+    pub file: PathBuf,
+    /// Also draw the trace: one page without network access
+    #[arg(long, value_name = "OUT", value_hint = ValueHint::FilePath)]
+    pub html: Option<PathBuf>,
+    /// What the disk can do per second, as in 3.3GiB [default: what doctor measured on this
+    /// machine, else the best 100 ms of the trace]
+    #[arg(long, value_name = "RATE", value_parser = size::parse, allow_hyphen_values = true)]
+    pub limit: Option<u64>,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[derive(Args)]
@@ -101,6 +130,8 @@ pub struct RunArgs {
     pub budget: BudgetArgs,
     #[command(flatten)]
     pub sampling: SamplingArgs,
+    #[command(flatten)]
+    pub tracing: TracingArgs,
     /// Print statistics on standard error at the end
     #[arg(long, help_heading = "Output")]
     pub stats: bool,
@@ -155,6 +186,8 @@ pub struct BenchArgs {
     pub repeat: usize,
     #[command(flatten)]
     pub budget: BudgetArgs,
+    #[command(flatten)]
+    pub tracing: TracingArgs,
     /// Print one JSON document
     #[arg(long, help_heading = "Output")]
     pub json: bool,
@@ -189,6 +222,8 @@ pub struct LogitsArgs {
     pub routing: bool,
     #[command(flatten)]
     pub budget: BudgetArgs,
+    #[command(flatten)]
+    pub tracing: TracingArgs,
     /// Print one JSON document about the work
     #[arg(long, help_heading = "Output")]
     pub json: bool,
@@ -279,6 +314,7 @@ pub enum IoArg {
     Auto,
     Uring,
     Pread,
+    Mmap,
 }
 
 /// Where to compute.

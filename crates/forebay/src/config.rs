@@ -12,7 +12,7 @@ use forebay_model::sampling::Sampling;
 use forebay_store::IoKind;
 use forebay_stream::PolicyKind;
 
-use crate::args::{BudgetArgs, Device, IoArg, PolicyArg, RunArgs, SamplingArgs};
+use crate::args::{BudgetArgs, Device, IoArg, PolicyArg, RunArgs, SamplingArgs, TracingArgs};
 use crate::demo;
 use crate::failure::{Outcome, usage};
 
@@ -25,6 +25,7 @@ pub struct RunConfig {
     pub raw: bool,
     pub session: SessionOptions,
     pub answer: AnswerConfig,
+    pub tracing: TracingArgs,
     /// Print statistics for people.
     pub stats: bool,
     pub json: bool,
@@ -77,6 +78,7 @@ pub fn run(args: RunArgs) -> Outcome<RunConfig> {
         raw: args.raw || demo,
         session,
         answer,
+        tracing: args.tracing,
         stats,
         json: args.json,
     })
@@ -124,6 +126,7 @@ fn io_kind(io: IoArg) -> IoKind {
         IoArg::Auto => IoKind::Auto,
         IoArg::Uring => IoKind::Uring,
         IoArg::Pread => IoKind::Pread,
+        IoArg::Mmap => IoKind::Mmap,
     }
 }
 

@@ -28,6 +28,15 @@ Examples:
 
 The first run warms up the caches and is not counted.";
 
+pub const TRACE_IO: &str = "\
+Examples:
+  forebay run --trace-io demo.trace && forebay trace-io demo.trace --html demo.html
+  forebay bench model.gguf --ram 8GiB --trace-io bench.trace
+  forebay trace-io bench.trace --limit 3.3GiB --json
+
+A read is sequential when it begins where one of the 64 before it, in the same part of the model,
+ended; a part is sequential from 80 % of such reads on, random up to 20 %, hybrid between.";
+
 pub const INSPECT: &str = "\
 Examples:
   forebay inspect model.gguf

@@ -1,4 +1,5 @@
-//! The command line: `forebay run`, `bench`, `inspect`, `logits`, `tokenize`, `render`, `synth`.
+//! The command line: `forebay run`, `bench`, `inspect`, `logits`, `tokenize`, `render`, `synth`,
+//! `trace-io`.
 //!
 //! `args` is what is typed, `config` what it means, `commands` what is done about it. Results go to
 //! standard output; progress, logs and statistics for people go to standard error.
@@ -19,6 +20,7 @@ mod progress;
 mod size;
 mod statistics;
 mod stops;
+mod tracing_file;
 mod usage;
 
 use std::process::ExitCode;
@@ -50,6 +52,7 @@ fn dispatch(command: Command) -> Outcome {
     match command {
         Command::Run(args) => commands::run::run(args),
         Command::Bench(args) => commands::bench::run(args),
+        Command::TraceIo(args) => commands::trace_io::run(args),
         Command::Inspect(args) => commands::inspect::run(args),
         Command::Logits(args) => commands::logits::run(args),
         Command::Tokenize(args) => commands::tokenize::run(args),

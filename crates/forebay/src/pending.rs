@@ -32,6 +32,11 @@ impl PendingFile {
         Ok(PendingFile { destination: destination.to_path_buf(), temporary, writer })
     }
 
+    /// The name that it will have.
+    pub fn destination(&self) -> &Path {
+        &self.destination
+    }
+
     /// Makes the file durable and gives it its name, replacing what had that name.
     pub fn commit(mut self) -> anyhow::Result<()> {
         let failed = || format!("{}: cannot be written", self.destination.display());

@@ -4,11 +4,12 @@ use super::Finding;
 use super::files::Repository;
 
 /// Each crate with the crates that it may depend on.
-const LAYERS: [(&str, &[&str]); 8] = [
+const LAYERS: [(&str, &[&str]); 9] = [
     ("forebay-format", &[]),
     ("forebay-text", &["forebay-format"]),
     ("forebay-store", &["forebay-format"]),
     ("forebay-stream", &["forebay-format", "forebay-store"]),
+    ("forebay-c", &["forebay-store"]),
     ("forebay-compute", &["forebay-format"]),
     ("forebay-model", &["forebay-format", "forebay-store", "forebay-stream", "forebay-compute"]),
     (

@@ -5,3 +5,4 @@ mod faults;
 mod reading;
 mod scheduling;
 mod support;
+mod tracing;

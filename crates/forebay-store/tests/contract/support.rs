@@ -5,14 +5,15 @@ use std::time::Duration;
 
 use forebay_store::{
     Arena, BlockLabel, BlockLayout, BlockRead, Completion, DiskModel, EngineOptions, Extent,
-    FaultPlan, FileIndex, FileSet, IoKind, Priority, ReadEngine, VirtualClock, open_engine,
-    open_faulty_engine, open_simulated_engine,
+    FaultPlan, FileIndex, FileSet, IoKind, IoRecorder, Priority, ReadEngine, VirtualClock,
+    open_engine, open_faulty_engine, open_simulated_engine,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Uring,
     Pread,
+    Mmap,
     Simulated,
 }
 
@@ -21,6 +22,12 @@ pub fn kinds() -> Vec<Kind> {
     let files = FileSet::in_memory(Vec::new());
     let arena = Arena::reserve(4096).unwrap();
     let mut kinds = vec![Kind::Pread, Kind::Simulated];
+    match open_engine(IoKind::Mmap, &files, &arena, &EngineOptions::default()) {
+        Ok(_) => kinds.push(Kind::Mmap),
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "SKIPPED: the contract of mmap: {error}");
+        }
+    }
     match open_engine(IoKind::Uring, &files, &arena, &EngineOptions::default()) {
         Ok(_) => kinds.push(Kind::Uring),
         Err(error) => {
@@ -67,6 +74,7 @@ pub struct Bench {
     pub arena: Arena,
     pub images: Vec<Vec<u8>>,
     pub folder: tempfile::TempDir,
+    pub recorder: IoRecorder,
 }
 
 pub const ARENA_BYTES: usize = 16 << 20;
@@ -86,15 +94,18 @@ impl Bench {
             Kind::Simulated => FileSet::in_memory(images.clone()),
             _ => FileSet::open(&paths).unwrap(),
         };
+        let recorder = IoRecorder::new(10_000);
+        let files = files.recorded(&recorder);
         let engine = match kind {
             Kind::Uring => open_faulty_engine(IoKind::Uring, &files, &arena, &options, faults),
             Kind::Pread => open_faulty_engine(IoKind::Pread, &files, &arena, &options, faults),
+            Kind::Mmap => open_faulty_engine(IoKind::Mmap, &files, &arena, &options, faults),
             Kind::Simulated => {
                 let clock = VirtualClock::default();
                 open_simulated_engine(&files, &options, DiskModel::default(), &clock, faults)
             }
         };
-        Bench { engine: engine.unwrap(), files, arena, images, folder }
+        Bench { engine: engine.unwrap(), files, arena, images, folder, recorder }
     }
 
     pub fn layout(&self, extents: &[Extent]) -> BlockLayout {

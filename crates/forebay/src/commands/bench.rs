@@ -13,6 +13,7 @@ use crate::open;
 use crate::output::{self, Align};
 use crate::progress::StepProgress;
 use crate::statistics::{self, After};
+use crate::tracing_file::TracingFile;
 
 #[derive(Serialize)]
 struct Document<'a> {
@@ -46,6 +47,7 @@ pub fn run(args: BenchArgs) -> Outcome {
     let context_for = if options.context.is_some() { "--ctx" } else { longer };
     // The two parts run one after the other, each from an empty cache.
     options.context.get_or_insert(args.prompt_tokens.max(args.gen_tokens));
+    let tracing = TracingFile::start(&args.tracing, &mut options)?;
     let mut session = open::session(&args.model, &options, context_for)?;
     let mut runs = Vec::with_capacity(args.repeat);
     let progress = StepProgress::new("measured", args.repeat as u64 + 1);
@@ -61,8 +63,8 @@ pub fn run(args: BenchArgs) -> Outcome {
     drop(progress);
     let prompt = summary(args.prompt_tokens, runs.iter().map(|r| r.prompt_tokens_per_second));
     let generate = summary(args.gen_tokens, runs.iter().map(|r| r.generate_tokens_per_second));
-    if args.json {
-        return output::json(&Document {
+    let shown = match args.json {
+        true => output::json(&Document {
             path: &args.model,
             model: session.info(),
             prompt,
@@ -70,9 +72,11 @@ pub fn run(args: BenchArgs) -> Outcome {
             runs: &runs,
             plan: session.plan(),
             statistics: session.statistics(),
-        });
-    }
-    print(&session, &args.model, prompt.as_ref(), generate.as_ref())
+        }),
+        false => print(&session, &args.model, prompt.as_ref(), generate.as_ref()),
+    };
+    tracing.finish(session, "bench")?;
+    shown
 }
 
 fn summary(tokens: usize, rates: impl Iterator<Item = f64>) -> Option<Summary> {

@@ -15,6 +15,7 @@ use crate::open;
 use crate::output;
 use crate::pending::PendingFile;
 use crate::size;
+use crate::tracing_file::TracingFile;
 
 #[derive(Serialize)]
 struct Document<'a> {
@@ -33,6 +34,7 @@ pub fn run(args: LogitsArgs) -> Outcome {
     let context_for = if options.context.is_some() { "--ctx" } else { "--tokens" };
     options.context.get_or_insert(ids.len());
     let mut file = PendingFile::create(&args.output)?;
+    let tracing = TracingFile::start(&args.tracing, &mut options)?;
     let mut session = open::session(&args.model, &options, context_for)?;
 
     let started = Instant::now();
@@ -58,7 +60,7 @@ pub fn run(args: LogitsArgs) -> Outcome {
     let bytes = write(&mut file, &tensors)?;
     file.commit()?;
     if args.json {
-        return output::json(&Document {
+        output::json(&Document {
             output: &args.output,
             tokens: ids.len(),
             vocabulary: session.vocab_size(),
@@ -66,7 +68,8 @@ pub fn run(args: LogitsArgs) -> Outcome {
             compute_seconds,
             plan: session.plan(),
             statistics: session.statistics(),
-        });
+        })?;
+        return tracing.finish(session, "logits");
     }
     output::tell!(
         "{}: logits of {} tokens, {}",
@@ -74,7 +77,7 @@ pub fn run(args: LogitsArgs) -> Outcome {
         ids.len(),
         size::format(bytes)
     );
-    Ok(())
+    tracing.finish(session, "logits")
 }
 
 struct Tensor<'a> {

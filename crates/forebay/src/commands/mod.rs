@@ -9,3 +9,4 @@ pub mod render;
 pub mod run;
 pub mod synth;
 pub mod tokenize;
+pub mod trace_io;

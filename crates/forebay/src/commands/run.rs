@@ -19,6 +19,7 @@ use crate::open;
 use crate::output;
 use crate::size;
 use crate::statistics::{self, After};
+use crate::tracing_file::TracingFile;
 
 #[derive(Serialize)]
 struct Document<'a> {
@@ -49,14 +50,18 @@ pub fn run(args: RunArgs) -> Outcome {
         PromptSource::StandardInput => Some(read_prompt()?),
         PromptSource::Chat => None,
     };
+    let tracing = TracingFile::start(&config.tracing, &mut config.session)?;
     let mut session = open::session(&config.model, &config.session, "--ctx")?;
     if config.demo {
         announce(&session);
     }
-    match prompt {
+    let outcome = match prompt {
         Some(prompt) => single(&mut session, &config, &prompt),
         None => chat::run(&mut session, &config),
-    }
+    };
+    // A run that failed is worth looking at, too.
+    tracing.finish(session, "run")?;
+    outcome
 }
 
 /// Half of what the experts take, so that the first run already streams.

@@ -15,7 +15,7 @@ fn wrong_usage_is_status_2() {
         "run m --ram 99999999PiB",
         "run m --polcy lru",
         "run m --policy fifo",
-        "run m --io mmap",
+        "run m --io fread",
         "run m --device gpu",
         "run m --temperature hot",
         "run m --temperature nan",

@@ -7,3 +7,4 @@ mod logits;
 mod models;
 mod run;
 mod text;
+mod trace_io;

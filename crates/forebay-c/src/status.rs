@@ -1,0 +1,87 @@
+//! What went wrong, as a number.
+
+use forebay_store::{ReadError, StoreError};
+
+/// `forebay_status` of the header.
+pub type Status = i32;
+
+pub const OK: Status = 0;
+pub const INVALID_ARGUMENT: Status = 1;
+pub const BAD_READER: Status = 2;
+pub const CANNOT_OPEN: Status = 3;
+pub const UNAVAILABLE: Status = 4;
+pub const UNKNOWN_FILE: Status = 5;
+pub const BEYOND_END: Status = 6;
+pub const IO_ERROR: Status = 7;
+pub const STALLED: Status = 8;
+pub const CANCELLED: Status = 9;
+pub const FULL: Status = 10;
+pub const WRONG_THREAD: Status = 11;
+pub const ENGINE_FAILED: Status = 12;
+pub const OUT_OF_MEMORY: Status = 13;
+pub const PANIC: Status = 14;
+
+/// Names by number.
+pub const NAMES: [&std::ffi::CStr; 15] = [
+    c"FOREBAY_OK",
+    c"FOREBAY_INVALID_ARGUMENT",
+    c"FOREBAY_BAD_READER",
+    c"FOREBAY_CANNOT_OPEN",
+    c"FOREBAY_UNAVAILABLE",
+    c"FOREBAY_UNKNOWN_FILE",
+    c"FOREBAY_BEYOND_END",
+    c"FOREBAY_IO_ERROR",
+    c"FOREBAY_STALLED",
+    c"FOREBAY_CANCELLED",
+    c"FOREBAY_FULL",
+    c"FOREBAY_WRONG_THREAD",
+    c"FOREBAY_ENGINE_FAILED",
+    c"FOREBAY_OUT_OF_MEMORY",
+    c"FOREBAY_PANIC",
+];
+
+/// A status and its words.
+#[derive(Debug)]
+pub struct Failure {
+    pub status: Status,
+    pub words: String,
+}
+
+impl Failure {
+    pub fn new(status: Status, words: impl Into<String>) -> Failure {
+        Failure { status, words: words.into() }
+    }
+
+    pub fn argument(words: &str) -> Failure {
+        Failure::new(INVALID_ARGUMENT, words)
+    }
+}
+
+impl From<StoreError> for Failure {
+    fn from(error: StoreError) -> Failure {
+        let status = match &error {
+            StoreError::Open { .. } | StoreError::NotAFile { .. } => CANNOT_OPEN,
+            StoreError::Option { .. } => INVALID_ARGUMENT,
+            StoreError::Unavailable { .. } => UNAVAILABLE,
+            StoreError::UnknownFile { .. } => UNKNOWN_FILE,
+            StoreError::UnexpectedEnd { .. } => BEYOND_END,
+            StoreError::Read { .. } => IO_ERROR,
+            StoreError::Memory { .. } | StoreError::ArenaFull { .. } => OUT_OF_MEMORY,
+            StoreError::WrongThread { .. } => WRONG_THREAD,
+            _ => ENGINE_FAILED,
+        };
+        Failure::new(status, error.to_string())
+    }
+}
+
+/// Status and errno of one block's failure.
+pub fn of_read(error: &ReadError) -> (Status, i32) {
+    match error {
+        ReadError::Io { source, .. } => (IO_ERROR, source.raw_os_error().unwrap_or(0)),
+        ReadError::UnexpectedEnd { .. } => (BEYOND_END, 0),
+        ReadError::Stalled { .. } => (STALLED, 0),
+        ReadError::Cancelled { .. } => (CANCELLED, 0),
+        ReadError::UnknownFile { .. } => (UNKNOWN_FILE, 0),
+        _ => (ENGINE_FAILED, 0),
+    }
+}

@@ -1,0 +1,141 @@
+//! The header, the symbols, and a program in C that uses both.
+
+use std::collections::BTreeSet;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use forebay_store::{Arena, EngineOptions, FileSet, IoKind, open_engine};
+
+fn here() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The folder in which cargo puts the libraries that this test was built with.
+fn libraries() -> PathBuf {
+    let test = std::env::current_exe().expect("a test has a path");
+    let folder = test.parent().expect("in a folder").to_path_buf();
+    assert!(folder.join("libforebay.so").exists(), "no libforebay.so in {}", folder.display());
+    folder
+}
+
+fn skip(why: &str) {
+    let _ = writeln!(std::io::stderr(), "SKIPPED: {why}");
+}
+
+/// Compiles `tests/reads.c`; `None` without a C compiler.
+fn compile(folder: &Path) -> Option<PathBuf> {
+    let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
+    if Command::new(&compiler).arg("--version").output().is_err() {
+        skip(&format!("the C interface, because {compiler} is not there"));
+        return None;
+    }
+    let program = folder.join("reads");
+    let libraries = libraries();
+    let output = Command::new(&compiler)
+        .args(["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-pthread", "-I"])
+        .arg(here().join("include"))
+        .arg(here().join("tests/reads.c"))
+        .arg("-o")
+        .arg(&program)
+        .arg("-L")
+        .arg(&libraries)
+        .arg("-lforebay")
+        .arg(format!("-Wl,-rpath,{}", libraries.display()))
+        .output()
+        .expect("the compiler starts");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Some(program)
+}
+
+/// Two files with noise in them.
+fn files(folder: &Path) -> [PathBuf; 2] {
+    [3_000_017, 70_001].map(|bytes: usize| {
+        let path = folder.join(format!("weights-{bytes}"));
+        let mut state = bytes as u64;
+        let noise: Vec<u8> = std::iter::repeat_with(|| {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 56) as u8
+        })
+        .take(bytes)
+        .collect();
+        std::fs::write(&path, noise).unwrap();
+        path
+    })
+}
+
+#[test]
+fn a_c_program_reads_what_pread_reads() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(program) = compile(folder.path()) else { return };
+    let paths = files(folder.path());
+    let mut engines = vec!["0", "2"];
+    let (none, arena) = (FileSet::in_memory(Vec::new()), Arena::reserve(4096).unwrap());
+    match open_engine(IoKind::Uring, &none, &arena, &EngineOptions::default()) {
+        Ok(_) => engines.push("1"),
+        Err(error) => skip(&format!("the C interface over io_uring: {error}")),
+    }
+    for engine in engines {
+        for cached in ["0", "1"] {
+            let output =
+                Command::new(&program).arg("check").args(&paths).args([engine, cached]).output();
+            let output = output.expect("the program starts");
+            let said = String::from_utf8_lossy(&output.stdout);
+            let wrong = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "engine {engine}, cached {cached}: {said}{wrong}");
+            assert!(said.starts_with("ok "), "{said}");
+        }
+    }
+}
+
+/// Names before an opening parenthesis.
+fn functions(text: &str) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    for (at, _) in text.match_indices("forebay_") {
+        let name: String =
+            text[at..].chars().take_while(|c| c.is_ascii_alphanumeric() || *c == '_').collect();
+        let before = text[..at].chars().next_back();
+        let starts = before.is_none_or(|c| !c.is_ascii_alphanumeric() && c != '_');
+        if starts && text[at + name.len()..].starts_with('(') {
+            found.insert(name);
+        }
+    }
+    found
+}
+
+#[test]
+fn header_and_library_have_the_same_functions() {
+    let header = std::fs::read_to_string(here().join("include/forebay.h")).unwrap();
+    let code: String = header.split("/*").map(|part| part.split("*/").last().unwrap()).collect();
+    let declared = functions(&code);
+    assert!(declared.len() > 10, "{declared:?}");
+    let library = libraries().join("libforebay.so");
+    let Ok(output) = Command::new("nm").args(["-D", "--defined-only"]).arg(&library).output()
+    else {
+        return skip("the symbols of the C interface, because nm is not there");
+    };
+    assert!(output.status.success());
+    let symbols = String::from_utf8(output.stdout).unwrap();
+    let exported: BTreeSet<String> = symbols
+        .lines()
+        .filter_map(|line| line.split_whitespace().last())
+        .filter(|name| name.starts_with("forebay_"))
+        .map(String::from)
+        .collect();
+    assert_eq!(declared, exported);
+}
+
+#[test]
+fn numbers_of_the_header_are_those_of_the_library() {
+    let header = std::fs::read_to_string(here().join("include/forebay.h")).unwrap();
+    let source = std::fs::read_to_string(here().join("src/status.rs")).unwrap();
+    let mut compared = 0;
+    for line in source.lines() {
+        let Some(rest) = line.strip_prefix("pub const ") else { continue };
+        let Some((name, value)) = rest.split_once(": Status = ") else { continue };
+        let declared = format!("FOREBAY_{name} = {}", value.trim_end_matches(';'));
+        assert!(header.contains(&declared), "{declared} is not in the header");
+        compared += 1;
+    }
+    assert_eq!(compared, 15);
+}

@@ -1,0 +1,81 @@
+//! Sequential, random, or something between.
+
+use std::collections::VecDeque;
+
+use forebay_store::ReadRecord;
+use serde::Serialize;
+
+/// A request counts as sequential when it begins where one of this many earlier requests of its
+/// component ended: several streams at a time are still streams.
+pub const WINDOW: usize = 64;
+/// Aligned reads overlap their neighbours by less than this; small ones by less than themselves.
+const OVERLAP_BYTES: u64 = 4096;
+/// Share of sequential requests from which on a component is called sequential.
+pub const SEQUENTIAL_AT_LEAST: f64 = 0.8;
+/// Share of sequential requests up to which a component is called random.
+pub const RANDOM_AT_MOST: f64 = 0.2;
+
+/// How the requests of a component follow each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Pattern {
+    Sequential,
+    Hybrid,
+    Random,
+    /// Fewer than two requests.
+    Single,
+}
+
+impl Pattern {
+    /// For people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Pattern::Sequential => "sequential",
+            Pattern::Hybrid => "hybrid",
+            Pattern::Random => "random",
+            Pattern::Single => "single",
+        }
+    }
+}
+
+/// Counts the requests that continue another one.
+#[derive(Default)]
+pub(super) struct Follower {
+    /// File and end of the latest requests.
+    ends: VecDeque<(u32, u64)>,
+    requests: u64,
+    sequential: u64,
+}
+
+impl Follower {
+    /// Takes the next request, in the order in which they began.
+    pub(super) fn add(&mut self, read: &ReadRecord) {
+        let (file, start) = (read.file.0, read.offset);
+        let overlap = OVERLAP_BYTES.min(read.length.into());
+        let continues =
+            |&(of, end): &(u32, u64)| of == file && start <= end && end - start < overlap;
+        self.sequential += u64::from(self.ends.iter().any(continues));
+        self.requests += 1;
+        if self.ends.len() == WINDOW {
+            self.ends.pop_front();
+        }
+        self.ends.push_back((file, start.saturating_add(u64::from(read.length))));
+    }
+
+    /// Share of the requests after the first one that continue another; 0 before there are two.
+    pub(super) fn share(&self) -> f64 {
+        match self.requests {
+            0 | 1 => 0.0,
+            requests => self.sequential as f64 / (requests - 1) as f64,
+        }
+    }
+
+    pub(super) fn pattern(&self) -> Pattern {
+        match self.share() {
+            _ if self.requests < 2 => Pattern::Single,
+            share if share >= SEQUENTIAL_AT_LEAST => Pattern::Sequential,
+            share if share <= RANDOM_AT_MOST => Pattern::Random,
+            _ => Pattern::Hybrid,
+        }
+    }
+}

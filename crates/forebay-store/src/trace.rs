@@ -1,0 +1,205 @@
+//! Records what is read, when and why, into memory that is reserved at start.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use forebay_format::FileIndex;
+
+use crate::engine::{BlockLabel, Priority};
+
+/// Why bytes were read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Why {
+    /// Somebody waited for the block.
+    Demand,
+    /// The block would probably be needed soon.
+    ReadAhead,
+    /// Memory was filled at start.
+    Load,
+    /// A small read through the page cache: a row of the embedding table, a norm.
+    Small,
+}
+
+impl From<Priority> for Why {
+    fn from(priority: Priority) -> Why {
+        match priority {
+            Priority::Demand => Why::Demand,
+            Priority::ReadAhead => Why::ReadAhead,
+            Priority::Load => Why::Load,
+        }
+    }
+}
+
+/// How a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReadEnd {
+    /// It gave the recorded number of bytes, which may be fewer than were asked for.
+    Done,
+    /// It failed with this errno.
+    Failed(i32),
+    /// The engine was closed, or the device refused the request, before there was an answer.
+    Lost,
+}
+
+/// What a copy out of a memory map met.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PageFaults {
+    /// Pages that the copy touched.
+    pub pages: u32,
+    /// Of these, pages that were not in the page cache right before, by `mincore`.
+    pub absent: u32,
+    /// Faults that had to wait for the disk, by `getrusage` of the copying thread.
+    pub major: u32,
+}
+
+/// One request: an attempt to read one span. Times are in nanoseconds since the recorder was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadRecord {
+    pub start_nanoseconds: u64,
+    /// Until the engine noticed the end.
+    pub duration_nanoseconds: u64,
+    pub file: FileIndex,
+    pub offset: u64,
+    /// Bytes asked for.
+    pub length: u32,
+    /// Bytes that came.
+    pub bytes: u32,
+    /// `None` for small reads.
+    pub block: Option<BlockLabel>,
+    pub why: Why,
+    /// 0 for the first request of a span, then 1, 2, … for repeats and for what a short read left.
+    pub attempt: u32,
+    pub end: ReadEnd,
+    /// Only of memory maps.
+    pub faults: Option<PageFaults>,
+}
+
+/// A time in which the caller of the engine stood still and waited for a read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WaitRecord {
+    pub start_nanoseconds: u64,
+    pub duration_nanoseconds: u64,
+    /// The most urgent read in flight when the wait began.
+    pub why: Why,
+}
+
+/// What a recorder has kept, in the order in which it was noticed, and what it could not keep.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Recording {
+    pub reads: Vec<ReadRecord>,
+    pub waits: Vec<WaitRecord>,
+    pub dropped_reads: u64,
+    /// Bytes that the dropped reads gave.
+    pub dropped_bytes: u64,
+    pub dropped_waits: u64,
+    /// From the recorder's making to the taking of this recording.
+    pub nanoseconds: u64,
+}
+
+/// Keeps up to a fixed number of records. Clones write to the same place.
+///
+/// Hand it to [`crate::FileSet::recorded`]: every engine that is opened for those files, and every
+/// small read of them, is recorded from then on.
+#[derive(Clone, Debug)]
+pub struct IoRecorder {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    made: Instant,
+    capacity: usize,
+    recording: Mutex<Recording>,
+}
+
+impl IoRecorder {
+    /// Records that fit when nobody chooses: the address space of 200 MB, of which only what is
+    /// used becomes memory. At full speed of a 3 GB/s disk this lasts five minutes.
+    pub const DEFAULT_CAPACITY: usize = 1 << 21;
+
+    /// Reserves room for `capacity` reads and as many waits.
+    pub fn new(capacity: usize) -> IoRecorder {
+        let recording = Recording {
+            reads: Vec::with_capacity(capacity),
+            waits: Vec::with_capacity(capacity),
+            ..Recording::default()
+        };
+        let shared = Shared { made: Instant::now(), capacity, recording: Mutex::new(recording) };
+        IoRecorder { shared: Arc::new(shared) }
+    }
+
+    /// Takes out what was recorded so far; the recorder keeps nothing afterwards.
+    pub fn take(&self) -> Recording {
+        let nanoseconds = nanoseconds(self.now());
+        let taken = std::mem::take(&mut *self.lock());
+        Recording { nanoseconds, ..taken }
+    }
+
+    /// Time since the recorder was made.
+    pub(crate) fn now(&self) -> Duration {
+        self.shared.made.elapsed()
+    }
+
+    pub(crate) fn read(&self, record: ReadRecord) {
+        let mut recording = self.lock();
+        // After `take` the capacity is 0: pushing must never allocate.
+        if recording.reads.len() < self.shared.capacity.min(recording.reads.capacity()) {
+            recording.reads.push(record);
+        } else {
+            recording.dropped_reads += 1;
+            recording.dropped_bytes += u64::from(record.bytes);
+        }
+    }
+
+    pub(crate) fn wait(&self, record: WaitRecord) {
+        let mut recording = self.lock();
+        if recording.waits.len() < self.shared.capacity.min(recording.waits.capacity()) {
+            recording.waits.push(record);
+        } else {
+            recording.dropped_waits += 1;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Recording> {
+        // Nothing panics while it holds the lock.
+        self.shared.recording.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+pub(crate) fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_recorder_counts_what_it_drops_and_does_not_grow() {
+        let recorder = IoRecorder::new(2);
+        let record = ReadRecord {
+            start_nanoseconds: 0,
+            duration_nanoseconds: 1,
+            file: FileIndex(0),
+            offset: 0,
+            length: 10,
+            bytes: 7,
+            block: None,
+            why: Why::Small,
+            attempt: 0,
+            end: ReadEnd::Done,
+            faults: None,
+        };
+        for offset in 0..5 {
+            recorder.read(ReadRecord { offset, ..record });
+        }
+        let wait = WaitRecord { start_nanoseconds: 0, duration_nanoseconds: 1, why: Why::Demand };
+        (0..3).for_each(|_| recorder.wait(wait));
+        let recording = recorder.take();
+        assert_eq!(recording.reads.iter().map(|read| read.offset).collect::<Vec<_>>(), [0, 1]);
+        assert_eq!((recording.dropped_reads, recording.dropped_bytes), (3, 21));
+        assert_eq!((recording.waits.len(), recording.dropped_waits), (2, 1));
+        recorder.read(record);
+        assert_eq!(recorder.take().dropped_reads, 1);
+    }
+}

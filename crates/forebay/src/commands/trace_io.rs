@@ -1,0 +1,250 @@
+//! `forebay trace-io`: how a model was read, in figures and as a page.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use forebay_engine::trace_io::{self, Limit, Quantiles, Report, SizeClass};
+
+use crate::args::TraceIoArgs;
+use crate::failure::Outcome;
+use crate::output::{self, Align, grouped};
+use crate::pending::PendingFile;
+use crate::size::{format as bytes, format_rate};
+
+pub fn run(args: TraceIoArgs) -> Outcome {
+    let page = args.html.as_deref().map(PendingFile::create).transpose()?;
+    let limit = limit(args.limit)?;
+    let named = || args.file.display().to_string();
+    let trace = trace_io::open(&args.file).with_context(named)?;
+    let report = trace_io::analyse(&trace, limit);
+    if let (Some(mut file), Some(path)) = (page, &args.html) {
+        file.write_all(trace_io::page(&trace, &report).as_bytes())
+            .with_context(|| format!("{}: cannot be written", path.display()))?;
+        file.commit()?;
+        output::tell!("{}: open it in a browser", path.display());
+    }
+    match args.json {
+        true => output::json(&report),
+        false => output::print(&text(&report)),
+    }
+}
+
+/// The limit that was asked for, else what the machine profile holds.
+fn limit(asked: Option<u64>) -> anyhow::Result<Option<Limit>> {
+    if let Some(rate) = asked {
+        let source = "given with --limit".to_owned();
+        return Ok(Some(Limit { bytes_per_second: rate as f64, source }));
+    }
+    let Some(path) = profile_path().filter(|path| path.exists()) else { return Ok(None) };
+    let failed = || format!("{}: the machine profile is damaged: remove it", path.display());
+    let text = std::fs::read_to_string(&path).with_context(failed)?;
+    let profile: serde_json::Value = serde_json::from_str(&text).with_context(failed)?;
+    Ok(disk_rate(&profile).map(|bytes_per_second| Limit {
+        bytes_per_second,
+        source: format!("the disk rate of this machine's profile, {}", path.display()),
+    }))
+}
+
+/// The best cold rate that a machine profile tells.
+fn disk_rate(profile: &serde_json::Value) -> Option<f64> {
+    let rate = profile.pointer("/read/bytes_per_second")?.as_f64()?;
+    (rate.is_finite() && rate > 0.0).then_some(rate)
+}
+
+/// Where the measured rates of this machine are kept.
+fn profile_path() -> Option<PathBuf> {
+    let from = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+    let configuration = match from("XDG_CONFIG_HOME") {
+        Some(folder) => PathBuf::from(folder),
+        None => Path::new(&from("HOME")?).join(".config"),
+    };
+    Some(configuration.join("forebay/machine.json"))
+}
+
+fn text(report: &Report) -> String {
+    let mut text = summary(report);
+    text.push('\n');
+    text.push_str(&components(report));
+    text.push('\n');
+    text.push_str(&reasons(report));
+    text.push('\n');
+    text.push_str(&sizes("request size", &report.sizes));
+    for reason in report.reasons.iter().filter(|reason| reason.sizes.len() > 1) {
+        text.push('\n');
+        text.push_str(&sizes(&format!("{} reads", reason.why), &reason.sizes));
+    }
+    text
+}
+
+fn summary(report: &Report) -> String {
+    let used = &report.utilisation;
+    let stalls = &report.stalls;
+    let clean = |text: &str| text.chars().filter(|c| !c.is_control()).collect::<String>();
+    let mut lines = vec![
+        ("model", format!("{}, {}", clean(&report.model), clean(&report.architecture))),
+        ("command", format!("{}, {} recorded", clean(&report.command), time(report.seconds))),
+        ("engine", engine(report)),
+        ("read", format!("{} in {} requests", bytes(report.bytes), grouped(report.requests))),
+        (
+            "rate",
+            format!(
+                "{}/s while the disk was busy, {:.0} % of {}/s ({})",
+                format_rate(used.busy_bytes_per_second),
+                100.0 * used.busy_share_of_limit,
+                format_rate(used.limit.bytes_per_second),
+                used.limit.source
+            ),
+        ),
+        (
+            "busy",
+            format!(
+                "{} of {}, with {:.1} requests at a time, at most {}",
+                time(used.busy_seconds),
+                time(report.seconds),
+                used.depth_mean,
+                used.depth_max
+            ),
+        ),
+        (
+            "stalls",
+            format!(
+                "{} waits, {} in all ({:.1} % of the time), {} of it on demand; p99 {}, longest {}",
+                grouped(stalls.count),
+                time(stalls.seconds),
+                100.0 * stalls.share,
+                time(stalls.demand_seconds),
+                time(stalls.length.p99_seconds),
+                time(stalls.length.max_seconds)
+            ),
+        ),
+    ];
+    lines.extend(remarks(report));
+    let mut text = String::new();
+    for (name, line) in lines {
+        let _ = writeln!(text, "{name:>8}  {line}");
+    }
+    text
+}
+
+/// What not every trace has.
+fn remarks(report: &Report) -> Vec<(&'static str, String)> {
+    let mut lines = Vec::new();
+    if let Some(pages) = report.pages {
+        lines.push((
+            "pages",
+            format!(
+                "{} copied, {} of them absent before; {} major faults",
+                grouped(pages.pages),
+                grouped(pages.absent_pages),
+                grouped(pages.major_faults)
+            ),
+        ));
+    }
+    if report.repeated + report.failed + report.lost > 0 {
+        lines.push((
+            "trouble",
+            format!(
+                "{} failed, {} without an answer, {} repeated or continued another",
+                grouped(report.failed),
+                grouped(report.lost),
+                grouped(report.repeated)
+            ),
+        ));
+    }
+    if report.dropped_requests > 0 {
+        lines.push((
+            "dropped",
+            format!(
+                "{} requests of {} are missing: the recorder was full",
+                grouped(report.dropped_requests),
+                bytes(report.dropped_bytes)
+            ),
+        ));
+    }
+    lines
+}
+
+fn engine(report: &Report) -> String {
+    let path = if report.direct { "O_DIRECT" } else { "through the page cache" };
+    let why: String = report.engine_why.chars().filter(|c| !c.is_control()).collect();
+    match why.is_empty() {
+        true => format!("{}, {path}", report.engine),
+        false => format!("{}, {path} ({why})", report.engine),
+    }
+}
+
+fn components(report: &Report) -> String {
+    let head = ["part", "pattern", "sequential", "requests", "mean size", "bytes", "p50", "p99"];
+    let mut rows = vec![head.map(String::from).to_vec()];
+    for part in &report.components {
+        let [p50, p99, _] = latencies(&part.latency);
+        rows.push(vec![
+            part.component.name().into(),
+            part.pattern.name().into(),
+            format!("{:.0} %", 100.0 * part.sequential_share),
+            grouped(part.requests),
+            format_rate(part.mean_request_bytes),
+            bytes(part.bytes),
+            p50,
+            p99,
+        ]);
+    }
+    let right = Align::Right;
+    let columns = [Align::Left, Align::Left, right, right, right, right, right, right];
+    output::table(&columns, &rows)
+}
+
+fn reasons(report: &Report) -> String {
+    let head = ["why", "requests", "bytes", "p50", "p99", "longest"];
+    let mut rows = vec![head.map(String::from).to_vec()];
+    for reason in &report.reasons {
+        let [p50, p99, longest] = latencies(&reason.latency);
+        rows.push(vec![
+            reason.why.into(),
+            grouped(reason.requests),
+            bytes(reason.bytes),
+            p50,
+            p99,
+            longest,
+        ]);
+    }
+    table(&rows)
+}
+
+fn sizes(title: &str, classes: &[SizeClass]) -> String {
+    let head = [title, "requests", "bytes", "p50", "p99", "longest"];
+    let mut rows = vec![head.map(String::from).to_vec()];
+    for class in classes {
+        let [p50, p99, longest] = latencies(&class.latency);
+        rows.push(vec![
+            format!("from {}", bytes(class.from_bytes)),
+            grouped(class.requests),
+            bytes(class.bytes),
+            p50,
+            p99,
+            longest,
+        ]);
+    }
+    table(&rows)
+}
+
+fn table(rows: &[Vec<String>]) -> String {
+    let mut columns = [Align::Right; 6];
+    columns[0] = Align::Left;
+    output::table(&columns, rows)
+}
+
+fn latencies(latency: &Quantiles) -> [String; 3] {
+    [time(latency.p50_seconds), time(latency.p99_seconds), time(latency.max_seconds)]
+}
+
+fn time(seconds: f64) -> String {
+    match seconds {
+        s if s <= 0.0 => "0 s".into(),
+        s if s < 1e-3 => format!("{:.0} us", s * 1e6),
+        s if s < 1.0 => format!("{:.2} ms", s * 1e3),
+        s => format!("{s:.2} s"),
+    }
+}

@@ -1,0 +1,70 @@
+//! `--trace-io`: a recorder for the session, and the file at the end.
+
+use anyhow::Context as _;
+use forebay_engine::trace_io::{self, Trace, TraceHeader};
+use forebay_engine::{Session, SessionOptions};
+use forebay_store::{IoRecorder, Recording};
+
+use crate::args::TracingArgs;
+use crate::failure::Outcome;
+use crate::output;
+use crate::pending::PendingFile;
+use crate::size;
+
+/// The file that will hold the trace, if one was asked for.
+pub struct TracingFile(Option<(PendingFile, IoRecorder)>);
+
+impl TracingFile {
+    /// Creates the file, before the work, and has the session recorded.
+    pub fn start(args: &TracingArgs, options: &mut SessionOptions) -> Outcome<TracingFile> {
+        let tracing = TracingFile::create(args)?;
+        options.recorder = tracing.recorder().cloned();
+        Ok(tracing)
+    }
+
+    /// Creates the file; what is to be recorded is the caller's to say.
+    pub fn create(args: &TracingArgs) -> Outcome<TracingFile> {
+        let Some(path) = &args.trace_io else { return Ok(TracingFile(None)) };
+        let file = PendingFile::create(path)?;
+        Ok(TracingFile(Some((file, IoRecorder::new(IoRecorder::DEFAULT_CAPACITY)))))
+    }
+
+    /// For [`forebay_store::FileSet::recorded`].
+    pub fn recorder(&self) -> Option<&IoRecorder> {
+        self.0.as_ref().map(|(_, recorder)| recorder)
+    }
+
+    /// Closes the session, so that no read is left out, and writes the file.
+    pub fn finish(self, session: Session, command: &str) -> Outcome {
+        let header = session.trace_header().cloned();
+        drop(session);
+        match header {
+            Some(header) => self.write(header, command),
+            None => Ok(()),
+        }
+    }
+
+    /// Writes the file. The engine must be closed already.
+    pub fn write(self, mut header: TraceHeader, command: &str) -> Outcome {
+        let Some((mut file, recorder)) = self.0 else { return Ok(()) };
+        header.command = command.to_owned();
+        let trace = Trace { header, recording: recorder.take() };
+        trace_io::write(&mut file, &trace).context("the trace cannot be written")?;
+        let path = file.destination().to_path_buf();
+        file.commit()?;
+        let Recording { reads, dropped_reads, dropped_bytes, .. } = &trace.recording;
+        output::tell!(
+            "{}: a trace of {} reads",
+            path.display(),
+            output::grouped(reads.len() as u64)
+        );
+        if *dropped_reads > 0 {
+            output::tell!(
+                "warning: the recorder was full: {} reads of {} are not in the trace",
+                output::grouped(*dropped_reads),
+                size::format(*dropped_bytes)
+            );
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,52 @@
+//! `--trace-io` and `trace-io`: what was recorded is what the engine counted.
+
+use serde_json::Value;
+
+use crate::harness::{demo, forebay};
+
+#[test]
+fn a_trace_has_what_the_statistics_say() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_string();
+    for io in ["auto", "pread", "mmap"] {
+        let trace = path(io);
+        let arguments = ["run", "--max-tokens", "20", "--json", "--io", io, "--trace-io", &trace];
+        let run = forebay(&arguments).json();
+        let html = path("page.html");
+        let report = forebay(&["trace-io", &trace, "--json", "--html", &html]).json();
+        let reasons = report["reasons"].as_array().unwrap();
+        let sum = |key: &str| -> u64 {
+            let counted = reasons.iter().filter(|reason| reason["why"] != "small");
+            counted.map(|reason| reason[key].as_u64().unwrap()).sum()
+        };
+        let counters = &run["statistics"]["stream"]["io"];
+        assert_eq!(counters["requests"], sum("requests"), "{io}: {counters}");
+        assert_eq!(counters["bytes_read"], sum("bytes"), "{io}");
+        assert_eq!(report["engine"], run["statistics"]["io_engine"]["name"]);
+        let experts = report["experts"]["requests"].as_array().unwrap();
+        assert_eq!(experts.len() as u64, report["experts"]["layers"].as_u64().unwrap() * 32);
+        // Rows of the embedding table: one for each token of prompt and answer but the last.
+        let small = reasons.iter().find(|reason| reason["why"] == "small").unwrap();
+        assert!(small["requests"].as_u64() >= run["generated_tokens"].as_u64(), "{small}");
+        assert_eq!(report["pages"] == Value::Null, io != "mmap");
+        let page = std::fs::read_to_string(&html).unwrap();
+        assert!(page.starts_with("<!doctype html>") && page.contains("tales-moe"));
+    }
+    let text = forebay(&["trace-io", &path("pread"), "--limit", "3GiB"]).ok().stdout;
+    for needed in ["experts", "random", "3.00 GiB/s (given with --limit)", "stalls"] {
+        assert!(text.contains(needed), "{needed} is missing in: {text}");
+    }
+}
+
+#[test]
+fn what_cannot_be_traced_or_read_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let missing = folder.path().join("missing/out");
+    let line = forebay(&["run", "--trace-io", missing.to_str().unwrap()]).failed(1);
+    assert!(line.contains("does not exist"), "{line}");
+    let line = forebay(&["trace-io", &demo()]).failed(1);
+    assert!(line.contains("tales-moe") && line.contains("no I/O trace"), "{line}");
+    let line = forebay(&["trace-io", "no/such/file"]).failed(1);
+    assert!(line.contains("no/such/file"), "{line}");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}
