@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use forebay_engine::pack::{pack, to_gguf, to_hugging_face, verify};
 use forebay_engine::{Checks, EngineError, Session, SessionOptions};
 use forebay_format::pack::BlockKind;
-use forebay_format::{Catalog, Extent, FileIndex};
+use forebay_format::{Catalog, Extent, FileIndex, TensorInfo};
 use forebay_model::{Architecture, Weights};
 use forebay_store::{FaultKind, FaultPlan, FileSet, IoKind, StoreError};
 use forebay_stream::StreamError;
@@ -36,8 +36,7 @@ fn open(path: &Path, options: &SessionOptions) -> Result<Session, EngineError> {
 
 fn bits(session: &mut Session) -> Result<Vec<u32>, EngineError> {
     let vocabulary = session.vocab_size();
-    let tokens: Vec<u32> =
-        (0..40).map(|index| ((index * 7919 + 13) % vocabulary) as u32).collect();
+    let tokens: Vec<u32> = (0..40).map(|index| ((index * 7919 + 13) % vocabulary) as u32).collect();
     let mut logits = session.logits(&tokens, None)?;
     logits.extend(session.logits(&tokens[..1], None)?);
     Ok(logits.iter().map(|value| value.to_bits()).collect())
@@ -55,7 +54,10 @@ fn smallest(path: &Path) -> u64 {
 fn models() -> Vec<PathBuf> {
     let mut found = Vec::new();
     for (kind, is_model) in [
-        ("gguf", (|path: &Path| path.extension().is_some_and(|e| e == "gguf")) as fn(&Path) -> bool),
+        (
+            "gguf",
+            (|path: &Path| path.extension().is_some_and(|e| e == "gguf")) as fn(&Path) -> bool,
+        ),
         ("models", |path: &Path| path.join("config.json").exists()),
     ] {
         let Ok(families) = fs::read_dir(fixtures().join(kind)) else { continue };
@@ -104,9 +106,11 @@ fn every_model_answers_the_same_from_its_pack_and_comes_back() {
             let streamed = bits(&mut open(&path, &options).unwrap()).unwrap();
             assert!(streamed == expected, "{what}: streamed with {io}");
         }
-        let same_tokenizer = |session: &Session| session.tokenizer().ok().map(|t| {
-            (t.kind().to_owned(), t.vocab_size(), t.encode("Hello, 世界!", true, true).unwrap())
-        });
+        let same_tokenizer = |session: &Session| {
+            session.tokenizer().ok().map(|t| {
+                (t.kind().to_owned(), t.vocab_size(), t.encode("Hello, 世界!", true, true).unwrap())
+            })
+        };
         assert_eq!(same_tokenizer(&session), same_tokenizer(&resident), "{what}");
         let report = verify(&path, IoKind::Auto, &mut never).unwrap();
         assert_eq!((report.damaged_chunks, report.damage.len()), (0, 0));
@@ -116,13 +120,31 @@ fn every_model_answers_the_same_from_its_pack_and_comes_back() {
     assert!(compared >= 3, "only {compared} models were compared");
 }
 
+/// Names and bytes of all tensors.
+fn contents(path: &Path) -> Vec<(String, Vec<u8>)> {
+    let catalog = Catalog::open(path).unwrap();
+    let files = FileSet::of_catalog(&catalog, true).unwrap();
+    let read = |tensor: &TensorInfo| {
+        let mut bytes = vec![0; tensor.extent.length as usize];
+        files.read_exact(tensor.extent, &mut bytes).unwrap();
+        (tensor.name.clone(), bytes)
+    };
+    let mut contents: Vec<_> = catalog.tensors().iter().map(read).collect();
+    contents.sort();
+    contents
+}
+
 /// The source from its pack, byte for byte.
 fn comes_back(source: &Path, path: &Path, folder: &Path) {
     let same = |one: &Path, other: &Path| fs::read(one).unwrap() == fs::read(other).unwrap();
     if source.is_file() {
         let back = folder.join("back.gguf");
         to_gguf(path, &back, IoKind::Auto, &mut never).unwrap();
-        assert!(same(source, &back), "{}", source.display());
+        match Catalog::open(source).unwrap().files.len() {
+            1 => assert!(same(source, &back), "{}", source.display()),
+            // A split set comes back as one file.
+            _ => assert_eq!(contents(source), contents(&back), "{}", source.display()),
+        }
         let refused = to_hugging_face(path, &folder.join("hf"), IoKind::Auto, &mut never);
         assert!(refused.unwrap_err().to_string().contains("--to-gguf"));
         return;
@@ -204,7 +226,9 @@ fn damage_is_an_error_with_its_place_and_never_a_token() {
     let report = verify(&path, IoKind::Auto, &mut never).unwrap();
     assert_eq!(report.damaged_chunks, 1);
     assert_eq!(report.damage[0].block, "expert 5 of layer 1");
-    assert!(report.damage[0].tensors.contains(&"model.layers.1.mlp.experts.5.up_proj.weight".into()));
+    assert!(
+        report.damage[0].tensors.contains(&"model.layers.1.mlp.experts.5.up_proj.weight".into())
+    );
     for io in [IoKind::Auto, IoKind::Pread] {
         let error = match open(&path, &SessionOptions { io, ..options(None) }) {
             Ok(_) => panic!("a damaged expert was loaded"),

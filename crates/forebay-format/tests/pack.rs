@@ -297,7 +297,8 @@ fn hexdump(bytes: &[u8]) -> String {
         };
         let letters: String =
             row.iter().map(|b| if (32..127).contains(b) { *b as char } else { '.' }).collect();
-        text += &format!("{:08x}  {}  {}  |{letters}|\n", line * 16, half(&row[..8]), half(&row[8..]));
+        text +=
+            &format!("{:08x}  {}  {}  |{letters}|\n", line * 16, half(&row[..8]), half(&row[8..]));
     }
     text
 }

@@ -14,7 +14,9 @@ use forebay_format::Extent;
 use forebay_format::pack::ChunkIndex;
 
 use crate::arena::{Arena, SLOT_ALIGNMENT, SlotBuffer};
-use crate::engine::{BlockLabel, BlockRead, EngineInfo, EngineOptions, IoKind, Priority, open_engine};
+use crate::engine::{
+    BlockLabel, BlockRead, EngineInfo, EngineOptions, IoKind, Priority, open_engine,
+};
 use crate::error::StoreError;
 use crate::files::FileSet;
 use crate::layout::BlockLayout;

@@ -162,7 +162,11 @@ fn spoil(transfer: &Transfer, given: u32) {
 
 /// Turns over a bit of what a request brought.
 fn flip(transfer: &Transfer, plan: &FaultPlan) {
-    let start = plan.faults.iter().find(|fault| fault.kind == FaultKind::Flip).map(|fault| fault.range.start);
+    let start = plan
+        .faults
+        .iter()
+        .find(|fault| fault.kind == FaultKind::Flip)
+        .map(|fault| fault.range.start);
     let at = start.unwrap_or(0).saturating_sub(transfer.offset);
     let at = at.min(u64::from(transfer.length).saturating_sub(1)) as usize;
     // SAFETY: the memory is lent to the device until the transfer is reported, which has not

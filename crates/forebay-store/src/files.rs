@@ -69,7 +69,8 @@ impl FileSet {
     pub fn of_catalog(catalog: &Catalog, verify: bool) -> Result<FileSet, StoreError> {
         let open = |path: &PathBuf| StoredFile::open(path);
         let mut files = catalog.files.iter().map(open).collect::<Result<Vec<_>, _>>()?;
-        if let (Some(pack), Some(file)) = (catalog.pack.as_ref().filter(|_| verify), files.first_mut())
+        if let (Some(pack), Some(file)) =
+            (catalog.pack.as_ref().filter(|_| verify), files.first_mut())
         {
             file.checks = Some(Checks::new(Arc::clone(&pack.chunks)));
         }

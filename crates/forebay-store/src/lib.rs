@@ -39,7 +39,7 @@ mod uring;
 mod writer;
 
 pub use arena::{Arena, SLOT_ALIGNMENT, SlotBuffer};
-pub use copy::{CopyJob, CopyReport, Span, Sink, copy};
+pub use copy::{CopyJob, CopyReport, Sink, Span, copy};
 pub use engine::{
     BlockLabel, BlockRead, Completion, EngineInfo, EngineOptions, IoKind, IoStatistics, Priority,
     ReadDone, ReadEngine, open_engine, open_faulty_engine,
@@ -56,3 +56,5 @@ pub use reader::{
 pub use writer::OutputFile;
 pub use simulated::{DiskModel, VirtualClock, open_simulated_engine};
 pub use trace::{IoRecorder, PageFaults, ReadEnd, ReadRecord, Recording, WaitRecord, Why};
+pub use simulated::{DiskModel, VirtualClock, open_simulated_engine};
+pub use writer::OutputFile;

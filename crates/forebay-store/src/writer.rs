@@ -205,10 +205,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("out");
         let error = OutputFile::create(&target, 1 << 55).unwrap_err();
-        assert!(
-            matches!(error, StoreError::NoRoom { .. } | StoreError::Create { .. }),
-            "{error}"
-        );
+        assert!(matches!(error, StoreError::NoRoom { .. } | StoreError::Create { .. }), "{error}");
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
         let missing = folder.path().join("missing/out");
         assert!(matches!(OutputFile::create(&missing, 1), Err(StoreError::Create { .. })));

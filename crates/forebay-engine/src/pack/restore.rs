@@ -114,13 +114,7 @@ fn open(pack: &Path) -> Result<(Catalog, FileSet), EngineError> {
     Ok((catalog, files))
 }
 
-fn report(
-    pack: &Path,
-    out: &Path,
-    files: usize,
-    bytes: u64,
-    started: Instant,
-) -> RestoreReport {
+fn report(pack: &Path, out: &Path, files: usize, bytes: u64, started: Instant) -> RestoreReport {
     let seconds = started.elapsed().as_secs_f64();
     RestoreReport {
         path: out.to_path_buf(),

@@ -68,8 +68,7 @@ pub fn verify(
             FormatError::PackDamaged { path: path.to_path_buf(), offset: range.end, what }.into()
         );
     }
-    let from =
-        Extent { file: FileIndex(0), offset: range.start, length: range.end - range.start };
+    let from = Extent { file: FileIndex(0), offset: range.start, length: range.end - range.start };
     let sink = Comparing { index, bad: Mutex::new(Vec::new()) };
     let job = CopyJob {
         spans: vec![Span { to: range.start, from }],

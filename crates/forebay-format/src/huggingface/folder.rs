@@ -7,8 +7,8 @@ use std::path::{Component, Path, PathBuf};
 
 use serde_json::Value;
 
-use super::{Document, HfMetadata};
 use super::safetensors::parse_file;
+use super::{Document, HfMetadata};
 use crate::catalog::{SizedFile, folder_of};
 use crate::{Catalog, FileIndex, FormatError, Source, TensorInfo};
 

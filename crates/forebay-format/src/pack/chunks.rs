@@ -118,9 +118,9 @@ mod tests {
         let index = index();
         let all: Vec<_> = index.chunks(0, u64::MAX).collect();
         assert!(all.is_empty(), "byte 0 is in no block");
-        let all: Vec<_> = index.chunks(4096, u64::MAX).map(|c| (c.offset, c.bytes, c.checksum)).collect();
-        let expected =
-            [(4096, 8192, 10), (12288, 4096, 11), (16384, 4096, 12), (20480, 4096, 13)];
+        let all: Vec<_> =
+            index.chunks(4096, u64::MAX).map(|c| (c.offset, c.bytes, c.checksum)).collect();
+        let expected = [(4096, 8192, 10), (12288, 4096, 11), (16384, 4096, 12), (20480, 4096, 13)];
         assert_eq!(all, expected);
         assert_eq!(index.range(), 4096..24576);
     }

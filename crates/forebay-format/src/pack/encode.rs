@@ -70,8 +70,7 @@ impl Header {
         write(out);
         let bytes = out.len() - offset;
         out.resize(out.len().next_multiple_of(PAGE_BYTES as usize), 0);
-        let fields =
-            [offset as u64, bytes as u64, count as u64, checksum(&out[offset..])];
+        let fields = [offset as u64, bytes as u64, count as u64, checksum(&out[offset..])];
         for (index, field) in fields.into_iter().enumerate() {
             self.put(64 + 32 * self.sections + 8 * index, &field.to_le_bytes());
         }

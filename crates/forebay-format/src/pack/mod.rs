@@ -150,7 +150,10 @@ impl BlockKind {
     pub(crate) fn from_id(id: u32) -> BlockKind {
         use BlockKind::*;
         // A newer minor version may know more kinds; their bytes are read all the same.
-        [Embedding, Layer, Expert, Head].into_iter().find(|kind| *kind as u32 == id).unwrap_or(Other)
+        [Embedding, Layer, Expert, Head]
+            .into_iter()
+            .find(|kind| *kind as u32 == id)
+            .unwrap_or(Other)
     }
 }
 

@@ -273,7 +273,12 @@ fn read_chunks<R: Read>(
             let codec = (u16_at(&entry, 0), u16_at(&entry, 2));
             if codec != CODEC_RAW {
                 let (path, block) = (section.path().to_owned(), block.to_string());
-                return Err(FormatError::PackCodec { path, block, codec: codec.0, version: codec.1 });
+                return Err(FormatError::PackCodec {
+                    path,
+                    block,
+                    codec: codec.0,
+                    version: codec.1,
+                });
             }
             let size = u64::from(block.chunk_bytes);
             let bytes = size.min(block.bytes - chunk * size);

@@ -4,7 +4,8 @@ use std::collections::HashMap;
 
 use super::tensors::TensorRow;
 use super::{
-    Block, BlockKind, CHUNK_BYTES_MAX, ChunkIndex, Embedded, Origin, PAGE_BYTES, TENSOR_ALIGNMENT, encode,
+    Block, BlockKind, CHUNK_BYTES_MAX, ChunkIndex, Embedded, Origin, PAGE_BYTES, TENSOR_ALIGNMENT,
+    encode,
 };
 use crate::{Catalog, Extent, FormatError, Source, TensorInfo};
 
@@ -189,7 +190,8 @@ impl Builder<'_> {
     /// Every tensor is there, with all its pieces, in blocks of one size.
     fn check_complete(&self) -> Result<(), FormatError> {
         let placed: u64 = self.plan.rows.iter().map(|row| u64::from(row.pieces)).sum();
-        let missing = (0..self.source.tensors().len()).find(|index| !self.row_of.contains_key(index));
+        let missing =
+            (0..self.source.tensors().len()).find(|index| !self.row_of.contains_key(index));
         if let Some(index) = missing {
             return Err(self.refuse(&self.source.tensors()[index], "no block takes it"));
         }

@@ -134,8 +134,9 @@ fn check_distinct(path: &Path, placed: &[Placed], blocks: &[Block]) -> Result<()
             continue;
         }
         here.sort_by_key(|placed| placed.row.offset);
-        let overlap =
-            here.windows(2).find(|pair| pair[0].row.offset + pair[0].piece_bytes > pair[1].row.offset);
+        let overlap = here
+            .windows(2)
+            .find(|pair| pair[0].row.offset + pair[0].piece_bytes > pair[1].row.offset);
         if let Some([one, other]) = overlap {
             return Err(FormatError::TensorsOverlap {
                 path: path.to_owned(),

@@ -60,7 +60,8 @@ impl<'a> Tensors<'a> {
             expect_shape(first, &[experts as u64, rows as u64, cols as u64])?;
             let slices = (0..experts as u64).map(|expert| first.outer_slice(expert, 1));
             let slices: Option<Vec<Extent>> = slices.collect();
-            let uneven = || ModelError::TensorType { name: first.name.clone(), found: first.ty.name() };
+            let uneven =
+                || ModelError::TensorType { name: first.name.clone(), found: first.ty.name() };
             return Ok((matrix, slices.ok_or_else(uneven)?));
         }
         let extents = (0..experts).map(|expert| {

@@ -22,9 +22,8 @@ pub fn run(args: PackArgs) -> Outcome {
     let io = config::io_kind(args.io);
     if let Some(out) = &args.output {
         may_write(out, args.force)?;
-        let report = work(&args.model, "packing", |progress| {
-            pack::pack(&args.model, out, io, progress)
-        })?;
+        let report =
+            work(&args.model, "packing", |progress| pack::pack(&args.model, out, io, progress))?;
         return if args.json { output::json(&report) } else { tell_packed(&report) };
     }
     let report = restore(&args, io)?;
@@ -86,6 +85,8 @@ pub fn work<T>(
     match done {
         Ok(report) => Ok(report),
         Err(EngineError::Store(StoreError::Interrupted)) => Err(Failure::Interrupted),
+        // These name their file, which may be the output.
+        Err(EngineError::Store(error)) => Err(error.into()),
         Err(error) => Err(open::named(error, model)),
     }
 }

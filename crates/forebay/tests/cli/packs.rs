@@ -39,8 +39,16 @@ fn a_pack_is_a_model_like_any_other() {
     assert!(fs::read(&back).unwrap() == fs::read(demo()).unwrap());
     let folder = path("folder");
     forebay(&["pack", &path("0.fbay"), "--to-huggingface", &folder]).ok();
-    assert!(forebay(&["pack", &path("0.fbay"), "--to-huggingface", &folder]).failed(1).contains("exists"));
-    assert!(forebay(&["pack", &path("0.fbay"), "--to-gguf", &path("x")]).failed(1).contains("--to-huggingface"));
+    assert!(
+        forebay(&["pack", &path("0.fbay"), "--to-huggingface", &folder])
+            .failed(1)
+            .contains("exists")
+    );
+    assert!(
+        forebay(&["pack", &path("0.fbay"), "--to-gguf", &path("x")])
+            .failed(1)
+            .contains("--to-huggingface")
+    );
 }
 
 #[test]
