@@ -6,8 +6,13 @@ use std::sync::Arc;
 
 use forebay_format::pack::{Chunk, ChunkIndex, checksum};
 
+use crate::error::StoreError;
+
 /// Chunks up to this size are checked on the stack: rows of embeddings are read for every token.
 const SMALL_BYTES: usize = 4096;
+
+/// Fills a buffer with the bytes at an offset.
+pub(crate) type ReadAt<'a> = dyn Fn(u64, &mut [u8]) -> Result<(), StoreError> + 'a;
 
 /// The checksums of one file. Clones share them.
 #[derive(Clone, Debug)]
@@ -69,14 +74,14 @@ impl Checks {
         })
     }
 
-    /// Fills `out` with the bytes at `offset`, reading the chunks around them with `read`. The inner
-    /// error is the first chunk that is not as it was written.
-    pub fn read<E>(
+    /// Fills `out` with the bytes at `offset`, reading the chunks around them with `read`. Gives the
+    /// first chunk that is not as it was written; `out` must not be used then.
+    pub fn read(
         &self,
         offset: u64,
         out: &mut [u8],
-        read: &dyn Fn(u64, &mut [u8]) -> Result<(), E>,
-    ) -> Result<Option<BadChunk>, E> {
+        read: &ReadAt<'_>,
+    ) -> Result<Option<BadChunk>, StoreError> {
         let end = offset.saturating_add(out.len() as u64);
         if self.index.cover(offset, end).is_none() {
             read(offset, out)?;
