@@ -14,8 +14,8 @@ use forebay_stream::{Budget, MemoryPlan, PolicyKind, Residency};
 use forebay_text::{ChatTemplate, TextError, Tokenizer};
 
 use crate::inspect::ModelInfo;
-use crate::trace_io::TraceHeader;
 use crate::statistics::Checks;
+use crate::trace_io::TraceHeader;
 use crate::{EngineError, SessionStatistics, default_budget_bytes, peak_resident_bytes};
 
 /// What a user may choose about a session.

@@ -12,8 +12,8 @@ use rustix::fs::{AtFlags, StatxFlags, fstatfs, statx};
 use crate::arena::SLOT_ALIGNMENT;
 use crate::checks::{BadChunk, Checks};
 use crate::error::StoreError;
-use crate::trace::{IoRecorder, ReadEnd, ReadRecord, Why, nanoseconds};
 use crate::layout::BlockLayout;
+use crate::trace::{IoRecorder, ReadEnd, ReadRecord, Why, nanoseconds};
 
 /// Alignment of files that have no need of one. Parts keep the cache-line position that they have
 /// in the file.
@@ -149,7 +149,9 @@ impl FileSet {
                 buffer_bytes: out.len(),
             });
         }
-        let Some(recorder) = &self.recorder else { return file.read_checked_at(extent.offset, out) };
+        let Some(recorder) = &self.recorder else {
+            return file.read_checked_at(extent.offset, out);
+        };
         let started = recorder.now();
         let result = file.read_checked_at(extent.offset, out);
         recorder.read(small_read(extent, started, recorder.now(), &result));

@@ -53,8 +53,6 @@ pub use reader::{
     BlockAnswer, BlockReader, RawReader, RawRequest, ReadAnswer, ReadRequest, ReaderEnd,
     ReaderError, ReaderOptions,
 };
-pub use writer::OutputFile;
 pub use simulated::{DiskModel, VirtualClock, open_simulated_engine};
 pub use trace::{IoRecorder, PageFaults, ReadEnd, ReadRecord, Recording, WaitRecord, Why};
-pub use simulated::{DiskModel, VirtualClock, open_simulated_engine};
 pub use writer::OutputFile;
