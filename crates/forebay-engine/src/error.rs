@@ -28,6 +28,14 @@ pub enum EngineError {
     EmptyPrompt,
     #[error("{name} is {value}, but {expected}")]
     BadOption { name: &'static str, value: String, expected: String },
+    #[error("{}: is a pack already", path.display())]
+    IsPack { path: PathBuf },
+    #[error("{}: is no pack; only packs (.fbay) can be verified or turned back", path.display())]
+    NoPack { path: PathBuf },
+    #[error("{}: exists already: choose another name, or remove it first", path.display())]
+    Exists { path: PathBuf },
+    #[error("{}: {source}", path.display())]
+    Folder { path: PathBuf, source: std::io::Error },
     #[error("{}: the model has no tokenizer; only token ids can be used with it", path.display())]
     NoTokenizer { path: PathBuf },
 }

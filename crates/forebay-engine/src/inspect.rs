@@ -30,7 +30,7 @@ pub struct TypeBytes {
 #[derive(Debug, Clone, Serialize)]
 pub struct ModelInfo {
     pub path: PathBuf,
-    /// `GGUF v3` or `Hugging Face`.
+    /// `GGUF v3` or `Hugging Face`; for a pack that and its source, `pack v1.0 of GGUF v3`.
     pub format: String,
     pub architecture: &'static str,
     pub name: Option<String>,
@@ -94,21 +94,18 @@ impl ModelInfo {
         let expert_bytes: u64 = tensors
             .iter()
             .filter(|tensor| block_kind(tensor) == EXPERTS)
-            .map(|tensor| tensor.extent.length)
+            .map(|tensor| tensor.bytes())
             .sum();
         let expert_layers = architecture.expert_layers().count() as u64;
         let experts_in_all = expert_layers * experts as u64;
         ModelInfo {
             path: catalog.root.clone(),
-            format: match &catalog.source {
-                Source::Gguf(metadata) => format!("GGUF v{}", metadata.version),
-                Source::HuggingFace(_) => "Hugging Face".into(),
-            },
+            format: format(catalog),
             architecture: architecture.family,
             name: architecture.name.clone(),
             parameters: tensors.iter().map(TensorInfo::elements).sum(),
             file_bytes: catalog.file_bytes.iter().sum(),
-            weights_bytes: tensors.iter().map(|tensor| tensor.extent.length).sum(),
+            weights_bytes: tensors.iter().map(|tensor| tensor.bytes()).sum(),
             expert_bytes,
             bytes_per_expert: expert_bytes.checked_div(experts_in_all).unwrap_or(0),
             layers: architecture.layers.len(),
@@ -124,6 +121,17 @@ impl ModelInfo {
             types: types(tensors),
             kinds: kinds(tensors),
         }
+    }
+}
+
+fn format(catalog: &Catalog) -> String {
+    let source = match &catalog.source {
+        Source::Gguf(metadata) => format!("GGUF v{}", metadata.version),
+        Source::HuggingFace(_) => "Hugging Face".into(),
+    };
+    match &catalog.pack {
+        Some(pack) => format!("pack v{}.{} of {source}", pack.version.0, pack.version.1),
+        None => source,
     }
 }
 
@@ -158,7 +166,7 @@ pub(crate) fn block_kind(tensor: &TensorInfo) -> &'static str {
 fn kinds(tensors: &[TensorInfo]) -> Vec<BlockKindBytes> {
     let of_kind = |kind: &'static str| {
         let members = || tensors.iter().filter(move |tensor| block_kind(tensor) == kind);
-        let bytes = members().map(|tensor| tensor.extent.length).sum();
+        let bytes = members().map(|tensor| tensor.bytes()).sum();
         BlockKindBytes { kind, tensors: members().count(), bytes }
     };
     KINDS.into_iter().map(of_kind).filter(|entry| entry.tensors > 0).collect()
@@ -172,9 +180,9 @@ fn types(tensors: &[TensorInfo]) -> Vec<TypeBytes> {
         match types.iter_mut().find(|entry| entry.name == name) {
             Some(entry) => {
                 entry.tensors += 1;
-                entry.bytes += tensor.extent.length;
+                entry.bytes += tensor.bytes();
             }
-            None => types.push(TypeBytes { name, tensors: 1, bytes: tensor.extent.length }),
+            None => types.push(TypeBytes { name, tensors: 1, bytes: tensor.bytes() }),
         }
     }
     types.sort_by_key(|entry| std::cmp::Reverse(entry.bytes));

@@ -14,6 +14,7 @@ use forebay_stream::{Budget, MemoryPlan, PolicyKind, Residency};
 use forebay_text::{ChatTemplate, TextError, Tokenizer};
 
 use crate::inspect::ModelInfo;
+use crate::statistics::Checks;
 use crate::trace_io::TraceHeader;
 use crate::{EngineError, SessionStatistics, default_budget_bytes, peak_resident_bytes};
 
@@ -37,6 +38,8 @@ pub struct SessionOptions {
     pub prefetch: bool,
     /// Reads bypass the page cache where the file system allows it.
     pub direct: bool,
+    /// What is read of a pack is compared with its checksums.
+    pub verify: bool,
     /// Bytes per read request.
     pub request_bytes: Option<usize>,
     /// Read requests in flight.
@@ -60,6 +63,7 @@ impl Default for SessionOptions {
             io: IoKind::Auto,
             prefetch: false,
             direct: true,
+            verify: true,
             request_bytes: None,
             queue_depth: None,
             stall_timeout: Duration::from_secs(30),
@@ -83,6 +87,7 @@ pub struct Session {
     budget_bytes: u64,
     budget_chosen_by_user: bool,
     root: PathBuf,
+    checks: Checks,
     /// Ids in the key/value cache.
     pub(crate) cached: Vec<u32>,
     pub(crate) logits: Vec<f32>,
@@ -104,10 +109,18 @@ impl Session {
         let started = Instant::now();
         let catalog = Catalog::open(model)?;
         let architecture = Architecture::from_catalog(&catalog)?;
-        let files = match &options.recorder {
-            None => FileSet::open(&catalog.files)?,
-            Some(recorder) => FileSet::open(&catalog.files)?.recorded(recorder),
-        };
+        let mut files = FileSet::of_catalog(&catalog, options.verify)?;
+        if let Some(recorder) = &options.recorder {
+            files = files.recorded(recorder);
+        }
+        let checks = Checks::of(&catalog, options.verify);
+        if checks == Checks::None && !options.verify {
+            return Err(EngineError::BadOption {
+                name: "--no-verify",
+                value: "given".into(),
+                expected: "only packs (.fbay) have checksums, and this model is none".into(),
+            });
+        }
         let weights = Weights::new(&catalog, &architecture, &files)?;
         let tokenizer = optional_tokenizer(&catalog)?;
         let chat_template = ChatTemplate::from_catalog(&catalog)?;
@@ -154,6 +167,7 @@ impl Session {
             budget_bytes: budget,
             budget_chosen_by_user: options.ram_bytes.is_some(),
             root: catalog.root,
+            checks,
             cached: Vec::with_capacity(context),
             logits: Vec::with_capacity(vocabulary),
             load_seconds: started.elapsed().as_secs_f64(),
@@ -259,6 +273,7 @@ impl Session {
             compute: self.decoder.cpu().describe(),
             policy: self.plan.policy.to_string(),
             io_engine: residency.engine_info().into(),
+            checksums: self.checks,
             stream: residency.statistics(),
         }
     }

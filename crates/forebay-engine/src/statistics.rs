@@ -1,5 +1,6 @@
 //! The figures of a session, for people and for programs.
 
+use forebay_format::Catalog;
 use forebay_store::EngineInfo;
 use forebay_stream::StreamStatistics;
 use serde::Serialize;
@@ -31,7 +32,30 @@ pub struct SessionStatistics {
     pub compute: String,
     pub policy: String,
     pub io_engine: ReadPath,
+    pub checksums: Checks,
     pub stream: StreamStatistics,
+}
+
+/// Whether what was read was compared with checksums.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Checks {
+    /// Everything that was read.
+    On,
+    /// There are checksums, and the user did not want them.
+    Off,
+    /// The container has none.
+    None,
+}
+
+impl Checks {
+    pub(crate) fn of(catalog: &Catalog, verify: bool) -> Checks {
+        match (&catalog.pack, verify) {
+            (None, _) => Checks::None,
+            (Some(_), true) => Checks::On,
+            (Some(_), false) => Checks::Off,
+        }
+    }
 }
 
 /// How blocks were read.

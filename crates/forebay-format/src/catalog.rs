@@ -1,9 +1,11 @@
 //! What a model file holds: the tensor table and the description beside it.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde::Serialize;
 
+use crate::pack::{self, Pack};
 use crate::{FormatError, GgufMetadata, HfMetadata, TensorType, gguf, huggingface};
 
 /// Which of a model's files: an index into [`Catalog::files`].
@@ -44,11 +46,43 @@ pub struct TensorInfo {
     /// the elements of a row contiguous, a stack of experts `[experts, rows, cols]`. No dimension
     /// is zero, and the innermost is a whole number of blocks.
     pub shape: Vec<u64>,
-    /// Exactly the tensor's bytes; checked to lie inside the file.
+    /// From the tensor's first byte to its last one; checked to lie inside the file. Other tensors
+    /// lie between them if the tensor [is not contiguous](Self::is_contiguous).
     pub extent: Extent,
+    /// Bytes from the start of one entry of the outermost dimension to the start of the next. In a
+    /// pack the experts of a stack lie apart, each beside the other matrices of the same expert.
+    pub stride: u64,
 }
 
 impl TensorInfo {
+    /// A tensor whose bytes are exactly those of `extent`.
+    pub fn contiguous(name: String, ty: TensorType, shape: Vec<u64>, extent: Extent) -> TensorInfo {
+        let stride = extent.length / shape.first().copied().unwrap_or(1).max(1);
+        TensorInfo { name, ty, shape, extent, stride }
+    }
+
+    /// Bytes of the tensor's elements.
+    pub fn bytes(&self) -> u64 {
+        // A checked tensor has a size; the fallback only keeps this free of panics.
+        self.ty.tensor_bytes(&self.shape).unwrap_or(self.extent.length)
+    }
+
+    /// Whether the tensor's bytes are one extent.
+    pub fn is_contiguous(&self) -> bool {
+        self.bytes() == self.extent.length
+    }
+
+    /// The extents that hold the tensor's bytes, in order.
+    pub fn extents(&self) -> impl Iterator<Item = Extent> + '_ {
+        let apart = if self.is_contiguous() { 1 } else { self.shape[0] };
+        let length = self.bytes() / apart;
+        (0..apart).map(move |entry| Extent {
+            file: self.extent.file,
+            offset: self.extent.offset + entry * self.stride,
+            length,
+        })
+    }
+
     /// Number of elements.
     pub fn elements(&self) -> u64 {
         // No type takes less than one bit per element and the bytes are known to lie in a file, so
@@ -57,17 +91,20 @@ impl TensorInfo {
     }
 
     /// The bytes of `count` entries of the outermost dimension from `first` on: rows of a matrix,
-    /// experts of a stack. `None` if there are not so many, or if the entries are no whole blocks.
+    /// experts of a stack. `None` if there are not so many, if the entries are no whole blocks, or
+    /// if several entries are asked for that lie apart.
     pub fn outer_slice(&self, first: u64, count: u64) -> Option<Extent> {
         let (outer, inner) = self.shape.split_first()?;
         let entry_bytes = self.ty.tensor_bytes(inner).filter(|_| {
             // The entries of a vector are elements, which are only separate in plain types.
             !inner.is_empty() || !self.ty.is_quantized()
         })?;
-        if first.checked_add(count)? > *outer {
+        let whole = self.is_contiguous();
+        if first.checked_add(count)? > *outer || (count > 1 && !whole) {
             return None;
         }
-        self.extent.slice(first.checked_mul(entry_bytes)?, count.checked_mul(entry_bytes)?)
+        let step = if whole { entry_bytes } else { self.stride };
+        self.extent.slice(first.checked_mul(step)?, count.checked_mul(entry_bytes)?)
     }
 }
 
@@ -88,6 +125,8 @@ pub struct Catalog {
     /// Size of each file.
     pub file_bytes: Vec<u64>,
     pub source: Source,
+    /// What a pack says beyond that: its blocks and checksums. `None` for other containers.
+    pub pack: Option<Arc<Pack>>,
     tensors: Vec<TensorInfo>,
     /// Indices into `tensors`, sorted by name.
     by_name: Vec<u32>,
@@ -105,8 +144,8 @@ pub(crate) fn folder_of(file: &Path) -> &Path {
 pub(crate) type SizedFile = (PathBuf, u64);
 
 impl Catalog {
-    /// Opens a model: a GGUF file (any file of a split set opens the whole set), a Hugging Face
-    /// folder, or that folder's `config.json`, index or one of its safetensors files.
+    /// Opens a model: a GGUF file (any file of a split set opens the whole set), a pack, a Hugging
+    /// Face folder, or that folder's `config.json`, index or one of its safetensors files.
     ///
     /// # Errors
     /// Everything that makes the tables unusable: see [`FormatError`].
@@ -119,6 +158,8 @@ impl Catalog {
         let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or("");
         if kind.is_dir() || ["json", "safetensors"].contains(&extension) {
             huggingface::open(path)
+        } else if extension == pack::EXTENSION || pack::is_pack(path)? {
+            pack::open(path)
         } else {
             gguf::open(path)
         }
@@ -143,7 +184,7 @@ impl Catalog {
             });
         }
         let (files, file_bytes) = files.into_iter().unzip();
-        Ok(Catalog { root, files, file_bytes, source, tensors, by_name })
+        Ok(Catalog { root, files, file_bytes, source, pack: None, tensors, by_name })
     }
 
     /// The tensor of this name.
@@ -161,7 +202,7 @@ impl Catalog {
 
     /// Bytes of all tensors together, without headers and padding.
     pub fn total_bytes(&self) -> u64 {
-        self.tensors.iter().map(|tensor| tensor.extent.length).sum()
+        self.tensors.iter().map(TensorInfo::bytes).sum()
     }
 
     /// The GGUF metadata, if the model is a GGUF.
@@ -188,7 +229,20 @@ mod tests {
     fn tensor(ty: TensorType, shape: &[u64]) -> TensorInfo {
         let length = ty.tensor_bytes(shape).unwrap();
         let extent = Extent { file: FileIndex(1), offset: 1000, length };
-        TensorInfo { name: "t".into(), ty, shape: shape.to_vec(), extent }
+        TensorInfo::contiguous("t".into(), ty, shape.to_vec(), extent)
+    }
+
+    #[test]
+    fn experts_that_lie_apart() {
+        let mut experts = tensor(TensorType::Q8_0, &[4, 3, 64]);
+        experts.stride = 4096;
+        experts.extent.length = 3 * 4096 + 204;
+        assert_eq!((experts.bytes(), experts.is_contiguous()), (816, false));
+        let third = experts.outer_slice(3, 1).unwrap();
+        assert_eq!((third.offset, third.length), (1000 + 3 * 4096, 204));
+        assert_eq!(experts.outer_slice(0, 2), None);
+        assert_eq!(experts.extents().collect::<Vec<_>>()[3], third);
+        assert_eq!(experts.extents().count(), 4);
     }
 
     #[test]

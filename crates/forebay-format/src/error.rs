@@ -195,6 +195,40 @@ pub enum FormatError {
     )]
     MissingTensor { path: PathBuf, tensor: String, shard: String },
 
+    #[error(
+        "{}: not a pack: it starts with {found:02x?} where \"FBAY\" belongs; \
+         check that the download is complete and not a text page",
+        show(path)
+    )]
+    NotAPack { path: PathBuf, found: Vec<u8> },
+
+    #[error(
+        "{}: the pack has format version {major}.{minor}, this build reads version 1; \
+         use a newer forebay, or pack the model again",
+        show(path)
+    )]
+    PackVersion { path: PathBuf, major: u16, minor: u16 },
+
+    #[error(
+        "{}: {what} at byte {offset} is damaged: its checksum is {found:016x}, {expected:016x} was \
+         written; get the file again",
+        show(path)
+    )]
+    PackChecksum { path: PathBuf, what: String, offset: u64, expected: u64, found: u64 },
+
+    #[error("{}: the pack makes no sense at byte {offset}: {what}; get the file again", show(path))]
+    PackDamaged { path: PathBuf, offset: u64, what: String },
+
+    #[error(
+        "{}: {block} is stored with codec {codec} version {version}, which this build does not know \
+         (it knows codec 0, raw); use a newer forebay, or pack the model again",
+        show(path)
+    )]
+    PackCodec { path: PathBuf, block: String, codec: u16, version: u16 },
+
+    #[error("{}: the source cannot be restored: {why}", show(path))]
+    Restore { path: PathBuf, why: String },
+
     #[error("values of type {ty} cannot be decoded to f32")]
     NotDequantizable { ty: TensorType },
 

@@ -1,9 +1,10 @@
 //! Model files, read as far as their tables: bytes in, a [`Catalog`] out.
 //!
 //! A catalog says which tensors a model has, how their elements are encoded and where their bytes
-//! lie on disk ([`Extent`]). Two containers are known: GGUF (single files and split sets, see
-//! [`gguf`]) and Hugging Face folders with safetensors ([`huggingface`]). Opening a model never
-//! reads weights; only headers and the small JSON files beside them.
+//! lie on disk ([`Extent`]). Three containers are known: GGUF (single files and split sets, see
+//! [`gguf`]), Hugging Face folders with safetensors ([`huggingface`]), and our own that is made for
+//! streaming ([`pack`]). Opening a model never reads weights; only headers and the small files
+//! beside them.
 //!
 //! The crate also defines the block layouts of all tensor types and their exact values
 //! ([`dequantize`]), the reference for every faster kernel.
@@ -17,6 +18,7 @@ mod catalog;
 mod error;
 pub mod gguf;
 pub mod huggingface;
+pub mod pack;
 pub mod quant;
 mod tensor_type;
 
@@ -25,7 +27,7 @@ pub use error::FormatError;
 pub use gguf::metadata::GgufMetadata;
 pub use gguf::parse::{GgufHeader, parse_gguf_bytes};
 pub use gguf::value::{Array, ByteStrings, Value, ValueType};
-pub use huggingface::HfMetadata;
 pub use huggingface::safetensors::{SafetensorsHeader, parse_safetensors_bytes};
+pub use huggingface::{Document, HfMetadata};
 pub use quant::{can_dequantize, dequantize};
 pub use tensor_type::TensorType;

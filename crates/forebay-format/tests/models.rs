@@ -134,7 +134,7 @@ fn all_hugging_face_folders_open() {
         check(&catalog);
         let Source::HuggingFace(metadata) = &catalog.source else { panic!("not a folder") };
         assert!(metadata.config["vocab_size"].as_u64().is_some());
-        assert!(metadata.tokenizer_json.as_ref().unwrap().exists());
+        assert!(metadata.tokenizer_json.as_ref().unwrap().path().exists());
         assert!(metadata.tokenizer_config.is_some() && metadata.generation_config.is_some());
         let embedding = catalog.tensor("model.embed_tokens.weight").unwrap();
         assert_eq!(embedding.shape[0], metadata.config["vocab_size"].as_u64().unwrap());

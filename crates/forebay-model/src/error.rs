@@ -25,6 +25,8 @@ pub enum ModelError {
     TensorShape { name: String, found: Vec<u64>, expected: Vec<u64> },
     #[error("tensor '{name}' is of type {found}, which cannot be used as a weight matrix")]
     TensorType { name: String, found: &'static str },
+    #[error("tensor '{name}' lies in several pieces, which only experts may; pack the model again")]
+    TensorInPieces { name: String },
     #[error(
         "tensor '{name}' holds a value that is not finite at index {index}; the file is damaged"
     )]

@@ -105,6 +105,11 @@ pub struct IoStatistics {
     pub busy_seconds: f64,
     /// Requests that were repeated after an error or continued after a short read.
     pub retries: u64,
+    /// Bytes that were compared with their checksums, and the time that took.
+    pub bytes_checked: u64,
+    pub check_seconds: f64,
+    /// Blocks whose bytes did not match their checksums.
+    pub checksum_mismatches: u64,
 }
 
 /// Reads blocks into slots, asynchronously.

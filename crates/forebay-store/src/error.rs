@@ -19,6 +19,26 @@ pub enum StoreError {
         file.display()
     )]
     UnexpectedEnd { file: PathBuf, offset: u64, length: u64, file_bytes: u64 },
+    #[error(
+        "{} is damaged at byte {offset}, in {place}: its checksum is {found:016x}, {expected:016x} was written; \
+         get the file again (forebay verify lists all damage)",
+        file.display()
+    )]
+    Corrupt { file: PathBuf, offset: u64, place: String, expected: u64, found: u64 },
+    #[error("cannot write {}: {source}", file.display())]
+    Create { file: PathBuf, source: std::io::Error },
+    #[error("cannot write {} at byte {offset}: {source}", file.display())]
+    Write { file: PathBuf, offset: u64, source: std::io::Error },
+    #[error(
+        "{} needs {needed_bytes} bytes, and the disk has not enough room ({free_bytes} bytes are free): \
+         make room or choose another disk",
+        file.display()
+    )]
+    NoRoom { file: PathBuf, needed_bytes: u64, free_bytes: u64 },
+    #[error("interrupted")]
+    Interrupted,
+    #[error(transparent)]
+    Block(#[from] ReadError),
     #[error("an extent names file number {index}, but only {files} files are open")]
     UnknownFile { index: u32, files: usize },
     #[error("an extent of {extent_bytes} bytes was to be read into a buffer of {buffer_bytes}")]
@@ -58,6 +78,25 @@ pub enum ReadError {
         waited.as_secs_f64()
     )]
     Stalled { file: PathBuf, offset: u64, block: BlockLabel, waited: Duration },
+    #[error(
+        "{block} is damaged in {} at byte {offset} (in {place}): its checksum is {found:016x}, \
+         {expected:016x} was written, also when read again; get the file again (forebay verify lists all damage)",
+        file.display()
+    )]
+    Corrupt {
+        file: PathBuf,
+        offset: u64,
+        place: String,
+        block: BlockLabel,
+        expected: u64,
+        found: u64,
+    },
+    #[error(
+        "the layout of {block} would read parts of what has one checksum in {} at byte {offset}; \
+         plan it with the files that it is read from",
+        file.display()
+    )]
+    PartOfChunk { file: PathBuf, offset: u64, block: BlockLabel },
     #[error("the read of {block} was cancelled")]
     Cancelled { block: BlockLabel },
     #[error("{block} names file number {index}, but only {files} files are open")]

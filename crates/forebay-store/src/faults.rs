@@ -18,6 +18,8 @@ pub enum FaultKind {
     Error(i32),
     /// Gives at most this many bytes; what follows them in memory is garbage.
     Short(u32),
+    /// Succeeds, with one wrong bit in the first byte of the range that the request has.
+    Flip,
     /// Ends only after this time.
     Delay(Duration),
     /// Does not end.
@@ -131,6 +133,10 @@ impl<D: Device> Faulty<D> {
                     }
                     finished.push(end);
                 }
+                Some((FaultKind::Flip, transfer)) => {
+                    flip(&transfer, &self.plan);
+                    finished.push(end);
+                }
             }
         }
         self.held.retain(|&(due, end)| {
@@ -151,6 +157,23 @@ fn spoil(transfer: &Transfer, given: u32) {
     unsafe {
         let rest = transfer.memory.add(given);
         rest.write_bytes(0xA5, transfer.length as usize - given);
+    }
+}
+
+/// Turns over a bit of what a request brought.
+fn flip(transfer: &Transfer, plan: &FaultPlan) {
+    let start = plan
+        .faults
+        .iter()
+        .find(|fault| fault.kind == FaultKind::Flip)
+        .map(|fault| fault.range.start);
+    let at = start.unwrap_or(0).saturating_sub(transfer.offset);
+    let at = at.min(u64::from(transfer.length).saturating_sub(1)) as usize;
+    // SAFETY: the memory is lent to the device until the transfer is reported, which has not
+    // happened yet; the inner device has finished with it; `at` lies inside.
+    unsafe {
+        let byte = transfer.memory.add(at);
+        byte.write(byte.read() ^ 0x10);
     }
 }
 

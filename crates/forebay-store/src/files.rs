@@ -6,11 +6,13 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use forebay_format::{Extent, FileIndex};
+use forebay_format::{Catalog, Extent, FileIndex};
 use rustix::fs::{AtFlags, StatxFlags, fstatfs, statx};
 
 use crate::arena::SLOT_ALIGNMENT;
+use crate::checks::{BadChunk, Checks};
 use crate::error::StoreError;
+use crate::layout::BlockLayout;
 use crate::trace::{IoRecorder, ReadEnd, ReadRecord, Why, nanoseconds};
 
 /// Alignment of files that have no need of one. Parts keep the cache-line position that they have
@@ -30,6 +32,8 @@ pub struct FileSet {
 pub(crate) struct StoredFile {
     pub path: PathBuf,
     pub bytes: u64,
+    /// Checksums of what is read; `None` where there are none or they shall not be looked at.
+    pub checks: Option<Checks>,
     content: Content,
 }
 
@@ -57,11 +61,42 @@ impl FileSet {
         Ok(FileSet { files, recorder: None })
     }
 
+    /// Opens the files of a model. With `verify`, what is read of a pack is compared with its
+    /// checksums, so that no damaged byte is ever handed out; other containers have none.
+    ///
+    /// # Errors
+    /// As [`FileSet::open`].
+    pub fn of_catalog(catalog: &Catalog, verify: bool) -> Result<FileSet, StoreError> {
+        let open = |path: &PathBuf| StoredFile::open(path);
+        let mut files = catalog.files.iter().map(open).collect::<Result<Vec<_>, _>>()?;
+        if let (Some(pack), Some(file)) =
+            (catalog.pack.as_ref().filter(|_| verify), files.first_mut())
+        {
+            file.checks = Some(Checks::new(Arc::clone(&pack.chunks)));
+        }
+        Ok(FileSet { files: files.into(), recorder: None })
+    }
+
+    /// Whether anything that is read is compared with checksums.
+    pub fn is_checked(&self) -> bool {
+        self.files.iter().any(|file| file.checks.is_some())
+    }
+
+    /// Plans a slot for `extents` as [`BlockLayout::plan`] does, with room for the whole of every
+    /// chunk that has a checksum.
+    pub fn plan(&self, extents: &[Extent], alignment: usize) -> BlockLayout {
+        BlockLayout::plan_covering(extents, alignment, &|extent| {
+            let checks = self.file(extent.file)?.checks.as_ref()?;
+            Some(checks.cover(extent.offset..extent.end()))
+        })
+    }
+
     /// Files that exist in memory only; the simulated engine reads them, the others refuse.
     pub fn in_memory(images: Vec<Vec<u8>>) -> FileSet {
         let stored = |(index, image): (usize, Vec<u8>)| StoredFile {
             path: PathBuf::from(format!("memory-{index}")),
             bytes: image.len() as u64,
+            checks: None,
             content: Content::Memory(image),
         };
         let files = images.into_iter().enumerate().map(stored).collect();
@@ -103,7 +138,7 @@ impl FileSet {
     ///
     /// # Errors
     /// [`StoreError::UnexpectedEnd`] when the file ends before the extent does,
-    /// [`StoreError::Read`].
+    /// [`StoreError::Read`], [`StoreError::Corrupt`].
     pub fn read_exact(&self, extent: Extent, out: &mut [u8]) -> Result<(), StoreError> {
         let file = self
             .file(extent.file)
@@ -114,9 +149,11 @@ impl FileSet {
                 buffer_bytes: out.len(),
             });
         }
-        let Some(recorder) = &self.recorder else { return file.read_exact_at(extent.offset, out) };
+        let Some(recorder) = &self.recorder else {
+            return file.read_checked_at(extent.offset, out);
+        };
         let started = recorder.now();
-        let result = file.read_exact_at(extent.offset, out);
+        let result = file.read_checked_at(extent.offset, out);
         recorder.read(small_read(extent, started, recorder.now(), &result));
         result
     }
@@ -172,6 +209,7 @@ impl StoredFile {
         Ok(StoredFile {
             path: path.to_path_buf(),
             bytes,
+            checks: None,
             content: Content::Disk { cached, direct },
         })
     }
@@ -222,6 +260,25 @@ impl StoredFile {
                 Ok(count)
             }
         }
+    }
+
+    /// As `read_exact_at`; what has checksums is compared with them.
+    fn read_checked_at(&self, offset: u64, out: &mut [u8]) -> Result<(), StoreError> {
+        let Some(checks) = &self.checks else { return self.read_exact_at(offset, out) };
+        let read = |offset, out: &mut [u8]| self.read_exact_at(offset, out);
+        // Once more if need be: what is wrong may be the way here and not the disk.
+        if checks.read(offset, out, &read)?.is_none() {
+            return Ok(());
+        }
+        match checks.read(offset, out, &read)? {
+            None => Ok(()),
+            Some(bad) => Err(self.corrupt(bad)),
+        }
+    }
+
+    fn corrupt(&self, bad: BadChunk) -> StoreError {
+        let BadChunk { offset, place, expected, found } = bad;
+        StoreError::Corrupt { file: self.path.clone(), offset, place, expected, found }
     }
 
     fn read_exact_at(&self, offset: u64, out: &mut [u8]) -> Result<(), StoreError> {

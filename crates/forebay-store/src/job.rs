@@ -27,6 +27,8 @@ pub(crate) struct Job {
     pub outcome: Option<ReadError>,
     /// The caller has its answer already; the buffer stays here until the device is done with it.
     pub abandoned: bool,
+    /// Times that everything was read again because a checksum did not match.
+    pub rereads: u32,
 }
 
 /// One span at the device.
@@ -63,7 +65,15 @@ impl Job {
             done: ReadDone::default(),
             outcome: None,
             abandoned: false,
+            rereads: 0,
         }
+    }
+
+    /// Begins anew, with everything still to be requested.
+    pub(crate) fn read_again(&mut self) {
+        self.region = 0;
+        self.position = 0;
+        self.rereads += 1;
     }
 
     /// Whether something is left to request.

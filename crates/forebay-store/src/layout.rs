@@ -1,5 +1,6 @@
 //! Where the extents of a block land inside a slot, and which aligned spans are read for them.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use forebay_format::{Extent, FileIndex};
@@ -50,6 +51,16 @@ impl BlockLayout {
     /// exist (they pass the end of the 64-bit range) give a slot that no arena can hold; the engine
     /// refuses them too.
     pub fn plan(extents: &[Extent], alignment: usize) -> BlockLayout {
+        Self::plan_covering(extents, alignment, &|_| None)
+    }
+
+    /// As [`BlockLayout::plan`], for files of which some bytes must be read together: `cover` gives
+    /// the pages that have to be read for an extent, if it is one of them.
+    pub(crate) fn plan_covering(
+        extents: &[Extent],
+        alignment: usize,
+        cover: &dyn Fn(&Extent) -> Option<Range<u64>>,
+    ) -> BlockLayout {
         let alignment = alignment.clamp(1, SLOT_ALIGNMENT).next_power_of_two();
         let unit = alignment as u64;
         let mut order: Vec<usize> = (0..extents.len()).filter(|&i| extents[i].length > 0).collect();
@@ -58,18 +69,20 @@ impl BlockLayout {
         let mut spans: Vec<Span> = Vec::new();
         for index in order {
             let extent = extents[index];
-            let end = extent.offset.saturating_add(extent.length);
+            let covered = cover(&extent);
+            let in_place = covered.is_some();
+            let Range { start, end } = covered.unwrap_or(extent.offset..extent.end());
             match spans.last_mut() {
-                Some(last) if last.touches(&extent, unit) => {
+                Some(last) if last.touches(extent.file, start, unit) => {
+                    last.start = last.start.min(start);
                     last.end = last.end.max(end);
                     last.members.push(index);
+                    last.in_place &= in_place;
                 }
-                _ => spans.push(Span {
-                    file: extent.file,
-                    start: extent.offset,
-                    end,
-                    members: vec![index],
-                }),
+                _ => {
+                    let (file, members) = (extent.file, vec![index]);
+                    spans.push(Span { file, start, end, members, in_place });
+                }
             }
         }
         place(extents, &spans, alignment)
@@ -87,11 +100,13 @@ struct Span {
     start: u64,
     end: u64,
     members: Vec<usize>,
+    /// Whether the span begins at an aligned byte wherever the extents lie.
+    in_place: bool,
 }
 
 impl Span {
-    fn touches(&self, extent: &Extent, unit: u64) -> bool {
-        self.file == extent.file && extent.offset / unit * unit <= aligned_up(self.end, unit)
+    fn touches(&self, file: FileIndex, start: u64, unit: u64) -> bool {
+        self.file == file && start / unit * unit <= aligned_up(self.end, unit)
     }
 }
 
@@ -114,7 +129,8 @@ fn place(extents: &[Extent], spans: &[Span], alignment: usize) -> BlockLayout {
         });
         // Room for the worst head, so that the size does not depend on where the span happens to
         // begin.
-        let room = aligned_up((span.end - span.start).saturating_add(unit - 1), unit);
+        let head = if span.in_place { span.start - offset } else { unit - 1 };
+        let room = aligned_up((span.end - span.start).saturating_add(head), unit);
         at = at.saturating_add(room);
     }
     BlockLayout {

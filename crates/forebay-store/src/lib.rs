@@ -14,9 +14,14 @@
 //! mmap_device.rs  another device: copies out of a memory map, to show what page faults cost
 //! reader.rs    blocks of any place and size into anybody's memory, over any engine
 //! trace.rs     a record of every request, for `forebay trace-io`
+//! checks.rs     checksums of packs, compared before a block is handed out
+//! copy.rs       bytes of many extents into a new order, through bounded memory
+//! writer.rs     files that appear whole or not at all, written past the page cache
 //! ```
 
 mod arena;
+mod checks;
+mod copy;
 mod device;
 mod engine;
 mod error;
@@ -31,8 +36,10 @@ mod scheduler;
 mod simulated;
 mod trace;
 mod uring;
+mod writer;
 
 pub use arena::{Arena, SLOT_ALIGNMENT, SlotBuffer};
+pub use copy::{CopyJob, CopyReport, Sink, Span, copy};
 pub use engine::{
     BlockLabel, BlockRead, Completion, EngineInfo, EngineOptions, IoKind, IoStatistics, Priority,
     ReadDone, ReadEngine, open_engine, open_faulty_engine,
@@ -48,3 +55,4 @@ pub use reader::{
 };
 pub use simulated::{DiskModel, VirtualClock, open_simulated_engine};
 pub use trace::{IoRecorder, PageFaults, ReadEnd, ReadRecord, Recording, WaitRecord, Why};
+pub use writer::OutputFile;

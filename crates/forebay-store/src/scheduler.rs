@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use crate::checks::BadChunk;
 use crate::device::{Device, Finished, Transfer};
 use crate::engine::{
     BlockRead, Completion, EngineInfo, EngineOptions, IoStatistics, Priority, ReadDone, ReadEngine,
@@ -99,6 +100,11 @@ impl<D: Device> Scheduler<D> {
                     needed,
                     block,
                 });
+            }
+            let read = region.offset..region.wanted_end;
+            if file.checks.as_ref().is_some_and(|checks| !checks.is_whole(read)) {
+                let (file, offset) = (file.path.clone(), region.offset);
+                return Err(ReadError::PartOfChunk { file, offset, block });
             }
             if region.wanted_end > file.bytes {
                 return Err(ReadError::UnexpectedEnd {
@@ -249,8 +255,47 @@ impl<D: Device> Scheduler<D> {
         }
     }
 
+    /// Compares what a job brought with its checksums. `true`: it does not match and is read again.
+    fn reads_again(&mut self, key: u32) -> bool {
+        let Some(job) = self.jobs[key as usize].as_mut() else { return false };
+        if job.outcome.is_some() || job.abandoned || job.in_flight > 0 || job.is_pending() {
+            return false;
+        }
+        let started = std::time::Instant::now();
+        let mut bad = None;
+        for region in job.read.layout.regions.iter() {
+            let Some(file) = self.files.file(region.file) else { continue };
+            let Some(checks) = &file.checks else { continue };
+            let length = (region.wanted_end - region.offset) as usize;
+            let bytes = &job.read.buffer.as_slice()[region.at..region.at + length];
+            self.statistics.bytes_checked += length as u64;
+            bad = checks.first_bad(region.offset, bytes).map(|bad| (file.path.clone(), bad));
+            if bad.is_some() {
+                break;
+            }
+        }
+        self.statistics.check_seconds += started.elapsed().as_secs_f64();
+        let Some((file, BadChunk { offset, place, expected, found })) = bad else { return false };
+        self.statistics.checksum_mismatches += 1;
+        let block = job.read.label;
+        if job.rereads == 0 {
+            // What is wrong may be the way here and not the disk.
+            tracing::warn!(%block, offset, "a checksum does not match; reading again");
+            job.read_again();
+            self.statistics.retries += 1;
+            let priority = job.read.priority;
+            self.queues[priority as usize].push_front(key);
+            return true;
+        }
+        job.outcome = Some(ReadError::Corrupt { file, offset, place, block, expected, found });
+        false
+    }
+
     /// Answers the caller if nothing of the job is at the device or waits to go there.
     fn conclude(&mut self, key: u32) {
+        if self.reads_again(key) {
+            return;
+        }
         let place = &mut self.jobs[key as usize];
         let finished = |job: &mut Job| job.in_flight == 0 && !job.is_pending();
         let Some(job) = place.take_if(finished) else { return };

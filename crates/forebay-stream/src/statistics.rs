@@ -82,6 +82,10 @@ pub struct IoCounters {
     pub bytes_read: u64,
     pub requests: u64,
     pub retries: u64,
+    /// Bytes that were compared with their checksums, and the time that took.
+    pub bytes_checked: u64,
+    pub check_seconds: f64,
+    pub checksum_mismatches: u64,
     /// Time with at least one request at the disk.
     pub busy_seconds: f64,
     /// Wall time of the same period.
@@ -104,6 +108,9 @@ impl IoCounters {
             bytes_read: to.bytes_read - from.bytes_read,
             requests: to.requests - from.requests,
             retries: to.retries - from.retries,
+            bytes_checked: to.bytes_checked - from.bytes_checked,
+            check_seconds: (to.check_seconds - from.check_seconds).max(0.0),
+            checksum_mismatches: to.checksum_mismatches - from.checksum_mismatches,
             busy_seconds,
             elapsed_seconds,
             busy_fraction: busy_fraction.min(1.0),

@@ -3,12 +3,13 @@
 //! Encoding is the library's. Decoding is ours, as for GGUF: it must work token by token without
 //! giving out parts of characters.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::OnceLock;
 
-use forebay_format::HfMetadata;
+use forebay_format::{Document, HfMetadata};
 use serde_json::Value;
 
 use crate::TextError;
@@ -105,8 +106,8 @@ fn guarded<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String>
 /// # Errors
 /// No `tokenizer.json`, or one that the library or our decoder does not understand.
 pub fn tokenizer(metadata: &HfMetadata) -> Result<Tokenizer, TextError> {
-    let path = metadata.tokenizer_json.as_deref().ok_or(TextError::NoTokenizerFile)?;
-    let bytes = read(path)?;
+    let document = metadata.tokenizer_json.as_ref().ok_or(TextError::NoTokenizerFile)?;
+    let (path, bytes) = (document.path(), read(document)?);
     let description: Value =
         serde_json::from_slice(&bytes).map_err(|error| bad_file(path, error.to_string()))?;
     let library = guarded(|| {
@@ -145,12 +146,14 @@ pub fn tokenizer(metadata: &HfMetadata) -> Result<Tokenizer, TextError> {
     })
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, TextError> {
-    let bytes = std::fs::metadata(path).map_err(|error| bad_file(path, error.to_string()))?.len();
+fn read(document: &Document) -> Result<Cow<'_, [u8]>, TextError> {
+    let failed = |error: std::io::Error| bad_file(document.path(), error.to_string());
+    let bytes = document.bytes().map_err(failed)?;
     if bytes > MAX_FILE_BYTES {
-        return Err(bad_file(path, format!("{bytes} bytes are too many for a tokenizer")));
+        let reason = format!("{bytes} bytes are too many for a tokenizer");
+        return Err(bad_file(document.path(), reason));
     }
-    std::fs::read(path).map_err(|error| bad_file(path, error.to_string()))
+    document.read().map_err(failed)
 }
 
 fn bad_file(path: &Path, reason: String) -> TextError {

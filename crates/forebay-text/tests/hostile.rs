@@ -1,6 +1,6 @@
 //! Metadata that is wrong on purpose must give errors, not panics.
 
-use forebay_format::{Array, ByteStrings, GgufMetadata, HfMetadata, Value};
+use forebay_format::{Array, ByteStrings, Document, GgufMetadata, HfMetadata, Value};
 use forebay_text::{TextError, Tokenizer};
 use proptest::prelude::*;
 use serde_json::json;
@@ -165,7 +165,7 @@ fn hugging_face(file: &[u8], tokenizer_config: serde_json::Value) -> Result<Toke
     std::fs::write(&path, file).unwrap();
     Tokenizer::from_hugging_face(&HfMetadata {
         config: json!({"eos_token_id": [3, 99, -1, "x"]}),
-        tokenizer_json: Some(path),
+        tokenizer_json: Some(Document::on_disk(path)),
         tokenizer_config: Some(tokenizer_config),
         generation_config: None,
         chat_template: None,

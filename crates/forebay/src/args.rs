@@ -49,6 +49,12 @@ pub enum Command {
     /// Write a model of a real architecture's exact shape with random weights
     #[command(after_help = help::SYNTH)]
     Synth(SynthArgs),
+    /// Convert a model to a pack, the container made for streaming, or back
+    #[command(after_help = help::PACK)]
+    Pack(PackArgs),
+    /// Check every checksum of a pack
+    #[command(after_help = help::VERIFY)]
+    Verify(VerifyArgs),
     /// Print the completion script of a shell
     #[command(after_help = help::COMPLETIONS)]
     Completions(CompletionsArgs),
@@ -85,6 +91,9 @@ pub struct BudgetArgs {
     /// (slow: to compare with)
     #[arg(long, value_enum, value_name = "NAME", default_value_t = IoArg::Auto)]
     pub io: IoArg,
+    /// Do not compare what is read of a pack with its checksums
+    #[arg(long)]
+    pub no_verify: bool,
     /// Compute with f32 activations and an f32 KV cache: slower, for comparisons
     #[arg(long)]
     pub exact: bool,
@@ -117,7 +126,7 @@ pub struct TraceIoArgs {
 
 #[derive(Args)]
 pub struct RunArgs {
-    /// GGUF file (or one file of a split set), or Hugging Face folder [default: the demo model]
+    /// GGUF file (or one file of a split set), pack, or Hugging Face folder [default: the demo model]
     #[arg(value_hint = ValueHint::AnyPath)]
     pub model: Option<PathBuf>,
     /// Answer this and end; else standard input is the prompt, or on a terminal an interactive chat
@@ -172,7 +181,7 @@ pub struct SamplingArgs {
 
 #[derive(Args)]
 pub struct BenchArgs {
-    /// GGUF file or Hugging Face folder
+    /// GGUF file, pack or Hugging Face folder
     #[arg(value_hint = ValueHint::AnyPath)]
     pub model: PathBuf,
     /// Tokens of prompt to process per run; 0 leaves this part out
@@ -195,7 +204,7 @@ pub struct BenchArgs {
 
 #[derive(Args)]
 pub struct InspectArgs {
-    /// GGUF file or Hugging Face folder
+    /// GGUF file, pack or Hugging Face folder
     #[arg(value_hint = ValueHint::AnyPath)]
     pub model: PathBuf,
     /// List every tensor with type, shape and place
@@ -208,7 +217,7 @@ pub struct InspectArgs {
 
 #[derive(Args)]
 pub struct LogitsArgs {
-    /// GGUF file or Hugging Face folder
+    /// GGUF file, pack or Hugging Face folder
     #[arg(value_hint = ValueHint::AnyPath)]
     pub model: PathBuf,
     /// Token ids, as in 1,2,3, or @FILE that holds them
@@ -231,7 +240,7 @@ pub struct LogitsArgs {
 
 #[derive(Args)]
 pub struct TokenizeArgs {
-    /// GGUF file or Hugging Face folder
+    /// GGUF file, pack or Hugging Face folder
     #[arg(value_hint = ValueHint::AnyPath)]
     pub model: PathBuf,
     /// The text; else standard input, as it is
@@ -250,7 +259,7 @@ pub struct TokenizeArgs {
 
 #[derive(Args)]
 pub struct RenderArgs {
-    /// GGUF file or Hugging Face folder
+    /// GGUF file, pack or Hugging Face folder
     #[arg(value_hint = ValueHint::AnyPath)]
     pub model: PathBuf,
     /// End after the last message instead of opening an answer
@@ -282,6 +291,46 @@ pub struct SynthArgs {
     #[arg(long)]
     pub force: bool,
     /// Print one JSON document about the work
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args)]
+#[command(group = clap::ArgGroup::new("target").required(true))]
+pub struct PackArgs {
+    /// GGUF file (or one file of a split set) or Hugging Face folder; a pack for --to-gguf and
+    /// --to-huggingface
+    #[arg(value_hint = ValueHint::AnyPath)]
+    pub model: PathBuf,
+    /// The pack to write
+    #[arg(short, long, value_name = "OUT", value_hint = ValueHint::FilePath, group = "target")]
+    pub output: Option<PathBuf>,
+    /// Write the GGUF file that the pack MODEL was made from
+    #[arg(long, value_name = "OUT", value_hint = ValueHint::FilePath, group = "target")]
+    pub to_gguf: Option<PathBuf>,
+    /// Write the Hugging Face folder that the pack MODEL was made from
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath, group = "target")]
+    pub to_huggingface: Option<PathBuf>,
+    /// Replace the output if it exists
+    #[arg(long, conflicts_with = "to_huggingface")]
+    pub force: bool,
+    /// How MODEL is read: io_uring, threads with pread, or what works best
+    #[arg(long, value_enum, value_name = "NAME", default_value_t = IoArg::Auto)]
+    pub io: IoArg,
+    /// Print one JSON document about the work
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args)]
+pub struct VerifyArgs {
+    /// The pack (.fbay)
+    #[arg(value_hint = ValueHint::FilePath)]
+    pub file: PathBuf,
+    /// How the file is read: io_uring, threads with pread, or what works best
+    #[arg(long, value_enum, value_name = "NAME", default_value_t = IoArg::Auto)]
+    pub io: IoArg,
+    /// Print one JSON document
     #[arg(long)]
     pub json: bool,
 }

@@ -109,6 +109,7 @@ pub fn session(args: &BudgetArgs) -> Outcome<SessionOptions> {
         policy: policy_kind(args.policy),
         prefetch: args.prefetch,
         io: io_kind(args.io),
+        verify: !args.no_verify,
         ..SessionOptions::default()
     })
 }
@@ -121,7 +122,7 @@ fn policy_kind(policy: PolicyArg) -> PolicyKind {
     }
 }
 
-fn io_kind(io: IoArg) -> IoKind {
+pub fn io_kind(io: IoArg) -> IoKind {
     match io {
         IoArg::Auto => IoKind::Auto,
         IoArg::Uring => IoKind::Uring,

@@ -78,3 +78,20 @@ Examples:
   forebay synth mixtral-8x7b out.gguf --seed 7 --force
 
 The weights are random: such a model has the speed of the real one, and writes nonsense.";
+
+pub const PACK: &str = "\
+Examples:
+  forebay pack model.gguf -o model.fbay
+  forebay pack folder/ -o model.fbay --force
+  forebay pack model.fbay --to-gguf model.gguf
+  forebay pack model.fbay --to-huggingface folder/
+
+In a pack every block of weights is one piece, in the order in which blocks are used, and every
+byte has a checksum. The weights are the same to the bit, and so is what the model answers.";
+
+pub const VERIFY: &str = "\
+Examples:
+  forebay verify model.fbay
+  forebay verify model.fbay --json
+
+Damage is listed with the block and the tensors that it is in; exit status 1 then.";

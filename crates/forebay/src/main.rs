@@ -1,5 +1,5 @@
 //! The command line: `forebay run`, `bench`, `inspect`, `logits`, `tokenize`, `render`, `synth`,
-//! `trace-io`.
+//! `pack`, `verify`, `trace-io`.
 //!
 //! `args` is what is typed, `config` what it means, `commands` what is done about it. Results go to
 //! standard output; progress, logs and statistics for people go to standard error.
@@ -58,6 +58,8 @@ fn dispatch(command: Command) -> Outcome {
         Command::Tokenize(args) => commands::tokenize::run(args),
         Command::Render(args) => commands::render::run(args),
         Command::Synth(args) => commands::synth::run(args),
+        Command::Pack(args) => commands::pack::run(args),
+        Command::Verify(args) => commands::verify::run(args),
         Command::Completions(args) => commands::completions::run(args),
     }
 }

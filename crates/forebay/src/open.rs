@@ -44,7 +44,8 @@ pub fn named(error: impl Into<anyhow::Error>, model: &Path) -> Failure {
     Failure::Work(error.into().context(model.display().to_string()))
 }
 
-fn check(model: &Path) -> anyhow::Result<()> {
+/// Refuses a path that does not exist.
+pub fn check(model: &Path) -> anyhow::Result<()> {
     let exists = model.try_exists().with_context(|| model.display().to_string())?;
     match exists {
         true => Ok(()),

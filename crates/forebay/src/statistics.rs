@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use forebay_engine::{Generation, Session, SessionStatistics};
+use forebay_engine::{Checks, Generation, Session, SessionStatistics};
 use forebay_stream::MemoryPlan;
 
 use crate::output;
@@ -173,7 +173,12 @@ fn reader(statistics: &SessionStatistics) -> String {
         "" => String::new(),
         why => format!(" ({why})"),
     };
-    format!("{}, {direct}{registered}{why}", engine.name)
+    let checks = match statistics.checksums {
+        Checks::None => "",
+        Checks::On => "; every read compared with its checksum",
+        Checks::Off => "; checksums not looked at (--no-verify)",
+    };
+    format!("{}, {direct}{registered}{why}{checks}", engine.name)
 }
 
 fn compute(statistics: &SessionStatistics) -> String {

@@ -85,15 +85,18 @@ pub struct BlockEntry {
 }
 
 pub(super) fn tensors(catalog: &Catalog) -> Vec<TensorEntry> {
-    let entry = |tensor: &TensorInfo| TensorEntry {
+    let entry = |tensor: &TensorInfo, extent: Extent| TensorEntry {
         name: tensor.name.clone(),
         ty: tensor.ty.name().to_owned(),
         component: Component::of_tensor(tensor),
-        file: tensor.extent.file.0,
-        offset: tensor.extent.offset,
-        length: tensor.extent.length,
+        file: extent.file.0,
+        offset: extent.offset,
+        length: extent.length,
     };
-    let mut tensors: Vec<TensorEntry> = catalog.tensors().iter().map(entry).collect();
+    // In a pack the experts of a stack lie apart: an entry for each.
+    let all = catalog.tensors().iter();
+    let mut tensors: Vec<TensorEntry> =
+        all.flat_map(|tensor| tensor.extents().map(move |extent| entry(tensor, extent))).collect();
     tensors.sort_by_key(|tensor| (tensor.file, tensor.offset));
     tensors
 }

@@ -33,7 +33,18 @@ pub struct GgufHeader {
 /// # Errors
 /// As for [`Catalog::open`](crate::Catalog::open), with empty paths.
 pub fn parse_gguf_bytes(bytes: &[u8]) -> Result<GgufHeader, FormatError> {
-    parse(Reader::new(bytes, Path::new(""), bytes.len() as u64), FileIndex(0))
+    let file_bytes = bytes.len() as u64;
+    parse(Reader::new(bytes, Path::new(""), file_bytes), FileIndex(0), file_bytes)
+}
+
+/// Parses a header that was cut off from its file, which had `file_bytes`; `path` is for errors.
+pub(crate) fn parse_header(
+    header: &[u8],
+    path: &Path,
+    file_bytes: u64,
+) -> Result<GgufHeader, FormatError> {
+    // The header's own length is what backs its claims, not a size that somebody wrote down.
+    parse(Reader::new(header, path, header.len() as u64), FileIndex(0), file_bytes)
 }
 
 /// Parses the header of the file at `path`, which is file number `index` of its model, and gives
@@ -42,7 +53,7 @@ pub(crate) fn parse_file(path: &Path, index: FileIndex) -> Result<(GgufHeader, u
     let file = File::open(path).map_err(FormatError::io(path))?;
     let file_bytes = file.metadata().map_err(FormatError::io(path))?.len();
     let buffered = BufReader::with_capacity(256 << 10, file);
-    Ok((parse(Reader::new(buffered, path, file_bytes), index)?, file_bytes))
+    Ok((parse(Reader::new(buffered, path, file_bytes), index, file_bytes)?, file_bytes))
 }
 
 /// A row of the tensor table, before its place in the file is known.
@@ -55,7 +66,11 @@ struct TensorRow {
     length: u64,
 }
 
-fn parse<R: Read>(mut reader: Reader<'_, R>, index: FileIndex) -> Result<GgufHeader, FormatError> {
+fn parse<R: Read>(
+    mut reader: Reader<'_, R>,
+    index: FileIndex,
+    file_bytes: u64,
+) -> Result<GgufHeader, FormatError> {
     let path = reader.path();
     let magic = reader.array("the magic number")?;
     if magic != MAGIC {
@@ -88,8 +103,7 @@ fn parse<R: Read>(mut reader: Reader<'_, R>, index: FileIndex) -> Result<GgufHea
         rows.push(read_tensor_row(&mut reader)?);
     }
     let data_offset = reader.position().next_multiple_of(alignment);
-    let place =
-        DataSection { path, index, data_offset, alignment, file_bytes: reader.file_bytes() };
+    let place = DataSection { path, index, data_offset, alignment, file_bytes };
     let tensors = rows.into_iter().map(|row| place.place(row)).collect::<Result<Vec<_>, _>>()?;
     check_distinct(path, &tensors)?;
     Ok(GgufHeader { metadata, tensors, data_offset, alignment })
@@ -272,7 +286,7 @@ impl DataSection<'_> {
             });
         }
         let extent = Extent { file: self.index, offset, length: row.length };
-        Ok(TensorInfo { name: row.name, ty: row.ty, shape: row.shape, extent })
+        Ok(TensorInfo::contiguous(row.name, row.ty, row.shape, extent))
     }
 }
 

@@ -34,10 +34,6 @@ impl<'p, R: Read> Reader<'p, R> {
         self.position
     }
 
-    pub fn file_bytes(&self) -> u64 {
-        self.file_bytes
-    }
-
     /// Fails unless `count` things of at least `bytes_min` bytes each can still follow.
     pub fn check_count(
         &self,

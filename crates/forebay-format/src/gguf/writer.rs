@@ -98,16 +98,21 @@ impl GgufWriter {
             return Err(FormatError::DuplicateTensor { path, tensor: name.to_owned() });
         }
         let extent = Extent { file: FileIndex(0), offset: 0, length };
-        self.tensors.push(TensorInfo { name: name.into(), ty, shape: shape.to_vec(), extent });
+        self.tensors.push(TensorInfo::contiguous(name.into(), ty, shape.to_vec(), extent));
         Ok(())
     }
 
-    /// Creates a temporary file beside the final one and writes the header. Tensor data follows
-    /// through the returned [`GgufData`].
+    /// The header, padded up to the tensor data, and the tensors with their places in the file.
     ///
     /// # Errors
-    /// [`FormatError::Io`]; [`FormatError::WriteFile`] if the file would be too large.
-    pub fn start(mut self) -> Result<GgufData, FormatError> {
+    /// [`FormatError::WriteFile`] if the file would be too large.
+    pub fn into_header(mut self) -> Result<(Vec<u8>, Vec<TensorInfo>), FormatError> {
+        let header = self.place_tensors()?;
+        Ok((header, self.tensors))
+    }
+
+    /// Gives every tensor its place and returns the header.
+    fn place_tensors(&mut self) -> Result<Vec<u8>, FormatError> {
         let alignment = alignment(&self.path, &self.metadata)?;
         let too_large = || FormatError::WriteFile {
             path: self.path.clone(),
@@ -128,7 +133,17 @@ impl GgufWriter {
         for tensor in &mut self.tensors {
             tensor.extent.offset += data_offset;
         }
+        Ok(header)
+    }
 
+    /// Creates a temporary file beside the final one and writes the header. Tensor data follows
+    /// through the returned [`GgufData`].
+    ///
+    /// # Errors
+    /// [`FormatError::Io`]; [`FormatError::WriteFile`] if the file would be too large.
+    pub fn start(mut self) -> Result<GgufData, FormatError> {
+        let alignment = alignment(&self.path, &self.metadata)?;
+        let header = self.place_tensors()?;
         let (temporary, file) = Temporary::create(&self.path)?;
         let mut data = GgufData {
             output: Output::new(file, temporary.path()),

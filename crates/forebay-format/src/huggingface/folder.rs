@@ -7,8 +7,8 @@ use std::path::{Component, Path, PathBuf};
 
 use serde_json::Value;
 
-use super::HfMetadata;
 use super::safetensors::parse_file;
+use super::{Document, HfMetadata};
 use crate::catalog::{SizedFile, folder_of};
 use crate::{Catalog, FileIndex, FormatError, Source, TensorInfo};
 
@@ -26,7 +26,7 @@ const TEXT_BYTES_MAX: u64 = 64 << 20;
 /// See [`Catalog::open`].
 pub fn open(path: &Path) -> Result<Catalog, FormatError> {
     let root = if path.is_dir() { path } else { folder_of(path) };
-    let metadata = read_metadata(root)?;
+    let metadata = read_metadata(&Folder::Disk(root))?;
     let (files, tensors) = if root.join(SINGLE_FILE).exists() {
         let file = root.join(SINGLE_FILE);
         let (header, file_bytes) = parse_file(&file, FileIndex(0))?;
@@ -48,12 +48,65 @@ fn is_safetensors(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "safetensors")
 }
 
-fn read_metadata(root: &Path) -> Result<HfMetadata, FormatError> {
-    let config = read_json(&root.join(CONFIG))?.ok_or_else(|| no_config(root))?;
-    let tokenizer_config = read_json(&root.join("tokenizer_config.json"))?;
-    let generation_config = read_json(&root.join("generation_config.json"))?;
-    let chat_template = chat_template(root, tokenizer_config.as_ref())?;
-    let tokenizer_json = Some(root.join("tokenizer.json")).filter(|path| path.exists());
+/// Where the files beside the weights are.
+pub enum Folder<'a> {
+    Disk(&'a Path),
+    /// In a pack at this path.
+    Pack(&'a Path, &'a [crate::pack::Embedded]),
+}
+
+impl Folder<'_> {
+    /// What a file is called in errors.
+    fn path(&self, name: &str) -> PathBuf {
+        match self {
+            Folder::Disk(root) => root.join(name),
+            Folder::Pack(pack, _) => pack.join(name),
+        }
+    }
+
+    /// A whole file of bounded size; `None` if there is no such file.
+    fn read(&self, name: &str) -> Result<Option<Vec<u8>>, FormatError> {
+        match self {
+            Folder::Disk(root) => read_small(&root.join(name)),
+            Folder::Pack(_, documents) => {
+                let found = documents.iter().find(|document| document.is_file(name));
+                Ok(found.map(|document| document.content.to_vec()))
+            }
+        }
+    }
+
+    fn document(&self, name: &str) -> Option<Document> {
+        match self {
+            Folder::Disk(root) => {
+                Some(root.join(name)).filter(|path| path.exists()).map(Document::on_disk)
+            }
+            Folder::Pack(_, documents) => {
+                let found = documents.iter().find(|document| document.is_file(name))?;
+                Some(Document::embedded(self.path(name), found.content.clone()))
+            }
+        }
+    }
+
+    /// A JSON object from a file; `None` if there is no such file.
+    fn json(&self, name: &str) -> Result<Option<Value>, FormatError> {
+        let Some(bytes) = self.read(name)? else { return Ok(None) };
+        parse_json(&self.path(name), &bytes).map(Some)
+    }
+}
+
+/// Reads the small files of a model.
+pub fn read_metadata(folder: &Folder<'_>) -> Result<HfMetadata, FormatError> {
+    let config = folder.json(CONFIG)?.ok_or_else(|| match folder {
+        Folder::Disk(root) => no_config(root),
+        Folder::Pack(path, _) => FormatError::NoModel {
+            path: path.to_path_buf(),
+            why: format!("the pack of a Hugging Face folder has no {CONFIG} inside"),
+        },
+    })?;
+    let tokenizer_config = folder.json("tokenizer_config.json")?;
+    let generation_config = folder.json("generation_config.json")?;
+    let chat_template = chat_template(folder, tokenizer_config.as_ref())?;
+    let tokenizer_json = folder.document("tokenizer.json");
     Ok(HfMetadata { config, tokenizer_json, tokenizer_config, generation_config, chat_template })
 }
 
@@ -74,19 +127,19 @@ fn no_config(root: &Path) -> FormatError {
 }
 
 fn chat_template(
-    root: &Path,
+    folder: &Folder<'_>,
     tokenizer_config: Option<&Value>,
 ) -> Result<Option<String>, FormatError> {
-    let file = root.join("chat_template.jinja");
-    if let Some(bytes) = read_small(&file)? {
+    const FILE: &str = "chat_template.jinja";
+    if let Some(bytes) = folder.read(FILE)? {
         let text = String::from_utf8(bytes);
         return text.map(Some).map_err(|error| FormatError::NotUtf8 {
-            path: file,
+            path: folder.path(FILE),
             what: "the chat template",
             offset: error.utf8_error().valid_up_to() as u64,
         });
     }
-    let beside = read_json(&root.join("chat_template.json"))?;
+    let beside = folder.json("chat_template.json")?;
     let found = [beside.as_ref(), tokenizer_config].into_iter().flatten().find_map(|json| {
         let template = json.get("chat_template")?;
         let named = |template: &Value| template.get("name")?.as_str().map(|name| name == "default");
@@ -163,10 +216,14 @@ fn read_json(path: &Path) -> Result<Option<Value>, FormatError> {
     let Some(bytes) = read_small(path)? else {
         return Ok(None);
     };
-    let value: Value = serde_json::from_slice(&bytes)
+    parse_json(path, &bytes).map(Some)
+}
+
+fn parse_json(path: &Path, bytes: &[u8]) -> Result<Value, FormatError> {
+    let value: Value = serde_json::from_slice(bytes)
         .map_err(|source| FormatError::Json { path: path.to_owned(), source })?;
     if value.is_object() {
-        return Ok(Some(value));
+        return Ok(value);
     }
     Err(FormatError::InvalidJson { path: path.to_owned(), what: "not a JSON object".into() })
 }

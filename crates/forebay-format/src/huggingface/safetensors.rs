@@ -47,6 +47,25 @@ pub(crate) fn parse_file(
     Ok((parse(file, path, file_bytes, index)?, file_bytes))
 }
 
+/// Parses a header that was cut off from its file, which had `file_bytes`; `path` is for errors.
+pub(crate) fn parse_header(
+    header: &[u8],
+    path: &Path,
+    file_bytes: u64,
+) -> Result<SafetensorsHeader, FormatError> {
+    let length = header.first_chunk().map_or(u64::MAX, |length| u64::from_le_bytes(*length));
+    if length.checked_add(LENGTH_BYTES) != Some(header.len() as u64) {
+        return Err(FormatError::Truncated {
+            path: path.to_owned(),
+            what: "the safetensors header",
+            offset: LENGTH_BYTES,
+            needed: length,
+            file_bytes: header.len() as u64,
+        });
+    }
+    parse(header, path, file_bytes, FileIndex(0))
+}
+
 fn parse(
     mut reader: impl Read,
     path: &Path,
@@ -148,7 +167,8 @@ fn tensor(
     let length = checked_bytes(path, &name, ty, &shape)?;
     // In range: the offsets were checked to follow each other up to the end of the file.
     let offset = data_offset + info.data_offsets.0 as u64;
-    Ok(TensorInfo { name, ty, shape, extent: Extent { file: index, offset, length } })
+    let extent = Extent { file: index, offset, length };
+    Ok(TensorInfo::contiguous(name, ty, shape, extent))
 }
 
 fn tensor_type(dtype: Dtype) -> Option<TensorType> {

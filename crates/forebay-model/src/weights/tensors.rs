@@ -40,6 +40,7 @@ impl<'a> Tensors<'a> {
         let tensor = self.find(name)?;
         expect_shape(tensor, &[rows as u64, cols as u64])?;
         expect_matrix_type(tensor)?;
+        expect_contiguous(tensor)?;
         Ok((PartMatrix { part, ty: tensor.ty, rows, cols }, tensor.extent))
     }
 
@@ -57,13 +58,11 @@ impl<'a> Tensors<'a> {
         let matrix = PartMatrix { part, ty: first.ty, rows, cols };
         if first.shape.len() == 3 {
             expect_shape(first, &[experts as u64, rows as u64, cols as u64])?;
-            let stride = first.extent.length / experts as u64;
-            let slice = |expert: usize| Extent {
-                file: first.extent.file,
-                offset: first.extent.offset + expert as u64 * stride,
-                length: stride,
-            };
-            return Ok((matrix, (0..experts).map(slice).collect()));
+            let slices = (0..experts as u64).map(|expert| first.outer_slice(expert, 1));
+            let slices: Option<Vec<Extent>> = slices.collect();
+            let uneven =
+                || ModelError::TensorType { name: first.name.clone(), found: first.ty.name() };
+            return Ok((matrix, slices.ok_or_else(uneven)?));
         }
         let extents = (0..experts).map(|expert| {
             let tensor = self.find(&name_of(expert))?;
@@ -74,6 +73,7 @@ impl<'a> Tensors<'a> {
                     found: tensor.ty.name(),
                 });
             }
+            expect_contiguous(tensor)?;
             Ok(tensor.extent)
         });
         Ok((matrix, extents.collect::<Result<_, _>>()?))
@@ -83,6 +83,7 @@ impl<'a> Tensors<'a> {
     pub fn vector(&mut self, name: &str, length: usize) -> Result<Vec<f32>, ModelError> {
         let tensor = self.find(name)?;
         expect_shape(tensor, &[length as u64])?;
+        expect_contiguous(tensor)?;
         let mut bytes = vec![0; tensor.extent.length as usize];
         self.files.read_exact(tensor.extent, &mut bytes)?;
         let mut values = vec![0.0; length];
@@ -116,6 +117,14 @@ fn expect_shape(tensor: &TensorInfo, expected: &[u64]) -> Result<(), ModelError>
         found: tensor.shape.clone(),
         expected: expected.to_vec(),
     })
+}
+
+/// Only stacks of experts may lie apart.
+fn expect_contiguous(tensor: &TensorInfo) -> Result<(), ModelError> {
+    match tensor.is_contiguous() {
+        true => Ok(()),
+        false => Err(ModelError::TensorInPieces { name: tensor.name.clone() }),
+    }
 }
 
 fn expect_matrix_type(tensor: &TensorInfo) -> Result<(), ModelError> {

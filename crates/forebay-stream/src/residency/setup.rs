@@ -46,15 +46,16 @@ impl Residency {
         for pool in &plan.pools {
             pools.push(Pool::new(carve(pool.slot_bytes, pool.slots() as usize)?));
         }
+        let planned = |block: &Vec<Extent>| files.plan(block, SLOT_ALIGNMENT);
         let cache = CacheState::new(plan.policy, &CacheShape::from_plan(&plan));
         let experts = ExpertBlocks {
-            layouts: blocks.experts.iter().flatten().map(|block| layout(block)).collect(),
+            layouts: blocks.experts.iter().flatten().map(planned).collect(),
             places: vec![Place::Absent; cache.entries()],
             pool_of_layer: pool_of_layer(&plan),
             pools,
             prefetched: Vec::with_capacity(cache.entries()),
         };
-        let dense = DenseBlocks::new(blocks.dense.iter().map(|b| layout(b)).collect(), homes, ring);
+        let dense = DenseBlocks::new(blocks.dense.iter().map(planned).collect(), homes, ring);
         let window = Window {
             since: Instant::now(),
             totals: Totals::default(),
@@ -183,6 +184,14 @@ fn check(blocks: &ModelBlocks, plan: &MemoryPlan, files: &FileSet) -> Result<(),
         let pool = plan.pools.get(pools[layer] as usize);
         if pool.is_none_or(|pool| largest > Some(pool.slot_bytes)) {
             return mismatch(format!("the experts of layer {layer} do not fit their slots"));
+        }
+    }
+    let all = blocks.dense.iter().chain(blocks.experts.iter().flatten());
+    for (number, block) in all.enumerate() {
+        if files.plan(block, SLOT_ALIGNMENT).slot_bytes > layout(block).slot_bytes {
+            return mismatch(format!(
+                "what has one checksum is larger than block {number}; pack the model again"
+            ));
         }
     }
     Ok(())

@@ -64,7 +64,7 @@ fn tensor(info: &TensorInfo) -> Tensor<'_> {
         shape: &info.shape,
         file: info.extent.file.0,
         offset_bytes: info.extent.offset,
-        bytes: info.extent.length,
+        bytes: info.bytes(),
     }
 }
 
@@ -153,7 +153,7 @@ fn tensors(tensors: &[TensorInfo]) -> String {
             info.name.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect(),
             info.ty.name().into(),
             shape.join(" x "),
-            size::format(info.extent.length),
+            size::format(info.bytes()),
             info.extent.file.0.to_string(),
             info.extent.offset.to_string(),
         ]);

@@ -5,6 +5,7 @@ mod harness;
 mod help;
 mod logits;
 mod models;
+mod packs;
 mod run;
 mod text;
 mod trace_io;

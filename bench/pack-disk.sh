@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# `forebay pack` to a disk that is full and to one that is read-only: a clear error at once, and nothing left behind.
+#
+#   bench/pack-disk.sh MODEL
+#
+# Needs root (mounts two tmpfs). FOREBAY names another forebay program.
+set -euo pipefail
+
+if [ $# -lt 1 ]; then
+    sed -n '2,6s/^# \{0,1\}//p' "$0" >&2
+    exit 2
+fi
+model=$1
+if [ "$(id -u)" != 0 ]; then
+    echo "SKIPPED: this needs root, it mounts file systems" >&2
+    exit 0
+fi
+root=$(cd "$(dirname "$0")/.." && pwd)
+if [ -z "${FOREBAY:-}" ]; then
+    (cd "$root" && cargo build --release --quiet --package forebay)
+    FOREBAY=$root/target/release/forebay
+fi
+folder=$(mktemp -d)
+trap 'umount "$folder/small" "$folder/fixed" 2>/dev/null || true; rm -rf "$folder"' EXIT
+mkdir "$folder/small" "$folder/fixed"
+mount -t tmpfs -o size=8M tmpfs "$folder/small"
+mount -t tmpfs -o size=8M,ro tmpfs "$folder/fixed"
+for place in small fixed; do
+    status=0
+    said=$("$FOREBAY" pack "$model" -o "$folder/$place/model.fbay" 2>&1) || status=$?
+    echo "$place: exit status $status: $said"
+    if [ "$status" != 1 ] || [ -n "$(ls -A "$folder/$place")" ]; then
+        echo "FAILED: a clean failure was expected" >&2
+        exit 1
+    fi
+done

@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# Kills `forebay pack` at random moments: what has the final name must be whole, whatever happened.
+#
+#   bench/pack-kill.sh MODEL [TIMES] [FOLDER]
+#
+# TIMES (20) kills, spread over the time that packing takes; FOLDER (of MODEL) takes the packs. One of them replaces a pack
+# that is there. FOREBAY names another forebay program.
+set -euo pipefail
+
+if [ $# -lt 1 ]; then
+    sed -n '2,7s/^# \{0,1\}//p' "$0" >&2
+    exit 2
+fi
+model=$1 times=${2:-20}
+folder=$(mktemp -d -p "${3:-$(dirname "$model")}")
+trap 'rm -rf "$folder"' EXIT
+root=$(cd "$(dirname "$0")/.." && pwd)
+if [ -z "${FOREBAY:-}" ]; then
+    (cd "$root" && cargo build --release --quiet --package forebay)
+    FOREBAY=$root/target/release/forebay
+fi
+out=$folder/model.fbay
+start=$(date +%s%N)
+"$FOREBAY" pack "$model" -o "$out" 2>/dev/null
+whole_us=$((($(date +%s%N) - start) / 1000))
+sum=$(sha256sum <"$out")
+rm "$out"
+
+absent=0 whole=0
+for ((i = 0; i < times; i++)); do
+    # A little beyond the end, so that the last moments (fsync, rename) are hit too.
+    sleep_us=$(((RANDOM * 32768 + RANDOM) % (whole_us + whole_us / 10)))
+    "$FOREBAY" pack "$model" -o "$out" --force 2>/dev/null &
+    child=$!
+    sleep "$(printf '%d.%06d' $((sleep_us / 1000000)) $((sleep_us % 1000000)))"
+    kill -KILL "$child" 2>/dev/null || true
+    wait "$child" 2>/dev/null || true
+    if [ -e "$out" ]; then
+        if ! "$FOREBAY" verify "$out" 2>/dev/null || [ "$(sha256sum <"$out")" != "$sum" ]; then
+            echo "FAILED: killed after $sleep_us us, the file under the final name is not whole" >&2
+            exit 1
+        fi
+        whole=$((whole + 1))
+        # From here on an existing pack is replaced.
+        [ "$whole" -gt 1 ] || continue
+        rm "$out"
+    else
+        absent=$((absent + 1))
+    fi
+    rm -f "$folder"/.*.partial
+done
+echo "$times kills within $((whole_us / 1000)) ms: $absent times no file, $whole times a whole one, never anything else"

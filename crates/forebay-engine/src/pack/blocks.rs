@@ -1,0 +1,109 @@
+//! Which tensors form which block of a pack, derived from the blocks that the decoder streams.
+//!
+//! Nothing here knows a family: a model's description says which extents are a block, and the
+//! tensors are found by their place.
+
+use std::collections::HashMap;
+
+use forebay_format::pack::{BlockKind, PlannedBlock, PlannedPiece};
+use forebay_format::{Catalog, Extent, TensorInfo};
+use forebay_model::Weights;
+
+/// The blocks of a pack of `catalog`, in execution order.
+pub fn blocks(catalog: &Catalog, weights: &Weights) -> Vec<PlannedBlock> {
+    let mut order = Order { catalog, placed: vec![false; catalog.tensors().len()], blocks: vec![] };
+    order.dense(BlockKind::Embedding, None, &[weights.embedding.extent]);
+    let layers = weights.layers.len();
+    for (layer, extents) in weights.blocks.dense.iter().take(layers).enumerate() {
+        order.dense(BlockKind::Layer, Some(layer as u32), extents);
+        if let Some(experts) = weights.blocks.experts.get(layer) {
+            order.experts(layer as u32, experts);
+        }
+    }
+    // The head comes in ranges of rows of one tensor, or is the embedding.
+    let head: Vec<Extent> = weights.blocks.dense.iter().skip(layers).flatten().copied().collect();
+    order.dense(BlockKind::Head, None, &head);
+    let rest: Vec<Extent> = catalog.tensors().iter().map(|tensor| tensor.extent).collect();
+    order.dense(BlockKind::Other, None, &rest);
+    order.blocks
+}
+
+struct Order<'a> {
+    catalog: &'a Catalog,
+    placed: Vec<bool>,
+    blocks: Vec<PlannedBlock>,
+}
+
+impl Order<'_> {
+    /// A block of the tensors that hold `extents`, each whole, as far as no block has them yet.
+    fn dense(&mut self, kind: BlockKind, layer: Option<u32>, extents: &[Extent]) {
+        let mut pieces = Vec::new();
+        for extent in extents {
+            let Some(tensor) = self.tensor_at(extent) else { continue };
+            if !std::mem::replace(&mut self.placed[tensor], true) {
+                pieces.push(PlannedPiece { tensor, entry: None });
+            }
+        }
+        self.blocks.push(PlannedBlock { kind, layer, expert: None, pieces });
+    }
+
+    /// A block for every expert of a layer, in order, with the expert's entries of stacked tensors
+    /// and the tensors that are the expert's own.
+    fn experts(&mut self, layer: u32, experts: &[Vec<Extent>]) {
+        let stacks = self.stacks(experts);
+        for (expert, extents) in experts.iter().enumerate() {
+            let mut pieces: Vec<PlannedPiece> = Vec::with_capacity(extents.len());
+            for extent in extents {
+                let Some(tensor) = self.tensor_at(extent) else { continue };
+                let entry = match stacks.get(&tensor) {
+                    Some(true) => Some(expert as u64),
+                    // Not one entry for each expert: it stays whole, behind everything else.
+                    Some(false) => continue,
+                    None if self.placed[tensor] => continue,
+                    None => None,
+                };
+                self.placed[tensor] = true;
+                let piece = PlannedPiece { tensor, entry };
+                // Gate and up may be two parts of one entry.
+                if !pieces.contains(&piece) {
+                    pieces.push(piece);
+                }
+            }
+            let (kind, expert) = (BlockKind::Expert, Some(expert as u32));
+            self.blocks.push(PlannedBlock { kind, layer: Some(layer), expert, pieces });
+        }
+    }
+
+    /// The tensors that more than one expert shares, and whether each has an entry for every expert,
+    /// in order.
+    fn stacks(&self, experts: &[Vec<Extent>]) -> HashMap<usize, bool> {
+        let mut stacks = HashMap::new();
+        for (expert, extents) in experts.iter().enumerate() {
+            for extent in extents {
+                let Some(index) = self.tensor_at(extent) else { continue };
+                let tensor = &self.catalog.tensors()[index];
+                if tensor.extent == *extent {
+                    continue;
+                }
+                let own = tensor.outer_slice(expert as u64, 1);
+                let fits = tensor.shape.first() == Some(&(experts.len() as u64))
+                    && own.is_some_and(|own| holds(&own, extent));
+                *stacks.entry(index).or_insert(true) &= fits && !self.placed[index];
+            }
+        }
+        stacks
+    }
+
+    /// The tensor that holds an extent.
+    fn tensor_at(&self, extent: &Extent) -> Option<usize> {
+        let tensors: &[TensorInfo] = self.catalog.tensors();
+        let start = |tensor: &TensorInfo| (tensor.extent.file, tensor.extent.offset);
+        let after = tensors.partition_point(|tensor| start(tensor) <= (extent.file, extent.offset));
+        let index = after.checked_sub(1)?;
+        holds(&tensors[index].extent, extent).then_some(index)
+    }
+}
+
+fn holds(outer: &Extent, inner: &Extent) -> bool {
+    outer.file == inner.file && outer.offset <= inner.offset && inner.end() <= outer.end()
+}

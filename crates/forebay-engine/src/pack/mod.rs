@@ -1,0 +1,129 @@
+//! Packs: made from other containers, verified, and turned back.
+
+mod blocks;
+mod restore;
+mod verify;
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use forebay_format::Catalog;
+use forebay_format::pack::{Chunk, ChunkIndex, PackPlan, checksum, source_documents};
+use forebay_model::{Architecture, Weights};
+use forebay_store::{CopyJob, FileSet, IoKind, OutputFile, Sink, Span, StoreError, copy};
+use serde::Serialize;
+
+use crate::EngineError;
+use crate::statistics::ReadPath;
+
+pub use restore::{RestoreReport, to_gguf, to_hugging_face};
+pub use verify::{Damage, VerifyReport, verify};
+
+/// Called with bytes done and bytes in all; false stops the work and removes unfinished files.
+pub type Progress<'a> = dyn FnMut(u64, u64) -> bool + 'a;
+
+/// What packing did.
+#[derive(Clone, Debug, Serialize)]
+pub struct PackReport {
+    pub path: PathBuf,
+    /// What it was made from.
+    pub source: PathBuf,
+    pub bytes: u64,
+    pub source_bytes: u64,
+    pub blocks: usize,
+    pub experts: usize,
+    pub chunks: u64,
+    /// From opening the source to a durable file.
+    pub seconds: f64,
+    pub bytes_per_second: f64,
+    /// Memory for reads and writes in flight.
+    pub buffer_bytes: u64,
+    pub io_engine: ReadPath,
+    /// Whether blocks were written past the page cache.
+    pub direct_writes: bool,
+}
+
+/// Makes the pack `out` of the model at `source`, replacing what has that name. The file appears
+/// when it is whole and on the disk.
+///
+/// # Errors
+/// Models that cannot be opened or are not known, sources that are packs, a disk without room,
+/// failed reads and writes; [`StoreError::Interrupted`] when `progress` says stop. Nothing is left
+/// behind then.
+pub fn pack(
+    source: &Path,
+    out: &Path,
+    io: IoKind,
+    progress: &mut Progress<'_>,
+) -> Result<PackReport, EngineError> {
+    let started = Instant::now();
+    let catalog = Catalog::open(source)?;
+    if catalog.pack.is_some() {
+        return Err(EngineError::IsPack { path: source.to_path_buf() });
+    }
+    let architecture = Architecture::from_catalog(&catalog)?;
+    let files = FileSet::of_catalog(&catalog, true)?;
+    let weights = Weights::new(&catalog, &architecture, &files)?;
+    let documents = source_documents(&catalog)?;
+    let plan = PackPlan::new(&catalog, &blocks::blocks(&catalog, &weights), documents)?;
+
+    let file = OutputFile::create(out, plan.file_bytes())?;
+    let index = plan.chunk_index();
+    let sink = Packing { file: &file, index: &index, checksums: zeros(index.len()) };
+    let job = CopyJob {
+        range: plan.data_offset()..plan.file_bytes(),
+        header: &[],
+        spans: plan.spans().iter().map(|&(to, from)| Span { to, from }).collect(),
+        chunks: Some(&index),
+    };
+    let report = copy(&files, &job, io, &sink, progress)?;
+    let checksums: Vec<u64> =
+        sink.checksums.iter().map(|sum| sum.load(Ordering::Relaxed)).collect();
+    file.write_at(0, &plan.front(&checksums))?;
+    let direct_writes = file.is_direct();
+    file.commit()?;
+
+    let seconds = started.elapsed().as_secs_f64();
+    Ok(PackReport {
+        path: out.to_path_buf(),
+        source: source.to_path_buf(),
+        bytes: plan.file_bytes(),
+        source_bytes: catalog.file_bytes.iter().sum(),
+        blocks: plan.blocks().len(),
+        experts: plan.blocks().iter().filter(|block| block.expert.is_some()).count(),
+        chunks: index.len(),
+        seconds,
+        bytes_per_second: plan.file_bytes() as f64 / seconds,
+        buffer_bytes: report.memory_bytes,
+        io_engine: report.engine.into(),
+        direct_writes,
+    })
+}
+
+fn zeros(count: u64) -> Vec<AtomicU64> {
+    (0..count).map(|_| AtomicU64::new(0)).collect()
+}
+
+/// Makes checksums of what is written.
+struct Packing<'a> {
+    file: &'a OutputFile,
+    index: &'a ChunkIndex,
+    checksums: Vec<AtomicU64>,
+}
+
+impl Sink for Packing<'_> {
+    fn take(&self, offset: u64, bytes: &[u8]) -> Result<(), StoreError> {
+        for chunk in self.index.chunks(offset, offset + bytes.len() as u64) {
+            let sum = checksum(slice(bytes, offset, &chunk));
+            self.checksums[chunk.number as usize].store(sum, Ordering::Relaxed);
+        }
+        self.file.write_at(offset, bytes)
+    }
+}
+
+/// The bytes of a chunk in a window that begins at `offset`.
+fn slice<'b>(bytes: &'b [u8], offset: u64, chunk: &Chunk) -> &'b [u8] {
+    let start = (chunk.offset - offset) as usize;
+    &bytes[start..start + chunk.bytes as usize]
+}

@@ -1,0 +1,125 @@
+//! Reading a whole pack and comparing every checksum.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+use forebay_format::pack::{Chunk, ChunkIndex, checksum};
+use forebay_format::{Catalog, Extent, FileIndex, FormatError};
+use forebay_store::{CopyJob, FileSet, IoKind, Sink, Span, StoreError, copy};
+use serde::Serialize;
+
+use super::{Progress, slice};
+use crate::EngineError;
+use crate::statistics::ReadPath;
+
+/// Damaged places that are listed; all are counted.
+const LISTED_MAX: usize = 100;
+
+/// What `verify` found.
+#[derive(Clone, Debug, Serialize)]
+pub struct VerifyReport {
+    pub path: PathBuf,
+    pub bytes: u64,
+    pub blocks: usize,
+    pub chunks: u64,
+    pub damaged_chunks: u64,
+    /// The first of them.
+    pub damage: Vec<Damage>,
+    pub seconds: f64,
+    pub bytes_per_second: f64,
+    pub io_engine: ReadPath,
+}
+
+/// A chunk whose bytes are not those that were written.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Damage {
+    /// Bytes from the start of the file.
+    pub offset: u64,
+    pub bytes: u64,
+    /// The block, in words.
+    pub block: String,
+    /// Tensors with bytes there; none where only padding is.
+    pub tensors: Vec<String>,
+}
+
+/// Reads all of a pack. Damage in the tables is an error, damage in blocks is in the report.
+///
+/// # Errors
+/// [`EngineError::NoPack`], damaged tables, failed reads; [`StoreError::Interrupted`] when
+/// `progress` says stop.
+pub fn verify(
+    path: &Path,
+    io: IoKind,
+    progress: &mut Progress<'_>,
+) -> Result<VerifyReport, EngineError> {
+    let started = Instant::now();
+    let catalog = Catalog::open(path)?;
+    let Some(pack) = &catalog.pack else {
+        return Err(EngineError::NoPack { path: path.to_path_buf() });
+    };
+    let index = &pack.chunks;
+    let files = FileSet::of_catalog(&catalog, false)?;
+    let range = index.range();
+    let file_bytes = catalog.file_bytes[0];
+    if files.file_bytes(FileIndex(0)) != Some(file_bytes) || range.end != file_bytes {
+        let what = "the file changed while it was opened".to_owned();
+        return Err(
+            FormatError::PackDamaged { path: path.to_path_buf(), offset: range.end, what }.into()
+        );
+    }
+    let from = Extent { file: FileIndex(0), offset: range.start, length: range.end - range.start };
+    let sink = Comparing { index, bad: Mutex::new(Vec::new()) };
+    let job = CopyJob {
+        spans: vec![Span { to: range.start, from }],
+        range,
+        header: &[],
+        chunks: Some(index),
+    };
+    let report = copy(&files, &job, io, &sink, progress)?;
+
+    let mut bad = sink.bad.into_inner().unwrap_or_else(PoisonError::into_inner);
+    bad.sort_by_key(|chunk| chunk.offset);
+    let seconds = started.elapsed().as_secs_f64();
+    Ok(VerifyReport {
+        path: path.to_path_buf(),
+        bytes: file_bytes,
+        blocks: index.blocks().len(),
+        chunks: index.len(),
+        damaged_chunks: bad.len() as u64,
+        damage: bad.iter().take(LISTED_MAX).map(|chunk| damage(&catalog, index, chunk)).collect(),
+        seconds,
+        bytes_per_second: file_bytes as f64 / seconds,
+        io_engine: report.engine.into(),
+    })
+}
+
+fn damage(catalog: &Catalog, index: &ChunkIndex, chunk: &Chunk) -> Damage {
+    let there = |extent: Extent| extent.offset < chunk.end() && extent.end() > chunk.offset;
+    let tensors = catalog.tensors().iter().filter(|tensor| {
+        // The whole reach first: a stack has a piece for every expert.
+        there(tensor.extent) && tensor.extents().any(there)
+    });
+    Damage {
+        offset: chunk.offset,
+        bytes: chunk.bytes,
+        block: index.block_at(chunk.offset).map(ToString::to_string).unwrap_or_default(),
+        tensors: tensors.map(|tensor| tensor.name.clone()).collect(),
+    }
+}
+
+struct Comparing<'a> {
+    index: &'a ChunkIndex,
+    bad: Mutex<Vec<Chunk>>,
+}
+
+impl Sink for Comparing<'_> {
+    fn take(&self, offset: u64, bytes: &[u8]) -> Result<(), StoreError> {
+        for chunk in self.index.chunks(offset, offset + bytes.len() as u64) {
+            if checksum(slice(bytes, offset, &chunk)) != chunk.checksum {
+                self.bad.lock().unwrap_or_else(PoisonError::into_inner).push(chunk);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,352 @@
+//! Packs hold the same weights to the bit, whatever they were made from, and damage never becomes
+//! a token.
+
+mod support;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use forebay_engine::pack::{pack, to_gguf, to_hugging_face, verify};
+use forebay_engine::{Checks, EngineError, Session, SessionOptions};
+use forebay_format::pack::BlockKind;
+use forebay_format::{Catalog, Extent, FileIndex, TensorInfo};
+use forebay_model::{Architecture, Weights};
+use forebay_store::{FaultKind, FaultPlan, FileSet, IoKind, StoreError};
+use forebay_stream::StreamError;
+use support::{fixture, fixtures};
+
+fn never(_: u64, _: u64) -> bool {
+    true
+}
+
+/// Packs `source` and returns the path of the pack.
+fn packed(source: &Path, folder: &Path) -> Result<PathBuf, EngineError> {
+    let out = folder.join("model.fbay");
+    pack(source, &out, IoKind::Auto, &mut never)?;
+    Ok(out)
+}
+
+fn options(ram_bytes: Option<u64>) -> SessionOptions {
+    SessionOptions { ram_bytes, context: Some(64), threads: Some(2), ..SessionOptions::default() }
+}
+
+fn open(path: &Path, options: &SessionOptions) -> Result<Session, EngineError> {
+    Session::open(path, options, &mut |_, _| {})
+}
+
+fn bits(session: &mut Session) -> Result<Vec<u32>, EngineError> {
+    let vocabulary = session.vocab_size();
+    let tokens: Vec<u32> = (0..40).map(|index| ((index * 7919 + 13) % vocabulary) as u32).collect();
+    let mut logits = session.logits(&tokens, None)?;
+    logits.extend(session.logits(&tokens[..1], None)?);
+    Ok(logits.iter().map(|value| value.to_bits()).collect())
+}
+
+fn smallest(path: &Path) -> u64 {
+    match open(path, &options(Some(1))) {
+        Err(EngineError::Stream(StreamError::BudgetTooSmall { needed_bytes, .. })) => needed_bytes,
+        Err(error) => panic!("one byte must be refused as too small: {error}"),
+        Ok(_) => panic!("one byte must be refused"),
+    }
+}
+
+/// Every model of the fixtures: GGUF files, and folders with a configuration.
+fn models() -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for (kind, is_model) in [
+        (
+            "gguf",
+            (|path: &Path| path.extension().is_some_and(|e| e == "gguf")) as fn(&Path) -> bool,
+        ),
+        ("models", |path: &Path| path.join("config.json").exists()),
+    ] {
+        let Ok(families) = fs::read_dir(fixtures().join(kind)) else { continue };
+        for family in families.map(|entry| entry.unwrap().path()) {
+            match is_model(&family) {
+                true => found.push(family),
+                false => {
+                    let files = fs::read_dir(&family).into_iter().flatten();
+                    found.extend(files.map(|e| e.unwrap().path()).filter(|path| is_model(path)));
+                }
+            }
+        }
+    }
+    found.sort();
+    assert!(!found.is_empty(), "the project's own fixtures hold models");
+    found
+}
+
+#[test]
+fn every_model_answers_the_same_from_its_pack_and_comes_back() {
+    let mut compared = 0;
+    for source in models() {
+        let what = source.display();
+        let folder = tempfile::tempdir().unwrap();
+        let mut resident = match open(&source, &options(None)) {
+            Ok(session) => session,
+            Err(EngineError::Model(error)) => {
+                // What cannot run cannot be packed either.
+                let refused = packed(&source, folder.path()).unwrap_err().to_string();
+                assert_eq!(refused, error.to_string());
+                assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "{what}");
+                continue;
+            }
+            Err(error) => panic!("{what}: {error}"),
+        };
+        let expected = bits(&mut resident).unwrap();
+        let path = packed(&source, folder.path()).unwrap_or_else(|error| panic!("{what}: {error}"));
+        let mut session = open(&path, &options(None)).unwrap();
+        assert!(bits(&mut session).unwrap() == expected, "{what}: resident");
+        assert_eq!(session.statistics().checksums, Checks::On);
+        assert!(session.statistics().stream.io.bytes_checked > 0);
+        let least = smallest(&path);
+        assert!(least <= smallest(&source), "{what}: a pack needs no larger slots");
+        for io in [IoKind::Auto, IoKind::Pread] {
+            let options = SessionOptions { io, ..options(Some(least)) };
+            let streamed = bits(&mut open(&path, &options).unwrap()).unwrap();
+            assert!(streamed == expected, "{what}: streamed with {io}");
+        }
+        let same_tokenizer = |session: &Session| {
+            session.tokenizer().ok().map(|t| {
+                (t.kind().to_owned(), t.vocab_size(), t.encode("Hello, 世界!", true, true).unwrap())
+            })
+        };
+        assert_eq!(same_tokenizer(&session), same_tokenizer(&resident), "{what}");
+        let report = verify(&path, IoKind::Auto, &mut never).unwrap();
+        assert_eq!((report.damaged_chunks, report.damage.len()), (0, 0));
+        comes_back(&source, &path, folder.path());
+        compared += 1;
+    }
+    assert!(compared >= 3, "only {compared} models were compared");
+}
+
+/// Names and bytes of all tensors.
+fn contents(path: &Path) -> Vec<(String, Vec<u8>)> {
+    let catalog = Catalog::open(path).unwrap();
+    let files = FileSet::of_catalog(&catalog, true).unwrap();
+    let read = |tensor: &TensorInfo| {
+        let mut bytes = vec![0; tensor.extent.length as usize];
+        files.read_exact(tensor.extent, &mut bytes).unwrap();
+        (tensor.name.clone(), bytes)
+    };
+    let mut contents: Vec<_> = catalog.tensors().iter().map(read).collect();
+    contents.sort();
+    contents
+}
+
+/// The source from its pack, byte for byte.
+fn comes_back(source: &Path, path: &Path, folder: &Path) {
+    let same = |one: &Path, other: &Path| fs::read(one).unwrap() == fs::read(other).unwrap();
+    if source.is_file() {
+        let back = folder.join("back.gguf");
+        to_gguf(path, &back, IoKind::Auto, &mut never).unwrap();
+        match Catalog::open(source).unwrap().files.len() {
+            1 => assert!(same(source, &back), "{}", source.display()),
+            // A split set comes back as one file.
+            _ => assert_eq!(contents(source), contents(&back), "{}", source.display()),
+        }
+        let refused = to_hugging_face(path, &folder.join("hf"), IoKind::Auto, &mut never);
+        assert!(refused.unwrap_err().to_string().contains("--to-gguf"));
+        return;
+    }
+    let back = folder.join("back");
+    let report = to_hugging_face(path, &back, IoKind::Auto, &mut never).unwrap();
+    let mut files = 0;
+    for entry in fs::read_dir(&back).unwrap() {
+        let name = entry.unwrap().file_name();
+        assert!(same(&source.join(&name), &back.join(&name)), "{name:?} of {}", source.display());
+        files += 1;
+    }
+    assert_eq!(files, report.files);
+    for needed in ["config.json", "tokenizer.json"] {
+        assert_eq!(source.join(needed).exists(), back.join(needed).exists());
+    }
+    let refused = to_gguf(path, &folder.join("x.gguf"), IoKind::Auto, &mut never);
+    assert!(refused.unwrap_err().to_string().contains("--to-huggingface"));
+}
+
+fn moe() -> PathBuf {
+    fixture("models/qwen3_moe").expect("the project holds this fixture")
+}
+
+#[test]
+fn the_same_input_makes_the_same_bytes() {
+    let (one, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let a = fs::read(packed(&moe(), one.path()).unwrap()).unwrap();
+    let b = other.path().join("other.fbay");
+    pack(&moe(), &b, IoKind::Pread, &mut never).unwrap();
+    assert!(a == fs::read(b).unwrap());
+    assert_eq!(fs::read_dir(one.path()).unwrap().count(), 1, "nothing else is left there");
+}
+
+#[test]
+fn blocks_lie_in_execution_order_and_an_expert_is_one_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = packed(&moe(), folder.path()).unwrap();
+    let catalog = Catalog::open(&path).unwrap();
+    let pack = catalog.pack.as_ref().unwrap();
+    let order: Vec<_> = pack.chunks.blocks().iter().map(|b| (b.kind, b.layer, b.expert)).collect();
+    let mut expected = vec![(BlockKind::Embedding, None, None)];
+    for layer in 0..2 {
+        expected.push((BlockKind::Layer, Some(layer), None));
+        expected.extend((0..16).map(|e| (BlockKind::Expert, Some(layer), Some(e))));
+    }
+    expected.extend([(BlockKind::Head, None, None), (BlockKind::Other, None, None)]);
+    assert_eq!(order, expected);
+
+    let architecture = Architecture::from_catalog(&catalog).unwrap();
+    let files = FileSet::of_catalog(&catalog, true).unwrap();
+    let weights = Weights::new(&catalog, &architecture, &files).unwrap();
+    for (block, extents) in pack
+        .chunks
+        .blocks()
+        .iter()
+        .filter(|block| block.kind == BlockKind::Expert)
+        .zip(weights.blocks.experts.iter().flatten())
+    {
+        let (first, last) = (extents.first().unwrap(), extents.last().unwrap());
+        assert_eq!(first.offset, block.offset, "gate is the block's first byte");
+        assert!(last.end() <= block.end() && block.end() - last.end() < 4096);
+        let slot = files.plan(extents, 4096).slot_bytes as u64;
+        assert_eq!(slot, block.bytes, "no memory beyond the block");
+    }
+}
+
+#[test]
+fn damage_is_an_error_with_its_place_and_never_a_token() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = packed(&moe(), folder.path()).unwrap();
+    let catalog = Catalog::open(&path).unwrap();
+    let whole = fs::read(&path).unwrap();
+    let expert = catalog.tensor("model.layers.1.mlp.experts.5.up_proj.weight").unwrap().extent;
+    let mut broken = whole.clone();
+    broken[expert.offset as usize + 7] ^= 4;
+    fs::write(&path, &broken).unwrap();
+
+    let report = verify(&path, IoKind::Auto, &mut never).unwrap();
+    assert_eq!(report.damaged_chunks, 1);
+    assert_eq!(report.damage[0].block, "expert 5 of layer 1");
+    assert!(
+        report.damage[0].tensors.contains(&"model.layers.1.mlp.experts.5.up_proj.weight".into())
+    );
+    for io in [IoKind::Auto, IoKind::Pread] {
+        let error = match open(&path, &SessionOptions { io, ..options(None) }) {
+            Ok(_) => panic!("a damaged expert was loaded"),
+            Err(error) => error.to_string(),
+        };
+        for part in ["model.fbay", "expert 5 of layer 1", "damaged", "byte"] {
+            assert!(error.contains(part), "'{part}' is missing: {error}");
+        }
+    }
+    // Norms and rows of the embedding are read on another way.
+    for name in ["model.norm.weight", "model.embed_tokens.weight"] {
+        let extent = catalog.tensor(name).unwrap().extent;
+        let mut broken = whole.clone();
+        broken[extent.end() as usize - 1] ^= 1;
+        fs::write(&path, &broken).unwrap();
+        let run = open(&path, &options(None)).and_then(|mut session| {
+            let last = session.vocab_size() as u32 - 1;
+            session.logits(&[last], None)
+        });
+        let error = run.unwrap_err().to_string();
+        assert!(error.contains("is damaged at byte"), "{name}: {error}");
+    }
+    // Who does not want to know is not told, but it is on record.
+    fs::write(&path, &broken).unwrap();
+    let unverified = SessionOptions { verify: false, ..options(None) };
+    let mut session = open(&path, &unverified).unwrap();
+    bits(&mut session).unwrap();
+    assert_eq!(session.statistics().checksums, Checks::Off);
+    assert_eq!(session.statistics().stream.io.bytes_checked, 0);
+    assert!(matches!(
+        open(&moe(), &unverified),
+        Err(EngineError::BadOption { name: "--no-verify", .. })
+    ));
+}
+
+#[test]
+fn a_bit_that_flips_on_the_way_is_read_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = packed(&moe(), folder.path()).unwrap();
+    let expected = bits(&mut open(&path, &options(None)).unwrap()).unwrap();
+    let catalog = Catalog::open(&path).unwrap();
+    let extent = catalog.tensor("model.layers.0.mlp.experts.3.down_proj.weight").unwrap().extent;
+    let range = extent.offset..extent.end();
+    for io in [IoKind::Auto, IoKind::Pread] {
+        let once = FaultPlan::once(FileIndex(0), range.clone(), FaultKind::Flip);
+        let mut session =
+            open(&path, &SessionOptions { io, faults: Some(once), ..options(None) }).unwrap();
+        assert!(bits(&mut session).unwrap() == expected);
+        assert_eq!(session.statistics().stream.io.checksum_mismatches, 1);
+        let always = FaultPlan::always(FileIndex(0), range.clone(), FaultKind::Flip);
+        let opened = open(&path, &SessionOptions { io, faults: Some(always), ..options(None) });
+        let error = opened.err().expect("wrong bytes must not be used").to_string();
+        assert!(error.contains("expert 3 of layer 0"), "{error}");
+    }
+}
+
+/// Reads every tensor as a session would, and everything else that a pack says.
+fn read_everything(path: &Path) -> Result<(), EngineError> {
+    let catalog = Catalog::open(path)?;
+    let files = FileSet::of_catalog(&catalog, true)?;
+    for tensor in catalog.tensors() {
+        for extent in tensor.extents() {
+            let mut bytes = vec![0; extent.length as usize];
+            files.read_exact(extent, &mut bytes)?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn flipped_bits_and_truncations_on_disk_are_found_by_reading_and_by_verify() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = packed(&moe(), folder.path()).unwrap();
+    read_everything(&path).unwrap();
+    let whole = fs::read(&path).unwrap();
+    let damaged = |path: &Path| {
+        verify(path, IoKind::Pread, &mut never).map_or(true, |report| report.damaged_chunks > 0)
+    };
+    let mut state = 7_u64;
+    for round in 0..150 {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        let bit = (state >> 16) as usize % (whole.len() * 8);
+        let mut broken = whole.clone();
+        broken[bit / 8] ^= 1 << (bit % 8);
+        if round % 3 == 0 {
+            broken = whole[..bit / 8].to_vec();
+        }
+        fs::write(&path, &broken).unwrap();
+        assert!(read_everything(&path).is_err(), "reading: bit {bit}, round {round}");
+        assert!(damaged(&path), "verify: bit {bit}, round {round}");
+    }
+    fs::write(&path, [&whole[..], &[0]].concat()).unwrap();
+    assert!(damaged(&path), "a byte too many");
+}
+
+#[test]
+fn a_pack_that_cannot_be_finished_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("model.fbay");
+    let stopped = pack(&moe(), &out, IoKind::Auto, &mut |done, _| done > 0);
+    assert!(matches!(stopped, Err(EngineError::Store(StoreError::Interrupted))));
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+
+    let missing = folder.path().join("missing/model.fbay");
+    assert!(pack(&moe(), &missing, IoKind::Auto, &mut never).is_err());
+    let source = packed(&moe(), folder.path()).unwrap();
+    assert!(matches!(
+        pack(&source, &out, IoKind::Auto, &mut never),
+        Err(EngineError::IsPack { .. })
+    ));
+    // Damage in the source does not become a new file with a new checksum.
+    let catalog = Catalog::open(&source).unwrap();
+    let Extent { offset, .. } = catalog.tensors()[3].extent;
+    let mut broken = fs::read(&source).unwrap();
+    broken[offset as usize] ^= 1;
+    fs::write(&source, broken).unwrap();
+    let back = folder.path().join("back");
+    let refused = to_hugging_face(&source, &back, IoKind::Auto, &mut never).unwrap_err();
+    assert!(refused.to_string().contains("damaged"), "{refused}");
+    assert!(!back.exists());
+}

@@ -1,0 +1,200 @@
+//! The streaming container `.fbay`: blocks in the order in which they are used, each in one piece,
+//! aligned, and every byte under a checksum.
+//!
+//! `docs/pack-format.md` describes the file byte by byte.
+//!
+//! ```text
+//! mod.rs       what a pack says: blocks, embedded documents
+//! chunks.rs    which bytes which checksum covers
+//! parse.rs     file to tables; section.rs reads one section of it
+//! tensors.rs   the tensor table, and that no two tensors share a byte
+//! plan.rs      where everything will lie in a new pack
+//! encode.rs    tables to bytes
+//! restore.rs   how the files that a pack was made from are put together again
+//! ```
+
+mod chunks;
+mod encode;
+mod parse;
+mod plan;
+mod restore;
+mod section;
+mod tensors;
+
+use std::fmt;
+use std::path::{Component, Path};
+use std::sync::Arc;
+
+pub use chunks::{Chunk, ChunkIndex};
+pub use parse::{is_pack, open, parse_pack_bytes};
+pub use plan::{PackPlan, PlannedBlock, PlannedPiece};
+pub use restore::{RestoredFile, restore_gguf, restore_hugging_face, source_documents};
+
+/// What the names of packs end in.
+pub const EXTENSION: &str = "fbay";
+
+/// The first bytes of every pack. The line ends and the end-of-file character catch transfers that
+/// took the file for text.
+pub(crate) const MAGIC: [u8; 8] = *b"FBAY\r\n\x1a\n";
+
+/// Packs of another major version are not read; a higher minor version adds only what may be
+/// ignored.
+pub(crate) const VERSION: (u16, u16) = (1, 0);
+
+/// Bytes of the header, and what sections and blocks start at multiples of.
+pub const PAGE_BYTES: u64 = 4096;
+
+/// Tensors start at multiples of this many bytes inside their block.
+pub const TENSOR_ALIGNMENT: u64 = 256;
+
+/// Largest chunk of a block that is read whole: one read request.
+pub const CHUNK_BYTES_MAX: u64 = 512 << 10;
+
+/// Largest chunk that a reader accepts.
+pub(crate) const CHUNK_BYTES_LIMIT: u64 = 4 << 20;
+
+/// The only codec so far: the bytes as they are.
+pub(crate) const CODEC_RAW: (u16, u16) = (0, 0);
+
+pub(crate) const NO_INDEX: u32 = u32::MAX;
+
+/// XXH3-64 (seed 0) of `bytes`: the checksum of everything in a pack.
+pub fn checksum(bytes: &[u8]) -> u64 {
+    twox_hash::XxHash3_64::oneshot(bytes)
+}
+
+/// What a pack was made from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Origin {
+    Gguf = 1,
+    HuggingFace = 2,
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Origin::Gguf => "GGUF",
+            Origin::HuggingFace => "a Hugging Face folder",
+        })
+    }
+}
+
+/// What a pack holds beside tensors.
+#[derive(Clone, Debug)]
+pub struct Pack {
+    /// Major and minor version of the format.
+    pub version: (u16, u16),
+    pub origin: Origin,
+    pub documents: Vec<Embedded>,
+    /// Blocks, and the checksums of their bytes.
+    pub chunks: Arc<ChunkIndex>,
+}
+
+/// What an embedded document is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DocumentKind {
+    /// A file that lay beside the weights, whole.
+    File = 1,
+    /// Everything in front of the tensor data of a file that held weights.
+    Header = 2,
+}
+
+/// A document inside a pack.
+#[derive(Clone, Debug)]
+pub struct Embedded {
+    pub kind: DocumentKind,
+    /// A file name, without a folder.
+    pub name: String,
+    pub content: Arc<[u8]>,
+    /// For a header: bytes of the file that it was cut off from.
+    pub source_bytes: u64,
+}
+
+impl Embedded {
+    /// Whether this is the whole file called `name`.
+    pub fn is_file(&self, name: &str) -> bool {
+        self.kind == DocumentKind::File && self.name == name
+    }
+}
+
+/// Whether `name` is a file name and cannot lead out of a folder.
+pub(crate) fn is_plain_name(name: &str) -> bool {
+    let mut parts = Path::new(name).components();
+    matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None))
+        && !name.contains(['/', '\\', '\0'])
+}
+
+/// What a block is for.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum BlockKind {
+    /// The embedding table, of which single rows are read.
+    Embedding = 1,
+    /// The matrices of a layer that every token needs.
+    Layer = 2,
+    /// One expert of one layer.
+    Expert = 3,
+    /// The output projection, read in ranges of rows.
+    Head = 4,
+    /// What is read at the start or not at all: norms, biases, tensors that the decoder does not
+    /// use.
+    Other = 5,
+}
+
+impl BlockKind {
+    /// Whether the block is read as a whole, so that its chunks can be as large as read requests.
+    /// Others are read in parts, and have a checksum for every page.
+    pub(crate) fn is_read_whole(self) -> bool {
+        matches!(self, BlockKind::Layer | BlockKind::Expert)
+    }
+
+    pub(crate) fn from_id(id: u32) -> BlockKind {
+        use BlockKind::*;
+        // A newer minor version may know more kinds; their bytes are read all the same.
+        [Embedding, Layer, Expert, Head]
+            .into_iter()
+            .find(|kind| *kind as u32 == id)
+            .unwrap_or(Other)
+    }
+}
+
+/// One block of a pack.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Block {
+    pub kind: BlockKind,
+    pub layer: Option<u32>,
+    pub expert: Option<u32>,
+    /// Bytes from the start of the file, a multiple of 4096.
+    pub offset: u64,
+    /// Bytes with the padding at the end, a multiple of 4096.
+    pub bytes: u64,
+    /// Bytes of every chunk but the last, which may be shorter.
+    pub chunk_bytes: u32,
+    /// Number of the first chunk in the chunk table.
+    pub first_chunk: u64,
+}
+
+impl Block {
+    /// The byte after the block.
+    pub fn end(&self) -> u64 {
+        self.offset + self.bytes
+    }
+
+    /// Number of chunks.
+    pub fn chunks(&self) -> u64 {
+        self.bytes.div_ceil(u64::from(self.chunk_bytes))
+    }
+}
+
+impl fmt::Display for Block {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.kind, self.layer, self.expert) {
+            (BlockKind::Embedding, ..) => f.write_str("the embedding"),
+            (BlockKind::Layer, Some(layer), _) => write!(f, "the dense block of layer {layer}"),
+            (BlockKind::Expert, Some(layer), Some(expert)) => {
+                write!(f, "expert {expert} of layer {layer}")
+            }
+            (BlockKind::Head, ..) => f.write_str("the head"),
+            _ => f.write_str("the block of norms and other tensors"),
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! Where everything will lie in a new pack. Pure: nothing is read or written here.
+
+use std::collections::HashMap;
+
+use super::tensors::TensorRow;
+use super::{
+    Block, BlockKind, CHUNK_BYTES_MAX, ChunkIndex, Embedded, Origin, PAGE_BYTES, TENSOR_ALIGNMENT,
+    encode,
+};
+use crate::{Catalog, Extent, FormatError, Source, TensorInfo};
+
+/// A block of a new pack and the tensors that it takes, in order.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PlannedBlock {
+    pub kind: BlockKind,
+    pub layer: Option<u32>,
+    pub expert: Option<u32>,
+    pub pieces: Vec<PlannedPiece>,
+}
+
+/// A tensor, or one entry of its outermost dimension.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PlannedPiece {
+    /// Index into [`Catalog::tensors`] of the source.
+    pub tensor: usize,
+    /// The entries of one tensor go to successive blocks, 0 first.
+    pub entry: Option<u64>,
+}
+
+/// A new pack, complete but for its data and checksums.
+#[derive(Debug)]
+pub struct PackPlan {
+    pub(super) origin: Origin,
+    pub(super) documents: Vec<Embedded>,
+    pub(super) rows: Vec<TensorRow>,
+    pub(super) blocks: Vec<Block>,
+    spans: Vec<(u64, Extent)>,
+    file_bytes: u64,
+}
+
+impl PackPlan {
+    /// Lays out `blocks` of the tensors of `source`, behind tables and `documents`.
+    ///
+    /// # Errors
+    /// [`FormatError::WriteTensor`] if the blocks do not take every tensor exactly once, or not as
+    /// the format can express it.
+    pub fn new(
+        source: &Catalog,
+        blocks: &[PlannedBlock],
+        documents: Vec<Embedded>,
+    ) -> Result<PackPlan, FormatError> {
+        let origin = match source.source {
+            Source::Gguf(_) => Origin::Gguf,
+            Source::HuggingFace(_) => Origin::HuggingFace,
+        };
+        let mut plan = PackPlan {
+            origin,
+            documents,
+            rows: Vec::new(),
+            blocks: Vec::new(),
+            spans: Vec::new(),
+            file_bytes: 0,
+        };
+        let mut builder = Builder { source, row_of: HashMap::new(), plan: &mut plan, end: 0 };
+        for block in blocks.iter().filter(|block| !block.pieces.is_empty()) {
+            builder.add(block)?;
+        }
+        builder.check_complete()?;
+        let data_bytes = builder.end;
+        let data_offset = encode::front_bytes(&plan);
+        plan.blocks.iter_mut().for_each(|block| block.offset += data_offset);
+        plan.spans.iter_mut().for_each(|span| span.0 += data_offset);
+        plan.file_bytes = data_offset + data_bytes;
+        Ok(plan)
+    }
+
+    /// Size of the finished file.
+    pub fn file_bytes(&self) -> u64 {
+        self.file_bytes
+    }
+
+    /// Where the blocks begin; everything before is [`Self::front`].
+    pub fn data_offset(&self) -> u64 {
+        self.blocks.first().map_or(self.file_bytes, |block| block.offset)
+    }
+
+    /// In the order of the file, without gaps.
+    pub fn blocks(&self) -> &[Block] {
+        &self.blocks
+    }
+
+    /// The chunks, without their checksums.
+    pub fn chunk_index(&self) -> ChunkIndex {
+        let chunks = self.blocks.last().map_or(0, |block| block.first_chunk + block.chunks());
+        ChunkIndex::new(self.blocks.clone(), vec![0; chunks as usize])
+    }
+
+    /// Where the source's bytes go: offsets in the pack, ascending, and what to copy there. Between
+    /// them are zeros.
+    pub fn spans(&self) -> &[(u64, Extent)] {
+        &self.spans
+    }
+
+    /// Header, documents and tables, with the checksums of all chunks in order.
+    ///
+    /// # Panics
+    /// If there are not as many checksums as chunks.
+    pub fn front(&self, checksums: &[u64]) -> Vec<u8> {
+        encode::front(self, checksums)
+    }
+}
+
+struct Builder<'a> {
+    source: &'a Catalog,
+    /// Rows by tensor.
+    row_of: HashMap<usize, usize>,
+    plan: &'a mut PackPlan,
+    /// Bytes of all blocks so far.
+    end: u64,
+}
+
+impl Builder<'_> {
+    fn add(&mut self, planned: &PlannedBlock) -> Result<(), FormatError> {
+        let start = self.end;
+        let mut at = 0_u64;
+        for piece in &planned.pieces {
+            let Some(tensor) = self.source.tensors().get(piece.tensor) else { continue };
+            let extent = match piece.entry {
+                None if tensor.is_contiguous() => tensor.extent,
+                None => return Err(self.refuse(tensor, "its bytes do not lie in one piece")),
+                Some(entry) => tensor
+                    .outer_slice(entry, 1)
+                    .ok_or_else(|| self.refuse(tensor, "it has no such entry"))?,
+            };
+            at = at.next_multiple_of(TENSOR_ALIGNMENT);
+            self.row(piece, tensor, at)?;
+            self.plan.spans.push((start + at, extent));
+            at += extent.length;
+        }
+        let bytes = at.next_multiple_of(PAGE_BYTES);
+        let previous = self.plan.blocks.last();
+        self.plan.blocks.push(Block {
+            kind: planned.kind,
+            layer: planned.layer,
+            expert: planned.expert,
+            offset: start,
+            bytes,
+            chunk_bytes: chunk_bytes(planned.kind, bytes),
+            first_chunk: previous.map_or(0, |block| block.first_chunk + block.chunks()),
+        });
+        self.end += bytes;
+        Ok(())
+    }
+
+    /// Makes or checks the table's row of a piece.
+    fn row(
+        &mut self,
+        piece: &PlannedPiece,
+        tensor: &TensorInfo,
+        offset: u64,
+    ) -> Result<(), FormatError> {
+        let block = self.plan.blocks.len() as u32;
+        let pieces = piece.entry.map_or(1, |_| tensor.shape[0]);
+        let (rows, row_of) = (&mut self.plan.rows, &mut self.row_of);
+        let fits = match (row_of.get(&piece.tensor), piece.entry) {
+            (None, None | Some(0)) => {
+                row_of.insert(piece.tensor, rows.len());
+                rows.push(TensorRow {
+                    name: tensor.name.clone(),
+                    ty: tensor.ty,
+                    shape: tensor.shape.clone(),
+                    block,
+                    pieces: u32::try_from(pieces).unwrap_or(0),
+                    offset,
+                });
+                true
+            }
+            (Some(&row), Some(entry)) => {
+                let row = &rows[row];
+                row.offset == offset && u64::from(row.block) + entry == u64::from(block)
+            }
+            _ => false,
+        };
+        match fits {
+            true => Ok(()),
+            false => Err(self.refuse(tensor, "its pieces do not lie in successive blocks")),
+        }
+    }
+
+    /// Every tensor is there, with all its pieces, in blocks of one size.
+    fn check_complete(&self) -> Result<(), FormatError> {
+        let placed: u64 = self.plan.rows.iter().map(|row| u64::from(row.pieces)).sum();
+        let missing =
+            (0..self.source.tensors().len()).find(|index| !self.row_of.contains_key(index));
+        if let Some(index) = missing {
+            return Err(self.refuse(&self.source.tensors()[index], "no block takes it"));
+        }
+        let blocks = &self.plan.blocks;
+        for (&tensor, &row) in &self.row_of {
+            let row = &self.plan.rows[row];
+            let first = row.block as usize;
+            let of_row = blocks.get(first..first + row.pieces as usize);
+            let even = of_row.is_some_and(|all| all.iter().all(|b| b.bytes == all[0].bytes));
+            if !even || row.pieces == 0 || placed != self.plan.spans.len() as u64 {
+                let tensor = &self.source.tensors()[tensor];
+                return Err(self.refuse(tensor, "its pieces do not lie in blocks of one size"));
+            }
+        }
+        Ok(())
+    }
+
+    fn refuse(&self, tensor: &TensorInfo, why: &str) -> FormatError {
+        FormatError::WriteTensor {
+            path: self.source.files.first().cloned().unwrap_or_default(),
+            tensor: tensor.name.clone(),
+            why: format!("it cannot be packed: {why}"),
+        }
+    }
+}
+
+/// Equal chunks of at most one read request; single pages where parts of a block are read.
+fn chunk_bytes(kind: BlockKind, bytes: u64) -> u32 {
+    if !kind.is_read_whole() {
+        return PAGE_BYTES as u32;
+    }
+    let chunks = bytes.div_ceil(CHUNK_BYTES_MAX).max(1);
+    bytes.div_ceil(chunks).next_multiple_of(PAGE_BYTES).max(PAGE_BYTES) as u32
+}

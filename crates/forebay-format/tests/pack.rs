@@ -1,0 +1,304 @@
+//! The streaming container: every flipped bit is found, hostile tables are refused, and the file is
+//! what `docs/pack-format.md` says, byte for byte.
+
+use std::path::PathBuf;
+
+use forebay_format::gguf::writer::GgufWriter;
+use forebay_format::pack::{
+    BlockKind, PackPlan, PlannedBlock, PlannedPiece, checksum, parse_pack_bytes, restore_gguf,
+    source_documents,
+};
+use forebay_format::{Catalog, FormatError, TensorType};
+use proptest::prelude::*;
+
+/// A small model with two experts in one layer, the file that holds it, and its pack.
+struct Small {
+    _folder: tempfile::TempDir,
+    gguf: Vec<u8>,
+    source: Catalog,
+    pack: Vec<u8>,
+}
+
+fn small() -> Small {
+    let folder = tempfile::tempdir().unwrap();
+    let path: PathBuf = folder.path().join("small.gguf");
+    let mut writer = GgufWriter::new(&path);
+    writer.set("general.architecture", "example").unwrap();
+    writer.add_tensor("embd", TensorType::F32, &[40, 32]).unwrap();
+    writer.add_tensor("gate_exps", TensorType::Q8_0, &[2, 4, 32]).unwrap();
+    writer.add_tensor("down_exps", TensorType::Q8_0, &[2, 8, 32]).unwrap();
+    writer.add_tensor("norm", TensorType::F32, &[32]).unwrap();
+    let mut data = writer.start().unwrap();
+    for seed in 0..4_u64 {
+        let (_, bytes) = data.next_tensor().unwrap();
+        let content: Vec<u8> = (0..bytes).map(|i| ((i * 7 + seed * 31) % 251) as u8).collect();
+        data.write(&content).unwrap();
+    }
+    data.finish().unwrap();
+    let gguf = std::fs::read(&path).unwrap();
+    let source = Catalog::open(&path).unwrap();
+    let pack = pack_of(&source, &gguf);
+    Small { _folder: folder, gguf, source, pack }
+}
+
+fn planned(source: &Catalog) -> Vec<PlannedBlock> {
+    let piece = |name: &str, entry| PlannedPiece {
+        tensor: source.tensors().iter().position(|tensor| tensor.name == name).unwrap(),
+        entry,
+    };
+    let block = |kind, layer, expert, pieces| PlannedBlock { kind, layer, expert, pieces };
+    let expert = |index: u32| {
+        let entry = Some(u64::from(index));
+        let pieces = vec![piece("gate_exps", entry), piece("down_exps", entry)];
+        block(BlockKind::Expert, Some(0), Some(index), pieces)
+    };
+    vec![
+        block(BlockKind::Embedding, None, None, vec![piece("embd", None)]),
+        expert(0),
+        expert(1),
+        block(BlockKind::Head, None, None, Vec::new()),
+        block(BlockKind::Other, None, None, vec![piece("norm", None)]),
+    ]
+}
+
+fn pack_of(source: &Catalog, gguf: &[u8]) -> Vec<u8> {
+    let documents = source_documents(source).unwrap();
+    let plan = PackPlan::new(source, &planned(source), documents).unwrap();
+    let mut bytes = vec![0; plan.file_bytes() as usize];
+    for &(to, from) in plan.spans() {
+        let data = &gguf[from.offset as usize..from.end() as usize];
+        bytes[to as usize..to as usize + data.len()].copy_from_slice(data);
+    }
+    let index = plan.chunk_index();
+    let sums: Vec<u64> = index
+        .chunks(plan.data_offset(), plan.file_bytes())
+        .map(|chunk| checksum(&bytes[chunk.offset as usize..chunk.end() as usize]))
+        .collect();
+    let front = plan.front(&sums);
+    assert_eq!(front.len() as u64, plan.data_offset());
+    bytes[..front.len()].copy_from_slice(&front);
+    bytes
+}
+
+/// Whether everything in a pack is as it was written.
+fn is_whole(bytes: &[u8]) -> bool {
+    let Ok(catalog) = parse_pack_bytes(bytes) else { return false };
+    let index = &catalog.pack.as_ref().unwrap().chunks;
+    index.chunks(index.range().start, index.range().end).all(|chunk| {
+        checksum(&bytes[chunk.offset as usize..chunk.end() as usize]) == chunk.checksum
+    })
+}
+
+#[test]
+fn a_pack_holds_what_its_source_holds() {
+    let Small { gguf, source, pack, .. } = small();
+    let catalog = parse_pack_bytes(&pack).unwrap();
+    assert!(is_whole(&pack));
+    assert_eq!(catalog.gguf(), source.gguf());
+    assert_eq!(catalog.total_bytes(), source.total_bytes());
+    for tensor in source.tensors() {
+        let packed = catalog.tensor(&tensor.name).unwrap();
+        assert_eq!((packed.ty, &packed.shape), (tensor.ty, &tensor.shape));
+        let bytes: Vec<u8> = packed
+            .extents()
+            .flat_map(|e| pack[e.offset as usize..e.end() as usize].to_vec())
+            .collect();
+        assert_eq!(bytes, gguf[tensor.extent.offset as usize..tensor.extent.end() as usize]);
+    }
+    let restored = restore_gguf(&catalog).unwrap();
+    let mut back = restored.header.clone();
+    back.resize(restored.bytes as usize, 0);
+    for (to, from) in restored.spans {
+        let data = &pack[from.offset as usize..from.end() as usize];
+        back[to as usize..to as usize + data.len()].copy_from_slice(data);
+    }
+    assert!(back == gguf, "the file comes back byte for byte");
+}
+
+#[test]
+fn ten_thousand_flipped_bits_and_all_truncations_are_found() {
+    let pack = small().pack;
+    let mut state = 1_u64;
+    let mut broken = pack.clone();
+    for _ in 0..10_000 {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        let bit = (state >> 20) as usize % (pack.len() * 8);
+        broken[bit / 8] ^= 1 << (bit % 8);
+        assert!(!is_whole(&broken), "bit {bit}");
+        broken[bit / 8] = pack[bit / 8];
+    }
+    for length in (0..pack.len()).step_by(13) {
+        assert!(parse_pack_bytes(&pack[..length]).is_err(), "{length} bytes");
+    }
+    assert!(is_whole(&broken));
+}
+
+/// Makes the checksums of header and sections right again, so that damage gets past them.
+fn reseal(pack: &mut [u8]) {
+    for section in 0..4 {
+        let at = 64 + 32 * section;
+        let field = |at: usize| u64::from_le_bytes(pack[at..at + 8].try_into().unwrap());
+        let (start, bytes) = (field(at) as usize, field(at + 8) as usize);
+        let Some(end) = start.checked_add(bytes).and_then(|end| end.checked_next_multiple_of(4096))
+        else {
+            continue;
+        };
+        if let Some(content) = pack.get(start..end) {
+            let sum = checksum(content);
+            pack[at + 24..at + 32].copy_from_slice(&sum.to_le_bytes());
+        }
+    }
+    let sum = checksum(&pack[..4088]);
+    pack[4088..4096].copy_from_slice(&sum.to_le_bytes());
+}
+
+#[test]
+fn what_no_reader_can_know_is_refused_in_words() {
+    let pack = small().pack;
+    let error = |at: usize, value: u8| {
+        let mut broken = pack.clone();
+        broken[at] = value;
+        reseal(&mut broken);
+        parse_pack_bytes(&broken).unwrap_err()
+    };
+    let version = error(8, 2);
+    assert!(matches!(version, FormatError::PackVersion { major: 2, minor: 0, .. }), "{version}");
+    let chunks = u64::from_le_bytes(pack[160..168].try_into().unwrap()) as usize;
+    let codec = error(chunks, 9).to_string();
+    assert!(codec.contains("codec 9") && codec.contains("the embedding"), "{codec}");
+    assert!(matches!(error(0, b'X'), FormatError::NotAPack { .. }));
+
+    let mut minor = pack.clone();
+    minor[10] = 7;
+    reseal(&mut minor);
+    assert!(parse_pack_bytes(&minor).is_ok(), "a higher minor version is read");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(3000))]
+
+    /// Tables that lie, under right checksums: no panic, and what is accepted lies inside the file
+    /// and apart.
+    #[test]
+    fn hostile_tables_are_refused(
+        changes in prop::collection::vec((0_usize..20_480, any::<u8>()), 1..4),
+        section in 0_usize..5,
+    ) {
+        let mut pack = PACK.with(Clone::clone);
+        let field = |at: usize| u64::from_le_bytes(pack[at..at + 8].try_into().unwrap()) as usize;
+        // The first bytes of a section are where its entries are.
+        let (start, length) = match section {
+            4 => (0, 200),
+            index => (field(64 + 32 * index), field(64 + 32 * index + 8)),
+        };
+        for (at, value) in changes {
+            pack[start + at % length] = value;
+        }
+        reseal(&mut pack);
+        if let Ok(catalog) = parse_pack_bytes(&pack) {
+            let mut extents: Vec<_> =
+                catalog.tensors().iter().flat_map(|tensor| tensor.extents()).collect();
+            extents.sort();
+            prop_assert!(extents.iter().all(|extent| extent.end() <= pack.len() as u64));
+            prop_assert!(extents.windows(2).all(|pair| pair[0].end() <= pair[1].offset));
+            let _ = restore_gguf(&catalog);
+        }
+    }
+}
+
+thread_local! {
+    static PACK: Vec<u8> = small().pack;
+}
+
+/// The hexdump in the document is this pack's, and the offsets below are the document's.
+#[test]
+fn the_document_describes_this_file() {
+    let Small { pack, .. } = small();
+    let document = include_str!("../../../docs/pack-format.md");
+    let dump = hexdump(&pack[..0xc0]);
+    assert!(document.contains(&dump), "docs/pack-format.md should show:\n{dump}");
+
+    // Nothing of the reader is used from here on.
+    let u16_at = |at: usize| u16::from_le_bytes(pack[at..at + 2].try_into().unwrap());
+    let u32_at = |at: usize| u32::from_le_bytes(pack[at..at + 4].try_into().unwrap());
+    let u64_at = |at: usize| u64::from_le_bytes(pack[at..at + 8].try_into().unwrap());
+    let sum = |range: std::ops::Range<usize>| twox_hash::XxHash3_64::oneshot(&pack[range]);
+    assert_eq!(&pack[0..8], b"FBAY\r\n\x1a\n");
+    assert_eq!((u16_at(8), u16_at(10), u32_at(12)), (1, 0, 1));
+    assert_eq!(u64_at(16), pack.len() as u64);
+    assert_eq!(u64_at(4088), sum(0..4088));
+    let mut end = 4096;
+    let section = |index: usize| {
+        let at = 64 + 32 * index;
+        (u64_at(at) as usize, u64_at(at + 8) as usize, u64_at(at + 16), u64_at(at + 24))
+    };
+    for (offset, bytes, _, checksum) in (0..4).map(section) {
+        assert_eq!(offset, end);
+        end = (offset + bytes).next_multiple_of(4096);
+        assert_eq!(checksum, sum(offset..end));
+    }
+    assert_eq!(u64_at(24) as usize, end);
+
+    // Documents: one header.
+    let (at, bytes, count, _) = section(0);
+    assert_eq!((count, u32_at(at), u32_at(at + 4)), (1, 2, 10));
+    assert_eq!(&pack[at + 24..at + 34], b"model.gguf");
+    assert_eq!(u64_at(at + 8) as usize, bytes - 34);
+    assert_eq!(&pack[at + 34..at + 38], b"GGUF");
+
+    // Tensors: the second is a stack of two pieces.
+    let (at, _, count, _) = section(1);
+    assert_eq!(count, 4);
+    let first = 24 + 8 * 2 + 3 + 4;
+    assert_eq!(&pack[at + first - 7..at + first], b"F32embd");
+    let at = at + first;
+    assert_eq!((u32_at(at), pack[at + 4], pack[at + 5]), (9, 4, 3));
+    assert_eq!((u32_at(at + 8), u32_at(at + 12), u64_at(at + 16)), (1, 2, 0));
+    assert_eq!([24, 32, 40].map(|field| u64_at(at + field)), [2, 4, 32]);
+    assert_eq!(&pack[at + 48..at + 61], b"Q8_0gate_exps");
+
+    // Blocks: embedding, two experts, the rest; they tile the file.
+    let (at, bytes, count, _) = section(2);
+    assert_eq!((count, bytes), (4, 4 * 48));
+    let block = |index: usize| at + 48 * index;
+    let kinds: Vec<u32> = (0..4).map(|index| u32_at(block(index))).collect();
+    assert_eq!(kinds, [1, 3, 3, 5]);
+    assert_eq!((u32_at(block(2) + 4), u32_at(block(2) + 8)), (0, 1));
+    assert_eq!(u32_at(block(0) + 4), u32::MAX);
+    let mut chunks = Vec::new();
+    for index in 0..4 {
+        let (offset, bytes) = (u64_at(block(index) + 16), u64_at(block(index) + 24));
+        let chunk_bytes = u64::from(u32_at(block(index) + 12));
+        assert_eq!((offset as usize, u64_at(block(index) + 32)), (end, bytes));
+        assert_eq!(u64_at(block(index) + 40), chunks.len() as u64);
+        let starts = (offset..offset + bytes).step_by(chunk_bytes as usize);
+        chunks.extend(starts.map(|start| (start, chunk_bytes.min(offset + bytes - start))));
+        end = (offset + bytes) as usize;
+    }
+    assert_eq!(end, pack.len());
+
+    // Chunks.
+    let (at, _, count, _) = section(3);
+    assert_eq!(count, chunks.len() as u64);
+    for (index, (start, bytes)) in chunks.into_iter().enumerate() {
+        let entry = at + 24 * index;
+        assert_eq!((u16_at(entry), u16_at(entry + 2)), (0, 0));
+        assert_eq!((u32_at(entry + 4), u32_at(entry + 8)), (bytes as u32, bytes as u32));
+        assert_eq!(u64_at(entry + 16), sum(start as usize..(start + bytes) as usize));
+    }
+}
+
+/// As `hexdump -C` prints.
+fn hexdump(bytes: &[u8]) -> String {
+    let mut text = String::new();
+    for (line, row) in bytes.chunks(16).enumerate() {
+        let half = |half: &[u8]| {
+            half.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(" ")
+        };
+        let letters: String =
+            row.iter().map(|b| if (32..127).contains(b) { *b as char } else { '.' }).collect();
+        text +=
+            &format!("{:08x}  {}  {}  |{letters}|\n", line * 16, half(&row[..8]), half(&row[8..]));
+    }
+    text
+}

@@ -1,0 +1,329 @@
+//! Bytes of many extents into a new order, at the speed of the disk and through bounded memory.
+//!
+//! The output is cut into windows of a few MiB. A window's bytes are read by an engine, many
+//! requests deep; a few threads put them in order and hand them to the sink, which checks or writes
+//! them, several at a time.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+use forebay_format::Extent;
+use forebay_format::pack::ChunkIndex;
+
+use crate::arena::{Arena, SLOT_ALIGNMENT, SlotBuffer};
+use crate::engine::{
+    BlockLabel, BlockRead, EngineInfo, EngineOptions, IoKind, Priority, open_engine,
+};
+use crate::error::StoreError;
+use crate::files::FileSet;
+use crate::layout::BlockLayout;
+
+/// Bytes of a window.
+const WINDOW_BYTES: u64 = 4 << 20;
+/// Memory for reads, and for windows that are put in order.
+const READ_BYTES: usize = 36 << 20;
+const WORKERS: usize = 4;
+/// What an extent is taken to cost beside its own bytes when a window is cut.
+const EXTENT_BYTES: u64 = 8 << 10;
+const WINDOW_COST_MAX: u64 = 8 << 20;
+
+/// Where one extent's bytes go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Span {
+    /// Offset in the output.
+    pub to: u64,
+    pub from: Extent,
+}
+
+/// What the output consists of. Bytes that nothing gives are zeros.
+pub struct CopyJob<'a> {
+    /// The part of the output to make; its start is a multiple of 4096.
+    pub range: Range<u64>,
+    /// The first bytes of the output, from memory.
+    pub header: &'a [u8],
+    /// Ascending and apart.
+    pub spans: Vec<Span>,
+    /// Cut the output where its chunks end, so that every window has whole ones.
+    pub chunks: Option<&'a ChunkIndex>,
+}
+
+/// Takes windows of the output, from several threads, in any order.
+pub trait Sink: Sync {
+    /// Takes `bytes` of the output from `offset` on. They are at an address aligned to 4096.
+    ///
+    /// # Errors
+    /// Whatever ends the work.
+    fn take(&self, offset: u64, bytes: &[u8]) -> Result<(), StoreError>;
+}
+
+/// What copying did.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CopyReport {
+    /// Bytes of the output.
+    pub bytes: u64,
+    pub bytes_read: u64,
+    pub seconds: f64,
+    pub engine: EngineInfo,
+    /// Memory for reads and windows.
+    pub memory_bytes: u64,
+}
+
+struct Window {
+    range: Range<u64>,
+    layout: BlockLayout,
+    /// Which spans are in it.
+    spans: Range<usize>,
+}
+
+/// Makes the output of `job` from `files`. `progress` gets bytes done and in all; false ends the
+/// work.
+///
+/// # Errors
+/// [`StoreError::Interrupted`]; errors of reading and of the sink.
+pub fn copy(
+    files: &FileSet,
+    job: &CopyJob<'_>,
+    io: IoKind,
+    sink: &dyn Sink,
+    progress: &mut dyn FnMut(u64, u64) -> bool,
+) -> Result<CopyReport, StoreError> {
+    let started = Instant::now();
+    let windows = cut(files, job);
+    let slot_bytes = windows.iter().map(|window| window.layout.slot_bytes).max().unwrap_or(0);
+    let window_bytes =
+        windows.iter().map(|w| (w.range.end - w.range.start) as usize).max().unwrap_or(0);
+    let slots = (READ_BYTES / slot_bytes.max(1)).clamp(2, 32);
+    let window_room = window_bytes.next_multiple_of(SLOT_ALIGNMENT);
+    let arena = Arena::reserve(slot_bytes * slots + window_room * WORKERS)?;
+    let options = EngineOptions { background_depth: 64, ..EngineOptions::default() };
+    let mut engine = open_engine(io, files, &arena, &options)?;
+
+    let shared = Shared {
+        job,
+        windows: &windows,
+        sink,
+        done: AtomicU64::new(0),
+        stop: AtomicBool::new(false),
+        failure: Mutex::new(None),
+    };
+    let total = job.range.end - job.range.start;
+    let (give, taken) = channel::<(usize, SlotBuffer)>();
+    let (give_back, free) = channel();
+    let taken = Mutex::new(taken);
+    let outcome = std::thread::scope(|scope| {
+        for _ in 0..slots {
+            // The other end lives until everything is read.
+            let _ = give_back.send(arena.carve(slot_bytes)?);
+        }
+        for _ in 0..WORKERS {
+            let buffer = arena.carve(window_room)?;
+            let (shared, taken, give_back) = (&shared, &taken, give_back.clone());
+            scope.spawn(move || shared.work(taken, &give_back, buffer));
+        }
+        drop(give_back);
+        let lines = Lines { give, free };
+        read_all(&windows, engine.as_mut(), lines, &mut || {
+            let running = !shared.stop.load(Ordering::Relaxed);
+            running && progress(shared.done.load(Ordering::Relaxed), total)
+        })
+    });
+    let failure = shared.failure.into_inner().unwrap_or_else(PoisonError::into_inner);
+    if let Some(error) = failure {
+        return Err(error);
+    }
+    outcome?;
+    progress(total, total);
+    Ok(CopyReport {
+        bytes: total,
+        bytes_read: engine.io_statistics().bytes_read,
+        seconds: started.elapsed().as_secs_f64(),
+        engine: engine.describe(),
+        memory_bytes: arena.bytes() as u64,
+    })
+}
+
+/// Ways to the threads that take windows, and back.
+struct Lines {
+    give: Sender<(usize, SlotBuffer)>,
+    free: Receiver<SlotBuffer>,
+}
+
+/// Reads all windows; ends early when `go_on` says so.
+fn read_all(
+    windows: &[Window],
+    engine: &mut dyn crate::ReadEngine,
+    lines: Lines,
+    go_on: &mut dyn FnMut() -> bool,
+) -> Result<(), StoreError> {
+    let mut next = 0;
+    let mut given = 0;
+    let mut completions = Vec::new();
+    while given < windows.len() {
+        if !go_on() {
+            return Err(StoreError::Interrupted);
+        }
+        while next < windows.len() {
+            // With nothing to read, nothing can go on before a slot is free again.
+            let slot = match engine.in_flight() {
+                0 => lines.free.recv().ok(),
+                _ => lines.free.try_recv().ok(),
+            };
+            let Some(buffer) = slot else { break };
+            engine.submit(BlockRead {
+                id: next as u64,
+                label: BlockLabel::Other(next as u64),
+                layout: windows[next].layout.clone(),
+                buffer,
+                priority: Priority::Load,
+            });
+            next += 1;
+        }
+        if engine.in_flight() == 0 {
+            // All threads that could give a slot back are gone.
+            return Err(StoreError::Interrupted);
+        }
+        engine.wait(&mut completions)?;
+        for completion in completions.drain(..) {
+            completion.result?;
+            let Some(buffer) = completion.buffer else { continue };
+            let _ = lines.give.send((completion.id as usize, buffer));
+            given += 1;
+        }
+    }
+    Ok(())
+}
+
+struct Shared<'a> {
+    job: &'a CopyJob<'a>,
+    windows: &'a [Window],
+    sink: &'a dyn Sink,
+    done: AtomicU64,
+    stop: AtomicBool,
+    failure: Mutex<Option<StoreError>>,
+}
+
+impl Shared<'_> {
+    /// Takes windows until there are no more.
+    fn work(
+        &self,
+        taken: &Mutex<Receiver<(usize, SlotBuffer)>>,
+        give_back: &Sender<SlotBuffer>,
+        mut buffer: SlotBuffer,
+    ) {
+        loop {
+            let received = taken.lock().unwrap_or_else(PoisonError::into_inner).recv();
+            let Ok((index, slot)) = received else { return };
+            if self.stop.load(Ordering::Relaxed) {
+                // The reader must not wait for a slot for ever.
+                let _ = give_back.send(slot);
+                continue;
+            }
+            let window = &self.windows[index];
+            let bytes = self.in_order(window, &slot, &mut buffer);
+            match self.sink.take(window.range.start, bytes) {
+                Ok(()) => {
+                    let bytes = window.range.end - window.range.start;
+                    self.done.fetch_add(bytes, Ordering::Relaxed);
+                }
+                Err(error) => {
+                    let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+                    failure.get_or_insert(error);
+                    self.stop.store(true, Ordering::Relaxed);
+                }
+            }
+            let _ = give_back.send(slot);
+        }
+    }
+
+    /// The window's bytes, in the slot itself where they lie there as they are.
+    fn in_order<'b>(
+        &self,
+        window: &Window,
+        slot: &'b SlotBuffer,
+        buffer: &'b mut SlotBuffer,
+    ) -> &'b [u8] {
+        let (start, end) = (window.range.start, window.range.end);
+        let length = (end - start) as usize;
+        let parts = &window.layout.parts;
+        if let [part] = parts[..]
+            && part.extent.length == end - start
+            && part.at.is_multiple_of(SLOT_ALIGNMENT)
+            && start >= self.job.header.len() as u64
+        {
+            return &slot.as_slice()[part.at..part.at + length];
+        }
+        let out = &mut buffer.as_mut_slice()[..length];
+        let mut filled = 0;
+        let header = self.job.header.get(start as usize..).unwrap_or(&[]);
+        if !header.is_empty() {
+            filled = header.len().min(length);
+            out[..filled].copy_from_slice(&header[..filled]);
+        }
+        for (part, span) in parts.iter().zip(&self.job.spans[window.spans.clone()]) {
+            let at = span.to.max(start).saturating_sub(start) as usize;
+            let bytes = part.extent.length as usize;
+            if at > filled {
+                out[filled..at].fill(0);
+            }
+            out[at..at + bytes].copy_from_slice(&slot.as_slice()[part.at..part.at + bytes]);
+            filled = filled.max(at + bytes);
+        }
+        out[filled..].fill(0);
+        out
+    }
+}
+
+/// Cuts the output into windows that fit the memory.
+fn cut(files: &FileSet, job: &CopyJob<'_>) -> Vec<Window> {
+    let mut windows = Vec::new();
+    let mut start = job.range.start;
+    let mut first = 0;
+    while start < job.range.end {
+        while job.spans.get(first).is_some_and(|span| span.to + span.from.length <= start) {
+            first += 1;
+        }
+        let mut size = WINDOW_BYTES;
+        loop {
+            let limit = (start + size).min(job.range.end);
+            let end = job.chunks.map_or(limit, |chunks| chunk_end(chunks, start, limit));
+            let window = window(files, job, start..end, first);
+            let cost = window.layout.slot_bytes as u64 + window.spans.len() as u64 * EXTENT_BYTES;
+            if cost <= WINDOW_COST_MAX || size <= SLOT_ALIGNMENT as u64 {
+                start = end;
+                windows.push(window);
+                break;
+            }
+            size /= 2;
+        }
+    }
+    windows
+}
+
+/// The last end of a chunk up to `limit`, or the first one after `start`.
+fn chunk_end(chunks: &ChunkIndex, start: u64, limit: u64) -> u64 {
+    match chunks.chunk_at(limit) {
+        Some(chunk) if chunk.offset > start => chunk.offset,
+        Some(chunk) => chunk.end(),
+        None => limit,
+    }
+}
+
+fn window(files: &FileSet, job: &CopyJob<'_>, range: Range<u64>, first: usize) -> Window {
+    let inside = job.spans[first..].iter().take_while(|span| span.to < range.end);
+    let extents: Vec<Extent> = inside
+        .map(|span| {
+            let skip = range.start.saturating_sub(span.to);
+            let end = (span.to + span.from.length).min(range.end);
+            Extent {
+                file: span.from.file,
+                offset: span.from.offset + skip,
+                length: end - (span.to + skip),
+            }
+        })
+        .collect();
+    let layout = files.plan(&extents, SLOT_ALIGNMENT);
+    Window { range, layout, spans: first..first + extents.len() }
+}
