@@ -44,7 +44,8 @@ pub fn named(error: impl Into<anyhow::Error>, model: &Path) -> Failure {
     Failure::Work(error.into().context(model.display().to_string()))
 }
 
-fn check(model: &Path) -> anyhow::Result<()> {
+/// Whether there is anything at the path.
+pub fn check(model: &Path) -> anyhow::Result<()> {
     let exists = model.try_exists().with_context(|| model.display().to_string())?;
     match exists {
         true => Ok(()),
