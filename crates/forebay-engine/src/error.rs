@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use forebay_compute::ComputeError;
 use forebay_format::FormatError;
 use forebay_model::ModelError;
-use forebay_store::StoreError;
+use forebay_store::{ReadError, StoreError};
 use forebay_stream::StreamError;
 use forebay_text::TextError;
 
@@ -24,6 +24,15 @@ pub enum EngineError {
     Model(#[from] ModelError),
     #[error(transparent)]
     Compute(#[from] ComputeError),
+    #[error(
+        "all weights need {needed_bytes} bytes of memory, but {free_bytes} are free: end other \
+         programs, or run the model with a budget (forebay run --ram), which streams the rest"
+    )]
+    DoesNotFit { needed_bytes: u64, free_bytes: u64 },
+    #[error("{}: the disk cannot be measured there: {source}", folder.display())]
+    Unmeasurable { folder: PathBuf, source: std::io::Error },
+    #[error("{place}: {cause}")]
+    Load { place: String, cause: ReadError },
     #[error("there is nothing to continue: the prompt has no tokens; give a longer prompt")]
     EmptyPrompt,
     #[error("{name} is {value}, but {expected}")]

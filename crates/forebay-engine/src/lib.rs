@@ -3,9 +3,11 @@
 
 #![forbid(unsafe_code)]
 
+pub mod doctor;
 mod error;
 mod generate;
 mod inspect;
+pub mod load;
 mod memory;
 pub mod pack;
 mod session;

@@ -9,8 +9,13 @@ const SHARE_OF_FREE: f64 = 0.75;
 /// Bytes that may be used when the user names no budget: three quarters of what is free, within
 /// the control group's limit.
 pub fn default_budget_bytes() -> u64 {
-    let free = available_bytes().min(cgroup_left_bytes().unwrap_or(u64::MAX));
-    (free as f64 * SHARE_OF_FREE) as u64
+    (free_bytes() as f64 * SHARE_OF_FREE) as u64
+}
+
+/// Bytes that are free for programs, page cache that can be given up included, within the control
+/// group's limit.
+pub(crate) fn free_bytes() -> u64 {
+    available_bytes().min(cgroup_left_bytes().unwrap_or(u64::MAX))
 }
 
 /// `MemAvailable` of /proc/meminfo; unlimited where it cannot be read.

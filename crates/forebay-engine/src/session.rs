@@ -8,7 +8,8 @@ use forebay_compute::{Arithmetic, Cpu, Isa, KvType};
 use forebay_format::Catalog;
 use forebay_model::{Architecture, Decoder, LogitsWanted, Weights};
 use forebay_store::{
-    Arena, EngineOptions, FaultPlan, FileSet, IoKind, IoRecorder, open_engine, open_faulty_engine,
+    Arena, EngineOptions, FaultPlan, FileSet, IoKind, IoRecorder, LoadOptions, open_engine,
+    open_faulty_engine,
 };
 use forebay_stream::{Budget, MemoryPlan, PolicyKind, Residency};
 use forebay_text::{ChatTemplate, TextError, Tokenizer};
@@ -113,14 +114,7 @@ impl Session {
         if let Some(recorder) = &options.recorder {
             files = files.recorded(recorder);
         }
-        let checks = Checks::of(&catalog, options.verify);
-        if checks == Checks::None && !options.verify {
-            return Err(EngineError::BadOption {
-                name: "--no-verify",
-                value: "given".into(),
-                expected: "only packs (.fbay) have checksums, and this model is none".into(),
-            });
-        }
+        let checks = Checks::requested(&catalog, options.verify)?;
         let weights = Weights::new(&catalog, &architecture, &files)?;
         let tokenizer = optional_tokenizer(&catalog)?;
         let chat_template = ChatTemplate::from_catalog(&catalog)?;
@@ -132,7 +126,7 @@ impl Session {
         let budget = options.ram_bytes.unwrap_or_else(default_budget_bytes);
         let plan =
             Budget::plan(&weights.blocks, Some(budget), weights.small_bytes, options.policy)?;
-        let arena = Arena::reserve(plan.arena_bytes as usize)?;
+        let arena = Arena::map(plan.arena_bytes as usize)?;
         let defaults = EngineOptions::default();
         let engine_options = EngineOptions {
             direct: options.direct,
@@ -152,7 +146,9 @@ impl Session {
             TraceHeader::new(&catalog, family, Some(&weights.blocks), &engine.describe())
         });
         let mut residency = Residency::new(&weights.blocks, plan.clone(), &files, &arena, engine)?;
-        residency.preload(progress)?;
+        residency.preload_with_copies(&files, load_options(options), progress)?;
+        // What is not loaded now must not wait for its pages later.
+        arena.make_resident()?;
         let kv_type = if options.exact { KvType::F32 } else { KvType::F16 };
         let vocabulary = architecture.vocabulary;
         let mut decoder =
@@ -277,6 +273,15 @@ impl Session {
             stream: residency.statistics(),
         }
     }
+}
+
+/// Copies from the page cache would not meet a disk that is broken on purpose, nor be the page
+/// faults that a mapping is to show.
+fn load_options(options: &SessionOptions) -> LoadOptions {
+    let defaults = LoadOptions::default();
+    let engine_only = options.faults.is_some() || options.io == IoKind::Mmap;
+    let copy_threads = if engine_only { 0 } else { defaults.copy_threads };
+    LoadOptions { copy_threads, ..defaults }
 }
 
 fn optional_tokenizer(catalog: &Catalog) -> Result<Option<Arc<Tokenizer>>, EngineError> {

@@ -5,6 +5,8 @@ use forebay_store::EngineInfo;
 use forebay_stream::StreamStatistics;
 use serde::Serialize;
 
+use crate::EngineError;
+
 /// What a session did and which paths it took. Raw units; nothing here is rounded.
 #[derive(Debug, Clone, Serialize)]
 pub struct SessionStatistics {
@@ -55,6 +57,19 @@ impl Checks {
             (Some(_), true) => Checks::On,
             (Some(_), false) => Checks::Off,
         }
+    }
+
+    /// As [`Checks::of`], but not to want checksums of a container without any is an error.
+    pub(crate) fn requested(catalog: &Catalog, verify: bool) -> Result<Checks, EngineError> {
+        let checks = Checks::of(catalog, verify);
+        if checks == Checks::None && !verify {
+            return Err(EngineError::BadOption {
+                name: "--no-verify",
+                value: "given".into(),
+                expected: "only packs (.fbay) have checksums, and this model is none".into(),
+            });
+        }
+        Ok(checks)
     }
 }
 

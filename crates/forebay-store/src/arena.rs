@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
@@ -13,8 +13,10 @@ use crate::error::StoreError;
 pub const SLOT_ALIGNMENT: usize = 4096;
 
 const HUGE_PAGE: usize = 2 << 20;
+/// Unit of page tables; larger pages are multiples of it.
+const PAGE: usize = 4096;
 /// Memory that one thread makes resident at a time.
-const PREFAULT_CHUNK: usize = 64 << 20;
+const POPULATE_CHUNK: usize = 64 << 20;
 
 /// An anonymous mapping, unmapped when the last slot and the last arena handle are gone.
 #[derive(Debug)]
@@ -23,6 +25,8 @@ pub(crate) struct Mapping {
     length: usize,
     /// Somebody else's memory, which is not ours to unmap.
     foreign: bool,
+    /// Every page is in memory.
+    resident: AtomicBool,
 }
 
 // SAFETY: a mapping is only an address range; access to its bytes goes through `SlotBuffer`s, which
@@ -40,7 +44,12 @@ impl Mapping {
         self.length
     }
 
-    /// Maps `length` bytes that begin on a huge page.
+    /// Whether every page is in memory.
+    pub(crate) fn is_resident(&self) -> bool {
+        self.resident.load(Ordering::Acquire)
+    }
+
+    /// Maps `length` bytes that begin on a huge page and may consist of them.
     fn new(length: usize) -> std::io::Result<Mapping> {
         let reserved = length.checked_add(HUGE_PAGE).ok_or(rustix::io::Errno::NOMEM)?;
         // SAFETY: a fresh anonymous mapping at an address of the kernel's choice touches no
@@ -69,59 +78,59 @@ impl Mapping {
             base
         };
         let base = NonNull::new(base.cast::<u8>()).ok_or(rustix::io::Errno::NOMEM)?;
-        Ok(Mapping { base, length, foreign: false })
+        // SAFETY: the range is our own mapping; this advice does not change its contents. A kernel
+        // without huge pages refuses it, which costs speed only.
+        let _ = unsafe { madvise(base.as_ptr().cast::<c_void>(), length, Advice::LinuxHugepage) };
+        Ok(Mapping { base, length, foreign: false, resident: AtomicBool::new(false) })
     }
 
     /// Makes every page resident now, so that neither a page fault nor running out of memory waits
     /// in the hot path.
-    fn prefault(&self) -> std::io::Result<()> {
-        // SAFETY: the range is our own mapping; this advice does not change its contents. A kernel
-        // without huge pages refuses it, which costs speed only.
-        let _ = unsafe {
-            madvise(self.base.as_ptr().cast::<c_void>(), self.length, Advice::LinuxHugepage)
-        };
+    fn make_resident(&self) -> std::io::Result<()> {
+        if self.is_resident() {
+            return Ok(());
+        }
         let next = AtomicUsize::new(0);
         let threads = std::thread::available_parallelism()
             .map_or(1, usize::from)
             .min(8)
-            .min(self.length.div_ceil(PREFAULT_CHUNK));
+            .min(self.length.div_ceil(POPULATE_CHUNK));
         std::thread::scope(|scope| {
             let workers: Vec<_> =
-                (0..threads).map(|_| scope.spawn(|| self.prefault_chunks(&next))).collect();
+                (0..threads).map(|_| scope.spawn(|| self.populate_chunks(&next))).collect();
             workers.into_iter().try_for_each(|worker| match worker.join() {
                 Ok(result) => result,
-                Err(_) => Err(std::io::Error::other("a thread that prefaults memory panicked")),
+                Err(_) => Err(std::io::Error::other("a thread that populates memory panicked")),
             })
-        })
+        })?;
+        self.resident.store(true, Ordering::Release);
+        Ok(())
     }
 
-    fn prefault_chunks(&self, next: &AtomicUsize) -> std::io::Result<()> {
+    fn populate_chunks(&self, next: &AtomicUsize) -> std::io::Result<()> {
         loop {
-            let start = next.fetch_add(PREFAULT_CHUNK, Ordering::Relaxed);
+            let start = next.fetch_add(POPULATE_CHUNK, Ordering::Relaxed);
             if start >= self.length {
                 return Ok(());
             }
-            let length = PREFAULT_CHUNK.min(self.length - start);
-            // SAFETY: start + length stays inside the mapping, which nobody uses yet. Populating
-            // writes nothing.
-            let populated = unsafe {
-                let chunk = self.base.as_ptr().add(start);
-                madvise(chunk.cast::<c_void>(), length, Advice::LinuxPopulateWrite)
-            };
-            match populated {
-                Ok(()) => {}
-                // Linux before 5.14 does not know the advice: touch the pages.
-                Err(rustix::io::Errno::INVAL) => self.touch(start, length),
-                Err(error) => return Err(error.into()),
-            }
+            self.populate(start, POPULATE_CHUNK.min(self.length - start))?;
         }
     }
 
-    fn touch(&self, start: usize, length: usize) {
-        for page in (start..start + length).step_by(SLOT_ALIGNMENT) {
-            // SAFETY: the page lies inside the mapping, which has no slots yet, and no other thread
-            // has this chunk.
-            unsafe { self.base.as_ptr().add(page).write_volatile(0) };
+    /// Makes the pages of a range resident; leaves their contents alone.
+    fn populate(&self, start: usize, length: usize) -> std::io::Result<()> {
+        let first = start / PAGE * PAGE;
+        let end = (start + length).min(self.length);
+        // SAFETY: the range lies inside the mapping, and populating changes no byte.
+        let populated = unsafe {
+            let at = self.base.as_ptr().add(first);
+            madvise(at.cast::<c_void>(), end - first, Advice::LinuxPopulateWrite)
+        };
+        match populated {
+            Ok(()) => Ok(()),
+            // Linux before 5.14 does not know the advice: pages come with their first use.
+            Err(rustix::io::Errno::INVAL) => Ok(()),
+            Err(error) => Err(error.into()),
         }
     }
 }
@@ -150,6 +159,17 @@ impl Arena {
     /// # Errors
     /// [`StoreError::Memory`] when the system does not give that much.
     pub fn reserve(bytes: usize) -> Result<Arena, StoreError> {
+        let arena = Arena::map(bytes)?;
+        arena.make_resident()?;
+        Ok(arena)
+    }
+
+    /// As [`Arena::reserve`], but pages come into memory with their first use, or with
+    /// [`Arena::make_resident`]: a [`crate::Loader`] does it while it reads.
+    ///
+    /// # Errors
+    /// [`StoreError::Memory`] when the system has no such range of addresses.
+    pub fn map(bytes: usize) -> Result<Arena, StoreError> {
         let used = Arc::new(AtomicUsize::new(0));
         if bytes == 0 {
             return Ok(Arena { mapping: None, used });
@@ -159,8 +179,17 @@ impl Arena {
             .checked_next_multiple_of(SLOT_ALIGNMENT)
             .ok_or_else(|| failed(rustix::io::Errno::NOMEM.into()))?;
         let mapping = Mapping::new(length).map_err(failed)?;
-        mapping.prefault().map_err(failed)?;
         Ok(Arena { mapping: Some(Arc::new(mapping)), used })
+    }
+
+    /// Brings every page that is missing into memory, with several threads.
+    ///
+    /// # Errors
+    /// [`StoreError::Memory`].
+    pub fn make_resident(&self) -> Result<(), StoreError> {
+        let bytes = self.bytes();
+        let made = self.mapping.as_ref().map_or(Ok(()), |mapping| mapping.make_resident());
+        made.map_err(|source| StoreError::Memory { bytes, source })
     }
 
     /// Takes the next `bytes` (rounded up to 4096). Slots are not given back: an arena lives as
@@ -216,7 +245,7 @@ impl SlotBuffer {
     /// slot is dropped. When an engine keeps the slot (a read that stalled), that is never.
     pub(crate) unsafe fn foreign(pointer: *mut u8, length: usize) -> SlotBuffer {
         let base = NonNull::new(pointer).unwrap_or(NonNull::dangling());
-        let mapping = Mapping { base, length, foreign: true };
+        let mapping = Mapping { base, length, foreign: true, resident: AtomicBool::new(true) };
         SlotBuffer { mapping: Some(Arc::new(mapping)), start: 0, length }
     }
 
@@ -239,6 +268,41 @@ impl SlotBuffer {
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: as in `as_slice`, and `&mut self` is the only access.
         unsafe { std::slice::from_raw_parts_mut(self.pointer(), self.length) }
+    }
+
+    /// Brings the pages of this slot into memory.
+    pub(crate) fn make_resident(&self) -> std::io::Result<()> {
+        match &self.mapping {
+            Some(mapping) if !mapping.is_resident() && self.length > 0 => {
+                mapping.populate(self.start, self.length)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Two owners of the bytes before and from `at`.
+    ///
+    /// # Panics
+    /// If `at` is past the end.
+    pub(crate) fn split_at(self, at: usize) -> (SlotBuffer, SlotBuffer) {
+        assert!(at <= self.length, "a slot of {} bytes cannot be split at {at}", self.length);
+        let SlotBuffer { mapping, start, length } = self;
+        let head = SlotBuffer { mapping: mapping.clone(), start, length: at };
+        (head, SlotBuffer { mapping, start: start + at, length: length - at })
+    }
+
+    /// Undoes [`SlotBuffer::split_at`].
+    ///
+    /// # Panics
+    /// If `tail` does not follow.
+    pub(crate) fn join(self, tail: SlotBuffer) -> SlotBuffer {
+        let same = match (&self.mapping, &tail.mapping) {
+            (Some(head), Some(tail)) => Arc::ptr_eq(head, tail),
+            (None, None) => true,
+            _ => false,
+        };
+        assert!(same && tail.start == self.start + self.length, "the slots are not neighbours");
+        SlotBuffer { length: self.length + tail.length, ..self }
     }
 
     /// First byte; for devices that write while the slot rests inside an engine.
@@ -271,6 +335,19 @@ mod tests {
         first.as_mut_slice().fill(1);
         second.as_mut_slice().fill(2);
         assert!(first.as_slice().iter().all(|&byte| byte == 1));
+    }
+
+    #[test]
+    fn slots_split_and_join_again() {
+        let arena = Arena::map(8192).unwrap();
+        let mut slot = arena.carve(8192).unwrap();
+        slot.as_mut_slice()[512] = 7;
+        let (head, tail) = slot.split_at(512);
+        tail.make_resident().unwrap();
+        assert_eq!((head.len(), tail.len(), tail.as_slice()[0]), (512, 7680, 7));
+        arena.make_resident().unwrap();
+        let whole = head.join(tail);
+        assert_eq!((whole.len(), whole.as_slice()[512]), (8192, 7));
     }
 
     #[test]

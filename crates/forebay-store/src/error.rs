@@ -43,6 +43,16 @@ pub enum StoreError {
     UnknownFile { index: u32, files: usize },
     #[error("an extent of {extent_bytes} bytes was to be read into a buffer of {buffer_bytes}")]
     BufferLength { extent_bytes: u64, buffer_bytes: usize },
+    #[error("cannot tell or change what the page cache has of {}: {source}", file.display())]
+    PageCache { file: PathBuf, source: std::io::Error },
+    #[error(
+        "{bytes} bytes of {} stay in the page cache although they were dropped: another program has \
+         the file mapped, locked or open for writing; end it (fuser -v names it) and try again",
+        file.display()
+    )]
+    StillCached { file: PathBuf, bytes: u64 },
+    #[error("the measurement failed: {why}")]
+    Probe { why: String },
     #[error("cannot reserve {bytes} bytes of memory: {source}")]
     Memory { bytes: usize, source: std::io::Error },
     #[error("the arena has {free} bytes left, a slot of {wanted} bytes does not fit")]

@@ -133,6 +133,11 @@ impl FileSet {
         self.files.iter().map(StoredFile::planned_alignment).max().unwrap_or(CACHED_ALIGNMENT)
     }
 
+    /// Why some file is not read past the page cache; `None` if all are.
+    pub fn why_not_direct(&self) -> Option<String> {
+        crate::device::why_not_direct(self, true)
+    }
+
     /// Fills `out` with the bytes of `extent` through the page cache: for norms, rows of embeddings
     /// and other small reads.
     ///
@@ -194,6 +199,14 @@ fn small_read(
         end,
         faults: None,
     }
+}
+
+/// The type of the file system that `path` is on, as the kernel numbers it.
+///
+/// # Errors
+/// When the kernel does not tell.
+pub fn filesystem_type(path: &Path) -> std::io::Result<u64> {
+    Ok(rustix::fs::statfs(path)?.f_type as u64)
 }
 
 impl StoredFile {

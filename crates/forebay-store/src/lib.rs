@@ -29,8 +29,13 @@ mod faults;
 mod files;
 mod job;
 mod layout;
+mod load;
+mod mapped;
 mod mmap_device;
+mod page_cache;
+mod pieces;
 mod pool;
+mod probe;
 mod reader;
 mod scheduler;
 mod simulated;
@@ -46,9 +51,13 @@ pub use engine::{
 };
 pub use error::{ReadError, StoreError};
 pub use faults::{Fault, FaultKind, FaultPlan};
-pub use files::FileSet;
+pub use files::{FileSet, filesystem_type};
 pub use forebay_format::{Extent, FileIndex};
 pub use layout::{BlockLayout, Part};
+pub use load::{LoadItem, LoadOptions, LoadStatistics, Loaded, Loader, process_seconds};
+pub use mapped::load_mapped;
+pub use page_cache::CacheMethod;
+pub use probe::{DiskProbe, DiskRate, Latencies, copy_rate};
 pub use reader::{
     BlockAnswer, BlockReader, RawReader, RawRequest, ReadAnswer, ReadRequest, ReaderEnd,
     ReaderError, ReaderOptions,

@@ -39,8 +39,17 @@ struct Ring {
     deferred: bool,
     /// The thread that submitted first.
     owner: Option<ThreadId>,
-    registered_buffers: bool,
+    buffers: Registration,
     why: Vec<String>,
+}
+
+/// Whether the kernel knows the arena.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Registration {
+    /// Not before its pages are in memory: registering would bring them there, one after the other.
+    Later,
+    Done,
+    Refused,
 }
 
 impl Uring {
@@ -99,7 +108,7 @@ impl Uring {
 
     /// The registered buffer that holds the whole span, if one does.
     fn buffer_index(&self, transfer: &Transfer) -> Option<u16> {
-        let mapping = self.mapping.as_ref().filter(|_| self.ring.registered_buffers)?;
+        let mapping = self.mapping.as_ref().filter(|_| self.ring.buffers == Registration::Done)?;
         let start = transfer.memory.addr().checked_sub(mapping.base().addr())?;
         let last = start + (transfer.length as usize).checked_sub(1)?;
         let index = start / REGISTERED_BYTES;
@@ -156,8 +165,9 @@ impl Ring {
         if !descriptors.is_empty() {
             uring.submitter().register_files(descriptors)?;
         }
-        let mut ring = Ring { uring, deferred, owner: None, registered_buffers: false, why };
-        if let Some(mapping) = mapping {
+        let buffers = Registration::Later;
+        let mut ring = Ring { uring, deferred, owner: None, buffers, why };
+        if let Some(mapping) = mapping.filter(|mapping| mapping.is_resident()) {
             ring.register(mapping);
         }
         Ok(ring)
@@ -176,8 +186,9 @@ impl Ring {
         // SAFETY: the ranges tile the mapping; `Uring` keeps it mapped for longer than the ring
         // lives.
         match unsafe { self.uring.submitter().register_buffers(&buffers) } {
-            Ok(()) => self.registered_buffers = true,
+            Ok(()) => self.buffers = Registration::Done,
             Err(error) => {
+                self.buffers = Registration::Refused;
                 let remedy = match error.raw_os_error() {
                     Some(libc::ENOMEM) => "; raise the limit on locked memory (ulimit -l)",
                     _ => "",
@@ -205,6 +216,11 @@ fn is_passing(error: &std::io::Error) -> bool {
 impl Device for Uring {
     unsafe fn start(&mut self, transfer: Transfer) -> Result<(), StoreError> {
         self.own()?;
+        if self.ring.buffers == Registration::Later
+            && let Some(mapping) = self.mapping.as_ref().filter(|mapping| mapping.is_resident())
+        {
+            self.ring.register(mapping);
+        }
         let entry = self.entry(&transfer);
         // SAFETY: the caller promises that the memory stays valid and untouched until the transfer
         // is reported; the files stay open in `_files`.
@@ -291,7 +307,7 @@ impl Device for Uring {
         EngineInfo {
             name: NAME,
             direct: self.not_direct.is_none(),
-            registered_buffers: self.ring.registered_buffers,
+            registered_buffers: self.ring.buffers == Registration::Done,
             why: why.join("; "),
         }
     }

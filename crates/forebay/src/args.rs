@@ -34,6 +34,12 @@ pub enum Command {
     /// Report how a model was read, from a file that --trace-io wrote
     #[command(after_help = help::TRACE_IO)]
     TraceIo(TraceIoArgs),
+    /// Bring all weights of a model into memory, and compare the rate with the disk's limit
+    #[command(after_help = help::LOAD)]
+    Load(LoadArgs),
+    /// Measure this machine: disk, page cache, memory, kernels; loads use what it finds
+    #[command(after_help = help::DOCTOR)]
+    Doctor(DoctorArgs),
     /// Show what a model file holds, without reading its weights
     #[command(after_help = help::INSPECT)]
     Inspect(InspectArgs),
@@ -203,6 +209,45 @@ pub struct BenchArgs {
 }
 
 #[derive(Args)]
+pub struct LoadArgs {
+    /// GGUF file (or one file of a split set), pack, or Hugging Face folder
+    #[arg(value_hint = ValueHint::AnyPath)]
+    pub model: PathBuf,
+    /// Who reads what is not in the page cache: io_uring, threads with pread, the kernel through a
+    /// mapping, or what the machine profile says
+    #[arg(long, value_enum, value_name = "NAME", default_value_t = LoadIoArg::Auto)]
+    pub io: LoadIoArg,
+    /// Drop the model's files from the page cache before every run
+    #[arg(long)]
+    pub cold: bool,
+    /// Runs; from the second on the memory is in place already
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = count())]
+    pub repeat: usize,
+    /// Do not compare what is read of a pack with its checksums
+    #[arg(long)]
+    pub no_verify: bool,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args)]
+pub struct DoctorArgs {
+    /// The folder whose disk is measured, with a temporary file of 1 GiB [default: this folder]
+    #[arg(value_hint = ValueHint::DirPath)]
+    pub dir: Option<PathBuf>,
+    /// Read this file of at least 1 GiB instead of a temporary one; it should be on the disk of DIR
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub file: Option<PathBuf>,
+    /// Do not save the machine profile
+    #[arg(long)]
+    pub no_save: bool,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args)]
 pub struct InspectArgs {
     /// GGUF file, pack or Hugging Face folder
     #[arg(value_hint = ValueHint::AnyPath)]
@@ -360,6 +405,14 @@ impl Default for PolicyArg {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum IoArg {
+    Auto,
+    Uring,
+    Pread,
+    Mmap,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum LoadIoArg {
     Auto,
     Uring,
     Pread,

@@ -43,6 +43,24 @@ Examples:
   forebay inspect model-00001-of-00003.gguf --tensors
   forebay inspect folder/ --json";
 
+pub const LOAD: &str = "\
+Examples:
+  forebay load model.gguf
+  forebay load model.gguf --cold --repeat 3
+  forebay load model.gguf --io mmap --cold --json
+
+What is in the page cache is copied from there by several threads; the rest is read past it, so
+that a load does not push out what others need. All of the model must fit into free memory.";
+
+pub const DOCTOR: &str = "\
+Examples:
+  forebay doctor /models
+  forebay doctor --file /models/model.gguf /models
+  forebay doctor --no-save --json
+
+The profile is saved as forebay/machine.json below $XDG_CONFIG_HOME, else below ~/.config, and holds
+for this machine and the disk of DIR. Nothing else is left behind.";
+
 pub const LOGITS: &str = "\
 Examples:
   forebay logits model.gguf --tokens 1,2,3 -o logits.safetensors

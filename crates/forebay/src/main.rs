@@ -1,5 +1,5 @@
-//! The command line: `forebay run`, `bench`, `inspect`, `logits`, `tokenize`, `render`, `synth`,
-//! `pack`, `verify`, `trace-io`.
+//! The command line: `forebay run`, `bench`, `load`, `doctor`, `inspect`, `logits`, `tokenize`,
+//! `render`, `synth`, `pack`, `verify`, `trace-io`.
 //!
 //! `args` is what is typed, `config` what it means, `commands` what is done about it. Results go to
 //! standard output; progress, logs and statistics for people go to standard error.
@@ -53,6 +53,8 @@ fn dispatch(command: Command) -> Outcome {
         Command::Run(args) => commands::run::run(args),
         Command::Bench(args) => commands::bench::run(args),
         Command::TraceIo(args) => commands::trace_io::run(args),
+        Command::Load(args) => commands::load::run(args),
+        Command::Doctor(args) => commands::doctor::run(args),
         Command::Inspect(args) => commands::inspect::run(args),
         Command::Logits(args) => commands::logits::run(args),
         Command::Tokenize(args) => commands::tokenize::run(args),

@@ -16,6 +16,7 @@ use forebay_format::FormatError;
 use forebay_format::gguf::writer::GgufWriter;
 use serde::Serialize;
 
+pub(crate) use random::Content;
 use recipe::Recipe;
 use shapes::{SHAPES, Shape};
 

@@ -2,6 +2,7 @@
 //! disk.
 
 mod faults;
+mod loading;
 mod reading;
 mod scheduling;
 mod support;

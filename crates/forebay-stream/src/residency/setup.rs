@@ -3,7 +3,8 @@
 use std::time::Instant;
 
 use forebay_store::{
-    Arena, BlockLayout, Extent, FileSet, IoStatistics, Priority, ReadEngine, SLOT_ALIGNMENT,
+    Arena, BlockLayout, Extent, FileSet, IoStatistics, LoadItem, LoadOptions, LoadStatistics,
+    Loaded, Loader, Priority, ReadEngine, SLOT_ALIGNMENT,
 };
 
 use super::dense::DenseBlocks;
@@ -113,6 +114,86 @@ impl Residency {
             }
         }
         Ok(())
+    }
+
+    /// As [`Residency::preload`], but what is in the page cache is copied from there by threads while the engine
+    /// reads the rest, and other threads make the memory resident. Nothing may be in flight.
+    ///
+    /// # Errors
+    /// As [`Residency::preload`].
+    pub fn preload_with_copies(
+        &mut self,
+        files: &FileSet,
+        options: LoadOptions,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<LoadStatistics, StreamError> {
+        let mut slots = Vec::new();
+        let mut items = Vec::new();
+        for block in self.blocks_to_preload() {
+            if *self.place(block) != Place::Absent {
+                continue;
+            }
+            let slot = self.home_for_preload(block)?;
+            let (layout, label) = (self.layout(block).clone(), block.label());
+            let into = &mut self.slots[slot as usize];
+            let buffer = into.buffer.take().expect("an idle slot has its buffer");
+            into.block = Some(block);
+            self.occupied_bytes += into.bytes;
+            *self.place(block) = Place::Present(slot);
+            slots.push((block, slot));
+            items.push(LoadItem { label, layout, buffer });
+        }
+        self.occupied_bytes_max = self.occupied_bytes_max.max(self.occupied_bytes);
+        // Blocks are read in place: this engine knows the arena.
+        let ring = &mut Vec::new();
+        let loader = Loader { engine: self.engine.as_mut(), files, options, ring };
+        let (loaded, statistics) = loader.load(items, progress).inspect_err(|error| {
+            self.stopped = Some(error.to_string());
+        })?;
+        for ((block, slot), loaded) in slots.into_iter().zip(loaded) {
+            self.take_loaded(block, slot, loaded);
+        }
+        match self.failure.take() {
+            Some(failure) => Err(failure),
+            None => Ok(statistics),
+        }
+    }
+
+    /// The slot where a block stays.
+    fn home_for_preload(&mut self, block: BlockId) -> Result<SlotIndex, StreamError> {
+        let slot = match block {
+            BlockId::Dense(index) => self.dense.homes[index as usize],
+            BlockId::Expert(layer, expert) => {
+                self.cache.preload(layer, expert);
+                self.take_slot(layer)
+            }
+        };
+        slot.ok_or(StreamError::LeasesHoldAllSlots { block })
+    }
+
+    /// Takes in the answer to one block of a preload.
+    fn take_loaded(&mut self, block: BlockId, slot: SlotIndex, loaded: Loaded) {
+        let lost = loaded.buffer.is_none();
+        self.slots[slot as usize].buffer = loaded.buffer;
+        match loaded.result {
+            Ok(done) => {
+                self.totals.bytes_read += done.bytes_read;
+                match block {
+                    BlockId::Dense(_) => self.totals.dense_blocks_read += 1,
+                    BlockId::Expert(..) => self.totals.experts_read += 1,
+                }
+            }
+            Err(error) => {
+                if lost {
+                    self.stopped = Some(error.to_string());
+                }
+                self.vacate(slot);
+                if let (BlockId::Expert(layer, _), false) = (block, lost) {
+                    self.free_slot(layer, slot);
+                }
+                self.report(block, Purpose::Demand, error);
+            }
+        }
     }
 
     fn blocks_to_preload(&self) -> Vec<BlockId> {

@@ -3,7 +3,9 @@
 pub mod bench;
 pub mod chat;
 pub mod completions;
+pub mod doctor;
 pub mod inspect;
+pub mod load;
 pub mod logits;
 pub mod pack;
 pub mod render;

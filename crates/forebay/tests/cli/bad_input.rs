@@ -30,6 +30,10 @@ fn wrong_usage_is_status_2() {
         "logits m --tokens 1,2",
         "logits m -o out",
         "logits m -o out --tokens 1,x",
+        "load",
+        "load m --io cufile",
+        "load m --repeat 0",
+        "doctor a b",
         "tokenize",
         "completions tcsh",
     ] {
@@ -52,8 +56,9 @@ fn options_of_other_builds_are_refused() {
 }
 
 /// Every command that reads a model, with `MODEL` in its place.
-const READERS: [&str; 6] = [
+const READERS: [&str; 7] = [
     "run MODEL --prompt x",
+    "load MODEL",
     "bench MODEL",
     "inspect MODEL",
     "logits MODEL --tokens 1,2 -o OUT",

@@ -3,6 +3,7 @@
 mod bad_input;
 mod harness;
 mod help;
+mod load;
 mod logits;
 mod models;
 mod packs;

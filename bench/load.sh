@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# Loading a model into memory: forebay against fio's best on the same file, alternating; then warm, half warm, and through a mapping.
+#
+#   bench/load.sh MODEL [ROUNDS]
+#
+# fio: io_uring, O_DIRECT, 512 KiB, depth 32 and 64, registered buffers and files, 3 seconds each. forebay: load --cold --repeat 2; the
+# first run pays for new memory, which a virtual machine may have to get from its host, the second finds its memory in place.
+# Drops the model from the page cache. Needs fio and python3. FOREBAY names another forebay program. Prints Markdown.
+set -euo pipefail
+
+if [ $# -lt 1 ]; then
+    sed -n '2,8s/^# \{0,1\}//p' "$0" >&2
+    exit 2
+fi
+model=$1 rounds=${2:-5}
+root=$(cd "$(dirname "$0")/.." && pwd)
+if [ -z "${FOREBAY:-}" ]; then
+    (cd "$root" && cargo build --release --quiet --package forebay)
+    FOREBAY=$root/target/release/forebay
+fi
+results=$(mktemp -d)
+trap 'rm -rf "$results"' EXIT
+
+disk() {
+    fio --name=read --filename="$model" --readonly --rw=read --ioengine=io_uring --direct=1 --bs=512k --iodepth="$1" \
+        --fixedbufs=1 --registerfiles=1 --time_based --runtime=3 --output-format=json >"$results/fio-$2-$1.json"
+}
+
+for round in $(seq "$rounds"); do
+    echo "round $round of $rounds" >&2
+    disk 32 "$round"
+    "$FOREBAY" load "$model" --cold --repeat 2 --json >"$results/cold-$round.json"
+    disk 64 "$round"
+done
+echo "warm, half warm, mmap" >&2
+python3 - "$model" <<'PYTHON'
+import sys
+with open(sys.argv[1], "rb", buffering=0) as file:
+    while file.read(1 << 24):
+        pass
+PYTHON
+"$FOREBAY" load "$model" --repeat 3 --json >"$results/warm.json"
+python3 - "$model" <<'PYTHON'
+import os, sys
+file = os.open(sys.argv[1], os.O_RDONLY)
+size, step = os.fstat(file).st_size, 64 << 20
+for offset in range(0, size, 2 * step):
+    os.posix_fadvise(file, offset, step, os.POSIX_FADV_DONTNEED)
+PYTHON
+"$FOREBAY" load "$model" --repeat 3 --json >"$results/half.json"
+"$FOREBAY" load "$model" --cold --io mmap --json >"$results/mmap.json"
+
+python3 - "$results" "$model" "$rounds" <<'PYTHON'
+import glob, json, os, statistics, sys
+
+results, model, rounds = sys.argv[1:]
+fio = [json.load(open(name))["jobs"][0]["read"]["bw_bytes"] for name in glob.glob(f"{results}/fio-*.json")]
+best = max(fio)
+cold = [json.load(open(f"{results}/cold-{round}.json"))["runs"] for round in range(1, int(rounds) + 1)]
+print(f"{os.path.basename(model)}, {os.path.getsize(model) / 1e9:.2f} GB; fio best {best / 1e9:.2f} GB/s, "
+      f"median {statistics.median(fio) / 1e9:.2f}, worst {min(fio) / 1e9:.2f}")
+print()
+print("| load | median GB/s | of fio's best | CPU s/GB | staging MiB | seconds |")
+print("| --- | --- | --- | --- | --- | --- |")
+
+def row(name, runs):
+    rate = statistics.median(run["bytes_per_second"] for run in runs)
+    cpu = statistics.median(run["cpu_seconds_per_gigabyte"] for run in runs)
+    seconds = statistics.median(run["seconds"] for run in runs)
+    staging = max(run["staging_bytes"] for run in runs) / 2**20
+    print(f"| {name} | {rate / 1e9:.2f} | {rate / best:.0%} | {cpu:.3f} | {staging:.0f} | {seconds:.2f} |")
+    return seconds
+
+row("cold, new memory", [runs[0] for runs in cold])
+cold_seconds = row("cold, memory in place", [runs[1] for runs in cold])
+warm = json.load(open(f"{results}/warm.json"))
+warm_seconds = row("warm, memory in place", warm["runs"][1:])
+half = json.load(open(f"{results}/half.json"))
+# Only a run that began with half of the file cached counts.
+half_seconds = row("half warm, memory in place", half["runs"][1:])
+row("cold, mmap, new memory", json.load(open(f"{results}/mmap.json"))["runs"])
+print()
+copy = warm["limit"]["copy_bytes_per_second"]
+shares = [run["bytes_per_second"] / copy for run in warm["runs"][1:]]
+print(f"Warm against the best copy of 1..N threads ({copy / 1e9:.2f} GB/s): {statistics.median(shares):.0%}. "
+      f"Half warm against half cold + half warm: {half_seconds / (cold_seconds / 2 + warm_seconds / 2):.2f}.")
+PYTHON

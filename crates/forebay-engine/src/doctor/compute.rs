@@ -1,0 +1,146 @@
+//! Memory bandwidth, and how fast kernels go through weights that no cache holds.
+
+use std::time::Instant;
+
+use forebay_compute::{Activations, Arithmetic, Cpu, Isa, MatmulJob, Matrix};
+use forebay_format::TensorType;
+use forebay_store::Arena;
+use serde::Serialize;
+
+use super::KernelRate;
+use crate::EngineError;
+use crate::memory::free_bytes;
+use crate::synth::Content;
+
+const COLS: usize = 4096;
+const ROUNDS: usize = 5;
+/// Weights are at least this much memory, more where the last cache is large.
+const WEIGHTS_BYTES: usize = 256 << 20;
+/// Types that models come in.
+const TYPES: [TensorType; 11] = [
+    TensorType::Q4_K,
+    TensorType::Q5_K,
+    TensorType::Q6_K,
+    TensorType::Q2_K,
+    TensorType::Q3_K,
+    TensorType::Q4_0,
+    TensorType::Q8_0,
+    TensorType::IQ4_NL,
+    TensorType::IQ4_XS,
+    TensorType::MXFP4,
+    TensorType::BF16,
+];
+
+/// Plain use of memory by all threads.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct MemoryRate {
+    pub read_bytes_per_second: f64,
+    /// Bytes copied: each is read once and written once.
+    pub copy_bytes_per_second: f64,
+}
+
+/// What memory and processor give.
+#[derive(Debug, Clone, Serialize)]
+pub struct ComputeReport {
+    pub threads: usize,
+    pub isa: String,
+    /// Memory that every measurement goes through, bytes.
+    pub working_set_bytes: usize,
+    pub memory: MemoryRate,
+    pub kernels: Vec<KernelRate>,
+}
+
+pub(super) fn measure() -> Result<ComputeReport, EngineError> {
+    let cpu = Cpu::new(0, Isa::selected()?, Arithmetic::Fast);
+    let bytes = working_set();
+    let arena = Arena::reserve(bytes)?;
+    let mut slot = arena.carve(arena.bytes())?;
+    let memory = bandwidth(&cpu, slot.as_mut_slice());
+    let mut kernels = Vec::new();
+    for ty in
+        TYPES.into_iter().filter(|&ty| Cpu::supports(ty) && Content::weights(ty, 1.0).is_some())
+    {
+        fill(ty, slot.as_mut_slice());
+        kernels.push(KernelRate {
+            name: ty.name().to_owned(),
+            bytes_per_second: kernel(&cpu, ty, slot.as_slice()),
+        });
+    }
+    Ok(ComputeReport {
+        threads: cpu.pool().threads(),
+        isa: cpu.isa().to_string(),
+        working_set_bytes: bytes,
+        memory,
+        kernels,
+    })
+}
+
+/// Twice the last cache, as far as memory allows.
+fn working_set() -> usize {
+    let size = std::fs::read_to_string("/sys/devices/system/cpu/cpu0/cache/index3/size");
+    let kib = size.ok().and_then(|text| text.trim().strip_suffix('K')?.parse::<usize>().ok());
+    let wanted = (2 * kib.unwrap_or(0) * 1024).max(WEIGHTS_BYTES);
+    let most = (free_bytes() / 4).max(16 << 20) as usize;
+    wanted.min(most) / (1 << 20) * (1 << 20)
+}
+
+/// The least time of several rounds, after one that does not count, in seconds.
+fn fastest(mut work: impl FnMut()) -> f64 {
+    work();
+    let mut time = || {
+        let started = Instant::now();
+        work();
+        started.elapsed().as_secs_f64()
+    };
+    (0..ROUNDS).map(|_| time()).fold(f64::INFINITY, f64::min)
+}
+
+fn bandwidth(cpu: &Cpu, memory: &mut [u8]) -> MemoryRate {
+    let read = fastest(|| {
+        cpu.pool().for_each_chunk(memory.len(), 256 << 10, |range| {
+            let words = memory[range].as_chunks::<8>().0;
+            let sum = words.iter().fold(0, |sum, word| sum ^ u64::from_le_bytes(*word));
+            std::hint::black_box(sum);
+        });
+    });
+    let half = memory.len() / 2;
+    let (from, to) = memory.split_at_mut(half);
+    let copied = fastest(|| {
+        cpu.pool().for_each_chunk_mut(&mut to[..half], 256 << 10, |_, start, chunk| {
+            chunk.copy_from_slice(&from[start..start + chunk.len()]);
+        });
+    });
+    MemoryRate {
+        read_bytes_per_second: memory.len() as f64 / read,
+        copy_bytes_per_second: half as f64 / copied,
+    }
+}
+
+/// Fills memory with weights of a type: some random rows, again and again.
+fn fill(ty: TensorType, memory: &mut [u8]) {
+    const SOME: usize = 4 << 20;
+    let row = ty.row_bytes(COLS as u64).unwrap_or(1) as usize;
+    let some = SOME.min(memory.len()) / row * row;
+    if let Some(content) = Content::weights(ty, 0.02) {
+        content.fill(1, 0, &mut memory[..some]);
+    }
+    let (first, rest) = memory.split_at_mut(some);
+    for chunk in rest.chunks_mut(some) {
+        chunk.copy_from_slice(&first[..chunk.len()]);
+    }
+}
+
+/// Bytes of weights per second that one token's product goes through.
+fn kernel(cpu: &Cpu, ty: TensorType, memory: &[u8]) -> f64 {
+    let row_bytes = ty.row_bytes(COLS as u64).unwrap_or(1) as usize;
+    let rows = memory.len() / row_bytes;
+    let w = Matrix { ty, rows, cols: COLS, data: &memory[..rows * row_bytes] };
+    let x: Vec<f32> = (0..COLS).map(|i| (i as f32 * 0.37).sin()).collect();
+    let mut activations = Activations::new();
+    activations.prepare(cpu, &x, 1, COLS, &[ty]);
+    let mut out = vec![0.0; rows];
+    let seconds = fastest(|| {
+        cpu.matmul(&mut [MatmulJob { w, x: &activations, tokens: None, out: &mut out }]);
+    });
+    w.data.len() as f64 / seconds
+}

@@ -1,0 +1,80 @@
+//! What this machine can do, measured, and written down where loads find it.
+
+mod compute;
+mod disk;
+mod paths;
+mod profile;
+mod scratch;
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use serde::Serialize;
+
+use crate::EngineError;
+pub use compute::{ComputeReport, MemoryRate};
+pub use disk::{CopyRate, DiskCase, DiskReport};
+pub use paths::IoPath;
+pub use profile::{
+    KernelRate, MachineIdentity, MachineProfile, PROFILE_VERSION, ProfiledRead, ReadChoice,
+};
+
+/// What to measure.
+#[derive(Debug, Clone)]
+pub struct DoctorRequest {
+    /// The folder whose disk is measured.
+    pub folder: PathBuf,
+    /// Measure with this file instead of a temporary one.
+    pub file: Option<PathBuf>,
+}
+
+/// What `doctor` found.
+#[derive(Debug, Clone, Serialize)]
+pub struct DoctorReport {
+    pub machine: MachineIdentity,
+    pub folder: PathBuf,
+    pub disk: DiskReport,
+    pub compute: ComputeReport,
+    pub paths: Vec<IoPath>,
+    pub profile: MachineProfile,
+    pub seconds: f64,
+}
+
+/// Measures the machine. `step` is told what begins.
+///
+/// # Errors
+/// A folder that cannot be written, a disk without room, failed reads.
+pub fn examine(
+    request: &DoctorRequest,
+    step: &mut dyn FnMut(&'static str),
+) -> Result<DoctorReport, EngineError> {
+    let started = Instant::now();
+    let machine = MachineIdentity::here(&request.folder)
+        .map_err(|source| folder_error(&request.folder, source))?;
+    let disk = disk::measure(request, step)?;
+    step("memory and kernels");
+    let compute = compute::measure()?;
+    let paths = paths::list(&disk);
+    let profile = MachineProfile {
+        version: PROFILE_VERSION,
+        machine: machine.clone(),
+        read: disk.best.clone(),
+        read_64kib_p50_seconds: disk.latency_64kib.p50_seconds,
+        read_64kib_p99_seconds: disk.latency_64kib.p99_seconds,
+        cached_copy_bytes_per_second: disk
+            .copies
+            .iter()
+            .map(|copy| copy.bytes_per_second)
+            .max_by(f64::total_cmp),
+        memory_read_bytes_per_second: compute.memory.read_bytes_per_second,
+        memory_copy_bytes_per_second: compute.memory.copy_bytes_per_second,
+        kernels: compute.kernels.clone(),
+    };
+    let folder = request.folder.clone();
+    let seconds = started.elapsed().as_secs_f64();
+    Ok(DoctorReport { machine, folder, disk, compute, paths, profile, seconds })
+}
+
+fn folder_error(folder: &Path, source: std::io::Error) -> EngineError {
+    EngineError::Unmeasurable { folder: folder.to_path_buf(), source }
+}

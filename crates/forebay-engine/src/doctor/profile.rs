@@ -1,0 +1,141 @@
+//! The machine profile: a file that `doctor` writes and others read.
+
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use forebay_store::{EngineOptions, IoKind};
+use serde::{Deserialize, Serialize};
+
+/// The meaning of the file's fields; another number is not read.
+pub const PROFILE_VERSION: u32 = 1;
+
+/// Which machine and which disk were measured.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MachineIdentity {
+    pub cpu: String,
+    pub processors: usize,
+    pub kernel: String,
+    /// Number of the device that DIR is on, as `stat` gives it.
+    pub device: u64,
+    /// Type of its file system, as `statfs` gives it.
+    pub filesystem: u64,
+}
+
+/// How loads read best, by measurement.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ProfiledRead {
+    /// `uring` or `pread`.
+    pub engine: String,
+    pub request_bytes: usize,
+    pub queue_depth: usize,
+    /// Into a small ring of memory.
+    pub bytes_per_second: f64,
+    /// Into memory as large as a model's.
+    pub in_place_bytes_per_second: f64,
+    /// Ring to read into where that is clearly faster than reading in place; 0 where it is not.
+    pub staging_bytes: usize,
+}
+
+/// Measured rates of a machine, for planning. Rates are bytes per second.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct MachineProfile {
+    pub version: u32,
+    pub machine: MachineIdentity,
+    pub read: ProfiledRead,
+    pub read_64kib_p50_seconds: f64,
+    pub read_64kib_p99_seconds: f64,
+    /// Copies from the page cache, with the best number of threads.
+    pub cached_copy_bytes_per_second: Option<f64>,
+    pub memory_read_bytes_per_second: f64,
+    pub memory_copy_bytes_per_second: f64,
+    /// Weights that one token's products go through, by type.
+    pub kernels: Vec<KernelRate>,
+}
+
+/// How fast weights of one type are multiplied with one token.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct KernelRate {
+    #[serde(rename = "type")]
+    pub name: String,
+    pub bytes_per_second: f64,
+}
+
+/// How a load shall read, and who says so.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReadChoice {
+    pub kind: IoKind,
+    pub request_bytes: usize,
+    pub queue_depth: usize,
+    /// Ring that loads read into; 0 to read in place.
+    pub staging_bytes: usize,
+    pub chosen_by: String,
+}
+
+impl MachineIdentity {
+    /// This machine, and the device of `folder`.
+    pub fn here(folder: &Path) -> std::io::Result<MachineIdentity> {
+        let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let cpu = cpu.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+        let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+        Ok(MachineIdentity {
+            cpu: cpu.map_or_else(|| "unknown".to_owned(), |(_, name)| name.trim().to_owned()),
+            processors: std::thread::available_parallelism().map_or(1, usize::from),
+            kernel: kernel.trim().to_owned(),
+            device: std::fs::metadata(folder)?.dev(),
+            filesystem: forebay_store::filesystem_type(folder)?,
+        })
+    }
+}
+
+impl MachineProfile {
+    /// Where the profile is kept: `forebay/machine.json` below `$XDG_CONFIG_HOME`, else below
+    /// `~/.config`. `None` without either.
+    pub fn path() -> Option<PathBuf> {
+        let named = |name| std::env::var_os(name).map(PathBuf::from);
+        let base = named("XDG_CONFIG_HOME")
+            .filter(|path| path.is_absolute())
+            .or_else(|| Some(named("HOME")?.join(".config")))?;
+        Some(base.join("forebay/machine.json"))
+    }
+
+    /// How files in `folder` are read best: what the profile found, if there is one of this machine
+    /// and this disk, else what suits most disks.
+    pub fn choice_for(folder: &Path) -> ReadChoice {
+        let found = MachineProfile::path().and_then(|path| std::fs::read_to_string(path).ok());
+        let options = EngineOptions::default();
+        let default = |why: &str| ReadChoice {
+            kind: IoKind::Auto,
+            request_bytes: options.request_bytes,
+            queue_depth: DEFAULT_DEPTH,
+            staging_bytes: 0,
+            chosen_by: format!("default ({why}; forebay doctor measures)"),
+        };
+        let Some(text) = found else { return default("no machine profile") };
+        let profile = match serde_json::from_str::<MachineProfile>(&text) {
+            Ok(profile) if profile.version == PROFILE_VERSION => profile,
+            _ => return default("the machine profile is damaged or of another version"),
+        };
+        match MachineIdentity::here(folder) {
+            Ok(here) if here == profile.machine => {}
+            _ => return default("the machine profile is of another machine or disk"),
+        }
+        let ProfiledRead { engine, request_bytes, queue_depth, staging_bytes, .. } = profile.read;
+        let good = request_bytes.is_multiple_of(4096)
+            && (4096..=64 << 20).contains(&request_bytes)
+            && (1..=1024).contains(&queue_depth)
+            && staging_bytes <= 256 << 20;
+        match engine.parse::<IoKind>() {
+            Ok(kind) if good => ReadChoice {
+                kind,
+                request_bytes,
+                queue_depth,
+                staging_bytes,
+                chosen_by: "the machine profile".to_owned(),
+            },
+            _ => default("the machine profile is damaged"),
+        }
+    }
+}
+
+/// Enough for every disk that was measured, and a fair share of one that others use too.
+const DEFAULT_DEPTH: usize = 32;

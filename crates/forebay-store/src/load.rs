@@ -1,0 +1,318 @@
+//! Filling memory with many blocks as fast as disk and page cache allow together.
+//!
+//! Blocks are cut into pieces. Scouts go through them in order: a piece that is wholly in the page
+//! cache is queued for threads that copy it; of another, the memory is made resident, and it is
+//! queued for the engine, which reads past the cache. Copies and reads run at the same time, and
+//! when the disk has nothing left to do while many copies wait, it takes some of those. All bytes
+//! land in their slots directly, unless the caller gives a ring to read into: see `staging.rs`.
+
+mod shared;
+mod staging;
+
+use std::num::NonZero;
+use std::time::{Duration, Instant};
+
+use crate::arena::{Arena, SlotBuffer};
+use crate::engine::{
+    BlockLabel, BlockRead, Completion, EngineOptions, IoKind, Priority, ReadDone, ReadEngine,
+    open_engine,
+};
+use crate::error::{ReadError, StoreError};
+use crate::files::FileSet;
+use crate::layout::BlockLayout;
+use crate::page_cache::{CacheProbe, Cached};
+use crate::pieces::{Piece, cut_block};
+use shared::{Next, Shared};
+use staging::{Stage, stage};
+
+/// How often progress is told while only copies run.
+const PROGRESS_PAUSE: Duration = Duration::from_millis(50);
+
+/// Threads that copy from the ring; one is about as fast as a disk.
+const MOVERS: usize = 2;
+
+/// One block to load.
+#[derive(Debug)]
+pub struct LoadItem {
+    pub label: BlockLabel,
+    pub layout: BlockLayout,
+    pub buffer: SlotBuffer,
+}
+
+/// The answer to one [`LoadItem`], with the meaning of [`Completion`].
+#[derive(Debug)]
+pub struct Loaded {
+    pub buffer: Option<SlotBuffer>,
+    pub result: Result<ReadDone, ReadError>,
+}
+
+/// How a load works.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoadOptions {
+    /// What is asked of the page cache, copied or read at a time: bytes.
+    pub piece_bytes: u64,
+    /// Threads that copy from the page cache; 0 reads everything with the engine.
+    pub copy_threads: usize,
+    /// Threads that ask the page cache and make memory resident.
+    pub scout_threads: usize,
+    /// Bytes that the engine has at a time: enough for its queue.
+    pub engine_bytes: u64,
+}
+
+impl Default for LoadOptions {
+    fn default() -> LoadOptions {
+        let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
+        LoadOptions {
+            piece_bytes: 2 << 20,
+            copy_threads: cores.min(16),
+            scout_threads: cores.min(4),
+            engine_bytes: 64 << 20,
+        }
+    }
+}
+
+/// What a load did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
+pub struct LoadStatistics {
+    /// Bytes of weights.
+    pub bytes: u64,
+    /// Of these, bytes that the engine read: from the disk where it reads directly.
+    pub engine_bytes: u64,
+    /// Of these, bytes that were copied from the page cache.
+    pub cached_bytes: u64,
+    /// Of the engine's bytes, those that were in the page cache too: the disk had time to spare.
+    pub engine_cached_bytes: u64,
+    pub seconds: f64,
+    /// Processor time of all threads of the process.
+    pub cpu_seconds: f64,
+    pub copy_threads: usize,
+    /// Memory between file and destination, besides what the kernel has.
+    pub staging_bytes: u64,
+}
+
+/// Processor time that this process has used so far, in seconds.
+pub fn process_seconds() -> f64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the call writes the structure that it is given.
+    unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut time) };
+    time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
+}
+
+/// Loads blocks with an engine and, beside it, copies from the page cache.
+pub struct Loader<'a> {
+    /// Reads what is not cached; nothing of others may be in flight.
+    pub engine: &'a mut dyn ReadEngine,
+    pub files: &'a FileSet,
+    pub options: LoadOptions,
+    /// Slots that the engine reads into, to be copied from there: where that is faster than reading
+    /// in place. Empty for no such detour.
+    pub ring: &'a mut Vec<SlotBuffer>,
+}
+
+impl Loader<'_> {
+    /// Fills the buffer of every item; answers are in the order of the items. After the first
+    /// failure nothing more is begun: the rest is [`ReadError::Cancelled`]. `progress` gets the
+    /// bytes that are done and those of all items, on this thread.
+    ///
+    /// # Errors
+    /// [`StoreError`] when an engine as a whole fails or memory runs out.
+    pub fn load(
+        self,
+        items: Vec<LoadItem>,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<(Vec<Loaded>, LoadStatistics), StoreError> {
+        let (started, processor) = (Instant::now(), process_seconds());
+        let bytes = items.iter().map(|item| item.layout.wanted_bytes()).sum();
+        let staging_bytes = self.ring.iter().map(|slot| slot.len() as u64).sum();
+        let (counts, pieces) = cut(items, self.files, self.options.piece_bytes);
+        let shared = Shared::new(pieces, self.options);
+        let probe = (self.options.copy_threads > 0).then(|| CacheProbe::new(self.files, None));
+        let mut progress = || progress(shared.done_bytes().min(bytes), bytes);
+        progress();
+        let (stage, movers) = match self.ring.is_empty() {
+            true => (None, None),
+            false => {
+                let (stage, movers) = stage(std::mem::take(self.ring));
+                (Some(stage), Some(movers))
+            }
+        };
+        std::thread::scope(|scope| {
+            // Inside, so that the movers end even if this thread panics.
+            let mut stage = stage;
+            if let Some(movers) = &movers {
+                for _ in 0..MOVERS {
+                    scope.spawn(|| movers.copy(&shared));
+                }
+            }
+            for _ in 0..self.options.scout_threads.max(1) {
+                scope.spawn(|| shared.scout(probe.as_ref()));
+            }
+            if probe.is_some() {
+                scope.spawn(|| copy(&shared, self.files, self.options.copy_threads));
+            }
+            let read =
+                read(&shared, self.engine, self.files, self.options, &mut stage, &mut progress);
+            if let Err(error) = read {
+                shared.stop(error);
+            }
+            // Without this side the movers end.
+            self.ring.extend(stage.take().map(Stage::finish).unwrap_or_default());
+        });
+        let (answers, totals) = shared.finish()?;
+        let statistics = LoadStatistics {
+            bytes,
+            seconds: started.elapsed().as_secs_f64(),
+            cpu_seconds: process_seconds() - processor,
+            copy_threads: self.options.copy_threads,
+            staging_bytes,
+            ..totals
+        };
+        Ok((join(counts, answers), statistics))
+    }
+}
+
+/// Cuts every block; the first result has the number of pieces of each.
+pub(crate) fn cut(
+    items: Vec<LoadItem>,
+    files: &FileSet,
+    piece_bytes: u64,
+) -> (Vec<(BlockLabel, usize)>, Vec<Piece>) {
+    let mut counts = Vec::with_capacity(items.len());
+    let mut pieces = Vec::new();
+    for LoadItem { label, layout, buffer } in items {
+        let first = pieces.len();
+        pieces.extend(cut_block(first, label, &layout, buffer, files, piece_bytes));
+        counts.push((label, pieces.len() - first));
+    }
+    (counts, pieces)
+}
+
+/// Puts the pieces of every block together.
+pub(crate) fn join(
+    counts: Vec<(BlockLabel, usize)>,
+    answers: Vec<Option<Completion>>,
+) -> Vec<Loaded> {
+    let mut answers = answers.into_iter();
+    let mut whole = |(label, count): (BlockLabel, usize)| {
+        let mut buffer: Option<SlotBuffer> = None;
+        let mut result = Ok(ReadDone::default());
+        for number in 0..count {
+            let answer = answers.next().flatten();
+            let (part, outcome) = match answer {
+                Some(answer) => (answer.buffer, answer.result),
+                None => (None, Err(ReadError::Cancelled { block: label })),
+            };
+            buffer = match (number, buffer, part) {
+                (0, _, part) => part,
+                (_, Some(head), Some(tail)) => Some(head.join(tail)),
+                _ => None,
+            };
+            result = match (result, outcome) {
+                (Ok(sum), Ok(done)) => Ok(ReadDone {
+                    bytes_read: sum.bytes_read + done.bytes_read,
+                    requests: sum.requests + done.requests,
+                }),
+                // A failure says more than the cancellations that it caused.
+                (Err(ReadError::Cancelled { .. }), Err(error)) => Err(error),
+                (Err(error), _) | (Ok(_), Err(error)) => Err(error),
+            };
+        }
+        Loaded { buffer, result }
+    };
+    counts.into_iter().map(&mut whole).collect()
+}
+
+/// Reads cold pieces until nothing is left for the engine.
+fn read(
+    shared: &Shared,
+    engine: &mut dyn ReadEngine,
+    files: &FileSet,
+    options: LoadOptions,
+    stage: &mut Option<Stage>,
+    progress: &mut dyn FnMut(),
+) -> Result<(), StoreError> {
+    let direct = engine.describe().direct;
+    let (mut done, mut in_flight) = (Vec::new(), 0_u64);
+    loop {
+        while in_flight < options.engine_bytes.max(1) {
+            if stage.as_mut().is_some_and(|stage| !stage.has_room(in_flight == 0)) {
+                break;
+            }
+            // Wait for work only when there is none to wait for at the disk.
+            let pause = (in_flight == 0).then_some(PROGRESS_PAUSE);
+            match shared.next_cold(pause, in_flight, direct) {
+                Next::Piece(mut piece) => {
+                    in_flight += piece.layout.wanted_bytes().max(1);
+                    if let Some(stage) = stage {
+                        stage.enter(&mut piece);
+                    }
+                    submit(engine, piece);
+                }
+                Next::NotYet if in_flight == 0 => progress(),
+                Next::NotYet => break,
+                Next::End if in_flight == 0 => return Ok(()),
+                Next::End => break,
+            }
+        }
+        engine.wait(&mut done)?;
+        for completion in done.drain(..) {
+            let piece = shared.planned(completion.id);
+            in_flight -= piece.bytes.max(1);
+            if !direct && piece.cached == Cached::Nothing {
+                // It went through the page cache only because there is no other way.
+                files.forget_range(piece.file, piece.offset, piece.bytes);
+            }
+            match stage {
+                Some(stage) => stage.leave(completion, shared),
+                None => shared.answer(completion, false),
+            }
+        }
+        progress();
+    }
+}
+
+/// Copies cached pieces until nothing is left for copies.
+fn copy(shared: &Shared, files: &FileSet, threads: usize) {
+    let (mut engine, mut done): (Option<Box<dyn ReadEngine>>, _) = (None, Vec::new());
+    let options = EngineOptions {
+        queue_depth: 8 * threads,
+        background_depth: 8 * threads,
+        direct: false,
+        threads,
+        ..EngineOptions::default()
+    };
+    let mut copied = || -> Result<(), StoreError> {
+        loop {
+            let busy = engine.as_ref().map_or(0, |engine| engine.in_flight());
+            if busy < 2 * threads + 2 {
+                match shared.next_cached(busy == 0) {
+                    Next::Piece(piece) => {
+                        let engine = match &mut engine {
+                            Some(engine) => engine,
+                            None => {
+                                let arena = Arena::map(0)?;
+                                engine.insert(open_engine(IoKind::Pread, files, &arena, &options)?)
+                            }
+                        };
+                        submit(engine.as_mut(), piece);
+                        continue;
+                    }
+                    Next::End if busy == 0 => return Ok(()),
+                    Next::NotYet | Next::End => {}
+                }
+            }
+            if let Some(engine) = &mut engine {
+                engine.wait(&mut done)?;
+            }
+            done.drain(..).for_each(|completion| shared.answer(completion, true));
+        }
+    };
+    if let Err(error) = copied() {
+        shared.stop(error);
+    }
+}
+
+fn submit(engine: &mut dyn ReadEngine, piece: Piece) {
+    let Piece { index, label, layout, buffer } = piece;
+    engine.submit(BlockRead { id: index as u64, label, layout, buffer, priority: Priority::Load });
+}

@@ -1,0 +1,225 @@
+//! What the disk and the page cache give at best: the limits that loads are compared with.
+
+use std::collections::VecDeque;
+use std::num::NonZero;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use forebay_format::{Extent, FileIndex};
+
+use crate::arena::{Arena, SLOT_ALIGNMENT, SlotBuffer};
+use crate::engine::{
+    BlockLabel, BlockRead, EngineInfo, EngineOptions, IoKind, Priority, ReadEngine, open_engine,
+};
+use crate::error::{ReadError, StoreError};
+use crate::files::FileSet;
+use crate::layout::BlockLayout;
+use crate::load::process_seconds;
+
+/// Memory per thread that copies go to in turn: larger than a core's own cache.
+const COPY_BYTES: usize = 32 << 20;
+const COPY_PIECE: usize = 1 << 20;
+
+/// Plain reads of one size into a small ring of registered memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DiskProbe {
+    pub kind: IoKind,
+    /// A multiple of 4096.
+    pub request_bytes: usize,
+    /// Requests at the disk at a time; also threads, where threads read.
+    pub depth: usize,
+    /// Memory that reads go to in turn; at least what `depth` requests need is used. Little memory
+    /// shows what the disk gives, much what a load into place gets.
+    pub memory_bytes: usize,
+}
+
+/// How fast that went.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub struct DiskRate {
+    pub bytes: u64,
+    pub seconds: f64,
+    pub bytes_per_second: f64,
+    pub cpu_seconds: f64,
+    pub engine: EngineInfo,
+}
+
+/// Seconds from asking to having, of single reads one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
+pub struct Latencies {
+    pub reads: usize,
+    pub p50_seconds: f64,
+    pub p99_seconds: f64,
+}
+
+impl DiskProbe {
+    /// Reads `range` of a file in order, again from the start if it ends early, for about `time`.
+    ///
+    /// # Errors
+    /// [`StoreError::Unavailable`] when the engine does not work here or the range is smaller than
+    /// one request; [`StoreError::Probe`] when a read fails.
+    pub fn rate(
+        &self,
+        files: &FileSet,
+        file: FileIndex,
+        range: Range<u64>,
+        time: Duration,
+    ) -> Result<DiskRate, StoreError> {
+        let size = self.request_bytes as u64;
+        let steps = range.end.saturating_sub(range.start) / size;
+        let offset = |index: u64| range.start / 4096 * 4096 + index % steps.max(1) * size;
+        let mut seconds = Vec::new();
+        self.run(files, file, steps, &offset, time, &mut seconds)
+    }
+
+    /// Reads at random multiples of 4096 in `range`, one at a time.
+    ///
+    /// # Errors
+    /// As [`DiskProbe::rate`].
+    pub fn latency(
+        &self,
+        files: &FileSet,
+        file: FileIndex,
+        range: Range<u64>,
+        time: Duration,
+    ) -> Result<Latencies, StoreError> {
+        let steps = (range.end.saturating_sub(range.start) / 4096)
+            .saturating_sub(self.request_bytes as u64 / 4096);
+        let offset = |index: u64| {
+            // A multiplicative walk visits places without order and hardly any twice.
+            let place = (index + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 16;
+            range.start / 4096 * 4096 + place % steps.max(1) * 4096
+        };
+        let mut seconds = Vec::new();
+        DiskProbe { depth: 1, ..*self }.run(files, file, steps, &offset, time, &mut seconds)?;
+        seconds.sort_by(f64::total_cmp);
+        let at = |share: f64| {
+            let index = (seconds.len() as f64 * share) as usize;
+            seconds.get(index.min(seconds.len().saturating_sub(1))).copied().unwrap_or(0.0)
+        };
+        Ok(Latencies { reads: seconds.len(), p50_seconds: at(0.5), p99_seconds: at(0.99) })
+    }
+
+    fn run(
+        &self,
+        files: &FileSet,
+        file: FileIndex,
+        steps: u64,
+        offset: &dyn Fn(u64) -> u64,
+        time: Duration,
+        seconds: &mut Vec<f64>,
+    ) -> Result<DiskRate, StoreError> {
+        if steps == 0 {
+            let why = "the file is too small to measure the disk with".to_owned();
+            return Err(StoreError::Unavailable { engine: "probe", why });
+        }
+        // A layout has room for an extent that begins anywhere in a unit.
+        let slot_bytes = self.request_bytes + SLOT_ALIGNMENT;
+        let slots = self.depth.max(self.memory_bytes / slot_bytes);
+        let arena = Arena::reserve(slots * slot_bytes)?;
+        let mut idle = VecDeque::with_capacity(slots);
+        for _ in 0..slots {
+            idle.push_back(arena.carve(slot_bytes)?);
+        }
+        let options = EngineOptions {
+            queue_depth: self.depth,
+            background_depth: self.depth,
+            request_bytes: self.request_bytes,
+            threads: self.depth.min(256),
+            ..EngineOptions::default()
+        };
+        let mut engine = open_engine(self.kind, files, &arena, &options)?;
+        let (started, processor) = (Instant::now(), process_seconds());
+        let mut index = 0;
+        let mut begin = |engine: &mut dyn ReadEngine, buffer: SlotBuffer| {
+            let length = self.request_bytes as u64;
+            let extent = Extent { file, offset: offset(index), length };
+            let layout = BlockLayout::plan(&[extent], SLOT_ALIGNMENT);
+            let (label, priority) = (BlockLabel::Other(index), Priority::Demand);
+            engine.submit(BlockRead { id: index, label, layout, buffer, priority });
+            index += 1;
+        };
+        for buffer in idle.drain(..self.depth).collect::<Vec<_>>() {
+            begin(engine.as_mut(), buffer);
+        }
+        let (mut done, mut bytes, mut asked) = (Vec::new(), 0, Instant::now());
+        while engine.in_flight() > 0 {
+            engine.wait(&mut done)?;
+            for completion in done.drain(..) {
+                bytes += completion.result.map_err(probe_failed)?.bytes_read;
+                let over = started.elapsed() >= time;
+                idle.extend(completion.buffer);
+                if let Some(buffer) = idle.pop_front().filter(|_| !over) {
+                    if self.depth == 1 {
+                        seconds.push(asked.elapsed().as_secs_f64());
+                        asked = Instant::now();
+                    }
+                    begin(engine.as_mut(), buffer);
+                }
+            }
+        }
+        let seconds = started.elapsed().as_secs_f64();
+        Ok(DiskRate {
+            bytes,
+            seconds,
+            bytes_per_second: bytes as f64 / seconds,
+            cpu_seconds: process_seconds() - processor,
+            engine: engine.describe(),
+        })
+    }
+}
+
+fn probe_failed(error: ReadError) -> StoreError {
+    StoreError::Probe { why: error.to_string() }
+}
+
+/// Bytes per second that `threads` threads copy from the page cache into resident memory, for about
+/// `time`, from ranges of `bytes` bytes of a file that are cached already. `None` for a file that
+/// is not on a disk or has not even one piece of a MiB.
+///
+/// # Errors
+/// [`StoreError::Memory`], [`StoreError::Read`].
+pub fn copy_rate(
+    files: &FileSet,
+    file: FileIndex,
+    range: Range<u64>,
+    threads: usize,
+    time: Duration,
+) -> Result<Option<f64>, StoreError> {
+    let pieces = range.end.saturating_sub(range.start) / COPY_PIECE as u64;
+    let (Some(stored), Some(_)) = (files.file(file), files.cached_file(file)) else {
+        return Ok(None);
+    };
+    if pieces == 0 {
+        return Ok(None);
+    }
+    let threads = NonZero::new(threads).map_or(1, NonZero::get);
+    let arena = Arena::reserve(threads * COPY_BYTES)?;
+    let slots = (0..threads).map(|_| arena.carve(COPY_BYTES)).collect::<Result<Vec<_>, _>>()?;
+    let (next, copied, started) = (AtomicU64::new(0), AtomicU64::new(0), Instant::now());
+    let copy = |mut slot: SlotBuffer| -> Result<(), StoreError> {
+        for place in (0..COPY_BYTES / COPY_PIECE).cycle() {
+            if started.elapsed() >= time {
+                break;
+            }
+            let piece = next.fetch_add(1, Ordering::Relaxed) % pieces;
+            let offset = range.start + piece * COPY_PIECE as u64;
+            let into = &mut slot.as_mut_slice()[place * COPY_PIECE..][..COPY_PIECE];
+            let count = stored.read_at(offset, into).map_err(|source| StoreError::Read {
+                file: stored.path.clone(),
+                offset,
+                source,
+            })?;
+            copied.fetch_add(count as u64, Ordering::Relaxed);
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let copies: Vec<_> = slots.into_iter().map(|slot| scope.spawn(|| copy(slot))).collect();
+        copies.into_iter().try_for_each(|copy| match copy.join() {
+            Ok(result) => result,
+            Err(_) => Err(StoreError::Probe { why: "a thread that copies panicked".to_owned() }),
+        })
+    })?;
+    Ok(Some(copied.into_inner() as f64 / started.elapsed().as_secs_f64()))
+}

@@ -1,0 +1,156 @@
+//! `forebay doctor`: the machine in figures, and the profile that loads use.
+
+use std::io::{IsTerminal as _, Write as _};
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use forebay_engine::doctor::{self, DoctorReport, DoctorRequest, MachineProfile};
+use serde::Serialize;
+
+use crate::args::DoctorArgs;
+use crate::failure::Outcome;
+use crate::output::{self, Align};
+use crate::pending::PendingFile;
+use crate::size;
+
+#[derive(Serialize)]
+struct Document<'a> {
+    #[serde(flatten)]
+    report: &'a DoctorReport,
+    /// Where the profile was saved.
+    saved: Option<&'a PathBuf>,
+}
+
+pub fn run(args: DoctorArgs) -> Outcome {
+    let folder = args.dir.unwrap_or_else(|| PathBuf::from("."));
+    let request = DoctorRequest { folder, file: args.file };
+    let report = doctor::examine(&request, &mut |what| {
+        if std::io::stderr().is_terminal() {
+            output::tell!("measuring: {what}");
+        }
+    })?;
+    let path = if args.no_save { None } else { Some(save(&report.profile)?) };
+    if args.json {
+        return output::json(&Document { report: &report, saved: path.as_ref() });
+    }
+    output::print(&describe(&report, path.as_ref()))
+}
+
+fn save(profile: &MachineProfile) -> anyhow::Result<PathBuf> {
+    let path =
+        MachineProfile::path().context("neither XDG_CONFIG_HOME nor HOME is set: use --no-save")?;
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder).with_context(|| {
+            format!("{}: cannot be made for the profile: use --no-save", folder.display())
+        })?;
+    }
+    let mut file = PendingFile::create(&path)?;
+    file.write_all(serde_json::to_string_pretty(profile)?.as_bytes())?;
+    file.commit()?;
+    Ok(path)
+}
+
+fn rate(bytes_per_second: f64) -> String {
+    format!("{:.2} GB/s", bytes_per_second * 1e-9)
+}
+
+fn describe(report: &DoctorReport, saved: Option<&PathBuf>) -> String {
+    let machine = &report.machine;
+    let mut text = format!(
+        "{}, {} processors, Linux {}, {}\n\n",
+        machine.cpu,
+        machine.processors,
+        machine.kernel,
+        report.folder.display()
+    );
+    text.push_str(&disk(report));
+    text.push('\n');
+    text.push_str(&memory(report));
+    text.push('\n');
+    text.push_str(&paths(report));
+    let best = &report.disk.best;
+    text.push_str(&format!(
+        "\nloads use {} with requests of {}, {} at a time: {}\n",
+        best.engine,
+        size::format(best.request_bytes as u64),
+        best.queue_depth,
+        rate(best.bytes_per_second)
+    ));
+    let in_place = rate(best.in_place_bytes_per_second);
+    text.push_str(&match best.staging_bytes {
+        0 => format!("into place: {in_place}, no detour needed\n"),
+        bytes => {
+            format!("into place: {in_place}, so through a ring of {}\n", size::format(bytes as u64))
+        }
+    });
+    text.push_str(&match saved {
+        Some(path) => format!("saved in {}\n", path.display()),
+        None => "not saved\n".to_owned(),
+    });
+    text
+}
+
+fn disk(report: &DoctorReport) -> String {
+    let head = ["disk", "request", "at a time", "rate", "least", "CPU s/GB"];
+    let mut rows = vec![head.map(String::from).to_vec()];
+    for case in &report.disk.cases {
+        rows.push(vec![
+            case.engine.clone(),
+            size::format(case.request_bytes as u64),
+            case.queue_depth.to_string(),
+            rate(case.bytes_per_second),
+            rate(case.bytes_per_second_min),
+            format!("{:.3}", case.cpu_seconds_per_gigabyte),
+        ]);
+    }
+    let mut columns = [Align::Right; 6];
+    columns[0] = Align::Left;
+    let mut text = output::table(&columns, &rows);
+    let small = &report.disk.latency_64kib;
+    text.push_str(&format!(
+        "64 KiB alone: half within {:.0} us, 99 % within {:.0} us, of {} reads\n",
+        small.p50_seconds * 1e6,
+        small.p99_seconds * 1e6,
+        small.reads
+    ));
+    text
+}
+
+fn memory(report: &DoctorReport) -> String {
+    let copies = report.disk.copies.iter();
+    let copies: Vec<String> =
+        copies.map(|copy| format!("{} x {}", copy.threads, rate(copy.bytes_per_second))).collect();
+    let compute = &report.compute;
+    let kernels = compute.kernels.iter();
+    let kernels: Vec<String> = kernels
+        .map(|kernel| format!("{} {:.1}", kernel.name, kernel.bytes_per_second * 1e-9))
+        .collect();
+    let (one, two) = kernels.split_at(kernels.len().div_ceil(2));
+    let lines = [
+        ("page cache", format!("threads x rate: {}", copies.join(", "))),
+        (
+            "memory",
+            format!(
+                "read {}, copy {} ({} threads, {})",
+                rate(compute.memory.read_bytes_per_second),
+                rate(compute.memory.copy_bytes_per_second),
+                compute.threads,
+                compute.isa
+            ),
+        ),
+        ("kernels", format!("GB/s of weights, one token: {}", one.join(", "))),
+        ("", two.join(", ")),
+    ];
+    let rows: Vec<Vec<String>> =
+        lines.into_iter().map(|(key, value)| vec![key.to_owned(), value]).collect();
+    output::table(&[Align::Left, Align::Left], &rows)
+}
+
+fn paths(report: &DoctorReport) -> String {
+    let row = |path: &doctor::IoPath| {
+        let works = if path.works { "yes" } else { "no" };
+        vec![path.name.to_owned(), works.to_owned(), path.about.clone()]
+    };
+    let rows: Vec<Vec<String>> = report.paths.iter().map(row).collect();
+    output::table(&[Align::Left, Align::Left, Align::Left], &rows)
+}

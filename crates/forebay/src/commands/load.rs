@@ -1,0 +1,114 @@
+//! `forebay load`: all weights into memory, against the limit of disk and page cache.
+
+use forebay_engine::EngineError;
+use forebay_engine::load::{self, LoadIo, LoadReport, LoadRequest, LoadRun};
+
+use crate::args::{LoadArgs, LoadIoArg};
+use crate::failure::{Failure, Outcome};
+use crate::open;
+use crate::output::{self, Align};
+use crate::progress::BytesProgress;
+use crate::size;
+
+pub fn run(args: LoadArgs) -> Outcome {
+    open::check(&args.model)?;
+    let request = LoadRequest {
+        io: reader(args.io),
+        cold: args.cold,
+        repeat: args.repeat,
+        verify: !args.no_verify,
+    };
+    let mut progress = BytesProgress::new("reading weights");
+    let report = load::load(&args.model, &request, &mut |done, total| progress.update(done, total));
+    drop(progress);
+    let report = report.map_err(|error| match error {
+        EngineError::BadOption { .. } => Failure::Usage(error.to_string()),
+        error => open::named(error, &args.model),
+    })?;
+    if args.json {
+        return output::json(&report);
+    }
+    output::print(&describe(&report))
+}
+
+fn reader(io: LoadIoArg) -> LoadIo {
+    match io {
+        LoadIoArg::Auto => LoadIo::Auto,
+        LoadIoArg::Uring => LoadIo::Uring,
+        LoadIoArg::Pread => LoadIo::Pread,
+        LoadIoArg::Mmap => LoadIo::Mmap,
+    }
+}
+
+/// Decimal units: what disks and links are sold in.
+fn rate(bytes_per_second: f64) -> String {
+    format!("{:.2} GB/s", bytes_per_second * 1e-9)
+}
+
+fn describe(report: &LoadReport) -> String {
+    let head = ["run", "seconds", "rate", "of the limit", "from disk", "from cache", "CPU s/GB"];
+    let mut rows = vec![head.map(String::from).to_vec()];
+    for (index, run) in report.runs.iter().enumerate() {
+        rows.push(row(index, run));
+    }
+    let mut columns = [Align::Right; 7];
+    columns[0] = Align::Left;
+    let mut text = output::table(&columns, &rows);
+    text.push_str(&about(report));
+    text
+}
+
+fn row(index: usize, run: &LoadRun) -> Vec<String> {
+    let statistics = &run.statistics;
+    let memory = if run.memory_was_resident { "memory in place" } else { "new memory" };
+    vec![
+        format!("{}, {memory}", index + 1),
+        format!("{:.3}", statistics.seconds),
+        rate(run.bytes_per_second),
+        run.share_of_limit.map_or_else(|| "-".into(), |share| format!("{:.0} %", 100.0 * share)),
+        size::format(statistics.engine_bytes),
+        size::format(statistics.cached_bytes),
+        format!("{:.3}", run.cpu_seconds_per_gigabyte),
+    ]
+}
+
+fn about(report: &LoadReport) -> String {
+    let engine = &report.engine;
+    let path = match (engine.direct, engine.registered_buffers) {
+        (true, true) => "past the page cache, into registered memory",
+        (true, false) => "past the page cache",
+        (false, _) => "through the page cache",
+    };
+    let mut lines = vec![(
+        "read by",
+        format!(
+            "{}, {path}, requests of {}, {} at a time",
+            engine.name,
+            size::format(report.request_bytes as u64),
+            report.queue_depth
+        ),
+    )];
+    let staging = report.runs.iter().map(|run| run.statistics.staging_bytes).max().unwrap_or(0);
+    lines.push(("chosen by", report.chosen_by.clone()));
+    if !engine.why.is_empty() {
+        lines.push(("because", engine.why.clone()));
+    }
+    let limit = &report.limit;
+    if let Some(disk) = &limit.disk {
+        let least = limit.disk_bytes_per_second_min.unwrap_or(disk.bytes_per_second);
+        let varies = format!("{} (varied from {})", rate(disk.bytes_per_second), rate(least));
+        lines.push(("this disk", varies));
+    }
+    if let (Some(copy), Some(threads)) = (limit.copy_bytes_per_second, limit.copy_threads) {
+        let plural = if threads == 1 { "" } else { "s" };
+        lines.push(("this page cache", format!("{} with {threads} thread{plural}", rate(copy))));
+    }
+    if !limit.why.is_empty() {
+        lines.push(("limit", limit.why.clone()));
+    }
+    let weights = size::format(report.weights_bytes);
+    lines.push(("memory", format!("{weights} of weights, {} of staging", size::format(staging))));
+    let rows: Vec<Vec<String>> =
+        lines.into_iter().map(|(key, value)| vec![key.to_owned(), value]).collect();
+    output::table(&[Align::Left, Align::Left], &rows)
+}

@@ -1,0 +1,112 @@
+//! `forebay load` and `forebay doctor`.
+
+use std::ffi::OsStr;
+use std::process::Command;
+
+use crate::harness::{Ran, demo, forebay, moe};
+
+/// Runs the binary with a configuration folder of its own.
+fn configured<A: AsRef<OsStr>>(folder: &std::path::Path, arguments: &[A]) -> Ran {
+    let output = Command::new(env!("CARGO_BIN_EXE_forebay"))
+        .args(arguments)
+        .env("XDG_CONFIG_HOME", folder)
+        .output()
+        .expect("the binary runs");
+    Ran {
+        status: output.status.code(),
+        stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+        stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+    }
+}
+
+/// A profile of this machine and of the disk that `model` is on, as `doctor` saves it.
+fn profile(model: &str, staging_bytes: usize) -> String {
+    use forebay_engine::doctor::{MachineIdentity, MachineProfile, PROFILE_VERSION, ProfiledRead};
+    let folder = std::path::Path::new(model).parent().unwrap();
+    let profile = MachineProfile {
+        version: PROFILE_VERSION,
+        machine: MachineIdentity::here(folder).unwrap(),
+        read: ProfiledRead {
+            engine: "pread".into(),
+            request_bytes: 256 << 10,
+            queue_depth: 5,
+            bytes_per_second: 1e9,
+            in_place_bytes_per_second: 1e9,
+            staging_bytes,
+        },
+        read_64kib_p50_seconds: 1e-4,
+        read_64kib_p99_seconds: 1e-3,
+        cached_copy_bytes_per_second: None,
+        memory_read_bytes_per_second: 1e9,
+        memory_copy_bytes_per_second: 1e9,
+        kernels: Vec::new(),
+    };
+    serde_json::to_string(&profile).unwrap()
+}
+
+#[test]
+fn loads_read_as_the_profile_of_this_machine_says() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("forebay/machine.json");
+    std::fs::create_dir(directory.path().join("forebay")).unwrap();
+    let (model, staging) = (demo(), 4 << 20);
+    let load = || configured(directory.path(), &["load", &model, "--json"]).json();
+
+    std::fs::write(&file, profile(&model, staging)).unwrap();
+    let report = load();
+    assert_eq!(report["engine"]["name"], "pread");
+    assert_eq!(
+        (&report["request_bytes"], &report["queue_depth"]),
+        (&(256 << 10).into(), &5.into())
+    );
+    assert!(report["runs"][0]["staging_bytes"].as_u64().unwrap() >= staging as u64);
+    assert_eq!(report["chosen_by"], "the machine profile");
+
+    let other = profile(&model, 0).replace("\"kernel\":\"", "\"kernel\":\"0.");
+    for (text, why) in [(other.as_str(), "another machine"), ("{}", "damaged")] {
+        std::fs::write(&file, text).unwrap();
+        let report = load();
+        assert!(report["chosen_by"].as_str().unwrap().contains(why), "{report}");
+        assert_eq!(report["runs"][0]["staging_bytes"], 0);
+    }
+}
+
+#[test]
+fn every_reader_loads_all_weights() {
+    let folder = tempfile::tempdir().unwrap();
+    for model in [demo(), moe()] {
+        let weights = forebay(&["inspect", &model, "--json"]).json()["weights_bytes"].clone();
+        for io in ["auto", "pread", "mmap"] {
+            let arguments = ["load", &model, "--io", io, "--repeat", "2", "--json"];
+            let report = configured(folder.path(), &arguments).json();
+            assert_eq!(report["weights_bytes"], weights, "{io}");
+            let runs = report["runs"].as_array().unwrap();
+            assert_eq!(runs.len(), 2);
+            for run in runs {
+                let part = |name: &str| run[name].as_u64().unwrap();
+                assert_eq!(run["bytes"], weights, "{io}");
+                assert_eq!(part("engine_bytes") + part("cached_bytes"), part("bytes"), "{io}");
+                assert_eq!(part("staging_bytes"), 0);
+                assert!(run["bytes_per_second"].as_f64().unwrap() > 0.0);
+            }
+            assert_ne!(report["engine"]["name"], "", "{io}");
+            assert_ne!(report["chosen_by"], "", "{io}");
+        }
+    }
+}
+
+#[test]
+fn what_a_person_reads_names_engine_and_memory() {
+    let said = forebay(&["load", &demo()]).ok().stdout;
+    for needed in ["GB/s", "read by", "chosen by", "of staging"] {
+        assert!(said.contains(needed), "{needed}: {said}");
+    }
+}
+
+#[test]
+fn doctor_refuses_what_it_cannot_measure() {
+    let said = forebay(&["doctor", "/nonexistent-folder", "--no-save"]).failed(1);
+    assert!(said.contains("nonexistent-folder"), "{said}");
+    let said = forebay(&["doctor", "--file", &demo(), "--no-save"]).failed(1);
+    assert!(said.contains("--file") && said.contains("at least"), "{said}");
+}
