@@ -276,10 +276,12 @@ impl Session {
 }
 
 /// Copies from the page cache would not meet a disk that is broken on purpose, nor be the page
-/// faults that a mapping is to show.
+/// faults that a mapping is to show; and the engine's counters, which a trace is compared with, do
+/// not have them.
 fn load_options(options: &SessionOptions) -> LoadOptions {
     let defaults = LoadOptions::default();
-    let engine_only = options.faults.is_some() || options.io == IoKind::Mmap;
+    let engine_only =
+        options.faults.is_some() || options.recorder.is_some() || options.io == IoKind::Mmap;
     let copy_threads = if engine_only { 0 } else { defaults.copy_threads };
     LoadOptions { copy_threads, ..defaults }
 }
