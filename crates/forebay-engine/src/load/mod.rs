@@ -112,6 +112,8 @@ pub fn load(
     let catalog = Catalog::open(model)?;
     let files = FileSet::of_catalog(&catalog, request.verify)?;
     let checks = Checks::requested(&catalog, request.verify)?;
+    // The limits are those of reading alone.
+    let unchecked = FileSet::open(&catalog.files)?;
     let choice = MachineProfile::choice_for(&catalog.root);
     let arena = Arena::map(arena_bytes(&plan(&catalog, &files))?)?;
     let mut blocks = Blocks::new(&catalog, &files, &arena)?;
@@ -123,7 +125,7 @@ pub fn load(
             files.drop_cached()?;
         }
         let (cached_before_bytes, _) = files.cached_bytes()?;
-        limit.measure_disk(&files, cached_before_bytes)?;
+        limit.measure_disk(&unchecked, cached_before_bytes)?;
         let (loaded, statistics) = reader.load(&files, blocks.items(), progress)?;
         blocks.take_back(loaded)?;
         runs.push(LoadRun {
@@ -136,9 +138,9 @@ pub fn load(
             share_of_limit: None,
         });
     }
-    limit.measure_disk(&files, files.cached_bytes()?.0)?;
+    limit.measure_disk(&unchecked, files.cached_bytes()?.0)?;
     if runs.iter().any(|run| run.statistics.cached_bytes > 0) {
-        limit.measure_copies(&files)?;
+        limit.measure_copies(&unchecked)?;
     }
     for run in &mut runs {
         run.limit_seconds = limit.seconds(&run.statistics);
