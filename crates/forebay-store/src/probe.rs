@@ -135,7 +135,8 @@ impl DiskProbe {
             let length = self.request_bytes as u64;
             let extent = Extent { file, offset: offset(index), length };
             let layout = BlockLayout::plan(&[extent], SLOT_ALIGNMENT);
-            let (label, priority) = (BlockLabel::Other(index), Priority::Demand);
+            // Demand reads are cut smaller, for latency.
+            let (label, priority) = (BlockLabel::Other(index), Priority::Load);
             engine.submit(BlockRead { id: index, label, layout, buffer, priority });
             index += 1;
         };
