@@ -29,6 +29,8 @@ pub(crate) struct Job {
     pub abandoned: bool,
     /// Times that everything was read again because a checksum did not match.
     pub rereads: u32,
+    /// Bytes that were compared with their checksums, and matched, while others were on their way.
+    pub checked_bytes: u64,
 }
 
 /// One span at the device.
@@ -66,6 +68,7 @@ impl Job {
             outcome: None,
             abandoned: false,
             rereads: 0,
+            checked_bytes: 0,
         }
     }
 
@@ -74,6 +77,7 @@ impl Job {
         self.region = 0;
         self.position = 0;
         self.rereads += 1;
+        self.checked_bytes = 0;
     }
 
     /// Whether something is left to request.

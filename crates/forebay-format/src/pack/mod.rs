@@ -48,7 +48,7 @@ pub const PAGE_BYTES: u64 = 4096;
 pub const TENSOR_ALIGNMENT: u64 = 256;
 
 /// Largest chunk of a block that is read whole: one read request.
-pub const CHUNK_BYTES_MAX: u64 = 512 << 10;
+pub const CHUNK_BYTES_MAX: u64 = 128 << 10;
 
 /// Largest chunk that a reader accepts.
 pub(crate) const CHUNK_BYTES_LIMIT: u64 = 4 << 20;
