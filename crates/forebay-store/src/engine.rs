@@ -216,7 +216,7 @@ pub struct EngineOptions {
 impl Default for EngineOptions {
     fn default() -> EngineOptions {
         EngineOptions {
-            queue_depth: 128,
+            queue_depth: 256,
             background_depth: 12,
             request_bytes: 512 << 10,
             demand_request_bytes: 128 << 10,

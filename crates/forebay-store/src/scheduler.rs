@@ -14,6 +14,9 @@ use crate::files::FileSet;
 use crate::job::{Circumstances, Job, Request, Verdict, judge};
 use crate::trace::{IoRecorder, ReadEnd, ReadRecord, WaitRecord, nanoseconds};
 
+/// Finished requests that are worth waking up for where their bytes must be compared with checksums.
+const CHECKED_AT_A_TIME: usize = 4;
+
 pub(crate) struct Scheduler<D: Device> {
     device: D,
     files: FileSet,
@@ -444,7 +447,9 @@ impl<D: Device> Scheduler<D> {
             true => self.at_device(),
             false => self.at_device() / 4,
         };
-        first.min(refill).max(1)
+        // Checksums are compared while the rest is on its way, not after it.
+        let checked = if self.files.is_checked() { CHECKED_AT_A_TIME } else { usize::MAX };
+        first.min(refill).min(checked).max(1)
     }
 
     fn collect(&mut self, done: &mut Vec<Completion>) -> Result<(), StoreError> {
