@@ -226,6 +226,8 @@ pub struct LoadArgs {
     /// Do not compare what is read of a pack with its checksums
     #[arg(long)]
     pub no_verify: bool,
+    #[command(flatten)]
+    pub tracing: TracingArgs,
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,

@@ -8,16 +8,18 @@ use std::path::{Path, PathBuf};
 
 use forebay_format::Catalog;
 use forebay_format::pack::Block;
+use forebay_model::Architecture;
 use forebay_store::{
-    Arena, BlockLabel, BlockLayout, EngineOptions, Extent, FileIndex, FileSet, IoKind, LoadItem,
-    LoadOptions, LoadStatistics, Loaded, Loader, ReadEngine, ReadError, SLOT_ALIGNMENT, SlotBuffer,
-    load_mapped, open_engine,
+    Arena, BlockLabel, BlockLayout, EngineInfo, EngineOptions, Extent, FileIndex, FileSet, IoKind,
+    IoRecorder, LoadItem, LoadOptions, LoadStatistics, Loaded, Loader, ReadEngine, ReadError,
+    SLOT_ALIGNMENT, SlotBuffer, load_mapped, open_engine,
 };
 use serde::Serialize;
 
 use crate::doctor::{MachineProfile, ReadChoice};
 use crate::memory::free_bytes;
 use crate::statistics::{Checks, ReadPath};
+use crate::trace_io::TraceHeader;
 use crate::{EngineError, peak_resident_bytes};
 pub use limit::LoadLimit;
 
@@ -46,6 +48,8 @@ pub struct LoadRequest {
     pub repeat: usize,
     /// Compare what is read of a pack with its checksums.
     pub verify: bool,
+    /// Gets every read of the runs, not those that measure the limits.
+    pub recorder: Option<IoRecorder>,
 }
 
 /// One run.
@@ -82,6 +86,9 @@ pub struct LoadReport {
     pub limit: LoadLimit,
     pub runs: Vec<LoadRun>,
     pub peak_resident_bytes: Option<u64>,
+    /// What a trace of the runs is about; `None` without a recorder.
+    #[serde(skip)]
+    pub trace_header: Option<TraceHeader>,
 }
 
 /// The weights and their places in memory.
@@ -110,7 +117,19 @@ pub fn load(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<LoadReport, EngineError> {
     let catalog = Catalog::open(model)?;
-    let files = FileSet::of_catalog(&catalog, request.verify)?;
+    if request.recorder.is_some() && request.io == LoadIo::Mmap {
+        return Err(EngineError::BadOption {
+            name: "--trace-io",
+            value: "given with --io mmap".into(),
+            expected: "a load through a mapping makes no requests; forebay bench --io mmap can be \
+                       traced"
+                .into(),
+        });
+    }
+    let mut files = FileSet::of_catalog(&catalog, request.verify)?;
+    if let Some(recorder) = &request.recorder {
+        files = files.recorded(recorder);
+    }
     let checks = Checks::requested(&catalog, request.verify)?;
     // The limits are those of reading alone.
     let unchecked = FileSet::open(&catalog.files)?;
@@ -146,6 +165,10 @@ pub fn load(
         run.limit_seconds = limit.seconds(&run.statistics);
         run.share_of_limit = run.limit_seconds.map(|least| least / run.statistics.seconds);
     }
+    let trace_header = request.recorder.as_ref().and_then(|_| {
+        let family = Architecture::from_catalog(&catalog).map_or("", |known| known.family);
+        reader.engine().map(|engine| TraceHeader::new(&catalog, family, None, &engine))
+    });
     Ok(LoadReport {
         path: model.to_path_buf(),
         files: files.len(),
@@ -159,6 +182,7 @@ pub fn load(
         limit,
         runs,
         peak_resident_bytes: peak_resident_bytes(),
+        trace_header,
     })
 }
 
@@ -281,6 +305,14 @@ impl Reader {
             }
             Reader::Mapped { threads } => load_mapped(files, items, *threads, progress)?,
         })
+    }
+
+    /// The engine that reads what is not cached, if one does.
+    fn engine(&self) -> Option<EngineInfo> {
+        match self {
+            Reader::Engine { engine, .. } => Some(engine.describe()),
+            Reader::Mapped { .. } => None,
+        }
     }
 
     fn describe(&self) -> ReadPath {

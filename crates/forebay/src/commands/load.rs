@@ -9,22 +9,28 @@ use crate::open;
 use crate::output::{self, Align};
 use crate::progress::BytesProgress;
 use crate::size;
+use crate::tracing_file::TracingFile;
 
 pub fn run(args: LoadArgs) -> Outcome {
     open::check(&args.model)?;
+    let tracing = TracingFile::create(&args.tracing)?;
     let request = LoadRequest {
         io: reader(args.io),
         cold: args.cold,
         repeat: args.repeat,
         verify: !args.no_verify,
+        recorder: tracing.recorder().cloned(),
     };
     let mut progress = BytesProgress::new("reading weights");
     let report = load::load(&args.model, &request, &mut |done, total| progress.update(done, total));
     drop(progress);
-    let report = report.map_err(|error| match error {
+    let mut report = report.map_err(|error| match error {
         EngineError::BadOption { .. } => Failure::Usage(error.to_string()),
         error => open::named(error, &args.model),
     })?;
+    if let Some(header) = report.trace_header.take() {
+        tracing.write(header, "load")?;
+    }
     if args.json {
         return output::json(&report);
     }

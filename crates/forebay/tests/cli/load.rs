@@ -110,3 +110,45 @@ fn doctor_refuses_what_it_cannot_measure() {
     let said = forebay(&["doctor", "--file", &demo(), "--no-save"]).failed(1);
     assert!(said.contains("--file") && said.contains("at least"), "{said}");
 }
+
+#[test]
+fn a_load_is_traced_whole_or_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let trace = folder.path().join("load.trace");
+    let trace = trace.to_str().unwrap();
+    let load = |io| {
+        configured(folder.path(), &["load", &demo(), "--io", io, "--trace-io", trace, "--json"])
+    };
+
+    assert!(load("mmap").failed(2).contains("--trace-io"));
+    assert!(!std::path::Path::new(trace).exists());
+
+    let report = load("pread").json();
+    let traced = forebay(&["trace-io", trace, "--json"]).json();
+    // Reads of whole sectors bring a little more than was wanted.
+    let (read, wanted) =
+        (traced["bytes"].as_u64().unwrap(), report["weights_bytes"].as_u64().unwrap());
+    assert!((wanted..wanted + (4 << 20)).contains(&read), "{read} of {wanted}");
+}
+
+#[test]
+fn a_damaged_pack_is_not_loaded() {
+    let folder = tempfile::tempdir().unwrap();
+    let pack = folder.path().join("model.fbay");
+    let path = pack.to_str().unwrap();
+    forebay(&["pack", &moe(), "-o", path]).ok();
+    let verified = forebay(&["load", path, "--json"]).json();
+    assert_eq!(verified["checks"], "on");
+    let mut bytes = std::fs::read(&pack).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&pack, bytes).unwrap();
+    for io in ["auto", "pread", "mmap"] {
+        // The second look is said, too, so there may be a line before the error.
+        let Ran { status, stderr, .. } = forebay(&["load", path, "--io", io]);
+        assert_eq!(status, Some(1), "{io}: {stderr}");
+        assert!(stderr.contains("model.fbay") && stderr.contains("checksum"), "{io}: {stderr}");
+    }
+    assert_eq!(forebay(&["load", path, "--no-verify", "--json"]).json()["checks"], "off");
+    assert!(forebay(&["load", &demo(), "--no-verify"]).failed(2).contains("--no-verify"));
+}
