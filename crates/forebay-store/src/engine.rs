@@ -196,7 +196,8 @@ pub struct EngineOptions {
     /// Requests at the disk at a time, 1 to 4096.
     pub queue_depth: usize,
     /// Of these, how many may be read-ahead or load: bounds how long a demand read waits behind
-    /// them. 8 to 16 requests of 512 KiB already keep a fast NVMe disk busy, and at 16 the slowest demand reads begin to miss 10 ms.
+    /// them. 8 requests of 512 KiB nearly fill a fast NVMe disk; with 16 the slowest demand reads
+    /// take more than 10 ms.
     pub background_depth: usize,
     /// Largest request in bytes, a multiple of 4096 up to 1 GiB.
     pub request_bytes: usize,
@@ -217,7 +218,7 @@ impl Default for EngineOptions {
     fn default() -> EngineOptions {
         EngineOptions {
             queue_depth: 256,
-            background_depth: 12,
+            background_depth: 8,
             request_bytes: 512 << 10,
             demand_request_bytes: 128 << 10,
             retries: 3,
