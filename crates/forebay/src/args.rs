@@ -215,8 +215,8 @@ pub struct LoadArgs {
     pub model: PathBuf,
     /// Who reads what is not in the page cache: io_uring, threads with pread, the kernel through a
     /// mapping, or what the machine profile says
-    #[arg(long, value_enum, value_name = "NAME", default_value_t = LoadIoArg::Auto)]
-    pub io: LoadIoArg,
+    #[arg(long, value_enum, value_name = "NAME", default_value_t = IoArg::Auto)]
+    pub io: IoArg,
     /// Drop the model's files from the page cache before every run
     #[arg(long)]
     pub cold: bool,
@@ -407,14 +407,6 @@ impl Default for PolicyArg {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum IoArg {
-    Auto,
-    Uring,
-    Pread,
-    Mmap,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub enum LoadIoArg {
     Auto,
     Uring,
     Pread,

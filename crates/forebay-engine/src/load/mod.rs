@@ -26,22 +26,13 @@ pub use limit::LoadLimit;
 /// What is read at a time through a ring.
 const PIECE_BYTES: u64 = 1 << 20;
 
-/// Who reads what is not in the page cache.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum LoadIo {
-    /// What the machine profile found best, else io_uring where it works, else threads.
-    #[default]
-    Auto,
-    Uring,
-    Pread,
-    /// The kernel, page by page, through a mapping of the file: the baseline.
-    Mmap,
-}
-
 /// What a user may choose about a load.
 #[derive(Debug, Clone)]
 pub struct LoadRequest {
-    pub io: LoadIo,
+    /// Who reads what is not in the page cache. [`IoKind::Auto`] is what the machine profile found
+    /// best, else io_uring where it works, else threads; [`IoKind::Mmap`] is the kernel, page by page:
+    /// the baseline.
+    pub io: IoKind,
     /// Drop the files from the page cache before every run.
     pub cold: bool,
     /// Runs; the memory stays resident from the second on.
@@ -117,7 +108,7 @@ pub fn load(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<LoadReport, EngineError> {
     let catalog = Catalog::open(model)?;
-    if request.recorder.is_some() && request.io == LoadIo::Mmap {
+    if request.recorder.is_some() && request.io == IoKind::Mmap {
         return Err(EngineError::BadOption {
             name: "--trace-io",
             value: "given with --io mmap".into(),
@@ -251,16 +242,15 @@ impl Blocks {
 
 /// Opens what reads, and says who chose it.
 fn reader(
-    io: LoadIo,
+    io: IoKind,
     files: &FileSet,
     arena: &Arena,
     choice: &ReadChoice,
 ) -> Result<(Reader, String), EngineError> {
     let kind = match io {
-        LoadIo::Auto => choice.kind,
-        LoadIo::Uring => IoKind::Uring,
-        LoadIo::Pread => IoKind::Pread,
-        LoadIo::Mmap => {
+        IoKind::Auto => choice.kind,
+        IoKind::Uring | IoKind::Pread => io,
+        IoKind::Mmap => {
             let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
             return Ok((Reader::Mapped { threads }, "the command line".to_owned()));
         }
@@ -275,7 +265,7 @@ fn reader(
         options.piece_bytes = PIECE_BYTES;
     }
     let chosen_by = match io {
-        LoadIo::Auto => choice.chosen_by.clone(),
+        IoKind::Auto => choice.chosen_by.clone(),
         _ => format!("the command line; request size and depth: {}", choice.chosen_by),
     };
     Ok((Reader::Engine { engine, options, ring }, chosen_by))

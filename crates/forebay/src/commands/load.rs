@@ -1,9 +1,10 @@
 //! `forebay load`: all weights into memory, against the limit of disk and page cache.
 
 use forebay_engine::EngineError;
-use forebay_engine::load::{self, LoadIo, LoadReport, LoadRequest, LoadRun};
+use forebay_engine::load::{self, LoadReport, LoadRequest, LoadRun};
 
-use crate::args::{LoadArgs, LoadIoArg};
+use crate::args::LoadArgs;
+use crate::config;
 use crate::failure::{Failure, Outcome};
 use crate::open;
 use crate::output::{self, Align};
@@ -15,7 +16,7 @@ pub fn run(args: LoadArgs) -> Outcome {
     open::check(&args.model)?;
     let tracing = TracingFile::create(&args.tracing)?;
     let request = LoadRequest {
-        io: reader(args.io),
+        io: config::io_kind(args.io),
         cold: args.cold,
         repeat: args.repeat,
         verify: !args.no_verify,
@@ -35,15 +36,6 @@ pub fn run(args: LoadArgs) -> Outcome {
         return output::json(&report);
     }
     output::print(&describe(&report))
-}
-
-fn reader(io: LoadIoArg) -> LoadIo {
-    match io {
-        LoadIoArg::Auto => LoadIo::Auto,
-        LoadIoArg::Uring => LoadIo::Uring,
-        LoadIoArg::Pread => LoadIo::Pread,
-        LoadIoArg::Mmap => LoadIo::Mmap,
-    }
 }
 
 /// Decimal units: what disks and links are sold in.
