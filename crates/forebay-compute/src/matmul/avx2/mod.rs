@@ -48,22 +48,10 @@ pub(crate) fn plan_float(ty: TensorType, tokens: usize) -> Plan {
 
 fn few_tokens(ty: TensorType) -> Option<Kernel> {
     use dot::{rows32, rows256};
-    Some(match ty {
-        TensorType::Q4_0 => rows32::<types::Q4_0>,
-        TensorType::Q4_1 => rows32::<types::Q4_1>,
-        TensorType::Q5_0 => rows32::<types::Q5_0>,
-        TensorType::Q5_1 => rows32::<types::Q5_1>,
-        TensorType::Q8_0 => rows32::<types::Q8_0>,
-        TensorType::IQ4_NL => rows32::<types::Iq4Nl>,
-        TensorType::MXFP4 => rows32::<types::Mxfp4>,
-        TensorType::Q2_K => rows256::<types::Q2K>,
-        TensorType::Q3_K => rows256::<types::Q3K>,
-        TensorType::Q4_K => rows256::<types::Q4K>,
-        TensorType::Q5_K => rows256::<types::Q5K>,
-        TensorType::Q6_K => rows256::<types::Q6K>,
-        TensorType::IQ4_XS => rows256::<types::Iq4Xs>,
-        _ => return None,
-    })
+    match ty {
+        TensorType::IQ4_XS => Some(rows256::<types::Iq4Xs>),
+        _ => types::kernel_by_type!(ty, rows32, rows256),
+    }
 }
 
 /// [`super::panel::rows`] with the instructions of this family.

@@ -143,3 +143,30 @@ fn widen<const N: usize>(words: [u64; N]) -> [i16; 16] {
     }
     wide
 }
+
+/// The kernel of a type, if it has one, from two functions that are generic over types: the first
+/// for blocks of 32, the second for blocks of 256 with codes that lack a sign. IQ4_XS, whose codes
+/// have one, is the caller's to add.
+macro_rules! kernel_by_type {
+    ($ty:expr, $rows32:ident, $rows256:ident) => {{
+        use $crate::matmul::types;
+        let kernel: Option<$crate::matmul::task::Kernel> = match $ty {
+            forebay_format::TensorType::Q4_0 => Some($rows32::<types::Q4_0>),
+            forebay_format::TensorType::Q4_1 => Some($rows32::<types::Q4_1>),
+            forebay_format::TensorType::Q5_0 => Some($rows32::<types::Q5_0>),
+            forebay_format::TensorType::Q5_1 => Some($rows32::<types::Q5_1>),
+            forebay_format::TensorType::Q8_0 => Some($rows32::<types::Q8_0>),
+            forebay_format::TensorType::IQ4_NL => Some($rows32::<types::Iq4Nl>),
+            forebay_format::TensorType::MXFP4 => Some($rows32::<types::Mxfp4>),
+            forebay_format::TensorType::Q2_K => Some($rows256::<types::Q2K>),
+            forebay_format::TensorType::Q3_K => Some($rows256::<types::Q3K>),
+            forebay_format::TensorType::Q4_K => Some($rows256::<types::Q4K>),
+            forebay_format::TensorType::Q5_K => Some($rows256::<types::Q5K>),
+            forebay_format::TensorType::Q6_K => Some($rows256::<types::Q6K>),
+            _ => None,
+        };
+        kernel
+    }};
+}
+
+pub(crate) use kernel_by_type;
