@@ -21,6 +21,9 @@ pub struct PlannedTensor {
 /// Norm weights lie around one, biases around zero, this far.
 const SMALL_SPREAD: f32 = 0.1;
 
+/// Standard deviation of the embeddings of models with experts.
+const EMBEDDING_DEVIATION: f32 = 1.0;
+
 /// Writes the keys that describe `shape` with `layers` layers; the tokenizer's are not among them.
 pub fn describe(
     shape: &Shape,
@@ -83,7 +86,7 @@ pub fn tensors(
             content: Content::Exactly(divisors),
         });
     }
-    list.matrix("token_embd.weight".to_owned(), Role::Embedding, 0, &[vocabulary, hidden])?;
+    list.embedding(vocabulary, hidden)?;
     for layer in 0..layers {
         list.attention(layer)?;
         list.feed_forward(layer)?;
@@ -147,6 +150,26 @@ impl List<'_> {
                 self.matrix(name("ffn_up_exps.weight"), Role::GateOrUp, layer, &inner)
             }
         }
+    }
+
+    /// Routers see mostly the embeddings, so these decide how experts are chosen. Half of every row
+    /// is the same, which makes some experts far more popular than others, and the other half has to
+    /// say where a token goes. They are large beside what the layers add, so a layer's router
+    /// would choose much the same one layer earlier. Both as in recorded routing of trained models.
+    fn embedding(&mut self, vocabulary: u64, hidden: u64) -> Result<(), SynthError> {
+        let name = "token_embd.weight".to_owned();
+        self.matrix(name, Role::Embedding, 0, &[vocabulary, hidden])?;
+        if let FeedForward::Experts { .. } = self.shape.feed_forward
+            && let Some(tensor) = self.tensors.last_mut()
+        {
+            let ty = tensor.ty;
+            let row_blocks = hidden as usize / ty.block_elements();
+            let rows = Content::weights(ty, EMBEDDING_DEVIATION)
+                .ok_or_else(|| SynthError::unknown_quantisation(ty.name()))?;
+            let (rows, alike) = (Box::new(rows), row_blocks / 2);
+            tensor.content = Content::RowsAlike { rows, ty, row_blocks, alike };
+        }
+        Ok(())
     }
 
     fn matrix(

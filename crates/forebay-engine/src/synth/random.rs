@@ -35,6 +35,8 @@ pub enum Content {
     Exactly(Vec<f32>),
     /// Random blocks whose scale is overwritten.
     Blocks(ScaledBlocks),
+    /// Rows of `row_blocks` blocks that begin with the same `alike` blocks.
+    RowsAlike { rows: Box<Content>, ty: TensorType, row_blocks: usize, alike: usize },
 }
 
 /// Blocks of a quantised type with one of sixteen scales, chosen by the bits that stood there.
@@ -119,6 +121,18 @@ impl Content {
                 }
             }
             Self::Blocks(blocks) => blocks.fill(seed, first_block, out),
+            Self::RowsAlike { rows, ty, row_blocks, alike } => {
+                rows.fill(seed, first_block, out);
+                let mut front = vec![0; alike.next_multiple_of(PIECE_BLOCKS) * ty.block_bytes()];
+                rows.fill(seed, 0, &mut front);
+                for (index, block) in out.chunks_exact_mut(ty.block_bytes()).enumerate() {
+                    let in_row = (first_block as usize + index) % row_blocks;
+                    if in_row < *alike {
+                        let from = in_row * ty.block_bytes();
+                        block.copy_from_slice(&front[from..from + ty.block_bytes()]);
+                    }
+                }
+            }
         }
     }
 }
@@ -297,6 +311,32 @@ mod tests {
             content.fill(3, 0, &mut front);
             content.fill(3, cut as u64, &mut back);
             assert_eq!(whole, [front, back].concat(), "{ty}");
+        }
+    }
+
+    #[test]
+    fn rows_alike_begin_alike_and_go_on_differently_however_they_are_cut() {
+        for ty in [TensorType::Q4_K, TensorType::Q8_0, TensorType::F32] {
+            let (row_blocks, alike, rows) = (6, 3, 12);
+            let plain = Content::weights(ty, 0.5).unwrap();
+            let content =
+                Content::RowsAlike { rows: Box::new(plain.clone()), ty, row_blocks, alike };
+            let bytes = ty.block_bytes();
+            let (mut whole, mut random) = (vec![0; rows * row_blocks * bytes], Vec::new());
+            random.resize(whole.len(), 0);
+            content.fill(5, 0, &mut whole);
+            plain.fill(5, 0, &mut random);
+            let split = alike * bytes;
+            for (row, source) in
+                whole.chunks_exact(row_blocks * bytes).zip(random.chunks_exact(row_blocks * bytes))
+            {
+                assert_eq!(row[..split], random[..split], "{ty}");
+                assert_eq!(row[split..], source[split..], "{ty}");
+            }
+            let cut = 2 * PIECE_BLOCKS;
+            let mut back = vec![0; whole.len() - cut * bytes];
+            content.fill(5, cut as u64, &mut back);
+            assert_eq!(whole[cut * bytes..], back, "{ty}");
         }
     }
 
