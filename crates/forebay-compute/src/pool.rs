@@ -111,13 +111,26 @@ impl Pool {
     /// When called from inside a region of this same pool, and with the first panic of `f` on any
     /// worker, after every worker has finished. The pool stays usable.
     pub fn run(&self, f: &(dyn Fn(usize) + Sync)) {
+        self.run_after(&mut || (), f);
+    }
+
+    /// As [`Pool::run`], but the caller first does something else, once, while the other workers
+    /// have begun already.
+    ///
+    /// # Panics
+    /// As [`Pool::run`], also with a panic of `first`.
+    pub fn run_after(&self, first: &mut dyn FnMut(), f: &(dyn Fn(usize) + Sync)) {
         let _inside = Inside::enter(&self.shared);
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut own_part = || {
+            first();
+            f(0);
+        };
         if self.workers.is_empty() {
-            return f(0);
+            return own_part();
         }
         self.dispatch(f);
-        if let Err(payload) = catch_unwind(AssertUnwindSafe(|| f(0))) {
+        if let Err(payload) = catch_unwind(AssertUnwindSafe(own_part)) {
             self.shared.record_panic(payload);
         }
         self.shared.wait_for_workers();
@@ -348,6 +361,30 @@ mod tests {
                 });
                 assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 1));
             }
+        }
+    }
+
+    #[test]
+    fn the_caller_does_its_first_task_once_while_others_work() {
+        for threads in [1, 2, 5] {
+            let pool = Pool::new(threads);
+            let (begun, mut first) = (AtomicUsize::new(0), 0);
+            pool.run_after(
+                &mut || {
+                    // Would hang if the others waited for the caller.
+                    while begun.load(Ordering::SeqCst) < threads - 1 {
+                        std::hint::spin_loop();
+                    }
+                    first += 1;
+                },
+                &|_| {
+                    begun.fetch_add(1, Ordering::SeqCst);
+                },
+            );
+            assert_eq!((first, begun.load(Ordering::SeqCst)), (1, threads));
+            let panics = || pool.run_after(&mut || panic!("first fails"), &|_| ());
+            assert!(catch_unwind(AssertUnwindSafe(panics)).is_err());
+            pool.run(&|_| ());
         }
     }
 

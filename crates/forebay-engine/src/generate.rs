@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use forebay_model::LogitsWanted;
 use forebay_model::sampling::{Sampler, Sampling};
+use forebay_store::process_seconds;
 use serde::Serialize;
 
 use crate::{EngineError, Session};
@@ -66,6 +67,29 @@ pub struct BenchRun {
     pub generate_seconds: f64,
     pub prompt_tokens_per_second: f64,
     pub generate_tokens_per_second: f64,
+    /// Processor time of this process, user and system, as a share of wall time times compute
+    /// threads. Threads that spin for the next piece of work, some microseconds at a time, count.
+    pub prompt_processors_busy: f64,
+    pub generate_processors_busy: f64,
+}
+
+/// Starts of the clocks on the wall and of the processors.
+struct Clocks {
+    wall: Instant,
+    processor_seconds: f64,
+}
+
+impl Clocks {
+    fn start() -> Clocks {
+        Clocks { wall: Instant::now(), processor_seconds: process_seconds() }
+    }
+
+    /// Seconds since the start, and which share of `threads` processors worked meanwhile.
+    fn read(&self, threads: usize) -> (f64, f64) {
+        let seconds = self.wall.elapsed().as_secs_f64();
+        let busy = process_seconds() - self.processor_seconds;
+        (seconds, if seconds > 0.0 { busy / (seconds * threads as f64) } else { 0.0 })
+    }
 }
 
 fn rate(count: usize, seconds: f64) -> f64 {
@@ -152,19 +176,20 @@ impl Session {
         let ids = pseudo_random_ids(prompt_tokens + generate_tokens, self.vocab_size(), seed);
         let (prompt, generated) = ids.split_at(prompt_tokens);
         self.reset();
-        let started = Instant::now();
+        let threads = self.decoder.cpu().pool().threads();
+        let clocks = Clocks::start();
         if !prompt.is_empty() {
             self.feed(prompt)?;
             self.decoder.residency_mut().end_prompt(prompt.len());
         }
-        let prompt_seconds = started.elapsed().as_secs_f64();
+        let (prompt_seconds, prompt_processors_busy) = clocks.read(threads);
         self.reset();
-        let started = Instant::now();
+        let clocks = Clocks::start();
         for id in generated {
             self.feed(std::slice::from_ref(id))?;
             self.decoder.residency_mut().end_token();
         }
-        let generate_seconds = started.elapsed().as_secs_f64();
+        let (generate_seconds, generate_processors_busy) = clocks.read(threads);
         Ok(BenchRun {
             prompt_tokens,
             generate_tokens,
@@ -172,6 +197,8 @@ impl Session {
             generate_seconds,
             prompt_tokens_per_second: rate(prompt_tokens, prompt_seconds),
             generate_tokens_per_second: rate(generate_tokens, generate_seconds),
+            prompt_processors_busy,
+            generate_processors_busy,
         })
     }
 }

@@ -296,11 +296,12 @@ impl Decoder {
         let types = [weights.q.ty, weights.k.ty, weights.v.ty];
         scratch.input.prepare(cpu, normed, count, hidden, &types);
         let input = &scratch.input;
-        cpu.matmul(&mut [
+        let mut jobs = [
             MatmulJob { w: block.matrix(&weights.q), x: input, tokens: None, out: q },
             MatmulJob { w: block.matrix(&weights.k), x: input, tokens: None, out: k },
             MatmulJob { w: block.matrix(&weights.v), x: input, tokens: None, out: v },
-        ]);
+        ];
+        matmul_beside_reads(cpu, residency, &mut jobs)?;
         add_bias(cpu, q, weights.q_bias.as_deref());
         add_bias(cpu, k, weights.k_bias.as_deref());
         add_bias(cpu, v, weights.v_bias.as_deref());
@@ -318,8 +319,9 @@ impl Decoder {
         cpu.attention(q, cache, &what, attended);
         scratch.input.prepare(cpu, attended, count, heads * head_dim, &[weights.o.ty]);
         let out = &mut scratch.block_out[..count * hidden];
-        let job = MatmulJob { w: block.matrix(&weights.o), x: &scratch.input, tokens: None, out };
-        cpu.matmul(&mut [job]);
+        let w = matrix(residency, lease, &weights.o);
+        let job = MatmulJob { w, x: &scratch.input, tokens: None, out };
+        matmul_beside_reads(cpu, residency, &mut [job])?;
         let out = &mut scratch.block_out[..count * hidden];
         add_bias(cpu, out, weights.o_bias.as_deref());
         cpu.add_assign(&mut scratch.x[..count * hidden], out);
@@ -512,25 +514,37 @@ impl Decoder {
 }
 
 /// A leased block, to be read as matrices.
-struct Block<'a> {
+struct Block<'a, 'lease> {
     residency: &'a Residency,
-    lease: &'a Lease,
+    lease: &'lease Lease,
 }
 
-impl<'a> Block<'a> {
-    fn matrix(&self, part: &PartMatrix) -> Matrix<'a> {
+impl<'lease> Block<'_, 'lease> {
+    fn matrix(&self, part: &PartMatrix) -> Matrix<'lease> {
         matrix(self.residency, self.lease, part)
     }
 }
 
 /// Part `part` of a leased block as a matrix.
-pub(crate) fn matrix<'a>(
-    residency: &'a Residency,
-    lease: &'a Lease,
+pub(crate) fn matrix<'lease>(
+    residency: &Residency,
+    lease: &'lease Lease,
     part: &PartMatrix,
-) -> Matrix<'a> {
+) -> Matrix<'lease> {
     let data = residency.bytes(lease, part.part);
     Matrix { ty: part.ty, rows: part.rows, cols: part.cols, data }
+}
+
+/// Computes `jobs`; while the other threads begin with them, this one hands waiting reads to the
+/// disk and takes in what has arrived.
+pub(crate) fn matmul_beside_reads(
+    cpu: &Cpu,
+    residency: &mut Residency,
+    jobs: &mut [MatmulJob<'_>],
+) -> Result<(), ModelError> {
+    let mut progress = Ok(());
+    cpu.matmul_after(&mut || progress = residency.progress(), jobs);
+    Ok(progress?)
 }
 
 fn add_bias(cpu: &Cpu, rows: &mut [f32], bias: Option<&[f32]>) {

@@ -10,7 +10,7 @@ use forebay_stream::{ExpertIndex, LayerIndex, Lease, Residency};
 
 use crate::ModelError;
 use crate::arch::{Architecture, Experts};
-use crate::decoder::matrix;
+use crate::decoder::{matrix, matmul_beside_reads};
 use crate::weights::PartMatrix;
 
 /// Bytes of gate and up outputs that one group of experts may take: experts that are ready
@@ -199,7 +199,11 @@ impl MoeScratch {
             while from < ready.len() {
                 let (to, pairs) = self.group(&ready, from);
                 let group = Group { leases: &ready[from..to], pairs, first_row: next_row };
-                self.compute_group(step, cpu, residency, input, &group);
+                if let Err(error) = self.compute_group(step, cpu, residency, input, &group) {
+                    ready.clear();
+                    self.ready = ready;
+                    return Err(error);
+                }
                 next_row += pairs;
                 from = to;
             }
@@ -227,15 +231,16 @@ impl MoeScratch {
         self.starts[expert]..self.starts[expert + 1]
     }
 
-    /// Gate and up of all the group's experts in one parallel region, then down in another.
+    /// Gate and up of all the group's experts in one parallel region, then down in another. While
+    /// the other threads begin, this one sees to the reads under way.
     fn compute_group(
         &mut self,
         step: &MoeStep<'_>,
         cpu: &Cpu,
-        residency: &Residency,
+        residency: &mut Residency,
         input: &Activations,
         group: &Group<'_>,
-    ) {
+    ) -> Result<(), ModelError> {
         let width = step.experts.width;
         let mut gate_left = &mut self.gate[..group.pairs * width];
         let mut up_left = &mut self.up[..group.pairs * width];
@@ -258,7 +263,7 @@ impl MoeScratch {
             let w = matrix(residency, lease, &step.up);
             jobs.push(MatmulJob { w, x: input, tokens, out });
         }
-        cpu.matmul(&mut jobs);
+        matmul_beside_reads(cpu, residency, &mut jobs)?;
         let jobs = recycle(jobs);
 
         let inner = &mut self.gate[..group.pairs * width];
@@ -278,8 +283,9 @@ impl MoeScratch {
             jobs.push(MatmulJob { w, x: &self.inner, tokens, out });
             inner_row += count;
         }
-        cpu.matmul(&mut jobs);
+        matmul_beside_reads(cpu, residency, &mut jobs)?;
         self.jobs = recycle(jobs);
+        Ok(())
     }
 
     /// Adds up every token's expert outputs, weighted, in slot order, into `out` `[tokens, hidden]`.

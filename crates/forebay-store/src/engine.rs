@@ -120,6 +120,10 @@ pub trait ReadEngine: Send {
     /// Takes a read. Never fails: refusals come back as a completion.
     fn submit(&mut self, read: BlockRead);
 
+    /// As [`ReadEngine::submit`], but starts nothing: the next `submit`, `poll` or `wait` does, for
+    /// all that was queued in one call to the kernel.
+    fn queue(&mut self, read: BlockRead);
+
     /// Appends what has finished, without waiting. Cheap when nothing has: no system call.
     ///
     /// # Errors

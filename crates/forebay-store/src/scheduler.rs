@@ -143,6 +143,10 @@ impl<D: Device> Scheduler<D> {
         }
     }
 
+    fn has_queued(&self) -> bool {
+        self.queues.iter().any(|queue| !queue.is_empty())
+    }
+
     /// The job whose next request goes out, left at the front of its queue.
     fn next_job(&self) -> Option<u32> {
         let [demand, read_ahead, load] = &self.queues;
@@ -517,6 +521,11 @@ impl<D: Device> Scheduler<D> {
 
 impl<D: Device> ReadEngine for Scheduler<D> {
     fn submit(&mut self, read: BlockRead) {
+        self.queue(read);
+        self.pump();
+    }
+
+    fn queue(&mut self, read: BlockRead) {
         let refused = self.check(&read).err();
         if refused.is_some() || read.layout.regions.is_empty() {
             let result = refused.map_or(Ok(ReadDone::default()), Err);
@@ -531,17 +540,16 @@ impl<D: Device> ReadEngine for Scheduler<D> {
         self.jobs[key as usize] = Some(Job::new(read));
         self.live_jobs += 1;
         self.queues[priority as usize].push_back(key);
-        self.pump();
     }
 
     fn poll(&mut self, done: &mut Vec<Completion>) -> Result<(), StoreError> {
         if self.at_device() > 0 {
             self.device.reap(&mut self.finished)?;
-            if !self.finished.is_empty() {
-                self.settle();
-                self.pump();
-            }
+            self.settle();
             self.end_stalled_sometimes();
+        }
+        if self.has_queued() {
+            self.pump();
         }
         self.collect(done)
     }

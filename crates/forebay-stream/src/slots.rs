@@ -1,7 +1,6 @@
 //! Slots of the arena, and the leases that pin them.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use forebay_store::SlotBuffer;
 
@@ -13,11 +12,9 @@ pub(crate) type SlotIndex = u32;
 /// A place for one block.
 #[derive(Debug)]
 pub(crate) struct Slot {
-    /// `None` while an engine writes it.
-    pub buffer: Option<SlotBuffer>,
+    /// `None` while an engine writes it. Leases share it.
+    buffer: Option<Arc<SlotBuffer>>,
     pub bytes: u64,
-    /// Leases alive.
-    pins: Arc<AtomicU32>,
     /// The block whose bytes are here, or on their way.
     pub block: Option<BlockId>,
     /// The read in flight.
@@ -45,13 +42,12 @@ pub(crate) enum Purpose {
 impl Slot {
     pub fn new(buffer: SlotBuffer) -> Slot {
         let bytes = buffer.len() as u64;
-        Slot { buffer: Some(buffer), bytes, pins: Arc::default(), block: None, read: None }
+        Slot { buffer: Some(Arc::new(buffer)), bytes, block: None, read: None }
     }
 
     /// Whether a lease pins it.
     pub fn is_leased(&self) -> bool {
-        // Acquire: what the last holder did with the bytes happened before they are overwritten.
-        self.pins.load(Ordering::Acquire) > 0
+        self.buffer.as_ref().is_some_and(|buffer| Arc::strong_count(buffer) > 1)
     }
 
     /// Whether a read may start into it.
@@ -59,15 +55,34 @@ impl Slot {
         self.read.is_none() && self.buffer.is_some() && !self.is_leased()
     }
 
+    /// Whether its memory is here, and not with an engine.
+    pub fn has_buffer(&self) -> bool {
+        self.buffer.is_some()
+    }
+
+    /// The memory, for an engine.
+    ///
+    /// # Panics
+    /// When it is leased, or with an engine already.
+    pub fn take_buffer(&mut self) -> SlotBuffer {
+        let buffer = self.buffer.take().expect("an idle slot has its buffer");
+        Arc::into_inner(buffer).expect("nothing is read into a leased slot")
+    }
+
+    /// The memory comes back; `None`: it is lost.
+    pub fn put_buffer(&mut self, buffer: Option<SlotBuffer>) {
+        self.buffer = buffer.map(Arc::new);
+    }
+
     pub fn lease(&self, index: SlotIndex, block: BlockId) -> Lease {
         debug_assert_eq!(self.block, Some(block));
-        self.pins.fetch_add(1, Ordering::Relaxed);
-        Lease { block, slot: index, pins: Arc::clone(&self.pins) }
+        let buffer = self.buffer.as_ref().expect("a block that is present is in memory");
+        Lease { block, slot: index, buffer: Arc::clone(buffer) }
     }
 
     /// Whether the lease was given for this slot.
     pub fn gave(&self, lease: &Lease) -> bool {
-        Arc::ptr_eq(&self.pins, &lease.pins)
+        self.buffer.as_ref().is_some_and(|buffer| Arc::ptr_eq(buffer, &lease.buffer))
     }
 }
 
@@ -78,7 +93,8 @@ impl Slot {
 pub struct Lease {
     block: BlockId,
     pub(crate) slot: SlotIndex,
-    pins: Arc<AtomicU32>,
+    /// Shared with the slot: what is shared is not given to an engine.
+    buffer: Arc<SlotBuffer>,
 }
 
 impl Lease {
@@ -86,10 +102,8 @@ impl Lease {
     pub fn block(&self) -> BlockId {
         self.block
     }
-}
 
-impl Drop for Lease {
-    fn drop(&mut self) {
-        self.pins.fetch_sub(1, Ordering::Release);
+    pub(crate) fn slot_bytes(&self) -> &[u8] {
+        self.buffer.as_slice()
     }
 }

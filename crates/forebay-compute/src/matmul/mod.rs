@@ -67,12 +67,21 @@ impl Cpu {
     /// When a job's type is not supported, its slices do not fit its shape, or its activations
     /// were not prepared for its type.
     pub fn matmul(&self, jobs: &mut [MatmulJob<'_>]) {
+        self.matmul_after(&mut || (), jobs);
+    }
+
+    /// As [`Cpu::matmul`], but the calling thread first does something else, once, while the others
+    /// have begun: what would otherwise hold up all of them, such as handing reads to the disk.
+    ///
+    /// # Panics
+    /// As [`Cpu::matmul`], and when `first` does.
+    pub fn matmul_after(&self, first: &mut dyn FnMut(), jobs: &mut [MatmulJob<'_>]) {
         for job in jobs.iter() {
             let ty = job.w.ty;
             assert!(Cpu::supports(ty), "{ty} weights are not supported");
             assert!(job.x.has(self.form(ty)), "activations were not prepared for {ty} weights");
         }
-        self.matmul.run(&self.pool, jobs, |ty, tokens| self.plan(ty, tokens));
+        self.matmul.run(&self.pool, first, jobs, |ty, tokens| self.plan(ty, tokens));
     }
 
     /// The form in which activations meet weights of type `ty`.

@@ -162,10 +162,11 @@ impl Workspace {
         Workspace { tasks: Mutex::default(), workers }
     }
 
-    /// Computes all jobs in one parallel region.
+    /// Computes all jobs in one parallel region; the caller does `first` before it joins in.
     pub(crate) fn run(
         &self,
         pool: &Pool,
+        first: &mut dyn FnMut(),
         jobs: &mut [MatmulJob<'_>],
         plan: impl Fn(TensorType, usize) -> Plan,
     ) {
@@ -186,9 +187,10 @@ impl Workspace {
             compute_chunks(tasks, &next, &mut scratch);
         };
         if pool.threads() == 1 || tasks.iter().map(Task::chunks).sum::<usize>() < 2 {
+            first();
             return region(0);
         }
-        pool.run(&region);
+        pool.run_after(first, &region);
     }
 }
 

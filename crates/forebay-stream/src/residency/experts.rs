@@ -329,7 +329,7 @@ impl Residency {
         read: &ReadInFlight,
         error: &ReadError,
     ) {
-        if self.slots[slot as usize].buffer.is_some() {
+        if self.slots[slot as usize].has_buffer() {
             self.free_slot(layer, slot);
         }
         let cancelled = matches!(error, ReadError::Cancelled { .. });

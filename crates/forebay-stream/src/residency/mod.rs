@@ -75,16 +75,28 @@ impl Residency {
         self.engine.describe()
     }
 
-    /// The bytes of extent `part` of a leased block, exactly as on disk.
+    /// The bytes of extent `part` of a leased block, exactly as on disk. They stay where they are
+    /// as long as the lease lives, whatever happens here meanwhile.
     ///
     /// # Panics
     /// If the lease is another residency's, or the block has no such part.
-    pub fn bytes(&self, lease: &Lease, part: usize) -> &[u8] {
+    pub fn bytes<'lease>(&self, lease: &'lease Lease, part: usize) -> &'lease [u8] {
         let slot = &self.slots[lease.slot as usize];
         assert!(slot.gave(lease), "the lease of {} belongs to another residency", lease.block());
         let part = self.layout(lease.block()).parts[part];
-        let buffer = slot.buffer.as_ref().expect("nothing is read into a leased slot");
-        &buffer.as_slice()[part.at..part.at + part.extent.length as usize]
+        &lease.slot_bytes()[part.at..part.at + part.extent.length as usize]
+    }
+
+    /// Hands waiting reads to the disk and takes in what has arrived, without waiting: for moments
+    /// between, or beside, computations.
+    ///
+    /// # Errors
+    /// Errors of the engine.
+    pub fn progress(&mut self) -> Result<(), StreamError> {
+        if self.engine.in_flight() == 0 {
+            return Ok(());
+        }
+        self.poll()
     }
 
     /// Number of extents of a block.
@@ -182,13 +194,13 @@ impl Residency {
         self.reads_started += 1;
         let id = self.reads_started << 32 | u64::from(slot);
         let into = &mut self.slots[slot as usize];
-        let buffer = into.buffer.take().expect("an idle slot has its buffer");
+        let buffer = into.take_buffer();
         into.block = Some(block);
         into.read = Some(ReadInFlight { id, purpose });
         self.occupied_bytes += into.bytes;
         self.occupied_bytes_max = self.occupied_bytes_max.max(self.occupied_bytes);
         *self.place(block) = Place::Reading(slot);
-        self.engine.submit(BlockRead { id, label: block.label(), layout, buffer, priority });
+        self.engine.queue(BlockRead { id, label: block.label(), layout, buffer, priority });
     }
 
     /// Forgets the block of a slot that nothing reads into.
@@ -255,7 +267,7 @@ impl Residency {
             return;
         };
         let lost = completion.buffer.is_none();
-        at.buffer = completion.buffer;
+        at.put_buffer(completion.buffer);
         match completion.result {
             Ok(done) => {
                 self.totals.bytes_read += done.bytes_read;

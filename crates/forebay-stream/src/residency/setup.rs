@@ -136,7 +136,7 @@ impl Residency {
             let slot = self.home_for_preload(block)?;
             let (layout, label) = (self.layout(block).clone(), block.label());
             let into = &mut self.slots[slot as usize];
-            let buffer = into.buffer.take().expect("an idle slot has its buffer");
+            let buffer = into.take_buffer();
             into.block = Some(block);
             self.occupied_bytes += into.bytes;
             *self.place(block) = Place::Present(slot);
@@ -174,7 +174,7 @@ impl Residency {
     /// Takes in the answer to one block of a preload.
     fn take_loaded(&mut self, block: BlockId, slot: SlotIndex, loaded: Loaded) {
         let lost = loaded.buffer.is_none();
-        self.slots[slot as usize].buffer = loaded.buffer;
+        self.slots[slot as usize].put_buffer(loaded.buffer);
         match loaded.result {
             Ok(done) => {
                 self.totals.bytes_read += done.bytes_read;
