@@ -45,7 +45,7 @@ mod uring;
 mod writer;
 
 pub use arena::{Arena, SLOT_ALIGNMENT, SlotBuffer};
-pub use copy::{CopyJob, CopyReport, Sink, Span, copy};
+pub use copy::{CopyJob, CopyReport, OpenEngine, Sink, Span, copy, copy_through};
 pub use engine::{
     BlockLabel, BlockRead, Completion, EngineInfo, EngineOptions, IoKind, IoStatistics, Priority,
     ReadDone, ReadEngine, open_engine, open_faulty_engine,
