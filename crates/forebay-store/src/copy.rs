@@ -130,15 +130,7 @@ pub fn copy_through(
     let arena = Arena::reserve(slot_bytes * slots + window_room * WORKERS)?;
     let options = EngineOptions { background_depth: 64, ..EngineOptions::default() };
     let mut engine = open(&arena, &options)?;
-    // What is mapped cannot be dropped; what is read directly was never there.
-    let EngineInfo { name, direct, .. } = engine.describe();
-    let probe = (!direct && name != "mmap").then(|| {
-        // Nothing comes that was not asked for.
-        files.never_read_ahead();
-        CacheProbe::new(files, None)
-    });
-    let is_absent = |window: &Window| probe.as_ref().is_some_and(|probe| window.is_absent(probe));
-    let absent: Vec<bool> = windows.iter().map(is_absent).collect();
+    let absent = absent_windows(files, &windows, &engine.describe());
 
     let shared = Shared {
         job,
@@ -188,6 +180,18 @@ pub fn copy_through(
         engine: engine.describe(),
         memory_bytes: arena.bytes() as u64,
     })
+}
+
+/// Which windows must be dropped from the page cache again when they have come.
+fn absent_windows(files: &FileSet, windows: &[Window], engine: &EngineInfo) -> Vec<bool> {
+    // What is read directly is never there; what is mapped cannot be dropped.
+    if engine.direct || engine.name == "mmap" {
+        return vec![false; windows.len()];
+    }
+    // Nothing shall come that was not asked for.
+    files.never_read_ahead();
+    let probe = CacheProbe::new(files, None);
+    windows.iter().map(|window| window.is_absent(&probe)).collect()
 }
 
 /// Ways to the threads that take windows, and back.
