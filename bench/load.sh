@@ -5,21 +5,29 @@
 #
 # fio: io_uring, O_DIRECT, 512 KiB, depth 32 and 64, registered buffers and files, 3 seconds each. forebay: load --cold --repeat 2; the
 # first run pays for new memory, which a virtual machine may have to get from its host, the second finds its memory in place.
-# Drops the model from the page cache. Needs fio and python3. FOREBAY names another forebay program. Prints Markdown.
-set -euo pipefail
+# Without a profile of this machine and disk, forebay doctor runs first and saves one. Drops the model from the page cache.
+# Needs fio and python3. FOREBAY names another forebay program. Prints Markdown.
+. "$(dirname "$0")/common.sh" 1 "$@"
+need fio python3
 
-if [ $# -lt 1 ]; then
-    sed -n '2,8s/^# \{0,1\}//p' "$0" >&2
-    exit 2
-fi
 model=$1 rounds=${2:-5}
-root=$(cd "$(dirname "$0")/.." && pwd)
-if [ -z "${FOREBAY:-}" ]; then
-    (cd "$root" && cargo build --release --quiet --package forebay)
-    FOREBAY=$root/target/release/forebay
-fi
 results=$(mktemp -d)
 trap 'rm -rf "$results"' EXIT
+
+# What is compared with fio is the way of reading that doctor found best on this disk.
+chosen_by() {
+    "$FOREBAY" load "$model" --json | python3 -c 'import json, sys; print(json.load(sys.stdin)["chosen_by"])'
+}
+by=$(chosen_by)
+if [ "$by" != "the machine profile" ]; then
+    echo "forebay doctor, because loads read by: $by" >&2
+    "$FOREBAY" doctor "$(dirname "$model")" >&2
+    by=$(chosen_by)
+fi
+if [ "$by" != "the machine profile" ]; then
+    echo "FAILED: forebay doctor has run, but loads read by: $by" >&2
+    exit 1
+fi
 
 disk() {
     fio --name=read --filename="$model" --readonly --rw=read --ioengine=io_uring --direct=1 --bs=512k --iodepth="$1" \

@@ -4,21 +4,12 @@
 #   bench/pack-disk.sh MODEL
 #
 # Needs root (mounts two tmpfs). FOREBAY names another forebay program.
-set -euo pipefail
+. "$(dirname "$0")/common.sh" 1 "$@"
 
-if [ $# -lt 1 ]; then
-    sed -n '2,6s/^# \{0,1\}//p' "$0" >&2
-    exit 2
-fi
 model=$1
 if [ "$(id -u)" != 0 ]; then
     echo "SKIPPED: this needs root, it mounts file systems" >&2
     exit 0
-fi
-root=$(cd "$(dirname "$0")/.." && pwd)
-if [ -z "${FOREBAY:-}" ]; then
-    (cd "$root" && cargo build --release --quiet --package forebay)
-    FOREBAY=$root/target/release/forebay
 fi
 folder=$(mktemp -d)
 trap 'umount "$folder/small" "$folder/fixed" 2>/dev/null || true; rm -rf "$folder"' EXIT

@@ -5,20 +5,11 @@
 #
 # TIMES (20) kills, spread over the time that packing takes; FOLDER (of MODEL) takes the packs. One of them replaces a pack
 # that is there. FOREBAY names another forebay program.
-set -euo pipefail
+. "$(dirname "$0")/common.sh" 1 "$@"
 
-if [ $# -lt 1 ]; then
-    sed -n '2,7s/^# \{0,1\}//p' "$0" >&2
-    exit 2
-fi
 model=$1 times=${2:-20}
 folder=$(mktemp -d -p "${3:-$(dirname "$model")}")
 trap 'rm -rf "$folder"' EXIT
-root=$(cd "$(dirname "$0")/.." && pwd)
-if [ -z "${FOREBAY:-}" ]; then
-    (cd "$root" && cargo build --release --quiet --package forebay)
-    FOREBAY=$root/target/release/forebay
-fi
 out=$folder/model.fbay
 start=$(date +%s%N)
 "$FOREBAY" pack "$model" -o "$out" 2>/dev/null

@@ -6,20 +6,12 @@
 # FOLDER (of MODEL) takes the pack and a scratch file of the same size as fio's. Alternates REPEAT (3) times: fio reading
 # the model, fio writing, fio doing both at once (what a copy on one disk is), pack, verify. Needs fio with libaio; reads and writes
 # are direct, so the page cache plays no part. FOREBAY names another forebay program. Prints a Markdown table of GB/s.
-set -euo pipefail
+. "$(dirname "$0")/common.sh" 1 "$@"
+need fio python3
 
-if [ $# -lt 1 ]; then
-    sed -n '2,8s/^# \{0,1\}//p' "$0" >&2
-    exit 2
-fi
 model=$1 repeat=${3:-3}
 folder=$(mktemp -d -p "${2:-$(dirname "$model")}")
 trap 'rm -rf "$folder"' EXIT
-root=$(cd "$(dirname "$0")/.." && pwd)
-if [ -z "${FOREBAY:-}" ]; then
-    (cd "$root" && cargo build --release --quiet --package forebay)
-    FOREBAY=$root/target/release/forebay
-fi
 bytes=$(stat -c %s "$model")
 size=$((bytes < 3000000000 ? bytes / 4194304 * 4194304 : 3000 * 1048576))
 common="--ioengine=libaio --direct=1 --size=$size --output-format=terse"

@@ -5,20 +5,12 @@
 #
 # RAM as for --ram; TOKENS (48) per run, REPEAT (3) alternating rounds. The pack is made in MODEL's folder and removed.
 # FOREBAY names another forebay program. Prints a Markdown table.
-set -euo pipefail
+. "$(dirname "$0")/common.sh" 2 "$@"
+need python3
 
-if [ $# -lt 2 ]; then
-    sed -n '2,7s/^# \{0,1\}//p' "$0" >&2
-    exit 2
-fi
 model=$1 ram=$2 tokens=${3:-48} repeat=${4:-3}
 folder=$(mktemp -d -p "$(dirname "$model")")
 trap 'rm -rf "$folder"' EXIT
-root=$(cd "$(dirname "$0")/.." && pwd)
-if [ -z "${FOREBAY:-}" ]; then
-    (cd "$root" && cargo build --release --quiet --package forebay)
-    FOREBAY=$root/target/release/forebay
-fi
 pack=$folder/model.fbay
 "$FOREBAY" pack "$model" -o "$pack" 2>/dev/null
 measure() {

@@ -7,20 +7,12 @@
 # Defaults: 64 tokens, 2 threads, llama.cpp is stopped after 240 seconds; it then made fewer than its 12 tokens, which
 # bounds its rate from above. Needs root (cgroup v1 or v2, dropping the page cache) and python3.
 # FOREBAY names another forebay program. Prints a Markdown table.
-set -euo pipefail
+. "$(dirname "$0")/common.sh" 4 "$@"
+need python3
 
-if [ $# -lt 4 ]; then
-    sed -n '2,9s/^# \{0,1\}//p' "$0" >&2
-    exit 2
-fi
 model=$1 llama_bench=$2 memory_mib=$3 ram_mib=$4
 generate=${5:-64} threads=${6:-2} llama_seconds=${7:-240}
 llama_tokens=12
-root=$(cd "$(dirname "$0")/.." && pwd)
-if [ -z "${FOREBAY:-}" ]; then
-    (cd "$root" && cargo build --release --quiet --package forebay)
-    FOREBAY=$root/target/release/forebay
-fi
 if [ "$(id -u)" != 0 ]; then
     echo "this needs root: it makes a memory cgroup and drops the page cache" >&2
     exit 1

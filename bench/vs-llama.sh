@@ -5,20 +5,11 @@
 #
 # MODEL is a GGUF file, LLAMA_BENCH the llama-bench program. Defaults: 5 pairs, 512, 64, 2 threads. Absolute rates drift with
 # the machine's mood, so the runs alternate, every second pair in reverse order, and the ratio of each pair is taken.
-# FOREBAY names another forebay program; without it, the release build of this repository is used.
-# Prints a Markdown table; needs python3.
-set -euo pipefail
+# Needs python3. FOREBAY names another forebay program. Prints a Markdown table.
+. "$(dirname "$0")/common.sh" 2 "$@"
+need python3
 
-if [ $# -lt 2 ]; then
-    sed -n '2,9s/^# \{0,1\}//p' "$0" >&2
-    exit 2
-fi
 model=$1 llama_bench=$2 pairs=${3:-5} prompt=${4:-512} generate=${5:-64} threads=${6:-2}
-root=$(cd "$(dirname "$0")/.." && pwd)
-if [ -z "${FOREBAY:-}" ]; then
-    (cd "$root" && cargo build --release --quiet --package forebay)
-    FOREBAY=$root/target/release/forebay
-fi
 runs=$(mktemp)
 trap 'rm -f "$runs"' EXIT
 

@@ -37,6 +37,6 @@ if [ "$target" = template ]; then
         fi
     done
 fi
-exec "target/$host/release/$target" "corpus/$target" "${seeds[@]}" \
+exec "${CARGO_TARGET_DIR:-target}/$host/release/$target" "corpus/$target" "${seeds[@]}" \
     -artifact_prefix="artifacts/$target/" -max_total_time="$seconds" \
     -timeout=10 -rss_limit_mb=1024 -max_len=65536 -print_final_stats=1 "$@"

@@ -350,3 +350,33 @@ fn a_pack_that_cannot_be_finished_leaves_nothing() {
     assert!(refused.to_string().contains("damaged"), "{refused}");
     assert!(!back.exists());
 }
+
+#[test]
+fn a_source_that_shrinks_while_it_is_packed_is_an_error() {
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models");
+    let demo = models.join("tales-moe-sticky-Q4_K_M.gguf");
+    for io in [IoKind::Auto, IoKind::Pread, IoKind::Mmap] {
+        let folder = tempfile::tempdir().unwrap();
+        let (source, out) = (folder.path().join("model.gguf"), folder.path().join("model.fbay"));
+        fs::copy(&demo, &source).unwrap();
+        let shrink = || {
+            let file = fs::File::options().write(true).open(&source).unwrap();
+            file.set_len(file.metadata().unwrap().len() / 2).unwrap();
+        };
+        // The headers are read by now, the weights are not.
+        let mut first = true;
+        let refused = pack(&source, &out, io, &mut |_, _| {
+            if std::mem::take(&mut first) {
+                shrink();
+            }
+            true
+        });
+        let said = refused.unwrap_err().to_string();
+        assert!(said.contains("model.gguf") && said.contains("truncated"), "{io}: {said}");
+        assert_eq!(
+            fs::read_dir(folder.path()).unwrap().count(),
+            1,
+            "{io}: only the source is left"
+        );
+    }
+}

@@ -15,11 +15,12 @@ use forebay_format::pack::ChunkIndex;
 
 use crate::arena::{Arena, SLOT_ALIGNMENT, SlotBuffer};
 use crate::engine::{
-    BlockLabel, BlockRead, EngineInfo, EngineOptions, IoKind, Priority, open_engine,
+    BlockLabel, BlockRead, EngineInfo, EngineOptions, IoKind, Priority, ReadEngine, open_engine,
 };
 use crate::error::StoreError;
 use crate::files::FileSet;
 use crate::layout::BlockLayout;
+use crate::page_cache::{CacheProbe, Cached};
 
 /// Bytes of a window.
 const WINDOW_BYTES: u64 = 4 << 20;
@@ -78,8 +79,22 @@ struct Window {
     spans: Range<usize>,
 }
 
+impl Window {
+    fn is_absent(&self, probe: &CacheProbe) -> bool {
+        self.layout.regions.iter().all(|region| {
+            let length = region.wanted_end - region.offset;
+            probe.ask(region.file, region.offset, length) == Cached::Nothing
+        })
+    }
+}
+
+/// Opens the engine of a copy, which reads into slots of the arena.
+pub type OpenEngine<'a> =
+    dyn Fn(&Arena, &EngineOptions) -> Result<Box<dyn ReadEngine>, StoreError> + 'a;
+
 /// Makes the output of `job` from `files`. `progress` gets bytes done and in all; false ends the
-/// work.
+/// work. The page cache keeps what it has of the files and gets nothing new, except from a memory
+/// map.
 ///
 /// # Errors
 /// [`StoreError::Interrupted`]; errors of reading and of the sink.
@@ -87,6 +102,21 @@ pub fn copy(
     files: &FileSet,
     job: &CopyJob<'_>,
     io: IoKind,
+    sink: &dyn Sink,
+    progress: &mut dyn FnMut(u64, u64) -> bool,
+) -> Result<CopyReport, StoreError> {
+    let open = |arena: &Arena, options: &EngineOptions| open_engine(io, files, arena, options);
+    copy_through(files, job, &open, sink, progress)
+}
+
+/// As [`copy`], with an engine of the caller's: for tests with a disk that misbehaves.
+///
+/// # Errors
+/// As [`copy`].
+pub fn copy_through(
+    files: &FileSet,
+    job: &CopyJob<'_>,
+    open: &OpenEngine<'_>,
     sink: &dyn Sink,
     progress: &mut dyn FnMut(u64, u64) -> bool,
 ) -> Result<CopyReport, StoreError> {
@@ -99,7 +129,8 @@ pub fn copy(
     let window_room = window_bytes.next_multiple_of(SLOT_ALIGNMENT);
     let arena = Arena::reserve(slot_bytes * slots + window_room * WORKERS)?;
     let options = EngineOptions { background_depth: 64, ..EngineOptions::default() };
-    let mut engine = open_engine(io, files, &arena, &options)?;
+    let mut engine = open(&arena, &options)?;
+    let absent = absent_windows(files, &windows, &engine.describe());
 
     let shared = Shared {
         job,
@@ -125,10 +156,16 @@ pub fn copy(
         }
         drop(give_back);
         let lines = Lines { give, free };
-        read_all(&windows, engine.as_mut(), lines, &mut || {
+        let mut go_on = || {
             let running = !shared.stop.load(Ordering::Relaxed);
             running && progress(shared.done.load(Ordering::Relaxed), total)
-        })
+        };
+        let mut forget = |index: usize| {
+            for region in windows[index].layout.regions.iter().filter(|_| absent[index]) {
+                files.forget_range(region.file, region.offset, region.wanted_end - region.offset);
+            }
+        };
+        read_all(&windows, engine.as_mut(), lines, &mut go_on, &mut forget)
     });
     let failure = shared.failure.into_inner().unwrap_or_else(PoisonError::into_inner);
     if let Some(error) = failure {
@@ -145,18 +182,31 @@ pub fn copy(
     })
 }
 
+/// Which windows must be dropped from the page cache again when they have come.
+fn absent_windows(files: &FileSet, windows: &[Window], engine: &EngineInfo) -> Vec<bool> {
+    // What is read directly is never there; what is mapped cannot be dropped.
+    if engine.direct || engine.name == "mmap" {
+        return vec![false; windows.len()];
+    }
+    // Nothing shall come that was not asked for.
+    files.never_read_ahead();
+    let probe = CacheProbe::new(files, None);
+    windows.iter().map(|window| window.is_absent(&probe)).collect()
+}
+
 /// Ways to the threads that take windows, and back.
 struct Lines {
     give: Sender<(usize, SlotBuffer)>,
     free: Receiver<SlotBuffer>,
 }
 
-/// Reads all windows; ends early when `go_on` says so.
+/// Reads all windows; ends early when `go_on` says so. `arrived` is told which have come.
 fn read_all(
     windows: &[Window],
-    engine: &mut dyn crate::ReadEngine,
+    engine: &mut dyn ReadEngine,
     lines: Lines,
     go_on: &mut dyn FnMut() -> bool,
+    arrived: &mut dyn FnMut(usize),
 ) -> Result<(), StoreError> {
     let mut next = 0;
     let mut given = 0;
@@ -188,6 +238,7 @@ fn read_all(
         engine.wait(&mut completions)?;
         for completion in completions.drain(..) {
             completion.result?;
+            arrived(completion.id as usize);
             let Some(buffer) = completion.buffer else { continue };
             let _ = lines.give.send((completion.id as usize, buffer));
             given += 1;

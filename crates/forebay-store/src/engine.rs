@@ -10,10 +10,9 @@ use crate::error::{ReadError, StoreError};
 use crate::faults::{FaultPlan, Faulty};
 use crate::files::FileSet;
 use crate::layout::BlockLayout;
-use crate::mmap_device::Mapped;
-use crate::pool::Pool;
 use crate::scheduler::Scheduler;
 use crate::uring::Uring;
+use crate::{mmap_device, pread};
 
 /// Names a block in errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -214,7 +213,7 @@ pub struct EngineOptions {
     pub stall_timeout: Duration,
     /// Read past the page cache where the files allow it.
     pub direct: bool,
-    /// Threads of the pread pool, 1 to 256.
+    /// Threads that read where the engine has any, 1 to 256.
     pub threads: usize,
 }
 
@@ -309,7 +308,7 @@ fn open(
     let refused = match kind {
         IoKind::Pread => None,
         IoKind::Mmap => {
-            let device = Mapped::open(files, options)?;
+            let device = mmap_device::open(files, options)?;
             // What waits for a thread that copies is not at the disk.
             let queue_depth = device.threads();
             let background_depth = options.background_depth.min(queue_depth - 1).max(1);
@@ -322,7 +321,7 @@ fn open(
             Err(error) => Some(error.to_string()),
         },
     };
-    let device = Pool::open(files, options, refused)?;
+    let device = pread::open(files, options, refused)?;
     Ok(scheduled(device, files, options, faults))
 }
 

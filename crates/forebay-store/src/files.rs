@@ -163,6 +163,22 @@ impl FileSet {
         result
     }
 
+    /// The descriptors to read through.
+    ///
+    /// # Errors
+    /// [`StoreError::Unavailable`] for files in memory, which `engine` cannot read.
+    pub(crate) fn descriptors(
+        &self,
+        direct: bool,
+        engine: &'static str,
+    ) -> Result<Vec<RawFd>, StoreError> {
+        let descriptors = self.files.iter().map(|file| file.descriptor(direct));
+        descriptors.collect::<Option<_>>().ok_or_else(|| {
+            let why = "files in memory can be read by the simulated engine only".to_owned();
+            StoreError::Unavailable { engine, why }
+        })
+    }
+
     pub(crate) fn file(&self, index: FileIndex) -> Option<&StoredFile> {
         self.files.get(index.0 as usize)
     }

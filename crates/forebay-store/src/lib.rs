@@ -9,9 +9,10 @@
 //! engine.rs     what callers see: ReadEngine, BlockRead, Completion, options, statistics
 //! scheduler.rs  one implementation of everything that all engines share: priorities, splitting, short
 //!               reads, retries, stalls, cancellation, draining
-//! device.rs     the narrow floor below it; uring.rs, pool.rs and simulated.rs only move bytes,
+//! device.rs     the narrow floor below it; uring.rs, pread.rs and simulated.rs only move bytes,
 //!               faults.rs wraps any of them and breaks them on purpose
 //! mmap_device.rs  another device: copies out of a memory map, to show what page faults cost
+//! pool.rs       the threads of pread.rs and mmap_device.rs
 //! reader.rs    blocks of any place and size into anybody's memory, over any engine
 //! trace.rs     a record of every request, for `forebay trace-io`
 //! checks.rs     checksums of packs, compared before a block is handed out
@@ -30,11 +31,11 @@ mod files;
 mod job;
 mod layout;
 mod load;
-mod mapped;
 mod mmap_device;
 mod page_cache;
 mod pieces;
 mod pool;
+mod pread;
 mod probe;
 mod reader;
 mod scheduler;
@@ -44,7 +45,7 @@ mod uring;
 mod writer;
 
 pub use arena::{Arena, SLOT_ALIGNMENT, SlotBuffer};
-pub use copy::{CopyJob, CopyReport, Sink, Span, copy};
+pub use copy::{CopyJob, CopyReport, OpenEngine, Sink, Span, copy, copy_through};
 pub use engine::{
     BlockLabel, BlockRead, Completion, EngineInfo, EngineOptions, IoKind, IoStatistics, Priority,
     ReadDone, ReadEngine, open_engine, open_faulty_engine,
@@ -55,7 +56,6 @@ pub use files::{FileSet, filesystem_type};
 pub use forebay_format::{Extent, FileIndex};
 pub use layout::{BlockLayout, Part};
 pub use load::{LoadItem, LoadOptions, LoadStatistics, Loaded, Loader, process_seconds};
-pub use mapped::load_mapped;
 pub use page_cache::CacheMethod;
 pub use probe::{DiskProbe, DiskRate, Latencies, copy_rate};
 pub use reader::{

@@ -172,7 +172,7 @@ impl Loader<'_> {
 }
 
 /// Cuts every block; the first result has the number of pieces of each.
-pub(crate) fn cut(
+fn cut(
     items: Vec<LoadItem>,
     files: &FileSet,
     piece_bytes: u64,
@@ -188,10 +188,7 @@ pub(crate) fn cut(
 }
 
 /// Puts the pieces of every block together.
-pub(crate) fn join(
-    counts: Vec<(BlockLabel, usize)>,
-    answers: Vec<Option<Completion>>,
-) -> Vec<Loaded> {
+fn join(counts: Vec<(BlockLabel, usize)>, answers: Vec<Option<Completion>>) -> Vec<Loaded> {
     let mut answers = answers.into_iter();
     let mut whole = |(label, count): (BlockLabel, usize)| {
         let mut buffer: Option<SlotBuffer> = None;

@@ -7,55 +7,32 @@
 //! instead of a signal. The size of the file is asked again after each copy, because the rest of a
 //! page that lies behind the end reads as zeros.
 
-use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::fs::File;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::ptr;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-use crate::device::{Device, Finished, Transfer};
+use crate::device::Transfer;
 use crate::engine::{EngineInfo, EngineOptions};
 use crate::error::StoreError;
 use crate::files::FileSet;
+use crate::pool::{Pool, SpanReader};
 use crate::trace::PageFaults;
 
 const NAME: &str = "mmap";
+/// Pages that `mincore` is asked about at a time.
+const ASKED_PAGES: usize = 512;
 
 pub(crate) struct Mapped {
-    shared: Arc<Shared>,
-    threads: Vec<JoinHandle<()>>,
-    started: Instant,
-    writing: usize,
-    info: EngineInfo,
-    /// By transfer key, of the last transfer.
-    faults: Vec<PageFaults>,
-}
-
-struct Shared {
-    state: Mutex<State>,
-    work: Condvar,
-    finished: Condvar,
     maps: Vec<FileMap>,
     page_bytes: usize,
     /// `/proc/self/mem`, where `process_vm_readv` is forbidden.
     memory: Option<File>,
     /// Keeps the descriptors open.
     _files: FileSet,
-}
-
-#[derive(Default)]
-struct State {
-    waiting: VecDeque<Transfer>,
-    finished: Vec<(Finished, PageFaults)>,
-    /// How many finished transfers the waiting owner wants; 0 when it does not wait.
-    wanted: usize,
-    closing: bool,
 }
 
 /// One whole file in the address space; never touched, only named to the kernel.
@@ -104,72 +81,25 @@ impl Drop for FileMap {
     }
 }
 
-impl Mapped {
-    pub(crate) fn open(files: &FileSet, options: &EngineOptions) -> Result<Mapped, StoreError> {
-        let failed = |source| StoreError::Engine { engine: NAME, source };
-        let mut maps = Vec::with_capacity(files.len());
-        for file in files.files() {
-            let Some(descriptor) = file.descriptor(false) else {
-                let why = "files in memory can be read by the simulated engine only".to_owned();
-                return Err(StoreError::Unavailable { engine: NAME, why });
-            };
-            maps.push(FileMap::new(descriptor, file.bytes).map_err(failed)?);
-        }
-        let memory = match kernel_copies() {
-            true => None,
-            false => Some(File::open("/proc/self/mem").map_err(|error| {
-                let why =
-                    format!("neither process_vm_readv nor /proc/self/mem may be used: {error}");
-                StoreError::Unavailable { engine: NAME, why }
-            })?),
-        };
-        // One more than processors, so that read-ahead on all of them leaves one for demand.
-        let threads = std::thread::available_parallelism().map_or(1, usize::from) + 1;
-        let threads = threads.min(options.threads).min(options.queue_depth);
-        let info = describe(files, threads, memory.is_some());
-        let shared = Arc::new(Shared {
-            state: Mutex::new(State::default()),
-            work: Condvar::new(),
-            finished: Condvar::new(),
-            maps,
-            page_bytes: rustix::param::page_size(),
-            memory,
-            _files: files.clone(),
-        });
-        let faults = vec![PageFaults::default(); options.queue_depth];
-        let mut mapped = Mapped {
-            shared,
-            threads: Vec::new(),
-            started: Instant::now(),
-            writing: 0,
-            info,
-            faults,
-        };
-        for index in 0..threads {
-            let shared = Arc::clone(&mapped.shared);
-            let thread = std::thread::Builder::new()
-                .name(format!("forebay-fault-{index}"))
-                .spawn(move || shared.serve())
-                .map_err(failed)?;
-            mapped.threads.push(thread);
-        }
-        Ok(mapped)
-    }
-
-    /// Copies that run at a time.
-    pub(crate) fn threads(&self) -> usize {
-        self.threads.len()
-    }
-
-    fn collect(&mut self, ended: Vec<(Finished, PageFaults)>, finished: &mut Vec<Finished>) {
-        self.writing -= ended.len();
-        for (end, faults) in ended {
-            if let Some(place) = self.faults.get_mut(end.key as usize) {
-                *place = faults;
-            }
-            finished.push(end);
-        }
-    }
+pub(crate) fn open(files: &FileSet, options: &EngineOptions) -> Result<Pool<Mapped>, StoreError> {
+    let failed = |source| StoreError::Engine { engine: NAME, source };
+    let descriptors = files.descriptors(false, NAME)?.into_iter().zip(files.files());
+    let maps = descriptors.map(|(descriptor, file)| FileMap::new(descriptor, file.bytes));
+    let maps = maps.collect::<Result<_, _>>().map_err(failed)?;
+    let memory = match kernel_copies() {
+        true => None,
+        false => Some(File::open("/proc/self/mem").map_err(|error| {
+            let why = format!("neither process_vm_readv nor /proc/self/mem may be used: {error}");
+            StoreError::Unavailable { engine: NAME, why }
+        })?),
+    };
+    // One more than processors, so that read-ahead on all of them leaves one for demand.
+    let threads = std::thread::available_parallelism().map_or(1, usize::from) + 1;
+    let threads = threads.min(options.threads).min(options.queue_depth);
+    let info = describe(files, threads, memory.is_some());
+    let page_bytes = rustix::param::page_size();
+    let reader = Mapped { maps, page_bytes, memory, _files: files.clone() };
+    Pool::start(reader, info, threads, options.queue_depth)
 }
 
 fn describe(files: &FileSet, threads: usize, through_proc: bool) -> EngineInfo {
@@ -218,68 +148,46 @@ unsafe fn copy(source: *const c_void, target: *mut u8, length: usize) -> Result<
         .map_err(|_| std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing panics while it holds the lock.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+impl SpanReader for Mapped {
+    unsafe fn read(&self, transfer: &Transfer) -> (Result<u32, i32>, Option<PageFaults>) {
+        let before = major_faults();
+        let (pages, absent) = self.absent_pages(transfer);
+        // SAFETY: the caller's promise is passed on.
+        let result = unsafe { self.copy_span(transfer) };
+        let major = (major_faults() - before) as u32;
+        (result, Some(PageFaults { pages, absent, major }))
     }
+}
 
-    fn serve(&self) {
-        let mut resident = Vec::new();
-        while let Some(transfer) = self.next() {
-            let before = major_faults();
-            let absent = self.absent_pages(&transfer, &mut resident);
-            let result = self.read(&transfer);
-            let faults = PageFaults {
-                pages: resident.len() as u32,
-                absent,
-                major: (major_faults() - before) as u32,
-            };
-            let mut state = self.lock();
-            state.finished.push((Finished { key: transfer.key, result }, faults));
-            let enough = state.wanted > 0 && state.finished.len() >= state.wanted;
-            drop(state);
-            if enough {
-                self.finished.notify_one();
-            }
-        }
-    }
-
-    fn next(&self) -> Option<Transfer> {
-        let mut state = self.lock();
-        loop {
-            if state.closing {
-                return None;
-            }
-            if let Some(transfer) = state.waiting.pop_front() {
-                return Some(transfer);
-            }
-            state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
-    }
-
-    /// Pages of the span that are not in the page cache; `resident` gets one entry for each page.
-    fn absent_pages(&self, transfer: &Transfer, resident: &mut Vec<u8>) -> u32 {
-        resident.clear();
-        let Some(map) = self.maps.get(transfer.file.0 as usize) else { return 0 };
-        let start = transfer.offset as usize / self.page_bytes * self.page_bytes;
+impl Mapped {
+    /// Pages of the span, and those of them that are not in the page cache.
+    fn absent_pages(&self, transfer: &Transfer) -> (u32, u32) {
+        let Some(map) = self.maps.get(transfer.file.0 as usize) else { return (0, 0) };
+        let mut start = transfer.offset as usize / self.page_bytes * self.page_bytes;
         let end = (transfer.offset as usize).saturating_add(transfer.length as usize);
         let end = end.min(map.bytes);
-        if start >= end {
-            return 0;
+        let (mut pages, mut absent) = (0, 0);
+        while start < end {
+            let mut resident = [0_u8; ASKED_PAGES];
+            let bytes = (end - start).min(ASKED_PAGES * self.page_bytes);
+            let asked_pages = bytes.div_ceil(self.page_bytes);
+            // SAFETY: start lies inside the mapping, and there is a byte for each page asked for.
+            let asked = unsafe {
+                libc::mincore(map.base.byte_add(start), bytes, resident.as_mut_ptr().cast())
+            };
+            if asked == 0 {
+                let seen = resident[..asked_pages].iter();
+                absent += seen.filter(|&&page| page & 1 == 0).count() as u32;
+            }
+            pages += asked_pages as u32;
+            start += bytes;
         }
-        resident.resize((end - start).div_ceil(self.page_bytes), 0);
-        // SAFETY: start lies inside the mapping, and the vector has a byte for each page asked for.
-        let asked = unsafe {
-            libc::mincore(map.base.byte_add(start), end - start, resident.as_mut_ptr().cast())
-        };
-        match asked {
-            0 => resident.iter().filter(|&&page| page & 1 == 0).count() as u32,
-            _ => 0,
-        }
+        (pages, absent)
     }
 
-    fn read(&self, transfer: &Transfer) -> Result<u32, i32> {
+    /// # Safety
+    /// As [`SpanReader::read`].
+    unsafe fn copy_span(&self, transfer: &Transfer) -> Result<u32, i32> {
         let map = self.maps.get(transfer.file.0 as usize).ok_or(libc::EBADF)?;
         let offset = usize::try_from(transfer.offset).map_err(|_| libc::EINVAL)?;
         let readable = |size: u64| {
@@ -289,8 +197,8 @@ impl Shared {
         let length = readable(map.size_now()?);
         let mut done = 0;
         while done < length {
-            // SAFETY: offset + length lies inside the mapping, and the caller of `Device::start`
-            // promised memory of at least `length` bytes that nobody else touches.
+            // SAFETY: offset + length lies inside the mapping, and the caller promised
+            // memory of at least `length` bytes that nobody else touches.
             let copied = unsafe {
                 let source = map.base.byte_add(offset + done);
                 self.copy(source, transfer.memory.add(done), length - done)
@@ -339,70 +247,4 @@ fn major_faults() -> i64 {
     // SAFETY: the structure is ours and as large as the call expects.
     let asked = unsafe { libc::getrusage(libc::RUSAGE_THREAD, &mut usage) };
     if asked == 0 { usage.ru_majflt } else { 0 }
-}
-
-impl Device for Mapped {
-    unsafe fn start(&mut self, transfer: Transfer) -> Result<(), StoreError> {
-        self.shared.lock().waiting.push_back(transfer);
-        self.writing += 1;
-        self.shared.work.notify_one();
-        Ok(())
-    }
-
-    fn flush(&mut self) -> Result<(), StoreError> {
-        Ok(())
-    }
-
-    fn reap(&mut self, finished: &mut Vec<Finished>) -> Result<(), StoreError> {
-        let ended = std::mem::take(&mut self.shared.lock().finished);
-        self.collect(ended, finished);
-        Ok(())
-    }
-
-    fn wait(
-        &mut self,
-        want: usize,
-        timeout: Duration,
-        finished: &mut Vec<Finished>,
-    ) -> Result<(), StoreError> {
-        let mut state = self.shared.lock();
-        state.wanted = want.max(1);
-        let missing = |state: &mut State| state.finished.len() < state.wanted;
-        let waited = self.shared.finished.wait_timeout_while(state, timeout, missing);
-        let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        state.wanted = 0;
-        let ended = std::mem::take(&mut state.finished);
-        drop(state);
-        self.collect(ended, finished);
-        Ok(())
-    }
-
-    fn writing(&self) -> usize {
-        self.writing
-    }
-
-    fn now(&self) -> Duration {
-        self.started.elapsed()
-    }
-
-    fn describe(&self) -> EngineInfo {
-        self.info.clone()
-    }
-
-    fn page_faults(&self, key: u32) -> Option<PageFaults> {
-        self.faults.get(key as usize).copied()
-    }
-}
-
-impl Drop for Mapped {
-    fn drop(&mut self) {
-        self.shared.lock().closing = true;
-        self.shared.work.notify_all();
-        // A thread whose copy never ends cannot be joined; it keeps what it needs alive by itself.
-        if self.writing == 0 {
-            for thread in self.threads.drain(..) {
-                let _ = thread.join();
-            }
-        }
-    }
 }

@@ -1,97 +1,99 @@
-//! Threads that call `pread`: works everywhere, and shows what io_uring gains.
+//! Threads that each bring one span at a time: what devices share whose calls wait for the disk.
 
 use std::collections::VecDeque;
-use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::device::{Device, Finished, Transfer, why_not_direct};
-use crate::engine::{EngineInfo, EngineOptions};
+use crate::device::{Device, Finished, Transfer};
+use crate::engine::EngineInfo;
 use crate::error::StoreError;
-use crate::files::FileSet;
+use crate::trace::PageFaults;
 
-pub(crate) struct Pool {
-    shared: Arc<Shared>,
+/// How one thread brings one span.
+pub(crate) trait SpanReader: Send + Sync + 'static {
+    /// How the transfer ended, and what it met in a memory map if there is one.
+    ///
+    /// # Safety
+    /// As [`Device::start`]: the transfer's memory is the caller's alone and initialised.
+    unsafe fn read(&self, transfer: &Transfer) -> (Result<u32, i32>, Option<PageFaults>);
+}
+
+pub(crate) struct Pool<R> {
+    shared: Arc<Shared<R>>,
     threads: Vec<JoinHandle<()>>,
     started: Instant,
     writing: usize,
     info: EngineInfo,
+    /// By transfer key, of the last transfer.
+    faults: Vec<Option<PageFaults>>,
 }
 
-struct Shared {
+struct Shared<R> {
     state: Mutex<State>,
     work: Condvar,
     finished: Condvar,
-    descriptors: Vec<RawFd>,
-    /// Keeps the descriptors open, also for a thread that outlives the pool in a read that never
-    /// ends.
-    _files: FileSet,
+    /// Keeps descriptors and mappings, also for a thread that outlives the pool in a read that
+    /// never ends.
+    reader: R,
 }
 
 #[derive(Default)]
 struct State {
     /// One queue per priority.
     queues: [VecDeque<Transfer>; 3],
-    finished: Vec<Finished>,
+    finished: Vec<(Finished, Option<PageFaults>)>,
     /// How many finished transfers the waiting owner wants; 0 when it does not wait.
     wanted: usize,
     closing: bool,
 }
 
-impl Pool {
-    /// `refused` says why a faster engine is not used, if one was tried.
-    pub(crate) fn open(
-        files: &FileSet,
-        options: &EngineOptions,
-        refused: Option<String>,
-    ) -> Result<Pool, StoreError> {
-        let descriptors: Option<Vec<RawFd>> =
-            files.files().iter().map(|file| file.descriptor(options.direct)).collect();
-        let Some(descriptors) = descriptors else {
-            let why = "files in memory can be read by the simulated engine only".to_owned();
-            return Err(StoreError::Unavailable { engine: "pread", why });
-        };
-        let not_direct = why_not_direct(files, options.direct);
-        let info = EngineInfo {
-            name: "pread",
-            direct: not_direct.is_none(),
-            registered_buffers: false,
-            why: [refused, not_direct].into_iter().flatten().collect::<Vec<_>>().join("; "),
-        };
+impl<R: SpanReader> Pool<R> {
+    pub(crate) fn start(
+        reader: R,
+        info: EngineInfo,
+        threads: usize,
+        queue_depth: usize,
+    ) -> Result<Pool<R>, StoreError> {
         let shared = Arc::new(Shared {
             state: Mutex::new(State::default()),
             work: Condvar::new(),
             finished: Condvar::new(),
-            descriptors,
-            _files: files.clone(),
+            reader,
         });
-        let mut pool =
-            Pool { shared, threads: Vec::new(), started: Instant::now(), writing: 0, info };
-        for index in 0..options.threads.min(options.queue_depth) {
+        let mut pool = Pool {
+            shared,
+            threads: Vec::with_capacity(threads),
+            started: Instant::now(),
+            writing: 0,
+            info,
+            faults: vec![None; queue_depth],
+        };
+        for index in 0..threads.min(queue_depth) {
             let shared = Arc::clone(&pool.shared);
+            let engine = pool.info.name;
             let thread = std::thread::Builder::new()
-                .name(format!("forebay-read-{index}"))
+                .name(format!("forebay-{engine}-{index}"))
                 .spawn(move || shared.serve())
-                .map_err(|source| StoreError::Engine { engine: "pread", source })?;
+                .map_err(|source| StoreError::Engine { engine, source })?;
             pool.threads.push(thread);
         }
         Ok(pool)
     }
+
+    /// Spans that are brought at a time.
+    pub(crate) fn threads(&self) -> usize {
+        self.threads.len()
+    }
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing panics while it holds the lock, so the state is whole even if the lock is
-        // poisoned.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
+impl<R: SpanReader> Shared<R> {
     fn serve(&self) {
         while let Some(transfer) = self.next() {
-            let finished = Finished { key: transfer.key, result: self.read(&transfer) };
+            // SAFETY: passed on from `Device::start`; only this thread has the transfer.
+            let (result, faults) = unsafe { self.reader.read(&transfer) };
             let mut state = self.lock();
-            state.finished.push(finished);
+            state.finished.push((Finished { key: transfer.key, result }, faults));
             let enough = state.wanted > 0 && state.finished.len() >= state.wanted;
             drop(state);
             if enough {
@@ -112,25 +114,31 @@ impl Shared {
             state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
+}
 
-    fn read(&self, transfer: &Transfer) -> Result<u32, i32> {
-        let Some(&descriptor) = self.descriptors.get(transfer.file.0 as usize) else {
-            return Err(libc::EBADF);
-        };
-        // SAFETY: `_files` keeps the descriptor open for as long as `self` lives.
-        let descriptor = unsafe { BorrowedFd::borrow_raw(descriptor) };
-        // SAFETY: `Device::start` was promised that the memory is valid for this many bytes and
-        // untouched by others until the transfer is reported; arena memory is always initialised.
-        let memory =
-            unsafe { std::slice::from_raw_parts_mut(transfer.memory, transfer.length as usize) };
-        match rustix::io::pread(descriptor, memory, transfer.offset) {
-            Ok(count) => Ok(count as u32),
-            Err(errno) => Err(errno.raw_os_error()),
-        }
+impl<R> Shared<R> {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing panics while it holds the lock, so the state is whole even if the lock is
+        // poisoned.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Device for Pool {
+/// Moves what has finished to the owner, as the owner counts it.
+fn hand_over(
+    mut state: MutexGuard<'_, State>,
+    writing: &mut usize,
+    faults: &mut [Option<PageFaults>],
+    finished: &mut Vec<Finished>,
+) {
+    *writing -= state.finished.len();
+    for (end, met) in state.finished.drain(..) {
+        faults[end.key as usize] = met;
+        finished.push(end);
+    }
+}
+
+impl<R: SpanReader> Device for Pool<R> {
     unsafe fn start(&mut self, transfer: Transfer) -> Result<(), StoreError> {
         self.shared.lock().queues[transfer.priority as usize].push_back(transfer);
         self.writing += 1;
@@ -143,9 +151,7 @@ impl Device for Pool {
     }
 
     fn reap(&mut self, finished: &mut Vec<Finished>) -> Result<(), StoreError> {
-        let mut state = self.shared.lock();
-        self.writing -= state.finished.len();
-        finished.append(&mut state.finished);
+        hand_over(self.shared.lock(), &mut self.writing, &mut self.faults, finished);
         Ok(())
     }
 
@@ -161,8 +167,7 @@ impl Device for Pool {
         let waited = self.shared.finished.wait_timeout_while(state, timeout, missing);
         let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         state.wanted = 0;
-        self.writing -= state.finished.len();
-        finished.append(&mut state.finished);
+        hand_over(state, &mut self.writing, &mut self.faults, finished);
         Ok(())
     }
 
@@ -177,9 +182,13 @@ impl Device for Pool {
     fn describe(&self) -> EngineInfo {
         self.info.clone()
     }
+
+    fn page_faults(&self, key: u32) -> Option<PageFaults> {
+        self.faults.get(key as usize).copied().flatten()
+    }
 }
 
-impl Drop for Pool {
+impl<R> Drop for Pool<R> {
     fn drop(&mut self) {
         self.shared.lock().closing = true;
         self.shared.work.notify_all();

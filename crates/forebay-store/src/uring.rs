@@ -59,12 +59,7 @@ impl Uring {
         options: &EngineOptions,
     ) -> Result<Uring, StoreError> {
         let unavailable = |why: String| StoreError::Unavailable { engine: NAME, why };
-        let descriptors: Option<Vec<RawFd>> =
-            files.files().iter().map(|file| file.descriptor(options.direct)).collect();
-        let Some(descriptors) = descriptors else {
-            let why = "files in memory can be read by the simulated engine only".to_owned();
-            return Err(unavailable(why));
-        };
+        let descriptors = files.descriptors(options.direct, NAME)?;
         let depth = options.queue_depth as u32;
         let mapping = arena.mapping().cloned();
         let ring = Ring::build(depth, &descriptors, mapping.as_deref())

@@ -49,8 +49,9 @@ impl TracingFile {
         let Some((mut file, recorder)) = self.0 else { return Ok(()) };
         header.command = command.to_owned();
         let trace = Trace { header, recording: recorder.take() };
-        trace_io::write(&mut file, &trace).context("the trace cannot be written")?;
         let path = file.destination().to_path_buf();
+        let failed = || format!("{}: the trace cannot be written", path.display());
+        trace_io::write(&mut file, &trace).with_context(failed)?;
         file.commit()?;
         let Recording { reads, dropped_reads, dropped_bytes, .. } = &trace.recording;
         output::tell!(

@@ -3,16 +3,15 @@
 
 mod limit;
 
-use std::num::NonZero;
 use std::path::{Path, PathBuf};
 
 use forebay_format::Catalog;
 use forebay_format::pack::Block;
 use forebay_model::Architecture;
 use forebay_store::{
-    Arena, BlockLabel, BlockLayout, EngineInfo, EngineOptions, Extent, FileIndex, FileSet, IoKind,
-    IoRecorder, LoadItem, LoadOptions, LoadStatistics, Loaded, Loader, ReadEngine, ReadError,
-    SLOT_ALIGNMENT, SlotBuffer, load_mapped, open_engine,
+    Arena, BlockLabel, BlockLayout, EngineOptions, Extent, FileIndex, FileSet, IoKind, IoRecorder,
+    LoadItem, LoadOptions, LoadStatistics, Loaded, Loader, ReadEngine, ReadError, SLOT_ALIGNMENT,
+    SlotBuffer, open_engine,
 };
 use serde::Serialize;
 
@@ -91,9 +90,10 @@ struct Blocks {
 }
 
 /// How blocks are read.
-enum Reader {
-    Engine { engine: Box<dyn ReadEngine>, options: LoadOptions, ring: Vec<SlotBuffer> },
-    Mapped { threads: usize },
+struct Reader {
+    engine: Box<dyn ReadEngine>,
+    options: LoadOptions,
+    ring: Vec<SlotBuffer>,
 }
 
 /// Loads all weights of a model, one or several times. `progress` gets the bytes that are done and
@@ -108,15 +108,6 @@ pub fn load(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<LoadReport, EngineError> {
     let catalog = Catalog::open(model)?;
-    if request.recorder.is_some() && request.io == IoKind::Mmap {
-        return Err(EngineError::BadOption {
-            name: "--trace-io",
-            value: "given with --io mmap".into(),
-            expected: "a load through a mapping makes no requests; forebay bench --io mmap can be \
-                       traced"
-                .into(),
-        });
-    }
     let mut files = FileSet::of_catalog(&catalog, request.verify)?;
     if let Some(recorder) = &request.recorder {
         files = files.recorded(recorder);
@@ -127,16 +118,25 @@ pub fn load(
     let choice = MachineProfile::choice_for(&catalog.root);
     let arena = Arena::map(arena_bytes(&plan(&catalog, &files))?)?;
     let mut blocks = Blocks::new(&catalog, &files, &arena)?;
-    let (mut reader, chosen_by) = reader(request.io, &files, &arena, &choice)?;
+    let (mut reader, chosen_by) = Reader::open(request.io, &files, &arena, &choice)?;
     let mut limit = LoadLimit::new(&files, &choice);
     let mut runs = Vec::with_capacity(request.repeat);
     for run in 0..request.repeat {
         if request.cold {
+            if request.io == IoKind::Mmap {
+                // What a mapping brought into the page cache stays there until it is gone.
+                (reader, _) = Reader::open(request.io, &files, &arena, &choice)?;
+            }
             files.drop_cached()?;
         }
         let (cached_before_bytes, _) = files.cached_bytes()?;
         limit.measure_disk(&unchecked, cached_before_bytes)?;
-        let (loaded, statistics) = reader.load(&files, blocks.items(), progress)?;
+        let (loaded, mut statistics) = reader.load(&files, blocks.items(), progress)?;
+        if request.io == IoKind::Mmap {
+            // What the page cache had came from there, whoever asked for it.
+            statistics.cached_bytes = cached_before_bytes.min(statistics.bytes);
+            statistics.engine_bytes = statistics.bytes - statistics.cached_bytes;
+        }
         blocks.take_back(loaded)?;
         runs.push(LoadRun {
             cached_before_bytes,
@@ -156,16 +156,16 @@ pub fn load(
         run.limit_seconds = limit.seconds(&run.statistics);
         run.share_of_limit = run.limit_seconds.map(|least| least / run.statistics.seconds);
     }
-    let trace_header = request.recorder.as_ref().and_then(|_| {
+    let trace_header = request.recorder.as_ref().map(|_| {
         let family = Architecture::from_catalog(&catalog).map_or("", |known| known.family);
-        reader.engine().map(|engine| TraceHeader::new(&catalog, family, None, &engine))
+        TraceHeader::new(&catalog, family, None, &reader.engine.describe())
     });
     Ok(LoadReport {
         path: model.to_path_buf(),
         files: files.len(),
         weights_bytes: blocks.layouts.iter().map(BlockLayout::wanted_bytes).sum(),
         arena_bytes: arena.bytes() as u64,
-        engine: reader.describe(),
+        engine: reader.engine.describe().into(),
         checks,
         request_bytes: choice.request_bytes,
         queue_depth: choice.queue_depth,
@@ -240,37 +240,6 @@ impl Blocks {
     }
 }
 
-/// Opens what reads, and says who chose it.
-fn reader(
-    io: IoKind,
-    files: &FileSet,
-    arena: &Arena,
-    choice: &ReadChoice,
-) -> Result<(Reader, String), EngineError> {
-    let kind = match io {
-        IoKind::Auto => choice.kind,
-        IoKind::Uring | IoKind::Pread => io,
-        IoKind::Mmap => {
-            let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
-            return Ok((Reader::Mapped { threads }, "the command line".to_owned()));
-        }
-    };
-    let (ring_arena, ring) = ring_of(choice)?;
-    let target = if ring.is_empty() { arena } else { &ring_arena };
-    let engine = open_engine(kind, files, target, &choice.engine_options())?;
-    let depth_bytes = (choice.queue_depth * choice.request_bytes) as u64;
-    let mut options =
-        LoadOptions { engine_bytes: depth_bytes + (8 << 20), ..LoadOptions::default() };
-    if !ring.is_empty() {
-        options.piece_bytes = PIECE_BYTES;
-    }
-    let chosen_by = match io {
-        IoKind::Auto => choice.chosen_by.clone(),
-        _ => format!("the command line; request size and depth: {}", choice.chosen_by),
-    };
-    Ok((Reader::Engine { engine, options, ring }, chosen_by))
-}
-
 /// Memory to read into where the profile says that it pays.
 fn ring_of(choice: &ReadChoice) -> Result<(Arena, Vec<SlotBuffer>), EngineError> {
     // A piece that is a whole block has a slot with room for unaligned ends.
@@ -282,39 +251,45 @@ fn ring_of(choice: &ReadChoice) -> Result<(Arena, Vec<SlotBuffer>), EngineError>
 }
 
 impl Reader {
+    /// Opens what reads, and says who chose it.
+    fn open(
+        io: IoKind,
+        files: &FileSet,
+        arena: &Arena,
+        choice: &ReadChoice,
+    ) -> Result<(Reader, String), EngineError> {
+        let kind = if io == IoKind::Auto { choice.kind } else { io };
+        // What others do has no detours.
+        let (ring_arena, ring) = match kind {
+            IoKind::Mmap => (Arena::reserve(0)?, Vec::new()),
+            _ => ring_of(choice)?,
+        };
+        let target = if ring.is_empty() { arena } else { &ring_arena };
+        let engine = open_engine(kind, files, target, &choice.engine_options())?;
+        let depth_bytes = (choice.queue_depth * choice.request_bytes) as u64;
+        let mut options =
+            LoadOptions { engine_bytes: depth_bytes + (8 << 20), ..LoadOptions::default() };
+        if kind == IoKind::Mmap {
+            options.copy_threads = 0;
+        }
+        if !ring.is_empty() {
+            options.piece_bytes = PIECE_BYTES;
+        }
+        let chosen_by = match io {
+            IoKind::Auto => choice.chosen_by.clone(),
+            _ => format!("the command line; request size and depth: {}", choice.chosen_by),
+        };
+        Ok((Reader { engine, options, ring }, chosen_by))
+    }
+
     fn load(
         &mut self,
         files: &FileSet,
         items: Vec<LoadItem>,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<(Vec<Loaded>, LoadStatistics), EngineError> {
-        Ok(match self {
-            Reader::Engine { engine, options, ring } => {
-                Loader { engine: engine.as_mut(), files, options: *options, ring }
-                    .load(items, progress)?
-            }
-            Reader::Mapped { threads } => load_mapped(files, items, *threads, progress)?,
-        })
-    }
-
-    /// The engine that reads what is not cached, if one does.
-    fn engine(&self) -> Option<EngineInfo> {
-        match self {
-            Reader::Engine { engine, .. } => Some(engine.describe()),
-            Reader::Mapped { .. } => None,
-        }
-    }
-
-    fn describe(&self) -> ReadPath {
-        match self {
-            Reader::Engine { engine, .. } => engine.describe().into(),
-            Reader::Mapped { .. } => ReadPath {
-                name: "mmap",
-                direct: false,
-                registered_buffers: false,
-                why: "it was asked for: every byte passes through the page cache".to_owned(),
-            },
-        }
+        let (engine, options, ring) = (self.engine.as_mut(), self.options, &mut self.ring);
+        Ok(Loader { engine, files, options, ring }.load(items, progress)?)
     }
 }
 

@@ -182,9 +182,16 @@ fn tiles(report: &Report) -> String {
 fn tables(report: &Report) -> String {
     let mut html = String::new();
     let total = report.bytes.max(1) as f64;
-    let share_bar = |bytes: u64, class: &str| {
-        let share = 100.0 * bytes as f64 / total;
-        format!("<i class=\"bar {class}\" style=\"width:{share:.1}%\"></i>")
+    let with_bar = |part: u64, class: &str| {
+        let share = 100.0 * part as f64 / total;
+        let figure = bytes(part as f64);
+        // Less than that is a speck.
+        if share < 1.0 {
+            return figure;
+        }
+        format!(
+            "<span class=\"barred\">{figure}<i class=\"{class}\" style=\"width:{share:.1}%\"></i></span>"
+        )
     };
     let figures = |latency: &Quantiles| [time(latency.p50_seconds), time(latency.p99_seconds)];
     let mut rows = Vec::new();
@@ -201,7 +208,7 @@ fn tables(report: &Report) -> String {
             percent(part.sequential_share),
             count(part.requests),
             bytes(part.mean_request_bytes),
-            format!("{}{}", bytes(part.bytes as f64), share_bar(part.bytes, &format!("c-{name}"))),
+            with_bar(part.bytes, &format!("c-{name}")),
             p50,
             p99,
         ]);
@@ -215,11 +222,7 @@ fn tables(report: &Report) -> String {
         rows.push(vec![
             format!("<i class=\"dot w-{0}\"></i>{0}", reason.why),
             count(reason.requests),
-            format!(
-                "{}{}",
-                bytes(reason.bytes as f64),
-                share_bar(reason.bytes, &format!("w-{}", reason.why))
-            ),
+            with_bar(reason.bytes, &format!("w-{}", reason.why)),
             p50,
             p99,
             time(reason.latency.max_seconds),
@@ -231,16 +234,15 @@ fn tables(report: &Report) -> String {
     rows.clear();
     for class in &report.sizes {
         let [p50, p99] = figures(&class.latency);
-        let from = class.from_bytes as f64;
         rows.push(vec![
-            format!("{} – {}", bytes(from), bytes(from * 2.0)),
+            bytes(class.from_bytes as f64),
             count(class.requests),
-            format!("{}{}", bytes(class.bytes as f64), share_bar(class.bytes, "plain")),
+            with_bar(class.bytes, "plain"),
             p50,
             p99,
         ]);
     }
-    table(&mut html, "Request sizes", &["size", "requests", "bytes", "p50", "p99"], 1, &rows);
+    table(&mut html, "Request sizes", &["from", "requests", "bytes", "p50", "p99"], 1, &rows);
     html
 }
 

@@ -219,8 +219,8 @@ function experts() {
   document.getElementById("expert-section").hidden = false;
   const probe = document.getElementById("experts").clientWidth - LEFT - RIGHT;
   const tall = Math.max(5, Math.min(22, Math.max(probe / e.experts, 200 / e.layers)));
-  const s = surface("experts", Math.round(tall * e.layers) + AXIS + 18);
-  const bottom = s.height - AXIS - 14;
+  const s = surface("experts", Math.round(tall * e.layers) + 4 + AXIS);
+  const bottom = s.height - AXIS;
   const most = Math.max(1, ...e.bytes);
   const heat = style("heat"), gap = tall > 8 && s.span / e.experts > 6 ? 1 : 0;
   for (let layer = 0; layer < e.layers; layer++) {
@@ -235,7 +235,7 @@ function experts() {
   for (let layer = 0; layer < e.layers; layer += byLayer) label(s, (layer ? "" : "layer ") + layer, LEFT - 8, 4 + (layer + 0.5) * tall, "right");
   const byExpert = Math.max(1, step(e.experts, Math.max(2, s.span / 70), 1024));
   for (let expert = 0; expert < e.experts; expert += byExpert)
-    label(s, (expert ? "" : "expert ") + expert, LEFT + s.span * (expert + 0.5) / e.experts, bottom + 8, expert ? "center" : "left", "top");
+    label(s, (expert ? "" : "expert ") + expert, LEFT + s.span * (expert + 0.5) / e.experts, bottom + 6, expert ? "center" : "left", "top");
   const hot = document.getElementById("legend-experts");
   hot.innerHTML = '<span>not read <i class="ramp"></i> <span id="heat-most"></span></span>';
   document.getElementById("heat-most").textContent = bytes(most);

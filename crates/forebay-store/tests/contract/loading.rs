@@ -1,14 +1,11 @@
 //! Loads: the right bytes arrive whether they come from the disk, from the page cache or from both.
 
-use std::io::Write as _;
-
 use forebay_store::{
     Arena, BlockLabel, BlockLayout, EngineOptions, Extent, FaultKind, FaultPlan, FileIndex,
-    FileSet, LoadItem, LoadOptions, LoadStatistics, Loaded, Loader, ReadError, StoreError,
-    load_mapped,
+    LoadItem, LoadOptions, LoadStatistics, Loaded, Loader, ReadError,
 };
 
-use crate::support::{Bench, Kind, Noise, extent, kinds, small_requests};
+use crate::support::{Bench, Kind, Noise, extent, half_cached, kinds, small_requests};
 
 const EIO: i32 = 5;
 const BYTES: usize = 3_000_001;
@@ -59,20 +56,26 @@ fn verify(bench: &Bench, blocks: &[Vec<Extent>], loaded: Vec<Loaded>, about: &st
 }
 
 fn load(bench: &mut Bench, blocks: &[Vec<Extent>]) -> (Vec<Loaded>, LoadStatistics) {
-    load_staged(bench, blocks, 0)
+    load_staged(bench, blocks, 0, options())
+}
+
+/// Without copies from the page cache.
+fn load_alone(bench: &mut Bench, blocks: &[Vec<Extent>]) -> (Vec<Loaded>, LoadStatistics) {
+    load_staged(bench, blocks, 0, LoadOptions { copy_threads: 0, ..options() })
 }
 
 fn load_staged(
     bench: &mut Bench,
     blocks: &[Vec<Extent>],
     ring_slots: usize,
+    options: LoadOptions,
 ) -> (Vec<Loaded>, LoadStatistics) {
     let items = items(bench, blocks);
     let mut last = (0, 0);
     let arena = Arena::map(ring_slots * RING_SLOT).unwrap();
     let mut ring: Vec<_> = (0..ring_slots).map(|_| arena.carve(RING_SLOT).unwrap()).collect();
     let (engine, files) = (bench.engine.as_mut(), &bench.files);
-    let loader = Loader { engine, files, options: options(), ring: &mut ring };
+    let loader = Loader { engine, files, options, ring: &mut ring };
     let done = loader.load(items, &mut |done, total| {
         assert!(done >= last.0 && done <= total, "progress runs backwards");
         last = (done, total);
@@ -83,22 +86,6 @@ fn load_staged(
     assert_eq!(ring.len(), ring_slots, "the ring comes back");
     assert_eq!(statistics.staging_bytes, (ring_slots * RING_SLOT) as u64);
     (loaded, statistics)
-}
-
-/// Leaves only every other 256 KiB of the files in the page cache; false, said aloud, where pages
-/// cannot be dropped.
-fn half_cached(files: &FileSet) -> bool {
-    if let Err(error) = files.drop_cached() {
-        let _ = writeln!(std::io::stderr(), "SKIPPED: loads from half of a page cache: {error}");
-        return false;
-    }
-    let step = 256 << 10;
-    let bytes = files.file_bytes(FileIndex(0)).unwrap();
-    for offset in (0..bytes).step_by(2 * step as usize) {
-        let length = step.min(bytes - offset);
-        files.read_exact(extent(0, offset, length), &mut vec![0; length as usize]).unwrap();
-    }
-    true
 }
 
 #[test]
@@ -145,13 +132,13 @@ fn a_ring_makes_no_difference_to_the_bytes() {
         let blocks = blocks(BYTES);
         for ring_slots in [1, 2, 9] {
             let _ = bench.files.drop_cached();
-            let (loaded, _) = load_staged(&mut bench, &blocks, ring_slots);
+            let (loaded, _) = load_staged(&mut bench, &blocks, ring_slots, options());
             verify(&bench, &blocks, loaded, "through a ring");
         }
         let always = FaultPlan::always(FileIndex(0), 700_000..700_001, FaultKind::Error(EIO));
         let mut bench = Bench::new(kind, small_requests(), always, &[BYTES, 10_000]);
         if meets_the_disk(&bench, kind) {
-            let error = only_failure(load_staged(&mut bench, &blocks, 3).0, 0);
+            let error = only_failure(load_staged(&mut bench, &blocks, 3, options()).0, 0);
             assert!(matches!(error, ReadError::Io { .. }), "{kind:?}: {error}");
         }
     }
@@ -174,27 +161,14 @@ fn a_load_through_the_page_cache_leaves_there_what_was_there() {
 }
 
 #[test]
-fn mappings_give_the_same_bytes() {
-    let bench = Bench::new(Kind::Pread, small_requests(), FaultPlan::default(), &[BYTES, 10_000]);
-    let blocks = blocks(BYTES);
-    let (loaded, statistics) =
-        load_mapped(&bench.files, items(&bench, &blocks), 3, &mut |_, _| {}).unwrap();
-    assert_eq!(statistics.cached_bytes, statistics.bytes);
-    let mut told = Vec::new();
-    for (loaded, extents) in loaded.iter().zip(&blocks) {
-        let layout = bench.layout(extents);
-        let slot = loaded.buffer.as_ref().unwrap().as_slice();
-        for (part, extent) in layout.parts.iter().zip(extents) {
-            let start = extent.offset as usize;
-            let wanted = &bench.images[extent.file.0 as usize][start..][..extent.length as usize];
-            assert!(slot[part.at..][..wanted.len()] == *wanted, "wrong bytes for {extent:?}");
-        }
-        told.push(loaded.result.is_ok());
+fn an_engine_alone_gives_the_same_bytes() {
+    for kind in kinds() {
+        let mut bench = Bench::new(kind, small_requests(), FaultPlan::default(), &[BYTES, 10_000]);
+        let blocks = blocks(BYTES);
+        let (loaded, statistics) = load_alone(&mut bench, &blocks);
+        verify(&bench, &blocks, loaded, "alone");
+        assert_eq!((statistics.engine_bytes, statistics.cached_bytes), (statistics.bytes, 0));
     }
-    assert!(told.iter().all(|&ok| ok));
-    let nowhere = FileSet::in_memory(vec![vec![0; 100]]);
-    let refused = load_mapped(&nowhere, Vec::new(), 1, &mut |_, _| {});
-    assert!(matches!(refused, Err(StoreError::Unavailable { .. })));
 }
 
 /// Whether every read of a load will meet the engine's disk. Copies from the page cache do not, and
@@ -240,18 +214,15 @@ fn faults_are_survived_or_reported() {
 
 #[test]
 fn a_file_that_was_truncated_is_an_unexpected_end() {
-    for kind in [Kind::Uring, Kind::Pread].into_iter().filter(|kind| kinds().contains(kind)) {
+    for kind in kinds().into_iter().filter(|&kind| kind != Kind::Simulated) {
         let mut bench = Bench::new(kind, small_requests(), FaultPlan::default(), &[BYTES, 10_000]);
         let path = bench.folder.path().join("weights-0");
         std::fs::File::options().write(true).open(path).unwrap().set_len(1_000_001).unwrap();
         let blocks = blocks(BYTES);
-        let (loaded, _) = load(&mut bench, &blocks);
-        let error = only_failure(loaded, 0);
-        assert!(matches!(error, ReadError::UnexpectedEnd { .. }), "{kind:?}: {error}");
-
-        let mapped = load_mapped(&bench.files, items(&bench, &blocks), 2, &mut |_, _| {});
-        let error = only_failure(mapped.unwrap().0, 0);
-        assert!(matches!(error, ReadError::UnexpectedEnd { .. }), "mmap: {error}");
+        for load in [load, load_alone] {
+            let error = only_failure(load(&mut bench, &blocks).0, 0);
+            assert!(matches!(error, ReadError::UnexpectedEnd { .. }), "{kind:?}: {error}");
+        }
     }
 }
 

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::io::Write as _;
 
 use forebay_store::{
-    BlockLabel, BlockLayout, BlockRead, EngineOptions, Extent, FaultPlan, FileSet, IoKind,
-    Priority, ReadError, open_engine,
+    Arena, BlockLabel, BlockLayout, BlockRead, EngineOptions, Extent, FaultPlan, FileSet, IoKind,
+    Priority, ReadError, StoreError, open_engine,
 };
 
 use crate::support::{Bench, Kind, Noise, extent, kinds, small_requests};
@@ -202,5 +202,15 @@ fn a_layout_for_another_alignment_is_refused() {
         bench.engine.submit(BlockRead { id: 1, label, layout, buffer, priority });
         let error = bench.finish_one().result.unwrap_err();
         assert!(matches!(error, ReadError::Misaligned { planned: 1, .. }), "{error}");
+    }
+}
+
+#[test]
+fn engines_of_the_disk_refuse_files_in_memory() {
+    let files = FileSet::in_memory(vec![vec![0; 100]]);
+    let arena = Arena::reserve(4096).unwrap();
+    for kind in [IoKind::Auto, IoKind::Uring, IoKind::Pread, IoKind::Mmap] {
+        let refused = open_engine(kind, &files, &arena, &EngineOptions::default()).err();
+        assert!(matches!(refused, Some(StoreError::Unavailable { .. })), "{kind:?}");
     }
 }

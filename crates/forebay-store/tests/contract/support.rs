@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use forebay_store::{
     Arena, BlockLabel, BlockLayout, BlockRead, Completion, DiskModel, EngineOptions, Extent,
-    FaultPlan, FileIndex, FileSet, IoKind, IoRecorder, Priority, ReadEngine, VirtualClock,
-    open_engine, open_faulty_engine, open_simulated_engine,
+    FaultPlan, FileIndex, FileSet, IoKind, IoRecorder, Priority, ReadEngine, StoreError,
+    VirtualClock, open_engine, open_faulty_engine, open_simulated_engine,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,16 +96,8 @@ impl Bench {
         };
         let recorder = IoRecorder::new(10_000);
         let files = files.recorded(&recorder);
-        let engine = match kind {
-            Kind::Uring => open_faulty_engine(IoKind::Uring, &files, &arena, &options, faults),
-            Kind::Pread => open_faulty_engine(IoKind::Pread, &files, &arena, &options, faults),
-            Kind::Mmap => open_faulty_engine(IoKind::Mmap, &files, &arena, &options, faults),
-            Kind::Simulated => {
-                let clock = VirtualClock::default();
-                open_simulated_engine(&files, &options, DiskModel::default(), &clock, faults)
-            }
-        };
-        Bench { engine: engine.unwrap(), files, arena, images, folder, recorder }
+        let engine = open(kind, &files, &arena, &options, faults).unwrap();
+        Bench { engine, files, arena, images, folder, recorder }
     }
 
     pub fn layout(&self, extents: &[Extent]) -> BlockLayout {
@@ -151,6 +143,41 @@ impl Bench {
             assert!(got == wanted, "wrong bytes for {extent:?} of read {}", completion.id);
         }
     }
+}
+
+pub fn open(
+    kind: Kind,
+    files: &FileSet,
+    arena: &Arena,
+    options: &EngineOptions,
+    faults: FaultPlan,
+) -> Result<Box<dyn ReadEngine>, StoreError> {
+    let kind = match kind {
+        Kind::Uring => IoKind::Uring,
+        Kind::Pread => IoKind::Pread,
+        Kind::Mmap => IoKind::Mmap,
+        Kind::Simulated => {
+            let clock = VirtualClock::default();
+            return open_simulated_engine(files, options, DiskModel::default(), &clock, faults);
+        }
+    };
+    open_faulty_engine(kind, files, arena, options, faults)
+}
+
+/// Leaves only every other 256 KiB of the files in the page cache; false, said aloud, where pages
+/// cannot be dropped.
+pub fn half_cached(files: &FileSet) -> bool {
+    if let Err(error) = files.drop_cached() {
+        let _ = writeln!(std::io::stderr(), "SKIPPED: half of a page cache: {error}");
+        return false;
+    }
+    let step = 256 << 10;
+    let bytes = files.file_bytes(FileIndex(0)).unwrap();
+    for offset in (0..bytes).step_by(2 * step as usize) {
+        let length = step.min(bytes - offset);
+        files.read_exact(extent(0, offset, length), &mut vec![0; length as usize]).unwrap();
+    }
+    true
 }
 
 pub fn small_requests() -> EngineOptions {

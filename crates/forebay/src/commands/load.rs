@@ -77,15 +77,13 @@ fn about(report: &LoadReport) -> String {
         (true, false) => "past the page cache",
         (false, _) => "through the page cache",
     };
-    let mut lines = vec![(
-        "read by",
-        format!(
-            "{}, {path}, requests of {}, {} at a time",
-            engine.name,
-            size::format(report.request_bytes as u64),
-            report.queue_depth
-        ),
-    )];
+    let requests = size::format(report.request_bytes as u64);
+    let mut read_by = format!("{}, {path}, requests of {requests}", engine.name);
+    // A mapping has as many at a time as threads, which it says itself.
+    if engine.name != "mmap" {
+        read_by.push_str(&format!(", {} at a time", report.queue_depth));
+    }
+    let mut lines = vec![("read by", read_by)];
     let staging = report.runs.iter().map(|run| run.statistics.staging_bytes).max().unwrap_or(0);
     lines.push(("chosen by", report.chosen_by.clone()));
     if !engine.why.is_empty() {

@@ -59,9 +59,9 @@ pub fn run(args: RunArgs) -> Outcome {
         Some(prompt) => single(&mut session, &config, &prompt),
         None => chat::run(&mut session, &config),
     };
-    // A run that failed is worth looking at, too.
-    tracing.finish(session, "run")?;
-    outcome
+    // A run that failed is worth looking at, too; why it failed is what is said then.
+    let traced = tracing.finish(session, "run");
+    outcome.and(traced)
 }
 
 /// Half of what the experts take, so that the first run already streams.

@@ -45,7 +45,12 @@ pub fn forebay<A: AsRef<OsStr>>(arguments: &[A]) -> Ran {
 
 /// Runs the binary with this text on standard input.
 pub fn forebay_with_input<A: AsRef<OsStr>>(arguments: &[A], input: &str) -> Ran {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_forebay"))
+    command(env!("CARGO_BIN_EXE_forebay"), arguments, input)
+}
+
+/// Runs another program that starts the binary.
+pub fn command<A: AsRef<OsStr>>(program: &str, arguments: &[A], input: &str) -> Ran {
+    let mut child = Command::new(program)
         .args(arguments)
         .env_remove("FOREBAY_LOG")
         .stdin(Stdio::piped())

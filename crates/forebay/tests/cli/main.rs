@@ -1,6 +1,7 @@
 //! End to end, by the real binary.
 
 mod bad_input;
+mod chat;
 mod harness;
 mod help;
 mod load;

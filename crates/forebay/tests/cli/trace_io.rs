@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::harness::{demo, forebay};
+use crate::harness::{command, demo, forebay};
 
 #[test]
 fn a_trace_has_what_the_statistics_say() {
@@ -49,4 +49,27 @@ fn what_cannot_be_traced_or_read_is_said() {
     let line = forebay(&["trace-io", "no/such/file"]).failed(1);
     assert!(line.contains("no/such/file"), "{line}");
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_trace_that_does_not_fit_is_an_error_and_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let trace = folder.path().join("run.trace");
+    let html = folder.path().join("page.html");
+    let (trace, html) = (trace.to_str().unwrap(), html.to_str().unwrap());
+    // A limit on the size of files fails writes as a full disk does, and needs no root.
+    let limited = |arguments: &[&str]| {
+        let shell = "trap '' XFSZ; ulimit -f 1; exec \"$0\" \"$@\"";
+        let binary = env!("CARGO_BIN_EXE_forebay");
+        command("sh", &[&["-c", shell, binary], arguments].concat(), "")
+    };
+    let demo = demo();
+    let traced = ["load", &demo, "--json", "--trace-io", trace];
+    let line = limited(&traced).failed(1);
+    assert!(line.contains("run.trace") && line.contains("cannot be written"), "{line}");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    forebay(&traced).ok();
+    let line = limited(&["trace-io", trace, "--html", html]).failed(1);
+    assert!(line.contains("page.html") && line.contains("cannot be written"), "{line}");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
 }

@@ -1,0 +1,72 @@
+//! The chat of `run`, on a terminal.
+
+use std::fs::File;
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::process::{Command, Stdio};
+
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+
+use crate::harness::{Ran, demo, forebay};
+
+/// Ctrl-D at the begin of a line: the end of input.
+const END_OF_INPUT: &str = "\x04";
+const O_NOCTTY: i32 = rustix::fs::OFlags::NOCTTY.bits() as i32;
+
+/// Runs the binary with this text typed at a terminal; what it says comes through pipes.
+fn typed(arguments: &[&str], text: &str) -> Ran {
+    let keyboard = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal");
+    grantpt(&keyboard).expect("the terminal is ours");
+    unlockpt(&keyboard).expect("the terminal opens");
+    let name = ptsname(&keyboard, Vec::new()).expect("the terminal has a name");
+    let name = name.into_string().expect("UTF-8");
+    let terminal = File::options().read(true).write(true).custom_flags(O_NOCTTY).open(name);
+    let child = Command::new(env!("CARGO_BIN_EXE_forebay"))
+        .args(arguments)
+        .env_remove("FOREBAY_LOG")
+        .stdin(terminal.expect("the terminal opens"))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary starts");
+    // The terminal keeps what is typed, line by line, until somebody reads it.
+    let mut keyboard = File::from(keyboard);
+    keyboard.write_all(text.as_bytes()).expect("typed");
+    let output = child.wait_with_output().expect("the binary ends");
+    Ran {
+        status: output.status.code(),
+        stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+        stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+    }
+}
+
+/// What the model says to a text that it continues.
+fn continued(arguments: &[&str], text: &str) -> String {
+    forebay(&[arguments, &["--prompt", text]].concat()).ok().stdout
+}
+
+#[test]
+fn a_chat_remembers_its_turns_until_reset_and_ends_with_its_input() {
+    let demo = demo();
+    let arguments = ["run", &demo, "--raw", "--temperature", "0", "--max-tokens", "8"];
+    let first = continued(&arguments, "Once upon a time");
+    let so_far = format!("Once upon a time{} The dog", first.trim_end_matches('\n'));
+    let second = continued(&arguments, &so_far);
+    assert_ne!(second, continued(&arguments, " The dog"), "the first turn makes no difference");
+
+    let lines = ["Once upon a time", " The dog", "", "/nonsense", "/reset", "Once upon a time"];
+    let ran = typed(&arguments, &format!("{}\n{END_OF_INPUT}", lines.join("\n"))).ok();
+    assert_eq!(ran.stdout, [&*first, &second, &first].concat());
+    for needed in ["/exit ends", "no /nonsense here", "forgotten", "cut at --max-tokens"] {
+        assert!(ran.stderr.contains(needed), "{needed} is missing in: {}", ran.stderr);
+    }
+}
+
+#[test]
+fn a_chat_ends_at_exit_and_says_its_statistics() {
+    let demo = demo();
+    let ran = typed(&["run", &demo, "--max-tokens", "4", "--stats"], "Hello\n/exit\nMore\n").ok();
+    assert!(!ran.stdout.trim().is_empty());
+    assert_eq!(ran.stderr.matches("cut at --max-tokens").count(), 1, "{}", ran.stderr);
+    assert!(ran.stderr.contains("hit rate"), "{}", ran.stderr);
+}
