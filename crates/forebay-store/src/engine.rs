@@ -5,6 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use crate::arena::{Arena, SlotBuffer};
+use crate::checker::Checker;
 use crate::device::Device;
 use crate::error::{ReadError, StoreError};
 use crate::faults::{FaultPlan, Faulty};
@@ -105,7 +106,8 @@ pub struct IoStatistics {
     pub busy_seconds: f64,
     /// Requests that were repeated after an error or continued after a short read.
     pub retries: u64,
-    /// Bytes that were compared with their checksums, and the time that took.
+    /// Bytes that were compared with their checksums, and the time that took, added up over the
+    /// threads that did it.
     pub bytes_checked: u64,
     pub check_seconds: f64,
     /// Blocks whose bytes did not match their checksums.
@@ -229,7 +231,21 @@ impl Default for EngineOptions {
     }
 }
 
+/// Requests at the disk at a time where checksums are compared. A virtual disk may answer all that it
+/// was given at once, when the last byte is there: with 66 requests, comparing
+/// began when reading had ended. With 32 the disk reads on meanwhile; fewer leave it idle.
+const CHECKED_DEPTH: usize = 32;
+
 impl EngineOptions {
+    /// The defaults for reading blocks of `files` on demand.
+    pub fn suited_to(files: &FileSet) -> EngineOptions {
+        let defaults = EngineOptions::default();
+        match files.is_checked() {
+            true => EngineOptions { queue_depth: CHECKED_DEPTH, ..defaults },
+            false => defaults,
+        }
+    }
+
     pub(crate) fn check(&self) -> Result<(), StoreError> {
         let in_range = |option, value: usize, range: std::ops::RangeInclusive<usize>, remedy| {
             if range.contains(&value) {
@@ -310,26 +326,39 @@ fn open(
             let queue_depth = device.threads();
             let background_depth = options.background_depth.min(queue_depth - 1).max(1);
             let options = EngineOptions { queue_depth, background_depth, ..*options };
-            return Ok(scheduled(device, files, &options, faults));
+            return scheduled(device, files, &options, faults);
         }
         IoKind::Auto | IoKind::Uring => match Uring::open(files, arena, options) {
-            Ok(device) => return Ok(scheduled(device, files, options, faults)),
+            Ok(device) => return scheduled(device, files, options, faults),
             Err(error) if kind == IoKind::Uring => return Err(error),
             Err(error) => Some(error.to_string()),
         },
     };
     let device = Pool::open(files, options, refused)?;
-    Ok(scheduled(device, files, options, faults))
+    scheduled(device, files, options, faults)
 }
 
-pub(crate) fn scheduled<D: Device + 'static>(
+/// A device that is really there, and a checker beside it where something is to be checked.
+fn scheduled<D: Device + 'static>(
     device: D,
     files: &FileSet,
     options: &EngineOptions,
     faults: Option<FaultPlan>,
+) -> Result<Box<dyn ReadEngine>, StoreError> {
+    let checker = if files.is_checked() { Checker::start()? } else { Checker::inline() };
+    Ok(with_checker(device, checker, files, options, faults))
+}
+
+pub(crate) fn with_checker<D: Device + 'static>(
+    device: D,
+    checker: Checker,
+    files: &FileSet,
+    options: &EngineOptions,
+    faults: Option<FaultPlan>,
 ) -> Box<dyn ReadEngine> {
+    let (files, options) = (files.clone(), *options);
     match faults {
-        None => Box::new(Scheduler::new(device, files.clone(), *options)),
-        Some(plan) => Box::new(Scheduler::new(Faulty::new(device, plan), files.clone(), *options)),
+        None => Box::new(Scheduler::new(device, checker, files, options)),
+        Some(plan) => Box::new(Scheduler::new(Faulty::new(device, plan), checker, files, options)),
     }
 }
