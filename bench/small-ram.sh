@@ -6,7 +6,7 @@
 # MEMORY_MIB limits each program as a whole, RAM_MIB is forebay's --ram and must leave room below it (KV cache and 200 MiB).
 # Defaults: 64 tokens, 2 threads, llama.cpp is stopped after 240 seconds; it then made fewer than its 12 tokens, which
 # bounds its rate from above. Needs root (cgroup v1 or v2, dropping the page cache) and python3.
-# FOREBAY names another forebay program. Prints a Markdown table.
+# FOREBAY names another forebay program, FOREBAY_FLAGS more options for it. Prints a Markdown table.
 . "$(dirname "$0")/common.sh" 4 "$@"
 need python3
 
@@ -38,23 +38,25 @@ trap 'rm -rf "$results"; rmdir "$group" 2>/dev/null || true' EXIT
 
 # Runs a command inside the cgroup with a cold page cache: inside NAME COMMAND...
 inside() {
-    local log=$results/$1
+    local log=$results/$1 started
     shift
     sync
     echo 3 >/proc/sys/vm/drop_caches
     cat /proc/diskstats >"$log.disk-before"
     local status=0
+    started=$(date +%s%N)
     (
         echo "$BASHPID" >"$group/cgroup.procs"
         exec "$@"
     ) >"$log.out" 2>"$log.err" || status=$?
+    echo $(($(date +%s%N) - started)) >"$log.nanoseconds"
     cat /proc/diskstats >"$log.disk-after"
     echo "$status" >"$log.status"
 }
 
 echo "forebay, --ram ${ram_mib}MiB inside $memory_mib MiB" >&2
 inside forebay "$FOREBAY" bench "$model" --ram "${ram_mib}MiB" --threads "$threads" \
-    --prompt-tokens 0 --gen-tokens "$generate" --repeat 2 --json
+    --prompt-tokens 0 --gen-tokens "$generate" --repeat 2 --json ${FOREBAY_FLAGS:-}
 if [ "$(cat "$results/forebay.status")" != 0 ]; then
     cat "$results/forebay.err" >&2
     exit 1
@@ -77,30 +79,38 @@ except (ValueError, IndexError):
     # Stopped before its tokens were done, or by the memory limit.
     theirs, bound = int(llama_tokens) / float(llama_seconds), "< "
 
-def read_bytes(name):
+def disk(name):
+    """Bytes that the model's disk has read, and milliseconds with a request there."""
     device = os.stat(model).st_dev
     for line in open(f"{results}/{name}"):
         fields = line.split()
         if (int(fields[0]), int(fields[1])) == (os.major(device), os.minor(device)):
-            return int(fields[5]) * 512
-    return 0
+            return int(fields[5]) * 512, int(fields[12])
+    return 0, 0
+
+def during(name):
+    before, after = disk(f"{name}.disk-before"), disk(f"{name}.disk-after")
+    milliseconds = int(open(f"{results}/{name}.nanoseconds").read()) / 1e6
+    return after[0] - before[0], (after[1] - before[1]) / milliseconds
 
 size = run["model"]["weights_bytes"]
 print(f"{os.path.basename(model)}: {size / 1e9:.2f} GB of weights, {memory} MiB for the whole program, "
       f"{threads} threads, cold page cache")
 print()
-print("| program | generate tokens/s | bytes read from the disk |")
-print("| --- | --- | --- |")
+print("| program | generate tokens/s | bytes read from the disk | disk busy, by the kernel's account |")
+print("| --- | --- | --- | --- |")
 for name, rate, sign in (("forebay", ours, ""), ("llama", theirs, bound)):
-    total = read_bytes(f"{name}.disk-after") - read_bytes(f"{name}.disk-before")
-    what = f"forebay --ram {ram}MiB" if name == "forebay" else "llama.cpp, mmap"
+    total, busy = during(name)
+    what = f"forebay --ram {ram}MiB {os.environ.get('FOREBAY_FLAGS', '')}".rstrip() if name == "forebay" else "llama.cpp, mmap"
     if name == "llama" and status != 0:
         what += f" (stopped after {llama_seconds} s)"
-    print(f"| {what} | {sign}{rate:.3g} | {total / 1e9:.2f} GB |")
+    print(f"| {what} | {sign}{rate:.3g} | {total / 1e9:.2f} GB | {busy:.0%} |")
 print()
+busy = [part["generate_processors_busy"] for part in run["runs"]]
 print(f"Ratio: {'> ' if bound else ''}{ours / theirs:.0f}x. Hit rate {stream['hit_rate']:.1%}, "
       f"disk busy {stream['io']['busy_fraction']:.0%} at "
       f"{stream['io']['bytes_read'] / stream['io']['busy_seconds'] / 1e9:.2f} GB/s, "
+      f"processors busy {', '.join(f'{part:.0%}' for part in busy)}, "
       f"waited {stream['wait_seconds']:.1f} of {stream['io']['elapsed_seconds']:.1f} s, peak resident "
       f"{run['statistics']['peak_resident_bytes'] / 2**20:.0f} MiB.")
 PYTHON

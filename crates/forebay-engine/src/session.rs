@@ -127,7 +127,7 @@ impl Session {
         let plan =
             Budget::plan(&weights.blocks, Some(budget), weights.small_bytes, options.policy)?;
         let arena = Arena::map(plan.arena_bytes as usize)?;
-        let defaults = EngineOptions::default();
+        let defaults = EngineOptions::suited_to(&files);
         let engine_options = EngineOptions {
             direct: options.direct,
             stall_timeout: options.stall_timeout,

@@ -11,7 +11,10 @@ use forebay_engine::{Checks, EngineError, Session, SessionOptions};
 use forebay_format::pack::BlockKind;
 use forebay_format::{Catalog, Extent, FileIndex, TensorInfo};
 use forebay_model::{Architecture, Weights};
-use forebay_store::{FaultKind, FaultPlan, FileSet, IoKind, StoreError};
+use forebay_store::{
+    Arena, BlockLabel, BlockRead, EngineOptions, FaultKind, FaultPlan, FileSet, IoKind, Priority,
+    SlotBuffer, StoreError, open_engine,
+};
 use forebay_stream::StreamError;
 use support::{fixture, fixtures};
 
@@ -282,6 +285,59 @@ fn a_bit_that_flips_on_the_way_is_read_again() {
         let opened = open(&path, &SessionOptions { io, faults: Some(always), ..options(None) });
         let error = opened.err().expect("wrong bytes must not be used").to_string();
         assert!(error.contains("expert 3 of layer 0"), "{error}");
+    }
+}
+
+/// Whoever gets a buffer may write to it at once, so nothing may compare it any more then: not a
+/// single answer may be missing when a block is handed out, and none may be wrong afterwards.
+#[test]
+fn blocks_are_handed_out_only_after_their_last_check() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = packed(&moe(), folder.path()).unwrap();
+    let whole = fs::read(&path).unwrap();
+    let catalog = Catalog::open(&path).unwrap();
+    let files = FileSet::of_catalog(&catalog, true).unwrap();
+    let extents: Vec<Extent> = (catalog.pack.as_ref().unwrap().chunks.blocks().iter())
+        .map(|block| Extent { file: FileIndex(0), offset: block.offset, length: block.bytes })
+        .collect();
+    // Requests of one chunk, and some that end inside a chunk and wait for the rest of their block.
+    for (io, request_bytes) in [(IoKind::Auto, 128 << 10), (IoKind::Pread, 12 << 10)] {
+        let slot_bytes = extents.iter().map(|extent| extent.length as usize + 4096).max().unwrap();
+        let arena = Arena::reserve(8 * slot_bytes).unwrap();
+        let engine_options = EngineOptions { request_bytes, ..EngineOptions::suited_to(&files) };
+        let mut engine = open_engine(io, &files, &arena, &engine_options).unwrap();
+        let mut slots: Vec<SlotBuffer> = (0..8).map(|_| arena.carve(slot_bytes).unwrap()).collect();
+        let (mut done, mut wanted_bytes) = (Vec::new(), 0);
+        let mut next = (0..20).flat_map(|_| extents.iter().enumerate());
+        for turn in 0.. {
+            while let Some(buffer) = slots.pop() {
+                let Some((index, extent)) = next.next() else { break };
+                let (id, label) = (index as u64, BlockLabel::Other(index as u64));
+                let layout = files.plan(&[*extent], 4096);
+                engine.submit(BlockRead { id, label, layout, buffer, priority: Priority::Demand });
+            }
+            if engine.in_flight() == 0 {
+                break;
+            }
+            match turn % 2 {
+                0 => engine.poll(&mut done).unwrap(),
+                _ => engine.wait(&mut done).unwrap(),
+            }
+            for completion in done.drain(..) {
+                completion.result.unwrap();
+                let (extent, mut buffer) =
+                    (extents[completion.id as usize], completion.buffer.unwrap());
+                let (start, end) = (extent.offset as usize, extent.end() as usize);
+                assert!(buffer.as_slice()[..end - start] == whole[start..end]);
+                buffer.as_mut_slice().fill(0xAA);
+                slots.push(buffer);
+                wanted_bytes += extent.length;
+            }
+            assert!(engine.io_statistics().bytes_checked >= wanted_bytes, "{io}");
+        }
+        let statistics = engine.io_statistics();
+        assert_eq!(wanted_bytes, 20 * extents.iter().map(|extent| extent.length).sum::<u64>());
+        assert_eq!((statistics.bytes_checked, statistics.checksum_mismatches), (wanted_bytes, 0));
     }
 }
 

@@ -5,6 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use crate::arena::{Arena, SlotBuffer};
+use crate::checker::Checker;
 use crate::device::Device;
 use crate::error::{ReadError, StoreError};
 use crate::faults::{FaultPlan, Faulty};
@@ -41,10 +42,18 @@ impl fmt::Display for BlockLabel {
 pub enum Priority {
     /// Somebody waits for it.
     Demand,
-    /// Will probably be needed soon.
+    /// Will be needed soon.
     ReadAhead,
+    /// May be needed soon: goes to the disk only while nothing that somebody waits for is there, in
+    /// small requests, so that it is out of the way again when something is.
+    Guess,
     /// Filling memory at start.
     Load,
+}
+
+impl Priority {
+    /// How many there are: queues by priority have this length.
+    pub(crate) const COUNT: usize = Priority::Load as usize + 1;
 }
 
 /// One block to read. The engine owns the buffer until the completion hands it back.
@@ -104,7 +113,8 @@ pub struct IoStatistics {
     pub busy_seconds: f64,
     /// Requests that were repeated after an error or continued after a short read.
     pub retries: u64,
-    /// Bytes that were compared with their checksums, and the time that took.
+    /// Bytes that were compared with their checksums, and the time that took, added up over the
+    /// threads that did it.
     pub bytes_checked: u64,
     pub check_seconds: f64,
     /// Blocks whose bytes did not match their checksums.
@@ -204,7 +214,7 @@ pub struct EngineOptions {
     pub background_depth: usize,
     /// Largest request in bytes, a multiple of 4096 up to 1 GiB.
     pub request_bytes: usize,
-    /// Largest request of a demand read, also a multiple of 4096; `request_bytes` bounds it too. A
+    /// Largest request of a demand read or a guess, also a multiple of 4096; `request_bytes` bounds it too. A
     /// burst of a few megabytes ends earlier as many requests side by side than as few large ones.
     pub demand_request_bytes: usize,
     /// How often a failed request is repeated before its block's read fails.
@@ -232,7 +242,21 @@ impl Default for EngineOptions {
     }
 }
 
+/// Requests at the disk at a time where checksums are compared. A virtual disk may answer all that it
+/// was given at once, when the last byte is there: with 66 requests, comparing
+/// began when reading had ended. With 32 the disk reads on meanwhile; fewer leave it idle.
+const CHECKED_DEPTH: usize = 32;
+
 impl EngineOptions {
+    /// The defaults for reading blocks of `files` on demand.
+    pub fn suited_to(files: &FileSet) -> EngineOptions {
+        let defaults = EngineOptions::default();
+        match files.is_checked() {
+            true => EngineOptions { queue_depth: CHECKED_DEPTH, ..defaults },
+            false => defaults,
+        }
+    }
+
     pub(crate) fn check(&self) -> Result<(), StoreError> {
         let in_range = |option, value: usize, range: std::ops::RangeInclusive<usize>, remedy| {
             if range.contains(&value) {
@@ -261,7 +285,7 @@ impl EngineOptions {
     /// Largest request of a read of this priority.
     pub(crate) fn largest_request(&self, priority: Priority) -> u64 {
         let bytes = match priority {
-            Priority::Demand => self.request_bytes.min(self.demand_request_bytes),
+            Priority::Demand | Priority::Guess => self.request_bytes.min(self.demand_request_bytes),
             Priority::ReadAhead | Priority::Load => self.request_bytes,
         };
         bytes as u64
@@ -313,26 +337,39 @@ fn open(
             let queue_depth = device.threads();
             let background_depth = options.background_depth.min(queue_depth - 1).max(1);
             let options = EngineOptions { queue_depth, background_depth, ..*options };
-            return Ok(scheduled(device, files, &options, faults));
+            return scheduled(device, files, &options, faults);
         }
         IoKind::Auto | IoKind::Uring => match Uring::open(files, arena, options) {
-            Ok(device) => return Ok(scheduled(device, files, options, faults)),
+            Ok(device) => return scheduled(device, files, options, faults),
             Err(error) if kind == IoKind::Uring => return Err(error),
             Err(error) => Some(error.to_string()),
         },
     };
     let device = pread::open(files, options, refused)?;
-    Ok(scheduled(device, files, options, faults))
+    scheduled(device, files, options, faults)
 }
 
-pub(crate) fn scheduled<D: Device + 'static>(
+/// A device that is really there, and a checker beside it where something is to be checked.
+fn scheduled<D: Device + 'static>(
     device: D,
     files: &FileSet,
     options: &EngineOptions,
     faults: Option<FaultPlan>,
+) -> Result<Box<dyn ReadEngine>, StoreError> {
+    let checker = if files.is_checked() { Checker::start()? } else { Checker::inline() };
+    Ok(with_checker(device, checker, files, options, faults))
+}
+
+pub(crate) fn with_checker<D: Device + 'static>(
+    device: D,
+    checker: Checker,
+    files: &FileSet,
+    options: &EngineOptions,
+    faults: Option<FaultPlan>,
 ) -> Box<dyn ReadEngine> {
+    let (files, options) = (files.clone(), *options);
     match faults {
-        None => Box::new(Scheduler::new(device, files.clone(), *options)),
-        Some(plan) => Box::new(Scheduler::new(Faulty::new(device, plan), files.clone(), *options)),
+        None => Box::new(Scheduler::new(device, checker, files, options)),
+        Some(plan) => Box::new(Scheduler::new(Faulty::new(device, plan), checker, files, options)),
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use forebay_format::FileIndex;
 
 use crate::arena::SLOT_ALIGNMENT;
+use crate::checks::BadChunk;
 use crate::engine::{BlockLabel, BlockRead, Priority, ReadDone};
 use crate::error::ReadError;
 use crate::layout::Region;
@@ -29,8 +30,11 @@ pub(crate) struct Job {
     pub abandoned: bool,
     /// Times that everything was read again because a checksum did not match.
     pub rereads: u32,
-    /// Bytes that were compared with their checksums, and matched, while others were on their way.
+    /// Spans that are being compared with their checksums, and bytes that have been.
+    pub checking: u32,
     pub checked_bytes: u64,
+    /// The first chunk found that does not match.
+    pub bad: Option<(FileIndex, BadChunk)>,
 }
 
 /// One span at the device.
@@ -68,7 +72,9 @@ impl Job {
             outcome: None,
             abandoned: false,
             rereads: 0,
+            checking: 0,
             checked_bytes: 0,
+            bad: None,
         }
     }
 
@@ -78,6 +84,11 @@ impl Job {
         self.position = 0;
         self.rereads += 1;
         self.checked_bytes = 0;
+    }
+
+    /// Whether all that was and will be requested is back from the device.
+    pub(crate) fn is_here(&self) -> bool {
+        self.in_flight == 0 && !self.is_pending()
     }
 
     /// Whether something is left to request.

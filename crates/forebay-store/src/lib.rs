@@ -16,11 +16,13 @@
 //! reader.rs    blocks of any place and size into anybody's memory, over any engine
 //! trace.rs     a record of every request, for `forebay trace-io`
 //! checks.rs     checksums of packs, compared before a block is handed out
+//! checker.rs    who compares, and when: a thread beside the one that reads
 //! copy.rs       bytes of many extents into a new order, through bounded memory
 //! writer.rs     files that appear whole or not at all, written past the page cache
 //! ```
 
 mod arena;
+mod checker;
 mod checks;
 mod copy;
 mod device;

@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::device::{Device, Finished, Transfer};
-use crate::engine::EngineInfo;
+use crate::engine::{EngineInfo, Priority};
 use crate::error::StoreError;
 use crate::trace::PageFaults;
 
@@ -41,7 +41,7 @@ struct Shared<R> {
 #[derive(Default)]
 struct State {
     /// One queue per priority.
-    queues: [VecDeque<Transfer>; 3],
+    queues: [VecDeque<Transfer>; Priority::COUNT],
     finished: Vec<(Finished, Option<PageFaults>)>,
     /// How many finished transfers the waiting owner wants; 0 when it does not wait.
     wanted: usize,

@@ -145,7 +145,7 @@ pub struct RawReader {
     unanswered: usize,
     tickets: u64,
     /// Operations with pieces left to cut, by priority.
-    queues: [VecDeque<u32>; 3],
+    queues: [VecDeque<u32>; Priority::COUNT],
     pieces: Vec<Option<Piece>>,
     free_pieces: Vec<u32>,
     /// By ticket.

@@ -1,10 +1,12 @@
 //! What all engines share: who goes first, how many requests are at the device, retries, stalls,
-//! cancellation, and that no buffer leaves while the device may write to it.
+//! cancellation, and that no buffer leaves while the device may write to it or the checker reads it.
+
+mod checking;
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::checks::BadChunk;
+use crate::checker::{Checker, Compared};
 use crate::device::{Device, Finished, Transfer};
 use crate::engine::{
     BlockRead, Completion, EngineInfo, EngineOptions, IoStatistics, Priority, ReadDone, ReadEngine,
@@ -19,6 +21,8 @@ const CHECKED_AT_A_TIME: usize = 4;
 
 pub(crate) struct Scheduler<D: Device> {
     device: D,
+    /// Before the jobs: it has ended when their buffers go.
+    checker: Checker,
     files: FileSet,
     options: EngineOptions,
     jobs: Vec<Option<Job>>,
@@ -26,7 +30,7 @@ pub(crate) struct Scheduler<D: Device> {
     /// Jobs whose callers wait for an answer.
     live_jobs: usize,
     /// Jobs with something left to request, by priority.
-    queues: [VecDeque<u32>; 3],
+    queues: [VecDeque<u32>; Priority::COUNT],
     /// Requests at the device, by transfer key.
     requests: Vec<Option<Request>>,
     free_requests: Vec<u32>,
@@ -34,6 +38,7 @@ pub(crate) struct Scheduler<D: Device> {
     background: usize,
     ready: Vec<Completion>,
     finished: Vec<Finished>,
+    compared: Vec<Compared>,
     statistics: IoStatistics,
     busy_before: Duration,
     busy_since: Option<Duration>,
@@ -47,13 +52,19 @@ pub(crate) struct Scheduler<D: Device> {
 }
 
 impl<D: Device> Scheduler<D> {
-    pub(crate) fn new(device: D, files: FileSet, options: EngineOptions) -> Scheduler<D> {
+    pub(crate) fn new(
+        device: D,
+        checker: Checker,
+        files: FileSet,
+        options: EngineOptions,
+    ) -> Scheduler<D> {
         let depth = options.queue_depth;
         let recorder = files.recorder().cloned();
         let ahead = |recorder: &IoRecorder| recorder.now().saturating_sub(device.now());
         let recorder_ahead = recorder.as_ref().map_or(Duration::ZERO, ahead);
         Scheduler {
             device,
+            checker,
             files,
             options,
             jobs: Vec::new(),
@@ -65,6 +76,7 @@ impl<D: Device> Scheduler<D> {
             background: 0,
             ready: Vec::new(),
             finished: Vec::with_capacity(depth),
+            compared: Vec::with_capacity(depth),
             statistics: IoStatistics::default(),
             busy_before: Duration::ZERO,
             busy_since: None,
@@ -149,14 +161,16 @@ impl<D: Device> Scheduler<D> {
 
     /// The job whose next request goes out, left at the front of its queue.
     fn next_job(&self) -> Option<u32> {
-        let [demand, read_ahead, load] = &self.queues;
+        let [demand, read_ahead, guess, load] = &self.queues;
         if let Some(&job) = demand.front() {
             return Some(job);
         }
         if self.background >= self.options.background_depth {
             return None;
         }
-        read_ahead.front().or(load.front()).copied()
+        let demand_there = self.at_device() > self.background;
+        let guess = guess.front().filter(|_| !demand_there);
+        read_ahead.front().or(guess).or(load.front()).copied()
     }
 
     /// Lends a span of the job's buffer to the device.
@@ -231,7 +245,7 @@ impl<D: Device> Scheduler<D> {
         };
         match judge(request, end.result, &about) {
             Verdict::Complete => {
-                self.check_early(&request);
+                self.begin_check(&request);
                 self.release(end.key);
             }
             Verdict::Again(mut next) => {
@@ -265,80 +279,16 @@ impl<D: Device> Scheduler<D> {
         }
     }
 
-    /// Compares what one request brought with its checksums while others are on their way, if it is
-    /// made of whole chunks. What does not match here is found again when the job is complete.
-    fn check_early(&mut self, request: &Request) {
-        let Some(file) = self.files.file(request.file) else { return };
-        let Some(checks) = &file.checks else { return };
-        let span = request.offset..request.wanted_end;
-        let Some(job) = self.jobs[request.job as usize].as_mut() else { return };
-        if !checks.is_whole(span.clone()) {
-            return;
-        }
-        let started = std::time::Instant::now();
-        let length = (span.end - span.start) as usize;
-        // SAFETY: `check` compared the slot with the layout, so the span lies inside. Its request
-        // has ended, and no other one writes there.
-        let bytes = unsafe {
-            std::slice::from_raw_parts(job.read.buffer.pointer().add(request.at), length)
-        };
-        if checks.first_bad(span.start, bytes).is_none() {
-            job.checked_bytes += length as u64;
-            self.statistics.bytes_checked += length as u64;
-        }
-        self.statistics.check_seconds += started.elapsed().as_secs_f64();
-    }
-
-    /// Compares what a job brought with its checksums. `true`: it does not match and is read again.
-    fn reads_again(&mut self, key: u32) -> bool {
-        let Some(job) = self.jobs[key as usize].as_mut() else { return false };
-        if job.outcome.is_some() || job.abandoned || job.in_flight > 0 || job.is_pending() {
-            return false;
-        }
-        let regions = job.read.layout.regions.iter();
-        let all = regions.map(|region| region.wanted_end - region.offset).sum::<u64>();
-        if job.checked_bytes == all {
-            return false;
-        }
-        let started = std::time::Instant::now();
-        self.statistics.bytes_checked -= job.checked_bytes;
-        let mut bad = None;
-        for region in job.read.layout.regions.iter() {
-            let Some(file) = self.files.file(region.file) else { continue };
-            let Some(checks) = &file.checks else { continue };
-            let length = (region.wanted_end - region.offset) as usize;
-            let bytes = &job.read.buffer.as_slice()[region.at..region.at + length];
-            self.statistics.bytes_checked += length as u64;
-            bad = checks.first_bad(region.offset, bytes).map(|bad| (file.path.clone(), bad));
-            if bad.is_some() {
-                break;
-            }
-        }
-        self.statistics.check_seconds += started.elapsed().as_secs_f64();
-        let Some((file, BadChunk { offset, place, expected, found })) = bad else { return false };
-        self.statistics.checksum_mismatches += 1;
-        let block = job.read.label;
-        if job.rereads == 0 {
-            // What is wrong may be the way here and not the disk.
-            tracing::warn!(%block, offset, "a checksum does not match; reading again");
-            job.read_again();
-            self.statistics.retries += 1;
-            let priority = job.read.priority;
-            self.queues[priority as usize].push_front(key);
-            return true;
-        }
-        job.outcome = Some(ReadError::Corrupt { file, offset, place, block, expected, found });
-        false
-    }
-
-    /// Answers the caller if nothing of the job is at the device or waits to go there.
+    /// Answers the caller if nothing of the job is at the device, at the checker or waits to go there.
     fn conclude(&mut self, key: u32) {
-        if self.reads_again(key) {
+        let place = self.jobs[key as usize].as_ref();
+        if !place.is_some_and(|job| job.is_here() && job.checking == 0) {
             return;
         }
-        let place = &mut self.jobs[key as usize];
-        let finished = |job: &mut Job| job.in_flight == 0 && !job.is_pending();
-        let Some(job) = place.take_if(finished) else { return };
+        if self.begin_last_checks(key) || self.reads_again(key) {
+            return;
+        }
+        let Some(job) = self.jobs[key as usize].take() else { return };
         self.free_jobs.push(key);
         if job.abandoned {
             return;
@@ -543,9 +493,10 @@ impl<D: Device> ReadEngine for Scheduler<D> {
     }
 
     fn poll(&mut self, done: &mut Vec<Completion>) -> Result<(), StoreError> {
-        if self.at_device() > 0 {
+        if self.at_device() > 0 || self.checker.open() > 0 {
             self.device.reap(&mut self.finished)?;
             self.settle();
+            self.settle_checks();
             self.end_stalled_sometimes();
         }
         if self.has_queued() {
@@ -557,6 +508,7 @@ impl<D: Device> ReadEngine for Scheduler<D> {
     fn wait(&mut self, done: &mut Vec<Completion>) -> Result<(), StoreError> {
         let mut waited_since = None;
         loop {
+            self.settle_checks();
             self.pump();
             if !self.ready.is_empty() || self.live_jobs == 0 || self.broken.is_some() {
                 self.record_wait(waited_since);
@@ -564,6 +516,16 @@ impl<D: Device> ReadEngine for Scheduler<D> {
             }
             if self.recorder.is_some() && waited_since.is_none() {
                 waited_since = self.most_urgent().map(|why| (self.device.now(), why));
+            }
+            if self.checker.help() {
+                // The next requests go out while others are compared.
+                self.device.reap(&mut self.finished)?;
+                self.settle();
+                continue;
+            }
+            if self.waits_for_checker() {
+                self.checker.wait()?;
+                continue;
             }
             let timeout = self.until_stall();
             self.device.wait(self.worth_waking(), timeout, &mut self.finished)?;

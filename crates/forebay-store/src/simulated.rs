@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::checker::Checker;
 use crate::device::{Device, Finished, Transfer};
-use crate::engine::{EngineInfo, EngineOptions, ReadEngine, scheduled};
+use crate::engine::{EngineInfo, EngineOptions, ReadEngine, with_checker};
 use crate::error::StoreError;
 use crate::faults::{FaultPlan, next_random};
 use crate::files::FileSet;
@@ -72,7 +73,7 @@ pub fn open_simulated_engine(
         free_at: Duration::ZERO,
         pending: Vec::new(),
     };
-    Ok(scheduled(device, files, options, Some(faults)))
+    Ok(with_checker(device, Checker::inline(), files, options, Some(faults)))
 }
 
 struct Simulated {

@@ -32,6 +32,50 @@ fn demand_passes_read_ahead_passes_load() {
 }
 
 #[test]
+fn guesses_pass_loads_but_wait_while_anything_demanded_is_at_the_disk() {
+    for kind in kinds() {
+        let mut bench = one_at_a_time(kind);
+        bench.submit(0, Priority::Load, &[extent(0, 0, 10)]);
+        for (id, priority) in [(1, Priority::Load), (2, Priority::Guess), (3, Priority::ReadAhead)]
+        {
+            bench.submit(id, priority, &[extent(0, id * 5000, 5000)]);
+        }
+        let order: Vec<u64> = bench.finish().iter().map(|completion| completion.id).collect();
+        assert_eq!(order, [0, 3, 2, 1], "{kind:?}");
+
+        let late = FaultKind::Delay(Duration::from_millis(50));
+        let faults = FaultPlan::once(FileIndex(0), 0..1, late);
+        let options = EngineOptions { queue_depth: 8, ..small_requests() };
+        let mut bench = Bench::new(kind, options, faults, &[100_000]);
+        bench.submit(0, Priority::Demand, &[extent(0, 0, 10)]);
+        bench.submit(1, Priority::Guess, &[extent(0, 20_000, 5000)]);
+        bench.submit(2, Priority::ReadAhead, &[extent(0, 40_000, 5000)]);
+        let order: Vec<u64> = bench.finish().iter().map(|completion| completion.id).collect();
+        assert_eq!(order, [2, 0, 1], "{kind:?}");
+    }
+}
+
+#[test]
+fn what_is_queued_begins_with_the_next_poll() {
+    for kind in kinds() {
+        let mut bench = Bench::new(kind, small_requests(), FaultPlan::default(), &[100_000]);
+        bench.queue(0, Priority::Demand, &[extent(0, 10, 5000)]);
+        bench.queue(1, Priority::Load, &[extent(0, 9000, 5000)]);
+        assert_eq!(bench.engine.in_flight(), 2, "{kind:?}");
+        assert_eq!(bench.engine.io_statistics().requests, 0, "{kind:?}");
+        let mut done = Vec::new();
+        bench.engine.poll(&mut done).unwrap();
+        assert!(bench.engine.io_statistics().requests >= 2, "{kind:?}");
+        while bench.engine.in_flight() > 0 {
+            bench.engine.wait(&mut done).unwrap();
+        }
+        done.sort_by_key(|completion| completion.id);
+        bench.verify(&done[0], &[extent(0, 10, 5000)]);
+        bench.verify(&done[1], &[extent(0, 9000, 5000)]);
+    }
+}
+
+#[test]
 fn a_promoted_read_goes_first() {
     for kind in kinds() {
         let mut bench = one_at_a_time(kind);

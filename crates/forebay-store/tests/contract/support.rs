@@ -105,11 +105,21 @@ impl Bench {
     }
 
     pub fn submit(&mut self, id: u64, priority: Priority, extents: &[Extent]) {
+        let read = self.read(id, priority, extents);
+        self.engine.submit(read);
+    }
+
+    pub fn queue(&mut self, id: u64, priority: Priority, extents: &[Extent]) {
+        let read = self.read(id, priority, extents);
+        self.engine.queue(read);
+    }
+
+    fn read(&self, id: u64, priority: Priority, extents: &[Extent]) -> BlockRead {
         let layout = self.layout(extents);
         let mut buffer = self.arena.carve(layout.slot_bytes).unwrap();
         buffer.as_mut_slice().fill(0x5A);
         let label = BlockLabel::Expert { layer: 4, expert: id as u32 };
-        self.engine.submit(BlockRead { id, label, layout, buffer, priority });
+        BlockRead { id, label, layout, buffer, priority }
     }
 
     /// Waits until nothing is in flight; completions in the order in which they came.

@@ -31,7 +31,7 @@ impl Residency {
             let pool = self.experts.pool_of_layer[layer.0 as usize] as usize;
             let Some(slot) = self.experts.pools[pool].take_free(&self.slots) else { return Ok(()) };
             let block = BlockId::Expert(layer, expert);
-            self.start_read(block, slot, Purpose::Ahead, Priority::ReadAhead);
+            self.start_read(block, slot, Purpose::Ahead, Priority::Guess);
             self.experts.prefetched.push(slot);
             self.totals.prefetch.issued += 1;
         }

@@ -1,0 +1,204 @@
+//! Compares what arrived with its checksums, beside the thread that reads: a thread of its own, which
+//! sleeps while nothing is left to compare, and the reading thread itself whenever it would only wait
+//! for the disk.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use forebay_format::FileIndex;
+
+use crate::checks::{BadChunk, Checks};
+use crate::error::StoreError;
+
+/// Spans for which the thread is woken: a single one is compared sooner by the owner.
+const WORTH_WAKING: usize = 2;
+
+/// How often a waiting owner makes sure that the thread still lives.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
+/// Bytes in memory that must match the checksums of whole chunks of a file.
+pub(crate) struct Span {
+    /// Whose bytes they are; comes back in [`Compared`].
+    pub job: u32,
+    pub file: FileIndex,
+    pub checks: Checks,
+    /// Where the bytes are from.
+    pub offset: u64,
+    pub memory: *const u8,
+    pub bytes: usize,
+}
+
+// SAFETY: the pointer is an address whose bytes `Checker::begin` was promised for reading, whichever
+// thread does it.
+unsafe impl Send for Span {}
+
+/// The answer to one [`Span`].
+pub(crate) struct Compared {
+    pub job: u32,
+    pub file: FileIndex,
+    pub bytes: u64,
+    /// The first chunk that does not match.
+    pub bad: Option<BadChunk>,
+    pub took: Duration,
+}
+
+/// Takes spans and gives answers, in any order.
+pub(crate) struct Checker {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+    /// Spans that were taken and whose answers were not given yet.
+    open: usize,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    work: Condvar,
+    answered: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    queue: VecDeque<Span>,
+    answers: Vec<Compared>,
+    thread_sleeps: bool,
+    owner_waits: bool,
+    closing: bool,
+}
+
+impl Checker {
+    /// Without a thread: [`Checker::take`] compares, so that what happens on a virtual clock happens
+    /// in the same order every time.
+    pub(crate) fn inline() -> Checker {
+        Checker { shared: Arc::default(), thread: None, open: 0 }
+    }
+
+    pub(crate) fn start() -> Result<Checker, StoreError> {
+        let mut checker = Checker::inline();
+        let shared = Arc::clone(&checker.shared);
+        let thread = std::thread::Builder::new().name("forebay-check".to_owned());
+        checker.thread = Some(thread.spawn(move || shared.serve()).map_err(failed)?);
+        Ok(checker)
+    }
+
+    /// Takes a span.
+    ///
+    /// # Safety
+    /// Its memory is initialised, stays valid and is not written to until its answer was given or the
+    /// checker is dropped.
+    pub(crate) unsafe fn begin(&mut self, span: Span) {
+        self.shared.lock().queue.push_back(span);
+        self.open += 1;
+    }
+
+    /// Spans without an answer.
+    pub(crate) fn open(&self) -> usize {
+        self.open
+    }
+
+    /// Appends the answers that are there, and wakes the thread if there is work for it.
+    pub(crate) fn take(&mut self, answers: &mut Vec<Compared>) {
+        if self.open == 0 {
+            return;
+        }
+        if self.thread.is_none() {
+            while self.help() {}
+        }
+        let mut state = self.shared.lock();
+        self.open -= state.answers.len();
+        answers.append(&mut state.answers);
+        let wake = state.thread_sleeps && state.queue.len() >= WORTH_WAKING;
+        drop(state);
+        if wake {
+            self.shared.work.notify_one();
+        }
+    }
+
+    /// Compares a span on the calling thread. `false`: all that were taken have been begun.
+    pub(crate) fn help(&self) -> bool {
+        if self.open == 0 {
+            return false;
+        }
+        let Some(span) = self.shared.lock().queue.pop_front() else { return false };
+        let answer = span.compare();
+        self.shared.lock().answers.push(answer);
+        true
+    }
+
+    /// Waits until the thread has an answer for a span that it has begun.
+    ///
+    /// # Errors
+    /// [`StoreError::Engine`] when the thread is gone: what it had begun is never answered.
+    pub(crate) fn wait(&self) -> Result<(), StoreError> {
+        let mut state = self.shared.lock();
+        state.owner_waits = true;
+        while state.answers.is_empty() {
+            if self.thread.as_ref().is_none_or(JoinHandle::is_finished) {
+                return Err(failed(std::io::Error::other("the thread that compares has ended")));
+            }
+            let waited = self.shared.answered.wait_timeout(state, LOOK_AGAIN);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        state.owner_waits = false;
+        Ok(())
+    }
+}
+
+fn failed(source: std::io::Error) -> StoreError {
+    StoreError::Engine { engine: "checksums", source }
+}
+
+impl Drop for Checker {
+    /// Ends when nobody reads from any span any more.
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        state.queue.clear();
+        state.closing = true;
+        drop(state);
+        self.shared.work.notify_one();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing panics while it holds the lock, so the state is whole even if it is poisoned.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The thread's life.
+    fn serve(&self) {
+        let mut state = self.lock();
+        while !state.closing {
+            let Some(span) = state.queue.pop_front() else {
+                state.thread_sleeps = true;
+                state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state.thread_sleeps = false;
+                continue;
+            };
+            drop(state);
+            let answer = span.compare();
+            state = self.lock();
+            state.answers.push(answer);
+            if state.owner_waits {
+                self.answered.notify_one();
+            }
+        }
+    }
+}
+
+impl Span {
+    fn compare(&self) -> Compared {
+        let started = Instant::now();
+        // SAFETY: `Checker::begin` was promised memory that stays valid and unwritten until the
+        // answer, which is made here, was given.
+        let bytes = unsafe { std::slice::from_raw_parts(self.memory, self.bytes) };
+        let bad = self.checks.first_bad(self.offset, bytes);
+        let (job, file, bytes) = (self.job, self.file, self.bytes as u64);
+        Compared { job, file, bytes, bad, took: started.elapsed() }
+    }
+}
