@@ -6,11 +6,11 @@
 # fio: io_uring, O_DIRECT, 512 KiB, depth 32 and 64, registered buffers and files, 3 seconds each. forebay: load --cold --repeat 2; the
 # first run pays for new memory, which a virtual machine may have to get from its host, the second finds its memory in place.
 # Without a profile of this machine and disk, forebay doctor runs first and saves one. Drops the model from the page cache.
-# Needs fio and python3. FOREBAY names another forebay program. Prints Markdown.
+# Needs fio and python3. FOREBAY names another forebay program, FOREBAY_FLAGS more options for it. Prints Markdown.
 . "$(dirname "$0")/common.sh" 1 "$@"
 need fio python3
 
-model=$1 rounds=${2:-5}
+model=$1 rounds=${2:-5} FOREBAY_FLAGS=${FOREBAY_FLAGS:-}
 results=$(mktemp -d)
 trap 'rm -rf "$results"' EXIT
 
@@ -34,29 +34,37 @@ disk() {
         --fixedbufs=1 --registerfiles=1 --time_based --runtime=3 --output-format=json >"$results/fio-$2-$1.json"
 }
 
-for round in $(seq "$rounds"); do
-    echo "round $round of $rounds" >&2
-    disk 32 "$round"
-    "$FOREBAY" load "$model" --cold --repeat 2 --json >"$results/cold-$round.json"
-    disk 64 "$round"
-done
-echo "warm, half warm, mmap" >&2
-python3 - "$model" <<'PYTHON'
+cache_whole() {
+    python3 - "$model" <<'PYTHON'
 import sys
 with open(sys.argv[1], "rb", buffering=0) as file:
     while file.read(1 << 24):
         pass
 PYTHON
-"$FOREBAY" load "$model" --repeat 3 --json >"$results/warm.json"
-python3 - "$model" <<'PYTHON'
+}
+
+forget_half() {
+    python3 - "$model" <<'PYTHON'
 import os, sys
 file = os.open(sys.argv[1], os.O_RDONLY)
 size, step = os.fstat(file).st_size, 64 << 20
 for offset in range(0, size, 2 * step):
     os.posix_fadvise(file, offset, step, os.POSIX_FADV_DONTNEED)
 PYTHON
-"$FOREBAY" load "$model" --repeat 3 --json >"$results/half.json"
-"$FOREBAY" load "$model" --cold --io mmap --json >"$results/mmap.json"
+}
+
+for round in $(seq "$rounds"); do
+    echo "round $round of $rounds" >&2
+    disk 32 "$round"
+    "$FOREBAY" load "$model" --cold --repeat 2 $FOREBAY_FLAGS --json >"$results/cold-$round.json"
+    disk 64 "$round"
+    cache_whole
+    "$FOREBAY" load "$model" --repeat 3 $FOREBAY_FLAGS --json >"$results/warm-$round.json"
+    forget_half
+    "$FOREBAY" load "$model" --repeat 3 $FOREBAY_FLAGS --json >"$results/half-$round.json"
+done
+echo "mmap" >&2
+"$FOREBAY" load "$model" --cold --io mmap $FOREBAY_FLAGS --json >"$results/mmap.json"
 
 python3 - "$results" "$model" "$rounds" <<'PYTHON'
 import glob, json, os, statistics, sys
@@ -64,7 +72,10 @@ import glob, json, os, statistics, sys
 results, model, rounds = sys.argv[1:]
 fio = [json.load(open(name))["jobs"][0]["read"]["bw_bytes"] for name in glob.glob(f"{results}/fio-*.json")]
 best = max(fio)
-cold = [json.load(open(f"{results}/cold-{round}.json"))["runs"] for round in range(1, int(rounds) + 1)]
+def loads(name):
+    return [json.load(open(f"{results}/{name}-{round}.json")) for round in range(1, int(rounds) + 1)]
+
+cold, warm, half = loads("cold"), loads("warm"), loads("half")
 print(f"{os.path.basename(model)}, {os.path.getsize(model) / 1e9:.2f} GB; fio best {best / 1e9:.2f} GB/s, "
       f"median {statistics.median(fio) / 1e9:.2f}, worst {min(fio) / 1e9:.2f}")
 print()
@@ -79,17 +90,28 @@ def row(name, runs):
     print(f"| {name} | {rate / 1e9:.2f} | {rate / best:.0%} | {cpu:.3f} | {staging:.0f} | {seconds:.2f} |")
     return seconds
 
-row("cold, new memory", [runs[0] for runs in cold])
-cold_seconds = row("cold, memory in place", [runs[1] for runs in cold])
-warm = json.load(open(f"{results}/warm.json"))
-warm_seconds = row("warm, memory in place", warm["runs"][1:])
-half = json.load(open(f"{results}/half.json"))
-# Only a run that began with half of the file cached counts.
-half_seconds = row("half warm, memory in place", half["runs"][1:])
+def in_place(loads):
+    return [run for load in loads for run in load["runs"][1:]]
+
+row("cold, new memory", [load["runs"][0] for load in cold])
+row("cold, memory in place", in_place(cold))
+row("warm, memory in place", in_place(warm))
+# A run leaves what was cached as it was, so that each begins with half of the file cached.
+row("half warm, memory in place", in_place(half))
 row("cold, mmap, new memory", json.load(open(f"{results}/mmap.json"))["runs"])
 print()
-copy = warm["limit"]["copy_bytes_per_second"]
-shares = [run["bytes_per_second"] / copy for run in warm["runs"][1:]]
-print(f"Warm against the best copy of 1..N threads ({copy / 1e9:.2f} GB/s): {statistics.median(shares):.0%}. "
-      f"Half warm against half cold + half warm: {half_seconds / (cold_seconds / 2 + warm_seconds / 2):.2f}.")
+
+def seconds(load):
+    return statistics.median(run["seconds"] for run in load["runs"][1:])
+
+def percent(shares):
+    return f"{statistics.median(shares):.0%} ({', '.join(f'{share:.0%}' for share in shares)})"
+
+copies = [load["limit"]["copy_bytes_per_second"] for load in warm]
+shares = [load["runs"][0]["bytes"] / seconds(load) / copy for load, copy in zip(warm, copies)]
+sums = [seconds(c) / 2 + seconds(w) / 2 for c, w in zip(cold, warm)]
+print(f"Warm against the best copy of 1..N threads, round by round: {percent(shares)}; "
+      f"copies {min(copies) / 1e9:.1f}-{max(copies) / 1e9:.1f} GB/s.")
+print(f"Seconds half warm against half cold + half warm, round by round: "
+      f"{percent([seconds(h) / both for h, both in zip(half, sums)])}.")
 PYTHON

@@ -12,7 +12,7 @@ mod staging;
 use std::num::NonZero;
 use std::time::{Duration, Instant};
 
-use crate::arena::{Arena, SlotBuffer};
+use crate::arena::{Arena, SLOT_ALIGNMENT, SlotBuffer};
 use crate::engine::{
     BlockLabel, BlockRead, Completion, EngineOptions, IoKind, Priority, ReadDone, ReadEngine,
     open_engine,
@@ -148,7 +148,7 @@ impl Loader<'_> {
                 scope.spawn(|| shared.scout(probe.as_ref()));
             }
             if probe.is_some() {
-                scope.spawn(|| copy(&shared, self.files, self.options.copy_threads));
+                scope.spawn(|| copy(&shared, self.files, self.options));
             }
             let read =
                 read(&shared, self.engine, self.files, self.options, &mut stage, &mut progress);
@@ -269,11 +269,14 @@ fn read(
 }
 
 /// Copies cached pieces until nothing is left for copies.
-fn copy(shared: &Shared, files: &FileSet, threads: usize) {
+fn copy(shared: &Shared, files: &FileSet, load: LoadOptions) {
+    let threads = load.copy_threads;
     let (mut engine, mut done): (Option<Box<dyn ReadEngine>>, _) = (None, Vec::new());
     let options = EngineOptions {
         queue_depth: 8 * threads,
         background_depth: 8 * threads,
+        // A whole piece: one thread hands them out, and that takes as long for a small one.
+        request_bytes: (load.piece_bytes as usize).next_multiple_of(SLOT_ALIGNMENT),
         direct: false,
         threads,
         ..EngineOptions::default()
