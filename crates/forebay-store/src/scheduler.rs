@@ -2,6 +2,7 @@
 //! cancellation, and that no buffer leaves while the device may write to it or the checker reads it.
 
 mod checking;
+mod recording;
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -14,7 +15,7 @@ use crate::engine::{
 use crate::error::{ReadError, StoreError};
 use crate::files::FileSet;
 use crate::job::{Circumstances, Job, Request, Verdict, judge};
-use crate::trace::{IoRecorder, ReadEnd, ReadRecord, WaitRecord, nanoseconds};
+use crate::trace::{IoRecorder, ReadEnd};
 
 /// Finished requests that are worth waking up for where their bytes must be compared with checksums.
 const CHECKED_AT_A_TIME: usize = 4;
@@ -168,9 +169,17 @@ impl<D: Device> Scheduler<D> {
         if self.background >= self.options.background_depth {
             return None;
         }
-        let demand_there = self.at_device() > self.background;
-        let guess = guess.front().filter(|_| !demand_there);
+        let guess = guess.front().filter(|_| !self.is_demand_at_device());
         read_ahead.front().or(guess).or(load.front()).copied()
+    }
+
+    /// Whether somebody waits for what is at the device. Nobody does for what has stalled.
+    fn is_demand_at_device(&self) -> bool {
+        let is_waited_for = |request: &Request| {
+            let job = self.jobs[request.job as usize].as_ref();
+            !request.background && job.is_some_and(|job| !job.abandoned)
+        };
+        self.at_device() > self.background && self.requests.iter().flatten().any(is_waited_for)
     }
 
     /// Lends a span of the job's buffer to the device.
@@ -412,60 +421,6 @@ impl<D: Device> Scheduler<D> {
         }
         done.append(&mut self.ready);
         Ok(())
-    }
-}
-
-/// What the recorder is told, if there is one.
-impl<D: Device> Scheduler<D> {
-    fn record_finished(&self, finished: &Finished) {
-        match finished.result {
-            Ok(count) => self.record(finished.key, ReadEnd::Done, count),
-            Err(errno) => self.record(finished.key, ReadEnd::Failed(errno), 0),
-        }
-    }
-
-    fn record(&self, slot: u32, end: ReadEnd, bytes: u32) {
-        let Some(recorder) = &self.recorder else { return };
-        let Some(request) = self.requests.get(slot as usize).copied().flatten() else { return };
-        let block = self.jobs[request.job as usize].as_ref().map(|job| job.read.label);
-        let took = self.device.now().saturating_sub(request.started);
-        recorder.read(ReadRecord {
-            start_nanoseconds: nanoseconds(self.recorder_ahead + request.started),
-            duration_nanoseconds: nanoseconds(took),
-            file: request.file,
-            offset: request.offset,
-            length: request.length as u32,
-            bytes,
-            block,
-            why: request.why.into(),
-            attempt: request.again,
-            end,
-            faults: self.device.page_faults(slot),
-        });
-    }
-
-    /// Takes note of what ended while the engine is being closed.
-    fn record_all_finished(&mut self) {
-        for end in std::mem::take(&mut self.finished) {
-            self.record_finished(&end);
-            if let Some(request) = self.requests.get_mut(end.key as usize) {
-                *request = None;
-            }
-        }
-    }
-
-    fn record_wait(&self, since: Option<(Duration, Priority)>) {
-        let (Some(recorder), Some((since, why))) = (&self.recorder, since) else { return };
-        recorder.wait(WaitRecord {
-            start_nanoseconds: nanoseconds(self.recorder_ahead + since),
-            duration_nanoseconds: nanoseconds(self.device.now().saturating_sub(since)),
-            why: why.into(),
-        });
-    }
-
-    fn most_urgent(&self) -> Option<Priority> {
-        let live = self.jobs.iter().flatten().filter(|job| !job.abandoned);
-        live.map(|job| job.read.priority).min()
     }
 }
 
