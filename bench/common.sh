@@ -16,6 +16,9 @@ if [ -z "${FOREBAY:-}" ]; then
     FOREBAY=${CARGO_TARGET_DIR:-$root/target}/release/forebay
 fi
 
+# More options for it, for scripts that say so.
+FOREBAY_FLAGS=${FOREBAY_FLAGS:-}
+
 # Ends the script unless all these programs are there: need PROGRAM...
 need() {
     local program

@@ -10,7 +10,7 @@
 . "$(dirname "$0")/common.sh" 1 "$@"
 need fio python3
 
-model=$1 rounds=${2:-5} FOREBAY_FLAGS=${FOREBAY_FLAGS:-}
+model=$1 rounds=${2:-5}
 results=$(mktemp -d)
 trap 'rm -rf "$results"' EXIT
 

@@ -342,7 +342,7 @@ impl Decoder {
         self.cpu.rms_norm(x, &weights.feed_forward_norm, self.architecture.norm_epsilon, normed);
         match weights.feed_forward {
             FeedForwardWeights::Dense { gate, up, down } => {
-                self.dense_feed_forward(count, &lease, [gate, up, down]);
+                self.dense_feed_forward(count, &lease, [gate, up, down])?;
             }
             FeedForwardWeights::Experts { .. } => {
                 self.experts(layer, count, lease, routing)?;
@@ -353,7 +353,12 @@ impl Decoder {
         Ok(())
     }
 
-    fn dense_feed_forward(&mut self, count: usize, lease: &Lease, parts: [PartMatrix; 3]) {
+    fn dense_feed_forward(
+        &mut self,
+        count: usize,
+        lease: &Lease,
+        parts: [PartMatrix; 3],
+    ) -> Result<(), ModelError> {
         let Decoder { architecture, cpu, residency, scratch, .. } = self;
         let [gate, up, down] = parts;
         let (hidden, width) = (architecture.hidden, gate.rows);
@@ -363,16 +368,18 @@ impl Decoder {
         let gate_out = &mut scratch.gate[..count * width];
         let up_out = &mut scratch.up[..count * width];
         let x = &scratch.input;
-        cpu.matmul(&mut [
+        let mut jobs = [
             MatmulJob { w: block.matrix(&gate), x, tokens: None, out: gate_out },
             MatmulJob { w: block.matrix(&up), x, tokens: None, out: up_out },
-        ]);
+        ];
+        matmul_beside_reads(cpu, residency, &mut jobs)?;
         let inner = &mut scratch.gate[..count * width];
         cpu.silu_mul_in_place(inner, &scratch.up[..count * width]);
         scratch.inner.prepare(cpu, inner, count, width, &[down.ty]);
         let out = &mut scratch.block_out[..count * hidden];
-        let job = MatmulJob { w: block.matrix(&down), x: &scratch.inner, tokens: None, out };
-        cpu.matmul(&mut [job]);
+        let w = matrix(residency, lease, &down);
+        let job = MatmulJob { w, x: &scratch.inner, tokens: None, out };
+        matmul_beside_reads(cpu, residency, &mut [job])
     }
 
     fn experts(
@@ -470,21 +477,19 @@ impl Decoder {
         let layers = architecture.layers.len();
         for (index, chunk) in weights.head.iter().enumerate() {
             let lease = residency.dense((layers + index) as u32)?;
-            let block = Block { residency, lease: &lease };
+            let w = matrix(residency, &lease, &chunk.matrix);
             let chunk_rows = chunk.matrix.rows;
             let x = &scratch.input;
             if rows == 1 {
                 // A chunk of one row of logits is contiguous: write in place.
                 let start = base + chunk.first_row;
                 let out = &mut logits[start..start + chunk_rows];
-                let w = block.matrix(&chunk.matrix);
-                cpu.matmul(&mut [MatmulJob { w, x, tokens: None, out }]);
+                matmul_beside_reads(cpu, residency, &mut [MatmulJob { w, x, tokens: None, out }])?;
                 continue;
             }
             scratch.chunk_logits.resize(rows * chunk_rows, 0.0);
             let out = &mut scratch.chunk_logits[..];
-            let w = block.matrix(&chunk.matrix);
-            cpu.matmul(&mut [MatmulJob { w, x, tokens: None, out }]);
+            matmul_beside_reads(cpu, residency, &mut [MatmulJob { w, x, tokens: None, out }])?;
             for (row, values) in scratch.chunk_logits.chunks_exact(chunk_rows).enumerate() {
                 let start = base + row * vocabulary + chunk.first_row;
                 logits[start..start + chunk_rows].copy_from_slice(values);

@@ -186,33 +186,35 @@ impl MoeScratch {
         input: &Activations,
     ) -> Result<(), ModelError> {
         let mut ready = std::mem::take(&mut self.ready);
+        let computed = self.compute_waves(step, cpu, residency, input, &mut ready);
+        ready.clear();
+        self.ready = ready;
+        computed?;
+        residency.end_experts();
+        Ok(())
+    }
+
+    /// What is ready, wave by wave; `ready` is left with the leases of the last.
+    fn compute_waves(
+        &mut self,
+        step: &MoeStep<'_>,
+        cpu: &Cpu,
+        residency: &mut Residency,
+        input: &Activations,
+        ready: &mut Vec<(ExpertIndex, Lease)>,
+    ) -> Result<(), ModelError> {
         let mut next_row = 0;
-        loop {
-            ready.clear();
-            match residency.next_experts(&mut ready) {
-                Ok(true) => {}
-                Ok(false) => break,
-                Err(error) => {
-                    ready.clear();
-                    self.ready = ready;
-                    return Err(error.into());
-                }
-            }
+        while residency.next_experts(ready)? {
             let mut from = 0;
             while from < ready.len() {
-                let (to, pairs) = self.group(&ready, from);
+                let (to, pairs) = self.group(ready, from);
                 let group = Group { leases: &ready[from..to], pairs, first_row: next_row };
-                if let Err(error) = self.compute_group(step, cpu, residency, input, &group) {
-                    ready.clear();
-                    self.ready = ready;
-                    return Err(error);
-                }
+                self.compute_group(step, cpu, residency, input, &group)?;
                 next_row += pairs;
                 from = to;
             }
+            ready.clear();
         }
-        self.ready = ready;
-        residency.end_experts();
         Ok(())
     }
 

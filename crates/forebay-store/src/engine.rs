@@ -214,8 +214,9 @@ pub struct EngineOptions {
     pub background_depth: usize,
     /// Largest request in bytes, a multiple of 4096 up to 1 GiB.
     pub request_bytes: usize,
-    /// Largest request of a demand read or a guess, also a multiple of 4096; `request_bytes` bounds it too. A
-    /// burst of a few megabytes ends earlier as many requests side by side than as few large ones.
+    /// Largest request of a demand read or a guess, also a multiple of 4096; `request_bytes` bounds
+    /// it too. A burst of a few megabytes ends earlier as many requests side by side than as few
+    /// large ones.
     pub demand_request_bytes: usize,
     /// How often a failed request is repeated before its block's read fails.
     pub retries: u32,
@@ -243,8 +244,8 @@ impl Default for EngineOptions {
 }
 
 /// Requests at the disk at a time where checksums are compared. A virtual disk may answer all that it
-/// was given at once, when the last byte is there: with 66 requests, comparing
-/// began when reading had ended. With 32 the disk reads on meanwhile; fewer leave it idle.
+/// was given at once, when the last byte is there: with 66 requests, comparing began when reading
+/// had ended. With 32 the disk reads on meanwhile; fewer leave it idle.
 const CHECKED_DEPTH: usize = 32;
 
 impl EngineOptions {

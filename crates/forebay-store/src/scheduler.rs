@@ -175,11 +175,12 @@ impl<D: Device> Scheduler<D> {
 
     /// Whether somebody waits for what is at the device. Nobody does for what has stalled.
     fn is_demand_at_device(&self) -> bool {
-        let is_waited_for = |request: &Request| {
-            let job = self.jobs[request.job as usize].as_ref();
-            !request.background && job.is_some_and(|job| !job.abandoned)
-        };
-        self.at_device() > self.background && self.requests.iter().flatten().any(is_waited_for)
+        let is_demand = |request: &Request| !request.background && self.is_waited_for(request);
+        self.at_device() > self.background && self.requests.iter().flatten().any(is_demand)
+    }
+
+    fn is_waited_for(&self, request: &Request) -> bool {
+        self.jobs[request.job as usize].as_ref().is_some_and(|job| !job.abandoned)
     }
 
     /// Lends a span of the job's buffer to the device.
@@ -392,10 +393,7 @@ impl<D: Device> Scheduler<D> {
     /// How long the device may be waited for before some request counts as stalled.
     fn until_stall(&self) -> Duration {
         let now = self.device.now();
-        let waits_for = |request: &&Request| {
-            self.jobs[request.job as usize].as_ref().is_some_and(|job| !job.abandoned)
-        };
-        let active = self.requests.iter().flatten().filter(waits_for);
+        let active = self.requests.iter().flatten().filter(|request| self.is_waited_for(request));
         let oldest = active.map(|request| request.started).min().unwrap_or(now);
         (oldest + self.options.stall_timeout).saturating_sub(now)
     }
