@@ -12,8 +12,9 @@ use forebay_format::pack::BlockKind;
 use forebay_format::{Catalog, Extent, FileIndex, TensorInfo};
 use forebay_model::{Architecture, Weights};
 use forebay_store::{
-    Arena, BlockLabel, BlockRead, EngineOptions, FaultKind, FaultPlan, FileSet, IoKind, Priority,
-    SlotBuffer, StoreError, open_engine,
+    Arena, BlockLabel, BlockLayout, BlockRead, EngineOptions, FaultKind, FaultPlan, FileSet,
+    IoKind, LoadItem, LoadOptions, Loaded, Loader, Priority, ReadError, SlotBuffer, StoreError,
+    open_engine, open_faulty_engine,
 };
 use forebay_stream::StreamError;
 use support::{fixture, fixtures};
@@ -285,6 +286,82 @@ fn a_bit_that_flips_on_the_way_is_read_again() {
         let opened = open(&path, &SessionOptions { io, faults: Some(always), ..options(None) });
         let error = opened.err().expect("wrong bytes must not be used").to_string();
         assert!(error.contains("expert 3 of layer 0"), "{error}");
+    }
+}
+
+/// Loads all blocks of a pack with an engine that does not compare, so that the loader must, through
+/// a ring or in place: what each block holds.
+fn loaded(path: &Path, ring_slots: usize, faults: FaultPlan) -> Vec<Result<Vec<u8>, ReadError>> {
+    let catalog = Catalog::open(path).unwrap();
+    let files = FileSet::of_catalog(&catalog, true).unwrap();
+    let blocks = catalog.pack.as_ref().unwrap().chunks.blocks().to_vec();
+    let layouts = blocks.iter().map(|block| {
+        let (offset, length) = (block.offset, block.bytes);
+        files.plan(&[Extent { file: FileIndex(0), offset, length }], files.alignment())
+    });
+    let layouts: Vec<_> = layouts.collect();
+    let arena = Arena::map(layouts.iter().map(|layout| layout.slot_bytes).sum()).unwrap();
+    let items = layouts.iter().enumerate().map(|(index, layout)| LoadItem {
+        label: BlockLabel::Other(index as u64),
+        layout: layout.clone(),
+        buffer: arena.carve(layout.slot_bytes).unwrap(),
+    });
+    let items = items.collect();
+    let ring_arena = Arena::map(ring_slots << 18).unwrap();
+    let mut ring = (0..ring_slots).map(|_| ring_arena.carve(1 << 18).unwrap()).collect();
+    let unchecked = FileSet::open(&[path]).unwrap();
+    let options = EngineOptions::default();
+    let mut engine =
+        open_faulty_engine(IoKind::Auto, &unchecked, &ring_arena, &options, faults).unwrap();
+    assert!(!engine.compares());
+    // The page cache would hide what the disk gives.
+    let options = LoadOptions { copy_threads: 0, piece_bytes: 1 << 17, ..LoadOptions::default() };
+    let loader = Loader { engine: engine.as_mut(), files: &files, options, ring: &mut ring };
+    let (answers, _) = loader.load(items, &mut |_, _| {}).unwrap();
+    let bytes = |(answer, layout): (Loaded, &BlockLayout)| {
+        answer.result?;
+        let buffer = answer.buffer.expect("comes back");
+        let part = layout.parts[0];
+        Ok(buffer.as_slice()[part.at..][..part.extent.length as usize].to_vec())
+    };
+    answers.into_iter().zip(&layouts).map(bytes).collect()
+}
+
+#[test]
+fn loads_compare_what_their_engine_did_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = packed(&moe(), folder.path()).unwrap();
+    let whole = fs::read(&path).unwrap();
+    let catalog = Catalog::open(&path).unwrap();
+    let blocks = catalog.pack.as_ref().unwrap().chunks.blocks().to_vec();
+    let expected: Vec<&[u8]> = blocks
+        .iter()
+        .map(|block| &whole[block.offset as usize..][..block.bytes as usize])
+        .collect();
+    let middle = blocks.len() / 2;
+    let range = blocks[middle].offset + 100..blocks[middle].offset + 101;
+    for ring_slots in [0, 3] {
+        // A bit that flips once on the way: whoever compares reads again.
+        for faults in
+            [FaultPlan::default(), FaultPlan::once(FileIndex(0), range.clone(), FaultKind::Flip)]
+        {
+            for (index, bytes) in loaded(&path, ring_slots, faults).into_iter().enumerate() {
+                assert!(bytes.unwrap() == expected[index], "block {index}, {ring_slots} slots");
+            }
+        }
+        for bit in 0..8 {
+            let mut broken = whole.clone();
+            broken[range.start as usize] ^= 1 << bit;
+            fs::write(&path, &broken).unwrap();
+            let mut answers = loaded(&path, ring_slots, FaultPlan::default());
+            match answers.swap_remove(middle) {
+                Err(ReadError::Corrupt { offset, place, .. }) => {
+                    assert!(offset <= range.start && place == blocks[middle].to_string());
+                }
+                other => panic!("bit {bit}, {ring_slots} slots: {:?}", other.map(|b| b.len())),
+            }
+        }
+        fs::write(&path, &whole).unwrap();
     }
 }
 

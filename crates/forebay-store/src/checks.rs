@@ -51,6 +51,11 @@ impl Checks {
         apart || self.index.cover(range.start, range.end) == Some((range.start, range.end))
     }
 
+    /// The chunks that share a byte with a range, in order.
+    pub fn chunks(&self, range: Range<u64>) -> impl Iterator<Item = Chunk> + '_ {
+        self.index.chunks(range.start, range.end)
+    }
+
     /// The first chunk of `bytes`, which were read at `offset` and are whole chunks, that is not as
     /// it was written.
     pub fn first_bad(&self, offset: u64, bytes: &[u8]) -> Option<BadChunk> {

@@ -159,6 +159,9 @@ pub trait ReadEngine: Send {
     /// Reads whose completions have not been handed out yet.
     fn in_flight(&self) -> usize;
 
+    /// Whether what it hands out was compared with checksums, where there are any.
+    fn compares(&self) -> bool;
+
     fn describe(&self) -> EngineInfo;
 
     fn io_statistics(&self) -> IoStatistics;

@@ -6,9 +6,12 @@
 //! when the disk has nothing left to do while many copies wait, it takes some of those. All bytes
 //! land in their slots directly, unless the caller gives a ring to read into: see `staging.rs`.
 
+mod landing;
+mod past_cache;
 mod shared;
 mod staging;
 
+use std::collections::HashMap;
 use std::num::NonZero;
 use std::time::{Duration, Instant};
 
@@ -22,6 +25,7 @@ use crate::files::FileSet;
 use crate::layout::BlockLayout;
 use crate::page_cache::{CacheProbe, Cached};
 use crate::pieces::{Piece, cut_block};
+use landing::{Landing, Regions};
 use shared::{Next, Shared};
 use staging::{Stage, stage};
 
@@ -100,8 +104,11 @@ pub fn process_seconds() -> f64 {
 
 /// Loads blocks with an engine and, beside it, copies from the page cache.
 pub struct Loader<'a> {
-    /// Reads what is not cached; nothing of others may be in flight.
+    /// Reads what is not cached; nothing of others may be in flight. If it does not compare with
+    /// checksums, because it was opened for files without, the loader does: on the way out of a
+    /// ring that is nearly free.
     pub engine: &'a mut dyn ReadEngine,
+    /// The files of the items' layouts, with the checksums to compare with.
     pub files: &'a FileSet,
     pub options: LoadOptions,
     /// Slots that the engine reads into, to be copied from there: where that is faster than reading
@@ -129,6 +136,7 @@ impl Loader<'_> {
         let probe = (self.options.copy_threads > 0).then(|| CacheProbe::new(self.files, None));
         let mut progress = || progress(shared.done_bytes().min(bytes), bytes);
         progress();
+        let landing = Landing::new(self.files, self.engine.compares());
         let (stage, movers) = match self.ring.is_empty() {
             true => (None, None),
             false => {
@@ -141,7 +149,7 @@ impl Loader<'_> {
             let mut stage = stage;
             if let Some(movers) = &movers {
                 for _ in 0..MOVERS {
-                    scope.spawn(|| movers.copy(&shared));
+                    scope.spawn(|| movers.copy(&shared, landing));
                 }
             }
             for _ in 0..self.options.scout_threads.max(1) {
@@ -150,8 +158,15 @@ impl Loader<'_> {
             if probe.is_some() {
                 scope.spawn(|| copy(&shared, self.files, self.options));
             }
-            let read =
-                read(&shared, self.engine, self.files, self.options, &mut stage, &mut progress);
+            let mut reader = Reader {
+                shared: &shared,
+                engine: self.engine,
+                files: self.files,
+                engine_bytes: self.options.engine_bytes.max(1),
+                landing,
+                in_place: HashMap::new(),
+            };
+            let read = reader.read(&mut stage, &mut progress);
             if let Err(error) = read {
                 shared.stop(error);
             }
@@ -219,52 +234,77 @@ fn join(counts: Vec<(BlockLabel, usize)>, answers: Vec<Option<Completion>>) -> V
     counts.into_iter().map(&mut whole).collect()
 }
 
-/// Reads cold pieces until nothing is left for the engine.
-fn read(
-    shared: &Shared,
-    engine: &mut dyn ReadEngine,
-    files: &FileSet,
-    options: LoadOptions,
-    stage: &mut Option<Stage>,
-    progress: &mut dyn FnMut(),
-) -> Result<(), StoreError> {
-    let direct = engine.describe().direct;
-    let (mut done, mut in_flight) = (Vec::new(), 0_u64);
-    loop {
-        while in_flight < options.engine_bytes.max(1) {
-            if stage.as_mut().is_some_and(|stage| !stage.has_room(in_flight == 0)) {
-                break;
-            }
-            // Wait for work only when there is none to wait for at the disk.
-            let pause = (in_flight == 0).then_some(PROGRESS_PAUSE);
-            match shared.next_cold(pause, in_flight, direct) {
-                Next::Piece(mut piece) => {
-                    in_flight += piece.layout.wanted_bytes().max(1);
-                    if let Some(stage) = stage {
-                        stage.enter(&mut piece);
-                    }
-                    submit(engine, piece);
+/// The thread that has the engine.
+struct Reader<'a> {
+    shared: &'a Shared,
+    engine: &'a mut dyn ReadEngine,
+    files: &'a FileSet,
+    engine_bytes: u64,
+    landing: Landing<'a>,
+    /// Pieces being read to where they belong, if they must be compared there.
+    in_place: HashMap<u64, (BlockLabel, Regions)>,
+}
+
+impl Reader<'_> {
+    /// Reads cold pieces until nothing is left for the engine.
+    fn read(
+        &mut self,
+        stage: &mut Option<Stage>,
+        progress: &mut dyn FnMut(),
+    ) -> Result<(), StoreError> {
+        let direct = self.engine.describe().direct;
+        let (mut done, mut in_flight) = (Vec::new(), 0_u64);
+        loop {
+            while in_flight < self.engine_bytes {
+                if stage.as_mut().is_some_and(|stage| !stage.has_room(in_flight == 0)) {
+                    break;
                 }
-                Next::NotYet if in_flight == 0 => progress(),
-                Next::NotYet => break,
-                Next::End if in_flight == 0 => return Ok(()),
-                Next::End => break,
+                // Wait for work only when there is none to wait for at the disk.
+                let pause = (in_flight == 0).then_some(PROGRESS_PAUSE);
+                match self.shared.next_cold(pause, in_flight, direct) {
+                    Next::Piece(piece) => {
+                        in_flight += piece.layout.wanted_bytes().max(1);
+                        self.begin(piece, stage);
+                    }
+                    Next::NotYet if in_flight == 0 => progress(),
+                    Next::NotYet => break,
+                    Next::End if in_flight == 0 => return Ok(()),
+                    Next::End => break,
+                }
             }
+            self.engine.wait(&mut done)?;
+            for completion in done.drain(..) {
+                let piece = self.shared.planned(completion.id);
+                in_flight -= piece.bytes.max(1);
+                if !direct && piece.cached == Cached::Nothing {
+                    // It went through the page cache only because there is no other way.
+                    self.files.forget_range(piece.file, piece.offset, piece.bytes);
+                }
+                self.end(completion, stage);
+            }
+            progress();
         }
-        engine.wait(&mut done)?;
-        for completion in done.drain(..) {
-            let piece = shared.planned(completion.id);
-            in_flight -= piece.bytes.max(1);
-            if !direct && piece.cached == Cached::Nothing {
-                // It went through the page cache only because there is no other way.
-                files.forget_range(piece.file, piece.offset, piece.bytes);
-            }
-            match stage {
-                Some(stage) => stage.leave(completion, shared),
-                None => shared.answer(completion, false),
-            }
+    }
+
+    fn begin(&mut self, mut piece: Piece, stage: &mut Option<Stage>) {
+        let staged = stage.as_mut().is_some_and(|stage| stage.enter(&mut piece));
+        if !staged && self.landing.compares() {
+            let place = (piece.label, piece.layout.regions.clone());
+            self.in_place.insert(piece.index as u64, place);
         }
-        progress();
+        submit(self.engine, piece);
+    }
+
+    fn end(&mut self, completion: Completion, stage: &mut Option<Stage>) {
+        let at_place = match stage {
+            Some(stage) => stage.leave(completion),
+            None => Some(completion),
+        };
+        let Some(mut completion) = at_place else { return };
+        if let Some((label, regions)) = self.in_place.remove(&completion.id) {
+            self.landing.settle(&mut completion, label, &regions);
+        }
+        self.shared.answer(completion, false);
     }
 }
 

@@ -512,6 +512,10 @@ impl<D: Device> ReadEngine for Scheduler<D> {
         self.live_jobs + self.ready.len()
     }
 
+    fn compares(&self) -> bool {
+        self.files.is_checked()
+    }
+
     fn describe(&self) -> EngineInfo {
         self.device.describe()
     }

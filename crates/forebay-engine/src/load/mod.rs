@@ -89,6 +89,12 @@ struct Blocks {
     buffers: Vec<SlotBuffer>,
 }
 
+/// The files for an engine that compares with checksums and for one that does not.
+struct Sources {
+    checked: FileSet,
+    unchecked: FileSet,
+}
+
 /// How blocks are read.
 struct Reader {
     engine: Box<dyn ReadEngine>,
@@ -108,24 +114,26 @@ pub fn load(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<LoadReport, EngineError> {
     let catalog = Catalog::open(model)?;
-    let mut files = FileSet::of_catalog(&catalog, request.verify)?;
-    if let Some(recorder) = &request.recorder {
-        files = files.recorded(recorder);
-    }
     let checks = Checks::requested(&catalog, request.verify)?;
+    let recorded = |files: FileSet| match &request.recorder {
+        Some(recorder) => files.recorded(recorder),
+        None => files,
+    };
+    let files = recorded(FileSet::of_catalog(&catalog, request.verify)?);
     // The limits are those of reading alone.
     let unchecked = FileSet::open(&catalog.files)?;
+    let sources = Sources { unchecked: recorded(unchecked.clone()), checked: files.clone() };
     let choice = MachineProfile::choice_for(&catalog.root);
     let arena = Arena::map(arena_bytes(&plan(&catalog, &files))?)?;
     let mut blocks = Blocks::new(&catalog, &files, &arena)?;
-    let (mut reader, chosen_by) = Reader::open(request.io, &files, &arena, &choice)?;
+    let (mut reader, chosen_by) = Reader::open(request.io, &sources, &arena, &choice)?;
     let mut limit = LoadLimit::new(&files, &choice);
     let mut runs = Vec::with_capacity(request.repeat);
     for run in 0..request.repeat {
         if request.cold {
             if request.io == IoKind::Mmap {
                 // What a mapping brought into the page cache stays there until it is gone.
-                (reader, _) = Reader::open(request.io, &files, &arena, &choice)?;
+                (reader, _) = Reader::open(request.io, &sources, &arena, &choice)?;
             }
             files.drop_cached()?;
         }
@@ -254,7 +262,7 @@ impl Reader {
     /// Opens what reads, and says who chose it.
     fn open(
         io: IoKind,
-        files: &FileSet,
+        sources: &Sources,
         arena: &Arena,
         choice: &ReadChoice,
     ) -> Result<(Reader, String), EngineError> {
@@ -264,7 +272,11 @@ impl Reader {
             IoKind::Mmap => (Arena::reserve(0)?, Vec::new()),
             _ => ring_of(choice)?,
         };
-        let target = if ring.is_empty() { arena } else { &ring_arena };
+        // The loader compares on the way out of the ring, where that is nearly free.
+        let (target, files) = match ring.is_empty() {
+            true => (arena, &sources.checked),
+            false => (&ring_arena, &sources.unchecked),
+        };
         let engine = open_engine(kind, files, target, &choice.engine_options())?;
         let depth_bytes = (choice.queue_depth * choice.request_bytes) as u64;
         let mut options =

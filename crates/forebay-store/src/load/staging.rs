@@ -5,14 +5,22 @@ use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Mutex, PoisonError};
 
+use super::landing::{Landing, Regions};
 use super::shared::Shared;
 use crate::arena::SlotBuffer;
-use crate::engine::Completion;
+use crate::engine::{BlockLabel, Completion};
 use crate::pieces::Piece;
 
 /// Something that was read and must be copied to its place.
 struct Arrived {
     completion: Completion,
+    place: Place,
+}
+
+/// Where a piece belongs that is read into the ring.
+struct Place {
+    label: BlockLabel,
+    regions: Regions,
     destination: SlotBuffer,
     bytes: usize,
 }
@@ -20,8 +28,8 @@ struct Arrived {
 /// The ring of a load, as the thread that reads sees it.
 pub(super) struct Stage {
     free: Vec<SlotBuffer>,
-    /// Destinations of what is being read, by piece.
-    reading: HashMap<u64, (SlotBuffer, usize)>,
+    /// Of what is being read, by piece.
+    reading: HashMap<u64, Place>,
     /// Slots of the ring that are being copied from.
     copying: usize,
     arrived: Sender<Arrived>,
@@ -63,31 +71,32 @@ impl Stage {
         self.free.push(slot);
     }
 
-    /// Gives a piece a slot of the ring in place of its own, if it fits there.
-    pub fn enter(&mut self, piece: &mut Piece) {
+    /// Gives a piece a slot of the ring in place of its own; `false` if it does not fit there.
+    pub fn enter(&mut self, piece: &mut Piece) -> bool {
         let bytes = piece.layout.slot_bytes;
         let fits = bytes > 0 && bytes <= piece.buffer.len();
-        if let Some(at) = self.free.iter().position(|slot| fits && bytes <= slot.len()) {
-            let slot = self.free.swap_remove(at);
-            let destination = std::mem::replace(&mut piece.buffer, slot);
-            self.reading.insert(piece.index as u64, (destination, bytes));
-        }
+        let Some(at) = self.free.iter().position(|slot| fits && bytes <= slot.len()) else {
+            return false;
+        };
+        let slot = self.free.swap_remove(at);
+        let destination = std::mem::replace(&mut piece.buffer, slot);
+        let (label, regions) = (piece.label, piece.layout.regions.clone());
+        self.reading.insert(piece.index as u64, Place { label, regions, destination, bytes });
+        true
     }
 
-    /// Passes an answer on: to be copied, or as it is.
-    pub fn leave(&mut self, mut completion: Completion, shared: &Shared) {
-        let Some((destination, bytes)) = self.reading.remove(&completion.id) else {
-            return shared.answer(completion, false);
-        };
+    /// Passes the answer to a piece on to be copied. It comes back if the piece is at its place.
+    pub fn leave(&mut self, mut completion: Completion) -> Option<Completion> {
+        let Some(place) = self.reading.remove(&completion.id) else { return Some(completion) };
         if completion.result.is_ok() {
             self.copying += 1;
             // The movers live until this side is gone.
-            let _ = self.arrived.send(Arrived { completion, destination, bytes });
-            return;
+            let _ = self.arrived.send(Arrived { completion, place });
+            return None;
         }
         // A slot that the kernel may still write stays with the engine; the ring goes on without.
-        self.free.extend(completion.buffer.replace(destination));
-        shared.answer(completion, false);
+        self.free.extend(completion.buffer.replace(place.destination));
+        Some(completion)
     }
 
     /// The ring, when everything is copied.
@@ -104,77 +113,20 @@ impl Stage {
 
 impl Movers {
     /// The work of one thread that copies.
-    pub fn copy(&self, shared: &Shared) {
+    pub fn copy(&self, shared: &Shared, landing: Landing<'_>) {
         loop {
             let next = self.arrived.lock().unwrap_or_else(PoisonError::into_inner).recv();
-            let Ok(Arrived { mut completion, mut destination, bytes }) = next else { return };
+            let Ok(Arrived { mut completion, place }) = next else { return };
+            let Place { label, regions, mut destination, bytes } = place;
             if let Some(slot) = completion.buffer.take() {
-                copy_past_cache(
-                    &mut destination.as_mut_slice()[..bytes],
-                    &slot.as_slice()[..bytes],
-                );
+                let moved = landing.move_over(label, &regions, &mut destination, &slot, bytes);
+                if let Err(error) = moved {
+                    completion.result = Err(error);
+                }
                 let _ = self.emptied.send(slot);
             }
             completion.buffer = Some(destination);
             shared.answer(completion, false);
-        }
-    }
-}
-
-/// Copies to memory that nobody reads soon: what is written need not be fetched into the cache
-/// first, and does not push the ring out of it.
-///
-/// # Panics
-/// When the lengths differ.
-fn copy_past_cache(to: &mut [u8], from: &[u8]) {
-    assert_eq!(to.len(), from.len(), "a copy has one length");
-    #[cfg(target_arch = "x86_64")]
-    if std::arch::is_x86_feature_detected!("avx2") {
-        let head = to.as_ptr().align_offset(32).min(to.len());
-        let (to_head, to) = to.split_at_mut(head);
-        let (from_head, from) = from.split_at(head);
-        to_head.copy_from_slice(from_head);
-        let whole = to.len() / 32 * 32;
-        to[whole..].copy_from_slice(&from[whole..]);
-        // SAFETY: the machine has AVX2; both slices have these bytes, and `to` is aligned.
-        unsafe { stream(&mut to[..whole], &from[..whole]) };
-        return;
-    }
-    to.copy_from_slice(from);
-}
-
-/// # Safety
-/// The machine has AVX2, both slices have the same length, a multiple of 32, and `to` begins at a
-/// multiple of 32 bytes.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-unsafe fn stream(to: &mut [u8], from: &[u8]) {
-    use std::arch::x86_64::{_mm_sfence, _mm256_loadu_si256, _mm256_stream_si256};
-    for (to, from) in to.chunks_exact_mut(32).zip(from.chunks_exact(32)) {
-        // SAFETY: both chunks have 32 bytes, and `to` is aligned by the caller's promise.
-        unsafe {
-            let bytes = _mm256_loadu_si256(from.as_ptr().cast());
-            _mm256_stream_si256(to.as_mut_ptr().cast(), bytes);
-        }
-    }
-    // Others must see these stores when they see what follows.
-    _mm_sfence();
-}
-
-#[cfg(test)]
-mod tests {
-    use super::copy_past_cache;
-
-    #[test]
-    fn copies_of_every_length_and_alignment_are_exact() {
-        let from: Vec<u8> = (0..400).map(|i| (i * 7 % 251) as u8).collect();
-        for start in 0..40 {
-            for length in (0..300).step_by(7) {
-                let mut to = vec![255; 400];
-                copy_past_cache(&mut to[start..start + length], &from[3..3 + length]);
-                assert_eq!(to[start..start + length], from[3..3 + length]);
-                assert!(to[..start].iter().chain(&to[start + length..]).all(|&byte| byte == 255));
-            }
         }
     }
 }

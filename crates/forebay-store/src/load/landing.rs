@@ -1,0 +1,145 @@
+//! The last step of a piece: its bytes are at their place, and those of a pack are what was written.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use forebay_format::Extent;
+
+use super::past_cache::{copy, copy_with_checksum};
+use crate::arena::SlotBuffer;
+use crate::checks::Checks;
+use crate::engine::{BlockLabel, Completion};
+use crate::error::{ReadError, StoreError};
+use crate::files::FileSet;
+use crate::layout::Region;
+
+/// What of a piece's slot was read from where.
+pub(super) type Regions = Arc<[Region]>;
+
+/// Compares pieces with their checksums where the engine does not.
+#[derive(Clone, Copy)]
+pub(super) struct Landing<'a> {
+    /// Files whose checksums are to be looked at.
+    files: Option<&'a FileSet>,
+}
+
+impl<'a> Landing<'a> {
+    /// For pieces of an engine that compares what it reads, or does not.
+    pub fn new(files: &'a FileSet, engine_compares: bool) -> Landing<'a> {
+        Landing { files: Some(files).filter(|files| files.is_checked() && !engine_compares) }
+    }
+
+    /// Whether pieces must come here to be compared.
+    pub fn compares(&self) -> bool {
+        self.files.is_some()
+    }
+
+    /// Moves the first `bytes` of a piece from the slot of a ring to its destination.
+    pub fn move_over(
+        &self,
+        label: BlockLabel,
+        regions: &[Region],
+        to: &mut SlotBuffer,
+        from: &SlotBuffer,
+        bytes: usize,
+    ) -> Result<(), ReadError> {
+        let (to, from) = (&mut to.as_mut_slice()[..bytes], &from.as_slice()[..bytes]);
+        if self.files.is_none() {
+            copy(to, from);
+            return Ok(());
+        }
+        for region in regions {
+            let range = span(region);
+            match self.checks(region) {
+                None => copy(&mut to[range.clone()], &from[range]),
+                Some(checks) => {
+                    let to = &mut to[range.clone()];
+                    if !copy_checked(checks, region, to, &from[range]) {
+                        self.read_again(label, region, to)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares a piece that was read in place.
+    pub fn settle(&self, completion: &mut Completion, label: BlockLabel, regions: &[Region]) {
+        let Some(buffer) = completion.buffer.as_mut().filter(|_| completion.result.is_ok()) else {
+            return;
+        };
+        for region in regions {
+            let Some(checks) = self.checks(region) else { continue };
+            let bytes = &mut buffer.as_mut_slice()[span(region)];
+            if checks.first_bad(region.offset, bytes).is_none() {
+                continue;
+            }
+            if let Err(error) = self.read_again(label, region, bytes) {
+                completion.result = Err(error);
+                return;
+            }
+        }
+    }
+
+    fn checks(&self, region: &Region) -> Option<&'a Checks> {
+        self.files?.file(region.file)?.checks.as_ref()
+    }
+
+    /// Once more, another way: what is wrong may be the way here and not the disk.
+    fn read_again(
+        &self,
+        label: BlockLabel,
+        region: &Region,
+        out: &mut [u8],
+    ) -> Result<(), ReadError> {
+        let Some(files) = self.files else { return Ok(()) };
+        tracing::warn!(block = %label, offset = region.offset, "a checksum does not match; reading again");
+        let (file, offset, length) = (region.file, region.offset, out.len() as u64);
+        let error = match files.read_exact(Extent { file, offset, length }, out) {
+            Ok(()) => return Ok(()),
+            Err(error) => error,
+        };
+        let path = files.file(file).map(|file| file.path.clone()).unwrap_or_default();
+        Err(match error {
+            StoreError::Corrupt { file, offset, place, expected, found } => {
+                ReadError::Corrupt { file, offset, place, block: label, expected, found }
+            }
+            StoreError::UnexpectedEnd { file, file_bytes, .. } => ReadError::UnexpectedEnd {
+                file,
+                file_end: file_bytes,
+                wanted_end: region.wanted_end,
+                block: label,
+            },
+            StoreError::Read { file, offset, source } => {
+                ReadError::Io { file, offset, block: label, attempts: 2, source }
+            }
+            other => {
+                let source = std::io::Error::other(other);
+                ReadError::Io { file: path, offset, block: label, attempts: 2, source }
+            }
+        })
+    }
+}
+
+/// Where in the slot the wanted bytes of a region are.
+fn span(region: &Region) -> Range<usize> {
+    region.at..region.at + (region.wanted_end - region.offset) as usize
+}
+
+/// Copies one region chunk by chunk; `false` when a chunk is not as it was written, or the region
+/// is not made of whole chunks.
+fn copy_checked(checks: &Checks, region: &Region, to: &mut [u8], from: &[u8]) -> bool {
+    if !checks.is_whole(region.offset..region.wanted_end) {
+        return false;
+    }
+    let (mut good, mut done) = (true, 0);
+    for chunk in checks.chunks(region.offset..region.wanted_end) {
+        let start = (chunk.offset - region.offset) as usize;
+        let end = start + chunk.bytes as usize;
+        copy(&mut to[done..start], &from[done..start]);
+        good &= copy_with_checksum(&mut to[start..end], &from[start..end]) == chunk.checksum;
+        done = end;
+    }
+    copy(&mut to[done..], &from[done..]);
+    good
+}
