@@ -1,8 +1,9 @@
-//! Compares what arrived with its checksums, beside the thread that reads: a thread of its own, which
-//! sleeps while nothing is left to compare, and the reading thread itself whenever it would only wait
+//! Compares what arrived with its checksums, beside the thread that reads: threads of its own, which
+//! sleep while nothing is left to compare, and the reading thread itself whenever it would only wait
 //! for the disk.
 
 use std::collections::VecDeque;
+use std::num::NonZero;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -12,10 +13,14 @@ use forebay_format::FileIndex;
 use crate::checks::{BadChunk, Checks};
 use crate::error::StoreError;
 
-/// Spans for which the thread is woken: a single one is compared sooner by the owner.
+/// Spans for which a thread is woken: a single one is compared sooner by the owner.
 const WORTH_WAKING: usize = 2;
 
-/// How often a waiting owner makes sure that the thread still lives.
+/// Most threads. A virtual disk may answer 32 requests at once; what they brought, 4 MiB, must not
+/// hold up the computation that waits for it.
+const THREADS_MAX: usize = 3;
+
+/// How often a waiting owner makes sure that the threads still live.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// Bytes in memory that must match the checksums of whole chunks of a file.
@@ -47,7 +52,7 @@ pub(crate) struct Compared {
 /// Takes spans and gives answers, in any order.
 pub(crate) struct Checker {
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    threads: Vec<JoinHandle<()>>,
     /// Spans that were taken and whose answers were not given yet.
     open: usize,
 }
@@ -63,7 +68,7 @@ struct Shared {
 struct State {
     queue: VecDeque<Span>,
     answers: Vec<Compared>,
-    thread_sleeps: bool,
+    sleepers: usize,
     owner_waits: bool,
     closing: bool,
 }
@@ -72,14 +77,17 @@ impl Checker {
     /// Without a thread: [`Checker::take`] compares, so that what happens on a virtual clock happens
     /// in the same order every time.
     pub(crate) fn inline() -> Checker {
-        Checker { shared: Arc::default(), thread: None, open: 0 }
+        Checker { shared: Arc::default(), threads: Vec::new(), open: 0 }
     }
 
     pub(crate) fn start() -> Result<Checker, StoreError> {
+        let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
         let mut checker = Checker::inline();
-        let shared = Arc::clone(&checker.shared);
-        let thread = std::thread::Builder::new().name("forebay-check".to_owned());
-        checker.thread = Some(thread.spawn(move || shared.serve()).map_err(failed)?);
+        for _ in 0..(cores / 2).clamp(1, THREADS_MAX) {
+            let shared = Arc::clone(&checker.shared);
+            let thread = std::thread::Builder::new().name("forebay-check".to_owned());
+            checker.threads.push(thread.spawn(move || shared.serve()).map_err(failed)?);
+        }
         Ok(checker)
     }
 
@@ -98,20 +106,20 @@ impl Checker {
         self.open
     }
 
-    /// Appends the answers that are there, and wakes the thread if there is work for it.
+    /// Appends the answers that are there, and wakes as many threads as there is work for.
     pub(crate) fn take(&mut self, answers: &mut Vec<Compared>) {
         if self.open == 0 {
             return;
         }
-        if self.thread.is_none() {
+        if self.threads.is_empty() {
             while self.help() {}
         }
         let mut state = self.shared.lock();
         self.open -= state.answers.len();
         answers.append(&mut state.answers);
-        let wake = state.thread_sleeps && state.queue.len() >= WORTH_WAKING;
+        let wake = state.sleepers.min(state.queue.len() / WORTH_WAKING);
         drop(state);
-        if wake {
+        for _ in 0..wake {
             self.shared.work.notify_one();
         }
     }
@@ -127,16 +135,16 @@ impl Checker {
         true
     }
 
-    /// Waits until the thread has an answer for a span that it has begun.
+    /// Waits until a thread has an answer for a span that it has begun.
     ///
     /// # Errors
-    /// [`StoreError::Engine`] when the thread is gone: what it had begun is never answered.
+    /// [`StoreError::Engine`] when a thread is gone: what it had begun is never answered.
     pub(crate) fn wait(&self) -> Result<(), StoreError> {
         let mut state = self.shared.lock();
         state.owner_waits = true;
         while state.answers.is_empty() {
-            if self.thread.as_ref().is_none_or(JoinHandle::is_finished) {
-                return Err(failed(std::io::Error::other("the thread that compares has ended")));
+            if self.threads.is_empty() || self.threads.iter().any(JoinHandle::is_finished) {
+                return Err(failed(std::io::Error::other("a thread that compares has ended")));
             }
             let waited = self.shared.answered.wait_timeout(state, LOOK_AGAIN);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -157,8 +165,8 @@ impl Drop for Checker {
         state.queue.clear();
         state.closing = true;
         drop(state);
-        self.shared.work.notify_one();
-        if let Some(thread) = self.thread.take() {
+        self.shared.work.notify_all();
+        for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
     }
@@ -170,14 +178,14 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The thread's life.
+    /// A thread's life.
     fn serve(&self) {
         let mut state = self.lock();
         while !state.closing {
             let Some(span) = state.queue.pop_front() else {
-                state.thread_sleeps = true;
+                state.sleepers += 1;
                 state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
-                state.thread_sleeps = false;
+                state.sleepers -= 1;
                 continue;
             };
             drop(state);

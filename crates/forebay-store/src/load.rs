@@ -6,6 +6,7 @@
 //! when the disk has nothing left to do while many copies wait, it takes some of those. All bytes
 //! land in their slots directly, unless the caller gives a ring to read into: see `staging.rs`.
 
+mod cached;
 mod landing;
 mod past_cache;
 mod shared;
@@ -15,16 +16,14 @@ use std::collections::HashMap;
 use std::num::NonZero;
 use std::time::{Duration, Instant};
 
-use crate::arena::{Arena, SLOT_ALIGNMENT, SlotBuffer};
-use crate::engine::{
-    BlockLabel, BlockRead, Completion, EngineOptions, IoKind, Priority, ReadDone, ReadEngine,
-    open_engine,
-};
+use crate::arena::SlotBuffer;
+use crate::engine::{BlockLabel, BlockRead, Completion, Priority, ReadDone, ReadEngine};
 use crate::error::{ReadError, StoreError};
 use crate::files::FileSet;
 use crate::layout::BlockLayout;
 use crate::page_cache::{CacheProbe, Cached};
 use crate::pieces::{Piece, cut_block};
+use cached::copy_cached;
 use landing::{Landing, Regions};
 use shared::{Next, Shared};
 use staging::{Stage, stage};
@@ -155,8 +154,8 @@ impl Loader<'_> {
             for _ in 0..self.options.scout_threads.max(1) {
                 scope.spawn(|| shared.scout(probe.as_ref()));
             }
-            if probe.is_some() {
-                scope.spawn(|| copy(&shared, self.files, self.options));
+            for _ in 0..self.options.copy_threads {
+                scope.spawn(|| copy_cached(&shared, self.files));
             }
             let mut reader = Reader {
                 shared: &shared,
@@ -304,51 +303,7 @@ impl Reader<'_> {
         if let Some((label, regions)) = self.in_place.remove(&completion.id) {
             self.landing.settle(&mut completion, label, &regions);
         }
-        self.shared.answer(completion, false);
-    }
-}
-
-/// Copies cached pieces until nothing is left for copies.
-fn copy(shared: &Shared, files: &FileSet, load: LoadOptions) {
-    let threads = load.copy_threads;
-    let (mut engine, mut done): (Option<Box<dyn ReadEngine>>, _) = (None, Vec::new());
-    let options = EngineOptions {
-        queue_depth: 8 * threads,
-        background_depth: 8 * threads,
-        // A whole piece: one thread hands them out, and that takes as long for a small one.
-        request_bytes: (load.piece_bytes as usize).next_multiple_of(SLOT_ALIGNMENT),
-        direct: false,
-        threads,
-        ..EngineOptions::default()
-    };
-    let mut copied = || -> Result<(), StoreError> {
-        loop {
-            let busy = engine.as_ref().map_or(0, |engine| engine.in_flight());
-            if busy < 2 * threads + 2 {
-                match shared.next_cached(busy == 0) {
-                    Next::Piece(piece) => {
-                        let engine = match &mut engine {
-                            Some(engine) => engine,
-                            None => {
-                                let arena = Arena::map(0)?;
-                                engine.insert(open_engine(IoKind::Pread, files, &arena, &options)?)
-                            }
-                        };
-                        submit(engine.as_mut(), piece);
-                        continue;
-                    }
-                    Next::End if busy == 0 => return Ok(()),
-                    Next::NotYet | Next::End => {}
-                }
-            }
-            if let Some(engine) = &mut engine {
-                engine.wait(&mut done)?;
-            }
-            done.drain(..).for_each(|completion| shared.answer(completion, true));
-        }
-    };
-    if let Err(error) = copied() {
-        shared.stop(error);
+        self.shared.answer(completion);
     }
 }
 

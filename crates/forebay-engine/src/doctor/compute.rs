@@ -13,7 +13,7 @@ use crate::memory::free_bytes;
 use crate::synth::Content;
 
 const COLS: usize = 4096;
-const ROUNDS: usize = 5;
+const ROUNDS: usize = 9;
 /// Weights are at least this much memory, more where the last cache is large.
 const WEIGHTS_BYTES: usize = 256 << 20;
 /// Types that models come in.

@@ -14,7 +14,7 @@ use crate::EngineError;
 
 /// Rounds over all cases, one after the other, so that a slow moment does not hit one case alone;
 /// the best of them counts.
-const ROUNDS: usize = 4;
+const ROUNDS: usize = 7;
 const CASE_TIME: Duration = Duration::from_millis(250);
 const LATENCY_TIME: Duration = Duration::from_millis(700);
 const COPY_TIME: Duration = Duration::from_millis(150);

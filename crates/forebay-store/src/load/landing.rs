@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use forebay_format::Extent;
+use forebay_format::pack::checksum;
 
 use super::past_cache::{copy, copy_with_checksum};
 use crate::arena::SlotBuffer;
@@ -15,6 +16,9 @@ use crate::layout::Region;
 
 /// What of a piece's slot was read from where.
 pub(super) type Regions = Arc<[Region]>;
+
+/// Fills a place with the bytes at an offset of a file.
+pub(super) type ReadPart<'a> = dyn Fn(u64, &mut [u8]) -> Result<(), ReadError> + 'a;
 
 /// Compares pieces with their checksums where the engine does not.
 #[derive(Clone, Copy)]
@@ -61,6 +65,37 @@ impl<'a> Landing<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Fills a region of a piece with `read`, which gets an offset of the file and the place of the
+    /// bytes from there: chunk by chunk where they are to be compared.
+    pub fn fill(
+        &self,
+        label: BlockLabel,
+        region: &Region,
+        out: &mut [u8],
+        read: &ReadPart<'_>,
+    ) -> Result<(), ReadError> {
+        let range = region.offset..region.wanted_end;
+        let Some(checks) = self.checks(region).filter(|checks| checks.is_whole(range.clone()))
+        else {
+            read(region.offset, out)?;
+            return match self.checks(region) {
+                Some(_) => self.read_again(label, region, out),
+                None => Ok(()),
+            };
+        };
+        let (mut good, mut done) = (true, 0);
+        for chunk in checks.chunks(range) {
+            let start = (chunk.offset - region.offset) as usize;
+            let end = start + chunk.bytes as usize;
+            // With what lies before the first one, if anything does.
+            read(region.offset + done as u64, &mut out[done..end])?;
+            good &= checksum(&out[start..end]) == chunk.checksum;
+            done = end;
+        }
+        read(region.offset + done as u64, &mut out[done..])?;
+        if good { Ok(()) } else { self.read_again(label, region, out) }
     }
 
     /// Compares a piece that was read in place.

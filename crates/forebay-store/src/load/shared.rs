@@ -14,6 +14,8 @@ use crate::pieces::Piece;
 
 /// Pieces that a scout takes at a time: several huge pages, so that two scouts seldom want the same.
 const BATCH: usize = 8;
+/// Most pieces that a thread which copies takes at a time.
+const COPIED_AT_ONCE: usize = 4;
 /// What the disk gets of the cached pieces before it is known how fast it is: bytes.
 const FIRST_HELP: u64 = 4 << 20;
 
@@ -53,9 +55,13 @@ struct State {
 
 pub(super) struct Shared {
     state: Mutex<State>,
-    /// The state has changed.
+    /// The state has changed, as far as the thread with the engine is concerned.
     news: Condvar,
+    /// There is something to copy, or there never will be.
+    to_copy: Condvar,
     started: Instant,
+    /// Threads that copy.
+    copiers: usize,
 }
 
 impl Shared {
@@ -78,7 +84,13 @@ impl Shared {
             stopped: false,
             failure: None,
         };
-        Shared { state: Mutex::new(state), news: Condvar::new(), started: Instant::now() }
+        Shared {
+            state: Mutex::new(state),
+            news: Condvar::new(),
+            to_copy: Condvar::new(),
+            started: Instant::now(),
+            copiers: options.copy_threads.max(1),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -97,38 +109,53 @@ impl Shared {
             if batch.is_empty() {
                 state.scouts -= 1;
                 drop(state);
-                self.news.notify_all();
+                self.tell_all();
                 return;
             }
             drop(state);
-            for piece in batch {
-                let cached = probe.map_or(Cached::Part, |probe| ask(probe, &piece));
-                // The thread that copies a piece meets its pages when they are in its cache anyway.
-                let ready = match cached {
-                    Cached::Whole => Ok(()),
-                    _ => piece.buffer.make_resident(),
-                };
-                match ready {
-                    Ok(()) => self.queue(piece, cached),
-                    Err(source) => {
-                        self.stop(StoreError::Memory { bytes: piece.buffer.len(), source });
+            let seen: Vec<(Piece, Cached)> = batch
+                .into_iter()
+                .filter_map(|piece| {
+                    let cached = probe.map_or(Cached::Part, |probe| ask(probe, &piece));
+                    // The thread that copies a piece meets its pages when they are in its cache
+                    // anyway.
+                    let ready = match cached {
+                        Cached::Whole => Ok(()),
+                        _ => piece.buffer.make_resident(),
+                    };
+                    match ready {
+                        Ok(()) => Some((piece, cached)),
+                        Err(source) => {
+                            self.stop(StoreError::Memory { bytes: piece.buffer.len(), source });
+                            None
+                        }
                     }
-                }
-            }
+                })
+                .collect();
+            self.queue(seen);
         }
     }
 
-    fn queue(&self, piece: Piece, cached: Cached) {
+    fn queue(&self, seen: Vec<(Piece, Cached)>) {
         let mut state = self.lock();
-        state.planned[piece.index].cached = cached;
-        if cached == Cached::Whole {
-            state.cached_left_bytes += piece.layout.wanted_bytes();
-            state.cached.push_back(piece);
-        } else {
-            state.cold.push_back(piece);
+        let (cold, cached) = (state.cold.len(), state.cached.len());
+        for (piece, known) in seen {
+            state.planned[piece.index].cached = known;
+            if known == Cached::Whole {
+                state.cached_left_bytes += piece.layout.wanted_bytes();
+                state.cached.push_back(piece);
+            } else {
+                state.cold.push_back(piece);
+            }
         }
+        let (more_cold, more_cached) = (state.cold.len() > cold, state.cached.len() > cached);
         drop(state);
-        self.news.notify_all();
+        if more_cold {
+            self.news.notify_all();
+        }
+        if more_cached {
+            self.to_copy.notify_one();
+        }
     }
 
     /// The next piece for the engine, which has `in_flight` bytes. Waits at most `pause` for one.
@@ -150,53 +177,55 @@ impl Shared {
         }
     }
 
-    /// The next piece to copy. Waits for one if `patient`.
-    pub fn next_cached(&self, patient: bool) -> Next {
+    /// Takes the answers to copied pieces and gives the next ones, several at a time, so that many
+    /// threads do not queue up here; waits for them. `false`: nothing is left to copy.
+    pub fn next_cached(&self, done: &mut Vec<Completion>, next: &mut Vec<Piece>) -> bool {
         let mut state = self.lock();
-        loop {
-            if state.stopped {
-                return Next::End;
-            }
-            if let Some(piece) = state.cached.pop_front() {
-                return Next::Piece(piece);
-            }
-            if state.scouts == 0 {
-                return Next::End;
-            }
-            if !patient {
-                return Next::NotYet;
-            }
-            state = self.news.wait(state).unwrap_or_else(PoisonError::into_inner);
+        let mut tell = false;
+        for completion in done.drain(..) {
+            tell |= state.answer(completion, true);
         }
+        if tell {
+            self.news.notify_all();
+        }
+        let found = loop {
+            if state.stopped || state.cached.is_empty() && state.scouts == 0 {
+                break false;
+            }
+            if !state.cached.is_empty() {
+                break true;
+            }
+            state = self.to_copy.wait(state).unwrap_or_else(PoisonError::into_inner);
+        };
+        if found {
+            // Few at the end, so that all threads end together.
+            let count = (state.cached.len() / (2 * self.copiers)).clamp(1, COPIED_AT_ONCE);
+            next.extend(state.cached.drain(..count));
+        }
+        // Whoever comes next looks for himself: at what is left, or at the end.
+        let wake = !found || !state.cached.is_empty();
+        drop(state);
+        if wake {
+            self.to_copy.notify_one();
+        }
+        found
     }
 
     pub fn planned(&self, id: u64) -> Planned {
         self.lock().planned[id as usize]
     }
 
-    /// Takes the answer to a piece.
-    pub fn answer(&self, completion: Completion, copied: bool) {
-        let mut state = self.lock();
-        let Planned { bytes, cached, .. } = state.planned[completion.id as usize];
-        let was_cached = cached == Cached::Whole;
-        match &completion.result {
-            Ok(_) if copied => state.totals.cached_bytes += bytes,
-            Ok(_) => {
-                state.totals.engine_bytes += bytes;
-                state.totals.engine_cached_bytes += if was_cached { bytes } else { 0 };
-            }
-            Err(_) => state.stopped = true,
+    /// Takes the answer to a piece that the engine read.
+    pub fn answer(&self, completion: Completion) {
+        if self.lock().answer(completion, false) {
+            self.tell_all();
         }
-        if was_cached {
-            state.cached_left_bytes -= bytes;
-        }
-        let index = completion.id as usize;
-        state.answers[index] = Some(completion);
-        let (stopped, idle) = (state.stopped, state.cached_left_bytes == 0);
-        drop(state);
-        if stopped || idle {
-            self.news.notify_all();
-        }
+    }
+
+    /// Wakes whoever waits here.
+    fn tell_all(&self) {
+        self.news.notify_all();
+        self.to_copy.notify_all();
     }
 
     /// Ends the load because something other than one read failed.
@@ -205,7 +234,7 @@ impl Shared {
         state.stopped = true;
         state.failure.get_or_insert(failure);
         drop(state);
-        self.news.notify_all();
+        self.tell_all();
     }
 
     /// Bytes that have arrived.
@@ -242,6 +271,26 @@ fn ask(probe: &CacheProbe, piece: &Piece) -> Cached {
 }
 
 impl State {
+    /// Takes the answer to a piece. `true`: others may want to know.
+    fn answer(&mut self, completion: Completion, copied: bool) -> bool {
+        let Planned { bytes, cached, .. } = self.planned[completion.id as usize];
+        let was_cached = cached == Cached::Whole;
+        match &completion.result {
+            Ok(_) if copied => self.totals.cached_bytes += bytes,
+            Ok(_) => {
+                self.totals.engine_bytes += bytes;
+                self.totals.engine_cached_bytes += if was_cached { bytes } else { 0 };
+            }
+            Err(_) => self.stopped = true,
+        }
+        if was_cached {
+            self.cached_left_bytes -= bytes;
+        }
+        let index = completion.id as usize;
+        self.answers[index] = Some(completion);
+        self.stopped || self.cached_left_bytes == 0
+    }
+
     /// What the engine shall read; `None` if that is not known yet.
     fn for_engine(&mut self, in_flight: u64, may_help: bool, elapsed: Duration) -> Option<Next> {
         if self.stopped {

@@ -126,7 +126,7 @@ impl Movers {
                 let _ = self.emptied.send(slot);
             }
             completion.buffer = Some(destination);
-            shared.answer(completion, false);
+            shared.answer(completion);
         }
     }
 }
