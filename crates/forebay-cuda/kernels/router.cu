@@ -3,7 +3,6 @@
 #include "common.cuh"
 
 static constexpr int WARPS = 4;
-static constexpr int GROUPS_MAX = 32;
 
 // Bits in the order of the numbers; never 0 for a number.
 __device__ inline u32 ordered(float x) {

@@ -2,7 +2,34 @@
 
 /// Names and PTX texts.
 #[rustfmt::skip]
-pub(crate) static MODULES: [(&str, &str); 2] = [
+pub(crate) static MODULES: [(&str, &str); 29] = [
     ("quantize", include_str!("../kernels/ptx/quantize.compute_80.ptx")),
     ("bandwidth", include_str!("../kernels/ptx/bandwidth.compute_80.ptx")),
+    ("norm", include_str!("../kernels/ptx/norm.compute_80.ptx")),
+    ("elementwise", include_str!("../kernels/ptx/elementwise.compute_80.ptx")),
+    ("embedding", include_str!("../kernels/ptx/embedding.compute_80.ptx")),
+    ("router", include_str!("../kernels/ptx/router.compute_80.ptx")),
+    ("top_k", include_str!("../kernels/ptx/top_k.compute_80.ptx")),
+    ("attention_inputs_f16", include_str!("../kernels/ptx/attention_inputs_f16.compute_80.ptx")),
+    ("attention_inputs_f32", include_str!("../kernels/ptx/attention_inputs_f32.compute_80.ptx")),
+    ("attention_inputs_q8_0", include_str!("../kernels/ptx/attention_inputs_q8_0.compute_80.ptx")),
+    ("attention_general_f16", include_str!("../kernels/ptx/attention_general_f16.compute_80.ptx")),
+    ("attention_general_f32", include_str!("../kernels/ptx/attention_general_f32.compute_80.ptx")),
+    ("attention_general_q8_0", include_str!("../kernels/ptx/attention_general_q8_0.compute_80.ptx")),
+    ("attention_decode_f16_64", include_str!("../kernels/ptx/attention_decode_f16_64.compute_80.ptx")),
+    ("attention_decode_f16_96", include_str!("../kernels/ptx/attention_decode_f16_96.compute_80.ptx")),
+    ("attention_decode_f16_128", include_str!("../kernels/ptx/attention_decode_f16_128.compute_80.ptx")),
+    ("attention_decode_f16_256", include_str!("../kernels/ptx/attention_decode_f16_256.compute_80.ptx")),
+    ("attention_decode_q8_0_64", include_str!("../kernels/ptx/attention_decode_q8_0_64.compute_80.ptx")),
+    ("attention_decode_q8_0_96", include_str!("../kernels/ptx/attention_decode_q8_0_96.compute_80.ptx")),
+    ("attention_decode_q8_0_128", include_str!("../kernels/ptx/attention_decode_q8_0_128.compute_80.ptx")),
+    ("attention_decode_q8_0_256", include_str!("../kernels/ptx/attention_decode_q8_0_256.compute_80.ptx")),
+    ("attention_prompt_f16_64", include_str!("../kernels/ptx/attention_prompt_f16_64.compute_80.ptx")),
+    ("attention_prompt_f16_96", include_str!("../kernels/ptx/attention_prompt_f16_96.compute_80.ptx")),
+    ("attention_prompt_f16_128", include_str!("../kernels/ptx/attention_prompt_f16_128.compute_80.ptx")),
+    ("attention_prompt_f16_256", include_str!("../kernels/ptx/attention_prompt_f16_256.compute_80.ptx")),
+    ("attention_prompt_q8_0_64", include_str!("../kernels/ptx/attention_prompt_q8_0_64.compute_80.ptx")),
+    ("attention_prompt_q8_0_96", include_str!("../kernels/ptx/attention_prompt_q8_0_96.compute_80.ptx")),
+    ("attention_prompt_q8_0_128", include_str!("../kernels/ptx/attention_prompt_q8_0_128.compute_80.ptx")),
+    ("attention_prompt_q8_0_256", include_str!("../kernels/ptx/attention_prompt_q8_0_256.compute_80.ptx")),
 ];

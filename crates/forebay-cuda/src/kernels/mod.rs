@@ -1,6 +1,22 @@
 //! Launchers: one file for each family of kernels. They check shapes, choose the variant, and queue it.
 
+mod attention;
+mod attention_inputs;
 mod bandwidth;
+mod elementwise;
+mod embedding;
+mod kv;
+mod norm;
 mod quantize;
+mod router;
+mod top_k;
 
+pub use attention::{Attention, AttentionScratch, AttentionScratchSize};
+pub use attention_inputs::{AttentionInputs, HeadInput, Rotation};
+pub use elementwise::{ExpertOutputs, FiniteFlag};
+pub use embedding::EmbeddingTable;
+pub use kv::{KvElement, KvLayer, KvLayerShape};
+pub use norm::Norm;
 pub use quantize::RoundedActivations;
+pub use router::{RouterChoice, RouterGroups, SortedPairs};
+pub use top_k::TopK;
