@@ -1,16 +1,42 @@
 //! The checks and measurements, one file for each family of kernels.
 
+mod attention;
+mod attention_inputs;
+mod elementwise;
+mod embedding;
+mod norm;
 mod quantize;
+mod router;
+mod top_k;
 
 use crate::bench::Bench;
 use crate::harness::Check;
 
 pub fn checks() -> Vec<Check> {
-    [quantize::checks()].into_iter().flatten().collect()
+    let families = [
+        quantize::checks(),
+        norm::checks(),
+        elementwise::checks(),
+        embedding::checks(),
+        router::checks(),
+        top_k::checks(),
+        attention_inputs::checks(),
+        attention::checks(),
+    ];
+    families.into_iter().flatten().collect()
 }
 
 pub fn benches() -> Vec<Bench> {
-    [quantize::benches()].into_iter().flatten().collect()
+    let families = [
+        quantize::benches(),
+        norm::benches(),
+        elementwise::benches(),
+        router::benches(),
+        top_k::benches(),
+        attention_inputs::benches(),
+        attention::benches(),
+    ];
+    families.into_iter().flatten().collect()
 }
 
 #[cfg(test)]
