@@ -114,8 +114,8 @@ __device__ inline void tile(Running &running, const uint4 (*queries)[2][32], con
         largest = fmaxf(largest, running.largest[c]);
         factors[c] = weight(running.largest[c], largest);
         running.largest[c] = largest;
-        scores[c] = weight(scores[c], largest);
-        scores[c + 2] = weight(scores[c + 2], largest);
+        scores[c] = weight(scores[c], largest - WEIGHT_SHIFT);
+        scores[c + 2] = weight(scores[c + 2], largest - WEIGHT_SHIFT);
         running.sum[c] = running.sum[c] * factors[c] + (scores[c] + scores[c + 2]);
     }
     const u32 low = pack(scores[0], scores[1]), high = pack(scores[2], scores[3]);
@@ -155,7 +155,7 @@ __device__ inline void leave(Shared &shared, const Running &running) {
         for (int distance = 4; distance < 32; distance *= 2)
             sum += __shfl_xor_sync(~0u, sum, distance);
         if (g == 0) {
-            shared.largest[warp][2 * p + c] = running.largest[c];
+            shared.largest[warp][2 * p + c] = running.largest[c] - WEIGHT_SHIFT;
             shared.sum[warp][2 * p + c] = sum;
         }
 #pragma unroll

@@ -2,6 +2,10 @@
 #pragma once
 #include "kv.cuh"
 
+// Weights are 2^15 times what they would be, the largest that a half holds: small ones would lose bits otherwise. Sums
+// of weights and of values are larger by as much, as if the largest score were lower by this.
+static constexpr float WEIGHT_SHIFT = 15.0f;
+
 // c [16, 8] += a [16, 16] b [16, 8]. With g = lane / 4 and p = 2 (lane % 4): a holds rows g, g + 8, g, g + 8 at columns
 // p, p, p + 8, p + 8; b holds column g at rows p, p + 8; c holds row g at p, p + 1, then row g + 8 at p, p + 1.
 __device__ inline void mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {

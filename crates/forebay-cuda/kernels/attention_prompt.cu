@@ -133,8 +133,8 @@ __device__ inline void weigh(float (&scores)[KEYS / 8][4], Running &running, con
         largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
         largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
         // While nothing is visible yet, all is -inf; the difference has to stay a number.
-        const float base = largest == -INFINITE ? 0.0f : largest;
-        const float factor = exp2_fast(running.largest[r] - base);
+        const float base = largest == -INFINITE ? 0.0f : largest - WEIGHT_SHIFT;
+        const float factor = exp2_fast(running.largest[r] - base - WEIGHT_SHIFT);
         running.largest[r] = largest;
         float sum = 0.0f;
 #pragma unroll
@@ -243,8 +243,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, HEAD_DIM > 128 ? 2 : 3)
         float sum = running.sum[r];
         sum += __shfl_xor_sync(~0u, sum, 1);
         sum += __shfl_xor_sync(~0u, sum, 2);
-        const float largest = fmaxf(running.largest[r], sink);
-        const float shrink = exp2_fast(running.largest[r] - largest);
+        const float base = running.largest[r] - WEIGHT_SHIFT, largest = fmaxf(base, sink);
+        const float shrink = exp2_fast(base - largest);
         const float inverse = shrink / (sum * shrink + exp2_fast(sink - largest));
         if (own >= tokens) continue;
         float *const row = out + ((size_t)own * heads + head) * dim_v;
