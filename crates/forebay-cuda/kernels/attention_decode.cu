@@ -1,9 +1,10 @@
 // Attention of a few tokens: the context is read once, by warps that need nothing of each other until the end.
 //
-// The products are turned around: keys and transposed values are the 16-row operand, and the 8 columns are query rows
-// (token, head) that share a key/value head. Fragments come straight from global memory: a sum does not care for the
-// order of its terms, so each lane takes 8 neighbouring elements wherever the instruction wants 2 and 2. Queries and
-// weights are split into two halves each, which leaves f32 accuracy for little, as memory is what limits.
+// Eight query rows (token, head) that share a key/value head go together. Scores are queries times keys, the queries'
+// 16 rows being the eight rounded to halves and what the rounding lost; the sums are transposed values times weights,
+// because a score comes out in the very lane where its weight goes in. Fragments come straight from global memory: a sum
+// does not care for the order of its terms, so each lane takes 8 neighbouring elements wherever the instruction wants 2
+// and 2. Weights are split into two halves, too, which leaves f32 accuracy for little, as memory is what limits.
 //
 // HEAD_DIM is the capacity for elements of a head, 64, 96, 128 or 256.
 #include "attention.cuh"
@@ -25,117 +26,148 @@ __device__ inline Row row_of(int column, int group, int kv_head) {
     return Row{column / group, kv_head * group + column % group};
 }
 
-// Queries as operand fragments, [chunk][rounded or rest][lane].
-__device__ inline void load_queries(uint4 (*queries)[2][32], const float *q, const AttentionShape &shape,
+// Queries as operand fragments, [chunk of 32 elements][half of it][lane]: rounded and rest by turns.
+typedef uint4 Queries[KEY_CHUNKS][2][32];
+
+__device__ inline void load_queries(Queries &queries, const float *q, const AttentionShape &shape,
                                     int first_column, int columns, int group, int kv_head) {
-    for (int i = threadIdx.x; i < KEY_CHUNKS * 32; i += WARPS * 32) {
-        const int chunk = i / 32, lane = i % 32;
-        const int column = first_column + lane / 4, first = chunk * 32 + lane % 4 * 8;
-        float x[8];
-#pragma unroll
-        for (int j = 0; j < 8; j++) x[j] = 0.0f;
+    for (int at = threadIdx.x; at < KEY_CHUNKS * 64; at += WARPS * 32) {
+        const int chunk = at / 64, half = at / 32 % 2, lane = at % 32;
+        const int column = first_column + lane / 4, first = chunk * 32 + lane % 4 * 8 + half * 4;
+        float x[4] = {0.0f, 0.0f, 0.0f, 0.0f};
         if (column < columns) {
             const Row row = row_of(column, group, kv_head);
             const float *from = q + ((size_t)row.token * shape.heads + row.head) * shape.dim_k;
 #pragma unroll
-            for (int j = 0; j < 8; j++)
+            for (int j = 0; j < 4; j++)
                 if (first + j < shape.dim_k) x[j] = from[first + j];
         }
-        u32 rounded[4], rest[4];
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            rounded[j] = pack(x[2 * j], x[2 * j + 1]);
-            rest[j] = pack_rest(x[2 * j], x[2 * j + 1], rounded[j]);
-        }
-        queries[chunk][0][lane] = make_uint4(rounded[0], rounded[1], rounded[2], rounded[3]);
-        queries[chunk][1][lane] = make_uint4(rest[0], rest[1], rest[2], rest[3]);
+        const u32 low = pack(x[0], x[1]), high = pack(x[2], x[3]);
+        queries[chunk][half][lane] =
+            make_uint4(low, pack_rest(x[0], x[1], low), high, pack_rest(x[2], x[3], high));
     }
 }
 
-// What a warp, or a lane of it, has summed up: columns p and p + 1 of the eight, p = 2 (lane % 4).
+// What a lane has summed up: of query row g the largest score and its own share of the weights, g = lane / 4; of query
+// rows p and p + 1, p = 2 (lane % 4), elements 8g + 2t and the next, t the tile within a chunk of 64.
 struct Running {
-    float largest[2], sum[2];
-    // Rows of the 16: dims 8 (lane / 4) + 2t and the next, t the tile within a chunk of 64.
+    float largest, sum;
     float values[VALUE_CHUNKS * 4][4];
 };
 
-// Sixteen positions from `first`, of which those below `to` count.
-__device__ inline void tile(Running &running, const uint4 (*queries)[2][32], const KvRows<KvType> &keys,
-                            const KvRows<KvType> &values, const AttentionShape &shape, int first,
-                            int to, const int (&positions)[2]) {
-    const int lane = threadIdx.x & 31, g = lane / 4, p = lane % 4;
-    const uint4 none = make_uint4(0, 0, 0, 0);
-    // Rows past the end repeat the last one, which is there; their weights are 0.
-    uint4 k[KEY_CHUNKS][2];
+// The tiles of a split, as a lane sees them.
+struct Tiles {
+    KvRows<KvType> keys, values;
+    int to;
+    // Elements of each chunk: behind the end of a row the last ones again. Queries are 0 there, values not wanted.
+    int key_at[KEY_CHUNKS], value_at[VALUE_CHUNKS];
+
+    __device__ inline Tiles(const KvRows<KvType> &keys, const KvRows<KvType> &values, int to)
+        : keys(keys), values(values), to(to) {
+        const int lane = threadIdx.x & 31;
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const int row = min(first + g + 8 * half, to - 1);
+        for (int chunk = 0; chunk < KEY_CHUNKS; chunk++)
+            key_at[chunk] = min(chunk * 32 + lane % 4 * 8, keys.stride - 8);
 #pragma unroll
-        for (int chunk = 0; chunk < KEY_CHUNKS; chunk++) {
-            const int i = chunk * 32 + p * 8;
-            k[chunk][half] = i < keys.stride ? load_eight(keys, row, i) : none;
-        }
+        for (int chunk = 0; chunk < VALUE_CHUNKS; chunk++)
+            value_at[chunk] = min(chunk * 64 + lane / 4 * 8, values.stride - 8);
     }
-    uint4 v[VALUE_CHUNKS][4];
+
+    // Keys g and g + 8 of the sixteen from `first` on. Rows past the end repeat the last one; their weights are 0.
+    __device__ inline void load_keys(Eight<KvType> (&k)[KEY_CHUNKS][2], int first) const {
+        const int g = (threadIdx.x & 31) / 4;
 #pragma unroll
-    for (int j = 0; j < 4; j++) {
-        const int row = min(first + 2 * p + (j & 1) + 8 * (j >> 1), to - 1);
+        for (int half = 0; half < 2; half++)
 #pragma unroll
-        for (int chunk = 0; chunk < VALUE_CHUNKS; chunk++) {
-            const int i = chunk * 64 + g * 8;
-            v[chunk][j] = i < values.stride ? load_eight(values, row, i) : none;
-        }
+            for (int chunk = 0; chunk < KEY_CHUNKS; chunk++)
+                k[chunk][half].load(keys, min(first + g + 8 * half, to - 1), key_at[chunk]);
     }
-    float scores[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+
+    // Values p, p + 1, p + 8 and p + 9.
+    __device__ inline void load_values(Eight<KvType> (&v)[VALUE_CHUNKS][4], int first) const {
+        const int p = threadIdx.x % 4 * 2;
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+#pragma unroll
+            for (int chunk = 0; chunk < VALUE_CHUNKS; chunk++)
+                v[chunk][j].load(values, min(first + p + (j & 1) + 8 * (j >> 1), to - 1), value_at[chunk]);
+    }
+};
+
+// Dot products of query row g with keys p, p + 1, p + 8 and p + 9.
+__device__ inline void multiply_keys(float (&dots)[4], const Queries &queries,
+                                     const Eight<KvType> (&k)[KEY_CHUNKS][2]) {
+    // Four sums, so that no product waits long for the one before.
+    float sums[2][2][4] = {};
 #pragma unroll
     for (int chunk = 0; chunk < KEY_CHUNKS; chunk++) {
-        const uint4 a = k[chunk][0], b = k[chunk][1];
+        const uint4 left = queries[chunk][0][threadIdx.x & 31], right = queries[chunk][1][threadIdx.x & 31];
 #pragma unroll
-        for (int part = 1; part >= 0; part--) {
-            const uint4 q = queries[chunk][part][lane];
-            mma(scores, a.x, b.x, a.y, b.y, q.x, q.y);
-            mma(scores, a.z, b.z, a.w, b.w, q.z, q.w);
+        for (int half = 0; half < 2; half++) {
+            const uint4 key = k[chunk][half].halves();
+            mma(sums[half][0], left.x, left.y, left.z, left.w, key.x, key.y);
+            mma(sums[half][1], right.x, right.y, right.z, right.w, key.z, key.w);
         }
     }
 #pragma unroll
+    for (int half = 0; half < 2; half++)
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            dots[2 * half + i] = (sums[half][0][i] + sums[half][1][i]) +
+                                 (sums[half][0][i + 2] + sums[half][1][i + 2]);
+}
+
+// Makes weights of the dot products of the sixteen positions from `first` on and adds the weighted values. Query row g
+// stands at `own`.
+__device__ inline void add_tile(Running &running, float (&scores)[4],
+                                const Eight<KvType> (&v)[VALUE_CHUNKS][4], const AttentionShape &shape,
+                                int first, int to, int own) {
+    const int p = threadIdx.x % 4 * 2;
+    if (shape.softcap > 0.0f) {
+        const float inner = shape.scale / shape.softcap, outer = shape.softcap * LOG2_E;
+#pragma unroll
+        for (int i = 0; i < 4; i++) scores[i] = outer * tanh_fast(scores[i] * inner);
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; i++) scores[i] *= shape.scale * LOG2_E;
+    }
+    const int from = first_visible(own, shape.window), last = min(own, to - 1);
+#pragma unroll
     for (int i = 0; i < 4; i++) {
-        const int position = first + g + 8 * (i / 2), own = positions[i % 2];
-        const bool visible =
-            position < to && position <= own && position >= first_visible(own, shape.window);
-        scores[i] = visible ? score(scores[i], shape) : -INFINITE;
+        const int position = first + p + i % 2 + 8 * (i / 2);
+        if (position < from || position > last) scores[i] = -INFINITE;
     }
-    float factors[2];
+    float largest = fmaxf(fmaxf(scores[0], scores[1]), fmaxf(scores[2], scores[3]));
+    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
+    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+    largest = fmaxf(largest, running.largest);
+    const float own_factor = weight(running.largest, largest);
+    running.largest = largest;
 #pragma unroll
-    for (int c = 0; c < 2; c++) {
-        float largest = fmaxf(scores[c], scores[c + 2]);
-#pragma unroll
-        for (int distance = 4; distance < 32; distance *= 2)
-            largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, distance));
-        largest = fmaxf(largest, running.largest[c]);
-        factors[c] = weight(running.largest[c], largest);
-        running.largest[c] = largest;
-        scores[c] = weight(scores[c], largest - WEIGHT_SHIFT);
-        scores[c + 2] = weight(scores[c + 2], largest - WEIGHT_SHIFT);
-        running.sum[c] = running.sum[c] * factors[c] + (scores[c] + scores[c + 2]);
-    }
-    const u32 low = pack(scores[0], scores[1]), high = pack(scores[2], scores[3]);
-    const u32 weights[2] = {transpose(low), transpose(high)};
-    const u32 rests[2] = {transpose(pack_rest(scores[0], scores[1], low)),
-                          transpose(pack_rest(scores[2], scores[3], high))};
+    for (int i = 0; i < 4; i++) scores[i] = weight(scores[i], largest - WEIGHT_SHIFT);
+    running.sum = running.sum * own_factor + ((scores[0] + scores[1]) + (scores[2] + scores[3]));
+    // Row p is with the lanes from 4p on.
+    const float factors[2] = {__shfl_sync(~0u, own_factor, p * 4), __shfl_sync(~0u, own_factor, p * 4 + 4)};
+    const u32 near = pack(scores[0], scores[1]), far = pack(scores[2], scores[3]);
+    const u32 near_rest = pack_rest(scores[0], scores[1], near);
+    const u32 far_rest = pack_rest(scores[2], scores[3], far);
 #pragma unroll
     for (int chunk = 0; chunk < VALUE_CHUNKS; chunk++) {
+        uint4 x[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) x[j] = v[chunk][j].halves();
 #pragma unroll
         for (int t = 0; t < 4; t++) {
             float(&sums)[4] = running.values[chunk * 4 + t];
             u32 rows[4];
 #pragma unroll
-            for (int j = 0; j < 4; j++) rows[j] = (&v[chunk][j].x)[t];
+            for (int j = 0; j < 4; j++) rows[j] = (&x[j].x)[t];
             const u32 a0 = __byte_perm(rows[0], rows[1], 0x5410), a1 = __byte_perm(rows[0], rows[1], 0x7632);
             const u32 a2 = __byte_perm(rows[2], rows[3], 0x5410), a3 = __byte_perm(rows[2], rows[3], 0x7632);
 #pragma unroll
             for (int i = 0; i < 4; i++) sums[i] *= factors[i % 2];
-            mma(sums, a0, a1, a2, a3, rests[0], rests[1]);
-            mma(sums, a0, a1, a2, a3, weights[0], weights[1]);
+            mma(sums, a0, a1, a2, a3, near_rest, far_rest);
+            mma(sums, a0, a1, a2, a3, near, far);
         }
     }
 }
@@ -147,22 +179,20 @@ struct Shared {
 };
 
 __device__ inline void leave(Shared &shared, const Running &running) {
-    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane / 4, p = lane % 4;
+    const int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) / 4, p = threadIdx.x % 4 * 2;
+    float sum = running.sum;
+    sum += __shfl_xor_sync(~0u, sum, 1);
+    sum += __shfl_xor_sync(~0u, sum, 2);
+    if (p == 0) {
+        shared.largest[warp][g] = running.largest - WEIGHT_SHIFT;
+        shared.sum[warp][g] = sum;
+    }
 #pragma unroll
-    for (int c = 0; c < 2; c++) {
-        float sum = running.sum[c];
-#pragma unroll
-        for (int distance = 4; distance < 32; distance *= 2)
-            sum += __shfl_xor_sync(~0u, sum, distance);
-        if (g == 0) {
-            shared.largest[warp][2 * p + c] = running.largest[c] - WEIGHT_SHIFT;
-            shared.sum[warp][2 * p + c] = sum;
-        }
+    for (int c = 0; c < 2; c++)
 #pragma unroll
         for (int t = 0; t < VALUE_CHUNKS * 4; t++)
-            *(float2 *)&shared.values[warp][2 * p + c][t / 4 * 64 + g * 8 + t % 4 * 2] =
+            *(float2 *)&shared.values[warp][p + c][t / 4 * 64 + g * 8 + t % 4 * 2] =
                 make_float2(running.values[t][c], running.values[t][c + 2]);
-    }
 }
 
 // Joins the warps' parts of `column`: elements i and i + 1, and the column's stats.
@@ -191,7 +221,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, HEAD_DIM > 128 ? 2 : 3)
                      const float *sinks, float *out, float *memory, u32 *tickets, int tokens, int heads,
                      int kv_heads, int dim_k, int dim_v, int context, int window, float scale,
                      float softcap) {
-    __shared__ uint4 queries[KEY_CHUNKS][2][32];
+    __shared__ Queries queries;
     __shared__ __align__(16) Shared shared;
     const AttentionShape shape{tokens, heads, kv_heads, dim_k, dim_v, context, window, scale, softcap};
     const int group = heads / kv_heads, columns = tokens * group;
@@ -205,25 +235,29 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, HEAD_DIM > 128 ? 2 : 3)
 
     load_queries(queries, q, shape, first_column, columns, group, kv_head_index);
     __syncthreads();
-    const KvRows<KvType> keys = kv_head<KvType>(key_plane, dim_k, kv_head_index, kv_heads, context);
-    const KvRows<KvType> values = kv_head<KvType>(value_plane, dim_v, kv_head_index, kv_heads, context);
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    int own[2];
-#pragma unroll
-    for (int c = 0; c < 2; c++)
-        own[c] = start + min(first_column + lane % 4 * 2 + c, columns - 1) / group;
+    const Tiles tiles(kv_head<KvType>(key_plane, dim_k, kv_head_index, kv_heads, context),
+                      kv_head<KvType>(value_plane, dim_v, kv_head_index, kv_heads, context), span.to);
+    const int own = start + min(first_column + lane / 4, columns - 1) / group;
     Running running;
-#pragma unroll
-    for (int c = 0; c < 2; c++) {
-        running.largest[c] = -INFINITE;
-        running.sum[c] = 0.0f;
-    }
+    running.largest = -INFINITE;
+    running.sum = 0.0f;
 #pragma unroll
     for (int t = 0; t < VALUE_CHUNKS * 4; t++)
 #pragma unroll
         for (int i = 0; i < 4; i++) running.values[t][i] = 0.0f;
-    for (int first = span.from + warp * TILE; first < span.to; first += WARPS * TILE)
-        tile(running, queries, keys, values, shape, first, span.to, own);
+    int first = span.from + warp * TILE;
+    Eight<KvType> k[KEY_CHUNKS][2];
+    if (first < span.to) tiles.load_keys(k, first);
+    for (; first < span.to; first += WARPS * TILE) {
+        Eight<KvType> v[VALUE_CHUNKS][4];
+        tiles.load_values(v, first);
+        float scores[4];
+        multiply_keys(scores, queries, k);
+        // The next tile's, while this one is worked on; after the last tile they are not used.
+        tiles.load_keys(k, first + WARPS * TILE);
+        add_tile(running, scores, v, shape, first, span.to, own);
+    }
     leave(shared, running);
     __syncthreads();
 

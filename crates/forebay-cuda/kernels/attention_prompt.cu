@@ -47,7 +47,9 @@ __device__ inline void load_eight_to(__half *target, const KvRows<KvF16> &rows, 
 
 __device__ inline void load_eight_to(__half *target, const KvRows<KvQ8> &rows, int position, int i,
                                      bool there) {
-    *(uint4 *)target = there ? load_eight(rows, position, i) : make_uint4(0, 0, 0, 0);
+    Eight<KvQ8> x;
+    x.load(rows, position, i);
+    *(uint4 *)target = there ? x.halves() : make_uint4(0, 0, 0, 0);
 }
 
 // Positions first .. first + KEYS into `tile`, zeroes from `to` on and behind the heads' ends. Halves are copied in the
@@ -62,11 +64,6 @@ __device__ inline void load_tile(__half *tile, const KvRows<KvType> &rows, int f
         load_eight_to(tile + row * STRIDE + i, rows, position, there ? i : 0, there);
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-// tanh to within a few units of 1e-7.
-__device__ inline float tanh_fast(float x) {
-    return 1.0f - __fdividef(2.0f, 1.0f + exp2_fast(2.0f * LOG2_E * x));
 }
 
 // Until all but the newest PENDING tiles of this thread are there.
