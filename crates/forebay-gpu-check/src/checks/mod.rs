@@ -1,16 +1,17 @@
 //! The checks and measurements, one file for each family of kernels.
 
+mod matvec;
 mod quantize;
 
 use crate::bench::Bench;
 use crate::harness::Check;
 
 pub fn checks() -> Vec<Check> {
-    [quantize::checks()].into_iter().flatten().collect()
+    [quantize::checks(), matvec::checks()].into_iter().flatten().collect()
 }
 
 pub fn benches() -> Vec<Bench> {
-    [quantize::benches()].into_iter().flatten().collect()
+    [quantize::benches(), matvec::benches()].into_iter().flatten().collect()
 }
 
 #[cfg(test)]
