@@ -16,11 +16,13 @@ struct Group {
     float offset[2];
 };
 
-__device__ __forceinline__ float half_at(const u8 *p) {  // p is even
+__device__ __forceinline__ float half_of(u32 bits) {
     float x;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(*(const u16 *)p));
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"((u16)bits));
     return x;
 }
+
+__device__ __forceinline__ float half_at(const u8 *p) { return half_of(*(const u16 *)p); }  // p is even
 
 // N words from an address that is a multiple of ALIGN. Below 4 they are cut out of N + 1 aligned words: up to 3 bytes
 // before and 4 after are read, too.

@@ -139,8 +139,7 @@ struct IQ1_M {
         const uint2 all = *(const uint2 *)(block + 48);
         // The scale's bits are the top nibbles of four words.
         const u32 bits = all.x >> 12 & 15 | all.x >> 24 & 0xf0 | (all.y >> 12 & 15) << 8 | (all.y >> 28) << 12;
-        float d;
-        asm("cvt.f32.f16 %0, %1;" : "=f"(d) : "h"((u16)bits));
+        const float d = half_of(bits);
         const u32 scales = (g < 4 ? all.x : all.y) >> 16 * (g >> 1 & 1);
 #pragma unroll
         for (int h = 0; h < 2; h++)

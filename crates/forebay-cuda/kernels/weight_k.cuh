@@ -48,11 +48,8 @@ __device__ __forceinline__ void scale_and_minimum(const u8 *block, int g, Group 
     const u32 a = head[1] >> shift, b = head[2] >> shift, c = head[3] >> shift;
     const u32 scale = g < 4 ? a & 63 : c & 15 | a >> 2 & 48;
     const u32 minimum = g < 4 ? b & 63 : c >> 4 & 15 | b >> 2 & 48;
-    float d, dmin;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(d) : "h"((u16)head[0]));
-    asm("cvt.f32.f16 %0, %1;" : "=f"(dmin) : "h"((u16)(head[0] >> 16)));
-    out.scale[0] = d * (float)scale;
-    out.offset[0] = -(dmin * (float)minimum);
+    out.scale[0] = half_of(head[0]) * (float)scale;
+    out.offset[0] = -(half_of(head[0] >> 16) * (float)minimum);
 }
 
 struct Q4_K {

@@ -8,6 +8,9 @@ use crate::{DevicePtr, RoundedActivations};
 pub(crate) struct TypeModules {
     pub(crate) ty: TensorType,
     pub(crate) matvec: &'static str,
+    /// `None` where there are no tensor cores for it.
+    pub(crate) matmul: Option<&'static str>,
+    pub(crate) exact: &'static str,
 }
 
 macro_rules! type_modules {
@@ -15,6 +18,11 @@ macro_rules! type_modules {
         &[$(TypeModules {
             ty: TensorType::$ty,
             matvec: concat!("matvec_", $name),
+            matmul: match TensorType::$ty {
+                TensorType::F32 | TensorType::F64 => None,
+                _ => Some(concat!("matmul_", $name)),
+            },
+            exact: concat!("exact_", $name),
         }),*]
     };
 }
@@ -99,7 +107,8 @@ mod tests {
         }
         let has = |name| crate::ptx::MODULES.iter().any(|(module, _)| *module == name);
         for modules in TYPES {
-            assert!(has(modules.matvec), "{}", modules.ty);
+            let all = [Some(modules.matvec), modules.matmul, Some(modules.exact)];
+            assert!(all.into_iter().flatten().all(has), "{}", modules.ty);
         }
     }
 }

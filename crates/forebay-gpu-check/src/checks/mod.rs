@@ -1,5 +1,6 @@
 //! The checks and measurements, one file for each family of kernels.
 
+mod matmul;
 mod matvec;
 mod quantize;
 
@@ -7,11 +8,11 @@ use crate::bench::Bench;
 use crate::harness::Check;
 
 pub fn checks() -> Vec<Check> {
-    [quantize::checks(), matvec::checks()].into_iter().flatten().collect()
+    [quantize::checks(), matvec::checks(), matmul::checks()].into_iter().flatten().collect()
 }
 
 pub fn benches() -> Vec<Bench> {
-    [quantize::benches(), matvec::benches()].into_iter().flatten().collect()
+    [quantize::benches(), matvec::benches(), matmul::benches()].into_iter().flatten().collect()
 }
 
 #[cfg(test)]
