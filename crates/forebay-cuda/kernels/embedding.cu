@@ -1,40 +1,34 @@
 // Rows of the embedding table, decoded. The table may lie in device memory or in host memory that the GPU reads.
-#include "dequantize.cuh"
+#include "weight.cuh"
 
-// Grid (columns / 256, tokens). A token outside of the vocabulary gives NaN.
-template <class T>
-__device__ inline void embed(const u8 *table, const u32 *tokens, float *out, int hidden, int vocabulary) {
-    const int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= hidden) return;
-    const size_t row = blockIdx.y;
-    const u32 token = tokens[row];
-    float x = __int_as_float(0x7fffffff);
-    if (token < (u32)vocabulary) {
-        const size_t blocks = hidden / T::ELEMENTS;
-        x = T::element(table + (token * blocks + i / T::ELEMENTS) * T::BYTES, i % T::ELEMENTS);
+// 32 elements of a row from their group `group`; rounded step by step, as the exact decoders do.
+template <class W> __device__ inline void decode(const u8 *row, int group, int cols, float *out) {
+    if constexpr (W::ELEMENTS > 1) {
+        constexpr int GROUPS = W::ELEMENTS / 32;
+        Group w;
+        W::unpack(row + (size_t)(group / GROUPS) * W::BYTES, group % GROUPS, w);
+#pragma unroll
+        for (int i = 0; i < 32; i++) {
+            const int h = W::HALVES ? i / 16 : 0, byte = (int)(w.codes[i / 4] >> 8 * (i % 4) & 0xff);
+            const int code = W::SIGNED ? (i8)byte : byte - W::ZERO;
+            const float x = __fmul_rn(w.scale[h], (float)code);
+            out[i] = W::OFFSET ? __fadd_rn(x, w.offset[h]) : x;
+        }
+    } else {
+        for (int i = 0; i < 32 && 32 * group + i < cols; i++) out[i] = W::at(row, 32 * group + i);
     }
-    out[row * hidden + i] = x;
 }
 
-#define EMBED(NAME, TYPE)                                                                                       \
-    extern "C" __global__ void __launch_bounds__(256)                                                           \
-        NAME(const u8 *table, const u32 *tokens, float *out, int hidden, int vocabulary) {                     \
-        embed<TYPE>(table, tokens, out, hidden, vocabulary);                                                    \
+// A thread for every 32 elements: grid (groups / 64, tokens). A token outside of the vocabulary gives NaN.
+extern "C" __global__ void __launch_bounds__(64)
+    embed(const u8 *table, const u32 *tokens, float *out, int hidden, int vocabulary, u64 row_bytes) {
+    const int group = blockIdx.x * 64 + threadIdx.x;
+    if (32 * group >= hidden) return;
+    const u32 token = tokens[blockIdx.y];
+    out += (size_t)blockIdx.y * hidden + 32 * group;
+    if (token < (u32)vocabulary) {
+        decode<WEIGHT>(table + token * row_bytes, group, hidden, out);
+    } else {
+        for (int i = 0; i < 32 && 32 * group + i < hidden; i++) out[i] = __int_as_float(0x7fffffff);
     }
-
-EMBED(embed_f32, F32)
-EMBED(embed_f16, F16)
-EMBED(embed_bf16, Bf16)
-EMBED(embed_q4_0, Q4_0)
-EMBED(embed_q4_1, Q4_1)
-EMBED(embed_q5_0, Q5_0)
-EMBED(embed_q5_1, Q5_1)
-EMBED(embed_q8_0, Q8_0)
-EMBED(embed_q2_k, Q2_K)
-EMBED(embed_q3_k, Q3_K)
-EMBED(embed_q4_k, Q4_K)
-EMBED(embed_q5_k, Q5_K)
-EMBED(embed_q6_k, Q6_K)
-EMBED(embed_iq4_nl, Iq4Nl)
-EMBED(embed_iq4_xs, Iq4Xs)
-EMBED(embed_mxfp4, Mxfp4)
+}

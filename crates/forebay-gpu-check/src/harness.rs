@@ -14,6 +14,10 @@ use serde_json::{Value, json};
 pub struct Context {
     pub gpu: Gpu,
     /// Exact arithmetic.
+    #[allow(
+        dead_code,
+        reason = "products are checked in f64; other families compare with the CPU"
+    )]
     pub cpu: Cpu,
 }
 
@@ -55,6 +59,12 @@ pub struct Outcome {
 impl Outcome {
     pub fn passed(&self) -> bool {
         self.worst <= self.tolerance
+    }
+
+    /// Says which case it was.
+    pub fn at(mut self, case: &str) -> Outcome {
+        self.place = format!("{case}: {}", self.place);
+        self
     }
 
     /// Whichever is worse relative to its tolerance.

@@ -4,6 +4,7 @@ mod bench;
 mod checks;
 mod harness;
 mod random;
+mod weights;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -2,49 +2,24 @@
 
 use forebay_format::TensorType;
 
+use super::weights::{modules_of, weight_alignment};
 use crate::launch::Launch;
 use crate::{CudaError, DevicePtr, Gpu};
 
-const THREADS: usize = 256;
+const THREADS: usize = 64;
+/// Elements that a thread decodes.
+const GROUP: usize = 32;
 const TOKENS_MAX: usize = 65_535;
 
 /// An embedding table `[vocabulary, hidden]`, as it lies in the file.
 #[derive(Clone, Copy)]
 pub struct EmbeddingTable {
     pub ty: TensorType,
-    /// Device memory, or host memory that the GPU can read; even, for F32 a multiple of 4.
+    /// Device memory, or host memory that the GPU can read, aligned as [`weight_alignment`] says. Up to 15 bytes
+    /// before the first row and after the last may be read.
     pub data: DevicePtr<u8>,
     pub vocabulary: usize,
     pub hidden: usize,
-}
-
-impl EmbeddingTable {
-    /// Whether rows of this type can be looked up on the device.
-    pub fn supports(ty: TensorType) -> bool {
-        kernel_of(ty).is_some()
-    }
-}
-
-fn kernel_of(ty: TensorType) -> Option<&'static str> {
-    Some(match ty {
-        TensorType::F32 => "embed_f32",
-        TensorType::F16 => "embed_f16",
-        TensorType::BF16 => "embed_bf16",
-        TensorType::Q4_0 => "embed_q4_0",
-        TensorType::Q4_1 => "embed_q4_1",
-        TensorType::Q5_0 => "embed_q5_0",
-        TensorType::Q5_1 => "embed_q5_1",
-        TensorType::Q8_0 => "embed_q8_0",
-        TensorType::Q2_K => "embed_q2_k",
-        TensorType::Q3_K => "embed_q3_k",
-        TensorType::Q4_K => "embed_q4_k",
-        TensorType::Q5_K => "embed_q5_k",
-        TensorType::Q6_K => "embed_q6_k",
-        TensorType::IQ4_NL => "embed_iq4_nl",
-        TensorType::IQ4_XS => "embed_iq4_xs",
-        TensorType::MXFP4 => "embed_mxfp4",
-        _ => return None,
-    })
 }
 
 impl Gpu {
@@ -54,8 +29,8 @@ impl Gpu {
     /// Whatever the driver says.
     ///
     /// # Panics
-    /// When the type is not [supported](EmbeddingTable::supports), a row is no whole number of blocks, the table is
-    /// not aligned, or there are more than 65,535 tokens.
+    /// When the type is none of weights, a row is no whole number of blocks, the table is not aligned, or there are
+    /// more than 65,535 tokens.
     pub fn embed(
         &self,
         table: &EmbeddingTable,
@@ -63,19 +38,21 @@ impl Gpu {
         out: DevicePtr<f32>,
         tokens: usize,
     ) -> Result<(), CudaError> {
-        let kernel = kernel_of(table.ty)
-            .unwrap_or_else(|| panic!("no look-up of rows of type {}", table.ty));
-        assert!(table.hidden.is_multiple_of(table.ty.block_elements()), "rows are whole blocks");
-        let alignment = if table.ty == TensorType::F32 { 4 } else { 2 };
-        assert!(table.data.address().is_multiple_of(alignment), "the table is not aligned");
+        let EmbeddingTable { ty, data, vocabulary, hidden } = *table;
+        assert!(hidden.is_multiple_of(ty.block_elements()), "rows are whole blocks");
+        let alignment = weight_alignment(ty) as u64;
+        assert!(data.address().is_multiple_of(alignment), "a table of {ty} is not aligned");
         assert!(tokens <= TOKENS_MAX, "embed: {tokens} tokens");
-        let grid = (table.hidden.div_ceil(THREADS) as u32, tokens as u32, 1);
-        Launch::new(self.kernel("embedding", kernel)?, grid, (THREADS as u32, 1, 1))
-            .ptr(table.data)
+        let row_bytes = hidden / ty.block_elements() * ty.block_bytes();
+        let grid = (hidden.div_ceil(GROUP * THREADS) as u32, tokens as u32, 1);
+        let kernel = self.kernel(modules_of(ty).embedding, "embed")?;
+        Launch::new(kernel, grid, (THREADS as u32, 1, 1))
+            .ptr(data)
             .ptr(ids)
             .ptr(out)
-            .int(table.hidden)
-            .int(table.vocabulary)
+            .int(hidden)
+            .int(vocabulary)
+            .u64(row_bytes as u64)
             .run(self)
     }
 }

@@ -6,10 +6,17 @@ use crate::{CudaError, DevicePtr, Gpu};
 /// Activations `[tokens, cols]` as 8-bit codes with a scale for every 32 of them; `cols` is a multiple of 32.
 #[derive(Clone, Copy)]
 pub struct RoundedActivations {
-    /// `[tokens, cols]`, aligned to 16 bytes.
+    /// `[tokens, 2, cols / 32, 16]`: the first halves of all groups, then the second halves. Aligned to 16 bytes.
     pub codes: DevicePtr<i8>,
-    /// `[tokens, cols / 32]` pairs: the scale, and the scale times the sum of the codes. Aligned to 8 bytes.
-    pub scales: DevicePtr<[f32; 2]>,
+    /// `[tokens, cols / 32]` times 8 bytes: the scale as f32, and the sums of the two halves' codes as i16.
+    pub scales: DevicePtr<[u8; 8]>,
+}
+
+impl RoundedActivations {
+    /// Bytes of codes and of scales for `x [tokens, cols]`.
+    pub fn bytes(tokens: usize, cols: usize) -> (usize, usize) {
+        (tokens * cols, tokens * cols / 4)
+    }
 }
 
 impl Gpu {
@@ -35,6 +42,7 @@ impl Gpu {
             .ptr(out.codes)
             .ptr(out.scales)
             .int(groups)
+            .int(cols / 32)
             .run(self)
     }
 }

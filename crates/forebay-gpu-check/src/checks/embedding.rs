@@ -2,35 +2,16 @@
 
 use anyhow::Result;
 use forebay_cuda::EmbeddingTable;
-use forebay_format::{TensorType, dequantize};
+use forebay_format::{TensorType, can_dequantize, dequantize};
 
 use crate::harness::{Check, Context, Outcome};
 use crate::random::Random;
-
-const TYPES: [TensorType; 16] = [
-    TensorType::F32,
-    TensorType::F16,
-    TensorType::BF16,
-    TensorType::Q4_0,
-    TensorType::Q4_1,
-    TensorType::Q5_0,
-    TensorType::Q5_1,
-    TensorType::Q8_0,
-    TensorType::Q2_K,
-    TensorType::Q3_K,
-    TensorType::Q4_K,
-    TensorType::Q5_K,
-    TensorType::Q6_K,
-    TensorType::IQ4_NL,
-    TensorType::IQ4_XS,
-    TensorType::MXFP4,
-];
 
 pub fn checks() -> Vec<Check> {
     let check = |ty: TensorType| {
         Check::new(format!("embedding {ty}"), move |context: &Context| rows(context, ty))
     };
-    TYPES.into_iter().map(check).collect()
+    TensorType::all().iter().copied().filter(|&ty| can_dequantize(ty)).map(check).collect()
 }
 
 /// Random bytes are valid blocks, scales that are not finite included: all bits have to agree, but for which NaN.

@@ -4,6 +4,8 @@ mod attention;
 mod attention_inputs;
 mod elementwise;
 mod embedding;
+mod matmul;
+mod matvec;
 mod norm;
 mod quantize;
 mod router;
@@ -15,6 +17,8 @@ use crate::harness::Check;
 pub fn checks() -> Vec<Check> {
     let families = [
         quantize::checks(),
+        matvec::checks(),
+        matmul::checks(),
         norm::checks(),
         elementwise::checks(),
         embedding::checks(),
@@ -29,6 +33,8 @@ pub fn checks() -> Vec<Check> {
 pub fn benches() -> Vec<Bench> {
     let families = [
         quantize::benches(),
+        matvec::benches(),
+        matmul::benches(),
         norm::benches(),
         elementwise::benches(),
         router::benches(),
