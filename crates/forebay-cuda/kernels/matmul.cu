@@ -90,6 +90,7 @@ __device__ __forceinline__ void matmul(const u16 *x_high, const u16 *x_low, cons
     const int decoded_row = threadIdx.x >> 1, in_step = threadIdx.x & 1;
     const bool has_w = first_row + decoded_row < rows;
     const u8 *w = (const u8 *)(tile.weights + (u64)(first_row + decoded_row) * row_bytes);
+    __builtin_assume(__isGlobal(w));
 
     auto copy_x = [&](int step, u32 buffer) {
         const int col = step * STEP + chunk * 8;
