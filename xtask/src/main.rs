@@ -1,28 +1,36 @@
 //! `cargo xtask`: chores of this repository that need more than a shell line.
 
+mod ptx;
 mod tidy;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// Every subcommand, as the documentation may name it.
-pub const COMMANDS: [&str; 1] = ["tidy"];
+pub const COMMANDS: [&str; 2] = ["ptx", "tidy"];
 
 fn main() -> ExitCode {
-    let command = std::env::args().nth(1);
-    match command.as_deref() {
-        Some("tidy") => match tidy::run(&repository_root()) {
-            Ok(true) => ExitCode::SUCCESS,
-            Ok(false) => ExitCode::from(1),
-            Err(error) => {
-                eprintln!("tidy: {error:#}");
-                ExitCode::from(1)
-            }
-        },
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let (command, rest) = match arguments.split_first() {
+        Some((command, rest)) => (command.as_str(), rest),
+        None => ("", &[] as &[String]),
+    };
+    let outcome = match command {
+        "ptx" => ptx::run(&repository_root(), rest),
+        "tidy" => tidy::run(&repository_root()),
         _ => {
             eprintln!("usage: cargo xtask <{}>", COMMANDS.join("|"));
+            eprintln!("  ptx   compile the CUDA kernels (--check: compare only)");
             eprintln!("  tidy  check the rules of the house: lengths, unsafe, unused files, docs");
-            ExitCode::from(2)
+            return ExitCode::from(2);
+        }
+    };
+    match outcome {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
+        Err(error) => {
+            eprintln!("{command}: {error:#}");
+            ExitCode::from(1)
         }
     }
 }

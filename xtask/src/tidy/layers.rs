@@ -4,13 +4,15 @@ use super::Finding;
 use super::files::Repository;
 
 /// Each crate with the crates that it may depend on.
-const LAYERS: [(&str, &[&str]); 9] = [
+const LAYERS: [(&str, &[&str]); 11] = [
     ("forebay-format", &[]),
     ("forebay-text", &["forebay-format"]),
     ("forebay-store", &["forebay-format"]),
     ("forebay-stream", &["forebay-format", "forebay-store"]),
     ("forebay-c", &["forebay-store"]),
     ("forebay-compute", &["forebay-format"]),
+    ("forebay-cuda", &["forebay-format"]),
+    ("forebay-gpu-check", &["forebay-format", "forebay-compute", "forebay-cuda"]),
     ("forebay-model", &["forebay-format", "forebay-store", "forebay-stream", "forebay-compute"]),
     (
         "forebay-engine",
@@ -38,8 +40,12 @@ const LAYERS: [(&str, &[&str]); 9] = [
 ];
 
 /// Layers that get weight bytes handed to them and never open a file.
-const WITHOUT_FILES: [&str; 3] =
-    ["crates/forebay-stream/src/", "crates/forebay-compute/src/", "crates/forebay-model/src/"];
+const WITHOUT_FILES: [&str; 4] = [
+    "crates/forebay-stream/src/",
+    "crates/forebay-compute/src/",
+    "crates/forebay-cuda/src/",
+    "crates/forebay-model/src/",
+];
 
 pub fn check(repository: &Repository, findings: &mut Vec<Finding>) {
     check_files_stay_in_store(repository, findings);

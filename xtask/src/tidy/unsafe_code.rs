@@ -3,8 +3,15 @@
 use super::Finding;
 use super::scan::{RustSource, matching_brace, words};
 
-/// The crates that talk to the kernel, to the vector units, and to programs in C.
-const HOMES: [&str; 3] = ["crates/forebay-store/", "crates/forebay-compute/", "crates/forebay-c/"];
+/// The crates that talk to the kernel, to the vector units, to the GPU's driver, and to programs in C; and the chore
+/// that calls NVIDIA's compiler.
+const HOMES: [&str; 5] = [
+    "crates/forebay-store/",
+    "crates/forebay-compute/",
+    "crates/forebay-cuda/",
+    "crates/forebay-c/",
+    "xtask/src/ptx/",
+];
 
 pub fn check(source: &RustSource, findings: &mut Vec<Finding>) {
     let at_home = HOMES.iter().any(|home| source.path.starts_with(home));
@@ -23,9 +30,12 @@ pub fn check(source: &RustSource, findings: &mut Vec<Finding>) {
         }
         // The type of a function pointer promises nothing by itself, and the trait documents what its methods ask.
         let is_function = next.starts_with("fn");
-        let is_pointer_type =
-            next.strip_prefix("fn").is_some_and(|rest| rest.trim_start().starts_with('('))
-                || next.starts_with("extern") && !next.contains("fn ");
+        // A function has its name before the parenthesis, a type has not.
+        let after_fn = match next.strip_prefix("extern") {
+            Some(rest) => rest.split_once("fn").map(|(_, rest)| rest),
+            None => next.strip_prefix("fn"),
+        };
+        let is_pointer_type = after_fn.is_some_and(|rest| rest.trim_start().starts_with('('));
         let is_inherited = is_function && inherited.iter().any(|range| range.contains(&offset));
         if !is_pointer_type && !is_inherited && !is_explained(source, line) {
             findings.push(Finding::fail(&source.path, line, "unsafe without a SAFETY comment"));

@@ -124,6 +124,16 @@ impl RopeTable {
         (self.table.len() * size_of::<f32>()) as u64
     }
 
+    /// Which elements turn together.
+    pub fn layout(&self) -> RopeLayout {
+        self.layout
+    }
+
+    /// `[context, 2, rotary_dim / 2]`: a position's cosines, then its sines. For other devices.
+    pub fn angles(&self) -> &[f32] {
+        &self.table
+    }
+
     /// Turns one head.
     fn turn(&self, head: &mut [f32], position: usize) {
         let pairs = self.rotary_dim / 2;

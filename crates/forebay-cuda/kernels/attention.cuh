@@ -1,0 +1,128 @@
+// What the attention kernels share: which positions a token sees, scores, and how parts of a context are joined.
+//
+// Scores are kept in units of log2, so that exp2f gives the weights; f32 throughout.
+#pragma once
+#include "kv.cuh"
+
+// NVRTC has no <math.h>.
+#define INFINITE __int_as_float(0x7f800000)
+static constexpr float LOG2_E = 1.4426950408889634f;
+
+// Sizes and rules of one call.
+struct AttentionShape {
+    int tokens, heads, kv_heads, dim_k, dim_v, context;
+    // Positions that a token sees, itself included; 0: all before it.
+    int window;
+    float scale;
+    // Scores become cap * tanh(score / cap); 0: they stay.
+    float softcap;
+};
+
+// A run of positions.
+struct Span {
+    int from, to;
+};
+
+// The first position that a token at `position` sees.
+__device__ inline int first_visible(int position, int window) {
+    return window > 0 ? max(0, position + 1 - window) : 0;
+}
+
+// What a dot product of query and key becomes.
+__device__ inline float score(float dot, const AttentionShape &shape) {
+    if (shape.softcap > 0.0f)
+        return shape.softcap * LOG2_E * tanhf(dot * shape.scale / shape.softcap);
+    return dot * (shape.scale * LOG2_E);
+}
+
+// exp2f(x - largest), and 0 where nothing was visible yet and both are -inf.
+__device__ inline float weight(float x, float largest) {
+    return exp2f(x - (largest == -INFINITE ? 0.0f : largest));
+}
+
+// Share `split` of `all`, in whole multiples of `step` positions, when there are `splits`; `active` becomes how many of
+// them have any position.
+__device__ inline Span share_of(Span all, int split, int splits, int step, int &active) {
+    const int length = all.to - all.from;
+    active = 0;
+    if (length <= 0) return all;
+    const int share = ((length + splits - 1) / splits + step - 1) / step * step;
+    active = (length + share - 1) / share;
+    const int from = all.from + split * share;
+    return Span{from, min(from + share, all.to)};
+}
+
+// Parts of one unit of work that are still to be joined: `columns` rows of queries, for each split an unnormalised sum
+// of values, the largest score and the sum of weights.
+struct Parts {
+    float *values;  // [units, splits, columns, stride]
+    float2 *stats;  // [units, splits, columns]: largest score, sum of weights
+    u32 *tickets;   // [units], all 0 between launches
+    int splits, columns, stride;
+
+    // In memory that holds first the values of all units, then the stats.
+    __device__ inline Parts(float *memory, u32 *tickets, int units, int splits, int columns, int stride)
+        : values(memory), stats((float2 *)(memory + (size_t)units * splits * columns * stride)),
+          tickets(tickets), splits(splits), columns(columns), stride(stride) {}
+
+    __device__ inline size_t index(int unit, int split, int column) const {
+        return ((size_t)unit * splits + split) * columns + column;
+    }
+};
+
+// Whether this block is the last of `active` to finish its part of `unit`; what the others wrote is then visible. All
+// threads of the block must be here.
+__device__ inline bool is_last(const Parts &parts, int unit, int active) {
+    __shared__ u32 ticket;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        ticket = atomicAdd(parts.tickets + unit, 1u);
+        if (ticket == (u32)active - 1) parts.tickets[unit] = 0;
+    }
+    __syncthreads();
+    const bool last = ticket == (u32)active - 1;
+    if (last) __threadfence();
+    return last;
+}
+
+// Factors of the splits of one column and 1 / (sum of all weights), by one warp. `factors` [active] is shared memory.
+__device__ inline float join_factors(const Parts &parts, int unit, int column, int active,
+                                     const float *sink, float *factors) {
+    const int lane = threadIdx.x & 31;
+    float largest = -INFINITE;
+    for (int split = lane; split < active; split += 32)
+        largest = fmaxf(largest, __ldcg(parts.stats + parts.index(unit, split, column)).x);
+    largest = warp_max(largest);
+    if (sink) largest = fmaxf(largest, *sink * LOG2_E);
+    float sum = 0.0f;
+    for (int split = lane; split < active; split += 32) {
+        const float2 stats = __ldcg(parts.stats + parts.index(unit, split, column));
+        const float factor = weight(stats.x, largest);
+        factors[split] = factor;
+        sum += stats.y * factor;
+    }
+    sum = warp_sum(sum);
+    if (sink) sum += weight(*sink * LOG2_E, largest);
+    return 1.0f / sum;
+}
+
+// Four values of the joined row, splits added in order.
+__device__ inline float4 join_values(const Parts &parts, int unit, int column, int active, int i,
+                                     const float *factors) {
+    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll 8
+    for (int split = 0; split < active; split++) {
+        const float4 x =
+            __ldcg((const float4 *)(parts.values + parts.index(unit, split, column) * parts.stride + i));
+        const float factor = factors[split];
+        sum.x += x.x * factor;
+        sum.y += x.y * factor;
+        sum.z += x.z * factor;
+        sum.w += x.w * factor;
+    }
+    return sum;
+}
+
+// Most splits of a context; the launchers keep to it.
+static constexpr int SPLITS_MAX = 128;

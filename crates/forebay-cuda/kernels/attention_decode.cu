@@ -1,0 +1,298 @@
+// Attention of a few tokens: the context is read once, by warps that need nothing of each other until the end.
+//
+// Eight query rows (token, head) that share a key/value head go together. Scores are queries times keys, the queries'
+// 16 rows being the eight rounded to halves and what the rounding lost; the sums are transposed values times weights,
+// because a score comes out in the very lane where its weight goes in. Fragments come straight from global memory: a sum
+// does not care for the order of its terms, so each lane takes 8 neighbouring elements wherever the instruction wants 2
+// and 2. Weights are split into two halves, too, which leaves f32 accuracy for little, as memory is what limits.
+//
+// HEAD_DIM is the capacity for elements of a head, 64, 96, 128 or 256.
+#include "attention.cuh"
+#include "attention_mma.cuh"
+
+static constexpr int WARPS = 4;
+static constexpr int COLUMNS = 8;
+static constexpr int TILE = 16;
+static constexpr int KEY_CHUNKS = (HEAD_DIM + 31) / 32;
+static constexpr int VALUE_CHUNKS = (HEAD_DIM + 63) / 64;
+static constexpr int PART_STRIDE = VALUE_CHUNKS * 64 + 2;
+
+// A query row of this kv head: columns count on through the tokens' groups.
+struct Row {
+    int token, head;
+};
+
+__device__ inline Row row_of(int column, int group, int kv_head) {
+    return Row{column / group, kv_head * group + column % group};
+}
+
+// Queries as operand fragments, [chunk of 32 elements][half of it][lane]: rounded and rest by turns.
+typedef uint4 Queries[KEY_CHUNKS][2][32];
+
+__device__ inline void load_queries(Queries &queries, const float *q, const AttentionShape &shape,
+                                    int first_column, int columns, int group, int kv_head) {
+    for (int at = threadIdx.x; at < KEY_CHUNKS * 64; at += WARPS * 32) {
+        const int chunk = at / 64, half = at / 32 % 2, lane = at % 32;
+        const int column = first_column + lane / 4, first = chunk * 32 + lane % 4 * 8 + half * 4;
+        float x[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        if (column < columns) {
+            const Row row = row_of(column, group, kv_head);
+            const float *from = q + ((size_t)row.token * shape.heads + row.head) * shape.dim_k;
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                if (first + j < shape.dim_k) x[j] = from[first + j];
+        }
+        const u32 low = pack(x[0], x[1]), high = pack(x[2], x[3]);
+        queries[chunk][half][lane] =
+            make_uint4(low, pack_rest(x[0], x[1], low), high, pack_rest(x[2], x[3], high));
+    }
+}
+
+// What a lane has summed up: of query row g the largest score and its own share of the weights, g = lane / 4; of query
+// rows p and p + 1, p = 2 (lane % 4), elements 8g + 2t and the next, t the tile within a chunk of 64.
+struct Running {
+    float largest, sum;
+    float values[VALUE_CHUNKS * 4][4];
+};
+
+// The tiles of a split, as a lane sees them.
+struct Tiles {
+    KvRows<KvType> keys, values;
+    int to;
+    // Elements of each chunk: behind the end of a row the last ones again. Queries are 0 there, values not wanted.
+    int key_at[KEY_CHUNKS], value_at[VALUE_CHUNKS];
+
+    __device__ inline Tiles(const KvRows<KvType> &keys, const KvRows<KvType> &values, int to)
+        : keys(keys), values(values), to(to) {
+        const int lane = threadIdx.x & 31;
+#pragma unroll
+        for (int chunk = 0; chunk < KEY_CHUNKS; chunk++)
+            key_at[chunk] = min(chunk * 32 + lane % 4 * 8, keys.stride - 8);
+#pragma unroll
+        for (int chunk = 0; chunk < VALUE_CHUNKS; chunk++)
+            value_at[chunk] = min(chunk * 64 + lane / 4 * 8, values.stride - 8);
+    }
+
+    // Keys g and g + 8 of the sixteen from `first` on. Rows past the end repeat the last one; their weights are 0.
+    __device__ inline void load_keys(Eight<KvType> (&k)[KEY_CHUNKS][2], int first) const {
+        const int g = (threadIdx.x & 31) / 4;
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+#pragma unroll
+            for (int chunk = 0; chunk < KEY_CHUNKS; chunk++)
+                k[chunk][half].load(keys, min(first + g + 8 * half, to - 1), key_at[chunk]);
+    }
+
+    // Values p, p + 1, p + 8 and p + 9.
+    __device__ inline void load_values(Eight<KvType> (&v)[VALUE_CHUNKS][4], int first) const {
+        const int p = threadIdx.x % 4 * 2;
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+#pragma unroll
+            for (int chunk = 0; chunk < VALUE_CHUNKS; chunk++)
+                v[chunk][j].load(values, min(first + p + (j & 1) + 8 * (j >> 1), to - 1), value_at[chunk]);
+    }
+};
+
+// Dot products of query row g with keys p, p + 1, p + 8 and p + 9.
+__device__ inline void multiply_keys(float (&dots)[4], const Queries &queries,
+                                     const Eight<KvType> (&k)[KEY_CHUNKS][2]) {
+    // Four sums, so that no product waits long for the one before.
+    float sums[2][2][4] = {};
+#pragma unroll
+    for (int chunk = 0; chunk < KEY_CHUNKS; chunk++) {
+        const uint4 left = queries[chunk][0][threadIdx.x & 31], right = queries[chunk][1][threadIdx.x & 31];
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const uint4 key = k[chunk][half].halves();
+            mma(sums[half][0], left.x, left.y, left.z, left.w, key.x, key.y);
+            mma(sums[half][1], right.x, right.y, right.z, right.w, key.z, key.w);
+        }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            dots[2 * half + i] = (sums[half][0][i] + sums[half][1][i]) +
+                                 (sums[half][0][i + 2] + sums[half][1][i + 2]);
+}
+
+// Makes weights of the dot products of the sixteen positions from `first` on and adds the weighted values. Query row g
+// stands at `own`.
+__device__ inline void add_tile(Running &running, float (&scores)[4],
+                                const Eight<KvType> (&v)[VALUE_CHUNKS][4], const AttentionShape &shape,
+                                int first, int to, int own) {
+    const int p = threadIdx.x % 4 * 2;
+    if (shape.softcap > 0.0f) {
+        const float inner = shape.scale / shape.softcap, outer = shape.softcap * LOG2_E;
+#pragma unroll
+        for (int i = 0; i < 4; i++) scores[i] = outer * tanh_fast(scores[i] * inner);
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; i++) scores[i] *= shape.scale * LOG2_E;
+    }
+    const int from = first_visible(own, shape.window), last = min(own, to - 1);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int position = first + p + i % 2 + 8 * (i / 2);
+        if (position < from || position > last) scores[i] = -INFINITE;
+    }
+    float largest = fmaxf(fmaxf(scores[0], scores[1]), fmaxf(scores[2], scores[3]));
+    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
+    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+    largest = fmaxf(largest, running.largest);
+    const float own_factor = weight(running.largest, largest);
+    running.largest = largest;
+#pragma unroll
+    for (int i = 0; i < 4; i++) scores[i] = weight(scores[i], largest - WEIGHT_SHIFT);
+    running.sum = running.sum * own_factor + ((scores[0] + scores[1]) + (scores[2] + scores[3]));
+    // Row p is with the lanes from 4p on.
+    const float factors[2] = {__shfl_sync(~0u, own_factor, p * 4), __shfl_sync(~0u, own_factor, p * 4 + 4)};
+    const u32 near = pack(scores[0], scores[1]), far = pack(scores[2], scores[3]);
+    const u32 near_rest = pack_rest(scores[0], scores[1], near);
+    const u32 far_rest = pack_rest(scores[2], scores[3], far);
+#pragma unroll
+    for (int chunk = 0; chunk < VALUE_CHUNKS; chunk++) {
+        uint4 x[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) x[j] = v[chunk][j].halves();
+#pragma unroll
+        for (int t = 0; t < 4; t++) {
+            float(&sums)[4] = running.values[chunk * 4 + t];
+            u32 rows[4];
+#pragma unroll
+            for (int j = 0; j < 4; j++) rows[j] = (&x[j].x)[t];
+            const u32 a0 = __byte_perm(rows[0], rows[1], 0x5410), a1 = __byte_perm(rows[0], rows[1], 0x7632);
+            const u32 a2 = __byte_perm(rows[2], rows[3], 0x5410), a3 = __byte_perm(rows[2], rows[3], 0x7632);
+#pragma unroll
+            for (int i = 0; i < 4; i++) sums[i] *= factors[i % 2];
+            mma(sums, a0, a1, a2, a3, near_rest, far_rest);
+            mma(sums, a0, a1, a2, a3, near, far);
+        }
+    }
+}
+
+// What the warps of a block leave for each other, and later the factors of the splits.
+struct Shared {
+    float values[WARPS][COLUMNS][PART_STRIDE];
+    float largest[WARPS][COLUMNS], sum[WARPS][COLUMNS];
+};
+
+__device__ inline void leave(Shared &shared, const Running &running) {
+    const int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) / 4, p = threadIdx.x % 4 * 2;
+    float sum = running.sum;
+    sum += __shfl_xor_sync(~0u, sum, 1);
+    sum += __shfl_xor_sync(~0u, sum, 2);
+    if (p == 0) {
+        shared.largest[warp][g] = running.largest - WEIGHT_SHIFT;
+        shared.sum[warp][g] = sum;
+    }
+#pragma unroll
+    for (int c = 0; c < 2; c++)
+#pragma unroll
+        for (int t = 0; t < VALUE_CHUNKS * 4; t++)
+            *(float2 *)&shared.values[warp][p + c][t / 4 * 64 + g * 8 + t % 4 * 2] =
+                make_float2(running.values[t][c], running.values[t][c + 2]);
+}
+
+// Joins the warps' parts of `column`: elements i and i + 1, and the column's stats.
+__device__ inline float2 join_warps(const Shared &shared, int column, int i, float2 &stats) {
+    float largest = -INFINITE;
+#pragma unroll
+    for (int warp = 0; warp < WARPS; warp++) largest = fmaxf(largest, shared.largest[warp][column]);
+    float sum = 0.0f;
+    float2 values = make_float2(0.0f, 0.0f);
+#pragma unroll
+    for (int warp = 0; warp < WARPS; warp++) {
+        const float factor = weight(shared.largest[warp][column], largest);
+        const float2 x = *(const float2 *)&shared.values[warp][column][i];
+        sum += shared.sum[warp][column] * factor;
+        values.x += x.x * factor;
+        values.y += x.y * factor;
+    }
+    stats = make_float2(largest, sum);
+    return values;
+}
+
+// Grid (splits, kv_heads * chunks of 8 query rows). q [tokens, heads, dim_k], out [tokens, heads, dim_v]; the tokens stand
+// at positions[0] and after it. `memory` is that of Parts with stride `dim_v` rounded up to 4.
+extern "C" __global__ void __launch_bounds__(WARPS * 32, HEAD_DIM > 128 ? 2 : 3)
+    attention_decode(const float *q, void *key_plane, void *value_plane, const u32 *positions,
+                     const float *sinks, float *out, float *memory, u32 *tickets, int tokens, int heads,
+                     int kv_heads, int dim_k, int dim_v, int context, int window, float scale,
+                     float softcap) {
+    __shared__ Queries queries;
+    __shared__ __align__(16) Shared shared;
+    const AttentionShape shape{tokens, heads, kv_heads, dim_k, dim_v, context, window, scale, softcap};
+    const int group = heads / kv_heads, columns = tokens * group;
+    const int chunks = (columns + COLUMNS - 1) / COLUMNS;
+    const int unit = blockIdx.y, kv_head_index = unit / chunks, first_column = unit % chunks * COLUMNS;
+    const int start = (int)positions[0];
+    const Span all{first_visible(start, window), min(start + tokens, context)};
+    int active;
+    const Span span = share_of(all, blockIdx.x, gridDim.x, WARPS * TILE, active);
+    if ((int)blockIdx.x >= active) return;
+
+    load_queries(queries, q, shape, first_column, columns, group, kv_head_index);
+    __syncthreads();
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    const Tiles tiles(kv_head<KvType>(key_plane, dim_k, kv_head_index, kv_heads, context),
+                      kv_head<KvType>(value_plane, dim_v, kv_head_index, kv_heads, context), span.to);
+    const int own = start + min(first_column + lane / 4, columns - 1) / group;
+    Running running;
+    running.largest = -INFINITE;
+    running.sum = 0.0f;
+#pragma unroll
+    for (int t = 0; t < VALUE_CHUNKS * 4; t++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) running.values[t][i] = 0.0f;
+    int first = span.from + warp * TILE;
+    Eight<KvType> k[KEY_CHUNKS][2];
+    if (first < span.to) tiles.load_keys(k, first);
+    for (; first < span.to; first += WARPS * TILE) {
+        Eight<KvType> v[VALUE_CHUNKS][4];
+        tiles.load_values(v, first);
+        float scores[4];
+        multiply_keys(scores, queries, k);
+        // The next tile's, while this one is worked on; after the last tile they are not used.
+        tiles.load_keys(k, first + WARPS * TILE);
+        add_tile(running, scores, v, shape, first, span.to, own);
+    }
+    leave(shared, running);
+    __syncthreads();
+
+    const int stride = (dim_v + 3) / 4 * 4;
+    const Parts parts(memory, tickets, gridDim.y, gridDim.x, COLUMNS, stride);
+    const int pairs = stride / 2;
+    for (int i = threadIdx.x; i < COLUMNS * pairs; i += WARPS * 32) {
+        const int column = i / pairs, at = i % pairs * 2;
+        float2 stats;
+        const float2 x = join_warps(shared, column, at, stats);
+        const size_t index = parts.index(unit, blockIdx.x, column);
+        *(float2 *)(parts.values + index * stride + at) = x;
+        if (at == 0) parts.stats[index] = stats;
+    }
+    if (!is_last(parts, unit, active)) return;
+
+    float(*factors)[SPLITS_MAX] = (float(*)[SPLITS_MAX])shared.values;
+    float *inverse = &shared.sum[0][0];
+    for (int column = warp; column < COLUMNS && first_column + column < columns; column += WARPS) {
+        const Row row = row_of(first_column + column, group, kv_head_index);
+        const float *sink = sinks ? sinks + row.head : nullptr;
+        const float x = join_factors(parts, unit, column, active, sink, factors[column]);
+        if (lane == 0) inverse[column] = x;
+    }
+    __syncthreads();
+    const int quads = stride / 4;
+    for (int i = threadIdx.x; i < COLUMNS * quads; i += WARPS * 32) {
+        const int column = i / quads, at = i % quads * 4;
+        if (first_column + column >= columns) break;
+        const Row row = row_of(first_column + column, group, kv_head_index);
+        const float4 sum = join_values(parts, unit, column, active, at, factors[column]);
+        float *to = out + ((size_t)row.token * heads + row.head) * dim_v + at;
+        const float x[4] = {sum.x, sum.y, sum.z, sum.w};
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            if (at + j < dim_v) to[j] = x[j] * inverse[column];
+    }
+}

@@ -1,0 +1,92 @@
+// Tensor-core products of halves with f32 sums, for attention.
+#pragma once
+#include "kv.cuh"
+
+// Weights are 2^15 times what they would be, the largest that a half holds: small ones would lose bits otherwise. Sums
+// of weights and of values are larger by as much, as if the largest score were lower by this.
+static constexpr float WEIGHT_SHIFT = 15.0f;
+
+// c [16, 8] += a [16, 16] b [16, 8]. With g = lane / 4 and p = 2 (lane % 4): a holds rows g, g + 8, g, g + 8 at columns
+// p, p, p + 8, p + 8; b holds column g at rows p, p + 8; c holds row g at p, p + 1, then row g + 8 at p, p + 1.
+__device__ inline void mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+__device__ inline u32 pack(float low, float high) {
+    const __half2 pair = __floats2half2_rn(low, high);
+    return *(const u32 *)&pair;
+}
+
+// What `pack` rounded away.
+__device__ inline u32 pack_rest(float low, float high, u32 packed) {
+    const float2 rounded = __half22float2(*(const __half2 *)&packed);
+    return pack(low - rounded.x, high - rounded.y);
+}
+
+// Loads that stay where they are written: the compiler would move them down to where they are used, and their latency
+// with them.
+__device__ inline uint4 load_now(const uint4 *from) {
+    uint4 x;
+    asm volatile("ld.global.nc.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "l"(from));
+    return x;
+}
+
+__device__ inline uint2 load_now(const uint2 *from) {
+    uint2 x;
+    asm volatile("ld.global.nc.v2.u32 {%0,%1}, [%2];" : "=r"(x.x), "=r"(x.y) : "l"(from));
+    return x;
+}
+
+__device__ inline u16 load_now(const u16 *from) {
+    u16 x;
+    asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(x) : "l"(from));
+    return x;
+}
+
+// Two bytes with 128 added, as halves, less the 128: 0x6400 + n is the half 1024 + n.
+__device__ inline __half2 bytes_to_halves(u32 biased, u32 selector) {
+    const u32 bits = __byte_perm(biased, 0x64646464u, selector);
+    return __hsub2(*(const __half2 *)&bits, __float2half2_rn(1152.0f));
+}
+
+// Eight elements of a row, from element `i` on, a multiple of 8 below the row's stride: as they lie in memory, and as
+// halves.
+template <class T> struct Eight;
+
+template <> struct Eight<KvF16> {
+    uint4 raw;
+
+    __device__ inline void load(const KvRows<KvF16> &rows, int position, int i) {
+        raw = load_now((const uint4 *)(rows.row(position) + i));
+    }
+    __device__ inline uint4 halves() const { return raw; }
+};
+
+template <> struct Eight<KvQ8> {
+    uint2 codes;
+    u16 scale;
+
+    __device__ inline void load(const KvRows<KvQ8> &rows, int position, int i) {
+        codes = load_now((const uint2 *)(rows.row(position) + i));
+        scale = load_now((const u16 *)(rows.row_scales(position) + i / 32));
+    }
+    __device__ inline uint4 halves() const {
+        const __half2 factor = __half2half2(__ushort_as_half(scale));
+        const u32 low = codes.x ^ 0x80808080u, high = codes.y ^ 0x80808080u;
+        const __half2 x[4] = {__hmul2(bytes_to_halves(low, 0x4140), factor),
+                              __hmul2(bytes_to_halves(low, 0x4342), factor),
+                              __hmul2(bytes_to_halves(high, 0x4140), factor),
+                              __hmul2(bytes_to_halves(high, 0x4342), factor)};
+        return *(const uint4 *)x;
+    }
+};
+
+// tanh to within a few units of 1e-7.
+__device__ inline float tanh_fast(float x) {
+    return 1.0f - __fdividef(2.0f, 1.0f + exp2f(x * 2.885390082f));
+}

@@ -1,0 +1,84 @@
+// Groups of 32 weights as 16-bit numbers for tensor cores, and as f32.
+#pragma once
+
+#include "mma.cuh"
+#include "weight.cuh"
+
+template <class W> struct Is16Bits {
+    static constexpr bool VALUE = false, BFLOAT = false;
+};
+template <> struct Is16Bits<F16> {
+    static constexpr bool VALUE = true, BFLOAT = false;
+};
+template <> struct Is16Bits<BF16> {
+    static constexpr bool VALUE = true, BFLOAT = true;
+};
+
+// Halves hold the weights of blocks times this, so that small ones keep their bits; 4094 is the largest weight then.
+template <class W> struct HalfFactor {
+    static constexpr float VALUE = W::ELEMENTS > 1 ? 16.0f : 1.0f;
+};
+
+template <class W> __device__ __forceinline__ float value_of(u32 codes, int k, float scale, float offset) {
+    constexpr u32 FLIP = W::SIGNED ? 0x80808080u : 0;
+    constexpr float BIAS = 8388608.0f + (W::SIGNED ? 128 : W::ZERO);
+    // 2^23 plus a byte is that byte in the lowest bits; conversions would be four times as slow.
+    const float shifted = __uint_as_float(__byte_perm(codes ^ FLIP, 0x4b000000u, 0x7440 | k));
+    return W::OFFSET ? scale * (shifted - BIAS) + offset : scale * (shifted - BIAS);
+}
+
+// f32 values of elements 32 * group ... of a row of `cols` elements; zero beyond its end.
+template <class W> __device__ __forceinline__ void decode_floats(const u8 *row, int group, int cols, float (&out)[32]) {
+    if constexpr (W::ELEMENTS > 1) {
+        constexpr int GROUPS = W::ELEMENTS / 32;
+        Group w;
+        W::unpack(row + (size_t)(group / GROUPS) * W::BYTES, group % GROUPS, w);
+#pragma unroll
+        for (int i = 0; i < 32; i++) {
+            const int h = W::HALVES ? i >> 4 : 0;
+            out[i] = value_of<W>(w.codes[i >> 2], i & 3, w.scale[h], w.offset[h]);
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < 32; i++) out[i] = 32 * group + i < cols ? W::at(row, 32 * group + i) : 0.0f;
+    }
+}
+
+// The same as pairs of 16-bit numbers: bfloats for BF16, halves otherwise, times HalfFactor.
+template <class W> __device__ __forceinline__ void decode_pairs(const u8 *row, int group, int cols, u32 (&out)[16]) {
+    if constexpr (W::ELEMENTS > 1) {
+        constexpr int GROUPS = W::ELEMENTS / 32;
+        Group w;
+        W::unpack(row + (size_t)(group / GROUPS) * W::BYTES, group % GROUPS, w);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            if (!W::HALVES && h == 1) break;
+            w.scale[h] *= HalfFactor<W>::VALUE;
+            if (W::OFFSET) w.offset[h] *= HalfFactor<W>::VALUE;
+        }
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            const int h = W::HALVES ? i >> 3 : 0, k = 2 * (i & 1);
+            out[i] = pack_halves(value_of<W>(w.codes[i >> 1], k, w.scale[h], w.offset[h]),
+                                 value_of<W>(w.codes[i >> 1], k + 1, w.scale[h], w.offset[h]));
+        }
+    } else if constexpr (Is16Bits<W>::VALUE) {
+        const u8 *from = row + (size_t)group * 64;
+        if (32 * group + 32 > cols) {
+#pragma unroll
+            for (int i = 0; i < 16; i++) {
+                const int at = 32 * group + 2 * i;  // columns are even
+                out[i] = at < cols ? ((const u16 *)row)[at] | (u32)((const u16 *)row)[at + 1] << 16 : 0;
+            }
+        } else if (((size_t)from & 15) == 0) {
+            load_words<16, 16>(from, out);
+        } else {
+            load_words<2, 16>(from, out);
+        }
+    } else {
+        float values[32];
+        decode_floats<W>(row, group, cols, values);
+#pragma unroll
+        for (int i = 0; i < 16; i++) out[i] = pack_halves(values[2 * i], values[2 * i + 1]);
+    }
+}

@@ -1,0 +1,59 @@
+// Additions, the gated activation, and a look for values that are not finite. Sums and products are rounded one by one,
+// not fused, so that they equal the processor's.
+#include "common.cuh"
+
+// Element index of this thread in a one-dimensional grid.
+__device__ inline size_t element() { return (size_t)blockIdx.x * blockDim.x + threadIdx.x; }
+
+extern "C" __global__ void __launch_bounds__(256) add_assign(float *x, const float *y, u64 n) {
+    const size_t i = element();
+    if (i < n) x[i] += y[i];
+}
+
+// x [rows, width] += bias [width]; the grid's second dimension counts rows.
+extern "C" __global__ void __launch_bounds__(256)
+    add_bias_rows(float *x, const float *__restrict__ bias, int width, int rows) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= width) return;
+    for (size_t row = blockIdx.y; row < (size_t)rows; row += gridDim.y) x[row * width + i] += bias[i];
+}
+
+__device__ inline float silu(float x) { return x / (1.0f + expf(-x)); }
+
+// out = silu(gate) * up; `out` may be `gate`.
+extern "C" __global__ void __launch_bounds__(256)
+    silu_mul(const float *gate, const float *up, float *out, u64 n) {
+    const size_t i = element() * 4;
+    if (i + 4 <= n) {
+        const float4 g = *(const float4 *)(gate + i), u = *(const float4 *)(up + i);
+        *(float4 *)(out + i) =
+            make_float4(silu(g.x) * u.x, silu(g.y) * u.y, silu(g.z) * u.z, silu(g.w) * u.w);
+        return;
+    }
+    for (size_t j = i; j < n; j++) out[j] = silu(gate[j]) * up[j];
+}
+
+// One block per row: `flag` gets the smallest `tag + row` of the rows with an infinite or a NaN.
+extern "C" __global__ void __launch_bounds__(256)
+    check_finite(const float *__restrict__ x, int n, u32 *flag, int tag) {
+    x += (size_t)blockIdx.x * n;
+    bool bad = false;
+    for (int at = threadIdx.x; at < n; at += blockDim.x) bad |= !isfinite(x[at]);
+    if (__syncthreads_or(bad) && threadIdx.x == 0) atomicMin(flag, (u32)tag + blockIdx.x);
+}
+
+// out[t] = (accumulate ? out[t] : 0) + sum over j of weights[t, j] * parts[row_of_pair[t, j]], in order of j.
+// Rows have n elements, the grid's second dimension counts tokens.
+extern "C" __global__ void __launch_bounds__(256)
+    combine_experts(float *out, const float *__restrict__ parts, const float *__restrict__ weights,
+                    const u32 *__restrict__ row_of_pair, int n, int k, int accumulate) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    const size_t token = blockIdx.y;
+    float sum = accumulate ? out[token * n + i] : 0.0f;
+    for (int j = 0; j < k; j++) {
+        const size_t row = row_of_pair[token * k + j];
+        sum = __fadd_rn(sum, __fmul_rn(weights[token * k + j], parts[row * n + i]));
+    }
+    out[token * n + i] = sum;
+}

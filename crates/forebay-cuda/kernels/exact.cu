@@ -1,0 +1,66 @@
+// Products in f32 throughout, for any type and any number of tokens: what `--exact` asks for, and F32 and F64 weights.
+//
+// Simple rather than fast: a block computes 64 rows for 64 tokens in steps of 32 columns, a thread 4 x 4 of them.
+#include "decode.cuh"
+#include "tiles.cuh"
+
+#define SIZE 64
+#define PITCH 68
+
+template <class W>
+__device__ __forceinline__ void exact(const float *x, float *out, int rows, int cols, u64 row_bytes, TILE_PARAMETERS) {
+    // [column of the step][token or row]
+    __shared__ __align__(16) float xs[32][PITCH], ws[32][PITCH];
+    Tile tile;
+    if (!find_tile(tile, SIZE, TILE_ARGUMENTS)) return;
+    const int first_row = blockIdx.y * SIZE, steps = (cols + 31) / 32;
+    const int across = threadIdx.x % 16 * 4, down = threadIdx.x / 16 * 4;
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    float sums[4][4] = {};
+    for (int step = 0; step < steps; step++) {
+        for (int i = warp; i < SIZE; i += 8) {
+            const int entry = tile.first + i, col = 32 * step + lane;
+            const bool there = entry < tile.end && col < cols;
+            xs[lane][i] = there ? x[(size_t)tile.x_row(entry, token_rows) * cols + col] : 0.0f;
+        }
+        if constexpr (W::ELEMENTS == 1) {
+            for (int i = warp; i < SIZE; i += 8) {
+                const int row = first_row + i, col = 32 * step + lane;
+                const u8 *from = (const u8 *)(tile.weights + (u64)row * row_bytes);
+                ws[lane][i] = row < rows && col < cols ? W::at(from, col) : 0.0f;
+            }
+        } else if (threadIdx.x < SIZE) {
+            float values[32] = {};
+            const int row = first_row + threadIdx.x;
+            if (row < rows) decode_floats<W>((const u8 *)(tile.weights + (u64)row * row_bytes), step, cols, values);
+#pragma unroll
+            for (int i = 0; i < 32; i++) ws[i][threadIdx.x] = values[i];
+        }
+        __syncthreads();
+#pragma unroll 8
+        for (int k = 0; k < 32; k++) {
+            const float4 a = *(const float4 *)&xs[k][down], b = *(const float4 *)&ws[k][across];
+            const float tokens_[4] = {a.x, a.y, a.z, a.w}, rows_[4] = {b.x, b.y, b.z, b.w};
+#pragma unroll
+            for (int t = 0; t < 4; t++)
+#pragma unroll
+                for (int r = 0; r < 4; r++) sums[t][r] += tokens_[t] * rows_[r];
+        }
+        __syncthreads();
+    }
+#pragma unroll
+    for (int t = 0; t < 4; t++) {
+        const int entry = tile.first + down + t;
+        if (entry >= tile.end) continue;
+        float *to = out + (size_t)tile.x_row(entry, out_rows) * rows;
+#pragma unroll
+        for (int r = 0; r < 4; r++)
+            if (first_row + across + r < rows) to[first_row + across + r] = sums[t][r];
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    exact_matmul(const float *__restrict__ x, float *__restrict__ out, int rows, int cols, u64 row_bytes,
+                 TILE_PARAMETERS) {
+    exact<WEIGHT>(x, out, rows, cols, row_bytes, TILE_ARGUMENTS);
+}

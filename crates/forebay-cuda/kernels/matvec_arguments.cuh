@@ -1,0 +1,79 @@
+// What all mat-vec kernels are asked to do: which matrices, and where results go.
+#pragma once
+
+#include "common.cuh"
+
+// Two neighbouring rows of one matrix, or one row each of two matrices, are computed together: a "pair of rows".
+struct RowPairs {
+    u64 base[2];   // of pair 0
+    u64 pitch;     // from one pair to the next
+    u64 row_bytes;
+    int count;     // pairs
+    int rows;      // of a matrix
+    bool two;      // two matrices
+    bool swiglu;   // out[0] gets silu(row of the first matrix) * row of the second
+    float *out[2];
+    size_t x_row;  // of token 0
+};
+
+enum Mode { SEPARATE = 0, PAIRED = 1, SWIGLU = 2 };
+
+// Kernel parameters. Without `ids` the matrices are w0 ..., and blockIdx.y chooses one (SEPARATE) or is 0. With `ids`
+// blockIdx.y is a (token, slot) pair whose expert's slot is table[ids[pair]], and w0, w1 are offsets in the slot.
+#define MATVEC_PARAMETERS                                                                                      \
+    const u64 *table, const u32 *ids, u64 w0, u64 w1, u64 w2, u64 w3, int rows0, int rows1, int rows2,         \
+        int rows3, float *out0, float *out1, float *out2, float *out3, int cols, u64 row_bytes, int tokens,    \
+        int pairs_per_x, int mode
+#define MATVEC_ARGUMENTS                                                                                       \
+    table, ids, w0, w1, w2, w3, rows0, rows1, rows2, rows3, out0, out1, out2, out3, cols, row_bytes, tokens,   \
+        pairs_per_x, mode
+
+// False where there is nothing to do: the expert has no slot.
+__device__ __forceinline__ bool find_rows(RowPairs &work, MATVEC_PARAMETERS) {
+    const int item = blockIdx.y;
+    work.rows = rows0;
+    work.out[0] = out0;
+    work.out[1] = out1;
+    work.x_row = 0;
+    work.row_bytes = row_bytes;
+    work.two = mode != SEPARATE;
+    work.swiglu = mode == SWIGLU;
+    u64 first = w0, second = w1;
+    if (ids) {
+        const u64 slot = table[ids[item]];
+        if (slot == 0) return false;
+        first += slot;
+        second += slot;
+        work.out[0] += (size_t)item * rows0;
+        if (work.two && !work.swiglu) work.out[1] += (size_t)item * rows0;
+        work.x_row = item / pairs_per_x;
+    } else if (!work.two && item > 0) {
+        first = item == 1 ? w1 : item == 2 ? w2 : w3;
+        work.rows = item == 1 ? rows1 : item == 2 ? rows2 : rows3;
+        work.out[0] = item == 1 ? out1 : item == 2 ? out2 : out3;
+    }
+    work.base[0] = first;
+    work.base[1] = work.two ? second : first + row_bytes;
+    work.pitch = work.two ? row_bytes : 2 * row_bytes;
+    work.count = work.two ? work.rows : (work.rows + 1) / 2;
+    return true;
+}
+
+// Whether row j of pair `pair` exists.
+__device__ __forceinline__ bool has_row(const RowPairs &work, int pair, int j) {
+    return work.two ? pair < work.rows : 2 * pair + j < work.rows;
+}
+
+// Stores the two results of a pair for one token.
+__device__ __forceinline__ void store_pair(const RowPairs &work, int pair, int token, float first, float second) {
+    const size_t at = (size_t)token * work.rows;
+    if (work.swiglu) {
+        work.out[0][at + pair] = first / (1.0f + expf(-first)) * second;
+    } else if (work.two) {
+        work.out[0][at + pair] = first;
+        work.out[1][at + pair] = second;
+    } else {
+        work.out[0][at + 2 * pair] = first;
+        if (2 * pair + 1 < work.rows) work.out[0][at + 2 * pair + 1] = second;
+    }
+}

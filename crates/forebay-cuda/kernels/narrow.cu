@@ -1,0 +1,52 @@
+// Activations [rows, cols] as 16-bit numbers for tensor cores.
+#include "mma.cuh"
+
+__device__ __forceinline__ float half_value(u32 bits) {
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"((u16)bits));
+    return x;
+}
+
+__device__ __forceinline__ u32 bfloat_bits(float x) {
+    u32 bits;
+    asm("{.reg .b16 h; cvt.rn.bf16.f32 h, %1; mov.b32 %0, {h, h};}" : "=r"(bits) : "f"(x));
+    return bits & 0xffff;
+}
+
+// A block per row. Halves of x * 2^k, the largest between 2^13 and 2^14, so that neither the largest nor the sums overflow
+// and the others keep their bits; scales[row] = 2^-k. `low`, unless null, takes what the halves lost.
+extern "C" __global__ void __launch_bounds__(256)
+    narrow_half(const float *__restrict__ x, u16 *__restrict__ high, u16 *__restrict__ low, float *__restrict__ scales,
+                int cols) {
+    const size_t row = (size_t)blockIdx.x * cols;
+    int largest = 0;  // bits without the sign, ordered like magnitudes, NaN on top
+    for (int i = threadIdx.x; i < cols; i += 256) largest = max(largest, __float_as_int(x[row + i]) & 0x7fffffff);
+#pragma unroll
+    for (int distance = 16; distance > 0; distance >>= 1)
+        largest = max(largest, __shfl_xor_sync(~0u, largest, distance));
+    __shared__ int warps[8];
+    if ((threadIdx.x & 31) == 0) warps[threadIdx.x >> 5] = largest;
+    __syncthreads();
+#pragma unroll
+    for (int warp = 0; warp < 8; warp++) largest = max(largest, warps[warp]);
+    // The exponent of the factor: at most 2^120, so that its inverse is no subnormal.
+    const int k = min(13 - ((largest >> 23) - 127), 120);
+    const float factor = __int_as_float((k + 127) << 23);
+    for (int i = threadIdx.x; i < cols; i += 256) {
+        const float value = x[row + i] * factor;
+        const u32 bits = pack_halves(value, 0.0f) & 0xffff;
+        high[row + i] = (u16)bits;
+        if (low) low[row + i] = (u16)pack_halves(value - half_value(bits), 0.0f);
+    }
+    if (threadIdx.x == 0) scales[blockIdx.x] = __int_as_float((127 - k) << 23);
+}
+
+// Two bfloats whose sum is within 2^-17 of each number.
+extern "C" __global__ void __launch_bounds__(256)
+    narrow_bfloat(const float *__restrict__ x, u16 *__restrict__ high, u16 *__restrict__ low, size_t count) {
+    const size_t i = (size_t)blockIdx.x * 256 + threadIdx.x;
+    if (i >= count) return;
+    const u32 bits = bfloat_bits(x[i]);
+    high[i] = (u16)bits;
+    low[i] = (u16)bfloat_bits(x[i] - __uint_as_float(bits << 16));
+}

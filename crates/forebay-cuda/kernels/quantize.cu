@@ -1,0 +1,30 @@
+// Activations [tokens, cols] to 8 bits with a scale for every 32 elements, for the integer mat-vec.
+//
+// Codes as forebay-compute's small form has them, but the scale stays f32: a half would only cost accuracy here. The
+// first 16 codes of every group lie together and the last 16 behind all of those, so that the 32 lanes of a warp, a
+// group each, read 512 neighbouring bytes at once.
+#include "activation.cuh"
+
+// One warp per 32 elements, a lane each. cols / 32 = groups_per_token.
+extern "C" __global__ void __launch_bounds__(256)
+    quantize_q8(const float *__restrict__ x, i8 *__restrict__ codes, ActivationScale *__restrict__ scales,
+                int groups, int groups_per_token) {
+    const int group = blockIdx.x * 8 + (threadIdx.x >> 5), lane = threadIdx.x & 31;
+    if (group >= groups) return;
+    const float value = x[(size_t)group * 32 + lane];
+    // Compared as bits without the sign, where a NaN is larger than every number and is not lost.
+    int bits = __float_as_int(value) & 0x7fffffff;
+#pragma unroll
+    for (int distance = 16; distance > 0; distance >>= 1)
+        bits = max(bits, __shfl_xor_sync(~0u, bits, distance));
+    const float largest = __int_as_float(bits);
+    const float inverse = largest > 1e-36f ? 127.0f / largest : 0.0f;
+    const int code = __float2int_rn(value * inverse);
+    int sum = code;
+#pragma unroll
+    for (int distance = 8; distance > 0; distance >>= 1) sum += __shfl_xor_sync(~0u, sum, distance);
+    const int upper_sum = __shfl_sync(~0u, sum, 16);
+    const int token = group / groups_per_token, at = group % groups_per_token, half = lane >> 4;
+    codes[((size_t)token * 2 + half) * groups_per_token * 16 + at * 16 + (lane & 15)] = (i8)code;
+    if (lane == 0) scales[group] = {largest / 127.0f, (short)sum, (short)upper_sum};
+}

@@ -1,0 +1,12 @@
+// Sums over a block, the same bits in every thread.
+#pragma once
+#include "common.cuh"
+
+// `shared` has room for a float per warp.
+__device__ inline float block_sum(float x, float *shared) {
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    x = warp_sum(x);
+    if (lane == 0) shared[warp] = x;
+    __syncthreads();
+    return warp_sum(lane < (int)(blockDim.x >> 5) ? shared[lane] : 0.0f);
+}

@@ -1,0 +1,64 @@
+// Which rows of activations and which weights a block multiplies: a dense matrix, or one expert's.
+#pragma once
+
+#include "common.cuh"
+
+// Kernel parameters that say what is multiplied. Dense: `weights` is the matrix's address, rows of x and of the output
+// are 0 ... tokens. Experts: `weights` is an offset in the slot table[expert], and entries starts[e] ... starts[e + 1]
+// are expert e's; entry i reads row token_rows[i] of x (i itself if null) and writes row out_rows[i] (i if null).
+#define TILE_PARAMETERS                                                                                        \
+    u64 weights, const u64 *table, const u32 *starts, const u32 *token_rows, const u32 *out_rows, int experts, \
+        int tokens
+#define TILE_ARGUMENTS weights, table, starts, token_rows, out_rows, experts, tokens
+
+struct Tile {
+    u64 weights;
+    int first, end;  // entries
+
+    __device__ __forceinline__ int x_row(int entry, const u32 *rows) const { return rows ? rows[entry] : entry; }
+};
+
+// Finds the tile of blockIdx.x, `size` entries at most. Experts' tiles follow one another, so that a block finds its own
+// from `starts` alone; false for a block that is left over and for an expert without a slot. For all threads of a block.
+__device__ __forceinline__ bool find_tile(Tile &tile, int size, TILE_PARAMETERS) {
+    const int wanted = blockIdx.x;
+    if (!table) {
+        tile = {weights, wanted * size, min(tokens, (wanted + 1) * size)};
+        return tile.first < tile.end;
+    }
+    __shared__ int found[3];
+    if (threadIdx.x < 32) {
+        const int lane = threadIdx.x;
+        int before = 0, expert = -1, within = 0;
+        for (int base = 0; base < experts && expert < 0; base += 32) {
+            const int e = base + lane;
+            const int count = e < experts ? (int)(starts[e + 1] - starts[e]) : 0;
+            const int own = (count + size - 1) / size;
+            int sum = own;  // of this expert and the lanes below
+#pragma unroll
+            for (int distance = 1; distance < 32; distance <<= 1) {
+                const int other = __shfl_up_sync(~0u, sum, distance);
+                if (lane >= distance) sum += other;
+            }
+            const u32 past = __ballot_sync(~0u, wanted < before + sum);
+            if (past) {
+                const int lowest = __ffs((int)past) - 1;
+                expert = base + lowest;
+                within = wanted - before - __shfl_sync(~0u, sum - own, lowest);
+            }
+            before += __shfl_sync(~0u, sum, 31);
+        }
+        if (lane == 0) {
+            found[0] = expert;
+            if (expert >= 0) {
+                found[1] = (int)starts[expert] + within * size;
+                found[2] = min((int)starts[expert + 1], found[1] + size);
+            }
+        }
+    }
+    __syncthreads();
+    if (found[0] < 0) return false;
+    const u64 slot = table[found[0]];
+    tile = {weights + slot, found[1], found[2]};
+    return slot != 0;
+}

@@ -1,0 +1,99 @@
+// Weight types: how 32 neighbouring elements of a row come out of its blocks.
+//
+// Every type of blocks is small integers with scales: element e of a group of 32 is
+//     scale[e / 16] * (code[e] - ZERO) + offset[e / 16].
+// A type says: ELEMENTS and BYTES of a block, ALIGN (the power of two that every block's address is a multiple of, at
+// most 16), ZERO, SIGNED (codes are i8, otherwise u8 below 128), HALVES (the two scales differ), OFFSET (there are
+// offsets), and unpack(block, group of the block, out). Where a flag is false, only what it leaves is filled in.
+// Layouts are described in forebay-format's `quant`.
+#pragma once
+
+#include "common.cuh"
+
+struct Group {
+    u32 codes[8];  // four a word, the first in the low byte
+    float scale[2];
+    float offset[2];
+};
+
+__device__ __forceinline__ float half_of(u32 bits) {
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"((u16)bits));
+    return x;
+}
+
+__device__ __forceinline__ float half_at(const u8 *p) { return half_of(*(const u16 *)p); }  // p is even
+
+// N words from an address that is a multiple of ALIGN. Below 4 they are cut out of N + 1 aligned words: up to 3 bytes
+// before and 4 after are read, too.
+template <int ALIGN, int N> __device__ __forceinline__ void load_words(const u8 *p, u32 *words) {
+    if constexpr (ALIGN >= 16 && N % 4 == 0) {
+#pragma unroll
+        for (int i = 0; i < N / 4; i++) {
+            const uint4 four = ((const uint4 *)p)[i];
+            words[4 * i] = four.x;
+            words[4 * i + 1] = four.y;
+            words[4 * i + 2] = four.z;
+            words[4 * i + 3] = four.w;
+        }
+    } else if constexpr (ALIGN >= 8 && N % 2 == 0) {
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) {
+            const uint2 two = ((const uint2 *)p)[i];
+            words[2 * i] = two.x;
+            words[2 * i + 1] = two.y;
+        }
+    } else if constexpr (ALIGN >= 4) {
+#pragma unroll
+        for (int i = 0; i < N; i++) words[i] = ((const u32 *)p)[i];
+    } else {
+        const u32 past = (u32)(size_t)p & 3;
+        const u32 *aligned = (const u32 *)(p - past);
+        u32 low = aligned[0];
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const u32 high = aligned[i + 1];
+            words[i] = __funnelshift_r(low, high, 8 * past);
+            low = high;
+        }
+    }
+}
+
+// Four bits to the lowest bits of four bytes. The products' bits never meet, so nothing carries.
+__device__ __forceinline__ u32 spread_bits(u32 bits) { return (bits & 15) * 0x00204081u & 0x01010101u; }
+
+// Four pairs of bits to four bytes.
+__device__ __forceinline__ u32 spread_pairs(u32 pairs) {
+    const u32 two = (pairs & 0xff | pairs << 12) & 0x000f000fu;
+    return (two | two << 6) & 0x03030303u;
+}
+
+// Eight nibbles through a table of 16 bytes: those of the low halves to `low`, of the high ones to `high`.
+struct Table16 {
+    u32 words[4];
+};
+__device__ __forceinline__ u32 look_up_four(Table16 t, u32 nibbles) {
+    const u32 index = nibbles & 0x7777;
+    const u32 first = __byte_perm(t.words[0], t.words[1], index);
+    const u32 second = __byte_perm(t.words[2], t.words[3], index);
+    // Byte k of the second half where the nibble's top bit is set.
+    return __byte_perm(first, second, 0x3210 | (nibbles & 0x8888) >> 1);
+}
+__device__ __forceinline__ void look_up(Table16 t, u32 nibbles, u32 &low, u32 &high) {
+    const u32 first = look_up_four(t, nibbles), second = look_up_four(t, nibbles >> 16);
+    low = __byte_perm(first, second, 0x6420);
+    high = __byte_perm(first, second, 0x7531);
+}
+
+// Negates the bytes whose bit is set in the low four of `signs`.
+__device__ __forceinline__ u32 negate_bytes(u32 bytes, u32 signs) {
+    const u32 mask = spread_bits(signs) * 0xff;
+    return __vsub4(bytes ^ mask, mask);
+}
+
+#include "weight_legacy.cuh"
+#include "weight_k.cuh"
+#include "weight_fp4.cuh"
+#include "weight_low.cuh"
+#include "weight_iq.cuh"
+#include "weight_float.cuh"

@@ -1,0 +1,136 @@
+//! Opening a GPU: checks that end in words instead of panics, a context and the compute stream.
+
+use std::sync::Arc;
+
+use cudarc::driver::sys::CUdevice_attribute as Attribute;
+use cudarc::driver::{CudaContext, CudaStream, result, sys};
+
+use crate::CudaError;
+use crate::module::Modules;
+
+/// The CUDA version that the shipped PTX needs (PTX ISA 8.4).
+const NEEDED_CUDA: (i32, i32) = (12, 4);
+const NEEDED_CAPABILITY: (i32, i32) = (8, 0);
+
+/// One GPU: its context, one stream that all kernels run on, and the modules loaded so far.
+pub struct Gpu {
+    context: Arc<CudaContext>,
+    stream: Arc<CudaStream>,
+    pub(crate) modules: Modules,
+    name: String,
+    capability: (i32, i32),
+    multiprocessors: u32,
+}
+
+impl Gpu {
+    /// How many GPUs the driver finds.
+    ///
+    /// # Errors
+    /// No driver, or one that is too old.
+    pub fn count() -> Result<usize, CudaError> {
+        check_driver()?;
+        match result::init() {
+            Ok(()) => {}
+            Err(error) if error.0 == sys::CUresult::CUDA_ERROR_NO_DEVICE => return Ok(0),
+            Err(error) => return Err(CudaError::of("starting the driver")(error)),
+        }
+        let count = result::device::get_count().map_err(CudaError::of("counting GPUs"))?;
+        Ok(count.max(0) as usize)
+    }
+
+    /// Opens GPU number `ordinal`, counted from 0.
+    ///
+    /// # Errors
+    /// No driver, driver too old, no (such) GPU, a GPU that is too old, or whatever the driver says.
+    pub fn open(ordinal: usize) -> Result<Gpu, CudaError> {
+        let count = Gpu::count()?;
+        if count == 0 {
+            return Err(CudaError::NoGpu);
+        }
+        if ordinal >= count {
+            return Err(CudaError::NoSuchGpu { ordinal, count });
+        }
+        let open = CudaError::of("opening the GPU");
+        let context = CudaContext::new(ordinal).map_err(open)?;
+        let name = context.name().map_err(CudaError::of("asking for the GPU's name"))?;
+        let ask = |attribute| context.attribute(attribute).map_err(CudaError::of("asking the GPU"));
+        let capability = (
+            ask(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            ask(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        );
+        if capability < NEEDED_CAPABILITY {
+            return Err(CudaError::CapabilityTooLow { name, capability });
+        }
+        let multiprocessors = ask(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32;
+        // SAFETY: nothing uses cudarc's slices, whose implicit synchronisation this switches off.
+        unsafe { context.disable_event_tracking() };
+        let stream = context.new_stream().map_err(CudaError::of("creating a stream"))?;
+        let modules = Modules::default();
+        Ok(Gpu { context, stream, modules, name, capability, multiprocessors })
+    }
+
+    /// The product's name, such as `NVIDIA H200`.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Major and minor number.
+    pub fn compute_capability(&self) -> (i32, i32) {
+        self.capability
+    }
+
+    /// Streaming multiprocessors.
+    pub fn multiprocessors(&self) -> u32 {
+        self.multiprocessors
+    }
+
+    /// The stream that every kernel and copy is queued on.
+    pub fn stream(&self) -> &CudaStream {
+        &self.stream
+    }
+
+    pub(crate) fn shared_stream(&self) -> Arc<CudaStream> {
+        self.stream.clone()
+    }
+
+    /// Free and all bytes of device memory, as the driver counts them.
+    ///
+    /// # Errors
+    /// Whatever the driver says.
+    pub fn memory_bytes(&self) -> Result<(u64, u64), CudaError> {
+        let (free, total) =
+            self.context.mem_get_info().map_err(CudaError::of("asking for free memory"))?;
+        Ok((free as u64, total as u64))
+    }
+
+    /// Waits until everything queued is done.
+    ///
+    /// # Errors
+    /// What went wrong in queued work: the GPU reports it here.
+    pub fn synchronize(&self) -> Result<(), CudaError> {
+        self.stream.synchronize().map_err(CudaError::of("waiting for the GPU"))
+    }
+
+    /// Makes this GPU's context the calling thread's: every call of the driver needs it.
+    pub(crate) fn bind(&self) -> Result<(), CudaError> {
+        self.context.bind_to_thread().map_err(CudaError::of("binding the GPU to the thread"))
+    }
+}
+
+/// Whether there is a driver, recent enough. Must come before any other call: cudarc panics without a driver.
+fn check_driver() -> Result<(), CudaError> {
+    // SAFETY: loading the driver's library runs its initialisers, which expect nothing of us.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(CudaError::NoDriver);
+    }
+    let mut version = 0;
+    // SAFETY: the pointer is that of a live integer; this call is allowed before `cuInit`.
+    unsafe { sys::cuDriverGetVersion(&mut version) }
+        .result()
+        .map_err(CudaError::of("asking for the driver's version"))?;
+    let has = (version / 1000, version % 1000 / 10);
+    if has < NEEDED_CUDA {
+        return Err(CudaError::DriverTooOld { has, needs: NEEDED_CUDA });
+    }
+    Ok(())
+}

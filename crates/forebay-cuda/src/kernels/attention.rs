@@ -1,0 +1,285 @@
+//! Causal attention over the key/value cache: which kernel, cut into how many parts.
+
+use super::{KvElement, KvLayer, KvLayerShape};
+use crate::launch::Launch;
+use crate::{CudaError, DevicePtr, Gpu};
+
+/// Tokens up to which the context is split, because there are too few queries to fill the GPU.
+const DECODE_TOKENS_MAX: usize = 8;
+/// Most parts of a context; as in the kernels, which have room for twice as many. Joining more costs more than it gains.
+const SPLITS_MAX: usize = 64;
+/// Query rows that share what is read, and positions that a block takes at once; as in the decode kernel.
+const COLUMNS: usize = 8;
+const DECODE_STEP: usize = 64;
+/// Positions that a block of the general kernel takes at once.
+const GENERAL_STEP: usize = 16;
+/// Query rows of a block of the prompt kernel.
+const PROMPT_ROWS: usize = 64;
+const THREADS: u32 = 128;
+/// Longest head.
+const DIM_MAX: usize = 576;
+
+/// Which queries meet which part of the cache, and how scores are formed; as the CPU's attention of the same name.
+#[derive(Clone, Copy)]
+pub struct Attention {
+    /// `[tokens, heads, dim_k]`
+    pub q: DevicePtr<f32>,
+    /// `[tokens, heads, dim_v]`
+    pub out: DevicePtr<f32>,
+    /// Position of the first token; the others follow one by one. All are in the cache already.
+    pub first_position: DevicePtr<u32>,
+    pub tokens: usize,
+    /// A multiple of the cache's heads.
+    pub heads: usize,
+    /// Multiplies every score.
+    pub scale: f32,
+    /// A token sees itself and the `window - 1` positions before it.
+    pub window: Option<usize>,
+    /// Squeezes scores to `cap * tanh(score / cap)`.
+    pub softcap: Option<f32>,
+    /// A score for each query head that takes its share of the softmax and carries no value; null: none.
+    pub sinks: DevicePtr<f32>,
+}
+
+/// Memory for the parts of split contexts, shared by all layers.
+#[derive(Clone, Copy)]
+pub struct AttentionScratch {
+    /// Aligned to 16 bytes.
+    pub parts: DevicePtr<f32>,
+    /// All 0 before the first call; every call leaves them so.
+    pub tickets: DevicePtr<u32>,
+    pub size: AttentionScratchSize,
+}
+
+/// How much of it there is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AttentionScratchSize {
+    pub floats: usize,
+    pub tickets: usize,
+}
+
+impl AttentionScratchSize {
+    /// Enough for both.
+    pub fn max(self, other: AttentionScratchSize) -> AttentionScratchSize {
+        AttentionScratchSize {
+            floats: self.floats.max(other.floats),
+            tickets: self.tickets.max(other.tickets),
+        }
+    }
+}
+
+/// The kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Family {
+    /// Few tokens, halves or bytes, heads up to 256.
+    Decode,
+    /// Many tokens, halves or bytes, heads up to 256.
+    Prompt,
+    /// Everything else.
+    General,
+}
+
+impl Family {
+    fn of(shape: &KvLayerShape, tokens: usize) -> Family {
+        if shape.element == KvElement::F32 || shape.dim_k.max(shape.dim_v) > 256 {
+            Family::General
+        } else if tokens <= DECODE_TOKENS_MAX {
+            Family::Decode
+        } else {
+            Family::Prompt
+        }
+    }
+}
+
+/// Blocks that share a context, and columns of each.
+fn units(shape: &KvLayerShape, heads: usize, tokens: usize) -> (usize, usize) {
+    match Family::of(shape, tokens) {
+        Family::Decode => {
+            let rows = tokens * (heads / shape.kv_heads);
+            (shape.kv_heads * rows.div_ceil(COLUMNS), COLUMNS)
+        }
+        Family::Prompt | Family::General => (tokens * heads, 1),
+    }
+}
+
+impl AttentionScratchSize {
+    /// For `tokens` tokens of `heads` query heads over a context cut into `splits`.
+    pub fn of(
+        shape: &KvLayerShape,
+        heads: usize,
+        tokens: usize,
+        splits: usize,
+    ) -> AttentionScratchSize {
+        let family = Family::of(shape, tokens);
+        if family == Family::Prompt || family == Family::General && splits == 1 {
+            return AttentionScratchSize::default();
+        }
+        let (units, columns) = units(shape, heads, tokens);
+        let parts = units * splits * columns;
+        let floats = parts * (shape.dim_v.next_multiple_of(4) + 2);
+        AttentionScratchSize { floats, tickets: units }
+    }
+}
+
+impl Gpu {
+    /// Into how many parts to cut a context of up to `capacity` positions, for `tokens` tokens. One number serves every
+    /// shorter context, too, so that a recorded graph stays valid; results depend on it in the last bits.
+    pub fn attention_splits(
+        &self,
+        shape: &KvLayerShape,
+        heads: usize,
+        tokens: usize,
+        capacity: usize,
+    ) -> usize {
+        let family = Family::of(shape, tokens);
+        if tokens > DECODE_TOKENS_MAX {
+            return 1;
+        }
+        let step = if family == Family::Decode { DECODE_STEP } else { GENERAL_STEP };
+        // Three blocks fit a multiprocessor.
+        let blocks = 3 * self.multiprocessors() as usize;
+        let most = capacity.div_ceil(step).clamp(1, SPLITS_MAX);
+        (blocks / units(shape, heads, tokens).0).clamp(1, most)
+    }
+
+    /// `out = softmax(scale * q k^T, masked) v` for every query token and head, over a context cut into `splits`.
+    ///
+    /// # Errors
+    /// Whatever the driver says.
+    ///
+    /// # Panics
+    /// When `heads` is no multiple of the cache's, heads are longer than 576, the window is 0, splits are none or too
+    /// many, the scratch memory is too small, or a grid's limits are exceeded.
+    pub fn attention(
+        &self,
+        what: &Attention,
+        layer: &KvLayer,
+        splits: usize,
+        scratch: &AttentionScratch,
+    ) -> Result<(), CudaError> {
+        layer.check();
+        let shape = &layer.shape;
+        let Attention { tokens, heads, .. } = *what;
+        assert!(heads > 0 && heads.is_multiple_of(shape.kv_heads), "{heads} heads over {shape:?}");
+        assert!(shape.dim_k.max(shape.dim_v) <= DIM_MAX, "{shape:?} has too long heads");
+        assert!(what.window != Some(0), "a window of 0 sees nothing");
+        assert!((1..=SPLITS_MAX).contains(&splits), "{splits} splits");
+        let needed = AttentionScratchSize::of(shape, heads, tokens, splits);
+        assert!(
+            needed.max(scratch.size) == scratch.size,
+            "attention needs scratch memory of {needed:?}, has {:?}",
+            scratch.size
+        );
+        if tokens == 0 {
+            return Ok(());
+        }
+        let family = Family::of(shape, tokens);
+        let (module, kernel) = kernel_of(shape, family);
+        let units = units(shape, heads, tokens).0;
+        let grid = match family {
+            Family::Decode => (splits, units, 1),
+            Family::Prompt => (tokens.div_ceil(PROMPT_ROWS), heads, 1),
+            Family::General => (splits, heads, tokens),
+        };
+        assert!(grid.1 < 65_536 && grid.2 < 65_536, "attention: a grid of {grid:?}");
+        let grid = (grid.0 as u32, grid.1 as u32, grid.2 as u32);
+        let mut launch = Launch::new(self.kernel(module, kernel)?, grid, (THREADS, 1, 1))
+            .ptr(what.q)
+            .ptr(layer.keys)
+            .ptr(layer.values)
+            .ptr(what.first_position)
+            .ptr(what.sinks)
+            .ptr(what.out);
+        if family != Family::Prompt {
+            launch = launch.ptr(scratch.parts).ptr(scratch.tickets);
+        }
+        launch
+            .int(tokens)
+            .int(heads)
+            .int(shape.kv_heads)
+            .int(shape.dim_k)
+            .int(shape.dim_v)
+            .int(shape.context)
+            .int(what.window.map_or(0, |window| window.min(shape.context)))
+            .float(what.scale)
+            .float(what.softcap.unwrap_or(0.0))
+            .run(self)
+    }
+}
+
+/// Module and kernel.
+fn kernel_of(shape: &KvLayerShape, family: Family) -> (&'static str, &'static str) {
+    let dim = shape.dim_k.max(shape.dim_v);
+    if family == Family::General {
+        let module = match shape.element {
+            KvElement::F16 => "attention_general_f16",
+            KvElement::F32 => "attention_general_f32",
+            KvElement::Q8_0 => "attention_general_q8_0",
+        };
+        let kernel = match dim {
+            0..=128 => "attention_general_128",
+            129..=256 => "attention_general_256",
+            _ => "attention_general_576",
+        };
+        return (module, kernel);
+    }
+    let halves = shape.element == KvElement::F16;
+    if family == Family::Decode {
+        let module = match (halves, dim) {
+            (true, 0..=64) => "attention_decode_f16_64",
+            (true, 65..=96) => "attention_decode_f16_96",
+            (true, 97..=128) => "attention_decode_f16_128",
+            (true, _) => "attention_decode_f16_256",
+            (false, 0..=64) => "attention_decode_q8_0_64",
+            (false, 65..=96) => "attention_decode_q8_0_96",
+            (false, 97..=128) => "attention_decode_q8_0_128",
+            (false, _) => "attention_decode_q8_0_256",
+        };
+        return (module, "attention_decode");
+    }
+    let module = match (halves, dim) {
+        (true, 0..=64) => "attention_prompt_f16_64",
+        (true, 65..=96) => "attention_prompt_f16_96",
+        (true, 97..=128) => "attention_prompt_f16_128",
+        (true, _) => "attention_prompt_f16_256",
+        (false, 0..=64) => "attention_prompt_q8_0_64",
+        (false, 65..=96) => "attention_prompt_q8_0_96",
+        (false, 97..=128) => "attention_prompt_q8_0_128",
+        (false, _) => "attention_prompt_q8_0_256",
+    };
+    (module, "attention_prompt")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_shape_has_a_module_that_exists() {
+        for element in [KvElement::F16, KvElement::F32, KvElement::Q8_0] {
+            for dim in [8, 64, 65, 96, 100, 128, 129, 256, 257, 576] {
+                for tokens in [1, 8, 9, 500] {
+                    let shape =
+                        KvLayerShape { element, kv_heads: 2, dim_k: dim, dim_v: 8, context: 99 };
+                    let family = Family::of(&shape, tokens);
+                    let (module, kernel) = kernel_of(&shape, family);
+                    let ptx = crate::ptx::MODULES.iter().find(|(name, _)| *name == module);
+                    assert!(ptx.is_some_and(|(_, text)| text.contains(&format!("{kernel}("))));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn scratch_is_counted_by_unit() {
+        let element = KvElement::F16;
+        let shape = KvLayerShape { element, kv_heads: 8, dim_k: 128, dim_v: 128, context: 99 };
+        let size = |tokens, splits| AttentionScratchSize::of(&shape, 32, tokens, splits);
+        assert_eq!(size(1, 5), AttentionScratchSize { floats: 8 * 5 * 8 * 130, tickets: 8 });
+        assert_eq!(size(3, 5).tickets, 16);
+        assert_eq!(size(9, 1), AttentionScratchSize::default());
+        let exact = KvLayerShape { element: KvElement::F32, ..shape };
+        assert_eq!(AttentionScratchSize::of(&exact, 32, 9, 1), AttentionScratchSize::default());
+        assert_eq!(AttentionScratchSize::of(&exact, 32, 2, 5).tickets, 64);
+    }
+}

@@ -1,0 +1,115 @@
+//! What happens to queries, keys and values between their projections and attention, in one launch.
+
+use super::{KvElement, KvLayer};
+use crate::launch::Launch;
+use crate::{CudaError, DevicePtr, Gpu};
+
+/// Heads of a block, a warp each; as in the kernel.
+const WARPS: usize = 4;
+/// Tokens that a grid's second dimension may count.
+const TOKENS_MAX: usize = 65_535;
+
+/// One projection `[tokens, heads, dim]`, and what it still lacks; null pointers where it lacks nothing.
+#[derive(Clone, Copy)]
+pub struct HeadInput {
+    pub projected: DevicePtr<f32>,
+    /// `[heads, dim]`
+    pub bias: DevicePtr<f32>,
+    /// Weight of the norm of every head, `[dim]`.
+    pub norm: DevicePtr<f32>,
+}
+
+impl HeadInput {
+    /// A projection that needs neither bias nor norm.
+    pub fn plain(projected: DevicePtr<f32>) -> HeadInput {
+        HeadInput { projected, bias: DevicePtr::null(), norm: DevicePtr::null() }
+    }
+}
+
+/// The rotary position embedding, tabulated.
+#[derive(Clone, Copy)]
+pub struct Rotation {
+    /// `[positions, 2, rotary_dim / 2]`: a position's cosines, then its sines; as many positions as the cache has.
+    pub angles: DevicePtr<f32>,
+    /// Elements at the start of each head that turn; even.
+    pub rotary_dim: usize,
+    /// Elements `2i` and `2i + 1` turn together, else `i` and `i + rotary_dim / 2`.
+    pub interleaved: bool,
+}
+
+/// The projections of a run of tokens.
+#[derive(Clone, Copy)]
+pub struct AttentionInputs {
+    /// Left in place, ready for attention.
+    pub q: HeadInput,
+    /// Ends in the cache; the projection stays as it is.
+    pub k: HeadInput,
+    /// Ends in the cache; has no norm and does not turn.
+    pub v: HeadInput,
+    pub heads: usize,
+    pub norm_epsilon: f32,
+    pub rotation: Option<Rotation>,
+    /// Position of each token `[tokens]`; those beyond the cache are left out.
+    pub positions: DevicePtr<u32>,
+}
+
+impl Gpu {
+    /// Adds biases, norms heads, turns queries and keys, and writes keys and values to the cache, for `tokens` tokens.
+    ///
+    /// # Errors
+    /// Whatever the driver says.
+    ///
+    /// # Panics
+    /// When the rotary part is odd or longer than a head, values have a norm, or there are more than 65,535 tokens.
+    pub fn attention_inputs(
+        &self,
+        inputs: &AttentionInputs,
+        layer: &KvLayer,
+        tokens: usize,
+    ) -> Result<(), CudaError> {
+        layer.check();
+        let shape = &layer.shape;
+        let AttentionInputs { q, k, v, heads, .. } = *inputs;
+        let none = Rotation { angles: DevicePtr::null(), rotary_dim: 0, interleaved: false };
+        let rotation = inputs.rotation.unwrap_or(none);
+        assert!(
+            rotation.rotary_dim.is_multiple_of(2) && rotation.rotary_dim <= shape.dim_k,
+            "{} of {} elements turn",
+            rotation.rotary_dim,
+            shape.dim_k
+        );
+        assert!(v.norm.is_null(), "values have no norm");
+        assert!(tokens <= TOKENS_MAX, "attention_inputs: {tokens} tokens");
+        let module = match shape.element {
+            KvElement::F16 => "attention_inputs_f16",
+            KvElement::F32 => "attention_inputs_f32",
+            KvElement::Q8_0 => "attention_inputs_q8_0",
+        };
+        let rows = heads + 2 * shape.kv_heads;
+        let grid = (rows.div_ceil(WARPS) as u32, tokens as u32, 1);
+        let shared = WARPS * shape.dim_k.max(shape.dim_v) * size_of::<f32>();
+        Launch::new(self.kernel(module, "attention_inputs")?, grid, (WARPS as u32 * 32, 1, 1))
+            .shared(shared as u32)
+            .ptr(q.projected)
+            .ptr(k.projected)
+            .ptr(v.projected)
+            .ptr(q.bias)
+            .ptr(k.bias)
+            .ptr(v.bias)
+            .ptr(q.norm)
+            .ptr(k.norm)
+            .ptr(rotation.angles)
+            .ptr(inputs.positions)
+            .ptr(layer.keys)
+            .ptr(layer.values)
+            .int(heads)
+            .int(shape.kv_heads)
+            .int(shape.dim_k)
+            .int(shape.dim_v)
+            .int(rotation.rotary_dim)
+            .int(usize::from(rotation.interleaved))
+            .int(shape.context)
+            .float(inputs.norm_epsilon)
+            .run(self)
+    }
+}

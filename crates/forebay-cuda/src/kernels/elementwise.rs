@@ -1,0 +1,154 @@
+//! Additions, the gated activation, the sum of the experts' outputs, and a look for values that are not finite.
+
+use crate::launch::Launch;
+use crate::{CudaError, DevicePtr, Gpu};
+
+const THREADS: usize = 256;
+/// Blocks that a grid's second dimension may have.
+const GRID_Y_MAX: usize = 65_535;
+
+/// Where kernels report rows with values that are not finite: the smallest `first_tag + row` stays there.
+#[derive(Clone, Copy)]
+pub struct FiniteFlag {
+    /// One word, `u32::MAX` while all is well.
+    pub flag: DevicePtr<u32>,
+    /// Below 2^31, and so that no tag reaches it.
+    pub first_tag: usize,
+}
+
+impl FiniteFlag {
+    pub(crate) fn none() -> FiniteFlag {
+        FiniteFlag { flag: DevicePtr::null(), first_tag: 0 }
+    }
+}
+
+/// What the experts of every token gave, and how it adds up.
+#[derive(Clone, Copy)]
+pub struct ExpertOutputs {
+    /// Outputs `[pairs, width]` in the order computed.
+    pub parts: DevicePtr<f32>,
+    /// `[tokens, k]`
+    pub weights: DevicePtr<f32>,
+    /// Which row of `parts` is whose `[tokens, k]`.
+    pub row_of_pair: DevicePtr<u32>,
+    pub width: usize,
+    pub k: usize,
+}
+
+/// Blocks for `count` threads.
+fn blocks(count: usize) -> u32 {
+    u32::try_from(count.div_ceil(THREADS)).expect("a grid fits 32 bits")
+}
+
+impl Gpu {
+    /// `x += y`, `count` elements.
+    ///
+    /// # Errors
+    /// Whatever the driver says.
+    pub fn add_assign(
+        &self,
+        x: DevicePtr<f32>,
+        y: DevicePtr<f32>,
+        count: usize,
+    ) -> Result<(), CudaError> {
+        let grid = (blocks(count), 1, 1);
+        Launch::new(self.kernel("elementwise", "add_assign")?, grid, (THREADS as u32, 1, 1))
+            .ptr(x)
+            .ptr(y)
+            .u64(count as u64)
+            .run(self)
+    }
+
+    /// `x [rows, width] += bias [width]`.
+    ///
+    /// # Errors
+    /// Whatever the driver says.
+    pub fn add_bias_rows(
+        &self,
+        x: DevicePtr<f32>,
+        bias: DevicePtr<f32>,
+        rows: usize,
+        width: usize,
+    ) -> Result<(), CudaError> {
+        let grid = (blocks(width), rows.min(GRID_Y_MAX) as u32, 1);
+        Launch::new(self.kernel("elementwise", "add_bias_rows")?, grid, (THREADS as u32, 1, 1))
+            .ptr(x)
+            .ptr(bias)
+            .int(width)
+            .int(rows)
+            .run(self)
+    }
+
+    /// `out = silu(gate) * up`, `count` elements; `out` may be `gate`.
+    ///
+    /// # Errors
+    /// Whatever the driver says.
+    ///
+    /// # Panics
+    /// When a pointer is not aligned to 16 bytes.
+    pub fn silu_mul(
+        &self,
+        gate: DevicePtr<f32>,
+        up: DevicePtr<f32>,
+        out: DevicePtr<f32>,
+        count: usize,
+    ) -> Result<(), CudaError> {
+        let aligned = |pointer: &DevicePtr<f32>| pointer.address().is_multiple_of(16);
+        assert!([gate, up, out].iter().all(aligned), "silu_mul reads 16 bytes at once");
+        let grid = (blocks(count.div_ceil(4)), 1, 1);
+        Launch::new(self.kernel("elementwise", "silu_mul")?, grid, (THREADS as u32, 1, 1))
+            .ptr(gate)
+            .ptr(up)
+            .ptr(out)
+            .u64(count as u64)
+            .run(self)
+    }
+
+    /// Looks for rows of `x [rows, width]` with values that are not finite.
+    ///
+    /// # Errors
+    /// Whatever the driver says.
+    pub fn check_finite(
+        &self,
+        x: DevicePtr<f32>,
+        rows: usize,
+        width: usize,
+        flag: FiniteFlag,
+    ) -> Result<(), CudaError> {
+        let grid = (rows as u32, 1, 1);
+        Launch::new(self.kernel("elementwise", "check_finite")?, grid, (THREADS as u32, 1, 1))
+            .ptr(x)
+            .int(width)
+            .ptr(flag.flag)
+            .int(flag.first_tag)
+            .run(self)
+    }
+
+    /// `out[t] = sum over j of weights[t, j] * parts[row_of_pair[t, j]]`, in order of `j`, added to what is in `out`
+    /// when `accumulate`. `out` is `[tokens, width]`.
+    ///
+    /// # Errors
+    /// Whatever the driver says.
+    ///
+    /// # Panics
+    /// With more than 65,535 tokens.
+    pub fn combine_experts(
+        &self,
+        out: DevicePtr<f32>,
+        outputs: &ExpertOutputs,
+        tokens: usize,
+        accumulate: bool,
+    ) -> Result<(), CudaError> {
+        assert!(tokens <= GRID_Y_MAX, "combine_experts: {tokens} tokens");
+        let grid = (blocks(outputs.width), tokens as u32, 1);
+        Launch::new(self.kernel("elementwise", "combine_experts")?, grid, (THREADS as u32, 1, 1))
+            .ptr(out)
+            .ptr(outputs.parts)
+            .ptr(outputs.weights)
+            .ptr(outputs.row_of_pair)
+            .int(outputs.width)
+            .int(outputs.k)
+            .int(usize::from(accumulate))
+            .run(self)
+    }
+}

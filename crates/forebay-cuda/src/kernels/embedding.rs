@@ -1,0 +1,58 @@
+//! Looking up rows of the embedding table.
+
+use forebay_format::TensorType;
+
+use super::weights::{modules_of, weight_alignment};
+use crate::launch::Launch;
+use crate::{CudaError, DevicePtr, Gpu};
+
+const THREADS: usize = 64;
+/// Elements that a thread decodes.
+const GROUP: usize = 32;
+const TOKENS_MAX: usize = 65_535;
+
+/// An embedding table `[vocabulary, hidden]`, as it lies in the file.
+#[derive(Clone, Copy)]
+pub struct EmbeddingTable {
+    pub ty: TensorType,
+    /// Device memory, or host memory that the GPU can read, aligned as [`weight_alignment`] says. Up to 15 bytes
+    /// before the first row and after the last may be read.
+    pub data: DevicePtr<u8>,
+    pub vocabulary: usize,
+    pub hidden: usize,
+}
+
+impl Gpu {
+    /// Decodes the rows of `ids [tokens]` into `out [tokens, hidden]`. An id outside of the vocabulary gives NaN.
+    ///
+    /// # Errors
+    /// Whatever the driver says.
+    ///
+    /// # Panics
+    /// When the type is none of weights, a row is no whole number of blocks, the table is not aligned, or there are
+    /// more than 65,535 tokens.
+    pub fn embed(
+        &self,
+        table: &EmbeddingTable,
+        ids: DevicePtr<u32>,
+        out: DevicePtr<f32>,
+        tokens: usize,
+    ) -> Result<(), CudaError> {
+        let EmbeddingTable { ty, data, vocabulary, hidden } = *table;
+        assert!(hidden.is_multiple_of(ty.block_elements()), "rows are whole blocks");
+        let alignment = weight_alignment(ty) as u64;
+        assert!(data.address().is_multiple_of(alignment), "a table of {ty} is not aligned");
+        assert!(tokens <= TOKENS_MAX, "embed: {tokens} tokens");
+        let row_bytes = hidden / ty.block_elements() * ty.block_bytes();
+        let grid = (hidden.div_ceil(GROUP * THREADS) as u32, tokens as u32, 1);
+        let kernel = self.kernel(modules_of(ty).embedding, "embed")?;
+        Launch::new(kernel, grid, (THREADS as u32, 1, 1))
+            .ptr(data)
+            .ptr(ids)
+            .ptr(out)
+            .int(hidden)
+            .int(vocabulary)
+            .u64(row_bytes as u64)
+            .run(self)
+    }
+}

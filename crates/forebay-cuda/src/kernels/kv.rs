@@ -1,0 +1,89 @@
+//! The key/value cache of one layer on the device: its layout and its size.
+
+use crate::DevicePtr;
+
+/// What one element of the cache is stored as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum KvElement {
+    F16,
+    F32,
+    /// Bytes with a half-precision scale for every 32.
+    Q8_0,
+}
+
+/// The dimensions of one layer's cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct KvLayerShape {
+    pub element: KvElement,
+    pub kv_heads: usize,
+    /// Elements of a key.
+    pub dim_k: usize,
+    /// Elements of a value.
+    pub dim_v: usize,
+    /// Positions that fit.
+    pub context: usize,
+}
+
+impl KvLayerShape {
+    /// Bytes of the keys' plane, `[kv_heads, context, row]`.
+    pub fn key_bytes(&self) -> u64 {
+        self.plane_bytes(self.dim_k)
+    }
+
+    /// Bytes of the values' plane.
+    pub fn value_bytes(&self) -> u64 {
+        self.plane_bytes(self.dim_v)
+    }
+
+    fn plane_bytes(&self, dim: usize) -> u64 {
+        let rows = (self.kv_heads * self.context) as u64;
+        let dim = dim as u64;
+        rows * match self.element {
+            KvElement::F16 => 2 * dim.next_multiple_of(8),
+            KvElement::F32 => 4 * dim.next_multiple_of(8),
+            // The scales lie behind all rows.
+            KvElement::Q8_0 => 34 * dim.div_ceil(32),
+        }
+    }
+}
+
+/// One layer's cache. Both planes are aligned to 16 bytes and begin as zeroes or anything else: kernels read only rows
+/// that were written.
+#[derive(Clone, Copy)]
+pub struct KvLayer {
+    pub shape: KvLayerShape,
+    /// [`KvLayerShape::key_bytes`] bytes.
+    pub keys: DevicePtr<u8>,
+    /// [`KvLayerShape::value_bytes`] bytes.
+    pub values: DevicePtr<u8>,
+}
+
+impl KvLayer {
+    pub(crate) fn check(&self) {
+        let aligned = |pointer: DevicePtr<u8>| pointer.address().is_multiple_of(16);
+        assert!(
+            aligned(self.keys) && aligned(self.values),
+            "planes begin at multiples of 16 bytes"
+        );
+        let shape = &self.shape;
+        assert!(shape.kv_heads > 0 && shape.dim_k > 0 && shape.dim_v > 0, "{shape:?} is empty");
+        // Kernels count positions and a plane's rows in 32 bits.
+        assert!(shape.kv_heads * shape.context < 1 << 31, "{shape:?} has too many rows");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_padded_and_scales_counted() {
+        let shape =
+            |element| KvLayerShape { element, kv_heads: 3, dim_k: 80, dim_v: 20, context: 10 };
+        assert_eq!(shape(KvElement::F16).key_bytes(), 30 * 160);
+        assert_eq!(shape(KvElement::F16).value_bytes(), 30 * 48);
+        assert_eq!(shape(KvElement::F32).value_bytes(), 30 * 96);
+        assert_eq!(shape(KvElement::Q8_0).key_bytes(), 30 * (96 + 6));
+        assert_eq!(shape(KvElement::Q8_0).value_bytes(), 30 * (32 + 2));
+    }
+}

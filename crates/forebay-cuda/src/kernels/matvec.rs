@@ -1,0 +1,235 @@
+//! Products of one to eight tokens with matrices that are read once.
+
+use forebay_format::TensorType;
+
+use super::weights::{
+    DeviceMatrix, ExpertPart, ExpertTable, MatvecInput, modules_of, takes_rounded, weight_alignment,
+};
+use crate::launch::Launch;
+use crate::{CudaError, DevicePtr, Gpu};
+
+/// Most tokens of one launch.
+pub const MATVEC_TOKENS: usize = 8;
+/// Most matrices of one launch.
+const MATRICES: usize = 4;
+/// Warps of a block.
+const WARPS: usize = 4;
+/// Shared memory that blocks of one multiprocessor may take together: what compute capability 8.0 has, less some cache.
+const SHARED_BYTES: usize = 150 << 10;
+
+/// What happens to the outputs of two matrices of one shape.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Pairing {
+    /// Every matrix has its output.
+    Separate,
+    /// The first matrix's output becomes `silu(first) * second`; the second's is not written.
+    Swiglu,
+}
+
+/// How the kernels number what they do; `Mode` in `matvec_arguments.cuh`.
+#[derive(Clone, Copy)]
+enum Mode {
+    Separate = 0,
+    Paired = 1,
+    Swiglu = 2,
+}
+
+/// The arguments that all kernels share.
+struct Work {
+    ty: TensorType,
+    table: DevicePtr<u64>,
+    ids: DevicePtr<u32>,
+    /// Addresses, or offsets in a slot.
+    weights: [u64; MATRICES],
+    rows: [usize; MATRICES],
+    out: [DevicePtr<f32>; MATRICES],
+    cols: usize,
+    tokens: usize,
+    pairs_per_x: usize,
+    mode: Mode,
+    /// Matrices or (token, slot) pairs, each with blocks of its own.
+    items: usize,
+}
+
+impl Gpu {
+    /// Multiplies `tokens` tokens (1 to [`MATVEC_TOKENS`]) with up to four matrices of one type and width in one
+    /// launch. `x` is `[tokens, cols]`. The order of sums depends on type, columns and number of tokens alone.
+    ///
+    /// # Errors
+    /// Whatever the driver says.
+    ///
+    /// # Panics
+    /// On a wrong number of tokens or matrices, columns that are not whole blocks, a matrix that is not aligned,
+    /// activations in the wrong form, and a pairing of anything but two matrices with equally many rows.
+    pub fn matvec(
+        &self,
+        ty: TensorType,
+        matrices: &[DeviceMatrix],
+        x: MatvecInput,
+        tokens: usize,
+        cols: usize,
+        pairing: Pairing,
+    ) -> Result<(), CudaError> {
+        assert!((1..=MATRICES).contains(&matrices.len()), "{} matrices", matrices.len());
+        assert!((1..=MATVEC_TOKENS).contains(&tokens), "{tokens} tokens");
+        let mut work = Work::new(ty, cols, tokens);
+        for (i, matrix) in matrices.iter().enumerate() {
+            let aligned = matrix.data.address().is_multiple_of(weight_alignment(ty) as u64);
+            assert!(aligned, "a matrix of {ty} is not aligned");
+            work.weights[i] = matrix.data.address();
+            work.rows[i] = matrix.rows;
+            work.out[i] = matrix.out;
+        }
+        work.items = matrices.len();
+        if pairing == Pairing::Swiglu {
+            assert!(matrices.len() == 2 && matrices[0].rows == matrices[1].rows, "not a pair");
+            work.mode = Mode::Swiglu;
+            work.items = 1;
+        }
+        work.run(self, x)
+    }
+
+    /// Multiplies for each of `pairs` (token, slot) pairs a row of `x` with one or two matrices of the expert
+    /// `ids[pair]`. Row `pair / pairs_per_x` of `x` belongs to a pair: the experts per token where `x` has a row for each
+    /// token, 1 where it has one for each pair.
+    ///
+    /// # Errors
+    /// Whatever the driver says.
+    ///
+    /// # Panics
+    /// As [`Gpu::matvec`]; the alignment of slots cannot be checked.
+    // The arguments are what the kernel needs to know, each once.
+    #[allow(clippy::too_many_arguments)]
+    pub fn matvec_experts(
+        &self,
+        ty: TensorType,
+        experts: ExpertTable,
+        parts: &[ExpertPart],
+        ids: DevicePtr<u32>,
+        pairs: usize,
+        x: MatvecInput,
+        pairs_per_x: usize,
+        cols: usize,
+        pairing: Pairing,
+    ) -> Result<(), CudaError> {
+        assert!((1..=2).contains(&parts.len()), "{} parts", parts.len());
+        assert!(pairs_per_x > 0, "no pairs for a row of activations");
+        assert!(pairing == Pairing::Separate || parts.len() == 2, "not a pair");
+        let mut work = Work::new(ty, cols, 1);
+        for (i, part) in parts.iter().enumerate() {
+            let aligned = part.offset.is_multiple_of(weight_alignment(ty) as u64);
+            assert!(aligned, "a part of {ty} is not aligned in its slot");
+            work.weights[i] = part.offset;
+            work.rows[i] = experts.rows;
+            work.out[i] = part.out;
+        }
+        work.mode = match (parts.len(), pairing) {
+            (1, _) => Mode::Separate,
+            (_, Pairing::Separate) => Mode::Paired,
+            (_, Pairing::Swiglu) => Mode::Swiglu,
+        };
+        (work.table, work.ids) = (experts.slots, ids);
+        (work.pairs_per_x, work.items) = (pairs_per_x, pairs);
+        work.run(self, x)
+    }
+}
+
+impl Work {
+    fn new(ty: TensorType, cols: usize, tokens: usize) -> Work {
+        Work {
+            ty,
+            table: DevicePtr::null(),
+            ids: DevicePtr::null(),
+            weights: [0; MATRICES],
+            rows: [0; MATRICES],
+            out: [DevicePtr::null(); MATRICES],
+            cols,
+            tokens,
+            pairs_per_x: 1,
+            mode: Mode::Separate,
+            items: 1,
+        }
+    }
+
+    fn run(&self, gpu: &Gpu, x: MatvecInput) -> Result<(), CudaError> {
+        let ty = self.ty;
+        let row_bytes = ty.row_bytes(self.cols as u64);
+        let row_bytes = row_bytes.unwrap_or_else(|| panic!("{} columns of {ty}", self.cols));
+        assert!(self.items <= 65_535, "{} pairs in one launch", self.items);
+        let rounded = matches!(x, MatvecInput::Rounded(_));
+        assert_eq!(rounded, takes_rounded(ty), "activations in the wrong form for {ty}");
+        let variant = Variant::of(ty, self.cols, self.tokens);
+        let blocks =
+            (0..self.items.min(MATRICES)).map(|i| variant.blocks(self.rows_of(i), self.mode));
+        let blocks = blocks.max().unwrap_or(0);
+        // Blocks beyond what fits at once would only start anew what these go on with.
+        let resident = gpu.multiprocessors() as usize * variant.blocks_per_multiprocessor;
+        let grid = (blocks.min(resident.div_ceil(self.items.max(1))) as u32, self.items as u32, 1);
+        let kernel = gpu.kernel(modules_of(ty).matvec, variant.name)?;
+        let launch = Launch::new(kernel, grid, (32 * WARPS as u32, 1, 1));
+        let mut launch = launch.shared(variant.shared_bytes as u32);
+        launch = match x {
+            MatvecInput::Rounded(x) => launch.ptr(x.codes).ptr(x.scales),
+            MatvecInput::Float(x) => launch.ptr(x),
+        };
+        launch = launch.ptr(self.table).ptr(self.ids);
+        launch = self.weights.iter().fold(launch, |launch, weights| launch.u64(*weights));
+        launch = self.rows.iter().fold(launch, |launch, rows| launch.int(*rows));
+        launch = self.out.iter().fold(launch, |launch, out| launch.ptr(*out));
+        launch = launch.int(self.cols).u64(row_bytes).int(self.tokens);
+        launch.int(self.pairs_per_x).int(self.mode as usize).run(gpu)
+    }
+
+    /// Rows of item `i`: experts all have those of the first.
+    fn rows_of(&self, i: usize) -> usize {
+        if self.ids.is_null() { self.rows[i] } else { self.rows[0] }
+    }
+}
+
+/// One of the kernels of a type, chosen by type, columns and tokens alone.
+struct Variant {
+    name: &'static str,
+    /// Pairs of rows that a warp takes at once.
+    slots: usize,
+    shared_bytes: usize,
+    blocks_per_multiprocessor: usize,
+}
+
+impl Variant {
+    fn of(ty: TensorType, cols: usize, tokens: usize) -> Variant {
+        // With fewer columns than two steps of 32 lanes have, too many lanes would idle in the last.
+        let short = takes_rounded(ty) && tokens == 1 && cols < 2048;
+        let (name, registers_allow) = match tokens {
+            1 if short => ("matvec_1_short", 6),
+            1 => ("matvec_1", 6),
+            2 => ("matvec_2", 6),
+            3..=4 => ("matvec_4", 4),
+            _ => ("matvec_8", 4),
+        };
+        if !takes_rounded(ty) {
+            return Variant { name, slots: 1, shared_bytes: 0, blocks_per_multiprocessor: 4 };
+        }
+        let lanes = if short { 8 } else { 32 };
+        let shared_bytes = ring_bytes(ty, lanes);
+        let fitting = (SHARED_BYTES / shared_bytes).clamp(1, registers_allow);
+        Variant { name, slots: 32 / lanes, shared_bytes, blocks_per_multiprocessor: fitting }
+    }
+
+    /// Blocks that a matrix of `rows` rows can use.
+    fn blocks(&self, rows: usize, mode: Mode) -> usize {
+        let pairs = match mode {
+            Mode::Separate => rows.div_ceil(2),
+            Mode::Paired | Mode::Swiglu => rows,
+        };
+        pairs.div_ceil(self.slots).div_ceil(WARPS)
+    }
+}
+
+/// Shared memory of a block: `Shape` in `matvec.cu`, and a margin for words that are read across the end.
+fn ring_bytes(ty: TensorType, lanes: usize) -> usize {
+    let segment = lanes * 32 / ty.block_elements() * ty.block_bytes();
+    let chunks = (segment + 16 - weight_alignment(ty)).div_ceil(16);
+    let stage = 2 * (32 / lanes) * chunks * 16;
+    let stages = (28_672 / (WARPS * stage)).clamp(2, 4);
+    WARPS * stages * stage + 16
+}

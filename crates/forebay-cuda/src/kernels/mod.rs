@@ -1,0 +1,33 @@
+//! Launchers: one file for each family of kernels. They check shapes, choose the variant, and queue it.
+
+mod attention;
+mod attention_inputs;
+mod bandwidth;
+mod elementwise;
+mod embedding;
+mod kv;
+mod matmul;
+mod matvec;
+mod norm;
+mod quantize;
+mod router;
+mod top_k;
+mod weights;
+
+pub use attention::{Attention, AttentionScratch, AttentionScratchSize};
+pub use attention_inputs::{AttentionInputs, HeadInput, Rotation};
+pub use elementwise::{ExpertOutputs, FiniteFlag};
+pub use embedding::EmbeddingTable;
+pub use kv::{KvElement, KvLayer, KvLayerShape};
+pub use matmul::{
+    MatmulInput, MatmulJob, MatmulWeights, NarrowActivations, NarrowForm, narrow_form,
+};
+pub use matvec::{MATVEC_TOKENS, Pairing};
+pub use norm::Norm;
+pub use quantize::RoundedActivations;
+pub use router::{RouterChoice, RouterGroups, SortedPairs};
+pub use top_k::TopK;
+pub use weights::{
+    DeviceMatrix, ExpertPart, ExpertTable, MatvecInput, supports_weights, takes_rounded,
+    weight_alignment,
+};

@@ -1,0 +1,129 @@
+//! What the sampler needs of the logits: the largest, or the few largest.
+
+use crate::launch::Launch;
+use crate::{CudaError, DevicePtr, Gpu};
+
+/// Candidates that one block looks at; as in the kernel.
+const SLICE: usize = 2048;
+const THREADS: u32 = 512;
+const K_MAX: usize = 256;
+
+/// A choice of the `k` largest of each row of `[rows, vocabulary]`; 1 to 256.
+#[derive(Clone, Copy, Debug)]
+pub struct TopK {
+    pub rows: usize,
+    pub vocabulary: usize,
+    pub k: usize,
+}
+
+impl TopK {
+    /// Words of scratch memory.
+    pub fn scratch_words(&self) -> usize {
+        let first = self.kept(self.vocabulary);
+        first + self.kept(first / self.rows.max(1))
+    }
+
+    /// Candidates that a pass over rows of `count` leaves, all rows together.
+    fn kept(&self, count: usize) -> usize {
+        self.rows * count.div_ceil(SLICE) * self.k
+    }
+
+    fn check(&self) {
+        assert!((1..=K_MAX).contains(&self.k), "the {} largest", self.k);
+        assert!(self.vocabulary > 0 && self.rows < 65_536, "{self:?}");
+    }
+}
+
+impl Gpu {
+    /// The `k` largest logits of each row and their ids, both `[rows, k]`, largest first, of equals the lower id. NaN
+    /// is no candidate; a row with fewer candidates is filled up with id `u32::MAX` and NaN. `scratch` is
+    /// [`TopK::scratch_words`] long.
+    ///
+    /// # Errors
+    /// Whatever the driver says.
+    ///
+    /// # Panics
+    /// When `k` is 0 or above 256.
+    pub fn top_k(
+        &self,
+        what: &TopK,
+        logits: DevicePtr<f32>,
+        scratch: DevicePtr<u64>,
+        ids: DevicePtr<u32>,
+        values: DevicePtr<f32>,
+    ) -> Result<(), CudaError> {
+        what.check();
+        let kernel = self.kernel("top_k", "top_k")?;
+        self.passes(what, logits, scratch, |grid, logits, before, after, count| {
+            Launch::new(kernel, grid, (THREADS, 1, 1))
+                .ptr(logits)
+                .ptr(before)
+                .ptr(after)
+                .ptr(ids)
+                .ptr(values)
+                .int(count)
+                .int(what.k)
+                .run(self)
+        })
+    }
+
+    /// The id of the largest logit of each row, `ids [rows]`, of equals the lower; `u32::MAX` where none is a number.
+    /// `what.k` is 1.
+    ///
+    /// # Errors
+    /// Whatever the driver says.
+    ///
+    /// # Panics
+    /// When `k` is not 1.
+    pub fn argmax(
+        &self,
+        what: &TopK,
+        logits: DevicePtr<f32>,
+        scratch: DevicePtr<u64>,
+        ids: DevicePtr<u32>,
+    ) -> Result<(), CudaError> {
+        what.check();
+        assert_eq!(what.k, 1, "argmax gives one id");
+        let kernel = self.kernel("top_k", "argmax")?;
+        self.passes(what, logits, scratch, |grid, logits, before, after, count| {
+            Launch::new(kernel, grid, (THREADS, 1, 1))
+                .ptr(logits)
+                .ptr(before)
+                .ptr(after)
+                .ptr(ids)
+                .int(count)
+                .run(self)
+        })
+    }
+
+    /// Calls `pass` with its grid, the logits (first pass) or the candidates before it, where those after it go, and
+    /// how many there are in a row, until one slice was left.
+    fn passes(
+        &self,
+        what: &TopK,
+        logits: DevicePtr<f32>,
+        scratch: DevicePtr<u64>,
+        pass: impl Fn(
+            (u32, u32, u32),
+            DevicePtr<f32>,
+            DevicePtr<u64>,
+            DevicePtr<u64>,
+            usize,
+        ) -> Result<(), CudaError>,
+    ) -> Result<(), CudaError> {
+        let (mut logits, mut count) = (logits, what.vocabulary);
+        let mut before = DevicePtr::null();
+        let (mut after, mut other) = (scratch, scratch.offset(what.kept(count)));
+        loop {
+            let slices = count.div_ceil(SLICE);
+            pass((slices as u32, what.rows as u32, 1), logits, before, after, count)?;
+            if slices == 1 {
+                return Ok(());
+            }
+            logits = DevicePtr::null();
+            count = slices * what.k;
+            before = after;
+            std::mem::swap(&mut after, &mut other);
+        }
+    }
+}

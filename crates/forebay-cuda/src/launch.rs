@@ -1,0 +1,85 @@
+//! Queueing a kernel on the compute stream.
+
+use std::ffi::c_void;
+
+use cudarc::driver::result;
+
+use crate::module::Kernel;
+use crate::{CudaError, DevicePtr, Gpu};
+
+/// Most arguments of a kernel.
+const MOST: usize = 32;
+
+/// A kernel with its grid and its arguments, in the order of its declaration.
+pub(crate) struct Launch {
+    kernel: Kernel,
+    grid: (u32, u32, u32),
+    block: (u32, u32, u32),
+    shared_bytes: u32,
+    /// Each in the low bytes of a word: the driver is told where they lie and knows how long they are.
+    arguments: [u64; MOST],
+    count: usize,
+}
+
+impl Launch {
+    pub(crate) fn new(kernel: Kernel, grid: (u32, u32, u32), block: (u32, u32, u32)) -> Launch {
+        Launch { kernel, grid, block, shared_bytes: 0, arguments: [0; MOST], count: 0 }
+    }
+
+    /// Dynamic shared memory of each block.
+    pub(crate) fn shared(mut self, bytes: u32) -> Launch {
+        self.shared_bytes = bytes;
+        self
+    }
+
+    /// `T*`.
+    pub(crate) fn ptr<T>(self, pointer: DevicePtr<T>) -> Launch {
+        self.u64(pointer.address())
+    }
+
+    /// `unsigned long long`.
+    pub(crate) fn u64(mut self, value: u64) -> Launch {
+        self.arguments[self.count] = value;
+        self.count += 1;
+        self
+    }
+
+    /// `int`, of a size or a number that is never negative.
+    pub(crate) fn int(self, value: usize) -> Launch {
+        let value = i32::try_from(value).expect("a kernel's argument fits 32 bits");
+        self.u64(value as u64)
+    }
+
+    /// `float`.
+    #[allow(dead_code, reason = "products take no numbers; other families do")]
+    pub(crate) fn float(self, value: f32) -> Launch {
+        self.u64(u64::from(value.to_bits()))
+    }
+
+    /// Queues the kernel; an empty grid is nothing to do.
+    pub(crate) fn run(mut self, gpu: &Gpu) -> Result<(), CudaError> {
+        if self.grid.0 == 0 || self.grid.1 == 0 || self.grid.2 == 0 {
+            return Ok(());
+        }
+        gpu.bind()?;
+        let mut pointers = [std::ptr::null_mut::<c_void>(); MOST];
+        for (pointer, argument) in pointers.iter_mut().zip(&mut self.arguments) {
+            *pointer = std::ptr::from_mut(argument).cast();
+        }
+        // SAFETY: the driver reads the arguments before it returns, none is longer than the word that it lies in, and
+        // the launchers of `kernels` give every kernel as many as it declares. Kernels reach device memory only.
+        unsafe {
+            result::launch_kernel(
+                self.kernel.0,
+                self.grid,
+                self.block,
+                self.shared_bytes,
+                gpu.stream().cu_stream(),
+                &mut pointers[..self.count],
+            )
+        }
+        .map_err(CudaError::of("launching a kernel"))
+    }
+}
+
+const _: () = assert!(cfg!(target_endian = "little"), "arguments lie in the low bytes of words");

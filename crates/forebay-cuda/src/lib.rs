@@ -1,0 +1,20 @@
+//! Tensor operations on NVIDIA GPUs: the driver, device memory, and our kernels with their launchers.
+//!
+//! Needs the driver alone, and only at run time: kernels are shipped as PTX, which the driver compiles for the chip
+//! when a module is first used. Nothing here knows of files or of models. Launchers take addresses of device memory,
+//! because weights lie in slots of a pool; they queue work on the one compute stream, never wait and never allocate.
+
+mod error;
+mod gpu;
+mod kernels;
+mod launch;
+mod memory;
+mod module;
+mod ptx;
+mod timer;
+
+pub use error::CudaError;
+pub use gpu::Gpu;
+pub use kernels::*;
+pub use memory::{DeviceMemory, DevicePtr};
+pub use timer::Timer;

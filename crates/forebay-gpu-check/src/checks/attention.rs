@@ -1,0 +1,99 @@
+//! Attention of all kernels against f64 arithmetic and the CPU.
+
+mod bench;
+mod case;
+
+use anyhow::Result;
+use forebay_cuda::KvElement;
+
+use self::case::{Case, Variation};
+use crate::bench::Bench;
+use crate::harness::{Check, Context, Outcome};
+
+pub fn benches() -> Vec<Bench> {
+    bench::benches()
+}
+
+/// Query and key/value heads: groups of 1, 4, 8 and 5.
+const GROUPS: [(usize, usize); 4] = [(3, 3), (8, 2), (16, 2), (5, 1)];
+
+/// Relative to the sum of the magnitudes that an output was added up from.
+const EXACT: f64 = 2e-5;
+/// Keys and values are rounded to halves, queries and weights are not.
+const BYTES_AS_HALVES: f64 = 3e-3;
+/// Queries and weights are rounded to halves.
+const HALVES: f64 = 3e-3;
+const BYTES_AND_HALVES: f64 = 5e-3;
+
+const DECODE: [(usize, usize); 9] =
+    [(0, 1), (1, 1), (62, 1), (63, 1), (64, 1), (1000, 1), (1003, 3), (0, 8), (517, 8)];
+const PROMPT: [(usize, usize); 6] = [(0, 9), (0, 64), (0, 65), (37, 65), (190, 130), (301, 16)];
+/// Both few tokens and many.
+const GENERAL: [(usize, usize); 6] = [(0, 1), (511, 1), (130, 5), (0, 9), (37, 40), (100, 33)];
+
+pub fn checks() -> Vec<Check> {
+    let dims =
+        [(32, 32), (64, 64), (80, 80), (96, 96), (128, 128), (256, 256), (24, 16), (192, 128)];
+    let mut checks = Vec::new();
+    for (k, v) in dims {
+        for (element, name) in [(KvElement::F16, "f16"), (KvElement::Q8_0, "q8_0")] {
+            let halves = element == KvElement::F16;
+            let (decode, prompt) =
+                if halves { (EXACT, HALVES) } else { (BYTES_AS_HALVES, BYTES_AND_HALVES) };
+            checks.push(check("decode", name, element, (k, v), &DECODE, decode));
+            checks.push(check("prompt", name, element, (k, v), &PROMPT, prompt));
+        }
+    }
+    for (k, v) in [(128, 128), (64, 64), (33, 17), (20, 12), (200, 200), (576, 512)] {
+        checks.push(check("general", "f32", KvElement::F32, (k, v), &GENERAL, EXACT));
+    }
+    for (element, name) in [(KvElement::F16, "f16"), (KvElement::Q8_0, "q8_0")] {
+        checks.push(check("general", name, element, (576, 512), &GENERAL, EXACT));
+    }
+    checks.push(Check::new("attention ignores splits", splits));
+    checks
+}
+
+/// All of `spans` (first position, tokens), each with some of the variations, the common shapes with all.
+fn check(
+    family: &str,
+    name: &str,
+    element: KvElement,
+    (dim_k, dim_v): (usize, usize),
+    spans: &'static [(usize, usize)],
+    tolerance: f64,
+) -> Check {
+    let thorough = matches!(dim_k, 64 | 128) && dim_k == dim_v;
+    let run = move |context: &Context| {
+        let mut outcome = Outcome::same::<f32>(&[], &[]);
+        for (i, &(first, tokens)) in spans.iter().enumerate() {
+            let (heads, kv_heads) = GROUPS[(i + dim_k / 8) % GROUPS.len()];
+            let case = Case { element, heads, kv_heads, dim_k, dim_v, first, tokens };
+            let inputs = case.inputs(context)?;
+            let variations = Variation::all();
+            let chosen = if thorough { 0..variations.len() } else { i % 6..i % 6 + 1 };
+            for variation in &variations[chosen] {
+                outcome = outcome.worse(inputs.check(context, variation, None, tolerance)?);
+            }
+        }
+        Ok(outcome)
+    };
+    Check::new(format!("attention {family} {name} {dim_k}/{dim_v}"), run)
+}
+
+/// Every number of splits gives the same but for rounding, also far more than there is context for.
+fn splits(context: &Context) -> Result<Outcome> {
+    let mut outcome = Outcome::same::<f32>(&[], &[]);
+    for (element, dim_k) in [(KvElement::F16, 128), (KvElement::F32, 128), (KvElement::F16, 64)] {
+        let (heads, kv_heads, dim_v, first, tokens) = (10, 2, dim_k, 700, 2);
+        let case = Case { element, heads, kv_heads, dim_k, dim_v, first, tokens };
+        let inputs = case.inputs(context)?;
+        for variation in &Variation::all() {
+            for splits in [1, 2, 3, 7, 11, 64] {
+                let checked = inputs.check(context, variation, Some(splits), EXACT)?;
+                outcome = outcome.worse(checked);
+            }
+        }
+    }
+    Ok(outcome)
+}

@@ -1,0 +1,89 @@
+//! Attention of one token and of prompts, by context.
+
+use anyhow::Result;
+use forebay_cuda::{
+    Attention, AttentionScratch, AttentionScratchSize, DevicePtr, KvElement, KvLayer, KvLayerShape,
+};
+
+use crate::bench::{Bench, Measured, ROTATION_BYTES, median_seconds};
+use crate::harness::Context;
+use crate::random::Random;
+
+/// Query and key/value heads of 128 elements.
+const SHAPES: [(usize, usize); 2] = [(32, 8), (32, 4)];
+
+pub fn benches() -> Vec<Bench> {
+    let mut benches = Vec::new();
+    for (heads, kv_heads) in SHAPES {
+        for (element, name) in [(KvElement::F16, "f16"), (KvElement::Q8_0, "q8_0")] {
+            for context in [1024, 16_384] {
+                benches.push(bench("decode", name, element, (heads, kv_heads), (context - 1, 1)));
+            }
+            for tokens in [512, 4096] {
+                benches.push(bench("prompt", name, element, (heads, kv_heads), (0, tokens)));
+            }
+        }
+    }
+    benches
+}
+
+fn bench(
+    family: &str,
+    name: &str,
+    element: KvElement,
+    (heads, kv_heads): (usize, usize),
+    (first, tokens): (usize, usize),
+) -> Bench {
+    let context = first + tokens;
+    let label = format!("attention {family} {name} {heads}/{kv_heads}x128 at {context}");
+    let shape = KvLayerShape { element, kv_heads, dim_k: 128, dim_v: 128, context };
+    Bench::new(label, move |context| measure(context, &shape, heads, first, tokens))
+}
+
+fn measure(
+    context: &Context,
+    shape: &KvLayerShape,
+    heads: usize,
+    first: usize,
+    tokens: usize,
+) -> Result<Measured> {
+    let gpu = &context.gpu;
+    let dim = shape.dim_k;
+    let plane = (shape.key_bytes() as usize).next_multiple_of(256);
+    // Layer after layer, so that no cache is found in L2.
+    let layers = ROTATION_BYTES.div_ceil(2 * plane).clamp(2, 64);
+    let memory = gpu.allocate(2 * layers * plane)?;
+    // Every element a small number in each of the types.
+    gpu.fill(memory.ptr(), 0x11, 2 * layers * plane)?;
+    let q = context.upload(&Random::new(3).gaussians(tokens * heads * dim))?;
+    let out = context.poisoned(tokens * heads * dim)?;
+    let positions = context.upload(&[first as u32])?;
+    let splits = gpu.attention_splits(shape, heads, tokens, shape.context);
+    let size = AttentionScratchSize::of(shape, heads, tokens, splits);
+    let parts = context.poisoned(size.floats.max(1))?;
+    let tickets = context.upload(&vec![0_u32; size.tickets.max(1)])?;
+    let scratch = AttentionScratch { parts: parts.ptr(), tickets: tickets.ptr(), size };
+    let what = Attention {
+        q: q.ptr(),
+        out: out.ptr(),
+        first_position: positions.ptr(),
+        tokens,
+        heads,
+        scale: 1.0 / (dim as f32).sqrt(),
+        window: None,
+        softcap: None,
+        sinks: DevicePtr::null(),
+    };
+    let seconds = median_seconds(context, |turn| {
+        let keys: DevicePtr<u8> = memory.ptr::<u8>().offset(turn % layers * 2 * plane);
+        let layer = KvLayer { shape: *shape, keys, values: keys.offset(plane) };
+        gpu.attention(&what, &layer, splits, &scratch)
+    })?;
+    // Pairs of a query and a key that it sees.
+    let pairs = tokens as f64 * (first as f64 + (tokens + 1) as f64 / 2.0);
+    Ok(Measured {
+        seconds,
+        bytes: (shape.key_bytes() + shape.value_bytes()) as f64,
+        flops: pairs * heads as f64 * dim as f64 * 4.0,
+    })
+}

@@ -1,0 +1,312 @@
+//! Bias, norm of heads, rotation and the way into the cache, against the CPU.
+
+use anyhow::Result;
+use forebay_compute::{RopeConfig, RopeLayout, RopeScaling, RopeTable};
+use forebay_cuda::{
+    AttentionInputs, DevicePtr, HeadInput, KvElement, KvLayer, KvLayerShape, Rotation,
+};
+use half::f16;
+
+use crate::bench::{Bench, Measured, median_seconds};
+use crate::harness::{Check, Context, Outcome};
+use crate::random::Random;
+
+const EPSILON: f32 = 1e-6;
+
+pub fn checks() -> Vec<Check> {
+    let elements = [(KvElement::F16, "f16"), (KvElement::F32, "f32"), (KvElement::Q8_0, "q8_0")];
+    let check = |(element, name): (KvElement, &str)| {
+        Check::new(format!("attention_inputs {name}"), move |context: &Context| {
+            all(context, element)
+        })
+    };
+    elements.into_iter().map(check).collect()
+}
+
+pub fn benches() -> Vec<Bench> {
+    [1, 512]
+        .into_iter()
+        .map(|tokens| {
+            Bench::new(format!("attention_inputs f16 {tokens} tokens 32/8x128"), move |context| {
+                measure(context, tokens)
+            })
+        })
+        .collect()
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    heads: usize,
+    kv_heads: usize,
+    dim_k: usize,
+    dim_v: usize,
+    rotary_dim: usize,
+    layout: RopeLayout,
+    bias: bool,
+    norm: bool,
+}
+
+fn all(context: &Context, element: KvElement) -> Result<Outcome> {
+    let neox = Case {
+        heads: 8,
+        kv_heads: 2,
+        dim_k: 128,
+        dim_v: 128,
+        rotary_dim: 128,
+        layout: RopeLayout::Neox,
+        bias: false,
+        norm: true,
+    };
+    let layout = RopeLayout::Interleaved;
+    let cases = [
+        neox,
+        Case { layout, bias: true, norm: false, ..neox },
+        Case { dim_k: 80, dim_v: 64, rotary_dim: 32, bias: true, ..neox },
+        Case { heads: 5, kv_heads: 5, dim_k: 33, dim_v: 17, rotary_dim: 20, layout, ..neox },
+        Case { heads: 3, kv_heads: 1, dim_k: 576, dim_v: 512, rotary_dim: 64, ..neox },
+        Case { dim_k: 64, dim_v: 64, rotary_dim: 0, norm: false, ..neox },
+    ];
+    let mut outcome = Outcome::same::<f32>(&[], &[]);
+    for case in cases {
+        for (first, tokens) in [(0, 1), (9, 1), (4, 7)] {
+            let mut next = one(context, element, &case, first, tokens)?;
+            next.place.insert_str(0, &format!("{case:?} {tokens} tokens at {first}: "));
+            outcome = outcome.worse(next);
+        }
+    }
+    Ok(outcome)
+}
+
+/// A projection and what the CPU makes of it.
+struct Projection {
+    projected: Vec<f32>,
+    bias: Vec<f32>,
+    norm: Vec<f32>,
+    expected: Vec<f32>,
+}
+
+impl Projection {
+    fn new(context: &Context, case: &Case, heads: usize, dim: usize, tokens: usize) -> Projection {
+        let mut random = Random::new((heads * dim + tokens) as u64);
+        let projected = random.gaussians(tokens * heads * dim);
+        let (bias, norm) = (random.gaussians(heads * dim), random.gaussians(dim));
+        let mut expected = projected.clone();
+        if case.bias {
+            context.cpu.add_bias_rows(&mut expected, &bias);
+        }
+        Projection { projected, bias, norm, expected }
+    }
+
+    fn finish(&mut self, context: &Context, case: &Case, rope: Option<&RopeTable>, first: usize) {
+        let dim = self.norm.len();
+        if case.norm {
+            context.cpu.rms_norm_in_place(&mut self.expected, &self.norm, EPSILON);
+        }
+        if let Some(rope) = rope {
+            let tokens = self.projected.len() / self.bias.len();
+            let positions: Vec<u32> = (first as u32..(first + tokens) as u32).collect();
+            context.cpu.rope(&mut self.expected, dim, &positions, rope);
+        }
+    }
+}
+
+fn rope(case: &Case, context: usize) -> Result<Option<RopeTable>> {
+    if case.rotary_dim == 0 {
+        return Ok(None);
+    }
+    Ok(Some(RopeTable::new(&RopeConfig {
+        rotary_dim: case.rotary_dim,
+        theta: 10_000.0,
+        layout: case.layout,
+        scaling: RopeScaling::None,
+        frequency_factors: None,
+        context,
+    })?))
+}
+
+fn one(
+    context: &Context,
+    element: KvElement,
+    case: &Case,
+    first: usize,
+    tokens: usize,
+) -> Result<Outcome> {
+    let gpu = &context.gpu;
+    // One position fewer than the tokens need, if there are several: the last must be left out.
+    let (capacity, spare) = if tokens > 1 { (first + tokens - 1, 1) } else { (first + 4, 0) };
+    let Case { heads, kv_heads, dim_k, dim_v, .. } = *case;
+    let table = rope(case, capacity + spare)?;
+    let mut q = Projection::new(context, case, heads, dim_k, tokens);
+    let mut k = Projection::new(context, case, kv_heads, dim_k, tokens);
+    let v = Projection::new(context, case, kv_heads, dim_v, tokens);
+    q.finish(context, case, table.as_ref(), first);
+    k.finish(context, case, table.as_ref(), first);
+
+    let shape = KvLayerShape { element, kv_heads, dim_k, dim_v, context: capacity };
+    let planes = [shape.key_bytes(), shape.value_bytes()];
+    let keys = context.poisoned((planes[0] as usize).div_ceil(4))?;
+    let values = context.poisoned((planes[1] as usize).div_ceil(4))?;
+    let layer = KvLayer { shape, keys: keys.ptr(), values: values.ptr() };
+    let numbers: Vec<u32> = (first as u32..(first + tokens) as u32).collect();
+    let positions = context.upload(&numbers)?;
+    let angles = match &table {
+        Some(table) => Some(context.upload(table.angles())?),
+        None => None,
+    };
+    let mut kept = Vec::new();
+    let mut input = |projection: &Projection, norm: bool| -> Result<HeadInput> {
+        let memory = [&projection.projected, &projection.bias, &projection.norm]
+            .map(|values| context.upload(values));
+        let [projected, bias, weight] = memory;
+        let (projected, bias, weight) = (projected?, bias?, weight?);
+        let or_none = |wanted: bool, pointer| if wanted { pointer } else { DevicePtr::null() };
+        let input = HeadInput {
+            projected: projected.ptr(),
+            bias: or_none(case.bias, bias.ptr()),
+            norm: or_none(norm, weight.ptr()),
+        };
+        kept.extend([projected, bias, weight]);
+        Ok(input)
+    };
+    let inputs = AttentionInputs {
+        q: input(&q, case.norm)?,
+        k: input(&k, case.norm)?,
+        v: input(&v, false)?,
+        heads,
+        norm_epsilon: EPSILON,
+        rotation: angles.as_ref().map(|angles| Rotation {
+            angles: angles.ptr(),
+            rotary_dim: case.rotary_dim,
+            interleaved: case.layout == RopeLayout::Interleaved,
+        }),
+        positions: positions.ptr(),
+    };
+    gpu.attention_inputs(&inputs, &layer, tokens)?;
+
+    // Without a norm all is rounded as the CPU rounds it; with one, sums differ in the last bits.
+    let tolerance = if case.norm { 3e-6 } else { 0.0 };
+    let written = tokens - spare;
+    let got = gpu.download(inputs.q.projected, written * heads * dim_k)?;
+    let mut outcome = compare(&got, &q.expected[..got.len()], tolerance, "q");
+    let planes = [("keys", layer.keys, &k, dim_k), ("values", layer.values, &v, dim_v)];
+    for (name, plane, projection, dim) in planes {
+        let bytes = if name == "keys" { shape.key_bytes() } else { shape.value_bytes() };
+        let bytes = gpu.download::<u8>(plane, bytes as usize)?;
+        let cache = Plane { bytes, shape, dim };
+        for (at, row) in projection.expected.chunks(dim).take(written * kv_heads).enumerate() {
+            let (token, head) = (at / kv_heads, at % kv_heads);
+            let got = cache.row(head, first + token);
+            // Half a step of the type, or of the block's scale.
+            let largest = row.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
+            let step = match element {
+                KvElement::F32 => tolerance,
+                KvElement::F16 => 5e-4,
+                KvElement::Q8_0 => 4.5e-3 * f64::from(largest),
+            };
+            let label = format!("{name} of token {token}, head {head}");
+            outcome = outcome.worse(compare(&got[..dim], row, step, &label));
+            // Padding is read by the kernels.
+            outcome = outcome.worse(compare(&got[dim..], &vec![0.0; got.len() - dim], 0.0, &label));
+        }
+        for head in 0..kv_heads {
+            for position in (0..first).chain(first + written..capacity) {
+                let row = cache.row(head, position);
+                let untouched = row.iter().all(|x| x.is_nan());
+                anyhow::ensure!(untouched, "{name} of position {position}, head {head}: {row:?}");
+            }
+        }
+    }
+    Ok(outcome)
+}
+
+/// Relative to each number, or to 1 where it is smaller.
+fn compare(got: &[f32], expected: &[f32], tolerance: f64, label: &str) -> Outcome {
+    if tolerance == 0.0 {
+        let mut outcome = Outcome::same(got, expected);
+        outcome.place.insert_str(0, &format!("{label}: "));
+        return outcome;
+    }
+    let expected: Vec<f64> = expected.iter().map(|&x| f64::from(x)).collect();
+    let mut outcome = Outcome::of(got, &expected, |i| expected[i].abs().max(1.0), tolerance);
+    outcome.place.insert_str(0, &format!("{label}: "));
+    outcome
+}
+
+/// A downloaded plane, read as its layout says.
+struct Plane {
+    bytes: Vec<u8>,
+    shape: KvLayerShape,
+    dim: usize,
+}
+
+impl Plane {
+    /// A row with its padding; what was never written is NaN.
+    fn row(&self, head: usize, position: usize) -> Vec<f32> {
+        let row = head * self.shape.context + position;
+        let half = |at: usize| f16::from_le_bytes([self.bytes[at], self.bytes[at + 1]]).to_f32();
+        match self.shape.element {
+            KvElement::F16 => {
+                let stride = self.dim.next_multiple_of(8);
+                (0..stride).map(|i| half(2 * (row * stride + i))).collect()
+            }
+            KvElement::F32 => {
+                let stride = self.dim.next_multiple_of(8);
+                let value = |i: usize| {
+                    let at = 4 * (row * stride + i);
+                    f32::from_le_bytes(self.bytes[at..at + 4].try_into().expect("four bytes"))
+                };
+                (0..stride).map(value).collect()
+            }
+            KvElement::Q8_0 => {
+                let stride = self.dim.next_multiple_of(32);
+                let scales = self.shape.kv_heads * self.shape.context * stride;
+                let value = |i: usize| {
+                    let scale = half(scales + 2 * ((row * stride + i) / 32));
+                    scale * f32::from(self.bytes[row * stride + i] as i8)
+                };
+                (0..stride).map(value).collect()
+            }
+        }
+    }
+}
+
+fn measure(context: &Context, tokens: usize) -> Result<Measured> {
+    let (heads, kv_heads, dim, capacity) = (32, 8, 128, 4096);
+    let case = Case {
+        heads,
+        kv_heads,
+        dim_k: dim,
+        dim_v: dim,
+        rotary_dim: dim,
+        layout: RopeLayout::Neox,
+        bias: false,
+        norm: true,
+    };
+    let table = rope(&case, capacity)?.expect("elements turn");
+    let angles = context.upload(table.angles())?;
+    let mut random = Random::new(4);
+    let q = context.upload(&random.gaussians(tokens * heads * dim))?;
+    let k = context.upload(&random.gaussians(tokens * kv_heads * dim))?;
+    let v = context.upload(&random.gaussians(tokens * kv_heads * dim))?;
+    let norm = context.upload(&random.gaussians(dim))?;
+    let (element, dim_k, dim_v) = (KvElement::F16, dim, dim);
+    let shape = KvLayerShape { element, kv_heads, dim_k, dim_v, context: capacity };
+    let keys = context.poisoned(shape.key_bytes() as usize / 4)?;
+    let values = context.poisoned(shape.value_bytes() as usize / 4)?;
+    let layer = KvLayer { shape, keys: keys.ptr(), values: values.ptr() };
+    let positions = context.upload(&(0..tokens as u32).collect::<Vec<_>>())?;
+    let input = |projected| HeadInput { norm: norm.ptr(), ..HeadInput::plain(projected) };
+    let inputs = AttentionInputs {
+        q: input(q.ptr()),
+        k: input(k.ptr()),
+        v: HeadInput::plain(v.ptr()),
+        heads,
+        norm_epsilon: EPSILON,
+        rotation: Some(Rotation { angles: angles.ptr(), rotary_dim: dim, interleaved: false }),
+        positions: positions.ptr(),
+    };
+    let seconds =
+        median_seconds(context, |_| context.gpu.attention_inputs(&inputs, &layer, tokens))?;
+    let bytes = tokens * dim * (heads * 8 + kv_heads * 2 * 6);
+    Ok(Measured { seconds, bytes: bytes as f64, flops: 0.0 })
+}

@@ -1,0 +1,54 @@
+//! Rows of the embedding table against the exact decoders.
+
+use anyhow::Result;
+use forebay_cuda::EmbeddingTable;
+use forebay_format::{TensorType, can_dequantize, dequantize};
+
+use crate::harness::{Check, Context, Outcome};
+use crate::random::Random;
+
+pub fn checks() -> Vec<Check> {
+    let check = |ty: TensorType| {
+        Check::new(format!("embedding {ty}"), move |context: &Context| rows(context, ty))
+    };
+    TensorType::all().iter().copied().filter(|&ty| can_dequantize(ty)).map(check).collect()
+}
+
+/// Random bytes are valid blocks, scales that are not finite included: all bits have to agree, but for which NaN.
+fn rows(context: &Context, ty: TensorType) -> Result<Outcome> {
+    let (vocabulary, hidden) = (37, 768);
+    let row_bytes = hidden / ty.block_elements() * ty.block_bytes();
+    let mut random = Random::new(9);
+    let data: Vec<u8> = (0..vocabulary * row_bytes).map(|_| random.next() as u8).collect();
+    let ids: [u32; 6] = [0, 36, 5, 5, 37, u32::MAX];
+    let mut expected = Vec::new();
+    for &id in &ids {
+        let mut row = vec![f32::NAN; hidden];
+        if let Some(bytes) = data.chunks_exact(row_bytes).nth(id as usize) {
+            dequantize(ty, bytes, &mut row)?;
+        }
+        expected.extend(row);
+    }
+    let (table, device_ids) = (context.upload(&data)?, context.upload(&ids)?);
+    let out = context.poisoned(expected.len())?;
+    let table = EmbeddingTable { ty, data: table.ptr(), vocabulary, hidden };
+    context.gpu.embed(&table, device_ids.ptr(), out.ptr(), ids.len())?;
+    let got = context.gpu.download(out.ptr(), expected.len())?;
+    let bits = |x: &[f32]| {
+        let bits = |x: &f32| if x.is_nan() { u32::MAX } else { x.to_bits() };
+        x.iter().map(bits).collect::<Vec<_>>()
+    };
+    // Written as numbers where they differ.
+    if bits(&got) == bits(&expected) {
+        return Ok(Outcome::same::<f32>(&[], &[]));
+    }
+    let same = |(got, expected): (&f32, &f32)| {
+        got.to_bits() == expected.to_bits() || got.is_nan() && expected.is_nan()
+    };
+    let wrong = got.iter().zip(&expected).position(|pair| !same(pair)).unwrap_or(0);
+    Ok(Outcome {
+        worst: f64::INFINITY,
+        tolerance: 0.0,
+        place: format!("[{wrong}] expected {:e}, got {:e}", expected[wrong], got[wrong]),
+    })
+}

@@ -1,0 +1,320 @@
+//! Products with few tokens, against f64 products of the exact weights with the activations as rounded.
+
+use anyhow::Result;
+use forebay_cuda::{
+    DeviceMatrix, DeviceMemory, DevicePtr, ExpertPart, ExpertTable, MatvecInput, Pairing,
+    takes_rounded,
+};
+use forebay_format::TensorType;
+
+use super::quantize::{round_group, rounded};
+use crate::bench::{Bench, Measured, Rotation, median_seconds};
+use crate::harness::{Check, Context, Outcome};
+use crate::random::Random;
+use crate::weights::{Weights, random_weights, types};
+
+/// Relative to the product of the norms of row and activations.
+const TOLERANCE: f64 = 1e-5;
+
+pub fn checks() -> Vec<Check> {
+    let mut checks = Vec::new();
+    for ty in types() {
+        checks.push(Check::new(format!("matvec {ty}"), move |context| shapes(context, ty)));
+        checks
+            .push(Check::new(format!("matvec-experts {ty}"), move |context| experts(context, ty)));
+    }
+    checks
+}
+
+/// Activations on the device in the form that a type takes, and what values they have then.
+pub struct Input {
+    pub form: MatvecInput,
+    _memory: [DeviceMemory; 2],
+    /// `[tokens, cols]`.
+    pub values: Vec<f64>,
+}
+
+impl Input {
+    pub fn new(context: &Context, ty: TensorType, x: &[f32], cols: usize) -> Result<Input> {
+        let device = context.upload(x)?;
+        if !takes_rounded(ty) {
+            let (form, empty) = (MatvecInput::Float(device.ptr()), context.gpu.allocate(1)?);
+            let values = x.iter().map(|x| f64::from(*x)).collect();
+            return Ok(Input { form, _memory: [device, empty], values });
+        }
+        let (out, memory) = rounded(context, device.ptr(), x.len() / cols, cols)?;
+        let groups = x.chunks(32).map(round_group);
+        let values = groups.flat_map(|(codes, scale, _)| {
+            codes
+                .into_iter()
+                .map(move |code| f64::from(code) * f64::from(scale))
+                .collect::<Vec<_>>()
+        });
+        Ok(Input {
+            form: MatvecInput::Rounded(out),
+            _memory: [device, memory],
+            values: values.collect(),
+        })
+    }
+}
+
+/// Columns to try: the fewest, some that leave lanes idle, and many.
+pub fn widths(ty: TensorType) -> Vec<usize> {
+    let block = ty.block_elements();
+    if !takes_rounded(ty) {
+        return vec![1, 5, 8, 264, 1028, 1025, 2304, 4096];
+    }
+    let mut widths = vec![block, 3 * block, 768, 2304, 4096, 2048 + 3 * block.max(256)];
+    widths.dedup();
+    widths
+}
+
+fn shapes(context: &Context, ty: TensorType) -> Result<Outcome> {
+    let mut worst = Outcome::same::<u8>(&[], &[]);
+    for (i, cols) in widths(ty).into_iter().enumerate() {
+        for (rows, tokens) in [(1, 1), (37, 1), (64, 2), (9, 3), (33, 5), (66, 8)] {
+            let mut random = Random::new((i * 100 + tokens) as u64);
+            let first = Weights::random(context, ty, rows, cols, &mut random)?;
+            let second = Weights::random(context, ty, rows + 3, cols, &mut random)?;
+            let input = Input::new(context, ty, &random.gaussians(tokens * cols), cols)?;
+            let run = || -> Result<Vec<Vec<f32>>> {
+                let weights = [&first, &second];
+                let out = weights.map(|w| context.poisoned(tokens * w.rows));
+                let [a, b] = out;
+                let out = [a?, b?];
+                let matrices = [0, 1].map(|i| DeviceMatrix {
+                    data: weights[i].ptr,
+                    rows: weights[i].rows,
+                    out: out[i].ptr(),
+                });
+                let gpu = &context.gpu;
+                gpu.matvec(ty, &matrices, input.form, tokens, cols, Pairing::Separate)?;
+                (0..2).map(|i| Ok(gpu.download(out[i].ptr(), tokens * weights[i].rows)?)).collect()
+            };
+            let (got, again) = (run()?, run()?);
+            for (weights, got) in [&first, &second].into_iter().zip(&got) {
+                let outcome = compare(weights, &input.values, got);
+                worst = worst.worse(outcome.at(&format!("{rows}x{cols}, {tokens} tokens")));
+            }
+            let bits =
+                |all: &[Vec<f32>]| all.concat().iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+            let same = Outcome::same(&bits(&again), &bits(&got));
+            worst = worst.worse(same.at(&format!("again, {rows}x{cols}, {tokens} tokens")));
+        }
+    }
+    Ok(worst)
+}
+
+/// `got [tokens, rows]` against `x [tokens, cols]` times the weights.
+pub fn compare(weights: &Weights, x: &[f64], got: &[f32]) -> Outcome {
+    let tokens = x.chunks(weights.cols);
+    let (expected, norms): (Vec<f64>, Vec<f64>) =
+        tokens.flat_map(|x| (0..weights.rows).map(|row| weights.dot(row, x))).unzip();
+    Outcome::of(got, &expected, |i| norms[i], TOLERANCE)
+}
+
+/// Two tokens with four experts each; gate and up apart and joined, then down for every pair.
+fn experts(context: &Context, ty: TensorType) -> Result<Outcome> {
+    let (tokens, used, rows, gpu) = (2, 4, 35, &context.gpu);
+    let mut worst = Outcome::same::<u8>(&[], &[]);
+    for cols in [3 * ty.block_elements().max(256), 2304] {
+        let mut random = Random::new(cols as u64);
+        let pool = Pool::random(context, ty, rows, cols, &mut random)?;
+        let ids: Vec<u32> = vec![5, 0, 3, 4, 1, 5, 2, 0];
+        let device_ids = context.upload(&ids)?;
+        let table = ExpertTable { slots: pool.table.ptr(), rows };
+        for pairs_per_x in [used, 1] {
+            let x_rows = tokens * used / pairs_per_x;
+            let input = Input::new(context, ty, &random.gaussians(x_rows * cols), cols)?;
+            let run = |parts: &[u64], pairing| -> Result<Vec<Vec<f32>>> {
+                let count = ids.len() * rows;
+                let out: Vec<DeviceMemory> =
+                    parts.iter().map(|_| context.poisoned(count)).collect::<Result<_, _>>()?;
+                let parts: Vec<ExpertPart> = parts
+                    .iter()
+                    .zip(&out)
+                    .map(|(offset, out)| ExpertPart { offset: *offset, out: out.ptr() })
+                    .collect();
+                let (ids, pairs) = (device_ids.ptr(), ids.len());
+                gpu.matvec_experts(
+                    ty,
+                    table,
+                    &parts,
+                    ids,
+                    pairs,
+                    input.form,
+                    pairs_per_x,
+                    cols,
+                    pairing,
+                )?;
+                out.iter().map(|out| Ok(gpu.download(out.ptr(), count)?)).collect()
+            };
+            let apart = run(&[0, pool.part_bytes], Pairing::Separate)?;
+            let joined = run(&[0, pool.part_bytes], Pairing::Swiglu)?;
+            let single = run(&[pool.part_bytes], Pairing::Separate)?;
+            for (pair, id) in ids.iter().enumerate() {
+                let x = &input.values[pair / pairs_per_x * cols..][..cols];
+                let place = format!(
+                    "{cols} columns, pair {pair} of expert {id}, {pairs_per_x} pairs a row"
+                );
+                let cut = |all: &[f32]| all[pair * rows..][..rows].to_vec();
+                if *id == MISSING {
+                    let untouched = [&apart[0], &joined[0]]
+                        .iter()
+                        .all(|all| cut(all).iter().all(|x| x.is_nan()));
+                    let outcome = Outcome::same(&[untouched], &[true]);
+                    worst = worst.worse(outcome.at(&place));
+                    continue;
+                }
+                let [gate, up] = &pool.experts[*id as usize];
+                worst = worst.worse(compare(gate, x, &cut(&apart[0])).at(&place));
+                worst = worst.worse(compare(up, x, &cut(&apart[1])).at(&place));
+                worst = worst.worse(compare(up, x, &cut(&single[0])).at(&place));
+                let swiglu = compare_swiglu(gate, up, x, &cut(&joined[0]));
+                worst = worst.worse(swiglu.at(&format!("swiglu, {place}")));
+            }
+        }
+    }
+    Ok(worst)
+}
+
+/// The expert of [`Pool`] that has no slot.
+const MISSING: u32 = 4;
+
+/// Six experts of two matrices in slots that are neither in order nor neighbours.
+struct Pool {
+    experts: Vec<[Weights; 2]>,
+    part_bytes: u64,
+    table: DeviceMemory,
+    _slots: DeviceMemory,
+}
+
+impl Pool {
+    fn random(
+        context: &Context,
+        ty: TensorType,
+        rows: usize,
+        cols: usize,
+        random: &mut Random,
+    ) -> Result<Pool> {
+        let mut experts = Vec::new();
+        for _ in 0..6 {
+            let mut part = || Weights::random(context, ty, rows, cols, random);
+            experts.push([part()?, part()?]);
+        }
+        let part_bytes = experts[0][0].data.len();
+        let stride = (2 * part_bytes + 64).next_multiple_of(256) + 16;
+        let slots = context.gpu.allocate(stride * 8)?;
+        context.gpu.fill(slots.ptr(), 0xff, stride * 8)?;
+        let mut table = vec![0_u64; experts.len()];
+        for (id, parts) in experts.iter().enumerate() {
+            if id as u32 == MISSING {
+                continue;
+            }
+            let slot: DevicePtr<u8> = slots.ptr::<u8>().offset(stride * ((id * 5 + 1) % 8) + 16);
+            for (i, part) in parts.iter().enumerate() {
+                context.gpu.upload(&part.data, slot.offset(i * part_bytes))?;
+            }
+            table[id] = slot.address();
+        }
+        Ok(Pool {
+            experts,
+            part_bytes: part_bytes as u64,
+            table: context.upload(&table)?,
+            _slots: slots,
+        })
+    }
+}
+
+/// `silu(gate) * up`; an error in either counts with the size of the other.
+fn compare_swiglu(gate: &Weights, up: &Weights, x: &[f64], got: &[f32]) -> Outcome {
+    let rows = (0..gate.rows).map(|row| {
+        let ((gate, gate_norm), (up, up_norm)) = (gate.dot(row, x), up.dot(row, x));
+        let silu = gate / (1.0 + (-gate).exp());
+        (silu * up, 1.1 * gate_norm * up.abs() + silu.abs() * up_norm)
+    });
+    let (expected, norms): (Vec<f64>, Vec<f64>) = rows.unzip();
+    Outcome::of(got, &expected, |i| norms[i] + 1e-4, TOLERANCE)
+}
+
+const MEASURED: [TensorType; 5] =
+    [TensorType::Q4_K, TensorType::Q6_K, TensorType::Q8_0, TensorType::MXFP4, TensorType::BF16];
+
+pub fn benches() -> Vec<Bench> {
+    let mut benches = Vec::new();
+    for ty in MEASURED {
+        for (rows, cols) in [(4096, 14336), (14336, 4096), (151_936, 2048)] {
+            let name = format!("matvec {ty} {rows}x{cols}");
+            benches.push(Bench::new(name, move |context| bench(context, ty, rows, cols, 1)));
+        }
+        benches.push(Bench::new(format!("matvec {ty} 14336x4096 4 tokens"), move |context| {
+            bench(context, ty, 14336, 4096, 4)
+        }));
+        for (rows, cols, parts) in [(2048, 768, 1), (768, 2048, 2)] {
+            let name = format!("matvec-experts {ty} 8 of 128, {parts} x {rows}x{cols}");
+            benches.push(Bench::new(name, move |context| {
+                bench_experts(context, ty, rows, cols, parts)
+            }));
+        }
+    }
+    benches
+}
+
+/// Random bytes cost seconds for large matrices: a few rows, many times.
+fn repeated_weights(ty: TensorType, rows: usize, cols: usize) -> Vec<u8> {
+    let some = random_weights(ty, 16 * cols, &mut Random::new(1));
+    some.iter().copied().cycle().take(some.len() / 16 * rows).collect()
+}
+
+fn bench(
+    context: &Context,
+    ty: TensorType,
+    rows: usize,
+    cols: usize,
+    tokens: usize,
+) -> Result<Measured> {
+    let data = repeated_weights(ty, rows, cols);
+    let rotation = Rotation::new(context, &data)?;
+    let input = Input::new(context, ty, &Random::new(2).gaussians(tokens * cols), cols)?;
+    let out = context.poisoned(tokens * rows)?;
+    let seconds = median_seconds(context, |turn| {
+        let matrix = DeviceMatrix { data: rotation.turn(turn), rows, out: out.ptr() };
+        context.gpu.matvec(ty, &[matrix], input.form, tokens, cols, Pairing::Separate)
+    })?;
+    Ok(Measured { seconds, bytes: data.len() as f64, flops: 2.0 * (tokens * rows * cols) as f64 })
+}
+
+/// Eight experts of 128 for one token, others in each turn.
+fn bench_experts(
+    context: &Context,
+    ty: TensorType,
+    rows: usize,
+    cols: usize,
+    parts: usize,
+) -> Result<Measured> {
+    let (count, used) = (128, 8);
+    let data = repeated_weights(ty, rows * parts, cols);
+    let stride = data.len().next_multiple_of(256);
+    let pool = context.gpu.allocate(stride * count)?;
+    context.gpu.upload(&data, pool.ptr())?;
+    for expert in 1..count {
+        let to = pool.ptr::<u8>().offset(expert * stride);
+        context.gpu.copy(pool.ptr(), to, data.len())?;
+    }
+    let slots: Vec<u64> =
+        (0..count).map(|expert| pool.ptr::<u8>().offset(expert * stride).address()).collect();
+    let (slots, out) = (context.upload(&slots)?, context.poisoned(used * rows)?);
+    let ids: Vec<u32> = (0..count as u32).map(|i| i * 37 % count as u32).collect();
+    let ids = context.upload(&ids)?;
+    let input = Input::new(context, ty, &Random::new(2).gaussians(used * cols), cols)?;
+    let table = ExpertTable { slots: slots.ptr(), rows };
+    let parts: Vec<ExpertPart> = (0..parts)
+        .map(|i| ExpertPart { offset: (data.len() / parts * i) as u64, out: out.ptr() })
+        .collect();
+    let pairing = if parts.len() == 2 { Pairing::Swiglu } else { Pairing::Separate };
+    let seconds = median_seconds(context, |turn| {
+        let ids = ids.ptr::<u32>().offset(turn * used % count);
+        context.gpu.matvec_experts(ty, table, &parts, ids, used, input.form, 1, cols, pairing)
+    })?;
+    Ok(Measured { seconds, bytes: (data.len() * used) as f64, flops: 0.0 })
+}

@@ -1,0 +1,76 @@
+//! The checks and measurements, one file for each family of kernels.
+
+mod attention;
+mod attention_inputs;
+mod elementwise;
+mod embedding;
+mod matmul;
+mod matvec;
+mod norm;
+mod quantize;
+mod router;
+mod top_k;
+
+use crate::bench::Bench;
+use crate::harness::Check;
+
+pub fn checks() -> Vec<Check> {
+    let families = [
+        quantize::checks(),
+        matvec::checks(),
+        matmul::checks(),
+        norm::checks(),
+        elementwise::checks(),
+        embedding::checks(),
+        router::checks(),
+        top_k::checks(),
+        attention_inputs::checks(),
+        attention::checks(),
+    ];
+    families.into_iter().flatten().collect()
+}
+
+pub fn benches() -> Vec<Bench> {
+    let families = [
+        quantize::benches(),
+        matvec::benches(),
+        matmul::benches(),
+        norm::benches(),
+        elementwise::benches(),
+        router::benches(),
+        top_k::benches(),
+        attention_inputs::benches(),
+        attention::benches(),
+    ];
+    families.into_iter().flatten().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use crate::harness::{self, Context};
+
+    #[test]
+    fn kernels_agree_with_the_cpu() {
+        match Context::open(0) {
+            Ok(context) => {
+                let (passed, report) = harness::run(&context, &super::checks());
+                assert!(passed, "{report:#}");
+            }
+            Err(error) => {
+                // Past the harness, which would hide it.
+                let _ = writeln!(std::io::stderr(), "SKIPPED: no kernel was checked: {error}");
+            }
+        }
+    }
+
+    #[test]
+    fn names_are_unique() {
+        let mut names: Vec<String> = super::checks().into_iter().map(|check| check.name).collect();
+        let count = names.len();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), count);
+    }
+}

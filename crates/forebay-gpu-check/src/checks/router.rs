@@ -1,0 +1,230 @@
+//! Choice of experts and sorting of pairs against the CPU.
+
+use anyhow::Result;
+use forebay_compute::{RouterGroups as CpuGroups, RouterRule, Scoring};
+use forebay_cuda::{DevicePtr, RouterChoice, RouterGroups, SortedPairs};
+
+use crate::bench::{Bench, Measured, median_seconds};
+use crate::harness::{Check, Context, Outcome};
+use crate::random::Random;
+
+pub fn checks() -> Vec<Check> {
+    vec![
+        Check::new("router choice", choices),
+        Check::new("router reports what is not finite", reports),
+        Check::new("router pairs sorted", sorted),
+    ]
+}
+
+pub fn benches() -> Vec<Bench> {
+    let mut benches = Vec::new();
+    for (experts, k) in [(128, 8), (256, 8)] {
+        for tokens in [1, 512] {
+            benches.push(Bench::new(format!("router choice {tokens}x{k} of {experts}"), {
+                move |context| bench_choice(context, tokens, experts, k)
+            }));
+            benches.push(Bench::new(format!("router sort {tokens}x{k} of {experts}"), {
+                move |context| bench_sort(context, tokens, experts, k)
+            }));
+        }
+    }
+    benches
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    tokens: usize,
+    experts: usize,
+    k: usize,
+    sigmoid: bool,
+    renormalise: bool,
+    bias: bool,
+    /// Groups, how many stay, and how many experts count.
+    groups: Option<(usize, usize, usize)>,
+}
+
+fn choices(context: &Context) -> Result<Outcome> {
+    let mut outcome = Outcome::same::<f32>(&[], &[]);
+    let plain = Case {
+        tokens: 33,
+        experts: 128,
+        k: 8,
+        sigmoid: false,
+        renormalise: true,
+        bias: false,
+        groups: None,
+    };
+    let sigmoid = Case { sigmoid: true, bias: true, ..plain };
+    let cases = [
+        plain,
+        Case { tokens: 1, renormalise: false, ..plain },
+        Case { experts: 8, k: 2, ..plain },
+        Case { experts: 5, k: 5, renormalise: false, ..plain },
+        Case { experts: 1, k: 1, ..plain },
+        Case { experts: 60, k: 4, ..plain },
+        Case { experts: 129, k: 1, ..plain },
+        Case { experts: 512, k: 32, ..plain },
+        Case { experts: 32, k: 32, sigmoid: true, ..plain },
+        sigmoid,
+        Case { experts: 256, groups: Some((8, 4, 2)), ..sigmoid },
+        Case { experts: 160, k: 6, groups: Some((8, 3, 1)), ..plain },
+        Case { experts: 64, k: 8, groups: Some((32, 5, 2)), ..sigmoid },
+        Case { experts: 384, k: 8, groups: Some((1, 1, 3)), ..sigmoid },
+    ];
+    for case in cases {
+        for ties in [false, true] {
+            let mut next = choice(context, &case, ties)?;
+            next.place.insert_str(0, &format!("{case:?} ties {ties}: "));
+            outcome = outcome.worse(next);
+        }
+    }
+    Ok(outcome)
+}
+
+/// Logits, with only nine different values when there are to be ties.
+fn logits(case: &Case, ties: bool) -> Vec<f32> {
+    let mut random = Random::new((case.experts * case.k) as u64);
+    let logits = random.gaussians(case.tokens * case.experts);
+    let rounded = |x: f32| if ties { (x * 2.0).round().clamp(-4.0, 4.0) } else { x * 3.0 };
+    logits.into_iter().map(rounded).collect()
+}
+
+fn choice(context: &Context, case: &Case, ties: bool) -> Result<Outcome> {
+    let Case { tokens, experts, k, .. } = *case;
+    let gpu = &context.gpu;
+    let logits = logits(case, ties);
+    // Halves and quarters add up without rounding, so that ties stay ties.
+    let mut random = Random::new(11);
+    let bias: Vec<f32> = (0..experts).map(|_| (random.unit() * 2.0).round() / 4.0).collect();
+    let rule = RouterRule {
+        scoring: if case.sigmoid { Scoring::Sigmoid } else { Scoring::Softmax },
+        renormalise: case.renormalise,
+        scale: 2.5,
+        correction_bias: case.bias.then_some(&bias[..]),
+        groups: case.groups.map(|(n_groups, groups_kept, experts_scored)| CpuGroups {
+            n_groups,
+            groups_kept,
+            experts_scored,
+        }),
+    };
+    let (mut expected_ids, mut expected) = (vec![0; tokens * k], vec![0.0; tokens * k]);
+    context.cpu.route(&rule, &logits, experts, k, &mut expected_ids, &mut expected)?;
+
+    let (device, device_bias) = (context.upload(&logits)?, context.upload(&bias)?);
+    let (ids, weights) = (context.poisoned(tokens * k)?, context.poisoned(tokens * k)?);
+    let flag = context.upload(&[u32::MAX])?;
+    let choice = RouterChoice {
+        experts,
+        k,
+        sigmoid: case.sigmoid,
+        renormalise: case.renormalise,
+        scale: 2.5,
+        correction_bias: if case.bias { device_bias.ptr() } else { DevicePtr::null() },
+        groups: case.groups.map(|(n_groups, groups_kept, experts_scored)| RouterGroups {
+            n_groups,
+            groups_kept,
+            experts_scored,
+        }),
+    };
+    gpu.route(&choice, device.ptr(), ids.ptr(), weights.ptr(), flag.ptr(), tokens)?;
+    let got_ids = gpu.download::<u32>(ids.ptr(), tokens * k)?;
+    let got = gpu.download::<f32>(weights.ptr(), tokens * k)?;
+    let expected: Vec<f64> = expected.iter().map(|&x| f64::from(x)).collect();
+    Ok(Outcome::same(&got_ids, &expected_ids)
+        .worse(Outcome::of(&got, &expected, |i| expected[i].abs(), 3e-6))
+        .worse(Outcome::same(&gpu.download::<u32>(flag.ptr(), 1)?, &[u32::MAX])))
+}
+
+/// The first bad token is reported, ids exist all the same.
+fn reports(context: &Context) -> Result<Outcome> {
+    let (gpu, tokens, experts, k) = (&context.gpu, 9, 64, 8);
+    let mut logits = Random::new(3).gaussians(tokens * experts);
+    (logits[7 * experts], logits[6 * experts + 63]) = (f32::INFINITY, f32::NEG_INFINITY);
+    logits[8 * experts..].fill(f32::NAN);
+    let device = context.upload(&logits)?;
+    let (ids, weights) = (context.poisoned(tokens * k)?, context.poisoned(tokens * k)?);
+    let flag = context.upload(&[u32::MAX])?;
+    let choice = plain_choice(experts, k);
+    gpu.route(&choice, device.ptr(), ids.ptr(), weights.ptr(), flag.ptr(), tokens)?;
+    let ids = gpu.download::<u32>(ids.ptr(), tokens * k)?;
+    anyhow::ensure!(ids.iter().all(|&id| (id as usize) < experts), "ids: {ids:?}");
+    Ok(Outcome::same(&gpu.download::<u32>(flag.ptr(), 1)?, &[6]))
+}
+
+fn plain_choice(experts: usize, k: usize) -> RouterChoice {
+    let correction_bias = DevicePtr::null();
+    let (sigmoid, renormalise, scale, groups) = (false, true, 1.0, None);
+    RouterChoice { experts, k, sigmoid, renormalise, scale, correction_bias, groups }
+}
+
+/// `k` different experts for every token.
+fn random_ids(tokens: usize, experts: usize, k: usize) -> Vec<u32> {
+    let mut random = Random::new((tokens + experts) as u64);
+    let mut ids = Vec::new();
+    for _ in 0..tokens {
+        let start = ids.len();
+        while ids.len() < start + k {
+            // Squared, so that some experts are chosen often and others never.
+            let unit = f64::from(random.unit().abs());
+            let id = ((unit * unit * experts as f64) as u32).min(experts as u32 - 1);
+            if !ids[start..].contains(&id) {
+                ids.push(id);
+            }
+        }
+    }
+    ids
+}
+
+fn sorted(context: &Context) -> Result<Outcome> {
+    let gpu = &context.gpu;
+    let mut outcome = Outcome::same::<f32>(&[], &[]);
+    for (tokens, experts, k) in [(1, 1, 1), (1, 128, 8), (5, 8, 2), (512, 128, 8), (300, 511, 7)] {
+        let (ids, pairs) = (random_ids(tokens, experts, k), tokens * k);
+        let device = context.upload(&ids)?;
+        let out = context.poisoned(experts + 1 + 3 * pairs)?;
+        let at = |index: usize| out.ptr::<u32>().offset(index);
+        let places = SortedPairs {
+            starts: at(0),
+            pair_tokens: at(experts + 1),
+            pairs: at(experts + 1 + pairs),
+            row_of_pair: at(experts + 1 + 2 * pairs),
+        };
+        gpu.sort_pairs(device.ptr(), &places, tokens, k, experts)?;
+        let mut order: Vec<u32> = (0..pairs as u32).collect();
+        order.sort_by_key(|&pair| ids[pair as usize]);
+        let below = |expert| ids.iter().filter(|&&id| (id as usize) < expert).count() as u32;
+        let mut expected: Vec<u32> = (0..=experts).map(below).collect();
+        expected.extend(order.iter().map(|pair| pair / k as u32));
+        expected.extend(&order);
+        let mut rows = vec![0; pairs];
+        order.iter().enumerate().for_each(|(place, &pair)| rows[pair as usize] = place as u32);
+        expected.extend(rows);
+        let mut next = Outcome::same(&gpu.download::<u32>(at(0), expected.len())?, &expected);
+        next.place.insert_str(0, &format!("{tokens} tokens, {k} of {experts}: "));
+        outcome = outcome.worse(next);
+    }
+    Ok(outcome)
+}
+
+fn bench_choice(context: &Context, tokens: usize, experts: usize, k: usize) -> Result<Measured> {
+    let logits = context.upload(&Random::new(3).gaussians(tokens * experts))?;
+    let (ids, weights) = (context.poisoned(tokens * k)?, context.poisoned(tokens * k)?);
+    let flag = context.upload(&[u32::MAX])?;
+    let choice = plain_choice(experts, k);
+    let seconds = median_seconds(context, |_| {
+        context.gpu.route(&choice, logits.ptr(), ids.ptr(), weights.ptr(), flag.ptr(), tokens)
+    })?;
+    Ok(Measured { seconds, bytes: (tokens * experts * 4) as f64, flops: 0.0 })
+}
+
+fn bench_sort(context: &Context, tokens: usize, experts: usize, k: usize) -> Result<Measured> {
+    let ids = context.upload(&random_ids(tokens, experts, k))?;
+    let out = context.poisoned(experts + 1 + 3 * tokens * k)?;
+    let at = |index: usize| out.ptr::<u32>().offset(experts + 1 + index * tokens * k);
+    let places =
+        SortedPairs { starts: out.ptr(), pair_tokens: at(0), pairs: at(1), row_of_pair: at(2) };
+    let seconds = median_seconds(context, |_| {
+        context.gpu.sort_pairs(ids.ptr(), &places, tokens, k, experts)
+    })?;
+    Ok(Measured { seconds, bytes: (tokens * k * 16) as f64, flops: 0.0 })
+}

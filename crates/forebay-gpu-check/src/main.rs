@@ -1,0 +1,72 @@
+//! `gpu-check`: every kernel against the CPU or f64 arithmetic, and how fast it is.
+
+mod bench;
+mod checks;
+mod harness;
+mod random;
+mod weights;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Parser;
+
+use harness::Context;
+
+/// Checks the CUDA kernels, or measures them.
+#[derive(Parser)]
+struct Arguments {
+    /// Measure instead of checking.
+    #[arg(long)]
+    bench: bool,
+    /// Only checks (or measurements) whose names begin like this; may be given several times.
+    #[arg(long, value_name = "PREFIX")]
+    only: Vec<String>,
+    /// Also write the results to this file.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Print names and run nothing.
+    #[arg(long)]
+    list: bool,
+    /// Which GPU, counted from 0.
+    #[arg(long, default_value_t = 0)]
+    gpu: usize,
+}
+
+fn main() -> ExitCode {
+    match run(&Arguments::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
+        Err(error) => {
+            eprintln!("gpu-check: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<bool> {
+    let wanted = |name: &str| {
+        arguments.only.is_empty() || arguments.only.iter().any(|only| name.starts_with(only))
+    };
+    let mut checks = checks::checks();
+    checks.retain(|check| wanted(&check.name));
+    let mut benches = checks::benches();
+    benches.retain(|bench| wanted(&bench.name));
+    if arguments.list {
+        checks.iter().for_each(|check| println!("check {}", check.name));
+        benches.iter().for_each(|bench| println!("bench {}", bench.name));
+        return Ok(true);
+    }
+    let context = Context::open(arguments.gpu)?;
+    println!("{}", context.describe());
+    let (passed, report) = if arguments.bench {
+        (true, bench::run(&context, &benches)?)
+    } else {
+        harness::run(&context, &checks)
+    };
+    if let Some(path) = &arguments.json {
+        std::fs::write(path, serde_json::to_string_pretty(&report)?)?;
+    }
+    Ok(passed)
+}
