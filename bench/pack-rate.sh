@@ -4,7 +4,7 @@
 #   bench/pack-rate.sh MODEL [FOLDER] [REPEAT]
 #
 # FOLDER (of MODEL) takes the pack and a scratch file of the same size as fio's. Alternates REPEAT (3) times: fio reading
-# the model, fio writing, fio doing both at once (what a copy on one disk is), pack, verify. Needs fio with libaio; reads and writes
+# the model, fio writing, fio doing both at once (what a copy on one disk is), pack, verify. Needs fio; reads and writes
 # are direct, so the page cache plays no part. FOREBAY names another forebay program. Prints a Markdown table of GB/s.
 . "$(dirname "$0")/common.sh" 1 "$@"
 need fio python3
@@ -14,7 +14,7 @@ folder=$(mktemp -d -p "${2:-$(dirname "$model")}")
 trap 'rm -rf "$folder"' EXIT
 bytes=$(stat -c %s "$model")
 size=$((bytes < 3000000000 ? bytes / 4194304 * 4194304 : 3000 * 1048576))
-common="--ioengine=libaio --direct=1 --size=$size --output-format=terse"
+common="--ioengine=io_uring --direct=1 --size=$size --output-format=terse"
 fio_read() { # shellcheck disable=SC2086
     fio --name=r --filename="$model" --rw=read --bs=512k --iodepth=32 --readonly $common | awk -F';' '{printf "%.2f", $7 * 1024 / 1e9}'
 }
