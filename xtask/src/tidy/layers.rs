@@ -22,6 +22,7 @@ const LAYERS: [(&str, &[&str]); 11] = [
             "forebay-store",
             "forebay-stream",
             "forebay-compute",
+            "forebay-cuda",
             "forebay-model",
         ],
     ),
