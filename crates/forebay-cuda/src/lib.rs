@@ -6,6 +6,7 @@
 
 mod copy_rate;
 mod copy_stream;
+mod describe;
 mod error;
 mod gpu;
 mod kernels;
@@ -19,6 +20,7 @@ mod weights_pool;
 
 pub use copy_rate::Direction;
 pub use copy_stream::{CopyStream, InFlight};
+pub use describe::PcieLink;
 pub use error::CudaError;
 pub use gpu::Gpu;
 pub use kernels::*;

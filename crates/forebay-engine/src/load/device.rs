@@ -352,7 +352,12 @@ fn fits(gpu: &Gpu, vram_bytes: Option<u64>, bytes: u64) -> Result<u64, EngineErr
     if let Some(budget_bytes) = vram_bytes
         && used_bytes.saturating_add(needed_bytes) > budget_bytes
     {
-        return Err(EngineError::OverBudget { gpu: name(), needed_bytes, used_bytes, budget_bytes });
+        return Err(EngineError::OverBudget {
+            gpu: name(),
+            needed_bytes,
+            used_bytes,
+            budget_bytes,
+        });
     }
     if needed_bytes > free_bytes {
         return Err(EngineError::DoesNotFitDevice {
