@@ -93,6 +93,10 @@ impl Gpu {
         self.stream.clone()
     }
 
+    pub(crate) fn shared_context(&self) -> Arc<CudaContext> {
+        self.context.clone()
+    }
+
     /// Free and all bytes of device memory, as the driver counts them.
     ///
     /// # Errors

@@ -4,17 +4,27 @@
 //! when a module is first used. Nothing here knows of files or of models. Launchers take addresses of device memory,
 //! because weights lie in slots of a pool; they queue work on the one compute stream, never wait and never allocate.
 
+mod copy_rate;
+mod copy_stream;
+mod describe;
 mod error;
 mod gpu;
 mod kernels;
 mod launch;
 mod memory;
 mod module;
+mod pinned;
 mod ptx;
 mod timer;
+mod weights_pool;
 
+pub use copy_rate::Direction;
+pub use copy_stream::{CopyStream, InFlight};
+pub use describe::PcieLink;
 pub use error::CudaError;
 pub use gpu::Gpu;
 pub use kernels::*;
 pub use memory::{DeviceMemory, DevicePtr};
+pub use pinned::Pinned;
 pub use timer::Timer;
+pub use weights_pool::WeightsPool;

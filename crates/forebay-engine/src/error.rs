@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use forebay_compute::ComputeError;
+use forebay_cuda::CudaError;
 use forebay_format::FormatError;
 use forebay_model::ModelError;
 use forebay_store::{ReadError, StoreError};
@@ -24,11 +25,30 @@ pub enum EngineError {
     Model(#[from] ModelError),
     #[error(transparent)]
     Compute(#[from] ComputeError),
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
     #[error(
         "all weights need {needed_bytes} bytes of memory, but {free_bytes} are free: end other \
          programs, or run the model with a budget (forebay run --ram), which streams the rest"
     )]
     DoesNotFit { needed_bytes: u64, free_bytes: u64 },
+    #[error(
+        "all weights need {needed_bytes} bytes of device memory, but {free_bytes} of {total_bytes} are free on {gpu}: \
+         end other programs that use it, or load to host memory (--device cpu)"
+    )]
+    DoesNotFitDevice { gpu: String, needed_bytes: u64, free_bytes: u64, total_bytes: u64 },
+    #[error(
+        "all weights need {needed_bytes} bytes of device memory beside the {used_bytes} that are in use on {gpu} \
+         without them, so --vram must be at least {}; it is {budget_bytes}",
+        needed_bytes + used_bytes
+    )]
+    OverBudget { gpu: String, needed_bytes: u64, used_bytes: u64, budget_bytes: u64 },
+    #[error(
+        "{place} on the device is not what the file has, first at byte {offset} of {}: \
+         a copy went wrong; load again, and look after the GPU if it stays so",
+        file.display()
+    )]
+    ReadBack { place: String, file: PathBuf, offset: u64 },
     #[error("{}: the disk cannot be measured there: {source}", folder.display())]
     Unmeasurable { folder: PathBuf, source: std::io::Error },
     #[error("{place}: {cause}")]

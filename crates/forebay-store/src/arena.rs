@@ -204,7 +204,7 @@ impl Arena {
             .ok_or_else(|| full(self.used_bytes()))?;
         let mapping = match &self.mapping {
             Some(mapping) => mapping,
-            None if length == 0 => return Ok(SlotBuffer { mapping: None, start: 0, length: 0 }),
+            None if length == 0 => return Ok(SlotBuffer::empty()),
             None => return Err(full(0)),
         };
         let take = |used: usize| used.checked_add(length).filter(|&end| end <= mapping.length);
@@ -217,6 +217,12 @@ impl Arena {
     /// Bytes reserved.
     pub fn bytes(&self) -> usize {
         self.mapping.as_ref().map_or(0, |mapping| mapping.length)
+    }
+
+    /// The addresses that were reserved, for whoever pins them: a GPU's driver.
+    pub fn addresses(&self) -> std::ops::Range<usize> {
+        let start = self.mapping.as_ref().map_or(0, |mapping| mapping.base().addr());
+        start..start + self.bytes()
     }
 
     /// Bytes carved so far.
@@ -247,6 +253,11 @@ impl SlotBuffer {
         let base = NonNull::new(pointer).unwrap_or(NonNull::dangling());
         let mapping = Mapping { base, length, foreign: true, resident: AtomicBool::new(true) };
         SlotBuffer { mapping: Some(Arc::new(mapping)), start: 0, length }
+    }
+
+    /// A slot of no memory.
+    pub(crate) fn empty() -> SlotBuffer {
+        SlotBuffer { mapping: None, start: 0, length: 0 }
     }
 
     /// Bytes, a multiple of 4096.
@@ -312,6 +323,12 @@ impl SlotBuffer {
             Some(mapping) => unsafe { mapping.base().add(self.start) },
             None => NonNull::<u8>::dangling().as_ptr(),
         }
+    }
+}
+
+impl AsRef<[u8]> for SlotBuffer {
+    fn as_ref(&self) -> &[u8] {
+        self.as_slice()
     }
 }
 

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::engine::BlockLabel;
+use crate::load::UploadError;
 
 /// Errors of files, arena and engines as a whole. Those of one block's read are [`ReadError`].
 #[derive(Debug, thiserror::Error)]
@@ -35,6 +36,8 @@ pub enum StoreError {
         file.display()
     )]
     NoRoom { file: PathBuf, needed_bytes: u64, free_bytes: u64 },
+    #[error("cannot copy weights to the device: {source}")]
+    Upload { source: UploadError },
     #[error("interrupted")]
     Interrupted,
     #[error(transparent)]

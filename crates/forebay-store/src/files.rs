@@ -127,6 +127,11 @@ impl FileSet {
         self.file(index).map(|file| file.bytes)
     }
 
+    /// Where a file is; `None` for an unknown index.
+    pub fn path(&self, index: FileIndex) -> Option<PathBuf> {
+        self.file(index).map(|file| file.path.clone())
+    }
+
     /// Alignment that suits every file, for [`crate::BlockLayout::plan`]: a power of two up to
     /// 4096.
     pub fn alignment(&self) -> usize {

@@ -5,10 +5,12 @@
 //! queued for the engine, which reads past the cache. Copies and reads run at the same time, and
 //! when the disk has nothing left to do while many copies wait, it takes some of those. All bytes
 //! land in their slots directly, unless the caller gives a ring to read into: see `staging.rs`.
+//! Memory that the processor does not write itself is filled through such a ring: see `remote.rs`.
 
 mod cached;
 mod landing;
 mod past_cache;
+mod remote;
 mod shared;
 mod staging;
 
@@ -25,6 +27,8 @@ use crate::page_cache::{CacheProbe, Cached};
 use crate::pieces::{Piece, cut_block};
 use cached::copy_cached;
 use landing::{Landing, Regions};
+use remote::{Outlet, Ring, upload_cached};
+pub use remote::{Upload, UploadError, UploadItem, Uploading};
 use shared::{Next, Shared};
 use staging::{Stage, stage};
 
@@ -136,16 +140,16 @@ impl Loader<'_> {
         let mut progress = || progress(shared.done_bytes().min(bytes), bytes);
         progress();
         let landing = Landing::new(self.files, self.engine.compares());
-        let (stage, movers) = match self.ring.is_empty() {
-            true => (None, None),
+        let (way, movers) = match self.ring.is_empty() {
+            true => (Way::InPlace, None),
             false => {
                 let (stage, movers) = stage(std::mem::take(self.ring));
-                (Some(stage), Some(movers))
+                (Way::Staged(stage), Some(movers))
             }
         };
         std::thread::scope(|scope| {
             // Inside, so that the movers end even if this thread panics.
-            let mut stage = stage;
+            let mut way = way;
             if let Some(movers) = &movers {
                 for _ in 0..MOVERS {
                     scope.spawn(|| movers.copy(&shared, landing));
@@ -165,12 +169,12 @@ impl Loader<'_> {
                 landing,
                 in_place: HashMap::new(),
             };
-            let read = reader.read(&mut stage, &mut progress);
+            let read = reader.read(&mut way, &mut progress);
             if let Err(error) = read {
                 shared.stop(error);
             }
             // Without this side the movers end.
-            self.ring.extend(stage.take().map(Stage::finish).unwrap_or_default());
+            self.ring.extend(way.close());
         });
         let (answers, totals) = shared.finish()?;
         let statistics = LoadStatistics {
@@ -182,6 +186,105 @@ impl Loader<'_> {
             ..totals
         };
         Ok((join(counts, answers), statistics))
+    }
+
+    /// As [`Loader::load`], but brings the items to a device through the ring, whose slots must have room for a piece
+    /// and two times [`crate::SLOT_ALIGNMENT`]. Half of the ring is for what the engine reads and half for what the
+    /// page cache has, so that neither waits for the other.
+    ///
+    /// # Errors
+    /// As [`Loader::load`], or what the device says.
+    ///
+    /// # Panics
+    /// With fewer than two slots in the ring.
+    pub fn upload(
+        self,
+        items: &[UploadItem],
+        upload: &dyn Upload,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<(Vec<Result<ReadDone, ReadError>>, LoadStatistics), StoreError> {
+        assert!(self.ring.len() >= 2, "a load to a device goes through a ring");
+        let (started, processor) = (Instant::now(), process_seconds());
+        let bytes = items.iter().map(|item| item.layout.wanted_bytes()).sum();
+        let staging_bytes = self.ring.iter().map(|slot| slot.len() as u64).sum();
+        let (counts, pieces, targets) = remote::cut(items, self.files, self.options.piece_bytes);
+        let shared = Shared::new(pieces, self.options);
+        let copy_threads = self.options.copy_threads;
+        let probe = (copy_threads > 0).then(|| CacheProbe::new(self.files, None));
+        let mut progress = || progress(shared.done_bytes().min(bytes), bytes);
+        progress();
+        let half = if copy_threads > 0 { self.ring.len() / 2 } else { 0 };
+        let copied_ring = Ring::new(self.ring.split_off(self.ring.len() - half), upload);
+        let read_ring = Ring::new(std::mem::take(self.ring), upload);
+        std::thread::scope(|scope| {
+            for _ in 0..self.options.scout_threads.max(1) {
+                scope.spawn(|| shared.scout(probe.as_ref()));
+            }
+            for _ in 0..copy_threads {
+                scope.spawn(|| upload_cached(&shared, self.files, &copied_ring, &targets));
+            }
+            let mut way = Way::Remote(Outlet::new(&read_ring, &targets));
+            let mut reader = Reader {
+                shared: &shared,
+                landing: Landing::new(self.files, self.engine.compares()),
+                engine: self.engine,
+                files: self.files,
+                engine_bytes: self.options.engine_bytes.max(1),
+                in_place: HashMap::new(),
+            };
+            let read = reader.read(&mut way, &mut progress);
+            if let Err(error) = read {
+                shared.stop(error);
+            }
+            way.close();
+        });
+        // Both, so that nothing is copied any more when an error is told.
+        let (read, copied) = (read_ring.drain(), copied_ring.drain());
+        let (answers, totals) = shared.finish()?;
+        self.ring.extend(read?);
+        self.ring.extend(copied?);
+        let statistics = LoadStatistics {
+            bytes,
+            seconds: started.elapsed().as_secs_f64(),
+            cpu_seconds: process_seconds() - processor,
+            copy_threads,
+            staging_bytes,
+            ..totals
+        };
+        let counts = counts.into_iter().zip(items).map(|(count, item)| (item.label, count));
+        let loaded = join(counts.collect(), answers);
+        Ok((loaded.into_iter().map(|loaded| loaded.result).collect(), statistics))
+    }
+}
+
+/// Which way pieces go that the engine reads.
+enum Way<'a> {
+    /// Straight to their places.
+    InPlace,
+    Staged(Stage),
+    Remote(Outlet<'a>),
+}
+
+impl Way<'_> {
+    /// Whether a piece can be begun; waits for room if `patient`.
+    fn has_room(&mut self, patient: bool, shared: &Shared) -> Result<bool, StoreError> {
+        match self {
+            Way::InPlace => Ok(true),
+            Way::Staged(stage) => Ok(stage.has_room(patient)),
+            Way::Remote(outlet) => outlet.has_room(patient, shared),
+        }
+    }
+
+    /// The slots of a stage, when everything is copied. A remote ring has all of its own.
+    fn close(self) -> Vec<SlotBuffer> {
+        match self {
+            Way::InPlace => Vec::new(),
+            Way::Staged(stage) => stage.finish(),
+            Way::Remote(outlet) => {
+                outlet.close();
+                Vec::new()
+            }
+        }
     }
 }
 
@@ -246,16 +349,12 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     /// Reads cold pieces until nothing is left for the engine.
-    fn read(
-        &mut self,
-        stage: &mut Option<Stage>,
-        progress: &mut dyn FnMut(),
-    ) -> Result<(), StoreError> {
+    fn read(&mut self, way: &mut Way<'_>, progress: &mut dyn FnMut()) -> Result<(), StoreError> {
         let direct = self.engine.describe().direct;
         let (mut done, mut in_flight) = (Vec::new(), 0_u64);
         loop {
             while in_flight < self.engine_bytes {
-                if stage.as_mut().is_some_and(|stage| !stage.has_room(in_flight == 0)) {
+                if !way.has_room(in_flight == 0, self.shared)? {
                     break;
                 }
                 // Wait for work only when there is none to wait for at the disk.
@@ -263,7 +362,7 @@ impl Reader<'_> {
                 match self.shared.next_cold(pause, in_flight, direct) {
                     Next::Piece(piece) => {
                         in_flight += piece.layout.wanted_bytes().max(1);
-                        self.begin(piece, stage);
+                        self.begin(piece, way);
                     }
                     Next::NotYet if in_flight == 0 => progress(),
                     Next::NotYet => break,
@@ -279,31 +378,42 @@ impl Reader<'_> {
                     // It went through the page cache only because there is no other way.
                     self.files.forget_range(piece.file, piece.offset, piece.bytes);
                 }
-                self.end(completion, stage);
+                self.end(completion, way)?;
             }
             progress();
         }
     }
 
-    fn begin(&mut self, mut piece: Piece, stage: &mut Option<Stage>) {
-        let staged = stage.as_mut().is_some_and(|stage| stage.enter(&mut piece));
-        if !staged && self.landing.compares() {
+    fn begin(&mut self, mut piece: Piece, way: &mut Way<'_>) {
+        let compared_on_the_way = match way {
+            Way::InPlace => false,
+            Way::Staged(stage) => stage.enter(&mut piece),
+            Way::Remote(outlet) => {
+                outlet.enter(&mut piece);
+                false
+            }
+        };
+        if !compared_on_the_way && self.landing.compares() {
             let place = (piece.label, piece.layout.regions.clone());
             self.in_place.insert(piece.index as u64, place);
         }
         submit(self.engine, piece);
     }
 
-    fn end(&mut self, completion: Completion, stage: &mut Option<Stage>) {
-        let at_place = match stage {
-            Some(stage) => stage.leave(completion),
-            None => Some(completion),
+    fn end(&mut self, completion: Completion, way: &mut Way<'_>) -> Result<(), StoreError> {
+        let here = match way {
+            Way::Staged(stage) => stage.leave(completion),
+            Way::InPlace | Way::Remote(_) => Some(completion),
         };
-        let Some(mut completion) = at_place else { return };
+        let Some(mut completion) = here else { return Ok(()) };
         if let Some((label, regions)) = self.in_place.remove(&completion.id) {
             self.landing.settle(&mut completion, label, &regions);
         }
+        if let Way::Remote(outlet) = way {
+            outlet.leave(&mut completion)?;
+        }
         self.shared.answer(completion);
+        Ok(())
     }
 }
 

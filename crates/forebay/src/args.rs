@@ -223,6 +223,16 @@ pub struct LoadArgs {
     /// Runs; from the second on the memory is in place already
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = count())]
     pub repeat: usize,
+    /// Where the weights go: cpu, which is host memory, cuda, or cuda:N
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    pub device: Device,
+    /// GPU memory that may be in use when the weights are there, as in 8GiB; more than that is an
+    /// error [default: all that is free]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, allow_hyphen_values = true)]
+    pub vram: Option<u64>,
+    /// After the last run, read everything back from the GPU and compare it with the files
+    #[arg(long)]
+    pub check: bool,
     /// Do not compare what is read of a pack with its checksums
     #[arg(long)]
     pub no_verify: bool,

@@ -48,9 +48,12 @@ Examples:
   forebay load model.gguf
   forebay load model.gguf --cold --repeat 3
   forebay load model.gguf --io mmap --cold --json
+  forebay load model.gguf --device cuda --repeat 3
+  forebay load folder/ --device cuda:1 --vram 24GiB --check
 
 What is in the page cache is copied from there by several threads; the rest is read past it, so
-that a load does not push out what others need. All of the model must fit into free memory.";
+that a load does not push out what others need. All of the model must fit into free memory: the
+host's, or the GPU's. On the way to a GPU weights pass through a small ring of pinned memory.";
 
 pub const DOCTOR: &str = "\
 Examples:

@@ -2,6 +2,7 @@
 
 mod compute;
 mod disk;
+mod gpu;
 mod paths;
 mod profile;
 mod scratch;
@@ -14,6 +15,7 @@ use serde::Serialize;
 use crate::EngineError;
 pub use compute::{ComputeReport, MemoryRate};
 pub use disk::{CopyRate, DiskCase, DiskReport};
+pub use gpu::{GpuRates, GpuReport, PcieRates, PinnedCopyRate};
 pub use paths::IoPath;
 pub use profile::{
     KernelRate, MachineIdentity, MachineProfile, PROFILE_VERSION, ProfiledRead, ReadChoice,
@@ -35,6 +37,7 @@ pub struct DoctorReport {
     pub folder: PathBuf,
     pub disk: DiskReport,
     pub compute: ComputeReport,
+    pub gpu: GpuReport,
     pub paths: Vec<IoPath>,
     pub profile: MachineProfile,
     pub seconds: f64,
@@ -54,6 +57,8 @@ pub fn examine(
     let disk = disk::measure(request, step)?;
     step("memory and kernels");
     let compute = compute::measure()?;
+    step("GPU");
+    let gpu = gpu::measure();
     let paths = paths::list(&disk);
     let profile = MachineProfile {
         version: PROFILE_VERSION,
@@ -69,10 +74,11 @@ pub fn examine(
         memory_read_bytes_per_second: compute.memory.read_bytes_per_second,
         memory_copy_bytes_per_second: compute.memory.copy_bytes_per_second,
         kernels: compute.kernels.clone(),
+        gpu: gpu.first.clone(),
     };
     let folder = request.folder.clone();
     let seconds = started.elapsed().as_secs_f64();
-    Ok(DoctorReport { machine, folder, disk, compute, paths, profile, seconds })
+    Ok(DoctorReport { machine, folder, disk, compute, gpu, paths, profile, seconds })
 }
 
 fn folder_error(folder: &Path, source: std::io::Error) -> EngineError {

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use forebay_store::{EngineOptions, IoKind};
 use serde::{Deserialize, Serialize};
 
+use super::GpuRates;
+
 /// The meaning of the file's fields; another number is not read.
 pub const PROFILE_VERSION: u32 = 1;
 
@@ -50,6 +52,9 @@ pub struct MachineProfile {
     pub memory_copy_bytes_per_second: f64,
     /// Weights that one token's products go through, by type.
     pub kernels: Vec<KernelRate>,
+    /// The first GPU, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<GpuRates>,
 }
 
 /// How fast weights of one type are multiplied with one token.

@@ -7,6 +7,7 @@ use forebay_format::FileIndex;
 use forebay_store::{DiskProbe, DiskRate, FileSet, IoKind, LoadStatistics, copy_rate};
 use serde::Serialize;
 
+use super::LoadRun;
 use crate::EngineError;
 use crate::doctor::ReadChoice;
 
@@ -30,6 +31,9 @@ pub struct LoadLimit {
     /// Copies from the page cache into memory that is resident: the best number of threads.
     pub copy_bytes_per_second: Option<f64>,
     pub copy_threads: Option<usize>,
+    /// Copies from pinned memory to the device, in pieces as large as those of the load.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device_bytes_per_second: Option<f64>,
     /// Why something is not measured; empty if everything is.
     pub why: String,
     #[serde(skip)]
@@ -52,6 +56,7 @@ impl LoadLimit {
             disk_bytes_per_second_min: None,
             copy_bytes_per_second: None,
             copy_threads: None,
+            device_bytes_per_second: None,
             why: String::new(),
             kind: choice.kind,
             file: sizes.clone().max_by_key(|&(_, bytes)| bytes).unwrap_or((FileIndex(0), 0)),
@@ -93,9 +98,22 @@ impl LoadLimit {
         Ok(())
     }
 
+    /// What can be measured when all runs are done.
+    pub(super) fn measure_again(
+        &mut self,
+        files: &FileSet,
+        runs: &[LoadRun],
+    ) -> Result<(), EngineError> {
+        self.measure_disk(files, files.cached_bytes()?.0)?;
+        if runs.iter().any(|run| run.statistics.cached_bytes > 0) {
+            self.measure_copies(files)?;
+        }
+        Ok(())
+    }
+
     /// Measures copies with 1, 2, 4, ... threads up to the number of processors. What is not cached
     /// any more becomes so.
-    pub(super) fn measure_copies(&mut self, files: &FileSet) -> Result<(), EngineError> {
+    fn measure_copies(&mut self, files: &FileSet) -> Result<(), EngineError> {
         let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
         let (file, bytes) = self.file;
         let mut threads = 1;
@@ -112,7 +130,8 @@ impl LoadLimit {
     }
 
     /// The least time for what a load had to read and to copy, side by side; `None` when a limit
-    /// that it needs was not measured.
+    /// that it needs was not measured. Weights on a device are held against disk and device alone: copies from the page
+    /// cache are work of our own.
     pub(super) fn seconds(&self, load: &LoadStatistics) -> Option<f64> {
         let disk = self.disk.as_ref().map(|disk| disk.bytes_per_second);
         let mut from_cache = load.cached_bytes + load.engine_cached_bytes;
@@ -125,7 +144,11 @@ impl LoadLimit {
             0 => Some(0.0),
             _ => rate.map(|rate| bytes as f64 / rate),
         };
-        let seconds = part(from_disk, disk)?.max(part(from_cache, self.copy_bytes_per_second)?);
+        let copies = match self.device_bytes_per_second {
+            Some(_) => part(load.bytes, self.device_bytes_per_second)?,
+            None => part(from_cache, self.copy_bytes_per_second)?,
+        };
+        let seconds = part(from_disk, disk)?.max(copies);
         (seconds > 0.0).then_some(seconds)
     }
 }

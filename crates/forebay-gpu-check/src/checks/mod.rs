@@ -4,6 +4,7 @@ mod attention;
 mod attention_inputs;
 mod elementwise;
 mod embedding;
+mod load;
 mod matmul;
 mod matvec;
 mod norm;
@@ -26,6 +27,7 @@ pub fn checks() -> Vec<Check> {
         top_k::checks(),
         attention_inputs::checks(),
         attention::checks(),
+        load::checks(),
     ];
     families.into_iter().flatten().collect()
 }
@@ -41,6 +43,7 @@ pub fn benches() -> Vec<Bench> {
         top_k::benches(),
         attention_inputs::benches(),
         attention::benches(),
+        load::benches(),
     ];
     families.into_iter().flatten().collect()
 }

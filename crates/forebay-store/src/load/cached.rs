@@ -20,7 +20,8 @@ pub(super) fn copy_cached(shared: &Shared, files: &FileSet) {
     }
 }
 
-fn copy(piece: Piece, files: &FileSet, landing: Landing<'_>) -> Completion {
+/// Copies one piece to its buffer.
+pub(super) fn copy(piece: Piece, files: &FileSet, landing: Landing<'_>) -> Completion {
     let Piece { index, label, layout, mut buffer } = piece;
     let mut copied = || -> Result<ReadDone, ReadError> {
         let (needed_bytes, given_bytes) = (layout.slot_bytes, buffer.len());

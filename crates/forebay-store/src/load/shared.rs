@@ -228,6 +228,11 @@ impl Shared {
         self.to_copy.notify_all();
     }
 
+    /// Whether nothing is begun any more.
+    pub fn is_stopped(&self) -> bool {
+        self.lock().stopped
+    }
+
     /// Ends the load because something other than one read failed.
     pub fn stop(&self, failure: StoreError) {
         let mut state = self.lock();

@@ -8,3 +8,4 @@ mod reading;
 mod scheduling;
 mod support;
 mod tracing;
+mod uploading;

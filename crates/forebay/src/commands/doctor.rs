@@ -4,7 +4,9 @@ use std::io::{IsTerminal as _, Write as _};
 use std::path::PathBuf;
 
 use anyhow::Context as _;
-use forebay_engine::doctor::{self, DoctorReport, DoctorRequest, MachineProfile};
+use forebay_engine::doctor::{
+    self, DoctorReport, DoctorRequest, GpuReport, MachineProfile, PinnedCopyRate,
+};
 use serde::Serialize;
 
 use crate::args::DoctorArgs;
@@ -66,6 +68,8 @@ fn describe(report: &DoctorReport, saved: Option<&PathBuf>) -> String {
     text.push_str(&disk(report));
     text.push('\n');
     text.push_str(&memory(report));
+    text.push('\n');
+    text.push_str(&gpu(&report.gpu));
     text.push('\n');
     text.push_str(&paths(report));
     let best = &report.disk.best;
@@ -140,6 +144,53 @@ fn memory(report: &DoctorReport) -> String {
         ),
         ("kernels", format!("GB/s of weights, one token: {}", one.join(", "))),
         ("", two.join(", ")),
+    ];
+    let rows: Vec<Vec<String>> =
+        lines.into_iter().map(|(key, value)| vec![key.to_owned(), value]).collect();
+    output::table(&[Align::Left, Align::Left], &rows)
+}
+
+fn gpu(report: &GpuReport) -> String {
+    let Some(gpu) = &report.first else {
+        return format!("GPU: none that can be used: {}\n", report.why);
+    };
+    let (major, minor) = gpu.compute_capability;
+    let mut about = format!(
+        "{}, {}, compute capability {major}.{minor}, {} multiprocessors",
+        gpu.name,
+        size::format(gpu.memory_bytes),
+        gpu.multiprocessors
+    );
+    if report.count > 1 {
+        about.push_str(&format!(" (the first of {})", report.count));
+    }
+    let unknown = || "unknown".to_owned();
+    let link = match &gpu.pcie {
+        Some(link) => format!("{} x {} at {}", link.lanes, link.speed, link.address),
+        None => unknown(),
+    };
+    let copies = |rate_of: &dyn Fn(&PinnedCopyRate) -> f64| {
+        let copies = gpu
+            .pinned_copies
+            .iter()
+            .map(|copy| format!("{} {:.1}", size::format(copy.bytes as u64), rate_of(copy) * 1e-9));
+        format!("GB/s of pinned copies by size: {}", copies.collect::<Vec<_>>().join(", "))
+    };
+    let lines = [
+        ("GPU", about),
+        ("driver", gpu.driver.clone().unwrap_or_else(unknown)),
+        ("PCIe", link),
+        ("to the GPU", copies(&|copy| copy.to_device_bytes_per_second)),
+        ("from the GPU", copies(&|copy| copy.from_device_bytes_per_second)),
+        ("not pinned", format!("{} to the GPU", rate(gpu.pageable_copy_bytes_per_second))),
+        (
+            "its memory",
+            format!(
+                "read {}, copy {}",
+                rate(gpu.memory_read_bytes_per_second),
+                rate(gpu.memory_copy_bytes_per_second)
+            ),
+        ),
     ];
     let rows: Vec<Vec<String>> =
         lines.into_iter().map(|(key, value)| vec![key.to_owned(), value]).collect();

@@ -1,11 +1,11 @@
-//! `forebay load`: all weights into memory, against the limit of disk and page cache.
+//! `forebay load`: all weights into memory of the host or of a GPU, against the limit of the way there.
 
 use forebay_engine::EngineError;
-use forebay_engine::load::{self, LoadReport, LoadRequest, LoadRun};
+use forebay_engine::load::{self, DeviceReport, DeviceRequest, LoadReport, LoadRequest, LoadRun};
 
-use crate::args::LoadArgs;
+use crate::args::{Device, LoadArgs};
 use crate::config;
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Failure, Outcome, usage};
 use crate::open;
 use crate::output::{self, Align};
 use crate::progress::BytesProgress;
@@ -14,12 +14,14 @@ use crate::tracing_file::TracingFile;
 
 pub fn run(args: LoadArgs) -> Outcome {
     open::check(&args.model)?;
+    let device = device(&args)?;
     let tracing = TracingFile::create(&args.tracing)?;
     let request = LoadRequest {
         io: config::io_kind(args.io),
         cold: args.cold,
         repeat: args.repeat,
         verify: !args.no_verify,
+        device,
         recorder: tracing.recorder().cloned(),
     };
     let mut progress = BytesProgress::new("reading weights");
@@ -36,6 +38,22 @@ pub fn run(args: LoadArgs) -> Outcome {
         return output::json(&report);
     }
     output::print(&describe(&report))
+}
+
+/// The GPU to load to; `None` for host memory.
+fn device(args: &LoadArgs) -> Outcome<Option<DeviceRequest>> {
+    let ordinal = match args.device {
+        Device::Cpu if args.vram.is_some() => {
+            return usage("--vram bounds the memory of a GPU: give --device cuda, too");
+        }
+        Device::Cpu if args.check => {
+            return usage("--check reads weights back from a GPU: give --device cuda, too");
+        }
+        Device::Cpu => return Ok(None),
+        Device::Auto => return usage("--device auto: say where to load to: cpu, cuda or cuda:N"),
+        Device::Cuda(ordinal) => ordinal.unwrap_or(0) as usize,
+    };
+    Ok(Some(DeviceRequest { ordinal, vram_bytes: args.vram, check: args.check }))
 }
 
 /// Decimal units: what disks and links are sold in.
@@ -99,12 +117,64 @@ fn about(report: &LoadReport) -> String {
         let plural = if threads == 1 { "" } else { "s" };
         lines.push(("this page cache", format!("{} with {threads} thread{plural}", rate(copy))));
     }
+    if let Some(copy) = limit.device_bytes_per_second {
+        lines.push(("this GPU", format!("{} from pinned memory", rate(copy))));
+    }
     if !limit.why.is_empty() {
         lines.push(("limit", limit.why.clone()));
     }
     let weights = size::format(report.weights_bytes);
-    lines.push(("memory", format!("{weights} of weights, {} of staging", size::format(staging))));
+    match &report.device {
+        None => {
+            let memory = format!("{weights} of weights, {} of staging", size::format(staging));
+            lines.push(("memory", memory));
+        }
+        Some(device) => lines.extend(about_device(device, &weights, report.peak_resident_bytes)),
+    }
     let rows: Vec<Vec<String>> =
         lines.into_iter().map(|(key, value)| vec![key.to_owned(), value]).collect();
     output::table(&[Align::Left, Align::Left], &rows)
+}
+
+fn about_device(
+    device: &DeviceReport,
+    weights: &str,
+    peak_resident_bytes: Option<u64>,
+) -> Vec<(&'static str, String)> {
+    let (major, minor) = device.compute_capability;
+    let mut lines = vec![
+        ("GPU", format!("{}: {}, compute capability {major}.{minor}", device.ordinal, device.name)),
+        (
+            "its memory",
+            format!(
+                "{weights} of weights; {} of {} in use, {} without them",
+                size::format(device.used_bytes),
+                size::format(device.memory_bytes),
+                size::format(device.used_before_bytes)
+            ),
+        ),
+        (
+            "host memory",
+            format!(
+                "{} pinned, at most {} resident",
+                size::format(device.pinned_bytes),
+                peak_resident_bytes.map_or_else(|| "-".into(), size::format)
+            ),
+        ),
+        (
+            "beforehand",
+            format!(
+                "GPU opened in {:.3} s, memory pinned in {:.3} s, mapped in {:.3} s",
+                device.open_seconds, device.pin_seconds, device.map_seconds
+            ),
+        ),
+    ];
+    if !device.pool_is_elastic {
+        lines.push(("mapped", "not at all: the driver gives whole allocations only".to_owned()));
+    }
+    if let Some(read_back) = &device.read_back {
+        let bytes = size::format(read_back.bytes);
+        lines.push(("read back", format!("{bytes}, equal to the files")));
+    }
+    lines
 }

@@ -41,6 +41,7 @@ fn profile(model: &str, staging_bytes: usize) -> String {
         memory_read_bytes_per_second: 1e9,
         memory_copy_bytes_per_second: 1e9,
         kernels: Vec::new(),
+        gpu: None,
     };
     serde_json::to_string(&profile).unwrap()
 }
@@ -168,4 +169,41 @@ fn a_damaged_pack_is_not_loaded() {
     }
     assert_eq!(forebay(&["load", path, "--no-verify", "--json"]).json()["checks"], "off");
     assert!(forebay(&["load", &demo(), "--no-verify"]).failed(2).contains("--no-verify"));
+}
+
+#[test]
+fn a_load_to_a_gpu_is_read_back_or_refused_in_words() {
+    let folder = tempfile::tempdir().unwrap();
+    let pack = folder.path().join("model.fbay");
+    let pack = pack.to_str().unwrap().to_owned();
+    forebay(&["pack", &moe(), "-o", &pack]).ok();
+    for model in [demo(), moe(), pack] {
+        let weights = forebay(&["load", &model, "--json"]).json()["weights_bytes"].clone();
+        let arguments = ["load", &model, "--device", "cuda", "--check", "--repeat", "2", "--json"];
+        let ran = forebay(&arguments);
+        if ran.status == Some(1) {
+            let words = ["no NVIDIA driver", "driver is too old", "finds no GPU", "capability"];
+            assert!(words.iter().any(|words| ran.stderr.contains(words)), "{}", ran.stderr);
+            let _ = writeln!(std::io::stderr(), "SKIPPED: loads to a GPU: {}", ran.stderr.trim());
+            continue;
+        }
+        let report = ran.json();
+        assert_eq!(report["device"]["read_back"]["bytes"], weights, "{model}");
+        assert!(report["device"]["pinned_bytes"].as_u64().unwrap() <= 256 << 20);
+        assert!(report["limit"]["device_bytes_per_second"].as_f64().unwrap() > 0.0);
+        let said = forebay(&["load", &model, "--device", "cuda", "--vram", "1MiB"]).failed(1);
+        assert!(said.contains("--vram must be at least"), "{said}");
+        let said = forebay(&["load", &model, "--device", "cuda:999"]).failed(1);
+        assert!(said.contains("no GPU 999"), "{said}");
+    }
+}
+
+#[test]
+fn options_of_a_gpu_need_one() {
+    for option in [&["--vram", "8GiB"][..], &["--check"], &["--device", "auto"]] {
+        let said = forebay(&[&["load", &demo()], option].concat()).failed(2);
+        assert!(said.contains(option[0]) && said.contains("cuda"), "{said}");
+    }
+    let said = forebay(&["load", &demo(), "--device", "tpu"]).failed(2);
+    assert!(said.contains("cuda:N"), "{said}");
 }

@@ -1,0 +1,168 @@
+//! Copies from host memory that go on beside the kernels, each with an event that tells when its memory is free again.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cudarc::driver::sys::{self, CUevent_flags};
+use cudarc::driver::{CudaStream, result};
+
+use crate::{CudaError, DevicePtr, Gpu};
+
+/// A stream of its own for copies to the device. May be used by many threads at a time.
+pub struct CopyStream {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    stream: Arc<CudaStream>,
+    /// Events that nobody waits for.
+    events: Mutex<Vec<Event>>,
+}
+
+struct Event(sys::CUevent);
+
+// SAFETY: handles of the driver may be used from every thread.
+unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
+
+impl Shared {
+    fn bind(&self) -> Result<(), CudaError> {
+        let bound = self.stream.context().bind_to_thread();
+        bound.map_err(CudaError::of("binding the GPU to the thread"))
+    }
+
+    fn event(&self) -> Result<Event, CudaError> {
+        let spare = self.events.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        if let Some(event) = spare {
+            return Ok(event);
+        }
+        // Threads that wait sleep: others need the core to copy.
+        let flags = CUevent_flags::CU_EVENT_DISABLE_TIMING as u32
+            | CUevent_flags::CU_EVENT_BLOCKING_SYNC as u32;
+        let mut event = std::ptr::null_mut();
+        // SAFETY: the driver writes the handle that it is given a place for.
+        unsafe { sys::cuEventCreate(&mut event, flags) }
+            .result()
+            .map_err(CudaError::of("creating an event"))?;
+        Ok(Event(event))
+    }
+
+    fn wait(&self, event: &Event) -> Result<(), CudaError> {
+        self.bind()?;
+        // SAFETY: the event is alive.
+        unsafe { result::event::synchronize(event.0) }.map_err(CudaError::of("copying to the GPU"))
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if self.bind().is_err() {
+            return;
+        }
+        for event in self.events.get_mut().unwrap_or_else(PoisonError::into_inner) {
+            // SAFETY: the event was created here and is destroyed once.
+            let _ = unsafe { result::event::destroy(event.0) };
+        }
+    }
+}
+
+impl Gpu {
+    /// # Errors
+    /// Whatever the driver says.
+    pub fn copy_stream(&self) -> Result<CopyStream, CudaError> {
+        let stream = self.shared_context().new_stream();
+        let stream = stream.map_err(CudaError::of("creating a stream"))?;
+        Ok(CopyStream { shared: Arc::new(Shared { stream, events: Mutex::default() }) })
+    }
+}
+
+impl CopyStream {
+    /// Begins to copy a range of `memory` to `to`, after all copies begun before. From pinned memory the call returns
+    /// at once.
+    ///
+    /// # Errors
+    /// Whatever the driver says.
+    ///
+    /// # Panics
+    /// When the range is not one of `memory`.
+    pub fn upload<M: AsRef<[u8]> + Send + Sync + 'static>(
+        &self,
+        memory: M,
+        range: Range<usize>,
+        to: DevicePtr<u8>,
+    ) -> Result<InFlight<M>, CudaError> {
+        self.shared.bind()?;
+        let event = self.shared.event()?;
+        // Behind a pointer, so that bytes which lie in `M` itself do not move.
+        let memory = Arc::new(memory);
+        let bytes = &(*memory).as_ref()[range];
+        let stream = self.shared.stream.cu_stream();
+        // SAFETY: `InFlight` keeps the memory, of which nobody else has a reference, until the event has come.
+        unsafe { result::memcpy_htod_async(to.address(), bytes, stream) }
+            .map_err(CudaError::of("copying to the GPU"))?;
+        let copy =
+            InFlight { memory: Some(memory), event: Some(event), shared: self.shared.clone() };
+        if let Some(event) = &copy.event {
+            // SAFETY: event and stream are alive.
+            let recorded = unsafe { result::event::record(event.0, stream) };
+            if let Err(error) = recorded {
+                // Without a mark nobody knows when the memory is free: it is never freed.
+                std::mem::forget(copy);
+                return Err(CudaError::of("recording an event")(error));
+            }
+        }
+        Ok(copy)
+    }
+}
+
+/// A copy that goes on, with the memory that it reads. Dropping it waits.
+pub struct InFlight<M> {
+    memory: Option<Arc<M>>,
+    event: Option<Event>,
+    shared: Arc<Shared>,
+}
+
+impl<M> InFlight<M> {
+    /// Whether the copy is done, without waiting.
+    ///
+    /// # Errors
+    /// What went wrong on the device.
+    pub fn is_done(&self) -> Result<bool, CudaError> {
+        let Some(event) = &self.event else { return Ok(true) };
+        self.shared.bind()?;
+        // SAFETY: the event is alive.
+        match unsafe { result::event::query(event.0) } {
+            Ok(()) => Ok(true),
+            Err(error) if error.0 == sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            Err(error) => Err(CudaError::of("copying to the GPU")(error)),
+        }
+    }
+
+    /// Waits for the copy and gives the memory back.
+    ///
+    /// # Errors
+    /// What went wrong on the device; the memory is lost then, since the device may still read it.
+    pub fn finish(mut self) -> Result<M, CudaError> {
+        self.end()?;
+        let memory = self.memory.take().and_then(Arc::into_inner);
+        Ok(memory.expect("a copy in flight has its memory, and nobody else does"))
+    }
+
+    fn end(&mut self) -> Result<(), CudaError> {
+        let Some(event) = self.event.take() else { return Ok(()) };
+        if let Err(error) = self.shared.wait(&event) {
+            std::mem::forget(self.memory.take());
+            return Err(error);
+        }
+        self.shared.events.lock().unwrap_or_else(PoisonError::into_inner).push(event);
+        Ok(())
+    }
+}
+
+impl<M> Drop for InFlight<M> {
+    fn drop(&mut self) {
+        // An error has made sure that the memory stays.
+        let _ = self.end();
+    }
+}

@@ -1,0 +1,209 @@
+//! Device memory for weights: a range of addresses that memory is put behind as it is needed and taken away again,
+//! so that tensors keep their addresses while the pool grows and shrinks.
+
+use std::sync::Arc;
+
+use cudarc::driver::sys::{
+    self, CUdevice_attribute as Attribute, CUmemAccess_flags, CUmemAccessDesc,
+    CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationProp,
+    CUmemAllocationType, CUmemLocation, CUmemLocationType,
+};
+use cudarc::driver::{CudaContext, DriverError};
+
+use crate::error::is_out_of_memory;
+use crate::{CudaError, DeviceMemory, DevicePtr, Gpu};
+
+/// Memory for weights at addresses that stay.
+pub struct WeightsPool {
+    kind: Kind,
+}
+
+enum Kind {
+    Virtual(Mapped),
+    /// Where the driver cannot map memory: all of it from the start.
+    Plain(DeviceMemory),
+}
+
+/// A range of addresses, mapped from its begin.
+struct Mapped {
+    address: u64,
+    reserved_bytes: usize,
+    chunk_bytes: usize,
+    /// What is mapped, in order.
+    chunks: Vec<sys::CUmemGenericAllocationHandle>,
+    location: CUmemLocation,
+    context: Arc<CudaContext>,
+}
+
+impl Gpu {
+    /// Reserves addresses for up to `bytes`, and maps nothing yet: [`WeightsPool::grow`] does, in chunks of
+    /// `chunk_bytes`, rounded up to what the GPU can map (2 MiB). A GPU that cannot gets all memory now.
+    ///
+    /// # Errors
+    /// [`CudaError::OutOfMemory`], or whatever the driver says.
+    pub fn weights_pool(&self, bytes: usize, chunk_bytes: usize) -> Result<WeightsPool, CudaError> {
+        self.bind()?;
+        let context = self.shared_context();
+        let attribute = Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED;
+        let ask = CudaError::of("asking whether the GPU maps memory");
+        if context.attribute(attribute).map_err(ask)? == 0 {
+            return Ok(WeightsPool { kind: Kind::Plain(self.allocate(bytes)?) });
+        }
+        let kind = CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+        let location = CUmemLocation { type_: kind, id: context.ordinal() as i32 };
+        let mut granularity = 0;
+        let minimum = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
+        // SAFETY: both pointers are those of live values.
+        unsafe {
+            sys::cuMemGetAllocationGranularity(&mut granularity, &properties(location), minimum)
+        }
+        .result()
+        .map_err(CudaError::of("asking how the GPU maps memory"))?;
+        let chunk_bytes = chunk_bytes.max(1).next_multiple_of(granularity.max(1));
+        let reserved_bytes = bytes.max(1).next_multiple_of(chunk_bytes);
+        let mut address = 0;
+        // SAFETY: the driver writes the address that it is given a place for; addresses alone touch no memory.
+        unsafe { sys::cuMemAddressReserve(&mut address, reserved_bytes, 0, 0, 0) }
+            .result()
+            .map_err(CudaError::of("reserving addresses of the GPU"))?;
+        let chunks = Vec::with_capacity(reserved_bytes / chunk_bytes);
+        let mapped = Mapped { address, reserved_bytes, chunk_bytes, chunks, location, context };
+        Ok(WeightsPool { kind: Kind::Virtual(mapped) })
+    }
+}
+
+impl WeightsPool {
+    /// The first byte; aligned to 256 at least.
+    pub fn ptr(&self) -> DevicePtr<u8> {
+        match &self.kind {
+            Kind::Virtual(mapped) => DevicePtr::new(mapped.address),
+            Kind::Plain(memory) => memory.ptr(),
+        }
+    }
+
+    /// Bytes from the first that can be used now.
+    pub fn bytes(&self) -> usize {
+        match &self.kind {
+            Kind::Virtual(mapped) => mapped.chunks.len() * mapped.chunk_bytes,
+            Kind::Plain(memory) => memory.bytes(),
+        }
+    }
+
+    /// Whether memory comes and goes; else all of it was taken at the start.
+    pub fn is_elastic(&self) -> bool {
+        matches!(self.kind, Kind::Virtual(_))
+    }
+
+    /// Makes sure that the first `bytes` can be used.
+    ///
+    /// # Errors
+    /// [`CudaError::OutOfMemory`], with what was mapped before still there; whatever the driver says.
+    ///
+    /// # Panics
+    /// With more than was reserved.
+    pub fn grow(&mut self, gpu: &Gpu, bytes: usize) -> Result<(), CudaError> {
+        let Kind::Virtual(mapped) = &mut self.kind else {
+            assert!(bytes <= self.bytes(), "a pool of {} bytes cannot have {bytes}", self.bytes());
+            return Ok(());
+        };
+        let reserved = mapped.reserved_bytes;
+        assert!(bytes <= reserved, "a pool of {reserved} bytes cannot have {bytes}");
+        gpu.bind()?;
+        let wanted = bytes.div_ceil(mapped.chunk_bytes);
+        while mapped.chunks.len() < wanted {
+            let missing = ((wanted - mapped.chunks.len()) * mapped.chunk_bytes) as u64;
+            match mapped.add() {
+                Ok(()) => {}
+                Err(error) if is_out_of_memory(&error) => {
+                    let free_bytes = gpu.memory_bytes()?.0;
+                    return Err(CudaError::OutOfMemory { bytes: missing, free_bytes });
+                }
+                Err(error) => return Err(CudaError::of("mapping device memory")(error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives back what lies wholly behind the first `bytes`. Nothing queued may still use it.
+    ///
+    /// # Errors
+    /// Whatever the driver says.
+    pub fn shrink(&mut self, gpu: &Gpu, bytes: usize) -> Result<(), CudaError> {
+        let Kind::Virtual(mapped) = &mut self.kind else { return Ok(()) };
+        gpu.bind()?;
+        let kept = bytes.div_ceil(mapped.chunk_bytes);
+        while mapped.chunks.len() > kept {
+            mapped.remove_last().map_err(CudaError::of("giving device memory back"))?;
+        }
+        Ok(())
+    }
+}
+
+fn properties(location: CUmemLocation) -> CUmemAllocationProp {
+    CUmemAllocationProp {
+        type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+        requestedHandleTypes: CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
+        location,
+        win32HandleMetaData: std::ptr::null_mut(),
+        // SAFETY: numbers and bytes, for which zero means nothing special.
+        allocFlags: unsafe { std::mem::zeroed() },
+    }
+}
+
+impl Mapped {
+    fn end(&self) -> u64 {
+        self.address + (self.chunks.len() * self.chunk_bytes) as u64
+    }
+
+    /// Maps one chunk behind the last.
+    fn add(&mut self) -> Result<(), DriverError> {
+        let (at, bytes) = (self.end(), self.chunk_bytes);
+        let access = CUmemAccessDesc {
+            location: self.location,
+            flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
+        let mut handle = 0;
+        // SAFETY: the pointers are those of live values; the range is reserved and not mapped yet. What fails is
+        // undone, each once.
+        unsafe {
+            sys::cuMemCreate(&mut handle, bytes, &properties(self.location), 0).result()?;
+            if let Err(error) = sys::cuMemMap(at, bytes, 0, handle, 0).result() {
+                let _ = sys::cuMemRelease(handle);
+                return Err(error);
+            }
+            if let Err(error) = sys::cuMemSetAccess(at, bytes, &access, 1).result() {
+                let _ = sys::cuMemUnmap(at, bytes);
+                let _ = sys::cuMemRelease(handle);
+                return Err(error);
+            }
+        }
+        self.chunks.push(handle);
+        Ok(())
+    }
+
+    fn remove_last(&mut self) -> Result<(), DriverError> {
+        let Some(handle) = self.chunks.pop() else { return Ok(()) };
+        let at = self.end();
+        // SAFETY: the chunk was mapped there by `add` and goes once.
+        unsafe {
+            sys::cuMemUnmap(at, self.chunk_bytes).result()?;
+            sys::cuMemRelease(handle).result()
+        }
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // Unmapping waits for nothing by itself. Errors are those of earlier work and are reported elsewhere.
+        if self.context.bind_to_thread().is_err() || self.context.synchronize().is_err() {
+            return;
+        }
+        while !self.chunks.is_empty() {
+            if self.remove_last().is_err() {
+                return;
+            }
+        }
+        // SAFETY: the range was reserved once and has nothing mapped any more.
+        let _ = unsafe { sys::cuMemAddressFree(self.address, self.reserved_bytes) };
+    }
+}
