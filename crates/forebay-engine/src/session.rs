@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use forebay_compute::{Arithmetic, Cpu, Isa, KvType};
 use forebay_format::Catalog;
-use forebay_model::{Architecture, Decoder, LogitsWanted, Weights};
+use forebay_model::{Architecture, CpuBackend, Decoder, LogitsWanted, Weights};
 use forebay_store::{
     Arena, EngineOptions, FaultPlan, FileSet, IoKind, IoRecorder, LoadOptions, open_engine,
     open_faulty_engine,
@@ -15,7 +15,7 @@ use forebay_stream::{Budget, MemoryPlan, PolicyKind, Residency};
 use forebay_text::{ChatTemplate, TextError, Tokenizer};
 
 use crate::inspect::ModelInfo;
-use crate::statistics::Checks;
+use crate::statistics::{Checks, ReadPath};
 use crate::trace_io::TraceHeader;
 use crate::{EngineError, SessionStatistics, default_budget_bytes, peak_resident_bytes};
 
@@ -89,6 +89,7 @@ pub struct Session {
     budget_chosen_by_user: bool,
     root: PathBuf,
     checks: Checks,
+    read_path: ReadPath,
     /// Ids in the key/value cache.
     pub(crate) cached: Vec<u32>,
     pub(crate) logits: Vec<f32>,
@@ -146,14 +147,23 @@ impl Session {
             TraceHeader::new(&catalog, family, Some(&weights.blocks), &engine.describe())
         });
         let mut residency = Residency::new(&weights.blocks, plan.clone(), &files, &arena, engine)?;
+        let read_path = residency.engine_info().into();
         residency.preload_with_copies(&files, load_options(options), progress)?;
         // What is not loaded now must not wait for its pages later.
         arena.make_resident()?;
         let kv_type = if options.exact { KvType::F32 } else { KvType::F16 };
         let vocabulary = architecture.vocabulary;
-        let mut decoder =
-            Decoder::new(architecture, weights, cpu, files, residency, context, kv_type)?;
-        decoder.set_prefetch(options.prefetch);
+        let backend = CpuBackend::new(
+            &architecture,
+            &weights,
+            cpu,
+            files,
+            residency,
+            context,
+            kv_type,
+            options.prefetch,
+        )?;
+        let decoder = Decoder::new(architecture, weights, Box::new(backend));
         Ok(Session {
             decoder,
             tokenizer,
@@ -164,6 +174,7 @@ impl Session {
             budget_chosen_by_user: options.ram_bytes.is_some(),
             root: catalog.root,
             checks,
+            read_path,
             cached: Vec::with_capacity(context),
             logits: Vec::with_capacity(vocabulary),
             load_seconds: started.elapsed().as_secs_f64(),
@@ -242,7 +253,7 @@ impl Session {
         let mut logits = Vec::new();
         self.decoder.forward(tokens, LogitsWanted::All, &mut logits, routing)?;
         self.cached.extend_from_slice(tokens);
-        self.decoder.residency_mut().end_prompt(tokens.len());
+        self.decoder.end_prompt(tokens.len());
         Ok(logits)
     }
 
@@ -253,7 +264,7 @@ impl Session {
 
     /// Figures so far.
     pub fn statistics(&self) -> SessionStatistics {
-        let residency = self.decoder.residency();
+        let compute = self.decoder.backend().info();
         SessionStatistics {
             budget_bytes: self.budget_bytes,
             budget_chosen_by_user: self.budget_chosen_by_user,
@@ -264,13 +275,13 @@ impl Session {
             kv_cache_bytes: self.decoder.cache_bytes(),
             peak_resident_bytes: peak_resident_bytes(),
             load_seconds: self.load_seconds,
-            threads: self.decoder.cpu().pool().threads(),
-            isa: self.decoder.cpu().isa().to_string(),
-            compute: self.decoder.cpu().describe(),
+            threads: compute.threads,
+            isa: compute.isa,
+            compute: compute.description,
             policy: self.plan.policy.to_string(),
-            io_engine: residency.engine_info().into(),
+            io_engine: self.read_path.clone(),
             checksums: self.checks,
-            stream: residency.statistics(),
+            stream: self.decoder.residency().map(Residency::statistics),
         }
     }
 }

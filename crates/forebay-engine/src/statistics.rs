@@ -35,7 +35,9 @@ pub struct SessionStatistics {
     pub policy: String,
     pub io_engine: ReadPath,
     pub checksums: Checks,
-    pub stream: StreamStatistics,
+    /// What moved between disk and memory since the start; `None` where the model does not stream.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stream: Option<StreamStatistics>,
 }
 
 /// Whether what was read was compared with checksums.

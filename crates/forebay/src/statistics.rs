@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use forebay_engine::{Checks, Generation, Session, SessionStatistics};
-use forebay_stream::MemoryPlan;
+use forebay_stream::{MemoryPlan, StreamStatistics};
 
 use crate::output;
 use crate::size::{format as bytes, format_rate};
@@ -32,13 +32,15 @@ pub fn block(session: &Session, path: &Path, after: After<'_>) -> String {
         lines.push(("prompt", prompt(generation)));
         lines.push(("answer", answer(generation)));
     }
-    if statistics.stream.lookups > 0 {
-        lines.push(("experts", experts(&statistics)));
-        lines.push(("faults", faults(&statistics, session.plan())));
+    if let Some(stream) = &statistics.stream {
+        if stream.lookups > 0 {
+            lines.push(("experts", experts(stream)));
+            lines.push(("faults", faults(stream, session.plan())));
+        }
+        let shares = !matches!(after, After::Chat);
+        lines.push(("streamed", streamed(stream, shares)));
+        lines.push(("waited", waited(stream, shares)));
     }
-    let shares = !matches!(after, After::Chat);
-    lines.push(("streamed", streamed(&statistics, shares)));
-    lines.push(("waited", waited(&statistics, shares)));
     lines.push(("disk", reader(&statistics)));
     lines.push(("compute", compute(&statistics)));
     if let Some(peak) = statistics.peak_resident_bytes {
@@ -112,8 +114,7 @@ fn answer(generation: &Generation) -> String {
     )
 }
 
-fn experts(statistics: &SessionStatistics) -> String {
-    let stream = &statistics.stream;
+fn experts(stream: &StreamStatistics) -> String {
     format!(
         "{} hit rate: {} of {} lookups found their expert in RAM",
         percent(stream.hits as f64, stream.lookups as f64),
@@ -122,8 +123,7 @@ fn experts(statistics: &SessionStatistics) -> String {
     )
 }
 
-fn faults(statistics: &SessionStatistics, plan: &MemoryPlan) -> String {
-    let stream = &statistics.stream;
+fn faults(stream: &StreamStatistics, plan: &MemoryPlan) -> String {
     let faulted = &stream.faulted_experts_per_token;
     let mut text = match (faulted.all, faulted.steady) {
         (None, _) => "only prompts so far".to_string(),
@@ -138,9 +138,9 @@ fn faults(statistics: &SessionStatistics, plan: &MemoryPlan) -> String {
     text
 }
 
-fn streamed(statistics: &SessionStatistics, shares: bool) -> String {
-    let io = &statistics.stream.io;
-    let mut text = format!("{} from disk", bytes(statistics.stream.bytes_read));
+fn streamed(stream: &StreamStatistics, shares: bool) -> String {
+    let io = &stream.io;
+    let mut text = format!("{} from disk", bytes(stream.bytes_read));
     if io.busy_seconds > 0.0 {
         let rate = format_rate(io.bytes_read as f64 / io.busy_seconds);
         let _ = write!(text, " at {rate}/s while reading");
@@ -154,9 +154,9 @@ fn streamed(statistics: &SessionStatistics, shares: bool) -> String {
     text
 }
 
-fn waited(statistics: &SessionStatistics, shares: bool) -> String {
-    let waited = statistics.stream.wait_seconds;
-    let elapsed = statistics.stream.io.elapsed_seconds;
+fn waited(stream: &StreamStatistics, shares: bool) -> String {
+    let waited = stream.wait_seconds;
+    let elapsed = stream.io.elapsed_seconds;
     let mut text = format!("{} for weights", seconds(waited));
     if shares {
         let _ = write!(text, ", {} of {}", percent(waited, elapsed), seconds(elapsed));
