@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use forebay_compute::ComputeError;
+use forebay_cuda::CudaError;
 use forebay_format::FormatError;
 use forebay_model::ModelError;
 use forebay_store::{ReadError, StoreError};
@@ -24,6 +25,8 @@ pub enum EngineError {
     Model(#[from] ModelError),
     #[error(transparent)]
     Compute(#[from] ComputeError),
+    #[error("--device cuda: {0}")]
+    Cuda(#[from] CudaError),
     #[error(
         "all weights need {needed_bytes} bytes of memory, but {free_bytes} are free: end other \
          programs, or run the model with a budget (forebay run --ram), which streams the rest"

@@ -64,7 +64,7 @@ fn models() -> Vec<PathBuf> {
 fn every_budget_and_policy_gives_the_same_bits() {
     for path in models() {
         let mut resident = open(&path, &options(None)).unwrap();
-        let whole = resident.plan().arena_bytes + (8 << 20);
+        let whole = resident.plan().unwrap().arena_bytes + (8 << 20);
         let expected = run(&mut resident);
         assert_eq!(resident.statistics().stream.unwrap().misses, 0, "everything was resident");
         let smallest = smallest(&path);

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use forebay_engine::{Checks, Generation, Session, SessionStatistics};
+use forebay_model::VramUse;
 use forebay_stream::{MemoryPlan, StreamStatistics};
 
 use crate::output;
@@ -25,17 +26,18 @@ pub fn block(session: &Session, path: &Path, after: After<'_>) -> String {
     let mut lines: Vec<(&str, String)> = vec![
         ("model", model(session, path)),
         ("budget", budget(&statistics)),
-        ("basin", basin(&statistics, session.plan())),
+        ("device", device(&statistics)),
         ("loading", format!("ready after {}", seconds(statistics.load_seconds))),
     ];
     if let After::Answer(generation) = after {
         lines.push(("prompt", prompt(generation)));
         lines.push(("answer", answer(generation)));
     }
-    if let Some(stream) = &statistics.stream {
+    if let (Some(stream), Some(plan)) = (&statistics.stream, session.plan()) {
+        lines.push(("basin", basin(&statistics, plan)));
         if stream.lookups > 0 {
             lines.push(("experts", experts(stream)));
-            lines.push(("faults", faults(stream, session.plan())));
+            lines.push(("faults", faults(stream, plan)));
         }
         let shares = !matches!(after, After::Chat);
         lines.push(("streamed", streamed(stream, shares)));
@@ -43,6 +45,9 @@ pub fn block(session: &Session, path: &Path, after: After<'_>) -> String {
     }
     lines.push(("disk", reader(&statistics)));
     lines.push(("compute", compute(&statistics)));
+    if let Some(used) = &statistics.vram {
+        lines.push(("vram", vram(used)));
+    }
     if let Some(peak) = statistics.peak_resident_bytes {
         lines.push(("memory", memory(&statistics, peak)));
     }
@@ -68,13 +73,37 @@ fn model(session: &Session, path: &Path) -> String {
     )
 }
 
+fn device(statistics: &SessionStatistics) -> String {
+    match &statistics.why_not_cuda {
+        None => statistics.device.clone(),
+        Some(why) => format!("{}, not cuda: {why}", statistics.device),
+    }
+}
+
+/// Our figure beside the driver's.
+fn vram(used: &VramUse) -> String {
+    let driver = match used.driver_used_bytes {
+        None => "the driver does not say how much is in use".into(),
+        Some(driver) => format!("the driver says {} are in use", bytes(driver)),
+    };
+    format!(
+        "{} by our count: weights {}, KV cache {}, activations {}, context and kernels {}; {driver}",
+        bytes(used.total_bytes),
+        bytes(used.weights_bytes),
+        bytes(used.kv_cache_bytes),
+        bytes(used.activation_bytes),
+        bytes(used.context_bytes)
+    )
+}
+
 fn budget(statistics: &SessionStatistics) -> String {
     let share = percent(statistics.budget_bytes as f64, statistics.weights_bytes as f64);
     let whose = match statistics.budget_chosen_by_user {
         true => format!("{share} of the model"),
         false => "what this machine has free".into(),
     };
-    format!("{} of RAM, {whose}", bytes(statistics.budget_bytes))
+    let kind = if statistics.vram.is_some() { "VRAM" } else { "RAM" };
+    format!("{} of {kind}, {whose}", bytes(statistics.budget_bytes))
 }
 
 fn basin(statistics: &SessionStatistics, plan: &MemoryPlan) -> String {
@@ -186,6 +215,9 @@ fn compute(statistics: &SessionStatistics) -> String {
 }
 
 fn memory(statistics: &SessionStatistics, peak: u64) -> String {
+    if statistics.vram.is_some() {
+        return format!("{} at most (VmHWM)", bytes(peak));
+    }
     format!(
         "{} at most (VmHWM); of it weights within {}, KV cache {}",
         bytes(peak),

@@ -13,7 +13,10 @@ const LAYERS: [(&str, &[&str]); 11] = [
     ("forebay-compute", &["forebay-format"]),
     ("forebay-cuda", &["forebay-format"]),
     ("forebay-gpu-check", &["forebay-format", "forebay-compute", "forebay-cuda"]),
-    ("forebay-model", &["forebay-format", "forebay-store", "forebay-stream", "forebay-compute"]),
+    (
+        "forebay-model",
+        &["forebay-format", "forebay-store", "forebay-stream", "forebay-compute", "forebay-cuda"],
+    ),
     (
         "forebay-engine",
         &[
@@ -22,6 +25,7 @@ const LAYERS: [(&str, &[&str]); 11] = [
             "forebay-store",
             "forebay-stream",
             "forebay-compute",
+            "forebay-cuda",
             "forebay-model",
         ],
     ),

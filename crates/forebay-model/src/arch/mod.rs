@@ -148,6 +148,15 @@ impl Architecture {
         })
     }
 
+    /// Width of the widest dense feed-forward; 0 where every layer has experts.
+    pub(crate) fn dense_width(&self) -> usize {
+        let widths = self.layers.iter().map(|layer| match layer.feed_forward {
+            FeedForward::Dense { width } => width,
+            FeedForward::Experts(_) => 0,
+        });
+        widths.max().unwrap_or(0)
+    }
+
     /// The rotary position embedding for `context` positions.
     ///
     /// # Errors

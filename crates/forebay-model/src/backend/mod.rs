@@ -6,12 +6,14 @@
 //! another backend could go on.
 
 pub mod cpu;
+pub mod cuda;
 
 use forebay_stream::Residency;
 
 use crate::ModelError;
 use crate::arch::{Architecture, Experts, FeedForward};
 use crate::weights::{LayerWeights, Weights};
+use cuda::VramUse;
 
 /// A batch of tokens on its way through one layer.
 #[derive(Clone, Copy)]
@@ -68,6 +70,8 @@ pub struct ComputeInfo {
     pub isa: String,
     /// The device and its arithmetic, in words.
     pub description: String,
+    /// Device memory, where it is not the host's.
+    pub vram: Option<VramUse>,
 }
 
 /// A device that runs the steps of a decoder.

@@ -129,6 +129,7 @@ impl Backend for CpuBackend {
             threads: self.cpu.pool().threads(),
             isa: self.cpu.isa().to_string(),
             description: self.cpu.describe(),
+            vram: None,
         }
     }
 

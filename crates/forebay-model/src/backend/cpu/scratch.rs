@@ -1,7 +1,7 @@
 //! Activations of one batch on the CPU, reserved at start.
 
 use super::moe::MoeScratch;
-use crate::arch::{Architecture, FeedForward};
+use crate::arch::Architecture;
 use crate::weights::Weights;
 use forebay_compute::Activations;
 
@@ -54,7 +54,7 @@ impl Scratch {
     pub fn reserve(architecture: &Architecture, weights: &Weights, batch: usize) -> Scratch {
         let attention = &architecture.attention;
         let floats = |width: usize| vec![0.0; batch * width];
-        let width = dense_width(architecture);
+        let width = architecture.dense_width();
         Scratch {
             x: floats(architecture.hidden),
             normed: floats(architecture.hidden),
@@ -78,18 +78,9 @@ impl Scratch {
         let attention = &architecture.attention;
         let q_width = attention.heads * attention.head_dim;
         let kv_width = attention.kv_heads * attention.head_dim;
-        let width = dense_width(architecture);
+        let width = architecture.dense_width();
         3 * architecture.hidden + 2 * q_width + 2 * kv_width + 2 * width
             // Quantised activations: a byte per value for each of two forms, and scales.
             + (architecture.hidden.max(q_width) + width) * 5 / 8
     }
-}
-
-/// Width of the widest dense feed-forward; 0 where every layer has experts.
-fn dense_width(architecture: &Architecture) -> usize {
-    let widths = architecture.layers.iter().map(|layer| match layer.feed_forward {
-        FeedForward::Dense { width } => width,
-        FeedForward::Experts(_) => 0,
-    });
-    widths.max().unwrap_or(0)
 }
