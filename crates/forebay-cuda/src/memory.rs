@@ -126,17 +126,29 @@ impl Gpu {
     /// Copies `count` values from the device after all queued work, and waits for them.
     ///
     /// # Errors
-    /// What went wrong in queued work, or whatever the driver says.
+    /// As [`Gpu::download_into`].
     pub fn download<T: Pod>(&self, from: DevicePtr<T>, count: usize) -> Result<Vec<T>, CudaError> {
-        self.bind()?;
         let mut values = vec![T::zeroed(); count];
-        // SAFETY: the vector lives until the stream has been waited for.
-        let copied = unsafe {
-            result::memcpy_dtoh_async(&mut values, from.address(), self.stream().cu_stream())
-        };
+        self.download_into(from, &mut values)?;
+        Ok(values)
+    }
+
+    /// Copies values from the device after all queued work, and waits for them.
+    ///
+    /// # Errors
+    /// What went wrong in queued work, or whatever the driver says.
+    pub fn download_into<T: Pod>(
+        &self,
+        from: DevicePtr<T>,
+        values: &mut [T],
+    ) -> Result<(), CudaError> {
+        self.bind()?;
+        // SAFETY: the slice is borrowed until the stream has been waited for.
+        let copied =
+            unsafe { result::memcpy_dtoh_async(values, from.address(), self.stream().cu_stream()) };
         let waited = self.synchronize();
         copied.map_err(CudaError::of("copying from the GPU"))?;
-        waited.map(|()| values)
+        waited
     }
 
     /// Sets `bytes` bytes to `value`, in stream order.

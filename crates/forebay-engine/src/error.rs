@@ -25,7 +25,7 @@ pub enum EngineError {
     Model(#[from] ModelError),
     #[error(transparent)]
     Compute(#[from] ComputeError),
-    #[error(transparent)]
+    #[error("--device cuda: {0}")]
     Cuda(#[from] CudaError),
     #[error(
         "all weights need {needed_bytes} bytes of memory, but {free_bytes} are free: end other \

@@ -115,7 +115,7 @@ impl Session {
         let mut sampler = Sampler::new(options.sampling.clone(), self.vocab_size());
         let limit = options.max_tokens.unwrap_or(usize::MAX);
         self.feed(prompt)?;
-        self.decoder.residency_mut().end_prompt(prompt.len());
+        self.decoder.end_prompt(prompt.len());
         let prompt_seconds = started.elapsed().as_secs_f64();
         let generating = Instant::now();
         let mut tokens = Vec::new();
@@ -138,7 +138,7 @@ impl Session {
                 break StopReason::ContextFull;
             }
             self.feed(&[id])?;
-            self.decoder.residency_mut().end_token();
+            self.decoder.end_token();
         };
         Ok(Generation {
             tokens,
@@ -176,18 +176,18 @@ impl Session {
         let ids = pseudo_random_ids(prompt_tokens + generate_tokens, self.vocab_size(), seed);
         let (prompt, generated) = ids.split_at(prompt_tokens);
         self.reset();
-        let threads = self.decoder.cpu().pool().threads();
+        let threads = self.decoder.backend().info().threads;
         let clocks = Clocks::start();
         if !prompt.is_empty() {
             self.feed(prompt)?;
-            self.decoder.residency_mut().end_prompt(prompt.len());
+            self.decoder.end_prompt(prompt.len());
         }
         let (prompt_seconds, prompt_processors_busy) = clocks.read(threads);
         self.reset();
         let clocks = Clocks::start();
         for id in generated {
             self.feed(std::slice::from_ref(id))?;
-            self.decoder.residency_mut().end_token();
+            self.decoder.end_token();
         }
         let (generate_seconds, generate_processors_busy) = clocks.read(threads);
         Ok(BenchRun {

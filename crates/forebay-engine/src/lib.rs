@@ -3,6 +3,7 @@
 
 #![forbid(unsafe_code)]
 
+mod device;
 pub mod doctor;
 mod error;
 mod generate;
@@ -15,6 +16,7 @@ mod statistics;
 pub mod synth;
 pub mod trace_io;
 
+pub use device::DeviceChoice;
 pub use error::EngineError;
 pub use generate::{BenchRun, GenerateOptions, Generation, StopReason};
 pub use inspect::{BlockKindBytes, Inspection, ModelInfo, TypeBytes, inspect};

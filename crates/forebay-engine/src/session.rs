@@ -6,22 +6,26 @@ use std::time::{Duration, Instant};
 
 use forebay_compute::{Arithmetic, Cpu, Isa, KvType};
 use forebay_format::Catalog;
-use forebay_model::{Architecture, Decoder, LogitsWanted, Weights};
+use forebay_model::{Architecture, Backend, CpuBackend, CudaPlan, Decoder, LogitsWanted, Weights};
 use forebay_store::{
-    Arena, EngineOptions, FaultPlan, FileSet, IoKind, IoRecorder, LoadOptions, open_engine,
-    open_faulty_engine,
+    Arena, EngineOptions, FaultPlan, FileSet, IoKind, IoRecorder, LoadOptions, ReadEngine,
+    open_engine, open_faulty_engine,
 };
 use forebay_stream::{Budget, MemoryPlan, PolicyKind, Residency};
 use forebay_text::{ChatTemplate, TextError, Tokenizer};
 
+use crate::device::{self, DeviceChoice};
 use crate::inspect::ModelInfo;
-use crate::statistics::Checks;
+use crate::statistics::{Checks, ReadPath};
 use crate::trace_io::TraceHeader;
 use crate::{EngineError, SessionStatistics, default_budget_bytes, peak_resident_bytes};
 
 /// What a user may choose about a session.
 #[derive(Debug, Clone)]
 pub struct SessionOptions {
+    pub device: DeviceChoice,
+    /// Bytes of device memory for everything, the driver's context included. `None`: what is free.
+    pub vram_bytes: Option<u64>,
     /// Bytes for weights in RAM. `None`: what the machine has free, at most the
     /// whole model.
     pub ram_bytes: Option<u64>,
@@ -56,6 +60,8 @@ pub struct SessionOptions {
 impl Default for SessionOptions {
     fn default() -> Self {
         SessionOptions {
+            device: DeviceChoice::Cpu,
+            vram_bytes: None,
             ram_bytes: None,
             context: None,
             threads: None,
@@ -84,11 +90,16 @@ pub struct Session {
     tokenizer: Option<Arc<Tokenizer>>,
     chat_template: Option<ChatTemplate>,
     info: ModelInfo,
-    plan: MemoryPlan,
+    device: String,
+    why_not_cuda: Option<String>,
+    /// Where blocks are in host memory; `None` where all are on a GPU.
+    plan: Option<MemoryPlan>,
     budget_bytes: u64,
     budget_chosen_by_user: bool,
     root: PathBuf,
+    policy: PolicyKind,
     checks: Checks,
+    read_path: ReadPath,
     /// Ids in the key/value cache.
     pub(crate) cached: Vec<u32>,
     pub(crate) logits: Vec<f32>,
@@ -121,49 +132,66 @@ impl Session {
         let info = ModelInfo::new(&catalog, &architecture);
 
         let context = context(options, &architecture)?;
-        let arithmetic = if options.exact { Arithmetic::Exact } else { Arithmetic::Fast };
-        let cpu = Cpu::new(threads(options)?, Isa::selected()?, arithmetic);
-        let budget = options.ram_bytes.unwrap_or_else(default_budget_bytes);
-        let plan =
-            Budget::plan(&weights.blocks, Some(budget), weights.small_bytes, options.policy)?;
-        let arena = Arena::map(plan.arena_bytes as usize)?;
-        let defaults = EngineOptions::suited_to(&files);
-        let engine_options = EngineOptions {
-            direct: options.direct,
-            stall_timeout: options.stall_timeout,
-            request_bytes: options.request_bytes.unwrap_or(defaults.request_bytes),
-            queue_depth: options.queue_depth.unwrap_or(defaults.queue_depth),
-            ..defaults
+        let chosen = device::choose(options, &architecture, &weights, context)?;
+        let device = match chosen.cuda {
+            Some(plan) => Device::Cuda(plan),
+            None => Device::Cpu(host(options)?),
         };
-        let engine = match options.faults.clone() {
-            None => open_engine(options.io, &files, &arena, &engine_options)?,
-            Some(faults) => {
-                open_faulty_engine(options.io, &files, &arena, &engine_options, faults)?
+        let (budget, reserved) = match &device {
+            // Blocks only pass through on their way to the device.
+            Device::Cuda(_) => (Budget::smallest(&weights.blocks, 0), 0),
+            Device::Cpu(_) => {
+                (options.ram_bytes.unwrap_or_else(default_budget_bytes), weights.small_bytes)
             }
         };
+        let plan = Budget::plan(&weights.blocks, Some(budget), reserved, options.policy)?;
+        let arena = Arena::map(plan.arena_bytes as usize)?;
+        let engine = read_engine(options, &files, &arena)?;
         let trace_header = options.recorder.as_ref().map(|_| {
             let family = architecture.family;
             TraceHeader::new(&catalog, family, Some(&weights.blocks), &engine.describe())
         });
         let mut residency = Residency::new(&weights.blocks, plan.clone(), &files, &arena, engine)?;
-        residency.preload_with_copies(&files, load_options(options), progress)?;
-        // What is not loaded now must not wait for its pages later.
-        arena.make_resident()?;
-        let kv_type = if options.exact { KvType::F32 } else { KvType::F16 };
+        let read_path = residency.engine_info().into();
         let vocabulary = architecture.vocabulary;
-        let mut decoder =
-            Decoder::new(architecture, weights, cpu, files, residency, context, kv_type)?;
-        decoder.set_prefetch(options.prefetch);
+        let on_gpu = matches!(device, Device::Cuda(_));
+        let backend: Box<dyn Backend> = match device {
+            Device::Cuda(plan) => {
+                Box::new(plan.load(&architecture, &weights, &files, &mut residency, progress)?)
+            }
+            Device::Cpu(cpu) => {
+                residency.preload_with_copies(&files, load_options(options), progress)?;
+                // What is not loaded now must not wait for its pages later.
+                arena.make_resident()?;
+                let kv_type = if options.exact { KvType::F32 } else { KvType::F16 };
+                Box::new(CpuBackend::new(
+                    &architecture,
+                    &weights,
+                    cpu,
+                    files,
+                    residency,
+                    context,
+                    kv_type,
+                    options.prefetch,
+                )?)
+            }
+        };
+        let vram = backend.info().vram;
+        let decoder = Decoder::new(architecture, weights, backend);
         Ok(Session {
             decoder,
             tokenizer,
             chat_template,
             info,
-            plan,
-            budget_bytes: budget,
-            budget_chosen_by_user: options.ram_bytes.is_some(),
+            device: chosen.name,
+            why_not_cuda: chosen.why_not_cuda,
+            plan: (!on_gpu).then_some(plan),
+            budget_bytes: vram.map_or(budget, |vram| vram.budget_bytes),
+            budget_chosen_by_user: options.ram_bytes.or(options.vram_bytes).is_some(),
             root: catalog.root,
+            policy: options.policy,
             checks,
+            read_path,
             cached: Vec::with_capacity(context),
             logits: Vec::with_capacity(vocabulary),
             load_seconds: started.elapsed().as_secs_f64(),
@@ -176,9 +204,14 @@ impl Session {
         &self.info
     }
 
-    /// Where its blocks go.
-    pub fn plan(&self) -> &MemoryPlan {
-        &self.plan
+    /// Where its blocks go in host memory; `None` where all are on a GPU.
+    pub fn plan(&self) -> Option<&MemoryPlan> {
+        self.plan.as_ref()
+    }
+
+    /// The device that computes, `cpu` or `cuda:N`, and why a GPU that might have been used is not.
+    pub fn device(&self) -> (&str, Option<&str>) {
+        (&self.device, self.why_not_cuda.as_deref())
     }
 
     /// The model's tokenizer.
@@ -242,7 +275,7 @@ impl Session {
         let mut logits = Vec::new();
         self.decoder.forward(tokens, LogitsWanted::All, &mut logits, routing)?;
         self.cached.extend_from_slice(tokens);
-        self.decoder.residency_mut().end_prompt(tokens.len());
+        self.decoder.end_prompt(tokens.len());
         Ok(logits)
     }
 
@@ -253,26 +286,60 @@ impl Session {
 
     /// Figures so far.
     pub fn statistics(&self) -> SessionStatistics {
-        let residency = self.decoder.residency();
+        let compute = self.decoder.backend().info();
         SessionStatistics {
+            device: self.device.clone(),
+            why_not_cuda: self.why_not_cuda.clone(),
+            vram: compute.vram,
             budget_bytes: self.budget_bytes,
             budget_chosen_by_user: self.budget_chosen_by_user,
             model_bytes: self.info.file_bytes,
             weights_bytes: self.info.weights_bytes,
             expert_bytes: self.info.expert_bytes,
-            arena_bytes: self.plan.arena_bytes,
+            arena_bytes: self.plan.as_ref().map_or(0, |plan| plan.arena_bytes),
             kv_cache_bytes: self.decoder.cache_bytes(),
             peak_resident_bytes: peak_resident_bytes(),
             load_seconds: self.load_seconds,
-            threads: self.decoder.cpu().pool().threads(),
-            isa: self.decoder.cpu().isa().to_string(),
-            compute: self.decoder.cpu().describe(),
-            policy: self.plan.policy.to_string(),
-            io_engine: residency.engine_info().into(),
+            threads: compute.threads,
+            isa: compute.isa,
+            compute: compute.description,
+            policy: self.policy.to_string(),
+            io_engine: self.read_path.clone(),
             checksums: self.checks,
-            stream: residency.statistics(),
+            stream: self.decoder.residency().map(Residency::statistics),
         }
     }
+}
+
+/// What computes, before there are weights to compute with.
+enum Device {
+    Cpu(Cpu),
+    Cuda(CudaPlan),
+}
+
+fn host(options: &SessionOptions) -> Result<Cpu, EngineError> {
+    let arithmetic = if options.exact { Arithmetic::Exact } else { Arithmetic::Fast };
+    Ok(Cpu::new(threads(options)?, Isa::selected()?, arithmetic))
+}
+
+/// The engine that `options` ask for, over `arena`.
+fn read_engine(
+    options: &SessionOptions,
+    files: &FileSet,
+    arena: &Arena,
+) -> Result<Box<dyn ReadEngine>, EngineError> {
+    let defaults = EngineOptions::suited_to(files);
+    let engine_options = EngineOptions {
+        direct: options.direct,
+        stall_timeout: options.stall_timeout,
+        request_bytes: options.request_bytes.unwrap_or(defaults.request_bytes),
+        queue_depth: options.queue_depth.unwrap_or(defaults.queue_depth),
+        ..defaults
+    };
+    Ok(match options.faults.clone() {
+        None => open_engine(options.io, files, arena, &engine_options)?,
+        Some(faults) => open_faulty_engine(options.io, files, arena, &engine_options, faults)?,
+    })
 }
 
 /// Copies from the page cache would not meet a disk that is broken on purpose, nor be the page

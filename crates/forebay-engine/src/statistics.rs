@@ -1,6 +1,7 @@
 //! The figures of a session, for people and for programs.
 
 use forebay_format::Catalog;
+use forebay_model::VramUse;
 use forebay_store::EngineInfo;
 use forebay_stream::StreamStatistics;
 use serde::Serialize;
@@ -10,7 +11,15 @@ use crate::EngineError;
 /// What a session did and which paths it took. Raw units; nothing here is rounded.
 #[derive(Debug, Clone, Serialize)]
 pub struct SessionStatistics {
-    /// The budget in force for weights and activations.
+    /// `cpu`, or `cuda:N`.
+    pub device: String,
+    /// Why a GPU that might have been used is not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub why_not_cuda: Option<String>,
+    /// Device memory, where a GPU computes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vram: Option<VramUse>,
+    /// The budget in force for weights and activations, in the memory of the device that computes.
     pub budget_bytes: u64,
     /// Whether the user named the budget, or it was taken from the free memory.
     pub budget_chosen_by_user: bool,
@@ -20,7 +29,7 @@ pub struct SessionStatistics {
     pub weights_bytes: u64,
     /// The experts' share of the weights.
     pub expert_bytes: u64,
-    /// Memory reserved for blocks.
+    /// Host memory reserved for blocks.
     pub arena_bytes: u64,
     /// Memory reserved for keys and values, beside the budget.
     pub kv_cache_bytes: u64,
@@ -35,7 +44,9 @@ pub struct SessionStatistics {
     pub policy: String,
     pub io_engine: ReadPath,
     pub checksums: Checks,
-    pub stream: StreamStatistics,
+    /// What moved between disk and memory since the start; `None` where the model does not stream.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stream: Option<StreamStatistics>,
 }
 
 /// Whether what was read was compared with checksums.

@@ -102,7 +102,7 @@ fn every_model_answers_the_same_from_its_pack_and_comes_back() {
         let mut session = open(&path, &options(None)).unwrap();
         assert!(bits(&mut session).unwrap() == expected, "{what}: resident");
         assert_eq!(session.statistics().checksums, Checks::On);
-        assert!(session.statistics().stream.io.bytes_checked > 0);
+        assert!(session.statistics().stream.unwrap().io.bytes_checked > 0);
         let least = smallest(&path);
         assert!(least <= smallest(&source), "{what}: a pack needs no larger slots");
         for io in [IoKind::Auto, IoKind::Pread] {
@@ -261,7 +261,7 @@ fn damage_is_an_error_with_its_place_and_never_a_token() {
     let mut session = open(&path, &unverified).unwrap();
     bits(&mut session).unwrap();
     assert_eq!(session.statistics().checksums, Checks::Off);
-    assert_eq!(session.statistics().stream.io.bytes_checked, 0);
+    assert_eq!(session.statistics().stream.unwrap().io.bytes_checked, 0);
     assert!(matches!(
         open(&moe(), &unverified),
         Err(EngineError::BadOption { name: "--no-verify", .. })
@@ -281,7 +281,7 @@ fn a_bit_that_flips_on_the_way_is_read_again() {
         let mut session =
             open(&path, &SessionOptions { io, faults: Some(once), ..options(None) }).unwrap();
         assert!(bits(&mut session).unwrap() == expected);
-        assert_eq!(session.statistics().stream.io.checksum_mismatches, 1);
+        assert_eq!(session.statistics().stream.unwrap().io.checksum_mismatches, 1);
         let always = FaultPlan::always(FileIndex(0), range.clone(), FaultKind::Flip);
         let opened = open(&path, &SessionOptions { io, faults: Some(always), ..options(None) });
         let error = opened.err().expect("wrong bytes must not be used").to_string();

@@ -1,6 +1,7 @@
 //! What can go wrong between a catalog and its logits.
 
 use forebay_compute::ComputeError;
+use forebay_cuda::CudaError;
 use forebay_format::FormatError;
 use forebay_store::StoreError;
 use forebay_stream::StreamError;
@@ -43,6 +44,15 @@ pub enum ModelError {
          the weights hold NaN or infinite scales: check the file against its source"
     )]
     NumericFailure { layer: usize, token: usize },
+    #[error(
+        "the model needs {needed_bytes} bytes of VRAM, but {given_bytes} may be used: {why}; \
+         give a smaller --ctx or a larger --vram, or use --device cpu"
+    )]
+    VramTooSmall { needed_bytes: u64, given_bytes: u64, why: String },
+    #[error("the GPU has no kernels for {what}: use --device cpu")]
+    NotOnGpu { what: String },
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
     #[error(transparent)]
     Compute(#[from] ComputeError),
     #[error(transparent)]

@@ -1,19 +1,22 @@
 //! Architecture descriptions and the one decoder that they drive.
 //!
 //! A model family is data here ([`arch::Architecture`]): what differs between families is a value in
-//! the description, and the decoder reads it. The decoder never sees a file: it leases blocks from
-//! `forebay-stream` and computes on their bytes with `forebay-compute`.
+//! the description, and the decoder reads it. The decoder never sees a file or a device: it drives a backend, which
+//! leases blocks from `forebay-stream` and computes on their bytes with `forebay-compute`, or computes on a GPU.
 
 #![forbid(unsafe_code)]
 
 pub mod arch;
+mod backend;
 pub mod decoder;
 mod error;
-mod moe;
 pub mod sampling;
 pub mod weights;
 
 pub use arch::Architecture;
+pub use backend::cpu::CpuBackend;
+pub use backend::cuda::{CudaBackend, CudaPlan, VramUse};
+pub use backend::{Backend, ComputeInfo};
 pub use decoder::{Decoder, LogitsWanted};
 pub use error::ModelError;
 pub use weights::Weights;

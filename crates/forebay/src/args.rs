@@ -73,10 +73,11 @@ pub struct BudgetArgs {
     /// RAM for weights, as in 8GiB or 512MiB [default: all that the model needs]
     #[arg(long, value_name = "SIZE", value_parser = size::parse, allow_hyphen_values = true)]
     pub ram: Option<u64>,
-    /// VRAM for weights (needs a build with a GPU backend)
+    /// VRAM for everything on the GPU, the driver's context included [default: what is free]
     #[arg(long, value_name = "SIZE", value_parser = size::parse, allow_hyphen_values = true)]
     pub vram: Option<u64>,
-    /// Where to compute: auto, cpu, cuda or cuda:N
+    /// Where to compute: cpu, cuda or cuda:N; auto takes the first GPU if the model fits it, else the
+    /// CPU
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     pub device: Device,
     /// Positions of context to reserve [default: what the model was trained for, at most 4096]

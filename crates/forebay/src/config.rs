@@ -6,8 +6,8 @@ use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context as _, anyhow};
-use forebay_engine::SessionOptions;
+use anyhow::Context as _;
+use forebay_engine::{DeviceChoice, SessionOptions};
 use forebay_model::sampling::Sampling;
 use forebay_store::IoKind;
 use forebay_stream::PolicyKind;
@@ -86,22 +86,13 @@ pub fn run(args: RunArgs) -> Outcome<RunConfig> {
 
 /// Resolves budgets, devices and readers.
 pub fn session(args: &BudgetArgs) -> Outcome<SessionOptions> {
-    match args.device {
-        Device::Auto | Device::Cpu => {}
-        Device::Cuda(_) => {
-            return Err(anyhow!(
-                "--device cuda: this build has no GPU backend: leave it out or use --device cpu"
-            )
-            .into());
-        }
-    }
-    if args.vram.is_some() {
-        return Err(anyhow!(
-            "--vram: this build has no GPU backend: leave it out, and bound host memory with --ram"
-        )
-        .into());
-    }
     Ok(SessionOptions {
+        device: match args.device {
+            Device::Auto => DeviceChoice::Auto,
+            Device::Cpu => DeviceChoice::Cpu,
+            Device::Cuda(ordinal) => DeviceChoice::Cuda(ordinal.unwrap_or(0) as usize),
+        },
+        vram_bytes: args.vram,
         ram_bytes: args.ram,
         context: args.ctx,
         threads: args.threads,
@@ -242,6 +233,7 @@ mod tests {
     #[test]
     fn the_help_tells_the_defaults() {
         let Ok(config) = resolve(&["m", "--prompt", "x"]) else { panic!("must resolve") };
+        assert_eq!(config.session.device, DeviceChoice::Auto);
         let sampling = config.answer.sampling;
         let help = <Cli as clap::CommandFactory>::command()
             .find_subcommand_mut("run")
@@ -260,8 +252,6 @@ mod tests {
     #[test]
     fn what_cannot_take_effect_is_refused() {
         let status = |arguments: &[&str]| resolve(arguments).err().map(|f| f.status());
-        assert_eq!(status(&["m", "--prompt", "x", "--device", "cuda:0"]), Some(1));
-        assert_eq!(status(&["m", "--prompt", "x", "--vram", "8GiB"]), Some(1));
         assert_eq!(status(&["m", "--prompt", ""]), Some(2));
         assert_eq!(status(&["m", "--prompt", "x", "--stop", ""]), Some(2));
         assert_eq!(status(&["m", "--prompt", "x", "--device", "cpu"]), None);

@@ -3,10 +3,11 @@
 use std::path::Path;
 
 use anyhow::{Context as _, anyhow};
-use forebay_engine::{EngineError, Inspection, Session, SessionOptions};
+use forebay_engine::{DeviceChoice, EngineError, Inspection, Session, SessionOptions};
 use forebay_format::Catalog;
 
 use crate::failure::{Failure, Outcome};
+use crate::output;
 use crate::progress::BytesProgress;
 
 /// Opens a model with a progress bar for its loading. An option that does not suit the model is
@@ -18,7 +19,15 @@ pub fn session(model: &Path, options: &SessionOptions, context_for: &str) -> Out
     let opened = Session::open(model, options, &mut |done, total| progress.update(done, total));
     drop(progress);
     match opened {
-        Ok(session) => Ok(session),
+        Ok(session) => {
+            // Said aloud only where it was our choice.
+            if options.device == DeviceChoice::Auto {
+                let (device, why_not_cuda) = session.device();
+                let why = why_not_cuda.map_or(String::new(), |why| format!(", not cuda: {why}"));
+                output::say(format_args!("device: {device}{why}"));
+            }
+            Ok(session)
+        }
         Err(EngineError::BadOption { name: "--ctx", value, expected }) => Err(Failure::Usage(
             format!("{context_for} needs {value} positions of context, but {expected}"),
         )),

@@ -5,7 +5,8 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use forebay_engine::{Checks, Generation, Session, SessionStatistics};
-use forebay_stream::MemoryPlan;
+use forebay_model::VramUse;
+use forebay_stream::{MemoryPlan, StreamStatistics};
 
 use crate::output;
 use crate::size::{format as bytes, format_rate};
@@ -25,22 +26,28 @@ pub fn block(session: &Session, path: &Path, after: After<'_>) -> String {
     let mut lines: Vec<(&str, String)> = vec![
         ("model", model(session, path)),
         ("budget", budget(&statistics)),
-        ("basin", basin(&statistics, session.plan())),
+        ("device", device(&statistics)),
         ("loading", format!("ready after {}", seconds(statistics.load_seconds))),
     ];
     if let After::Answer(generation) = after {
         lines.push(("prompt", prompt(generation)));
         lines.push(("answer", answer(generation)));
     }
-    if statistics.stream.lookups > 0 {
-        lines.push(("experts", experts(&statistics)));
-        lines.push(("faults", faults(&statistics, session.plan())));
+    if let (Some(stream), Some(plan)) = (&statistics.stream, session.plan()) {
+        lines.push(("basin", basin(&statistics, plan)));
+        if stream.lookups > 0 {
+            lines.push(("experts", experts(stream)));
+            lines.push(("faults", faults(stream, plan)));
+        }
+        let shares = !matches!(after, After::Chat);
+        lines.push(("streamed", streamed(stream, shares)));
+        lines.push(("waited", waited(stream, shares)));
     }
-    let shares = !matches!(after, After::Chat);
-    lines.push(("streamed", streamed(&statistics, shares)));
-    lines.push(("waited", waited(&statistics, shares)));
     lines.push(("disk", reader(&statistics)));
     lines.push(("compute", compute(&statistics)));
+    if let Some(used) = &statistics.vram {
+        lines.push(("vram", vram(used)));
+    }
     if let Some(peak) = statistics.peak_resident_bytes {
         lines.push(("memory", memory(&statistics, peak)));
     }
@@ -66,13 +73,37 @@ fn model(session: &Session, path: &Path) -> String {
     )
 }
 
+fn device(statistics: &SessionStatistics) -> String {
+    match &statistics.why_not_cuda {
+        None => statistics.device.clone(),
+        Some(why) => format!("{}, not cuda: {why}", statistics.device),
+    }
+}
+
+/// Our figure beside the driver's.
+fn vram(used: &VramUse) -> String {
+    let driver = match used.driver_used_bytes {
+        None => "the driver does not say how much is in use".into(),
+        Some(driver) => format!("the driver says {} are in use", bytes(driver)),
+    };
+    format!(
+        "{} by our count: weights {}, KV cache {}, activations {}, context and kernels {}; {driver}",
+        bytes(used.total_bytes),
+        bytes(used.weights_bytes),
+        bytes(used.kv_cache_bytes),
+        bytes(used.activation_bytes),
+        bytes(used.context_bytes)
+    )
+}
+
 fn budget(statistics: &SessionStatistics) -> String {
     let share = percent(statistics.budget_bytes as f64, statistics.weights_bytes as f64);
     let whose = match statistics.budget_chosen_by_user {
         true => format!("{share} of the model"),
         false => "what this machine has free".into(),
     };
-    format!("{} of RAM, {whose}", bytes(statistics.budget_bytes))
+    let kind = if statistics.vram.is_some() { "VRAM" } else { "RAM" };
+    format!("{} of {kind}, {whose}", bytes(statistics.budget_bytes))
 }
 
 fn basin(statistics: &SessionStatistics, plan: &MemoryPlan) -> String {
@@ -112,8 +143,7 @@ fn answer(generation: &Generation) -> String {
     )
 }
 
-fn experts(statistics: &SessionStatistics) -> String {
-    let stream = &statistics.stream;
+fn experts(stream: &StreamStatistics) -> String {
     format!(
         "{} hit rate: {} of {} lookups found their expert in RAM",
         percent(stream.hits as f64, stream.lookups as f64),
@@ -122,8 +152,7 @@ fn experts(statistics: &SessionStatistics) -> String {
     )
 }
 
-fn faults(statistics: &SessionStatistics, plan: &MemoryPlan) -> String {
-    let stream = &statistics.stream;
+fn faults(stream: &StreamStatistics, plan: &MemoryPlan) -> String {
     let faulted = &stream.faulted_experts_per_token;
     let mut text = match (faulted.all, faulted.steady) {
         (None, _) => "only prompts so far".to_string(),
@@ -138,9 +167,9 @@ fn faults(statistics: &SessionStatistics, plan: &MemoryPlan) -> String {
     text
 }
 
-fn streamed(statistics: &SessionStatistics, shares: bool) -> String {
-    let io = &statistics.stream.io;
-    let mut text = format!("{} from disk", bytes(statistics.stream.bytes_read));
+fn streamed(stream: &StreamStatistics, shares: bool) -> String {
+    let io = &stream.io;
+    let mut text = format!("{} from disk", bytes(stream.bytes_read));
     if io.busy_seconds > 0.0 {
         let rate = format_rate(io.bytes_read as f64 / io.busy_seconds);
         let _ = write!(text, " at {rate}/s while reading");
@@ -154,9 +183,9 @@ fn streamed(statistics: &SessionStatistics, shares: bool) -> String {
     text
 }
 
-fn waited(statistics: &SessionStatistics, shares: bool) -> String {
-    let waited = statistics.stream.wait_seconds;
-    let elapsed = statistics.stream.io.elapsed_seconds;
+fn waited(stream: &StreamStatistics, shares: bool) -> String {
+    let waited = stream.wait_seconds;
+    let elapsed = stream.io.elapsed_seconds;
     let mut text = format!("{} for weights", seconds(waited));
     if shares {
         let _ = write!(text, ", {} of {}", percent(waited, elapsed), seconds(elapsed));
@@ -186,6 +215,9 @@ fn compute(statistics: &SessionStatistics) -> String {
 }
 
 fn memory(statistics: &SessionStatistics, peak: u64) -> String {
+    if statistics.vram.is_some() {
+        return format!("{} at most (VmHWM)", bytes(peak));
+    }
     format!(
         "{} at most (VmHWM); of it weights within {}, KV cache {}",
         bytes(peak),

@@ -16,7 +16,10 @@ const LAYERS: [(&str, &[&str]); 11] = [
         "forebay-gpu-check",
         &["forebay-format", "forebay-store", "forebay-compute", "forebay-cuda", "forebay-engine"],
     ),
-    ("forebay-model", &["forebay-format", "forebay-store", "forebay-stream", "forebay-compute"]),
+    (
+        "forebay-model",
+        &["forebay-format", "forebay-store", "forebay-stream", "forebay-compute", "forebay-cuda"],
+    ),
     (
         "forebay-engine",
         &[

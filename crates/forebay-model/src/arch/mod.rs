@@ -4,11 +4,12 @@ mod families;
 mod gguf;
 mod huggingface;
 
-use forebay_compute::{RopeLayout, RopeScaling};
+use forebay_compute::{RopeConfig, RopeLayout, RopeScaling, RopeTable};
 use forebay_format::{Catalog, Source};
 use serde::Serialize;
 
 use crate::ModelError;
+use crate::weights::Weights;
 pub use families::{Family, known_families};
 
 /// A description that one decoder can run.
@@ -145,6 +146,35 @@ impl Architecture {
             FeedForward::Experts(experts) => Some(experts),
             FeedForward::Dense { .. } => None,
         })
+    }
+
+    /// Width of the widest dense feed-forward; 0 where every layer has experts.
+    pub(crate) fn dense_width(&self) -> usize {
+        let widths = self.layers.iter().map(|layer| match layer.feed_forward {
+            FeedForward::Dense { width } => width,
+            FeedForward::Experts(_) => 0,
+        });
+        widths.max().unwrap_or(0)
+    }
+
+    /// The rotary position embedding for `context` positions.
+    ///
+    /// # Errors
+    /// Numbers that cannot be tabulated.
+    pub(crate) fn rope_table(
+        &self,
+        weights: &Weights,
+        context: usize,
+    ) -> Result<RopeTable, ModelError> {
+        let rope = &self.rope;
+        Ok(RopeTable::new(&RopeConfig {
+            rotary_dim: rope.rotary_dim,
+            theta: rope.theta,
+            layout: rope.layout,
+            scaling: rope.scaling,
+            frequency_factors: weights.rope_factors.as_deref(),
+            context,
+        })?)
     }
 
     fn validate(&self) -> Result<(), ModelError> {

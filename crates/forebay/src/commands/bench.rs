@@ -22,7 +22,7 @@ struct Document<'a> {
     prompt: Option<Summary>,
     generate: Option<Summary>,
     runs: &'a [BenchRun],
-    plan: &'a MemoryPlan,
+    plan: Option<&'a MemoryPlan>,
     statistics: SessionStatistics,
 }
 

@@ -24,7 +24,7 @@ struct Document<'a> {
     vocabulary: usize,
     bytes: u64,
     compute_seconds: f64,
-    plan: &'a MemoryPlan,
+    plan: Option<&'a MemoryPlan>,
     statistics: SessionStatistics,
 }
 

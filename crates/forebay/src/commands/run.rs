@@ -36,7 +36,7 @@ struct Document<'a> {
     generate_tokens_per_second: f64,
     seed: u64,
     model: &'a ModelInfo,
-    plan: &'a MemoryPlan,
+    plan: Option<&'a MemoryPlan>,
     statistics: SessionStatistics,
 }
 

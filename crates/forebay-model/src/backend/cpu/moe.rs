@@ -8,9 +8,9 @@ use forebay_compute::RouterRule;
 use forebay_compute::{Activations, Cpu, MatmulJob};
 use forebay_stream::{ExpertIndex, LayerIndex, Lease, Residency};
 
+use super::{matmul_beside_reads, matrix};
 use crate::ModelError;
 use crate::arch::{Architecture, Experts};
-use crate::decoder::{matmul_beside_reads, matrix};
 use crate::weights::PartMatrix;
 
 /// Bytes of gate and up outputs that one group of experts may take: experts that are ready
@@ -136,14 +136,9 @@ impl MoeScratch {
         Ok(())
     }
 
-    /// Writes the chosen experts into rows `[tokens, layers, k]`.
-    pub fn record(&self, routing: &mut [i32], layer: usize, layers: usize, count: usize) {
-        let k = routing.len() / (count * layers);
-        for (token, row) in routing.chunks_exact_mut(layers * k).enumerate() {
-            for (slot, place) in row[layer * k..(layer + 1) * k].iter_mut().enumerate() {
-                *place = self.ids[token * k + slot] as i32;
-            }
-        }
+    /// The chosen experts `[tokens, k]`.
+    pub fn chosen(&self, count: usize, experts: &Experts) -> &[u32] {
+        &self.ids[..count * experts.used]
     }
 
     /// Leases those of the touched experts that are in memory and starts the reads of the others.

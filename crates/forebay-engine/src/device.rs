@@ -1,0 +1,115 @@
+//! Which device computes, and why.
+
+use forebay_cuda::Gpu;
+use forebay_model::{Architecture, CudaPlan, ModelError, Weights};
+
+use crate::{EngineError, SessionOptions};
+
+/// Where a user wants a model to be computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// The first GPU, if it is usable and the model fits; else the CPU.
+    Auto,
+    Cpu,
+    /// This GPU, counted from 0.
+    Cuda(usize),
+}
+
+/// What was chosen.
+pub(crate) struct Chosen {
+    /// The GPU with room for the model; `None` for the CPU.
+    pub cuda: Option<CudaPlan>,
+    /// `cpu`, or `cuda:N`.
+    pub name: String,
+    /// Why a GPU that might have been used is not.
+    pub why_not_cuda: Option<String>,
+}
+
+impl Chosen {
+    fn cpu(why_not_cuda: Option<String>) -> Chosen {
+        Chosen { cuda: None, name: "cpu".into(), why_not_cuda }
+    }
+
+    fn cuda(plan: CudaPlan, ordinal: usize) -> Chosen {
+        Chosen { cuda: Some(plan), name: format!("cuda:{ordinal}"), why_not_cuda: None }
+    }
+}
+
+/// Opens the device that `options` ask for and finds out whether the model fits.
+///
+/// # Errors
+/// A GPU that was asked for and cannot be used, a model that does not fit it, and options that would have no effect.
+pub(crate) fn choose(
+    options: &SessionOptions,
+    architecture: &Architecture,
+    weights: &Weights,
+    context: usize,
+) -> Result<Chosen, EngineError> {
+    let plan = |ordinal| -> Result<CudaPlan, EngineError> {
+        let gpu = Gpu::open(ordinal)?;
+        let (exact, vram) = (options.exact, options.vram_bytes);
+        Ok(CudaPlan::new(gpu, architecture, weights, context, exact, vram)?)
+    };
+    match options.device {
+        DeviceChoice::Cpu if options.vram_bytes.is_some() => Err(EngineError::BadOption {
+            name: "--vram",
+            value: "given".into(),
+            expected: "--device cpu uses none: leave one of them out".into(),
+        }),
+        DeviceChoice::Cpu => Ok(Chosen::cpu(None)),
+        DeviceChoice::Cuda(ordinal) => match host_option(options) {
+            Some(name) => Err(EngineError::BadOption {
+                name,
+                value: "given".into(),
+                expected:
+                    "with --device cuda the whole model is in VRAM and computed there: leave \
+                           it out, or use --device cpu"
+                        .into(),
+            }),
+            None => Ok(Chosen::cuda(plan(ordinal)?, ordinal)),
+        },
+        DeviceChoice::Auto => match (host_option(options), options.vram_bytes) {
+            (Some(name), Some(_)) => Err(EngineError::BadOption {
+                name: "--vram",
+                value: "given".into(),
+                expected: format!("{name} is for the CPU: leave one of them out"),
+            }),
+            (Some(name), None) => Ok(Chosen::cpu(Some(format!("{name} is for the CPU")))),
+            (None, vram) => match plan(0) {
+                Ok(plan) => Ok(Chosen::cuda(plan, 0)),
+                // A budget for memory that is not there has no effect.
+                Err(EngineError::Cuda(error)) if vram.is_some() => Err(error.into()),
+                Err(EngineError::Cuda(error)) => Ok(Chosen::cpu(Some(error.to_string()))),
+                Err(EngineError::Model(
+                    error @ (ModelError::VramTooSmall { .. } | ModelError::NotOnGpu { .. }),
+                )) => Ok(Chosen::cpu(Some(error.to_string()))),
+                Err(error) => Err(error),
+            },
+        },
+    }
+}
+
+/// An option that is given and only means something where blocks stream through host memory or the CPU computes.
+fn host_option(options: &SessionOptions) -> Option<&'static str> {
+    let given = [
+        ("--ram", options.ram_bytes.is_some()),
+        ("--threads", options.threads.is_some()),
+        ("--prefetch", options.prefetch),
+        ("--policy", options.policy != SessionOptions::default().policy),
+    ];
+    given.into_iter().find(|(_, given)| *given).map(|(name, _)| name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_for_the_host_are_seen() {
+        assert_eq!(host_option(&SessionOptions::default()), None);
+        let ram = SessionOptions { ram_bytes: Some(1), ..SessionOptions::default() };
+        assert_eq!(host_option(&ram), Some("--ram"));
+        let prefetch = SessionOptions { prefetch: true, ..SessionOptions::default() };
+        assert_eq!(host_option(&prefetch), Some("--prefetch"));
+    }
+}

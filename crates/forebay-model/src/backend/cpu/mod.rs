@@ -1,0 +1,418 @@
+//! The CPU: computes on leased blocks, while others are read.
+
+mod moe;
+mod scratch;
+
+use forebay_compute::{
+    Attention, Cpu, KvCache, KvShape, KvType, MatmulJob, Matrix, RopeTable, RouterRule,
+};
+use forebay_format::dequantize;
+use forebay_store::FileSet;
+use forebay_stream::{Lease, Residency};
+
+use super::{Backend, ComputeInfo, NextBlock, Step, record_routing};
+use crate::ModelError;
+use crate::arch::Architecture;
+use crate::weights::{FeedForwardWeights, PartMatrix, Weights};
+use moe::MoeStep;
+use scratch::{Scratch, batch_tokens};
+
+/// The CPU with its key/value cache, and where blocks are leased.
+pub struct CpuBackend {
+    cpu: Cpu,
+    files: FileSet,
+    residency: Residency,
+    /// The dense block of the layer under way.
+    lease: Option<Lease>,
+    cache: KvCache,
+    rope: RopeTable,
+    scratch: Scratch,
+    /// 0, 1, 2 ... for the whole context.
+    positions: Vec<u32>,
+    /// Most tokens that go through the layers together.
+    batch: usize,
+    /// Read experts of the next layer ahead by its router's guess.
+    prefetch: bool,
+}
+
+impl CpuBackend {
+    /// Reserves activations and `context` positions of key/value cache. With `prefetch`, experts of the next layer are
+    /// read ahead by its router's guess while a single token is computed: of no effect where everything is resident,
+    /// and never changes a result.
+    ///
+    /// # Errors
+    /// A rotary embedding or a context that the description's numbers do not allow.
+    // Each is moved in once.
+    #[allow(clippy::too_many_arguments)]
+    pub fn new(
+        architecture: &Architecture,
+        weights: &Weights,
+        cpu: Cpu,
+        files: FileSet,
+        residency: Residency,
+        context: usize,
+        kv_type: KvType,
+        prefetch: bool,
+    ) -> Result<CpuBackend, ModelError> {
+        let attention = &architecture.attention;
+        let shape = KvShape {
+            layers: architecture.layers.len(),
+            kv_heads: attention.kv_heads,
+            head_dim_k: attention.head_dim,
+            head_dim_v: attention.head_dim,
+            context,
+        };
+        let cache = KvCache::new(shape, kv_type)?;
+        let rope = architecture.rope_table(weights, context)?;
+        let batch = batch_tokens(architecture, context);
+        let scratch = Scratch::reserve(architecture, weights, batch);
+        let prefetch = prefetch && !residency.plan().fully_resident;
+        Ok(CpuBackend {
+            cpu,
+            files,
+            residency,
+            lease: None,
+            cache,
+            rope,
+            scratch,
+            positions: (0..context as u32).collect(),
+            batch,
+            prefetch,
+        })
+    }
+
+    /// Adds the last block's output to the residual stream. A NaN would spread to every later token and look like a
+    /// model that writes nonsense, so there must be none.
+    fn add(&mut self, step: &Step<'_>, block: NextBlock) -> Result<(), ModelError> {
+        let hidden = step.architecture.hidden;
+        let x = &mut self.scratch.x[..step.count * hidden];
+        self.cpu.add_assign(x, &self.scratch.block_out[..step.count * hidden]);
+        // A sum of magnitudes is finite only if all are, and vectorises; overflow of the sum
+        // itself would need values that no later norm could use either.
+        let finite = |row: &[f32]| row.iter().map(|value| value.abs()).sum::<f32>().is_finite();
+        match x.chunks_exact(hidden).position(|row| !finite(row)) {
+            None => Ok(()),
+            Some(row) => {
+                let (layer, token) = (step.added_layer(block), step.position + row);
+                Err(ModelError::NumericFailure { layer, token })
+            }
+        }
+    }
+
+    /// While this layer's experts are on their way: what would the next layer's router choose for
+    /// the token as it is now? Reads those experts ahead, on what the demand leaves of the disk.
+    fn prefetch_next(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
+        let next = Step { layer: step.layer + 1, ..*step };
+        let Some(layer) = step.weights.layers.get(next.layer) else { return Ok(()) };
+        let FeedForwardWeights::Experts { router, .. } = layer.feed_forward else { return Ok(()) };
+        let experts = next.experts();
+        let CpuBackend { cpu, residency, scratch, .. } = self;
+        let Some(lease) = residency.dense_if_present(next.layer as u32) else { return Ok(()) };
+        let hidden = step.architecture.hidden;
+        // `block_out` is free until this layer's experts are combined.
+        let normed = &mut scratch.block_out[..hidden];
+        let epsilon = step.architecture.norm_epsilon;
+        cpu.rms_norm(&scratch.x[..hidden], &layer.feed_forward_norm, epsilon, normed);
+        scratch.inner.prepare(cpu, normed, 1, hidden, &[router.ty]);
+        let out = &mut scratch.moe.guess_scores[..experts.count];
+        let w = matrix(residency, &lease, &router);
+        cpu.matmul(&mut [MatmulJob { w, x: &scratch.inner, tokens: None, out }]);
+        drop(lease);
+        let rule = RouterRule { scale: experts.scale, ..RouterRule::softmax(experts.renormalise) };
+        scratch.moe.prefetch(cpu, next.layer, experts, &rule, residency)
+    }
+}
+
+impl Backend for CpuBackend {
+    fn info(&self) -> ComputeInfo {
+        ComputeInfo {
+            threads: self.cpu.pool().threads(),
+            isa: self.cpu.isa().to_string(),
+            description: self.cpu.describe(),
+            vram: None,
+        }
+    }
+
+    fn batch_tokens(&self) -> usize {
+        self.batch
+    }
+
+    fn context(&self) -> usize {
+        self.cache.shape().context
+    }
+
+    fn cache_bytes(&self) -> u64 {
+        self.cache.bytes()
+    }
+
+    fn truncate(&mut self, position: usize) {
+        self.cache.truncate(position);
+    }
+
+    fn residency(&self) -> Option<&Residency> {
+        Some(&self.residency)
+    }
+
+    fn residency_mut(&mut self) -> Option<&mut Residency> {
+        Some(&mut self.residency)
+    }
+
+    /// Reads the tokens' rows of the embedding table into the residual stream.
+    fn begin(&mut self, step: &Step<'_>, tokens: &[u32], head: bool) -> Result<(), ModelError> {
+        self.lease = None;
+        let embedding = &step.weights.embedding;
+        let row_bytes = embedding.row_bytes as u64;
+        let rows = self.scratch.x.chunks_exact_mut(step.architecture.hidden);
+        for (token, row) in tokens.iter().zip(rows) {
+            let mut extent = embedding.extent;
+            extent.offset += u64::from(*token) * row_bytes;
+            extent.length = row_bytes;
+            self.files.read_exact(extent, &mut self.scratch.embedding_row)?;
+            dequantize(embedding.ty, &self.scratch.embedding_row, row)?;
+        }
+        // A batch without logits skips the head: its chunks must not be read ahead in vain.
+        let head = if head { step.weights.head.len() } else { 0 };
+        self.residency.set_dense_cycle(step.architecture.layers.len() + head);
+        Ok(())
+    }
+
+    fn enter_layer(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
+        // The last block's slot is free before another is asked for.
+        self.lease = None;
+        self.lease = Some(self.residency.dense(step.layer as u32)?);
+        Ok(())
+    }
+
+    fn norm(&mut self, step: &Step<'_>, block: NextBlock, add: bool) -> Result<(), ModelError> {
+        if add {
+            self.add(step, block)?;
+        }
+        let weight = match block {
+            NextBlock::Attention => &step.layer_weights().attention_norm,
+            NextBlock::FeedForward => &step.layer_weights().feed_forward_norm,
+            NextBlock::Head => &step.weights.final_norm,
+        };
+        let values = step.count * step.architecture.hidden;
+        let (x, normed) = (&self.scratch.x[..values], &mut self.scratch.normed[..values]);
+        self.cpu.rms_norm(x, weight, step.architecture.norm_epsilon, normed);
+        Ok(())
+    }
+
+    fn project(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
+        let CpuBackend { cpu, residency, lease, cache, rope, scratch, positions, .. } = self;
+        let lease = lease.as_ref().expect("the layer was entered");
+        let (weights, count, hidden) = (step.layer_weights(), step.count, step.architecture.hidden);
+        let attention = &step.architecture.attention;
+        let (heads, kv_heads, head_dim) = (attention.heads, attention.kv_heads, attention.head_dim);
+        let normed = &scratch.normed[..count * hidden];
+        let q = &mut scratch.q[..count * heads * head_dim];
+        let k = &mut scratch.k[..count * kv_heads * head_dim];
+        let v = &mut scratch.v[..count * kv_heads * head_dim];
+        let types = [weights.q.ty, weights.k.ty, weights.v.ty];
+        scratch.input.prepare(cpu, normed, count, hidden, &types);
+        let input = &scratch.input;
+        let job = |part, out| MatmulJob {
+            w: matrix(residency, lease, part),
+            x: input,
+            tokens: None,
+            out,
+        };
+        let mut jobs =
+            [job(&weights.q, &mut *q), job(&weights.k, &mut *k), job(&weights.v, &mut *v)];
+        matmul_beside_reads(cpu, residency, &mut jobs)?;
+        add_bias(cpu, q, weights.q_bias.as_deref());
+        add_bias(cpu, k, weights.k_bias.as_deref());
+        add_bias(cpu, v, weights.v_bias.as_deref());
+        let epsilon = step.architecture.norm_epsilon;
+        norm_in_place(cpu, q, weights.q_norm.as_deref(), epsilon);
+        norm_in_place(cpu, k, weights.k_norm.as_deref(), epsilon);
+        let positions = &positions[step.position..step.position + count];
+        cpu.rope(q, head_dim, positions, rope);
+        cpu.rope(k, head_dim, positions, rope);
+        cache.append(cpu, step.layer, step.position, k, v)?;
+        Ok(())
+    }
+
+    fn attend(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
+        let attention = &step.architecture.attention;
+        let values = step.count * attention.heads * attention.head_dim;
+        let scale = 1.0 / (attention.head_dim as f32).sqrt();
+        let window = step.architecture.layers[step.layer].window;
+        let causal = Attention::causal(step.layer, attention.heads, step.position, scale);
+        let what = Attention { window, ..causal };
+        let attended = &mut self.scratch.attended[..values];
+        self.cpu.attention(&self.scratch.q[..values], &self.cache, &what, attended);
+        Ok(())
+    }
+
+    fn project_output(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
+        let CpuBackend { cpu, residency, lease, scratch, .. } = self;
+        let lease = lease.as_ref().expect("the layer was entered");
+        let weights = step.layer_weights();
+        let attended = &scratch.attended[..step.count * weights.o.cols];
+        scratch.input.prepare(cpu, attended, step.count, weights.o.cols, &[weights.o.ty]);
+        let out = &mut scratch.block_out[..step.count * step.architecture.hidden];
+        let w = matrix(residency, lease, &weights.o);
+        let job = MatmulJob { w, x: &scratch.input, tokens: None, out: &mut *out };
+        matmul_beside_reads(cpu, residency, &mut [job])?;
+        add_bias(cpu, out, weights.o_bias.as_deref());
+        Ok(())
+    }
+
+    fn dense_feed_forward(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
+        let FeedForwardWeights::Dense { gate, up, down } = step.layer_weights().feed_forward else {
+            unreachable!("the caller looked at the weights");
+        };
+        let CpuBackend { cpu, residency, lease, scratch, .. } = self;
+        let lease = lease.as_ref().expect("the layer was entered");
+        let (hidden, width, count) = (step.architecture.hidden, gate.rows, step.count);
+        let normed = &scratch.normed[..count * hidden];
+        scratch.input.prepare(cpu, normed, count, hidden, &[gate.ty, up.ty]);
+        let gate_out = &mut scratch.gate[..count * width];
+        let up_out = &mut scratch.up[..count * width];
+        let x = &scratch.input;
+        let mut jobs = [
+            MatmulJob { w: matrix(residency, lease, &gate), x, tokens: None, out: gate_out },
+            MatmulJob { w: matrix(residency, lease, &up), x, tokens: None, out: up_out },
+        ];
+        matmul_beside_reads(cpu, residency, &mut jobs)?;
+        let inner = &mut scratch.gate[..count * width];
+        cpu.silu_mul_in_place(inner, &scratch.up[..count * width]);
+        scratch.inner.prepare(cpu, inner, count, width, &[down.ty]);
+        let out = &mut scratch.block_out[..count * hidden];
+        let w = matrix(residency, lease, &down);
+        let job = MatmulJob { w, x: &scratch.inner, tokens: None, out };
+        matmul_beside_reads(cpu, residency, &mut [job])
+    }
+
+    fn route(&mut self, step: &Step<'_>, routing: Option<&mut [i32]>) -> Result<(), ModelError> {
+        let FeedForwardWeights::Experts { router, gate, up, .. } =
+            step.layer_weights().feed_forward
+        else {
+            unreachable!("the caller looked at the weights");
+        };
+        let (experts, count, hidden) = (step.experts(), step.count, step.architecture.hidden);
+        let lease = self.lease.as_ref().expect("the layer was entered");
+        let w = matrix(&self.residency, lease, &router);
+        let Scratch { input, normed, moe, .. } = &mut self.scratch;
+        let types = [router.ty, gate.ty, up.ty];
+        input.prepare(&self.cpu, &normed[..count * hidden], count, hidden, &types);
+        let out = &mut moe.scores[..count * experts.count];
+        self.cpu.matmul(&mut [MatmulJob { w, x: input, tokens: None, out }]);
+        // The dense block is done with; its slot may take the next layer while experts compute.
+        self.lease = None;
+        let rule = RouterRule { scale: experts.scale, ..RouterRule::softmax(experts.renormalise) };
+        moe.route(&self.cpu, count, experts, &rule)?;
+        if let Some(routing) = routing {
+            let layers = step.architecture.layers.len();
+            record_routing(moe.chosen(count, experts), routing, step.layer, layers, count);
+        }
+        moe.begin(step.layer, &mut self.residency)?;
+        if self.prefetch && count == 1 {
+            self.prefetch_next(step)?;
+        }
+        Ok(())
+    }
+
+    fn experts(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
+        let FeedForwardWeights::Experts { gate, up, down, .. } = step.layer_weights().feed_forward
+        else {
+            unreachable!("the caller looked at the weights");
+        };
+        let CpuBackend { cpu, residency, scratch, .. } = self;
+        let (count, hidden) = (step.count, step.architecture.hidden);
+        let moe_step = MoeStep { experts: step.experts(), gate, up, down, hidden, count };
+        scratch.moe.compute(&moe_step, cpu, residency, &scratch.input)?;
+        scratch.moe.combine(&moe_step, cpu, &mut scratch.block_out[..count * hidden]);
+        Ok(())
+    }
+
+    /// In chunks of the vocabulary.
+    fn head(
+        &mut self,
+        step: &Step<'_>,
+        first: usize,
+        logits: &mut Vec<f32>,
+    ) -> Result<(), ModelError> {
+        self.add(step, NextBlock::Head)?;
+        self.lease = None;
+        let CpuBackend { cpu, residency, scratch, .. } = self;
+        let (hidden, vocabulary) = (step.architecture.hidden, step.architecture.vocabulary);
+        let rows = step.count - first;
+        let x = &scratch.x[first * hidden..step.count * hidden];
+        let normed = &mut scratch.normed[..rows * hidden];
+        cpu.rms_norm(x, &step.weights.final_norm, step.architecture.norm_epsilon, normed);
+        let ty = step.weights.head[0].matrix.ty;
+        scratch.input.prepare(cpu, normed, rows, hidden, &[ty]);
+        let base = logits.len();
+        logits.resize(base + rows * vocabulary, 0.0);
+        let layers = step.architecture.layers.len();
+        for (index, chunk) in step.weights.head.iter().enumerate() {
+            let lease = residency.dense((layers + index) as u32)?;
+            let w = matrix(residency, &lease, &chunk.matrix);
+            let chunk_rows = chunk.matrix.rows;
+            let x = &scratch.input;
+            if rows == 1 {
+                // A chunk of one row of logits is contiguous: write in place.
+                let start = base + chunk.first_row;
+                let out = &mut logits[start..start + chunk_rows];
+                matmul_beside_reads(cpu, residency, &mut [MatmulJob { w, x, tokens: None, out }])?;
+                continue;
+            }
+            scratch.chunk_logits.resize(rows * chunk_rows, 0.0);
+            let out = &mut scratch.chunk_logits[..];
+            matmul_beside_reads(cpu, residency, &mut [MatmulJob { w, x, tokens: None, out }])?;
+            for (row, values) in scratch.chunk_logits.chunks_exact(chunk_rows).enumerate() {
+                let start = base + row * vocabulary + chunk.first_row;
+                logits[start..start + chunk_rows].copy_from_slice(values);
+            }
+        }
+        match logits[base..].iter().position(|value| !value.is_finite()) {
+            None => Ok(()),
+            Some(index) => {
+                let token = step.position + first + index / vocabulary;
+                Err(ModelError::NumericFailure { layer: layers, token })
+            }
+        }
+    }
+
+    fn end(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
+        self.lease = None;
+        self.add(step, NextBlock::Head)
+    }
+}
+
+/// Part `part` of a leased block as a matrix.
+fn matrix<'lease>(
+    residency: &Residency,
+    lease: &'lease Lease,
+    part: &PartMatrix,
+) -> Matrix<'lease> {
+    let data = residency.bytes(lease, part.part);
+    Matrix { ty: part.ty, rows: part.rows, cols: part.cols, data }
+}
+
+/// Computes `jobs`; while the other threads begin with them, this one hands waiting reads to the
+/// disk and takes in what has arrived.
+fn matmul_beside_reads(
+    cpu: &Cpu,
+    residency: &mut Residency,
+    jobs: &mut [MatmulJob<'_>],
+) -> Result<(), ModelError> {
+    let mut progress = Ok(());
+    cpu.matmul_after(&mut || progress = residency.progress(), jobs);
+    Ok(progress?)
+}
+
+fn add_bias(cpu: &Cpu, rows: &mut [f32], bias: Option<&[f32]>) {
+    if let Some(bias) = bias {
+        cpu.add_bias_rows(rows, bias);
+    }
+}
+
+/// Norms every run of `weight.len()` values: a head, or a whole projection.
+fn norm_in_place(cpu: &Cpu, values: &mut [f32], weight: Option<&[f32]>, epsilon: f32) {
+    if let Some(weight) = weight {
+        cpu.rms_norm_in_place(values, weight, epsilon);
+    }
+}

@@ -1,0 +1,86 @@
+//! Activations of one batch on the CPU, reserved at start.
+
+use super::moe::MoeScratch;
+use crate::arch::Architecture;
+use crate::weights::Weights;
+use forebay_compute::Activations;
+
+/// Most tokens that go through the layers together.
+const BATCH_TOKENS_MAX: usize = 512;
+
+/// Bytes that the activations of a batch may take. They are beside the user's budget, within the
+/// allowance that the documentation states for the process itself.
+const ACTIVATION_BYTES_MAX: u64 = 112 << 20;
+
+/// Tokens that go through the layers together: as many as the activations' allowance has room
+/// for. The same for every memory budget, because which kernel runs depends on the number of
+/// tokens, and streamed output must equal resident output.
+pub fn batch_tokens(architecture: &Architecture, context: usize) -> usize {
+    let mut batch = BATCH_TOKENS_MAX;
+    while batch > 32 && activation_bytes(architecture, batch) > ACTIVATION_BYTES_MAX {
+        batch /= 2;
+    }
+    batch.min(context)
+}
+
+/// Bytes of activation buffers for batches of `batch` tokens.
+fn activation_bytes(architecture: &Architecture, batch: usize) -> u64 {
+    Scratch::floats_per_token(architecture) as u64 * batch as u64 * 4
+        + MoeScratch::bytes(architecture, batch)
+}
+
+/// Activations of one batch.
+pub struct Scratch {
+    /// Residual stream `[tokens, hidden]`.
+    pub x: Vec<f32>,
+    /// Normed input of a block `[tokens, hidden]`.
+    pub normed: Vec<f32>,
+    /// Output of a block `[tokens, hidden]`.
+    pub block_out: Vec<f32>,
+    pub q: Vec<f32>,
+    pub k: Vec<f32>,
+    pub v: Vec<f32>,
+    pub attended: Vec<f32>,
+    pub gate: Vec<f32>,
+    pub up: Vec<f32>,
+    pub input: Activations,
+    pub inner: Activations,
+    pub embedding_row: Vec<u8>,
+    pub chunk_logits: Vec<f32>,
+    pub moe: MoeScratch,
+}
+
+impl Scratch {
+    pub fn reserve(architecture: &Architecture, weights: &Weights, batch: usize) -> Scratch {
+        let attention = &architecture.attention;
+        let floats = |width: usize| vec![0.0; batch * width];
+        let width = architecture.dense_width();
+        Scratch {
+            x: floats(architecture.hidden),
+            normed: floats(architecture.hidden),
+            block_out: floats(architecture.hidden),
+            q: floats(attention.heads * attention.head_dim),
+            k: floats(attention.kv_heads * attention.head_dim),
+            v: floats(attention.kv_heads * attention.head_dim),
+            attended: floats(attention.heads * attention.head_dim),
+            gate: floats(width),
+            up: floats(width),
+            input: Activations::new(),
+            inner: Activations::new(),
+            embedding_row: vec![0; weights.embedding.row_bytes],
+            chunk_logits: Vec::new(),
+            moe: MoeScratch::reserve(architecture, batch),
+        }
+    }
+
+    /// Floats that a token of a batch takes, its quantised copies included.
+    fn floats_per_token(architecture: &Architecture) -> usize {
+        let attention = &architecture.attention;
+        let q_width = attention.heads * attention.head_dim;
+        let kv_width = attention.kv_heads * attention.head_dim;
+        let width = architecture.dense_width();
+        3 * architecture.hidden + 2 * q_width + 2 * kv_width + 2 * width
+            // Quantised activations: a byte per value for each of two forms, and scales.
+            + (architecture.hidden.max(q_width) + width) * 5 / 8
+    }
+}

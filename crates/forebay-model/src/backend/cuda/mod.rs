@@ -1,0 +1,475 @@
+//! An NVIDIA GPU that holds the whole model: every step queues kernels and nothing waits for them, until the logits are
+//! copied to the host.
+
+mod memory;
+mod places;
+mod products;
+mod vectors;
+
+use forebay_compute::RopeLayout;
+use forebay_cuda::{
+    Attention, AttentionInputs, AttentionScratch, DevicePtr, EmbeddingTable, ExpertOutputs,
+    FiniteFlag, Gpu, HeadInput, KvLayer, MATVEC_TOKENS, NarrowActivations, Norm, Rotation,
+    RoundedActivations, RouterChoice, SortedPairs,
+};
+use forebay_store::FileSet;
+use forebay_stream::Residency;
+
+use super::{Backend, ComputeInfo, NextBlock, Step, record_routing};
+use crate::ModelError;
+use crate::arch::{Architecture, QkNorm};
+use crate::weights::{FeedForwardWeights, PartMatrix, Weights};
+use memory::{DeviceArena, DevicePlan};
+use places::{ActivationPlaces, HEAD_ROWS, kv_shape};
+use products::{ExpertEntries, ExpertProduct, Product, Products, Rows};
+use vectors::{LayerVectors, optional};
+
+pub use memory::VramUse;
+
+/// Contexts up to here share one way to split attention, longer ones that of the next power of two.
+const SMALLEST_CAPACITY: usize = 256;
+
+/// A GPU with a model in its memory.
+pub struct CudaBackend {
+    gpu: Gpu,
+    plan: DevicePlan,
+    arena: DeviceArena,
+    products: Products,
+    /// Ids, then positions, of a batch.
+    tokens: Vec<u32>,
+    flags: Vec<u32>,
+    chosen: Vec<u32>,
+}
+
+/// A model that was found to fit a GPU, before its weights are read.
+pub struct CudaPlan {
+    gpu: Gpu,
+    plan: DevicePlan,
+    exact: bool,
+}
+
+impl CudaPlan {
+    /// Finds out whether a model fits `gpu` with `context` positions of key/value cache; `exact` computes in f32
+    /// throughout. `vram_bytes` bounds all device memory, the driver's context included.
+    ///
+    /// # Errors
+    /// [`ModelError::VramTooSmall`]; weights or routers that have no kernels; whatever the driver says.
+    pub fn new(
+        gpu: Gpu,
+        architecture: &Architecture,
+        weights: &Weights,
+        context: usize,
+        exact: bool,
+        vram_bytes: Option<u64>,
+    ) -> Result<CudaPlan, ModelError> {
+        let shape = kv_shape(architecture, context, exact);
+        let plan = DevicePlan::new(&gpu, architecture, weights, shape, vram_bytes)?;
+        Ok(CudaPlan { gpu, plan, exact })
+    }
+
+    /// Reserves the memory and brings the weights into it. Blocks come through `residency`, the embedding table from
+    /// `files`; neither is needed afterwards. `progress` gets bytes done and bytes in all.
+    ///
+    /// # Errors
+    /// Failed reads, a failed device.
+    pub fn load(
+        self,
+        architecture: &Architecture,
+        weights: &Weights,
+        files: &FileSet,
+        residency: &mut Residency,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<CudaBackend, ModelError> {
+        let CudaPlan { gpu, plan, exact } = self;
+        let arena = DeviceArena::reserve(&gpu, &plan)?;
+        let rope = architecture.rope_table(weights, plan.kv_shape.context)?;
+        let source = memory::Source { weights, rope: &rope, files };
+        memory::upload(&gpu, &plan, &arena, &source, residency, progress)?;
+        let at = &plan.activations;
+        let products = Products {
+            exact,
+            rounded: RoundedActivations {
+                codes: arena.activation(at.codes),
+                scales: arena.activation(at.code_scales),
+            },
+            narrow: NarrowActivations {
+                high: arena.activation(at.high),
+                low: arena.activation(at.low),
+                scales: arena.activation(at.narrow_scales),
+            },
+        };
+        Ok(CudaBackend {
+            products,
+            tokens: vec![0; 2 * at.batch],
+            flags: vec![0; 1 + architecture.layers.len()],
+            chosen: vec![0; at.batch * architecture.experts_per_token()],
+            gpu,
+            plan,
+            arena,
+        })
+    }
+}
+
+impl CudaBackend {
+    fn at(&self) -> &ActivationPlaces {
+        &self.plan.activations
+    }
+
+    fn float(&self, at: u64) -> DevicePtr<f32> {
+        self.arena.activation(at)
+    }
+
+    fn positions(&self) -> DevicePtr<u32> {
+        self.arena.activation::<u32>(self.at().tokens).offset(self.at().batch)
+    }
+
+    fn vectors(&self) -> DevicePtr<f32> {
+        self.arena.activation(self.at().vectors)
+    }
+
+    fn layer_vectors(&self, step: &Step<'_>) -> LayerVectors {
+        self.plan.vectors.layers[step.layer]
+    }
+
+    fn product(&self, step: &Step<'_>, matrix: PartMatrix, out: u64) -> Product {
+        let at = self.plan.weights.layers[step.layer][matrix.part];
+        Product { matrix, data: self.arena.dense(at), out: self.float(out) }
+    }
+
+    fn kv_layer(&self, step: &Step<'_>) -> KvLayer {
+        KvLayer {
+            shape: self.plan.kv_shape,
+            keys: self.arena.kv(self.plan.kv.keys[step.layer]),
+            values: self.arena.kv(self.plan.kv.values[step.layer]),
+        }
+    }
+
+    /// Where what follows the block number `block` reports rows that are not finite: blocks are counted from the
+    /// attention of layer 0, so that the first one wins.
+    fn finite_flag(&self, block: usize, first_row: usize) -> FiniteFlag {
+        let flag = self.arena.activation(self.at().flags);
+        FiniteFlag { flag, first_tag: block * self.at().batch + first_row }
+    }
+
+    /// The router's pairs, sorted by expert.
+    fn sorted_pairs(&self) -> SortedPairs {
+        SortedPairs {
+            starts: self.arena.activation(self.at().starts),
+            pair_tokens: self.arena.activation(self.at().pair_tokens),
+            pairs: self.arena.activation(self.at().pairs),
+            row_of_pair: self.arena.activation(self.at().row_of_pair),
+        }
+    }
+
+    /// Waits for the batch and reports what its kernels found.
+    fn check(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
+        self.gpu.download_into(self.arena.activation(self.at().flags), &mut self.flags)?;
+        let batch = self.at().batch;
+        let layers = step.architecture.layers.len();
+        let stream = Some(self.flags[0]).filter(|tag| *tag != u32::MAX).map(|tag| {
+            // Two blocks of every layer, then the logits.
+            let (block, row) = (tag as usize / batch, tag as usize % batch);
+            (block / 2, row)
+        });
+        let routers = self.flags[1..=layers].iter().position(|token| *token != u32::MAX);
+        let router = routers.map(|layer| (layer, self.flags[1 + layer] as usize));
+        match stream.into_iter().chain(router).min() {
+            None => Ok(()),
+            Some((layer, row)) => {
+                Err(ModelError::NumericFailure { layer, token: step.position + row })
+            }
+        }
+    }
+}
+
+impl Backend for CudaBackend {
+    fn info(&self) -> ComputeInfo {
+        let (major, minor) = self.gpu.compute_capability();
+        let arithmetic = if self.products.exact { "exact" } else { "fast" };
+        let memory = self.gpu.memory_bytes().ok();
+        ComputeInfo {
+            threads: 1,
+            isa: format!("sm_{major}{minor}"),
+            description: format!(
+                "{}, compute capability {major}.{minor}, {} multiprocessors, {arithmetic} arithmetic",
+                self.gpu.name(),
+                self.gpu.multiprocessors()
+            ),
+            vram: Some(VramUse {
+                driver_used_bytes: memory.map(|(free, total)| total - free),
+                driver_total_bytes: memory.map(|(_, total)| total),
+                ..self.plan.vram.clone()
+            }),
+        }
+    }
+
+    fn batch_tokens(&self) -> usize {
+        self.at().batch
+    }
+
+    fn context(&self) -> usize {
+        self.plan.kv_shape.context
+    }
+
+    fn cache_bytes(&self) -> u64 {
+        self.plan.vram.kv_cache_bytes
+    }
+
+    /// Kernels read no position that the batch does not ask for.
+    fn truncate(&mut self, _position: usize) {}
+
+    fn residency(&self) -> Option<&Residency> {
+        None
+    }
+
+    fn residency_mut(&mut self) -> Option<&mut Residency> {
+        None
+    }
+
+    fn begin(&mut self, step: &Step<'_>, tokens: &[u32], _head: bool) -> Result<(), ModelError> {
+        let batch = self.at().batch;
+        self.tokens[..step.count].copy_from_slice(tokens);
+        for (row, place) in self.tokens[batch..batch + step.count].iter_mut().enumerate() {
+            *place = (step.position + row) as u32;
+        }
+        let ids = self.arena.activation(self.at().tokens);
+        self.gpu.upload(&self.tokens, ids)?;
+        let flags = self.arena.activation(self.at().flags);
+        self.gpu.fill(flags, 0xff, 4 * self.flags.len())?;
+        let embedding = &step.weights.embedding;
+        let at = self.plan.weights.embedding.unwrap_or(self.plan.weights.head);
+        let table = EmbeddingTable {
+            ty: embedding.ty,
+            data: self.arena.dense(at),
+            vocabulary: step.architecture.vocabulary,
+            hidden: step.architecture.hidden,
+        };
+        self.gpu.embed(&table, ids, self.float(self.at().x), step.count)?;
+        Ok(())
+    }
+
+    fn enter_layer(&mut self, _step: &Step<'_>) -> Result<(), ModelError> {
+        Ok(())
+    }
+
+    fn norm(&mut self, step: &Step<'_>, block: NextBlock, add: bool) -> Result<(), ModelError> {
+        let weight = match block {
+            NextBlock::Attention => self.layer_vectors(step).attention_norm,
+            NextBlock::FeedForward => self.layer_vectors(step).feed_forward_norm,
+            NextBlock::Head => self.plan.vectors.final_norm,
+        };
+        let norm = Norm {
+            weight: self.vectors().offset(weight),
+            width: step.architecture.hidden,
+            epsilon: step.architecture.norm_epsilon,
+        };
+        let (x, normed) = (self.float(self.at().x), self.float(self.at().normed));
+        if !add {
+            self.gpu.rms_norm(x, &norm, normed, step.count, None)?;
+            return Ok(());
+        }
+        let added = 2 * step.added_layer(block) + usize::from(block != NextBlock::FeedForward);
+        let flag = Some(self.finite_flag(added, 0));
+        let out = self.float(self.at().block_out);
+        self.gpu.add_rms_norm(x, out, &norm, normed, step.count, flag)?;
+        Ok(())
+    }
+
+    fn project(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
+        let (weights, at, vectors) = (step.layer_weights(), self.at(), self.layer_vectors(step));
+        let products = [
+            self.product(step, weights.q, at.q),
+            self.product(step, weights.k, at.k),
+            self.product(step, weights.v, at.v),
+        ];
+        let gpu = &self.gpu;
+        self.products.dense(gpu, self.float(at.normed), step.count, &products)?;
+        let input = |projected: u64, bias: Option<usize>, norm: Option<usize>| HeadInput {
+            projected: self.float(projected),
+            bias: optional(self.vectors(), bias),
+            norm: optional(self.vectors(), norm),
+        };
+        let mut q = input(at.q, vectors.q_bias, vectors.q_norm);
+        let mut k = input(at.k, vectors.k_bias, vectors.k_norm);
+        let epsilon = step.architecture.norm_epsilon;
+        if step.architecture.attention.qk_norm == QkNorm::WholeProjection {
+            for (input, width) in [(&mut q, weights.q.rows), (&mut k, weights.k.rows)] {
+                if !input.bias.is_null() {
+                    gpu.add_bias_rows(input.projected, input.bias, step.count, width)?;
+                }
+                let norm = Norm { weight: input.norm, width, epsilon };
+                gpu.rms_norm(input.projected, &norm, input.projected, step.count, None)?;
+                *input = HeadInput::plain(input.projected);
+            }
+        }
+        let rope = &step.architecture.rope;
+        let inputs = AttentionInputs {
+            q,
+            k,
+            v: input(at.v, vectors.v_bias, None),
+            heads: step.architecture.attention.heads,
+            norm_epsilon: epsilon,
+            rotation: Some(Rotation {
+                angles: self.float(at.rope),
+                rotary_dim: rope.rotary_dim,
+                interleaved: rope.layout == RopeLayout::Interleaved,
+            }),
+            positions: self.positions(),
+        };
+        gpu.attention_inputs(&inputs, &self.kv_layer(step), step.count)?;
+        Ok(())
+    }
+
+    fn attend(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
+        let (attention, at) = (&step.architecture.attention, self.at());
+        let shape = &self.plan.kv_shape;
+        let end = step.position + step.count;
+        let capacity = end.next_power_of_two().max(SMALLEST_CAPACITY).min(shape.context);
+        let splits = self.gpu.attention_splits(shape, attention.heads, step.count, capacity);
+        let what = Attention {
+            q: self.float(at.q),
+            out: self.float(at.attended),
+            first_position: self.positions(),
+            tokens: step.count,
+            heads: attention.heads,
+            scale: 1.0 / (attention.head_dim as f32).sqrt(),
+            window: step.architecture.layers[step.layer].window,
+            softcap: None,
+            sinks: DevicePtr::null(),
+        };
+        let scratch = AttentionScratch {
+            parts: self.float(at.attention_parts),
+            tickets: self.arena.activation(at.attention_tickets),
+            size: at.attention_size,
+        };
+        self.gpu.attention(&what, &self.kv_layer(step), splits, &scratch)?;
+        Ok(())
+    }
+
+    fn project_output(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
+        let at = self.at();
+        let product = self.product(step, step.layer_weights().o, at.block_out);
+        self.products.dense(&self.gpu, self.float(at.attended), step.count, &[product])?;
+        if let Some(bias) = self.layer_vectors(step).o_bias {
+            let bias = self.vectors().offset(bias);
+            self.gpu.add_bias_rows(product.out, bias, step.count, step.architecture.hidden)?;
+        }
+        Ok(())
+    }
+
+    fn dense_feed_forward(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
+        let FeedForwardWeights::Dense { gate, up, down } = step.layer_weights().feed_forward else {
+            unreachable!("the caller looked at the weights");
+        };
+        let (gpu, at) = (&self.gpu, self.at());
+        let pair = [self.product(step, gate, at.gate), self.product(step, up, at.up)];
+        self.products.gated(gpu, self.float(at.normed), step.count, pair)?;
+        let down = self.product(step, down, at.block_out);
+        self.products.dense(gpu, self.float(at.gate), step.count, &[down])
+    }
+
+    fn route(&mut self, step: &Step<'_>, routing: Option<&mut [i32]>) -> Result<(), ModelError> {
+        let FeedForwardWeights::Experts { router, .. } = step.layer_weights().feed_forward else {
+            unreachable!("the caller looked at the weights");
+        };
+        let (gpu, at, experts) = (&self.gpu, self.at(), step.experts());
+        let product = self.product(step, router, at.scores);
+        self.products.dense(gpu, self.float(at.normed), step.count, &[product])?;
+        let choice = RouterChoice {
+            experts: experts.count,
+            k: experts.used,
+            sigmoid: false,
+            renormalise: experts.renormalise,
+            scale: experts.scale,
+            correction_bias: DevicePtr::null(),
+            groups: None,
+        };
+        let ids = self.arena.activation(at.expert_ids);
+        let flag = self.arena.activation::<u32>(at.flags).offset(1 + step.layer);
+        let weights = self.float(at.expert_weights);
+        gpu.route(&choice, product.out, ids, weights, flag, step.count)?;
+        if !self.products.is_few(step.count) {
+            let sorted = self.sorted_pairs();
+            gpu.sort_pairs(ids, &sorted, step.count, experts.used, experts.count)?;
+        }
+        if let Some(routing) = routing {
+            let chosen = &mut self.chosen[..step.count * experts.used];
+            self.gpu.download_into(ids, chosen)?;
+            let layers = step.architecture.layers.len();
+            record_routing(chosen, routing, step.layer, layers, step.count);
+        }
+        Ok(())
+    }
+
+    fn experts(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
+        let FeedForwardWeights::Experts { gate, up, down, .. } = step.layer_weights().feed_forward
+        else {
+            unreachable!("the caller looked at the weights");
+        };
+        let (gpu, at, experts) = (&self.gpu, self.at(), step.experts());
+        let places = self.plan.weights.experts_of[step.layer].expect("the layer has experts");
+        let sorted = self.sorted_pairs();
+        let entries = ExpertEntries {
+            slots: self.arena.activation(at.tables[step.layer]),
+            experts: experts.count,
+            tokens: step.count,
+            used: experts.used,
+            ids: self.arena.activation(at.expert_ids),
+            starts: sorted.starts,
+            pair_tokens: sorted.pair_tokens,
+        };
+        let part = |matrix: PartMatrix, out: u64| ExpertProduct {
+            matrix,
+            offset: places.parts[matrix.part],
+            out: self.float(out),
+        };
+        let pair = [part(gate, at.gate), part(up, at.up)];
+        self.products.gated_experts(gpu, self.float(at.normed), &entries, pair)?;
+        let down = [part(down, at.outputs)];
+        self.products.experts(gpu, self.float(at.gate), &entries, Rows::Entry, &down)?;
+        let row_of_pair = match self.products.is_few(step.count) {
+            true => self.arena.activation(at.identity),
+            false => sorted.row_of_pair,
+        };
+        let outputs = ExpertOutputs {
+            parts: self.float(at.outputs),
+            weights: self.float(at.expert_weights),
+            row_of_pair,
+            width: step.architecture.hidden,
+            k: experts.used,
+        };
+        gpu.combine_experts(self.float(at.block_out), &outputs, step.count, false)?;
+        Ok(())
+    }
+
+    fn head(
+        &mut self,
+        step: &Step<'_>,
+        first: usize,
+        logits: &mut Vec<f32>,
+    ) -> Result<(), ModelError> {
+        self.norm(step, NextBlock::Head, true)?;
+        let (hidden, vocabulary) = (step.architecture.hidden, step.architecture.vocabulary);
+        let matrix = PartMatrix { rows: vocabulary, ..step.weights.head[0].matrix };
+        let data = self.arena.dense(self.plan.weights.head);
+        let out = self.float(self.at().logits);
+        for from in (first..step.count).step_by(HEAD_ROWS) {
+            let rows = HEAD_ROWS.min(step.count - from);
+            let x = self.float(self.at().normed).offset(from * hidden);
+            self.products.dense(&self.gpu, x, rows, &[Product { matrix, data, out }])?;
+            let flag = self.finite_flag(2 * step.architecture.layers.len(), from);
+            self.gpu.check_finite(out, rows, vocabulary, flag)?;
+            let base = logits.len();
+            logits.resize(base + rows * vocabulary, 0.0);
+            self.gpu.download_into(out, &mut logits[base..])?;
+        }
+        self.check(step)
+    }
+
+    fn end(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
+        self.norm(step, NextBlock::Head, true)?;
+        self.check(step)
+    }
+}
+
+const _: () = assert!(HEAD_ROWS > MATVEC_TOKENS, "rows of a prompt's logits go to tensor cores");

@@ -1,0 +1,264 @@
+//! Where everything lies in device memory: known before any of it is reserved.
+
+use forebay_cuda::{
+    AttentionScratchSize, Gpu, KvElement, KvLayerShape, MATVEC_TOKENS, RoundedActivations,
+};
+
+use crate::ModelError;
+use crate::arch::Architecture;
+use crate::weights::{FeedForwardWeights, PartMatrix, Weights};
+
+/// Everything begins at a multiple of this. It is also the margin around weights, of which kernels may read some bytes.
+const ALIGNMENT: u64 = 256;
+
+/// Most tokens that go through the layers together.
+pub const BATCH_TOKENS: usize = 512;
+
+/// Most rows of logits that are on the device at once.
+pub const HEAD_ROWS: usize = 32;
+
+/// Hands out places of a piece of memory that is reserved later.
+#[derive(Debug, Default)]
+pub struct Places {
+    end: u64,
+}
+
+impl Places {
+    fn take(&mut self, bytes: u64) -> u64 {
+        let at = self.end.next_multiple_of(ALIGNMENT);
+        self.end = at + bytes;
+        at
+    }
+
+    /// Bytes of everything handed out, with a margin behind.
+    pub fn bytes(&self) -> u64 {
+        self.end.next_multiple_of(ALIGNMENT) + ALIGNMENT
+    }
+}
+
+/// Experts of one layer: equal slots in a row.
+#[derive(Debug, Clone, Copy)]
+pub struct ExpertPlaces {
+    pub first: u64,
+    pub slot_bytes: u64,
+    /// Of gate, up and down in a slot.
+    pub parts: [u64; 3],
+    pub count: usize,
+}
+
+/// Places of all matrices.
+#[derive(Debug, Default)]
+pub struct WeightPlaces {
+    /// By layer and part of the layer's dense block.
+    pub layers: Vec<Vec<u64>>,
+    /// The chunks of the output projection follow one another without gaps.
+    pub head: u64,
+    /// `None`: the embedding table is the output projection.
+    pub embedding: Option<u64>,
+    pub dense: Places,
+    pub experts_of: Vec<Option<ExpertPlaces>>,
+    pub experts: Places,
+}
+
+impl WeightPlaces {
+    pub fn new(architecture: &Architecture, weights: &Weights) -> Result<WeightPlaces, ModelError> {
+        let mut places = WeightPlaces::default();
+        // Kernels may read before the first matrix.
+        places.dense.take(ALIGNMENT);
+        places.experts.take(ALIGNMENT);
+        for (layer, extents) in weights.layers.iter().zip(&weights.blocks.dense) {
+            let dense = &mut places.dense;
+            places.layers.push(extents.iter().map(|extent| dense.take(extent.length)).collect());
+            let experts = match layer.feed_forward {
+                FeedForwardWeights::Dense { .. } => None,
+                FeedForwardWeights::Experts { gate, up, down, .. } => {
+                    let count = weights.blocks.experts[places.layers.len() - 1].len();
+                    Some(places.experts(count, [gate, up, down])?)
+                }
+            };
+            places.experts_of.push(experts);
+        }
+        let head = &weights.blocks.dense[weights.layers.len()..];
+        let bytes = head.iter().flatten().map(|extent| extent.length).sum();
+        places.head = places.dense.take(bytes);
+        if !architecture.tied_embeddings {
+            places.embedding = Some(places.dense.take(weights.embedding.extent.length));
+        }
+        Ok(places)
+    }
+
+    fn experts(
+        &mut self,
+        count: usize,
+        parts: [PartMatrix; 3],
+    ) -> Result<ExpertPlaces, ModelError> {
+        let mut slot = Places::default();
+        let mut at = [0; 3];
+        for (at, part) in at.iter_mut().zip(parts) {
+            *at = slot.take(matrix_bytes(&part)?);
+        }
+        let slot_bytes = slot.bytes();
+        let first = self.experts.take(slot_bytes * count as u64);
+        Ok(ExpertPlaces { first, slot_bytes, parts: at, count })
+    }
+}
+
+fn matrix_bytes(matrix: &PartMatrix) -> Result<u64, ModelError> {
+    let row = matrix.ty.row_bytes(matrix.cols as u64).ok_or_else(|| ModelError::BadValue {
+        key: format!("columns of a {} matrix", matrix.ty),
+        value: matrix.cols.to_string(),
+        expected: "they must be whole blocks".into(),
+    })?;
+    Ok(row * matrix.rows as u64)
+}
+
+/// Places of activations and of what else a forward pass needs, all in one piece of memory.
+#[derive(Debug)]
+pub struct ActivationPlaces {
+    pub places: Places,
+    pub batch: usize,
+    /// `[batch]` ids, then `[batch]` positions, each a u32.
+    pub tokens: u64,
+    /// One word for the residual stream and the logits, and one for each layer's router.
+    pub flags: u64,
+    /// `[batch, hidden]` each.
+    pub x: u64,
+    pub normed: u64,
+    pub block_out: u64,
+    pub q: u64,
+    pub k: u64,
+    pub v: u64,
+    pub attended: u64,
+    /// `[batch, width]`, or `[pairs, width]` of experts.
+    pub gate: u64,
+    pub up: u64,
+    pub scores: u64,
+    pub expert_ids: u64,
+    pub expert_weights: u64,
+    pub starts: u64,
+    pub pair_tokens: u64,
+    pub pairs: u64,
+    pub row_of_pair: u64,
+    /// 0, 1, 2 ... for the pairs of few tokens.
+    pub identity: u64,
+    pub identity_count: usize,
+    /// `[pairs, hidden]`.
+    pub outputs: u64,
+    pub codes: u64,
+    pub code_scales: u64,
+    pub high: u64,
+    pub low: u64,
+    pub narrow_scales: u64,
+    pub logits: u64,
+    pub attention_parts: u64,
+    pub attention_tickets: u64,
+    pub attention_size: AttentionScratchSize,
+    pub rope: u64,
+    pub tables: Vec<u64>,
+    pub vectors: u64,
+}
+
+impl ActivationPlaces {
+    pub fn new(
+        gpu: &Gpu,
+        architecture: &Architecture,
+        kv: &KvLayerShape,
+        vector_floats: usize,
+    ) -> ActivationPlaces {
+        let mut places = Places::default();
+        let batch = BATCH_TOKENS.min(kv.context);
+        let few = batch.min(MATVEC_TOKENS);
+        let attention = &architecture.attention;
+        let hidden = architecture.hidden;
+        let (q_width, kv_width) =
+            (attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim);
+        let used = architecture.experts_per_token();
+        let experts = architecture.expert_layers().map(|e| e.count).max().unwrap_or(0);
+        let expert_width = architecture.expert_layers().map(|e| e.width).max().unwrap_or(0);
+        let dense_width = architecture.dense_width();
+        // Values of a feed-forward's inner activations, and of the widest input of a product, per token.
+        let inner = dense_width.max(used * expert_width);
+        let widest = hidden.max(q_width).max(inner);
+        let attention_size = attention_scratch(gpu, kv, attention.heads);
+        let mut words = |count: usize| places.take(4 * count as u64);
+        let tables = (0..architecture.layers.len()).map(|_| words(2 * experts)).collect();
+        let (codes, code_scales) = RoundedActivations::bytes(few, widest);
+        ActivationPlaces {
+            batch,
+            tokens: words(2 * batch),
+            flags: words(1 + architecture.layers.len()),
+            x: words(batch * hidden),
+            normed: words(batch * hidden),
+            block_out: words(batch * hidden),
+            q: words(batch * q_width),
+            k: words(batch * kv_width),
+            v: words(batch * kv_width),
+            attended: words(batch * q_width),
+            gate: words(batch * inner),
+            up: words(batch * inner),
+            scores: words(batch * experts),
+            expert_ids: words(batch * used),
+            expert_weights: words(batch * used),
+            starts: words(experts + 1),
+            pair_tokens: words(batch * used),
+            pairs: words(batch * used),
+            row_of_pair: words(batch * used),
+            identity: words(few * used),
+            identity_count: few * used,
+            outputs: words(batch * used * hidden),
+            codes: words(codes.div_ceil(4)),
+            code_scales: words(code_scales.div_ceil(4)),
+            high: words((batch * widest).div_ceil(2)),
+            low: words((batch * widest).div_ceil(2)),
+            narrow_scales: words(batch * used.max(1)),
+            logits: words(batch.min(HEAD_ROWS) * architecture.vocabulary),
+            attention_parts: words(attention_size.floats),
+            attention_tickets: words(attention_size.tickets),
+            attention_size,
+            rope: words(kv.context * architecture.rope.rotary_dim),
+            tables,
+            vectors: words(vector_floats),
+            places,
+        }
+    }
+}
+
+/// For every number of tokens that splits its context, at the largest context.
+fn attention_scratch(gpu: &Gpu, kv: &KvLayerShape, heads: usize) -> AttentionScratchSize {
+    (1..=MATVEC_TOKENS).fold(AttentionScratchSize::default(), |size, tokens| {
+        let splits = gpu.attention_splits(kv, heads, tokens, kv.context);
+        size.max(AttentionScratchSize::of(kv, heads, tokens, splits))
+    })
+}
+
+/// The cache of every layer.
+pub fn kv_shape(architecture: &Architecture, context: usize, exact: bool) -> KvLayerShape {
+    let attention = &architecture.attention;
+    KvLayerShape {
+        element: if exact { KvElement::F32 } else { KvElement::F16 },
+        kv_heads: attention.kv_heads,
+        dim_k: attention.head_dim,
+        dim_v: attention.head_dim,
+        context,
+    }
+}
+
+/// Places of all layers' keys and values.
+#[derive(Debug)]
+pub struct KvPlaces {
+    pub places: Places,
+    pub keys: Vec<u64>,
+    pub values: Vec<u64>,
+}
+
+impl KvPlaces {
+    pub fn new(shape: &KvLayerShape, layers: usize) -> KvPlaces {
+        let mut places = Places::default();
+        let (mut keys, mut values) = (Vec::new(), Vec::new());
+        for _ in 0..layers {
+            keys.push(places.take(shape.key_bytes()));
+            values.push(places.take(shape.value_bytes()));
+        }
+        KvPlaces { places, keys, values }
+    }
+}

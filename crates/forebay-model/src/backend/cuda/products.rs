@@ -1,0 +1,254 @@
+//! Products with dense matrices and with experts: which kernels, and activations in the form that they take.
+
+use forebay_cuda::{
+    DeviceMatrix, DevicePtr, ExpertPart, ExpertTable, Gpu, MATVEC_TOKENS, MatmulInput, MatmulJob,
+    MatmulWeights, MatvecInput, NarrowActivations, NarrowForm, Pairing, RoundedActivations,
+    narrow_form, takes_rounded,
+};
+use forebay_format::TensorType;
+
+use crate::ModelError;
+use crate::weights::PartMatrix;
+
+/// A matrix on the device and where its product goes.
+#[derive(Clone, Copy)]
+pub struct Product {
+    pub matrix: PartMatrix,
+    pub data: DevicePtr<u8>,
+    pub out: DevicePtr<f32>,
+}
+
+/// One layer's experts and their entries: what [`Products::experts`] multiplies with.
+#[derive(Clone, Copy)]
+pub struct ExpertEntries {
+    pub slots: DevicePtr<u64>,
+    pub experts: usize,
+    /// Tokens and experts of each.
+    pub tokens: usize,
+    pub used: usize,
+    /// Chosen experts `[tokens, used]`.
+    pub ids: DevicePtr<u32>,
+    /// Where each expert's entries begin, and the token of each: pairs sorted by expert.
+    pub starts: DevicePtr<u32>,
+    pub pair_tokens: DevicePtr<u32>,
+}
+
+/// One part of every expert and where its products go.
+#[derive(Clone, Copy)]
+pub struct ExpertProduct {
+    pub matrix: PartMatrix,
+    /// In an expert's slot.
+    pub offset: u64,
+    pub out: DevicePtr<f32>,
+}
+
+/// Which row of the activations an entry reads.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Rows {
+    /// That of its token.
+    Token,
+    /// Its own.
+    Entry,
+}
+
+/// Memory for rounded activations, and how products are computed.
+pub struct Products {
+    /// f32 throughout.
+    pub exact: bool,
+    pub rounded: RoundedActivations,
+    pub narrow: NarrowActivations,
+}
+
+impl Products {
+    /// Whether batches of `tokens` go through the mat-vec kernels.
+    pub fn is_few(&self, tokens: usize) -> bool {
+        !self.exact && tokens <= MATVEC_TOKENS
+    }
+
+    /// Multiplies `x [tokens, cols]` with up to four matrices of equally many columns.
+    pub fn dense(
+        &self,
+        gpu: &Gpu,
+        x: DevicePtr<f32>,
+        tokens: usize,
+        products: &[Product],
+    ) -> Result<(), ModelError> {
+        let cols = products[0].matrix.cols;
+        if self.is_few(tokens) {
+            self.round_for(gpu, x, tokens, cols, products.iter().map(|p| p.matrix.ty))?;
+            for (first, product) in products.iter().enumerate() {
+                let ty = product.matrix.ty;
+                // All of one type in one launch, with the first of them.
+                if products[..first].iter().any(|earlier| earlier.matrix.ty == ty) {
+                    continue;
+                }
+                let mut matrices = [device_matrix(product); 4];
+                let mut count = 0;
+                for product in products.iter().filter(|product| product.matrix.ty == ty) {
+                    matrices[count] = device_matrix(product);
+                    count += 1;
+                }
+                let input = self.few_input(ty, x);
+                gpu.matvec(ty, &matrices[..count], input, tokens, cols, Pairing::Separate)?;
+            }
+            return Ok(());
+        }
+        let mut form = None;
+        for product in products {
+            let ty = product.matrix.ty;
+            let input = self.many_input(gpu, ty, x, tokens, cols, &mut form)?;
+            gpu.matmul(&MatmulJob {
+                ty,
+                weights: MatmulWeights::Dense { data: product.data, tokens },
+                rows: product.matrix.rows,
+                cols,
+                x: input,
+                out: product.out,
+            })?;
+        }
+        Ok(())
+    }
+
+    /// `gate.out = silu(x * gate) * (x * up)` for `x [tokens, cols]`.
+    pub fn gated(
+        &self,
+        gpu: &Gpu,
+        x: DevicePtr<f32>,
+        tokens: usize,
+        [gate, up]: [Product; 2],
+    ) -> Result<(), ModelError> {
+        let (ty, cols) = (gate.matrix.ty, gate.matrix.cols);
+        if self.is_few(tokens) && ty == up.matrix.ty {
+            self.round_for(gpu, x, tokens, cols, [ty].into_iter())?;
+            let matrices = [device_matrix(&gate), device_matrix(&up)];
+            let input = self.few_input(ty, x);
+            gpu.matvec(ty, &matrices, input, tokens, cols, Pairing::Swiglu)?;
+            return Ok(());
+        }
+        self.dense(gpu, x, tokens, &[gate, up])?;
+        gpu.silu_mul(gate.out, up.out, gate.out, tokens * gate.matrix.rows)?;
+        Ok(())
+    }
+
+    /// As [`Products::gated`], for every entry with its expert.
+    pub fn gated_experts(
+        &self,
+        gpu: &Gpu,
+        x: DevicePtr<f32>,
+        entries: &ExpertEntries,
+        [gate, up]: [ExpertProduct; 2],
+    ) -> Result<(), ModelError> {
+        let ty = gate.matrix.ty;
+        let pairs = entries.tokens * entries.used;
+        if self.is_few(entries.tokens) && ty == up.matrix.ty {
+            let cols = gate.matrix.cols;
+            self.round_for(gpu, x, entries.tokens, cols, [ty].into_iter())?;
+            let table = ExpertTable { slots: entries.slots, rows: gate.matrix.rows };
+            let parts = [gate, up].map(|part| ExpertPart { offset: part.offset, out: part.out });
+            let input = self.few_input(ty, x);
+            let (ids, used) = (entries.ids, entries.used);
+            gpu.matvec_experts(ty, table, &parts, ids, pairs, input, used, cols, Pairing::Swiglu)?;
+            return Ok(());
+        }
+        self.experts(gpu, x, entries, Rows::Token, &[gate, up])?;
+        gpu.silu_mul(gate.out, up.out, gate.out, pairs * gate.matrix.rows)?;
+        Ok(())
+    }
+
+    /// Multiplies every entry's row of `x` with parts of its expert. Entries are in the order of tokens where there are
+    /// few of them, else in the order of experts.
+    pub fn experts(
+        &self,
+        gpu: &Gpu,
+        x: DevicePtr<f32>,
+        entries: &ExpertEntries,
+        rows: Rows,
+        products: &[ExpertProduct],
+    ) -> Result<(), ModelError> {
+        let cols = products[0].matrix.cols;
+        let pairs = entries.tokens * entries.used;
+        let x_rows = if rows == Rows::Token { entries.tokens } else { pairs };
+        let types = products.iter().map(|product| product.matrix.ty);
+        if self.is_few(entries.tokens) {
+            self.round_for(gpu, x, x_rows, cols, types)?;
+            for product in products {
+                let ty = product.matrix.ty;
+                let table = ExpertTable { slots: entries.slots, rows: product.matrix.rows };
+                let part = [ExpertPart { offset: product.offset, out: product.out }];
+                let per_x = if rows == Rows::Token { entries.used } else { 1 };
+                let (input, ids) = (self.few_input(ty, x), entries.ids);
+                let pairing = Pairing::Separate;
+                gpu.matvec_experts(ty, table, &part, ids, pairs, input, per_x, cols, pairing)?;
+            }
+            return Ok(());
+        }
+        let token_rows = if rows == Rows::Token { entries.pair_tokens } else { DevicePtr::null() };
+        let mut form = None;
+        for product in products {
+            let ty = product.matrix.ty;
+            let input = self.many_input(gpu, ty, x, x_rows, cols, &mut form)?;
+            gpu.matmul(&MatmulJob {
+                ty,
+                weights: MatmulWeights::Experts {
+                    slots: entries.slots,
+                    experts: entries.experts,
+                    offset: product.offset,
+                    starts: entries.starts,
+                    token_rows,
+                    out_rows: DevicePtr::null(),
+                    entries: pairs,
+                },
+                rows: product.matrix.rows,
+                cols,
+                x: input,
+                out: product.out,
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Rounds `x` if a type among `types` takes it so.
+    fn round_for(
+        &self,
+        gpu: &Gpu,
+        x: DevicePtr<f32>,
+        rows: usize,
+        cols: usize,
+        mut types: impl Iterator<Item = TensorType>,
+    ) -> Result<(), ModelError> {
+        if types.any(takes_rounded) {
+            gpu.quantize_q8(x, self.rounded, rows, cols)?;
+        }
+        Ok(())
+    }
+
+    fn few_input(&self, ty: TensorType, x: DevicePtr<f32>) -> MatvecInput {
+        match takes_rounded(ty) {
+            true => MatvecInput::Rounded(self.rounded),
+            false => MatvecInput::Float(x),
+        }
+    }
+
+    /// `x` in the form that `ty` takes; `made` is the form that is there already.
+    fn many_input(
+        &self,
+        gpu: &Gpu,
+        ty: TensorType,
+        x: DevicePtr<f32>,
+        rows: usize,
+        cols: usize,
+        made: &mut Option<NarrowForm>,
+    ) -> Result<MatmulInput, ModelError> {
+        let form = if self.exact { None } else { narrow_form(ty, cols) };
+        let Some(form) = form else { return Ok(MatmulInput::Float(x)) };
+        if *made != Some(form) {
+            gpu.narrow(form, x, self.narrow, rows, cols)?;
+            *made = Some(form);
+        }
+        Ok(MatmulInput::Narrow(self.narrow))
+    }
+}
+
+fn device_matrix(product: &Product) -> DeviceMatrix {
+    DeviceMatrix { data: product.data, rows: product.matrix.rows, out: product.out }
+}

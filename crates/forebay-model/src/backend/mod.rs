@@ -1,0 +1,181 @@
+//! What the decoder asks of the device that computes.
+//!
+//! The decoder drives a backend step by step and never sees numbers: a backend holds the residual stream, the
+//! key/value cache and the weights it computes with, wherever they are. Steps of a layer come in the order of the
+//! methods below. The residual stream is complete after [`Backend::norm`] with `add`, so that a block is a place where
+//! another backend could go on.
+
+pub mod cpu;
+pub mod cuda;
+
+use forebay_stream::Residency;
+
+use crate::ModelError;
+use crate::arch::{Architecture, Experts, FeedForward};
+use crate::weights::{LayerWeights, Weights};
+use cuda::VramUse;
+
+/// A batch of tokens on its way through one layer.
+#[derive(Clone, Copy)]
+pub struct Step<'a> {
+    pub architecture: &'a Architecture,
+    pub weights: &'a Weights,
+    /// The number of layers stands for what comes after the last.
+    pub layer: usize,
+    /// Position of the batch's first token.
+    pub position: usize,
+    /// Tokens in the batch.
+    pub count: usize,
+}
+
+impl<'a> Step<'a> {
+    pub fn layer_weights(&self) -> &'a LayerWeights {
+        &self.weights.layers[self.layer]
+    }
+
+    /// The description of this layer's experts.
+    ///
+    /// # Panics
+    /// When the layer has none: weights with experts come from a description with experts.
+    pub fn experts(&self) -> &'a Experts {
+        match &self.architecture.layers[self.layer].feed_forward {
+            FeedForward::Experts(experts) => experts,
+            FeedForward::Dense { .. } => unreachable!("the caller looked at the weights"),
+        }
+    }
+
+    /// The layer whose output [`Backend::norm`] adds.
+    pub fn added_layer(&self, block: NextBlock) -> usize {
+        match block {
+            NextBlock::FeedForward => self.layer,
+            NextBlock::Attention | NextBlock::Head => self.layer.saturating_sub(1),
+        }
+    }
+}
+
+/// What a norm prepares the input of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NextBlock {
+    Attention,
+    FeedForward,
+    Head,
+}
+
+/// How a backend computes, for statistics.
+#[derive(Debug, Clone)]
+pub struct ComputeInfo {
+    /// Host threads that compute.
+    pub threads: usize,
+    /// The kernel family.
+    pub isa: String,
+    /// The device and its arithmetic, in words.
+    pub description: String,
+    /// Device memory, where it is not the host's.
+    pub vram: Option<VramUse>,
+}
+
+/// A device that runs the steps of a decoder.
+pub trait Backend {
+    fn info(&self) -> ComputeInfo;
+
+    /// Most tokens of a batch.
+    fn batch_tokens(&self) -> usize;
+
+    /// Positions that the key/value cache can hold.
+    fn context(&self) -> usize;
+
+    /// Bytes reserved for keys and values.
+    fn cache_bytes(&self) -> u64;
+
+    /// Forgets keys and values from `position` on.
+    fn truncate(&mut self, position: usize);
+
+    /// The blocks in host memory that it computes with, if it does.
+    fn residency(&self) -> Option<&Residency>;
+
+    fn residency_mut(&mut self) -> Option<&mut Residency>;
+
+    /// Makes the embedding of `tokens` the residual stream. `head` says whether the batch will end in logits.
+    ///
+    /// # Errors
+    /// A failed read or device.
+    fn begin(&mut self, step: &Step<'_>, tokens: &[u32], head: bool) -> Result<(), ModelError>;
+
+    /// Gets the layer's dense block.
+    ///
+    /// # Errors
+    /// A failed read.
+    fn enter_layer(&mut self, step: &Step<'_>) -> Result<(), ModelError>;
+
+    /// With `add`, adds the last block's output to the residual stream and looks for values that are not finite; then
+    /// norms the stream as input of `block`, which is not the head.
+    ///
+    /// # Errors
+    /// Values that are not finite, now or in [`Backend::head`] or [`Backend::end`], or a failed device.
+    fn norm(&mut self, step: &Step<'_>, block: NextBlock, add: bool) -> Result<(), ModelError>;
+
+    /// Queries, keys and values of the normed input: products, biases, norms of heads, rotation; keys and values go into
+    /// the cache.
+    ///
+    /// # Errors
+    /// A failed read or device.
+    fn project(&mut self, step: &Step<'_>) -> Result<(), ModelError>;
+
+    /// Attention of the queries over the cache.
+    ///
+    /// # Errors
+    /// A failed device.
+    fn attend(&mut self, step: &Step<'_>) -> Result<(), ModelError>;
+
+    /// The attention block's output.
+    ///
+    /// # Errors
+    /// A failed read or device.
+    fn project_output(&mut self, step: &Step<'_>) -> Result<(), ModelError>;
+
+    /// A dense feed-forward block's output.
+    ///
+    /// # Errors
+    /// A failed read or device.
+    fn dense_feed_forward(&mut self, step: &Step<'_>) -> Result<(), ModelError>;
+
+    /// Chooses experts for every token; `routing`, if given, gets them as rows `[tokens, layers, k]`.
+    ///
+    /// # Errors
+    /// Scores that are not finite, a failed read or device.
+    fn route(&mut self, step: &Step<'_>, routing: Option<&mut [i32]>) -> Result<(), ModelError>;
+
+    /// The chosen experts' outputs, weighted and added up: the feed-forward block's output.
+    ///
+    /// # Errors
+    /// A failed read or device.
+    fn experts(&mut self, step: &Step<'_>) -> Result<(), ModelError>;
+
+    /// Adds the last block's output, norms rows `first ..` of the batch, and appends their logits.
+    ///
+    /// # Errors
+    /// Values that are not finite, a failed read or device.
+    fn head(
+        &mut self,
+        step: &Step<'_>,
+        first: usize,
+        logits: &mut Vec<f32>,
+    ) -> Result<(), ModelError>;
+
+    /// Ends a batch that needs no logits.
+    ///
+    /// # Errors
+    /// Values that are not finite, a failed device.
+    fn end(&mut self, step: &Step<'_>) -> Result<(), ModelError>;
+}
+
+/// Writes the experts `ids` `[tokens, k]` of layer `layer` into rows `[tokens, layers, k]`.
+pub fn record_routing(ids: &[u32], routing: &mut [i32], layer: usize, layers: usize, count: usize) {
+    let k = routing.len() / (count * layers);
+    let used = ids.len() / count;
+    for (token, row) in routing.chunks_exact_mut(layers * k).enumerate() {
+        for (slot, place) in row[layer * k..(layer + 1) * k].iter_mut().take(used).enumerate() {
+            *place = ids[token * used + slot] as i32;
+        }
+    }
+}
