@@ -3,6 +3,7 @@
 
 #![cfg(target_os = "linux")]
 
+use std::io::Write as _;
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -60,7 +61,8 @@ fn a_driver_that_cannot_be_loaded_is_no_driver() {
     }
     let output = gpu_check(folder.path());
     if output.status.success() {
-        eprintln!("SKIPPED: this machine has a driver elsewhere, which was found instead");
+        let why = "SKIPPED: this machine has a driver elsewhere, which was found instead";
+        let _ = writeln!(std::io::stderr(), "{why}");
         return;
     }
     assert!(words(&output).contains("no NVIDIA driver was found"));

@@ -19,10 +19,9 @@ use super::{Destination, Sources, contents};
 use crate::EngineError;
 use crate::doctor::ReadChoice;
 
-/// What is read or copied at a time: at 2 MiB PCIe is within a few percent of its best.
+/// At 2 MiB PCIe is within a few percent of its best.
 const PIECE_BYTES: usize = 2 << 20;
-/// Pinned memory that everything goes through. Pinning costs a quarter of a second per GiB, and a small ring stays in
-/// the processor's last cache.
+/// Pinning costs a quarter of a second per GiB, and a small ring stays in the processor's last cache.
 const RING_BYTES: usize = 128 << 20;
 /// Device memory is mapped in pieces of this size.
 const CHUNK_BYTES: usize = 64 << 20;
@@ -46,6 +45,18 @@ pub struct DeviceRequest {
     pub vram_bytes: Option<u64>,
     /// Read everything back after the last run and compare it with the files.
     pub check: bool,
+    /// What is read or copied at a time, a multiple of 4096.
+    pub piece_bytes: usize,
+    /// Pinned memory that everything goes through: room for four pieces at least.
+    pub ring_bytes: usize,
+}
+
+impl DeviceRequest {
+    /// For GPU `ordinal`, without a bound and without a check.
+    pub fn new(ordinal: usize) -> DeviceRequest {
+        let (piece_bytes, ring_bytes) = (PIECE_BYTES, RING_BYTES);
+        DeviceRequest { ordinal, vram_bytes: None, check: false, piece_bytes, ring_bytes }
+    }
 }
 
 /// The GPU's part in a load.
@@ -65,7 +76,8 @@ pub struct DeviceReport {
     pub pool_is_elastic: bool,
     /// Host memory that the GPU copies from.
     pub pinned_bytes: u64,
-    pub slot_bytes: usize,
+    /// Of this at a time.
+    pub piece_bytes: usize,
     /// Opening the GPU, pinning the ring, mapping device memory: once per process, and not in the runs.
     pub open_seconds: f64,
     pub pin_seconds: f64,
@@ -130,8 +142,8 @@ impl<'a> Device<'a> {
             Ok(pool)
         })?;
         // A piece that is a whole block has a slot with room for unaligned ends.
-        let slot_bytes = PIECE_BYTES + 2 * SLOT_ALIGNMENT;
-        let slots = RING_BYTES / slot_bytes;
+        let slot_bytes = request.piece_bytes + 2 * SLOT_ALIGNMENT;
+        let slots = (request.ring_bytes / slot_bytes).max(4);
         let ring_arena = Arena::reserve(slots * slot_bytes)?;
         let carve = |_| ring_arena.carve(slot_bytes);
         let ring = (0..slots).map(carve).collect::<Result<_, _>>()?;
@@ -139,7 +151,7 @@ impl<'a> Device<'a> {
             timed(|| Ok(gpu.pin(ring_arena.addresses(), ring_arena.clone())?))?;
         let depth_bytes = (choice.queue_depth * choice.request_bytes) as u64;
         let mut options = LoadOptions {
-            piece_bytes: PIECE_BYTES as u64,
+            piece_bytes: request.piece_bytes as u64,
             engine_bytes: depth_bytes + (8 << 20),
             ..LoadOptions::default()
         };
@@ -176,6 +188,7 @@ impl<'a> Device<'a> {
         };
         let (free_bytes, memory_bytes) = self.gpu.memory_bytes()?;
         let to_device = Direction::ToDevice;
+        let piece_bytes = self.request.piece_bytes;
         let [open_seconds, pin_seconds, map_seconds] = self.seconds;
         Ok(DeviceReport {
             name: self.gpu.name().to_owned(),
@@ -187,13 +200,13 @@ impl<'a> Device<'a> {
             pool_bytes: self.pool.bytes() as u64,
             pool_is_elastic: self.pool.is_elastic(),
             pinned_bytes: self.pinned.bytes() as u64,
-            slot_bytes: PIECE_BYTES,
+            piece_bytes,
             open_seconds,
             pin_seconds,
             map_seconds,
             copy_bytes_per_second: self.gpu.pinned_copy_rate(
                 to_device,
-                PIECE_BYTES,
+                piece_bytes,
                 COPY_SPAN,
                 COPY_TIME,
             )?,

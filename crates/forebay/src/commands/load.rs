@@ -53,7 +53,8 @@ fn device(args: &LoadArgs) -> Outcome<Option<DeviceRequest>> {
         Device::Auto => return usage("--device auto: say where to load to: cpu, cuda or cuda:N"),
         Device::Cuda(ordinal) => ordinal.unwrap_or(0) as usize,
     };
-    Ok(Some(DeviceRequest { ordinal, vram_bytes: args.vram, check: args.check }))
+    let (vram_bytes, check) = (args.vram, args.check);
+    Ok(Some(DeviceRequest { vram_bytes, check, ..DeviceRequest::new(ordinal) }))
 }
 
 /// Decimal units: what disks and links are sold in.
