@@ -12,7 +12,10 @@ const LAYERS: [(&str, &[&str]); 11] = [
     ("forebay-c", &["forebay-store"]),
     ("forebay-compute", &["forebay-format"]),
     ("forebay-cuda", &["forebay-format"]),
-    ("forebay-gpu-check", &["forebay-format", "forebay-compute", "forebay-cuda"]),
+    (
+        "forebay-gpu-check",
+        &["forebay-format", "forebay-compute", "forebay-cuda", "forebay-model", "forebay-engine"],
+    ),
     (
         "forebay-model",
         &["forebay-format", "forebay-store", "forebay-stream", "forebay-compute", "forebay-cuda"],
