@@ -1,6 +1,6 @@
 //! Which device computes, and why.
 
-use forebay_cuda::Gpu;
+use forebay_cuda::{CudaError, Gpu};
 use forebay_model::{Architecture, CudaPlan, ModelError, Weights};
 
 use crate::{EngineError, SessionOptions};
@@ -23,15 +23,19 @@ pub(crate) struct Chosen {
     pub name: String,
     /// Why a GPU that might have been used is not.
     pub why_not_cuda: Option<String>,
+    /// Whether the choice was ours and is worth a line: not where there is no driver, so that there was none.
+    pub announce: bool,
 }
 
 impl Chosen {
     fn cpu(why_not_cuda: Option<String>) -> Chosen {
-        Chosen { cuda: None, name: "cpu".into(), why_not_cuda }
+        let announce = why_not_cuda.is_some();
+        Chosen { cuda: None, name: "cpu".into(), why_not_cuda, announce }
     }
 
     fn cuda(plan: CudaPlan, ordinal: usize) -> Chosen {
-        Chosen { cuda: Some(plan), name: format!("cuda:{ordinal}"), why_not_cuda: None }
+        let name = format!("cuda:{ordinal}");
+        Chosen { cuda: Some(plan), name, why_not_cuda: None, announce: false }
     }
 }
 
@@ -74,12 +78,18 @@ pub(crate) fn choose(
                 value: "given".into(),
                 expected: format!("{name} is for the CPU: leave one of them out"),
             }),
-            (Some(name), None) => Ok(Chosen::cpu(Some(format!("{name} is for the CPU")))),
+            (Some(name), None) => {
+                let why = Some(format!("{name} is for the CPU"));
+                Ok(Chosen { announce: false, ..Chosen::cpu(why) })
+            }
             (None, vram) => match plan(0) {
-                Ok(plan) => Ok(Chosen::cuda(plan, 0)),
+                Ok(plan) => Ok(Chosen { announce: true, ..Chosen::cuda(plan, 0) }),
                 // A budget for memory that is not there has no effect.
                 Err(EngineError::Cuda(error)) if vram.is_some() => Err(error.into()),
-                Err(EngineError::Cuda(error)) => Ok(Chosen::cpu(Some(error.to_string()))),
+                Err(EngineError::Cuda(error)) => {
+                    let announce = error != CudaError::NoDriver;
+                    Ok(Chosen { announce, ..Chosen::cpu(Some(error.to_string())) })
+                }
                 Err(EngineError::Model(
                     error @ (ModelError::VramTooSmall { .. } | ModelError::NotOnGpu { .. }),
                 )) => Ok(Chosen::cpu(Some(error.to_string()))),

@@ -92,6 +92,7 @@ pub struct Session {
     info: ModelInfo,
     device: String,
     why_not_cuda: Option<String>,
+    announce_device: bool,
     /// Where blocks are in host memory; `None` where all are on a GPU.
     plan: Option<MemoryPlan>,
     budget_bytes: u64,
@@ -185,6 +186,7 @@ impl Session {
             info,
             device: chosen.name,
             why_not_cuda: chosen.why_not_cuda,
+            announce_device: chosen.announce,
             plan: (!on_gpu).then_some(plan),
             budget_bytes: vram.map_or(budget, |vram| vram.budget_bytes),
             budget_chosen_by_user: options.ram_bytes.or(options.vram_bytes).is_some(),
@@ -209,9 +211,11 @@ impl Session {
         self.plan.as_ref()
     }
 
-    /// The device that computes, `cpu` or `cuda:N`, and why a GPU that might have been used is not.
-    pub fn device(&self) -> (&str, Option<&str>) {
-        (&self.device, self.why_not_cuda.as_deref())
+    /// Which device was chosen and why, where the choice was ours and there was one.
+    pub fn device_choice(&self) -> Option<String> {
+        let why = self.why_not_cuda.as_ref();
+        let why = why.map_or(String::new(), |why| format!(", not cuda: {why}"));
+        self.announce_device.then(|| format!("{}{why}", self.device))
     }
 
     /// The model's tokenizer.

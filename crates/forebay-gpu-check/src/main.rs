@@ -1,8 +1,12 @@
-//! `gpu-check`: every kernel against the CPU or f64 arithmetic, and how fast it is.
+//! `gpu-check`: every kernel against the CPU or f64 arithmetic, whole models against references, and how fast kernels are.
 
 mod bench;
 mod checks;
 mod harness;
+#[path = "../../forebay-engine/tests/support/logits.rs"]
+#[allow(dead_code, reason = "shared with the tests of the engine, which read routing, too")]
+mod logits;
+mod models;
 mod random;
 mod weights;
 
@@ -29,6 +33,9 @@ struct Arguments {
     /// Print names and run nothing.
     #[arg(long)]
     list: bool,
+    /// Also check whole models: the folder of the fixtures.
+    #[arg(long, value_name = "DIR")]
+    models: Option<PathBuf>,
     /// Which GPU, counted from 0.
     #[arg(long, default_value_t = 0)]
     gpu: usize,
@@ -50,6 +57,9 @@ fn run(arguments: &Arguments) -> Result<bool> {
         arguments.only.is_empty() || arguments.only.iter().any(|only| name.starts_with(only))
     };
     let mut checks = checks::checks();
+    if let Some(fixtures) = &arguments.models {
+        checks.extend(models::checks(fixtures, arguments.gpu)?);
+    }
     checks.retain(|check| wanted(&check.name));
     let mut benches = checks::benches();
     benches.retain(|bench| wanted(&bench.name));

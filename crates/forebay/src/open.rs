@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context as _, anyhow};
-use forebay_engine::{DeviceChoice, EngineError, Inspection, Session, SessionOptions};
+use forebay_engine::{EngineError, Inspection, Session, SessionOptions};
 use forebay_format::Catalog;
 
 use crate::failure::{Failure, Outcome};
@@ -20,11 +20,8 @@ pub fn session(model: &Path, options: &SessionOptions, context_for: &str) -> Out
     drop(progress);
     match opened {
         Ok(session) => {
-            // Said aloud only where it was our choice.
-            if options.device == DeviceChoice::Auto {
-                let (device, why_not_cuda) = session.device();
-                let why = why_not_cuda.map_or(String::new(), |why| format!(", not cuda: {why}"));
-                output::say(format_args!("device: {device}{why}"));
+            if let Some(choice) = session.device_choice() {
+                output::say(format_args!("device: {choice}\n"));
             }
             Ok(session)
         }

@@ -14,7 +14,14 @@ const LAYERS: [(&str, &[&str]); 11] = [
     ("forebay-cuda", &["forebay-format"]),
     (
         "forebay-gpu-check",
-        &["forebay-format", "forebay-store", "forebay-compute", "forebay-cuda", "forebay-engine"],
+        &[
+            "forebay-format",
+            "forebay-store",
+            "forebay-compute",
+            "forebay-cuda",
+            "forebay-model",
+            "forebay-engine",
+        ],
     ),
     (
         "forebay-model",

@@ -69,6 +69,27 @@ mod tests {
     }
 
     #[test]
+    fn models_agree_with_their_references() {
+        let workspace = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let candidates = [
+            std::env::var_os("FOREBAY_FIXTURES").map(std::path::PathBuf::from),
+            Some(workspace.join("../shared/fixtures")),
+            Some(workspace.join("fixtures")),
+        ];
+        let fixtures = candidates.into_iter().flatten().find(|path| path.is_dir()).unwrap();
+        let checks = crate::models::checks(&fixtures, 0).unwrap();
+        match Context::open(0) {
+            Ok(context) => {
+                let (passed, report) = harness::run(&context, &checks);
+                assert!(passed, "{report:#}");
+            }
+            Err(error) => {
+                let _ = writeln!(std::io::stderr(), "SKIPPED: no model was checked: {error}");
+            }
+        }
+    }
+
+    #[test]
     fn names_are_unique() {
         let mut names: Vec<String> = super::checks().into_iter().map(|check| check.name).collect();
         let count = names.len();

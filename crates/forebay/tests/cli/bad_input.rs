@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use crate::harness::{demo, forebay, moe, words};
+use crate::harness::{command, demo, forebay, moe, words};
 
 #[test]
 fn wrong_usage_is_status_2() {
@@ -43,15 +43,39 @@ fn wrong_usage_is_status_2() {
 }
 
 #[test]
-fn options_of_other_builds_are_refused() {
-    for (line, wanted) in [
-        ("run m --prompt x --device cuda", "no GPU backend"),
-        ("run m --prompt x --device cuda:1", "no GPU backend"),
-        ("run m --prompt x --vram 8GiB", "--ram"),
-        ("bench m --device cuda:0", "no GPU backend"),
+fn devices_that_are_not_there_are_refused() {
+    for line in [
+        "run MODEL --prompt x --device cuda",
+        "bench MODEL --device cuda:0",
+        "run MODEL --prompt x --vram 8GiB",
     ] {
-        let said = forebay(&words(line)).failed(1);
-        assert!(said.contains(wanted), "{line}: {said}");
+        let model = moe();
+        let line = words(line).into_iter().map(|word| word.replace("MODEL", &model));
+        // Hidden from the driver, if there is one.
+        let mut arguments =
+            vec!["CUDA_VISIBLE_DEVICES=".into(), env!("CARGO_BIN_EXE_forebay").into()];
+        arguments.extend(line);
+        let said = command("/usr/bin/env", &arguments, "").failed(1);
+        assert!(said.contains("NVIDIA driver"), "{said}");
+    }
+}
+
+#[test]
+fn options_that_the_device_does_not_use_are_refused() {
+    let model = moe();
+    for (options, wanted) in [
+        ("--device cuda --ram 1GiB", "--ram"),
+        ("--device cuda --prefetch", "--prefetch"),
+        ("--device cuda --policy lru", "--policy"),
+        ("--device cuda --threads 2", "--threads"),
+        ("--device cpu --vram 1GiB", "--vram"),
+        ("--ram 1GiB --vram 1GiB", "--vram"),
+    ] {
+        let mut arguments = words("run --prompt x");
+        arguments.push(model.clone());
+        arguments.extend(words(options));
+        let said = forebay(&arguments).failed(2);
+        assert!(said.contains(wanted), "{options}: {said}");
     }
 }
 

@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# Checks everything on a machine with an NVIDIA GPU: kernels, models, the command line; ends with a table.
+#
+#   bench/gpu-check.sh FIXTURES
+#
+# FIXTURES is the folder of reference data (gguf/, models/). Builds the programs if cargo is there; else FOREBAY and
+# GPU_CHECK name them. GPU=N chooses the GPU (0). Exit status 1 if anything failed.
+set -uo pipefail
+
+if [ $# -ne 1 ]; then
+    sed -n '2,${/^#/!q;s/^# \{0,1\}//p}' "$0" >&2
+    exit 2
+fi
+fixtures=$1
+gpu=${GPU:-0}
+root=$(cd "$(dirname "$0")/.." && pwd)
+if [ -z "${FOREBAY:-}" ] || [ -z "${GPU_CHECK:-}" ]; then
+    if ! command -v cargo >/dev/null; then
+        echo "gpu-check.sh: there is no cargo: build elsewhere and name the programs in FOREBAY and GPU_CHECK" >&2
+        exit 1
+    fi
+    (cd "$root" && cargo build --release --quiet --package forebay --package forebay-gpu-check) || exit 1
+    built=${CARGO_TARGET_DIR:-$root/target}/release
+    FOREBAY=${FOREBAY:-$built/forebay}
+    GPU_CHECK=${GPU_CHECK:-$built/gpu-check}
+fi
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+table=() failed=0
+
+# check NAME COMMAND...: runs it and notes whether it succeeded.
+check() {
+    local name=$1 word=pass
+    shift
+    echo "== $name"
+    if ! "$@"; then
+        word=FAIL
+        failed=1
+    fi
+    table+=("$(printf '%-4s  %s' "$word" "$name")")
+}
+
+# refused STATUS WORDS COMMAND...: it must end with this status and say these words.
+refused() {
+    local status=$1 words=$2 got=0
+    shift 2
+    "$@" >"$work/out" 2>"$work/err" || got=$?
+    cat "$work/err"
+    [ "$got" = "$status" ] && grep -q -- "$words" "$work/err"
+}
+
+# same A B: the logits of two runs, with options in A and B, are equal files.
+same() {
+    local a=$1 b=$2
+    # Options are words.
+    # shellcheck disable=SC2086
+    "$FOREBAY" logits "$model" --tokens 1,2,3,4,5,6,7,8,9,10,11,12 -o "$work/a" $a &&
+        "$FOREBAY" logits "$model" --tokens 1,2,3,4,5,6,7,8,9,10,11,12 -o "$work/b" $b &&
+        cmp "$work/a" "$work/b"
+}
+
+model=$(find "$fixtures/gguf/qwen3_moe" -name '*Q8_0.gguf' | head -n 1)
+run=("$FOREBAY" run "$model" --raw --prompt "one two three" --max-tokens 8 --temperature 0)
+cuda=cuda:$gpu
+
+check "kernels and models" "$GPU_CHECK" --gpu "$gpu" --models "$fixtures"
+check "run --device $cuda" "${run[@]}" --device "$cuda" --stats
+check "run --device auto" "${run[@]}"
+check "bench --device $cuda" "$FOREBAY" bench "$model" --device "$cuda" --prompt-tokens 32 --gen-tokens 16 --repeat 2
+check "logits twice" same "--device $cuda" "--device $cuda"
+check "logits by two readers" same "--device $cuda --exact" "--device $cuda --exact --io pread"
+check "a small --vram is refused" refused 1 "bytes of VRAM" "${run[@]}" --device "$cuda" --vram 16MiB
+check "--ram on a GPU is refused" refused 2 "--ram" "${run[@]}" --device "$cuda" --ram 1GiB
+check "a GPU that is not there is refused" refused 1 "there is no GPU" "${run[@]}" --device cuda:99
+check "no visible GPU is refused" refused 1 "finds no GPU" env CUDA_VISIBLE_DEVICES= "${run[@]}" --device "$cuda"
+
+echo
+printf '%s\n' "${table[@]}"
+exit "$failed"

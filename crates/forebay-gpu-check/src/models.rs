@@ -1,0 +1,249 @@
+//! Whole models against the recorded references of the fixtures, on the GPU. Limits: the tolerance table of the
+//! fixtures' README.
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, anyhow};
+use forebay_engine::{DeviceChoice, GenerateOptions, Session, SessionOptions};
+use forebay_model::sampling::Sampling;
+
+use crate::harness::{Check, Outcome};
+use crate::logits::{Distance, References, json, numbers, prompt};
+
+/// Families that run, by their fixture's name.
+const HUGGING_FACE: [&str; 8] =
+    ["llama", "llama3_rope", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "olmoe"];
+const GGUF: [&str; 10] = [
+    "llama",
+    "llama3_rope",
+    "llama_k",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "qwen3_moe_k",
+    "mixtral",
+    "olmoe",
+];
+
+/// Tokens that go through the mat-vec kernels together.
+const FEW: usize = 8;
+
+/// A file with its references.
+#[derive(Clone)]
+struct Model {
+    name: String,
+    path: PathBuf,
+    /// Where the prompts and what follows them are.
+    prompts: PathBuf,
+    /// Reference logits, and their names for the short and the long prompt, best first.
+    references: PathBuf,
+    short: Vec<String>,
+    long: Vec<String>,
+    /// Weights are numbers of 16 or 32 bits.
+    float: bool,
+}
+
+/// Exact and fast arithmetic for every fixture model under `fixtures`, on GPU `ordinal`.
+///
+/// # Errors
+/// A folder without fixtures.
+pub fn checks(fixtures: &Path, ordinal: usize) -> Result<Vec<Check>> {
+    let mut models = Vec::new();
+    for name in HUGGING_FACE {
+        let folder = fixtures.join("models").join(name);
+        if folder.exists() {
+            models.push(Model {
+                name: format!("models/{name}"),
+                prompts: folder.join("reference.json"),
+                references: folder.join("reference.safetensors"),
+                path: folder,
+                short: vec!["hf.short.logits".into()],
+                long: vec!["hf.long.logits_last8".into()],
+                float: true,
+            });
+        }
+    }
+    for name in GGUF {
+        models.extend(gguf_models(fixtures, name));
+    }
+    if models.is_empty() {
+        return Err(anyhow!("{}: no fixture models are there", fixtures.display()));
+    }
+    let mut checks = Vec::new();
+    for model in models {
+        let exact = model.clone();
+        checks.push(Check::new(format!("model exact {}", model.name), move |_| {
+            check_exact(&exact, ordinal).with_context(|| exact.path.display().to_string())
+        }));
+        checks.push(Check::new(format!("model fast {}", model.name), move |_| {
+            check_fast(&model, ordinal).with_context(|| model.path.display().to_string())
+        }));
+    }
+    Ok(checks)
+}
+
+fn gguf_models(fixtures: &Path, name: &str) -> Vec<Model> {
+    let folder = fixtures.join("gguf").join(name);
+    let kinds = ["gguf", "models"].map(|kind| fixtures.join(kind).join(name));
+    let prompts = kinds.map(|folder| folder.join("reference.json"));
+    let Some(prompts) = prompts.into_iter().find(|path| path.exists()) else { return Vec::new() };
+    if !folder.join("llamacpp.json").exists() {
+        return Vec::new();
+    }
+    let described = json(&folder.join("llamacpp.json"));
+    let Some(files) = described["files"].as_object() else { return Vec::new() };
+    let model = |(label, entry): (&String, &serde_json::Value)| {
+        let file = &entry["file"];
+        let file = if file.is_array() { &file[0] } else { file };
+        let names = |which: &str| vec![format!("{label}.exact.{which}"), format!("F32.{which}")];
+        Model {
+            name: format!("gguf/{name} {label}"),
+            path: folder.join(file.as_str().unwrap_or_default()),
+            prompts: prompts.clone(),
+            references: folder.join("llamacpp.safetensors"),
+            short: names("short.logits"),
+            long: names("long.logits_last8"),
+            float: ["BF16", "F16", "F32"].contains(&label.as_str()),
+        }
+    };
+    files.iter().map(model).filter(|model| model.path.exists()).collect()
+}
+
+impl Model {
+    fn open(&self, device: DeviceChoice, exact: bool) -> Result<Session> {
+        let context = Some(256);
+        let options = SessionOptions { device, exact, context, ..SessionOptions::default() };
+        Ok(Session::open(&self.path, &options, &mut |_, _| {})?)
+    }
+
+    /// Reference logits of the short and of the long prompt's last positions.
+    fn expected(&self) -> Result<[Vec<f32>; 2]> {
+        let references = References::open(&self.references);
+        let find = |names: &[String]| {
+            let found = names.iter().find_map(|name| references.floats(name));
+            found.ok_or_else(|| anyhow!("no reference logits among {names:?}"))
+        };
+        Ok([find(&self.short)?, find(&self.long)?])
+    }
+}
+
+/// What a distance may be.
+struct Limits {
+    max_abs: f32,
+    kl: f64,
+    /// Largest gap at which another token may be the likeliest.
+    gap: f32,
+    /// An expert choice may flip and move single positions: the median tells.
+    median: bool,
+}
+
+impl Limits {
+    fn divergence(&self, distance: &Distance) -> f64 {
+        if self.median { distance.kl_median() } else { distance.kl_mean() }
+    }
+
+    /// The worst share of a limit.
+    fn judge(&self, what: &str, distance: &Distance) -> Outcome {
+        let kl = self.divergence(distance);
+        let (max_abs, miss) = (distance.max_abs, distance.worst_miss());
+        let shares = [
+            f64::from(max_abs) / f64::from(self.max_abs),
+            kl / self.kl,
+            if distance.top1_misses.is_empty() { 0.0 } else { f64::from(miss / self.gap) },
+        ];
+        // NaN is worse than everything.
+        let nan = shares.iter().any(|share| share.is_nan());
+        let worst = if nan { f64::NAN } else { shares.into_iter().fold(0.0, f64::max) };
+        let place =
+            format!("{what}: max abs {max_abs:.1e}, KL {kl:.1e}, likeliest missed at {miss}");
+        Outcome { worst, tolerance: 1.0, place }
+    }
+}
+
+fn generate(session: &mut Session, prompt: &[u32], count: usize) -> Result<Vec<u32>> {
+    session.reset();
+    let options = GenerateOptions {
+        max_tokens: Some(count),
+        sampling: Sampling::greedy(),
+        ignore_end: true,
+        ..GenerateOptions::default()
+    };
+    Ok(session.generate(prompt, &options, &mut |_| ControlFlow::Continue(()))?.tokens)
+}
+
+/// f32 throughout: logits, routing as the CPU's, which equals the reference's, and greedy text.
+fn check_exact(model: &Model, ordinal: usize) -> Result<Outcome> {
+    let limits = Limits { max_abs: 1e-3, kl: 1e-7, gap: 1e-9, median: false };
+    let prompts = json(&model.prompts);
+    let mut session = model.open(DeviceChoice::Cuda(ordinal), true)?;
+    let mut cpu = model.open(DeviceChoice::Cpu, true)?;
+    let vocabulary = session.vocab_size();
+    let mut worst = Outcome::same::<u8>(&[], &[]);
+    for (which, expected) in ["short", "long"].into_iter().zip(model.expected()?) {
+        let ids = prompt(&prompts, which);
+        let (mut routing, mut cpu_routing) = (Vec::new(), Vec::new());
+        let logits = session.logits(&ids, Some(&mut routing))?;
+        let tested = &logits[logits.len() - expected.len()..];
+        let distance = Distance::between(&expected, tested, vocabulary);
+        worst = worst.worse(limits.judge(which, &distance));
+        cpu.logits(&ids, Some(&mut cpu_routing))?;
+        worst = worst.worse(Outcome::same(&routing, &cpu_routing).at(&format!("{which} routing")));
+        let count = numbers(&prompts[which]["greedy"]).len();
+        let expected = generate(&mut cpu, &ids, count)?;
+        let generated = generate(&mut session, &ids, count)?;
+        worst = worst.worse(Outcome::same(&generated, &expected).at(&format!("{which} greedy")));
+    }
+    Ok(worst)
+}
+
+/// The default arithmetic: prompts, few tokens at once, and the same bits twice; no farther from the reference than 1.2
+/// times what the CPU is.
+fn check_fast(model: &Model, ordinal: usize) -> Result<Outcome> {
+    let prompts = json(&model.prompts);
+    let mut session = model.open(DeviceChoice::Cuda(ordinal), false)?;
+    let mut cpu = model.open(DeviceChoice::Cpu, false)?;
+    let vocabulary = session.vocab_size();
+    let median = session.info().experts > 0 && !model.float;
+    let limits = match model.float {
+        true => Limits { max_abs: 0.3, kl: 1e-3, gap: 0.3, median },
+        false => Limits { max_abs: 1.5, kl: 5e-3, gap: 0.5, median },
+    };
+    let mut worst = Outcome::same::<u8>(&[], &[]);
+    for (which, expected) in ["short", "long"].into_iter().zip(model.expected()?) {
+        let ids = prompt(&prompts, which);
+        let logits = session.logits(&ids, None)?;
+        let from = logits.len() - expected.len();
+        let distance = Distance::between(&expected, &logits[from..], vocabulary);
+        worst = worst.worse(limits.judge(which, &distance));
+        let again = session.logits(&ids, None)?;
+        worst = worst.worse(Outcome::same(&again, &logits).at(&format!("{which} again")));
+        if !model.float {
+            let cpu = &cpu.logits(&ids, None)?[from..];
+            let cpu = limits.divergence(&Distance::between(&expected, cpu, vocabulary));
+            // Below a hundredth of the limit, chance decides which is closer.
+            let relative = Limits { kl: (1.2 * cpu).max(limits.kl / 100.0), ..limits };
+            worst = worst.worse(relative.judge(&format!("{which} against the CPU"), &distance));
+        }
+        if which == "short" {
+            let logits = session.logits(&ids[..FEW], None)?;
+            let distance = Distance::between(&expected[..logits.len()], &logits, vocabulary);
+            worst = worst.worse(limits.judge("few tokens", &distance));
+        }
+        let count = numbers(&prompts[which]["greedy"]).len();
+        let generated = generate(&mut session, &ids, count)?;
+        let again = generate(&mut session, &ids, count)?;
+        worst = worst.worse(Outcome::same(&again, &generated).at(&format!("{which} text again")));
+        worst = worst.worse(text(&prompts[which], &generated, model.float).at(which));
+    }
+    Ok(worst)
+}
+
+/// Greedy text of float weights, as far as the reference was sure of it.
+fn text(reference: &serde_json::Value, generated: &[u32], float: bool) -> Outcome {
+    let margins = reference["greedy_margins"].as_array();
+    let margins = margins.into_iter().flatten().filter_map(serde_json::Value::as_f64);
+    let sure = if float { margins.take_while(|margin| *margin > 0.3).count() } else { 0 };
+    Outcome::same(&generated[..sure], &numbers(&reference["greedy"])[..sure])
+}
