@@ -227,12 +227,14 @@ impl<'a> Device<'a> {
                 files.read_exact(Extent { offset, length, ..weight.extent }, &mut expected)?;
                 let from: DevicePtr<u8> = self.pool.ptr().offset((weight.at + done) as usize);
                 let found = self.gpu.download(from, length as usize)?;
-                if let Some(at) = found.iter().zip(&expected).position(|(one, other)| one != other)
-                {
+                // Whole first: that is a comparison at the speed of memory.
+                if found != expected {
+                    let pairs = || found.iter().zip(&expected);
+                    let at = pairs().position(|(found, expected)| found != expected);
                     return Err(EngineError::ReadBack {
                         place: weight.name.clone(),
                         file: files.path(weight.extent.file).unwrap_or_default(),
-                        offset: offset + at as u64,
+                        offset: offset + at.unwrap_or(0) as u64,
                     });
                 }
                 done += length;

@@ -89,6 +89,8 @@ pub struct LoadReport {
 struct Sources {
     checked: FileSet,
     unchecked: FileSet,
+    /// For reads that are no part of a run: those that measure and those that compare.
+    unrecorded: FileSet,
 }
 
 /// Where weights go.
@@ -125,7 +127,11 @@ pub fn load(
     let files = recorded(FileSet::of_catalog(&catalog, request.verify)?);
     // The limits are those of reading alone.
     let unchecked = FileSet::open(&catalog.files)?;
-    let sources = Sources { unchecked: recorded(unchecked.clone()), checked: files.clone() };
+    let sources = Sources {
+        unchecked: recorded(unchecked.clone()),
+        unrecorded: unchecked,
+        checked: files.clone(),
+    };
     let choice = MachineProfile::choice_for(&catalog.root);
     let mut limit = LoadLimit::new(&files, &choice);
     let chosen_by = match request.io {
@@ -136,14 +142,14 @@ pub fn load(
         None => {
             let mut host = Host::new(&catalog, &sources, request.io, &choice)?;
             let runs = repeat(request, &sources, &mut limit, &mut host, progress)?;
-            limit.measure_again(&sources.unchecked, &runs)?;
+            limit.measure_again(&sources.unrecorded, &runs)?;
             (host.engine(), host.bytes(), runs, None)
         }
         Some(wanted) => {
             let mut device = Device::new(&catalog, &sources, wanted, request.io, &choice)?;
             let runs = repeat(request, &sources, &mut limit, &mut device, progress)?;
-            limit.measure_again(&sources.unchecked, &runs)?;
-            let report = device.report(&sources.unchecked)?;
+            limit.measure_again(&sources.unrecorded, &runs)?;
+            let report = device.report(&sources.unrecorded)?;
             limit.device_bytes_per_second = Some(report.copy_bytes_per_second);
             (device.engine(), device.bytes(), runs, Some(report))
         }
@@ -186,7 +192,7 @@ fn repeat(
             sources.checked.drop_cached()?;
         }
         let (cached_before_bytes, _) = sources.checked.cached_bytes()?;
-        limit.measure_disk(&sources.unchecked, cached_before_bytes)?;
+        limit.measure_disk(&sources.unrecorded, cached_before_bytes)?;
         let mut statistics = destination.fill(progress)?;
         if request.io == IoKind::Mmap {
             // What the page cache had came from there, whoever asked for it.
