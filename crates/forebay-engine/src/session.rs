@@ -135,7 +135,7 @@ impl Session {
         let context = context(options, &architecture)?;
         let chosen = device::choose(options, &architecture, &weights, context)?;
         let device = match chosen.cuda {
-            Some(plan) => Device::Cuda(plan),
+            Some(plan) => Device::Cuda(Box::new(plan)),
             None => Device::Cpu(host(options)?),
         };
         let (budget, reserved) = match &device {
@@ -318,7 +318,7 @@ impl Session {
 /// What computes, before there are weights to compute with.
 enum Device {
     Cpu(Cpu),
-    Cuda(CudaPlan),
+    Cuda(Box<CudaPlan>),
 }
 
 fn host(options: &SessionOptions) -> Result<Cpu, EngineError> {
