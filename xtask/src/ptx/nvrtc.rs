@@ -28,7 +28,7 @@ const HOW_TO_GET: &str = "`pip install nvidia-cuda-nvrtc-cu12==12.4.127 nvidia-c
 
 /// The compiler, ready.
 pub struct Nvrtc {
-    library: Library,
+    compiler: Library,
     include: PathBuf,
     /// Such as `12.4`.
     pub version: String,
@@ -52,7 +52,7 @@ impl Nvrtc {
         let (mut major, mut minor) = (0, 0);
         // SAFETY: the signature is that of nvrtc.h, the pointers are those of live integers.
         unsafe { library.get::<Version>(b"nvrtcVersion\0")?(&mut major, &mut minor) };
-        Ok(Nvrtc { library, include, version: format!("{major}.{minor}") })
+        Ok(Nvrtc { compiler: library, include, version: format!("{major}.{minor}") })
     }
 
     /// The PTX of one source file.
@@ -71,10 +71,10 @@ impl Nvrtc {
         let null = std::ptr::null();
         // SAFETY: signatures of nvrtc.h; all strings end in NUL and outlive the calls; the program is destroyed once.
         unsafe {
-            let create = self.library.get::<Create>(b"nvrtcCreateProgram\0")?;
+            let create = self.compiler.get::<Create>(b"nvrtcCreateProgram\0")?;
             let made = create(&mut program, text.as_ptr(), name.as_ptr(), 0, null, null);
             self.check(made)?;
-            let compile = self.library.get::<Compile>(b"nvrtcCompileProgram\0")?;
+            let compile = self.compiler.get::<Compile>(b"nvrtcCompileProgram\0")?;
             let compiled = compile(program, options.len() as c_int, options.as_ptr());
             let log = self.text(program, b"nvrtcGetProgramLogSize\0", b"nvrtcGetProgramLog\0")?;
             if !log.trim().is_empty() {
@@ -83,7 +83,7 @@ impl Nvrtc {
             let ptx = self
                 .check(compiled)
                 .and_then(|()| self.text(program, b"nvrtcGetPTXSize\0", b"nvrtcGetPTX\0"));
-            self.library.get::<Destroy>(b"nvrtcDestroyProgram\0")?(&mut program);
+            self.compiler.get::<Destroy>(b"nvrtcDestroyProgram\0")?(&mut program);
             ptx
         }
     }
@@ -96,9 +96,9 @@ impl Nvrtc {
         let mut bytes = 0;
         // SAFETY: the caller's promise; the buffer is as long as the library asked for.
         unsafe {
-            self.check(self.library.get::<GetSize>(size)?(program, &mut bytes))?;
+            self.check(self.compiler.get::<GetSize>(size)?(program, &mut bytes))?;
             let mut text = vec![0_u8; bytes.max(1)];
-            self.check(self.library.get::<GetText>(get)?(program, text.as_mut_ptr().cast()))?;
+            self.check(self.compiler.get::<GetText>(get)?(program, text.as_mut_ptr().cast()))?;
             Ok(CStr::from_bytes_until_nul(&text)?.to_string_lossy().into_owned())
         }
     }
@@ -109,7 +109,7 @@ impl Nvrtc {
         }
         // SAFETY: signature of nvrtc.h; the text is a constant of the library.
         let text = unsafe {
-            CStr::from_ptr(self.library.get::<ErrorText>(b"nvrtcGetErrorString\0")?(status))
+            CStr::from_ptr(self.compiler.get::<ErrorText>(b"nvrtcGetErrorString\0")?(status))
         };
         bail!("NVRTC: {}", text.to_string_lossy())
     }

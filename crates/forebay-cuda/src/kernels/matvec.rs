@@ -98,8 +98,7 @@ impl Gpu {
     ///
     /// # Panics
     /// As [`Gpu::matvec`]; the alignment of slots cannot be checked.
-    // The arguments are what the kernel needs to know, each once.
-    #[allow(clippy::too_many_arguments)]
+    #[allow(clippy::too_many_arguments, reason = "what the kernel needs to know, each once")]
     pub fn matvec_experts(
         &self,
         ty: TensorType,
