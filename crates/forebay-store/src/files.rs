@@ -11,6 +11,7 @@ use rustix::fs::{AtFlags, StatxFlags, fstatfs, statx};
 
 use crate::arena::SLOT_ALIGNMENT;
 use crate::checks::{BadChunk, Checks};
+use crate::engine::BlockLabel;
 use crate::error::StoreError;
 use crate::layout::BlockLayout;
 use crate::trace::{IoRecorder, ReadEnd, ReadRecord, Why, nanoseconds};
@@ -159,12 +160,37 @@ impl FileSet {
                 buffer_bytes: out.len(),
             });
         }
-        let Some(recorder) = &self.recorder else {
-            return file.read_checked_at(extent.offset, out);
-        };
+        self.record_read(extent, None, Why::Small, || file.read_checked_at(extent.offset, out))
+    }
+
+    /// As [`FileSet::read_exact`], for a part of a block that is loaded and without comparing it.
+    pub(crate) fn read_for_load(
+        &self,
+        index: FileIndex,
+        offset: u64,
+        out: &mut [u8],
+        block: BlockLabel,
+    ) -> Result<(), StoreError> {
+        let file = self
+            .file(index)
+            .ok_or(StoreError::UnknownFile { index: index.0, files: self.files.len() })?;
+        let extent = Extent { file: index, offset, length: out.len() as u64 };
+        self.record_read(extent, Some(block), Why::Load, || file.read_exact_at(offset, out))
+    }
+
+    /// Reads, and tells the recorder if there is one.
+    fn record_read(
+        &self,
+        extent: Extent,
+        block: Option<BlockLabel>,
+        why: Why,
+        read: impl FnOnce() -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
+        let Some(recorder) = &self.recorder else { return read() };
         let started = recorder.now();
-        let result = file.read_checked_at(extent.offset, out);
-        recorder.read(small_read(extent, started, recorder.now(), &result));
+        let result = read();
+        let record = cached_read(extent, started, recorder.now(), &result);
+        recorder.read(ReadRecord { block, why, ..record });
         result
     }
 
@@ -193,7 +219,7 @@ impl FileSet {
     }
 }
 
-fn small_read(
+fn cached_read(
     extent: Extent,
     started: std::time::Duration,
     ended: std::time::Duration,

@@ -1,6 +1,7 @@
 //! The last step of a piece: its bytes are at their place, and those of a pack are what was written.
 
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use forebay_format::Extent;
@@ -130,29 +131,34 @@ impl<'a> Landing<'a> {
         let Some(files) = self.files else { return Ok(()) };
         tracing::warn!(block = %label, offset = region.offset, "a checksum does not match; reading again");
         let (file, offset, length) = (region.file, region.offset, out.len() as u64);
-        let error = match files.read_exact(Extent { file, offset, length }, out) {
-            Ok(()) => return Ok(()),
-            Err(error) => error,
-        };
-        let path = files.file(file).map(|file| file.path.clone()).unwrap_or_default();
-        Err(match error {
-            StoreError::Corrupt { file, offset, place, expected, found } => {
-                ReadError::Corrupt { file, offset, place, block: label, expected, found }
-            }
-            StoreError::UnexpectedEnd { file, file_bytes, .. } => ReadError::UnexpectedEnd {
-                file,
-                file_end: file_bytes,
-                wanted_end: region.wanted_end,
-                block: label,
-            },
-            StoreError::Read { file, offset, source } => {
-                ReadError::Io { file, offset, block: label, attempts: 2, source }
-            }
-            other => {
-                let source = std::io::Error::other(other);
-                ReadError::Io { file: path, offset, block: label, attempts: 2, source }
-            }
-        })
+        let read = files.read_exact(Extent { file, offset, length }, out);
+        read.map_err(|error| read_error(error, label, region, 2))
+    }
+}
+
+/// The error of reading a region of a block through the page cache, with the block's name.
+pub(super) fn read_error(
+    error: StoreError,
+    block: BlockLabel,
+    region: &Region,
+    attempts: u32,
+) -> ReadError {
+    let offset = region.offset;
+    match error {
+        StoreError::Corrupt { file, offset, place, expected, found } => {
+            ReadError::Corrupt { file, offset, place, block, expected, found }
+        }
+        StoreError::UnexpectedEnd { file, file_bytes: file_end, .. } => {
+            ReadError::UnexpectedEnd { file, file_end, wanted_end: region.wanted_end, block }
+        }
+        StoreError::Read { file, offset, source } => {
+            ReadError::Io { file, offset, block, attempts, source }
+        }
+        StoreError::UnknownFile { index, files } => ReadError::UnknownFile { index, files, block },
+        other => {
+            let source = std::io::Error::other(other);
+            ReadError::Io { file: PathBuf::new(), offset, block, attempts, source }
+        }
     }
 }
 
