@@ -99,7 +99,7 @@ fn bandwidth(options: &Options, cpu: &Cpu, data: &[u8]) -> f64 {
 
 fn product(options: &Options, cpu: &Cpu, w: Matrix<'_>, tokens: usize) -> Duration {
     let mut random = weights::Random::new(2);
-    let x: Vec<f32> = (0..tokens * COLS).map(|_| random.gaussian()).collect();
+    let x = random.gaussians(tokens * COLS);
     let mut activations = Activations::new();
     activations.prepare(cpu, &x, tokens, COLS, &[w.ty]);
     let mut out = vec![0.0; tokens * w.rows];

@@ -49,7 +49,7 @@ impl Case {
         random: &mut Random,
     ) -> Case {
         let data = random_weights(ty, rows * cols, random);
-        let x = (0..tokens * cols).map(|_| random.gaussian()).collect();
+        let x = random.gaussians(tokens * cols);
         Case { ty, rows, cols, data, x, tokens }
     }
 

@@ -10,24 +10,8 @@ use std::path::{Path, PathBuf};
 
 use forebay_engine::{GenerateOptions, Session, SessionOptions};
 use forebay_model::sampling::Sampling;
-use logits::{Distance, References, json, numbers, prompt};
+use logits::{Distance, GGUF, HUGGING_FACE, References, json, numbers, prompt};
 use support::fixture;
-
-/// Families that this build runs, by their fixture's name.
-const HUGGING_FACE: [&str; 8] =
-    ["llama", "llama3_rope", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "olmoe"];
-const GGUF: [&str; 10] = [
-    "llama",
-    "llama3_rope",
-    "llama_k",
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "qwen3_moe",
-    "qwen3_moe_k",
-    "mixtral",
-    "olmoe",
-];
 
 fn open(path: &Path, exact: bool) -> Session {
     let options = SessionOptions { exact, context: Some(256), ..SessionOptions::default() };

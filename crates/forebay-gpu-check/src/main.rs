@@ -7,6 +7,8 @@ mod harness;
 #[allow(dead_code, reason = "shared with the tests of the engine, which read routing, too")]
 mod logits;
 mod models;
+#[path = "../../forebay-compute/tests/weights/mod.rs"]
+#[allow(dead_code, reason = "shared with the tests of the CPU's products")]
 mod random;
 mod weights;
 

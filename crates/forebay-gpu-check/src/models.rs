@@ -9,23 +9,7 @@ use forebay_engine::{DeviceChoice, GenerateOptions, Session, SessionOptions};
 use forebay_model::sampling::Sampling;
 
 use crate::harness::{Check, Outcome};
-use crate::logits::{Distance, References, json, numbers, prompt};
-
-/// Families that run, by their fixture's name.
-const HUGGING_FACE: [&str; 8] =
-    ["llama", "llama3_rope", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "olmoe"];
-const GGUF: [&str; 10] = [
-    "llama",
-    "llama3_rope",
-    "llama_k",
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "qwen3_moe",
-    "qwen3_moe_k",
-    "mixtral",
-    "olmoe",
-];
+use crate::logits::{Distance, GGUF, HUGGING_FACE, References, json, numbers, prompt};
 
 /// Tokens that go through the mat-vec kernels together.
 const FEW: usize = 8;

@@ -6,59 +6,11 @@ use forebay_format::{TensorType, dequantize};
 
 use crate::harness::Context;
 use crate::random::Random;
+pub use crate::random::random_weights;
 
 /// Every type that products take.
 pub fn types() -> impl Iterator<Item = TensorType> {
     TensorType::all().iter().copied().filter(|&ty| supports_weights(ty))
-}
-
-/// Where a block holds F16 scales; every other byte may be anything.
-fn f16_fields(ty: TensorType) -> &'static [usize] {
-    use TensorType as T;
-    match ty {
-        T::Q4_0 | T::Q5_0 | T::Q8_0 | T::IQ4_NL | T::IQ4_XS | T::Q1_0 | T::Q2_0 => &[0],
-        T::IQ2_XXS | T::IQ2_XS | T::IQ2_S | T::IQ3_XXS | T::IQ3_S | T::IQ1_S => &[0],
-        T::Q4_1 | T::Q5_1 | T::Q4_K | T::Q5_K => &[0, 2],
-        T::Q6_K => &[208],
-        T::Q2_K => &[80, 82],
-        T::Q3_K => &[108],
-        T::TQ1_0 => &[52],
-        T::TQ2_0 => &[64],
-        _ => &[],
-    }
-}
-
-/// `elements` weights in whole blocks of `ty`, with scales that are finite and of one size.
-pub fn random_weights(ty: TensorType, elements: usize, random: &mut Random) -> Vec<u8> {
-    let mut data: Vec<u8> = (0..elements / ty.block_elements() * ty.block_bytes())
-        .map(|_| random.next() as u8)
-        .collect();
-    for block in data.chunks_exact_mut(ty.block_bytes()) {
-        match ty {
-            TensorType::F64 => block.copy_from_slice(&f64::from(random.gaussian()).to_le_bytes()),
-            TensorType::F32 => block.copy_from_slice(&random.gaussian().to_le_bytes()),
-            TensorType::F16 => {
-                block.copy_from_slice(&half::f16::from_f32(random.gaussian()).to_le_bytes());
-            }
-            TensorType::BF16 => {
-                block.copy_from_slice(&half::bf16::from_f32(random.gaussian()).to_le_bytes());
-            }
-            // Neither infinite nor not a number.
-            TensorType::F8_E4M3 | TensorType::F8_E5M2 => block[0] &= 0xbf,
-            TensorType::MXFP4 => block[0] = 118 + block[0] % 12,
-            // Four scales of 8 bits: keep sign and the top exponent bit clear.
-            TensorType::NVFP4 => block[..4].iter_mut().for_each(|scale| *scale &= 0x3f),
-            // The F16 scale lies in the top halves of four words.
-            TensorType::IQ1_M => block[55] = block[55] & 0x0f | 0x20,
-            _ => {
-                for &at in f16_fields(ty) {
-                    let scale = half::f16::from_f32(0.01 + 0.05 * random.unit().abs());
-                    block[at..at + 2].copy_from_slice(&scale.to_le_bytes());
-                }
-            }
-        }
-    }
-    data
 }
 
 /// A matrix `[rows, cols]` on both sides.

@@ -27,6 +27,10 @@ impl Random {
         let sum: f32 = (0..6).map(|_| self.unit()).sum();
         sum * 0.7 * if self.next().is_multiple_of(64) { 8.0 } else { 1.0 }
     }
+
+    pub fn gaussians(&mut self, count: usize) -> Vec<f32> {
+        (0..count).map(|_| self.gaussian()).collect()
+    }
 }
 
 /// Where a block holds F16 scales; every other byte may be anything.

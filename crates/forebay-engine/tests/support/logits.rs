@@ -4,6 +4,23 @@ use std::path::Path;
 
 use safetensors::SafeTensors;
 
+/// Families that this build runs, by the names of their fixtures as Hugging Face folders.
+pub const HUGGING_FACE: [&str; 8] =
+    ["llama", "llama3_rope", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "olmoe"];
+/// The same for GGUF files.
+pub const GGUF: [&str; 10] = [
+    "llama",
+    "llama3_rope",
+    "llama_k",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "qwen3_moe_k",
+    "mixtral",
+    "olmoe",
+];
+
 /// Reference logits of one file.
 pub struct References {
     bytes: Vec<u8>,
