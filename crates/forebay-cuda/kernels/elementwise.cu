@@ -41,19 +41,3 @@ extern "C" __global__ void __launch_bounds__(256)
     for (int at = threadIdx.x; at < n; at += blockDim.x) bad |= !isfinite(x[at]);
     if (__syncthreads_or(bad) && threadIdx.x == 0) atomicMin(flag, (u32)tag + blockIdx.x);
 }
-
-// out[t] = (accumulate ? out[t] : 0) + sum over j of weights[t, j] * parts[row_of_pair[t, j]], in order of j.
-// Rows have n elements, the grid's second dimension counts tokens.
-extern "C" __global__ void __launch_bounds__(256)
-    combine_experts(float *out, const float *__restrict__ parts, const float *__restrict__ weights,
-                    const u32 *__restrict__ row_of_pair, int n, int k, int accumulate) {
-    const int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= n) return;
-    const size_t token = blockIdx.y;
-    float sum = accumulate ? out[token * n + i] : 0.0f;
-    for (int j = 0; j < k; j++) {
-        const size_t row = row_of_pair[token * k + j];
-        sum = __fadd_rn(sum, __fmul_rn(weights[token * k + j], parts[row * n + i]));
-    }
-    out[token * n + i] = sum;
-}

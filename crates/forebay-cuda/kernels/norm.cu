@@ -1,19 +1,84 @@
 // Root-mean-square norms. A row's sum is added up in an order that its length alone decides.
+#include "activation.cuh"
 #include "reduce.cuh"
 
 // Elements that a thread keeps in registers between the two passes.
 static constexpr int KEPT = 16;
 
-// out = weight * x / sqrt(mean(x^2) + eps) for one row of n elements per block. With `add` the row becomes x + add first
-// and is written back. `out` may be `x`. `flag`, if there, gets the smallest `tag + row` whose sum is not finite.
-template <bool ADD>
-__device__ inline void norm_row(float *x, const float *add, const float *weight, float *out, int n,
-                                float eps, u32 *flag, u32 tag) {
+// What is added to a row before it is normed: `add`, or none; and of k experts the outputs, weighted, in this order.
+struct Addition {
+    const float *add;    // [rows, n]
+    const float *parts;  // [pairs, n]
+    const float *weights;  // [rows, k]
+    const u32 *row_of_pair;  // [rows, k]: which row of `parts` is whose
+    int k;
+
+    __device__ __forceinline__ bool any() const { return add || k > 0; }
+
+    // Of this block's row.
+    __device__ __forceinline__ float at(int i, int n) const {
+        float sum = add ? add[(size_t)blockIdx.x * n + i] : 0.0f;
+        for (int j = 0; j < k; j++) {
+            const size_t pair = (size_t)blockIdx.x * k + j;
+            sum = __fadd_rn(sum, __fmul_rn(weights[pair], parts[row_of_pair[pair] * (size_t)n + i]));
+        }
+        return sum;
+    }
+
+    __device__ __forceinline__ float4 quad_at(int i, int n) const {
+        float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (add) sum = *(const float4 *)(add + (size_t)blockIdx.x * n + i);
+#pragma unroll 4
+        for (int j = 0; j < k; j++) {
+            const size_t pair = (size_t)blockIdx.x * k + j;
+            const float4 part = *(const float4 *)(parts + row_of_pair[pair] * (size_t)n + i);
+            const float weight = weights[pair];
+            sum.x = __fadd_rn(sum.x, __fmul_rn(weight, part.x));
+            sum.y = __fadd_rn(sum.y, __fmul_rn(weight, part.y));
+            sum.z = __fadd_rn(sum.z, __fmul_rn(weight, part.z));
+            sum.w = __fadd_rn(sum.w, __fmul_rn(weight, part.w));
+        }
+        return sum;
+    }
+};
+
+// Rounds 4 neighbouring elements of each lane, 32 of 8 lanes, as `quantize_q8` does; all lanes of the warp have to come.
+// `at` is the place of the first in a row of n; beyond the row nothing is stored.
+__device__ __forceinline__ void round_quad(float4 x, int at, int n, i8 *codes, ActivationScale *scales) {
+    const int mask = 0x7fffffff;
+    int bits = max(max(__float_as_int(x.x) & mask, __float_as_int(x.y) & mask),
+                   max(__float_as_int(x.z) & mask, __float_as_int(x.w) & mask));
+#pragma unroll
+    for (int distance = 4; distance > 0; distance >>= 1)
+        bits = max(bits, __shfl_xor_sync(~0u, bits, distance));
+    const float largest = __int_as_float(bits);
+    const float inverse = largest > 1e-36f ? 127.0f / largest : 0.0f;
+    const int code[4] = {__float2int_rn(x.x * inverse), __float2int_rn(x.y * inverse),
+                         __float2int_rn(x.z * inverse), __float2int_rn(x.w * inverse)};
+    int sum = code[0] + code[1] + code[2] + code[3];
+    sum += __shfl_xor_sync(~0u, sum, 2);
+    sum += __shfl_xor_sync(~0u, sum, 1);
+    const int upper_sum = __shfl_xor_sync(~0u, sum, 4);
+    if (at >= n) return;
+    const int groups = n / 32, group = at / 32, half = at >> 4 & 1;
+    const u32 packed = (code[0] & 255) | (code[1] & 255) << 8 | (code[2] & 255) << 16 | (u32)code[3] << 24;
+    *(u32 *)(codes + ((size_t)blockIdx.x * 2 + half) * groups * 16 + group * 16 + (at & 15)) = packed;
+    if (at % 32 == 0)
+        scales[(size_t)blockIdx.x * groups + group] = {largest / 127.0f, (short)sum, (short)upper_sum};
+}
+
+// out = weight * x / sqrt(mean(x^2) + eps) for one row of n elements per block, after `addition` was added to x and
+// written back. `out` may be `x`. `codes` and `scales`, if there, get `out` rounded; n is then a multiple of 32 and at most
+// KEPT times the threads. `flag`, if there, gets the smallest `tag + row` whose sum is not finite.
+extern "C" __global__ void __launch_bounds__(1024, 1)
+    rms_norm(float *x, const float *add, const float *parts, const float *part_weights,
+             const u32 *row_of_pair, int k, const float *weight, float *out, i8 *codes,
+             ActivationScale *scales, int n, float eps, u32 *flag, int tag) {
     __shared__ float shared[32];
+    const Addition addition{add, parts, part_weights, row_of_pair, k};
     const size_t first = (size_t)blockIdx.x * n;
     x += first;
     out += first;
-    if (ADD) add += first;
     float kept[KEPT];
     float sum = 0.0f;
     const bool quads = n % 4 == 0 && n <= (int)blockDim.x * KEPT;
@@ -24,8 +89,8 @@ __device__ inline void norm_row(float *x, const float *add, const float *weight,
             float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
             if (at < n) {
                 v = *(const float4 *)(x + at);
-                if (ADD) {
-                    const float4 a = *(const float4 *)(add + at);
+                if (addition.any()) {
+                    const float4 a = addition.quad_at(at, n);
                     v = make_float4(v.x + a.x, v.y + a.y, v.z + a.z, v.w + a.w);
                     *(float4 *)(x + at) = v;
                 }
@@ -39,38 +104,32 @@ __device__ inline void norm_row(float *x, const float *add, const float *weight,
     } else {
         for (int at = threadIdx.x; at < n; at += blockDim.x) {
             float v = x[at];
-            if (ADD) x[at] = v = v + add[at];
+            if (addition.any()) x[at] = v = v + addition.at(at, n);
             sum += v * v;
         }
     }
     sum = block_sum(sum, shared);
-    if (flag && threadIdx.x == 0 && !isfinite(sum)) atomicMin(flag, tag + blockIdx.x);
+    if (flag && threadIdx.x == 0 && !isfinite(sum)) atomicMin(flag, (u32)tag + blockIdx.x);
     const float scale = 1.0f / sqrtf(sum / (float)n + eps);
     if (quads) {
 #pragma unroll
         for (int i = 0; i < KEPT / 4; i++) {
+            // The whole warp is within the row or some lanes of it are: these must not leave the others alone.
             const int at = 4 * (threadIdx.x + i * blockDim.x);
-            if (at >= n) break;
-            const float4 w = *(const float4 *)(weight + at);
-            *(float4 *)(out + at) =
-                make_float4(kept[4 * i] * scale * w.x, kept[4 * i + 1] * scale * w.y,
-                            kept[4 * i + 2] * scale * w.z, kept[4 * i + 3] * scale * w.w);
+            if (4 * ((threadIdx.x & ~31) + i * blockDim.x) >= n) break;
+            float4 y = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            if (at < n) {
+                const float4 w = *(const float4 *)(weight + at);
+                y = make_float4(kept[4 * i] * scale * w.x, kept[4 * i + 1] * scale * w.y,
+                                kept[4 * i + 2] * scale * w.z, kept[4 * i + 3] * scale * w.w);
+                *(float4 *)(out + at) = y;
+            }
+            if (codes) round_quad(y, at, n, codes, scales);
         }
     } else {
         // A thread reads again what it alone has written, so `out` may be `x` here, too.
         for (int at = threadIdx.x; at < n; at += blockDim.x) out[at] = x[at] * scale * weight[at];
     }
-}
-
-extern "C" __global__ void __launch_bounds__(1024, 1)
-    rms_norm(float *x, const float *weight, float *out, int n, float eps, u32 *flag, int tag) {
-    norm_row<false>(x, nullptr, weight, out, n, eps, flag, (u32)tag);
-}
-
-extern "C" __global__ void __launch_bounds__(1024, 1)
-    add_rms_norm(float *x, const float *add, const float *weight, float *out, int n, float eps,
-                 u32 *flag, int tag) {
-    norm_row<true>(x, add, weight, out, n, eps, flag, (u32)tag);
 }
 
 // Short rows in place, a warp each: the norm of every head of queries or keys.

@@ -52,7 +52,8 @@ pub(crate) fn choose(
     let plan = |ordinal| -> Result<CudaPlan, EngineError> {
         let gpu = Gpu::open(ordinal)?;
         let (exact, vram) = (options.exact, options.vram_bytes);
-        Ok(CudaPlan::new(gpu, architecture, weights, context, exact, vram)?)
+        let plan = CudaPlan::new(gpu, architecture, weights, context, exact, vram)?;
+        Ok(if options.cuda_graphs { plan } else { plan.without_graphs() })
     };
     match options.device {
         DeviceChoice::Cpu if options.vram_bytes.is_some() => Err(EngineError::BadOption {

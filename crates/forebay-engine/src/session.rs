@@ -35,6 +35,8 @@ pub struct SessionOptions {
     pub threads: Option<usize>,
     /// f32 activations and an f32 key/value cache.
     pub exact: bool,
+    /// On a GPU, single tokens' work is recorded once and then queued as a CUDA graph. Results are the same without.
+    pub cuda_graphs: bool,
     pub policy: PolicyKind,
     pub io: IoKind,
     /// Read experts of the next layer ahead while a token is computed, by that layer's router on
@@ -66,6 +68,7 @@ impl Default for SessionOptions {
             context: None,
             threads: None,
             exact: false,
+            cuda_graphs: true,
             policy: PolicyKind::PerLayerLfu,
             io: IoKind::Auto,
             prefetch: false,
@@ -280,6 +283,19 @@ impl Session {
         self.decoder.forward(tokens, LogitsWanted::All, &mut logits, routing)?;
         self.cached.extend_from_slice(tokens);
         self.decoder.end_prompt(tokens.len());
+        Ok(logits)
+    }
+
+    /// As [`Session::logits`], but every token goes through the model by itself, as when text is generated.
+    pub fn logits_one_by_one(&mut self, tokens: &[u32]) -> Result<Vec<f32>, EngineError> {
+        self.reset();
+        let (mut logits, mut row) = (Vec::new(), Vec::new());
+        for token in tokens {
+            self.decoder.forward(&[*token], LogitsWanted::Last, &mut row, None)?;
+            self.cached.push(*token);
+            self.decoder.end_token();
+            logits.extend_from_slice(&row);
+        }
         Ok(logits)
     }
 

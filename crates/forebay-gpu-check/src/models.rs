@@ -14,6 +14,11 @@ use crate::logits::{Distance, GGUF, HUGGING_FACE, References, json, numbers, pro
 /// Tokens that go through the mat-vec kernels together.
 const FEW: usize = 8;
 
+/// Positions of context; with more, the short one below would be one part, too.
+const CONTEXT: usize = 512;
+/// Tokens that go through alone: so many that the context is cut into more parts on the way.
+const ALONE: usize = 300;
+
 /// A file with its references.
 #[derive(Clone)]
 struct Model {
@@ -61,8 +66,15 @@ pub fn checks(fixtures: &Path, ordinal: usize) -> Result<Vec<Check>> {
         checks.push(Check::new(format!("model exact {}", model.name), move |_| {
             check_exact(&exact, ordinal).with_context(|| exact.path.display().to_string())
         }));
+        let fast = model.clone();
         checks.push(Check::new(format!("model fast {}", model.name), move |_| {
-            check_fast(&model, ordinal).with_context(|| model.path.display().to_string())
+            check_fast(&fast, ordinal).with_context(|| fast.path.display().to_string())
+        }));
+        checks.push(Check::new(format!("model graphs {}", model.name), move |_| {
+            let exact = check_graphs(&model, ordinal, true);
+            let both =
+                exact.and_then(|exact| Ok(exact.worse(check_graphs(&model, ordinal, false)?)));
+            both.with_context(|| model.path.display().to_string())
         }));
     }
     Ok(checks)
@@ -97,8 +109,11 @@ fn gguf_models(fixtures: &Path, name: &str) -> Vec<Model> {
 
 impl Model {
     fn open(&self, device: DeviceChoice, exact: bool) -> Result<Session> {
-        let context = Some(256);
-        let options = SessionOptions { device, exact, context, ..SessionOptions::default() };
+        let context = Some(CONTEXT);
+        self.open_with(SessionOptions { device, exact, context, ..SessionOptions::default() })
+    }
+
+    fn open_with(&self, options: SessionOptions) -> Result<Session> {
         Ok(Session::open(&self.path, &options, &mut |_, _| {})?)
     }
 
@@ -222,6 +237,24 @@ fn check_fast(model: &Model, ordinal: usize) -> Result<Outcome> {
         worst = worst.worse(text(&prompts[which], &generated, model.float).at(which));
     }
     Ok(worst)
+}
+
+/// Single tokens give the same bits whether their work is recorded or not, and twice.
+fn check_graphs(model: &Model, ordinal: usize, exact: bool) -> Result<Outcome> {
+    let device = DeviceChoice::Cuda(ordinal);
+    let mut session = model.open(device, exact)?;
+    let ids = prompt(&json(&model.prompts), "long");
+    let ids: Vec<u32> = ids.iter().copied().cycle().take(ALONE).collect();
+    let logits = session.logits_one_by_one(&ids)?;
+    let again = session.logits_one_by_one(&ids)?;
+    drop(session);
+    let context = Some(CONTEXT);
+    let without = SessionOptions { device, exact, context, ..SessionOptions::default() };
+    let mut session = model.open_with(SessionOptions { cuda_graphs: false, ..without })?;
+    let direct = session.logits_one_by_one(&ids)?;
+    Ok(Outcome::same(&again, &logits)
+        .at("again")
+        .worse(Outcome::same(&direct, &logits).at("direct")))
 }
 
 /// Greedy text of float weights, as far as the reference was sure of it.

@@ -2,7 +2,7 @@
 
 use crate::ModelError;
 use crate::arch::Architecture;
-use crate::backend::{Backend, NextBlock, Step};
+use crate::backend::{Backend, Batch, Begun, NextBlock, Step};
 use crate::weights::{FeedForwardWeights, Weights};
 use forebay_stream::Residency;
 
@@ -136,13 +136,16 @@ impl Decoder {
         let Decoder { architecture, weights, backend, position } = self;
         let (count, layers) = (tokens.len(), architecture.layers.len());
         let step = Step { architecture, weights, layer: 0, position: *position, count };
-        backend.begin(&step, tokens, wanted != LogitsWanted::None)?;
+        let (logits_wanted, routed) = (wanted != LogitsWanted::None, routing.is_some());
+        let begun =
+            backend.begin(&step, &Batch { tokens, logits: logits_wanted, routing: routed })?;
         let row_start = routing.as_deref().map_or(0, Vec::len);
         if let Some(routing) = routing.as_deref_mut() {
             let k = architecture.experts_per_token();
             routing.resize(row_start + count * layers * k, -1);
         }
-        for layer in 0..layers {
+        let to_do = if begun == Begun::Recorded { 0 } else { layers };
+        for layer in 0..to_do {
             let step = Step { layer, ..step };
             let rows = routing.as_deref_mut().map(|routing| &mut routing[row_start..]);
             layer_step(backend.as_mut(), &step, rows)?;

@@ -80,6 +80,9 @@ pub struct BudgetArgs {
     /// CPU
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     pub device: Device,
+    /// On a GPU, queue every kernel by itself instead of a CUDA graph for each token; the same results, slower
+    #[arg(long)]
+    pub no_cuda_graph: bool,
     /// Positions of context to reserve [default: what the model was trained for, at most 4096]
     #[arg(long, value_name = "N", value_parser = count())]
     pub ctx: Option<usize>,

@@ -97,6 +97,7 @@ pub fn session(args: &BudgetArgs) -> Outcome<SessionOptions> {
         context: args.ctx,
         threads: args.threads,
         exact: args.exact,
+        cuda_graphs: !args.no_cuda_graph,
         policy: policy_kind(args.policy),
         prefetch: args.prefetch,
         io: io_kind(args.io),

@@ -22,7 +22,8 @@ impl FiniteFlag {
     }
 }
 
-/// What the experts of every token gave, and how it adds up.
+/// What the experts of every token gave, and how it adds up: `sum over j of weights[t, j] * parts[row_of_pair[t, j]]`,
+/// in order of `j`.
 #[derive(Clone, Copy)]
 pub struct ExpertOutputs {
     /// Outputs `[pairs, width]` in the order computed.
@@ -121,34 +122,6 @@ impl Gpu {
             .int(width)
             .ptr(flag.flag)
             .int(flag.first_tag)
-            .run(self)
-    }
-
-    /// `out[t] = sum over j of weights[t, j] * parts[row_of_pair[t, j]]`, in order of `j`, added to what is in `out`
-    /// when `accumulate`. `out` is `[tokens, width]`.
-    ///
-    /// # Errors
-    /// Whatever the driver says.
-    ///
-    /// # Panics
-    /// With more than 65,535 tokens.
-    pub fn combine_experts(
-        &self,
-        out: DevicePtr<f32>,
-        outputs: &ExpertOutputs,
-        tokens: usize,
-        accumulate: bool,
-    ) -> Result<(), CudaError> {
-        assert!(tokens <= GRID_Y_MAX, "combine_experts: {tokens} tokens");
-        let grid = (blocks(outputs.width), tokens as u32, 1);
-        Launch::new(self.kernel("elementwise", "combine_experts")?, grid, (THREADS as u32, 1, 1))
-            .ptr(out)
-            .ptr(outputs.parts)
-            .ptr(outputs.weights)
-            .ptr(outputs.row_of_pair)
-            .int(outputs.width)
-            .int(outputs.k)
-            .int(usize::from(accumulate))
             .run(self)
     }
 }

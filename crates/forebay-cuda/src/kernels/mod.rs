@@ -23,7 +23,7 @@ pub use matmul::{
     MatmulInput, MatmulJob, MatmulWeights, NarrowActivations, NarrowForm, narrow_form,
 };
 pub use matvec::{MATVEC_TOKENS, Pairing};
-pub use norm::Norm;
+pub use norm::{Added, Norm, Normed};
 pub use quantize::RoundedActivations;
 pub use router::{RouterChoice, RouterGroups, SortedPairs};
 pub use top_k::TopK;

@@ -1,11 +1,39 @@
 //! Root-mean-square norms.
 
-use super::FiniteFlag;
+use super::{ExpertOutputs, FiniteFlag, RoundedActivations};
 use crate::launch::Launch;
 use crate::{CudaError, DevicePtr, Gpu};
 
 /// Threads of the largest block.
 const THREADS_MAX: usize = 1024;
+/// Elements that a thread keeps in registers; as in the kernel.
+const KEPT: usize = 16;
+
+/// What is added to the rows first.
+#[derive(Clone, Copy)]
+pub enum Added {
+    Nothing,
+    /// `[rows, width]`
+    Rows(DevicePtr<f32>),
+    /// Each row gets the sum of its experts' outputs, weighted.
+    Experts(ExpertOutputs),
+}
+
+/// Where normed rows go.
+#[derive(Clone, Copy)]
+pub struct Normed {
+    /// `[rows, width]`
+    pub rows: DevicePtr<f32>,
+    /// The same, rounded for products in integers.
+    pub rounded: Option<RoundedActivations>,
+}
+
+impl Normed {
+    /// Not rounded.
+    pub fn plain(rows: DevicePtr<f32>) -> Normed {
+        Normed { rows, rounded: None }
+    }
+}
 
 /// A norm over rows of `width` elements: `weight * x / sqrt(mean(x^2) + epsilon)`.
 #[derive(Clone, Copy)]
@@ -34,64 +62,68 @@ impl Norm {
 }
 
 impl Gpu {
-    /// `out = norm(x)` for `rows` rows; `out` may be `x`. `flag`, if any, learns of rows that are not finite.
+    /// `x += added`, then `out = norm(x)`, for `rows` rows: the end of one block and the beginning of the next. `out` may
+    /// be `x`. `flag`, if any, learns of rows that are not finite.
     ///
     /// # Errors
     /// Whatever the driver says.
     ///
     /// # Panics
-    /// When pointers are not aligned to 16 bytes though `width` is a multiple of 4.
+    /// When pointers are not aligned to 16 bytes though `width` is a multiple of 4; when rounding is wanted of rows that
+    /// are not whole groups of 32; when experts' outputs are of another width.
     pub fn rms_norm(
         &self,
         x: DevicePtr<f32>,
+        added: Added,
         norm: &Norm,
-        out: DevicePtr<f32>,
+        out: Normed,
         rows: usize,
         flag: Option<FiniteFlag>,
     ) -> Result<(), CudaError> {
-        norm.check(&[x, out]);
+        let (add, experts) = match added {
+            Added::Nothing => (DevicePtr::null(), None),
+            Added::Rows(add) => (add, None),
+            Added::Experts(experts) => (DevicePtr::null(), Some(experts)),
+        };
+        norm.check(&[x, out.rows, add]);
+        let none = DevicePtr::null();
+        let (mut parts, mut weights, mut row_of_pair, mut k) = (none, none, DevicePtr::null(), 0);
+        if let Some(experts) = experts {
+            assert_eq!(experts.width, norm.width, "experts' outputs of another width");
+            norm.check(&[experts.parts]);
+            (parts, weights) = (experts.parts, experts.weights);
+            (row_of_pair, k) = (experts.row_of_pair, experts.k);
+        }
         let flag = flag.unwrap_or(FiniteFlag::none());
+        // Rounding needs the row in registers; a longer one is rounded afterwards.
+        let at_once = norm.width <= KEPT * norm.threads() as usize;
+        let rounded = out.rounded.filter(|_| at_once);
+        let (codes, scales) = match rounded {
+            Some(rounded) => (rounded.codes, rounded.scales),
+            None => (DevicePtr::null(), DevicePtr::null()),
+        };
+        assert!(out.rounded.is_none() || norm.width.is_multiple_of(32), "no whole groups of 32");
         let (grid, block) = ((rows as u32, 1, 1), (norm.threads(), 1, 1));
         Launch::new(self.kernel("norm", "rms_norm")?, grid, block)
             .ptr(x)
-            .ptr(norm.weight)
-            .ptr(out)
-            .int(norm.width)
-            .float(norm.epsilon)
-            .ptr(flag.flag)
-            .int(flag.first_tag)
-            .run(self)
-    }
-
-    /// `x += add`, then `out = norm(x)`: the end of one block and the beginning of the next.
-    ///
-    /// # Errors
-    /// Whatever the driver says.
-    ///
-    /// # Panics
-    /// As [`Gpu::rms_norm`].
-    pub fn add_rms_norm(
-        &self,
-        x: DevicePtr<f32>,
-        add: DevicePtr<f32>,
-        norm: &Norm,
-        out: DevicePtr<f32>,
-        rows: usize,
-        flag: Option<FiniteFlag>,
-    ) -> Result<(), CudaError> {
-        norm.check(&[x, add, out]);
-        let flag = flag.unwrap_or(FiniteFlag::none());
-        let (grid, block) = ((rows as u32, 1, 1), (norm.threads(), 1, 1));
-        Launch::new(self.kernel("norm", "add_rms_norm")?, grid, block)
-            .ptr(x)
             .ptr(add)
+            .ptr(parts)
+            .ptr(weights)
+            .ptr(row_of_pair)
+            .int(k)
             .ptr(norm.weight)
-            .ptr(out)
+            .ptr(out.rows)
+            .ptr(codes)
+            .ptr(scales)
             .int(norm.width)
             .float(norm.epsilon)
             .ptr(flag.flag)
             .int(flag.first_tag)
-            .run(self)
+            .run(self)?;
+        match out.rounded {
+            Some(rounded) if !at_once => self.quantize_q8(out.rows, rounded, rows, norm.width),
+            _ => Ok(()),
+        }
     }
 
     /// Norms `rows` short rows in place, such as all heads of a projection.

@@ -1,28 +1,19 @@
-//! Additions, the gated activation and the sum of the experts' outputs against the CPU.
+//! Additions and the gated activation against the CPU.
 
 use anyhow::Result;
-use forebay_cuda::ExpertOutputs;
 
 use crate::bench::{Bench, Measured, median_seconds};
 use crate::harness::{Check, Context, Outcome};
 use crate::random::Random;
 
 pub fn checks() -> Vec<Check> {
-    vec![
-        Check::new("elementwise additions", additions),
-        Check::new("elementwise silu", silu),
-        Check::new("elementwise experts combined", combine),
-    ]
+    vec![Check::new("elementwise additions", additions), Check::new("elementwise silu", silu)]
 }
 
 pub fn benches() -> Vec<Bench> {
     vec![
         Bench::new("elementwise silu 1x12288", |context| bench_silu(context, 12_288)),
         Bench::new("elementwise silu 512x12288", |context| bench_silu(context, 512 * 12_288)),
-        Bench::new("elementwise combine 1x8x2048", |context| bench_combine(context, 1, 8, 2048)),
-        Bench::new("elementwise combine 512x8x2048", |context| {
-            bench_combine(context, 512, 8, 2048)
-        }),
     ]
 }
 
@@ -72,69 +63,10 @@ fn silu(context: &Context) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// Inputs of `combine_experts`: parts, weights, and rows in an order of their own.
-fn expert_outputs(tokens: usize, k: usize, width: usize) -> (Vec<f32>, Vec<f32>, Vec<u32>) {
-    let pairs = tokens * k;
-    let mut random = Random::new(width as u64);
-    // A step without a common divisor visits every row.
-    let step = (1..).map(|i| pairs / 2 + i).find(|&step| gcd(step, pairs) == 1).unwrap_or(1);
-    let rows = (0..pairs).map(|pair| (pair * step % pairs) as u32).collect();
-    (random.gaussians(pairs * width), random.gaussians(pairs), rows)
-}
-
-fn gcd(a: usize, b: usize) -> usize {
-    if b == 0 { a } else { gcd(b, a % b) }
-}
-
-fn combine(context: &Context) -> Result<Outcome> {
-    let gpu = &context.gpu;
-    let mut outcome = Outcome::same::<f32>(&[], &[]);
-    for (tokens, k, width) in [(1, 1, 1), (1, 8, 2048), (7, 4, 300), (300, 8, 129)] {
-        let (parts, weights, rows) = expert_outputs(tokens, k, width);
-        let start = Random::new(5).gaussians(tokens * width);
-        let (device_parts, device_weights) = (context.upload(&parts)?, context.upload(&weights)?);
-        let device_rows = context.upload(&rows)?;
-        let outputs = ExpertOutputs {
-            parts: device_parts.ptr(),
-            weights: device_weights.ptr(),
-            row_of_pair: device_rows.ptr(),
-            width,
-            k,
-        };
-        for accumulate in [false, true] {
-            let mut expected = if accumulate { start.clone() } else { vec![0.0; start.len()] };
-            context.cpu.combine_experts(&mut expected, width, k, &weights, &parts, &rows);
-            let out =
-                if accumulate { context.upload(&start)? } else { context.poisoned(start.len())? };
-            gpu.combine_experts(out.ptr(), &outputs, tokens, accumulate)?;
-            let got = gpu.download(out.ptr(), start.len())?;
-            outcome = outcome.worse(Outcome::same(&got, &expected));
-        }
-    }
-    Ok(outcome)
-}
-
 fn bench_silu(context: &Context, count: usize) -> Result<Measured> {
     let gate = context.upload(&Random::new(1).gaussians(count))?;
     let (up, out) = (context.upload(&Random::new(2).gaussians(count))?, context.poisoned(count)?);
     let seconds =
         median_seconds(context, |_| context.gpu.silu_mul(gate.ptr(), up.ptr(), out.ptr(), count))?;
     Ok(Measured { seconds, bytes: count as f64 * 12.0, flops: 0.0 })
-}
-
-fn bench_combine(context: &Context, tokens: usize, k: usize, width: usize) -> Result<Measured> {
-    let (parts, weights, rows) = expert_outputs(tokens, k, width);
-    let (parts, weights) = (context.upload(&parts)?, context.upload(&weights)?);
-    let (rows, out) = (context.upload(&rows)?, context.poisoned(tokens * width)?);
-    let outputs = ExpertOutputs {
-        parts: parts.ptr(),
-        weights: weights.ptr(),
-        row_of_pair: rows.ptr(),
-        width,
-        k,
-    };
-    let seconds = median_seconds(context, |_| {
-        context.gpu.combine_experts(out.ptr(), &outputs, tokens, false)
-    })?;
-    Ok(Measured { seconds, bytes: (tokens * width * (k + 1) * 4) as f64, flops: 0.0 })
 }

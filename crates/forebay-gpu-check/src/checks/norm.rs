@@ -1,7 +1,7 @@
 //! Norms against the CPU and f64 arithmetic.
 
 use anyhow::Result;
-use forebay_cuda::{FiniteFlag, Norm};
+use forebay_cuda::{Added, DevicePtr, ExpertOutputs, FiniteFlag, Norm, Normed, RoundedActivations};
 
 use crate::bench::{Bench, Measured, median_seconds};
 use crate::harness::{Check, Context, Outcome};
@@ -15,6 +15,8 @@ pub fn checks() -> Vec<Check> {
         Check::new("norm rows", |context| over_shapes(context, rows)),
         Check::new("norm rows in place", |context| over_shapes(context, rows_in_place)),
         Check::new("norm after addition", |context| over_shapes(context, after_addition)),
+        Check::new("norm after experts", |context| over_shapes(context, after_experts)),
+        Check::new("norm rounded", |context| over_shapes(context, rounded)),
         Check::new("norm heads", |context| over_shapes(context, heads)),
         Check::new("norm reports what is not finite", reports),
     ]
@@ -72,12 +74,23 @@ fn compare(context: &Context, got: &[f32], x: &[f32], weight: &[f32]) -> Outcome
     Outcome::of(got, &exact, norm, TOLERANCE).worse(Outcome::of(got, &cpu, norm, TOLERANCE))
 }
 
+/// Rows normed without anything else.
+fn plain(
+    context: &Context,
+    x: DevicePtr<f32>,
+    norm: &Norm,
+    out: DevicePtr<f32>,
+    rows: usize,
+) -> Result<()> {
+    Ok(context.gpu.rms_norm(x, Added::Nothing, norm, Normed::plain(out), rows, None)?)
+}
+
 fn rows(context: &Context, rows: usize, width: usize) -> Result<Outcome> {
     let (x, weight) = inputs(rows, width);
     let (device, device_weight) = (context.upload(&x)?, context.upload(&weight)?);
     let out = context.poisoned(x.len())?;
     let norm = Norm { weight: device_weight.ptr(), width, epsilon: EPSILON };
-    context.gpu.rms_norm(device.ptr(), &norm, out.ptr(), rows, None)?;
+    plain(context, device.ptr(), &norm, out.ptr(), rows)?;
     let got = context.gpu.download(out.ptr(), x.len())?;
     Ok(compare(context, &got, &x, &weight))
 }
@@ -86,7 +99,7 @@ fn rows_in_place(context: &Context, rows: usize, width: usize) -> Result<Outcome
     let (x, weight) = inputs(rows, width);
     let (device, device_weight) = (context.upload(&x)?, context.upload(&weight)?);
     let norm = Norm { weight: device_weight.ptr(), width, epsilon: EPSILON };
-    context.gpu.rms_norm(device.ptr(), &norm, device.ptr(), rows, None)?;
+    plain(context, device.ptr(), &norm, device.ptr(), rows)?;
     let got = context.gpu.download(device.ptr(), x.len())?;
     Ok(compare(context, &got, &x, &weight))
 }
@@ -94,15 +107,90 @@ fn rows_in_place(context: &Context, rows: usize, width: usize) -> Result<Outcome
 fn after_addition(context: &Context, rows: usize, width: usize) -> Result<Outcome> {
     let (x, weight) = inputs(rows, width);
     let add = Random::new(77).gaussians(x.len());
-    let (device, device_weight) = (context.upload(&x)?, context.upload(&weight)?);
-    let (device_add, out) = (context.upload(&add)?, context.poisoned(x.len())?);
-    let norm = Norm { weight: device_weight.ptr(), width, epsilon: EPSILON };
-    let (x_ptr, add_ptr) = (device.ptr(), device_add.ptr());
-    context.gpu.add_rms_norm(x_ptr, add_ptr, &norm, out.ptr(), rows, None)?;
+    let device_add = context.upload(&add)?;
     let sums: Vec<f32> = x.iter().zip(&add).map(|(x, add)| x + add).collect();
+    added(context, &x, &weight, Added::Rows(device_add.ptr()), &sums)
+}
+
+/// Experts' outputs: parts, weights, and rows in an order of their own.
+fn expert_outputs(tokens: usize, k: usize, width: usize) -> (Vec<f32>, Vec<f32>, Vec<u32>) {
+    let pairs = tokens * k;
+    let mut random = Random::new(width as u64);
+    // A step without a common divisor visits every row.
+    let step = (1..).map(|i| pairs / 2 + i).find(|&step| gcd(step, pairs) == 1).unwrap_or(1);
+    let rows = (0..pairs).map(|pair| (pair * step % pairs) as u32).collect();
+    (random.gaussians(pairs * width), random.gaussians(pairs), rows)
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+fn after_experts(context: &Context, rows: usize, width: usize) -> Result<Outcome> {
+    let (x, weight) = inputs(rows, width);
+    let mut outcome = Outcome::same::<f32>(&[], &[]);
+    for k in [1, 3, 8] {
+        let (parts, weights, row_of_pair) = expert_outputs(rows, k, width);
+        let mut sums = vec![0.0; x.len()];
+        context.cpu.combine_experts(&mut sums, width, k, &weights, &parts, &row_of_pair);
+        sums.iter_mut().zip(&x).for_each(|(sum, x)| *sum += x);
+        let (parts, weights) = (context.upload(&parts)?, context.upload(&weights)?);
+        let row_of_pair = context.upload(&row_of_pair)?;
+        let outputs = ExpertOutputs {
+            parts: parts.ptr(),
+            weights: weights.ptr(),
+            row_of_pair: row_of_pair.ptr(),
+            width,
+            k,
+        };
+        outcome = outcome.worse(added(context, &x, &weight, Added::Experts(outputs), &sums)?);
+    }
+    Ok(outcome)
+}
+
+/// The rows become `sums`, bit for bit, and are normed.
+fn added(
+    context: &Context,
+    x: &[f32],
+    weight: &[f32],
+    added: Added,
+    sums: &[f32],
+) -> Result<Outcome> {
+    let (device, device_weight) = (context.upload(x)?, context.upload(weight)?);
+    let out = context.poisoned(x.len())?;
+    let norm = Norm { weight: device_weight.ptr(), width: weight.len(), epsilon: EPSILON };
+    let rows = x.len() / weight.len();
+    let normed = Normed::plain(out.ptr());
+    context.gpu.rms_norm(device.ptr(), added, &norm, normed, rows, None)?;
     let got = context.gpu.download(out.ptr(), x.len())?;
-    let got_sums = context.gpu.download(x_ptr, x.len())?;
-    Ok(compare(context, &got, &sums, &weight).worse(Outcome::same(&got_sums, &sums)))
+    let got_sums = context.gpu.download(device.ptr(), x.len())?;
+    Ok(compare(context, &got, sums, weight).worse(Outcome::same(&got_sums, sums)))
+}
+
+/// What comes out rounded is what rounding the rows gives, bit for bit, zeros and NaN included.
+fn rounded(context: &Context, rows: usize, width: usize) -> Result<Outcome> {
+    if !width.is_multiple_of(32) {
+        return Ok(Outcome::same::<f32>(&[], &[]));
+    }
+    let (mut x, mut weight) = inputs(rows, width);
+    weight[..32].fill(0.0);
+    if rows > 1 {
+        x[width + 17] = f32::NAN;
+    }
+    let (device, device_weight) = (context.upload(&x)?, context.upload(&weight)?);
+    let out = context.poisoned(x.len())?;
+    let (codes, scales) = RoundedActivations::bytes(rows, width);
+    let memory = context.poisoned(2 * (codes + scales))?;
+    let place = |first: usize| RoundedActivations {
+        codes: memory.ptr::<i8>().offset(first),
+        scales: memory.ptr::<u8>().offset(first + codes).cast(),
+    };
+    let norm = Norm { weight: device_weight.ptr(), width, epsilon: EPSILON };
+    let normed = Normed { rows: out.ptr(), rounded: Some(place(0)) };
+    context.gpu.rms_norm(device.ptr(), Added::Nothing, &norm, normed, rows, None)?;
+    context.gpu.quantize_q8(out.ptr(), place(codes + scales), rows, width)?;
+    let got = context.gpu.download::<u8>(memory.ptr(), 2 * (codes + scales))?;
+    Ok(Outcome::same(&got[..codes + scales], &got[codes + scales..]))
 }
 
 fn heads(context: &Context, rows: usize, width: usize) -> Result<Outcome> {
@@ -127,7 +215,8 @@ fn reports(context: &Context) -> Result<Outcome> {
         let (device, out) = (context.upload(&x)?, context.poisoned(x.len())?);
         let word = context.upload(&[u32::MAX; 2])?;
         let flag = |index| FiniteFlag { flag: word.ptr::<u32>().offset(index), first_tag: 100 };
-        gpu.rms_norm(device.ptr(), &norm, out.ptr(), rows, Some(flag(0)))?;
+        let normed = Normed::plain(out.ptr());
+        gpu.rms_norm(device.ptr(), Added::Nothing, &norm, normed, rows, Some(flag(0)))?;
         gpu.check_finite(device.ptr(), rows, width, flag(1))?;
         flags.extend(gpu.download::<u32>(word.ptr(), 2)?);
     }
@@ -140,7 +229,8 @@ fn measure(context: &Context, tokens: usize, width: usize) -> Result<Measured> {
     let (add, out) = (context.upload(&vec![0.0_f32; x.len()])?, context.poisoned(x.len())?);
     let norm = Norm { weight: device_weight.ptr(), width, epsilon: EPSILON };
     let seconds = median_seconds(context, |_| {
-        context.gpu.add_rms_norm(device.ptr(), add.ptr(), &norm, out.ptr(), tokens, None)
+        let (added, normed) = (Added::Rows(add.ptr()), Normed::plain(out.ptr()));
+        context.gpu.rms_norm(device.ptr(), added, &norm, normed, tokens, None)
     })?;
     Ok(Measured { seconds, bytes: x.len() as f64 * 16.0, flops: 0.0 })
 }

@@ -53,6 +53,25 @@ impl<'a> Step<'a> {
     }
 }
 
+/// What comes in with a batch, and what is wanted of it.
+#[derive(Clone, Copy)]
+pub struct Batch<'a> {
+    pub tokens: &'a [u32],
+    /// Whether it ends in [`Backend::head`] and not in [`Backend::end`].
+    pub logits: bool,
+    /// Whether [`Backend::route`] will be asked for the experts.
+    pub routing: bool,
+}
+
+/// What has to follow after [`Backend::begin`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Begun {
+    /// All steps of all layers, then the head or the end.
+    Layers,
+    /// The head alone: the backend knows the other steps from an earlier batch and does them there.
+    Recorded,
+}
+
 /// What a norm prepares the input of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NextBlock {
@@ -95,11 +114,11 @@ pub trait Backend {
 
     fn residency_mut(&mut self) -> Option<&mut Residency>;
 
-    /// Makes the embedding of `tokens` the residual stream. `head` says whether the batch will end in logits.
+    /// Makes the embedding of the batch's tokens the residual stream.
     ///
     /// # Errors
     /// A failed read or device.
-    fn begin(&mut self, step: &Step<'_>, tokens: &[u32], head: bool) -> Result<(), ModelError>;
+    fn begin(&mut self, step: &Step<'_>, batch: &Batch<'_>) -> Result<Begun, ModelError>;
 
     /// Gets the layer's dense block.
     ///

@@ -10,7 +10,7 @@ use forebay_format::dequantize;
 use forebay_store::FileSet;
 use forebay_stream::{Lease, Residency};
 
-use super::{Backend, ComputeInfo, NextBlock, Step, record_routing};
+use super::{Backend, Batch, Begun, ComputeInfo, NextBlock, Step, record_routing};
 use crate::ModelError;
 use crate::arch::Architecture;
 use crate::weights::{FeedForwardWeights, PartMatrix, Weights};
@@ -158,12 +158,12 @@ impl Backend for CpuBackend {
     }
 
     /// Reads the tokens' rows of the embedding table into the residual stream.
-    fn begin(&mut self, step: &Step<'_>, tokens: &[u32], head: bool) -> Result<(), ModelError> {
+    fn begin(&mut self, step: &Step<'_>, batch: &Batch<'_>) -> Result<Begun, ModelError> {
         self.lease = None;
         let embedding = &step.weights.embedding;
         let row_bytes = embedding.row_bytes as u64;
         let rows = self.scratch.x.chunks_exact_mut(step.architecture.hidden);
-        for (token, row) in tokens.iter().zip(rows) {
+        for (token, row) in batch.tokens.iter().zip(rows) {
             let mut extent = embedding.extent;
             extent.offset += u64::from(*token) * row_bytes;
             extent.length = row_bytes;
@@ -171,9 +171,9 @@ impl Backend for CpuBackend {
             dequantize(embedding.ty, &self.scratch.embedding_row, row)?;
         }
         // A batch without logits skips the head: its chunks must not be read ahead in vain.
-        let head = if head { step.weights.head.len() } else { 0 };
+        let head = if batch.logits { step.weights.head.len() } else { 0 };
         self.residency.set_dense_cycle(step.architecture.layers.len() + head);
-        Ok(())
+        Ok(Begun::Layers)
     }
 
     fn enter_layer(&mut self, step: &Step<'_>) -> Result<(), ModelError> {

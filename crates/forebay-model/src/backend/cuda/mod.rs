@@ -1,27 +1,31 @@
 //! An NVIDIA GPU that holds the whole model: every step queues kernels and nothing waits for them, until the logits are
-//! copied to the host.
+//! copied to the host. What one token needs is recorded and queued with one call from then on.
 
+mod exchange;
 mod memory;
 mod places;
 mod products;
+mod recording;
 mod vectors;
 
 use forebay_compute::RopeLayout;
 use forebay_cuda::{
-    Attention, AttentionInputs, AttentionScratch, DevicePtr, EmbeddingTable, ExpertOutputs,
-    FiniteFlag, Gpu, HeadInput, KvLayer, MATVEC_TOKENS, NarrowActivations, Norm, Rotation,
-    RoundedActivations, RouterChoice, SortedPairs,
+    Added, Attention, AttentionInputs, AttentionScratch, DevicePtr, EmbeddingTable, ExpertOutputs,
+    FiniteFlag, Gpu, HeadInput, KvLayer, MATVEC_TOKENS, NarrowActivations, Norm, Normed, Rotation,
+    RoundedActivations, RouterChoice, SortedPairs, takes_rounded,
 };
 use forebay_store::FileSet;
 use forebay_stream::Residency;
 
-use super::{Backend, ComputeInfo, NextBlock, Step, record_routing};
+use super::{Backend, Batch, Begun, ComputeInfo, NextBlock, Step, record_routing};
 use crate::ModelError;
 use crate::arch::{Architecture, QkNorm};
 use crate::weights::{FeedForwardWeights, PartMatrix, Weights};
+use exchange::Exchange;
 use memory::{DeviceArena, DevicePlan};
 use places::{ActivationPlaces, HEAD_ROWS, kv_shape};
 use products::{ExpertEntries, ExpertProduct, Product, Products, Rows};
+use recording::Recordings;
 use vectors::{LayerVectors, optional};
 
 pub use memory::VramUse;
@@ -35,8 +39,10 @@ pub struct CudaBackend {
     plan: DevicePlan,
     arena: DeviceArena,
     products: Products,
-    /// Ids, then positions, of a batch.
-    tokens: Vec<u32>,
+    exchange: Exchange,
+    recordings: Recordings,
+    /// The experts' outputs, if the last block had experts: the next norm adds them up.
+    outputs: Option<ExpertOutputs>,
     flags: Vec<u32>,
     chosen: Vec<u32>,
 }
@@ -46,6 +52,7 @@ pub struct CudaPlan {
     gpu: Gpu,
     plan: DevicePlan,
     exact: bool,
+    record: bool,
 }
 
 impl CudaPlan {
@@ -64,7 +71,13 @@ impl CudaPlan {
     ) -> Result<CudaPlan, ModelError> {
         let shape = kv_shape(architecture, context, exact);
         let plan = DevicePlan::new(&gpu, architecture, weights, shape, vram_bytes)?;
-        Ok(CudaPlan { gpu, plan, exact })
+        Ok(CudaPlan { gpu, plan, exact, record: true })
+    }
+
+    /// Queues every kernel by itself, where single tokens' work would be recorded as a CUDA graph. Same results.
+    pub fn without_graphs(mut self) -> CudaPlan {
+        self.record = false;
+        self
     }
 
     /// Reserves the memory and brings the weights into it. Blocks come through `residency`, the embedding table from
@@ -80,27 +93,27 @@ impl CudaPlan {
         residency: &mut Residency,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<CudaBackend, ModelError> {
-        let CudaPlan { gpu, plan, exact } = self;
+        let CudaPlan { gpu, plan, exact, record } = self;
         let arena = DeviceArena::reserve(&gpu, &plan)?;
         let rope = architecture.rope_table(weights, plan.kv_shape.context)?;
         let source = memory::Source { weights, rope: &rope, files };
         memory::upload(&gpu, &plan, &arena, &source, residency, progress)?;
         let at = &plan.activations;
-        let products = Products {
-            exact,
-            rounded: RoundedActivations {
-                codes: arena.activation(at.codes),
-                scales: arena.activation(at.code_scales),
-            },
-            narrow: NarrowActivations {
-                high: arena.activation(at.high),
-                low: arena.activation(at.low),
-                scales: arena.activation(at.narrow_scales),
-            },
+        let rounded = RoundedActivations {
+            codes: arena.activation(at.codes),
+            scales: arena.activation(at.code_scales),
         };
+        let narrow = NarrowActivations {
+            high: arena.activation(at.high),
+            low: arena.activation(at.low),
+            scales: arena.activation(at.narrow_scales),
+        };
+        let rounds = weights.matrix_types().into_iter().any(takes_rounded);
         Ok(CudaBackend {
-            products,
-            tokens: vec![0; 2 * at.batch],
+            products: Products::new(exact, rounds, rounded, narrow),
+            exchange: Exchange::new(&gpu, at.exchange_places, arena.activation(at.exchange))?,
+            recordings: Recordings::new(record),
+            outputs: None,
             flags: vec![0; 1 + architecture.layers.len()],
             chosen: vec![0; at.batch * architecture.experts_per_token()],
             gpu,
@@ -117,10 +130,6 @@ impl CudaBackend {
 
     fn float(&self, at: u64) -> DevicePtr<f32> {
         self.arena.activation(at)
-    }
-
-    fn positions(&self) -> DevicePtr<u32> {
-        self.arena.activation::<u32>(self.at().tokens).offset(self.at().batch)
     }
 
     fn vectors(&self) -> DevicePtr<f32> {
@@ -147,8 +156,15 @@ impl CudaBackend {
     /// Where what follows the block number `block` reports rows that are not finite: blocks are counted from the
     /// attention of layer 0, so that the first one wins.
     fn finite_flag(&self, block: usize, first_row: usize) -> FiniteFlag {
-        let flag = self.arena.activation(self.at().flags);
-        FiniteFlag { flag, first_tag: block * self.at().batch + first_row }
+        FiniteFlag { flag: self.exchange.flags(), first_tag: block * self.at().batch + first_row }
+    }
+
+    /// Into how many parts the context is cut.
+    fn attention_splits(&self, step: &Step<'_>) -> usize {
+        let shape = &self.plan.kv_shape;
+        let end = step.position + step.count;
+        let capacity = end.next_power_of_two().max(SMALLEST_CAPACITY).min(shape.context);
+        self.gpu.attention_splits(shape, step.architecture.attention.heads, step.count, capacity)
     }
 
     /// The router's pairs, sorted by expert.
@@ -161,9 +177,21 @@ impl CudaBackend {
         }
     }
 
+    /// Logits of rows `from ..` of the normed stream.
+    fn queue_head_rows(&self, step: &Step<'_>, from: usize, rows: usize) -> Result<(), ModelError> {
+        let vocabulary = step.architecture.vocabulary;
+        let matrix = PartMatrix { rows: vocabulary, ..step.weights.head[0].matrix };
+        let (data, out) = (self.arena.dense(self.plan.weights.head), self.exchange.logits());
+        let x = self.float(self.at().normed).offset(from * step.architecture.hidden);
+        self.products.dense(&self.gpu, x, rows, &[Product { matrix, data, out }])?;
+        let flag = self.finite_flag(2 * step.architecture.layers.len(), from);
+        self.gpu.check_finite(out, rows, vocabulary, flag)?;
+        Ok(())
+    }
+
     /// Waits for the batch and reports what its kernels found.
     fn check(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
-        self.gpu.download_into(self.arena.activation(self.at().flags), &mut self.flags)?;
+        self.exchange.wait(&self.gpu, &mut self.flags)?;
         let batch = self.at().batch;
         let layers = step.architecture.layers.len();
         let stream = Some(self.flags[0]).filter(|tag| *tag != u32::MAX).map(|tag| {
@@ -226,16 +254,14 @@ impl Backend for CudaBackend {
         None
     }
 
-    fn begin(&mut self, step: &Step<'_>, tokens: &[u32], _head: bool) -> Result<(), ModelError> {
-        let batch = self.at().batch;
-        self.tokens[..step.count].copy_from_slice(tokens);
-        for (row, place) in self.tokens[batch..batch + step.count].iter_mut().enumerate() {
-            *place = (step.position + row) as u32;
+    fn begin(&mut self, step: &Step<'_>, batch: &Batch<'_>) -> Result<Begun, ModelError> {
+        self.exchange.take(&self.gpu, batch.tokens, step.position)?;
+        let one = step.count == 1 && batch.logits && !batch.routing;
+        let key = one.then(|| self.attention_splits(step));
+        if self.recordings.begin(&self.gpu, key)? {
+            return Ok(Begun::Recorded);
         }
-        let ids = self.arena.activation(self.at().tokens);
-        self.gpu.upload(&self.tokens, ids)?;
-        let flags = self.arena.activation(self.at().flags);
-        self.gpu.fill(flags, 0xff, 4 * self.flags.len())?;
+        self.exchange.queue_up(&self.gpu)?;
         let embedding = &step.weights.embedding;
         let at = self.plan.weights.embedding.unwrap_or(self.plan.weights.head);
         let table = EmbeddingTable {
@@ -244,8 +270,9 @@ impl Backend for CudaBackend {
             vocabulary: step.architecture.vocabulary,
             hidden: step.architecture.hidden,
         };
-        self.gpu.embed(&table, ids, self.float(self.at().x), step.count)?;
-        Ok(())
+        let x = self.float(self.at().x);
+        self.gpu.embed(&table, self.exchange.tokens(), x, step.count)?;
+        Ok(Begun::Layers)
     }
 
     fn enter_layer(&mut self, _step: &Step<'_>) -> Result<(), ModelError> {
@@ -263,15 +290,18 @@ impl Backend for CudaBackend {
             width: step.architecture.hidden,
             epsilon: step.architecture.norm_epsilon,
         };
-        let (x, normed) = (self.float(self.at().x), self.float(self.at().normed));
-        if !add {
-            self.gpu.rms_norm(x, &norm, normed, step.count, None)?;
-            return Ok(());
+        let (x, rows) = (self.float(self.at().x), self.float(self.at().normed));
+        let (mut added, mut flag) = (Added::Nothing, None);
+        if add {
+            added = match self.outputs.take() {
+                Some(outputs) => Added::Experts(outputs),
+                None => Added::Rows(self.float(self.at().block_out)),
+            };
+            let block = 2 * step.added_layer(block) + usize::from(block != NextBlock::FeedForward);
+            flag = Some(self.finite_flag(block, 0));
         }
-        let added = 2 * step.added_layer(block) + usize::from(block != NextBlock::FeedForward);
-        let flag = Some(self.finite_flag(added, 0));
-        let out = self.float(self.at().block_out);
-        self.gpu.add_rms_norm(x, out, &norm, normed, step.count, flag)?;
+        let rounded = self.products.rounded_too(rows, step.count, step.architecture.hidden);
+        self.gpu.rms_norm(x, added, &norm, Normed { rows, rounded }, step.count, flag)?;
         Ok(())
     }
 
@@ -298,7 +328,8 @@ impl Backend for CudaBackend {
                     gpu.add_bias_rows(input.projected, input.bias, step.count, width)?;
                 }
                 let norm = Norm { weight: input.norm, width, epsilon };
-                gpu.rms_norm(input.projected, &norm, input.projected, step.count, None)?;
+                let rows = input.projected;
+                gpu.rms_norm(rows, Added::Nothing, &norm, Normed::plain(rows), step.count, None)?;
                 *input = HeadInput::plain(input.projected);
             }
         }
@@ -314,7 +345,7 @@ impl Backend for CudaBackend {
                 rotary_dim: rope.rotary_dim,
                 interleaved: rope.layout == RopeLayout::Interleaved,
             }),
-            positions: self.positions(),
+            positions: self.exchange.positions(),
         };
         gpu.attention_inputs(&inputs, &self.kv_layer(step), step.count)?;
         Ok(())
@@ -322,14 +353,11 @@ impl Backend for CudaBackend {
 
     fn attend(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
         let (attention, at) = (&step.architecture.attention, self.at());
-        let shape = &self.plan.kv_shape;
-        let end = step.position + step.count;
-        let capacity = end.next_power_of_two().max(SMALLEST_CAPACITY).min(shape.context);
-        let splits = self.gpu.attention_splits(shape, attention.heads, step.count, capacity);
+        let splits = self.attention_splits(step);
         let what = Attention {
             q: self.float(at.q),
             out: self.float(at.attended),
-            first_position: self.positions(),
+            first_position: self.exchange.positions(),
             tokens: step.count,
             heads: attention.heads,
             scale: 1.0 / (attention.head_dim as f32).sqrt(),
@@ -343,6 +371,7 @@ impl Backend for CudaBackend {
             size: at.attention_size,
         };
         self.gpu.attention(&what, &self.kv_layer(step), splits, &scratch)?;
+        self.products.changed(what.out);
         Ok(())
     }
 
@@ -385,7 +414,7 @@ impl Backend for CudaBackend {
             groups: None,
         };
         let ids = self.arena.activation(at.expert_ids);
-        let flag = self.arena.activation::<u32>(at.flags).offset(1 + step.layer);
+        let flag = self.exchange.flags().offset(1 + step.layer);
         let weights = self.float(at.expert_weights);
         gpu.route(&choice, product.out, ids, weights, flag, step.count)?;
         if !self.products.is_few(step.count) {
@@ -438,7 +467,7 @@ impl Backend for CudaBackend {
             width: step.architecture.hidden,
             k: experts.used,
         };
-        gpu.combine_experts(self.float(at.block_out), &outputs, step.count, false)?;
+        self.outputs = Some(outputs);
         Ok(())
     }
 
@@ -448,26 +477,35 @@ impl Backend for CudaBackend {
         first: usize,
         logits: &mut Vec<f32>,
     ) -> Result<(), ModelError> {
+        let vocabulary = step.architecture.vocabulary;
+        if step.count - first == 1 {
+            if !self.recordings.is_recorded() {
+                self.norm(step, NextBlock::Head, true)?;
+                self.queue_head_rows(step, first, 1)?;
+                self.exchange.queue_down(&self.gpu, true)?;
+            }
+            self.recordings.queue(&self.gpu)?;
+            self.check(step)?;
+            let base = logits.len();
+            logits.resize(base + vocabulary, 0.0);
+            self.exchange.read_row(&mut logits[base..]);
+            return Ok(());
+        }
         self.norm(step, NextBlock::Head, true)?;
-        let (hidden, vocabulary) = (step.architecture.hidden, step.architecture.vocabulary);
-        let matrix = PartMatrix { rows: vocabulary, ..step.weights.head[0].matrix };
-        let data = self.arena.dense(self.plan.weights.head);
-        let out = self.float(self.at().logits);
         for from in (first..step.count).step_by(HEAD_ROWS) {
             let rows = HEAD_ROWS.min(step.count - from);
-            let x = self.float(self.at().normed).offset(from * hidden);
-            self.products.dense(&self.gpu, x, rows, &[Product { matrix, data, out }])?;
-            let flag = self.finite_flag(2 * step.architecture.layers.len(), from);
-            self.gpu.check_finite(out, rows, vocabulary, flag)?;
+            self.queue_head_rows(step, from, rows)?;
             let base = logits.len();
             logits.resize(base + rows * vocabulary, 0.0);
-            self.gpu.download_into(out, &mut logits[base..])?;
+            self.gpu.download_into(self.exchange.logits(), &mut logits[base..])?;
         }
+        self.exchange.queue_down(&self.gpu, false)?;
         self.check(step)
     }
 
     fn end(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
         self.norm(step, NextBlock::Head, true)?;
+        self.exchange.queue_down(&self.gpu, false)?;
         self.check(step)
     }
 }

@@ -112,15 +112,47 @@ fn matrix_bytes(matrix: &PartMatrix) -> Result<u64, ModelError> {
     Ok(row * matrix.rows as u64)
 }
 
+/// What is exchanged with the host, in words that follow one another, so that a copy each way is enough: ids `[batch]`,
+/// positions `[batch]`, flags, logits `[HEAD_ROWS, vocabulary]`.
+#[derive(Debug, Clone, Copy)]
+pub struct ExchangePlaces {
+    pub batch: usize,
+    /// Of ids and positions, with what fills up the last aligned piece.
+    pub batch_words: usize,
+    /// Likewise of flags.
+    pub flag_words: usize,
+    pub vocabulary: usize,
+    /// Of everything.
+    pub words: usize,
+}
+
+impl ExchangePlaces {
+    fn new(architecture: &Architecture, batch: usize) -> ExchangePlaces {
+        let whole = |words: usize| words.next_multiple_of(ALIGNMENT as usize / 4);
+        let (batch_words, flag_words) = (whole(2 * batch), whole(1 + architecture.layers.len()));
+        let vocabulary = architecture.vocabulary;
+        let words = batch_words + flag_words + batch.min(HEAD_ROWS) * vocabulary;
+        ExchangePlaces { batch, batch_words, flag_words, vocabulary, words }
+    }
+
+    /// What the host sends.
+    pub fn up_words(&self) -> usize {
+        self.batch_words + self.flag_words
+    }
+
+    /// What the host gets: flags and one row of logits.
+    pub fn down_words(&self) -> usize {
+        self.flag_words + self.vocabulary
+    }
+}
+
 /// Places of activations and of what else a forward pass needs, all in one piece of memory.
 #[derive(Debug)]
 pub struct ActivationPlaces {
     pub places: Places,
     pub batch: usize,
-    /// `[batch]` ids, then `[batch]` positions, each a u32.
-    pub tokens: u64,
-    /// One word for the residual stream and the logits, and one for each layer's router.
-    pub flags: u64,
+    pub exchange: u64,
+    pub exchange_places: ExchangePlaces,
     /// `[batch, hidden]` each.
     pub x: u64,
     pub normed: u64,
@@ -149,7 +181,6 @@ pub struct ActivationPlaces {
     pub high: u64,
     pub low: u64,
     pub narrow_scales: u64,
-    pub logits: u64,
     pub attention_parts: u64,
     pub attention_tickets: u64,
     pub attention_size: AttentionScratchSize,
@@ -180,13 +211,14 @@ impl ActivationPlaces {
         let inner = dense_width.max(used * expert_width);
         let widest = hidden.max(q_width).max(inner);
         let attention_size = attention_scratch(gpu, kv, attention.heads);
+        let exchange_places = ExchangePlaces::new(architecture, batch);
         let mut words = |count: usize| places.take(4 * count as u64);
         let tables = (0..architecture.layers.len()).map(|_| words(2 * experts)).collect();
         let (codes, code_scales) = RoundedActivations::bytes(few, widest);
         ActivationPlaces {
             batch,
-            tokens: words(2 * batch),
-            flags: words(1 + architecture.layers.len()),
+            exchange: words(exchange_places.words),
+            exchange_places,
             x: words(batch * hidden),
             normed: words(batch * hidden),
             block_out: words(batch * hidden),
@@ -211,7 +243,6 @@ impl ActivationPlaces {
             high: words((batch * widest).div_ceil(2)),
             low: words((batch * widest).div_ceil(2)),
             narrow_scales: words(batch * used.max(1)),
-            logits: words(batch.min(HEAD_ROWS) * architecture.vocabulary),
             attention_parts: words(attention_size.floats),
             attention_tickets: words(attention_size.tickets),
             attention_size,

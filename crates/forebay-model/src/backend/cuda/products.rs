@@ -1,5 +1,7 @@
 //! Products with dense matrices and with experts: which kernels, and activations in the form that they take.
 
+use std::cell::Cell;
+
 use forebay_cuda::{
     DeviceMatrix, DevicePtr, ExpertPart, ExpertTable, Gpu, MATVEC_TOKENS, MatmulInput, MatmulJob,
     MatmulWeights, MatvecInput, NarrowActivations, NarrowForm, Pairing, RoundedActivations,
@@ -55,11 +57,44 @@ pub enum Rows {
 pub struct Products {
     /// f32 throughout.
     pub exact: bool,
-    pub rounded: RoundedActivations,
-    pub narrow: NarrowActivations,
+    rounded: RoundedActivations,
+    narrow: NarrowActivations,
+    /// The activations that `rounded` holds, if they are still the same.
+    rounded_of: Cell<Option<u64>>,
+    /// Whether any matrix takes rounded activations.
+    rounds: bool,
 }
 
 impl Products {
+    /// `rounds`: whether any matrix takes rounded activations.
+    pub fn new(
+        exact: bool,
+        rounds: bool,
+        rounded: RoundedActivations,
+        narrow: NarrowActivations,
+    ) -> Products {
+        Products { exact, rounded, narrow, rounded_of: Cell::new(None), rounds }
+    }
+
+    /// Says that `x [tokens, cols]` gets new values: whether, and where, whoever writes them has to round them too.
+    pub fn rounded_too(
+        &self,
+        x: DevicePtr<f32>,
+        tokens: usize,
+        cols: usize,
+    ) -> Option<RoundedActivations> {
+        let wanted = self.rounds && self.is_few(tokens) && cols.is_multiple_of(32);
+        self.rounded_of.set(wanted.then_some(x.address()));
+        wanted.then_some(self.rounded)
+    }
+
+    /// Says that `x` got new values.
+    pub fn changed(&self, x: DevicePtr<f32>) {
+        if self.rounded_of.get() == Some(x.address()) {
+            self.rounded_of.set(None);
+        }
+    }
+
     /// Whether batches of `tokens` go through the mat-vec kernels.
     pub fn is_few(&self, tokens: usize) -> bool {
         !self.exact && tokens <= MATVEC_TOKENS
@@ -123,9 +158,11 @@ impl Products {
             let matrices = [device_matrix(&gate), device_matrix(&up)];
             let input = self.few_input(ty, x);
             gpu.matvec(ty, &matrices, input, tokens, cols, Pairing::Swiglu)?;
+            self.changed(gate.out);
             return Ok(());
         }
         self.dense(gpu, x, tokens, &[gate, up])?;
+        self.changed(gate.out);
         gpu.silu_mul(gate.out, up.out, gate.out, tokens * gate.matrix.rows)?;
         Ok(())
     }
@@ -148,9 +185,11 @@ impl Products {
             let input = self.few_input(ty, x);
             let (ids, used) = (entries.ids, entries.used);
             gpu.matvec_experts(ty, table, &parts, ids, pairs, input, used, cols, Pairing::Swiglu)?;
+            self.changed(gate.out);
             return Ok(());
         }
         self.experts(gpu, x, entries, Rows::Token, &[gate, up])?;
+        self.changed(gate.out);
         gpu.silu_mul(gate.out, up.out, gate.out, pairs * gate.matrix.rows)?;
         Ok(())
     }
@@ -207,7 +246,7 @@ impl Products {
         Ok(())
     }
 
-    /// Rounds `x` if a type among `types` takes it so.
+    /// Rounds `x`, unless it is already, if a type among `types` takes it so.
     fn round_for(
         &self,
         gpu: &Gpu,
@@ -216,8 +255,9 @@ impl Products {
         cols: usize,
         mut types: impl Iterator<Item = TensorType>,
     ) -> Result<(), ModelError> {
-        if types.any(takes_rounded) {
+        if self.rounded_of.get() != Some(x.address()) && types.any(takes_rounded) {
             gpu.quantize_q8(x, self.rounded, rows, cols)?;
+            self.rounded_of.set(Some(x.address()));
         }
         Ok(())
     }

@@ -1,0 +1,84 @@
+//! Recorded work: a sequence of kernels and copies that is queued with one call.
+
+use std::sync::Arc;
+
+use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use cudarc::driver::{CudaContext, result, sys};
+
+use crate::{CudaError, Gpu};
+
+/// Work as it was recorded: the same kernels with the same arguments. The addresses in it have to be valid whenever it
+/// is queued.
+pub struct Graph {
+    executable: sys::CUgraphExec,
+    context: Arc<CudaContext>,
+}
+
+// SAFETY: handles of the driver may be used from every thread.
+unsafe impl Send for Graph {}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        if self.context.bind_to_thread().is_ok() {
+            // SAFETY: destroyed once. The driver finishes what is queued of it first.
+            let _ = unsafe { result::graph::exec_destroy(self.executable) };
+        }
+    }
+}
+
+impl Gpu {
+    /// From here on, what this thread queues is written down instead of done. Nothing may be waited for, reserved or
+    /// loaded until [`Gpu::finish_recording`].
+    ///
+    /// # Errors
+    /// Whatever the driver says.
+    pub fn start_recording(&self) -> Result<(), CudaError> {
+        self.bind()?;
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream is alive.
+        unsafe { result::stream::begin_capture(self.stream().cu_stream(), mode) }
+            .map_err(CudaError::of("recording work"))
+    }
+
+    /// Ends a recording.
+    ///
+    /// # Errors
+    /// Something was recorded that cannot be, or whatever the driver says. The recording has ended all the same.
+    pub fn finish_recording(&self) -> Result<Graph, CudaError> {
+        self.bind()?;
+        // SAFETY: the stream is alive and records.
+        let graph = unsafe { result::stream::end_capture(self.stream().cu_stream()) }
+            .map_err(CudaError::of("ending a recording"))?;
+        // SAFETY: the graph is alive.
+        let executable = unsafe { result::graph::instantiate(graph, CUgraphInstantiate_flags(0)) };
+        // SAFETY: destroyed once; what was instantiated does not need it.
+        let _ = unsafe { result::graph::destroy(graph) };
+        let executable = executable.map_err(CudaError::of("preparing recorded work"))?;
+        Ok(Graph { executable, context: self.shared_context() })
+    }
+
+    /// Ends a recording and forgets it.
+    pub fn abandon_recording(&self) {
+        if self.bind().is_err() {
+            return;
+        }
+        // SAFETY: the stream is alive; a recording that failed leaves no graph.
+        if let Ok(graph) = unsafe { result::stream::end_capture(self.stream().cu_stream()) }
+            && !graph.is_null()
+        {
+            // SAFETY: destroyed once.
+            let _ = unsafe { result::graph::destroy(graph) };
+        }
+    }
+
+    /// Queues all of `graph`.
+    ///
+    /// # Errors
+    /// Whatever the driver says.
+    pub fn queue_graph(&self, graph: &Graph) -> Result<(), CudaError> {
+        self.bind()?;
+        // SAFETY: graph and stream are alive.
+        unsafe { result::graph::launch(graph.executable, self.stream().cu_stream()) }
+            .map_err(CudaError::of("queueing recorded work"))
+    }
+}

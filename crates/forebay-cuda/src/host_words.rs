@@ -1,0 +1,128 @@
+//! A little pinned memory for what goes to the GPU and comes back with every token: copies of pageable memory would
+//! make the host wait, and cannot be recorded.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytemuck::Pod;
+use cudarc::driver::{CudaStream, result, sys};
+
+use crate::{CudaError, DevicePtr, Gpu};
+
+/// 32-bit words that stay where they are. Written and read through copies, never borrowed: the GPU may be at it.
+pub struct HostWords {
+    first: *mut u32,
+    count: usize,
+    stream: Arc<CudaStream>,
+}
+
+// SAFETY: memory of this process, owned by this value alone.
+unsafe impl Send for HostWords {}
+
+impl HostWords {
+    /// Puts `values` at word `at`. Nothing that is queued may still have to read the words there.
+    ///
+    /// # Panics
+    /// Beyond the end.
+    pub fn write(&mut self, at: usize, values: &[u32]) {
+        assert!(at + values.len() <= self.count, "words beyond the end");
+        // SAFETY: inside the allocation, which nobody borrows.
+        unsafe { self.first.add(at).copy_from_nonoverlapping(values.as_ptr(), values.len()) }
+    }
+
+    /// Copies the words from `at` on into `values`, of 4 bytes each. What the GPU writes is there once it was waited for.
+    ///
+    /// # Panics
+    /// Beyond the end.
+    pub fn read<T: Pod>(&self, at: usize, values: &mut [T]) {
+        let values: &mut [u32] = bytemuck::cast_slice_mut(values);
+        assert!(at + values.len() <= self.count, "words beyond the end");
+        // SAFETY: inside the allocation, which nobody borrows.
+        unsafe { values.as_mut_ptr().copy_from_nonoverlapping(self.first.add(at), values.len()) }
+    }
+}
+
+impl Drop for HostWords {
+    fn drop(&mut self) {
+        if self.stream.context().bind_to_thread().is_ok() {
+            // What is queued may still read or write; its errors are reported elsewhere.
+            let _ = self.stream.synchronize();
+            // SAFETY: came from the driver and is freed once.
+            let _ = unsafe { result::free_host(self.first.cast()) };
+        }
+    }
+}
+
+impl Gpu {
+    /// `count` words, all 0.
+    ///
+    /// # Errors
+    /// Whatever the driver says: a limit on locked memory, above all.
+    pub fn host_words(&self, count: usize) -> Result<HostWords, CudaError> {
+        self.bind()?;
+        let bytes = 4 * count.max(1);
+        // SAFETY: freed by `HostWords` alone.
+        let first = unsafe { result::malloc_host(bytes, 0) }
+            .map_err(CudaError::of("reserving pinned memory"))?
+            .cast::<u32>();
+        // SAFETY: as many bytes as were reserved.
+        unsafe { first.cast::<u8>().write_bytes(0, bytes) };
+        Ok(HostWords { first, count, stream: self.shared_stream() })
+    }
+
+    /// Queues a copy of words `range` to the device. They must stay as they are until it is done.
+    ///
+    /// # Errors
+    /// Whatever the driver says.
+    ///
+    /// # Panics
+    /// When the range is beyond the end.
+    pub fn queue_upload(
+        &self,
+        from: &HostWords,
+        range: Range<usize>,
+        to: DevicePtr<u32>,
+    ) -> Result<(), CudaError> {
+        assert!(range.start <= range.end && range.end <= from.count, "words beyond the end");
+        self.bind()?;
+        // SAFETY: pinned memory that outlives what is queued: its drop waits.
+        unsafe {
+            sys::cuMemcpyHtoDAsync_v2(
+                to.address(),
+                from.first.add(range.start).cast(),
+                4 * range.len(),
+                self.stream().cu_stream(),
+            )
+        }
+        .result()
+        .map_err(CudaError::of("copying to the GPU"))
+    }
+
+    /// Queues a copy from the device into words `range`, to be read after [`Gpu::synchronize`].
+    ///
+    /// # Errors
+    /// Whatever the driver says.
+    ///
+    /// # Panics
+    /// When the range is beyond the end.
+    pub fn queue_download(
+        &self,
+        from: DevicePtr<u32>,
+        to: &HostWords,
+        range: Range<usize>,
+    ) -> Result<(), CudaError> {
+        assert!(range.start <= range.end && range.end <= to.count, "words beyond the end");
+        self.bind()?;
+        // SAFETY: pinned memory that outlives what is queued: its drop waits. Nobody borrows it.
+        unsafe {
+            sys::cuMemcpyDtoHAsync_v2(
+                to.first.add(range.start).cast(),
+                from.address(),
+                4 * range.len(),
+                self.stream().cu_stream(),
+            )
+        }
+        .result()
+        .map_err(CudaError::of("copying from the GPU"))
+    }
+}

@@ -1,0 +1,97 @@
+//! What the host and the device exchange with every batch: tokens and positions there, flags and one row of logits back.
+
+use forebay_cuda::{CudaError, DevicePtr, Gpu, HostWords};
+
+use super::places::ExchangePlaces;
+
+/// Pinned copies of [`ExchangePlaces`]: first what goes to the device, then what comes back.
+pub struct Exchange {
+    words: HostWords,
+    places: ExchangePlaces,
+    /// Of the places.
+    device: DevicePtr<u32>,
+    /// Work is queued that may use the words.
+    in_use: bool,
+}
+
+impl Exchange {
+    pub fn new(
+        gpu: &Gpu,
+        places: ExchangePlaces,
+        device: DevicePtr<u32>,
+    ) -> Result<Exchange, CudaError> {
+        let mut words = gpu.host_words(places.up_words() + places.down_words())?;
+        // Flags are down until a kernel raises them.
+        words.write(places.batch_words, &vec![u32::MAX; places.flag_words]);
+        Ok(Exchange { words, places, device, in_use: false })
+    }
+
+    pub fn tokens(&self) -> DevicePtr<u32> {
+        self.device
+    }
+
+    pub fn positions(&self) -> DevicePtr<u32> {
+        self.device.offset(self.places.batch)
+    }
+
+    /// Word 0 is for the residual stream and the logits, then one for each layer's router.
+    pub fn flags(&self) -> DevicePtr<u32> {
+        self.device.offset(self.places.batch_words)
+    }
+
+    /// Rows of logits.
+    pub fn logits(&self) -> DevicePtr<f32> {
+        self.device.offset(self.places.up_words()).cast()
+    }
+
+    /// Takes the tokens of a batch, which stand at `position` and after it.
+    ///
+    /// # Errors
+    /// A failed device: an earlier batch may have to be waited for.
+    pub fn take(&mut self, gpu: &Gpu, tokens: &[u32], position: usize) -> Result<(), CudaError> {
+        if self.in_use {
+            gpu.synchronize()?;
+        }
+        self.in_use = true;
+        self.words.write(0, tokens);
+        for row in 0..tokens.len() {
+            self.words.write(self.places.batch + row, &[(position + row) as u32]);
+        }
+        Ok(())
+    }
+
+    /// Queues the way of tokens, positions and lowered flags to the device.
+    ///
+    /// # Errors
+    /// Whatever the driver says.
+    pub fn queue_up(&self, gpu: &Gpu) -> Result<(), CudaError> {
+        gpu.queue_upload(&self.words, 0..self.places.up_words(), self.device)
+    }
+
+    /// Queues the way of the flags and, if `row`, of the first row of logits to the host.
+    ///
+    /// # Errors
+    /// Whatever the driver says.
+    pub fn queue_down(&self, gpu: &Gpu, row: bool) -> Result<(), CudaError> {
+        let words = if row { self.places.down_words() } else { self.places.flag_words };
+        let first = self.places.up_words();
+        gpu.queue_download(self.flags(), &self.words, first..first + words)
+    }
+
+    /// Waits for all that is queued, and gives the flags.
+    ///
+    /// # Errors
+    /// What went wrong in queued work.
+    pub fn wait(&mut self, gpu: &Gpu, flags: &mut [u32]) -> Result<(), CudaError> {
+        gpu.synchronize()?;
+        self.in_use = false;
+        self.words.read(self.places.up_words(), flags);
+        Ok(())
+    }
+
+    /// The row of logits that came with the last flags.
+    pub fn read_row(&self, row: &mut [f32]) {
+        let first = self.places.up_words() + self.places.flag_words;
+        self.words.read(first, row);
+    }
+}
