@@ -221,6 +221,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, HEAD_DIM > 128 ? 2 : 3)
                      const float *sinks, float *out, float *memory, u32 *tickets, int tokens, int heads,
                      int kv_heads, int dim_k, int dim_v, int context, int window, float scale,
                      float softcap) {
+    wait_for_previous();
     __shared__ Queries queries;
     __shared__ __align__(16) Shared shared;
     const AttentionShape shape{tokens, heads, kv_heads, dim_k, dim_v, context, window, scale, softcap};

@@ -40,6 +40,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
                      const float *k_norm, const float *angles, const u32 *positions, void *keys,
                      void *values, int heads, int kv_heads, int dim_k, int dim_v, int rotary_dim,
                      int interleaved, int context, float eps) {
+    wait_for_previous();
     extern __shared__ float shared[];
     const int lane = threadIdx.x & 31;
     float *row = shared + (threadIdx.x >> 5) * max(dim_k, dim_v);

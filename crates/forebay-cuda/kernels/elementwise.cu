@@ -6,13 +6,15 @@
 __device__ inline size_t element() { return (size_t)blockIdx.x * blockDim.x + threadIdx.x; }
 
 extern "C" __global__ void __launch_bounds__(256) add_assign(float *x, const float *y, u64 n) {
+    wait_for_previous();
     const size_t i = element();
     if (i < n) x[i] += y[i];
 }
 
 // x [rows, width] += bias [width]; the grid's second dimension counts rows.
 extern "C" __global__ void __launch_bounds__(256)
-    add_bias_rows(float *x, const float *__restrict__ bias, int width, int rows) {
+    add_bias_rows(float *x, const float *bias, int width, int rows) {
+    wait_for_previous();
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= width) return;
     for (size_t row = blockIdx.y; row < (size_t)rows; row += gridDim.y) x[row * width + i] += bias[i];
@@ -23,6 +25,7 @@ __device__ inline float silu(float x) { return x / (1.0f + expf(-x)); }
 // out = silu(gate) * up; `out` may be `gate`.
 extern "C" __global__ void __launch_bounds__(256)
     silu_mul(const float *gate, const float *up, float *out, u64 n) {
+    wait_for_previous();
     const size_t i = element() * 4;
     if (i + 4 <= n) {
         const float4 g = *(const float4 *)(gate + i), u = *(const float4 *)(up + i);
@@ -35,7 +38,8 @@ extern "C" __global__ void __launch_bounds__(256)
 
 // One block per row: `flag` gets the smallest `tag + row` of the rows with an infinite or a NaN.
 extern "C" __global__ void __launch_bounds__(256)
-    check_finite(const float *__restrict__ x, int n, u32 *flag, int tag) {
+    check_finite(const float *x, int n, u32 *flag, int tag) {
+    wait_for_previous();
     x += (size_t)blockIdx.x * n;
     bool bad = false;
     for (int at = threadIdx.x; at < n; at += blockDim.x) bad |= !isfinite(x[at]);

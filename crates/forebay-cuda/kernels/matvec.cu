@@ -96,8 +96,8 @@ __device__ __forceinline__ void take_stage(const RowPairs &work, Place place, co
         // Missing tokens are computed as copies of the last, and not stored.
         const size_t row = work.x_row + (TOKENS == 1 ? 0 : min(t, tokens - 1));
         const int4 *x = (const int4 *)(codes + row * groups * 32);
-        const int4 low = __ldg(x + group), high = __ldg(x + groups + group);
-        const float2 raw = __ldg((const float2 *)scales + row * groups + group);
+        const int4 low = x[group], high = x[groups + group];
+        const float2 raw = ((const float2 *)scales)[row * groups + group];
         const u32 packed = __float_as_uint(raw.y);
         const ActivationScale scale = {raw.x, {(short)packed, (short)(packed >> 16)}};
 #pragma unroll
@@ -158,7 +158,8 @@ __device__ __forceinline__ void matvec(const i8 *codes, const ActivationScale *s
 
 #define KERNEL(NAME, LANES, TOKENS, BLOCKS)                                                                    \
     extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)                                           \
-        NAME(const i8 *__restrict__ codes, const ActivationScale *__restrict__ scales, MATVEC_PARAMETERS) {    \
+        NAME(const i8 *codes, const ActivationScale *scales, MATVEC_PARAMETERS) {                              \
+        wait_for_previous();                                                                                   \
         matvec<WEIGHT, LANES, TOKENS>(codes, scales, MATVEC_ARGUMENTS);                                        \
     }
 

@@ -45,7 +45,7 @@ __device__ __forceinline__ void add_eight(const Eight<W> (&w)[2], const float *x
 #pragma unroll
     for (int t = 0; t < TOKENS; t++) {
         const float4 *at = (const float4 *)(x + (size_t)(TOKENS == 1 ? 0 : min(t, tokens - 1)) * cols);
-        const float4 low = __ldg(at), high = __ldg(at + 1);
+        const float4 low = at[0], high = at[1];
         const float values[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
         for (int i = 0; i < 8; i++)
@@ -127,7 +127,8 @@ template <class W, int TOKENS> __device__ __forceinline__ void matvec(const floa
 
 #define KERNEL(NAME, TOKENS, BLOCKS)                                                                           \
     extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)                                           \
-        NAME(const float *__restrict__ x, MATVEC_PARAMETERS) {                                                 \
+        NAME(const float *x, MATVEC_PARAMETERS) {                                                              \
+        wait_for_previous();                                                                                   \
         matvec<WEIGHT, TOKENS>(x, MATVEC_ARGUMENTS);                                                           \
     }
 

@@ -74,6 +74,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
     rms_norm(float *x, const float *add, const float *parts, const float *part_weights,
              const u32 *row_of_pair, int k, const float *weight, float *out, i8 *codes,
              ActivationScale *scales, int n, float eps, u32 *flag, int tag) {
+    wait_for_previous();
     __shared__ float shared[32];
     const Addition addition{add, parts, part_weights, row_of_pair, k};
     const size_t first = (size_t)blockIdx.x * n;
@@ -134,7 +135,8 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
 
 // Short rows in place, a warp each: the norm of every head of queries or keys.
 extern "C" __global__ void __launch_bounds__(256)
-    rms_norm_heads(float *x, const float *__restrict__ weight, int rows, int n, float eps) {
+    rms_norm_heads(float *x, const float *weight, int rows, int n, float eps) {
+    wait_for_previous();
     const int row = blockIdx.x * 8 + (threadIdx.x >> 5), lane = threadIdx.x & 31;
     if (row >= rows) return;
     x += (size_t)row * n;

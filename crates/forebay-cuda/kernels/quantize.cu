@@ -7,8 +7,8 @@
 
 // One warp per 32 elements, a lane each. cols / 32 = groups_per_token.
 extern "C" __global__ void __launch_bounds__(256)
-    quantize_q8(const float *__restrict__ x, i8 *__restrict__ codes, ActivationScale *__restrict__ scales,
-                int groups, int groups_per_token) {
+    quantize_q8(const float *x, i8 *codes, ActivationScale *scales, int groups, int groups_per_token) {
+    wait_for_previous();
     const int group = blockIdx.x * 8 + (threadIdx.x >> 5), lane = threadIdx.x & 31;
     if (group >= groups) return;
     const float value = x[(size_t)group * 32 + lane];

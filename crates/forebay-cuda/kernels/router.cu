@@ -54,6 +54,7 @@ template <int N>
 __device__ inline void route(const float *logits, const float *bias, u32 *ids, float *weights,
                              u32 *flag, int tokens, int experts, int k, int sigmoid, int renormalise,
                              float factor, int groups, int groups_kept, int experts_scored) {
+    wait_for_previous();
     extern __shared__ float shared[];
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, token = blockIdx.x * WARPS + warp;
     if (token >= tokens) return;
@@ -159,8 +160,9 @@ ROUTE(route_512, 16)
 // Sorts pairs (token * k + slot) by expert, tokens ascending within one: starts [experts + 1], then for each place its
 // token and its pair, and for each pair its place. A warp counts for one expert, so that nothing has to be agreed on.
 extern "C" __global__ void __launch_bounds__(256)
-    sort_pairs(const u32 *__restrict__ ids, u32 *starts, u32 *pair_tokens, u32 *pairs, u32 *row_of_pair,
+    sort_pairs(const u32 *ids, u32 *starts, u32 *pair_tokens, u32 *pairs, u32 *row_of_pair,
                int count, int experts, int k) {
+    wait_for_previous();
     const u32 expert = blockIdx.x * 8 + (threadIdx.x >> 5);
     const int lane = threadIdx.x & 31;
     if (expert > (u32)experts) return;

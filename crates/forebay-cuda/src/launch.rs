@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use cudarc::driver::result;
+use cudarc::driver::sys;
 
 use crate::module::Kernel;
 use crate::{CudaError, DevicePtr, Gpu};
@@ -66,18 +66,34 @@ impl Launch {
         for (pointer, argument) in pointers.iter_mut().zip(&mut self.arguments) {
             *pointer = std::ptr::from_mut(argument).cast();
         }
+        let mut overlap = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let config = sys::CUlaunchConfig {
+            gridDimX: self.grid.0,
+            gridDimY: self.grid.1,
+            gridDimZ: self.grid.2,
+            blockDimX: self.block.0,
+            blockDimY: self.block.1,
+            blockDimZ: self.block.2,
+            sharedMemBytes: self.shared_bytes,
+            hStream: gpu.stream().cu_stream(),
+            attrs: &mut overlap,
+            numAttrs: u32::from(self.kernel.waits),
+        };
         // SAFETY: the driver reads the arguments before it returns, none is longer than the word that it lies in, and
         // the launchers of `kernels` give every kernel as many as it declares. Kernels reach device memory only.
         unsafe {
-            result::launch_kernel(
-                self.kernel.0,
-                self.grid,
-                self.block,
-                self.shared_bytes,
-                gpu.stream().cu_stream(),
-                &mut pointers[..self.count],
+            sys::cuLaunchKernelEx(
+                &config,
+                self.kernel.function,
+                pointers.as_mut_ptr(),
+                std::ptr::null_mut(),
             )
         }
+        .result()
         .map_err(CudaError::of("launching a kernel"))
     }
 }

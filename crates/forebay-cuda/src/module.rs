@@ -10,14 +10,28 @@ use cudarc::driver::{result, sys};
 use crate::ptx::MODULES;
 use crate::{CudaError, Gpu};
 
+/// What hides instructions of compute capability 9.0 in the PTX, which is for 8.0.
+const HIDDEN: &str = "// 90: ";
+/// The last instruction of a kernel's beginning if it waits by itself for the kernel before it.
+const WAITS: &str = "// 90: griddepcontrol.wait;";
+
 /// A function that runs on the GPU. Valid as long as its [`Gpu`].
 #[derive(Clone, Copy)]
-pub(crate) struct Kernel(pub(crate) sys::CUfunction);
+pub(crate) struct Kernel {
+    pub function: sys::CUfunction,
+    /// It may be started before the kernel before it has ended: it waits for that by itself.
+    pub waits: bool,
+}
 
 // SAFETY: handles of the driver may be used from every thread.
 unsafe impl Send for Kernel {}
 
-struct Module(sys::CUmodule);
+#[derive(Clone, Copy)]
+struct Module {
+    handle: sys::CUmodule,
+    /// That of its kernels.
+    waits: bool,
+}
 
 // SAFETY: handles of the driver may be used from every thread.
 unsafe impl Send for Module {}
@@ -43,7 +57,7 @@ impl Gpu {
     pub fn load_module(&self, module: &'static str) -> Result<(), CudaError> {
         self.bind()?;
         let mut loaded = self.modules.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        loaded.module(module).map(|_| ())
+        loaded.module(module, self.compute_capability()).map(|_| ())
     }
 
     /// The kernel `name` of `module`.
@@ -57,33 +71,45 @@ impl Gpu {
             return Ok(*kernel);
         }
         self.bind()?;
-        let handle = loaded.module(module)?;
+        let Module { handle, waits } = loaded.module(module, self.compute_capability())?;
         let c_name = CString::new(name).expect("kernel names hold no NUL");
         // SAFETY: the module is loaded and stays so.
         let function = unsafe { result::module::get_function(handle, c_name) }
             .map_err(|error| named(CudaError::of("finding a kernel")(error), module, name))?;
         allow_large_shared_memory(function)?;
-        loaded.kernels.insert((module, name), Kernel(function));
-        Ok(Kernel(function))
+        let kernel = Kernel { function, waits };
+        loaded.kernels.insert((module, name), kernel);
+        Ok(kernel)
     }
 }
 
 impl Loaded {
-    fn module(&mut self, name: &'static str) -> Result<sys::CUmodule, CudaError> {
+    fn module(&mut self, name: &'static str, capability: (i32, i32)) -> Result<Module, CudaError> {
         if let Some(module) = self.modules.get(name) {
-            return Ok(module.0);
+            return Ok(*module);
         }
         let (_, ptx) = MODULES
             .iter()
             .find(|(module, _)| *module == name)
             .unwrap_or_else(|| panic!("there is no module {name}"));
-        let text = CString::new(*ptx).expect("PTX is text");
+        let (text, waits) = for_capability(ptx, capability);
+        let text = CString::new(text).expect("PTX is text");
         // SAFETY: a NUL-terminated PTX text, as the driver expects.
-        let module = unsafe { result::module::load_data(text.as_ptr().cast()) }
+        let handle = unsafe { result::module::load_data(text.as_ptr().cast()) }
             .map_err(|error| named(CudaError::of("loading a module")(error), name, ""))?;
-        self.modules.insert(name, Module(module));
+        let module = Module { handle, waits };
+        self.modules.insert(name, module);
         Ok(module)
     }
+}
+
+/// The PTX for a GPU: where it has them, with the instructions by which a kernel waits for the one before. Whether it has.
+fn for_capability(ptx: &str, capability: (i32, i32)) -> (String, bool) {
+    let waits = capability >= (9, 0) && ptx.contains(WAITS);
+    if !waits {
+        return (ptx.to_owned(), false);
+    }
+    (ptx.replace(HIDDEN, "").replace(".target sm_80", ".target sm_90"), true)
 }
 
 /// Lets a kernel ask for as much dynamic shared memory as a multiprocessor has to give; without this call the driver
@@ -116,5 +142,35 @@ fn named(error: CudaError, module: &str, kernel: &str) -> CudaError {
             CudaError::Driver { call, message: format!("{module} {kernel}: {message}") }
         }
         other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_kernels_of_a_module_wait_or_none() {
+        let mut waiting = 0;
+        for (name, ptx) in MODULES {
+            let kernels = ptx.matches(".entry ").count();
+            let waits = ptx.matches(WAITS).count();
+            assert!(waits == 0 || waits == kernels, "{name}: {waits} of {kernels}");
+            waiting += usize::from(waits > 0);
+        }
+        assert!(waiting > 30, "{waiting} modules");
+    }
+
+    #[test]
+    fn instructions_are_uncovered_where_they_exist() {
+        let ptx = MODULES.iter().find(|(name, _)| *name == "norm").unwrap().1;
+        assert_eq!(for_capability(ptx, (8, 9)), (ptx.to_owned(), false));
+        let (text, waits) = for_capability(ptx, (9, 0));
+        assert!(waits && !text.contains(HIDDEN) && text.contains("\n.target sm_90\n"));
+        assert!(text.lines().any(|line| line.trim() == "griddepcontrol.wait;"));
+        assert!(text.lines().any(|line| line.trim() == "griddepcontrol.launch_dependents;"));
+        // Tensor cores' products do not wait: they are loaded as they are.
+        let ptx = MODULES.iter().find(|(name, _)| *name == "matmul_f16").unwrap().1;
+        assert_eq!(for_capability(ptx, (9, 0)), (ptx.to_owned(), false));
     }
 }
