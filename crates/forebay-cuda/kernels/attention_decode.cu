@@ -6,9 +6,14 @@
 // does not care for the order of its terms, so each lane takes 8 neighbouring elements wherever the instruction wants 2
 // and 2. Weights are split into two halves, too, which leaves f32 accuracy for little, as memory is what limits.
 //
+// A single token's projections come as they are: every block finishes the queries that it needs by itself, and the one
+// that has the token's own position finishes and stores key and value first. That costs less than a launch.
+//
 // HEAD_DIM is the capacity for elements of a head, 64, 96, 128 or 256.
+#include "activation.cuh"
 #include "attention.cuh"
 #include "attention_mma.cuh"
+#include "head_inputs.cuh"
 
 static constexpr int WARPS = 4;
 static constexpr int COLUMNS = 8;
@@ -29,23 +34,73 @@ __device__ inline Row row_of(int column, int group, int kv_head) {
 // Queries as operand fragments, [chunk of 32 elements][half of it][lane]: rounded and rest by turns.
 typedef uint4 Queries[KEY_CHUNKS][2][32];
 
-__device__ inline void load_queries(Queries &queries, const float *q, const AttentionShape &shape,
-                                    int first_column, int columns, int group, int kv_head) {
+// From `row_at(column)`, the row [dim_k] of a column that exists.
+template <class F>
+__device__ inline void load_queries(Queries &queries, F row_at, int dim_k, int columns) {
     for (int at = threadIdx.x; at < KEY_CHUNKS * 64; at += WARPS * 32) {
         const int chunk = at / 64, half = at / 32 % 2, lane = at % 32;
-        const int column = first_column + lane / 4, first = chunk * 32 + lane % 4 * 8 + half * 4;
+        const int column = lane / 4, first = chunk * 32 + lane % 4 * 8 + half * 4;
         float x[4] = {0.0f, 0.0f, 0.0f, 0.0f};
         if (column < columns) {
-            const Row row = row_of(column, group, kv_head);
-            const float *from = q + ((size_t)row.token * shape.heads + row.head) * shape.dim_k;
+            const float *from = row_at(column);
 #pragma unroll
             for (int j = 0; j < 4; j++)
-                if (first + j < shape.dim_k) x[j] = from[first + j];
+                if (first + j < dim_k) x[j] = from[first + j];
         }
         const u32 low = pack(x[0], x[1]), high = pack(x[2], x[3]);
         queries[chunk][half][lane] =
             make_uint4(low, pack_rest(x[0], x[1], low), high, pack_rest(x[2], x[3], high));
     }
+}
+
+// One token's projections, as they come from the products, and what they lack: the parameters of `attention_inputs`. With
+// `k` null, that kernel has run.
+struct Inputs {
+    const float *k, *v, *q_bias, *k_bias, *v_bias, *q_norm, *k_norm, *angles;
+    int rotary_dim, interleaved;
+    float eps;
+};
+
+// The rows of `memory` while inputs are finished: queries, key, value; then norms of both, and angles.
+enum InputRow { KEY = COLUMNS, VALUE, QUERY_NORM, KEY_NORM, ANGLES, INPUT_ROWS };
+
+// Brings the projections of one kv head and `columns` of its query heads, from head `first_head` on, to shared memory and
+// finishes queries and key. Everything is asked for at once: it takes one latency.
+__device__ inline void finish_inputs(float *memory, const float *q, const Inputs &in, int dim_k, int dim_v, int first_head,
+                                     int columns, int kv_head, int position) {
+    for (int at = threadIdx.x; at < INPUT_ROWS * HEAD_DIM; at += WARPS * 32) {
+        const int row = at / HEAD_DIM, i = at % HEAD_DIM;
+        const float *from = nullptr, *bias = nullptr;
+        int dim = dim_k;
+        if (row < COLUMNS) {
+            const size_t first = (size_t)(first_head + row) * dim_k;
+            if (row < columns) from = q + first;
+            if (in.q_bias) bias = in.q_bias + first;
+        } else if (row == KEY) {
+            from = in.k + (size_t)kv_head * dim_k;
+            if (in.k_bias) bias = in.k_bias + (size_t)kv_head * dim_k;
+        } else if (row == VALUE) {
+            dim = dim_v;
+            from = in.v + (size_t)kv_head * dim_v;
+            if (in.v_bias) bias = in.v_bias + (size_t)kv_head * dim_v;
+        } else if (row == ANGLES) {
+            dim = in.rotary_dim;
+            if (in.angles) from = in.angles + (size_t)position * in.rotary_dim;
+        } else {
+            from = row == QUERY_NORM ? in.q_norm : in.k_norm;
+        }
+        if (from && i < dim) memory[at] = bias ? from[i] + bias[i] : from[i];
+    }
+    __syncthreads();
+    const float *angles = in.angles ? memory + ANGLES * HEAD_DIM : nullptr;
+    const HeadRules rules{angles, in.rotary_dim, in.interleaved, in.eps};
+    for (int row = threadIdx.x >> 5; row <= KEY; row += WARPS) {
+        if (row >= columns && row != KEY) continue;
+        const int norm = row == KEY ? KEY_NORM : QUERY_NORM;
+        const bool normed = (row == KEY ? in.k_norm : in.q_norm) != nullptr;
+        finish_head(memory + row * HEAD_DIM, dim_k, normed ? memory + norm * HEAD_DIM : nullptr, true, rules);
+    }
+    __syncthreads();
 }
 
 // What a lane has summed up: of query row g the largest score and its own share of the weights, g = lane / 4; of query
@@ -178,6 +233,8 @@ struct Shared {
     float largest[WARPS][COLUMNS], sum[WARPS][COLUMNS];
 };
 
+static_assert(INPUT_ROWS * HEAD_DIM <= WARPS * COLUMNS * PART_STRIDE, "inputs are finished where values are left later");
+
 __device__ inline void leave(Shared &shared, const Running &running) {
     const int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) / 4, p = threadIdx.x % 4 * 2;
     float sum = running.sum;
@@ -214,31 +271,74 @@ __device__ inline float2 join_warps(const Shared &shared, int column, int i, flo
     return values;
 }
 
-// Grid (splits, kv_heads * chunks of 8 query rows). q [tokens, heads, dim_k], out [tokens, heads, dim_v]; the tokens stand
-// at positions[0] and after it. `memory` is that of Parts with stride `dim_v` rounded up to 4.
+// Where results go.
+struct Output {
+    float *rows;  // [tokens, heads, dim_v]
+    // The same, rounded, if `codes`; dim_v is a multiple of 32 then.
+    i8 *codes;
+    ActivationScale *scales;
+
+    // Elements at .. at + 3 of a row's head. All lanes have to come; without `there` nothing is stored.
+    __device__ inline void store(float4 x, bool there, Row row, int at, const AttentionShape &shape) const {
+        if (there) {
+            float *to = rows + ((size_t)row.token * shape.heads + row.head) * shape.dim_v + at;
+            const float values[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                if (at + j < shape.dim_v) to[j] = values[j];
+        }
+        if (codes)
+            round_quad(x, there, row.token, row.head * shape.dim_v + at, shape.heads * shape.dim_v, codes, scales);
+    }
+};
+
+// Grid (splits, kv_heads * chunks of 8 query rows). q [tokens, heads, dim_k]; the tokens stand at positions[0] and after
+// it. `memory` is that of Parts with stride `dim_v` rounded up to 4.
 extern "C" __global__ void __launch_bounds__(WARPS * 32, HEAD_DIM > 128 ? 2 : 3)
-    attention_decode(const float *q, void *key_plane, void *value_plane, const u32 *positions,
-                     const float *sinks, float *out, float *memory, u32 *tickets, int tokens, int heads,
-                     int kv_heads, int dim_k, int dim_v, int context, int window, float scale,
-                     float softcap) {
+    attention_decode(const float *q, void *key_plane, void *value_plane, const u32 *positions, const float *sinks,
+                     float *out, float *memory, u32 *tickets, int tokens, int heads, int kv_heads, int dim_k, int dim_v,
+                     int context, int window, float scale, float softcap, i8 *codes, ActivationScale *scales,
+                     const float *k_input, const float *v_input, const float *q_bias, const float *k_bias,
+                     const float *v_bias, const float *q_norm, const float *k_norm, const float *angles,
+                     int rotary_dim, int interleaved, float eps) {
     wait_for_previous();
     __shared__ Queries queries;
     __shared__ __align__(16) Shared shared;
     const AttentionShape shape{tokens, heads, kv_heads, dim_k, dim_v, context, window, scale, softcap};
+    const Inputs inputs{k_input, v_input, q_bias, k_bias, v_bias, q_norm, k_norm, angles, rotary_dim, interleaved, eps};
+    const Output output{out, codes, scales};
     const int group = heads / kv_heads, columns = tokens * group;
     const int chunks = (columns + COLUMNS - 1) / COLUMNS;
     const int unit = blockIdx.y, kv_head_index = unit / chunks, first_column = unit % chunks * COLUMNS;
+    const int own_columns = min(COLUMNS, columns - first_column);
     const int start = (int)positions[0];
     const Span all{first_visible(start, window), min(start + tokens, context)};
     int active;
     const Span span = share_of(all, blockIdx.x, gridDim.x, WARPS * TILE, active);
     if ((int)blockIdx.x >= active) return;
 
-    load_queries(queries, q, shape, first_column, columns, group, kv_head_index);
-    __syncthreads();
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    const Tiles tiles(kv_head<KvType>(key_plane, dim_k, kv_head_index, kv_heads, context),
-                      kv_head<KvType>(value_plane, dim_v, kv_head_index, kv_heads, context), span.to);
+    const KvRows<KvType> keys = kv_head<KvType>(key_plane, dim_k, kv_head_index, kv_heads, context);
+    const KvRows<KvType> values = kv_head<KvType>(value_plane, dim_v, kv_head_index, kv_heads, context);
+    if (k_input) {
+        float *rows = &shared.values[0][0][0];
+        const int first_head = kv_head_index * group + first_column;
+        finish_inputs(rows, q, inputs, dim_k, dim_v, first_head, own_columns, kv_head_index, start);
+        load_queries(queries, [=](int column) { return rows + column * HEAD_DIM; }, dim_k, own_columns);
+        // Blocks that share the head's keys and have this share, too, store the same.
+        if ((int)blockIdx.x == active - 1 && start < context) {
+            if (warp == 0) store_row(keys, start, rows + KEY * HEAD_DIM, dim_k, lane);
+            if (warp == 1) store_row(values, start, rows + VALUE * HEAD_DIM, dim_v, lane);
+        }
+    } else {
+        const auto row_at = [=](int column) {
+            const Row row = row_of(first_column + column, group, kv_head_index);
+            return q + ((size_t)row.token * heads + row.head) * dim_k;
+        };
+        load_queries(queries, row_at, dim_k, own_columns);
+    }
+    __syncthreads();
+    const Tiles tiles(keys, values, span.to);
     const int own = start + min(first_column + lane / 4, columns - 1) / group;
     Running running;
     running.largest = -INFINITE;
@@ -262,7 +362,27 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, HEAD_DIM > 128 ? 2 : 3)
     leave(shared, running);
     __syncthreads();
 
-    const int stride = (dim_v + 3) / 4 * 4;
+    const int stride = (dim_v + 3) / 4 * 4, quads = stride / 4;
+    if (active == 1) {
+        // Nobody to join with.
+        for (int base = 0; base < COLUMNS * quads; base += WARPS * 32) {
+            const int i = base + threadIdx.x, column = min(i / quads, COLUMNS - 1), at = i % quads * 4;
+            const bool there = i < COLUMNS * quads && column < own_columns;
+            const Row row = row_of(first_column + min(column, own_columns - 1), group, kv_head_index);
+            float2 stats;
+            const float2 low = join_warps(shared, column, at, stats), high = join_warps(shared, column, at + 2, stats);
+            float factor = 1.0f, sum = stats.y;
+            if (sinks) {
+                const float sink = sinks[row.head] * LOG2_E, largest = fmaxf(stats.x, sink);
+                factor = weight(stats.x, largest);
+                sum = sum * factor + weight(sink, largest);
+            }
+            factor /= sum;
+            output.store(make_float4(low.x * factor, low.y * factor, high.x * factor, high.y * factor), there, row, at,
+                         shape);
+        }
+        return;
+    }
     const Parts parts(memory, tickets, gridDim.y, gridDim.x, COLUMNS, stride);
     const int pairs = stride / 2;
     for (int i = threadIdx.x; i < COLUMNS * pairs; i += WARPS * 32) {
@@ -277,23 +397,19 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, HEAD_DIM > 128 ? 2 : 3)
 
     float(*factors)[SPLITS_MAX] = (float(*)[SPLITS_MAX])shared.values;
     float *inverse = &shared.sum[0][0];
-    for (int column = warp; column < COLUMNS && first_column + column < columns; column += WARPS) {
+    for (int column = warp; column < own_columns; column += WARPS) {
         const Row row = row_of(first_column + column, group, kv_head_index);
         const float *sink = sinks ? sinks + row.head : nullptr;
         const float x = join_factors(parts, unit, column, active, sink, factors[column]);
         if (lane == 0) inverse[column] = x;
     }
     __syncthreads();
-    const int quads = stride / 4;
-    for (int i = threadIdx.x; i < COLUMNS * quads; i += WARPS * 32) {
-        const int column = i / quads, at = i % quads * 4;
-        if (first_column + column >= columns) break;
+    for (int base = 0; base < own_columns * quads; base += WARPS * 32) {
+        const int i = base + threadIdx.x, column = min(i / quads, own_columns - 1), at = i % quads * 4;
         const Row row = row_of(first_column + column, group, kv_head_index);
         const float4 sum = join_values(parts, unit, column, active, at, factors[column]);
-        float *to = out + ((size_t)row.token * heads + row.head) * dim_v + at;
-        const float x[4] = {sum.x, sum.y, sum.z, sum.w};
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-            if (at + j < dim_v) to[j] = x[j] * inverse[column];
+        const float factor = inverse[column];
+        output.store(make_float4(sum.x * factor, sum.y * factor, sum.z * factor, sum.w * factor),
+                     i < own_columns * quads, row, at, shape);
     }
 }

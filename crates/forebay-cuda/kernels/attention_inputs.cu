@@ -1,35 +1,8 @@
 // Between the projections and attention, in one launch: bias, norm of every head, rotation of queries and keys, and the
 // way of keys and values into the cache.
-#include "kv.cuh"
+#include "head_inputs.cuh"
 
 static constexpr int WARPS = 4;
-
-// Elements i and j of a head that turn together.
-__device__ inline void pair_of(int pair, int pairs, int interleaved, int &i, int &j) {
-    i = interleaved ? 2 * pair : pair;
-    j = interleaved ? 2 * pair + 1 : pair + pairs;
-}
-
-// Writes `row` [dim] to the cache; the warp's lanes share the work.
-template <class T>
-__device__ inline void store_row(const KvRows<T> &rows, int position, const float *row, int dim,
-                                 int lane) {
-    for (int i = lane; i < rows.stride; i += 32) {
-        const float x = i < dim ? row[i] : 0.0f;
-        if constexpr (sizeof(typename T::Element) == 2) {
-            rows.row(position)[i] = __float2half_rn(x);
-        } else if constexpr (sizeof(typename T::Element) == 4) {
-            rows.row(position)[i] = x;
-        } else {
-            // The stride is a multiple of 32, so all lanes are here: a block of 32 each time.
-            const float largest = warp_max(fabsf(x));
-            const float scale = largest / 127.0f;
-            const float inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
-            rows.row(position)[i] = (i8)__float2int_rn(x * inverse);
-            if (lane == 0) rows.row_scales(position)[i / 32] = __float2half_rn(scale);
-        }
-    }
-}
 
 // q [tokens, heads, dim_k] is changed in place, or stays where bias, norm and angles are all missing; k [tokens,
 // kv_heads, dim_k] and v [tokens, kv_heads, dim_v] go to the cache. angles [positions, 2, rotary_dim / 2] are cosines and
@@ -58,30 +31,10 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     const float *bias = query ? q_bias : value ? v_bias : k_bias;
     const float *norm = query ? q_norm : value ? nullptr : k_norm;
 
-    float sum = 0.0f;
-    for (int i = lane; i < dim; i += 32) {
-        const float x = bias ? from[i] + bias[(size_t)member * dim + i] : from[i];
-        row[i] = x;
-        sum += x * x;
-    }
-    if (norm) {
-        const float scale = 1.0f / sqrtf(warp_sum(sum) / (float)dim + eps);
-        for (int i = lane; i < dim; i += 32) row[i] = row[i] * scale * norm[i];
-    }
-    if (angles && !value) {
-        __syncwarp();
-        const float *cosines = angles + (size_t)position * rotary_dim;
-        const int pairs = rotary_dim / 2;
-        for (int pair = lane; pair < pairs; pair += 32) {
-            int i, j;
-            pair_of(pair, pairs, interleaved, i, j);
-            const float a = row[i], b = row[j], c = cosines[pair], s = cosines[pairs + pair];
-            // Rounded step by step, as the processor does it.
-            row[i] = __fsub_rn(__fmul_rn(a, c), __fmul_rn(b, s));
-            row[j] = __fadd_rn(__fmul_rn(a, s), __fmul_rn(b, c));
-        }
-    }
-    __syncwarp();
+    for (int i = lane; i < dim; i += 32)
+        row[i] = bias ? from[i] + bias[(size_t)member * dim + i] : from[i];
+    const float *of_position = angles ? angles + (size_t)position * rotary_dim : nullptr;
+    finish_head(row, dim, norm, !value, HeadRules{of_position, rotary_dim, interleaved, eps});
     if (query) {
         for (int i = lane; i < dim; i += 32) q[first + i] = row[i];
     } else {

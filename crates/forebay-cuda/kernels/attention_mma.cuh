@@ -27,10 +27,10 @@ __device__ inline u32 pack_rest(float low, float high, u32 packed) {
 }
 
 // Loads that stay where they are written: the compiler would move them down to where they are used, and their latency
-// with them.
+// with them. Not by the read-only way: the decode kernel itself may write the newest row.
 __device__ inline uint4 load_now(const uint4 *from) {
     uint4 x;
-    asm volatile("ld.global.nc.v4.u32 {%0,%1,%2,%3}, [%4];"
+    asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];"
                  : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
                  : "l"(from));
     return x;
@@ -38,13 +38,13 @@ __device__ inline uint4 load_now(const uint4 *from) {
 
 __device__ inline uint2 load_now(const uint2 *from) {
     uint2 x;
-    asm volatile("ld.global.nc.v2.u32 {%0,%1}, [%2];" : "=r"(x.x), "=r"(x.y) : "l"(from));
+    asm volatile("ld.global.v2.u32 {%0,%1}, [%2];" : "=r"(x.x), "=r"(x.y) : "l"(from));
     return x;
 }
 
 __device__ inline u16 load_now(const u16 *from) {
     u16 x;
-    asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(x) : "l"(from));
+    asm volatile("ld.global.u16 %0, [%1];" : "=h"(x) : "l"(from));
     return x;
 }
 

@@ -36,12 +36,11 @@ extern "C" __global__ void __launch_bounds__(256)
     for (size_t j = i; j < n; j++) out[j] = silu(gate[j]) * up[j];
 }
 
-// One block per row: `flag` gets the smallest `tag + row` of the rows with an infinite or a NaN.
-extern "C" __global__ void __launch_bounds__(256)
-    check_finite(const float *x, int n, u32 *flag, int tag) {
+// Grid (shares of a row, rows): `flag` gets the smallest `tag + row` of the rows with an infinite or a NaN.
+extern "C" __global__ void __launch_bounds__(256) check_finite(const float *x, int n, u32 *flag, int tag) {
     wait_for_previous();
-    x += (size_t)blockIdx.x * n;
+    x += (size_t)blockIdx.y * n;
     bool bad = false;
-    for (int at = threadIdx.x; at < n; at += blockDim.x) bad |= !isfinite(x[at]);
-    if (__syncthreads_or(bad) && threadIdx.x == 0) atomicMin(flag, (u32)tag + blockIdx.x);
+    for (int at = blockIdx.x * blockDim.x + threadIdx.x; at < n; at += gridDim.x * blockDim.x) bad |= !isfinite(x[at]);
+    if (__syncthreads_or(bad) && threadIdx.x == 0) atomicMin(flag, (u32)tag + blockIdx.y);
 }

@@ -42,31 +42,6 @@ struct Addition {
     }
 };
 
-// Rounds 4 neighbouring elements of each lane, 32 of 8 lanes, as `quantize_q8` does; all lanes of the warp have to come.
-// `at` is the place of the first in a row of n; beyond the row nothing is stored.
-__device__ __forceinline__ void round_quad(float4 x, int at, int n, i8 *codes, ActivationScale *scales) {
-    const int mask = 0x7fffffff;
-    int bits = max(max(__float_as_int(x.x) & mask, __float_as_int(x.y) & mask),
-                   max(__float_as_int(x.z) & mask, __float_as_int(x.w) & mask));
-#pragma unroll
-    for (int distance = 4; distance > 0; distance >>= 1)
-        bits = max(bits, __shfl_xor_sync(~0u, bits, distance));
-    const float largest = __int_as_float(bits);
-    const float inverse = largest > 1e-36f ? 127.0f / largest : 0.0f;
-    const int code[4] = {__float2int_rn(x.x * inverse), __float2int_rn(x.y * inverse),
-                         __float2int_rn(x.z * inverse), __float2int_rn(x.w * inverse)};
-    int sum = code[0] + code[1] + code[2] + code[3];
-    sum += __shfl_xor_sync(~0u, sum, 2);
-    sum += __shfl_xor_sync(~0u, sum, 1);
-    const int upper_sum = __shfl_xor_sync(~0u, sum, 4);
-    if (at >= n) return;
-    const int groups = n / 32, group = at / 32, half = at >> 4 & 1;
-    const u32 packed = (code[0] & 255) | (code[1] & 255) << 8 | (code[2] & 255) << 16 | (u32)code[3] << 24;
-    *(u32 *)(codes + ((size_t)blockIdx.x * 2 + half) * groups * 16 + group * 16 + (at & 15)) = packed;
-    if (at % 32 == 0)
-        scales[(size_t)blockIdx.x * groups + group] = {largest / 127.0f, (short)sum, (short)upper_sum};
-}
-
 // out = weight * x / sqrt(mean(x^2) + eps) for one row of n elements per block, after `addition` was added to x and
 // written back. `out` may be `x`. `codes` and `scales`, if there, get `out` rounded; n is then a multiple of 32 and at most
 // KEPT times the threads. `flag`, if there, gets the smallest `tag + row` whose sum is not finite.
@@ -81,6 +56,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
     x += first;
     out += first;
     float kept[KEPT];
+    float4 weights[KEPT / 4];
     float sum = 0.0f;
     const bool quads = n % 4 == 0 && n <= (int)blockDim.x * KEPT;
     if (quads) {
@@ -90,6 +66,8 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
             float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
             if (at < n) {
                 v = *(const float4 *)(x + at);
+                // Needed behind the sum, where it would have to be waited for.
+                weights[i] = *(const float4 *)(weight + at);
                 if (addition.any()) {
                     const float4 a = addition.quad_at(at, n);
                     v = make_float4(v.x + a.x, v.y + a.y, v.z + a.z, v.w + a.w);
@@ -120,12 +98,12 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
             if (4 * ((threadIdx.x & ~31) + i * blockDim.x) >= n) break;
             float4 y = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
             if (at < n) {
-                const float4 w = *(const float4 *)(weight + at);
+                const float4 w = weights[i];
                 y = make_float4(kept[4 * i] * scale * w.x, kept[4 * i + 1] * scale * w.y,
                                 kept[4 * i + 2] * scale * w.z, kept[4 * i + 3] * scale * w.w);
                 *(float4 *)(out + at) = y;
             }
-            if (codes) round_quad(y, at, n, codes, scales);
+            if (codes) round_quad(y, at < n, blockIdx.x, at, n, codes, scales);
         }
     } else {
         // A thread reads again what it alone has written, so `out` may be `x` here, too.

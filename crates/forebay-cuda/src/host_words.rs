@@ -40,6 +40,23 @@ impl HostWords {
         // SAFETY: inside the allocation, which nobody borrows.
         unsafe { values.as_mut_ptr().copy_from_nonoverlapping(self.first.add(at), values.len()) }
     }
+
+    /// Appends `count` words from `at` on to `values`, as floats.
+    ///
+    /// # Panics
+    /// Beyond the end.
+    pub fn append(&self, at: usize, count: usize, values: &mut Vec<f32>) {
+        assert!(at + count <= self.count, "words beyond the end");
+        values.reserve(count);
+        let length = values.len();
+        // SAFETY: inside the allocation, which nobody borrows, and inside the room that was made: `count` floats, which
+        // every word is, are initialised behind the first `length`.
+        unsafe {
+            let room = values.as_mut_ptr().add(length);
+            room.copy_from_nonoverlapping(self.first.add(at).cast(), count);
+            values.set_len(length + count);
+        }
+    }
 }
 
 impl Drop for HostWords {

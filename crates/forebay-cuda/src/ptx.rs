@@ -2,12 +2,15 @@
 
 /// Names and PTX texts.
 #[rustfmt::skip]
-pub(crate) static MODULES: [(&str, &str); 151] = [
+pub(crate) static MODULES: [(&str, &str); 154] = [
     ("quantize", include_str!("../kernels/ptx/quantize.compute_80.ptx")),
     ("bandwidth", include_str!("../kernels/ptx/bandwidth.compute_80.ptx")),
     ("norm", include_str!("../kernels/ptx/norm.compute_80.ptx")),
     ("elementwise", include_str!("../kernels/ptx/elementwise.compute_80.ptx")),
     ("router", include_str!("../kernels/ptx/router.compute_80.ptx")),
+    ("router_few_f32", include_str!("../kernels/ptx/router_few_f32.compute_80.ptx")),
+    ("router_few_f16", include_str!("../kernels/ptx/router_few_f16.compute_80.ptx")),
+    ("router_few_bf16", include_str!("../kernels/ptx/router_few_bf16.compute_80.ptx")),
     ("top_k", include_str!("../kernels/ptx/top_k.compute_80.ptx")),
     ("attention_inputs_f16", include_str!("../kernels/ptx/attention_inputs_f16.compute_80.ptx")),
     ("attention_inputs_f32", include_str!("../kernels/ptx/attention_inputs_f32.compute_80.ptx")),

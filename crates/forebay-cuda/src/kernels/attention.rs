@@ -1,6 +1,6 @@
 //! Causal attention over the key/value cache: which kernel, cut into how many parts.
 
-use super::{KvElement, KvLayer, KvLayerShape};
+use super::{AttentionInputs, KvElement, KvLayer, KvLayerShape, Rotation, RoundedActivations};
 use crate::launch::Launch;
 use crate::{CudaError, DevicePtr, Gpu};
 
@@ -11,6 +11,8 @@ const SPLITS_MAX: usize = 64;
 /// Query rows that share what is read, and positions that a block takes at once; as in the decode kernel.
 const COLUMNS: usize = 8;
 const DECODE_STEP: usize = 64;
+/// Contexts up to here are not cut: joining the parts takes longer than a few steps.
+const ALONE: usize = 256;
 /// Positions that a block of the general kernel takes at once.
 const GENERAL_STEP: usize = 16;
 /// Query rows of a block of the prompt kernel.
@@ -39,6 +41,20 @@ pub struct Attention {
     pub softcap: Option<f32>,
     /// A score for each query head that takes its share of the softmax and carries no value; null: none.
     pub sinks: DevicePtr<f32>,
+    /// What [`Gpu::attention_inputs`] would do first, where [`takes_inputs`]: `q` is its projection then.
+    pub inputs: Option<AttentionInputs>,
+    /// Where `out` goes rounded, too, where [`rounds_outputs`].
+    pub rounded: Option<RoundedActivations>,
+}
+
+/// Whether attention of so many tokens does the work of [`Gpu::attention_inputs`] by itself.
+pub fn takes_inputs(shape: &KvLayerShape, tokens: usize) -> bool {
+    tokens == 1 && Family::of(shape, tokens) == Family::Decode
+}
+
+/// Whether attention of so many tokens can round its results for products in integers.
+pub fn rounds_outputs(shape: &KvLayerShape, tokens: usize) -> bool {
+    Family::of(shape, tokens) == Family::Decode && shape.dim_v.is_multiple_of(32)
 }
 
 /// Memory for the parts of split contexts, shared by all layers.
@@ -121,6 +137,33 @@ impl AttentionScratchSize {
     }
 }
 
+impl Attention {
+    /// The last arguments of the decode kernel.
+    fn pass_fused(&self, launch: Launch, shape: &KvLayerShape) -> Launch {
+        let launch = match self.rounded {
+            Some(rounded) => launch.ptr(rounded.codes).ptr(rounded.scales),
+            None => launch.u64(0).u64(0),
+        };
+        let Some(inputs) = self.inputs else { return (0..11).fold(launch, |l, _| l.u64(0)) };
+        inputs.check(shape);
+        assert_eq!(inputs.q.projected.address(), self.q.address(), "other queries");
+        assert_eq!(inputs.heads, self.heads, "other heads");
+        let rotation = inputs.rotation.unwrap_or(Rotation::none());
+        launch
+            .ptr(inputs.k.projected)
+            .ptr(inputs.v.projected)
+            .ptr(inputs.q.bias)
+            .ptr(inputs.k.bias)
+            .ptr(inputs.v.bias)
+            .ptr(inputs.q.norm)
+            .ptr(inputs.k.norm)
+            .ptr(rotation.angles)
+            .int(rotation.rotary_dim)
+            .int(usize::from(rotation.interleaved))
+            .float(inputs.norm_epsilon)
+    }
+}
+
 impl Gpu {
     /// Into how many parts to cut a context of up to `capacity` positions, for `tokens` tokens. One number serves every
     /// shorter context, too, so that a recorded graph stays valid; results depend on it in the last bits.
@@ -138,7 +181,10 @@ impl Gpu {
         let step = if family == Family::Decode { DECODE_STEP } else { GENERAL_STEP };
         // Three blocks fit a multiprocessor.
         let blocks = 3 * self.multiprocessors() as usize;
-        let most = capacity.div_ceil(step).clamp(1, SPLITS_MAX);
+        let most = match family {
+            Family::Decode if capacity <= ALONE => 1,
+            _ => capacity.div_ceil(step).clamp(1, SPLITS_MAX),
+        };
         (blocks / units(shape, heads, tokens).0).clamp(1, most)
     }
 
@@ -193,7 +239,7 @@ impl Gpu {
         if family != Family::Prompt {
             launch = launch.ptr(scratch.parts).ptr(scratch.tickets);
         }
-        launch
+        launch = launch
             .int(tokens)
             .int(heads)
             .int(shape.kv_heads)
@@ -202,8 +248,13 @@ impl Gpu {
             .int(shape.context)
             .int(what.window.map_or(0, |window| window.min(shape.context)))
             .float(what.scale)
-            .float(what.softcap.unwrap_or(0.0))
-            .run(self)
+            .float(what.softcap.unwrap_or(0.0));
+        assert!(what.rounded.is_none() || rounds_outputs(shape, tokens), "not rounded: {shape:?}");
+        assert!(what.inputs.is_none() || takes_inputs(shape, tokens), "{tokens} tokens' inputs");
+        if family == Family::Decode {
+            launch = what.pass_fused(launch, shape);
+        }
+        launch.run(self)
     }
 }
 

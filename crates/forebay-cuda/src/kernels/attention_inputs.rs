@@ -1,6 +1,6 @@
 //! What happens to queries, keys and values between their projections and attention, in one launch.
 
-use super::{KvElement, KvLayer};
+use super::{KvElement, KvLayer, KvLayerShape};
 use crate::launch::Launch;
 use crate::{CudaError, DevicePtr, Gpu};
 
@@ -53,6 +53,24 @@ pub struct AttentionInputs {
     pub positions: DevicePtr<u32>,
 }
 
+impl Rotation {
+    pub(crate) fn none() -> Rotation {
+        Rotation { angles: DevicePtr::null(), rotary_dim: 0, interleaved: false }
+    }
+}
+
+impl AttentionInputs {
+    pub(crate) fn check(&self, shape: &KvLayerShape) {
+        let rotary_dim = self.rotation.map_or(0, |rotation| rotation.rotary_dim);
+        assert!(
+            rotary_dim.is_multiple_of(2) && rotary_dim <= shape.dim_k,
+            "{rotary_dim} of {} elements turn",
+            shape.dim_k
+        );
+        assert!(self.v.norm.is_null(), "values have no norm");
+    }
+}
+
 impl Gpu {
     /// Adds biases, norms heads, turns queries and keys, and writes keys and values to the cache, for `tokens` tokens.
     ///
@@ -70,15 +88,8 @@ impl Gpu {
         layer.check();
         let shape = &layer.shape;
         let AttentionInputs { q, k, v, heads, .. } = *inputs;
-        let none = Rotation { angles: DevicePtr::null(), rotary_dim: 0, interleaved: false };
-        let rotation = inputs.rotation.unwrap_or(none);
-        assert!(
-            rotation.rotary_dim.is_multiple_of(2) && rotation.rotary_dim <= shape.dim_k,
-            "{} of {} elements turn",
-            rotation.rotary_dim,
-            shape.dim_k
-        );
-        assert!(v.norm.is_null(), "values have no norm");
+        inputs.check(shape);
+        let rotation = inputs.rotation.unwrap_or(Rotation::none());
         assert!(tokens <= TOKENS_MAX, "attention_inputs: {tokens} tokens");
         let module = match shape.element {
             KvElement::F16 => "attention_inputs_f16",

@@ -109,6 +109,9 @@ impl Gpu {
     ///
     /// # Errors
     /// Whatever the driver says.
+    ///
+    /// # Panics
+    /// With more than 65,535 rows.
     pub fn check_finite(
         &self,
         x: DevicePtr<f32>,
@@ -116,7 +119,9 @@ impl Gpu {
         width: usize,
         flag: FiniteFlag,
     ) -> Result<(), CudaError> {
-        let grid = (rows as u32, 1, 1);
+        assert!(rows <= GRID_Y_MAX, "check_finite: {rows} rows");
+        // Every thread looks at a few elements, so that a row of logits takes no longer than its way from memory.
+        let grid = (blocks(width.div_ceil(8)), rows as u32, 1);
         Launch::new(self.kernel("elementwise", "check_finite")?, grid, (THREADS as u32, 1, 1))
             .ptr(x)
             .int(width)

@@ -14,7 +14,9 @@ mod router;
 mod top_k;
 mod weights;
 
-pub use attention::{Attention, AttentionScratch, AttentionScratchSize};
+pub use attention::{
+    Attention, AttentionScratch, AttentionScratchSize, rounds_outputs, takes_inputs,
+};
 pub use attention_inputs::{AttentionInputs, HeadInput, Rotation};
 pub use elementwise::{ExpertOutputs, FiniteFlag};
 pub use embedding::EmbeddingTable;
@@ -25,7 +27,7 @@ pub use matmul::{
 pub use matvec::{MATVEC_TOKENS, Pairing};
 pub use norm::{Added, Norm, Normed};
 pub use quantize::RoundedActivations;
-pub use router::{RouterChoice, RouterGroups, SortedPairs};
+pub use router::{RouterChoice, RouterGroups, RouterMatrix, RouterOutputs, SortedPairs};
 pub use top_k::TopK;
 pub use weights::{
     DeviceMatrix, ExpertPart, ExpertTable, MatvecInput, supports_weights, takes_rounded,

@@ -1,9 +1,13 @@
 //! Choosing experts, and sorting pairs of token and slot by expert.
 
+use forebay_format::TensorType;
+
+use super::MATVEC_TOKENS;
+use super::weights::weight_alignment;
 use crate::launch::Launch;
 use crate::{CudaError, DevicePtr, Gpu};
 
-/// Tokens of a block; as in the kernel.
+/// Of a block; as in the kernels.
 const WARPS: usize = 4;
 const EXPERTS_MAX: usize = 512;
 const LANES: usize = 32;
@@ -62,10 +66,117 @@ pub struct SortedPairs {
     pub row_of_pair: DevicePtr<u32>,
 }
 
+/// A router's matrix `[experts, cols]`, of a type for which [`RouterMatrix::module`] has one.
+#[derive(Clone, Copy)]
+pub struct RouterMatrix {
+    pub ty: TensorType,
+    /// Aligned as `weight_alignment` says.
+    pub data: DevicePtr<u8>,
+    pub cols: usize,
+}
+
+impl RouterMatrix {
+    /// The module that multiplies and chooses at once, if this type has one.
+    fn module(ty: TensorType) -> Option<&'static str> {
+        match ty {
+            TensorType::F32 => Some("router_few_f32"),
+            TensorType::F16 => Some("router_few_f16"),
+            TensorType::BF16 => Some("router_few_bf16"),
+            _ => None,
+        }
+    }
+
+    /// Whether [`Gpu::route_few`] takes a matrix of this type.
+    pub fn is_supported(ty: TensorType) -> bool {
+        RouterMatrix::module(ty).is_some()
+    }
+}
+
+/// Where a choice goes.
+#[derive(Clone, Copy)]
+pub struct RouterOutputs {
+    /// `[tokens, k]`, best first, of equals the lower id.
+    pub ids: DevicePtr<u32>,
+    /// `[tokens, k]`
+    pub weights: DevicePtr<f32>,
+    /// One word that is `u32::MAX` while all is well: gets the smallest token with a logit that is not finite. That
+    /// token's ids are some experts.
+    pub flag: DevicePtr<u32>,
+}
+
+impl RouterChoice {
+    /// The kernel's last arguments.
+    fn pass(&self, launch: Launch, outputs: &RouterOutputs, tokens: usize) -> Launch {
+        let none = RouterGroups { n_groups: 0, groups_kept: 0, experts_scored: 0 };
+        let groups = self.groups.unwrap_or(none);
+        launch
+            .ptr(self.correction_bias)
+            .ptr(outputs.ids)
+            .ptr(outputs.weights)
+            .ptr(outputs.flag)
+            .int(tokens)
+            .int(self.experts)
+            .int(self.k)
+            .int(usize::from(self.sigmoid))
+            .int(usize::from(self.renormalise))
+            .float(self.scale)
+            .int(groups.n_groups)
+            .int(groups.groups_kept)
+            .int(groups.experts_scored)
+    }
+
+    /// Of the kernels for up to so many experts.
+    fn of_size(&self, names: [&'static str; 3]) -> &'static str {
+        match self.experts {
+            0..=128 => names[0],
+            129..=256 => names[1],
+            _ => names[2],
+        }
+    }
+}
+
 impl Gpu {
-    /// Chooses experts for `tokens` rows of `logits [tokens, experts]`: `ids` and `weights` are `[tokens, k]`, best
-    /// first, of equals the lower id. `flag`, one word that is `u32::MAX` while all is well, gets the smallest token
-    /// with a logit that is not finite; that token's ids are some experts.
+    /// The logits `[tokens, experts]` of `x [tokens, cols]`, at most [`MATVEC_TOKENS`] tokens, and the choice, in one
+    /// launch. `tickets` `[tokens]` are 0 before and after.
+    ///
+    /// # Errors
+    /// Whatever the driver says.
+    ///
+    /// # Panics
+    /// When the choice is impossible or larger than the kernel's limits, or the matrix of another type or not aligned.
+    #[allow(clippy::too_many_arguments, reason = "what the kernel needs to know, each once")]
+    pub fn route_few(
+        &self,
+        choice: &RouterChoice,
+        matrix: RouterMatrix,
+        x: DevicePtr<f32>,
+        logits: DevicePtr<f32>,
+        outputs: &RouterOutputs,
+        tickets: DevicePtr<u32>,
+        tokens: usize,
+    ) -> Result<(), CudaError> {
+        choice.check();
+        assert!(tokens <= MATVEC_TOKENS, "{tokens} tokens");
+        let RouterMatrix { ty, data, cols } = matrix;
+        let module = RouterMatrix::module(ty).unwrap_or_else(|| panic!("a router of {ty}"));
+        assert!(data.address().is_multiple_of(weight_alignment(ty) as u64), "router not aligned");
+        let row_bytes = ty.row_bytes(cols as u64).unwrap_or_else(|| panic!("{cols} of {ty}"));
+        let kernel = choice.of_size(["route_few_128", "route_few_256", "route_few_512"]);
+        // Two rows for each warp.
+        let grid = (choice.experts.div_ceil(2 * WARPS) as u32, 1, tokens as u32);
+        let launch =
+            Launch::new(self.kernel(module, kernel)?, grid, ((WARPS * LANES) as u32, 1, 1))
+                .shared((2 * choice.experts * size_of::<f32>()) as u32)
+                .ptr(x)
+                .ptr(data)
+                .int(cols)
+                .u64(row_bytes)
+                .ptr(logits)
+                .ptr(tickets);
+        choice.pass(launch, outputs, tokens).run(self)
+    }
+
+    /// Chooses experts for `tokens` rows of `logits [tokens, experts]`.
     ///
     /// # Errors
     /// Whatever the driver says.
@@ -76,38 +187,18 @@ impl Gpu {
         &self,
         choice: &RouterChoice,
         logits: DevicePtr<f32>,
-        ids: DevicePtr<u32>,
-        weights: DevicePtr<f32>,
-        flag: DevicePtr<u32>,
+        outputs: &RouterOutputs,
         tokens: usize,
     ) -> Result<(), CudaError> {
         choice.check();
-        let kernel = match choice.experts {
-            0..=128 => "route_128",
-            129..=256 => "route_256",
-            _ => "route_512",
-        };
-        let none = RouterGroups { n_groups: 0, groups_kept: 0, experts_scored: 0 };
-        let groups = choice.groups.unwrap_or(none);
+        let kernel = choice.of_size(["route_128", "route_256", "route_512"]);
         let grid = (tokens.div_ceil(WARPS) as u32, 1, 1);
         let shared = WARPS * 2 * choice.experts * size_of::<f32>();
-        Launch::new(self.kernel("router", kernel)?, grid, ((WARPS * LANES) as u32, 1, 1))
-            .shared(shared as u32)
-            .ptr(logits)
-            .ptr(choice.correction_bias)
-            .ptr(ids)
-            .ptr(weights)
-            .ptr(flag)
-            .int(tokens)
-            .int(choice.experts)
-            .int(choice.k)
-            .int(usize::from(choice.sigmoid))
-            .int(usize::from(choice.renormalise))
-            .float(choice.scale)
-            .int(groups.n_groups)
-            .int(groups.groups_kept)
-            .int(groups.experts_scored)
-            .run(self)
+        let launch =
+            Launch::new(self.kernel("router", kernel)?, grid, ((WARPS * LANES) as u32, 1, 1))
+                .shared(shared as u32)
+                .ptr(logits);
+        choice.pass(launch, outputs, tokens).run(self)
     }
 
     /// Sorts the pairs of `ids [tokens, k]` by expert, tokens ascending within one.

@@ -1,6 +1,7 @@
 //! The checks and measurements, one file for each family of kernels.
 
 mod attention;
+mod attention_fused;
 mod attention_inputs;
 mod elementwise;
 mod embedding;
@@ -27,6 +28,7 @@ pub fn checks() -> Vec<Check> {
         top_k::checks(),
         attention_inputs::checks(),
         attention::checks(),
+        attention_fused::checks(),
         load::checks(),
     ];
     families.into_iter().flatten().collect()

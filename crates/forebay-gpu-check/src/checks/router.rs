@@ -2,15 +2,21 @@
 
 use anyhow::Result;
 use forebay_compute::{RouterGroups as CpuGroups, RouterRule, Scoring};
-use forebay_cuda::{DevicePtr, RouterChoice, RouterGroups, SortedPairs};
+use forebay_cuda::{
+    DeviceMatrix, DeviceMemory, DevicePtr, MatvecInput, Pairing, RouterChoice, RouterGroups,
+    RouterMatrix, RouterOutputs, SortedPairs,
+};
+use forebay_format::TensorType;
 
 use crate::bench::{Bench, Measured, median_seconds};
 use crate::harness::{Check, Context, Outcome};
 use crate::random::Random;
+use crate::weights::random_weights;
 
 pub fn checks() -> Vec<Check> {
     vec![
         Check::new("router choice", choices),
+        Check::new("router of few tokens at once", at_once),
         Check::new("router reports what is not finite", reports),
         Check::new("router pairs sorted", sorted),
     ]
@@ -126,13 +132,101 @@ fn choice(context: &Context, case: &Case, ties: bool) -> Result<Outcome> {
             experts_scored,
         }),
     };
-    gpu.route(&choice, device.ptr(), ids.ptr(), weights.ptr(), flag.ptr(), tokens)?;
+    gpu.route(&choice, device.ptr(), &outputs(&ids, &weights, &flag), tokens)?;
     let got_ids = gpu.download::<u32>(ids.ptr(), tokens * k)?;
     let got = gpu.download::<f32>(weights.ptr(), tokens * k)?;
     let expected: Vec<f64> = expected.iter().map(|&x| f64::from(x)).collect();
     Ok(Outcome::same(&got_ids, &expected_ids)
         .worse(Outcome::of(&got, &expected, |i| expected[i].abs(), 3e-6))
         .worse(Outcome::same(&gpu.download::<u32>(flag.ptr(), 1)?, &[u32::MAX])))
+}
+
+fn outputs(ids: &DeviceMemory, weights: &DeviceMemory, flag: &DeviceMemory) -> RouterOutputs {
+    RouterOutputs { ids: ids.ptr(), weights: weights.ptr(), flag: flag.ptr() }
+}
+
+/// Product and choice in one launch give the bits of one after the other, and leave the tickets as they were.
+fn at_once(context: &Context) -> Result<Outcome> {
+    let gpu = &context.gpu;
+    let mut outcome = Outcome::same::<f32>(&[], &[]);
+    let types = [TensorType::F32, TensorType::F16, TensorType::BF16];
+    let shapes = [(128, 8, 2048), (5, 2, 64), (8, 2, 4096), (257, 6, 1000), (512, 32, 7168)];
+    for (ty, tokens) in types.into_iter().zip([1, 3, 8]) {
+        for (experts, k, cols) in shapes {
+            let matrix =
+                context.upload(&random_weights(ty, experts * cols, &mut Random::new(5)))?;
+            let x = context.upload(&Random::new(9).gaussians(tokens * cols))?;
+            let (once, twice) = (
+                Choice::new(context, tokens, experts, k)?,
+                Choice::new(context, tokens, experts, k)?,
+            );
+            let tickets = context.upload(&vec![0_u32; tokens])?;
+            let choice = plain_choice(experts, k);
+            let router = RouterMatrix { ty, data: matrix.ptr(), cols };
+            for _ in 0..2 {
+                let (logits, places) = (once.logits.ptr(), once.outputs());
+                gpu.route_few(&choice, router, x.ptr(), logits, &places, tickets.ptr(), tokens)?;
+            }
+            let logits = twice.logits.ptr();
+            // One by one: the order of sums depends on the number of tokens.
+            for token in 0..tokens {
+                let out = logits.offset(token * experts);
+                let product = DeviceMatrix { data: matrix.ptr(), rows: experts, out };
+                let x = MatvecInput::Float(x.ptr::<f32>().offset(token * cols));
+                gpu.matvec(ty, &[product], x, 1, cols, Pairing::Separate)?;
+            }
+            gpu.route(&choice, logits, &twice.outputs(), tokens)?;
+            let mut next = once.compare(context, &twice)?;
+            next.place.insert_str(0, &format!("{ty}, {tokens} tokens, {k} of {experts}: "));
+            let left = gpu.download::<u32>(tickets.ptr(), tokens)?;
+            outcome = outcome.worse(next).worse(Outcome::same(&left, &vec![0; tokens]));
+        }
+    }
+    Ok(outcome)
+}
+
+/// What a router leaves.
+struct Choice {
+    logits: DeviceMemory,
+    ids: DeviceMemory,
+    weights: DeviceMemory,
+    flag: DeviceMemory,
+    /// Of logits, and of ids.
+    counts: [usize; 2],
+}
+
+impl Choice {
+    fn new(context: &Context, tokens: usize, experts: usize, k: usize) -> Result<Choice> {
+        let counts = [tokens * experts, tokens * k];
+        Ok(Choice {
+            logits: context.poisoned(counts[0])?,
+            ids: context.poisoned(counts[1])?,
+            weights: context.poisoned(counts[1])?,
+            flag: context.upload(&[u32::MAX])?,
+            counts,
+        })
+    }
+
+    fn outputs(&self) -> RouterOutputs {
+        outputs(&self.ids, &self.weights, &self.flag)
+    }
+
+    fn compare(&self, context: &Context, other: &Choice) -> Result<Outcome> {
+        let mut outcome = Outcome::same::<u32>(&[], &[]);
+        let [logits, pairs] = self.counts;
+        let memories = |choice: &Choice| {
+            [
+                (choice.logits.ptr(), logits),
+                (choice.ids.ptr(), pairs),
+                (choice.weights.ptr(), pairs),
+            ]
+        };
+        for ((got, count), (expected, _)) in memories(self).into_iter().zip(memories(other)) {
+            let got = context.gpu.download::<u32>(got, count)?;
+            outcome = outcome.worse(Outcome::same(&got, &context.gpu.download(expected, count)?));
+        }
+        Ok(outcome)
+    }
 }
 
 /// The first bad token is reported, ids exist all the same.
@@ -145,7 +239,7 @@ fn reports(context: &Context) -> Result<Outcome> {
     let (ids, weights) = (context.poisoned(tokens * k)?, context.poisoned(tokens * k)?);
     let flag = context.upload(&[u32::MAX])?;
     let choice = plain_choice(experts, k);
-    gpu.route(&choice, device.ptr(), ids.ptr(), weights.ptr(), flag.ptr(), tokens)?;
+    gpu.route(&choice, device.ptr(), &outputs(&ids, &weights, &flag), tokens)?;
     let ids = gpu.download::<u32>(ids.ptr(), tokens * k)?;
     anyhow::ensure!(ids.iter().all(|&id| (id as usize) < experts), "ids: {ids:?}");
     Ok(Outcome::same(&gpu.download::<u32>(flag.ptr(), 1)?, &[6]))
@@ -212,7 +306,7 @@ fn bench_choice(context: &Context, tokens: usize, experts: usize, k: usize) -> R
     let flag = context.upload(&[u32::MAX])?;
     let choice = plain_choice(experts, k);
     let seconds = median_seconds(context, |_| {
-        context.gpu.route(&choice, logits.ptr(), ids.ptr(), weights.ptr(), flag.ptr(), tokens)
+        context.gpu.route(&choice, logits.ptr(), &outputs(&ids, &weights, &flag), tokens)
     })?;
     Ok(Measured { seconds, bytes: (tokens * experts * 4) as f64, flops: 0.0 })
 }

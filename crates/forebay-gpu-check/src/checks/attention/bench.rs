@@ -73,6 +73,8 @@ fn measure(
         window: None,
         softcap: None,
         sinks: DevicePtr::null(),
+        inputs: None,
+        rounded: None,
     };
     let seconds = median_seconds(context, |turn| {
         let keys: DevicePtr<u8> = memory.ptr::<u8>().offset(turn % layers * 2 * plane);

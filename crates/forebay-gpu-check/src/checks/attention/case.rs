@@ -219,6 +219,8 @@ impl Inputs {
             window: variation.window,
             softcap: variation.softcap,
             sinks: if variation.sinks { self.device_sinks.ptr() } else { DevicePtr::null() },
+            inputs: None,
+            rounded: None,
         };
         gpu.attention(&what, &self.layer, splits, &scratch)?;
         let left = gpu.download::<u32>(scratch.tickets, size.tickets)?;

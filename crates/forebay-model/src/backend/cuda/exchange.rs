@@ -89,9 +89,9 @@ impl Exchange {
         Ok(())
     }
 
-    /// The row of logits that came with the last flags.
-    pub fn read_row(&self, row: &mut [f32]) {
+    /// Appends the row of logits that came with the last flags.
+    pub fn append_row(&self, logits: &mut Vec<f32>) {
         let first = self.places.up_words() + self.places.flag_words;
-        self.words.read(first, row);
+        self.words.append(first, self.places.vocabulary, logits);
     }
 }

@@ -12,7 +12,8 @@ use forebay_compute::RopeLayout;
 use forebay_cuda::{
     Added, Attention, AttentionInputs, AttentionScratch, DevicePtr, EmbeddingTable, ExpertOutputs,
     FiniteFlag, Gpu, HeadInput, KvLayer, MATVEC_TOKENS, NarrowActivations, Norm, Normed, Rotation,
-    RoundedActivations, RouterChoice, SortedPairs, takes_rounded,
+    RoundedActivations, RouterChoice, RouterMatrix, RouterOutputs, SortedPairs, rounds_outputs,
+    takes_inputs, takes_rounded,
 };
 use forebay_store::FileSet;
 use forebay_stream::Residency;
@@ -41,6 +42,8 @@ pub struct CudaBackend {
     products: Products,
     exchange: Exchange,
     recordings: Recordings,
+    /// The projections at hand, if attention finishes them by itself.
+    inputs: Option<AttentionInputs>,
     /// The experts' outputs, if the last block had experts: the next norm adds them up.
     outputs: Option<ExpertOutputs>,
     flags: Vec<u32>,
@@ -113,6 +116,7 @@ impl CudaPlan {
             products: Products::new(exact, rounds, rounded, narrow),
             exchange: Exchange::new(&gpu, at.exchange_places, arena.activation(at.exchange))?,
             recordings: Recordings::new(record),
+            inputs: None,
             outputs: None,
             flags: vec![0; 1 + architecture.layers.len()],
             chosen: vec![0; at.batch * architecture.experts_per_token()],
@@ -347,16 +351,31 @@ impl Backend for CudaBackend {
             }),
             positions: self.exchange.positions(),
         };
-        gpu.attention_inputs(&inputs, &self.kv_layer(step), step.count)?;
+        if takes_inputs(&self.plan.kv_shape, step.count) {
+            self.inputs = Some(inputs);
+        } else {
+            gpu.attention_inputs(&inputs, &self.kv_layer(step), step.count)?;
+        }
         Ok(())
     }
 
     fn attend(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
+        let inputs = self.inputs.take();
         let (attention, at) = (&step.architecture.attention, self.at());
         let splits = self.attention_splits(step);
+        let (shape, out) = (&self.plan.kv_shape, self.float(at.attended));
+        let rounded = match rounds_outputs(shape, step.count) {
+            true => self.products.rounded_too(out, step.count, attention.heads * shape.dim_v),
+            false => None,
+        };
+        if rounded.is_none() {
+            self.products.changed(out);
+        }
         let what = Attention {
             q: self.float(at.q),
-            out: self.float(at.attended),
+            out,
+            inputs,
+            rounded,
             first_position: self.exchange.positions(),
             tokens: step.count,
             heads: attention.heads,
@@ -371,7 +390,6 @@ impl Backend for CudaBackend {
             size: at.attention_size,
         };
         self.gpu.attention(&what, &self.kv_layer(step), splits, &scratch)?;
-        self.products.changed(what.out);
         Ok(())
     }
 
@@ -403,7 +421,6 @@ impl Backend for CudaBackend {
         };
         let (gpu, at, experts) = (&self.gpu, self.at(), step.experts());
         let product = self.product(step, router, at.scores);
-        self.products.dense(gpu, self.float(at.normed), step.count, &[product])?;
         let choice = RouterChoice {
             experts: experts.count,
             k: experts.used,
@@ -414,9 +431,20 @@ impl Backend for CudaBackend {
             groups: None,
         };
         let ids = self.arena.activation(at.expert_ids);
-        let flag = self.exchange.flags().offset(1 + step.layer);
-        let weights = self.float(at.expert_weights);
-        gpu.route(&choice, product.out, ids, weights, flag, step.count)?;
+        let outputs = RouterOutputs {
+            ids,
+            weights: self.float(at.expert_weights),
+            flag: self.exchange.flags().offset(1 + step.layer),
+        };
+        let (x, logits) = (self.float(at.normed), product.out);
+        if self.products.is_few(step.count) && RouterMatrix::is_supported(router.ty) {
+            let matrix = RouterMatrix { ty: router.ty, data: product.data, cols: router.cols };
+            let tickets = self.arena.activation(at.router_tickets);
+            gpu.route_few(&choice, matrix, x, logits, &outputs, tickets, step.count)?;
+        } else {
+            self.products.dense(gpu, x, step.count, &[product])?;
+            gpu.route(&choice, logits, &outputs, step.count)?;
+        }
         if !self.products.is_few(step.count) {
             let sorted = self.sorted_pairs();
             gpu.sort_pairs(ids, &sorted, step.count, experts.used, experts.count)?;
@@ -486,9 +514,7 @@ impl Backend for CudaBackend {
             }
             self.recordings.queue(&self.gpu)?;
             self.check(step)?;
-            let base = logits.len();
-            logits.resize(base + vocabulary, 0.0);
-            self.exchange.read_row(&mut logits[base..]);
+            self.exchange.append_row(logits);
             return Ok(());
         }
         self.norm(step, NextBlock::Head, true)?;

@@ -1,0 +1,128 @@
+// Products of one to eight tokens with a matrix of floats: weights and activations in f32, added in f32.
+//
+// Budget as in matvec.cu. A BF16 weight costs two instructions for its two bytes, so memory is the limit as long as enough
+// of it is under way: every lane loads 8 elements of two rows, four times, before it uses the first: 128 bytes for 16
+// bits a weight, 64 KB in a multiprocessor.
+#pragma once
+
+#include "activation.cuh"
+#include "matvec_arguments.cuh"
+#include "weight.cuh"
+
+#define WARPS 4
+
+// Eight neighbouring elements as they lie in memory.
+template <class W> struct Eight {
+    static constexpr int WORDS = 2 * W::BYTES;
+    u32 words[WORDS];
+
+    // `p` is a multiple of 16, or of the size of eight elements where that is less.
+    __device__ __forceinline__ void load(const u8 *p) {
+        if constexpr (WORDS >= 4) {
+#pragma unroll
+            for (int i = 0; i < WORDS / 4; i++) {
+                const uint4 four = __ldcs((const uint4 *)p + i);
+                words[4 * i] = four.x, words[4 * i + 1] = four.y, words[4 * i + 2] = four.z, words[4 * i + 3] = four.w;
+            }
+        } else {
+            const uint2 two = __ldcs((const uint2 *)p);
+            words[0] = two.x, words[1] = two.y;
+        }
+    }
+
+    __device__ __forceinline__ float at(int i) const { return W::at((const u8 *)words, i); }
+};
+
+template <> __device__ __forceinline__ float Eight<BF16>::at(int i) const {
+    const u32 word = words[i >> 1];
+    return __uint_as_float(i & 1 ? word & 0xffff0000u : word << 16);
+}
+
+template <> __device__ __forceinline__ float Eight<F32>::at(int i) const { return __uint_as_float(words[i]); }
+
+// Eight products for each row and token.
+template <class W, int TOKENS>
+__device__ __forceinline__ void add_eight(const Eight<W> (&w)[2], const float *x, int cols, int tokens,
+                                          float (&sums)[2][TOKENS]) {
+#pragma unroll
+    for (int t = 0; t < TOKENS; t++) {
+        const float4 *at = (const float4 *)(x + (size_t)(TOKENS == 1 ? 0 : min(t, tokens - 1)) * cols);
+        const float4 low = at[0], high = at[1];
+        const float values[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+#pragma unroll
+            for (int j = 0; j < 2; j++) sums[j][t] += w[j].at(i) * values[i];
+    }
+}
+
+// The columns that go by eights, with vector loads.
+template <class W, int TOKENS>
+__device__ __forceinline__ void add_aligned(const u8 *const (&rows)[2], const float *x, int cols, int tokens, int lane,
+                                            float (&sums)[2][TOKENS]) {
+    constexpr int UNROLL = TOKENS == 1 ? 4 : TOKENS == 2 ? 2 : 1;
+    int col = lane * 8;
+    for (; col + (UNROLL - 1) * 256 < cols / 8 * 8; col += UNROLL * 256) {
+        Eight<W> w[UNROLL][2];
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++)
+#pragma unroll
+            for (int j = 0; j < 2; j++) w[u][j].load(rows[j] + (size_t)(col + 256 * u) * W::BYTES);
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++) add_eight<W, TOKENS>(w[u], x + col + 256 * u, cols, tokens, sums);
+    }
+#pragma unroll 1
+    for (; col < cols / 8 * 8; col += 256) {
+        Eight<W> w[2];
+#pragma unroll
+        for (int j = 0; j < 2; j++) w[j].load(rows[j] + (size_t)col * W::BYTES);
+        add_eight<W, TOKENS>(w, x + col, cols, tokens, sums);
+    }
+}
+
+// Columns from `col` on, `run` neighbours for each lane. With 8 it gives every lane what `add_aligned` gives it, in the
+// same order, so that results do not depend on where weights lie; with 1 it takes what is left of a row.
+template <class W, int TOKENS>
+__device__ __forceinline__ void add_singly(const u8 *const (&rows)[2], const float *x, int cols, int tokens, int col,
+                                           int end, int run, float (&sums)[2][TOKENS]) {
+#pragma unroll 1
+    for (; col < end; col += 32 * run)
+#pragma unroll 1
+        for (int i = col; i < col + run; i++) {
+            const float first = W::at(rows[0], i), second = W::at(rows[1], i);
+#pragma unroll
+            for (int t = 0; t < TOKENS; t++) {
+                const float value = x[(size_t)min(t, tokens - 1) * cols + i];
+                sums[0][t] += first * value;
+                sums[1][t] += second * value;
+            }
+        }
+}
+
+template <class W, int TOKENS> __device__ __forceinline__ void matvec(const float *x, MATVEC_PARAMETERS) {
+    RowPairs work;
+    if (!find_rows(work, MATVEC_ARGUMENTS)) return;
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    x += work.x_row * cols;
+    for (int pair = blockIdx.x * WARPS + warp; pair < work.count; pair += gridDim.x * WARPS) {
+        // An odd matrix has no last second row: the first is computed twice.
+        const u64 second_base = has_row(work, pair, 1) ? work.base[1] : work.base[0];
+        const u8 *const rows[2] = {(const u8 *)(work.base[0] + (u64)pair * work.pitch),
+                                   (const u8 *)(second_base + (u64)pair * work.pitch)};
+        const u64 together = (u64)rows[0] | (u64)rows[1];
+        const bool aligned = (together & (W::BYTES == 1 ? 7 : 15)) == 0 && ((u64)x & 15) == 0 && cols % 4 == 0;
+        const int end = cols / 8 * 8;
+        float sums[2][TOKENS] = {};
+        if (aligned) {
+            add_aligned<W, TOKENS>(rows, x, cols, tokens, lane, sums);
+        } else {
+            add_singly<W, TOKENS>(rows, x, cols, tokens, lane * 8, end, 8, sums);
+        }
+        add_singly<W, TOKENS>(rows, x, cols, tokens, end + lane, cols, 1, sums);
+#pragma unroll
+        for (int t = 0; t < TOKENS; t++) {
+            const float first = warp_sum(sums[0][t]), second = warp_sum(sums[1][t]);
+            if (lane == 0 && t < tokens) store_pair(work, pair, t, first, second);
+        }
+    }
+}

@@ -1,0 +1,148 @@
+// The choice of experts from one token's logits.
+#pragma once
+
+#include "common.cuh"
+
+// Bits in the order of the numbers; never 0 for a number.
+__device__ inline u32 ordered(float x) {
+    const u32 bits = __float_as_uint(x);
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+// The index of the largest of all lanes' keys, the lowest index of equals. Each lane brings its best.
+__device__ inline u32 best_of_warp(u32 key, u32 index) {
+    const u32 most = __reduce_max_sync(~0u, key);
+    return __reduce_min_sync(~0u, key == most ? index : ~0u);
+}
+
+// The sum of the `count` largest of `group`, largest first, as the processor adds them.
+__device__ inline float sum_of_best(const float *group, int size, int count) {
+    float sum = 0.0f, last = __int_as_float(0x7f800000);
+    for (int taken = 0; taken < count;) {
+        float best = -__int_as_float(0x7f800000);
+        int equal = 0;
+        for (int i = 0; i < size; i++) {
+            const float x = group[i];
+            if (x >= last) continue;
+            equal = x > best ? 1 : equal + (x == best);
+            best = fmaxf(best, x);
+        }
+        const int used = min(max(equal, 1), count - taken);
+        sum = __fadd_rn(sum, __fmul_rn(best, (float)used));
+        taken += used;
+        last = best;
+    }
+    return sum;
+}
+
+// Which groups stay in the choice: bit g for group g. `choice` [experts] is in shared memory.
+__device__ inline u32 best_groups(const float *choice, int experts, int groups, int kept, int scored) {
+    const int lane = threadIdx.x & 31, size = experts / groups;
+    u32 key = lane < groups ? ordered(sum_of_best(choice + lane * size, size, scored)) : 0;
+    u32 chosen = 0;
+    for (int i = 0; i < kept; i++) {
+        const u32 best = best_of_warp(key, (u32)lane);
+        chosen |= 1u << best;
+        if (lane == (int)best) key = 0;
+    }
+    return chosen;
+}
+
+// What the kernels take, for logits [tokens, experts], bias [experts] or none, ids and weights [tokens, k], best first;
+// `flag` gets the smallest token that has a logit which is not finite. groups 0: no groups.
+#define ROUTER_PARAMETERS                                                                                      \
+    const float *bias, u32 *ids, float *weights, u32 *flag, int tokens, int experts, int k, int sigmoid,       \
+        int renormalise, float factor, int groups, int groups_kept, int experts_scored
+#define ROUTER_ARGUMENTS                                                                                       \
+    bias, ids, weights, flag, tokens, experts, k, sigmoid, renormalise, factor, groups, groups_kept,           \
+        experts_scored
+
+// The choice of one token by one warp; lanes own experts lane, lane + 32, ...; N of them. `scores` is shared memory
+// [2][experts] of the warp.
+template <int N>
+__device__ inline void route(int token, const float *logits, float *scores, ROUTER_PARAMETERS) {
+    const int lane = threadIdx.x & 31;
+    float *const choices = scores + experts;
+    logits += (size_t)token * experts;
+    float x[N];
+    float largest = -__int_as_float(0x7f800000);
+    bool broken = false;
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        const int expert = lane + 32 * n;
+        // Other blocks of this launch may have written them.
+        x[n] = expert < experts ? __ldcg(logits + expert) : 0.0f;
+        if (!isfinite(x[n])) {
+            // The flag ends the token's life; until then every id has to be one that exists.
+            broken = true;
+            x[n] = 0.0f;
+        }
+        if (expert < experts) largest = fmaxf(largest, x[n]);
+    }
+    if (__any_sync(~0u, broken) && lane == 0) atomicMin(flag, (u32)token);
+    largest = warp_max(largest);
+    // Exponentials in f64, rounded once: the processor's are as exact, so that equal logits give equal choices.
+    float sum = 0.0f;
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        if (sigmoid) {
+            x[n] = 1.0f / (1.0f + (float)exp((double)-x[n]));
+        } else {
+            x[n] = (float)exp((double)(x[n] - largest));
+            if (lane + 32 * n < experts) sum += x[n];
+        }
+    }
+    sum = warp_sum(sum);
+    u32 keys[N];
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        const int expert = lane + 32 * n;
+        if (!sigmoid) x[n] /= sum;
+        keys[n] = 0;
+        if (expert < experts) {
+            const float choice = bias ? x[n] + bias[expert] : x[n];
+            scores[expert] = x[n];
+            choices[expert] = choice;
+            keys[n] = ordered(choice);
+        }
+    }
+    __syncwarp();
+    if (groups > 0) {
+        const u32 chosen = best_groups(choices, experts, groups, groups_kept, experts_scored);
+        const int size = experts / groups;
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            const int expert = lane + 32 * n;
+            if (expert < experts && !(chosen >> expert / size & 1)) keys[n] = 0;
+        }
+    }
+    u32 id = 0;
+    float weight = 0.0f;
+    for (int slot = 0; slot < k; slot++) {
+        u32 key = 0, index = ~0u;
+#pragma unroll
+        for (int n = 0; n < N; n++)
+            if (keys[n] > key) {
+                key = keys[n];
+                index = lane + 32 * n;
+            }
+        const u32 best = best_of_warp(key, index);
+#pragma unroll
+        for (int n = 0; n < N; n++)
+            if (best == (u32)(lane + 32 * n)) keys[n] = 0;
+        if (lane == slot) {
+            id = best;
+            weight = scores[best];
+        }
+    }
+    if (renormalise) {
+        float all = 0.0f;
+        for (int slot = 0; slot < k; slot++) all += __shfl_sync(~0u, weight, slot);
+        // Sigmoid scores may all underflow; their weights are then 0.
+        factor /= fmaxf(all, 1e-20f);
+    }
+    if (lane < k) {
+        ids[(size_t)token * k + lane] = id;
+        weights[(size_t)token * k + lane] = weight * factor;
+    }
+}
