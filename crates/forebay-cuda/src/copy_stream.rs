@@ -1,5 +1,6 @@
 //! Copies from host memory that go on beside the kernels, each with an event that tells when its memory is free again.
 
+use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -78,45 +79,40 @@ impl Gpu {
 }
 
 impl CopyStream {
-    /// Begins to copy a range of `memory` to `to`, after all copies begun before. From pinned memory the call returns
-    /// at once.
+    /// Begins to copy ranges of `memory` to their places, after all copies begun before. From pinned memory the call
+    /// returns at once.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Whatever the driver says. If copies of some ranges had begun then, the memory is never freed.
     ///
     /// # Panics
-    /// When the range is not one of `memory`.
+    /// When a range is not one of `memory`.
     pub fn upload<M: AsRef<[u8]> + Send + Sync + 'static>(
         &self,
         memory: M,
-        range: Range<usize>,
-        to: DevicePtr<u8>,
+        copies: impl IntoIterator<Item = (Range<usize>, DevicePtr<u8>)>,
     ) -> Result<InFlight<M>, CudaError> {
         self.shared.bind()?;
         let event = self.shared.event()?;
-        // Behind a pointer, so that bytes which lie in `M` itself do not move.
-        let memory = Arc::new(memory);
-        let bytes = &(*memory).as_ref()[range];
+        // Behind a pointer, so that bytes which lie in `M` itself do not move. Until there is an event that tells when
+        // the device has read it, nothing may free it, a panic included.
+        let memory = ManuallyDrop::new(Arc::new(memory));
+        let bytes = (**memory).as_ref();
         let stream = self.shared.stream.cu_stream();
-        // SAFETY: `InFlight` keeps the memory, of which nobody else has a reference, until the event has come.
-        unsafe { result::memcpy_htod_async(to.address(), bytes, stream) }
-            .map_err(CudaError::of("copying to the GPU"))?;
-        let copy =
-            InFlight { memory: Some(memory), event: Some(event), shared: self.shared.clone() };
-        if let Some(event) = &copy.event {
-            // SAFETY: event and stream are alive.
-            let recorded = unsafe { result::event::record(event.0, stream) };
-            if let Err(error) = recorded {
-                // Without a mark nobody knows when the memory is free: it is never freed.
-                std::mem::forget(copy);
-                return Err(CudaError::of("recording an event")(error));
-            }
+        for (range, to) in copies {
+            // SAFETY: the memory, of which nobody else has a reference, stays until the event has come.
+            unsafe { result::memcpy_htod_async(to.address(), &bytes[range], stream) }
+                .map_err(CudaError::of("copying to the GPU"))?;
         }
-        Ok(copy)
+        // SAFETY: event and stream are alive.
+        unsafe { result::event::record(event.0, stream) }
+            .map_err(CudaError::of("recording an event"))?;
+        let (memory, event) = (Some(ManuallyDrop::into_inner(memory)), Some(event));
+        Ok(InFlight { memory, event, shared: self.shared.clone() })
     }
 }
 
-/// A copy that goes on, with the memory that it reads. Dropping it waits.
+/// Copies that go on, with the memory that they read. Dropping it waits.
 pub struct InFlight<M> {
     memory: Option<Arc<M>>,
     event: Option<Event>,
@@ -124,7 +120,7 @@ pub struct InFlight<M> {
 }
 
 impl<M> InFlight<M> {
-    /// Whether the copy is done, without waiting.
+    /// Whether they are done, without waiting.
     ///
     /// # Errors
     /// What went wrong on the device.
@@ -139,7 +135,7 @@ impl<M> InFlight<M> {
         }
     }
 
-    /// Waits for the copy and gives the memory back.
+    /// Waits for them and gives the memory back.
     ///
     /// # Errors
     /// What went wrong on the device; the memory is lost then, since the device may still read it.

@@ -5,6 +5,7 @@ mod support;
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 
 use forebay_engine::pack::{pack, to_gguf, to_hugging_face, verify};
 use forebay_engine::{Checks, EngineError, Session, SessionOptions};
@@ -14,7 +15,8 @@ use forebay_model::{Architecture, Weights};
 use forebay_store::{
     Arena, BlockLabel, BlockLayout, BlockRead, EngineOptions, FaultKind, FaultPlan, FileSet,
     IoKind, LoadItem, LoadOptions, Loaded, Loader, Priority, ReadError, SlotBuffer, StoreError,
-    open_engine, open_faulty_engine,
+    Upload, UploadCopy, UploadError, UploadPart, UploadPlan, Uploading, open_engine,
+    open_faulty_engine,
 };
 use forebay_stream::StreamError;
 use support::{fixture, fixtures};
@@ -367,6 +369,87 @@ fn loads_compare_what_their_engine_did_not() {
 
 /// Whoever gets a buffer may write to it at once, so nothing may compare it any more then: not a
 /// single answer may be missing when a block is handed out, and none may be wrong afterwards.
+/// Memory that copies reach at once, by address.
+struct Memory(Mutex<Vec<u8>>);
+
+struct Copied(SlotBuffer);
+
+impl Upload for Memory {
+    fn begin(
+        &self,
+        slot: SlotBuffer,
+        copies: &[UploadCopy],
+    ) -> Result<Box<dyn Uploading>, UploadError> {
+        let mut memory = self.0.lock().unwrap();
+        for UploadCopy { range, to } in copies {
+            memory[*to as usize..][..range.len()].copy_from_slice(&slot.as_slice()[range.clone()]);
+        }
+        Ok(Box::new(Copied(slot)))
+    }
+}
+
+impl Uploading for Copied {
+    fn is_done(&self) -> Result<bool, UploadError> {
+        Ok(true)
+    }
+
+    fn finish(self: Box<Self>) -> Result<SlotBuffer, UploadError> {
+        Ok(self.0)
+    }
+}
+
+/// Brings every part of every block to a device, last first; gives what arrived, part by part.
+fn uploaded(
+    path: &Path,
+    copy_threads: usize,
+    piece_bytes: u64,
+) -> Result<Vec<Vec<u8>>, StoreError> {
+    let catalog = Catalog::open(path).unwrap();
+    let architecture = Architecture::from_catalog(&catalog).unwrap();
+    let files = FileSet::of_catalog(&catalog, true).unwrap();
+    let blocks = Weights::new(&catalog, &architecture, &files).unwrap().blocks;
+    let extents = blocks.dense.iter().chain(blocks.experts.iter().flatten()).flatten();
+    let (mut parts, mut end) = (Vec::new(), 0);
+    for extent in extents.rev() {
+        let label = BlockLabel::Other(parts.len() as u64);
+        parts.push(UploadPart { label, extent: *extent, to: end });
+        end += extent.length + 64;
+    }
+    let plan = UploadPlan::new(&parts, &files, piece_bytes);
+    let memory = Memory(Mutex::new(vec![0xa5; end as usize]));
+    let arena = Arena::map(8 * plan.slot_bytes()).unwrap();
+    let mut ring: Vec<_> = (0..8).map(|_| arena.carve(plan.slot_bytes()).unwrap()).collect();
+    let mut engine = open_engine(IoKind::Auto, &files, &arena, &EngineOptions::default())?;
+    let options = LoadOptions { piece_bytes, copy_threads, ..LoadOptions::default() };
+    let loader = Loader { engine: engine.as_mut(), files: &files, options, ring: &mut ring };
+    loader.upload(&plan, &memory, &mut |_, _| {})?;
+    let memory = memory.0.into_inner().unwrap();
+    let bytes =
+        |part: &UploadPart| memory[part.to as usize..][..part.extent.length as usize].to_vec();
+    Ok(parts.iter().rev().map(bytes).collect())
+}
+
+#[test]
+fn every_part_reaches_its_place_on_a_device_and_damage_does_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = packed(&moe(), folder.path()).unwrap();
+    let expected = uploaded(&moe(), 2, 1 << 20).unwrap();
+    for (copy_threads, piece_bytes) in [(0, 2 << 20), (2, 2 << 20), (0, 4096), (2, 30_000)] {
+        let found = uploaded(&path, copy_threads, piece_bytes).unwrap();
+        assert!(found == expected, "{copy_threads} threads, pieces of {piece_bytes}");
+    }
+    let catalog = Catalog::open(&path).unwrap();
+    let blocks = catalog.pack.as_ref().unwrap().chunks.blocks();
+    let expert = blocks.iter().find(|block| block.kind == BlockKind::Expert).unwrap();
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[expert.offset as usize + 100] ^= 1;
+    fs::write(&path, bytes).unwrap();
+    for copy_threads in [0, 2] {
+        let error = uploaded(&path, copy_threads, 2 << 20).unwrap_err();
+        assert!(matches!(error, StoreError::Block(ReadError::Corrupt { .. })), "{error}");
+    }
+}
+
 #[test]
 fn blocks_are_handed_out_only_after_their_last_check() {
     let folder = tempfile::tempdir().unwrap();

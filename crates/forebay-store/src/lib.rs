@@ -58,8 +58,8 @@ pub use files::{FileSet, filesystem_type};
 pub use forebay_format::{Extent, FileIndex};
 pub use layout::{BlockLayout, Part};
 pub use load::{
-    LoadItem, LoadOptions, LoadStatistics, Loaded, Loader, Upload, UploadError, UploadItem,
-    Uploading, process_seconds,
+    LoadItem, LoadOptions, LoadStatistics, Loaded, Loader, Upload, UploadCopy, UploadError,
+    UploadPart, UploadPlan, Uploading, process_seconds,
 };
 pub use page_cache::CacheMethod;
 pub use probe::{DiskProbe, DiskRate, Latencies, copy_rate};

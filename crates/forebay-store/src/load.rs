@@ -13,6 +13,7 @@ mod past_cache;
 mod remote;
 mod shared;
 mod staging;
+mod upload_plan;
 
 use std::collections::HashMap;
 use std::num::NonZero;
@@ -28,9 +29,10 @@ use crate::pieces::{Piece, cut_block};
 use cached::copy_cached;
 use landing::{Landing, Regions};
 use remote::{Outlet, Ring, upload_cached};
-pub use remote::{Upload, UploadError, UploadItem, Uploading};
+pub use remote::{Upload, UploadCopy, UploadError, Uploading};
 use shared::{Next, Shared};
 use staging::{Stage, stage};
+pub use upload_plan::{UploadPart, UploadPlan};
 
 /// How often progress is told while only copies run.
 const PROGRESS_PAUSE: Duration = Duration::from_millis(50);
@@ -188,26 +190,26 @@ impl Loader<'_> {
         Ok((join(counts, answers), statistics))
     }
 
-    /// As [`Loader::load`], but brings the items to a device through the ring, whose slots must have room for a piece
-    /// and two times [`crate::SLOT_ALIGNMENT`]. Half of the ring is for what the engine reads and half for what the
-    /// page cache has, so that neither waits for the other.
+    /// Brings everything of `plan`, which was made for these files, to a device through the ring, whose slots must have
+    /// room for [`UploadPlan::slot_bytes`]. Half of the ring is for what the engine reads and half for what the page
+    /// cache has, so that neither waits for the other. `progress` as for [`Loader::load`].
     ///
     /// # Errors
-    /// As [`Loader::load`], or what the device says.
+    /// The first read that failed ([`StoreError::Block`]), what the device says, or an engine that fails as a whole.
+    /// Nothing is copied any more then.
     ///
     /// # Panics
     /// With fewer than two slots in the ring.
     pub fn upload(
         self,
-        items: &[UploadItem],
+        plan: &UploadPlan,
         upload: &dyn Upload,
         progress: &mut dyn FnMut(u64, u64),
-    ) -> Result<(Vec<Result<ReadDone, ReadError>>, LoadStatistics), StoreError> {
+    ) -> Result<LoadStatistics, StoreError> {
         assert!(self.ring.len() >= 2, "a load to a device goes through a ring");
-        let (started, processor) = (Instant::now(), process_seconds());
-        let bytes = items.iter().map(|item| item.layout.wanted_bytes()).sum();
+        let (started, processor, bytes) = (Instant::now(), process_seconds(), plan.bytes());
         let staging_bytes = self.ring.iter().map(|slot| slot.len() as u64).sum();
-        let (counts, pieces, targets) = remote::cut(items, self.files, self.options.piece_bytes);
+        let (pieces, copies) = plan.cut();
         let shared = Shared::new(pieces, self.options);
         let copy_threads = self.options.copy_threads;
         let probe = (copy_threads > 0).then(|| CacheProbe::new(self.files, None));
@@ -221,9 +223,9 @@ impl Loader<'_> {
                 scope.spawn(|| shared.scout(probe.as_ref()));
             }
             for _ in 0..copy_threads {
-                scope.spawn(|| upload_cached(&shared, self.files, &copied_ring, &targets));
+                scope.spawn(|| upload_cached(&shared, self.files, &copied_ring, &copies));
             }
-            let mut way = Way::Remote(Outlet::new(&read_ring, &targets));
+            let mut way = Way::Remote(Outlet::new(&read_ring, &copies));
             let mut reader = Reader {
                 shared: &shared,
                 landing: Landing::new(self.files, self.engine.compares()),
@@ -243,17 +245,22 @@ impl Loader<'_> {
         let (answers, totals) = shared.finish()?;
         self.ring.extend(read?);
         self.ring.extend(copied?);
-        let statistics = LoadStatistics {
+        let failures = answers.into_iter().enumerate().filter_map(|(index, answer)| {
+            let lost = ReadError::Cancelled { block: plan.label(index) };
+            answer.map_or(Some(lost), |answer| answer.result.err())
+        });
+        // A failure says more than the cancellations that it caused.
+        if let Some(error) = failures.min_by_key(|e| matches!(e, ReadError::Cancelled { .. })) {
+            return Err(error.into());
+        }
+        Ok(LoadStatistics {
             bytes,
             seconds: started.elapsed().as_secs_f64(),
             cpu_seconds: process_seconds() - processor,
             copy_threads,
             staging_bytes,
             ..totals
-        };
-        let counts = counts.into_iter().zip(items).map(|(count, item)| (item.label, count));
-        let loaded = join(counts.collect(), answers);
-        Ok((loaded.into_iter().map(|loaded| loaded.result).collect(), statistics))
+        })
     }
 }
 

@@ -76,16 +76,6 @@ fn next_cut(files: &FileSet, region: &Region, start: u64, step: u64) -> u64 {
     }
 }
 
-/// Cuts a block that needs no slot of its own: pairs of the byte of the slot where a piece would begin and its layout,
-/// which has one region, or none if the block has no bytes.
-pub(crate) fn cut_layout(
-    layout: &BlockLayout,
-    files: &FileSet,
-    piece_bytes: u64,
-) -> Vec<(usize, BlockLayout)> {
-    layout.cut(files, piece_bytes)
-}
-
 /// Cuts one block; `first` numbers its first piece. A block without bytes has one empty piece, and
 /// so has one whose slot is too small: whoever reads it refuses it in words.
 ///

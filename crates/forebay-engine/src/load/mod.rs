@@ -4,6 +4,8 @@
 mod device;
 mod host;
 mod limit;
+mod read_back;
+mod ring;
 
 use std::path::{Path, PathBuf};
 
@@ -20,9 +22,10 @@ use crate::statistics::{Checks, ReadPath};
 use crate::trace_io::TraceHeader;
 use crate::{EngineError, peak_resident_bytes};
 use device::Device;
-pub use device::{DeviceReport, DeviceRequest, ReadBack};
+pub use device::{DeviceReport, DeviceRequest};
 use host::Host;
 pub use limit::LoadLimit;
+pub use read_back::ReadBack;
 
 /// What a user may choose about a load.
 #[derive(Debug, Clone)]

@@ -4,18 +4,17 @@
 use std::collections::VecDeque;
 use std::error::Error;
 use std::ops::Range;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::cached::copy;
 use super::landing::Landing;
 use super::shared::Shared;
 use crate::arena::SlotBuffer;
-use crate::engine::{BlockLabel, Completion};
+use crate::engine::Completion;
 use crate::error::{ReadError, StoreError};
 use crate::files::FileSet;
-use crate::layout::BlockLayout;
-use crate::pieces::{Piece, cut_layout};
+use crate::pieces::Piece;
 
 /// Why a copy to the device failed, in the words of whoever copies.
 pub type UploadError = Box<dyn Error + Send + Sync>;
@@ -25,71 +24,38 @@ const STOP_PAUSE: Duration = Duration::from_millis(50);
 
 /// Memory that is filled by copies which go on by themselves.
 pub trait Upload: Sync {
-    /// Begins to copy a range of a slot to `to`, in bytes from the start of the memory. Owns the slot until the copy is
-    /// finished.
+    /// Begins copies out of a slot, which is owned until all of them are done.
     ///
     /// # Errors
     /// Whatever the device says; the slot may be lost.
     fn begin(
         &self,
         slot: SlotBuffer,
-        range: Range<usize>,
-        to: u64,
+        copies: &[UploadCopy],
     ) -> Result<Box<dyn Uploading>, UploadError>;
 }
 
-/// A copy that was begun. Copies end in the order in which they were begun, or nearly.
+/// Bytes of a slot and where they go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UploadCopy {
+    pub range: Range<usize>,
+    /// Address of the first byte on the device.
+    pub to: u64,
+}
+
+/// Copies of one slot that were begun. They end in the order in which they were begun, or nearly.
 pub trait Uploading: Send {
-    /// Whether the copy is done, without waiting.
+    /// Whether they are done, without waiting.
     ///
     /// # Errors
     /// Whatever the device says.
     fn is_done(&self) -> Result<bool, UploadError>;
 
-    /// Waits for the copy and gives the slot back.
+    /// Waits for them and gives the slot back.
     ///
     /// # Errors
     /// Whatever the device says; the slot is lost then.
     fn finish(self: Box<Self>) -> Result<SlotBuffer, UploadError>;
-}
-
-/// One block to bring to the device.
-#[derive(Debug)]
-pub struct UploadItem {
-    pub label: BlockLabel,
-    pub layout: BlockLayout,
-    /// Where the block's slot would begin, in bytes from the start of the memory: its parts land at `to` +
-    /// [`crate::Part::at`].
-    pub to: u64,
-}
-
-/// What of a slot goes where.
-pub(super) struct Target {
-    range: Range<usize>,
-    to: u64,
-}
-
-/// Cuts every block; gives the number of pieces of each, and the pieces with their targets.
-pub(super) fn cut(
-    items: &[UploadItem],
-    files: &FileSet,
-    piece_bytes: u64,
-) -> (Vec<usize>, Vec<Piece>, Vec<Target>) {
-    let (mut pieces, mut targets) = (Vec::new(), Vec::new());
-    let mut count = |item: &UploadItem| {
-        let first = pieces.len();
-        for (at, layout) in cut_layout(&item.layout, files, piece_bytes) {
-            let Some(region) = layout.regions.first() else { continue };
-            let bytes = (region.wanted_end - region.offset) as usize;
-            let to = item.to + (at + region.at) as u64;
-            targets.push(Target { range: region.at..region.at + bytes, to });
-            let buffer = SlotBuffer::empty();
-            pieces.push(Piece { index: pieces.len(), label: item.label, layout, buffer });
-        }
-        pieces.len() - first
-    };
-    let counts = items.iter().map(&mut count).collect();
-    (counts, pieces, targets)
 }
 
 /// Slots that are free, and those whose copies go on. Slots that are being filled are with whoever fills them.
@@ -108,9 +74,14 @@ struct Slots {
 impl Slots {
     /// A slot that is free, or whose copy is done.
     fn take(&mut self) -> Result<Option<SlotBuffer>, StoreError> {
-        if let Some(slot) = self.free.pop() {
-            return Ok(Some(slot));
+        match self.free.pop() {
+            Some(slot) => Ok(Some(slot)),
+            None => self.emptied(),
         }
+    }
+
+    /// The slot of the oldest copies, if they are done.
+    fn emptied(&mut self) -> Result<Option<SlotBuffer>, StoreError> {
         match self.going.front().map(|first| first.is_done()) {
             None | Some(Ok(false)) => return Ok(None),
             Some(Err(source)) => return Err(StoreError::Upload { source }),
@@ -134,9 +105,14 @@ impl<'a> Ring<'a> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A slot, if one is to be had now.
+    /// A slot, if one is to be had now. Slots whose copies are done come first: the fewer pages a virtual disk writes
+    /// to, the faster it is.
     pub fn try_take(&self) -> Result<Option<SlotBuffer>, StoreError> {
-        self.lock().take()
+        let mut slots = self.lock();
+        while let Some(slot) = slots.emptied()? {
+            slots.free.push(slot);
+        }
+        Ok(slots.free.pop())
     }
 
     /// Waits for a slot; `None` when the load ends meanwhile.
@@ -160,12 +136,16 @@ impl<'a> Ring<'a> {
     }
 
     /// Sends what was read into a slot on its way, or takes the slot back if nothing was.
-    pub fn leave(&self, completion: &mut Completion, target: &Target) -> Result<(), StoreError> {
+    pub fn leave(
+        &self,
+        completion: &mut Completion,
+        copies: &[UploadCopy],
+    ) -> Result<(), StoreError> {
         let Some(slot) = completion.buffer.take() else { return Ok(()) };
         if completion.result.is_err() {
             self.lock().free.push(slot);
         } else {
-            let begun = self.upload.begin(slot, target.range.clone(), target.to);
+            let begun = self.upload.begin(slot, copies);
             let copy = begun.map_err(|source| StoreError::Upload { source })?;
             self.lock().going.push_back(copy);
         }
@@ -187,14 +167,14 @@ impl<'a> Ring<'a> {
 /// The ring as the thread with the engine sees it.
 pub(super) struct Outlet<'a> {
     ring: &'a Ring<'a>,
-    targets: &'a [Target],
+    copies: &'a [Arc<[UploadCopy]>],
     /// For the next piece.
     held: Option<SlotBuffer>,
 }
 
 impl<'a> Outlet<'a> {
-    pub fn new(ring: &'a Ring<'a>, targets: &'a [Target]) -> Outlet<'a> {
-        Outlet { ring, targets, held: None }
+    pub fn new(ring: &'a Ring<'a>, copies: &'a [Arc<[UploadCopy]>]) -> Outlet<'a> {
+        Outlet { ring, copies, held: None }
     }
 
     /// Whether a piece can be begun; waits for a slot if `patient`.
@@ -216,7 +196,7 @@ impl<'a> Outlet<'a> {
     }
 
     pub fn leave(&self, completion: &mut Completion) -> Result<(), StoreError> {
-        self.ring.leave(completion, &self.targets[completion.id as usize])
+        self.ring.leave(completion, &self.copies[completion.id as usize])
     }
 
     /// Gives back what was not used.
@@ -226,8 +206,13 @@ impl<'a> Outlet<'a> {
 }
 
 /// The work of one thread: fills slots with pieces that the page cache has, until none is left.
-pub(super) fn upload_cached(shared: &Shared, files: &FileSet, ring: &Ring<'_>, targets: &[Target]) {
-    if let Err(error) = fill_slots(shared, files, ring, targets) {
+pub(super) fn upload_cached(
+    shared: &Shared,
+    files: &FileSet,
+    ring: &Ring<'_>,
+    copies: &[Arc<[UploadCopy]>],
+) {
+    if let Err(error) = fill_slots(shared, files, ring, copies) {
         shared.stop(error);
     }
 }
@@ -236,7 +221,7 @@ fn fill_slots(
     shared: &Shared,
     files: &FileSet,
     ring: &Ring<'_>,
-    targets: &[Target],
+    copies: &[Arc<[UploadCopy]>],
 ) -> Result<(), StoreError> {
     // Compares while the bytes are in this core's cache.
     let landing = Landing::new(files, false);
@@ -250,8 +235,8 @@ fn fill_slots(
             };
             piece.buffer = slot;
             let mut completion = copy(piece, files, landing);
-            let target = &targets[completion.id as usize];
-            ring.leave(&mut completion, target)?;
+            let copies = &copies[completion.id as usize];
+            ring.leave(&mut completion, copies)?;
             done.push(completion);
         }
     }

@@ -1,13 +1,12 @@
 //! Loads to a device: the right bytes arrive, and no slot of the ring is used again while it is copied from.
 
-use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use forebay_store::{
     Arena, BlockLabel, Extent, FaultKind, FaultPlan, FileIndex, LoadOptions, LoadStatistics,
-    Loader, ReadDone, ReadError, SlotBuffer, StoreError, Upload, UploadError, UploadItem,
-    Uploading,
+    Loader, ReadError, SlotBuffer, StoreError, Upload, UploadCopy, UploadError, UploadPart,
+    UploadPlan, Uploading,
 };
 
 use crate::support::{Bench, Kind, Noise, extent, half_cached, kinds, small_requests};
@@ -26,8 +25,7 @@ struct Device {
 
 struct Copy {
     slot: SlotBuffer,
-    range: Range<usize>,
-    to: usize,
+    copies: Vec<UploadCopy>,
     memory: Arc<Mutex<Vec<u8>>>,
     asked: AtomicUsize,
 }
@@ -36,14 +34,13 @@ impl Upload for Device {
     fn begin(
         &self,
         slot: SlotBuffer,
-        range: Range<usize>,
-        to: u64,
+        copies: &[UploadCopy],
     ) -> Result<Box<dyn Uploading>, UploadError> {
         if self.copies.fetch_add(1, Ordering::Relaxed) >= self.fails_at {
             return Err("the device is gone".into());
         }
         let (memory, asked) = (Arc::clone(&self.memory), AtomicUsize::new(0));
-        Ok(Box::new(Copy { slot, range, to: to as usize, memory, asked }))
+        Ok(Box::new(Copy { slot, copies: copies.to_vec(), memory, asked }))
     }
 }
 
@@ -53,8 +50,12 @@ impl Uploading for Copy {
     }
 
     fn finish(self: Box<Self>) -> Result<SlotBuffer, UploadError> {
-        let bytes = &self.slot.as_slice()[self.range.clone()];
-        self.memory.lock().unwrap()[self.to..self.to + bytes.len()].copy_from_slice(bytes);
+        let mut memory = self.memory.lock().unwrap();
+        for UploadCopy { range, to } in &self.copies {
+            let bytes = &self.slot.as_slice()[range.clone()];
+            memory[*to as usize..][..bytes.len()].copy_from_slice(bytes);
+        }
+        drop(memory);
         Ok(self.slot)
     }
 }
@@ -74,28 +75,58 @@ fn tensors() -> Vec<Extent> {
     tensors
 }
 
-type Uploaded = Result<(Vec<Result<ReadDone, ReadError>>, LoadStatistics), StoreError>;
+/// How tensors lie on the device.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Places {
+    /// As in the file.
+    Same,
+    /// From the last to the first, and apart.
+    Scattered,
+}
 
-/// Loads all tensors as one block to byte 4096 of a device.
+/// Where each tensor goes, and the bytes of all places.
+fn parts(places: Places) -> (Vec<UploadPart>, usize) {
+    let mut at = 4096;
+    let mut parts: Vec<UploadPart> = tensors()
+        .into_iter()
+        .enumerate()
+        .map(|(number, extent)| {
+            let label = BlockLabel::Other(number as u64);
+            let to = 4096 + u64::from(extent.file.0) * BYTES as u64 + extent.offset;
+            UploadPart { label, extent, to }
+        })
+        .collect();
+    if places == Places::Same {
+        return (parts, 4096 + BYTES + 20_000);
+    }
+    for part in parts.iter_mut().rev() {
+        part.to = at;
+        at += part.extent.length + 3;
+    }
+    (parts, at as usize)
+}
+
+type Uploaded = Result<LoadStatistics, StoreError>;
+
+/// Loads all tensors to a device.
 fn upload(
     bench: &mut Bench,
     options: LoadOptions,
     slots: usize,
     fails_at: usize,
+    places: Places,
 ) -> (Uploaded, Vec<u8>, usize) {
-    let layout = bench.files.plan(&tensors(), 4096);
-    let memory = Arc::new(Mutex::new(vec![255; 4096 + layout.slot_bytes]));
+    let (parts, bytes) = parts(places);
+    let memory = Arc::new(Mutex::new(vec![255; bytes]));
     let device = Device { memory: Arc::clone(&memory), copies: AtomicUsize::new(0), fails_at };
-    let items = [
-        UploadItem { label: BlockLabel::Dense(0), layout, to: 4096 },
-        UploadItem { label: BlockLabel::Dense(1), layout: bench.files.plan(&[], 4096), to: 0 },
-    ];
+    let plan = UploadPlan::new(&parts, &bench.files, PIECE as u64);
+    assert!(plan.slot_bytes() <= RING_SLOT);
     let arena = Arena::map(slots * RING_SLOT).unwrap();
     let slot = |_| arena.carve(RING_SLOT).unwrap();
     let mut ring: Vec<_> = (0..slots).map(slot).collect();
     let (engine, files) = (bench.engine.as_mut(), &bench.files);
     let loader = Loader { engine, files, options, ring: &mut ring };
-    let done = loader.upload(&items, &device, &mut |done, total| assert!(done <= total));
+    let done = loader.upload(&plan, &device, &mut |done, total| assert!(done <= total));
     assert!(done.is_err() || ring.len() == slots, "the ring comes back");
     let memory = memory.lock().unwrap().clone();
     (done, memory, device.copies.into_inner())
@@ -105,12 +136,11 @@ fn options(copy_threads: usize) -> LoadOptions {
     LoadOptions { piece_bytes: PIECE as u64, copy_threads, scout_threads: 2, engine_bytes: 300_000 }
 }
 
-fn verify(bench: &Bench, memory: &[u8], about: &str) {
-    let layout = bench.files.plan(&tensors(), 4096);
-    for part in layout.parts.iter() {
+fn verify(bench: &Bench, memory: &[u8], places: Places, about: &str) {
+    for part in parts(places).0 {
         let Extent { file, offset, length } = part.extent;
         let expected = &bench.images[file.0 as usize][offset as usize..(offset + length) as usize];
-        let found = &memory[4096 + part.at..][..length as usize];
+        let found = &memory[part.to as usize..][..length as usize];
         assert!(found == expected, "{about}: tensor at {offset} of {file:?}");
     }
 }
@@ -126,15 +156,19 @@ fn everything_arrives_from_disk_from_the_page_cache_and_from_both() {
                     "cold" => drop(bench.files.drop_cached()),
                     _ => {}
                 }
-                let (done, memory, copies) =
-                    upload(&mut bench, options(copy_threads), slots, usize::MAX);
-                let (results, statistics) = done.unwrap();
-                assert!(results.len() == 2 && results.iter().all(Result::is_ok));
-                let wanted: u64 = tensors().iter().map(|extent| extent.length).sum();
-                assert_eq!(statistics.bytes, wanted);
-                verify(&bench, &memory, &format!("{kind:?}, {case}, {slots} slots"));
-                // Neighbours travel together, however small: one copy for each whole piece and few more.
-                assert!(copies <= BYTES.div_ceil(PIECE) + 3, "{copies} copies");
+                for places in [Places::Same, Places::Scattered] {
+                    let (done, memory, fills) =
+                        upload(&mut bench, options(copy_threads), slots, usize::MAX, places);
+                    let wanted: u64 = tensors().iter().map(|extent| extent.length).sum();
+                    assert_eq!(done.unwrap().bytes, wanted);
+                    verify(&bench, &memory, places, &format!("{kind:?}, {case}, {slots} slots"));
+                    // Neighbours in the file travel together, however small and wherever they go.
+                    let most = match places {
+                        Places::Same => BYTES.div_ceil(PIECE) + 3,
+                        Places::Scattered => 2 * BYTES.div_ceil(PIECE),
+                    };
+                    assert!(fills <= most, "{fills} pieces, {places:?}");
+                }
             }
         }
     }
@@ -146,7 +180,7 @@ fn a_device_that_fails_ends_the_load() {
         for (copy_threads, fails_at) in [(0, 0), (3, 0), (3, 7)] {
             let faults = FaultPlan::default();
             let mut bench = Bench::new(kind, small_requests(), faults, &[BYTES, 10_000]);
-            let (done, _, _) = upload(&mut bench, options(copy_threads), 6, fails_at);
+            let (done, _, _) = upload(&mut bench, options(copy_threads), 6, fails_at, Places::Same);
             let error = done.unwrap_err().to_string();
             assert!(error.contains("the device is gone"), "{error}");
         }
@@ -158,8 +192,7 @@ fn a_disk_that_fails_ends_the_load_with_its_error() {
     for kind in kinds().into_iter().filter(|&kind| kind != Kind::Mmap) {
         let always = FaultPlan::always(FileIndex(0), 700_000..700_001, FaultKind::Error(5));
         let mut bench = Bench::new(kind, small_requests(), always, &[BYTES, 10_000]);
-        let (done, _, _) = upload(&mut bench, options(0), 4, usize::MAX);
-        let (results, _) = done.unwrap();
-        assert!(matches!(results[0], Err(ReadError::Io { .. })), "{kind:?}: {:?}", results[0]);
+        let (done, _, _) = upload(&mut bench, options(0), 4, usize::MAX, Places::Same);
+        assert!(matches!(done, Err(StoreError::Block(ReadError::Io { .. }))), "{kind:?}: {done:?}");
     }
 }

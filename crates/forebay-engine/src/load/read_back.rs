@@ -1,0 +1,73 @@
+//! Comparing device memory with the files that it was filled from.
+
+use std::time::Instant;
+
+use forebay_cuda::{DevicePtr, Gpu};
+use forebay_store::{Extent, FileSet, UploadPart};
+use serde::Serialize;
+
+use crate::EngineError;
+
+/// What is read back at a time.
+const CHECK_BYTES: u64 = 16 << 20;
+/// What device memory holds before a load that is to be checked.
+const POISON: u8 = 0xa5;
+
+/// A comparison of device memory with the files; differences are errors.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct ReadBack {
+    pub bytes: u64,
+    pub seconds: f64,
+}
+
+/// Overwrites the places of `parts`: what an earlier run or another program left must not pass for what was loaded.
+pub(crate) fn poison(gpu: &Gpu, parts: &[UploadPart]) -> Result<(), EngineError> {
+    for part in parts {
+        gpu.fill(DevicePtr::<u8>::new(part.to), POISON, part.extent.length as usize)?;
+    }
+    Ok(gpu.synchronize()?)
+}
+
+/// The name of what an extent is of.
+pub(crate) fn name_of(contents: &[(String, Extent)], of: &Extent) -> String {
+    let holds = |extent: &Extent| {
+        extent.file == of.file && (extent.offset..extent.end()).contains(&of.offset)
+    };
+    let found = contents.iter().find(|(_, extent)| holds(extent));
+    found.map_or_else(|| "weights".to_owned(), |(name, _)| name.clone())
+}
+
+/// Compares all parts with the files. `name` says what lies at an extent, for the error.
+pub(crate) fn read_back(
+    gpu: &Gpu,
+    files: &FileSet,
+    parts: &[UploadPart],
+    name: &dyn Fn(&Extent) -> String,
+) -> Result<ReadBack, EngineError> {
+    let started = Instant::now();
+    let (mut bytes, mut expected) = (0, Vec::new());
+    for part in parts {
+        let mut done = 0;
+        while done < part.extent.length {
+            let length = CHECK_BYTES.min(part.extent.length - done);
+            let offset = part.extent.offset + done;
+            expected.resize(length as usize, 0);
+            files.read_exact(Extent { offset, length, ..part.extent }, &mut expected)?;
+            let from = DevicePtr::<u8>::new(part.to + done);
+            let found = gpu.download(from, length as usize)?;
+            // Whole first: that is a comparison at the speed of memory.
+            if found != expected {
+                let pairs = || found.iter().zip(&expected);
+                let at = pairs().position(|(found, expected)| found != expected);
+                return Err(EngineError::ReadBack {
+                    place: name(&part.extent),
+                    file: files.path(part.extent.file).unwrap_or_default(),
+                    offset: offset + at.unwrap_or(0) as u64,
+                });
+            }
+            done += length;
+        }
+        bytes += part.extent.length;
+    }
+    Ok(ReadBack { bytes, seconds: started.elapsed().as_secs_f64() })
+}

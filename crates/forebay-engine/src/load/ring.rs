@@ -1,0 +1,205 @@
+//! The way of weights to a GPU: a ring of pinned memory that threads and the read engine fill and the GPU empties.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use forebay_cuda::{CopyStream, DevicePtr, Gpu, InFlight, Pinned};
+use forebay_store::{
+    Arena, EngineInfo, EngineOptions, Extent, FaultPlan, FileSet, IoKind, LoadOptions,
+    LoadStatistics, Loader, ReadEngine, ReadError, SlotBuffer, StoreError, Upload, UploadCopy,
+    UploadError, UploadPart, UploadPlan, Uploading, open_engine, open_faulty_engine,
+};
+
+use crate::EngineError;
+use crate::doctor::ReadChoice;
+
+/// At 2 MiB PCIe is within a few percent of its best.
+pub(super) const PIECE_BYTES: usize = 2 << 20;
+/// A small ring stays in the processor's last cache.
+pub(super) const RING_BYTES: usize = 128 << 20;
+/// What the engine is given beyond its queue, so that it has the next piece at hand.
+const AHEAD_BYTES: usize = 8 << 20;
+
+/// How the ring is filled.
+#[derive(Debug, Clone)]
+pub(crate) struct RingRequest<'a> {
+    pub files: &'a FileSet,
+    /// Never [`IoKind::Auto`] where a profile has found something better.
+    pub io: IoKind,
+    pub engine: EngineOptions,
+    /// Breaks reads on purpose.
+    pub faults: Option<FaultPlan>,
+    /// Whether pieces that the page cache has may be copied from there, beside the engine.
+    pub copies: bool,
+    /// What is read or copied at a time, a multiple of 4096.
+    pub piece_bytes: usize,
+    /// Pinned memory: room for four pieces at least.
+    pub ring_bytes: usize,
+}
+
+impl<'a> RingRequest<'a> {
+    /// The fastest way that is known: `io`, or what `choice` has found best.
+    pub fn new(files: &'a FileSet, io: IoKind, choice: &ReadChoice) -> RingRequest<'a> {
+        let io = if io == IoKind::Auto { choice.kind } else { io };
+        RingRequest {
+            files,
+            io,
+            engine: choice.engine_options(),
+            faults: None,
+            // With a mapping all reading is the kernel's.
+            copies: io != IoKind::Mmap,
+            piece_bytes: PIECE_BYTES,
+            ring_bytes: RING_BYTES,
+        }
+    }
+}
+
+/// A ring for one set of parts. Fields are dropped in order: nothing is unpinned or freed that something before it uses.
+pub(crate) struct GpuRing<'a> {
+    engine: Box<dyn ReadEngine>,
+    slots: Vec<SlotBuffer>,
+    copies: CopyStream,
+    pinned: Pinned,
+    arena: Arena,
+    plan: UploadPlan,
+    request: RingRequest<'a>,
+    pin_time: Duration,
+}
+
+impl<'a> GpuRing<'a> {
+    /// Pins memory for bringing `parts` to `gpu`, again and again if need be.
+    ///
+    /// # Errors
+    /// No memory, a limit on pinned memory, an engine that does not work here.
+    pub fn open(
+        gpu: &Gpu,
+        request: RingRequest<'a>,
+        parts: &[UploadPart],
+    ) -> Result<GpuRing<'a>, EngineError> {
+        let started = Instant::now();
+        let plan = UploadPlan::new(parts, request.files, request.piece_bytes as u64);
+        let slot_bytes = plan.slot_bytes().max(1);
+        // Half of the ring is for reads and half for copies: a small model needs no more than all of its pieces twice.
+        let most = (request.ring_bytes / slot_bytes).min(2 * plan.pieces()).max(4);
+        let arena = Arena::reserve(most * slot_bytes)?;
+        let carve = |_| arena.carve(slot_bytes);
+        let slots = (0..most).map(carve).collect::<Result<_, _>>()?;
+        let pinned = gpu.pin(arena.addresses(), arena.clone())?;
+        let copies = gpu.copy_stream()?;
+        let engine = open_reader(&request, &arena)?;
+        let pin_time = started.elapsed();
+        Ok(GpuRing { engine, slots, copies, pinned, arena, plan, request, pin_time })
+    }
+
+    /// Opens the engine anew: what a mapping brought into the page cache stays there until it is gone.
+    pub fn reopen_engine(&mut self) -> Result<(), EngineError> {
+        self.engine = open_reader(&self.request, &self.arena)?;
+        Ok(())
+    }
+
+    /// Brings all parts to their places. `progress` gets bytes done and bytes in all.
+    ///
+    /// # Errors
+    /// The first read or copy that failed. Nothing is copied any more then.
+    pub fn fill(
+        &mut self,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<LoadStatistics, StoreError> {
+        let RingRequest { engine, files, copies, piece_bytes, .. } = &self.request;
+        let mut options = LoadOptions {
+            piece_bytes: *piece_bytes as u64,
+            engine_bytes: (engine.queue_depth * engine.request_bytes + AHEAD_BYTES) as u64,
+            ..LoadOptions::default()
+        };
+        if !copies {
+            options.copy_threads = 0;
+        }
+        let (engine, ring) = (self.engine.as_mut(), &mut self.slots);
+        let loader = Loader { engine, files, options, ring };
+        loader.upload(&self.plan, &Target { copies: &self.copies }, progress)
+    }
+
+    pub fn engine(&self) -> EngineInfo {
+        self.engine.describe()
+    }
+
+    /// Bytes of all parts.
+    pub fn bytes(&self) -> u64 {
+        self.plan.bytes()
+    }
+
+    pub fn pinned_bytes(&self) -> u64 {
+        self.pinned.bytes() as u64
+    }
+
+    /// How long it took to plan, to pin and to open the engine.
+    pub fn pin_time(&self) -> Duration {
+        self.pin_time
+    }
+}
+
+/// What reads into the ring. It compares with checksums itself: nothing is on its way to the device before.
+fn open_reader(
+    request: &RingRequest<'_>,
+    arena: &Arena,
+) -> Result<Box<dyn ReadEngine>, EngineError> {
+    let RingRequest { files, io, engine, faults, .. } = request;
+    Ok(match faults.clone() {
+        None => open_engine(*io, files, arena, engine)?,
+        Some(faults) => open_faulty_engine(*io, files, arena, engine, faults)?,
+    })
+}
+
+/// Device memory, as the loader sees it: by its addresses.
+struct Target<'a> {
+    copies: &'a CopyStream,
+}
+
+struct Copies(InFlight<SlotBuffer>);
+
+impl Upload for Target<'_> {
+    fn begin(
+        &self,
+        slot: SlotBuffer,
+        copies: &[UploadCopy],
+    ) -> Result<Box<dyn Uploading>, UploadError> {
+        let copies = copies.iter().map(|copy| (copy.range.clone(), DevicePtr::new(copy.to)));
+        Ok(Box::new(Copies(self.copies.upload(slot, copies)?)))
+    }
+}
+
+impl Uploading for Copies {
+    fn is_done(&self) -> Result<bool, UploadError> {
+        Ok(self.0.is_done()?)
+    }
+
+    fn finish(self: Box<Self>) -> Result<SlotBuffer, UploadError> {
+        Ok(self.0.finish()?)
+    }
+}
+
+/// An error of [`GpuRing::fill`] with the name of the weight that could not be read.
+pub(crate) fn named(
+    error: StoreError,
+    contents: &[(String, Extent)],
+    files: &FileSet,
+) -> EngineError {
+    let StoreError::Block(cause) = error else { return error.into() };
+    let at = match &cause {
+        ReadError::Io { file, offset, .. }
+        | ReadError::Stalled { file, offset, .. }
+        | ReadError::Corrupt { file, offset, .. }
+        | ReadError::PartOfChunk { file, offset, .. } => Some((file, *offset)),
+        ReadError::UnexpectedEnd { file, file_end, .. } => Some((file, *file_end)),
+        _ => None,
+    };
+    let here = |extent: &Extent, file: &PathBuf, offset: u64| {
+        (extent.offset..extent.end()).contains(&offset)
+            && files.path(extent.file).as_ref() == Some(file)
+    };
+    let place = at.and_then(|(file, offset)| {
+        let found = contents.iter().find(|(_, extent)| here(extent, file, offset));
+        found.map(|(name, _)| name.clone())
+    });
+    EngineError::Load { place: place.unwrap_or_else(|| "weights".to_owned()), cause }
+}
