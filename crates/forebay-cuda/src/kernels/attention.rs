@@ -258,6 +258,13 @@ impl Gpu {
     }
 }
 
+/// The modules that passes of few and of many tokens need.
+pub(super) fn attention_modules(shape: &KvLayerShape) -> impl Iterator<Item = &'static str> {
+    [1, DECODE_TOKENS_MAX + 1]
+        .map(|tokens| kernel_of(shape, Family::of(shape, tokens)).0)
+        .into_iter()
+}
+
 /// Module and kernel.
 fn kernel_of(shape: &KvLayerShape, family: Family) -> (&'static str, &'static str) {
     let dim = shape.dim_k.max(shape.dim_v);

@@ -71,6 +71,14 @@ impl AttentionInputs {
     }
 }
 
+pub(super) fn inputs_module(element: KvElement) -> &'static str {
+    match element {
+        KvElement::F16 => "attention_inputs_f16",
+        KvElement::F32 => "attention_inputs_f32",
+        KvElement::Q8_0 => "attention_inputs_q8_0",
+    }
+}
+
 impl Gpu {
     /// Adds biases, norms heads, turns queries and keys, and writes keys and values to the cache, for `tokens` tokens.
     ///
@@ -91,11 +99,7 @@ impl Gpu {
         inputs.check(shape);
         let rotation = inputs.rotation.unwrap_or(Rotation::none());
         assert!(tokens <= TOKENS_MAX, "attention_inputs: {tokens} tokens");
-        let module = match shape.element {
-            KvElement::F16 => "attention_inputs_f16",
-            KvElement::F32 => "attention_inputs_f32",
-            KvElement::Q8_0 => "attention_inputs_q8_0",
-        };
+        let module = inputs_module(shape.element);
         let rows = heads + 2 * shape.kv_heads;
         let grid = (rows.div_ceil(WARPS) as u32, tokens as u32, 1);
         let shared = WARPS * shape.dim_k.max(shape.dim_v) * size_of::<f32>();

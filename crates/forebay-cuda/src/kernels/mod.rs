@@ -8,6 +8,7 @@ mod embedding;
 mod kv;
 mod matmul;
 mod matvec;
+mod needed;
 mod norm;
 mod quantize;
 mod router;
@@ -25,6 +26,7 @@ pub use matmul::{
     MatmulInput, MatmulJob, MatmulWeights, NarrowActivations, NarrowForm, narrow_form,
 };
 pub use matvec::{MATVEC_TOKENS, Pairing};
+pub use needed::{ModelKernels, modules_needed};
 pub use norm::{Added, Norm, Normed};
 pub use quantize::RoundedActivations;
 pub use router::{RouterChoice, RouterGroups, RouterMatrix, RouterOutputs, SortedPairs};

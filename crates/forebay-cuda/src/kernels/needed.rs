@@ -1,0 +1,73 @@
+//! Which modules the passes of a model need, so that they can be loaded before the first.
+
+use forebay_format::TensorType;
+
+use super::attention::attention_modules;
+use super::attention_inputs::inputs_module;
+use super::kv::KvLayerShape;
+use super::weights::modules_of;
+
+/// What of a model decides which kernels run.
+#[derive(Clone, Copy, Debug)]
+pub struct ModelKernels<'a> {
+    /// Of all matrices, without repetition.
+    pub types: &'a [TensorType],
+    pub embedding: TensorType,
+    pub kv: &'a KvLayerShape,
+    /// Whether there is a router.
+    pub experts: bool,
+    /// f32 throughout.
+    pub exact: bool,
+}
+
+/// The modules, without repetition, for [`crate::Gpu::load_modules`]. Shapes that are rare may need another one, which
+/// is loaded with its first launch.
+pub fn modules_needed(model: &ModelKernels<'_>) -> Vec<&'static str> {
+    let mut needed = vec!["norm", "elementwise", modules_of(model.embedding).embedding];
+    needed.push(inputs_module(model.kv.element));
+    needed.extend(attention_modules(model.kv));
+    if model.experts {
+        needed.push("router");
+    }
+    for &ty in model.types {
+        let modules = modules_of(ty);
+        if model.exact {
+            needed.push(modules.exact);
+        } else {
+            needed.extend([modules.matvec, modules.matmul.unwrap_or(modules.exact)]);
+        }
+    }
+    if !model.exact {
+        needed.extend(["quantize", "narrow"]);
+    }
+    needed.sort_unstable();
+    needed.dedup();
+    needed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::KvElement;
+
+    #[test]
+    fn only_what_the_types_need_is_named_and_it_exists() {
+        let all = TensorType::all().iter().copied().filter(|&ty| crate::supports_weights(ty));
+        let types: Vec<TensorType> = all.collect();
+        for element in [KvElement::F16, KvElement::F32, KvElement::Q8_0] {
+            for dim in [64, 80, 96, 128, 256, 576] {
+                let kv = KvLayerShape { element, kv_heads: 2, dim_k: dim, dim_v: dim, context: 9 };
+                for exact in [false, true] {
+                    let (embedding, experts) = (TensorType::Q4_K, true);
+                    let model = ModelKernels { types: &types, embedding, kv: &kv, experts, exact };
+                    for module in modules_needed(&model) {
+                        let known = crate::ptx::MODULES.iter().any(|(name, _)| *name == module);
+                        assert!(known, "{module}");
+                    }
+                    let few = ModelKernels { types: &[TensorType::Q4_K], ..model };
+                    assert!(modules_needed(&few).len() <= 11, "{:?}", modules_needed(&few));
+                }
+            }
+        }
+    }
+}
