@@ -49,13 +49,13 @@ refused() {
     [ "$got" = "$status" ] && grep -q -- "$words" "$work/err"
 }
 
-# same A B: the logits of two runs, with options in A and B, are equal files.
+# same A B [MODEL]: the logits of two runs, with options in A and B, are equal files; the second of MODEL, if given.
 same() {
-    local a=$1 b=$2
+    local a=$1 b=$2 second=${3:-$model}
     # Options are words.
     # shellcheck disable=SC2086
     "$FOREBAY" logits "$model" --tokens 1,2,3,4,5,6,7,8,9,10,11,12 -o "$work/a" $a &&
-        "$FOREBAY" logits "$model" --tokens 1,2,3,4,5,6,7,8,9,10,11,12 -o "$work/b" $b &&
+        "$FOREBAY" logits "$second" --tokens 1,2,3,4,5,6,7,8,9,10,11,12 -o "$work/b" $b &&
         cmp "$work/a" "$work/b"
 }
 
@@ -69,6 +69,10 @@ check "run --device auto" "${run[@]}"
 check "bench --device $cuda" "$FOREBAY" bench "$model" --device "$cuda" --prompt-tokens 32 --gen-tokens 16 --repeat 2
 check "logits twice" same "--device $cuda" "--device $cuda"
 check "logits by two readers" same "--device $cuda --exact" "--device $cuda --exact --io pread"
+check "pack" "$FOREBAY" pack "$model" -o "$work/model.fbay"
+check "logits of the pack" same "--device $cuda" "--device $cuda" "$work/model.fbay"
+truncate -s -4096 "$work/model.fbay"
+check "a truncated pack is refused" refused 1 "error:" "$FOREBAY" logits "$work/model.fbay" --tokens 1 -o "$work/c" --device "$cuda"
 check "a small --vram is refused" refused 1 "bytes of VRAM" "${run[@]}" --device "$cuda" --vram 16MiB
 check "--ram on a GPU is refused" refused 2 "--ram" "${run[@]}" --device "$cuda" --ram 1GiB
 check "a GPU that is not there is refused" refused 1 "there is no GPU" "${run[@]}" --device cuda:99

@@ -39,18 +39,29 @@ impl Chosen {
     }
 }
 
-/// Opens the device that `options` ask for and finds out whether the model fits.
+/// The GPU that [`choose`] will ask for, if it will: opening it takes a while and may begin before.
+pub(crate) fn wanted_gpu(options: &SessionOptions) -> Option<usize> {
+    match options.device {
+        DeviceChoice::Cpu => None,
+        _ if host_option(options).is_some() => None,
+        DeviceChoice::Auto => Some(0),
+        DeviceChoice::Cuda(ordinal) => Some(ordinal),
+    }
+}
+
+/// Finds out which device `options` mean and whether the model fits; `gpu` is [`wanted_gpu`], opened.
 ///
 /// # Errors
 /// A GPU that was asked for and cannot be used, a model that does not fit it, and options that would have no effect.
 pub(crate) fn choose(
     options: &SessionOptions,
+    gpu: impl FnOnce() -> Result<Gpu, CudaError>,
     architecture: &Architecture,
     weights: &Weights,
     context: usize,
 ) -> Result<Chosen, EngineError> {
-    let plan = |ordinal| -> Result<CudaPlan, EngineError> {
-        let gpu = Gpu::open(ordinal)?;
+    let plan = || -> Result<CudaPlan, EngineError> {
+        let gpu = gpu()?;
         let (exact, vram) = (options.exact, options.vram_bytes);
         let plan = CudaPlan::new(gpu, architecture, weights, context, exact, vram)?;
         Ok(if options.cuda_graphs { plan } else { plan.without_graphs() })
@@ -71,7 +82,7 @@ pub(crate) fn choose(
                            it out, or use --device cpu"
                         .into(),
             }),
-            None => Ok(Chosen::cuda(plan(ordinal)?, ordinal)),
+            None => Ok(Chosen::cuda(plan()?, ordinal)),
         },
         DeviceChoice::Auto => match (host_option(options), options.vram_bytes) {
             (Some(name), Some(_)) => Err(EngineError::BadOption {
@@ -83,7 +94,7 @@ pub(crate) fn choose(
                 let why = Some(format!("{name} is for the CPU"));
                 Ok(Chosen { announce: false, ..Chosen::cpu(why) })
             }
-            (None, vram) => match plan(0) {
+            (None, vram) => match plan() {
                 Ok(plan) => Ok(Chosen { announce: true, ..Chosen::cuda(plan, 0) }),
                 // A budget for memory that is not there has no effect.
                 Err(EngineError::Cuda(error)) if vram.is_some() => Err(error.into()),
@@ -120,6 +131,10 @@ mod tests {
         assert_eq!(host_option(&SessionOptions::default()), None);
         let ram = SessionOptions { ram_bytes: Some(1), ..SessionOptions::default() };
         assert_eq!(host_option(&ram), Some("--ram"));
+        let cuda = SessionOptions { device: DeviceChoice::Cuda(3), ..SessionOptions::default() };
+        assert_eq!((wanted_gpu(&cuda), wanted_gpu(&SessionOptions::default())), (Some(3), None));
+        let both = SessionOptions { device: DeviceChoice::Auto, ..ram };
+        assert_eq!(wanted_gpu(&both), None, "none is opened in vain");
         let prefetch = SessionOptions { prefetch: true, ..SessionOptions::default() };
         assert_eq!(host_option(&prefetch), Some("--prefetch"));
     }

@@ -1,24 +1,24 @@
-//! Opening a model: catalog, description, budget, arena, engine, decoder.
+//! Opening a model: catalog, description, device, weights, decoder.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
-use forebay_compute::{Arithmetic, Cpu, Isa, KvType};
+use forebay_compute::{Arithmetic, Cpu, Isa};
+use forebay_cuda::{CudaError, Gpu};
 use forebay_format::Catalog;
-use forebay_model::{Architecture, Backend, CpuBackend, CudaPlan, Decoder, LogitsWanted, Weights};
-use forebay_store::{
-    Arena, EngineOptions, FaultPlan, FileSet, IoKind, IoRecorder, LoadOptions, ReadEngine,
-    open_engine, open_faulty_engine,
-};
-use forebay_stream::{Budget, MemoryPlan, PolicyKind, Residency};
+use forebay_model::{Architecture, Decoder, LogitsWanted, Weights};
+use forebay_store::{FaultPlan, FileSet, IoKind, IoRecorder};
+use forebay_stream::{MemoryPlan, PolicyKind, Residency};
 use forebay_text::{ChatTemplate, TextError, Tokenizer};
 
 use crate::device::{self, DeviceChoice};
 use crate::inspect::ModelInfo;
+use crate::placed::{Described, GpuStart};
 use crate::statistics::{Checks, ReadPath};
 use crate::trace_io::TraceHeader;
-use crate::{EngineError, SessionStatistics, default_budget_bytes, peak_resident_bytes};
+use crate::{EngineError, SessionStatistics, peak_resident_bytes};
 
 /// What a user may choose about a session.
 #[derive(Debug, Clone)]
@@ -51,6 +51,8 @@ pub struct SessionOptions {
     pub request_bytes: Option<usize>,
     /// Read requests in flight.
     pub queue_depth: Option<usize>,
+    /// On a GPU, everything is read back after loading and compared with the files: for tests.
+    pub check_weights: bool,
     /// A read that makes no progress for this long is an error.
     pub stall_timeout: Duration,
     /// Breaks reads on purpose: for tests of what then happens.
@@ -76,6 +78,7 @@ impl Default for SessionOptions {
             verify: true,
             request_bytes: None,
             queue_depth: None,
+            check_weights: false,
             stall_timeout: Duration::from_secs(30),
             faults: None,
             recorder: None,
@@ -104,6 +107,7 @@ pub struct Session {
     policy: PolicyKind,
     checks: Checks,
     read_path: ReadPath,
+    gpu_start: Option<GpuStart>,
     /// Ids in the key/value cache.
     pub(crate) cached: Vec<u32>,
     pub(crate) logits: Vec<f32>,
@@ -130,58 +134,44 @@ impl Session {
             files = files.recorded(recorder);
         }
         let checks = Checks::requested(&catalog, options.verify)?;
-        let weights = Weights::new(&catalog, &architecture, &files)?;
-        let tokenizer = optional_tokenizer(&catalog)?;
+        let context = context(options, &architecture)?;
         let chat_template = ChatTemplate::from_catalog(&catalog)?;
         let info = ModelInfo::new(&catalog, &architecture);
-
-        let context = context(options, &architecture)?;
-        let chosen = device::choose(options, &architecture, &weights, context)?;
-        let device = match chosen.cuda {
-            Some(plan) => Device::Cuda(Box::new(plan)),
-            None => Device::Cpu(host(options)?),
-        };
-        let (budget, reserved) = match &device {
-            // Blocks only pass through on their way to the device.
-            Device::Cuda(_) => (Budget::smallest(&weights.blocks, 0), 0),
-            Device::Cpu(_) => {
-                (options.ram_bytes.unwrap_or_else(default_budget_bytes), weights.small_bytes)
-            }
-        };
-        let plan = Budget::plan(&weights.blocks, Some(budget), reserved, options.policy)?;
-        let arena = Arena::map(plan.arena_bytes as usize)?;
-        let engine = read_engine(options, &files, &arena)?;
-        let trace_header = options.recorder.as_ref().map(|_| {
-            let family = architecture.family;
-            TraceHeader::new(&catalog, family, Some(&weights.blocks), &engine.describe())
-        });
-        let mut residency = Residency::new(&weights.blocks, plan.clone(), &files, &arena, engine)?;
-        let read_path = residency.engine_info().into();
         let vocabulary = architecture.vocabulary;
-        let on_gpu = matches!(device, Device::Cuda(_));
-        let backend: Box<dyn Backend> = match device {
-            Device::Cuda(plan) => {
-                Box::new(plan.load(&architecture, &weights, &files, &mut residency, progress)?)
-            }
-            Device::Cpu(cpu) => {
-                residency.preload_with_copies(&files, load_options(options), progress)?;
-                // What is not loaded now must not wait for its pages later.
-                arena.make_resident()?;
-                let kv_type = if options.exact { KvType::F32 } else { KvType::F16 };
-                Box::new(CpuBackend::new(
-                    &architecture,
-                    &weights,
-                    cpu,
-                    files,
-                    residency,
-                    context,
-                    kv_type,
-                    options.prefetch,
-                )?)
-            }
-        };
-        let vram = backend.info().vram;
-        let decoder = Decoder::new(architecture, weights, backend);
+        // Side by side: a GPU takes a third of a second to open, and a large vocabulary takes some time, too.
+        let (tokenizer, chosen, weights, placed) = thread::scope(|scope| {
+            let tokenizer = scope.spawn(|| optional_tokenizer(&catalog));
+            let opening = device::wanted_gpu(options).map(|ordinal| {
+                scope.spawn(move || {
+                    let started = Instant::now();
+                    (Gpu::open(ordinal), started.elapsed())
+                })
+            });
+            let weights = Weights::new(&catalog, &architecture, &files)?;
+            let mut open_time = Duration::ZERO;
+            let gpu = || match opening.map(joined) {
+                None => Err(CudaError::NoGpu),
+                Some((gpu, time)) => {
+                    open_time = time;
+                    gpu
+                }
+            };
+            let mut chosen = device::choose(options, gpu, &architecture, &weights, context)?;
+            let model = Described {
+                catalog: &catalog,
+                architecture: &architecture,
+                weights: &weights,
+                files,
+                context,
+            };
+            let placed = match chosen.cuda.take() {
+                Some(plan) => model.on_gpu(plan, open_time, options, progress)?,
+                None => model.on_host(host(options)?, options, progress)?,
+            };
+            Ok::<_, EngineError>((joined(tokenizer)?, chosen, weights, placed))
+        })?;
+        let vram = placed.backend.info().vram;
+        let decoder = Decoder::new(architecture, weights, placed.backend);
         Ok(Session {
             decoder,
             tokenizer,
@@ -190,17 +180,18 @@ impl Session {
             device: chosen.name,
             why_not_cuda: chosen.why_not_cuda,
             announce_device: chosen.announce,
-            plan: (!on_gpu).then_some(plan),
-            budget_bytes: vram.map_or(budget, |vram| vram.budget_bytes),
+            plan: placed.plan,
+            budget_bytes: vram.map_or(placed.budget_bytes, |vram| vram.budget_bytes),
             budget_chosen_by_user: options.ram_bytes.or(options.vram_bytes).is_some(),
             root: catalog.root,
             policy: options.policy,
             checks,
-            read_path,
+            read_path: placed.read_path,
+            gpu_start: placed.gpu_start,
             cached: Vec::with_capacity(context),
             logits: Vec::with_capacity(vocabulary),
             load_seconds: started.elapsed().as_secs_f64(),
-            trace_header,
+            trace_header: placed.trace_header,
         })
     }
 
@@ -320,6 +311,7 @@ impl Session {
             kv_cache_bytes: self.decoder.cache_bytes(),
             peak_resident_bytes: peak_resident_bytes(),
             load_seconds: self.load_seconds,
+            gpu_start: self.gpu_start.clone(),
             threads: compute.threads,
             isa: compute.isa,
             compute: compute.description,
@@ -331,46 +323,14 @@ impl Session {
     }
 }
 
-/// What computes, before there are weights to compute with.
-enum Device {
-    Cpu(Cpu),
-    Cuda(Box<CudaPlan>),
+/// What a thread has found.
+fn joined<T>(thread: ScopedJoinHandle<'_, T>) -> T {
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 fn host(options: &SessionOptions) -> Result<Cpu, EngineError> {
     let arithmetic = if options.exact { Arithmetic::Exact } else { Arithmetic::Fast };
     Ok(Cpu::new(threads(options)?, Isa::selected()?, arithmetic))
-}
-
-/// The engine that `options` ask for, over `arena`.
-fn read_engine(
-    options: &SessionOptions,
-    files: &FileSet,
-    arena: &Arena,
-) -> Result<Box<dyn ReadEngine>, EngineError> {
-    let defaults = EngineOptions::suited_to(files);
-    let engine_options = EngineOptions {
-        direct: options.direct,
-        stall_timeout: options.stall_timeout,
-        request_bytes: options.request_bytes.unwrap_or(defaults.request_bytes),
-        queue_depth: options.queue_depth.unwrap_or(defaults.queue_depth),
-        ..defaults
-    };
-    Ok(match options.faults.clone() {
-        None => open_engine(options.io, files, arena, &engine_options)?,
-        Some(faults) => open_faulty_engine(options.io, files, arena, &engine_options, faults)?,
-    })
-}
-
-/// Copies from the page cache would not meet a disk that is broken on purpose, nor be the page
-/// faults that a mapping is to show; and the engine's counters, which a trace is compared with, do
-/// not have them.
-fn load_options(options: &SessionOptions) -> LoadOptions {
-    let defaults = LoadOptions::default();
-    let engine_only =
-        options.faults.is_some() || options.recorder.is_some() || options.io == IoKind::Mmap;
-    let copy_threads = if engine_only { 0 } else { defaults.copy_threads };
-    LoadOptions { copy_threads, ..defaults }
 }
 
 fn optional_tokenizer(catalog: &Catalog) -> Result<Option<Arc<Tokenizer>>, EngineError> {

@@ -7,6 +7,7 @@ use forebay_stream::StreamStatistics;
 use serde::Serialize;
 
 use crate::EngineError;
+use crate::placed::GpuStart;
 
 /// What a session did and which paths it took. Raw units; nothing here is rounded.
 #[derive(Debug, Clone, Serialize)]
@@ -37,6 +38,9 @@ pub struct SessionStatistics {
     pub peak_resident_bytes: Option<u64>,
     /// From opening the file to ready.
     pub load_seconds: f64,
+    /// How the weights came to the GPU, where one computes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpu_start: Option<GpuStart>,
     pub threads: usize,
     /// Kernel family in use.
     pub isa: String,

@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, anyhow};
 use forebay_engine::{DeviceChoice, GenerateOptions, Session, SessionOptions};
+use forebay_format::Catalog;
 use forebay_model::sampling::Sampling;
+use forebay_store::{FileSet, IoKind};
 
 use crate::harness::{Check, Outcome};
 use crate::logits::{Distance, GGUF, HUGGING_FACE, References, json, numbers, prompt};
@@ -66,7 +68,10 @@ pub fn checks(fixtures: &Path, ordinal: usize) -> Result<Vec<Check>> {
         checks.push(Check::new(format!("model exact {}", model.name), move |_| {
             check_exact(&exact, ordinal).with_context(|| exact.path.display().to_string())
         }));
-        let fast = model.clone();
+        let (fast, placed) = (model.clone(), model.clone());
+        checks.push(Check::new(format!("model load {}", model.name), move |_| {
+            check_load(&placed, ordinal).with_context(|| placed.path.display().to_string())
+        }));
         checks.push(Check::new(format!("model fast {}", model.name), move |_| {
             check_fast(&fast, ordinal).with_context(|| fast.path.display().to_string())
         }));
@@ -236,6 +241,40 @@ fn check_fast(model: &Model, ordinal: usize) -> Result<Outcome> {
         worst = worst.worse(Outcome::same(&again, &generated).at(&format!("{which} text again")));
         let text = text(&prompts[which], &expected, vocabulary, &generated, model.float);
         worst = worst.worse(text.at(which));
+    }
+    Ok(worst)
+}
+
+/// Every way to the device brings every byte to its place: from the page cache, past it, and from a pack, whose blocks
+/// lie otherwise and are compared with checksums. The same bits come out.
+fn check_load(model: &Model, ordinal: usize) -> Result<Outcome> {
+    let folder = tempfile::tempdir()?;
+    let pack = folder.path().join("model.fbay");
+    forebay_engine::pack::pack(&model.path, &pack, IoKind::Auto, &mut |_, _| true)?;
+    let ids = prompt(&json(&model.prompts), "short");
+    let logits = |path: &Path, io, cold: bool| {
+        if cold {
+            FileSet::of_catalog(&Catalog::open(path)?, false)?.drop_cached()?;
+        }
+        let device = DeviceChoice::Cuda(ordinal);
+        let context = Some(CONTEXT);
+        // A byte that differs is an error.
+        let options = SessionOptions { device, context, io, ..SessionOptions::default() };
+        let options = SessionOptions { check_weights: true, ..options };
+        let mut session = Session::open(path, &options, &mut |_, _| {})?;
+        Ok::<_, anyhow::Error>(session.logits(&ids, None)?)
+    };
+    let expected = logits(&model.path, IoKind::Mmap, false)?;
+    let mut worst = Outcome::same::<u8>(&[], &[]);
+    for (what, path, io, cold) in [
+        ("warm", &model.path, IoKind::Auto, false),
+        ("cold", &model.path, IoKind::Auto, true),
+        ("by threads", &model.path, IoKind::Pread, true),
+        ("pack", &pack, IoKind::Auto, false),
+        ("cold pack", &pack, IoKind::Auto, true),
+    ] {
+        let found = logits(path, io, cold).with_context(|| what.to_owned())?;
+        worst = worst.worse(Outcome::same(&found, &expected).at(what));
     }
     Ok(worst)
 }

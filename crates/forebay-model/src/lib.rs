@@ -15,7 +15,7 @@ pub mod weights;
 
 pub use arch::Architecture;
 pub use backend::cpu::CpuBackend;
-pub use backend::cuda::{CudaBackend, CudaPlan, VramUse};
+pub use backend::cuda::{CudaBackend, CudaPlan, VramUse, WeightsToLoad};
 pub use backend::{Backend, ComputeInfo};
 pub use decoder::{Decoder, LogitsWanted};
 pub use error::ModelError;

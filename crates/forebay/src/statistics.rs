@@ -27,7 +27,7 @@ pub fn block(session: &Session, path: &Path, after: After<'_>) -> String {
         ("model", model(session, path)),
         ("budget", budget(&statistics)),
         ("device", device(&statistics)),
-        ("loading", format!("ready after {}", seconds(statistics.load_seconds))),
+        ("loading", loading(&statistics)),
     ];
     if let After::Answer(generation) = after {
         lines.push(("prompt", prompt(generation)));
@@ -78,6 +78,24 @@ fn device(statistics: &SessionStatistics) -> String {
         None => statistics.device.clone(),
         Some(why) => format!("{}, not cuda: {why}", statistics.device),
     }
+}
+
+/// When the model was ready, and on a GPU where the time went.
+fn loading(statistics: &SessionStatistics) -> String {
+    let ready = format!("ready after {}", seconds(statistics.load_seconds));
+    let Some(start) = &statistics.gpu_start else { return ready };
+    let weights = &start.weights;
+    format!(
+        "{ready}: GPU opened in {}; {} at {}/s, {} of it from the page cache, through {} of pinned memory; {} \
+         modules in {} meanwhile",
+        seconds(start.open_seconds),
+        bytes(weights.bytes),
+        format_rate(start.weights_bytes_per_second),
+        bytes(weights.cached_bytes),
+        bytes(start.pinned_bytes),
+        start.modules,
+        seconds(start.modules_seconds),
+    )
 }
 
 /// Our figure beside the driver's.

@@ -26,6 +26,8 @@ pub use device::{DeviceReport, DeviceRequest};
 use host::Host;
 pub use limit::LoadLimit;
 pub use read_back::ReadBack;
+pub(crate) use read_back::{name_of, poison, read_back};
+pub(crate) use ring::{GpuRing, RingRequest, named};
 
 /// What a user may choose about a load.
 #[derive(Debug, Clone)]
@@ -82,6 +84,7 @@ pub struct LoadReport {
     /// The GPU that the weights are on; `None` for host memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<DeviceReport>,
+    /// Largest resident set of the process up to the end of the last run.
     pub peak_resident_bytes: Option<u64>,
     /// What a trace of the runs is about; `None` without a recorder.
     #[serde(skip)]
@@ -141,16 +144,20 @@ pub fn load(
         IoKind::Auto => choice.chosen_by.clone(),
         _ => format!("the command line; request size and depth: {}", choice.chosen_by),
     };
+    // Before the page cache is measured, which takes memory of its own.
+    let peak;
     let (engine, bytes, runs, device) = match request.device {
         None => {
             let mut host = Host::new(&catalog, &sources, request.io, &choice)?;
             let runs = repeat(request, &sources, &mut limit, &mut host, progress)?;
+            peak = peak_resident_bytes();
             limit.measure_again(&sources.unrecorded, &runs)?;
             (host.engine(), host.bytes(), runs, None)
         }
         Some(wanted) => {
             let mut device = Device::new(&catalog, &sources, wanted, request.io, &choice)?;
             let runs = repeat(request, &sources, &mut limit, &mut device, progress)?;
+            peak = peak_resident_bytes();
             limit.measure_again(&sources.unrecorded, &runs)?;
             let report = device.report(&sources.unrecorded)?;
             limit.device_bytes_per_second = Some(report.copy_bytes_per_second);
@@ -175,7 +182,7 @@ pub fn load(
         limit,
         runs,
         device,
-        peak_resident_bytes: peak_resident_bytes(),
+        peak_resident_bytes: peak,
         trace_header,
     })
 }
@@ -224,7 +231,7 @@ impl LoadRun {
 }
 
 /// What is loaded, and its name: the blocks of a pack, the tensors of other containers.
-fn contents(catalog: &Catalog) -> Vec<(String, Extent)> {
+pub(crate) fn contents(catalog: &Catalog) -> Vec<(String, Extent)> {
     match &catalog.pack {
         Some(pack) => {
             let extent = |block: &Block| Extent {

@@ -1,12 +1,11 @@
-//! The device's memory: what a model needs of it, and bringing the weights there.
+//! The device's memory: what a model needs of it, and which weights belong where.
 
 use forebay_compute::RopeTable;
 use forebay_cuda::{CudaError, DeviceMemory, DevicePtr, Gpu, KvLayerShape, supports_weights};
-use forebay_store::FileSet;
-use forebay_stream::{ExpertIndex, LayerIndex, Residency};
+use forebay_store::{BlockLabel, Extent, UploadPart};
 use serde::Serialize;
 
-use super::places::{ActivationPlaces, ExpertPlaces, KvPlaces, WeightPlaces};
+use super::places::{ActivationPlaces, KvPlaces, WeightPlaces};
 use super::vectors::Vectors;
 use crate::ModelError;
 use crate::arch::Architecture;
@@ -17,9 +16,6 @@ const CODE_BYTES: u64 = 64 << 20;
 
 /// Most that one context is thought to take; what is in use beyond belongs to other programs.
 const CONTEXT_BYTES_MAX: u64 = 1 << 30;
-
-/// Bytes of the embedding table that are read at once.
-const READ_BYTES: u64 = 16 << 20;
 
 /// Device memory, by what it is for.
 #[derive(Debug, Clone, Serialize)]
@@ -167,34 +163,56 @@ impl DeviceArena {
     }
 }
 
-/// Where what goes to the device comes from, beside the blocks.
-pub struct Source<'a> {
-    pub weights: &'a Weights,
-    pub rope: &'a RopeTable,
-    pub files: &'a FileSet,
+/// What of which file goes to which address of the device: all matrices.
+pub fn parts(plan: &DevicePlan, arena: &DeviceArena, weights: &Weights) -> Vec<UploadPart> {
+    let (places, mut parts) = (&plan.weights, Vec::new());
+    let mut add = |label, extent: &Extent, to: DevicePtr<u8>| {
+        parts.push(UploadPart { label, extent: *extent, to: to.address() });
+    };
+    let mut head = places.head;
+    for (index, extents) in weights.blocks.dense.iter().enumerate() {
+        for (part, extent) in extents.iter().enumerate() {
+            let at = match places.layers.get(index) {
+                Some(parts) => parts[part],
+                None => {
+                    head += extent.length;
+                    head - extent.length
+                }
+            };
+            add(BlockLabel::Dense(index as u32), extent, arena.dense(at));
+        }
+    }
+    for (layer, experts) in weights.blocks.experts.iter().enumerate() {
+        let Some(slots) = &places.experts_of[layer] else { continue };
+        for (expert, extents) in experts.iter().enumerate() {
+            let label = BlockLabel::Expert { layer: layer as u32, expert: expert as u32 };
+            let slot = slots.first + expert as u64 * slots.slot_bytes;
+            for (extent, at) in extents.iter().zip(slots.parts) {
+                add(label, extent, arena.experts(slot + at));
+            }
+        }
+    }
+    if let Some(at) = places.embedding {
+        add(BlockLabel::Other(0), &weights.embedding.extent, arena.dense(at));
+    }
+    parts
 }
 
-/// Copies all weights and tables to the device. Blocks come through `residency`, which needs no more than the smallest
-/// budget; `progress` gets bytes done and bytes in all.
+/// Copies vectors and tables to the device: what is computed, or already in host memory.
 ///
 /// # Errors
-/// Failed reads, a failed device.
-pub fn upload(
+/// A failed device.
+pub fn upload_tables(
     gpu: &Gpu,
     plan: &DevicePlan,
     arena: &DeviceArena,
-    source: &Source<'_>,
-    residency: &mut Residency,
-    progress: &mut dyn FnMut(u64, u64),
-) -> Result<(), ModelError> {
-    let (activations, weights) = (&plan.activations, source.weights);
+    rope: &RopeTable,
+) -> Result<(), CudaError> {
+    let activations = &plan.activations;
     gpu.upload(&plan.vectors.floats, arena.activation(activations.vectors))?;
-    gpu.upload(source.rope.angles(), arena.activation(activations.rope))?;
+    gpu.upload(rope.angles(), arena.activation(activations.rope))?;
     let identity: Vec<u32> = (0..activations.identity_count as u32).collect();
     gpu.upload(&identity, arena.activation(activations.identity))?;
-    let mut copies =
-        Copies { gpu, arena, done: 0, total: plan.vram.weights_bytes, progress: &mut *progress };
-    copies.dense(&plan.weights, weights, residency)?;
     for (layer, experts) in plan.weights.experts_of.iter().enumerate() {
         let Some(experts) = experts else { continue };
         let address = |expert| {
@@ -203,95 +221,6 @@ pub fn upload(
         };
         let table: Vec<u64> = (0..experts.count).map(address).collect();
         gpu.upload(&table, arena.activation(activations.tables[layer]))?;
-        copies.experts(layer, experts, residency)?;
     }
-    copies.embedding(&plan.weights, weights, source.files)?;
-    let total = copies.total;
-    progress(total, total);
     Ok(())
-}
-
-struct Copies<'a> {
-    gpu: &'a Gpu,
-    arena: &'a DeviceArena,
-    done: u64,
-    total: u64,
-    progress: &'a mut dyn FnMut(u64, u64),
-}
-
-impl Copies<'_> {
-    fn copy(&mut self, bytes: &[u8], to: DevicePtr<u8>) -> Result<(), ModelError> {
-        self.gpu.upload(bytes, to)?;
-        self.done += bytes.len() as u64;
-        (self.progress)(self.done, self.total);
-        Ok(())
-    }
-
-    fn dense(
-        &mut self,
-        places: &WeightPlaces,
-        weights: &Weights,
-        residency: &mut Residency,
-    ) -> Result<(), ModelError> {
-        residency.set_dense_cycle(weights.blocks.dense.len());
-        let mut head = places.head;
-        for (index, extents) in weights.blocks.dense.iter().enumerate() {
-            let lease = residency.dense(index as u32)?;
-            for (part, extent) in extents.iter().enumerate() {
-                let at = match places.layers.get(index) {
-                    Some(parts) => parts[part],
-                    None => {
-                        head += extent.length;
-                        head - extent.length
-                    }
-                };
-                self.copy(residency.bytes(&lease, part), self.arena.dense(at))?;
-            }
-        }
-        Ok(())
-    }
-
-    fn experts(
-        &mut self,
-        layer: usize,
-        places: &ExpertPlaces,
-        residency: &mut Residency,
-    ) -> Result<(), ModelError> {
-        let all: Vec<ExpertIndex> = (0..places.count as u32).map(ExpertIndex).collect();
-        residency.begin_experts(LayerIndex(layer as u32), &all)?;
-        let mut ready = Vec::with_capacity(all.len());
-        while residency.next_experts(&mut ready)? {
-            for (expert, lease) in &ready {
-                let slot = places.first + u64::from(expert.0) * places.slot_bytes;
-                for (part, at) in places.parts.iter().enumerate() {
-                    self.copy(residency.bytes(lease, part), self.arena.experts(slot + at))?;
-                }
-            }
-            ready.clear();
-        }
-        residency.end_experts();
-        Ok(())
-    }
-
-    fn embedding(
-        &mut self,
-        places: &WeightPlaces,
-        weights: &Weights,
-        files: &FileSet,
-    ) -> Result<(), ModelError> {
-        let Some(at) = places.embedding else { return Ok(()) };
-        let whole = weights.embedding.extent;
-        let mut buffer = vec![0; READ_BYTES.min(whole.length) as usize];
-        let mut done = 0;
-        while done < whole.length {
-            let length = READ_BYTES.min(whole.length - done);
-            let mut piece = whole;
-            (piece.offset, piece.length) = (whole.offset + done, length);
-            let bytes = &mut buffer[..length as usize];
-            files.read_exact(piece, bytes)?;
-            self.copy(bytes, self.arena.dense(at + done))?;
-            done += length;
-        }
-        Ok(())
-    }
 }

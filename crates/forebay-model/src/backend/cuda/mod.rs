@@ -11,11 +11,11 @@ mod vectors;
 use forebay_compute::RopeLayout;
 use forebay_cuda::{
     Added, Attention, AttentionInputs, AttentionScratch, DevicePtr, EmbeddingTable, ExpertOutputs,
-    FiniteFlag, Gpu, HeadInput, KvLayer, MATVEC_TOKENS, NarrowActivations, Norm, Normed, Rotation,
-    RoundedActivations, RouterChoice, RouterMatrix, RouterOutputs, SortedPairs, rounds_outputs,
-    takes_inputs, takes_rounded,
+    FiniteFlag, Gpu, HeadInput, KvLayer, MATVEC_TOKENS, ModelKernels, NarrowActivations, Norm,
+    Normed, Rotation, RoundedActivations, RouterChoice, RouterMatrix, RouterOutputs, SortedPairs,
+    modules_needed, rounds_outputs, takes_inputs, takes_rounded,
 };
-use forebay_store::FileSet;
+use forebay_store::UploadPart;
 use forebay_stream::Residency;
 
 use super::{Backend, Batch, Begun, ComputeInfo, NextBlock, Step, record_routing};
@@ -83,24 +83,55 @@ impl CudaPlan {
         self
     }
 
-    /// Reserves the memory and brings the weights into it. Blocks come through `residency`, the embedding table from
-    /// `files`; neither is needed afterwards. `progress` gets bytes done and bytes in all.
+    /// Reserves the memory and has `fill` bring the weights into it: all parts must be there when it returns. It may load
+    /// the modules meanwhile; those that it leaves are loaded when they are first needed. What it returns comes back.
     ///
     /// # Errors
-    /// Failed reads, a failed device.
-    pub fn load(
+    /// Memory that somebody else took meanwhile, a failed device, and what `fill` says.
+    pub fn load<T, E: From<ModelError>>(
         self,
         architecture: &Architecture,
         weights: &Weights,
-        files: &FileSet,
-        residency: &mut Residency,
-        progress: &mut dyn FnMut(u64, u64),
-    ) -> Result<CudaBackend, ModelError> {
+        fill: impl FnOnce(&WeightsToLoad<'_>) -> Result<T, E>,
+    ) -> Result<(CudaBackend, T), E> {
         let CudaPlan { gpu, plan, exact, record } = self;
-        let arena = DeviceArena::reserve(&gpu, &plan)?;
+        let arena = DeviceArena::reserve(&gpu, &plan).map_err(ModelError::from)?;
+        let types = weights.matrix_types();
+        let modules = modules_needed(&ModelKernels {
+            types: &types,
+            embedding: weights.embedding.ty,
+            kv: &plan.kv_shape,
+            experts: architecture.expert_layers().next().is_some(),
+            exact,
+        });
+        let parts = memory::parts(&plan, &arena, weights);
+        let filled = fill(&WeightsToLoad { gpu: &gpu, parts, modules })?;
+        let backend = CudaBackend::new(gpu, plan, arena, architecture, weights, exact, record)?;
+        Ok((backend, filled))
+    }
+}
+
+/// What a GPU still lacks of a model that memory is reserved for.
+pub struct WeightsToLoad<'a> {
+    pub gpu: &'a Gpu,
+    /// Everything that comes from files as it is, with addresses of the GPU.
+    pub parts: Vec<UploadPart>,
+    /// For [`Gpu::load_modules`].
+    pub modules: Vec<&'static str>,
+}
+
+impl CudaBackend {
+    fn new(
+        gpu: Gpu,
+        plan: DevicePlan,
+        arena: DeviceArena,
+        architecture: &Architecture,
+        weights: &Weights,
+        exact: bool,
+        record: bool,
+    ) -> Result<CudaBackend, ModelError> {
         let rope = architecture.rope_table(weights, plan.kv_shape.context)?;
-        let source = memory::Source { weights, rope: &rope, files };
-        memory::upload(&gpu, &plan, &arena, &source, residency, progress)?;
+        memory::upload_tables(&gpu, &plan, &arena, &rope)?;
         let at = &plan.activations;
         let rounded = RoundedActivations {
             codes: arena.activation(at.codes),
@@ -125,9 +156,7 @@ impl CudaPlan {
             arena,
         })
     }
-}
 
-impl CudaBackend {
     fn at(&self) -> &ActivationPlaces {
         &self.plan.activations
     }

@@ -1,0 +1,207 @@
+//! Where a session's weights are: blocks in host memory that stream past the CPU, or all of them on a GPU.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use forebay_compute::{Cpu, KvType};
+use forebay_format::Catalog;
+use forebay_model::{Architecture, Backend, CpuBackend, CudaPlan, Weights, WeightsToLoad};
+use forebay_store::{
+    Arena, EngineInfo, EngineOptions, FileSet, IoKind, LoadOptions, LoadStatistics, ReadEngine,
+    open_engine, open_faulty_engine,
+};
+use forebay_stream::{Budget, MemoryPlan, Residency};
+use serde::Serialize;
+
+use crate::doctor::MachineProfile;
+use crate::load::{GpuRing, RingRequest, contents, name_of, named, poison, read_back};
+use crate::statistics::ReadPath;
+use crate::trace_io::TraceHeader;
+use crate::{EngineError, SessionOptions, default_budget_bytes};
+
+/// A model that is known, of whose weights nothing has been read but vectors.
+pub(crate) struct Described<'a> {
+    pub catalog: &'a Catalog,
+    pub architecture: &'a Architecture,
+    pub weights: &'a Weights,
+    pub files: FileSet,
+    /// Positions of key/value cache.
+    pub context: usize,
+}
+
+/// What computes, with its weights.
+pub(crate) struct Placed {
+    pub backend: Box<dyn Backend>,
+    /// Where blocks are in host memory; `None` where all are on a GPU.
+    pub plan: Option<MemoryPlan>,
+    /// Of host memory.
+    pub budget_bytes: u64,
+    pub read_path: ReadPath,
+    pub gpu_start: Option<GpuStart>,
+    pub trace_header: Option<TraceHeader>,
+}
+
+/// How the weights came to a GPU. Opening it goes on beside reading the model's description, and loading modules beside
+/// the weights: only the rest adds up.
+#[derive(Debug, Clone, Serialize)]
+pub struct GpuStart {
+    pub open_seconds: f64,
+    /// Pinning the ring and opening what reads into it.
+    pub pin_seconds: f64,
+    /// Host memory that the GPU copied from, given back since.
+    pub pinned_bytes: u64,
+    pub modules: usize,
+    /// Loading them; the driver compiles those that it does not have in its cache.
+    pub modules_seconds: f64,
+    pub weights: LoadStatistics,
+    pub weights_bytes_per_second: f64,
+    /// Where request size and depth of the reads come from.
+    pub chosen_by: String,
+}
+
+impl Described<'_> {
+    /// Has the weights brought to the GPU through a ring; nothing of them stays in host memory.
+    pub fn on_gpu(
+        self,
+        plan: CudaPlan,
+        open_time: Duration,
+        options: &SessionOptions,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Placed, EngineError> {
+        let fill = |load: &WeightsToLoad<'_>| self.fill(load, open_time, options, progress);
+        let (backend, (info, start)) = plan.load(self.architecture, self.weights, fill)?;
+        Ok(Placed {
+            backend: Box::new(backend),
+            plan: None,
+            budget_bytes: 0,
+            trace_header: self.trace_header(options, &info),
+            read_path: info.into(),
+            gpu_start: Some(start),
+        })
+    }
+
+    fn fill(
+        &self,
+        load: &WeightsToLoad<'_>,
+        open_time: Duration,
+        options: &SessionOptions,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<(EngineInfo, GpuStart), EngineError> {
+        let choice = MachineProfile::choice_for(&self.catalog.root);
+        let defaults = RingRequest::new(&self.files, options.io, &choice);
+        let request = RingRequest {
+            engine: engine_options(options, &defaults.engine),
+            faults: options.faults.clone(),
+            copies: !engine_only(options),
+            ..defaults
+        };
+        let (gpu, modules) = (load.gpu, &load.modules);
+        if options.check_weights {
+            poison(gpu, &load.parts)?;
+        }
+        // Before the modules: the driver lets nobody else in while it compiles one.
+        let mut ring = GpuRing::open(gpu, request, &load.parts)?;
+        let (filled, loaded) = thread::scope(|scope| {
+            let modules = scope.spawn(|| {
+                let started = Instant::now();
+                gpu.load_modules(modules).map(|()| started.elapsed())
+            });
+            let filled = ring.fill(progress);
+            (filled, modules.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        });
+        let weights = filled.map_err(|error| named(error, &contents(self.catalog), &self.files))?;
+        if options.check_weights {
+            let contents = contents(self.catalog);
+            read_back(gpu, &self.files, &load.parts, &|extent| name_of(&contents, extent))?;
+        }
+        let start = GpuStart {
+            open_seconds: open_time.as_secs_f64(),
+            pin_seconds: ring.pin_time().as_secs_f64(),
+            pinned_bytes: ring.pinned_bytes(),
+            modules: modules.len(),
+            modules_seconds: loaded?.as_secs_f64(),
+            weights_bytes_per_second: weights.bytes as f64 / weights.seconds,
+            weights,
+            chosen_by: choice.chosen_by,
+        };
+        Ok((ring.engine(), start))
+    }
+
+    /// Plans host memory by the budget, and fills it.
+    pub fn on_host(
+        self,
+        cpu: Cpu,
+        options: &SessionOptions,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Placed, EngineError> {
+        let weights = self.weights;
+        let budget_bytes = options.ram_bytes.unwrap_or_else(default_budget_bytes);
+        let reserved = weights.small_bytes;
+        let plan = Budget::plan(&weights.blocks, Some(budget_bytes), reserved, options.policy)?;
+        let arena = Arena::map(plan.arena_bytes as usize)?;
+        let engine = read_engine(options, &self.files, &arena)?;
+        let trace_header = self.trace_header(options, &engine.describe());
+        let mut residency =
+            Residency::new(&weights.blocks, plan.clone(), &self.files, &arena, engine)?;
+        let read_path = residency.engine_info().into();
+        residency.preload_with_copies(&self.files, load_options(options), progress)?;
+        // What is not loaded now must not wait for its pages later.
+        arena.make_resident()?;
+        let kv_type = if options.exact { KvType::F32 } else { KvType::F16 };
+        let backend = Box::new(CpuBackend::new(
+            self.architecture,
+            weights,
+            cpu,
+            self.files,
+            residency,
+            self.context,
+            kv_type,
+            options.prefetch,
+        )?);
+        let plan = Some(plan);
+        Ok(Placed { backend, plan, budget_bytes, read_path, gpu_start: None, trace_header })
+    }
+
+    fn trace_header(&self, options: &SessionOptions, engine: &EngineInfo) -> Option<TraceHeader> {
+        let (family, blocks) = (self.architecture.family, Some(&self.weights.blocks));
+        let header = || TraceHeader::new(self.catalog, family, blocks, engine);
+        options.recorder.as_ref().map(|_| header())
+    }
+}
+
+/// What the user has chosen, `defaults` for the rest.
+fn engine_options(options: &SessionOptions, defaults: &EngineOptions) -> EngineOptions {
+    EngineOptions {
+        direct: options.direct,
+        stall_timeout: options.stall_timeout,
+        request_bytes: options.request_bytes.unwrap_or(defaults.request_bytes),
+        queue_depth: options.queue_depth.unwrap_or(defaults.queue_depth),
+        ..*defaults
+    }
+}
+
+/// The engine that `options` ask for, over `arena`.
+fn read_engine(
+    options: &SessionOptions,
+    files: &FileSet,
+    arena: &Arena,
+) -> Result<Box<dyn ReadEngine>, EngineError> {
+    let engine_options = engine_options(options, &EngineOptions::suited_to(files));
+    Ok(match options.faults.clone() {
+        None => open_engine(options.io, files, arena, &engine_options)?,
+        Some(faults) => open_faulty_engine(options.io, files, arena, &engine_options, faults)?,
+    })
+}
+
+/// Copies from the page cache would not meet a disk that is broken on purpose, nor be the page
+/// faults that a mapping is to show; and the engine's counters, which a trace is compared with, do
+/// not have them.
+fn engine_only(options: &SessionOptions) -> bool {
+    options.faults.is_some() || options.recorder.is_some() || options.io == IoKind::Mmap
+}
+
+fn load_options(options: &SessionOptions) -> LoadOptions {
+    let defaults = LoadOptions::default();
+    let copy_threads = if engine_only(options) { 0 } else { defaults.copy_threads };
+    LoadOptions { copy_threads, ..defaults }
+}
