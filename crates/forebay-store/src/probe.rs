@@ -17,8 +17,10 @@ use crate::files::FileSet;
 use crate::layout::BlockLayout;
 use crate::load::process_seconds;
 
-/// Memory per thread that copies go to in turn: larger than a core's own cache.
-const COPY_BYTES: usize = 32 << 20;
+/// Memory that copies go to in turn: more than caches hold, and for many threads not so much that it shows in what the
+/// process needs.
+const COPY_BYTES: usize = 64 << 20;
+const COPY_BYTES_PER_THREAD: usize = 12 << 20;
 const COPY_PIECE: usize = 1 << 20;
 
 /// Plain reads of one size into a small ring of registered memory.
@@ -195,11 +197,13 @@ pub fn copy_rate(
         return Ok(None);
     }
     let threads = NonZero::new(threads).map_or(1, NonZero::get);
-    let arena = Arena::reserve(threads * COPY_BYTES)?;
-    let slots = (0..threads).map(|_| arena.carve(COPY_BYTES)).collect::<Result<Vec<_>, _>>()?;
+    let places = (COPY_BYTES / threads).max(COPY_BYTES_PER_THREAD) / COPY_PIECE;
+    let slot_bytes = places * COPY_PIECE;
+    let arena = Arena::reserve(threads * slot_bytes)?;
+    let slots = (0..threads).map(|_| arena.carve(slot_bytes)).collect::<Result<Vec<_>, _>>()?;
     let (next, copied, started) = (AtomicU64::new(0), AtomicU64::new(0), Instant::now());
     let copy = |mut slot: SlotBuffer| -> Result<(), StoreError> {
-        for place in (0..COPY_BYTES / COPY_PIECE).cycle() {
+        for place in (0..places).cycle() {
             if started.elapsed() >= time {
                 break;
             }

@@ -43,6 +43,9 @@ pub struct LoadLimit {
     file: (FileIndex, u64),
     #[serde(skip)]
     total_bytes: u64,
+    /// Where in the file the disk is measured next.
+    #[serde(skip)]
+    next: u64,
 }
 
 impl LoadLimit {
@@ -61,6 +64,7 @@ impl LoadLimit {
             kind: choice.kind,
             file: sizes.clone().max_by_key(|&(_, bytes)| bytes).unwrap_or((FileIndex(0), 0)),
             total_bytes: sizes.map(|(_, bytes)| bytes).sum(),
+            next: 0,
         }
     }
 
@@ -88,7 +92,12 @@ impl LoadLimit {
             self.why = "the file is too small to measure the disk with".to_owned();
             return Ok(());
         }
-        let rate = probe.rate(files, file, 0..bytes, DISK_TIME)?;
+        // Not what was read a moment ago: somebody below a virtual disk may still have it in memory.
+        let rate = probe.rate(files, file, self.next..bytes, DISK_TIME)?;
+        self.next = self.next.saturating_add(rate.bytes) / 4096 * 4096;
+        if self.next.saturating_add(rate.bytes) > bytes {
+            self.next = 0;
+        }
         let least = self.disk_bytes_per_second_min.unwrap_or(f64::INFINITY);
         self.disk_bytes_per_second_min = Some(least.min(rate.bytes_per_second));
         let best = self.disk.as_ref().map_or(0.0, |disk| disk.bytes_per_second);
