@@ -10,7 +10,7 @@ if [ $(($# - 1)) -lt "$1" ]; then
     sed -n '2,${/^#/!q;s/^# \{0,1\}//p}' "$0" >&2
     exit 2
 fi
-root=$(cd "$(dirname "$0")/.." && pwd)
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 if [ -z "${FOREBAY:-}" ]; then
     (cd "$root" && cargo build --release --quiet --package forebay)
     FOREBAY=${CARGO_TARGET_DIR:-$root/target}/release/forebay

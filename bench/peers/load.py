@@ -1,8 +1,11 @@
 """Loads a folder of safetensors files to the GPU with one of the peers, once, and prints what it took as JSON.
 
-    python3 load.py PEER FOLDER        PEER: safetensors, prefetch, fastsafetensors, runai, instanttensor
+    python3 load.py PEER STATE FOLDER
 
-Seconds run from opening the files to the synchronised GPU; the CUDA context exists before. Needs torch and the peer's package.
+PEER: safetensors, prefetch, fastsafetensors, runai, instanttensor. STATE: cold or warm, what the page cache has of the files:
+some peers have a setting for each, and get the one that their documentation recommends. Everything else is their default.
+Seconds run from before the files are opened to the synchronised GPU, with staging memory and device memory in them;
+packages are imported and the CUDA context exists before. Needs torch and the peer's package.
 """
 
 import contextlib
@@ -12,64 +15,118 @@ import os
 import resource
 import sys
 import time
+import zlib
 
 import torch
 
+# Each of these imports the peer, and returns what loads files.
 
-def safetensors(files):
+
+def safetensors(state):
     from safetensors.torch import load_file
 
-    return {name: tensor for file in files for name, tensor in load_file(file, device="cuda:0").items()}
+    return lambda files: {name: tensor for file in files for name, tensor in load_file(file, device="cuda:0").items()}
 
 
-def prefetch(files):
+def prefetch(state, **options):
     from safetensors import safe_open
 
-    with contextlib.ExitStack() as stack:
-        opened = [stack.enter_context(safe_open(file, framework="pt", device="cuda:0")) for file in files]
-        # All begin before the first is waited for.
-        loaders = [file.prefetch() for file in opened]
-        return {name: tensor for loader in loaders for name, tensor in loader}
+    def load(files):
+        with contextlib.ExitStack() as stack:
+            opened = [stack.enter_context(safe_open(file, framework="pt", device="cuda:0", **options)) for file in files]
+            # All begin before the first is waited for.
+            loaders = [file.prefetch() for file in opened]
+            return {name: tensor for loader in loaders for name, tensor in loader}
+
+    return load
 
 
-def fastsafetensors(files):
+def prefetch_pread(state):
+    """The same, without mappings."""
+    return prefetch(state, backend="pread")
+
+
+def fastsafetensors(state, **options):
+    if state == "warm":
+        # Its reads pass the page cache by otherwise.
+        os.environ["FASTSAFETENSORS_ODIRECT"] = "0"
     from fastsafetensors import SafeTensorsFileLoader
 
-    loader = SafeTensorsFileLoader(None, "cuda:0", nogds=True, max_threads=16)
-    loader.add_filenames({0: files})
-    buffers = loader.copy_files_to_device()
-    return {name: buffers.get_tensor(name) for name in loader.get_keys()}
+    def load(files):
+        loader = SafeTensorsFileLoader(None, "cuda:0", nogds=True, **options)
+        loader.add_filenames({0: files})
+        buffers = loader.copy_files_to_device()
+        tensors = {name: buffers.get_tensor(name) for name in loader.get_keys()}
+        # The tensors own their memory.
+        buffers.close()
+        loader.close()
+        return tensors
+
+    return load
 
 
-def runai(files):
+def fastsafetensors_256m(state):
+    """The same with larger bounce buffers, those of an example in its documentation."""
+    return fastsafetensors(state, bbuf_size_kb=256 * 1024)
+
+
+def runai(state):
+    if state == "warm":
+        # Its reads pass the page cache by otherwise.
+        os.environ["RUNAI_STREAMER_FS_STRATEGY"] = "sync_buffered"
     from runai_model_streamer import SafetensorsStreamer
 
-    with SafetensorsStreamer() as streamer:
-        streamer.stream_files(files)
-        return {name: tensor.to("cuda:0") for name, tensor in streamer.get_tensors()}
+    def load(files):
+        with SafetensorsStreamer() as streamer:
+            streamer.stream_files(files, device="cuda:0")
+            return dict(streamer.get_tensors())
+
+    return load
 
 
-def instanttensor(files):
-    from instanttensor import safe_open
+def instanttensor(state):
+    from instanttensor import BackendPolicy, safe_open
 
-    with safe_open(files, framework="pt", device=0) as opened:
-        return dict(opened.tensors())
+    # Its reads pass the page cache by otherwise.
+    backend = BackendPolicy.BUFFERED if state == "warm" else None
+
+    def load(files):
+        with safe_open(files, framework="pt", device=0, backend=backend) as opened:
+            return dict(opened.tensors())
+
+    return load
+
+
+def digest(tensors):
+    """Equal for equal tensors with equal names: shows that all peers loaded the same."""
+    total = 0
+    for name, tensor in sorted(tensors.items()):
+        assert tensor.device.type == "cuda", f"{name} is on {tensor.device}"
+        words = tensor.contiguous().view(-1).view(torch.int16)
+        total = zlib.crc32(f"{name} {tuple(tensor.shape)} {words.sum(dtype=torch.int64).item()}".encode(), total)
+    return f"{total:08x}"
 
 
 def main():
-    peer, folder = sys.argv[1:]
+    peer, state, folder = sys.argv[1:]
     files = sorted(glob.glob(os.path.join(folder, "*.safetensors")))
-    torch.zeros(1, device="cuda:0")
+    load = globals()[peer](state)
+    # The context, and what torch makes at the first copy.
+    torch.ones(1 << 20).to("cuda:0").clone()
     torch.cuda.synchronize()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     started = time.perf_counter()
-    tensors = globals()[peer](files)
+    tensors = load(files)
     torch.cuda.synchronize()
     seconds = time.perf_counter() - started
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     print(json.dumps({
-        "peer": peer, "tensors": len(tensors), "bytes": size, "seconds": seconds, "bytes_per_second": size / seconds,
-        "peak_resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-    }))
+        "tensors": len(tensors), "bytes": size, "seconds": seconds, "resident_before_bytes": before,
+        "peak_resident_bytes": peak, "digest": digest(tensors),
+    }), flush=True)
+    # Nothing is measured of what a peer does at the end, and nothing of it shall be printed.
+    os._exit(0)
 
 
 main()

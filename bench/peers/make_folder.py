@@ -2,7 +2,7 @@
 
     python3 make_folder.py FOLDER [LAYERS]
 
-LAYERS (46) scales the size. Needs torch and safetensors.
+LAYERS (46) scales the size; a few layers make fewer files. Needs torch and safetensors.
 """
 
 import json
@@ -50,7 +50,7 @@ def main():
     torch.manual_seed(1)
     index = {}
     for number, content in enumerate(files, 1):
-        name = f"model-{number:05}-of-{FILES:05}.safetensors"
+        name = f"model-{number:05}-of-{len(files):05}.safetensors"
         made = {key: torch.randn(shape, device=device, dtype=torch.bfloat16).mul_(0.02).cpu() for key, shape in content.items()}
         save_file(made, os.path.join(folder, name), metadata={"format": "pt"})
         index.update(dict.fromkeys(content, name))
