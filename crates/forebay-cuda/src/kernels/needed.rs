@@ -5,6 +5,7 @@ use forebay_format::TensorType;
 use super::attention::attention_modules;
 use super::attention_inputs::inputs_module;
 use super::kv::KvLayerShape;
+use super::router::RouterMatrix;
 use super::weights::modules_of;
 
 /// What of a model decides which kernels run.
@@ -14,8 +15,8 @@ pub struct ModelKernels<'a> {
     pub types: &'a [TensorType],
     pub embedding: TensorType,
     pub kv: &'a KvLayerShape,
-    /// Whether there is a router.
-    pub experts: bool,
+    /// Of the routers' matrices, if there are any.
+    pub router: Option<TensorType>,
     /// f32 throughout.
     pub exact: bool,
 }
@@ -26,8 +27,9 @@ pub fn modules_needed(model: &ModelKernels<'_>) -> Vec<&'static str> {
     let mut needed = vec!["norm", "elementwise", modules_of(model.embedding).embedding];
     needed.push(inputs_module(model.kv.element));
     needed.extend(attention_modules(model.kv));
-    if model.experts {
+    if let Some(ty) = model.router {
         needed.push("router");
+        needed.extend(RouterMatrix::module(ty).filter(|_| !model.exact));
     }
     for &ty in model.types {
         let modules = modules_of(ty);
@@ -58,14 +60,14 @@ mod tests {
             for dim in [64, 80, 96, 128, 256, 576] {
                 let kv = KvLayerShape { element, kv_heads: 2, dim_k: dim, dim_v: dim, context: 9 };
                 for exact in [false, true] {
-                    let (embedding, experts) = (TensorType::Q4_K, true);
-                    let model = ModelKernels { types: &types, embedding, kv: &kv, experts, exact };
+                    let (embedding, router) = (TensorType::Q4_K, Some(TensorType::F32));
+                    let model = ModelKernels { types: &types, embedding, kv: &kv, router, exact };
                     for module in modules_needed(&model) {
                         let known = crate::ptx::MODULES.iter().any(|(name, _)| *name == module);
                         assert!(known, "{module}");
                     }
                     let few = ModelKernels { types: &[TensorType::Q4_K], ..model };
-                    assert!(modules_needed(&few).len() <= 11, "{:?}", modules_needed(&few));
+                    assert!(modules_needed(&few).len() <= 12, "{:?}", modules_needed(&few));
                 }
             }
         }

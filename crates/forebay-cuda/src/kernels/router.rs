@@ -77,7 +77,7 @@ pub struct RouterMatrix {
 
 impl RouterMatrix {
     /// The module that multiplies and chooses at once, if this type has one.
-    fn module(ty: TensorType) -> Option<&'static str> {
+    pub(super) fn module(ty: TensorType) -> Option<&'static str> {
         match ty {
             TensorType::F32 => Some("router_few_f32"),
             TensorType::F16 => Some("router_few_f16"),

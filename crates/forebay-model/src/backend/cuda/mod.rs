@@ -97,11 +97,15 @@ impl CudaPlan {
         let CudaPlan { gpu, plan, exact, record } = self;
         let arena = DeviceArena::reserve(&gpu, &plan).map_err(ModelError::from)?;
         let types = weights.matrix_types();
+        let router = weights.layers.iter().find_map(|layer| match layer.feed_forward {
+            FeedForwardWeights::Experts { router, .. } => Some(router.ty),
+            FeedForwardWeights::Dense { .. } => None,
+        });
         let modules = modules_needed(&ModelKernels {
             types: &types,
             embedding: weights.embedding.ty,
             kv: &plan.kv_shape,
-            experts: architecture.expert_layers().next().is_some(),
+            router,
             exact,
         });
         let parts = memory::parts(&plan, &arena, weights);
