@@ -63,6 +63,8 @@ impl Generation {
 pub struct BenchRun {
     pub prompt_tokens: usize,
     pub generate_tokens: usize,
+    /// Tokens in the context before either part.
+    pub depth: usize,
     pub prompt_seconds: f64,
     pub generate_seconds: f64,
     pub prompt_tokens_per_second: f64,
@@ -161,9 +163,8 @@ impl Session {
         Ok(())
     }
 
-    /// Times a prompt of `prompt_tokens` and then, from an empty cache, `generate_tokens` single
-    /// tokens. Ids are pseudo-random, as in the usual benchmarks, so that routing does not settle
-    /// on one repeated token.
+    /// Times a prompt of `prompt_tokens` and then `generate_tokens` single tokens, each after `depth` tokens that are not
+    /// timed. Ids are pseudo-random, as in the usual benchmarks, so that routing does not settle on one repeated token.
     ///
     /// # Errors
     /// More tokens than the context holds, failed reads.
@@ -171,19 +172,26 @@ impl Session {
         &mut self,
         prompt_tokens: usize,
         generate_tokens: usize,
+        depth: usize,
         seed: u64,
     ) -> Result<BenchRun, EngineError> {
-        let ids = pseudo_random_ids(prompt_tokens + generate_tokens, self.vocab_size(), seed);
+        let count = depth + prompt_tokens + generate_tokens;
+        let ids = pseudo_random_ids(count, self.vocab_size(), seed);
+        let (before, ids) = ids.split_at(depth);
         let (prompt, generated) = ids.split_at(prompt_tokens);
         self.reset();
         let threads = self.decoder.backend().info().threads;
+        if !before.is_empty() {
+            self.feed(before)?;
+            self.decoder.end_prompt(before.len());
+        }
         let clocks = Clocks::start();
         if !prompt.is_empty() {
             self.feed(prompt)?;
             self.decoder.end_prompt(prompt.len());
         }
         let (prompt_seconds, prompt_processors_busy) = clocks.read(threads);
-        self.reset();
+        self.truncate(depth);
         let clocks = Clocks::start();
         for id in generated {
             self.feed(std::slice::from_ref(id))?;
@@ -193,6 +201,7 @@ impl Session {
         Ok(BenchRun {
             prompt_tokens,
             generate_tokens,
+            depth,
             prompt_seconds,
             generate_seconds,
             prompt_tokens_per_second: rate(prompt_tokens, prompt_seconds),

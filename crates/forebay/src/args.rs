@@ -200,6 +200,9 @@ pub struct BenchArgs {
     /// Tokens to generate per run; 0 leaves this part out
     #[arg(long, value_name = "N", default_value_t = 128)]
     pub gen_tokens: usize,
+    /// Tokens in the context before either part; their time does not count
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub depth: usize,
     /// Runs to measure, after one to warm up
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = count())]
     pub repeat: usize,

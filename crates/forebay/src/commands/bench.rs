@@ -40,20 +40,25 @@ pub fn run(args: BenchArgs) -> Outcome {
         return usage("--prompt-tokens 0 and --gen-tokens 0 leave nothing to measure");
     }
     let mut options = config::session(&args.budget)?;
-    let longer = match args.prompt_tokens >= args.gen_tokens {
-        true => "--prompt-tokens",
-        false => "--gen-tokens",
-    };
+    let longer = [
+        ("--depth", args.depth),
+        ("--prompt-tokens", args.prompt_tokens),
+        ("--gen-tokens", args.gen_tokens),
+    ];
+    let longer = longer.into_iter().rev().max_by_key(|(_, tokens)| *tokens);
+    let longer = longer.map_or("--depth", |(name, _)| name);
     let context_for = if options.context.is_some() { "--ctx" } else { longer };
-    // The two parts run one after the other, each from an empty cache.
-    options.context.get_or_insert(args.prompt_tokens.max(args.gen_tokens));
+    // The two parts run one after the other, each right behind the depth.
+    let longest = args.depth.saturating_add(args.prompt_tokens.max(args.gen_tokens));
+    options.context.get_or_insert(longest);
     let tracing = TracingFile::start(&args.tracing, &mut options)?;
     let mut session = open::session(&args.model, &options, context_for)?;
     let mut runs = Vec::with_capacity(args.repeat);
     let progress = StepProgress::new("measured", args.repeat as u64 + 1);
     for run in 0..=args.repeat {
         // The seed differs from run to run: the same tokens would find their experts in place.
-        let measured = session.bench(args.prompt_tokens, args.gen_tokens, run as u64)?;
+        let measured =
+            session.bench(args.prompt_tokens, args.gen_tokens, args.depth, run as u64)?;
         progress.step();
         // The first run warms up the caches of the processor, the memory and the residency.
         if run > 0 {

@@ -43,6 +43,8 @@ fn bench_measures_both_parts() {
         assert!(rate(part, "tokens_per_second_max") >= median);
     }
     assert_eq!(document["runs"].as_array().map(Vec::len), Some(2));
+    let deep = forebay(&[&base[..], &["--depth", "9", "--json"]].concat()).json();
+    assert_eq!(deep["runs"][0]["depth"], 9);
     let only = ["bench", &moe(), "--prompt-tokens", "0", "--gen-tokens", "4", "--json"];
     assert_eq!(forebay(&only).json()["prompt"], Value::Null);
 }
