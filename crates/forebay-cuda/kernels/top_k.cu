@@ -57,6 +57,7 @@ __device__ inline void sort_slice(u64 *slice) {
 // [rows, k] are written instead; a row of fewer than k numbers is filled up with id 2^32 - 1 and NaN.
 extern "C" __global__ void __launch_bounds__(THREADS)
     top_k(const float *logits, const u64 *before, u64 *after, u32 *ids, float *values, int count, int k) {
+    wait_for_previous();
     __shared__ u64 slice[SLICE];
     load_slice(slice, logits, before, count);
     sort_slice(slice);
@@ -71,9 +72,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// As top_k for k = 1, without sorting; ids [rows].
+// As top_k for k = 1, without sorting.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    argmax(const float *logits, const u64 *before, u64 *after, u32 *ids, int count) {
+    argmax(const float *logits, const u64 *before, u64 *after, u32 *ids, float *values, int count) {
+    wait_for_previous();
     __shared__ u64 warps[THREADS / 32];
     const size_t row = blockIdx.y;
     u64 best = 0;
@@ -90,8 +92,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     __syncthreads();
     if (threadIdx.x > 0) return;
     for (int warp = 1; warp < THREADS / 32; warp++) best = max(best, warps[warp]);
-    if (gridDim.x > 1)
+    if (gridDim.x > 1) {
         after[row * gridDim.x + blockIdx.x] = best;
-    else
+    } else {
         ids[row] = id_of(best);
+        values[row] = value_of(best);
+    }
 }

@@ -116,7 +116,10 @@ impl Session {
         let started = Instant::now();
         let mut sampler = Sampler::new(options.sampling.clone(), self.vocab_size());
         let limit = options.max_tokens.unwrap_or(usize::MAX);
-        self.feed(prompt)?;
+        // The few logits that decide, where the device can choose them: the others need not come to the host.
+        let can = self.decoder.backend().largest_count();
+        let few = sampler.deciding().filter(|count| *count <= can);
+        self.feed_for(prompt, few)?;
         self.decoder.end_prompt(prompt.len());
         let prompt_seconds = started.elapsed().as_secs_f64();
         let generating = Instant::now();
@@ -125,7 +128,10 @@ impl Session {
             if tokens.len() >= limit {
                 break StopReason::MaxTokens;
             }
-            let id = sampler.sample(&self.logits, &self.cached);
+            let id = match few {
+                Some(_) => sampler.sample_from(&self.largest, &self.cached),
+                None => sampler.sample(&self.logits, &self.cached),
+            };
             if !options.ignore_end && self.ends(id, options) {
                 break StopReason::End;
             }
@@ -139,7 +145,7 @@ impl Session {
             if self.cached.len() >= self.context() {
                 break StopReason::ContextFull;
             }
-            self.feed(&[id])?;
+            self.feed_for(&[id], few)?;
             self.decoder.end_token();
         };
         Ok(Generation {
@@ -154,6 +160,14 @@ impl Session {
     fn ends(&self, id: u32, options: &GenerateOptions) -> bool {
         let by_model = self.tokenizer().is_ok_and(|tokenizer| tokenizer.is_end_of_generation(id));
         by_model || options.stop_ids.contains(&id)
+    }
+
+    /// Runs tokens and keeps the logits of the last: the `few` largest, if it says how many.
+    fn feed_for(&mut self, tokens: &[u32], few: Option<usize>) -> Result<(), EngineError> {
+        let Some(count) = few else { return self.feed(tokens) };
+        self.decoder.forward_largest(tokens, count, &mut self.largest)?;
+        self.cached.extend_from_slice(tokens);
+        Ok(())
     }
 
     /// Runs tokens and keeps the logits of the last.

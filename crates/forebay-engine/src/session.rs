@@ -111,6 +111,8 @@ pub struct Session {
     /// Ids in the key/value cache.
     pub(crate) cached: Vec<u32>,
     pub(crate) logits: Vec<f32>,
+    /// The largest of them with their ids, where the device chose.
+    pub(crate) largest: Vec<(f32, u32)>,
     load_seconds: f64,
     trace_header: Option<TraceHeader>,
 }
@@ -190,6 +192,7 @@ impl Session {
             gpu_start: placed.gpu_start,
             cached: Vec::with_capacity(context),
             logits: Vec::with_capacity(vocabulary),
+            largest: Vec::new(),
             load_seconds: started.elapsed().as_secs_f64(),
             trace_header: placed.trace_header,
         })

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, anyhow};
 use forebay_engine::{DeviceChoice, GenerateOptions, Session, SessionOptions};
 use forebay_format::Catalog;
-use forebay_model::sampling::Sampling;
+use forebay_model::sampling::{Sampling, argmax};
 use forebay_store::{FileSet, IoKind};
 
 use crate::harness::{Check, Outcome};
@@ -20,6 +20,9 @@ const FEW: usize = 8;
 const CONTEXT: usize = 512;
 /// Tokens that go through alone: so many that the context is cut into more parts on the way.
 const ALONE: usize = 300;
+
+/// Tokens generated from one.
+const GENERATED: usize = 40;
 
 /// A file with its references.
 #[derive(Clone)]
@@ -287,6 +290,12 @@ fn check_graphs(model: &Model, ordinal: usize, exact: bool) -> Result<Outcome> {
     let ids: Vec<u32> = ids.iter().copied().cycle().take(ALONE).collect();
     let logits = session.logits_one_by_one(&ids)?;
     let again = session.logits_one_by_one(&ids)?;
+    // When text is generated, only the largest logits come to the host.
+    let mut text = ids[..1].to_vec();
+    text.extend(generate(&mut session, &ids[..1], GENERATED)?);
+    let whole = session.logits_one_by_one(&text)?;
+    let likeliest: Vec<u32> = whole.chunks(session.vocab_size()).map(argmax).collect();
+    let chosen = Outcome::same(&text[1..], &likeliest[..GENERATED]).at("largest");
     drop(session);
     let context = Some(CONTEXT);
     let without = SessionOptions { device, exact, context, ..SessionOptions::default() };

@@ -2,7 +2,7 @@
 
 use crate::ModelError;
 use crate::arch::Architecture;
-use crate::backend::{Backend, Batch, Begun, NextBlock, Step};
+use crate::backend::{Backend, Batch, Begun, End, NextBlock, Step};
 use crate::weights::{FeedForwardWeights, Weights};
 use forebay_stream::Residency;
 
@@ -93,19 +93,43 @@ impl Decoder {
         tokens: &[u32],
         wanted: LogitsWanted,
         logits: &mut Vec<f32>,
+        routing: Option<&mut Vec<i32>>,
+    ) -> Result<(), ModelError> {
+        logits.clear();
+        self.run(tokens, &mut Output::Logits(wanted, logits), routing)
+    }
+
+    /// As [`Decoder::forward`], but gives only the `count` largest logits of the last token, with their ids, largest
+    /// first, of equals the lower id first.
+    ///
+    /// # Errors
+    /// As [`Decoder::forward`].
+    ///
+    /// # Panics
+    /// When `count` is 0 or more than the backend's [`Backend::largest_count`].
+    pub fn forward_largest(
+        &mut self,
+        tokens: &[u32],
+        count: usize,
+        largest: &mut Vec<(f32, u32)>,
+    ) -> Result<(), ModelError> {
+        largest.clear();
+        self.run(tokens, &mut Output::Largest(count, largest), None)
+    }
+
+    fn run(
+        &mut self,
+        tokens: &[u32],
+        output: &mut Output<'_>,
         mut routing: Option<&mut Vec<i32>>,
     ) -> Result<(), ModelError> {
         self.check(tokens)?;
-        logits.clear();
         let start = self.position;
         let batch = self.backend.batch_tokens();
         let last_batch = tokens.len().div_ceil(batch).saturating_sub(1);
         for (index, tokens) in tokens.chunks(batch).enumerate() {
-            let wanted = match wanted {
-                LogitsWanted::Last if index < last_batch => LogitsWanted::None,
-                wanted => wanted,
-            };
-            let done = self.forward_batch(tokens, wanted, logits, routing.as_deref_mut());
+            let last = index == last_batch;
+            let done = self.forward_batch(tokens, last, output, routing.as_deref_mut());
             if let Err(error) = done {
                 self.truncate(start);
                 return Err(error);
@@ -129,16 +153,15 @@ impl Decoder {
     fn forward_batch(
         &mut self,
         tokens: &[u32],
-        wanted: LogitsWanted,
-        logits: &mut Vec<f32>,
+        last: bool,
+        output: &mut Output<'_>,
         mut routing: Option<&mut Vec<i32>>,
     ) -> Result<(), ModelError> {
         let Decoder { architecture, weights, backend, position } = self;
         let (count, layers) = (tokens.len(), architecture.layers.len());
         let step = Step { architecture, weights, layer: 0, position: *position, count };
-        let (logits_wanted, routed) = (wanted != LogitsWanted::None, routing.is_some());
-        let begun =
-            backend.begin(&step, &Batch { tokens, logits: logits_wanted, routing: routed })?;
+        let end = output.end(last);
+        let begun = backend.begin(&step, &Batch { tokens, end, routing: routing.is_some() })?;
         let row_start = routing.as_deref().map_or(0, Vec::len);
         if let Some(routing) = routing.as_deref_mut() {
             let k = architecture.experts_per_token();
@@ -152,10 +175,29 @@ impl Decoder {
         }
         *position += count;
         let step = Step { layer: layers, ..step };
-        match wanted {
-            LogitsWanted::None => backend.end(&step),
-            LogitsWanted::Last => backend.head(&step, count - 1, logits),
-            LogitsWanted::All => backend.head(&step, 0, logits),
+        match (end, output) {
+            (End::Nothing, _) => backend.end(&step),
+            (_, Output::Logits(LogitsWanted::All, logits)) => backend.head(&step, 0, logits),
+            (_, Output::Logits(_, logits)) => backend.head(&step, count - 1, logits),
+            (_, Output::Largest(count, largest)) => backend.largest(&step, *count, largest),
+        }
+    }
+}
+
+/// What a call is for.
+enum Output<'a> {
+    Logits(LogitsWanted, &'a mut Vec<f32>),
+    Largest(usize, &'a mut Vec<(f32, u32)>),
+}
+
+impl Output<'_> {
+    /// How one of the call's batches ends.
+    fn end(&self, last: bool) -> End {
+        match self {
+            Output::Logits(LogitsWanted::None, _) => End::Nothing,
+            Output::Logits(LogitsWanted::Last, _) | Output::Largest(..) if !last => End::Nothing,
+            Output::Logits(..) => End::Logits,
+            Output::Largest(count, _) => End::Largest(*count),
         }
     }
 }

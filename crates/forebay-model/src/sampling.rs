@@ -59,10 +59,37 @@ impl Sampler {
         Sampler { options, random, candidates: Vec::with_capacity(vocabulary), penalised }
     }
 
+    /// How many of the largest logits decide, whatever the others are; `None`: all of them.
+    pub fn deciding(&self) -> Option<usize> {
+        let Sampling { temperature, top_k, repeat_penalty, repeat_window, .. } = self.options;
+        let kept = match temperature <= 0.0 {
+            true => 1,
+            false if top_k > 0 => top_k,
+            false => return None,
+        };
+        // A penalty above 1 makes logits smaller, never larger: so many of the largest may have to leave.
+        match repeat_penalty {
+            1.0 => Some(kept),
+            penalty if penalty > 1.0 => Some(kept.saturating_add(repeat_window)),
+            _ => None,
+        }
+    }
+
     /// Chooses a token. `recent` are the tokens so far, the latest last.
     pub fn sample(&mut self, logits: &[f32], recent: &[u32]) -> u32 {
         self.candidates.clear();
         self.candidates.extend(logits.iter().zip(0..).map(|(logit, id)| (*logit, id)));
+        self.choose(recent)
+    }
+
+    /// As [`Sampler::sample`], from at least so many of the largest logits, with their ids, as [`Sampler::deciding`] says.
+    pub fn sample_from(&mut self, largest: &[(f32, u32)], recent: &[u32]) -> u32 {
+        self.candidates.clear();
+        self.candidates.extend_from_slice(largest);
+        self.choose(recent)
+    }
+
+    fn choose(&mut self, recent: &[u32]) -> u32 {
         self.penalise(recent);
         if self.options.temperature <= 0.0 {
             return likeliest(&self.candidates);
@@ -85,7 +112,13 @@ impl Sampler {
                 continue;
             }
             self.penalised.push(*id);
-            if let Some((logit, _)) = self.candidates.get_mut(*id as usize) {
+            let own = |candidate: &&mut (f32, u32)| candidate.1 == *id;
+            // All candidates stand in the order of their ids, some of them do not.
+            let found = match self.candidates.get(*id as usize).is_some_and(|own| own.1 == *id) {
+                true => self.candidates.get_mut(*id as usize),
+                false => self.candidates.iter_mut().find(own),
+            };
+            if let Some((logit, _)) = found {
                 *logit = if *logit > 0.0 { *logit / penalty } else { *logit * penalty };
             }
         }
@@ -93,7 +126,10 @@ impl Sampler {
 
     /// Sorts the candidates that may be drawn, likeliest first; ties go to the lower id.
     fn keep_top_k(&mut self) {
-        let order = |a: &(f32, u32), b: &(f32, u32)| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1));
+        // Adding 0 makes 0 of -0, which is no smaller.
+        let order = |a: &(f32, u32), b: &(f32, u32)| {
+            (b.0 + 0.0).total_cmp(&(a.0 + 0.0)).then(a.1.cmp(&b.1))
+        };
         let k = self.options.top_k;
         if k > 0 && k < self.candidates.len() {
             self.candidates.select_nth_unstable_by(k - 1, order);
@@ -151,7 +187,7 @@ pub fn argmax(logits: &[f32]) -> u32 {
 fn likeliest(candidates: &[(f32, u32)]) -> u32 {
     let mut best = candidates[0];
     for candidate in candidates {
-        if candidate.0 > best.0 {
+        if candidate.0 > best.0 || candidate.0 == best.0 && candidate.1 < best.1 {
             best = *candidate;
         }
     }
@@ -197,6 +233,34 @@ mod tests {
         let options = Sampling { repeat_penalty: 1.5, ..Sampling::greedy() };
         let mut sampler = Sampler::new(options, 5);
         assert_eq!(sampler.sample(&logits(), &[1, 1, 1]), 2);
+    }
+
+    #[test]
+    fn the_largest_decide() {
+        let count = 500;
+        let logits: Vec<f32> =
+            (0..count).map(|i| ((i * 7919 % 997) as f32 - 400.0) / 60.0).collect();
+        let mut sorted: Vec<(f32, u32)> = logits.iter().copied().zip(0..).collect();
+        sorted.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        let recent: Vec<u32> = sorted.iter().step_by(2).take(90).map(|(_, id)| *id).collect();
+        let cases = [
+            (Sampling::greedy(), Some(1)),
+            (Sampling { repeat_penalty: 1.7, ..Sampling::greedy() }, Some(65)),
+            (Sampling::default(), Some(40)),
+            (Sampling { repeat_penalty: 1.3, temperature: 2.0, ..Sampling::default() }, Some(104)),
+            (Sampling { repeat_penalty: 0.9, ..Sampling::default() }, None),
+            (Sampling { top_k: 0, ..Sampling::default() }, None),
+        ];
+        for (options, deciding) in cases {
+            let mut whole = Sampler::new(options.clone(), count);
+            let mut few = Sampler::new(options, count);
+            assert_eq!(few.deciding(), deciding);
+            let largest = &sorted[..deciding.unwrap_or(count)];
+            for turn in 0..200 {
+                let recent = &recent[..recent.len() * turn / 200];
+                assert_eq!(few.sample_from(largest, recent), whole.sample(&logits, recent));
+            }
+        }
     }
 
     #[test]

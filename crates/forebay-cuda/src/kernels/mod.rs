@@ -30,7 +30,7 @@ pub use needed::{ModelKernels, modules_needed};
 pub use norm::{Added, Norm, Normed};
 pub use quantize::RoundedActivations;
 pub use router::{RouterChoice, RouterGroups, RouterMatrix, RouterOutputs, SortedPairs};
-pub use top_k::TopK;
+pub use top_k::{TOP_K_MAX, TopK};
 pub use weights::{
     DeviceMatrix, ExpertPart, ExpertTable, MatvecInput, supports_weights, takes_rounded,
     weight_alignment,

@@ -24,7 +24,7 @@ pub struct ModelKernels<'a> {
 /// The modules, without repetition, for [`crate::Gpu::load_modules`]. Shapes that are rare may need another one, which
 /// is loaded with its first launch.
 pub fn modules_needed(model: &ModelKernels<'_>) -> Vec<&'static str> {
-    let mut needed = vec!["norm", "elementwise", modules_of(model.embedding).embedding];
+    let mut needed = vec!["norm", "elementwise", "top_k", modules_of(model.embedding).embedding];
     needed.push(inputs_module(model.kv.element));
     needed.extend(attention_modules(model.kv));
     if let Some(ty) = model.router {
@@ -67,7 +67,7 @@ mod tests {
                         assert!(known, "{module}");
                     }
                     let few = ModelKernels { types: &[TensorType::Q4_K], ..model };
-                    assert!(modules_needed(&few).len() <= 12, "{:?}", modules_needed(&few));
+                    assert!(modules_needed(&few).len() <= 13, "{:?}", modules_needed(&few));
                 }
             }
         }

@@ -6,7 +6,8 @@ use crate::{CudaError, DevicePtr, Gpu};
 /// Candidates that one block looks at; as in the kernel.
 const SLICE: usize = 2048;
 const THREADS: u32 = 512;
-const K_MAX: usize = 256;
+/// Most that one choice gives.
+pub const TOP_K_MAX: usize = 256;
 
 /// A choice of the `k` largest of each row of `[rows, vocabulary]`; 1 to 256.
 #[derive(Clone, Copy, Debug)]
@@ -29,7 +30,7 @@ impl TopK {
     }
 
     fn check(&self) {
-        assert!((1..=K_MAX).contains(&self.k), "the {} largest", self.k);
+        assert!((1..=TOP_K_MAX).contains(&self.k), "the {} largest", self.k);
         assert!(self.vocabulary > 0 && self.rows < 65_536, "{self:?}");
     }
 }
@@ -53,46 +54,18 @@ impl Gpu {
         values: DevicePtr<f32>,
     ) -> Result<(), CudaError> {
         what.check();
-        let kernel = self.kernel("top_k", "top_k")?;
+        let kernel = self.kernel("top_k", if what.k == 1 { "argmax" } else { "top_k" })?;
         self.passes(what, logits, scratch, |grid, logits, before, after, count| {
-            Launch::new(kernel, grid, (THREADS, 1, 1))
+            let launch = Launch::new(kernel, grid, (THREADS, 1, 1))
                 .ptr(logits)
                 .ptr(before)
                 .ptr(after)
                 .ptr(ids)
                 .ptr(values)
-                .int(count)
-                .int(what.k)
-                .run(self)
-        })
-    }
-
-    /// The id of the largest logit of each row, `ids [rows]`, of equals the lower; `u32::MAX` where none is a number.
-    /// `what.k` is 1.
-    ///
-    /// # Errors
-    /// Whatever the driver says.
-    ///
-    /// # Panics
-    /// When `k` is not 1.
-    pub fn argmax(
-        &self,
-        what: &TopK,
-        logits: DevicePtr<f32>,
-        scratch: DevicePtr<u64>,
-        ids: DevicePtr<u32>,
-    ) -> Result<(), CudaError> {
-        what.check();
-        assert_eq!(what.k, 1, "argmax gives one id");
-        let kernel = self.kernel("top_k", "argmax")?;
-        self.passes(what, logits, scratch, |grid, logits, before, after, count| {
-            Launch::new(kernel, grid, (THREADS, 1, 1))
-                .ptr(logits)
-                .ptr(before)
-                .ptr(after)
-                .ptr(ids)
-                .int(count)
-                .run(self)
+                .int(count);
+            // The largest alone needs no sorting, and its kernel no `k`.
+            let launch = if what.k == 1 { launch } else { launch.int(what.k) };
+            launch.run(self)
         })
     }
 

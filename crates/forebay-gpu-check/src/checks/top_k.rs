@@ -96,8 +96,8 @@ fn argmax(context: &Context) -> Result<Outcome> {
         let device = context.upload(&logits)?;
         let what = TopK { rows, vocabulary, k: 1 };
         let scratch = context.poisoned(2 * what.scratch_words())?;
-        let ids = context.poisoned(rows)?;
-        gpu.argmax(&what, device.ptr(), scratch.ptr(), ids.ptr())?;
+        let (ids, values) = (context.poisoned(rows)?, context.poisoned(rows)?);
+        gpu.top_k(&what, device.ptr(), scratch.ptr(), ids.ptr(), values.ptr())?;
         let got = gpu.download::<u32>(ids.ptr(), rows)?;
         let expected: Vec<u32> = logits
             .chunks(vocabulary)
@@ -115,11 +115,7 @@ fn measure(context: &Context, k: usize) -> Result<Measured> {
     let scratch = context.poisoned(2 * what.scratch_words())?;
     let (ids, values) = (context.poisoned(k)?, context.poisoned(k)?);
     let seconds = median_seconds(context, |_| {
-        if k == 1 {
-            gpu.argmax(&what, logits.ptr(), scratch.ptr(), ids.ptr())
-        } else {
-            gpu.top_k(&what, logits.ptr(), scratch.ptr(), ids.ptr(), values.ptr())
-        }
+        gpu.top_k(&what, logits.ptr(), scratch.ptr(), ids.ptr(), values.ptr())
     })?;
     Ok(Measured { seconds, bytes: vocabulary as f64 * 4.0, flops: 0.0 })
 }

@@ -57,10 +57,20 @@ impl<'a> Step<'a> {
 #[derive(Clone, Copy)]
 pub struct Batch<'a> {
     pub tokens: &'a [u32],
-    /// Whether it ends in [`Backend::head`] and not in [`Backend::end`].
-    pub logits: bool,
+    pub end: End,
     /// Whether [`Backend::route`] will be asked for the experts.
     pub routing: bool,
+}
+
+/// How a batch ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum End {
+    /// With [`Backend::end`].
+    Nothing,
+    /// With [`Backend::head`].
+    Logits,
+    /// With [`Backend::largest`] of so many.
+    Largest(usize),
 }
 
 /// What has to follow after [`Backend::begin`].
@@ -68,7 +78,7 @@ pub struct Batch<'a> {
 pub enum Begun {
     /// All steps of all layers, then the head or the end.
     Layers,
-    /// The head alone: the backend knows the other steps from an earlier batch and does them there.
+    /// The end alone: the backend knows the other steps from an earlier batch and does them there.
     Recorded,
 }
 
@@ -180,6 +190,29 @@ pub trait Backend {
         first: usize,
         logits: &mut Vec<f32>,
     ) -> Result<(), ModelError>;
+
+    /// How many of the largest logits [`Backend::largest`] can give; 0: it cannot.
+    fn largest_count(&self) -> usize {
+        0
+    }
+
+    /// As [`Backend::head`] for the batch's last row, but gives only the `count` largest logits with their ids, largest
+    /// first, of equals the lower id first.
+    ///
+    /// # Errors
+    /// As [`Backend::head`].
+    ///
+    /// # Panics
+    /// When `count` is 0 or more than [`Backend::largest_count`].
+    fn largest(
+        &mut self,
+        step: &Step<'_>,
+        count: usize,
+        largest: &mut Vec<(f32, u32)>,
+    ) -> Result<(), ModelError> {
+        let _ = (step, largest);
+        panic!("{count} of the largest logits of a backend that gives all");
+    }
 
     /// Ends a batch that needs no logits.
     ///

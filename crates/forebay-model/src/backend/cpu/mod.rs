@@ -10,7 +10,7 @@ use forebay_format::dequantize;
 use forebay_store::FileSet;
 use forebay_stream::{Lease, Residency};
 
-use super::{Backend, Batch, Begun, ComputeInfo, NextBlock, Step, record_routing};
+use super::{Backend, Batch, Begun, ComputeInfo, End, NextBlock, Step, record_routing};
 use crate::ModelError;
 use crate::arch::Architecture;
 use crate::weights::{FeedForwardWeights, PartMatrix, Weights};
@@ -171,7 +171,7 @@ impl Backend for CpuBackend {
             dequantize(embedding.ty, &self.scratch.embedding_row, row)?;
         }
         // A batch without logits skips the head: its chunks must not be read ahead in vain.
-        let head = if batch.logits { step.weights.head.len() } else { 0 };
+        let head = if batch.end == End::Nothing { 0 } else { step.weights.head.len() };
         self.residency.set_dense_cycle(step.architecture.layers.len() + head);
         Ok(Begun::Layers)
     }

@@ -1,7 +1,8 @@
 //! What the host and the device exchange with every batch: tokens and positions there, flags and one row of logits back.
 
-use forebay_cuda::{CudaError, DevicePtr, Gpu, HostWords};
+use forebay_cuda::{CudaError, DevicePtr, Gpu, HostWords, TOP_K_MAX};
 
+use super::super::End;
 use super::places::ExchangePlaces;
 
 /// Pinned copies of [`ExchangePlaces`]: first what goes to the device, then what comes back.
@@ -39,9 +40,14 @@ impl Exchange {
         self.device.offset(self.places.batch_words)
     }
 
+    /// Ids of the largest logits; their values follow.
+    pub fn largest(&self) -> DevicePtr<u32> {
+        self.device.offset(self.places.up_words())
+    }
+
     /// Rows of logits.
     pub fn logits(&self) -> DevicePtr<f32> {
-        self.device.offset(self.places.up_words()).cast()
+        self.largest().offset(2 * TOP_K_MAX).cast()
     }
 
     /// Takes the tokens of a batch, which stand at `position` and after it.
@@ -68,12 +74,16 @@ impl Exchange {
         gpu.queue_upload(&self.words, 0..self.places.up_words(), self.device)
     }
 
-    /// Queues the way of the flags and, if `row`, of the first row of logits to the host.
+    /// Queues the way of the flags, and of what a batch that ends so leaves, to the host.
     ///
     /// # Errors
     /// Whatever the driver says.
-    pub fn queue_down(&self, gpu: &Gpu, row: bool) -> Result<(), CudaError> {
-        let words = if row { self.places.down_words() } else { self.places.flag_words };
+    pub fn queue_down(&self, gpu: &Gpu, end: End) -> Result<(), CudaError> {
+        let words = match end {
+            End::Nothing => self.places.flag_words,
+            End::Largest(count) => self.places.flag_words + 2 * count,
+            End::Logits => self.places.down_words(),
+        };
         let first = self.places.up_words();
         gpu.queue_download(self.flags(), &self.words, first..first + words)
     }
@@ -91,7 +101,16 @@ impl Exchange {
 
     /// Appends the row of logits that came with the last flags.
     pub fn append_row(&self, logits: &mut Vec<f32>) {
-        let first = self.places.up_words() + self.places.flag_words;
+        let first = self.places.up_words() + self.places.flag_words + 2 * TOP_K_MAX;
         self.words.append(first, self.places.vocabulary, logits);
+    }
+
+    /// Appends the `count` largest logits that came with the last flags.
+    pub fn append_largest(&self, count: usize, largest: &mut Vec<(f32, u32)>) {
+        let (mut ids, mut values) = ([0_u32; TOP_K_MAX], [0.0_f32; TOP_K_MAX]);
+        let first = self.places.up_words() + self.places.flag_words;
+        self.words.read(first, &mut ids[..count]);
+        self.words.read(first + count, &mut values[..count]);
+        largest.extend(values.into_iter().zip(ids).take(count));
     }
 }

@@ -13,12 +13,12 @@ use forebay_cuda::{
     Added, Attention, AttentionInputs, AttentionScratch, DevicePtr, EmbeddingTable, ExpertOutputs,
     FiniteFlag, Gpu, HeadInput, KvLayer, MATVEC_TOKENS, ModelKernels, NarrowActivations, Norm,
     Normed, Rotation, RoundedActivations, RouterChoice, RouterMatrix, RouterOutputs, SortedPairs,
-    modules_needed, rounds_outputs, takes_inputs, takes_rounded,
+    TOP_K_MAX, TopK, modules_needed, rounds_outputs, takes_inputs, takes_rounded,
 };
 use forebay_store::UploadPart;
 use forebay_stream::Residency;
 
-use super::{Backend, Batch, Begun, ComputeInfo, NextBlock, Step, record_routing};
+use super::{Backend, Batch, Begun, ComputeInfo, End, NextBlock, Step, record_routing};
 use crate::ModelError;
 use crate::arch::{Architecture, QkNorm};
 use crate::weights::{FeedForwardWeights, PartMatrix, Weights};
@@ -26,7 +26,7 @@ use exchange::Exchange;
 use memory::{DeviceArena, DevicePlan};
 use places::{ActivationPlaces, HEAD_ROWS, kv_shape};
 use products::{ExpertEntries, ExpertProduct, Product, Products, Rows};
-use recording::Recordings;
+use recording::{Recordings, Way};
 use vectors::{LayerVectors, optional};
 
 pub use memory::VramUse;
@@ -46,6 +46,7 @@ pub struct CudaBackend {
     inputs: Option<AttentionInputs>,
     /// The experts' outputs, if the last block had experts: the next norm adds them up.
     outputs: Option<ExpertOutputs>,
+    vocabulary: usize,
     flags: Vec<u32>,
     chosen: Vec<u32>,
 }
@@ -153,6 +154,7 @@ impl CudaBackend {
             recordings: Recordings::new(record),
             inputs: None,
             outputs: None,
+            vocabulary: architecture.vocabulary,
             flags: vec![0; 1 + architecture.layers.len()],
             chosen: vec![0; at.batch * architecture.experts_per_token()],
             gpu,
@@ -226,6 +228,24 @@ impl CudaBackend {
         Ok(())
     }
 
+    /// Ends a batch with the logits of its last row, all or the largest, and waits for them.
+    fn finish_row(&mut self, step: &Step<'_>, end: End) -> Result<(), ModelError> {
+        if !self.recordings.is_recorded() {
+            self.norm(step, NextBlock::Head, true)?;
+            self.queue_head_rows(step, step.count - 1, 1)?;
+            if let End::Largest(count) = end {
+                let what = TopK { rows: 1, vocabulary: step.architecture.vocabulary, k: count };
+                let scratch = self.arena.activation(self.at().top_k_scratch);
+                let ids = self.exchange.largest();
+                let values = ids.offset(count).cast();
+                self.gpu.top_k(&what, self.exchange.logits(), scratch, ids, values)?;
+            }
+            self.exchange.queue_down(&self.gpu, end)?;
+        }
+        self.recordings.queue(&self.gpu)?;
+        self.check(step)
+    }
+
     /// Waits for the batch and reports what its kernels found.
     fn check(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
         self.exchange.wait(&self.gpu, &mut self.flags)?;
@@ -293,9 +313,9 @@ impl Backend for CudaBackend {
 
     fn begin(&mut self, step: &Step<'_>, batch: &Batch<'_>) -> Result<Begun, ModelError> {
         self.exchange.take(&self.gpu, batch.tokens, step.position)?;
-        let one = step.count == 1 && batch.logits && !batch.routing;
-        let key = one.then(|| self.attention_splits(step));
-        if self.recordings.begin(&self.gpu, key)? {
+        let one = step.count == 1 && batch.end != End::Nothing && !batch.routing;
+        let way = Way { splits: self.attention_splits(step), end: batch.end };
+        if self.recordings.begin(&self.gpu, one.then_some(way))? {
             return Ok(Begun::Recorded);
         }
         self.exchange.queue_up(&self.gpu)?;
@@ -540,13 +560,7 @@ impl Backend for CudaBackend {
     ) -> Result<(), ModelError> {
         let vocabulary = step.architecture.vocabulary;
         if step.count - first == 1 {
-            if !self.recordings.is_recorded() {
-                self.norm(step, NextBlock::Head, true)?;
-                self.queue_head_rows(step, first, 1)?;
-                self.exchange.queue_down(&self.gpu, true)?;
-            }
-            self.recordings.queue(&self.gpu)?;
-            self.check(step)?;
+            self.finish_row(step, End::Logits)?;
             self.exchange.append_row(logits);
             return Ok(());
         }
@@ -558,13 +572,28 @@ impl Backend for CudaBackend {
             logits.resize(base + rows * vocabulary, 0.0);
             self.gpu.download_into(self.exchange.logits(), &mut logits[base..])?;
         }
-        self.exchange.queue_down(&self.gpu, false)?;
+        self.exchange.queue_down(&self.gpu, End::Nothing)?;
         self.check(step)
+    }
+
+    fn largest_count(&self) -> usize {
+        TOP_K_MAX.min(self.vocabulary)
+    }
+
+    fn largest(
+        &mut self,
+        step: &Step<'_>,
+        count: usize,
+        largest: &mut Vec<(f32, u32)>,
+    ) -> Result<(), ModelError> {
+        self.finish_row(step, End::Largest(count))?;
+        self.exchange.append_largest(count, largest);
+        Ok(())
     }
 
     fn end(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
         self.norm(step, NextBlock::Head, true)?;
-        self.exchange.queue_down(&self.gpu, false)?;
+        self.exchange.queue_down(&self.gpu, End::Nothing)?;
         self.check(step)
     }
 }

@@ -2,6 +2,7 @@
 
 use forebay_cuda::{
     AttentionScratchSize, Gpu, KvElement, KvLayerShape, MATVEC_TOKENS, RoundedActivations,
+    TOP_K_MAX, TopK,
 };
 
 use crate::ModelError;
@@ -113,7 +114,7 @@ fn matrix_bytes(matrix: &PartMatrix) -> Result<u64, ModelError> {
 }
 
 /// What is exchanged with the host, in words that follow one another, so that a copy each way is enough: ids `[batch]`,
-/// positions `[batch]`, flags, logits `[HEAD_ROWS, vocabulary]`.
+/// positions `[batch]`, flags, ids and values of the largest logits `[2, TOP_K_MAX]`, logits `[HEAD_ROWS, vocabulary]`.
 #[derive(Debug, Clone, Copy)]
 pub struct ExchangePlaces {
     pub batch: usize,
@@ -131,7 +132,8 @@ impl ExchangePlaces {
         let whole = |words: usize| words.next_multiple_of(ALIGNMENT as usize / 4);
         let (batch_words, flag_words) = (whole(2 * batch), whole(1 + architecture.layers.len()));
         let vocabulary = architecture.vocabulary;
-        let words = batch_words + flag_words + batch.min(HEAD_ROWS) * vocabulary;
+        let rows = batch.min(HEAD_ROWS);
+        let words = batch_words + flag_words + 2 * TOP_K_MAX + rows * vocabulary;
         ExchangePlaces { batch, batch_words, flag_words, vocabulary, words }
     }
 
@@ -140,9 +142,9 @@ impl ExchangePlaces {
         self.batch_words + self.flag_words
     }
 
-    /// What the host gets: flags and one row of logits.
+    /// What the host gets at most: flags, the largest logits, one row of all.
     pub fn down_words(&self) -> usize {
-        self.flag_words + self.vocabulary
+        self.flag_words + 2 * TOP_K_MAX + self.vocabulary
     }
 }
 
@@ -165,6 +167,8 @@ pub struct ActivationPlaces {
     pub gate: u64,
     pub up: u64,
     pub scores: u64,
+    /// Of the choice of the largest logits.
+    pub top_k_scratch: u64,
     pub router_tickets: u64,
     pub expert_ids: u64,
     pub expert_weights: u64,
@@ -213,6 +217,7 @@ impl ActivationPlaces {
         let widest = hidden.max(q_width).max(inner);
         let attention_size = attention_scratch(gpu, kv, attention.heads);
         let exchange_places = ExchangePlaces::new(architecture, batch);
+        let top_k = TopK { rows: 1, vocabulary: architecture.vocabulary, k: TOP_K_MAX };
         let mut words = |count: usize| places.take(4 * count as u64);
         let tables = (0..architecture.layers.len()).map(|_| words(2 * experts)).collect();
         let (codes, code_scales) = RoundedActivations::bytes(few, widest);
@@ -230,6 +235,7 @@ impl ActivationPlaces {
             gate: words(batch * inner),
             up: words(batch * inner),
             scores: words(batch * experts),
+            top_k_scratch: words(2 * top_k.scratch_words()),
             router_tickets: words(few),
             expert_ids: words(batch * used),
             expert_weights: words(batch * used),

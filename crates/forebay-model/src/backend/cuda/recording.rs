@@ -1,56 +1,65 @@
 //! One token's work, recorded and queued with one call.
 //!
 //! Tokens differ in what lies in memory: their id, their position, the cache. The kernels and their arguments are the
-//! same, except that long contexts are cut into more parts, which makes a recording of its own.
+//! same, but for a few ways: each makes a recording of its own.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use forebay_cuda::{CudaError, Gpu, Graph};
+
+use super::super::End;
+
+/// What tells recordings apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Way {
+    /// Parts that the context is cut into.
+    pub splits: usize,
+    pub end: End,
+}
 
 /// What is done with the batch at hand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     /// Work is queued as it comes.
     Direct,
-    /// It is written down, for contexts cut into so many parts.
-    Recording(usize),
+    /// It is written down.
+    Recording(Way),
     /// It was written down before.
-    Recorded(usize),
+    Recorded(Way),
 }
 
-/// Recordings by parts of the context.
+/// Recordings by their way.
 pub struct Recordings {
-    graphs: HashMap<usize, Graph>,
+    graphs: HashMap<Way, Graph>,
     state: State,
-    /// Whether one token went through the layers directly, so that all kernels are loaded: that cannot be recorded.
-    warm: bool,
+    /// Ends that a token came to directly, so that all kernels on the way are loaded: that cannot be recorded.
+    warm: HashSet<End>,
     enabled: bool,
 }
 
 impl Recordings {
     /// None yet; never any unless `enabled`.
     pub fn new(enabled: bool) -> Recordings {
-        Recordings { graphs: HashMap::new(), state: State::Direct, warm: false, enabled }
+        Recordings { graphs: HashMap::new(), state: State::Direct, warm: HashSet::new(), enabled }
     }
 
-    /// Begins a batch: one that can be recorded has a key. Whether it is recorded already.
+    /// Begins a batch: one that can be recorded has a way. Whether it is recorded already.
     ///
     /// # Errors
     /// Whatever the driver says.
-    pub fn begin(&mut self, gpu: &Gpu, key: Option<usize>) -> Result<bool, CudaError> {
+    pub fn begin(&mut self, gpu: &Gpu, way: Option<Way>) -> Result<bool, CudaError> {
         if let State::Recording(_) = self.state {
             // The batch before failed.
             gpu.abandon_recording();
         }
         self.state = State::Direct;
-        let Some(key) = key.filter(|_| self.enabled) else { return Ok(false) };
-        if self.graphs.contains_key(&key) {
-            self.state = State::Recorded(key);
-        } else if self.warm {
+        let Some(way) = way.filter(|_| self.enabled) else { return Ok(false) };
+        if self.graphs.contains_key(&way) {
+            self.state = State::Recorded(way);
+        } else if !self.warm.insert(way.end) {
             gpu.start_recording()?;
-            self.state = State::Recording(key);
+            self.state = State::Recording(way);
         }
-        self.warm = true;
         Ok(matches!(self.state, State::Recorded(_)))
     }
 
@@ -64,14 +73,14 @@ impl Recordings {
     /// # Errors
     /// Whatever the driver says.
     pub fn queue(&mut self, gpu: &Gpu) -> Result<(), CudaError> {
-        let key = match std::mem::replace(&mut self.state, State::Direct) {
+        let way = match std::mem::replace(&mut self.state, State::Direct) {
             State::Direct => return Ok(()),
-            State::Recording(key) => {
-                self.graphs.insert(key, gpu.finish_recording()?);
-                key
+            State::Recording(way) => {
+                self.graphs.insert(way, gpu.finish_recording()?);
+                way
             }
-            State::Recorded(key) => key,
+            State::Recorded(way) => way,
         };
-        gpu.queue_graph(&self.graphs[&key])
+        gpu.queue_graph(&self.graphs[&way])
     }
 }
