@@ -301,9 +301,8 @@ fn check_graphs(model: &Model, ordinal: usize, exact: bool) -> Result<Outcome> {
     let without = SessionOptions { device, exact, context, ..SessionOptions::default() };
     let mut session = model.open_with(SessionOptions { cuda_graphs: false, ..without })?;
     let direct = session.logits_one_by_one(&ids)?;
-    Ok(Outcome::same(&again, &logits)
-        .at("again")
-        .worse(Outcome::same(&direct, &logits).at("direct")))
+    let same = Outcome::same(&again, &logits).at("again");
+    Ok(same.worse(Outcome::same(&direct, &logits).at("direct")).worse(chosen))
 }
 
 /// Greedy text of float weights, as far as the reference was sure of it. Where the reference logits `[positions,
