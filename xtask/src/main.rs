@@ -3,7 +3,7 @@
 mod ptx;
 mod tidy;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Every subcommand, as the documentation may name it.
@@ -35,6 +35,9 @@ fn main() -> ExitCode {
     }
 }
 
+/// Asked at run time: with a target folder that several checkouts share, what was compiled in may be another's.
 fn repository_root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the root").to_path_buf()
+    let own = std::env::var_os("CARGO_MANIFEST_DIR");
+    let own = own.map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
+    own.parent().expect("xtask lies in the root").to_path_buf()
 }

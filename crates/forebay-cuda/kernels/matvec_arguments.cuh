@@ -9,6 +9,7 @@ struct RowPairs {
     u64 pitch;     // from one pair to the next
     u64 row_bytes;
     int count;     // pairs
+    int last[2];   // the last pair that has a first row, and a second
     int rows;      // of a matrix
     bool two;      // two matrices
     bool swiglu;   // out[0] gets silu(row of the first matrix) * row of the second
@@ -56,7 +57,18 @@ __device__ __forceinline__ bool find_rows(RowPairs &work, MATVEC_PARAMETERS) {
     work.base[1] = work.two ? second : first + row_bytes;
     work.pitch = work.two ? row_bytes : 2 * row_bytes;
     work.count = work.two ? work.rows : (work.rows + 1) / 2;
+    work.last[0] = work.count - 1;
+    work.last[1] = work.two ? work.count - 1 : work.rows / 2 - 1;
+    if (work.last[1] < 0) {  // one row in all: it is its own second
+        work.last[1] = 0;
+        work.base[1] = work.base[0];
+    }
     return true;
+}
+
+// Row j of a pair; beyond the last pair the last one's.
+__device__ __forceinline__ const u8 *row_of(const RowPairs &work, int pair, int j) {
+    return (const u8 *)(work.base[j] + (u64)(u32)min(pair, work.last[j]) * (u32)work.pitch);
 }
 
 // Whether row j of pair `pair` exists.

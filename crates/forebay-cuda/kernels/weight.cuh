@@ -5,10 +5,19 @@
 // A type says: ELEMENTS and BYTES of a block, ALIGN (the power of two that every block's address is a multiple of, at
 // most 16), ZERO, SIGNED (codes are i8, otherwise u8 below 128), HALVES (the two scales differ), OFFSET (there are
 // offsets), and unpack(block, group of the block, out). Where a flag is false, only what it leaves is filled in.
+// Where two groups share bytes, it may also say how both come out with one reading of these: unpack_two(block, pair,
+// out) for groups first_of(pair) and APART further. Blocks of 32 may tell apart what lies in memory (RAW words, fetch)
+// and what it means (decode), so that a kernel can read long before it needs.
 // Layouts are described in forebay-format's `quant`.
 #pragma once
 
 #include "common.cuh"
+
+// The aligned words in which a block of type W begins `past` bytes behind the start.
+template <class W> struct RawBlock {
+    u32 words[W::RAW];
+    u32 past;
+};
 
 struct Group {
     u32 codes[8];  // four a word, the first in the low byte
@@ -24,8 +33,8 @@ __device__ __forceinline__ float half_of(u32 bits) {
 
 __device__ __forceinline__ float half_at(const u8 *p) { return half_of(*(const u16 *)p); }  // p is even
 
-// N words from an address that is a multiple of ALIGN. Below 4 they are cut out of N + 1 aligned words: up to 3 bytes
-// before and 4 after are read, too.
+// N words from an address that is a multiple of ALIGN. Below 4 they are cut out of aligned words: up to 3 bytes before
+// and after are read, too, but no word that holds none of theirs, as memory may end there.
 template <int ALIGN, int N> __device__ __forceinline__ void load_words(const u8 *p, u32 *words) {
     if constexpr (ALIGN >= 16 && N % 4 == 0) {
 #pragma unroll
@@ -50,9 +59,10 @@ template <int ALIGN, int N> __device__ __forceinline__ void load_words(const u8 
         const u32 past = (u32)(size_t)p & 3;
         const u32 *aligned = (const u32 *)(p - past);
         u32 low = aligned[0];
+        const u32 last = aligned[past ? N : N - 1];
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            const u32 high = aligned[i + 1];
+            const u32 high = i + 1 < N ? aligned[i + 1] : last;
             words[i] = __funnelshift_r(low, high, 8 * past);
             low = high;
         }

@@ -1,18 +1,55 @@
-// Four-bit floats with a shared scale: MXFP4, NVFP4. Codes are twice the values, scales half as large.
+// Four-bit floats with a shared scale: MXFP4, NVFP4. Codes are 16 plus twice the values, scales half as large.
 #pragma once
 
-__device__ __forceinline__ Table16 fp4_doubled() {
-    return {{0x03020100u, 0x0c080604u, 0xfdfeff00u, 0xf4f8fafcu}};
+// PRMT as it is: a selector with its top bit set gives eight times the sign of the byte chosen.
+__device__ __forceinline__ u32 permute(u32 a, u32 b, u32 selector) {
+    u32 out;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(out) : "r"(a), "r"(b), "r"(selector));
+    return out;
+}
+
+// Byte k from nibble k, k < 4. Twice the absolute values are a table of eight bytes without signs, so a nibble with its
+// sign set finds 0; looked up as they are and with all signs flipped, nibbles give what is positive and what is negative.
+// The bytes of sum and difference stay between 4 and 28, so nothing carries.
+__device__ __forceinline__ u32 fp4_four(u32 nibbles, u32 flipped) {
+    // PRMT takes one constant only. 0 is added that the compiler cannot see: it would move the other half of the table
+    // to a register again for each of them.
+    u32 table;
+    asm("{.reg .u32 zero; mov.u32 zero, %%laneid; shr.u32 zero, zero, 5; add.u32 %0, zero, 0x03020100;}" : "=r"(table));
+    return permute(table, 0x0c080604u, nibbles) + 0x10101010u - permute(table, 0x0c080604u, flipped);
+}
+
+// Eight nibbles: those of the low halves of bytes to `low`, of the high ones to `high`.
+__device__ __forceinline__ void fp4_eight(u32 nibbles, u32 &low, u32 &high) {
+    const u32 flipped = nibbles ^ 0x88888888u;
+    const u32 first = fp4_four(nibbles, flipped), second = fp4_four(nibbles >> 16, flipped >> 16);
+    low = __byte_perm(first, second, 0x6420);
+    high = __byte_perm(first, second, 0x7531);
 }
 
 struct MXFP4 {
-    static constexpr int ELEMENTS = 32, BYTES = 17, ALIGN = 1, ZERO = 0;
-    static constexpr bool SIGNED = true, HALVES = false, OFFSET = false;
-    static __device__ __forceinline__ void unpack(const u8 *block, int, Group &out) {
-        const u32 e = block[0];
+    static constexpr int ELEMENTS = 32, BYTES = 17, ALIGN = 1, ZERO = 16;
+    static constexpr bool SIGNED = false, HALVES = false, OFFSET = false;
+    // Five aligned words hold all 17 bytes.
+    static constexpr int RAW = 5;
+    static __device__ __forceinline__ void fetch(const u8 *block, RawBlock<MXFP4> &raw) {
+        raw.past = (u32)(size_t)block & 3;
+        load_words<4, RAW>(block - raw.past, raw.words);
+    }
+    static __device__ __forceinline__ void decode(const RawBlock<MXFP4> &raw, Group &out) {
+        const u32 e = raw.words[0] >> 8 * raw.past & 255;
         // 2^(e - 128); the lowest two are subnormal.
         out.scale[0] = __uint_as_float(e < 2 ? 0x00200000u << e : (e - 1) << 23);
-        unpack_levels<1>(block + 1, fp4_doubled(), out.codes);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const u32 nibbles = __funnelshift_rc(raw.words[i], raw.words[i + 1], 8 * raw.past + 8);
+            fp4_eight(nibbles, out.codes[i], out.codes[i + 4]);
+        }
+    }
+    static __device__ __forceinline__ void unpack(const u8 *block, int, Group &out) {
+        RawBlock<MXFP4> raw;
+        fetch(block, raw);
+        decode(raw, out);
     }
 };
 
@@ -25,8 +62,8 @@ __device__ __forceinline__ float half_of_e4m3(u32 bits) {
 }
 
 struct NVFP4 {
-    static constexpr int ELEMENTS = 64, BYTES = 36, ALIGN = 4, ZERO = 0;
-    static constexpr bool SIGNED = true, HALVES = true, OFFSET = false;
+    static constexpr int ELEMENTS = 64, BYTES = 36, ALIGN = 4, ZERO = 16;
+    static constexpr bool SIGNED = false, HALVES = true, OFFSET = false;
     static __device__ __forceinline__ void unpack(const u8 *block, int g, Group &out) {
         u32 words[4];
         load_words<4, 4>(block + 4 + 16 * g, words);
@@ -34,8 +71,8 @@ struct NVFP4 {
         for (int h = 0; h < 2; h++) {
             out.scale[h] = half_of_e4m3(block[2 * g + h]);
             u32 *codes = out.codes + 4 * h;
-            look_up(fp4_doubled(), words[2 * h], codes[0], codes[2]);
-            look_up(fp4_doubled(), words[2 * h + 1], codes[1], codes[3]);
+            fp4_eight(words[2 * h], codes[0], codes[2]);
+            fp4_eight(words[2 * h + 1], codes[1], codes[3]);
         }
     }
 };

@@ -52,9 +52,37 @@ __device__ __forceinline__ void scale_and_minimum(const u8 *block, int g, Group 
     out.offset[0] = -(half_of(head[0] >> 16) * (float)minimum);
 }
 
+// The same of sub-blocks 2 * pair and the next, two bytes of each at once.
+__device__ __forceinline__ void two_scales_and_minima(const u8 *block, int pair, Group (&out)[2]) {
+    u32 head[4];
+    load_words<16, 4>(block, head);
+    const int shift = 16 * (pair & 1);
+    const u32 a = head[1] >> shift, b = head[2] >> shift, c = head[3] >> shift;
+    const u32 scales = pair < 2 ? a & 0x3f3f : c & 0x0f0f | a >> 2 & 0x3030;
+    const u32 minima = pair < 2 ? b & 0x3f3f : c >> 4 & 0x0f0f | b >> 2 & 0x3030;
+    const float d = half_of(head[0]), dmin = half_of(head[0] >> 16);
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        out[i].scale[0] = d * (float)(scales >> 8 * i & 255);
+        out[i].offset[0] = -(dmin * (float)(minima >> 8 * i & 255));
+    }
+}
+
 struct Q4_K {
     static constexpr int ELEMENTS = 256, BYTES = 144, ALIGN = 16, ZERO = 0;
     static constexpr bool SIGNED = false, HALVES = false, OFFSET = true;
+    static constexpr int APART = 1;
+    static __device__ __forceinline__ int first_of(int pair) { return 2 * pair; }
+    static __device__ __forceinline__ void unpack_two(const u8 *block, int pair, Group (&out)[2]) {
+        u32 words[8];
+        load_words<16, 8>(block + 16 + 32 * pair, words);
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            out[0].codes[i] = words[i] & 0x0f0f0f0fu;
+            out[1].codes[i] = words[i] >> 4 & 0x0f0f0f0fu;
+        }
+        two_scales_and_minima(block, pair, out);
+    }
     static __device__ __forceinline__ void unpack(const u8 *block, int g, Group &out) {
         u32 words[8];
         load_words<16, 8>(block + 16 + 32 * (g >> 1), words);
@@ -67,6 +95,20 @@ struct Q4_K {
 struct Q5_K {
     static constexpr int ELEMENTS = 256, BYTES = 176, ALIGN = 16, ZERO = 0;
     static constexpr bool SIGNED = false, HALVES = false, OFFSET = true;
+    static constexpr int APART = 1;
+    static __device__ __forceinline__ int first_of(int pair) { return 2 * pair; }
+    static __device__ __forceinline__ void unpack_two(const u8 *block, int pair, Group (&out)[2]) {
+        u32 words[8], fifth[8];
+        load_words<16, 8>(block + 48 + 32 * pair, words);
+        load_words<16, 8>(block + 16, fifth);
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const u32 bits = fifth[i] >> 2 * pair;
+            out[0].codes[i] = words[i] & 0x0f0f0f0fu | (bits & 0x01010101u) << 4;
+            out[1].codes[i] = words[i] >> 4 & 0x0f0f0f0fu | (bits & 0x02020202u) << 3;
+        }
+        two_scales_and_minima(block, pair, out);
+    }
     static __device__ __forceinline__ void unpack(const u8 *block, int g, Group &out) {
         u32 words[8], fifth[8];
         load_words<16, 8>(block + 48 + 32 * (g >> 1), words);
@@ -81,6 +123,27 @@ struct Q5_K {
 struct Q6_K {
     static constexpr int ELEMENTS = 256, BYTES = 210, ALIGN = 2, ZERO = 32;
     static constexpr bool SIGNED = false, HALVES = true, OFFSET = false;
+    static constexpr int APART = 2;
+    static __device__ __forceinline__ int first_of(int pair) { return (pair & 1) + 4 * (pair >> 1); }
+    static __device__ __forceinline__ void unpack_two(const u8 *block, int pair, Group (&out)[2]) {
+        u32 low[8], high[8];
+        load_words<2, 8>(block + 32 * pair, low);
+        load_words<2, 8>(block + 128 + 32 * (pair >> 1), high);
+        const int shift = 2 * (pair & 1);
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const u32 bits = high[i] >> shift;
+            out[0].codes[i] = low[i] & 0x0f0f0f0fu | bits << 4 & 0x30303030u;
+            out[1].codes[i] = low[i] >> 4 & 0x0f0f0f0fu | bits & 0x30303030u;
+        }
+        const float d = half_at(block + 208);
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const u32 scales = *(const u16 *)(block + 192 + 2 * first_of(pair) + 4 * i);
+            out[i].scale[0] = d * (float)(i8)scales;
+            out[i].scale[1] = d * (float)(i8)(scales >> 8);
+        }
+    }
     static __device__ __forceinline__ void unpack(const u8 *block, int g, Group &out) {
         u32 low[8], high[8];
         load_words<2, 8>(block + 64 * (g >> 2) + 32 * (g & 1), low);

@@ -62,9 +62,22 @@ struct Q5_1 {
 struct Q8_0 {
     static constexpr int ELEMENTS = 32, BYTES = 34, ALIGN = 2, ZERO = 0;
     static constexpr bool SIGNED = true, HALVES = false, OFFSET = false;
+    // Nine aligned words hold all 34 bytes.
+    static constexpr int RAW = 9;
+    static __device__ __forceinline__ void fetch(const u8 *block, RawBlock<Q8_0> &raw) {
+        raw.past = (u32)(size_t)block & 2;
+        load_words<4, RAW>(block - raw.past, raw.words);
+    }
+    static __device__ __forceinline__ void decode(const RawBlock<Q8_0> &raw, Group &out) {
+        out.scale[0] = half_of(raw.words[0] >> 8 * raw.past);
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            out.codes[i] = __funnelshift_rc(raw.words[i], raw.words[i + 1], 8 * raw.past + 16);
+    }
     static __device__ __forceinline__ void unpack(const u8 *block, int, Group &out) {
-        out.scale[0] = half_at(block);
-        load_words<2, 8>(block + 2, out.codes);
+        RawBlock<Q8_0> raw;
+        fetch(block, raw);
+        decode(raw, out);
     }
 };
 

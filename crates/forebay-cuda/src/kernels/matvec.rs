@@ -157,7 +157,7 @@ impl Work {
         assert!(self.items <= 65_535, "{} pairs in one launch", self.items);
         let rounded = matches!(x, MatvecInput::Rounded(_));
         assert_eq!(rounded, takes_rounded(ty), "activations in the wrong form for {ty}");
-        let variant = Variant::of(ty, self.cols, self.tokens);
+        let variant = Variant::of(ty, self.cols, self.tokens, !self.ids.is_null());
         let blocks =
             (0..self.items.min(MATRICES)).map(|i| variant.blocks(self.rows_of(i), self.mode));
         let blocks = blocks.max().unwrap_or(0);
@@ -185,7 +185,7 @@ impl Work {
     }
 }
 
-/// One of the kernels of a type, chosen by type, columns and tokens alone.
+/// One of the kernels of a type, chosen by type, columns, tokens and whether there are experts.
 struct Variant {
     name: &'static str,
     /// Pairs of rows that a warp takes at once.
@@ -195,23 +195,37 @@ struct Variant {
 }
 
 impl Variant {
-    fn of(ty: TensorType, cols: usize, tokens: usize) -> Variant {
-        // With fewer columns than two steps of 32 lanes have, too many lanes would idle in the last.
-        let short = takes_rounded(ty) && tokens == 1 && cols < 2048;
+    fn of(ty: TensorType, cols: usize, tokens: usize, experts: bool) -> Variant {
+        let run = run_of(ty);
+        // As in `matvec.cu`. Half-aligned pairs of groups take the most registers.
+        let unaligned_pair = run == 2 && weight_alignment(ty) < 16;
+        let direct = |name, slots, blocks_per_multiprocessor| Variant {
+            name,
+            slots,
+            shared_bytes: 0,
+            blocks_per_multiprocessor,
+        };
         let (name, registers_allow) = match tokens {
-            1 if short => ("matvec_1_short", 6),
-            1 => ("matvec_1", 6),
-            2 => ("matvec_2", 6),
-            3..=4 => ("matvec_4", 4),
-            _ => ("matvec_8", 4),
+            1 if !takes_rounded(ty) => return direct("matvec_1", 1, 4),
+            // With fewer columns than two steps of 32 lanes have, too many lanes would idle in the last.
+            1 if cols < 2048 => return direct("matvec_short", 4 * run, 4),
+            1 if experts => return direct("matvec_experts", 1, if unaligned_pair { 4 } else { 6 }),
+            // Those that have `fetch` in the kernels.
+            1 if matches!(ty, TensorType::Q8_0 | TensorType::MXFP4) => {
+                return direct("matvec_1", 1, 4);
+            }
+            1 if unaligned_pair => ("matvec_1", 4),
+            1 => ("matvec_1", 7 - run),
+            2 => ("matvec_2", if run == 2 { 4 } else { 6 }),
+            3..=4 => ("matvec_4", 5 - run),
+            _ => ("matvec_8", 5 - run),
         };
         if !takes_rounded(ty) {
-            return Variant { name, slots: 1, shared_bytes: 0, blocks_per_multiprocessor: 4 };
+            return direct(name, 1, 4);
         }
-        let lanes = if short { 8 } else { 32 };
-        let shared_bytes = ring_bytes(ty, lanes);
+        let shared_bytes = ring_bytes(ty);
         let fitting = (SHARED_BYTES / shared_bytes).clamp(1, registers_allow);
-        Variant { name, slots: 32 / lanes, shared_bytes, blocks_per_multiprocessor: fitting }
+        Variant { name, slots: 1, shared_bytes, blocks_per_multiprocessor: fitting }
     }
 
     /// Blocks that a matrix of `rows` rows can use.
@@ -224,11 +238,16 @@ impl Variant {
     }
 }
 
+/// Groups of 32 elements that a lane takes of a row at once: those types that have `unpack_two` in the kernels.
+fn run_of(ty: TensorType) -> usize {
+    if matches!(ty, TensorType::Q4_K | TensorType::Q5_K | TensorType::Q6_K) { 2 } else { 1 }
+}
+
 /// Shared memory of a block: `Shape` in `matvec.cu`, and a margin for words that are read across the end.
-fn ring_bytes(ty: TensorType, lanes: usize) -> usize {
-    let segment = lanes * 32 / ty.block_elements() * ty.block_bytes();
+fn ring_bytes(ty: TensorType) -> usize {
+    let segment = 32 * run_of(ty) * 32 / ty.block_elements() * ty.block_bytes();
     let chunks = (segment + 16 - weight_alignment(ty)).div_ceil(16);
-    let stage = 2 * (32 / lanes) * chunks * 16;
-    let stages = (28_672 / (WARPS * stage)).clamp(2, 4);
+    let stage = 2 * chunks * 16;
+    let stages = if run_of(ty) == 2 { 2 } else { (28_672 / (WARPS * stage)).clamp(2, 4) };
     WARPS * stages * stage + 16
 }

@@ -1,0 +1,141 @@
+// Products of one token whose weights go from device memory to registers.
+#pragma once
+
+#include "matvec_arguments.cuh"
+#include "matvec_dot.cuh"
+
+// Small matrices, those of experts above all. Such a launch reads for 2 to 5 us, less than it takes to set up a ring in
+// shared memory for each warp, and what it reads is not known before the router has chosen. So this is short: 170
+// instructions up to the first read instead of 300. Bytes that a lane's neighbours need, too, come from the L1 cache.
+//
+// LANES lanes share a row: 32, or fewer where rows are short. STEPS steps along the columns are read before the first is
+// used.
+template <class W, int LANES, int STEPS>
+__device__ __forceinline__ void matvec_direct(const i8 *codes, const ActivationScale *scales, MATVEC_PARAMETERS) {
+    using U = Unit<W>;
+    constexpr int GROUPS = W::ELEMENTS / 32, UNITS = GROUPS / U::RUN, SLOTS = 32 / LANES;
+    constexpr int SEGMENT = LANES / UNITS * W::BYTES, GROUPS_OF_STEP = LANES * U::RUN;
+    static_assert(LANES >= UNITS, "a row's lanes take whole blocks");
+    wait_for_previous();
+    RowPairs work;
+    if (!find_rows(work, MATVEC_ARGUMENTS)) return;
+    const int lane = threadIdx.x & 31, warps = blockDim.x >> 5, warp = threadIdx.x >> 5;
+    const int of_row = lane % LANES, slot = lane / LANES;
+    const int unit = of_row % UNITS, block = of_row / UNITS;
+    const int groups = cols / 32, first_group = block * GROUPS + U::first_of(unit);
+    const int stride = gridDim.x * warps * SLOTS;
+    for (int first = (blockIdx.x * warps + warp) * SLOTS; first < work.count; first += stride) {
+        const int pair = first + slot;
+        const u8 *rows[2];
+#pragma unroll
+        for (int j = 0; j < 2; j++) rows[j] = row_of(work, pair, j) + block * W::BYTES;
+        float sums[2] = {};
+        for (int group = first_group; group < groups; group += STEPS * GROUPS_OF_STEP) {
+            Group w[STEPS][2][U::RUN];
+#pragma unroll
+            for (int s = 0; s < STEPS; s++)
+#pragma unroll
+                for (int j = 0; j < 2; j++) {
+                    const u8 *from = rows[j] + s * SEGMENT;
+                    __builtin_assume(__isGlobal(from));
+                    if (group + s * GROUPS_OF_STEP < groups) U::unpack(from, unit, w[s][j]);
+                }
+#pragma unroll
+            for (int s = 0; s < STEPS; s++)
+                if (group + s * GROUPS_OF_STEP < groups)
+#pragma unroll
+                    for (int r = 0; r < U::RUN; r++) {
+                        Input x;
+                        x.load(codes, scales, work.x_row, groups, group + s * GROUPS_OF_STEP + r * U::APART);
+#pragma unroll
+                        for (int j = 0; j < 2; j++) sums[j] += dot<W>(w[s][j][r], x);
+                    }
+            rows[0] += STEPS * SEGMENT;
+            rows[1] += STEPS * SEGMENT;
+        }
+        __syncwarp();
+#pragma unroll
+        for (int distance = LANES / 2; distance > 0; distance >>= 1) {
+            sums[0] += __shfl_xor_sync(~0u, sums[0], distance);
+            sums[1] += __shfl_xor_sync(~0u, sums[1], distance);
+        }
+        if (of_row == 0 && pair < work.count) store_pair(work, pair, 0, sums[0], sums[1]);
+    }
+}
+
+// Large matrices of blocks of 32 that say what lies in memory apart from what it means: read STEPS steps ahead into
+// registers, the first before the kernel waits for the one before it. MXFP4's blocks of 17 bytes lie badly in shared
+// memory, and four blocks of a multiprocessor, which is what registers allow, are what most matrices fill evenly: with
+// more places, blocks of the next launch take those that are left, and make some multiprocessors late.
+template <class W, int STEPS>
+__device__ __forceinline__ void matvec_ahead(const i8 *codes, const ActivationScale *scales, MATVEC_PARAMETERS) {
+    static_assert(W::ELEMENTS == 32, "a lane takes a block");
+    constexpr int SEGMENT = 32 * W::BYTES;
+    ids = nullptr;  // no experts: they are known only after the wait
+    RowPairs work;
+    find_rows(work, MATVEC_ARGUMENTS);
+    const int lane = threadIdx.x & 31, warps = blockDim.x >> 5;
+    const int groups = cols / 32, stride = gridDim.x * warps;
+    int pair = blockIdx.x * warps + (threadIdx.x >> 5);
+    if (pair >= work.count) return;
+
+    RawBlock<W> next[STEPS][2];
+    const u8 *rows[2];
+    int pair_ahead = pair, ahead = lane;
+    const auto aim = [&] {
+#pragma unroll
+        for (int j = 0; j < 2; j++) rows[j] = row_of(work, pair_ahead, j) + lane * W::BYTES;
+    };
+    const auto read = [&] {
+#pragma unroll
+        for (int s = 0; s < STEPS; s++)
+            if (ahead + 32 * s < groups)
+#pragma unroll
+                for (int j = 0; j < 2; j++) {
+                    const u8 *from = rows[j] + s * SEGMENT;
+                    __builtin_assume(__isGlobal(from));
+                    W::fetch(from, next[s][j]);
+                }
+        ahead += 32 * STEPS;
+        rows[0] += STEPS * SEGMENT;
+        rows[1] += STEPS * SEGMENT;
+        if (ahead - lane >= groups) {
+            ahead = lane;
+            pair_ahead += stride;
+            aim();
+        }
+    };
+    aim();
+    read();
+    wait_for_previous();
+    float sums[2] = {};
+    int group = lane;
+    while (true) {
+        RawBlock<W> now[STEPS][2];
+#pragma unroll
+        for (int s = 0; s < STEPS; s++)
+#pragma unroll
+            for (int j = 0; j < 2; j++) now[s][j] = next[s][j];
+        if (pair_ahead < work.count) read();
+#pragma unroll
+        for (int s = 0; s < STEPS; s++)
+            if (group + 32 * s < groups) {
+                Input x;
+                x.load(codes, scales, 0, groups, group + 32 * s);
+#pragma unroll
+                for (int j = 0; j < 2; j++) {
+                    Group w;
+                    W::decode(now[s][j], w);
+                    sums[j] += dot<W>(w, x);
+                }
+            }
+        group += 32 * STEPS;
+        if (group - lane < groups) continue;
+        const float first = warp_sum(sums[0]), second = warp_sum(sums[1]);
+        if (lane == 0) store_pair(work, pair, 0, first, second);
+        pair += stride;
+        if (pair >= work.count) break;
+        group = lane;
+        sums[0] = sums[1] = 0.0f;
+    }
+}

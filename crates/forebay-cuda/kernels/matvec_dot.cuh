@@ -1,0 +1,69 @@
+// What the mat-vec kernels of blocks share: what a lane takes of a row at once, and how that meets the activations.
+#pragma once
+
+#include "activation.cuh"
+#include "weight.cuh"
+
+// A unit is one group, or two where a type gives two of them for one reading of the bytes that they share.
+template <class W, class = void> struct Unit {
+    static constexpr int RUN = 1, APART = 0;
+    static __device__ __forceinline__ int first_of(int unit) { return unit; }
+    static __device__ __forceinline__ void unpack(const u8 *block, int unit, Group (&out)[1]) {
+        W::unpack(block, unit, out[0]);
+    }
+};
+template <class> struct Exists {
+    typedef void Type;
+};
+template <class W> struct Unit<W, typename Exists<decltype(&W::unpack_two)>::Type> {
+    static constexpr int RUN = 2, APART = W::APART;
+    static __device__ __forceinline__ int first_of(int unit) { return W::first_of(unit); }
+    static __device__ __forceinline__ void unpack(const u8 *block, int unit, Group (&out)[2]) {
+        W::unpack_two(block, unit, out);
+    }
+};
+
+// Whether a type tells reading and meaning apart: fetch(block, raw), decode(raw, out).
+template <class W, class = void> struct HasRaw {
+    static constexpr bool VALUE = false;
+};
+template <class W> struct HasRaw<W, typename Exists<decltype(W::RAW)>::Type> {
+    static constexpr bool VALUE = true;
+};
+
+// Activations of one group.
+struct Input {
+    int4 low, high;
+    ActivationScale scale;
+
+    // Those of group `group` of the row `row` of activations with `groups` groups each.
+    __device__ __forceinline__ void load(const i8 *codes, const ActivationScale *scales, size_t row, int groups,
+                                         int group) {
+        const int4 *x = (const int4 *)(codes + row * groups * 32);
+        low = x[group];
+        high = x[groups + group];
+        const float2 raw = ((const float2 *)scales)[row * groups + group];
+        const u32 sums = __float_as_uint(raw.y);
+        scale = {raw.x, {(short)sums, (short)(sums >> 16)}};
+    }
+};
+
+// One group of weights times one group of activations.
+template <class W> __device__ __forceinline__ float dot(const Group &w, const Input &x) {
+    int first = __dp4a((int)w.codes[0], x.low.x, __dp4a((int)w.codes[1], x.low.y, 0));
+    first = __dp4a((int)w.codes[2], x.low.z, __dp4a((int)w.codes[3], x.low.w, first));
+    int second = __dp4a((int)w.codes[4], x.high.x, __dp4a((int)w.codes[5], x.high.y, 0));
+    second = __dp4a((int)w.codes[6], x.high.z, __dp4a((int)w.codes[7], x.high.w, second));
+    const short *sums = x.scale.sums;
+    const int sum = sums[0] + sums[1];
+    float value;
+    if constexpr (W::HALVES) {
+        value = w.scale[0] * (float)(first - W::ZERO * sums[0]);
+        value += w.scale[1] * (float)(second - W::ZERO * sums[1]);
+        if constexpr (W::OFFSET) value += w.offset[0] * (float)sums[0] + w.offset[1] * (float)sums[1];
+    } else {
+        value = w.scale[0] * (float)(first + second - W::ZERO * sum);
+        if constexpr (W::OFFSET) value += w.offset[0] * (float)sum;
+    }
+    return value * x.scale.scale;
+}
