@@ -4,7 +4,8 @@
 #   bench/gpu-check.sh FIXTURES
 #
 # FIXTURES is the folder of reference data (gguf/, models/). Builds the programs if cargo is there; else FOREBAY and
-# GPU_CHECK name them. GPU=N chooses the GPU (0). Exit status 1 if anything failed.
+# GPU_CHECK name them. GPU=N chooses the GPU (0). SANITIZE=1 runs all models under compute-sanitizer, too, which takes much
+# longer. Exit status 1 if anything failed.
 set -uo pipefail
 
 if [ $# -ne 1 ]; then
@@ -74,9 +75,16 @@ check "logits of the pack" same "--device $cuda" "--device $cuda" "$work/model.f
 truncate -s -4096 "$work/model.fbay"
 check "a truncated pack is refused" refused 1 "error:" "$FOREBAY" logits "$work/model.fbay" --tokens 1 -o "$work/c" --device "$cuda"
 check "a small --vram is refused" refused 1 "bytes of VRAM" "${run[@]}" --device "$cuda" --vram 16MiB
+check "--vram 1GiB holds" env GPU="$gpu" FOREBAY="$FOREBAY" "$root/bench/vram.sh" "$model" 1GiB
 check "--ram on a GPU is refused" refused 2 "--ram" "${run[@]}" --device "$cuda" --ram 1GiB
 check "a GPU that is not there is refused" refused 1 "there is no GPU" "${run[@]}" --device cuda:99
 check "no visible GPU is refused" refused 1 "finds no GPU" env CUDA_VISIBLE_DEVICES= "${run[@]}" --device "$cuda"
+if [ -n "${SANITIZE:-}" ]; then
+    for tool in memcheck racecheck; do
+        check "compute-sanitizer $tool, models" compute-sanitizer --tool "$tool" --error-exitcode 1 \
+            "$GPU_CHECK" --gpu "$gpu" --models "$fixtures" --only "model"
+    done
+fi
 
 echo
 printf '%s\n' "${table[@]}"
