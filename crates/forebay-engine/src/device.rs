@@ -1,9 +1,9 @@
 //! Which device computes, and why.
 
-use forebay_cuda::{CudaError, Gpu};
+use forebay_cuda::{CudaError, Gpu, KvElement};
 use forebay_model::{Architecture, CudaPlan, ModelError, Weights};
 
-use crate::{EngineError, SessionOptions};
+use crate::{EngineError, KvCacheType, SessionOptions};
 
 /// Where a user wants a model to be computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,17 +62,33 @@ pub(crate) fn choose(
 ) -> Result<Chosen, EngineError> {
     let plan = || -> Result<CudaPlan, EngineError> {
         let gpu = gpu()?;
+        let cache = match (options.exact, options.kv_cache) {
+            (true, KvCacheType::Q8_0) => {
+                return Err(EngineError::BadOption {
+                    name: "--kv-type",
+                    value: "q8_0".into(),
+                    expected: "--exact keeps keys and values in f32: leave one of them out".into(),
+                });
+            }
+            (true, KvCacheType::F16) => KvElement::F32,
+            (false, KvCacheType::F16) => KvElement::F16,
+            (false, KvCacheType::Q8_0) => KvElement::Q8_0,
+        };
+        let shape = CudaPlan::cache(architecture, context, cache);
         let (exact, vram) = (options.exact, options.vram_bytes);
-        let plan = CudaPlan::new(gpu, architecture, weights, context, exact, vram)?;
+        let plan = CudaPlan::new(gpu, architecture, weights, shape, exact, vram)?;
         Ok(if options.cuda_graphs { plan } else { plan.without_graphs() })
     };
     match options.device {
-        DeviceChoice::Cpu if options.vram_bytes.is_some() => Err(EngineError::BadOption {
-            name: "--vram",
-            value: "given".into(),
-            expected: "--device cpu uses none: leave one of them out".into(),
-        }),
-        DeviceChoice::Cpu => Ok(Chosen::cpu(None)),
+        DeviceChoice::Cpu => match gpu_option(options) {
+            Some(name) => Err(EngineError::BadOption {
+                name,
+                value: "given".into(),
+                expected: "it is for a GPU, which --device cpu does not use: leave one of them out"
+                    .into(),
+            }),
+            None => Ok(Chosen::cpu(None)),
+        },
         DeviceChoice::Cuda(ordinal) => match host_option(options) {
             Some(name) => Err(EngineError::BadOption {
                 name,
@@ -84,9 +100,9 @@ pub(crate) fn choose(
             }),
             None => Ok(Chosen::cuda(plan()?, ordinal)),
         },
-        DeviceChoice::Auto => match (host_option(options), options.vram_bytes) {
-            (Some(name), Some(_)) => Err(EngineError::BadOption {
-                name: "--vram",
+        DeviceChoice::Auto => match (host_option(options), gpu_option(options)) {
+            (Some(name), Some(for_gpu)) => Err(EngineError::BadOption {
+                name: for_gpu,
                 value: "given".into(),
                 expected: format!("{name} is for the CPU: leave one of them out"),
             }),
@@ -94,17 +110,20 @@ pub(crate) fn choose(
                 let why = Some(format!("{name} is for the CPU"));
                 Ok(Chosen { announce: false, ..Chosen::cpu(why) })
             }
-            (None, vram) => match plan() {
+            (None, for_gpu) => match plan() {
                 Ok(plan) => Ok(Chosen { announce: true, ..Chosen::cuda(plan, 0) }),
                 // A budget for memory that is not there has no effect.
-                Err(EngineError::Cuda(error)) if vram.is_some() => Err(error.into()),
+                Err(EngineError::Cuda(error)) if for_gpu.is_some() => Err(error.into()),
                 Err(EngineError::Cuda(error)) => {
                     let announce = error != CudaError::NoDriver;
                     Ok(Chosen { announce, ..Chosen::cpu(Some(error.to_string())) })
                 }
+                // A budget may turn out to be too small; the other options say how a GPU computes.
                 Err(EngineError::Model(
                     error @ (ModelError::VramTooSmall { .. } | ModelError::NotOnGpu { .. }),
-                )) => Ok(Chosen::cpu(Some(error.to_string()))),
+                )) if for_gpu.is_none_or(|name| name == "--vram") => {
+                    Ok(Chosen::cpu(Some(error.to_string())))
+                }
                 Err(error) => Err(error),
             },
         },
@@ -122,6 +141,16 @@ fn host_option(options: &SessionOptions) -> Option<&'static str> {
     given.into_iter().find(|(_, given)| *given).map(|(name, _)| name)
 }
 
+/// An option that is given and only means something on a GPU.
+fn gpu_option(options: &SessionOptions) -> Option<&'static str> {
+    let given = [
+        ("--kv-type", options.kv_cache != KvCacheType::F16),
+        ("--no-cuda-graph", !options.cuda_graphs),
+        ("--vram", options.vram_bytes.is_some()),
+    ];
+    given.into_iter().find(|(_, given)| *given).map(|(name, _)| name)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -135,6 +164,10 @@ mod tests {
         assert_eq!((wanted_gpu(&cuda), wanted_gpu(&SessionOptions::default())), (Some(3), None));
         let both = SessionOptions { device: DeviceChoice::Auto, ..ram };
         assert_eq!(wanted_gpu(&both), None, "none is opened in vain");
+        let graphs = SessionOptions { cuda_graphs: false, ..SessionOptions::default() };
+        assert_eq!((host_option(&graphs), gpu_option(&graphs)), (None, Some("--no-cuda-graph")));
+        let cache = SessionOptions { kv_cache: KvCacheType::Q8_0, ..SessionOptions::default() };
+        assert_eq!(gpu_option(&cache), Some("--kv-type"));
         let prefetch = SessionOptions { prefetch: true, ..SessionOptions::default() };
         assert_eq!(host_option(&prefetch), Some("--prefetch"));
     }

@@ -35,6 +35,8 @@ pub struct SessionOptions {
     pub threads: Option<usize>,
     /// f32 activations and an f32 key/value cache.
     pub exact: bool,
+    /// How a GPU keeps keys and values; the CPU keeps them in f16.
+    pub kv_cache: KvCacheType,
     /// On a GPU, single tokens' work is recorded once and then queued as a CUDA graph. Results are the same without.
     pub cuda_graphs: bool,
     pub policy: PolicyKind,
@@ -61,6 +63,14 @@ pub struct SessionOptions {
     pub recorder: Option<IoRecorder>,
 }
 
+/// The type of keys and values in the cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KvCacheType {
+    F16,
+    /// Bytes with a scale for every 32 of them: half the memory.
+    Q8_0,
+}
+
 impl Default for SessionOptions {
     fn default() -> Self {
         SessionOptions {
@@ -70,6 +80,7 @@ impl Default for SessionOptions {
             context: None,
             threads: None,
             exact: false,
+            kv_cache: KvCacheType::F16,
             cuda_graphs: true,
             policy: PolicyKind::PerLayerLfu,
             io: IoKind::Auto,

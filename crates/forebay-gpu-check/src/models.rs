@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, anyhow};
-use forebay_engine::{DeviceChoice, GenerateOptions, Session, SessionOptions};
+use forebay_engine::{DeviceChoice, GenerateOptions, KvCacheType, Session, SessionOptions};
 use forebay_format::Catalog;
 use forebay_model::sampling::{Sampling, argmax};
 use forebay_store::{FileSet, IoKind};
@@ -217,6 +217,12 @@ fn check_fast(model: &Model, ordinal: usize) -> Result<Outcome> {
         true => Limits { max_abs: 0.3, kl: 1e-3, gap: 0.3, median },
         false => Limits { max_abs: 1.5, kl: 5e-3, gap: 0.5, median },
     };
+    let rounded = Limits { max_abs: 1.5, kl: 5e-3, gap: 0.5, median: session.info().experts > 0 };
+    let options =
+        SessionOptions { device: DeviceChoice::Cuda(ordinal), ..SessionOptions::default() };
+    let kv_cache = KvCacheType::Q8_0;
+    let mut small_cache =
+        model.open_with(SessionOptions { kv_cache, context: Some(CONTEXT), ..options })?;
     let mut worst = Outcome::same::<u8>(&[], &[]);
     for (which, expected) in ["short", "long"].into_iter().zip(model.expected()?) {
         let ids = prompt(&prompts, which);
@@ -233,6 +239,10 @@ fn check_fast(model: &Model, ordinal: usize) -> Result<Outcome> {
             let relative = Limits { kl: (1.2 * cpu).max(limits.kl / 100.0), ..limits };
             worst = worst.worse(relative.judge(&format!("{which} against the CPU"), &distance));
         }
+        // Keys and values as bytes cost no more than weights of 8 bits do.
+        let distance =
+            Distance::between(&expected, &small_cache.logits(&ids, None)?[from..], vocabulary);
+        worst = worst.worse(rounded.judge(&format!("{which} with a q8_0 cache"), &distance));
         if which == "short" {
             let logits = session.logits(&ids[..FEW], None)?;
             let distance = Distance::between(&expected[..logits.len()], &logits, vocabulary);

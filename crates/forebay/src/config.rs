@@ -7,12 +7,14 @@ use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Context as _;
-use forebay_engine::{DeviceChoice, SessionOptions};
+use forebay_engine::{DeviceChoice, KvCacheType, SessionOptions};
 use forebay_model::sampling::Sampling;
 use forebay_store::IoKind;
 use forebay_stream::PolicyKind;
 
-use crate::args::{BudgetArgs, Device, IoArg, PolicyArg, RunArgs, SamplingArgs, TracingArgs};
+use crate::args::{
+    BudgetArgs, Device, IoArg, KvTypeArg, PolicyArg, RunArgs, SamplingArgs, TracingArgs,
+};
 use crate::demo;
 use crate::failure::{Outcome, usage};
 
@@ -97,6 +99,10 @@ pub fn session(args: &BudgetArgs) -> Outcome<SessionOptions> {
         context: args.ctx,
         threads: args.threads,
         exact: args.exact,
+        kv_cache: match args.kv_type {
+            KvTypeArg::F16 => KvCacheType::F16,
+            KvTypeArg::Q8_0 => KvCacheType::Q8_0,
+        },
         cuda_graphs: !args.no_cuda_graph,
         policy: policy_kind(args.policy),
         prefetch: args.prefetch,

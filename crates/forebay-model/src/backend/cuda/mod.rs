@@ -11,9 +11,10 @@ mod vectors;
 use forebay_compute::RopeLayout;
 use forebay_cuda::{
     Added, Attention, AttentionInputs, AttentionScratch, DevicePtr, EmbeddingTable, ExpertOutputs,
-    FiniteFlag, Gpu, HeadInput, KvLayer, MATVEC_TOKENS, ModelKernels, NarrowActivations, Norm,
-    Normed, Rotation, RoundedActivations, RouterChoice, RouterMatrix, RouterOutputs, SortedPairs,
-    TOP_K_MAX, TopK, modules_needed, rounds_outputs, takes_inputs, takes_rounded,
+    FiniteFlag, Gpu, HeadInput, KvElement, KvLayer, KvLayerShape, MATVEC_TOKENS, ModelKernels,
+    NarrowActivations, Norm, Normed, Rotation, RoundedActivations, RouterChoice, RouterMatrix,
+    RouterOutputs, SortedPairs, TOP_K_MAX, TopK, modules_needed, rounds_outputs, takes_inputs,
+    takes_rounded,
 };
 use forebay_store::UploadPart;
 use forebay_stream::Residency;
@@ -24,7 +25,7 @@ use crate::arch::{Architecture, QkNorm};
 use crate::weights::{FeedForwardWeights, PartMatrix, Weights};
 use exchange::Exchange;
 use memory::{DeviceArena, DevicePlan};
-use places::{ActivationPlaces, HEAD_ROWS, kv_shape};
+use places::{ActivationPlaces, HEAD_ROWS};
 use products::{ExpertEntries, ExpertProduct, Product, Products, Rows};
 use recording::{Recordings, Way};
 use vectors::{LayerVectors, optional};
@@ -60,8 +61,19 @@ pub struct CudaPlan {
 }
 
 impl CudaPlan {
-    /// Finds out whether a model fits `gpu` with `context` positions of key/value cache; `exact` computes in f32
-    /// throughout. `vram_bytes` bounds all device memory, the driver's context included.
+    /// The key/value cache of a layer, for `context` positions.
+    pub fn cache(architecture: &Architecture, context: usize, element: KvElement) -> KvLayerShape {
+        let attention = &architecture.attention;
+        KvLayerShape {
+            element,
+            kv_heads: attention.kv_heads,
+            dim_k: attention.head_dim,
+            dim_v: attention.head_dim,
+            context,
+        }
+    }
+
+    /// Finds out whether a model fits `gpu` with such a cache; `exact` computes in f32 throughout. `vram_bytes` bounds all device memory, the driver's context included.
     ///
     /// # Errors
     /// [`ModelError::VramTooSmall`]; weights or routers that have no kernels; whatever the driver says.
@@ -69,12 +81,11 @@ impl CudaPlan {
         gpu: Gpu,
         architecture: &Architecture,
         weights: &Weights,
-        context: usize,
+        cache: KvLayerShape,
         exact: bool,
         vram_bytes: Option<u64>,
     ) -> Result<CudaPlan, ModelError> {
-        let shape = kv_shape(architecture, context, exact);
-        let plan = DevicePlan::new(&gpu, architecture, weights, shape, vram_bytes)?;
+        let plan = DevicePlan::new(&gpu, architecture, weights, cache, vram_bytes)?;
         Ok(CudaPlan { gpu, plan, exact, record: true })
     }
 

@@ -1,8 +1,7 @@
 //! Where everything lies in device memory: known before any of it is reserved.
 
 use forebay_cuda::{
-    AttentionScratchSize, Gpu, KvElement, KvLayerShape, MATVEC_TOKENS, RoundedActivations,
-    TOP_K_MAX, TopK,
+    AttentionScratchSize, Gpu, KvLayerShape, MATVEC_TOKENS, RoundedActivations, TOP_K_MAX, TopK,
 };
 
 use crate::ModelError;
@@ -268,18 +267,6 @@ fn attention_scratch(gpu: &Gpu, kv: &KvLayerShape, heads: usize) -> AttentionScr
         let splits = gpu.attention_splits(kv, heads, tokens, kv.context);
         size.max(AttentionScratchSize::of(kv, heads, tokens, splits))
     })
-}
-
-/// The cache of every layer.
-pub fn kv_shape(architecture: &Architecture, context: usize, exact: bool) -> KvLayerShape {
-    let attention = &architecture.attention;
-    KvLayerShape {
-        element: if exact { KvElement::F32 } else { KvElement::F16 },
-        kv_heads: attention.kv_heads,
-        dim_k: attention.head_dim,
-        dim_v: attention.head_dim,
-        context,
-    }
 }
 
 /// Places of all layers' keys and values.
