@@ -69,6 +69,9 @@ fn options_that_the_device_does_not_use_are_refused() {
         ("--device cuda --policy lru", "--policy"),
         ("--device cuda --threads 2", "--threads"),
         ("--device cpu --vram 1GiB", "--vram"),
+        ("--device cpu --kv-type q8_0", "--kv-type"),
+        ("--device cpu --no-cuda-graph", "--no-cuda-graph"),
+        ("--ram 1GiB --kv-type q8_0", "--kv-type"),
         ("--ram 1GiB --vram 1GiB", "--vram"),
     ] {
         let mut arguments = words("run --prompt x");
