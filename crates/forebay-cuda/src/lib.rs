@@ -4,6 +4,7 @@
 //! when a module is first used. Nothing here knows of files or of models. Launchers take addresses of device memory,
 //! because weights lie in slots of a pool; they queue work on the one compute stream, never wait and never allocate.
 
+mod callers_context;
 mod copy_rate;
 mod copy_stream;
 mod describe;
@@ -20,6 +21,7 @@ mod ptx;
 mod timer;
 mod weights_pool;
 
+pub use callers_context::CallersContext;
 pub use copy_rate::Direction;
 pub use copy_stream::{CopyStream, InFlight};
 pub use describe::PcieLink;

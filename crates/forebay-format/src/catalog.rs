@@ -165,6 +165,20 @@ impl Catalog {
         }
     }
 
+    /// Opens a container for its tensors alone. As [`Catalog::open`], but safetensors files need no `config.json`, one
+    /// that is named is opened alone, and a folder without an index gives all that it has.
+    ///
+    /// # Errors
+    /// As [`Catalog::open`].
+    pub fn open_weights(path: &Path) -> Result<Catalog, FormatError> {
+        let kind = std::fs::metadata(path).map_err(FormatError::io(path))?;
+        let named = |extension: &str| path.extension().is_some_and(|found| found == extension);
+        match kind.is_dir() || kind.is_file() && named("safetensors") {
+            true => huggingface::open_weights(path),
+            false => Catalog::open(path),
+        }
+    }
+
     /// Sorts the tensors into file order and refuses doubled names.
     pub(crate) fn new(
         root: PathBuf,

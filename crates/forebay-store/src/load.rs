@@ -17,6 +17,7 @@ mod upload_plan;
 
 use std::collections::HashMap;
 use std::num::NonZero;
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use crate::arena::SlotBuffer;
@@ -133,13 +134,25 @@ impl Loader<'_> {
         items: Vec<LoadItem>,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<(Vec<Loaded>, LoadStatistics), StoreError> {
+        self.load_while(items, &mut going_on(progress))
+    }
+
+    /// As [`Loader::load`], but `progress` may end it: nothing more is begun then, and what the disk has is waited for.
+    ///
+    /// # Errors
+    /// As [`Loader::load`]; [`StoreError::Interrupted`] if `progress` said so. The buffers are gone then.
+    pub fn load_while(
+        self,
+        items: Vec<LoadItem>,
+        progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+    ) -> Result<(Vec<Loaded>, LoadStatistics), StoreError> {
         let (started, processor) = (Instant::now(), process_seconds());
         let bytes = items.iter().map(|item| item.layout.wanted_bytes()).sum();
         let staging_bytes = self.ring.iter().map(|slot| slot.len() as u64).sum();
         let (counts, pieces) = cut(items, self.files, self.options.piece_bytes);
         let shared = Shared::new(pieces, self.options);
         let probe = (self.options.copy_threads > 0).then(|| CacheProbe::new(self.files, None));
-        let mut progress = || progress(shared.done_bytes().min(bytes), bytes);
+        let mut progress = || shared.tell(bytes, progress);
         progress();
         let landing = Landing::new(self.files, self.engine.compares());
         let (way, movers) = match self.ring.is_empty() {
@@ -206,6 +219,22 @@ impl Loader<'_> {
         upload: &dyn Upload,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<LoadStatistics, StoreError> {
+        self.upload_while(plan, upload, &mut going_on(progress))
+    }
+
+    /// As [`Loader::upload`], but `progress` may end it: nothing is copied any more when this returns.
+    ///
+    /// # Errors
+    /// As [`Loader::upload`]; [`StoreError::Interrupted`] if `progress` said so.
+    ///
+    /// # Panics
+    /// As [`Loader::upload`].
+    pub fn upload_while(
+        self,
+        plan: &UploadPlan,
+        upload: &dyn Upload,
+        progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+    ) -> Result<LoadStatistics, StoreError> {
         assert!(self.ring.len() >= 2, "a load to a device goes through a ring");
         let (started, processor, bytes) = (Instant::now(), process_seconds(), plan.bytes());
         let staging_bytes = self.ring.iter().map(|slot| slot.len() as u64).sum();
@@ -213,7 +242,7 @@ impl Loader<'_> {
         let shared = Shared::new(pieces, self.options);
         let copy_threads = self.options.copy_threads;
         let probe = (copy_threads > 0).then(|| CacheProbe::new(self.files, None));
-        let mut progress = || progress(shared.done_bytes().min(bytes), bytes);
+        let mut progress = || shared.tell(bytes, progress);
         progress();
         let half = if copy_threads > 0 { self.ring.len() / 2 } else { 0 };
         let copied_ring = Ring::new(self.ring.split_off(self.ring.len() - half), upload);
@@ -261,6 +290,14 @@ impl Loader<'_> {
             staging_bytes,
             ..totals
         })
+    }
+}
+
+/// A progress that never ends a load.
+fn going_on(progress: &mut dyn FnMut(u64, u64)) -> impl FnMut(u64, u64) -> ControlFlow<()> {
+    |done, total| {
+        progress(done, total);
+        ControlFlow::Continue(())
     }
 }
 

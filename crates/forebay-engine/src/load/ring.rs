@@ -1,5 +1,6 @@
 //! The way of weights to a GPU: a ring of pinned memory that threads and the read engine fill and the GPU empties.
 
+use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -105,6 +106,20 @@ impl<'a> GpuRing<'a> {
         &mut self,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<LoadStatistics, StoreError> {
+        self.fill_while(&mut |done, total| {
+            progress(done, total);
+            ControlFlow::Continue(())
+        })
+    }
+
+    /// As [`GpuRing::fill`], but `progress` may end it.
+    ///
+    /// # Errors
+    /// As [`GpuRing::fill`]; [`StoreError::Interrupted`] if `progress` said so.
+    pub fn fill_while(
+        &mut self,
+        progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+    ) -> Result<LoadStatistics, StoreError> {
         let RingRequest { engine, files, copies, piece_bytes, .. } = &self.request;
         let mut options = LoadOptions {
             piece_bytes: *piece_bytes as u64,
@@ -116,7 +131,7 @@ impl<'a> GpuRing<'a> {
         }
         let (engine, ring) = (self.engine.as_mut(), &mut self.slots);
         let loader = Loader { engine, files, options, ring };
-        loader.upload(&self.plan, &Target { copies: &self.copies }, progress)
+        loader.upload_while(&self.plan, &Target { copies: &self.copies }, progress)
     }
 
     pub fn engine(&self) -> EngineInfo {

@@ -44,6 +44,59 @@ pub fn open(path: &Path) -> Result<Catalog, FormatError> {
     Catalog::new(root.to_owned(), files, Source::HuggingFace(metadata), tensors)
 }
 
+/// Opens safetensors files that need not be a model: one file, or a folder's, without a `config.json` if there is none.
+/// A file is opened alone, whatever lies beside it; a folder without the usual names gives all that it has.
+///
+/// # Errors
+/// See [`Catalog::open_weights`].
+pub fn open_weights(path: &Path) -> Result<Catalog, FormatError> {
+    let root = if path.is_dir() { path } else { folder_of(path) };
+    let (files, tensors) = if !path.is_dir() {
+        open_each(std::slice::from_ref(&path.to_owned()))?
+    } else if root.join(SINGLE_FILE).exists() {
+        open_each(&[root.join(SINGLE_FILE)])?
+    } else if root.join(INDEX).exists() {
+        open_shards(root)?
+    } else {
+        let mut found = Vec::new();
+        for entry in std::fs::read_dir(root).map_err(FormatError::io(root))? {
+            let path = entry.map_err(FormatError::io(root))?.path();
+            if is_safetensors(&path) {
+                found.push(path);
+            }
+        }
+        if found.is_empty() {
+            let why = "the folder has no safetensors files".to_owned();
+            return Err(FormatError::NoModel { path: root.to_owned(), why });
+        }
+        found.sort();
+        open_each(&found)?
+    };
+    let config = Folder::Disk(root).json(CONFIG)?;
+    let metadata = match config {
+        Some(_) => read_metadata(&Folder::Disk(root))?,
+        None => HfMetadata {
+            config: Value::Object(serde_json::Map::new()),
+            tokenizer_json: None,
+            tokenizer_config: None,
+            generation_config: None,
+            chat_template: None,
+        },
+    };
+    Catalog::new(root.to_owned(), files, Source::HuggingFace(metadata), tensors)
+}
+
+/// All tensors of these files.
+fn open_each(paths: &[PathBuf]) -> Result<(Vec<SizedFile>, Vec<TensorInfo>), FormatError> {
+    let (mut files, mut tensors) = (Vec::new(), Vec::new());
+    for (number, path) in paths.iter().enumerate() {
+        let (header, file_bytes) = parse_file(path, FileIndex(number as u32))?;
+        files.push((path.clone(), file_bytes));
+        tensors.extend(header.tensors);
+    }
+    Ok((files, tensors))
+}
+
 fn is_safetensors(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "safetensors")
 }

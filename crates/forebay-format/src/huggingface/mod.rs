@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-pub use folder::open;
 pub(crate) use folder::{Folder, read_metadata};
+pub use folder::{open, open_weights};
 
 /// A file beside the weights: on disk, or inside a pack.
 #[derive(Clone, Debug)]

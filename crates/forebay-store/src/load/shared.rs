@@ -1,6 +1,7 @@
 //! What the threads of a load share: who gets which piece, and the answers.
 
 use std::collections::VecDeque;
+use std::ops::ControlFlow;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -246,6 +247,13 @@ impl Shared {
     pub fn done_bytes(&self) -> u64 {
         let state = self.lock();
         state.totals.engine_bytes + state.totals.cached_bytes
+    }
+
+    /// Tells how many of `bytes` have arrived; the answer may end the load.
+    pub fn tell(&self, bytes: u64, progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>) {
+        if progress(self.done_bytes().min(bytes), bytes).is_break() {
+            self.stop(StoreError::Interrupted);
+        }
     }
 
     /// The answers by piece; pieces that were never begun come back as cancelled.
