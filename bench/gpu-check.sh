@@ -4,8 +4,9 @@
 #   bench/gpu-check.sh FIXTURES
 #
 # FIXTURES is the folder of reference data (gguf/, models/). Builds the programs if cargo is there; else FOREBAY and
-# GPU_CHECK name them. GPU=N chooses the GPU (0). SANITIZE=1 runs all models under compute-sanitizer, too, which takes much
-# longer. Exit status 1 if anything failed.
+# GPU_CHECK name them, and LIBRARY libforebay.so, which is checked if python3 has torch and safetensors. GPU=N chooses
+# the GPU (0). SANITIZE=1 runs all models under compute-sanitizer, too, which takes much longer. Exit status 1 if
+# anything failed.
 set -uo pipefail
 
 if [ $# -ne 1 ]; then
@@ -20,10 +21,11 @@ if [ -z "${FOREBAY:-}" ] || [ -z "${GPU_CHECK:-}" ]; then
         echo "gpu-check.sh: there is no cargo: build elsewhere and name the programs in FOREBAY and GPU_CHECK" >&2
         exit 1
     fi
-    (cd "$root" && cargo build --release --quiet --package forebay --package forebay-gpu-check) || exit 1
+    (cd "$root" && cargo build --release --quiet --package forebay --package forebay-gpu-check --package forebay-c) || exit 1
     built=${CARGO_TARGET_DIR:-$root/target}/release
     FOREBAY=${FOREBAY:-$built/forebay}
     GPU_CHECK=${GPU_CHECK:-$built/gpu-check}
+    LIBRARY=${LIBRARY:-$built/libforebay.so}
 fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -39,6 +41,12 @@ check() {
         failed=1
     fi
     table+=("$(printf '%-4s  %s' "$word" "$name")")
+}
+
+# skip NAME WHY: notes that it was not done.
+skip() {
+    echo "== $1: SKIPPED, because $2" >&2
+    table+=("$(printf '%-4s  %s' SKIP "$1: $2")")
 }
 
 # refused STATUS WORDS COMMAND...: it must end with this status and say these words.
@@ -84,6 +92,15 @@ if [ -n "${SANITIZE:-}" ]; then
         check "compute-sanitizer $tool, models" compute-sanitizer --tool "$tool" --error-exitcode 1 \
             "$GPU_CHECK" --gpu "$gpu" --models "$fixtures" --only "model"
     done
+fi
+
+if [ ! -f "${LIBRARY:-}" ]; then
+    skip "tensors for PyTorch" "LIBRARY names no libforebay.so"
+elif ! python3 -c 'import torch, safetensors; assert torch.cuda.is_available()' 2>/dev/null; then
+    skip "tensors for PyTorch" "python3 has no torch with CUDA, or no safetensors"
+else
+    check "tensors for PyTorch" python3 "$root/bench/dlpack.py" "$LIBRARY" --device "$cuda"
+    check "tensors for PyTorch in host memory" python3 "$root/bench/dlpack.py" "$LIBRARY" --device cpu
 fi
 
 echo

@@ -33,8 +33,8 @@
 extern "C" {
 #endif
 
-/* Changes when a structure or the meaning of a call does. */
-#define FOREBAY_ABI_VERSION 1
+/* Changes when something is added, or a structure or the meaning of a call changes. 2: forebay_load.h. */
+#define FOREBAY_ABI_VERSION 2
 
 /* A reader; 0 is none. Numbers are never used twice, so a closed one is refused, not undefined. */
 typedef uint64_t forebay_reader;
@@ -55,7 +55,13 @@ enum {
     FOREBAY_WRONG_THREAD = 11,    /* see THREADS */
     FOREBAY_ENGINE_FAILED = 12,   /* the engine as a whole: close the reader */
     FOREBAY_OUT_OF_MEMORY = 13,
-    FOREBAY_PANIC = 14            /* a defect of the library; close the reader, report it */
+    FOREBAY_PANIC = 14,           /* a defect of the library; close the reader, report it */
+    /* Of forebay_load.h. */
+    FOREBAY_BAD_WEIGHTS = 15,     /* no such weights, or freed already */
+    FOREBAY_BAD_FILES = 16,       /* not files of a known kind, or damaged: cut off, wrong checksums */
+    FOREBAY_NO_DEVICE = 17,       /* no driver, no such GPU, or one that is too old */
+    FOREBAY_DEVICE_FAILED = 18,   /* whatever else the driver says, see the words */
+    FOREBAY_UNKNOWN_TENSOR = 19
 };
 
 enum { FOREBAY_ENGINE_AUTO = 0, FOREBAY_ENGINE_URING = 1, FOREBAY_ENGINE_PREAD = 2 };
@@ -138,7 +144,7 @@ forebay_status forebay_cancel(forebay_reader reader, uint64_t user_data);
 forebay_status forebay_close(forebay_reader reader);
 
 /* Copies the words of the reader's last error, or for reader 0 of this thread's last failed
- * forebay_open, ended by a zero byte and cut to capacity. */
+ * forebay_open or call of forebay_load.h, ended by a zero byte and cut to capacity. */
 forebay_status forebay_last_error(forebay_reader reader, char *text, size_t capacity);
 
 #ifdef __cplusplus

@@ -1,9 +1,14 @@
-//! The C interface to block reads: `include/forebay.h` is its documentation.
+//! The C interface: block reads, which `include/forebay.h` documents, and loads of all weights of a file or folder with
+//! their tensors as DLPack hands them on, which `include/forebay_load.h` does.
 //!
 //! Handles are numbers, not addresses, so that a wrong one is an error. No panic crosses the border.
 
+mod dlpack;
+mod load;
+mod places;
 mod registry;
 mod status;
+mod weights;
 
 use std::cell::RefCell;
 use std::ffi::{CStr, OsStr, c_char, c_void};
@@ -16,10 +21,11 @@ use forebay_store::{
     ReaderEnd, ReaderOptions,
 };
 
+use places::{put, put_text};
 use registry::{Entry, lock};
 use status::{Failure, Status};
 
-const ABI_VERSION: u32 = 1;
+const ABI_VERSION: u32 = 2;
 
 /// `forebay_options` of the header.
 #[repr(C)]
@@ -63,8 +69,8 @@ const _: () = assert!(size_of::<*mut c_void>() != 8 || size_of::<Request>() == 4
 const _: () = assert!(size_of::<Completion>() == 24);
 
 thread_local! {
-    /// The words of this thread's last failed `forebay_open`.
-    static OPEN_WORDS: RefCell<String> = const { RefCell::new(String::new()) };
+    /// The words of this thread's last failed call that is about no reader.
+    static THREAD_WORDS: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
 /// Runs the body of a call; a panic becomes a status.
@@ -80,6 +86,11 @@ fn guarded(words: impl FnOnce(&str), body: impl FnOnce() -> Result<(), Failure>)
             status::PANIC
         }
     }
+}
+
+/// A call about no reader. Its words are kept with the thread.
+fn on_thread(body: impl FnOnce() -> Result<(), Failure>) -> Status {
+    guarded(|text| THREAD_WORDS.with_borrow_mut(|words| *words = text.to_owned()), body)
 }
 
 /// A call on a reader. Its words are kept with the reader.
@@ -105,37 +116,6 @@ fn on_reader(
         let reader = place.as_mut().ok_or_else(|| registry::bad(number))?;
         body(reader, entry)
     })
-}
-
-/// Writes to an address of the caller's.
-///
-/// # Safety
-/// `place` is null or valid for a write.
-unsafe fn put<T>(place: *mut T, value: T, name: &str) -> Result<(), Failure> {
-    if place.is_null() {
-        return Err(Failure::argument(&format!("{name} is a null pointer")));
-    }
-    // SAFETY: not null, and valid as the caller promises.
-    unsafe { place.write_unaligned(value) };
-    Ok(())
-}
-
-/// # Safety
-/// `text` is null or valid for writes of `capacity` bytes.
-unsafe fn put_text(words: &str, text: *mut c_char, capacity: usize) -> Result<(), Failure> {
-    if text.is_null() || capacity == 0 {
-        return Err(Failure::argument("there is no room for the text"));
-    }
-    let mut length = words.len().min(capacity - 1);
-    while !words.is_char_boundary(length) {
-        length -= 1;
-    }
-    // SAFETY: length + 1 <= capacity, and the caller promises that many bytes.
-    unsafe {
-        text.cast::<u8>().copy_from_nonoverlapping(words.as_ptr(), length);
-        text.add(length).write(0);
-    }
-    Ok(())
 }
 
 #[unsafe(no_mangle)]
@@ -207,8 +187,7 @@ pub unsafe extern "C" fn forebay_open(
     options: *const Options,
     reader: *mut u64,
 ) -> Status {
-    let words = |text: &str| OPEN_WORDS.with_borrow_mut(|words| *words = text.to_owned());
-    guarded(words, || {
+    on_thread(|| {
         // SAFETY: as promised.
         unsafe { put(reader, 0, "reader") }?;
         if paths.is_null() || count == 0 {
@@ -488,7 +467,7 @@ pub unsafe extern "C" fn forebay_last_error(
         |_| {},
         || {
             let words = match reader {
-                0 => OPEN_WORDS.with_borrow(Clone::clone),
+                0 => THREAD_WORDS.with_borrow(Clone::clone),
                 number => lock(&registry::find(number)?.words).clone(),
             };
             // SAFETY: as promised.

@@ -1,6 +1,7 @@
 //! Readers by number: a number that was never given out, or was closed, is refused.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use forebay_store::RawReader;
@@ -14,13 +15,13 @@ pub struct Entry {
     pub words: Mutex<String>,
 }
 
-#[derive(Default)]
-struct Registry {
-    last: u64,
-    entries: HashMap<u64, Arc<Entry>>,
-}
+static READERS: LazyLock<Mutex<HashMap<u64, Arc<Entry>>>> = LazyLock::new(Mutex::default);
 
-static REGISTRY: LazyLock<Mutex<Registry>> = LazyLock::new(Mutex::default);
+/// A number that nothing had before: readers and weights have different ones, so that neither passes for the other.
+pub fn next_number() -> u64 {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    LAST.fetch_add(1, Ordering::Relaxed) + 1
+}
 
 /// A lock that a panic elsewhere does not close: what is behind it is whole at every step.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -28,21 +29,19 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 pub fn add(reader: RawReader) -> u64 {
-    let mut registry = lock(&REGISTRY);
-    registry.last += 1;
-    let number = registry.last;
+    let number = next_number();
     let entry = Entry { reader: Mutex::new(Some(reader)), words: Mutex::default() };
-    registry.entries.insert(number, Arc::new(entry));
+    lock(&READERS).insert(number, Arc::new(entry));
     number
 }
 
 pub fn find(number: u64) -> Result<Arc<Entry>, Failure> {
-    let found = lock(&REGISTRY).entries.get(&number).cloned();
+    let found = lock(&READERS).get(&number).cloned();
     found.ok_or_else(|| bad(number))
 }
 
 pub fn remove(number: u64) {
-    lock(&REGISTRY).entries.remove(&number);
+    lock(&READERS).remove(&number);
 }
 
 pub fn bad(number: u64) -> Failure {

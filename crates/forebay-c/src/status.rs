@@ -1,5 +1,8 @@
 //! What went wrong, as a number.
 
+use forebay_cuda::CudaError;
+use forebay_engine::EngineError;
+use forebay_format::FormatError;
 use forebay_store::{ReadError, StoreError};
 
 /// `forebay_status` of the header.
@@ -20,9 +23,14 @@ pub const WRONG_THREAD: Status = 11;
 pub const ENGINE_FAILED: Status = 12;
 pub const OUT_OF_MEMORY: Status = 13;
 pub const PANIC: Status = 14;
+pub const BAD_WEIGHTS: Status = 15;
+pub const BAD_FILES: Status = 16;
+pub const NO_DEVICE: Status = 17;
+pub const DEVICE_FAILED: Status = 18;
+pub const UNKNOWN_TENSOR: Status = 19;
 
 /// Names by number.
-pub const NAMES: [&std::ffi::CStr; 15] = [
+pub const NAMES: [&std::ffi::CStr; 20] = [
     c"FOREBAY_OK",
     c"FOREBAY_INVALID_ARGUMENT",
     c"FOREBAY_BAD_READER",
@@ -38,6 +46,11 @@ pub const NAMES: [&std::ffi::CStr; 15] = [
     c"FOREBAY_ENGINE_FAILED",
     c"FOREBAY_OUT_OF_MEMORY",
     c"FOREBAY_PANIC",
+    c"FOREBAY_BAD_WEIGHTS",
+    c"FOREBAY_BAD_FILES",
+    c"FOREBAY_NO_DEVICE",
+    c"FOREBAY_DEVICE_FAILED",
+    c"FOREBAY_UNKNOWN_TENSOR",
 ];
 
 /// A status and its words.
@@ -68,9 +81,61 @@ impl From<StoreError> for Failure {
             StoreError::Read { .. } => IO_ERROR,
             StoreError::Memory { .. } | StoreError::ArenaFull { .. } => OUT_OF_MEMORY,
             StoreError::WrongThread { .. } => WRONG_THREAD,
+            StoreError::Corrupt { .. } => BAD_FILES,
+            StoreError::Upload { .. } => DEVICE_FAILED,
+            StoreError::Interrupted => CANCELLED,
+            StoreError::Block(error) => of_read(error).0,
             _ => ENGINE_FAILED,
         };
         Failure::new(status, error.to_string())
+    }
+}
+
+impl From<EngineError> for Failure {
+    fn from(error: EngineError) -> Failure {
+        let words = match &error {
+            // Without the flags of the command line.
+            EngineError::Cuda(error) => error.to_string(),
+            EngineError::DoesNotFit { needed_bytes, free_bytes } => {
+                format!(
+                    "all weights need {needed_bytes} bytes of memory, but {free_bytes} are free"
+                )
+            }
+            EngineError::DoesNotFitDevice { gpu, needed_bytes, free_bytes, total_bytes } => {
+                format!(
+                    "all weights need {needed_bytes} bytes of device memory, but {free_bytes} of {total_bytes} are free \
+                 on {gpu}"
+                )
+            }
+            EngineError::OverBudget { gpu, needed_bytes, used_bytes, budget_bytes } => format!(
+                "all weights need {needed_bytes} bytes of device memory beside the {used_bytes} that are in use on \
+                 {gpu} without them, so vram_bytes must be at least {}; it is {budget_bytes}",
+                needed_bytes + used_bytes
+            ),
+            other => other.to_string(),
+        };
+        let status = match error {
+            EngineError::Format(FormatError::Io { .. }) => CANNOT_OPEN,
+            EngineError::Format(_) | EngineError::InPieces { .. } => BAD_FILES,
+            EngineError::Store(error) => Failure::from(error).status,
+            EngineError::Cuda(error) => of_cuda(&error),
+            EngineError::DoesNotFit { .. }
+            | EngineError::DoesNotFitDevice { .. }
+            | EngineError::OverBudget { .. } => OUT_OF_MEMORY,
+            EngineError::ReadBack { .. } => DEVICE_FAILED,
+            EngineError::Load { cause, .. } => of_read(&cause).0,
+            EngineError::BadOption { .. } => INVALID_ARGUMENT,
+            _ => ENGINE_FAILED,
+        };
+        Failure { status, words }
+    }
+}
+
+fn of_cuda(error: &CudaError) -> Status {
+    match error {
+        CudaError::OutOfMemory { .. } => OUT_OF_MEMORY,
+        CudaError::Driver { .. } => DEVICE_FAILED,
+        _ => NO_DEVICE,
     }
 }
 
@@ -82,6 +147,7 @@ pub fn of_read(error: &ReadError) -> (Status, i32) {
         ReadError::Stalled { .. } => (STALLED, 0),
         ReadError::Cancelled { .. } => (CANCELLED, 0),
         ReadError::UnknownFile { .. } => (UNKNOWN_FILE, 0),
+        ReadError::Corrupt { .. } => (BAD_FILES, 0),
         _ => (ENGINE_FAILED, 0),
     }
 }

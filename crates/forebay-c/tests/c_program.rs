@@ -1,52 +1,13 @@
 //! The header, the symbols, and a program in C that uses both.
 
+mod support;
+
 use std::collections::BTreeSet;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use forebay_store::{Arena, EngineOptions, FileSet, IoKind, open_engine};
-
-fn here() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-}
-
-/// The folder in which cargo puts the libraries that this test was built with.
-fn libraries() -> PathBuf {
-    let test = std::env::current_exe().expect("a test has a path");
-    let folder = test.parent().expect("in a folder").to_path_buf();
-    assert!(folder.join("libforebay.so").exists(), "no libforebay.so in {}", folder.display());
-    folder
-}
-
-fn skip(why: &str) {
-    let _ = writeln!(std::io::stderr(), "SKIPPED: {why}");
-}
-
-/// Compiles `tests/reads.c`; `None` without a C compiler.
-fn compile(folder: &Path) -> Option<PathBuf> {
-    let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
-    if Command::new(&compiler).arg("--version").output().is_err() {
-        skip(&format!("the C interface, because {compiler} is not there"));
-        return None;
-    }
-    let program = folder.join("reads");
-    let libraries = libraries();
-    let output = Command::new(&compiler)
-        .args(["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-pthread", "-I"])
-        .arg(here().join("include"))
-        .arg(here().join("tests/reads.c"))
-        .arg("-o")
-        .arg(&program)
-        .arg("-L")
-        .arg(&libraries)
-        .arg("-lforebay")
-        .arg(format!("-Wl,-rpath,{}", libraries.display()))
-        .output()
-        .expect("the compiler starts");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    Some(program)
-}
+use support::{compile, here, libraries, skip};
 
 /// Two files with noise in them.
 fn files(folder: &Path) -> [PathBuf; 2] {
@@ -67,7 +28,7 @@ fn files(folder: &Path) -> [PathBuf; 2] {
 #[test]
 fn a_c_program_reads_what_pread_reads() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(program) = compile(folder.path()) else { return };
+    let Some(program) = compile("reads", folder.path()) else { return };
     let paths = files(folder.path());
     let mut engines = vec!["0", "2"];
     let (none, arena) = (FileSet::in_memory(Vec::new()), Arena::reserve(4096).unwrap());
@@ -105,10 +66,12 @@ fn functions(text: &str) -> BTreeSet<String> {
 
 #[test]
 fn header_and_library_have_the_same_functions() {
-    let header = std::fs::read_to_string(here().join("include/forebay.h")).unwrap();
-    let code: String = header.split("/*").map(|part| part.split("*/").last().unwrap()).collect();
+    let headers = ["forebay.h", "forebay_load.h"]
+        .map(|name| std::fs::read_to_string(here().join("include").join(name)).unwrap());
+    let code: String =
+        headers.concat().split("/*").map(|part| part.split("*/").last().unwrap()).collect();
     let declared = functions(&code);
-    assert!(declared.len() > 10, "{declared:?}");
+    assert!(declared.len() > 20, "{declared:?}");
     let library = libraries().join("libforebay.so");
     let Ok(output) = Command::new("nm").args(["-D", "--defined-only"]).arg(&library).output()
     else {
@@ -137,5 +100,5 @@ fn numbers_of_the_header_are_those_of_the_library() {
         assert!(header.contains(&declared), "{declared} is not in the header");
         compared += 1;
     }
-    assert_eq!(compared, 15);
+    assert_eq!(compared, 20);
 }

@@ -53,6 +53,12 @@ pub enum EngineError {
     Unmeasurable { folder: PathBuf, source: std::io::Error },
     #[error("{place}: {cause}")]
     Load { place: String, cause: ReadError },
+    #[error(
+        "{}: tensor {tensor:?} is in blocks that do not follow each other, so it has no one place in host memory; \
+         pack the model again, or load it to a GPU",
+        path.display()
+    )]
+    InPieces { path: PathBuf, tensor: String },
     #[error("there is nothing to continue: the prompt has no tokens; give a longer prompt")]
     EmptyPrompt,
     #[error("{name} is {value}, but {expected}")]

@@ -113,6 +113,32 @@ fn folders_without_a_model() {
 }
 
 #[test]
+fn tensors_without_a_model() {
+    let file = |name: &str| {
+        let header = format!(r#"{{"{name}":{{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}}}"#);
+        safetensors(&header, 2)
+    };
+    let (a, b) = (file("a"), file("b"));
+    let names = |path: &Path| -> Vec<String> {
+        let catalog = Catalog::open_weights(path).unwrap();
+        catalog.tensors().iter().map(|tensor| tensor.name.clone()).collect()
+    };
+    // All that lies there, in the order of the names.
+    let plain = folder(&[("2.safetensors", &a), ("1.safetensors", &b), ("notes.txt", b"")]);
+    assert_eq!(names(plain.path()), ["b", "a"]);
+    assert!(open(&plain).is_err());
+    // What is named, alone; a model's file for its folder.
+    let model = folder(&[("model.safetensors", &a), ("other.safetensors", &b), CONFIG]);
+    assert_eq!(names(model.path()), ["a"]);
+    assert_eq!(names(&model.path().join("other.safetensors")), ["b"]);
+    let twice = folder(&[("2.safetensors", &a), ("1.safetensors", &a)]);
+    let result = Catalog::open_weights(twice.path());
+    assert!(matches!(result, Err(FormatError::DuplicateTensor { .. })));
+    let result = Catalog::open_weights(folder(&[]).path());
+    assert!(matches!(result, Err(FormatError::NoModel { .. })));
+}
+
+#[test]
 fn shards() {
     let (a, b) = (safetensors(A, 12), safetensors(B, 18));
     let with_index = |index: &str| {

@@ -9,7 +9,6 @@ const LAYERS: [(&str, &[&str]); 11] = [
     ("forebay-text", &["forebay-format"]),
     ("forebay-store", &["forebay-format"]),
     ("forebay-stream", &["forebay-format", "forebay-store"]),
-    ("forebay-c", &["forebay-store"]),
     ("forebay-compute", &["forebay-format"]),
     ("forebay-cuda", &["forebay-format"]),
     (
@@ -39,6 +38,7 @@ const LAYERS: [(&str, &[&str]); 11] = [
             "forebay-model",
         ],
     ),
+    ("forebay-c", &["forebay-format", "forebay-store", "forebay-cuda", "forebay-engine"]),
     (
         "forebay",
         &[

@@ -19,9 +19,9 @@ use crate::EngineError;
 use crate::doctor::ReadChoice;
 
 /// Device memory is mapped in pieces of this size.
-const CHUNK_BYTES: usize = 64 << 20;
+pub(super) const CHUNK_BYTES: usize = 64 << 20;
 /// Memory before the first weight and behind the last: kernels read up to 15 bytes beside a matrix.
-const MARGIN: usize = SLOT_ALIGNMENT;
+pub(super) const MARGIN: usize = SLOT_ALIGNMENT;
 /// How long copies to the device are measured.
 const COPY_TIME: Duration = Duration::from_millis(200);
 /// Memory that these copies go through.
@@ -217,7 +217,7 @@ fn plan(contents: &[(String, Extent)], files: &FileSet) -> (Vec<UploadPart>, usi
 }
 
 /// Whether there is room; gives the bytes in use now.
-fn fits(gpu: &Gpu, vram_bytes: Option<u64>, bytes: u64) -> Result<u64, EngineError> {
+pub(super) fn fits(gpu: &Gpu, vram_bytes: Option<u64>, bytes: u64) -> Result<u64, EngineError> {
     let (free_bytes, total_bytes) = gpu.memory_bytes()?;
     let used_bytes = total_bytes - free_bytes;
     // The pool takes whole chunks.
@@ -244,7 +244,9 @@ fn fits(gpu: &Gpu, vram_bytes: Option<u64>, bytes: u64) -> Result<u64, EngineErr
     Ok(used_bytes)
 }
 
-fn timed<T>(work: impl FnOnce() -> Result<T, EngineError>) -> Result<(T, f64), EngineError> {
+pub(super) fn timed<T>(
+    work: impl FnOnce() -> Result<T, EngineError>,
+) -> Result<(T, f64), EngineError> {
     let started = Instant::now();
     let done = work()?;
     Ok((done, started.elapsed().as_secs_f64()))

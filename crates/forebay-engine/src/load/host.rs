@@ -1,5 +1,7 @@
 //! Weights in host memory: every block has a slot of its own.
 
+use std::ops::ControlFlow;
+
 use forebay_format::Catalog;
 use forebay_store::{
     Arena, BlockLabel, BlockLayout, EngineInfo, FileSet, IoKind, LoadItem, LoadOptions,
@@ -51,6 +53,22 @@ impl<'a> Host<'a> {
         let reader = Reader::open(io, sources, &arena, choice)?;
         Ok(Host { sources, io, choice, arena, blocks, reader })
     }
+
+    /// Brings all weights into memory, once; `progress` may end it, and then the memory is gone.
+    pub fn fill_while(
+        &mut self,
+        progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+    ) -> Result<LoadStatistics, EngineError> {
+        let items = self.blocks.items();
+        let (loaded, statistics) = self.reader.load(&self.sources.checked, items, progress)?;
+        self.blocks.take_back(loaded)?;
+        Ok(statistics)
+    }
+
+    /// Every block's memory, and where in it its bytes are, in the order of [`contents`].
+    pub fn into_memory(self) -> Vec<(SlotBuffer, BlockLayout)> {
+        self.blocks.buffers.into_iter().zip(self.blocks.layouts).collect()
+    }
 }
 
 impl Destination for Host<'_> {
@@ -63,10 +81,10 @@ impl Destination for Host<'_> {
     }
 
     fn fill(&mut self, progress: &mut dyn FnMut(u64, u64)) -> Result<LoadStatistics, EngineError> {
-        let items = self.blocks.items();
-        let (loaded, statistics) = self.reader.load(&self.sources.checked, items, progress)?;
-        self.blocks.take_back(loaded)?;
-        Ok(statistics)
+        self.fill_while(&mut |done, total| {
+            progress(done, total);
+            ControlFlow::Continue(())
+        })
     }
 
     fn engine(&self) -> EngineInfo {
@@ -173,9 +191,9 @@ impl Reader {
         &mut self,
         files: &FileSet,
         items: Vec<LoadItem>,
-        progress: &mut dyn FnMut(u64, u64),
+        progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
     ) -> Result<(Vec<Loaded>, LoadStatistics), EngineError> {
         let (engine, options, ring) = (self.engine.as_mut(), self.options, &mut self.ring);
-        Ok(Loader { engine, files, options, ring }.load(items, progress)?)
+        Ok(Loader { engine, files, options, ring }.load_while(items, progress)?)
     }
 }

@@ -2,6 +2,7 @@
 //! cache and the way to the device give.
 
 mod device;
+mod hold;
 mod host;
 mod limit;
 mod read_back;
@@ -23,6 +24,7 @@ use crate::trace_io::TraceHeader;
 use crate::{EngineError, peak_resident_bytes};
 use device::Device;
 pub use device::{DeviceReport, DeviceRequest};
+pub use hold::{HeldTensor, HeldWeights, HoldRequest, hold};
 use host::Host;
 pub use limit::LoadLimit;
 pub use read_back::ReadBack;

@@ -1,0 +1,142 @@
+//! Weights by number, described as C and DLPack want to have them.
+
+use std::collections::HashMap;
+use std::ffi::{CString, c_void};
+use std::sync::{Arc, LazyLock, Mutex};
+
+use forebay_engine::load::{HeldTensor, HeldWeights};
+
+use crate::dlpack::{DataType, data_type};
+use crate::registry::{lock, next_number};
+use crate::status::{self, Failure};
+
+/// Weights that were loaded. Whoever has this has their memory.
+pub struct Weights {
+    pub held: HeldWeights,
+    tensors: Vec<Described>,
+}
+
+// Managed tensors are deleted by any thread.
+const _: () = {
+    const fn crosses_threads<T: Send + Sync>() {}
+    crosses_threads::<Weights>();
+};
+
+/// A tensor beside what is said of it.
+pub struct Described {
+    address: u64,
+    /// Ends with a zero byte.
+    pub name: CString,
+    pub type_name: CString,
+    /// In elements, outermost dimension first.
+    pub shape: Box<[i64]>,
+    pub data_type: DataType,
+    /// The same in elements of `data_type`: rows of blocks are rows of bytes.
+    pub dlpack_shape: Box<[i64]>,
+    /// `None` if entries of the outermost dimension are not a whole number of elements apart.
+    strides: Option<Box<[i64]>>,
+}
+
+static WEIGHTS: LazyLock<Mutex<HashMap<u64, Arc<Weights>>>> = LazyLock::new(Mutex::default);
+
+pub fn add(held: HeldWeights) -> u64 {
+    let tensors = held.tensors.iter().map(Described::new).collect();
+    let number = next_number();
+    lock(&WEIGHTS).insert(number, Arc::new(Weights { held, tensors }));
+    number
+}
+
+pub fn find(number: u64) -> Result<Arc<Weights>, Failure> {
+    lock(&WEIGHTS).get(&number).cloned().ok_or_else(|| bad(number))
+}
+
+/// Forgets a number. The memory goes with the last one who has it.
+pub fn remove(number: u64) -> Result<(), Failure> {
+    // Not under the lock: giving memory back may wait for a GPU.
+    let removed = lock(&WEIGHTS).remove(&number);
+    removed.map(drop).ok_or_else(|| bad(number))
+}
+
+fn bad(number: u64) -> Failure {
+    let words = format!("there are no weights {number}: they were freed or never loaded");
+    Failure::new(status::BAD_WEIGHTS, words)
+}
+
+impl Weights {
+    pub fn tensor(&self, index: usize) -> Result<&Described, Failure> {
+        self.tensors.get(index).ok_or_else(|| {
+            let words = format!("there is no tensor {index}: there are {}", self.tensors.len());
+            Failure::new(status::UNKNOWN_TENSOR, words)
+        })
+    }
+}
+
+impl Described {
+    fn new(tensor: &HeldTensor) -> Described {
+        let HeldTensor { info, address, stride } = tensor;
+        // The name of a JSON file may have a zero byte inside; for C it ends there.
+        let text = |text: &str| {
+            let bytes: Vec<u8> = text.bytes().take_while(|&byte| byte != 0).collect();
+            CString::new(bytes).unwrap_or_default()
+        };
+        let data_type = data_type(info.ty);
+        let shape: Box<[i64]> = info.shape.iter().map(|&dim| dim as i64).collect();
+        let mut dlpack_shape = shape.clone();
+        if let (true, Some(last)) = (info.ty.is_quantized(), dlpack_shape.last_mut()) {
+            *last = info.ty.row_bytes(*last as u64).unwrap_or(0) as i64;
+        }
+        let strides = strides(&dlpack_shape, *stride, u64::from(data_type.bits) / 8);
+        Described {
+            address: *address,
+            name: text(&info.name),
+            type_name: text(info.ty.name()),
+            shape,
+            data_type,
+            dlpack_shape,
+            strides,
+        }
+    }
+
+    pub fn data(&self) -> *mut c_void {
+        // On the host the loader has told others of this memory; on a GPU the address is the device's.
+        std::ptr::with_exposed_provenance_mut(self.address as usize)
+    }
+
+    pub fn dlpack_strides(&self) -> Result<&[i64], Failure> {
+        self.strides.as_deref().ok_or_else(|| {
+            Failure::new(status::BAD_FILES, "its entries are no whole number of elements apart")
+        })
+    }
+}
+
+/// Distances in elements: rows follow each other, entries of the outermost dimension are `outer` bytes apart.
+fn strides(shape: &[i64], outer: u64, element_bytes: u64) -> Option<Box<[i64]>> {
+    let mut strides = vec![1; shape.len()];
+    for at in (0..shape.len().saturating_sub(1)).rev() {
+        strides[at] = strides[at + 1] * shape[at + 1];
+    }
+    let is_one = shape.first().is_none_or(|&outermost| outermost == 1);
+    if let (false, Some(first)) = (is_one, strides.first_mut()) {
+        if !outer.is_multiple_of(element_bytes) {
+            return None;
+        }
+        *first = (outer / element_bytes) as i64;
+    }
+    Some(strides.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strides_are_in_elements_and_only_the_outermost_may_have_gaps() {
+        let of = |shape: &[i64], outer, bytes| strides(shape, outer, bytes).map(Vec::from);
+        assert_eq!(of(&[], 2, 2), Some(vec![]));
+        assert_eq!(of(&[5], 4, 4), Some(vec![1]));
+        assert_eq!(of(&[4, 3, 2], 24, 4), Some(vec![6, 2, 1]));
+        assert_eq!(of(&[4, 3, 2], 4096, 4), Some(vec![1024, 2, 1]));
+        assert_eq!(of(&[4, 3, 2], 25, 4), None);
+        assert_eq!(of(&[1, 3, 2], 25, 4), Some(vec![6, 2, 1]));
+    }
+}

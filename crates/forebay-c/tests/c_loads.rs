@@ -1,0 +1,100 @@
+//! A program in C that loads everything the fixtures have, and what must be refused.
+
+mod support;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use forebay_engine::pack::pack;
+use forebay_store::IoKind;
+use support::{compile, compile_driver, here, skip};
+
+/// Runs the program, which ends with `ok`.
+fn run(program: &Path, arguments: &[&Path]) {
+    succeeds(Command::new(program).args(arguments), arguments);
+}
+
+fn succeeds(command: &mut Command, arguments: &[&Path]) {
+    let output = command.output().expect("the program starts");
+    let wrong = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{arguments:?}: {wrong}");
+    assert_eq!(output.stdout, b"ok\n");
+}
+
+/// GGUF files and safetensors folders of the fixtures: `FOREBAY_FIXTURES`, else those inside the project.
+fn models() -> Vec<PathBuf> {
+    let set = std::env::var_os("FOREBAY_FIXTURES").map(PathBuf::from);
+    let set = set.unwrap_or_else(|| here().join("../../fixtures"));
+    let entries = |folder: PathBuf| {
+        let found = std::fs::read_dir(folder).into_iter().flatten();
+        found.map(|entry| entry.expect("a readable folder").path())
+    };
+    let is_gguf = |path: &PathBuf| path.extension().is_some_and(|it| it == "gguf");
+    let mut found: Vec<PathBuf> =
+        entries(set.join("gguf")).flat_map(entries).filter(is_gguf).collect();
+    found.extend(entries(set.join("models")).filter(|path| path.join("config.json").exists()));
+    found.sort();
+    assert!(found.len() >= 2, "the project's own fixtures hold models");
+    found
+}
+
+#[test]
+fn a_c_program_loads_what_pread_reads() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(program) = compile("loads", folder.path()) else { return };
+    let models = models();
+    let mut arguments = vec![Path::new("check"), Path::new("cpu")];
+    arguments.extend(models.iter().map(PathBuf::as_path));
+    run(&program, &arguments);
+}
+
+#[test]
+fn packs_lie_in_host_memory_as_in_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(program) = compile("loads", folder.path()) else { return };
+    for (number, model) in models().iter().enumerate() {
+        let packed = folder.path().join(format!("{number}.fbay"));
+        pack(model, &packed, IoKind::Auto, &mut |_, _| true).expect("fixtures can be packed");
+        run(&program, &[Path::new("check"), Path::new("cpu"), &packed]);
+    }
+}
+
+#[test]
+fn what_a_c_program_cannot_have_is_refused_in_words() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(program) = compile("loads", folder.path()) else { return };
+    let empty = tempfile::tempdir().unwrap();
+    run(&program, &[Path::new("errors"), empty.path()]);
+}
+
+#[test]
+fn loads_to_a_gpu_put_every_byte_in_its_place_and_give_everything_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(program) = compile("loads", folder.path()) else { return };
+    let Some(_) = compile_driver(folder.path()) else { return };
+    let mut models = models();
+    for number in 0..models.len() {
+        let packed = folder.path().join(format!("{number}.fbay"));
+        pack(&models[number], &packed, IoKind::Auto, &mut |_, _| true).unwrap();
+        models.push(packed);
+    }
+    let mut arguments = vec![Path::new("check"), Path::new("cuda:0")];
+    arguments.extend(models.iter().map(PathBuf::as_path));
+    let mut command = Command::new(&program);
+    command.env("LD_LIBRARY_PATH", folder.path()).env("GPU_IS_HOST_MEMORY", "1");
+    succeeds(command.args(&arguments), &arguments);
+}
+
+#[test]
+fn a_c_program_loads_to_a_gpu() {
+    let device = forebay_cuda::Gpu::count();
+    if !matches!(device, Ok(1..)) {
+        return skip(&format!("loads to a GPU from C: {device:?}"));
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let Some(program) = compile("loads", folder.path()) else { return };
+    let models = models();
+    let mut arguments = vec![Path::new("check"), Path::new("cuda:0")];
+    arguments.extend(models.iter().map(PathBuf::as_path));
+    run(&program, &arguments);
+}

@@ -1,0 +1,398 @@
+//! Weights in memory for somebody else to use: every tensor at an address, for as long as the caller keeps them.
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+use forebay_cuda::{CallersContext, Gpu, WeightsPool};
+use forebay_format::{Catalog, TensorInfo};
+use forebay_store::{
+    BlockLabel, BlockLayout, EngineInfo, Extent, FileSet, IoKind, LoadStatistics, SlotBuffer,
+    UploadPart,
+};
+
+use super::device::{CHUNK_BYTES, MARGIN, fits, timed};
+use super::host::Host;
+use super::{
+    Destination as _, DeviceRequest, GpuRing, RingRequest, Sources, contents, name_of, named,
+    poison, read_back,
+};
+use crate::EngineError;
+use crate::doctor::{MachineProfile, ReadChoice};
+
+/// What addresses of tensors on a GPU are multiples of: what CUDA's own allocations are, and DLPack asks for.
+const DEVICE_ALIGNMENT: u64 = 256;
+/// The least pinned memory that a load to a GPU goes through, in bytes.
+const PINNED_BYTES_MIN: usize = 1 << 20;
+/// How many pieces the least ring has room for.
+const LEAST_PIECES: usize = 8;
+
+/// What a caller may choose.
+#[derive(Debug, Clone, Copy)]
+pub struct HoldRequest {
+    /// Who reads what is not in the page cache.
+    pub io: IoKind,
+    /// Compare what is read of a pack with its checksums; only packs may go without.
+    pub verify: bool,
+    /// The GPU to load to; host memory without.
+    pub device: Option<DeviceRequest>,
+}
+
+/// A tensor and where it is.
+#[derive(Debug, Clone)]
+pub struct HeldTensor {
+    /// Name, type and shape, and the bytes of the file that it came from.
+    pub info: TensorInfo,
+    /// Of the first byte, in the memory of the host or of the GPU. On a GPU a multiple of 256; on the host of the
+    /// size of an element.
+    pub address: u64,
+    /// Bytes from one entry of the outermost dimension to the next. Inside an entry, elements follow each other.
+    pub stride: u64,
+}
+
+/// Weights in memory; it is given back when this is dropped, on whatever thread.
+pub struct HeldWeights {
+    pub tensors: Vec<HeldTensor>,
+    /// The files that [`TensorInfo::extent`] counts.
+    pub files: Vec<PathBuf>,
+    /// The GPU; `None` for host memory.
+    pub device: Option<usize>,
+    pub statistics: LoadStatistics,
+    pub engine: EngineInfo,
+    /// Opening the GPU, pinning and mapping memory: not in the seconds of the statistics.
+    pub setup_seconds: f64,
+    /// Pinned while the load went on; none is any more.
+    pub pinned_bytes: u64,
+    /// Positions in `tensors`, sorted by name.
+    by_name: Vec<usize>,
+    memory: Memory,
+}
+
+enum Memory {
+    Host(Vec<SlotBuffer>),
+    /// `None` only while it is being given back.
+    Device(Option<WeightsPool>),
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if let Memory::Device(pool) = self {
+            // The last user may be a thread of another library, with a context of its own.
+            let _context = CallersContext::remember();
+            drop(pool.take());
+        }
+    }
+}
+
+impl HeldWeights {
+    /// The position of the tensor of this name.
+    pub fn find(&self, name: &str) -> Option<usize> {
+        let found =
+            self.by_name.binary_search_by(|&at| self.tensors[at].info.name.as_str().cmp(name));
+        found.ok().map(|at| self.by_name[at])
+    }
+
+    /// Bytes of memory that the weights take, with what alignment leaves unused.
+    pub fn memory_bytes(&self) -> u64 {
+        match &self.memory {
+            Memory::Host(slots) => slots.iter().map(|slot| slot.len() as u64).sum(),
+            Memory::Device(pool) => pool.as_ref().map_or(0, |pool| pool.bytes() as u64),
+        }
+    }
+}
+
+impl DeviceRequest {
+    /// The same through at most `bytes` of pinned memory.
+    ///
+    /// # Errors
+    /// [`EngineError::BadOption`] for less than 1 MiB.
+    pub fn within_pinned(self, bytes: usize) -> Result<DeviceRequest, EngineError> {
+        if bytes < PINNED_BYTES_MIN {
+            return Err(pinned_bytes_is(bytes, PINNED_BYTES_MIN));
+        }
+        let piece_bytes = self.piece_bytes.min(bytes / LEAST_PIECES / 4096 * 4096);
+        Ok(DeviceRequest { ring_bytes: bytes, piece_bytes, ..self })
+    }
+}
+
+fn pinned_bytes_is(given: usize, least: usize) -> EngineError {
+    EngineError::BadOption {
+        name: "pinned_bytes",
+        value: given.to_string(),
+        expected: format!("at least {least} are needed"),
+    }
+}
+
+/// Loads all weights of a file or folder and keeps them: safetensors with or without a configuration, GGUF files, packs.
+/// When this returns, every byte is there: on a GPU, too, nothing is queued any more. `progress` gets the bytes that are
+/// done and those of all, on this thread, and may end the load.
+///
+/// # Errors
+/// Files that are damaged or do not fit into memory, a GPU that cannot be used, failed reads;
+/// [`forebay_store::StoreError::Interrupted`] if `progress` ended it. No memory stays taken.
+pub fn hold(
+    path: &Path,
+    request: &HoldRequest,
+    progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+) -> Result<HeldWeights, EngineError> {
+    let catalog = Catalog::open_weights(path)?;
+    if catalog.pack.is_none() && !request.verify {
+        return Err(EngineError::BadOption {
+            name: "verify",
+            value: "off".into(),
+            expected: "only packs (.fbay) have checksums, and this is none".into(),
+        });
+    }
+    let unchecked = FileSet::open(&catalog.files)?;
+    let sources = Sources {
+        checked: FileSet::of_catalog(&catalog, request.verify)?,
+        unrecorded: unchecked.clone(),
+        unchecked,
+    };
+    let choice = MachineProfile::choice_for(&catalog.root);
+    match request.device {
+        None => to_host(catalog, &sources, request.io, &choice, progress),
+        Some(device) => to_device(catalog, &sources, request.io, device, &choice, progress),
+    }
+}
+
+fn to_host(
+    catalog: Catalog,
+    sources: &Sources,
+    io: IoKind,
+    choice: &ReadChoice,
+    progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+) -> Result<HeldWeights, EngineError> {
+    let mut host = Host::new(&catalog, sources, io, choice)?;
+    let statistics = host.fill_while(progress)?;
+    let engine = host.engine();
+    let mut memory = host.into_memory();
+    let contents = contents(&catalog);
+    if catalog.pack.is_none() {
+        for (tensor, (slot, layout)) in catalog.tensors().iter().zip(&mut memory) {
+            align(tensor, slot, layout);
+        }
+    }
+    let place = |((_, extent), (slot, layout)): (_, &mut (SlotBuffer, BlockLayout))| {
+        let first = slot.as_mut_slice().as_mut_ptr().expose_provenance();
+        (extent, (first + layout.parts.first().map_or(0, |part| part.at)) as u64)
+    };
+    let places = Places::new(contents.into_iter().zip(&mut memory).map(place).collect());
+    let mut tensors = Vec::with_capacity(catalog.tensors().len());
+    for info in catalog.tensors() {
+        let found = places.of(info);
+        let (address, stride) = found.ok_or_else(|| EngineError::InPieces {
+            path: catalog.files[info.extent.file.0 as usize].clone(),
+            tensor: info.name.clone(),
+        })?;
+        tensors.push(HeldTensor { info: info.clone(), address, stride });
+    }
+    let slots = memory.into_iter().map(|(slot, _)| slot).collect();
+    Ok(HeldWeights {
+        by_name: by_name(&tensors),
+        tensors,
+        files: catalog.files,
+        device: None,
+        statistics,
+        engine,
+        setup_seconds: 0.0,
+        pinned_bytes: 0,
+        memory: Memory::Host(slots),
+    })
+}
+
+/// Moves a tensor to where its elements can be used. A read that needs no copy leaves it as it lies in the file, which
+/// is as good as always a place for its type.
+fn align(tensor: &TensorInfo, slot: &mut SlotBuffer, layout: &mut BlockLayout) {
+    let Some(part) = layout.parts.first().copied() else { return };
+    if tensor.ty.is_quantized() || part.at.is_multiple_of(tensor.ty.block_bytes()) {
+        return;
+    }
+    let to = part.at / DEVICE_ALIGNMENT as usize * DEVICE_ALIGNMENT as usize;
+    slot.as_mut_slice().copy_within(part.at..part.at + part.extent.length as usize, to);
+    layout.parts = [forebay_store::Part { at: to, ..part }].into();
+}
+
+/// Where the bytes of files are in memory: extents in the order of the files, with the address of each.
+struct Places(Vec<(Extent, u64)>);
+
+impl Places {
+    fn new(mut places: Vec<(Extent, u64)>) -> Places {
+        places.sort_by_key(|(extent, _)| (extent.file, extent.offset));
+        Places(places)
+    }
+
+    /// Address and stride of a tensor; `None` if its bytes do not lie as in the file.
+    fn of(&self, tensor: &TensorInfo) -> Option<(u64, u64)> {
+        let mut addresses = tensor.extents().map(|extent| self.address(&extent));
+        let first = addresses.next()??;
+        let mut expected = first;
+        for address in addresses {
+            expected += tensor.stride;
+            if address? != expected {
+                return None;
+            }
+        }
+        Some((first, tensor.stride))
+    }
+
+    /// The address of an extent, whose bytes follow each other in memory, too.
+    fn address(&self, extent: &Extent) -> Option<u64> {
+        let behind =
+            self.0.partition_point(|(it, _)| (it.file, it.offset) <= (extent.file, extent.offset));
+        let (first, address) = *self.0.get(behind.checked_sub(1)?)?;
+        let mut end = first.end();
+        for (next, next_address) in &self.0[behind..] {
+            if first.file != extent.file || extent.end() <= end {
+                break;
+            }
+            if next.file != first.file
+                || next.offset != end
+                || next_address - address != end - first.offset
+            {
+                return None;
+            }
+            end = next.end();
+        }
+        let inside = first.file == extent.file && extent.end() <= end;
+        inside.then(|| address + (extent.offset - first.offset))
+    }
+}
+
+fn to_device(
+    catalog: Catalog,
+    sources: &Sources,
+    io: IoKind,
+    request: DeviceRequest,
+    choice: &ReadChoice,
+    progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+) -> Result<HeldWeights, EngineError> {
+    let files = &sources.checked;
+    // Dropped last.
+    let _context = CallersContext::remember();
+    let (mut tensors, mut parts, pool_bytes) = plan(catalog.tensors());
+    let (gpu, open_seconds) = timed(|| Ok(Gpu::open(request.ordinal)?))?;
+    fits(&gpu, request.vram_bytes, pool_bytes as u64)?;
+    let (pool, map_seconds) = timed(|| {
+        let mut pool = gpu.weights_pool(pool_bytes, CHUNK_BYTES)?;
+        pool.grow(&gpu, pool_bytes)?;
+        Ok(pool)
+    })?;
+    let first = pool.ptr().address();
+    tensors.iter_mut().for_each(|tensor| tensor.address += first);
+    parts.iter_mut().for_each(|part| part.to += first);
+    let DeviceRequest { piece_bytes, ring_bytes, .. } = request;
+    let through = RingRequest { piece_bytes, ring_bytes, ..RingRequest::new(files, io, choice) };
+    let mut ring = GpuRing::open(&gpu, through, &parts)?;
+    let pinned_bytes = ring.pinned_bytes();
+    if pinned_bytes > ring_bytes as u64 {
+        // A chunk with one checksum is read whole, and there are four places for such.
+        return Err(pinned_bytes_is(ring_bytes, pinned_bytes as usize));
+    }
+    let contents = contents(&catalog);
+    if request.check {
+        poison(&gpu, &parts)?;
+    }
+    let statistics = ring.fill_while(progress).map_err(|error| named(error, &contents, files))?;
+    if request.check {
+        read_back(&gpu, &sources.unrecorded, &parts, &|extent| name_of(&contents, extent))?;
+    }
+    let setup_seconds = open_seconds + ring.pin_time().as_secs_f64() + map_seconds;
+    Ok(HeldWeights {
+        by_name: by_name(&tensors),
+        tensors,
+        files: catalog.files,
+        device: Some(request.ordinal),
+        statistics,
+        engine: ring.engine(),
+        setup_seconds,
+        pinned_bytes,
+        memory: Memory::Device(Some(pool)),
+    })
+}
+
+/// Places for all tensors on a device, from 0, and the memory for them: stacks whose entries lie apart in the file are
+/// in one piece here.
+fn plan(tensors: &[TensorInfo]) -> (Vec<HeldTensor>, Vec<UploadPart>, usize) {
+    let (mut held, mut parts, mut end) = (Vec::new(), Vec::new(), MARGIN as u64);
+    for (number, info) in tensors.iter().enumerate() {
+        // What saturates fits into no device.
+        let address = end.checked_next_multiple_of(DEVICE_ALIGNMENT).unwrap_or(u64::MAX);
+        let mut to = address;
+        for extent in info.extents() {
+            parts.push(UploadPart { label: BlockLabel::Other(number as u64), extent, to });
+            to = to.saturating_add(extent.length);
+        }
+        let stride = info.bytes() / info.shape.first().copied().unwrap_or(1).max(1);
+        held.push(HeldTensor { info: info.clone(), address, stride });
+        end = to;
+    }
+    (held, parts, end.saturating_add(MARGIN as u64) as usize)
+}
+
+fn by_name(tensors: &[HeldTensor]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..tensors.len()).collect();
+    order.sort_by(|&a, &b| tensors[a].info.name.cmp(&tensors[b].info.name));
+    order
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_format::{FileIndex, TensorType};
+
+    use super::*;
+
+    fn extent(offset: u64, length: u64) -> Extent {
+        Extent { file: FileIndex(0), offset, length }
+    }
+
+    #[test]
+    fn tensors_on_a_device_begin_at_multiples_of_256() {
+        let tensor = |name: &str, ty, shape: &[u64], offset| {
+            let bytes = TensorType::tensor_bytes(ty, shape).unwrap();
+            TensorInfo::contiguous(name.into(), ty, shape.to_vec(), extent(offset, bytes))
+        };
+        let mut stack = tensor("stack", TensorType::Q8_0, &[3, 2, 32], 8192);
+        (stack.stride, stack.extent.length) = (4096, 2 * 4096 + 68);
+        let all = [
+            tensor("a", TensorType::F32, &[3], 100),
+            tensor("b", TensorType::Bool, &[], 112),
+            stack,
+        ];
+        let (held, parts, bytes) = plan(&all);
+        assert!(held.iter().all(|tensor| tensor.address % 256 == 0));
+        let ends: Vec<u64> =
+            held.iter().map(|tensor| tensor.address + tensor.info.bytes()).collect();
+        assert!(held.windows(2).zip(&ends).all(|(pair, &end)| end <= pair[1].address));
+        assert!(bytes as u64 >= ends[2] + MARGIN as u64);
+        // The stack is in one piece.
+        assert_eq!(held[2].stride, 68);
+        let apart: Vec<(u64, u64)> =
+            parts[2..].iter().map(|part| (part.extent.offset, part.to - held[2].address)).collect();
+        assert_eq!(apart, [(8192, 0), (12288, 68), (16384, 136)]);
+    }
+
+    #[test]
+    fn bytes_have_an_address_only_if_they_lie_as_in_the_file() {
+        let places = Places::new(vec![
+            (extent(4096, 4096), 14096),
+            (extent(0, 4096), 10000),
+            (extent(8192, 4096), 50000),
+            (extent(20480, 100), 62288),
+        ]);
+        assert_eq!(places.address(&extent(10, 4000)), Some(10010));
+        assert_eq!(places.address(&extent(4000, 4192)), Some(14000));
+        assert_eq!(places.address(&extent(4000, 4193)), None);
+        assert_eq!(places.address(&extent(8192, 4097)), None);
+        assert_eq!(places.address(&extent(20480, 100)), Some(62288));
+        assert_eq!(places.address(&Extent { file: FileIndex(1), ..extent(0, 1) }), None);
+    }
+
+    #[test]
+    fn pinned_memory_is_bounded() {
+        let request = DeviceRequest::new(0);
+        assert!(matches!(request.within_pinned(1000), Err(EngineError::BadOption { .. })));
+        let small = request.within_pinned(1 << 20).unwrap();
+        assert_eq!((small.ring_bytes, small.piece_bytes), (1 << 20, 128 << 10));
+        assert_eq!(request.within_pinned(1 << 30).unwrap().piece_bytes, request.piece_bytes);
+    }
+}
