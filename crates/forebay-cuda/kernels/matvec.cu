@@ -170,11 +170,15 @@ __device__ __forceinline__ void matvec_one(const i8 *codes, const ActivationScal
     }
 
 typedef Shape<WEIGHT> S;
-KERNEL(matvec_1, S::BLOCKS, matvec_one<WEIGHT>)
+// A module for one token and one for a few: most sessions never need the second, and the driver would compile it first.
+#ifdef FEW
 KERNEL(matvec_2, S::BLOCKS_2, (matvec<WEIGHT, 2>))
 KERNEL(matvec_4, S::BLOCKS_8, (matvec<WEIGHT, 4>))
 KERNEL(matvec_8, S::BLOCKS_8, (matvec<WEIGHT, 8>))
+#else
+KERNEL(matvec_1, S::BLOCKS, matvec_one<WEIGHT>)
 // One token, experts.
 KERNEL(matvec_experts, S::DIRECT_BLOCKS, (matvec_direct<WEIGHT, 32, S::DIRECT_STEPS>))
 // One token, rows of less than 2048 columns: 32 lanes for each would be too many.
 KERNEL(matvec_short, 4, (matvec_direct<WEIGHT, 8 / S::RUN, S::RUN == 2 ? 1 : 3>))
+#endif

@@ -8,7 +8,11 @@
         matvec<WEIGHT, TOKENS>(x, MATVEC_ARGUMENTS);                                                           \
     }
 
-KERNEL(matvec_1, 1, 4)
+// As in matvec.cu.
+#ifdef FEW
 KERNEL(matvec_2, 2, 4)
 KERNEL(matvec_4, 4, 4)
 KERNEL(matvec_8, 8, 3)
+#else
+KERNEL(matvec_1, 1, 4)
+#endif

@@ -60,7 +60,7 @@ __device__ inline u32 best_groups(const float *choice, int experts, int groups, 
 // The choice of one token by one warp; lanes own experts lane, lane + 32, ...; N of them. `scores` is shared memory
 // [2][experts] of the warp.
 template <int N>
-__device__ inline void route(int token, const float *logits, float *scores, ROUTER_PARAMETERS) {
+__device__ inline void choose_experts(int token, const float *logits, float *scores, ROUTER_PARAMETERS) {
     const int lane = threadIdx.x & 31;
     float *const choices = scores + experts;
     logits += (size_t)token * experts;

@@ -1,12 +1,14 @@
 // The router of one to eight tokens in one launch: the logits of all experts, and by the block that ends last the choice.
 // Alone, either takes longer to start and to end than to compute.
+//
+// EXPERTS is the capacity, 128, 256 or 512.
 #include "matvec_float.cuh"
 #include "router.cuh"
 
 // Grid (shares of the experts, 1, tokens). x [tokens, cols], logits [tokens, experts]; `tickets` [tokens] are 0 before and
 // after. Shared memory [2][experts].
 template <class W, int N>
-__device__ inline void route_few(const float *x, u64 matrix, int cols, u64 row_bytes, float *logits, u32 *tickets,
+__device__ inline void choose(const float *x, u64 matrix, int cols, u64 row_bytes, float *logits, u32 *tickets,
                                  ROUTER_PARAMETERS) {
     __shared__ u32 ticket;
     const int token = blockIdx.z;
@@ -22,17 +24,11 @@ __device__ inline void route_few(const float *x, u64 matrix, int cols, u64 row_b
     if (ticket != gridDim.x - 1 || threadIdx.x >= 32) return;
     __threadfence();
     extern __shared__ float shared[];
-    route<N>(token, logits, shared, ROUTER_ARGUMENTS);
+    choose_experts<N>(token, logits, shared, ROUTER_ARGUMENTS);
 }
 
-#define ROUTE(NAME, N)                                                                                         \
-    extern "C" __global__ void __launch_bounds__(32 * WARPS, 4)                                                \
-        NAME(const float *x, u64 matrix, int cols, u64 row_bytes, float *logits, u32 *tickets,                 \
-             ROUTER_PARAMETERS) {                                                                              \
-        wait_for_previous();                                                                                   \
-        route_few<WEIGHT, N>(x, matrix, cols, row_bytes, logits, tickets, ROUTER_ARGUMENTS);                   \
-    }
-
-ROUTE(route_few_128, 4)
-ROUTE(route_few_256, 8)
-ROUTE(route_few_512, 16)
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 4)
+    route_few(const float *x, u64 matrix, int cols, u64 row_bytes, float *logits, u32 *tickets, ROUTER_PARAMETERS) {
+    wait_for_previous();
+    choose<WEIGHT, EXPERTS / 32>(x, matrix, cols, row_bytes, logits, tickets, ROUTER_ARGUMENTS);
+}

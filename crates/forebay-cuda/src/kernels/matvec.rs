@@ -164,7 +164,7 @@ impl Work {
         // Blocks beyond what fits at once would only start anew what these go on with.
         let resident = gpu.multiprocessors() as usize * variant.blocks_per_multiprocessor;
         let grid = (blocks.min(resident.div_ceil(self.items.max(1))) as u32, self.items as u32, 1);
-        let kernel = gpu.kernel(modules_of(ty).matvec, variant.name)?;
+        let kernel = gpu.kernel(module_of(ty, self.tokens), variant.name)?;
         let launch = Launch::new(kernel, grid, (32 * WARPS as u32, 1, 1));
         let mut launch = launch.shared(variant.shared_bytes as u32);
         launch = match x {
@@ -183,6 +183,11 @@ impl Work {
     fn rows_of(&self, i: usize) -> usize {
         if self.ids.is_null() { self.rows[i] } else { self.rows[0] }
     }
+}
+
+fn module_of(ty: TensorType, tokens: usize) -> &'static str {
+    let modules = modules_of(ty);
+    if tokens == 1 { modules.matvec } else { modules.matvec_few }
 }
 
 /// One of the kernels of a type, chosen by type, columns, tokens and whether there are experts.
@@ -250,4 +255,30 @@ fn ring_bytes(ty: TensorType) -> usize {
     let stage = 2 * chunks * 16;
     let stages = if run_of(ty) == 2 { 2 } else { (28_672 / (WARPS * stage)).clamp(2, 4) };
     WARPS * stages * stage + 16
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::supports_weights;
+
+    #[test]
+    fn every_variant_is_in_its_module() {
+        for &ty in TensorType::all().iter().filter(|ty| supports_weights(**ty)) {
+            for cols in [256, 4096] {
+                for tokens in 1..=MATVEC_TOKENS {
+                    for experts in [false, true] {
+                        let (name, module) =
+                            (Variant::of(ty, cols, tokens, experts).name, module_of(ty, tokens));
+                        let ptx = crate::ptx::MODULES.iter().find(|(found, _)| *found == module);
+                        let entry = format!(".entry {name}(");
+                        assert!(
+                            ptx.is_some_and(|(_, text)| text.contains(&entry)),
+                            "{module} {name}"
+                        );
+                    }
+                }
+            }
+        }
+    }
 }

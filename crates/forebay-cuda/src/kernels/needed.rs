@@ -5,31 +5,37 @@ use forebay_format::TensorType;
 use super::attention::attention_modules;
 use super::attention_inputs::inputs_module;
 use super::kv::KvLayerShape;
-use super::router::RouterMatrix;
+use super::router::router_modules;
 use super::weights::modules_of;
 
 /// What of a model decides which kernels run.
 #[derive(Clone, Copy, Debug)]
 pub struct ModelKernels<'a> {
-    /// Of all matrices, without repetition.
+    /// Of all matrices but routers, without repetition.
     pub types: &'a [TensorType],
     pub embedding: TensorType,
     pub kv: &'a KvLayerShape,
-    /// Of the routers' matrices, if there are any.
-    pub router: Option<TensorType>,
+    /// Type and experts of the routers' matrices, if there are any.
+    pub router: Option<(TensorType, usize)>,
     /// f32 throughout.
     pub exact: bool,
 }
 
-/// The modules, without repetition, for [`crate::Gpu::load_modules`]. Shapes that are rare may need another one, which
-/// is loaded with its first launch.
+/// The modules, without repetition, for [`crate::Gpu::load_modules`]. Batches of two to eight
+/// tokens and rare shapes need others, which are loaded with their first launch.
 pub fn modules_needed(model: &ModelKernels<'_>) -> Vec<&'static str> {
     let mut needed = vec!["norm", "elementwise", "top_k", modules_of(model.embedding).embedding];
     needed.push(inputs_module(model.kv.element));
     needed.extend(attention_modules(model.kv));
-    if let Some(ty) = model.router {
-        needed.push("router");
-        needed.extend(RouterMatrix::module(ty).filter(|_| !model.exact));
+    if let Some((ty, experts)) = model.router {
+        let (few, many) = router_modules(ty, experts);
+        let modules = modules_of(ty);
+        needed.extend(many);
+        if model.exact {
+            needed.push(modules.exact);
+        } else {
+            needed.extend([few.unwrap_or(modules.matvec), modules.matmul.unwrap_or(modules.exact)]);
+        }
     }
     for &ty in model.types {
         let modules = modules_of(ty);
@@ -60,14 +66,14 @@ mod tests {
             for dim in [64, 80, 96, 128, 256, 576] {
                 let kv = KvLayerShape { element, kv_heads: 2, dim_k: dim, dim_v: dim, context: 9 };
                 for exact in [false, true] {
-                    let (embedding, router) = (TensorType::Q4_K, Some(TensorType::F32));
+                    let (embedding, router) = (TensorType::Q4_K, Some((TensorType::F32, 200)));
                     let model = ModelKernels { types: &types, embedding, kv: &kv, router, exact };
                     for module in modules_needed(&model) {
                         let known = crate::ptx::MODULES.iter().any(|(name, _)| *name == module);
                         assert!(known, "{module}");
                     }
                     let few = ModelKernels { types: &[TensorType::Q4_K], ..model };
-                    assert!(modules_needed(&few).len() <= 13, "{:?}", modules_needed(&few));
+                    assert!(modules_needed(&few).len() <= 14, "{:?}", modules_needed(&few));
                 }
             }
         }

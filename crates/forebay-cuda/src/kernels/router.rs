@@ -76,19 +76,45 @@ pub struct RouterMatrix {
 }
 
 impl RouterMatrix {
-    /// The module that multiplies and chooses at once, if this type has one.
-    pub(super) fn module(ty: TensorType) -> Option<&'static str> {
+    /// The modules that multiply and choose at once, for up to 128, 256 and 512 experts, if this type has them.
+    fn modules(ty: TensorType) -> Option<[&'static str; 3]> {
         match ty {
-            TensorType::F32 => Some("router_few_f32"),
-            TensorType::F16 => Some("router_few_f16"),
-            TensorType::BF16 => Some("router_few_bf16"),
+            TensorType::F32 => {
+                Some(["router_few_f32_128", "router_few_f32_256", "router_few_f32_512"])
+            }
+            TensorType::F16 => {
+                Some(["router_few_f16_128", "router_few_f16_256", "router_few_f16_512"])
+            }
+            TensorType::BF16 => {
+                Some(["router_few_bf16_128", "router_few_bf16_256", "router_few_bf16_512"])
+            }
             _ => None,
         }
     }
 
     /// Whether [`Gpu::route_few`] takes a matrix of this type.
     pub fn is_supported(ty: TensorType) -> bool {
-        RouterMatrix::module(ty).is_some()
+        RouterMatrix::modules(ty).is_some()
+    }
+}
+
+/// The modules that a router with a matrix of such a type needs: for few tokens, if there is one, and for many.
+pub(super) fn router_modules(
+    ty: TensorType,
+    experts: usize,
+) -> (Option<&'static str>, [&'static str; 2]) {
+    let few = RouterMatrix::modules(ty).map(|modules| of_size(experts, modules));
+    (few, [of_size(experts, ROUTERS), "router_sort"])
+}
+
+const ROUTERS: [&str; 3] = ["router_128", "router_256", "router_512"];
+
+/// What is for up to so many experts.
+fn of_size(experts: usize, names: [&'static str; 3]) -> &'static str {
+    match experts {
+        0..=128 => names[0],
+        129..=256 => names[1],
+        _ => names[2],
     }
 }
 
@@ -124,15 +150,6 @@ impl RouterChoice {
             .int(groups.groups_kept)
             .int(groups.experts_scored)
     }
-
-    /// Of the kernels for up to so many experts.
-    fn of_size(&self, names: [&'static str; 3]) -> &'static str {
-        match self.experts {
-            0..=128 => names[0],
-            129..=256 => names[1],
-            _ => names[2],
-        }
-    }
 }
 
 impl Gpu {
@@ -158,21 +175,20 @@ impl Gpu {
         choice.check();
         assert!(tokens <= MATVEC_TOKENS, "{tokens} tokens");
         let RouterMatrix { ty, data, cols } = matrix;
-        let module = RouterMatrix::module(ty).unwrap_or_else(|| panic!("a router of {ty}"));
+        let modules = RouterMatrix::modules(ty).unwrap_or_else(|| panic!("a router of {ty}"));
+        let kernel = self.kernel(of_size(choice.experts, modules), "route_few")?;
         assert!(data.address().is_multiple_of(weight_alignment(ty) as u64), "router not aligned");
         let row_bytes = ty.row_bytes(cols as u64).unwrap_or_else(|| panic!("{cols} of {ty}"));
-        let kernel = choice.of_size(["route_few_128", "route_few_256", "route_few_512"]);
         // Two rows for each warp.
         let grid = (choice.experts.div_ceil(2 * WARPS) as u32, 1, tokens as u32);
-        let launch =
-            Launch::new(self.kernel(module, kernel)?, grid, ((WARPS * LANES) as u32, 1, 1))
-                .shared((2 * choice.experts * size_of::<f32>()) as u32)
-                .ptr(x)
-                .ptr(data)
-                .int(cols)
-                .u64(row_bytes)
-                .ptr(logits)
-                .ptr(tickets);
+        let launch = Launch::new(kernel, grid, ((WARPS * LANES) as u32, 1, 1))
+            .shared((2 * choice.experts * size_of::<f32>()) as u32)
+            .ptr(x)
+            .ptr(data)
+            .int(cols)
+            .u64(row_bytes)
+            .ptr(logits)
+            .ptr(tickets);
         choice.pass(launch, outputs, tokens).run(self)
     }
 
@@ -191,13 +207,12 @@ impl Gpu {
         tokens: usize,
     ) -> Result<(), CudaError> {
         choice.check();
-        let kernel = choice.of_size(["route_128", "route_256", "route_512"]);
+        let kernel = self.kernel(of_size(choice.experts, ROUTERS), "route")?;
         let grid = (tokens.div_ceil(WARPS) as u32, 1, 1);
         let shared = WARPS * 2 * choice.experts * size_of::<f32>();
-        let launch =
-            Launch::new(self.kernel("router", kernel)?, grid, ((WARPS * LANES) as u32, 1, 1))
-                .shared(shared as u32)
-                .ptr(logits);
+        let launch = Launch::new(kernel, grid, ((WARPS * LANES) as u32, 1, 1))
+            .shared(shared as u32)
+            .ptr(logits);
         choice.pass(launch, outputs, tokens).run(self)
     }
 
@@ -215,7 +230,7 @@ impl Gpu {
     ) -> Result<(), CudaError> {
         // One warp for each expert and one for the last start.
         let grid = ((experts + 1).div_ceil(8) as u32, 1, 1);
-        Launch::new(self.kernel("router", "sort_pairs")?, grid, (256, 1, 1))
+        Launch::new(self.kernel("router_sort", "sort_pairs")?, grid, (256, 1, 1))
             .ptr(ids)
             .ptr(sorted.starts)
             .ptr(sorted.pair_tokens)

@@ -7,7 +7,10 @@ use crate::{DevicePtr, RoundedActivations};
 /// The modules of a type: names that end in the type's, in small letters.
 pub(crate) struct TypeModules {
     pub(crate) ty: TensorType,
+    /// For one token.
     pub(crate) matvec: &'static str,
+    /// For two to eight.
+    pub(crate) matvec_few: &'static str,
     /// `None` where there are no tensor cores for it.
     pub(crate) matmul: Option<&'static str>,
     pub(crate) exact: &'static str,
@@ -19,6 +22,7 @@ macro_rules! type_modules {
         &[$(TypeModules {
             ty: TensorType::$ty,
             matvec: concat!("matvec_", $name),
+            matvec_few: concat!("matvec_few_", $name),
             matmul: match TensorType::$ty {
                 TensorType::F32 | TensorType::F64 => None,
                 _ => Some(concat!("matmul_", $name)),
@@ -109,8 +113,8 @@ mod tests {
         }
         let has = |name| crate::ptx::MODULES.iter().any(|(module, _)| *module == name);
         for modules in TYPES {
-            let always = [modules.matvec, modules.exact, modules.embedding].map(Some);
-            let all = always.into_iter().chain([modules.matmul]);
+            let always = [modules.matvec, modules.matvec_few, modules.exact, modules.embedding];
+            let all = always.map(Some).into_iter().chain([modules.matmul]);
             assert!(all.flatten().all(has), "{}", modules.ty);
         }
     }

@@ -122,6 +122,25 @@ impl Weights {
 
     /// All weight types that the decoder's products meet, without repetition.
     pub fn matrix_types(&self) -> Vec<TensorType> {
+        let mut types = self.types_without_routers();
+        for router in self.routers() {
+            if !types.contains(&router.ty) {
+                types.push(router.ty);
+            }
+        }
+        types
+    }
+
+    /// The routers of all layers that have one, each `[experts, hidden]`.
+    pub fn routers(&self) -> impl Iterator<Item = &PartMatrix> {
+        self.layers.iter().filter_map(|layer| match &layer.feed_forward {
+            FeedForwardWeights::Experts { router, .. } => Some(router),
+            FeedForwardWeights::Dense { .. } => None,
+        })
+    }
+
+    /// As [`Weights::matrix_types`], of all matrices but routers.
+    pub fn types_without_routers(&self) -> Vec<TensorType> {
         let mut types = Vec::new();
         let mut add = |matrix: &PartMatrix| {
             if !types.contains(&matrix.ty) {
@@ -131,11 +150,9 @@ impl Weights {
         for layer in &self.layers {
             [&layer.q, &layer.k, &layer.v, &layer.o].into_iter().for_each(&mut add);
             match &layer.feed_forward {
-                FeedForwardWeights::Dense { gate, up, down } => {
+                FeedForwardWeights::Dense { gate, up, down }
+                | FeedForwardWeights::Experts { gate, up, down, .. } => {
                     [gate, up, down].into_iter().for_each(&mut add);
-                }
-                FeedForwardWeights::Experts { router, gate, up, down } => {
-                    [router, gate, up, down].into_iter().for_each(&mut add);
                 }
             }
         }

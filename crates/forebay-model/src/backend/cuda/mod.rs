@@ -108,11 +108,8 @@ impl CudaPlan {
     ) -> Result<(CudaBackend, T), E> {
         let CudaPlan { gpu, plan, exact, record } = self;
         let arena = DeviceArena::reserve(&gpu, &plan).map_err(ModelError::from)?;
-        let types = weights.matrix_types();
-        let router = weights.layers.iter().find_map(|layer| match layer.feed_forward {
-            FeedForwardWeights::Experts { router, .. } => Some(router.ty),
-            FeedForwardWeights::Dense { .. } => None,
-        });
+        let types = weights.types_without_routers();
+        let router = weights.routers().next().map(|router| (router.ty, router.rows));
         let modules = modules_needed(&ModelKernels {
             types: &types,
             embedding: weights.embedding.ty,
