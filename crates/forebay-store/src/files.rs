@@ -1,7 +1,7 @@
 //! The files of a model, opened for cached and for direct reads.
 
 use std::fs::File;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -192,6 +192,54 @@ impl FileSet {
         let record = cached_read(extent, started, recorder.now(), &result);
         recorder.read(ReadRecord { block, why, ..record });
         result
+    }
+
+    /// As `read_for_load`, where `read` brings bytes to a device. `attempt` counts the reads of one span.
+    pub(crate) fn record_straight(
+        &self,
+        extent: Extent,
+        block: BlockLabel,
+        attempt: u32,
+        read: impl FnOnce() -> std::io::Result<usize>,
+    ) -> std::io::Result<usize> {
+        let Some(recorder) = &self.recorder else { return read() };
+        let started = recorder.now();
+        let result = read();
+        let record = cached_read(extent, started, recorder.now(), &Ok(()));
+        let (bytes, end) = match &result {
+            Ok(bytes) => (u32::try_from(*bytes).unwrap_or(u32::MAX), ReadEnd::Done),
+            Err(error) => (0, ReadEnd::Failed(error.raw_os_error().unwrap_or(libc::EIO))),
+        };
+        let block = Some(block);
+        recorder.read(ReadRecord { bytes, block, why: Why::Load, attempt, end, ..record });
+        result
+    }
+
+    /// Another descriptor of a file, opened with `O_DIRECT`, for somebody who reads by himself what is not to pass
+    /// through the page cache.
+    ///
+    /// # Errors
+    /// [`StoreError::Unavailable`] when `engine` cannot read this file past the page cache, [`StoreError::Open`].
+    pub fn direct_descriptor(
+        &self,
+        index: FileIndex,
+        engine: &'static str,
+    ) -> Result<OwnedFd, StoreError> {
+        let file = self
+            .file(index)
+            .ok_or(StoreError::UnknownFile { index: index.0, files: self.files.len() })?;
+        let direct = match &file.content {
+            Content::Disk { direct: Ok(direct), .. } => direct,
+            _ => {
+                let why = file.why_not_direct().unwrap_or_default();
+                let why =
+                    format!("{} cannot be read past the page cache: {why}", file.path.display());
+                return Err(StoreError::Unavailable { engine, why });
+            }
+        };
+        let copied = direct.file.try_clone();
+        let failed = |source| StoreError::Open { file: file.path.clone(), source };
+        Ok(copied.map_err(failed)?.into())
     }
 
     /// The descriptors to read through.

@@ -58,8 +58,9 @@ pub use files::{FileSet, filesystem_type};
 pub use forebay_format::{Extent, FileIndex};
 pub use layout::{BlockLayout, Part};
 pub use load::{
-    LoadItem, LoadOptions, LoadStatistics, Loaded, Loader, Upload, UploadCopy, UploadError,
-    UploadPart, UploadPlan, Uploading, process_seconds,
+    DeviceReader, DeviceSpan, LoadItem, LoadOptions, LoadStatistics, Loaded, Loader,
+    StraightOptions, Upload, UploadCopy, UploadError, UploadPart, UploadPlan, Uploading,
+    load_straight, process_seconds,
 };
 pub use page_cache::CacheMethod;
 pub use probe::{DiskProbe, DiskRate, Latencies, copy_rate};

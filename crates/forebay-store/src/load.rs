@@ -5,7 +5,8 @@
 //! queued for the engine, which reads past the cache. Copies and reads run at the same time, and
 //! when the disk has nothing left to do while many copies wait, it takes some of those. All bytes
 //! land in their slots directly, unless the caller gives a ring to read into: see `staging.rs`.
-//! Memory that the processor does not write itself is filled through such a ring: see `remote.rs`.
+//! Memory that the processor does not write itself is filled through such a ring, see `remote.rs`, or by somebody who
+//! needs none of ours: `straight.rs`.
 
 mod cached;
 mod landing;
@@ -13,6 +14,7 @@ mod past_cache;
 mod remote;
 mod shared;
 mod staging;
+mod straight;
 mod upload_plan;
 
 use std::collections::HashMap;
@@ -33,6 +35,7 @@ use remote::{Outlet, Ring, upload_cached};
 pub use remote::{Upload, UploadCopy, UploadError, Uploading};
 use shared::{Next, Shared};
 use staging::{Stage, stage};
+pub use straight::{DeviceReader, DeviceSpan, StraightOptions, load_straight};
 pub use upload_plan::{UploadPart, UploadPlan};
 
 /// How often progress is told while only copies run.

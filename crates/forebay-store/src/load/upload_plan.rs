@@ -7,6 +7,7 @@ use std::sync::Arc;
 use forebay_format::{Extent, FileIndex};
 
 use super::remote::UploadCopy;
+use super::straight::DeviceSpan;
 use crate::arena::{SLOT_ALIGNMENT, SlotBuffer};
 use crate::checks::Checks;
 use crate::engine::BlockLabel;
@@ -97,6 +98,19 @@ impl UploadPlan {
     /// What every slot of the ring must have room for.
     pub fn slot_bytes(&self) -> usize {
         self.pieces.iter().map(|piece| piece.layout.slot_bytes).max().unwrap_or(0)
+    }
+
+    /// What each copy of the pieces brings, in the order of the files: without the bytes around and between them.
+    pub(super) fn straight(&self) -> Vec<(BlockLabel, DeviceSpan)> {
+        let spans = self.pieces.iter().flat_map(|piece| {
+            let region = piece.layout.regions[0];
+            piece.copies.iter().map(move |copy| {
+                let offset = region.offset + copy.range.start as u64;
+                let (length, to) = (copy.range.len(), copy.to);
+                (piece.label, DeviceSpan { file: region.file, offset, length, to })
+            })
+        });
+        spans.collect()
     }
 
     /// What piece number `index` belongs to.

@@ -6,6 +6,7 @@ mod faults;
 mod loading;
 mod reading;
 mod scheduling;
+mod straight;
 mod support;
 mod tracing;
 mod uploading;
