@@ -7,6 +7,7 @@
 mod callers_context;
 mod copy_rate;
 mod copy_stream;
+mod cufile;
 mod describe;
 mod error;
 mod gpu;
@@ -24,6 +25,7 @@ mod weights_pool;
 pub use callers_context::CallersContext;
 pub use copy_rate::Direction;
 pub use copy_stream::{CopyStream, InFlight};
+pub use cufile::{CuFile, CuFileError, CuFileHandle, CuFileMemory, CuFileMode};
 pub use describe::PcieLink;
 pub use error::CudaError;
 pub use gpu::Gpu;
