@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use forebay_compute::ComputeError;
-use forebay_cuda::CudaError;
+use forebay_cuda::{CuFileError, CudaError};
 use forebay_format::FormatError;
 use forebay_model::ModelError;
 use forebay_store::{ReadError, StoreError};
@@ -27,6 +27,8 @@ pub enum EngineError {
     Compute(#[from] ComputeError),
     #[error("--device cuda: {0}")]
     Cuda(#[from] CudaError),
+    #[error("--io cufile: {0}")]
+    CuFile(#[from] CuFileError),
     #[error(
         "all weights need {needed_bytes} bytes of memory, but {free_bytes} are free: end other \
          programs, or run the model with a budget (forebay run --ram), which streams the rest"

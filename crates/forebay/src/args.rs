@@ -224,9 +224,10 @@ pub struct LoadArgs {
     #[arg(value_hint = ValueHint::AnyPath)]
     pub model: PathBuf,
     /// Who reads what is not in the page cache: io_uring, threads with pread, the kernel through a
-    /// mapping, or what the machine profile says
-    #[arg(long, value_enum, value_name = "NAME", default_value_t = IoArg::Auto)]
-    pub io: IoArg,
+    /// mapping, or what the machine profile says; cufile is NVIDIA's library, which reads everything
+    /// from the disk to the GPU
+    #[arg(long, value_enum, value_name = "NAME", default_value_t = LoadIoArg::Auto)]
+    pub io: LoadIoArg,
     /// Drop the model's files from the page cache before every run
     #[arg(long)]
     pub cold: bool,
@@ -438,6 +439,16 @@ pub enum IoArg {
     Uring,
     Pread,
     Mmap,
+}
+
+/// As [`IoArg`], and what reads to GPUs by itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum LoadIoArg {
+    Auto,
+    Uring,
+    Pread,
+    Mmap,
+    Cufile,
 }
 
 /// Where to compute.

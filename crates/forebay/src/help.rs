@@ -50,6 +50,7 @@ Examples:
   forebay load model.gguf --io mmap --cold --json
   forebay load model.gguf --device cuda --repeat 3
   forebay load folder/ --device cuda:1 --vram 24GiB --check
+  forebay load model.gguf --device cuda --io cufile --cold
 
 What is in the page cache is copied from there by several threads; the rest is read past it, so
 that a load does not push out what others need. All of the model must fit into free memory: the

@@ -17,7 +17,7 @@ const ROUNDS: usize = 9;
 /// Weights are at least this much memory, more where the last cache is large.
 const WEIGHTS_BYTES: usize = 256 << 20;
 /// Types that models come in.
-const TYPES: [TensorType; 11] = [
+pub(super) const TYPES: [TensorType; 11] = [
     TensorType::Q4_K,
     TensorType::Q5_K,
     TensorType::Q6_K,
@@ -117,7 +117,7 @@ fn bandwidth(cpu: &Cpu, memory: &mut [u8]) -> MemoryRate {
 }
 
 /// Fills memory with weights of a type: some random rows, again and again.
-fn fill(ty: TensorType, memory: &mut [u8]) {
+pub(super) fn fill(ty: TensorType, memory: &mut [u8]) {
     const SOME: usize = 4 << 20;
     let row = ty.row_bytes(COLS as u64).unwrap_or(1) as usize;
     let some = SOME.min(memory.len()) / row * row;

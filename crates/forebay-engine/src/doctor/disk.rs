@@ -82,47 +82,74 @@ pub struct DiskReport {
     pub remarks: Vec<String>,
 }
 
+/// The file that is read.
+pub(super) struct Subject {
+    files: FileSet,
+    file_bytes: u64,
+    /// Keeps a temporary one.
+    _scratch: Option<Scratch>,
+}
+
+impl Subject {
+    /// The file that was named, or a temporary one.
+    ///
+    /// # Errors
+    /// A file that is too small, a folder that cannot be written, a disk without room.
+    pub(super) fn open(request: &DoctorRequest) -> Result<Subject, EngineError> {
+        let scratch = match request.file {
+            Some(_) => None,
+            None => Some(
+                Scratch::create(&request.folder)
+                    .map_err(|source| folder_error(&request.folder, source))?,
+            ),
+        };
+        let path = match (&request.file, &scratch) {
+            (Some(path), _) => path.as_path(),
+            (None, Some(scratch)) => scratch.path(),
+            (None, None) => request.folder.as_path(),
+        };
+        let files = FileSet::open(&[path])?;
+        let file_bytes = files.file_bytes(FileIndex(0)).unwrap_or(0);
+        if file_bytes < SCRATCH_BYTES {
+            return Err(EngineError::BadOption {
+                name: "--file",
+                value: format!("a file of {file_bytes} bytes"),
+                expected: format!("it must have at least {SCRATCH_BYTES} to measure a disk with"),
+            });
+        }
+        Ok(Subject { files, file_bytes, _scratch: scratch })
+    }
+
+    pub(super) fn files(&self) -> &FileSet {
+        &self.files
+    }
+
+    pub(super) fn file_bytes(&self) -> u64 {
+        self.file_bytes
+    }
+}
+
 pub(super) fn measure(
     request: &DoctorRequest,
+    subject: &Subject,
     step: &mut dyn FnMut(&'static str),
 ) -> Result<DiskReport, EngineError> {
-    step("a file to read");
-    let scratch = match request.file {
-        Some(_) => None,
-        None => Some(
-            Scratch::create(&request.folder)
-                .map_err(|source| folder_error(&request.folder, source))?,
-        ),
-    };
-    let path = match (&request.file, &scratch) {
-        (Some(path), _) => path.as_path(),
-        (None, Some(scratch)) => scratch.path(),
-        (None, None) => request.folder.as_path(),
-    };
-    let files = FileSet::open(&[path])?;
-    let file_bytes = files.file_bytes(FileIndex(0)).unwrap_or(0);
-    if file_bytes < SCRATCH_BYTES {
-        return Err(EngineError::BadOption {
-            name: "--file",
-            value: format!("a file of {file_bytes} bytes"),
-            expected: format!("it must have at least {SCRATCH_BYTES} to measure a disk with"),
-        });
-    }
+    let (files, file_bytes) = (&subject.files, subject.file_bytes);
     step("the disk");
     let mut remarks: Vec<String> = files.why_not_direct().into_iter().collect();
-    let cases = cases(&files, file_bytes, &mut remarks)?;
+    let cases = cases(files, file_bytes, &mut remarks)?;
     let mut best = best(&cases);
     let kind = best.engine.parse().unwrap_or(IoKind::Auto);
-    let (small, large) = places(&files, file_bytes, kind, &best)?;
+    let (small, large) = places(files, file_bytes, kind, &best)?;
     if small > large * WORTH_A_COPY {
         best.staging_bytes = 2 * best.queue_depth * best.request_bytes;
     }
     best.in_place_bytes_per_second = large;
     step("latency of small reads");
     let probe = DiskProbe { kind, request_bytes: 64 << 10, depth: 1, memory_bytes: 0 };
-    let latency_64kib = probe.latency(&files, FileIndex(0), 0..file_bytes, LATENCY_TIME)?;
+    let latency_64kib = probe.latency(files, FileIndex(0), 0..file_bytes, LATENCY_TIME)?;
     step("the page cache");
-    let copies = copies(&files, file_bytes)?;
+    let copies = copies(files, file_bytes)?;
     let (_, page_cache_method) = files.cached_bytes()?;
     Ok(DiskReport {
         file: request.file.clone(),

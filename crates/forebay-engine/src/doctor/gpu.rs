@@ -5,6 +5,11 @@ use std::time::Duration;
 use forebay_cuda::{CudaError, Direction, Gpu, PcieLink, Timer};
 use serde::{Deserialize, Serialize};
 
+use super::cufile::{self, CuFileRates};
+use super::disk::Subject;
+use super::{KernelRate, ProfiledRead, gpu_kernels};
+use crate::EngineError;
+
 /// Sizes of copies that are measured: bytes.
 const COPY_SIZES: [usize; 6] = [64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20];
 const COPY_TIME: Duration = Duration::from_millis(100);
@@ -22,6 +27,8 @@ pub struct GpuReport {
     pub first: Option<GpuRates>,
     /// Why nothing is measured; empty if something is.
     pub why: String,
+    /// Why cuFile is not measured; empty if it is.
+    pub why_not_cufile: String,
 }
 
 /// One GPU, measured. Rates are bytes per second.
@@ -39,6 +46,12 @@ pub struct GpuRates {
     pub memory_read_bytes_per_second: f64,
     /// Bytes copied: each is read once and written once.
     pub memory_copy_bytes_per_second: f64,
+    /// Weights that one token's products go through, by type. (Older profiles have none.)
+    #[serde(default)]
+    pub kernels: Vec<KernelRate>,
+    /// cuFile, where it works, beside the ring.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cufile: Option<CuFileRates>,
 }
 
 /// How the GPU is connected, as the system says it.
@@ -57,25 +70,35 @@ pub struct PinnedCopyRate {
     pub from_device_bytes_per_second: f64,
 }
 
-/// Measures the first GPU. None, or one that fails, is said in words: the rest of the machine can be measured anyway.
-pub(super) fn measure() -> GpuReport {
+/// Measures the first GPU, with a file for what reads to it. None, or one that fails, is said in words: the rest of the
+/// machine can be measured anyway.
+pub(super) fn measure(subject: &Subject, read: &ProfiledRead) -> GpuReport {
     let count = match Gpu::count() {
         Ok(0) => return none(0, &CudaError::NoGpu),
         Ok(count) => count,
         Err(error) => return none(0, &error),
     };
-    match rates() {
-        Ok(rates) => GpuReport { count, first: Some(rates), why: String::new() },
-        Err(error) => none(count, &error),
+    let measured = Gpu::open(0).and_then(|gpu| Ok((rates(&gpu)?, gpu)));
+    let (mut rates, gpu) = match measured {
+        Ok(measured) => measured,
+        Err(error) => return none(count, &error),
+    };
+    let mut why_not_cufile = String::new();
+    match cufile::measure(&gpu, subject, read) {
+        Ok(measured) => rates.cufile = Some(measured),
+        // Nobody has asked for it here, as `load --io cufile` does.
+        Err(EngineError::CuFile(error)) => why_not_cufile = error.to_string(),
+        Err(error) => why_not_cufile = error.to_string(),
     }
+    GpuReport { count, first: Some(rates), why: String::new(), why_not_cufile }
 }
 
 fn none(count: usize, error: &CudaError) -> GpuReport {
-    GpuReport { count, first: None, why: error.to_string() }
+    let why_not_cufile = format!("it reads to GPUs: {error}");
+    GpuReport { count, first: None, why: error.to_string(), why_not_cufile }
 }
 
-fn rates() -> Result<GpuRates, CudaError> {
-    let gpu = Gpu::open(0)?;
+fn rates(gpu: &Gpu) -> Result<GpuRates, CudaError> {
     let pinned = |direction, bytes| gpu.pinned_copy_rate(direction, bytes, COPY_SPAN, COPY_TIME);
     let pinned_copies = COPY_SIZES.into_iter().map(|bytes| {
         Ok(PinnedCopyRate {
@@ -85,7 +108,7 @@ fn rates() -> Result<GpuRates, CudaError> {
         })
     });
     let pinned_copies = pinned_copies.collect::<Result<_, CudaError>>()?;
-    let (read, copy) = memory(&gpu)?;
+    let (read, copy) = memory(gpu)?;
     let pcie =
         gpu.pcie()?.map(|PcieLink { address, speed, lanes }| PcieRates { address, speed, lanes });
     Ok(GpuRates {
@@ -99,6 +122,8 @@ fn rates() -> Result<GpuRates, CudaError> {
         pageable_copy_bytes_per_second: gpu.pageable_copy_rate(COPY_SPAN, COPY_TIME)?,
         memory_read_bytes_per_second: read,
         memory_copy_bytes_per_second: copy,
+        kernels: gpu_kernels::measure(gpu)?,
+        cufile: None,
     })
 }
 

@@ -1,8 +1,10 @@
 //! What this machine can do, measured, and written down where loads find it.
 
 mod compute;
+mod cufile;
 mod disk;
 mod gpu;
+mod gpu_kernels;
 mod paths;
 mod profile;
 mod scratch;
@@ -14,6 +16,7 @@ use serde::Serialize;
 
 use crate::EngineError;
 pub use compute::{ComputeReport, MemoryRate};
+pub use cufile::{CuFileCase, CuFileChoice, CuFileRates};
 pub use disk::{CopyRate, DiskCase, DiskReport};
 pub use gpu::{GpuRates, GpuReport, PcieRates, PinnedCopyRate};
 pub use paths::IoPath;
@@ -54,12 +57,14 @@ pub fn examine(
     let started = Instant::now();
     let machine = MachineIdentity::here(&request.folder)
         .map_err(|source| folder_error(&request.folder, source))?;
-    let disk = disk::measure(request, step)?;
+    step("a file to read");
+    let subject = disk::Subject::open(request)?;
+    let disk = disk::measure(request, &subject, step)?;
     step("memory and kernels");
     let compute = compute::measure()?;
     step("GPU");
-    let gpu = gpu::measure();
-    let paths = paths::list(&disk);
+    let gpu = gpu::measure(&subject, &disk.best);
+    let paths = paths::list(&disk, &gpu);
     let profile = MachineProfile {
         version: PROFILE_VERSION,
         machine: machine.clone(),

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::disk::DiskReport;
+use super::gpu::GpuReport;
 
 /// One way, and whether it works.
 #[derive(Debug, Clone, Serialize)]
@@ -13,7 +14,7 @@ pub struct IoPath {
     pub about: String,
 }
 
-pub(super) fn list(disk: &DiskReport) -> Vec<IoPath> {
+pub(super) fn list(disk: &DiskReport, gpu: &GpuReport) -> Vec<IoPath> {
     let uring = disk.cases.iter().find(|case| case.engine == "uring");
     let registered = uring.is_some_and(|case| case.registered_buffers);
     let remark = |word: &str| disk.remarks.iter().find(|remark| remark.contains(word)).cloned();
@@ -52,5 +53,15 @@ pub(super) fn list(disk: &DiskReport) -> Vec<IoPath> {
             "cachestat".to_owned(),
             Some(format!("no cachestat here: {method:?} is used instead").to_lowercase()),
         ),
+        cufile(gpu),
     ]
+}
+
+fn cufile(gpu: &GpuReport) -> IoPath {
+    let measured = gpu.first.as_ref().and_then(|gpu| gpu.cufile.as_ref());
+    let about = match measured {
+        Some(rates) => rates.mode.clone(),
+        None => gpu.why_not_cufile.clone(),
+    };
+    IoPath { name: "cuFile", works: measured.is_some(), about }
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use forebay_store::{EngineOptions, IoKind};
 use serde::{Deserialize, Serialize};
 
-use super::GpuRates;
+use super::{CuFileChoice, GpuRates};
 
 /// The meaning of the file's fields; another number is not read.
 pub const PROFILE_VERSION: u32 = 1;
@@ -66,14 +66,30 @@ pub struct KernelRate {
 }
 
 /// How a load shall read, and who says so.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct ReadChoice {
     pub kind: IoKind,
     pub request_bytes: usize,
     pub queue_depth: usize,
     /// Ring that loads read into; 0 to read in place.
     pub staging_bytes: usize,
+    /// cuFile as it was measured, for loads to that GPU.
+    pub cufile: Option<CuFileChoice>,
     pub chosen_by: String,
+}
+
+impl ReadChoice {
+    /// What was measured, without a look at whether it makes sense.
+    pub(super) fn of(read: &ProfiledRead, cufile: Option<CuFileChoice>) -> ReadChoice {
+        ReadChoice {
+            kind: read.engine.parse().unwrap_or(IoKind::Auto),
+            request_bytes: read.request_bytes,
+            queue_depth: read.queue_depth,
+            staging_bytes: read.staging_bytes,
+            cufile,
+            chosen_by: "the machine profile".to_owned(),
+        }
+    }
 }
 
 impl MachineIdentity {
@@ -113,6 +129,7 @@ impl MachineProfile {
             request_bytes: options.request_bytes,
             queue_depth: DEFAULT_DEPTH,
             staging_bytes: 0,
+            cufile: None,
             chosen_by: format!("default ({why}; forebay doctor measures)"),
         };
         let Some(text) = found else { return default("no machine profile") };
@@ -124,21 +141,17 @@ impl MachineProfile {
             Ok(here) if here == profile.machine => {}
             _ => return default("the machine profile is of another machine or disk"),
         }
-        let ProfiledRead { engine, request_bytes, queue_depth, staging_bytes, .. } = profile.read;
-        let good = request_bytes.is_multiple_of(4096)
-            && (4096..=64 << 20).contains(&request_bytes)
-            && (1..=1024).contains(&queue_depth)
-            && staging_bytes <= 256 << 20;
-        match engine.parse::<IoKind>() {
-            Ok(kind) if good => ReadChoice {
-                kind,
-                request_bytes,
-                queue_depth,
-                staging_bytes,
-                chosen_by: "the machine profile".to_owned(),
-            },
-            _ => default("the machine profile is damaged"),
+        let read = profile.read;
+        let good = read.request_bytes.is_multiple_of(4096)
+            && (4096..=64 << 20).contains(&read.request_bytes)
+            && (1..=1024).contains(&read.queue_depth)
+            && read.staging_bytes <= 256 << 20
+            && read.engine.parse::<IoKind>().is_ok();
+        if !good {
+            return default("the machine profile is damaged");
         }
+        let cufile = profile.gpu.and_then(|gpu| CuFileChoice::of(&gpu.name, &gpu.cufile?));
+        ReadChoice::of(&read, cufile)
     }
 }
 

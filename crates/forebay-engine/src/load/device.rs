@@ -8,13 +8,14 @@ use forebay_cuda::{Direction, Gpu, WeightsPool};
 use forebay_format::Catalog;
 use forebay_store::{
     BlockLabel, EngineInfo, Extent, FileIndex, FileSet, IoKind, LoadStatistics, SLOT_ALIGNMENT,
-    UploadPart,
+    UploadPart, UploadPlan,
 };
 use serde::Serialize;
 
+use super::cufile::{CuFileReader, CuFileRequests, CuFileUse, choose};
 use super::read_back::{ReadBack, name_of, poison, read_back};
 use super::ring::{GpuRing, PIECE_BYTES, RING_BYTES, RingRequest, named};
-use super::{Destination, Sources, contents};
+use super::{Destination, LoadRequest, Sources, contents};
 use crate::EngineError;
 use crate::doctor::ReadChoice;
 
@@ -39,13 +40,16 @@ pub struct DeviceRequest {
     pub piece_bytes: usize,
     /// Pinned memory that everything goes through: room for four pieces at least.
     pub ring_bytes: usize,
+    /// Whether cuFile brings the weights and not the ring, which the fields above are about.
+    pub cufile: CuFileUse,
 }
 
 impl DeviceRequest {
-    /// For GPU `ordinal`, without a bound and without a check.
+    /// For GPU `ordinal`, by the ring, without a bound and without a check.
     pub fn new(ordinal: usize) -> DeviceRequest {
         let (piece_bytes, ring_bytes) = (PIECE_BYTES, RING_BYTES);
-        DeviceRequest { ordinal, vram_bytes: None, check: false, piece_bytes, ring_bytes }
+        let cufile = CuFileUse::Never;
+        DeviceRequest { ordinal, vram_bytes: None, check: false, piece_bytes, ring_bytes, cufile }
     }
 }
 
@@ -64,11 +68,12 @@ pub struct DeviceReport {
     pub pool_bytes: u64,
     /// Whether this memory can be given back in parts; else the driver cannot map memory.
     pub pool_is_elastic: bool,
-    /// Host memory that the GPU copies from.
+    /// Host memory of ours that the GPU copies from; none with cuFile, which has its own.
     pub pinned_bytes: u64,
     /// Of this at a time.
     pub piece_bytes: usize,
-    /// Opening the GPU, pinning the ring, mapping device memory: once per process, and not in the runs.
+    /// Opening the GPU; pinning the ring, or starting cuFile and taking its memory; mapping device memory: once per
+    /// process, and not in the runs.
     pub open_seconds: f64,
     pub pin_seconds: f64,
     pub map_seconds: f64,
@@ -78,10 +83,16 @@ pub struct DeviceReport {
     pub read_back: Option<ReadBack>,
 }
 
-/// Device memory for all weights, and what fills it. The ring goes first: it may still copy.
+/// What fills device memory, and whose that is.
+enum Way<'a> {
+    /// The ring goes first: it may still copy.
+    Ring(Box<GpuRing<'a>>, WeightsPool),
+    CuFile(CuFileReader, UploadPlan, CuFileRequests),
+}
+
+/// Device memory for all weights, and what fills it.
 pub(super) struct Device<'a> {
-    ring: GpuRing<'a>,
-    pool: WeightsPool,
+    way: Way<'a>,
     gpu: Gpu,
     io: IoKind,
     request: DeviceRequest,
@@ -91,6 +102,8 @@ pub(super) struct Device<'a> {
     files: &'a FileSet,
     pool_bytes: usize,
     used_before_bytes: u64,
+    /// Why cuFile is not used although it might have been; empty without such a reason.
+    why_not_cufile: String,
     /// Of opening the GPU, pinning and mapping.
     seconds: [f64; 3],
 }
@@ -100,30 +113,39 @@ impl<'a> Device<'a> {
         catalog: &Catalog,
         sources: &'a Sources,
         request: DeviceRequest,
-        io: IoKind,
+        load: &LoadRequest,
         choice: &ReadChoice,
     ) -> Result<Device<'a>, EngineError> {
-        let files = &sources.checked;
+        let (files, io) = (&sources.checked, load.io);
         let contents = contents(catalog);
         let (mut parts, pool_bytes) = plan(&contents, files);
         let (gpu, open_seconds) = timed(|| Ok(Gpu::open(request.ordinal)?))?;
+        let chosen = choose(request.cufile, choice.cufile.as_ref(), &gpu, files, load.cold)?;
         let used_before_bytes = fits(&gpu, request.vram_bytes, pool_bytes as u64)?;
-        let (pool, map_seconds) = timed(|| {
-            let mut pool = gpu.weights_pool(pool_bytes, CHUNK_BYTES)?;
-            pool.grow(&gpu, pool_bytes)?;
-            Ok(pool)
-        })?;
-        for part in &mut parts {
-            part.to += pool.ptr().address();
-        }
-        let DeviceRequest { piece_bytes, ring_bytes, .. } = request;
-        let through =
-            RingRequest { piece_bytes, ring_bytes, ..RingRequest::new(files, io, choice) };
-        let ring = GpuRing::open(&gpu, through, &parts)?;
-        let seconds = [open_seconds, ring.pin_time().as_secs_f64(), map_seconds];
+        let (way, why_not_cufile, [pin_seconds, map_seconds]) = match chosen {
+            Ok(requests) => {
+                let (reader, seconds) = timed(|| CuFileReader::open(&gpu, files, pool_bytes))?;
+                place(&mut parts, reader.ptr().address());
+                let plan = UploadPlan::new(&parts, files, requests.request_bytes as u64);
+                (Way::CuFile(reader, plan, requests), String::new(), [seconds, 0.0])
+            }
+            Err(why_not) => {
+                let (pool, map_seconds) = timed(|| {
+                    let mut pool = gpu.weights_pool(pool_bytes, CHUNK_BYTES)?;
+                    pool.grow(&gpu, pool_bytes)?;
+                    Ok(pool)
+                })?;
+                place(&mut parts, pool.ptr().address());
+                let DeviceRequest { piece_bytes, ring_bytes, .. } = request;
+                let through =
+                    RingRequest { piece_bytes, ring_bytes, ..RingRequest::new(files, io, choice) };
+                let ring = GpuRing::open(&gpu, through, &parts)?;
+                let seconds = [ring.pin_time().as_secs_f64(), map_seconds];
+                (Way::Ring(Box::new(ring), pool), why_not, seconds)
+            }
+        };
         Ok(Device {
-            ring,
-            pool,
+            way,
             gpu,
             io,
             request,
@@ -132,8 +154,17 @@ impl<'a> Device<'a> {
             files,
             pool_bytes,
             used_before_bytes,
-            seconds,
+            why_not_cufile,
+            seconds: [open_seconds, pin_seconds, map_seconds],
         })
+    }
+
+    /// How cuFile is asked; `None` for the ring.
+    pub fn cufile(&self) -> Option<CuFileRequests> {
+        match &self.way {
+            Way::Ring(..) => None,
+            Way::CuFile(_, _, requests) => Some(*requests),
+        }
     }
 
     /// What is known when all runs are done.
@@ -146,7 +177,13 @@ impl<'a> Device<'a> {
         };
         let (free_bytes, memory_bytes) = self.gpu.memory_bytes()?;
         let to_device = Direction::ToDevice;
-        let piece_bytes = self.request.piece_bytes;
+        let (piece_bytes, pool_bytes, pool_is_elastic, pinned_bytes) = match &self.way {
+            Way::Ring(ring, pool) => {
+                let elastic = pool.is_elastic();
+                (self.request.piece_bytes, pool.bytes(), elastic, ring.pinned_bytes())
+            }
+            Way::CuFile(_, _, requests) => (requests.request_bytes, self.pool_bytes, false, 0),
+        };
         let [open_seconds, pin_seconds, map_seconds] = self.seconds;
         Ok(DeviceReport {
             name: self.gpu.name().to_owned(),
@@ -155,9 +192,9 @@ impl<'a> Device<'a> {
             memory_bytes,
             used_before_bytes: self.used_before_bytes,
             used_bytes: memory_bytes - free_bytes,
-            pool_bytes: self.pool.bytes() as u64,
-            pool_is_elastic: self.pool.is_elastic(),
-            pinned_bytes: self.ring.pinned_bytes(),
+            pool_bytes: pool_bytes as u64,
+            pool_is_elastic,
+            pinned_bytes,
             piece_bytes,
             open_seconds,
             pin_seconds,
@@ -175,9 +212,11 @@ impl<'a> Device<'a> {
 
 impl Destination for Device<'_> {
     fn before_cold_run(&mut self) -> Result<(), EngineError> {
-        if self.io == IoKind::Mmap {
+        if let Way::Ring(ring, _) = &mut self.way
+            && self.io == IoKind::Mmap
+        {
             // What a mapping brought into the page cache stays there until it is gone.
-            self.ring.reopen_engine()?;
+            ring.reopen_engine()?;
         }
         Ok(())
     }
@@ -186,16 +225,34 @@ impl Destination for Device<'_> {
         if self.request.check {
             poison(&self.gpu, &self.parts)?;
         }
-        let filled = self.ring.fill(progress);
+        let filled = match &mut self.way {
+            Way::Ring(ring, _) => ring.fill(progress),
+            Way::CuFile(reader, plan, requests) => {
+                reader.fill(self.files, plan, requests.threads, progress)
+            }
+        };
         filled.map_err(|error| named(error, &self.contents, self.files))
     }
 
     fn engine(&self) -> EngineInfo {
-        self.ring.engine()
+        match &self.way {
+            Way::Ring(ring, _) => {
+                let mut engine = ring.engine();
+                if engine.why.is_empty() {
+                    engine.why.clone_from(&self.why_not_cufile);
+                }
+                engine
+            }
+            Way::CuFile(reader, ..) => reader.engine(),
+        }
     }
 
     fn bytes(&self) -> (u64, u64) {
-        (self.ring.bytes(), self.pool_bytes as u64)
+        let bytes = match &self.way {
+            Way::Ring(ring, _) => ring.bytes(),
+            Way::CuFile(_, plan, _) => plan.bytes(),
+        };
+        (bytes, self.pool_bytes as u64)
     }
 }
 
@@ -214,6 +271,13 @@ fn plan(contents: &[(String, Extent)], files: &FileSet) -> (Vec<UploadPart>, usi
         end = end.saturating_add(layout.slot_bytes as u64);
     }
     (parts, end.saturating_add(MARGIN as u64) as usize)
+}
+
+/// Moves places that count from 0 to where memory is.
+fn place(parts: &mut [UploadPart], address: u64) {
+    for part in parts {
+        part.to += address;
+    }
 }
 
 /// Whether there is room; gives the bytes in use now.

@@ -1,6 +1,7 @@
 //! Bringing all weights of a model into memory of the host or of a GPU, and how fast that was against what disk, page
 //! cache and the way to the device give.
 
+mod cufile;
 mod device;
 mod hold;
 mod host;
@@ -22,6 +23,8 @@ use crate::doctor::{MachineProfile, ReadChoice};
 use crate::statistics::{Checks, ReadPath};
 use crate::trace_io::TraceHeader;
 use crate::{EngineError, peak_resident_bytes};
+pub(crate) use cufile::CuFileReader;
+pub use cufile::{CuFileRequests, CuFileUse};
 use device::Device;
 pub use device::{DeviceReport, DeviceRequest};
 pub use hold::{HeldTensor, HeldWeights, HoldRequest, hold};
@@ -142,10 +145,13 @@ pub fn load(
     };
     let choice = MachineProfile::choice_for(&catalog.root);
     let mut limit = LoadLimit::new(&files, &choice);
-    let chosen_by = match request.io {
-        IoKind::Auto => choice.chosen_by.clone(),
-        _ => format!("the command line; request size and depth: {}", choice.chosen_by),
+    let by_hand = request.io != IoKind::Auto
+        || request.device.is_some_and(|device| device.cufile == CuFileUse::Always);
+    let chosen_by = match by_hand {
+        false => choice.chosen_by.clone(),
+        true => format!("the command line; request size and depth: {}", choice.chosen_by),
     };
+    let (mut request_bytes, mut queue_depth) = (choice.request_bytes, choice.queue_depth);
     // Before the page cache is measured, which takes memory of its own.
     let peak;
     let (engine, bytes, runs, device) = match request.device {
@@ -157,7 +163,10 @@ pub fn load(
             (host.engine(), host.bytes(), runs, None)
         }
         Some(wanted) => {
-            let mut device = Device::new(&catalog, &sources, wanted, request.io, &choice)?;
+            let mut device = Device::new(&catalog, &sources, wanted, request, &choice)?;
+            if let Some(requests) = device.cufile() {
+                (request_bytes, queue_depth) = (requests.request_bytes, requests.threads);
+            }
             let runs = repeat(request, &sources, &mut limit, &mut device, progress)?;
             peak = peak_resident_bytes();
             limit.measure_again(&sources.unrecorded, &runs)?;
@@ -178,8 +187,8 @@ pub fn load(
         arena_bytes: bytes.1,
         engine: engine.into(),
         checks,
-        request_bytes: choice.request_bytes,
-        queue_depth: choice.queue_depth,
+        request_bytes,
+        queue_depth,
         chosen_by,
         limit,
         runs,

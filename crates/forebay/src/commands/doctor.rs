@@ -5,8 +5,9 @@ use std::path::PathBuf;
 
 use anyhow::Context as _;
 use forebay_engine::doctor::{
-    self, DoctorReport, DoctorRequest, GpuReport, MachineProfile, PinnedCopyRate,
+    self, CuFileRates, DoctorReport, DoctorRequest, GpuReport, MachineProfile, PinnedCopyRate,
 };
+use forebay_engine::load::CuFileRequests;
 use serde::Serialize;
 
 use crate::args::DoctorArgs;
@@ -176,7 +177,7 @@ fn gpu(report: &GpuReport) -> String {
             .map(|copy| format!("{} {:.1}", size::format(copy.bytes as u64), rate_of(copy) * 1e-9));
         format!("GB/s of pinned copies by size: {}", copies.collect::<Vec<_>>().join(", "))
     };
-    let lines = [
+    let mut lines = vec![
         ("GPU", about),
         ("driver", gpu.driver.clone().unwrap_or_else(unknown)),
         ("PCIe", link),
@@ -192,9 +193,44 @@ fn gpu(report: &GpuReport) -> String {
             ),
         ),
     ];
+    let kernels: Vec<String> = gpu
+        .kernels
+        .iter()
+        .map(|kernel| format!("{} {:.0}", kernel.name, kernel.bytes_per_second * 1e-9))
+        .collect();
+    let (one, two) = kernels.split_at(kernels.len().div_ceil(2));
+    lines.push(("its kernels", format!("GB/s of weights, one token: {}", one.join(", "))));
+    lines.push(("", two.join(", ")));
+    match &gpu.cufile {
+        Some(rates) => lines.extend(cufile(rates)),
+        None => lines.push(("cuFile", format!("not measured: {}", report.why_not_cufile))),
+    }
     let rows: Vec<Vec<String>> =
         lines.into_iter().map(|(key, value)| vec![key.to_owned(), value]).collect();
     output::table(&[Align::Left, Align::Left], &rows)
+}
+
+/// cuFile beside the ring that loads go through without it.
+fn cufile(rates: &CuFileRates) -> [(&'static str, String); 2] {
+    let version = rates.version.as_ref().map_or_else(String::new, |version| format!("{version}, "));
+    let cases: Vec<String> = rates
+        .cases
+        .iter()
+        .map(|case| {
+            let CuFileRequests { request_bytes, threads } = case.requests;
+            let request = size::format(request_bytes as u64);
+            format!("{threads} x {request} {:.2}", case.bytes_per_second * 1e-9)
+        })
+        .collect();
+    let best = rates.best.bytes_per_second;
+    let against = format!(
+        "{} from disk to GPU, the ring {}: loads use {} (GB/s by threads x request: {})",
+        rate(best),
+        rate(rates.ring_bytes_per_second),
+        if rates.wins() { "cuFile" } else { "the ring" },
+        cases.join(", ")
+    );
+    [("cuFile", format!("{version}{}", rates.mode)), ("", against)]
 }
 
 fn paths(report: &DoctorReport) -> String {

@@ -1,10 +1,12 @@
 //! `forebay load`: all weights into memory of the host or of a GPU, against the limit of the way there.
 
 use forebay_engine::EngineError;
-use forebay_engine::load::{self, DeviceReport, DeviceRequest, LoadReport, LoadRequest, LoadRun};
+use forebay_engine::load::{
+    self, CuFileUse, DeviceReport, DeviceRequest, LoadReport, LoadRequest, LoadRun,
+};
+use forebay_store::IoKind;
 
-use crate::args::{Device, LoadArgs};
-use crate::config;
+use crate::args::{Device, LoadArgs, LoadIoArg};
 use crate::failure::{Failure, Outcome, usage};
 use crate::open;
 use crate::output::{self, Align};
@@ -17,7 +19,7 @@ pub fn run(args: LoadArgs) -> Outcome {
     let device = device(&args)?;
     let tracing = TracingFile::create(&args.tracing)?;
     let request = LoadRequest {
-        io: config::io_kind(args.io),
+        io: io_kind(args.io),
         cold: args.cold,
         repeat: args.repeat,
         verify: !args.no_verify,
@@ -40,9 +42,27 @@ pub fn run(args: LoadArgs) -> Outcome {
     output::print(&describe(&report))
 }
 
+/// Who reads where cuFile does not.
+fn io_kind(io: LoadIoArg) -> IoKind {
+    match io {
+        LoadIoArg::Auto | LoadIoArg::Cufile => IoKind::Auto,
+        LoadIoArg::Uring => IoKind::Uring,
+        LoadIoArg::Pread => IoKind::Pread,
+        LoadIoArg::Mmap => IoKind::Mmap,
+    }
+}
+
 /// The GPU to load to; `None` for host memory.
 fn device(args: &LoadArgs) -> Outcome<Option<DeviceRequest>> {
+    let cufile = match args.io {
+        LoadIoArg::Auto => CuFileUse::WhereFaster,
+        LoadIoArg::Cufile => CuFileUse::Always,
+        LoadIoArg::Uring | LoadIoArg::Pread | LoadIoArg::Mmap => CuFileUse::Never,
+    };
     let ordinal = match args.device {
+        Device::Cpu | Device::Auto if cufile == CuFileUse::Always => {
+            return usage("--io cufile reads to a GPU: give --device cuda, too");
+        }
         Device::Cpu if args.vram.is_some() => {
             return usage("--vram bounds the memory of a GPU: give --device cuda, too");
         }
@@ -54,7 +74,11 @@ fn device(args: &LoadArgs) -> Outcome<Option<DeviceRequest>> {
         Device::Cuda(ordinal) => ordinal.unwrap_or(0) as usize,
     };
     let (vram_bytes, check) = (args.vram, args.check);
-    Ok(Some(DeviceRequest { vram_bytes, check, ..DeviceRequest::new(ordinal) }))
+    Ok(Some(DeviceRequest { vram_bytes, check, cufile, ..DeviceRequest::new(ordinal) }))
+}
+
+fn by_cufile(report: &LoadReport) -> bool {
+    report.engine.name == "cufile"
 }
 
 /// Decimal units: what disks and links are sold in.
@@ -92,6 +116,7 @@ fn row(index: usize, run: &LoadRun) -> Vec<String> {
 fn about(report: &LoadReport) -> String {
     let engine = &report.engine;
     let path = match (engine.direct, engine.registered_buffers) {
+        _ if by_cufile(report) => "past the page cache",
         (true, true) => "past the page cache, into registered memory",
         (true, false) => "past the page cache",
         (false, _) => "through the page cache",
@@ -106,7 +131,9 @@ fn about(report: &LoadReport) -> String {
     let staging = report.runs.iter().map(|run| run.statistics.staging_bytes).max().unwrap_or(0);
     lines.push(("chosen by", report.chosen_by.clone()));
     if !engine.why.is_empty() {
-        lines.push(("because", engine.why.clone()));
+        // What cuFile says is how it works; others say what they have given way for.
+        let about = if by_cufile(report) { "how" } else { "because" };
+        lines.push((about, engine.why.clone()));
     }
     let limit = &report.limit;
     if let Some(disk) = &limit.disk {
@@ -130,7 +157,7 @@ fn about(report: &LoadReport) -> String {
             let memory = format!("{weights} of weights, {} of staging", size::format(staging));
             lines.push(("memory", memory));
         }
-        Some(device) => lines.extend(about_device(device, &weights, report.peak_resident_bytes)),
+        Some(device) => lines.extend(about_device(device, &weights, report)),
     }
     let rows: Vec<Vec<String>> =
         lines.into_iter().map(|(key, value)| vec![key.to_owned(), value]).collect();
@@ -140,8 +167,9 @@ fn about(report: &LoadReport) -> String {
 fn about_device(
     device: &DeviceReport,
     weights: &str,
-    peak_resident_bytes: Option<u64>,
+    report: &LoadReport,
 ) -> Vec<(&'static str, String)> {
+    let resident = report.peak_resident_bytes.map_or_else(|| "-".into(), size::format);
     let (major, minor) = device.compute_capability;
     let mut lines = vec![
         ("GPU", format!("{}: {}, compute capability {major}.{minor}", device.ordinal, device.name)),
@@ -156,21 +184,29 @@ fn about_device(
         ),
         (
             "host memory",
-            format!(
-                "{} pinned, at most {} resident",
-                size::format(device.pinned_bytes),
-                peak_resident_bytes.map_or_else(|| "-".into(), size::format)
-            ),
+            match by_cufile(report) {
+                true => format!("cuFile's own, at most {resident} resident"),
+                false => {
+                    let pinned = size::format(device.pinned_bytes);
+                    format!("{pinned} pinned, at most {resident} resident")
+                }
+            },
         ),
         (
             "beforehand",
-            format!(
-                "GPU opened in {:.3} s, memory pinned in {:.3} s, mapped in {:.3} s",
-                device.open_seconds, device.pin_seconds, device.map_seconds
-            ),
+            match by_cufile(report) {
+                true => format!(
+                    "GPU opened in {:.3} s, cuFile and memory in {:.3} s",
+                    device.open_seconds, device.pin_seconds
+                ),
+                false => format!(
+                    "GPU opened in {:.3} s, memory pinned in {:.3} s, mapped in {:.3} s",
+                    device.open_seconds, device.pin_seconds, device.map_seconds
+                ),
+            },
         ),
     ];
-    if !device.pool_is_elastic {
+    if !device.pool_is_elastic && !by_cufile(report) {
         lines.push(("mapped", "not at all: the driver gives whole allocations only".to_owned()));
     }
     if let Some(read_back) = &device.read_back {

@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod chat;
+mod cufile;
 mod harness;
 mod help;
 mod load;
