@@ -102,7 +102,7 @@ pub(super) fn measure(
 ) -> Result<CuFileRates, EngineError> {
     let files = subject.files();
     let bytes = sample_bytes(gpu, subject, read)?;
-    let reader = CuFileReader::open(gpu, files, bytes as usize)?;
+    let reader = subject.with_name(|named| CuFileReader::open(gpu, named, bytes as usize))?;
     let to = reader.ptr().address();
     let part = UploadPart {
         label: BlockLabel::Other(0),

@@ -87,7 +87,7 @@ pub(super) struct Subject {
     files: FileSet,
     file_bytes: u64,
     /// Keeps a temporary one.
-    _scratch: Option<Scratch>,
+    scratch: Option<Scratch>,
 }
 
 impl Subject {
@@ -117,11 +117,28 @@ impl Subject {
                 expected: format!("it must have at least {SCRATCH_BYTES} to measure a disk with"),
             });
         }
-        Ok(Subject { files, file_bytes, _scratch: scratch })
+        Ok(Subject { files, file_bytes, scratch })
     }
 
     pub(super) fn files(&self) -> &FileSet {
         &self.files
+    }
+
+    /// What `work` makes of the same file, opened by a name, which a temporary one has only meanwhile: cuFile refuses
+    /// files without.
+    ///
+    /// # Errors
+    /// Those of `work`; a file that cannot get a name.
+    pub(super) fn with_name<T>(
+        &self,
+        work: impl FnOnce(&FileSet) -> Result<T, EngineError>,
+    ) -> Result<T, EngineError> {
+        let Some(scratch) = &self.scratch else { return work(&self.files) };
+        let named = scratch.named().map_err(|source| EngineError::Unmeasurable {
+            folder: scratch.path().to_path_buf(),
+            source,
+        })?;
+        work(&FileSet::open(&[named.path()])?)
     }
 
     pub(super) fn file_bytes(&self) -> u64 {

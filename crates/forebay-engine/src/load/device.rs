@@ -122,9 +122,16 @@ impl<'a> Device<'a> {
         let (gpu, open_seconds) = timed(|| Ok(Gpu::open(request.ordinal)?))?;
         let chosen = choose(request.cufile, choice.cufile.as_ref(), &gpu, files, load.cold)?;
         let used_before_bytes = fits(&gpu, request.vram_bytes, pool_bytes as u64)?;
-        let (way, why_not_cufile, [pin_seconds, map_seconds]) = match chosen {
-            Ok(requests) => {
-                let (reader, seconds) = timed(|| CuFileReader::open(&gpu, files, pool_bytes))?;
+        let opened = match chosen {
+            Err(why_not) => Err(why_not),
+            Ok(requests) => match timed(|| CuFileReader::open(&gpu, files, pool_bytes)) {
+                Ok((reader, seconds)) => Ok((requests, reader, seconds)),
+                Err(error) if request.cufile == CuFileUse::Always => return Err(error),
+                Err(error) => Err(format!("the faster way here does not work: {error}")),
+            },
+        };
+        let (way, why_not_cufile, [pin_seconds, map_seconds]) = match opened {
+            Ok((requests, reader, seconds)) => {
                 place(&mut parts, reader.ptr().address());
                 let plan = UploadPlan::new(&parts, files, requests.request_bytes as u64);
                 (Way::CuFile(reader, plan, requests), String::new(), [seconds, 0.0])

@@ -12,10 +12,9 @@ use forebay_engine::load::CuFileRequests;
 
 use crate::harness::{Ran, demo, forebay, moe};
 
-fn build(folder: &Path, name: &str) {
+fn build(folder: &Path, source: &str, name: &str) {
     let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fakes");
-    let source = source.join(name.split_once('.').expect("a library's name").0).with_extension("c");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fakes").join(source);
     let mut command = Command::new(compiler);
     let command = command.args(["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o"]);
     let status = command.arg(folder.join(name)).arg(source).status();
@@ -30,10 +29,10 @@ struct Machine {
 impl Machine {
     fn new() -> Machine {
         let folder = tempfile::tempdir().unwrap();
-        build(folder.path(), "libcuda.so.1");
+        build(folder.path(), "libcuda.c", "libcuda.so.1");
         std::fs::copy(folder.path().join("libcuda.so.1"), folder.path().join("libcuda.so"))
             .unwrap();
-        build(folder.path(), "libcufile.so.0");
+        build(folder.path(), "libcufile.c", "libcufile.so.0");
         Machine { folder }
     }
 
@@ -270,6 +269,12 @@ fn auto_takes_cufile_where_the_profile_says_that_it_won_and_nothing_speaks_again
         (&(256 << 10).into(), &3.into())
     );
     assert_eq!(report["chosen_by"], "the machine profile");
+    // The library may be gone since it was measured.
+    let gone = Machine::without_cufile();
+    gone.save_profile(model, "Imagined GPU", 3.3e9, 3.0e9);
+    let report = gone.load("", model, &["--cold"]).json();
+    assert_eq!(report["engine"]["name"], "pread");
+    assert!(report["engine"]["why"].as_str().unwrap().contains("is not there"), "{report}");
     // By hand the profile counts for the requests alone.
     let (name, report) = engine(&["--io", "cufile"]);
     assert_eq!((name.as_str(), &report["queue_depth"]), ("cufile", &3.into()));
