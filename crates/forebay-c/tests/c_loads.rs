@@ -5,6 +5,7 @@ mod support;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use forebay_engine::EngineError;
 use forebay_engine::pack::pack;
 use forebay_store::IoKind;
 use support::{compile, compile_driver, here, skip};
@@ -19,6 +20,17 @@ fn succeeds(command: &mut Command, arguments: &[&Path]) {
     let wrong = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{arguments:?}: {wrong}");
     assert_eq!(output.stdout, b"ok\n");
+}
+
+/// Packs a model into a folder; `None` for one that cannot run.
+fn packed(model: &Path, folder: &Path, number: usize) -> Option<PathBuf> {
+    let packed = folder.join(format!("{number}.fbay"));
+    match pack(model, &packed, IoKind::Auto, &mut |_, _| true) {
+        Ok(_) => Some(packed),
+        // What cannot run cannot be packed.
+        Err(EngineError::Model(_)) => None,
+        Err(error) => panic!("{}: {error}", model.display()),
+    }
 }
 
 /// GGUF files and safetensors folders of the fixtures: `FOREBAY_FIXTURES`, else those inside the project.
@@ -52,11 +64,13 @@ fn a_c_program_loads_what_pread_reads() {
 fn packs_lie_in_host_memory_as_in_the_file() {
     let folder = tempfile::tempdir().unwrap();
     let Some(program) = compile("loads", folder.path()) else { return };
+    let mut checked = 0;
     for (number, model) in models().iter().enumerate() {
-        let packed = folder.path().join(format!("{number}.fbay"));
-        pack(model, &packed, IoKind::Auto, &mut |_, _| true).expect("fixtures can be packed");
+        let Some(packed) = packed(model, folder.path(), number) else { continue };
         run(&program, &[Path::new("check"), Path::new("cpu"), &packed]);
+        checked += 1;
     }
+    assert!(checked >= 2, "{checked} packs");
 }
 
 #[test]
@@ -74,9 +88,7 @@ fn loads_to_a_gpu_put_every_byte_in_its_place_and_give_everything_back() {
     let Some(_) = compile_driver(folder.path()) else { return };
     let mut models = models();
     for number in 0..models.len() {
-        let packed = folder.path().join(format!("{number}.fbay"));
-        pack(&models[number], &packed, IoKind::Auto, &mut |_, _| true).unwrap();
-        models.push(packed);
+        models.extend(packed(&models[number], folder.path(), number));
     }
     let mut arguments = vec![Path::new("check"), Path::new("cuda:0")];
     arguments.extend(models.iter().map(PathBuf::as_path));

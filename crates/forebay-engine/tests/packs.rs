@@ -104,12 +104,14 @@ fn every_model_answers_the_same_from_its_pack_and_comes_back() {
         let mut session = open(&path, &options(None)).unwrap();
         assert!(bits(&mut session).unwrap() == expected, "{what}: resident");
         assert_eq!(session.statistics().checksums, Checks::On);
-        assert!(session.statistics().stream.unwrap().io.bytes_checked > 0);
         let least = smallest(&path);
         assert!(least <= smallest(&source), "{what}: a pack needs no larger slots");
         for io in [IoKind::Auto, IoKind::Pread] {
             let options = SessionOptions { io, ..options(Some(least)) };
-            let streamed = bits(&mut open(&path, &options).unwrap()).unwrap();
+            let mut session = open(&path, &options).unwrap();
+            let streamed = bits(&mut session).unwrap();
+            // What is resident may all have come from the page cache, which the engine knows nothing of.
+            assert!(session.statistics().stream.unwrap().io.bytes_checked > 0, "{what}: {io:?}");
             assert!(streamed == expected, "{what}: streamed with {io}");
         }
         let same_tokenizer = |session: &Session| {

@@ -15,8 +15,8 @@ use crate::size;
 use crate::tracing_file::TracingFile;
 
 pub fn run(args: LoadArgs) -> Outcome {
-    open::check(&args.model)?;
     let device = device(&args)?;
+    open::check(&args.model)?;
     let tracing = TracingFile::create(&args.tracing)?;
     let request = LoadRequest {
         io: io_kind(args.io),
