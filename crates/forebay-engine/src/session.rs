@@ -82,7 +82,7 @@ impl Default for SessionOptions {
             exact: false,
             kv_cache: KvCacheType::F16,
             cuda_graphs: true,
-            policy: PolicyKind::PerLayerLfu,
+            policy: PolicyKind::LAYER_LFU,
             io: IoKind::Auto,
             prefetch: false,
             direct: true,

@@ -11,8 +11,7 @@ use forebay_store::IoKind;
 use forebay_stream::{PolicyKind, StreamError};
 use support::fixture;
 
-const POLICIES: [PolicyKind; 3] =
-    [PolicyKind::PerLayerLru, PolicyKind::PerLayerLfu, PolicyKind::GlobalLru];
+const POLICIES: [PolicyKind; 3] = [PolicyKind::LAYER_LRU, PolicyKind::LAYER_LFU, PolicyKind::LRU];
 
 /// Longer than one attention tile, so that prompts route to many experts at once.
 fn tokens(vocabulary: usize, count: usize) -> Vec<u32> {

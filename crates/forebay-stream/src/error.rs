@@ -3,6 +3,7 @@
 use forebay_store::{ReadError, StoreError};
 
 use crate::blocks::BlockId;
+use crate::policy::PolicyKind;
 
 /// Errors of planning and streaming.
 #[derive(Debug, thiserror::Error)]
@@ -18,7 +19,7 @@ pub enum StreamError {
         given_bytes: u64,
         why: String,
     },
-    #[error("unknown cache policy {name:?}; there are layer-lru, layer-lfu and lru")]
+    #[error("unknown cache policy {name:?}; there are {}", policy_names())]
     UnknownPolicy { name: String },
     /// The read of a block failed; the cause names file, offset and block. The residency stays usable unless a later call
     /// says otherwise.
@@ -43,6 +44,10 @@ pub enum StreamError {
     /// Memory was lost to a read that never ended; nothing can be read any more. Never wrong bytes.
     #[error("streaming has stopped: {why}")]
     Stopped { why: String },
+}
+
+fn policy_names() -> String {
+    PolicyKind::ALL.map(PolicyKind::name).join(", ")
 }
 
 /// A size as a person reads it and as the command line takes it; rounded up, so that the shorter form works too.

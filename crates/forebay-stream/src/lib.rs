@@ -4,8 +4,9 @@
 //! blocks.rs      names of blocks, and where their bytes lie on disk
 //! plan/          memory plan of a model under a RAM budget (pure)
 //! policy.rs      who is evicted: rankings (pure)
-//! cache.rs       the cache state machine that the residency and the replay share (pure)
-//! replay.rs      recorded routing through that state machine (pure)
+//! cache/         the cache state machine that the residency and the replay share (pure)
+//! routing/       traces of which experts were chosen: recording, the file, the CSV form
+//! replay/        recorded routing through that state machine, bounds, curves, predictors (pure)
 //! slots.rs       slots of the arena and the leases that pin them
 //! residency/     blocks in flight, resident and leased; the only part that talks to a read engine
 //! statistics.rs  counters, per token and in total
@@ -22,6 +23,7 @@ mod plan;
 mod policy;
 mod replay;
 mod residency;
+pub mod routing;
 mod slots;
 mod statistics;
 
@@ -30,8 +32,12 @@ pub use cache::{CacheCounters, CacheShape, CacheState, LayerShape};
 pub use error::StreamError;
 pub use forebay_store::{Extent, FileIndex};
 pub use plan::{Budget, DensePlan, ExpertPool, MemoryPlan};
-pub use policy::PolicyKind;
-pub use replay::{Phase, ReplayCounters, RoutingTrace, TraceError, replay};
+pub use policy::{PolicyKind, Rule, Scope};
+pub use replay::{
+    BatchOutcome, Capacity, Lookups, LruCurve, Prediction, Predictor, ReplayCounters, ReplayPolicy,
+    predict, replay, replay_observed,
+};
 pub use residency::Residency;
+pub use routing::{Phase, RoutingTrace};
 pub use slots::Lease;
 pub use statistics::{FaultedExperts, PeakBytes, PrefetchCounters, StreamStatistics, TokenRecord};

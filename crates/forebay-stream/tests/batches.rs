@@ -17,7 +17,7 @@ fn keeping(model: &Model, kept: u32) -> Residency {
     let budgets = model.budgets(200);
     let residencies = budgets
         .into_iter()
-        .map(|ram| model.simulated(ram, PolicyKind::PerLayerLru, FaultPlan::default()));
+        .map(|ram| model.simulated(ram, PolicyKind::LAYER_LRU, FaultPlan::default()));
     let enough =
         |residency: &Residency| residency.plan().kept_per_layer[1..].iter().all(|&k| k >= kept);
     residencies.into_iter().find(enough).unwrap()

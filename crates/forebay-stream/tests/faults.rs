@@ -37,7 +37,7 @@ fn passing_faults_are_invisible() {
     for kind in [FaultKind::Error(EIO), FaultKind::Short(512)] {
         for ram in model.budgets(3) {
             let faults = FaultPlan::once(file, range.clone(), kind);
-            let mut residency = model.simulated(ram, PolicyKind::PerLayerLru, faults);
+            let mut residency = model.simulated(ram, PolicyKind::LAYER_LRU, faults);
             batch(&model, &mut residency, LAYER, &experts(&[1, 4, 6])).unwrap();
             assert!(residency.statistics().io.retries >= 1);
         }
@@ -50,7 +50,7 @@ fn a_disk_full_of_passing_faults() {
     let mut random = Random(3);
     for ram in model.budgets(4) {
         let faults = FaultPlan { random_one_in: 5, seed: 8, ..FaultPlan::default() };
-        let mut residency = model.simulated(ram, PolicyKind::PerLayerLfu, faults);
+        let mut residency = model.simulated(ram, PolicyKind::LAYER_LFU, faults);
         for _ in 0..30 {
             step(&model, &mut residency, &routing(&mut random, 3)).unwrap();
         }
@@ -64,7 +64,7 @@ fn a_lasting_error_names_file_offset_and_block_and_spares_the_rest() {
     let (file, range) = place(&model, BlockId::Expert(LAYER, EXPERT));
     for ram in model.budgets(5) {
         let faults = FaultPlan::always(file, range.clone(), FaultKind::Error(EIO));
-        let mut residency = model.simulated(ram, PolicyKind::PerLayerLru, faults);
+        let mut residency = model.simulated(ram, PolicyKind::LAYER_LRU, faults);
         works(&model, &mut residency);
         for _ in 0..3 {
             let error = batch(&model, &mut residency, LAYER, &experts(&[1, 4, 9])).unwrap_err();
@@ -92,7 +92,7 @@ fn a_dense_block_that_cannot_be_read() {
     for ram in model.budgets(4) {
         let faults =
             FaultPlan::always(file, range.start + 300..range.start + 301, FaultKind::Error(EIO));
-        let mut residency = model.simulated(ram, PolicyKind::PerLayerLru, faults);
+        let mut residency = model.simulated(ram, PolicyKind::LAYER_LRU, faults);
         for _ in 0..3 {
             let mut failed = false;
             for index in 0..model.blocks.dense.len() as u32 {
@@ -115,7 +115,7 @@ fn preloading_reports_what_failed() {
     let model = Model::new(15);
     let (file, range) = place(&model, BlockId::Expert(LAYER, EXPERT));
     let faults = FaultPlan::always(file, range, FaultKind::Error(EIO));
-    let mut residency = model.simulated(None, PolicyKind::PerLayerLru, faults);
+    let mut residency = model.simulated(None, PolicyKind::LAYER_LRU, faults);
     let error = residency.preload(&mut |_, _| {}).unwrap_err();
     assert!(matches!(error, StreamError::Read { block: BlockId::Expert(LAYER, _), .. }), "{error}");
     works(&model, &mut residency);
@@ -132,7 +132,7 @@ fn a_read_that_never_ends_stops_everything_with_its_name() {
         let faults = FaultPlan::always(file, range.clone(), FaultKind::Never);
         let ram = model.budgets(3)[1];
         let mut residency =
-            model.real(kind, folder.path(), ram, PolicyKind::PerLayerLru, Some(faults));
+            model.real(kind, folder.path(), ram, PolicyKind::LAYER_LRU, Some(faults));
         let error = batch(&model, &mut residency, LAYER, &experts(&[2, 4])).unwrap_err();
         let StreamError::Read { cause: ReadError::Stalled { .. }, .. } = &error else {
             panic!("{error}")
@@ -149,7 +149,7 @@ fn a_read_that_never_ends_stops_everything_with_its_name() {
 fn held_leases_are_an_error_not_a_deadlock() {
     let model = Model::new(17);
     let smallest = model.budgets(2)[0];
-    let mut residency = model.simulated(smallest, PolicyKind::PerLayerLru, FaultPlan::default());
+    let mut residency = model.simulated(smallest, PolicyKind::LAYER_LRU, FaultPlan::default());
     residency.begin_experts(LAYER, &experts(&[0, 1, 2, 3, 4, 5])).unwrap();
     let mut wave = Vec::new();
     let error = loop {
@@ -178,7 +178,7 @@ fn held_leases_are_an_error_not_a_deadlock() {
 #[test]
 fn wrong_requests_are_refused() {
     let model = Model::new(18);
-    let mut residency = model.simulated(None, PolicyKind::PerLayerLru, FaultPlan::default());
+    let mut residency = model.simulated(None, PolicyKind::LAYER_LRU, FaultPlan::default());
     let refused = |error: StreamError| matches!(error, StreamError::NoSuchBlock { .. });
     assert!(refused(residency.dense(99).unwrap_err()));
     assert!(refused(residency.begin_experts(LAYER, &experts(&[0, 10])).unwrap_err()));

@@ -5,15 +5,16 @@ mod support;
 
 use forebay_store::{FaultPlan, IoKind};
 use forebay_stream::{
-    CacheShape, ExpertIndex, LayerIndex, Phase, PolicyKind, Residency, RoutingTrace, replay,
+    CacheShape, ExpertIndex, LayerIndex, Lookups, Phase, PolicyKind, ReplayPolicy, Residency,
+    replay,
 };
 use proptest::prelude::*;
 use support::{EXPERTS, LAYERS, Model, PER_TOKEN, Random, routing, step};
 
 /// A prompt and some tokens; returns what was routed.
-fn run(model: &Model, residency: &mut Residency, seed: u64, tokens: usize) -> RoutingTrace {
+fn run(model: &Model, residency: &mut Residency, seed: u64, tokens: usize) -> Lookups {
     let mut random = Random(seed);
-    let mut trace = RoutingTrace::new(vec![(EXPERTS, 1); LAYERS as usize]);
+    let mut trace = Lookups::new(vec![(EXPERTS, 1); LAYERS as usize]);
     let mut record = |phase, batches: &[Vec<ExpertIndex>]| {
         for (layer, experts) in batches.iter().enumerate().filter(|(_, e)| !e.is_empty()) {
             trace.push(phase, LayerIndex(layer as u32), experts);
@@ -32,9 +33,9 @@ fn run(model: &Model, residency: &mut Residency, seed: u64, tokens: usize) -> Ro
     trace
 }
 
-fn agrees_with_replay(residency: &Residency, trace: &RoutingTrace, tokens: usize) {
+fn agrees_with_replay(residency: &Residency, trace: &Lookups, tokens: usize) {
     let plan = residency.plan();
-    let counters = replay(trace, plan.policy, &CacheShape::from_plan(plan));
+    let counters = replay(trace, ReplayPolicy::Online(plan.policy), &CacheShape::from_plan(plan));
     let statistics = residency.statistics();
     assert_eq!(statistics.lookups, counters.all.lookups);
     assert_eq!(statistics.hits, counters.all.hits);
@@ -68,7 +69,7 @@ fn real_files_by_every_engine() {
     for kind in [IoKind::Auto, IoKind::Pread] {
         for &ram in &budgets {
             let folder = tempfile::tempdir().unwrap();
-            let mut residency = model.real(kind, folder.path(), ram, PolicyKind::PerLayerLfu, None);
+            let mut residency = model.real(kind, folder.path(), ram, PolicyKind::LAYER_LFU, None);
             residency.preload(&mut |_, _| {}).unwrap();
             run(&model, &mut residency, 3, 10);
         }
@@ -101,7 +102,7 @@ fn everything_is_read_once_when_it_fits() {
 fn dense_blocks_are_read_once_per_round() {
     let model = Model::new(4);
     let mut residency =
-        model.simulated(model.budgets(2)[0], PolicyKind::PerLayerLru, FaultPlan::default());
+        model.simulated(model.budgets(2)[0], PolicyKind::LAYER_LRU, FaultPlan::default());
     let streamed = residency.plan().dense.pinned.iter().filter(|&&pinned| !pinned).count() as u64;
     assert!(streamed > 2);
     let mut random = Random(1);
@@ -123,7 +124,7 @@ fn dense_blocks_are_read_once_per_round() {
 fn dense_blocks_in_any_order() {
     let model = Model::new(5);
     for ram in model.budgets(6) {
-        let mut residency = model.simulated(ram, PolicyKind::PerLayerLru, FaultPlan::default());
+        let mut residency = model.simulated(ram, PolicyKind::LAYER_LRU, FaultPlan::default());
         let mut random = Random(9);
         for turn in 0..200 {
             if turn % 20 == 0 {
@@ -139,7 +140,7 @@ fn dense_blocks_in_any_order() {
 #[test]
 fn statistics_serialize_with_units_in_their_keys() {
     let model = Model::new(6);
-    let mut residency = model.simulated(None, PolicyKind::GlobalLru, FaultPlan::default());
+    let mut residency = model.simulated(None, PolicyKind::LRU, FaultPlan::default());
     run(&model, &mut residency, 1, 4);
     let statistics = residency.statistics();
     assert_eq!((statistics.prompt_tokens, statistics.generated_tokens), (20, 4));
@@ -163,7 +164,7 @@ proptest! {
     #[test]
     fn whatever_the_caller_does_the_bytes_are_right(
         seed in any::<u64>(),
-        policy in 0_usize..3,
+        policy in 0_usize..PolicyKind::ALL.len(),
         budget in 0_usize..8,
         random_one_in in prop::sample::select(vec![0_u32, 7]),
     ) {

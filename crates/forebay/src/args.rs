@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use clap::{
     Args, Parser, Subcommand, ValueEnum, ValueHint,
-    builder::{PossibleValuesParser, RangedU64ValueParser},
+    builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser},
 };
 use forebay_engine::{SessionOptions, synth};
 use forebay_stream::PolicyKind;
@@ -92,10 +92,11 @@ pub struct BudgetArgs {
     /// Compute threads [default: one per physical core]
     #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=256))]
     pub threads: Option<usize>,
-    /// Which expert leaves when another needs its place: the least recently (lru) or least often
-    /// (lfu) used, of its layer or of all
-    #[arg(long, value_enum, value_name = "NAME", default_value_t = PolicyArg::default())]
-    pub policy: PolicyArg,
+    /// Which expert leaves when another needs its place, of its layer (layer-...) or of all: by recency
+    /// (lru, slru), frequency (lfu), both (lfru), the order of layers (least-stale), or any (random)
+    #[arg(long, value_name = "NAME", default_value_t = SessionOptions::default().policy)]
+    #[arg(value_parser = policy())]
+    pub policy: PolicyKind,
     /// Read experts of the next layer ahead by its router's guess: pays where the guesses are good
     /// and the disk has time to spare
     #[arg(long)]
@@ -417,23 +418,6 @@ pub enum KvTypeArg {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub enum PolicyArg {
-    LayerLru,
-    LayerLfu,
-    Lru,
-}
-
-impl Default for PolicyArg {
-    fn default() -> PolicyArg {
-        match SessionOptions::default().policy {
-            PolicyKind::PerLayerLru => PolicyArg::LayerLru,
-            PolicyKind::PerLayerLfu => PolicyArg::LayerLfu,
-            PolicyKind::GlobalLru => PolicyArg::Lru,
-        }
-    }
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum IoArg {
     Auto,
     Uring,
@@ -474,6 +458,11 @@ impl FromStr for Device {
                 .ok_or_else(|| "no such device: use auto, cpu, cuda or cuda:N".to_string()),
         }
     }
+}
+
+fn policy() -> impl TypedValueParser<Value = PolicyKind> {
+    let names = PossibleValuesParser::new(PolicyKind::ALL.map(PolicyKind::name));
+    names.try_map(|name| name.parse::<PolicyKind>())
 }
 
 fn count() -> RangedU64ValueParser<usize> {

@@ -12,9 +12,7 @@ use forebay_model::sampling::Sampling;
 use forebay_store::IoKind;
 use forebay_stream::PolicyKind;
 
-use crate::args::{
-    BudgetArgs, Device, IoArg, KvTypeArg, PolicyArg, RunArgs, SamplingArgs, TracingArgs,
-};
+use crate::args::{BudgetArgs, Device, IoArg, KvTypeArg, RunArgs, SamplingArgs, TracingArgs};
 use crate::demo;
 use crate::failure::{Outcome, usage};
 
@@ -104,20 +102,12 @@ pub fn session(args: &BudgetArgs) -> Outcome<SessionOptions> {
             KvTypeArg::Q8_0 => KvCacheType::Q8_0,
         },
         cuda_graphs: !args.no_cuda_graph,
-        policy: policy_kind(args.policy),
+        policy: args.policy,
         prefetch: args.prefetch,
         io: io_kind(args.io),
         verify: !args.no_verify,
         ..SessionOptions::default()
     })
-}
-
-fn policy_kind(policy: PolicyArg) -> PolicyKind {
-    match policy {
-        PolicyArg::LayerLru => PolicyKind::PerLayerLru,
-        PolicyArg::LayerLfu => PolicyKind::PerLayerLfu,
-        PolicyArg::Lru => PolicyKind::GlobalLru,
-    }
 }
 
 pub fn io_kind(io: IoArg) -> IoKind {
@@ -228,7 +218,7 @@ mod tests {
         ])
         .unwrap_or_else(|_| panic!("must resolve"));
         assert_eq!(config.session.ram_bytes, Some(1 << 30));
-        assert_eq!(config.session.policy, PolicyKind::GlobalLru);
+        assert_eq!(config.session.policy, PolicyKind::LRU);
         assert_eq!(config.session.io, IoKind::Pread);
         assert_eq!((config.session.context, config.session.threads), (Some(64), Some(2)));
         assert_eq!((config.answer.sampling.seed, config.answer.sampling.top_k), (7, 3));

@@ -94,8 +94,7 @@ fn every_budget_from_the_smallest_to_the_whole_model() {
 #[test]
 fn the_smallest_budget_holds_two_dense_slots_and_the_experts_of_a_token() {
     let blocks = model();
-    let plan =
-        Budget::plan(&blocks, Some(Budget::smallest(&blocks, 0)), 0, PolicyKind::PerLayerLru);
+    let plan = Budget::plan(&blocks, Some(Budget::smallest(&blocks, 0)), 0, PolicyKind::LAYER_LRU);
     let plan = plan.unwrap();
     assert_eq!(plan.dense.ring_slots, 2);
     assert_eq!(plan.pools.len(), 1, "one pool for both sizes of experts");
@@ -105,7 +104,7 @@ fn the_smallest_budget_holds_two_dense_slots_and_the_experts_of_a_token() {
 
 #[test]
 fn a_refusal_says_what_would_work() {
-    let error = Budget::plan(&model(), Some(1 << 16), 1000, PolicyKind::PerLayerLru).unwrap_err();
+    let error = Budget::plan(&model(), Some(1 << 16), 1000, PolicyKind::LAYER_LRU).unwrap_err();
     let needed = Budget::smallest(&model(), 1000);
     let text = error.to_string();
     assert!(text.contains("65536 bytes (64.00 KiB) is too small"), "{text}");
@@ -116,8 +115,8 @@ fn a_refusal_says_what_would_work() {
 fn models_without_experts_or_without_anything() {
     let mut blocks = model();
     blocks.experts.iter_mut().for_each(Vec::clear);
-    sweep(&blocks, 0, PolicyKind::PerLayerLfu);
-    let nothing = Budget::plan(&ModelBlocks::default(), Some(0), 0, PolicyKind::GlobalLru).unwrap();
+    sweep(&blocks, 0, PolicyKind::LAYER_LFU);
+    let nothing = Budget::plan(&ModelBlocks::default(), Some(0), 0, PolicyKind::LRU).unwrap();
     assert_eq!(nothing.arena_bytes, 0);
     assert!(nothing.fully_resident);
 }
@@ -128,7 +127,7 @@ fn absurd_extents_are_refused() {
     blocks.dense[2][0].length = u64::MAX - 5;
     blocks.experts[3][1][0].length = u64::MAX / 2;
     for ram in [None, Some(1 << 40)] {
-        let plan = Budget::plan(&blocks, ram, 0, PolicyKind::PerLayerLru);
+        let plan = Budget::plan(&blocks, ram, 0, PolicyKind::LAYER_LRU);
         assert!(matches!(plan, Err(StreamError::BudgetTooSmall { .. })), "{plan:?}");
     }
 }
@@ -150,7 +149,7 @@ proptest! {
             .map(|&(count, bytes)| (0..count).map(|_| layout.block(&[bytes, 100])).collect());
         let blocks = ModelBlocks { dense, experts: experts.collect(), experts_per_token };
         if blocks.total_bytes() > 0 {
-            sweep(&blocks, reserved, PolicyKind::PerLayerLru);
+            sweep(&blocks, reserved, PolicyKind::LAYER_LRU);
         }
     }
 }

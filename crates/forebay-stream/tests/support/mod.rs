@@ -159,7 +159,7 @@ impl Model {
     /// Budgets from the smallest to one that holds everything.
     pub fn budgets(&self, count: u64) -> Vec<Option<u64>> {
         let smallest = Budget::smallest(&self.blocks, 0);
-        let all = Budget::plan(&self.blocks, None, 0, PolicyKind::PerLayerLru).unwrap().arena_bytes;
+        let all = Budget::plan(&self.blocks, None, 0, PolicyKind::LAYER_LRU).unwrap().arena_bytes;
         let between = (0..count).map(|step| Some(smallest + (all - smallest) * step / (count - 1)));
         between.chain([None]).collect()
     }

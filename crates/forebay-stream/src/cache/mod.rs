@@ -1,0 +1,447 @@
+//! The cache state machine: which experts are resident, and what happens to them when a layer's batch
+//! looks experts up. Pure and deterministic: no clock, no I/O. The engine and the replay of traces both run
+//! exactly this code, so the replay of a recorded run gives the engine's own counters.
+//!
+//! Accounting: one lookup per distinct expert and layer batch. Eviction happens after the batch, and never
+//! takes an expert of the batch while another one can go.
+
+mod lists;
+mod shape;
+
+use serde::Serialize;
+
+use crate::blocks::{ExpertIndex, LayerIndex};
+use crate::policy::{AGEING_LOOKUPS_PER_EXPERT, Moment, PolicyKind, Ranking, Rule, Usage, mix};
+
+use lists::Lists;
+pub use shape::{CacheShape, LayerShape};
+
+/// What was looked up so far.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct CacheCounters {
+    /// Distinct experts per layer batch.
+    pub lookups: u64,
+    /// Lookups that found their expert resident.
+    pub hits: u64,
+    /// Experts that were resident and had to go, or that were read and not retained.
+    pub evictions: u64,
+}
+
+impl CacheCounters {
+    /// Lookups that did not find their expert.
+    pub fn misses(&self) -> u64 {
+        self.lookups - self.hits
+    }
+
+    /// Adds what happened from one sample to another.
+    pub(crate) fn add_between(&mut self, from: &CacheCounters, to: &CacheCounters) {
+        self.lookups += to.lookups - from.lookups;
+        self.hits += to.hits - from.hits;
+        self.evictions += to.evictions - from.evictions;
+    }
+
+    /// Hits per lookup; 0 before the first one.
+    pub fn hit_rate(&self) -> f64 {
+        if self.lookups == 0 { 0.0 } else { self.hits as f64 / self.lookups as f64 }
+    }
+}
+
+/// The resident experts of all layers, and their use so far.
+#[derive(Clone, Debug)]
+pub struct CacheState {
+    ranking: Ranking,
+    layers: Vec<Layer>,
+    groups: Vec<Group>,
+    entries: Vec<Entry>,
+    /// For rankings by lists, two for each group: what was used once, and what is protected.
+    lists: Lists,
+    batch_may_exceed: bool,
+    clock: u64,
+    batch: u64,
+    /// Passes over the layers, the layer that was looked at last, and whether its batch is complete.
+    pass: u32,
+    last_layer: u32,
+    batch_is_over: bool,
+    drawn: u64,
+    counters: CacheCounters,
+}
+
+#[derive(Clone, Debug)]
+struct Layer {
+    shape: LayerShape,
+    first: usize,
+    /// Lookups until the counts are halved.
+    until_ageing: u64,
+    resident: u32,
+    resident_max: u32,
+}
+
+#[derive(Clone, Debug)]
+struct Group {
+    capacity: u64,
+    used: u64,
+    /// Of these, what is protected (segmented LRU).
+    protected: u64,
+    /// Entries that are resident, in no order; empty where lists are kept.
+    resident: Vec<u32>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    usage: Usage,
+    layer: u32,
+    /// Where it stands in its group's `resident`, or the segment whose list it is in; `ABSENT` when it is not resident.
+    position: u32,
+    /// The last batch that touched it.
+    batch: u64,
+}
+
+const ABSENT: u32 = u32::MAX;
+
+/// The segments of a group, as an entry's position.
+const PROBATION: u32 = 0;
+const PROTECTED: u32 = 1;
+
+/// Segmented LRU protects this share of a group's capacity.
+const PROTECTED_SHARE: (u64, u64) = (4, 5);
+
+impl CacheState {
+    /// An empty cache.
+    ///
+    /// # Panics
+    /// If a layer with experts names a group that does not exist, or there are 2^32 experts.
+    pub fn new(policy: PolicyKind, shape: &CacheShape) -> CacheState {
+        CacheState::with_ranking(Ranking::Online(policy.rule), shape)
+    }
+
+    pub(crate) fn with_ranking(ranking: Ranking, shape: &CacheShape) -> CacheState {
+        let mut entries = Vec::new();
+        let mut layers = Vec::with_capacity(shape.layers.len());
+        let mut members = vec![0; shape.groups.len()];
+        for (index, &layer) in shape.layers.iter().enumerate() {
+            let experts = layer.experts as usize;
+            assert!(experts == 0 || layer.group < shape.groups.len(), "layer without a group");
+            if experts > 0 {
+                members[layer.group] += experts;
+            }
+            let entry =
+                Entry { usage: Usage::default(), layer: index as u32, position: ABSENT, batch: 0 };
+            let first = entries.len();
+            entries.resize(first + experts, entry);
+            let until_ageing = ageing_period(layer);
+            layers.push(Layer { shape: layer, first, until_ageing, resident: 0, resident_max: 0 });
+        }
+        let lists = if ranking.is_list() { 2 * shape.groups.len() } else { 0 };
+        assert!(entries.len() + lists < ABSENT as usize, "too many experts");
+        // Room for every member, so that nothing is allocated later.
+        let room = |members: usize| if lists > 0 { 0 } else { members };
+        let groups = shape.groups.iter().zip(members).map(|(&capacity, members)| Group {
+            capacity,
+            used: 0,
+            protected: 0,
+            resident: Vec::with_capacity(room(members)),
+        });
+        let mut cache = CacheState {
+            ranking,
+            layers,
+            groups: groups.collect(),
+            lists: Lists::new(if lists > 0 { entries.len() } else { 0 }, lists),
+            entries,
+            batch_may_exceed: shape.batch_may_exceed,
+            clock: 0,
+            batch: 1,
+            pass: 0,
+            last_layer: 0,
+            batch_is_over: true,
+            drawn: 0,
+            counters: CacheCounters::default(),
+        };
+        for (layer, of) in shape.layers.iter().enumerate().filter(|(i, _)| shape.preloaded[*i]) {
+            let experts = (0..of.experts).map(ExpertIndex);
+            experts.for_each(|expert| cache.preload(LayerIndex(layer as u32), expert));
+        }
+        cache
+    }
+
+    /// Experts of a layer; 0 for a dense or an unknown one.
+    pub fn experts(&self, layer: LayerIndex) -> u32 {
+        self.layers.get(layer.0 as usize).map_or(0, |layer| layer.shape.experts)
+    }
+
+    /// Whether an expert is resident, without counting a lookup.
+    pub fn is_resident(&self, layer: LayerIndex, expert: ExpertIndex) -> bool {
+        self.entries[self.entry(layer, expert)].position != ABSENT
+    }
+
+    /// Looks an expert up and records its use. Within a batch, later lookups count as more recent.
+    ///
+    /// # Panics
+    /// If there is no such expert.
+    pub fn lookup(&mut self, layer: LayerIndex, expert: ExpertIndex) -> bool {
+        let index = self.entry(layer, expert);
+        if self.batch_is_over {
+            self.batch_is_over = false;
+            self.pass += u32::from(layer.0 <= self.last_layer);
+            self.last_layer = layer.0;
+        }
+        self.clock += 1;
+        self.counters.lookups += 1;
+        let entry = &mut self.entries[index];
+        if self.ranking != Ranking::Fixed {
+            entry.usage.record(self.clock, self.pass);
+        }
+        let hit = entry.position != ABSENT;
+        self.counters.hits += u64::from(hit);
+        if self.ranking.ages() {
+            self.count_towards_ageing(layer);
+        }
+        hit
+    }
+
+    /// As [`CacheState::lookup`], by somebody who knows when the expert is used next: the number of that batch.
+    pub(crate) fn lookup_knowing(
+        &mut self,
+        layer: LayerIndex,
+        expert: ExpertIndex,
+        next_use: u64,
+    ) -> bool {
+        let index = self.entry(layer, expert);
+        self.entries[index].usage.next_use = next_use;
+        self.lookup(layer, expert)
+    }
+
+    /// Ends a layer's batch: what it touched becomes resident, then the group is cut to its capacity, the least
+    /// worthy of the others first, the batch's own only when no others are left. Appends to `evicted` what is no longer
+    /// resident, of the batch or not.
+    pub fn retain(
+        &mut self,
+        layer: LayerIndex,
+        touched: &[ExpertIndex],
+        evicted: &mut Vec<(LayerIndex, ExpertIndex)>,
+    ) {
+        self.batch += 1;
+        self.batch_is_over = true;
+        for &expert in touched {
+            let index = self.entry(layer, expert);
+            self.entries[index].batch = self.batch;
+            self.insert(index);
+        }
+        let Some(shape) = self.layers.get(layer.0 as usize).map(|layer| layer.shape) else {
+            return;
+        };
+        if shape.experts == 0 {
+            return;
+        }
+        self.unprotect(shape.group);
+        while self.groups[shape.group].used > self.groups[shape.group].capacity {
+            let Some(victim) = self.least_worthy(shape.group, layer) else { break };
+            self.remove(victim);
+            let owner = self.entries[victim].layer;
+            let first = self.layers[owner as usize].first;
+            evicted.push((LayerIndex(owner), ExpertIndex((victim - first) as u32)));
+        }
+        let layer = &mut self.layers[layer.0 as usize];
+        layer.resident_max = layer.resident_max.max(layer.resident);
+    }
+
+    /// Makes an expert resident that was loaded before any lookup. The caller keeps to the capacity.
+    pub(crate) fn preload(&mut self, layer: LayerIndex, expert: ExpertIndex) {
+        let index = self.entry(layer, expert);
+        if self.entries[index].position == ABSENT {
+            self.enter(index);
+            if self.ranking.is_list() {
+                // Never used yet: before all that were.
+                let list = self.list_of(index);
+                self.lists.push_oldest(list, index as u32);
+            }
+        }
+        let layer = &mut self.layers[layer.0 as usize];
+        layer.resident_max = layer.resident_max.max(layer.resident);
+    }
+
+    /// Names an expert that a fixed list holds.
+    pub(crate) fn fix(&mut self, layer: LayerIndex, expert: ExpertIndex) {
+        let index = self.entry(layer, expert);
+        self.entries[index].usage.frequency = 1;
+    }
+
+    /// An expert that was to become resident could not be loaded, or was lost.
+    pub(crate) fn forget(&mut self, layer: LayerIndex, expert: ExpertIndex) {
+        let index = self.entry(layer, expert);
+        if self.entries[index].position != ABSENT {
+            self.remove(index);
+        }
+    }
+
+    /// Totals since the start.
+    pub fn counters(&self) -> CacheCounters {
+        self.counters
+    }
+
+    /// For each layer, the most experts that it had resident after one of its batches.
+    pub fn resident_max(&self) -> impl Iterator<Item = u32> + '_ {
+        self.layers.iter().map(|layer| layer.resident_max)
+    }
+
+    /// Resident experts of a layer now.
+    pub fn resident(&self, layer: LayerIndex) -> u32 {
+        self.layers.get(layer.0 as usize).map_or(0, |layer| layer.resident)
+    }
+
+    /// Flat number of an expert: layers one after the other.
+    pub(crate) fn entry(&self, layer: LayerIndex, expert: ExpertIndex) -> usize {
+        let of = &self.layers[layer.0 as usize];
+        assert!(expert.0 < of.shape.experts, "layer {} has no expert {}", layer.0, expert.0);
+        of.first + expert.0 as usize
+    }
+
+    /// Experts of all layers.
+    pub(crate) fn entries(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// What a batch touched is resident from now on, and the youngest.
+    fn insert(&mut self, index: usize) {
+        let position = self.entries[index].position;
+        if !self.ranking.is_list() {
+            if position == ABSENT {
+                self.enter(index);
+            }
+            return;
+        }
+        if position == ABSENT {
+            self.enter(index);
+        } else {
+            self.lists.remove(index as u32);
+            if position == PROBATION && self.ranking == Ranking::Online(Rule::Slru) {
+                self.entries[index].position = PROTECTED;
+                let shape = self.layers[self.entries[index].layer as usize].shape;
+                self.groups[shape.group].protected += shape.cost;
+            }
+        }
+        let list = self.list_of(index);
+        self.lists.push(list, index as u32);
+    }
+
+    /// Counts an entry as resident.
+    fn enter(&mut self, index: usize) {
+        let entry = &mut self.entries[index];
+        let layer = &mut self.layers[entry.layer as usize];
+        let group = &mut self.groups[layer.shape.group];
+        entry.position = match self.ranking.is_list() {
+            true => PROBATION,
+            false => {
+                group.resident.push(index as u32);
+                group.resident.len() as u32 - 1
+            }
+        };
+        group.used += layer.shape.cost;
+        layer.resident += 1;
+    }
+
+    /// The list that a resident entry belongs to.
+    fn list_of(&self, index: usize) -> usize {
+        let entry = &self.entries[index];
+        2 * self.layers[entry.layer as usize].shape.group + entry.position as usize
+    }
+
+    fn remove(&mut self, index: usize) {
+        let position = std::mem::replace(&mut self.entries[index].position, ABSENT);
+        let layer = &mut self.layers[self.entries[index].layer as usize];
+        let group = &mut self.groups[layer.shape.group];
+        group.used -= layer.shape.cost;
+        layer.resident -= 1;
+        self.counters.evictions += 1;
+        if self.ranking.is_list() {
+            self.lists.remove(index as u32);
+            if position == PROTECTED {
+                group.protected -= layer.shape.cost;
+            }
+            return;
+        }
+        group.resident.swap_remove(position as usize);
+        if let Some(&moved) = group.resident.get(position as usize) {
+            self.entries[moved as usize].position = position;
+        }
+    }
+
+    /// Protected entries beyond the share for them go back, the least recently used first.
+    fn unprotect(&mut self, group: usize) {
+        let share = self.groups[group].capacity / PROTECTED_SHARE.1 * PROTECTED_SHARE.0
+            + self.groups[group].capacity % PROTECTED_SHARE.1 * PROTECTED_SHARE.0
+                / PROTECTED_SHARE.1;
+        while self.groups[group].protected > share {
+            let Some(oldest) = self.lists.first(2 * group + PROTECTED as usize) else { return };
+            self.lists.remove(oldest);
+            let entry = &mut self.entries[oldest as usize];
+            entry.position = PROBATION;
+            self.groups[group].protected -= self.layers[entry.layer as usize].shape.cost;
+            self.lists.push(2 * group + PROBATION as usize, oldest);
+        }
+    }
+
+    fn least_worthy(&mut self, group: usize, layer: LayerIndex) -> Option<usize> {
+        let victim = match self.ranking.is_list() {
+            true => self.oldest(group)?,
+            false => self.least_by_scan(group, layer)?,
+        };
+        let is_touched = self.entries[victim].batch == self.batch;
+        (!is_touched || !self.batch_may_exceed).then_some(victim)
+    }
+
+    /// The oldest entry that the batch did not touch, else the oldest.
+    fn oldest(&self, group: usize) -> Option<usize> {
+        let lists = [2 * group + PROBATION as usize, 2 * group + PROTECTED as usize];
+        for list in lists {
+            let mut next = self.lists.first(list);
+            while let Some(entry) = next {
+                if self.entries[entry as usize].batch != self.batch {
+                    return Some(entry as usize);
+                }
+                next = self.lists.after(entry);
+            }
+        }
+        lists.iter().find_map(|&list| self.lists.first(list)).map(|entry| entry as usize)
+    }
+
+    /// A scan: it costs microseconds where the miss that it makes room for costs a disk read.
+    fn least_by_scan(&mut self, group: usize, layer: LayerIndex) -> Option<usize> {
+        self.drawn = mix(self.drawn.wrapping_add(0x9e37_79b9_7f4a_7c15));
+        // Who knows the future need not keep what the batch brought, unless the accounting says so.
+        let spares_batch = self.batch_may_exceed || matches!(self.ranking, Ranking::Online(_));
+        let moment = Moment {
+            clock: self.clock,
+            pass: self.pass,
+            layer: layer.0,
+            layers: self.layers.len() as u32,
+            drawn: self.drawn,
+            victim: 0,
+            victim_layer: 0,
+        };
+        let key = |&index: &u32| {
+            let entry = &self.entries[index as usize];
+            let at = Moment { victim: index.into(), victim_layer: entry.layer, ..moment };
+            let is_spared = spares_batch && entry.batch == self.batch;
+            (is_spared, self.ranking.worth(&entry.usage, &at), index)
+        };
+        let victim = self.groups[group].resident.iter().copied().min_by_key(key)?;
+        Some(victim as usize)
+    }
+
+    fn count_towards_ageing(&mut self, layer: LayerIndex) {
+        let layer = &mut self.layers[layer.0 as usize];
+        layer.until_ageing -= 1;
+        if layer.until_ageing == 0 {
+            layer.until_ageing = ageing_period(layer.shape);
+            let end = layer.first + layer.shape.experts as usize;
+            self.entries[layer.first..end].iter_mut().for_each(|entry| entry.usage.age());
+        }
+    }
+}
+
+fn ageing_period(layer: LayerShape) -> u64 {
+    (AGEING_LOOKUPS_PER_EXPERT * u64::from(layer.experts)).max(1)
+}
+
+#[cfg(test)]
+mod tests;
