@@ -61,6 +61,10 @@ pub enum EngineError {
         path.display()
     )]
     InPieces { path: PathBuf, tensor: String },
+    #[error("the routing trace cannot be written: {0}")]
+    RoutingTrace(std::io::Error),
+    #[error("--trace-routing: this model has no experts to choose; leave it out")]
+    NoExperts,
     #[error("there is nothing to continue: the prompt has no tokens; give a longer prompt")]
     EmptyPrompt,
     #[error("{name} is {value}, but {expected}")]

@@ -6,6 +6,7 @@ use std::time::Instant;
 use forebay_model::LogitsWanted;
 use forebay_model::sampling::{Sampler, Sampling};
 use forebay_store::process_seconds;
+use forebay_stream::Phase;
 use serde::Serialize;
 
 use crate::{EngineError, Session};
@@ -119,7 +120,8 @@ impl Session {
         // The few logits that decide, where the device can choose them: the others need not come to the host.
         let can = self.decoder.backend().largest_count();
         let few = sampler.deciding().filter(|count| *count <= can);
-        self.feed_for(prompt, few)?;
+        self.begin_turn(prompt)?;
+        self.feed_for(Phase::Prompt, prompt, few)?;
         self.decoder.end_prompt(prompt.len());
         let prompt_seconds = started.elapsed().as_secs_f64();
         let generating = Instant::now();
@@ -145,7 +147,7 @@ impl Session {
             if self.cached.len() >= self.context() {
                 break StopReason::ContextFull;
             }
-            self.feed_for(&[id], few)?;
+            self.feed_for(Phase::Generate, &[id], few)?;
             self.decoder.end_token();
         };
         Ok(Generation {
@@ -163,16 +165,31 @@ impl Session {
     }
 
     /// Runs tokens and keeps the logits of the last: the `few` largest, if it says how many.
-    fn feed_for(&mut self, tokens: &[u32], few: Option<usize>) -> Result<(), EngineError> {
-        let Some(count) = few else { return self.feed(tokens) };
-        self.decoder.forward_largest(tokens, count, &mut self.largest)?;
+    fn feed_for(
+        &mut self,
+        phase: Phase,
+        tokens: &[u32],
+        few: Option<usize>,
+    ) -> Result<(), EngineError> {
+        let Some(count) = few else { return self.feed(phase, tokens) };
+        let mut largest = std::mem::take(&mut self.largest);
+        let fed = self.forward(phase, |decoder, rows| {
+            decoder.forward_largest(tokens, count, &mut largest, rows)
+        });
+        self.largest = largest;
+        fed?;
         self.cached.extend_from_slice(tokens);
         Ok(())
     }
 
     /// Runs tokens and keeps the logits of the last.
-    fn feed(&mut self, tokens: &[u32]) -> Result<(), EngineError> {
-        self.decoder.forward(tokens, LogitsWanted::Last, &mut self.logits, None)?;
+    fn feed(&mut self, phase: Phase, tokens: &[u32]) -> Result<(), EngineError> {
+        let mut logits = std::mem::take(&mut self.logits);
+        let fed = self.forward(phase, |decoder, rows| {
+            decoder.forward(tokens, LogitsWanted::Last, &mut logits, rows)
+        });
+        self.logits = logits;
+        fed?;
         self.cached.extend_from_slice(tokens);
         Ok(())
     }
@@ -194,21 +211,22 @@ impl Session {
         let (before, ids) = ids.split_at(depth);
         let (prompt, generated) = ids.split_at(prompt_tokens);
         self.reset();
+        self.begin_turn(prompt)?;
         let threads = self.decoder.backend().info().threads;
         if !before.is_empty() {
-            self.feed(before)?;
+            self.feed(Phase::Prompt, before)?;
             self.decoder.end_prompt(before.len());
         }
         let clocks = Clocks::start();
         if !prompt.is_empty() {
-            self.feed(prompt)?;
+            self.feed(Phase::Prompt, prompt)?;
             self.decoder.end_prompt(prompt.len());
         }
         let (prompt_seconds, prompt_processors_busy) = clocks.read(threads);
         self.truncate(depth);
         let clocks = Clocks::start();
         for id in generated {
-            self.feed(std::slice::from_ref(id))?;
+            self.feed(Phase::Generate, std::slice::from_ref(id))?;
             self.decoder.end_token();
         }
         let (generate_seconds, generate_processors_busy) = clocks.read(threads);

@@ -12,6 +12,7 @@ pub mod load;
 mod memory;
 pub mod pack;
 mod placed;
+mod recording;
 mod session;
 mod statistics;
 pub mod synth;

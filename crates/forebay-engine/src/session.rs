@@ -8,14 +8,15 @@ use std::time::{Duration, Instant};
 use forebay_compute::{Arithmetic, Cpu, Isa};
 use forebay_cuda::{CudaError, Gpu};
 use forebay_format::Catalog;
-use forebay_model::{Architecture, Decoder, LogitsWanted, Weights};
+use forebay_model::{Architecture, Decoder, LogitsWanted, Routing, Weights};
 use forebay_store::{FaultPlan, FileSet, IoKind, IoRecorder};
-use forebay_stream::{MemoryPlan, PolicyKind, Residency};
+use forebay_stream::{MemoryPlan, Phase, PolicyKind, Residency};
 use forebay_text::{ChatTemplate, TextError, Tokenizer};
 
 use crate::device::{self, DeviceChoice};
 use crate::inspect::ModelInfo;
 use crate::placed::{Described, GpuStart};
+use crate::recording::RoutingLog;
 use crate::statistics::{Checks, ReadPath};
 use crate::trace_io::TraceHeader;
 use crate::{EngineError, SessionStatistics, peak_resident_bytes};
@@ -104,7 +105,7 @@ const DEFAULT_CONTEXT: usize = 4096;
 /// A model in use.
 pub struct Session {
     pub(crate) decoder: Decoder,
-    tokenizer: Option<Arc<Tokenizer>>,
+    pub(crate) tokenizer: Option<Arc<Tokenizer>>,
     chat_template: Option<ChatTemplate>,
     info: ModelInfo,
     device: String,
@@ -124,6 +125,8 @@ pub struct Session {
     pub(crate) logits: Vec<f32>,
     /// The largest of them with their ids, where the device chose.
     pub(crate) largest: Vec<(f32, u32)>,
+    /// What is recorded of routing, if it is.
+    pub(crate) routing: Option<RoutingLog>,
     load_seconds: f64,
     trace_header: Option<TraceHeader>,
 }
@@ -204,6 +207,7 @@ impl Session {
             cached: Vec::with_capacity(context),
             logits: Vec::with_capacity(vocabulary),
             largest: Vec::new(),
+            routing: None,
             load_seconds: started.elapsed().as_secs_f64(),
             trace_header: placed.trace_header,
         })
@@ -284,8 +288,22 @@ impl Session {
         routing: Option<&mut Vec<i32>>,
     ) -> Result<Vec<f32>, EngineError> {
         self.reset();
+        self.begin_turn(tokens)?;
         let mut logits = Vec::new();
-        self.decoder.forward(tokens, LogitsWanted::All, &mut logits, routing)?;
+        match routing {
+            Some(experts) => {
+                let mut rows = Routing::default();
+                let all = LogitsWanted::All;
+                self.decoder.forward(tokens, all, &mut logits, Some(&mut rows))?;
+                self.record(Phase::Prompt, &rows)?;
+                experts.append(&mut rows.experts);
+            }
+            None => {
+                self.forward(Phase::Prompt, |decoder, rows| {
+                    decoder.forward(tokens, LogitsWanted::All, &mut logits, rows)
+                })?;
+            }
+        }
         self.cached.extend_from_slice(tokens);
         self.decoder.end_prompt(tokens.len());
         Ok(logits)
@@ -294,9 +312,12 @@ impl Session {
     /// As [`Session::logits`], but every token goes through the model by itself, as when text is generated.
     pub fn logits_one_by_one(&mut self, tokens: &[u32]) -> Result<Vec<f32>, EngineError> {
         self.reset();
+        self.begin_turn(&[])?;
         let (mut logits, mut row) = (Vec::new(), Vec::new());
         for token in tokens {
-            self.decoder.forward(&[*token], LogitsWanted::Last, &mut row, None)?;
+            self.forward(Phase::Generate, |decoder, rows| {
+                decoder.forward(&[*token], LogitsWanted::Last, &mut row, rows)
+            })?;
             self.cached.push(*token);
             self.decoder.end_token();
             logits.extend_from_slice(&row);

@@ -14,6 +14,30 @@ pub enum LogitsWanted {
     All,
 }
 
+/// What tokens were routed to: rows `[tokens, layers, k]`.
+#[derive(Debug, Clone, Default)]
+pub struct Routing {
+    /// Chosen experts, best first; -1 in layers without experts.
+    pub experts: Vec<i32>,
+    /// Their weights; 0 where there are none, and all 0 from a backend that does not give them
+    /// ([`Backend::gives_routing_weights`]).
+    pub weights: Vec<f32>,
+}
+
+impl Routing {
+    /// Forgets all rows and keeps their memory.
+    pub fn clear(&mut self) {
+        self.experts.clear();
+        self.weights.clear();
+    }
+}
+
+/// Rows of one batch, `[tokens, layers, k]`.
+struct RoutingRows<'a> {
+    experts: &'a mut [i32],
+    weights: &'a mut [f32],
+}
+
 /// A model ready to compute: description, weights, and the backend with its cache.
 pub struct Decoder {
     architecture: Architecture,
@@ -82,8 +106,7 @@ impl Decoder {
 
     /// Runs `tokens` after what the cache holds and writes logits `[positions, vocabulary]`.
     ///
-    /// `routing`, if given, gets the chosen experts `[tokens, layers, k]` appended, -1 in layers
-    /// without experts.
+    /// `routing`, if given, gets the chosen experts of every token appended.
     ///
     /// # Errors
     /// A full context, a token outside of the vocabulary, a failed read, or values that are not
@@ -93,7 +116,7 @@ impl Decoder {
         tokens: &[u32],
         wanted: LogitsWanted,
         logits: &mut Vec<f32>,
-        routing: Option<&mut Vec<i32>>,
+        routing: Option<&mut Routing>,
     ) -> Result<(), ModelError> {
         logits.clear();
         self.run(tokens, &mut Output::Logits(wanted, logits), routing)
@@ -112,16 +135,17 @@ impl Decoder {
         tokens: &[u32],
         count: usize,
         largest: &mut Vec<(f32, u32)>,
+        routing: Option<&mut Routing>,
     ) -> Result<(), ModelError> {
         largest.clear();
-        self.run(tokens, &mut Output::Largest(count, largest), None)
+        self.run(tokens, &mut Output::Largest(count, largest), routing)
     }
 
     fn run(
         &mut self,
         tokens: &[u32],
         output: &mut Output<'_>,
-        mut routing: Option<&mut Vec<i32>>,
+        mut routing: Option<&mut Routing>,
     ) -> Result<(), ModelError> {
         self.check(tokens)?;
         let start = self.position;
@@ -155,22 +179,26 @@ impl Decoder {
         tokens: &[u32],
         last: bool,
         output: &mut Output<'_>,
-        mut routing: Option<&mut Vec<i32>>,
+        mut routing: Option<&mut Routing>,
     ) -> Result<(), ModelError> {
         let Decoder { architecture, weights, backend, position } = self;
         let (count, layers) = (tokens.len(), architecture.layers.len());
         let step = Step { architecture, weights, layer: 0, position: *position, count };
         let end = output.end(last);
         let begun = backend.begin(&step, &Batch { tokens, end, routing: routing.is_some() })?;
-        let row_start = routing.as_deref().map_or(0, Vec::len);
+        let row_start = routing.as_deref().map_or(0, |routing| routing.experts.len());
         if let Some(routing) = routing.as_deref_mut() {
-            let k = architecture.experts_per_token();
-            routing.resize(row_start + count * layers * k, -1);
+            let end = row_start + count * layers * architecture.experts_per_token();
+            routing.experts.resize(end, -1);
+            routing.weights.resize(end, 0.0);
         }
         let to_do = if begun == Begun::Recorded { 0 } else { layers };
         for layer in 0..to_do {
             let step = Step { layer, ..step };
-            let rows = routing.as_deref_mut().map(|routing| &mut routing[row_start..]);
+            let rows = routing.as_deref_mut().map(|routing| RoutingRows {
+                experts: &mut routing.experts[row_start..],
+                weights: &mut routing.weights[row_start..],
+            });
             layer_step(backend.as_mut(), &step, rows)?;
         }
         *position += count;
@@ -207,7 +235,7 @@ impl Output<'_> {
 fn layer_step(
     backend: &mut dyn Backend,
     step: &Step<'_>,
-    routing: Option<&mut [i32]>,
+    routing: Option<RoutingRows<'_>>,
 ) -> Result<(), ModelError> {
     backend.enter_layer(step)?;
     backend.norm(step, NextBlock::Attention, step.layer > 0)?;
@@ -218,7 +246,13 @@ fn layer_step(
     match step.layer_weights().feed_forward {
         FeedForwardWeights::Dense { .. } => backend.dense_feed_forward(step),
         FeedForwardWeights::Experts { .. } => {
-            backend.route(step, routing)?;
+            match routing {
+                Some(RoutingRows { experts, weights }) => {
+                    backend.route(step, Some(experts))?;
+                    backend.routing_weights(step, weights);
+                }
+                None => backend.route(step, None)?,
+            }
             backend.experts(step)
         }
     }

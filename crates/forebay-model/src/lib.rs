@@ -17,6 +17,6 @@ pub use arch::Architecture;
 pub use backend::cpu::CpuBackend;
 pub use backend::cuda::{CudaBackend, CudaPlan, VramUse, WeightsToLoad};
 pub use backend::{Backend, ComputeInfo};
-pub use decoder::{Decoder, LogitsWanted};
+pub use decoder::{Decoder, LogitsWanted, Routing};
 pub use error::ModelError;
 pub use weights::Weights;

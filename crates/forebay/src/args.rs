@@ -8,7 +8,8 @@ use clap::{
     builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser},
 };
 use forebay_engine::{SessionOptions, synth};
-use forebay_stream::PolicyKind;
+use forebay_stream::{Capacity, PolicyKind, Predictor, ReplayPolicy};
+use serde::Serialize;
 
 use crate::help;
 use crate::size;
@@ -34,6 +35,9 @@ pub enum Command {
     /// Report how a model was read, from a file that --trace-io wrote
     #[command(after_help = help::TRACE_IO)]
     TraceIo(TraceIoArgs),
+    /// Replay recorded routing under any cache policy and capacity
+    #[command(after_help = help::REPLAY)]
+    Replay(ReplayArgs),
     /// Bring all weights of a model into memory, and compare the rate with the disk's limit
     #[command(after_help = help::LOAD)]
     Load(LoadArgs),
@@ -121,6 +125,80 @@ pub struct TracingArgs {
     pub trace_io: Option<PathBuf>,
 }
 
+/// Recording of routing; flattened into the commands that generate.
+#[derive(Args, Clone, Default)]
+pub struct RoutingArgs {
+    /// Record which experts every token chooses and write the record to FILE, for `forebay replay`
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = "Output")]
+    pub trace_routing: Option<PathBuf>,
+}
+
+#[derive(Args)]
+pub struct ReplayArgs {
+    /// Files that --trace-routing wrote, or routing in its CSV form
+    #[arg(required = true, value_name = "TRACE", value_hint = ValueHint::FilePath)]
+    pub traces: Vec<PathBuf>,
+    /// A policy of run, or one that knows the trace: hot-list, belady, both also with layer-
+    /// (repeatable) [default: all]
+    #[arg(long, value_name = "NAME", value_parser = replay_policy())]
+    pub policy: Vec<ReplayPolicy>,
+    /// What may stay in memory: a size (4GiB), a share of the experts (25%), or experts of each layer
+    /// (32/layer) (repeatable) [default: shares from 5% to 90%]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
+    pub capacity: Vec<CapacityArg>,
+    /// Whose hits are told; the cache is warm from the prompt in any case
+    #[arg(long, value_enum, value_name = "PHASE", default_value_t = PhaseArg::All)]
+    pub phase: PhaseArg,
+    /// Keep to the capacity also when one batch is larger, as this engine does; else a batch stays
+    /// whole until the next one
+    #[arg(long)]
+    pub cut_batches: bool,
+    /// Also tell what reading ahead by guesses would bring and cost: lag (the token before), hot-list,
+    /// next-router (needs scores) (repeatable)
+    #[arg(long, value_name = "NAME", value_parser = predictor())]
+    pub predict: Vec<Predictor>,
+    /// Guesses for each layer [default: as many experts as a token uses]
+    #[arg(long, value_name = "N", value_parser = count())]
+    pub guesses: Option<usize>,
+    /// Write the trace in its CSV form, and do nothing else
+    #[arg(long, value_name = "OUT", value_hint = ValueHint::FilePath)]
+    pub to_csv: Option<PathBuf>,
+    /// Write the trace in its binary form, and do nothing else
+    #[arg(long, value_name = "OUT", value_hint = ValueHint::FilePath)]
+    pub to_trace: Option<PathBuf>,
+    /// Print lines of comma-separated values
+    #[arg(long)]
+    pub csv: bool,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A capacity as it was typed, and what that means.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CapacityArg {
+    pub text: String,
+    pub capacity: Capacity,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PhaseArg {
+    All,
+    Prompt,
+    Generate,
+}
+
+impl PhaseArg {
+    pub fn name(self) -> &'static str {
+        match self {
+            PhaseArg::All => "all",
+            PhaseArg::Prompt => "prompt",
+            PhaseArg::Generate => "generate",
+        }
+    }
+}
+
 #[derive(Args)]
 pub struct TraceIoArgs {
     /// A file that --trace-io wrote
@@ -155,6 +233,8 @@ pub struct RunArgs {
     pub sampling: SamplingArgs,
     #[command(flatten)]
     pub tracing: TracingArgs,
+    #[command(flatten)]
+    pub routing: RoutingArgs,
     /// Print statistics on standard error at the end
     #[arg(long, help_heading = "Output")]
     pub stats: bool,
@@ -214,6 +294,8 @@ pub struct BenchArgs {
     pub budget: BudgetArgs,
     #[command(flatten)]
     pub tracing: TracingArgs,
+    #[command(flatten)]
+    pub routing: RoutingArgs,
     /// Print one JSON document
     #[arg(long, help_heading = "Output")]
     pub json: bool,
@@ -463,6 +545,16 @@ impl FromStr for Device {
 fn policy() -> impl TypedValueParser<Value = PolicyKind> {
     let names = PossibleValuesParser::new(PolicyKind::ALL.map(PolicyKind::name));
     names.try_map(|name| name.parse::<PolicyKind>())
+}
+
+fn replay_policy() -> impl TypedValueParser<Value = ReplayPolicy> {
+    let names = ReplayPolicy::all().into_iter().map(ReplayPolicy::name);
+    PossibleValuesParser::new(names).try_map(|name| name.parse::<ReplayPolicy>())
+}
+
+fn predictor() -> impl TypedValueParser<Value = Predictor> {
+    let names = PossibleValuesParser::new(Predictor::ALL.map(Predictor::name));
+    names.try_map(|name| name.parse::<Predictor>())
 }
 
 fn count() -> RangedU64ValueParser<usize> {

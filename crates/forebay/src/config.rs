@@ -10,9 +10,10 @@ use anyhow::Context as _;
 use forebay_engine::{DeviceChoice, KvCacheType, SessionOptions};
 use forebay_model::sampling::Sampling;
 use forebay_store::IoKind;
-use forebay_stream::PolicyKind;
 
-use crate::args::{BudgetArgs, Device, IoArg, KvTypeArg, RunArgs, SamplingArgs, TracingArgs};
+use crate::args::{
+    BudgetArgs, Device, IoArg, KvTypeArg, RoutingArgs, RunArgs, SamplingArgs, TracingArgs,
+};
 use crate::demo;
 use crate::failure::{Outcome, usage};
 
@@ -26,6 +27,7 @@ pub struct RunConfig {
     pub session: SessionOptions,
     pub answer: AnswerConfig,
     pub tracing: TracingArgs,
+    pub routing: RoutingArgs,
     /// Print statistics for people.
     pub stats: bool,
     pub json: bool,
@@ -79,6 +81,7 @@ pub fn run(args: RunArgs) -> Outcome<RunConfig> {
         session,
         answer,
         tracing: args.tracing,
+        routing: args.routing,
         stats,
         json: args.json,
     })
@@ -180,6 +183,7 @@ mod tests {
     use crate::args::{Cli, Command};
     use crate::failure::Failure;
     use clap::Parser as _;
+    use forebay_stream::PolicyKind;
 
     fn resolve(arguments: &[&str]) -> Outcome<RunConfig> {
         let cli = Cli::try_parse_from(["forebay", "run"].iter().chain(arguments)).unwrap();

@@ -37,6 +37,22 @@ Examples:
 A read is sequential when it begins where one of the 64 before it, in the same part of the model,
 ended; a part is sequential from 80 % of such reads on, random up to 20 %, hybrid between.";
 
+pub const REPLAY: &str = "\
+Examples:
+  forebay run model.gguf --prompt 'Tell me a story' --trace-routing story.routing
+  forebay replay story.routing
+  forebay replay story.routing --policy layer-lfu --policy lru --capacity 25% --capacity 2GiB
+  forebay replay published.csv --phase generate --policy belady --capacity 500MiB --json
+  forebay replay story.routing --predict lag --policy layer-lfu --capacity 25%
+  forebay replay published.csv --to-trace published.routing
+
+Policies: recency (lru, slru), frequency (lfu, which forgets with time; lfu-unaged, which does not),
+both (lfru), the order of layers (least-stale), any (random); each for all layers together or, with
+layer- in front, for each layer by itself. hot-list and belady know the trace: what the best fixed
+choice, and what the best cache of all, would hit.
+
+A batch looks each of its experts up once; what goes is decided behind it.";
+
 pub const INSPECT: &str = "\
 Examples:
   forebay inspect model.gguf

@@ -1,5 +1,5 @@
 //! The command line: `forebay run`, `bench`, `load`, `doctor`, `inspect`, `logits`, `tokenize`,
-//! `render`, `synth`, `pack`, `verify`, `trace-io`.
+//! `render`, `synth`, `pack`, `verify`, `trace-io`, `replay`.
 //!
 //! `args` is what is typed, `config` what it means, `commands` what is done about it. Results go to
 //! standard output; progress, logs and statistics for people go to standard error.
@@ -17,6 +17,7 @@ mod open;
 mod output;
 mod pending;
 mod progress;
+mod routing_file;
 mod size;
 mod statistics;
 mod stops;
@@ -52,6 +53,7 @@ fn dispatch(command: Command) -> Outcome {
     match command {
         Command::Run(args) => commands::run::run(args),
         Command::Bench(args) => commands::bench::run(args),
+        Command::Replay(args) => commands::replay::run(args),
         Command::TraceIo(args) => commands::trace_io::run(args),
         Command::Load(args) => commands::load::run(args),
         Command::Doctor(args) => commands::doctor::run(args),

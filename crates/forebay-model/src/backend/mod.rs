@@ -174,6 +174,16 @@ pub trait Backend {
     /// Scores that are not finite, a failed read or device.
     fn route(&mut self, step: &Step<'_>, routing: Option<&mut [i32]>) -> Result<(), ModelError>;
 
+    /// Whether [`Backend::routing_weights`] has something to say.
+    fn gives_routing_weights(&self) -> bool {
+        false
+    }
+
+    /// The weights of the experts that [`Backend::route`] chose last, as rows `[tokens, layers, k]`.
+    fn routing_weights(&self, step: &Step<'_>, weights: &mut [f32]) {
+        let _ = (step, weights);
+    }
+
     /// The chosen experts' outputs, weighted and added up: the feed-forward block's output.
     ///
     /// # Errors
@@ -223,11 +233,23 @@ pub trait Backend {
 
 /// Writes the experts `ids` `[tokens, k]` of layer `layer` into rows `[tokens, layers, k]`.
 pub fn record_routing(ids: &[u32], routing: &mut [i32], layer: usize, layers: usize, count: usize) {
-    let k = routing.len() / (count * layers);
-    let used = ids.len() / count;
-    for (token, row) in routing.chunks_exact_mut(layers * k).enumerate() {
-        for (slot, place) in row[layer * k..(layer + 1) * k].iter_mut().take(used).enumerate() {
-            *place = ids[token * used + slot] as i32;
+    record_rows(ids, |id| id as i32, routing, layer, layers, count);
+}
+
+/// Writes values `[tokens, k]` of layer `layer` into rows `[tokens, layers, k]`.
+pub fn record_rows<T: Copy, R>(
+    values: &[T],
+    write: impl Fn(T) -> R,
+    rows: &mut [R],
+    layer: usize,
+    layers: usize,
+    count: usize,
+) {
+    let k = rows.len() / (count * layers);
+    let used = values.len() / count;
+    for (values, row) in values.chunks_exact(used).zip(rows.chunks_exact_mut(layers * k)) {
+        for (place, value) in row[layer * k..(layer + 1) * k].iter_mut().zip(values) {
+            *place = write(*value);
         }
     }
 }

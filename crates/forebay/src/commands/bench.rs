@@ -12,6 +12,7 @@ use crate::failure::{Outcome, usage};
 use crate::open;
 use crate::output::{self, Align};
 use crate::progress::StepProgress;
+use crate::routing_file::RoutingFile;
 use crate::statistics::{self, After};
 use crate::tracing_file::TracingFile;
 
@@ -52,7 +53,9 @@ pub fn run(args: BenchArgs) -> Outcome {
     let longest = args.depth.saturating_add(args.prompt_tokens.max(args.gen_tokens));
     options.context.get_or_insert(longest);
     let tracing = TracingFile::start(&args.tracing, &mut options)?;
+    let routing = RoutingFile::create(args.routing.trace_routing.as_deref())?;
     let mut session = open::session(&args.model, &options, context_for)?;
+    routing.record(&mut session)?;
     let mut runs = Vec::with_capacity(args.repeat);
     let progress = StepProgress::new("measured", args.repeat as u64 + 1);
     for run in 0..=args.repeat {
@@ -80,6 +83,7 @@ pub fn run(args: BenchArgs) -> Outcome {
         }),
         false => print(&session, &args.model, prompt.as_ref(), generate.as_ref()),
     };
+    routing.finish(&mut session)?;
     tracing.finish(session, "bench")?;
     shown
 }

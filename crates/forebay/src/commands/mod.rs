@@ -9,6 +9,7 @@ pub mod load;
 pub mod logits;
 pub mod pack;
 pub mod render;
+pub mod replay;
 pub mod run;
 pub mod synth;
 pub mod tokenize;

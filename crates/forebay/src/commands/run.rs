@@ -17,6 +17,7 @@ use crate::demo;
 use crate::failure::Outcome;
 use crate::open;
 use crate::output;
+use crate::routing_file::RoutingFile;
 use crate::size;
 use crate::statistics::{self, After};
 use crate::tracing_file::TracingFile;
@@ -51,7 +52,9 @@ pub fn run(args: RunArgs) -> Outcome {
         PromptSource::Chat => None,
     };
     let tracing = TracingFile::start(&config.tracing, &mut config.session)?;
+    let routing = RoutingFile::create(config.routing.trace_routing.as_deref())?;
     let mut session = open::session(&config.model, &config.session, "--ctx")?;
+    routing.record(&mut session)?;
     if config.demo {
         announce(&session);
     }
@@ -60,8 +63,9 @@ pub fn run(args: RunArgs) -> Outcome {
         None => chat::run(&mut session, &config),
     };
     // A run that failed is worth looking at, too; why it failed is what is said then.
+    let routed = routing.finish(&mut session);
     let traced = tracing.finish(session, "run");
-    outcome.and(traced)
+    outcome.and(routed).and(traced)
 }
 
 /// Half of what the experts take, so that the first run already streams.

@@ -10,7 +10,9 @@ use forebay_format::dequantize;
 use forebay_store::FileSet;
 use forebay_stream::{Lease, Residency};
 
-use super::{Backend, Batch, Begun, ComputeInfo, End, NextBlock, Step, record_routing};
+use super::{
+    Backend, Batch, Begun, ComputeInfo, End, NextBlock, Step, record_routing, record_rows,
+};
 use crate::ModelError;
 use crate::arch::Architecture;
 use crate::weights::{FeedForwardWeights, PartMatrix, Weights};
@@ -312,6 +314,16 @@ impl Backend for CpuBackend {
             self.prefetch_next(step)?;
         }
         Ok(())
+    }
+
+    fn gives_routing_weights(&self) -> bool {
+        true
+    }
+
+    fn routing_weights(&self, step: &Step<'_>, weights: &mut [f32]) {
+        let chosen = self.scratch.moe.chosen_weights(step.count, step.experts());
+        let layers = step.architecture.layers.len();
+        record_rows(chosen, |weight| weight, weights, step.layer, layers, step.count);
     }
 
     fn experts(&mut self, step: &Step<'_>) -> Result<(), ModelError> {

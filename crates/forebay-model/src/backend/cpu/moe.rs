@@ -141,6 +141,11 @@ impl MoeScratch {
         &self.ids[..count * experts.used]
     }
 
+    /// Their weights `[tokens, k]`.
+    pub fn chosen_weights(&self, count: usize, experts: &Experts) -> &[f32] {
+        &self.weights[..count * experts.used]
+    }
+
     /// Leases those of the touched experts that are in memory and starts the reads of the others.
     pub fn begin(&self, layer: usize, residency: &mut Residency) -> Result<(), ModelError> {
         residency.begin_experts(LayerIndex(layer as u32), &self.touched)?;

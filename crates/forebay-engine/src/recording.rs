@@ -1,0 +1,120 @@
+//! Recording which experts a session's tokens chose.
+
+use std::hash::Hasher as _;
+use std::io::Write;
+
+use forebay_model::arch::{Experts, FeedForward};
+use forebay_model::{Decoder, ModelError, Routing};
+use forebay_stream::Phase;
+use forebay_stream::routing::{LookupOrder, RoutingHeader, RoutingLayer, RoutingRecorder};
+use forebay_text::Tokenizer;
+use twox_hash::XxHash3_64;
+
+use crate::{EngineError, Session};
+
+/// A recording under way.
+pub(crate) struct RoutingLog {
+    recorder: RoutingRecorder,
+    /// Reused from call to call.
+    rows: Routing,
+}
+
+impl Session {
+    /// From now on, what every token chooses is written to `out` as a routing trace; [`Session::end_routing`] completes it.
+    /// On a GPU, tokens are then queued kernel by kernel, without a CUDA graph.
+    ///
+    /// # Errors
+    /// [`EngineError::NoExperts`] for a dense model, [`EngineError::RoutingTrace`] when `out` cannot be written.
+    pub fn record_routing(&mut self, out: Box<dyn Write + Send>) -> Result<(), EngineError> {
+        let header = self.routing_header()?;
+        let recorder = RoutingRecorder::new(out, header).map_err(EngineError::RoutingTrace)?;
+        self.routing = Some(RoutingLog { recorder, rows: Routing::default() });
+        Ok(())
+    }
+
+    /// Completes the trace that [`Session::record_routing`] began, if one is under way.
+    ///
+    /// # Errors
+    /// [`EngineError::RoutingTrace`].
+    pub fn end_routing(&mut self) -> Result<(), EngineError> {
+        match self.routing.take() {
+            Some(log) => log.recorder.finish().map_err(EngineError::RoutingTrace),
+            None => Ok(()),
+        }
+    }
+
+    fn routing_header(&self) -> Result<RoutingHeader, EngineError> {
+        let architecture = self.decoder.architecture();
+        let blocks = &self.decoder.weights().blocks.experts;
+        let bytes = |layer: usize| {
+            let of = |expert: &Vec<forebay_stream::Extent>| expert.iter().map(|e| e.length).sum();
+            blocks.get(layer).and_then(|experts| experts.iter().map(of).max()).unwrap_or(0)
+        };
+        let described = architecture.layers.iter().enumerate();
+        let layers: Vec<RoutingLayer> = described
+            .map(|(index, layer)| match &layer.feed_forward {
+                FeedForward::Experts(Experts { count, used, .. }) => RoutingLayer {
+                    experts: *count as u32,
+                    used: *used as u32,
+                    expert_bytes: bytes(index),
+                },
+                FeedForward::Dense { .. } => RoutingLayer { experts: 0, used: 0, expert_bytes: 0 },
+            })
+            .collect();
+        if layers.iter().all(|layer| layer.used == 0) {
+            return Err(EngineError::NoExperts);
+        }
+        let info = self.info();
+        let file = info.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let model = info.name.clone().unwrap_or(file);
+        let family = info.architecture.to_owned();
+        let header = RoutingHeader::new(model, family, layers, LookupOrder::Ascending);
+        Ok(RoutingHeader {
+            tokenizer: self.tokenizer.as_deref().map(fingerprint),
+            weights: self.decoder.backend().gives_routing_weights(),
+            ..header
+        })
+    }
+
+    /// Begins a turn of the recording, if one is under way.
+    pub(crate) fn begin_turn(&mut self, prompt: &[u32]) -> Result<(), EngineError> {
+        match &mut self.routing {
+            Some(log) => log.recorder.turn(prompt).map_err(EngineError::RoutingTrace),
+            None => Ok(()),
+        }
+    }
+
+    /// Runs tokens, and records their routing if a recording is under way.
+    pub(crate) fn forward(
+        &mut self,
+        phase: Phase,
+        run: impl FnOnce(&mut Decoder, Option<&mut Routing>) -> Result<(), ModelError>,
+    ) -> Result<(), EngineError> {
+        let Some(log) = &mut self.routing else { return Ok(run(&mut self.decoder, None)?) };
+        log.rows.clear();
+        run(&mut self.decoder, Some(&mut log.rows))?;
+        let batch_tokens = self.decoder.backend().batch_tokens();
+        let RoutingLog { recorder, rows } = log;
+        let recorded = recorder.record(phase, &rows.experts, &rows.weights, batch_tokens);
+        recorded.map_err(EngineError::RoutingTrace)
+    }
+
+    /// Records rows that somebody else asked for.
+    pub(crate) fn record(&mut self, phase: Phase, rows: &Routing) -> Result<(), EngineError> {
+        let batch_tokens = self.decoder.backend().batch_tokens();
+        let Some(log) = &mut self.routing else { return Ok(()) };
+        let recorded = log.recorder.record(phase, &rows.experts, &rows.weights, batch_tokens);
+        recorded.map_err(EngineError::RoutingTrace)
+    }
+}
+
+/// XXH3 of all tokens of the vocabulary in the order of their ids, each with its length in front.
+fn fingerprint(tokenizer: &Tokenizer) -> String {
+    let mut hash = XxHash3_64::new();
+    for id in 0..tokenizer.vocab_size() as u32 {
+        let text = tokenizer.token_text(id).unwrap_or_default();
+        hash.write(&(text.len() as u32).to_le_bytes());
+        hash.write(text.as_bytes());
+    }
+    format!("{:016x}", hash.finish())
+}
