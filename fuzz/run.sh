@@ -8,7 +8,7 @@ set -euo pipefail
 
 if [ $# -lt 2 ]; then
     echo "usage: fuzz/run.sh TARGET SECONDS [LIBFUZZER OPTIONS...]" >&2
-    echo "targets: gguf safetensors_header pack tokenizer_metadata template" >&2
+    echo "targets: gguf safetensors_header pack tokenizer_metadata template routing_trace" >&2
     exit 2
 fi
 target=$1

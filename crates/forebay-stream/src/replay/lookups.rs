@@ -103,8 +103,9 @@ impl Lookups {
         self.experts.is_empty()
     }
 
-    /// Bytes of the experts of one token, in all layers: a global list by recency that is smaller hits nothing while text is
-    /// generated. The most that any token uses, from one visit of the first layer to the next; 0 without generated tokens.
+    /// Bytes of the experts of one token in all layers, T: a global list by recency that is smaller, by a layer's batch, hits
+    /// nothing while text is generated. The most that any token uses, from one visit of the first layer to the next; 0
+    /// without generated tokens.
     pub fn cycle_bytes(&self) -> u64 {
         let (mut most, mut sum, mut last) = (0, 0, u32::MAX);
         for (phase, layer, experts) in self.batches() {

@@ -1,0 +1,91 @@
+//! How fast replays are: accesses per second of one thread, under every policy, on routing of a real model's shape.
+//!
+//! `cargo run --release -p forebay-stream --example replay_rate [ACCESSES [TRACE.csv]]`; the record is in
+//! `bench/results/`.
+
+use std::fs::File;
+use std::io::BufReader;
+use std::time::Instant;
+
+use forebay_stream::{
+    Capacity, ExpertIndex, LayerIndex, Lookups, LruCurve, Phase, PolicyKind, ReplayPolicy,
+    RoutingTrace, Scope, replay,
+};
+
+const LAYERS: u32 = 48;
+const EXPERTS: u32 = 128;
+const USED: usize = 8;
+
+/// Tokens of which each expert stays with probability 0.3, else comes from a skewed choice.
+fn synthetic(accesses: usize) -> Lookups {
+    let mut state = 1_u64;
+    let mut below = move |end: u64| {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % end
+    };
+    let sizes =
+        (0..LAYERS).map(|layer| (EXPERTS, if layer % 3 == 0 { 3_059_712 } else { 2_654_208 }));
+    let mut lookups = Lookups::new(sizes.collect());
+    let mut last = vec![Vec::<ExpertIndex>::new(); LAYERS as usize];
+    for _ in 0..accesses.div_ceil(USED * LAYERS as usize) {
+        for layer in 0..LAYERS {
+            let before = &mut last[layer as usize];
+            before.retain(|_| below(10) < 3);
+            while before.len() < USED {
+                let end = 1 + below(u64::from(EXPERTS));
+                let expert = ExpertIndex(below(end) as u32);
+                if !before.contains(&expert) {
+                    before.push(expert);
+                }
+            }
+            before.sort_unstable();
+            lookups.push(Phase::Generate, LayerIndex(layer), before);
+        }
+    }
+    lookups
+}
+
+fn main() {
+    let mut arguments = std::env::args().skip(1);
+    let accesses = arguments.next().map_or(10_000_000, |text| text.parse().expect("a number"));
+    let lookups = match arguments.next() {
+        None => synthetic(accesses),
+        Some(path) => {
+            let file = BufReader::new(File::open(path).expect("a trace"));
+            Lookups::of(&RoutingTrace::from_csv(file).expect("routing in its CSV form"))
+        }
+    };
+    println!("{} accesses, {} bytes of experts", lookups.len(), lookups.total_bytes());
+    for scope in [Scope::Global, Scope::PerLayer] {
+        let started = Instant::now();
+        let curve = LruCurve::of(&lookups, scope, true);
+        let seconds = started.elapsed().as_secs_f64();
+        let points = curve.points().count();
+        println!("{scope:?} LRU at all capacities: {seconds:.3} s, {points} points");
+    }
+    println!("policy  capacity  hit rate  million accesses/s");
+    for policy in ReplayPolicy::all() {
+        for share in [0.1, 0.25, 0.75] {
+            // Searching rankings need no more than a tenth to be timed.
+            let is_list = matches!(
+                policy,
+                ReplayPolicy::Online(
+                    PolicyKind::LRU
+                        | PolicyKind::LAYER_LRU
+                        | PolicyKind::SLRU
+                        | PolicyKind::LAYER_SLRU
+                )
+            );
+            if !is_list && lookups.len() > 1_000_000 {
+                continue;
+            }
+            let capacity = Capacity::Bytes((lookups.total_bytes() as f64 * share) as u64);
+            let shape = capacity.shape(policy.scope(), lookups.layers(), true);
+            let started = Instant::now();
+            let counters = replay(&lookups, policy, &shape);
+            let rate = lookups.len() as f64 / started.elapsed().as_secs_f64() / 1e6;
+            println!("{policy:18} {share:4}  {:.4}  {rate:.1}", counters.all.hit_rate());
+        }
+    }
+}
