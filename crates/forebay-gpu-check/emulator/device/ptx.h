@@ -1,0 +1,96 @@
+// The kernels' inline PTX, a function for each statement; `translate.cpp` says which text is which. Operands come in
+// their order, outputs first.
+#pragma once
+
+#include "cuda_fp16.h"
+
+// The module's memory; shared addresses have 32 bits, of which this knows the others.
+extern "C" __attribute__((visibility("default"))) char emulated_shared_memory[];
+
+namespace ptx {
+
+inline char *shared(uint32_t address) {
+    return emulated_shared_memory + (int32_t)(address - (uint32_t)(size_t)emulated_shared_memory);
+}
+
+inline void nothing() {}
+inline void cvt_f32_f16(float &x, uint16_t bits) { x = emulated::half_to_float(bits); }
+inline void cvt_f16x2_f32(uint32_t &packed, float high, float low) {
+    packed = (uint32_t)emulated::float_to_half(high) << 16 | emulated::float_to_half(low);
+}
+inline void cvt_bf16_f32_twice(uint32_t &packed, float x) { packed = emulated::float_to_bfloat(x) * 0x10001u; }
+inline void hidden_03020100(uint32_t &x) { x = 0x03020100; }
+inline void ex2_approx_ftz(float &y, float x) {
+    y = exp2f(x);
+    if (y < 0x1p-126f) y = 0.0f;
+}
+// As __byte_perm, but a selector's top bit asks for copies of the byte's sign.
+inline void prmt(uint32_t &out, uint32_t a, uint32_t b, uint32_t selector) {
+    out = __byte_perm(a, b, selector);
+    for (int i = 0; i < 4; i++)
+        if (selector >> 4 * i & 8) {
+            const uint32_t byte = out >> 8 * i & 0xff;
+            out = (out & ~(0xffu << 8 * i)) | (byte & 0x80 ? 0xffu : 0) << 8 * i;
+        }
+}
+
+inline void ld_v4(uint32_t &x, uint32_t &y, uint32_t &z, uint32_t &w, const uint4 *from) {
+    const uint4 all = *from;
+    x = all.x, y = all.y, z = all.z, w = all.w;
+}
+inline void ld_v2(uint32_t &x, uint32_t &y, const uint2 *from) {
+    const uint2 all = *from;
+    x = all.x, y = all.y;
+}
+inline void ld_u16(uint16_t &x, const uint16_t *from) { x = *from; }
+
+inline void cp_async(uint32_t to, uint64_t from) { emulated::device->copy(shared(to), (const void *)from, 16, 0); }
+inline void cp_async_zero(uint32_t to, const void *from, int bytes) {
+    emulated::device->copy(shared(to), from, bytes, 16 - bytes);
+}
+inline void cp_async_commit() { emulated::device->commit_copies(); }
+inline void cp_async_wait(int pending) { emulated::device->wait_copies(pending); }
+
+// Lane l gives the address of row l % 8 of matrix l / 8.
+inline void load_matrices(uint32_t *out[4], uint32_t address, bool transposed) {
+    using namespace emulated;
+    const Slot *slots = device->exchange(~0u, LOAD_MATRICES, &address, 1);
+    const int lane = emulated::lane(), row = lane / 4, column = lane % 4 * 2;
+    for (int i = 0; i < 4; i++) {
+        const auto at = [&](int r, int c) {
+            return ((const uint16_t *)shared(slots[8 * i + r].words[0]))[c];
+        };
+        *out[i] = transposed ? at(column, row) | (uint32_t)at(column + 1, row) << 16
+                             : at(row, column) | (uint32_t)at(row, column + 1) << 16;
+    }
+    // Nobody writes there before all have read.
+    device->exchange(~0u, SYNC, nullptr, 0);
+}
+inline void ldmatrix(uint32_t &a, uint32_t &b, uint32_t &c, uint32_t &d, uint32_t address) {
+    uint32_t *out[4] = {&a, &b, &c, &d};
+    load_matrices(out, address, false);
+}
+inline void ldmatrix_transposed(uint32_t &a, uint32_t &b, uint32_t &c, uint32_t &d, uint32_t address) {
+    uint32_t *out[4] = {&a, &b, &c, &d};
+    load_matrices(out, address, true);
+}
+
+inline void mma(emulated::Kind kind, float *c[4], const uint32_t (&ab)[6]) {
+    uint32_t words[10];
+    memcpy(words, ab, sizeof ab);
+    for (int i = 0; i < 4; i++) memcpy(words + 6 + i, c[i], 4);
+    const emulated::Slot *slots = emulated::device->exchange(~0u, kind, words, 10);
+    for (int i = 0; i < 4; i++) memcpy(c[i], slots[emulated::lane()].words + 6 + i, 4);
+}
+inline void mma_f16(float &c0, float &c1, float &c2, float &c3, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                    uint32_t b0, uint32_t b1) {
+    float *c[4] = {&c0, &c1, &c2, &c3};
+    mma(emulated::MMA_F16, c, {a0, a1, a2, a3, b0, b1});
+}
+inline void mma_bf16(float &c0, float &c1, float &c2, float &c3, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                     uint32_t b0, uint32_t b1) {
+    float *c[4] = {&c0, &c1, &c2, &c3};
+    mma(emulated::MMA_BF16, c, {a0, a1, a2, a3, b0, b1});
+}
+
+}  // namespace ptx
