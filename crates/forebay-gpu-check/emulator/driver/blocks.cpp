@@ -120,7 +120,7 @@ Slot *exchange(uint32_t mask, Kind kind, const uint32_t *words, int count) {
     if ((kind == MMA_F16 || kind == MMA_BF16 || kind == LOAD_MATRICES) && warp.alive != ~0u)
         fail("lanes are missing at an operation that needs all");
     Slot *slots = warp.slots[warp.operations % 2];
-    memcpy(slots[lane].words, words, sizeof(uint32_t) * (size_t)count);
+    for (int i = 0; i < count; i++) slots[lane].words[i] = words[i];
     warp.kind = kind;
     warp.arrived |= bit;
     if (warp.arrived == warp.alive) {
@@ -217,7 +217,8 @@ void run_block(const Grid &grid) {
         thread.copies.clear();
         thread.groups = 0;
         char *stack = block.stacks + (STACK_BYTES + GUARD_BYTES) * (size_t)i + GUARD_BYTES;
-        thread.fiber.prepare(stack, STACK_BYTES, run_thread);
+        // Not all at the same offset of a page: they would push one another out of the cache.
+        thread.fiber.prepare(stack, STACK_BYTES - (size_t)i % 32 * 320, run_thread);
     }
     // Undefined on a GPU: a NaN wherever nothing was written.
     memset(runtime.dynamic_shared, 0xff, grid.shared_bytes);

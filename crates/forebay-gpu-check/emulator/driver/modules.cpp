@@ -141,7 +141,7 @@ extern "C" __attribute__((visibility("default"))) void emulated_start(emulated::
 std::string compile(const std::string &name, const std::string &text, const std::vector<std::string> &options) {
     const std::string shims = setting("FOREBAY_EMULATOR") + "/device", cache = setting("FOREBAY_EMULATOR_CACHE");
     const char *compiler = getenv("CXX");
-    std::vector<std::string> command = {compiler ? compiler : "g++", "-std=c++17", "-O1", "-ffp-contract=fast",
+    std::vector<std::string> command = {compiler ? compiler : "g++", "-std=c++17", "-O3", "-ffp-contract=fast",
                                         "-fno-strict-aliasing", "-fwrapv", "-fPIC", "-shared", "-Wl,-Bsymbolic", "-w",
                                         "-fvisibility=hidden", "-fno-gnu-unique", "-I" + shims};
 #if defined(__x86_64__)

@@ -9,6 +9,7 @@
 
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <set>
 #include <thread>
@@ -97,6 +98,24 @@ void watch_addresses() {
     sigaction(SIGBUS, &action, nullptr);
 }
 
+// With FOREBAY_EMULATOR_TIMES: what each kernel took on this machine, which tells where a check's time goes.
+struct Times {
+    std::map<std::string, std::pair<int, double>> all;
+
+    void add(const std::string &name, double seconds) {
+        auto &[launches, sum] = all[name];
+        launches++;
+        sum += seconds;
+    }
+    ~Times() {
+        if (!setting_or("FOREBAY_EMULATOR_TIMES", 0)) return;
+        for (const auto &[name, time] : all)
+            fprintf(stderr, "%8.2f s %6d launches %s\n", time.second, time.first, name.c_str());
+    }
+};
+
+Times times;
+
 // Arguments of a launch, copied when it was queued.
 struct Launch {
     const Kernel *kernel;
@@ -106,7 +125,9 @@ struct Launch {
     void run() {
         std::vector<void *> pointers;
         for (uint64_t &value : values) pointers.push_back(&value);
+        const double start = now();
         const std::string failure = run_blocks(kernel->entry, grid, pointers.data());
+        times.add(kernel->entry.name, now() - start);
         if (failure.empty()) return;
         refuse(LAUNCH_FAILED, "a kernel", failure.c_str());
         break_context();
