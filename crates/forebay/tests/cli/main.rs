@@ -9,6 +9,7 @@ mod load;
 mod logits;
 mod models;
 mod packs;
+mod replay;
 mod run;
 mod text;
 mod trace_io;
