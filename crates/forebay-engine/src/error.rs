@@ -79,4 +79,9 @@ pub enum EngineError {
     Folder { path: PathBuf, source: std::io::Error },
     #[error("{}: the model has no tokenizer; only token ids can be used with it", path.display())]
     NoTokenizer { path: PathBuf },
+    #[error(
+        "{}: is a dense model: it has no experts that could be cached, every token uses all of its weights",
+        path.display()
+    )]
+    NoExperts { path: PathBuf },
 }

@@ -3,6 +3,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod assess;
 mod device;
 pub mod doctor;
 mod error;
@@ -11,6 +12,7 @@ mod inspect;
 pub mod load;
 mod memory;
 pub mod pack;
+mod page;
 mod placed;
 mod recording;
 mod session;

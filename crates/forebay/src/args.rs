@@ -32,6 +32,9 @@ pub enum Command {
     /// Measure prompt and generation speed
     #[command(after_help = help::BENCH)]
     Bench(BenchArgs),
+    /// Find out how small an expert cache will do: record routing, replay it at all sizes, say what to do
+    #[command(after_help = help::ASSESS)]
+    Assess(AssessArgs),
     /// Report how a model was read, from a file that --trace-io wrote
     #[command(after_help = help::TRACE_IO)]
     TraceIo(TraceIoArgs),
@@ -297,6 +300,33 @@ pub struct BenchArgs {
     #[command(flatten)]
     pub routing: RoutingArgs,
     /// Print one JSON document
+    #[arg(long, help_heading = "Output")]
+    pub json: bool,
+}
+
+#[derive(Args)]
+pub struct AssessArgs {
+    /// Models with experts, each a GGUF file, pack or Hugging Face folder; several are compared
+    #[arg(value_name = "MODEL", required = true, num_args = 1.., value_hint = ValueHint::AnyPath)]
+    pub models: Vec<PathBuf>,
+    /// Record on these instead of the prompts that ship with the program: JSON lines or plain text
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub prompts: Option<PathBuf>,
+    /// Tokens to generate after each prompt; fewer where the model ends its text before
+    #[arg(long, value_name = "N", default_value_t = 96, value_parser = count())]
+    pub tokens: usize,
+    /// Seed of the random choices; the same gives the same recording
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+    #[command(flatten)]
+    pub budget: BudgetArgs,
+    /// Write the report: one page without network access
+    #[arg(short, long, value_name = "OUT", value_hint = ValueHint::FilePath, help_heading = "Output")]
+    pub output: Option<PathBuf>,
+    /// Write every figure as an SVG file into this folder, which is made if it is not there
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath, help_heading = "Output")]
+    pub svg: Option<PathBuf>,
+    /// Print one JSON document with all figures
     #[arg(long, help_heading = "Output")]
     pub json: bool,
 }

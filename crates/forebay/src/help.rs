@@ -28,6 +28,17 @@ Examples:
 
 The first run warms up the caches and is not counted.";
 
+pub const ASSESS: &str = "\
+Examples:
+  forebay assess model.gguf
+  forebay assess a.gguf b.gguf -o report.html
+  forebay assess model.gguf --prompts mine.jsonl --tokens 200 --json
+  forebay assess model.gguf --ram 8GiB --svg figures/
+
+A prompt file holds one JSON object per line with `text` and, if you like, `domain`, `language` and
+`kind` (completion or chat); or plain texts with a line --- between them. Routing does not depend on
+--ram: it only decides how long the recording takes. Speeds are told where doctor has saved a profile.";
+
 pub const TRACE_IO: &str = "\
 Examples:
   forebay run --trace-io demo.trace && forebay trace-io demo.trace --html demo.html

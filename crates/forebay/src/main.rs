@@ -1,5 +1,5 @@
 //! The command line: `forebay run`, `bench`, `load`, `doctor`, `inspect`, `logits`, `tokenize`,
-//! `render`, `synth`, `pack`, `verify`, `trace-io`, `replay`.
+//! `render`, `synth`, `pack`, `verify`, `trace-io`, `replay`, `assess`.
 //!
 //! `args` is what is typed, `config` what it means, `commands` what is done about it. Results go to
 //! standard output; progress, logs and statistics for people go to standard error.
@@ -54,6 +54,7 @@ fn dispatch(command: Command) -> Outcome {
         Command::Run(args) => commands::run::run(args),
         Command::Bench(args) => commands::bench::run(args),
         Command::Replay(args) => commands::replay::run(args),
+        Command::Assess(args) => commands::assess::run(args),
         Command::TraceIo(args) => commands::trace_io::run(args),
         Command::Load(args) => commands::load::run(args),
         Command::Doctor(args) => commands::doctor::run(args),

@@ -78,3 +78,30 @@ impl Drop for StepProgress {
         self.bar.finish_and_clear();
     }
 }
+
+/// Many small steps with the time that is left.
+pub struct TokensProgress {
+    bar: ProgressBar,
+}
+
+impl TokensProgress {
+    pub fn new(what: String) -> TokensProgress {
+        let bar = ProgressBar::new(0).with_message(what);
+        let template = "{msg} {bar:32} {human_pos} of {human_len} tokens, {eta} left";
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            bar.set_style(style);
+        }
+        TokensProgress { bar }
+    }
+
+    pub fn update(&self, done: usize, total: usize) {
+        self.bar.set_length(total as u64);
+        self.bar.set_position(done as u64);
+    }
+}
+
+impl Drop for TokensProgress {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}

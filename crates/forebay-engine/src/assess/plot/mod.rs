@@ -1,0 +1,323 @@
+//! The figures of an assessment, as SVG: the same in the page and as files.
+
+mod lines;
+mod maps;
+mod svg;
+
+use super::{Assessment, GOOD_HIT_RATE, PolicyCurve, Section};
+use crate::page::{bytes, percent};
+use lines::{Axis, Mark, Series};
+
+/// Colours for both schemes; the page has them in its style.
+pub(super) const STYLE: &str = include_str!("plot.css");
+const COLOURS: usize = 8;
+
+/// One picture.
+#[derive(Clone, Debug)]
+pub struct Figure {
+    /// For file names: letters and dashes.
+    pub id: &'static str,
+    pub title: String,
+    /// What to see in it.
+    pub caption: String,
+    /// An SVG element that takes its colours from the page.
+    pub svg: String,
+}
+
+impl Figure {
+    /// The picture as a file of its own, for light and dark.
+    pub fn standalone(&self) -> String {
+        // Of the page's style, what says which colour is which.
+        let variables = crate::page::STYLE.split("* {").next().unwrap_or_default();
+        let style =
+            format!("<style>{variables}\nsvg {{ background: var(--card); }}\n{STYLE}</style>");
+        let (open, rest) = self.svg.split_once('>').unwrap_or((&self.svg, ""));
+        let open = open.replace("<svg ", "<svg width=\"880\" ");
+        format!("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n{open}>{style}{rest}\n")
+    }
+}
+
+/// All figures of one model.
+pub fn figures(assessment: &Assessment) -> Vec<Figure> {
+    let mut all = vec![
+        by_policy(assessment),
+        by_domain(assessment),
+        growth(assessment),
+        usage(assessment),
+        misses(assessment),
+        residency(assessment),
+        reuse(assessment),
+    ];
+    all.extend(speed(assessment));
+    all
+}
+
+/// Models against each other.
+pub(super) fn comparison(models: &[Assessment]) -> Figure {
+    let one = |(index, model): (usize, &Assessment)| {
+        let curve = model.mixed.curves.first()?;
+        Some(series(curve, model.name.clone(), index, ""))
+    };
+    let series: Vec<Series> = models.iter().enumerate().filter_map(one).collect();
+    let policy = models.iter().find_map(|m| m.mixed.curves.first()).map_or("", |c| &c.policy);
+    Figure {
+        id: "comparison",
+        title: "Misses by share of the experts in memory".to_owned(),
+        caption: format!(
+            "All domains in turns, policy {policy}, generated tokens. Lower is better: the same share of a model kept \
+             in memory costs fewer reads."
+        ),
+        svg: miss_chart(
+            "Misses of all models by share of the experts in memory",
+            &series,
+            None,
+            None,
+        ),
+    }
+}
+
+fn series(curve: &PolicyCurve, name: String, colour: usize, style: &'static str) -> Series {
+    let point = |point: &super::CurvePoint| {
+        let tip = format!(
+            "{name}: {} misses with {} ({} of the experts)",
+            percent(1.0 - point.hit_rate),
+            bytes(point.capacity_bytes as f64),
+            percent(point.share)
+        );
+        (100.0 * point.share, 100.0 * (1.0 - point.hit_rate), tip)
+    };
+    let points = curve.points.iter().map(point).collect();
+    Series { name: name.clone(), colour: colour % COLOURS, style, points }
+}
+
+fn miss_chart(
+    label: &str,
+    series: &[Series],
+    mark: Option<&Mark>,
+    expert_bytes: Option<u64>,
+) -> String {
+    let text = |value: f64| format!("{value:.0} %");
+    let in_bytes = |value: f64| bytes(value / 100.0 * expert_bytes.unwrap_or(0) as f64);
+    let second: Option<&dyn Fn(f64) -> String> = expert_bytes.map(|_| &in_bytes as _);
+    let x_axis = Axis { most: 100.0, ticks: 5.0, text: &text, name: "experts in memory" };
+    let y_axis = Axis { most: 100.0, ticks: 5.0, text: &text, name: "" };
+    lines::chart(label, &x_axis, &y_axis, series, mark, second)
+}
+
+fn by_policy(assessment: &Assessment) -> Figure {
+    let line = |(index, curve): (usize, &PolicyCurve)| {
+        let style = match () {
+            () if curve.is_bound => "dashed",
+            () if index == 0 => "thick",
+            () => "",
+        };
+        series(curve, curve.policy.clone(), index, style)
+    };
+    let series: Vec<Series> = assessment.mixed.curves.iter().enumerate().map(line).collect();
+    let mark = Mark {
+        x: 100.0 * assessment.cycle_bytes as f64 / assessment.expert_bytes.max(1) as f64,
+        name: format!("one token: {}", bytes(assessment.cycle_bytes as f64)),
+    };
+    Figure {
+        id: "misses-by-policy",
+        title: "Misses by policy".to_owned(),
+        caption: "All domains in turns, generated tokens. Left of the dotted line a global LRU list is smaller than \
+                  what one token uses, and never hits. Dashed: bounds that know the future or the whole recording."
+            .to_owned(),
+        svg: miss_chart(
+            "Miss ratio by capacity and policy",
+            &series,
+            Some(&mark),
+            Some(assessment.expert_bytes),
+        ),
+    }
+}
+
+fn by_domain(assessment: &Assessment) -> Figure {
+    let line = |(index, section): (usize, &Section)| {
+        let style = if index == 0 { "thick" } else { "" };
+        Some(series(section.curves.first()?, section.name.clone(), index, style))
+    };
+    let sections = std::iter::once(&assessment.mixed).chain(&assessment.domains);
+    let series: Vec<Series> = sections.enumerate().filter_map(line).collect();
+    Figure {
+        id: "misses-by-domain",
+        title: "Misses by domain".to_owned(),
+        caption: format!(
+            "Each domain by itself, and all in turns (mixed), policy {}.",
+            assessment.residency.policy
+        ),
+        svg: miss_chart(
+            "Miss ratio by capacity and domain",
+            &series,
+            None,
+            Some(assessment.expert_bytes),
+        ),
+    }
+}
+
+fn growth(assessment: &Assessment) -> Figure {
+    let line = |(index, section): (usize, &Section)| Series {
+        name: section.name.clone(),
+        colour: index % COLOURS,
+        style: if index == 0 { "thick" } else { "" },
+        points: section
+            .locality
+            .growth
+            .iter()
+            .map(|&(tokens, share)| (tokens as f64, 100.0 * share, String::new()))
+            .collect(),
+    };
+    let sections = || std::iter::once(&assessment.mixed).chain(&assessment.domains);
+    let series: Vec<Series> = sections().enumerate().map(line).collect();
+    let ends = sections().filter_map(|section| section.locality.growth.last());
+    let most = ends.map(|end| end.0).max().unwrap_or(1);
+    let count = |value: f64| format!("{value:.0}");
+    let share = |value: f64| format!("{value:.0} %");
+    let windows = assessment.mixed.locality.windows.iter().filter_map(|window| {
+        let found = window.experts_per_layer?;
+        Some(format!("{found:.1} in {} tokens", window.tokens))
+    });
+    Figure {
+        id: "working-set",
+        title: "Growth of the working set".to_owned(),
+        caption: format!(
+            "Experts used at least once so far, prompts included. Distinct experts per layer, of {}: {}.",
+            assessment.experts,
+            windows.collect::<Vec<_>>().join(", ")
+        ),
+        svg: lines::chart(
+            "Share of the experts that were used, by number of tokens",
+            &Axis { most: most as f64, ticks: 5.0, text: &count, name: "tokens" },
+            &Axis { most: 100.0, ticks: 5.0, text: &share, name: "" },
+            &series,
+            None,
+            None,
+        ),
+    }
+}
+
+fn usage(assessment: &Assessment) -> Figure {
+    Figure {
+        id: "usage",
+        title: "Usage of the experts".to_owned(),
+        caption: format!(
+            "The darkest cells are used four times as often as even use would be, or more. Usage has {} of the entropy \
+             of even use.",
+            percent(assessment.mixed.locality.usage_entropy_share)
+        ),
+        svg: maps::usage(
+            "How often each expert of each layer was used",
+            &assessment.mixed.locality,
+        ),
+    }
+}
+
+fn misses(assessment: &Assessment) -> Figure {
+    let over_time = &assessment.residency;
+    let mut domains: Vec<&str> = Vec::new();
+    for section in &assessment.domains {
+        domains.push(&section.name);
+    }
+    Figure {
+        id: "misses-over-time",
+        title: "Misses over time".to_owned(),
+        caption: format!(
+            "Experts missed per generated token, mean of 8, with {} of {} experts kept per layer ({}). Behind it the \
+             domain of the text.",
+            over_time.kept_per_layer, assessment.experts, over_time.policy
+        ),
+        svg: maps::misses("Experts missed per token over time, by domain", over_time, &domains),
+    }
+}
+
+fn residency(assessment: &Assessment) -> Figure {
+    let over_time = &assessment.residency;
+    Figure {
+        id: "residency",
+        title: format!("Residency in layer {}", over_time.layer),
+        caption: format!(
+            "Each row is an expert; {} of {} are kept ({}). The layer with the median of misses, from the middle of the \
+             recording; what prompts change happens between two columns.",
+            over_time.kept_per_layer, assessment.experts, over_time.policy
+        ),
+        svg: maps::residency("Which experts of one layer are resident, used and missed", over_time),
+    }
+}
+
+fn reuse(assessment: &Assessment) -> Figure {
+    let locality = &assessment.mixed.locality;
+    let total = locality.first_uses + locality.reuse.iter().map(|class| class.uses).sum::<u64>();
+    let share = |uses: u64| uses as f64 / total.max(1) as f64;
+    let bar = |class: &super::ReuseClass| {
+        let name = class.from.to_string();
+        let tip = match class.from == class.to {
+            true => format!("the token before used it: {}", percent(share(class.uses))),
+            false => {
+                format!(
+                    "{} to {} tokens before: {}",
+                    class.from,
+                    class.to,
+                    percent(share(class.uses))
+                )
+            }
+        };
+        (name, share(class.uses), tip)
+    };
+    let mut bars: Vec<(String, f64, String)> = locality.reuse.iter().map(bar).collect();
+    let first = share(locality.first_uses);
+    bars.push(("never".to_owned(), first, format!("not used before: {}", percent(first))));
+    Figure {
+        id: "reuse",
+        title: "Reuse distances".to_owned(),
+        caption: "How many tokens ago an expert was used last, as a share of all uses; each bar up to the next one's \
+                  number. Far to the right means that only a large cache finds it again."
+            .to_owned(),
+        svg: lines::bars("Uses of experts by tokens since their last use", "tokens since the last use", &bars),
+    }
+}
+
+fn speed(assessment: &Assessment) -> Option<Figure> {
+    let last = assessment.predictions.last()?;
+    let most = assessment.predictions.iter().map(|p| p.tokens_per_second).fold(0.0, f64::max);
+    let point = |p: &super::Prediction| {
+        let tip = format!(
+            "{} of RAM: {:.1} tokens/s; {} hits, {} read per token",
+            bytes(p.ram_bytes as f64),
+            p.tokens_per_second,
+            percent(p.hit_rate),
+            bytes(p.read_bytes_per_token)
+        );
+        (p.ram_bytes as f64, p.tokens_per_second, tip)
+    };
+    let series = Series {
+        name: format!("tokens/s, {}", assessment.residency.policy),
+        colour: 1,
+        style: "thick",
+        points: assessment.predictions.iter().map(point).collect(),
+    };
+    let size = |value: f64| bytes(value);
+    let count = |value: f64| format!("{value:.0}");
+    Some(Figure {
+        id: "speed",
+        title: "Speed to expect by RAM".to_owned(),
+        caption: format!("A prediction: {}.", assessment.predictions_about),
+        svg: lines::chart(
+            "Predicted tokens per second by RAM budget",
+            &Axis { most: last.ram_bytes as f64, ticks: 4.0, text: &size, name: "RAM for weights" },
+            &Axis { most: most * 1.05, ticks: 4.0, text: &count, name: "" },
+            &[series],
+            None,
+            None,
+        ),
+    })
+}
+
+/// The line that says how much memory a good hit rate takes, for tables.
+pub(super) fn needed(assessment: &Assessment) -> String {
+    let curve = assessment.mixed.curves.first();
+    match curve.and_then(|curve| curve.reaches(GOOD_HIT_RATE)) {
+        Some(point) => bytes(point.capacity_bytes as f64),
+        None => "not reached".to_owned(),
+    }
+}

@@ -1,0 +1,294 @@
+//! Recording which experts a model chooses on a set of prompts and on what it makes of them.
+
+use std::time::Instant;
+
+use forebay_model::LogitsWanted;
+use forebay_model::sampling::{Sampler, Sampling};
+use forebay_stream::{ExpertIndex, LayerIndex, Phase, RoutingTrace};
+use forebay_text::RenderInput;
+use serde_json::{Map, json};
+
+use super::prompts::{Prompt, PromptKind};
+use crate::{EngineError, Session};
+
+/// What the model is and what one expert of each layer weighs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RoutingShape {
+    /// `(experts, bytes of the largest of them)` of each layer; no experts in a dense one.
+    pub layers: Vec<(u32, u64)>,
+    /// Experts that a token uses in a layer.
+    pub experts_per_token: usize,
+}
+
+impl RoutingShape {
+    /// Bytes of all experts.
+    pub fn expert_bytes(&self) -> u64 {
+        self.layers.iter().map(|&(experts, bytes)| u64::from(experts) * bytes).sum()
+    }
+
+    /// Bytes of the experts that one token uses in all layers: the cycle below which a global list by recency
+    /// never hits.
+    pub fn cycle_bytes(&self) -> u64 {
+        let used = |experts: u32| u64::from(experts).min(self.experts_per_token as u64);
+        self.layers.iter().map(|&(experts, bytes)| used(experts) * bytes).sum()
+    }
+}
+
+/// Routing of one prompt and of its continuation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Passage {
+    pub domain: usize,
+    pub prompt_tokens: usize,
+    /// `[tokens, layers, k]`, -1 in layers without experts; the prompt's tokens first.
+    pub routing: Vec<i32>,
+    /// The chat template was wanted and there was none.
+    pub without_template: bool,
+    /// Tokens of the prompt that did not fit the context.
+    pub cut_tokens: usize,
+    /// How many tokens the engine takes at once: a longer prompt is several batches.
+    pub batch_tokens: usize,
+}
+
+/// What was recorded of one model.
+#[derive(Clone, Debug)]
+pub struct Recording {
+    pub shape: RoutingShape,
+    /// Names of the domains, in the order of the prompts.
+    pub domains: Vec<String>,
+    pub passages: Vec<Passage>,
+    /// Time of the generated tokens, without waits for the disk.
+    pub compute_seconds: f64,
+}
+
+impl Passage {
+    /// Tokens of prompt and continuation that went through the model.
+    pub fn tokens(&self, shape: &RoutingShape) -> usize {
+        self.routing.len() / (shape.layers.len() * shape.experts_per_token).max(1)
+    }
+}
+
+impl Recording {
+    /// Computing time of a generated token; `None` where nothing was generated.
+    pub fn compute_seconds_per_token(&self) -> Option<f64> {
+        let generated = |passage: &Passage| passage.tokens(&self.shape) - passage.prompt_tokens;
+        let tokens: usize = self.passages.iter().map(generated).sum();
+        (tokens > 0 && self.compute_seconds > 0.0).then(|| self.compute_seconds / tokens as f64)
+    }
+
+    /// The passages of one domain, or of all domains in turns: the first prompt of each, the second of each, ...
+    pub fn passages_of(&self, domain: Option<usize>) -> Vec<&Passage> {
+        match domain {
+            Some(domain) => self.passages.iter().filter(|p| p.domain == domain).collect(),
+            None => {
+                let mut seen = vec![0_usize; self.domains.len()];
+                let mut turns: Vec<(usize, usize, &Passage)> = Vec::new();
+                for passage in &self.passages {
+                    turns.push((seen[passage.domain], passage.domain, passage));
+                    seen[passage.domain] += 1;
+                }
+                turns.sort_by_key(|&(turn, domain, _)| (turn, domain));
+                turns.into_iter().map(|(_, _, passage)| passage).collect()
+            }
+        }
+    }
+
+    /// The batches of passages, one after the other, as the engine looks experts up: distinct experts of a prompt's
+    /// batch, and each generated token by itself.
+    pub fn trace(&self, passages: &[&Passage]) -> RoutingTrace {
+        let mut trace = RoutingTrace::new(self.shape.layers.clone());
+        let mut batch = Vec::new();
+        let row = self.shape.layers.len() * self.shape.experts_per_token;
+        for passage in passages {
+            let (prompt, generated) = passage.routing.split_at(passage.prompt_tokens * row);
+            let chunks = prompt.chunks(row * passage.batch_tokens.max(1));
+            let batches = chunks.map(|rows| (Phase::Prompt, rows));
+            let batches = batches.chain(generated.chunks(row).map(|rows| (Phase::Generate, rows)));
+            for (phase, rows) in batches {
+                self.push(&mut trace, phase, rows, &mut batch);
+            }
+        }
+        trace
+    }
+
+    fn push(
+        &self,
+        trace: &mut RoutingTrace,
+        phase: Phase,
+        rows: &[i32],
+        batch: &mut Vec<ExpertIndex>,
+    ) {
+        let (layers, k) = (self.shape.layers.len(), self.shape.experts_per_token);
+        for layer in (0..layers).filter(|&layer| self.shape.layers[layer].0 > 0) {
+            batch.clear();
+            for row in rows.chunks(layers * k) {
+                for &expert in row[layer * k..(layer + 1) * k].iter().filter(|&&expert| expert >= 0)
+                {
+                    let expert = ExpertIndex(expert as u32);
+                    batch.retain(|&other| other != expert);
+                    batch.push(expert);
+                }
+            }
+            trace.push(phase, LayerIndex(layer as u32), batch);
+        }
+    }
+}
+
+/// How a recording goes.
+#[derive(Clone, Debug)]
+pub struct RecordOptions {
+    /// Tokens to generate after each prompt; fewer where the model ends its text before.
+    pub tokens: usize,
+    /// How the next token is chosen. A fixed seed makes recordings repeatable.
+    pub sampling: Sampling,
+}
+
+impl Session {
+    /// Sizes of this model's experts; `None` for a model without experts.
+    pub fn routing_shape(&self) -> Option<RoutingShape> {
+        let blocks = &self.decoder.weights().blocks;
+        let bytes = |extents: &Vec<forebay_stream::Extent>| extents.iter().map(|e| e.length).sum();
+        let layer = |experts: &Vec<Vec<forebay_stream::Extent>>| {
+            (experts.len() as u32, experts.iter().map(bytes).max().unwrap_or(0))
+        };
+        let shape = RoutingShape {
+            layers: blocks.experts.iter().map(layer).collect(),
+            experts_per_token: self.decoder.architecture().experts_per_token(),
+        };
+        (shape.expert_bytes() > 0 && shape.experts_per_token > 0).then_some(shape)
+    }
+
+    /// Feeds every prompt, lets the model go on, and records the experts that it chooses. `progress` gets the tokens
+    /// done and the most that there may be.
+    ///
+    /// Routing does not depend on the budget that the session runs with.
+    ///
+    /// # Errors
+    /// A model without experts ([`EngineError::NoExperts`]) or tokenizer, a template that refuses a prompt, failed reads.
+    pub fn record_routing(
+        &mut self,
+        prompts: &[Prompt],
+        options: &RecordOptions,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<Recording, EngineError> {
+        let Some(shape) = self.routing_shape() else {
+            return Err(EngineError::NoExperts { path: self.info().path.clone() });
+        };
+        let names = super::prompts::domains(prompts);
+        // Room for the answer: half of the context where it is short.
+        let prompt_max = self.context() - options.tokens.min(self.context() / 2);
+        let mut read = Vec::with_capacity(prompts.len());
+        for prompt in prompts {
+            let (mut ids, without_template) = self.prompt_ids(prompt)?;
+            let cut_tokens = ids.len().saturating_sub(prompt_max);
+            ids.truncate(prompt_max);
+            if ids.is_empty() {
+                return Err(EngineError::EmptyPrompt);
+            }
+            let domain = names.iter().position(|name| *name == prompt.domain).unwrap_or(0);
+            read.push((domain, ids, without_template, cut_tokens));
+        }
+        let total = read.iter().map(|(_, ids, ..)| ids.len() + options.tokens).sum();
+        let mut passages = Vec::with_capacity(read.len());
+        let mut done = 0;
+        let mut compute_seconds = 0.0;
+        for (index, (domain, ids, without_template, cut_tokens)) in read.into_iter().enumerate() {
+            let seed = options.sampling.seed.wrapping_add(index as u64);
+            let sampling = Sampling { seed, ..options.sampling.clone() };
+            let mut step = |tokens| progress(done + tokens, total);
+            let (routing, seconds) =
+                self.record_passage(&ids, options.tokens, sampling, &mut step)?;
+            compute_seconds += seconds;
+            done += ids.len() + options.tokens;
+            passages.push(Passage {
+                domain,
+                prompt_tokens: ids.len(),
+                routing,
+                without_template,
+                cut_tokens,
+                batch_tokens: self.decoder.backend().batch_tokens(),
+            });
+        }
+        self.reset();
+        let domains = names.into_iter().map(String::from).collect();
+        Ok(Recording { shape, domains, passages, compute_seconds })
+    }
+
+    /// Routing of a prompt and of one to `count` tokens after it, and the seconds that these took without waits for the
+    /// disk.
+    fn record_passage(
+        &mut self,
+        prompt: &[u32],
+        count: usize,
+        sampling: Sampling,
+        step: &mut dyn FnMut(usize),
+    ) -> Result<(Vec<i32>, f64), EngineError> {
+        self.reset();
+        let mut sampler = Sampler::new(sampling, self.vocab_size());
+        let mut routing = Vec::new();
+        self.record_tokens(prompt, &mut routing)?;
+        self.decoder.end_prompt(prompt.len());
+        let (started, waited) = (Instant::now(), self.wait_seconds());
+        for generated in 0..count {
+            step(prompt.len() + generated);
+            if self.cached.len() >= self.context() {
+                break;
+            }
+            if generated == 0 {
+                self.forbid_the_end()?;
+            }
+            let id = sampler.sample(&self.logits, &self.cached);
+            if self.tokenizer()?.is_end_of_generation(id) {
+                break;
+            }
+            self.record_tokens(&[id], &mut routing)?;
+            self.decoder.end_token();
+        }
+        let waited = self.wait_seconds() - waited;
+        Ok((routing, (started.elapsed().as_secs_f64() - waited).max(0.0)))
+    }
+
+    /// Makes the tokens that end a text impossible: an answer has one token at least.
+    fn forbid_the_end(&mut self) -> Result<(), EngineError> {
+        let tokenizer = self.shared_tokenizer()?;
+        for &id in tokenizer.eog_ids() {
+            if let Some(logit) = self.logits.get_mut(id as usize) {
+                *logit = f32::NEG_INFINITY;
+            }
+        }
+        Ok(())
+    }
+
+    fn wait_seconds(&self) -> f64 {
+        self.decoder.residency().map_or(0.0, |residency| residency.statistics().wait_seconds)
+    }
+
+    fn record_tokens(&mut self, ids: &[u32], routing: &mut Vec<i32>) -> Result<(), EngineError> {
+        self.decoder.forward(ids, LogitsWanted::Last, &mut self.logits, Some(routing))?;
+        self.cached.extend_from_slice(ids);
+        Ok(())
+    }
+
+    /// Ids of a prompt, and whether a chat template was wanted in vain.
+    fn prompt_ids(&self, prompt: &Prompt) -> Result<(Vec<u32>, bool), EngineError> {
+        let tokenizer = self.tokenizer()?;
+        let wanted = prompt.kind == PromptKind::Chat;
+        let Some(template) = self.chat_template().filter(|_| wanted) else {
+            return Ok((tokenizer.encode(&prompt.text, true, false)?, wanted));
+        };
+        let text = template.render(&RenderInput {
+            messages: json!([{ "role": "user", "content": prompt.text }]),
+            tools: None,
+            add_generation_prompt: true,
+            variables: Map::new(),
+            now: None,
+        })?;
+        let mut ids = tokenizer.encode(&text, false, true)?;
+        // Some templates write the token that begins a text, others leave it to the tokenizer.
+        if let Some(bos) = tokenizer.bos_id().filter(|_| tokenizer.adds_bos())
+            && ids.first() != Some(&bos)
+        {
+            ids.insert(0, bos);
+        }
+        Ok((ids, false))
+    }
+}

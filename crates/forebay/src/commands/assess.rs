@@ -1,0 +1,259 @@
+//! `forebay assess`: how small an expert cache will do for a model.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use forebay_engine::assess::prompts::{self, Prompt};
+use forebay_engine::assess::{self, Assessment, RecordOptions, Section};
+use forebay_engine::{EngineError, SessionOptions};
+use forebay_model::sampling::Sampling;
+use serde::Serialize;
+
+use crate::args::AssessArgs;
+use crate::config;
+use crate::failure::Outcome;
+use crate::open;
+use crate::output::{self, Align};
+use crate::pending::{self, PendingFile};
+use crate::progress::TokensProgress;
+use crate::size;
+
+#[derive(Serialize)]
+struct Document {
+    models: Vec<Assessment>,
+}
+
+pub fn run(args: AssessArgs) -> Outcome {
+    let options = config::session(&args.budget)?;
+    let prompts = match &args.prompts {
+        Some(path) => prompts::read(path)?,
+        None => prompts::shipped(),
+    };
+    let page = args.output.as_deref().map(PendingFile::create).transpose()?;
+    if let Some(folder) = &args.svg {
+        let failed = || format!("{}: cannot be made", folder.display());
+        std::fs::create_dir_all(folder).with_context(failed)?;
+        pending::probe(&folder.join("figure.svg"))?;
+    }
+    // All models before any recording, which may take minutes.
+    for model in &args.models {
+        if open::inspect(model)?.model.experts == 0 {
+            return Err(EngineError::NoExperts { path: model.clone() }.into());
+        }
+    }
+    let mut models = Vec::new();
+    for model in &args.models {
+        models.push(one(model, &prompts, &options, &args)?);
+    }
+    if let (Some(mut file), Some(path)) = (page, &args.output) {
+        file.write_all(assess::page(&models).as_bytes())
+            .with_context(|| format!("{}: cannot be written", path.display()))?;
+        file.commit()?;
+        output::tell!("{}: open it in a browser", path.display());
+    }
+    if let Some(folder) = &args.svg {
+        let count = draw(folder, &models)?;
+        output::tell!("{}: {count} figures", folder.display());
+    }
+    match args.json {
+        true => output::json(&Document { models }),
+        false => output::print(&text(&models)),
+    }
+}
+
+fn one(
+    model: &Path,
+    prompts: &[Prompt],
+    options: &SessionOptions,
+    args: &AssessArgs,
+) -> Outcome<Assessment> {
+    let mut session = open::session(model, options, "an assessment")?;
+    let sampling = Sampling { seed: args.seed, ..Sampling::default() };
+    let record = RecordOptions { tokens: args.tokens, sampling };
+    let name = model.file_name().unwrap_or(model.as_os_str()).to_string_lossy();
+    let progress = TokensProgress::new(format!("recording {}", clean(&name)));
+    let recording = session
+        .record_routing(prompts, &record, &mut |done, total| progress.update(done, total))
+        .map_err(|error| open::named(error, model))?;
+    drop(progress);
+    Ok(assess::assess(&session, &recording, args.seed, assess::disk_rates(model)))
+}
+
+/// Writes every figure of every model; returns how many.
+fn draw(folder: &Path, models: &[Assessment]) -> anyhow::Result<usize> {
+    let mut count = 0;
+    let mut used: Vec<String> = Vec::new();
+    for model in models {
+        let mut name = file_name(&model.name);
+        // The same name from two folders.
+        if used.contains(&name) {
+            name = format!("{name}-{}", used.len() + 1);
+        }
+        for figure in assess::figures(model) {
+            let path: PathBuf = folder.join(format!("{name}-{}.svg", figure.id));
+            let mut file = PendingFile::create(&path)?;
+            file.write_all(figure.standalone().as_bytes())
+                .with_context(|| format!("{}: cannot be written", path.display()))?;
+            file.commit()?;
+            count += 1;
+        }
+        used.push(name);
+    }
+    Ok(count)
+}
+
+/// A name that is good on every file system.
+fn file_name(name: &str) -> String {
+    let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
+    let name = name.strip_suffix(".gguf").or(name.strip_suffix(".fbay")).unwrap_or(name);
+    name.chars().take(80).map(|c| if good(c) { c } else { '-' }).collect()
+}
+
+fn clean(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}
+
+fn text(models: &[Assessment]) -> String {
+    let mut text = String::new();
+    if models.len() > 1 {
+        text.push_str(&compared(models));
+        text.push('\n');
+    }
+    for model in models {
+        let _ = writeln!(
+            text,
+            "{}: {} layers of {} experts, {} per token, {} of experts",
+            clean(&model.name),
+            model.expert_layers,
+            model.experts,
+            model.experts_per_token,
+            size::format(model.expert_bytes)
+        );
+        text.push('\n');
+        text.push_str(&domains(model));
+        text.push('\n');
+        text.push_str(&policies(model));
+        text.push('\n');
+        for line in &model.verdict {
+            let _ = writeln!(text, "- {line}");
+        }
+        if model.predictions.is_empty() {
+            let _ = writeln!(text, "- Speeds are {}.", model.predictions_about);
+        }
+        if model.prompts_without_template > 0 {
+            let _ = writeln!(
+                text,
+                "- No chat template: {} chat prompts were continued as plain text.",
+                model.prompts_without_template
+            );
+        }
+        if model.prompt_tokens_cut > 0 {
+            let _ = writeln!(
+                text,
+                "- {} tokens of prompts did not fit the context and were left out.",
+                model.prompt_tokens_cut
+            );
+        }
+        text.push('\n');
+    }
+    text.truncate(text.trim_end().len());
+    text.push('\n');
+    text
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.1} %", 100.0 * share)
+}
+
+fn rows(head: &[&str], body: Vec<Vec<String>>) -> String {
+    let mut columns = vec![Align::Right; head.len()];
+    columns[0] = Align::Left;
+    let mut rows = vec![head.iter().map(|name| name.to_string()).collect::<Vec<String>>()];
+    rows.extend(body);
+    output::table(&columns, &rows)
+}
+
+fn miss_at(section: &Section, policy: usize, share: f64) -> String {
+    let point = section.curves.get(policy).and_then(|curve| curve.at(share));
+    point.map_or("-".to_owned(), |point| percent(1.0 - point.hit_rate))
+}
+
+fn compared(models: &[Assessment]) -> String {
+    let row = |model: &Assessment| {
+        let at = |share| miss_at(&model.mixed, 0, share);
+        vec![
+            clean(&model.name),
+            at(0.25),
+            at(0.5),
+            at(0.75),
+            percent(model.mixed.locality.token_overlap),
+            size::format(model.cycle_bytes),
+        ]
+    };
+    let head = ["model", "misses at 25 % of the experts", "50 %", "75 %", "kept", "one token uses"];
+    rows(&head, models.iter().map(row).collect())
+}
+
+fn domains(model: &Assessment) -> String {
+    let row = |section: &Section| {
+        let locality = &section.locality;
+        let window = |index: usize| {
+            let found = locality.windows.get(index).and_then(|window| window.experts_per_layer);
+            found.map_or("-".to_owned(), |experts| format!("{experts:.1}"))
+        };
+        vec![
+            section.name.clone(),
+            output::grouped((locality.prompt_tokens + locality.generated_tokens) as u64),
+            miss_at(section, 0, 0.25),
+            miss_at(section, 0, 0.5),
+            miss_at(section, 0, 0.75),
+            window(0),
+            window(1),
+            window(2),
+            percent(locality.token_overlap),
+            percent(locality.usage_entropy_share),
+        ]
+    };
+    let head = [
+        "domain",
+        "tokens",
+        "misses at 25 %",
+        "50 %",
+        "75 %",
+        "experts in 16",
+        "64",
+        "256 tokens",
+        "kept",
+        "entropy",
+    ];
+    rows(&head, std::iter::once(&model.mixed).chain(&model.domains).map(row).collect())
+}
+
+fn policies(model: &Assessment) -> String {
+    let row = |index: usize| {
+        let curve = &model.mixed.curves[index];
+        let at = |share| miss_at(&model.mixed, index, share);
+        let steady = curve.at(0.25).and_then(|point| point.faulted_experts_per_token.steady);
+        vec![
+            curve.policy.clone(),
+            at(0.125),
+            at(0.25),
+            at(0.5),
+            at(0.75),
+            at(1.0),
+            steady.map_or("-".to_owned(), |steady| format!("{steady:.2}")),
+        ]
+    };
+    let head = [
+        "policy (mixed)",
+        "misses at 12.5 %",
+        "25 %",
+        "50 %",
+        "75 %",
+        "100 %",
+        "faults/token at 25 %",
+    ];
+    rows(&head, (0..model.mixed.curves.len()).map(row).collect())
+}
