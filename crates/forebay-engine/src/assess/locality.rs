@@ -6,8 +6,8 @@ use super::record::{Passage, RoutingShape};
 
 /// Windows in which distinct experts are counted, in tokens.
 const WINDOWS: [usize; 3] = [16, 64, 256];
-/// Points of the curve of growth, at most.
-const GROWTH_POINTS: usize = 96;
+/// Points of the curve of growth for each factor of e in tokens.
+const GROWTH_STEPS_PER_E: usize = 8;
 
 /// Figures of a sequence of tokens, prompts and continuations one after the other.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -62,16 +62,17 @@ pub fn measure(shape: &RoutingShape, passages: &[&Passage]) -> Locality {
     let experts: u64 = shape.layers.iter().map(|&(experts, _)| u64::from(experts)).sum();
     let total: usize = passages.iter().map(|passage| passage.tokens(shape)).sum();
     let prompt_tokens = passages.iter().map(|passage| passage.prompt_tokens).sum();
-    let step = total.div_ceil(GROWTH_POINTS).max(1);
     let mut growth = Vec::new();
-    let mut time = 0;
+    let (mut time, mut next) = (0, 1);
     for passage in passages {
         for (index, token) in passage.routing.chunks(row).enumerate() {
             for (layer, chosen) in layers.iter_mut().zip(token.chunks(k)) {
                 layer.token(chosen, time, index == 0);
             }
             time += 1;
-            if time % step == 0 || time == total {
+            // Evenly on a logarithmic scale.
+            if time >= next || time == total {
+                next = time + (time / GROWTH_STEPS_PER_E).max(1);
                 let used: u64 = layers.iter().map(|layer| layer.distinct as u64).sum();
                 growth.push((time, used as f64 / experts.max(1) as f64));
             }

@@ -23,6 +23,8 @@ mod residency;
 mod sweep;
 mod verdict;
 
+use std::path::Path;
+
 use forebay_stream::PolicyKind;
 use serde::Serialize;
 
@@ -89,9 +91,10 @@ impl Section {
 const GOOD_HIT_RATE: f64 = 0.75;
 const COMFORTABLE_HIT_RATE: f64 = 0.9;
 
-/// Measures a recording of the model that `session` has open. `disk` are the rates that predictions are made with, or
+/// Measures a recording of `model`, which `session` has open. `disk` are the rates that predictions are made with, or
 /// why there are none.
 pub fn assess(
+    model: &Path,
     session: &Session,
     recording: &Recording,
     sampling_seed: u64,
@@ -101,20 +104,22 @@ pub fn assess(
     let shape = &recording.shape;
     let policy = PolicyKind::default();
     let mixed_passages = recording.passages_of(None);
-    let mixed = section("mixed".to_owned(), recording, &mixed_passages);
+    let mixed = section("mixed".to_owned(), recording, &mixed_passages, &sweep::SHOWN);
     let named = recording.domains.iter().enumerate();
     let domains = named
-        .map(|(index, name)| section(name.clone(), recording, &recording.passages_of(Some(index))))
+        .map(|(index, name)| {
+            let passages = recording.passages_of(Some(index));
+            section(name.clone(), recording, &passages, &sweep::SHOWN_BY_DOMAIN)
+        })
         .collect();
     let most = shape.layers.iter().map(|layer| layer.0).max().unwrap_or(1);
     // A quarter is where models differ most.
     let kept = most.div_ceil(4).max(1);
     let residency = residency::over_time(recording, &mixed_passages, policy, kept);
     let (predictions, predictions_about) = predictions(session, recording, policy, disk);
-    let path = info.path.display().to_string();
     let mut assessment = Assessment {
-        name: path.rsplit('/').find(|part| !part.is_empty()).unwrap_or(&path).to_owned(),
-        path,
+        name: model.file_name().unwrap_or(model.as_os_str()).to_string_lossy().into_owned(),
+        path: model.display().to_string(),
         architecture: info.architecture.to_owned(),
         layers: info.layers,
         expert_layers: shape.layers.iter().filter(|layer| layer.0 > 0).count(),
@@ -137,11 +142,16 @@ pub fn assess(
     assessment
 }
 
-fn section(name: String, recording: &Recording, passages: &[&Passage]) -> Section {
+fn section(
+    name: String,
+    recording: &Recording,
+    passages: &[&Passage],
+    policies: &[&str],
+) -> Section {
     Section {
         name,
         locality: locality::measure(&recording.shape, passages),
-        curves: sweep::curves(&recording.trace(passages), &recording.shape),
+        curves: sweep::curves(&recording.lookups(passages), &recording.shape, policies),
     }
 }
 
@@ -171,7 +181,7 @@ fn predictions(
         compute_seconds_per_token,
         disk,
     };
-    let trace = recording.trace(&recording.passages_of(None));
+    let lookups = recording.lookups(&recording.passages_of(None));
     let about = format!(
         "a token computes for {:.2} ms (measured while recording) and then reads what it misses at {:.2} GB/s, {:.0} us \
          for each layer that waits; reads beside computing are not counted in its favour",
@@ -179,5 +189,5 @@ fn predictions(
         disk.bytes_per_second / 1e9,
         disk.latency_seconds * 1e6
     );
-    (costs.predict(&trace, policy), about)
+    (costs.predict(&lookups, policy), about)
 }

@@ -43,7 +43,7 @@ fn body(models: &[Assessment]) -> String {
     let mut html = String::new();
     if models.len() > 1 {
         table(&mut html, "Side by side", &COMPARED, 1, &compared(models));
-        html.push_str(&figure_grid(&[plot::comparison(models)]));
+        html.push_str(&figure_grid(&plot::comparison(models)));
     }
     for model in models {
         if models.len() > 1 {

@@ -7,7 +7,7 @@
 
 use std::path::Path;
 
-use forebay_stream::{Budget, CacheShape, ModelBlocks, PolicyKind, RoutingTrace};
+use forebay_stream::{Budget, CacheShape, Lookups, ModelBlocks, PolicyKind, ReplayPolicy};
 use serde::Serialize;
 
 use super::sweep;
@@ -72,19 +72,20 @@ pub struct Costs<'a> {
 
 impl Costs<'_> {
     /// Predictions for budgets from the smallest that works to the whole model, for a policy of the engine.
-    pub fn predict(&self, trace: &RoutingTrace, policy: PolicyKind) -> Vec<Prediction> {
+    pub fn predict(&self, lookups: &Lookups, policy: PolicyKind) -> Vec<Prediction> {
         let smallest = Budget::smallest(self.blocks, self.small_bytes);
         let Ok(whole) = Budget::plan(self.blocks, None, self.small_bytes, policy) else {
             return Vec::new();
         };
         let largest = self.small_bytes + whole.arena_bytes;
         let budgets = budgets(smallest, largest);
-        budgets.into_iter().filter_map(|ram| self.at(trace, policy, ram)).collect()
+        budgets.into_iter().filter_map(|ram| self.at(lookups, policy, ram)).collect()
     }
 
-    fn at(&self, trace: &RoutingTrace, policy: PolicyKind, ram_bytes: u64) -> Option<Prediction> {
+    fn at(&self, lookups: &Lookups, policy: PolicyKind, ram_bytes: u64) -> Option<Prediction> {
         let plan = Budget::plan(self.blocks, Some(ram_bytes), self.small_bytes, policy).ok()?;
-        let met = sweep::simulate(trace, policy, &CacheShape::from_plan(&plan));
+        let shape = CacheShape::from_plan(&plan).after_preload(&plan);
+        let met = sweep::simulate(lookups, ReplayPolicy::Online(policy), &shape);
         let dense = plan.dense.slot_bytes.iter().zip(&plan.dense.pinned);
         let streamed = || dense.clone().filter(|(_, pinned)| !**pinned);
         let dense_bytes: u64 = streamed().map(|(bytes, _)| *bytes).sum();
@@ -140,7 +141,7 @@ mod tests {
     #[test]
     fn reads_and_computing_add_up() {
         let blocks = blocks();
-        let mut trace = RoutingTrace::new(vec![(4, 8192)]);
+        let mut trace = Lookups::new(vec![(4, 8192)]);
         for expert in [0, 1, 0, 1] {
             trace.push(Phase::Generate, LayerIndex(0), &[ExpertIndex(expert)]);
         }
@@ -149,11 +150,14 @@ mod tests {
             Costs { blocks: &blocks, small_bytes: 0, compute_seconds_per_token: 2e-3, disk };
         let found = costs.predict(&trace, "layer-lru".parse().unwrap());
         let last = found.last().unwrap();
-        // Everything fits: two first uses of 8 KiB in four tokens, 1 ms and one latency each.
-        assert_eq!((last.kept_share, last.hit_rate), (1.0, 0.5));
-        assert!((last.read_bytes_per_token - 4096.0).abs() < 1e-9);
-        assert!((last.read_seconds_per_token - 1e-3).abs() < 1e-12);
-        assert!((last.tokens_per_second - 1.0 / 3e-3).abs() < 1e-6);
+        // Everything fits and is there from the start.
+        assert_eq!((last.kept_share, last.hit_rate, last.read_bytes_per_token), (1.0, 1.0, 0.0));
+        assert!((last.tokens_per_second - 500.0).abs() < 1e-6);
+        // One of four: every token misses, 8 KiB take 1 ms and the wait another.
+        let one = found.iter().find(|p| p.kept_share == 0.25).unwrap();
+        assert_eq!((one.hit_rate, one.read_bytes_per_token), (0.0, 8192.0));
+        assert!((one.read_seconds_per_token - 2e-3).abs() < 1e-12);
+        assert!((one.tokens_per_second - 250.0).abs() < 1e-6);
         assert!(found.windows(2).all(|pair| pair[0].ram_bytes < pair[1].ram_bytes));
         assert!(found[0].tokens_per_second <= last.tokens_per_second);
     }

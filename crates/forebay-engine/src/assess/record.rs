@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use forebay_model::LogitsWanted;
 use forebay_model::sampling::{Sampler, Sampling};
-use forebay_stream::{ExpertIndex, LayerIndex, Phase, RoutingTrace};
+use forebay_stream::{ExpertIndex, LayerIndex, Lookups, Phase};
 use forebay_text::RenderInput;
 use serde_json::{Map, json};
 
@@ -56,8 +56,8 @@ pub struct Recording {
     /// Names of the domains, in the order of the prompts.
     pub domains: Vec<String>,
     pub passages: Vec<Passage>,
-    /// Time of the generated tokens, without waits for the disk.
-    pub compute_seconds: f64,
+    /// Seconds that a generated token of each passage took on average, without waits for the disk.
+    pub compute_seconds: Vec<f64>,
 }
 
 impl Passage {
@@ -68,11 +68,12 @@ impl Passage {
 }
 
 impl Recording {
-    /// Computing time of a generated token; `None` where nothing was generated.
+    /// Computing time of a generated token: the median of the passages, so that what else the machine did for a while
+    /// does not count. `None` where nothing was recorded.
     pub fn compute_seconds_per_token(&self) -> Option<f64> {
-        let generated = |passage: &Passage| passage.tokens(&self.shape) - passage.prompt_tokens;
-        let tokens: usize = self.passages.iter().map(generated).sum();
-        (tokens > 0 && self.compute_seconds > 0.0).then(|| self.compute_seconds / tokens as f64)
+        let mut times = self.compute_seconds.clone();
+        times.sort_by(f64::total_cmp);
+        times.get(times.len() / 2).copied().filter(|&seconds| seconds > 0.0)
     }
 
     /// The passages of one domain, or of all domains in turns: the first prompt of each, the second of each, ...
@@ -93,9 +94,9 @@ impl Recording {
     }
 
     /// The batches of passages, one after the other, as the engine looks experts up: distinct experts of a prompt's
-    /// batch, and each generated token by itself.
-    pub fn trace(&self, passages: &[&Passage]) -> RoutingTrace {
-        let mut trace = RoutingTrace::new(self.shape.layers.clone());
+    /// batch by their number, and each generated token by itself.
+    pub fn lookups(&self, passages: &[&Passage]) -> Lookups {
+        let mut lookups = Lookups::new(self.shape.layers.clone());
         let mut batch = Vec::new();
         let row = self.shape.layers.len() * self.shape.experts_per_token;
         for passage in passages {
@@ -104,15 +105,15 @@ impl Recording {
             let batches = chunks.map(|rows| (Phase::Prompt, rows));
             let batches = batches.chain(generated.chunks(row).map(|rows| (Phase::Generate, rows)));
             for (phase, rows) in batches {
-                self.push(&mut trace, phase, rows, &mut batch);
+                self.push(&mut lookups, phase, rows, &mut batch);
             }
         }
-        trace
+        lookups
     }
 
     fn push(
         &self,
-        trace: &mut RoutingTrace,
+        lookups: &mut Lookups,
         phase: Phase,
         rows: &[i32],
         batch: &mut Vec<ExpertIndex>,
@@ -121,14 +122,13 @@ impl Recording {
         for layer in (0..layers).filter(|&layer| self.shape.layers[layer].0 > 0) {
             batch.clear();
             for row in rows.chunks(layers * k) {
-                for &expert in row[layer * k..(layer + 1) * k].iter().filter(|&&expert| expert >= 0)
-                {
-                    let expert = ExpertIndex(expert as u32);
-                    batch.retain(|&other| other != expert);
-                    batch.push(expert);
-                }
+                let chosen = &row[layer * k..(layer + 1) * k];
+                let known = chosen.iter().filter_map(|&expert| u32::try_from(expert).ok());
+                batch.extend(known.map(ExpertIndex));
             }
-            trace.push(phase, LayerIndex(layer as u32), batch);
+            batch.sort_unstable();
+            batch.dedup();
+            lookups.push(phase, LayerIndex(layer as u32), batch);
         }
     }
 }
@@ -190,14 +190,14 @@ impl Session {
         let total = read.iter().map(|(_, ids, ..)| ids.len() + options.tokens).sum();
         let mut passages = Vec::with_capacity(read.len());
         let mut done = 0;
-        let mut compute_seconds = 0.0;
+        let mut compute_seconds = Vec::with_capacity(read.len());
         for (index, (domain, ids, without_template, cut_tokens)) in read.into_iter().enumerate() {
             let seed = options.sampling.seed.wrapping_add(index as u64);
             let sampling = Sampling { seed, ..options.sampling.clone() };
             let mut step = |tokens| progress(done + tokens, total);
             let (routing, seconds) =
                 self.record_passage(&ids, options.tokens, sampling, &mut step)?;
-            compute_seconds += seconds;
+            compute_seconds.push(seconds);
             done += ids.len() + options.tokens;
             passages.push(Passage {
                 domain,
@@ -213,8 +213,8 @@ impl Session {
         Ok(Recording { shape, domains, passages, compute_seconds })
     }
 
-    /// Routing of a prompt and of one to `count` tokens after it, and the seconds that these took without waits for the
-    /// disk.
+    /// Routing of a prompt and of one to `count` tokens after it, and the seconds that one of these took without
+    /// waits for the disk.
     fn record_passage(
         &mut self,
         prompt: &[u32],
@@ -244,7 +244,9 @@ impl Session {
             self.decoder.end_token();
         }
         let waited = self.wait_seconds() - waited;
-        Ok((routing, (started.elapsed().as_secs_f64() - waited).max(0.0)))
+        let seconds = (started.elapsed().as_secs_f64() - waited).max(0.0);
+        let generated = self.cached.len() - prompt.len();
+        Ok((routing, seconds / generated.max(1) as f64))
     }
 
     /// Makes the tokens that end a text impossible: an answer has one token at least.

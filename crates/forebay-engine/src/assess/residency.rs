@@ -1,6 +1,9 @@
 //! Who is resident when: one layer's cache over time, and the misses of all layers.
 
-use forebay_stream::{CacheState, ExpertIndex, LayerIndex, Phase, PolicyKind};
+use forebay_stream::{
+    CacheShape, CacheState, ExpertIndex, LayerIndex, Lookups, Phase, PolicyKind, ReplayPolicy,
+    replay_observed,
+};
 use serde::Serialize;
 
 use super::record::{Passage, Recording};
@@ -48,9 +51,9 @@ pub fn over_time(
     policy: PolicyKind,
     kept_per_layer: u32,
 ) -> ResidencyOverTime {
-    let trace = recording.trace(passages);
-    let shape = sweep::shape_of(policy, &recording.shape, kept_per_layer);
-    let misses_per_token = sweep::simulate(&trace, policy, &shape).misses;
+    let lookups = recording.lookups(passages);
+    let shape = sweep::shape_of(policy.scope, &recording.shape, kept_per_layer);
+    let misses_per_token = sweep::simulate(&lookups, ReplayPolicy::Online(policy), &shape).misses;
     let mut stretches = Vec::new();
     let (mut after, mut elsewhere) = (Mean::default(), Mean::default());
     let mut from = 0;
@@ -65,16 +68,10 @@ pub fn over_time(
         }
         from = end;
     }
-    let layers = 0..recording.shape.layers.len();
-    let mut by_misses: Vec<(u64, usize)> = layers
-        .filter(|&layer| recording.shape.layers[layer].0 > 0)
-        .map(|layer| (misses_of(&trace, policy, &shape, layer), layer))
-        .collect();
-    by_misses.sort_unstable();
-    let layer = by_misses.get(by_misses.len() / 2).map_or(0, |&(_, layer)| layer);
+    let layer = median_layer(&lookups, policy, &shape);
     // From the middle, where the cache has seen everything: switches of domains are there, too.
     let map_start = misses_per_token.len().saturating_sub(TOKENS_MAX) / 2;
-    let map = map(&trace, policy, &shape, layer, map_start);
+    let map = map(&lookups, policy, &shape, layer, map_start);
     ResidencyOverTime {
         policy: policy.name().to_owned(),
         kept_per_layer,
@@ -105,36 +102,31 @@ impl Mean {
     }
 }
 
-fn misses_of(
-    trace: &forebay_stream::RoutingTrace,
-    policy: PolicyKind,
-    shape: &forebay_stream::CacheShape,
-    layer: usize,
-) -> u64 {
-    let mut cache = CacheState::new(policy, shape);
-    let (mut misses, mut evicted) = (0, Vec::new());
-    for (phase, at, experts) in trace.batches() {
-        for &expert in experts {
-            let missed = !cache.lookup(at, expert);
-            misses += u64::from(missed && at.0 as usize == layer && phase == Phase::Generate);
+/// The layer with the median of misses among those with experts.
+fn median_layer(lookups: &Lookups, policy: PolicyKind, shape: &CacheShape) -> usize {
+    let mut misses = vec![0_u64; shape.layers.len()];
+    replay_observed(lookups, ReplayPolicy::Online(policy), shape, |batch| {
+        if batch.phase == Phase::Generate {
+            misses[batch.layer.0 as usize] += u64::from(batch.lookups - batch.hits);
         }
-        cache.retain(at, experts, &mut evicted);
-        evicted.clear();
-    }
-    misses
+    });
+    let mut layers: Vec<usize> =
+        (0..misses.len()).filter(|&layer| shape.layers[layer].experts > 0).collect();
+    layers.sort_by_key(|&layer| misses[layer]);
+    layers.get(layers.len() / 2).copied().unwrap_or(0)
 }
 
 fn map(
-    trace: &forebay_stream::RoutingTrace,
+    lookups: &Lookups,
     policy: PolicyKind,
-    shape: &forebay_stream::CacheShape,
+    shape: &CacheShape,
     layer: usize,
     start: usize,
 ) -> Vec<String> {
     let mut cache = CacheState::new(policy, shape);
     let (mut token, mut columns, mut evicted) = (0, Vec::new(), Vec::new());
     let of = LayerIndex(layer as u32);
-    for (phase, at, experts) in trace.batches() {
+    for (phase, at, experts) in lookups.batches() {
         let shown = at == of && phase == Phase::Generate;
         let mut column: Vec<u8> = Vec::new();
         if shown && (start..start + TOKENS_MAX).contains(&token) {

@@ -1,7 +1,9 @@
 //! Recorded routing through caches of many capacities: miss ratios by policy.
 
+use std::thread;
+
 use forebay_stream::{
-    CacheShape, CacheState, FaultedExperts, LayerShape, Phase, PolicyKind, RoutingTrace,
+    CacheShape, FaultedExperts, LayerShape, Lookups, Phase, ReplayPolicy, Scope, replay_observed,
 };
 use serde::Serialize;
 
@@ -9,6 +11,8 @@ use super::record::RoutingShape;
 
 /// Capacities of a curve, at most.
 const CAPACITIES_MAX: u32 = 32;
+/// The same where a victim is searched among all experts of the model: for thousands of experts that takes its time.
+const CAPACITIES_MAX_SEARCHED: u32 = 8;
 
 /// One policy over all capacities.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -67,82 +71,96 @@ impl Met {
 }
 
 /// The cache that keeps `slots` experts of each layer, or for a global policy the bytes of as many.
-pub fn shape_of(policy: PolicyKind, routing: &RoutingShape, slots: u32) -> CacheShape {
+pub fn shape_of(scope: Scope, routing: &RoutingShape, slots: u32) -> CacheShape {
     let bytes = |&(experts, bytes): &(u32, u64)| u64::from(slots.min(experts)) * bytes;
+    let per_layer = scope == Scope::PerLayer;
     let layers = routing.layers.iter().enumerate().map(|(layer, &(experts, cost))| LayerShape {
         experts,
         cost,
-        group: if policy.is_per_layer() { layer } else { 0 },
+        group: if per_layer { layer } else { 0 },
     });
-    let groups = match policy.is_per_layer() {
+    let groups = match per_layer {
         true => routing.layers.iter().map(bytes).collect(),
         false => vec![routing.layers.iter().map(bytes).sum()],
     };
-    CacheShape { layers: layers.collect(), groups, batch_may_exceed: false }
+    CacheShape {
+        layers: layers.collect(),
+        groups,
+        batch_may_exceed: false,
+        preloaded: vec![false; routing.layers.len()],
+    }
 }
 
 /// Numbers of experts kept per layer, from 1 to all, that a curve has points for.
-pub fn capacities(routing: &RoutingShape) -> Vec<u32> {
+fn capacities(routing: &RoutingShape, points_max: u32) -> Vec<u32> {
     let most = routing.layers.iter().map(|layer| layer.0).max().unwrap_or(0);
-    let points = most.min(CAPACITIES_MAX);
+    let points = most.min(points_max);
     let at = |index: u32| ((u64::from(index) * u64::from(most)).div_ceil(u64::from(points))) as u32;
     (1..=points).map(at).collect()
 }
 
-/// Replays a trace through the state machine that the engine runs.
-pub fn simulate(trace: &RoutingTrace, policy: PolicyKind, shape: &CacheShape) -> Met {
-    let mut cache = CacheState::new(policy, shape);
+/// Replays lookups through the state machine that the engine runs.
+pub fn simulate(lookups: &Lookups, policy: ReplayPolicy, shape: &CacheShape) -> Met {
     let mut met = Met::default();
-    let mut evicted = Vec::new();
     let mut last_layer = None;
-    for (phase, layer, experts) in trace.batches() {
-        let mut misses = 0;
-        for &expert in experts {
-            misses += u32::from(!cache.lookup(layer, expert));
-        }
-        evicted.clear();
-        cache.retain(layer, experts, &mut evicted);
-        if phase == Phase::Prompt {
+    replay_observed(lookups, policy, shape, |batch| {
+        if batch.phase == Phase::Prompt {
             last_layer = None;
-            continue;
+            return;
         }
         // Layers come in order: a lower one begins the next token.
-        if last_layer.is_none_or(|last| layer <= last) {
+        if last_layer.is_none_or(|last| batch.layer <= last) {
             met.misses.push(0);
         }
-        last_layer = Some(layer);
-        met.lookups += experts.len() as u64;
-        met.hits += experts.len() as u64 - u64::from(misses);
-        met.missed_bytes += u64::from(misses) * trace.layers()[layer.0 as usize].1;
+        last_layer = Some(batch.layer);
+        let misses = batch.lookups - batch.hits;
+        met.lookups += u64::from(batch.lookups);
+        met.hits += u64::from(batch.hits);
+        met.missed_bytes += u64::from(misses) * lookups.layers()[batch.layer.0 as usize].1;
         met.layers_missed += u64::from(misses > 0);
         if let Some(token) = met.misses.last_mut() {
             *token += misses;
         }
-    }
+    });
     met
 }
 
 /// The policies of a report, the engine's default first.
-const SHOWN: [&str; 5] = ["layer-lfu", "layer-lru", "lfu", "lru", "random"];
+pub const SHOWN: [&str; 7] =
+    ["layer-lfu", "layer-lru", "lfu", "lru", "random", "hot-list", "belady"];
+/// Of these, what is looked at for each domain.
+pub const SHOWN_BY_DOMAIN: [&str; 2] = ["layer-lfu", "layer-lru"];
 
-/// The curves of a report.
-pub fn curves(trace: &RoutingTrace, routing: &RoutingShape) -> Vec<PolicyCurve> {
-    let policies = SHOWN.iter().filter_map(|name| name.parse::<PolicyKind>().ok());
-    policies.map(|policy| curve(trace, routing, policy)).collect()
+/// The curves of a report, each on a thread of its own.
+pub fn curves(lookups: &Lookups, routing: &RoutingShape, policies: &[&str]) -> Vec<PolicyCurve> {
+    let policies = policies.iter().filter_map(|name| name.parse::<ReplayPolicy>().ok());
+    thread::scope(|scope| {
+        let threads: Vec<_> =
+            policies.map(|policy| scope.spawn(move || curve(lookups, routing, policy))).collect();
+        let joined = threads.into_iter().map(|thread| thread.join());
+        joined.map(|one| one.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+    })
 }
 
-/// The curve of a policy that the engine can run.
-fn curve(trace: &RoutingTrace, routing: &RoutingShape, policy: PolicyKind) -> PolicyCurve {
+fn curve(lookups: &Lookups, routing: &RoutingShape, policy: ReplayPolicy) -> PolicyCurve {
     let point = |slots| {
-        let met = simulate(trace, policy, &shape_of(policy, routing, slots));
+        let met = simulate(lookups, policy, &shape_of(policy.scope(), routing, slots));
         point(routing, slots, &met)
     };
+    // A global list by recency needs no search.
+    let is_searched = policy.scope() == Scope::Global && policy.name() != "lru";
+    let experts: u32 = routing.layers.iter().map(|layer| layer.0).sum();
+    let few = is_searched && experts > SEARCHED_EXPERTS_MAX;
+    let points_max = if few { CAPACITIES_MAX_SEARCHED } else { CAPACITIES_MAX };
     PolicyCurve {
         policy: policy.name().to_owned(),
-        is_bound: false,
-        points: capacities(routing).into_iter().map(point).collect(),
+        is_bound: !matches!(policy, ReplayPolicy::Online(_)),
+        points: capacities(routing, points_max).into_iter().map(point).collect(),
     }
 }
+
+/// Models with more experts have fewer points of searched policies.
+const SEARCHED_EXPERTS_MAX: u32 = 1024;
 
 fn point(routing: &RoutingShape, slots: u32, met: &Met) -> CurvePoint {
     let capacity = |&(experts, bytes): &(u32, u64)| u64::from(slots.min(experts)) * bytes;
@@ -180,8 +198,8 @@ mod tests {
         RoutingShape { layers: vec![(4, 100), (4, 50)], experts_per_token: 1 }
     }
 
-    fn trace() -> RoutingTrace {
-        let mut trace = RoutingTrace::new(routing().layers);
+    fn trace() -> Lookups {
+        let mut trace = Lookups::new(routing().layers);
         let mut push = |phase, layer, experts: &[u32]| {
             let experts: Vec<ExpertIndex> = experts.iter().copied().map(ExpertIndex).collect();
             trace.push(phase, LayerIndex(layer), &experts);
@@ -197,8 +215,8 @@ mod tests {
 
     #[test]
     fn a_hand_made_trace_by_layer_and_slot() {
-        let policy: PolicyKind = "layer-lru".parse().unwrap();
-        let met = simulate(&trace(), policy, &shape_of(policy, &routing(), 1));
+        let policy: ReplayPolicy = "layer-lru".parse().unwrap();
+        let met = simulate(&trace(), policy, &shape_of(policy.scope(), &routing(), 1));
         // Layer 0 keeps 1 of the prompt: hit, miss, hit, miss. Layer 1 keeps 2: hit, hit, miss, miss.
         assert_eq!((met.lookups, met.hits), (8, 4));
         assert_eq!(met.missed_bytes, 2 * 100 + 2 * 50);
@@ -206,19 +224,19 @@ mod tests {
         assert_eq!(met.layers_missed, 4);
         let faulted = met.faulted();
         assert_eq!((faulted.all, faulted.steady), (Some(1.0), Some(4.0 / 3.0)));
-        let all = simulate(&trace(), policy, &shape_of(policy, &routing(), 4));
+        let all = simulate(&trace(), policy, &shape_of(policy.scope(), &routing(), 4));
         // First uses only: expert 3 of both layers.
         assert_eq!(all.misses, [0, 0, 1, 1]);
     }
 
     #[test]
     fn a_global_list_smaller_than_a_token_never_hits() {
-        let mut trace = RoutingTrace::new(vec![(4, 100), (4, 100)]);
+        let mut trace = Lookups::new(vec![(4, 100), (4, 100)]);
         for layer in [0, 1, 0, 1, 0, 1] {
             trace.push(Phase::Generate, LayerIndex(layer), &[ExpertIndex(2)]);
         }
-        let policy: PolicyKind = "lru".parse().unwrap();
-        let mut shape = shape_of(policy, &routing(), 1);
+        let policy: ReplayPolicy = "lru".parse().unwrap();
+        let mut shape = shape_of(policy.scope(), &routing(), 1);
         shape.layers.iter_mut().for_each(|layer| layer.cost = 100);
         shape.groups = vec![100];
         assert_eq!(simulate(&trace, policy, &shape).hits, 0);
@@ -228,15 +246,18 @@ mod tests {
 
     #[test]
     fn capacities_end_with_all() {
-        assert_eq!(capacities(&routing()), [1, 2, 3, 4]);
+        assert_eq!(capacities(&routing(), 32), [1, 2, 3, 4]);
         let many = RoutingShape { layers: vec![(0, 0), (128, 1)], experts_per_token: 8 };
-        let found = capacities(&many);
+        let found = capacities(&many, 32);
         assert_eq!((found.len(), found[0], found[31]), (32, 4, 128));
-        let curves = curves(&trace(), &routing());
+        let curves = curves(&trace(), &routing(), &SHOWN);
         for curve in &curves {
             let last = curve.points.last().unwrap();
-            assert_eq!((last.share, last.capacity_bytes, last.hit_rate), (1.0, 600, 0.75));
+            // A list of favourites that is there from the start misses nothing.
+            let hit_rate = if curve.policy == "hot-list" { 1.0 } else { 0.75 };
+            assert_eq!((last.share, last.capacity_bytes, last.hit_rate), (1.0, 600, hit_rate));
         }
+        assert_eq!(curves.iter().map(|curve| curve.is_bound).filter(|&bound| bound).count(), 2);
         let lru = &curves[1];
         assert_eq!(lru.reaches(0.7).unwrap().hit_rate, 0.75);
         assert!(lru.reaches(0.8).is_none());

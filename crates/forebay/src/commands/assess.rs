@@ -78,7 +78,7 @@ fn one(
         .record_routing(prompts, &record, &mut |done, total| progress.update(done, total))
         .map_err(|error| open::named(error, model))?;
     drop(progress);
-    Ok(assess::assess(&session, &recording, args.seed, assess::disk_rates(model)))
+    Ok(assess::assess(model, &session, &recording, args.seed, assess::disk_rates(model)))
 }
 
 /// Writes every figure of every model; returns how many.

@@ -1,5 +1,6 @@
 //! End to end, by the real binary.
 
+mod assess;
 mod bad_input;
 mod chat;
 mod cufile;

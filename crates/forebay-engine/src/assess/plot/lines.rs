@@ -15,6 +15,8 @@ pub(super) struct Series {
 /// What is written at an axis.
 pub(super) struct Axis<'a> {
     pub most: f64,
+    /// Bytes: ticks at powers of two times a small number.
+    pub is_binary: bool,
     pub ticks: f64,
     pub text: &'a dyn Fn(f64) -> String,
     pub name: &'a str,
@@ -50,10 +52,10 @@ pub(super) fn chart(
     if let Some(mark) = mark.filter(|mark| mark.x <= x_axis.most) {
         let x = at(mark.x, 0.0).0;
         svg.line("mark", (x, top), (x, bottom));
-        // Beside the line, on the side that has room.
+        // Beside the line, on the side that has room, and high up: curves fall.
         match x < (LEFT + RIGHT) / 2.0 {
-            true => svg.text(x + 4.0, bottom - 6.0, Anchor::Start, &mark.name),
-            false => svg.text(x - 4.0, bottom - 6.0, Anchor::End, &mark.name),
+            true => svg.text(x + 4.0, top + 10.0, Anchor::Start, &mark.name),
+            false => svg.text(x - 4.0, top + 10.0, Anchor::End, &mark.name),
         }
     }
     for one in series {
@@ -80,7 +82,7 @@ fn frame(
         svg.line("grid", (LEFT, y), (RIGHT, y));
         svg.text(LEFT - 6.0, y + 3.5, Anchor::End, &(y_axis.text)(value));
     }
-    for value in ticks(x_axis) {
+    for (index, value) in ticks(x_axis).into_iter().enumerate() {
         let x = at(value, 0.0).0;
         svg.line("grid", (x, top), (x, bottom));
         let anchor = match () {
@@ -88,7 +90,8 @@ fn frame(
             () => Anchor::Middle,
         };
         svg.text(x, bottom + 14.0, anchor, &(x_axis.text)(value));
-        if let Some(second) = second {
+        // Byte counts are long: every other one.
+        if let Some(second) = second.filter(|_| index % 2 == 0) {
             svg.text(x, bottom + 27.0, anchor, &second(value));
         }
     }
@@ -98,7 +101,10 @@ fn frame(
 }
 
 fn ticks(axis: &Axis<'_>) -> Vec<f64> {
-    let by = step(axis.most, axis.ticks);
+    let by = match axis.is_binary {
+        true => (axis.most / axis.ticks).max(1.0).log2().ceil().exp2(),
+        false => step(axis.most, axis.ticks),
+    };
     let count = (axis.most / by + 1e-6).floor().clamp(0.0, 50.0) as usize;
     (0..=count).map(|index| index as f64 * by).collect()
 }
@@ -111,7 +117,7 @@ pub(super) fn bars(label: &str, name: &str, bars: &[(String, f64, String)]) -> S
     let most = (most / by).ceil() * by;
     let (top, bottom) = (10.0, 10.0 + HEIGHT);
     let percent = |value: f64| crate::page::percent(value);
-    let y_axis = Axis { most, ticks: 4.0, text: &percent, name: "" };
+    let y_axis = Axis { most, is_binary: false, ticks: 4.0, text: &percent, name: "" };
     let at = |_: f64, y: f64| (LEFT, bottom - (bottom - top) * y / most);
     for value in ticks(&y_axis) {
         let y = at(0.0, value).1;

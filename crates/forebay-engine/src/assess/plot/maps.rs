@@ -5,14 +5,14 @@ use std::fmt::Write as _;
 use super::svg::{Anchor, LEFT, RIGHT, Svg, step};
 use crate::assess::{Locality, ResidencyOverTime};
 
-/// How much more than even use the darkest colour means.
-const DARKEST: f64 = 4.0;
+/// How much more than even use the strongest colour means.
+const STRONGEST: f64 = 4.0;
 /// Steps of colour: one path for each keeps the file small.
 const SHADES: usize = 12;
 /// Tokens that the line of misses is averaged over.
 const SMOOTH: usize = 8;
 
-/// Layers down, experts across; darker is used more.
+/// Layers down, experts across; stronger is used more.
 pub(super) fn usage(label: &str, locality: &Locality) -> String {
     let mut svg = Svg::new();
     let layers: Vec<(usize, &Vec<u64>)> =
@@ -26,7 +26,7 @@ pub(super) fn usage(label: &str, locality: &Locality) -> String {
     for (row, (_, uses)) in layers.iter().enumerate() {
         let even = uses.iter().sum::<u64>() as f64 / uses.len() as f64;
         for (expert, &count) in uses.iter().enumerate().filter(|(_, count)| **count > 0) {
-            let much = (count as f64 / even / DARKEST).min(1.0).sqrt();
+            let much = (count as f64 / even / STRONGEST).min(1.0).sqrt();
             let shade = ((much * SHADES as f64) as usize).min(SHADES - 1);
             let (x, y) = (LEFT + width * expert as f64, top + height * row as f64);
             let (w, h) = (width - gap, height - gap);

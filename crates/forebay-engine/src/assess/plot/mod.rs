@@ -53,7 +53,20 @@ pub fn figures(assessment: &Assessment) -> Vec<Figure> {
 }
 
 /// Models against each other.
-pub(super) fn comparison(models: &[Assessment]) -> Figure {
+pub(super) fn comparison(models: &[Assessment]) -> Vec<Figure> {
+    let mixed: Vec<(String, &Section)> =
+        models.iter().map(|model| (model.name.clone(), &model.mixed)).collect();
+    let growth = Figure {
+        id: "comparison-growth",
+        title: "Growth of the working sets".to_owned(),
+        caption: "Experts used at least once so far, as a share of all; all domains in turns."
+            .to_owned(),
+        svg: growth_chart(&mixed, false),
+    };
+    vec![compared_misses(models), growth]
+}
+
+fn compared_misses(models: &[Assessment]) -> Figure {
     let one = |(index, model): (usize, &Assessment)| {
         let curve = model.mixed.curves.first()?;
         Some(series(curve, model.name.clone(), index, ""))
@@ -99,8 +112,9 @@ fn miss_chart(
     let text = |value: f64| format!("{value:.0} %");
     let in_bytes = |value: f64| bytes(value / 100.0 * expert_bytes.unwrap_or(0) as f64);
     let second: Option<&dyn Fn(f64) -> String> = expert_bytes.map(|_| &in_bytes as _);
-    let x_axis = Axis { most: 100.0, ticks: 5.0, text: &text, name: "experts in memory" };
-    let y_axis = Axis { most: 100.0, ticks: 5.0, text: &text, name: "" };
+    let x_axis =
+        Axis { most: 100.0, is_binary: false, ticks: 5.0, text: &text, name: "experts in memory" };
+    let y_axis = Axis { most: 100.0, is_binary: false, ticks: 5.0, text: &text, name: "" };
     lines::chart(label, &x_axis, &y_axis, series, mark, second)
 }
 
@@ -157,23 +171,10 @@ fn by_domain(assessment: &Assessment) -> Figure {
 }
 
 fn growth(assessment: &Assessment) -> Figure {
-    let line = |(index, section): (usize, &Section)| Series {
-        name: section.name.clone(),
-        colour: index % COLOURS,
-        style: if index == 0 { "thick" } else { "" },
-        points: section
-            .locality
-            .growth
-            .iter()
-            .map(|&(tokens, share)| (tokens as f64, 100.0 * share, String::new()))
-            .collect(),
-    };
-    let sections = || std::iter::once(&assessment.mixed).chain(&assessment.domains);
-    let series: Vec<Series> = sections().enumerate().map(line).collect();
-    let ends = sections().filter_map(|section| section.locality.growth.last());
-    let most = ends.map(|end| end.0).max().unwrap_or(1);
-    let count = |value: f64| format!("{value:.0}");
-    let share = |value: f64| format!("{value:.0} %");
+    let sections: Vec<(String, &Section)> = std::iter::once(&assessment.mixed)
+        .chain(&assessment.domains)
+        .map(|section| (section.name.clone(), section))
+        .collect();
     let windows = assessment.mixed.locality.windows.iter().filter_map(|window| {
         let found = window.experts_per_layer?;
         Some(format!("{found:.1} in {} tokens", window.tokens))
@@ -186,15 +187,36 @@ fn growth(assessment: &Assessment) -> Figure {
             assessment.experts,
             windows.collect::<Vec<_>>().join(", ")
         ),
-        svg: lines::chart(
-            "Share of the experts that were used, by number of tokens",
-            &Axis { most: most as f64, ticks: 5.0, text: &count, name: "tokens" },
-            &Axis { most: 100.0, ticks: 5.0, text: &share, name: "" },
-            &series,
-            None,
-            None,
-        ),
+        svg: growth_chart(&sections, true),
     }
+}
+
+/// Lines of growth; tokens on a logarithmic axis, as most of it is over after a few hundred.
+fn growth_chart(sections: &[(String, &Section)], first_is_thick: bool) -> String {
+    let line = |(index, (name, section)): (usize, &(String, &Section))| {
+        let point = |&(tokens, share): &(usize, f64)| {
+            ((tokens.max(1) as f64).log2(), 100.0 * share, String::new())
+        };
+        Series {
+            name: name.clone(),
+            colour: index % COLOURS,
+            style: if index == 0 && first_is_thick { "thick" } else { "" },
+            points: section.locality.growth.iter().map(point).collect(),
+        }
+    };
+    let series: Vec<Series> = sections.iter().enumerate().map(line).collect();
+    let ends = sections.iter().filter_map(|(_, section)| section.locality.growth.last());
+    let most = (ends.map(|end| end.0).max().unwrap_or(2).max(2) as f64).log2();
+    let count = |value: f64| crate::page::count(value.exp2().round() as u64);
+    let share = |value: f64| format!("{value:.0} %");
+    lines::chart(
+        "Share of the experts that were used, by number of tokens",
+        &Axis { most, is_binary: false, ticks: 7.0, text: &count, name: "tokens" },
+        &Axis { most: 100.0, is_binary: false, ticks: 5.0, text: &share, name: "" },
+        &series,
+        None,
+        None,
+    )
 }
 
 fn usage(assessment: &Assessment) -> Figure {
@@ -202,7 +224,7 @@ fn usage(assessment: &Assessment) -> Figure {
         id: "usage",
         title: "Usage of the experts".to_owned(),
         caption: format!(
-            "The darkest cells are used four times as often as even use would be, or more. Usage has {} of the entropy \
+            "The strongest cells are used four times as often as even use would be, or more. Usage has {} of the entropy \
              of even use.",
             percent(assessment.mixed.locality.usage_entropy_share)
         ),
@@ -250,7 +272,10 @@ fn reuse(assessment: &Assessment) -> Figure {
     let total = locality.first_uses + locality.reuse.iter().map(|class| class.uses).sum::<u64>();
     let share = |uses: u64| uses as f64 / total.max(1) as f64;
     let bar = |class: &super::ReuseClass| {
-        let name = class.from.to_string();
+        let name = match class.from {
+            from if from < 1024 => from.to_string(),
+            from => format!("{}k", from / 1024),
+        };
         let tip = match class.from == class.to {
             true => format!("the token before used it: {}", percent(share(class.uses))),
             false => {
@@ -304,8 +329,14 @@ fn speed(assessment: &Assessment) -> Option<Figure> {
         caption: format!("A prediction: {}.", assessment.predictions_about),
         svg: lines::chart(
             "Predicted tokens per second by RAM budget",
-            &Axis { most: last.ram_bytes as f64, ticks: 4.0, text: &size, name: "RAM for weights" },
-            &Axis { most: most * 1.05, ticks: 4.0, text: &count, name: "" },
+            &Axis {
+                most: last.ram_bytes as f64,
+                is_binary: true,
+                ticks: 4.0,
+                text: &size,
+                name: "RAM for weights",
+            },
+            &Axis { most: most * 1.05, is_binary: false, ticks: 4.0, text: &count, name: "" },
             &[series],
             None,
             None,

@@ -1,0 +1,212 @@
+//! `assess`: from a model and prompts to figures, a page and a verdict.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::harness::{command, demo, fixture, forebay, moe};
+
+const PROMPTS: &str = r#"{"domain": "tales", "language": "en", "text": "Once upon a time there was"}
+{"domain": "code", "kind": "chat", "text": "def binary_search(items, target):"}
+{"domain": "tales", "text": "The old sailor looked out at the sea and"}
+"#;
+
+/// A folder with a prompt file; paths in it as text.
+struct Folder(tempfile::TempDir);
+
+impl Folder {
+    fn new() -> Folder {
+        let folder = Folder(tempfile::tempdir().unwrap());
+        std::fs::write(folder.path("prompts.jsonl"), PROMPTS).unwrap();
+        folder
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.0.path().join(name).to_str().unwrap().to_owned()
+    }
+
+    fn names(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(self.0.path()).unwrap();
+        let mut names: Vec<String> = entries
+            .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
+            .collect();
+        names.sort();
+        names
+    }
+}
+
+/// What every number of a document must be: finite, shares from 0 to 1.
+fn check_shares(value: &Value) {
+    match value {
+        Value::Object(fields) => {
+            for (name, value) in fields {
+                if let Some(share) = value.as_f64()
+                    && (name == "share" || name == "hit_rate" || name == "token_overlap")
+                {
+                    assert!((0.0..=1.0).contains(&share), "{name}: {share}");
+                }
+                check_shares(value);
+            }
+        }
+        Value::Array(items) => items.iter().for_each(check_shares),
+        _ => {}
+    }
+}
+
+#[test]
+fn a_model_is_recorded_measured_and_drawn() {
+    let folder = Folder::new();
+    // A name that would be markup if anything forgot to escape it.
+    let hostile = folder.path("<img src=x onerror=alert(1)>&\"'@BODY@.gguf");
+    std::os::unix::fs::symlink(demo(), &hostile).unwrap();
+    let (prompts, page, figures) =
+        (folder.path("prompts.jsonl"), folder.path("report.html"), folder.path("figures"));
+    let arguments = [
+        "assess",
+        &hostile,
+        "--prompts",
+        &prompts,
+        "--tokens",
+        "6",
+        "--device",
+        "cpu",
+        "-o",
+        &page,
+        "--svg",
+        &figures,
+        "--json",
+    ];
+    let document = forebay(&arguments).json();
+    check_shares(&document);
+    let model = &document["models"][0];
+    assert_eq!((model["expert_layers"].as_u64(), model["experts"].as_u64()), (Some(8), Some(32)));
+    let domains: Vec<&str> =
+        model["domains"].as_array().unwrap().iter().map(|d| d["name"].as_str().unwrap()).collect();
+    assert_eq!(domains, ["tales", "code"]);
+    let generated = |section: &Value| section["locality"]["generated_tokens"].as_u64().unwrap();
+    let by_domain: u64 = model["domains"].as_array().unwrap().iter().map(generated).sum();
+    assert_eq!(generated(&model["mixed"]), by_domain);
+    assert!((3..=18).contains(&by_domain), "{by_domain}");
+    // The demo model is a base model.
+    assert_eq!(model["prompts_without_template"], 1);
+    let curves = model["mixed"]["curves"].as_array().unwrap();
+    let of = |name: &str| curves.iter().find(|curve| curve["policy"] == name).unwrap();
+    for (best, other) in of("belady")["points"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .zip(of("lru")["points"].as_array().unwrap())
+    {
+        assert!(best["hit_rate"].as_f64() >= other["hit_rate"].as_f64(), "{best} {other}");
+    }
+    // Less than one token's cycle: a global list by recency never hits.
+    let small = &of("lru")["points"][2];
+    assert!(small["capacity_bytes"].as_u64() < model["cycle_bytes"].as_u64());
+    assert_eq!(small["hit_rate"], 0.0);
+    assert!(model["verdict"].as_array().unwrap().len() >= 4);
+
+    let html = std::fs::read_to_string(&page).unwrap();
+    assert!(html.starts_with("<!doctype html>") && html.ends_with("</html>\n"));
+    assert!(html.contains("&lt;img src=x onerror=alert(1)&gt;&amp;&quot;&#39;@BODY@"));
+    for outside in ["<img", "<script", "http://", "https://", "url(", "NaN", "inf"] {
+        let html = html.replace("http://www.w3.org/2000/svg", "").replace("information", "");
+        assert!(!html.contains(outside), "{outside}");
+    }
+    let drawn: Vec<PathBuf> =
+        std::fs::read_dir(&figures).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert!(drawn.len() >= 7, "{drawn:?}");
+    for figure in drawn {
+        let svg = std::fs::read_to_string(&figure).unwrap();
+        assert!(svg.starts_with("<?xml") && svg.trim_end().ends_with("</svg>"), "{figure:?}");
+        assert!(svg.contains("prefers-color-scheme: dark") && !svg.contains("NaN"), "{figure:?}");
+    }
+    assert_eq!(folder.names().len(), 4, "{:?}", folder.names());
+}
+
+#[test]
+fn the_same_seed_gives_the_same_figures_whatever_the_budget() {
+    let folder = Folder::new();
+    let (model, prompts) = (demo(), folder.path("prompts.jsonl"));
+    let figures = |more: &[&str]| {
+        let common =
+            ["assess", &model, "--prompts", &prompts, "--tokens", "4", "--device", "cpu", "--json"];
+        let mut document = forebay(&[&common[..], more].concat()).json();
+        document["models"][0].take()["mixed"].take()
+    };
+    let all = figures(&[]);
+    assert_eq!(all, figures(&["--ram", "8MiB"]));
+    assert_ne!(all, figures(&["--seed", "1"]));
+}
+
+#[test]
+fn two_models_are_compared_in_words() {
+    let folder = Folder::new();
+    let (model, prompts) = (demo(), folder.path("prompts.jsonl"));
+    let other = moe();
+    let arguments =
+        ["assess", &model, &other, "--prompts", &prompts, "--tokens", "4", "--device", "cpu"];
+    let text = forebay(&arguments).ok().stdout;
+    for needed in
+        ["misses at 25 %", "mixed", "tales", "layer-lru", "belady", "The cliff", "locality"]
+    {
+        assert!(text.contains(needed), "{needed} is missing in: {text}");
+    }
+    assert!(text.contains("8 layers of 32 experts, 4 per token"), "{text}");
+    assert!(text.contains("layers of 16 experts, 4 per token"), "{text}");
+}
+
+#[test]
+fn what_cannot_be_assessed_is_said() {
+    let folder = Folder::new();
+    let (model, page) = (demo(), folder.path("report.html"));
+    let dense = fixture("gguf/llama_k").expect("the project holds this fixture");
+    let dense = gguf_in(&dense);
+    // The dense one is refused before the other is recorded.
+    let line = forebay(&["assess", &model, &dense, "-o", &page]).failed(1);
+    assert!(line.contains("dense model") && line.contains("no experts"), "{line}");
+    for (prompts, why) in [
+        ("", "no prompts"),
+        ("{\"text\": ", "prompt 1"),
+        ("{\"text\": \"x\", \"extra\": 1}", "extra"),
+    ] {
+        std::fs::write(folder.path("bad"), prompts).unwrap();
+        let bad = folder.path("bad");
+        let line = forebay(&["assess", &model, "--prompts", &bad, "-o", &page]).failed(1);
+        assert!(line.contains(why) && line.contains("bad"), "{line}");
+    }
+    let missing = folder.path("missing/report.html");
+    let line = forebay(&["assess", &model, "-o", &missing]).failed(1);
+    assert!(line.contains("does not exist"), "{line}");
+    let line = forebay(&["assess", "no/such/model"]).failed(1);
+    assert!(line.contains("no/such/model"), "{line}");
+    assert_eq!(folder.names(), ["bad", "prompts.jsonl"]);
+    // A disk that is full, without root: nothing of the page is left.
+    let prompts = folder.path("prompts.jsonl");
+    let shell = "trap '' XFSZ; ulimit -f 8; exec \"$0\" \"$@\"";
+    let binary = env!("CARGO_BIN_EXE_forebay");
+    let arguments = [
+        "-c",
+        shell,
+        binary,
+        "assess",
+        &model,
+        "--prompts",
+        &prompts,
+        "--tokens",
+        "2",
+        "--device",
+        "cpu",
+        "-o",
+        &page,
+    ];
+    let line = command("sh", &arguments, "").failed(1);
+    assert!(line.contains("report.html") && line.contains("cannot be written"), "{line}");
+    assert_eq!(folder.names(), ["bad", "prompts.jsonl"]);
+}
+
+/// The GGUF file in a folder.
+fn gguf_in(folder: &Path) -> String {
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let mut files = entries.filter(|path| path.extension().is_some_and(|end| end == "gguf"));
+    files.next().expect("a GGUF file").to_str().unwrap().to_owned()
+}
