@@ -83,5 +83,5 @@ pub enum EngineError {
         "{}: is a dense model: it has no experts that could be cached, every token uses all of its weights",
         path.display()
     )]
-    NoExperts { path: PathBuf },
+    DenseModel { path: PathBuf },
 }

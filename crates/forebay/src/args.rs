@@ -1,5 +1,7 @@
 //! The command line as it is typed. What it means is decided in [`crate::config`].
 
+mod assess;
+
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -13,6 +15,8 @@ use serde::Serialize;
 
 use crate::help;
 use crate::size;
+
+pub use assess::AssessArgs;
 
 /// Runs language models that are larger than memory: weights stay on the SSD and pass through a
 /// small, bounded basin of RAM just before they are needed.
@@ -300,33 +304,6 @@ pub struct BenchArgs {
     #[command(flatten)]
     pub routing: RoutingArgs,
     /// Print one JSON document
-    #[arg(long, help_heading = "Output")]
-    pub json: bool,
-}
-
-#[derive(Args)]
-pub struct AssessArgs {
-    /// Models with experts, each a GGUF file, pack or Hugging Face folder; several are compared
-    #[arg(value_name = "MODEL", required = true, num_args = 1.., value_hint = ValueHint::AnyPath)]
-    pub models: Vec<PathBuf>,
-    /// Record on these instead of the prompts that ship with the program: JSON lines or plain text
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub prompts: Option<PathBuf>,
-    /// Tokens to generate after each prompt; fewer where the model ends its text before
-    #[arg(long, value_name = "N", default_value_t = 96, value_parser = count())]
-    pub tokens: usize,
-    /// Seed of the random choices; the same gives the same recording
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    pub seed: u64,
-    #[command(flatten)]
-    pub budget: BudgetArgs,
-    /// Write the report: one page without network access
-    #[arg(short, long, value_name = "OUT", value_hint = ValueHint::FilePath, help_heading = "Output")]
-    pub output: Option<PathBuf>,
-    /// Write every figure as an SVG file into this folder, which is made if it is not there
-    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath, help_heading = "Output")]
-    pub svg: Option<PathBuf>,
-    /// Print one JSON document with all figures
     #[arg(long, help_heading = "Output")]
     pub json: bool,
 }

@@ -32,7 +32,7 @@ use crate::Session;
 
 pub use locality::{Locality, ReuseClass, WindowExperts};
 pub use page::page;
-pub use plot::{Figure, figures};
+pub use plot::{Figure, comparison, figures};
 pub use predict::{DiskRates, Prediction, disk_rates};
 pub use record::{Passage, RecordOptions, Recording, RoutingShape};
 pub use residency::{ResidencyOverTime, Stretch};

@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
-use forebay_model::LogitsWanted;
 use forebay_model::sampling::{Sampler, Sampling};
+use forebay_model::{LogitsWanted, Routing};
 use forebay_stream::{ExpertIndex, LayerIndex, Lookups, Phase};
 use forebay_text::RenderInput;
 use serde_json::{Map, json};
@@ -160,18 +160,19 @@ impl Session {
     /// Feeds every prompt, lets the model go on, and records the experts that it chooses. `progress` gets the tokens
     /// done and the most that there may be.
     ///
-    /// Routing does not depend on the budget that the session runs with.
+    /// Routing does not depend on the budget that the session runs with. A trace that
+    /// [`Session::record_routing`] began gets a turn for each prompt.
     ///
     /// # Errors
-    /// A model without experts ([`EngineError::NoExperts`]) or tokenizer, a template that refuses a prompt, failed reads.
-    pub fn record_routing(
+    /// A model without experts ([`EngineError::DenseModel`]) or tokenizer, a template that refuses a prompt, failed reads.
+    pub fn record_prompts(
         &mut self,
         prompts: &[Prompt],
         options: &RecordOptions,
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Recording, EngineError> {
         let Some(shape) = self.routing_shape() else {
-            return Err(EngineError::NoExperts { path: self.info().path.clone() });
+            return Err(EngineError::DenseModel { path: self.info().path.clone() });
         };
         let names = super::prompts::domains(prompts);
         // Room for the answer: half of the context where it is short.
@@ -224,8 +225,10 @@ impl Session {
     ) -> Result<(Vec<i32>, f64), EngineError> {
         self.reset();
         let mut sampler = Sampler::new(sampling, self.vocab_size());
-        let mut routing = Vec::new();
-        self.record_tokens(prompt, &mut routing)?;
+        let (mut rows, mut routing) = (Routing::default(), Vec::new());
+        self.begin_turn(prompt)?;
+        self.record_tokens(Phase::Prompt, prompt, &mut rows)?;
+        routing.append(&mut rows.experts);
         self.decoder.end_prompt(prompt.len());
         let (started, waited) = (Instant::now(), self.wait_seconds());
         for generated in 0..count {
@@ -240,7 +243,8 @@ impl Session {
             if self.tokenizer()?.is_end_of_generation(id) {
                 break;
             }
-            self.record_tokens(&[id], &mut routing)?;
+            self.record_tokens(Phase::Generate, &[id], &mut rows)?;
+            routing.append(&mut rows.experts);
             self.decoder.end_token();
         }
         let waited = self.wait_seconds() - waited;
@@ -264,10 +268,17 @@ impl Session {
         self.decoder.residency().map_or(0.0, |residency| residency.statistics().wait_seconds)
     }
 
-    fn record_tokens(&mut self, ids: &[u32], routing: &mut Vec<i32>) -> Result<(), EngineError> {
-        self.decoder.forward(ids, LogitsWanted::Last, &mut self.logits, Some(routing))?;
+    /// Runs tokens, and puts what they chose in place of `rows`.
+    fn record_tokens(
+        &mut self,
+        phase: Phase,
+        ids: &[u32],
+        rows: &mut Routing,
+    ) -> Result<(), EngineError> {
+        rows.clear();
+        self.decoder.forward(ids, LogitsWanted::Last, &mut self.logits, Some(rows))?;
         self.cached.extend_from_slice(ids);
-        Ok(())
+        self.record(phase, rows)
     }
 
     /// Ids of a prompt, and whether a chat template was wanted in vain.

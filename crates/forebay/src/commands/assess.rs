@@ -2,22 +2,23 @@
 
 use std::fmt::Write as _;
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::Context as _;
 use forebay_engine::assess::prompts::{self, Prompt};
-use forebay_engine::assess::{self, Assessment, RecordOptions, Section};
+use forebay_engine::assess::{self, Assessment, Figure, RecordOptions, Section};
 use forebay_engine::{EngineError, SessionOptions};
 use forebay_model::sampling::Sampling;
 use serde::Serialize;
 
 use crate::args::AssessArgs;
 use crate::config;
-use crate::failure::Outcome;
+use crate::failure::{Outcome, usage};
 use crate::open;
 use crate::output::{self, Align};
 use crate::pending::{self, PendingFile};
 use crate::progress::TokensProgress;
+use crate::routing_file::RoutingFile;
 use crate::size;
 
 #[derive(Serialize)]
@@ -27,6 +28,9 @@ struct Document {
 
 pub fn run(args: AssessArgs) -> Outcome {
     let options = config::session(&args.budget)?;
+    if args.models.len() > 1 && args.routing.trace_routing.is_some() {
+        return usage("--trace-routing records one model: assess the others without it");
+    }
     let prompts = match &args.prompts {
         Some(path) => prompts::read(path)?,
         None => prompts::shipped(),
@@ -40,10 +44,10 @@ pub fn run(args: AssessArgs) -> Outcome {
     // All models before any recording, which may take minutes.
     for model in &args.models {
         if open::inspect(model)?.model.experts == 0 {
-            return Err(EngineError::NoExperts { path: model.clone() }.into());
+            return Err(EngineError::DenseModel { path: model.clone() }.into());
         }
     }
-    let mut models = Vec::new();
+    let mut models = Vec::with_capacity(args.models.len());
     for model in &args.models {
         models.push(one(model, &prompts, &options, &args)?);
     }
@@ -69,21 +73,24 @@ fn one(
     options: &SessionOptions,
     args: &AssessArgs,
 ) -> Outcome<Assessment> {
+    let routing_file = RoutingFile::create(args.routing.trace_routing.as_deref())?;
     let mut session = open::session(model, options, "an assessment")?;
+    routing_file.record(&mut session)?;
     let sampling = Sampling { seed: args.seed, ..Sampling::default() };
     let record = RecordOptions { tokens: args.tokens, sampling };
     let name = model.file_name().unwrap_or(model.as_os_str()).to_string_lossy();
     let progress = TokensProgress::new(format!("recording {}", clean(&name)));
     let recording = session
-        .record_routing(prompts, &record, &mut |done, total| progress.update(done, total))
+        .record_prompts(prompts, &record, &mut |done, total| progress.update(done, total))
         .map_err(|error| open::named(error, model))?;
     drop(progress);
+    routing_file.finish(&mut session)?;
     Ok(assess::assess(model, &session, &recording, args.seed, assess::disk_rates(model)))
 }
 
-/// Writes every figure of every model; returns how many.
+/// Writes every figure of every model, and what compares them; returns how many.
 fn draw(folder: &Path, models: &[Assessment]) -> anyhow::Result<usize> {
-    let mut count = 0;
+    let mut drawn: Vec<(String, Figure)> = Vec::new();
     let mut used: Vec<String> = Vec::new();
     for model in models {
         let mut name = file_name(&model.name);
@@ -92,16 +99,22 @@ fn draw(folder: &Path, models: &[Assessment]) -> anyhow::Result<usize> {
             name = format!("{name}-{}", used.len() + 1);
         }
         for figure in assess::figures(model) {
-            let path: PathBuf = folder.join(format!("{name}-{}.svg", figure.id));
-            let mut file = PendingFile::create(&path)?;
-            file.write_all(figure.standalone().as_bytes())
-                .with_context(|| format!("{}: cannot be written", path.display()))?;
-            file.commit()?;
-            count += 1;
+            drawn.push((format!("{name}-{}.svg", figure.id), figure));
         }
         used.push(name);
     }
-    Ok(count)
+    if models.len() > 1 {
+        let compared = assess::comparison(models).into_iter();
+        drawn.extend(compared.map(|figure| (format!("{}.svg", figure.id), figure)));
+    }
+    for (name, figure) in &drawn {
+        let path = folder.join(name);
+        let mut file = PendingFile::create(&path)?;
+        file.write_all(figure.standalone().as_bytes())
+            .with_context(|| format!("{}: cannot be written", path.display()))?;
+        file.commit()?;
+    }
+    Ok(drawn.len())
 }
 
 /// A name that is good on every file system.

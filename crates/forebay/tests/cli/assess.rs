@@ -139,6 +139,64 @@ fn the_same_seed_gives_the_same_figures_whatever_the_budget() {
 }
 
 #[test]
+fn replay_of_the_recorded_trace_counts_the_same() {
+    let folder = Folder::new();
+    let (model, prompts, trace) = (demo(), folder.path("plain.txt"), folder.path("assess.routing"));
+    // One domain: the report takes its prompts in the order of the recording.
+    std::fs::write(&prompts, "The old sailor looked out\n---\nOnce upon a time there was\n")
+        .unwrap();
+    let arguments = [
+        "assess",
+        &model,
+        "--prompts",
+        &prompts,
+        "--tokens",
+        "8",
+        "--device",
+        "cpu",
+        "--json",
+        "--trace-routing",
+        &trace,
+    ];
+    let document = forebay(&arguments).json();
+    for policy in ["layer-lfu", "lru", "belady"] {
+        let arguments = [
+            "replay",
+            &trace,
+            "--policy",
+            policy,
+            "--capacity",
+            "8/layer",
+            "--phase",
+            "generate",
+            "--cut-batches",
+            "--json",
+        ];
+        let replayed = forebay(&arguments).json();
+        let curves = document["models"][0]["mixed"]["curves"].as_array().unwrap();
+        let curve = curves.iter().find(|curve| curve["policy"] == policy).unwrap();
+        let point = &curve["points"][7];
+        assert_eq!(point["share"], 0.25);
+        let rates = hit_rates(&replayed);
+        assert_eq!(rates, [point["hit_rate"].as_f64().unwrap()], "{policy}: {replayed}");
+    }
+    let two = ["assess", &model, &model, "--trace-routing", &trace];
+    assert!(forebay(&two).failed(2).contains("one model"));
+}
+
+/// Every `hit_rate` in a document.
+fn hit_rates(value: &Value) -> Vec<f64> {
+    match value {
+        Value::Object(fields) => {
+            let own = fields.get("hit_rate").and_then(Value::as_f64);
+            own.into_iter().chain(fields.values().flat_map(hit_rates)).collect()
+        }
+        Value::Array(items) => items.iter().flat_map(hit_rates).collect(),
+        _ => Vec::new(),
+    }
+}
+
+#[test]
 fn two_models_are_compared_in_words() {
     let folder = Folder::new();
     let (model, prompts) = (demo(), folder.path("prompts.jsonl"));

@@ -53,7 +53,7 @@ pub fn figures(assessment: &Assessment) -> Vec<Figure> {
 }
 
 /// Models against each other.
-pub(super) fn comparison(models: &[Assessment]) -> Vec<Figure> {
+pub fn comparison(models: &[Assessment]) -> Vec<Figure> {
     let mixed: Vec<(String, &Section)> =
         models.iter().map(|model| (model.name.clone(), &model.mixed)).collect();
     let growth = Figure {

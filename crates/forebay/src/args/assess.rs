@@ -1,0 +1,36 @@
+//! What is typed after `forebay assess`.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueHint};
+
+use super::{BudgetArgs, RoutingArgs, count};
+
+#[derive(Args)]
+pub struct AssessArgs {
+    /// Models with experts, each a GGUF file, pack or Hugging Face folder; several are compared
+    #[arg(value_name = "MODEL", required = true, num_args = 1.., value_hint = ValueHint::AnyPath)]
+    pub models: Vec<PathBuf>,
+    /// Record on these instead of the prompts that ship with the program: JSON lines or plain text
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub prompts: Option<PathBuf>,
+    /// Tokens to generate after each prompt; fewer where the model ends its text before
+    #[arg(long, value_name = "N", default_value_t = 96, value_parser = count())]
+    pub tokens: usize,
+    /// Seed of the random choices; the same gives the same recording
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+    #[command(flatten)]
+    pub budget: BudgetArgs,
+    #[command(flatten)]
+    pub routing: RoutingArgs,
+    /// Write the report: one page without network access
+    #[arg(short, long, value_name = "OUT", value_hint = ValueHint::FilePath, help_heading = "Output")]
+    pub output: Option<PathBuf>,
+    /// Write every figure as an SVG file into this folder, which is made if it is not there
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath, help_heading = "Output")]
+    pub svg: Option<PathBuf>,
+    /// Print one JSON document with all figures
+    #[arg(long, help_heading = "Output")]
+    pub json: bool,
+}
