@@ -1,5 +1,6 @@
 //! `cargo xtask`: chores of this repository that need more than a shell line.
 
+mod emulate;
 mod ptx;
 mod tidy;
 
@@ -7,7 +8,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Every subcommand, as the documentation may name it.
-pub const COMMANDS: [&str; 2] = ["ptx", "tidy"];
+pub const COMMANDS: [&str; 3] = ["emulate", "ptx", "tidy"];
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -16,12 +17,16 @@ fn main() -> ExitCode {
         None => ("", &[] as &[String]),
     };
     let outcome = match command {
+        "emulate" => emulate::run(&repository_root(), rest),
         "ptx" => ptx::run(&repository_root(), rest),
         "tidy" => tidy::run(&repository_root()),
         _ => {
             eprintln!("usage: cargo xtask <{}>", COMMANDS.join("|"));
-            eprintln!("  ptx   compile the CUDA kernels (--check: compare only)");
-            eprintln!("  tidy  check the rules of the house: lengths, unsafe, unused files, docs");
+            eprintln!("  emulate  run a command on an emulated GPU ([--out DIR] COMMAND...)");
+            eprintln!("  ptx      compile the CUDA kernels (--check: compare only)");
+            eprintln!(
+                "  tidy     check the rules of the house: lengths, unsafe, unused files, docs"
+            );
             return ExitCode::from(2);
         }
     };

@@ -1,0 +1,107 @@
+//! The backend for GPUs without a GPU: `gpu-check` on the emulated driver of `emulator`, which runs the kernels' sources
+//! on the CPU.
+
+#![cfg(target_os = "linux")]
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+
+/// Kernels that take little time, one or more of each family.
+const KERNELS: [&str; 14] = [
+    "norm",
+    "quantize",
+    "router choice",
+    "router pairs",
+    "router reports",
+    "top_k",
+    "elementwise",
+    "attention of one token",
+    "attention decode f16 24/16",
+    "attention prompt q8_0 24/16",
+    "embedding Q6_K",
+    "matvec Q4_K",
+    "matvec-experts MXFP4",
+    "pool",
+];
+
+fn emulator() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("emulator")
+}
+
+/// The folder of the emulated driver, built when first asked for; `None` without a compiler.
+fn driver() -> Option<&'static Path> {
+    static FOLDER: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let build = || {
+        let compiler = std::env::var("CXX").unwrap_or_else(|_| "g++".into());
+        if Command::new(&compiler).arg("--version").output().is_err() {
+            let why = format!("SKIPPED: no {compiler}, so that no GPU can be emulated");
+            let _ = writeln!(std::io::stderr(), "{why}");
+            return None;
+        }
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulator");
+        let status = Command::new("sh").arg(emulator().join("build.sh")).arg(&folder).status();
+        assert!(status.expect("a shell").success(), "the emulated driver does not compile");
+        Some(folder)
+    };
+    FOLDER.get_or_init(build).as_deref()
+}
+
+fn gpu_check(driver: &Path, only: &[&str], settings: &[(&str, &str)]) -> Output {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gpu-check"));
+    command.arg("--models").arg(fixtures);
+    only.iter().for_each(|only| drop(command.args(["--only", only])));
+    command.envs(settings.iter().map(|(name, value)| (format!("FOREBAY_EMULATOR_{name}"), value)));
+    command.env("LD_LIBRARY_PATH", driver).env("FOREBAY_EMULATOR", emulator());
+    command.env("FOREBAY_EMULATOR_CACHE", driver.join("modules")).output().unwrap()
+}
+
+/// Runs checks and expects all of them to pass, `least` at least.
+fn passes(only: &[&str], settings: &[(&str, &str)], least: usize) {
+    let Some(driver) = driver() else { return };
+    let output = gpu_check(driver, only, settings);
+    let text = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{:?}\n{text}\n{errors}", output.status);
+    let passed = text.lines().filter(|line| line.contains(" ok   worst ")).count();
+    assert!(passed >= least, "{passed} checks instead of {least}:\n{text}");
+    // What the driver refuses it says there.
+    assert!(errors.is_empty(), "{errors}");
+}
+
+#[test]
+fn kernels() {
+    passes(&KERNELS, &[], 30);
+}
+
+/// The other order of threads and blocks, and queued work that is done only when somebody waits for it.
+#[test]
+fn kernels_in_another_order() {
+    passes(&["norm", "router", "top_k"], &[("ORDER", "backward"), ("LAZY", "1")], 12);
+}
+
+#[test]
+fn dense_models() {
+    passes(&["model exact models/llama3_rope", "model load models/llama3_rope"], &[], 2);
+    passes(&["model graphs models/llama3_rope"], &[("LAZY", "1")], 1);
+    passes(&["model fast gguf/llama_k"], &[("CAPABILITY", "80"), ("ORDER", "backward")], 1);
+}
+
+#[test]
+fn models_with_experts() {
+    passes(&["model exact models/qwen3_moe", "model load gguf/qwen3_moe"], &[], 2);
+    passes(&["model fast gguf/qwen3_moe", "model graphs gguf/qwen3_moe"], &[("LAZY", "1")], 2);
+}
+
+/// A GPU that cannot map memory takes all of it at the start; one that has too little says so.
+#[test]
+fn memory_of_other_gpus() {
+    passes(&["model load models/qwen3_moe"], &[("MAPS", "0")], 1);
+    let Some(driver) = driver() else { return };
+    let output = gpu_check(driver, &["model load models/qwen3_moe"], &[("MIB", "1")]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("memory"), "{text}");
+}
