@@ -7,6 +7,7 @@ use std::fs::File;
 use std::io::BufReader;
 use std::time::Instant;
 
+use forebay_stream::routing::{LookupOrder, RoutingHeader, RoutingLayer, RoutingRecorder};
 use forebay_stream::{
     Capacity, ExpertIndex, LayerIndex, Lookups, LruCurve, Phase, PolicyKind, ReplayPolicy,
     RoutingTrace, Scope, replay,
@@ -46,6 +47,29 @@ fn synthetic(accesses: usize) -> Lookups {
     lookups
 }
 
+/// Microseconds to record one generated token, compression and writing to memory included.
+fn recording_microseconds() -> f64 {
+    const TOKENS: usize = 2000;
+    let layer = RoutingLayer { experts: EXPERTS, used: USED as u32, expert_bytes: 1 };
+    let layers = vec![layer; LAYERS as usize];
+    let header = RoutingHeader::new("m".into(), "a".into(), layers, LookupOrder::Ascending);
+    let header = RoutingHeader { weights: true, ..header };
+    let lookups = synthetic(TOKENS * USED * LAYERS as usize);
+    let experts: Vec<i32> =
+        lookups.batches().flat_map(|batch| batch.2.iter().map(|expert| expert.0 as i32)).collect();
+    let weights: Vec<f32> =
+        (0..experts.len()).map(|at| 1.0 / (1.0 + (at * 7919 % 1009) as f32)).collect();
+    let mut recorder = RoutingRecorder::new(Box::new(std::io::sink()), header).expect("a header");
+    recorder.turn(&[]).expect("nothing to fail");
+    let row = USED * LAYERS as usize;
+    let started = Instant::now();
+    for (experts, weights) in experts.chunks(row).zip(weights.chunks(row)) {
+        recorder.record(Phase::Generate, experts, weights, 1).expect("nothing to fail");
+    }
+    recorder.finish().expect("nothing to fail");
+    1e6 * started.elapsed().as_secs_f64() / TOKENS as f64
+}
+
 fn main() {
     let mut arguments = std::env::args().skip(1);
     let accesses = arguments.next().map_or(10_000_000, |text| text.parse().expect("a number"));
@@ -64,6 +88,7 @@ fn main() {
         let points = curve.points().count();
         println!("{scope:?} LRU at all capacities: {seconds:.3} s, {points} points");
     }
+    println!("recording: {:.1} us for each token", recording_microseconds());
     println!("policy  capacity  hit rate  million accesses/s");
     for policy in ReplayPolicy::all() {
         for share in [0.1, 0.25, 0.75] {
