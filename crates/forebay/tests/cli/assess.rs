@@ -87,8 +87,9 @@ fn a_model_is_recorded_measured_and_drawn() {
     let by_domain: u64 = model["domains"].as_array().unwrap().iter().map(generated).sum();
     assert_eq!(generated(&model["mixed"]), by_domain);
     assert!((3..=18).contains(&by_domain), "{by_domain}");
-    // The demo model is a base model.
-    assert_eq!(model["prompts_without_template"], 1);
+    let inspected = forebay(&["inspect", &demo(), "--json"]).json();
+    let without = u64::from(inspected["has_chat_template"] == false);
+    assert_eq!(model["prompts_without_template"], without);
     let curves = model["mixed"]["curves"].as_array().unwrap();
     let of = |name: &str| curves.iter().find(|curve| curve["policy"] == name).unwrap();
     for (best, other) in of("belady")["points"]
