@@ -152,23 +152,27 @@ int barrier(int value) {
     return block.barrier_result;
 }
 
+void do_copy(const Copy &copy) {
+    memcpy(copy.to, copy.from, (size_t)copy.bytes);
+    memset((char *)copy.to + copy.bytes, 0, (size_t)copy.zeroes);
+}
+
 void copy(void *to, const void *from, int bytes, int zeroes) {
     if (((uintptr_t)to | (uintptr_t)from) & 15) fail("a copy to shared memory is not aligned to 16 bytes");
     Thread &thread = block.threads[block.current];
     thread.copies.push_back({to, from, bytes, zeroes, thread.groups});
+    // As early as a GPU may: what it overwrites, nobody may still have to read.
+    if (block.backward) do_copy(thread.copies.back());
 }
 
 void commit_copies() { block.threads[block.current].groups++; }
 
-// As late as a GPU may: what is read before it was waited for is never there by luck.
+// Forward, as late as a GPU may: what is read before it was waited for is never there by luck.
 void wait_copies(int pending) {
     Thread &thread = block.threads[block.current];
     size_t done = 0;
-    for (; done < thread.copies.size() && thread.copies[done].group < thread.groups - pending; done++) {
-        const Copy &copy = thread.copies[done];
-        memcpy(copy.to, copy.from, (size_t)copy.bytes);
-        memset((char *)copy.to + copy.bytes, 0, (size_t)copy.zeroes);
-    }
+    for (; done < thread.copies.size() && thread.copies[done].group < thread.groups - pending; done++)
+        if (!block.backward) do_copy(thread.copies[done]);
     thread.copies.erase(thread.copies.begin(), thread.copies.begin() + (ptrdiff_t)done);
 }
 
