@@ -7,7 +7,6 @@
 //! cache/         the cache state machine that the residency and the replay share (pure)
 //! routing/       traces of which experts were chosen: recording, the file, the CSV form
 //! replay/        recorded routing through that state machine, bounds, curves, predictors (pure)
-//! measures.rs    what a trace says about locality (pure)
 //! slots.rs       slots of the arena and the leases that pin them
 //! residency/     blocks in flight, resident and leased; the only part that talks to a read engine
 //! statistics.rs  counters, per token and in total
@@ -20,7 +19,6 @@
 mod blocks;
 mod cache;
 mod error;
-pub mod measures;
 mod plan;
 mod policy;
 mod replay;
