@@ -257,13 +257,13 @@ def check_given_back(forebay, folder, device):
 
 def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("library")
+    arguments.add_argument("shared_object", metavar="LIBRARY")
     arguments.add_argument("folders", nargs="*")
     arguments.add_argument("--device", default="cuda:0")
     given = arguments.parse_args()
     import torch
 
-    forebay = Forebay(os.path.abspath(given.library))
+    forebay = Forebay(os.path.abspath(given.shared_object))
     if given.device != "cpu":
         torch.ones(1, device=given.device)
     with tempfile.TemporaryDirectory() as made:

@@ -51,7 +51,6 @@ impl Launch {
     }
 
     /// `float`.
-    #[allow(dead_code, reason = "products take no numbers; other families do")]
     pub(crate) fn float(self, value: f32) -> Launch {
         self.u64(u64::from(value.to_bits()))
     }

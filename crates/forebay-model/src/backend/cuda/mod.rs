@@ -73,7 +73,8 @@ impl CudaPlan {
         }
     }
 
-    /// Finds out whether a model fits `gpu` with such a cache; `exact` computes in f32 throughout. `vram_bytes` bounds all device memory, the driver's context included.
+    /// Finds out whether a model fits `gpu` with such a cache; `exact` computes in f32 throughout. `vram_bytes` bounds
+    /// all device memory, the driver's context included.
     ///
     /// # Errors
     /// [`ModelError::VramTooSmall`]; weights or routers that have no kernels; whatever the driver says.
@@ -320,6 +321,8 @@ impl Backend for CudaBackend {
     }
 
     fn begin(&mut self, step: &Step<'_>, batch: &Batch<'_>) -> Result<Begun, ModelError> {
+        // A batch that failed may have left what its next step would have taken.
+        (self.inputs, self.outputs) = (None, None);
         self.exchange.take(&self.gpu, batch.tokens, step.position)?;
         let one = step.count == 1 && batch.end != End::Nothing && !batch.routing;
         let way = Way { splits: self.attention_splits(step), end: batch.end };
