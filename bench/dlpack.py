@@ -233,6 +233,8 @@ def check_given_back(forebay, folder, device):
         return total - free
 
     torch.cuda.empty_cache()
+    # Torch takes GPU memory in pieces of its own: the piece that the sums below are in stays in use.
+    total = torch.zeros(1, dtype=torch.float64, device=device)
     before = used()
     for _ in range(3):
         weights = Weights(forebay, folder, device, pinned_bytes=4 << 20)
