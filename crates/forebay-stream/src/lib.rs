@@ -9,6 +9,7 @@
 //! replay/        recorded routing through that state machine, bounds, curves, predictors (pure)
 //! slots.rs       slots of the arena and the leases that pin them
 //! residency/     blocks in flight, resident and leased; the only part that talks to a read engine
+//! tier.rs        slots of a tier whose memory others own, as a GPU's (pure)
 //! statistics.rs  counters, per token and in total
 //! ```
 //!
@@ -26,6 +27,7 @@ mod residency;
 pub mod routing;
 mod slots;
 mod statistics;
+mod tier;
 
 pub use blocks::{BlockId, ExpertIndex, LayerIndex, ModelBlocks};
 pub use cache::{CacheCounters, CacheShape, CacheState, LayerShape};
@@ -40,4 +42,5 @@ pub use replay::{
 pub use residency::Residency;
 pub use routing::{Phase, RoutingTrace};
 pub use slots::Lease;
+pub use tier::{ExpertTier, TierStatistics};
 pub use statistics::{FaultedExperts, PeakBytes, PrefetchCounters, StreamStatistics, TokenRecord};

@@ -97,6 +97,13 @@ pub struct Lease {
     buffer: Arc<SlotBuffer>,
 }
 
+impl AsRef<[u8]> for Lease {
+    /// The whole slot.
+    fn as_ref(&self) -> &[u8] {
+        self.slot_bytes()
+    }
+}
+
 impl Lease {
     /// The block that it pins.
     pub fn block(&self) -> BlockId {

@@ -65,19 +65,22 @@ impl Budget {
         reserved_bytes: u64,
         policy: PolicyKind,
     ) -> Result<MemoryPlan, StreamError> {
-        let sizes = Sizes::of(blocks);
-        let free = ram_bytes.map_or(u64::MAX, |ram| ram.saturating_sub(reserved_bytes));
-        let candidates = sizes.candidates();
-        let best = candidates
-            .iter()
-            .filter_map(|classes| Candidate::within(&sizes, classes, free))
-            .max_by_key(|candidate| (candidate.growth.kept(), candidate.dense.pinned_blocks()));
-        match best {
-            Some(candidate) => Ok(candidate.into_plan(&sizes, ram_bytes, reserved_bytes, policy)),
-            None => {
-                Err(sizes.too_small(&candidates, ram_bytes.unwrap_or(u64::MAX), reserved_bytes))
-            }
-        }
+        Sizes::of(blocks).plan(ram_bytes, reserved_bytes, policy)
+    }
+
+    /// The plan for experts alone, in `bytes` of a memory where an expert of each of `layers`, `(experts, slot bytes)`,
+    /// takes as much.
+    ///
+    /// # Errors
+    /// [`StreamError::BudgetTooSmall`] with the smallest number of bytes that works.
+    pub fn plan_experts(
+        layers: &[(u32, u64)],
+        experts_per_token: usize,
+        bytes: u64,
+        policy: PolicyKind,
+    ) -> Result<MemoryPlan, StreamError> {
+        let sizes = Sizes::new(Vec::new(), layers.to_vec(), experts_per_token);
+        sizes.plan(Some(bytes), 0, policy)
     }
 
     /// The smallest budget that works, in bytes.
@@ -104,9 +107,31 @@ impl Sizes {
             (experts.len() as u32, slot)
         };
         let experts: Vec<(u32, u64)> = blocks.experts.iter().map(largest).collect();
+        Sizes::new(dense, experts, blocks.experts_per_token)
+    }
+
+    fn new(dense: Vec<u64>, experts: Vec<(u32, u64)>, experts_per_token: usize) -> Sizes {
         let most = experts.iter().map(|layer| layer.0).max().unwrap_or(0);
-        let wanted = u32::try_from(blocks.experts_per_token).unwrap_or(u32::MAX);
+        let wanted = u32::try_from(experts_per_token).unwrap_or(u32::MAX);
         Sizes { dense, experts, experts_per_token: wanted.clamp(1, most.max(1)) }
+    }
+
+    fn plan(
+        &self,
+        ram_bytes: Option<u64>,
+        reserved_bytes: u64,
+        policy: PolicyKind,
+    ) -> Result<MemoryPlan, StreamError> {
+        let free = ram_bytes.map_or(u64::MAX, |ram| ram.saturating_sub(reserved_bytes));
+        let candidates = self.candidates();
+        let best = candidates
+            .iter()
+            .filter_map(|classes| Candidate::within(self, classes, free))
+            .max_by_key(|candidate| (candidate.growth.kept(), candidate.dense.pinned_blocks()));
+        match best {
+            Some(candidate) => Ok(candidate.into_plan(self, ram_bytes, reserved_bytes, policy)),
+            None => Err(self.too_small(&candidates, ram_bytes.unwrap_or(u64::MAX), reserved_bytes)),
+        }
     }
 
     /// A pool for each size class; or one for all, which may be the only way to fit a small budget.

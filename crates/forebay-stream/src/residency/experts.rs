@@ -138,6 +138,15 @@ impl Residency {
         outcome
     }
 
+    /// Whether [`Residency::next_experts`] has something to give without waiting.
+    ///
+    /// # Errors
+    /// Errors of the engine.
+    pub fn experts_are_ready(&mut self) -> Result<bool, StreamError> {
+        self.progress()?;
+        Ok(!self.batch.hits.is_empty() || !self.batch.arrived.is_empty())
+    }
+
     /// Ends the batch. What has not arrived by now is given up.
     pub fn end_experts(&mut self) {
         let Some(layer) = self.batch.layer.take() else { return };

@@ -81,10 +81,18 @@ impl Residency {
     /// # Panics
     /// If the lease is another residency's, or the block has no such part.
     pub fn bytes<'lease>(&self, lease: &'lease Lease, part: usize) -> &'lease [u8] {
+        &lease.slot_bytes()[self.range(lease, part)]
+    }
+
+    /// Where extent `part` of a leased block lies in the bytes that the lease is a reference to.
+    ///
+    /// # Panics
+    /// As [`Residency::bytes`].
+    pub fn range(&self, lease: &Lease, part: usize) -> std::ops::Range<usize> {
         let slot = &self.slots[lease.slot as usize];
         assert!(slot.gave(lease), "the lease of {} belongs to another residency", lease.block());
         let part = self.layout(lease.block()).parts[part];
-        &lease.slot_bytes()[part.at..part.at + part.extent.length as usize]
+        part.at..part.at + part.extent.length as usize
     }
 
     /// Hands waiting reads to the disk and takes in what has arrived, without waiting: for moments
