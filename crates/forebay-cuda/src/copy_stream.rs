@@ -112,6 +112,62 @@ impl CopyStream {
     }
 }
 
+/// A moment in the compute stream.
+pub struct Marker {
+    event: Option<Event>,
+    shared: Arc<Shared>,
+}
+
+impl Drop for Marker {
+    fn drop(&mut self) {
+        if let Some(event) = self.event.take() {
+            self.shared.events.lock().unwrap_or_else(PoisonError::into_inner).push(event);
+        }
+    }
+}
+
+impl CopyStream {
+    /// The moment in which all that is queued on `gpu` by now is done.
+    ///
+    /// # Errors
+    /// Whatever the driver says.
+    pub fn mark(&self, gpu: &Gpu) -> Result<Marker, CudaError> {
+        self.shared.bind()?;
+        let event = self.shared.event()?;
+        // SAFETY: event and stream are alive.
+        unsafe { result::event::record(event.0, gpu.stream().cu_stream()) }
+            .map_err(CudaError::of("recording an event"))?;
+        Ok(Marker { event: Some(event), shared: self.shared.clone() })
+    }
+
+    /// Copies begun from now on wait for the moment.
+    ///
+    /// # Errors
+    /// Whatever the driver says.
+    pub fn wait_for(&self, marker: &Marker) -> Result<(), CudaError> {
+        let Some(event) = &marker.event else { return Ok(()) };
+        self.shared.bind()?;
+        wait(self.shared.stream.cu_stream(), event)
+    }
+
+    /// What is queued on `gpu` from now on waits for the copies.
+    ///
+    /// # Errors
+    /// Whatever the driver says.
+    pub fn hold<M>(&self, gpu: &Gpu, copies: &InFlight<M>) -> Result<(), CudaError> {
+        let Some(event) = &copies.event else { return Ok(()) };
+        self.shared.bind()?;
+        wait(gpu.stream().cu_stream(), event)
+    }
+}
+
+fn wait(stream: sys::CUstream, event: &Event) -> Result<(), CudaError> {
+    let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+    // SAFETY: event and stream are alive; the driver remembers what the event stands for now.
+    unsafe { result::stream::wait_event(stream, event.0, flags) }
+        .map_err(CudaError::of("ordering copies and kernels"))
+}
+
 /// Copies that go on, with the memory that they read. Dropping it waits.
 pub struct InFlight<M> {
     memory: Option<Arc<M>>,

@@ -24,7 +24,7 @@ mod weights_pool;
 
 pub use callers_context::CallersContext;
 pub use copy_rate::Direction;
-pub use copy_stream::{CopyStream, InFlight};
+pub use copy_stream::{CopyStream, InFlight, Marker};
 pub use cufile::{CuFile, CuFileError, CuFileHandle, CuFileMemory, CuFileMode};
 pub use describe::PcieLink;
 pub use error::CudaError;
