@@ -20,11 +20,12 @@ pub struct HostWords {
 unsafe impl Send for HostWords {}
 
 impl HostWords {
-    /// Puts `values` at word `at`. Nothing that is queued may still have to read the words there.
+    /// Puts `values`, of whole words each, at word `at`. Nothing that is queued may still have to read the words there.
     ///
     /// # Panics
     /// Beyond the end.
-    pub fn write(&mut self, at: usize, values: &[u32]) {
+    pub fn write<T: Pod>(&mut self, at: usize, values: &[T]) {
+        let values: &[u32] = bytemuck::cast_slice(values);
         assert!(at + values.len() <= self.count, "words beyond the end");
         // SAFETY: inside the allocation, which nobody borrows.
         unsafe { self.first.add(at).copy_from_nonoverlapping(values.as_ptr(), values.len()) }

@@ -76,7 +76,7 @@ pub(crate) fn choose(
         };
         let shape = CudaPlan::cache(architecture, context, cache);
         let (exact, vram) = (options.exact, options.vram_bytes);
-        let plan = CudaPlan::new(gpu, architecture, weights, shape, exact, vram)?;
+        let plan = CudaPlan::new(gpu, architecture, weights, shape, exact, vram, options.policy)?;
         Ok(if options.cuda_graphs { plan } else { plan.without_graphs() })
     };
     match options.device {
@@ -93,10 +93,8 @@ pub(crate) fn choose(
             Some(name) => Err(EngineError::BadOption {
                 name,
                 value: "given".into(),
-                expected:
-                    "with --device cuda the whole model is in VRAM and computed there: leave \
-                           it out, or use --device cpu"
-                        .into(),
+                expected: "with --device cuda the GPU computes: leave it out, or use --device cpu"
+                    .into(),
             }),
             None => Ok(Chosen::cuda(plan()?, ordinal)),
         },
@@ -130,14 +128,10 @@ pub(crate) fn choose(
     }
 }
 
-/// An option that is given and only means something where blocks stream through host memory or the CPU computes.
+/// An option that is given and only means something where the CPU computes. `--ram` and `--policy` do not: they bound and
+/// rule what of a model stays in host memory, on a GPU the experts that it has no room for.
 fn host_option(options: &SessionOptions) -> Option<&'static str> {
-    let given = [
-        ("--ram", options.ram_bytes.is_some()),
-        ("--threads", options.threads.is_some()),
-        ("--prefetch", options.prefetch),
-        ("--policy", options.policy != SessionOptions::default().policy),
-    ];
+    let given = [("--threads", options.threads.is_some()), ("--prefetch", options.prefetch)];
     given.into_iter().find(|(_, given)| *given).map(|(name, _)| name)
 }
 
@@ -158,11 +152,13 @@ mod tests {
     #[test]
     fn options_for_the_host_are_seen() {
         assert_eq!(host_option(&SessionOptions::default()), None);
+        let threads = SessionOptions { threads: Some(1), ..SessionOptions::default() };
+        assert_eq!(host_option(&threads), Some("--threads"));
         let ram = SessionOptions { ram_bytes: Some(1), ..SessionOptions::default() };
-        assert_eq!(host_option(&ram), Some("--ram"));
+        assert_eq!((host_option(&ram), gpu_option(&ram)), (None, None), "it bounds either");
         let cuda = SessionOptions { device: DeviceChoice::Cuda(3), ..SessionOptions::default() };
         assert_eq!((wanted_gpu(&cuda), wanted_gpu(&SessionOptions::default())), (Some(3), None));
-        let both = SessionOptions { device: DeviceChoice::Auto, ..ram };
+        let both = SessionOptions { device: DeviceChoice::Auto, ..threads };
         assert_eq!(wanted_gpu(&both), None, "none is opened in vain");
         let graphs = SessionOptions { cuda_graphs: false, ..SessionOptions::default() };
         assert_eq!((host_option(&graphs), gpu_option(&graphs)), (None, Some("--no-cuda-graph")));

@@ -1,16 +1,20 @@
-//! Where a session's weights are: blocks in host memory that stream past the CPU, or all of them on a GPU.
+//! Where a session's weights are: blocks in host memory that stream past the CPU, all of them on a GPU, or what every token
+//! needs on a GPU and experts wherever there is room.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
 use forebay_compute::{Cpu, KvType};
 use forebay_format::Catalog;
-use forebay_model::{Architecture, Backend, CpuBackend, CudaPlan, Weights, WeightsToLoad};
+use forebay_cuda::Gpu;
+use forebay_model::{
+    Architecture, Backend, CpuBackend, CudaPlan, HostExperts, Weights, WeightsToLoad,
+};
 use forebay_store::{
     Arena, EngineInfo, EngineOptions, FileSet, IoKind, LoadOptions, LoadStatistics, ReadEngine,
     open_engine, open_faulty_engine,
 };
-use forebay_stream::{Budget, MemoryPlan, Residency};
+use forebay_stream::{Budget, MemoryPlan, ModelBlocks, Residency};
 use serde::Serialize;
 
 use crate::doctor::MachineProfile;
@@ -60,7 +64,8 @@ pub struct GpuStart {
 }
 
 impl Described<'_> {
-    /// Has the weights brought to the GPU through a ring; nothing of them stays in host memory.
+    /// Has the weights brought to the GPU through a ring. Nothing of them stays in host memory, but for experts that the GPU
+    /// has no slots for.
     pub fn on_gpu(
         self,
         plan: CudaPlan,
@@ -68,12 +73,21 @@ impl Described<'_> {
         options: &SessionOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Placed, EngineError> {
-        let fill = |load: &WeightsToLoad<'_>| self.fill(load, open_time, options, progress);
-        let (backend, (info, start)) = plan.load(self.architecture, self.weights, fill)?;
+        let all = plan.slots().is_none();
+        let (backend, (info, start, host_plan)) =
+            plan.load(self.architecture, self.weights, |load: &WeightsToLoad<'_>| {
+                let (info, start) = self.fill(load, open_time, options, progress)?;
+                if all {
+                    return Ok::<_, EngineError>((None, (info, start, None)));
+                }
+                let (host, info) = self.host_experts(load.gpu, options, progress)?;
+                let host_plan = host.residency.plan().clone();
+                Ok((Some(host), (info, start, Some(host_plan))))
+            })?;
         Ok(Placed {
             backend: Box::new(backend),
-            plan: None,
-            budget_bytes: 0,
+            budget_bytes: host_plan.as_ref().and_then(|plan| plan.ram_bytes).unwrap_or(0),
+            plan: host_plan,
             trace_header: self.trace_header(options, &info),
             read_path: info.into(),
             gpu_start: Some(start),
@@ -125,6 +139,28 @@ impl Described<'_> {
             chosen_by: choice.chosen_by,
         };
         Ok((ring.engine(), start))
+    }
+
+    /// Plans pinned host memory for experts, and fills it as far as it can hold all of a kind.
+    fn host_experts(
+        &self,
+        gpu: &Gpu,
+        options: &SessionOptions,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<(HostExperts, EngineInfo), EngineError> {
+        let of = &self.weights.blocks;
+        let blocks = ModelBlocks { dense: Vec::new(), ..of.clone() };
+        let budget_bytes = options.ram_bytes.unwrap_or_else(default_budget_bytes);
+        let reserved = self.weights.small_bytes;
+        let plan = Budget::plan(&blocks, Some(budget_bytes), reserved, options.policy)?;
+        let arena = Arena::map(plan.arena_bytes as usize)?;
+        let engine = read_engine(options, &self.files, &arena)?;
+        let info = engine.describe();
+        let mut residency = Residency::new(&blocks, plan, &self.files, &arena, engine)?;
+        residency.preload_with_copies(&self.files, load_options(options), progress)?;
+        arena.make_resident()?;
+        let pinned = gpu.pin(arena.addresses(), arena.clone())?;
+        Ok((HostExperts { residency, pinned }, info))
     }
 
     /// Plans host memory by the budget, and fills it.

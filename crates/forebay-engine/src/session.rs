@@ -111,7 +111,7 @@ pub struct Session {
     device: String,
     why_not_cuda: Option<String>,
     announce_device: bool,
-    /// Where blocks are in host memory; `None` where all are on a GPU.
+    /// Where blocks are in host memory, on a GPU experts alone; `None` where all are on a GPU.
     plan: Option<MemoryPlan>,
     budget_bytes: u64,
     budget_chosen_by_user: bool,
@@ -353,6 +353,7 @@ impl Session {
             policy: self.policy.to_string(),
             io_engine: self.read_path.clone(),
             checksums: self.checks,
+            device_experts: self.decoder.backend().device_experts(),
             stream: self.decoder.residency().map(Residency::statistics),
         }
     }

@@ -1,7 +1,7 @@
 //! The figures of a session, for people and for programs.
 
 use forebay_format::Catalog;
-use forebay_model::VramUse;
+use forebay_model::{DeviceExperts, VramUse};
 use forebay_store::EngineInfo;
 use forebay_stream::StreamStatistics;
 use serde::Serialize;
@@ -48,6 +48,9 @@ pub struct SessionStatistics {
     pub policy: String,
     pub io_engine: ReadPath,
     pub checksums: Checks,
+    /// What experts did on a GPU that does not hold all of them; `stream` then counts what it asked of host memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device_experts: Option<DeviceExperts>,
     /// What moved between disk and memory since the start; `None` where the model does not stream.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stream: Option<StreamStatistics>,

@@ -15,7 +15,9 @@ pub mod weights;
 
 pub use arch::Architecture;
 pub use backend::cpu::CpuBackend;
-pub use backend::cuda::{CudaBackend, CudaPlan, VramUse, WeightsToLoad};
+pub use backend::cuda::{
+    CudaBackend, CudaPlan, DeviceExperts, HostExperts, VramUse, WeightsToLoad,
+};
 pub use backend::{Backend, ComputeInfo};
 pub use decoder::{Decoder, LogitsWanted, Routing};
 pub use error::ModelError;

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use forebay_engine::{Checks, Generation, Session, SessionStatistics};
-use forebay_model::VramUse;
+use forebay_model::{DeviceExperts, VramUse};
 use forebay_stream::{MemoryPlan, StreamStatistics};
 
 use crate::output;
@@ -32,6 +32,10 @@ pub fn block(session: &Session, path: &Path, after: After<'_>) -> String {
     if let After::Answer(generation) = after {
         lines.push(("prompt", prompt(generation)));
         lines.push(("answer", answer(generation)));
+    }
+    if let Some(experts) = &statistics.device_experts {
+        lines.push(("slots", slots(experts)));
+        lines.push(("to GPU", to_gpu(experts, statistics.stream.as_ref())));
     }
     if let (Some(stream), Some(plan)) = (&statistics.stream, session.plan()) {
         lines.push(("basin", basin(&statistics, plan)));
@@ -124,9 +128,40 @@ fn budget(statistics: &SessionStatistics) -> String {
     format!("{} of {kind}, {whose}", bytes(statistics.budget_bytes))
 }
 
+/// What the GPU keeps of the experts.
+fn slots(experts: &DeviceExperts) -> String {
+    let tier = &experts.tier;
+    format!(
+        "VRAM keeps {} of {} experts ({}), {} more on their way; {} hit rate: {} of {} lookups found their expert in VRAM",
+        tier.kept_slots,
+        tier.experts,
+        tier.policy,
+        tier.transient_slots,
+        percent(tier.hits as f64, tier.lookups as f64),
+        tier.hits,
+        tier.lookups
+    )
+}
+
+/// What had to be copied to the GPU.
+fn to_gpu(experts: &DeviceExperts, stream: Option<&StreamStatistics>) -> String {
+    let tokens = stream.map_or(0, |stream| stream.prompt_tokens + stream.generated_tokens);
+    let each = match tokens {
+        0 => String::new(),
+        tokens => format!(", {} per token", bytes(experts.bytes_copied / tokens)),
+    };
+    format!(
+        "{} experts, {}{each}, from {} of pinned memory",
+        experts.experts_copied,
+        bytes(experts.bytes_copied),
+        bytes(experts.pinned_bytes)
+    )
+}
+
 fn basin(statistics: &SessionStatistics, plan: &MemoryPlan) -> String {
     if plan.fully_resident {
-        return format!("{} reserved; the whole model stays in it", bytes(plan.arena_bytes));
+        let what = if statistics.device_experts.is_some() { "all experts stay" } else { "the whole model stays" };
+        return format!("{} reserved; {what} in it", bytes(plan.arena_bytes));
     }
     let dense = match plan.dense.all_pinned() {
         true => "all layers' dense parts".to_string(),

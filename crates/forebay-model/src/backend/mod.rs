@@ -13,7 +13,7 @@ use forebay_stream::Residency;
 use crate::ModelError;
 use crate::arch::{Architecture, Experts, FeedForward};
 use crate::weights::{LayerWeights, Weights};
-use cuda::VramUse;
+use cuda::{DeviceExperts, VramUse};
 
 /// A batch of tokens on its way through one layer.
 #[derive(Clone, Copy)]
@@ -123,6 +123,11 @@ pub trait Backend {
     fn residency(&self) -> Option<&Residency>;
 
     fn residency_mut(&mut self) -> Option<&mut Residency>;
+
+    /// What experts did on a device that does not hold all of them.
+    fn device_experts(&self) -> Option<DeviceExperts> {
+        None
+    }
 
     /// Makes the embedding of the batch's tokens the residual stream.
     ///

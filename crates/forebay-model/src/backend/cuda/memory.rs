@@ -3,9 +3,10 @@
 use forebay_compute::RopeTable;
 use forebay_cuda::{CudaError, DeviceMemory, DevicePtr, Gpu, KvLayerShape, supports_weights};
 use forebay_store::{BlockLabel, Extent, UploadPart};
+use forebay_stream::{Budget, MemoryPlan, PolicyKind, StreamError};
 use serde::Serialize;
 
-use super::places::{ActivationPlaces, KvPlaces, WeightPlaces};
+use super::places::{ALIGNMENT, ActivationPlaces, ExpertPlaces, KvPlaces, WeightPlaces};
 use super::vectors::Vectors;
 use crate::ModelError;
 use crate::arch::Architecture;
@@ -42,14 +43,24 @@ pub struct VramUse {
 pub struct DevicePlan {
     pub kv_shape: KvLayerShape,
     pub weights: WeightPlaces,
+    /// Slots for experts, where not all of them have one.
+    pub tier: Option<DeviceTier>,
     pub kv: KvPlaces,
     pub activations: ActivationPlaces,
     pub vectors: Vectors,
     pub vram: VramUse,
 }
 
+/// Experts on a device that does not hold all of them.
+pub struct DeviceTier {
+    pub plan: MemoryPlan,
+    /// Where each pool's slots begin.
+    pub pools: Vec<u64>,
+}
+
 impl DevicePlan {
-    /// Plans a model that stays on the device whole, with `kv_shape.context` positions.
+    /// Plans a model with `kv_shape.context` positions: on the device whole if it fits, else everything but experts, and slots
+    /// for as many experts as fit beside it.
     ///
     /// # Errors
     /// Weights of types that have no kernels, routers beyond the kernels' limits, and
@@ -60,32 +71,53 @@ impl DevicePlan {
         weights: &Weights,
         kv_shape: KvLayerShape,
         vram_bytes: Option<u64>,
+        policy: PolicyKind,
     ) -> Result<DevicePlan, ModelError> {
         check_kernels(architecture, weights)?;
         let vectors = Vectors::new(weights);
-        let places = WeightPlaces::new(architecture, weights)?;
+        let mut places = WeightPlaces::new(architecture, weights)?;
         let kv = KvPlaces::new(&kv_shape, architecture.layers.len());
         let activations = ActivationPlaces::new(gpu, architecture, &kv_shape, vectors.floats.len());
         let (free, total) = gpu.memory_bytes()?;
         let context_bytes = total.saturating_sub(free).min(CONTEXT_BYTES_MAX) + CODE_BYTES;
-        let weights_bytes = places.dense.bytes() + places.experts.bytes();
+        let dense_bytes = places.dense.bytes();
         let (kv_cache_bytes, activation_bytes) = (kv.places.bytes(), activations.places.bytes());
-        let needed_bytes = context_bytes + weights_bytes + kv_cache_bytes + activation_bytes;
+        let fixed_bytes = context_bytes + dense_bytes + kv_cache_bytes + activation_bytes;
         // The context is there already, so what is free must hold the others.
         let available = free + context_bytes - CODE_BYTES;
         let budget_bytes = vram_bytes.map_or(available, |vram| vram.min(available));
-        if needed_bytes > budget_bytes {
-            return Err(ModelError::VramTooSmall {
+        let margins = places.experts.bytes();
+        let all_experts = places.experts_of.iter().flatten();
+        let expert_bytes: u64 = all_experts.map(|of| of.slot_bytes * of.count as u64).sum();
+        let needed_bytes = fixed_bytes + expert_bytes + margins;
+        let mut tier = None;
+        if needed_bytes <= budget_bytes {
+            places.place_experts();
+        } else {
+            let left = budget_bytes.saturating_sub(fixed_bytes + margins);
+            let planned = (expert_bytes > 0).then(|| plan_tier(&places, architecture, left, policy));
+            let too_small = |needed_bytes: u64| ModelError::VramTooSmall {
                 needed_bytes,
                 given_bytes: budget_bytes,
                 why: format!(
-                    "{weights_bytes} bytes of weights, {kv_cache_bytes} of KV cache for {} \
+                    "{dense_bytes} bytes of weights{}, {kv_cache_bytes} of KV cache for {} \
                      positions, {activation_bytes} of activations, {context_bytes} for the \
                      driver's context and kernels",
+                    if expert_bytes > 0 { " that every token needs and one token's experts" } else { "" },
                     kv_shape.context
                 ),
-            });
+            };
+            match planned {
+                None => return Err(too_small(needed_bytes)),
+                Some(Err(least)) => return Err(too_small(fixed_bytes + margins + least)),
+                Some(Ok(plan)) => {
+                    let pools = places.place_pools(&plan);
+                    tier = Some(DeviceTier { plan, pools });
+                }
+            }
         }
+        let weights_bytes = dense_bytes + places.experts.bytes();
+        let total_bytes = fixed_bytes + places.experts.bytes();
         let vram = VramUse {
             budget_bytes: vram_bytes.unwrap_or(available),
             budget_chosen_by_user: vram_bytes.is_some(),
@@ -93,12 +125,41 @@ impl DevicePlan {
             weights_bytes,
             kv_cache_bytes,
             activation_bytes,
-            total_bytes: needed_bytes,
+            total_bytes,
             driver_used_bytes: None,
             driver_total_bytes: None,
         };
-        Ok(DevicePlan { kv_shape, weights: places, kv, activations, vectors, vram })
+        Ok(DevicePlan { kv_shape, weights: places, tier, kv, activations, vectors, vram })
     }
+
+    /// The address of a slot of pool `pool` of the tier.
+    ///
+    /// # Panics
+    /// Where all experts are on the device.
+    pub fn slot(&self, arena: &DeviceArena, pool: usize, slot: u32) -> DevicePtr<u8> {
+        let tier = self.tier.as_ref().expect("slots are for experts that come and go");
+        arena.experts(tier.pools[pool] + u64::from(slot) * tier.plan.pools[pool].slot_bytes)
+    }
+}
+
+/// Slots within `bytes`; if they are too few, the bytes that would do.
+fn plan_tier(
+    places: &WeightPlaces,
+    architecture: &Architecture,
+    bytes: u64,
+    policy: PolicyKind,
+) -> Result<MemoryPlan, u64> {
+    let of_layer = |of: &Option<ExpertPlaces>| of.map_or((0, 0), |of| (of.count as u32, of.slot_bytes));
+    let layers: Vec<(u32, u64)> = places.experts_of.iter().map(of_layer).collect();
+    let used = architecture.experts_per_token();
+    // Places of pools are aligned.
+    let bytes = bytes.saturating_sub(ALIGNMENT * layers.len() as u64);
+    Budget::plan_experts(&layers, used, bytes, policy).map_err(|error| match error {
+        StreamError::BudgetTooSmall { needed_bytes, .. } => {
+            needed_bytes + ALIGNMENT * layers.len() as u64
+        }
+        _ => u64::MAX,
+    })
 }
 
 fn check_kernels(architecture: &Architecture, weights: &Weights) -> Result<(), ModelError> {
@@ -140,7 +201,7 @@ impl DeviceArena {
             kv: take(plan.kv.places.bytes())?,
             activations: take(plan.activations.places.bytes())?,
         };
-        // Tickets of attention begin at 0; no other memory is read before it was written.
+        // Tickets of attention and tables of experts begin at 0; no other memory is read before it was written.
         let activations = &arena.activations;
         gpu.fill(activations.ptr(), 0, activations.bytes())?;
         Ok(arena)
@@ -163,7 +224,7 @@ impl DeviceArena {
     }
 }
 
-/// What of which file goes to which address of the device: all matrices.
+/// What of which file goes to which address of the device: all matrices that stay there.
 pub fn parts(plan: &DevicePlan, arena: &DeviceArena, weights: &Weights) -> Vec<UploadPart> {
     let (places, mut parts) = (&plan.weights, Vec::new());
     let mut add = |label, extent: &Extent, to: DevicePtr<u8>| {
@@ -183,7 +244,9 @@ pub fn parts(plan: &DevicePlan, arena: &DeviceArena, weights: &Weights) -> Vec<U
         }
     }
     for (layer, experts) in weights.blocks.experts.iter().enumerate() {
-        let Some(slots) = &places.experts_of[layer] else { continue };
+        let Some(slots) = places.experts_of[layer].as_ref().filter(|_| plan.tier.is_none()) else {
+            continue;
+        };
         for (expert, extents) in experts.iter().enumerate() {
             let label = BlockLabel::Expert { layer: layer as u32, expert: expert as u32 };
             let slot = slots.first + expert as u64 * slots.slot_bytes;
@@ -214,7 +277,8 @@ pub fn upload_tables(
     let identity: Vec<u32> = (0..activations.identity_count as u32).collect();
     gpu.upload(&identity, arena.activation(activations.identity))?;
     for (layer, experts) in plan.weights.experts_of.iter().enumerate() {
-        let Some(experts) = experts else { continue };
+        // With slots the tables begin empty.
+        let Some(experts) = experts.as_ref().filter(|_| plan.tier.is_none()) else { continue };
         let address = |expert| {
             let at = experts.first + expert as u64 * experts.slot_bytes;
             arena.experts(at).address()

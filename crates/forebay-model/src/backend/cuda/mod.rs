@@ -1,11 +1,13 @@
-//! An NVIDIA GPU that holds the whole model: every step queues kernels and nothing waits for them, until the logits are
-//! copied to the host. What one token needs is recorded and queued with one call from then on.
+//! An NVIDIA GPU. Where it holds the whole model, every step queues kernels and nothing waits for them until the logits
+//! are copied to the host; what one token needs is recorded and queued with one call from then on. Where not all experts
+//! fit, the host sees every router's choice and brings what is missing.
 
 mod exchange;
 mod memory;
 mod places;
 mod products;
 mod recording;
+mod streamed;
 mod vectors;
 
 use forebay_compute::RopeLayout;
@@ -17,7 +19,7 @@ use forebay_cuda::{
     takes_rounded,
 };
 use forebay_store::UploadPart;
-use forebay_stream::Residency;
+use forebay_stream::{MemoryPlan, PolicyKind, Residency};
 
 use super::{Backend, Batch, Begun, ComputeInfo, End, NextBlock, Step, record_routing};
 use crate::ModelError;
@@ -28,9 +30,11 @@ use memory::{DeviceArena, DevicePlan};
 use places::{ActivationPlaces, HEAD_ROWS};
 use products::{ExpertEntries, ExpertProduct, Product, Products, Rows};
 use recording::{Recordings, Way};
+use streamed::{LayerOfDevice, Streamed};
 use vectors::{LayerVectors, optional};
 
 pub use memory::VramUse;
+pub use streamed::{DeviceExperts, HostExperts};
 
 /// Contexts up to here share one way to split attention, longer ones that of the next power of two.
 const SMALLEST_CAPACITY: usize = 256;
@@ -43,6 +47,8 @@ pub struct CudaBackend {
     products: Products,
     exchange: Exchange,
     recordings: Recordings,
+    /// Experts, if not all of them are on the GPU.
+    streamed: Option<Streamed>,
     /// The projections at hand, if attention finishes them by itself.
     inputs: Option<AttentionInputs>,
     /// The experts' outputs, if the last block had experts: the next norm adds them up.
@@ -73,8 +79,8 @@ impl CudaPlan {
         }
     }
 
-    /// Finds out whether a model fits `gpu` with such a cache; `exact` computes in f32 throughout. `vram_bytes` bounds
-    /// all device memory, the driver's context included.
+    /// Finds out how a model fits `gpu` with such a cache; `exact` computes in f32 throughout. `vram_bytes` bounds all
+    /// device memory, the driver's context included; `policy` says which experts stay if not all fit.
     ///
     /// # Errors
     /// [`ModelError::VramTooSmall`]; weights or routers that have no kernels; whatever the driver says.
@@ -85,8 +91,9 @@ impl CudaPlan {
         cache: KvLayerShape,
         exact: bool,
         vram_bytes: Option<u64>,
+        policy: PolicyKind,
     ) -> Result<CudaPlan, ModelError> {
-        let plan = DevicePlan::new(&gpu, architecture, weights, cache, vram_bytes)?;
+        let plan = DevicePlan::new(&gpu, architecture, weights, cache, vram_bytes, policy)?;
         Ok(CudaPlan { gpu, plan, exact, record: true })
     }
 
@@ -96,8 +103,14 @@ impl CudaPlan {
         self
     }
 
+    /// Slots for experts, if not all of them fit.
+    pub fn slots(&self) -> Option<&MemoryPlan> {
+        self.plan.tier.as_ref().map(|tier| &tier.plan)
+    }
+
     /// Reserves the memory and has `fill` bring the weights into it: all parts must be there when it returns. It may load
-    /// the modules meanwhile; those that it leaves are loaded when they are first needed. What it returns comes back.
+    /// the modules meanwhile; those that it leaves are loaded when they are first needed. What it returns comes back, but for
+    /// the experts, which it gives where [`CudaPlan::slots`] are not enough for all.
     ///
     /// # Errors
     /// Memory that somebody else took meanwhile, a failed device, and what `fill` says.
@@ -105,7 +118,7 @@ impl CudaPlan {
         self,
         architecture: &Architecture,
         weights: &Weights,
-        fill: impl FnOnce(&WeightsToLoad<'_>) -> Result<T, E>,
+        fill: impl FnOnce(&WeightsToLoad<'_>) -> Result<(Option<HostExperts>, T), E>,
     ) -> Result<(CudaBackend, T), E> {
         let CudaPlan { gpu, plan, exact, record } = self;
         let arena = DeviceArena::reserve(&gpu, &plan).map_err(ModelError::from)?;
@@ -119,8 +132,14 @@ impl CudaPlan {
             exact,
         });
         let parts = memory::parts(&plan, &arena, weights);
-        let filled = fill(&WeightsToLoad { gpu: &gpu, parts, modules })?;
-        let backend = CudaBackend::new(gpu, plan, arena, architecture, weights, exact, record)?;
+        let (host, filled) = fill(&WeightsToLoad { gpu: &gpu, parts, modules })?;
+        let mut backend = CudaBackend::new(gpu, plan, arena, architecture, weights, exact, record)?;
+        if backend.plan.tier.is_some() {
+            let host = host.expect("experts that are not on the GPU are in host memory");
+            let pairs = backend.chosen.len();
+            let streamed = Streamed::new(&backend.gpu, &backend.plan, host, pairs);
+            backend.streamed = streamed.map_err(ModelError::from)?;
+        }
         Ok((backend, filled))
     }
 }
@@ -160,7 +179,8 @@ impl CudaBackend {
         Ok(CudaBackend {
             products: Products::new(exact, rounds, rounded, narrow),
             exchange: Exchange::new(&gpu, at.exchange_places, arena.activation(at.exchange))?,
-            recordings: Recordings::new(record),
+            recordings: Recordings::new(record && plan.tier.is_none()),
+            streamed: None,
             inputs: None,
             outputs: None,
             vocabulary: architecture.vocabulary,
@@ -255,6 +275,65 @@ impl CudaBackend {
         self.check(step)
     }
 
+    /// All products of a layer's experts, part by part if they come so.
+    fn compute_experts(
+        &self,
+        step: &Step<'_>,
+        streamed: Option<&mut Streamed>,
+    ) -> Result<ExpertOutputs, ModelError> {
+        let FeedForwardWeights::Experts { gate, up, down, .. } = step.layer_weights().feed_forward
+        else {
+            unreachable!("the caller looked at the weights");
+        };
+        let (gpu, at, experts) = (&self.gpu, self.at(), step.experts());
+        let places = self.plan.weights.experts_of[step.layer].expect("the layer has experts");
+        let sorted = self.sorted_pairs();
+        let entries = ExpertEntries {
+            slots: self.arena.activation(at.tables[step.layer]),
+            experts: experts.count,
+            tokens: step.count,
+            used: experts.used,
+            ids: self.arena.activation(at.expert_ids),
+            starts: sorted.starts,
+            pair_tokens: sorted.pair_tokens,
+        };
+        let part = |matrix: PartMatrix, out: u64| ExpertProduct {
+            matrix,
+            offset: places.parts[matrix.part],
+            out: self.float(out),
+        };
+        let pair = [part(gate, at.gate), part(up, at.up)];
+        let down = [part(down, at.outputs)];
+        let (x, inner) = (self.float(at.normed), self.float(at.gate));
+        let compute = || {
+            self.products.gated_experts(gpu, x, &entries, pair)?;
+            self.products.experts(gpu, inner, &entries, Rows::Entry, &down)
+        };
+        match streamed {
+            None => compute()?,
+            Some(streamed) => {
+                let on = LayerOfDevice { gpu, plan: &self.plan, arena: &self.arena, layer: step.layer };
+                streamed.begin(step.layer, &self.chosen[..step.count * experts.used])?;
+                while streamed.next_wave(&on)? {
+                    compute()?;
+                    streamed.end_wave(gpu)?;
+                }
+                streamed.end();
+            }
+        }
+        let row_of_pair = match self.products.is_few(step.count) {
+            true => self.arena.activation(at.identity),
+            false => sorted.row_of_pair,
+        };
+        Ok(ExpertOutputs {
+            parts: self.float(at.outputs),
+            weights: self.float(at.expert_weights),
+            row_of_pair,
+            width: step.architecture.hidden,
+            k: experts.used,
+        })
+    }
+
     /// Waits for the batch and reports what its kernels found.
     fn check(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
         self.exchange.wait(&self.gpu, &mut self.flags)?;
@@ -313,11 +392,15 @@ impl Backend for CudaBackend {
     fn truncate(&mut self, _position: usize) {}
 
     fn residency(&self) -> Option<&Residency> {
-        None
+        self.streamed.as_ref().map(Streamed::host)
     }
 
     fn residency_mut(&mut self) -> Option<&mut Residency> {
-        None
+        self.streamed.as_mut().map(Streamed::host_mut)
+    }
+
+    fn device_experts(&self) -> Option<DeviceExperts> {
+        self.streamed.as_ref().map(Streamed::statistics)
     }
 
     fn begin(&mut self, step: &Step<'_>, batch: &Batch<'_>) -> Result<Begun, ModelError> {
@@ -513,9 +596,13 @@ impl Backend for CudaBackend {
             let sorted = self.sorted_pairs();
             gpu.sort_pairs(ids, &sorted, step.count, experts.used, experts.count)?;
         }
+        let chosen = &mut self.chosen[..step.count * experts.used];
+        match (&mut self.streamed, &routing) {
+            (Some(streamed), _) => streamed.take_ids(&self.gpu, ids, chosen)?,
+            (None, Some(_)) => self.gpu.download_into(ids, chosen)?,
+            (None, None) => {}
+        }
         if let Some(routing) = routing {
-            let chosen = &mut self.chosen[..step.count * experts.used];
-            self.gpu.download_into(ids, chosen)?;
             let layers = step.architecture.layers.len();
             record_routing(chosen, routing, step.layer, layers, step.count);
         }
@@ -523,43 +610,10 @@ impl Backend for CudaBackend {
     }
 
     fn experts(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
-        let FeedForwardWeights::Experts { gate, up, down, .. } = step.layer_weights().feed_forward
-        else {
-            unreachable!("the caller looked at the weights");
-        };
-        let (gpu, at, experts) = (&self.gpu, self.at(), step.experts());
-        let places = self.plan.weights.experts_of[step.layer].expect("the layer has experts");
-        let sorted = self.sorted_pairs();
-        let entries = ExpertEntries {
-            slots: self.arena.activation(at.tables[step.layer]),
-            experts: experts.count,
-            tokens: step.count,
-            used: experts.used,
-            ids: self.arena.activation(at.expert_ids),
-            starts: sorted.starts,
-            pair_tokens: sorted.pair_tokens,
-        };
-        let part = |matrix: PartMatrix, out: u64| ExpertProduct {
-            matrix,
-            offset: places.parts[matrix.part],
-            out: self.float(out),
-        };
-        let pair = [part(gate, at.gate), part(up, at.up)];
-        self.products.gated_experts(gpu, self.float(at.normed), &entries, pair)?;
-        let down = [part(down, at.outputs)];
-        self.products.experts(gpu, self.float(at.gate), &entries, Rows::Entry, &down)?;
-        let row_of_pair = match self.products.is_few(step.count) {
-            true => self.arena.activation(at.identity),
-            false => sorted.row_of_pair,
-        };
-        let outputs = ExpertOutputs {
-            parts: self.float(at.outputs),
-            weights: self.float(at.expert_weights),
-            row_of_pair,
-            width: step.architecture.hidden,
-            k: experts.used,
-        };
-        self.outputs = Some(outputs);
+        let mut streamed = self.streamed.take();
+        let computed = self.compute_experts(step, streamed.as_mut());
+        self.streamed = streamed;
+        self.outputs = Some(computed?);
         Ok(())
     }
 

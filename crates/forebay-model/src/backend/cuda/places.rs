@@ -4,12 +4,14 @@ use forebay_cuda::{
     AttentionScratchSize, Gpu, KvLayerShape, MATVEC_TOKENS, RoundedActivations, TOP_K_MAX, TopK,
 };
 
+use forebay_stream::MemoryPlan;
+
 use crate::ModelError;
 use crate::arch::Architecture;
 use crate::weights::{FeedForwardWeights, PartMatrix, Weights};
 
 /// Everything begins at a multiple of this. It is also the margin around weights, of which kernels may read some bytes.
-const ALIGNMENT: u64 = 256;
+pub const ALIGNMENT: u64 = 256;
 
 /// Most tokens that go through the layers together.
 pub const BATCH_TOKENS: usize = 512;
@@ -36,9 +38,10 @@ impl Places {
     }
 }
 
-/// Experts of one layer: equal slots in a row.
+/// Experts of one layer.
 #[derive(Debug, Clone, Copy)]
 pub struct ExpertPlaces {
+    /// Where all of them are in a row, if they are.
     pub first: u64,
     pub slot_bytes: u64,
     /// Of gate, up and down in a slot.
@@ -73,7 +76,7 @@ impl WeightPlaces {
                 FeedForwardWeights::Dense { .. } => None,
                 FeedForwardWeights::Experts { gate, up, down, .. } => {
                     let count = weights.blocks.experts[places.layers.len() - 1].len();
-                    Some(places.experts(count, [gate, up, down])?)
+                    Some(ExpertPlaces::new(count, [gate, up, down])?)
                 }
             };
             places.experts_of.push(experts);
@@ -87,19 +90,27 @@ impl WeightPlaces {
         Ok(places)
     }
 
-    fn experts(
-        &mut self,
-        count: usize,
-        parts: [PartMatrix; 3],
-    ) -> Result<ExpertPlaces, ModelError> {
+    /// Places all experts, layer by layer.
+    pub fn place_experts(&mut self) {
+        for of in self.experts_of.iter_mut().flatten() {
+            of.first = self.experts.take(of.slot_bytes * of.count as u64);
+        }
+    }
+
+    /// Places slots for some of them: where each pool begins.
+    pub fn place_pools(&mut self, plan: &MemoryPlan) -> Vec<u64> {
+        plan.pools.iter().map(|pool| self.experts.take(pool.bytes())).collect()
+    }
+}
+
+impl ExpertPlaces {
+    fn new(count: usize, parts: [PartMatrix; 3]) -> Result<ExpertPlaces, ModelError> {
         let mut slot = Places::default();
         let mut at = [0; 3];
         for (at, part) in at.iter_mut().zip(parts) {
             *at = slot.take(matrix_bytes(&part)?);
         }
-        let slot_bytes = slot.bytes();
-        let first = self.experts.take(slot_bytes * count as u64);
-        Ok(ExpertPlaces { first, slot_bytes, parts: at, count })
+        Ok(ExpertPlaces { first: 0, slot_bytes: slot.bytes(), parts: at, count })
     }
 }
 
