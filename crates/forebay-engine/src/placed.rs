@@ -5,8 +5,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use forebay_compute::{Cpu, KvType};
-use forebay_format::Catalog;
 use forebay_cuda::Gpu;
+use forebay_format::Catalog;
 use forebay_model::{
     Architecture, Backend, CpuBackend, CudaPlan, HostExperts, Weights, WeightsToLoad,
 };

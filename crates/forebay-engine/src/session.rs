@@ -223,6 +223,11 @@ impl Session {
         self.plan.as_ref()
     }
 
+    /// The slots for experts on a GPU that does not hold all of them.
+    pub fn slots(&self) -> Option<&MemoryPlan> {
+        self.decoder.backend().slots()
+    }
+
     /// Which device was chosen and why, where the choice was ours and there was one.
     pub fn device_choice(&self) -> Option<String> {
         let why = self.why_not_cuda.as_ref();

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, anyhow};
 use forebay_engine::{DeviceChoice, GenerateOptions, KvCacheType, Session, SessionOptions};
 use forebay_format::Catalog;
+use forebay_model::Architecture;
 use forebay_model::sampling::{Sampling, argmax};
 use forebay_store::{FileSet, IoKind};
 
@@ -78,6 +79,14 @@ pub fn checks(fixtures: &Path, ordinal: usize) -> Result<Vec<Check>> {
         checks.push(Check::new(format!("model fast {}", model.name), move |_| {
             check_fast(&fast, ordinal).with_context(|| fast.path.display().to_string())
         }));
+        let slots = model.clone();
+        if slots.has_experts()? {
+            checks.push(Check::new(format!("model slots {}", model.name), move |_| {
+                let ids = prompt(&json(&slots.prompts), "long");
+                let checked = crate::slots::check(&slots.path, &ids, ordinal);
+                checked.with_context(|| slots.path.display().to_string())
+            }));
+        }
         checks.push(Check::new(format!("model graphs {}", model.name), move |_| {
             let exact = check_graphs(&model, ordinal, true);
             let both =
@@ -116,6 +125,11 @@ fn gguf_models(fixtures: &Path, name: &str) -> Vec<Model> {
 }
 
 impl Model {
+    fn has_experts(&self) -> Result<bool> {
+        let catalog = Catalog::open(&self.path)?;
+        Ok(Architecture::from_catalog(&catalog)?.expert_layers().next().is_some())
+    }
+
     fn open(&self, device: DeviceChoice, exact: bool) -> Result<Session> {
         let context = Some(CONTEXT);
         self.open_with(SessionOptions { device, exact, context, ..SessionOptions::default() })

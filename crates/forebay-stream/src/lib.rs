@@ -42,5 +42,5 @@ pub use replay::{
 pub use residency::Residency;
 pub use routing::{Phase, RoutingTrace};
 pub use slots::Lease;
-pub use tier::{ExpertTier, TierStatistics};
 pub use statistics::{FaultedExperts, PeakBytes, PrefetchCounters, StreamStatistics, TokenRecord};
+pub use tier::{ExpertTier, TierStatistics};

@@ -160,22 +160,28 @@ fn to_gpu(experts: &DeviceExperts, stream: Option<&StreamStatistics>) -> String 
 
 fn basin(statistics: &SessionStatistics, plan: &MemoryPlan) -> String {
     if plan.fully_resident {
-        let what = if statistics.device_experts.is_some() { "all experts stay" } else { "the whole model stays" };
+        let what = match statistics.device_experts {
+            Some(_) => "all experts stay",
+            None => "the whole model stays",
+        };
         return format!("{} reserved; {what} in it", bytes(plan.arena_bytes));
     }
-    let dense = match plan.dense.all_pinned() {
-        true => "all layers' dense parts".to_string(),
+    let mut kept = Vec::new();
+    match plan.dense.all_pinned() {
+        true if plan.dense.pinned.is_empty() => {}
+        true => kept.push("all layers' dense parts".to_string()),
         false => {
-            format!("{} of {} dense blocks", plan.dense.pinned_blocks(), plan.dense.pinned.len())
+            let (pinned, all) = (plan.dense.pinned_blocks(), plan.dense.pinned.len());
+            kept.push(format!("{pinned} of {all} dense blocks"));
         }
-    };
-    let experts = match plan.experts() {
-        0 => String::new(),
-        all => format!(" and {} of {all} experts", plan.kept_slots()),
-    };
+    }
+    if plan.experts() > 0 {
+        kept.push(format!("{} of {} experts", plan.kept_slots(), plan.experts()));
+    }
+    let kept = kept.join(" and ");
     let policy =
         if plan.experts() > 0 { format!(" ({})", statistics.policy) } else { String::new() };
-    format!("{} reserved; keeps {dense}{experts}{policy}", bytes(plan.arena_bytes))
+    format!("{} reserved; keeps {kept}{policy}", bytes(plan.arena_bytes))
 }
 
 fn prompt(generation: &Generation) -> String {

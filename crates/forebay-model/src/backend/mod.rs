@@ -8,7 +8,7 @@
 pub mod cpu;
 pub mod cuda;
 
-use forebay_stream::Residency;
+use forebay_stream::{MemoryPlan, Residency};
 
 use crate::ModelError;
 use crate::arch::{Architecture, Experts, FeedForward};
@@ -123,6 +123,11 @@ pub trait Backend {
     fn residency(&self) -> Option<&Residency>;
 
     fn residency_mut(&mut self) -> Option<&mut Residency>;
+
+    /// The slots of a device that does not hold all experts.
+    fn slots(&self) -> Option<&MemoryPlan> {
+        None
+    }
 
     /// What experts did on a device that does not hold all of them.
     fn device_experts(&self) -> Option<DeviceExperts> {

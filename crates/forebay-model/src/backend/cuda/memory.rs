@@ -95,7 +95,8 @@ impl DevicePlan {
             places.place_experts();
         } else {
             let left = budget_bytes.saturating_sub(fixed_bytes + margins);
-            let planned = (expert_bytes > 0).then(|| plan_tier(&places, architecture, left, policy));
+            let planned =
+                (expert_bytes > 0).then(|| plan_tier(&places, architecture, left, policy));
             let too_small = |needed_bytes: u64| ModelError::VramTooSmall {
                 needed_bytes,
                 given_bytes: budget_bytes,
@@ -103,7 +104,11 @@ impl DevicePlan {
                     "{dense_bytes} bytes of weights{}, {kv_cache_bytes} of KV cache for {} \
                      positions, {activation_bytes} of activations, {context_bytes} for the \
                      driver's context and kernels",
-                    if expert_bytes > 0 { " that every token needs and one token's experts" } else { "" },
+                    if expert_bytes > 0 {
+                        " that every token needs and one token's experts"
+                    } else {
+                        ""
+                    },
                     kv_shape.context
                 ),
             };
@@ -149,7 +154,8 @@ fn plan_tier(
     bytes: u64,
     policy: PolicyKind,
 ) -> Result<MemoryPlan, u64> {
-    let of_layer = |of: &Option<ExpertPlaces>| of.map_or((0, 0), |of| (of.count as u32, of.slot_bytes));
+    let of_layer =
+        |of: &Option<ExpertPlaces>| of.map_or((0, 0), |of| (of.count as u32, of.slot_bytes));
     let layers: Vec<(u32, u64)> = places.experts_of.iter().map(of_layer).collect();
     let used = architecture.experts_per_token();
     // Places of pools are aligned.

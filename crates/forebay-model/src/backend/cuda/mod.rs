@@ -312,7 +312,8 @@ impl CudaBackend {
         match streamed {
             None => compute()?,
             Some(streamed) => {
-                let on = LayerOfDevice { gpu, plan: &self.plan, arena: &self.arena, layer: step.layer };
+                let on =
+                    LayerOfDevice { gpu, plan: &self.plan, arena: &self.arena, layer: step.layer };
                 streamed.begin(step.layer, &self.chosen[..step.count * experts.used])?;
                 while streamed.next_wave(&on)? {
                     compute()?;
@@ -397,6 +398,10 @@ impl Backend for CudaBackend {
 
     fn residency_mut(&mut self) -> Option<&mut Residency> {
         self.streamed.as_mut().map(Streamed::host_mut)
+    }
+
+    fn slots(&self) -> Option<&MemoryPlan> {
+        self.plan.tier.as_ref().map(|tier| &tier.plan)
     }
 
     fn device_experts(&self) -> Option<DeviceExperts> {

@@ -266,9 +266,8 @@ impl Streamed {
             let to = on.plan.slot(on.arena, self.tier.pool(self.layer), slot);
             let parts = on.plan.weights.experts_of[on.layer].expect("the layer has experts").parts;
             let host = &self.host.residency;
-            let copies = [0, 1, 2].map(|part| {
-                (host.range(&lease, part), to.offset(parts[part] as usize))
-            });
+            let copies =
+                [0, 1, 2].map(|part| (host.range(&lease, part), to.offset(parts[part] as usize)));
             self.bytes_copied += copies.iter().map(|(range, _)| range.len() as u64).sum::<u64>();
             self.in_flight.push(self.copies.upload(lease, copies)?);
             self.experts_copied += 1;
