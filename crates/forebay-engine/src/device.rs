@@ -43,7 +43,9 @@ impl Chosen {
 pub(crate) fn wanted_gpu(options: &SessionOptions) -> Option<usize> {
     match options.device {
         DeviceChoice::Cpu => None,
-        _ if host_option(options).is_some() => None,
+        DeviceChoice::Auto if host_option(options).is_some() && gpu_option(options).is_none() => {
+            None
+        }
         DeviceChoice::Auto => Some(0),
         DeviceChoice::Cuda(ordinal) => Some(ordinal),
     }
@@ -89,21 +91,10 @@ pub(crate) fn choose(
             }),
             None => Ok(Chosen::cpu(None)),
         },
-        DeviceChoice::Cuda(ordinal) => match host_option(options) {
-            Some(name) => Err(EngineError::BadOption {
-                name,
-                value: "given".into(),
-                expected: "with --device cuda the GPU computes: leave it out, or use --device cpu"
-                    .into(),
-            }),
-            None => Ok(Chosen::cuda(plan()?, ordinal)),
-        },
+        DeviceChoice::Cuda(ordinal) => on_gpu(options, ordinal, plan),
         DeviceChoice::Auto => match (host_option(options), gpu_option(options)) {
-            (Some(name), Some(for_gpu)) => Err(EngineError::BadOption {
-                name: for_gpu,
-                value: "given".into(),
-                expected: format!("{name} is for the CPU: leave one of them out"),
-            }),
+            // Options for both: the CPU helps the GPU, or they contradict each other.
+            (Some(_), Some(_)) => on_gpu(options, 0, plan),
             (Some(name), None) => {
                 let why = Some(format!("{name} is for the CPU"));
                 Ok(Chosen { announce: false, ..Chosen::cpu(why) })
@@ -128,10 +119,38 @@ pub(crate) fn choose(
     }
 }
 
+/// The GPU that was asked for, with options for the CPU only if that takes part.
+fn on_gpu(
+    options: &SessionOptions,
+    ordinal: usize,
+    plan: impl FnOnce() -> Result<CudaPlan, EngineError>,
+) -> Result<Chosen, EngineError> {
+    let refused = |name, expected: &str| {
+        Err(EngineError::BadOption { name, value: "given".into(), expected: expected.into() })
+    };
+    match host_option(options) {
+        None => Ok(Chosen::cuda(plan()?, ordinal)),
+        Some("--threads") if options.cpu_experts && !options.exact => {
+            let plan = plan()?;
+            match plan.slots() {
+                Some(_) => Ok(Chosen::cuda(plan, ordinal)),
+                None => refused(
+                    "--threads",
+                    "the whole model is in VRAM and computed there: leave it out, or use --device cpu",
+                ),
+            }
+        }
+        Some(name) => refused(
+            name,
+            "it is for the CPU, and a GPU computes: leave it out, or use --device cpu",
+        ),
+    }
+}
+
 /// An option that is given and only means something where the CPU computes. `--ram` and `--policy` do not: they bound and
 /// rule what of a model stays in host memory, on a GPU the experts that it has no room for.
 fn host_option(options: &SessionOptions) -> Option<&'static str> {
-    let given = [("--threads", options.threads.is_some()), ("--prefetch", options.prefetch)];
+    let given = [("--prefetch", options.prefetch), ("--threads", options.threads.is_some())];
     given.into_iter().find(|(_, given)| *given).map(|(name, _)| name)
 }
 
@@ -140,6 +159,7 @@ fn gpu_option(options: &SessionOptions) -> Option<&'static str> {
     let given = [
         ("--kv-type", options.kv_cache != KvCacheType::F16),
         ("--no-cuda-graph", !options.cuda_graphs),
+        ("--no-cpu-experts", !options.cpu_experts),
         ("--vram", options.vram_bytes.is_some()),
     ];
     given.into_iter().find(|(_, given)| *given).map(|(name, _)| name)
@@ -160,6 +180,8 @@ mod tests {
         assert_eq!((wanted_gpu(&cuda), wanted_gpu(&SessionOptions::default())), (Some(3), None));
         let both = SessionOptions { device: DeviceChoice::Auto, ..threads };
         assert_eq!(wanted_gpu(&both), None, "none is opened in vain");
+        let both = SessionOptions { vram_bytes: Some(1), ..both };
+        assert_eq!(wanted_gpu(&both), Some(0), "the CPU may help");
         let graphs = SessionOptions { cuda_graphs: false, ..SessionOptions::default() };
         assert_eq!((host_option(&graphs), gpu_option(&graphs)), (None, Some("--no-cuda-graph")));
         let cache = SessionOptions { kv_cache: KvCacheType::Q8_0, ..SessionOptions::default() };

@@ -8,7 +8,7 @@ use forebay_compute::{Cpu, KvType};
 use forebay_cuda::Gpu;
 use forebay_format::Catalog;
 use forebay_model::{
-    Architecture, Backend, CpuBackend, CudaPlan, HostExperts, Weights, WeightsToLoad,
+    Architecture, Backend, CpuBackend, CudaPlan, HelpingCpu, HostExperts, Weights, WeightsToLoad,
 };
 use forebay_store::{
     Arena, EngineInfo, EngineOptions, FileSet, IoKind, LoadOptions, LoadStatistics, ReadEngine,
@@ -19,6 +19,7 @@ use serde::Serialize;
 
 use crate::doctor::MachineProfile;
 use crate::load::{GpuRing, RingRequest, contents, name_of, named, poison, read_back};
+use crate::session::host;
 use crate::statistics::ReadPath;
 use crate::trace_io::TraceHeader;
 use crate::{EngineError, SessionOptions, default_budget_bytes};
@@ -160,7 +161,10 @@ impl Described<'_> {
         residency.preload_with_copies(&self.files, load_options(options), progress)?;
         arena.make_resident()?;
         let pinned = gpu.pin(arena.addresses(), arena.clone())?;
-        Ok((HostExperts { residency, pinned }, info))
+        let takes_part = options.cpu_experts && !options.exact;
+        let cpu = takes_part.then(|| host(options)).transpose()?;
+        let cpu = cpu.map(|cpu| HelpingCpu { cpu, split: options.miss_split });
+        Ok((HostExperts { residency, pinned, cpu }, info))
     }
 
     /// Plans host memory by the budget, and fills it.

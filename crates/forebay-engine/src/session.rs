@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use forebay_compute::{Arithmetic, Cpu, Isa};
 use forebay_cuda::{CudaError, Gpu};
 use forebay_format::Catalog;
-use forebay_model::{Architecture, Decoder, LogitsWanted, Routing, Weights};
+use forebay_model::{Architecture, Decoder, LogitsWanted, MissSplit, Routing, Weights};
 use forebay_store::{FaultPlan, FileSet, IoKind, IoRecorder};
 use forebay_stream::{MemoryPlan, Phase, PolicyKind, Residency};
 use forebay_text::{ChatTemplate, TextError, Tokenizer};
@@ -40,6 +40,10 @@ pub struct SessionOptions {
     pub kv_cache: KvCacheType,
     /// On a GPU, single tokens' work is recorded once and then queued as a CUDA graph. Results are the same without.
     pub cuda_graphs: bool,
+    /// The CPU computes a share of the experts that a GPU has no room for, as it rounds; never in exact arithmetic.
+    pub cpu_experts: bool,
+    /// Decides about that share instead of measured rates.
+    pub miss_split: Option<MissSplit>,
     pub policy: PolicyKind,
     pub io: IoKind,
     /// Read experts of the next layer ahead while a token is computed, by that layer's router on
@@ -83,6 +87,8 @@ impl Default for SessionOptions {
             exact: false,
             kv_cache: KvCacheType::F16,
             cuda_graphs: true,
+            cpu_experts: true,
+            miss_split: None,
             policy: PolicyKind::LAYER_LFU,
             io: IoKind::Auto,
             prefetch: false,
@@ -369,7 +375,7 @@ fn joined<T>(thread: ScopedJoinHandle<'_, T>) -> T {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-fn host(options: &SessionOptions) -> Result<Cpu, EngineError> {
+pub(crate) fn host(options: &SessionOptions) -> Result<Cpu, EngineError> {
     let arithmetic = if options.exact { Arithmetic::Exact } else { Arithmetic::Fast };
     Ok(Cpu::new(threads(options)?, Isa::selected()?, arithmetic))
 }

@@ -109,6 +109,16 @@ impl Outcome {
         outcome
     }
 
+    /// Passes if the squared error is at most `tolerance` of the squared `expected`.
+    pub fn nmse(got: &[f32], expected: &[f32], tolerance: f64) -> Outcome {
+        let pairs = got.iter().zip(expected).map(|(g, e)| (f64::from(*g), f64::from(*e)));
+        let (error, power) = pairs.fold((0.0, 0.0), |(error, power), (got, expected)| {
+            (error + (got - expected).powi(2), power + expected.powi(2))
+        });
+        let worst = if got.len() == expected.len() { error / power } else { f64::NAN };
+        Outcome { worst, tolerance, place: format!("NMSE {worst:.1e}") }
+    }
+
     /// Passes if all bits are the same.
     pub fn same<T: PartialEq + fmt::Debug>(got: &[T], expected: &[T]) -> Outcome {
         let differ = got.iter().zip(expected).filter(|(got, expected)| got != expected).count();

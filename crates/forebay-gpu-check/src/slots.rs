@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context as _, Result, bail};
 use forebay_engine::{DeviceChoice, EngineError, GenerateOptions, Session, SessionOptions};
-use forebay_model::ModelError;
 use forebay_model::sampling::Sampling;
+use forebay_model::{MissSplit, ModelError};
 use forebay_stream::{CacheShape, Lookups, PolicyKind, ReplayPolicy, replay, routing};
 
 use crate::harness::Outcome;
@@ -18,6 +18,8 @@ const CONTEXT: usize = 128;
 /// Tokens that go through alone.
 const ALONE: usize = 12;
 const GENERATED: usize = 8;
+/// The CPU rounds activations in its own way.
+const CPU_NMSE: f64 = 1e-2;
 
 /// Logits of `ids` as a prompt, of few tokens, and of single ones, with as many slots as fit budgets from the smallest to
 /// nearly everything.
@@ -47,7 +49,8 @@ pub fn check(path: &Path, ids: &[u32], ordinal: usize) -> Result<Outcome> {
             (between(0.97), None),
         ] {
             let what = format!("{vram} bytes of VRAM and {ram:?} of RAM, exact: {exact}");
-            let with = SessionOptions { vram_bytes: Some(vram), ram_bytes: ram, ..options.clone() };
+            let options = SessionOptions { cpu_experts: false, ..options.clone() };
+            let with = SessionOptions { vram_bytes: Some(vram), ram_bytes: ram, ..options };
             let mut session = open(path, with).with_context(|| what.clone())?;
             if session.slots().is_none() {
                 bail!("{what}: all experts were kept");
@@ -59,9 +62,25 @@ pub fn check(path: &Path, ids: &[u32], ordinal: usize) -> Result<Outcome> {
             }
         }
         if !exact {
+            let what = "with the CPU's help";
+            let split = MissSplit { copy_seconds: 1e-4, cpu_seconds: 5e-5, cpu_start_seconds: 0.0 };
+            let with = SessionOptions { vram_bytes: Some(least), ..options.clone() };
+            let with = SessionOptions { miss_split: Some(split), threads: Some(2), ..with };
+            let mut session = open(path, with).context(what)?;
+            let found = logits(&mut session, ids)?;
+            let counted = session.statistics().device_experts.context("experts come and go")?;
+            if counted.experts_on_cpu == 0 {
+                bail!("the CPU took no part: {:?}", counted.split);
+            }
+            worst = worst.worse(Outcome::nmse(&found, &expected, CPU_NMSE).at(what));
+            drop(session);
             for policy in PolicyKind::ALL {
-                let with =
-                    SessionOptions { vram_bytes: Some(between(0.5)), policy, ..options.clone() };
+                let with = SessionOptions {
+                    vram_bytes: Some(between(0.5)),
+                    policy,
+                    cpu_experts: false,
+                    ..options.clone()
+                };
                 let counted = counters(path, with, ids).with_context(|| policy.to_string())?;
                 worst = worst.worse(counted.at(&format!("{policy} counters")));
             }

@@ -16,7 +16,8 @@ pub mod weights;
 pub use arch::Architecture;
 pub use backend::cpu::CpuBackend;
 pub use backend::cuda::{
-    CudaBackend, CudaPlan, DeviceExperts, HostExperts, VramUse, WeightsToLoad,
+    CudaBackend, CudaPlan, DeviceExperts, HelpingCpu, HostExperts, MissSplit, VramUse,
+    WeightsToLoad,
 };
 pub use backend::{Backend, ComputeInfo};
 pub use decoder::{Decoder, LogitsWanted, Routing};

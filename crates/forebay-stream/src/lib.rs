@@ -43,4 +43,4 @@ pub use residency::Residency;
 pub use routing::{Phase, RoutingTrace};
 pub use slots::Lease;
 pub use statistics::{FaultedExperts, PeakBytes, PrefetchCounters, StreamStatistics, TokenRecord};
-pub use tier::{ExpertTier, TierStatistics};
+pub use tier::{ExpertTier, TierBatch, TierStatistics};

@@ -60,6 +60,11 @@ impl Slot {
         self.buffer.is_some()
     }
 
+    /// The memory, unless an engine has it.
+    pub fn memory(&self) -> Option<&[u8]> {
+        self.buffer.as_ref().map(|buffer| buffer.as_slice())
+    }
+
     /// The memory, for an engine.
     ///
     /// # Panics

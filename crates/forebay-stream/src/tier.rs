@@ -3,6 +3,8 @@
 //! The same state machine as everywhere decides who stays. The caller owns the memory, brings the misses into the
 //! slots that it is given, and says when a slot may be overwritten.
 
+use std::cmp::Reverse;
+
 use serde::Serialize;
 
 use crate::blocks::{ExpertIndex, LayerIndex};
@@ -20,7 +22,25 @@ pub struct ExpertTier {
     free: Vec<Vec<u32>>,
     pool_of_layer: Vec<u32>,
     evicted: Vec<(LayerIndex, ExpertIndex)>,
+    /// Of a batch, what comes here or is here.
+    admitted: Vec<ExpertIndex>,
     window: CacheCounters,
+}
+
+/// A layer's batch, by where its experts are. Lists are ascending, and reused.
+#[derive(Clone, Debug, Default)]
+pub struct TierBatch {
+    pub hits: Vec<ExpertIndex>,
+    /// To be brought.
+    pub misses: Vec<ExpertIndex>,
+    /// Not here, and not to come.
+    pub elsewhere: Vec<ExpertIndex>,
+}
+
+impl TierBatch {
+    fn clear(&mut self) {
+        [&mut self.hits, &mut self.misses, &mut self.elsewhere].into_iter().for_each(Vec::clear);
+    }
 }
 
 /// What was looked up in a tier, for statistics.
@@ -54,6 +74,7 @@ impl ExpertTier {
         ExpertTier {
             places: vec![None; cache.entries()],
             evicted: Vec::with_capacity(2 * most as usize),
+            admitted: Vec::with_capacity(most as usize),
             cache,
             free,
             pool_of_layer,
@@ -83,9 +104,9 @@ impl ExpertTier {
         self.places[self.cache.entry(layer, expert)]
     }
 
-    /// Begins the batch of a layer with distinct experts: counts the lookups and decides who stays. Appends what is here to
-    /// `hits` and the others to `misses`; `gone` gets experts of this layer that are here no longer. What the batch looks
-    /// up is here, once it was brought, until it is released.
+    /// Begins the batch of a layer with distinct experts: counts the lookups and decides who stays. What the batch looks up is
+    /// here, once it was brought, until it is released. Of the misses, as many as `admits` says of their number come here,
+    /// those that were used most; the others are computed elsewhere and never here.
     ///
     /// # Panics
     /// If there is no such expert.
@@ -93,22 +114,31 @@ impl ExpertTier {
         &mut self,
         layer: LayerIndex,
         experts: &[ExpertIndex],
-        hits: &mut Vec<ExpertIndex>,
-        misses: &mut Vec<ExpertIndex>,
-        gone: &mut Vec<(LayerIndex, ExpertIndex)>,
+        admits: impl FnOnce(usize) -> usize,
+        batch: &mut TierBatch,
     ) {
+        batch.clear();
         for &expert in experts {
-            let list = if self.cache.lookup(layer, expert) { &mut *hits } else { &mut *misses };
-            list.push(expert);
+            let hit = self.cache.lookup(layer, expert);
+            if hit { &mut batch.hits } else { &mut batch.misses }.push(expert);
         }
+        let admitted = admits(batch.misses.len());
+        if admitted < batch.misses.len() {
+            let cache = &self.cache;
+            let rank = |expert: &ExpertIndex| (Reverse(cache.frequency(layer, *expert)), *expert);
+            batch.misses.sort_unstable_by_key(rank);
+            batch.elsewhere.extend(batch.misses.drain(admitted..));
+            batch.misses.sort_unstable();
+            batch.elsewhere.sort_unstable();
+        }
+        self.admitted.clear();
+        let comes = |expert: &&ExpertIndex| !batch.elsewhere.contains(expert);
+        self.admitted.extend(experts.iter().filter(comes));
         let mut evicted = std::mem::take(&mut self.evicted);
-        self.cache.retain(layer, experts, &mut evicted);
+        self.cache.retain(layer, &self.admitted, &mut evicted);
         for (of, expert) in evicted.drain(..) {
-            if of == layer && experts.contains(&expert) {
-                continue;
-            }
-            if self.vacate(of, expert) {
-                gone.push((of, expert));
+            if of != layer || !self.admitted.contains(&expert) {
+                self.vacate(of, expert);
             }
         }
         self.evicted = evicted;
@@ -190,24 +220,28 @@ mod tests {
     /// Runs batches as a backend does, with a memory whose slots say what was brought there.
     struct Device {
         tier: ExpertTier,
+        /// Misses of a batch that come.
+        admits: usize,
         memory: Vec<Vec<Option<(u32, u32)>>>,
     }
 
     impl Device {
-        fn new(tier: ExpertTier) -> Device {
+        fn new(tier: ExpertTier, admits: usize) -> Device {
             let pools = &tier.plan().pools;
             let memory = pools.iter().map(|pool| vec![None; pool.slots() as usize]).collect();
-            Device { tier, memory }
+            Device { tier, admits, memory }
         }
 
         fn batch(&mut self, layer: u32, experts: &[u32]) -> (usize, usize) {
             let (of, pool) = (LayerIndex(layer), self.tier.pool(LayerIndex(layer)));
             let experts: Vec<ExpertIndex> = experts.iter().map(|&e| ExpertIndex(e)).collect();
-            let (mut hits, mut misses, mut gone) = (Vec::new(), Vec::new(), Vec::new());
-            self.tier.begin(of, &experts, &mut hits, &mut misses, &mut gone);
-            let counts = (hits.len(), misses.len());
+            let mut batch = TierBatch::default();
+            self.tier.begin(of, &experts, |misses| misses.min(self.admits), &mut batch);
+            let TierBatch { hits, misses, elsewhere } = batch;
+            let counts = (hits.len(), misses.len() + elsewhere.len());
+            assert!(elsewhere.iter().all(|&expert| self.tier.slot(of, expert).is_none()));
             let mut held: Vec<ExpertIndex> = Vec::new();
-            let mut computed = Vec::new();
+            let mut computed = elsewhere;
             let holds = |device: &Device, expert: ExpertIndex| {
                 let slot = device.tier.slot(of, expert).expect("a hit is here") as usize;
                 assert_eq!(device.memory[pool][slot], Some((layer, expert.0)));
@@ -253,12 +287,13 @@ mod tests {
         fn slots_hold_what_was_brought(
             kib in 13_u64..80,
             policy in prop::sample::select(PolicyKind::ALL.to_vec()),
+            admits in prop::sample::select(vec![0, 1, 2, usize::MAX]),
             batches in prop::collection::vec(
                 (prop::sample::select(vec![0_u32, 2, 3]), prop::collection::btree_set(0_u32..12, 1..9)),
                 1..60,
             ),
         ) {
-            let mut device = Device::new(tier(kib << 10, policy));
+            let mut device = Device::new(tier(kib << 10, policy), admits);
             let plan = device.tier.plan().clone();
             let mut cache = CacheState::new(policy, &CacheShape::from_plan(&plan));
             let (mut hits, mut misses) = (0, 0);
@@ -269,12 +304,16 @@ mod tests {
                 misses += counts.1;
                 let indices: Vec<ExpertIndex> = experts.iter().map(|&e| ExpertIndex(e)).collect();
                 let found = indices.iter().filter(|&&e| cache.lookup(LayerIndex(*layer), e)).count();
-                prop_assert_eq!(found, counts.0);
+                if admits == usize::MAX {
+                    prop_assert_eq!(found, counts.0);
+                }
                 cache.retain(LayerIndex(*layer), &indices, &mut Vec::new());
             }
             let statistics = device.tier.statistics();
             prop_assert_eq!((statistics.hits, statistics.misses), (hits as u64, misses as u64));
-            prop_assert_eq!(statistics.evictions, cache.counters().evictions);
+            if admits == usize::MAX {
+                prop_assert_eq!(statistics.evictions, cache.counters().evictions);
+            }
         }
     }
 
@@ -282,14 +321,13 @@ mod tests {
     fn what_never_came_is_not_here() {
         let mut tier = tier(40 << 10, PolicyKind::LAYER_LRU);
         let (layer, expert) = (LayerIndex(0), ExpertIndex(5));
-        let (mut hits, mut misses, mut gone) = (Vec::new(), Vec::new(), Vec::new());
-        tier.begin(layer, &[expert], &mut hits, &mut misses, &mut gone);
+        let mut batch = TierBatch::default();
+        tier.begin(layer, &[expert], |misses| misses, &mut batch);
         let free = tier.free_slots(layer);
         tier.take(layer, expert).unwrap();
         tier.forget(layer, expert);
         assert_eq!((tier.free_slots(layer), tier.slot(layer, expert)), (free, None));
-        misses.clear();
-        tier.begin(layer, &[expert], &mut hits, &mut misses, &mut gone);
-        assert_eq!((hits.len(), misses.len()), (0, 1));
+        tier.begin(layer, &[expert], |misses| misses, &mut batch);
+        assert_eq!((batch.hits.len(), batch.misses.len()), (0, 1));
     }
 }

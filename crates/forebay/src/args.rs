@@ -97,6 +97,11 @@ pub struct BudgetArgs {
     /// On a GPU, queue every kernel by itself instead of a CUDA graph for each token; the same results, slower
     #[arg(long)]
     pub no_cuda_graph: bool,
+
+    /// Compute all experts on the GPU, also those that it has no room for; otherwise the CPU takes
+    /// its share of these. Bit for bit what a GPU with room for all computes
+    #[arg(long)]
+    pub no_cpu_experts: bool,
     /// Positions of context to reserve [default: what the model was trained for, at most 4096]
     #[arg(long, value_name = "N", value_parser = count())]
     pub ctx: Option<usize>,

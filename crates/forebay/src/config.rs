@@ -105,6 +105,7 @@ pub fn session(args: &BudgetArgs) -> Outcome<SessionOptions> {
             KvTypeArg::Q8_0 => KvCacheType::Q8_0,
         },
         cuda_graphs: !args.no_cuda_graph,
+        cpu_experts: !args.no_cpu_experts,
         policy: args.policy,
         prefetch: args.prefetch,
         io: io_kind(args.io),

@@ -150,12 +150,22 @@ fn to_gpu(experts: &DeviceExperts, stream: Option<&StreamStatistics>) -> String 
         0 => String::new(),
         tokens => format!(", {} per token", bytes(experts.bytes_copied / tokens)),
     };
-    format!(
+    let mut text = format!(
         "{} experts, {}{each}, from {} of pinned memory",
         experts.experts_copied,
         bytes(experts.bytes_copied),
         bytes(experts.pinned_bytes)
-    )
+    );
+    if let Some(split) = &experts.split {
+        let _ = write!(
+            text,
+            "; {} on the CPU ({:.0} us each, {:.0} us to copy one)",
+            experts.experts_on_cpu,
+            split.cpu_seconds * 1e6,
+            split.copy_seconds * 1e6
+        );
+    }
+    text
 }
 
 fn basin(statistics: &SessionStatistics, plan: &MemoryPlan) -> String {

@@ -16,6 +16,7 @@ const LAYERS: [(&str, &[&str]); 11] = [
         &[
             "forebay-format",
             "forebay-store",
+            "forebay-stream",
             "forebay-compute",
             "forebay-cuda",
             "forebay-model",

@@ -173,6 +173,14 @@ impl CacheState {
         self.entries[self.entry(layer, expert)].position != ABSENT
     }
 
+    /// How often an expert was used lately: what frequency rules rank by.
+    ///
+    /// # Panics
+    /// If there is no such expert.
+    pub fn frequency(&self, layer: LayerIndex, expert: ExpertIndex) -> u32 {
+        self.entries[self.entry(layer, expert)].usage.frequency
+    }
+
     /// Looks an expert up and records its use. Within a batch, later lookups count as more recent.
     ///
     /// # Panics

@@ -107,6 +107,11 @@ impl Residency {
         self.poll()
     }
 
+    /// The memory of slots that no read is under way to, whatever is in them: for measuring how fast it is read.
+    pub fn slot_memory(&self) -> impl Iterator<Item = &[u8]> {
+        self.slots.iter().filter_map(Slot::memory)
+    }
+
     /// Number of extents of a block.
     pub fn parts(&self, lease: &Lease) -> usize {
         self.layout(lease.block()).parts.len()

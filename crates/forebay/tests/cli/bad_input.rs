@@ -64,15 +64,15 @@ fn devices_that_are_not_there_are_refused() {
 fn options_that_the_device_does_not_use_are_refused() {
     let model = moe();
     for (options, wanted) in [
-        ("--device cuda --ram 1GiB", "--ram"),
         ("--device cuda --prefetch", "--prefetch"),
-        ("--device cuda --policy lru", "--policy"),
-        ("--device cuda --threads 2", "--threads"),
+        ("--device cuda --threads 2 --exact", "--threads"),
+        ("--device cuda --threads 2 --no-cpu-experts", "--threads"),
         ("--device cpu --vram 1GiB", "--vram"),
         ("--device cpu --kv-type q8_0", "--kv-type"),
         ("--device cpu --no-cuda-graph", "--no-cuda-graph"),
-        ("--ram 1GiB --kv-type q8_0", "--kv-type"),
-        ("--ram 1GiB --vram 1GiB", "--vram"),
+        ("--device cpu --no-cpu-experts", "--no-cpu-experts"),
+        ("--prefetch --kv-type q8_0", "--prefetch"),
+        ("--prefetch --vram 1GiB", "--prefetch"),
     ] {
         let mut arguments = words("run --prompt x");
         arguments.push(model.clone());

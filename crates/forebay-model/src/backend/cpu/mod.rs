@@ -17,6 +17,7 @@ use crate::ModelError;
 use crate::arch::Architecture;
 use crate::weights::{FeedForwardWeights, PartMatrix, Weights};
 use moe::MoeStep;
+pub(in crate::backend) use moe::recycle;
 use scratch::{Scratch, batch_tokens};
 
 /// The CPU with its key/value cache, and where blocks are leased.
@@ -395,7 +396,7 @@ impl Backend for CpuBackend {
 }
 
 /// Part `part` of a leased block as a matrix.
-fn matrix<'lease>(
+pub(in crate::backend) fn matrix<'lease>(
     residency: &Residency,
     lease: &'lease Lease,
     part: &PartMatrix,
@@ -406,7 +407,7 @@ fn matrix<'lease>(
 
 /// Computes `jobs`; while the other threads begin with them, this one hands waiting reads to the
 /// disk and takes in what has arrived.
-fn matmul_beside_reads(
+pub(in crate::backend) fn matmul_beside_reads(
     cpu: &Cpu,
     residency: &mut Residency,
     jobs: &mut [MatmulJob<'_>],

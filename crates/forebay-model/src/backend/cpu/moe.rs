@@ -313,7 +313,7 @@ struct Group<'a> {
 
 /// An empty vector of jobs for other borrows, with the old one's memory: the step runs for every
 /// layer of every token and must not allocate.
-fn recycle<'a, 'b>(mut jobs: Vec<MatmulJob<'a>>) -> Vec<MatmulJob<'b>> {
+pub(in crate::backend) fn recycle<'a, 'b>(mut jobs: Vec<MatmulJob<'a>>) -> Vec<MatmulJob<'b>> {
     jobs.clear();
     jobs.into_iter().map(|_| unreachable!("the vector was cleared")).collect()
 }

@@ -4,6 +4,7 @@
 
 mod exchange;
 mod memory;
+mod on_cpu;
 mod places;
 mod products;
 mod recording;
@@ -24,9 +25,10 @@ use forebay_stream::{MemoryPlan, PolicyKind, Residency};
 use super::{Backend, Batch, Begun, ComputeInfo, End, NextBlock, Step, record_routing};
 use crate::ModelError;
 use crate::arch::{Architecture, QkNorm};
-use crate::weights::{FeedForwardWeights, PartMatrix, Weights};
+use crate::weights::{FeedForwardWeights, LayerWeights, PartMatrix, Weights};
 use exchange::Exchange;
 use memory::{DeviceArena, DevicePlan};
+use on_cpu::{BatchRows, ExpertMatrices};
 use places::{ActivationPlaces, HEAD_ROWS};
 use products::{ExpertEntries, ExpertProduct, Product, Products, Rows};
 use recording::{Recordings, Way};
@@ -34,6 +36,7 @@ use streamed::{LayerOfDevice, Streamed};
 use vectors::{LayerVectors, optional};
 
 pub use memory::VramUse;
+pub use on_cpu::{HelpingCpu, MissSplit};
 pub use streamed::{DeviceExperts, HostExperts};
 
 /// Contexts up to here share one way to split attention, longer ones that of the next power of two.
@@ -136,8 +139,10 @@ impl CudaPlan {
         let mut backend = CudaBackend::new(gpu, plan, arena, architecture, weights, exact, record)?;
         if backend.plan.tier.is_some() {
             let host = host.expect("experts that are not on the GPU are in host memory");
-            let pairs = backend.chosen.len();
-            let streamed = Streamed::new(&backend.gpu, &backend.plan, host, pairs);
+            let sizes = (backend.at().batch, MATVEC_TOKENS, architecture.experts_per_token());
+            let of = weights.layers.iter().find_map(expert_matrices);
+            let of = of.expect("a model with slots for experts has some");
+            let streamed = Streamed::new(&backend.gpu, &backend.plan, host, sizes, &of);
             backend.streamed = streamed.map_err(ModelError::from)?;
         }
         Ok((backend, filled))
@@ -286,6 +291,7 @@ impl CudaBackend {
             unreachable!("the caller looked at the weights");
         };
         let (gpu, at, experts) = (&self.gpu, self.at(), step.experts());
+        let matrices = ExpertMatrices { gate, up, down };
         let places = self.plan.weights.experts_of[step.layer].expect("the layer has experts");
         let sorted = self.sorted_pairs();
         let entries = ExpertEntries {
@@ -314,9 +320,23 @@ impl CudaBackend {
             Some(streamed) => {
                 let on =
                     LayerOfDevice { gpu, plan: &self.plan, arena: &self.arena, layer: step.layer };
-                streamed.begin(step.layer, &self.chosen[..step.count * experts.used])?;
-                while streamed.next_wave(&on)? {
-                    compute()?;
+                let chosen = &self.chosen[..step.count * experts.used];
+                let rows = BatchRows {
+                    normed: x,
+                    outputs: self.float(at.outputs),
+                    tokens: step.count,
+                    used: experts.used,
+                    hidden: step.architecture.hidden,
+                };
+                let few = self.products.is_few(step.count).then_some(&rows);
+                streamed.begin(gpu, step.layer, chosen, few)?;
+                while let Some(work) = streamed.next_wave(&on)? {
+                    if work.gpu {
+                        compute()?;
+                    }
+                    if work.cpu {
+                        streamed.compute_on_cpu(gpu, &matrices, &rows, chosen)?;
+                    }
                     streamed.end_wave(gpu)?;
                 }
                 streamed.end();
@@ -352,6 +372,15 @@ impl CudaBackend {
             Some((layer, row)) => {
                 Err(ModelError::NumericFailure { layer, token: step.position + row })
             }
+        }
+    }
+}
+
+fn expert_matrices(layer: &LayerWeights) -> Option<ExpertMatrices> {
+    match layer.feed_forward {
+        FeedForwardWeights::Dense { .. } => None,
+        FeedForwardWeights::Experts { gate, up, down, .. } => {
+            Some(ExpertMatrices { gate, up, down })
         }
     }
 }

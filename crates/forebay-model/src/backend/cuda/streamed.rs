@@ -1,16 +1,19 @@
 //! Experts that do not all fit the GPU: slots there, and the others' homes in pinned host memory.
 //!
 //! The router's choice comes to the host within the layer. What is in a slot is computed with where it is; the rest is
-//! copied into slots beside the kernels, in waves if it is more than fits. Every pair of a token and an expert has a row
+//! copied into slots beside the kernels, in waves if it is more than fits, or computed by the CPU. Every pair of a token and an expert has a row
 //! of its own, and rows are added up in the router's order: what comes out does not depend on what was where.
 
 use std::collections::VecDeque;
 
 use forebay_cuda::{CopyStream, CudaError, DevicePtr, Gpu, HostWords, InFlight, Marker, Pinned};
-use forebay_stream::{ExpertIndex, ExpertTier, LayerIndex, Lease, Residency, TierStatistics};
+use forebay_stream::{
+    ExpertIndex, ExpertTier, LayerIndex, Lease, Residency, TierBatch, TierStatistics,
+};
 use serde::Serialize;
 
 use super::memory::{DeviceArena, DevicePlan};
+use super::on_cpu::{BatchRows, CpuExperts, ExpertMatrices, HelpingCpu, MissSplit};
 use crate::ModelError;
 
 /// Where experts live that are not on the GPU. Fields are dropped in order: nothing is unpinned that is still leased.
@@ -18,6 +21,8 @@ pub struct HostExperts {
     pub residency: Residency,
     /// All of its memory, that the GPU copies from.
     pub pinned: Pinned,
+    /// Computes some of what is missing on the GPU.
+    pub cpu: Option<HelpingCpu>,
 }
 
 /// What went to the GPU while tokens were computed, for statistics.
@@ -29,6 +34,9 @@ pub struct DeviceExperts {
     pub pinned_bytes: u64,
     pub experts_copied: u64,
     pub bytes_copied: u64,
+    /// Experts that the CPU computed, and why so many; `None`: the GPU computes all.
+    pub experts_on_cpu: u64,
+    pub split: Option<MissSplit>,
     /// Parts of layers' batches, because not all of their experts fit at once.
     pub waves: u64,
 }
@@ -38,8 +46,13 @@ pub struct Streamed {
     // Before what they copy from.
     in_flight: Vec<InFlight<Lease>>,
     waves: VecDeque<Wave>,
+    /// What has come to host memory: for the GPU, and for the CPU.
     ready: Vec<(ExpertIndex, Lease)>,
-    host: HostExperts,
+    for_cpu: Vec<(ExpertIndex, Lease)>,
+    host: Residency,
+    _pinned: Pinned,
+    cpu: Option<CpuExperts>,
+    pinned_bytes: u64,
     tier: ExpertTier,
     copies: CopyStream,
     /// Chosen ids as the GPU sends them.
@@ -52,9 +65,9 @@ pub struct Streamed {
     on_device: Vec<Vec<u64>>,
     layer: LayerIndex,
     touched: Vec<ExpertIndex>,
-    hits: Vec<ExpertIndex>,
-    misses: Vec<ExpertIndex>,
-    gone: Vec<(LayerIndex, ExpertIndex)>,
+    batch: TierBatch,
+    /// Of the batch, what is not on the GPU.
+    wanted: Vec<ExpertIndex>,
     seen: Vec<bool>,
     wave: Vec<ExpertIndex>,
     /// Most misses of one wave.
@@ -63,7 +76,15 @@ pub struct Streamed {
     host_is_done: bool,
     experts_copied: u64,
     bytes_copied: u64,
+    experts_on_cpu: u64,
     waves_done: u64,
+}
+
+/// Who has something to do in a wave.
+#[derive(Clone, Copy, Debug)]
+pub struct WaveWork {
+    pub gpu: bool,
+    pub cpu: bool,
 }
 
 /// A part of a batch that is queued, and whose slots are not yet free.
@@ -81,14 +102,21 @@ pub struct LayerOfDevice<'a> {
 }
 
 impl Streamed {
-    /// For the tier of `plan`, with `batch` tokens at most.
+    /// For the tier of `plan`, if it has one, with batches of `tokens` tokens that choose `used` experts each. The CPU takes
+    /// part in batches of up to `few` tokens; `of` are matrices as those of all layers with experts.
+    ///
+    /// # Errors
+    /// Whatever the driver says.
     pub fn new(
         gpu: &Gpu,
         plan: &DevicePlan,
         host: HostExperts,
-        pairs: usize,
+        (tokens, few, used): (usize, usize, usize),
+        of: &ExpertMatrices,
     ) -> Result<Option<Streamed>, CudaError> {
         let Some(device) = &plan.tier else { return Ok(None) };
+        let HostExperts { residency: host, pinned, cpu } = host;
+        let cpu = cpu.map(|cpu| CpuExperts::new(gpu, cpu, &host, of, few, used)).transpose()?;
         let counts = || plan.weights.experts_of.iter().map(|of| of.map_or(0, |of| of.count));
         let experts = counts().max().unwrap_or(0);
         let tables_max = experts + 2;
@@ -96,19 +124,22 @@ impl Streamed {
             in_flight: Vec::with_capacity(experts),
             waves: VecDeque::new(),
             ready: Vec::with_capacity(experts),
+            for_cpu: Vec::with_capacity(experts),
             host,
+            pinned_bytes: pinned.bytes() as u64,
+            _pinned: pinned,
+            cpu,
             tier: ExpertTier::new(device.plan.clone()),
             copies: gpu.copy_stream()?,
-            ids: gpu.host_words(pairs)?,
+            ids: gpu.host_words(tokens * used)?,
             tables: gpu.host_words(tables_max * 2 * experts)?,
             tables_used: 0,
             tables_max,
             on_device: counts().map(|count| vec![0; count]).collect(),
             layer: LayerIndex(0),
             touched: Vec::with_capacity(experts),
-            hits: Vec::with_capacity(experts),
-            misses: Vec::with_capacity(experts),
-            gone: Vec::with_capacity(experts),
+            batch: TierBatch::default(),
+            wanted: Vec::with_capacity(experts),
             seen: vec![false; experts],
             wave: Vec::with_capacity(experts),
             wave_misses: 0,
@@ -116,24 +147,27 @@ impl Streamed {
             host_is_done: true,
             experts_copied: 0,
             bytes_copied: 0,
+            experts_on_cpu: 0,
             waves_done: 0,
         }))
     }
 
     pub fn host(&self) -> &Residency {
-        &self.host.residency
+        &self.host
     }
 
     pub fn host_mut(&mut self) -> &mut Residency {
-        &mut self.host.residency
+        &mut self.host
     }
 
     pub fn statistics(&self) -> DeviceExperts {
         DeviceExperts {
             tier: self.tier.statistics(),
-            pinned_bytes: self.host.pinned.bytes() as u64,
+            pinned_bytes: self.pinned_bytes,
             experts_copied: self.experts_copied,
             bytes_copied: self.bytes_copied,
+            experts_on_cpu: self.experts_on_cpu,
+            split: self.cpu.as_ref().map(|cpu| cpu.split),
             waves: self.waves_done,
         }
     }
@@ -158,46 +192,65 @@ impl Streamed {
         Ok(())
     }
 
-    /// Looks the experts of a layer's batch up and has those that are not on the GPU brought to host memory.
+    /// Looks the experts of a layer's batch up, decides who computes what is not on the GPU, and has that brought to host
+    /// memory. `rows`, if the batch has few tokens: the CPU may take part.
     ///
     /// # Errors
     /// Ids that are no experts: the router's scores were not finite. A failed read.
-    pub fn begin(&mut self, layer: usize, chosen: &[u32]) -> Result<(), ModelError> {
+    pub fn begin(
+        &mut self,
+        gpu: &Gpu,
+        layer: usize,
+        chosen: &[u32],
+        rows: Option<&BatchRows>,
+    ) -> Result<(), ModelError> {
         let count = self.on_device[layer].len();
         self.seen[..count].fill(false);
         for id in chosen {
-            let seen = self.seen.get_mut(*id as usize).filter(|_| (*id as usize) < count);
+            let seen = self.seen[..count].get_mut(*id as usize);
             *seen.ok_or(ModelError::NumericFailure { layer, token: 0 })? = true;
         }
         self.layer = LayerIndex(layer as u32);
-        for list in [&mut self.touched, &mut self.hits, &mut self.misses] {
-            list.clear();
-        }
+        self.touched.clear();
         let touched = (0..count).filter(|&expert| self.seen[expert]);
         self.touched.extend(touched.map(|expert| ExpertIndex(expert as u32)));
-        self.gone.clear();
-        let Streamed { tier, touched, hits, misses, gone, .. } = self;
-        tier.begin(self.layer, touched, hits, misses, gone);
-        self.hits_are_done = self.hits.is_empty();
-        self.host_is_done = self.misses.is_empty();
+        let split = self.cpu.as_ref().zip(rows).map(|(cpu, _)| cpu.split);
+        let admits = |misses: usize| split.map_or(misses, |split| split.brought(misses));
+        self.tier.begin(self.layer, &self.touched, admits, &mut self.batch);
+        let TierBatch { hits, misses, elsewhere } = &self.batch;
+        self.wanted.clear();
+        self.wanted.extend(misses.iter().chain(elsewhere));
+        self.wanted.sort_unstable();
+        self.hits_are_done = hits.is_empty();
+        self.host_is_done = self.wanted.is_empty();
         let free = self.tier.free_slots(self.layer);
-        self.wave_misses = if self.misses.len() <= free { free } else { (free / 2).max(1) };
+        self.wave_misses = if misses.len() <= free { free } else { (free / 2).max(1) };
+        let begun = self.begin_elsewhere(gpu, rows);
+        if begun.is_err() {
+            self.give_up();
+        }
+        begun
+    }
+
+    fn begin_elsewhere(&mut self, gpu: &Gpu, rows: Option<&BatchRows>) -> Result<(), ModelError> {
         if !self.host_is_done {
-            let begun = self.host.residency.begin_experts(self.layer, &self.misses);
-            if let Err(error) = begun {
-                self.give_up();
-                return Err(error.into());
-            }
+            self.host.begin_experts(self.layer, &self.wanted)?;
+        }
+        if let (Some(cpu), Some(rows), false) =
+            (&mut self.cpu, rows, self.batch.elsewhere.is_empty())
+        {
+            // Before the GPU has anything to do: it would have to be waited for.
+            cpu.take_input(gpu, rows)?;
         }
         Ok(())
     }
 
     /// Queues the way of the next experts to the GPU and makes the layer's table name them, and nothing else of the batch.
-    /// `false`: the batch is computed whole.
+    /// `None`: the batch is computed whole.
     ///
     /// # Errors
     /// A failed read or device; the batch is over then.
-    pub fn next_wave(&mut self, on: &LayerOfDevice<'_>) -> Result<bool, ModelError> {
+    pub fn next_wave(&mut self, on: &LayerOfDevice<'_>) -> Result<Option<WaveWork>, ModelError> {
         match self.try_next_wave(on) {
             Ok(more) => Ok(more),
             Err(error) => {
@@ -209,23 +262,47 @@ impl Streamed {
         }
     }
 
-    fn try_next_wave(&mut self, on: &LayerOfDevice<'_>) -> Result<bool, ModelError> {
+    fn try_next_wave(&mut self, on: &LayerOfDevice<'_>) -> Result<Option<WaveWork>, ModelError> {
         self.wave.clear();
         self.take_ready()?;
         self.copy_ready(on)?;
         if !self.hits_are_done {
             self.hits_are_done = true;
-            self.wave.append(&mut self.hits);
+            self.wave.append(&mut self.batch.hits);
         }
-        if self.wave.is_empty() {
-            return Ok(false);
+        let work = WaveWork { gpu: !self.wave.is_empty(), cpu: !self.for_cpu.is_empty() };
+        if !work.gpu {
+            return Ok(work.cpu.then_some(work));
         }
         if let Some(last) = self.in_flight.last() {
             self.copies.hold(on.gpu, last)?;
         }
         self.name_wave(on)?;
         self.waves_done += 1;
-        Ok(true)
+        Ok(Some(work))
+    }
+
+    /// The CPU's part of a wave, while the GPU is at its own.
+    ///
+    /// # Errors
+    /// A failed read or device; the batch is over then.
+    pub fn compute_on_cpu(
+        &mut self,
+        gpu: &Gpu,
+        of: &ExpertMatrices,
+        rows: &BatchRows,
+        chosen: &[u32],
+    ) -> Result<(), ModelError> {
+        let Streamed { cpu, host, for_cpu, experts_on_cpu, .. } = self;
+        let cpu = cpu.as_mut().expect("what is the CPU's is for a CPU");
+        *experts_on_cpu += for_cpu.len() as u64;
+        let computed = cpu.compute(gpu, host, of, rows, chosen, for_cpu);
+        for_cpu.clear();
+        if computed.is_err() {
+            let _ = gpu.synchronize();
+            self.give_up();
+        }
+        computed
     }
 
     /// What has come to host memory, waiting for it if there is nothing else to do.
@@ -233,7 +310,7 @@ impl Streamed {
         if self.host_is_done || !self.ready.is_empty() {
             return Ok(());
         }
-        let host = &mut self.host.residency;
+        let host = &mut self.host;
         if !host.experts_are_ready()? {
             if !self.hits_are_done {
                 return Ok(());
@@ -244,6 +321,11 @@ impl Streamed {
         self.host_is_done = !host.next_experts(&mut self.ready)?;
         if self.host_is_done {
             host.end_experts();
+        }
+        let elsewhere = &self.batch.elsewhere;
+        if !elsewhere.is_empty() {
+            let of_cpu = |(expert, _): &mut (ExpertIndex, Lease)| elsewhere.contains(expert);
+            self.for_cpu.extend(self.ready.extract_if(.., of_cpu));
         }
         Ok(())
     }
@@ -265,7 +347,7 @@ impl Streamed {
             let (expert, lease) = self.ready.pop().expect("it was looked at");
             let to = on.plan.slot(on.arena, self.tier.pool(self.layer), slot);
             let parts = on.plan.weights.experts_of[on.layer].expect("the layer has experts").parts;
-            let host = &self.host.residency;
+            let host = &self.host;
             let copies =
                 [0, 1, 2].map(|part| (host.range(&lease, part), to.offset(parts[part] as usize)));
             self.bytes_copied += copies.iter().map(|(range, _)| range.len() as u64).sum::<u64>();
@@ -309,6 +391,9 @@ impl Streamed {
     /// # Errors
     /// Whatever the driver says.
     pub fn end_wave(&mut self, gpu: &Gpu) -> Result<(), ModelError> {
+        if self.wave.is_empty() {
+            return Ok(());
+        }
         let is_last = self.host_is_done && self.ready.is_empty() && self.hits_are_done;
         if is_last {
             // The next layer's copies begin after its ids have come, and those come after these kernels.
@@ -339,8 +424,9 @@ impl Streamed {
 
     /// Ends a batch that failed: what did not come is not here.
     fn give_up(&mut self) {
-        self.host.residency.end_experts();
+        self.host.end_experts();
         self.ready.clear();
+        self.for_cpu.clear();
         self.end();
         for &expert in &self.touched {
             match self.tier.slot(self.layer, expert) {

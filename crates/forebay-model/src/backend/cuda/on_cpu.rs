@@ -1,0 +1,368 @@
+//! Experts that the CPU computes where they are, in host memory, while the GPU computes others: for few tokens at a time.
+//!
+//! The normed input comes to the host, rows of outputs go back to where the GPU's own would be. How many of a batch's
+//! missing experts are the CPU's depends on their number and on measured rates alone, never on what happens to be ready.
+
+use std::time::{Duration, Instant};
+
+use forebay_compute::{Activations, Cpu, MatmulJob, Matrix};
+use forebay_cuda::{CudaError, DevicePtr, Direction, Gpu, HostWords};
+use forebay_stream::{ExpertIndex, Lease, Residency};
+use serde::Serialize;
+
+use super::super::cpu::{matmul_beside_reads, matrix, recycle};
+use crate::ModelError;
+use crate::weights::PartMatrix;
+
+/// Experts that a measurement goes through, and how long copies go on beside it.
+const MEASURED_EXPERTS: usize = 8;
+const MEASURED_TIME: Duration = Duration::from_millis(40);
+
+/// Who computes how many of the experts that are not on the GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct MissSplit {
+    /// Seconds to bring an expert to the GPU.
+    pub copy_seconds: f64,
+    /// Seconds for the CPU to compute one for one token, and to begin and end with any number.
+    pub cpu_seconds: f64,
+    pub cpu_start_seconds: f64,
+}
+
+impl MissSplit {
+    /// How many of `misses` are brought to the GPU, so that both are done soonest; one at least, so that what is used comes
+    /// to be there.
+    pub fn brought(&self, misses: usize) -> usize {
+        let seconds = |brought: usize| {
+            let left = misses - brought;
+            let cpu = match left {
+                0 => 0.0,
+                left => self.cpu_start_seconds + left as f64 * self.cpu_seconds,
+            };
+            cpu.max(brought as f64 * self.copy_seconds)
+        };
+        // The last of equals: rather on the GPU.
+        (1..=misses).rev().min_by(|a, b| seconds(*a).total_cmp(&seconds(*b))).unwrap_or(0)
+    }
+}
+
+/// A CPU that takes part.
+pub struct HelpingCpu {
+    pub cpu: Cpu,
+    /// Decides instead of measured rates.
+    pub split: Option<MissSplit>,
+}
+
+/// The matrices of a layer's experts.
+#[derive(Clone, Copy)]
+pub struct ExpertMatrices {
+    pub gate: PartMatrix,
+    pub up: PartMatrix,
+    pub down: PartMatrix,
+}
+
+/// Where a batch's rows are on the GPU.
+#[derive(Clone, Copy)]
+pub struct BatchRows {
+    /// `[tokens, hidden]`
+    pub normed: DevicePtr<f32>,
+    /// `[tokens, used, hidden]`
+    pub outputs: DevicePtr<f32>,
+    pub tokens: usize,
+    pub used: usize,
+    pub hidden: usize,
+}
+
+/// The CPU beside a GPU, with memory for what goes between them.
+pub struct CpuExperts {
+    cpu: Cpu,
+    pub split: MissSplit,
+    /// Normed inputs, then rows of outputs by pair.
+    words: HostWords,
+    outputs_at: usize,
+    x: Vec<f32>,
+    input: Activations,
+    is_prepared: bool,
+    gate: Vec<f32>,
+    up: Vec<f32>,
+    inner: Activations,
+    out: Vec<f32>,
+    /// 0, 1, 2 ...: rows of `inner`.
+    rows: Vec<u32>,
+    /// Pairs in the order computed, and their tokens.
+    pairs: Vec<u32>,
+    pair_tokens: Vec<u32>,
+    /// Pairs of each expert.
+    groups: Vec<usize>,
+    /// Always empty between calls; kept for its memory.
+    jobs: Vec<MatmulJob<'static>>,
+}
+
+impl CpuExperts {
+    /// Memory for `tokens` tokens at most, and rates, if they are not given, as measured on the matrices `of` a layer.
+    ///
+    /// # Errors
+    /// Whatever the driver says.
+    pub fn new(
+        gpu: &Gpu,
+        HelpingCpu { cpu, split }: HelpingCpu,
+        host: &Residency,
+        of: &ExpertMatrices,
+        tokens: usize,
+        used: usize,
+    ) -> Result<CpuExperts, CudaError> {
+        let (pairs, hidden, width) = (tokens * used, of.gate.cols, of.gate.rows);
+        let none = MissSplit { copy_seconds: 0.0, cpu_seconds: 0.0, cpu_start_seconds: 0.0 };
+        let room = pairs.max(MEASURED_EXPERTS);
+        let mut experts = CpuExperts {
+            cpu,
+            split: split.unwrap_or(none),
+            words: gpu.host_words(tokens * hidden + pairs * hidden)?,
+            outputs_at: tokens * hidden,
+            x: vec![0.5; tokens * hidden],
+            input: Activations::new(),
+            is_prepared: false,
+            gate: vec![0.0; room * width],
+            up: vec![0.0; room * width],
+            inner: Activations::new(),
+            out: vec![0.0; room * hidden],
+            rows: (0..room as u32).collect(),
+            pairs: Vec::with_capacity(room),
+            pair_tokens: Vec::with_capacity(room),
+            groups: Vec::with_capacity(room),
+            jobs: Vec::with_capacity(2 * room),
+        };
+        if split.is_none() {
+            experts.split = experts.measure(gpu, host, of)?;
+        }
+        Ok(experts)
+    }
+
+    /// How long copies to the GPU and the CPU's products take while both go on: they share the memory's bandwidth.
+    fn measure(
+        &mut self,
+        gpu: &Gpu,
+        host: &Residency,
+        of: &ExpertMatrices,
+    ) -> Result<MissSplit, CudaError> {
+        let bytes = expert_bytes(of);
+        let slots: Vec<&[u8]> = host.slot_memory().filter(|slot| slot.len() >= bytes).collect();
+        let step = (slots.len() / (4 * MEASURED_EXPERTS)).max(1);
+        // Spread over the memory, so that no cache holds them.
+        let spread: Vec<&[u8]> =
+            slots.into_iter().step_by(step).take(4 * MEASURED_EXPERTS).collect();
+        let part = (bytes / 3).max(1);
+        let (rate, one, many) = std::thread::scope(|scope| {
+            let copying = scope
+                .spawn(|| gpu.pinned_copy_rate(Direction::ToDevice, part, 8 * part, MEASURED_TIME));
+            let (mut one, mut many) = (Vec::new(), Vec::new());
+            let mut round = 0;
+            while !copying.is_finished() || round < 3 {
+                let first = round % spread.len().max(1);
+                let from = |count: usize| spread.iter().cycle().skip(first).take(count).copied();
+                one.push(self.time(of, from(1)));
+                many.push(self.time(of, from(MEASURED_EXPERTS)));
+                round += MEASURED_EXPERTS + 1;
+            }
+            (copying.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), one, many)
+        });
+        let (one, many) = (median(one), median(many));
+        let cpu_seconds = ((many - one) / (MEASURED_EXPERTS - 1) as f64).max(1e-9);
+        Ok(MissSplit {
+            copy_seconds: bytes as f64 / rate?,
+            cpu_seconds,
+            cpu_start_seconds: (one - cpu_seconds).max(0.0),
+        })
+    }
+
+    /// Seconds for products of one token with whatever is in the memory `of` experts.
+    fn time<'a>(&mut self, of: &ExpertMatrices, experts: impl Iterator<Item = &'a [u8]>) -> f64 {
+        let started = Instant::now();
+        let hidden = of.gate.cols;
+        self.input.prepare(&self.cpu, &self.x[..hidden], 1, hidden, &[of.gate.ty, of.up.ty]);
+        let sizes = [of.gate, of.up, of.down].map(|part| matrix_bytes(&part));
+        let parts: Vec<[&[u8]; 3]> = experts
+            .map(|memory| {
+                let (gate, rest) = memory.split_at(sizes[0]);
+                let (up, rest) = rest.split_at(sizes[1]);
+                [gate, up, &rest[..sizes[2]]]
+            })
+            .collect();
+        (self.pairs.clear(), self.pair_tokens.clear());
+        self.pairs.extend(0..parts.len() as u32);
+        self.pair_tokens.extend(std::iter::repeat_n(0, parts.len()));
+        self.groups.clear();
+        self.groups.resize(parts.len(), 1);
+        let computed = self.products(&mut Source::Measured(&parts), of);
+        debug_assert!(computed.is_ok(), "nothing is read");
+        started.elapsed().as_secs_f64()
+    }
+
+    /// Brings a batch's normed input to the host; waits for all that is queued.
+    ///
+    /// # Errors
+    /// What went wrong in queued work.
+    pub fn take_input(&mut self, gpu: &Gpu, rows: &BatchRows) -> Result<(), CudaError> {
+        let count = rows.tokens * rows.hidden;
+        gpu.queue_download(rows.normed.cast(), &self.words, 0..count)?;
+        gpu.synchronize()?;
+        self.words.read(0, &mut self.x[..count]);
+        self.is_prepared = false;
+        Ok(())
+    }
+
+    /// Computes leased experts for the tokens that chose them, `chosen [tokens, used]`, and queues the way of their rows to
+    /// the GPU. What was begun there goes on meanwhile.
+    ///
+    /// # Errors
+    /// A failed read beside the products, or a failed device.
+    pub fn compute(
+        &mut self,
+        gpu: &Gpu,
+        host: &mut Residency,
+        of: &ExpertMatrices,
+        rows: &BatchRows,
+        chosen: &[u32],
+        leases: &[(ExpertIndex, Lease)],
+    ) -> Result<(), ModelError> {
+        let hidden = rows.hidden;
+        if !self.is_prepared {
+            let x = &self.x[..rows.tokens * hidden];
+            self.input.prepare(&self.cpu, x, rows.tokens, hidden, &[of.gate.ty, of.up.ty]);
+            self.is_prepared = true;
+        }
+        (self.pairs.clear(), self.pair_tokens.clear());
+        self.groups.clear();
+        for (expert, _) in leases {
+            let before = self.pairs.len();
+            let pairs = (0..chosen.len()).filter(|&pair| chosen[pair] == expert.0);
+            for pair in pairs {
+                self.pairs.push(pair as u32);
+                self.pair_tokens.push((pair / rows.used) as u32);
+            }
+            self.groups.push(self.pairs.len() - before);
+        }
+        self.products(&mut Source::Leased { host, leases }, of)?;
+        for (row, pair) in self.pairs.iter().enumerate() {
+            let at = self.outputs_at + *pair as usize * hidden;
+            self.words.write(at, &self.out[row * hidden..(row + 1) * hidden]);
+            let to = rows.outputs.offset(*pair as usize * hidden);
+            gpu.queue_upload(&self.words, at..at + hidden, to.cast())?;
+        }
+        Ok(())
+    }
+
+    /// Gate and up of all experts in one parallel region, down in another.
+    fn products(
+        &mut self,
+        source: &mut Source<'_, '_>,
+        of: &ExpertMatrices,
+    ) -> Result<(), ModelError> {
+        let (width, hidden, count) = (of.gate.rows, of.down.rows, self.pairs.len());
+        let mut gate_left = &mut self.gate[..count * width];
+        let mut up_left = &mut self.up[..count * width];
+        let mut jobs = recycle(std::mem::take(&mut self.jobs));
+        let mut row = 0;
+        for (index, &group) in self.groups.iter().enumerate() {
+            let tokens = Some(&self.pair_tokens[row..row + group]);
+            row += group;
+            for (part, left) in [(&of.gate, &mut gate_left), (&of.up, &mut up_left)] {
+                let (out, rest) = std::mem::take(left).split_at_mut(group * width);
+                *left = rest;
+                jobs.push(MatmulJob { w: source.matrix(index, part), x: &self.input, tokens, out });
+            }
+        }
+        source.matmul(&self.cpu, &mut jobs)?;
+        let jobs = recycle(jobs);
+        let inner = &mut self.gate[..count * width];
+        self.cpu.silu_mul_in_place(inner, &self.up[..count * width]);
+        self.inner.prepare(&self.cpu, inner, count, width, &[of.down.ty]);
+        let mut left = &mut self.out[..count * hidden];
+        let mut jobs = recycle(jobs);
+        let mut row = 0;
+        for (index, &group) in self.groups.iter().enumerate() {
+            let (out, rest) = left.split_at_mut(group * hidden);
+            left = rest;
+            let tokens = Some(&self.rows[row..row + group]);
+            row += group;
+            let w = source.matrix(index, &of.down);
+            jobs.push(MatmulJob { w, x: &self.inner, tokens, out });
+        }
+        source.matmul(&self.cpu, &mut jobs)?;
+        self.jobs = recycle(jobs);
+        Ok(())
+    }
+}
+
+/// Where the weights of experts are.
+enum Source<'a, 'host> {
+    /// In any memory: gate, up and down.
+    Measured(&'a [[&'a [u8]; 3]]),
+    Leased {
+        host: &'host mut Residency,
+        leases: &'a [(ExpertIndex, Lease)],
+    },
+}
+
+impl<'a> Source<'a, '_> {
+    fn matrix(&self, index: usize, part: &PartMatrix) -> Matrix<'a> {
+        match self {
+            Source::Measured(experts) => {
+                let data = experts[index][part.part];
+                Matrix { ty: part.ty, rows: part.rows, cols: part.cols, data }
+            }
+            Source::Leased { host, leases } => matrix(host, &leases[index].1, part),
+        }
+    }
+
+    /// Computes; reads go on meanwhile.
+    fn matmul(&mut self, cpu: &Cpu, jobs: &mut [MatmulJob<'_>]) -> Result<(), ModelError> {
+        match self {
+            Source::Measured(_) => {
+                cpu.matmul(jobs);
+                Ok(())
+            }
+            Source::Leased { host, .. } => matmul_beside_reads(cpu, host, jobs),
+        }
+    }
+}
+
+fn matrix_bytes(part: &PartMatrix) -> usize {
+    part.ty.row_bytes(part.cols as u64).unwrap_or(0) as usize * part.rows
+}
+
+fn expert_bytes(of: &ExpertMatrices) -> usize {
+    [of.gate, of.up, of.down].iter().map(matrix_bytes).sum()
+}
+
+fn median(mut seconds: Vec<f64>) -> f64 {
+    seconds.sort_by(f64::total_cmp);
+    seconds.get(seconds.len() / 2).copied().unwrap_or(0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_are_done_about_together() {
+        let split = |copy_seconds, cpu_seconds| MissSplit {
+            copy_seconds,
+            cpu_seconds,
+            cpu_start_seconds: 20e-6,
+        };
+        // 2.8 MB at 50 GB/s, and at 70.
+        let server = split(56e-6, 40e-6);
+        assert_eq!(server.brought(0), 0);
+        assert_eq!(server.brought(1), 1, "what is used comes to the GPU");
+        assert_eq!(server.brought(2), 1);
+        assert_eq!(server.brought(8), 4);
+        // PCIe of a laptop: 12 GB/s.
+        assert_eq!(split(230e-6, 60e-6).brought(8), 2);
+        // A slow CPU is left alone.
+        assert_eq!(split(56e-6, 1e-3).brought(8), 8);
+        for misses in 0..64 {
+            let brought = server.brought(misses);
+            assert!(brought <= server.brought(misses + 1) && brought <= misses, "{misses}");
+        }
+    }
+}
