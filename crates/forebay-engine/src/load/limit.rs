@@ -4,7 +4,7 @@ use std::num::NonZero;
 use std::time::Duration;
 
 use forebay_format::FileIndex;
-use forebay_store::{DiskProbe, DiskRate, FileSet, IoKind, LoadStatistics, copy_rate};
+use forebay_store::{DiskProbe, DiskRate, FileSet, IoKind, LoadStatistics, ProbeLength, copy_rate};
 use serde::Serialize;
 
 use super::LoadRun;
@@ -93,7 +93,7 @@ impl LoadLimit {
             return Ok(());
         }
         // Not what was read a moment ago: somebody below a virtual disk may still have it in memory.
-        let rate = probe.rate(files, file, self.next..bytes, DISK_TIME)?;
+        let rate = probe.rate(files, file, self.next..bytes, ProbeLength::of_time(DISK_TIME))?;
         self.next = self.next.saturating_add(rate.bytes) / 4096 * 4096;
         if self.next.saturating_add(rate.bytes) > bytes {
             self.next = 0;
