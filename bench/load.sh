@@ -1,22 +1,31 @@
 #!/usr/bin/env bash
-# Loading a model into memory: forebay against fio's best on the same file, alternating; then warm, half warm, and through a mapping.
+# Loading a model into memory: forebay against fio on the same file, alternating; then warm, half warm, and through a mapping.
 #
 #   bench/load.sh MODEL [ROUNDS]
 #
-# fio: io_uring, O_DIRECT, 512 KiB, depth 32 and 64, registered buffers and files, 3 seconds each. forebay: load --cold --repeat 2; the
-# first run pays for new memory, which a virtual machine may have to get from its host, the second finds its memory in place.
+# fio: io_uring, O_DIRECT, 512 KiB, registered buffers and files, the whole file once, with depths 32 and 64 in turn, its buffers in huge
+# pages (glibc 2.35 and later), as forebay's are: a virtual disk may be half as fast into scattered pages. forebay: load --cold --repeat 2
+# --no-limit; the first run pays for new memory, which a virtual machine may have to get from its host, the second finds its
+# memory in place. Every such load is between two passes of fio, one of each depth, and a virtual disk that is throttled by a token
+# bucket, fast after a pause and slow from then on, treats both alike: as much is read, nothing else comes between, and a pass of fio goes first.
 # Without a profile of this machine and disk, forebay doctor runs first and saves one. Drops the model from the page cache.
-# Needs fio and python3. FOREBAY names another forebay program, FOREBAY_FLAGS more options for it. Prints Markdown.
+# DEVICE=cuda loads to a GPU, which leaves out the mapping. COLD=1 measures cold loads only. Needs fio and python3. FOREBAY names another
+# forebay program, FOREBAY_FLAGS more options for it. Prints Markdown.
 . "$(dirname "$0")/common.sh" 1 "$@"
 need fio python3
 
 model=$1 rounds=${2:-5}
+device=${DEVICE:-cpu}
 results=$(mktemp -d)
 trap 'rm -rf "$results"' EXIT
 
+load() {
+    "$FOREBAY" load "$model" --device "$device" $FOREBAY_FLAGS --json "$@"
+}
+
 # What is compared with fio is the way of reading that doctor found best on this disk.
 chosen_by() {
-    "$FOREBAY" load "$model" --json | python3 -c 'import json, sys; print(json.load(sys.stdin)["chosen_by"])'
+    load --no-limit | python3 -c 'import json, sys; print(json.load(sys.stdin)["chosen_by"])'
 }
 by=$(chosen_by)
 if [ "$by" != "the machine profile" ]; then
@@ -29,9 +38,10 @@ if [ "$by" != "the machine profile" ]; then
     exit 1
 fi
 
+# disk PASS: the whole file, once.
 disk() {
-    fio --name=read --filename="$model" --readonly --rw=read --ioengine=io_uring --direct=1 --bs=512k --iodepth="$1" \
-        --fixedbufs=1 --registerfiles=1 --time_based --runtime=3 --output-format=json >"$results/fio-$2-$1.json"
+    GLIBC_TUNABLES=glibc.malloc.hugetlb=1 fio --name=read --filename="$model" --readonly --rw=read --ioengine=io_uring --direct=1 --bs=512k \
+        --iodepth=$(($1 % 2 ? 64 : 32)) --fixedbufs=1 --registerfiles=1 --output-format=json >"$results/fio-$1.json"
 }
 
 cache_whole() {
@@ -53,31 +63,48 @@ for offset in range(0, size, 2 * step):
 PYTHON
 }
 
+disk 0
 for round in $(seq "$rounds"); do
-    echo "round $round of $rounds" >&2
-    disk 32 "$round"
-    "$FOREBAY" load "$model" --cold --repeat 2 $FOREBAY_FLAGS --json >"$results/cold-$round.json"
-    disk 64 "$round"
-    cache_whole
-    "$FOREBAY" load "$model" --repeat 3 $FOREBAY_FLAGS --json >"$results/warm-$round.json"
-    forget_half
-    "$FOREBAY" load "$model" --repeat 3 $FOREBAY_FLAGS --json >"$results/half-$round.json"
+    echo "cold: round $round of $rounds" >&2
+    load --cold --repeat 2 --no-limit >"$results/cold-$round.json"
+    disk "$round"
 done
-echo "mmap" >&2
-"$FOREBAY" load "$model" --cold --io mmap $FOREBAY_FLAGS --json >"$results/mmap.json"
+if [ -z "${COLD:-}" ]; then
+    for round in $(seq "$rounds"); do
+        echo "warm and half warm: round $round of $rounds" >&2
+        cache_whole
+        load --repeat 3 >"$results/warm-$round.json"
+        forget_half
+        load --repeat 3 --no-limit >"$results/half-$round.json"
+    done
+    if [ "$device" = cpu ]; then
+        echo "mmap" >&2
+        load --cold --io mmap --no-limit >"$results/mmap.json"
+    fi
+fi
 
 python3 - "$results" "$model" "$rounds" <<'PYTHON'
-import glob, json, os, statistics, sys
+import json, os, statistics, sys
 
-results, model, rounds = sys.argv[1:]
-fio = [json.load(open(name))["jobs"][0]["read"]["bw_bytes"] for name in glob.glob(f"{results}/fio-*.json")]
-best = max(fio)
+results, model, rounds = sys.argv[1], sys.argv[2], int(sys.argv[3])
+
+def answer(name):
+    return json.load(open(f"{results}/{name}.json"))
+
 def loads(name):
-    return [json.load(open(f"{results}/{name}-{round}.json")) for round in range(1, int(rounds) + 1)]
+    return [answer(f"{name}-{round}") for round in range(1, rounds + 1)]
 
-cold, warm, half = loads("cold"), loads("warm"), loads("half")
-print(f"{os.path.basename(model)}, {os.path.getsize(model) / 1e9:.2f} GB; fio best {best / 1e9:.2f} GB/s, "
-      f"median {statistics.median(fio) / 1e9:.2f}, worst {min(fio) / 1e9:.2f}")
+def percent(shares):
+    return f"median {statistics.median(shares):.0%} ({', '.join(f'{share:.0%}' for share in shares)})"
+
+fio = [answer(f"fio-{number}")["jobs"][0]["read"]["bw_bytes"] for number in range(rounds + 1)]
+best = max(fio)
+cold = loads("cold")
+where = cold[0].get("device", {}).get("name", "host memory")
+engine = cold[0]["engine"]["name"]
+print(f"{os.path.basename(model)}, {os.path.getsize(model) / 1e9:.2f} GB, to {where} by {engine}, {cold[0]['request_bytes'] >> 10} KiB, "
+      f"{cold[0]['queue_depth']} at a time; fio whole file, depths 32 and 64 in turn, GB/s: "
+      f"{', '.join(f'{rate / 1e9:.2f}' for rate in fio)} (best {best / 1e9:.2f}, median {statistics.median(fio) / 1e9:.2f})")
 print()
 print("| load | median GB/s | of fio's best | CPU s/GB | staging MiB | seconds |")
 print("| --- | --- | --- | --- | --- | --- |")
@@ -88,30 +115,41 @@ def row(name, runs):
     seconds = statistics.median(run["seconds"] for run in runs)
     staging = max(run["staging_bytes"] for run in runs) / 2**20
     print(f"| {name} | {rate / 1e9:.2f} | {rate / best:.0%} | {cpu:.3f} | {staging:.0f} | {seconds:.2f} |")
-    return seconds
 
 def in_place(loads):
     return [run for load in loads for run in load["runs"][1:]]
 
 row("cold, new memory", [load["runs"][0] for load in cold])
 row("cold, memory in place", in_place(cold))
-row("warm, memory in place", in_place(warm))
-# A run leaves what was cached as it was, so that each begins with half of the file cached.
-row("half warm, memory in place", in_place(half))
-row("cold, mmap, new memory", json.load(open(f"{results}/mmap.json"))["runs"])
+whole = os.path.exists(f"{results}/warm-1.json")
+if whole:
+    warm, half = loads("warm"), loads("half")
+    row("warm, memory in place", in_place(warm))
+    # A run leaves what was cached as it was, so that each begins with half of the file cached.
+    row("half warm, memory in place", in_place(half))
+if os.path.exists(f"{results}/mmap.json"):
+    row("cold, mmap, new memory", answer("mmap")["runs"])
 print()
+
+# Of what fio gave right before and right after.
+def beside(index):
+    return [load["runs"][index]["bytes_per_second"] / statistics.harmonic_mean(fio[round:round + 2])
+            for round, load in enumerate(cold)]
+
+rates = ", ".join(f"{load['runs'][1]['bytes_per_second'] / 1e9:.2f}" for load in cold)
+print(f"Cold, memory in place, GB/s: {rates}. Against the passes of fio before and after, round by round: {percent(beside(1))}; "
+      f"new memory: {percent(beside(0))}.")
 
 def seconds(load):
     return statistics.median(run["seconds"] for run in load["runs"][1:])
 
-def percent(shares):
-    return f"{statistics.median(shares):.0%} ({', '.join(f'{share:.0%}' for share in shares)})"
-
-copies = [load["limit"]["copy_bytes_per_second"] for load in warm]
-shares = [load["runs"][0]["bytes"] / seconds(load) / copy for load, copy in zip(warm, copies)]
-sums = [seconds(c) / 2 + seconds(w) / 2 for c, w in zip(cold, warm)]
-print(f"Warm against the best copy of 1..N threads, round by round: {percent(shares)}; "
-      f"copies {min(copies) / 1e9:.1f}-{max(copies) / 1e9:.1f} GB/s.")
-print(f"Seconds half warm against half cold + half warm, round by round: "
-      f"{percent([seconds(h) / both for h, both in zip(half, sums)])}.")
+if whole:
+    limits = [load["limit"].get("device_bytes_per_second") or load["limit"]["copy_bytes_per_second"] for load in warm]
+    shares = [load["runs"][0]["bytes"] / seconds(load) / limit for load, limit in zip(warm, limits)]
+    what = "copies from pinned memory" if "device" in warm[0] else "the best copy of 1..N threads"
+    print(f"Warm against {what}, round by round: {percent(shares)}; "
+          f"these {min(limits) / 1e9:.1f}-{max(limits) / 1e9:.1f} GB/s.")
+    sums = [seconds(c) / 2 + seconds(w) / 2 for c, w in zip(cold, warm)]
+    print(f"Seconds half warm against half cold + half warm, round by round: "
+          f"{percent([seconds(h) / both for h, both in zip(half, sums)])}.")
 PYTHON

@@ -108,3 +108,15 @@ impl From<EngineInfo> for ReadPath {
         ReadPath { name, direct, registered_buffers, why }
     }
 }
+
+/// The middle of the values, or the mean of the two in the middle; 0 without any.
+pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> f64 {
+    let mut sorted: Vec<f64> = values.into_iter().collect();
+    sorted.sort_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    match sorted.len() {
+        0 => 0.0,
+        odd if odd % 2 == 1 => sorted[middle],
+        _ => f64::midpoint(sorted[middle - 1], sorted[middle]),
+    }
+}

@@ -117,6 +117,8 @@ pub struct IoStatistics {
     /// threads that did it.
     pub bytes_checked: u64,
     pub check_seconds: f64,
+    /// The part of the waiting in which nothing was at the disk: whoever waited compared, or waited for those who did.
+    pub check_wait_seconds: f64,
     /// Blocks whose bytes did not match their checksums.
     pub checksum_mismatches: u64,
 }

@@ -36,6 +36,25 @@ pub struct DiskProbe {
     pub memory_bytes: usize,
 }
 
+/// How much a probe reads: no more than `bytes` unless `at_least` is not over yet, and nothing new after `at_most`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProbeLength {
+    pub bytes: u64,
+    pub at_least: Duration,
+    pub at_most: Duration,
+}
+
+impl ProbeLength {
+    /// As much as it can in this time.
+    pub fn of_time(time: Duration) -> ProbeLength {
+        ProbeLength { bytes: u64::MAX, at_least: time, at_most: time }
+    }
+
+    fn is_reached(&self, asked_bytes: u64, elapsed: Duration) -> bool {
+        elapsed >= self.at_most || asked_bytes >= self.bytes && elapsed >= self.at_least
+    }
+}
+
 /// How fast that went.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct DiskRate {
@@ -55,7 +74,7 @@ pub struct Latencies {
 }
 
 impl DiskProbe {
-    /// Reads `range` of a file in order, again from the start if it ends early, for about `time`.
+    /// Reads `range` of a file in order, again from the start if it ends early.
     ///
     /// # Errors
     /// [`StoreError::Unavailable`] when the engine does not work here or the range is smaller than
@@ -65,16 +84,16 @@ impl DiskProbe {
         files: &FileSet,
         file: FileIndex,
         range: Range<u64>,
-        time: Duration,
+        length: ProbeLength,
     ) -> Result<DiskRate, StoreError> {
         let size = self.request_bytes as u64;
         let steps = range.end.saturating_sub(range.start) / size;
         let offset = |index: u64| range.start / 4096 * 4096 + index % steps.max(1) * size;
         let mut seconds = Vec::new();
-        self.run(files, file, steps, &offset, time, &mut seconds)
+        self.run(files, file, steps, &offset, length, &mut seconds)
     }
 
-    /// Reads at random multiples of 4096 in `range`, one at a time.
+    /// Reads at random multiples of 4096 in `range`, one at a time, for about `time`.
     ///
     /// # Errors
     /// As [`DiskProbe::rate`].
@@ -92,8 +111,8 @@ impl DiskProbe {
             let place = (index + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 16;
             range.start / 4096 * 4096 + place % steps.max(1) * 4096
         };
-        let mut seconds = Vec::new();
-        DiskProbe { depth: 1, ..*self }.run(files, file, steps, &offset, time, &mut seconds)?;
+        let (length, mut seconds) = (ProbeLength::of_time(time), Vec::new());
+        DiskProbe { depth: 1, ..*self }.run(files, file, steps, &offset, length, &mut seconds)?;
         seconds.sort_by(f64::total_cmp);
         let at = |share: f64| {
             let index = (seconds.len() as f64 * share) as usize;
@@ -108,7 +127,7 @@ impl DiskProbe {
         file: FileIndex,
         steps: u64,
         offset: &dyn Fn(u64) -> u64,
-        time: Duration,
+        length: ProbeLength,
         seconds: &mut Vec<f64>,
     ) -> Result<DiskRate, StoreError> {
         if steps == 0 {
@@ -132,32 +151,34 @@ impl DiskProbe {
         };
         let mut engine = open_engine(self.kind, files, &arena, &options)?;
         let (started, processor) = (Instant::now(), process_seconds());
+        let request_bytes = self.request_bytes as u64;
         let mut index = 0;
         let mut begin = |engine: &mut dyn ReadEngine, buffer: SlotBuffer| {
-            let length = self.request_bytes as u64;
-            let extent = Extent { file, offset: offset(index), length };
+            let extent = Extent { file, offset: offset(index), length: request_bytes };
             let layout = BlockLayout::plan(&[extent], SLOT_ALIGNMENT);
             // Demand reads are cut smaller, for latency.
             let (label, priority) = (BlockLabel::Other(index), Priority::Load);
             engine.submit(BlockRead { id: index, label, layout, buffer, priority });
             index += 1;
+            index * request_bytes
         };
+        let mut asked_bytes = 0;
         for buffer in idle.drain(..self.depth).collect::<Vec<_>>() {
-            begin(engine.as_mut(), buffer);
+            asked_bytes = begin(engine.as_mut(), buffer);
         }
         let (mut done, mut bytes, mut asked) = (Vec::new(), 0, Instant::now());
         while engine.in_flight() > 0 {
             engine.wait(&mut done)?;
             for completion in done.drain(..) {
                 bytes += completion.result.map_err(probe_failed)?.bytes_read;
-                let over = started.elapsed() >= time;
+                let over = length.is_reached(asked_bytes, started.elapsed());
                 idle.extend(completion.buffer);
                 if let Some(buffer) = idle.pop_front().filter(|_| !over) {
                     if self.depth == 1 {
                         seconds.push(asked.elapsed().as_secs_f64());
                         asked = Instant::now();
                     }
-                    begin(engine.as_mut(), buffer);
+                    asked_bytes = begin(engine.as_mut(), buffer);
                 }
             }
         }

@@ -470,7 +470,9 @@ impl<D: Device> ReadEngine for Scheduler<D> {
             if self.recorder.is_some() && waited_since.is_none() {
                 waited_since = self.most_urgent().map(|why| (self.device.now(), why));
             }
+            let began = self.device.now();
             if self.checker.help() {
+                self.count_check_wait(began);
                 // The next requests go out while others are compared.
                 self.device.reap(&mut self.finished)?;
                 self.settle();
@@ -478,6 +480,7 @@ impl<D: Device> ReadEngine for Scheduler<D> {
             }
             if self.waits_for_checker() {
                 self.checker.wait()?;
+                self.count_check_wait(began);
                 continue;
             }
             let timeout = self.until_stall();

@@ -85,6 +85,8 @@ pub struct IoCounters {
     /// Bytes that were compared with their checksums, and the time that took.
     pub bytes_checked: u64,
     pub check_seconds: f64,
+    /// The part of `wait_seconds` in which nothing was at the disk any more and bytes were compared.
+    pub check_wait_seconds: f64,
     pub checksum_mismatches: u64,
     /// Time with at least one request at the disk.
     pub busy_seconds: f64,
@@ -110,6 +112,7 @@ impl IoCounters {
             retries: to.retries - from.retries,
             bytes_checked: to.bytes_checked - from.bytes_checked,
             check_seconds: (to.check_seconds - from.check_seconds).max(0.0),
+            check_wait_seconds: (to.check_wait_seconds - from.check_wait_seconds).max(0.0),
             checksum_mismatches: to.checksum_mismatches - from.checksum_mismatches,
             busy_seconds,
             elapsed_seconds,

@@ -323,9 +323,13 @@ pub struct LoadArgs {
     /// from the disk to the GPU
     #[arg(long, value_enum, value_name = "NAME", default_value_t = LoadIoArg::Auto)]
     pub io: LoadIoArg,
-    /// Drop the model's files from the page cache before every run
+    /// Drop the model's files from the page cache before every run, and read the disk plainly before and after each for as
+    /// long, at most 10 seconds at a time, to tell what it sustains
     #[arg(long)]
     pub cold: bool,
+    /// Only load: do not measure what disk and page cache give
+    #[arg(long)]
+    pub no_limit: bool,
     /// Runs; from the second on the memory is in place already
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = count())]
     pub repeat: usize,

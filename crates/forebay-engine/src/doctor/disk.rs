@@ -5,15 +5,18 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use forebay_format::FileIndex;
-use forebay_store::{CacheMethod, DiskProbe, FileSet, IoKind, Latencies, copy_rate};
+use forebay_store::{
+    CacheMethod, DiskProbe, DiskRate, FileSet, IoKind, Latencies, ProbeLength, copy_rate,
+};
 use serde::Serialize;
 
 use super::scratch::{SCRATCH_BYTES, Scratch};
 use super::{DoctorRequest, ProfiledRead, folder_error};
 use crate::EngineError;
+use crate::statistics::median;
 
-/// Rounds over all cases, one after the other, so that a slow moment does not hit one case alone;
-/// the best of them counts.
+/// Rounds over all cases, one after the other, so that neither a slow moment nor a burst hits one case alone. Of a case's
+/// rates the median counts: the best would be that of whoever came first after a pause, on a disk throttled by a token bucket.
 const ROUNDS: usize = 7;
 const CASE_TIME: Duration = Duration::from_millis(250);
 const LATENCY_TIME: Duration = Duration::from_millis(700);
@@ -27,6 +30,8 @@ const CLEARLY_BETTER: f64 = 1.03;
 const LARGE_BYTES: usize = 1 << 30;
 /// Reading into a small ring and copying from there costs processor time: it must gain this much.
 const WORTH_A_COPY: f64 = 1.15;
+/// A disk has bursts if the best reading was this much faster than half of them were.
+const BURSTS: f64 = 1.3;
 
 /// Engine, request KiB, depth: those that ask least of the disk first.
 const CASES: [(IoKind, usize, usize); 10] = [
@@ -49,11 +54,32 @@ pub struct DiskCase {
     pub request_bytes: usize,
     pub queue_depth: usize,
     pub registered_buffers: bool,
-    /// The best of several measurements.
+    /// The median of several measurements.
     pub bytes_per_second: f64,
-    /// The worst of them.
+    /// The worst and the best of them.
     pub bytes_per_second_min: f64,
+    pub bytes_per_second_max: f64,
     pub cpu_seconds_per_gigabyte: f64,
+}
+
+/// The same reads into a ring and into memory as large as a model's, in turn: medians.
+#[derive(Debug, Clone, Serialize)]
+pub struct PlaceRates {
+    pub ring_bytes_per_second: f64,
+    pub in_place_bytes_per_second: f64,
+    /// The median over the rounds of how often the rate into place the rate into the ring was.
+    pub ring_gain: f64,
+}
+
+/// How the disk's rate varies by itself.
+#[derive(Debug, Clone, Serialize)]
+pub struct DiskBursts {
+    /// The best of all readings, whatever the case.
+    pub burst_bytes_per_second: f64,
+    /// The median of the readings of the chosen case.
+    pub sustained_bytes_per_second: f64,
+    /// Whether the first is so much more that it says nothing about a load.
+    pub bursty: bool,
 }
 
 /// Copies out of the page cache.
@@ -75,6 +101,8 @@ pub struct DiskReport {
     pub alignment: usize,
     pub cases: Vec<DiskCase>,
     pub best: ProfiledRead,
+    pub bursts: DiskBursts,
+    pub places: PlaceRates,
     pub latency_64kib: Latencies,
     pub copies: Vec<CopyRate>,
     pub page_cache_method: CacheMethod,
@@ -157,11 +185,12 @@ pub(super) fn measure(
     let cases = cases(files, file_bytes, &mut remarks)?;
     let mut best = best(&cases);
     let kind = best.engine.parse().unwrap_or(IoKind::Auto);
-    let (small, large) = places(files, file_bytes, kind, &best)?;
-    if small > large * WORTH_A_COPY {
+    let bursts = DiskBursts::of(&cases, best.bytes_per_second);
+    let places = places(files, file_bytes, kind, &best)?;
+    if places.ring_gain > WORTH_A_COPY {
         best.staging_bytes = 2 * best.queue_depth * best.request_bytes;
     }
-    best.in_place_bytes_per_second = large;
+    best.in_place_bytes_per_second = places.in_place_bytes_per_second;
     step("latency of small reads");
     let probe = DiskProbe { kind, request_bytes: 64 << 10, depth: 1, memory_bytes: 0 };
     let latency_64kib = probe.latency(files, FileIndex(0), 0..file_bytes, LATENCY_TIME)?;
@@ -175,11 +204,23 @@ pub(super) fn measure(
         alignment: files.alignment(),
         cases,
         best,
+        bursts,
+        places,
         latency_64kib,
         copies,
         page_cache_method,
         remarks,
     })
+}
+
+/// The order of a round: every case is measured early and late, and before and after each other one, over the rounds.
+fn order(round: usize, cases: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..cases).collect();
+    order.rotate_left(round * cases / ROUNDS);
+    if round % 2 == 1 {
+        order.reverse();
+    }
+    order
 }
 
 /// Measures every case that works here.
@@ -188,46 +229,60 @@ fn cases(
     file_bytes: u64,
     remarks: &mut Vec<String>,
 ) -> Result<Vec<DiskCase>, EngineError> {
-    let mut found: Vec<Option<DiskCase>> = CASES.iter().map(|_| None).collect();
+    let mut found: Vec<Option<Vec<DiskRate>>> = vec![Some(Vec::new()); CASES.len()];
     for round in 0..ROUNDS {
-        for (place, (kind, kib, depth)) in found.iter_mut().zip(CASES) {
-            if round > 0 && place.is_none() {
-                continue;
-            }
+        for case in order(round, CASES.len()) {
+            let Some(rates) = &mut found[case] else { continue };
+            let (kind, kib, depth) = CASES[case];
             let probe = DiskProbe { kind, request_bytes: kib << 10, depth, memory_bytes: 0 };
-            let measured = match probe.rate(files, FileIndex(0), 0..file_bytes, CASE_TIME) {
-                Ok(measured) => measured,
+            let length = ProbeLength::of_time(CASE_TIME);
+            let remark = match probe.rate(files, FileIndex(0), 0..file_bytes, length) {
+                Ok(measured) => {
+                    let why = measured.engine.why.clone();
+                    rates.push(measured);
+                    why
+                }
                 Err(error @ forebay_store::StoreError::Unavailable { .. }) => {
-                    let remark = error.to_string();
-                    if !remarks.contains(&remark) {
-                        remarks.push(remark);
-                    }
-                    continue;
+                    found[case] = None;
+                    error.to_string()
                 }
                 Err(error) => return Err(error.into()),
             };
-            if !measured.engine.why.is_empty() && !remarks.contains(&measured.engine.why) {
-                remarks.push(measured.engine.why.clone());
-            }
-            let rate = measured.bytes_per_second;
-            let case = place.get_or_insert_with(|| DiskCase {
-                engine: kind.to_string(),
-                request_bytes: probe.request_bytes,
-                queue_depth: depth,
-                registered_buffers: measured.engine.registered_buffers,
-                bytes_per_second: 0.0,
-                bytes_per_second_min: f64::INFINITY,
-                cpu_seconds_per_gigabyte: 0.0,
-            });
-            case.bytes_per_second_min = case.bytes_per_second_min.min(rate);
-            if rate > case.bytes_per_second {
-                case.bytes_per_second = rate;
-                case.cpu_seconds_per_gigabyte =
-                    measured.cpu_seconds / (measured.bytes as f64 * 1e-9);
+            if !remark.is_empty() && !remarks.contains(&remark) {
+                remarks.push(remark);
             }
         }
     }
-    Ok(found.into_iter().flatten().collect())
+    let measured = CASES.iter().zip(found);
+    Ok(measured.filter_map(|(case, rates)| DiskCase::of(case, &rates?)).collect())
+}
+
+impl DiskCase {
+    fn of(&(kind, kib, depth): &(IoKind, usize, usize), rates: &[DiskRate]) -> Option<DiskCase> {
+        let per_second = || rates.iter().map(|rate| rate.bytes_per_second);
+        let cpu = rates.iter().map(|rate| rate.cpu_seconds / (rate.bytes as f64 * 1e-9));
+        Some(DiskCase {
+            engine: kind.to_string(),
+            request_bytes: kib << 10,
+            queue_depth: depth,
+            registered_buffers: rates.first()?.engine.registered_buffers,
+            bytes_per_second: median(per_second()),
+            bytes_per_second_min: per_second().fold(f64::INFINITY, f64::min),
+            bytes_per_second_max: per_second().fold(0.0, f64::max),
+            cpu_seconds_per_gigabyte: median(cpu),
+        })
+    }
+}
+
+impl DiskBursts {
+    fn of(cases: &[DiskCase], sustained_bytes_per_second: f64) -> DiskBursts {
+        let burst = cases.iter().map(|case| case.bytes_per_second_max).fold(0.0, f64::max);
+        DiskBursts {
+            burst_bytes_per_second: burst,
+            sustained_bytes_per_second,
+            bursty: burst > BURSTS * sustained_bytes_per_second,
+        }
+    }
 }
 
 /// The first case that no other clearly beats.
@@ -245,23 +300,31 @@ fn best(cases: &[DiskCase]) -> ProfiledRead {
     }
 }
 
-/// The best rates into little and into much memory, alternating.
+/// Rates into little and into much memory, in turn.
 fn places(
     files: &FileSet,
     file_bytes: u64,
     kind: IoKind,
     read: &ProfiledRead,
-) -> Result<(f64, f64), EngineError> {
+) -> Result<PlaceRates, EngineError> {
     let (request_bytes, depth) = (read.request_bytes, read.queue_depth);
-    let mut best = [0.0_f64; 2];
-    for _ in 0..ROUNDS {
-        for (best, memory_bytes) in best.iter_mut().zip([0, LARGE_BYTES]) {
-            let probe = DiskProbe { kind, request_bytes, depth, memory_bytes };
-            let rate = probe.rate(files, FileIndex(0), 0..file_bytes, CASE_TIME)?;
-            *best = best.max(rate.bytes_per_second);
+    let sizes = [0, LARGE_BYTES];
+    let mut rounds = Vec::with_capacity(ROUNDS);
+    for round in 0..ROUNDS {
+        let mut rates = [0.0; 2];
+        for place in order(round, sizes.len()) {
+            let probe = DiskProbe { kind, request_bytes, depth, memory_bytes: sizes[place] };
+            let length = ProbeLength::of_time(CASE_TIME);
+            let rate = probe.rate(files, FileIndex(0), 0..file_bytes, length)?;
+            rates[place] = rate.bytes_per_second;
         }
+        rounds.push(rates);
     }
-    Ok((best[0], best[1]))
+    Ok(PlaceRates {
+        ring_bytes_per_second: median(rounds.iter().map(|rates| rates[0])),
+        in_place_bytes_per_second: median(rounds.iter().map(|rates| rates[1])),
+        ring_gain: median(rounds.iter().map(|[ring, in_place]| ring / in_place)),
+    })
 }
 
 /// Copies with 1, 2, 4, ... threads up to the number of processors.
@@ -283,4 +346,66 @@ fn copies(files: &FileSet, file_bytes: u64) -> Result<Vec<CopyRate>, EngineError
         }
     }
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Rates, in turn, of a disk that gives 3.3 until 5 were spent and 1.7 from then on, by case.
+    fn throttled(cases: usize) -> Vec<Vec<f64>> {
+        let (mut rates, mut spent) = (vec![Vec::new(); cases], 0.0);
+        for round in 0..ROUNDS {
+            for case in order(round, cases) {
+                let rate = if spent < 5.0 { 3.3 } else { 1.7 };
+                spent += rate * CASE_TIME.as_secs_f64();
+                rates[case].push(rate);
+            }
+        }
+        rates
+    }
+
+    #[test]
+    fn a_burst_does_not_choose() {
+        let rates = throttled(CASES.len());
+        assert!(
+            rates.iter().any(|rates| rates[0] > 3.0) && rates.iter().any(|rates| rates[0] < 2.0)
+        );
+        for rates in rates {
+            assert!((median(rates) - 1.7).abs() < 1e-9);
+        }
+    }
+
+    #[test]
+    fn every_case_is_measured_early_and_late() {
+        for cases in [2, CASES.len()] {
+            let mut places = vec![Vec::new(); cases];
+            for round in 0..ROUNDS {
+                let order = order(round, cases);
+                order.iter().enumerate().for_each(|(place, &case)| places[case].push(place));
+            }
+            for places in places {
+                assert_eq!(places.len(), ROUNDS);
+                assert!(places.iter().any(|&place| place < cases / 2), "{places:?}");
+                assert!(places.iter().any(|&place| place >= cases / 2), "{places:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_disk_that_varies_little_has_no_bursts() {
+        let case = |least: f64, median: f64, most: f64| DiskCase {
+            engine: "uring".into(),
+            request_bytes: 512 << 10,
+            queue_depth: 16,
+            registered_buffers: true,
+            bytes_per_second: median,
+            bytes_per_second_min: least,
+            bytes_per_second_max: most,
+            cpu_seconds_per_gigabyte: 0.0,
+        };
+        assert!(!DiskBursts::of(&[case(2.9, 3.0, 3.2)], 3.0).bursty);
+        let bursts = DiskBursts::of(&[case(1.5, 1.7, 1.9), case(1.5, 1.6, 3.3)], 1.7);
+        assert!(bursts.bursty && bursts.burst_bytes_per_second > 3.2, "{bursts:?}");
+    }
 }

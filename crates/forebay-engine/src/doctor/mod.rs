@@ -17,7 +17,7 @@ use serde::Serialize;
 use crate::EngineError;
 pub use compute::{ComputeReport, MemoryRate};
 pub use cufile::{CuFileCase, CuFileChoice, CuFileRates};
-pub use disk::{CopyRate, DiskCase, DiskReport};
+pub use disk::{CopyRate, DiskBursts, DiskCase, DiskReport, PlaceRates};
 pub use gpu::{GpuRates, GpuReport, PcieRates, PinnedCopyRate};
 pub use paths::IoPath;
 pub use profile::{

@@ -30,7 +30,7 @@ pub struct ProfiledRead {
     pub engine: String,
     pub request_bytes: usize,
     pub queue_depth: usize,
-    /// Into a small ring of memory.
+    /// Into a small ring of memory; what the disk sustains, where it has bursts.
     pub bytes_per_second: f64,
     /// Into memory as large as a model's.
     pub in_place_bytes_per_second: f64,

@@ -4,30 +4,63 @@ use std::num::NonZero;
 use std::time::Duration;
 
 use forebay_format::FileIndex;
-use forebay_store::{DiskProbe, DiskRate, FileSet, IoKind, LoadStatistics, copy_rate};
+use forebay_store::{DiskProbe, DiskRate, FileSet, IoKind, LoadStatistics, ProbeLength, copy_rate};
 use serde::Serialize;
 
 use super::LoadRun;
 use crate::EngineError;
 use crate::doctor::ReadChoice;
+use crate::statistics::median;
 
-/// How long the disk is measured at a time: before each run and after the last.
-const DISK_TIME: Duration = Duration::from_millis(600);
+/// How long the disk is read at a time beside runs that are not cold, and at least beside cold ones.
+const SHORT: Duration = Duration::from_millis(600);
+/// How long at most beside cold ones.
+const LONG: Duration = Duration::from_secs(10);
 /// How long copies with one number of threads are measured.
 const COPY_TIME: Duration = Duration::from_millis(150);
 
 /// With this share in the page cache the disk does not matter.
 const MOSTLY: f64 = 0.95;
 
+/// What is measured beside the runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Beside {
+    Nothing,
+    /// The page cache, and the disk as shortly as it can be told.
+    Short,
+    /// The disk for as long as the runs, which are cold.
+    AsLong,
+}
+
+/// One plain reading of the disk: direct, into a small ring.
+#[derive(Debug, Clone, Serialize)]
+pub struct DiskReading {
+    /// Runs that had ended when it began.
+    pub after_runs: usize,
+    pub bytes: u64,
+    pub seconds: f64,
+    pub bytes_per_second: f64,
+}
+
 /// The limits of this run.
+///
+/// Disks that are throttled by a token bucket, as those of virtual machines are, give twice their rate for some gigabytes after a
+/// pause. A short reading catches such a burst and a load does not. So beside cold runs as much is read plainly
+/// as a run reads, up to ten seconds, before each and after the last, in two halves; and a run is held against the half
+/// right before it and the half right after it, which found the bucket as the run did.
 #[derive(Debug, Clone, Serialize)]
 pub struct LoadLimit {
-    /// Plain direct reads into a small ring: the best of several measurements around the runs.
+    /// The best of all plain readings; on a disk with bursts, more than it sustains.
     pub disk: Option<DiskRate>,
     pub disk_request_bytes: usize,
     pub disk_queue_depth: usize,
-    /// The worst of these measurements: how much the disk's rate varies by itself.
+    /// The worst of these readings: how much the disk's rate varies by itself.
     pub disk_bytes_per_second_min: Option<f64>,
+    /// The median of the readings, if they were as long as the runs, which those beside cold runs are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk_sustained_bytes_per_second: Option<f64>,
+    /// All of them, in order.
+    pub disk_readings: Vec<DiskReading>,
     /// Copies from the page cache into memory that is resident: the best number of threads.
     pub copy_bytes_per_second: Option<f64>,
     pub copy_threads: Option<usize>,
@@ -38,6 +71,8 @@ pub struct LoadLimit {
     pub why: String,
     #[serde(skip)]
     kind: IoKind,
+    #[serde(skip)]
+    beside: Beside,
     /// The largest file, and its bytes.
     #[serde(skip)]
     file: (FileIndex, u64),
@@ -49,7 +84,7 @@ pub struct LoadLimit {
 }
 
 impl LoadLimit {
-    pub(super) fn new(files: &FileSet, choice: &ReadChoice) -> LoadLimit {
+    pub(super) fn new(files: &FileSet, choice: &ReadChoice, beside: Beside) -> LoadLimit {
         let sizes = (0..files.len() as u32).map(FileIndex);
         let sizes = sizes.map(|index| (index, files.file_bytes(index).unwrap_or(0)));
         LoadLimit {
@@ -57,30 +92,58 @@ impl LoadLimit {
             disk_request_bytes: choice.request_bytes,
             disk_queue_depth: choice.queue_depth,
             disk_bytes_per_second_min: None,
+            disk_sustained_bytes_per_second: None,
+            disk_readings: Vec::new(),
             copy_bytes_per_second: None,
             copy_threads: None,
             device_bytes_per_second: None,
             why: String::new(),
             kind: choice.kind,
+            beside,
             file: sizes.clone().max_by_key(|&(_, bytes)| bytes).unwrap_or((FileIndex(0), 0)),
             total_bytes: sizes.map(|(_, bytes)| bytes).sum(),
             next: 0,
         }
     }
 
-    /// Measures the disk, unless the load will hardly need it.
+    /// Reads the disk plainly after so many runs, unless the load will hardly need it.
     pub(super) fn measure_disk(
         &mut self,
         files: &FileSet,
         cached_bytes: u64,
+        after_runs: usize,
     ) -> Result<(), EngineError> {
-        if cached_bytes as f64 > MOSTLY * self.total_bytes as f64 {
+        let hardly = cached_bytes as f64 > MOSTLY * self.total_bytes as f64;
+        if hardly || self.beside == Beside::Nothing {
             return Ok(());
         }
         if let Some(why) = files.why_not_direct() {
             self.why = format!("the disk's limit cannot be measured: {why}");
             return Ok(());
         }
+        if self.file.1 < self.disk_request_bytes as u64 {
+            self.why = "the file is too small to measure the disk with".to_owned();
+            return Ok(());
+        }
+        if self.beside == Beside::Short {
+            return self.read_plainly(files, ProbeLength::of_time(SHORT), after_runs);
+        }
+        let half =
+            ProbeLength { bytes: self.total_bytes / 2, at_least: SHORT / 2, at_most: LONG / 2 };
+        for _ in 0..2 {
+            self.read_plainly(files, half, after_runs)?;
+        }
+        let rates = self.disk_readings.iter().map(|reading| reading.bytes_per_second);
+        self.disk_sustained_bytes_per_second = Some(median(rates));
+        Ok(())
+    }
+
+    fn read_plainly(
+        &mut self,
+        files: &FileSet,
+        length: ProbeLength,
+        after_runs: usize,
+    ) -> Result<(), EngineError> {
         let probe = DiskProbe {
             kind: self.kind,
             request_bytes: self.disk_request_bytes,
@@ -88,16 +151,19 @@ impl LoadLimit {
             memory_bytes: 0,
         };
         let (file, bytes) = self.file;
-        if bytes < probe.request_bytes as u64 {
-            self.why = "the file is too small to measure the disk with".to_owned();
-            return Ok(());
-        }
         // Not what was read a moment ago: somebody below a virtual disk may still have it in memory.
-        let rate = probe.rate(files, file, self.next..bytes, DISK_TIME)?;
+        let rate = probe.rate(files, file, self.next..bytes, length)?;
         self.next = self.next.saturating_add(rate.bytes) / 4096 * 4096;
-        if self.next.saturating_add(rate.bytes) > bytes {
+        // The rest of the file must not be so little that it would be read several times over.
+        if self.next.saturating_add(rate.bytes / 2) > bytes {
             self.next = 0;
         }
+        self.disk_readings.push(DiskReading {
+            after_runs,
+            bytes: rate.bytes,
+            seconds: rate.seconds,
+            bytes_per_second: rate.bytes_per_second,
+        });
         let least = self.disk_bytes_per_second_min.unwrap_or(f64::INFINITY);
         self.disk_bytes_per_second_min = Some(least.min(rate.bytes_per_second));
         let best = self.disk.as_ref().map_or(0.0, |disk| disk.bytes_per_second);
@@ -107,13 +173,33 @@ impl LoadLimit {
         Ok(())
     }
 
+    /// What the disk gave a run, by number: what it gave next to it if the readings are as long as runs, else at best.
+    pub(super) fn disk_for(&self, run: usize) -> Option<f64> {
+        if self.disk_sustained_bytes_per_second.is_none() {
+            return self.disk.as_ref().map(|disk| disk.bytes_per_second);
+        }
+        let before = self.disk_readings.iter().rfind(|reading| reading.after_runs == run);
+        let after = self.disk_readings.iter().find(|reading| reading.after_runs == run + 1);
+        let both = || before.iter().chain(&after);
+        let seconds = both().map(|reading| reading.seconds).sum::<f64>();
+        let bytes = both().map(|reading| reading.bytes).sum::<u64>();
+        (bytes > 0).then(|| bytes as f64 / seconds)
+    }
+
     /// What can be measured when all runs are done.
     pub(super) fn measure_again(
         &mut self,
         files: &FileSet,
         runs: &[LoadRun],
     ) -> Result<(), EngineError> {
-        self.measure_disk(files, files.cached_bytes()?.0)?;
+        // A cold run leaves nothing in the page cache, unless the kernel did the reading.
+        let cold = self.beside == Beside::AsLong;
+        let cached_bytes = if cold { 0 } else { files.cached_bytes()?.0 };
+        self.measure_disk(files, cached_bytes, runs.len())?;
+        if self.beside == Beside::Nothing {
+            self.why = "not measured, as --no-limit asks".to_owned();
+            return Ok(());
+        }
         if runs.iter().any(|run| run.statistics.cached_bytes > 0) {
             self.measure_copies(files)?;
         }
@@ -138,11 +224,10 @@ impl LoadLimit {
         }
     }
 
-    /// The least time for what a load had to read and to copy, side by side; `None` when a limit
-    /// that it needs was not measured. Weights on a device are held against disk and device alone: copies from the page
+    /// The least time for what a load had to read, from a disk of this rate, and to copy, side by side; `None` when a
+    /// limit that it needs was not measured. Weights on a device are held against disk and device alone: copies from the page
     /// cache are work of our own.
-    pub(super) fn seconds(&self, load: &LoadStatistics) -> Option<f64> {
-        let disk = self.disk.as_ref().map(|disk| disk.bytes_per_second);
+    pub(super) fn seconds(&self, load: &LoadStatistics, disk: Option<f64>) -> Option<f64> {
         let mut from_cache = load.cached_bytes + load.engine_cached_bytes;
         if disk.is_none() && from_cache as f64 > MOSTLY * load.bytes as f64 {
             // The few bytes that were not cached would not show in a limit.
@@ -159,5 +244,56 @@ impl LoadLimit {
         };
         let seconds = part(from_disk, disk)?.max(copies);
         (seconds > 0.0).then_some(seconds)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Halves read before, between and after two runs of a GB each, on a disk that gives 4 GB/s for its first 1.5 GB and
+    /// 2 GB/s from then on.
+    fn after_a_burst() -> LoadLimit {
+        let reading = |after_runs, bytes_per_second: f64| DiskReading {
+            after_runs,
+            bytes: 500_000_000,
+            seconds: 5e8 / bytes_per_second,
+            bytes_per_second,
+        };
+        let readings = [(0, 4e9), (0, 4e9), (1, 2e9), (1, 2e9), (2, 1.9e9), (2, 2e9)];
+        LoadLimit {
+            disk: None,
+            disk_request_bytes: 512 << 10,
+            disk_queue_depth: 16,
+            disk_bytes_per_second_min: Some(1.9e9),
+            disk_sustained_bytes_per_second: Some(2e9),
+            disk_readings: readings.map(|(after, rate)| reading(after, rate)).to_vec(),
+            copy_bytes_per_second: None,
+            copy_threads: None,
+            device_bytes_per_second: None,
+            why: String::new(),
+            kind: IoKind::Auto,
+            beside: Beside::AsLong,
+            file: (FileIndex(0), 1_000_000_000),
+            total_bytes: 1_000_000_000,
+            next: 0,
+        }
+    }
+
+    #[test]
+    fn a_cold_run_is_held_against_the_readings_next_to_it() {
+        let limit = after_a_burst();
+        // Half of it in 0.125 s and half in 0.25 s.
+        let first = limit.disk_for(0).unwrap();
+        assert!((first / (1e9 / 0.375) - 1.0).abs() < 1e-9, "{first}");
+        let second = limit.disk_for(1).unwrap();
+        assert!((second / (1e9 / (0.25 + 5e8 / 1.9e9)) - 1.0).abs() < 1e-9, "{second}");
+        assert_eq!(limit.disk_for(7), None);
+    }
+
+    #[test]
+    fn short_readings_tell_the_best_only() {
+        let limit = LoadLimit { disk_sustained_bytes_per_second: None, ..after_a_burst() };
+        assert_eq!(limit.disk_for(0), None);
     }
 }

@@ -29,7 +29,8 @@ use device::Device;
 pub use device::{DeviceReport, DeviceRequest};
 pub use hold::{HeldTensor, HeldWeights, HoldRequest, hold};
 use host::Host;
-pub use limit::LoadLimit;
+use limit::Beside;
+pub use limit::{DiskReading, LoadLimit};
 pub use read_back::ReadBack;
 pub(crate) use read_back::{name_of, poison, read_back};
 pub(crate) use ring::{GpuRing, RingRequest, named};
@@ -43,6 +44,9 @@ pub struct LoadRequest {
     pub io: IoKind,
     /// Drop the files from the page cache before every run.
     pub cold: bool,
+    /// Measure beside the runs what disk, page cache and the way to the device give: for moments, but beside cold runs the
+    /// disk for as long as they take.
+    pub limit: bool,
     /// Runs; the memory stays resident from the second on.
     pub repeat: usize,
     /// Compare what is read of a pack with its checksums.
@@ -64,6 +68,8 @@ pub struct LoadRun {
     pub statistics: LoadStatistics,
     pub bytes_per_second: f64,
     pub cpu_seconds_per_gigabyte: f64,
+    /// What the disk gave the plain readings that this run is held against.
+    pub disk_bytes_per_second: Option<f64>,
     /// How long disk and page cache need at their limits, working side by side.
     pub limit_seconds: Option<f64>,
     /// `limit_seconds` of `seconds`.
@@ -144,7 +150,7 @@ pub fn load(
         checked: files.clone(),
     };
     let choice = MachineProfile::choice_for(&catalog.root);
-    let mut limit = LoadLimit::new(&files, &choice);
+    let mut limit = LoadLimit::new(&files, &choice, request.beside());
     let by_hand = request.io != IoKind::Auto
         || request.device.is_some_and(|device| device.cufile == CuFileUse::Always);
     let chosen_by = match by_hand {
@@ -171,11 +177,12 @@ pub fn load(
             peak = peak_resident_bytes();
             limit.measure_again(&sources.unrecorded, &runs)?;
             let report = device.report(&sources.unrecorded)?;
-            limit.device_bytes_per_second = Some(report.copy_bytes_per_second);
+            limit.device_bytes_per_second = request.limit.then_some(report.copy_bytes_per_second);
             (device.engine(), device.bytes(), runs, Some(report))
         }
     };
-    let runs = runs.into_iter().map(|run| run.against(&limit)).collect();
+    let runs = runs.into_iter().enumerate();
+    let runs = runs.map(|(index, run)| run.against(&limit, index)).collect();
     let trace_header = request.recorder.as_ref().map(|_| {
         let family = Architecture::from_catalog(&catalog).map_or("", |known| known.family);
         TraceHeader::new(&catalog, family, None, &engine)
@@ -213,7 +220,7 @@ fn repeat(
             sources.checked.drop_cached()?;
         }
         let (cached_before_bytes, _) = sources.checked.cached_bytes()?;
-        limit.measure_disk(&sources.unrecorded, cached_before_bytes)?;
+        limit.measure_disk(&sources.unrecorded, cached_before_bytes, run)?;
         let mut statistics = destination.fill(progress)?;
         if request.io == IoKind::Mmap {
             // What the page cache had came from there, whoever asked for it.
@@ -226,6 +233,7 @@ fn repeat(
             statistics,
             bytes_per_second: statistics.bytes as f64 / statistics.seconds,
             cpu_seconds_per_gigabyte: statistics.cpu_seconds / (statistics.bytes as f64 * 1e-9),
+            disk_bytes_per_second: None,
             limit_seconds: None,
             share_of_limit: None,
         });
@@ -233,11 +241,22 @@ fn repeat(
     Ok(runs)
 }
 
+impl LoadRequest {
+    fn beside(&self) -> Beside {
+        match (self.limit, self.cold) {
+            (false, _) => Beside::Nothing,
+            (true, false) => Beside::Short,
+            (true, true) => Beside::AsLong,
+        }
+    }
+}
+
 impl LoadRun {
-    fn against(self, limit: &LoadLimit) -> LoadRun {
-        let limit_seconds = limit.seconds(&self.statistics);
+    fn against(self, limit: &LoadLimit, index: usize) -> LoadRun {
+        let disk_bytes_per_second = limit.disk_for(index);
+        let limit_seconds = limit.seconds(&self.statistics, disk_bytes_per_second);
         let share_of_limit = limit_seconds.map(|least| least / self.statistics.seconds);
-        LoadRun { limit_seconds, share_of_limit, ..self }
+        LoadRun { disk_bytes_per_second, limit_seconds, share_of_limit, ..self }
     }
 }
 

@@ -57,7 +57,8 @@ fn loaded(io: IoKind, cold: bool) -> Result<Outcome> {
     let path = folder.path().join("model.gguf");
     write_model(&path)?;
     let device = Some(DeviceRequest { check: true, ..DeviceRequest::new(0) });
-    let request = LoadRequest { io, cold, repeat: 2, verify: true, device, recorder: None };
+    let request =
+        LoadRequest { io, cold, limit: false, repeat: 2, verify: true, device, recorder: None };
     // A byte that differs is an error.
     let report = load(&path, &request, &mut |_, _| {})?;
     let read_back = report.device.and_then(|device| device.read_back);
@@ -131,7 +132,8 @@ fn warm(folder: &OnceCell<TempDir>, piece_bytes: usize, ring_bytes: usize) -> Re
     };
     let device = Some(DeviceRequest { piece_bytes, ring_bytes, ..DeviceRequest::new(0) });
     let (io, repeat) = (IoKind::Auto, 5);
-    let request = LoadRequest { io, cold: false, repeat, verify: true, device, recorder: None };
+    let request =
+        LoadRequest { io, cold: false, limit: false, repeat, verify: true, device, recorder: None };
     let report = load(&folder.path().join(MODEL), &request, &mut |_, _| {})?;
     let seconds = report.runs.iter().map(|run| run.statistics.seconds);
     let seconds = seconds.fold(f64::INFINITY, f64::min);

@@ -1,5 +1,7 @@
 //! Between a request's end and its block's: its bytes are compared with their checksums.
 
+use std::time::Duration;
+
 use super::Scheduler;
 use crate::checker::{Compared, Span};
 use crate::checks::BadChunk;
@@ -95,6 +97,14 @@ impl<D: Device> Scheduler<D> {
     pub(super) fn waits_for_checker(&self) -> bool {
         let waits = |job: &Job| job.checking > 0 && job.is_here();
         self.checker.open() > 0 && self.jobs.iter().flatten().any(waits)
+    }
+
+    /// Notes a wait for comparisons that ends now, if there was nothing else to wait for.
+    pub(super) fn count_check_wait(&mut self, began: Duration) {
+        if self.at_device() == 0 {
+            let waited = self.device.now().saturating_sub(began);
+            self.statistics.check_wait_seconds += waited.as_secs_f64();
+        }
     }
 
     /// What a mismatch leads to. `true`: the job is read again.

@@ -81,11 +81,16 @@ fn describe(report: &DoctorReport, saved: Option<&PathBuf>) -> String {
         best.queue_depth,
         rate(best.bytes_per_second)
     ));
-    let in_place = rate(best.in_place_bytes_per_second);
+    let places = &report.disk.places;
+    let side_by_side = format!(
+        "into place: {}, into a ring in turn with it: {}",
+        rate(places.in_place_bytes_per_second),
+        rate(places.ring_bytes_per_second)
+    );
     text.push_str(&match best.staging_bytes {
-        0 => format!("into place: {in_place}, no detour needed\n"),
+        0 => format!("{side_by_side}: no detour needed\n"),
         bytes => {
-            format!("into place: {in_place}, so through a ring of {}\n", size::format(bytes as u64))
+            format!("{side_by_side}: so through a ring of {}\n", size::format(bytes as u64))
         }
     });
     text.push_str(&match saved {
@@ -96,7 +101,7 @@ fn describe(report: &DoctorReport, saved: Option<&PathBuf>) -> String {
 }
 
 fn disk(report: &DoctorReport) -> String {
-    let head = ["disk", "request", "at a time", "rate", "least", "CPU s/GB"];
+    let head = ["disk", "request", "at a time", "rate", "least", "best", "CPU s/GB"];
     let mut rows = vec![head.map(String::from).to_vec()];
     for case in &report.disk.cases {
         rows.push(vec![
@@ -105,12 +110,21 @@ fn disk(report: &DoctorReport) -> String {
             case.queue_depth.to_string(),
             rate(case.bytes_per_second),
             rate(case.bytes_per_second_min),
+            rate(case.bytes_per_second_max),
             format!("{:.3}", case.cpu_seconds_per_gigabyte),
         ]);
     }
-    let mut columns = [Align::Right; 6];
+    let mut columns = [Align::Right; 7];
     columns[0] = Align::Left;
     let mut text = output::table(&columns, &rows);
+    let bursts = &report.disk.bursts;
+    if bursts.bursty {
+        text.push_str(&format!(
+            "this disk bursts to {}, sustained {}: of each case's readings the median counts\n",
+            rate(bursts.burst_bytes_per_second),
+            rate(bursts.sustained_bytes_per_second)
+        ));
+    }
     let small = &report.disk.latency_64kib;
     text.push_str(&format!(
         "64 KiB alone: half within {:.0} us, 99 % within {:.0} us, of {} reads\n",

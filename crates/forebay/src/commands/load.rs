@@ -2,7 +2,7 @@
 
 use forebay_engine::EngineError;
 use forebay_engine::load::{
-    self, CuFileUse, DeviceReport, DeviceRequest, LoadReport, LoadRequest, LoadRun,
+    self, CuFileUse, DeviceReport, DeviceRequest, LoadLimit, LoadReport, LoadRequest, LoadRun,
 };
 use forebay_store::IoKind;
 
@@ -21,6 +21,7 @@ pub fn run(args: LoadArgs) -> Outcome {
     let request = LoadRequest {
         io: io_kind(args.io),
         cold: args.cold,
+        limit: !args.no_limit,
         repeat: args.repeat,
         verify: !args.no_verify,
         device,
@@ -136,11 +137,7 @@ fn about(report: &LoadReport) -> String {
         lines.push((about, engine.why.clone()));
     }
     let limit = &report.limit;
-    if let Some(disk) = &limit.disk {
-        let least = limit.disk_bytes_per_second_min.unwrap_or(disk.bytes_per_second);
-        let varies = format!("{} (varied from {})", rate(disk.bytes_per_second), rate(least));
-        lines.push(("this disk", varies));
-    }
+    lines.extend(disk(limit));
     if let (Some(copy), Some(threads)) = (limit.copy_bytes_per_second, limit.copy_threads) {
         let plural = if threads == 1 { "" } else { "s" };
         lines.push(("this page cache", format!("{} with {threads} thread{plural}", rate(copy))));
@@ -162,6 +159,38 @@ fn about(report: &LoadReport) -> String {
     let rows: Vec<Vec<String>> =
         lines.into_iter().map(|(key, value)| vec![key.to_owned(), value]).collect();
     output::table(&[Align::Left, Align::Left], &rows)
+}
+
+/// What the disk gave plain readings, and what of it the runs are held against.
+fn disk(limit: &LoadLimit) -> Vec<(&'static str, String)> {
+    let Some(best) = limit.disk.as_ref().map(|disk| disk.bytes_per_second) else {
+        return Vec::new();
+    };
+    let least = limit.disk_bytes_per_second_min.unwrap_or(best);
+    let readings = limit.disk_readings.len();
+    let longest = limit.disk_readings.iter().map(|reading| reading.seconds).fold(0.0, f64::max);
+    match limit.disk_sustained_bytes_per_second {
+        Some(sustained) => vec![
+            (
+                "this disk",
+                format!(
+                    "{} sustained: the median of {readings} plain readings of up to {longest:.1} s (least {}, best {})",
+                    rate(sustained),
+                    rate(least),
+                    rate(best)
+                ),
+            ),
+            ("", "each run is held against the readings right before and after it".to_owned()),
+        ],
+        None => vec![(
+            "this disk",
+            format!(
+                "{} at best in {longest:.1} s, which may be a burst (least {}; --cold reads as long as it loads)",
+                rate(best),
+                rate(least)
+            ),
+        )],
+    }
 }
 
 fn about_device(

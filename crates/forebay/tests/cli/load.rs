@@ -118,6 +118,46 @@ fn every_cold_run_of_a_mapping_is_cold() {
 }
 
 #[test]
+fn cold_runs_are_held_against_readings_next_to_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("model.gguf");
+    std::fs::copy(demo(), &model).unwrap();
+    let arguments = ["load", model.to_str().unwrap(), "--cold", "--repeat", "2"];
+    let json = [&arguments[..], &["--json"]].concat();
+    let ran = configured(folder.path(), &json);
+    let report = match ran.status {
+        Some(0) => ran.json(),
+        _ => {
+            let _ = writeln!(std::io::stderr(), "SKIPPED: cold loads: {}", ran.stderr.trim());
+            return;
+        }
+    };
+    let limit = &report["limit"];
+    if limit["disk"].is_null() {
+        let _ = writeln!(std::io::stderr(), "SKIPPED: readings: {}", limit["why"]);
+        return;
+    }
+    let readings = limit["disk_readings"].as_array().unwrap();
+    let after: Vec<_> = readings.iter().map(|reading| reading["after_runs"].as_u64()).collect();
+    assert_eq!(after, [0, 0, 1, 1, 2, 2].map(Some));
+    for (run, index) in report["runs"].as_array().unwrap().iter().zip(0..) {
+        let (before, after) = (&readings[2 * index + 1], &readings[2 * index + 2]);
+        let sum = |name: &str| before[name].as_f64().unwrap() + after[name].as_f64().unwrap();
+        let expected = sum("bytes") / sum("seconds");
+        let found = run["disk_bytes_per_second"].as_f64().unwrap();
+        assert!((found / expected - 1.0).abs() < 1e-9, "{found} {expected}");
+        let least = run["bytes"].as_f64().unwrap() / found;
+        assert!((run["limit_seconds"].as_f64().unwrap() / least - 1.0).abs() < 1e-9);
+    }
+    let said = configured(folder.path(), &arguments).ok().stdout;
+    assert!(said.contains("sustained") && said.contains("right before and after"), "{said}");
+
+    let only = configured(folder.path(), &[&json[..], &["--no-limit"]].concat()).json();
+    assert_eq!(only["limit"]["disk_readings"].as_array().map(Vec::len), Some(0));
+    assert!(only["runs"][0]["share_of_limit"].is_null(), "{only}");
+}
+
+#[test]
 fn what_a_person_reads_names_engine_and_memory() {
     let said = forebay(&["load", &demo()]).ok().stdout;
     for needed in ["GB/s", "read by", "chosen by", "of staging"] {
