@@ -63,6 +63,9 @@ pub enum EngineError {
     InPieces { path: PathBuf, tensor: String },
     #[error("the routing trace cannot be written: {0}")]
     RoutingTrace(std::io::Error),
+    /// A routing trace cannot stand in for this model's routers.
+    #[error("the routing trace has {trace}, the model {model}: they must be the same")]
+    OtherRouting { trace: String, model: String },
     #[error("--trace-routing: this model has no experts to choose; leave it out")]
     NoExperts,
     #[error("there is nothing to continue: the prompt has no tokens; give a longer prompt")]

@@ -7,6 +7,7 @@ pub mod assess;
 mod device;
 pub mod doctor;
 mod error;
+mod followed;
 mod generate;
 mod inspect;
 pub mod load;
@@ -22,6 +23,7 @@ pub mod trace_io;
 
 pub use device::DeviceChoice;
 pub use error::EngineError;
+pub use followed::RoutingSource;
 pub use generate::{BenchRun, GenerateOptions, Generation, StopReason};
 pub use inspect::{BlockKindBytes, Inspection, ModelInfo, TypeBytes, inspect};
 pub use memory::{default_budget_bytes, peak_resident_bytes};

@@ -7,7 +7,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use forebay_engine::{EngineError, GenerateOptions, Session, SessionOptions};
+use forebay_engine::{EngineError, GenerateOptions, RoutingSource, Session, SessionOptions};
 use forebay_model::sampling::Sampling;
 use forebay_stream::{
     CacheShape, Lookups, Phase, PolicyKind, ReplayPolicy, RoutingTrace, StreamError, replay,
@@ -119,6 +119,42 @@ fn the_replay_of_its_own_trace_gives_the_engines_counters() {
             }
         }
     }
+}
+
+#[test]
+fn who_follows_its_own_trace_does_the_same() {
+    for path in models() {
+        let mut session = open(&path, &options(None, PolicyKind::LAYER_LFU)).unwrap();
+        let (own, _) = recorded(&mut session);
+        session.follow_routing(RoutingSource::Trace(own.clone())).unwrap();
+        let (followed, _) = recorded(&mut session);
+        assert!(own == followed, "{}", path.display());
+        session.follow_routing(RoutingSource::Uniform).unwrap();
+        let (uniform, _) = recorded(&mut session);
+        assert!(own != uniform, "{}", path.display());
+        let (layers, mut seen) = (own.header().layers.len(), 0);
+        for (token, layer) in (0..uniform.tokens()).flat_map(|t| (0..layers).map(move |l| (t, l))) {
+            let mut row: Vec<_> = uniform.experts(token, layer).collect();
+            let used = row.len();
+            row.sort_unstable();
+            row.dedup();
+            assert_eq!(row.len(), used, "an expert twice");
+            seen += used;
+        }
+        assert!(seen > 0);
+    }
+}
+
+#[test]
+fn a_trace_of_another_model_is_refused() {
+    let paths = models();
+    let mut session = open(&paths[0], &options(None, PolicyKind::LAYER_LFU)).unwrap();
+    let (mut trace, _) = recorded(&mut session);
+    let mut header = trace.header().clone();
+    header.layers[0].used += 1;
+    trace = RoutingTrace::new(header);
+    let refused = session.follow_routing(RoutingSource::Trace(trace));
+    assert!(matches!(refused, Err(EngineError::OtherRouting { .. })), "{refused:?}");
 }
 
 #[test]

@@ -44,12 +44,23 @@ pub struct Decoder {
     weights: Weights,
     backend: Box<dyn Backend>,
     position: usize,
+    followed: Option<Box<dyn ChosenExperts>>,
+}
+
+/// Somebody who says which experts tokens have, in place of the routers: for measurements of models whose routers know
+/// nothing.
+pub trait ChosenExperts {
+    /// Begins a batch of so many tokens.
+    fn begin(&mut self, tokens: usize);
+
+    /// The experts of the batch's tokens in a layer, `[tokens, k]`, all of them the layer's.
+    fn experts(&self, layer: usize) -> &[u32];
 }
 
 impl Decoder {
     /// A decoder that computes on `backend`, which was made for the same description and weights.
     pub fn new(architecture: Architecture, weights: Weights, backend: Box<dyn Backend>) -> Decoder {
-        Decoder { architecture, weights, backend, position: 0 }
+        Decoder { architecture, weights, backend, position: 0, followed: None }
     }
 
     pub fn architecture(&self) -> &Architecture {
@@ -67,6 +78,11 @@ impl Decoder {
     /// The blocks in host memory, where the backend computes with such.
     pub fn residency(&self) -> Option<&Residency> {
         self.backend.residency()
+    }
+
+    /// From now on tokens have the experts that somebody else says; `None`: those that the routers choose.
+    pub fn follow(&mut self, experts: Option<Box<dyn ChosenExperts>>) {
+        self.followed = experts;
     }
 
     /// Ends a generated token in the counters.
@@ -181,11 +197,16 @@ impl Decoder {
         output: &mut Output<'_>,
         mut routing: Option<&mut Routing>,
     ) -> Result<(), ModelError> {
-        let Decoder { architecture, weights, backend, position } = self;
+        let Decoder { architecture, weights, backend, position, followed } = self;
         let (count, layers) = (tokens.len(), architecture.layers.len());
-        let step = Step { architecture, weights, layer: 0, position: *position, count };
+        let step =
+            Step { architecture, weights, layer: 0, position: *position, count, chosen: None };
         let end = output.end(last);
-        let begun = backend.begin(&step, &Batch { tokens, end, routing: routing.is_some() })?;
+        if let Some(followed) = followed {
+            followed.begin(count);
+        }
+        let follows = routing.is_some() || followed.is_some();
+        let begun = backend.begin(&step, &Batch { tokens, end, routing: follows })?;
         let row_start = routing.as_deref().map_or(0, |routing| routing.experts.len());
         if let Some(routing) = routing.as_deref_mut() {
             let end = row_start + count * layers * architecture.experts_per_token();
@@ -194,7 +215,10 @@ impl Decoder {
         }
         let to_do = if begun == Begun::Recorded { 0 } else { layers };
         for layer in 0..to_do {
-            let step = Step { layer, ..step };
+            let has_experts = architecture.layers[layer].feed_forward.has_experts();
+            let followed = followed.as_ref().filter(|_| has_experts);
+            let chosen = followed.map(|followed| followed.experts(layer));
+            let step = Step { layer, chosen, ..step };
             let rows = routing.as_deref_mut().map(|routing| RoutingRows {
                 experts: &mut routing.experts[row_start..],
                 weights: &mut routing.weights[row_start..],

@@ -20,6 +20,6 @@ pub use backend::cuda::{
     WeightsToLoad,
 };
 pub use backend::{Backend, ComputeInfo};
-pub use decoder::{Decoder, LogitsWanted, Routing};
+pub use decoder::{ChosenExperts, Decoder, LogitsWanted, Routing};
 pub use error::ModelError;
 pub use weights::Weights;

@@ -306,6 +306,10 @@ pub struct BenchArgs {
     pub budget: BudgetArgs,
     #[command(flatten)]
     pub tracing: TracingArgs,
+    /// Take every token's experts from a recorded trace, as --trace-routing and replay have them, or at random
+    /// (`uniform`), in place of what random weights would choose
+    #[arg(long, value_name = "FILE|uniform", value_hint = ValueHint::FilePath)]
+    pub routing_trace: Option<PathBuf>,
     #[command(flatten)]
     pub routing: RoutingArgs,
     /// Print one JSON document
@@ -451,6 +455,9 @@ pub struct SynthArgs {
     /// Layers to write [default: as many as the architecture has]
     #[arg(long, value_name = "N", value_parser = count())]
     pub layers: Option<usize>,
+    /// Experts of a token [default: as many as the architecture has]
+    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(1..))]
+    pub experts_used: Option<u32>,
     /// Seed of the random weights
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,

@@ -30,6 +30,8 @@ pub struct SynthOptions {
     pub quantisation: String,
     /// Layers to write; all that the architecture has if `None`.
     pub layers: Option<u32>,
+    /// Experts of a token; as many as the architecture has if `None`.
+    pub experts_used: Option<u32>,
     /// The same seed gives the same file, byte for byte.
     pub seed: u64,
     /// Threads that make weights; the file does not depend on it.
@@ -38,7 +40,13 @@ pub struct SynthOptions {
 
 impl Default for SynthOptions {
     fn default() -> Self {
-        Self { quantisation: "Q4_K_M".to_owned(), layers: None, seed: 0, threads: 2 }
+        Self {
+            quantisation: "Q4_K_M".to_owned(),
+            layers: None,
+            experts_used: None,
+            seed: 0,
+            threads: 2,
+        }
     }
 }
 
@@ -72,6 +80,12 @@ pub enum SynthError {
         "{shape} has {layers_max} layers; {layers} cannot be written, choose 1 to {layers_max}"
     )]
     Layers { shape: &'static str, layers: u32, layers_max: u32 },
+    #[error(
+        "{shape} has {experts} experts in a layer; {used} of them cannot be used for a token, choose 1 to {most}"
+    )]
+    ExpertsUsed { shape: &'static str, experts: u32, used: u32, most: u32 },
+    #[error("{shape} has no experts: leave --experts-used out")]
+    NoExperts { shape: &'static str },
     #[error("{}: is a directory; name the file to write inside it", path.display())]
     IsDirectory { path: PathBuf },
     #[error("interrupted; the unfinished file was removed")]
@@ -110,6 +124,7 @@ pub fn synthesize(
     })?;
     let recipe = Recipe::find(&options.quantisation)
         .ok_or_else(|| SynthError::unknown_quantisation(&options.quantisation))?;
+    let shape = &with_experts_used(*shape, options.experts_used)?;
     let layers = layers_of(shape, options.layers)?;
     if out.is_dir() {
         return Err(SynthError::IsDirectory { path: out.to_owned() });
@@ -144,7 +159,26 @@ pub fn synthesize(
     })
 }
 
-fn layers_of(shape: &'static Shape, asked: Option<u32>) -> Result<u32, SynthError> {
+/// The shape, but with so many experts for a token.
+fn with_experts_used(mut shape: Shape, asked: Option<u32>) -> Result<Shape, SynthError> {
+    let Some(asked) = asked else { return Ok(shape) };
+    let name = shape.name;
+    let refused =
+        |experts: u32| SynthError::ExpertsUsed { shape: name, experts, used: asked, most: experts };
+    match &mut shape.feed_forward {
+        shapes::FeedForward::Experts { used, experts, .. } if (1..=*experts).contains(&asked) => {
+            *used = asked;
+            Ok(shape)
+        }
+        shapes::FeedForward::Experts { experts, .. } => {
+            let experts = *experts;
+            Err(refused(experts))
+        }
+        shapes::FeedForward::Dense { .. } => Err(SynthError::NoExperts { shape: name }),
+    }
+}
+
+fn layers_of(shape: &Shape, asked: Option<u32>) -> Result<u32, SynthError> {
     let layers = asked.unwrap_or(shape.layers);
     if (1..=shape.layers).contains(&layers) {
         Ok(layers)

@@ -93,6 +93,12 @@ pub enum FeedForward {
     Experts(Experts),
 }
 
+impl FeedForward {
+    pub fn has_experts(&self) -> bool {
+        matches!(self, FeedForward::Experts(_))
+    }
+}
+
 /// A mixture of experts.
 #[derive(Debug, Clone, Serialize)]
 pub struct Experts {

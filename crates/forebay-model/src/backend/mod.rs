@@ -26,6 +26,8 @@ pub struct Step<'a> {
     pub position: usize,
     /// Tokens in the batch.
     pub count: usize,
+    /// Experts `[tokens, k]` that the layer's tokens are to have instead of those that the router chooses.
+    pub chosen: Option<&'a [u32]>,
 }
 
 impl<'a> Step<'a> {
@@ -58,7 +60,7 @@ impl<'a> Step<'a> {
 pub struct Batch<'a> {
     pub tokens: &'a [u32],
     pub end: End,
-    /// Whether [`Backend::route`] will be asked for the experts.
+    /// Whether [`Backend::route`] will be asked for the experts, or told them.
     pub routing: bool,
 }
 
@@ -178,7 +180,7 @@ pub trait Backend {
     /// A failed read or device.
     fn dense_feed_forward(&mut self, step: &Step<'_>) -> Result<(), ModelError>;
 
-    /// Chooses experts for every token; `routing`, if given, gets them as rows `[tokens, layers, k]`.
+    /// Chooses experts for every token, with the router's weights for those that [`Step::chosen`] names; `routing`, if given, gets them as rows `[tokens, layers, k]`.
     ///
     /// # Errors
     /// Scores that are not finite, a failed read or device.

@@ -2,11 +2,12 @@
 
 use std::path::Path;
 
-use forebay_engine::{BenchRun, ModelInfo, Session, SessionStatistics};
+use forebay_engine::{BenchRun, ModelInfo, RoutingSource, Session, SessionStatistics};
 use forebay_stream::MemoryPlan;
 use serde::Serialize;
 
 use crate::args::BenchArgs;
+use crate::commands::replay;
 use crate::config;
 use crate::failure::{Outcome, usage};
 use crate::open;
@@ -23,6 +24,9 @@ struct Document<'a> {
     prompt: Option<Summary>,
     generate: Option<Summary>,
     runs: &'a [BenchRun],
+    /// Where experts came from, if not from the model's routers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    routing_from: Option<&'a Path>,
     plan: Option<&'a MemoryPlan>,
     statistics: SessionStatistics,
 }
@@ -55,6 +59,13 @@ pub fn run(args: BenchArgs) -> Outcome {
     let tracing = TracingFile::start(&args.tracing, &mut options)?;
     let routing = RoutingFile::create(args.routing.trace_routing.as_deref())?;
     let mut session = open::session(&args.model, &options, context_for)?;
+    if let Some(path) = &args.routing_trace {
+        let source = match path.as_os_str() == "uniform" {
+            true => RoutingSource::Uniform,
+            false => RoutingSource::Trace(replay::open(path)?),
+        };
+        session.follow_routing(source)?;
+    }
     routing.record(&mut session)?;
     let mut runs = Vec::with_capacity(args.repeat);
     let progress = StepProgress::new("measured", args.repeat as u64 + 1);
@@ -78,10 +89,11 @@ pub fn run(args: BenchArgs) -> Outcome {
             prompt,
             generate,
             runs: &runs,
+            routing_from: args.routing_trace.as_deref(),
             plan: session.plan(),
             statistics: session.statistics(),
         }),
-        false => print(&session, &args.model, prompt.as_ref(), generate.as_ref()),
+        false => print(&session, &args, prompt.as_ref(), generate.as_ref()),
     };
     routing.finish(&mut session)?;
     tracing.finish(session, "bench")?;
@@ -107,7 +119,7 @@ fn summary(tokens: usize, rates: impl Iterator<Item = f64>) -> Option<Summary> {
 
 fn print(
     session: &Session,
-    path: &Path,
+    args: &BenchArgs,
     prompt: Option<&Summary>,
     generate: Option<&Summary>,
 ) -> Outcome {
@@ -125,7 +137,10 @@ fn print(
     }
     let columns = [Align::Left, Align::Right, Align::Right, Align::Right, Align::Right];
     output::print(&output::table(&columns, &rows))?;
-    output::say(format_args!("{}", statistics::block(session, path, After::Benchmark)));
+    if let Some(source) = &args.routing_trace {
+        output::say(format_args!("  routing  from {}, not the model's own\n", source.display()));
+    }
+    output::say(format_args!("{}", statistics::block(session, &args.model, After::Benchmark)));
     Ok(())
 }
 

@@ -95,7 +95,8 @@ pub fn run(args: ReplayArgs) -> Outcome {
     output::print(&if args.csv { csv(&document) } else { text(&document) })
 }
 
-fn open(path: &Path) -> anyhow::Result<RoutingTrace> {
+/// Reads a trace, whatever its form.
+pub fn open(path: &Path) -> anyhow::Result<RoutingTrace> {
     let named = || path.display().to_string();
     let file = File::open(path).with_context(named)?;
     routing::read_any(file).with_context(named)

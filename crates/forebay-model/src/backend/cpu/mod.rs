@@ -305,7 +305,7 @@ impl Backend for CpuBackend {
         // The dense block is done with; its slot may take the next layer while experts compute.
         self.lease = None;
         let rule = RouterRule { scale: experts.scale, ..RouterRule::softmax(experts.renormalise) };
-        moe.route(&self.cpu, count, experts, &rule)?;
+        moe.route(&self.cpu, count, experts, &rule, step.chosen)?;
         if let Some(routing) = routing {
             let layers = step.architecture.layers.len();
             record_routing(moe.chosen(count, experts), routing, step.layer, layers, count);

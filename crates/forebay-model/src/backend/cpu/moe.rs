@@ -96,7 +96,8 @@ impl MoeScratch {
         4 * floats as u64
     }
 
-    /// Chooses experts for every token and sorts the pairs by expert.
+    /// Chooses experts for every token, or takes those that are `chosen` with the weights of the router's choice, and sorts
+    /// the pairs by expert.
     ///
     /// # Errors
     /// Scores that are not finite.
@@ -106,11 +107,15 @@ impl MoeScratch {
         count: usize,
         experts: &Experts,
         rule: &RouterRule<'_>,
+        chosen: Option<&[u32]>,
     ) -> Result<(), ModelError> {
         let k = experts.used;
         let scores = &mut self.scores[..count * experts.count];
         let (ids, weights) = (&mut self.ids[..count * k], &mut self.weights[..count * k]);
         cpu.route(rule, scores, experts.count, k, ids, weights)?;
+        if let Some(chosen) = chosen {
+            ids.copy_from_slice(chosen);
+        }
         // A counting sort: pairs of one expert end up together, tokens ascending.
         let starts = &mut self.starts[..experts.count + 1];
         starts.fill(0);

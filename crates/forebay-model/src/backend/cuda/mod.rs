@@ -626,6 +626,9 @@ impl Backend for CudaBackend {
             self.products.dense(gpu, x, step.count, &[product])?;
             gpu.route(&choice, logits, &outputs, step.count)?;
         }
+        if let Some(chosen) = step.chosen {
+            gpu.upload(chosen, ids)?;
+        }
         if !self.products.is_few(step.count) {
             let sorted = self.sorted_pairs();
             gpu.sort_pairs(ids, &sorted, step.count, experts.used, experts.count)?;

@@ -1,0 +1,164 @@
+//! Routing that is not the model's own: that of a recorded trace, or uniform. Models with random weights so carry the
+//! locality of real ones, or none.
+
+use forebay_model::arch::FeedForward;
+use forebay_model::{Architecture, ChosenExperts};
+use forebay_stream::{Phase, RoutingTrace};
+
+use crate::{EngineError, Session};
+
+/// Where the experts of tokens come from.
+#[derive(Debug, Clone)]
+pub enum RoutingSource {
+    /// A trace of the same shape: batches of several tokens have its prompts' tokens, single ones those that were
+    /// generated, from its beginning on again and again. Each time through, all experts are renamed: what one time
+    /// left in a cache is of no more use to the next than a change of subject would leave.
+    Trace(RoutingTrace),
+    /// Every expert as likely as any other.
+    Uniform,
+}
+
+/// Experts of one layer.
+#[derive(Clone, Copy)]
+struct Layer {
+    experts: u32,
+    used: usize,
+}
+
+struct Followed {
+    source: RoutingSource,
+    layers: Vec<Layer>,
+    /// Tokens of the trace by phase, and how many of each were taken.
+    prompt: Vec<usize>,
+    generated: Vec<usize>,
+    taken: [usize; 2],
+    /// Of the batch at hand, by layer `[tokens, used]`.
+    rows: Vec<Vec<u32>>,
+    state: u64,
+}
+
+impl Session {
+    /// Has all tokens from now on take their experts from `source`.
+    ///
+    /// # Errors
+    /// [`EngineError::NoExperts`] for a dense model, [`EngineError::OtherRouting`] for a trace of another shape.
+    pub fn follow_routing(&mut self, source: RoutingSource) -> Result<(), EngineError> {
+        let followed = Followed::new(source, self.decoder.architecture())?;
+        self.decoder.follow(Some(Box::new(followed)));
+        Ok(())
+    }
+}
+
+impl Followed {
+    fn new(source: RoutingSource, architecture: &Architecture) -> Result<Followed, EngineError> {
+        let mut width = 0;
+        let layers: Vec<Layer> = architecture
+            .layers
+            .iter()
+            .map(|layer| {
+                let (experts, used) = match &layer.feed_forward {
+                    FeedForward::Experts(experts) => (experts.count as u32, experts.used),
+                    FeedForward::Dense { .. } => (0, 0),
+                };
+                width += used;
+                Layer { experts, used }
+            })
+            .collect();
+        if width == 0 {
+            return Err(EngineError::NoExperts);
+        }
+        let (mut prompt, mut generated) = (Vec::new(), Vec::new());
+        if let RoutingSource::Trace(trace) = &source {
+            let of = &trace.header().layers;
+            // A model may be cut to its first layers.
+            let same = of.len() >= layers.len()
+                && of.iter().zip(&layers).all(|(of, layer)| {
+                    // The CSV form names no more experts than were chosen.
+                    of.experts <= layer.experts && of.used as usize == layer.used
+                });
+            let sizes = |layers: &mut dyn Iterator<Item = (u32, usize)>| {
+                let all: Vec<(u32, usize)> = layers.collect();
+                let (experts, used) = all.iter().copied().max().unwrap_or((0, 0));
+                format!("{} layers, {used} of {experts} experts", all.len())
+            };
+            if !same {
+                return Err(EngineError::OtherRouting {
+                    trace: sizes(&mut of.iter().map(|l| (l.experts, l.used as usize))),
+                    model: sizes(&mut layers.iter().map(|layer| (layer.experts, layer.used))),
+                });
+            }
+            for batch in trace.batches() {
+                let list = if batch.phase == Phase::Prompt { &mut prompt } else { &mut generated };
+                // A token that did not go through all layers has no experts there.
+                list.extend(batch.tokens.filter(|&token| {
+                    (0..layers.len()).all(|l| trace.experts(token, l).count() == layers[l].used)
+                }));
+            }
+            // A trace of one phase serves for both.
+            if prompt.is_empty() {
+                prompt.clone_from(&generated);
+            }
+            if generated.is_empty() {
+                generated.clone_from(&prompt);
+            }
+            if prompt.is_empty() {
+                return Err(EngineError::OtherRouting {
+                    trace: "no whole token".into(),
+                    model: "one at least to follow".into(),
+                });
+            }
+        }
+        let rows = vec![Vec::new(); layers.len()];
+        Ok(Followed { source, layers, prompt, generated, taken: [0; 2], rows, state: 1 })
+    }
+
+    /// Pseudo-random numbers below `end` (Knuth's MMIX constants).
+    fn next(&mut self, end: u32) -> u32 {
+        self.state = self
+            .state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        ((self.state >> 33) % u64::from(end.max(1))) as u32
+    }
+
+    fn push_uniform(&mut self, layer: usize) {
+        let Layer { experts, used, .. } = self.layers[layer];
+        let mut row = std::mem::take(&mut self.rows[layer]);
+        let from = row.len();
+        while row.len() < from + used {
+            let expert = self.next(experts);
+            if !row[from..].contains(&expert) {
+                row.push(expert);
+            }
+        }
+        self.rows[layer] = row;
+    }
+}
+
+impl ChosenExperts for Followed {
+    fn begin(&mut self, tokens: usize) {
+        self.rows.iter_mut().for_each(Vec::clear);
+        for _ in 0..tokens {
+            let phase = usize::from(tokens == 1);
+            let taken = self.taken[phase];
+            self.taken[phase] += 1;
+            for layer in 0..self.layers.len() {
+                let RoutingSource::Trace(trace) = &self.source else {
+                    self.push_uniform(layer);
+                    continue;
+                };
+                let list = if phase == 1 { &self.generated } else { &self.prompt };
+                let (token, round) = (list[taken % list.len()], taken / list.len());
+                let experts = self.layers[layer].experts;
+                // 41 has no factor in common with the numbers of experts that models have.
+                let renamed = |id: u32| (id + (round as u32).wrapping_mul(41)) % experts;
+                let ids = trace.experts(token, layer).map(|expert| renamed(expert.0));
+                self.rows[layer].extend(ids);
+            }
+        }
+    }
+
+    fn experts(&self, layer: usize) -> &[u32] {
+        &self.rows[layer]
+    }
+}
