@@ -51,7 +51,7 @@ print("\t".join([row, "forebay", str(part["tokens_per_second_median"]), hits, f"
 
 # run_llama ROW PROMPT GENERATE
 run_llama() {
-    timeout "$limit" bash -c '"$@"' - within_llama "$2" "$3" >"$runs.llama" 2>/dev/null || true
+    timeout --signal=KILL "$limit" bash -c '"$@"' - within_llama "$2" "$3" >"$runs.llama" 2>/dev/null || true
     python3 - "$1" "$runs.llama" >>"$runs" <<'PYTHON'
 import json, sys
 row, path = sys.argv[1:]
@@ -98,6 +98,12 @@ for ram in ${RAMS:-}; do
     [ -z "${TRACE:-}" ] || routing=(--routing-trace "$TRACE")
     run_forebay "generate, $ram of RAM" 0 "$generate" "${routing[@]}"
     run_llama "generate, $ram of RAM" 0 8
+    # What was killed takes a while to give its memory back.
+    for _ in $(seq 100); do
+        [ -s "$group/cgroup.procs" ] || break
+        xargs -r kill -KILL <"$group/cgroup.procs" 2>/dev/null || true
+        sleep 0.2
+    done
     rmdir "$group"
     group=
     export group

@@ -35,19 +35,25 @@ pub fn check(path: &Path, ids: &[u32], ordinal: usize) -> Result<Outcome> {
             context: Some(CONTEXT),
             ..SessionOptions::default()
         };
-        let (expected, all) = {
+        let (expected, weights) = {
             let mut resident = open(path, options.clone())?;
-            let all = resident.statistics().vram.context("a GPU computes")?.total_bytes;
-            (logits(&mut resident, ids)?, all)
+            let weights = resident.statistics().vram.context("a GPU computes")?.weights_bytes;
+            (logits(&mut resident, ids)?, weights)
         };
-        let least = smallest(path, &options)?;
-        let between = |share: f64| least + ((all - least) as f64 * share) as u64;
-        for (vram, ram) in [
-            (least, None),
-            (least, Some(smallest_ram(path, &options, least)?)),
-            (between(0.4), Some(1 << 30)),
-            (between(0.97), None),
-        ] {
+        // What experts take beyond the fewest slots. The driver's own share grows from session to session, so the
+        // smallest budget is asked for each time.
+        let span = {
+            let with =
+                SessionOptions { vram_bytes: Some(smallest(path, &options)?), ..options.clone() };
+            let fewest = open(path, with)?.statistics().vram.context("a GPU computes")?;
+            weights - fewest.weights_bytes
+        };
+        for (share, small_ram) in [(0.0, false), (0.0, true), (0.4, false), (0.97, false)] {
+            let vram = smallest(path, &options)? + (span as f64 * share) as u64;
+            let ram = match small_ram {
+                true => Some(smallest_ram(path, &options, vram)?),
+                false => None,
+            };
             let what = format!("{vram} bytes of VRAM and {ram:?} of RAM, exact: {exact}");
             let options = SessionOptions { cpu_experts: false, ..options.clone() };
             let with = SessionOptions { vram_bytes: Some(vram), ram_bytes: ram, ..options };
@@ -64,7 +70,8 @@ pub fn check(path: &Path, ids: &[u32], ordinal: usize) -> Result<Outcome> {
         if !exact {
             let what = "with the CPU's help";
             let split = MissSplit { copy_seconds: 1e-4, cpu_seconds: 5e-5, cpu_start_seconds: 0.0 };
-            let with = SessionOptions { vram_bytes: Some(least), ..options.clone() };
+            let with =
+                SessionOptions { vram_bytes: Some(smallest(path, &options)?), ..options.clone() };
             let with = SessionOptions { miss_split: Some(split), threads: Some(2), ..with };
             let mut session = open(path, with).context(what)?;
             let found = logits(&mut session, ids)?;
@@ -76,7 +83,7 @@ pub fn check(path: &Path, ids: &[u32], ordinal: usize) -> Result<Outcome> {
             drop(session);
             for policy in PolicyKind::ALL {
                 let with = SessionOptions {
-                    vram_bytes: Some(between(0.5)),
+                    vram_bytes: Some(smallest(path, &options)? + span / 2),
                     policy,
                     cpu_experts: false,
                     ..options.clone()

@@ -14,9 +14,15 @@ use super::super::cpu::{matmul_beside_reads, matrix, recycle};
 use crate::ModelError;
 use crate::weights::PartMatrix;
 
-/// Experts that a measurement goes through, and how long copies go on beside it.
+/// Experts of one measurement beside a single one, how often it is repeated, with which pauses, and how long copies go on
+/// beside it.
 const MEASURED_EXPERTS: usize = 8;
-const MEASURED_TIME: Duration = Duration::from_millis(40);
+const MEASURED_ROUNDS: usize = 16;
+const MEASURED_PAUSE: Duration = Duration::from_micros(300);
+const MEASURED_TIME: Duration = Duration::from_millis(30);
+
+/// Bringing inputs to the host and rows of outputs back: two copies of some KiB with a wait for the GPU.
+const EXCHANGE_SECONDS: f64 = 20e-6;
 
 /// Who computes how many of the experts that are not on the GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -146,22 +152,21 @@ impl CpuExperts {
     ) -> Result<MissSplit, CudaError> {
         let bytes = expert_bytes(of);
         let slots: Vec<&[u8]> = host.slot_memory().filter(|slot| slot.len() >= bytes).collect();
-        let step = (slots.len() / (4 * MEASURED_EXPERTS)).max(1);
-        // Spread over the memory, so that no cache holds them.
-        let spread: Vec<&[u8]> =
-            slots.into_iter().step_by(step).take(4 * MEASURED_EXPERTS).collect();
+        // Each once, spread over the memory: when tokens are computed, no cache holds them either.
+        let of_round = 1 + MEASURED_EXPERTS;
+        let step = (slots.len() / (MEASURED_ROUNDS * of_round)).max(1);
+        let mut spread = slots.iter().copied().step_by(step).cycle();
         let part = (bytes / 3).max(1);
         let (rate, one, many) = std::thread::scope(|scope| {
             let copying = scope
                 .spawn(|| gpu.pinned_copy_rate(Direction::ToDevice, part, 8 * part, MEASURED_TIME));
             let (mut one, mut many) = (Vec::new(), Vec::new());
-            let mut round = 0;
-            while !copying.is_finished() || round < 3 {
-                let first = round % spread.len().max(1);
-                let from = |count: usize| spread.iter().cycle().skip(first).take(count).copied();
-                one.push(self.time(of, from(1)));
-                many.push(self.time(of, from(MEASURED_EXPERTS)));
-                round += MEASURED_EXPERTS + 1;
+            for _ in 0..MEASURED_ROUNDS {
+                // Between layers the GPU computes, and the CPU's threads fall asleep.
+                std::thread::sleep(MEASURED_PAUSE);
+                one.push(self.time(of, spread.by_ref().take(1)));
+                std::thread::sleep(MEASURED_PAUSE);
+                many.push(self.time(of, spread.by_ref().take(MEASURED_EXPERTS)));
             }
             (copying.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), one, many)
         });
@@ -170,7 +175,7 @@ impl CpuExperts {
         Ok(MissSplit {
             copy_seconds: bytes as f64 / rate?,
             cpu_seconds,
-            cpu_start_seconds: (one - cpu_seconds).max(0.0),
+            cpu_start_seconds: (one - cpu_seconds).max(0.0) + EXCHANGE_SECONDS,
         })
     }
 
