@@ -100,6 +100,12 @@ fn models_with_experts() {
     passes(&["model fast gguf/qwen3_moe", "model graphs gguf/qwen3_moe"], &[("LAZY", "1")], 2);
 }
 
+/// Slots for some experts; queued work is done only when somebody waits for it, so that a copy nobody waits for is missed.
+#[test]
+fn experts_in_slots() {
+    passes(&["model slots gguf/qwen3_moe"], &[("LAZY", "1")], 1);
+}
+
 /// A GPU that cannot map memory takes all of it at the start; one that has too little says so.
 #[test]
 fn memory_of_other_gpus() {
