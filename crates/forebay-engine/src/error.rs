@@ -68,6 +68,10 @@ pub enum EngineError {
     OtherRouting { trace: String, model: String },
     #[error("--trace-routing: this model has no experts to choose; leave it out")]
     NoExperts,
+    #[error(
+        "--trace-scores: only the CPU gives the routers' scores; use --device cpu, or leave it out"
+    )]
+    NoScores,
     #[error("there is nothing to continue: the prompt has no tokens; give a longer prompt")]
     EmptyPrompt,
     #[error("{name} is {value}, but {expected}")]

@@ -21,15 +21,31 @@ pub(crate) struct RoutingLog {
 
 impl Session {
     /// From now on, what every token chooses is written to `out` as a routing trace; [`Session::end_routing`] completes it.
+    /// With `scores`, so is what each layer's router says of the token's state one layer earlier, for studies of guesses.
     /// On a GPU, tokens are then queued kernel by kernel, without a CUDA graph.
     ///
     /// # Errors
-    /// [`EngineError::NoExperts`] for a dense model, [`EngineError::RoutingTrace`] when `out` cannot be written.
-    pub fn record_routing(&mut self, out: Box<dyn Write + Send>) -> Result<(), EngineError> {
-        let header = self.routing_header()?;
+    /// [`EngineError::NoExperts`] for a dense model, [`EngineError::NoScores`] for scores of a device that does not give
+    /// them, [`EngineError::RoutingTrace`] when `out` cannot be written.
+    pub fn record_routing(
+        &mut self,
+        out: Box<dyn Write + Send>,
+        scores: bool,
+    ) -> Result<(), EngineError> {
+        let header = RoutingHeader { scores, ..self.routing_header()? };
+        if scores && !self.decoder.backend().gives_early_scores() {
+            return Err(EngineError::NoScores);
+        }
         let recorder = RoutingRecorder::new(out, header).map_err(EngineError::RoutingTrace)?;
-        self.routing = Some(RoutingLog { recorder, rows: Routing::default() });
+        let rows = Routing { scores: scores.then(Vec::new), ..Routing::default() };
+        self.routing = Some(RoutingLog { recorder, rows });
         Ok(())
+    }
+
+    /// No rows, for somebody who wants routing and gives it to [`Session::record`].
+    pub(crate) fn routing_rows(&self) -> Routing {
+        let scored = self.routing.as_ref().is_some_and(|log| log.rows.scores.is_some());
+        Routing { scores: scored.then(Vec::new), ..Routing::default() }
     }
 
     /// Completes the trace that [`Session::record_routing`] began, if one is under way.
@@ -95,17 +111,26 @@ impl Session {
         run(&mut self.decoder, Some(&mut log.rows))?;
         let batch_tokens = self.decoder.backend().batch_tokens();
         let RoutingLog { recorder, rows } = log;
-        let recorded = recorder.record(phase, &rows.experts, &rows.weights, batch_tokens);
-        recorded.map_err(EngineError::RoutingTrace)
+        write(recorder, phase, rows, batch_tokens)
     }
 
     /// Records rows that somebody else asked for.
     pub(crate) fn record(&mut self, phase: Phase, rows: &Routing) -> Result<(), EngineError> {
         let batch_tokens = self.decoder.backend().batch_tokens();
         let Some(log) = &mut self.routing else { return Ok(()) };
-        let recorded = log.recorder.record(phase, &rows.experts, &rows.weights, batch_tokens);
-        recorded.map_err(EngineError::RoutingTrace)
+        write(&mut log.recorder, phase, rows, batch_tokens)
     }
+}
+
+fn write(
+    recorder: &mut RoutingRecorder,
+    phase: Phase,
+    rows: &Routing,
+    batch_tokens: usize,
+) -> Result<(), EngineError> {
+    let scores = rows.scores.as_deref().unwrap_or(&[]);
+    let recorded = recorder.record(phase, &rows.experts, &rows.weights, scores, batch_tokens);
+    recorded.map_err(EngineError::RoutingTrace)
 }
 
 /// XXH3 of all tokens of the vocabulary in the order of their ids, each with its length in front.

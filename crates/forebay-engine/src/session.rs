@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use forebay_compute::{Arithmetic, Cpu, Isa};
 use forebay_cuda::{CudaError, Gpu};
 use forebay_format::Catalog;
-use forebay_model::{Architecture, Decoder, LogitsWanted, MissSplit, Routing, Weights};
+use forebay_model::{Architecture, Decoder, LogitsWanted, MissSplit, Weights};
 use forebay_store::{FaultPlan, FileSet, IoKind, IoRecorder};
 use forebay_stream::{MemoryPlan, Phase, PolicyKind, Residency};
 use forebay_text::{ChatTemplate, TextError, Tokenizer};
@@ -303,7 +303,7 @@ impl Session {
         let mut logits = Vec::new();
         match routing {
             Some(experts) => {
-                let mut rows = Routing::default();
+                let mut rows = self.routing_rows();
                 let all = LogitsWanted::All;
                 self.decoder.forward(tokens, all, &mut logits, Some(&mut rows))?;
                 self.record(Phase::Prompt, &rows)?;

@@ -140,7 +140,7 @@ fn counters(path: &Path, options: SessionOptions, ids: &[u32]) -> Result<Outcome
     let policy = options.policy;
     let mut session = open(path, options)?;
     let out = Shared::default();
-    session.record_routing(Box::new(out.clone()))?;
+    session.record_routing(Box::new(out.clone()), false)?;
     let generate = GenerateOptions {
         max_tokens: Some(GENERATED),
         sampling: Sampling::greedy(),

@@ -22,6 +22,9 @@ pub struct Routing {
     /// Their weights; 0 where there are none, and all 0 from a backend that does not give them
     /// ([`Backend::gives_routing_weights`]).
     pub weights: Vec<f32>,
+    /// If they are wanted, rows `[tokens, experts of all layers]`: what each layer's router says of the token's state
+    /// one layer earlier ([`Backend::early_scores`]).
+    pub scores: Option<Vec<f32>>,
 }
 
 impl Routing {
@@ -29,13 +32,28 @@ impl Routing {
     pub fn clear(&mut self) {
         self.experts.clear();
         self.weights.clear();
+        self.scores.iter_mut().for_each(Vec::clear);
+    }
+
+    /// Adds rows for `tokens` tokens.
+    fn grow(&mut self, tokens: usize, architecture: &Architecture) {
+        let values = tokens * architecture.layers.len() * architecture.experts_per_token();
+        self.experts.resize(self.experts.len() + values, -1);
+        self.weights.resize(self.weights.len() + values, 0.0);
+        if let Some(scores) = &mut self.scores {
+            let experts: usize = architecture.expert_layers().map(|experts| experts.count).sum();
+            scores.resize(scores.len() + tokens * experts, 0.0);
+        }
     }
 }
 
-/// Rows of one batch, `[tokens, layers, k]`.
+/// Rows of one batch.
 struct RoutingRows<'a> {
+    /// `[tokens, layers, k]`
     experts: &'a mut [i32],
     weights: &'a mut [f32],
+    /// `[tokens, experts of all layers]`
+    scores: Option<&'a mut [f32]>,
 }
 
 /// A model ready to compute: description, weights, and the backend with its cache.
@@ -205,13 +223,14 @@ impl Decoder {
         if let Some(followed) = followed {
             followed.begin(count);
         }
+        let scores = routing.as_deref().and_then(|routing| routing.scores.as_ref());
         let follows = routing.is_some() || followed.is_some();
-        let begun = backend.begin(&step, &Batch { tokens, end, routing: follows })?;
+        let batch = Batch { tokens, end, routing: follows, scores: scores.is_some() };
+        let score_start = scores.map_or(0, Vec::len);
+        let begun = backend.begin(&step, &batch)?;
         let row_start = routing.as_deref().map_or(0, |routing| routing.experts.len());
         if let Some(routing) = routing.as_deref_mut() {
-            let end = row_start + count * layers * architecture.experts_per_token();
-            routing.experts.resize(end, -1);
-            routing.weights.resize(end, 0.0);
+            routing.grow(count, architecture);
         }
         let to_do = if begun == Begun::Recorded { 0 } else { layers };
         for layer in 0..to_do {
@@ -222,6 +241,7 @@ impl Decoder {
             let rows = routing.as_deref_mut().map(|routing| RoutingRows {
                 experts: &mut routing.experts[row_start..],
                 weights: &mut routing.weights[row_start..],
+                scores: routing.scores.as_mut().map(|scores| &mut scores[score_start..]),
             });
             layer_step(backend.as_mut(), &step, rows)?;
         }
@@ -271,7 +291,10 @@ fn layer_step(
         FeedForwardWeights::Dense { .. } => backend.dense_feed_forward(step),
         FeedForwardWeights::Experts { .. } => {
             match routing {
-                Some(RoutingRows { experts, weights }) => {
+                Some(RoutingRows { experts, weights, scores }) => {
+                    if let Some(scores) = scores {
+                        backend.early_scores(step, scores)?;
+                    }
                     backend.route(step, Some(experts))?;
                     backend.routing_weights(step, weights);
                 }

@@ -64,7 +64,7 @@ fn recording_microseconds() -> f64 {
     let row = USED * LAYERS as usize;
     let started = Instant::now();
     for (experts, weights) in experts.chunks(row).zip(weights.chunks(row)) {
-        recorder.record(Phase::Generate, experts, weights, 1).expect("nothing to fail");
+        recorder.record(Phase::Generate, experts, weights, &[], 1).expect("nothing to fail");
     }
     recorder.finish().expect("nothing to fail");
     1e6 * started.elapsed().as_secs_f64() / TOKENS as f64

@@ -143,6 +143,10 @@ pub struct RoutingArgs {
     /// Record which experts every token chooses and write the record to FILE, for `forebay replay`
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = "Output")]
     pub trace_routing: Option<PathBuf>,
+    /// Record there, too, what each layer's router says of the token one layer earlier, for `forebay
+    /// replay --predict next-router`: a larger file, and some percent slower
+    #[arg(long, requires = "trace_routing", help_heading = "Output")]
+    pub trace_scores: bool,
 }
 
 #[derive(Args)]

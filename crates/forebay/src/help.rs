@@ -55,6 +55,8 @@ Examples:
   forebay replay story.routing --policy layer-lfu --policy lru --capacity 25% --capacity 2GiB
   forebay replay published.csv --phase generate --policy belady --capacity 500MiB --json
   forebay replay story.routing --predict lag --policy layer-lfu --capacity 25%
+  forebay run model.gguf --prompt 'Tell me a story' --trace-routing story.routing --trace-scores
+  forebay replay story.routing --predict next-router --policy layer-lfu --capacity 25%
   forebay replay published.csv --to-trace published.routing
 
 Policies: recency (lru, slru), frequency (lfu, which forgets with time; lfu-unaged, which does not),

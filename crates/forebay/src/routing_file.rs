@@ -1,17 +1,20 @@
 //! `--trace-routing`: the file that a session writes its routing to, from its first token on.
 
 use std::io::{self, Write};
-use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use forebay_engine::{EngineError, Session};
 
+use crate::args::RoutingArgs;
 use crate::failure::{Failure, Outcome};
 use crate::output;
 use crate::pending::PendingFile;
 
 /// The file under its temporary name, if one was asked for.
-pub struct RoutingFile(Option<Shared>);
+pub struct RoutingFile {
+    file: Option<Shared>,
+    scores: bool,
+}
 
 /// The session writes to it, and we give it its name.
 #[derive(Clone)]
@@ -29,23 +32,24 @@ impl Write for Shared {
 
 impl RoutingFile {
     /// Creates the file, before the work.
-    pub fn create(path: Option<&Path>) -> Outcome<RoutingFile> {
-        let file = path.map(PendingFile::create).transpose()?;
-        Ok(RoutingFile(file.map(|file| Shared(Arc::new(Mutex::new(file))))))
+    pub fn create(args: &RoutingArgs) -> Outcome<RoutingFile> {
+        let file = args.trace_routing.as_deref().map(PendingFile::create).transpose()?;
+        let file = file.map(|file| Shared(Arc::new(Mutex::new(file))));
+        Ok(RoutingFile { file, scores: args.trace_scores })
     }
 
     /// Has the session recorded.
     pub fn record(&self, session: &mut Session) -> Outcome {
-        let Some(file) = &self.0 else { return Ok(()) };
-        session.record_routing(Box::new(file.clone())).map_err(|error| match error {
-            EngineError::NoExperts => Failure::Usage(error.to_string()),
+        let Some(file) = &self.file else { return Ok(()) };
+        session.record_routing(Box::new(file.clone()), self.scores).map_err(|error| match error {
+            EngineError::NoExperts | EngineError::NoScores => Failure::Usage(error.to_string()),
             error => Failure::Work(error.into()),
         })
     }
 
     /// Completes the trace and gives the file its name.
     pub fn finish(self, session: &mut Session) -> Outcome {
-        let Some(Shared(file)) = self.0 else { return Ok(()) };
+        let Some(Shared(file)) = self.file else { return Ok(()) };
         session.end_routing()?;
         let file = Arc::into_inner(file).expect("the session has let go of it");
         let file = file.into_inner().unwrap_or_else(PoisonError::into_inner);

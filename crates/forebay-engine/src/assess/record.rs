@@ -225,7 +225,7 @@ impl Session {
     ) -> Result<(Vec<i32>, f64), EngineError> {
         self.reset();
         let mut sampler = Sampler::new(sampling, self.vocab_size());
-        let (mut rows, mut routing) = (Routing::default(), Vec::new());
+        let (mut rows, mut routing) = (self.routing_rows(), Vec::new());
         self.begin_turn(prompt)?;
         self.record_tokens(Phase::Prompt, prompt, &mut rows)?;
         routing.append(&mut rows.experts);

@@ -84,6 +84,16 @@ pub struct Layer {
     pub feed_forward: FeedForward,
 }
 
+impl Layer {
+    /// Experts of the layer; 0 in a dense one.
+    pub fn experts(&self) -> usize {
+        match &self.feed_forward {
+            FeedForward::Dense { .. } => 0,
+            FeedForward::Experts(experts) => experts.count,
+        }
+    }
+}
+
 #[derive(Debug, Clone, Serialize)]
 pub enum FeedForward {
     /// Gated SiLU feed-forward of this width.

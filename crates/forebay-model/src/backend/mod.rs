@@ -62,6 +62,8 @@ pub struct Batch<'a> {
     pub end: End,
     /// Whether [`Backend::route`] will be asked for the experts, or told them.
     pub routing: bool,
+    /// Whether [`Backend::early_scores`] will be asked; only of a backend that gives them.
+    pub scores: bool,
 }
 
 /// How a batch ends.
@@ -179,6 +181,26 @@ pub trait Backend {
     /// # Errors
     /// A failed read or device.
     fn dense_feed_forward(&mut self, step: &Step<'_>) -> Result<(), ModelError>;
+
+    /// Whether [`Backend::early_scores`] can be asked.
+    fn gives_early_scores(&self) -> bool {
+        false
+    }
+
+    /// What this layer's router says of every token's state one layer earlier: after that layer's attention and before
+    /// its feed-forward, or in the first layer of the embedding. That state is what a guess of this layer's experts can
+    /// be made from while the layer before still computes. Rows `[tokens, experts of all layers]` of scores as the
+    /// router's product gives them.
+    ///
+    /// # Errors
+    /// Scores that are not finite, a failed read or device.
+    ///
+    /// # Panics
+    /// When the backend does not give them, or the batch began without `scores`.
+    fn early_scores(&mut self, step: &Step<'_>, scores: &mut [f32]) -> Result<(), ModelError> {
+        let _ = (step, scores);
+        panic!("scores of a backend that does not give them");
+    }
 
     /// Chooses experts for every token, with the router's weights for those that [`Step::chosen`] names; `routing`, if given, gets them as rows `[tokens, layers, k]`.
     ///

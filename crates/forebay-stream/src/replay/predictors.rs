@@ -58,8 +58,10 @@ impl FromStr for Predictor {
 /// What guessing did while text was generated.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
 pub struct Prediction {
-    /// Lookups of generated tokens, and how many of their experts were among the guesses, in memory or not.
+    /// Lookups of generated tokens, the experts guessed for them, and how many experts were in both, in memory or not:
+    /// the guesses' recall is `foreseen / lookups`, their precision `foreseen / guesses`.
     pub lookups: u64,
+    pub guesses: u64,
     pub foreseen: u64,
     /// Misses with all of the capacity and no guesses.
     pub misses_without: u64,
@@ -127,6 +129,7 @@ pub fn predict(
             let guessed = guesses.iter().filter(read).count() as u64;
             prediction.foreseen += guesses.iter().filter(|g| experts.contains(g)).count() as u64;
             prediction.lookups += experts.len() as u64;
+            prediction.guesses += guesses.len() as u64;
             prediction.reads_guessed += guessed;
             prediction.reads_useful += useful;
             prediction.wasted_bytes += (guessed - useful) * bytes;

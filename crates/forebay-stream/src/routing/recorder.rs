@@ -6,13 +6,16 @@ use twox_hash::XxHash3_64;
 
 use super::{NONE, Phase, RoutingHeader, RoutingWriter, Rows, Turn};
 
-/// Writes what a decoder reports: rows `[tokens, layers, k]` of experts, -1 where there are none, and of weights.
+/// Writes what a decoder reports: rows `[tokens, layers, k]` of experts, -1 where there are none, and of weights, and
+/// rows `[tokens, experts of all layers]` of scores.
 pub struct RoutingRecorder {
     writer: RoutingWriter<Box<dyn Write + Send>>,
     /// Experts that each layer uses, and the most of any.
     used: Vec<usize>,
     most: usize,
     has_weights: bool,
+    /// Scores of a token; 0: none are kept.
+    scored: usize,
     /// Reused from batch to batch.
     choices: Vec<u16>,
     weights: Vec<f32>,
@@ -29,6 +32,10 @@ impl RoutingRecorder {
             most: used.iter().copied().max().unwrap_or(0),
             used,
             has_weights: header.weights,
+            scored: match header.scores {
+                true => header.layers.iter().map(|layer| layer.experts as usize).sum(),
+                false => 0,
+            },
             writer: RoutingWriter::new(out, header)?,
             choices: Vec::new(),
             weights: Vec::new(),
@@ -45,7 +52,8 @@ impl RoutingRecorder {
         self.writer.turn(Turn { prompt_hash, prompt_tokens: prompt.len() as u32 })
     }
 
-    /// Records `experts` and `weights` `[tokens, layers, k]`, which went through the model `batch_tokens` at a time.
+    /// Records `experts` and `weights` `[tokens, layers, k]`, which went through the model `batch_tokens` at a time, and
+    /// `scores` `[tokens, experts of all layers]` if the header has them.
     ///
     /// # Errors
     /// Those of the output, and rows that do not suit the header.
@@ -54,6 +62,7 @@ impl RoutingRecorder {
         phase: Phase,
         experts: &[i32],
         weights: &[f32],
+        scores: &[f32],
         batch_tokens: usize,
     ) -> io::Result<()> {
         let row = self.used.len() * self.most;
@@ -71,7 +80,9 @@ impl RoutingRecorder {
                 }
             }
             let tokens = experts.len() / row;
-            let rows = Rows { tokens, choices: &self.choices, weights: &self.weights, scores: &[] };
+            let first = index * batch_tokens * self.scored;
+            let scores = scores.get(first..first + tokens * self.scored).unwrap_or(&[]);
+            let rows = Rows { tokens, choices: &self.choices, weights: &self.weights, scores };
             self.writer.batch(phase, rows)?;
         }
         Ok(())

@@ -94,13 +94,18 @@ fn a_recorder_cuts_batches_as_the_engine_does() {
         }
     }
     let out = Shared::default();
-    let mut recorder = RoutingRecorder::new(Box::new(out.clone()), header(true, false)).unwrap();
+    let mut recorder = RoutingRecorder::new(Box::new(out.clone()), header(true, true)).unwrap();
     recorder.turn(&[1, 2, 3]).unwrap();
     // [3 tokens, 3 layers, 2]; the first layer is dense, the third uses one.
     let experts = [-1, -1, 5, 4, 3, -1, -1, -1, 0, 1, 2, -1, -1, -1, 3, 2, 1, -1];
     let weights: Vec<f32> = (0..18).map(|value| value as f32).collect();
-    recorder.record(Phase::Prompt, &experts, &weights, 2).unwrap();
-    recorder.record(Phase::Generate, &experts[..6], &weights[..6], 2).unwrap();
+    // Six and four experts in the two layers that have any.
+    let scores: Vec<f32> = (0..30).map(|value| value as f32).collect();
+    recorder.record(Phase::Prompt, &experts, &weights, &scores, 2).unwrap();
+    let (experts, weights) = (&experts[..6], &weights[..6]);
+    recorder.record(Phase::Generate, experts, weights, &scores[10..20], 2).unwrap();
+    let without = recorder.record(Phase::Generate, experts, weights, &[], 2).unwrap_err();
+    assert!(without.to_string().contains("0 scores for 1 tokens, not 10"), "{without}");
     recorder.finish().unwrap();
     let trace = read(out.0.lock().unwrap().as_slice()).unwrap();
     let batches: Vec<_> = trace.batches().map(|batch| batch.tokens).collect();
@@ -109,6 +114,8 @@ fn a_recorder_cuts_batches_as_the_engine_does() {
     assert!(trace.experts(2, 1).eq([ExpertIndex(3), ExpertIndex(2)]));
     assert_eq!(trace.weights(2, 1), [14.0, 15.0]);
     assert_eq!(trace.weights(1, 2), [10.0]);
+    assert_eq!(trace.scores(2, 1), [20.0, 21.0, 22.0, 23.0, 24.0, 25.0]);
+    assert_eq!(trace.scores(3, 2), [16.0, 17.0, 18.0, 19.0]);
 }
 
 #[test]

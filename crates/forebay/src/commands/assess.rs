@@ -73,7 +73,7 @@ fn one(
     options: &SessionOptions,
     args: &AssessArgs,
 ) -> Outcome<Assessment> {
-    let routing_file = RoutingFile::create(args.routing.trace_routing.as_deref())?;
+    let routing_file = RoutingFile::create(&args.routing)?;
     let mut session = open::session(model, options, "an assessment")?;
     routing_file.record(&mut session)?;
     let sampling = Sampling { seed: args.seed, ..Sampling::default() };

@@ -57,7 +57,7 @@ pub fn run(args: BenchArgs) -> Outcome {
     let longest = args.depth.saturating_add(args.prompt_tokens.max(args.gen_tokens));
     options.context.get_or_insert(longest);
     let tracing = TracingFile::start(&args.tracing, &mut options)?;
-    let routing = RoutingFile::create(args.routing.trace_routing.as_deref())?;
+    let routing = RoutingFile::create(&args.routing)?;
     let mut session = open::session(&args.model, &options, context_for)?;
     if let Some(path) = &args.routing_trace {
         let source = match path.as_os_str() == "uniform" {

@@ -52,7 +52,7 @@ pub fn run(args: RunArgs) -> Outcome {
         PromptSource::Chat => None,
     };
     let tracing = TracingFile::start(&config.tracing, &mut config.session)?;
-    let routing = RoutingFile::create(config.routing.trace_routing.as_deref())?;
+    let routing = RoutingFile::create(&config.routing)?;
     let mut session = open::session(&config.model, &config.session, "--ctx")?;
     routing.record(&mut session)?;
     if config.demo {

@@ -111,6 +111,24 @@ fn tables_csv_and_both_forms_of_a_trace() {
 }
 
 #[test]
+fn recorded_scores_are_for_the_predictor_that_needs_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let trace = path(folder.path(), "demo.routing");
+    let text = ["run", "--max-tokens", "40", "--seed", "1", "--trace-routing", &trace];
+    let with = forebay(&[&text[..], &["--trace-scores"]].concat()).ok().stdout;
+    let replayed = ["replay", &trace, "--predict", "next-router", "--policy", "layer-lfu"];
+    let found = forebay(&[&replayed[..], &["--capacity", "25%", "--json"]].concat()).json();
+    let found = &found["traces"][0]["predictions"][0];
+    let recall = found["foreseen"].as_f64().unwrap() / found["lookups"].as_f64().unwrap();
+    // By chance it would be an eighth.
+    assert!(recall > 0.5, "{recall}");
+    let table = forebay(&["replay", &trace, "--predict", "next-router"]).ok().stdout;
+    assert!(table.contains("recall") && table.contains("precision"), "{table}");
+    // Recording is no part of the answer.
+    assert_eq!(forebay(&text).ok().stdout, with);
+}
+
+#[test]
 fn what_cannot_be_replayed_is_said() {
     let folder = tempfile::tempdir().unwrap();
     let trace = path(folder.path(), "demo.routing");
@@ -123,6 +141,8 @@ fn what_cannot_be_replayed_is_said() {
     std::fs::write(&trace, &whole).unwrap();
     let line = forebay(&["replay", &trace, "--predict", "next-router"]).failed(2);
     assert!(line.contains("router scores"), "{line}");
+    let line = forebay(&["run", "--max-tokens", "3", "--trace-scores"]).failed(2);
+    assert!(line.contains("--trace-routing"), "{line}");
     for wrong in [&["--capacity", "8GB"][..], &["--policy", "best"], &["--csv", "--json"]] {
         forebay(&[&["replay", &trace], wrong].concat()).failed(2);
     }

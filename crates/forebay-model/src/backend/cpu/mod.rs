@@ -14,7 +14,7 @@ use super::{
     Backend, Batch, Begun, ComputeInfo, End, NextBlock, Step, record_routing, record_rows,
 };
 use crate::ModelError;
-use crate::arch::Architecture;
+use crate::arch::{Architecture, Layer};
 use crate::weights::{FeedForwardWeights, PartMatrix, Weights};
 use moe::MoeStep;
 pub(in crate::backend) use moe::recycle;
@@ -36,6 +36,9 @@ pub struct CpuBackend {
     batch: usize,
     /// Read experts of the next layer ahead by its router's guess.
     prefetch: bool,
+    /// The residual stream `[tokens, hidden]` as the layer before left it to its feed-forward, in batches whose early
+    /// scores are recorded; empty in others.
+    early: Vec<f32>,
 }
 
 impl CpuBackend {
@@ -81,6 +84,7 @@ impl CpuBackend {
             positions: (0..context as u32).collect(),
             batch,
             prefetch,
+            early: Vec::new(),
         })
     }
 
@@ -173,6 +177,8 @@ impl Backend for CpuBackend {
             self.files.read_exact(extent, &mut self.scratch.embedding_row)?;
             dequantize(embedding.ty, &self.scratch.embedding_row, row)?;
         }
+        let early = if batch.scores { step.count * step.architecture.hidden } else { 0 };
+        self.early.resize(early, 0.0);
         // A batch without logits skips the head: its chunks must not be read ahead in vain.
         let head = if batch.end == End::Nothing { 0 } else { step.weights.head.len() };
         self.residency.set_dense_cycle(step.architecture.layers.len() + head);
@@ -183,6 +189,9 @@ impl Backend for CpuBackend {
         // The last block's slot is free before another is asked for.
         self.lease = None;
         self.lease = Some(self.residency.dense(step.layer as u32)?);
+        // The feed-forward's output is added by the next norm only, so this is still the stream without it.
+        let stream = &self.scratch.x[..self.early.len()];
+        self.early.copy_from_slice(stream);
         Ok(())
     }
 
@@ -286,6 +295,39 @@ impl Backend for CpuBackend {
         let w = matrix(residency, lease, &down);
         let job = MatmulJob { w, x: &scratch.inner, tokens: None, out };
         matmul_beside_reads(cpu, residency, &mut [job])
+    }
+
+    fn gives_early_scores(&self) -> bool {
+        true
+    }
+
+    /// Computed here and not one layer earlier, when a guess would need them: this layer's router is in memory now.
+    fn early_scores(&mut self, step: &Step<'_>, scores: &mut [f32]) -> Result<(), ModelError> {
+        let FeedForwardWeights::Experts { router, .. } = step.layer_weights().feed_forward else {
+            unreachable!("the caller looked at the weights");
+        };
+        let CpuBackend { cpu, residency, lease, scratch, early, .. } = self;
+        let lease = lease.as_ref().expect("the layer was entered");
+        let (experts, count, hidden) = (step.experts().count, step.count, step.architecture.hidden);
+        // `block_out` has been added, and `inner` is free until the experts.
+        let normed = &mut scratch.block_out[..count * hidden];
+        let weight = &step.layer_weights().feed_forward_norm;
+        cpu.rms_norm(&early[..count * hidden], weight, step.architecture.norm_epsilon, normed);
+        scratch.inner.prepare(cpu, normed, count, hidden, &[router.ty]);
+        let out = &mut scratch.moe.scores[..count * experts];
+        let w = matrix(residency, lease, &router);
+        cpu.matmul(&mut [MatmulJob { w, x: &scratch.inner, tokens: None, out: &mut *out }]);
+        if let Some(value) = out.iter().position(|score| !score.is_finite()) {
+            let (layer, token) = (step.layer, step.position + value / experts);
+            return Err(ModelError::NumericFailure { layer, token });
+        }
+        let described = &step.architecture.layers;
+        let counts = |layers: &[Layer]| layers.iter().map(Layer::experts).sum::<usize>();
+        let (first, all) = (counts(&described[..step.layer]), counts(described));
+        for (from, to) in out.chunks_exact(experts).zip(scores.chunks_exact_mut(all)) {
+            to[first..first + experts].copy_from_slice(from);
+        }
+        Ok(())
     }
 
     fn route(&mut self, step: &Step<'_>, routing: Option<&mut [i32]>) -> Result<(), ModelError> {
