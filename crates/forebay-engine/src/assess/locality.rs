@@ -249,6 +249,7 @@ impl LayerUse {
 
 #[cfg(test)]
 mod tests {
+    use super::super::record::PromptForm;
     use super::*;
 
     /// One layer with experts and one without; every token uses two of four.
@@ -258,7 +259,7 @@ mod tests {
             domain: 0,
             prompt_tokens,
             routing,
-            without_template: false,
+            form: PromptForm::Text,
             cut_tokens: 0,
             batch_tokens: 64,
         }

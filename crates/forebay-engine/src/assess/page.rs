@@ -247,11 +247,9 @@ fn notes(models: &[Assessment]) -> String {
         if model.predictions.is_empty() {
             notes.push(format!("{}: speeds are {}.", model.name, model.predictions_about));
         }
-        if model.prompts_without_template > 0 {
-            notes.push(format!(
-                "{}: has no chat template; {} chat prompts were continued as plain text.",
-                model.name, model.prompts_without_template
-            ));
+        notes.push(format!("{}: {}", model.name, model.about_prompts()));
+        if let Some(measured) = model.about_measured() {
+            notes.push(format!("{}: {measured}", model.name));
         }
         if model.prompt_tokens_cut > 0 {
             notes.push(format!(

@@ -7,7 +7,9 @@
 
 use std::path::Path;
 
-use forebay_stream::{Budget, CacheShape, Lookups, ModelBlocks, PolicyKind, ReplayPolicy};
+use forebay_stream::{
+    Budget, CacheShape, Lookups, MemoryPlan, ModelBlocks, PolicyKind, ReplayPolicy,
+};
 use serde::Serialize;
 
 use super::sweep;
@@ -84,7 +86,18 @@ impl Costs<'_> {
 
     fn at(&self, lookups: &Lookups, policy: PolicyKind, ram_bytes: u64) -> Option<Prediction> {
         let plan = Budget::plan(self.blocks, Some(ram_bytes), self.small_bytes, policy).ok()?;
-        let shape = CacheShape::from_plan(&plan).after_preload(&plan);
+        Some(self.with_plan(lookups, policy, &plan, ram_bytes))
+    }
+
+    /// The prediction for a plan that is there already.
+    pub fn with_plan(
+        &self,
+        lookups: &Lookups,
+        policy: PolicyKind,
+        plan: &MemoryPlan,
+        ram_bytes: u64,
+    ) -> Prediction {
+        let shape = CacheShape::from_plan(plan).after_preload(plan);
         let met = sweep::simulate(lookups, ReplayPolicy::Online(policy), &shape);
         let dense = plan.dense.slot_bytes.iter().zip(&plan.dense.pinned);
         let streamed = || dense.clone().filter(|(_, pinned)| !**pinned);
@@ -93,7 +106,7 @@ impl Costs<'_> {
         let waits = met.per_token(met.layers_missed) + streamed().count() as f64;
         let read_seconds_per_token =
             read_bytes_per_token / self.disk.bytes_per_second + waits * self.disk.latency_seconds;
-        Some(Prediction {
+        Prediction {
             ram_bytes,
             kept_share: plan.kept_slots() as f64 / plan.experts().max(1) as f64,
             hit_rate: met.hit_rate(),
@@ -101,7 +114,18 @@ impl Costs<'_> {
             compute_seconds_per_token: self.compute_seconds_per_token,
             read_seconds_per_token,
             tokens_per_second: 1.0 / (self.compute_seconds_per_token + read_seconds_per_token),
-        })
+        }
+    }
+
+    /// What predictions are made from, in a sentence.
+    pub fn about(&self) -> String {
+        format!(
+            "a token computes for {:.2} ms (measured while recording) and then reads what it misses at {:.2} GB/s, {:.0} us \
+             for each layer that waits; reads beside computing are not counted in its favour",
+            self.compute_seconds_per_token * 1e3,
+            self.disk.bytes_per_second / 1e9,
+            self.disk.latency_seconds * 1e6
+        )
     }
 }
 

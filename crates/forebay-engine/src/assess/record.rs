@@ -6,6 +6,7 @@ use forebay_model::sampling::{Sampler, Sampling};
 use forebay_model::{LogitsWanted, Routing};
 use forebay_stream::{ExpertIndex, LayerIndex, Lookups, Phase};
 use forebay_text::RenderInput;
+use serde::Serialize;
 use serde_json::{Map, json};
 
 use super::prompts::{Prompt, PromptKind};
@@ -34,6 +35,18 @@ impl RoutingShape {
     }
 }
 
+/// How a prompt became tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PromptForm {
+    /// As it is.
+    Text,
+    /// Inside of the model's chat template.
+    ChatTemplate,
+    /// As it is, although it is a chat's: the model has no template.
+    NoChatTemplate,
+}
+
 /// Routing of one prompt and of its continuation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Passage {
@@ -41,8 +54,7 @@ pub struct Passage {
     pub prompt_tokens: usize,
     /// `[tokens, layers, k]`, -1 in layers without experts; the prompt's tokens first.
     pub routing: Vec<i32>,
-    /// The chat template was wanted and there was none.
-    pub without_template: bool,
+    pub form: PromptForm,
     /// Tokens of the prompt that did not fit the context.
     pub cut_tokens: usize,
     /// How many tokens the engine takes at once: a longer prompt is several batches.
@@ -56,8 +68,17 @@ pub struct Recording {
     /// Names of the domains, in the order of the prompts.
     pub domains: Vec<String>,
     pub passages: Vec<Passage>,
-    /// Seconds that a generated token of each passage took on average, without waits for the disk.
-    pub compute_seconds: Vec<f64>,
+    /// What generating took, passage by passage.
+    pub times: Vec<GeneratingTime>,
+}
+
+/// What generating a passage took.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GeneratingTime {
+    pub tokens: usize,
+    pub seconds: f64,
+    /// Of these, without anything to compute, because a block was not there yet.
+    pub wait_seconds: f64,
 }
 
 impl Passage {
@@ -71,9 +92,22 @@ impl Recording {
     /// Computing time of a generated token: the median of the passages, so that what else the machine did for a while
     /// does not count. `None` where nothing was recorded.
     pub fn compute_seconds_per_token(&self) -> Option<f64> {
-        let mut times = self.compute_seconds.clone();
+        let computing = |time: &GeneratingTime| {
+            (time.seconds - time.wait_seconds).max(0.0) / time.tokens.max(1) as f64
+        };
+        let mut times: Vec<f64> = self.times.iter().map(computing).collect();
         times.sort_by(f64::total_cmp);
         times.get(times.len() / 2).copied().filter(|&seconds| seconds > 0.0)
+    }
+
+    /// What generating all passages took; `None` where nothing was generated.
+    pub fn generating_time(&self) -> Option<GeneratingTime> {
+        let all = GeneratingTime {
+            tokens: self.times.iter().map(|time| time.tokens).sum(),
+            seconds: self.times.iter().map(|time| time.seconds).sum(),
+            wait_seconds: self.times.iter().map(|time| time.wait_seconds).sum(),
+        };
+        (all.tokens > 0 && all.seconds > 0.0).then_some(all)
     }
 
     /// The passages of one domain, or of all domains in turns: the first prompt of each, the second of each, ...
@@ -140,6 +174,8 @@ pub struct RecordOptions {
     pub tokens: usize,
     /// How the next token is chosen. A fixed seed makes recordings repeatable.
     pub sampling: Sampling,
+    /// Chat prompts are continued as they are, too.
+    pub raw: bool,
 }
 
 impl Session {
@@ -179,50 +215,48 @@ impl Session {
         let prompt_max = self.context() - options.tokens.min(self.context() / 2);
         let mut read = Vec::with_capacity(prompts.len());
         for prompt in prompts {
-            let (mut ids, without_template) = self.prompt_ids(prompt)?;
+            let (mut ids, form) = self.prompt_ids(prompt, options.raw)?;
             let cut_tokens = ids.len().saturating_sub(prompt_max);
             ids.truncate(prompt_max);
             if ids.is_empty() {
                 return Err(EngineError::EmptyPrompt);
             }
             let domain = names.iter().position(|name| *name == prompt.domain).unwrap_or(0);
-            read.push((domain, ids, without_template, cut_tokens));
+            read.push((domain, ids, form, cut_tokens));
         }
         let total = read.iter().map(|(_, ids, ..)| ids.len() + options.tokens).sum();
         let mut passages = Vec::with_capacity(read.len());
         let mut done = 0;
-        let mut compute_seconds = Vec::with_capacity(read.len());
-        for (index, (domain, ids, without_template, cut_tokens)) in read.into_iter().enumerate() {
+        let mut times = Vec::with_capacity(read.len());
+        for (index, (domain, ids, form, cut_tokens)) in read.into_iter().enumerate() {
             let seed = options.sampling.seed.wrapping_add(index as u64);
             let sampling = Sampling { seed, ..options.sampling.clone() };
             let mut step = |tokens| progress(done + tokens, total);
-            let (routing, seconds) =
-                self.record_passage(&ids, options.tokens, sampling, &mut step)?;
-            compute_seconds.push(seconds);
+            let (routing, time) = self.record_passage(&ids, options.tokens, sampling, &mut step)?;
+            times.push(time);
             done += ids.len() + options.tokens;
             passages.push(Passage {
                 domain,
                 prompt_tokens: ids.len(),
                 routing,
-                without_template,
+                form,
                 cut_tokens,
                 batch_tokens: self.decoder.backend().batch_tokens(),
             });
         }
         self.reset();
         let domains = names.into_iter().map(String::from).collect();
-        Ok(Recording { shape, domains, passages, compute_seconds })
+        Ok(Recording { shape, domains, passages, times })
     }
 
-    /// Routing of a prompt and of one to `count` tokens after it, and the seconds that one of these took without
-    /// waits for the disk.
+    /// Routing of a prompt and of one to `count` tokens after it, and what these took.
     fn record_passage(
         &mut self,
         prompt: &[u32],
         count: usize,
         sampling: Sampling,
         step: &mut dyn FnMut(usize),
-    ) -> Result<(Vec<i32>, f64), EngineError> {
+    ) -> Result<(Vec<i32>, GeneratingTime), EngineError> {
         self.reset();
         let mut sampler = Sampler::new(sampling, self.vocab_size());
         let (mut rows, mut routing) = (self.routing_rows(), Vec::new());
@@ -247,10 +281,12 @@ impl Session {
             routing.append(&mut rows.experts);
             self.decoder.end_token();
         }
-        let waited = self.wait_seconds() - waited;
-        let seconds = (started.elapsed().as_secs_f64() - waited).max(0.0);
-        let generated = self.cached.len() - prompt.len();
-        Ok((routing, seconds / generated.max(1) as f64))
+        let time = GeneratingTime {
+            tokens: self.cached.len() - prompt.len(),
+            seconds: started.elapsed().as_secs_f64(),
+            wait_seconds: self.wait_seconds() - waited,
+        };
+        Ok((routing, time))
     }
 
     /// Makes the tokens that end a text impossible: an answer has one token at least.
@@ -281,12 +317,17 @@ impl Session {
         self.record(phase, rows)
     }
 
-    /// Ids of a prompt, and whether a chat template was wanted in vain.
-    fn prompt_ids(&self, prompt: &Prompt) -> Result<(Vec<u32>, bool), EngineError> {
+    /// Ids of a prompt, and how they were made.
+    fn prompt_ids(
+        &self,
+        prompt: &Prompt,
+        raw: bool,
+    ) -> Result<(Vec<u32>, PromptForm), EngineError> {
         let tokenizer = self.tokenizer()?;
-        let wanted = prompt.kind == PromptKind::Chat;
+        let wanted = prompt.kind == PromptKind::Chat && !raw;
         let Some(template) = self.chat_template().filter(|_| wanted) else {
-            return Ok((tokenizer.encode(&prompt.text, true, false)?, wanted));
+            let form = if wanted { PromptForm::NoChatTemplate } else { PromptForm::Text };
+            return Ok((tokenizer.encode(&prompt.text, true, false)?, form));
         };
         let text = template.render(&RenderInput {
             messages: json!([{ "role": "user", "content": prompt.text }]),
@@ -302,6 +343,6 @@ impl Session {
         {
             ids.insert(0, bos);
         }
-        Ok((ids, false))
+        Ok((ids, PromptForm::ChatTemplate))
     }
 }

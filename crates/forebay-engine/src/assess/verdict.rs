@@ -1,7 +1,7 @@
 //! The answer in sentences that a person can act on.
 
 use super::sweep::PolicyCurve;
-use super::{Assessment, COMFORTABLE_HIT_RATE, GOOD_HIT_RATE, Section};
+use super::{Assessment, COMFORTABLE_HIT_RATE, GOOD_HIT_RATE, Prediction, Section};
 use crate::page::{bytes, percent};
 
 /// The share of the experts at which models are compared.
@@ -17,7 +17,7 @@ pub fn words(assessment: &Assessment) -> Vec<String> {
     said.extend(cliff(assessment, engine));
     said.extend(policies(mixed, engine));
     said.extend(domains(assessment, engine));
-    said.extend(speed(assessment));
+    said.push(needs(assessment.memory_bytes, assessment.weights_bytes, &assessment.predictions));
     said
 }
 
@@ -40,6 +40,10 @@ fn judgement(assessment: &Assessment, engine: &PolicyCurve) -> String {
         m if m <= 0.25 => format!("{first}. It runs well from a cache much smaller than itself."),
         m if m <= 0.45 => format!(
             "{first}. A small cache helps, but most of the speed comes with half of it or more."
+        ),
+        _ if assessment.weights_bytes <= assessment.memory_bytes => format!(
+            "{first}. Its routing jumps about: no small cache will do, and each further share of it in memory counts; \
+             keep all of it there, which this machine can."
         ),
         _ => format!(
             "{first}. Its routing jumps about: no small cache will do, and each further share of it in memory counts. \
@@ -152,29 +156,97 @@ fn domains(assessment: &Assessment, engine: &PolicyCurve) -> Option<String> {
     Some(said)
 }
 
-fn speed(assessment: &Assessment) -> Option<String> {
-    let all = assessment.predictions.last()?;
-    let at = |wanted: f64| {
-        let fast_enough =
-            |p: &&super::Prediction| p.tokens_per_second >= wanted * all.tokens_per_second;
-        assessment.predictions.iter().find(fast_enough)
+/// What it needs on this machine: how much there is, and how fast it is with that and with less.
+fn needs(memory_bytes: u64, weights_bytes: u64, predictions: &[Prediction]) -> String {
+    let free = bytes(memory_bytes as f64);
+    let (Some(least), Some(all)) = (predictions.first(), predictions.last()) else {
+        let weights = bytes(weights_bytes as f64);
+        return match weights_bytes <= memory_bytes {
+            true => format!(
+                "On this machine, with {free} for weights, all of it fits ({weights}): misses count only if you give it less."
+            ),
+            false => format!(
+                "This machine has {free} for weights and its weights are {weights}: it will read from the disk while it runs."
+            ),
+        };
     };
-    let first = assessment.predictions.first()?;
-    let half = at(0.5)?;
-    let told = |p: &super::Prediction| {
-        format!("about {} tokens/s with {}", rate(p.tokens_per_second), bytes(p.ram_bytes as f64))
+    let told = |p: &Prediction| format!("about {} tokens/s", rate(p.tokens_per_second));
+    let reaching = |wanted: f64| {
+        let fast_enough = |p: &&Prediction| p.tokens_per_second >= wanted * all.tokens_per_second;
+        bytes(predictions.iter().find(fast_enough).unwrap_or(all).ram_bytes as f64)
     };
-    let mut parts = vec![told(first)];
-    if half.ram_bytes > first.ram_bytes && half.ram_bytes < all.ram_bytes {
-        parts.push(told(half));
-    }
-    parts.push(format!("{} (everything in memory)", told(all)));
-    Some(format!("On this machine: {}.", parts.join(", ")))
+    let whole = bytes(all.ram_bytes as f64);
+    let with_this = predictions.iter().rev().find(|p| p.ram_bytes <= memory_bytes);
+    let first = match with_this {
+        Some(p) if p.ram_bytes == all.ram_bytes => {
+            format!(
+                "On this machine, with {free} for weights, all of it fits: {} with {whole}",
+                told(all)
+            )
+        }
+        Some(p) => format!(
+            "This machine has {free} for weights and all of it needs {whole}: {} with {}, {} if everything fitted",
+            told(p),
+            bytes(p.ram_bytes as f64),
+            told(all)
+        ),
+        None => format!(
+            "This machine has {free} for weights and the least that works is {}; {} if everything fitted ({whole})",
+            bytes(least.ram_bytes as f64),
+            told(all)
+        ),
+    };
+    format!(
+        "{first}. Nine tenths of that speed need {}, half of it {}; the least that works, {}, gives {}.",
+        reaching(0.9),
+        reaching(0.5),
+        bytes(least.ram_bytes as f64),
+        told(least)
+    )
 }
 
 fn rate(value: f64) -> String {
     match value {
         v if v < 10.0 => format!("{v:.1}"),
         v => format!("{v:.0}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(ram_bytes: u64, tokens_per_second: f64) -> Prediction {
+        Prediction {
+            ram_bytes,
+            kept_share: 0.0,
+            hit_rate: 0.0,
+            read_bytes_per_token: 0.0,
+            compute_seconds_per_token: 0.0,
+            read_seconds_per_token: 0.0,
+            tokens_per_second,
+        }
+    }
+
+    #[test]
+    fn what_a_model_needs_depends_on_the_machine() {
+        let gib = |count: u64| count << 30;
+        let table = [at(gib(1), 2.0), at(gib(4), 6.0), at(gib(8), 9.5), at(gib(10), 10.0)];
+        let fits = needs(gib(16), gib(10), &table);
+        assert_eq!(
+            fits,
+            "On this machine, with 16.0 GiB for weights, all of it fits: about 10 tokens/s with 10.0 GiB. Nine tenths of that \
+             speed need 8.00 GiB, half of it 4.00 GiB; the least that works, 1.00 GiB, gives about 2.0 tokens/s."
+        );
+        let partly = needs(gib(5), gib(10), &table);
+        assert!(
+            partly.contains("all of it needs 10.0 GiB: about 6.0 tokens/s with 4.00 GiB"),
+            "{partly}"
+        );
+        let hopeless = needs(gib(1) - 1, gib(10), &table);
+        assert!(hopeless.contains("the least that works is 1.00 GiB"), "{hopeless}");
+        // Without rates of the disk.
+        assert!(needs(gib(16), gib(10), &[]).contains("all of it fits (10.0 GiB)"));
+        assert!(needs(gib(5), gib(10), &[]).contains("will read from the disk"));
     }
 }

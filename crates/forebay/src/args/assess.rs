@@ -14,6 +14,9 @@ pub struct AssessArgs {
     /// Record on these instead of the prompts that ship with the program: JSON lines or plain text
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub prompts: Option<PathBuf>,
+    /// Continue chat prompts as they are, too: for a model that was not trained with the template in its file
+    #[arg(long)]
+    pub raw: bool,
     /// Tokens to generate after each prompt; fewer where the model ends its text before
     #[arg(long, value_name = "N", default_value_t = 96, value_parser = count())]
     pub tokens: usize,

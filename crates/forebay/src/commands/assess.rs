@@ -77,7 +77,7 @@ fn one(
     let mut session = open::session(model, options, "an assessment")?;
     routing_file.record(&mut session)?;
     let sampling = Sampling { seed: args.seed, ..Sampling::default() };
-    let record = RecordOptions { tokens: args.tokens, sampling };
+    let record = RecordOptions { tokens: args.tokens, sampling, raw: args.raw };
     let name = model.file_name().unwrap_or(model.as_os_str()).to_string_lossy();
     let progress = TokensProgress::new(format!("recording {}", clean(&name)));
     let recording = session
@@ -155,13 +155,10 @@ fn text(models: &[Assessment]) -> String {
         if model.predictions.is_empty() {
             let _ = writeln!(text, "- Speeds are {}.", model.predictions_about);
         }
-        if model.prompts_without_template > 0 {
-            let _ = writeln!(
-                text,
-                "- No chat template: {} chat prompts were continued as plain text.",
-                model.prompts_without_template
-            );
+        if let Some(measured) = model.about_measured() {
+            let _ = writeln!(text, "- {measured}");
         }
+        let _ = writeln!(text, "- {}", model.about_prompts());
         if model.prompt_tokens_cut > 0 {
             let _ = writeln!(
                 text,

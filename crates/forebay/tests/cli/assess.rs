@@ -88,8 +88,18 @@ fn a_model_is_recorded_measured_and_drawn() {
     assert_eq!(generated(&model["mixed"]), by_domain);
     assert!((3..=18).contains(&by_domain), "{by_domain}");
     let inspected = forebay(&["inspect", &demo(), "--json"]).json();
-    let without = u64::from(inspected["has_chat_template"] == false);
-    assert_eq!(model["prompts_without_template"], without);
+    let chat = match inspected["has_chat_template"] == true {
+        true => "chat_template",
+        false => "no_chat_template",
+    };
+    let forms = |model: &Value| -> Vec<String> {
+        let prompts = model["prompts"].as_array().unwrap().iter();
+        prompts.map(|prompt| prompt["form"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(forms(model), ["text", chat, "text"]);
+    let raw = ["assess", &demo(), "--prompts", &prompts, "--tokens", "2", "--raw", "--json"];
+    assert_eq!(forms(&forebay(&raw).json()["models"][0]), ["text"; 3]);
+    assert!(model["measured"]["tokens_per_second"].as_f64().unwrap() > 0.0);
     let curves = model["mixed"]["curves"].as_array().unwrap();
     let of = |name: &str| curves.iter().find(|curve| curve["policy"] == name).unwrap();
     for (best, other) in of("belady")["points"]
@@ -120,6 +130,14 @@ fn a_model_is_recorded_measured_and_drawn() {
         let svg = std::fs::read_to_string(&figure).unwrap();
         assert!(svg.starts_with("<?xml") && svg.trim_end().ends_with("</svg>"), "{figure:?}");
         assert!(svg.contains("prefers-color-scheme: dark") && !svg.contains("NaN"), "{figure:?}");
+        // By itself it says what it is, above what is drawn.
+        let [title, caption] = ["title", "desc"].map(|element| {
+            let (_, text) = svg.split_once(&format!("<{element}>")).unwrap();
+            text.split('<').next().unwrap()
+        });
+        assert!(!title.is_empty() && !caption.is_empty(), "{figure:?}");
+        assert!(svg.contains(&format!(">{title}</text>")), "{figure:?}");
+        assert!(svg.contains("viewBox=\"0 -30 440 "), "{figure:?}");
     }
     assert_eq!(folder.names().len(), 4, "{:?}", folder.names());
 }

@@ -20,17 +20,18 @@ pub(super) fn usage(label: &str, locality: &Locality) -> String {
     let experts = layers.iter().map(|(_, uses)| uses.len()).max().unwrap_or(1);
     let width = (RIGHT - LEFT) / experts as f64;
     let height = (220.0 / layers.len().max(1) as f64).clamp(3.0, 24.0);
-    let top = 20.0;
+    let marks = [(0.25, "a quarter of even use"), (1.0, "even use"), (STRONGEST, "four times")];
+    let entry = |&(much, name): &(f64, &str)| (name.to_owned(), format!("heat h{}", shade(much)));
+    let top = svg.legend(&marks.iter().map(entry).collect::<Vec<_>>());
     let gap = if width > 5.0 && height > 5.0 { 1.0 } else { 0.0 };
     let mut shades = vec![String::new(); SHADES];
     for (row, (_, uses)) in layers.iter().enumerate() {
         let even = uses.iter().sum::<u64>() as f64 / uses.len() as f64;
         for (expert, &count) in uses.iter().enumerate().filter(|(_, count)| **count > 0) {
-            let much = (count as f64 / even / STRONGEST).min(1.0).sqrt();
-            let shade = ((much * SHADES as f64) as usize).min(SHADES - 1);
             let (x, y) = (LEFT + width * expert as f64, top + height * row as f64);
             let (w, h) = (width - gap, height - gap);
-            let _ = write!(shades[shade], "M{x:.1} {y:.1}h{w:.2}v{h:.2}h-{w:.2}z");
+            let cells = &mut shades[shade(count as f64 / even)];
+            let _ = write!(cells, "M{x:.1} {y:.1}h{w:.2}v{h:.2}h-{w:.2}z");
         }
     }
     for (shade, path) in shades.iter().enumerate().filter(|(_, path)| !path.is_empty()) {
@@ -47,10 +48,16 @@ pub(super) fn usage(label: &str, locality: &Locality) -> String {
         let x = LEFT + width * (expert as f64 + 0.5);
         svg.text(x, bottom + 13.0, Anchor::Middle, &expert.to_string());
     }
-    svg.text(LEFT - 6.0, top - 8.0, Anchor::End, "layer");
+    svg.text(LEFT - 6.0, 12.0, Anchor::End, "layer");
     svg.text((LEFT + RIGHT) / 2.0, bottom + 28.0, Anchor::Middle, "expert");
     svg.reach(bottom + 34.0);
     svg.finish(label)
+}
+
+/// The step of colour for so many times of even use.
+fn shade(times: f64) -> usize {
+    let much = (times / STRONGEST).min(1.0).sqrt();
+    ((much * SHADES as f64) as usize).min(SHADES - 1)
 }
 
 /// Misses of each generated token, with the domain that it belongs to.

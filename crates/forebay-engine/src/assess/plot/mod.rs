@@ -5,7 +5,7 @@ mod maps;
 mod svg;
 
 use super::{Assessment, GOOD_HIT_RATE, PolicyCurve, Section};
-use crate::page::{bytes, percent};
+use crate::page::{bytes, escape, percent};
 use lines::{Axis, Mark, Series};
 
 /// Colours for both schemes; the page has them in its style.
@@ -25,15 +25,26 @@ pub struct Figure {
 }
 
 impl Figure {
-    /// The picture as a file of its own, for light and dark.
+    /// The picture as a file of its own, for light and dark, with what stands around it in the page.
     pub fn standalone(&self) -> String {
+        /// Room for the title above the drawing, which begins at 0.
+        const HEAD: f64 = 30.0;
         // Of the page's style, what says which colour is which.
         let variables = crate::page::STYLE.split("* {").next().unwrap_or_default();
         let style =
             format!("<style>{variables}\nsvg {{ background: var(--card); }}\n{STYLE}</style>");
         let (open, rest) = self.svg.split_once('>').unwrap_or((&self.svg, ""));
-        let open = open.replace("<svg ", "<svg width=\"880\" ");
-        format!("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n{open}>{style}{rest}\n")
+        let (before, view) = open.split_once("viewBox=\"0 0 ").unwrap_or((open, ""));
+        let (size, after) = view.split_once('"').unwrap_or(("", ""));
+        let (width, height) = size.split_once(' ').unwrap_or(("0", "0"));
+        let height = height.parse().unwrap_or(0.0) + HEAD;
+        let open = before.replace("<svg ", "<svg width=\"880\" ");
+        let title = escape(&self.title);
+        format!(
+            "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n{open}viewBox=\"0 -{HEAD} {width} {height}\"{after}>\
+             <title>{title}</title><desc>{}</desc>{style}<text class=\"title\" x=\"10\" y=\"-11\">{title}</text>{rest}\n",
+            escape(&self.caption)
+        )
     }
 }
 
