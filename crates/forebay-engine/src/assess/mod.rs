@@ -207,7 +207,7 @@ fn costs<'a>(
 ) -> Result<predict::Costs<'a>, String> {
     if session.plan().is_none() {
         return Err(
-            "the model was computed on a GPU, which does not stream experts yet; use --device cpu"
+            "the model was computed on a GPU, whose costs are not part of the prediction; use --device cpu"
                 .to_owned(),
         );
     }

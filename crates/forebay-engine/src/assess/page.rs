@@ -220,17 +220,18 @@ fn prediction_table(html: &mut String, model: &Assessment) {
     let row = |p: &super::Prediction| {
         vec![
             bytes(p.ram_bytes as f64),
-            percent(p.kept_share),
+            // What a phone shows without scrolling.
+            format!("{:.1}", p.tokens_per_second),
             percent(p.hit_rate),
             bytes(p.read_bytes_per_token),
             format!("{:.2} ms", p.compute_seconds_per_token * 1e3),
             format!("{:.2} ms", p.read_seconds_per_token * 1e3),
-            format!("{:.1}", p.tokens_per_second),
+            percent(p.kept_share),
         ]
     };
     let rows: Vec<Vec<String>> = model.predictions.iter().map(row).collect();
     let head =
-        ["RAM", "experts kept", "hits", "read per token", "computing", "reading", "tokens/s"];
+        ["RAM", "tokens/s", "hits", "read per token", "computing", "reading", "experts kept"];
     table(html, "Speed to expect", &head, 1, &rows);
 }
 

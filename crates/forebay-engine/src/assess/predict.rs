@@ -2,8 +2,9 @@
 //!
 //! The model, stated: a token takes its computing time, as measured while the routing was recorded (without waits for
 //! the disk), plus its reads. Reads are the missed experts' and the streamed dense blocks' bytes over the disk's rate,
-//! plus one latency for each layer that has to wait. Computing and reading are not overlapped in this sum, though the
-//! engine overlaps them in part: so it is on the careful side.
+//! plus one latency for each layer that has to wait. Computing and reading are not overlapped in this sum. The
+//! engine overlaps them in part, but computes more slowly while it reads, which weighs a little more: recorded with
+//! everything in memory, predictions were 8-10 % too fast (`bench/results/2026-11-22-assess.md`).
 
 use std::path::Path;
 

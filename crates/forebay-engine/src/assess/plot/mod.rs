@@ -302,12 +302,12 @@ fn reuse(assessment: &Assessment) -> Figure {
     };
     let mut bars: Vec<(String, f64, String)> = locality.reuse.iter().map(bar).collect();
     let first = share(locality.first_uses);
-    bars.push(("never".to_owned(), first, format!("not used before: {}", percent(first))));
+    bars.push(("first".to_owned(), first, format!("not used before: {}", percent(first))));
     Figure {
         id: "reuse",
         title: "Reuse distances".to_owned(),
         caption: "How many tokens ago an expert was used last, as a share of all uses; each bar up to the next one's \
-                  number. Far to the right means that only a large cache finds it again."
+                  number, the last one first uses. Far to the right means that only a large cache finds it again."
             .to_owned(),
         svg: lines::bars("Uses of experts by tokens since their last use", "tokens since the last use", &bars),
     }
