@@ -19,7 +19,7 @@ pub enum DeviceChoice {
 pub(crate) struct Chosen {
     /// The GPU with room for the model; `None` for the CPU.
     pub cuda: Option<CudaPlan>,
-    /// `cpu`, or `cuda:N`.
+    /// `cpu`, `cuda:N`, or `cuda:N and cpu`.
     pub name: String,
     /// Why a GPU that might have been used is not.
     pub why_not_cuda: Option<String>,
@@ -34,7 +34,8 @@ impl Chosen {
     }
 
     fn cuda(plan: CudaPlan, ordinal: usize) -> Chosen {
-        let name = format!("cuda:{ordinal}");
+        let too = if plan.first_layer() > 0 { " and cpu" } else { "" };
+        let name = format!("cuda:{ordinal}{too}");
         Chosen { cuda: Some(plan), name, why_not_cuda: None, announce: false }
     }
 }
@@ -81,6 +82,7 @@ pub(crate) fn choose(
         let plan = CudaPlan::new(gpu, architecture, weights, shape, exact, vram, options.policy)?;
         Ok(if options.cuda_graphs { plan } else { plan.without_graphs() })
     };
+    let dense = architecture.expert_layers().next().is_none();
     match options.device {
         DeviceChoice::Cpu => match gpu_option(options) {
             Some(name) => Err(EngineError::BadOption {
@@ -91,10 +93,10 @@ pub(crate) fn choose(
             }),
             None => Ok(Chosen::cpu(None)),
         },
-        DeviceChoice::Cuda(ordinal) => on_gpu(options, ordinal, plan),
+        DeviceChoice::Cuda(ordinal) => on_gpu(options, ordinal, dense, plan),
         DeviceChoice::Auto => match (host_option(options), gpu_option(options)) {
             // Options for both: the CPU helps the GPU, or they contradict each other.
-            (Some(_), Some(_)) => on_gpu(options, 0, plan),
+            (Some(_), Some(_)) => on_gpu(options, 0, dense, plan),
             (Some(name), None) => {
                 let why = Some(format!("{name} is for the CPU"));
                 Ok(Chosen { announce: false, ..Chosen::cpu(why) })
@@ -119,10 +121,11 @@ pub(crate) fn choose(
     }
 }
 
-/// The GPU that was asked for, with options for the CPU only if that takes part.
+/// The GPU that was asked for, with options for the CPU only if that takes part: in experts, or in layers of a `dense` model.
 fn on_gpu(
     options: &SessionOptions,
     ordinal: usize,
+    dense: bool,
     plan: impl FnOnce() -> Result<CudaPlan, EngineError>,
 ) -> Result<Chosen, EngineError> {
     let refused = |name, expected: &str| {
@@ -130,11 +133,11 @@ fn on_gpu(
     };
     match host_option(options) {
         None => Ok(Chosen::cuda(plan()?, ordinal)),
-        Some("--threads") if options.cpu_experts && !options.exact => {
+        Some("--threads") if dense || (options.cpu_experts && !options.exact) => {
             let plan = plan()?;
-            match plan.slots() {
-                Some(_) => Ok(Chosen::cuda(plan, ordinal)),
-                None => refused(
+            match plan.slots().is_some() || plan.first_layer() > 0 {
+                true => Ok(Chosen::cuda(plan, ordinal)),
+                false => refused(
                     "--threads",
                     "the whole model is in VRAM and computed there: leave it out, or use --device cpu",
                 ),
@@ -148,7 +151,7 @@ fn on_gpu(
 }
 
 /// An option that is given and only means something where the CPU computes. `--ram` and `--policy` do not: they bound and
-/// rule what of a model stays in host memory, on a GPU the experts that it has no room for.
+/// rule what of a model stays in host memory, on a GPU what it has no room for.
 fn host_option(options: &SessionOptions) -> Option<&'static str> {
     let given = [("--prefetch", options.prefetch), ("--threads", options.threads.is_some())];
     given.into_iter().find(|(_, given)| *given).map(|(name, _)| name)

@@ -1,5 +1,5 @@
-//! Where a session's weights are: blocks in host memory that stream past the CPU, all of them on a GPU, or what every token
-//! needs on a GPU and experts wherever there is room.
+//! Where a session's weights are: blocks in host memory that stream past the CPU, all of them on a GPU, what every token
+//! needs on a GPU and experts wherever there is room, or a dense model's first layers in host memory and the others on a GPU.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -8,7 +8,8 @@ use forebay_compute::{Cpu, KvType};
 use forebay_cuda::Gpu;
 use forebay_format::Catalog;
 use forebay_model::{
-    Architecture, Backend, CpuBackend, CudaPlan, HelpingCpu, HostExperts, Weights, WeightsToLoad,
+    Architecture, Backend, CpuBackend, CudaPlan, HelpingCpu, HostExperts, SplitBackend, Weights,
+    WeightsToLoad,
 };
 use forebay_store::{
     Arena, EngineInfo, EngineOptions, FileSet, IoKind, LoadOptions, LoadStatistics, ReadEngine,
@@ -44,6 +45,35 @@ pub(crate) struct Placed {
     pub read_path: ReadPath,
     pub gpu_start: Option<GpuStart>,
     pub trace_header: Option<TraceHeader>,
+}
+
+/// Host memory that is planned.
+struct HostPlan {
+    blocks: ModelBlocks,
+    plan: MemoryPlan,
+    budget_bytes: u64,
+}
+
+/// What is in host memory, and who computes with it.
+struct HostShare {
+    backend: CpuBackend,
+    plan: MemoryPlan,
+    budget_bytes: u64,
+    read_path: ReadPath,
+    trace_header: Option<TraceHeader>,
+}
+
+impl HostShare {
+    /// `with` makes of the CPU what computes.
+    fn placed(
+        self,
+        gpu_start: Option<GpuStart>,
+        with: impl FnOnce(CpuBackend) -> Box<dyn Backend>,
+    ) -> Placed {
+        let HostShare { backend, plan, budget_bytes, read_path, trace_header } = self;
+        let (backend, plan) = (with(backend), Some(plan));
+        Placed { backend, plan, budget_bytes, read_path, gpu_start, trace_header }
+    }
 }
 
 /// How the weights came to a GPU. Opening it goes on beside reading the model's description, and loading modules beside
@@ -167,6 +197,28 @@ impl Described<'_> {
         Ok((HostExperts { residency, pinned, cpu }, info))
     }
 
+    /// As [`Described::on_gpu`] for the layers that the GPU has room for, and as [`Described::on_host`] for those before.
+    pub fn on_both(
+        self,
+        plan: CudaPlan,
+        cpu: Cpu,
+        open_time: Duration,
+        options: &SessionOptions,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Placed, EngineError> {
+        let layers = plan.first_layer();
+        // A budget that is too small is refused before anything is read.
+        let host = self.host_plan(self.weights.blocks.first_layers(layers), options)?;
+        let (gpu, start) =
+            plan.load(self.architecture, self.weights, |load: &WeightsToLoad<'_>| {
+                let (_, start) = self.fill(load, open_time, options, progress)?;
+                Ok::<_, EngineError>((None, start))
+            })?;
+        let all_layers = self.architecture.layers.len();
+        let host = self.fill_host(host, layers, cpu, options, progress)?;
+        Ok(host.placed(Some(start), |cpu| Box::new(SplitBackend::new(cpu, gpu, all_layers))))
+    }
+
     /// Plans host memory by the budget, and fills it.
     pub fn on_host(
         self,
@@ -174,32 +226,55 @@ impl Described<'_> {
         options: &SessionOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Placed, EngineError> {
-        let weights = self.weights;
+        let layers = self.architecture.layers.len();
+        let host = self.host_plan(self.weights.blocks.clone(), options)?;
+        let host = self.fill_host(host, layers, cpu, options, progress)?;
+        Ok(host.placed(None, |cpu| Box::new(cpu)))
+    }
+
+    /// Plans host memory for `blocks` within the user's budget.
+    fn host_plan(
+        &self,
+        blocks: ModelBlocks,
+        options: &SessionOptions,
+    ) -> Result<HostPlan, EngineError> {
         let budget_bytes = options.ram_bytes.unwrap_or_else(default_budget_bytes);
-        let reserved = weights.small_bytes;
-        let plan = Budget::plan(&weights.blocks, Some(budget_bytes), reserved, options.policy)?;
+        let reserved = self.weights.small_bytes;
+        let plan = Budget::plan(&blocks, Some(budget_bytes), reserved, options.policy)?;
+        Ok(HostPlan { blocks, plan, budget_bytes })
+    }
+
+    /// Fills memory by its plan, as far as it can hold all of a kind, for the first `layers` layers on the CPU.
+    fn fill_host(
+        self,
+        host: HostPlan,
+        layers: usize,
+        cpu: Cpu,
+        options: &SessionOptions,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<HostShare, EngineError> {
+        let HostPlan { blocks, plan, budget_bytes } = host;
         let arena = Arena::map(plan.arena_bytes as usize)?;
         let engine = read_engine(options, &self.files, &arena)?;
         let trace_header = self.trace_header(options, &engine.describe());
-        let mut residency =
-            Residency::new(&weights.blocks, plan.clone(), &self.files, &arena, engine)?;
+        let mut residency = Residency::new(&blocks, plan.clone(), &self.files, &arena, engine)?;
         let read_path = residency.engine_info().into();
         residency.preload_with_copies(&self.files, load_options(options), progress)?;
         // What is not loaded now must not wait for its pages later.
         arena.make_resident()?;
         let kv_type = if options.exact { KvType::F32 } else { KvType::F16 };
-        let backend = Box::new(CpuBackend::new(
+        let backend = CpuBackend::new(
             self.architecture,
-            weights,
+            self.weights,
+            layers,
             cpu,
             self.files,
             residency,
             self.context,
             kv_type,
             options.prefetch,
-        )?);
-        let plan = Some(plan);
-        Ok(Placed { backend, plan, budget_bytes, read_path, gpu_start: None, trace_header })
+        )?;
+        Ok(HostShare { backend, plan, budget_bytes, read_path, trace_header })
     }
 
     fn trace_header(&self, options: &SessionOptions, engine: &EngineInfo) -> Option<TraceHeader> {

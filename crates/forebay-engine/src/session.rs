@@ -17,7 +17,7 @@ use crate::device::{self, DeviceChoice};
 use crate::inspect::ModelInfo;
 use crate::placed::{Described, GpuStart};
 use crate::recording::RoutingLog;
-use crate::statistics::{Checks, ReadPath};
+use crate::statistics::{Checks, ReadPath, SplitStatistics};
 use crate::trace_io::TraceHeader;
 use crate::{EngineError, SessionStatistics, peak_resident_bytes};
 
@@ -120,6 +120,7 @@ pub struct Session {
     /// Where blocks are in host memory, on a GPU experts alone; `None` where all are on a GPU.
     plan: Option<MemoryPlan>,
     budget_bytes: u64,
+    ram_budget_bytes: u64,
     budget_chosen_by_user: bool,
     root: PathBuf,
     policy: PolicyKind,
@@ -187,6 +188,9 @@ impl Session {
                 context,
             };
             let placed = match chosen.cuda.take() {
+                Some(plan) if plan.first_layer() > 0 => {
+                    model.on_both(plan, host(options)?, open_time, options, progress)?
+                }
                 Some(plan) => model.on_gpu(plan, open_time, options, progress)?,
                 None => model.on_host(host(options)?, options, progress)?,
             };
@@ -204,6 +208,7 @@ impl Session {
             announce_device: chosen.announce,
             plan: placed.plan,
             budget_bytes: vram.map_or(placed.budget_bytes, |vram| vram.budget_bytes),
+            ram_budget_bytes: placed.budget_bytes,
             budget_chosen_by_user: options.ram_bytes.or(options.vram_bytes).is_some(),
             root: catalog.root,
             policy: options.policy,
@@ -347,6 +352,11 @@ impl Session {
         SessionStatistics {
             device: self.device.clone(),
             why_not_cuda: self.why_not_cuda.clone(),
+            split: self
+                .decoder
+                .backend()
+                .split()
+                .map(|layers| SplitStatistics { layers, ram_budget_bytes: self.ram_budget_bytes }),
             vram: compute.vram,
             budget_bytes: self.budget_bytes,
             budget_chosen_by_user: self.budget_chosen_by_user,

@@ -1,7 +1,7 @@
 //! The figures of a session, for people and for programs.
 
 use forebay_format::Catalog;
-use forebay_model::{DeviceExperts, VramUse};
+use forebay_model::{DeviceExperts, LayerSplit, VramUse};
 use forebay_store::EngineInfo;
 use forebay_stream::StreamStatistics;
 use serde::Serialize;
@@ -12,11 +12,14 @@ use crate::placed::GpuStart;
 /// What a session did and which paths it took. Raw units; nothing here is rounded.
 #[derive(Debug, Clone, Serialize)]
 pub struct SessionStatistics {
-    /// `cpu`, or `cuda:N`.
+    /// `cpu`, `cuda:N`, or `cuda:N and cpu`.
     pub device: String,
     /// Why a GPU that might have been used is not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why_not_cuda: Option<String>,
+    /// Who computes what, where a GPU and the CPU compute together; `stream` is then about the CPU's layers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub split: Option<SplitStatistics>,
     /// Device memory, where a GPU computes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vram: Option<VramUse>,
@@ -54,6 +57,15 @@ pub struct SessionStatistics {
     /// What moved between disk and memory since the start; `None` where the model does not stream.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stream: Option<StreamStatistics>,
+}
+
+/// A model on a GPU and the CPU.
+#[derive(Debug, Clone, Serialize)]
+pub struct SplitStatistics {
+    #[serde(flatten)]
+    pub layers: LayerSplit,
+    /// For the weights of the CPU's layers; `budget_bytes` is the GPU's.
+    pub ram_budget_bytes: u64,
 }
 
 /// Whether what was read was compared with checksums.

@@ -11,6 +11,7 @@ mod models;
 #[allow(dead_code, reason = "shared with the tests of the CPU's products")]
 mod random;
 mod slots;
+mod split;
 mod weights;
 
 use std::path::PathBuf;

@@ -79,12 +79,19 @@ pub fn checks(fixtures: &Path, ordinal: usize) -> Result<Vec<Check>> {
         checks.push(Check::new(format!("model fast {}", model.name), move |_| {
             check_fast(&fast, ordinal).with_context(|| fast.path.display().to_string())
         }));
-        let slots = model.clone();
+        let (slots, split) = (model.clone(), model.clone());
         if slots.has_experts()? {
             checks.push(Check::new(format!("model slots {}", model.name), move |_| {
                 let ids = prompt(&json(&slots.prompts), "long");
                 let checked = crate::slots::check(&slots.path, &ids, ordinal);
                 checked.with_context(|| slots.path.display().to_string())
+            }));
+        } else {
+            checks.push(Check::new(format!("model split {}", model.name), move |_| {
+                let ids = prompt(&json(&split.prompts), "long");
+                let fast = if split.float { Limits::FLOAT } else { Limits::ROUNDED };
+                let checked = crate::split::check(&split.path, &ids, &fast, ordinal);
+                checked.with_context(|| split.path.display().to_string())
             }));
         }
         checks.push(Check::new(format!("model graphs {}", model.name), move |_| {
@@ -94,6 +101,7 @@ pub fn checks(fixtures: &Path, ordinal: usize) -> Result<Vec<Check>> {
             both.with_context(|| model.path.display().to_string())
         }));
     }
+    checks.push(Check::new("model split synthetic", move |_| crate::split::check_deeper(ordinal)));
     Ok(checks)
 }
 
@@ -151,7 +159,7 @@ impl Model {
 }
 
 /// What a distance may be.
-struct Limits {
+pub struct Limits {
     max_abs: f32,
     kl: f64,
     /// Largest gap at which another token may be the likeliest.
@@ -161,12 +169,19 @@ struct Limits {
 }
 
 impl Limits {
+    /// Of f32 throughout.
+    pub const EXACT: Limits = Limits { max_abs: 1e-3, kl: 1e-7, gap: 1e-9, median: false };
+    /// Of the default arithmetic with weights of 16 or 32 bits.
+    pub const FLOAT: Limits = Limits { max_abs: 0.3, kl: 1e-3, gap: 0.3, median: false };
+    /// Of the default arithmetic with quantised weights of a dense model.
+    pub const ROUNDED: Limits = Limits { max_abs: 1.5, kl: 5e-3, gap: 0.5, median: false };
+
     fn divergence(&self, distance: &Distance) -> f64 {
         if self.median { distance.kl_median() } else { distance.kl_mean() }
     }
 
     /// The worst share of a limit.
-    fn judge(&self, what: &str, distance: &Distance) -> Outcome {
+    pub fn judge(&self, what: &str, distance: &Distance) -> Outcome {
         let kl = self.divergence(distance);
         let (max_abs, miss) = (distance.max_abs, distance.worst_miss());
         let shares = [
@@ -196,7 +211,7 @@ fn generate(session: &mut Session, prompt: &[u32], count: usize) -> Result<Vec<u
 
 /// f32 throughout: logits, routing as the CPU's, which equals the reference's, and greedy text.
 fn check_exact(model: &Model, ordinal: usize) -> Result<Outcome> {
-    let limits = Limits { max_abs: 1e-3, kl: 1e-7, gap: 1e-9, median: false };
+    let limits = Limits::EXACT;
     let prompts = json(&model.prompts);
     let mut session = model.open(DeviceChoice::Cuda(ordinal), true)?;
     let mut cpu = model.open(DeviceChoice::Cpu, true)?;
@@ -228,10 +243,10 @@ fn check_fast(model: &Model, ordinal: usize) -> Result<Outcome> {
     let vocabulary = session.vocab_size();
     let median = session.info().experts > 0 && !model.float;
     let limits = match model.float {
-        true => Limits { max_abs: 0.3, kl: 1e-3, gap: 0.3, median },
-        false => Limits { max_abs: 1.5, kl: 5e-3, gap: 0.5, median },
+        true => Limits { median, ..Limits::FLOAT },
+        false => Limits { median, ..Limits::ROUNDED },
     };
-    let rounded = Limits { max_abs: 1.5, kl: 5e-3, gap: 0.5, median: session.info().experts > 0 };
+    let rounded = Limits { median: session.info().experts > 0, ..Limits::ROUNDED };
     let options =
         SessionOptions { device: DeviceChoice::Cuda(ordinal), ..SessionOptions::default() };
     let kv_cache = KvCacheType::Q8_0;

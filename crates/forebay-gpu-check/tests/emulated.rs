@@ -94,6 +94,12 @@ fn dense_models() {
     passes(&["model fast gguf/llama_k"], &[("CAPABILITY", "80"), ("ORDER", "backward")], 1);
 }
 
+/// On the CPU and the GPU together.
+#[test]
+fn dense_models_that_do_not_fit() {
+    passes(&["model split synthetic"], &[("LAZY", "1")], 1);
+}
+
 #[test]
 fn models_with_experts() {
     passes(&["model exact models/qwen3_moe", "model load gguf/qwen3_moe"], &[], 2);

@@ -19,7 +19,8 @@ pub use backend::cuda::{
     CudaBackend, CudaPlan, DeviceExperts, HelpingCpu, HostExperts, MissSplit, VramUse,
     WeightsToLoad,
 };
-pub use backend::{Backend, ComputeInfo};
+pub use backend::split::SplitBackend;
+pub use backend::{Backend, ComputeInfo, LayerSplit};
 pub use decoder::{ChosenExperts, Decoder, LogitsWanted, Routing};
 pub use error::ModelError;
 pub use weights::Weights;

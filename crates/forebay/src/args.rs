@@ -87,8 +87,8 @@ pub struct BudgetArgs {
     /// VRAM for everything on the GPU, the driver's context included [default: what is free]
     #[arg(long, value_name = "SIZE", value_parser = size::parse, allow_hyphen_values = true)]
     pub vram: Option<u64>,
-    /// Where to compute: cpu, cuda or cuda:N; auto takes the first GPU if the model fits it, else the
-    /// CPU
+    /// Where to compute: cpu, cuda or cuda:N; auto takes the first GPU if it can be used, else the CPU.
+    /// Layers of a dense model that the GPU has no room for are the CPU's
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     pub device: Device,
     /// How a GPU keeps keys and values; q8_0 takes half the memory of f16 and some accuracy
@@ -105,7 +105,7 @@ pub struct BudgetArgs {
     /// Positions of context to reserve [default: what the model was trained for, at most 4096]
     #[arg(long, value_name = "N", value_parser = count())]
     pub ctx: Option<usize>,
-    /// Compute threads [default: one per physical core]
+    /// Compute threads of the CPU [default: one per physical core]
     #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=256))]
     pub threads: Option<usize>,
     /// Which expert leaves when another needs its place, of its layer (layer-...) or of all: by recency

@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use forebay_engine::{Checks, Generation, Session, SessionStatistics};
+use forebay_engine::{Checks, Generation, Session, SessionStatistics, SplitStatistics};
 use forebay_model::{DeviceExperts, VramUse};
 use forebay_stream::{MemoryPlan, StreamStatistics};
 
@@ -32,6 +32,9 @@ pub fn block(session: &Session, path: &Path, after: After<'_>) -> String {
     if let After::Answer(generation) = after {
         lines.push(("prompt", prompt(generation)));
         lines.push(("answer", answer(generation)));
+    }
+    if let Some(layers) = &statistics.split {
+        lines.push(("layers", split(layers)));
     }
     if let Some(experts) = &statistics.device_experts {
         lines.push(("slots", slots(experts)));
@@ -125,7 +128,22 @@ fn budget(statistics: &SessionStatistics) -> String {
         false => "what this machine has free".into(),
     };
     let kind = if statistics.vram.is_some() { "VRAM" } else { "RAM" };
-    format!("{} of {kind}, {whose}", bytes(statistics.budget_bytes))
+    let ram = match &statistics.split {
+        Some(split) => format!("; {} of RAM for the CPU's layers", bytes(split.ram_budget_bytes)),
+        None => String::new(),
+    };
+    format!("{} of {kind}, {whose}{ram}", bytes(statistics.budget_bytes))
+}
+
+/// Who computes what.
+fn split(split: &SplitStatistics) -> String {
+    let layers = &split.layers;
+    format!(
+        "the first {} of {} on the CPU, with {} of KV cache in RAM; the others and the head on the GPU",
+        layers.cpu_layers,
+        layers.cpu_layers + layers.gpu_layers,
+        bytes(layers.cpu_kv_cache_bytes)
+    )
 }
 
 /// What the GPU keeps of the experts.
@@ -170,9 +188,10 @@ fn to_gpu(experts: &DeviceExperts, stream: Option<&StreamStatistics>) -> String 
 
 fn basin(statistics: &SessionStatistics, plan: &MemoryPlan) -> String {
     if plan.fully_resident {
-        let what = match statistics.device_experts {
-            Some(_) => "all experts stay",
-            None => "the whole model stays",
+        let what = match (&statistics.device_experts, &statistics.split) {
+            (Some(_), _) => "all experts stay",
+            (None, Some(_)) => "the CPU's layers stay",
+            (None, None) => "the whole model stays",
         };
         return format!("{} reserved; {what} in it", bytes(plan.arena_bytes));
     }
@@ -284,14 +303,16 @@ fn compute(statistics: &SessionStatistics) -> String {
 }
 
 fn memory(statistics: &SessionStatistics, peak: u64) -> String {
-    if statistics.vram.is_some() {
-        return format!("{} at most (VmHWM)", bytes(peak));
-    }
+    let (budget_bytes, kv_cache_bytes) = match (&statistics.split, &statistics.vram) {
+        (Some(split), _) => (split.ram_budget_bytes, split.layers.cpu_kv_cache_bytes),
+        (None, Some(_)) => return format!("{} at most (VmHWM)", bytes(peak)),
+        (None, None) => (statistics.budget_bytes, statistics.kv_cache_bytes),
+    };
     format!(
         "{} at most (VmHWM); of it weights within {}, KV cache {}",
         bytes(peak),
-        bytes(statistics.budget_bytes),
-        bytes(statistics.kv_cache_bytes)
+        bytes(budget_bytes),
+        bytes(kv_cache_bytes)
     )
 }
 

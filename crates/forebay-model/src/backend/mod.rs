@@ -7,8 +7,10 @@
 
 pub mod cpu;
 pub mod cuda;
+pub mod split;
 
 use forebay_stream::{MemoryPlan, Residency};
+use serde::Serialize;
 
 use crate::ModelError;
 use crate::arch::{Architecture, Experts, FeedForward};
@@ -107,6 +109,17 @@ pub struct ComputeInfo {
     pub vram: Option<VramUse>,
 }
 
+/// Which layers who computes, where it is not one device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct LayerSplit {
+    /// The model's first.
+    pub cpu_layers: usize,
+    /// The others; the head is the GPU's, too.
+    pub gpu_layers: usize,
+    /// Bytes reserved for keys and values of the CPU's layers.
+    pub cpu_kv_cache_bytes: u64,
+}
+
 /// A device that runs the steps of a decoder.
 pub trait Backend {
     fn info(&self) -> ComputeInfo;
@@ -130,6 +143,11 @@ pub trait Backend {
 
     /// The slots of a device that does not hold all experts.
     fn slots(&self) -> Option<&MemoryPlan> {
+        None
+    }
+
+    /// Which layers are on which device, if there are two.
+    fn split(&self) -> Option<LayerSplit> {
         None
     }
 

@@ -1,5 +1,7 @@
 //! The device's memory: what a model needs of it, and which weights belong where.
 
+use std::fmt;
+
 use forebay_compute::RopeTable;
 use forebay_cuda::{CudaError, DeviceMemory, DevicePtr, Gpu, KvLayerShape, supports_weights};
 use forebay_store::{BlockLabel, Extent, UploadPart};
@@ -41,6 +43,8 @@ pub struct VramUse {
 
 /// Where everything will lie.
 pub struct DevicePlan {
+    /// The first layer that is the GPU's: those before it are another backend's.
+    pub first_layer: usize,
     pub kv_shape: KvLayerShape,
     pub weights: WeightPlaces,
     /// Slots for experts, where not all of them have one.
@@ -58,9 +62,44 @@ pub struct DeviceTier {
     pub pools: Vec<u64>,
 }
 
+/// What a GPU has of a model, but for experts.
+struct Share {
+    first_layer: usize,
+    vectors: Vectors,
+    weights: WeightPlaces,
+    kv: KvPlaces,
+    activations: ActivationPlaces,
+}
+
+impl Share {
+    /// The layers from `first_layer` on, and the head.
+    fn new(
+        gpu: &Gpu,
+        architecture: &Architecture,
+        weights: &Weights,
+        kv_shape: &KvLayerShape,
+        first_layer: usize,
+    ) -> Result<Share, ModelError> {
+        let vectors = Vectors::new(weights, first_layer);
+        Ok(Share {
+            first_layer,
+            weights: WeightPlaces::new(architecture, weights, first_layer)?,
+            kv: KvPlaces::new(kv_shape, architecture.layers.len() - first_layer),
+            activations: ActivationPlaces::new(gpu, architecture, kv_shape, vectors.floats.len()),
+            vectors,
+        })
+    }
+
+    fn bytes(&self) -> u64 {
+        let dense = self.weights.dense.bytes() + self.weights.experts.bytes();
+        dense + self.kv.places.bytes() + self.activations.places.bytes()
+    }
+}
+
 impl DevicePlan {
-    /// Plans a model with `kv_shape.context` positions: on the device whole if it fits, else everything but experts, and slots
-    /// for as many experts as fit beside it.
+    /// Plans a model with `kv_shape.context` positions: on the device whole if it fits. Of a model with experts, else everything
+    /// but experts, and slots for as many experts as fit beside it; of a dense model, else as many of the last layers as
+    /// fit, one at least.
     ///
     /// # Errors
     /// Weights of types that have no kernels, routers beyond the kernels' limits, and
@@ -74,67 +113,54 @@ impl DevicePlan {
         policy: PolicyKind,
     ) -> Result<DevicePlan, ModelError> {
         check_kernels(architecture, weights)?;
-        let vectors = Vectors::new(weights);
-        let mut places = WeightPlaces::new(architecture, weights)?;
-        let kv = KvPlaces::new(&kv_shape, architecture.layers.len());
-        let activations = ActivationPlaces::new(gpu, architecture, &kv_shape, vectors.floats.len());
+        let share_from = |first| Share::new(gpu, architecture, weights, &kv_shape, first);
+        let mut share = share_from(0)?;
         let (free, total) = gpu.memory_bytes()?;
         let context_bytes = total.saturating_sub(free).min(CONTEXT_BYTES_MAX) + CODE_BYTES;
-        let dense_bytes = places.dense.bytes();
-        let (kv_cache_bytes, activation_bytes) = (kv.places.bytes(), activations.places.bytes());
-        let fixed_bytes = context_bytes + dense_bytes + kv_cache_bytes + activation_bytes;
         // The context is there already, so what is free must hold the others.
         let available = free + context_bytes - CODE_BYTES;
         let budget_bytes = vram_bytes.map_or(available, |vram| vram.min(available));
-        let margins = places.experts.bytes();
-        let all_experts = places.experts_of.iter().flatten();
+        let all_experts = share.weights.experts_of.iter().flatten();
         let expert_bytes: u64 = all_experts.map(|of| of.slot_bytes * of.count as u64).sum();
-        let needed_bytes = fixed_bytes + expert_bytes + margins;
+        let mut needed_bytes = context_bytes + share.bytes() + expert_bytes;
         let mut tier = None;
-        if needed_bytes <= budget_bytes {
-            places.place_experts();
-        } else {
-            let left = budget_bytes.saturating_sub(fixed_bytes + margins);
-            let planned =
-                (expert_bytes > 0).then(|| plan_tier(&places, architecture, left, policy));
-            let too_small = |needed_bytes: u64| ModelError::VramTooSmall {
-                needed_bytes,
-                given_bytes: budget_bytes,
-                why: format!(
-                    "{dense_bytes} bytes of weights{}, {kv_cache_bytes} of KV cache for {} \
-                     positions, {activation_bytes} of activations, {context_bytes} for the \
-                     driver's context and kernels",
-                    if expert_bytes > 0 {
-                        " that every token needs and one token's experts"
-                    } else {
-                        ""
-                    },
-                    kv_shape.context
-                ),
-            };
-            match planned {
-                None => return Err(too_small(needed_bytes)),
-                Some(Err(least)) => return Err(too_small(fixed_bytes + margins + least)),
-                Some(Ok(plan)) => {
-                    let pools = places.place_pools(&plan);
-                    tier = Some(DeviceTier { plan, pools });
-                }
+        if expert_bytes == 0 {
+            while needed_bytes > budget_bytes && share.first_layer + 1 < architecture.layers.len() {
+                share = share_from(share.first_layer + 1)?;
+                needed_bytes = context_bytes + share.bytes();
             }
         }
-        let weights_bytes = dense_bytes + places.experts.bytes();
-        let total_bytes = fixed_bytes + places.experts.bytes();
+        if needed_bytes <= budget_bytes {
+            share.weights.place_experts();
+        } else {
+            let fixed_bytes = context_bytes + share.bytes();
+            let too_small = |needed_bytes: u64| {
+                let what = WhatIsNeeded { share: &share, context_bytes, kv_shape: &kv_shape };
+                let why = what.to_string();
+                ModelError::VramTooSmall { needed_bytes, given_bytes: budget_bytes, why }
+            };
+            if expert_bytes == 0 {
+                return Err(too_small(fixed_bytes));
+            }
+            let left = budget_bytes.saturating_sub(fixed_bytes);
+            let planned = plan_tier(&share.weights, architecture, left, policy);
+            let plan = planned.map_err(|least| too_small(fixed_bytes + least))?;
+            let pools = share.weights.place_pools(&plan);
+            tier = Some(DeviceTier { plan, pools });
+        }
         let vram = VramUse {
             budget_bytes: vram_bytes.unwrap_or(available),
             budget_chosen_by_user: vram_bytes.is_some(),
             context_bytes,
-            weights_bytes,
-            kv_cache_bytes,
-            activation_bytes,
-            total_bytes,
+            weights_bytes: share.weights.dense.bytes() + share.weights.experts.bytes(),
+            kv_cache_bytes: share.kv.places.bytes(),
+            activation_bytes: share.activations.places.bytes(),
+            total_bytes: context_bytes + share.bytes(),
             driver_used_bytes: None,
             driver_total_bytes: None,
         };
-        Ok(DevicePlan { kv_shape, weights: places, tier, kv, activations, vectors, vram })
+        let Share { first_layer, vectors, weights, kv, activations } = share;
+        Ok(DevicePlan { first_layer, kv_shape, weights, tier, kv, activations, vectors, vram })
     }
 
     /// The address of a slot of pool `pool` of the tier.
@@ -144,6 +170,32 @@ impl DevicePlan {
     pub fn slot(&self, arena: &DeviceArena, pool: usize, slot: u32) -> DevicePtr<u8> {
         let tier = self.tier.as_ref().expect("slots are for experts that come and go");
         arena.experts(tier.pools[pool] + u64::from(slot) * tier.plan.pools[pool].slot_bytes)
+    }
+}
+
+/// What the least that a model needs is made of, in words.
+struct WhatIsNeeded<'a> {
+    share: &'a Share,
+    context_bytes: u64,
+    kv_shape: &'a KvLayerShape,
+}
+
+impl fmt::Display for WhatIsNeeded<'_> {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Share { first_layer, weights, kv, activations, .. } = self.share;
+        let of = match (first_layer, weights.experts_of.iter().flatten().next()) {
+            (0, Some(_)) => " that every token needs and one token's experts",
+            (0, None) => "",
+            _ => " of the last layer and the head, the CPU having the others",
+        };
+        let (dense, kv, activations) =
+            (weights.dense.bytes(), kv.places.bytes(), activations.places.bytes());
+        let (context, positions) = (self.context_bytes, self.kv_shape.context);
+        write!(
+            out,
+            "{dense} bytes of weights{of}, {kv} of KV cache for {positions} positions, {activations} of activations, \
+             {context} for the driver's context and kernels"
+        )
     }
 }
 
@@ -233,13 +285,14 @@ impl DeviceArena {
 /// What of which file goes to which address of the device: all matrices that stay there.
 pub fn parts(plan: &DevicePlan, arena: &DeviceArena, weights: &Weights) -> Vec<UploadPart> {
     let (places, mut parts) = (&plan.weights, Vec::new());
+    let first_layer = plan.first_layer;
     let mut add = |label, extent: &Extent, to: DevicePtr<u8>| {
         parts.push(UploadPart { label, extent: *extent, to: to.address() });
     };
     let mut head = places.head;
-    for (index, extents) in weights.blocks.dense.iter().enumerate() {
+    for (index, extents) in weights.blocks.dense.iter().enumerate().skip(first_layer) {
         for (part, extent) in extents.iter().enumerate() {
-            let at = match places.layers.get(index) {
+            let at = match places.layers.get(index - first_layer) {
                 Some(parts) => parts[part],
                 None => {
                     head += extent.length;
@@ -249,8 +302,9 @@ pub fn parts(plan: &DevicePlan, arena: &DeviceArena, weights: &Weights) -> Vec<U
             add(BlockLabel::Dense(index as u32), extent, arena.dense(at));
         }
     }
-    for (layer, experts) in weights.blocks.experts.iter().enumerate() {
-        let Some(slots) = places.experts_of[layer].as_ref().filter(|_| plan.tier.is_none()) else {
+    let own = weights.blocks.experts.iter().enumerate().skip(first_layer);
+    for ((layer, experts), places) in own.zip(&places.experts_of) {
+        let Some(slots) = places.as_ref().filter(|_| plan.tier.is_none()) else {
             continue;
         };
         for (expert, extents) in experts.iter().enumerate() {

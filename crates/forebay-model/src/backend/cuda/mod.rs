@@ -2,10 +2,12 @@
 //! are copied to the host; what one token needs is recorded and queued with one call from then on. Where not all experts
 //! fit, the host sees every router's choice and brings what is missing.
 
+mod beginning;
 mod exchange;
 mod memory;
 mod on_cpu;
 mod places;
+mod plan;
 mod products;
 mod recording;
 mod streamed;
@@ -14,29 +16,28 @@ mod vectors;
 use forebay_compute::RopeLayout;
 use forebay_cuda::{
     Added, Attention, AttentionInputs, AttentionScratch, DevicePtr, EmbeddingTable, ExpertOutputs,
-    FiniteFlag, Gpu, HeadInput, KvElement, KvLayer, KvLayerShape, MATVEC_TOKENS, ModelKernels,
-    NarrowActivations, Norm, Normed, Rotation, RoundedActivations, RouterChoice, RouterMatrix,
-    RouterOutputs, SortedPairs, TOP_K_MAX, TopK, modules_needed, rounds_outputs, takes_inputs,
-    takes_rounded,
+    FiniteFlag, Gpu, HeadInput, HostWords, KvLayer, MATVEC_TOKENS, NarrowActivations, Norm, Normed,
+    Rotation, RoundedActivations, RouterChoice, RouterMatrix, RouterOutputs, SortedPairs,
+    TOP_K_MAX, TopK, rounds_outputs, takes_inputs, takes_rounded,
 };
-use forebay_store::UploadPart;
-use forebay_stream::{MemoryPlan, PolicyKind, Residency};
+use forebay_stream::{MemoryPlan, Residency};
 
 use super::{Backend, Batch, Begun, ComputeInfo, End, NextBlock, Step, record_routing};
 use crate::ModelError;
 use crate::arch::{Architecture, QkNorm};
-use crate::weights::{FeedForwardWeights, LayerWeights, PartMatrix, Weights};
+use crate::weights::{FeedForwardWeights, PartMatrix, Weights};
 use exchange::Exchange;
 use memory::{DeviceArena, DevicePlan};
 use on_cpu::{BatchRows, ExpertMatrices};
 use places::{ActivationPlaces, HEAD_ROWS};
 use products::{ExpertEntries, ExpertProduct, Product, Products, Rows};
-use recording::{Recordings, Way};
+use recording::Recordings;
 use streamed::{LayerOfDevice, Streamed};
 use vectors::{LayerVectors, optional};
 
 pub use memory::VramUse;
 pub use on_cpu::{HelpingCpu, MissSplit};
+pub use plan::{CudaPlan, WeightsToLoad};
 pub use streamed::{DeviceExperts, HostExperts};
 
 /// Contexts up to here share one way to split attention, longer ones that of the next power of two.
@@ -50,6 +51,8 @@ pub struct CudaBackend {
     products: Products,
     exchange: Exchange,
     recordings: Recordings,
+    /// The residual stream on its way here, if another backend has the first layers.
+    handed: Option<HostWords>,
     /// Experts, if not all of them are on the GPU.
     streamed: Option<Streamed>,
     /// The projections at hand, if attention finishes them by itself.
@@ -59,103 +62,6 @@ pub struct CudaBackend {
     vocabulary: usize,
     flags: Vec<u32>,
     chosen: Vec<u32>,
-}
-
-/// A model that was found to fit a GPU, before its weights are read.
-pub struct CudaPlan {
-    gpu: Gpu,
-    plan: DevicePlan,
-    exact: bool,
-    record: bool,
-}
-
-impl CudaPlan {
-    /// The key/value cache of a layer, for `context` positions.
-    pub fn cache(architecture: &Architecture, context: usize, element: KvElement) -> KvLayerShape {
-        let attention = &architecture.attention;
-        KvLayerShape {
-            element,
-            kv_heads: attention.kv_heads,
-            dim_k: attention.head_dim,
-            dim_v: attention.head_dim,
-            context,
-        }
-    }
-
-    /// Finds out how a model fits `gpu` with such a cache; `exact` computes in f32 throughout. `vram_bytes` bounds all
-    /// device memory, the driver's context included; `policy` says which experts stay if not all fit.
-    ///
-    /// # Errors
-    /// [`ModelError::VramTooSmall`]; weights or routers that have no kernels; whatever the driver says.
-    pub fn new(
-        gpu: Gpu,
-        architecture: &Architecture,
-        weights: &Weights,
-        cache: KvLayerShape,
-        exact: bool,
-        vram_bytes: Option<u64>,
-        policy: PolicyKind,
-    ) -> Result<CudaPlan, ModelError> {
-        let plan = DevicePlan::new(&gpu, architecture, weights, cache, vram_bytes, policy)?;
-        Ok(CudaPlan { gpu, plan, exact, record: true })
-    }
-
-    /// Queues every kernel by itself, where single tokens' work would be recorded as a CUDA graph. Same results.
-    pub fn without_graphs(mut self) -> CudaPlan {
-        self.record = false;
-        self
-    }
-
-    /// Slots for experts, if not all of them fit.
-    pub fn slots(&self) -> Option<&MemoryPlan> {
-        self.plan.tier.as_ref().map(|tier| &tier.plan)
-    }
-
-    /// Reserves the memory and has `fill` bring the weights into it: all parts must be there when it returns. It may load
-    /// the modules meanwhile; those that it leaves are loaded when they are first needed. What it returns comes back, but for
-    /// the experts, which it gives where [`CudaPlan::slots`] are not enough for all.
-    ///
-    /// # Errors
-    /// Memory that somebody else took meanwhile, a failed device, and what `fill` says.
-    pub fn load<T, E: From<ModelError>>(
-        self,
-        architecture: &Architecture,
-        weights: &Weights,
-        fill: impl FnOnce(&WeightsToLoad<'_>) -> Result<(Option<HostExperts>, T), E>,
-    ) -> Result<(CudaBackend, T), E> {
-        let CudaPlan { gpu, plan, exact, record } = self;
-        let arena = DeviceArena::reserve(&gpu, &plan).map_err(ModelError::from)?;
-        let types = weights.types_without_routers();
-        let router = weights.routers().next().map(|router| (router.ty, router.rows));
-        let modules = modules_needed(&ModelKernels {
-            types: &types,
-            embedding: weights.embedding.ty,
-            kv: &plan.kv_shape,
-            router,
-            exact,
-        });
-        let parts = memory::parts(&plan, &arena, weights);
-        let (host, filled) = fill(&WeightsToLoad { gpu: &gpu, parts, modules })?;
-        let mut backend = CudaBackend::new(gpu, plan, arena, architecture, weights, exact, record)?;
-        if backend.plan.tier.is_some() {
-            let host = host.expect("experts that are not on the GPU are in host memory");
-            let sizes = (backend.at().batch, MATVEC_TOKENS, architecture.experts_per_token());
-            let of = weights.layers.iter().find_map(expert_matrices);
-            let of = of.expect("a model with slots for experts has some");
-            let streamed = Streamed::new(&backend.gpu, &backend.plan, host, sizes, &of);
-            backend.streamed = streamed.map_err(ModelError::from)?;
-        }
-        Ok((backend, filled))
-    }
-}
-
-/// What a GPU still lacks of a model that memory is reserved for.
-pub struct WeightsToLoad<'a> {
-    pub gpu: &'a Gpu,
-    /// Everything that comes from files as it is, with addresses of the GPU.
-    pub parts: Vec<UploadPart>,
-    /// For [`Gpu::load_modules`].
-    pub modules: Vec<&'static str>,
 }
 
 impl CudaBackend {
@@ -185,6 +91,7 @@ impl CudaBackend {
             products: Products::new(exact, rounds, rounded, narrow),
             exchange: Exchange::new(&gpu, at.exchange_places, arena.activation(at.exchange))?,
             recordings: Recordings::new(record && plan.tier.is_none()),
+            handed: beginning::words(&gpu, &plan, architecture.hidden)?,
             streamed: None,
             inputs: None,
             outputs: None,
@@ -210,20 +117,18 @@ impl CudaBackend {
     }
 
     fn layer_vectors(&self, step: &Step<'_>) -> LayerVectors {
-        self.plan.vectors.layers[step.layer]
+        self.plan.vectors.layers[step.layer - self.plan.first_layer]
     }
 
     fn product(&self, step: &Step<'_>, matrix: PartMatrix, out: u64) -> Product {
-        let at = self.plan.weights.layers[step.layer][matrix.part];
+        let at = self.plan.weights.layers[step.layer - self.plan.first_layer][matrix.part];
         Product { matrix, data: self.arena.dense(at), out: self.float(out) }
     }
 
     fn kv_layer(&self, step: &Step<'_>) -> KvLayer {
-        KvLayer {
-            shape: self.plan.kv_shape,
-            keys: self.arena.kv(self.plan.kv.keys[step.layer]),
-            values: self.arena.kv(self.plan.kv.values[step.layer]),
-        }
+        let (shape, own) = (self.plan.kv_shape, step.layer - self.plan.first_layer);
+        let [keys, values] = [&self.plan.kv.keys, &self.plan.kv.values].map(|at| at[own]);
+        KvLayer { shape, keys: self.arena.kv(keys), values: self.arena.kv(values) }
     }
 
     /// Where what follows the block number `block` reports rows that are not finite: blocks are counted from the
@@ -376,15 +281,6 @@ impl CudaBackend {
     }
 }
 
-fn expert_matrices(layer: &LayerWeights) -> Option<ExpertMatrices> {
-    match layer.feed_forward {
-        FeedForwardWeights::Dense { .. } => None,
-        FeedForwardWeights::Experts { gate, up, down, .. } => {
-            Some(ExpertMatrices { gate, up, down })
-        }
-    }
-}
-
 impl Backend for CudaBackend {
     fn info(&self) -> ComputeInfo {
         let (major, minor) = self.gpu.compute_capability();
@@ -438,15 +334,9 @@ impl Backend for CudaBackend {
     }
 
     fn begin(&mut self, step: &Step<'_>, batch: &Batch<'_>) -> Result<Begun, ModelError> {
-        // A batch that failed may have left what its next step would have taken.
-        (self.inputs, self.outputs) = (None, None);
-        self.exchange.take(&self.gpu, batch.tokens, step.position)?;
-        let one = step.count == 1 && batch.end != End::Nothing && !batch.routing;
-        let way = Way { splits: self.attention_splits(step), end: batch.end };
-        if self.recordings.begin(&self.gpu, one.then_some(way))? {
+        if self.begin_batch(step, batch)? == Begun::Recorded {
             return Ok(Begun::Recorded);
         }
-        self.exchange.queue_up(&self.gpu)?;
         let embedding = &step.weights.embedding;
         let at = self.plan.weights.embedding.unwrap_or(self.plan.weights.head);
         let table = EmbeddingTable {

@@ -52,11 +52,11 @@ pub struct ExpertPlaces {
 /// Places of all matrices.
 #[derive(Debug, Default)]
 pub struct WeightPlaces {
-    /// By layer and part of the layer's dense block.
+    /// By layer, the GPU's first one first, and part of the layer's dense block.
     pub layers: Vec<Vec<u64>>,
     /// The chunks of the output projection follow one another without gaps.
     pub head: u64,
-    /// `None`: the embedding table is the output projection.
+    /// `None`: the embedding table is the output projection, or not needed, because layers before the GPU's are elsewhere.
     pub embedding: Option<u64>,
     pub dense: Places,
     pub experts_of: Vec<Option<ExpertPlaces>>,
@@ -64,18 +64,24 @@ pub struct WeightPlaces {
 }
 
 impl WeightPlaces {
-    pub fn new(architecture: &Architecture, weights: &Weights) -> Result<WeightPlaces, ModelError> {
+    /// Of the layers from `first_layer` on, and of the head.
+    pub fn new(
+        architecture: &Architecture,
+        weights: &Weights,
+        first_layer: usize,
+    ) -> Result<WeightPlaces, ModelError> {
         let mut places = WeightPlaces::default();
         // Kernels may read before the first matrix.
         places.dense.take(ALIGNMENT);
         places.experts.take(ALIGNMENT);
-        for (layer, extents) in weights.layers.iter().zip(&weights.blocks.dense) {
+        let layers = weights.layers.iter().zip(&weights.blocks.dense).enumerate();
+        for (index, (layer, extents)) in layers.skip(first_layer) {
             let dense = &mut places.dense;
             places.layers.push(extents.iter().map(|extent| dense.take(extent.length)).collect());
             let experts = match layer.feed_forward {
                 FeedForwardWeights::Dense { .. } => None,
                 FeedForwardWeights::Experts { gate, up, down, .. } => {
-                    let count = weights.blocks.experts[places.layers.len() - 1].len();
+                    let count = weights.blocks.experts[index].len();
                     Some(ExpertPlaces::new(count, [gate, up, down])?)
                 }
             };
@@ -84,7 +90,7 @@ impl WeightPlaces {
         let head = &weights.blocks.dense[weights.layers.len()..];
         let bytes = head.iter().flatten().map(|extent| extent.length).sum();
         places.head = places.dense.take(bytes);
-        if !architecture.tied_embeddings {
+        if first_layer == 0 && !architecture.tied_embeddings {
             places.embedding = Some(places.dense.take(weights.embedding.extent.length));
         }
         Ok(places)
@@ -280,7 +286,7 @@ fn attention_scratch(gpu: &Gpu, kv: &KvLayerShape, heads: usize) -> AttentionScr
     })
 }
 
-/// Places of all layers' keys and values.
+/// Places of keys and values, by layer, the GPU's first one first.
 #[derive(Debug)]
 pub struct KvPlaces {
     pub places: Places,
