@@ -14,11 +14,12 @@ use forebay_store::{
     Arena, EngineInfo, EngineOptions, FileSet, IoKind, LoadOptions, LoadStatistics, ReadEngine,
     open_engine, open_faulty_engine,
 };
-use forebay_stream::{Budget, MemoryPlan, ModelBlocks, Residency};
+use forebay_stream::{MemoryPlan, Residency};
 use serde::Serialize;
 
 use crate::doctor::MachineProfile;
 use crate::load::{GpuRing, RingRequest, contents, name_of, named, poison, read_back};
+use crate::plan::memory;
 use crate::session::host;
 use crate::statistics::ReadPath;
 use crate::trace_io::TraceHeader;
@@ -149,11 +150,9 @@ impl Described<'_> {
         options: &SessionOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<(HostExperts, EngineInfo), EngineError> {
-        let of = &self.weights.blocks;
-        let blocks = ModelBlocks { dense: Vec::new(), ..of.clone() };
+        let blocks = memory::host_blocks(self.weights);
         let budget_bytes = options.ram_bytes.unwrap_or_else(default_budget_bytes);
-        let reserved = self.weights.small_bytes;
-        let plan = Budget::plan(&blocks, Some(budget_bytes), reserved, options.policy)?;
+        let plan = memory::host_experts(self.weights, budget_bytes, options.policy)?;
         let arena = Arena::map(plan.arena_bytes as usize)?;
         let engine = read_engine(options, &self.files, &arena)?;
         let info = engine.describe();
@@ -176,8 +175,7 @@ impl Described<'_> {
     ) -> Result<Placed, EngineError> {
         let weights = self.weights;
         let budget_bytes = options.ram_bytes.unwrap_or_else(default_budget_bytes);
-        let reserved = weights.small_bytes;
-        let plan = Budget::plan(&weights.blocks, Some(budget_bytes), reserved, options.policy)?;
+        let plan = memory::host(weights, budget_bytes, options.policy)?;
         let arena = Arena::map(plan.arena_bytes as usize)?;
         let engine = read_engine(options, &self.files, &arena)?;
         let trace_header = self.trace_header(options, &engine.describe());

@@ -18,6 +18,51 @@ const CODE_BYTES: u64 = 64 << 20;
 /// Most that one context is thought to take; what is in use beyond belongs to other programs.
 const CONTEXT_BYTES_MAX: u64 = 1 << 30;
 
+/// What the driver's context takes before anything else is there, where no GPU was asked. On an H200 it was 0.51 GiB.
+const CONTEXT_BYTES_USUAL: u64 = 525 << 20;
+
+/// What a memory plan needs to know of a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeviceFacts {
+    pub multiprocessors: u32,
+    /// Device memory that nobody uses, with a context open.
+    pub free_bytes: u64,
+    pub total_bytes: u64,
+}
+
+impl DeviceFacts {
+    /// Of an open GPU.
+    ///
+    /// # Errors
+    /// Whatever the driver says.
+    pub fn of(gpu: &Gpu) -> Result<DeviceFacts, CudaError> {
+        let (free_bytes, total_bytes) = gpu.memory_bytes()?;
+        Ok(DeviceFacts { multiprocessors: gpu.multiprocessors(), free_bytes, total_bytes })
+    }
+
+    /// Of a GPU that is not open: thought to be used by nobody, with a context of the usual size.
+    pub fn estimate(multiprocessors: u32, total_bytes: u64) -> DeviceFacts {
+        let free_bytes = total_bytes.saturating_sub(CONTEXT_BYTES_USUAL);
+        DeviceFacts { multiprocessors, free_bytes, total_bytes }
+    }
+
+    /// What [`super::CudaPlan::new`] finds on such a GPU: what is in its memory, and the slots for experts if not all fit.
+    ///
+    /// # Errors
+    /// [`ModelError::VramTooSmall`]; weights or routers that have no kernels.
+    pub fn plan(
+        &self,
+        architecture: &Architecture,
+        weights: &Weights,
+        cache: KvLayerShape,
+        vram_bytes: Option<u64>,
+        policy: PolicyKind,
+    ) -> Result<(VramUse, Option<MemoryPlan>), ModelError> {
+        let plan = DevicePlan::new(self, architecture, weights, cache, vram_bytes, policy)?;
+        Ok((plan.vram, plan.tier.map(|tier| tier.plan)))
+    }
+}
+
 /// Device memory, by what it is for.
 #[derive(Debug, Clone, Serialize)]
 pub struct VramUse {
@@ -66,7 +111,7 @@ impl DevicePlan {
     /// Weights of types that have no kernels, routers beyond the kernels' limits, and
     /// [`ModelError::VramTooSmall`] with the bytes that would do.
     pub fn new(
-        gpu: &Gpu,
+        facts: &DeviceFacts,
         architecture: &Architecture,
         weights: &Weights,
         kv_shape: KvLayerShape,
@@ -77,8 +122,9 @@ impl DevicePlan {
         let vectors = Vectors::new(weights);
         let mut places = WeightPlaces::new(architecture, weights)?;
         let kv = KvPlaces::new(&kv_shape, architecture.layers.len());
-        let activations = ActivationPlaces::new(gpu, architecture, &kv_shape, vectors.floats.len());
-        let (free, total) = gpu.memory_bytes()?;
+        let DeviceFacts { multiprocessors, free_bytes: free, total_bytes: total } = *facts;
+        let floats = vectors.floats.len();
+        let activations = ActivationPlaces::new(multiprocessors, architecture, &kv_shape, floats);
         let context_bytes = total.saturating_sub(free).min(CONTEXT_BYTES_MAX) + CODE_BYTES;
         let dense_bytes = places.dense.bytes();
         let (kv_cache_bytes, activation_bytes) = (kv.places.bytes(), activations.places.bytes());

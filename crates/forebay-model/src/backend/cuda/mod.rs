@@ -35,7 +35,7 @@ use recording::{Recordings, Way};
 use streamed::{LayerOfDevice, Streamed};
 use vectors::{LayerVectors, optional};
 
-pub use memory::VramUse;
+pub use memory::{DeviceFacts, VramUse};
 pub use on_cpu::{HelpingCpu, MissSplit};
 pub use streamed::{DeviceExperts, HostExperts};
 
@@ -96,7 +96,8 @@ impl CudaPlan {
         vram_bytes: Option<u64>,
         policy: PolicyKind,
     ) -> Result<CudaPlan, ModelError> {
-        let plan = DevicePlan::new(&gpu, architecture, weights, cache, vram_bytes, policy)?;
+        let facts = DeviceFacts::of(&gpu)?;
+        let plan = DevicePlan::new(&facts, architecture, weights, cache, vram_bytes, policy)?;
         Ok(CudaPlan { gpu, plan, exact, record: true })
     }
 
