@@ -20,11 +20,14 @@ fn profile(name: &str) -> MachineProfile {
 
 /// A model of a real shape, whose weights nobody reads.
 fn model(arch: &str, layers: Option<u32>, quantisation: &str) -> PlannedModel {
+    let quantisation = quantisation.to_owned();
+    model_of(arch, &SynthOptions { layers, quantisation, ..SynthOptions::default() })
+}
+
+fn model_of(arch: &str, options: &SynthOptions) -> PlannedModel {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
-    let quantisation = quantisation.to_owned();
-    let options = SynthOptions { layers, quantisation, ..SynthOptions::default() };
-    synth::hollow(arch, &path, &options).unwrap();
+    synth::hollow(arch, &path, options).unwrap();
     PlannedModel::open(&path).unwrap()
 }
 
@@ -79,6 +82,22 @@ fn experts_in_slots_as_measured() {
     let resident = plan(&model, &profile, &request).unwrap();
     assert!(resident.plan.slots.is_none() && resident.plan.device == "cuda");
     near("all in VRAM", resident.plan.prediction.generate.tokens_per_second, 422.0);
+}
+
+/// `bench --no-cpu-experts --vram 8GiB` of the model with 6 experts for each token, routed by the recording and by chance.
+#[test]
+fn routing_decides_as_measured() {
+    let options = SynthOptions { experts_used: Some(6), ..SynthOptions::default() };
+    let (model, profile) = (model_of("qwen3moe-30b", &options), profile("h200.json"));
+    let uniform = HitCurve::through(vec![(0.0, 0.0), (1.0, 1.0)], 6.0 / 128.0).unwrap();
+    for (what, hits, measured) in
+        [("recorded", HitCurve::default(), 168.6), ("uniform", uniform, 58.3)]
+    {
+        let rates = Rates::new(&profile).unwrap();
+        let request = request(DeviceChoice::Cuda(0), Some(8 * GIB), 90 * GIB, 512);
+        let found = Planner::new(&model, &rates, &hits).plan(&request).unwrap().plan;
+        near(what, found.prediction.generate.tokens_per_second, measured);
+    }
 }
 
 /// `bench --device cpu` of three runs on the machine of the profile, 2026-11-22: RAM, hits of lookups with the share of

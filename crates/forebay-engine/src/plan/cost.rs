@@ -169,6 +169,7 @@ impl Model<'_> {
                 seconds += sum.add(Cost::HostLoop, gpu.host_loop_seconds());
             }
         }
+        seconds += sum.add(Cost::HostLoop, missed * gpu.bring_seconds());
         seconds += sum.add(Cost::Pcie, missed * copy_seconds);
         seconds += sum.add(Cost::Disk, self.bursts(from_disk));
         sum.disk_bytes = from_disk * expert_bytes;

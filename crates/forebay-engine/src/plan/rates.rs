@@ -37,6 +37,9 @@ const GPU_EXPERT_LAYER_SECONDS: f64 = 35e-6;
 /// The router's choice goes to the host and a table comes back, in every layer, and kernels are queued one by one. Seconds.
 const HOST_LOOP_SECONDS: f64 = 25e-6;
 
+/// Calls of the driver for each expert that is brought, as far as its copy does not hide them. Seconds.
+const BRING_SECONDS: f64 = 8e-6;
+
 /// Of the rate of reading memory, what attention to a long context gets of keys and values (16 384 positions on an H100: 47
 /// to 75 %).
 const ATTENTION_SHARE: f64 = 0.5;
@@ -180,6 +183,11 @@ impl GpuCosts {
 
     pub fn host_loop_seconds(&self) -> f64 {
         HOST_LOOP_SECONDS
+    }
+
+    /// Of the host's work for an expert that is brought.
+    pub fn bring_seconds(&self) -> f64 {
+        BRING_SECONDS
     }
 
     /// Of attention to `bytes` of keys and values.
