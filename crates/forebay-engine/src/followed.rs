@@ -13,7 +13,7 @@ pub enum RoutingSource {
     /// A trace of the same shape: batches of several tokens have its prompts' tokens, single ones those that were
     /// generated, from its beginning on again and again. Each time through, all experts are renamed: what one time
     /// left in a cache is of no more use to the next than a change of subject would leave.
-    Trace(RoutingTrace),
+    Trace(Box<RoutingTrace>),
     /// Every expert as likely as any other.
     Uniform,
 }

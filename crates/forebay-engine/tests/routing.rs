@@ -127,7 +127,7 @@ fn who_follows_its_own_trace_does_the_same() {
     for path in models() {
         let mut session = open(&path, &options(None, PolicyKind::LAYER_LFU)).unwrap();
         let (own, _) = recorded(&mut session, false);
-        session.follow_routing(RoutingSource::Trace(own.clone())).unwrap();
+        session.follow_routing(RoutingSource::Trace(Box::new(own.clone()))).unwrap();
         let (followed, _) = recorded(&mut session, false);
         assert!(own == followed, "{}", path.display());
         session.follow_routing(RoutingSource::Uniform).unwrap();
@@ -154,7 +154,7 @@ fn a_trace_of_another_model_is_refused() {
     let mut header = trace.header().clone();
     header.layers[0].used += 1;
     trace = RoutingTrace::new(header);
-    let refused = session.follow_routing(RoutingSource::Trace(trace));
+    let refused = session.follow_routing(RoutingSource::Trace(Box::new(trace)));
     assert!(matches!(refused, Err(EngineError::OtherRouting { .. })), "{refused:?}");
 }
 

@@ -66,7 +66,7 @@ pub fn run(args: BenchArgs) -> Outcome {
     if let Some(path) = &args.routing_trace {
         let source = match path.as_os_str() == "uniform" {
             true => RoutingSource::Uniform,
-            false => RoutingSource::Trace(replay::open(path)?),
+            false => RoutingSource::Trace(Box::new(replay::open(path)?)),
         };
         session.follow_routing(source)?;
     }

@@ -1,11 +1,14 @@
 //! The device's memory: what a model needs of it, and which weights belong where.
 
 use forebay_compute::RopeTable;
-use forebay_cuda::{CudaError, DeviceMemory, DevicePtr, Gpu, KvLayerShape, supports_weights};
+use forebay_cuda::{
+    CudaError, DeviceMemory, DevicePtr, Gpu, KvElement, KvLayerShape, supports_weights,
+};
 use forebay_store::{BlockLabel, Extent, UploadPart};
 use forebay_stream::{Budget, MemoryPlan, PolicyKind, StreamError};
 use serde::Serialize;
 
+use super::CudaPlan;
 use super::places::{ALIGNMENT, ActivationPlaces, ExpertPlaces, KvPlaces, WeightPlaces};
 use super::vectors::Vectors;
 use crate::ModelError;
@@ -60,6 +63,20 @@ impl DeviceFacts {
     ) -> Result<(VramUse, Option<MemoryPlan>), ModelError> {
         let plan = DevicePlan::new(self, architecture, weights, cache, vram_bytes, policy)?;
         Ok((plan.vram, plan.tier.map(|tier| tier.plan)))
+    }
+}
+
+impl CudaPlan {
+    /// The key/value cache of a layer, for `context` positions.
+    pub fn cache(architecture: &Architecture, context: usize, element: KvElement) -> KvLayerShape {
+        let attention = &architecture.attention;
+        KvLayerShape {
+            element,
+            kv_heads: attention.kv_heads,
+            dim_k: attention.head_dim,
+            dim_v: attention.head_dim,
+            context,
+        }
     }
 }
 

@@ -14,7 +14,7 @@ mod vectors;
 use forebay_compute::RopeLayout;
 use forebay_cuda::{
     Added, Attention, AttentionInputs, AttentionScratch, DevicePtr, EmbeddingTable, ExpertOutputs,
-    FiniteFlag, Gpu, HeadInput, KvElement, KvLayer, KvLayerShape, MATVEC_TOKENS, ModelKernels,
+    FiniteFlag, Gpu, HeadInput, KvLayer, KvLayerShape, MATVEC_TOKENS, ModelKernels,
     NarrowActivations, Norm, Normed, Rotation, RoundedActivations, RouterChoice, RouterMatrix,
     RouterOutputs, SortedPairs, TOP_K_MAX, TopK, modules_needed, rounds_outputs, takes_inputs,
     takes_rounded,
@@ -70,18 +70,6 @@ pub struct CudaPlan {
 }
 
 impl CudaPlan {
-    /// The key/value cache of a layer, for `context` positions.
-    pub fn cache(architecture: &Architecture, context: usize, element: KvElement) -> KvLayerShape {
-        let attention = &architecture.attention;
-        KvLayerShape {
-            element,
-            kv_heads: attention.kv_heads,
-            dim_k: attention.head_dim,
-            dim_v: attention.head_dim,
-            context,
-        }
-    }
-
     /// Finds out how a model fits `gpu` with such a cache; `exact` computes in f32 throughout. `vram_bytes` bounds all
     /// device memory, the driver's context included; `policy` says which experts stay if not all fit.
     ///
