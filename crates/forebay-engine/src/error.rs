@@ -91,4 +91,10 @@ pub enum EngineError {
         path.display()
     )]
     DenseModel { path: PathBuf },
+    #[error(
+        "the machine profile has no GPU: measure one with `forebay doctor`, or use --device cpu"
+    )]
+    NoGpuInProfile,
+    #[error("neither device can run it: on the GPU, {gpu}; on the CPU, {cpu}")]
+    NoPlan { gpu: Box<EngineError>, cpu: Box<EngineError> },
 }

@@ -15,6 +15,7 @@ mod memory;
 pub mod pack;
 mod page;
 mod placed;
+pub mod plan;
 mod recording;
 mod session;
 mod statistics;

@@ -20,6 +20,7 @@ use serde::Serialize;
 
 use crate::doctor::MachineProfile;
 use crate::load::{GpuRing, RingRequest, contents, name_of, named, poison, read_back};
+use crate::plan::memory;
 use crate::session::host;
 use crate::statistics::ReadPath;
 use crate::trace_io::TraceHeader;
@@ -179,11 +180,9 @@ impl Described<'_> {
         options: &SessionOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<(HostExperts, EngineInfo), EngineError> {
-        let of = &self.weights.blocks;
-        let blocks = ModelBlocks { dense: Vec::new(), ..of.clone() };
+        let blocks = memory::host_blocks(self.weights);
         let budget_bytes = options.ram_bytes.unwrap_or_else(default_budget_bytes);
-        let reserved = self.weights.small_bytes;
-        let plan = Budget::plan(&blocks, Some(budget_bytes), reserved, options.policy)?;
+        let plan = memory::host_experts(self.weights, budget_bytes, options.policy)?;
         let arena = Arena::map(plan.arena_bytes as usize)?;
         let engine = read_engine(options, &self.files, &arena)?;
         let info = engine.describe();

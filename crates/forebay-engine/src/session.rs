@@ -16,6 +16,7 @@ use forebay_text::{ChatTemplate, TextError, Tokenizer};
 use crate::device::{self, DeviceChoice};
 use crate::inspect::ModelInfo;
 use crate::placed::{Described, GpuStart};
+use crate::plan::{self, Placement, Prediction, Rates, Work};
 use crate::recording::RoutingLog;
 use crate::statistics::{Checks, ReadPath, SplitStatistics};
 use crate::trace_io::TraceHeader;
@@ -239,6 +240,17 @@ impl Session {
         self.decoder.backend().slots()
     }
 
+    /// How fast it should be by the rates of a machine profile. `None` where a GPU computes that is not in them.
+    pub fn predicted(&self, rates: &Rates, work: Work) -> Option<Prediction> {
+        let placement = match (self.slots(), self.plan.clone()) {
+            (Some(slots), Some(host)) => Placement::VramSlots { slots: slots.clone(), host },
+            (None, Some(plan)) => Placement::Ram(plan),
+            (_, None) => Placement::Vram,
+        };
+        let (architecture, weights) = (self.decoder.architecture(), self.decoder.weights());
+        plan::predict(architecture, weights, self.context(), rates, &placement, work)
+    }
+
     /// Which device was chosen and why, where the choice was ours and there was one.
     pub fn device_choice(&self) -> Option<String> {
         let why = self.why_not_cuda.as_ref();
@@ -400,7 +412,10 @@ fn optional_tokenizer(catalog: &Catalog) -> Result<Option<Arc<Tokenizer>>, Engin
     }
 }
 
-fn context(options: &SessionOptions, architecture: &Architecture) -> Result<usize, EngineError> {
+pub(crate) fn context(
+    options: &SessionOptions,
+    architecture: &Architecture,
+) -> Result<usize, EngineError> {
     let trained = architecture.context_trained;
     let context = options.context.unwrap_or(trained.min(DEFAULT_CONTEXT));
     if context == 0 || context > trained {

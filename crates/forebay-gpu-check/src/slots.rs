@@ -7,10 +7,11 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context as _, Result, bail};
+use forebay_engine::plan::{self, PlanRequest, PlannedModel, Work};
 use forebay_engine::{DeviceChoice, EngineError, GenerateOptions, Session, SessionOptions};
 use forebay_model::sampling::Sampling;
 use forebay_model::{MissSplit, ModelError};
-use forebay_stream::{CacheShape, Lookups, PolicyKind, ReplayPolicy, replay, routing};
+use forebay_stream::{CacheShape, Lookups, MemoryPlan, PolicyKind, ReplayPolicy, replay, routing};
 
 use crate::harness::Outcome;
 
@@ -57,9 +58,13 @@ pub fn check(path: &Path, ids: &[u32], ordinal: usize) -> Result<Outcome> {
             let what = format!("{vram} bytes of VRAM and {ram:?} of RAM, exact: {exact}");
             let options = SessionOptions { cpu_experts: false, ..options.clone() };
             let with = SessionOptions { vram_bytes: Some(vram), ram_bytes: ram, ..options };
+            let planned = planned(path, &with)?;
             let mut session = open(path, with).with_context(|| what.clone())?;
             if session.slots().is_none() {
                 bail!("{what}: all experts were kept");
+            }
+            if planned.as_ref() != session.slots() {
+                bail!("{what}: the session has other slots than were planned: {planned:?}");
             }
             for round in 0..2 {
                 let found = logits(&mut session, ids).with_context(|| what.clone())?;
@@ -94,6 +99,14 @@ pub fn check(path: &Path, ids: &[u32], ordinal: usize) -> Result<Outcome> {
         }
     }
     Ok(worst)
+}
+
+/// The slots that the planner promises.
+fn planned(path: &Path, options: &SessionOptions) -> Result<Option<MemoryPlan>> {
+    let facts = plan::gpu_facts(options.device).context("there is a GPU")?;
+    let work = Work { prompt_tokens: 1, depth: 0 };
+    let request = PlanRequest::of_session(options, CONTEXT, work);
+    Ok(PlannedModel::open(path)?.in_vram(&facts, &request)?.1)
 }
 
 fn open(path: &Path, options: SessionOptions) -> Result<Session> {

@@ -14,9 +14,9 @@ pub mod sampling;
 pub mod weights;
 
 pub use arch::Architecture;
-pub use backend::cpu::CpuBackend;
+pub use backend::cpu::{CpuBackend, batch_tokens};
 pub use backend::cuda::{
-    CudaBackend, CudaPlan, DeviceExperts, HelpingCpu, HostExperts, MissSplit, VramUse,
+    CudaBackend, CudaPlan, DeviceExperts, DeviceFacts, HelpingCpu, HostExperts, MissSplit, VramUse,
     WeightsToLoad,
 };
 pub use backend::split::SplitBackend;

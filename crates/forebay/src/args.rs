@@ -1,6 +1,7 @@
 //! The command line as it is typed. What it means is decided in [`crate::config`].
 
 mod assess;
+mod plan;
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -17,6 +18,7 @@ use crate::help;
 use crate::size;
 
 pub use assess::AssessArgs;
+pub use plan::PlanArgs;
 
 /// Runs language models that are larger than memory: weights stay on the SSD and pass through a
 /// small, bounded basin of RAM just before they are needed.
@@ -33,6 +35,9 @@ pub enum Command {
     /// Generate text or chat; without MODEL, the demo model that ships with the project
     #[command(after_help = help::RUN)]
     Run(RunArgs),
+    /// Where a model would be on a machine, how fast it would run, and what limits it
+    #[command(after_help = help::PLAN)]
+    Plan(PlanArgs),
     /// Measure prompt and generation speed
     #[command(after_help = help::BENCH)]
     Bench(BenchArgs),

@@ -90,20 +90,13 @@ pub fn run(args: RunArgs) -> Outcome<RunConfig> {
 /// Resolves budgets, devices and readers.
 pub fn session(args: &BudgetArgs) -> Outcome<SessionOptions> {
     Ok(SessionOptions {
-        device: match args.device {
-            Device::Auto => DeviceChoice::Auto,
-            Device::Cpu => DeviceChoice::Cpu,
-            Device::Cuda(ordinal) => DeviceChoice::Cuda(ordinal.unwrap_or(0) as usize),
-        },
+        device: device(args.device),
         vram_bytes: args.vram,
         ram_bytes: args.ram,
         context: args.ctx,
         threads: args.threads,
         exact: args.exact,
-        kv_cache: match args.kv_type {
-            KvTypeArg::F16 => KvCacheType::F16,
-            KvTypeArg::Q8_0 => KvCacheType::Q8_0,
-        },
+        kv_cache: kv_cache(args.kv_type),
         cuda_graphs: !args.no_cuda_graph,
         cpu_experts: !args.no_cpu_experts,
         policy: args.policy,
@@ -112,6 +105,21 @@ pub fn session(args: &BudgetArgs) -> Outcome<SessionOptions> {
         verify: !args.no_verify,
         ..SessionOptions::default()
     })
+}
+
+pub fn device(device: Device) -> DeviceChoice {
+    match device {
+        Device::Auto => DeviceChoice::Auto,
+        Device::Cpu => DeviceChoice::Cpu,
+        Device::Cuda(ordinal) => DeviceChoice::Cuda(ordinal.unwrap_or(0) as usize),
+    }
+}
+
+pub fn kv_cache(kv_type: KvTypeArg) -> KvCacheType {
+    match kv_type {
+        KvTypeArg::F16 => KvCacheType::F16,
+        KvTypeArg::Q8_0 => KvCacheType::Q8_0,
+    }
 }
 
 pub fn io_kind(io: IoArg) -> IoKind {

@@ -20,6 +20,16 @@ Examples:
 In a chat, /reset forgets the conversation, /stats prints statistics and /exit (or Ctrl-D) ends
 it. Ctrl-C ends the answer, pressed again the program.";
 
+pub const PLAN: &str = "\
+Examples:
+  forebay doctor /models && forebay plan /models/model.gguf
+  forebay plan model.gguf --vram 8GiB --ram 32GiB
+  forebay plan model.gguf --profile other-machine.json --vram 16GiB --ram 64GiB --json
+  forebay plan model.gguf --ram 8GiB --routing story.routing
+
+No weights are read. Speeds are predicted from a machine profile and from how often experts were found
+in memory in recorded routing, usually within a fifth of what is measured.";
+
 pub const BENCH: &str = "\
 Examples:
   forebay bench model.gguf

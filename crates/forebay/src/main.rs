@@ -1,4 +1,4 @@
-//! The command line: `forebay run`, `bench`, `load`, `doctor`, `inspect`, `logits`, `tokenize`,
+//! The command line: `forebay run`, `plan`, `bench`, `load`, `doctor`, `inspect`, `logits`, `tokenize`,
 //! `render`, `synth`, `pack`, `verify`, `trace-io`, `replay`, `assess`.
 //!
 //! `args` is what is typed, `config` what it means, `commands` what is done about it. Results go to
@@ -52,6 +52,7 @@ fn main() -> ExitCode {
 fn dispatch(command: Command) -> Outcome {
     match command {
         Command::Run(args) => commands::run::run(args),
+        Command::Plan(args) => commands::plan::run(args),
         Command::Bench(args) => commands::bench::run(args),
         Command::Replay(args) => commands::replay::run(args),
         Command::Assess(args) => commands::assess::run(args),

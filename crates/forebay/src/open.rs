@@ -33,6 +33,15 @@ pub fn session(model: &Path, options: &SessionOptions, context_for: &str) -> Out
     }
 }
 
+/// The folder whose disk a model is on.
+pub fn folder(model: &Path) -> &Path {
+    match model.parent() {
+        _ if model.is_dir() => model,
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}
+
 /// Describes a model from its headers.
 pub fn inspect(model: &Path) -> Outcome<Inspection> {
     check(model)?;

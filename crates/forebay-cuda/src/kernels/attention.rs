@@ -164,9 +164,31 @@ impl Attention {
     }
 }
 
+/// Into how many parts a GPU of so many multiprocessors cuts a context of up to `capacity` positions, for `tokens` tokens. One
+/// number serves every shorter context, too, so that a recorded graph stays valid; results depend on it in the last bits.
+pub fn attention_splits(
+    multiprocessors: u32,
+    shape: &KvLayerShape,
+    heads: usize,
+    tokens: usize,
+    capacity: usize,
+) -> usize {
+    let family = Family::of(shape, tokens);
+    if tokens > DECODE_TOKENS_MAX {
+        return 1;
+    }
+    let step = if family == Family::Decode { DECODE_STEP } else { GENERAL_STEP };
+    // Three blocks fit a multiprocessor.
+    let blocks = 3 * multiprocessors as usize;
+    let most = match family {
+        Family::Decode if capacity <= ALONE => 1,
+        _ => capacity.div_ceil(step).clamp(1, SPLITS_MAX),
+    };
+    (blocks / units(shape, heads, tokens).0).clamp(1, most)
+}
+
 impl Gpu {
-    /// Into how many parts to cut a context of up to `capacity` positions, for `tokens` tokens. One number serves every
-    /// shorter context, too, so that a recorded graph stays valid; results depend on it in the last bits.
+    /// [`attention_splits`] for this GPU.
     pub fn attention_splits(
         &self,
         shape: &KvLayerShape,
@@ -174,18 +196,7 @@ impl Gpu {
         tokens: usize,
         capacity: usize,
     ) -> usize {
-        let family = Family::of(shape, tokens);
-        if tokens > DECODE_TOKENS_MAX {
-            return 1;
-        }
-        let step = if family == Family::Decode { DECODE_STEP } else { GENERAL_STEP };
-        // Three blocks fit a multiprocessor.
-        let blocks = 3 * self.multiprocessors() as usize;
-        let most = match family {
-            Family::Decode if capacity <= ALONE => 1,
-            _ => capacity.div_ceil(step).clamp(1, SPLITS_MAX),
-        };
-        (blocks / units(shape, heads, tokens).0).clamp(1, most)
+        attention_splits(self.multiprocessors(), shape, heads, tokens, capacity)
     }
 
     /// `out = softmax(scale * q k^T, masked) v` for every query token and head, over a context cut into `splits`.

@@ -16,7 +16,8 @@ mod top_k;
 mod weights;
 
 pub use attention::{
-    Attention, AttentionScratch, AttentionScratchSize, rounds_outputs, takes_inputs,
+    Attention, AttentionScratch, AttentionScratchSize, attention_splits, rounds_outputs,
+    takes_inputs,
 };
 pub use attention_inputs::{AttentionInputs, HeadInput, Rotation};
 pub use elementwise::{ExpertOutputs, FiniteFlag};

@@ -14,6 +14,10 @@ use crate::synth::Content;
 
 const COLS: usize = 4096;
 const ROUNDS: usize = 9;
+/// Tokens and rows of the products of prompts; a round takes some tens of milliseconds on two cores.
+const PROMPT_TOKENS: usize = 128;
+const PROMPT_ROWS: usize = 4096;
+const PROMPT_ROUNDS: usize = 3;
 /// Weights are at least this much memory, more where the last cache is large.
 const WEIGHTS_BYTES: usize = 256 << 20;
 /// Types that models come in.
@@ -64,6 +68,7 @@ pub(super) fn measure() -> Result<ComputeReport, EngineError> {
         kernels.push(KernelRate {
             name: ty.name().to_owned(),
             bytes_per_second: kernel(&cpu, ty, slot.as_slice()),
+            prompt_multiply_adds_per_second: Some(prompt(&cpu, ty, slot.as_slice())),
         });
     }
     Ok(ComputeReport {
@@ -86,13 +91,17 @@ fn working_set() -> usize {
 
 /// The least time of several rounds, after one that does not count, in seconds.
 fn fastest(mut work: impl FnMut()) -> f64 {
+    fastest_of(ROUNDS, &mut work)
+}
+
+fn fastest_of(rounds: usize, work: &mut dyn FnMut()) -> f64 {
     work();
     let mut time = || {
         let started = Instant::now();
         work();
         started.elapsed().as_secs_f64()
     };
-    (0..ROUNDS).map(|_| time()).fold(f64::INFINITY, f64::min)
+    (0..rounds).map(|_| time()).fold(f64::INFINITY, f64::min)
 }
 
 fn bandwidth(cpu: &Cpu, memory: &mut [u8]) -> MemoryRate {
@@ -128,6 +137,21 @@ pub(super) fn fill(ty: TensorType, memory: &mut [u8]) {
     for chunk in rest.chunks_mut(some) {
         chunk.copy_from_slice(&first[..chunk.len()]);
     }
+}
+
+/// Weights times tokens per second of a product with as many tokens as prompts bring.
+fn prompt(cpu: &Cpu, ty: TensorType, memory: &[u8]) -> f64 {
+    let row_bytes = ty.row_bytes(COLS as u64).unwrap_or(1) as usize;
+    let rows = PROMPT_ROWS.min(memory.len() / row_bytes);
+    let w = Matrix { ty, rows, cols: COLS, data: &memory[..rows * row_bytes] };
+    let x: Vec<f32> = (0..PROMPT_TOKENS * COLS).map(|i| (i as f32 * 0.37).sin()).collect();
+    let mut activations = Activations::new();
+    activations.prepare(cpu, &x, PROMPT_TOKENS, COLS, &[ty]);
+    let mut out = vec![0.0; rows * PROMPT_TOKENS];
+    let mut work =
+        || cpu.matmul(&mut [MatmulJob { w, x: &activations, tokens: None, out: &mut out }]);
+    let seconds = fastest_of(PROMPT_ROUNDS, &mut work);
+    (rows * COLS * PROMPT_TOKENS) as f64 / seconds
 }
 
 /// Bytes of weights per second that one token's product goes through.

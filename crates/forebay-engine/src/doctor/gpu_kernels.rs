@@ -37,7 +37,8 @@ pub(super) fn measure(gpu: &Gpu) -> Result<Vec<KernelRate>, CudaError> {
         .map(|ty| {
             fill_device(gpu, ty, first, bytes)?;
             let bytes_per_second = inputs.rate(gpu, &timer, ty, first, bytes / MATRIX_BYTES)?;
-            Ok(KernelRate { name: ty.name().to_owned(), bytes_per_second })
+            let name = ty.name().to_owned();
+            Ok(KernelRate { name, bytes_per_second, prompt_multiply_adds_per_second: None })
         })
         .collect()
 }

@@ -63,6 +63,10 @@ pub struct KernelRate {
     #[serde(rename = "type")]
     pub name: String,
     pub bytes_per_second: f64,
+    /// Weights times tokens per second of products with many tokens, as prompts have them. (Not measured on GPUs, and not in
+    /// older profiles.)
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prompt_multiply_adds_per_second: Option<f64>,
 }
 
 /// How a load shall read, and who says so.
@@ -119,10 +123,33 @@ impl MachineProfile {
         Some(base.join("forebay/machine.json"))
     }
 
+    /// The profile that `doctor` saved, if it is of this machine and the disk of `folder`; else why there is none.
+    ///
+    /// # Errors
+    /// A profile that is not there, damaged, or of another machine or disk, in words.
+    pub fn of_folder(folder: &Path) -> Result<MachineProfile, &'static str> {
+        let found = MachineProfile::path().and_then(|path| std::fs::read_to_string(path).ok());
+        let profile = MachineProfile::parse(&found.ok_or("no machine profile")?)?;
+        match MachineIdentity::here(folder) {
+            Ok(here) if here == profile.machine => Ok(profile),
+            _ => Err("the machine profile is of another machine or disk"),
+        }
+    }
+
+    /// A profile from the text of its file, of whatever machine.
+    ///
+    /// # Errors
+    /// A text that is none of this version, in words.
+    pub fn parse(text: &str) -> Result<MachineProfile, &'static str> {
+        match serde_json::from_str::<MachineProfile>(text) {
+            Ok(profile) if profile.version == PROFILE_VERSION => Ok(profile),
+            _ => Err("the machine profile is damaged or of another version"),
+        }
+    }
+
     /// How files in `folder` are read best: what the profile found, if there is one of this machine
     /// and this disk, else what suits most disks.
     pub fn choice_for(folder: &Path) -> ReadChoice {
-        let found = MachineProfile::path().and_then(|path| std::fs::read_to_string(path).ok());
         let options = EngineOptions::default();
         let default = |why: &str| ReadChoice {
             kind: IoKind::Auto,
@@ -132,15 +159,10 @@ impl MachineProfile {
             cufile: None,
             chosen_by: format!("default ({why}; forebay doctor measures)"),
         };
-        let Some(text) = found else { return default("no machine profile") };
-        let profile = match serde_json::from_str::<MachineProfile>(&text) {
-            Ok(profile) if profile.version == PROFILE_VERSION => profile,
-            _ => return default("the machine profile is damaged or of another version"),
+        let profile = match MachineProfile::of_folder(folder) {
+            Ok(profile) => profile,
+            Err(why) => return default(why),
         };
-        match MachineIdentity::here(folder) {
-            Ok(here) if here == profile.machine => {}
-            _ => return default("the machine profile is of another machine or disk"),
-        }
         let read = profile.read;
         let good = read.request_bytes.is_multiple_of(4096)
             && (4096..=64 << 20).contains(&read.request_bytes)

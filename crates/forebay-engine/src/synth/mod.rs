@@ -118,26 +118,12 @@ pub fn synthesize(
     progress: &mut Progress<'_>,
 ) -> Result<SynthReport, SynthError> {
     let started = Instant::now();
-    let shape = shapes::find(arch).ok_or_else(|| SynthError::UnknownArchitecture {
-        name: arch.to_owned(),
-        known: architectures().collect(),
-    })?;
-    let recipe = Recipe::find(&options.quantisation)
-        .ok_or_else(|| SynthError::unknown_quantisation(&options.quantisation))?;
-    let shape = &with_experts_used(*shape, options.experts_used)?;
-    let layers = layers_of(shape, options.layers)?;
     if out.is_dir() {
         return Err(SynthError::IsDirectory { path: out.to_owned() });
     }
-
-    let tensors = plan::tensors(shape, &recipe, layers)?;
-    let mut writer = GgufWriter::new(out);
-    plan::describe(shape, &recipe, layers, &mut writer)?;
-    vocabulary::describe(shape, &mut writer)?;
-    for tensor in &tensors {
-        writer.add_tensor(&tensor.name, tensor.ty, &tensor.shape)?;
-    }
-    let mut data = writer.start()?;
+    let (shape, recipe, layers) = choice(arch, options)?;
+    let tensors = plan::tensors(&shape, &recipe, layers)?;
+    let mut data = writer(out, &shape, &recipe, layers, &tensors)?.start()?;
     let bytes =
         data.tensors().iter().map(|tensor| tensor.extent.offset + tensor.extent.length).max();
     write::write_all(&tensors, &mut data, options.seed, options.threads, progress)?;
@@ -176,6 +162,52 @@ fn with_experts_used(mut shape: Shape, asked: Option<u32>) -> Result<Shape, Synt
         }
         shapes::FeedForward::Dense { .. } => Err(SynthError::NoExperts { shape: name }),
     }
+}
+
+/// Writes a file as [`synthesize`] does, but with a hole in the place of its data: for everything that reads no weights, as
+/// plans do. File systems keep no room for a hole; read, it is zeroes.
+///
+/// # Errors
+/// As [`synthesize`].
+pub fn hollow(arch: &str, out: &Path, options: &SynthOptions) -> Result<(), SynthError> {
+    let (shape, recipe, layers) = choice(arch, options)?;
+    let tensors = plan::tensors(&shape, &recipe, layers)?;
+    let (header, placed) = writer(out, &shape, &recipe, layers, &tensors)?.into_header()?;
+    let bytes = placed.iter().map(|tensor| tensor.extent.offset + tensor.extent.length).max();
+    let written = std::fs::write(out, header).and_then(|()| {
+        let file = std::fs::File::options().write(true).open(out)?;
+        file.set_len(bytes.unwrap_or_default())
+    });
+    written.map_err(|source| FormatError::Io { path: out.to_owned(), source }.into())
+}
+
+fn choice(arch: &str, options: &SynthOptions) -> Result<(Shape, Recipe, u32), SynthError> {
+    let shape = shapes::find(arch).ok_or_else(|| SynthError::UnknownArchitecture {
+        name: arch.to_owned(),
+        known: architectures().collect(),
+    })?;
+    let recipe = Recipe::find(&options.quantisation)
+        .ok_or_else(|| SynthError::unknown_quantisation(&options.quantisation))?;
+    let shape = with_experts_used(*shape, options.experts_used)?;
+    let layers = layers_of(&shape, options.layers)?;
+    Ok((shape, recipe, layers))
+}
+
+/// A file with everything but its data.
+fn writer(
+    out: &Path,
+    shape: &Shape,
+    recipe: &Recipe,
+    layers: u32,
+    tensors: &[plan::PlannedTensor],
+) -> Result<GgufWriter, SynthError> {
+    let mut writer = GgufWriter::new(out);
+    plan::describe(shape, recipe, layers, &mut writer)?;
+    vocabulary::describe(shape, &mut writer)?;
+    for tensor in tensors {
+        writer.add_tensor(&tensor.name, tensor.ty, &tensor.shape)?;
+    }
+    Ok(writer)
 }
 
 fn layers_of(shape: &Shape, asked: Option<u32>) -> Result<u32, SynthError> {

@@ -2,12 +2,13 @@
 
 use std::path::Path;
 
+use forebay_engine::plan::Work;
 use forebay_engine::{BenchRun, ModelInfo, RoutingSource, Session, SessionStatistics};
 use forebay_stream::MemoryPlan;
 use serde::Serialize;
 
 use crate::args::BenchArgs;
-use crate::commands::replay;
+use crate::commands::{plan, replay};
 use crate::config;
 use crate::failure::{Outcome, usage};
 use crate::open;
@@ -38,6 +39,8 @@ struct Summary {
     tokens_per_second_median: f64,
     tokens_per_second_min: f64,
     tokens_per_second_max: f64,
+    /// By the machine profile, if there is one.
+    tokens_per_second_predicted: Option<f64>,
 }
 
 pub fn run(args: BenchArgs) -> Outcome {
@@ -56,6 +59,7 @@ pub fn run(args: BenchArgs) -> Outcome {
     // The two parts run one after the other, each right behind the depth.
     let longest = args.depth.saturating_add(args.prompt_tokens.max(args.gen_tokens));
     options.context.get_or_insert(longest);
+    plan::follow(&args.model, &mut options);
     let tracing = TracingFile::start(&args.tracing, &mut options)?;
     let routing = RoutingFile::create(&args.routing)?;
     let mut session = open::session(&args.model, &options, context_for)?;
@@ -80,8 +84,18 @@ pub fn run(args: BenchArgs) -> Outcome {
         }
     }
     drop(progress);
-    let prompt = summary(args.prompt_tokens, runs.iter().map(|r| r.prompt_tokens_per_second));
-    let generate = summary(args.gen_tokens, runs.iter().map(|r| r.generate_tokens_per_second));
+    let mut prompt = summary(args.prompt_tokens, runs.iter().map(|r| r.prompt_tokens_per_second));
+    let mut generate = summary(args.gen_tokens, runs.iter().map(|r| r.generate_tokens_per_second));
+    let depth = args.depth + args.gen_tokens / 2;
+    let work = Work { prompt_tokens: args.prompt_tokens.max(1), depth };
+    if let Some(predicted) = plan::predicted(&args.model, &session, work) {
+        let parts = [(&mut prompt, predicted.prompt), (&mut generate, predicted.generate)];
+        for (summary, speed) in parts {
+            if let Some(summary) = summary {
+                summary.tokens_per_second_predicted = Some(speed.tokens_per_second);
+            }
+        }
+    }
     let shown = match args.json {
         true => output::json(&Document {
             path: &args.model,
@@ -114,6 +128,7 @@ fn summary(tokens: usize, rates: impl Iterator<Item = f64>) -> Option<Summary> {
         tokens_per_second_median: median,
         tokens_per_second_min: min,
         tokens_per_second_max: max,
+        tokens_per_second_predicted: None,
     })
 }
 
@@ -123,7 +138,7 @@ fn print(
     prompt: Option<&Summary>,
     generate: Option<&Summary>,
 ) -> Outcome {
-    let head = ["", "tokens", "median tokens/s", "min", "max"];
+    let head = ["", "tokens", "median tokens/s", "min", "max", "predicted"];
     let mut rows = vec![head.map(String::from).to_vec()];
     for (name, summary) in [("prompt", prompt), ("generate", generate)] {
         let Some(summary) = summary else { continue };
@@ -133,9 +148,14 @@ fn print(
             format!("{:.2}", summary.tokens_per_second_median),
             format!("{:.2}", summary.tokens_per_second_min),
             format!("{:.2}", summary.tokens_per_second_max),
+            match summary.tokens_per_second_predicted {
+                Some(rate) => format!("{rate:.2}"),
+                None => "no profile".into(),
+            },
         ]);
     }
-    let columns = [Align::Left, Align::Right, Align::Right, Align::Right, Align::Right];
+    let mut columns = [Align::Right; 6];
+    columns[0] = Align::Left;
     output::print(&output::table(&columns, &rows))?;
     if let Some(source) = &args.routing_trace {
         output::say(format_args!("  routing  from {}, not the model's own\n", source.display()));

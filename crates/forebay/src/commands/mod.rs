@@ -9,6 +9,7 @@ pub mod inspect;
 pub mod load;
 pub mod logits;
 pub mod pack;
+pub mod plan;
 pub mod render;
 pub mod replay;
 pub mod run;

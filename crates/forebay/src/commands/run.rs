@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::answer::{self, Answer, End};
 use crate::args::RunArgs;
-use crate::commands::chat;
+use crate::commands::{chat, plan};
 use crate::config::{self, PromptSource, RunConfig};
 use crate::conversation::{self, Conversation};
 use crate::demo;
@@ -51,6 +51,9 @@ pub fn run(args: RunArgs) -> Outcome {
         PromptSource::StandardInput => Some(read_prompt()?),
         PromptSource::Chat => None,
     };
+    if !config.demo {
+        plan::follow(&config.model, &mut config.session);
+    }
     let tracing = TracingFile::start(&config.tracing, &mut config.session)?;
     let routing = RoutingFile::create(&config.routing)?;
     let mut session = open::session(&config.model, &config.session, "--ctx")?;

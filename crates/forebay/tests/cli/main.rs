@@ -10,6 +10,7 @@ mod load;
 mod logits;
 mod models;
 mod packs;
+mod plan;
 mod replay;
 mod run;
 mod text;

@@ -18,7 +18,8 @@ use crate::arch::{Architecture, Layer};
 use crate::weights::{FeedForwardWeights, PartMatrix, Weights};
 use moe::MoeStep;
 pub(in crate::backend) use moe::recycle;
-use scratch::{Scratch, batch_tokens};
+use scratch::Scratch;
+pub use scratch::batch_tokens;
 
 /// The CPU with its key/value cache, and where blocks are leased.
 pub struct CpuBackend {

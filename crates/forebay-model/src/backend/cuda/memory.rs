@@ -3,11 +3,14 @@
 use std::fmt;
 
 use forebay_compute::RopeTable;
-use forebay_cuda::{CudaError, DeviceMemory, DevicePtr, Gpu, KvLayerShape, supports_weights};
+use forebay_cuda::{
+    CudaError, DeviceMemory, DevicePtr, Gpu, KvElement, KvLayerShape, supports_weights,
+};
 use forebay_store::{BlockLabel, Extent, UploadPart};
 use forebay_stream::{Budget, MemoryPlan, PolicyKind, StreamError};
 use serde::Serialize;
 
+use super::CudaPlan;
 use super::places::{ALIGNMENT, ActivationPlaces, ExpertPlaces, KvPlaces, WeightPlaces};
 use super::vectors::Vectors;
 use crate::ModelError;
@@ -19,6 +22,78 @@ const CODE_BYTES: u64 = 64 << 20;
 
 /// Most that one context is thought to take; what is in use beyond belongs to other programs.
 const CONTEXT_BYTES_MAX: u64 = 1 << 30;
+
+/// What the driver's context takes before anything else is there, where no GPU was asked. On an H200 it was 0.51 GiB.
+const CONTEXT_BYTES_USUAL: u64 = 525 << 20;
+
+/// What a memory plan needs to know of a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeviceFacts {
+    pub multiprocessors: u32,
+    /// Device memory that nobody uses, with a context open.
+    pub free_bytes: u64,
+    pub total_bytes: u64,
+}
+
+impl DeviceFacts {
+    /// Of an open GPU.
+    ///
+    /// # Errors
+    /// Whatever the driver says.
+    pub fn of(gpu: &Gpu) -> Result<DeviceFacts, CudaError> {
+        let (free_bytes, total_bytes) = gpu.memory_bytes()?;
+        Ok(DeviceFacts { multiprocessors: gpu.multiprocessors(), free_bytes, total_bytes })
+    }
+
+    /// Of a GPU that is not open: thought to be used by nobody, with a context of the usual size.
+    pub fn estimate(multiprocessors: u32, total_bytes: u64) -> DeviceFacts {
+        let free_bytes = total_bytes.saturating_sub(CONTEXT_BYTES_USUAL);
+        DeviceFacts { multiprocessors, free_bytes, total_bytes }
+    }
+
+    /// What [`super::CudaPlan::new`] finds on such a GPU: what is in its memory, and the slots for experts if not all fit.
+    ///
+    /// # Errors
+    /// [`ModelError::VramTooSmall`], also for a dense model that would be split between the GPU and the CPU; weights or
+    /// routers that have no kernels.
+    pub fn plan(
+        &self,
+        architecture: &Architecture,
+        weights: &Weights,
+        cache: KvLayerShape,
+        vram_bytes: Option<u64>,
+        policy: PolicyKind,
+    ) -> Result<(VramUse, Option<MemoryPlan>), ModelError> {
+        let plan = DevicePlan::new(self, architecture, weights, cache, vram_bytes, policy)?;
+        if plan.first_layer > 0 {
+            let whole = Share::new(self, architecture, weights, &cache, 0)?;
+            return Err(ModelError::VramTooSmall {
+                needed_bytes: plan.vram.context_bytes + whole.bytes(),
+                given_bytes: plan.vram.budget_bytes.min(self.free_bytes),
+                why: format!(
+                    "for the whole model; it runs with its first {} of {} layers on the CPU, whose speed is not predicted yet",
+                    plan.first_layer,
+                    architecture.layers.len()
+                ),
+            });
+        }
+        Ok((plan.vram, plan.tier.map(|tier| tier.plan)))
+    }
+}
+
+impl CudaPlan {
+    /// The key/value cache of a layer, for `context` positions.
+    pub fn cache(architecture: &Architecture, context: usize, element: KvElement) -> KvLayerShape {
+        let attention = &architecture.attention;
+        KvLayerShape {
+            element,
+            kv_heads: attention.kv_heads,
+            dim_k: attention.head_dim,
+            dim_v: attention.head_dim,
+            context,
+        }
+    }
+}
 
 /// Device memory, by what it is for.
 #[derive(Debug, Clone, Serialize)]
@@ -74,18 +149,19 @@ struct Share {
 impl Share {
     /// The layers from `first_layer` on, and the head.
     fn new(
-        gpu: &Gpu,
+        facts: &DeviceFacts,
         architecture: &Architecture,
         weights: &Weights,
         kv_shape: &KvLayerShape,
         first_layer: usize,
     ) -> Result<Share, ModelError> {
         let vectors = Vectors::new(weights, first_layer);
+        let (multiprocessors, floats) = (facts.multiprocessors, vectors.floats.len());
         Ok(Share {
             first_layer,
             weights: WeightPlaces::new(architecture, weights, first_layer)?,
             kv: KvPlaces::new(kv_shape, architecture.layers.len() - first_layer),
-            activations: ActivationPlaces::new(gpu, architecture, kv_shape, vectors.floats.len()),
+            activations: ActivationPlaces::new(multiprocessors, architecture, kv_shape, floats),
             vectors,
         })
     }
@@ -105,7 +181,7 @@ impl DevicePlan {
     /// Weights of types that have no kernels, routers beyond the kernels' limits, and
     /// [`ModelError::VramTooSmall`] with the bytes that would do.
     pub fn new(
-        gpu: &Gpu,
+        facts: &DeviceFacts,
         architecture: &Architecture,
         weights: &Weights,
         kv_shape: KvLayerShape,
@@ -113,9 +189,9 @@ impl DevicePlan {
         policy: PolicyKind,
     ) -> Result<DevicePlan, ModelError> {
         check_kernels(architecture, weights)?;
-        let share_from = |first| Share::new(gpu, architecture, weights, &kv_shape, first);
+        let share_from = |first| Share::new(facts, architecture, weights, &kv_shape, first);
         let mut share = share_from(0)?;
-        let (free, total) = gpu.memory_bytes()?;
+        let DeviceFacts { free_bytes: free, total_bytes: total, .. } = *facts;
         let context_bytes = total.saturating_sub(free).min(CONTEXT_BYTES_MAX) + CODE_BYTES;
         // The context is there already, so what is free must hold the others.
         let available = free + context_bytes - CODE_BYTES;

@@ -1,7 +1,8 @@
 //! Where everything lies in device memory: known before any of it is reserved.
 
 use forebay_cuda::{
-    AttentionScratchSize, Gpu, KvLayerShape, MATVEC_TOKENS, RoundedActivations, TOP_K_MAX, TopK,
+    AttentionScratchSize, KvLayerShape, MATVEC_TOKENS, RoundedActivations, TOP_K_MAX, TopK,
+    attention_splits,
 };
 
 use forebay_stream::MemoryPlan;
@@ -212,7 +213,7 @@ pub struct ActivationPlaces {
 
 impl ActivationPlaces {
     pub fn new(
-        gpu: &Gpu,
+        multiprocessors: u32,
         architecture: &Architecture,
         kv: &KvLayerShape,
         vector_floats: usize,
@@ -231,7 +232,7 @@ impl ActivationPlaces {
         // Values of a feed-forward's inner activations, and of the widest input of a product, per token.
         let inner = dense_width.max(used * expert_width);
         let widest = hidden.max(q_width).max(inner);
-        let attention_size = attention_scratch(gpu, kv, attention.heads);
+        let attention_size = attention_scratch(multiprocessors, kv, attention.heads);
         let exchange_places = ExchangePlaces::new(architecture, batch);
         let top_k = TopK { rows: 1, vocabulary: architecture.vocabulary, k: TOP_K_MAX };
         let mut words = |count: usize| places.take(4 * count as u64);
@@ -279,9 +280,13 @@ impl ActivationPlaces {
 }
 
 /// For every number of tokens that splits its context, at the largest context.
-fn attention_scratch(gpu: &Gpu, kv: &KvLayerShape, heads: usize) -> AttentionScratchSize {
+fn attention_scratch(
+    multiprocessors: u32,
+    kv: &KvLayerShape,
+    heads: usize,
+) -> AttentionScratchSize {
     (1..=MATVEC_TOKENS).fold(AttentionScratchSize::default(), |size, tokens| {
-        let splits = gpu.attention_splits(kv, heads, tokens, kv.context);
+        let splits = attention_splits(multiprocessors, kv, heads, tokens, kv.context);
         size.max(AttentionScratchSize::of(kv, heads, tokens, splits))
     })
 }

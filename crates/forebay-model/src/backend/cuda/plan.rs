@@ -1,11 +1,11 @@
 //! From a model that is described to one on a GPU.
 
-use forebay_cuda::{Gpu, KvElement, KvLayerShape, MATVEC_TOKENS, ModelKernels, modules_needed};
+use forebay_cuda::{Gpu, KvLayerShape, MATVEC_TOKENS, ModelKernels, modules_needed};
 use forebay_store::UploadPart;
 use forebay_stream::{MemoryPlan, PolicyKind};
 
 use super::CudaBackend;
-use super::memory::{self, DeviceArena, DevicePlan};
+use super::memory::{self, DeviceArena, DeviceFacts, DevicePlan};
 use super::on_cpu::ExpertMatrices;
 use super::streamed::{HostExperts, Streamed};
 use crate::ModelError;
@@ -21,18 +21,6 @@ pub struct CudaPlan {
 }
 
 impl CudaPlan {
-    /// The key/value cache of a layer, for `context` positions.
-    pub fn cache(architecture: &Architecture, context: usize, element: KvElement) -> KvLayerShape {
-        let attention = &architecture.attention;
-        KvLayerShape {
-            element,
-            kv_heads: attention.kv_heads,
-            dim_k: attention.head_dim,
-            dim_v: attention.head_dim,
-            context,
-        }
-    }
-
     /// Finds out how a model fits `gpu` with such a cache, or how many of its last layers do; `exact` computes in f32 throughout. `vram_bytes` bounds all
     /// device memory, the driver's context included; `policy` says which experts stay if not all fit.
     ///
@@ -47,7 +35,8 @@ impl CudaPlan {
         vram_bytes: Option<u64>,
         policy: PolicyKind,
     ) -> Result<CudaPlan, ModelError> {
-        let plan = DevicePlan::new(&gpu, architecture, weights, cache, vram_bytes, policy)?;
+        let facts = DeviceFacts::of(&gpu)?;
+        let plan = DevicePlan::new(&facts, architecture, weights, cache, vram_bytes, policy)?;
         Ok(CudaPlan { gpu, plan, exact, record: true })
     }
 

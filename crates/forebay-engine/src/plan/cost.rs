@@ -1,0 +1,320 @@
+//! Seconds of a token and of a prompt, from what a model needs, where it lies and what the machine does.
+//!
+//! Sums are for what comes one after the other. Work that goes on beside other work takes the longer of both, and half of
+//! the shorter, where it begins and ends.
+
+use forebay_stream::MemoryPlan;
+use serde::Serialize;
+
+use super::hits::{HitCurve, share_in_either};
+use super::model::{ExpertCosts, ModelCosts};
+use super::rates::{GpuCosts, Rates};
+
+/// Where a model's weights are, and who computes.
+#[derive(Debug, Clone)]
+pub enum Placement {
+    /// Everything is in the GPU's memory.
+    Vram,
+    /// The GPU computes. Experts that have no slot there are in pinned RAM, or come through it from the disk.
+    VramSlots {
+        /// Slots for experts in VRAM.
+        slots: MemoryPlan,
+        /// Homes of experts in RAM.
+        host: MemoryPlan,
+    },
+    /// The CPU computes; blocks are in RAM, or come through it from the disk.
+    Ram(MemoryPlan),
+}
+
+/// What is done, and after how much.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Work {
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Tokens in the context before the prompt, or before the token that is generated.
+    pub depth: usize,
+}
+
+/// What takes time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cost {
+    /// Kernels that go through weights, keys and values in VRAM.
+    GpuMemory,
+    /// Multiplications of prompts.
+    GpuCompute,
+    /// Kernels of each layer that are latency, whatever their data.
+    GpuLayers,
+    /// The router's choice to the host, and the table of experts back.
+    HostLoop,
+    /// Experts from pinned RAM to VRAM.
+    Pcie,
+    /// Products and attention on the CPU.
+    Cpu,
+    /// Weights from the disk.
+    Disk,
+}
+
+/// A rate, and what makes it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Speed {
+    pub tokens_per_second: f64,
+    /// Of one token, or of the whole prompt.
+    pub seconds: f64,
+    /// What takes longest.
+    pub limit: Cost,
+    /// Seconds of each kind of work. They overlap where work goes on beside other work.
+    pub costs: Vec<(Cost, f64)>,
+    /// Weights read from the disk: bytes.
+    pub disk_bytes: f64,
+}
+
+/// What to expect.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Prediction {
+    pub generate: Speed,
+    pub prompt: Speed,
+    /// Lookups of generated tokens that find their expert where it is computed with. `None` for dense models.
+    pub hit_rate: Option<f64>,
+    /// Experts that a generated token waits for the disk for.
+    pub disk_experts_per_token: f64,
+}
+
+/// Costs in the order in which they were met.
+#[derive(Default)]
+struct Sum {
+    costs: Vec<(Cost, f64)>,
+    disk_bytes: f64,
+}
+
+impl Sum {
+    fn add(&mut self, cost: Cost, seconds: f64) -> f64 {
+        match self.costs.iter_mut().find(|known| known.0 == cost) {
+            Some(known) => known.1 += seconds,
+            None if seconds > 0.0 => self.costs.push((cost, seconds)),
+            None => {}
+        }
+        seconds
+    }
+
+    fn speed(self, tokens: f64, seconds: f64) -> Speed {
+        let largest = self.costs.iter().max_by(|a, b| a.1.total_cmp(&b.1));
+        let limit = largest.map_or(Cost::Cpu, |largest| largest.0);
+        let tokens_per_second = tokens / seconds.max(f64::MIN_POSITIVE);
+        Speed { tokens_per_second, seconds, limit, costs: self.costs, disk_bytes: self.disk_bytes }
+    }
+}
+
+fn beside(a: f64, b: f64) -> f64 {
+    a.max(b) + 0.5 * a.min(b)
+}
+
+/// All that a prediction is made of but the placement.
+#[derive(Clone, Copy)]
+pub(crate) struct Model<'a> {
+    pub costs: &'a ModelCosts,
+    pub rates: &'a Rates,
+    pub hits: &'a HitCurve,
+    pub work: Work,
+}
+
+impl Model<'_> {
+    /// `None` where a GPU computes and the profile has none.
+    pub fn predict(&self, placement: &Placement) -> Option<Prediction> {
+        let has_experts = self.costs.experts() > 0;
+        let share = |plan: &MemoryPlan| plan.kept_slots() as f64 / plan.experts().max(1) as f64;
+        Some(match placement {
+            Placement::Vram => self.on_gpu(self.rates.gpu.as_ref()?, 1.0, 1.0),
+            Placement::VramSlots { slots, host } => {
+                let vram = share(slots);
+                let either = share_in_either(vram, share(host));
+                self.on_gpu(self.rates.gpu.as_ref()?, vram, either)
+            }
+            Placement::Ram(plan) => {
+                let share = if has_experts { share(plan) } else { 1.0 };
+                self.on_cpu(plan, share)
+            }
+        })
+    }
+
+    fn hit_rate(&self, share: f64) -> f64 {
+        self.hits.at(share, self.costs.used_share())
+    }
+
+    fn kv_bytes(&self) -> f64 {
+        self.work.depth as f64 * self.costs.kv_bytes_per_position as f64
+    }
+
+    /// `vram`: the share of experts there. `either`: there or in RAM.
+    fn on_gpu(&self, gpu: &GpuCosts, vram: f64, either: f64) -> Prediction {
+        let costs = self.costs;
+        let all = vram >= 1.0;
+        let lookups = costs.lookups_per_token();
+        let (hit_rate, found) = (self.hit_rate(vram), self.hit_rate(either));
+        let (missed, from_disk) = (lookups * (1.0 - hit_rate), lookups * (1.0 - found));
+        let expert_bytes = costs.bytes_per_expert();
+        let copy_seconds = expert_bytes / gpu.copy_rate(expert_bytes);
+
+        let mut sum = Sum::default();
+        let mut seconds = sum.add(Cost::GpuMemory, gpu.seconds(&costs.head));
+        seconds += sum.add(Cost::GpuMemory, gpu.attention_seconds(self.kv_bytes()));
+        for layer in &costs.layers {
+            let used = layer
+                .experts
+                .as_ref()
+                .map_or(0.0, |experts| experts.used as f64 * gpu.seconds(&experts.matrices));
+            seconds += sum.add(Cost::GpuMemory, gpu.seconds(&layer.dense) + used);
+            seconds += sum.add(Cost::GpuLayers, gpu.layer_seconds(layer.experts.is_some()));
+            if layer.experts.is_some() && !all {
+                seconds += sum.add(Cost::HostLoop, gpu.host_loop_seconds());
+            }
+        }
+        seconds += sum.add(Cost::HostLoop, missed * gpu.bring_seconds());
+        seconds += sum.add(Cost::Pcie, missed * copy_seconds);
+        seconds += sum.add(Cost::Disk, self.bursts(from_disk));
+        sum.disk_bytes = from_disk * expert_bytes;
+        Prediction {
+            generate: sum.speed(1.0, seconds),
+            prompt: self.prompt_on_gpu(gpu, vram, either, copy_seconds),
+            hit_rate: (lookups > 0.0).then_some(hit_rate),
+            disk_experts_per_token: from_disk,
+        }
+    }
+
+    /// Seconds that a token waits for so many experts from the disk, all layers together: each layer that misses any waits for
+    /// a burst of its own.
+    fn bursts(&self, experts: f64) -> f64 {
+        let layers = self.costs.expert_layers().count().max(1) as f64;
+        let waiting = layers * (1.0 - (-experts / layers).exp());
+        experts * self.costs.bytes_per_expert() / self.rates.disk
+            + waiting * self.rates.burst_seconds
+    }
+
+    fn prompt_on_gpu(&self, gpu: &GpuCosts, vram: f64, either: f64, copy_seconds: f64) -> Speed {
+        let costs = self.costs;
+        let batches = batches(self.work.prompt_tokens, GPU_BATCH_TOKENS);
+        let tokens = self.work.prompt_tokens as f64 / batches;
+        let mut sum = Sum::default();
+        let mut computing = 0.0;
+        for layer in &costs.layers {
+            computing += sum.add(Cost::GpuLayers, batches * gpu.prompt_layer_seconds());
+            let mut products = gpu.prompt_seconds(&layer.dense, tokens);
+            if let Some(experts) = &layer.experts {
+                let pairs = tokens * experts.used as f64;
+                let each = pairs / experts.count as f64;
+                products += gpu.expert_prompt_seconds(&experts.matrices, pairs, each);
+            }
+            computing += sum.add(Cost::GpuCompute, batches * products);
+        }
+        if vram >= 1.0 {
+            return sum.speed(self.work.prompt_tokens as f64, computing);
+        }
+        let experts = costs.experts() as f64 * batches;
+        let missed = experts * self.touched_beyond(vram, tokens);
+        let from_disk = experts * self.touched_beyond(either, tokens);
+        // Copies go on beside all other work of the GPU, in waves of many experts.
+        let copying = sum.add(Cost::Pcie, missed * copy_seconds).max(computing);
+        let loops = costs.expert_layers().count() as f64 * batches * gpu.host_loop_seconds();
+        let loops = sum.add(Cost::HostLoop, loops);
+        sum.disk_bytes = from_disk * costs.bytes_per_expert();
+        let disk_seconds = sum.disk_bytes / self.rates.disk;
+        let reading = sum.add(Cost::Disk, disk_seconds);
+        sum.speed(self.work.prompt_tokens as f64, beside(copying, reading) + loops)
+    }
+
+    fn touched_beyond(&self, share: f64, tokens: f64) -> f64 {
+        self.hits.touched_beyond(share, self.costs.used_share(), tokens)
+    }
+
+    /// `share` of the experts is kept.
+    fn on_cpu(&self, plan: &MemoryPlan, share: f64) -> Prediction {
+        let (costs, rates) = (self.costs, self.rates);
+        let hit_rate = self.hit_rate(share);
+        let mut sum = Sum::default();
+        let mut dense = sum.add(Cost::Cpu, rates.cpu_seconds(&costs.head));
+        dense += sum.add(Cost::Cpu, rates.cpu_attention_seconds(self.kv_bytes()));
+        let mut experts = 0.0;
+        let mut from_disk = 0.0;
+        for layer in &costs.layers {
+            let of_dense = rates.cpu_seconds(&layer.dense) + rates.cpu_layer_seconds();
+            dense += sum.add(Cost::Cpu, of_dense);
+            if let Some(of_layer) = &layer.experts {
+                experts += self.experts_on_cpu(of_layer, hit_rate, &mut sum);
+                if !plan.fully_resident {
+                    experts += sum.add(Cost::Cpu, rates.cpu_streamed_layer_seconds());
+                }
+                from_disk += of_layer.used as f64 * (1.0 - hit_rate);
+            }
+        }
+        let streamed = streamed_bytes(plan) as f64;
+        let reading = sum.add(Cost::Disk, rates.ring_seconds(streamed));
+        sum.disk_bytes = streamed + from_disk * costs.bytes_per_expert();
+        Prediction {
+            generate: sum.speed(1.0, beside(dense, reading) + experts),
+            prompt: self.prompt_on_cpu(streamed, share),
+            hit_rate: (costs.experts() > 0).then_some(hit_rate),
+            disk_experts_per_token: from_disk,
+        }
+    }
+
+    /// Seconds of a layer's experts: those that are there are computed with while the others are read, then these. How many
+    /// are missed is binomial.
+    fn experts_on_cpu(&self, experts: &ExpertCosts, hit_rate: f64, sum: &mut Sum) -> f64 {
+        let used = experts.used as i32;
+        let one = self.rates.cpu_seconds(&experts.matrices);
+        let read = experts.matrices.total_bytes() as f64 / self.rates.disk;
+        sum.add(Cost::Cpu, f64::from(used) * one);
+        let mut ways = 1.0;
+        (0..=used)
+            .map(|missed| {
+                if missed > 0 {
+                    ways *= f64::from(used - missed + 1) / f64::from(missed);
+                }
+                let hit = f64::from(used - missed);
+                let missed = f64::from(missed);
+                let probability = ways * (1.0 - hit_rate).powf(missed) * hit_rate.powf(hit);
+                let reading = match missed {
+                    0.0 => 0.0,
+                    missed => missed * read + self.rates.burst_seconds,
+                };
+                sum.add(Cost::Disk, probability * reading);
+                probability * (reading.max(hit * one) + missed * one)
+            })
+            .sum()
+    }
+
+    fn prompt_on_cpu(&self, streamed: f64, share: f64) -> Speed {
+        let (costs, rates) = (self.costs, self.rates);
+        let prompt = self.work.prompt_tokens as f64;
+        let batches = batches(self.work.prompt_tokens, costs.cpu_batch_tokens);
+        let mut sum = Sum::default();
+        let mut computing = 0.0;
+        for layer in &costs.layers {
+            let mut seconds = rates.cpu_prompt_seconds(&layer.dense, prompt);
+            if let Some(experts) = &layer.experts {
+                let pairs = prompt * experts.used as f64;
+                let each = pairs / batches / experts.count as f64;
+                seconds += rates.cpu_expert_prompt_seconds(&experts.matrices, pairs, each);
+            }
+            computing += sum.add(Cost::Cpu, seconds + batches * rates.cpu_layer_seconds());
+        }
+        let experts = costs.experts() as f64 * self.touched_beyond(share, prompt / batches);
+        sum.disk_bytes = batches * (streamed + experts * costs.bytes_per_expert());
+        let of_experts = batches * experts * costs.bytes_per_expert() / rates.disk;
+        let reading = sum.add(Cost::Disk, batches * rates.ring_seconds(streamed) + of_experts);
+        sum.speed(prompt, beside(computing, reading))
+    }
+}
+
+/// Tokens that a GPU takes through the layers together, at most.
+const GPU_BATCH_TOKENS: usize = 512;
+
+fn batches(tokens: usize, most: usize) -> f64 {
+    tokens.div_ceil(most).max(1) as f64
+}
+
+/// Bytes of dense blocks that go through the ring for every pass.
+fn streamed_bytes(plan: &MemoryPlan) -> u64 {
+    let blocks = plan.dense.slot_bytes.iter().zip(&plan.dense.pinned);
+    blocks.filter(|(_, pinned)| !**pinned).map(|(bytes, _)| bytes).sum()
+}

@@ -1,0 +1,291 @@
+//! The planner: where a model's weights should be on a machine, how fast it will be there, and why not faster.
+//!
+//! A pure function of what is known of the model, the machine profile, the budgets and the expected hits. Memory is planned
+//! by the very functions that sessions use, so what is told here is what `run` does.
+//!
+//! ```text
+//! model.rs    what a token costs a model
+//! rates.rs    what a machine does per second
+//! hits.rs     how often experts are found where they are wanted
+//! memory.rs   memory plans of sessions
+//! cost.rs     seconds of tokens and prompts
+//! ```
+
+mod cost;
+mod hits;
+pub(crate) mod memory;
+mod model;
+mod rates;
+
+use forebay_cuda::{Gpu, KvElement};
+use forebay_model::{DeviceFacts, VramUse};
+use forebay_stream::{MemoryPlan, PolicyKind};
+use serde::Serialize;
+
+use crate::device;
+use crate::{DeviceChoice, EngineError, KvCacheType, SessionOptions, default_budget_bytes};
+pub use cost::{Cost, Placement, Prediction, Speed, Work};
+pub use hits::{HitCurve, share_in_either};
+pub use model::PlannedModel;
+pub use rates::Rates;
+
+use cost::Model;
+use model::ModelCosts;
+
+/// What a gain is told for.
+const ONE_MORE_BYTES: u64 = 1 << 30;
+
+/// Below this many generated tokens per second a person is told before waiting for it.
+pub const SLOW_TOKENS_PER_SECOND: f64 = 2.0;
+
+/// What a user may choose, and what is free.
+#[derive(Debug, Clone)]
+pub struct PlanRequest {
+    pub device: DeviceChoice,
+    /// As `--vram`; `None`: what is free.
+    pub vram_bytes: Option<u64>,
+    /// For weights in RAM.
+    pub ram_bytes: u64,
+    /// Whether the user named it.
+    pub ram_chosen_by_user: bool,
+    /// Positions of key/value cache.
+    pub context: usize,
+    /// How a GPU keeps keys and values.
+    pub cache: KvElement,
+    pub policy: PolicyKind,
+    pub work: Work,
+}
+
+impl PlanRequest {
+    /// What a session with `options` and `context` positions will do.
+    pub fn of_session(options: &SessionOptions, context: usize, work: Work) -> PlanRequest {
+        // As a session chooses: options that are for the CPU alone, and none for a GPU.
+        let for_cpu = device::wanted_gpu(options).is_none();
+        PlanRequest {
+            device: match options.device {
+                DeviceChoice::Auto if for_cpu => DeviceChoice::Cpu,
+                device => device,
+            },
+            vram_bytes: options.vram_bytes,
+            ram_bytes: options.ram_bytes.unwrap_or_else(default_budget_bytes),
+            ram_chosen_by_user: options.ram_bytes.is_some(),
+            context,
+            cache: match (options.exact, options.kv_cache) {
+                (true, _) => KvElement::F32,
+                (false, KvCacheType::F16) => KvElement::F16,
+                (false, KvCacheType::Q8_0) => KvElement::Q8_0,
+            },
+            policy: options.policy,
+            work,
+        }
+    }
+}
+
+/// One way to run a model.
+#[derive(Debug, Clone, Serialize)]
+pub struct Plan {
+    /// `cpu` or `cuda`.
+    pub device: &'static str,
+    /// Device memory by what it is for; `None` where the CPU computes.
+    pub vram: Option<VramUse>,
+    /// Slots for experts in VRAM, if not all are there.
+    pub slots: Option<MemoryPlan>,
+    /// Blocks in RAM; `None` where all are in VRAM.
+    pub host: Option<MemoryPlan>,
+    /// Keys and values in RAM: bytes.
+    pub host_kv_cache_bytes: u64,
+    pub prediction: Prediction,
+}
+
+/// What one more GiB would bring: generated tokens per second with it.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct OneMoreGib {
+    /// `None` where the device has no more, or none computes.
+    pub vram_tokens_per_second: Option<f64>,
+    pub ram_tokens_per_second: f64,
+}
+
+/// The planner's answer.
+#[derive(Debug, Clone, Serialize)]
+pub struct Planned {
+    pub plan: Plan,
+    /// The other device, where there was a choice.
+    pub other: Option<Plan>,
+    /// Why there was none although both were allowed.
+    pub why_not_other: Option<String>,
+    pub one_more_gib: OneMoreGib,
+}
+
+/// A machine and a model on it.
+pub struct Planner<'a> {
+    model: &'a PlannedModel,
+    rates: &'a Rates,
+    hits: &'a HitCurve,
+    facts: Option<DeviceFacts>,
+}
+
+impl<'a> Planner<'a> {
+    /// With memory that is thought to be free on the profile's GPU.
+    pub fn new(model: &'a PlannedModel, rates: &'a Rates, hits: &'a HitCurve) -> Planner<'a> {
+        let estimate =
+            |gpu: &rates::GpuCosts| DeviceFacts::estimate(gpu.multiprocessors, gpu.memory_bytes);
+        Planner { model, rates, hits, facts: rates.gpu.as_ref().map(estimate) }
+    }
+
+    /// With what is known of the GPU itself.
+    pub fn with_facts(self, facts: DeviceFacts) -> Planner<'a> {
+        Planner { facts: Some(facts), ..self }
+    }
+
+    /// The best way to run the model within the budgets, by its predicted rate of generating.
+    ///
+    /// # Errors
+    /// What cannot run within them, with the smallest that would do.
+    pub fn plan(&self, request: &PlanRequest) -> Result<Planned, EngineError> {
+        let costs = ModelCosts::new(&self.model.architecture, &self.model.weights, request.context);
+        let (plan, other, why_not_other) = self.choose(&costs, request)?;
+        let more = |request: PlanRequest| {
+            let planned = self.choose(&costs, &request).ok()?;
+            Some(planned.0.prediction.generate.tokens_per_second)
+        };
+        let now = plan.prediction.generate.tokens_per_second;
+        let ram_bytes = request.ram_bytes.saturating_add(ONE_MORE_BYTES);
+        let ram = more(PlanRequest { ram_bytes, ..request.clone() });
+        let one_more_gib = OneMoreGib {
+            vram_tokens_per_second: self.more_vram(request).and_then(more),
+            ram_tokens_per_second: ram.unwrap_or(now),
+        };
+        Ok(Planned { plan, other, why_not_other, one_more_gib })
+    }
+
+    /// The request with one more GiB of VRAM, where the device may be used.
+    fn more_vram(&self, request: &PlanRequest) -> Option<PlanRequest> {
+        let facts = self.facts.filter(|_| request.device != DeviceChoice::Cpu)?;
+        let now = request.vram_bytes.unwrap_or(facts.total_bytes).min(facts.total_bytes);
+        let more = now + ONE_MORE_BYTES;
+        (more <= facts.total_bytes)
+            .then(|| PlanRequest { vram_bytes: Some(more), ..request.clone() })
+    }
+
+    fn choose(
+        &self,
+        costs: &ModelCosts,
+        request: &PlanRequest,
+    ) -> Result<(Plan, Option<Plan>, Option<String>), EngineError> {
+        match request.device {
+            DeviceChoice::Cpu => Ok((self.on_cpu(costs, request)?, None, None)),
+            DeviceChoice::Cuda(_) => Ok((self.on_gpu(costs, request)?, None, None)),
+            DeviceChoice::Auto => {
+                match (self.on_gpu(costs, request), self.on_cpu(costs, request)) {
+                    (Ok(gpu), Ok(cpu)) => {
+                        let rate = |plan: &Plan| plan.prediction.generate.tokens_per_second;
+                        match rate(&cpu) > rate(&gpu) {
+                            true => Ok((cpu, Some(gpu), None)),
+                            false => Ok((gpu, Some(cpu), None)),
+                        }
+                    }
+                    (Ok(gpu), Err(why)) => Ok((gpu, None, Some(why.to_string()))),
+                    (Err(why), Ok(cpu)) => {
+                        let no_gpu = self.rates.gpu.is_none();
+                        Ok((cpu, None, (!no_gpu).then(|| why.to_string())))
+                    }
+                    (Err(_), Err(cpu)) if self.rates.gpu.is_none() => Err(cpu),
+                    (Err(gpu), Err(cpu)) => {
+                        Err(EngineError::NoPlan { gpu: Box::new(gpu), cpu: Box::new(cpu) })
+                    }
+                }
+            }
+        }
+    }
+
+    fn on_cpu(&self, costs: &ModelCosts, request: &PlanRequest) -> Result<Plan, EngineError> {
+        let host = memory::host(&self.model.weights, request.ram_bytes, request.policy)?;
+        let placement = Placement::Ram(host.clone());
+        Ok(Plan {
+            device: "cpu",
+            vram: None,
+            slots: None,
+            host: Some(host),
+            host_kv_cache_bytes: request.context as u64 * costs.kv_bytes_per_position,
+            prediction: self.predict(costs, request.work, &placement)?,
+        })
+    }
+
+    fn on_gpu(&self, costs: &ModelCosts, request: &PlanRequest) -> Result<Plan, EngineError> {
+        let facts = self.facts.ok_or(EngineError::NoGpuInProfile)?;
+        let (vram, slots) = self.model.in_vram(&facts, request)?;
+        let in_ram =
+            || memory::host_experts(&self.model.weights, request.ram_bytes, request.policy);
+        let host = slots.as_ref().map(|_| in_ram()).transpose()?;
+        let placement = match (slots.clone(), host.clone()) {
+            (Some(slots), Some(host)) => Placement::VramSlots { slots, host },
+            _ => Placement::Vram,
+        };
+        let prediction = self.predict(costs, request.work, &placement)?;
+        Ok(Plan {
+            device: "cuda",
+            vram: Some(vram),
+            slots,
+            host,
+            host_kv_cache_bytes: 0,
+            prediction,
+        })
+    }
+
+    fn predict(
+        &self,
+        costs: &ModelCosts,
+        work: Work,
+        placement: &Placement,
+    ) -> Result<Prediction, EngineError> {
+        let model = Model { costs, rates: self.rates, hits: self.hits, work };
+        model.predict(placement).ok_or(EngineError::NoGpuInProfile)
+    }
+}
+
+/// What the GPU that `device` means says of itself; `None` without one.
+pub fn gpu_facts(device: DeviceChoice) -> Option<DeviceFacts> {
+    let ordinal = match device {
+        DeviceChoice::Cpu => return None,
+        DeviceChoice::Auto => 0,
+        DeviceChoice::Cuda(ordinal) => ordinal,
+    };
+    DeviceFacts::of(&Gpu::open(ordinal).ok()?).ok()
+}
+
+/// What to expect of a model that is placed already. `None` where a GPU computes that the rates do not have.
+pub(crate) fn predict(
+    architecture: &forebay_model::Architecture,
+    weights: &forebay_model::Weights,
+    context: usize,
+    rates: &Rates,
+    placement: &Placement,
+    work: Work,
+) -> Option<Prediction> {
+    let costs = ModelCosts::new(architecture, weights, context);
+    let hits = HitCurve::default();
+    Model { costs: &costs, rates, hits: &hits, work }.predict(placement)
+}
+
+impl Plan {
+    /// Why generating will be slow, and what would help most, if it will be.
+    pub fn slow(&self) -> Option<String> {
+        let generate = &self.prediction.generate;
+        (generate.tokens_per_second < SLOW_TOKENS_PER_SECOND).then(|| match generate.limit {
+            Cost::Disk => format!(
+                "every token waits for {:.1} GB of weights from the disk: more RAM or VRAM would help",
+                generate.disk_bytes / 1e9
+            ),
+            Cost::Pcie => {
+                "every token waits for experts from RAM: more VRAM would help".to_owned()
+            }
+            Cost::Cpu => {
+                "the CPU computes, and takes that long for this model's weights: a GPU would help"
+                    .to_owned()
+            }
+            Cost::GpuMemory | Cost::GpuCompute | Cost::GpuLayers | Cost::HostLoop => {
+                "the GPU takes that long for this model".to_owned()
+            }
+        })
+    }
+}

@@ -1,0 +1,168 @@
+//! What a token costs a model: bytes of weights by type, multiplications, bytes of keys and values.
+
+use std::path::Path;
+
+use forebay_format::{Catalog, TensorType};
+use forebay_model::weights::{FeedForwardWeights, PartMatrix};
+use forebay_model::{Architecture, CudaPlan, DeviceFacts, ModelError, VramUse, Weights};
+use forebay_store::FileSet;
+use forebay_stream::MemoryPlan;
+
+use super::PlanRequest;
+use crate::inspect::ModelInfo;
+use crate::{EngineError, SessionOptions};
+
+/// A model of which everything is known that a plan needs, and no weights were read.
+pub struct PlannedModel {
+    pub info: ModelInfo,
+    pub(crate) architecture: Architecture,
+    pub(crate) weights: Weights,
+}
+
+impl PlannedModel {
+    /// Reads headers, norms and biases.
+    ///
+    /// # Errors
+    /// A damaged or unknown file.
+    pub fn open(model: &Path) -> Result<PlannedModel, EngineError> {
+        let catalog = Catalog::open(model)?;
+        let architecture = Architecture::from_catalog(&catalog)?;
+        let files = FileSet::of_catalog(&catalog, false)?;
+        let weights = Weights::new(&catalog, &architecture, &files)?;
+        let info = ModelInfo::new(&catalog, &architecture);
+        Ok(PlannedModel { info, architecture, weights })
+    }
+
+    /// Positions of context that a session with `options` reserves.
+    ///
+    /// # Errors
+    /// More than the model was trained for.
+    pub fn context(&self, options: &SessionOptions) -> Result<usize, EngineError> {
+        crate::session::context(options, &self.architecture)
+    }
+
+    /// What a GPU's memory is used for, and the slots for experts there if not all of them fit.
+    ///
+    /// # Errors
+    /// Too little memory, with what would do; weights or routers that have no kernels.
+    pub fn in_vram(
+        &self,
+        facts: &DeviceFacts,
+        request: &PlanRequest,
+    ) -> Result<(VramUse, Option<MemoryPlan>), ModelError> {
+        let PlannedModel { architecture, weights, .. } = self;
+        let cache = CudaPlan::cache(architecture, request.context, request.cache);
+        facts.plan(architecture, weights, cache, request.vram_bytes, request.policy)
+    }
+}
+
+/// Some matrices that are used together.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Matrices {
+    /// Bytes by type.
+    pub bytes: Vec<(TensorType, u64)>,
+    /// Multiplications for one token by type: elements.
+    pub elements: Vec<(TensorType, u64)>,
+}
+
+impl Matrices {
+    fn of(matrices: &[&PartMatrix]) -> Matrices {
+        let mut all = Matrices::default();
+        for matrix in matrices {
+            let row = matrix.ty.row_bytes(matrix.cols as u64).unwrap_or(0);
+            all.bytes.push((matrix.ty, row * matrix.rows as u64));
+            all.elements.push((matrix.ty, (matrix.rows * matrix.cols) as u64));
+        }
+        all
+    }
+
+    pub fn total_bytes(&self) -> u64 {
+        self.bytes.iter().map(|(_, bytes)| bytes).sum()
+    }
+}
+
+/// Experts of a layer.
+#[derive(Clone, Debug)]
+pub(crate) struct ExpertCosts {
+    pub count: usize,
+    pub used: usize,
+    /// Of one.
+    pub matrices: Matrices,
+}
+
+/// One layer.
+#[derive(Clone, Debug)]
+pub(crate) struct LayerCosts {
+    pub dense: Matrices,
+    pub experts: Option<ExpertCosts>,
+}
+
+/// What every token has to go through.
+#[derive(Clone, Debug)]
+pub(crate) struct ModelCosts {
+    pub layers: Vec<LayerCosts>,
+    pub head: Matrices,
+    /// Keys and values of one position, in f16, all layers together: bytes.
+    pub kv_bytes_per_position: u64,
+    /// Tokens of a prompt that the CPU takes through the layers together, at most.
+    pub cpu_batch_tokens: usize,
+}
+
+impl ModelCosts {
+    pub fn new(architecture: &Architecture, weights: &Weights, context: usize) -> ModelCosts {
+        let layers = weights.layers.iter().enumerate().map(|(index, layer)| {
+            let mut dense = vec![&layer.q, &layer.k, &layer.v, &layer.o];
+            let experts = match &layer.feed_forward {
+                FeedForwardWeights::Dense { gate, up, down } => {
+                    dense.extend([gate, up, down]);
+                    None
+                }
+                FeedForwardWeights::Experts { router, gate, up, down } => {
+                    dense.push(router);
+                    let count = weights.blocks.experts[index].len();
+                    Some(ExpertCosts {
+                        count,
+                        used: weights.blocks.experts_per_token.min(count),
+                        matrices: Matrices::of(&[gate, up, down]),
+                    })
+                }
+            };
+            LayerCosts { dense: Matrices::of(&dense), experts }
+        });
+        let head: Vec<&PartMatrix> = weights.head.iter().map(|chunk| &chunk.matrix).collect();
+        let attention = &architecture.attention;
+        let kv_elements = 2 * attention.kv_heads * attention.head_dim * architecture.layers.len();
+        ModelCosts {
+            layers: layers.collect(),
+            head: Matrices::of(&head),
+            kv_bytes_per_position: 2 * kv_elements as u64,
+            cpu_batch_tokens: forebay_model::batch_tokens(architecture, context).max(1),
+        }
+    }
+
+    pub fn expert_layers(&self) -> impl Iterator<Item = &ExpertCosts> {
+        self.layers.iter().filter_map(|layer| layer.experts.as_ref())
+    }
+
+    /// Experts of all layers.
+    pub fn experts(&self) -> usize {
+        self.expert_layers().map(|experts| experts.count).sum()
+    }
+
+    /// Experts that a token uses in all layers.
+    pub fn lookups_per_token(&self) -> f64 {
+        self.expert_layers().map(|experts| experts.used as f64).sum()
+    }
+
+    /// Experts that a token uses in a layer, as a share of the layer's: the mean.
+    pub fn used_share(&self) -> f64 {
+        self.lookups_per_token() / self.experts().max(1) as f64
+    }
+
+    /// Bytes of one expert, the mean.
+    pub fn bytes_per_expert(&self) -> f64 {
+        let bytes = |of: &ExpertCosts| of.count as u64 * of.matrices.total_bytes();
+        let all: u64 = self.expert_layers().map(bytes).sum();
+        all as f64 / self.experts().max(1) as f64
+    }
+}

@@ -1,0 +1,243 @@
+//! What a machine does per second, from its profile, and what has to be estimated because no profile has it.
+
+use forebay_format::TensorType;
+
+use super::model::Matrices;
+use crate::doctor::{GpuRates, KernelRate, MachineProfile, PinnedCopyRate};
+
+/// Multiplications per second and processor for prompts where the profile has none: the slower of the measured processors
+/// (Zen 3 with AVX2, 62e9 for Q4_K and 34e9 for Q8_0 per core).
+const CPU_MULTIPLY_ADDS_PER_PROCESSOR: f64 = 40e9;
+
+/// Multiplications per second and multiprocessor for prompts, which no profile has. An H100 of 132 did 77e12 (llama-8b,
+/// Q4_K_M, 9641 tokens/s). Server GPUs have tensor cores of that speed; others have about half of it by their data sheets.
+const GPU_MULTIPLY_ADDS_SERVER: f64 = 0.58e12;
+const GPU_MULTIPLY_ADDS_OTHER: f64 = 0.27e12;
+
+/// Of the disk's rate, what dense blocks get that pass through the ring: one block is read ahead, so the disk pauses between
+/// blocks (llama-1b with half of its weights streamed: 2.3 of 3.2 GB/s).
+const RING_SHARE: f64 = 0.75;
+
+/// Time for each layer of the CPU, beside the products: norms, attention, and regions of threads that begin and end. Seconds.
+const CPU_LAYER_SECONDS: f64 = 40e-6;
+
+/// The same of a layer of which some experts are missing now and then: who is there is found out, reads are queued and
+/// waited for, and the products are cut in two. What was left of 54.8 and 69 tokens/s of qwen3moe-30b with 6 layers, of which
+/// 4.3 and 0.6 experts were missing for each token. Seconds.
+const CPU_STREAMED_LAYER_SECONDS: f64 = 0.3e-3;
+
+/// Tokens for each expert where the CPU's products of prompts are half as fast as with many (qwen3moe-30b, 512 tokens).
+const CPU_EXPERT_TOKENS_HALF_FAST: f64 = 24.0;
+
+/// One token's kernels of a layer that are not weights, in a CUDA graph: measured as what 422 tokens/s of qwen3moe-30b leave
+/// on an H200 (experts), and 403 of llama-8b on an H100 (dense). They are latencies, much the same on every GPU. Seconds.
+const GPU_DENSE_LAYER_SECONDS: f64 = 17e-6;
+const GPU_EXPERT_LAYER_SECONDS: f64 = 35e-6;
+
+/// The router's choice goes to the host and a table comes back, in every layer, and kernels are queued one by one. Seconds.
+const HOST_LOOP_SECONDS: f64 = 25e-6;
+
+/// Calls of the driver for each expert that is brought, as far as its copy does not hide them. Seconds.
+const BRING_SECONDS: f64 = 8e-6;
+
+/// Of the rate of reading memory, what attention to a long context gets of keys and values (16 384 positions on an H100: 47
+/// to 75 %).
+const ATTENTION_SHARE: f64 = 0.5;
+
+/// One layer's kernels of a batch of a prompt. Seconds.
+const GPU_PROMPT_LAYER_SECONDS: f64 = 0.2e-3;
+
+/// Tokens for each expert where its tensor cores are half busy: fitted to a prompt of 512 tokens on an H100 (qwen3moe-30b,
+/// 7396 tokens/s).
+const EXPERT_TOKENS_HALF_BUSY: f64 = 96.0;
+
+/// What all the formulas divide by. Rates are bytes or multiplications per second.
+#[derive(Clone, Debug)]
+pub struct Rates {
+    pub(crate) disk: f64,
+    /// Of a burst of reads that somebody waits for, beside its bytes: seconds.
+    pub(crate) burst_seconds: f64,
+    memory_read: f64,
+    processors: usize,
+    cpu: Vec<KernelRate>,
+    pub(crate) gpu: Option<GpuCosts>,
+}
+
+/// The same of a GPU.
+#[derive(Clone, Debug)]
+pub(crate) struct GpuCosts {
+    pub name: String,
+    pub multiprocessors: u32,
+    pub memory_bytes: u64,
+    memory_read: f64,
+    kernels: Vec<KernelRate>,
+    copies: Vec<PinnedCopyRate>,
+    multiply_adds: f64,
+}
+
+impl Rates {
+    /// # Errors
+    /// A profile with rates that no machine has, in words.
+    pub fn new(profile: &MachineProfile) -> Result<Rates, &'static str> {
+        let (p50, p99) = (profile.read_64kib_p50_seconds, profile.read_64kib_p99_seconds);
+        let rates = Rates {
+            disk: profile.read.bytes_per_second,
+            // The first request and the last one to come are what a burst waits for beside its bytes.
+            burst_seconds: 2.0 * p99.max(p50),
+            memory_read: profile.memory_read_bytes_per_second,
+            processors: profile.machine.processors.max(1),
+            cpu: profile.kernels.clone(),
+            gpu: profile.gpu.as_ref().map(GpuCosts::new),
+        };
+        let mut all = vec![rates.disk, p50, p99, rates.memory_read];
+        all.extend(kernel_rates(&rates.cpu));
+        if let Some(gpu) = &rates.gpu {
+            all.push(gpu.memory_read);
+            all.extend(kernel_rates(&gpu.kernels));
+            all.extend(gpu.copies.iter().map(|copy| copy.to_device_bytes_per_second));
+            if gpu.copies.is_empty() {
+                all.push(0.0);
+            }
+        }
+        let good = |rate: &f64| rate.is_finite() && *rate > 0.0;
+        all.iter().all(good).then_some(rates).ok_or("the machine profile is damaged")
+    }
+
+    /// Of dense blocks of so many bytes that pass through the ring.
+    pub(crate) fn ring_seconds(&self, bytes: f64) -> f64 {
+        bytes / (RING_SHARE * self.disk)
+    }
+
+    /// The GPU's name, if there is one.
+    pub fn gpu_name(&self) -> Option<&str> {
+        self.gpu.as_ref().map(|gpu| gpu.name.as_str())
+    }
+
+    /// Of one token's products with weights in RAM.
+    pub(crate) fn cpu_seconds(&self, matrices: &Matrices) -> f64 {
+        seconds(&matrices.bytes, |ty| rate_of(&self.cpu, ty, self.memory_read))
+    }
+
+    pub(crate) fn cpu_layer_seconds(&self) -> f64 {
+        CPU_LAYER_SECONDS
+    }
+
+    pub(crate) fn cpu_streamed_layer_seconds(&self) -> f64 {
+        CPU_STREAMED_LAYER_SECONDS
+    }
+
+    /// Of attention to `bytes` of keys and values.
+    pub(crate) fn cpu_attention_seconds(&self, bytes: f64) -> f64 {
+        bytes / (ATTENTION_SHARE * self.memory_read)
+    }
+
+    /// Of `tokens` tokens' products of a prompt.
+    pub(crate) fn cpu_prompt_seconds(&self, matrices: &Matrices, tokens: f64) -> f64 {
+        let usual = CPU_MULTIPLY_ADDS_PER_PROCESSOR * self.processors as f64;
+        let rate = |ty: TensorType| {
+            let known = self.cpu.iter().find(|known| known.name == ty.name());
+            known.and_then(|known| known.prompt_multiply_adds_per_second).unwrap_or(usual)
+        };
+        tokens * seconds(&matrices.elements, rate)
+    }
+
+    /// Likewise of experts that get `each` tokens.
+    pub(crate) fn cpu_expert_prompt_seconds(
+        &self,
+        matrices: &Matrices,
+        tokens: f64,
+        each: f64,
+    ) -> f64 {
+        let share = each / (each + CPU_EXPERT_TOKENS_HALF_FAST);
+        self.cpu_prompt_seconds(matrices, tokens) / share
+    }
+}
+
+impl GpuCosts {
+    fn new(gpu: &GpuRates) -> GpuCosts {
+        let per_multiprocessor = match gpu.compute_capability {
+            (8, 0) | (9..=11, _) => GPU_MULTIPLY_ADDS_SERVER,
+            _ => GPU_MULTIPLY_ADDS_OTHER,
+        };
+        let mut copies = gpu.pinned_copies.clone();
+        copies.sort_by_key(|copy| copy.bytes);
+        GpuCosts {
+            name: gpu.name.clone(),
+            multiprocessors: gpu.multiprocessors,
+            memory_bytes: gpu.memory_bytes,
+            memory_read: gpu.memory_read_bytes_per_second,
+            kernels: gpu.kernels.clone(),
+            copies,
+            multiply_adds: per_multiprocessor * f64::from(gpu.multiprocessors),
+        }
+    }
+
+    /// Of one token's products with weights in VRAM.
+    pub fn seconds(&self, matrices: &Matrices) -> f64 {
+        seconds(&matrices.bytes, |ty| rate_of(&self.kernels, ty, self.memory_read))
+    }
+
+    pub fn layer_seconds(&self, has_experts: bool) -> f64 {
+        if has_experts { GPU_EXPERT_LAYER_SECONDS } else { GPU_DENSE_LAYER_SECONDS }
+    }
+
+    pub fn host_loop_seconds(&self) -> f64 {
+        HOST_LOOP_SECONDS
+    }
+
+    /// Of the host's work for an expert that is brought.
+    pub fn bring_seconds(&self) -> f64 {
+        BRING_SECONDS
+    }
+
+    /// Of attention to `bytes` of keys and values.
+    pub fn attention_seconds(&self, bytes: f64) -> f64 {
+        bytes / (ATTENTION_SHARE * self.memory_read)
+    }
+
+    /// Bytes per second of copies of so many bytes from pinned memory: between two measured sizes by the logarithm.
+    pub fn copy_rate(&self, bytes: f64) -> f64 {
+        let rate = |copy: &PinnedCopyRate| copy.to_device_bytes_per_second;
+        let after = self.copies.partition_point(|copy| (copy.bytes as f64) < bytes);
+        match (after.checked_sub(1).map(|before| &self.copies[before]), self.copies.get(after)) {
+            (Some(below), Some(above)) => {
+                let (low, high) = ((below.bytes as f64).ln(), (above.bytes as f64).ln());
+                let part = (bytes.ln() - low) / (high - low);
+                rate(below) + part * (rate(above) - rate(below))
+            }
+            (Some(only), None) | (None, Some(only)) => rate(only),
+            (None, None) => unreachable!("a profile without copies is refused"),
+        }
+    }
+
+    /// Of `tokens` tokens' products of a prompt.
+    pub fn prompt_seconds(&self, matrices: &Matrices, tokens: f64) -> f64 {
+        tokens * seconds(&matrices.elements, |_| self.multiply_adds)
+    }
+
+    /// Likewise of experts that get `each` tokens.
+    pub fn expert_prompt_seconds(&self, matrices: &Matrices, tokens: f64, each: f64) -> f64 {
+        let busy = each / (each + EXPERT_TOKENS_HALF_BUSY);
+        self.prompt_seconds(matrices, tokens) / busy
+    }
+
+    pub fn prompt_layer_seconds(&self) -> f64 {
+        GPU_PROMPT_LAYER_SECONDS
+    }
+}
+
+fn kernel_rates(kernels: &[KernelRate]) -> impl Iterator<Item = f64> {
+    let prompts = kernels.iter().filter_map(|kernel| kernel.prompt_multiply_adds_per_second);
+    kernels.iter().map(|kernel| kernel.bytes_per_second).chain(prompts)
+}
+
+/// A type that was not measured goes at the rate of the slowest that was; where none was, at half of what reading gives.
+fn rate_of(kernels: &[KernelRate], ty: TensorType, memory_read: f64) -> f64 {
+    let known = kernels.iter().find(|known| known.name == ty.name());
+    let slowest = || kernels.iter().map(|known| known.bytes_per_second).min_by(f64::total_cmp);
+    known.map(|known| known.bytes_per_second).or_else(slowest).unwrap_or(memory_read / 2.0)
+}
+
+fn seconds(parts: &[(TensorType, u64)], rate: impl Fn(TensorType) -> f64) -> f64 {
+    parts.iter().map(|&(ty, amount)| amount as f64 / rate(ty)).sum()
+}

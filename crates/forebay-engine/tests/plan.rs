@@ -1,0 +1,310 @@
+//! Predictions beside measurements, and what plans promise whatever the machine.
+
+use std::path::Path;
+
+use forebay_engine::doctor::MachineProfile;
+use forebay_engine::plan::{
+    Cost, HitCurve, PlanRequest, Planned, PlannedModel, Planner, Prediction, Rates, Speed, Work,
+};
+use forebay_engine::synth::{self, SynthOptions};
+use forebay_engine::{DeviceChoice, EngineError, Session, SessionOptions};
+use forebay_model::ModelError;
+use forebay_stream::StreamError;
+
+const GIB: u64 = 1 << 30;
+
+fn profile(name: &str) -> MachineProfile {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/profiles").join(name);
+    MachineProfile::parse(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+/// A model of a real shape, whose weights nobody reads.
+fn model(arch: &str, layers: Option<u32>, quantisation: &str) -> PlannedModel {
+    let quantisation = quantisation.to_owned();
+    model_of(arch, &SynthOptions { layers, quantisation, ..SynthOptions::default() })
+}
+
+fn model_of(arch: &str, options: &SynthOptions) -> PlannedModel {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    synth::hollow(arch, &path, options).unwrap();
+    PlannedModel::open(&path).unwrap()
+}
+
+fn request(device: DeviceChoice, vram: Option<u64>, ram: u64, context: usize) -> PlanRequest {
+    let options = SessionOptions {
+        device,
+        vram_bytes: vram,
+        ram_bytes: Some(ram),
+        ..SessionOptions::default()
+    };
+    PlanRequest::of_session(&options, context, Work { prompt_tokens: 512, depth: 0 })
+}
+
+fn plan(
+    model: &PlannedModel,
+    profile: &MachineProfile,
+    request: &PlanRequest,
+) -> Result<Planned, EngineError> {
+    let rates = Rates::new(profile).unwrap();
+    Planner::new(model, &rates, &HitCurve::default()).plan(request)
+}
+
+#[track_caller]
+fn near(what: &str, predicted: f64, measured: f64) {
+    let ratio = predicted / measured;
+    println!("{what}: predicted {predicted:.2}, measured {measured}: {ratio:.2}");
+    assert!((0.8..=1.2).contains(&ratio), "{what}: predicted {predicted:.1}, measured {measured}");
+}
+
+/// `bench` on an H200 with experts in slots, 2026-11-22: budgets, slots kept, tokens/s of generating and of a prompt.
+#[test]
+fn experts_in_slots_as_measured() {
+    let (model, profile) = (model("qwen3moe-30b", None, "Q4_K_M"), profile("h200.json"));
+    let ample = 90 * GIB;
+    for (vram, ram, in_vram, in_ram, generate, prompt) in [
+        (8 * GIB, ample, 2347, 6144, 177.0, 3149.0),
+        (4 * GIB, ample, 860, 6144, 85.7, 2028.0),
+        (8 * GIB, 10 * GIB, 2347, 3709, 54.6, 422.0),
+        (8 * GIB, 4 * GIB, 2347, 1474, 24.1, 247.0),
+    ] {
+        let request = request(DeviceChoice::Cuda(0), Some(vram), ram, 512);
+        let found = plan(&model, &profile, &request).unwrap().plan;
+        let what = format!("VRAM {} GiB, RAM {} GiB", vram / GIB, ram / GIB);
+        let slots = found.slots.unwrap().kept_slots();
+        let host = found.host.unwrap().kept_slots();
+        near(&what, found.prediction.generate.tokens_per_second, generate);
+        near(&what, found.prediction.prompt.tokens_per_second, prompt);
+        assert_eq!(host, in_ram, "{what}");
+        assert!(slots.abs_diff(in_vram) <= 8, "{what}: {slots} slots instead of {in_vram}");
+    }
+    let request = request(DeviceChoice::Auto, None, ample, 512);
+    let resident = plan(&model, &profile, &request).unwrap();
+    assert!(resident.plan.slots.is_none() && resident.plan.device == "cuda");
+    near("all in VRAM", resident.plan.prediction.generate.tokens_per_second, 422.0);
+}
+
+/// `bench --no-cpu-experts --vram 8GiB` of the model with 6 experts for each token, routed by the recording and by chance.
+#[test]
+fn routing_decides_as_measured() {
+    let options = SynthOptions { experts_used: Some(6), ..SynthOptions::default() };
+    let (model, profile) = (model_of("qwen3moe-30b", &options), profile("h200.json"));
+    let uniform = HitCurve::through(vec![(0.0, 0.0), (1.0, 1.0)], 6.0 / 128.0).unwrap();
+    for (what, hits, measured) in
+        [("recorded", HitCurve::default(), 168.6), ("uniform", uniform, 58.3)]
+    {
+        let rates = Rates::new(&profile).unwrap();
+        let request = request(DeviceChoice::Cuda(0), Some(8 * GIB), 90 * GIB, 512);
+        let found = Planner::new(&model, &rates, &hits).plan(&request).unwrap().plan;
+        near(what, found.prediction.generate.tokens_per_second, measured);
+    }
+}
+
+/// `bench --device cpu` of three runs on the machine of the profile, 2026-11-22: RAM, hits of lookups with the share of
+/// experts that was kept, tokens/s of generating and of a prompt. The synthetic model with 6 layers routes more evenly from
+/// token to token than the recorded one, so its own hits are taken.
+#[test]
+fn the_cpu_as_measured() {
+    let profile = profile("epyc-2core.json");
+    let rates = Rates::new(&profile).unwrap();
+    let dense = model("llama-1b", None, "Q4_K_M");
+    let moe = model("qwen3moe-30b", Some(6), "Q4_K_M");
+    let points = vec![(0.0, 0.0), (0.168, 0.91), (0.41, 0.987), (1.0, 1.0)];
+    let of_moe = HitCurve::through(points, 8.0 / 128.0).unwrap();
+    const MIB: u64 = 1 << 20;
+    for (what, model, ram, generate, prompt) in [
+        ("llama-1b", &dense, 8 * GIB, 46.0, Some(386.6)),
+        ("llama-1b", &dense, 600 * MIB, 9.0, Some(357.1)),
+        ("llama-1b", &dense, 400 * MIB, 4.87, Some(351.9)),
+        ("qwen3moe-30b, 6 layers", &moe, 8 * GIB, 89.7, Some(758.0)),
+        ("qwen3moe-30b, 6 layers", &moe, 700 * MIB, 54.8, Some(702.0)),
+        ("qwen3moe-30b, 6 layers", &moe, 1200 * MIB, 68.9, None),
+    ] {
+        let request = request(DeviceChoice::Cpu, None, ram, 512);
+        let found = Planner::new(model, &rates, &of_moe).plan(&request).unwrap().plan;
+        let what = format!("{what}, {} MiB", ram / MIB);
+        near(&what, found.prediction.generate.tokens_per_second, generate);
+        let predicted = found.prediction.prompt.tokens_per_second;
+        if let Some(prompt) = prompt {
+            near(&format!("{what}, prompt"), predicted, prompt);
+        }
+    }
+}
+
+/// What a session reserves is what was planned for it.
+#[test]
+fn sessions_have_the_slots_that_were_planned() {
+    let path =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tales-moe-sticky-Q4_K_M.gguf");
+    let model = PlannedModel::open(&path).unwrap();
+    for (ram, policy) in
+        [(8 << 20, "layer-lfu"), (14 << 20, "lru"), (20 << 20, "layer-lru"), (1 << 30, "lfu")]
+    {
+        let options = SessionOptions {
+            ram_bytes: Some(ram),
+            policy: policy.parse().unwrap(),
+            context: Some(128),
+            ..SessionOptions::default()
+        };
+        let work = Work { prompt_tokens: 512, depth: 0 };
+        let request = PlanRequest::of_session(&options, 128, work);
+        let found = plan(&model, &profile("epyc-2core.json"), &request).unwrap();
+        let session = Session::open(&path, &options, &mut |_, _| {}).unwrap();
+        assert_eq!(session.plan(), found.plan.host.as_ref());
+        assert_eq!(session.context(), request.context);
+        assert_eq!(session.statistics().kv_cache_bytes, found.plan.host_kv_cache_bytes);
+        // And what is predicted for the open session is what was planned.
+        let rates = Rates::new(&profile("epyc-2core.json")).unwrap();
+        let predicted = session.predicted(&rates, work).unwrap();
+        assert_eq!(predicted, found.plan.prediction);
+    }
+}
+
+#[test]
+fn what_cannot_run_is_refused_with_what_would_do() {
+    let (model, profile) = (model("qwen3moe-30b", None, "Q4_K_M"), profile("h200.json"));
+    let needed = |error: EngineError| match error {
+        EngineError::Model(ModelError::VramTooSmall { needed_bytes, .. }) => needed_bytes,
+        EngineError::Stream(StreamError::BudgetTooSmall { needed_bytes, .. }) => needed_bytes,
+        other => panic!("{other}"),
+    };
+    let on_gpu = |vram, ram| request(DeviceChoice::Cuda(0), Some(vram), ram, 4096);
+    let vram = needed(plan(&model, &profile, &on_gpu(GIB, 64 * GIB)).unwrap_err());
+    assert!(vram > GIB);
+    let ram = needed(plan(&model, &profile, &on_gpu(vram, 1 << 20)).unwrap_err());
+    let least = plan(&model, &profile, &on_gpu(vram, ram)).unwrap().plan;
+    assert_eq!(least.slots.unwrap().kept_slots(), 0);
+    assert!(plan(&model, &profile, &on_gpu(vram - 8192, ram)).is_err());
+    assert!(plan(&model, &profile, &on_gpu(vram, ram - 4096)).is_err());
+    let on_cpu = |ram| request(DeviceChoice::Cpu, None, ram, 4096);
+    let ram = needed(plan(&model, &profile, &on_cpu(1 << 20)).unwrap_err());
+    assert!(plan(&model, &profile, &on_cpu(ram)).is_ok());
+    // With a choice, both are named.
+    let neither = request(DeviceChoice::Auto, Some(GIB), 1 << 20, 4096);
+    let text = plan(&model, &profile, &neither).unwrap_err().to_string();
+    assert!(
+        text.contains("on the GPU, the model needs") && text.contains(&ram.to_string()),
+        "{text}"
+    );
+}
+
+/// A machine as people have it.
+#[derive(Clone, Copy, Debug)]
+struct Machine {
+    vram_gib: u64,
+    ram_gib: u64,
+    pcie: f64,
+    disk: f64,
+    cpu: f64,
+}
+
+impl Machine {
+    /// The desktop's profile with these rates: GB/s.
+    fn profile(&self) -> MachineProfile {
+        let mut profile = profile("desktop.json");
+        profile.read.bytes_per_second = 1e9 * self.disk;
+        let faster = 1e9 * self.cpu / profile.memory_read_bytes_per_second;
+        profile.memory_read_bytes_per_second *= faster;
+        for kernel in &mut profile.kernels {
+            kernel.bytes_per_second *= faster;
+        }
+        let gpu = profile.gpu.as_mut().unwrap();
+        gpu.memory_bytes = self.vram_gib * GIB;
+        for copy in &mut gpu.pinned_copies {
+            copy.to_device_bytes_per_second *= self.pcie / 25.0;
+        }
+        profile
+    }
+
+    /// Generated tokens per second with all devices and with one, and prompts of each; 0 where nothing can run.
+    fn rates(&self, model: &PlannedModel) -> [f64; 5] {
+        let of = |device| {
+            let planned =
+                plan(model, &self.profile(), &request(device, None, self.ram_gib * GIB, 4096));
+            planned.ok().map(|planned| planned.plan.prediction)
+        };
+        let rate = |speed: Option<Speed>| speed.map_or(0.0, |speed| speed.tokens_per_second);
+        let (auto, gpu, cpu) =
+            (of(DeviceChoice::Auto), of(DeviceChoice::Cuda(0)), of(DeviceChoice::Cpu));
+        let generate = |p: &Option<Prediction>| rate(p.as_ref().map(|p| p.generate.clone()));
+        let prompt = |p: &Option<Prediction>| rate(p.as_ref().map(|p| p.prompt.clone()));
+        [generate(&auto), generate(&gpu), generate(&cpu), prompt(&gpu), prompt(&cpu)]
+    }
+}
+
+#[test]
+fn more_of_any_resource_is_never_slower() {
+    let steps: [fn(&mut Machine, usize); 5] = [
+        |machine, step| machine.vram_gib = [8, 10, 12, 16, 20, 24][step],
+        |machine, step| machine.ram_gib = [16, 17, 24, 32, 48, 64][step],
+        |machine, step| machine.pcie = [8.0, 10.0, 12.0, 16.0, 20.0, 25.0][step],
+        |machine, step| machine.disk = [1.6, 2.0, 3.0, 4.0, 5.5, 7.0][step],
+        |machine, step| machine.cpu = [30.0, 35.0, 40.0, 50.0, 65.0, 80.0][step],
+    ];
+    let models = ["qwen3moe-30b", "mixtral-8x7b", "llama-8b", "llama-70b"];
+    for arch in models {
+        let model = model(arch, None, "Q4_K_M");
+        for corner in 0..8_usize {
+            // The others stay low or high.
+            let high = |bit: usize| 5 * (corner >> bit & 1);
+            for (varied, vary) in steps.iter().enumerate() {
+                let mut before: Option<([f64; 5], Machine)> = None;
+                for step in 0..6 {
+                    let mut machine =
+                        Machine { vram_gib: 0, ram_gib: 0, pcie: 0.0, disk: 0.0, cpu: 0.0 };
+                    for (other, set) in steps.iter().enumerate() {
+                        set(&mut machine, high((other + varied) % 3));
+                    }
+                    vary(&mut machine, step);
+                    let rates = machine.rates(&model);
+                    if let Some((before, less)) = before {
+                        let faster = before.iter().zip(&rates).all(|(a, b)| *b >= a * (1.0 - 1e-9));
+                        assert!(faster, "{arch}: {less:?} {before:?}, {machine:?} {rates:?}");
+                    }
+                    assert!(rates[0] >= rates[1].max(rates[2]), "auto takes the better");
+                    before = Some((rates, machine));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn placements_make_sense() {
+    let at = |vram_gib, ram_gib, pcie, disk, cpu| Machine { vram_gib, ram_gib, pcie, disk, cpu };
+    let planned = |model: &PlannedModel, machine: Machine| {
+        let request = request(DeviceChoice::Auto, None, machine.ram_gib * GIB, 4096);
+        plan(model, &machine.profile(), &request).unwrap()
+    };
+    let (small, large) = (model("llama-8b", None, "Q4_K_M"), model("llama-70b", None, "Q4_K_M"));
+    let experts = model("qwen3moe-30b", None, "Q4_K_M");
+    // What fits is in VRAM, on every card, and no more memory helps it.
+    for vram in [8, 16, 24] {
+        let found = planned(&small, at(vram, 16, 8.0, 1.6, 30.0));
+        assert!(found.plan.device == "cuda" && found.plan.host.is_none());
+        let now = found.plan.prediction.generate.tokens_per_second;
+        assert_eq!(found.one_more_gib.ram_tokens_per_second, now);
+    }
+    assert!(planned(&experts, at(24, 16, 8.0, 1.6, 30.0)).plan.host.is_none());
+    // Experts in slots where PCIe is fast, and more VRAM pays.
+    let found = planned(&experts, at(16, 64, 25.0, 7.0, 30.0));
+    let slots = found.plan.slots.as_ref().unwrap();
+    assert!(slots.kept_slots() * 2 > slots.experts());
+    let now = found.plan.prediction.generate.tokens_per_second;
+    assert!(found.plan.host.as_ref().unwrap().fully_resident);
+    assert_eq!(found.one_more_gib.ram_tokens_per_second, now);
+    let roomier = Machine { vram_gib: 17, ..at(16, 64, 25.0, 7.0, 30.0) };
+    assert!(planned(&experts, roomier).plan.prediction.generate.tokens_per_second > 1.02 * now);
+    // Large experts behind a slow bus lose against a fast CPU.
+    let few_large = model("mixtral-8x7b", None, "Q4_K_M");
+    let found = planned(&few_large, at(8, 64, 8.0, 7.0, 80.0));
+    assert_eq!((found.plan.device, found.other.map(|other| other.device)), ("cpu", Some("cuda")));
+    // Dense weights beyond RAM come from the disk for every token, which is told before.
+    let found = planned(&large, at(24, 16, 25.0, 1.6, 80.0));
+    assert_eq!(found.plan.prediction.generate.limit, Cost::Disk);
+    assert!(found.plan.slow().unwrap().contains("from the disk"));
+    assert!(found.why_not_other.unwrap().contains("bytes of VRAM"));
+    assert!(
+        found.one_more_gib.ram_tokens_per_second > found.plan.prediction.generate.tokens_per_second
+    );
+}

@@ -1,0 +1,46 @@
+//! What is typed after `forebay plan`.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueHint};
+use forebay_engine::SessionOptions;
+use forebay_stream::PolicyKind;
+
+use super::{Device, KvTypeArg, count, policy};
+use crate::size;
+
+#[derive(Args)]
+pub struct PlanArgs {
+    /// GGUF file (or one file of a split set), pack, or Hugging Face folder
+    #[arg(value_hint = ValueHint::AnyPath)]
+    pub model: PathBuf,
+    /// VRAM for everything on the GPU, the driver's context included [default: what is free]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, allow_hyphen_values = true)]
+    pub vram: Option<u64>,
+    /// RAM for weights, as in 8GiB or 512MiB [default: three quarters of what this machine has free]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, allow_hyphen_values = true)]
+    pub ram: Option<u64>,
+    /// Positions of context to reserve [default: what the model was trained for, at most 4096]
+    #[arg(long, value_name = "N", value_parser = count())]
+    pub ctx: Option<usize>,
+    /// Where to compute: cpu, cuda or cuda:N; auto takes what is predicted to generate faster
+    #[arg(long, value_name = "DEVICE", default_value = "auto")]
+    pub device: Device,
+    /// How a GPU keeps keys and values
+    #[arg(long, value_enum, value_name = "TYPE", default_value_t = KvTypeArg::F16)]
+    pub kv_type: KvTypeArg,
+    /// Which expert leaves when another needs its place
+    #[arg(long, value_name = "NAME", default_value_t = SessionOptions::default().policy)]
+    #[arg(value_parser = policy())]
+    pub policy: PolicyKind,
+    /// A machine profile, as doctor saves it: of another machine, for example [default: this machine's]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub profile: Option<PathBuf>,
+    /// Expect the hits of this recorded routing (--trace-routing, or the CSV form) [default: those of a published
+    /// recording of Qwen3-30B-A3B]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub routing: Option<PathBuf>,
+    /// Print one JSON document
+    #[arg(long, help_heading = "Output")]
+    pub json: bool,
+}

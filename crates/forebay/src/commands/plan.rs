@@ -1,0 +1,367 @@
+//! `forebay plan`: where a model would be on a machine, how fast it would run there, and why not faster.
+
+use std::fmt::Write as _;
+use std::fs::File;
+use std::path::Path;
+
+use anyhow::{Context as _, anyhow};
+use forebay_engine::doctor::MachineProfile;
+use forebay_engine::plan::{
+    Cost, HitCurve, Plan, PlanRequest, Planned, PlannedModel, Planner, Prediction, Rates, Speed,
+    Work,
+};
+use forebay_engine::{DeviceChoice, EngineError, KvCacheType, ModelInfo, Session, SessionOptions};
+use forebay_stream::{MemoryPlan, PolicyKind, routing};
+use serde::Serialize;
+
+use crate::args::PlanArgs;
+use crate::config;
+use crate::failure::{Failure, Outcome};
+use crate::open;
+use crate::output::{self, Align};
+use crate::size;
+
+/// Tokens of the prompt that is told about.
+const PROMPT_TOKENS: usize = 512;
+
+#[derive(Serialize)]
+struct Document<'a> {
+    path: &'a Path,
+    model: &'a ModelInfo,
+    machine: &'a str,
+    gpu: Option<&'a str>,
+    ram_bytes: u64,
+    vram_bytes: Option<u64>,
+    context: usize,
+    prompt_tokens: usize,
+    expected_hits_from: String,
+    free_vram_is_estimated: bool,
+    #[serde(flatten)]
+    planned: &'a Planned,
+    warnings: &'a [String],
+}
+
+/// What was asked, and what of it is estimated.
+struct Asked<'a> {
+    args: &'a PlanArgs,
+    request: PlanRequest,
+    profile: MachineProfile,
+    /// Whether nobody asked the GPU how much of its memory is free.
+    estimated: bool,
+}
+
+pub fn run(args: PlanArgs) -> Outcome {
+    open::check(&args.model)?;
+    let options = options(&args);
+    let named = |error: EngineError| match error {
+        EngineError::BadOption { .. } => Failure::Usage(error.to_string()),
+        error => open::named(error, &args.model),
+    };
+    let model = PlannedModel::open(&args.model).map_err(named)?;
+    let context = model.context(&options).map_err(named)?;
+    let profile = profile(&args)?;
+    let rates = Rates::new(&profile).map_err(|why| anyhow!("{why}: run forebay doctor again"))?;
+    let hits = match &args.routing {
+        None => HitCurve::default(),
+        Some(path) => hits(path, args.policy)?,
+    };
+    let work = Work { prompt_tokens: PROMPT_TOKENS, depth: 0 };
+    let request = PlanRequest::of_session(&options, context, work);
+    let mut planner = Planner::new(&model, &rates, &hits);
+    let facts = match args.profile {
+        None => forebay_engine::plan::gpu_facts(request.device),
+        Some(_) => None,
+    };
+    let estimated = facts.is_none() && rates.gpu_name().is_some();
+    if let Some(facts) = facts {
+        planner = planner.with_facts(facts);
+    }
+    let planned = planner.plan(&request).map_err(named)?;
+    let asked = Asked { args: &args, request, profile, estimated };
+    let warnings = warnings(&planned);
+    if args.json {
+        return output::json(&Document {
+            path: &args.model,
+            model: &model.info,
+            machine: &asked.profile.machine.cpu,
+            gpu: rates.gpu_name(),
+            ram_bytes: asked.request.ram_bytes,
+            vram_bytes: asked.request.vram_bytes,
+            context,
+            prompt_tokens: PROMPT_TOKENS,
+            expected_hits_from: asked.hits_from(),
+            free_vram_is_estimated: estimated,
+            planned: &planned,
+            warnings: &warnings,
+        });
+    }
+    output::print(&asked.text(&model.info, rates.gpu_name(), &planned))?;
+    warnings.iter().for_each(|warning| output::tell!("warning: {warning}"));
+    Ok(())
+}
+
+fn options(args: &PlanArgs) -> SessionOptions {
+    SessionOptions {
+        device: config::device(args.device),
+        vram_bytes: args.vram,
+        ram_bytes: args.ram,
+        context: args.ctx,
+        kv_cache: config::kv_cache(args.kv_type),
+        policy: args.policy,
+        ..SessionOptions::default()
+    }
+}
+
+fn profile(args: &PlanArgs) -> anyhow::Result<MachineProfile> {
+    match &args.profile {
+        Some(path) => {
+            let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+            MachineProfile::parse(&text).map_err(|why| anyhow!("{}: {why}", path.display()))
+        }
+        None => MachineProfile::of_folder(open::folder(&args.model)).map_err(|why| {
+            anyhow!("{why}: run forebay doctor on the model's disk first, or give --profile FILE")
+        }),
+    }
+}
+
+fn hits(path: &Path, policy: PolicyKind) -> anyhow::Result<HitCurve> {
+    let named = || path.display().to_string();
+    let trace = routing::read_any(File::open(path).with_context(named)?).with_context(named)?;
+    HitCurve::of_trace(&trace, policy)
+        .ok_or_else(|| anyhow!("{}: no token was generated in this recording", path.display()))
+}
+
+/// What a person should know before loading.
+fn warnings(planned: &Planned) -> Vec<String> {
+    let slow = planned.plan.slow().map(|why| {
+        let rate = tokens(planned.plan.prediction.generate.tokens_per_second);
+        format!("generating will be slow, {rate} tokens/s: {why}")
+    });
+    slow.into_iter().collect()
+}
+
+impl Asked<'_> {
+    fn hits_from(&self) -> String {
+        match &self.args.routing {
+            Some(path) => path.display().to_string(),
+            None => "recorded routing of Qwen3-30B-A3B".into(),
+        }
+    }
+
+    fn text(&self, model: &ModelInfo, gpu: Option<&str>, planned: &Planned) -> String {
+        let plan = &planned.plan;
+        let mut lines = vec![
+            ("model", of_model(model)),
+            ("machine", self.machine(gpu)),
+            ("budget", self.budget(plan)),
+            ("plan", placement(plan)),
+        ];
+        lines.extend(memory(plan).map(|text| ("memory", text)));
+        let generate = &plan.prediction.generate;
+        lines.push(("generate", speed(generate)));
+        let prompt = format!("{}, {} tokens", speed(&plan.prediction.prompt), PROMPT_TOKENS);
+        lines.push(("prompt", prompt));
+        lines.extend(hit_rates(plan, &self.hits_from()).map(|text| ("experts", text)));
+        lines.push(("one more", one_more(planned)));
+        lines.extend(instead(planned).map(|text| ("instead", text)));
+        if self.estimated && plan.device == "cuda" {
+            let text = "free VRAM, from what the GPU has: nobody else is thought to use it";
+            lines.push(("estimated", text.into()));
+        }
+        let rows: Vec<Vec<String>> =
+            lines.into_iter().map(|(key, value)| vec![key.into(), value]).collect();
+        output::table(&[Align::Right, Align::Left], &rows)
+    }
+
+    fn machine(&self, gpu: Option<&str>) -> String {
+        let machine = &self.profile.machine;
+        let gpu = gpu.map_or(String::new(), |gpu| format!(", {gpu}"));
+        let of = match &self.args.profile {
+            Some(path) => format!(" ({})", path.display()),
+            None => String::new(),
+        };
+        format!("{}, {} processors{gpu}{of}", machine.cpu, machine.processors)
+    }
+
+    fn budget(&self, plan: &Plan) -> String {
+        let whose = if self.request.ram_chosen_by_user { "" } else { ", as much as is free here" };
+        let ram = format!("{} of RAM{whose}", size::format(self.request.ram_bytes));
+        let vram = plan.vram.as_ref().map(|vram| {
+            let whose = if vram.budget_chosen_by_user { "" } else { " (all)" };
+            format!("{} of VRAM{whose}, ", size::format(vram.budget_bytes))
+        });
+        let context = format!("{} positions of context", self.request.context);
+        format!("{}{ram}; {context}", vram.unwrap_or_default())
+    }
+}
+
+fn of_model(model: &ModelInfo) -> String {
+    let mut text = format!("{}, {} layers", size::format(model.weights_bytes), model.layers);
+    if model.experts > 0 {
+        let _ = write!(
+            text,
+            ", {} of {} experts for each token, {} each",
+            model.experts_per_token,
+            model.experts,
+            size::format(model.bytes_per_expert)
+        );
+    }
+    text
+}
+
+fn placement(plan: &Plan) -> String {
+    match (&plan.slots, &plan.host) {
+        (Some(slots), Some(host)) => format!(
+            "the GPU computes; it holds what every token needs and {} of {} experts; {} from there as needed",
+            slots.kept_slots(),
+            slots.experts(),
+            match host.fully_resident {
+                true => "all experts are in pinned RAM and come".into(),
+                false => format!(
+                    "{} experts are in pinned RAM, the rest on the disk, and come",
+                    host.kept_slots()
+                ),
+            }
+        ),
+        (_, None) => "the GPU computes, and all weights are in its memory".into(),
+        (None, Some(host)) => format!("the CPU computes; {}", in_ram(host)),
+    }
+}
+
+fn in_ram(host: &MemoryPlan) -> String {
+    if host.fully_resident {
+        return "all weights are in RAM".into();
+    }
+    let (pinned, all) = (host.dense.pinned_blocks(), host.dense.pinned.len());
+    let dense = match host.dense.all_pinned() {
+        true => "RAM holds what every token needs".into(),
+        false => format!("RAM holds {pinned} of the {all} blocks that every token needs"),
+    };
+    match host.experts() {
+        0 => format!("{dense}; the rest is read from the disk for every token"),
+        experts => format!(
+            "{dense} and {} of {experts} experts; the rest is read from the disk as needed",
+            host.kept_slots()
+        ),
+    }
+}
+
+fn memory(plan: &Plan) -> Option<String> {
+    let vram = plan.vram.as_ref().map(|vram| {
+        format!(
+            "VRAM {}: weights {}, KV cache {}, activations {}, context {}",
+            size::format(vram.total_bytes),
+            size::format(vram.weights_bytes),
+            size::format(vram.kv_cache_bytes),
+            size::format(vram.activation_bytes),
+            size::format(vram.context_bytes)
+        )
+    });
+    let host = plan.host.as_ref().map(|host| {
+        let cache = match plan.host_kv_cache_bytes {
+            0 => String::new(),
+            bytes => format!(", KV cache {}", size::format(bytes)),
+        };
+        format!("RAM: weights {}{cache}", size::format(host.arena_bytes + host.reserved_bytes))
+    });
+    let parts: Vec<String> = [vram, host].into_iter().flatten().collect();
+    (!parts.is_empty()).then(|| parts.join("; "))
+}
+
+fn speed(speed: &Speed) -> String {
+    let total: f64 = speed.costs.iter().map(|cost| cost.1).sum();
+    let mut costs = speed.costs.clone();
+    costs.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let shares = costs.iter().map(|&(cost, seconds)| {
+        format!("{} {:.0} %", name(cost), 100.0 * seconds / total.max(f64::MIN_POSITIVE))
+    });
+    let shares: Vec<String> = shares.take(3).collect();
+    format!("{} tokens/s; time goes to {}", tokens(speed.tokens_per_second), shares.join(", "))
+}
+
+fn name(cost: Cost) -> &'static str {
+    match cost {
+        Cost::GpuMemory => "GPU memory",
+        Cost::GpuCompute => "GPU arithmetic",
+        Cost::GpuLayers => "latency of the GPU's layers",
+        Cost::HostLoop => "asking the host for experts",
+        Cost::Pcie => "PCIe",
+        Cost::Cpu => "CPU",
+        Cost::Disk => "disk",
+    }
+}
+
+fn hit_rates(plan: &Plan, from: &str) -> Option<String> {
+    let hits = plan.prediction.hit_rate.filter(|hits| *hits < 1.0)?;
+    let place = if plan.device == "cuda" { "VRAM" } else { "RAM" };
+    Some(format!(
+        "{:.1} % of a token's experts are found in {place}, {:.1} are read from the disk (by {from})",
+        100.0 * hits,
+        plan.prediction.disk_experts_per_token
+    ))
+}
+
+fn one_more(planned: &Planned) -> String {
+    let now = planned.plan.prediction.generate.tokens_per_second;
+    let gain = |what: &str, then: f64| match then / now - 1.0 {
+        gain if gain < 0.005 => format!("GiB of {what}: no faster"),
+        gain => format!("GiB of {what}: {} tokens/s, {:+.0} %", tokens(then), 100.0 * gain),
+    };
+    let gains = planned.one_more_gib;
+    let vram = gains.vram_tokens_per_second.map(|then| gain("VRAM", then));
+    let all: Vec<String> =
+        vram.into_iter().chain([gain("RAM", gains.ram_tokens_per_second)]).collect();
+    all.join("; ")
+}
+
+fn instead(planned: &Planned) -> Option<String> {
+    if let Some(other) = &planned.other {
+        let rate = tokens(other.prediction.generate.tokens_per_second);
+        return Some(format!("--device {}: {rate} tokens/s", other.device));
+    }
+    planned.why_not_other.as_ref().map(|why| format!("no other device: {why}"))
+}
+
+/// Three digits are more than a prediction knows.
+fn tokens(per_second: f64) -> String {
+    match per_second {
+        rate if rate >= 100.0 => format!("{rate:.0}"),
+        rate if rate >= 10.0 => format!("{rate:.1}"),
+        rate => format!("{rate:.2}"),
+    }
+}
+
+/// The planner's answer for a session on this machine; `None` where `doctor` has not measured it, or nothing can run, which
+/// the session then says itself.
+fn of_session(model: &Path, options: &SessionOptions) -> Option<Planned> {
+    let profile = MachineProfile::of_folder(open::folder(model)).ok()?;
+    let rates = Rates::new(&profile).ok()?;
+    let planned = PlannedModel::open(model).ok()?;
+    let context = planned.context(options).ok()?;
+    let work = Work { prompt_tokens: PROMPT_TOKENS, depth: 0 };
+    let request = PlanRequest::of_session(options, context, work);
+    Planner::new(&planned, &rates, &HitCurve::default()).plan(&request).ok()
+}
+
+/// Makes a session do as planned, where it has the choice, and says before loading what will be slow.
+pub fn follow(model: &Path, options: &mut SessionOptions) {
+    let Some(planned) = of_session(model, options) else { return };
+    let only_for_gpu = options.kv_cache != KvCacheType::F16 || !options.cuda_graphs;
+    let cpu = options.device == DeviceChoice::Auto && planned.plan.device == "cpu";
+    if let Some(gpu) = planned.other.as_ref().filter(|_| cpu && !only_for_gpu) {
+        output::tell!(
+            "device: cpu, predicted {} tokens/s; the GPU: {} (--device cuda takes it anyway)",
+            tokens(planned.plan.prediction.generate.tokens_per_second),
+            tokens(gpu.prediction.generate.tokens_per_second)
+        );
+        options.device = DeviceChoice::Cpu;
+        options.vram_bytes = None;
+    }
+    warnings(&planned).iter().for_each(|warning| output::tell!("warning: {warning}"));
+}
+
+/// What to expect of a session by this machine's profile, if there is one.
+pub fn predicted(model: &Path, session: &Session, work: Work) -> Option<Prediction> {
+    let profile = MachineProfile::of_folder(open::folder(model)).ok()?;
+    session.predicted(&Rates::new(&profile).ok()?, work)
+}
