@@ -131,6 +131,9 @@ fn on_gpu(
     let refused = |name, expected: &str| {
         Err(EngineError::BadOption { name, value: "given".into(), expected: expected.into() })
     };
+    if options.cpu_experts && options.exact {
+        return refused("--cpu-experts", "--exact has the GPU compute all: leave one of them out");
+    }
     match host_option(options) {
         None => Ok(Chosen::cuda(plan()?, ordinal)),
         Some("--threads") if dense || (options.cpu_experts && !options.exact) => {
@@ -162,7 +165,7 @@ fn gpu_option(options: &SessionOptions) -> Option<&'static str> {
     let given = [
         ("--kv-type", options.kv_cache != KvCacheType::F16),
         ("--no-cuda-graph", !options.cuda_graphs),
-        ("--no-cpu-experts", !options.cpu_experts),
+        ("--cpu-experts", options.cpu_experts),
         ("--vram", options.vram_bytes.is_some()),
     ];
     given.into_iter().find(|(_, given)| *given).map(|(name, _)| name)

@@ -84,7 +84,7 @@ fn experts_in_slots_as_measured() {
     near("all in VRAM", resident.plan.prediction.generate.tokens_per_second, 422.0);
 }
 
-/// `bench --no-cpu-experts --vram 8GiB` of the model with 6 experts for each token, routed by the recording and by chance.
+/// `bench --vram 8GiB` of the model with 6 experts for each token, routed by the recording and by chance.
 #[test]
 fn routing_decides_as_measured() {
     let options = SynthOptions { experts_used: Some(6), ..SynthOptions::default() };

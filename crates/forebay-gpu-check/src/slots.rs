@@ -77,7 +77,12 @@ pub fn check(path: &Path, ids: &[u32], ordinal: usize) -> Result<Outcome> {
             let split = MissSplit { copy_seconds: 1e-4, cpu_seconds: 5e-5, cpu_start_seconds: 0.0 };
             let with =
                 SessionOptions { vram_bytes: Some(smallest(path, &options)?), ..options.clone() };
-            let with = SessionOptions { miss_split: Some(split), threads: Some(2), ..with };
+            let with = SessionOptions {
+                miss_split: Some(split),
+                threads: Some(2),
+                cpu_experts: true,
+                ..with
+            };
             let mut session = open(path, with).context(what)?;
             let found = logits(&mut session, ids)?;
             let counted = session.statistics().device_experts.context("experts come and go")?;

@@ -103,10 +103,10 @@ pub struct BudgetArgs {
     #[arg(long)]
     pub no_cuda_graph: bool,
 
-    /// Compute all experts on the GPU, also those that it has no room for; otherwise the CPU takes
-    /// its share of these. Bit for bit what a GPU with room for all computes
+    /// Of the experts that a GPU has no room for, let the CPU compute a share where they are, by
+    /// measured rates: for slow PCIe. It rounds a little otherwise than the GPU
     #[arg(long)]
-    pub no_cpu_experts: bool,
+    pub cpu_experts: bool,
     /// Positions of context to reserve [default: what the model was trained for, at most 4096]
     #[arg(long, value_name = "N", value_parser = count())]
     pub ctx: Option<usize>,
