@@ -15,7 +15,7 @@ use forebay_store::{
     Arena, EngineInfo, EngineOptions, FileSet, IoKind, LoadOptions, LoadStatistics, ReadEngine,
     open_engine, open_faulty_engine,
 };
-use forebay_stream::{Budget, MemoryPlan, ModelBlocks, Residency};
+use forebay_stream::{MemoryPlan, ModelBlocks, Residency};
 use serde::Serialize;
 
 use crate::doctor::MachineProfile;
@@ -238,8 +238,7 @@ impl Described<'_> {
         options: &SessionOptions,
     ) -> Result<HostPlan, EngineError> {
         let budget_bytes = options.ram_bytes.unwrap_or_else(default_budget_bytes);
-        let reserved = self.weights.small_bytes;
-        let plan = Budget::plan(&blocks, Some(budget_bytes), reserved, options.policy)?;
+        let plan = memory::host(self.weights, &blocks, budget_bytes, options.policy)?;
         Ok(HostPlan { blocks, plan, budget_bytes })
     }
 

@@ -243,7 +243,11 @@ impl Session {
 
     /// How fast it should be by the rates of a machine profile. `None` where a GPU computes that is not in them.
     pub fn predicted(&self, rates: &Rates, work: Work) -> Option<Prediction> {
+        let split = self.decoder.backend().split();
         let placement = match (self.slots(), self.plan.clone()) {
+            (None, Some(host)) if let Some(split) = split => {
+                Placement::Split { cpu_layers: split.cpu_layers, host }
+            }
             (Some(slots), Some(host)) => Placement::VramSlots { slots: slots.clone(), host },
             (None, Some(plan)) => Placement::Ram(plan),
             (_, None) => Placement::Vram,

@@ -303,7 +303,16 @@ fn placements_make_sense() {
     let found = planned(&large, at(24, 16, 25.0, 1.6, 80.0));
     assert_eq!(found.plan.prediction.generate.limit, Cost::Disk);
     assert!(found.plan.slow().unwrap().contains("from the disk"));
-    assert!(found.why_not_other.unwrap().contains("bytes of VRAM"));
+    assert_eq!(found.other.unwrap().device, "cpu");
+    // The CPU computes the first layers from RAM, the GPU what fits it, and more VRAM takes layers over.
+    let ample = Machine { ram_gib: 64, ..at(24, 16, 25.0, 1.6, 80.0) };
+    let found_ample = planned(&large, ample);
+    assert!((20..60).contains(&found_ample.plan.cpu_layers), "{}", found_ample.plan.cpu_layers);
+    let generate = &found_ample.plan.prediction.generate;
+    assert_eq!((generate.limit, generate.disk_bytes), (Cost::Cpu, 0.0));
+    let roomier = planned(&large, Machine { vram_gib: 28, ..ample });
+    assert!(roomier.plan.cpu_layers < found_ample.plan.cpu_layers);
+    assert!(roomier.plan.prediction.generate.seconds < 0.95 * generate.seconds);
     assert!(
         found.one_more_gib.ram_tokens_per_second > found.plan.prediction.generate.tokens_per_second
     );

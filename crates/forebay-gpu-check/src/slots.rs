@@ -111,7 +111,7 @@ fn planned(path: &Path, options: &SessionOptions) -> Result<Option<MemoryPlan>> 
     let facts = plan::gpu_facts(options.device).context("there is a GPU")?;
     let work = Work { prompt_tokens: 1, depth: 0 };
     let request = PlanRequest::of_session(options, CONTEXT, work);
-    Ok(PlannedModel::open(path)?.in_vram(&facts, &request)?.1)
+    Ok(PlannedModel::open(path)?.in_vram(&facts, &request)?.slots)
 }
 
 fn open(path: &Path, options: SessionOptions) -> Result<Session> {

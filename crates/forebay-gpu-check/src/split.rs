@@ -5,6 +5,7 @@ use std::ops::{ControlFlow, Range};
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
+use forebay_engine::plan::{self, PlanRequest, PlannedModel, Work};
 use forebay_engine::synth::{SynthOptions, synthesize};
 use forebay_engine::{
     DeviceChoice, EngineError, GenerateOptions, KvCacheType, Session, SessionOptions,
@@ -133,7 +134,12 @@ fn check_cut(
     expected: &[f32],
     limits: &Limits,
 ) -> Result<Outcome> {
+    let planned = planned_layers(path, &cut.options)?;
     let mut session = open(path, cut.options.clone())?;
+    let cpu_layers = session.statistics().split.map_or(0, |split| split.layers.cpu_layers);
+    if planned != cpu_layers {
+        bail!("{planned} layers were planned for the CPU, which has {cpu_layers}");
+    }
     let found = logits(&mut session, ids)?;
     let distance = Distance::between(expected, &found, session.vocab_size());
     let mut worst = limits.judge("logits", &distance);
@@ -185,6 +191,14 @@ fn middle_of(path: &Path, name: &str) -> Result<Range<u64>> {
     let catalog = Catalog::open(path)?;
     let extent = catalog.tensor(name).with_context(|| format!("no tensor {name}"))?.extent;
     Ok(extent.offset + extent.length / 4..extent.end() - extent.length / 4)
+}
+
+/// Layers that the planner gives to the CPU.
+fn planned_layers(path: &Path, options: &SessionOptions) -> Result<usize> {
+    let facts = plan::gpu_facts(options.device).context("there is a GPU")?;
+    let work = Work { prompt_tokens: 1, depth: 0 };
+    let request = PlanRequest::of_session(options, CONTEXT, work);
+    Ok(PlannedModel::open(path)?.in_vram(&facts, &request)?.first_layer)
 }
 
 fn open(path: &Path, options: SessionOptions) -> Result<Session> {

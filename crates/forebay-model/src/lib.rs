@@ -16,8 +16,8 @@ pub mod weights;
 pub use arch::Architecture;
 pub use backend::cpu::{CpuBackend, batch_tokens};
 pub use backend::cuda::{
-    CudaBackend, CudaPlan, DeviceExperts, DeviceFacts, HelpingCpu, HostExperts, MissSplit, VramUse,
-    WeightsToLoad,
+    CudaBackend, CudaPlan, DeviceExperts, DeviceFacts, DeviceShare, HelpingCpu, HostExperts,
+    MissSplit, VramUse, WeightsToLoad,
 };
 pub use backend::split::SplitBackend;
 pub use backend::{Backend, ComputeInfo, LayerSplit};

@@ -22,6 +22,12 @@ pub enum Placement {
         /// Homes of experts in RAM.
         host: MemoryPlan,
     },
+    /// Of a dense model, the CPU computes the first layers, as with [`Placement::Ram`], then the GPU the others and the head.
+    Split {
+        cpu_layers: usize,
+        /// Blocks of the CPU's layers in RAM.
+        host: MemoryPlan,
+    },
     /// The CPU computes; blocks are in RAM, or come through it from the disk.
     Ram(MemoryPlan),
 }
@@ -105,6 +111,17 @@ impl Sum {
     }
 }
 
+impl Speed {
+    /// Of the same tokens through `self`, then through `next`.
+    fn then(self, next: Speed, tokens: f64) -> Speed {
+        let mut sum = Sum { costs: self.costs, disk_bytes: self.disk_bytes + next.disk_bytes };
+        for (cost, seconds) in next.costs {
+            sum.add(cost, seconds);
+        }
+        sum.speed(tokens, self.seconds + next.seconds)
+    }
+}
+
 fn beside(a: f64, b: f64) -> f64 {
     a.max(b) + 0.5 * a.min(b)
 }
@@ -130,11 +147,28 @@ impl Model<'_> {
                 let either = share_in_either(vram, share(host));
                 self.on_gpu(self.rates.gpu.as_ref()?, vram, either)
             }
+            Placement::Split { cpu_layers, host } => {
+                self.on_both(self.rates.gpu.as_ref()?, *cpu_layers, host)
+            }
             Placement::Ram(plan) => {
                 let share = if has_experts { share(plan) } else { 1.0 };
                 self.on_cpu(plan, share)
             }
         })
+    }
+
+    /// One device after the other, as each would do its layers alone.
+    fn on_both(&self, gpu: &GpuCosts, cpu_layers: usize, host: &MemoryPlan) -> Prediction {
+        let of_cpu = self.costs.without_head(..cpu_layers);
+        let of_gpu = self.costs.with_head(cpu_layers..);
+        let cpu = Model { costs: &of_cpu, ..*self }.on_cpu(host, 1.0);
+        let gpu = Model { costs: &of_gpu, ..*self }.on_gpu(gpu, 1.0, 1.0);
+        Prediction {
+            generate: cpu.generate.then(gpu.generate, 1.0),
+            prompt: cpu.prompt.then(gpu.prompt, self.work.prompt_tokens as f64),
+            hit_rate: None,
+            disk_experts_per_token: 0.0,
+        }
     }
 
     fn hit_rate(&self, share: f64) -> f64 {

@@ -20,14 +20,15 @@ pub(crate) fn host_experts(
     Budget::plan(&host_blocks(weights), Some(ram_bytes), weights.small_bytes, policy)
 }
 
-/// Host memory where the CPU computes.
+/// Host memory where the CPU computes with `blocks`: all of the model's, or those of its layers.
 ///
 /// # Errors
 /// A budget that is too small, with the smallest that works.
 pub(crate) fn host(
     weights: &Weights,
+    blocks: &ModelBlocks,
     ram_bytes: u64,
     policy: PolicyKind,
 ) -> Result<MemoryPlan, StreamError> {
-    Budget::plan(&weights.blocks, Some(ram_bytes), weights.small_bytes, policy)
+    Budget::plan(blocks, Some(ram_bytes), weights.small_bytes, policy)
 }

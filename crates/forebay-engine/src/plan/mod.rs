@@ -18,7 +18,7 @@ mod model;
 mod rates;
 
 use forebay_cuda::{Gpu, KvElement};
-use forebay_model::{DeviceFacts, VramUse};
+use forebay_model::{DeviceFacts, DeviceShare, VramUse};
 use forebay_stream::{MemoryPlan, PolicyKind};
 use serde::Serialize;
 
@@ -86,6 +86,8 @@ impl PlanRequest {
 pub struct Plan {
     /// `cpu` or `cuda`.
     pub device: &'static str,
+    /// The model's first, which the CPU computes.
+    pub cpu_layers: usize,
     /// Device memory by what it is for; `None` where the CPU computes.
     pub vram: Option<VramUse>,
     /// Slots for experts in VRAM, if not all are there.
@@ -199,10 +201,12 @@ impl<'a> Planner<'a> {
     }
 
     fn on_cpu(&self, costs: &ModelCosts, request: &PlanRequest) -> Result<Plan, EngineError> {
-        let host = memory::host(&self.model.weights, request.ram_bytes, request.policy)?;
+        let weights = &self.model.weights;
+        let host = memory::host(weights, &weights.blocks, request.ram_bytes, request.policy)?;
         let placement = Placement::Ram(host.clone());
         Ok(Plan {
             device: "cpu",
+            cpu_layers: costs.layers.len(),
             vram: None,
             slots: None,
             host: Some(host),
@@ -213,21 +217,34 @@ impl<'a> Planner<'a> {
 
     fn on_gpu(&self, costs: &ModelCosts, request: &PlanRequest) -> Result<Plan, EngineError> {
         let facts = self.facts.ok_or(EngineError::NoGpuInProfile)?;
-        let (vram, slots) = self.model.in_vram(&facts, request)?;
-        let in_ram =
-            || memory::host_experts(&self.model.weights, request.ram_bytes, request.policy);
-        let host = slots.as_ref().map(|_| in_ram()).transpose()?;
-        let placement = match (slots.clone(), host.clone()) {
-            (Some(slots), Some(host)) => Placement::VramSlots { slots, host },
-            _ => Placement::Vram,
+        let DeviceShare { first_layer, vram, slots } = self.model.in_vram(&facts, request)?;
+        let (weights, ram, policy) = (&self.model.weights, request.ram_bytes, request.policy);
+        let placement = match slots.clone() {
+            Some(slots) => {
+                Placement::VramSlots { slots, host: memory::host_experts(weights, ram, policy)? }
+            }
+            None if first_layer > 0 => {
+                let blocks = weights.blocks.first_layers(first_layer);
+                let host = memory::host(weights, &blocks, ram, policy)?;
+                Placement::Split { cpu_layers: first_layer, host }
+            }
+            None => Placement::Vram,
+        };
+        let host = match &placement {
+            Placement::Vram => None,
+            Placement::VramSlots { host, .. }
+            | Placement::Split { host, .. }
+            | Placement::Ram(host) => Some(host.clone()),
         };
         let prediction = self.predict(costs, request.work, &placement)?;
         Ok(Plan {
             device: "cuda",
+            cpu_layers: first_layer,
             vram: Some(vram),
             slots,
             host,
-            host_kv_cache_bytes: 0,
+            host_kv_cache_bytes: (request.context * first_layer) as u64
+                * costs.kv_bytes_per_position_of_layer(),
             prediction,
         })
     }

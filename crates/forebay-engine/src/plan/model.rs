@@ -1,12 +1,12 @@
 //! What a token costs a model: bytes of weights by type, multiplications, bytes of keys and values.
 
+use std::ops::{RangeFrom, RangeTo};
 use std::path::Path;
 
 use forebay_format::{Catalog, TensorType};
 use forebay_model::weights::{FeedForwardWeights, PartMatrix};
-use forebay_model::{Architecture, CudaPlan, DeviceFacts, ModelError, VramUse, Weights};
+use forebay_model::{Architecture, CudaPlan, DeviceFacts, DeviceShare, ModelError, Weights};
 use forebay_store::FileSet;
-use forebay_stream::MemoryPlan;
 
 use super::PlanRequest;
 use crate::inspect::ModelInfo;
@@ -41,7 +41,7 @@ impl PlannedModel {
         crate::session::context(options, &self.architecture)
     }
 
-    /// What a GPU's memory is used for, and the slots for experts there if not all of them fit.
+    /// What of it a GPU has room for.
     ///
     /// # Errors
     /// Too little memory, with what would do; weights or routers that have no kernels.
@@ -49,7 +49,7 @@ impl PlannedModel {
         &self,
         facts: &DeviceFacts,
         request: &PlanRequest,
-    ) -> Result<(VramUse, Option<MemoryPlan>), ModelError> {
+    ) -> Result<DeviceShare, ModelError> {
         let PlannedModel { architecture, weights, .. } = self;
         let cache = CudaPlan::cache(architecture, request.context, request.cache);
         facts.plan(architecture, weights, cache, request.vram_bytes, request.policy)
@@ -138,6 +138,26 @@ impl ModelCosts {
             kv_bytes_per_position: 2 * kv_elements as u64,
             cpu_batch_tokens: forebay_model::batch_tokens(architecture, context).max(1),
         }
+    }
+
+    /// Some layers with what their keys and values take, and the head.
+    pub fn with_head(&self, layers: RangeFrom<usize>) -> ModelCosts {
+        let layers = self.layers[layers].to_vec();
+        let kv = self.kv_bytes_per_position_of_layer() * layers.len() as u64;
+        ModelCosts { layers, kv_bytes_per_position: kv, ..self.clone() }
+    }
+
+    /// Some layers with what their keys and values take, and no head.
+    pub fn without_head(&self, layers: RangeTo<usize>) -> ModelCosts {
+        let layers = self.layers[layers].to_vec();
+        let kv = self.kv_bytes_per_position_of_layer() * layers.len() as u64;
+        let head = Matrices::default();
+        ModelCosts { layers, kv_bytes_per_position: kv, head, ..self.clone() }
+    }
+
+    /// Keys and values of one position of one layer, in f16: bytes.
+    pub fn kv_bytes_per_position_of_layer(&self) -> u64 {
+        self.kv_bytes_per_position / self.layers.len().max(1) as u64
     }
 
     pub fn expert_layers(&self) -> impl Iterator<Item = &ExpertCosts> {

@@ -223,14 +223,20 @@ fn placement(plan: &Plan) -> String {
                 ),
             }
         ),
+        (None, Some(host)) if plan.device == "cuda" => format!(
+            "the CPU computes the first {} layers, then the GPU the others; {}",
+            plan.cpu_layers,
+            in_ram(host, "the CPU's layers")
+        ),
         (_, None) => "the GPU computes, and all weights are in its memory".into(),
-        (None, Some(host)) => format!("the CPU computes; {}", in_ram(host)),
+        (None, Some(host)) => format!("the CPU computes; {}", in_ram(host, "all weights")),
     }
 }
 
-fn in_ram(host: &MemoryPlan) -> String {
+/// `all`: what would be there.
+fn in_ram(host: &MemoryPlan, all: &str) -> String {
     if host.fully_resident {
-        return "all weights are in RAM".into();
+        return format!("{all} are in RAM");
     }
     let (pinned, all) = (host.dense.pinned_blocks(), host.dense.pinned.len());
     let dense = match host.dense.all_pinned() {

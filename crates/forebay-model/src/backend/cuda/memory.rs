@@ -51,11 +51,10 @@ impl DeviceFacts {
         DeviceFacts { multiprocessors, free_bytes, total_bytes }
     }
 
-    /// What [`super::CudaPlan::new`] finds on such a GPU: what is in its memory, and the slots for experts if not all fit.
+    /// What [`super::CudaPlan::new`] finds on such a GPU.
     ///
     /// # Errors
-    /// [`ModelError::VramTooSmall`], also for a dense model that would be split between the GPU and the CPU; weights or
-    /// routers that have no kernels.
+    /// [`ModelError::VramTooSmall`]; weights or routers that have no kernels.
     pub fn plan(
         &self,
         architecture: &Architecture,
@@ -63,22 +62,21 @@ impl DeviceFacts {
         cache: KvLayerShape,
         vram_bytes: Option<u64>,
         policy: PolicyKind,
-    ) -> Result<(VramUse, Option<MemoryPlan>), ModelError> {
+    ) -> Result<DeviceShare, ModelError> {
         let plan = DevicePlan::new(self, architecture, weights, cache, vram_bytes, policy)?;
-        if plan.first_layer > 0 {
-            let whole = Share::new(self, architecture, weights, &cache, 0)?;
-            return Err(ModelError::VramTooSmall {
-                needed_bytes: plan.vram.context_bytes + whole.bytes(),
-                given_bytes: plan.vram.budget_bytes.min(self.free_bytes),
-                why: format!(
-                    "for the whole model; it runs with its first {} of {} layers on the CPU, whose speed is not predicted yet",
-                    plan.first_layer,
-                    architecture.layers.len()
-                ),
-            });
-        }
-        Ok((plan.vram, plan.tier.map(|tier| tier.plan)))
+        let DevicePlan { first_layer, vram, tier, .. } = plan;
+        Ok(DeviceShare { first_layer, vram, slots: tier.map(|tier| tier.plan) })
     }
+}
+
+/// What a GPU has room for.
+#[derive(Debug, Clone)]
+pub struct DeviceShare {
+    /// The first layer that is the GPU's: those before it are the CPU's.
+    pub first_layer: usize,
+    pub vram: VramUse,
+    /// For experts, if not all fit.
+    pub slots: Option<MemoryPlan>,
 }
 
 impl CudaPlan {

@@ -35,7 +35,7 @@ use recording::Recordings;
 use streamed::{LayerOfDevice, Streamed};
 use vectors::{LayerVectors, optional};
 
-pub use memory::{DeviceFacts, VramUse};
+pub use memory::{DeviceFacts, DeviceShare, VramUse};
 pub use on_cpu::{HelpingCpu, MissSplit};
 pub use plan::{CudaPlan, WeightsToLoad};
 pub use streamed::{DeviceExperts, HostExperts};
