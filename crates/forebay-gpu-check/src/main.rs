@@ -10,6 +10,7 @@ mod models;
 #[path = "../../forebay-compute/tests/weights/mod.rs"]
 #[allow(dead_code, reason = "shared with the tests of the CPU's products")]
 mod random;
+mod sessions;
 mod slots;
 mod split;
 mod weights;

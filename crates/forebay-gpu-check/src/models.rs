@@ -1,18 +1,18 @@
 //! Whole models against the recorded references of the fixtures, on the GPU. Limits: the tolerance table of the
 //! fixtures' README.
 
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, anyhow};
-use forebay_engine::{DeviceChoice, GenerateOptions, KvCacheType, Session, SessionOptions};
+use forebay_engine::{DeviceChoice, KvCacheType, Session, SessionOptions};
 use forebay_format::Catalog;
 use forebay_model::Architecture;
-use forebay_model::sampling::{Sampling, argmax};
+use forebay_model::sampling::argmax;
 use forebay_store::{FileSet, IoKind};
 
 use crate::harness::{Check, Outcome};
 use crate::logits::{Distance, GGUF, HUGGING_FACE, References, json, numbers, prompt};
+use crate::sessions::generate;
 
 /// Tokens that go through the mat-vec kernels together.
 const FEW: usize = 8;
@@ -196,17 +196,6 @@ impl Limits {
             format!("{what}: max abs {max_abs:.1e}, KL {kl:.1e}, likeliest missed at {miss}");
         Outcome { worst, tolerance: 1.0, place }
     }
-}
-
-fn generate(session: &mut Session, prompt: &[u32], count: usize) -> Result<Vec<u32>> {
-    session.reset();
-    let options = GenerateOptions {
-        max_tokens: Some(count),
-        sampling: Sampling::greedy(),
-        ignore_end: true,
-        ..GenerateOptions::default()
-    };
-    Ok(session.generate(prompt, &options, &mut |_| ControlFlow::Continue(()))?.tokens)
 }
 
 /// f32 throughout: logits, routing as the CPU's, which equals the reference's, and greedy text.

@@ -2,22 +2,17 @@
 //! policy, and the counters are those that the replay of the recorded routing gives.
 
 use std::io::Write;
-use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context as _, Result, bail};
-use forebay_engine::plan::{self, PlanRequest, PlannedModel, Work};
-use forebay_engine::{DeviceChoice, EngineError, GenerateOptions, Session, SessionOptions};
-use forebay_model::sampling::Sampling;
-use forebay_model::{MissSplit, ModelError};
-use forebay_stream::{CacheShape, Lookups, MemoryPlan, PolicyKind, ReplayPolicy, replay, routing};
+use forebay_engine::{DeviceChoice, SessionOptions};
+use forebay_model::MissSplit;
+use forebay_stream::{CacheShape, Lookups, PolicyKind, ReplayPolicy, replay, routing};
 
 use crate::harness::Outcome;
+use crate::sessions::{CONTEXT, generate, logits, open, planned, smallest_ram, smallest_vram};
 
-const CONTEXT: usize = 128;
-/// Tokens that go through alone.
-const ALONE: usize = 12;
 const GENERATED: usize = 8;
 /// The CPU rounds activations in its own way.
 const CPU_NMSE: f64 = 1e-2;
@@ -44,21 +39,20 @@ pub fn check(path: &Path, ids: &[u32], ordinal: usize) -> Result<Outcome> {
         // What experts take beyond the fewest slots. The driver's own share grows from session to session, so the
         // smallest budget is asked for each time.
         let span = {
-            let with =
-                SessionOptions { vram_bytes: Some(smallest(path, &options)?), ..options.clone() };
+            let with = SessionOptions {
+                vram_bytes: Some(smallest_vram(path, &options)?),
+                ..options.clone()
+            };
             let fewest = open(path, with)?.statistics().vram.context("a GPU computes")?;
             weights - fewest.weights_bytes
         };
         for (share, small_ram) in [(0.0, false), (0.0, true), (0.4, false), (0.97, false)] {
-            let vram = smallest(path, &options)? + (span as f64 * share) as u64;
-            let ram = match small_ram {
-                true => Some(smallest_ram(path, &options, vram)?),
-                false => None,
-            };
+            let vram = smallest_vram(path, &options)? + (span as f64 * share) as u64;
+            let with = SessionOptions { vram_bytes: Some(vram), ..options.clone() };
+            let ram = small_ram.then(|| smallest_ram(path, &with)).transpose()?;
             let what = format!("{vram} bytes of VRAM and {ram:?} of RAM, exact: {exact}");
-            let options = SessionOptions { cpu_experts: false, ..options.clone() };
-            let with = SessionOptions { vram_bytes: Some(vram), ram_bytes: ram, ..options };
-            let planned = planned(path, &with)?;
+            let with = SessionOptions { ram_bytes: ram, ..with };
+            let planned = planned(path, &with)?.slots;
             let mut session = open(path, with).with_context(|| what.clone())?;
             if session.slots().is_none() {
                 bail!("{what}: all experts were kept");
@@ -75,8 +69,10 @@ pub fn check(path: &Path, ids: &[u32], ordinal: usize) -> Result<Outcome> {
         if !exact {
             let what = "with the CPU's help";
             let split = MissSplit { copy_seconds: 1e-4, cpu_seconds: 5e-5, cpu_start_seconds: 0.0 };
-            let with =
-                SessionOptions { vram_bytes: Some(smallest(path, &options)?), ..options.clone() };
+            let with = SessionOptions {
+                vram_bytes: Some(smallest_vram(path, &options)?),
+                ..options.clone()
+            };
             let with = SessionOptions {
                 miss_split: Some(split),
                 threads: Some(2),
@@ -93,9 +89,8 @@ pub fn check(path: &Path, ids: &[u32], ordinal: usize) -> Result<Outcome> {
             drop(session);
             for policy in PolicyKind::ALL {
                 let with = SessionOptions {
-                    vram_bytes: Some(smallest(path, &options)? + span / 2),
+                    vram_bytes: Some(smallest_vram(path, &options)? + span / 2),
                     policy,
-                    cpu_experts: false,
                     ..options.clone()
                 };
                 let counted = counters(path, with, ids).with_context(|| policy.to_string())?;
@@ -106,68 +101,14 @@ pub fn check(path: &Path, ids: &[u32], ordinal: usize) -> Result<Outcome> {
     Ok(worst)
 }
 
-/// The slots that the planner promises.
-fn planned(path: &Path, options: &SessionOptions) -> Result<Option<MemoryPlan>> {
-    let facts = plan::gpu_facts(options.device).context("there is a GPU")?;
-    let work = Work { prompt_tokens: 1, depth: 0 };
-    let request = PlanRequest::of_session(options, CONTEXT, work);
-    Ok(PlannedModel::open(path)?.in_vram(&facts, &request)?.slots)
-}
-
-fn open(path: &Path, options: SessionOptions) -> Result<Session> {
-    Ok(Session::open(path, &options, &mut |_, _| {})?)
-}
-
-fn logits(session: &mut Session, ids: &[u32]) -> Result<Vec<f32>> {
-    let mut all = session.logits(ids, None)?;
-    all.extend(session.logits(&ids[..ids.len().min(3)], None)?);
-    let alone: Vec<u32> = ids.iter().copied().cycle().take(ALONE).collect();
-    all.extend(session.logits_one_by_one(&alone)?);
-    Ok(all)
-}
-
-/// The smallest `--vram`, as the refusal of less says it.
-fn smallest(path: &Path, options: &SessionOptions) -> Result<u64> {
-    match Session::open(
-        path,
-        &SessionOptions { vram_bytes: Some(1), ..options.clone() },
-        &mut |_, _| {},
-    ) {
-        Err(EngineError::Model(ModelError::VramTooSmall { needed_bytes, .. })) => Ok(needed_bytes),
-        Err(error) => Err(error.into()),
-        Ok(_) => bail!("a model ran in a byte"),
-    }
-}
-
-/// Likewise of `--ram`.
-fn smallest_ram(path: &Path, options: &SessionOptions, vram: u64) -> Result<u64> {
-    let (vram_bytes, ram_bytes) = (Some(vram), Some(1));
-    let with = SessionOptions { vram_bytes, ram_bytes, ..options.clone() };
-    match Session::open(path, &with, &mut |_, _| {}) {
-        Err(EngineError::Stream(forebay_stream::StreamError::BudgetTooSmall {
-            needed_bytes,
-            ..
-        })) => Ok(needed_bytes),
-        Err(error) => Err(error.into()),
-        Ok(_) => bail!("experts that are not on the GPU were kept in a byte"),
-    }
-}
-
 /// Lookups, hits and evictions of a conversation, and of the replay of its trace.
 fn counters(path: &Path, options: SessionOptions, ids: &[u32]) -> Result<Outcome> {
     let policy = options.policy;
     let mut session = open(path, options)?;
     let out = Shared::default();
     session.record_routing(Box::new(out.clone()), false)?;
-    let generate = GenerateOptions {
-        max_tokens: Some(GENERATED),
-        sampling: Sampling::greedy(),
-        ignore_end: true,
-        ..GenerateOptions::default()
-    };
     for ids in [ids, &ids[..1]] {
-        session.reset();
-        session.generate(ids, &generate, &mut |_| ControlFlow::Continue(()))?;
+        generate(&mut session, ids, GENERATED)?;
     }
     session.end_routing()?;
     let trace = routing::read(out.0.lock().unwrap_or_else(PoisonError::into_inner).as_slice())?;

@@ -1,28 +1,22 @@
 //! Dense models that do not fit the GPU: wherever they are cut, the CPU and the GPU together give what the CPU gives alone,
 //! the same bits every time, and after an error, too.
 
-use std::ops::{ControlFlow, Range};
+use std::ops::Range;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
-use forebay_engine::plan::{self, PlanRequest, PlannedModel, Work};
 use forebay_engine::synth::{SynthOptions, synthesize};
-use forebay_engine::{
-    DeviceChoice, EngineError, GenerateOptions, KvCacheType, Session, SessionOptions,
-};
+use forebay_engine::{DeviceChoice, EngineError, KvCacheType, Session, SessionOptions};
 use forebay_format::{Catalog, FileIndex};
 use forebay_model::ModelError;
-use forebay_model::sampling::{Sampling, argmax};
+use forebay_model::sampling::argmax;
 use forebay_store::{Fault, FaultKind, FaultPlan};
-use forebay_stream::StreamError;
 
 use crate::harness::Outcome;
 use crate::logits::Distance;
 use crate::models::Limits;
+use crate::sessions::{CONTEXT, generate, logits, open, planned, smallest_ram};
 
-const CONTEXT: usize = 128;
-/// Tokens that go through alone: the first ones queue their work, the others have it recorded.
-const ALONE: usize = 12;
 const GENERATED: usize = 6;
 
 /// Shape with enough layers that some of the CPU's may have to stream.
@@ -79,10 +73,10 @@ pub fn check_deeper(ordinal: usize) -> Result<Outcome> {
     let long: Vec<u32> = (0..TWO_BATCHES as u32).collect();
     let expected = {
         let device = DeviceChoice::Cpu;
-        generate(&mut open(&path, SessionOptions { device, ..options })?, &long)?
+        generate(&mut open(&path, SessionOptions { device, ..options })?, &long, GENERATED)?
     };
     let mut session = open(&path, last.options.clone())?;
-    let found = generate(&mut session, &long)?;
+    let found = generate(&mut session, &long, GENERATED)?;
     let batches = Outcome::same(&found, &expected).at("two batches");
     drop(session);
     Ok(checked.worse(batches).worse(check_faults(&path, last, &ids)?))
@@ -134,7 +128,7 @@ fn check_cut(
     expected: &[f32],
     limits: &Limits,
 ) -> Result<Outcome> {
-    let planned = planned_layers(path, &cut.options)?;
+    let planned = planned(path, &cut.options)?.first_layer;
     let mut session = open(path, cut.options.clone())?;
     let cpu_layers = session.statistics().split.map_or(0, |split| split.layers.cpu_layers);
     if planned != cpu_layers {
@@ -147,7 +141,7 @@ fn check_cut(
     worst = worst.worse(Outcome::same(&again, &found).at("again"));
     // When text is generated, only the largest logits come to the host.
     let mut text = ids[..1].to_vec();
-    text.extend(generate(&mut session, &ids[..1])?);
+    text.extend(generate(&mut session, &ids[..1], GENERATED)?);
     let whole = session.logits_one_by_one(&text)?;
     let likeliest: Vec<u32> = whole.chunks(session.vocab_size()).map(argmax).collect();
     worst = worst.worse(Outcome::same(&text[1..], &likeliest[..GENERATED]).at("largest"));
@@ -191,47 +185,4 @@ fn middle_of(path: &Path, name: &str) -> Result<Range<u64>> {
     let catalog = Catalog::open(path)?;
     let extent = catalog.tensor(name).with_context(|| format!("no tensor {name}"))?.extent;
     Ok(extent.offset + extent.length / 4..extent.end() - extent.length / 4)
-}
-
-/// Layers that the planner gives to the CPU.
-fn planned_layers(path: &Path, options: &SessionOptions) -> Result<usize> {
-    let facts = plan::gpu_facts(options.device).context("there is a GPU")?;
-    let work = Work { prompt_tokens: 1, depth: 0 };
-    let request = PlanRequest::of_session(options, CONTEXT, work);
-    Ok(PlannedModel::open(path)?.in_vram(&facts, &request)?.first_layer)
-}
-
-fn open(path: &Path, options: SessionOptions) -> Result<Session> {
-    Ok(Session::open(path, &options, &mut |_, _| {})?)
-}
-
-fn logits(session: &mut Session, ids: &[u32]) -> Result<Vec<f32>> {
-    let mut all = session.logits(ids, None)?;
-    all.extend(session.logits(&ids[..ids.len().min(3)], None)?);
-    let alone: Vec<u32> = ids.iter().copied().cycle().take(ALONE).collect();
-    all.extend(session.logits_one_by_one(&alone)?);
-    Ok(all)
-}
-
-fn generate(session: &mut Session, prompt: &[u32]) -> Result<Vec<u32>> {
-    session.reset();
-    let options = GenerateOptions {
-        max_tokens: Some(GENERATED),
-        sampling: Sampling::greedy(),
-        ignore_end: true,
-        ..GenerateOptions::default()
-    };
-    Ok(session.generate(prompt, &options, &mut |_| ControlFlow::Continue(()))?.tokens)
-}
-
-/// The smallest `--ram`, as the refusal of less says it.
-fn smallest_ram(path: &Path, options: &SessionOptions) -> Result<u64> {
-    let with = SessionOptions { ram_bytes: Some(1), ..options.clone() };
-    match Session::open(path, &with, &mut |_, _| {}) {
-        Err(EngineError::Stream(StreamError::BudgetTooSmall { needed_bytes, .. })) => {
-            Ok(needed_bytes)
-        }
-        Err(error) => Err(error.into()),
-        Ok(_) => bail!("layers were kept in a byte"),
-    }
 }

@@ -1,0 +1,72 @@
+//! What the checks of placements ask of sessions: logits and text by every way through the decoder, the smallest budgets, and
+//! what the planner promised.
+
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use anyhow::{Context as _, Result, bail};
+use forebay_engine::plan::{self, PlanRequest, PlannedModel, Work};
+use forebay_engine::{EngineError, GenerateOptions, Session, SessionOptions};
+use forebay_model::sampling::Sampling;
+use forebay_model::{DeviceShare, ModelError};
+use forebay_stream::StreamError;
+
+/// Positions of the sessions that are compared.
+pub const CONTEXT: usize = 128;
+/// Tokens that go through alone: the first ones queue their work, the others have it recorded.
+const ALONE: usize = 12;
+
+pub fn open(path: &Path, options: SessionOptions) -> Result<Session> {
+    Ok(Session::open(path, &options, &mut |_, _| {})?)
+}
+
+/// Logits of `ids` as a prompt, of few tokens, and of single ones.
+pub fn logits(session: &mut Session, ids: &[u32]) -> Result<Vec<f32>> {
+    let mut all = session.logits(ids, None)?;
+    all.extend(session.logits(&ids[..ids.len().min(3)], None)?);
+    let alone: Vec<u32> = ids.iter().copied().cycle().take(ALONE).collect();
+    all.extend(session.logits_one_by_one(&alone)?);
+    Ok(all)
+}
+
+/// The likeliest `count` tokens behind `prompt`, whatever they are.
+pub fn generate(session: &mut Session, prompt: &[u32], count: usize) -> Result<Vec<u32>> {
+    session.reset();
+    let options = GenerateOptions {
+        max_tokens: Some(count),
+        sampling: Sampling::greedy(),
+        ignore_end: true,
+        ..GenerateOptions::default()
+    };
+    Ok(session.generate(prompt, &options, &mut |_| ControlFlow::Continue(()))?.tokens)
+}
+
+/// What of the model the planner gives to the GPU.
+pub fn planned(path: &Path, options: &SessionOptions) -> Result<DeviceShare> {
+    let facts = plan::gpu_facts(options.device).context("there is a GPU")?;
+    let work = Work { prompt_tokens: 1, depth: 0 };
+    let request = PlanRequest::of_session(options, CONTEXT, work);
+    Ok(PlannedModel::open(path)?.in_vram(&facts, &request)?)
+}
+
+/// The smallest `--vram`, as the refusal of less says it.
+pub fn smallest_vram(path: &Path, options: &SessionOptions) -> Result<u64> {
+    let with = SessionOptions { vram_bytes: Some(1), ..options.clone() };
+    match Session::open(path, &with, &mut |_, _| {}) {
+        Err(EngineError::Model(ModelError::VramTooSmall { needed_bytes, .. })) => Ok(needed_bytes),
+        Err(error) => Err(error.into()),
+        Ok(_) => bail!("a model ran in a byte"),
+    }
+}
+
+/// Likewise of `--ram`.
+pub fn smallest_ram(path: &Path, options: &SessionOptions) -> Result<u64> {
+    let with = SessionOptions { ram_bytes: Some(1), ..options.clone() };
+    match Session::open(path, &with, &mut |_, _| {}) {
+        Err(EngineError::Stream(StreamError::BudgetTooSmall { needed_bytes, .. })) => {
+            Ok(needed_bytes)
+        }
+        Err(error) => Err(error.into()),
+        Ok(_) => bail!("blocks that are not on the GPU were kept in a byte"),
+    }
+}
