@@ -64,6 +64,13 @@ pub(crate) fn choose(
     context: usize,
 ) -> Result<Chosen, EngineError> {
     let plan = || -> Result<CudaPlan, EngineError> {
+        if options.cpu_experts && options.exact {
+            return Err(EngineError::BadOption {
+                name: "--cpu-experts",
+                value: "given".into(),
+                expected: "--exact has the GPU compute all: leave one of them out".into(),
+            });
+        }
         let gpu = gpu()?;
         let cache = match (options.exact, options.kv_cache) {
             (true, KvCacheType::Q8_0) => {
@@ -131,12 +138,9 @@ fn on_gpu(
     let refused = |name, expected: &str| {
         Err(EngineError::BadOption { name, value: "given".into(), expected: expected.into() })
     };
-    if options.cpu_experts && options.exact {
-        return refused("--cpu-experts", "--exact has the GPU compute all: leave one of them out");
-    }
     match host_option(options) {
         None => Ok(Chosen::cuda(plan()?, ordinal)),
-        Some("--threads") if dense || (options.cpu_experts && !options.exact) => {
+        Some("--threads") if dense || options.cpu_experts => {
             let plan = plan()?;
             match plan.slots().is_some() || plan.first_layer() > 0 {
                 true => Ok(Chosen::cuda(plan, ordinal)),

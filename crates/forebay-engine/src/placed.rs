@@ -190,8 +190,7 @@ impl Described<'_> {
         residency.preload_with_copies(&self.files, load_options(options), progress)?;
         arena.make_resident()?;
         let pinned = gpu.pin(arena.addresses(), arena.clone())?;
-        let takes_part = options.cpu_experts && !options.exact;
-        let cpu = takes_part.then(|| host(options)).transpose()?;
+        let cpu = options.cpu_experts.then(|| host(options)).transpose()?;
         let cpu = cpu.map(|cpu| HelpingCpu { cpu, split: options.miss_split });
         Ok((HostExperts { residency, pinned, cpu }, info))
     }

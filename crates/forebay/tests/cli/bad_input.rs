@@ -67,6 +67,7 @@ fn options_that_the_device_does_not_use_are_refused() {
         ("--device cuda --prefetch", "--prefetch"),
         ("--device cuda --threads 2", "--threads"),
         ("--device cuda --cpu-experts --exact", "--cpu-experts"),
+        ("--device auto --cpu-experts --exact", "--cpu-experts"),
         ("--device cpu --vram 1GiB", "--vram"),
         ("--device cpu --kv-type q8_0", "--kv-type"),
         ("--device cpu --no-cuda-graph", "--no-cuda-graph"),
