@@ -1,10 +1,11 @@
 //! Routing that is not the model's own: that of a recorded trace, or uniform. Models with random weights so carry the
 //! locality of real ones, or none.
 
-use forebay_model::arch::FeedForward;
-use forebay_model::{Architecture, ChosenExperts};
+use forebay_model::ChosenExperts;
+use forebay_stream::routing::RoutingLayer;
 use forebay_stream::{Phase, RoutingTrace};
 
+use crate::random::PseudoRandom;
 use crate::{EngineError, Session};
 
 /// Where the experts of tokens come from.
@@ -18,23 +19,16 @@ pub enum RoutingSource {
     Uniform,
 }
 
-/// Experts of one layer.
-#[derive(Clone, Copy)]
-struct Layer {
-    experts: u32,
-    used: usize,
-}
-
 struct Followed {
     source: RoutingSource,
-    layers: Vec<Layer>,
+    layers: Vec<RoutingLayer>,
     /// Tokens of the trace by phase, and how many of each were taken.
     prompt: Vec<usize>,
     generated: Vec<usize>,
     taken: [usize; 2],
     /// Of the batch at hand, by layer `[tokens, used]`.
     rows: Vec<Vec<u32>>,
-    state: u64,
+    random: PseudoRandom,
 }
 
 impl Session {
@@ -43,30 +37,14 @@ impl Session {
     /// # Errors
     /// [`EngineError::NoExperts`] for a dense model, [`EngineError::OtherRouting`] for a trace of another shape.
     pub fn follow_routing(&mut self, source: RoutingSource) -> Result<(), EngineError> {
-        let followed = Followed::new(source, self.decoder.architecture())?;
+        let followed = Followed::new(source, self.routing_layers()?)?;
         self.decoder.follow(Some(Box::new(followed)));
         Ok(())
     }
 }
 
 impl Followed {
-    fn new(source: RoutingSource, architecture: &Architecture) -> Result<Followed, EngineError> {
-        let mut width = 0;
-        let layers: Vec<Layer> = architecture
-            .layers
-            .iter()
-            .map(|layer| {
-                let (experts, used) = match &layer.feed_forward {
-                    FeedForward::Experts(experts) => (experts.count as u32, experts.used),
-                    FeedForward::Dense { .. } => (0, 0),
-                };
-                width += used;
-                Layer { experts, used }
-            })
-            .collect();
-        if width == 0 {
-            return Err(EngineError::NoExperts);
-        }
+    fn new(source: RoutingSource, layers: Vec<RoutingLayer>) -> Result<Followed, EngineError> {
         let (mut prompt, mut generated) = (Vec::new(), Vec::new());
         if let RoutingSource::Trace(trace) = &source {
             let of = &trace.header().layers;
@@ -74,24 +52,23 @@ impl Followed {
             let same = of.len() >= layers.len()
                 && of.iter().zip(&layers).all(|(of, layer)| {
                     // The CSV form names no more experts than were chosen.
-                    of.experts <= layer.experts && of.used as usize == layer.used
+                    of.experts <= layer.experts && of.used == layer.used
                 });
-            let sizes = |layers: &mut dyn Iterator<Item = (u32, usize)>| {
-                let all: Vec<(u32, usize)> = layers.collect();
-                let (experts, used) = all.iter().copied().max().unwrap_or((0, 0));
-                format!("{} layers, {used} of {experts} experts", all.len())
+            let sizes = |layers: &[RoutingLayer]| {
+                let largest = layers.iter().map(|layer| (layer.experts, layer.used)).max();
+                let (experts, used) = largest.unwrap_or((0, 0));
+                format!("{} layers, {used} of {experts} experts", layers.len())
             };
             if !same {
-                return Err(EngineError::OtherRouting {
-                    trace: sizes(&mut of.iter().map(|l| (l.experts, l.used as usize))),
-                    model: sizes(&mut layers.iter().map(|layer| (layer.experts, layer.used))),
-                });
+                let (trace, model) = (sizes(of), sizes(&layers));
+                return Err(EngineError::OtherRouting { trace, model });
             }
             for batch in trace.batches() {
                 let list = if batch.phase == Phase::Prompt { &mut prompt } else { &mut generated };
                 // A token that did not go through all layers has no experts there.
                 list.extend(batch.tokens.filter(|&token| {
-                    (0..layers.len()).all(|l| trace.experts(token, l).count() == layers[l].used)
+                    let whole = |l| trace.experts(token, l).count() == layers[l].used as usize;
+                    (0..layers.len()).all(whole)
                 }));
             }
             // A trace of one phase serves for both.
@@ -109,24 +86,23 @@ impl Followed {
             }
         }
         let rows = vec![Vec::new(); layers.len()];
-        Ok(Followed { source, layers, prompt, generated, taken: [0; 2], rows, state: 1 })
-    }
-
-    /// Pseudo-random numbers below `end` (Knuth's MMIX constants).
-    fn next(&mut self, end: u32) -> u32 {
-        self.state = self
-            .state
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        ((self.state >> 33) % u64::from(end.max(1))) as u32
+        Ok(Followed {
+            source,
+            layers,
+            prompt,
+            generated,
+            taken: [0; 2],
+            rows,
+            random: PseudoRandom::new(1),
+        })
     }
 
     fn push_uniform(&mut self, layer: usize) {
-        let Layer { experts, used, .. } = self.layers[layer];
+        let RoutingLayer { experts, used, .. } = self.layers[layer];
         let mut row = std::mem::take(&mut self.rows[layer]);
         let from = row.len();
-        while row.len() < from + used {
-            let expert = self.next(experts);
+        while row.len() < from + used as usize {
+            let expert = self.random.below(experts);
             if !row[from..].contains(&expert) {
                 row.push(expert);
             }

@@ -9,6 +9,7 @@ use forebay_store::process_seconds;
 use forebay_stream::Phase;
 use serde::Serialize;
 
+use crate::random::PseudoRandom;
 use crate::{EngineError, Session};
 
 /// How far and how to generate.
@@ -207,7 +208,9 @@ impl Session {
         seed: u64,
     ) -> Result<BenchRun, EngineError> {
         let count = depth + prompt_tokens + generate_tokens;
-        let ids = pseudo_random_ids(count, self.vocab_size(), seed);
+        let mut random = PseudoRandom::new(seed);
+        let vocabulary = self.vocab_size() as u32;
+        let ids: Vec<u32> = (0..count).map(|_| random.below(vocabulary)).collect();
         let (before, ids) = ids.split_at(depth);
         let (prompt, generated) = ids.split_at(prompt_tokens);
         self.reset();
@@ -242,15 +245,4 @@ impl Session {
             generate_processors_busy,
         })
     }
-}
-
-/// Ids spread over the vocabulary by a multiplicative generator (Knuth's MMIX constants).
-fn pseudo_random_ids(count: usize, vocabulary: usize, seed: u64) -> Vec<u32> {
-    let mut state = seed;
-    let mut next = || {
-        state =
-            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        ((state >> 33) % vocabulary as u64) as u32
-    };
-    (0..count).map(|_| next()).collect()
 }

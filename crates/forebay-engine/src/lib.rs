@@ -16,6 +16,7 @@ pub mod pack;
 mod page;
 mod placed;
 pub mod plan;
+mod random;
 mod recording;
 mod session;
 mod statistics;

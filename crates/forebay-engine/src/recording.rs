@@ -59,7 +59,11 @@ impl Session {
         }
     }
 
-    fn routing_header(&self) -> Result<RoutingHeader, EngineError> {
+    /// Experts of each layer, none of a dense one.
+    ///
+    /// # Errors
+    /// [`EngineError::NoExperts`] where all are dense.
+    pub(crate) fn routing_layers(&self) -> Result<Vec<RoutingLayer>, EngineError> {
         let architecture = self.decoder.architecture();
         let blocks = &self.decoder.weights().blocks.experts;
         let bytes = |layer: usize| {
@@ -80,6 +84,11 @@ impl Session {
         if layers.iter().all(|layer| layer.used == 0) {
             return Err(EngineError::NoExperts);
         }
+        Ok(layers)
+    }
+
+    fn routing_header(&self) -> Result<RoutingHeader, EngineError> {
+        let layers = self.routing_layers()?;
         let info = self.info();
         let file = info.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let model = info.name.clone().unwrap_or(file);
