@@ -1,15 +1,9 @@
-// Additions, the gated activation, and a look for values that are not finite. Sums and products are rounded one by one,
+// Biases, the gated activation, and a look for values that are not finite. Sums and products are rounded one by one,
 // not fused, so that they equal the processor's.
 #include "common.cuh"
 
 // Element index of this thread in a one-dimensional grid.
 __device__ inline size_t element() { return (size_t)blockIdx.x * blockDim.x + threadIdx.x; }
-
-extern "C" __global__ void __launch_bounds__(256) add_assign(float *x, const float *y, u64 n) {
-    wait_for_previous();
-    const size_t i = element();
-    if (i < n) x[i] += y[i];
-}
 
 // x [rows, width] += bias [width]; the grid's second dimension counts rows.
 extern "C" __global__ void __launch_bounds__(256)

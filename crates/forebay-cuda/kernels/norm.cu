@@ -110,17 +110,3 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
         for (int at = threadIdx.x; at < n; at += blockDim.x) out[at] = x[at] * scale * weight[at];
     }
 }
-
-// Short rows in place, a warp each: the norm of every head of queries or keys.
-extern "C" __global__ void __launch_bounds__(256)
-    rms_norm_heads(float *x, const float *weight, int rows, int n, float eps) {
-    wait_for_previous();
-    const int row = blockIdx.x * 8 + (threadIdx.x >> 5), lane = threadIdx.x & 31;
-    if (row >= rows) return;
-    x += (size_t)row * n;
-    float sum = 0.0f;
-    for (int at = lane; at < n; at += 32) sum += x[at] * x[at];
-    sum = warp_sum(sum);
-    const float scale = 1.0f / sqrtf(sum / (float)n + eps);
-    for (int at = lane; at < n; at += 32) x[at] = x[at] * scale * weight[at];
-}

@@ -42,24 +42,6 @@ fn blocks(count: usize) -> u32 {
 }
 
 impl Gpu {
-    /// `x += y`, `count` elements.
-    ///
-    /// # Errors
-    /// Whatever the driver says.
-    pub fn add_assign(
-        &self,
-        x: DevicePtr<f32>,
-        y: DevicePtr<f32>,
-        count: usize,
-    ) -> Result<(), CudaError> {
-        let grid = (blocks(count), 1, 1);
-        Launch::new(self.kernel("elementwise", "add_assign")?, grid, (THREADS as u32, 1, 1))
-            .ptr(x)
-            .ptr(y)
-            .u64(count as u64)
-            .run(self)
-    }
-
     /// `x [rows, width] += bias [width]`.
     ///
     /// # Errors

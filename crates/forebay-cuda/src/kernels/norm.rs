@@ -125,24 +125,4 @@ impl Gpu {
             _ => Ok(()),
         }
     }
-
-    /// Norms `rows` short rows in place, such as all heads of a projection.
-    ///
-    /// # Errors
-    /// Whatever the driver says.
-    pub fn rms_norm_heads(
-        &self,
-        x: DevicePtr<f32>,
-        norm: &Norm,
-        rows: usize,
-    ) -> Result<(), CudaError> {
-        let grid = (rows.div_ceil(8) as u32, 1, 1);
-        Launch::new(self.kernel("norm", "rms_norm_heads")?, grid, (256, 1, 1))
-            .ptr(x)
-            .ptr(norm.weight)
-            .int(rows)
-            .int(norm.width)
-            .float(norm.epsilon)
-            .run(self)
-    }
 }

@@ -17,7 +17,6 @@ pub fn checks() -> Vec<Check> {
         Check::new("norm after addition", |context| over_shapes(context, after_addition)),
         Check::new("norm after experts", |context| over_shapes(context, after_experts)),
         Check::new("norm rounded", |context| over_shapes(context, rounded)),
-        Check::new("norm heads", |context| over_shapes(context, heads)),
         Check::new("norm reports what is not finite", reports),
     ]
 }
@@ -191,15 +190,6 @@ fn rounded(context: &Context, rows: usize, width: usize) -> Result<Outcome> {
     context.gpu.quantize_q8(out.ptr(), place(codes + scales), rows, width)?;
     let got = context.gpu.download::<u8>(memory.ptr(), 2 * (codes + scales))?;
     Ok(Outcome::same(&got[..codes + scales], &got[codes + scales..]))
-}
-
-fn heads(context: &Context, rows: usize, width: usize) -> Result<Outcome> {
-    let (x, weight) = inputs(rows, width);
-    let (device, device_weight) = (context.upload(&x)?, context.upload(&weight)?);
-    let norm = Norm { weight: device_weight.ptr(), width, epsilon: EPSILON };
-    context.gpu.rms_norm_heads(device.ptr(), &norm, rows)?;
-    let got = context.gpu.download(device.ptr(), x.len())?;
-    Ok(compare(context, &got, &x, &weight))
 }
 
 fn reports(context: &Context) -> Result<Outcome> {
