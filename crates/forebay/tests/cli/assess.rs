@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::harness::{command, demo, fixture, forebay, moe};
+use crate::harness::{command, demo, fixture, forebay, moe, replayed};
 
 const PROMPTS: &str = r#"{"domain": "tales", "language": "en", "text": "Once upon a time there was"}
 {"domain": "code", "kind": "chat", "text": "def binary_search(items, target):"}
@@ -23,6 +23,14 @@ impl Folder {
 
     fn path(&self, name: &str) -> String {
         self.0.path().join(name).to_str().unwrap().to_owned()
+    }
+
+    /// What `assess` says of a model on the CPU by one of the folder's prompt files.
+    fn assess(&self, model: &str, prompts: &str, tokens: &str, more: &[&str]) -> Value {
+        let prompts = self.path(prompts);
+        let common = ["assess", model, "--prompts", &prompts, "--tokens", tokens];
+        let arguments = [&common[..], &["--device", "cpu", "--json"], more].concat();
+        forebay(&arguments).json()
     }
 
     fn names(&self) -> Vec<String> {
@@ -59,24 +67,8 @@ fn a_model_is_recorded_measured_and_drawn() {
     // A name that would be markup if anything forgot to escape it.
     let hostile = folder.path("<img src=x onerror=alert(1)>&\"'@BODY@.gguf");
     std::os::unix::fs::symlink(demo(), &hostile).unwrap();
-    let (prompts, page, figures) =
-        (folder.path("prompts.jsonl"), folder.path("report.html"), folder.path("figures"));
-    let arguments = [
-        "assess",
-        &hostile,
-        "--prompts",
-        &prompts,
-        "--tokens",
-        "6",
-        "--device",
-        "cpu",
-        "-o",
-        &page,
-        "--svg",
-        &figures,
-        "--json",
-    ];
-    let document = forebay(&arguments).json();
+    let (page, figures) = (folder.path("report.html"), folder.path("figures"));
+    let document = folder.assess(&hostile, "prompts.jsonl", "6", &["-o", &page, "--svg", &figures]);
     check_shares(&document);
     let model = &document["models"][0];
     assert_eq!((model["expert_layers"].as_u64(), model["experts"].as_u64()), (Some(8), Some(32)));
@@ -97,8 +89,10 @@ fn a_model_is_recorded_measured_and_drawn() {
         prompts.map(|prompt| prompt["form"].as_str().unwrap().to_owned()).collect()
     };
     assert_eq!(forms(model), ["text", chat, "text"]);
-    let raw = ["assess", &demo(), "--prompts", &prompts, "--tokens", "2", "--raw", "--json"];
-    assert_eq!(forms(&forebay(&raw).json()["models"][0]), ["text"; 3]);
+    assert_eq!(
+        forms(&folder.assess(&demo(), "prompts.jsonl", "2", &["--raw"])["models"][0]),
+        ["text"; 3]
+    );
     assert!(model["measured"]["tokens_per_second"].as_f64().unwrap() > 0.0);
     let curves = model["mixed"]["curves"].as_array().unwrap();
     let of = |name: &str| curves.iter().find(|curve| curve["policy"] == name).unwrap();
@@ -145,12 +139,9 @@ fn a_model_is_recorded_measured_and_drawn() {
 #[test]
 fn the_same_seed_gives_the_same_figures_whatever_the_budget() {
     let folder = Folder::new();
-    let (model, prompts) = (demo(), folder.path("prompts.jsonl"));
     let figures = |more: &[&str]| {
-        let common =
-            ["assess", &model, "--prompts", &prompts, "--tokens", "4", "--device", "cpu", "--json"];
-        let mut document = forebay(&[&common[..], more].concat()).json();
-        document["models"][0].take()["mixed"].take()
+        let mut document = folder.assess(&demo(), "prompts.jsonl", "4", more);
+        document["models"][0]["mixed"].take()
     };
     let all = figures(&[]);
     assert_eq!(all, figures(&["--ram", "8MiB"]));
@@ -160,24 +151,11 @@ fn the_same_seed_gives_the_same_figures_whatever_the_budget() {
 #[test]
 fn replay_of_the_recorded_trace_counts_the_same() {
     let folder = Folder::new();
-    let (model, prompts, trace) = (demo(), folder.path("plain.txt"), folder.path("assess.routing"));
+    let trace = folder.path("assess.routing");
     // One domain: the report takes its prompts in the order of the recording.
-    std::fs::write(&prompts, "The old sailor looked out\n---\nOnce upon a time there was\n")
-        .unwrap();
-    let arguments = [
-        "assess",
-        &model,
-        "--prompts",
-        &prompts,
-        "--tokens",
-        "8",
-        "--device",
-        "cpu",
-        "--json",
-        "--trace-routing",
-        &trace,
-    ];
-    let document = forebay(&arguments).json();
+    let prompts = "The old sailor looked out\n---\nOnce upon a time there was\n";
+    std::fs::write(folder.path("plain.txt"), prompts).unwrap();
+    let document = folder.assess(&demo(), "plain.txt", "8", &["--trace-routing", &trace]);
     let curves = document["models"][0]["mixed"]["curves"].as_array().unwrap();
     for policy in ["layer-lfu", "lru", "belady"] {
         let curve = curves.iter().find(|curve| curve["policy"] == policy).unwrap();
@@ -188,23 +166,11 @@ fn replay_of_the_recorded_trace_counts_the_same() {
             "layer-lfu" => "8/layer".to_owned(),
             _ => format!("{}B", point["capacity_bytes"]),
         };
-        let arguments = [
-            "replay",
-            &trace,
-            "--policy",
-            policy,
-            "--capacity",
-            &capacity,
-            "--phase",
-            "generate",
-            "--cut-batches",
-            "--json",
-        ];
-        let replayed = forebay(&arguments).json();
+        let replayed = replayed(&trace, policy, &capacity, " --phase generate");
         let rates = hit_rates(&replayed);
         assert_eq!(rates, [point["hit_rate"].as_f64().unwrap()], "{policy}: {replayed}");
     }
-    let two = ["assess", &model, &model, "--trace-routing", &trace];
+    let two = ["assess", &demo(), &demo(), "--trace-routing", &trace];
     assert!(forebay(&two).failed(2).contains("one model"));
 }
 

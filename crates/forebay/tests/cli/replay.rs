@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::harness::{demo, forebay};
+use crate::harness::{demo, forebay, replayed};
 
 fn path(folder: &Path, name: &str) -> String {
     folder.join(name).to_str().unwrap().to_owned()
@@ -32,18 +32,7 @@ fn a_recording_replays_to_the_engines_hit_rate() {
         let kept: Vec<u64> = kept.as_array().unwrap().iter().map(|k| k.as_u64().unwrap()).collect();
         // The capacities of one policy are those of the plan only if all layers keep the same number.
         let capacity = format!("{}/layer", kept[0]);
-        let arguments = [
-            "replay",
-            &trace,
-            "--policy",
-            policy,
-            "--capacity",
-            &capacity,
-            "--cut-batches",
-            "--json",
-        ];
-        let replay = forebay(&arguments).json();
-        let report = &replay["traces"][0];
+        let report = replayed(&trace, policy, &capacity, "");
         let stream = &run["statistics"]["stream"];
         assert_eq!(report["lookups"], stream["lookups"]);
         assert_eq!(report["generated_tokens"], stream["generated_tokens"]);
@@ -95,18 +84,7 @@ fn tables_csv_and_both_forms_of_a_trace() {
     };
     assert_eq!(csv(&trace), csv(&text));
     assert_eq!(csv(&text), csv(&back));
-    let guesses = [
-        "replay",
-        &trace,
-        "--predict",
-        "lag",
-        "--policy",
-        "layer-lfu",
-        "--capacity",
-        "8/layer",
-        "--json",
-    ];
-    let guessed = &forebay(&guesses).json()["traces"][0]["predictions"][0];
+    let guessed = &replayed(&trace, "layer-lfu", "8/layer", " --predict lag")["predictions"][0];
     assert!(guessed["foreseen"].as_u64().unwrap() > 0 && guessed["displaced_bytes"] != Value::Null);
 }
 
