@@ -7,6 +7,49 @@ use serde::Serialize;
 /// Colours for light and dark, cards, tables.
 pub(crate) const STYLE: &str = include_str!("page.css");
 
+/// A report: one file that needs no other.
+pub(crate) struct Document<'a> {
+    /// Text, as no other part is: these are HTML.
+    pub title: &'a str,
+    /// Beside [`STYLE`].
+    pub style: &'a str,
+    pub head: String,
+    pub body: String,
+    pub notes: String,
+    pub script: Option<Script<'a>>,
+}
+
+/// What a report does in the browser.
+pub(crate) struct Script<'a> {
+    /// The program, and JSON that it finds in the element `data`.
+    pub program: &'a str,
+    pub data: String,
+}
+
+impl Document<'_> {
+    pub fn html(self) -> String {
+        let (policy, script) = match self.script {
+            None => ("", String::new()),
+            Some(Script { program, data }) => (
+                "; script-src 'unsafe-inline'",
+                format!(
+                    "<script type=\"application/json\" id=\"data\">{data}</script>\n<script>\n{program}\n</script>\n"
+                ),
+            ),
+        };
+        let parts = [
+            ("@POLICY@", policy.to_owned()),
+            ("@TITLE@", escape(self.title)),
+            ("@STYLE@", format!("{STYLE}{}", self.style)),
+            ("@HEAD@", self.head),
+            ("@BODY@", self.body),
+            ("@NOTES@", self.notes),
+            ("@SCRIPT@", script),
+        ];
+        fill(include_str!("page.html"), &parts)
+    }
+}
+
 /// Fills the places of a page, in order and each once: what a name contains is never taken for a place to fill.
 pub(crate) fn fill(page: &str, parts: &[(&str, String)]) -> String {
     let mut html = String::with_capacity(1 << 18);

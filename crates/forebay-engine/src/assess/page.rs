@@ -2,21 +2,21 @@
 
 use super::plot::{self, Figure};
 use super::{Assessment, Section};
-use crate::page::{STYLE, bytes, count, escape, fill, percent, table};
+use crate::page::{Document, bytes, count, escape, percent, table};
 
 /// Draws assessments, one model after the other; several are compared first.
 pub fn page(models: &[Assessment]) -> String {
     let names: Vec<&str> = models.iter().map(|model| model.name.as_str()).collect();
     let title = format!("Expert caches for {}", names.join(" and "));
-    let style = format!("{STYLE}{}{}", plot::STYLE, include_str!("page.css"));
-    let parts = [
-        ("@TITLE@", escape(&title)),
-        ("@STYLE@", style),
-        ("@HEAD@", head(models)),
-        ("@BODY@", body(models)),
-        ("@NOTES@", notes(models)),
-    ];
-    fill(include_str!("page.html"), &parts)
+    let document = Document {
+        title: &title,
+        style: &format!("{}{}", plot::STYLE, include_str!("page.css")),
+        head: head(models),
+        body: body(models),
+        notes: notes(models),
+        script: None,
+    };
+    document.html()
 }
 
 fn head(models: &[Assessment]) -> String {

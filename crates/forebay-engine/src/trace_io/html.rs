@@ -9,7 +9,7 @@ use super::format::Trace;
 use super::report::{Quantiles, Report};
 use super::timeline;
 use crate::page::{
-    self, bytes, count, escape, fill, percent, script_json, short_name, table, time,
+    Document, Script, bytes, count, escape, fill, percent, script_json, short_name, table, time,
 };
 
 /// Points of the map of offsets, at most; more are merged into coarser ones.
@@ -20,17 +20,16 @@ const FINEST_GRID: (u32, u32) = (960, 480);
 /// Draws a trace. `report` is its analysis.
 pub fn page(trace: &Trace, report: &Report) -> String {
     let title = format!("I/O trace of {}", short_name(&report.model));
-    let parts = [
-        ("@TITLE@", escape(&title)),
-        ("@STYLE@", page::STYLE.to_owned()),
-        ("@HEAD@", head(report)),
-        ("@TILES@", tiles(report)),
-        ("@TABLES@", tables(report)),
-        ("@NOTES@", notes(report)),
-        ("@DATA@", data(trace, report)),
-        ("@SCRIPT@", include_str!("page.js").to_owned()),
-    ];
-    fill(include_str!("page.html"), &parts)
+    let parts = [("@TILES@", tiles(report)), ("@TABLES@", tables(report))];
+    let document = Document {
+        title: &title,
+        style: "",
+        head: head(report),
+        body: fill(include_str!("page.html"), &parts),
+        notes: notes(report),
+        script: Some(Script { program: include_str!("page.js"), data: data(trace, report) }),
+    };
+    document.html()
 }
 
 fn head(report: &Report) -> String {
