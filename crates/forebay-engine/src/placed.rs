@@ -21,7 +21,7 @@ use serde::Serialize;
 use crate::doctor::MachineProfile;
 use crate::load::{GpuRing, RingRequest, contents, name_of, named, poison, read_back};
 use crate::plan::memory;
-use crate::session::host;
+use crate::session;
 use crate::statistics::ReadPath;
 use crate::trace_io::TraceHeader;
 use crate::{EngineError, SessionOptions, default_budget_bytes};
@@ -173,24 +173,18 @@ impl Described<'_> {
         Ok((ring.engine(), start))
     }
 
-    /// Plans pinned host memory for experts, and fills it as far as it can hold all of a kind.
+    /// Fills pinned host memory with experts, as far as it can hold all of a kind.
     fn host_experts(
         &self,
         gpu: &Gpu,
         options: &SessionOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<(HostExperts, EngineInfo), EngineError> {
-        let blocks = memory::host_blocks(self.weights);
-        let budget_bytes = options.ram_bytes.unwrap_or_else(default_budget_bytes);
-        let plan = memory::host_experts(self.weights, budget_bytes, options.policy)?;
-        let arena = Arena::map(plan.arena_bytes as usize)?;
-        let engine = read_engine(options, &self.files, &arena)?;
-        let info = engine.describe();
-        let mut residency = Residency::new(&blocks, plan, &self.files, &arena, engine)?;
-        residency.preload_with_copies(&self.files, load_options(options), progress)?;
-        arena.make_resident()?;
-        let pinned = gpu.pin(arena.addresses(), arena.clone())?;
-        let cpu = options.cpu_experts.then(|| host(options)).transpose()?;
+        let host = self.host_plan(memory::experts(self.weights), options)?;
+        let (residency, arena) = self.fill_host(host, options, progress)?;
+        let info = residency.engine_info();
+        let pinned = gpu.pin(arena.addresses(), arena)?;
+        let cpu = options.cpu_experts.then(|| session::host(options)).transpose()?;
         let cpu = cpu.map(|cpu| HelpingCpu { cpu, split: options.miss_split });
         Ok((HostExperts { residency, pinned, cpu }, info))
     }
@@ -213,7 +207,7 @@ impl Described<'_> {
                 Ok::<_, EngineError>((None, start))
             })?;
         let all_layers = self.architecture.layers.len();
-        let host = self.fill_host(host, layers, cpu, options, progress)?;
+        let host = self.cpu_share(host, layers, cpu, options, progress)?;
         Ok(host.placed(Some(start), |cpu| Box::new(SplitBackend::new(cpu, gpu, all_layers))))
     }
 
@@ -226,7 +220,7 @@ impl Described<'_> {
     ) -> Result<Placed, EngineError> {
         let layers = self.architecture.layers.len();
         let host = self.host_plan(self.weights.blocks.clone(), options)?;
-        let host = self.fill_host(host, layers, cpu, options, progress)?;
+        let host = self.cpu_share(host, layers, cpu, options, progress)?;
         Ok(host.placed(None, |cpu| Box::new(cpu)))
     }
 
@@ -241,8 +235,25 @@ impl Described<'_> {
         Ok(HostPlan { blocks, plan, budget_bytes })
     }
 
-    /// Fills memory by its plan, as far as it can hold all of a kind, for the first `layers` layers on the CPU.
+    /// Reserves memory by its plan and fills it, as far as it can hold all of a kind.
     fn fill_host(
+        &self,
+        host: HostPlan,
+        options: &SessionOptions,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<(Residency, Arena), EngineError> {
+        let HostPlan { blocks, plan, .. } = host;
+        let arena = Arena::map(plan.arena_bytes as usize)?;
+        let engine = read_engine(options, &self.files, &arena)?;
+        let mut residency = Residency::new(&blocks, plan, &self.files, &arena, engine)?;
+        residency.preload_with_copies(&self.files, load_options(options), progress)?;
+        // What is not loaded now must not wait for its pages later.
+        arena.make_resident()?;
+        Ok((residency, arena))
+    }
+
+    /// The first `layers` layers on the CPU, with memory filled by its plan.
+    fn cpu_share(
         self,
         host: HostPlan,
         layers: usize,
@@ -250,15 +261,11 @@ impl Described<'_> {
         options: &SessionOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<HostShare, EngineError> {
-        let HostPlan { blocks, plan, budget_bytes } = host;
-        let arena = Arena::map(plan.arena_bytes as usize)?;
-        let engine = read_engine(options, &self.files, &arena)?;
-        let trace_header = self.trace_header(options, &engine.describe());
-        let mut residency = Residency::new(&blocks, plan.clone(), &self.files, &arena, engine)?;
-        let read_path = residency.engine_info().into();
-        residency.preload_with_copies(&self.files, load_options(options), progress)?;
-        // What is not loaded now must not wait for its pages later.
-        arena.make_resident()?;
+        let budget_bytes = host.budget_bytes;
+        let (residency, _) = self.fill_host(host, options, progress)?;
+        let (plan, info) = (residency.plan().clone(), residency.engine_info());
+        let trace_header = self.trace_header(options, &info);
+        let read_path = info.into();
         let kv_type = if options.exact { KvType::F32 } else { KvType::F16 };
         let backend = CpuBackend::new(
             self.architecture,

@@ -4,23 +4,11 @@ use forebay_model::Weights;
 use forebay_stream::{Budget, MemoryPlan, ModelBlocks, PolicyKind, StreamError};
 
 /// The blocks that are in host memory where a GPU computes: experts, and nothing else.
-pub(crate) fn host_blocks(weights: &Weights) -> ModelBlocks {
+pub(crate) fn experts(weights: &Weights) -> ModelBlocks {
     ModelBlocks { dense: Vec::new(), ..weights.blocks.clone() }
 }
 
-/// Host memory for experts that a GPU has no slots for.
-///
-/// # Errors
-/// A budget that is too small, with the smallest that works.
-pub(crate) fn host_experts(
-    weights: &Weights,
-    ram_bytes: u64,
-    policy: PolicyKind,
-) -> Result<MemoryPlan, StreamError> {
-    Budget::plan(&host_blocks(weights), Some(ram_bytes), weights.small_bytes, policy)
-}
-
-/// Host memory where the CPU computes with `blocks`: all of the model's, or those of its layers.
+/// Host memory for `blocks`: all of a model's, or those that a GPU has no room for.
 ///
 /// # Errors
 /// A budget that is too small, with the smallest that works.

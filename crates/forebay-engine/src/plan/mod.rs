@@ -221,7 +221,8 @@ impl<'a> Planner<'a> {
         let (weights, ram, policy) = (&self.model.weights, request.ram_bytes, request.policy);
         let placement = match slots.clone() {
             Some(slots) => {
-                Placement::VramSlots { slots, host: memory::host_experts(weights, ram, policy)? }
+                let host = memory::host(weights, &memory::experts(weights), ram, policy)?;
+                Placement::VramSlots { slots, host }
             }
             None if first_layer > 0 => {
                 let blocks = weights.blocks.first_layers(first_layer);
