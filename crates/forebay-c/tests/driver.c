@@ -123,6 +123,11 @@ CUresult cuMemHostRegister_v2(void *address, size_t bytes, unsigned flags) {
     change(&pinned, 1);
     return FINE;
 }
+CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *device, void *address, unsigned flags) {
+    (void)flags;
+    *device = (CUdeviceptr)address;
+    return FINE;
+}
 CUresult cuMemHostUnregister(void *address) { (void)address; change(&pinned, -1); return FINE; }
 
 CUresult cuStreamCreate(void **stream, unsigned flags) { (void)flags; change(&handles, 1); *stream = malloc(1); return FINE; }

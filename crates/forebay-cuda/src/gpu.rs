@@ -115,6 +115,20 @@ impl Gpu {
         self.stream.synchronize().map_err(CudaError::of("waiting for the GPU"))
     }
 
+    /// Whether everything queued is done, without waiting.
+    ///
+    /// # Errors
+    /// What went wrong in queued work.
+    pub fn is_idle(&self) -> Result<bool, CudaError> {
+        self.bind()?;
+        // SAFETY: the stream is alive.
+        match unsafe { sys::cuStreamQuery(self.stream.cu_stream()) }.result() {
+            Ok(()) => Ok(true),
+            Err(error) if error.0 == sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            Err(error) => Err(CudaError::of("asking the GPU")(error)),
+        }
+    }
+
     /// Makes this GPU's context the calling thread's: every call of the driver needs it.
     pub(crate) fn bind(&self) -> Result<(), CudaError> {
         self.context.bind_to_thread().map_err(CudaError::of("binding the GPU to the thread"))

@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use bytemuck::Pod;
 use cudarc::driver::{CudaStream, result, sys};
@@ -40,6 +41,35 @@ impl HostWords {
         assert!(at + values.len() <= self.count, "words beyond the end");
         // SAFETY: inside the allocation, which nobody borrows.
         unsafe { values.as_mut_ptr().copy_from_nonoverlapping(self.first.add(at), values.len()) }
+    }
+
+    /// A word that the GPU may write meanwhile; what it wrote before can be read afterwards.
+    ///
+    /// # Panics
+    /// Beyond the end.
+    pub fn load_acquire(&self, at: usize) -> u32 {
+        assert!(at < self.count, "words beyond the end");
+        // SAFETY: inside the allocation, aligned, and written as a whole word by whoever does.
+        unsafe { AtomicU32::from_ptr(self.first.add(at)) }.load(Ordering::Acquire)
+    }
+
+    /// Writes a word that the GPU may be waiting for; it sees what was written before, too.
+    ///
+    /// # Panics
+    /// Beyond the end.
+    pub fn store_release(&mut self, at: usize, word: u32) {
+        assert!(at < self.count, "words beyond the end");
+        // SAFETY: as in `load_acquire`.
+        unsafe { AtomicU32::from_ptr(self.first.add(at)) }.store(word, Ordering::Release);
+    }
+
+    /// The address of a word for kernels, which reach pinned memory by the host's own addresses.
+    ///
+    /// # Panics
+    /// Beyond the end.
+    pub fn device(&self, at: usize) -> DevicePtr<u32> {
+        assert!(at < self.count, "words beyond the end");
+        DevicePtr::new(self.first as u64 + 4 * at as u64)
     }
 
     /// Appends `count` words from `at` on to `values`, as floats.

@@ -10,6 +10,8 @@ use crate::{CudaError, Gpu};
 /// Memory that was there already, pinned until this is dropped. Takes about a quarter of a second for each GiB.
 pub struct Pinned {
     addresses: Range<usize>,
+    /// The first one, as kernels see it.
+    device: u64,
     context: Arc<CudaContext>,
     /// What keeps the memory mapped.
     _owner: Box<dyn Send + Sync>,
@@ -18,6 +20,15 @@ pub struct Pinned {
 impl Pinned {
     pub fn bytes(&self) -> usize {
         self.addresses.len()
+    }
+
+    /// Where kernels find a byte of this memory.
+    ///
+    /// # Panics
+    /// When it is not of this memory.
+    pub fn device_address(&self, of: *const u8) -> u64 {
+        assert!(self.addresses.contains(&(of as usize)), "memory that is not pinned");
+        self.device + (of as usize - self.addresses.start) as u64
     }
 }
 
@@ -42,11 +53,18 @@ impl Gpu {
         owner: impl Send + Sync + 'static,
     ) -> Result<Pinned, CudaError> {
         self.bind()?;
+        let (first, flags) = (addresses.start as *mut _, sys::CU_MEMHOSTREGISTER_DEVICEMAP);
         // SAFETY: pinning touches no byte, and the driver refuses what is not mapped. The range stays mapped as long
         // as its owner, which lives as long as the registration.
-        unsafe { sys::cuMemHostRegister_v2(addresses.start as *mut _, addresses.len(), 0) }
+        unsafe { sys::cuMemHostRegister_v2(first, addresses.len(), flags) }
             .result()
             .map_err(CudaError::of("pinning host memory"))?;
-        Ok(Pinned { addresses, context: self.shared_context(), _owner: Box::new(owner) })
+        let (context, owner) = (self.shared_context(), Box::new(owner));
+        let mut pinned = Pinned { addresses, device: 0, context, _owner: owner };
+        // SAFETY: the driver writes the address that it is given a place for.
+        unsafe { sys::cuMemHostGetDevicePointer_v2(&mut pinned.device, first, 0) }
+            .result()
+            .map_err(CudaError::of("finding pinned memory"))?;
+        Ok(pinned)
     }
 }

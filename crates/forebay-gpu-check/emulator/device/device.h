@@ -113,6 +113,8 @@ inline unsigned __dp4a(unsigned a, unsigned b, unsigned c) {
 template <class T> inline T __ldg(const T *p) { return *p; }
 template <class T> inline T __ldcg(const T *p) { return *p; }
 template <class T> inline T __ldcs(const T *p) { return *p; }
+template <class T> inline T __ldcv(const T *p) { return *(const volatile T *)p; }
+inline uint4 __ldcv(const uint4 *p) { return *p; }
 inline bool __isGlobal(const void *) { return true; }
 inline size_t __cvta_generic_to_shared(const void *p) { return (size_t)p; }
 
@@ -128,6 +130,7 @@ inline unsigned atomicMin(unsigned *p, unsigned x) {
     return old;
 }
 inline void __threadfence() { __asm__ volatile("" ::: "memory"); }
+inline void __threadfence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 
 inline void __syncthreads() { emulated::device->barrier(0); }
 inline int __syncthreads_or(int value) { return emulated::device->barrier(value != 0); }

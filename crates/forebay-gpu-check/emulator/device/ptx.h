@@ -2,6 +2,8 @@
 // their order, outputs first.
 #pragma once
 
+#include <time.h>
+
 #include "cuda_fp16.h"
 
 // The module's memory; shared addresses have 32 bits, of which this knows the others.
@@ -41,6 +43,22 @@ inline void ld_v4(uint32_t &x, uint32_t &y, uint32_t &z, uint32_t &w, const uint
 inline void ld_v2(uint32_t &x, uint32_t &y, const uint2 *from) {
     const uint2 all = *from;
     x = all.x, y = all.y;
+}
+// Words that the host writes and reads meanwhile: whoever asks again and again lets it.
+inline void ld_acquire_sys(uint32_t &x, const uint32_t *from) {
+    emulated::device->let_host();
+    x = __atomic_load_n(from, __ATOMIC_ACQUIRE);
+}
+inline void st_release_sys(uint32_t *to, uint32_t x) { __atomic_store_n(to, x, __ATOMIC_RELEASE); }
+inline void nanoseconds(uint64_t &time) {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    time = (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+inline void nanoseconds(unsigned long long &time) {
+    uint64_t now;
+    nanoseconds(now);
+    time = now;
 }
 inline void ld_u16(uint16_t &x, const uint16_t *from) { x = *from; }
 

@@ -30,6 +30,8 @@ struct Runtime {
     void (*copy)(void *to, const void *from, int bytes, int zeroes);
     void (*commit_copies)();
     void (*wait_copies)(int pending);
+    // Lets the host's threads do something: the driver's, and those that wait for it.
+    void (*let_host)();
 };
 
 }  // namespace emulated

@@ -10,6 +10,7 @@
 
 #include <vector>
 
+#include "driver.h"
 #include "fibers.h"
 #include "tensor_cores.h"
 
@@ -203,6 +204,7 @@ void start() {
     runtime.copy = copy;
     runtime.commit_copies = commit_copies;
     runtime.wait_copies = wait_copies;
+    runtime.let_host = let_host;
     const char *order = getenv("FOREBAY_EMULATOR_ORDER");
     block.backward = order && !strcmp(order, "backward");
 }

@@ -17,6 +17,7 @@ enum Result : int {
     INVALID_PTX = 218,
     INVALID_HANDLE = 400,
     NOT_FOUND = 500,
+    NOT_READY = 600,
     LAUNCH_FAILED = 719,
     HOST_MEMORY_ALREADY_REGISTERED = 712,
     HOST_MEMORY_NOT_REGISTERED = 713,
@@ -40,6 +41,8 @@ void break_context();
 Result outside_capture(const char *call);
 // Does all that streams still have to do.
 void finish_all();
+// For a kernel that waits for the host.
+void let_host();
 
 int setting_or(const char *name, int otherwise);
 // 90 for compute capability 9.0.

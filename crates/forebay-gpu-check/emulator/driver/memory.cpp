@@ -132,6 +132,13 @@ EMULATED_CALL cuMemHostRegister_v2(void *address, size_t bytes, unsigned) {
     return SUCCESS;
 }
 
+EMULATED_CALL cuMemHostGetDevicePointer_v2(uint64_t *address, void *host, unsigned) {
+    EMULATED_READY();
+    if (!is_pinned(host, 1)) return refuse(INVALID_VALUE, "cuMemHostGetDevicePointer", "memory that is not pinned");
+    *address = (uint64_t)host;
+    return SUCCESS;
+}
+
 EMULATED_CALL cuMemHostUnregister(void *address) {
     EMULATED_READY();
     finish_all();

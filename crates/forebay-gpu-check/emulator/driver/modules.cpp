@@ -102,6 +102,7 @@ void read_entries(const std::string &ptx, Module &module) {
             kernel.static_shared += stoi((*s)[1]);
         kernel.dynamic_shared_max = 48 * 1024 - kernel.static_shared;
         kernel.waits = code.find("\tgriddepcontrol.wait;") != std::string::npos;
+        kernel.asks_host = code.find("\tld.acquire.sys.") != std::string::npos;
         module.kernels[kernel.entry.name] = kernel;
     }
 }

@@ -23,6 +23,8 @@ struct Kernel {
     int dynamic_shared_max;
     // It waits by itself for the kernel before.
     bool waits;
+    // It waits for words that the host writes.
+    bool asks_host;
 };
 
 struct Module {

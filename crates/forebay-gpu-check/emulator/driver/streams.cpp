@@ -1,5 +1,6 @@
 // Streams, events, graphs, and what is queued on them. Work is done at once, or, with FOREBAY_EMULATOR_LAZY, only when
-// somebody waits for it: then nothing is there by luck that should have been waited for.
+// somebody waits for it: then nothing is there by luck that should have been waited for. Work that waits for the host is
+// done by a thread of its own.
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,10 +27,14 @@ using Work = std::function<void()>;
 
 struct Graph {
     std::vector<Work> work;
+    // Some of it waits for the host.
+    bool asks_host = false;
 };
 
 struct Stream {
     std::deque<Work> queue;
+    // A thread of its own is at it.
+    bool busy = false;
     // While it captures: what, and whose it is.
     std::shared_ptr<Graph> captured;
     std::thread::id owner;
@@ -51,7 +56,14 @@ double now() {
     return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
-void finish(Stream *stream) {
+// Gives the other threads a chance. Nothing of the driver may be relied on across it.
+void let_others() {
+    lock.unlock();
+    usleep(5);
+    lock.lock();
+}
+
+void work_off(Stream *stream) {
     while (!stream->queue.empty()) {
         const Work work = std::move(stream->queue.front());
         stream->queue.pop_front();
@@ -59,19 +71,40 @@ void finish(Stream *stream) {
     }
 }
 
+void finish(Stream *stream) {
+    while (stream->busy) let_others();
+    work_off(stream);
+}
+
+// What waits for the host cannot be done in a call of the host's.
+void start_thread(Stream *stream) {
+    stream->busy = true;
+    std::thread([stream] {
+        std::lock_guard<std::recursive_mutex> guard(lock);
+        work_off(stream);
+        stream->busy = false;
+    }).detach();
+}
+
 bool is_lazy() {
     static const bool lazy = setting_or("FOREBAY_EMULATOR_LAZY", 0) != 0;
     return lazy;
 }
 
-Result queue(Stream *stream, Work work) {
+Result queue(Stream *stream, Work work, bool asks_host = false) {
     if (!streams.count(stream)) return refuse(INVALID_HANDLE, "a queued call", "no such stream");
     if (stream->captured) {
         stream->captured->work.push_back(std::move(work));
+        stream->captured->asks_host |= asks_host;
         return SUCCESS;
     }
     stream->queue.push_back(std::move(work));
-    if (!is_lazy()) finish(stream);
+    if (stream->busy) return SUCCESS;
+    if (asks_host) {
+        start_thread(stream);
+    } else if (!is_lazy()) {
+        finish(stream);
+    }
     return ready();
 }
 
@@ -123,10 +156,15 @@ struct Launch {
     std::vector<uint64_t> values;
 
     void run() {
+        // Blocks of one kernel at a time: another thread's may be waiting for the host.
+        static bool running = false;
+        while (running) let_others();
+        running = true;
         std::vector<void *> pointers;
         for (uint64_t &value : values) pointers.push_back(&value);
         const double start = now();
         const std::string failure = run_blocks(kernel->entry, grid, pointers.data());
+        running = false;
         times.add(kernel->entry.name, now() - start);
         if (failure.empty()) return;
         refuse(LAUNCH_FAILED, "a kernel", failure.c_str());
@@ -171,6 +209,8 @@ void finish_all() {
     for (Stream *stream : streams) finish(stream);
 }
 
+void let_host() { let_others(); }
+
 }  // namespace emulated
 
 using namespace emulated;
@@ -197,6 +237,15 @@ EMULATED_CALL cuStreamSynchronize(Stream *stream) {
         stream->invalid = true;
         return refuse(STREAM_CAPTURE_UNSUPPORTED, "cuStreamSynchronize", "the stream captures");
     }
+    finish(stream);
+    return ready();
+}
+
+EMULATED_CALL cuStreamQuery(Stream *stream) {
+    EMULATED_READY();
+    if (!streams.count(stream)) return INVALID_HANDLE;
+    if (stream->busy) return NOT_READY;
+    // Whoever asks again and again gets an answer in the end.
     finish(stream);
     return ready();
 }
@@ -248,9 +297,10 @@ EMULATED_CALL cuGraphExecDestroy(Graph *executable) {
 
 EMULATED_CALL cuGraphLaunch(Graph *executable, Stream *stream) {
     EMULATED_READY();
-    return queue(stream, [=] {
+    const auto run = [=] {
         for (const Work &work : executable->work) work();
-    });
+    };
+    return queue(stream, run, executable->asks_host);
 }
 
 EMULATED_CALL cuEventCreate(Event **event, unsigned) {
@@ -408,5 +458,5 @@ EMULATED_CALL cuLaunchKernelEx(const LaunchConfig *config, Kernel *kernel, void 
         memcpy(&value, arguments[i], kernel->parameters[i]);
         launch.values.push_back(value);
     }
-    return queue(config->stream, [launch]() mutable { launch.run(); });
+    return queue(config->stream, [launch]() mutable { launch.run(); }, kernel->asks_host);
 }

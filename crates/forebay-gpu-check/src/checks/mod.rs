@@ -5,6 +5,7 @@ mod attention_fused;
 mod attention_inputs;
 mod elementwise;
 mod embedding;
+mod fetch;
 mod load;
 mod matmul;
 mod matvec;
@@ -25,6 +26,7 @@ pub fn checks() -> Vec<Check> {
         elementwise::checks(),
         embedding::checks(),
         router::checks(),
+        fetch::checks(),
         top_k::checks(),
         attention_inputs::checks(),
         attention::checks(),
@@ -42,6 +44,7 @@ pub fn benches() -> Vec<Bench> {
         norm::benches(),
         elementwise::benches(),
         router::benches(),
+        fetch::benches(),
         top_k::benches(),
         attention_inputs::benches(),
         attention::benches(),

@@ -54,6 +54,7 @@ int cuMemFree_v2(address at) { free((void *)at); return 0; }
 int cuMemHostAlloc(void **memory, size_t bytes, unsigned flags) { (void)flags; *memory = malloc(bytes); return 0; }
 int cuMemFreeHost(void *memory) { free(memory); return 0; }
 int cuMemHostRegister_v2(void *memory, size_t bytes, unsigned flags) { (void)memory; (void)bytes; (void)flags; return 0; }
+int cuMemHostGetDevicePointer_v2(unsigned long long *address, void *memory, unsigned flags) { (void)flags; *address = (unsigned long long)memory; return 0; }
 int cuMemHostUnregister(void *memory) { (void)memory; return 0; }
 int cuMemcpyHtoDAsync_v2(address to, const void *from, size_t bytes, void *stream) {
     (void)stream;
