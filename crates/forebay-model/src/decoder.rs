@@ -224,8 +224,13 @@ impl Decoder {
             followed.begin(count);
         }
         let scores = routing.as_deref().and_then(|routing| routing.scores.as_ref());
-        let follows = routing.is_some() || followed.is_some();
-        let batch = Batch { tokens, end, routing: follows, scores: scores.is_some() };
+        let batch = Batch {
+            tokens,
+            end,
+            routing: routing.is_some(),
+            chosen: followed.as_deref(),
+            scores: scores.is_some(),
+        };
         let score_start = scores.map_or(0, Vec::len);
         let begun = backend.begin(&step, &batch)?;
         let row_start = routing.as_deref().map_or(0, |routing| routing.experts.len());

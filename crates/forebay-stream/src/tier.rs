@@ -35,11 +35,14 @@ pub struct TierBatch {
     pub misses: Vec<ExpertIndex>,
     /// Not here, and not to come.
     pub elsewhere: Vec<ExpertIndex>,
+    /// What does not stay any more: not here, but for what the batch itself looks up.
+    pub gone: Vec<(LayerIndex, ExpertIndex)>,
 }
 
 impl TierBatch {
     fn clear(&mut self) {
         [&mut self.hits, &mut self.misses, &mut self.elsewhere].into_iter().for_each(Vec::clear);
+        self.gone.clear();
     }
 }
 
@@ -137,6 +140,7 @@ impl ExpertTier {
         let mut evicted = std::mem::take(&mut self.evicted);
         self.cache.retain(layer, &self.admitted, &mut evicted);
         for (of, expert) in evicted.drain(..) {
+            batch.gone.push((of, expert));
             if of != layer || !self.admitted.contains(&expert) {
                 self.vacate(of, expert);
             }
@@ -161,9 +165,16 @@ impl ExpertTier {
         self.free[self.pool(layer)].len()
     }
 
-    /// An expert of the batch was computed with: its slot is free again, unless it stays. Whether it is.
-    pub fn release(&mut self, layer: LayerIndex, expert: ExpertIndex) -> bool {
-        !self.cache.is_resident(layer, expert) && self.vacate(layer, expert)
+    /// Whether an expert keeps its slot when its batch is over.
+    pub fn stays(&self, layer: LayerIndex, expert: ExpertIndex) -> bool {
+        self.cache.is_resident(layer, expert)
+    }
+
+    /// An expert of the batch was computed with: its slot is free again, unless it stays.
+    pub fn release(&mut self, layer: LayerIndex, expert: ExpertIndex) {
+        if !self.stays(layer, expert) {
+            self.vacate(layer, expert);
+        }
     }
 
     /// An expert that was to come has not: it is not here, and its slot, if it had one, is free.
@@ -172,11 +183,11 @@ impl ExpertTier {
         self.vacate(layer, expert);
     }
 
-    fn vacate(&mut self, layer: LayerIndex, expert: ExpertIndex) -> bool {
+    fn vacate(&mut self, layer: LayerIndex, expert: ExpertIndex) {
         let entry = self.cache.entry(layer, expert);
-        let Some(slot) = self.places[entry].take() else { return false };
-        self.free[self.pool_of_layer[layer.0 as usize] as usize].push(slot);
-        true
+        if let Some(slot) = self.places[entry].take() {
+            self.free[self.pool_of_layer[layer.0 as usize] as usize].push(slot);
+        }
     }
 
     /// Starts counting anew.
@@ -237,7 +248,7 @@ mod tests {
             let experts: Vec<ExpertIndex> = experts.iter().map(|&e| ExpertIndex(e)).collect();
             let mut batch = TierBatch::default();
             self.tier.begin(of, &experts, |misses| misses.min(self.admits), &mut batch);
-            let TierBatch { hits, misses, elsewhere } = batch;
+            let TierBatch { hits, misses, elsewhere, .. } = batch;
             let counts = (hits.len(), misses.len() + elsewhere.len());
             assert!(elsewhere.iter().all(|&expert| self.tier.slot(of, expert).is_none()));
             let mut held: Vec<ExpertIndex> = Vec::new();

@@ -14,6 +14,7 @@ use serde::Serialize;
 
 use crate::ModelError;
 use crate::arch::{Architecture, Experts, FeedForward};
+use crate::decoder::ChosenExperts;
 use crate::weights::{LayerWeights, Weights};
 use cuda::{DeviceExperts, VramUse};
 
@@ -62,8 +63,10 @@ impl<'a> Step<'a> {
 pub struct Batch<'a> {
     pub tokens: &'a [u32],
     pub end: End,
-    /// Whether [`Backend::route`] will be asked for the experts, or told them.
+    /// Whether [`Backend::route`] will be asked for the experts.
     pub routing: bool,
+    /// Who says which experts the tokens have, if not the routers do.
+    pub chosen: Option<&'a dyn ChosenExperts>,
     /// Whether [`Backend::early_scores`] will be asked; only of a backend that gives them.
     pub scores: bool,
 }

@@ -114,7 +114,7 @@ impl Backend for SplitBackend {
     fn enter_layer(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
         if self.changes_sides(step) {
             let (tokens, end, routing) = (&self.tokens[..], self.end, self.routing);
-            let batch = Batch { tokens, end, routing, scores: false };
+            let batch = Batch { tokens, end, routing, chosen: None, scores: false };
             let x = self.cpu.hand_over(step)?;
             self.recorded = self.gpu.begin_with(step, &batch, x)? == Begun::Recorded;
         }

@@ -29,9 +29,20 @@ impl CudaBackend {
         // A batch that failed may have left what its next step would have taken.
         (self.inputs, self.outputs) = (None, None);
         self.exchange.take(&self.gpu, batch.tokens, step.position)?;
-        let one = step.count == 1 && batch.end != End::Nothing && !batch.routing;
+        let mut one = step.count == 1 && batch.end != End::Nothing && !batch.routing;
+        // Only work that asks the host can be told which experts to take.
+        one &= batch.chosen.is_none() || self.streamed.is_some();
         let way = Way { splits: self.attention_splits(step), end: batch.end };
-        if self.recordings.begin(&self.gpu, one.then_some(way))? {
+        let is_recorded = self.recordings.begin(&self.gpu, one.then_some(way))?;
+        let asks = is_recorded || self.recordings.is_recording();
+        let streamed = self.streamed.as_mut().filter(|_| asks);
+        if let Some(streamed) = streamed {
+            streamed.begin_token(batch.chosen);
+            if !is_recorded {
+                streamed.queue_token(&self.gpu, &self.plan, &self.arena)?;
+            }
+        }
+        if is_recorded {
             return Ok(Begun::Recorded);
         }
         self.exchange.queue_up(&self.gpu)?;

@@ -90,7 +90,7 @@ impl CudaBackend {
         Ok(CudaBackend {
             products: Products::new(exact, rounds, rounded, narrow),
             exchange: Exchange::new(&gpu, at.exchange_places, arena.activation(at.exchange))?,
-            recordings: Recordings::new(record && plan.tier.is_none()),
+            recordings: Recordings::new(record),
             handed: beginning::words(&gpu, &plan, architecture.hidden)?,
             streamed: None,
             inputs: None,
@@ -181,8 +181,22 @@ impl CudaBackend {
             }
             self.exchange.queue_down(&self.gpu, end)?;
         }
-        self.recordings.queue(&self.gpu)?;
+        self.queue_recorded()?;
         self.check(step)
+    }
+
+    /// Queues what is recorded of the batch at hand, if it is, and answers what it asks.
+    fn queue_recorded(&mut self) -> Result<(), ModelError> {
+        let CudaBackend { gpu, plan, arena, recordings, streamed, .. } = self;
+        let Some(graph) = recordings.finish(gpu)? else { return Ok(()) };
+        let Some(streamed) = streamed else { return Ok(gpu.queue_graph(graph)?) };
+        streamed.upload_tables(gpu, plan, arena)?;
+        gpu.queue_graph(graph)?;
+        streamed.serve(gpu, plan, arena)
+    }
+
+    fn layer_of_device(&self, layer: usize) -> LayerOfDevice<'_> {
+        LayerOfDevice { gpu: &self.gpu, plan: &self.plan, arena: &self.arena, layer }
     }
 
     /// All products of a layer's experts, part by part if they come so.
@@ -199,12 +213,18 @@ impl CudaBackend {
         let matrices = ExpertMatrices { gate, up, down };
         let places = self.plan.weights.experts_of[step.layer].expect("the layer has experts");
         let sorted = self.sorted_pairs();
+        let fetched = streamed.is_some() && self.recordings.is_recording();
+        let (slots, ids) = match fetched {
+            // In the order of the choice.
+            true => (at.fetch_slots, at.identity),
+            false => (at.tables[step.layer], at.expert_ids),
+        };
         let entries = ExpertEntries {
-            slots: self.arena.activation(at.tables[step.layer]),
+            slots: self.arena.activation(slots),
             experts: experts.count,
             tokens: step.count,
             used: experts.used,
-            ids: self.arena.activation(at.expert_ids),
+            ids: self.arena.activation(ids),
             starts: sorted.starts,
             pair_tokens: sorted.pair_tokens,
         };
@@ -220,11 +240,10 @@ impl CudaBackend {
             self.products.gated_experts(gpu, x, &entries, pair)?;
             self.products.experts(gpu, inner, &entries, Rows::Entry, &down)
         };
-        match streamed {
+        match streamed.filter(|_| !fetched) {
             None => compute()?,
             Some(streamed) => {
-                let on =
-                    LayerOfDevice { gpu, plan: &self.plan, arena: &self.arena, layer: step.layer };
+                let on = self.layer_of_device(step.layer);
                 let chosen = &self.chosen[..step.count * experts.used];
                 let rows = BatchRows {
                     normed: x,
@@ -515,6 +534,11 @@ impl Backend for CudaBackend {
         } else {
             self.products.dense(gpu, x, step.count, &[product])?;
             gpu.route(&choice, logits, &outputs, step.count)?;
+        }
+        if self.recordings.is_recording()
+            && let Some(streamed) = &self.streamed
+        {
+            return Ok(streamed.queue_fetch(&self.layer_of_device(step.layer), ids)?);
         }
         if let Some(chosen) = step.chosen {
             gpu.upload(chosen, ids)?;

@@ -47,6 +47,7 @@ pub struct ExpertPlaces {
     pub slot_bytes: u64,
     /// Of gate, up and down in a slot.
     pub parts: [u64; 3],
+    pub part_bytes: [u64; 3],
     pub count: usize,
 }
 
@@ -113,11 +114,12 @@ impl WeightPlaces {
 impl ExpertPlaces {
     fn new(count: usize, parts: [PartMatrix; 3]) -> Result<ExpertPlaces, ModelError> {
         let mut slot = Places::default();
-        let mut at = [0; 3];
-        for (at, part) in at.iter_mut().zip(parts) {
-            *at = slot.take(matrix_bytes(&part)?);
+        let (mut at, mut part_bytes) = ([0; 3], [0; 3]);
+        for (part, matrix) in parts.iter().enumerate() {
+            part_bytes[part] = matrix_bytes(matrix)?;
+            at[part] = slot.take(part_bytes[part]);
         }
-        Ok(ExpertPlaces { first: 0, slot_bytes: slot.bytes(), parts: at, count })
+        Ok(ExpertPlaces { first: 0, slot_bytes: slot.bytes(), parts: at, part_bytes, count })
     }
 }
 
@@ -207,7 +209,12 @@ pub struct ActivationPlaces {
     pub attention_tickets: u64,
     pub attention_size: AttentionScratchSize,
     pub rope: u64,
+    /// Addresses of each layer's experts; all tables have one size.
     pub tables: Vec<u64>,
+    /// For single tokens that fetch experts: what the host tells them, addresses of the chosen ones, and tickets.
+    pub fetch: u64,
+    pub fetch_slots: u64,
+    pub fetch_tickets: u64,
     pub vectors: u64,
 }
 
@@ -273,6 +280,9 @@ impl ActivationPlaces {
             attention_size,
             rope: words(kv.context * architecture.rope.rotary_dim),
             tables,
+            fetch: words(2 + architecture.layers.len() * used),
+            fetch_slots: words(2 * used),
+            fetch_tickets: words(2),
             vectors: words(vector_floats),
             places,
         }

@@ -7,6 +7,7 @@ use forebay_stream::{MemoryPlan, PolicyKind};
 use super::CudaBackend;
 use super::memory::{self, DeviceArena, DeviceFacts, DevicePlan};
 use super::on_cpu::ExpertMatrices;
+use super::recording::Recordings;
 use super::streamed::{HostExperts, Streamed};
 use crate::ModelError;
 use crate::arch::Architecture;
@@ -21,8 +22,9 @@ pub struct CudaPlan {
 }
 
 impl CudaPlan {
-    /// Finds out how a model fits `gpu` with such a cache, or how many of its last layers do; `exact` computes in f32 throughout. `vram_bytes` bounds all
-    /// device memory, the driver's context included; `policy` says which experts stay if not all fit.
+    /// Finds out how a model fits `gpu` with such a cache, or how many of its last layers do; `exact` computes in f32
+    /// throughout. `vram_bytes` bounds all device memory, the driver's context included; `policy` says which experts
+    /// stay if not all fit.
     ///
     /// # Errors
     /// [`ModelError::VramTooSmall`]; weights or routers that have no kernels; whatever the driver says.
@@ -88,8 +90,12 @@ impl CudaPlan {
             let sizes = (backend.at().batch, MATVEC_TOKENS, architecture.experts_per_token());
             let of = weights.layers.iter().find_map(expert_matrices);
             let of = of.expect("a model with slots for experts has some");
-            let streamed = Streamed::new(&backend.gpu, &backend.plan, host, sizes, &of);
-            backend.streamed = streamed.map_err(ModelError::from)?;
+            // Exact products go by the experts' order, not by that of the choice.
+            let serves = record && !exact;
+            let streamed = Streamed::new(&backend.gpu, &backend.plan, host, sizes, &of, serves);
+            let streamed = streamed.map_err(ModelError::from)?;
+            backend.recordings = Recordings::new(streamed.serves());
+            backend.streamed = Some(streamed);
         }
         Ok((backend, filled))
     }

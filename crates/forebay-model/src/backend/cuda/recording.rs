@@ -68,19 +68,24 @@ impl Recordings {
         matches!(self.state, State::Recorded(_))
     }
 
-    /// Ends a batch: what was recorded, now or before, is queued.
+    /// Whether the batch at hand is being recorded.
+    pub fn is_recording(&self) -> bool {
+        matches!(self.state, State::Recording(_))
+    }
+
+    /// Ends a batch: what was recorded, now or before, is to be queued; `None`: all was queued as it came.
     ///
     /// # Errors
     /// Whatever the driver says.
-    pub fn queue(&mut self, gpu: &Gpu) -> Result<(), CudaError> {
+    pub fn finish(&mut self, gpu: &Gpu) -> Result<Option<&Graph>, CudaError> {
         let way = match std::mem::replace(&mut self.state, State::Direct) {
-            State::Direct => return Ok(()),
+            State::Direct => return Ok(None),
             State::Recording(way) => {
                 self.graphs.insert(way, gpu.finish_recording()?);
                 way
             }
             State::Recorded(way) => way,
         };
-        gpu.queue_graph(&self.graphs[&way])
+        Ok(self.graphs.get(&way))
     }
 }

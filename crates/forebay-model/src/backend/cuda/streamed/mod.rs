@@ -1,8 +1,11 @@
 //! Experts that do not all fit the GPU: slots there, and the others' homes in pinned host memory.
 //!
 //! The router's choice comes to the host within the layer. What is in a slot is computed with where it is; the rest is
-//! copied into slots beside the kernels, in waves if it is more than fits, or computed by the CPU. Every pair of a token and an expert has a row
-//! of its own, and rows are added up in the router's order: what comes out does not depend on what was where.
+//! copied into slots beside the kernels, in waves if it is more than fits, or computed by the CPU. Single tokens whose
+//! work is recorded fetch it themselves: see `serve`. Every pair of a token and an expert has a row of its own, and rows
+//! are added up in the router's order: what comes out does not depend on what was where.
+
+mod serve;
 
 use std::collections::VecDeque;
 
@@ -12,6 +15,7 @@ use forebay_stream::{
 };
 use serde::Serialize;
 
+use self::serve::Service;
 use super::memory::{DeviceArena, DevicePlan};
 use super::on_cpu::{BatchRows, CpuExperts, ExpertMatrices, HelpingCpu, MissSplit};
 use crate::ModelError;
@@ -34,6 +38,13 @@ pub struct DeviceExperts {
     pub pinned_bytes: u64,
     pub experts_copied: u64,
     pub bytes_copied: u64,
+    /// Of tokens whose work is recorded: seconds in which the GPU waited to be told where experts are, reads from the
+    /// disk included, and seconds in which it copied them.
+    pub answer_wait_seconds: f64,
+    pub copy_seconds: f64,
+    /// Layers of such tokens, and those in which all chosen experts were on the GPU: it did not ask.
+    pub layers_served: u64,
+    pub layers_resident: u64,
     /// Experts that the CPU computed, and why so many; `None`: the GPU computes all.
     pub experts_on_cpu: u64,
     pub split: Option<MissSplit>,
@@ -45,14 +56,17 @@ pub struct DeviceExperts {
 pub struct Streamed {
     // Before what they copy from.
     in_flight: Vec<InFlight<Lease>>,
+    /// Of recorded tokens; `None`: tokens' work is queued as it comes.
+    service: Option<Service>,
     waves: VecDeque<Wave>,
+    /// Experts of the waves, one after the other.
+    in_waves: VecDeque<ExpertIndex>,
     /// What has come to host memory: for the GPU, and for the CPU.
     ready: Vec<(ExpertIndex, Lease)>,
     for_cpu: Vec<(ExpertIndex, Lease)>,
     host: Residency,
-    _pinned: Pinned,
+    pinned: Pinned,
     cpu: Option<CpuExperts>,
-    pinned_bytes: u64,
     tier: ExpertTier,
     copies: CopyStream,
     /// Chosen ids as the GPU sends them.
@@ -89,7 +103,7 @@ pub struct WaveWork {
 
 /// A part of a batch that is queued, and whose slots are not yet free.
 struct Wave {
-    experts: Vec<ExpertIndex>,
+    experts: usize,
     done: Marker,
 }
 
@@ -102,32 +116,40 @@ pub struct LayerOfDevice<'a> {
 }
 
 impl Streamed {
-    /// For the tier of `plan`, if it has one, with batches of `tokens` tokens that choose `used` experts each. The CPU takes
-    /// part in batches of up to `few` tokens; `of` are matrices as those of all layers with experts.
+    /// For the tier of `plan`, with batches of `tokens` tokens that choose `used` experts each. The CPU takes part in
+    /// batches of up to `few` tokens; `of` are matrices as those of all layers with experts. `serves`: single tokens'
+    /// work may be recorded, which it is not where the CPU takes part.
     ///
     /// # Errors
     /// Whatever the driver says.
+    ///
+    /// # Panics
+    /// Without a tier.
     pub fn new(
         gpu: &Gpu,
         plan: &DevicePlan,
         host: HostExperts,
         (tokens, few, used): (usize, usize, usize),
         of: &ExpertMatrices,
-    ) -> Result<Option<Streamed>, CudaError> {
-        let Some(device) = &plan.tier else { return Ok(None) };
+        serves: bool,
+    ) -> Result<Streamed, CudaError> {
+        let device = plan.tier.as_ref().expect("some experts are not on the GPU");
         let HostExperts { residency: host, pinned, cpu } = host;
         let cpu = cpu.map(|cpu| CpuExperts::new(gpu, cpu, &host, of, few, used)).transpose()?;
         let counts = || plan.weights.experts_of.iter().map(|of| of.map_or(0, |of| of.count));
         let experts = counts().max().unwrap_or(0);
         let tables_max = experts + 2;
-        Ok(Some(Streamed {
+        let serves = serves && cpu.is_none();
+        let service = serves.then(|| Service::new(gpu, plan, used)).transpose()?;
+        Ok(Streamed {
+            service,
             in_flight: Vec::with_capacity(experts),
             waves: VecDeque::new(),
+            in_waves: VecDeque::with_capacity(experts),
             ready: Vec::with_capacity(experts),
             for_cpu: Vec::with_capacity(experts),
             host,
-            pinned_bytes: pinned.bytes() as u64,
-            _pinned: pinned,
+            pinned,
             cpu,
             tier: ExpertTier::new(device.plan.clone()),
             copies: gpu.copy_stream()?,
@@ -149,7 +171,7 @@ impl Streamed {
             bytes_copied: 0,
             experts_on_cpu: 0,
             waves_done: 0,
-        }))
+        })
     }
 
     pub fn host(&self) -> &Residency {
@@ -161,9 +183,14 @@ impl Streamed {
     }
 
     pub fn statistics(&self) -> DeviceExperts {
+        let times = self.service.as_ref().map(Service::times).unwrap_or_default();
         DeviceExperts {
             tier: self.tier.statistics(),
-            pinned_bytes: self.pinned_bytes,
+            pinned_bytes: self.pinned.bytes() as u64,
+            answer_wait_seconds: times.answer_wait_seconds,
+            copy_seconds: times.copy_seconds,
+            layers_served: times.layers,
+            layers_resident: times.resident,
             experts_copied: self.experts_copied,
             bytes_copied: self.bytes_copied,
             experts_on_cpu: self.experts_on_cpu,
@@ -185,11 +212,19 @@ impl Streamed {
         gpu.queue_download(ids, &self.ids, 0..chosen.len())?;
         gpu.synchronize()?;
         self.ids.read(0, chosen);
-        // Whatever a batch before left is done with.
+        self.finish_before();
+        Ok(())
+    }
+
+    /// Whatever a batch before left is done with.
+    fn finish_before(&mut self) {
         self.waves.clear();
+        self.in_waves.clear();
         self.in_flight.clear();
         self.tables_used = 0;
-        Ok(())
+        if let Some(service) = &mut self.service {
+            service.let_go();
+        }
     }
 
     /// Looks the experts of a layer's batch up, decides who computes what is not on the GPU, and has that brought to host
@@ -204,20 +239,14 @@ impl Streamed {
         chosen: &[u32],
         rows: Option<&BatchRows>,
     ) -> Result<(), ModelError> {
-        let count = self.on_device[layer].len();
-        self.seen[..count].fill(false);
-        for id in chosen {
-            let seen = self.seen[..count].get_mut(*id as usize);
-            *seen.ok_or(ModelError::NumericFailure { layer, token: 0 })? = true;
+        if let Some(service) = &mut self.service {
+            service.forget_tables();
         }
-        self.layer = LayerIndex(layer as u32);
-        self.touched.clear();
-        let touched = (0..count).filter(|&expert| self.seen[expert]);
-        self.touched.extend(touched.map(|expert| ExpertIndex(expert as u32)));
+        self.touch(layer, chosen)?;
         let split = self.cpu.as_ref().zip(rows).map(|(cpu, _)| cpu.split);
         let admits = |misses: usize| split.map_or(misses, |split| split.brought(misses));
         self.tier.begin(self.layer, &self.touched, admits, &mut self.batch);
-        let TierBatch { hits, misses, elsewhere } = &self.batch;
+        let TierBatch { hits, misses, elsewhere, .. } = &self.batch;
         self.wanted.clear();
         self.wanted.extend(misses.iter().chain(elsewhere));
         self.wanted.sort_unstable();
@@ -230,6 +259,24 @@ impl Streamed {
             self.give_up();
         }
         begun
+    }
+
+    /// Notes which experts of a layer are chosen.
+    ///
+    /// # Errors
+    /// Ids that are no experts.
+    fn touch(&mut self, layer: usize, chosen: &[u32]) -> Result<(), ModelError> {
+        let count = self.on_device[layer].len();
+        self.seen[..count].fill(false);
+        for id in chosen {
+            let seen = self.seen[..count].get_mut(*id as usize);
+            *seen.ok_or(ModelError::NumericFailure { layer, token: 0 })? = true;
+        }
+        self.layer = LayerIndex(layer as u32);
+        self.touched.clear();
+        let touched = (0..count).filter(|&expert| self.seen[expert]);
+        self.touched.extend(touched.map(|expert| ExpertIndex(expert as u32)));
+        Ok(())
     }
 
     fn begin_elsewhere(&mut self, gpu: &Gpu, rows: Option<&BatchRows>) -> Result<(), ModelError> {
@@ -340,7 +387,7 @@ impl Streamed {
                 None => {
                     let wave = self.waves.pop_front().expect("released slots are enough for one");
                     self.copies.wait_for(&wave.done)?;
-                    self.release(wave.experts);
+                    self.release(&wave);
                     continue;
                 }
             };
@@ -397,14 +444,11 @@ impl Streamed {
         let is_last = self.host_is_done && self.ready.is_empty() && self.hits_are_done;
         if is_last {
             // The next layer's copies begin after its ids have come, and those come after these kernels.
-            let wave = std::mem::take(&mut self.wave);
-            for &expert in &wave {
-                self.tier.release(self.layer, expert);
-            }
-            self.wave = wave;
+            self.wave.iter().for_each(|&expert| self.tier.release(self.layer, expert));
             return Ok(());
         }
-        let wave = Wave { experts: self.wave.clone(), done: self.copies.mark(gpu)? };
+        let wave = Wave { experts: self.wave.len(), done: self.copies.mark(gpu)? };
+        self.in_waves.extend(&self.wave);
         self.waves.push_back(wave);
         Ok(())
     }
@@ -412,14 +456,14 @@ impl Streamed {
     /// Ends a batch all of whose kernels are queued.
     pub fn end(&mut self) {
         while let Some(wave) = self.waves.pop_front() {
-            self.release(wave.experts);
+            self.release(&wave);
         }
     }
 
-    fn release(&mut self, experts: Vec<ExpertIndex>) {
-        for expert in experts {
-            self.tier.release(self.layer, expert);
-        }
+    /// Gives back what the first wave's experts do not need any more.
+    fn release(&mut self, wave: &Wave) {
+        let experts = self.in_waves.drain(..wave.experts);
+        experts.for_each(|expert| self.tier.release(self.layer, expert));
     }
 
     /// Ends a batch that failed: what did not come is not here.
@@ -430,9 +474,7 @@ impl Streamed {
         self.end();
         for &expert in &self.touched {
             match self.tier.slot(self.layer, expert) {
-                Some(_) => {
-                    self.tier.release(self.layer, expert);
-                }
+                Some(_) => self.tier.release(self.layer, expert),
                 None => self.tier.forget(self.layer, expert),
             }
         }
