@@ -6,12 +6,14 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context as _, Result, bail};
-use forebay_engine::{DeviceChoice, SessionOptions};
+use forebay_engine::{DeviceChoice, Session, SessionOptions};
 use forebay_model::MissSplit;
 use forebay_stream::{CacheShape, Lookups, PolicyKind, ReplayPolicy, replay, routing};
 
 use crate::harness::Outcome;
-use crate::sessions::{CONTEXT, generate, logits, open, planned, smallest_ram, smallest_vram};
+use crate::sessions::{
+    CONTEXT, TRIES, generate, logits, open, open_with_least, planned, smallest_ram, smallest_vram,
+};
 
 const GENERATED: usize = 8;
 /// The CPU rounds activations in its own way.
@@ -36,50 +38,38 @@ pub fn check(path: &Path, ids: &[u32], ordinal: usize) -> Result<Outcome> {
             let weights = resident.statistics().vram.context("a GPU computes")?.weights_bytes;
             (logits(&mut resident, ids)?, weights)
         };
-        // What experts take beyond the fewest slots. The driver's own share grows from session to session, so the
-        // smallest budget is asked for each time.
+        // What experts take beyond the fewest slots.
         let span = {
-            let with = SessionOptions {
-                vram_bytes: Some(smallest_vram(path, &options)?),
-                ..options.clone()
-            };
-            let fewest = open(path, with)?.statistics().vram.context("a GPU computes")?;
-            weights - fewest.weights_bytes
+            let (fewest, _) = open_with_least(path, &options, 0)?;
+            weights - fewest.statistics().vram.context("a GPU computes")?.weights_bytes
         };
         for (share, small_ram) in [(0.0, false), (0.0, true), (0.4, false), (0.97, false)] {
-            let vram = smallest_vram(path, &options)? + (span as f64 * share) as u64;
-            let with = SessionOptions { vram_bytes: Some(vram), ..options.clone() };
-            let ram = small_ram.then(|| smallest_ram(path, &with)).transpose()?;
-            let what = format!("{vram} bytes of VRAM and {ram:?} of RAM, exact: {exact}");
-            let with = SessionOptions { ram_bytes: ram, ..with };
-            let planned = planned(path, &with)?.slots;
-            let mut session = open(path, with).with_context(|| what.clone())?;
-            if session.slots().is_none() {
-                bail!("{what}: all experts were kept");
-            }
-            if planned.as_ref() != session.slots() {
-                bail!("{what}: the session has other slots than were planned: {planned:?}");
-            }
+            let more = (span as f64 * share) as u64;
+            let mut session = as_planned(path, &options, more, small_ram)?;
+            let what = format!(
+                "{more} bytes of VRAM beyond the least, least RAM: {small_ram}, exact: {exact}"
+            );
             for round in 0..2 {
                 let found = logits(&mut session, ids).with_context(|| what.clone())?;
                 worst =
                     worst.worse(Outcome::same(&found, &expected).at(&format!("{what} {round}")));
+            }
+            let experts = session.statistics().device_experts.context("experts come and go")?;
+            // Exact products have no kernels that fetch.
+            if (experts.layers_served == 0) != exact {
+                bail!("{what}: {} layers of recorded tokens", experts.layers_served);
             }
         }
         if !exact {
             let what = "with the CPU's help";
             let split = MissSplit { copy_seconds: 1e-4, cpu_seconds: 5e-5, cpu_start_seconds: 0.0 };
             let with = SessionOptions {
-                vram_bytes: Some(smallest_vram(path, &options)?),
-                ..options.clone()
-            };
-            let with = SessionOptions {
                 miss_split: Some(split),
                 threads: Some(2),
                 cpu_experts: true,
-                ..with
+                ..options.clone()
             };
-            let mut session = open(path, with).context(what)?;
+            let (mut session, _) = open_with_least(path, &with, 0).context(what)?;
             let found = logits(&mut session, ids)?;
             let counted = session.statistics().device_experts.context("experts come and go")?;
             if counted.experts_on_cpu == 0 {
@@ -88,12 +78,9 @@ pub fn check(path: &Path, ids: &[u32], ordinal: usize) -> Result<Outcome> {
             worst = worst.worse(Outcome::nmse(&found, &expected, CPU_NMSE).at(what));
             drop(session);
             for policy in PolicyKind::ALL {
-                let with = SessionOptions {
-                    vram_bytes: Some(smallest_vram(path, &options)? + span / 2),
-                    policy,
-                    ..options.clone()
-                };
-                let counted = counters(path, with, ids).with_context(|| policy.to_string())?;
+                let with = SessionOptions { policy, ..options.clone() };
+                let (session, _) = open_with_least(path, &with, span / 2)?;
+                let counted = counters(session, policy, ids).with_context(|| policy.to_string())?;
                 worst = worst.worse(counted.at(&format!("{policy} counters")));
             }
         }
@@ -101,10 +88,33 @@ pub fn check(path: &Path, ids: &[u32], ordinal: usize) -> Result<Outcome> {
     Ok(worst)
 }
 
+/// A session with experts that come and go, `more` bytes beyond the least, whose slots are as planned.
+fn as_planned(
+    path: &Path,
+    options: &SessionOptions,
+    more: u64,
+    small_ram: bool,
+) -> Result<Session> {
+    for _ in 0..TRIES {
+        let vram_bytes = Some(smallest_vram(path, options)? + more);
+        let with = SessionOptions { vram_bytes, ..options.clone() };
+        let ram_bytes = small_ram.then(|| smallest_ram(path, &with)).transpose()?;
+        let with = SessionOptions { ram_bytes, ..with };
+        let planned = planned(path, &with)?.slots;
+        // The driver's own share of the memory grows now and then while sessions come and go.
+        let Ok(session) = open(path, with.clone()) else { continue };
+        if session.slots().is_none() {
+            bail!("{with:?}: all experts were kept");
+        }
+        if planned.as_ref() == session.slots() {
+            return Ok(session);
+        }
+    }
+    bail!("{TRIES} sessions were refused, or had other slots than were planned")
+}
+
 /// Lookups, hits and evictions of a conversation, and of the replay of its trace.
-fn counters(path: &Path, options: SessionOptions, ids: &[u32]) -> Result<Outcome> {
-    let policy = options.policy;
-    let mut session = open(path, options)?;
+fn counters(mut session: Session, policy: PolicyKind, ids: &[u32]) -> Result<Outcome> {
     let out = Shared::default();
     session.record_routing(Box::new(out.clone()), false)?;
     for ids in [ids, &ids[..1]] {

@@ -257,7 +257,11 @@ impl Decoder {
             (_, Output::Logits(LogitsWanted::All, logits)) => backend.head(&step, 0, logits),
             (_, Output::Logits(_, logits)) => backend.head(&step, count - 1, logits),
             (_, Output::Largest(count, largest)) => backend.largest(&step, *count, largest),
+        }?;
+        if let Some(routing) = routing {
+            backend.recorded_routing(&step, &mut routing.experts[row_start..]);
         }
+        Ok(())
     }
 }
 

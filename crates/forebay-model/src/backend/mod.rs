@@ -63,7 +63,7 @@ impl<'a> Step<'a> {
 pub struct Batch<'a> {
     pub tokens: &'a [u32],
     pub end: End,
-    /// Whether [`Backend::route`] will be asked for the experts.
+    /// Whether [`Backend::route`] and [`Backend::recorded_routing`] will be asked for the experts.
     pub routing: bool,
     /// Who says which experts the tokens have, if not the routers do.
     pub chosen: Option<&'a dyn ChosenExperts>,
@@ -223,11 +223,18 @@ pub trait Backend {
         panic!("scores of a backend that does not give them");
     }
 
-    /// Chooses experts for every token, with the router's weights for those that [`Step::chosen`] names; `routing`, if given, gets them as rows `[tokens, layers, k]`.
+    /// Chooses experts for every token, with the router's weights for those that [`Step::chosen`] names; `routing`, if
+    /// given, gets them as rows `[tokens, layers, k]`, now or from [`Backend::recorded_routing`].
     ///
     /// # Errors
     /// Scores that are not finite, a failed read or device.
     fn route(&mut self, step: &Step<'_>, routing: Option<&mut [i32]>) -> Result<(), ModelError>;
+
+    /// The experts of a single token that the backend has recorded and only done when the batch ended, as rows
+    /// `[1, layers, k]`. Asked after the end of every batch with [`Batch::routing`].
+    fn recorded_routing(&self, step: &Step<'_>, routing: &mut [i32]) {
+        let _ = (step, routing);
+    }
 
     /// Whether [`Backend::routing_weights`] has something to say.
     fn gives_routing_weights(&self) -> bool {

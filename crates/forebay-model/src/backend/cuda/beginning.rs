@@ -29,9 +29,10 @@ impl CudaBackend {
         // A batch that failed may have left what its next step would have taken.
         (self.inputs, self.outputs) = (None, None);
         self.exchange.take(&self.gpu, batch.tokens, step.position)?;
-        let mut one = step.count == 1 && batch.end != End::Nothing && !batch.routing;
-        // Only work that asks the host can be told which experts to take.
-        one &= batch.chosen.is_none() || self.streamed.is_some();
+        self.served = false;
+        let mut one = step.count == 1 && batch.end != End::Nothing;
+        // Only work that asks the host tells it the experts and can be told which to take.
+        one &= self.streamed.is_some() || !batch.routing && batch.chosen.is_none();
         let way = Way { splits: self.attention_splits(step), end: batch.end };
         let is_recorded = self.recordings.begin(&self.gpu, one.then_some(way))?;
         let asks = is_recorded || self.recordings.is_recording();

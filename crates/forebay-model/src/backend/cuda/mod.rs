@@ -55,6 +55,8 @@ pub struct CudaBackend {
     handed: Option<HostWords>,
     /// Experts, if not all of them are on the GPU.
     streamed: Option<Streamed>,
+    /// The batch at hand was a token whose recorded work asked for its experts.
+    served: bool,
     /// The projections at hand, if attention finishes them by itself.
     inputs: Option<AttentionInputs>,
     /// The experts' outputs, if the last block had experts: the next norm adds them up.
@@ -93,6 +95,7 @@ impl CudaBackend {
             recordings: Recordings::new(record),
             handed: beginning::words(&gpu, &plan, architecture.hidden)?,
             streamed: None,
+            served: false,
             inputs: None,
             outputs: None,
             vocabulary: architecture.vocabulary,
@@ -192,7 +195,9 @@ impl CudaBackend {
         let Some(streamed) = streamed else { return Ok(gpu.queue_graph(graph)?) };
         streamed.upload_tables(gpu, plan, arena)?;
         gpu.queue_graph(graph)?;
-        streamed.serve(gpu, plan, arena)
+        streamed.serve(gpu, plan, arena)?;
+        self.served = true;
+        Ok(())
     }
 
     fn layer_of_device(&self, layer: usize) -> LayerOfDevice<'_> {
@@ -558,6 +563,14 @@ impl Backend for CudaBackend {
             record_routing(chosen, routing, step.layer, layers, step.count);
         }
         Ok(())
+    }
+
+    fn recorded_routing(&self, step: &Step<'_>, routing: &mut [i32]) {
+        if let Some(streamed) = self.streamed.as_ref().filter(|_| self.served) {
+            streamed.served_experts(|layer, ids| {
+                record_routing(ids, routing, layer, step.architecture.layers.len(), 1);
+            });
+        }
     }
 
     fn experts(&mut self, step: &Step<'_>) -> Result<(), ModelError> {

@@ -36,6 +36,7 @@ pub(super) struct Service {
     tables_are_right: bool,
     /// Experts in host memory that kernels may still be copying.
     leases: Vec<(ExpertIndex, Lease)>,
+    /// Of the token at hand, by place `[layers, k]`.
     chosen: Vec<u32>,
     slots: Vec<DevicePtr<u8>>,
     misses: Vec<ExpertMiss>,
@@ -65,17 +66,17 @@ impl Service {
         Ok(Service {
             mailbox: ExpertMailbox::new(gpu, layers.len(), used)?,
             words: gpu.host_words(2 + layers.len() * used)?,
-            layers,
             run: 0,
             used,
             tables_are_right: false,
             leases: Vec::with_capacity(used),
-            chosen: vec![0; used],
+            chosen: vec![0; layers.len() * used],
             slots: Vec::with_capacity(used),
             misses: Vec::with_capacity(used),
             gone: Vec::with_capacity(2 * used),
             times: ServiceTimes::default(),
             times_are_due: false,
+            layers,
         })
     }
 
@@ -317,17 +318,24 @@ impl Streamed {
     ) -> Result<(), ModelError> {
         let service = self.service.as_mut().expect("it serves");
         let layer = service.layers[place];
-        let mut chosen = std::mem::take(&mut service.chosen);
-        let is_waiting = service.wait_for_question(gpu, place, &mut chosen);
+        let mut all = std::mem::take(&mut service.chosen);
+        let chosen = &mut all[place * service.used..][..service.used];
+        let is_waiting = service.wait_for_question(gpu, place, chosen);
         // What the layers before copied, they have copied.
         service.let_go();
-        let touched = self.touch(layer.0 as usize, &chosen);
         let answered = is_waiting.map_err(ModelError::from).and_then(|is_waiting| {
-            touched?;
-            self.answer(plan, arena, place, &chosen, is_waiting)
+            self.touch(layer.0 as usize, chosen)?;
+            self.answer(plan, arena, place, chosen, is_waiting)
         });
-        self.service.as_mut().expect("it serves").chosen = chosen;
+        self.service.as_mut().expect("it serves").chosen = all;
         answered
+    }
+
+    /// The experts that the last token was given, by layer.
+    pub fn served_experts(&self, mut take: impl FnMut(usize, &[u32])) {
+        let service = self.service.as_ref().expect("it serves");
+        let all = service.layers.iter().zip(service.chosen.chunks_exact(service.used));
+        all.for_each(|(layer, ids)| take(layer.0 as usize, ids));
     }
 
     fn answer(
