@@ -2,8 +2,10 @@
 // host, which decides what comes and where it goes, is asked and answers through words that both can reach. Nothing is launched
 // or copied by the driver meanwhile.
 //
-// Budget. A missing expert is some MB, 50 us by PCIe; question and answer cross it twice each, 1 us each time, and the host
-// takes some us to decide. 1.5 us of latency at 55 GB/s asks for 80 KB under way; every thread has 64 bytes, a block 32 KB.
+// Budget. A missing expert is some MB, 50 us by PCIe; question and answer cross it once each way and once more to be seen, about
+// 1 us each time, and the host takes some us to decide. Reads of one word of the host's by several blocks are done one after the
+// other, 1.2 us each, so a single block asks and tells the others. 1.5 us of latency at 55 GB/s asks for 80 KB under way; every
+// thread has 64 bytes, a block 32 KB.
 #include "common.cuh"
 
 #define THREADS 512
@@ -16,6 +18,13 @@
 __device__ __forceinline__ u32 read_acquire(const u32 *from) {
     u32 word;
     asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(word) : "l"(from) : "memory");
+    return word;
+}
+
+// Words that other blocks write.
+__device__ __forceinline__ u32 read_acquire_device(const u32 *from) {
+    u32 word;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(word) : "l"(from) : "memory");
     return word;
 }
 
@@ -47,20 +56,23 @@ __device__ __forceinline__ void copy_part(u64 to, u64 from, u32 bytes) {
                 if (i + k * all < whole) target[i + k * all] = words[k];
         }
     } else {
-        // 16 bytes out of 32: the words that they begin in, and by how many bits they are further on.
-        const u32 word = shift / 4, bits = shift % 4 * 8;
-        for (u32 i = first; i < whole; i += 2 * all) {
-            uint4 pairs[2][2];
-#pragma unroll
-            for (int k = 0; k < 2; k++)
-                if (i + k * all < whole) {
-                    pairs[k][0] = __ldcv(source + i + k * all);
-                    pairs[k][1] = __ldcv(source + i + k * all + 1);
-                }
+        // 16 bytes out of 32: in which word they begin, and how many bits further. The next 16 are the next lane's.
+        const u32 word = shift / 4, bits = shift % 4 * 8, lane = threadIdx.x & 31;
+        for (u32 i = first; i - lane < whole; i += 2 * all) {
+            uint4 own[2], beyond[2];
 #pragma unroll
             for (int k = 0; k < 2; k++) {
-                if (i + k * all >= whole) continue;
-                const uint4 a = pairs[k][0], b = pairs[k][1];
+                // The last lane with something to copy has a neighbour that only reads.
+                if (i + k * all <= whole) own[k] = __ldcv(source + i + k * all);
+                if (lane == 31 && i + k * all < whole) beyond[k] = __ldcv(source + i + k * all + 1);
+            }
+#pragma unroll
+            for (int k = 0; k < 2; k++) {
+                const uint4 a = own[k];
+                uint4 b;
+                b.x = __shfl_down_sync(~0u, a.x, 1), b.y = __shfl_down_sync(~0u, a.y, 1);
+                b.z = __shfl_down_sync(~0u, a.z, 1), b.w = __shfl_down_sync(~0u, a.w, 1);
+                if (lane == 31) b = beyond[k];
                 const u32 x[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
                 u32 y[5];
 #pragma unroll
@@ -71,7 +83,7 @@ __device__ __forceinline__ void copy_part(u64 to, u64 from, u32 bytes) {
                 out.y = __funnelshift_r(y[1], y[2], bits);
                 out.z = __funnelshift_r(y[2], y[3], bits);
                 out.w = __funnelshift_r(y[3], y[4], bits);
-                target[i + k * all] = out;
+                if (i + k * all < whole) target[i + k * all] = out;
             }
         }
     }
@@ -79,57 +91,71 @@ __device__ __forceinline__ void copy_part(u64 to, u64 from, u32 bytes) {
     if (first < rest) ((u8 *)to)[bytes - rest + first] = __ldcv((const u8 *)from + bytes - rest + first);
 }
 
-// One token's experts of one layer. Grid (blocks): any number; `tickets` [2] are 0 before and after.
+// One token's experts of one layer. Grid (blocks): any number; `tickets` [2] and the first word of `desk` [4 + RECORD_WORDS] are 0
+// before and after.
 //
 // now [2]: the number of this token's run, never 0 and never the one before; whether `forced` [k] are chosen instead of `ids` [k].
 // tables: addresses of all experts on the device that stay there, those of the layer from `first` on; 0: not there.
 // slots [k]: gets the addresses of the chosen ones; 0: somebody else computes with it.
 // asked (host) [2 + k + 2]: gets the run's number, whether an answer is waited for, the chosen ids, and when all is there, how many
-// nanoseconds were waited and copied. answer (host) [RECORD_WORDS]: is expected to get the run's number; then the number of misses,
-// of words to clear, 0; the addresses for `slots` [k]; misses [MISS_WORDS each]; numbers of words of `tables` to clear. Where all
-// chosen experts are on the device, it is not looked at.
+// nanoseconds were waited and copied. x [hidden], if there is one, goes to x_host (host) with a question that waits.
+// answer (host) [RECORD_WORDS]: is expected to get the run's number; then the number of misses, of words to clear, 0; the addresses
+// for `slots` [k]; misses [MISS_WORDS each]; numbers of words of `tables` to clear. Where all chosen experts are on the device, it
+// is not looked at.
 extern "C" __global__ void __launch_bounds__(THREADS)
     fetch_experts(const u32 *now, const u32 *ids, const u32 *forced, int k, u64 *tables, int first, u64 *slots,
-                  u32 *tickets, u32 *asked, const u32 *answer, u64 part0, u64 part1, u64 part2, int bytes0, int bytes1,
-                  int bytes2) {
+                  u32 *tickets, u32 *desk, u32 *asked, const u32 *answer, const float *x, float *x_host, int hidden,
+                  u64 part0, u64 part1, u64 part2, int bytes0, int bytes1, int bytes2) {
     wait_for_previous();
     __shared__ __align__(16) u32 record[RECORD_WORDS];
-    __shared__ u32 missing, last;
-    __shared__ u64 begun, answered;
-    const int lane = threadIdx.x;
-    const u32 run = now[0];
+    __shared__ u32 missing, asks, last;
+    const int lane = threadIdx.x, pieces = (4 + (2 + MISS_WORDS + 2) * k + 3) / 4;
+    uint4 *const told = (uint4 *)desk + 1;
+    u64 *const answered = (u64 *)desk + 1;
     u64 slot = 1;
     if (lane < 32) {
-        u32 id = 0;
-        if (lane < k) {
-            id = now[1] ? forced[lane] : ids[lane];
-            slot = tables[first + id];
-        }
+        if (lane < k) slot = tables[first + (now[1] ? forced : ids)[lane]];
         const bool absent = __any_sync(~0u, slot == 0);
-        u32 ticket = 0;
-        if (lane == 0) {
-            begun = nanoseconds();
-            ticket = atomicAdd(tickets, 1u);
-        }
-        // Whoever comes first asks.
-        if (__shfl_sync(~0u, ticket, 0) == 0) {
-            if (lane < k) asked[2 + lane] = id;
-            if (lane == 0) asked[1] = absent;
-            __threadfence_system();
-            __syncwarp();
-            if (lane == 0) write_release(asked, run);
-        }
         if (lane == 0) {
             missing = absent;
-            if (absent)
-                while (read_acquire(answer) != run) {}
-            answered = nanoseconds();
+            // Whoever comes first asks.
+            asks = atomicAdd(tickets, 1u) == 0;
         }
     }
     __syncthreads();
+    if (asks) {
+        const u64 begun = nanoseconds();
+        if (x && missing)
+            for (int i = lane; i < hidden / 4; i += THREADS) ((uint4 *)x_host)[i] = ((const uint4 *)x)[i];
+        if (lane < k) asked[2 + lane] = (now[1] ? forced : ids)[lane];
+        if (lane == 0) asked[1] = missing;
+        __threadfence_system();
+        __syncthreads();
+        if (lane == 0) {
+            const u32 run = now[0];
+            write_release(asked, run);
+            if (missing)
+                while (read_acquire(answer) != run) {}
+            const u64 end = nanoseconds();
+            *answered = end;
+            asked[2 + k] = missing ? (u32)(end - begun) : 0;
+        }
+        __syncthreads();
+        if (missing)
+            for (int i = lane; i < pieces; i += THREADS) told[i] = __ldcv((const uint4 *)answer + i);
+        __threadfence();
+        __syncthreads();
+        if (lane == 0) {
+            __threadfence();
+            *(volatile u32 *)desk = 1;
+        }
+    } else if (missing) {
+        if (lane == 0)
+            while (read_acquire_device(desk) == 0) {}
+        __syncthreads();
+    }
     if (missing) {
-        const int words = 4 + (2 + MISS_WORDS + 2) * k;
-        for (int i = lane; i < words; i += THREADS) record[i] = __ldcv(answer + i);
+        for (int i = lane; i < pieces; i += THREADS) ((uint4 *)record)[i] = __ldcg(told + i);
         __syncthreads();
         const u32 *miss = record + 4 + 2 * k;
         for (u32 m = 0; m < record[1]; m++, miss += MISS_WORDS) {
@@ -145,6 +171,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     __syncthreads();
     // The tables change when all blocks have looked.
     if (!last || lane >= 32) return;
+    __threadfence();
     if (missing) {
         const u32 *const misses = record + 4 + 2 * k, *const cleared = misses + MISS_WORDS * k;
         if (lane < k) slot = ((const u64 *)(record + 4))[lane];
@@ -155,8 +182,23 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
     if (lane < k) slots[lane] = slot;
     if (lane == 0) {
-        tickets[0] = tickets[1] = 0;
-        asked[2 + k] = (u32)(answered - begun);
-        asked[3 + k] = (u32)(nanoseconds() - answered);
+        tickets[0] = tickets[1] = desk[0] = 0;
+        asked[3 + k] = missing ? (u32)(nanoseconds() - *(const volatile u64 *)answered) : 0;
     }
+}
+
+// Rows of `out` [k, hidden] that the host has computed: those whose slot is 0. Grid (k). `done` (host) gets the number of the run
+// when `rows` (host) [k, hidden] are there.
+extern "C" __global__ void __launch_bounds__(256)
+    take_rows(const u32 *now, const u64 *slots, const u32 *done, const float *rows, float *out, int hidden) {
+    wait_for_previous();
+    if (slots[blockIdx.x] != 0) return;
+    if (threadIdx.x == 0) {
+        const u32 run = now[0];
+        while (read_acquire(done) != run) {}
+    }
+    __syncthreads();
+    const size_t from = (size_t)blockIdx.x * hidden;
+    for (int i = threadIdx.x; i < hidden / 4; i += 256)
+        ((uint4 *)(out + from))[i] = __ldcv((const uint4 *)(rows + from) + i);
 }

@@ -28,6 +28,10 @@ pub struct ExpertFetch {
     pub slots: DevicePtr<u64>,
     /// `[2]`, 0 before and after.
     pub tickets: DevicePtr<u32>,
+    /// [`ExpertFetch::desk_words`] words, aligned to 16 bytes, the first of which is 0 before and after.
+    pub desk: DevicePtr<u32>,
+    /// The token's normed state `[hidden]`, if the mailbox takes it.
+    pub x: DevicePtr<f32>,
     /// Where an expert's parts lie in its slot, each at a multiple of 16, and how many bytes they have.
     pub parts: [(u64, u64); 3],
     /// Blocks that copy.
@@ -36,16 +40,30 @@ pub struct ExpertFetch {
 
 impl ExpertFetch {
     /// Blocks that copy as fast as PCIe is.
-    pub const BLOCKS: u32 = 32;
+    pub const BLOCKS: u32 = 16;
+
+    /// Words in which one block tells the others what the host says, for `k` experts.
+    pub fn desk_words(k: usize) -> usize {
+        4 + answer_words(k).next_multiple_of(4)
+    }
 }
 
-/// Pinned words for questions and answers, a place for each layer.
+fn answer_words(k: usize) -> usize {
+    4 + (2 + MISS_WORDS + 2) * k
+}
+
+/// Pinned words for questions and answers, a place for each layer; and where the host computes, too, for what goes there
+/// and comes back.
 pub struct ExpertMailbox {
     words: HostWords,
     k: usize,
-    /// Words of a place: those of the question, then those of the answer.
+    /// Words of a place: those of the question, then those of the answer, then one that says that rows are there.
     asked_words: usize,
+    done_at: usize,
     place_words: usize,
+    /// Values of the state that comes with a question, and of a row that goes back; 0: none do.
+    hidden: usize,
+    x_at: usize,
 }
 
 /// What the device is told about a layer of a token's run.
@@ -69,17 +87,49 @@ pub struct ExpertMiss {
 }
 
 impl ExpertMailbox {
-    /// For `places` layers whose tokens choose `k` experts, at most 32.
+    /// For `places` layers whose tokens choose `k` experts, at most 32. The host computes some of them from states of
+    /// `hidden` values, unless that is 0.
     ///
     /// # Errors
     /// Whatever the driver says.
-    pub fn new(gpu: &Gpu, places: usize, k: usize) -> Result<ExpertMailbox, CudaError> {
+    pub fn new(
+        gpu: &Gpu,
+        places: usize,
+        k: usize,
+        hidden: usize,
+    ) -> Result<ExpertMailbox, CudaError> {
         assert!((1..=CHOSEN_MAX).contains(&k), "a token chooses {k} experts");
+        assert!(hidden.is_multiple_of(4), "16 bytes are copied at once");
         let asked_words = (4 + k).next_multiple_of(LINE_WORDS);
-        let answer_words = 4 + (2 + MISS_WORDS + 2) * k;
-        let place_words = asked_words + answer_words.next_multiple_of(LINE_WORDS);
-        let words = gpu.host_words(places * place_words)?;
-        Ok(ExpertMailbox { words, k, asked_words, place_words })
+        let done_at = asked_words + answer_words(k).next_multiple_of(LINE_WORDS);
+        let place_words = done_at + LINE_WORDS;
+        let x_at = places * place_words;
+        let words = gpu.host_words(x_at + (1 + k) * hidden)?;
+        Ok(ExpertMailbox { words, k, asked_words, done_at, place_words, hidden, x_at })
+    }
+
+    /// Copies the state `[hidden]` that came with the last question that waits.
+    ///
+    /// # Panics
+    /// When `x` is not of that size.
+    pub fn read_state(&self, x: &mut [f32]) {
+        assert_eq!(x.len(), self.hidden);
+        self.words.read(self.x_at, x);
+    }
+
+    /// Puts a row of outputs where [`Gpu::take_rows`] finds it: that of the chosen expert number `pair`. Those of the layer
+    /// before must have been taken.
+    ///
+    /// # Panics
+    /// When there is no such row.
+    pub fn write_row(&mut self, pair: usize, row: &[f32]) {
+        assert!(pair < self.k && row.len() == self.hidden);
+        self.words.write(self.x_at + (1 + pair) * self.hidden, row);
+    }
+
+    /// Says that the rows of run `run` are there.
+    pub fn rows_are_there(&mut self, place: usize, run: u32) {
+        self.words.store_release(place * self.place_words + self.done_at, run);
     }
 
     /// The ids that the token of run `run` has chosen in a layer, if they have come, and whether an answer is waited for.
@@ -145,6 +195,10 @@ impl Gpu {
         assert_eq!(fetch.k, mailbox.k);
         assert!(fetch.parts.iter().all(|(at, _)| at.is_multiple_of(16)), "{:?}", fetch.parts);
         let asked = mailbox.words.device(place * mailbox.place_words);
+        let (x, x_host) = match mailbox.hidden {
+            0 => (DevicePtr::null(), DevicePtr::null()),
+            _ => (fetch.x, mailbox.words.device(mailbox.x_at)),
+        };
         let [one, two, three] = fetch.parts;
         Launch::new(self.kernel("fetch", "fetch_experts")?, (fetch.blocks, 1, 1), (THREADS, 1, 1))
             .ptr(fetch.now)
@@ -155,14 +209,42 @@ impl Gpu {
             .int(fetch.first)
             .ptr(fetch.slots)
             .ptr(fetch.tickets)
+            .ptr(fetch.desk)
             .ptr(asked)
             .ptr(asked.offset(mailbox.asked_words))
+            .ptr(x)
+            .ptr(x_host)
+            .int(mailbox.hidden)
             .u64(one.0)
             .u64(two.0)
             .u64(three.0)
             .int(one.1 as usize)
             .int(two.1 as usize)
             .int(three.1 as usize)
+            .run(self)
+    }
+
+    /// Queues a kernel that brings rows of outputs which the host computes to `out [k, hidden]`: those of the chosen experts
+    /// whose slot is null. [`ExpertMailbox::rows_are_there`] must follow each time it runs and there are such.
+    ///
+    /// # Errors
+    /// Whatever the driver says.
+    pub fn take_rows(
+        &self,
+        fetch: &ExpertFetch,
+        mailbox: &ExpertMailbox,
+        place: usize,
+        out: DevicePtr<f32>,
+    ) -> Result<(), CudaError> {
+        let words = &mailbox.words;
+        let grid = (fetch.k as u32, 1, 1);
+        Launch::new(self.kernel("fetch", "take_rows")?, grid, (256, 1, 1))
+            .ptr(fetch.now)
+            .ptr(fetch.slots)
+            .ptr(words.device(place * mailbox.place_words + mailbox.done_at))
+            .ptr(words.device(mailbox.x_at + mailbox.hidden))
+            .ptr(out)
+            .int(mailbox.hidden)
             .run(self)
     }
 }

@@ -169,6 +169,10 @@ template <class T> inline T __shfl_up_sync(unsigned mask, T value, int distance)
     const int own = emulated::lane();
     return emulated::shuffle(mask, value, own < distance ? own : own - distance);
 }
+template <class T> inline T __shfl_down_sync(unsigned mask, T value, int distance) {
+    const int own = emulated::lane();
+    return emulated::shuffle(mask, value, own + distance > 31 ? own : own + distance);
+}
 inline unsigned __ballot_sync(unsigned mask, int value) {
     return emulated::of_all(mask, emulated::VOTE, value != 0, 0,
                             [](unsigned all, unsigned one, int i) { return all | one << i; });

@@ -49,6 +49,7 @@ inline void ld_acquire_sys(uint32_t &x, const uint32_t *from) {
     emulated::device->let_host();
     x = __atomic_load_n(from, __ATOMIC_ACQUIRE);
 }
+inline void ld_acquire_gpu(uint32_t &x, const uint32_t *from) { x = __atomic_load_n(from, __ATOMIC_ACQUIRE); }
 inline void st_release_sys(uint32_t *to, uint32_t x) { __atomic_store_n(to, x, __ATOMIC_RELEASE); }
 inline void nanoseconds(uint64_t &time) {
     timespec now;

@@ -28,6 +28,7 @@ const std::map<std::string, std::string> STATEMENTS = {
     {"ld.global.v2.u32{%0,%1},[%2];", "ld_v2"},
     {"ld.global.u16%0,[%1];", "ld_u16"},
     {"ld.acquire.sys.global.u32%0,[%1];", "ld_acquire_sys"},
+    {"ld.acquire.gpu.global.u32%0,[%1];", "ld_acquire_gpu"},
     {"st.release.sys.global.u32[%0],%1;", "st_release_sys"},
     {"mov.u64%0,%%globaltimer;", "nanoseconds"},
     {"cp.async.cg.shared.global.L2::128B[%0],[%1],16;", "cp_async"},

@@ -33,7 +33,7 @@ pub fn benches() -> Vec<Bench> {
         Bench::new(name, move |context| bench(context, misses, shift, blocks))
     };
     let aligned = blocks.map(|blocks| (4, 0, blocks));
-    let others = [(1, 0, 16), (1, 0, 32), (1, 0, 64), (4, 4, 32), (4, 1, 32)];
+    let others = [(1, 0, 8), (1, 0, 16), (1, 0, 32), (4, 4, 16), (4, 1, 16)];
     aligned.into_iter().chain(others).map(bench).collect()
 }
 
@@ -65,6 +65,8 @@ impl Source {
 struct Desk {
     mailbox: ExpertMailbox,
     words: DeviceMemory,
+    _desk: DeviceMemory,
+    _x: DeviceMemory,
     tables: DeviceMemory,
     fetch: ExpertFetch,
 }
@@ -73,6 +75,8 @@ const EXPERTS: usize = 24;
 /// Number of the layer's first expert in the tables.
 const FIRST: usize = 16;
 const K: usize = 3;
+/// What goes to the host with a question.
+const STATE: [f32; 8] = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0];
 
 impl Desk {
     fn new(context: &Context, k: usize, parts: [(u64, u64); 3], blocks: u32) -> Result<Desk> {
@@ -80,10 +84,14 @@ impl Desk {
         // `now` [2], tickets [2], ids [k], forced [k], slots [k].
         let words = gpu.allocate_with(&vec![0_u32; 4 + 4 * k + 1])?;
         let tables = gpu.allocate_with(&[0_u64; EXPERTS])?;
+        let desk = gpu.allocate_with(&vec![0_u32; ExpertFetch::desk_words(k)])?;
+        let x = context.upload(&STATE)?;
         let at = |word: usize| words.ptr::<u32>().offset(word);
         let fetch = ExpertFetch {
             now: at(0),
             tickets: at(2),
+            desk: desk.ptr(),
+            x: x.ptr(),
             slots: at(4).cast(),
             ids: at(4 + 2 * k),
             forced: at(4 + 3 * k),
@@ -93,7 +101,8 @@ impl Desk {
             parts,
             blocks,
         };
-        Ok(Desk { mailbox: ExpertMailbox::new(gpu, 2, k)?, words, tables, fetch })
+        let mailbox = ExpertMailbox::new(gpu, 2, k, STATE.len())?;
+        Ok(Desk { mailbox, words, _desk: desk, _x: x, tables, fetch })
     }
 
     fn upload(&self, context: &Context, run: u32, ids: &[u32], forced: &[u32]) -> Result<()> {
@@ -126,6 +135,7 @@ fn fetched(context: &Context, bytes: [usize; 3], shifts: [usize; 3]) -> Result<O
         to: slot(number),
         from: from(number).map(|at| source.address(at)),
     };
+    let rows = context.poisoned(K * STATE.len())?;
     let mut slots_held: [Option<usize>; 4] = [None; 4];
     let mut table = [0_u64; EXPERTS];
     let mut outcome = Outcome::same::<u8>(&[], &[]);
@@ -138,6 +148,7 @@ fn fetched(context: &Context, bytes: [usize; 3], shifts: [usize; 3]) -> Result<O
         let chosen = if forced.is_empty() { ids } else { [forced[0], forced[1], forced[2]] };
         desk.upload(context, run, &ids, forced)?;
         gpu.fetch_experts(&desk.fetch, &desk.mailbox, 1)?;
+        gpu.take_rows(&desk.fetch, &desk.mailbox, 1, rows.ptr())?;
         let mut asked = [0; K];
         let began = Instant::now();
         let is_waiting = loop {
@@ -174,6 +185,12 @@ fn fetched(context: &Context, bytes: [usize; 3], shifts: [usize; 3]) -> Result<O
                 );
                 (table[at(1)], table[at(0)]) = (slot(3).address(), 0);
                 slots_held[3] = Some(3);
+                // Somebody else's.
+                let mut x = [0.0; STATE.len()];
+                desk.mailbox.read_state(&mut x);
+                outcome = outcome.worse(Outcome::same(&x, &STATE).at("state"));
+                desk.mailbox.write_row(0, &x.map(|x| 10.0 * x));
+                desk.mailbox.rows_are_there(1, run);
                 slots
             }
         };
@@ -184,6 +201,15 @@ fn fetched(context: &Context, bytes: [usize; 3], shifts: [usize; 3]) -> Result<O
         outcome = outcome.worse(Outcome::same(&got, &table).at("tables"));
         let got: Vec<u32> = gpu.download(desk.words.ptr::<u32>().offset(2), 2)?;
         outcome = outcome.worse(Outcome::same(&got, &[0, 0]).at("tickets"));
+        let got: Vec<f32> = gpu.download(rows.ptr(), K * STATE.len())?;
+        let computed = STATE.map(|x| 10.0 * x);
+        let bits = |rows: &[f32]| rows.iter().map(|x| x.to_bits()).collect::<Vec<u32>>();
+        let (first, others) = got.split_at(STATE.len());
+        let all_nan = others.iter().all(|x| x.is_nan());
+        outcome = outcome.worse(Outcome::same(&[all_nan], &[true]).at("other rows"));
+        if run == 3 {
+            outcome = outcome.worse(Outcome::same(&bits(first), &bits(&computed)).at("row"));
+        }
         let got: Vec<u8> = gpu.download(memory.ptr(), 4 * slot_bytes)?;
         let mut expected = vec![0xa5; 4 * slot_bytes];
         for number in slots_held.into_iter().flatten() {

@@ -184,18 +184,18 @@ impl CudaBackend {
             }
             self.exchange.queue_down(&self.gpu, end)?;
         }
-        self.queue_recorded()?;
+        self.queue_recorded(step.weights)?;
         self.check(step)
     }
 
     /// Queues what is recorded of the batch at hand, if it is, and answers what it asks.
-    fn queue_recorded(&mut self) -> Result<(), ModelError> {
+    fn queue_recorded(&mut self, weights: &Weights) -> Result<(), ModelError> {
         let CudaBackend { gpu, plan, arena, recordings, streamed, .. } = self;
         let Some(graph) = recordings.finish(gpu)? else { return Ok(()) };
         let Some(streamed) = streamed else { return Ok(gpu.queue_graph(graph)?) };
         streamed.upload_tables(gpu, plan, arena)?;
         gpu.queue_graph(graph)?;
-        streamed.serve(gpu, plan, arena)?;
+        streamed.serve(gpu, plan, arena, weights)?;
         self.served = true;
         Ok(())
     }
@@ -245,8 +245,13 @@ impl CudaBackend {
             self.products.gated_experts(gpu, x, &entries, pair)?;
             self.products.experts(gpu, inner, &entries, Rows::Entry, &down)
         };
-        match streamed.filter(|_| !fetched) {
+        match streamed {
             None => compute()?,
+            Some(streamed) if fetched => {
+                compute()?;
+                let on = self.layer_of_device(step.layer);
+                streamed.queue_rows(&on, self.float(at.outputs))?;
+            }
             Some(streamed) => {
                 let on = self.layer_of_device(step.layer);
                 let chosen = &self.chosen[..step.count * experts.used];
@@ -543,7 +548,7 @@ impl Backend for CudaBackend {
         if self.recordings.is_recording()
             && let Some(streamed) = &self.streamed
         {
-            return Ok(streamed.queue_fetch(&self.layer_of_device(step.layer), ids)?);
+            return Ok(streamed.queue_fetch(&self.layer_of_device(step.layer), ids, x)?);
         }
         if let Some(chosen) = step.chosen {
             gpu.upload(chosen, ids)?;

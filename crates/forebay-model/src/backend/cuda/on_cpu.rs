@@ -6,13 +6,13 @@
 use std::time::{Duration, Instant};
 
 use forebay_compute::{Activations, Cpu, MatmulJob, Matrix};
-use forebay_cuda::{CudaError, DevicePtr, Direction, Gpu, HostWords};
+use forebay_cuda::{CudaError, DevicePtr, Direction, ExpertMailbox, Gpu, HostWords};
 use forebay_stream::{ExpertIndex, Lease, Residency};
 use serde::Serialize;
 
 use super::super::cpu::{matmul_beside_reads, matrix, recycle};
 use crate::ModelError;
-use crate::weights::PartMatrix;
+use crate::weights::{FeedForwardWeights, LayerWeights, PartMatrix};
 
 /// Experts of one measurement beside a single one, how often it is repeated, with which pauses, and how long copies go on
 /// beside it.
@@ -21,8 +21,8 @@ const MEASURED_ROUNDS: usize = 16;
 const MEASURED_PAUSE: Duration = Duration::from_micros(300);
 const MEASURED_TIME: Duration = Duration::from_millis(30);
 
-/// Bringing inputs to the host and rows of outputs back: two copies of some KiB with a wait for the GPU.
-const EXCHANGE_SECONDS: f64 = 20e-6;
+/// Bringing inputs to the host and rows of outputs back: some KiB each way, and words that are waited for.
+const EXCHANGE_SECONDS: f64 = 8e-6;
 
 /// Who computes how many of the experts that are not on the GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -64,6 +64,16 @@ pub struct ExpertMatrices {
     pub gate: PartMatrix,
     pub up: PartMatrix,
     pub down: PartMatrix,
+}
+
+/// Of a layer, if it has experts.
+pub fn expert_matrices(layer: &LayerWeights) -> Option<ExpertMatrices> {
+    match layer.feed_forward {
+        FeedForwardWeights::Dense { .. } => None,
+        FeedForwardWeights::Experts { gate, up, down, .. } => {
+            Some(ExpertMatrices { gate, up, down })
+        }
+    }
 }
 
 /// Where a batch's rows are on the GPU.
@@ -117,11 +127,11 @@ impl CpuExperts {
         used: usize,
     ) -> Result<CpuExperts, CudaError> {
         let (pairs, hidden, width) = (tokens * used, of.gate.cols, of.gate.rows);
-        let none = MissSplit { copy_seconds: 0.0, cpu_seconds: 0.0, cpu_start_seconds: 0.0 };
+        let unmeasured = MissSplit { copy_seconds: 0.0, cpu_seconds: 0.0, cpu_start_seconds: 0.0 };
         let room = pairs.max(MEASURED_EXPERTS);
         let mut experts = CpuExperts {
             cpu,
-            split: split.unwrap_or(none),
+            split: split.unwrap_or(unmeasured),
             words: gpu.host_words(tokens * hidden + pairs * hidden)?,
             outputs_at: tokens * hidden,
             x: vec![0.5; tokens * hidden],
@@ -231,9 +241,52 @@ impl CpuExperts {
         leases: &[(ExpertIndex, Lease)],
     ) -> Result<(), ModelError> {
         let hidden = rows.hidden;
+        self.rows_of(host, of, (rows.tokens, rows.used), chosen, leases)?;
+        for (row, pair) in self.pairs.iter().enumerate() {
+            let at = self.outputs_at + *pair as usize * hidden;
+            self.words.write(at, &self.out[row * hidden..(row + 1) * hidden]);
+            let to = rows.outputs.offset(*pair as usize * hidden);
+            gpu.queue_upload(&self.words, at..at + hidden, to.cast())?;
+        }
+        Ok(())
+    }
+
+    /// As [`CpuExperts::compute`] for a single token whose recorded work has sent its state with the question of a layer and
+    /// takes the rows by itself.
+    ///
+    /// # Errors
+    /// A failed read beside the products.
+    pub fn compute_for(
+        &mut self,
+        mailbox: &mut ExpertMailbox,
+        host: &mut Residency,
+        of: &ExpertMatrices,
+        chosen: &[u32],
+        leases: &[(ExpertIndex, Lease)],
+    ) -> Result<(), ModelError> {
+        let hidden = of.gate.cols;
+        mailbox.read_state(&mut self.x[..hidden]);
+        self.is_prepared = false;
+        self.rows_of(host, of, (1, chosen.len()), chosen, leases)?;
+        for (row, pair) in self.pairs.iter().enumerate() {
+            mailbox.write_row(*pair as usize, &self.out[row * hidden..(row + 1) * hidden]);
+        }
+        Ok(())
+    }
+
+    /// Rows of outputs, in the order of `pairs`, for what was taken as input.
+    fn rows_of(
+        &mut self,
+        host: &mut Residency,
+        of: &ExpertMatrices,
+        (tokens, used): (usize, usize),
+        chosen: &[u32],
+        leases: &[(ExpertIndex, Lease)],
+    ) -> Result<(), ModelError> {
+        let hidden = of.gate.cols;
         if !self.is_prepared {
-            let x = &self.x[..rows.tokens * hidden];
-            self.input.prepare(&self.cpu, x, rows.tokens, hidden, &[of.gate.ty, of.up.ty]);
+            let x = &self.x[..tokens * hidden];
+            self.input.prepare(&self.cpu, x, tokens, hidden, &[of.gate.ty, of.up.ty]);
             self.is_prepared = true;
         }
         self.pairs.clear();
@@ -244,18 +297,11 @@ impl CpuExperts {
             let pairs = (0..chosen.len()).filter(|&pair| chosen[pair] == expert.0);
             for pair in pairs {
                 self.pairs.push(pair as u32);
-                self.pair_tokens.push((pair / rows.used) as u32);
+                self.pair_tokens.push((pair / used) as u32);
             }
             self.groups.push(self.pairs.len() - before);
         }
-        self.products(&mut Source::Leased { host, leases }, of)?;
-        for (row, pair) in self.pairs.iter().enumerate() {
-            let at = self.outputs_at + *pair as usize * hidden;
-            self.words.write(at, &self.out[row * hidden..(row + 1) * hidden]);
-            let to = rows.outputs.offset(*pair as usize * hidden);
-            gpu.queue_upload(&self.words, at..at + hidden, to.cast())?;
-        }
-        Ok(())
+        self.products(&mut Source::Leased { host, leases }, of)
     }
 
     /// Gate and up of all experts in one parallel region, down in another.

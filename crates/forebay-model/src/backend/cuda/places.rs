@@ -1,8 +1,8 @@
 //! Where everything lies in device memory: known before any of it is reserved.
 
 use forebay_cuda::{
-    AttentionScratchSize, KvLayerShape, MATVEC_TOKENS, RoundedActivations, TOP_K_MAX, TopK,
-    attention_splits,
+    AttentionScratchSize, ExpertFetch, KvLayerShape, MATVEC_TOKENS, RoundedActivations, TOP_K_MAX,
+    TopK, attention_splits,
 };
 
 use forebay_stream::MemoryPlan;
@@ -211,10 +211,12 @@ pub struct ActivationPlaces {
     pub rope: u64,
     /// Addresses of each layer's experts; all tables have one size.
     pub tables: Vec<u64>,
-    /// For single tokens that fetch experts: what the host tells them, addresses of the chosen ones, and tickets.
+    /// For single tokens that fetch experts: what the host tells them beforehand, addresses of the chosen ones, tickets,
+    /// and what the host answers.
     pub fetch: u64,
     pub fetch_slots: u64,
     pub fetch_tickets: u64,
+    pub fetch_desk: u64,
     pub vectors: u64,
 }
 
@@ -283,6 +285,7 @@ impl ActivationPlaces {
             fetch: words(2 + architecture.layers.len() * used),
             fetch_slots: words(2 * used),
             fetch_tickets: words(2),
+            fetch_desk: words(ExpertFetch::desk_words(used)),
             vectors: words(vector_floats),
             places,
         }

@@ -6,12 +6,12 @@ use forebay_stream::{MemoryPlan, PolicyKind};
 
 use super::CudaBackend;
 use super::memory::{self, DeviceArena, DeviceFacts, DevicePlan};
-use super::on_cpu::ExpertMatrices;
+use super::on_cpu::expert_matrices;
 use super::recording::Recordings;
 use super::streamed::{HostExperts, Streamed};
 use crate::ModelError;
 use crate::arch::Architecture;
-use crate::weights::{FeedForwardWeights, LayerWeights, Weights};
+use crate::weights::Weights;
 
 /// A model that was found to fit a GPU, before its weights are read.
 pub struct CudaPlan {
@@ -108,13 +108,4 @@ pub struct WeightsToLoad<'a> {
     pub parts: Vec<UploadPart>,
     /// For [`Gpu::load_modules`].
     pub modules: Vec<&'static str>,
-}
-
-fn expert_matrices(layer: &LayerWeights) -> Option<ExpertMatrices> {
-    match layer.feed_forward {
-        FeedForwardWeights::Dense { .. } => None,
-        FeedForwardWeights::Experts { gate, up, down, .. } => {
-            Some(ExpertMatrices { gate, up, down })
-        }
-    }
 }

@@ -39,8 +39,9 @@ pub struct DeviceExperts {
     pub experts_copied: u64,
     pub bytes_copied: u64,
     /// Of tokens whose work is recorded: seconds in which the GPU waited to be told where experts are, reads from the
-    /// disk included, and seconds in which it copied them.
+    /// disk included, and seconds in which it copied them; and what the host took to find its answers, asked or not.
     pub answer_wait_seconds: f64,
+    pub answer_seconds: f64,
     pub copy_seconds: f64,
     /// Layers of such tokens, and those in which all chosen experts were on the GPU: it did not ask.
     pub layers_served: u64,
@@ -118,7 +119,7 @@ pub struct LayerOfDevice<'a> {
 impl Streamed {
     /// For the tier of `plan`, with batches of `tokens` tokens that choose `used` experts each. The CPU takes part in
     /// batches of up to `few` tokens; `of` are matrices as those of all layers with experts. `serves`: single tokens'
-    /// work may be recorded, which it is not where the CPU takes part.
+    /// work may be recorded.
     ///
     /// # Errors
     /// Whatever the driver says.
@@ -139,8 +140,8 @@ impl Streamed {
         let counts = || plan.weights.experts_of.iter().map(|of| of.map_or(0, |of| of.count));
         let experts = counts().max().unwrap_or(0);
         let tables_max = experts + 2;
-        let serves = serves && cpu.is_none();
-        let service = serves.then(|| Service::new(gpu, plan, used)).transpose()?;
+        let hidden = if cpu.is_some() { of.gate.cols } else { 0 };
+        let service = serves.then(|| Service::new(gpu, plan, used, hidden)).transpose()?;
         Ok(Streamed {
             service,
             in_flight: Vec::with_capacity(experts),
@@ -188,6 +189,7 @@ impl Streamed {
             tier: self.tier.statistics(),
             pinned_bytes: self.pinned.bytes() as u64,
             answer_wait_seconds: times.answer_wait_seconds,
+            answer_seconds: times.host_seconds,
             copy_seconds: times.copy_seconds,
             layers_served: times.layers,
             layers_resident: times.resident,

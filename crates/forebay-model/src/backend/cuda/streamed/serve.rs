@@ -7,7 +7,7 @@
 
 use std::hint::spin_loop;
 use std::thread::yield_now;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_cuda::{
     CudaError, DevicePtr, ExpertAnswer, ExpertFetch, ExpertMailbox, ExpertMiss, Gpu, HostWords,
@@ -15,9 +15,11 @@ use forebay_cuda::{
 use forebay_stream::{ExpertIndex, LayerIndex, Lease, TierBatch};
 
 use super::super::memory::{DeviceArena, DevicePlan};
+use super::super::on_cpu::expert_matrices;
 use super::{LayerOfDevice, Streamed};
 use crate::ModelError;
 use crate::decoder::ChosenExperts;
+use crate::weights::Weights;
 
 /// Looks at a question that has not come, before other threads get a turn between them, and before the driver is asked
 /// whether anything is still running.
@@ -32,6 +34,10 @@ pub(super) struct Service {
     layers: Vec<LayerIndex>,
     run: u32,
     used: usize,
+    /// The CPU computes some of what is not on the GPU.
+    with_cpu: bool,
+    /// Places that have an answer in this run.
+    answered: usize,
     /// The tables on the GPU are what the tier says.
     tables_are_right: bool,
     /// Experts in host memory that kernels may still be copying.
@@ -49,22 +55,33 @@ pub(super) struct Service {
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct ServiceTimes {
     pub answer_wait_seconds: f64,
+    pub host_seconds: f64,
     pub copy_seconds: f64,
     pub layers: u64,
     pub resident: u64,
 }
 
 impl Service {
+    /// For tokens that choose `used` experts each. The CPU computes some of them from states of `hidden` values, unless
+    /// that is 0.
+    ///
     /// # Errors
     /// Whatever the driver says.
-    pub fn new(gpu: &Gpu, plan: &DevicePlan, used: usize) -> Result<Service, CudaError> {
+    pub fn new(
+        gpu: &Gpu,
+        plan: &DevicePlan,
+        used: usize,
+        hidden: usize,
+    ) -> Result<Service, CudaError> {
         // A recording cannot load it.
         gpu.load_modules(&["fetch"])?;
         let all = &plan.weights.experts_of;
         let layers: Vec<LayerIndex> =
             (0..all.len()).filter(|&l| all[l].is_some()).map(|l| LayerIndex(l as u32)).collect();
         Ok(Service {
-            mailbox: ExpertMailbox::new(gpu, layers.len(), used)?,
+            mailbox: ExpertMailbox::new(gpu, layers.len(), used, hidden)?,
+            with_cpu: hidden > 0,
+            answered: 0,
             words: gpu.host_words(2 + layers.len() * used)?,
             run: 0,
             used,
@@ -147,7 +164,11 @@ impl Service {
         self.slots.resize(self.used, DevicePtr::null());
         let answer = ExpertAnswer { slots: &self.slots, misses: &[], gone: &[] };
         for place in first..self.layers.len() {
-            self.mailbox.answer(place, self.run, &answer);
+            // What has an answer may be copying by it.
+            if place >= self.answered {
+                self.mailbox.answer(place, self.run, &answer);
+            }
+            self.mailbox.rows_are_there(place, self.run);
         }
     }
 }
@@ -196,6 +217,7 @@ impl Streamed {
             service.last_times().add_to(&mut service.times);
         }
         service.run = service.run.wrapping_add(1).max(1);
+        service.answered = 0;
         service.words.write(0, &[service.run, u32::from(chosen.is_some())]);
         if let Some(chosen) = chosen {
             for (place, layer) in service.layers.iter().enumerate() {
@@ -220,7 +242,7 @@ impl Streamed {
         gpu.queue_upload(&service.words, 0..words, arena.activation(plan.activations.fetch))
     }
 
-    /// Queues the kernel that fetches a layer's experts, whose ids are at `ids`; to be recorded.
+    /// Queues the kernel that fetches a layer's experts, whose ids are at `ids`, for the normed state `x`; to be recorded.
     ///
     /// # Errors
     /// Whatever the driver says.
@@ -228,7 +250,36 @@ impl Streamed {
         &self,
         on: &LayerOfDevice<'_>,
         ids: DevicePtr<u32>,
+        x: DevicePtr<f32>,
     ) -> Result<(), CudaError> {
+        let (fetch, place) = self.fetch(on, ids, x);
+        on.gpu.fetch_experts(&fetch, &self.service.as_ref().expect("it serves").mailbox, place)
+    }
+
+    /// Queues the way of the rows that the CPU computes of a layer, if it does, to `outputs`; to be recorded.
+    ///
+    /// # Errors
+    /// Whatever the driver says.
+    pub fn queue_rows(
+        &self,
+        on: &LayerOfDevice<'_>,
+        outputs: DevicePtr<f32>,
+    ) -> Result<(), CudaError> {
+        let service = self.service.as_ref().expect("it serves");
+        if !service.with_cpu {
+            return Ok(());
+        }
+        let (fetch, place) = self.fetch(on, DevicePtr::null(), DevicePtr::null());
+        on.gpu.take_rows(&fetch, &service.mailbox, place, outputs)
+    }
+
+    /// What a layer's fetch works with, and its place in the mailbox.
+    fn fetch(
+        &self,
+        on: &LayerOfDevice<'_>,
+        ids: DevicePtr<u32>,
+        x: DevicePtr<f32>,
+    ) -> (ExpertFetch, usize) {
         let service = self.service.as_ref().expect("it serves");
         let layer = LayerIndex(on.layer as u32);
         let place = service.layers.binary_search(&layer).expect("the layer has experts");
@@ -244,10 +295,12 @@ impl Streamed {
             first: first_in_tables(on.plan, on.layer),
             slots: on.arena.activation(at.fetch_slots),
             tickets: on.arena.activation(at.fetch_tickets),
+            desk: on.arena.activation(at.fetch_desk),
+            x,
             parts: [0, 1, 2].map(|part| (places.parts[part], places.part_bytes[part])),
             blocks: ExpertFetch::BLOCKS,
         };
-        on.gpu.fetch_experts(&fetch, &service.mailbox, place)
+        (fetch, place)
     }
 
     /// Brings the tables on the GPU up to date, before a token's recorded work is queued.
@@ -290,11 +343,12 @@ impl Streamed {
         gpu: &Gpu,
         plan: &DevicePlan,
         arena: &DeviceArena,
+        weights: &Weights,
     ) -> Result<(), ModelError> {
         let layers = self.service.as_ref().map_or(0, |service| service.layers.len());
         let mut serving = Serving { streamed: self, answered: 0 };
         for place in 0..layers {
-            if let Err(error) = serving.streamed.serve_layer(gpu, plan, arena, place) {
+            if let Err(error) = serving.streamed.serve_layer(gpu, plan, arena, weights, place) {
                 drop(serving);
                 // Copies may still read what is leased.
                 let _ = gpu.synchronize();
@@ -314,6 +368,7 @@ impl Streamed {
         gpu: &Gpu,
         plan: &DevicePlan,
         arena: &DeviceArena,
+        weights: &Weights,
         place: usize,
     ) -> Result<(), ModelError> {
         let service = self.service.as_mut().expect("it serves");
@@ -323,12 +378,28 @@ impl Streamed {
         let is_waiting = service.wait_for_question(gpu, place, chosen);
         // What the layers before copied, they have copied.
         service.let_go();
+        let began = Instant::now();
         let answered = is_waiting.map_err(ModelError::from).and_then(|is_waiting| {
             self.touch(layer.0 as usize, chosen)?;
             self.answer(plan, arena, place, chosen, is_waiting)
         });
-        self.service.as_mut().expect("it serves").chosen = all;
-        answered
+        let service = self.service.as_mut().expect("it serves");
+        service.times.host_seconds += began.elapsed().as_secs_f64();
+        let computed = answered.and_then(|()| match (&mut self.cpu, self.for_cpu.is_empty()) {
+            (Some(cpu), false) => {
+                let of = expert_matrices(&weights.layers[layer.0 as usize]);
+                let of = of.expect("the layer has experts");
+                let (mailbox, leases) = (&mut service.mailbox, &self.for_cpu);
+                cpu.compute_for(mailbox, &mut self.host, &of, chosen, leases)?;
+                mailbox.rows_are_there(place, service.run);
+                self.experts_on_cpu += self.for_cpu.len() as u64;
+                Ok(())
+            }
+            _ => Ok(()),
+        });
+        self.for_cpu.clear();
+        service.chosen = all;
+        computed
     }
 
     /// The experts that the last token was given, by layer.
@@ -346,19 +417,27 @@ impl Streamed {
         chosen: &[u32],
         is_waiting: bool,
     ) -> Result<(), ModelError> {
-        let Streamed { tier, batch, host, touched, layer, pinned, ready, service, .. } = self;
+        let Streamed { tier, batch, host, touched, layer, pinned, ready, service, cpu, .. } = self;
+        let (for_cpu, wanted) = (&mut self.for_cpu, &mut self.wanted);
         let (experts_copied, bytes_copied) = (&mut self.experts_copied, &mut self.bytes_copied);
-        let Service { mailbox, leases, misses, slots, gone, run, times, .. } =
+        let Service { mailbox, leases, misses, slots, gone, run, times, answered, .. } =
             service.as_mut().expect("it serves");
         let layer = *layer;
-        tier.begin(layer, touched, |misses| misses, batch);
-        let TierBatch { misses: missing, gone: left, .. } = &*batch;
+        let split = cpu.as_ref().map(|cpu| cpu.split);
+        let admits = |misses: usize| split.map_or(misses, |split| split.brought(misses));
+        tier.begin(layer, touched, admits, batch);
+        let TierBatch { misses: missing, gone: left, elsewhere, .. } = &*batch;
+        wanted.clear();
+        wanted.extend(missing.iter().chain(elsewhere));
+        wanted.sort_unstable();
         // Else the GPU computes with something else than is thought.
-        assert_eq!(is_waiting, !missing.is_empty(), "the tables on the GPU are not the tier's");
-        if !missing.is_empty() {
-            host.begin_experts(layer, missing)?;
+        assert_eq!(is_waiting, !wanted.is_empty(), "the tables on the GPU are not the tier's");
+        if !wanted.is_empty() {
+            host.begin_experts(layer, wanted)?;
             while host.next_experts(ready)? {}
             host.end_experts();
+            let of_cpu = |(expert, _): &mut (ExpertIndex, Lease)| elsewhere.contains(expert);
+            for_cpu.extend(ready.extract_if(.., of_cpu));
         }
         let places = plan.weights.experts_of[layer.0 as usize].expect("the layer has experts");
         let index = |layer: LayerIndex, expert: ExpertIndex| {
@@ -375,8 +454,9 @@ impl Streamed {
             misses.push(ExpertMiss { stays_as, to: plan.slot(arena, pool, slot), from });
         }
         let slot = |&id: &u32| {
-            let slot = tier.slot(layer, ExpertIndex(id)).expect("it was there or has come");
-            plan.slot(arena, pool, slot)
+            // The CPU's have none.
+            let slot = tier.slot(layer, ExpertIndex(id));
+            slot.map_or(DevicePtr::null(), |slot| plan.slot(arena, pool, slot))
         };
         slots.clear();
         slots.extend(chosen.iter().map(slot));
@@ -385,6 +465,7 @@ impl Streamed {
         if is_waiting {
             mailbox.answer(place, *run, &ExpertAnswer { slots, misses, gone });
         }
+        *answered = place + 1;
         times.layers += 1;
         times.resident += u64::from(!is_waiting);
         *experts_copied += misses.len() as u64;
