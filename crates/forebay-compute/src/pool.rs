@@ -9,7 +9,7 @@ use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
@@ -18,6 +18,7 @@ use crate::buffer::SharedSlice;
 
 /// How long a thread spins for the next region, or for the others to finish, before it parks.
 /// Waking a parked thread costs some 5 to 50 us, so spinning about that long loses at most half.
+/// [`Pool::set_spin`] changes it.
 const SPIN: Duration = Duration::from_micros(40);
 
 /// Pauses between two looks at the clock while spinning.
@@ -52,6 +53,8 @@ struct Shared {
     /// The current region's closure; written before `generation` moves, read after.
     region: UnsafeCell<Option<Region<'static>>>,
     stop: AtomicBool,
+    /// Nanoseconds.
+    spin: AtomicU64,
     /// One flag for each worker thread: parked, or about to be.
     parked: Box<[Line<AtomicBool>]>,
     /// Set while the caller is parked, or about to be, waiting for `pending` to reach 0.
@@ -82,6 +85,7 @@ impl Pool {
             pending: Line(AtomicUsize::new(0)),
             region: UnsafeCell::new(None),
             stop: AtomicBool::new(false),
+            spin: AtomicU64::new(SPIN.as_nanos() as u64),
             parked: (0..spawned).map(|_| Line(AtomicBool::new(false))).collect(),
             caller_parked: AtomicBool::new(false),
             caller: Mutex::new(None),
@@ -97,6 +101,12 @@ impl Pool {
             })
             .collect();
         Pool { shared, workers, turn: Mutex::new(()) }
+    }
+
+    /// How long threads spin from now on before they park: for callers whose regions come at short intervals, of which
+    /// none may begin late.
+    pub fn set_spin(&self, time: Duration) {
+        self.shared.spin.store(time.as_nanos() as u64, Ordering::Relaxed);
     }
 
     /// The number of workers, the caller among them.
@@ -242,7 +252,7 @@ impl Shared {
         let mut seen = 0;
         loop {
             let is_new = || self.generation.0.load(Ordering::Acquire) != seen;
-            if !spin_until(is_new) {
+            if !self.spin_until(is_new) {
                 self.park_until_new(worker, seen);
             }
             seen = seen.wrapping_add(1);
@@ -287,7 +297,7 @@ impl Shared {
 
     fn wait_for_workers(&self) {
         let is_done = || self.pending.0.load(Ordering::SeqCst) == 0;
-        if spin_until(is_done) {
+        if self.spin_until(is_done) {
             return;
         }
         *self.caller.lock().unwrap_or_else(PoisonError::into_inner) = Some(std::thread::current());
@@ -298,30 +308,31 @@ impl Shared {
         self.caller_parked.store(false, Ordering::Relaxed);
     }
 
-    fn record_panic(&self, payload: Box<dyn Any + Send>) {
-        let mut first = self.panic.lock().unwrap_or_else(PoisonError::into_inner);
-        first.get_or_insert(payload);
-    }
-}
-
-/// Spins until `is_true`; `false` when it still is not after [`SPIN`].
-fn spin_until(is_true: impl Fn() -> bool) -> bool {
-    for _ in 0..PAUSES_PER_LOOK {
-        if is_true() {
-            return true;
-        }
-        std::hint::spin_loop();
-    }
-    let start = Instant::now();
-    while start.elapsed() < SPIN {
+    /// Spins until `is_true`; `false` when it still is not after the time for that.
+    fn spin_until(&self, is_true: impl Fn() -> bool) -> bool {
         for _ in 0..PAUSES_PER_LOOK {
             if is_true() {
                 return true;
             }
             std::hint::spin_loop();
         }
+        let (start, time) =
+            (Instant::now(), Duration::from_nanos(self.spin.load(Ordering::Relaxed)));
+        while start.elapsed() < time {
+            for _ in 0..PAUSES_PER_LOOK {
+                if is_true() {
+                    return true;
+                }
+                std::hint::spin_loop();
+            }
+        }
+        is_true()
     }
-    is_true()
+
+    fn record_panic(&self, payload: Box<dyn Any + Send>) {
+        let mut first = self.panic.lock().unwrap_or_else(PoisonError::into_inner);
+        first.get_or_insert(payload);
+    }
 }
 
 /// Marks the calling thread as inside a region, and unmarks it when dropped.
