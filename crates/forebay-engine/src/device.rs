@@ -1,8 +1,12 @@
 //! Which device computes, and why.
 
+use std::path::Path;
+
 use forebay_cuda::{CudaError, Gpu, KvElement};
 use forebay_model::{Architecture, CudaPlan, ModelError, Weights};
 
+use crate::doctor::MachineProfile;
+use crate::plan::{Rates, unit_rates};
 use crate::{EngineError, KvCacheType, SessionOptions};
 
 /// Where a user wants a model to be computed.
@@ -34,7 +38,7 @@ impl Chosen {
     }
 
     fn cuda(plan: CudaPlan, ordinal: usize) -> Chosen {
-        let too = if plan.first_layer() > 0 { " and cpu" } else { "" };
+        let too = if plan.units().cpu_takes_part() { " and cpu" } else { "" };
         let name = format!("cuda:{ordinal}{too}");
         Chosen { cuda: Some(plan), name, why_not_cuda: None, announce: false }
     }
@@ -52,7 +56,7 @@ pub(crate) fn wanted_gpu(options: &SessionOptions) -> Option<usize> {
     }
 }
 
-/// Finds out which device `options` mean and whether the model fits; `gpu` is [`wanted_gpu`], opened.
+/// Finds out which device `options` mean and whether the model of `folder` fits; `gpu` is [`wanted_gpu`], opened.
 ///
 /// # Errors
 /// A GPU that was asked for and cannot be used, a model that does not fit it, and options that would have no effect.
@@ -62,6 +66,7 @@ pub(crate) fn choose(
     architecture: &Architecture,
     weights: &Weights,
     context: usize,
+    folder: &Path,
 ) -> Result<Chosen, EngineError> {
     let plan = || -> Result<CudaPlan, EngineError> {
         if options.cpu_experts && options.exact {
@@ -87,7 +92,17 @@ pub(crate) fn choose(
         let shape = CudaPlan::cache(architecture, context, cache);
         let (exact, vram) = (options.exact, options.vram_bytes);
         let plan = CudaPlan::new(gpu, architecture, weights, shape, exact, vram, options.policy)?;
-        Ok(if options.cuda_graphs { plan } else { plan.without_graphs() })
+        let plan = if options.cuda_graphs { plan } else { plan.without_graphs() };
+        if plan.units().all_in_vram() {
+            return Ok(plan);
+        }
+        let rates = options.unit_rates.unwrap_or_else(|| {
+            let profile = MachineProfile::of_folder(folder).ok();
+            let known = profile.and_then(|profile| Rates::new(&profile).ok());
+            let rates = known.unwrap_or_else(|| Rates::usual(processors()));
+            unit_rates(architecture, weights, context, &rates, plan.units())
+        });
+        Ok(plan.share_with_cpu(&rates))
     };
     let dense = architecture.expert_layers().next().is_none();
     match options.device {
@@ -142,11 +157,11 @@ fn on_gpu(
         None => Ok(Chosen::cuda(plan()?, ordinal)),
         Some("--threads") if dense || options.cpu_experts => {
             let plan = plan()?;
-            match plan.slots().is_some() || plan.first_layer() > 0 {
+            match plan.slots().is_some() || plan.units().cpu_takes_part() {
                 true => Ok(Chosen::cuda(plan, ordinal)),
                 false => refused(
                     "--threads",
-                    "the whole model is in VRAM and computed there: leave it out, or use --device cpu",
+                    "the GPU computes the whole model: leave it out, or use --device cpu",
                 ),
             }
         }
@@ -155,6 +170,10 @@ fn on_gpu(
             "it is for the CPU, and a GPU computes: leave it out, or use --device cpu",
         ),
     }
+}
+
+fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// An option that is given and only means something where the CPU computes. `--ram` and `--policy` do not: they bound and

@@ -31,4 +31,4 @@ pub use inspect::{BlockKindBytes, Inspection, ModelInfo, TypeBytes, inspect};
 pub use memory::{default_budget_bytes, peak_resident_bytes};
 pub use placed::GpuStart;
 pub use session::{KvCacheType, Session, SessionOptions};
-pub use statistics::{Checks, ReadPath, SessionStatistics, SplitStatistics};
+pub use statistics::{Checks, ReadPath, SessionStatistics, UnitStatistics};

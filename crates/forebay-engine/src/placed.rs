@@ -1,15 +1,14 @@
 //! Where a session's weights are: blocks in host memory that stream past the CPU, all of them on a GPU, what every token
-//! needs on a GPU and experts wherever there is room, or a dense model's first layers in host memory and the others on a GPU.
+//! needs on a GPU and experts wherever there is room, or of a dense model as many layers on a GPU as it has room for.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
 use forebay_compute::{Cpu, KvType};
-use forebay_cuda::Gpu;
 use forebay_format::Catalog;
 use forebay_model::{
-    Architecture, Backend, CpuBackend, CudaPlan, HelpingCpu, HostExperts, SplitBackend, Weights,
-    WeightsToLoad,
+    Architecture, Backend, CpuBackend, CudaPlan, HelpingCpu, HostExperts, HostUnits, HostWeights,
+    Weights, WeightsToLoad,
 };
 use forebay_store::{
     Arena, EngineInfo, EngineOptions, FileSet, IoKind, LoadOptions, LoadStatistics, ReadEngine,
@@ -55,28 +54,6 @@ struct HostPlan {
     budget_bytes: u64,
 }
 
-/// What is in host memory, and who computes with it.
-struct HostShare {
-    backend: CpuBackend,
-    plan: MemoryPlan,
-    budget_bytes: u64,
-    read_path: ReadPath,
-    trace_header: Option<TraceHeader>,
-}
-
-impl HostShare {
-    /// `with` makes of the CPU what computes.
-    fn placed(
-        self,
-        gpu_start: Option<GpuStart>,
-        with: impl FnOnce(CpuBackend) -> Box<dyn Backend>,
-    ) -> Placed {
-        let HostShare { backend, plan, budget_bytes, read_path, trace_header } = self;
-        let (backend, plan) = (with(backend), Some(plan));
-        Placed { backend, plan, budget_bytes, read_path, gpu_start, trace_header }
-    }
-}
-
 /// How the weights came to a GPU. Opening it goes on beside reading the model's description, and loading modules beside
 /// the weights: only the rest adds up.
 #[derive(Debug, Clone, Serialize)]
@@ -96,8 +73,8 @@ pub struct GpuStart {
 }
 
 impl Described<'_> {
-    /// Has the weights brought to the GPU through a ring. Nothing of them stays in host memory, but for experts that the GPU
-    /// has no slots for.
+    /// Has the weights brought to the GPU through a ring. Nothing of them stays in host memory, but for what the GPU has no
+    /// room for.
     pub fn on_gpu(
         self,
         plan: CudaPlan,
@@ -105,16 +82,34 @@ impl Described<'_> {
         options: &SessionOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Placed, EngineError> {
-        let all = plan.slots().is_none();
-        let (backend, (info, start, host_plan)) =
-            plan.load(self.architecture, self.weights, |load: &WeightsToLoad<'_>| {
+        // A budget that is too small is refused before anything is read.
+        let (slots, units) = (plan.slots().is_some(), !plan.units().all_in_vram());
+        let blocks = match (slots, units) {
+            (true, _) => Some(memory::experts(self.weights)),
+            (false, true) => Some(plan.units().host_blocks(self.weights)),
+            (false, false) => None,
+        };
+        let host = blocks.map(|blocks| self.host_plan(blocks, options)).transpose()?;
+        let host_plan = host.as_ref().map(|host| host.plan.clone());
+        let cpu_units = plan.units().cpu_takes_part();
+        let (backend, (info, start)) =
+            plan.load(self.architecture, self.weights, &self.files, |load| {
                 let (info, start) = self.fill(load, open_time, options, progress)?;
-                if all {
-                    return Ok::<_, EngineError>((None, (info, start, None)));
-                }
-                let (host, info) = self.host_experts(load.gpu, options, progress)?;
-                let host_plan = host.residency.plan().clone();
-                Ok((Some(host), (info, start, Some(host_plan))))
+                let Some(host) = host else {
+                    return Ok::<_, EngineError>((HostWeights::Nothing, (info, start)));
+                };
+                let (residency, arena) = self.fill_host(host, options, progress)?;
+                let info = residency.engine_info();
+                let pinned = load.gpu.pin(arena.addresses(), arena)?;
+                let takes_part = if slots { options.cpu_experts } else { cpu_units };
+                let cpu = takes_part.then(|| session::host(options)).transpose()?;
+                let weights = if slots {
+                    let cpu = cpu.map(|cpu| HelpingCpu { cpu, split: options.miss_split });
+                    HostWeights::Experts(HostExperts { residency, pinned, cpu })
+                } else {
+                    HostWeights::Units(HostUnits { residency, pinned, cpu })
+                };
+                Ok((weights, (info, start)))
             })?;
         Ok(Placed {
             backend: Box::new(backend),
@@ -173,44 +168,6 @@ impl Described<'_> {
         Ok((ring.engine(), start))
     }
 
-    /// Fills pinned host memory with experts, as far as it can hold all of a kind.
-    fn host_experts(
-        &self,
-        gpu: &Gpu,
-        options: &SessionOptions,
-        progress: &mut dyn FnMut(u64, u64),
-    ) -> Result<(HostExperts, EngineInfo), EngineError> {
-        let host = self.host_plan(memory::experts(self.weights), options)?;
-        let (residency, arena) = self.fill_host(host, options, progress)?;
-        let info = residency.engine_info();
-        let pinned = gpu.pin(arena.addresses(), arena)?;
-        let cpu = options.cpu_experts.then(|| session::host(options)).transpose()?;
-        let cpu = cpu.map(|cpu| HelpingCpu { cpu, split: options.miss_split });
-        Ok((HostExperts { residency, pinned, cpu }, info))
-    }
-
-    /// As [`Described::on_gpu`] for the layers that the GPU has room for, and as [`Described::on_host`] for those before.
-    pub fn on_both(
-        self,
-        plan: CudaPlan,
-        cpu: Cpu,
-        open_time: Duration,
-        options: &SessionOptions,
-        progress: &mut dyn FnMut(u64, u64),
-    ) -> Result<Placed, EngineError> {
-        let layers = plan.first_layer();
-        // A budget that is too small is refused before anything is read.
-        let host = self.host_plan(self.weights.blocks.first_layers(layers), options)?;
-        let (gpu, start) =
-            plan.load(self.architecture, self.weights, |load: &WeightsToLoad<'_>| {
-                let (_, start) = self.fill(load, open_time, options, progress)?;
-                Ok::<_, EngineError>((None, start))
-            })?;
-        let all_layers = self.architecture.layers.len();
-        let host = self.cpu_share(host, layers, cpu, options, progress)?;
-        Ok(host.placed(Some(start), |cpu| Box::new(SplitBackend::new(cpu, gpu, all_layers))))
-    }
-
     /// Plans host memory by the budget, and fills it.
     pub fn on_host(
         self,
@@ -218,10 +175,30 @@ impl Described<'_> {
         options: &SessionOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Placed, EngineError> {
-        let layers = self.architecture.layers.len();
         let host = self.host_plan(self.weights.blocks.clone(), options)?;
-        let host = self.cpu_share(host, layers, cpu, options, progress)?;
-        Ok(host.placed(None, |cpu| Box::new(cpu)))
+        let budget_bytes = host.budget_bytes;
+        let (residency, _) = self.fill_host(host, options, progress)?;
+        let (plan, info) = (residency.plan().clone(), residency.engine_info());
+        let trace_header = self.trace_header(options, &info);
+        let kv_type = if options.exact { KvType::F32 } else { KvType::F16 };
+        let backend = CpuBackend::new(
+            self.architecture,
+            self.weights,
+            cpu,
+            self.files,
+            residency,
+            self.context,
+            kv_type,
+            options.prefetch,
+        )?;
+        Ok(Placed {
+            backend: Box::new(backend),
+            plan: Some(plan),
+            budget_bytes,
+            read_path: info.into(),
+            gpu_start: None,
+            trace_header,
+        })
     }
 
     /// Plans host memory for `blocks` within the user's budget.
@@ -250,35 +227,6 @@ impl Described<'_> {
         // What is not loaded now must not wait for its pages later.
         arena.make_resident()?;
         Ok((residency, arena))
-    }
-
-    /// The first `layers` layers on the CPU, with memory filled by its plan.
-    fn cpu_share(
-        self,
-        host: HostPlan,
-        layers: usize,
-        cpu: Cpu,
-        options: &SessionOptions,
-        progress: &mut dyn FnMut(u64, u64),
-    ) -> Result<HostShare, EngineError> {
-        let budget_bytes = host.budget_bytes;
-        let (residency, _) = self.fill_host(host, options, progress)?;
-        let (plan, info) = (residency.plan().clone(), residency.engine_info());
-        let trace_header = self.trace_header(options, &info);
-        let read_path = info.into();
-        let kv_type = if options.exact { KvType::F32 } else { KvType::F16 };
-        let backend = CpuBackend::new(
-            self.architecture,
-            self.weights,
-            layers,
-            cpu,
-            self.files,
-            residency,
-            self.context,
-            kv_type,
-            options.prefetch,
-        )?;
-        Ok(HostShare { backend, plan, budget_bytes, read_path, trace_header })
     }
 
     fn trace_header(&self, options: &SessionOptions, engine: &EngineInfo) -> Option<TraceHeader> {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use forebay_compute::{Arithmetic, Cpu, Isa};
 use forebay_cuda::{CudaError, Gpu};
 use forebay_format::Catalog;
-use forebay_model::{Architecture, Decoder, LogitsWanted, MissSplit, Weights};
+use forebay_model::{Architecture, Decoder, LogitsWanted, MissSplit, UnitRates, Weights};
 use forebay_store::{FaultPlan, FileSet, IoKind, IoRecorder};
 use forebay_stream::{MemoryPlan, Phase, PolicyKind, Residency};
 use forebay_text::{ChatTemplate, TextError, Tokenizer};
@@ -18,7 +18,7 @@ use crate::inspect::ModelInfo;
 use crate::placed::{Described, GpuStart};
 use crate::plan::{self, Placement, Prediction, Rates, Work};
 use crate::recording::RoutingLog;
-use crate::statistics::{Checks, ReadPath, SplitStatistics};
+use crate::statistics::{Checks, ReadPath, UnitStatistics};
 use crate::trace_io::TraceHeader;
 use crate::{EngineError, SessionStatistics, peak_resident_bytes};
 
@@ -46,6 +46,8 @@ pub struct SessionOptions {
     pub cpu_experts: bool,
     /// Decides about that share instead of measured rates.
     pub miss_split: Option<MissSplit>,
+    /// Decides which of a dense model's layers the CPU computes that a GPU has no room for, instead of the machine profile.
+    pub unit_rates: Option<UnitRates>,
     pub policy: PolicyKind,
     pub io: IoKind,
     /// Read experts of the next layer ahead while a token is computed, by that layer's router on
@@ -91,6 +93,7 @@ impl Default for SessionOptions {
             cuda_graphs: true,
             cpu_experts: false,
             miss_split: None,
+            unit_rates: None,
             policy: PolicyKind::LAYER_LFU,
             io: IoKind::Auto,
             prefetch: false,
@@ -181,7 +184,9 @@ impl Session {
                     gpu
                 }
             };
-            let mut chosen = device::choose(options, gpu, &architecture, &weights, context)?;
+            let folder = &catalog.root;
+            let mut chosen =
+                device::choose(options, gpu, &architecture, &weights, context, folder)?;
             let model = Described {
                 catalog: &catalog,
                 architecture: &architecture,
@@ -190,9 +195,6 @@ impl Session {
                 context,
             };
             let placed = match chosen.cuda.take() {
-                Some(plan) if plan.first_layer() > 0 => {
-                    model.on_both(plan, host(options)?, open_time, options, progress)?
-                }
                 Some(plan) => model.on_gpu(plan, open_time, options, progress)?,
                 None => model.on_host(host(options)?, options, progress)?,
             };
@@ -243,10 +245,10 @@ impl Session {
 
     /// How fast it should be by the rates of a machine profile. `None` where a GPU computes that is not in them.
     pub fn predicted(&self, rates: &Rates, work: Work) -> Option<Prediction> {
-        let split = self.decoder.backend().split();
+        let units = self.decoder.backend().units();
         let placement = match (self.slots(), self.plan.clone()) {
-            (None, Some(host)) if let Some(split) = split => {
-                Placement::Split { cpu_layers: split.cpu_layers, host }
+            (None, Some(host)) if let Some(units) = units => {
+                Placement::Units { units: units.clone(), host }
             }
             (Some(slots), Some(host)) => Placement::VramSlots { slots: slots.clone(), host },
             (None, Some(plan)) => Placement::Ram(plan),
@@ -369,11 +371,6 @@ impl Session {
         SessionStatistics {
             device: self.device.clone(),
             why_not_cuda: self.why_not_cuda.clone(),
-            split: self
-                .decoder
-                .backend()
-                .split()
-                .map(|layers| SplitStatistics { layers, ram_budget_bytes: self.ram_budget_bytes }),
             vram: compute.vram,
             budget_bytes: self.budget_bytes,
             budget_chosen_by_user: self.budget_chosen_by_user,
@@ -392,6 +389,11 @@ impl Session {
             io_engine: self.read_path.clone(),
             checksums: self.checks,
             device_experts: self.decoder.backend().device_experts(),
+            device_units: self
+                .decoder
+                .backend()
+                .device_units()
+                .map(|units| UnitStatistics { units, ram_budget_bytes: self.ram_budget_bytes }),
             stream: self.decoder.residency().map(Residency::statistics),
         }
     }

@@ -1,7 +1,7 @@
 //! The figures of a session, for people and for programs.
 
 use forebay_format::Catalog;
-use forebay_model::{DeviceExperts, LayerSplit, VramUse};
+use forebay_model::{DeviceExperts, DeviceUnits, VramUse};
 use forebay_store::EngineInfo;
 use forebay_stream::StreamStatistics;
 use serde::Serialize;
@@ -17,9 +17,6 @@ pub struct SessionStatistics {
     /// Why a GPU that might have been used is not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why_not_cuda: Option<String>,
-    /// Who computes what, where a GPU and the CPU compute together; `stream` is then about the CPU's layers.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub split: Option<SplitStatistics>,
     /// Device memory, where a GPU computes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vram: Option<VramUse>,
@@ -54,17 +51,21 @@ pub struct SessionStatistics {
     /// What experts did on a GPU that does not hold all of them; `stream` then counts what it asked of host memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device_experts: Option<DeviceExperts>,
+    /// Where a dense model's layers are that a GPU does not hold whole, and what moved; `stream` then counts what was asked of
+    /// host memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device_units: Option<UnitStatistics>,
     /// What moved between disk and memory since the start; `None` where the model does not stream.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stream: Option<StreamStatistics>,
 }
 
-/// A model on a GPU and the CPU.
+/// A dense model that a GPU does not hold whole.
 #[derive(Debug, Clone, Serialize)]
-pub struct SplitStatistics {
+pub struct UnitStatistics {
     #[serde(flatten)]
-    pub layers: LayerSplit,
-    /// For the weights of the CPU's layers; `budget_bytes` is the GPU's.
+    pub units: DeviceUnits,
+    /// For weights in host memory; `budget_bytes` is the GPU's.
     pub ram_budget_bytes: u64,
 }
 

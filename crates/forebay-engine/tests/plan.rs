@@ -304,14 +304,21 @@ fn placements_make_sense() {
     assert_eq!(found.plan.prediction.generate.limit, Cost::Disk);
     assert!(found.plan.slow().unwrap().contains("from the disk"));
     assert_eq!(found.other.unwrap().device, "cpu");
-    // The CPU computes the first layers from RAM, the GPU what fits it, and more VRAM takes layers over.
+    // Bus and CPU share what VRAM does not hold, and more VRAM leaves less to both.
     let ample = Machine { ram_gib: 64, ..at(24, 16, 25.0, 1.6, 80.0) };
     let found_ample = planned(&large, ample);
-    assert!((20..60).contains(&found_ample.plan.cpu_layers), "{}", found_ample.plan.cpu_layers);
+    let units = found_ample.plan.units.unwrap();
+    assert_eq!(units.in_vram.units + units.streamed.units + units.on_cpu.units, 160);
+    assert!(units.on_cpu.bytes > units.streamed.bytes && units.streamed.units > 0, "{units:?}");
     let generate = &found_ample.plan.prediction.generate;
-    assert_eq!((generate.limit, generate.disk_bytes), (Cost::Cpu, 0.0));
+    assert_eq!((generate.limit, generate.disk_bytes), (Cost::Pcie, 0.0));
     let roomier = planned(&large, Machine { vram_gib: 28, ..ample });
-    assert!(roomier.plan.cpu_layers < found_ample.plan.cpu_layers);
+    let of_roomier = roomier.plan.units.unwrap();
+    assert!(of_roomier.in_vram.bytes > units.in_vram.bytes);
+    // What only the bus is there for: a CPU that is slower than it is worth.
+    let slow = planned(&large, Machine { cpu: 0.3, ..ample });
+    assert_eq!(slow.plan.units.unwrap().on_cpu.units, 0);
+    assert_eq!(slow.plan.prediction.generate.limit, Cost::Pcie);
     assert!(roomier.plan.prediction.generate.seconds < 0.95 * generate.seconds);
     assert!(
         found.one_more_gib.ram_tokens_per_second > found.plan.prediction.generate.tokens_per_second

@@ -100,13 +100,14 @@ fn as_planned(
         let with = SessionOptions { vram_bytes, ..options.clone() };
         let ram_bytes = small_ram.then(|| smallest_ram(path, &with)).transpose()?;
         let with = SessionOptions { ram_bytes, ..with };
-        let planned = planned(path, &with)?.slots;
         // The driver's own share of the memory grows now and then while sessions come and go.
-        let Ok(session) = open(path, with.clone()) else { continue };
+        let (Ok(planned), Ok(session)) = (planned(path, &with), open(path, with.clone())) else {
+            continue;
+        };
         if session.slots().is_none() {
             bail!("{with:?}: all experts were kept");
         }
-        if planned.as_ref() == session.slots() {
+        if planned.slots.as_ref() == session.slots() {
             return Ok(session);
         }
     }

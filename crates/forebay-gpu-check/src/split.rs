@@ -1,40 +1,49 @@
-//! Dense models that do not fit the GPU: wherever they are cut, the CPU and the GPU together give what the CPU gives alone,
-//! the same bits every time, and after an error, too.
+//! Dense models that do not fit the GPU: where the rest passes through it, the same bits come out as where all stay, whatever
+//! the budgets; where the CPU computes a part, the same bits every time, as near to the exact ones as the arithmetic
+//! promises. After an error, too.
 
 use std::ops::Range;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
 use forebay_engine::synth::{SynthOptions, synthesize};
-use forebay_engine::{DeviceChoice, EngineError, KvCacheType, Session, SessionOptions};
+use forebay_engine::{DeviceChoice, KvCacheType, Session, SessionOptions};
 use forebay_format::{Catalog, FileIndex};
-use forebay_model::ModelError;
 use forebay_model::sampling::argmax;
+use forebay_model::{UnitPlaces, UnitRates};
 use forebay_store::{Fault, FaultKind, FaultPlan};
 
 use crate::harness::Outcome;
 use crate::logits::Distance;
 use crate::models::Limits;
-use crate::sessions::{CONTEXT, generate, logits, open, planned, smallest_ram};
+use crate::sessions::{CONTEXT, generate, logits, open, planned, smallest_ram, smallest_vram};
 
 const GENERATED: usize = 6;
 
-/// Shape with enough layers that some of the CPU's may have to stream.
+/// Shape with more layers than the fixtures have.
 const SHAPE: &str = "llama-tiny";
-/// Tokens of a prompt that is more than a batch.
-const TWO_BATCHES: usize = 520;
+/// Tokens of a prompt of two batches, both of so many that the CPU takes no part.
+const TWO_BATCHES: usize = 540;
 /// Attempts that a fault which ends may take.
 const ATTEMPTS: usize = 20;
 
-/// Logits of `ids` as a prompt, of few tokens, and of single ones, with every number of layers on the CPU: as near to those of
-/// the CPU alone, in f32 throughout, as `fast` says, or exact arithmetic does.
+/// With these the CPU computes nothing, half of what it may, or all of it.
+const ON_CPU: [(&str, UnitRates); 3] =
+    [("none", rates(1e12, 1.0)), ("some", rates(1e9, 1e9)), ("all", rates(1.0, 1e12))];
+
+const fn rates(copy_bytes_per_second: f64, cpu_bytes_per_second: f64) -> UnitRates {
+    UnitRates { copy_bytes_per_second, cpu_bytes_per_second, gpu_seconds: 0.0 }
+}
+
+/// Logits of `ids` as a prompt, of few tokens, and of single ones, with every budget of VRAM that makes a difference and as
+/// much RAM as there is or as little as will do.
 ///
 /// # Errors
 /// A model that cannot be opened.
 pub fn check(path: &Path, ids: &[u32], fast: &Limits, ordinal: usize) -> Result<Outcome> {
     let context = Some(CONTEXT);
     let cpu = SessionOptions { exact: true, context, ..SessionOptions::default() };
-    let expected = logits(&mut open(path, cpu)?, ids)?;
+    let exact_logits = logits(&mut open(path, cpu)?, ids)?;
     let mut worst = Outcome::same::<u8>(&[], &[]);
     for (exact, kv_cache, limits) in [
         (true, KvCacheType::F16, &Limits::EXACT),
@@ -44,10 +53,23 @@ pub fn check(path: &Path, ids: &[u32], fast: &Limits, ordinal: usize) -> Result<
         let device = DeviceChoice::Cuda(ordinal);
         let options =
             SessionOptions { device, exact, kv_cache, context, ..SessionOptions::default() };
-        for cut in cuts(path, &options)? {
-            let what = format!("{} layers on the CPU, {kv_cache:?}, exact: {exact}", cut.layers);
-            let checked = check_cut(path, &cut, ids, &expected, limits);
-            worst = worst.worse(checked.with_context(|| what.clone())?.at(&what));
+        let resident = logits(&mut open(path, options.clone())?, ids)?;
+        let expected = Expected { exact: &exact_logits, resident: &resident, limits };
+        let budgets = budgets(path, &options)?;
+        let is_usual = !exact && kv_cache == KvCacheType::F16;
+        // The other ways to compute differ in kernels only, not in what moves.
+        let budgets = if is_usual { &budgets[..] } else { &budgets[budgets.len() - 1..] };
+        let on_cpu = if is_usual { &ON_CPU[..] } else { &ON_CPU[..2] };
+        for &vram in budgets {
+            for &(name, rates) in on_cpu {
+                let (vram_bytes, unit_rates) = (Some(vram), Some(rates));
+                let options = SessionOptions { vram_bytes, unit_rates, ..options.clone() };
+                let what = format!(
+                    "{vram} bytes of VRAM, {name} on the CPU, {kv_cache:?}, exact: {exact}"
+                );
+                let checked = check_budget(path, &options, ids, &expected);
+                worst = worst.worse(checked.with_context(|| what.clone())?.at(&what));
+            }
         }
     }
     Ok(worst)
@@ -64,108 +86,140 @@ pub fn check_deeper(ordinal: usize) -> Result<Outcome> {
     let recipe = SynthOptions { quantisation: "Q8_0".into(), ..SynthOptions::default() };
     synthesize(SHAPE, &path, &recipe, &mut |_, _| true)?;
     let ids: Vec<u32> = (1..40).collect();
-    let checked = check(&path, &ids, &Limits::ROUNDED, ordinal)?;
+    let mut worst = check(&path, &ids, &Limits::ROUNDED, ordinal)?;
     let device = DeviceChoice::Cuda(ordinal);
     let context = Some(TWO_BATCHES + GENERATED);
-    let options = SessionOptions { device, exact: true, context, ..SessionOptions::default() };
-    let cuts = cuts(&path, &options)?;
-    let last = cuts.last().context("the model has more than one layer")?;
+    let options = SessionOptions { device, context, ..SessionOptions::default() };
     let long: Vec<u32> = (0..TWO_BATCHES as u32).collect();
-    let expected = {
-        let device = DeviceChoice::Cpu;
-        generate(&mut open(&path, SessionOptions { device, ..options })?, &long, GENERATED)?
-    };
-    let mut session = open(&path, last.options.clone())?;
-    let found = generate(&mut session, &long, GENERATED)?;
-    let batches = Outcome::same(&found, &expected).at("two batches");
-    drop(session);
-    Ok(checked.worse(batches).worse(check_faults(&path, last, &ids)?))
-}
-
-/// A place to cut a model at.
-struct Cut {
-    /// On the CPU.
-    layers: usize,
-    options: SessionOptions,
-}
-
-/// All places where a model can be cut, found by taking one byte less than the last needed, and that the smallest budget
-/// is the one that the refusal of less names.
-fn cuts(path: &Path, options: &SessionOptions) -> Result<Vec<Cut>> {
-    let mut cuts: Vec<Cut> = Vec::new();
-    let mut needed = total_bytes(&open(path, options.clone())?)?;
-    loop {
-        let options = SessionOptions { vram_bytes: Some(needed - 1), ..options.clone() };
-        let session = match Session::open(path, &options, &mut |_, _| {}) {
-            Ok(session) => session,
-            Err(EngineError::Model(ModelError::VramTooSmall { needed_bytes, .. })) => {
-                if needed_bytes != needed {
-                    bail!("{needed} bytes of VRAM are enough, but {needed_bytes} were asked for");
-                }
-                return Ok(cuts);
+    let mut resident = open(&path, options.clone())?;
+    let expected = (generate(&mut resident, &long, GENERATED)?, resident.logits(&long, None)?);
+    drop(resident);
+    let vram_bytes = Some(smallest_vram(&path, &options)?);
+    for (name, rates) in [ON_CPU[0], ON_CPU[1]] {
+        let options = SessionOptions { vram_bytes, unit_rates: Some(rates), ..options.clone() };
+        let ram_bytes = Some(smallest_ram(&path, &options)?);
+        for options in [options.clone(), SessionOptions { ram_bytes, ..options.clone() }] {
+            let what = format!("two batches, {name} on the CPU, RAM {:?}", options.ram_bytes);
+            let mut session = open(&path, options)?;
+            let text = generate(&mut session, &long, GENERATED)?;
+            let same = Outcome::same(&session.logits(&long, None)?, &expected.1).at(&what);
+            worst = worst.worse(same);
+            if name == "none" {
+                worst = worst.worse(Outcome::same(&text, &expected.0).at(&what));
             }
-            Err(error) => return Err(error.into()),
-        };
-        let statistics = session.statistics();
-        let layers = statistics.split.context("the model fits a byte less")?.layers.cpu_layers;
-        if layers != cuts.len() + 1 {
-            bail!("{} layers on the CPU are enough, but there are {layers}", cuts.len() + 1);
         }
-        needed = total_bytes(&session)?;
-        cuts.push(Cut { layers, options });
     }
+    for (_, rates) in ON_CPU {
+        let options = SessionOptions { vram_bytes, unit_rates: Some(rates), ..options.clone() };
+        worst = worst.worse(check_faults(&path, &options, &ids)?);
+    }
+    Ok(worst)
+}
+
+/// Budgets from the smallest to one byte less than everything takes.
+fn budgets(path: &Path, options: &SessionOptions) -> Result<Vec<u64>> {
+    let all = total_bytes(&open(path, options.clone())?)?;
+    let mut budgets = vec![all - 1];
+    // Without the embedding table all units may still fit; then there is one that does not.
+    let without = SessionOptions { vram_bytes: Some(all - 1), ..options.clone() };
+    let session = open(path, without)?;
+    if places(&session).is_none() {
+        budgets.push(total_bytes(&session)? - 1);
+    }
+    drop(session);
+    let smallest = smallest_vram(path, options)?;
+    let less = SessionOptions { vram_bytes: Some(smallest - 1), ..options.clone() };
+    if Session::open(path, &less, &mut |_, _| {}).is_ok() {
+        bail!("{smallest} bytes of VRAM were asked for, but less are enough");
+    }
+    let span = budgets[budgets.len() - 1].saturating_sub(smallest);
+    budgets.extend([smallest + span / 2, smallest]);
+    budgets.dedup();
+    Ok(budgets)
 }
 
 fn total_bytes(session: &Session) -> Result<u64> {
     Ok(session.statistics().vram.context("a GPU computes")?.total_bytes)
 }
 
-/// Distance from `expected`; the same bits again, without recordings, on one thread, and with as little RAM as will do.
-fn check_cut(
+/// Where units are that are not all in VRAM.
+fn places(session: &Session) -> Option<UnitPlaces> {
+    session.statistics().device_units.map(|units| units.units.places)
+}
+
+/// What comes out elsewhere.
+struct Expected<'a> {
+    /// In f32 throughout.
+    exact: &'a [f32],
+    /// With everything in VRAM.
+    resident: &'a [f32],
+    limits: &'a Limits,
+}
+
+/// The bits of the resident model if the CPU takes no part, else its distance from the exact one; the same bits again, on one
+/// thread, and with as little RAM as will do.
+fn check_budget(
     path: &Path,
-    cut: &Cut,
+    options: &SessionOptions,
     ids: &[u32],
-    expected: &[f32],
-    limits: &Limits,
+    expected: &Expected<'_>,
 ) -> Result<Outcome> {
-    let planned = planned(path, &cut.options)?.first_layer;
-    let mut session = open(path, cut.options.clone())?;
-    let cpu_layers = session.statistics().split.map_or(0, |split| split.layers.cpu_layers);
-    if planned != cpu_layers {
-        bail!("{planned} layers were planned for the CPU, which has {cpu_layers}");
+    let planned = planned(path, options)?.units;
+    let mut session = open(path, options.clone())?;
+    let places = places(&session);
+    if planned.all_in_vram() != places.is_none()
+        || places.is_some_and(|places| places.in_vram != planned.places().in_vram)
+    {
+        bail!("planned were {:?}, but there are {places:?}", planned.places());
     }
     let found = logits(&mut session, ids)?;
-    let distance = Distance::between(expected, &found, session.vocab_size());
-    let mut worst = limits.judge("logits", &distance);
-    let again = logits(&mut session, ids)?;
-    worst = worst.worse(Outcome::same(&again, &found).at("again"));
+    let cpu = places.is_some_and(|places| places.on_cpu.units > 0);
+    let mut worst = match cpu {
+        true => {
+            let distance = Distance::between(expected.exact, &found, session.vocab_size());
+            expected.limits.judge("logits", &distance)
+        }
+        false => Outcome::same(&found, expected.resident).at("resident"),
+    };
+    worst = worst.worse(Outcome::same(&logits(&mut session, ids)?, &found).at("again"));
     // When text is generated, only the largest logits come to the host.
     let mut text = ids[..1].to_vec();
     text.extend(generate(&mut session, &ids[..1], GENERATED)?);
     let whole = session.logits_one_by_one(&text)?;
     let likeliest: Vec<u32> = whole.chunks(session.vocab_size()).map(argmax).collect();
     worst = worst.worse(Outcome::same(&text[1..], &likeliest[..GENERATED]).at("largest"));
+    if let Some(units) = session.statistics().device_units {
+        let (copied, on_cpu) = (units.units.bytes_copied > 0, units.units.bytes_on_cpu > 0);
+        // Prompts bring everything, single tokens what the CPU does not compute.
+        if !copied || on_cpu != cpu {
+            bail!("not as planned: {units:?}");
+        }
+    }
     drop(session);
-    let smallest = smallest_ram(path, &cut.options)?;
-    for (what, options) in [
-        ("direct", SessionOptions { cuda_graphs: false, ..cut.options.clone() }),
-        ("one thread", SessionOptions { threads: Some(1), ..cut.options.clone() }),
-        ("little RAM", SessionOptions { ram_bytes: Some(smallest), ..cut.options.clone() }),
-    ] {
+    if places.is_none() {
+        return Ok(worst);
+    }
+    let smallest = smallest_ram(path, options)?;
+    let little = SessionOptions { ram_bytes: Some(smallest), ..options.clone() };
+    let mut others = vec![("little RAM", little)];
+    if cpu {
+        others.push(("one thread", SessionOptions { threads: Some(1), ..options.clone() }));
+    }
+    for (what, options) in others {
         let found_so = logits(&mut open(path, options)?, ids)?;
         worst = worst.worse(Outcome::same(&found_so, &found).at(what));
     }
     Ok(worst)
 }
 
-/// Reads of the CPU's second layer fail for a while: calls do, too, and then give the bits that they give without.
-fn check_faults(path: &Path, cut: &Cut, ids: &[u32]) -> Result<Outcome> {
-    let expected = logits(&mut open(path, cut.options.clone())?, ids)?;
+/// Reads of the second layer's feed-forward fail for a while: calls do, too, and then give the bits that they give without.
+fn check_faults(path: &Path, options: &SessionOptions, ids: &[u32]) -> Result<Outcome> {
+    let expected = logits(&mut open(path, options.clone())?, ids)?;
     let range = middle_of(path, "blk.1.ffn_up.weight")?;
     let fault = Fault { file: FileIndex(0), range, kind: FaultKind::Error(5), times: 8 };
     let faults = Some(FaultPlan { faults: vec![fault], ..FaultPlan::default() });
-    let ram_bytes = Some(smallest_ram(path, &cut.options)?);
-    let mut session = open(path, SessionOptions { faults, ram_bytes, ..cut.options.clone() })?;
+    let ram_bytes = Some(smallest_ram(path, options)?);
+    let mut session = open(path, SessionOptions { faults, ram_bytes, ..options.clone() })?;
     let mut failed = 0;
     let found = loop {
         match logits(&mut session, ids) {

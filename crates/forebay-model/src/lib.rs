@@ -16,11 +16,11 @@ pub mod weights;
 pub use arch::Architecture;
 pub use backend::cpu::{CpuBackend, batch_tokens};
 pub use backend::cuda::{
-    CudaBackend, CudaPlan, DeviceExperts, DeviceFacts, DeviceShare, HelpingCpu, HostExperts,
-    MissSplit, VramUse, WeightsToLoad,
+    CudaBackend, CudaPlan, DeviceExperts, DeviceFacts, DeviceShare, DeviceUnits, HelpingCpu,
+    HostExperts, HostUnits, HostWeights, MissSplit, Unit, UnitCounts, UnitPlaces, UnitPlan,
+    UnitRates, VramUse, WeightsToLoad,
 };
-pub use backend::split::SplitBackend;
-pub use backend::{Backend, ComputeInfo, LayerSplit};
+pub use backend::{Backend, ComputeInfo};
 pub use decoder::{ChosenExperts, Decoder, LogitsWanted, Routing};
 pub use error::ModelError;
 pub use weights::Weights;

@@ -55,16 +55,6 @@ pub struct ModelBlocks {
 }
 
 impl ModelBlocks {
-    /// The blocks of the first `layers` layers, without the head.
-    ///
-    /// # Panics
-    /// When there are fewer layers.
-    pub fn first_layers(&self, layers: usize) -> ModelBlocks {
-        let dense = self.dense[..layers].to_vec();
-        let experts = self.experts[..layers].to_vec();
-        ModelBlocks { dense, experts, experts_per_token: self.experts_per_token }
-    }
-
     /// Bytes of all blocks on disk.
     pub fn total_bytes(&self) -> u64 {
         let of = |extents: &Vec<Extent>| {

@@ -4,8 +4,8 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use forebay_engine::{Checks, Generation, Session, SessionStatistics, SplitStatistics};
-use forebay_model::{DeviceExperts, VramUse};
+use forebay_engine::{Checks, Generation, Session, SessionStatistics, UnitStatistics};
+use forebay_model::{DeviceExperts, UnitCounts, VramUse};
 use forebay_stream::{MemoryPlan, StreamStatistics};
 
 use crate::output;
@@ -33,8 +33,9 @@ pub fn block(session: &Session, path: &Path, after: After<'_>) -> String {
         lines.push(("prompt", prompt(generation)));
         lines.push(("answer", answer(generation)));
     }
-    if let Some(layers) = &statistics.split {
-        lines.push(("layers", split(layers)));
+    if let Some(units) = &statistics.device_units {
+        lines.push(("layers", layers(units)));
+        lines.push(("to GPU", units_to_gpu(units, statistics.stream.as_ref())));
     }
     if let Some(experts) = &statistics.device_experts {
         lines.push(("slots", slots(experts)));
@@ -128,21 +129,38 @@ fn budget(statistics: &SessionStatistics) -> String {
         false => "what this machine has free".into(),
     };
     let kind = if statistics.vram.is_some() { "VRAM" } else { "RAM" };
-    let ram = match &statistics.split {
-        Some(split) => format!("; {} of RAM for the CPU's layers", bytes(split.ram_budget_bytes)),
+    let ram = match &statistics.device_units {
+        Some(units) => format!("; {} of RAM for the other layers", bytes(units.ram_budget_bytes)),
         None => String::new(),
     };
     format!("{} of {kind}, {whose}{ram}", bytes(statistics.budget_bytes))
 }
 
-/// Who computes what.
-fn split(split: &SplitStatistics) -> String {
-    let layers = &split.layers;
+/// Where a dense model's layers are, and who computes them.
+fn layers(statistics: &UnitStatistics) -> String {
+    let places = &statistics.units.places;
+    let of = |counts: &UnitCounts| format!("{} ({})", counts.units, bytes(counts.bytes));
+    let all = places.in_vram.units + places.streamed.units + places.on_cpu.units;
     format!(
-        "the first {} of {} on the CPU, with {} of KV cache in RAM; the others and the head on the GPU",
-        layers.cpu_layers,
-        layers.cpu_layers + layers.gpu_layers,
-        bytes(layers.cpu_kv_cache_bytes)
+        "of {all} halves of layers VRAM holds {}, {} pass through {} of it, the CPU computes {}",
+        of(&places.in_vram),
+        of(&places.streamed),
+        bytes(places.ring_bytes),
+        of(&places.on_cpu)
+    )
+}
+
+/// What passed through VRAM, and what the CPU did meanwhile.
+fn units_to_gpu(statistics: &UnitStatistics, stream: Option<&StreamStatistics>) -> String {
+    let units = &statistics.units;
+    let tokens = stream.map_or(0, |stream| stream.prompt_tokens + stream.generated_tokens).max(1);
+    format!(
+        "{}, {} per token, from {} of pinned memory; {} computed with on the CPU, which waited {} for copies",
+        bytes(units.bytes_copied),
+        bytes(units.bytes_copied / tokens),
+        bytes(units.pinned_bytes),
+        bytes(units.bytes_on_cpu),
+        seconds(units.copy_wait_seconds)
     )
 }
 
@@ -188,9 +206,9 @@ fn to_gpu(experts: &DeviceExperts, stream: Option<&StreamStatistics>) -> String 
 
 fn basin(statistics: &SessionStatistics, plan: &MemoryPlan) -> String {
     if plan.fully_resident {
-        let what = match (&statistics.device_experts, &statistics.split) {
+        let what = match (&statistics.device_experts, &statistics.device_units) {
             (Some(_), _) => "all experts stay",
-            (None, Some(_)) => "the CPU's layers stay",
+            (None, Some(_)) => "all that VRAM does not hold stays",
             (None, None) => "the whole model stays",
         };
         return format!("{} reserved; {what} in it", bytes(plan.arena_bytes));
@@ -303,16 +321,14 @@ fn compute(statistics: &SessionStatistics) -> String {
 }
 
 fn memory(statistics: &SessionStatistics, peak: u64) -> String {
-    let (budget_bytes, kv_cache_bytes) = match (&statistics.split, &statistics.vram) {
-        (Some(split), _) => (split.ram_budget_bytes, split.layers.cpu_kv_cache_bytes),
-        (None, Some(_)) => return format!("{} at most (VmHWM)", bytes(peak)),
-        (None, None) => (statistics.budget_bytes, statistics.kv_cache_bytes),
-    };
+    if statistics.vram.is_some() {
+        return format!("{} at most (VmHWM)", bytes(peak));
+    }
     format!(
         "{} at most (VmHWM); of it weights within {}, KV cache {}",
         bytes(peak),
-        bytes(budget_bytes),
-        bytes(kv_cache_bytes)
+        bytes(statistics.budget_bytes),
+        bytes(statistics.kv_cache_bytes)
     )
 }
 

@@ -1,6 +1,6 @@
 //! Memory bandwidth, and how fast kernels go through weights that no cache holds.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use forebay_compute::{Activations, Arithmetic, Cpu, Isa, MatmulJob, Matrix};
 use forebay_format::TensorType;
@@ -10,6 +10,7 @@ use serde::Serialize;
 use super::KernelRate;
 use crate::EngineError;
 use crate::memory::free_bytes;
+use crate::statistics::median;
 use crate::synth::Content;
 
 const COLS: usize = 4096;
@@ -20,6 +21,8 @@ const PROMPT_ROWS: usize = 4096;
 const PROMPT_ROUNDS: usize = 3;
 /// Weights are at least this much memory, more where the last cache is large.
 const WEIGHTS_BYTES: usize = 256 << 20;
+/// Type of the weights that are gone through beside copies.
+const BESIDE_TYPE: TensorType = TensorType::Q4_K;
 /// Types that models come in.
 pub(super) const TYPES: [TensorType; 11] = [
     TensorType::Q4_K,
@@ -78,6 +81,42 @@ pub(super) fn measure() -> Result<ComputeReport, EngineError> {
         memory,
         kernels,
     })
+}
+
+/// Bytes of weights per second that one token's products go through while `copy`, in the last `time` before it returns, copies
+/// something else; and what it returns.
+pub(super) fn beside<T: Send>(
+    time: Duration,
+    copy: impl FnOnce() -> T + Send,
+) -> Result<(f64, T), EngineError> {
+    let cpu = Cpu::new(0, Isa::selected()?, Arithmetic::Fast);
+    let arena = Arena::reserve(working_set())?;
+    let mut slot = arena.carve(arena.bytes())?;
+    fill(BESIDE_TYPE, slot.as_mut_slice());
+    let mut product = Product::new(&cpu, BESIDE_TYPE, slot.as_slice());
+    let (rounds, (copied, end)) = std::thread::scope(|scope| {
+        let copying = scope.spawn(|| {
+            let copied = copy();
+            (copied, Instant::now())
+        });
+        let mut rounds = Vec::new();
+        while !copying.is_finished() {
+            let started = Instant::now();
+            product.compute(&cpu);
+            rounds.push((started, started.elapsed()));
+        }
+        let copied = copying.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        (rounds, copied)
+    });
+    // Copies need memory first, and give it back in the end.
+    let within = |started: &Instant, spent: &Duration| {
+        end.duration_since(*started) < time && end.duration_since(*started + *spent) > time / 8
+    };
+    let during = rounds.iter().filter(|(started, spent)| within(started, spent));
+    let seconds = median(during.map(|(_, spent)| spent.as_secs_f64()));
+    // A processor that is slower than that has not noticed the copies.
+    let seconds = if seconds > 0.0 { seconds } else { rounds[0].1.as_secs_f64() };
+    Ok((product.w.data.len() as f64 / seconds, copied))
 }
 
 /// Twice the last cache, as far as memory allows.
@@ -154,17 +193,33 @@ fn prompt(cpu: &Cpu, ty: TensorType, memory: &[u8]) -> f64 {
     (rows * COLS * PROMPT_TOKENS) as f64 / seconds
 }
 
+/// One token's product with weights in memory.
+struct Product<'a> {
+    w: Matrix<'a>,
+    activations: Activations,
+    out: Vec<f32>,
+}
+
+impl<'a> Product<'a> {
+    fn new(cpu: &Cpu, ty: TensorType, memory: &'a [u8]) -> Product<'a> {
+        let row_bytes = ty.row_bytes(COLS as u64).unwrap_or(1) as usize;
+        let rows = memory.len() / row_bytes;
+        let w = Matrix { ty, rows, cols: COLS, data: &memory[..rows * row_bytes] };
+        let x: Vec<f32> = (0..COLS).map(|i| (i as f32 * 0.37).sin()).collect();
+        let mut activations = Activations::new();
+        activations.prepare(cpu, &x, 1, COLS, &[ty]);
+        Product { w, activations, out: vec![0.0; rows] }
+    }
+
+    fn compute(&mut self, cpu: &Cpu) {
+        let Product { w, activations, out } = self;
+        cpu.matmul(&mut [MatmulJob { w: *w, x: activations, tokens: None, out }]);
+    }
+}
+
 /// Bytes of weights per second that one token's product goes through.
 fn kernel(cpu: &Cpu, ty: TensorType, memory: &[u8]) -> f64 {
-    let row_bytes = ty.row_bytes(COLS as u64).unwrap_or(1) as usize;
-    let rows = memory.len() / row_bytes;
-    let w = Matrix { ty, rows, cols: COLS, data: &memory[..rows * row_bytes] };
-    let x: Vec<f32> = (0..COLS).map(|i| (i as f32 * 0.37).sin()).collect();
-    let mut activations = Activations::new();
-    activations.prepare(cpu, &x, 1, COLS, &[ty]);
-    let mut out = vec![0.0; rows];
-    let seconds = fastest(|| {
-        cpu.matmul(&mut [MatmulJob { w, x: &activations, tokens: None, out: &mut out }]);
-    });
-    w.data.len() as f64 / seconds
+    let mut product = Product::new(cpu, ty, memory);
+    let seconds = fastest(|| product.compute(cpu));
+    product.w.data.len() as f64 / seconds
 }

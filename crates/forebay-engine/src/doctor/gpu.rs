@@ -1,5 +1,6 @@
 //! GPUs: what there is, and how fast bytes get there and are read there.
 
+use std::fmt::Display;
 use std::time::Duration;
 
 use forebay_cuda::{CudaError, Direction, Gpu, PcieLink, Timer};
@@ -7,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::cufile::{self, CuFileRates};
 use super::disk::Subject;
-use super::{KernelRate, ProfiledRead, gpu_kernels};
+use super::{KernelRate, ProfiledRead, compute, gpu_kernels};
 use crate::EngineError;
 
 /// Sizes of copies that are measured: bytes.
@@ -15,6 +16,10 @@ const COPY_SIZES: [usize; 6] = [64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20,
 const COPY_TIME: Duration = Duration::from_millis(100);
 /// Host memory that copies go through in turn, where they are smaller.
 const COPY_SPAN: usize = 64 << 20;
+/// Copies beside the CPU: large ones, from more memory than a cache holds, for long enough that products begin and end in it.
+const BESIDE_BYTES: usize = 16 << 20;
+const BESIDE_SPAN: usize = 512 << 20;
+const BESIDE_TIME: Duration = Duration::from_secs(1);
 /// Device memory that is read or copied; more than any cache of a GPU.
 const MEMORY_BYTES: usize = 1 << 30;
 const MEMORY_ROUNDS: usize = 9;
@@ -49,9 +54,19 @@ pub struct GpuRates {
     /// Weights that one token's products go through, by type. (Older profiles have none.)
     #[serde(default)]
     pub kernels: Vec<KernelRate>,
+    /// The bus and the CPU at the same time. (Older profiles do not have it.)
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub beside_cpu: Option<BesideCpu>,
     /// cuFile, where it works, beside the ring.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cufile: Option<CuFileRates>,
+}
+
+/// Copies from pinned memory to the GPU while the CPU multiplies with weights in memory: both read it. Bytes per second.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct BesideCpu {
+    pub copy_bytes_per_second: f64,
+    pub cpu_bytes_per_second: f64,
 }
 
 /// How the GPU is connected, as the system says it.
@@ -83,6 +98,10 @@ pub(super) fn measure(subject: &Subject, read: &ProfiledRead) -> GpuReport {
         Ok(measured) => measured,
         Err(error) => return none(count, &error),
     };
+    match beside_cpu(&gpu) {
+        Ok(both) => rates.beside_cpu = Some(both),
+        Err(error) => return none(count, &error),
+    }
     let mut why_not_cufile = String::new();
     match cufile::measure(&gpu, subject, read) {
         Ok(measured) => rates.cufile = Some(measured),
@@ -93,9 +112,15 @@ pub(super) fn measure(subject: &Subject, read: &ProfiledRead) -> GpuReport {
     GpuReport { count, first: Some(rates), why: String::new(), why_not_cufile }
 }
 
-fn none(count: usize, error: &CudaError) -> GpuReport {
+fn none(count: usize, error: &dyn Display) -> GpuReport {
     let why_not_cufile = format!("it reads to GPUs: {error}");
     GpuReport { count, first: None, why: error.to_string(), why_not_cufile }
+}
+
+fn beside_cpu(gpu: &Gpu) -> Result<BesideCpu, EngineError> {
+    let copy = || gpu.pinned_copy_rate(Direction::ToDevice, BESIDE_BYTES, BESIDE_SPAN, BESIDE_TIME);
+    let (cpu_bytes_per_second, copy) = compute::beside(BESIDE_TIME, copy)?;
+    Ok(BesideCpu { copy_bytes_per_second: copy?, cpu_bytes_per_second })
 }
 
 fn rates(gpu: &Gpu) -> Result<GpuRates, CudaError> {
@@ -123,6 +148,7 @@ fn rates(gpu: &Gpu) -> Result<GpuRates, CudaError> {
         memory_read_bytes_per_second: read,
         memory_copy_bytes_per_second: copy,
         kernels: gpu_kernels::measure(gpu)?,
+        beside_cpu: None,
         cufile: None,
     })
 }

@@ -18,7 +18,7 @@ use crate::EngineError;
 pub use compute::{ComputeReport, MemoryRate};
 pub use cufile::{CuFileCase, CuFileChoice, CuFileRates};
 pub use disk::{CopyRate, DiskBursts, DiskCase, DiskReport, PlaceRates};
-pub use gpu::{GpuRates, GpuReport, PcieRates, PinnedCopyRate};
+pub use gpu::{BesideCpu, GpuRates, GpuReport, PcieRates, PinnedCopyRate};
 pub use paths::IoPath;
 pub use profile::{
     KernelRate, MachineIdentity, MachineProfile, PROFILE_VERSION, ProfiledRead, ReadChoice,

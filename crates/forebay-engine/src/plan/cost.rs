@@ -3,6 +3,7 @@
 //! Sums are for what comes one after the other. Work that goes on beside other work takes the longer of both, and half of
 //! the shorter, where it begins and ends.
 
+use forebay_model::UnitPlan;
 use forebay_stream::MemoryPlan;
 use serde::Serialize;
 
@@ -22,10 +23,11 @@ pub enum Placement {
         /// Homes of experts in RAM.
         host: MemoryPlan,
     },
-    /// Of a dense model, the CPU computes the first layers, as with [`Placement::Ram`], then the GPU the others and the head.
-    Split {
-        cpu_layers: usize,
-        /// Blocks of the CPU's layers in RAM.
+    /// Units of a dense model that have no place in the GPU's memory come from pinned RAM, or through it from the disk, or are
+    /// computed by the CPU.
+    Units {
+        units: UnitPlan,
+        /// Homes of those outside of VRAM in RAM.
         host: MemoryPlan,
     },
     /// The CPU computes; blocks are in RAM, or come through it from the disk.
@@ -53,7 +55,7 @@ pub enum Cost {
     GpuLayers,
     /// The router's choice to the host, and the table of experts back.
     HostLoop,
-    /// Experts from pinned RAM to VRAM.
+    /// Experts or layers from pinned RAM to VRAM.
     Pcie,
     /// Products and attention on the CPU.
     Cpu,
@@ -88,13 +90,13 @@ pub struct Prediction {
 
 /// Costs in the order in which they were met.
 #[derive(Default)]
-struct Sum {
+pub(super) struct Sum {
     costs: Vec<(Cost, f64)>,
-    disk_bytes: f64,
+    pub disk_bytes: f64,
 }
 
 impl Sum {
-    fn add(&mut self, cost: Cost, seconds: f64) -> f64 {
+    pub fn add(&mut self, cost: Cost, seconds: f64) -> f64 {
         match self.costs.iter_mut().find(|known| known.0 == cost) {
             Some(known) => known.1 += seconds,
             None if seconds > 0.0 => self.costs.push((cost, seconds)),
@@ -103,22 +105,11 @@ impl Sum {
         seconds
     }
 
-    fn speed(self, tokens: f64, seconds: f64) -> Speed {
+    pub fn speed(self, tokens: f64, seconds: f64) -> Speed {
         let largest = self.costs.iter().max_by(|a, b| a.1.total_cmp(&b.1));
         let limit = largest.map_or(Cost::Cpu, |largest| largest.0);
         let tokens_per_second = tokens / seconds.max(f64::MIN_POSITIVE);
         Speed { tokens_per_second, seconds, limit, costs: self.costs, disk_bytes: self.disk_bytes }
-    }
-}
-
-impl Speed {
-    /// Of the same tokens through `self`, then through `next`.
-    fn then(self, next: Speed, tokens: f64) -> Speed {
-        let mut sum = Sum { costs: self.costs, disk_bytes: self.disk_bytes + next.disk_bytes };
-        for (cost, seconds) in next.costs {
-            sum.add(cost, seconds);
-        }
-        sum.speed(tokens, self.seconds + next.seconds)
     }
 }
 
@@ -147,8 +138,8 @@ impl Model<'_> {
                 let either = share_in_either(vram, share(host));
                 self.on_gpu(self.rates.gpu.as_ref()?, vram, either)
             }
-            Placement::Split { cpu_layers, host } => {
-                self.on_both(self.rates.gpu.as_ref()?, *cpu_layers, host)
+            Placement::Units { units, host } => {
+                self.with_units(self.rates.gpu.as_ref()?, units, host)
             }
             Placement::Ram(plan) => {
                 let share = if has_experts { share(plan) } else { 1.0 };
@@ -157,25 +148,11 @@ impl Model<'_> {
         })
     }
 
-    /// One device after the other, as each would do its layers alone.
-    fn on_both(&self, gpu: &GpuCosts, cpu_layers: usize, host: &MemoryPlan) -> Prediction {
-        let of_cpu = self.costs.without_head(..cpu_layers);
-        let of_gpu = self.costs.with_head(cpu_layers..);
-        let cpu = Model { costs: &of_cpu, ..*self }.on_cpu(host, 1.0);
-        let gpu = Model { costs: &of_gpu, ..*self }.on_gpu(gpu, 1.0, 1.0);
-        Prediction {
-            generate: cpu.generate.then(gpu.generate, 1.0),
-            prompt: cpu.prompt.then(gpu.prompt, self.work.prompt_tokens as f64),
-            hit_rate: None,
-            disk_experts_per_token: 0.0,
-        }
-    }
-
     fn hit_rate(&self, share: f64) -> f64 {
         self.hits.at(share, self.costs.used_share())
     }
 
-    fn kv_bytes(&self) -> f64 {
+    pub(super) fn kv_bytes(&self) -> f64 {
         self.work.depth as f64 * self.costs.kv_bytes_per_position as f64
     }
 
@@ -341,14 +318,14 @@ impl Model<'_> {
 }
 
 /// Tokens that a GPU takes through the layers together, at most.
-const GPU_BATCH_TOKENS: usize = 512;
+pub(super) const GPU_BATCH_TOKENS: usize = 512;
 
-fn batches(tokens: usize, most: usize) -> f64 {
+pub(super) fn batches(tokens: usize, most: usize) -> f64 {
     tokens.div_ceil(most).max(1) as f64
 }
 
 /// Bytes of dense blocks that go through the ring for every pass.
-fn streamed_bytes(plan: &MemoryPlan) -> u64 {
+pub(super) fn streamed_bytes(plan: &MemoryPlan) -> u64 {
     let blocks = plan.dense.slot_bytes.iter().zip(&plan.dense.pinned);
     blocks.filter(|(_, pinned)| !**pinned).map(|(bytes, _)| bytes).sum()
 }

@@ -9,6 +9,7 @@
 //! hits.rs     how often experts are found where they are wanted
 //! memory.rs   memory plans of sessions
 //! cost.rs     seconds of tokens and prompts
+//! units.rs    the same of dense models that VRAM does not hold
 //! ```
 
 mod cost;
@@ -16,9 +17,10 @@ mod hits;
 pub(crate) mod memory;
 mod model;
 mod rates;
+mod units;
 
 use forebay_cuda::{Gpu, KvElement};
-use forebay_model::{DeviceFacts, DeviceShare, VramUse};
+use forebay_model::{DeviceFacts, DeviceShare, UnitPlaces, VramUse};
 use forebay_stream::{MemoryPlan, PolicyKind};
 use serde::Serialize;
 
@@ -31,6 +33,7 @@ pub use rates::Rates;
 
 use cost::Model;
 use model::ModelCosts;
+pub(crate) use units::unit_rates;
 
 /// What a gain is told for.
 const ONE_MORE_BYTES: u64 = 1 << 30;
@@ -86,12 +89,12 @@ impl PlanRequest {
 pub struct Plan {
     /// `cpu` or `cuda`.
     pub device: &'static str,
-    /// The model's first, which the CPU computes.
-    pub cpu_layers: usize,
     /// Device memory by what it is for; `None` where the CPU computes.
     pub vram: Option<VramUse>,
     /// Slots for experts in VRAM, if not all are there.
     pub slots: Option<MemoryPlan>,
+    /// Where a dense model's layers are, if not all are in VRAM.
+    pub units: Option<UnitPlaces>,
     /// Blocks in RAM; `None` where all are in VRAM.
     pub host: Option<MemoryPlan>,
     /// Keys and values in RAM: bytes.
@@ -206,9 +209,9 @@ impl<'a> Planner<'a> {
         let placement = Placement::Ram(host.clone());
         Ok(Plan {
             device: "cpu",
-            cpu_layers: costs.layers.len(),
             vram: None,
             slots: None,
+            units: None,
             host: Some(host),
             host_kv_cache_bytes: request.context as u64 * costs.kv_bytes_per_position,
             prediction: self.predict(costs, request.work, &placement)?,
@@ -217,35 +220,37 @@ impl<'a> Planner<'a> {
 
     fn on_gpu(&self, costs: &ModelCosts, request: &PlanRequest) -> Result<Plan, EngineError> {
         let facts = self.facts.ok_or(EngineError::NoGpuInProfile)?;
-        let DeviceShare { first_layer, vram, slots } = self.model.in_vram(&facts, request)?;
+        let DeviceShare { mut units, vram, slots } = self.model.in_vram(&facts, request)?;
+        let all_units = units.all_in_vram();
+        if !all_units {
+            units.share_with_cpu(&units::rates_of(costs, self.rates, &units));
+        }
         let (weights, ram, policy) = (&self.model.weights, request.ram_bytes, request.policy);
         let placement = match slots.clone() {
             Some(slots) => {
                 let host = memory::host(weights, &memory::experts(weights), ram, policy)?;
                 Placement::VramSlots { slots, host }
             }
-            None if first_layer > 0 => {
-                let blocks = weights.blocks.first_layers(first_layer);
-                let host = memory::host(weights, &blocks, ram, policy)?;
-                Placement::Split { cpu_layers: first_layer, host }
+            None if !all_units => {
+                let host = memory::host(weights, &units.host_blocks(weights), ram, policy)?;
+                Placement::Units { units: units.clone(), host }
             }
             None => Placement::Vram,
         };
         let host = match &placement {
             Placement::Vram => None,
             Placement::VramSlots { host, .. }
-            | Placement::Split { host, .. }
+            | Placement::Units { host, .. }
             | Placement::Ram(host) => Some(host.clone()),
         };
         let prediction = self.predict(costs, request.work, &placement)?;
         Ok(Plan {
             device: "cuda",
-            cpu_layers: first_layer,
             vram: Some(vram),
             slots,
+            units: (!all_units).then(|| units.places()),
             host,
-            host_kv_cache_bytes: (request.context * first_layer) as u64
-                * costs.kv_bytes_per_position_of_layer(),
+            host_kv_cache_bytes: 0,
             prediction,
         })
     }
@@ -295,7 +300,7 @@ impl Plan {
                 generate.disk_bytes / 1e9
             ),
             Cost::Pcie => {
-                "every token waits for experts from RAM: more VRAM would help".to_owned()
+                "every token waits for weights from RAM: more VRAM would help".to_owned()
             }
             Cost::Cpu => {
                 "the CPU computes, and takes that long for this model's weights: a GPU would help"

@@ -1,6 +1,5 @@
 //! What a token costs a model: bytes of weights by type, multiplications, bytes of keys and values.
 
-use std::ops::{RangeFrom, RangeTo};
 use std::path::Path;
 
 use forebay_format::{Catalog, TensorType};
@@ -94,6 +93,8 @@ pub(crate) struct ExpertCosts {
 #[derive(Clone, Debug)]
 pub(crate) struct LayerCosts {
     pub dense: Matrices,
+    /// Of it, a dense layer's gate, up and down.
+    pub feed_forward: Option<Matrices>,
     pub experts: Option<ExpertCosts>,
 }
 
@@ -112,9 +113,11 @@ impl ModelCosts {
     pub fn new(architecture: &Architecture, weights: &Weights, context: usize) -> ModelCosts {
         let layers = weights.layers.iter().enumerate().map(|(index, layer)| {
             let mut dense = vec![&layer.q, &layer.k, &layer.v, &layer.o];
+            let mut feed_forward = None;
             let experts = match &layer.feed_forward {
                 FeedForwardWeights::Dense { gate, up, down } => {
                     dense.extend([gate, up, down]);
+                    feed_forward = Some(Matrices::of(&[gate, up, down]));
                     None
                 }
                 FeedForwardWeights::Experts { router, gate, up, down } => {
@@ -127,7 +130,7 @@ impl ModelCosts {
                     })
                 }
             };
-            LayerCosts { dense: Matrices::of(&dense), experts }
+            LayerCosts { dense: Matrices::of(&dense), feed_forward, experts }
         });
         let head: Vec<&PartMatrix> = weights.head.iter().map(|chunk| &chunk.matrix).collect();
         let attention = &architecture.attention;
@@ -138,26 +141,6 @@ impl ModelCosts {
             kv_bytes_per_position: 2 * kv_elements as u64,
             cpu_batch_tokens: forebay_model::batch_tokens(architecture, context).max(1),
         }
-    }
-
-    /// Some layers with what their keys and values take, and the head.
-    pub fn with_head(&self, layers: RangeFrom<usize>) -> ModelCosts {
-        let layers = self.layers[layers].to_vec();
-        let kv = self.kv_bytes_per_position_of_layer() * layers.len() as u64;
-        ModelCosts { layers, kv_bytes_per_position: kv, ..self.clone() }
-    }
-
-    /// Some layers with what their keys and values take, and no head.
-    pub fn without_head(&self, layers: RangeTo<usize>) -> ModelCosts {
-        let layers = self.layers[layers].to_vec();
-        let kv = self.kv_bytes_per_position_of_layer() * layers.len() as u64;
-        let head = Matrices::default();
-        ModelCosts { layers, kv_bytes_per_position: kv, head, ..self.clone() }
-    }
-
-    /// Keys and values of one position of one layer, in f16: bytes.
-    pub fn kv_bytes_per_position_of_layer(&self) -> u64 {
-        self.kv_bytes_per_position / self.layers.len().max(1) as u64
     }
 
     pub fn expert_layers(&self) -> impl Iterator<Item = &ExpertCosts> {

@@ -3,7 +3,7 @@
 use forebay_format::TensorType;
 
 use super::model::Matrices;
-use crate::doctor::{GpuRates, KernelRate, MachineProfile, PinnedCopyRate};
+use crate::doctor::{BesideCpu, GpuRates, KernelRate, MachineProfile, PinnedCopyRate};
 
 /// Multiplications per second and processor for prompts where the profile has none: the slower of the measured processors
 /// (Zen 3 with AVX2, 62e9 for Q4_K and 34e9 for Q8_0 per core).
@@ -51,6 +51,16 @@ const GPU_PROMPT_LAYER_SECONDS: f64 = 0.2e-3;
 /// 7396 tokens/s).
 const EXPERT_TOKENS_HALF_BUSY: f64 = 96.0;
 
+/// What is taken of a machine that `doctor` has not measured: of each processor and of all, and of a GPU behind PCIe 4. Bytes
+/// per second.
+const USUAL_READ_PER_PROCESSOR: f64 = 8e9;
+const USUAL_READ: f64 = 60e9;
+const USUAL_DISK: f64 = 2e9;
+const USUAL_PINNED_COPY: f64 = 22e9;
+const USUAL_VRAM_READ: f64 = 600e9;
+/// Of the rate of reading memory, what the CPU's products get there.
+const USUAL_KERNEL_SHARE: f64 = 0.8;
+
 /// What all the formulas divide by. Rates are bytes or multiplications per second.
 #[derive(Clone, Debug)]
 pub struct Rates {
@@ -72,6 +82,7 @@ pub(crate) struct GpuCosts {
     memory_read: f64,
     kernels: Vec<KernelRate>,
     copies: Vec<PinnedCopyRate>,
+    beside_cpu: Option<BesideCpu>,
     multiply_adds: f64,
 }
 
@@ -103,9 +114,32 @@ impl Rates {
         all.iter().all(good).then_some(rates).ok_or("the machine profile is damaged")
     }
 
+    /// Of a machine that nobody has measured, with so many processors.
+    pub(crate) fn usual(processors: usize) -> Rates {
+        let memory_read = (USUAL_READ_PER_PROCESSOR * processors as f64).min(USUAL_READ);
+        Rates {
+            disk: USUAL_DISK,
+            burst_seconds: 0.0,
+            memory_read,
+            processors,
+            cpu: vec![KernelRate {
+                name: String::new(),
+                bytes_per_second: USUAL_KERNEL_SHARE * memory_read,
+                prompt_multiply_adds_per_second: None,
+            }],
+            gpu: None,
+        }
+    }
+
     /// Of dense blocks of so many bytes that pass through the ring.
     pub(crate) fn ring_seconds(&self, bytes: f64) -> f64 {
         bytes / (RING_SHARE * self.disk)
+    }
+
+    /// Bytes per second of host memory where the bus and the CPU, which computes at `cpu` alone, read it at the same time.
+    pub(crate) fn memory_of_both(&self, gpu: &GpuCosts, cpu: f64) -> f64 {
+        let both = |rates: BesideCpu| rates.copy_bytes_per_second + rates.cpu_bytes_per_second;
+        gpu.beside_cpu.map(both).unwrap_or(self.memory_read).max(cpu)
     }
 
     /// The GPU's name, if there is one.
@@ -154,6 +188,24 @@ impl Rates {
 }
 
 impl GpuCosts {
+    /// Of a GPU that nobody has measured.
+    pub fn usual() -> GpuCosts {
+        GpuCosts {
+            name: String::new(),
+            multiprocessors: 64,
+            memory_bytes: 0,
+            memory_read: USUAL_VRAM_READ,
+            kernels: Vec::new(),
+            copies: vec![PinnedCopyRate {
+                bytes: 1 << 26,
+                to_device_bytes_per_second: USUAL_PINNED_COPY,
+                from_device_bytes_per_second: USUAL_PINNED_COPY,
+            }],
+            beside_cpu: None,
+            multiply_adds: 64.0 * GPU_MULTIPLY_ADDS_OTHER,
+        }
+    }
+
     fn new(gpu: &GpuRates) -> GpuCosts {
         let per_multiprocessor = match gpu.compute_capability {
             (8, 0) | (9..=11, _) => GPU_MULTIPLY_ADDS_SERVER,
@@ -168,6 +220,7 @@ impl GpuCosts {
             memory_read: gpu.memory_read_bytes_per_second,
             kernels: gpu.kernels.clone(),
             copies,
+            beside_cpu: gpu.beside_cpu,
             multiply_adds: per_multiprocessor * f64::from(gpu.multiprocessors),
         }
     }

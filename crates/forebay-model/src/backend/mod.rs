@@ -7,16 +7,14 @@
 
 pub mod cpu;
 pub mod cuda;
-pub mod split;
 
 use forebay_stream::{MemoryPlan, Residency};
-use serde::Serialize;
 
 use crate::ModelError;
 use crate::arch::{Architecture, Experts, FeedForward};
 use crate::decoder::ChosenExperts;
 use crate::weights::{LayerWeights, Weights};
-use cuda::{DeviceExperts, VramUse};
+use cuda::{DeviceExperts, DeviceUnits, UnitPlan, VramUse};
 
 /// A batch of tokens on its way through one layer.
 #[derive(Clone, Copy)]
@@ -112,17 +110,6 @@ pub struct ComputeInfo {
     pub vram: Option<VramUse>,
 }
 
-/// Which layers who computes, where it is not one device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct LayerSplit {
-    /// The model's first.
-    pub cpu_layers: usize,
-    /// The others; the head is the GPU's, too.
-    pub gpu_layers: usize,
-    /// Bytes reserved for keys and values of the CPU's layers.
-    pub cpu_kv_cache_bytes: u64,
-}
-
 /// A device that runs the steps of a decoder.
 pub trait Backend {
     fn info(&self) -> ComputeInfo;
@@ -149,13 +136,18 @@ pub trait Backend {
         None
     }
 
-    /// Which layers are on which device, if there are two.
-    fn split(&self) -> Option<LayerSplit> {
+    /// What experts did on a device that does not hold all of them.
+    fn device_experts(&self) -> Option<DeviceExperts> {
         None
     }
 
-    /// What experts did on a device that does not hold all of them.
-    fn device_experts(&self) -> Option<DeviceExperts> {
+    /// Where the units of a dense model are, on a device that does not hold all of them.
+    fn units(&self) -> Option<&UnitPlan> {
+        None
+    }
+
+    /// What moved there.
+    fn device_units(&self) -> Option<DeviceUnits> {
         None
     }
 

@@ -90,6 +90,29 @@ impl Residency {
         }
     }
 
+    /// As [`Residency::dense`], but never waits: `None` while the block is on its way, or leases hold all slots that it might
+    /// be read into.
+    ///
+    /// # Errors
+    /// Errors of the engine. A failed read is tried again, and told when somebody waits for it.
+    pub fn dense_if_here(&mut self, index: u32) -> Result<Option<Lease>, StreamError> {
+        let block = BlockId::Dense(index);
+        if index as usize >= self.dense.places.len() {
+            return Err(StreamError::NoSuchBlock { block });
+        }
+        self.poll()?;
+        self.dense.current = index;
+        if self.dense.places[index as usize] == Place::Absent {
+            let home = self.dense.homes[index as usize];
+            if let Some(slot) = home.or_else(|| self.idle_ring_slot()) {
+                self.start_read(block, slot, Purpose::Ahead, Priority::ReadAhead);
+            }
+        }
+        let lease = self.dense_if_present(index);
+        self.read_dense_ahead();
+        Ok(lease)
+    }
+
     /// A lease of a dense block if it is in memory; never waits and starts nothing.
     pub fn dense_if_present(&self, index: u32) -> Option<Lease> {
         match self.dense.places.get(index as usize)? {

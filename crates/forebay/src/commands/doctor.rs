@@ -191,6 +191,11 @@ fn gpu(report: &GpuReport) -> String {
             .map(|copy| format!("{} {:.1}", size::format(copy.bytes as u64), rate_of(copy) * 1e-9));
         format!("GB/s of pinned copies by size: {}", copies.collect::<Vec<_>>().join(", "))
     };
+    let beside = gpu.beside_cpu.map(|both| {
+        let (copy, cpu) = (both.copy_bytes_per_second, both.cpu_bytes_per_second);
+        let both = format!("{} to the GPU while the CPU goes through weights at", rate(copy));
+        ("beside CPU", format!("{both} {}", rate(cpu)))
+    });
     let mut lines = vec![
         ("GPU", about),
         ("driver", gpu.driver.clone().unwrap_or_else(unknown)),
@@ -207,6 +212,7 @@ fn gpu(report: &GpuReport) -> String {
             ),
         ),
     ];
+    lines.extend(beside);
     let kernels: Vec<String> = gpu
         .kernels
         .iter()

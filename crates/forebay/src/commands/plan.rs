@@ -11,6 +11,7 @@ use forebay_engine::plan::{
     Work,
 };
 use forebay_engine::{DeviceChoice, EngineError, KvCacheType, ModelInfo, Session, SessionOptions};
+use forebay_model::{UnitCounts, UnitPlaces};
 use forebay_stream::{MemoryPlan, PolicyKind, routing};
 use serde::Serialize;
 
@@ -223,14 +224,31 @@ fn placement(plan: &Plan) -> String {
                 ),
             }
         ),
-        (None, Some(host)) if plan.device == "cuda" => format!(
-            "the CPU computes the first {} layers, then the GPU the others; {}",
-            plan.cpu_layers,
-            in_ram(host, "the CPU's layers")
-        ),
+        (None, Some(host)) if let Some(units) = &plan.units => units_in_words(units, host),
         (_, None) => "the GPU computes, and all weights are in its memory".into(),
         (None, Some(host)) => format!("the CPU computes; {}", in_ram(host, "all weights")),
     }
+}
+
+/// A dense model that VRAM does not hold.
+fn units_in_words(units: &UnitPlaces, host: &MemoryPlan) -> String {
+    let of = |counts: &UnitCounts, all: usize| {
+        format!("{} of {all} ({})", counts.units, size::format(counts.bytes))
+    };
+    let all = units.in_vram.units + units.streamed.units + units.on_cpu.units;
+    let cpu = match units.on_cpu.units {
+        0 => String::new(),
+        _ => format!(
+            "; of these the CPU computes {} itself when generating",
+            of(&units.on_cpu, units.streamed.units + units.on_cpu.units)
+        ),
+    };
+    format!(
+        "the GPU computes; it holds {} halves of layers, the others pass through {} of VRAM{cpu}; {}",
+        of(&units.in_vram, all),
+        size::format(units.ring_bytes),
+        in_ram(host, "they")
+    )
 }
 
 /// `all`: what would be there.

@@ -96,6 +96,7 @@ impl Machine {
             memory_read_bytes_per_second: 1e12,
             memory_copy_bytes_per_second: 1e12,
             kernels: Vec::new(),
+            beside_cpu: None,
             cufile: Some(rates),
         };
         let profile = MachineProfile {

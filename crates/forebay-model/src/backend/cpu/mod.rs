@@ -23,8 +23,6 @@ pub use scratch::batch_tokens;
 
 /// The CPU with its key/value cache, and where blocks are leased.
 pub struct CpuBackend {
-    /// Layers that it computes: the model's first; if all of them, the head, too.
-    layers: usize,
     cpu: Cpu,
     files: FileSet,
     residency: Residency,
@@ -45,8 +43,7 @@ pub struct CpuBackend {
 }
 
 impl CpuBackend {
-    /// Reserves activations and `context` positions of key/value cache for the first `layers` layers, or for all and the head:
-    /// `residency` has the dense blocks of these. With `prefetch`, experts of the next layer are
+    /// Reserves activations and `context` positions of key/value cache; `residency` has all blocks. With `prefetch`, experts of the next layer are
     /// read ahead by its router's guess while a single token is computed: of no effect where everything is resident,
     /// and never changes a result.
     ///
@@ -57,7 +54,6 @@ impl CpuBackend {
     pub fn new(
         architecture: &Architecture,
         weights: &Weights,
-        layers: usize,
         cpu: Cpu,
         files: FileSet,
         residency: Residency,
@@ -67,7 +63,7 @@ impl CpuBackend {
     ) -> Result<CpuBackend, ModelError> {
         let attention = &architecture.attention;
         let shape = KvShape {
-            layers,
+            layers: architecture.layers.len(),
             kv_heads: attention.kv_heads,
             head_dim_k: attention.head_dim,
             head_dim_v: attention.head_dim,
@@ -79,7 +75,6 @@ impl CpuBackend {
         let scratch = Scratch::reserve(architecture, weights, batch);
         let prefetch = prefetch && !residency.plan().fully_resident;
         Ok(CpuBackend {
-            layers,
             cpu,
             files,
             residency,
@@ -92,17 +87,6 @@ impl CpuBackend {
             prefetch,
             early: Vec::new(),
         })
-    }
-
-    /// Ends a batch after the CPU's last layer, which is the one before that of `step`, and gives the residual stream
-    /// `[tokens, hidden]`, complete.
-    ///
-    /// # Errors
-    /// Values that are not finite.
-    pub fn hand_over(&mut self, step: &Step<'_>) -> Result<&[f32], ModelError> {
-        self.lease = None;
-        self.add(step, NextBlock::Attention)?;
-        Ok(&self.scratch.x[..step.count * step.architecture.hidden])
     }
 
     /// Adds the last block's output to the residual stream. A NaN would spread to every later token and look like a
@@ -196,11 +180,9 @@ impl Backend for CpuBackend {
         }
         let early = if batch.scores { step.count * step.architecture.hidden } else { 0 };
         self.early.resize(early, 0.0);
-        // A batch without logits skips the head: its chunks must not be read ahead in vain. Nor are they here if another
-        // backend has the last layers.
-        let all = self.layers == step.architecture.layers.len() && batch.end != End::Nothing;
-        let head = if all { step.weights.head.len() } else { 0 };
-        self.residency.set_dense_cycle(self.layers + head);
+        // A batch without logits skips the head: its chunks must not be read ahead in vain.
+        let head = if batch.end == End::Nothing { 0 } else { step.weights.head.len() };
+        self.residency.set_dense_cycle(step.architecture.layers.len() + head);
         Ok(Begun::Layers)
     }
 

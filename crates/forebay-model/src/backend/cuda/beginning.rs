@@ -1,34 +1,80 @@
-//! How a batch begins on a GPU: also one that has a model's last layers only, where another backend computes those before and
-//! hands the residual stream on.
+//! How a batch begins on a GPU, also one that has no room for the embedding table: the tokens' rows then come from the file.
 
-use forebay_cuda::{CudaError, Gpu, HostWords};
+use forebay_cuda::{CudaError, EmbeddingTable, Gpu, HostWords, MATVEC_TOKENS};
+use forebay_store::FileSet;
 
 use super::super::{Batch, Begun, End, Step};
 use super::CudaBackend;
 use super::memory::DevicePlan;
+use super::places::EmbeddingPlace;
 use super::recording::Way;
 use crate::ModelError;
+use crate::weights::Weights;
 
-/// Pinned words for the residual stream of a batch, if another backend hands it on.
-///
-/// # Errors
-/// Whatever the driver says.
-pub fn words(gpu: &Gpu, plan: &DevicePlan, hidden: usize) -> Result<Option<HostWords>, CudaError> {
-    let words = plan.activations.batch * hidden;
-    (plan.first_layer > 0).then(|| gpu.host_words(words)).transpose()
+/// Rows of the embedding table on their way from a file to the GPU.
+pub struct EmbeddingRows {
+    files: FileSet,
+    /// As on the disk, one behind the other.
+    rows: Vec<u8>,
+    words: HostWords,
+    /// 0, 1, 2 ...: the rows of a batch's tokens.
+    ids: Vec<u32>,
+}
+
+impl EmbeddingRows {
+    /// If the table is not on the GPU.
+    ///
+    /// # Errors
+    /// Whatever the driver says.
+    pub fn new(
+        gpu: &Gpu,
+        plan: &DevicePlan,
+        weights: &Weights,
+        files: &FileSet,
+    ) -> Result<Option<EmbeddingRows>, CudaError> {
+        if !matches!(plan.weights.embedding, EmbeddingPlace::Rows(_)) {
+            return Ok(None);
+        }
+        let batch = plan.activations.batch;
+        let bytes = (batch * weights.embedding.row_bytes).next_multiple_of(4);
+        Ok(Some(EmbeddingRows {
+            files: files.clone(),
+            rows: vec![0; bytes],
+            words: gpu.host_words(bytes / 4)?,
+            ids: (0..batch as u32).collect(),
+        }))
+    }
+
+    /// Reads the rows of `tokens`. Nothing that is queued may still read those before.
+    fn read(&mut self, step: &Step<'_>, tokens: &[u32]) -> Result<(), ModelError> {
+        let embedding = &step.weights.embedding;
+        let rows = self.rows.chunks_exact_mut(embedding.row_bytes);
+        for (token, row) in tokens.iter().zip(rows) {
+            let mut extent = embedding.extent;
+            extent.offset += u64::from(*token) * embedding.row_bytes as u64;
+            extent.length = embedding.row_bytes as u64;
+            self.files.read_exact(extent, row)?;
+        }
+        let bytes = (tokens.len() * embedding.row_bytes).next_multiple_of(4);
+        self.words.write(0, &self.rows[..bytes]);
+        Ok(())
+    }
 }
 
 impl CudaBackend {
-    /// The first layer that the GPU has.
-    pub fn first_layer(&self) -> usize {
-        self.plan.first_layer
-    }
-
-    /// Takes the tokens of a batch and finds out whether its work is recorded; if not, they are queued.
+    /// Makes the embedding of the batch's tokens the residual stream, unless that is recorded.
     pub fn begin_batch(&mut self, step: &Step<'_>, batch: &Batch<'_>) -> Result<Begun, ModelError> {
         // A batch that failed may have left what its next step would have taken.
         (self.inputs, self.outputs) = (None, None);
-        self.exchange.take(&self.gpu, batch.tokens, step.position)?;
+        // It waits for what an earlier batch may have left behind, so that whatever is pinned is free afterwards.
+        let ids = self.embedding_rows.as_ref().map_or(batch.tokens, |rows| &rows.ids[..step.count]);
+        self.exchange.take(&self.gpu, ids, step.position)?;
+        if let Some(rows) = &mut self.embedding_rows {
+            rows.read(step, batch.tokens)?;
+        }
+        if let Some(units) = &mut self.units {
+            units.begin(&self.gpu, step.count <= MATVEC_TOKENS, batch.end != End::Nothing)?;
+        }
         self.served = false;
         let mut one = step.count == 1 && batch.end != End::Nothing;
         // Only work that asks the host tells it the experts and can be told which to take.
@@ -47,32 +93,25 @@ impl CudaBackend {
             return Ok(Begun::Recorded);
         }
         self.exchange.queue_up(&self.gpu)?;
+        self.embed(step)?;
         Ok(Begun::Layers)
     }
 
-    /// Begins a batch at the GPU's first layer, which is that of `step`, as [`super::Backend::begin`] does at the model's: with
-    /// the residual stream `x` `[tokens, hidden]` before it, to which nothing has to be added any more. A single token's
-    /// recording begins with the way of `x` to the GPU.
-    ///
-    /// # Errors
-    /// A failed device.
-    ///
-    /// # Panics
-    /// Where the GPU has the model's first layer, too.
-    pub fn begin_with(
-        &mut self,
-        step: &Step<'_>,
-        batch: &Batch<'_>,
-        x: &[f32],
-    ) -> Result<Begun, ModelError> {
-        // It waits for what an earlier batch may have left behind, so the words are free afterwards.
-        let begun = self.begin_batch(step, batch)?;
-        let words = self.handed.as_mut().expect("another backend has the first layer");
-        words.write(0, x);
-        if begun == Begun::Layers {
-            let to = self.arena.activation(self.plan.activations.x);
-            self.gpu.queue_upload(words, 0..x.len(), to)?;
+    fn embed(&self, step: &Step<'_>) -> Result<(), ModelError> {
+        let embedding = &step.weights.embedding;
+        let (at, vocabulary) = match self.plan.weights.embedding {
+            EmbeddingPlace::Head => (self.plan.weights.head, step.architecture.vocabulary),
+            EmbeddingPlace::Table(at) => (at, step.architecture.vocabulary),
+            EmbeddingPlace::Rows(at) => (at, step.count),
+        };
+        let data = self.arena.dense(at);
+        if let Some(rows) = &self.embedding_rows {
+            let words = (step.count * embedding.row_bytes).div_ceil(4);
+            self.gpu.queue_upload(&rows.words, 0..words, data.cast())?;
         }
-        Ok(begun)
+        let hidden = step.architecture.hidden;
+        let table = EmbeddingTable { ty: embedding.ty, data, vocabulary, hidden };
+        self.gpu.embed(&table, self.exchange.tokens(), self.float(self.at().x), step.count)?;
+        Ok(())
     }
 }

@@ -11,7 +11,10 @@ use forebay_stream::{Budget, MemoryPlan, PolicyKind, StreamError};
 use serde::Serialize;
 
 use super::CudaPlan;
-use super::places::{ALIGNMENT, ActivationPlaces, ExpertPlaces, KvPlaces, WeightPlaces};
+use super::places::{
+    ALIGNMENT, ActivationPlaces, EmbeddingPlace, ExpertPlaces, KvPlaces, WeightPlaces,
+};
+use super::units::UnitPlan;
 use super::vectors::Vectors;
 use crate::ModelError;
 use crate::arch::Architecture;
@@ -64,16 +67,16 @@ impl DeviceFacts {
         policy: PolicyKind,
     ) -> Result<DeviceShare, ModelError> {
         let plan = DevicePlan::new(self, architecture, weights, cache, vram_bytes, policy)?;
-        let DevicePlan { first_layer, vram, tier, .. } = plan;
-        Ok(DeviceShare { first_layer, vram, slots: tier.map(|tier| tier.plan) })
+        let DevicePlan { units, vram, tier, .. } = plan;
+        Ok(DeviceShare { units, vram, slots: tier.map(|tier| tier.plan) })
     }
 }
 
 /// What a GPU has room for.
 #[derive(Debug, Clone)]
 pub struct DeviceShare {
-    /// The first layer that is the GPU's: those before it are the CPU's.
-    pub first_layer: usize,
+    /// Where the layers' dense weights are.
+    pub units: UnitPlan,
     pub vram: VramUse,
     /// For experts, if not all fit.
     pub slots: Option<MemoryPlan>,
@@ -116,8 +119,7 @@ pub struct VramUse {
 
 /// Where everything will lie.
 pub struct DevicePlan {
-    /// The first layer that is the GPU's: those before it are another backend's.
-    pub first_layer: usize,
+    pub units: UnitPlan,
     pub kv_shape: KvLayerShape,
     pub weights: WeightPlaces,
     /// Slots for experts, where not all of them have one.
@@ -137,7 +139,7 @@ pub struct DeviceTier {
 
 /// What a GPU has of a model, but for experts.
 struct Share {
-    first_layer: usize,
+    units: UnitPlan,
     vectors: Vectors,
     weights: WeightPlaces,
     kv: KvPlaces,
@@ -145,22 +147,25 @@ struct Share {
 }
 
 impl Share {
-    /// The layers from `first_layer` on, and the head.
+    /// With the whole embedding table, or with its `rows` for a batch.
     fn new(
         facts: &DeviceFacts,
         architecture: &Architecture,
         weights: &Weights,
         kv_shape: &KvLayerShape,
-        first_layer: usize,
+        units: UnitPlan,
+        rows: bool,
     ) -> Result<Share, ModelError> {
-        let vectors = Vectors::new(weights, first_layer);
+        let vectors = Vectors::new(weights);
         let (multiprocessors, floats) = (facts.multiprocessors, vectors.floats.len());
+        let activations = ActivationPlaces::new(multiprocessors, architecture, kv_shape, floats);
+        let rows = rows.then_some(activations.batch);
         Ok(Share {
-            first_layer,
-            weights: WeightPlaces::new(architecture, weights, first_layer)?,
-            kv: KvPlaces::new(kv_shape, architecture.layers.len() - first_layer),
-            activations: ActivationPlaces::new(multiprocessors, architecture, kv_shape, floats),
+            weights: WeightPlaces::new(architecture, weights, &units, rows)?,
+            kv: KvPlaces::new(kv_shape, architecture.layers.len()),
+            activations,
             vectors,
+            units,
         })
     }
 
@@ -172,8 +177,8 @@ impl Share {
 
 impl DevicePlan {
     /// Plans a model with `kv_shape.context` positions: on the device whole if it fits. Of a model with experts, else everything
-    /// but experts, and slots for as many experts as fit beside it; of a dense model, else as many of the last layers as
-    /// fit, one at least.
+    /// but experts, and slots for as many experts as fit beside it; of a dense model, else everything but the embedding
+    /// table, and if that is too much, too, as many units as fit beside a ring for the others.
     ///
     /// # Errors
     /// Weights of types that have no kernels, routers beyond the kernels' limits, and
@@ -187,40 +192,41 @@ impl DevicePlan {
         policy: PolicyKind,
     ) -> Result<DevicePlan, ModelError> {
         check_kernels(architecture, weights)?;
-        let share_from = |first| Share::new(facts, architecture, weights, &kv_shape, first);
-        let mut share = share_from(0)?;
+        let share_with = |units: UnitPlan, rows: bool| {
+            Share::new(facts, architecture, weights, &kv_shape, units, rows)
+        };
+        let mut share = share_with(UnitPlan::resident(weights), false)?;
         let DeviceFacts { free_bytes: free, total_bytes: total, .. } = *facts;
         let context_bytes = total.saturating_sub(free).min(CONTEXT_BYTES_MAX) + CODE_BYTES;
         // The context is there already, so what is free must hold the others.
         let available = free + context_bytes - CODE_BYTES;
         let budget_bytes = vram_bytes.map_or(available, |vram| vram.min(available));
+        let left = budget_bytes.saturating_sub(context_bytes);
         let all_experts = share.weights.experts_of.iter().flatten();
         let expert_bytes: u64 = all_experts.map(|of| of.slot_bytes * of.count as u64).sum();
-        let mut needed_bytes = context_bytes + share.bytes() + expert_bytes;
+        let too_small = |share: &Share, more_bytes: u64| {
+            let what = WhatIsNeeded { share, context_bytes, kv_shape: &kv_shape, more_bytes };
+            let needed_bytes = context_bytes + share.bytes() + more_bytes;
+            let why = what.to_string();
+            ModelError::VramTooSmall { needed_bytes, given_bytes: budget_bytes, why }
+        };
         let mut tier = None;
-        if expert_bytes == 0 {
-            while needed_bytes > budget_bytes && share.first_layer + 1 < architecture.layers.len() {
-                share = share_from(share.first_layer + 1)?;
-                needed_bytes = context_bytes + share.bytes();
-            }
-        }
-        if needed_bytes <= budget_bytes {
+        if share.bytes() + expert_bytes <= left {
             share.weights.place_experts();
-        } else {
-            let fixed_bytes = context_bytes + share.bytes();
-            let too_small = |needed_bytes: u64| {
-                let what = WhatIsNeeded { share: &share, context_bytes, kv_shape: &kv_shape };
-                let why = what.to_string();
-                ModelError::VramTooSmall { needed_bytes, given_bytes: budget_bytes, why }
-            };
-            if expert_bytes == 0 {
-                return Err(too_small(fixed_bytes));
-            }
-            let left = budget_bytes.saturating_sub(fixed_bytes);
+        } else if expert_bytes > 0 {
+            let left = left.saturating_sub(share.bytes());
             let planned = plan_tier(&share.weights, architecture, left, policy);
-            let plan = planned.map_err(|least| too_small(fixed_bytes + least))?;
+            let plan = planned.map_err(|least| too_small(&share, least))?;
             let pools = share.weights.place_pools(&plan);
             tier = Some(DeviceTier { plan, pools });
+        } else {
+            share = share_with(UnitPlan::resident(weights), true)?;
+            if share.bytes() > left {
+                let units = UnitPlan::resident(weights);
+                let rest = share_with(units.clone().moved_out(), true)?;
+                let within = units.within(left.saturating_sub(rest.bytes()));
+                share = share_with(within.map_err(|least| too_small(&rest, least))?, true)?;
+            }
         }
         let vram = VramUse {
             budget_bytes: vram_bytes.unwrap_or(available),
@@ -233,8 +239,8 @@ impl DevicePlan {
             driver_used_bytes: None,
             driver_total_bytes: None,
         };
-        let Share { first_layer, vectors, weights, kv, activations } = share;
-        Ok(DevicePlan { first_layer, kv_shape, weights, tier, kv, activations, vectors, vram })
+        let Share { units, vectors, weights, kv, activations } = share;
+        Ok(DevicePlan { units, kv_shape, weights, tier, kv, activations, vectors, vram })
     }
 
     /// The address of a slot of pool `pool` of the tier.
@@ -249,26 +255,29 @@ impl DevicePlan {
 
 /// What the least that a model needs is made of, in words.
 struct WhatIsNeeded<'a> {
+    /// What has no choice.
     share: &'a Share,
     context_bytes: u64,
     kv_shape: &'a KvLayerShape,
+    /// For one token's experts, or for units on their way.
+    more_bytes: u64,
 }
 
 impl fmt::Display for WhatIsNeeded<'_> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Share { first_layer, weights, kv, activations, .. } = self.share;
-        let of = match (first_layer, weights.experts_of.iter().flatten().next()) {
-            (0, Some(_)) => " that every token needs and one token's experts",
-            (0, None) => "",
-            _ => " of the last layer and the head, the CPU having the others",
+        let Share { weights, kv, activations, .. } = self.share;
+        let (what, more) = match weights.experts_of.iter().flatten().next() {
+            Some(_) => ("weights that every token needs", "one token's experts"),
+            None => ("the output projection", "layers on their way"),
         };
         let (dense, kv, activations) =
             (weights.dense.bytes(), kv.places.bytes(), activations.places.bytes());
         let (context, positions) = (self.context_bytes, self.kv_shape.context);
         write!(
             out,
-            "{dense} bytes of weights{of}, {kv} of KV cache for {positions} positions, {activations} of activations, \
-             {context} for the driver's context and kernels"
+            "{dense} bytes of {what}, {} for {more}, {kv} of KV cache for {positions} positions, {activations} of activations, \
+             {context} for the driver's context and kernels",
+            self.more_bytes
         )
     }
 }
@@ -359,25 +368,25 @@ impl DeviceArena {
 /// What of which file goes to which address of the device: all matrices that stay there.
 pub fn parts(plan: &DevicePlan, arena: &DeviceArena, weights: &Weights) -> Vec<UploadPart> {
     let (places, mut parts) = (&plan.weights, Vec::new());
-    let first_layer = plan.first_layer;
     let mut add = |label, extent: &Extent, to: DevicePtr<u8>| {
         parts.push(UploadPart { label, extent: *extent, to: to.address() });
     };
     let mut head = places.head;
-    for (index, extents) in weights.blocks.dense.iter().enumerate().skip(first_layer) {
+    for (index, extents) in weights.blocks.dense.iter().enumerate() {
         for (part, extent) in extents.iter().enumerate() {
-            let at = match places.layers.get(index - first_layer) {
+            let at = match places.layers.get(index) {
                 Some(parts) => parts[part],
                 None => {
                     head += extent.length;
-                    head - extent.length
+                    Some(head - extent.length)
                 }
             };
+            let Some(at) = at else { continue };
             add(BlockLabel::Dense(index as u32), extent, arena.dense(at));
         }
     }
-    let own = weights.blocks.experts.iter().enumerate().skip(first_layer);
-    for ((layer, experts), places) in own.zip(&places.experts_of) {
+    let all = weights.blocks.experts.iter().enumerate();
+    for ((layer, experts), places) in all.zip(&places.experts_of) {
         let Some(slots) = places.as_ref().filter(|_| plan.tier.is_none()) else {
             continue;
         };
@@ -389,7 +398,7 @@ pub fn parts(plan: &DevicePlan, arena: &DeviceArena, weights: &Weights) -> Vec<U
             }
         }
     }
-    if let Some(at) = places.embedding {
+    if let EmbeddingPlace::Table(at) = places.embedding {
         add(BlockLabel::Other(0), &weights.embedding.extent, arena.dense(at));
     }
     parts

@@ -1,8 +1,10 @@
 //! An NVIDIA GPU. Where it holds the whole model, every step queues kernels and nothing waits for them until the logits
 //! are copied to the host; what one token needs is recorded and queued with one call from then on. Where not all experts
-//! fit, the host sees every router's choice and brings what is missing.
+//! fit, the host sees every router's choice and brings what is missing. Of a dense model that does not fit, units of layers
+//! pass through a ring, and the CPU computes some.
 
 mod beginning;
+mod cpu_units;
 mod exchange;
 mod memory;
 mod on_cpu;
@@ -10,15 +12,18 @@ mod places;
 mod plan;
 mod products;
 mod recording;
+mod ring;
 mod streamed;
+mod streamed_units;
+mod units;
 mod vectors;
 
-use forebay_compute::RopeLayout;
+use forebay_compute::{Cpu, RopeLayout};
 use forebay_cuda::{
-    Added, Attention, AttentionInputs, AttentionScratch, DevicePtr, EmbeddingTable, ExpertOutputs,
-    FiniteFlag, Gpu, HeadInput, HostWords, KvLayer, MATVEC_TOKENS, NarrowActivations, Norm, Normed,
-    Rotation, RoundedActivations, RouterChoice, RouterMatrix, RouterOutputs, SortedPairs,
-    TOP_K_MAX, TopK, rounds_outputs, takes_inputs, takes_rounded,
+    Added, Attention, AttentionInputs, AttentionScratch, DevicePtr, ExpertOutputs, FiniteFlag, Gpu,
+    HeadInput, KvLayer, MATVEC_TOKENS, NarrowActivations, Norm, Normed, Rotation,
+    RoundedActivations, RouterChoice, RouterMatrix, RouterOutputs, SortedPairs, TOP_K_MAX, TopK,
+    rounds_outputs, takes_inputs, takes_rounded,
 };
 use forebay_stream::{MemoryPlan, Residency};
 
@@ -26,6 +31,7 @@ use super::{Backend, Batch, Begun, ComputeInfo, End, NextBlock, Step, record_rou
 use crate::ModelError;
 use crate::arch::{Architecture, QkNorm};
 use crate::weights::{FeedForwardWeights, PartMatrix, Weights};
+use beginning::EmbeddingRows;
 use exchange::Exchange;
 use memory::{DeviceArena, DevicePlan};
 use on_cpu::{BatchRows, ExpertMatrices};
@@ -33,12 +39,16 @@ use places::{ActivationPlaces, HEAD_ROWS};
 use products::{ExpertEntries, ExpertProduct, Product, Products, Rows};
 use recording::Recordings;
 use streamed::{LayerOfDevice, Streamed};
+use streamed_units::StreamedUnits;
+use units::{attention_of, feed_forward_of};
 use vectors::{LayerVectors, optional};
 
 pub use memory::{DeviceFacts, DeviceShare, VramUse};
 pub use on_cpu::{HelpingCpu, MissSplit};
-pub use plan::{CudaPlan, WeightsToLoad};
+pub use plan::{CudaPlan, HostWeights, WeightsToLoad};
 pub use streamed::{DeviceExperts, HostExperts};
+pub use streamed_units::{DeviceUnits, HostUnits};
+pub use units::{Unit, UnitCounts, UnitPlaces, UnitPlan, UnitRates};
 
 /// Contexts up to here share one way to split attention, longer ones that of the next power of two.
 const SMALLEST_CAPACITY: usize = 256;
@@ -51,8 +61,10 @@ pub struct CudaBackend {
     products: Products,
     exchange: Exchange,
     recordings: Recordings,
-    /// The residual stream on its way here, if another backend has the first layers.
-    handed: Option<HostWords>,
+    /// If the embedding table is not on the GPU.
+    embedding_rows: Option<EmbeddingRows>,
+    /// Units of a dense model, if not all of them are on the GPU.
+    units: Option<StreamedUnits>,
     /// Experts, if not all of them are on the GPU.
     streamed: Option<Streamed>,
     /// The batch at hand was a token whose recorded work asked for its experts.
@@ -92,8 +104,9 @@ impl CudaBackend {
         Ok(CudaBackend {
             products: Products::new(exact, rounds, rounded, narrow),
             exchange: Exchange::new(&gpu, at.exchange_places, arena.activation(at.exchange))?,
-            recordings: Recordings::new(record),
-            handed: beginning::words(&gpu, &plan, architecture.hidden)?,
+            recordings: Recordings::new(record && plan.units.all_in_vram()),
+            embedding_rows: None,
+            units: None,
             streamed: None,
             served: false,
             inputs: None,
@@ -120,17 +133,21 @@ impl CudaBackend {
     }
 
     fn layer_vectors(&self, step: &Step<'_>) -> LayerVectors {
-        self.plan.vectors.layers[step.layer - self.plan.first_layer]
+        self.plan.vectors.layers[step.layer]
     }
 
     fn product(&self, step: &Step<'_>, matrix: PartMatrix, out: u64) -> Product {
-        let at = self.plan.weights.layers[step.layer - self.plan.first_layer][matrix.part];
-        Product { matrix, data: self.arena.dense(at), out: self.float(out) }
+        let data = match (self.plan.weights.layers[step.layer][matrix.part], &self.units) {
+            (Some(at), _) => self.arena.dense(at),
+            (None, Some(units)) => units.part(matrix.part),
+            (None, None) => unreachable!("what is not on the GPU is on its way"),
+        };
+        Product { matrix, data, out: self.float(out) }
     }
 
     fn kv_layer(&self, step: &Step<'_>) -> KvLayer {
-        let (shape, own) = (self.plan.kv_shape, step.layer - self.plan.first_layer);
-        let [keys, values] = [&self.plan.kv.keys, &self.plan.kv.values].map(|at| at[own]);
+        let shape = self.plan.kv_shape;
+        let [keys, values] = [&self.plan.kv.keys, &self.plan.kv.values].map(|at| at[step.layer]);
         KvLayer { shape, keys: self.arena.kv(keys), values: self.arena.kv(values) }
     }
 
@@ -315,13 +332,16 @@ impl Backend for CudaBackend {
         let (major, minor) = self.gpu.compute_capability();
         let arithmetic = if self.products.exact { "exact" } else { "fast" };
         let memory = self.gpu.memory_bytes().ok();
+        let cpu = self.cpu_beside();
+        let beside = |what: fn(&Cpu) -> String| cpu.map_or(String::new(), what);
         ComputeInfo {
-            threads: 1,
-            isa: format!("sm_{major}{minor}"),
+            threads: cpu.map_or(1, |cpu| cpu.pool().threads()),
+            isa: format!("sm_{major}{minor}{}", beside(|cpu| format!(" and {}", cpu.isa()))),
             description: format!(
-                "{}, compute capability {major}.{minor}, {} multiprocessors, {arithmetic} arithmetic",
+                "{}, compute capability {major}.{minor}, {} multiprocessors, {arithmetic} arithmetic{}",
                 self.gpu.name(),
-                self.gpu.multiprocessors()
+                self.gpu.multiprocessors(),
+                beside(|cpu| format!("; {}", cpu.describe()))
             ),
             vram: Some(VramUse {
                 driver_used_bytes: memory.map(|(free, total)| total - free),
@@ -347,36 +367,33 @@ impl Backend for CudaBackend {
     fn truncate(&mut self, _position: usize) {}
 
     fn residency(&self) -> Option<&Residency> {
-        self.streamed.as_ref().map(Streamed::host)
+        let units = self.units.as_ref().map(StreamedUnits::host);
+        units.or(self.streamed.as_ref().map(Streamed::host))
     }
 
     fn residency_mut(&mut self) -> Option<&mut Residency> {
-        self.streamed.as_mut().map(Streamed::host_mut)
+        let units = self.units.as_mut().map(StreamedUnits::host_mut);
+        units.or(self.streamed.as_mut().map(Streamed::host_mut))
     }
 
     fn slots(&self) -> Option<&MemoryPlan> {
         self.plan.tier.as_ref().map(|tier| &tier.plan)
     }
 
+    fn units(&self) -> Option<&UnitPlan> {
+        Some(&self.plan.units).filter(|units| !units.all_in_vram())
+    }
+
     fn device_experts(&self) -> Option<DeviceExperts> {
         self.streamed.as_ref().map(Streamed::statistics)
     }
 
+    fn device_units(&self) -> Option<DeviceUnits> {
+        self.units.as_ref().map(StreamedUnits::statistics)
+    }
+
     fn begin(&mut self, step: &Step<'_>, batch: &Batch<'_>) -> Result<Begun, ModelError> {
-        if self.begin_batch(step, batch)? == Begun::Recorded {
-            return Ok(Begun::Recorded);
-        }
-        let embedding = &step.weights.embedding;
-        let at = self.plan.weights.embedding.unwrap_or(self.plan.weights.head);
-        let table = EmbeddingTable {
-            ty: embedding.ty,
-            data: self.arena.dense(at),
-            vocabulary: step.architecture.vocabulary,
-            hidden: step.architecture.hidden,
-        };
-        let x = self.float(self.at().x);
-        self.gpu.embed(&table, self.exchange.tokens(), x, step.count)?;
-        Ok(Begun::Layers)
+        self.begin_batch(step, batch)
     }
 
     fn enter_layer(&mut self, _step: &Step<'_>) -> Result<(), ModelError> {
@@ -410,6 +427,7 @@ impl Backend for CudaBackend {
     }
 
     fn project(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
+        self.enter_unit(attention_of(step.layer))?;
         let (weights, at, vectors) = (step.layer_weights(), self.at(), self.layer_vectors(step));
         let products = [
             self.product(step, weights.q, at.q),
@@ -501,18 +519,23 @@ impl Backend for CudaBackend {
             let bias = self.vectors().offset(bias);
             self.gpu.add_bias_rows(product.out, bias, step.count, step.architecture.hidden)?;
         }
-        Ok(())
+        self.leave_unit(attention_of(step.layer))
     }
 
     fn dense_feed_forward(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
         let FeedForwardWeights::Dense { gate, up, down } = step.layer_weights().feed_forward else {
             unreachable!("the caller looked at the weights");
         };
-        let (gpu, at) = (&self.gpu, self.at());
-        let pair = [self.product(step, gate, at.gate), self.product(step, up, at.up)];
-        self.products.gated(gpu, self.float(at.normed), step.count, pair)?;
-        let down = self.product(step, down, at.block_out);
-        self.products.dense(gpu, self.float(at.gate), step.count, &[down])
+        let unit = feed_forward_of(step.layer);
+        self.enter_unit(unit)?;
+        if !self.compute_unit_on_cpu(step, [gate, up, down])? {
+            let (gpu, at) = (&self.gpu, self.at());
+            let pair = [self.product(step, gate, at.gate), self.product(step, up, at.up)];
+            self.products.gated(gpu, self.float(at.normed), step.count, pair)?;
+            let down = self.product(step, down, at.block_out);
+            self.products.dense(gpu, self.float(at.gate), step.count, &[down])?;
+        }
+        self.leave_unit(unit)
     }
 
     fn route(&mut self, step: &Step<'_>, routing: Option<&mut [i32]>) -> Result<(), ModelError> {

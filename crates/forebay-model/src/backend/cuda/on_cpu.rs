@@ -21,6 +21,9 @@ const MEASURED_ROUNDS: usize = 16;
 const MEASURED_PAUSE: Duration = Duration::from_micros(300);
 const MEASURED_TIME: Duration = Duration::from_millis(30);
 
+/// How long the CPU's threads stay awake for the next layer's: longer than most layers take.
+const AWAKE: Duration = Duration::from_micros(500);
+
 /// Bringing inputs to the host and rows of outputs back: some KiB each way, and words that are waited for.
 const EXCHANGE_SECONDS: f64 = 8e-6;
 
@@ -129,6 +132,7 @@ impl CpuExperts {
         let (pairs, hidden, width) = (tokens * used, of.gate.cols, of.gate.rows);
         let unmeasured = MissSplit { copy_seconds: 0.0, cpu_seconds: 0.0, cpu_start_seconds: 0.0 };
         let room = pairs.max(MEASURED_EXPERTS);
+        cpu.pool().set_spin(AWAKE);
         let mut experts = CpuExperts {
             cpu,
             split: split.unwrap_or(unmeasured),
@@ -172,7 +176,7 @@ impl CpuExperts {
                 .spawn(|| gpu.pinned_copy_rate(Direction::ToDevice, part, 8 * part, MEASURED_TIME));
             let (mut one, mut many) = (Vec::new(), Vec::new());
             for _ in 0..MEASURED_ROUNDS {
-                // Between layers the GPU computes, and the CPU's threads fall asleep.
+                // Between layers the GPU computes.
                 std::thread::sleep(MEASURED_PAUSE);
                 one.push(self.time(of, spread.by_ref().take(1)));
                 std::thread::sleep(MEASURED_PAUSE);

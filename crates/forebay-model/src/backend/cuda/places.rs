@@ -7,6 +7,7 @@ use forebay_cuda::{
 
 use forebay_stream::MemoryPlan;
 
+use super::units::UnitPlan;
 use crate::ModelError;
 use crate::arch::Architecture;
 use crate::weights::{FeedForwardWeights, PartMatrix, Weights};
@@ -54,32 +55,48 @@ pub struct ExpertPlaces {
 /// Places of all matrices.
 #[derive(Debug, Default)]
 pub struct WeightPlaces {
-    /// By layer, the GPU's first one first, and part of the layer's dense block.
-    pub layers: Vec<Vec<u64>>,
+    /// By layer and part of the layer's dense block; `None`: it passes through the ring.
+    pub layers: Vec<Vec<Option<u64>>>,
+    /// For units on their way.
+    pub ring: u64,
     /// The chunks of the output projection follow one another without gaps.
     pub head: u64,
-    /// `None`: the embedding table is the output projection, or not needed, because layers before the GPU's are elsewhere.
-    pub embedding: Option<u64>,
+    pub embedding: EmbeddingPlace,
     pub dense: Places,
     pub experts_of: Vec<Option<ExpertPlaces>>,
     pub experts: Places,
 }
 
+/// Where the rows of the embedding table are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum EmbeddingPlace {
+    /// The table is the output projection.
+    #[default]
+    Head,
+    /// The whole table.
+    Table(u64),
+    /// Those of a batch's tokens, one after the other: the table stays on the disk.
+    Rows(u64),
+}
+
 impl WeightPlaces {
-    /// Of the layers from `first_layer` on, and of the head.
+    /// With places for the units that `units` has in VRAM, and for its ring; with the whole embedding table, if it is not
+    /// the output projection, or with rows for batches of `rows` tokens.
     pub fn new(
         architecture: &Architecture,
         weights: &Weights,
-        first_layer: usize,
+        units: &UnitPlan,
+        rows: Option<usize>,
     ) -> Result<WeightPlaces, ModelError> {
         let mut places = WeightPlaces::default();
         // Kernels may read before the first matrix.
         places.dense.take(ALIGNMENT);
         places.experts.take(ALIGNMENT);
-        let layers = weights.layers.iter().zip(&weights.blocks.dense).enumerate();
-        for (index, (layer, extents)) in layers.skip(first_layer) {
-            let dense = &mut places.dense;
-            places.layers.push(extents.iter().map(|extent| dense.take(extent.length)).collect());
+        for (index, layer) in weights.layers.iter().enumerate() {
+            let parts = weights.blocks.dense[index].iter().enumerate().map(|(part, extent)| {
+                units.is_in_vram(index, part).then(|| places.dense.take(extent.length))
+            });
+            places.layers.push(parts.collect());
             let experts = match layer.feed_forward {
                 FeedForwardWeights::Dense { .. } => None,
                 FeedForwardWeights::Experts { gate, up, down, .. } => {
@@ -89,11 +106,19 @@ impl WeightPlaces {
             };
             places.experts_of.push(experts);
         }
+        places.ring = places.dense.take(units.ring_bytes);
         let head = &weights.blocks.dense[weights.layers.len()..];
         let bytes = head.iter().flatten().map(|extent| extent.length).sum();
         places.head = places.dense.take(bytes);
-        if first_layer == 0 && !architecture.tied_embeddings {
-            places.embedding = Some(places.dense.take(weights.embedding.extent.length));
+        if !architecture.tied_embeddings {
+            let embedding = &weights.embedding;
+            places.embedding = match rows {
+                None => EmbeddingPlace::Table(places.dense.take(embedding.extent.length)),
+                Some(rows) => {
+                    let bytes = (rows * embedding.row_bytes) as u64;
+                    EmbeddingPlace::Rows(places.dense.take(bytes.next_multiple_of(4)))
+                }
+            };
         }
         Ok(places)
     }
@@ -304,7 +329,7 @@ fn attention_scratch(
     })
 }
 
-/// Places of keys and values, by layer, the GPU's first one first.
+/// Places of keys and values, by layer.
 #[derive(Debug)]
 pub struct KvPlaces {
     pub places: Places,

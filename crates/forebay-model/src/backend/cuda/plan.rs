@@ -1,14 +1,17 @@
 //! From a model that is described to one on a GPU.
 
-use forebay_cuda::{Gpu, KvLayerShape, MATVEC_TOKENS, ModelKernels, modules_needed};
-use forebay_store::UploadPart;
+use forebay_cuda::{CudaError, Gpu, KvLayerShape, MATVEC_TOKENS, ModelKernels, modules_needed};
+use forebay_store::{FileSet, UploadPart};
 use forebay_stream::{MemoryPlan, PolicyKind};
 
 use super::CudaBackend;
+use super::beginning::EmbeddingRows;
 use super::memory::{self, DeviceArena, DeviceFacts, DevicePlan};
 use super::on_cpu::expert_matrices;
 use super::recording::Recordings;
 use super::streamed::{HostExperts, Streamed};
+use super::streamed_units::{HostUnits, StreamedUnits};
+use super::units::{UnitPlan, UnitRates};
 use crate::ModelError;
 use crate::arch::Architecture;
 use crate::weights::Weights;
@@ -22,9 +25,9 @@ pub struct CudaPlan {
 }
 
 impl CudaPlan {
-    /// Finds out how a model fits `gpu` with such a cache, or how many of its last layers do; `exact` computes in f32
-    /// throughout. `vram_bytes` bounds all device memory, the driver's context included; `policy` says which experts
-    /// stay if not all fit.
+    /// Finds out how much of a model `gpu` has room for with such a cache; `exact` computes in f32 throughout.
+    /// `vram_bytes` bounds all device memory, the driver's context included; `policy` says which experts stay if not
+    /// all fit.
     ///
     /// # Errors
     /// [`ModelError::VramTooSmall`]; weights or routers that have no kernels; whatever the driver says.
@@ -53,15 +56,20 @@ impl CudaPlan {
         self.plan.tier.as_ref().map(|tier| &tier.plan)
     }
 
-    /// The first layer that the GPU has room for, which is not 0 if a dense model does not fit: another backend has to compute
-    /// those before it.
-    pub fn first_layer(&self) -> usize {
-        self.plan.first_layer
+    /// Where the layers' dense weights are: those that are not in VRAM are in host memory.
+    pub fn units(&self) -> &UnitPlan {
+        &self.plan.units
+    }
+
+    /// Has the CPU compute as many of the units that are not in VRAM as `rates` make it worth.
+    pub fn share_with_cpu(mut self, rates: &UnitRates) -> CudaPlan {
+        self.plan.units.share_with_cpu(rates);
+        self
     }
 
     /// Reserves the memory and has `fill` bring the weights into it: all parts must be there when it returns. It may load
     /// the modules meanwhile; those that it leaves are loaded when they are first needed. What it returns comes back, but for
-    /// the experts, which it gives where [`CudaPlan::slots`] are not enough for all.
+    /// what is in host memory: experts, where [`CudaPlan::slots`] are not enough for all, or [`CudaPlan::units`].
     ///
     /// # Errors
     /// Memory that somebody else took meanwhile, a failed device, and what `fill` says.
@@ -69,7 +77,8 @@ impl CudaPlan {
         self,
         architecture: &Architecture,
         weights: &Weights,
-        fill: impl FnOnce(&WeightsToLoad<'_>) -> Result<(Option<HostExperts>, T), E>,
+        files: &FileSet,
+        fill: impl FnOnce(&WeightsToLoad<'_>) -> Result<(HostWeights, T), E>,
     ) -> Result<(CudaBackend, T), E> {
         let CudaPlan { gpu, plan, exact, record } = self;
         let arena = DeviceArena::reserve(&gpu, &plan).map_err(ModelError::from)?;
@@ -85,18 +94,16 @@ impl CudaPlan {
         let parts = memory::parts(&plan, &arena, weights);
         let (host, filled) = fill(&WeightsToLoad { gpu: &gpu, parts, modules })?;
         let mut backend = CudaBackend::new(gpu, plan, arena, architecture, weights, exact, record)?;
-        if backend.plan.tier.is_some() {
-            let host = host.expect("experts that are not on the GPU are in host memory");
-            let sizes = (backend.at().batch, MATVEC_TOKENS, architecture.experts_per_token());
-            let of = weights.layers.iter().find_map(expert_matrices);
-            let of = of.expect("a model with slots for experts has some");
-            // Exact products go by the experts' order, not by that of the choice.
-            let serves = record && !exact;
-            let streamed = Streamed::new(&backend.gpu, &backend.plan, host, sizes, &of, serves);
-            let streamed = streamed.map_err(ModelError::from)?;
-            backend.recordings = Recordings::new(streamed.serves());
-            backend.streamed = Some(streamed);
-        }
+        let rows = EmbeddingRows::new(&backend.gpu, &backend.plan, weights, files);
+        backend.embedding_rows = rows.map_err(ModelError::from)?;
+        let attached = match host {
+            HostWeights::Nothing => Ok(()),
+            HostWeights::Experts(host) => {
+                backend.attach_experts(host, architecture, weights, record && !exact)
+            }
+            HostWeights::Units(host) => backend.attach_units(host, architecture),
+        };
+        attached.map_err(ModelError::from)?;
         Ok((backend, filled))
     }
 }
@@ -108,4 +115,46 @@ pub struct WeightsToLoad<'a> {
     pub parts: Vec<UploadPart>,
     /// For [`Gpu::load_modules`].
     pub modules: Vec<&'static str>,
+}
+
+/// What of a model is in host memory beside a GPU.
+pub enum HostWeights {
+    Nothing,
+    Experts(HostExperts),
+    Units(HostUnits),
+}
+
+impl CudaBackend {
+    /// `records`: single tokens' work may be recorded. Exact products go by the experts' order, not by that of the
+    /// choice, so theirs is not.
+    ///
+    /// # Panics
+    /// When all experts are on the GPU.
+    fn attach_experts(
+        &mut self,
+        host: HostExperts,
+        architecture: &Architecture,
+        weights: &Weights,
+        records: bool,
+    ) -> Result<(), CudaError> {
+        let sizes = (self.at().batch, MATVEC_TOKENS, architecture.experts_per_token());
+        let of = weights.layers.iter().find_map(expert_matrices);
+        let of = of.expect("a model with slots for experts has some");
+        let streamed = Streamed::new(&self.gpu, &self.plan, host, sizes, &of, records)?;
+        self.recordings = Recordings::new(streamed.serves());
+        self.streamed = Some(streamed);
+        Ok(())
+    }
+
+    fn attach_units(
+        &mut self,
+        host: HostUnits,
+        architecture: &Architecture,
+    ) -> Result<(), CudaError> {
+        let sizes = (MATVEC_TOKENS, architecture.hidden, architecture.dense_width());
+        let ring = self.arena.dense(self.plan.weights.ring);
+        let units = StreamedUnits::new(&self.gpu, &self.plan.units, ring, host, sizes)?;
+        self.units = Some(units);
+        Ok(())
+    }
 }

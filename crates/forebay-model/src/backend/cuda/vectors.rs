@@ -20,20 +20,18 @@ pub struct LayerVectors {
     pub k_norm: Option<usize>,
 }
 
-/// All vectors of the GPU's layers in one.
+/// All vectors in one.
 #[derive(Debug, Default)]
 pub struct Vectors {
     pub floats: Vec<f32>,
-    /// The GPU's first layer first.
     pub layers: Vec<LayerVectors>,
     pub final_norm: usize,
 }
 
 impl Vectors {
-    /// Of the layers from `first_layer` on, and of what follows them.
-    pub fn new(weights: &Weights, first_layer: usize) -> Vectors {
+    pub fn new(weights: &Weights) -> Vectors {
         let mut vectors = Vectors::default();
-        for layer in &weights.layers[first_layer..] {
+        for layer in &weights.layers {
             let mut optional =
                 |vector: &Option<Vec<f32>>| vector.as_ref().map(|values| vectors.append(values));
             let (q_bias, k_bias) = (optional(&layer.q_bias), optional(&layer.k_bias));

@@ -1,0 +1,163 @@
+#!/usr/bin/env bash
+# A dense model that a part of a GPU's memory does not hold, against llama.cpp with as many layers on the GPU as fit the same part.
+#
+#   bench/beyond-vram-dense.sh LLAMA_BENCH MODEL
+#
+# LLAMA_BENCH is the llama-bench program, built with CUDA. forebay gets --vram VRAM (8GiB) and no other hint but the machine profile,
+# which `forebay doctor` makes first if there is none for MODEL's disk. llama.cpp gets -ngl NGL; if NGL is not given, the largest
+# number with which the driver's figure stays within VRAM, found by trying (nvidia-smi, nobody else on the GPU). PAIRS (2) runs
+# of each, alternating. Rows: prompts of PROMPTS (512 2048) tokens, and GENERATE (32) tokens. As root, with control groups version 2,
+# RAMS (as in "24GiB") then limits the memory of either program with all its page cache: forebay gets --ram RESERVE_MIB (1536) less, and
+# llama.cpp is stopped after LIMIT (300) seconds.
+# Needs python3. FOREBAY names another forebay program, FOREBAY_FLAGS more options for it. Prints a Markdown table with what was
+# predicted, and for rows with a limit of RAM what the disk would allow if it never paused.
+. "$(dirname "$0")/common.sh" 2 "$@"
+need python3
+
+llama_bench=$1 model=$2
+vram=${VRAM:-8GiB} pairs=${PAIRS:-2} prompts=${PROMPTS-512 2048} generate=${GENERATE:-32} limit=${LIMIT:-300}
+reserve=${RESERVE_MIB:-1536}
+threads=$(python3 -c 'import os; print(len(os.sched_getaffinity(0)))')
+runs=$(mktemp)
+trap 'rm -f "$runs" "$runs.llama"' EXIT
+group=
+bytes() { numfmt --from=iec-i --suffix=B "$1" | tr -d B; }
+
+"$FOREBAY" plan "$model" --device cuda --vram "$vram" >&2 || {
+    "$FOREBAY" doctor "$(dirname "$model")" >&2
+    "$FOREBAY" plan "$model" --device cuda --vram "$vram" >&2
+}
+
+# within COMMAND...: in the control group, if there is one.
+within() {
+    if [ -z "$group" ]; then
+        "$@"
+    else
+        sh -c 'echo $$ >"$0/cgroup.procs" && exec "$@"' "$group" "$@"
+    fi
+}
+
+# llama NGL PROMPT GENERATE: tokens per second; 0 where there is no answer in time.
+llama() {
+    export group llama_bench model threads
+    export -f within
+    # shellcheck disable=SC2016
+    timeout --signal=KILL "$limit" bash -c \
+        'within "$llama_bench" -m "$model" -ngl "$0" -fa 1 -t "$threads" -p "$1" -n "$2" -r 1 -o json' "$@" \
+        >"$runs.llama" 2>/dev/null || true
+    python3 -c '
+import json, sys
+try:
+    print(json.load(open(sys.argv[1]))[0]["avg_ts"])
+except (ValueError, IndexError, OSError):
+    print(0)
+' "$runs.llama"
+}
+
+# Whether llama.cpp with -ngl $1 answers within the budget of VRAM, by the most that the driver says.
+fits() {
+    local most=0 used rate budget
+    budget=$(bytes "$vram")
+    llama "$1" 512 1 >"$runs.rate" &
+    while kill -0 $! 2>/dev/null; do
+        used=$(nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits --id=0)
+        [ "$used" -le "$most" ] || most=$used
+        sleep 0.2
+    done
+    rate=$(cat "$runs.rate")
+    rm -f "$runs.rate"
+    echo "llama.cpp -ngl $1: $most MiB of VRAM, $rate tokens/s" >&2
+    [ "$rate" != 0 ] && [ $((most << 20)) -le "$budget" ]
+}
+
+if [ -n "${NGL:-}" ]; then
+    ngl=$NGL
+else
+    need nvidia-smi
+    ngl=$("$FOREBAY" inspect "$model" --json | python3 -c '
+import json, sys
+info = json.load(sys.stdin)
+info = info.get("model", info)
+print(max(1, int(int(sys.argv[1]) * info["layers"] / info["weights_bytes"])))
+' "$(bytes "$vram")")
+    while [ "$ngl" -gt 0 ] && ! fits "$ngl"; do
+        ngl=$((ngl - 1))
+    done
+fi
+echo "llama.cpp: -ngl $ngl" >&2
+
+# run_forebay ROW PROMPT GENERATE [OPTION...]
+run_forebay() {
+    local row=$1 prompt=$2 tokens=$3
+    shift 3
+    # FOREBAY_FLAGS are words.
+    # shellcheck disable=SC2086
+    within "$FOREBAY" bench "$model" --device cuda --vram "$vram" --prompt-tokens "$prompt" --gen-tokens "$tokens" --repeat 1 \
+        $FOREBAY_FLAGS "$@" --json | python3 -c '
+import json, sys
+row = sys.argv[1]
+run = json.load(sys.stdin)
+part = run["prompt"] or run["generate"]
+units, stream = run["statistics"]["device_units"], run["statistics"]["stream"]
+where = "/".join(str(units[kind]["units"]) for kind in ("in_vram", "streamed", "on_cpu"))
+io = stream["io"]
+tokens = stream["prompt_tokens"] + stream["generated_tokens"]
+disk = ""
+if io["bytes_read"] and io["busy_seconds"] and not run["prompt"]:
+    allowed = io["bytes_read"] / io["busy_seconds"] / (io["bytes_read"] / tokens)
+    disk = f"{allowed:.3f} by the disk, busy {io["busy_fraction"]:.0%}"
+predicted = part.get("tokens_per_second_predicted")
+notes = [where, f"{predicted:.2f}" if predicted else "", f"{units["copy_wait_seconds"]:.2f}", disk]
+print("\t".join([row, "forebay", str(part["tokens_per_second_median"]), *notes]))
+' "$row" >>"$runs"
+}
+
+# pair ROW PROMPT GENERATE
+pair() {
+    echo "$1" >&2
+    run_forebay "$@"
+    printf '%s\tllama.cpp\t%s\n' "$1" "$(llama "$ngl" "$2" "$3")" >>"$runs"
+}
+
+for _ in $(seq "$pairs"); do
+    for prompt in $prompts; do
+        pair "prompt $prompt" "$prompt" 0
+    done
+    pair "generate" 0 "$generate"
+done
+for ram in ${RAMS:-}; do
+    group=/sys/fs/cgroup/forebay-beyond-vram
+    echo +memory >/sys/fs/cgroup/cgroup.subtree_control 2>/dev/null || true
+    mkdir -p "$group"
+    sync && echo 3 >/proc/sys/vm/drop_caches
+    bytes "$ram" >"$group/memory.max"
+    echo 0 >"$group/memory.swap.max" 2>/dev/null || true
+    echo "generate, $ram of RAM" >&2
+    run_forebay "generate, $ram of RAM" 0 "${GENERATE_LIMITED:-12}" --ram "$((($(bytes "$ram") >> 20) - reserve))MiB"
+    printf '%s\tllama.cpp\t%s\n' "generate, $ram of RAM" "$(llama "$ngl" 0 4)" >>"$runs"
+    # What was killed takes a while to give its memory back.
+    for _ in $(seq 100); do
+        [ -s "$group/cgroup.procs" ] || break
+        xargs -r kill -KILL <"$group/cgroup.procs" 2>/dev/null || true
+        sleep 0.2
+    done
+    rmdir "$group"
+    group=
+done
+
+python3 - "$runs" "$limit" <<'PYTHON'
+import statistics, sys
+rows = {}
+for line in open(sys.argv[1]):
+    row, program, rate, *notes = line.rstrip("\n").split("\t")
+    rows.setdefault(row, {}).setdefault(program, []).append((float(rate), notes))
+print("| row | forebay tokens/s | predicted | llama.cpp tokens/s | ratio | units in VRAM/streamed/on the CPU | waited for copies | disk |")
+print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+for row, programs in rows.items():
+    ours = statistics.median(rate for rate, _ in programs["forebay"])
+    theirs = statistics.median(rate for rate, _ in programs["llama.cpp"])
+    ratio = f"**{ours / theirs:.2f}**" if theirs else "-"
+    them = f"{theirs:.2f}" if theirs else f"no answer in {sys.argv[2]} s"
+    where, predicted, waited, disk = programs["forebay"][-1][1]
+    print(f"| {row} | {ours:.2f} | {predicted} | {them} | {ratio} | {where} | {waited} s | {disk} |")
+PYTHON

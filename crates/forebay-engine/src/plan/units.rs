@@ -1,0 +1,175 @@
+//! Dense models that VRAM does not hold: who computes what, and how long it takes.
+//!
+//! The bus and the CPU work at the same time, and both read host memory. Neither is done before its own share at its own
+//! rate, nor both before all bytes have left the memory. The CPU waits while the GPU computes; copies do not.
+
+use forebay_model::{Architecture, UnitPlan, UnitRates, Weights};
+use forebay_stream::MemoryPlan;
+
+use super::cost::{Cost, Model, Prediction, Speed, Sum, batches, streamed_bytes};
+use super::model::{Matrices, ModelCosts};
+use super::rates::{GpuCosts, Rates};
+
+/// Bytes of one copy of a part: what a layer of a large model has, for which the rate is taken.
+const PART_BYTES: f64 = (64 << 20) as f64;
+
+/// Time for each unit that the CPU computes, beside its products: the input comes to the host, threads wake, the output
+/// goes back. Estimated from the calls (two copies of some KiB, one wait, two regions of threads). Seconds.
+const HAND_OVER_SECONDS: f64 = 80e-6;
+
+/// Time for each layer of which not all is recorded: its kernels are queued one by one, which was 1.2 to 1.6 times the
+/// recorded time on an H100 (bench/results/2026-11-21-h100-cuda.md). Seconds.
+const QUEUED_LAYER_SECONDS: f64 = 15e-6;
+
+/// Of the disk's rate, what a pass over units gets that come from there: two slots in host memory are read into while others
+/// are used, so the disk seldom pauses.
+const DISK_SHARE: f64 = 0.95;
+
+/// What has to be known of the units outside of VRAM.
+struct Outside {
+    all_bytes: f64,
+    /// Of it, what the CPU may compute.
+    feed_forward_bytes: f64,
+    feed_forwards: f64,
+}
+
+impl Outside {
+    fn of(units: &UnitPlan) -> Outside {
+        let bytes = |unit: &forebay_model::Unit| unit.bytes as f64;
+        let may = || units.outside().map(|(_, unit)| unit).filter(|unit| unit.is_feed_forward());
+        Outside {
+            all_bytes: units.outside().map(|(_, unit)| bytes(unit)).sum(),
+            feed_forward_bytes: may().map(bytes).sum(),
+            feed_forwards: may().count() as f64,
+        }
+    }
+}
+
+/// Rates of one machine and model.
+struct Machine {
+    /// Bytes per second of the bus, of the CPU, and of the memory that both read.
+    copy: f64,
+    cpu: f64,
+    memory: f64,
+    /// All of a token's work on the GPU, if the CPU does none, and bytes per second of what the CPU may compute there.
+    gpu_seconds: f64,
+    gpu: f64,
+}
+
+impl Machine {
+    fn new(model: &Model<'_>, gpu: &GpuCosts, outside: &Outside) -> Machine {
+        let costs = model.costs;
+        let feed_forward: Vec<&Matrices> =
+            costs.layers.iter().filter_map(|layer| layer.feed_forward.as_ref()).collect();
+        let bytes: f64 = feed_forward.iter().map(|of| of.total_bytes() as f64).sum();
+        let mean = |seconds: f64| bytes.max(1.0) / seconds.max(f64::MIN_POSITIVE);
+        let on_cpu = mean(feed_forward.iter().map(|of| model.rates.cpu_seconds(of)).sum());
+        let each = outside.feed_forward_bytes / outside.feed_forwards.max(1.0);
+        let layers = costs.layers.len() as f64;
+        let of_layers: f64 = costs.layers.iter().map(|layer| gpu.seconds(&layer.dense)).sum();
+        let latency = gpu.layer_seconds(false) + QUEUED_LAYER_SECONDS;
+        Machine {
+            copy: gpu.copy_rate(PART_BYTES),
+            cpu: 1.0 / (1.0 / on_cpu + HAND_OVER_SECONDS / each.max(1.0)),
+            memory: model.rates.memory_of_both(gpu, on_cpu),
+            gpu_seconds: gpu.seconds(&costs.head)
+                + gpu.attention_seconds(model.kv_bytes())
+                + of_layers
+                + layers * latency,
+            gpu: mean(feed_forward.iter().map(|of| gpu.seconds(of)).sum()),
+        }
+    }
+
+    /// Of the bytes outside, those that are the CPU's if both are to be done at the same time.
+    fn cpu_bytes(&self, outside: &Outside) -> f64 {
+        let saved = 1.0 / self.cpu - 1.0 / self.gpu;
+        let copying = outside.all_bytes / self.copy;
+        let bytes = (copying - self.gpu_seconds) / (1.0 / self.copy + saved.max(0.0));
+        bytes.clamp(0.0, outside.feed_forward_bytes)
+    }
+}
+
+/// Rates by which a session shares units between bus and CPU.
+pub(crate) fn unit_rates(
+    architecture: &Architecture,
+    weights: &Weights,
+    context: usize,
+    rates: &Rates,
+    units: &UnitPlan,
+) -> UnitRates {
+    let costs = ModelCosts::new(architecture, weights, context);
+    rates_of(&costs, rates, units)
+}
+
+pub(super) fn rates_of(costs: &ModelCosts, rates: &Rates, units: &UnitPlan) -> UnitRates {
+    let hits = super::HitCurve::default();
+    let work = super::Work { prompt_tokens: 1, depth: 0 };
+    let model = Model { costs, rates, hits: &hits, work };
+    let usual = GpuCosts::usual();
+    let outside = Outside::of(units);
+    let machine = Machine::new(&model, rates.gpu.as_ref().unwrap_or(&usual), &outside);
+    let cpu_bytes = machine.cpu_bytes(&outside);
+    let together = (machine.memory / (machine.copy + machine.cpu)).min(1.0);
+    UnitRates {
+        copy_bytes_per_second: together * machine.copy,
+        cpu_bytes_per_second: together * machine.cpu,
+        gpu_seconds: machine.gpu_seconds - cpu_bytes / machine.gpu,
+    }
+}
+
+impl Model<'_> {
+    pub(super) fn with_units(
+        &self,
+        gpu: &GpuCosts,
+        units: &UnitPlan,
+        host: &MemoryPlan,
+    ) -> Prediction {
+        let outside = Outside::of(units);
+        let machine = Machine::new(self, gpu, &outside);
+        let from_disk = streamed_bytes(host) as f64;
+        let disk_seconds = from_disk / (DISK_SHARE * self.rates.disk);
+        let cpu_bytes = machine.cpu_bytes(&outside);
+        let mut sum = Sum::default();
+        let on_gpu = machine.gpu_seconds - cpu_bytes / machine.gpu;
+        sum.add(Cost::GpuMemory, on_gpu);
+        let copying = sum.add(Cost::Pcie, (outside.all_bytes - cpu_bytes) / machine.copy);
+        let computing = sum.add(Cost::Cpu, cpu_bytes / machine.cpu);
+        let reading = sum.add(Cost::Disk, disk_seconds);
+        // While the CPU waits for the GPU, copies have the memory for themselves. (For what the GPU does at least: the bound
+        // must not depend on the bus by way of who computes what.)
+        let alone = (1.0 - machine.copy / machine.memory).max(0.0);
+        let least = machine.gpu_seconds - outside.feed_forward_bytes / machine.gpu;
+        let both = outside.all_bytes / machine.memory + least * alone;
+        sum.disk_bytes = from_disk;
+        let seconds = copying.max(computing + on_gpu).max(both).max(reading);
+        Prediction {
+            generate: sum.speed(1.0, seconds),
+            prompt: self.prompt_with_units(gpu, &outside, machine.copy, from_disk),
+            hit_rate: None,
+            disk_experts_per_token: 0.0,
+        }
+    }
+
+    /// Every batch goes beside what has no place in VRAM once.
+    fn prompt_with_units(
+        &self,
+        gpu: &GpuCosts,
+        outside: &Outside,
+        copy: f64,
+        from_disk: f64,
+    ) -> Speed {
+        let batches = batches(self.work.prompt_tokens, super::cost::GPU_BATCH_TOKENS);
+        let tokens = self.work.prompt_tokens as f64 / batches;
+        let mut sum = Sum::default();
+        let mut computing = 0.0;
+        for layer in &self.costs.layers {
+            let products = gpu.prompt_seconds(&layer.dense, tokens);
+            computing += sum.add(Cost::GpuLayers, batches * gpu.prompt_layer_seconds());
+            computing += sum.add(Cost::GpuCompute, batches * products);
+        }
+        let copying = sum.add(Cost::Pcie, batches * outside.all_bytes / copy);
+        sum.disk_bytes = batches * from_disk;
+        let reading = sum.add(Cost::Disk, sum.disk_bytes / (DISK_SHARE * self.rates.disk));
+        sum.speed(self.work.prompt_tokens as f64, computing.max(copying).max(reading))
+    }
+}
