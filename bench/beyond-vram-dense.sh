@@ -104,7 +104,7 @@ where = "/".join(str(units[kind]["units"]) for kind in ("in_vram", "streamed", "
 io = stream["io"]
 tokens = stream["prompt_tokens"] + stream["generated_tokens"]
 disk = ""
-if io["bytes_read"] and io["busy_seconds"] and not run["prompt"]:
+if io["busy_fraction"] > 0.02 and not run["prompt"]:
     allowed = io["bytes_read"] / io["busy_seconds"] / (io["bytes_read"] / tokens)
     busy = io["busy_fraction"]
     disk = f"{allowed:.3f} by the disk, busy {busy:.0%}"
