@@ -23,10 +23,11 @@ trap 'rm -f "$runs" "$runs.llama"' EXIT
 group=
 bytes() { numfmt --from=iec-i --suffix=B "$1" | tr -d B; }
 
-"$FOREBAY" plan "$model" --device cuda --vram "$vram" >&2 || {
+plan() { "$FOREBAY" plan "$model" --device cuda --vram "$vram" --ctx 640 2>&1; }
+if plan | grep -q "run forebay doctor"; then
     "$FOREBAY" doctor "$(dirname "$model")" >&2
-    "$FOREBAY" plan "$model" --device cuda --vram "$vram" >&2
-}
+fi
+plan >&2 || true
 
 # within COMMAND...: in the control group, if there is one.
 within() {
@@ -103,11 +104,12 @@ where = "/".join(str(units[kind]["units"]) for kind in ("in_vram", "streamed", "
 io = stream["io"]
 tokens = stream["prompt_tokens"] + stream["generated_tokens"]
 disk = ""
-if io["bytes_read"] and io["busy_seconds"] and not run["prompt"]:
+if io["busy_fraction"] > 0.02 and not run["prompt"]:
     allowed = io["bytes_read"] / io["busy_seconds"] / (io["bytes_read"] / tokens)
-    disk = f"{allowed:.3f} by the disk, busy {io["busy_fraction"]:.0%}"
-predicted = part.get("tokens_per_second_predicted")
-notes = [where, f"{predicted:.2f}" if predicted else "", f"{units["copy_wait_seconds"]:.2f}", disk]
+    busy = io["busy_fraction"]
+    disk = f"{allowed:.3f} by the disk, busy {busy:.0%}"
+predicted, waited = part.get("tokens_per_second_predicted"), units["copy_wait_seconds"]
+notes = [where, f"{predicted:.2f}" if predicted else "", f"{waited:.2f}", disk]
 print("\t".join([row, "forebay", str(part["tokens_per_second_median"]), *notes]))
 ' "$row" >>"$runs"
 }
