@@ -102,7 +102,7 @@ impl Described<'_> {
                 let info = residency.engine_info();
                 let pinned = load.gpu.pin(arena.addresses(), arena)?;
                 let takes_part = if slots { options.cpu_experts } else { cpu_units };
-                let cpu = takes_part.then(|| session::host(options)).transpose()?;
+                let cpu = takes_part.then(|| session::helping_host(options)).transpose()?;
                 let weights = if slots {
                     let cpu = cpu.map(|cpu| HelpingCpu { cpu, split: options.miss_split });
                     HostWeights::Experts(HostExperts { residency, pinned, cpu })

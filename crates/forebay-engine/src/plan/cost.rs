@@ -177,7 +177,7 @@ impl Model<'_> {
             seconds += sum.add(Cost::GpuMemory, gpu.seconds(&layer.dense) + used);
             seconds += sum.add(Cost::GpuLayers, gpu.layer_seconds(layer.experts.is_some()));
             if layer.experts.is_some() && !all {
-                seconds += sum.add(Cost::HostLoop, gpu.host_loop_seconds());
+                seconds += sum.add(Cost::HostLoop, gpu.look_seconds());
             }
         }
         seconds += sum.add(Cost::HostLoop, missed * gpu.bring_seconds());
