@@ -22,7 +22,7 @@ const PROMPT_ROUNDS: usize = 3;
 /// Weights are at least this much memory, more where the last cache is large.
 const WEIGHTS_BYTES: usize = 256 << 20;
 /// Type of the weights that are gone through beside copies.
-const BESIDE_TYPE: TensorType = TensorType::Q4_K;
+pub const BESIDE_TYPE: TensorType = TensorType::Q4_K;
 /// Types that models come in.
 pub(super) const TYPES: [TensorType; 11] = [
     TensorType::Q4_K,
