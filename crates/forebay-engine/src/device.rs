@@ -101,9 +101,9 @@ pub(crate) fn choose(
             let known = profile.and_then(|profile| Rates::new(&profile).ok());
             let rates = known.unwrap_or_else(|| Rates::usual(processors()));
             let rates = unit_rates(architecture, weights, context, &rates, plan.units());
-            // The profile's rates are those of all processors.
+            // The profile's rates are those of all processors; half of them are enough to keep the memory busy.
             let threads = options.threads.unwrap_or(usize::MAX).min(processors());
-            let share = threads as f64 / processors() as f64;
+            let share = (2.0 * threads as f64 / processors() as f64).min(1.0);
             UnitRates { cpu_bytes_per_second: share * rates.cpu_bytes_per_second, ..rates }
         });
         Ok(plan.share_with_cpu(&rates))

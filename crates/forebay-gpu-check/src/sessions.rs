@@ -13,6 +13,8 @@ use forebay_stream::StreamError;
 
 /// Positions of the sessions that are compared.
 pub const CONTEXT: usize = 128;
+/// How often the smallest budget is asked for anew.
+pub const TRIES: usize = 5;
 /// Tokens that go through alone: the first ones queue their work, the others have it recorded.
 const ALONE: usize = 12;
 
@@ -47,6 +49,25 @@ pub fn planned(path: &Path, options: &SessionOptions) -> Result<DeviceShare> {
     let work = Work { prompt_tokens: 1, depth: 0 };
     let request = PlanRequest::of_session(options, CONTEXT, work);
     Ok(PlannedModel::open(path)?.in_vram(&facts, &request)?)
+}
+
+/// A session with `more` bytes than the smallest `--vram` that works, and that budget. The driver's own share of the memory
+/// grows now and then while sessions come and go, so what was asked a moment ago may be too little.
+pub fn open_with_least(
+    path: &Path,
+    options: &SessionOptions,
+    more: u64,
+) -> Result<(Session, SessionOptions)> {
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        let vram_bytes = Some(smallest_vram(path, options)? + more);
+        let with = SessionOptions { vram_bytes, ..options.clone() };
+        match Session::open(path, &with, &mut |_, _| {}) {
+            Err(EngineError::Model(ModelError::VramTooSmall { .. })) if tries < TRIES => {}
+            session => return Ok((session?, with)),
+        }
+    }
 }
 
 /// The smallest `--vram`, as the refusal of less says it.
