@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use forebay_cuda::{CudaError, Gpu, KvElement};
-use forebay_model::{Architecture, CudaPlan, ModelError, Weights};
+use forebay_model::{Architecture, CudaPlan, ModelError, UnitRates, Weights};
 
 use crate::doctor::MachineProfile;
 use crate::plan::{Rates, unit_rates};
@@ -100,7 +100,11 @@ pub(crate) fn choose(
             let profile = MachineProfile::of_folder(folder).ok();
             let known = profile.and_then(|profile| Rates::new(&profile).ok());
             let rates = known.unwrap_or_else(|| Rates::usual(processors()));
-            unit_rates(architecture, weights, context, &rates, plan.units())
+            let rates = unit_rates(architecture, weights, context, &rates, plan.units());
+            // The profile's rates are those of all processors; half of them are enough to keep the memory busy.
+            let threads = options.threads.unwrap_or(usize::MAX).min(processors());
+            let share = (2.0 * threads as f64 / processors() as f64).min(1.0);
+            UnitRates { cpu_bytes_per_second: share * rates.cpu_bytes_per_second, ..rates }
         });
         Ok(plan.share_with_cpu(&rates))
     };

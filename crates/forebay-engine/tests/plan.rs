@@ -84,6 +84,29 @@ fn experts_in_slots_as_measured() {
     near("all in VRAM", resident.plan.prediction.generate.tokens_per_second, 422.0);
 }
 
+/// A dense model in a part of the GPU: what is where, and that memory is used.
+#[test]
+fn dense_models_beyond_vram() {
+    let (model, profile) = (model("llama-70b", None, "Q4_K_M"), profile("h200.json"));
+    for (ram, disk) in [(90 * GIB, false), (24 * GIB, true), (8 * GIB, true)] {
+        let request = request(DeviceChoice::Cuda(0), Some(8 * GIB), ram, 640);
+        let found = plan(&model, &profile, &request).unwrap().plan;
+        let (units, host) = (found.units.unwrap(), found.host.unwrap());
+        let generate = &found.prediction.generate;
+        println!("{ram} bytes of RAM: {units:?}, {:?}, {:?}", generate, found.prediction.prompt);
+        let vram = found.vram.unwrap();
+        let unused = vram.budget_bytes - vram.total_bytes;
+        assert!(unused < 512 << 20, "{unused} bytes of VRAM are for nothing");
+        assert_eq!(generate.disk_bytes > 0.0, disk);
+        if disk {
+            let unused = ram - host.arena_bytes - host.reserved_bytes;
+            assert!(unused < 512 << 20, "{unused} bytes of RAM are for nothing");
+        }
+        let outside = (units.streamed.bytes + units.on_cpu.bytes) as f64;
+        assert!(units.on_cpu.bytes as f64 > 0.4 * outside, "the CPU takes a part: {units:?}");
+    }
+}
+
 /// `bench --vram 8GiB` of the model with 6 experts for each token, routed by the recording and by chance.
 #[test]
 fn routing_decides_as_measured() {
@@ -176,6 +199,15 @@ fn what_cannot_run_is_refused_with_what_would_do() {
     assert_eq!(least.slots.unwrap().kept_slots(), 0);
     assert!(plan(&model, &profile, &on_gpu(vram - 8192, ram)).is_err());
     assert!(plan(&model, &profile, &on_gpu(vram, ram - 4096)).is_err());
+    // A dense model, whose layers pass through the GPU one by one then.
+    let dense = self::model("llama-70b", None, "Q4_K_M");
+    let vram = needed(plan(&dense, &profile, &on_gpu(GIB, 64 * GIB)).unwrap_err());
+    let ram = needed(plan(&dense, &profile, &on_gpu(vram, 1 << 20)).unwrap_err());
+    let least = plan(&dense, &profile, &on_gpu(vram, ram)).unwrap().plan;
+    assert_eq!(least.units.unwrap().in_vram.units, 0);
+    assert!(least.host.unwrap().dense.pinned_blocks() == 0 && vram < 6 * GIB && ram < 2 * GIB);
+    assert!(plan(&dense, &profile, &on_gpu(vram - 1, ram)).is_err());
+    assert!(plan(&dense, &profile, &on_gpu(vram, ram - 4096)).is_err());
     let on_cpu = |ram| request(DeviceChoice::Cpu, None, ram, 4096);
     let ram = needed(plan(&model, &profile, &on_cpu(1 << 20)).unwrap_err());
     assert!(plan(&model, &profile, &on_cpu(ram)).is_ok());

@@ -142,7 +142,7 @@ fn layers(statistics: &UnitStatistics) -> String {
     let of = |counts: &UnitCounts| format!("{} ({})", counts.units, bytes(counts.bytes));
     let all = places.in_vram.units + places.streamed.units + places.on_cpu.units;
     format!(
-        "of {all} halves of layers VRAM holds {}, {} pass through {} of it, the CPU computes {}",
+        "attention and feed-forward are {all} parts: VRAM holds {}, {} pass through {} of it, the CPU computes {}",
         of(&places.in_vram),
         of(&places.streamed),
         bytes(places.ring_bytes),

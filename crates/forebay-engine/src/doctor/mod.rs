@@ -15,6 +15,7 @@ use std::time::Instant;
 use serde::Serialize;
 
 use crate::EngineError;
+pub(crate) use compute::BESIDE_TYPE;
 pub use compute::{ComputeReport, MemoryRate};
 pub use cufile::{CuFileCase, CuFileChoice, CuFileRates};
 pub use disk::{CopyRate, DiskBursts, DiskCase, DiskReport, PlaceRates};

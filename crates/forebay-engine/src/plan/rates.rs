@@ -3,7 +3,7 @@
 use forebay_format::TensorType;
 
 use super::model::Matrices;
-use crate::doctor::{BesideCpu, GpuRates, KernelRate, MachineProfile, PinnedCopyRate};
+use crate::doctor::{BESIDE_TYPE, BesideCpu, GpuRates, KernelRate, MachineProfile, PinnedCopyRate};
 
 /// Multiplications per second and processor for prompts where the profile has none: the slower of the measured processors
 /// (Zen 3 with AVX2, 62e9 for Q4_K and 34e9 for Q8_0 per core).
@@ -139,10 +139,20 @@ impl Rates {
         bytes / (RING_SHARE * self.disk)
     }
 
-    /// Bytes per second of host memory where the bus and the CPU, which computes at `cpu` alone, read it at the same time.
-    pub(crate) fn memory_of_both(&self, gpu: &GpuCosts, cpu: f64) -> f64 {
-        let both = |rates: BesideCpu| rates.copy_bytes_per_second + rates.cpu_bytes_per_second;
-        gpu.beside_cpu.map(both).unwrap_or(self.memory_read).max(cpu)
+    /// Bytes per second of the bus, which copies at `copy` alone, and of the CPU, which computes at `cpu` alone, while both read
+    /// host memory. Where nobody has measured it, they share what the CPU alone can have.
+    pub(crate) fn both(&self, gpu: &GpuCosts, copy: f64, cpu: f64) -> (f64, f64) {
+        match gpu.beside_cpu {
+            Some(both) => {
+                let alone = rate_of(&self.cpu, BESIDE_TYPE, self.memory_read);
+                let share = (both.cpu_bytes_per_second / alone).min(1.0);
+                (both.copy_bytes_per_second.min(copy), share * cpu)
+            }
+            None => {
+                let share = (self.memory_read.max(cpu) / (copy + cpu)).min(1.0);
+                (share * copy, share * cpu)
+            }
+        }
     }
 
     /// The GPU's name, if there is one.

@@ -47,10 +47,10 @@ impl Outside {
 
 /// Rates of one machine and model.
 struct Machine {
-    /// Bytes per second of the bus, of the CPU, and of the memory that both read.
+    /// Bytes per second of the bus and of the CPU alone, and while both read host memory.
     copy: f64,
     cpu: f64,
-    memory: f64,
+    both: (f64, f64),
     /// All of a token's work on the GPU, if the CPU does none, and bytes per second of what the CPU may compute there.
     gpu_seconds: f64,
     gpu: f64,
@@ -68,10 +68,11 @@ impl Machine {
         let layers = costs.layers.len() as f64;
         let of_layers: f64 = costs.layers.iter().map(|layer| gpu.seconds(&layer.dense)).sum();
         let latency = gpu.layer_seconds(false) + QUEUED_LAYER_SECONDS;
+        let copy = gpu.copy_rate(PART_BYTES);
         Machine {
-            copy: gpu.copy_rate(PART_BYTES),
+            copy,
             cpu: 1.0 / (1.0 / on_cpu + HAND_OVER_SECONDS / each.max(1.0)),
-            memory: model.rates.memory_of_both(gpu, on_cpu),
+            both: model.rates.both(gpu, copy, on_cpu),
             gpu_seconds: gpu.seconds(&costs.head)
                 + gpu.attention_seconds(model.kv_bytes())
                 + of_layers
@@ -109,10 +110,10 @@ pub(super) fn rates_of(costs: &ModelCosts, rates: &Rates, units: &UnitPlan) -> U
     let outside = Outside::of(units);
     let machine = Machine::new(&model, rates.gpu.as_ref().unwrap_or(&usual), &outside);
     let cpu_bytes = machine.cpu_bytes(&outside);
-    let together = (machine.memory / (machine.copy + machine.cpu)).min(1.0);
+    let (copy, cpu) = machine.both;
     UnitRates {
-        copy_bytes_per_second: together * machine.copy,
-        cpu_bytes_per_second: together * machine.cpu,
+        copy_bytes_per_second: copy,
+        cpu_bytes_per_second: cpu.min(machine.cpu),
         gpu_seconds: machine.gpu_seconds - cpu_bytes / machine.gpu,
     }
 }
@@ -137,9 +138,10 @@ impl Model<'_> {
         let reading = sum.add(Cost::Disk, disk_seconds);
         // While the CPU waits for the GPU, copies have the memory for themselves. (For what the GPU does at least: the bound
         // must not depend on the bus by way of who computes what.)
-        let alone = (1.0 - machine.copy / machine.memory).max(0.0);
+        let memory = machine.both.0 + machine.both.1;
+        let alone = (1.0 - machine.copy / memory).max(0.0);
         let least = machine.gpu_seconds - outside.feed_forward_bytes / machine.gpu;
-        let both = outside.all_bytes / machine.memory + least * alone;
+        let both = outside.all_bytes / memory + least * alone;
         sum.disk_bytes = from_disk;
         let seconds = copying.max(computing + on_gpu).max(both).max(reading);
         Prediction {

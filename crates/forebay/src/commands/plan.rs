@@ -244,7 +244,8 @@ fn units_in_words(units: &UnitPlaces, host: &MemoryPlan) -> String {
         ),
     };
     format!(
-        "the GPU computes; it holds {} halves of layers, the others pass through {} of VRAM{cpu}; {}",
+        "the GPU computes; of the layers' attention and feed-forward it holds {} parts, the others pass through {} of \
+         VRAM{cpu}; {}",
         of(&units.in_vram, all),
         size::format(units.ring_bytes),
         in_ram(host, "they")
