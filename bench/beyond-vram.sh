@@ -82,8 +82,10 @@ for _ in $(seq "$pairs"); do
     done
     pair "generate, own routing" 0 "$generate"
     run_forebay "generate, uniform" 0 "$generate" --routing-trace uniform
+    run_forebay "generate, uniform, CPU helps" 0 "$generate" --routing-trace uniform --cpu-experts
     if [ -n "${TRACE:-}" ]; then
         run_forebay "generate, trace" 0 "$generate" --routing-trace "$TRACE"
+        run_forebay "generate, trace, CPU helps" 0 "$generate" --routing-trace "$TRACE" --cpu-experts
     fi
 done
 for ram in ${RAMS:-}; do

@@ -19,7 +19,7 @@ pack=$folder/model.fbay
 measure() {
     local name=$1 round=$2
     shift 2
-    "$FOREBAY" bench "$@" --ram "$ram" --prompt-tokens 0 --gen-tokens "$tokens" --repeat 1 $FOREBAY_FLAGS --json \
+    "$FOREBAY" bench "$@" --device cpu --ram "$ram" --prompt-tokens 0 --gen-tokens "$tokens" --repeat 1 $FOREBAY_FLAGS --json \
         >"$folder/$name-$round.json"
 }
 

@@ -55,7 +55,7 @@ inside() {
 }
 
 echo "forebay, --ram ${ram_mib}MiB inside $memory_mib MiB" >&2
-inside forebay "$FOREBAY" bench "$model" --ram "${ram_mib}MiB" --threads "$threads" \
+inside forebay "$FOREBAY" bench "$model" --device cpu --ram "${ram_mib}MiB" --threads "$threads" \
     --prompt-tokens 0 --gen-tokens "$generate" --repeat 2 --json $FOREBAY_FLAGS
 if [ "$(cat "$results/forebay.status")" != 0 ]; then
     cat "$results/forebay.err" >&2

@@ -14,7 +14,7 @@ runs=$(mktemp)
 trap 'rm -f "$runs"' EXIT
 
 run_forebay() {
-    "$FOREBAY" bench "$model" --threads "$threads" --prompt-tokens "$prompt" \
+    "$FOREBAY" bench "$model" --device cpu --threads "$threads" --prompt-tokens "$prompt" \
         --gen-tokens "$generate" --repeat 1 --json |
         python3 -c '
 import json, sys
