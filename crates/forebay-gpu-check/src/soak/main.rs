@@ -39,6 +39,9 @@ struct Arguments {
     /// How long.
     #[arg(long, default_value_t = 30.0)]
     minutes: f64,
+    /// So many rounds instead, however long they take.
+    #[arg(long)]
+    rounds: Option<usize>,
     /// `cpu`, `cuda` or `cuda:N`.
     #[arg(long, default_value = "cpu", value_parser = device)]
     device: DeviceChoice,
@@ -137,7 +140,11 @@ fn run(arguments: &Arguments) -> Result<Report> {
         DeviceChoice::Cuda(ordinal) => Some(Gpu::open(ordinal)?),
         DeviceChoice::Cpu | DeviceChoice::Auto => None,
     };
-    let (started, seconds) = (Instant::now(), 60.0 * arguments.minutes);
+    let started = Instant::now();
+    let over = |rounds: usize| match arguments.rounds {
+        Some(count) => rounds >= count,
+        None => started.elapsed().as_secs_f64() >= 60.0 * arguments.minutes,
+    };
     let mut tally = Tally::default();
     // Sessions that last all the time, beside those that come and go.
     let mut lasting = Vec::new();
@@ -149,7 +156,7 @@ fn run(arguments: &Arguments) -> Result<Report> {
     }
     let mut growth = Growth::default();
     let mut last_said = Instant::now();
-    while started.elapsed().as_secs_f64() < seconds {
+    while !over(tally.rounds) {
         let mut random = Random::new(arguments.seed ^ (tally.rounds as u64 + 1) << 16);
         let which = random.next() as usize % lasting.len();
         let round = tally.rounds;

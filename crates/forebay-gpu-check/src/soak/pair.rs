@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 use forebay_engine::plan::PlannedModel;
 use forebay_engine::{DeviceChoice, KvCacheType, Session, SessionOptions};
+use forebay_model::UnitRates;
 use forebay_store::IoKind;
 use forebay_stream::PolicyKind;
 
@@ -18,6 +19,10 @@ const BAD_STARTS: usize = 8;
 const STARTS_MAX: usize = 20;
 /// Longer than this a read that has a dead place may not take.
 const DEAD_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// The CPU computes no part of a dense model for the GPU: it would round in its own way.
+const NOTHING_ON_CPU: UnitRates =
+    UnitRates { copy_bytes_per_second: 1e12, cpu_bytes_per_second: 1.0, gpu_seconds: 0.0 };
 
 /// Where sessions compute.
 pub struct Place {
@@ -47,28 +52,14 @@ impl Pair {
     ) -> Result<Pair> {
         let options = by_chance(path, place, random)?;
         let mut tight = options.clone();
-        let mut reference = open(path, &options)?;
+        let reference = open(path, &options)?;
         if let Some(vram) = reference.statistics().vram {
-            // The CPU rounds its layers of a dense model in its own way, so both sessions have the same ones there.
-            let same_layers = reference.info().experts == 0;
-            if same_layers {
-                drop(reference);
-                let least = smallest_vram(path, &tight)?;
-                let budget = between(least, vram.total_bytes, random);
-                let threads = Some(place.threads);
-                tight = SessionOptions { vram_bytes: Some(budget), threads, ..tight };
-                reference = open(path, &tight)?;
-                // By the driver's count, the next session finds this one's memory in use.
-                let more = smallest_vram(path, &tight)? - least;
-                tight.vram_bytes = Some(budget + more);
-            } else {
-                let least = smallest_vram(path, &tight)?;
-                tight.vram_bytes = Some(between(least, vram.total_bytes, random));
-            }
+            let least = needed(path, SessionOptions { vram_bytes: Some(1), ..options.clone() })?;
+            tight.vram_bytes = Some(between(least, vram.total_bytes, random));
         }
         let whole = match reference.plan() {
             Some(plan) => plan.arena_bytes,
-            None => reference.statistics().expert_bytes,
+            None => reference.statistics().weights_bytes,
         };
         let least = needed(path, SessionOptions { ram_bytes: Some(1), ..tight.clone() })?;
         tight.ram_bytes = Some(between(least, whole, random));
@@ -76,12 +67,6 @@ impl Pair {
             tight.stall_timeout = DEAD_TIMEOUT;
         }
         let streaming = start(path, &mut tight, weather, random, tally)?;
-        let layers =
-            |session: &Session| session.statistics().split.map(|split| split.layers.cpu_layers);
-        ensure!(
-            layers(&streaming) == layers(&reference),
-            "the sessions are cut at different layers"
-        );
         ensure!(streaming.plan().is_some(), "everything fits the VRAM of {tight:?}");
         tally.sessions_opened += 2;
         Ok(Pair { path: path.to_owned(), weather, options: tight, reference, streaming })
@@ -132,16 +117,13 @@ fn by_chance(path: &Path, place: &Place, random: &mut Random) -> Result<SessionO
         _ => SessionOptions {
             kv_cache: if !exact && one_in(2) { KvCacheType::Q8_0 } else { KvCacheType::F16 },
             cuda_graphs: !one_in(4),
+            unit_rates: Some(NOTHING_ON_CPU),
             ..options
         },
     };
     let context = model.context(&options)?.min(place.context);
     let policy = PolicyKind::ALL[random.next() as usize % PolicyKind::ALL.len()];
     Ok(SessionOptions { context: Some(context), policy, ..options })
-}
-
-fn smallest_vram(path: &Path, options: &SessionOptions) -> Result<u64> {
-    needed(path, SessionOptions { vram_bytes: Some(1), ..options.clone() })
 }
 
 /// A budget from the smallest one to two thirds of the way to `whole`; the smallest ones most often.
