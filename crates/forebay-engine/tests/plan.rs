@@ -10,6 +10,7 @@ use forebay_engine::synth::{self, SynthOptions};
 use forebay_engine::{DeviceChoice, EngineError, Session, SessionOptions};
 use forebay_model::ModelError;
 use forebay_stream::StreamError;
+use proptest::prelude::*;
 
 const GIB: u64 = 1 << 30;
 
@@ -309,6 +310,36 @@ fn more_of_any_resource_is_never_slower() {
                 }
             }
         }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(40) })]
+
+    /// Between the corners, too, and with more of several things at once.
+    #[test]
+    fn a_better_machine_is_never_slower(
+        arch in prop::sample::select(vec!["qwen3moe-30b", "mixtral-8x7b", "llama-8b", "llama-70b"]),
+        memory in (8..=24_u64, 16..=64_u64, 0..=16_u64, 0..=48_u64),
+        rates in (8.0..=25.0, 1.6..=7.0, 30.0..=80.0),
+        faster in (0.0..=17.0, 0.0..=5.4, 0.0..=50.0),
+        together: bool,
+    ) {
+        let (vram_gib, ram_gib, more_vram, more_ram) = memory;
+        let (pcie, disk, cpu) = rates;
+        let less = Machine { vram_gib, ram_gib, pcie, disk, cpu, together };
+        let more = Machine {
+            vram_gib: (vram_gib + more_vram).min(24),
+            ram_gib: (ram_gib + more_ram).min(64),
+            pcie: f64::min(pcie + faster.0, 25.0),
+            disk: f64::min(disk + faster.1, 7.0),
+            cpu: f64::min(cpu + faster.2, 80.0),
+            together,
+        };
+        let model = model(arch, None, "Q4_K_M");
+        let (slow, fast) = (less.rates(&model), more.rates(&model));
+        let right = slow.iter().zip(&fast).all(|(a, b)| *b >= a * (1.0 - 1e-9));
+        prop_assert!(right, "{arch}: {less:?} {slow:?}, {more:?} {fast:?}");
     }
 }
 
