@@ -6,9 +6,9 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
 use forebay_engine::plan::{self, PlanRequest, PlannedModel, Work};
-use forebay_engine::{GenerateOptions, Session, SessionOptions};
-use forebay_model::DeviceShare;
+use forebay_engine::{EngineError, GenerateOptions, Session, SessionOptions};
 use forebay_model::sampling::Sampling;
+use forebay_model::{DeviceShare, ModelError};
 
 /// Positions of the sessions that are compared.
 pub const CONTEXT: usize = 128;
