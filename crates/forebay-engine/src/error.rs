@@ -98,3 +98,18 @@ pub enum EngineError {
     #[error("neither device can run it: on the GPU, {gpu}; on the CPU, {cpu}")]
     NoPlan { gpu: Box<EngineError>, cpu: Box<EngineError> },
 }
+
+impl EngineError {
+    /// The smallest budget that would do, where one was too small: bytes.
+    pub fn needed_bytes(&self) -> Option<u64> {
+        match self {
+            EngineError::Model(ModelError::VramTooSmall { needed_bytes, .. })
+            | EngineError::Stream(StreamError::BudgetTooSmall { needed_bytes, .. })
+            | EngineError::Model(ModelError::Stream(StreamError::BudgetTooSmall {
+                needed_bytes,
+                ..
+            })) => Some(*needed_bytes),
+            _ => None,
+        }
+    }
+}

@@ -81,6 +81,14 @@ pub(crate) fn escape(text: &str) -> String {
     safe
 }
 
+/// [`escape`] of a sentence in which no number is parted from its unit.
+pub(crate) fn sentence(text: &str) -> String {
+    let units = ["%", "KiB", "MiB", "GiB", "TiB", "GB/s", "tokens/s", "ms"];
+    let with =
+        |text: String, unit: &str| text.replace(&format!(" {unit}"), &format!("\u{a0}{unit}"));
+    units.into_iter().fold(escape(text), with)
+}
+
 /// JSON that may stand in a script element.
 pub(crate) fn script_json(value: &impl Serialize) -> String {
     let text = serde_json::to_string(value).unwrap_or_else(|_| "null".to_owned());

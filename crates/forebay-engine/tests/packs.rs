@@ -105,7 +105,8 @@ fn every_model_answers_the_same_from_its_pack_and_comes_back() {
         assert!(bits(&mut session).unwrap() == expected, "{what}: resident");
         assert_eq!(session.statistics().checksums, Checks::On);
         let least = smallest(&path);
-        assert!(least <= smallest(&source), "{what}: a pack needs no larger slots");
+        // A page in each slot of the ring aligns the feed-forward.
+        assert!(least <= smallest(&source) + 4 * 4096, "{what}: a pack needs no larger slots");
         for io in [IoKind::Auto, IoKind::Pread] {
             let options = SessionOptions { io, ..options(Some(least)) };
             let mut session = open(&path, &options).unwrap();

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use forebay_engine::doctor::MachineProfile;
+use forebay_engine::doctor::{BesideCpu, MachineProfile};
 use forebay_engine::plan::{
     Cost, HitCurve, PlanRequest, Planned, PlannedModel, Planner, Prediction, Rates, Speed, Work,
 };
@@ -10,6 +10,7 @@ use forebay_engine::synth::{self, SynthOptions};
 use forebay_engine::{DeviceChoice, EngineError, Session, SessionOptions};
 use forebay_model::ModelError;
 use forebay_stream::StreamError;
+use proptest::prelude::*;
 
 const GIB: u64 = 1 << 30;
 
@@ -84,7 +85,8 @@ fn experts_in_slots_as_measured() {
     near("all in VRAM", resident.plan.prediction.generate.tokens_per_second, 422.0);
 }
 
-/// A dense model in a part of the GPU: what is where, and that memory is used.
+/// A dense model in a part of the GPU: what is where, that memory is used, and a prompt of `bench --vram 8GiB` on an H200,
+/// 2026-11-22.
 #[test]
 fn dense_models_beyond_vram() {
     let (model, profile) = (model("llama-70b", None, "Q4_K_M"), profile("h200.json"));
@@ -98,6 +100,9 @@ fn dense_models_beyond_vram() {
         let unused = vram.budget_bytes - vram.total_bytes;
         assert!(unused < 512 << 20, "{unused} bytes of VRAM are for nothing");
         assert_eq!(generate.disk_bytes > 0.0, disk);
+        if !disk {
+            near("prompt", found.prediction.prompt.tokens_per_second, 785.2);
+        }
         if disk {
             let unused = ram - host.arena_bytes - host.reserved_bytes;
             assert!(unused < 512 << 20, "{unused} bytes of RAM are for nothing");
@@ -228,6 +233,8 @@ struct Machine {
     pcie: f64,
     disk: f64,
     cpu: f64,
+    /// Whether bus and CPU were measured at the same time: the memory gives both less than the sum.
+    together: bool,
 }
 
 impl Machine {
@@ -245,6 +252,10 @@ impl Machine {
         for copy in &mut gpu.pinned_copies {
             copy.to_device_bytes_per_second *= self.pcie / 25.0;
         }
+        gpu.beside_cpu = self.together.then_some(BesideCpu {
+            copy_bytes_per_second: 0.8e9 * self.pcie,
+            cpu_bytes_per_second: 0.7e9 * self.cpu,
+        });
         profile
     }
 
@@ -276,14 +287,15 @@ fn more_of_any_resource_is_never_slower() {
     let models = ["qwen3moe-30b", "mixtral-8x7b", "llama-8b", "llama-70b"];
     for arch in models {
         let model = model(arch, None, "Q4_K_M");
-        for corner in 0..8_usize {
+        for corner in 0..16_usize {
+            let together = corner >= 8;
             // The others stay low or high.
             let high = |bit: usize| 5 * (corner >> bit & 1);
             for (varied, vary) in steps.iter().enumerate() {
                 let mut before: Option<([f64; 5], Machine)> = None;
                 for step in 0..6 {
-                    let mut machine =
-                        Machine { vram_gib: 0, ram_gib: 0, pcie: 0.0, disk: 0.0, cpu: 0.0 };
+                    let (vram_gib, ram_gib, pcie, disk, cpu) = (0, 0, 0.0, 0.0, 0.0);
+                    let mut machine = Machine { vram_gib, ram_gib, pcie, disk, cpu, together };
                     for (other, set) in steps.iter().enumerate() {
                         set(&mut machine, high((other + varied) % 3));
                     }
@@ -301,9 +313,42 @@ fn more_of_any_resource_is_never_slower() {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(40) })]
+
+    /// Between the corners, too, and with more of several things at once.
+    #[test]
+    fn a_better_machine_is_never_slower(
+        arch in prop::sample::select(vec!["qwen3moe-30b", "mixtral-8x7b", "llama-8b", "llama-70b"]),
+        memory in (8..=24_u64, 16..=64_u64, 0..=16_u64, 0..=48_u64),
+        rates in (8.0..=25.0, 1.6..=7.0, 30.0..=80.0),
+        faster in (0.0..=17.0, 0.0..=5.4, 0.0..=50.0),
+        together: bool,
+    ) {
+        let (vram_gib, ram_gib, more_vram, more_ram) = memory;
+        let (pcie, disk, cpu) = rates;
+        let less = Machine { vram_gib, ram_gib, pcie, disk, cpu, together };
+        let more = Machine {
+            vram_gib: (vram_gib + more_vram).min(24),
+            ram_gib: (ram_gib + more_ram).min(64),
+            pcie: f64::min(pcie + faster.0, 25.0),
+            disk: f64::min(disk + faster.1, 7.0),
+            cpu: f64::min(cpu + faster.2, 80.0),
+            together,
+        };
+        let model = model(arch, None, "Q4_K_M");
+        let (slow, fast) = (less.rates(&model), more.rates(&model));
+        let right = slow.iter().zip(&fast).all(|(a, b)| *b >= a * (1.0 - 1e-9));
+        prop_assert!(right, "{arch}: {less:?} {slow:?}, {more:?} {fast:?}");
+    }
+}
+
 #[test]
 fn placements_make_sense() {
-    let at = |vram_gib, ram_gib, pcie, disk, cpu| Machine { vram_gib, ram_gib, pcie, disk, cpu };
+    let at = |vram_gib, ram_gib, pcie, disk, cpu| {
+        let together = false;
+        Machine { vram_gib, ram_gib, pcie, disk, cpu, together }
+    };
     let planned = |model: &PlannedModel, machine: Machine| {
         let request = request(DeviceChoice::Auto, None, machine.ram_gib * GIB, 4096);
         plan(model, &machine.profile(), &request).unwrap()

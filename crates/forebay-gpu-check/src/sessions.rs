@@ -9,7 +9,6 @@ use forebay_engine::plan::{self, PlanRequest, PlannedModel, Work};
 use forebay_engine::{EngineError, GenerateOptions, Session, SessionOptions};
 use forebay_model::sampling::Sampling;
 use forebay_model::{DeviceShare, ModelError};
-use forebay_stream::StreamError;
 
 /// Positions of the sessions that are compared.
 pub const CONTEXT: usize = 128;
@@ -72,22 +71,17 @@ pub fn open_with_least(
 
 /// The smallest `--vram`, as the refusal of less says it.
 pub fn smallest_vram(path: &Path, options: &SessionOptions) -> Result<u64> {
-    let with = SessionOptions { vram_bytes: Some(1), ..options.clone() };
-    match Session::open(path, &with, &mut |_, _| {}) {
-        Err(EngineError::Model(ModelError::VramTooSmall { needed_bytes, .. })) => Ok(needed_bytes),
-        Err(error) => Err(error.into()),
-        Ok(_) => bail!("a model ran in a byte"),
-    }
+    needed(path, SessionOptions { vram_bytes: Some(1), ..options.clone() })
 }
 
 /// Likewise of `--ram`.
 pub fn smallest_ram(path: &Path, options: &SessionOptions) -> Result<u64> {
-    let with = SessionOptions { ram_bytes: Some(1), ..options.clone() };
-    match Session::open(path, &with, &mut |_, _| {}) {
-        Err(EngineError::Stream(StreamError::BudgetTooSmall { needed_bytes, .. })) => {
-            Ok(needed_bytes)
-        }
-        Err(error) => Err(error.into()),
-        Ok(_) => bail!("blocks that are not on the GPU were kept in a byte"),
+    needed(path, SessionOptions { ram_bytes: Some(1), ..options.clone() })
+}
+
+fn needed(path: &Path, options: SessionOptions) -> Result<u64> {
+    match Session::open(path, &options, &mut |_, _| {}) {
+        Err(error) => error.needed_bytes().ok_or(error).map_err(Into::into),
+        Ok(_) => bail!("a model ran in a byte"),
     }
 }

@@ -3,6 +3,8 @@
 
 #![cfg(target_os = "linux")]
 
+mod soak;
+
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -50,16 +52,26 @@ fn driver() -> Option<&'static Path> {
     FOLDER.get_or_init(build).as_deref()
 }
 
+fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures")
+}
+
+/// A program that finds the emulated driver.
+fn emulated(driver: &Path, program: &str) -> Command {
+    let mut command = Command::new(program);
+    command.env("LD_LIBRARY_PATH", driver).env("FOREBAY_EMULATOR", emulator());
+    command.env("FOREBAY_EMULATOR_CACHE", driver.join("modules"));
+    command
+}
+
 fn gpu_check(driver: &Path, only: &[&str], settings: &[(&str, &str)]) -> Output {
-    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_gpu-check"));
-    command.arg("--models").arg(fixtures);
+    let mut command = emulated(driver, env!("CARGO_BIN_EXE_gpu-check"));
+    command.arg("--models").arg(fixtures());
     for only in only {
         command.args(["--only", only]);
     }
     command.envs(settings.iter().map(|(name, value)| (format!("FOREBAY_EMULATOR_{name}"), value)));
-    command.env("LD_LIBRARY_PATH", driver).env("FOREBAY_EMULATOR", emulator());
-    command.env("FOREBAY_EMULATOR_CACHE", driver.join("modules")).output().unwrap()
+    command.output().unwrap()
 }
 
 /// Runs checks and expects all of them to pass, `least` at least.
@@ -121,4 +133,13 @@ fn memory_of_other_gpus() {
     let text = String::from_utf8_lossy(&output.stdout);
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(text.contains("bytes of VRAM, but 1048576 may be used"), "{text}");
+}
+
+/// Sessions of dense models and of those with experts, from files and from packs, on a disk that fails.
+#[test]
+fn a_short_soak() {
+    let Some(driver) = driver() else { return };
+    let mut command = emulated(driver, env!("CARGO_BIN_EXE_soak"));
+    command.args(["--device", "cuda", "--context", "60", "--rounds", "8"]);
+    soak::passes(&mut command, &fixtures());
 }

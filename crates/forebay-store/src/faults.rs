@@ -18,7 +18,7 @@ pub enum FaultKind {
     Error(i32),
     /// Gives at most this many bytes; what follows them in memory is garbage.
     Short(u32),
-    /// Succeeds, with one wrong bit in the first byte of the range that the request has.
+    /// Succeeds, with one wrong bit in the first byte of the range that the request has; by chance, in its middle.
     Flip,
     /// Ends only after this time.
     Delay(Duration),
@@ -44,8 +44,16 @@ pub struct FaultPlan {
     /// Besides, one request in so many fails with EIO, comes short or is late, chosen from the
     /// seed; 0 is none.
     pub random_one_in: u32,
+    /// Some of these have a wrong bit instead, which only checksums find.
+    pub random_flips: bool,
+    /// One request in so many begins an outage: it and all others fail with EIO until so many have,
+    /// which is more than retries take; 0 is none.
+    pub outage_one_in: u32,
     pub seed: u64,
 }
+
+/// Requests that fail in an outage.
+const OUTAGE_REQUESTS: u32 = 12;
 
 impl FaultPlan {
     /// One fault that hits every request in `range`.
@@ -72,12 +80,11 @@ impl FaultPlan {
             }
             return Some(fault.kind);
         }
-        if self.random_one_in == 0
-            || !next_random(&mut self.seed).is_multiple_of(self.random_one_in.into())
-        {
+        if !self.is_hit(self.random_one_in) {
             return None;
         }
-        Some(match next_random(&mut self.seed) % 3 {
+        let kinds = if self.random_flips { 4 } else { 3 };
+        Some(match next_random(&mut self.seed) % kinds {
             0 => FaultKind::Error(libc::EIO),
             1 => {
                 // At least one aligned unit, else the request makes no progress and counts as
@@ -85,8 +92,18 @@ impl FaultPlan {
                 let room = u64::from(transfer.length).saturating_sub(4096).max(1);
                 FaultKind::Short(4096 + (next_random(&mut self.seed) % room) as u32)
             }
-            _ => FaultKind::Delay(Duration::from_micros(next_random(&mut self.seed) % 500)),
+            2 => FaultKind::Delay(Duration::from_micros(next_random(&mut self.seed) % 500)),
+            _ => FaultKind::Flip,
         })
+    }
+
+    fn begins_outage(&mut self) -> bool {
+        self.is_hit(self.outage_one_in)
+    }
+
+    /// Throws dice of so many sides; 0 has none to win with.
+    fn is_hit(&mut self, one_in: u32) -> bool {
+        one_in > 0 && next_random(&mut self.seed).is_multiple_of(one_in.into())
     }
 }
 
@@ -102,6 +119,8 @@ pub(crate) fn next_random(state: &mut u64) -> u64 {
 pub(crate) struct Faulty<D: Device> {
     inner: D,
     plan: FaultPlan,
+    /// Requests that the outage under way still takes.
+    outage: u32,
     /// What will happen to a transfer, by key.
     pending: Vec<Option<(FaultKind, Transfer)>>,
     /// Late answers and when they are due.
@@ -111,7 +130,27 @@ pub(crate) struct Faulty<D: Device> {
 
 impl<D: Device> Faulty<D> {
     pub(crate) fn new(inner: D, plan: FaultPlan) -> Faulty<D> {
-        Faulty { inner, plan, pending: Vec::new(), held: Vec::new(), scratch: Vec::new() }
+        Faulty {
+            inner,
+            plan,
+            outage: 0,
+            pending: Vec::new(),
+            held: Vec::new(),
+            scratch: Vec::new(),
+        }
+    }
+
+    fn next_fault(&mut self, transfer: &Transfer) -> Option<FaultKind> {
+        if self.outage == 0 && self.plan.begins_outage() {
+            self.outage = OUTAGE_REQUESTS;
+        }
+        match self.outage.checked_sub(1) {
+            Some(left) => {
+                self.outage = left;
+                Some(FaultKind::Error(libc::EIO))
+            }
+            None => self.plan.next(transfer),
+        }
     }
 
     /// Passes on what the inner device reported, changed by the faults, and the late answers that
@@ -167,7 +206,9 @@ fn flip(transfer: &Transfer, plan: &FaultPlan) {
         .iter()
         .find(|fault| fault.kind == FaultKind::Flip)
         .map(|fault| fault.range.start);
-    let at = start.unwrap_or(0).saturating_sub(transfer.offset);
+    // By chance, where it surely is of the block: the edges of a request may be of its neighbours.
+    let middle = transfer.offset + u64::from(transfer.length / 2);
+    let at = start.unwrap_or(middle).saturating_sub(transfer.offset);
     let at = at.min(u64::from(transfer.length).saturating_sub(1)) as usize;
     // SAFETY: the memory is lent to the device until the transfer is reported, which has not
     // happened yet; the inner device has finished with it; `at` lies inside.
@@ -183,7 +224,7 @@ impl<D: Device> Device for Faulty<D> {
         if self.pending.len() <= key {
             self.pending.resize(key + 1, None);
         }
-        let fault = self.plan.next(&transfer);
+        let fault = self.next_fault(&transfer);
         self.pending[key] = fault.map(|kind| (kind, transfer));
         if fault == Some(FaultKind::Never) {
             return Ok(());

@@ -3,10 +3,12 @@
 
 mod support;
 
+use std::collections::VecDeque;
+
 use forebay_store::{FaultPlan, IoKind};
 use forebay_stream::{
-    CacheShape, ExpertIndex, LayerIndex, Lookups, Phase, PolicyKind, ReplayPolicy, Residency,
-    replay,
+    BlockId, CacheShape, ExpertIndex, LayerIndex, Lookups, Phase, PolicyKind, ReplayPolicy,
+    Residency, replay,
 };
 use proptest::prelude::*;
 use support::{EXPERTS, LAYERS, Model, PER_TOKEN, Random, routing, step};
@@ -95,6 +97,42 @@ fn everything_is_read_once_when_it_fits() {
         assert_eq!((statistics.bytes_read, statistics.misses, statistics.evictions), (0, 0, 0));
         assert_eq!(statistics.hit_rate, 1.0);
         assert_eq!(statistics.max_resident_per_layer, EXPERTS);
+    }
+}
+
+/// As a GPU takes blocks: in order, ahead of use, several leased at a time, and waiting for the one that is due only.
+#[test]
+fn dense_blocks_are_taken_ahead() {
+    let model = Model::new(5);
+    for ram in model.budgets(6) {
+        let mut residency = model.simulated(ram, PolicyKind::LAYER_LFU, FaultPlan::default());
+        residency.preload(&mut |_, _| {}).unwrap();
+        residency.reset_statistics();
+        let pinned = residency.plan().dense.pinned.clone();
+        let streamed = pinned.iter().filter(|&&pinned| !pinned).count();
+        let mut taken = VecDeque::new();
+        let (mut ahead_max, rounds) = (0, 5);
+        for due in 0..rounds * pinned.len() {
+            while due + taken.len() < rounds * pinned.len() && taken.len() < pinned.len() {
+                let next = ((due + taken.len()) % pinned.len()) as u32;
+                match residency.dense_if_here(next).unwrap() {
+                    Some(lease) => taken.push_back(lease),
+                    None if taken.is_empty() => {
+                        taken.push_back(residency.dense(next).unwrap());
+                    }
+                    None => break,
+                }
+            }
+            ahead_max = ahead_max.max(taken.len());
+            let lease = taken.pop_front().unwrap();
+            assert_eq!(lease.block(), BlockId::Dense((due % pinned.len()) as u32));
+            model.check(&residency, &lease);
+        }
+        // Simulated time goes on while somebody waits only, so none that streams is there early.
+        assert!(ahead_max > 1 || streamed == pinned.len(), "{ahead_max} ahead");
+        let read = residency.statistics().dense_blocks_read as usize;
+        assert!(read <= rounds * streamed, "{read} of {streamed} blocks that stream");
+        assert!(streamed == 0 || read >= (rounds - 1) * streamed, "{read} of {streamed}");
     }
 }
 

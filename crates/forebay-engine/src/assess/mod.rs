@@ -205,7 +205,8 @@ fn costs<'a>(
     recording: &Recording,
     disk: Result<DiskRates, &'static str>,
 ) -> Result<predict::Costs<'a>, String> {
-    if session.plan().is_none() {
+    // Whatever of the model is in host memory beside it.
+    if session.statistics().vram.is_some() {
         return Err(
             "the model was computed on a GPU, whose costs are not part of the prediction; use --device cpu"
                 .to_owned(),

@@ -2,7 +2,7 @@
 
 use super::plot::{self, Figure};
 use super::{Assessment, Section};
-use crate::page::{Document, bytes, count, escape, percent, table};
+use crate::page::{Document, bytes, count, escape, percent, sentence, table};
 
 /// Draws assessments, one model after the other; several are compared first.
 pub fn page(models: &[Assessment]) -> String {
@@ -50,7 +50,7 @@ fn body(models: &[Assessment]) -> String {
             html.push_str(&format!("<h2 class=\"model\">{}</h2>", escape(&model.name)));
         }
         html.push_str(&tiles(model));
-        let lines = model.verdict.iter().map(|line| format!("<li>{}</li>", escape(line)));
+        let lines = model.verdict.iter().map(|line| format!("<li>{}</li>", sentence(line)));
         html.push_str(&format!(
             "<section class=\"verdict\"><h2>What to make of it</h2><ul>{}</ul></section>",
             lines.collect::<String>()
@@ -68,7 +68,7 @@ fn figure_grid(figures: &[Figure]) -> String {
             "<section><h2>{}</h2>{}<p class=\"caption\">{}</p></section>",
             escape(&figure.title),
             figure.svg,
-            escape(&figure.caption)
+            sentence(&figure.caption)
         )
     };
     format!("<div class=\"figures\">{}</div>", figures.iter().map(figure).collect::<String>())
@@ -260,5 +260,5 @@ fn notes(models: &[Assessment]) -> String {
             ));
         }
     }
-    notes.iter().map(|note| format!("<p>{}</p>", escape(note))).collect()
+    notes.iter().map(|note| format!("<p>{}</p>", sentence(note))).collect()
 }

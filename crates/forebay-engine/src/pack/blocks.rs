@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use forebay_format::pack::{BlockKind, PlannedBlock, PlannedPiece};
 use forebay_format::{Catalog, Extent, TensorInfo};
 use forebay_model::Weights;
+use forebay_model::weights::ATTENTION_PARTS;
 
 /// The blocks of a pack of `catalog`, in execution order.
 pub fn blocks(catalog: &Catalog, weights: &Weights) -> Vec<PlannedBlock> {
@@ -15,8 +16,14 @@ pub fn blocks(catalog: &Catalog, weights: &Weights) -> Vec<PlannedBlock> {
     order.dense(BlockKind::Embedding, None, &[weights.embedding.extent]);
     let layers = weights.layers.len();
     for (layer, extents) in weights.blocks.dense.iter().take(layers).enumerate() {
-        order.dense(BlockKind::Layer, Some(layer as u32), extents);
-        if let Some(experts) = weights.blocks.experts.get(layer) {
+        let (index, experts) = (Some(layer as u32), &weights.blocks.experts[layer]);
+        if experts.is_empty() {
+            // A GPU streams them one by one, and what has one checksum is read in one piece.
+            let (attention, feed_forward) = extents.split_at(ATTENTION_PARTS);
+            order.dense(BlockKind::Layer, index, attention);
+            order.dense(BlockKind::Layer, index, feed_forward);
+        } else {
+            order.dense(BlockKind::Layer, index, extents);
             order.experts(layer as u32, experts);
         }
     }

@@ -82,6 +82,10 @@ pub struct Weights {
     pub small_bytes: u64,
 }
 
+/// The extents of a layer's dense block begin with those of attention: queries, keys, values, output. Those of the
+/// feed-forward, or a router, follow.
+pub const ATTENTION_PARTS: usize = 4;
+
 /// Bytes that one chunk of the output projection aims at. Small enough that the projection can
 /// pass through two slots of a small budget, large enough to read at full speed.
 const HEAD_CHUNK_BYTES: u64 = 8 << 20;

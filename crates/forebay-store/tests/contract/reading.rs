@@ -125,6 +125,29 @@ fn thousands_of_random_reads_from_a_bad_disk() {
     }
 }
 
+/// An outage takes more requests than retries do, and ends: reads fail, then they are right again.
+#[test]
+fn outages_outlast_retries_and_end() {
+    for kind in kinds() {
+        let faults = FaultPlan { outage_one_in: 40, seed: 5, ..FaultPlan::default() };
+        let mut bench = Bench::new(kind, small_requests(), faults, &[200_000]);
+        let extents = [extent(0, 3, 10_000)];
+        let (mut failed, mut right) = (0, 0);
+        for id in 0..200 {
+            bench.submit(id, Priority::Demand, &extents);
+            let done = bench.finish_one();
+            match &done.result {
+                Err(ReadError::Io { .. }) => failed += 1,
+                _ => {
+                    bench.verify(&done, &extents);
+                    right += 1;
+                }
+            }
+        }
+        assert!(failed > 0 && right > failed, "{kind:?}: {failed} failed, {right} right");
+    }
+}
+
 #[test]
 fn cached_reads_give_the_same_bytes() {
     for kind in kinds() {

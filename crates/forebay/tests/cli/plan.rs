@@ -3,6 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use forebay_engine::doctor::MachineProfile;
+use forebay_engine::synth::{SynthOptions, hollow};
+
 use crate::harness::{forebay, smallest_ram, words, workspace};
 
 fn profile(name: &str) -> String {
@@ -95,7 +98,7 @@ fn saved_profile(folder: &Path, faster: f64) -> PathBuf {
     let model = demo();
     let here = forebay_engine::doctor::MachineIdentity::here(Path::new(&model).parent().unwrap());
     let text = std::fs::read_to_string(profile("epyc-2core.json")).unwrap();
-    let mut profile = forebay_engine::doctor::MachineProfile::parse(&text).unwrap();
+    let mut profile = MachineProfile::parse(&text).unwrap();
     profile.machine = here.unwrap();
     profile.read.bytes_per_second *= faster;
     profile.kernels.iter_mut().for_each(|kernel| kernel.bytes_per_second *= faster);
@@ -134,4 +137,46 @@ fn run_and_bench_know_the_prediction() {
     let errors = with_profile(&run).1;
     assert!(errors.contains("warning: generating will be slow, "), "{errors}");
     assert!(errors.contains("the CPU computes"), "{errors}");
+}
+
+/// Cards of 8 to 24 GiB with 16 and 64 GB of RAM, slow and fast buses and disks, each a profile in a file: plans stay within what
+/// there is, and more is never slower.
+#[test]
+fn machines_that_people_have() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let machine = path("machine.json");
+    let text = std::fs::read_to_string(profile("desktop.json")).unwrap();
+    for arch in ["qwen3moe-30b", "llama-70b"] {
+        let model = path(arch);
+        let options = SynthOptions { quantisation: "Q4_K_M".into(), ..SynthOptions::default() };
+        hollow(arch, Path::new(&model), &options).unwrap();
+        let mut rates: Vec<([usize; 4], f64)> = Vec::new();
+        for point in 0..24 {
+            let at = [point % 3, point / 3 % 2, point / 6 % 2, point / 12];
+            let (vram, ram) = ([8_u64, 16, 24][at[0]] << 30, [16_u64, 64][at[1]] << 30);
+            let mut profile = MachineProfile::parse(&text).unwrap();
+            profile.read.bytes_per_second = [1.6e9, 7e9][at[3]];
+            let gpu = profile.gpu.as_mut().unwrap();
+            gpu.memory_bytes = vram;
+            for copy in &mut gpu.pinned_copies {
+                copy.to_device_bytes_per_second *= [8.0, 25.0][at[2]] / 25.0;
+            }
+            std::fs::write(&machine, serde_json::to_string(&profile).unwrap()).unwrap();
+            let line = format!("plan {model} --profile {machine} --ram {ram} --json");
+            let plan = forebay(&words(&line)).json()["plan"].take();
+            let bytes = |of: &str, name: &str| plan[of][name].as_u64().unwrap_or(0);
+            assert!(bytes("vram", "total_bytes") <= vram, "{arch} {at:?}: {plan}");
+            assert!(bytes("host", "arena_bytes") <= ram, "{arch} {at:?}: {plan}");
+            let rate = plan["prediction"]["generate"]["tokens_per_second"].as_f64().unwrap();
+            for (less, slower) in &rates {
+                let is_more = less.iter().zip(&at).all(|(less, more)| less <= more);
+                let right = !is_more || rate >= slower * (1.0 - 1e-9);
+                assert!(right, "{arch}: {less:?} {slower}, {at:?} {rate}");
+            }
+            rates.push((at, rate));
+        }
+        // The best of these machines is worth having.
+        assert!(rates[23].1 > 1.5 * rates[0].1, "{arch}: {rates:?}");
+    }
 }

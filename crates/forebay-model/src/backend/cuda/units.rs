@@ -11,12 +11,10 @@ use forebay_stream::ModelBlocks;
 use serde::Serialize;
 
 use super::places::ALIGNMENT;
-use crate::weights::Weights;
+use crate::weights::{ATTENTION_PARTS, Weights};
 
 /// Units of a layer.
 const OF_LAYER: usize = 2;
-/// Parts of a layer's dense block that are attention: q, k, v and o. Those behind are the feed-forward's, or a router.
-const ATTENTION_PARTS: usize = 4;
 
 /// The numbers of a layer's units, in the order of execution.
 pub fn attention_of(layer: usize) -> usize {

@@ -1,0 +1,268 @@
+//! What is asked of both sessions, and that both answer the same, after any error, too.
+
+use std::ops::ControlFlow;
+
+use anyhow::{Result, bail, ensure};
+use forebay_engine::{EngineError, GenerateOptions, Session, StopReason};
+use forebay_model::ModelError;
+use forebay_model::sampling::Sampling;
+
+use crate::Tally;
+use crate::pair::Pair;
+use crate::random::Random;
+use crate::weather::{self, After};
+
+/// Attempts that a call may take: disks here recover.
+const ATTEMPTS: usize = 300;
+/// Tokens that go through the model one by one.
+const ALONE: usize = 12;
+
+/// Whether a session can go on.
+#[derive(PartialEq, Eq)]
+pub enum Then {
+    GoesOn,
+    /// The conversation has filled the context.
+    Full,
+    /// Another session has to be opened.
+    Stopped,
+}
+
+/// A turn of a conversation.
+struct Turn {
+    prompt: Vec<u32>,
+    tokens: usize,
+    sampling: Sampling,
+    /// The caller stops after so many.
+    cancel_after: Option<usize>,
+}
+
+/// What a turn gave, or gave before it failed.
+struct Answer {
+    tokens: Vec<u32>,
+    end: Result<StopReason, EngineError>,
+}
+
+impl Turn {
+    fn by_chance(session: &Session, random: &mut Random) -> Turn {
+        let room = session.context() - session.cached_tokens().len();
+        let prompt = ids(length(random).min(room), session, random);
+        let tokens = 1 + random.next() as usize % 24;
+        let seed = u64::from(random.next());
+        let sampling = match random.next() % 3 {
+            0 => Sampling::greedy(),
+            1 => Sampling { seed, ..Sampling::default() },
+            // All logits are needed for that.
+            _ => Sampling { seed, top_k: 0, repeat_penalty: 1.1, ..Sampling::default() },
+        };
+        let cancel_after = random.next().is_multiple_of(4).then(|| 1 + random.next() as usize % 8);
+        Turn { prompt, tokens, sampling, cancel_after }
+    }
+
+    fn of(&self, session: &mut Session) -> Answer {
+        let options = GenerateOptions {
+            max_tokens: Some(self.tokens),
+            sampling: self.sampling.clone(),
+            ignore_end: true,
+            ..GenerateOptions::default()
+        };
+        let mut tokens = Vec::new();
+        let end = session.generate(&self.prompt, &options, &mut |id| {
+            tokens.push(id);
+            match self.cancel_after {
+                Some(count) if tokens.len() >= count => ControlFlow::Break(()),
+                _ => ControlFlow::Continue(()),
+            }
+        });
+        Answer { tokens, end: end.map(|generation| generation.stop_reason) }
+    }
+
+    /// What is left after `done` tokens, of which the last did not go through the model.
+    fn rest(&self, done: &[u32]) -> Turn {
+        Turn {
+            prompt: done.last().map_or_else(|| self.prompt.clone(), |&last| vec![last]),
+            tokens: self.tokens - done.len(),
+            sampling: self.sampling.clone(),
+            cancel_after: self.cancel_after.map(|count| count - done.len()),
+        }
+    }
+}
+
+impl Pair {
+    /// Some calls of every kind.
+    ///
+    /// # Errors
+    /// Answers that differ, and errors that are not the disk's.
+    pub fn converse(&mut self, random: &mut Random, tally: &mut Tally) -> Result<Then> {
+        self.reference.reset();
+        self.streaming.reset();
+        tally.conversations += 1;
+        for _ in 0..2 + random.next() % 5 {
+            let then = match random.next() % 10 {
+                0 => self.ask_for_logits(random, tally)?,
+                1 => {
+                    self.call_badly(random, tally)?;
+                    Then::GoesOn
+                }
+                2 => {
+                    let position =
+                        random.next() as usize % (1 + self.reference.cached_tokens().len());
+                    self.reference.truncate(position);
+                    self.streaming.truncate(position);
+                    tally.truncated += 1;
+                    Then::GoesOn
+                }
+                _ if self.reference.cached_tokens().len() == self.reference.context() => Then::Full,
+                _ => self.say(random, tally)?,
+            };
+            if then != Then::GoesOn {
+                return Ok(then);
+            }
+            let (left, right) = (self.reference.cached_tokens(), self.streaming.cached_tokens());
+            ensure!(left == right, "{} tokens in the cache, not {}", right.len(), left.len());
+        }
+        Ok(Then::GoesOn)
+    }
+
+    fn say(&mut self, random: &mut Random, tally: &mut Tally) -> Result<Then> {
+        let turn = Turn::by_chance(&self.reference, random);
+        let before = self.reference.cached_tokens().len();
+        let expected = turn.of(&mut self.reference);
+        let reason = expected.end?;
+        tally.cancelled += u64::from(reason == StopReason::Stopped);
+        let mut said: Vec<u32> = Vec::new();
+        for _ in 0..ATTEMPTS {
+            let answer = turn.rest(&said).of(&mut self.streaming);
+            said.extend(answer.tokens);
+            if !expected.tokens.starts_with(&said) {
+                bail!("WRONG TOKENS: {said:?} instead of {:?}", expected.tokens);
+            }
+            let error = match answer.end {
+                Ok(found) => {
+                    let whole = said == expected.tokens && found == reason;
+                    ensure!(whole, "{found:?} after {} tokens, not {reason:?}", said.len());
+                    tally.tokens_compared += said.len() as u64;
+                    return Ok(Then::GoesOn);
+                }
+                Err(error) => error,
+            };
+            if self.failed(error, tally)? == After::Stopped {
+                return Ok(Then::Stopped);
+            }
+            // The last token failed on its way, or the prompt did.
+            let kept = self.streaming.cached_tokens();
+            let fed = if said.is_empty() { 0 } else { turn.prompt.len() + said.len() - 1 };
+            let right = kept == &self.reference.cached_tokens()[..before + fed];
+            ensure!(
+                right,
+                "{} tokens are in the cache after an error, not {}",
+                kept.len(),
+                before + fed
+            );
+            // Chance begins anew with every call, so only the likeliest tokens can be gone on with.
+            if turn.sampling.temperature == 0.0 && random.next().is_multiple_of(2) {
+                tally.resumed += 1;
+            } else {
+                self.streaming.truncate(before);
+                said.clear();
+                tally.repeated += 1;
+            }
+        }
+        bail!("the disk recovers, but {ATTEMPTS} calls failed")
+    }
+
+    fn ask_for_logits(&mut self, random: &mut Random, tally: &mut Tally) -> Result<Then> {
+        let alone = random.next().is_multiple_of(2);
+        let longest = if alone { ALONE } else { self.reference.context() };
+        let ids = ids(length(random).min(longest), &self.reference, random);
+        self.compare_logits(&ids, alone, tally)
+    }
+
+    /// Goes through as many tokens as the context holds, so that all memory that a session has at the start is in use.
+    ///
+    /// # Errors
+    /// As [`Pair::converse`].
+    pub fn fill(&mut self, random: &mut Random, tally: &mut Tally) -> Result<()> {
+        let ids = ids(self.reference.context(), &self.reference, random);
+        match self.compare_logits(&ids, false, tally)? {
+            Then::Stopped => bail!("the session stopped"),
+            Then::GoesOn | Then::Full => Ok(()),
+        }
+    }
+
+    fn compare_logits(&mut self, ids: &[u32], alone: bool, tally: &mut Tally) -> Result<Then> {
+        let logits = |session: &mut Session| match alone {
+            true => session.logits_one_by_one(ids),
+            false => session.logits(ids, None),
+        };
+        let bits = |logits: &[f32]| logits.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+        let expected = logits(&mut self.reference)?;
+        for _ in 0..ATTEMPTS {
+            match logits(&mut self.streaming) {
+                Ok(found) => {
+                    ensure!(
+                        bits(&found) == bits(&expected),
+                        "WRONG LOGITS of {} tokens",
+                        ids.len()
+                    );
+                    tally.logits_compared += found.len() as u64;
+                    return Ok(Then::GoesOn);
+                }
+                Err(error) => {
+                    if self.failed(error, tally)? == After::Stopped {
+                        return Ok(Then::Stopped);
+                    }
+                    tally.repeated += 1;
+                }
+            }
+        }
+        bail!("the disk recovers, but {ATTEMPTS} calls failed")
+    }
+
+    /// Calls that are refused, and change nothing.
+    fn call_badly(&mut self, random: &mut Random, tally: &mut Tally) -> Result<()> {
+        let vocabulary = self.reference.vocab_size() as u32;
+        let room = self.reference.context() - self.reference.cached_tokens().len();
+        let prompt = match random.next() % 3 {
+            0 => Vec::new(),
+            1 => vec![0, vocabulary + random.next() % 9],
+            _ => ids(room + 1 + random.next() as usize % 9, &self.reference, random),
+        };
+        let turn = Turn { prompt, tokens: 1, sampling: Sampling::greedy(), cancel_after: None };
+        for session in [&mut self.reference, &mut self.streaming] {
+            match turn.of(session).end {
+                Err(
+                    EngineError::EmptyPrompt
+                    | EngineError::Model(
+                        ModelError::TokenOutOfRange { .. } | ModelError::ContextFull { .. },
+                    ),
+                ) => {}
+                other => bail!("a call that cannot be answered gave {other:?}"),
+            }
+        }
+        tally.bad_calls += 1;
+        Ok(())
+    }
+
+    /// Counts an error that has to be the disk's.
+    fn failed(&mut self, error: EngineError, tally: &mut Tally) -> Result<After> {
+        let (what, after) = weather::name(error, &self.path)?;
+        *tally.errors.entry(what).or_default() += 1;
+        if after == After::Stopped {
+            ensure!(
+                self.streaming.logits(&[0], None).is_err(),
+                "a session went on without its memory"
+            );
+        }
+        Ok(after)
+    }
+}
+
+/// Short prompts most often, now and then one of several batches.
+fn length(random: &mut Random) -> usize {
+    let longest = [8, 8, 8, 60, 60, 700][random.next() as usize % 6];
+    1 + random.next() as usize % longest
+}
+
+fn ids(count: usize, session: &Session, random: &mut Random) -> Vec<u32> {
+    (0..count).map(|_| random.next() % session.vocab_size() as u32).collect()
+}

@@ -1,0 +1,241 @@
+//! `soak`: sessions at tight budgets on a disk that fails, held against sessions that have everything in memory, for as long
+//! as you like. A wrong token, an unclear error and anything that grows ends it with status 1.
+
+mod conversation;
+mod growth;
+mod pair;
+#[path = "../../../forebay-compute/tests/weights/mod.rs"]
+#[allow(dead_code, reason = "shared with the tests of the CPU's products")]
+mod random;
+mod weather;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use clap::Parser;
+use forebay_cuda::Gpu;
+use forebay_engine::DeviceChoice;
+use forebay_store::IoKind;
+use serde::Serialize;
+
+use conversation::Then;
+use growth::{Growth, Sample};
+use pair::{Pair, Place};
+use random::Random;
+use weather::Weather;
+
+/// Conversations of a pair that is opened for one round.
+const CONVERSATIONS: usize = 3;
+
+/// Compares sessions that stream from a bad disk with resident ones, and looks for leaks.
+#[derive(Parser)]
+struct Arguments {
+    /// Models, GGUF files or folders; a pack of each is used, too.
+    #[arg(required = true, value_name = "MODEL")]
+    models: Vec<PathBuf>,
+    /// How long.
+    #[arg(long, default_value_t = 30.0)]
+    minutes: f64,
+    /// So many rounds instead, however long they take.
+    #[arg(long)]
+    rounds: Option<usize>,
+    /// `cpu`, `cuda` or `cuda:N`.
+    #[arg(long, default_value = "cpu", value_parser = device)]
+    device: DeviceChoice,
+    /// Threads that compute.
+    #[arg(long, default_value_t = 1)]
+    threads: usize,
+    /// Positions of key/value cache, at most.
+    #[arg(long, default_value_t = 1100)]
+    context: usize,
+    /// Another seed is another soak.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Print the result as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+fn device(text: &str) -> Result<DeviceChoice, String> {
+    match text.split_once(':') {
+        None if text == "cpu" => Ok(DeviceChoice::Cpu),
+        None if text == "cuda" => Ok(DeviceChoice::Cuda(0)),
+        Some(("cuda", ordinal)) => {
+            ordinal.parse().map(DeviceChoice::Cuda).map_err(|_| "no number of a GPU".into())
+        }
+        _ => Err("cpu, cuda or cuda:N".into()),
+    }
+}
+
+/// What was done.
+#[derive(Default, Serialize)]
+pub struct Tally {
+    rounds: usize,
+    sessions_opened: u64,
+    conversations: u64,
+    /// Tokens and logits that were compared with those of a resident session.
+    tokens_compared: u64,
+    logits_compared: u64,
+    cancelled: u64,
+    truncated: u64,
+    /// Calls that had to fail, in the same way on both sides.
+    bad_calls: u64,
+    /// Errors that reached the user, by what they were.
+    errors: BTreeMap<&'static str, u64>,
+    /// Of these, after how many the session went on where it was, or took the call from its beginning.
+    resumed: u64,
+    repeated: u64,
+    /// Of the sessions that were compared: requests to the disk that were repeated, and bytes.
+    retries: u64,
+    checksum_mismatches: u64,
+    bytes_read: u64,
+    /// With which sessions.
+    longest_round_seconds: f64,
+    longest_round: String,
+}
+
+#[derive(Serialize)]
+struct Report {
+    seconds: f64,
+    #[serde(flatten)]
+    tally: Tally,
+    growth: Growth,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match run(&arguments) {
+        Ok(report) => {
+            let grown = report.growth.grown();
+            let printed = if arguments.json { json(&report) } else { Ok(text(&report)) };
+            match printed {
+                Ok(text) => println!("{text}"),
+                Err(error) => eprintln!("soak: {error:#}"),
+            }
+            grown.iter().for_each(|what| eprintln!("soak: {what}"));
+            ExitCode::from(u8::from(!grown.is_empty()))
+        }
+        Err(error) => {
+            eprintln!("soak: {error:#}");
+            ExitCode::from(1)
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<Report> {
+    let folder = tempfile::tempdir()?;
+    let mut models = Vec::new();
+    for (index, model) in arguments.models.iter().enumerate() {
+        let pack = folder.path().join(format!("{index}.fbay"));
+        forebay_engine::pack::pack(model, &pack, IoKind::Auto, &mut |_, _| true)
+            .with_context(|| model.display().to_string())?;
+        models.extend([model.clone(), pack]);
+    }
+    let place =
+        Place { device: arguments.device, threads: arguments.threads, context: arguments.context };
+    let gpu = match arguments.device {
+        DeviceChoice::Cuda(ordinal) => Some(Gpu::open(ordinal)?),
+        DeviceChoice::Cpu | DeviceChoice::Auto => None,
+    };
+    let started = Instant::now();
+    let over = |rounds: usize| match arguments.rounds {
+        Some(count) => rounds >= count,
+        None => started.elapsed().as_secs_f64() >= 60.0 * arguments.minutes,
+    };
+    let mut tally = Tally::default();
+    // Sessions that last all the time, beside those that come and go.
+    let mut lasting = Vec::new();
+    for model in &models {
+        let mut random = Random::new(arguments.seed);
+        let mut pair = Pair::open(model, &place, Weather::Showers, &mut random, &mut tally)?;
+        pair.fill(&mut random, &mut tally).with_context(|| pair.to_string())?;
+        lasting.push(pair);
+    }
+    let mut growth = Growth::default();
+    let mut last_said = Instant::now();
+    while !over(tally.rounds) {
+        let mut random = Random::new(arguments.seed ^ (tally.rounds as u64 + 1) << 16);
+        let which = random.next() as usize % lasting.len();
+        let round = tally.rounds;
+        let talked = lasting[which].converse(&mut random, &mut tally);
+        let then = talked
+            .with_context(|| format!("round {round}, a lasting session: {}", lasting[which]))?;
+        ensure!(
+            then != Then::Stopped,
+            "round {round}: a lasting session stopped: {}",
+            lasting[which]
+        );
+        let began = Instant::now();
+        let model = &models[random.next() as usize % models.len()];
+        let weather = Weather::any(&mut random);
+        let mut pair = Pair::open(model, &place, weather, &mut random, &mut tally)
+            .with_context(|| format!("round {round}, {}, {weather:?}", model.display()))?;
+        for _ in 0..CONVERSATIONS {
+            let talked = pair.converse(&mut random, &mut tally);
+            if talked.with_context(|| format!("round {round}: {pair}"))? == Then::Stopped {
+                break;
+            }
+        }
+        pair.count_reads(&mut tally);
+        let seconds = began.elapsed().as_secs_f64();
+        if seconds > tally.longest_round_seconds {
+            (tally.longest_round_seconds, tally.longest_round) = (seconds, pair.to_string());
+        }
+        drop(pair);
+        tally.rounds += 1;
+        growth.push(Sample::now(started.elapsed().as_secs_f64(), gpu.as_ref())?);
+        if last_said.elapsed() > Duration::from_secs(60) {
+            last_said = Instant::now();
+            let (minutes, tokens) = (started.elapsed().as_secs() / 60, tally.tokens_compared);
+            eprintln!("{minutes} min: {} rounds, {tokens} tokens", tally.rounds);
+        }
+    }
+    lasting.iter().for_each(|pair| pair.count_reads(&mut tally));
+    ensure!(tally.bytes_read > 0, "nothing was read: everything fitted the budgets");
+    Ok(Report { seconds: started.elapsed().as_secs_f64(), tally, growth })
+}
+
+fn json(report: &Report) -> Result<String> {
+    Ok(serde_json::to_string_pretty(report)?)
+}
+
+fn text(report: &Report) -> String {
+    let tally = &report.tally;
+    let errors: Vec<String> =
+        tally.errors.iter().map(|(what, count)| format!("{count} {what}")).collect();
+    let lines = [
+        format!(
+            "{:.1} min: {} rounds, {} sessions, {} conversations",
+            report.seconds / 60.0,
+            tally.rounds,
+            tally.sessions_opened,
+            tally.conversations
+        ),
+        format!(
+            "{} tokens and {} logits are those of resident sessions",
+            tally.tokens_compared, tally.logits_compared
+        ),
+        format!(
+            "{} calls cancelled, {} truncations, {} calls that had to fail",
+            tally.cancelled, tally.truncated, tally.bad_calls
+        ),
+        format!(
+            "errors that reached the caller: {}; went on {} times where it was, {} from the beginning",
+            if errors.is_empty() { "none".into() } else { errors.join(", ") },
+            tally.resumed,
+            tally.repeated
+        ),
+        format!(
+            "read: {:.2} GB, {} requests repeated, {} checksums did not match",
+            tally.bytes_read as f64 / 1e9,
+            tally.retries,
+            tally.checksum_mismatches
+        ),
+        format!("longest round: {:.1} s with {}", tally.longest_round_seconds, tally.longest_round),
+        report.growth.to_string(),
+    ];
+    lines.join("\n")
+}

@@ -1,0 +1,167 @@
+//! Two sessions of one model: one has everything in memory and a good disk, the other has neither.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use forebay_engine::plan::PlannedModel;
+use forebay_engine::{DeviceChoice, KvCacheType, Session, SessionOptions};
+use forebay_model::UnitRates;
+use forebay_store::IoKind;
+use forebay_stream::PolicyKind;
+
+use crate::Tally;
+use crate::random::Random;
+use crate::weather::{self, Weather};
+
+/// Attempts to open a session on a bad disk, before the disk gets better.
+const BAD_STARTS: usize = 8;
+const STARTS_MAX: usize = 20;
+/// Longer than this a read that has a dead place may not take.
+const DEAD_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// The CPU computes no part of a dense model for the GPU: it would round in its own way.
+const NOTHING_ON_CPU: UnitRates =
+    UnitRates { copy_bytes_per_second: 1e12, cpu_bytes_per_second: 1.0, gpu_seconds: 0.0 };
+
+/// Where sessions compute.
+pub struct Place {
+    pub device: DeviceChoice,
+    pub threads: usize,
+    /// Positions of key/value cache, at most.
+    pub context: usize,
+}
+
+pub struct Pair {
+    pub path: PathBuf,
+    weather: Weather,
+    /// Of the session that streams.
+    options: SessionOptions,
+    pub reference: Session,
+    pub streaming: Session,
+}
+
+impl Pair {
+    /// Opens both with options by chance, and budgets between the smallest and two thirds of what the model takes.
+    pub fn open(
+        path: &Path,
+        place: &Place,
+        weather: Weather,
+        random: &mut Random,
+        tally: &mut Tally,
+    ) -> Result<Pair> {
+        let options = by_chance(path, place, random)?;
+        let mut tight = options.clone();
+        let reference = open(path, &options)?;
+        if let Some(vram) = reference.statistics().vram {
+            let least = needed(path, SessionOptions { vram_bytes: Some(1), ..options.clone() })?;
+            tight.vram_bytes = Some(between(least, vram.total_bytes, random));
+        }
+        let whole = match reference.plan() {
+            Some(plan) => plan.arena_bytes,
+            None => reference.statistics().weights_bytes,
+        };
+        let least = needed(path, SessionOptions { ram_bytes: Some(1), ..tight.clone() })?;
+        tight.ram_bytes = Some(between(least, whole, random));
+        if weather == Weather::DeadRead {
+            tight.stall_timeout = DEAD_TIMEOUT;
+        }
+        let streaming = start(path, &mut tight, weather, random, tally)?;
+        ensure!(streaming.plan().is_some(), "everything fits the VRAM of {tight:?}");
+        tally.sessions_opened += 2;
+        Ok(Pair { path: path.to_owned(), weather, options: tight, reference, streaming })
+    }
+
+    /// Adds what was read since the start.
+    pub fn count_reads(&self, tally: &mut Tally) {
+        if let Some(stream) = self.streaming.statistics().stream {
+            tally.retries += stream.io.retries;
+            tally.checksum_mismatches += stream.io.checksum_mismatches;
+            tally.bytes_read += stream.io.bytes_read;
+        }
+    }
+}
+
+impl std::fmt::Display for Pair {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Pair { path, weather, options, .. } = self;
+        let SessionOptions { vram_bytes, ram_bytes, exact, kv_cache, policy, io, .. } = options;
+        write!(
+            f,
+            "{}, {weather:?}, VRAM {vram_bytes:?}, RAM {ram_bytes:?}, exact {exact}, {kv_cache:?}, {policy}, {io:?}, \
+             prefetch {}, graphs {}",
+            path.display(),
+            options.prefetch,
+            options.cuda_graphs
+        )
+    }
+}
+
+/// Options that must not change what comes out, and some that do and are the same for both sessions.
+fn by_chance(path: &Path, place: &Place, random: &mut Random) -> Result<SessionOptions> {
+    let model = PlannedModel::open(path)?;
+    let mut one_in = |sides: u32| random.next().is_multiple_of(sides);
+    let exact = one_in(3);
+    let options = SessionOptions {
+        device: place.device,
+        exact,
+        io: if one_in(3) { IoKind::Pread } else { IoKind::Auto },
+        ..SessionOptions::default()
+    };
+    let options = match place.device {
+        DeviceChoice::Cpu => SessionOptions {
+            threads: Some(place.threads),
+            prefetch: model.info.experts > 0 && one_in(2),
+            ..options
+        },
+        _ => SessionOptions {
+            kv_cache: if !exact && one_in(2) { KvCacheType::Q8_0 } else { KvCacheType::F16 },
+            cuda_graphs: !one_in(4),
+            unit_rates: Some(NOTHING_ON_CPU),
+            ..options
+        },
+    };
+    let context = model.context(&options)?.min(place.context);
+    let policy = PolicyKind::ALL[random.next() as usize % PolicyKind::ALL.len()];
+    Ok(SessionOptions { context: Some(context), policy, ..options })
+}
+
+/// A budget from the smallest one to two thirds of the way to `whole`; the smallest ones most often.
+fn between(least: u64, whole: u64, random: &mut Random) -> u64 {
+    let percent = [0, 0, 5, 20, 66][random.next() as usize % 5];
+    least + whole.saturating_sub(least) * percent / 100
+}
+
+/// The smallest budget that works, as the refusal of less says it.
+fn needed(path: &Path, options: SessionOptions) -> Result<u64> {
+    match Session::open(path, &options, &mut |_, _| {}) {
+        Err(error) => error.needed_bytes().ok_or(error).map_err(Into::into),
+        Ok(_) => bail!("a model ran in a byte"),
+    }
+}
+
+fn open(path: &Path, options: &SessionOptions) -> Result<Session> {
+    Session::open(path, options, &mut |_, _| {}).with_context(|| path.display().to_string())
+}
+
+/// Opens a session on a bad disk, which may take several attempts.
+fn start(
+    path: &Path,
+    options: &mut SessionOptions,
+    weather: Weather,
+    random: &mut Random,
+    tally: &mut Tally,
+) -> Result<Session> {
+    for attempt in 0..STARTS_MAX {
+        let weather = if attempt < BAD_STARTS { weather } else { Weather::Fair };
+        options.faults = weather.faults(path, random);
+        match Session::open(path, options, &mut |_, _| {}) {
+            Ok(session) => return Ok(session),
+            Err(error) => {
+                let (what, _) = weather::name(error, path)?;
+                *tally.errors.entry(what).or_default() += 1;
+            }
+        }
+    }
+    bail!("{}: no session could be opened in {STARTS_MAX} attempts", path.display())
+}

@@ -1,0 +1,123 @@
+//! How the disk fails.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Result;
+use forebay_engine::EngineError;
+use forebay_model::ModelError;
+use forebay_store::{Fault, FaultKind, FaultPlan, FileIndex, ReadError};
+use forebay_stream::StreamError;
+
+use crate::random::Random;
+
+/// What kind of disk a session has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Weather {
+    /// A good one.
+    Fair,
+    /// Short reads, errors, late answers, and wrong bits where there are checksums: now and then.
+    Drizzle,
+    /// The same of every second request, or of every eighth where bits flip: bytes that are wrong twice are refused.
+    Storm,
+    /// As drizzle; besides, now and then it is gone for longer than retries last.
+    Showers,
+    /// Some places take tens of milliseconds.
+    Slow,
+    /// One request never ends.
+    DeadRead,
+}
+
+/// Places that are slow.
+const SLOW_PLACES: u32 = 12;
+/// Bytes of a place that is slow or dead.
+const PLACE_BYTES: u64 = 64 << 10;
+
+impl Weather {
+    pub fn any(random: &mut Random) -> Weather {
+        match random.next() % 12 {
+            0 => Weather::Fair,
+            1..4 => Weather::Drizzle,
+            4..6 => Weather::Storm,
+            6..9 => Weather::Showers,
+            9 | 10 => Weather::Slow,
+            _ => Weather::DeadRead,
+        }
+    }
+
+    /// The faults of such a disk with the model at `path` on it.
+    pub fn faults(self, path: &Path, random: &mut Random) -> Option<FaultPlan> {
+        // Wrong bits of files without checksums would be wrong tokens, and nobody's fault.
+        let random_flips = path.extension().is_some_and(|end| end == "fbay");
+        let seed = u64::from(random.next());
+        let plan = FaultPlan { random_flips, seed, ..FaultPlan::default() };
+        match self {
+            Weather::Fair => None,
+            Weather::Drizzle => Some(FaultPlan { random_one_in: 20, ..plan }),
+            Weather::Storm => {
+                Some(FaultPlan { random_one_in: if random_flips { 8 } else { 2 }, ..plan })
+            }
+            Weather::Showers => {
+                let outage_one_in = 4000 << (random.next() % 4);
+                Some(FaultPlan { random_one_in: 50, outage_one_in, ..plan })
+            }
+            Weather::Slow => {
+                let faults = (0..SLOW_PLACES).map(|_| {
+                    let delay = Duration::from_millis(u64::from(random.next() % 30));
+                    fault(path, FaultKind::Delay(delay), 5, random)
+                });
+                Some(FaultPlan { faults: faults.collect(), ..plan })
+            }
+            Weather::DeadRead => {
+                let faults = vec![fault(path, FaultKind::Never, 1, random)];
+                Some(FaultPlan { faults, ..plan })
+            }
+        }
+    }
+}
+
+/// A fault somewhere in the model's file, or in the first of a folder's.
+fn fault(path: &Path, kind: FaultKind, times: u32, random: &mut Random) -> Fault {
+    let bytes = std::fs::metadata(path).map_or(0, |data| data.len()).max(PLACE_BYTES);
+    let start = (u64::from(random.next()) << 32 | u64::from(random.next())) % bytes;
+    Fault { file: FileIndex(0), range: start..start + PLACE_BYTES, kind, times }
+}
+
+/// What a call that met a bad disk left behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum After {
+    /// The session goes on.
+    Usable,
+    /// Memory was lost to a read that did not end: another session has to be opened.
+    Stopped,
+}
+
+/// Which of the disk's errors this is and what follows; any other error is given back. It has to say where it happened.
+pub fn name(error: EngineError, path: &Path) -> Result<(&'static str, After)> {
+    let (cause, opening) = match &error {
+        EngineError::Stream(error) | EngineError::Model(ModelError::Stream(error)) => match error {
+            StreamError::Read { cause, .. } => (cause, false),
+            StreamError::Stopped { .. } => return Ok(("stopped", After::Stopped)),
+            _ => return Err(error_at(error.to_string(), path)),
+        },
+        EngineError::Load { cause, .. } => (cause, true),
+        _ => return Err(error_at(error.to_string(), path)),
+    };
+    let (what, after) = match cause {
+        ReadError::Io { .. } => ("failed reads", After::Usable),
+        ReadError::Stalled { .. } => ("reads that did not end", After::Stopped),
+        ReadError::Corrupt { .. } => ("wrong checksums", After::Usable),
+        _ => return Err(error_at(error.to_string(), path)),
+    };
+    let text = error.to_string();
+    let file = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    // A folder has several files.
+    if !(path.is_dir() || text.contains(&file)) || !text.contains("byte") {
+        return Err(error_at(format!("an error that does not say where: {text}"), path));
+    }
+    Ok((if opening { "at the start" } else { what }, after))
+}
+
+fn error_at(text: String, path: &Path) -> anyhow::Error {
+    anyhow::anyhow!("{}: {text}", path.display())
+}
