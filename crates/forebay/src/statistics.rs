@@ -40,6 +40,9 @@ pub fn block(session: &Session, path: &Path, after: After<'_>) -> String {
     if let Some(experts) = &statistics.device_experts {
         lines.push(("slots", slots(experts)));
         lines.push(("to GPU", to_gpu(experts, statistics.stream.as_ref())));
+        if experts.layers_served > 0 {
+            lines.push(("fetched", fetched(experts)));
+        }
     }
     if let (Some(stream), Some(plan)) = (&statistics.stream, session.plan()) {
         lines.push(("basin", basin(&statistics, plan)));
@@ -202,6 +205,19 @@ fn to_gpu(experts: &DeviceExperts, stream: Option<&StreamStatistics>) -> String 
         );
     }
     text
+}
+
+/// Of tokens whose recorded work fetches experts by itself.
+fn fetched(experts: &DeviceExperts) -> String {
+    let layers = experts.layers_served as f64;
+    let micros = |seconds: f64| seconds / layers * 1e6;
+    format!(
+        "{:.0} % of {} layers found all their experts in VRAM; on average a layer waited {:.0} us to be told where the others are, and copied for {:.0} us",
+        100.0 * experts.layers_resident as f64 / layers,
+        experts.layers_served,
+        micros(experts.answer_wait_seconds),
+        micros(experts.copy_seconds)
+    )
 }
 
 fn basin(statistics: &SessionStatistics, plan: &MemoryPlan) -> String {
