@@ -63,7 +63,7 @@ pub use load::{
     load_straight, process_seconds,
 };
 pub use page_cache::CacheMethod;
-pub use probe::{DiskProbe, DiskRate, Latencies, ProbeLength, copy_rate};
+pub use probe::{DiskProbe, DiskRate, Latencies, ProbeLength, copy_rate, last_cache_bytes};
 pub use reader::{
     BlockAnswer, BlockReader, RawReader, RawRequest, ReadAnswer, ReadRequest, ReaderEnd,
     ReaderError, ReaderOptions,

@@ -17,8 +17,8 @@ use crate::files::FileSet;
 use crate::layout::BlockLayout;
 use crate::load::process_seconds;
 
-/// Memory that copies go to in turn: more than caches hold, and for many threads not so much that it shows in what the
-/// process needs.
+/// Memory that copies go to in turn, at least: more than usual caches hold, and for many threads not so much that it shows in
+/// what the process needs.
 const COPY_BYTES: usize = 64 << 20;
 const COPY_BYTES_PER_THREAD: usize = 12 << 20;
 const COPY_PIECE: usize = 1 << 20;
@@ -197,6 +197,13 @@ fn probe_failed(error: ReadError) -> StoreError {
     StoreError::Probe { why: error.to_string() }
 }
 
+/// Bytes of the largest cache, 0 where the system does not tell.
+pub fn last_cache_bytes() -> usize {
+    let size = std::fs::read_to_string("/sys/devices/system/cpu/cpu0/cache/index3/size");
+    let kib = size.ok().and_then(|text| text.trim().strip_suffix('K')?.parse::<usize>().ok());
+    kib.unwrap_or(0) * 1024
+}
+
 /// Bytes per second that `threads` threads copy from the page cache into resident memory, for about
 /// `time`, from ranges of `bytes` bytes of a file that are cached already. `None` for a file that
 /// is not on a disk or has not even one piece of a MiB.
@@ -218,7 +225,9 @@ pub fn copy_rate(
         return Ok(None);
     }
     let threads = NonZero::new(threads).map_or(1, NonZero::get);
-    let places = (COPY_BYTES / threads).max(COPY_BYTES_PER_THREAD) / COPY_PIECE;
+    // A server's cache of 300 MiB would take what the threads' least memory is for, and no copy would reach the memory.
+    let bytes = COPY_BYTES.max(2 * last_cache_bytes());
+    let places = (bytes / threads).max(COPY_BYTES_PER_THREAD) / COPY_PIECE;
     let slot_bytes = places * COPY_PIECE;
     let arena = Arena::reserve(threads * slot_bytes)?;
     let slots = (0..threads).map(|_| arena.carve(slot_bytes)).collect::<Result<Vec<_>, _>>()?;

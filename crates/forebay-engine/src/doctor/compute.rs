@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use forebay_compute::{Activations, Arithmetic, Cpu, Isa, MatmulJob, Matrix};
 use forebay_format::TensorType;
-use forebay_store::Arena;
+use forebay_store::{Arena, last_cache_bytes};
 use serde::Serialize;
 
 use super::KernelRate;
@@ -122,9 +122,7 @@ pub(super) fn beside<T: Send>(
 /// Eight times the last cache, as far as memory allows. Going through twice as much again and again, a server's cache of
 /// 300 MiB still had so much of it that one measured 1.7 times the rate at which large models' weights then came.
 fn working_set() -> usize {
-    let size = std::fs::read_to_string("/sys/devices/system/cpu/cpu0/cache/index3/size");
-    let kib = size.ok().and_then(|text| text.trim().strip_suffix('K')?.parse::<usize>().ok());
-    let wanted = (8 * kib.unwrap_or(0) * 1024).max(WEIGHTS_BYTES);
+    let wanted = (8 * last_cache_bytes()).max(WEIGHTS_BYTES);
     let most = (free_bytes() / 4).max(16 << 20) as usize;
     wanted.min(most) / (1 << 20) * (1 << 20)
 }
