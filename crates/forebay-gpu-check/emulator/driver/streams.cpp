@@ -33,8 +33,9 @@ struct Graph {
 
 struct Stream {
     std::deque<Work> queue;
-    // A thread of its own is at it.
+    // A thread of its own is at it, and that thread, until somebody has seen it end.
     bool busy = false;
+    std::thread thread;
     // While it captures: what, and whose it is.
     std::shared_ptr<Graph> captured;
     std::thread::id owner;
@@ -73,17 +74,20 @@ void work_off(Stream *stream) {
 
 void finish(Stream *stream) {
     while (stream->busy) let_others();
+    // It has given back the lock, and what is left of it needs none.
+    if (stream->thread.joinable()) stream->thread.join();
     work_off(stream);
 }
 
 // What waits for the host cannot be done in a call of the host's.
 void start_thread(Stream *stream) {
+    if (stream->thread.joinable()) stream->thread.join();
     stream->busy = true;
-    std::thread([stream] {
+    stream->thread = std::thread([stream] {
         std::lock_guard<std::recursive_mutex> guard(lock);
         work_off(stream);
         stream->busy = false;
-    }).detach();
+    });
 }
 
 bool is_lazy() {
