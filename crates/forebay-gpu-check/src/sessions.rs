@@ -13,7 +13,7 @@ use forebay_model::{DeviceShare, ModelError};
 /// Positions of the sessions that are compared.
 pub const CONTEXT: usize = 128;
 /// How often the smallest budget is asked for anew.
-pub const TRIES: usize = 5;
+const TRIES: usize = 5;
 /// Tokens that go through alone: the first ones queue their work, the others have it recorded.
 const ALONE: usize = 12;
 
@@ -43,7 +43,7 @@ pub fn generate(session: &mut Session, prompt: &[u32], count: usize) -> Result<V
 }
 
 /// What of the model the planner gives to the GPU.
-pub fn planned(path: &Path, options: &SessionOptions) -> Result<DeviceShare> {
+fn planned(path: &Path, options: &SessionOptions) -> Result<DeviceShare> {
     let facts = plan::gpu_facts(options.device).context("there is a GPU")?;
     let work = Work { prompt_tokens: 1, depth: 0 };
     let request = PlanRequest::of_session(options, CONTEXT, work);
@@ -69,14 +69,50 @@ pub fn open_with_least(
     }
 }
 
-/// The smallest `--vram`, as the refusal of less says it.
-pub fn smallest_vram(path: &Path, options: &SessionOptions) -> Result<u64> {
-    needed(path, SessionOptions { vram_bytes: Some(1), ..options.clone() })
+/// A session with `more` bytes than the smallest `--vram` that works, whose share of the GPU is, as `agrees` finds, what was
+/// planned right before. The driver's own share may grow between the two.
+pub fn open_as_planned(
+    path: &Path,
+    options: &SessionOptions,
+    more: u64,
+    agrees: impl Fn(&DeviceShare, &Session) -> bool,
+) -> Result<Session> {
+    for _ in 0..TRIES {
+        let vram_bytes = Some(smallest_vram(path, options)? + more);
+        let with = SessionOptions { vram_bytes, ..options.clone() };
+        let opened = planned(path, &with).and_then(|planned| Ok((planned, open(path, with)?)));
+        match opened {
+            Ok((planned, session)) if agrees(&planned, &session) => return Ok(session),
+            Ok(_) => {}
+            Err(error) if is_too_little_vram(&error) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    bail!("{TRIES} sessions were refused, or had another share of the GPU than was planned")
 }
 
-/// Likewise of `--ram`.
-pub fn smallest_ram(path: &Path, options: &SessionOptions) -> Result<u64> {
-    needed(path, SessionOptions { ram_bytes: Some(1), ..options.clone() })
+fn is_too_little_vram(error: &anyhow::Error) -> bool {
+    let error = error.downcast_ref::<EngineError>();
+    matches!(error, Some(EngineError::Model(ModelError::VramTooSmall { .. })))
+}
+
+/// The smallest `--ram` with the smallest `--vram`: it depends on sizes of layers and experts alone.
+pub fn least_ram(path: &Path, options: &SessionOptions) -> Result<u64> {
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        let vram_bytes = Some(smallest_vram(path, options)?);
+        let with = SessionOptions { vram_bytes, ram_bytes: Some(1), ..options.clone() };
+        match needed(path, with) {
+            Err(_) if tries < TRIES => {}
+            found => return found,
+        }
+    }
+}
+
+/// The smallest `--vram`, as the refusal of less says it.
+fn smallest_vram(path: &Path, options: &SessionOptions) -> Result<u64> {
+    needed(path, SessionOptions { vram_bytes: Some(1), ..options.clone() })
 }
 
 fn needed(path: &Path, options: SessionOptions) -> Result<u64> {

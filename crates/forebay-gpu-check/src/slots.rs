@@ -7,12 +7,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context as _, Result, bail};
 use forebay_engine::{DeviceChoice, Session, SessionOptions};
-use forebay_model::MissSplit;
+use forebay_model::{DeviceShare, MissSplit};
 use forebay_stream::{CacheShape, Lookups, PolicyKind, ReplayPolicy, replay, routing};
 
 use crate::harness::Outcome;
 use crate::sessions::{
-    CONTEXT, TRIES, generate, logits, open, open_with_least, planned, smallest_ram, smallest_vram,
+    CONTEXT, generate, least_ram, logits, open, open_as_planned, open_with_least,
 };
 
 const GENERATED: usize = 8;
@@ -95,23 +95,15 @@ fn as_planned(
     more: u64,
     small_ram: bool,
 ) -> Result<Session> {
-    for _ in 0..TRIES {
-        let vram_bytes = Some(smallest_vram(path, options)? + more);
-        let with = SessionOptions { vram_bytes, ..options.clone() };
-        let ram_bytes = small_ram.then(|| smallest_ram(path, &with)).transpose()?;
-        let with = SessionOptions { ram_bytes, ..with };
-        // The driver's own share of the memory grows now and then while sessions come and go.
-        let (Ok(planned), Ok(session)) = (planned(path, &with), open(path, with.clone())) else {
-            continue;
-        };
-        if session.slots().is_none() {
-            bail!("{with:?}: all experts were kept");
-        }
-        if planned.slots.as_ref() == session.slots() {
-            return Ok(session);
-        }
+    let ram_bytes = small_ram.then(|| least_ram(path, options)).transpose()?;
+    let with = SessionOptions { ram_bytes, ..options.clone() };
+    let agrees =
+        |planned: &DeviceShare, session: &Session| planned.slots.as_ref() == session.slots();
+    let session = open_as_planned(path, &with, more, agrees)?;
+    if session.slots().is_none() {
+        bail!("{with:?}, {more} bytes of VRAM beyond the least: all experts were kept");
     }
-    bail!("{TRIES} sessions were refused, or had other slots than were planned")
+    Ok(session)
 }
 
 /// Lookups, hits and evictions of a conversation, and of the replay of its trace.

@@ -17,7 +17,7 @@ use crate::harness::Outcome;
 use crate::logits::Distance;
 use crate::models::Limits;
 use crate::sessions::{
-    CONTEXT, TRIES, generate, logits, open, open_with_least, planned, smallest_ram, smallest_vram,
+    CONTEXT, generate, least_ram, logits, open, open_as_planned, open_with_least,
 };
 
 const GENERATED: usize = 6;
@@ -135,19 +135,6 @@ fn own_bytes(session: &Session) -> Result<u64> {
     Ok(vram.total_bytes - vram.context_bytes)
 }
 
-/// The smallest `--ram` with the smallest `--vram`: it depends on sizes of layers alone.
-fn least_ram(path: &Path, options: &SessionOptions) -> Result<u64> {
-    let mut tries = 0;
-    loop {
-        tries += 1;
-        let vram_bytes = Some(smallest_vram(path, options)?);
-        match smallest_ram(path, &SessionOptions { vram_bytes, ..options.clone() }) {
-            Err(_) if tries < TRIES => {}
-            found => return found,
-        }
-    }
-}
-
 /// Where units are that are not all in VRAM.
 fn places(session: &Session) -> Option<UnitPlaces> {
     session.statistics().device_units.map(|units| units.units.places)
@@ -215,23 +202,10 @@ fn check_budget(
 
 /// A session with `more` bytes than the smallest budget, with the units in VRAM that the planner promised.
 fn as_planned(path: &Path, options: &SessionOptions, more: u64) -> Result<Session> {
-    for _ in 0..TRIES {
-        let vram_bytes = Some(smallest_vram(path, options)? + more);
-        let with = SessionOptions { vram_bytes, ..options.clone() };
-        // The driver's own share of the memory grows now and then while sessions come and go.
-        let (Ok(planned), Ok(session)) = (planned(path, &with), open(path, with)) else {
-            continue;
-        };
-        let planned = planned.units;
-        let is_planned = match places(&session) {
-            None => planned.all_in_vram(),
-            Some(places) => planned.places().in_vram == places.in_vram,
-        };
-        if is_planned {
-            return Ok(session);
-        }
-    }
-    bail!("{TRIES} sessions were refused, or had other units in VRAM than were planned")
+    open_as_planned(path, options, more, |planned, session| match places(session) {
+        None => planned.units.all_in_vram(),
+        Some(places) => planned.units.places().in_vram == places.in_vram,
+    })
 }
 
 /// Reads of the second layer's feed-forward fail for a while: calls do, too, and then give the bits that they give without.
