@@ -6,6 +6,7 @@
 mod beginning;
 mod cpu_units;
 mod exchange;
+mod experts;
 mod memory;
 mod on_cpu;
 mod places;
@@ -22,8 +23,7 @@ use forebay_compute::{Cpu, RopeLayout};
 use forebay_cuda::{
     Added, Attention, AttentionInputs, AttentionScratch, DevicePtr, ExpertOutputs, FiniteFlag, Gpu,
     HeadInput, KvLayer, MATVEC_TOKENS, NarrowActivations, Norm, Normed, Rotation,
-    RoundedActivations, RouterChoice, RouterMatrix, RouterOutputs, SortedPairs, TOP_K_MAX, TopK,
-    rounds_outputs, takes_inputs, takes_rounded,
+    RoundedActivations, TOP_K_MAX, TopK, rounds_outputs, takes_inputs, takes_rounded,
 };
 use forebay_stream::{MemoryPlan, Residency};
 
@@ -34,11 +34,10 @@ use crate::weights::{FeedForwardWeights, PartMatrix, Weights};
 use beginning::EmbeddingRows;
 use exchange::Exchange;
 use memory::{DeviceArena, DevicePlan};
-use on_cpu::{BatchRows, ExpertMatrices};
 use places::{ActivationPlaces, HEAD_ROWS};
-use products::{ExpertEntries, ExpertProduct, Product, Products, Rows};
+use products::{Product, Products};
 use recording::Recordings;
-use streamed::{LayerOfDevice, Streamed};
+use streamed::Streamed;
 use streamed_units::StreamedUnits;
 use units::{attention_of, feed_forward_of};
 use vectors::{LayerVectors, optional};
@@ -165,16 +164,6 @@ impl CudaBackend {
         self.gpu.attention_splits(shape, step.architecture.attention.heads, step.count, capacity)
     }
 
-    /// The router's pairs, sorted by expert.
-    fn sorted_pairs(&self) -> SortedPairs {
-        SortedPairs {
-            starts: self.arena.activation(self.at().starts),
-            pair_tokens: self.arena.activation(self.at().pair_tokens),
-            pairs: self.arena.activation(self.at().pairs),
-            row_of_pair: self.arena.activation(self.at().row_of_pair),
-        }
-    }
-
     /// Logits of rows `from ..` of the normed stream.
     fn queue_head_rows(&self, step: &Step<'_>, from: usize, rows: usize) -> Result<(), ModelError> {
         let vocabulary = step.architecture.vocabulary;
@@ -215,95 +204,6 @@ impl CudaBackend {
         streamed.serve(gpu, plan, arena, weights)?;
         self.served = true;
         Ok(())
-    }
-
-    fn layer_of_device(&self, layer: usize) -> LayerOfDevice<'_> {
-        LayerOfDevice { gpu: &self.gpu, plan: &self.plan, arena: &self.arena, layer }
-    }
-
-    /// All products of a layer's experts, part by part if they come so.
-    fn compute_experts(
-        &self,
-        step: &Step<'_>,
-        streamed: Option<&mut Streamed>,
-    ) -> Result<ExpertOutputs, ModelError> {
-        let FeedForwardWeights::Experts { gate, up, down, .. } = step.layer_weights().feed_forward
-        else {
-            unreachable!("the caller looked at the weights");
-        };
-        let (gpu, at, experts) = (&self.gpu, self.at(), step.experts());
-        let matrices = ExpertMatrices { gate, up, down };
-        let places = self.plan.weights.experts_of[step.layer].expect("the layer has experts");
-        let sorted = self.sorted_pairs();
-        let fetched = streamed.is_some() && self.recordings.is_recording();
-        let (slots, ids) = match fetched {
-            // In the order of the choice.
-            true => (at.fetch_slots, at.identity),
-            false => (at.tables[step.layer], at.expert_ids),
-        };
-        let entries = ExpertEntries {
-            slots: self.arena.activation(slots),
-            experts: experts.count,
-            tokens: step.count,
-            used: experts.used,
-            ids: self.arena.activation(ids),
-            starts: sorted.starts,
-            pair_tokens: sorted.pair_tokens,
-        };
-        let part = |matrix: PartMatrix, out: u64| ExpertProduct {
-            matrix,
-            offset: places.parts[matrix.part],
-            out: self.float(out),
-        };
-        let pair = [part(gate, at.gate), part(up, at.up)];
-        let down = [part(down, at.outputs)];
-        let (x, inner) = (self.float(at.normed), self.float(at.gate));
-        let compute = || {
-            self.products.gated_experts(gpu, x, &entries, pair)?;
-            self.products.experts(gpu, inner, &entries, Rows::Entry, &down)
-        };
-        match streamed {
-            None => compute()?,
-            Some(streamed) if fetched => {
-                compute()?;
-                let on = self.layer_of_device(step.layer);
-                streamed.queue_rows(&on, self.float(at.outputs))?;
-            }
-            Some(streamed) => {
-                let on = self.layer_of_device(step.layer);
-                let chosen = &self.chosen[..step.count * experts.used];
-                let rows = BatchRows {
-                    normed: x,
-                    outputs: self.float(at.outputs),
-                    tokens: step.count,
-                    used: experts.used,
-                    hidden: step.architecture.hidden,
-                };
-                let few = self.products.is_few(step.count).then_some(&rows);
-                streamed.begin(gpu, step.layer, chosen, few)?;
-                while let Some(work) = streamed.next_wave(&on)? {
-                    if work.gpu {
-                        compute()?;
-                    }
-                    if work.cpu {
-                        streamed.compute_on_cpu(gpu, &matrices, &rows, chosen)?;
-                    }
-                    streamed.end_wave(gpu)?;
-                }
-                streamed.end();
-            }
-        }
-        let row_of_pair = match self.products.is_few(step.count) {
-            true => self.arena.activation(at.identity),
-            false => sorted.row_of_pair,
-        };
-        Ok(ExpertOutputs {
-            parts: self.float(at.outputs),
-            weights: self.float(at.expert_weights),
-            row_of_pair,
-            width: step.architecture.hidden,
-            k: experts.used,
-        })
     }
 
     /// Waits for the batch and reports what its kernels found.
@@ -539,58 +439,7 @@ impl Backend for CudaBackend {
     }
 
     fn route(&mut self, step: &Step<'_>, routing: Option<&mut [i32]>) -> Result<(), ModelError> {
-        let FeedForwardWeights::Experts { router, .. } = step.layer_weights().feed_forward else {
-            unreachable!("the caller looked at the weights");
-        };
-        let (gpu, at, experts) = (&self.gpu, self.at(), step.experts());
-        let product = self.product(step, router, at.scores);
-        let choice = RouterChoice {
-            experts: experts.count,
-            k: experts.used,
-            sigmoid: false,
-            renormalise: experts.renormalise,
-            scale: experts.scale,
-            correction_bias: DevicePtr::null(),
-            groups: None,
-        };
-        let ids = self.arena.activation(at.expert_ids);
-        let outputs = RouterOutputs {
-            ids,
-            weights: self.float(at.expert_weights),
-            flag: self.exchange.flags().offset(1 + step.layer),
-        };
-        let (x, logits) = (self.float(at.normed), product.out);
-        if self.products.is_few(step.count) && RouterMatrix::is_supported(router.ty) {
-            let matrix = RouterMatrix { ty: router.ty, data: product.data, cols: router.cols };
-            let tickets = self.arena.activation(at.router_tickets);
-            gpu.route_few(&choice, matrix, x, logits, &outputs, tickets, step.count)?;
-        } else {
-            self.products.dense(gpu, x, step.count, &[product])?;
-            gpu.route(&choice, logits, &outputs, step.count)?;
-        }
-        if self.recordings.is_recording()
-            && let Some(streamed) = &self.streamed
-        {
-            return Ok(streamed.queue_fetch(&self.layer_of_device(step.layer), ids, x)?);
-        }
-        if let Some(chosen) = step.chosen {
-            gpu.upload(chosen, ids)?;
-        }
-        if !self.products.is_few(step.count) {
-            let sorted = self.sorted_pairs();
-            gpu.sort_pairs(ids, &sorted, step.count, experts.used, experts.count)?;
-        }
-        let chosen = &mut self.chosen[..step.count * experts.used];
-        match (&mut self.streamed, &routing) {
-            (Some(streamed), _) => streamed.take_ids(&self.gpu, ids, chosen)?,
-            (None, Some(_)) => self.gpu.download_into(ids, chosen)?,
-            (None, None) => {}
-        }
-        if let Some(routing) = routing {
-            let layers = step.architecture.layers.len();
-            record_routing(chosen, routing, step.layer, layers, step.count);
-        }
-        Ok(())
+        self.choose_experts(step, routing)
     }
 
     fn recorded_routing(&self, step: &Step<'_>, routing: &mut [i32]) {
@@ -602,11 +451,7 @@ impl Backend for CudaBackend {
     }
 
     fn experts(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
-        let mut streamed = self.streamed.take();
-        let computed = self.compute_experts(step, streamed.as_mut());
-        self.streamed = streamed;
-        self.outputs = Some(computed?);
-        Ok(())
+        self.multiply_experts(step)
     }
 
     fn head(
