@@ -25,12 +25,7 @@ fn seconds_per_token(session: &mut Session, tokens: usize, recording: Option<boo
         let recorded = session.record_routing(Box::new(BufWriter::new(file)), scores);
         recorded.expect("a model with experts");
     }
-    let options = GenerateOptions {
-        max_tokens: Some(tokens + 1),
-        sampling: Sampling { temperature: 0.0, ..Sampling::default() },
-        ignore_end: true,
-        ..GenerateOptions::default()
-    };
+    let options = GenerateOptions::exactly(tokens + 1, Sampling::greedy());
     // The first token comes out of the prompt.
     let mut started = None;
     let answer = session.generate(&[1], &options, &mut |_| {

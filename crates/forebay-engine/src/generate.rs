@@ -24,6 +24,19 @@ pub struct GenerateOptions {
     pub ignore_end: bool,
 }
 
+impl GenerateOptions {
+    /// For `count` tokens, whatever they are; fewer only where the context ends. For measurements
+    /// and comparisons, which need texts of known lengths.
+    pub fn exactly(count: usize, sampling: Sampling) -> GenerateOptions {
+        GenerateOptions {
+            max_tokens: Some(count),
+            sampling,
+            ignore_end: true,
+            ..GenerateOptions::default()
+        }
+    }
+}
+
 /// Why an answer ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]

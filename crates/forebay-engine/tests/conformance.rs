@@ -26,12 +26,7 @@ fn last8(logits: &[f32], vocabulary: usize) -> &[f32] {
 
 fn greedy(session: &mut Session, prompt: &[u32], count: usize) -> Vec<u32> {
     session.reset();
-    let options = GenerateOptions {
-        max_tokens: Some(count),
-        sampling: Sampling::greedy(),
-        ignore_end: true,
-        ..GenerateOptions::default()
-    };
+    let options = GenerateOptions::exactly(count, Sampling::greedy());
     session.generate(prompt, &options, &mut |_| ControlFlow::Continue(())).unwrap().tokens
 }
 

@@ -72,12 +72,7 @@ fn talk(session: &mut Session) -> usize {
         }
         let ids = |index: usize| ((index * 7919 + count) % session.vocab_size()) as u32;
         let prompt: Vec<u32> = (0..count).map(ids).collect();
-        let options = GenerateOptions {
-            max_tokens: Some(12),
-            sampling: sampling.clone(),
-            ignore_end: true,
-            ..GenerateOptions::default()
-        };
+        let options = GenerateOptions::exactly(12, sampling.clone());
         let answer = session.generate(&prompt, &options, &mut |_| ControlFlow::Continue(()));
         generated += answer.unwrap().tokens.len() - 1;
     }

@@ -33,12 +33,7 @@ pub fn logits(session: &mut Session, ids: &[u32]) -> Result<Vec<f32>> {
 /// The likeliest `count` tokens behind `prompt`, whatever they are.
 pub fn generate(session: &mut Session, prompt: &[u32], count: usize) -> Result<Vec<u32>> {
     session.reset();
-    let options = GenerateOptions {
-        max_tokens: Some(count),
-        sampling: Sampling::greedy(),
-        ignore_end: true,
-        ..GenerateOptions::default()
-    };
+    let options = GenerateOptions::exactly(count, Sampling::greedy());
     Ok(session.generate(prompt, &options, &mut |_| ControlFlow::Continue(()))?.tokens)
 }
 

@@ -59,12 +59,7 @@ impl Turn {
     }
 
     fn of(&self, session: &mut Session) -> Answer {
-        let options = GenerateOptions {
-            max_tokens: Some(self.tokens),
-            sampling: self.sampling.clone(),
-            ignore_end: true,
-            ..GenerateOptions::default()
-        };
+        let options = GenerateOptions::exactly(self.tokens, self.sampling.clone());
         let mut tokens = Vec::new();
         let end = session.generate(&self.prompt, &options, &mut |id| {
             tokens.push(id);
