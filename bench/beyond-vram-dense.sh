@@ -108,7 +108,7 @@ if io["busy_fraction"] > 0.02 and not run["prompt"]:
     allowed = io["bytes_read"] / io["busy_seconds"] / (io["bytes_read"] / tokens)
     busy = io["busy_fraction"]
     disk = f"{allowed:.3f} by the disk, busy {busy:.0%}"
-predicted, waited = part.get("tokens_per_second_predicted"), units["copy_wait_seconds"]
+predicted, waited = part.get("tokens_per_second_predicted"), sum(units[kind]["copy_wait_seconds"] for kind in ("few_tokens", "many_tokens"))
 notes = [where, f"{predicted:.2f}" if predicted else "", f"{waited:.2f}", disk]
 print("\t".join([row, "forebay", str(part["tokens_per_second_median"]), *notes]))
 ' "$row" >>"$runs"

@@ -1,4 +1,4 @@
-// Biases, the gated activation, and a look for values that are not finite. Sums and products are rounded one by one,
+// Biases, the gated activation, a look for values that are not finite, and some words from the host. Sums and products are rounded one by one,
 // not fused, so that they equal the processor's.
 #include "common.cuh"
 
@@ -28,6 +28,13 @@ extern "C" __global__ void __launch_bounds__(256)
         return;
     }
     for (size_t j = i; j < n; j++) out[j] = silu(gate[j]) * up[j];
+}
+
+// Words of host memory, of which the host may have written others since the kernel before.
+extern "C" __global__ void __launch_bounds__(256) copy_words(const u32 *from, u32 *to, int count) {
+    wait_for_previous();
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < count) to[i] = __ldcv(from + i);
 }
 
 // Grid (shares of a row, rows): `flag` gets the smallest `tag + row` of the rows with an infinite or a NaN.

@@ -92,6 +92,7 @@ impl Described<'_> {
         let host = blocks.map(|blocks| self.host_plan(blocks, options)).transpose()?;
         let host_plan = host.as_ref().map(|host| host.plan.clone());
         let cpu_units = plan.units().cpu_takes_part();
+        let planned = plan.unit_rates();
         let (backend, (info, start)) =
             plan.load(self.architecture, self.weights, &self.files, |load| {
                 let (info, start) = self.fill(load, open_time, options, progress)?;
@@ -101,13 +102,15 @@ impl Described<'_> {
                 let (residency, arena) = self.fill_host(host, options, progress)?;
                 let info = residency.engine_info();
                 let pinned = load.gpu.pin(arena.addresses(), arena)?;
-                let takes_part = if slots { options.cpu_experts } else { cpu_units };
-                let cpu = takes_part.then(|| session::helping_host(options)).transpose()?;
                 let weights = if slots {
-                    let cpu = cpu.map(|cpu| HelpingCpu { cpu, split: options.miss_split });
+                    let cpu = options.cpu_experts.then(|| session::helping_host(options));
+                    let cpu =
+                        cpu.transpose()?.map(|cpu| HelpingCpu { cpu, split: options.miss_split });
                     HostWeights::Experts(HostExperts { residency, pinned, cpu })
                 } else {
-                    HostWeights::Units(HostUnits { residency, pinned, cpu })
+                    // As many threads as the machine profile was made with: the rates that decided are theirs.
+                    let cpu = cpu_units.then(|| session::host(options)).transpose()?;
+                    HostWeights::Units(HostUnits { residency, pinned, cpu, planned })
                 };
                 Ok((weights, (info, start)))
             })?;

@@ -409,8 +409,8 @@ pub(crate) fn host(options: &SessionOptions) -> Result<Cpu, EngineError> {
     Ok(Cpu::new(threads(options)?, Isa::selected()?, arithmetic))
 }
 
-/// As [`host`], to help a GPU: unless the user says how many, half of the threads that would compute alone. One thread drives
-/// the GPU, and on 16 processors of a virtual machine, two to a core, 8 threads were half again as fast as 16.
+/// As [`host`], to help a GPU with experts: unless the user says how many, half of the threads that would compute alone. One
+/// thread drives the GPU, and on 16 processors of a virtual machine, two to a core, 8 threads were half again as fast as 16.
 pub(crate) fn helping_host(options: &SessionOptions) -> Result<Cpu, EngineError> {
     let threads = options.threads.unwrap_or_else(|| default_threads().div_ceil(2));
     host(&SessionOptions { threads: Some(threads), ..options.clone() })

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use forebay_engine::{Checks, Generation, Session, SessionStatistics, UnitStatistics};
-use forebay_model::{DeviceExperts, UnitCounts, VramUse};
+use forebay_model::{DeviceExperts, PassTimes, UnitCounts, VramUse};
 use forebay_stream::{MemoryPlan, StreamStatistics};
 
 use crate::output;
@@ -36,6 +36,12 @@ pub fn block(session: &Session, path: &Path, after: After<'_>) -> String {
     if let Some(units) = &statistics.device_units {
         lines.push(("layers", layers(units)));
         lines.push(("to GPU", units_to_gpu(units, statistics.stream.as_ref())));
+        let times = &units.units;
+        for (name, of) in [("tokens", &times.few_tokens), ("prompts", &times.many_tokens)] {
+            if of.passes > 0 {
+                lines.push((name, passes(of)));
+            }
+        }
     }
     if let Some(experts) = &statistics.device_experts {
         lines.push(("slots", slots(experts)));
@@ -157,13 +163,39 @@ fn layers(statistics: &UnitStatistics) -> String {
 fn units_to_gpu(statistics: &UnitStatistics, stream: Option<&StreamStatistics>) -> String {
     let units = &statistics.units;
     let tokens = stream.map_or(0, |stream| stream.prompt_tokens + stream.generated_tokens).max(1);
-    format!(
-        "{}, {} per token, from {} of pinned memory; {} computed with on the CPU, which waited {} for copies",
+    let mut text = format!(
+        "{}, {} per token, from {} of pinned memory",
         bytes(units.bytes_copied),
         bytes(units.bytes_copied / tokens),
         bytes(units.pinned_bytes),
-        bytes(units.bytes_on_cpu),
-        seconds(units.copy_wait_seconds)
+    );
+    if units.bytes_on_cpu > 0 {
+        let rate = units.bytes_on_cpu as f64 / units.few_tokens.cpu_seconds;
+        let planned = units.planned.map_or(rate, |rates| rates.cpu_bytes_per_second);
+        let _ = write!(
+            text,
+            "; {} computed with on the CPU at {}/s ({}/s expected)",
+            bytes(units.bytes_on_cpu),
+            format_rate(rate),
+            format_rate(planned)
+        );
+    }
+    text
+}
+
+/// Where the time of passes over all layers went.
+fn passes(times: &PassTimes) -> String {
+    let each = |of: f64| format!("{:.1} ms", 1e3 * of / times.passes as f64);
+    let waits = times.copy_wait_seconds + times.gpu_wait_seconds + times.disk_wait_seconds;
+    format!(
+        "{} of {}: CPU computing {}, waiting for copies {}, for the GPU {}, for the disk {}, the rest {}",
+        times.passes,
+        each(times.seconds),
+        each(times.cpu_seconds),
+        each(times.copy_wait_seconds),
+        each(times.gpu_wait_seconds),
+        each(times.disk_wait_seconds),
+        each(times.seconds - times.cpu_seconds - waits)
     )
 }
 

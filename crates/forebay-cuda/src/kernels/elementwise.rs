@@ -1,7 +1,10 @@
-//! Additions, the gated activation, the sum of the experts' outputs, and a look for values that are not finite.
+//! Additions, the gated activation, the sum of the experts' outputs, a look for values that are not finite, and some words
+//! from the host.
+
+use std::ops::Range;
 
 use crate::launch::Launch;
-use crate::{CudaError, DevicePtr, Gpu};
+use crate::{CudaError, DevicePtr, Gpu, HostWords};
 
 const THREADS: usize = 256;
 /// Blocks that a grid's second dimension may have.
@@ -59,6 +62,31 @@ impl Gpu {
             .ptr(bias)
             .int(width)
             .int(rows)
+            .run(self)
+    }
+
+    /// Copies `words` of pinned memory to the device by a kernel. Unlike [`Gpu::queue_upload`], it does not wait for copies of
+    /// other streams: the engine that copies to the device works them off one after the other.
+    ///
+    /// # Errors
+    /// Whatever the driver says.
+    ///
+    /// # Panics
+    /// When the range is empty or beyond the end.
+    pub fn read_words(
+        &self,
+        from: &HostWords,
+        words: Range<usize>,
+        to: DevicePtr<u32>,
+    ) -> Result<(), CudaError> {
+        // The last word is asked for, too, so that the whole range is known to be there.
+        let (first, count) = (from.device(words.start), words.len());
+        let _ = from.device(words.end - 1);
+        let grid = (blocks(count), 1, 1);
+        Launch::new(self.kernel("elementwise", "copy_words")?, grid, (THREADS as u32, 1, 1))
+            .ptr(first)
+            .ptr(to)
+            .int(count)
             .run(self)
     }
 

@@ -18,10 +18,6 @@ const GPU_MULTIPLY_ADDS_OTHER: f64 = 0.27e12;
 /// blocks (llama-1b with half of its weights streamed: 2.3 of 3.2 GB/s).
 const RING_SHARE: f64 = 0.75;
 
-/// What is left of the CPU's measured rate where it goes through tens of GB for every token: 64-70 GB/s beside copies, where a
-/// profile made with 2.5 GB had 100, and llama.cpp alone 74 of 125 (llama-70b, 40 GB, 16 processors of a virtual machine).
-const LARGE_MODEL_SHARE: f64 = 0.66;
-
 /// Time for each layer of the CPU, beside the products: norms, attention, and regions of threads that begin and end. Seconds.
 const CPU_LAYER_SECONDS: f64 = 40e-6;
 
@@ -144,9 +140,9 @@ impl Rates {
     }
 
     /// Bytes per second of the bus, which copies at `copy` alone, and of the CPU, which computes at `cpu` alone, while both read
-    /// host memory, for weights of many GB. Where nobody has measured it, they share what the CPU alone can have.
+    /// host memory. Where nobody has measured it, they share what the CPU alone can have.
     pub(crate) fn both(&self, gpu: &GpuCosts, copy: f64, cpu: f64) -> (f64, f64) {
-        let (copy, cpu) = match gpu.beside_cpu {
+        match gpu.beside_cpu {
             Some(both) => {
                 let alone = rate_of(&self.cpu, BESIDE_TYPE, self.memory_read);
                 let share = (both.cpu_bytes_per_second / alone).min(1.0);
@@ -156,8 +152,7 @@ impl Rates {
                 let share = (self.memory_read.max(cpu) / (copy + cpu)).min(1.0);
                 (share * copy, share * cpu)
             }
-        };
-        (copy, LARGE_MODEL_SHARE * cpu)
+        }
     }
 
     /// The GPU's name, if there is one.

@@ -14,7 +14,7 @@ use super::rates::{GpuCosts, Rates};
 const PART_BYTES: f64 = (64 << 20) as f64;
 
 /// Time for each unit that the CPU computes, beside its products: the input comes to the host, threads wake, the output
-/// goes back. Estimated from the calls (two copies of some KiB, one wait, two regions of threads). Seconds.
+/// goes back. Estimated from the calls (one wait, two regions of threads, some KiB each way over the bus). Seconds.
 const HAND_OVER_SECONDS: f64 = 80e-6;
 
 /// Time for each layer of which not all is recorded: its kernels are queued one by one, which was 1.2 to 1.6 times the

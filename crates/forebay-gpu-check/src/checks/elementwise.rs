@@ -7,7 +7,11 @@ use crate::harness::{Check, Context, Outcome};
 use crate::random::Random;
 
 pub fn checks() -> Vec<Check> {
-    vec![Check::new("elementwise biases", biases), Check::new("elementwise silu", silu)]
+    vec![
+        Check::new("elementwise biases", biases),
+        Check::new("elementwise silu", silu),
+        Check::new("elementwise words", words),
+    ]
 }
 
 pub fn benches() -> Vec<Bench> {
@@ -56,6 +60,24 @@ fn silu(context: &Context) -> Result<Outcome> {
         let norm = |i: usize| exact[i].abs().max(1e-30);
         outcome = outcome.worse(Outcome::of(&got, &exact, norm, 1e-6));
         outcome = outcome.worse(Outcome::same(&in_place, &got));
+    }
+    Ok(outcome)
+}
+
+/// Ranges of words that the host writes anew each time; what is beside them stays.
+fn words(context: &Context) -> Result<Outcome> {
+    let gpu = &context.gpu;
+    let all: Vec<f32> = Random::new(1).gaussians(3000);
+    let mut host = gpu.host_words(all.len())?;
+    let mut outcome = Outcome::same::<f32>(&[], &[]);
+    for range in [0..1, 5..6, 1..258, 0..3000, 2743..3000] {
+        let device = context.upload(&vec![1.0_f32; all.len()])?;
+        host.write(0, &all);
+        gpu.read_words(&host, range.clone(), device.ptr())?;
+        let mut expected = all[range.clone()].to_vec();
+        expected.resize(all.len(), 1.0);
+        outcome = outcome.worse(Outcome::same(&gpu.download(device.ptr(), all.len())?, &expected));
+        host.write(0, &vec![0.0_f32; all.len()]);
     }
     Ok(outcome)
 }

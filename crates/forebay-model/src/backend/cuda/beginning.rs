@@ -11,11 +11,12 @@ use super::recording::Way;
 use crate::ModelError;
 use crate::weights::Weights;
 
-/// Rows of the embedding table on their way from a file to the GPU.
+/// Rows of the embedding table, read from a file.
 pub struct EmbeddingRows {
     files: FileSet,
     /// As on the disk, one behind the other.
     rows: Vec<u8>,
+    /// The same in pinned memory, where a kernel reads each of them once.
     words: HostWords,
     /// 0, 1, 2 ...: the rows of a batch's tokens.
     ids: Vec<u32>,
@@ -32,7 +33,7 @@ impl EmbeddingRows {
         weights: &Weights,
         files: &FileSet,
     ) -> Result<Option<EmbeddingRows>, CudaError> {
-        if !matches!(plan.weights.embedding, EmbeddingPlace::Rows(_)) {
+        if plan.weights.embedding != EmbeddingPlace::Rows {
             return Ok(None);
         }
         let batch = plan.activations.batch;
@@ -99,16 +100,13 @@ impl CudaBackend {
 
     fn embed(&self, step: &Step<'_>) -> Result<(), ModelError> {
         let embedding = &step.weights.embedding;
-        let (at, vocabulary) = match self.plan.weights.embedding {
-            EmbeddingPlace::Head => (self.plan.weights.head, step.architecture.vocabulary),
-            EmbeddingPlace::Table(at) => (at, step.architecture.vocabulary),
-            EmbeddingPlace::Rows(at) => (at, step.count),
+        let (data, vocabulary) = match (self.plan.weights.embedding, &self.embedding_rows) {
+            (_, Some(rows)) => (rows.words.device(0).cast(), step.count),
+            (EmbeddingPlace::Table(at), None) => {
+                (self.arena.dense(at), step.architecture.vocabulary)
+            }
+            (_, None) => (self.arena.dense(self.plan.weights.head), step.architecture.vocabulary),
         };
-        let data = self.arena.dense(at);
-        if let Some(rows) = &self.embedding_rows {
-            let words = (step.count * embedding.row_bytes).div_ceil(4);
-            self.gpu.queue_upload(&rows.words, 0..words, data.cast())?;
-        }
         let hidden = step.architecture.hidden;
         let table = EmbeddingTable { ty: embedding.ty, data, vocabulary, hidden };
         self.gpu.embed(&table, self.exchange.tokens(), self.float(self.at().x), step.count)?;

@@ -1,5 +1,8 @@
-//! Feed-forwards that the CPU computes where they are, in host memory, for few tokens at a time: the normed input comes to
-//! the host, the output goes back to where the GPU's own would be.
+//! Feed-forwards that the CPU computes where they are, in host memory, for few tokens at a time.
+//!
+//! Input and output lie in pinned memory: the norm before writes the one and the norm behind reads the other, over the bus.
+//! Copies of some KiB would cost little by themselves, but the engine that copies to the device works off one copy after the
+//! other, and the ring keeps it busy with matrices of 100 MB and more, which take milliseconds each.
 
 use forebay_compute::{Activations, Cpu, MatmulJob};
 use forebay_cuda::{CudaError, DevicePtr, Gpu, HostWords};
@@ -58,32 +61,27 @@ impl CpuUnits {
         &self.cpu
     }
 
-    /// Queues the way of normed inputs `[tokens, hidden]` to the host.
-    ///
-    /// # Errors
-    /// Whatever the driver says.
-    pub fn queue_input(
-        &self,
-        gpu: &Gpu,
-        normed: DevicePtr<f32>,
-        values: usize,
-    ) -> Result<(), CudaError> {
-        gpu.queue_download(normed.cast(), &self.words, 0..values)
+    /// Where kernels write normed inputs `[tokens, hidden]`.
+    pub fn inputs(&self) -> DevicePtr<f32> {
+        self.words.device(0).cast()
     }
 
-    /// Computes a leased unit for the inputs, which must have come, and queues the way of its output `[tokens, hidden]` to the
-    /// GPU. Reads go on meanwhile.
+    /// Where kernels find outputs `[tokens, hidden]`.
+    pub fn outputs(&self) -> DevicePtr<f32> {
+        self.words.device(self.outputs_at).cast()
+    }
+
+    /// Computes a leased unit for the inputs, which must have come. Nothing that is queued may still read the outputs before.
+    /// Reads go on meanwhile.
     ///
     /// # Errors
-    /// A failed read beside the products, or a failed device.
+    /// A failed read beside the products.
     pub fn compute(
         &mut self,
-        gpu: &Gpu,
         host: &mut Residency,
         lease: &Lease,
         of: &UnitMatrices,
         tokens: usize,
-        out: DevicePtr<f32>,
     ) -> Result<(), ModelError> {
         let CpuUnits { cpu, words, outputs_at, x, input, gate, up, inner } = self;
         let (hidden, width) = (of.gate.cols, of.gate.rows);
@@ -96,12 +94,11 @@ impl CpuUnits {
         matmul_beside_reads(cpu, host, &mut jobs)?;
         cpu.silu_mul_in_place(gate, up);
         inner.prepare(cpu, gate, tokens, width, &[of.down.ty]);
-        // The input was read: its place is the output's.
+        // The input was read: its memory is the output's.
         let w = matrix(host, lease, &of.down);
         let mut jobs = [MatmulJob { w, x: inner, tokens: None, out: &mut *x }];
         matmul_beside_reads(cpu, host, &mut jobs)?;
         words.write(*outputs_at, x);
-        gpu.queue_upload(words, *outputs_at..*outputs_at + x.len(), out.cast())?;
         Ok(())
     }
 }

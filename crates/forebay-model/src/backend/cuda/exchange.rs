@@ -66,12 +66,13 @@ impl Exchange {
         Ok(())
     }
 
-    /// Queues the way of tokens, positions and lowered flags to the device.
+    /// Queues the way of tokens, positions and lowered flags to the device: by a kernel, since units on their way to the next pass
+    /// would hold up a copy for many milliseconds.
     ///
     /// # Errors
     /// Whatever the driver says.
     pub fn queue_up(&self, gpu: &Gpu) -> Result<(), CudaError> {
-        gpu.queue_upload(&self.words, 0..self.places.up_words(), self.device)
+        gpu.read_words(&self.words, 0..self.places.up_words(), self.device)
     }
 
     /// Queues the way of the flags, and of what a batch that ends so leaves, to the host.

@@ -2,7 +2,7 @@
 //! weights are.
 
 use forebay_cuda::{
-    DevicePtr, ExpertOutputs, RouterChoice, RouterMatrix, RouterOutputs, SortedPairs,
+    Added, DevicePtr, ExpertOutputs, RouterChoice, RouterMatrix, RouterOutputs, SortedPairs,
 };
 
 use super::super::{Step, record_routing};
@@ -80,7 +80,7 @@ impl CudaBackend {
         let mut streamed = self.streamed.take();
         let computed = self.compute_experts(step, streamed.as_mut());
         self.streamed = streamed;
-        self.outputs = Some(computed?);
+        self.outputs = Some(Added::Experts(computed?));
         Ok(())
     }
 

@@ -147,21 +147,20 @@ struct Share {
 }
 
 impl Share {
-    /// With the whole embedding table, or with its `rows` for a batch.
+    /// With a place for the embedding table, unless it `stays_on_disk`.
     fn new(
         facts: &DeviceFacts,
         architecture: &Architecture,
         weights: &Weights,
         kv_shape: &KvLayerShape,
         units: UnitPlan,
-        rows: bool,
+        stays_on_disk: bool,
     ) -> Result<Share, ModelError> {
         let vectors = Vectors::new(weights);
         let (multiprocessors, floats) = (facts.multiprocessors, vectors.floats.len());
         let activations = ActivationPlaces::new(multiprocessors, architecture, kv_shape, floats);
-        let rows = rows.then_some(activations.batch);
         Ok(Share {
-            weights: WeightPlaces::new(architecture, weights, &units, rows)?,
+            weights: WeightPlaces::new(architecture, weights, &units, stays_on_disk)?,
             kv: KvPlaces::new(kv_shape, architecture.layers.len()),
             activations,
             vectors,
@@ -192,8 +191,8 @@ impl DevicePlan {
         policy: PolicyKind,
     ) -> Result<DevicePlan, ModelError> {
         check_kernels(architecture, weights)?;
-        let share_with = |units: UnitPlan, rows: bool| {
-            Share::new(facts, architecture, weights, &kv_shape, units, rows)
+        let share_with = |units: UnitPlan, stays_on_disk: bool| {
+            Share::new(facts, architecture, weights, &kv_shape, units, stays_on_disk)
         };
         let mut share = share_with(UnitPlan::resident(weights), false)?;
         let DeviceFacts { free_bytes: free, total_bytes: total, .. } = *facts;

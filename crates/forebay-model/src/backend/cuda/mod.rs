@@ -9,6 +9,7 @@ mod exchange;
 mod experts;
 mod memory;
 mod on_cpu;
+mod pass_times;
 mod places;
 mod plan;
 mod products;
@@ -21,9 +22,9 @@ mod vectors;
 
 use forebay_compute::{Cpu, RopeLayout};
 use forebay_cuda::{
-    Added, Attention, AttentionInputs, AttentionScratch, DevicePtr, ExpertOutputs, FiniteFlag, Gpu,
-    HeadInput, KvLayer, MATVEC_TOKENS, NarrowActivations, Norm, Normed, Rotation,
-    RoundedActivations, TOP_K_MAX, TopK, rounds_outputs, takes_inputs, takes_rounded,
+    Added, Attention, AttentionInputs, AttentionScratch, DevicePtr, FiniteFlag, Gpu, HeadInput,
+    KvLayer, MATVEC_TOKENS, NarrowActivations, Norm, Normed, Rotation, RoundedActivations,
+    TOP_K_MAX, TopK, rounds_outputs, takes_inputs, takes_rounded,
 };
 use forebay_stream::{MemoryPlan, Residency};
 
@@ -44,6 +45,7 @@ use vectors::{LayerVectors, optional};
 
 pub use memory::{DeviceFacts, DeviceShare, VramUse};
 pub use on_cpu::{HelpingCpu, MissSplit};
+pub use pass_times::PassTimes;
 pub use plan::{CudaPlan, HostWeights, WeightsToLoad};
 pub use streamed::{DeviceExperts, HostExperts};
 pub use streamed_units::{DeviceUnits, HostUnits};
@@ -70,8 +72,8 @@ pub struct CudaBackend {
     served: bool,
     /// The projections at hand, if attention finishes them by itself.
     inputs: Option<AttentionInputs>,
-    /// The experts' outputs, if the last block had experts: the next norm adds them up.
-    outputs: Option<ExpertOutputs>,
+    /// What the next norm adds, if the last block's output is not where it usually is.
+    outputs: Option<Added>,
     vocabulary: usize,
     flags: Vec<u32>,
     chosen: Vec<u32>,
@@ -208,6 +210,9 @@ impl CudaBackend {
 
     /// Waits for the batch and reports what its kernels found.
     fn check(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
+        if let Some(units) = &mut self.units {
+            units.end(&self.gpu)?;
+        }
         self.exchange.wait(&self.gpu, &mut self.flags)?;
         let batch = self.at().batch;
         let layers = step.architecture.layers.len();
@@ -311,17 +316,23 @@ impl Backend for CudaBackend {
             width: step.architecture.hidden,
             epsilon: step.architecture.norm_epsilon,
         };
-        let (x, rows) = (self.float(self.at().x), self.float(self.at().normed));
+        let x = self.float(self.at().x);
+        let exchanged = match block {
+            NextBlock::FeedForward => self.exchanged(step.layer),
+            NextBlock::Attention | NextBlock::Head => None,
+        };
+        let rows = exchanged.map_or(self.float(self.at().normed), |[input, _]| input);
         let (mut added, mut flag) = (Added::Nothing, None);
         if add {
-            added = match self.outputs.take() {
-                Some(outputs) => Added::Experts(outputs),
-                None => Added::Rows(self.float(self.at().block_out)),
-            };
+            let usual = Added::Rows(self.float(self.at().block_out));
+            added = self.outputs.take().unwrap_or(usual);
             let block = 2 * step.added_layer(block) + usize::from(block != NextBlock::FeedForward);
             flag = Some(self.finite_flag(block, 0));
         }
-        let rounded = self.products.rounded_too(rows, step.count, step.architecture.hidden);
+        let rounded = match exchanged {
+            Some(_) => None,
+            None => self.products.rounded_too(rows, step.count, step.architecture.hidden),
+        };
         self.gpu.rms_norm(x, added, &norm, Normed { rows, rounded }, step.count, flag)?;
         Ok(())
     }

@@ -75,18 +75,18 @@ pub enum EmbeddingPlace {
     Head,
     /// The whole table.
     Table(u64),
-    /// Those of a batch's tokens, one after the other: the table stays on the disk.
-    Rows(u64),
+    /// The table stays on the disk; rows of a batch's tokens are in pinned memory, where kernels read them.
+    Rows,
 }
 
 impl WeightPlaces {
-    /// With places for the units that `units` has in VRAM, and for its ring; with the whole embedding table, if it is not
-    /// the output projection, or with rows for batches of `rows` tokens.
+    /// With places for the units that `units` has in VRAM, and for its ring; with the embedding table, if it is not the output
+    /// projection, unless it `stays_on_disk`.
     pub fn new(
         architecture: &Architecture,
         weights: &Weights,
         units: &UnitPlan,
-        rows: Option<usize>,
+        stays_on_disk: bool,
     ) -> Result<WeightPlaces, ModelError> {
         let mut places = WeightPlaces::default();
         // Kernels may read before the first matrix.
@@ -111,13 +111,9 @@ impl WeightPlaces {
         let bytes = head.iter().flatten().map(|extent| extent.length).sum();
         places.head = places.dense.take(bytes);
         if !architecture.tied_embeddings {
-            let embedding = &weights.embedding;
-            places.embedding = match rows {
-                None => EmbeddingPlace::Table(places.dense.take(embedding.extent.length)),
-                Some(rows) => {
-                    let bytes = (rows * embedding.row_bytes) as u64;
-                    EmbeddingPlace::Rows(places.dense.take(bytes.next_multiple_of(4)))
-                }
+            places.embedding = match stays_on_disk {
+                true => EmbeddingPlace::Rows,
+                false => EmbeddingPlace::Table(places.dense.take(weights.embedding.extent.length)),
             };
         }
         Ok(places)

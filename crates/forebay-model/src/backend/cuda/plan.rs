@@ -22,6 +22,7 @@ pub struct CudaPlan {
     plan: DevicePlan,
     exact: bool,
     record: bool,
+    unit_rates: Option<UnitRates>,
 }
 
 impl CudaPlan {
@@ -42,7 +43,7 @@ impl CudaPlan {
     ) -> Result<CudaPlan, ModelError> {
         let facts = DeviceFacts::of(&gpu)?;
         let plan = DevicePlan::new(&facts, architecture, weights, cache, vram_bytes, policy)?;
-        Ok(CudaPlan { gpu, plan, exact, record: true })
+        Ok(CudaPlan { gpu, plan, exact, record: true, unit_rates: None })
     }
 
     /// Queues every kernel by itself, where single tokens' work would be recorded as a CUDA graph. Same results.
@@ -64,7 +65,13 @@ impl CudaPlan {
     /// Has the CPU compute as many of the units that are not in VRAM as `rates` make it worth.
     pub fn share_with_cpu(mut self, rates: &UnitRates) -> CudaPlan {
         self.plan.units.share_with_cpu(rates);
+        self.unit_rates = Some(*rates);
         self
+    }
+
+    /// What decided about the CPU's share, if something did.
+    pub fn unit_rates(&self) -> Option<UnitRates> {
+        self.unit_rates
     }
 
     /// Reserves the memory and has `fill` bring the weights into it: all parts must be there when it returns. It may load
@@ -80,7 +87,7 @@ impl CudaPlan {
         files: &FileSet,
         fill: impl FnOnce(&WeightsToLoad<'_>) -> Result<(HostWeights, T), E>,
     ) -> Result<(CudaBackend, T), E> {
-        let CudaPlan { gpu, plan, exact, record } = self;
+        let CudaPlan { gpu, plan, exact, record, .. } = self;
         let arena = DeviceArena::reserve(&gpu, &plan).map_err(ModelError::from)?;
         let types = weights.types_without_routers();
         let router = weights.routers().next().map(|router| (router.ty, router.rows));

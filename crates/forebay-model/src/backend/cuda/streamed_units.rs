@@ -7,18 +7,18 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
 
 use forebay_compute::Cpu;
-use forebay_cuda::{CopyStream, CudaError, DevicePtr, Gpu, InFlight, Marker, Pinned};
+use forebay_cuda::{Added, CopyStream, CudaError, DevicePtr, Gpu, InFlight, Marker, Pinned};
 use forebay_stream::{Lease, Residency};
 use serde::Serialize;
 
 use super::super::Step;
 use super::CudaBackend;
 use super::cpu_units::{CpuUnits, UnitMatrices};
+use super::pass_times::{PassClock, PassTimes};
 use super::ring::Ring;
-use super::units::{UnitPlaces, UnitPlan};
+use super::units::{UnitPlaces, UnitPlan, UnitRates, feed_forward_of};
 use crate::ModelError;
 use crate::weights::PartMatrix;
 
@@ -29,6 +29,8 @@ pub struct HostUnits {
     pub pinned: Pinned,
     /// For the units that are the CPU's, if any are.
     pub cpu: Option<Cpu>,
+    /// What decided which are.
+    pub planned: Option<UnitRates>,
 }
 
 /// What a dense model that VRAM does not hold whole moved, for statistics.
@@ -41,8 +43,12 @@ pub struct DeviceUnits {
     pub bytes_copied: u64,
     /// Weights that the CPU computed with.
     pub bytes_on_cpu: u64,
-    /// What the CPU waited for weights on their way to VRAM before it could begin with a unit of its own.
-    pub copy_wait_seconds: f64,
+    /// What decided about the CPU's share.
+    pub planned: Option<UnitRates>,
+    /// Where the time of single tokens and of batches of few went.
+    pub few_tokens: PassTimes,
+    /// The same of prompts.
+    pub many_tokens: PassTimes,
 }
 
 /// A lease that several copies share.
@@ -98,6 +104,7 @@ pub struct StreamedUnits {
     /// Whether the CPU takes part in the pass, and probably in the one after.
     few: bool,
     few_next: bool,
+    clock: PassClock,
     counts: DeviceUnits,
 }
 
@@ -114,7 +121,7 @@ impl StreamedUnits {
         host: HostUnits,
         (few, hidden, width): (usize, usize, usize),
     ) -> Result<StreamedUnits, CudaError> {
-        let HostUnits { residency: host, pinned, cpu } = host;
+        let HostUnits { residency: host, pinned, cpu, planned } = host;
         let outside = plan.outside().map(|(unit, of)| Outside {
             unit,
             parts: of.parts.clone(),
@@ -137,12 +144,15 @@ impl StreamedUnits {
             next: 0,
             few: false,
             few_next: false,
+            clock: PassClock::default(),
             counts: DeviceUnits {
                 places: plan.places(),
                 pinned_bytes: pinned.bytes() as u64,
                 bytes_copied: 0,
                 bytes_on_cpu: 0,
-                copy_wait_seconds: 0.0,
+                planned,
+                few_tokens: PassTimes::default(),
+                many_tokens: PassTimes::default(),
             },
             _pinned: pinned,
         })
@@ -171,6 +181,7 @@ impl StreamedUnits {
     /// # Errors
     /// A failed device.
     pub fn begin(&mut self, gpu: &Gpu, few: bool, few_next: bool) -> Result<(), ModelError> {
+        self.clock = PassClock::started();
         let all = self.outside.len();
         match self.executed == all && self.next >= all {
             true => self.next -= all,
@@ -191,9 +202,37 @@ impl StreamedUnits {
         Ok(())
     }
 
-    /// Whether the unit at hand is the CPU's.
-    pub fn is_on_cpu(&self) -> bool {
-        self.current.as_ref().is_some_and(|unit| unit.parts.is_none())
+    /// Ends the pass: waits for all that is queued.
+    ///
+    /// # Errors
+    /// What went wrong in queued work.
+    pub fn end(&mut self, gpu: &Gpu) -> Result<(), ModelError> {
+        self.wait_for_gpu(gpu)?;
+        let times =
+            if self.few { &mut self.counts.few_tokens } else { &mut self.counts.many_tokens };
+        self.clock.finish(times);
+        Ok(())
+    }
+
+    /// Waits for all that is queued, first for the copies that kernels wait for: the two are told apart.
+    fn wait_for_gpu(&mut self, gpu: &Gpu) -> Result<(), ModelError> {
+        if let Some(last) = self.held.take() {
+            self.clock.waits_for_copies();
+            self.finish_copies(last)?;
+        }
+        self.clock.waits_for_gpu();
+        gpu.synchronize()?;
+        self.clock.goes_on();
+        Ok(())
+    }
+
+    /// Where the norm before `unit` writes its input and the norm behind it finds its output, if the CPU computes it in this
+    /// pass.
+    pub fn exchanged(&self, unit: usize) -> Option<[DevicePtr<f32>; 2]> {
+        let outside = self.outside.get(self.executed)?;
+        let cpu = self.cpu.as_ref()?;
+        let is_its = self.few && outside.on_cpu && outside.unit == unit;
+        is_its.then(|| [cpu.inputs(), cpu.outputs()])
     }
 
     /// Makes the unit the one at hand: kernels queued from now on find it in VRAM at [`StreamedUnits::part`], or the CPU finds
@@ -209,8 +248,10 @@ impl StreamedUnits {
         self.feed()?;
         if self.taken.is_empty() {
             // Whatever waits to be read may wait for a slot of host memory that is copied from.
+            self.clock.waits_for_disk();
             self.finish_copies(u64::MAX)?;
             let lease = self.host.dense(self.executed as u32)?;
+            self.clock.goes_on();
             self.take(lease);
             self.feed()?;
         }
@@ -255,7 +296,7 @@ impl StreamedUnits {
         self.feed()
     }
 
-    /// The CPU computes the unit at hand for `tokens` rows of `normed`, and its output goes to `out`.
+    /// The CPU computes the unit at hand for `tokens` rows; see [`StreamedUnits::exchanged`].
     ///
     /// # Errors
     /// A failed read or device.
@@ -267,27 +308,20 @@ impl StreamedUnits {
         gpu: &Gpu,
         matrices: [PartMatrix; 3],
         tokens: usize,
-        normed: DevicePtr<f32>,
-        out: DevicePtr<f32>,
     ) -> Result<(), ModelError> {
+        self.wait_for_gpu(gpu)?;
         let Outside { parts, bytes, .. } = &self.outside[self.executed];
         self.counts.bytes_on_cpu += bytes;
         let of_block =
             |matrix: PartMatrix| PartMatrix { part: matrix.part - parts.start, ..matrix };
         let [gate, up, down] = matrices.map(of_block);
-        let cpu = self.cpu.as_ref().expect("what is the CPU's is for a CPU");
-        cpu.queue_input(gpu, normed, tokens * gate.cols)?;
-        // What the GPU has to wait for first is told apart from what it computes.
-        if let Some(last) = self.held.take() {
-            let started = Instant::now();
-            self.finish_copies(last)?;
-            self.counts.copy_wait_seconds += started.elapsed().as_secs_f64();
-        }
-        gpu.synchronize()?;
-        let StreamedUnits { cpu, host, current, .. } = self;
+        let StreamedUnits { cpu, host, current, clock, .. } = self;
         let (Some(cpu), Some(unit)) = (cpu, current) else { panic!("the unit was entered") };
-        let of = UnitMatrices { gate, up, down };
-        cpu.compute(gpu, host, &unit.lease.0, &of, tokens, out)
+        assert!(unit.parts.is_none(), "the unit at hand is the CPU's");
+        clock.computes();
+        cpu.compute(host, &unit.lease.0, &UnitMatrices { gate, up, down }, tokens)?;
+        clock.goes_on();
+        Ok(())
     }
 
     /// Takes as many of the next units as there is room for. Never waits.
@@ -379,6 +413,12 @@ impl CudaBackend {
         }
     }
 
+    /// Where the norm before a layer's feed-forward writes its input and the norm behind it finds its output, if the CPU
+    /// computes it.
+    pub fn exchanged(&self, layer: usize) -> Option<[DevicePtr<f32>; 2]> {
+        self.units.as_ref().and_then(|units| units.exchanged(feed_forward_of(layer)))
+    }
+
     /// What computes beside the GPU, if something does.
     pub fn cpu_beside(&self) -> Option<&Cpu> {
         self.units.as_ref().and_then(StreamedUnits::cpu)
@@ -390,12 +430,11 @@ impl CudaBackend {
         step: &Step<'_>,
         matrices: [PartMatrix; 3],
     ) -> Result<bool, ModelError> {
-        let at = &self.plan.activations;
-        let [normed, out] = [at.normed, at.block_out].map(|at| self.arena.activation(at));
-        let Some(units) = self.units.as_mut().filter(|units| units.is_on_cpu()) else {
+        let (Some([_, out]), Some(units)) = (self.exchanged(step.layer), &mut self.units) else {
             return Ok(false);
         };
-        units.compute_on_cpu(&self.gpu, matrices, step.count, normed, out)?;
+        units.compute_on_cpu(&self.gpu, matrices, step.count)?;
+        self.outputs = Some(Added::Rows(out));
         Ok(true)
     }
 }
