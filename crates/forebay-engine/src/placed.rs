@@ -101,6 +101,7 @@ impl Described<'_> {
                 };
                 let (residency, arena) = self.fill_host(host, options, progress)?;
                 let info = residency.engine_info();
+                let huge_page_bytes = arena.huge_page_bytes();
                 let pinned = load.gpu.pin(arena.addresses(), arena)?;
                 let weights = if slots {
                     let cpu = options.cpu_experts.then(|| session::helping_host(options));
@@ -110,7 +111,13 @@ impl Described<'_> {
                 } else {
                     // As many threads as the machine profile was made with: the rates that decided are theirs.
                     let cpu = cpu_units.then(|| session::host(options)).transpose()?;
-                    HostWeights::Units(HostUnits { residency, pinned, cpu, planned })
+                    HostWeights::Units(HostUnits {
+                        residency,
+                        pinned,
+                        huge_page_bytes,
+                        cpu,
+                        planned,
+                    })
                 };
                 Ok((weights, (info, start)))
             })?;

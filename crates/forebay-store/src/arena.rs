@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use crate::error::StoreError;
+use crate::huge_pages::huge_page_bytes;
 
 /// Slots begin at multiples of this many bytes, and have a length that is one.
 pub const SLOT_ALIGNMENT: usize = 4096;
@@ -223,6 +224,11 @@ impl Arena {
     pub fn addresses(&self) -> std::ops::Range<usize> {
         let start = self.mapping.as_ref().map_or(0, |mapping| mapping.base().addr());
         start..start + self.bytes()
+    }
+
+    /// Bytes that lie in huge pages; `None` where the system does not tell.
+    pub fn huge_page_bytes(&self) -> Option<u64> {
+        huge_page_bytes(&self.addresses())
     }
 
     /// Bytes carved so far.

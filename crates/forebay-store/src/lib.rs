@@ -30,6 +30,7 @@ mod engine;
 mod error;
 mod faults;
 mod files;
+mod huge_pages;
 mod job;
 mod layout;
 mod load;

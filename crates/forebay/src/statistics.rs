@@ -169,6 +169,10 @@ fn units_to_gpu(statistics: &UnitStatistics, stream: Option<&StreamStatistics>) 
         bytes(units.bytes_copied / tokens),
         bytes(units.pinned_bytes),
     );
+    if let Some(huge) = units.huge_page_bytes {
+        let share = percent(huge as f64, units.pinned_bytes as f64);
+        let _ = write!(text, " ({share} in huge pages)");
+    }
     if units.bytes_on_cpu > 0 {
         let rate = units.bytes_on_cpu as f64 / units.few_tokens.cpu_seconds;
         let planned = units.planned.map_or(rate, |rates| rates.cpu_bytes_per_second);

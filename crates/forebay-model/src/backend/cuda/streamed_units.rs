@@ -27,6 +27,8 @@ pub struct HostUnits {
     pub residency: Residency,
     /// All of its memory, that the GPU copies from.
     pub pinned: Pinned,
+    /// Of it in huge pages; `None` where the system does not tell.
+    pub huge_page_bytes: Option<u64>,
     /// For the units that are the CPU's, if any are.
     pub cpu: Option<Cpu>,
     /// What decided which are.
@@ -40,6 +42,8 @@ pub struct DeviceUnits {
     pub places: UnitPlaces,
     /// Host memory that the GPU copies from.
     pub pinned_bytes: u64,
+    /// Of it in huge pages; `None` where the system does not tell. The CPU reads small pages more slowly.
+    pub huge_page_bytes: Option<u64>,
     pub bytes_copied: u64,
     /// Weights that the CPU computed with.
     pub bytes_on_cpu: u64,
@@ -121,7 +125,7 @@ impl StreamedUnits {
         host: HostUnits,
         (few, hidden, width): (usize, usize, usize),
     ) -> Result<StreamedUnits, CudaError> {
-        let HostUnits { residency: host, pinned, cpu, planned } = host;
+        let HostUnits { residency: host, pinned, huge_page_bytes, cpu, planned } = host;
         let outside = plan.outside().map(|(unit, of)| Outside {
             unit,
             parts: of.parts.clone(),
@@ -148,6 +152,7 @@ impl StreamedUnits {
             counts: DeviceUnits {
                 places: plan.places(),
                 pinned_bytes: pinned.bytes() as u64,
+                huge_page_bytes,
                 bytes_copied: 0,
                 bytes_on_cpu: 0,
                 planned,
