@@ -83,7 +83,8 @@ impl Launch {
             numAttrs: u32::from(self.kernel.waits),
         };
         // SAFETY: the driver reads the arguments before it returns, none is longer than the word that it lies in, and
-        // the launchers of `kernels` give every kernel as many as it declares. Kernels reach device memory only.
+        // the launchers of `kernels` give every kernel as many as it declares. Kernels reach device memory and
+        // pinned memory only.
         unsafe {
             sys::cuLaunchKernelEx(
                 &config,

@@ -8,6 +8,7 @@ use forebay_engine::{Checks, Generation, Session, SessionStatistics, UnitStatist
 use forebay_model::{DeviceExperts, PassTimes, UnitCounts, VramUse};
 use forebay_stream::{MemoryPlan, StreamStatistics};
 
+use crate::commands::plan;
 use crate::output;
 use crate::size::{format as bytes, format_rate};
 
@@ -31,7 +32,8 @@ pub fn block(session: &Session, path: &Path, after: After<'_>) -> String {
     ];
     if let After::Answer(generation) = after {
         lines.push(("prompt", prompt(generation)));
-        lines.push(("answer", answer(generation)));
+        let predicted = plan::predicted_answer(path, session, generation);
+        lines.push(("answer", answer(generation, predicted)));
     }
     if let Some(units) = &statistics.device_units {
         lines.push(("layers", layers(units)));
@@ -173,7 +175,7 @@ fn units_to_gpu(statistics: &UnitStatistics, stream: Option<&StreamStatistics>) 
         let share = percent(huge as f64, units.pinned_bytes as f64);
         let _ = write!(text, " ({share} in huge pages)");
     }
-    if units.bytes_on_cpu > 0 {
+    if units.few_tokens.cpu_seconds > 0.0 {
         let rate = units.bytes_on_cpu as f64 / units.few_tokens.cpu_seconds;
         let planned = units.planned.map_or(rate, |rates| rates.cpu_bytes_per_second);
         let _ = write!(
@@ -292,12 +294,14 @@ fn prompt(generation: &Generation) -> String {
     )
 }
 
-fn answer(generation: &Generation) -> String {
+fn answer(generation: &Generation, predicted: Option<f64>) -> String {
+    let predicted = predicted.map(|rate| format!(" ({rate:.1} predicted by the machine profile)"));
     format!(
-        "{} tokens in {}, {:.1} tokens/s",
+        "{} tokens in {}, {:.1} tokens/s{}",
         generation.tokens.len(),
         seconds(generation.generate_seconds),
-        generation.generate_tokens_per_second()
+        generation.generate_tokens_per_second(),
+        predicted.unwrap_or_default()
     )
 }
 

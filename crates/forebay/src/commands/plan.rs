@@ -10,7 +10,9 @@ use forebay_engine::plan::{
     Cost, HitCurve, Plan, PlanRequest, Planned, PlannedModel, Planner, Prediction, Rates, Speed,
     Work,
 };
-use forebay_engine::{DeviceChoice, EngineError, KvCacheType, ModelInfo, Session, SessionOptions};
+use forebay_engine::{
+    DeviceChoice, EngineError, Generation, KvCacheType, ModelInfo, Session, SessionOptions,
+};
 use forebay_model::{UnitCounts, UnitPlaces};
 use forebay_stream::{MemoryPlan, PolicyKind, routing};
 use serde::Serialize;
@@ -383,6 +385,13 @@ pub fn follow(model: &Path, options: &mut SessionOptions) {
         options.vram_bytes = None;
     }
     warnings(&planned).iter().for_each(|warning| output::tell!("warning: {warning}"));
+}
+
+/// Tokens per second of an answer as expected of the session by this machine's profile, if there is one.
+pub fn predicted_answer(model: &Path, session: &Session, answer: &Generation) -> Option<f64> {
+    let depth = answer.prompt_tokens + answer.tokens.len() / 2;
+    let work = Work { prompt_tokens: answer.prompt_tokens.max(1), depth };
+    predicted(model, session, work).map(|predicted| predicted.generate.tokens_per_second)
 }
 
 /// What to expect of a session by this machine's profile, if there is one.

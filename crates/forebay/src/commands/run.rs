@@ -35,6 +35,8 @@ struct Document<'a> {
     generate_seconds: f64,
     prompt_tokens_per_second: f64,
     generate_tokens_per_second: f64,
+    /// By the machine profile, if there is one.
+    generate_tokens_per_second_predicted: Option<f64>,
     seed: u64,
     model: &'a ModelInfo,
     plan: Option<&'a MemoryPlan>,
@@ -151,6 +153,11 @@ fn document(session: &Session, config: &RunConfig, prompt: &str, answer: &Answer
         generate_seconds: generation.generate_seconds,
         prompt_tokens_per_second: generation.prompt_tokens_per_second(),
         generate_tokens_per_second: generation.generate_tokens_per_second(),
+        generate_tokens_per_second_predicted: plan::predicted_answer(
+            &config.model,
+            session,
+            generation,
+        ),
         seed: config.answer.sampling.seed,
         model: session.info(),
         plan: session.plan(),

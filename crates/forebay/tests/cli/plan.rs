@@ -131,9 +131,15 @@ fn run_and_bench_know_the_prediction() {
     assert!(!errors.contains("warning"), "{errors}");
     let table = with_profile(&bench.replace(" --json", "")).0;
     assert!(table.lines().next().unwrap().ends_with("predicted"), "{table}");
+    let run = format!("run {} --device cpu --prompt Once --max-tokens 2 --seed 1", demo());
+    let (document, _) = with_profile(&format!("{run} --json"));
+    let document: serde_json::Value = serde_json::from_str(&document).unwrap();
+    let rate = document["generate_tokens_per_second_predicted"].as_f64().unwrap();
+    assert!(rate > 10.0, "{rate}");
+    let (text, errors) = with_profile(&format!("{run} --stats"));
+    assert!(format!("{text}{errors}").contains(" predicted by the machine profile)"), "{errors}");
     // A machine so slow that a person should know.
     saved_profile(folder.path(), 1e-5);
-    let run = format!("run {} --device cpu --prompt Once --max-tokens 2 --seed 1", demo());
     let errors = with_profile(&run).1;
     assert!(errors.contains("warning: generating will be slow, "), "{errors}");
     assert!(errors.contains("the CPU computes"), "{errors}");
