@@ -182,6 +182,14 @@ fn check_budget(
         if !copied || on_cpu != cpu {
             bail!("not as planned: {units:?}");
         }
+        let times = units.units.few_tokens;
+        let parts = times.cpu_seconds
+            + times.copy_wait_seconds
+            + times.gpu_wait_seconds
+            + times.disk_wait_seconds;
+        if times.passes == 0 || (times.cpu_seconds > 0.0) != cpu || parts > times.seconds {
+            bail!("times that cannot be: {times:?}");
+        }
     }
     drop(session);
     if places.is_none() {
