@@ -6,22 +6,20 @@
 # LLAMA_BENCH is the llama-bench program, built with CUDA. forebay gets --vram VRAM (8GiB) and no other hint but the machine profile,
 # which `forebay doctor` makes first if there is none for MODEL's disk. llama.cpp gets -ngl NGL; if NGL is not given, the largest
 # number with which the driver's figure stays within VRAM, found by trying (nvidia-smi, nobody else on the GPU). PAIRS (2) runs
-# of each, alternating. Rows: prompts of PROMPTS (512 2048) tokens, and GENERATE (32) tokens. As root, with control groups version 2,
+# of each, alternating. Rows: prompts of PROMPTS (512 2048) tokens, and GENERATE (32) tokens. As root,
 # RAMS (as in "24GiB") then limits the memory of either program with all its page cache: forebay gets --ram RESERVE_MIB (1536) less, and
 # llama.cpp is stopped after LIMIT (300) seconds.
 # Needs python3. FOREBAY names another forebay program, FOREBAY_FLAGS more options for it. Prints a Markdown table with what was
 # predicted, and for rows with a limit of RAM what the disk would allow if it never paused.
 . "$(dirname "$0")/common.sh" 2 "$@"
 need python3
+. "$(dirname "$0")/limits.sh"
 
 llama_bench=$1 model=$2
 vram=${VRAM:-8GiB} pairs=${PAIRS:-2} prompts=${PROMPTS-512 2048} generate=${GENERATE:-32} limit=${LIMIT:-300}
 reserve=${RESERVE_MIB:-1536}
-threads=$(python3 -c 'import os; print(len(os.sched_getaffinity(0)))')
 runs=$(mktemp)
-trap 'rm -f "$runs" "$runs.llama"' EXIT
-group=
-bytes() { numfmt --from=iec-i --suffix=B "$1" | tr -d B; }
+trap 'unlimit_memory; rm -f "$runs" "$runs.rate"' EXIT
 
 plan() { "$FOREBAY" plan "$model" --device cuda --vram "$vram" --ctx 640 2>&1; }
 if plan | grep -q "run forebay doctor"; then
@@ -29,31 +27,8 @@ if plan | grep -q "run forebay doctor"; then
 fi
 plan >&2 || true
 
-# within COMMAND...: in the control group, if there is one.
-within() {
-    if [ -z "$group" ]; then
-        "$@"
-    else
-        sh -c 'echo $$ >"$0/cgroup.procs" && exec "$@"' "$group" "$@"
-    fi
-}
-
-# llama NGL PROMPT GENERATE: tokens per second; 0 where there is no answer in time.
-llama() {
-    export group llama_bench model threads
-    export -f within
-    # shellcheck disable=SC2016
-    timeout --signal=KILL "$limit" bash -c \
-        'within "$llama_bench" -m "$model" -ngl "$0" -fa 1 -t "$threads" -p "$1" -n "$2" -r 1 -o json' "$@" \
-        >"$runs.llama" 2>/dev/null || true
-    python3 -c '
-import json, sys
-try:
-    print(json.load(open(sys.argv[1]))[0]["avg_ts"])
-except (ValueError, IndexError, OSError):
-    print(0)
-' "$runs.llama"
-}
+# llama NGL PROMPT GENERATE: tokens per second of llama.cpp with so many layers on the GPU.
+llama() { llama_rate "$2" "$3" -ngl "$1"; }
 
 # Whether llama.cpp with -ngl $1 answers within the budget of VRAM, by the most that the driver says.
 fits() {
@@ -93,7 +68,7 @@ run_forebay() {
     shift 3
     # FOREBAY_FLAGS are words.
     # shellcheck disable=SC2086
-    within "$FOREBAY" bench "$model" --device cuda --vram "$vram" --prompt-tokens "$prompt" --gen-tokens "$tokens" --repeat 1 \
+    "${within[@]}" "$FOREBAY" bench "$model" --device cuda --vram "$vram" --prompt-tokens "$prompt" --gen-tokens "$tokens" --repeat 1 \
         $FOREBAY_FLAGS "$@" --json | python3 -c '
 import json, sys
 row = sys.argv[1]
@@ -128,24 +103,12 @@ for _ in $(seq "$pairs"); do
     pair "generate" 0 "$generate"
 done
 for ram in ${RAMS:-}; do
-    group=/sys/fs/cgroup/forebay-beyond-vram
-    echo +memory >/sys/fs/cgroup/cgroup.subtree_control 2>/dev/null || true
-    mkdir -p "$group"
-    sync && echo 3 >/proc/sys/vm/drop_caches
-    bytes "$ram" >"$group/memory.max"
-    echo 0 >"$group/memory.swap.max" 2>/dev/null || true
+    drop_caches
+    limit_memory "$(bytes "$ram")"
     echo "generate, $ram of RAM" >&2
     run_forebay "generate, $ram of RAM" 0 "${GENERATE_LIMITED:-12}" --ram "$((($(bytes "$ram") >> 20) - reserve))MiB"
     printf '%s\tllama.cpp\t%s\n' "generate, $ram of RAM" "$(llama "$ngl" 0 4)" >>"$runs"
-    # What was killed takes a while to give its memory back.
-    for _ in $(seq 100); do
-        # The kernel says that such files have no bytes.
-        [ -n "$(cat "$group/cgroup.procs")" ] || break
-        xargs -r kill -KILL <"$group/cgroup.procs" 2>/dev/null || true
-        sleep 0.2
-    done
-    rmdir "$group" || echo "the control group $group stays: somebody is in it" >&2
-    group=
+    unlimit_memory
 done
 
 python3 - "$runs" "$limit" <<'PYTHON'

@@ -7,27 +7,17 @@
 # the experts of NCMOE (30) layers on the CPU: choose the smallest number with which it stays within VRAM. PAIRS (2) runs of each,
 # alternating. Rows: prompts of PROMPTS (512 2048) tokens; GENERATE (128) tokens with the model's own routing, with experts chosen
 # uniformly and, if TRACE names a recorded routing trace of the same shape, with its experts: forebay alone follows them, for llama.cpp
-# it makes no difference who is chosen. As root, with control groups version 2, RAMS (as in "10GiB 4GiB") limits the memory of either
+# it makes no difference who is chosen. As root, RAMS (as in "10GiB 4GiB") limits the memory of either
 # program with all its page cache, and llama.cpp is stopped after LIMIT (90) seconds.
 # Needs python3. FOREBAY names another forebay program, FOREBAY_FLAGS more options for it. Prints a Markdown table.
 . "$(dirname "$0")/common.sh" 2 "$@"
 need python3
+. "$(dirname "$0")/limits.sh"
 
 llama_bench=$1 model=$2
 vram=${VRAM:-8GiB} ncmoe=${NCMOE:-30} pairs=${PAIRS:-2} prompts=${PROMPTS-512 2048} generate=${GENERATE:-128} limit=${LIMIT:-90}
-threads=$(python3 -c 'import os; print(len(os.sched_getaffinity(0)))')
 runs=$(mktemp)
-trap 'rm -f "$runs"' EXIT
-group=
-
-# within COMMAND...: in the control group, if there is one.
-within() {
-    if [ -z "$group" ]; then
-        "$@"
-    else
-        sh -c 'echo $$ >"$0/cgroup.procs" && exec "$@"' "$group" "$@"
-    fi
-}
+trap 'unlimit_memory; rm -f "$runs"' EXIT
 
 # run_forebay ROW PROMPT GENERATE [OPTION...]
 run_forebay() {
@@ -35,39 +25,25 @@ run_forebay() {
     shift 3
     # FOREBAY_FLAGS are words.
     # shellcheck disable=SC2086
-    within "$FOREBAY" bench "$model" --device cuda --vram "$vram" --prompt-tokens "$prompt" --gen-tokens "$tokens" --repeat 1 \
+    "${within[@]}" "$FOREBAY" bench "$model" --device cuda --vram "$vram" --prompt-tokens "$prompt" --gen-tokens "$tokens" --repeat 1 \
         $FOREBAY_FLAGS "$@" --json | python3 -c '
 import json, sys
 row = sys.argv[1]
 run = json.load(sys.stdin)
 part = run["prompt"] or run["generate"]
 experts, stream = run["statistics"].get("device_experts"), run["statistics"].get("stream")
-hits = f"{experts["hit_rate"]:.0%}" if experts else ""
-disk = f"{stream["io"]["busy_fraction"]:.0%}" if stream and stream["experts_read"] else ""
+share = "{:.0%}".format
+hits = share(experts["hit_rate"]) if experts else ""
+disk = share(stream["io"]["busy_fraction"]) if stream and stream["experts_read"] else ""
 cpu = experts["experts_on_cpu"] / max(1, experts["misses"]) if experts else 0
-print("\t".join([row, "forebay", str(part["tokens_per_second_median"]), hits, f"{cpu:.0%}", disk]))
+print("\t".join([row, "forebay", str(part["tokens_per_second_median"]), hits, share(cpu), disk]))
 ' "$row" >>"$runs"
 }
 
 # run_llama ROW PROMPT GENERATE
 run_llama() {
-    timeout --signal=KILL "$limit" bash -c '"$@"' - within_llama "$2" "$3" >"$runs.llama" 2>/dev/null || true
-    python3 - "$1" "$runs.llama" >>"$runs" <<'PYTHON'
-import json, sys
-row, path = sys.argv[1:]
-try:
-    rate = json.load(open(path))[0]["avg_ts"]
-except (ValueError, IndexError, OSError):
-    rate = 0
-print("\t".join([row, "llama.cpp", str(rate), "", "", ""]))
-PYTHON
-    rm -f "$runs.llama"
+    printf '%s\tllama.cpp\t%s\t\t\t\n' "$1" "$(llama_rate "$2" "$3" -ngl 99 -ncmoe "$ncmoe")" >>"$runs"
 }
-within_llama() {
-    within "$llama_bench" -m "$model" -ngl 99 -ncmoe "$ncmoe" -fa 1 -t "$threads" -p "$1" -n "$2" -r 1 -o json
-}
-export -f within within_llama
-export group llama_bench model ncmoe threads
 
 # pair ROW PROMPT GENERATE [OPTION...]
 pair() {
@@ -89,27 +65,13 @@ for _ in $(seq "$pairs"); do
     fi
 done
 for ram in ${RAMS:-}; do
-    group=/sys/fs/cgroup/forebay-beyond-vram
-    echo +memory >/sys/fs/cgroup/cgroup.subtree_control 2>/dev/null || true
-    mkdir -p "$group"
-    sync && echo 3 >/proc/sys/vm/drop_caches
-    numfmt --from=iec-i --suffix=B "$ram" | tr -d B >"$group/memory.max"
-    echo 0 >"$group/memory.swap.max" 2>/dev/null || true
-    export group
+    drop_caches
+    limit_memory "$(bytes "$ram")"
     routing=()
     [ -z "${TRACE:-}" ] || routing=(--routing-trace "$TRACE")
     run_forebay "generate, $ram of RAM" 0 "$generate" "${routing[@]}"
     run_llama "generate, $ram of RAM" 0 8
-    # What was killed takes a while to give its memory back.
-    for _ in $(seq 100); do
-        # The kernel says that such files have no bytes.
-        [ -n "$(cat "$group/cgroup.procs")" ] || break
-        xargs -r kill -KILL <"$group/cgroup.procs" 2>/dev/null || true
-        sleep 0.2
-    done
-    rmdir "$group" || echo "the control group $group stays: somebody is in it" >&2
-    group=
-    export group
+    unlimit_memory
 done
 
 python3 - "$runs" "$limit" <<'PYTHON'

@@ -9,6 +9,7 @@
 # FOREBAY names another forebay program, FOREBAY_FLAGS more options for it. Prints a Markdown table.
 . "$(dirname "$0")/common.sh" 4 "$@"
 need python3
+. "$(dirname "$0")/limits.sh"
 
 model=$1 llama_bench=$2 memory_mib=$3 ram_mib=$4
 generate=${5:-64} threads=${6:-2} llama_seconds=${7:-240}
@@ -18,37 +19,19 @@ if [ "$(id -u)" != 0 ]; then
     exit 1
 fi
 
-name=forebay-small-ram-$$
-if [ -e /sys/fs/cgroup/cgroup.controllers ]; then
-    group=/sys/fs/cgroup/$name
-    echo +memory >/sys/fs/cgroup/cgroup.subtree_control
-    mkdir "$group"
-    echo "${memory_mib}M" >"$group/memory.max"
-    [ ! -e "$group/memory.swap.max" ] || echo 0 >"$group/memory.swap.max"
-elif [ -d /sys/fs/cgroup/memory ]; then
-    group=/sys/fs/cgroup/memory/$name
-    mkdir "$group"
-    echo "${memory_mib}M" >"$group/memory.limit_in_bytes"
-else
-    echo "no memory cgroup controller is mounted under /sys/fs/cgroup" >&2
-    exit 1
-fi
 results=$(mktemp -d)
-trap 'rm -rf "$results"; rmdir "$group" 2>/dev/null || true' EXIT
+trap 'unlimit_memory; rm -rf "$results"' EXIT
+limit_memory $((memory_mib << 20))
 
 # Runs a command inside the cgroup with a cold page cache: inside NAME COMMAND...
 inside() {
     local log=$results/$1 started
     shift
-    sync
-    echo 3 >/proc/sys/vm/drop_caches
+    drop_caches
     cat /proc/diskstats >"$log.disk-before"
     local status=0
     started=$(date +%s%N)
-    (
-        echo "$BASHPID" >"$group/cgroup.procs"
-        exec "$@"
-    ) >"$log.out" 2>"$log.err" || status=$?
+    "${within[@]}" "$@" >"$log.out" 2>"$log.err" || status=$?
     echo $(($(date +%s%N) - started)) >"$log.nanoseconds"
     cat /proc/diskstats >"$log.disk-after"
     echo "$status" >"$log.status"

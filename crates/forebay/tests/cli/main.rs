@@ -2,6 +2,7 @@
 
 mod assess;
 mod bad_input;
+mod bench_scripts;
 mod chat;
 mod cufile;
 mod harness;

@@ -1,0 +1,76 @@
+# shellcheck shell=bash
+# What the scripts with limits of memory share; to be sourced behind common.sh.
+#
+# limit_memory BYTES makes a control group with so much memory, page cache included, and
+# "${within[@]}" COMMAND... runs a command in it; unlimit_memory ends whoever is left there and
+# removes it. Without a limit "${within[@]}" is nothing. Groups need root; versions 1 and 2 will do.
+
+group= within=()
+
+limit_memory() {
+    local root=/sys/fs/cgroup name=forebay-bench-$$ limit
+    if [ -e "$root/cgroup.controllers" ]; then
+        # It may be on already, and then may not be asked for where processes are.
+        echo +memory >"$root/cgroup.subtree_control" 2>/dev/null || true
+        limit=memory.max
+    elif [ -d "$root/memory" ]; then
+        root=$root/memory limit=memory.limit_in_bytes
+    else
+        echo "there are no control groups below $root that limit memory" >&2
+        return 1
+    fi
+    mkdir "$root/$name"
+    group=$root/$name
+    if [ ! -e "$group/$limit" ]; then
+        echo "control groups do not limit memory here: $group has no $limit" >&2
+        unlimit_memory
+        return 1
+    fi
+    echo "$1" >"$group/$limit"
+    [ ! -e "$group/memory.swap.max" ] || echo 0 >"$group/memory.swap.max"
+    # shellcheck disable=SC2016
+    within=(sh -c 'echo $$ >"$0/cgroup.procs" && exec "$@"' "$group")
+}
+
+unlimit_memory() {
+    local ended=$group members
+    within=() group=
+    [ -n "$ended" ] || return 0
+    # What was killed takes a while to give its memory back.
+    for _ in $(seq 100); do
+        # The kernel says that such files have no bytes, so they are read.
+        members=$(cat "$ended/cgroup.procs")
+        [ -n "$members" ] || break
+        # shellcheck disable=SC2086
+        kill -KILL $members 2>/dev/null || true
+        sleep 0.2
+    done
+    rmdir "$ended" || echo "the control group $ended stays: somebody is in it" >&2
+}
+
+# Nothing of the page cache is left: whoever reads then reads from the disk.
+drop_caches() {
+    sync
+    echo 3 >/proc/sys/vm/drop_caches
+}
+
+# llama_rate PROMPT GENERATE OPTION...: tokens per second of $llama_bench with $model, in the control
+# group if there is one; 0 where there is no answer in $limit seconds.
+llama_rate() {
+    local prompt=$1 tokens=$2 answer
+    shift 2
+    answer=$(mktemp)
+    timeout --signal=KILL "$limit" "${within[@]}" "$llama_bench" -m "$model" "$@" -fa 1 \
+        -t "$threads" -p "$prompt" -n "$tokens" -r 1 -o json >"$answer" 2>/dev/null || true
+    python3 -c '
+import json, sys
+try:
+    print(json.load(open(sys.argv[1]))[0]["avg_ts"])
+except (ValueError, IndexError, OSError):
+    print(0)
+' "$answer"
+    rm -f "$answer"
+}
+
+bytes() { numfmt --from=iec-i --suffix=B "$1" | tr -d B; }
+threads=$(python3 -c 'import os; print(len(os.sched_getaffinity(0)))')

@@ -1,0 +1,115 @@
+//! The scripts below `bench/` that compare with llama.cpp, with programs that only print what such
+//! programs print: tables and ratios are right, and whoever is stopped leaves nothing behind.
+
+use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+
+use crate::harness::{Ran, command, workspace};
+
+/// `bench --json` of a model with experts beyond VRAM, and of a dense one.
+const BENCH: &str = r#"#!/bin/sh
+case "$*" in
+    plan*) echo 'a plan' ;;
+    *) echo '{"prompt": null, "generate": {"tokens_per_second_median": 60.0, "tokens_per_second_predicted": 66.0},
+        "statistics": {
+            "device_experts": {"hit_rate": 0.9, "experts_on_cpu": 0, "misses": 10},
+            "device_units": {"in_vram": {"units": 3}, "streamed": {"units": 4}, "on_cpu": {"units": 5},
+                "copy_wait_seconds": 0.5},
+            "stream": {"experts_read": 1, "prompt_tokens": 0, "generated_tokens": 8,
+                "io": {"busy_fraction": 0.01, "bytes_read": 8, "busy_seconds": 1.0}}}}' ;;
+esac
+"#;
+
+struct Folder(tempfile::TempDir);
+
+impl Folder {
+    fn new() -> Folder {
+        Folder(tempfile::tempdir().unwrap())
+    }
+
+    /// A program of this text; its path.
+    fn program(&self, name: &str, text: &str) -> String {
+        let path = self.0.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        path.to_str().unwrap().to_owned()
+    }
+}
+
+/// Runs a script of `bench/` with variables.
+fn bench(script: &str, variables: &[&str], arguments: &[&str]) -> Ran {
+    let script = workspace().join("bench").join(script);
+    let all = [variables, &["bash", script.to_str().unwrap()], arguments].concat();
+    command("env", &all, "")
+}
+
+#[test]
+fn experts_beyond_vram_are_compared() {
+    let folder = Folder::new();
+    let forebay = format!("FOREBAY={}", folder.program("forebay", BENCH));
+    let variables = [forebay.as_str(), "PAIRS=1", "PROMPTS=", "GENERATE=8", "LIMIT=2"];
+    let llama = folder.program("llama-bench", "#!/bin/sh\necho '[{\"avg_ts\": 20.0}]'\n");
+    let table = bench("beyond-vram.sh", &variables, &[&llama, "m.gguf"]).ok().stdout;
+    let own = "| generate, own routing | 60.0 | 20.0 | **3.00** | 90% | 0% | 1% |";
+    assert!(table.contains(own), "{table}");
+    // Who is chosen makes no difference to llama.cpp.
+    assert!(table.contains("| generate, uniform | 60.0 | 20.0 | **3.00** |"), "{table}");
+    // One that never answers.
+    let llama = folder.program("llama-bench", "#!/bin/sh\nexec sleep 60\n");
+    let table = bench("beyond-vram.sh", &variables, &[&llama, "m.gguf"]).ok().stdout;
+    assert!(table.contains("| generate, own routing | 60.0 | no 8 tokens in 2 s | - |"), "{table}");
+}
+
+#[test]
+fn dense_models_beyond_vram_are_compared() {
+    let folder = Folder::new();
+    let forebay = format!("FOREBAY={}", folder.program("forebay", BENCH));
+    let variables = [forebay.as_str(), "PAIRS=1", "PROMPTS=", "NGL=7", "LIMIT=20"];
+    // Says how many layers it was given.
+    let text =
+        "#!/bin/sh\nwhile [ \"$1\" != -ngl ]; do shift; done\necho \"[{\\\"avg_ts\\\": $2}]\"\n";
+    let llama = folder.program("llama-bench", text);
+    let table = bench("beyond-vram-dense.sh", &variables, &[&llama, "m.gguf"]).ok().stdout;
+    let row = "| generate | 60.00 | 66.00 | 7.00 | **8.57** | 3/4/5 | 0.50 s |  |";
+    assert!(table.contains(row), "{table}");
+}
+
+/// A program that is stopped, its child, and one that goes on by itself.
+const LIMITED: &str = r#"
+set -euo pipefail
+. "$0"
+limit_memory $((64 << 20))
+echo "group $group"
+model=m limit=1 llama_bench=$1
+rate=$(llama_rate 0 8)
+echo "rate $rate"
+[ -n "$(cat "$group/cgroup.procs")" ]
+echo "somebody is left"
+[ "$2" = ends ] || kill -TERM $$
+unlimit_memory
+[ ${#within[@]} = 0 ]
+"#;
+
+#[test]
+fn nothing_is_left_of_a_limit_of_memory() {
+    let limits = workspace().join("bench/limits.sh");
+    let limits = limits.to_str().unwrap();
+    let limited = ["-c", ". \"$0\"; limit_memory $((64 << 20)) && unlimit_memory", limits];
+    if command("bash", &limited, "").status != Some(0) {
+        let _ = writeln!(std::io::stderr(), "SKIPPED: nobody may limit memory here (root may)");
+        return;
+    }
+    let folder = Folder::new();
+    // Its own session: whoever kills the program does not reach the child.
+    let llama = folder.program("llama-bench", "#!/bin/sh\nsetsid sleep 600 &\nsleep 600\n");
+    let trapped = format!("trap unlimit_memory EXIT\n{LIMITED}");
+    for (script, how) in [(LIMITED, "ends"), (&trapped, "is killed")] {
+        let ran = command("bash", &["-c", script, limits, &llama, how], "");
+        let said = &ran.stdout;
+        assert!(said.contains("rate 0\nsomebody is left\n"), "{how}: {said} {}", ran.stderr);
+        assert_eq!(ran.status == Some(0), how == "ends", "{how}: {}", ran.stderr);
+        let group = said.lines().find_map(|line| line.strip_prefix("group ")).unwrap();
+        assert!(!Path::new(group).exists(), "{how}: {group} is left");
+    }
+}
