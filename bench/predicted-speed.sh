@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Speeds that `assess` predicts for RAM budgets against the speeds at which it then records with them: the same prompts, seed and so tokens.
+# Speeds that `assess` predicts for RAM budgets on the CPU against the speeds at which it then records with them (the same prompts,
+# seed and so tokens), and against those of `bench`.
 #
 #   bench/predicted-speed.sh MODEL ROUNDS RAM...
 #
 # MODEL has experts and lies on a disk with room for what `doctor` writes; RAM is as in 2GiB. doctor measures disk and memory first, into a
-# profile of its own. Each round records with everything in memory, where the predictions come from, and with each budget, every
-# time with a cold page cache (which needs root). Budgets are read past the page cache, so nothing of it helps them.
-# The table has medians over the rounds, and the range of the ratio within a round: machines drift between rounds.
+# profile of its own. Each round records with everything in memory, where the hits come from, and with each budget, and benches with
+# each, every time with a cold page cache (which needs root). Budgets are read past the page cache, so nothing of it helps them.
+# The table has medians over the rounds, and the range of ratios: predictions are of one profile, and machines drift between rounds.
 # FOREBAY names another forebay program, FOREBAY_FLAGS more options for it.
 . "$(dirname "$0")/common.sh" 3 "$@"
 need python3
@@ -34,21 +35,31 @@ TEXT
 echo "measuring disk and memory" >&2
 "$FOREBAY" doctor "$(dirname "$model")" --json >"$results/doctor.json"
 
-# Records with these options: record NAME [OPTION...]
-record() {
+# Runs a command of forebay with a cold page cache and keeps what it prints: cold NAME COMMAND...
+cold() {
     local name=$1
     shift
     sync
     echo 3 >/proc/sys/vm/drop_caches
-    "$FOREBAY" assess "$model" --prompts "$results/prompts.txt" --tokens 32 --device cpu --json "$@" $FOREBAY_FLAGS \
-        >"$results/$name.json" 2>"$results/$name.err" || { cat "$results/$name.err" >&2 && exit 1; }
+    # FOREBAY_FLAGS are words.
+    # shellcheck disable=SC2086
+    "$FOREBAY" "$@" --device cpu --json $FOREBAY_FLAGS >"$results/$name.json" 2>"$results/$name.err" || {
+        cat "$results/$name.err" >&2
+        exit 1
+    }
+}
+measure() {
+    local name=$1
+    shift
+    cold "$name" assess "$model" --prompts "$results/prompts.txt" --tokens 32 "$@"
+    cold "$name-bench" bench "$model" --prompt-tokens 0 --gen-tokens 96 --repeat 2 "$@"
 }
 
 for round in $(seq "$rounds"); do
     echo "round $round of $rounds" >&2
-    record "$round-all"
+    measure "$round-all"
     for ram; do
-        record "$round-$ram" --ram "$ram"
+        measure "$round-$ram" --ram "$ram"
     done
 done
 
@@ -57,8 +68,8 @@ import json, statistics, sys
 
 results, rounds, budgets = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
 
-def model(name):
-    return json.load(open(f"{results}/{name}.json"))["models"][0]
+def read(name):
+    return json.load(open(f"{results}/{name}.json"))
 
 def predicted_at(predictions, ram):
     """Tokens/s at a budget between those of the table, whose seconds lie on a line."""
@@ -72,26 +83,25 @@ def spread(values):
     return f"{statistics.median(values):.2f} ({min(values):.2f}-{max(values):.2f})"
 
 UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-every = [model(f"{number}-all") for number in range(1, rounds + 1)]
+numbers = range(1, rounds + 1)
+every = [read(f"{number}-all")["models"][0] for number in numbers]
 first = every[0]
-print(f"{first['name']}: {first['weights_bytes'] / 1e9:.2f} GB; {first['predictions_about']}.")
+print(f"{first['name']}: {first['weights_bytes'] / 1e9:.2f} GB; medians of {rounds} rounds.")
 print()
-print("| RAM | hits | predicted tokens/s, from a recording in memory | measured | predicted / measured | "
-      "the same from its own computing time | computing, ms: predicted, measured | waiting, ms: predicted, measured |")
-print("| --- | --- | --- | --- | --- | --- | --- | --- |")
-for budget in budgets:
-    ram = int(budget[:-3]) * UNITS[budget[-3:]]
-    runs = [model(f"{number}-{budget}") for number in range(1, rounds + 1)]
-    measured = [run["measured"] for run in runs]
-    rates = [m["tokens_per_second"] for m in measured]
-    before = [predicted_at(all["predictions"], ram) for all in every]
-    own = [m["predicted"]["tokens_per_second"] for m in measured]
-    ms = lambda values: f"{1e3 * statistics.median(values):.1f}"
-    print(f"| {budget} | {measured[0]['predicted']['hit_rate']:.1%} | {statistics.median(before):.1f} | {statistics.median(rates):.1f} | "
-          f"{spread([b / r for b, r in zip(before, rates)])} | {spread([o / r for o, r in zip(own, rates)])} | "
-          f"{ms([all['measured']['compute_seconds_per_token'] for all in every])}, {ms([m['compute_seconds_per_token'] for m in measured])} | "
-          f"{ms([m['predicted']['read_seconds_per_token'] for m in measured])}, {ms([m['wait_seconds_per_token'] for m in measured])} |")
-rates = [all["measured"]["tokens_per_second"] for all in every]
-print(f"| all of it | {every[0]['measured']['predicted']['hit_rate']:.1%} | | {statistics.median(rates):.1f} | | "
-      f"{spread([all['measured']['predicted']['tokens_per_second'] / rate for all, rate in zip(every, rates)])} | | |")
+print("| RAM | predicted: hits, tokens/s | recorded tokens/s | predicted / recorded | bench: hits, tokens/s | "
+      "predicted / bench |")
+print("| --- | --- | --- | --- | --- | --- |")
+for budget in [*budgets, "all"]:
+    by_ram = [one["predictions"]["by_ram"] for one in every]
+    ram = by_ram[0][-1]["ram_bytes"] if budget == "all" else int(budget[:-3]) * UNITS[budget[-3:]]
+    said = [predicted_at(points, ram) for points in by_ram]
+    runs = [read(f"{number}-{budget}")["models"][0]["measured"] for number in numbers]
+    recorded = [run["tokens_per_second"] for run in runs]
+    benches = [read(f"{number}-{budget}-bench") for number in numbers]
+    rates = [bench["generate"]["tokens_per_second_median"] for bench in benches]
+    hits = benches[0]["statistics"]["stream"]["hit_rate"]
+    of = lambda measured: spread([p / m for p, m in zip(said, measured)])
+    median = lambda values: f"{statistics.median(values):.1f}"
+    print(f"| {budget} | {runs[0]['predicted']['hit_rate']:.1%}, {median(said)} | {median(recorded)} | {of(recorded)} | "
+          f"{hits:.1%}, {median(rates)} | {of(rates)} |")
 PYTHON

@@ -16,7 +16,7 @@ use forebay_text::{ChatTemplate, TextError, Tokenizer};
 use crate::device::{self, DeviceChoice};
 use crate::inspect::ModelInfo;
 use crate::placed::{Described, GpuStart};
-use crate::plan::{self, Placement, Prediction, Rates, Work};
+use crate::plan::{self, HitCurve, Placement, Prediction, Rates, Work};
 use crate::recording::RoutingLog;
 use crate::statistics::{Checks, ReadPath, UnitStatistics};
 use crate::trace_io::TraceHeader;
@@ -243,8 +243,9 @@ impl Session {
         self.decoder.backend().slots()
     }
 
-    /// How fast it should be by the rates of a machine profile. `None` where a GPU computes that is not in them.
-    pub fn predicted(&self, rates: &Rates, work: Work) -> Option<Prediction> {
+    /// How fast it should be by the rates of a machine profile, if experts are found as `hits` says.
+    /// `None` where a GPU computes that is not in the profile.
+    pub fn predicted(&self, rates: &Rates, hits: &HitCurve, work: Work) -> Option<Prediction> {
         let units = self.decoder.backend().units();
         let placement = match (self.slots(), self.plan.clone()) {
             (None, Some(host)) if let Some(units) = units => {
@@ -255,7 +256,7 @@ impl Session {
             (_, None) => Placement::Vram,
         };
         let (architecture, weights) = (self.decoder.architecture(), self.decoder.weights());
-        plan::predict(architecture, weights, self.context(), rates, &placement, work)
+        plan::predict(architecture, weights, self.context(), (rates, hits), &placement, work)
     }
 
     /// Which device was chosen and why, where the choice was ours and there was one.

@@ -190,7 +190,7 @@ fn sessions_have_the_slots_that_were_planned() {
         assert_eq!(session.statistics().kv_cache_bytes, found.plan.host_kv_cache_bytes);
         // And what is predicted for the open session is what was planned.
         let rates = Rates::new(&profile("epyc-2core.json")).unwrap();
-        let predicted = session.predicted(&rates, work).unwrap();
+        let predicted = session.predicted(&rates, &HitCurve::default(), work).unwrap();
         assert_eq!(predicted, found.plan.prediction);
     }
 }

@@ -7,7 +7,7 @@
 //! locality.rs   what routing looks like without a cache
 //! sweep.rs      miss ratios by policy and capacity, through the engine's own cache state machine
 //! residency.rs  one cache over time
-//! predict.rs    tokens per second by RAM budget
+//! predict.rs    tokens per second by budgets of RAM and VRAM, from the planner
 //! verdict.rs    what to do about it
 //! plot/         figures as SVG
 //! page.rs       all of it as one HTML file
@@ -28,12 +28,13 @@ use std::path::Path;
 use forebay_stream::PolicyKind;
 use serde::Serialize;
 
-use crate::Session;
+use crate::plan::{HitCurve, PlanRequest, PlannedModel, Work};
+use crate::{EngineError, Session, SessionOptions};
 
 pub use locality::{Locality, ReuseClass, WindowExperts};
 pub use page::page;
 pub use plot::{Figure, comparison, figures};
-pub use predict::{DiskRates, Prediction, disk_rates};
+pub use predict::{Machine, Prediction, Predictions, VramCurve};
 pub use record::{GeneratingTime, Passage, PromptForm, RecordOptions, Recording, RoutingShape};
 pub use residency::{ResidencyOverTime, Stretch};
 pub use sweep::{CurvePoint, PolicyCurve};
@@ -62,10 +63,10 @@ pub struct Assessment {
     pub mixed: Section,
     pub domains: Vec<Section>,
     pub residency: ResidencyOverTime,
-    /// Speed by RAM budget with the policy that `residency` names; empty where it cannot be told.
-    pub predictions: Vec<Prediction>,
-    /// What the predictions were made from, or why there are none.
-    pub predictions_about: String,
+    /// Speed by budgets with the policy that `residency` names.
+    pub predictions: Option<Predictions>,
+    /// Why there are none.
+    pub not_predicted: Option<String>,
     /// What the recording itself ran with, and at which speed; `None` where nothing was generated.
     pub measured: Option<Measured>,
     /// What was recorded on, in the order of the recording.
@@ -86,14 +87,23 @@ pub struct RecordedPrompt {
 }
 
 /// The speed of the recording, and what would have been predicted for it: how far predictions can be trusted here.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Measured {
     pub tokens_per_second: f64,
-    /// Means, while `predicted` takes the median of the passages for computing.
     pub compute_seconds_per_token: f64,
     pub wait_seconds_per_token: f64,
-    /// Without a model on a GPU, and without the disk's rates, there is none.
+    /// `None` without the rates of the machine that it ran on.
     pub predicted: Option<Prediction>,
+}
+
+/// What an assessment is of, beside the recording.
+pub struct Subject<'a> {
+    pub model: &'a Path,
+    /// What the session of the recording was opened with.
+    pub options: &'a SessionOptions,
+    pub sampling_seed: u64,
+    /// The machine that speeds are predicted for, or why they cannot be.
+    pub machine: Result<&'a Machine, &'a str>,
 }
 
 /// One domain, or all in turns.
@@ -115,15 +125,16 @@ impl Section {
 const GOOD_HIT_RATE: f64 = 0.75;
 const COMFORTABLE_HIT_RATE: f64 = 0.9;
 
-/// Measures a recording of `model`, which `session` has open. `disk` are the rates that predictions are made with, or
-/// why there are none.
+/// Measures a recording of a model that `session` has open.
+///
+/// # Errors
+/// A model whose headers cannot be read any more.
 pub fn assess(
-    model: &Path,
+    subject: &Subject<'_>,
     session: &Session,
     recording: &Recording,
-    sampling_seed: u64,
-    disk: Result<DiskRates, &'static str>,
-) -> Assessment {
+) -> Result<Assessment, EngineError> {
+    let model = subject.model;
     let info = session.info();
     let shape = &recording.shape;
     let policy = PolicyKind::default();
@@ -140,23 +151,13 @@ pub fn assess(
     // A quarter is where models differ most.
     let kept = most.div_ceil(4).max(1);
     let residency = residency::over_time(recording, &mixed_passages, policy, kept);
-    let costs = costs(session, recording, disk);
-    let (predictions, predictions_about) = match &costs {
-        Ok(costs) => {
-            let lookups = recording.lookups(&recording.passages_of(None));
-            (costs.predict(&lookups, policy), costs.about())
-        }
-        Err(why) => (Vec::new(), format!("not predicted: {why}")),
+    // With what this session itself has taken.
+    let memory_bytes =
+        crate::default_budget_bytes() + session.plan().map_or(0, |plan| plan.arena_bytes);
+    let (predictions, not_predicted) = match predicted(subject, session, recording, memory_bytes) {
+        Ok(predictions) => (Some(predictions), None),
+        Err(why) => (None, Some(why)),
     };
-    let measured = recording.generating_time().map(|time| {
-        let tokens = time.tokens as f64;
-        Measured {
-            tokens_per_second: tokens / time.seconds,
-            compute_seconds_per_token: (time.seconds - time.wait_seconds) / tokens,
-            wait_seconds_per_token: time.wait_seconds / tokens,
-            predicted: costs.ok().and_then(|costs| of_recording(session, recording, &costs)),
-        }
-    });
     let mut assessment = Assessment {
         name: model.file_name().unwrap_or(model.as_os_str()).to_string_lossy().into_owned(),
         path: model.display().to_string(),
@@ -167,23 +168,21 @@ pub fn assess(
         experts_per_token: shape.experts_per_token,
         weights_bytes: info.weights_bytes,
         expert_bytes: shape.expert_bytes(),
-        // With what this session itself has taken.
-        memory_bytes: crate::default_budget_bytes()
-            + session.plan().map_or(0, |plan| plan.arena_bytes),
+        memory_bytes,
         cycle_bytes: shape.cycle_bytes(),
-        sampling_seed,
+        sampling_seed: subject.sampling_seed,
         mixed,
         domains,
         residency,
         predictions,
-        predictions_about,
-        measured,
+        not_predicted,
+        measured: measured(subject, session, recording),
         prompts: prompts(recording),
         prompt_tokens_cut: recording.passages.iter().map(|p| p.cut_tokens).sum(),
         verdict: Vec::new(),
     };
     assessment.verdict = verdict::words(&assessment);
-    assessment
+    Ok(assessment)
 }
 
 fn section(
@@ -199,42 +198,56 @@ fn section(
     }
 }
 
-/// What a prediction is made from, or why there can be none.
-fn costs<'a>(
-    session: &'a Session,
-    recording: &Recording,
-    disk: Result<DiskRates, &'static str>,
-) -> Result<predict::Costs<'a>, String> {
-    // Whatever of the model is in host memory beside it.
-    if session.statistics().vram.is_some() {
-        return Err(
-            "the model was computed on a GPU, whose costs are not part of the prediction; use --device cpu"
-                .to_owned(),
-        );
-    }
-    let disk = disk.map_err(|why| format!("{why}; run forebay doctor in the model's folder"))?;
-    let weights = session.decoder.weights();
-    Ok(predict::Costs {
-        blocks: &weights.blocks,
-        small_bytes: weights.small_bytes,
-        compute_seconds_per_token: recording
-            .compute_seconds_per_token()
-            .ok_or("nothing was generated")?,
-        disk,
-    })
-}
-
-/// What the cost model says of the recording itself: its own plan and policy, its passages in their order.
-fn of_recording(
+/// What the planner says of the machine with the hits of the mixed domains; else why it cannot.
+fn predicted(
+    subject: &Subject<'_>,
     session: &Session,
     recording: &Recording,
-    costs: &predict::Costs<'_>,
-) -> Option<Prediction> {
-    let (plan, statistics) = (session.plan()?, session.statistics());
-    let passages: Vec<&Passage> = recording.passages.iter().collect();
-    let policy = statistics.stream?.policy;
-    let ram_bytes = costs.small_bytes + plan.arena_bytes;
-    Some(costs.with_plan(&recording.lookups(&passages), policy, plan, ram_bytes))
+    memory_bytes: u64,
+) -> Result<Predictions, String> {
+    let machine = subject.machine?;
+    let policy = PolicyKind::default();
+    let hits = hits(recording, &recording.passages_of(None), policy);
+    let hits = hits.ok_or("nothing was generated")?;
+    let model = PlannedModel::open(subject.model).map_err(|error| error.to_string())?;
+    let request = PlanRequest {
+        ram_bytes: memory_bytes,
+        policy,
+        ..PlanRequest::of_session(subject.options, session.context(), WORK)
+    };
+    Ok(predict::predictions(machine, &model, &hits, &request))
+}
+
+/// What is predicted: tokens at the beginning of a text.
+const WORK: Work = Work { prompt_tokens: 1, depth: 0 };
+
+fn hits(recording: &Recording, passages: &[&Passage], policy: PolicyKind) -> Option<HitCurve> {
+    HitCurve::of_lookups(&recording.lookups(passages), recording.shape.lookups_per_token(), policy)
+}
+
+/// The recording's own speed, and what the cost model says of it: of its own placement and policy,
+/// its passages in their order.
+fn measured(subject: &Subject<'_>, session: &Session, recording: &Recording) -> Option<Measured> {
+    let time = recording.generating_time()?;
+    let predicted = || {
+        let machine = subject.machine.ok().filter(|machine| machine.is_here)?;
+        let passages: Vec<&Passage> = recording.passages.iter().collect();
+        let hits = hits(recording, &passages, subject.options.policy)?;
+        let predicted = session.predicted(&machine.rates, &hits, WORK)?;
+        let statistics = session.statistics();
+        let vram = statistics.vram.as_ref().map(|vram| vram.total_bytes);
+        let host = session.plan();
+        let ram = host.map_or(0, |plan| plan.reserved_bytes + plan.arena_bytes);
+        let kept = if vram.is_some() { session.slots() } else { host };
+        Some(Prediction::new((vram, ram), kept, &predicted))
+    };
+    let tokens = time.tokens as f64;
+    Some(Measured {
+        tokens_per_second: tokens / time.seconds,
+        compute_seconds_per_token: (time.seconds - time.wait_seconds) / tokens,
+        wait_seconds_per_token: time.wait_seconds / tokens,
+        predicted: predicted(),
+    })
 }
 
 fn prompts(recording: &Recording) -> Vec<RecordedPrompt> {
@@ -250,14 +263,33 @@ fn prompts(recording: &Recording) -> Vec<RecordedPrompt> {
 impl Assessment {
     /// The recording's own speed beside its prediction, in a sentence.
     pub fn about_measured(&self) -> Option<String> {
-        let measured = self.measured?;
-        let predicted = measured.predicted?;
+        let measured = self.measured.as_ref()?;
+        let predicted = measured.predicted.as_ref()?;
+        let ram = crate::page::bytes(predicted.ram_bytes as f64);
+        let place = match predicted.vram_bytes.map(|vram| crate::page::bytes(vram as f64)) {
+            None => format!("{ram} of weights in memory"),
+            Some(vram) if predicted.ram_bytes == 0 => format!("{vram} of VRAM"),
+            Some(vram) => format!("{vram} of VRAM and {ram} of weights in memory"),
+        };
         Some(format!(
-            "The recording itself ran at {:.1} tokens/s with {} of weights in memory; for that the prediction is {:.1}.",
-            measured.tokens_per_second,
-            crate::page::bytes(predicted.ram_bytes as f64),
-            predicted.tokens_per_second
+            "The recording itself ran at {:.1} tokens/s with {place}; for that the prediction is {:.1}.",
+            measured.tokens_per_second, predicted.tokens_per_second
         ))
+    }
+
+    /// What speeds are predicted from, or why not, in sentences.
+    pub fn about_predictions(&self) -> Vec<String> {
+        let Some(predictions) = &self.predictions else {
+            let why = self.not_predicted.as_deref().unwrap_or_default();
+            return vec![format!("Speeds are not predicted: {why}.")];
+        };
+        let about = format!(
+            "Speeds are what forebay plan says of {}, by its machine profile and by the hits of this recording under {}.",
+            predictions.machine, self.residency.policy
+        );
+        let not = predictions.not_on_gpu.as_ref();
+        let not = not.map(|why| format!("Speeds on a GPU are not predicted: {why}."));
+        [about].into_iter().chain(not).collect()
     }
 
     /// How the prompts were put to the model, in a sentence.

@@ -1,7 +1,7 @@
 //! The report: one file, no network, no scripts, light and dark.
 
 use super::plot::{self, Figure};
-use super::{Assessment, Section};
+use super::{Assessment, Prediction, Section, VramCurve};
 use crate::page::{Document, bytes, count, escape, percent, sentence, table};
 
 /// Draws assessments, one model after the other; several are compared first.
@@ -57,7 +57,7 @@ fn body(models: &[Assessment]) -> String {
         ));
         html.push_str(&figure_grid(&plot::figures(model)));
         domain_table(&mut html, model);
-        prediction_table(&mut html, model);
+        prediction_tables(&mut html, model);
     }
     html
 }
@@ -213,26 +213,45 @@ fn domain_table(html: &mut String, model: &Assessment) {
     table(html, "Domains", &head, 1, &rows);
 }
 
-fn prediction_table(html: &mut String, model: &Assessment) {
-    if model.predictions.is_empty() {
-        return;
-    }
-    let row = |p: &super::Prediction| {
+fn prediction_tables(html: &mut String, model: &Assessment) {
+    let Some(predictions) = &model.predictions else { return };
+    let row = |p: &Prediction| {
         vec![
             bytes(p.ram_bytes as f64),
             // What a phone shows without scrolling.
-            format!("{:.1}", p.tokens_per_second),
+            rate(p),
             percent(p.hit_rate),
             bytes(p.read_bytes_per_token),
-            format!("{:.2} ms", p.compute_seconds_per_token * 1e3),
-            format!("{:.2} ms", p.read_seconds_per_token * 1e3),
             percent(p.kept_share),
+            escape(&p.limit.to_string()),
         ]
     };
-    let rows: Vec<Vec<String>> = model.predictions.iter().map(row).collect();
-    let head =
-        ["RAM", "tokens/s", "hits", "read per token", "computing", "reading", "experts kept"];
-    table(html, "Speed to expect", &head, 1, &rows);
+    let rows: Vec<Vec<String>> = predictions.by_ram.iter().map(row).collect();
+    let head = ["RAM", "tokens/s", "hits", "read per token", "experts kept", "most time goes to"];
+    table(html, "Tokens/s to expect on the CPU, by RAM", &head, 1, &rows);
+    let Some((first, others)) = predictions.by_vram.split_first() else { return };
+    let of_ram = |curve: &VramCurve| format!("{} of RAM", bytes(curve.ram_bytes as f64));
+    let mut head = vec!["VRAM".to_owned()];
+    head.extend(predictions.by_vram.iter().map(of_ram));
+    head.extend(["hits in VRAM", "experts in VRAM", "most time goes to"].map(str::to_owned));
+    let head: Vec<&str> = head.iter().map(String::as_str).collect();
+    let row = |p: &Prediction| {
+        let same = |curve: &VramCurve| {
+            let found = curve.points.iter().find(|other| other.vram_bytes == p.vram_bytes);
+            found.map_or("–".to_owned(), rate)
+        };
+        let mut row = vec![bytes(p.budget_bytes() as f64), rate(p)];
+        row.extend(others.iter().map(same));
+        let limit = escape(&p.limit.to_string());
+        row.extend([percent(p.hit_rate), percent(p.kept_share), limit]);
+        row
+    };
+    let rows: Vec<Vec<String>> = first.points.iter().map(row).collect();
+    table(html, "Tokens/s to expect on the GPU, by VRAM and RAM", &head, 1, &rows);
+}
+
+fn rate(prediction: &Prediction) -> String {
+    format!("{:.1}", prediction.tokens_per_second)
 }
 
 fn notes(models: &[Assessment]) -> String {
@@ -245,9 +264,8 @@ fn notes(models: &[Assessment]) -> String {
             .to_owned(),
     ];
     for model in models {
-        if model.predictions.is_empty() {
-            notes.push(format!("{}: speeds are {}.", model.name, model.predictions_about));
-        }
+        let about = model.about_predictions();
+        notes.extend(about.iter().map(|about| format!("{}: {about}", model.name)));
         notes.push(format!("{}: {}", model.name, model.about_prompts()));
         if let Some(measured) = model.about_measured() {
             notes.push(format!("{}: {measured}", model.name));

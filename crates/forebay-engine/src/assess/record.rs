@@ -27,6 +27,12 @@ impl RoutingShape {
         self.layers.iter().map(|&(experts, bytes)| u64::from(experts) * bytes).sum()
     }
 
+    /// Experts that one token uses, all layers together.
+    pub fn lookups_per_token(&self) -> u64 {
+        let used = |layer: &(u32, u64)| u64::from(layer.0).min(self.experts_per_token as u64);
+        self.layers.iter().map(used).sum()
+    }
+
     /// Bytes of the experts that one token uses in all layers: the cycle below which a global list by recency
     /// never hits.
     pub fn cycle_bytes(&self) -> u64 {
@@ -89,17 +95,6 @@ impl Passage {
 }
 
 impl Recording {
-    /// Computing time of a generated token: the median of the passages, so that what else the machine did for a while
-    /// does not count. `None` where nothing was recorded.
-    pub fn compute_seconds_per_token(&self) -> Option<f64> {
-        let computing = |time: &GeneratingTime| {
-            (time.seconds - time.wait_seconds).max(0.0) / time.tokens.max(1) as f64
-        };
-        let mut times: Vec<f64> = self.times.iter().map(computing).collect();
-        times.sort_by(f64::total_cmp);
-        times.get(times.len() / 2).copied().filter(|&seconds| seconds > 0.0)
-    }
-
     /// What generating all passages took; `None` where nothing was generated.
     pub fn generating_time(&self) -> Option<GeneratingTime> {
         let all = GeneratingTime {

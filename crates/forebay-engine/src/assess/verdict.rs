@@ -1,7 +1,7 @@
 //! The answer in sentences that a person can act on.
 
 use super::sweep::PolicyCurve;
-use super::{Assessment, COMFORTABLE_HIT_RATE, GOOD_HIT_RATE, Prediction, Section};
+use super::{Assessment, COMFORTABLE_HIT_RATE, GOOD_HIT_RATE, Prediction, Predictions, Section};
 use crate::page::{bytes, percent};
 
 /// The share of the experts at which models are compared.
@@ -17,7 +17,9 @@ pub fn words(assessment: &Assessment) -> Vec<String> {
     said.extend(cliff(assessment, engine));
     said.extend(policies(mixed, engine));
     said.extend(domains(assessment, engine));
-    said.push(needs(assessment.memory_bytes, assessment.weights_bytes, &assessment.predictions));
+    let predictions = assessment.predictions.as_ref();
+    said.push(needs(assessment.memory_bytes, assessment.weights_bytes, predictions));
+    said.extend(predictions.and_then(on_gpu));
     said
 }
 
@@ -156,10 +158,12 @@ fn domains(assessment: &Assessment, engine: &PolicyCurve) -> Option<String> {
     Some(said)
 }
 
-/// What it needs on this machine: how much there is, and how fast it is with that and with less.
-fn needs(memory_bytes: u64, weights_bytes: u64, predictions: &[Prediction]) -> String {
+/// What it needs of RAM: how much there is, and how fast the CPU is with that and with less.
+fn needs(memory_bytes: u64, weights_bytes: u64, predictions: Option<&Predictions>) -> String {
     let free = bytes(memory_bytes as f64);
-    let (Some(least), Some(all)) = (predictions.first(), predictions.last()) else {
+    let curve = predictions.map_or(&[][..], |predictions| &predictions.by_ram);
+    let (Some(predictions), Some(least), Some(all)) = (predictions, curve.first(), curve.last())
+    else {
         let weights = bytes(weights_bytes as f64);
         return match weights_bytes <= memory_bytes {
             true => format!(
@@ -170,39 +174,89 @@ fn needs(memory_bytes: u64, weights_bytes: u64, predictions: &[Prediction]) -> S
             ),
         };
     };
-    let told = |p: &Prediction| format!("about {} tokens/s", rate(p.tokens_per_second));
-    let reaching = |wanted: f64| {
-        let fast_enough = |p: &&Prediction| p.tokens_per_second >= wanted * all.tokens_per_second;
-        bytes(predictions.iter().find(fast_enough).unwrap_or(all).ram_bytes as f64)
-    };
+    let machine = &predictions.machine;
     let whole = bytes(all.ram_bytes as f64);
-    let with_this = predictions.iter().rev().find(|p| p.ram_bytes <= memory_bytes);
+    let with_this = curve.iter().rev().find(|p| p.ram_bytes <= memory_bytes);
     let first = match with_this {
         Some(p) if p.ram_bytes == all.ram_bytes => {
             format!(
-                "On this machine, with {free} for weights, all of it fits: {} with {whole}",
+                "On the CPU of {machine}, with {free} for weights, all of it fits: {} with {whole}",
                 told(all)
             )
         }
         Some(p) => format!(
-            "This machine has {free} for weights and all of it needs {whole}: {} with {}, {} if everything fitted",
+            "On the CPU of {machine} there is {free} for weights and all of it needs {whole}: {} with {}, {} if everything fitted",
             told(p),
             bytes(p.ram_bytes as f64),
             told(all)
         ),
         None => format!(
-            "This machine has {free} for weights and the least that works is {}; {} if everything fitted ({whole})",
+            "On the CPU of {machine} there is {free} for weights and the least that works is {}; {} if everything fitted ({whole})",
             bytes(least.ram_bytes as f64),
             told(all)
         ),
     };
+    format!("{first}. {}.", steps(curve, least, all))
+}
+
+/// The same of a GPU's memory, and what less RAM beside it costs.
+fn on_gpu(predictions: &Predictions) -> Option<String> {
+    let curve = predictions.by_vram.first()?;
+    let (least, most) = (curve.points.first()?, curve.points.last()?);
+    let vram = bytes(most.budget_bytes() as f64);
+    let mut said = format!(
+        "On the GPU of {} ({}): {} with {vram} of VRAM, {}",
+        predictions.machine,
+        predictions.gpu.as_deref()?,
+        told(most),
+        match most.kept_share < 1.0 {
+            true => format!("all that it has, and {} of RAM", bytes(curve.ram_bytes as f64)),
+            false => "where all of it fits".to_owned(),
+        }
+    );
+    if least.budget_bytes() < most.budget_bytes() {
+        said.push_str(&format!(". {}", steps(&curve.points, least, most)));
+    }
+    let half = reaching(&curve.points, 0.5, most);
+    let less = predictions.by_vram.last().filter(|less| less.ram_bytes < curve.ram_bytes);
+    let same = |p: &&Prediction| p.vram_bytes == half.vram_bytes;
+    if half.kept_share < 1.0
+        && let Some((less, with_less)) =
+            less.and_then(|less| Some((less, less.points.iter().find(same)?)))
+    {
+        said.push_str(&format!(
+            ". At {} of VRAM, {} of RAM instead of {} leave {} of {}",
+            bytes(half.budget_bytes() as f64),
+            bytes(less.ram_bytes as f64),
+            bytes(curve.ram_bytes as f64),
+            told(with_less),
+            rate(half.tokens_per_second)
+        ));
+    }
+    said.push('.');
+    Some(said)
+}
+
+/// Which budgets reach which share of the speed with the most memory.
+fn steps(curve: &[Prediction], least: &Prediction, most: &Prediction) -> String {
+    let size = |p: &Prediction| bytes(p.budget_bytes() as f64);
     format!(
-        "{first}. Nine tenths of that speed need {}, half of it {}; the least that works, {}, gives {}.",
-        reaching(0.9),
-        reaching(0.5),
-        bytes(least.ram_bytes as f64),
+        "Nine tenths of that speed need {}, half of it {}; the least that works, {}, gives {}",
+        size(reaching(curve, 0.9, most)),
+        size(reaching(curve, 0.5, most)),
+        size(least),
         told(least)
     )
+}
+
+/// The smallest budget with so much of the speed of `most`.
+fn reaching<'a>(curve: &'a [Prediction], share: f64, most: &'a Prediction) -> &'a Prediction {
+    let wanted = share * most.tokens_per_second;
+    curve.iter().find(|p| p.tokens_per_second >= wanted).unwrap_or(most)
+}
+
+fn told(prediction: &Prediction) -> String {
+    format!("about {} tokens/s", rate(prediction.tokens_per_second))
 }
 
 fn rate(value: f64) -> String {
@@ -214,39 +268,83 @@ fn rate(value: f64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::VramCurve;
     use super::*;
+    use crate::plan::Cost;
 
-    fn at(ram_bytes: u64, tokens_per_second: f64) -> Prediction {
+    fn at(vram_bytes: Option<u64>, ram_bytes: u64, tokens_per_second: f64) -> Prediction {
         Prediction {
+            vram_bytes,
             ram_bytes,
-            kept_share: 0.0,
+            kept_share: 0.5,
             hit_rate: 0.0,
             read_bytes_per_token: 0.0,
-            compute_seconds_per_token: 0.0,
-            read_seconds_per_token: 0.0,
+            limit: Cost::Disk,
+            costs: Vec::new(),
             tokens_per_second,
+        }
+    }
+
+    fn gib(count: u64) -> u64 {
+        count << 30
+    }
+
+    fn predictions() -> Predictions {
+        let by_ram = [(1, 2.0), (4, 6.0), (8, 9.5), (10, 10.0)];
+        Predictions {
+            machine: "this machine".to_owned(),
+            gpu: Some("a card".to_owned()),
+            by_ram: by_ram.map(|(ram, rate)| at(None, gib(ram), rate)).to_vec(),
+            by_vram: Vec::new(),
+            not_on_gpu: None,
         }
     }
 
     #[test]
     fn what_a_model_needs_depends_on_the_machine() {
-        let gib = |count: u64| count << 30;
-        let table = [at(gib(1), 2.0), at(gib(4), 6.0), at(gib(8), 9.5), at(gib(10), 10.0)];
-        let fits = needs(gib(16), gib(10), &table);
+        let table = predictions();
+        let fits = needs(gib(16), gib(10), Some(&table));
         assert_eq!(
             fits,
-            "On this machine, with 16.0 GiB for weights, all of it fits: about 10 tokens/s with 10.0 GiB. Nine tenths of that \
-             speed need 8.00 GiB, half of it 4.00 GiB; the least that works, 1.00 GiB, gives about 2.0 tokens/s."
+            "On the CPU of this machine, with 16.0 GiB for weights, all of it fits: about 10 tokens/s with 10.0 GiB. \
+             Nine tenths of that speed need 8.00 GiB, half of it 4.00 GiB; the least that works, 1.00 GiB, gives about 2.0 \
+             tokens/s."
         );
-        let partly = needs(gib(5), gib(10), &table);
+        let partly = needs(gib(5), gib(10), Some(&table));
         assert!(
             partly.contains("all of it needs 10.0 GiB: about 6.0 tokens/s with 4.00 GiB"),
             "{partly}"
         );
-        let hopeless = needs(gib(1) - 1, gib(10), &table);
+        let hopeless = needs(gib(1) - 1, gib(10), Some(&table));
         assert!(hopeless.contains("the least that works is 1.00 GiB"), "{hopeless}");
-        // Without rates of the disk.
-        assert!(needs(gib(16), gib(10), &[]).contains("all of it fits (10.0 GiB)"));
-        assert!(needs(gib(5), gib(10), &[]).contains("will read from the disk"));
+        // Without a machine profile.
+        assert!(needs(gib(16), gib(10), None).contains("all of it fits (10.0 GiB)"));
+        assert!(needs(gib(5), gib(10), None).contains("will read from the disk"));
+    }
+
+    #[test]
+    fn a_gpu_is_told_with_what_it_holds_and_with_less_ram() {
+        let mut table = predictions();
+        assert_eq!(on_gpu(&table), None);
+        let curve = |ram: u64, rates: [f64; 4]| VramCurve {
+            ram_bytes: gib(ram),
+            points: std::iter::zip([2, 4, 7, 8], rates)
+                .map(|(vram, rate)| at(Some(gib(vram)), gib(ram), rate))
+                .collect(),
+        };
+        table.by_vram =
+            vec![curve(16, [20.0, 40.0, 60.0, 64.0]), curve(4, [5.0, 11.0, 20.0, 64.0])];
+        assert_eq!(
+            on_gpu(&table).unwrap(),
+            "On the GPU of this machine (a card): about 64 tokens/s with 8.00 GiB of VRAM, all that it has, and 16.0 GiB of \
+             RAM. Nine tenths of that speed need 7.00 GiB, half of it 4.00 GiB; the least that works, 2.00 GiB, gives about 20 \
+             tokens/s. At 4.00 GiB of VRAM, 4.00 GiB of RAM instead of 16.0 GiB leave about 11 tokens/s of 40."
+        );
+        // A model that fits.
+        table.by_vram.truncate(1);
+        table.by_vram[0].points[3].kept_share = 1.0;
+        let fits = on_gpu(&table).unwrap();
+        assert!(fits.contains("with 8.00 GiB of VRAM, where all of it fits. Nine"), "{fits}");
+        assert!(fits.ends_with("gives about 20 tokens/s."), "{fits}");
     }
 }

@@ -3,6 +3,8 @@
 //! Sums are for what comes one after the other. Work that goes on beside other work takes the longer of both, and half of
 //! the shorter, where it begins and ends.
 
+use std::fmt;
+
 use forebay_model::UnitPlan;
 use forebay_stream::MemoryPlan;
 use serde::Serialize;
@@ -61,6 +63,20 @@ pub enum Cost {
     Cpu,
     /// Weights from the disk.
     Disk,
+}
+
+impl fmt::Display for Cost {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            Cost::GpuMemory => "GPU memory",
+            Cost::GpuCompute => "GPU arithmetic",
+            Cost::GpuLayers => "latency of the GPU's layers",
+            Cost::HostLoop => "asking the host for experts",
+            Cost::Pcie => "PCIe",
+            Cost::Cpu => "CPU",
+            Cost::Disk => "disk",
+        })
+    }
 }
 
 /// A rate, and what makes it.

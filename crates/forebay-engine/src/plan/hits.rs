@@ -67,15 +67,19 @@ impl HitCurve {
 
     /// What a policy makes of recorded routing. `None` if no token was generated in it, or none used an expert.
     pub fn of_trace(trace: &RoutingTrace, policy: PolicyKind) -> Option<HitCurve> {
-        let lookups = Lookups::of(trace);
-        let sizes = lookups.layers().to_vec();
+        let used = trace.header().layers.iter().map(|layer| u64::from(layer.used)).sum();
+        HitCurve::of_lookups(&Lookups::of(trace), used, policy)
+    }
+
+    /// The same of lookups by a model of which a token uses `used` experts, all layers together.
+    pub(crate) fn of_lookups(lookups: &Lookups, used: u64, policy: PolicyKind) -> Option<HitCurve> {
+        let sizes = lookups.layers();
         let experts: u64 = sizes.iter().map(|layer| u64::from(layer.0)).sum();
-        let used: u64 = trace.header().layers.iter().map(|layer| u64::from(layer.used)).sum();
         let mut points = vec![(0.0, 0.0)];
         let mut best: f64 = 0.0;
         for share in TRACE_SHARES {
-            let shape = Capacity::Share(share).shape(policy.scope, &sizes, false);
-            let counted = replay(&lookups, ReplayPolicy::Online(policy), &shape).generate;
+            let shape = Capacity::Share(share).shape(policy.scope, sizes, false);
+            let counted = replay(lookups, ReplayPolicy::Online(policy), &shape).generate;
             if counted.lookups == 0 {
                 return None;
             }

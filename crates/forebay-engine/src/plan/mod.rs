@@ -163,6 +163,12 @@ impl<'a> Planner<'a> {
         Ok(Planned { plan, other, why_not_other, one_more_gib })
     }
 
+    /// The same without a look at what else there would be.
+    pub(crate) fn best(&self, request: &PlanRequest) -> Result<Plan, EngineError> {
+        let costs = ModelCosts::new(&self.model.architecture, &self.model.weights, request.context);
+        Ok(self.choose(&costs, request)?.0)
+    }
+
     /// The request with one more GiB of VRAM, where the device may be used.
     fn more_vram(&self, request: &PlanRequest) -> Option<PlanRequest> {
         let facts = self.facts.filter(|_| request.device != DeviceChoice::Cpu)?;
@@ -281,13 +287,12 @@ pub(crate) fn predict(
     architecture: &forebay_model::Architecture,
     weights: &forebay_model::Weights,
     context: usize,
-    rates: &Rates,
+    (rates, hits): (&Rates, &HitCurve),
     placement: &Placement,
     work: Work,
 ) -> Option<Prediction> {
     let costs = ModelCosts::new(architecture, weights, context);
-    let hits = HitCurve::default();
-    Model { costs: &costs, rates, hits: &hits, work }.predict(placement)
+    Model { costs: &costs, rates, hits, work }.predict(placement)
 }
 
 impl Plan {

@@ -23,6 +23,9 @@ pub struct AssessArgs {
     /// Seed of the random choices; the same gives the same recording
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
+    /// Predict speeds for the machine of this profile, as doctor saves it [default: this machine's]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub profile: Option<PathBuf>,
     #[command(flatten)]
     pub budget: BudgetArgs,
     #[command(flatten)]

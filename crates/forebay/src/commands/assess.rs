@@ -6,12 +6,13 @@ use std::path::Path;
 
 use anyhow::Context as _;
 use forebay_engine::assess::prompts::{self, Prompt};
-use forebay_engine::assess::{self, Assessment, Figure, RecordOptions, Section};
+use forebay_engine::assess::{self, Assessment, Figure, Machine, RecordOptions, Section, Subject};
 use forebay_engine::{EngineError, SessionOptions};
 use forebay_model::sampling::Sampling;
 use serde::Serialize;
 
 use crate::args::AssessArgs;
+use crate::commands::plan;
 use crate::config;
 use crate::failure::{Outcome, usage};
 use crate::open;
@@ -73,6 +74,11 @@ fn one(
     options: &SessionOptions,
     args: &AssessArgs,
 ) -> Outcome<Assessment> {
+    let machine = match (machine(args.profile.as_deref(), model), &args.profile) {
+        (Err(why), Some(_)) => return Err(why.into()),
+        // Nobody asked for speeds: the report says why there are none.
+        (found, _) => found.map_err(|why| format!("{why:#}")),
+    };
     let routing_file = RoutingFile::create(&args.routing)?;
     let mut session = open::session(model, options, "an assessment")?;
     routing_file.record(&mut session)?;
@@ -85,7 +91,22 @@ fn one(
         .map_err(|error| open::named(error, model))?;
     drop(progress);
     routing_file.finish(&mut session)?;
-    Ok(assess::assess(model, &session, &recording, args.seed, assess::disk_rates(model)))
+    let machine = machine.as_ref().map_err(String::as_str);
+    let subject = Subject { model, options, sampling_seed: args.seed, machine };
+    assess::assess(&subject, &session, &recording).map_err(|error| open::named(error, model))
+}
+
+/// The machine that `file` is the profile of; else this one, with the disk that `model` is on.
+fn machine(file: Option<&Path>, model: &Path) -> anyhow::Result<Machine> {
+    let profile = plan::profile(file, model)?;
+    let name = match file {
+        None => "this machine".to_owned(),
+        Some(path) => {
+            let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
+            format!("the machine of {}", clean(&name))
+        }
+    };
+    Ok(Machine { name, rates: plan::rates(&profile)?, is_here: file.is_none() })
 }
 
 /// Writes every figure of every model, and what compares them; returns how many.
@@ -152,8 +173,8 @@ fn text(models: &[Assessment]) -> String {
         for line in &model.verdict {
             let _ = writeln!(text, "- {line}");
         }
-        if model.predictions.is_empty() {
-            let _ = writeln!(text, "- Speeds are {}.", model.predictions_about);
+        for about in model.about_predictions() {
+            let _ = writeln!(text, "- {about}");
         }
         if let Some(measured) = model.about_measured() {
             let _ = writeln!(text, "- {measured}");

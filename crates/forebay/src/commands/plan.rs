@@ -7,8 +7,7 @@ use std::path::Path;
 use anyhow::{Context as _, anyhow};
 use forebay_engine::doctor::MachineProfile;
 use forebay_engine::plan::{
-    Cost, HitCurve, Plan, PlanRequest, Planned, PlannedModel, Planner, Prediction, Rates, Speed,
-    Work,
+    HitCurve, Plan, PlanRequest, Planned, PlannedModel, Planner, Prediction, Rates, Speed, Work,
 };
 use forebay_engine::{
     DeviceChoice, EngineError, Generation, KvCacheType, ModelInfo, Session, SessionOptions,
@@ -62,8 +61,8 @@ pub fn run(args: PlanArgs) -> Outcome {
     };
     let model = PlannedModel::open(&args.model).map_err(named)?;
     let context = model.context(&options).map_err(named)?;
-    let profile = profile(&args)?;
-    let rates = Rates::new(&profile).map_err(|why| anyhow!("{why}: run forebay doctor again"))?;
+    let profile = profile(args.profile.as_deref(), &args.model)?;
+    let rates = rates(&profile)?;
     let hits = match &args.routing {
         None => HitCurve::default(),
         Some(path) => hits(path, args.policy)?,
@@ -115,16 +114,22 @@ fn options(args: &PlanArgs) -> SessionOptions {
     }
 }
 
-fn profile(args: &PlanArgs) -> anyhow::Result<MachineProfile> {
-    match &args.profile {
+/// The profile in `file`; else this machine's, with the disk that `model` is on.
+pub fn profile(file: Option<&Path>, model: &Path) -> anyhow::Result<MachineProfile> {
+    match file {
         Some(path) => {
             let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
             MachineProfile::parse(&text).map_err(|why| anyhow!("{}: {why}", path.display()))
         }
-        None => MachineProfile::of_folder(open::folder(&args.model)).map_err(|why| {
+        None => MachineProfile::of_folder(open::folder(model)).map_err(|why| {
             anyhow!("{why}: run forebay doctor on the model's disk first, or give --profile FILE")
         }),
     }
+}
+
+/// What a profile says of the machine.
+pub fn rates(profile: &MachineProfile) -> anyhow::Result<Rates> {
+    Rates::new(profile).map_err(|why| anyhow!("{why}: run forebay doctor again"))
 }
 
 fn hits(path: &Path, policy: PolicyKind) -> anyhow::Result<HitCurve> {
@@ -300,22 +305,10 @@ fn speed(speed: &Speed) -> String {
     let mut costs = speed.costs.clone();
     costs.sort_by(|a, b| b.1.total_cmp(&a.1));
     let shares = costs.iter().map(|&(cost, seconds)| {
-        format!("{} {:.0} %", name(cost), 100.0 * seconds / total.max(f64::MIN_POSITIVE))
+        format!("{cost} {:.0} %", 100.0 * seconds / total.max(f64::MIN_POSITIVE))
     });
     let shares: Vec<String> = shares.take(3).collect();
     format!("{} tokens/s; time goes to {}", tokens(speed.tokens_per_second), shares.join(", "))
-}
-
-fn name(cost: Cost) -> &'static str {
-    match cost {
-        Cost::GpuMemory => "GPU memory",
-        Cost::GpuCompute => "GPU arithmetic",
-        Cost::GpuLayers => "latency of the GPU's layers",
-        Cost::HostLoop => "asking the host for experts",
-        Cost::Pcie => "PCIe",
-        Cost::Cpu => "CPU",
-        Cost::Disk => "disk",
-    }
 }
 
 fn hit_rates(plan: &Plan, from: &str) -> Option<String> {
@@ -397,5 +390,5 @@ pub fn predicted_answer(model: &Path, session: &Session, answer: &Generation) ->
 /// What to expect of a session by this machine's profile, if there is one.
 pub fn predicted(model: &Path, session: &Session, work: Work) -> Option<Prediction> {
     let profile = MachineProfile::of_folder(open::folder(model)).ok()?;
-    session.predicted(&Rates::new(&profile).ok()?, work)
+    session.predicted(&Rates::new(&profile).ok()?, &HitCurve::default(), work)
 }

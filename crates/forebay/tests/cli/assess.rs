@@ -174,6 +174,90 @@ fn replay_of_the_recorded_trace_counts_the_same() {
     assert!(forebay(&two).failed(2).contains("one model"));
 }
 
+/// A machine profile of the planner's tests.
+fn profile(name: &str) -> String {
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../forebay-engine/tests/profiles");
+    tests.join(name).to_str().unwrap().to_owned()
+}
+
+/// The speeds of a report are those of `plan` with the hits of the very recording, on either device
+/// and with every budget.
+#[test]
+fn speeds_are_what_the_planner_says_of_the_recorded_trace() {
+    let folder = Folder::new();
+    let (trace, page) = (folder.path("assess.routing"), folder.path("report.html"));
+    let (figures, desktop) = (folder.path("figures"), profile("desktop.json"));
+    // One domain: the report takes its prompts in the order of the recording.
+    let prompts = "The old sailor looked out\n---\nOnce upon a time there was\n";
+    std::fs::write(folder.path("plain.txt"), prompts).unwrap();
+    let more = ["--trace-routing", &trace, "--profile", &desktop, "-o", &page, "--svg", &figures];
+    let document = folder.assess(&demo(), "plain.txt", "8", &more);
+    let predicted = &document["models"][0]["predictions"];
+    assert_eq!(predicted["gpu"], "a card of 16 GiB");
+    let rows = |points: &Value| points.as_array().unwrap().clone();
+    let (by_ram, by_vram) = (rows(&predicted["by_ram"]), rows(&predicted["by_vram"]));
+    assert!(by_ram.len() > 4 && by_vram.len() == 3, "{predicted}");
+    let of_gpu = by_vram.iter().flat_map(|curve| rows(&curve["points"]));
+    for point in by_ram.iter().cloned().chain(of_gpu) {
+        let size = |name: &str| point[name].as_u64().map(|bytes| format!("{bytes}B"));
+        let ram = size("ram_bytes").unwrap();
+        let (model, vram) = (demo(), size("vram_bytes"));
+        let mut arguments = vec!["plan", &model, "--profile", &desktop, "--routing", &trace];
+        arguments.extend(["--json", "--ram", &ram]);
+        match &vram {
+            Some(vram) => arguments.extend(["--device", "cuda", "--vram", vram]),
+            None => arguments.extend(["--device", "cpu"]),
+        }
+        let planned = forebay(&arguments).json();
+        let prediction = &planned["plan"]["prediction"];
+        let rate = &prediction["generate"]["tokens_per_second"];
+        assert_eq!(
+            (&point["tokens_per_second"], &point["hit_rate"]),
+            (rate, &prediction["hit_rate"])
+        );
+        assert_eq!(point["read_bytes_per_token"], prediction["generate"]["disk_bytes"]);
+    }
+    // Either ends with everything where it is computed with, and less RAM is never faster.
+    for curve in [&by_ram, &rows(&by_vram[0]["points"])] {
+        assert_eq!(curve.last().unwrap()["kept_share"], 1.0);
+        assert!(curve[0]["kept_share"].as_f64().unwrap() < 0.1, "{}", curve[0]);
+    }
+    let rates = |curve: &Value| -> Vec<f64> {
+        let rate = |point: &Value| point["tokens_per_second"].as_f64().unwrap();
+        rows(&curve["points"]).iter().map(rate).collect()
+    };
+    let (ample, least) = (rates(&by_vram[0]), rates(&by_vram[2]));
+    assert_eq!(ample.len(), least.len());
+    assert!(ample.iter().zip(&least).all(|(ample, least)| ample >= least), "{ample:?} {least:?}");
+    assert!(ample[1] > 1.2 * least[1], "the disk counts: {ample:?} {least:?}");
+    let verdict = document["models"][0]["verdict"].as_array().unwrap().last().unwrap();
+    let verdict = verdict.as_str().unwrap();
+    assert!(verdict.starts_with("On the GPU of the machine of desktop.json (a card of 16 GiB): "));
+    assert!(verdict.contains("of VRAM, where all of it fits"), "{verdict}");
+    let html = std::fs::read_to_string(&page).unwrap();
+    for shown in ["GPU, by VRAM", "GPU, by VRAM and RAM", "CPU, by RAM"] {
+        assert!(html.contains(&format!("<h2>Tokens/s to expect on the {shown}</h2>")), "{shown}");
+    }
+    assert!(Path::new(&figures).join("tales-moe-sticky-Q4_K_M-speed-gpu.svg").exists());
+}
+
+#[test]
+fn what_cannot_be_predicted_is_said() {
+    let folder = Folder::new();
+    let no_gpu = profile("epyc-2core.json");
+    let document = folder.assess(&demo(), "prompts.jsonl", "2", &["--profile", &no_gpu]);
+    let predicted = &document["models"][0]["predictions"];
+    assert!(predicted["by_ram"].as_array().unwrap().len() > 4, "{predicted}");
+    assert_eq!(predicted["by_vram"].as_array().unwrap().len(), 0);
+    let why = predicted["not_on_gpu"].as_str().unwrap();
+    assert!(why.contains("no GPU"), "{why}");
+    // A profile that was asked for has to be one, before anything is recorded.
+    std::fs::write(folder.path("bad.json"), "{}").unwrap();
+    let (model, bad) = (demo(), folder.path("bad.json"));
+    let line = forebay(&["assess", &model, "--device", "cpu", "--profile", &bad]).failed(1);
+    assert!(line.contains("bad.json") && line.contains("damaged"), "{line}");
+}
+
 /// Every `hit_rate` in a document.
 fn hit_rates(value: &Value) -> Vec<f64> {
     match value {

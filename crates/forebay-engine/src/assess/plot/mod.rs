@@ -4,7 +4,7 @@ mod lines;
 mod maps;
 mod svg;
 
-use super::{Assessment, GOOD_HIT_RATE, PolicyCurve, Section};
+use super::{Assessment, GOOD_HIT_RATE, PolicyCurve, Prediction, Section};
 use crate::page::{bytes, escape, percent};
 use lines::{Axis, Mark, Series};
 
@@ -59,7 +59,7 @@ pub fn figures(assessment: &Assessment) -> Vec<Figure> {
         residency(assessment),
         reuse(assessment),
     ];
-    all.extend(speed(assessment));
+    all.extend(speeds(assessment));
     all
 }
 
@@ -313,46 +313,66 @@ fn reuse(assessment: &Assessment) -> Figure {
     }
 }
 
-fn speed(assessment: &Assessment) -> Option<Figure> {
-    let last = assessment.predictions.last()?;
-    let most = assessment.predictions.iter().map(|p| p.tokens_per_second).fold(0.0, f64::max);
-    let point = |p: &super::Prediction| {
+/// Speed by RAM on the CPU, and by VRAM on a GPU.
+fn speeds(assessment: &Assessment) -> Vec<Figure> {
+    let Some(predictions) = &assessment.predictions else { return Vec::new() };
+    let policy = &assessment.residency.policy;
+    let by_ram = speed_series(format!("CPU, {policy}"), 1, &predictions.by_ram);
+    let by_vram = predictions.by_vram.iter().enumerate().map(|(index, curve)| {
+        let name = format!("{} of RAM", bytes(curve.ram_bytes as f64));
+        speed_series(name, index, &curve.points)
+    });
+    let mut figures = vec![Figure {
+        id: "speed",
+        title: "Tokens/s to expect on the CPU, by RAM".to_owned(),
+        caption: format!(
+            "A prediction for the CPU of {}, by its machine profile and the hits of this recording under {policy}.",
+            predictions.machine
+        ),
+        svg: speed_chart("Predicted tokens per second by RAM", "RAM for weights", &[by_ram]),
+    }];
+    if let (Some(gpu), false) = (&predictions.gpu, predictions.by_vram.is_empty()) {
+        let series: Vec<Series> = by_vram.collect();
+        figures.push(Figure {
+            id: "speed-gpu",
+            title: "Tokens/s to expect on the GPU, by VRAM".to_owned(),
+            caption: format!(
+                "A prediction for the GPU of {} ({gpu}), likewise: one line for each amount of RAM for the experts that \
+                 VRAM has no room for.",
+                predictions.machine
+            ),
+            svg: speed_chart("Predicted tokens per second by VRAM", "VRAM for everything", &series),
+        });
+    }
+    figures
+}
+
+fn speed_series(name: String, colour: usize, points: &[Prediction]) -> Series {
+    let point = |p: &Prediction| {
+        let place = if p.vram_bytes.is_some() { "VRAM" } else { "RAM" };
         let tip = format!(
-            "{} of RAM: {:.1} tokens/s; {} hits, {} read per token",
-            bytes(p.ram_bytes as f64),
+            "{name}: {:.1} tokens/s with {} of {place}; {} hits there, {} from the disk per token, most of the time {}",
             p.tokens_per_second,
+            bytes(p.budget_bytes() as f64),
             percent(p.hit_rate),
-            bytes(p.read_bytes_per_token)
+            bytes(p.read_bytes_per_token),
+            p.limit
         );
-        (p.ram_bytes as f64, p.tokens_per_second, tip)
+        (p.budget_bytes() as f64, p.tokens_per_second, tip)
     };
-    let series = Series {
-        name: format!("tokens/s, {}", assessment.residency.policy),
-        colour: 1,
-        style: "thick",
-        points: assessment.predictions.iter().map(point).collect(),
-    };
+    let points = points.iter().map(point).collect();
+    Series { name: name.clone(), colour, style: "thick", points }
+}
+
+fn speed_chart(label: &str, budget: &str, series: &[Series]) -> String {
+    let points = || series.iter().flat_map(|series| &series.points);
+    let most_bytes = points().map(|point| point.0).fold(0.0, f64::max);
+    let most = points().map(|point| point.1).fold(0.0, f64::max);
     let size = |value: f64| bytes(value);
     let count = |value: f64| format!("{value:.0}");
-    Some(Figure {
-        id: "speed",
-        title: "Speed to expect by RAM".to_owned(),
-        caption: format!("A prediction: {}.", assessment.predictions_about),
-        svg: lines::chart(
-            "Predicted tokens per second by RAM budget",
-            &Axis {
-                most: last.ram_bytes as f64,
-                is_binary: true,
-                ticks: 4.0,
-                text: &size,
-                name: "RAM for weights",
-            },
-            &Axis { most: most * 1.05, is_binary: false, ticks: 4.0, text: &count, name: "" },
-            &[series],
-            None,
-            None,
-        ),
-    })
+    let x_axis = Axis { most: most_bytes, is_binary: true, ticks: 4.0, text: &size, name: budget };
+    let y_axis = Axis { most: most * 1.05, is_binary: false, ticks: 6.0, text: &count, name: "" };
+    lines::chart(label, &x_axis, &y_axis, series, None, None)
 }
 
 /// The line that says how much memory a good hit rate takes, for tables.
