@@ -4,10 +4,10 @@
 #
 #   bench/predicted-speed.sh MODEL ROUNDS RAM...
 #
-# MODEL has experts and lies on a disk with room for what `doctor` writes; RAM is as in 2GiB. doctor measures disk and memory first, into a
-# profile of its own. Each round records with everything in memory, where the hits come from, and with each budget, and benches with
-# each, every time with a cold page cache (which needs root). Budgets are read past the page cache, so nothing of it helps them.
-# The table has medians over the rounds, and the range of ratios: predictions are of one profile, and machines drift between rounds.
+# MODEL has experts and lies on a disk with room for what `doctor` writes; RAM is as in 2GiB. Each round begins with a profile of its
+# own by doctor, records with everything in memory, where the hits come from, and with each budget, and benches with each, every time
+# with a cold page cache (which needs root). Budgets are read past the page cache, so nothing of it helps them.
+# The table has medians over the rounds, and the range of the ratio within a round: machines drift between rounds.
 # FOREBAY names another forebay program, FOREBAY_FLAGS more options for it.
 . "$(dirname "$0")/common.sh" 3 "$@"
 need python3
@@ -32,9 +32,6 @@ def merge(left, right):
 If every train is late and this is a train, then it follows that
 TEXT
 
-echo "measuring disk and memory" >&2
-"$FOREBAY" doctor "$(dirname "$model")" --json >"$results/doctor.json"
-
 # Runs a command of forebay with a cold page cache and keeps what it prints: cold NAME COMMAND...
 cold() {
     local name=$1
@@ -57,6 +54,7 @@ measure() {
 
 for round in $(seq "$rounds"); do
     echo "round $round of $rounds" >&2
+    "$FOREBAY" doctor "$(dirname "$model")" --json >"$results/doctor.json"
     measure "$round-all"
     for ram; do
         measure "$round-$ram" --ram "$ram"
