@@ -12,7 +12,9 @@
 #define CHOSEN_MAX 32
 // A missing expert: its place in the table of those that stay, or ~0, where it goes, and where its three parts come from.
 #define MISS_WORDS 10
-#define RECORD_WORDS (4 + 14 * CHOSEN_MAX)
+// An expert that goes back to the host: where its three parts are, where they go, and their bytes.
+#define BACK_WORDS 16
+#define RECORD_WORDS (4 + (4 + MISS_WORDS + BACK_WORDS) * CHOSEN_MAX)
 
 // Words that the host writes, too.
 __device__ __forceinline__ u32 read_acquire(const u32 *from) {
@@ -38,6 +40,21 @@ __device__ __forceinline__ u64 nanoseconds() {
     return time;
 }
 
+// The 16 bytes that begin with byte `shift` of `a`, `b` being the 16 behind it.
+__device__ __forceinline__ uint4 sixteen_from(const uint4 a, const uint4 b, u32 shift) {
+    const u32 word = shift / 4, bits = shift % 4 * 8;
+    const u32 x[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+    u32 y[5];
+#pragma unroll
+    for (int j = 0; j < 5; j++) y[j] = word == 0 ? x[j] : word == 1 ? x[j + 1] : word == 2 ? x[j + 2] : x[j + 3];
+    uint4 out;
+    out.x = __funnelshift_r(y[0], y[1], bits);
+    out.y = __funnelshift_r(y[1], y[2], bits);
+    out.z = __funnelshift_r(y[2], y[3], bits);
+    out.w = __funnelshift_r(y[3], y[4], bits);
+    return out;
+}
+
 // `bytes` bytes from anywhere to an address that is a multiple of 16, by all threads of the grid. Words beside them are read, too,
 // but only such that share 16 bytes with some of them.
 __device__ __forceinline__ void copy_part(u64 to, u64 from, u32 bytes) {
@@ -56,8 +73,8 @@ __device__ __forceinline__ void copy_part(u64 to, u64 from, u32 bytes) {
                 if (i + k * all < whole) target[i + k * all] = words[k];
         }
     } else {
-        // 16 bytes out of 32: in which word they begin, and how many bits further. The next 16 are the next lane's.
-        const u32 word = shift / 4, bits = shift % 4 * 8, lane = threadIdx.x & 31;
+        // The next 16 bytes are the next lane's.
+        const u32 lane = threadIdx.x & 31;
         for (u32 i = first; i - lane < whole; i += 2 * all) {
             uint4 own[2], beyond[2];
 #pragma unroll
@@ -73,22 +90,32 @@ __device__ __forceinline__ void copy_part(u64 to, u64 from, u32 bytes) {
                 b.x = __shfl_down_sync(~0u, a.x, 1), b.y = __shfl_down_sync(~0u, a.y, 1);
                 b.z = __shfl_down_sync(~0u, a.z, 1), b.w = __shfl_down_sync(~0u, a.w, 1);
                 if (lane == 31) b = beyond[k];
-                const u32 x[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-                u32 y[5];
-#pragma unroll
-                for (int j = 0; j < 5; j++)
-                    y[j] = word == 0 ? x[j] : word == 1 ? x[j + 1] : word == 2 ? x[j + 2] : x[j + 3];
-                uint4 out;
-                out.x = __funnelshift_r(y[0], y[1], bits);
-                out.y = __funnelshift_r(y[1], y[2], bits);
-                out.z = __funnelshift_r(y[2], y[3], bits);
-                out.w = __funnelshift_r(y[3], y[4], bits);
+                const uint4 out = sixteen_from(a, b, shift);
                 if (i + k * all < whole) target[i + k * all] = out;
             }
         }
     }
     const u32 rest = bytes & 15;
     if (first < rest) ((u8 *)to)[bytes - rest + first] = __ldcv((const u8 *)from + bytes - rest + first);
+}
+
+// `bytes` bytes from an address that is a multiple of 16 to anywhere, by all threads of the grid. Up to 15 bytes behind them are
+// read, none are written.
+__device__ __forceinline__ void copy_back(u64 to, u64 from, u32 bytes) {
+    const u32 first = blockIdx.x * THREADS + threadIdx.x, all = gridDim.x * THREADS;
+    // Bytes before the first multiple of 16.
+    const u32 head = min(-(u32)to & 15, bytes), whole = (bytes - head) / 16;
+    const uint4 *const source = (const uint4 *)from;
+    uint4 *const target = (uint4 *)(to + head);
+    if (head == 0) {
+        for (u32 i = first; i < whole; i += all) target[i] = __ldcg(source + i);
+    } else {
+        for (u32 i = first; i < whole; i += all)
+            target[i] = sixteen_from(__ldcg(source + i), __ldcg(source + i + 1), head);
+    }
+    const u32 rest = bytes - head - 16 * whole, behind = bytes - rest;
+    if (first < head) ((u8 *)to)[first] = __ldcg((const u8 *)from + first);
+    if (first < rest) ((u8 *)to)[behind + first] = __ldcg((const u8 *)from + behind + first);
 }
 
 // One token's experts of one layer. Grid (blocks): any number; `tickets` [2] and the first word of `desk` [4 + RECORD_WORDS] are 0
@@ -99,9 +126,10 @@ __device__ __forceinline__ void copy_part(u64 to, u64 from, u32 bytes) {
 // slots [k]: gets the addresses of the chosen ones; 0: somebody else computes with it.
 // asked (host) [2 + k + 2]: gets the run's number, whether an answer is waited for, the chosen ids, and when all is there, how many
 // nanoseconds were waited and copied. x [hidden], if there is one, goes to x_host (host) with a question that waits.
-// answer (host) [RECORD_WORDS]: is expected to get the run's number; then the number of misses, of words to clear, 0; the addresses
-// for `slots` [k]; misses [MISS_WORDS each]; numbers of words of `tables` to clear. Where all chosen experts are on the device, it
-// is not looked at.
+// answer (host) [RECORD_WORDS]: is expected to get the run's number; then the number of misses, of words to clear, of experts that go
+// back; the addresses for `slots` [k]; misses [k][MISS_WORDS]; numbers of words of `tables` to clear [2k]; experts that go
+// back [k][BACK_WORDS], from and to where nothing else is written and read. Where all chosen experts are on the device, it is
+// not looked at.
 extern "C" __global__ void __launch_bounds__(THREADS)
     fetch_experts(const u32 *now, const u32 *ids, const u32 *forced, int k, u64 *tables, int first, u64 *slots,
                   u32 *tickets, u32 *desk, u32 *asked, const u32 *answer, const float *x, float *x_host, int hidden,
@@ -109,7 +137,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     wait_for_previous();
     __shared__ __align__(16) u32 record[RECORD_WORDS];
     __shared__ u32 missing, asks, last;
-    const int lane = threadIdx.x, pieces = (4 + (2 + MISS_WORDS + 2) * k + 3) / 4;
+    const int lane = threadIdx.x, pieces = (4 + (4 + MISS_WORDS + BACK_WORDS) * k + 3) / 4;
     uint4 *const told = (uint4 *)desk + 1;
     u64 *const answered = (u64 *)desk + 1;
     u64 slot = 1;
@@ -157,6 +185,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (missing) {
         for (int i = lane; i < pieces; i += THREADS) ((uint4 *)record)[i] = __ldcg(told + i);
         __syncthreads();
+        const u32 *back = record + 4 + (4 + MISS_WORDS) * k;
+        for (u32 m = 0; m < record[3]; m++, back += BACK_WORDS) {
+            const u64 *const places = (const u64 *)back;
+            for (int part = 0; part < 3; part++) copy_back(places[3 + part], places[part], back[12 + part]);
+        }
         const u32 *miss = record + 4 + 2 * k;
         for (u32 m = 0; m < record[1]; m++, miss += MISS_WORDS) {
             const u64 *const places = (const u64 *)(miss + 2);
@@ -165,7 +198,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             copy_part(places[0] + part2, places[3], bytes2);
         }
     }
-    __threadfence();
+    // The host looks at what went back once a later kernel has asked it something.
+    __threadfence_system();
     __syncthreads();
     if (lane == 0) last = atomicAdd(tickets + 1, 1u) == gridDim.x - 1;
     __syncthreads();

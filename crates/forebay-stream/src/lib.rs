@@ -39,8 +39,8 @@ pub use replay::{
     BatchOutcome, Capacity, Lookups, LruCurve, Prediction, Predictor, ReplayCounters, ReplayPolicy,
     predict, replay, replay_observed,
 };
-pub use residency::Residency;
+pub use residency::{Residency, Returning};
 pub use routing::{Phase, RoutingTrace};
 pub use slots::Lease;
 pub use statistics::{FaultedExperts, PeakBytes, PrefetchCounters, StreamStatistics, TokenRecord};
-pub use tier::{ExpertTier, TierBatch, TierStatistics};
+pub use tier::{ExpertTier, GoneExpert, TierBatch, TierStatistics};

@@ -1,7 +1,8 @@
 //! A tier whose memory this crate does not see, as a GPU's is: which expert lies in which of its slots.
 //!
 //! The same state machine as everywhere decides who stays. The caller owns the memory, brings the misses into the
-//! slots that it is given, and says when a slot may be overwritten.
+//! slots that it is given, and says when a slot may be overwritten: also those of experts that have to go, whose bytes it
+//! may want to keep elsewhere.
 
 use std::cmp::Reverse;
 
@@ -20,6 +21,8 @@ pub struct ExpertTier {
     places: Vec<Option<u32>>,
     /// Of every pool.
     free: Vec<Vec<u32>>,
+    /// Slots, and their pools, of experts that went when the batch began; not free yet.
+    left: Vec<(u32, u32)>,
     pool_of_layer: Vec<u32>,
     evicted: Vec<(LayerIndex, ExpertIndex)>,
     /// Of a batch, what comes here or is here.
@@ -36,7 +39,16 @@ pub struct TierBatch {
     /// Not here, and not to come.
     pub elsewhere: Vec<ExpertIndex>,
     /// What does not stay any more: not here, but for what the batch itself looks up.
-    pub gone: Vec<(LayerIndex, ExpertIndex)>,
+    pub gone: Vec<GoneExpert>,
+}
+
+/// An expert that does not stay in a tier.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct GoneExpert {
+    pub layer: LayerIndex,
+    pub expert: ExpertIndex,
+    /// The slot that still holds it, until [`ExpertTier::free_left`] or its release. `None`: it was to come only now.
+    pub slot: Option<u32>,
 }
 
 impl TierBatch {
@@ -80,6 +92,7 @@ impl ExpertTier {
             admitted: Vec::with_capacity(most as usize),
             cache,
             free,
+            left: Vec::with_capacity(2 * most as usize),
             pool_of_layer,
             plan,
             window: CacheCounters::default(),
@@ -109,7 +122,8 @@ impl ExpertTier {
 
     /// Begins the batch of a layer with distinct experts: counts the lookups and decides who stays. What the batch looks up is
     /// here, once it was brought, until it is released. Of the misses, as many as `admits` says of their number come here,
-    /// those that were used most; the others are computed elsewhere and never here.
+    /// those that were used most; the others are computed elsewhere and never here. What goes leaves its bytes where they are
+    /// until [`ExpertTier::free_left`].
     ///
     /// # Panics
     /// If there is no such expert.
@@ -140,9 +154,12 @@ impl ExpertTier {
         let mut evicted = std::mem::take(&mut self.evicted);
         self.cache.retain(layer, &self.admitted, &mut evicted);
         for (of, expert) in evicted.drain(..) {
-            batch.gone.push((of, expert));
+            let entry = self.cache.entry(of, expert);
+            let slot = self.places[entry];
+            batch.gone.push(GoneExpert { layer: of, expert, slot });
             if of != layer || !self.admitted.contains(&expert) {
-                self.vacate(of, expert);
+                self.places[entry] = None;
+                self.left.extend(slot.map(|slot| (self.pool_of_layer[of.0 as usize], slot)));
             }
         }
         self.evicted = evicted;
@@ -158,6 +175,11 @@ impl ExpertTier {
         let slot = self.free[self.pool_of_layer[layer.0 as usize] as usize].pop()?;
         self.places[entry] = Some(slot);
         Some(slot)
+    }
+
+    /// Nobody needs the bytes of experts that went when batches began: their slots can be taken.
+    pub fn free_left(&mut self) {
+        self.left.drain(..).for_each(|(pool, slot)| self.free[pool as usize].push(slot));
     }
 
     /// Slots that can be taken for experts of a layer.
@@ -248,7 +270,13 @@ mod tests {
             let experts: Vec<ExpertIndex> = experts.iter().map(|&e| ExpertIndex(e)).collect();
             let mut batch = TierBatch::default();
             self.tier.begin(of, &experts, |misses| misses.min(self.admits), &mut batch);
-            let TierBatch { hits, misses, elsewhere, .. } = batch;
+            let TierBatch { hits, misses, elsewhere, gone } = batch;
+            for gone in gone {
+                let Some(slot) = gone.slot else { continue };
+                let there = self.memory[self.tier.pool(gone.layer)][slot as usize];
+                assert_eq!(there, Some((gone.layer.0, gone.expert.0)), "what goes is still there");
+            }
+            self.tier.free_left();
             let counts = (hits.len(), misses.len() + elsewhere.len());
             assert!(elsewhere.iter().all(|&expert| self.tier.slot(of, expert).is_none()));
             let mut held: Vec<ExpertIndex> = Vec::new();

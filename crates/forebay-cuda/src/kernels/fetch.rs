@@ -7,6 +7,7 @@ use crate::{CudaError, DevicePtr, Gpu, HostWords};
 const THREADS: u32 = 512;
 const CHOSEN_MAX: usize = 32;
 const MISS_WORDS: usize = 10;
+const RETURN_WORDS: usize = 16;
 /// Of every question and every answer, so that none shares a line of a cache with another.
 const LINE_WORDS: usize = 32;
 
@@ -49,7 +50,7 @@ impl ExpertFetch {
 }
 
 fn answer_words(k: usize) -> usize {
-    4 + (2 + MISS_WORDS + 2) * k
+    4 + (4 + MISS_WORDS + RETURN_WORDS) * k
 }
 
 /// Pinned words for questions and answers, a place for each layer; and where the host computes, too, for what goes there
@@ -74,6 +75,18 @@ pub struct ExpertAnswer<'a> {
     pub misses: &'a [ExpertMiss],
     /// Numbers of experts that are not on the device any more, at most `2 * k`.
     pub gone: &'a [u32],
+    /// At most `k`. Nothing else reads or writes these places.
+    pub returns: &'a [ExpertReturn],
+}
+
+/// An expert that goes back to pinned memory.
+#[derive(Clone, Copy)]
+pub struct ExpertReturn {
+    /// Its parts, at multiples of 16.
+    pub from: [DevicePtr<u8>; 3],
+    /// Addresses of their places, as the device sees them.
+    pub to: [u64; 3],
+    pub bytes: [u32; 3],
 }
 
 /// An expert that has to be copied.
@@ -160,11 +173,11 @@ impl ExpertMailbox {
     /// # Panics
     /// With more than there can be.
     pub fn answer(&mut self, place: usize, run: u32, answer: &ExpertAnswer<'_>) {
-        let (k, ExpertAnswer { slots, misses, gone }) = (self.k, *answer);
-        assert!(slots.len() == k && misses.len() <= k && gone.len() <= 2 * k);
+        let (k, ExpertAnswer { slots, misses, gone, returns }) = (self.k, *answer);
+        assert!(slots.len() == k && misses.len() <= k && gone.len() <= 2 * k && returns.len() <= k);
         let at = place * self.place_words + self.asked_words;
         let words = &mut self.words;
-        words.write(at + 1, &[misses.len() as u32, gone.len() as u32, 0]);
+        words.write(at + 1, &[misses.len() as u32, gone.len() as u32, returns.len() as u32]);
         for (i, slot) in slots.iter().enumerate() {
             words.write(at + 4 + 2 * i, &[slot.address()]);
         }
@@ -176,6 +189,13 @@ impl ExpertMailbox {
             words.write(at + 4, &miss.from);
         }
         words.write(first + MISS_WORDS * k, gone);
+        let first = first + (MISS_WORDS + 2) * k;
+        for (i, back) in returns.iter().enumerate() {
+            let at = first + RETURN_WORDS * i;
+            words.write(at, &back.from.map(|part| part.address()));
+            words.write(at + 6, &back.to);
+            words.write(at + 12, &back.bytes);
+        }
         words.store_release(at, run);
     }
 }

@@ -23,7 +23,7 @@ pub use attention::{
 pub use attention_inputs::{AttentionInputs, HeadInput, Rotation};
 pub use elementwise::{ExpertOutputs, FiniteFlag};
 pub use embedding::EmbeddingTable;
-pub use fetch::{ExpertAnswer, ExpertFetch, ExpertMailbox, ExpertMiss};
+pub use fetch::{ExpertAnswer, ExpertFetch, ExpertMailbox, ExpertMiss, ExpertReturn};
 pub use kv::{KvElement, KvLayer, KvLayerShape};
 pub use matmul::{
     MatmulInput, MatmulJob, MatmulWeights, NarrowActivations, NarrowForm, narrow_form,

@@ -186,6 +186,18 @@ impl CacheState {
     /// # Panics
     /// If there is no such expert.
     pub fn lookup(&mut self, layer: LayerIndex, expert: ExpertIndex) -> bool {
+        self.note_use(layer, expert);
+        let hit = self.is_resident(layer, expert);
+        self.counters.lookups += 1;
+        self.counters.hits += u64::from(hit);
+        hit
+    }
+
+    /// Records a use for which nobody has to look here: the expert counts as used, and no lookup is counted.
+    ///
+    /// # Panics
+    /// If there is no such expert.
+    pub fn note_use(&mut self, layer: LayerIndex, expert: ExpertIndex) {
         let index = self.entry(layer, expert);
         if self.batch_is_over {
             self.batch_is_over = false;
@@ -193,17 +205,12 @@ impl CacheState {
             self.last_layer = layer.0;
         }
         self.clock += 1;
-        self.counters.lookups += 1;
-        let entry = &mut self.entries[index];
         if self.ranking != Ranking::Fixed {
-            entry.usage.record(self.clock, self.pass);
+            self.entries[index].usage.record(self.clock, self.pass);
         }
-        let hit = entry.position != ABSENT;
-        self.counters.hits += u64::from(hit);
         if self.ranking.ages() {
             self.count_towards_ageing(layer);
         }
-        hit
     }
 
     /// As [`CacheState::lookup`], by somebody who knows when the expert is used next: the number of that batch.
@@ -241,15 +248,43 @@ impl CacheState {
             return;
         }
         self.unprotect(shape.group);
-        while self.groups[shape.group].used > self.groups[shape.group].capacity {
-            let Some(victim) = self.least_worthy(shape.group, layer) else { break };
-            self.remove(victim);
-            let owner = self.entries[victim].layer;
-            let first = self.layers[owner as usize].first;
-            evicted.push((LayerIndex(owner), ExpertIndex((victim - first) as u32)));
+        self.cut(shape.group, layer, evicted);
+        let layer = &mut self.layers[layer.0 as usize];
+        layer.resident_max = layer.resident_max.max(layer.resident);
+    }
+
+    /// An expert comes that nobody has looked up: it becomes resident, and the group is cut to its capacity. What the last batch
+    /// touched stays, the expert itself may go. Appends to `evicted` what is no longer resident.
+    ///
+    /// # Panics
+    /// If there is no such expert.
+    pub fn admit(
+        &mut self,
+        layer: LayerIndex,
+        expert: ExpertIndex,
+        evicted: &mut Vec<(LayerIndex, ExpertIndex)>,
+    ) {
+        let index = self.entry(layer, expert);
+        if self.entries[index].position != ABSENT {
+            return;
+        }
+        self.insert(index);
+        let group = self.layers[layer.0 as usize].shape.group;
+        self.cut(group, layer, evicted);
+        if self.groups[group].used > self.groups[group].capacity {
+            self.evict(index);
+            evicted.push((layer, expert));
         }
         let layer = &mut self.layers[layer.0 as usize];
         layer.resident_max = layer.resident_max.max(layer.resident);
+    }
+
+    /// A resident expert is somebody else's from now on.
+    pub fn give_away(&mut self, layer: LayerIndex, expert: ExpertIndex) {
+        let index = self.entry(layer, expert);
+        if self.entries[index].position != ABSENT {
+            self.remove(index);
+        }
     }
 
     /// Makes an expert resident that was loaded before any lookup. The caller keeps to the capacity.
@@ -277,7 +312,7 @@ impl CacheState {
     pub(crate) fn forget(&mut self, layer: LayerIndex, expert: ExpertIndex) {
         let index = self.entry(layer, expert);
         if self.entries[index].position != ABSENT {
-            self.remove(index);
+            self.evict(index);
         }
     }
 
@@ -353,13 +388,33 @@ impl CacheState {
         2 * self.layers[entry.layer as usize].shape.group + entry.position as usize
     }
 
+    /// Cuts a group to its capacity for a batch of `layer`, the least worthy first.
+    fn cut(
+        &mut self,
+        group: usize,
+        layer: LayerIndex,
+        evicted: &mut Vec<(LayerIndex, ExpertIndex)>,
+    ) {
+        while self.groups[group].used > self.groups[group].capacity {
+            let Some(victim) = self.least_worthy(group, layer) else { break };
+            self.evict(victim);
+            let owner = self.entries[victim].layer;
+            let first = self.layers[owner as usize].first;
+            evicted.push((LayerIndex(owner), ExpertIndex((victim - first) as u32)));
+        }
+    }
+
+    fn evict(&mut self, index: usize) {
+        self.remove(index);
+        self.counters.evictions += 1;
+    }
+
     fn remove(&mut self, index: usize) {
         let position = std::mem::replace(&mut self.entries[index].position, ABSENT);
         let layer = &mut self.layers[self.entries[index].layer as usize];
         let group = &mut self.groups[layer.shape.group];
         group.used -= layer.shape.cost;
         layer.resident -= 1;
-        self.counters.evictions += 1;
         if self.ranking.is_list() {
             self.lists.remove(index as u32);
             if position == PROTECTED {

@@ -60,7 +60,7 @@ pub(super) struct Batch {
     /// Misses on their way.
     in_flight: usize,
     arrived: Vec<ExpertIndex>,
-    evicted: Vec<(LayerIndex, ExpertIndex)>,
+    pub evicted: Vec<(LayerIndex, ExpertIndex)>,
     /// The first of its reads that failed.
     pub failure: Option<StreamError>,
 }
@@ -242,14 +242,15 @@ impl Residency {
     fn retain(&mut self, layer: LayerIndex, experts: &[ExpertIndex]) {
         let mut evicted = std::mem::take(&mut self.batch.evicted);
         self.cache.retain(layer, experts, &mut evicted);
-        for (of, expert) in evicted.drain(..) {
-            // What was prefetched passes when it is handed out.
-            let is_arrived = of == layer && self.batch.arrived.contains(&expert);
-            if !is_arrived {
-                self.let_pass(of, expert);
-            }
-        }
+        evicted.drain(..).for_each(|(of, expert)| self.let_go(of, expert));
         self.batch.evicted = evicted;
+    }
+
+    /// An expert does not stay any more. What has arrived for the batch passes when it is handed out.
+    pub(super) fn let_go(&mut self, layer: LayerIndex, expert: ExpertIndex) {
+        if !(self.batch.is_of(layer) && self.batch.arrived.contains(&expert)) {
+            self.let_pass(layer, expert);
+        }
     }
 
     /// Claims the misses that are here or on their way already, before others can take their slots.

@@ -6,6 +6,7 @@
 mod dense;
 mod experts;
 mod prefetch;
+mod returns;
 mod setup;
 
 use std::time::Instant;
@@ -21,6 +22,7 @@ use crate::statistics::{IoCounters, PeakBytes, StreamStatistics, TokenLog, Token
 
 use dense::DenseBlocks;
 use experts::{Batch, ExpertBlocks};
+pub use returns::Returning;
 
 /// Where a block is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

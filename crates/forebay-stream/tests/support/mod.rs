@@ -94,12 +94,19 @@ impl Model {
 
     /// Every part of a lease has exactly the file's bytes.
     pub fn check(&self, residency: &Residency, lease: &Lease) {
-        let extents = self.extents(lease.block());
-        assert_eq!(residency.parts(lease), extents.len());
-        for (part, extent) in extents.iter().enumerate() {
+        let parts: Vec<&[u8]> =
+            (0..residency.parts(lease)).map(|part| residency.bytes(lease, part)).collect();
+        self.check_parts(lease.block(), &parts);
+    }
+
+    /// These are a block's parts.
+    pub fn check_parts<Part: AsRef<[u8]>>(&self, block: BlockId, parts: &[Part]) {
+        let extents = self.extents(block);
+        assert_eq!(parts.len(), extents.len());
+        for (part, extent) in parts.iter().zip(extents) {
             let image = &self.images[extent.file.0 as usize];
             let wanted = &image[extent.offset as usize..extent.end() as usize];
-            assert!(residency.bytes(lease, part) == wanted, "{} part {part}", lease.block());
+            assert!(part.as_ref() == wanted, "{block}, {extent:?}");
         }
     }
 

@@ -1,0 +1,132 @@
+//! Two memories that share the experts: what one gives up, the other takes back.
+
+mod support;
+
+use forebay_store::FaultPlan;
+use forebay_stream::{
+    BlockId, Budget, ExpertIndex, ExpertPool, ExpertTier, LayerIndex, Lease, MemoryPlan,
+    PolicyKind, Residency, TierBatch,
+};
+use proptest::prelude::*;
+use support::{EXPERTS, LAYERS, Model, PER_TOKEN, Random};
+
+/// A device's memory, and the host's behind it.
+struct Both<'a> {
+    model: &'a Model,
+    host: Residency,
+    tier: ExpertTier,
+    /// Parts of the experts in the tier's slots, by pool.
+    memory: Vec<Vec<[Vec<u8>; 3]>>,
+    batch: TierBatch,
+}
+
+impl<'a> Both<'a> {
+    fn new(model: &'a Model, ram: Option<u64>, device: u64, policy: PolicyKind) -> Both<'a> {
+        let host = model.simulated(ram, policy, FaultPlan::default());
+        let layers: Vec<(u32, u64)> =
+            (0..LAYERS).map(|layer| (if layer == 0 { 0 } else { EXPERTS }, 16384)).collect();
+        let plan = Budget::plan_experts(&layers, PER_TOKEN, device, policy).unwrap();
+        let empty = || [Vec::new(), Vec::new(), Vec::new()];
+        let slots = |pool: &ExpertPool| vec![empty(); pool.slots() as usize];
+        let memory = plan.pools.iter().map(slots).collect();
+        Both { model, host, tier: ExpertTier::new(plan), memory, batch: TierBatch::default() }
+    }
+
+    /// A token's batch of a layer, as a device does it; how many came from the disk.
+    fn token(&mut self, layer: LayerIndex, experts: &[ExpertIndex]) -> u64 {
+        let Both { model, host, tier, memory, batch } = self;
+        let before = host.statistics().experts_read;
+        tier.begin(layer, experts, |misses| misses, batch);
+        let pool = tier.pool(layer);
+        for expert in &batch.hits {
+            let slot = tier.slot(layer, *expert).unwrap() as usize;
+            model.check_parts(BlockId::Expert(layer, *expert), &memory[pool][slot]);
+        }
+        host.note_uses(layer, &batch.hits);
+        let mut leases: Vec<(ExpertIndex, Lease)> = Vec::new();
+        if !batch.misses.is_empty() {
+            host.begin_experts(layer, &batch.misses).unwrap();
+            while host.next_experts(&mut leases).unwrap() {}
+            host.end_experts();
+        }
+        let stays = |expert: &&ExpertIndex| tier.stays(layer, **expert);
+        batch.misses.iter().filter(stays).for_each(|&expert| host.hand_over(layer, expert));
+        let mut returning = Vec::new();
+        for gone in &batch.gone {
+            let Some(slot) = gone.slot else { continue };
+            let from = memory[tier.pool(gone.layer)][slot as usize].clone();
+            if let Some(to) = host.take_back(gone.layer, gone.expert) {
+                returning.push((to, from));
+            }
+        }
+        for (expert, lease) in leases {
+            model.check(host, &lease);
+            let slot = tier.take(layer, expert).unwrap() as usize;
+            memory[pool][slot] = [0, 1, 2].map(|part| host.bytes(&lease, part).to_vec());
+        }
+        for (mut to, from) in returning {
+            (0..3).for_each(|part| to.part(part).copy_from_slice(&from[part]));
+            host.has_returned(to);
+        }
+        experts.iter().for_each(|&expert| tier.release(layer, expert));
+        tier.free_left();
+        host.statistics().experts_read - before
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..Default::default() })]
+
+    /// Whatever the budgets and the policy: every expert has its own bytes, wherever it was meanwhile.
+    #[test]
+    fn experts_keep_their_bytes_on_the_way(
+        budget in 0_usize..40,
+        kib in 150_u64..400,
+        policy in prop::sample::select(PolicyKind::ALL.to_vec()),
+        seed in 0_u64..1000,
+    ) {
+        let model = Model::new(seed);
+        let budgets = model.budgets(40);
+        let mut both = Both::new(&model, budgets[budget.min(budgets.len() - 1)], kib << 10, policy);
+        let mut random = Random(seed);
+        for _ in 0..30 {
+            for layer in 1..LAYERS {
+                both.token(LayerIndex(layer), &random.experts(EXPERTS, PER_TOKEN));
+            }
+        }
+    }
+}
+
+#[test]
+fn two_memories_that_hold_all_experts_together_read_each_once() {
+    let model = Model::new(5);
+    for policy in [PolicyKind::LAYER_LFU, PolicyKind::LAYER_LRU] {
+        let mut found = false;
+        for ram in model.budgets(80) {
+            let mut both = Both::new(&model, ram, 300 << 10, policy);
+            let kept = |plan: &MemoryPlan, layer: usize| plan.kept_per_layer[layer];
+            let sum = |layer| kept(both.tier.plan(), layer) + kept(both.host.plan(), layer);
+            let device_alone = kept(both.tier.plan(), 1);
+            let host_alone = kept(both.host.plan(), 1);
+            if (1..LAYERS as usize).any(|layer| sum(layer) < EXPERTS)
+                || host_alone == EXPERTS
+                || device_alone == EXPERTS
+            {
+                continue;
+            }
+            found = true;
+            let mut random = Random(7);
+            let mut read = 0;
+            for _ in 0..200 {
+                for layer in 1..LAYERS {
+                    read += both.token(LayerIndex(layer), &random.experts(EXPERTS, PER_TOKEN));
+                }
+            }
+            assert!(
+                read <= u64::from((LAYERS - 1) * EXPERTS),
+                "{policy}: {read} reads, {device_alone} and {host_alone} of {EXPERTS} kept"
+            );
+        }
+        assert!(found, "some budget is one at which neither memory holds all experts");
+    }
+}
