@@ -1,4 +1,4 @@
-//! Copies from host memory that go on beside the kernels, each with an event that tells when its memory is free again.
+//! Copies from and to host memory that go on beside the kernels, each with an event that tells when its memory is free again.
 
 use std::mem::ManuallyDrop;
 use std::ops::Range;
@@ -9,7 +9,7 @@ use cudarc::driver::{CudaStream, result};
 
 use crate::{CudaError, DevicePtr, Gpu};
 
-/// A stream of its own for copies to the device. May be used by many threads at a time.
+/// A stream of its own for copies to the device and back. May be used by many threads at a time.
 pub struct CopyStream {
     shared: Arc<Shared>,
 }
@@ -104,8 +104,45 @@ impl CopyStream {
             unsafe { result::memcpy_htod_async(to.address(), &bytes[range], stream) }
                 .map_err(CudaError::of("copying to the GPU"))?;
         }
+        self.end_of(memory, event)
+    }
+
+    /// Begins to copy from the device to ranges of `memory`, after all copies begun before. To pinned memory the call returns
+    /// at once.
+    ///
+    /// # Errors
+    /// Whatever the driver says. If copies of some ranges had begun then, the memory is never freed.
+    ///
+    /// # Panics
+    /// When a range is not one of `memory`.
+    pub fn download<M: AsMut<[u8]> + Send + Sync + 'static>(
+        &self,
+        memory: M,
+        copies: impl IntoIterator<Item = (DevicePtr<u8>, Range<usize>)>,
+    ) -> Result<InFlight<M>, CudaError> {
+        self.shared.bind()?;
+        let event = self.shared.event()?;
+        // As above.
+        let mut memory = ManuallyDrop::new(Arc::new(memory));
+        let bytes = Arc::get_mut(&mut memory).expect("nobody else has it yet").as_mut();
+        let stream = self.shared.stream.cu_stream();
+        for (from, range) in copies {
+            // SAFETY: the memory, of which nobody else has a reference, stays and is not looked at until the event has
+            // come.
+            unsafe { result::memcpy_dtoh_async(&mut bytes[range], from.address(), stream) }
+                .map_err(CudaError::of("copying from the GPU"))?;
+        }
+        self.end_of(memory, event)
+    }
+
+    /// Copies of `memory` are over when all that was begun by now is.
+    fn end_of<M>(
+        &self,
+        memory: ManuallyDrop<Arc<M>>,
+        event: Event,
+    ) -> Result<InFlight<M>, CudaError> {
         // SAFETY: event and stream are alive.
-        unsafe { result::event::record(event.0, stream) }
+        unsafe { result::event::record(event.0, self.shared.stream.cu_stream()) }
             .map_err(CudaError::of("recording an event"))?;
         let (memory, event) = (Some(ManuallyDrop::into_inner(memory)), Some(event));
         Ok(InFlight { memory, event, shared: self.shared.clone() })
@@ -168,7 +205,7 @@ fn wait(stream: sys::CUstream, event: &Event) -> Result<(), CudaError> {
         .map_err(CudaError::of("ordering copies and kernels"))
 }
 
-/// Copies that go on, with the memory that they read. Dropping it waits.
+/// Copies that go on, with the memory that they read or write. Dropping it waits.
 pub struct InFlight<M> {
     memory: Option<Arc<M>>,
     event: Option<Event>,

@@ -60,6 +60,7 @@ pub fn check(path: &Path, ids: &[u32], ordinal: usize) -> Result<Outcome> {
                 bail!("{what}: {} layers of recorded tokens", experts.layers_served);
             }
         }
+        worst = worst.worse(shared(path, &options, (&expected, ids), span)?);
         if !exact {
             let what = "with the CPU's help";
             let split = MissSplit { copy_seconds: 1e-4, cpu_seconds: 5e-5, cpu_start_seconds: 0.0 };
@@ -83,6 +84,43 @@ pub fn check(path: &Path, ids: &[u32], ordinal: usize) -> Result<Outcome> {
                 let counted = counters(session, policy, ids).with_context(|| policy.to_string())?;
                 worst = worst.worse(counted.at(&format!("{policy} counters")));
             }
+        }
+    }
+    Ok(worst)
+}
+
+/// Logits where neither VRAM nor RAM holds all experts: both give one another what they keep.
+fn shared(
+    path: &Path,
+    options: &SessionOptions,
+    (expected, ids): (&[f32], &[u32]),
+    span: u64,
+) -> Result<Outcome> {
+    let mut worst = Outcome::same::<u8>(&[], &[]);
+    let least_ram = least_ram(path, options)?;
+    let all = {
+        let (session, _) = open_with_least(path, options, 0)?;
+        session.statistics().device_experts.context("experts come and go")?.pinned_bytes
+    };
+    for (vram, ram) in [(0.3, 0.3), (0.7, 0.7)] {
+        let what = format!("{vram} of the experts in VRAM, {ram} in RAM, exact: {}", options.exact);
+        let ram_bytes = Some(least_ram + (all as f64 * ram) as u64);
+        let with = SessionOptions { ram_bytes, ..options.clone() };
+        let (mut session, _) = open_with_least(path, &with, (span as f64 * vram) as u64)?;
+        let mut read = [0; 3];
+        for read in &mut read {
+            let found = logits(&mut session, ids).with_context(|| what.clone())?;
+            worst = worst.worse(Outcome::same(&found, expected).at(&what));
+            *read = session.statistics().stream.context("experts are read")?.experts_read;
+        }
+        let experts = session.statistics().device_experts.context("experts come and go")?;
+        // Prompts may find no free slot for what would go back, single tokens always do.
+        let (more, known) = (read[2] - read[0], experts.tier.experts);
+        if vram + ram > 1.0 && more > known / 8 {
+            bail!("{what}: {more} of {known} experts were read when all had been there");
+        }
+        if experts.experts_returned == 0 {
+            bail!("{what}: nothing went back to RAM");
         }
     }
     Ok(worst)

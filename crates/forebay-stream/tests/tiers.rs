@@ -65,7 +65,8 @@ impl<'a> Both<'a> {
             memory[pool][slot] = [0, 1, 2].map(|part| host.bytes(&lease, part).to_vec());
         }
         for (mut to, from) in returning {
-            (0..3).for_each(|part| to.part(part).copy_from_slice(&from[part]));
+            let parts = to.parts().into_iter().zip(from);
+            parts.for_each(|(range, from)| to.as_mut()[range].copy_from_slice(&from));
             host.has_returned(to);
         }
         experts.iter().for_each(|&expert| tier.release(layer, expert));

@@ -233,6 +233,10 @@ fn to_gpu(experts: &DeviceExperts, stream: Option<&StreamStatistics>) -> String 
         bytes(experts.bytes_copied),
         bytes(experts.pinned_bytes)
     );
+    if experts.experts_returned > 0 {
+        let (count, returned) = (experts.experts_returned, bytes(experts.bytes_returned));
+        let _ = write!(text, "; {count} back to RAM, {returned}, when others took their slots");
+    }
     if let Some(split) = &experts.split {
         let _ = write!(
             text,

@@ -125,11 +125,9 @@ impl HitCurve {
     }
 }
 
-/// Share of the experts that is in VRAM or in RAM. RAM sees what VRAM has missed only, so a small pool there keeps other
-/// experts than VRAM; a large one keeps some that VRAM has, too, as they came through it once.
+/// Share of the experts that is in VRAM or in RAM. Where RAM has no home for all, each has what the other has not.
 pub fn share_in_either(vram: f64, ram: f64) -> f64 {
-    let both = vram * 2.0 * ram / (1.0 + ram);
-    (vram + ram * (1.0 - both)).clamp(vram, 1.0)
+    (vram + ram).min(1.0)
 }
 
 #[cfg(test)]

@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use forebay_cuda::{
-    DeviceMemory, DevicePtr, ExpertAnswer, ExpertFetch, ExpertMailbox, ExpertMiss, Pinned,
+    DeviceMemory, DevicePtr, ExpertAnswer, ExpertFetch, ExpertMailbox, ExpertMiss, ExpertReturn,
+    Pinned,
 };
 use forebay_store::{Arena, SlotBuffer};
 
@@ -32,9 +33,14 @@ pub fn benches() -> Vec<Bench> {
         let name = format!("fetch {misses} experts of 2.9 MB, shift {shift}, {blocks} blocks");
         Bench::new(name, move |context| bench(context, misses, shift, blocks))
     };
+    let back = |(shift, blocks)| {
+        let name = format!("fetch 4 experts of 2.9 MB and 4 back, shift {shift}, {blocks} blocks");
+        Bench::new(name, move |context| bench_both_ways(context, shift, blocks))
+    };
+    let both_ways = [(0, 16), (0, 32), (0, 64), (4, 16), (4, 32)].map(back);
     let aligned = blocks.map(|blocks| (4, 0, blocks));
     let others = [(1, 0, 8), (1, 0, 16), (1, 0, 32), (4, 4, 16), (4, 1, 16)];
-    aligned.into_iter().chain(others).map(bench).collect()
+    aligned.into_iter().chain(others).map(bench).chain(both_ways).collect()
 }
 
 /// Pinned memory of random bytes.
@@ -113,10 +119,11 @@ impl Desk {
     }
 }
 
-/// Three tokens: misses, all there, and forced ones of which one goes and one is somebody else's.
+/// Three tokens: misses, all there, and forced ones of which one goes, back to pinned memory, and one is somebody else's.
 fn fetched(context: &Context, bytes: [usize; 3], shifts: [usize; 3]) -> Result<Outcome> {
     let gpu = &context.gpu;
     let source = Source::new(context, 1 << 20)?;
+    let mut before = source.slot.as_slice().to_vec();
     // A byte beside each part must stay as it is.
     let mut offsets = [0; 3];
     for part in 1..3 {
@@ -135,6 +142,9 @@ fn fetched(context: &Context, bytes: [usize; 3], shifts: [usize; 3]) -> Result<O
         to: slot(number),
         from: from(number).map(|at| source.address(at)),
     };
+    // Back to other odd addresses, and as if it were of another layer: a little smaller.
+    let back = |part: usize| 300_001 + 100_000 * part + 3 * shifts[part];
+    let back_bytes = |part: usize| bytes[part] - part;
     let rows = context.poisoned(K * STATE.len())?;
     let mut slots_held: [Option<usize>; 4] = [None; 4];
     let mut table = [0_u64; EXPERTS];
@@ -168,7 +178,7 @@ fn fetched(context: &Context, bytes: [usize; 3], shifts: [usize; 3]) -> Result<O
                 desk.mailbox.answer(
                     1,
                     run,
-                    &ExpertAnswer { slots: &slots, misses: &misses, gone: &[] },
+                    &ExpertAnswer { slots: &slots, misses: &misses, gone: &[], returns: &[] },
                 );
                 (table[at(5)], table[at(0)]) = (slot(0).address(), slot(1).address());
                 slots_held = [Some(0), Some(1), Some(2), None];
@@ -178,10 +188,20 @@ fn fetched(context: &Context, bytes: [usize; 3], shifts: [usize; 3]) -> Result<O
             _ => {
                 let slots = [DevicePtr::null(), slot(3), slot(0)];
                 let (misses, gone) = ([miss(3, Some(at(1) as u32))], [at(0) as u32]);
+                let returns = [ExpertReturn {
+                    from: offsets.map(|offset| slot(1).offset(offset)),
+                    to: [0, 1, 2].map(|part| source.address(back(part))),
+                    bytes: [0, 1, 2].map(|part| back_bytes(part) as u32),
+                }];
                 desk.mailbox.answer(
                     1,
                     run,
-                    &ExpertAnswer { slots: &slots, misses: &misses, gone: &gone },
+                    &ExpertAnswer {
+                        slots: &slots,
+                        misses: &misses,
+                        gone: &gone,
+                        returns: &returns,
+                    },
                 );
                 (table[at(1)], table[at(0)]) = (slot(3).address(), 0);
                 slots_held[3] = Some(3);
@@ -221,14 +241,32 @@ fn fetched(context: &Context, bytes: [usize; 3], shifts: [usize; 3]) -> Result<O
         }
         outcome = outcome.worse(Outcome::same(&got, &expected).at(&format!("run {run}")));
     }
-    Ok(outcome)
+    for (part, at) in from(1).into_iter().enumerate() {
+        let (to, bytes) = (back(part), back_bytes(part));
+        before.copy_within(at..at + bytes, to);
+    }
+    Ok(outcome.worse(Outcome::same(source.slot.as_slice(), &before).at("what went back")))
 }
 
 fn bench(context: &Context, misses: usize, shift: usize, blocks: u32) -> Result<Measured> {
+    bench_ways(context, (misses, 0), shift, blocks)
+}
+
+fn bench_both_ways(context: &Context, shift: usize, blocks: u32) -> Result<Measured> {
+    bench_ways(context, (4, 4), shift, blocks)
+}
+
+/// The bytes of one way count.
+fn bench_ways(
+    context: &Context,
+    (misses, back): (usize, usize),
+    shift: usize,
+    blocks: u32,
+) -> Result<Measured> {
     const PART: usize = 983_040;
     let gpu = &context.gpu;
-    let source = Source::new(context, 64 << 20)?;
-    let memory = gpu.allocate(4 * 3 * PART)?;
+    let source = Source::new(context, 96 << 20)?;
+    let memory = gpu.allocate(8 * 3 * PART)?;
     let parts = [0, 1, 2].map(|part| (part * PART as u64, PART as u64));
     let mut desk = Desk::new(context, K + 1, parts, blocks)?;
     desk.upload(context, 1, &[0; K + 1], &[])?;
@@ -239,7 +277,14 @@ fn bench(context: &Context, misses: usize, shift: usize, blocks: u32) -> Result<
         from: [0, 1, 2].map(|part| source.address((3 * number + part) << 21 | shift)),
     };
     let all: Vec<ExpertMiss> = slots.iter().enumerate().map(miss).take(misses).collect();
-    desk.mailbox.answer(0, 1, &ExpertAnswer { slots: &slots, misses: &all, gone: &[] });
+    let goes = |number: usize| ExpertReturn {
+        from: [0, 1, 2].map(|part| memory.ptr::<u8>().offset((3 * (4 + number) + part) * PART)),
+        to: [0, 1, 2].map(|part| source.address((3 * (4 + number) + part) << 21 | shift)),
+        bytes: [PART as u32; 3],
+    };
+    let returns: Vec<ExpertReturn> = (0..back).map(goes).collect();
+    let answer = ExpertAnswer { slots: &slots, misses: &all, gone: &[], returns: &returns };
+    desk.mailbox.answer(0, 1, &answer);
     let seconds = median_seconds(context, |_| gpu.fetch_experts(&desk.fetch, &desk.mailbox, 0))?;
     Ok(Measured { seconds, bytes: (misses * 3 * PART) as f64, flops: 0.0 })
 }

@@ -3,6 +3,8 @@
 //! With room for all experts here, nothing changes hands. Else an expert is in one of the two memories, and both
 //! together hold as many as they have slots. Who stays here is decided by all uses, wherever they were.
 
+use std::ops::Range;
+
 use forebay_store::SlotBuffer;
 
 use super::{Place, Residency};
@@ -17,25 +19,24 @@ pub struct Returning {
     expert: ExpertIndex,
     slot: SlotIndex,
     buffer: SlotBuffer,
-    parts: [std::ops::Range<usize>; 3],
+    parts: [Range<usize>; 3],
 }
 
 impl Returning {
-    /// Where the bytes of a part belong in the slot.
-    ///
-    /// # Panics
-    /// When there is no such part.
-    pub fn part(&mut self, part: usize) -> &mut [u8] {
-        &mut self.buffer.as_mut_slice()[self.parts[part].clone()]
+    /// Where the bytes of gate, up and down belong in the slot.
+    pub fn parts(&self) -> [Range<usize>; 3] {
+        self.parts.clone()
+    }
+}
+
+impl AsMut<[u8]> for Returning {
+    /// The whole slot.
+    fn as_mut(&mut self) -> &mut [u8] {
+        self.buffer.as_mut_slice()
     }
 }
 
 impl Residency {
-    /// Whether experts change hands: not all have a slot here.
-    pub fn gives_experts_away(&self) -> bool {
-        self.plan.pools.iter().any(|pool| pool.transient_slots > 0)
-    }
-
     /// Records uses of experts that nobody has to look for here.
     ///
     /// # Panics

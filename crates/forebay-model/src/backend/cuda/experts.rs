@@ -143,7 +143,7 @@ impl CudaBackend {
                     hidden: step.architecture.hidden,
                 };
                 let few = self.products.is_few(step.count).then_some(&rows);
-                streamed.begin(gpu, step.layer, chosen, few)?;
+                streamed.begin(&on, chosen, few)?;
                 while let Some(work) = streamed.next_wave(&on)? {
                     if work.gpu {
                         compute()?;

@@ -5,13 +5,14 @@
 //! work is recorded fetch it themselves: see `serve`. Every pair of a token and an expert has a row of its own, and rows
 //! are added up in the router's order: what comes out does not depend on what was where.
 
+mod returns;
 mod serve;
 
 use std::collections::VecDeque;
 
 use forebay_cuda::{CopyStream, CudaError, DevicePtr, Gpu, HostWords, InFlight, Marker, Pinned};
 use forebay_stream::{
-    ExpertIndex, ExpertTier, LayerIndex, Lease, Residency, TierBatch, TierStatistics,
+    ExpertIndex, ExpertTier, LayerIndex, Lease, Residency, Returning, TierBatch, TierStatistics,
 };
 use serde::Serialize;
 
@@ -38,6 +39,9 @@ pub struct DeviceExperts {
     pub pinned_bytes: u64,
     pub experts_copied: u64,
     pub bytes_copied: u64,
+    /// Experts that went back to host memory when others took their slots, because not all have a home there.
+    pub experts_returned: u64,
+    pub bytes_returned: u64,
     /// Of tokens whose work is recorded: seconds in which the GPU waited to be told where experts are, reads from the
     /// disk included, and seconds in which it copied them; and what the host took to find its answers, asked or not.
     pub answer_wait_seconds: f64,
@@ -57,6 +61,8 @@ pub struct DeviceExperts {
 pub struct Streamed {
     // Before what they copy from.
     in_flight: Vec<InFlight<Lease>>,
+    /// On their way back.
+    returning: Vec<InFlight<Returning>>,
     /// Of recorded tokens; `None`: tokens' work is queued as it comes.
     service: Option<Service>,
     waves: VecDeque<Wave>,
@@ -91,6 +97,8 @@ pub struct Streamed {
     host_is_done: bool,
     experts_copied: u64,
     bytes_copied: u64,
+    experts_returned: u64,
+    bytes_returned: u64,
     experts_on_cpu: u64,
     waves_done: u64,
 }
@@ -145,6 +153,7 @@ impl Streamed {
         Ok(Streamed {
             service,
             in_flight: Vec::with_capacity(experts),
+            returning: Vec::with_capacity(experts),
             waves: VecDeque::new(),
             in_waves: VecDeque::with_capacity(experts),
             ready: Vec::with_capacity(experts),
@@ -170,6 +179,8 @@ impl Streamed {
             host_is_done: true,
             experts_copied: 0,
             bytes_copied: 0,
+            experts_returned: 0,
+            bytes_returned: 0,
             experts_on_cpu: 0,
             waves_done: 0,
         })
@@ -195,6 +206,8 @@ impl Streamed {
             layers_resident: times.resident,
             experts_copied: self.experts_copied,
             bytes_copied: self.bytes_copied,
+            experts_returned: self.experts_returned,
+            bytes_returned: self.bytes_returned,
             experts_on_cpu: self.experts_on_cpu,
             split: self.cpu.as_ref().map(|cpu| cpu.split),
             waves: self.waves_done,
@@ -224,9 +237,8 @@ impl Streamed {
         self.in_waves.clear();
         self.in_flight.clear();
         self.tables_used = 0;
-        if let Some(service) = &mut self.service {
-            service.let_go();
-        }
+        self.finish_returns();
+        self.let_go();
     }
 
     /// Looks the experts of a layer's batch up, decides who computes what is not on the GPU, and has that brought to host
@@ -236,30 +248,31 @@ impl Streamed {
     /// Ids that are no experts: the router's scores were not finite. A failed read.
     pub fn begin(
         &mut self,
-        gpu: &Gpu,
-        layer: usize,
+        on: &LayerOfDevice<'_>,
         chosen: &[u32],
         rows: Option<&BatchRows>,
     ) -> Result<(), ModelError> {
         if let Some(service) = &mut self.service {
             service.forget_tables();
         }
-        self.touch(layer, chosen)?;
+        self.touch(on.layer, chosen)?;
         let split = self.cpu.as_ref().zip(rows).map(|(cpu, _)| cpu.split);
         let admits = |misses: usize| split.map_or(misses, |split| split.brought(misses));
         self.tier.begin(self.layer, &self.touched, admits, &mut self.batch);
         let TierBatch { hits, misses, elsewhere, .. } = &self.batch;
+        self.host.note_uses(self.layer, hits);
         self.wanted.clear();
         self.wanted.extend(misses.iter().chain(elsewhere));
         self.wanted.sort_unstable();
         self.hits_are_done = hits.is_empty();
         self.host_is_done = self.wanted.is_empty();
-        let free = self.tier.free_slots(self.layer);
-        self.wave_misses = if misses.len() <= free { free } else { (free / 2).max(1) };
-        let begun = self.begin_elsewhere(gpu, rows);
+        let begun = self.begin_elsewhere(on, rows);
         if begun.is_err() {
             self.give_up();
         }
+        let free = self.tier.free_slots(self.layer);
+        let misses = self.batch.misses.len();
+        self.wave_misses = if misses <= free { free } else { (free / 2).max(1) };
         begun
     }
 
@@ -281,15 +294,21 @@ impl Streamed {
         Ok(())
     }
 
-    fn begin_elsewhere(&mut self, gpu: &Gpu, rows: Option<&BatchRows>) -> Result<(), ModelError> {
+    fn begin_elsewhere(
+        &mut self,
+        on: &LayerOfDevice<'_>,
+        rows: Option<&BatchRows>,
+    ) -> Result<(), ModelError> {
         if !self.host_is_done {
             self.host.begin_experts(self.layer, &self.wanted)?;
         }
+        self.hand_over();
+        self.begin_returns(on.plan, on.arena)?;
         if let (Some(cpu), Some(rows), false) =
             (&mut self.cpu, rows, self.batch.elsewhere.is_empty())
         {
             // Before the GPU has anything to do: it would have to be waited for.
-            cpu.take_input(gpu, rows)?;
+            cpu.take_input(on.gpu, rows)?;
         }
         Ok(())
     }
@@ -359,14 +378,15 @@ impl Streamed {
         if self.host_is_done || !self.ready.is_empty() {
             return Ok(());
         }
-        let host = &mut self.host;
-        if !host.experts_are_ready()? {
+        if !self.host.experts_are_ready()? {
             if !self.hits_are_done {
                 return Ok(());
             }
-            // Leases may be what the next reads wait for.
+            // Leases, and what comes back, may be what the next reads wait for.
             self.in_flight.clear();
+            self.finish_returns();
         }
+        let host = &mut self.host;
         self.host_is_done = !host.next_experts(&mut self.ready)?;
         if self.host_is_done {
             host.end_experts();

@@ -10,9 +10,10 @@ use std::thread::yield_now;
 use std::time::{Duration, Instant};
 
 use forebay_cuda::{
-    CudaError, DevicePtr, ExpertAnswer, ExpertFetch, ExpertMailbox, ExpertMiss, Gpu, HostWords,
+    CudaError, DevicePtr, ExpertAnswer, ExpertFetch, ExpertMailbox, ExpertMiss, ExpertReturn, Gpu,
+    HostWords,
 };
-use forebay_stream::{ExpertIndex, LayerIndex, Lease, TierBatch};
+use forebay_stream::{ExpertIndex, LayerIndex, Lease, Returning, TierBatch};
 
 use super::super::memory::{DeviceArena, DevicePlan};
 use super::super::on_cpu::expert_matrices;
@@ -33,7 +34,7 @@ pub(super) struct Service {
     /// Layers with experts.
     layers: Vec<LayerIndex>,
     run: u32,
-    used: usize,
+    pub used: usize,
     /// The CPU computes some of what is not on the GPU.
     with_cpu: bool,
     /// Places that have an answer in this run.
@@ -41,12 +42,15 @@ pub(super) struct Service {
     /// The tables on the GPU are what the tier says.
     tables_are_right: bool,
     /// Experts in host memory that kernels may still be copying.
-    leases: Vec<(ExpertIndex, Lease)>,
+    pub leases: Vec<(ExpertIndex, Lease)>,
+    /// Slots in host memory that kernels may still be copying to.
+    pub returning: Vec<Returning>,
     /// Of the token at hand, by place `[layers, k]`.
     chosen: Vec<u32>,
     slots: Vec<DevicePtr<u8>>,
     misses: Vec<ExpertMiss>,
     gone: Vec<u32>,
+    pub returns: Vec<ExpertReturn>,
     times: ServiceTimes,
     /// The last token's times are still to be read.
     times_are_due: bool,
@@ -87,10 +91,12 @@ impl Service {
             used,
             tables_are_right: false,
             leases: Vec::with_capacity(used),
+            returning: Vec::with_capacity(used),
             chosen: vec![0; layers.len() * used],
             slots: Vec::with_capacity(used),
             misses: Vec::with_capacity(used),
             gone: Vec::with_capacity(2 * used),
+            returns: Vec::with_capacity(used),
             times: ServiceTimes::default(),
             times_are_due: false,
             layers,
@@ -108,11 +114,6 @@ impl Service {
     /// Somebody else has changed where experts are.
     pub fn forget_tables(&mut self) {
         self.tables_are_right = false;
-    }
-
-    /// Nothing is copied any more.
-    pub fn let_go(&mut self) {
-        self.leases.clear();
     }
 
     /// Of the last token, once its work is done.
@@ -162,7 +163,7 @@ impl Service {
     fn dismiss(&mut self, first: usize) {
         self.slots.clear();
         self.slots.resize(self.used, DevicePtr::null());
-        let answer = ExpertAnswer { slots: &self.slots, misses: &[], gone: &[] };
+        let answer = ExpertAnswer { slots: &self.slots, misses: &[], gone: &[], returns: &[] };
         for place in first..self.layers.len() {
             // What has an answer may be copying by it.
             if place >= self.answered {
@@ -376,8 +377,8 @@ impl Streamed {
         let mut all = std::mem::take(&mut service.chosen);
         let chosen = &mut all[place * service.used..][..service.used];
         let is_waiting = service.wait_for_question(gpu, place, chosen);
-        // What the layers before copied, they have copied.
-        service.let_go();
+        // The layers before have copied what they had to.
+        self.let_go();
         let began = Instant::now();
         let answered = is_waiting.map_err(ModelError::from).and_then(|is_waiting| {
             self.touch(layer.0 as usize, chosen)?;
@@ -417,16 +418,14 @@ impl Streamed {
         chosen: &[u32],
         is_waiting: bool,
     ) -> Result<(), ModelError> {
-        let Streamed { tier, batch, host, touched, layer, pinned, ready, service, cpu, .. } = self;
+        let Streamed { tier, batch, host, touched, layer, ready, cpu, .. } = self;
         let (for_cpu, wanted) = (&mut self.for_cpu, &mut self.wanted);
-        let (experts_copied, bytes_copied) = (&mut self.experts_copied, &mut self.bytes_copied);
-        let Service { mailbox, leases, misses, slots, gone, run, times, answered, .. } =
-            service.as_mut().expect("it serves");
         let layer = *layer;
         let split = cpu.as_ref().map(|cpu| cpu.split);
         let admits = |misses: usize| split.map_or(misses, |split| split.brought(misses));
         tier.begin(layer, touched, admits, batch);
-        let TierBatch { misses: missing, gone: left, elsewhere, .. } = &*batch;
+        let TierBatch { hits, misses: missing, elsewhere, .. } = &*batch;
+        host.note_uses(layer, hits);
         wanted.clear();
         wanted.extend(missing.iter().chain(elsewhere));
         wanted.sort_unstable();
@@ -439,6 +438,12 @@ impl Streamed {
             let of_cpu = |(expert, _): &mut (ExpertIndex, Lease)| elsewhere.contains(expert);
             for_cpu.extend(ready.extract_if(.., of_cpu));
         }
+        self.hand_over();
+        self.queue_returns(plan, arena);
+        let Streamed { tier, batch, host, touched, pinned, ready, service, .. } = self;
+        let (experts_copied, bytes_copied) = (&mut self.experts_copied, &mut self.bytes_copied);
+        let Service { mailbox, leases, misses, slots, gone, returns, run, times, answered, .. } =
+            service.as_mut().expect("it serves");
         let places = plan.weights.experts_of[layer.0 as usize].expect("the layer has experts");
         let index = |layer: LayerIndex, expert: ExpertIndex| {
             (first_in_tables(plan, layer.0 as usize) + expert.0 as usize) as u32
@@ -461,9 +466,10 @@ impl Streamed {
         slots.clear();
         slots.extend(chosen.iter().map(slot));
         gone.clear();
-        gone.extend(left.iter().map(|&(of, expert)| index(of, expert)));
+        gone.extend(batch.gone.iter().map(|gone| index(gone.layer, gone.expert)));
+        assert!(is_waiting || gone.is_empty(), "nothing goes where nothing comes");
         if is_waiting {
-            mailbox.answer(place, *run, &ExpertAnswer { slots, misses, gone });
+            mailbox.answer(place, *run, &ExpertAnswer { slots, misses, gone, returns });
         }
         *answered = place + 1;
         times.layers += 1;
