@@ -55,10 +55,9 @@ __device__ __forceinline__ uint4 sixteen_from(const uint4 a, const uint4 b, u32 
     return out;
 }
 
-// `bytes` bytes from anywhere to an address that is a multiple of 16, by all threads of the grid. Words beside them are read, too,
-// but only such that share 16 bytes with some of them.
-__device__ __forceinline__ void copy_part(u64 to, u64 from, u32 bytes) {
-    const u32 first = blockIdx.x * THREADS + threadIdx.x, all = gridDim.x * THREADS;
+// `bytes` bytes from anywhere to an address that is a multiple of 16, by `all` threads, of which this is number `first`. Words beside
+// them are read, too, but only such that share 16 bytes with some of them.
+__device__ __forceinline__ void copy_part(u64 to, u64 from, u32 bytes, u32 first, u32 all) {
     const u32 whole = bytes / 16, shift = (u32)from & 15;
     const uint4 *const source = (const uint4 *)(from - shift);
     uint4 *const target = (uint4 *)to;
@@ -99,10 +98,9 @@ __device__ __forceinline__ void copy_part(u64 to, u64 from, u32 bytes) {
     if (first < rest) ((u8 *)to)[bytes - rest + first] = __ldcv((const u8 *)from + bytes - rest + first);
 }
 
-// `bytes` bytes from an address that is a multiple of 16 to anywhere, by all threads of the grid. Up to 15 bytes behind them are
-// read, none are written.
-__device__ __forceinline__ void copy_back(u64 to, u64 from, u32 bytes) {
-    const u32 first = blockIdx.x * THREADS + threadIdx.x, all = gridDim.x * THREADS;
+// `bytes` bytes from an address that is a multiple of 16 to anywhere, likewise. Up to 15 bytes behind them are read, none are
+// written.
+__device__ __forceinline__ void copy_back(u64 to, u64 from, u32 bytes, u32 first, u32 all) {
     // Bytes before the first multiple of 16.
     const u32 head = min(-(u32)to & 15, bytes), whole = (bytes - head) / 16;
     const uint4 *const source = (const uint4 *)from;
@@ -185,17 +183,22 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (missing) {
         for (int i = lane; i < pieces; i += THREADS) ((uint4 *)record)[i] = __ldcg(told + i);
         __syncthreads();
-        const u32 *back = record + 4 + (4 + MISS_WORDS) * k;
-        for (u32 m = 0; m < record[3]; m++, back += BACK_WORDS) {
+        // PCIe goes both ways at a time if different blocks do; half of them are enough for either.
+        const u32 outward = record[3] == 0 ? 0 : record[1] == 0 ? gridDim.x : gridDim.x / 2, inward = gridDim.x - outward;
+        const bool is_outward = blockIdx.x >= inward;
+        const u32 all = (is_outward ? outward : inward) * THREADS;
+        const u32 first = (is_outward ? blockIdx.x - inward : blockIdx.x) * THREADS + threadIdx.x;
+        const u32 *const misses = record + 4 + 2 * k, *const backs = misses + (2 + MISS_WORDS) * k;
+        for (u32 m = 0; m < record[3] && is_outward; m++) {
+            const u32 *const back = backs + m * BACK_WORDS;
             const u64 *const places = (const u64 *)back;
-            for (int part = 0; part < 3; part++) copy_back(places[3 + part], places[part], back[12 + part]);
+            for (int part = 0; part < 3; part++) copy_back(places[3 + part], places[part], back[12 + part], first, all);
         }
-        const u32 *miss = record + 4 + 2 * k;
-        for (u32 m = 0; m < record[1]; m++, miss += MISS_WORDS) {
-            const u64 *const places = (const u64 *)(miss + 2);
-            copy_part(places[0] + part0, places[1], bytes0);
-            copy_part(places[0] + part1, places[2], bytes1);
-            copy_part(places[0] + part2, places[3], bytes2);
+        for (u32 m = 0; m < record[1] && !is_outward; m++) {
+            const u64 *const places = (const u64 *)(misses + m * MISS_WORDS + 2);
+            copy_part(places[0] + part0, places[1], bytes0, first, all);
+            copy_part(places[0] + part1, places[2], bytes1, first, all);
+            copy_part(places[0] + part2, places[3], bytes2, first, all);
         }
     }
     // The host looks at what went back once a later kernel has asked it something.

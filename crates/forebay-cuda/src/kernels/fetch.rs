@@ -213,6 +213,7 @@ impl Gpu {
         place: usize,
     ) -> Result<(), CudaError> {
         assert_eq!(fetch.k, mailbox.k);
+        assert!(fetch.blocks >= 2, "some copy in, some out");
         assert!(fetch.parts.iter().all(|(at, _)| at.is_multiple_of(16)), "{:?}", fetch.parts);
         let asked = mailbox.words.device(place * mailbox.place_words);
         let (x, x_host) = match mailbox.hidden {
