@@ -17,8 +17,9 @@ use crate::error::StoreError;
 const WORTH_WAKING: usize = 2;
 
 /// Most threads. A virtual disk may answer 32 requests at once; what they brought, 4 MiB, must not
-/// hold up the computation that waits for it.
-const THREADS_MAX: usize = 3;
+/// hold up the computation that waits for it: one thread goes through memory that a disk has just
+/// written at 6 GB/s, so that three took 0.16 ms of every layer that missed experts.
+const THREADS_MAX: usize = 8;
 
 /// How often a waiting owner makes sure that the threads still live.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
