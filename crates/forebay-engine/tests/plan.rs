@@ -58,25 +58,27 @@ fn near(what: &str, predicted: f64, measured: f64) {
     assert!((0.8..=1.2).contains(&ratio), "{what}: predicted {predicted:.1}, measured {measured}");
 }
 
-/// `bench` on an H200 with experts in slots, 2026-11-22: budgets, slots kept, tokens/s of generating and of a prompt. The
-/// rows with little RAM are those of the profile's disk; the same machine with a faster one gave 87.4 and 30.6.
+/// `bench` on an H200 with experts in slots, 2026-11-22: budgets, slots kept, tokens/s of generating and of a prompt. Of routing that
+/// is neither recorded nor by chance less was missed in RAM than the curve says, so those rows tell slots only.
 #[test]
 fn experts_in_slots_as_measured() {
     let (model, profile) = (model("qwen3moe-30b", None, "Q4_K_M"), profile("h200.json"));
     let ample = 90 * GIB;
-    for (vram, ram, in_vram, in_ram, generate, prompt) in [
-        (8 * GIB, ample, 2347, 6144, 229.5, 3194.0),
-        (4 * GIB, ample, 860, 6144, 101.2, 2029.0),
-        (8 * GIB, 10 * GIB, 2347, 3709, 54.6, 422.0),
-        (8 * GIB, 4 * GIB, 2347, 1474, 24.1, 247.0),
+    for (vram, ram, in_vram, in_ram, measured) in [
+        (8 * GIB, ample, 2347, 6144, Some((230.0, 3217.0))),
+        (4 * GIB, ample, 860, 6144, Some((101.8, 2037.0))),
+        (8 * GIB, 10 * GIB, 2347, 3709, None),
+        (8 * GIB, 4 * GIB, 2347, 1474, None),
     ] {
         let request = request(DeviceChoice::Cuda(0), Some(vram), ram, 512);
         let found = plan(&model, &profile, &request).unwrap().plan;
         let what = format!("VRAM {} GiB, RAM {} GiB", vram / GIB, ram / GIB);
         let slots = found.slots.unwrap().kept_slots();
         let host = found.host.unwrap().kept_slots();
-        near(&what, found.prediction.generate.tokens_per_second, generate);
-        near(&what, found.prediction.prompt.tokens_per_second, prompt);
+        if let Some((generate, prompt)) = measured {
+            near(&what, found.prediction.generate.tokens_per_second, generate);
+            near(&what, found.prediction.prompt.tokens_per_second, prompt);
+        }
         assert_eq!(host, in_ram, "{what}");
         assert!(slots.abs_diff(in_vram) <= 8, "{what}: {slots} slots instead of {in_vram}");
     }
@@ -119,17 +121,21 @@ fn dense_models_beyond_vram() {
     }
 }
 
-/// `bench --vram 8GiB` of the model with 6 experts for each token, routed by the recording and by chance.
+/// `bench --vram 8GiB` of the model with 6 experts for each token, routed by the recording and by chance, on an H200, 2026-11-22. The
+/// disk gave 1.7 GB/s in that hour.
 #[test]
 fn routing_decides_as_measured() {
     let options = SynthOptions { experts_used: Some(6), ..SynthOptions::default() };
-    let (model, profile) = (model_of("qwen3moe-30b", &options), profile("h200.json"));
-    let uniform = HitCurve::through(vec![(0.0, 0.0), (1.0, 1.0)], 6.0 / 128.0).unwrap();
-    for (what, hits, measured) in
-        [("recorded", HitCurve::default(), 213.0), ("uniform", uniform, 74.1)]
-    {
+    let (model, mut profile) = (model_of("qwen3moe-30b", &options), profile("h200.json"));
+    profile.read.bytes_per_second = 1.7e9;
+    for (what, hits, ram, measured) in [
+        ("recorded", HitCurve::default(), 90 * GIB, 207.8),
+        ("uniform", HitCurve::uniform(), 90 * GIB, 73.1),
+        ("recorded, RAM 10 GiB", HitCurve::default(), 10 * GIB, 131.8),
+        ("recorded, RAM 4 GiB", HitCurve::default(), 4 * GIB, 33.9),
+    ] {
         let rates = Rates::new(&profile).unwrap();
-        let request = request(DeviceChoice::Cuda(0), Some(8 * GIB), 90 * GIB, 512);
+        let request = request(DeviceChoice::Cuda(0), Some(8 * GIB), ram, 512);
         let found = Planner::new(&model, &rates, &hits).plan(&request).unwrap().plan;
         near(what, found.prediction.generate.tokens_per_second, measured);
     }

@@ -368,10 +368,11 @@ pub struct LoadArgs {
 
 #[derive(Args)]
 pub struct DoctorArgs {
-    /// The folder whose disk is measured, with a temporary file of 1 GiB [default: this folder]
+    /// The folder whose disk is measured, with its largest model, or else a temporary file of 1 GiB
+    /// [default: this folder]
     #[arg(value_hint = ValueHint::DirPath)]
     pub dir: Option<PathBuf>,
-    /// Read this file of at least 1 GiB instead of a temporary one; it should be on the disk of DIR
+    /// Read this file of at least 1 GiB instead; it should be on the disk of DIR
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub file: Option<PathBuf>,
     /// Do not save the machine profile

@@ -1,12 +1,13 @@
 //! The disk by engine, request size and depth; the page cache by threads.
 
 use std::num::NonZero;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use forebay_format::FileIndex;
 use forebay_store::{
-    CacheMethod, DiskProbe, DiskRate, FileSet, IoKind, Latencies, ProbeLength, copy_rate,
+    CacheMethod, DiskProbe, DiskRate, FileSet, IoKind, Latencies, ProbeLength, StoreError,
+    copy_rate,
 };
 use serde::Serialize;
 
@@ -25,6 +26,10 @@ const COPY_TIME: Duration = Duration::from_millis(150);
 const COPIED_BYTES: u64 = 512 << 20;
 /// A case must be better by this factor to be preferred to one that asks less of the disk.
 const CLEARLY_BETTER: f64 = 1.03;
+
+/// Names of models end so. The folder's largest one is read where it is as large as [`SCRATCH_BYTES`] at least: what lies beneath a
+/// virtual disk keeps a small file that was just written, and has it faster than a model.
+const MODEL_ENDINGS: [&str; 3] = ["gguf", "fbay", "safetensors"];
 
 /// Memory that stands for a model's.
 const LARGE_BYTES: usize = 1 << 30;
@@ -92,7 +97,7 @@ pub struct CopyRate {
 /// What the disk and its page cache give.
 #[derive(Debug, Clone, Serialize)]
 pub struct DiskReport {
-    /// The file that was read; `None` for a temporary one.
+    /// The file that was read: the one that was named, or the largest model in the folder; `None` for a temporary one.
     pub file: Option<PathBuf>,
     pub file_bytes: u64,
     /// Whether reads pass the page cache by.
@@ -114,27 +119,31 @@ pub struct DiskReport {
 pub(super) struct Subject {
     files: FileSet,
     file_bytes: u64,
+    /// Unless it is a temporary one.
+    file: Option<PathBuf>,
     /// Keeps a temporary one.
     scratch: Option<Scratch>,
 }
 
 impl Subject {
-    /// The file that was named, or a temporary one.
+    /// The file that was named, else the largest model in the folder, else a temporary one.
     ///
     /// # Errors
     /// A file that is too small, a folder that cannot be written, a disk without room.
     pub(super) fn open(request: &DoctorRequest) -> Result<Subject, EngineError> {
-        let scratch = match request.file {
-            Some(_) => None,
-            None => Some(
-                Scratch::create(&request.folder)
-                    .map_err(|source| folder_error(&request.folder, source))?,
-            ),
+        let in_folder = |source| folder_error(&request.folder, source);
+        let file = match &request.file {
+            Some(file) => Some(file.clone()),
+            None => largest_model(&request.folder).map_err(in_folder)?,
         };
-        let path = match (&request.file, &scratch) {
+        let scratch = match file {
+            Some(_) => None,
+            None => Some(Scratch::create(&request.folder).map_err(in_folder)?),
+        };
+        let path = match (&file, &scratch) {
             (Some(path), _) => path.as_path(),
             (None, Some(scratch)) => scratch.path(),
-            (None, None) => request.folder.as_path(),
+            (None, None) => unreachable!("what is not there is made"),
         };
         let files = FileSet::open(&[path])?;
         let file_bytes = files.file_bytes(FileIndex(0)).unwrap_or(0);
@@ -145,7 +154,7 @@ impl Subject {
                 expected: format!("it must have at least {SCRATCH_BYTES} to measure a disk with"),
             });
         }
-        Ok(Subject { files, file_bytes, scratch })
+        Ok(Subject { files, file_bytes, file, scratch })
     }
 
     pub(super) fn files(&self) -> &FileSet {
@@ -175,18 +184,18 @@ impl Subject {
 }
 
 pub(super) fn measure(
-    request: &DoctorRequest,
     subject: &Subject,
     step: &mut dyn FnMut(&'static str),
 ) -> Result<DiskReport, EngineError> {
     let (files, file_bytes) = (&subject.files, subject.file_bytes);
     step("the disk");
     let mut remarks: Vec<String> = files.why_not_direct().into_iter().collect();
-    let cases = cases(files, file_bytes, &mut remarks)?;
+    let mut readings = Readings { files, file_bytes, next: 0 };
+    let cases = cases(&mut readings, &mut remarks)?;
     let mut best = best(&cases);
     let kind = best.engine.parse().unwrap_or(IoKind::Auto);
     let bursts = DiskBursts::of(&cases, best.bytes_per_second);
-    let places = places(files, file_bytes, kind, &best)?;
+    let places = places(&mut readings, kind, &best)?;
     if places.ring_gain > WORTH_A_COPY {
         best.staging_bytes = 2 * best.queue_depth * best.request_bytes;
     }
@@ -198,7 +207,7 @@ pub(super) fn measure(
     let copies = copies(files, file_bytes)?;
     let (_, page_cache_method) = files.cached_bytes()?;
     Ok(DiskReport {
-        file: request.file.clone(),
+        file: subject.file.clone(),
         file_bytes,
         direct: files.why_not_direct().is_none(),
         alignment: files.alignment(),
@@ -223,10 +232,43 @@ fn order(round: usize, cases: usize) -> Vec<usize> {
     order
 }
 
+/// The largest model in a folder that is large enough to read.
+fn largest_model(folder: &Path) -> std::io::Result<Option<PathBuf>> {
+    let mut largest = None;
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        let is_model = path.extension().is_some_and(|e| MODEL_ENDINGS.iter().any(|&m| e == m));
+        let Some(about) = is_model.then(|| path.metadata().ok()).flatten() else { continue };
+        if about.is_file() && about.len() >= SCRATCH_BYTES {
+            largest = largest.max(Some((about.len(), path)));
+        }
+    }
+    Ok(largest.map(|(_, path)| path))
+}
+
+/// Readings of a file one after the other, each going on where the last one ended.
+struct Readings<'a> {
+    files: &'a FileSet,
+    file_bytes: u64,
+    next: u64,
+}
+
+impl Readings<'_> {
+    fn rate(&mut self, probe: &DiskProbe) -> Result<DiskRate, StoreError> {
+        if self.next + SCRATCH_BYTES > self.file_bytes {
+            self.next = 0;
+        }
+        let range = self.next..self.next + SCRATCH_BYTES;
+        let length = ProbeLength::of_time(CASE_TIME);
+        let rate = probe.rate(self.files, FileIndex(0), range, length)?;
+        self.next += rate.bytes.min(SCRATCH_BYTES);
+        Ok(rate)
+    }
+}
+
 /// Measures every case that works here.
 fn cases(
-    files: &FileSet,
-    file_bytes: u64,
+    readings: &mut Readings<'_>,
     remarks: &mut Vec<String>,
 ) -> Result<Vec<DiskCase>, EngineError> {
     let mut found: Vec<Option<Vec<DiskRate>>> = vec![Some(Vec::new()); CASES.len()];
@@ -235,14 +277,13 @@ fn cases(
             let Some(rates) = &mut found[case] else { continue };
             let (kind, kib, depth) = CASES[case];
             let probe = DiskProbe { kind, request_bytes: kib << 10, depth, memory_bytes: 0 };
-            let length = ProbeLength::of_time(CASE_TIME);
-            let remark = match probe.rate(files, FileIndex(0), 0..file_bytes, length) {
+            let remark = match readings.rate(&probe) {
                 Ok(measured) => {
                     let why = measured.engine.why.clone();
                     rates.push(measured);
                     why
                 }
-                Err(error @ forebay_store::StoreError::Unavailable { .. }) => {
+                Err(error @ StoreError::Unavailable { .. }) => {
                     found[case] = None;
                     error.to_string()
                 }
@@ -302,8 +343,7 @@ fn best(cases: &[DiskCase]) -> ProfiledRead {
 
 /// Rates into little and into much memory, in turn.
 fn places(
-    files: &FileSet,
-    file_bytes: u64,
+    readings: &mut Readings<'_>,
     kind: IoKind,
     read: &ProfiledRead,
 ) -> Result<PlaceRates, EngineError> {
@@ -314,9 +354,7 @@ fn places(
         let mut rates = [0.0; 2];
         for place in order(round, sizes.len()) {
             let probe = DiskProbe { kind, request_bytes, depth, memory_bytes: sizes[place] };
-            let length = ProbeLength::of_time(CASE_TIME);
-            let rate = probe.rate(files, FileIndex(0), 0..file_bytes, length)?;
-            rates[place] = rate.bytes_per_second;
+            rates[place] = readings.rate(&probe)?.bytes_per_second;
         }
         rounds.push(rates);
     }

@@ -30,7 +30,7 @@ pub use profile::{
 pub struct DoctorRequest {
     /// The folder whose disk is measured.
     pub folder: PathBuf,
-    /// Measure with this file instead of a temporary one.
+    /// Measure with this file instead of the folder's largest model or a temporary one.
     pub file: Option<PathBuf>,
 }
 
@@ -60,7 +60,7 @@ pub fn examine(
         .map_err(|source| folder_error(&request.folder, source))?;
     step("a file to read");
     let subject = disk::Subject::open(request)?;
-    let disk = disk::measure(request, &subject, step)?;
+    let disk = disk::measure(&subject, step)?;
     step("memory and kernels");
     let compute = compute::measure()?;
     step("GPU");

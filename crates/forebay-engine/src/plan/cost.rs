@@ -104,6 +104,9 @@ pub struct Prediction {
     pub disk_experts_per_token: f64,
 }
 
+/// Copying an expert to the GPU and another one back takes this much longer than copying one (an H200).
+const BOTH_WAYS: f64 = 1.66;
+
 /// Costs in the order in which they were met.
 #[derive(Default)]
 pub(super) struct Sum {
@@ -148,11 +151,12 @@ impl Model<'_> {
         let has_experts = self.costs.experts() > 0;
         let share = |plan: &MemoryPlan| plan.kept_slots() as f64 / plan.experts().max(1) as f64;
         Some(match placement {
-            Placement::Vram => self.on_gpu(self.rates.gpu.as_ref()?, 1.0, 1.0),
+            Placement::Vram => self.on_gpu(self.rates.gpu.as_ref()?, 1.0, 1.0, false),
             Placement::VramSlots { slots, host } => {
                 let vram = share(slots);
                 let either = share_in_either(vram, share(host));
-                self.on_gpu(self.rates.gpu.as_ref()?, vram, either)
+                let gives_back = share(host) < 1.0;
+                self.on_gpu(self.rates.gpu.as_ref()?, vram, either, gives_back)
             }
             Placement::Units { units, host } => {
                 self.with_units(self.rates.gpu.as_ref()?, units, host)
@@ -172,8 +176,8 @@ impl Model<'_> {
         self.work.depth as f64 * self.costs.kv_bytes_per_position as f64
     }
 
-    /// `vram`: the share of experts there. `either`: there or in RAM.
-    fn on_gpu(&self, gpu: &GpuCosts, vram: f64, either: f64) -> Prediction {
+    /// `vram`: the share of experts there. `either`: there or in RAM. `gives_back`: what is driven out of VRAM goes back to RAM.
+    fn on_gpu(&self, gpu: &GpuCosts, vram: f64, either: f64, gives_back: bool) -> Prediction {
         let costs = self.costs;
         let all = vram >= 1.0;
         let lookups = costs.lookups_per_token();
@@ -197,7 +201,8 @@ impl Model<'_> {
             }
         }
         seconds += sum.add(Cost::HostLoop, missed * gpu.bring_seconds());
-        seconds += sum.add(Cost::Pcie, missed * copy_seconds);
+        let ways = if gives_back { BOTH_WAYS } else { 1.0 };
+        seconds += sum.add(Cost::Pcie, missed * copy_seconds * ways);
         seconds += sum.add(Cost::Disk, self.bursts(from_disk));
         sum.disk_bytes = from_disk * expert_bytes;
         Prediction {

@@ -40,7 +40,8 @@ const TRACE_SHARES: [f64; 16] =
 #[derive(Clone, Debug, PartialEq)]
 pub struct HitCurve {
     points: Vec<(f64, f64)>,
-    used_share: f64,
+    /// Of the model that it was found with, where that matters.
+    used_share: Option<f64>,
 }
 
 impl Default for HitCurve {
@@ -52,17 +53,23 @@ impl Default for HitCurve {
             (1.0 - left * (1.0 - TAIL_BEGIN), 1.0 - misses)
         });
         let points = RECORDED.into_iter().chain(tail).collect();
-        HitCurve { points, used_share: RECORDED_USED_SHARE }
+        HitCurve { points, used_share: Some(RECORDED_USED_SHARE) }
     }
 }
 
 impl HitCurve {
+    /// Of routing to which every expert is as likely as any other.
+    pub fn uniform() -> HitCurve {
+        HitCurve { points: vec![(0.0, 0.0), (1.0, 1.0)], used_share: None }
+    }
+
     /// The curve through `(share kept, hits per lookup)`, of a model whose tokens use `used_share` of the experts. `None` unless
     /// both rise, from 0 to 1.
     pub fn through(points: Vec<(f64, f64)>, used_share: f64) -> Option<HitCurve> {
         let rises = points.windows(2).all(|pair| pair[0].0 < pair[1].0 && pair[0].1 <= pair[1].1);
         let whole = points.first() == Some(&(0.0, 0.0)) && points.last() == Some(&(1.0, 1.0));
-        (rises && whole && used_share > 0.0).then_some(HitCurve { points, used_share })
+        let used_share = Some(used_share);
+        (rises && whole && used_share > Some(0.0)).then_some(HitCurve { points, used_share })
     }
 
     /// What a policy makes of recorded routing. `None` if no token was generated in it, or none used an expert.
@@ -95,7 +102,8 @@ impl HitCurve {
     /// the synthetic top 8 lie over each other when the odds of a share are divided by the square root of what is used.
     pub fn at(&self, share: f64, used_share: f64) -> f64 {
         let share = share.clamp(0.0, 1.0);
-        let odds = (self.used_share / used_share.max(f64::MIN_POSITIVE)).sqrt();
+        let odds = |of: f64| (of / used_share.max(f64::MIN_POSITIVE)).sqrt();
+        let odds = self.used_share.map_or(1.0, odds);
         let share = share * odds / (1.0 - share + share * odds);
         let after = self.points.partition_point(|point| point.0 < share);
         match (after.checked_sub(1).map(|before| self.points[before]), self.points.get(after)) {
@@ -125,9 +133,13 @@ impl HitCurve {
     }
 }
 
-/// Share of the experts that is in VRAM or in RAM. Where RAM has no home for all, each has what the other has not.
+/// Of what RAM keeps beside VRAM, this share is not there already: who goes to RAM is not always who is wanted back. (Recorded routing
+/// on an H200: with 38 % of the experts in VRAM and 60 % in RAM 1.1 of 288 lookups read from the disk, with 24 % in RAM 13.4.)
+const DISTINCT_IN_RAM: f64 = 0.93;
+
+/// Share of the experts that is in VRAM or in RAM. Where RAM has no home for all, the two share them.
 pub fn share_in_either(vram: f64, ram: f64) -> f64 {
-    (vram + ram).min(1.0)
+    (vram + DISTINCT_IN_RAM * ram).clamp(ram.max(vram), 1.0)
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use forebay_engine::plan::Work;
+use forebay_engine::plan::{HitCurve, Work};
 use forebay_engine::{BenchRun, ModelInfo, RoutingSource, Session, SessionStatistics};
 use forebay_stream::MemoryPlan;
 use serde::Serialize;
@@ -88,7 +88,10 @@ pub fn run(args: BenchArgs) -> Outcome {
     let mut generate = summary(args.gen_tokens, runs.iter().map(|r| r.generate_tokens_per_second));
     let depth = args.depth + args.gen_tokens / 2;
     let work = Work { prompt_tokens: args.prompt_tokens.max(1), depth };
-    if let Some(predicted) = plan::predicted(&args.model, &session, work) {
+    // Recorded routing is what the usual curve was made of.
+    let uniform = args.routing_trace.as_deref() == Some(Path::new("uniform"));
+    let hits = if uniform { HitCurve::uniform() } else { HitCurve::default() };
+    if let Some(predicted) = plan::predicted(&args.model, &session, &hits, work) {
         let parts = [(&mut prompt, predicted.prompt), (&mut generate, predicted.generate)];
         for (summary, speed) in parts {
             if let Some(summary) = summary {

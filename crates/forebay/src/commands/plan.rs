@@ -384,11 +384,17 @@ pub fn follow(model: &Path, options: &mut SessionOptions) {
 pub fn predicted_answer(model: &Path, session: &Session, answer: &Generation) -> Option<f64> {
     let depth = answer.prompt_tokens + answer.tokens.len() / 2;
     let work = Work { prompt_tokens: answer.prompt_tokens.max(1), depth };
-    predicted(model, session, work).map(|predicted| predicted.generate.tokens_per_second)
+    let hits = HitCurve::default();
+    predicted(model, session, &hits, work).map(|predicted| predicted.generate.tokens_per_second)
 }
 
 /// What to expect of a session by this machine's profile, if there is one.
-pub fn predicted(model: &Path, session: &Session, work: Work) -> Option<Prediction> {
+pub fn predicted(
+    model: &Path,
+    session: &Session,
+    hits: &HitCurve,
+    work: Work,
+) -> Option<Prediction> {
     let profile = MachineProfile::of_folder(open::folder(model)).ok()?;
-    session.predicted(&Rates::new(&profile).ok()?, &HitCurve::default(), work)
+    session.predicted(&Rates::new(&profile).ok()?, hits, work)
 }
