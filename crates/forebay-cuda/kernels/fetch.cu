@@ -105,11 +105,18 @@ __device__ __forceinline__ void copy_back(u64 to, u64 from, u32 bytes, u32 first
     const u32 head = min(-(u32)to & 15, bytes), whole = (bytes - head) / 16;
     const uint4 *const source = (const uint4 *)from;
     uint4 *const target = (uint4 *)(to + head);
-    if (head == 0) {
-        for (u32 i = first; i < whole; i += all) target[i] = __ldcg(source + i);
-    } else {
-        for (u32 i = first; i < whole; i += all)
-            target[i] = sixteen_from(__ldcg(source + i), __ldcg(source + i + 1), head);
+    // Several reads under way for each thread: they take longer than the writes, which nobody waits for.
+    for (u32 i = first; i < whole; i += 4 * all) {
+        uint4 words[4];
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            if (i + k * all < whole) {
+                words[k] = __ldcg(source + i + k * all);
+                if (head != 0) words[k] = sixteen_from(words[k], __ldcg(source + i + k * all + 1), head);
+            }
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            if (i + k * all < whole) target[i + k * all] = words[k];
     }
     const u32 rest = bytes - head - 16 * whole, behind = bytes - rest;
     if (first < head) ((u8 *)to)[first] = __ldcg((const u8 *)from + first);

@@ -12,11 +12,11 @@ use crate::module::Modules;
 const NEEDED_CUDA: (i32, i32) = (12, 4);
 const NEEDED_CAPABILITY: (i32, i32) = (8, 0);
 
-/// One GPU: its context, one stream that all kernels run on, and the modules loaded so far.
+/// One GPU: its context, one stream that all kernels run on, and the modules loaded so far, which all that use the GPU share.
 pub struct Gpu {
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
-    pub(crate) modules: Modules,
+    pub(crate) modules: Arc<Modules>,
     name: String,
     capability: (i32, i32),
     multiprocessors: u32,
@@ -65,7 +65,7 @@ impl Gpu {
         // SAFETY: nothing uses cudarc's slices, whose implicit synchronisation this switches off.
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().map_err(CudaError::of("creating a stream"))?;
-        let modules = Modules::default();
+        let modules = Modules::of(&context);
         Ok(Gpu { context, stream, modules, name, capability, multiprocessors })
     }
 

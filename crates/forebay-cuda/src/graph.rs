@@ -5,6 +5,7 @@ use std::sync::Arc;
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, result, sys};
 
+use crate::module::Modules;
 use crate::{CudaError, Gpu};
 
 /// Work as it was recorded: the same kernels with the same arguments. The addresses in it have to be valid whenever it
@@ -12,6 +13,8 @@ use crate::{CudaError, Gpu};
 pub struct Graph {
     executable: sys::CUgraphExec,
     context: Arc<CudaContext>,
+    /// Its kernels' code.
+    _modules: Arc<Modules>,
 }
 
 // SAFETY: handles of the driver may be used from every thread.
@@ -54,7 +57,8 @@ impl Gpu {
         // SAFETY: destroyed once; what was instantiated does not need it.
         let _ = unsafe { result::graph::destroy(graph) };
         let executable = executable.map_err(CudaError::of("preparing recorded work"))?;
-        Ok(Graph { executable, context: self.shared_context() })
+        let (context, modules) = (self.shared_context(), self.modules.clone());
+        Ok(Graph { executable, context, _modules: modules })
     }
 
     /// Ends a recording and forgets it.

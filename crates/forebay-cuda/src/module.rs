@@ -1,11 +1,11 @@
 //! Modules, loaded when one of their kernels is first asked for, or before: the driver compiles PTX then, which takes
-//! time, so that only what a model needs is loaded.
+//! time, so that only what a model needs is loaded; once for all that use a GPU at a time.
 
 use std::collections::HashMap;
 use std::ffi::CString;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use cudarc::driver::{result, sys};
+use cudarc::driver::{CudaContext, result, sys};
 
 use crate::ptx::MODULES;
 use crate::{CudaError, Gpu};
@@ -36,9 +36,47 @@ struct Module {
 // SAFETY: handles of the driver may be used from every thread.
 unsafe impl Send for Module {}
 
-/// What has been loaded. Modules stay until the context goes.
-#[derive(Default)]
-pub(crate) struct Modules(Mutex<Loaded>);
+/// What has been loaded to a GPU. Modules stay until nobody uses it any more: their code takes device memory.
+pub(crate) struct Modules {
+    loaded: Mutex<Loaded>,
+    context: Arc<CudaContext>,
+}
+
+/// Those of GPUs that somebody uses, by ordinal.
+static IN_USE: Mutex<Vec<(usize, Weak<Modules>)>> = Mutex::new(Vec::new());
+
+impl Modules {
+    /// Those of the GPU of `context`.
+    pub fn of(context: &Arc<CudaContext>) -> Arc<Modules> {
+        let mut in_use = IN_USE.lock().unwrap_or_else(PoisonError::into_inner);
+        in_use.retain(|(_, modules)| modules.strong_count() > 0);
+        let known = in_use.iter().find(|(ordinal, _)| *ordinal == context.ordinal());
+        if let Some(modules) = known.and_then(|(_, modules)| modules.upgrade()) {
+            return modules;
+        }
+        let modules = Arc::new(Modules { loaded: Mutex::default(), context: context.clone() });
+        in_use.push((context.ordinal(), Arc::downgrade(&modules)));
+        modules
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Loaded> {
+        self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Modules {
+    fn drop(&mut self) {
+        // Whoever queued kernels had these, so nothing is queued that anybody waits for. The context may go on in others' hands.
+        if self.context.bind_to_thread().is_err() || self.context.synchronize().is_err() {
+            return;
+        }
+        let loaded = self.loaded.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for module in loaded.modules.values() {
+            // SAFETY: loaded once, unloaded once, and none of its kernels runs.
+            let _ = unsafe { result::module::unload(module.handle) };
+        }
+    }
+}
 
 #[derive(Default)]
 struct Loaded {
@@ -61,7 +99,7 @@ impl Gpu {
         self.bind()?;
         let capability = self.compute_capability();
         modules.iter().try_for_each(|module| {
-            let mut loaded = self.modules.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut loaded = self.modules.lock();
             loaded.module(module, capability).map(|_| ())
         })
     }
@@ -72,7 +110,7 @@ impl Gpu {
         module: &'static str,
         name: &'static str,
     ) -> Result<Kernel, CudaError> {
-        let mut loaded = self.modules.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut loaded = self.modules.lock();
         if let Some(kernel) = loaded.kernels.get(&(module, name)) {
             return Ok(*kernel);
         }

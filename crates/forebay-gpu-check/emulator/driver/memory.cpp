@@ -44,13 +44,15 @@ Ranges device, pinned;
 size_t used = 0;
 uint64_t next_handle = 1;
 
+}  // namespace
+
 bool take(size_t bytes) {
     if (bytes > memory_free()) return false;
     used += bytes;
     return true;
 }
 
-}  // namespace
+void give(size_t bytes) { used -= bytes; }
 
 size_t memory_total() { return (size_t)setting_or("FOREBAY_EMULATOR_MIB", 1024) << 20; }
 size_t memory_free() { return memory_total() - used; }

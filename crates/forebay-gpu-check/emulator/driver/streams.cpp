@@ -370,15 +370,28 @@ EMULATED_CALL cuMemsetD8Async(uint64_t to, unsigned char value, size_t bytes, St
     return queue(stream, [=] { memset((void *)to, value, bytes); });
 }
 
+// What the code of a module takes.
+static const size_t MODULE_BYTES = 256 << 10;
+
 EMULATED_CALL cuModuleLoadData(Module **module, const void *image) {
     EMULATED_READY();
     if (const Result no = outside_capture("cuModuleLoadData")) return no;
     watch_addresses();
+    // Code takes device memory, too.
+    if (!take(MODULE_BYTES)) return OUT_OF_MEMORY;
     try {
         *module = load_module((const char *)image, capability());
     } catch (const Unknown &unknown) {
         return refuse(INVALID_PTX, "cuModuleLoadData", unknown.what());
     }
+    return SUCCESS;
+}
+
+EMULATED_CALL cuModuleUnload(Module *module) {
+    EMULATED_READY();
+    if (const Result no = outside_capture("cuModuleUnload")) return no;
+    delete module;
+    give(MODULE_BYTES);
     return SUCCESS;
 }
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use forebay_engine::plan::PlannedModel;
-use forebay_engine::{DeviceChoice, KvCacheType, Session, SessionOptions};
-use forebay_model::UnitRates;
+use forebay_engine::{DeviceChoice, EngineError, KvCacheType, Session, SessionOptions};
+use forebay_model::{ModelError, UnitRates};
 use forebay_store::IoKind;
 use forebay_stream::PolicyKind;
 
@@ -157,6 +157,10 @@ fn start(
         options.faults = weather.faults(path, random);
         match Session::open(path, options, &mut |_, _| {}) {
             Ok(session) => return Ok(session),
+            // The driver's own share has grown since the budget was chosen.
+            Err(EngineError::Model(ModelError::VramTooSmall { needed_bytes, .. })) => {
+                options.vram_bytes = Some(needed_bytes);
+            }
             Err(error) => {
                 let (what, _) = weather::name(error, path)?;
                 *tally.errors.entry(what).or_default() += 1;
