@@ -273,7 +273,8 @@ impl Model<'_> {
             if let Some(of_layer) = &layer.experts {
                 experts += self.experts_on_cpu(of_layer, hit_rate, &mut sum);
                 if !plan.fully_resident {
-                    experts += sum.add(Cost::Cpu, rates.cpu_streamed_layer_seconds());
+                    let computing = of_layer.used as f64 * rates.cpu_seconds(&of_layer.matrices);
+                    experts += sum.add(Cost::Cpu, rates.cpu_streamed_seconds(computing));
                 }
                 from_disk += of_layer.used as f64 * (1.0 - hit_rate);
             }

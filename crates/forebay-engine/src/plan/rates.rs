@@ -21,10 +21,10 @@ const RING_SHARE: f64 = 0.75;
 /// Time for each layer of the CPU, beside the products: norms, attention, and regions of threads that begin and end. Seconds.
 const CPU_LAYER_SECONDS: f64 = 40e-6;
 
-/// The same of a layer of which some experts are missing now and then: who is there is found out, reads are queued and
-/// waited for, and the products are cut in two. What was left of 54.8 and 69 tokens/s of qwen3moe-30b with 6 layers, of which
-/// 4.3 and 0.6 experts were missing for each token. Seconds.
-const CPU_STREAMED_LAYER_SECONDS: f64 = 0.3e-3;
+/// Computing with experts of which some are missing now and then takes so much longer, beside the reading: the products are cut
+/// in two, and reads go through the same memory. What was left of 54.8 and 69 tokens/s of qwen3moe-30b with 6 layers, of which 4.3 and
+/// 0.6 experts were missing for each token; a model with experts of 119 KB loses as small a part.
+const CPU_STREAMED_SHARE: f64 = 0.5;
 
 /// Tokens for each expert where the CPU's products of prompts are half as fast as with many (qwen3moe-30b, 512 tokens).
 const CPU_EXPERT_TOKENS_HALF_FAST: f64 = 24.0;
@@ -169,8 +169,9 @@ impl Rates {
         CPU_LAYER_SECONDS
     }
 
-    pub(crate) fn cpu_streamed_layer_seconds(&self) -> f64 {
-        CPU_STREAMED_LAYER_SECONDS
+    /// Beyond `seconds` of computing with experts, where not all of them are there.
+    pub(crate) fn cpu_streamed_seconds(&self, seconds: f64) -> f64 {
+        CPU_STREAMED_SHARE * seconds
     }
 
     /// Of attention to `bytes` of keys and values.

@@ -186,8 +186,9 @@ impl CacheState {
     /// # Panics
     /// If there is no such expert.
     pub fn lookup(&mut self, layer: LayerIndex, expert: ExpertIndex) -> bool {
-        self.note_use(layer, expert);
-        let hit = self.is_resident(layer, expert);
+        let index = self.entry(layer, expert);
+        self.record_use(layer, index);
+        let hit = self.entries[index].position != ABSENT;
         self.counters.lookups += 1;
         self.counters.hits += u64::from(hit);
         hit
@@ -198,7 +199,10 @@ impl CacheState {
     /// # Panics
     /// If there is no such expert.
     pub fn note_use(&mut self, layer: LayerIndex, expert: ExpertIndex) {
-        let index = self.entry(layer, expert);
+        self.record_use(layer, self.entry(layer, expert));
+    }
+
+    fn record_use(&mut self, layer: LayerIndex, index: usize) {
         if self.batch_is_over {
             self.batch_is_over = false;
             self.pass += u32::from(layer.0 <= self.last_layer);

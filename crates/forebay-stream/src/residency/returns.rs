@@ -11,8 +11,7 @@ use super::{Place, Residency};
 use crate::blocks::{BlockId, ExpertIndex, LayerIndex};
 use crate::slots::SlotIndex;
 
-/// A slot of an expert on its way back from another tier. Give it back by [`Residency::has_returned`] or
-/// [`Residency::never_returned`], or its memory is lost.
+/// A slot of an expert on its way back from another tier, for [`Residency::has_returned`]: without that, its memory is lost.
 #[must_use]
 pub struct Returning {
     layer: LayerIndex,
@@ -105,16 +104,6 @@ impl Residency {
         self.occupied_bytes += into.bytes;
         self.occupied_bytes_max = self.occupied_bytes_max.max(self.occupied_bytes);
         *self.place(block) = Place::Present(slot);
-    }
-
-    /// The bytes never came.
-    pub fn never_returned(&mut self, returning: Returning) {
-        let Returning { layer, expert, slot, buffer, .. } = returning;
-        self.slots[slot as usize].put_buffer(Some(buffer));
-        if *self.place(BlockId::Expert(layer, expert)) == Place::Absent {
-            self.cache.forget(layer, expert);
-        }
-        self.free_slot(layer, slot);
     }
 
     fn keeps_all_of(&self, layer: LayerIndex) -> bool {

@@ -14,6 +14,7 @@ pub(super) struct Series {
 
 /// What is written at an axis.
 pub(super) struct Axis<'a> {
+    pub least: f64,
     pub most: f64,
     /// Bytes: ticks at powers of two times a small number.
     pub is_binary: bool,
@@ -44,9 +45,12 @@ pub(super) fn chart(
     let top = svg.legend(&series.iter().map(entry).collect::<Vec<_>>()) + 6.0;
     let bottom = top + HEIGHT;
     let at = |x: f64, y: f64| {
-        let share = |value: f64, most: f64| if most > 0.0 { value / most } else { 0.0 };
-        let across = LEFT + (RIGHT - LEFT) * share(x, x_axis.most);
-        (across, bottom - (bottom - top) * share(y, y_axis.most))
+        let share = |value: f64, axis: &Axis<'_>| match axis.most > axis.least {
+            true => (value - axis.least) / (axis.most - axis.least),
+            false => 0.0,
+        };
+        let across = LEFT + (RIGHT - LEFT) * share(x, x_axis);
+        (across, bottom - (bottom - top) * share(y, y_axis))
     };
     frame(&mut svg, x_axis, y_axis, (top, bottom), &at, second);
     if let Some(mark) = mark.filter(|mark| mark.x <= x_axis.most) {
@@ -78,12 +82,12 @@ fn frame(
     second: Option<&dyn Fn(f64) -> String>,
 ) {
     for value in ticks(y_axis) {
-        let y = at(0.0, value).1;
+        let y = at(x_axis.least, value).1;
         svg.line("grid", (LEFT, y), (RIGHT, y));
         svg.text(LEFT - 6.0, y + 3.5, Anchor::End, &(y_axis.text)(value));
     }
     for (index, value) in ticks(x_axis).into_iter().enumerate() {
-        let x = at(value, 0.0).0;
+        let x = at(value, y_axis.least).0;
         svg.line("grid", (x, top), (x, bottom));
         let anchor = match () {
             () if x > RIGHT - 14.0 => Anchor::End,
@@ -101,12 +105,14 @@ fn frame(
 }
 
 fn ticks(axis: &Axis<'_>) -> Vec<f64> {
+    let span = axis.most - axis.least;
     let by = match axis.is_binary {
-        true => (axis.most / axis.ticks).max(1.0).log2().ceil().exp2(),
-        false => step(axis.most, axis.ticks),
+        true => (span / axis.ticks).max(1.0).log2().ceil().exp2(),
+        false => step(span, axis.ticks),
     };
-    let count = (axis.most / by + 1e-6).floor().clamp(0.0, 50.0) as usize;
-    (0..=count).map(|index| index as f64 * by).collect()
+    let first = (axis.least / by).ceil() * by;
+    let count = ((axis.most - first) / by + 1e-6).floor().clamp(0.0, 50.0) as usize;
+    (0..=count).map(|index| first + index as f64 * by).collect()
 }
 
 /// Draws bars: name, share and what is said about each.
@@ -117,7 +123,7 @@ pub(super) fn bars(label: &str, name: &str, bars: &[(String, f64, String)]) -> S
     let most = (most / by).ceil() * by;
     let (top, bottom) = (10.0, 10.0 + HEIGHT);
     let percent = |value: f64| crate::page::percent(value);
-    let y_axis = Axis { most, is_binary: false, ticks: 4.0, text: &percent, name: "" };
+    let y_axis = Axis { least: 0.0, most, is_binary: false, ticks: 4.0, text: &percent, name: "" };
     let at = |_: f64, y: f64| (LEFT, bottom - (bottom - top) * y / most);
     for value in ticks(&y_axis) {
         let y = at(0.0, value).1;

@@ -123,9 +123,16 @@ fn miss_chart(
     let text = |value: f64| format!("{value:.0} %");
     let in_bytes = |value: f64| bytes(value / 100.0 * expert_bytes.unwrap_or(0) as f64);
     let second: Option<&dyn Fn(f64) -> String> = expert_bytes.map(|_| &in_bytes as _);
-    let x_axis =
-        Axis { most: 100.0, is_binary: false, ticks: 5.0, text: &text, name: "experts in memory" };
-    let y_axis = Axis { most: 100.0, is_binary: false, ticks: 5.0, text: &text, name: "" };
+    let x_axis = Axis {
+        least: 0.0,
+        most: 100.0,
+        is_binary: false,
+        ticks: 5.0,
+        text: &text,
+        name: "experts in memory",
+    };
+    let y_axis =
+        Axis { least: 0.0, most: 100.0, is_binary: false, ticks: 5.0, text: &text, name: "" };
     lines::chart(label, &x_axis, &y_axis, series, mark, second)
 }
 
@@ -222,8 +229,8 @@ fn growth_chart(sections: &[(String, &Section)], first_is_thick: bool) -> String
     let share = |value: f64| format!("{value:.0} %");
     lines::chart(
         "Share of the experts that were used, by number of tokens",
-        &Axis { most, is_binary: false, ticks: 7.0, text: &count, name: "tokens" },
-        &Axis { most: 100.0, is_binary: false, ticks: 5.0, text: &share, name: "" },
+        &Axis { least: 0.0, most, is_binary: false, ticks: 7.0, text: &count, name: "tokens" },
+        &Axis { least: 0.0, most: 100.0, is_binary: false, ticks: 5.0, text: &share, name: "" },
         &series,
         None,
         None,
@@ -370,8 +377,19 @@ fn speed_chart(label: &str, budget: &str, series: &[Series]) -> String {
     let most = points().map(|point| point.1).fold(0.0, f64::max);
     let size = |value: f64| bytes(value);
     let count = |value: f64| format!("{value:.0}");
-    let x_axis = Axis { most: most_bytes, is_binary: true, ticks: 4.0, text: &size, name: budget };
-    let y_axis = Axis { most: most * 1.05, is_binary: false, ticks: 6.0, text: &count, name: "" };
+    // The driver's own part of VRAM may be most of it.
+    let least_bytes = points().map(|point| point.0).fold(f64::INFINITY, f64::min);
+    let least = if least_bytes > most_bytes / 2.0 { least_bytes } else { 0.0 };
+    let (ticks, text) = (4.0, &size);
+    let x_axis = Axis { least, most: most_bytes, is_binary: true, ticks, text, name: budget };
+    let y_axis = Axis {
+        least: 0.0,
+        most: most * 1.05,
+        is_binary: false,
+        ticks: 6.0,
+        text: &count,
+        name: "",
+    };
     lines::chart(label, &x_axis, &y_axis, series, None, None)
 }
 
