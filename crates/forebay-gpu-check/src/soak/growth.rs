@@ -1,6 +1,8 @@
 //! What the process holds, and whether it grows.
 
 use std::fs;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use forebay_cuda::Gpu;
@@ -8,12 +10,15 @@ use serde::Serialize;
 
 /// With fewer samples nothing can be said.
 const SAMPLES_MIN: usize = 8;
+/// What ends with a session may end a little after it: so long is waited for it.
+const SETTLES_WITHIN: Duration = Duration::from_secs(3);
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// Host and device memory that may come beside a fiftieth: allocators cut and keep pieces of what they get.
 const SLACK_BYTES: u64 = 4 << 20;
 
 /// Between two rounds, when only the lasting sessions are open.
 #[derive(Clone, Copy, Serialize)]
-pub struct Sample {
+struct Sample {
     pub seconds: f64,
     pub resident_bytes: u64,
     /// Memory that the kernel keeps in its place, for reads.
@@ -26,7 +31,22 @@ pub struct Sample {
 }
 
 impl Sample {
-    pub fn now(seconds: f64, gpu: Option<&Gpu>) -> Result<Sample> {
+    /// When there are no more threads and files than in the sample before, or they have had their time to end.
+    fn settled(started: Instant, gpu: Option<&Gpu>, before: Option<&Sample>) -> Result<Sample> {
+        let asked = Instant::now();
+        loop {
+            let sample = Sample::now(started.elapsed().as_secs_f64(), gpu)?;
+            let is_more = |before: &Sample| {
+                sample.threads > before.threads || sample.descriptors > before.descriptors
+            };
+            if !before.is_some_and(is_more) || asked.elapsed() > SETTLES_WITHIN {
+                return Ok(sample);
+            }
+            sleep(LOOK_AGAIN);
+        }
+    }
+
+    fn now(seconds: f64, gpu: Option<&Gpu>) -> Result<Sample> {
         let status = fs::read_to_string("/proc/self/status")?;
         let kib = |name: &str| -> Result<u64> {
             let line = status.lines().find(|line| line.starts_with(name));
@@ -65,8 +85,14 @@ struct Compared {
 }
 
 impl Growth {
-    pub fn push(&mut self, sample: Sample) {
+    /// Takes the next sample.
+    ///
+    /// # Errors
+    /// What the system says when it is asked.
+    pub fn sample(&mut self, started: Instant, gpu: Option<&Gpu>) -> Result<()> {
+        let sample = Sample::settled(started, gpu, self.samples.last())?;
         self.samples.push(sample);
+        Ok(())
     }
 
     /// The second quarter of the samples beside the last.

@@ -22,7 +22,7 @@ use forebay_store::IoKind;
 use serde::Serialize;
 
 use conversation::Then;
-use growth::{Growth, Sample};
+use growth::Growth;
 use pair::{Pair, Place};
 use random::Random;
 use weather::Weather;
@@ -186,7 +186,7 @@ fn run(arguments: &Arguments) -> Result<Report> {
         }
         drop(pair);
         tally.rounds += 1;
-        growth.push(Sample::now(started.elapsed().as_secs_f64(), gpu.as_ref())?);
+        growth.sample(started, gpu.as_ref())?;
         if last_said.elapsed() > Duration::from_secs(60) {
             last_said = Instant::now();
             let (minutes, tokens) = (started.elapsed().as_secs() / 60, tally.tokens_compared);
