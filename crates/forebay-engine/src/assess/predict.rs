@@ -70,11 +70,10 @@ impl Prediction {
         kept: Option<&MemoryPlan>,
         predicted: &plan::Prediction,
     ) -> Prediction {
-        let share = |plan: &MemoryPlan| plan.kept_slots() as f64 / plan.experts().max(1) as f64;
         Prediction {
             vram_bytes,
             ram_bytes,
-            kept_share: kept.map_or(1.0, share),
+            kept_share: kept.map_or(1.0, MemoryPlan::kept_share),
             hit_rate: predicted.hit_rate.unwrap_or(1.0),
             read_bytes_per_token: predicted.generate.disk_bytes,
             limit: predicted.generate.limit,

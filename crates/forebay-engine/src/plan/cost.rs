@@ -149,20 +149,19 @@ impl Model<'_> {
     /// `None` where a GPU computes and the profile has none.
     pub fn predict(&self, placement: &Placement) -> Option<Prediction> {
         let has_experts = self.costs.experts() > 0;
-        let share = |plan: &MemoryPlan| plan.kept_slots() as f64 / plan.experts().max(1) as f64;
         Some(match placement {
             Placement::Vram => self.on_gpu(self.rates.gpu.as_ref()?, 1.0, 1.0, false),
             Placement::VramSlots { slots, host } => {
-                let vram = share(slots);
-                let either = share_in_either(vram, share(host));
-                let gives_back = share(host) < 1.0;
+                let vram = slots.kept_share();
+                let either = share_in_either(vram, host.kept_share());
+                let gives_back = host.kept_share() < 1.0;
                 self.on_gpu(self.rates.gpu.as_ref()?, vram, either, gives_back)
             }
             Placement::Units { units, host } => {
                 self.with_units(self.rates.gpu.as_ref()?, units, host)
             }
             Placement::Ram(plan) => {
-                let share = if has_experts { share(plan) } else { 1.0 };
+                let share = if has_experts { plan.kept_share() } else { 1.0 };
                 self.on_cpu(plan, share)
             }
         })

@@ -49,6 +49,11 @@ impl MemoryPlan {
     pub fn experts(&self) -> u64 {
         self.experts_per_layer.iter().map(|&experts| u64::from(experts)).sum()
     }
+
+    /// Experts that are kept, as a share of all; 0 without experts.
+    pub fn kept_share(&self) -> f64 {
+        self.kept_slots() as f64 / self.experts().max(1) as f64
+    }
 }
 
 /// Plans memory within a budget.
