@@ -1,10 +1,13 @@
 //! Reads a description from GGUF metadata. Keys: the GGUF specification, "LLM" section.
 
-use forebay_compute::RopeScaling;
+use forebay_compute::{RopeScaling, Scoring};
 use forebay_format::{Catalog, GgufMetadata};
 
-use super::families::{self, Family};
-use super::{Architecture, Attention, AttentionBias, Experts, FeedForward, Layer, Naming, Rope};
+use super::families::{self, Family, Windows};
+use super::{
+    Architecture, Attention, AttentionBias, Experts, FeedForward, Latent, Layer, Naming, QkNorm,
+    Rope, groups,
+};
 use crate::ModelError;
 
 /// Keys of one architecture, `ARCH.key`.
@@ -55,6 +58,11 @@ impl Keys<'_> {
     fn optional_float(&self, key: &str) -> Option<f32> {
         self.metadata.f32(&self.path(key))
     }
+
+    /// `mscale_all_dim / 10`.
+    fn log_multiplier(&self) -> Option<f32> {
+        self.optional_float("rope.scaling.yarn_log_multiplier").filter(|m| *m != 0.0)
+    }
 }
 
 /// Describes the model of a GGUF file.
@@ -70,11 +78,9 @@ pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architectu
     })?;
     let keys = Keys { metadata, architecture: name, family: family.name };
     let hidden = keys.count("embedding_length")?;
-    let heads = keys.count("attention.head_count")?;
-    let head_dim = match keys.optional_count("attention.key_length")? {
-        Some(dim) => dim,
-        None => hidden.checked_div(heads).unwrap_or(0),
-    };
+    let layers = layers(catalog, &keys, family)?;
+    let attention = attention(catalog, &keys, family, layers.len())?;
+    let heads_norm = catalog.tensor("blk.0.attn_q_norm.weight").is_some();
     Ok(Architecture {
         family: family.name,
         name: metadata.str("general.name").map(str::to_owned),
@@ -84,18 +90,81 @@ pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architectu
         norm_epsilon: keys
             .optional_float("attention.layer_norm_rms_epsilon")
             .ok_or_else(|| keys.missing("attention.layer_norm_rms_epsilon"))?,
+        norms: family.norms,
+        embedding_scale: family.embedding_scale(hidden),
+        logit_softcap: keys.optional_float("final_logit_softcapping"),
+        ropes: ropes(&keys, family, &attention, catalog)?,
         attention: Attention {
-            heads,
-            kv_heads: keys.optional_count("attention.head_count_kv")?.unwrap_or(heads).max(1),
-            head_dim,
-            bias: bias(catalog, family),
-            qk_norm: family.qk_norm,
+            // GLM-4.5-Air has none where GLM-4.5 has.
+            qk_norm: if heads_norm { family.qk_norm } else { QkNorm::None },
+            ..attention
         },
-        rope: rope(&keys, family, head_dim, catalog)?,
-        layers: layers(catalog, &keys, family)?,
+        gating: family.gating,
+        layers,
         tied_embeddings: catalog.tensor("output.weight").is_none(),
         naming: Naming::Gguf,
     })
+}
+
+fn attention(
+    catalog: &Catalog,
+    keys: &Keys<'_>,
+    family: &Family,
+    layers: usize,
+) -> Result<Attention, ModelError> {
+    let (hidden, heads) =
+        (keys.count("embedding_length")?, keys.count("attention.head_count")?);
+    let usual = || hidden.checked_div(heads).unwrap_or(0);
+    let head_dim = keys.optional_count("attention.key_length")?.unwrap_or_else(usual);
+    let kv_heads = keys.optional_count("attention.head_count_kv")?.unwrap_or(heads).max(1);
+    let grouped = Attention {
+        heads,
+        kv_heads,
+        head_dim,
+        value_dim: keys.optional_count("attention.value_length")?.unwrap_or(head_dim),
+        scale: keys.optional_float("attention.scale").unwrap_or_else(|| {
+            // Gemma 3 with 27 billion parameters is the one of 62 layers, and scales so.
+            let per_head = family.name == "gemma3" && layers == 62;
+            1.0 / (if per_head { usual() } else { head_dim } as f32).sqrt()
+        }),
+        softcap: keys.optional_float("attn_logit_softcapping"),
+        sinks: family.sinks,
+        bias: bias(catalog, family),
+        qk_norm: family.qk_norm,
+        latent: None,
+    };
+    if !family.latent {
+        return Ok(grouped);
+    }
+    if catalog.tensor("blk.0.attn_k_b.weight").is_none() {
+        return Err(ModelError::BadValue {
+            key: "tensor 'blk.0.attn_k_b.weight'".into(),
+            value: "missing".into(),
+            expected: "latent attention needs the matrices apart, as converters write them since \
+                       2025; convert the model anew"
+                .into(),
+        });
+    }
+    let rotary = keys.count("rope.dimension_count")?;
+    let key_length = keys.count("attention.key_length_mla")?;
+    let plain = key_length.checked_sub(rotary).ok_or_else(|| ModelError::BadValue {
+        key: keys.path("attention.key_length_mla"),
+        value: key_length.to_string(),
+        expected: format!("{rotary} elements of it rotate"),
+    })?;
+    let latent = Latent {
+        query_rank: keys.optional_count("attention.q_lora_rank")?.filter(|rank| *rank > 0),
+        rank: keys.count("attention.kv_lora_rank")?,
+        plain,
+        rotary,
+        value: keys.count("attention.value_length_mla")?,
+    };
+    // YaRN's magnitude, where the file says it, is that of queries and keys together, and no part of the rotation.
+    let magnitude = match (keys.log_multiplier(), keys.optional_float("rope.scaling.factor")) {
+        (Some(multiplier), Some(factor)) if factor > 1.0 => 1.0 + multiplier * factor.ln(),
+        _ => 1.0,
+    };
+    Ok(latent.attention(heads, magnitude))
 }
 
 /// Rows of the embedding table: files may carry more rows than the tokenizer has tokens.
@@ -117,29 +186,45 @@ fn bias(catalog: &Catalog, family: &Family) -> AttentionBias {
     }
 }
 
-fn rope(
+/// The rotation of every layer, and behind it that of windowed layers where it is another.
+fn ropes(
     keys: &Keys<'_>,
     family: &Family,
-    head_dim: usize,
+    attention: &Attention,
     catalog: &Catalog,
-) -> Result<Rope, ModelError> {
-    let rotary_dim = keys.optional_count("rope.dimension_count")?.unwrap_or(head_dim);
+) -> Result<Vec<Rope>, ModelError> {
+    let usual = attention.latent.map_or(attention.head_dim, |latent| latent.rotary);
+    let rotary_dim = keys.optional_count("rope.dimension_count")?.unwrap_or(usual);
     let kind = keys.metadata.str(&keys.path("rope.scaling.type"));
-    let factor = keys.optional_float("rope.scaling.factor");
+    let factor = keys.optional_float("rope.scaling.factor").map_or(1.0, f64::from);
     let scaling = match kind {
         _ if catalog.tensor("rope_freqs.weight").is_some() => RopeScaling::None,
         None | Some("none") => RopeScaling::None,
-        Some("linear") => RopeScaling::Linear { factor: factor.map_or(1.0, f64::from) },
+        Some("linear") => RopeScaling::Linear { factor },
+        Some("yarn") => RopeScaling::Yarn {
+            factor,
+            original_context: keys.count("rope.scaling.original_context_length")? as f64,
+            beta_fast: keys.optional_float("rope.scaling.yarn_beta_fast").map_or(32.0, f64::from),
+            beta_slow: keys.optional_float("rope.scaling.yarn_beta_slow").map_or(1.0, f64::from),
+            truncate: true,
+            // What is in the scale of attention is not in the rotation, too.
+            magnitude: keys.log_multiplier().map(|_| 1.0),
+        },
         Some(other) => {
             return Err(ModelError::BadValue {
                 key: keys.path("rope.scaling.type"),
                 value: other.into(),
-                expected: "forebay knows none, linear and rope_freqs for this family".into(),
+                expected: "forebay knows none, linear, yarn and rope_freqs".into(),
             });
         }
     };
     let theta = keys.optional_float("rope.freq_base").map_or(10_000.0, f64::from);
-    Ok(Rope { theta, rotary_dim, layout: family.gguf_rope, scaling })
+    let rope = Rope { theta, rotary_dim, layout: family.gguf_rope, scaling };
+    let windows = family.window_theta.map(|theta| {
+        let theta = keys.optional_float("rope.freq_base_swa").map_or(theta, f64::from);
+        Rope { theta, scaling: RopeScaling::None, ..rope.clone() }
+    });
+    Ok(std::iter::once(rope).chain(windows).collect())
 }
 
 fn layers(
@@ -156,34 +241,66 @@ fn layers(
             expected: format!("the file has only {} tensors", catalog.tensors().len()),
         });
     }
+    // The last layers may be there to predict further tokens; they are not needed for the next.
+    let count = count.saturating_sub(keys.optional_count("nextn_predict_layers")?.unwrap_or(0));
+    let window = match family.windows {
+        Windows::NotInGguf => None,
+        _ => keys.optional_count("attention.sliding_window")?.filter(|window| *window > 0),
+    };
     (0..count)
         .map(|index| {
             let routed = catalog.tensor(&format!("blk.{index}.ffn_gate_inp.weight")).is_some();
             let feed_forward = if routed && family.experts {
-                FeedForward::Experts(experts(keys, family)?)
+                FeedForward::Experts(experts(catalog, keys, family, index)?)
             } else {
                 FeedForward::Dense { width: keys.count("feed_forward_length")? }
             };
-            Ok(Layer { window: None, feed_forward })
+            let window = window.filter(|_| family.windows.slides(index));
+            Ok(Layer { window, rope: family.rope_of(window), feed_forward })
         })
         .collect()
 }
 
-fn experts(keys: &Keys<'_>, family: &Family) -> Result<Experts, ModelError> {
+fn experts(
+    catalog: &Catalog,
+    keys: &Keys<'_>,
+    family: &Family,
+    layer: usize,
+) -> Result<Experts, ModelError> {
     let width = match keys.optional_count("expert_feed_forward_length")? {
         Some(width) => width,
         None => keys.count("feed_forward_length")?,
     };
     let renormalise =
         keys.metadata.bool(&keys.path("expert_weights_norm")).unwrap_or(family.renormalise);
+    let scoring = match keys.optional_count("expert_gating_func")? {
+        // 3: the softmax of the chosen experts alone, which is that of all, renormalised.
+        None | Some(0 | 1 | 3) => Scoring::Softmax,
+        Some(2) => Scoring::Sigmoid,
+        Some(other) => {
+            return Err(ModelError::BadValue {
+                key: keys.path("expert_gating_func"),
+                value: other.to_string(),
+                expected: "forebay knows 1 (softmax), 2 (sigmoid) and 3 (softmax of the chosen)".into(),
+            });
+        }
+    };
+    let correction_bias = catalog.tensor(&format!("blk.{layer}.exp_probs_b.bias")).is_some();
+    let n_groups = keys.optional_count("expert_group_count")?.unwrap_or(1);
+    let groups_kept = keys.optional_count("expert_group_used_count")?.unwrap_or(n_groups);
     Ok(Experts {
         count: keys.count("expert_count")?,
         used: keys.count("expert_used_count")?,
         width,
+        scoring,
         renormalise,
         scale: keys
             .optional_float("expert_weights_scale")
             .filter(|scale| *scale != 0.0)
             .unwrap_or(1.0),
+        correction_bias,
+        groups: groups(n_groups, groups_kept, correction_bias),
+        bias: family.expert_bias,
+        shared_width: width * keys.optional_count("expert_shared_count")?.unwrap_or(0),
     })
 }

@@ -1,13 +1,17 @@
 //! Reads a description from a Hugging Face `config.json`, in the form that published models have
 //! and in the one that transformers 5 writes (`rope_parameters` in place of `rope_scaling`).
 
-use forebay_compute::{RopeLayout, RopeScaling};
+use forebay_compute::{Gating, RopeScaling, Scoring};
 use forebay_format::{Catalog, HfMetadata};
 use serde_json::Value;
 
-use super::families::{self, Family};
-use super::{Architecture, Attention, AttentionBias, Experts, FeedForward, Layer, Naming, Rope};
+use super::families::{self, Family, Windows};
+use super::{
+    Architecture, Attention, AttentionBias, Experts, FeedForward, Latent, Layer, Naming, QkNorm,
+    Rope, groups,
+};
 use crate::ModelError;
+use crate::weights::Names;
 
 struct Config<'a> {
     json: &'a Value,
@@ -50,6 +54,16 @@ impl Config<'_> {
         Err(self.missing(keys[0]))
     }
 
+    fn float(&self, key: &str) -> Option<f64> {
+        self.json.get(key).and_then(Value::as_f64)
+    }
+
+    /// Gemma ties the output projection to the embedding and does not always say so.
+    fn is_tied(&self, family: &Family) -> bool {
+        let said = self.json.get("tie_word_embeddings").and_then(Value::as_bool);
+        said.unwrap_or(family.scaled_embedding)
+    }
+
     fn flag(&self, key: &str) -> bool {
         self.json.get(key).and_then(Value::as_bool).unwrap_or(false)
     }
@@ -57,7 +71,8 @@ impl Config<'_> {
 
 /// Describes the model of a Hugging Face folder.
 pub fn describe(catalog: &Catalog, metadata: &HfMetadata) -> Result<Architecture, ModelError> {
-    let json = &metadata.config;
+    // A model that sees has the language model's description inside.
+    let json = metadata.config.get("text_config").unwrap_or(&metadata.config);
     let model_type = json.get("model_type").and_then(Value::as_str).unwrap_or("");
     let family = families::from_huggingface(model_type).ok_or_else(|| {
         let name =
@@ -65,111 +80,218 @@ pub fn describe(catalog: &Catalog, metadata: &HfMetadata) -> Result<Architecture
         ModelError::UnknownArchitecture { name: name.into(), known: families::known_list() }
     })?;
     let config = Config { json, family: family.name };
-    refuse_unknown_variants(&config)?;
+    let gating = gating(&config, family)?;
+    let naming = Naming::HuggingFace { root: root(catalog) };
     let hidden = config.count("hidden_size")?;
-    let heads = config.count("num_attention_heads")?;
-    let head_dim = match config.optional_count("head_dim")? {
-        Some(dim) => dim,
-        None => hidden.checked_div(heads).unwrap_or(0),
-    };
-    let rotary_dim = head_dim;
-    let bias = match (family.qkv_bias, config.flag("attention_bias")) {
-        (_, true) => AttentionBias::All,
-        (true, false) => AttentionBias::Qkv,
-        (false, false) => AttentionBias::None,
-    };
+    let (attention, ropes) = attention(catalog, &config, family, naming)?;
     Ok(Architecture {
         family: family.name,
         name: json.get("_name_or_path").and_then(Value::as_str).map(str::to_owned),
         hidden,
         vocabulary: config.count("vocab_size")?,
         context_trained: config.count("max_position_embeddings")?,
-        norm_epsilon: json
-            .get("rms_norm_eps")
-            .and_then(Value::as_f64)
-            .map_or(1e-6, |epsilon| epsilon as f32),
-        attention: Attention {
-            heads,
-            kv_heads: config.optional_count("num_key_value_heads")?.unwrap_or(heads).max(1),
-            head_dim,
-            bias,
-            qk_norm: family.qk_norm,
-        },
-        rope: Rope {
-            theta: theta(json),
-            rotary_dim,
-            layout: RopeLayout::Neox,
-            scaling: scaling(json)?,
-        },
+        norm_epsilon: config.float("rms_norm_eps").map_or(1e-6, |epsilon| epsilon as f32),
+        norms: family.norms,
+        embedding_scale: family.embedding_scale(hidden),
+        logit_softcap: config.float("final_logit_softcapping").map(|cap| cap as f32),
+        attention,
+        ropes,
+        gating,
         layers: layers(catalog, &config, family)?,
-        tied_embeddings: config.flag("tie_word_embeddings"),
-        naming: Naming::HuggingFace(family.hf_experts),
+        tied_embeddings: config.is_tied(family),
+        naming,
     })
 }
 
-/// Variants of known families that would run but give wrong text.
-fn refuse_unknown_variants(config: &Config<'_>) -> Result<(), ModelError> {
-    let activation = config.json.get("hidden_act").and_then(Value::as_str).unwrap_or("silu");
-    if activation != "silu" {
-        return Err(ModelError::BadValue {
-            key: "hidden_act".into(),
-            value: activation.into(),
-            expected: "forebay knows silu for this family".into(),
-        });
+/// What the names of tensors begin with.
+fn root(catalog: &Catalog) -> &'static str {
+    let roots = ["language_model.model.", "model.language_model."];
+    let has = |root: &&str| catalog.tensor(&format!("{root}embed_tokens.weight")).is_some();
+    roots.into_iter().find(has).unwrap_or("model.")
+}
+
+/// How the gates work; refuses variants of known families that would run but give wrong text.
+fn gating(config: &Config<'_>, family: &Family) -> Result<Gating, ModelError> {
+    let refuse = |key: &str, value: &str, expected: &str| {
+        Err(ModelError::BadValue {
+            key: key.into(),
+            value: value.into(),
+            expected: expected.into(),
+        })
+    };
+    let text = |key: &str| config.json.get(key).and_then(Value::as_str);
+    let activation = text("hidden_activation").or_else(|| text("hidden_act"));
+    let expected = match family.gating {
+        Gating::GeluTanh => "gelu_pytorch_tanh",
+        Gating::Silu | Gating::Clamped { .. } => "silu",
+    };
+    if activation.is_some_and(|activation| activation != expected) {
+        let expected = format!("forebay knows {expected} for this family");
+        return refuse("hidden_act", activation.unwrap_or(""), &expected);
     }
-    for key in ["clip_qkv", "quantization_config"] {
-        if config.json.get(key).is_some_and(|value| !value.is_null()) {
-            return Err(ModelError::BadValue {
-                key: key.into(),
-                value: "set".into(),
-                expected: "forebay does not know this variant; convert the model to GGUF".into(),
-            });
-        }
+    let convert = "forebay does not know this variant; convert the model to GGUF";
+    if config.json.get("clip_qkv").is_some_and(|value| !value.is_null()) {
+        return refuse("clip_qkv", "set", convert);
+    }
+    let quantised = config.json.get("quantization_config").filter(|value| !value.is_null());
+    let method = quantised.map(|how| how.get("quant_method").and_then(Value::as_str));
+    if method.is_some_and(|method| method != Some("mxfp4") || !family.expert_bias) {
+        let method = method.flatten().unwrap_or("set");
+        return refuse("quantization_config", method, convert);
     }
     if config.flag("mlp_bias") {
-        return Err(ModelError::BadValue {
-            key: "mlp_bias".into(),
-            value: "true".into(),
-            expected: "forebay does not know feed-forward biases yet".into(),
-        });
+        return refuse("mlp_bias", "true", "forebay does not know feed-forward biases yet");
     }
-    Ok(())
+    if config.flag("use_bidirectional_attention") {
+        return refuse("use_bidirectional_attention", "true", "forebay generates text");
+    }
+    let float = |key: &str, usual: f32| config.float(key).map_or(usual, |value| value as f32);
+    Ok(match family.gating {
+        Gating::Clamped { alpha, limit } => Gating::Clamped {
+            alpha: float("swiglu_alpha", alpha),
+            limit: float("swiglu_limit", limit),
+        },
+        other => other,
+    })
 }
 
-fn theta(json: &Value) -> f64 {
-    json.get("rope_theta")
-        .or_else(|| json.get("rope_parameters").and_then(|rope| rope.get("rope_theta")))
-        .and_then(Value::as_f64)
-        .unwrap_or(10_000.0)
+fn attention(
+    catalog: &Catalog,
+    config: &Config<'_>,
+    family: &'static Family,
+    naming: Naming,
+) -> Result<(Attention, Vec<Rope>), ModelError> {
+    let (hidden, heads) = (config.count("hidden_size")?, config.count("num_attention_heads")?);
+    let rope = |scope: Option<&str>, rotary_dim: usize, windowed: bool| {
+        let parameters = Parameters::of(config, scope);
+        let scaling = if windowed { RopeScaling::None } else { parameters.scaling()? };
+        let usual = if windowed { family.window_theta } else { None };
+        let local = config.float("rope_local_base_freq").filter(|_| windowed);
+        let theta = local.or(parameters.float("rope_theta")).or(usual).unwrap_or(10_000.0);
+        Ok::<_, ModelError>(Rope { theta, rotary_dim, layout: family.hf_rope, scaling })
+    };
+    if family.latent {
+        let latent = Latent {
+            query_rank: config.optional_count("q_lora_rank")?,
+            rank: config.count("kv_lora_rank")?,
+            plain: config.count("qk_nope_head_dim")?,
+            rotary: config.count("qk_rope_head_dim")?,
+            value: config.count("v_head_dim")?,
+        };
+        let rope = rope(None, latent.rotary, false)?;
+        let parameters = Parameters::of(config, None);
+        let factor = parameters.float("factor").unwrap_or(1.0);
+        let all = parameters.float("mscale_all_dim").filter(|all| *all != 0.0);
+        let magnitude = match (rope.scaling, all) {
+            // The quotient of a magnitude and that of nothing is the magnitude.
+            (RopeScaling::Yarn { .. }, Some(all)) => RopeScaling::yarn_magnitude(factor, all, 0.0),
+            _ => 1.0,
+        };
+        return Ok((latent.attention(heads, magnitude as f32), vec![rope]));
+    }
+    let head_dim = match config.optional_count("head_dim")? {
+        Some(dim) => dim,
+        None => hidden.checked_div(heads).unwrap_or(0),
+    };
+    let has = |role: &str| catalog.tensor(&Names::new(naming, family).layer(0, role));
+    let bias = match (family.qkv_bias, config.flag("attention_bias")) {
+        (_, true) if has("o_bias").is_some() => AttentionBias::All,
+        (false, false) => AttentionBias::None,
+        _ => AttentionBias::Qkv,
+    };
+    let scalar = config.float("query_pre_attn_scalar").unwrap_or(head_dim as f64);
+    let attention = Attention {
+        heads,
+        kv_heads: config.optional_count("num_key_value_heads")?.unwrap_or(heads).max(1),
+        head_dim,
+        value_dim: head_dim,
+        scale: 1.0 / (scalar as f32).sqrt(),
+        softcap: config.float("attn_logit_softcapping").map(|cap| cap as f32),
+        sinks: family.sinks,
+        bias,
+        qk_norm: match config.json.get("use_qk_norm").and_then(Value::as_bool) {
+            Some(false) => QkNorm::None,
+            _ => family.qk_norm,
+        },
+        latent: None,
+    };
+    let partial = config.float("partial_rotary_factor");
+    let partial = partial.or(Parameters::of(config, None).float("partial_rotary_factor"));
+    let rotary_dim = (partial.unwrap_or(1.0) * head_dim as f64) as usize;
+    let all = rope(Some("full_attention"), rotary_dim, false)?;
+    let windowed = match family.window_theta {
+        Some(_) => Some(rope(Some("sliding_attention"), rotary_dim, true)?),
+        None => None,
+    };
+    Ok((attention, std::iter::once(all).chain(windowed).collect()))
 }
 
-fn scaling(json: &Value) -> Result<RopeScaling, ModelError> {
-    let object = ["rope_scaling", "rope_parameters"]
-        .iter()
-        .find_map(|key| json.get(*key).filter(|value| value.is_object()));
-    let Some(rope) = object else { return Ok(RopeScaling::None) };
-    let kind = rope.get("rope_type").or_else(|| rope.get("type")).and_then(Value::as_str);
-    let number = |key: &str| {
-        rope.get(key).and_then(Value::as_f64).ok_or_else(|| ModelError::MissingKey {
+/// The parameters of a rotation: an object of their own, one for each kind of layers in it (transformers 5), or beside
+/// the other keys.
+struct Parameters<'a> {
+    own: Option<&'a Value>,
+    beside: &'a Value,
+}
+
+impl<'a> Parameters<'a> {
+    /// Of the layers of kind `scope`, where kinds have their own.
+    fn of(config: &Config<'a>, scope: Option<&str>) -> Parameters<'a> {
+        let objects = ["rope_scaling", "rope_parameters"];
+        let mut found = objects.iter().filter_map(|key| config.json.get(*key));
+        let own = found.find(|value| value.is_object());
+        let own = own.map(|own| scope.and_then(|scope| own.get(scope)).unwrap_or(own));
+        Parameters { own, beside: config.json }
+    }
+
+    fn float(&self, key: &str) -> Option<f64> {
+        let of = |value: &Value| value.get(key).and_then(Value::as_f64);
+        self.own.and_then(of).or_else(|| of(self.beside))
+    }
+
+    fn needed(&self, key: &str) -> Result<f64, ModelError> {
+        self.float(key).ok_or_else(|| ModelError::MissingKey {
             source_name: "config.json (rope scaling)".into(),
             key: key.into(),
             family: "a",
         })
-    };
-    match kind.unwrap_or("default") {
-        "default" => Ok(RopeScaling::None),
-        "linear" => Ok(RopeScaling::Linear { factor: number("factor")? }),
-        "llama3" => Ok(RopeScaling::Llama3 {
-            factor: number("factor")?,
-            low_freq_factor: number("low_freq_factor")?,
-            high_freq_factor: number("high_freq_factor")?,
-            original_context: number("original_max_position_embeddings")?,
-        }),
-        other => Err(ModelError::BadValue {
-            key: "rope_type".into(),
-            value: other.into(),
-            expected: "forebay knows default, linear and llama3".into(),
-        }),
+    }
+
+    fn scaling(&self) -> Result<RopeScaling, ModelError> {
+        let Some(own) = self.own else { return Ok(RopeScaling::None) };
+        let kind = own.get("rope_type").or_else(|| own.get("type")).and_then(Value::as_str);
+        match kind.unwrap_or("default") {
+            "default" => Ok(RopeScaling::None),
+            "linear" => Ok(RopeScaling::Linear { factor: self.needed("factor")? }),
+            "llama3" => Ok(RopeScaling::Llama3 {
+                factor: self.needed("factor")?,
+                low_freq_factor: self.needed("low_freq_factor")?,
+                high_freq_factor: self.needed("high_freq_factor")?,
+                original_context: self.needed("original_max_position_embeddings")?,
+            }),
+            "yarn" => {
+                let factor = self.needed("factor")?;
+                let magnitudes = (self.float("mscale"), self.float("mscale_all_dim"));
+                let magnitude = match magnitudes {
+                    (Some(own), Some(all)) if own != 0.0 && all != 0.0 => {
+                        Some(RopeScaling::yarn_magnitude(factor, own, all))
+                    }
+                    _ => self.float("attention_factor"),
+                };
+                Ok(RopeScaling::Yarn {
+                    factor,
+                    original_context: self.needed("original_max_position_embeddings")?,
+                    beta_fast: self.float("beta_fast").unwrap_or(32.0),
+                    beta_slow: self.float("beta_slow").unwrap_or(1.0),
+                    truncate: own.get("truncate").and_then(Value::as_bool).unwrap_or(true),
+                    magnitude,
+                })
+            }
+            other => Err(ModelError::BadValue {
+                key: "rope_type".into(),
+                value: other.into(),
+                expected: "forebay knows default, linear, llama3 and yarn".into(),
+            }),
+        }
     }
 }
 
@@ -193,12 +315,14 @@ fn layers(
             } else {
                 FeedForward::Dense { width: config.count("intermediate_size")? }
             };
-            Ok(Layer { window: window(config, family, index)?, feed_forward })
+            let window = window(config, family, index)?;
+            Ok(Layer { window, rope: family.rope_of(window), feed_forward })
         })
         .collect()
 }
 
-/// Whether layer `index` has experts (qwen3_moe: `decoder_sparse_step`, `mlp_only_layers`).
+/// Whether layer `index` has experts (qwen3_moe: `decoder_sparse_step`, `mlp_only_layers`; deepseek:
+/// `first_k_dense_replace`, `moe_layer_freq`).
 fn is_sparse(config: &Config<'_>, index: usize) -> Result<bool, ModelError> {
     let dense_only = config
         .json
@@ -206,37 +330,68 @@ fn is_sparse(config: &Config<'_>, index: usize) -> Result<bool, ModelError> {
         .and_then(Value::as_array)
         .is_some_and(|list| list.iter().any(|item| item.as_u64() == Some(index as u64)));
     let step = config.optional_count("decoder_sparse_step")?.unwrap_or(1).max(1);
-    Ok(!dense_only && (index + 1).is_multiple_of(step))
+    let first = config.optional_count("first_k_dense_replace")?.unwrap_or(0);
+    let every = config.optional_count("moe_layer_freq")?.unwrap_or(1).max(1);
+    let is_step = (index + 1).is_multiple_of(step) && index.is_multiple_of(every);
+    Ok(!dense_only && is_step && index >= first)
 }
 
 fn experts(config: &Config<'_>, family: &Family) -> Result<Experts, ModelError> {
-    let renormalise =
-        config.json.get("norm_topk_prob").and_then(Value::as_bool).unwrap_or(family.renormalise);
+    let text = |key: &str| config.json.get(key).and_then(Value::as_str);
+    // Only models of the third DeepSeek generation and those after them choose so; not all of them say it.
+    let is_third = text("model_type").is_some_and(|of| ["deepseek_v3", "glm4_moe"].contains(&of));
+    let correction_bias = text("topk_method").map_or(is_third, |method| method == "noaux_tc");
+    let scoring = match text("scoring_func") {
+        Some("softmax") => Scoring::Softmax,
+        Some("sigmoid") => Scoring::Sigmoid,
+        None if is_third => Scoring::Sigmoid,
+        None => Scoring::Softmax,
+        Some(other) => {
+            return Err(ModelError::BadValue {
+                key: "scoring_func".into(),
+                value: other.into(),
+                expected: "forebay knows softmax and sigmoid".into(),
+            });
+        }
+    };
+    let norm = config.json.get("norm_topk_prob").and_then(Value::as_bool);
+    let width = config.first_count(&["moe_intermediate_size", "intermediate_size"])?;
+    let n_groups = match text("topk_method") {
+        Some("greedy") => 1,
+        _ => config.optional_count("n_group")?.unwrap_or(1),
+    };
+    let groups_kept = config.optional_count("topk_group")?.unwrap_or(n_groups);
     Ok(Experts {
-        count: config.first_count(&["num_experts", "num_local_experts"])?,
+        count: config.first_count(&["num_experts", "num_local_experts", "n_routed_experts"])?,
         used: config.count("num_experts_per_tok")?,
-        width: config.first_count(&["moe_intermediate_size", "intermediate_size"])?,
-        renormalise,
-        scale: 1.0,
+        width,
+        scoring,
+        renormalise: norm.unwrap_or(family.renormalise || is_third),
+        scale: config.float("routed_scaling_factor").map_or(1.0, |scale| scale as f32),
+        correction_bias,
+        groups: groups(n_groups, groups_kept, correction_bias),
+        bias: family.expert_bias,
+        shared_width: width * config.optional_count("n_shared_experts")?.unwrap_or(0),
     })
 }
 
 /// The sliding window of layer `index`.
 ///
-/// `layer_types` rules where it is given; else mistral windows every layer and the qwen families
-/// only with `use_sliding_window`, from `max_window_layers` on.
+/// `layer_types` rules where it is given; else the qwen families have one only with `use_sliding_window`, from
+/// `max_window_layers` on, and others in all layers or as their pattern says.
 fn window(config: &Config<'_>, family: &Family, index: usize) -> Result<Option<usize>, ModelError> {
     let Some(window) = config.optional_count("sliding_window")? else { return Ok(None) };
     if let Some(types) = config.json.get("layer_types").and_then(Value::as_array) {
         let slides = types.get(index).and_then(Value::as_str) == Some("sliding_attention");
         return Ok(slides.then_some(window));
     }
-    let slides = match family.name {
-        "mistral" | "mixtral" => true,
-        _ if config.flag("use_sliding_window") => {
-            index >= config.optional_count("max_window_layers")?.unwrap_or(0)
+    let slides = match (family.windows, config.optional_count("sliding_window_pattern")?) {
+        (Windows::ButEvery(_), Some(period)) if period > 0 => !(index + 1).is_multiple_of(period),
+        (Windows::AsSaid, _) => {
+            let first = config.optional_count("max_window_layers")?.unwrap_or(0);
+            config.flag("use_sliding_window") && index >= first
         }
-        _ => false,
+        _ => family.windows.slides(index),
     };
     Ok(slides.then_some(window))
 }

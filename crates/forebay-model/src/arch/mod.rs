@@ -4,12 +4,15 @@ mod families;
 mod gguf;
 mod huggingface;
 
-use forebay_compute::{RopeConfig, RopeLayout, RopeScaling, RopeTable};
+use forebay_compute::{
+    Gating, RopeConfig, RopeLayout, RopeScaling, RopeTable, RouterGroups, RouterRule, Scoring,
+};
 use forebay_format::{Catalog, Source};
 use serde::Serialize;
 
 use crate::ModelError;
 use crate::weights::Weights;
+pub(crate) use families::by_name;
 pub use families::{Family, known_families};
 
 /// A description that one decoder can run.
@@ -24,8 +27,17 @@ pub struct Architecture {
     /// Positions the model was trained for.
     pub context_trained: usize,
     pub norm_epsilon: f32,
+    pub norms: NormLayout,
+    /// Multiplies the rows of the embedding table.
+    pub embedding_scale: f32,
+    /// Squeezes logits to `cap * tanh(logit / cap)`.
+    pub logit_softcap: Option<f32>,
     pub attention: Attention,
-    pub rope: Rope,
+    /// The rotations that layers choose from.
+    pub ropes: Vec<Rope>,
+    /// How the feed-forwards' gates work, those of experts too.
+    #[serde(skip)]
+    pub gating: Gating,
     /// One entry per layer.
     pub layers: Vec<Layer>,
     /// The output projection is the embedding table.
@@ -34,14 +46,58 @@ pub struct Architecture {
     pub naming: Naming,
 }
 
-/// Shape of the attention, the same in all layers.
+/// Where a layer has norms.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum NormLayout {
+    /// Before each block.
+    Pre,
+    /// Before each block, and of its output before that is added to the residual stream (Gemma).
+    Sandwich,
+}
+
+/// Shape of the attention, the same in all layers: as it meets the cache.
 #[derive(Debug, Clone, Serialize)]
 pub struct Attention {
     pub heads: usize,
     pub kv_heads: usize,
+    /// Elements of a query and a key.
     pub head_dim: usize,
+    /// Elements of a value.
+    pub value_dim: usize,
+    /// Multiplies every score.
+    pub scale: f32,
+    /// Squeezes scores to `cap * tanh(score / cap)` (Gemma 2).
+    pub softcap: Option<f32>,
+    /// Every head has a score that takes its share of the softmax and carries no value (gpt-oss).
+    pub sinks: bool,
     pub bias: AttentionBias,
     pub qk_norm: QkNorm,
+    /// Keys and values are projections of one small vector, which is all that is cached.
+    pub latent: Option<Latent>,
+}
+
+impl Attention {
+    /// Elements of a token's output before the output projection.
+    pub fn output_width(&self) -> usize {
+        self.heads * self.latent.map_or(self.value_dim, |latent| latent.value)
+    }
+}
+
+/// Multi-head latent attention (DeepSeek-V2, section 2.1), computed in latent space: the matrices that would make keys
+/// and values of the latent vector are multiplied with queries and outputs instead. A cached key is the latent vector
+/// and the part that rotates, and its value is the latent vector in it.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Latent {
+    /// Width that queries pass through on their way, if they do.
+    pub query_rank: Option<usize>,
+    /// Elements of the latent vector.
+    pub rank: usize,
+    /// Elements of a head's query that do not rotate.
+    pub plain: usize,
+    /// Those that do.
+    pub rotary: usize,
+    /// Elements of a head's value.
+    pub value: usize,
 }
 
 /// Which projections carry a bias.
@@ -64,6 +120,24 @@ pub enum QkNorm {
     WholeProjection,
 }
 
+impl Latent {
+    /// The attention that it becomes in latent space, with a magnitude that queries and keys both have.
+    fn attention(self, heads: usize, magnitude: f32) -> Attention {
+        Attention {
+            heads,
+            kv_heads: 1,
+            head_dim: self.rank.saturating_add(self.rotary),
+            value_dim: self.rank,
+            scale: magnitude * magnitude / (self.plain.saturating_add(self.rotary) as f32).sqrt(),
+            softcap: None,
+            sinks: false,
+            bias: AttentionBias::None,
+            qk_norm: QkNorm::None,
+            latent: Some(self),
+        }
+    }
+}
+
 /// Rotary position embedding.
 #[derive(Debug, Clone, Serialize)]
 pub struct Rope {
@@ -81,6 +155,8 @@ pub struct Rope {
 pub struct Layer {
     /// Positions a token attends to, itself included; all when absent.
     pub window: Option<usize>,
+    /// Which of [`Architecture::ropes`].
+    pub rope: usize,
     pub feed_forward: FeedForward,
 }
 
@@ -96,7 +172,7 @@ impl Layer {
 
 #[derive(Debug, Clone, Serialize)]
 pub enum FeedForward {
-    /// Gated SiLU feed-forward of this width.
+    /// Gated feed-forward of this width.
     Dense {
         width: usize,
     },
@@ -115,25 +191,52 @@ pub struct Experts {
     pub count: usize,
     pub used: usize,
     pub width: usize,
+    /// How the router's logits become scores.
+    #[serde(skip)]
+    pub scoring: Scoring,
     /// Weights of the chosen experts are divided by their sum.
     pub renormalise: bool,
     pub scale: f32,
+    /// Something is added to the scores for the choice alone.
+    pub correction_bias: bool,
+    /// A token chooses groups of experts first.
+    #[serde(skip)]
+    pub groups: Option<RouterGroups>,
+    /// The router and all matrices of experts have biases.
+    pub bias: bool,
+    /// Width of the feed-forward that every token has beside its experts; 0: none.
+    pub shared_width: usize,
+}
+
+/// Groups of a router's choice, if there are several: models with a correction bias score them by their best two experts
+/// (DeepSeek-V3), others by the best (DeepSeek-V2).
+fn groups(n_groups: usize, groups_kept: usize, correction_bias: bool) -> Option<RouterGroups> {
+    let experts_scored = if correction_bias { 2 } else { 1 };
+    (n_groups > 1).then_some(RouterGroups { n_groups, groups_kept, experts_scored })
+}
+
+impl Experts {
+    /// The choice, for a layer's correction bias.
+    pub fn rule<'a>(&self, correction_bias: Option<&'a [f32]>) -> RouterRule<'a> {
+        RouterRule {
+            scoring: self.scoring,
+            renormalise: self.renormalise,
+            scale: self.scale,
+            correction_bias,
+            groups: self.groups,
+        }
+    }
 }
 
 /// How tensors are named in the source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum Naming {
     Gguf,
-    HuggingFace(HfExpertNames),
-}
-
-/// Names of the expert tensors in a Hugging Face folder.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub enum HfExpertNames {
-    /// `mlp.experts.N.{gate,up,down}_proj`, router `mlp.gate`.
-    Mlp,
-    /// `block_sparse_moe.experts.N.{w1,w3,w2}`, router `block_sparse_moe.gate`.
-    BlockSparse,
+    /// With what the names of all tensors but the head's begin with: `model.`, and more where the language model is a
+    /// part of a larger one.
+    HuggingFace {
+        root: &'static str,
+    },
 }
 
 impl Architecture {
@@ -173,29 +276,34 @@ impl Architecture {
         widths.max().unwrap_or(0)
     }
 
-    /// The rotary position embedding for `context` positions.
+    /// Width of the widest feed-forward that every token has beside its experts.
+    pub(crate) fn shared_width(&self) -> usize {
+        self.expert_layers().map(|experts| experts.shared_width).max().unwrap_or(0)
+    }
+
+    /// The rotary position embeddings for `context` positions.
     ///
     /// # Errors
     /// Numbers that cannot be tabulated.
-    pub(crate) fn rope_table(
+    pub(crate) fn rope_tables(
         &self,
         weights: &Weights,
         context: usize,
-    ) -> Result<RopeTable, ModelError> {
-        let rope = &self.rope;
-        Ok(RopeTable::new(&RopeConfig {
-            rotary_dim: rope.rotary_dim,
-            theta: rope.theta,
-            layout: rope.layout,
-            scaling: rope.scaling,
-            frequency_factors: weights.rope_factors.as_deref(),
-            context,
-        })?)
+    ) -> Result<Vec<RopeTable>, ModelError> {
+        let table = |rope: &Rope| {
+            RopeTable::new(&RopeConfig {
+                rotary_dim: rope.rotary_dim,
+                theta: rope.theta,
+                layout: rope.layout,
+                scaling: rope.scaling,
+                frequency_factors: weights.rope_factors.as_deref(),
+                context,
+            })
+        };
+        Ok(self.ropes.iter().map(table).collect::<Result<_, _>>()?)
     }
 
     fn validate(&self) -> Result<(), ModelError> {
-        // Far above any model; keeps products of hostile values inside usize.
-        const LIMIT: usize = 1 << 24;
         let attention = &self.attention;
         let sized = [
             ("hidden size", self.hidden),
@@ -204,11 +312,11 @@ impl Architecture {
             ("attention heads", attention.heads),
             ("key/value heads", attention.kv_heads),
             ("head dimension", attention.head_dim),
-            ("rotary dimension", self.rope.rotary_dim),
+            ("value dimension", attention.value_dim),
             ("trained context", self.context_trained),
         ];
         for (key, value) in sized {
-            check(key, value, value > 0 && value < LIMIT, "it must be from 1 to 16 million")?;
+            check_size(key, value)?;
         }
         check(
             "attention heads",
@@ -216,63 +324,80 @@ impl Architecture {
             attention.heads.is_multiple_of(attention.kv_heads),
             "it must be a multiple of the key/value heads",
         )?;
-        check(
-            "rotary dimension",
-            self.rope.rotary_dim,
-            self.rope.rotary_dim.is_multiple_of(2) && self.rope.rotary_dim <= attention.head_dim,
-            "it must be even and at most the head dimension",
-        )?;
+        if let Some(latent) = attention.latent {
+            let sized = [
+                ("latent rank of queries", latent.query_rank.unwrap_or(1)),
+                ("latent rank", latent.rank),
+                ("part of a head that does not rotate", latent.plain),
+                ("part of a head that rotates", latent.rotary),
+                ("value length", latent.value),
+            ];
+            for (key, value) in sized {
+                check_size(key, value)?;
+            }
+        }
+        for rope in &self.ropes {
+            check_size("rotary dimension", rope.rotary_dim)?;
+            check(
+                "rotary dimension",
+                rope.rotary_dim,
+                rope.rotary_dim.is_multiple_of(2) && rope.rotary_dim <= attention.head_dim,
+                "it must be even and at most the head dimension",
+            )?;
+            let fits = rope.theta.is_finite() && rope.theta > 0.0;
+            check("rope base", rope.theta, fits, "it must be positive")?;
+        }
         check(
             "norm epsilon",
             self.norm_epsilon,
             self.norm_epsilon > 0.0 && self.norm_epsilon < 1.0,
             "it must be between 0 and 1",
         )?;
-        check(
-            "rope base",
-            self.rope.theta,
-            self.rope.theta.is_finite() && self.rope.theta > 0.0,
-            "it must be positive",
-        )?;
-        for layer in &self.layers {
-            layer.validate()?;
+        for (key, factor) in [
+            ("scale of attention", Some(attention.scale)),
+            ("scale of the embedding", Some(self.embedding_scale)),
+            ("cap of attention", attention.softcap),
+            ("cap of logits", self.logit_softcap),
+        ] {
+            let factor = factor.unwrap_or(1.0);
+            check(key, factor, factor.is_finite() && factor > 0.0, "it must be positive")?;
         }
-        Ok(())
+        self.layers.iter().try_for_each(Layer::validate)
     }
 }
 
 impl Layer {
     fn validate(&self) -> Result<(), ModelError> {
-        const LIMIT: usize = 1 << 24;
         if let Some(window) = self.window {
             check("sliding window", window, window > 0, "it must be positive")?;
         }
         match &self.feed_forward {
-            FeedForward::Dense { width } => check(
-                "feed-forward width",
-                *width,
-                *width > 0 && *width < LIMIT,
-                "it must be positive",
-            ),
-            FeedForward::Experts(experts) => {
-                let fits = experts.count > 0 && experts.count <= 65_536;
-                check("expert count", experts.count, fits, "it must be from 1 to 65536")?;
-                let fits = experts.used > 0 && experts.used <= experts.count.min(256);
-                check(
-                    "experts per token",
-                    experts.used,
-                    fits,
-                    "it must be from 1 to the expert count (at most 256)",
-                )?;
-                check(
-                    "expert width",
-                    experts.width,
-                    experts.width > 0 && experts.width < LIMIT,
-                    "it must be positive",
-                )
-            }
+            FeedForward::Dense { width } => check_size("feed-forward width", *width),
+            FeedForward::Experts(experts) => experts.validate(),
         }
     }
+}
+
+impl Experts {
+    fn validate(&self) -> Result<(), ModelError> {
+        let fits = self.count > 0 && self.count <= 65_536;
+        check("expert count", self.count, fits, "it must be from 1 to 65536")?;
+        let fits = self.used > 0 && self.used <= self.count.min(256);
+        check(
+            "experts per token",
+            self.used,
+            fits,
+            "it must be from 1 to the expert count (at most 256)",
+        )?;
+        check_size("expert width", self.width)?;
+        check_size("shared experts' width", self.shared_width.max(1))?;
+        Ok(self.rule(None).check(self.count, self.used)?)
+    }
+}
+
+/// Of something that has elements, far above any model: keeps products of hostile values inside usize.
+fn check_size(key: &str, value: usize) -> Result<(), ModelError> {
+    check(key, value, value > 0 && value < 1 << 24, "it must be from 1 to 16 million")
 }
 
 fn check<T: ToString>(key: &str, value: T, holds: bool, expected: &str) -> Result<(), ModelError> {

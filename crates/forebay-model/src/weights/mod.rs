@@ -13,8 +13,10 @@ use forebay_store::FileSet;
 use forebay_stream::ModelBlocks;
 
 use crate::ModelError;
-use crate::arch::{Architecture, AttentionBias, Experts, FeedForward, QkNorm};
-use names::Names;
+use crate::arch::{
+    Architecture, AttentionBias, Experts, FeedForward, Latent, Naming, NormLayout, QkNorm, by_name,
+};
+pub(crate) use names::Names;
 use tensors::Tensors;
 
 /// A matrix `[rows, cols]` that is part `part` of its block.
@@ -30,26 +32,105 @@ pub struct PartMatrix {
 #[derive(Debug)]
 pub struct LayerWeights {
     pub attention_norm: Vec<f32>,
+    /// Of the block's output, where the description has such norms.
+    pub attention_post_norm: Option<Vec<f32>>,
     pub feed_forward_norm: Vec<f32>,
+    pub feed_forward_post_norm: Option<Vec<f32>>,
+    pub attention: AttentionWeights,
+    /// One for each head.
+    pub sinks: Option<Vec<f32>>,
+    pub o: PartMatrix,
+    pub o_bias: Option<Vec<f32>>,
+    /// Parts of the dense block that belong to attention. Those of the feed-forward, or a router and shared experts,
+    /// follow.
+    pub attention_parts: usize,
+    pub feed_forward: FeedForwardWeights,
+}
+
+/// What makes queries, keys and values.
+#[derive(Debug)]
+pub enum AttentionWeights {
+    Grouped(GroupedWeights),
+    Latent(LatentWeights),
+}
+
+/// Every key/value head serves a group of query heads.
+#[derive(Debug)]
+pub struct GroupedWeights {
     pub q: PartMatrix,
     pub k: PartMatrix,
     pub v: PartMatrix,
-    pub o: PartMatrix,
     pub q_bias: Option<Vec<f32>>,
     pub k_bias: Option<Vec<f32>>,
     pub v_bias: Option<Vec<f32>>,
-    pub o_bias: Option<Vec<f32>>,
     pub q_norm: Option<Vec<f32>>,
     pub k_norm: Option<Vec<f32>>,
-    pub feed_forward: FeedForwardWeights,
+}
+
+/// Multi-head latent attention.
+#[derive(Debug)]
+pub struct LatentWeights {
+    /// Where queries pass through a smaller width: the matrix to it, and the norm there.
+    pub q_a: Option<(PartMatrix, Vec<f32>)>,
+    /// `[heads * (plain + rotary), ..]`
+    pub q: PartMatrix,
+    /// `[rank + rotary, hidden]`: the latent vector, and the part of all keys that rotates.
+    pub kv_a: PartMatrix,
+    pub kv_a_norm: Vec<f32>,
+    /// `[rank, plain]` for each head: from a query to one in latent space.
+    pub k_b: HeadMatrices,
+    /// `[value, rank]` for each head: from a sum of latent vectors to one of values.
+    pub v_b: HeadMatrices,
+}
+
+/// A matrix for each head, one behind the other.
+#[derive(Debug, Clone, Copy)]
+pub struct HeadMatrices {
+    /// Of one head.
+    pub matrix: PartMatrix,
+    /// Bytes of one head.
+    pub bytes: usize,
+}
+
+impl AttentionWeights {
+    /// All matrices but the output projection, those of all heads in one.
+    pub fn matrices(&self) -> Vec<PartMatrix> {
+        match self {
+            AttentionWeights::Grouped(of) => vec![of.q, of.k, of.v],
+            AttentionWeights::Latent(of) => {
+                let q_a = of.q_a.as_ref().map(|(matrix, _)| *matrix);
+                q_a.into_iter().chain([of.q, of.kv_a, of.k_b.matrix, of.v_b.matrix]).collect()
+            }
+        }
+    }
 }
 
 #[derive(Debug)]
 pub enum FeedForwardWeights {
     /// Matrices in the layer's dense block.
     Dense { gate: PartMatrix, up: PartMatrix, down: PartMatrix },
-    /// The router is in the dense block; gate, up and down are the parts of each expert's block.
-    Experts { router: PartMatrix, gate: PartMatrix, up: PartMatrix, down: PartMatrix },
+    /// The router is in the dense block, as is the feed-forward that every token has; gate, up and down are the parts of
+    /// each expert's block.
+    Experts {
+        router: PartMatrix,
+        gate: PartMatrix,
+        up: PartMatrix,
+        down: PartMatrix,
+        /// Gate, up and down.
+        shared: Option<[PartMatrix; 3]>,
+        vectors: ExpertVectors,
+    },
+}
+
+/// What routers and experts have beside their matrices.
+#[derive(Debug, Default)]
+pub struct ExpertVectors {
+    /// `[experts]`, added to the logits.
+    pub router_bias: Option<Vec<f32>>,
+    /// `[experts]`, added to the scores for the choice alone.
+    pub correction_bias: Option<Vec<f32>>,
+    /// Of gate and up `[experts, width]`, of down `[experts, hidden]`.
+    pub biases: Option<[Vec<f32>; 3]>,
 }
 
 /// Rows `first_row ..` of the output projection: one dense block.
@@ -82,10 +163,6 @@ pub struct Weights {
     pub small_bytes: u64,
 }
 
-/// The extents of a layer's dense block begin with those of attention: queries, keys, values, output. Those of the
-/// feed-forward, or a router, follow.
-pub const ATTENTION_PARTS: usize = 4;
-
 /// Bytes that one chunk of the output projection aims at. Small enough that the projection can
 /// pass through two slots of a small budget, large enough to read at full speed.
 const HEAD_CHUNK_BYTES: u64 = 8 << 20;
@@ -100,8 +177,9 @@ impl Weights {
         architecture: &Architecture,
         files: &FileSet,
     ) -> Result<Weights, ModelError> {
-        let names = Names::new(architecture.naming);
-        let mut tensors = Tensors::new(catalog, files, architecture.family);
+        let family = by_name(architecture.family).expect("descriptions are of known families");
+        let names = Names::new(architecture.naming, family);
+        let mut tensors = Tensors::new(catalog, files, names);
         let mut blocks = ModelBlocks {
             dense: Vec::new(),
             experts: Vec::new(),
@@ -117,9 +195,9 @@ impl Weights {
         }
         let embedding = embedding(architecture, &names, &tensors)?;
         let head = head(architecture, &names, &tensors, &mut blocks)?;
-        let final_norm = tensors.vector(&names.final_norm(), architecture.hidden)?;
-        let rope_factors =
-            tensors.optional_vector("rope_freqs.weight", architecture.rope.rotary_dim / 2)?;
+        let final_norm = tensors.norm(&names.final_norm(), architecture.hidden)?;
+        let pairs = architecture.ropes[0].rotary_dim / 2;
+        let rope_factors = tensors.optional_vector("rope_freqs.weight", pairs)?;
         let small_bytes = tensors.vector_bytes();
         Ok(Weights { layers, final_norm, head, embedding, rope_factors, blocks, small_bytes })
     }
@@ -152,11 +230,13 @@ impl Weights {
             }
         };
         for layer in &self.layers {
-            [&layer.q, &layer.k, &layer.v, &layer.o].into_iter().for_each(&mut add);
+            layer.attention.matrices().iter().chain([&layer.o]).for_each(&mut add);
             match &layer.feed_forward {
-                FeedForwardWeights::Dense { gate, up, down }
-                | FeedForwardWeights::Experts { gate, up, down, .. } => {
+                FeedForwardWeights::Dense { gate, up, down } => {
                     [gate, up, down].into_iter().for_each(&mut add);
+                }
+                FeedForwardWeights::Experts { gate, up, down, shared, .. } => {
+                    [gate, up, down].into_iter().chain(shared.iter().flatten()).for_each(&mut add);
                 }
             }
         }
@@ -181,17 +261,16 @@ impl LayerBuilder<'_> {
     ) -> Result<(LayerWeights, Vec<Extent>, ExpertExtents), ModelError> {
         let shape = &self.architecture.attention;
         let hidden = self.architecture.hidden;
-        let (q_width, kv_width) = (shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim);
         let mut dense = Vec::new();
-        let mut matrix = |role: &str, rows: usize, cols: usize| {
-            let (matrix, extent) = tensors.matrix(&self.name(role), rows, cols, dense.len())?;
-            dense.push(extent);
-            Ok::<_, ModelError>(matrix)
+        let attention = match shape.latent {
+            None => AttentionWeights::Grouped(self.grouped(tensors, &mut dense)?),
+            Some(latent) => {
+                AttentionWeights::Latent(self.latent(tensors, &mut dense, &latent)?)
+            }
         };
-        let q = matrix("q", q_width, hidden)?;
-        let k = matrix("k", kv_width, hidden)?;
-        let v = matrix("v", kv_width, hidden)?;
-        let o = matrix("o", hidden, q_width)?;
+        let o = self.matrix(tensors, &mut dense, "o", hidden, shape.output_width())?;
+        let attention_parts = dense.len();
+        let mut matrix = |role: &str, rows, cols| self.matrix(tensors, &mut dense, role, rows, cols);
         let (feed_forward, experts) = match &self.architecture.layers[self.index].feed_forward {
             FeedForward::Dense { width } => {
                 let gate = matrix("gate", *width, hidden)?;
@@ -201,38 +280,165 @@ impl LayerBuilder<'_> {
             }
             FeedForward::Experts(experts) => {
                 let router = matrix("router", experts.count, hidden)?;
+                let shared = match experts.shared_width {
+                    0 => None,
+                    width => Some([
+                        matrix("shared_gate", width, hidden)?,
+                        matrix("shared_up", width, hidden)?,
+                        matrix("shared_down", hidden, width)?,
+                    ]),
+                };
                 let (parts, extents) = self.experts(tensors, experts)?;
                 let [gate, up, down] = parts;
-                (FeedForwardWeights::Experts { router, gate, up, down }, extents)
+                let vectors = self.expert_vectors(tensors, experts)?;
+                let weights =
+                    FeedForwardWeights::Experts { router, gate, up, down, shared, vectors };
+                (weights, extents)
             }
         };
-        let bias = shape.bias;
-        let with = |wanted: bool| wanted.then_some(());
-        let mut vector = |role: &str, length: usize| tensors.vector(&self.name(role), length);
-        let qkv = with(bias != AttentionBias::None);
-        let (q_norm, k_norm) = match shape.qk_norm {
-            QkNorm::None => (None, None),
-            QkNorm::PerHead => (Some(shape.head_dim), Some(shape.head_dim)),
-            QkNorm::WholeProjection => (Some(q_width), Some(kv_width)),
-        };
+        let sandwich = self.architecture.norms == NormLayout::Sandwich;
+        let post = |wanted: bool| wanted.then_some(hidden);
         let layer = LayerWeights {
-            attention_norm: vector("attention_norm", hidden)?,
-            feed_forward_norm: vector("feed_forward_norm", hidden)?,
-            q,
-            k,
-            v,
+            attention_norm: tensors.norm(&self.name("attention_norm"), hidden)?,
+            attention_post_norm: self.norm(tensors, "attention_post_norm", post(sandwich))?,
+            feed_forward_norm: tensors.norm(&self.name("feed_forward_norm"), hidden)?,
+            feed_forward_post_norm: self.norm(tensors, "feed_forward_post_norm", post(sandwich))?,
+            attention,
+            sinks: self.vector(tensors, "sinks", shape.sinks.then_some(shape.heads))?,
             o,
-            q_bias: qkv.map(|()| vector("q_bias", q_width)).transpose()?,
-            k_bias: qkv.map(|()| vector("k_bias", kv_width)).transpose()?,
-            v_bias: qkv.map(|()| vector("v_bias", kv_width)).transpose()?,
-            o_bias: with(bias == AttentionBias::All)
-                .map(|()| vector("o_bias", hidden))
-                .transpose()?,
-            q_norm: q_norm.map(|length| vector("q_norm", length)).transpose()?,
-            k_norm: k_norm.map(|length| vector("k_norm", length)).transpose()?,
+            o_bias: self.vector(
+                tensors,
+                "o_bias",
+                (shape.bias == AttentionBias::All).then_some(hidden),
+            )?,
+            attention_parts,
             feed_forward,
         };
         Ok((layer, dense, experts))
+    }
+
+    /// The next part of the dense block.
+    fn matrix(
+        &self,
+        tensors: &Tensors<'_>,
+        dense: &mut Vec<Extent>,
+        role: &str,
+        rows: usize,
+        cols: usize,
+    ) -> Result<PartMatrix, ModelError> {
+        let (matrix, extent) = tensors.matrix(&self.name(role), rows, cols, dense.len())?;
+        dense.push(extent);
+        Ok(matrix)
+    }
+
+    /// A vector of a length, if one is wanted.
+    fn vector(
+        &self,
+        tensors: &mut Tensors<'_>,
+        role: &str,
+        length: Option<usize>,
+    ) -> Result<Option<Vec<f32>>, ModelError> {
+        length.map(|length| tensors.vector(&self.name(role), length)).transpose()
+    }
+
+    fn norm(
+        &self,
+        tensors: &mut Tensors<'_>,
+        role: &str,
+        length: Option<usize>,
+    ) -> Result<Option<Vec<f32>>, ModelError> {
+        length.map(|length| tensors.norm(&self.name(role), length)).transpose()
+    }
+
+    fn grouped(
+        &self,
+        tensors: &mut Tensors<'_>,
+        dense: &mut Vec<Extent>,
+    ) -> Result<GroupedWeights, ModelError> {
+        let shape = &self.architecture.attention;
+        let hidden = self.architecture.hidden;
+        let q_width = shape.heads * shape.head_dim;
+        let (k_width, v_width) = (shape.kv_heads * shape.head_dim, shape.kv_heads * shape.value_dim);
+        let biased = |width: usize| (shape.bias != AttentionBias::None).then_some(width);
+        let (q_norm, k_norm) = match shape.qk_norm {
+            QkNorm::None => (None, None),
+            QkNorm::PerHead => (Some(shape.head_dim), Some(shape.head_dim)),
+            QkNorm::WholeProjection => (Some(q_width), Some(k_width)),
+        };
+        Ok(GroupedWeights {
+            q: self.matrix(tensors, dense, "q", q_width, hidden)?,
+            k: self.matrix(tensors, dense, "k", k_width, hidden)?,
+            v: self.matrix(tensors, dense, "v", v_width, hidden)?,
+            q_bias: self.vector(tensors, "q_bias", biased(q_width))?,
+            k_bias: self.vector(tensors, "k_bias", biased(k_width))?,
+            v_bias: self.vector(tensors, "v_bias", biased(v_width))?,
+            q_norm: self.norm(tensors, "q_norm", q_norm)?,
+            k_norm: self.norm(tensors, "k_norm", k_norm)?,
+        })
+    }
+
+    fn latent(
+        &self,
+        tensors: &mut Tensors<'_>,
+        dense: &mut Vec<Extent>,
+        latent: &Latent,
+    ) -> Result<LatentWeights, ModelError> {
+        let (heads, hidden) = (self.architecture.attention.heads, self.architecture.hidden);
+        let Latent { query_rank, rank, plain, rotary, value } = *latent;
+        let q_width = heads * (plain + rotary);
+        let (q_a, q) = match query_rank {
+            None => (None, self.matrix(tensors, dense, "q", q_width, hidden)?),
+            Some(width) => {
+                let matrix = self.matrix(tensors, dense, "q_a", width, hidden)?;
+                let norm = tensors.norm(&self.name("q_a_norm"), width)?;
+                (Some((matrix, norm)), self.matrix(tensors, dense, "q_b", q_width, width)?)
+            }
+        };
+        let kv_a = self.matrix(tensors, dense, "kv_a", rank + rotary, hidden)?;
+        let mut stack = |role: &str, rows: usize, cols: usize| {
+            let (matrix, extent) =
+                tensors.stack(&self.name(role), heads, rows, cols, dense.len())?;
+            dense.push(extent);
+            Ok::<_, ModelError>(HeadMatrices { matrix, bytes: extent.length as usize / heads })
+        };
+        let (k_b, v_b) = (stack("k_b", rank, plain)?, stack("v_b", value, rank)?);
+        let kv_a_norm = tensors.norm(&self.name("kv_a_norm"), rank)?;
+        Ok(LatentWeights { q_a, q, kv_a, kv_a_norm, k_b, v_b })
+    }
+
+    fn expert_vectors(
+        &self,
+        tensors: &mut Tensors<'_>,
+        experts: &Experts,
+    ) -> Result<ExpertVectors, ModelError> {
+        let count = experts.count;
+        let router_bias = self.vector(tensors, "router_bias", experts.bias.then_some(count))?;
+        let corrected = experts.correction_bias.then_some(count);
+        let correction_bias = self.vector(tensors, "correction_bias", corrected)?;
+        let biases = match experts.bias {
+            false => None,
+            true => Some(self.expert_biases(tensors, experts)?),
+        };
+        Ok(ExpertVectors { router_bias, correction_bias, biases })
+    }
+
+    /// Of gate, up and down, `[experts, rows]` each.
+    fn expert_biases(
+        &self,
+        tensors: &mut Tensors<'_>,
+        experts: &Experts,
+    ) -> Result<[Vec<f32>; 3], ModelError> {
+        let (count, width, hidden) = (experts.count, experts.width, self.architecture.hidden);
+        let mut rows = |role: &str, width: usize| tensors.rows(&self.name(role), count, width);
+        let [gate, up] = match self.architecture.naming {
+            Naming::Gguf => [rows("expert_gate_bias", width)?, rows("expert_up_bias", width)?],
+            // Values of gate and up by turns.
+            Naming::HuggingFace { .. } => {
+                let both = rows("expert_gate_up_bias", 2 * width)?;
+                [0, 1].map(|first| both.iter().skip(first).step_by(2).copied().collect())
+            }
+        };
+        Ok([gate, up, rows("expert_down_bias", hidden)?])
     }
 
     fn name(&self, role: &str) -> String {

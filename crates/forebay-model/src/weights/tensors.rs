@@ -3,19 +3,19 @@
 use forebay_format::{Catalog, Extent, TensorInfo, TensorType, dequantize};
 use forebay_store::FileSet;
 
-use super::PartMatrix;
+use super::{Names, PartMatrix};
 use crate::ModelError;
 
 pub struct Tensors<'a> {
     catalog: &'a Catalog,
     files: &'a FileSet,
-    family: &'static str,
+    names: Names,
     vector_bytes: u64,
 }
 
 impl<'a> Tensors<'a> {
-    pub fn new(catalog: &'a Catalog, files: &'a FileSet, family: &'static str) -> Self {
-        Tensors { catalog, files, family, vector_bytes: 0 }
+    pub fn new(catalog: &'a Catalog, files: &'a FileSet, names: Names) -> Self {
+        Tensors { catalog, files, names, vector_bytes: 0 }
     }
 
     /// Bytes of the vectors read so far, as they lie in memory.
@@ -24,9 +24,10 @@ impl<'a> Tensors<'a> {
     }
 
     fn find(&self, name: &str) -> Result<&'a TensorInfo, ModelError> {
+        let family = self.names.family();
         self.catalog
             .tensor(name)
-            .ok_or_else(|| ModelError::MissingTensor { name: name.into(), family: self.family })
+            .ok_or_else(|| ModelError::MissingTensor { name: name.into(), family })
     }
 
     /// A matrix `[rows, cols]` and where its bytes are.
@@ -39,6 +40,22 @@ impl<'a> Tensors<'a> {
     ) -> Result<(PartMatrix, Extent), ModelError> {
         let tensor = self.find(name)?;
         expect_shape(tensor, &[rows as u64, cols as u64])?;
+        expect_matrix_type(tensor)?;
+        expect_contiguous(tensor)?;
+        Ok((PartMatrix { part, ty: tensor.ty, rows, cols }, tensor.extent))
+    }
+
+    /// As [`Tensors::matrix`], of `count` matrices `[count, rows, cols]`, one behind the other.
+    pub fn stack(
+        &self,
+        name: &str,
+        count: usize,
+        rows: usize,
+        cols: usize,
+        part: usize,
+    ) -> Result<(PartMatrix, Extent), ModelError> {
+        let tensor = self.find(name)?;
+        expect_shape(tensor, &[count as u64, rows as u64, cols as u64])?;
         expect_matrix_type(tensor)?;
         expect_contiguous(tensor)?;
         Ok((PartMatrix { part, ty: tensor.ty, rows, cols }, tensor.extent))
@@ -81,17 +98,34 @@ impl<'a> Tensors<'a> {
 
     /// A vector, read and widened to f32.
     pub fn vector(&mut self, name: &str, length: usize) -> Result<Vec<f32>, ModelError> {
+        self.floats(name, &[length as u64])
+    }
+
+    /// As [`Tensors::vector`], of `count` vectors `[count, length]`.
+    pub fn rows(&mut self, name: &str, count: usize, length: usize) -> Result<Vec<f32>, ModelError> {
+        self.floats(name, &[count as u64, length as u64])
+    }
+
+    /// The weights of a norm, as they are multiplied with.
+    pub fn norm(&mut self, name: &str, length: usize) -> Result<Vec<f32>, ModelError> {
+        let offset = self.names.norm_offset();
+        let mut values = self.vector(name, length)?;
+        values.iter_mut().for_each(|value| *value += offset);
+        Ok(values)
+    }
+
+    fn floats(&mut self, name: &str, shape: &[u64]) -> Result<Vec<f32>, ModelError> {
         let tensor = self.find(name)?;
-        expect_shape(tensor, &[length as u64])?;
+        expect_shape(tensor, shape)?;
         expect_contiguous(tensor)?;
         let mut bytes = vec![0; tensor.extent.length as usize];
         self.files.read_exact(tensor.extent, &mut bytes)?;
-        let mut values = vec![0.0; length];
+        let mut values = vec![0.0; tensor.elements() as usize];
         dequantize(tensor.ty, &bytes, &mut values)?;
         if let Some(index) = values.iter().position(|value| !value.is_finite()) {
             return Err(ModelError::NotFinite { name: name.into(), index });
         }
-        self.vector_bytes += 4 * length as u64;
+        self.vector_bytes += 4 * values.len() as u64;
         Ok(values)
     }
 
