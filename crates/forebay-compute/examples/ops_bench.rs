@@ -6,8 +6,8 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use forebay_compute::{
-    Arithmetic, Attention, Cpu, Isa, KvCache, KvShape, KvType, RopeConfig, RopeLayout, RopeScaling,
-    RopeTable, RouterRule,
+    Arithmetic, Attention, Cpu, Gating, Isa, KvCache, KvShape, KvType, RopeConfig, RopeLayout,
+    RopeScaling, RopeTable, RouterRule,
 };
 
 /// Seconds of the fastest of several runs.
@@ -59,13 +59,24 @@ fn elementwise(cpu: &Cpu) -> Result<(), Box<dyn std::error::Error>> {
         println!("{name}, {tokens} x {n}: {:.1} us, {rate:.2} G elements/s", seconds * 1e6);
     };
     report("rms_norm", best(|| cpu.rms_norm(&x, &y[..n], 1e-6, black_box(&mut out))));
-    report("silu_mul", best(|| cpu.silu_mul(&x, &y, black_box(&mut out))));
+    for gating in [Gating::Silu, Gating::GeluTanh, Gating::Clamped { alpha: 1.702, limit: 7.0 }] {
+        let seconds = best(|| {
+            out.copy_from_slice(&x);
+            cpu.gate_in_place(gating, black_box(&mut out), &y);
+        });
+        report(&format!("gate_in_place {gating:?} (with a copy)"), seconds);
+    }
     report("add_assign", best(|| cpu.add_assign(black_box(&mut out), &y)));
     let softmax = best(|| {
         out.copy_from_slice(&x);
         cpu.softmax_rows(black_box(&mut out), n);
     });
     report("softmax_rows (with a copy)", softmax);
+    let softcap = best(|| {
+        out.copy_from_slice(&x);
+        cpu.softcap_in_place(black_box(&mut out), 30.0);
+    });
+    report("softcap_in_place (with a copy)", softcap);
     for layout in [RopeLayout::Interleaved, RopeLayout::Neox] {
         let table = RopeTable::new(&RopeConfig {
             rotary_dim: 64,

@@ -21,5 +21,7 @@ pub use cpu::{Arithmetic, Cpu, Isa, default_threads};
 pub use error::ComputeError;
 pub use kv::{KvCache, KvShape, KvType};
 pub use matmul::{Activations, MatmulJob, Matrix};
-pub use ops::{RopeConfig, RopeLayout, RopeScaling, RopeTable, RouterGroups, RouterRule, Scoring};
+pub use ops::{
+    Gating, RopeConfig, RopeLayout, RopeScaling, RopeTable, RouterGroups, RouterRule, Scoring,
+};
 pub use pool::Pool;

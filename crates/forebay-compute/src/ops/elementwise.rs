@@ -1,4 +1,4 @@
-//! Additions, the gated activation, and the weighted sums that join expert outputs.
+//! Additions, and the weighted sums that join expert outputs.
 
 use super::{CHUNK_ELEMENTS, share};
 use crate::cpu::Cpu;
@@ -34,31 +34,10 @@ impl Cpu {
         });
     }
 
-    /// `out = silu(gate) * up`, with `silu(g) = g / (1 + e^-g)` (Shazeer 2020, "GLU Variants
-    /// Improve Transformer").
-    ///
-    /// # Panics
-    /// When the lengths differ.
-    pub fn silu_mul(&self, gate: &[f32], up: &[f32], out: &mut [f32]) {
-        assert!(gate.len() == out.len() && up.len() == out.len(), "silu_mul: lengths differ");
-        let share = share(out.len(), LANES);
-        self.pool.for_each_chunk_mut(out, share, |_, start, out| {
-            let (gate, up) = (&gate[start..][..out.len()], &up[start..][..out.len()]);
-            dispatch(self, SiluMul { gate, up, out });
-        });
-    }
-
-    /// As [`Cpu::silu_mul`], with the result in the place of `gate`.
-    ///
-    /// # Panics
-    /// When the lengths differ.
-    pub fn silu_mul_in_place(&self, gate: &mut [f32], up: &[f32]) {
-        assert_eq!(gate.len(), up.len(), "silu_mul: lengths differ");
-        let share = share(gate.len(), LANES);
-        self.pool.for_each_chunk_mut(gate, share, |_, start, gate| {
-            let up = &up[start..][..gate.len()];
-            dispatch(self, SiluMulInPlace { gate, up });
-        });
+    /// `x = cap * tanh(x / cap)`: logits that stay within `cap` (Gemma 2 report, section 2).
+    pub fn softcap_in_place(&self, x: &mut [f32], cap: f32) {
+        let share = share(x.len(), LANES);
+        self.pool.for_each_chunk_mut(x, share, |_, _, x| dispatch(self, Softcap { x, cap }));
     }
 
     /// `out += w * x`.
@@ -168,61 +147,29 @@ fn add_scaled_row(out: &mut [f32], w: f32, x: &[f32]) {
 }
 
 #[inline(always)]
-fn silu_mul<S: Simd>(simd: S, gate: &[f32; LANES], up: &[f32; LANES]) -> S::V {
-    let gate = simd.load(gate);
-    let e = simd.exp(simd.sub(simd.splat(0.0), gate));
-    simd.mul(simd.div(gate, simd.add(simd.splat(1.0), e)), simd.load(up))
+fn softcap<S: Simd>(simd: S, x: S::V, cap: S::V) -> S::V {
+    simd.mul(cap, simd.tanh(simd.div(x, cap)))
 }
 
-/// The last elements of a row, filled up to a vector.
-#[inline(always)]
-fn padded(rest: &[f32]) -> [f32; LANES] {
-    let mut full = [0.0; LANES];
-    full[..rest.len()].copy_from_slice(rest);
-    full
+struct Softcap<'a> {
+    x: &'a mut [f32],
+    cap: f32,
 }
 
-struct SiluMul<'a> {
-    gate: &'a [f32],
-    up: &'a [f32],
-    out: &'a mut [f32],
-}
-
-impl Kernel for SiluMul<'_> {
+impl Kernel for Softcap<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let (gate, gate_rest) = self.gate.as_chunks::<LANES>();
-        let (up, up_rest) = self.up.as_chunks::<LANES>();
-        let (out, out_rest) = self.out.as_chunks_mut::<LANES>();
-        for ((gate, up), out) in gate.iter().zip(up).zip(out) {
-            simd.store(silu_mul(simd, gate, up), out);
+        let cap = simd.splat(self.cap);
+        let (x, rest) = self.x.as_chunks_mut::<LANES>();
+        for x in x {
+            simd.store(softcap(simd, simd.load(x), cap), x);
         }
         let mut last = [0.0; LANES];
-        simd.store(silu_mul(simd, &padded(gate_rest), &padded(up_rest)), &mut last);
-        out_rest.copy_from_slice(&last[..out_rest.len()]);
-    }
-}
-
-struct SiluMulInPlace<'a> {
-    gate: &'a mut [f32],
-    up: &'a [f32],
-}
-
-impl Kernel for SiluMulInPlace<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
-        let (gate, gate_rest) = self.gate.as_chunks_mut::<LANES>();
-        let (up, up_rest) = self.up.as_chunks::<LANES>();
-        for (gate, up) in gate.iter_mut().zip(up) {
-            simd.store(silu_mul(simd, gate, up), gate);
-        }
-        let mut last = [0.0; LANES];
-        simd.store(silu_mul(simd, &padded(gate_rest), &padded(up_rest)), &mut last);
-        gate_rest.copy_from_slice(&last[..gate_rest.len()]);
+        last[..rest.len()].copy_from_slice(rest);
+        simd.store(softcap(simd, simd.load(&last), cap), &mut last);
+        rest.copy_from_slice(&last[..rest.len()]);
     }
 }
 
@@ -252,23 +199,22 @@ mod tests {
     }
 
     #[test]
-    fn silu_mul_is_accurate_also_in_tails_and_extremes() {
+    fn a_softcap_squeezes_and_keeps_small_numbers() {
         for cpu in cpus() {
-            for len in [1, 8, 13, 40_003] {
-                let mut gate: Vec<f32> = random(4, len).iter().map(|x| x * 30.0).collect();
-                gate[0] = -200.0;
-                gate[len - 1] = 150.0;
-                let up = random(5, len);
-                let mut out = vec![0.0; len];
-                cpu.silu_mul(&gate, &up, &mut out);
-                for i in 0..len {
-                    let g = f64::from(gate[i]);
-                    let exact = g / (1.0 + (-g).exp()) * f64::from(up[i]);
-                    assert!((f64::from(out[i]) - exact).abs() <= 1e-6 * exact.abs() + 1e-30);
+            for (len, cap) in [(1, 30.0), (13, 50.0), (40_003, 30.0)] {
+                let mut x: Vec<f32> = random(6, len).iter().map(|x| x * x * x * 400.0).collect();
+                (x[0], x[len - 1]) = (1e-20, f32::MAX);
+                x[len / 2] = -1e30;
+                let before = x.clone();
+                cpu.softcap_in_place(&mut x, cap);
+                for (x, before) in x.iter().zip(before) {
+                    let exact = f64::from(cap) * (f64::from(before) / f64::from(cap)).tanh();
+                    assert!((f64::from(*x) - exact).abs() <= 2e-6 * exact.abs(), "{before}: {x}");
                 }
-                cpu.silu_mul_in_place(&mut gate, &up);
-                assert_eq!(gate, out);
             }
+            let mut x = [f32::NAN, 0.0, -0.0, f32::INFINITY];
+            cpu.softcap_in_place(&mut x, 30.0);
+            assert!(x[0].is_nan() && x[1..] == [0.0, 0.0, 30.0]);
         }
     }
 

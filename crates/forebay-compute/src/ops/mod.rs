@@ -2,11 +2,13 @@
 //! bits for every number of threads: work is cut by the data's shape, never by the pool's size.
 
 mod elementwise;
+mod gating;
 mod norm;
 mod rope;
 mod router;
 mod softmax;
 
+pub use gating::Gating;
 pub use rope::{RopeConfig, RopeLayout, RopeScaling, RopeTable};
 pub use router::{RouterGroups, RouterRule, Scoring};
 

@@ -4,7 +4,7 @@ mod moe;
 mod scratch;
 
 use forebay_compute::{
-    Attention, Cpu, KvCache, KvShape, KvType, MatmulJob, Matrix, RopeTable, RouterRule,
+    Attention, Cpu, Gating, KvCache, KvShape, KvType, MatmulJob, Matrix, RopeTable, RouterRule,
 };
 use forebay_format::dequantize;
 use forebay_store::FileSet;
@@ -290,7 +290,7 @@ impl Backend for CpuBackend {
         ];
         matmul_beside_reads(cpu, residency, &mut jobs)?;
         let inner = &mut scratch.gate[..count * width];
-        cpu.silu_mul_in_place(inner, &scratch.up[..count * width]);
+        cpu.gate_in_place(Gating::Silu, inner, &scratch.up[..count * width]);
         scratch.inner.prepare(cpu, inner, count, width, &[down.ty]);
         let out = &mut scratch.block_out[..count * hidden];
         let w = matrix(residency, lease, &down);

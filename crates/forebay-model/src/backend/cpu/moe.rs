@@ -5,7 +5,7 @@
 //! order at the end, so the result does not depend on the order of arrival.
 
 use forebay_compute::RouterRule;
-use forebay_compute::{Activations, Cpu, MatmulJob};
+use forebay_compute::{Activations, Cpu, Gating, MatmulJob};
 use forebay_stream::{ExpertIndex, LayerIndex, Lease, Residency};
 
 use super::{matmul_beside_reads, matrix};
@@ -277,7 +277,7 @@ impl MoeScratch {
         let jobs = recycle(jobs);
 
         let inner = &mut self.gate[..group.pairs * width];
-        cpu.silu_mul_in_place(inner, &self.up[..group.pairs * width]);
+        cpu.gate_in_place(Gating::Silu, inner, &self.up[..group.pairs * width]);
         self.inner.prepare(cpu, inner, group.pairs, width, &[step.down.ty]);
         let first = group.first_row * step.hidden;
         let mut left = &mut self.outputs[first..first + group.pairs * step.hidden];

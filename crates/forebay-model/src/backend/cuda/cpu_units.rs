@@ -4,7 +4,7 @@
 //! Copies of some KiB would cost little by themselves, but the engine that copies to the device works off one copy after the
 //! other, and the ring keeps it busy with matrices of 100 MB and more, which take milliseconds each.
 
-use forebay_compute::{Activations, Cpu, MatmulJob};
+use forebay_compute::{Activations, Cpu, Gating, MatmulJob};
 use forebay_cuda::{CudaError, DevicePtr, Gpu, HostWords};
 use forebay_stream::{Lease, Residency};
 
@@ -92,7 +92,7 @@ impl CpuUnits {
         let job = |part, x, out| MatmulJob { w: matrix(host, lease, part), x, tokens: None, out };
         let mut jobs = [job(&of.gate, &*input, &mut *gate), job(&of.up, &*input, &mut *up)];
         matmul_beside_reads(cpu, host, &mut jobs)?;
-        cpu.silu_mul_in_place(gate, up);
+        cpu.gate_in_place(Gating::Silu, gate, up);
         inner.prepare(cpu, gate, tokens, width, &[of.down.ty]);
         // The input was read: its memory is the output's.
         let w = matrix(host, lease, &of.down);

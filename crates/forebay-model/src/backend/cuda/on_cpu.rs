@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use forebay_compute::{Activations, Cpu, MatmulJob, Matrix};
+use forebay_compute::{Activations, Cpu, Gating, MatmulJob, Matrix};
 use forebay_cuda::{CudaError, DevicePtr, Direction, ExpertMailbox, Gpu, HostWords};
 use forebay_stream::{ExpertIndex, Lease, Residency};
 use serde::Serialize;
@@ -331,7 +331,7 @@ impl CpuExperts {
         source.matmul(&self.cpu, &mut jobs)?;
         let jobs = recycle(jobs);
         let inner = &mut self.gate[..count * width];
-        self.cpu.silu_mul_in_place(inner, &self.up[..count * width]);
+        self.cpu.gate_in_place(Gating::Silu, inner, &self.up[..count * width]);
         self.inner.prepare(&self.cpu, inner, count, width, &[of.down.ty]);
         let mut left = &mut self.out[..count * hidden];
         let mut jobs = recycle(jobs);

@@ -1,0 +1,182 @@
+//! The activation of gated feed-forwards: what a gate lets through of `up`.
+
+use super::share;
+use crate::cpu::Cpu;
+use crate::simd::{Kernel, LANES, Simd, dispatch};
+
+/// How a gate acts on `up` (Shazeer 2020, "GLU Variants Improve Transformer").
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Gating {
+    /// `silu(g) * u`, with `silu(g) = g / (1 + e^-g)`.
+    Silu,
+    /// `gelu(g) * u`, with the approximation
+    /// `gelu(g) = g/2 * (1 + tanh(sqrt(2/pi) * (g + 0.044715 g^3)))` (Hendrycks and Gimpel 2016).
+    GeluTanh,
+    /// `(u + 1) * g / (1 + e^(-alpha g))`, where `g` is at most `limit` and `u` is within
+    /// `-limit..limit` (gpt-oss).
+    Clamped { alpha: f32, limit: f32 },
+}
+
+impl Cpu {
+    /// `gate = gating(gate, up)`, element by element.
+    ///
+    /// # Panics
+    /// When the lengths differ.
+    pub fn gate_in_place(&self, gating: Gating, gate: &mut [f32], up: &[f32]) {
+        assert_eq!(gate.len(), up.len(), "gate_in_place: lengths differ");
+        match gating {
+            Gating::Silu => self.apply(Silu, gate, up),
+            Gating::GeluTanh => self.apply(GeluTanh, gate, up),
+            Gating::Clamped { alpha, limit } => self.apply(Clamped { alpha, limit }, gate, up),
+        }
+    }
+
+    fn apply<G: Gate>(&self, gating: G, gate: &mut [f32], up: &[f32]) {
+        let share = share(gate.len(), LANES);
+        self.pool.for_each_chunk_mut(gate, share, |_, start, gate| {
+            let up = &up[start..][..gate.len()];
+            dispatch(self, Apply { gating, gate, up });
+        });
+    }
+}
+
+/// One kind of gate, so that each has a loop of its own.
+trait Gate: Copy + Sync {
+    fn of<S: Simd>(self, simd: S, gate: S::V, up: S::V) -> S::V;
+}
+
+/// `x / (1 + e^-s)`.
+#[inline(always)]
+fn times_logistic<S: Simd>(simd: S, x: S::V, s: S::V) -> S::V {
+    let e = simd.exp(simd.sub(simd.splat(0.0), s));
+    simd.div(x, simd.add(simd.splat(1.0), e))
+}
+
+#[derive(Clone, Copy)]
+struct Silu;
+
+impl Gate for Silu {
+    #[inline(always)]
+    fn of<S: Simd>(self, simd: S, gate: S::V, up: S::V) -> S::V {
+        simd.mul(times_logistic(simd, gate, gate), up)
+    }
+}
+
+#[derive(Clone, Copy)]
+struct GeluTanh;
+
+impl Gate for GeluTanh {
+    #[inline(always)]
+    fn of<S: Simd>(self, simd: S, gate: S::V, up: S::V) -> S::V {
+        // (1 + tanh(y)) / 2 is the logistic function of 2y, which loses nothing below zero.
+        const SQRT_8_OVER_PI: f32 = 1.595_769;
+        let cubic = simd.mul(simd.mul(gate, gate), simd.splat(0.044_715));
+        let s = simd.mul(simd.mul_add(cubic, gate, gate), simd.splat(SQRT_8_OVER_PI));
+        simd.mul(times_logistic(simd, gate, s), up)
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Clamped {
+    alpha: f32,
+    limit: f32,
+}
+
+impl Gate for Clamped {
+    #[inline(always)]
+    fn of<S: Simd>(self, simd: S, gate: S::V, up: S::V) -> S::V {
+        // The second argument stays where it is NaN.
+        let (limit, lowest) = (simd.splat(self.limit), simd.splat(-self.limit));
+        let gate = simd.min(limit, gate);
+        let up = simd.min(limit, simd.max(lowest, up));
+        let inner = times_logistic(simd, gate, simd.mul(gate, simd.splat(self.alpha)));
+        simd.mul(simd.add(up, simd.splat(1.0)), inner)
+    }
+}
+
+struct Apply<'a, G> {
+    gating: G,
+    gate: &'a mut [f32],
+    up: &'a [f32],
+}
+
+impl<G: Gate> Kernel for Apply<'_, G> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let (gate, gate_rest) = self.gate.as_chunks_mut::<LANES>();
+        let (up, up_rest) = self.up.as_chunks::<LANES>();
+        for (gate, up) in gate.iter_mut().zip(up) {
+            simd.store(self.gating.of(simd, simd.load(gate), simd.load(up)), gate);
+        }
+        let (mut last, mut last_up) = ([0.0; LANES], [0.0; LANES]);
+        last[..gate_rest.len()].copy_from_slice(gate_rest);
+        last_up[..up_rest.len()].copy_from_slice(up_rest);
+        simd.store(self.gating.of(simd, simd.load(&last), simd.load(&last_up)), &mut last);
+        gate_rest.copy_from_slice(&last[..gate_rest.len()]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{cpus, random};
+
+    const ALL: [Gating; 3] =
+        [Gating::Silu, Gating::GeluTanh, Gating::Clamped { alpha: 1.702, limit: 7.0 }];
+
+    /// By the published formulas.
+    fn exact(gating: Gating, gate: f32, up: f32) -> f64 {
+        let (g, u) = (f64::from(gate), f64::from(up));
+        match gating {
+            Gating::Silu => g / (1.0 + (-g).exp()) * u,
+            Gating::GeluTanh => {
+                let inner = (2.0 / std::f64::consts::PI).sqrt() * (g + 0.044715 * g.powi(3));
+                0.5 * g * (1.0 + inner.tanh()) * u
+            }
+            Gating::Clamped { alpha, limit } => {
+                let limit = f64::from(limit);
+                let (g, u) = (g.min(limit), u.clamp(-limit, limit));
+                (u + 1.0) * g / (1.0 + (-g * f64::from(alpha)).exp())
+            }
+        }
+    }
+
+    #[test]
+    fn gates_are_accurate_also_in_tails_and_extremes() {
+        for cpu in cpus() {
+            for (gating, len) in ALL.into_iter().flat_map(|g| [1, 8, 13, 40_003].map(|n| (g, n))) {
+                // Far below 0 the formula itself loses its digits, in f64 too.
+                let spread = if gating == Gating::GeluTanh { 4.0 } else { 30.0 };
+                let mut gate: Vec<f32> = random(4, len).iter().map(|x| x * spread).collect();
+                gate[0] = -200.0;
+                gate[len - 1] = 150.0;
+                let up: Vec<f32> = random(5, len).iter().map(|x| x * 12.0).collect();
+                let before = gate.clone();
+                cpu.gate_in_place(gating, &mut gate, &up);
+                for i in 0..len {
+                    let exact = exact(gating, before[i], up[i]);
+                    let error = (f64::from(gate[i]) - exact).abs();
+                    let (g, u) = (before[i], up[i]);
+                    // The exponent of e is itself rounded: that costs as many units as it has.
+                    let bound = if gating == Gating::Silu { 1e-6 } else { 4e-6 };
+                    assert!(
+                        error <= bound * exact.abs() + 1e-30,
+                        "{gating:?} {g} {u}: {} instead of {exact}",
+                        gate[i]
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_not_a_number_stays_so() {
+        for (cpu, gating) in cpus().iter().flat_map(|cpu| ALL.map(|gating| (cpu, gating))) {
+            let mut gate = [f32::NAN, 1.0, 2.0];
+            cpu.gate_in_place(gating, &mut gate, &[1.0, f32::NAN, 1.0]);
+            assert_eq!(gate.map(f32::is_nan), [true, true, false], "{gating:?}");
+        }
+    }
+}
