@@ -30,12 +30,25 @@ fn greedy(session: &mut Session, prompt: &[u32], count: usize) -> Vec<u32> {
     session.generate(prompt, &options, &mut |_| ControlFlow::Continue(())).unwrap().tokens
 }
 
-/// First row of the tolerance table.
-fn expect_exact(what: &str, reference: &[f32], tested: &[f32], vocabulary: usize) {
+/// First row of the tolerance table: the largest difference, and the mean divergence.
+const EXACT: (f64, f64) = (1e-3, 1e-7);
+
+/// llama.cpp takes Gemma's gate from a table of halves.
+fn exact_against_llama_cpp(name: &str) -> (f64, f64) {
+    if name == "gemma3" { (1e-2, 1e-6) } else { EXACT }
+}
+
+fn expect_exact(
+    what: &str,
+    reference: &[f32],
+    tested: &[f32],
+    vocabulary: usize,
+    (max_abs, kl): (f64, f64),
+) {
     let distance = Distance::between(reference, tested, vocabulary);
     eprintln!("{what}: max abs {:.1e}, mean KL {:.1e}", distance.max_abs, distance.kl_mean());
-    assert!(distance.max_abs <= 1e-3, "{what}: max abs {}", distance.max_abs);
-    assert!(distance.kl_mean() <= 1e-7, "{what}: mean KL {}", distance.kl_mean());
+    assert!(f64::from(distance.max_abs) <= max_abs, "{what}: max abs {}", distance.max_abs);
+    assert!(distance.kl_mean() <= kl, "{what}: mean KL {}", distance.kl_mean());
     assert!(distance.top1_misses.is_empty(), "{what}: top-1 differs");
 }
 
@@ -62,14 +75,16 @@ fn check_hugging_face(name: &str, folder: &Path, data: &Path) {
     let mut routing = Vec::new();
     let logits = session.logits(&short, Some(&mut routing)).unwrap();
     let expected = references.floats("hf.short.logits").unwrap();
-    expect_exact(&format!("{name} short"), &expected, &logits, vocabulary);
+    expect_exact(&format!("{name} short"), &expected, &logits, vocabulary, EXACT);
     let long = prompt(&reference, "long");
     let logits = session.logits(&long, None).unwrap();
     let expected = references.floats("hf.long.logits_last8").unwrap();
-    expect_exact(&format!("{name} long"), &expected, last8(&logits, vocabulary), vocabulary);
+    let what = format!("{name} long");
+    expect_exact(&what, &expected, last8(&logits, vocabulary), vocabulary, EXACT);
     for layer in 0..layers {
         let Some(ids) = references.ints(&format!("hf.short.layer{layer}.router.ids")) else {
-            assert_eq!(k, 0, "{name}: no reference routing in layer {layer}");
+            let dense = routing.chunks_exact(layers * k.max(1)).all(|row| row[layer * k] == -1);
+            assert!(k == 0 || dense, "{name}: no reference routing in layer {layer}");
             continue;
         };
         let expected: Vec<Vec<i32>> = ids.chunks_exact(k).map(<[i32]>::to_vec).collect();
@@ -162,7 +177,8 @@ fn gguf_files_match_llama_cpp_in_f32() {
             let short = prompt(&reference, "short");
             let logits = session.logits(&short, Some(&mut routing)).unwrap();
             let expected = gguf_reference(name, &label, "short.logits");
-            expect_exact(&format!("{what} short"), &expected, &logits, vocabulary);
+            let limits = exact_against_llama_cpp(name);
+            expect_exact(&format!("{what} short"), &expected, &logits, vocabulary, limits);
             let long = prompt(&reference, "long");
             let logits = session.logits(&long, None).unwrap();
             let expected = gguf_reference(name, &label, "long.logits_last8");
@@ -171,9 +187,14 @@ fn gguf_files_match_llama_cpp_in_f32() {
                 &expected,
                 last8(&logits, vocabulary),
                 vocabulary,
+                limits,
             );
             for layer in 0..if k > 0 { layers } else { 0 } {
-                let ids = entry["routing_exact"][layer.to_string()]["ids"].as_array().unwrap();
+                let Some(ids) = entry["routing_exact"][layer.to_string()]["ids"].as_array() else {
+                    let mut rows = routing.chunks_exact(layers * k);
+                    assert!(rows.all(|row| row[layer * k] == -1), "{what}: layer {layer}");
+                    continue;
+                };
                 let expected: Vec<Vec<i32>> = ids
                     .iter()
                     .map(|row| numbers(row).into_iter().map(|id| id as i32).collect())
@@ -188,6 +209,17 @@ fn gguf_files_match_llama_cpp_in_f32() {
     }
 }
 
+/// In how many positions of a prompt llama.cpp's own arithmetic makes another token the likeliest.
+fn llama_cpp_misses(name: &str, label: &str, which: &str) -> f64 {
+    let described = json(&fixture(&format!("gguf/{name}/llamacpp.json")).unwrap());
+    let (key, positions) = match which {
+        "short" => ("native_vs_exact", 24.0),
+        _ => ("native_vs_exact_long_last8", 8.0),
+    };
+    let share = described["files"][label][key]["top1"].as_f64();
+    ((1.0 - share.unwrap_or(1.0)) * positions).round()
+}
+
 #[test]
 fn default_arithmetic_stays_within_the_table() {
     for name in GGUF {
@@ -196,7 +228,8 @@ fn default_arithmetic_stays_within_the_table() {
             let reference = reference_json(name);
             let mut session = open(&path, false);
             let vocabulary = session.vocab_size();
-            let float = ["BF16", "F16", "F32"].contains(&label.as_str());
+            // gpt-oss has experts in four bits whatever the others are.
+            let float = ["BF16", "F16", "F32"].contains(&label.as_str()) && name != "gpt_oss";
             // Float weights: only the key/value cache is rounded. Quantised: activations too.
             let (max_abs, kl, gap) = if float { (5e-2, 1e-5, 0.05) } else { (1.5, 5e-3, 0.5) };
             let experts = session.info().experts > 0;
@@ -211,7 +244,10 @@ fn default_arithmetic_stays_within_the_table() {
                 eprintln!("{what} {which}: max abs {:.1e}, KL {divergence:.1e}", distance.max_abs);
                 assert!(distance.max_abs <= max_abs, "{what} {which}: {}", distance.max_abs);
                 assert!(divergence <= kl, "{what} {which}: KL {divergence}");
-                assert!(distance.worst_miss() <= gap, "{what} {which}: {}", distance.worst_miss());
+                // Where an expert flips, the likeliest token may, too: not in more positions than llama.cpp's.
+                let far = distance.top1_misses.iter().filter(|miss| **miss > gap).count();
+                let allowed = if routed { llama_cpp_misses(name, &label, which) } else { 0.0 };
+                assert!(far as f64 <= allowed, "{what} {which}: {:?}", distance.top1_misses);
             }
         }
     }

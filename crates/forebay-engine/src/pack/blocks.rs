@@ -8,7 +8,6 @@ use std::collections::HashMap;
 use forebay_format::pack::{BlockKind, PlannedBlock, PlannedPiece};
 use forebay_format::{Catalog, Extent, TensorInfo};
 use forebay_model::Weights;
-use forebay_model::weights::ATTENTION_PARTS;
 
 /// The blocks of a pack of `catalog`, in execution order.
 pub fn blocks(catalog: &Catalog, weights: &Weights) -> Vec<PlannedBlock> {
@@ -19,7 +18,7 @@ pub fn blocks(catalog: &Catalog, weights: &Weights) -> Vec<PlannedBlock> {
         let (index, experts) = (Some(layer as u32), &weights.blocks.experts[layer]);
         if experts.is_empty() {
             // A GPU streams them one by one, and what has one checksum is read in one piece.
-            let (attention, feed_forward) = extents.split_at(ATTENTION_PARTS);
+            let (attention, feed_forward) = extents.split_at(weights.layers[layer].attention_parts);
             order.dense(BlockKind::Layer, index, attention);
             order.dense(BlockKind::Layer, index, feed_forward);
         } else {

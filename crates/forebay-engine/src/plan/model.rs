@@ -112,7 +112,8 @@ pub(crate) struct ModelCosts {
 impl ModelCosts {
     pub fn new(architecture: &Architecture, weights: &Weights, context: usize) -> ModelCosts {
         let layers = weights.layers.iter().enumerate().map(|(index, layer)| {
-            let mut dense = vec![&layer.q, &layer.k, &layer.v, &layer.o];
+            let attention = layer.attention.matrices();
+            let mut dense: Vec<&PartMatrix> = attention.iter().chain([&layer.o]).collect();
             let mut feed_forward = None;
             let experts = match &layer.feed_forward {
                 FeedForwardWeights::Dense { gate, up, down } => {
@@ -120,8 +121,9 @@ impl ModelCosts {
                     feed_forward = Some(Matrices::of(&[gate, up, down]));
                     None
                 }
-                FeedForwardWeights::Experts { router, gate, up, down } => {
+                FeedForwardWeights::Experts { router, gate, up, down, shared, .. } => {
                     dense.push(router);
+                    dense.extend(shared.iter().flatten());
                     let count = weights.blocks.experts[index].len();
                     Some(ExpertCosts {
                         count,
@@ -134,7 +136,10 @@ impl ModelCosts {
         });
         let head: Vec<&PartMatrix> = weights.head.iter().map(|chunk| &chunk.matrix).collect();
         let attention = &architecture.attention;
-        let kv_elements = 2 * attention.kv_heads * attention.head_dim * architecture.layers.len();
+        // Latent attention finds its values in the keys.
+        let values = if attention.latent.is_some() { 0 } else { attention.value_dim };
+        let kv_elements =
+            attention.kv_heads * (attention.head_dim + values) * architecture.layers.len();
         ModelCosts {
             layers: layers.collect(),
             head: Matrices::of(&head),

@@ -5,10 +5,20 @@ use std::path::Path;
 use safetensors::SafeTensors;
 
 /// Families that this build runs, by the names of their fixtures as Hugging Face folders.
-pub const HUGGING_FACE: [&str; 8] =
-    ["llama", "llama3_rope", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "olmoe"];
+pub const HUGGING_FACE: [&str; 10] = [
+    "llama",
+    "llama3_rope",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "mixtral",
+    "olmoe",
+    "gemma3",
+    "glm4_moe",
+];
 /// The same for GGUF files.
-pub const GGUF: [&str; 10] = [
+pub const GGUF: [&str; 13] = [
     "llama",
     "llama3_rope",
     "llama_k",
@@ -19,6 +29,9 @@ pub const GGUF: [&str; 10] = [
     "qwen3_moe_k",
     "mixtral",
     "olmoe",
+    "gemma3",
+    "glm4_moe",
+    "gpt_oss",
 ];
 
 /// Reference logits of one file.

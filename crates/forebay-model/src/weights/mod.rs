@@ -90,6 +90,14 @@ pub struct HeadMatrices {
     pub matrix: PartMatrix,
     /// Bytes of one head.
     pub bytes: usize,
+    pub heads: usize,
+}
+
+impl HeadMatrices {
+    /// Of all heads in one.
+    pub fn all(&self) -> PartMatrix {
+        PartMatrix { rows: self.heads * self.matrix.rows, ..self.matrix }
+    }
 }
 
 impl AttentionWeights {
@@ -99,7 +107,7 @@ impl AttentionWeights {
             AttentionWeights::Grouped(of) => vec![of.q, of.k, of.v],
             AttentionWeights::Latent(of) => {
                 let q_a = of.q_a.as_ref().map(|(matrix, _)| *matrix);
-                q_a.into_iter().chain([of.q, of.kv_a, of.k_b.matrix, of.v_b.matrix]).collect()
+                q_a.into_iter().chain([of.q, of.kv_a, of.k_b.all(), of.v_b.all()]).collect()
             }
         }
     }
@@ -399,7 +407,8 @@ impl LayerBuilder<'_> {
             let (matrix, extent) =
                 tensors.stack(&self.name(role), heads, rows, cols, dense.len())?;
             dense.push(extent);
-            Ok::<_, ModelError>(HeadMatrices { matrix, bytes: extent.length as usize / heads })
+            let bytes = extent.length as usize / heads;
+            Ok::<_, ModelError>(HeadMatrices { matrix, bytes, heads })
         };
         let (k_b, v_b) = (stack("k_b", rank, plain)?, stack("v_b", value, rank)?);
         let kv_a_norm = tensors.norm(&self.name("kv_a_norm"), rank)?;

@@ -1,10 +1,11 @@
 //! The CPU: computes on leased blocks, while others are read.
 
+mod attention;
 mod moe;
 mod scratch;
 
 use forebay_compute::{
-    Attention, Cpu, Gating, KvCache, KvShape, KvType, MatmulJob, Matrix, RopeTable, RouterRule,
+    Cpu, KvCache, KvShape, KvType, MatmulJob, Matrix, RopeTable,
 };
 use forebay_format::dequantize;
 use forebay_store::FileSet;
@@ -16,6 +17,7 @@ use super::{
 use crate::ModelError;
 use crate::arch::{Architecture, Layer};
 use crate::weights::{FeedForwardWeights, PartMatrix, Weights};
+use attention::{add_bias, norm_in_place};
 use moe::MoeStep;
 pub(in crate::backend) use moe::recycle;
 use scratch::Scratch;
@@ -29,7 +31,8 @@ pub struct CpuBackend {
     /// The dense block of the layer under way.
     lease: Option<Lease>,
     cache: KvCache,
-    rope: RopeTable,
+    /// Of [`Architecture::ropes`].
+    ropes: Vec<RopeTable>,
     scratch: Scratch,
     /// 0, 1, 2 ... for the whole context.
     positions: Vec<u32>,
@@ -66,11 +69,11 @@ impl CpuBackend {
             layers: architecture.layers.len(),
             kv_heads: attention.kv_heads,
             head_dim_k: attention.head_dim,
-            head_dim_v: attention.head_dim,
+            head_dim_v: attention.value_dim,
             context,
         };
         let cache = KvCache::new(shape, kv_type)?;
-        let rope = architecture.rope_table(weights, context)?;
+        let ropes = architecture.rope_tables(weights, context)?;
         let batch = batch_tokens(architecture, context);
         let scratch = Scratch::reserve(architecture, weights, batch);
         let prefetch = prefetch && !residency.plan().fully_resident;
@@ -80,7 +83,7 @@ impl CpuBackend {
             residency,
             lease: None,
             cache,
-            rope,
+            ropes,
             scratch,
             positions: (0..context as u32).collect(),
             batch,
@@ -93,8 +96,15 @@ impl CpuBackend {
     /// model that writes nonsense, so there must be none.
     fn add(&mut self, step: &Step<'_>, block: NextBlock) -> Result<(), ModelError> {
         let hidden = step.architecture.hidden;
+        let added = &step.weights.layers[step.added_layer(block)];
+        let post_norm = match block {
+            NextBlock::FeedForward => &added.attention_post_norm,
+            NextBlock::Attention | NextBlock::Head => &added.feed_forward_post_norm,
+        };
+        let out = &mut self.scratch.block_out[..step.count * hidden];
+        norm_in_place(&self.cpu, out, post_norm.as_deref(), step.architecture.norm_epsilon);
         let x = &mut self.scratch.x[..step.count * hidden];
-        self.cpu.add_assign(x, &self.scratch.block_out[..step.count * hidden]);
+        self.cpu.add_assign(x, out);
         // A sum of magnitudes is finite only if all are, and vectorises; overflow of the sum
         // itself would need values that no later norm could use either.
         let finite = |row: &[f32]| row.iter().map(|value| value.abs()).sum::<f32>().is_finite();
@@ -107,12 +117,39 @@ impl CpuBackend {
         }
     }
 
+    /// A gated feed-forward of the layer's dense block: of the normed stream into `block_out`.
+    fn gated(&mut self, step: &Step<'_>, parts: [PartMatrix; 3]) -> Result<(), ModelError> {
+        let [gate, up, down] = parts;
+        let CpuBackend { cpu, residency, lease, scratch, .. } = self;
+        let lease = lease.as_ref().expect("the layer was entered");
+        let (hidden, width, count) = (step.architecture.hidden, gate.rows, step.count);
+        let normed = &scratch.normed[..count * hidden];
+        scratch.dense_input.prepare(cpu, normed, count, hidden, &[gate.ty, up.ty]);
+        let gate_out = &mut scratch.gate[..count * width];
+        let up_out = &mut scratch.up[..count * width];
+        let x = &scratch.dense_input;
+        let mut jobs = [
+            MatmulJob { w: matrix(residency, lease, &gate), x, tokens: None, out: gate_out },
+            MatmulJob { w: matrix(residency, lease, &up), x, tokens: None, out: up_out },
+        ];
+        matmul_beside_reads(cpu, residency, &mut jobs)?;
+        let inner = &mut scratch.gate[..count * width];
+        cpu.gate_in_place(step.architecture.gating, inner, &scratch.up[..count * width]);
+        scratch.inner.prepare(cpu, inner, count, width, &[down.ty]);
+        let out = &mut scratch.block_out[..count * hidden];
+        let w = matrix(residency, lease, &down);
+        let job = MatmulJob { w, x: &scratch.inner, tokens: None, out };
+        matmul_beside_reads(cpu, residency, &mut [job])
+    }
+
     /// While this layer's experts are on their way: what would the next layer's router choose for
     /// the token as it is now? Reads those experts ahead, on what the demand leaves of the disk.
     fn prefetch_next(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
         let next = Step { layer: step.layer + 1, ..*step };
         let Some(layer) = step.weights.layers.get(next.layer) else { return Ok(()) };
-        let FeedForwardWeights::Experts { router, .. } = layer.feed_forward else { return Ok(()) };
+        let FeedForwardWeights::Experts { router, vectors, .. } = &layer.feed_forward else {
+            return Ok(());
+        };
         let experts = next.experts();
         let CpuBackend { cpu, residency, scratch, .. } = self;
         let Some(lease) = residency.dense_if_present(next.layer as u32) else { return Ok(()) };
@@ -123,10 +160,11 @@ impl CpuBackend {
         cpu.rms_norm(&scratch.x[..hidden], &layer.feed_forward_norm, epsilon, normed);
         scratch.inner.prepare(cpu, normed, 1, hidden, &[router.ty]);
         let out = &mut scratch.moe.guess_scores[..experts.count];
-        let w = matrix(residency, &lease, &router);
-        cpu.matmul(&mut [MatmulJob { w, x: &scratch.inner, tokens: None, out }]);
+        let w = matrix(residency, &lease, router);
+        cpu.matmul(&mut [MatmulJob { w, x: &scratch.inner, tokens: None, out: &mut *out }]);
+        add_bias(cpu, out, vectors.router_bias.as_deref());
         drop(lease);
-        let rule = RouterRule { scale: experts.scale, ..RouterRule::softmax(experts.renormalise) };
+        let rule = experts.rule(vectors.correction_bias.as_deref());
         scratch.moe.prefetch(cpu, next.layer, experts, &rule, residency)
     }
 }
@@ -177,6 +215,10 @@ impl Backend for CpuBackend {
             extent.length = row_bytes;
             self.files.read_exact(extent, &mut self.scratch.embedding_row)?;
             dequantize(embedding.ty, &self.scratch.embedding_row, row)?;
+            let scale = step.architecture.embedding_scale;
+            if scale != 1.0 {
+                row.iter_mut().for_each(|value| *value *= scale);
+            }
         }
         let early = if batch.scores { step.count * step.architecture.hidden } else { 0 };
         self.early.resize(early, 0.0);
@@ -212,90 +254,23 @@ impl Backend for CpuBackend {
     }
 
     fn project(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
-        let CpuBackend { cpu, residency, lease, cache, rope, scratch, positions, .. } = self;
-        let lease = lease.as_ref().expect("the layer was entered");
-        let (weights, count, hidden) = (step.layer_weights(), step.count, step.architecture.hidden);
-        let attention = &step.architecture.attention;
-        let (heads, kv_heads, head_dim) = (attention.heads, attention.kv_heads, attention.head_dim);
-        let normed = &scratch.normed[..count * hidden];
-        let q = &mut scratch.q[..count * heads * head_dim];
-        let k = &mut scratch.k[..count * kv_heads * head_dim];
-        let v = &mut scratch.v[..count * kv_heads * head_dim];
-        let types = [weights.q.ty, weights.k.ty, weights.v.ty];
-        scratch.input.prepare(cpu, normed, count, hidden, &types);
-        let input = &scratch.input;
-        let job = |part, out| MatmulJob {
-            w: matrix(residency, lease, part),
-            x: input,
-            tokens: None,
-            out,
-        };
-        let mut jobs =
-            [job(&weights.q, &mut *q), job(&weights.k, &mut *k), job(&weights.v, &mut *v)];
-        matmul_beside_reads(cpu, residency, &mut jobs)?;
-        add_bias(cpu, q, weights.q_bias.as_deref());
-        add_bias(cpu, k, weights.k_bias.as_deref());
-        add_bias(cpu, v, weights.v_bias.as_deref());
-        let epsilon = step.architecture.norm_epsilon;
-        norm_in_place(cpu, q, weights.q_norm.as_deref(), epsilon);
-        norm_in_place(cpu, k, weights.k_norm.as_deref(), epsilon);
-        let positions = &positions[step.position..step.position + count];
-        cpu.rope(q, head_dim, positions, rope);
-        cpu.rope(k, head_dim, positions, rope);
-        cache.append(cpu, step.layer, step.position, k, v)?;
-        Ok(())
+        self.project_layer(step)
     }
 
     fn attend(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
-        let attention = &step.architecture.attention;
-        let values = step.count * attention.heads * attention.head_dim;
-        let scale = 1.0 / (attention.head_dim as f32).sqrt();
-        let window = step.architecture.layers[step.layer].window;
-        let causal = Attention::causal(step.layer, attention.heads, step.position, scale);
-        let what = Attention { window, ..causal };
-        let attended = &mut self.scratch.attended[..values];
-        self.cpu.attention(&self.scratch.q[..values], &self.cache, &what, attended);
+        self.attend_layer(step);
         Ok(())
     }
 
     fn project_output(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
-        let CpuBackend { cpu, residency, lease, scratch, .. } = self;
-        let lease = lease.as_ref().expect("the layer was entered");
-        let weights = step.layer_weights();
-        let attended = &scratch.attended[..step.count * weights.o.cols];
-        scratch.input.prepare(cpu, attended, step.count, weights.o.cols, &[weights.o.ty]);
-        let out = &mut scratch.block_out[..step.count * step.architecture.hidden];
-        let w = matrix(residency, lease, &weights.o);
-        let job = MatmulJob { w, x: &scratch.input, tokens: None, out: &mut *out };
-        matmul_beside_reads(cpu, residency, &mut [job])?;
-        add_bias(cpu, out, weights.o_bias.as_deref());
-        Ok(())
+        self.project_layer_output(step)
     }
 
     fn dense_feed_forward(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
         let FeedForwardWeights::Dense { gate, up, down } = step.layer_weights().feed_forward else {
             unreachable!("the caller looked at the weights");
         };
-        let CpuBackend { cpu, residency, lease, scratch, .. } = self;
-        let lease = lease.as_ref().expect("the layer was entered");
-        let (hidden, width, count) = (step.architecture.hidden, gate.rows, step.count);
-        let normed = &scratch.normed[..count * hidden];
-        scratch.input.prepare(cpu, normed, count, hidden, &[gate.ty, up.ty]);
-        let gate_out = &mut scratch.gate[..count * width];
-        let up_out = &mut scratch.up[..count * width];
-        let x = &scratch.input;
-        let mut jobs = [
-            MatmulJob { w: matrix(residency, lease, &gate), x, tokens: None, out: gate_out },
-            MatmulJob { w: matrix(residency, lease, &up), x, tokens: None, out: up_out },
-        ];
-        matmul_beside_reads(cpu, residency, &mut jobs)?;
-        let inner = &mut scratch.gate[..count * width];
-        cpu.gate_in_place(Gating::Silu, inner, &scratch.up[..count * width]);
-        scratch.inner.prepare(cpu, inner, count, width, &[down.ty]);
-        let out = &mut scratch.block_out[..count * hidden];
-        let w = matrix(residency, lease, &down);
-        let job = MatmulJob { w, x: &scratch.inner, tokens: None, out };
-        matmul_beside_reads(cpu, residency, &mut [job])
+        self.gated(step, [gate, up, down])
     }
 
     fn gives_early_scores(&self) -> bool {
@@ -304,7 +279,9 @@ impl Backend for CpuBackend {
 
     /// Computed here and not one layer earlier, when a guess would need them: this layer's router is in memory now.
     fn early_scores(&mut self, step: &Step<'_>, scores: &mut [f32]) -> Result<(), ModelError> {
-        let FeedForwardWeights::Experts { router, .. } = step.layer_weights().feed_forward else {
+        let FeedForwardWeights::Experts { router, vectors, .. } =
+            &step.layer_weights().feed_forward
+        else {
             unreachable!("the caller looked at the weights");
         };
         let CpuBackend { cpu, residency, lease, scratch, early, .. } = self;
@@ -316,8 +293,9 @@ impl Backend for CpuBackend {
         cpu.rms_norm(&early[..count * hidden], weight, step.architecture.norm_epsilon, normed);
         scratch.inner.prepare(cpu, normed, count, hidden, &[router.ty]);
         let out = &mut scratch.moe.scores[..count * experts];
-        let w = matrix(residency, lease, &router);
+        let w = matrix(residency, lease, router);
         cpu.matmul(&mut [MatmulJob { w, x: &scratch.inner, tokens: None, out: &mut *out }]);
+        add_bias(cpu, out, vectors.router_bias.as_deref());
         if let Some(value) = out.iter().position(|score| !score.is_finite()) {
             let (layer, token) = (step.layer, step.position + value / experts);
             return Err(ModelError::NumericFailure { layer, token });
@@ -332,28 +310,36 @@ impl Backend for CpuBackend {
     }
 
     fn route(&mut self, step: &Step<'_>, routing: Option<&mut [i32]>) -> Result<(), ModelError> {
-        let FeedForwardWeights::Experts { router, gate, up, .. } =
-            step.layer_weights().feed_forward
+        let FeedForwardWeights::Experts { router, gate, up, shared, vectors, .. } =
+            &step.layer_weights().feed_forward
         else {
             unreachable!("the caller looked at the weights");
         };
         let (experts, count, hidden) = (step.experts(), step.count, step.architecture.hidden);
         let lease = self.lease.as_ref().expect("the layer was entered");
-        let w = matrix(&self.residency, lease, &router);
+        let w = matrix(&self.residency, lease, router);
         let Scratch { input, normed, moe, .. } = &mut self.scratch;
         let types = [router.ty, gate.ty, up.ty];
         input.prepare(&self.cpu, &normed[..count * hidden], count, hidden, &types);
         let out = &mut moe.scores[..count * experts.count];
-        self.cpu.matmul(&mut [MatmulJob { w, x: input, tokens: None, out }]);
-        // The dense block is done with; its slot may take the next layer while experts compute.
-        self.lease = None;
-        let rule = RouterRule { scale: experts.scale, ..RouterRule::softmax(experts.renormalise) };
+        self.cpu.matmul(&mut [MatmulJob { w, x: input, tokens: None, out: &mut *out }]);
+        add_bias(&self.cpu, out, vectors.router_bias.as_deref());
+        if shared.is_none() {
+            // The dense block is done with; its slot may take the next layer while experts compute.
+            self.lease = None;
+        }
+        let rule = experts.rule(vectors.correction_bias.as_deref());
         moe.route(&self.cpu, count, experts, &rule, step.chosen)?;
         if let Some(routing) = routing {
             let layers = step.architecture.layers.len();
             record_routing(moe.chosen(count, experts), routing, step.layer, layers, count);
         }
         moe.begin(step.layer, &mut self.residency)?;
+        if let Some(shared) = shared {
+            // Beside the reads of those that are missing.
+            self.gated(step, *shared)?;
+            self.lease = None;
+        }
         if self.prefetch && count == 1 {
             self.prefetch_next(step)?;
         }
@@ -371,15 +357,34 @@ impl Backend for CpuBackend {
     }
 
     fn experts(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
-        let FeedForwardWeights::Experts { gate, up, down, .. } = step.layer_weights().feed_forward
+        let FeedForwardWeights::Experts { gate, up, down, shared, vectors, .. } =
+            &step.layer_weights().feed_forward
         else {
             unreachable!("the caller looked at the weights");
         };
         let CpuBackend { cpu, residency, scratch, .. } = self;
         let (count, hidden) = (step.count, step.architecture.hidden);
-        let moe_step = MoeStep { experts: step.experts(), gate, up, down, hidden, count };
+        let moe_step = MoeStep {
+            experts: step.experts(),
+            gate: *gate,
+            up: *up,
+            down: *down,
+            biases: vectors.biases.as_ref(),
+            gating: step.architecture.gating,
+            hidden,
+            count,
+        };
+        // What every token has is in `block_out` already.
+        let (block_out, normed) = (&mut scratch.block_out, &mut scratch.normed);
+        let (out, beside) = match shared {
+            None => (&mut block_out[..count * hidden], None),
+            Some(_) => (&mut normed[..count * hidden], Some(&mut block_out[..count * hidden])),
+        };
         scratch.moe.compute(&moe_step, cpu, residency, &scratch.input)?;
-        scratch.moe.combine(&moe_step, cpu, &mut scratch.block_out[..count * hidden]);
+        scratch.moe.combine(&moe_step, cpu, out);
+        if let Some(beside) = beside {
+            cpu.add_assign(beside, out);
+        }
         Ok(())
     }
 
@@ -423,6 +428,9 @@ impl Backend for CpuBackend {
                 logits[start..start + chunk_rows].copy_from_slice(values);
             }
         }
+        if let Some(cap) = step.architecture.logit_softcap {
+            cpu.softcap_in_place(&mut logits[base..], cap);
+        }
         match logits[base..].iter().position(|value| !value.is_finite()) {
             None => Ok(()),
             Some(index) => {
@@ -458,17 +466,4 @@ pub(in crate::backend) fn matmul_beside_reads(
     let mut progress = Ok(());
     cpu.matmul_after(&mut || progress = residency.progress(), jobs);
     Ok(progress?)
-}
-
-fn add_bias(cpu: &Cpu, rows: &mut [f32], bias: Option<&[f32]>) {
-    if let Some(bias) = bias {
-        cpu.add_bias_rows(rows, bias);
-    }
-}
-
-/// Norms every run of `weight.len()` values: a head, or a whole projection.
-fn norm_in_place(cpu: &Cpu, values: &mut [f32], weight: Option<&[f32]>, epsilon: f32) {
-    if let Some(weight) = weight {
-        cpu.rms_norm_in_place(values, weight, epsilon);
-    }
 }

@@ -23,6 +23,9 @@ pub struct MoeStep<'a> {
     pub gate: PartMatrix,
     pub up: PartMatrix,
     pub down: PartMatrix,
+    /// Of gate, up and down, `[experts, rows]` each.
+    pub biases: Option<&'a [Vec<f32>; 3]>,
+    pub gating: Gating,
     pub hidden: usize,
     /// Tokens in the batch.
     pub count: usize,
@@ -276,8 +279,9 @@ impl MoeScratch {
         matmul_beside_reads(cpu, residency, &mut jobs)?;
         let jobs = recycle(jobs);
 
+        self.add_biases(step, cpu, group, [0, 1]);
         let inner = &mut self.gate[..group.pairs * width];
-        cpu.gate_in_place(Gating::Silu, inner, &self.up[..group.pairs * width]);
+        cpu.gate_in_place(step.gating, inner, &self.up[..group.pairs * width]);
         self.inner.prepare(cpu, inner, group.pairs, width, &[step.down.ty]);
         let first = group.first_row * step.hidden;
         let mut left = &mut self.outputs[first..first + group.pairs * step.hidden];
@@ -295,7 +299,34 @@ impl MoeScratch {
         }
         matmul_beside_reads(cpu, residency, &mut jobs)?;
         self.jobs = recycle(jobs);
+        self.add_biases(step, cpu, group, [2]);
         Ok(())
+    }
+
+    /// Adds the experts' biases of gate (0), up (1) or down (2) to what the group computed.
+    fn add_biases<const N: usize>(
+        &mut self,
+        step: &MoeStep<'_>,
+        cpu: &Cpu,
+        group: &Group<'_>,
+        parts: [usize; N],
+    ) {
+        let Some(biases) = step.biases else { return };
+        for part in parts {
+            let (rows, first, width) = match part {
+                0 => (&mut self.gate, 0, step.experts.width),
+                1 => (&mut self.up, 0, step.experts.width),
+                _ => (&mut self.outputs, group.first_row, step.hidden),
+            };
+            let mut left = &mut rows[first * width..(first + group.pairs) * width];
+            for (expert, _) in group.leases {
+                let expert = expert.0 as usize;
+                let count = self.starts[expert + 1] - self.starts[expert];
+                let (own, rest) = left.split_at_mut(count * width);
+                left = rest;
+                cpu.add_bias_rows(own, &biases[part][expert * width..][..width]);
+            }
+        }
     }
 
     /// Adds up every token's expert outputs, weighted, in slot order, into `out` `[tokens, hidden]`.

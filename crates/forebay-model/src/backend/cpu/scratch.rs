@@ -1,5 +1,6 @@
 //! Activations of one batch on the CPU, reserved at start.
 
+use super::attention::LatentScratch;
 use super::moe::MoeScratch;
 use crate::arch::Architecture;
 use crate::weights::Weights;
@@ -41,9 +42,12 @@ pub struct Scratch {
     pub k: Vec<f32>,
     pub v: Vec<f32>,
     pub attended: Vec<f32>,
+    pub latent: LatentScratch,
     pub gate: Vec<f32>,
     pub up: Vec<f32>,
     pub input: Activations,
+    /// Of the feed-forward in the dense block, beside which experts' may be needed.
+    pub dense_input: Activations,
     pub inner: Activations,
     pub embedding_row: Vec<u8>,
     pub chunk_logits: Vec<f32>,
@@ -54,18 +58,20 @@ impl Scratch {
     pub fn reserve(architecture: &Architecture, weights: &Weights, batch: usize) -> Scratch {
         let attention = &architecture.attention;
         let floats = |width: usize| vec![0.0; batch * width];
-        let width = architecture.dense_width();
+        let width = architecture.dense_width().max(architecture.shared_width());
         Scratch {
             x: floats(architecture.hidden),
             normed: floats(architecture.hidden),
             block_out: floats(architecture.hidden),
             q: floats(attention.heads * attention.head_dim),
             k: floats(attention.kv_heads * attention.head_dim),
-            v: floats(attention.kv_heads * attention.head_dim),
-            attended: floats(attention.heads * attention.head_dim),
+            v: floats(attention.kv_heads * attention.value_dim),
+            attended: floats(attention.heads * attention.value_dim),
+            latent: LatentScratch::reserve(attention.latent.as_ref(), attention.heads, batch),
             gate: floats(width),
             up: floats(width),
             input: Activations::new(),
+            dense_input: Activations::new(),
             inner: Activations::new(),
             embedding_row: vec![0; weights.embedding.row_bytes],
             chunk_logits: Vec::new(),
@@ -78,8 +84,9 @@ impl Scratch {
         let attention = &architecture.attention;
         let q_width = attention.heads * attention.head_dim;
         let kv_width = attention.kv_heads * attention.head_dim;
-        let width = architecture.dense_width();
-        3 * architecture.hidden + 2 * q_width + 2 * kv_width + 2 * width
+        let width = architecture.dense_width().max(architecture.shared_width());
+        let latent = LatentScratch::floats_per_token(attention.latent.as_ref(), attention.heads);
+        3 * architecture.hidden + 2 * q_width + 2 * kv_width + 2 * width + latent
             // Quantised activations: a byte per value for each of two forms, and scales.
             + (architecture.hidden.max(q_width) + width) * 5 / 8
     }

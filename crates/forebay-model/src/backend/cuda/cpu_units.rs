@@ -18,6 +18,7 @@ pub struct UnitMatrices {
     pub gate: PartMatrix,
     pub up: PartMatrix,
     pub down: PartMatrix,
+    pub gating: Gating,
 }
 
 /// The CPU beside a GPU, with memory for what goes between them.
@@ -92,7 +93,7 @@ impl CpuUnits {
         let job = |part, x, out| MatmulJob { w: matrix(host, lease, part), x, tokens: None, out };
         let mut jobs = [job(&of.gate, &*input, &mut *gate), job(&of.up, &*input, &mut *up)];
         matmul_beside_reads(cpu, host, &mut jobs)?;
-        cpu.gate_in_place(Gating::Silu, gate, up);
+        cpu.gate_in_place(of.gating, gate, up);
         inner.prepare(cpu, gate, tokens, width, &[of.down.ty]);
         // The input was read: its memory is the output's.
         let w = matrix(host, lease, &of.down);

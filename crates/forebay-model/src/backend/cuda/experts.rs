@@ -1,8 +1,10 @@
 //! A layer's experts on a GPU: the router's choice, and products with whom it chose, wherever the
 //! weights are.
 
+use forebay_compute::Scoring;
 use forebay_cuda::{
-    Added, DevicePtr, ExpertOutputs, RouterChoice, RouterMatrix, RouterOutputs, SortedPairs,
+    Added, ExpertOutputs, RouterChoice, RouterGroups, RouterMatrix, RouterOutputs,
+    SortedPairs,
 };
 
 use super::super::{Step, record_routing};
@@ -10,6 +12,7 @@ use super::CudaBackend;
 use super::on_cpu::{BatchRows, ExpertMatrices};
 use super::products::{ExpertEntries, ExpertProduct, Rows};
 use super::streamed::{LayerOfDevice, Streamed};
+use super::vectors::optional;
 use crate::ModelError;
 use crate::weights::{FeedForwardWeights, PartMatrix};
 
@@ -26,14 +29,19 @@ impl CudaBackend {
         };
         let (gpu, at, experts) = (&self.gpu, self.at(), step.experts());
         let product = self.product(step, router, at.scores);
+        let vectors = self.layer_vectors(step);
         let choice = RouterChoice {
             experts: experts.count,
             k: experts.used,
-            sigmoid: false,
+            sigmoid: experts.scoring == Scoring::Sigmoid,
             renormalise: experts.renormalise,
             scale: experts.scale,
-            correction_bias: DevicePtr::null(),
-            groups: None,
+            correction_bias: optional(self.vectors(), vectors.correction_bias),
+            groups: experts.groups.map(|of| RouterGroups {
+                n_groups: of.n_groups,
+                groups_kept: of.groups_kept,
+                experts_scored: of.experts_scored,
+            }),
         };
         let ids = self.arena.activation(at.expert_ids);
         let outputs = RouterOutputs {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use forebay_compute::RopeTable;
+use forebay_compute::{Gating, RopeTable};
 use forebay_cuda::{
     CudaError, DeviceMemory, DevicePtr, Gpu, KvElement, KvLayerShape, supports_weights,
 };
@@ -90,7 +90,7 @@ impl CudaPlan {
             element,
             kv_heads: attention.kv_heads,
             dim_k: attention.head_dim,
-            dim_v: attention.head_dim,
+            dim_v: attention.value_dim,
             context,
         }
     }
@@ -309,6 +309,17 @@ fn check_kernels(architecture: &Architecture, weights: &Weights) -> Result<(), M
             return Err(ModelError::NotOnGpu { what: format!("weights of type {ty}") });
         }
     }
+    let unsupported = [
+        ("latent attention", architecture.attention.latent.is_some()),
+        ("gates of this kind", architecture.gating != Gating::Silu),
+        ("an embedding with a scale", architecture.embedding_scale != 1.0),
+        ("logits with a cap", architecture.logit_softcap.is_some()),
+        ("experts with biases", architecture.expert_layers().any(|experts| experts.bias)),
+        ("shared experts", architecture.shared_width() > 0),
+    ];
+    if let Some((what, _)) = unsupported.into_iter().find(|(_, used)| *used) {
+        return Err(ModelError::NotOnGpu { what: what.to_owned() });
+    }
     for experts in architecture.expert_layers() {
         if experts.count > 512 || experts.used > 32 {
             let what = format!("a router that chooses {} of {}", experts.used, experts.count);
@@ -411,11 +422,13 @@ pub fn upload_tables(
     gpu: &Gpu,
     plan: &DevicePlan,
     arena: &DeviceArena,
-    rope: &RopeTable,
+    ropes: &[RopeTable],
 ) -> Result<(), CudaError> {
     let activations = &plan.activations;
     gpu.upload(&plan.vectors.floats, arena.activation(activations.vectors))?;
-    gpu.upload(rope.angles(), arena.activation(activations.rope))?;
+    for (rope, at) in ropes.iter().zip(&activations.ropes) {
+        gpu.upload(rope.angles(), arena.activation(*at))?;
+    }
     let identity: Vec<u32> = (0..activations.identity_count as u32).collect();
     gpu.upload(&identity, arena.activation(activations.identity))?;
     for (layer, experts) in plan.weights.experts_of.iter().enumerate() {

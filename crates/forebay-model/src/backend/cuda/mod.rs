@@ -3,6 +3,7 @@
 //! fit, the host sees every router's choice and brings what is missing. Of a dense model that does not fit, units of layers
 //! pass through a ring, and the CPU computes some.
 
+mod attention;
 mod beginning;
 mod cpu_units;
 mod exchange;
@@ -20,17 +21,16 @@ mod streamed_units;
 mod units;
 mod vectors;
 
-use forebay_compute::{Cpu, RopeLayout};
+use forebay_compute::Cpu;
 use forebay_cuda::{
-    Added, Attention, AttentionInputs, AttentionScratch, DevicePtr, FiniteFlag, Gpu, HeadInput,
-    KvLayer, MATVEC_TOKENS, NarrowActivations, Norm, Normed, Rotation, RoundedActivations,
-    TOP_K_MAX, TopK, rounds_outputs, takes_inputs, takes_rounded,
+    Added, AttentionInputs, DevicePtr, FiniteFlag, Gpu, KvLayer, MATVEC_TOKENS, NarrowActivations,
+    Norm, Normed, RoundedActivations, TOP_K_MAX, TopK, takes_rounded,
 };
 use forebay_stream::{MemoryPlan, Residency};
 
 use super::{Backend, Batch, Begun, ComputeInfo, End, NextBlock, Step, record_routing};
 use crate::ModelError;
-use crate::arch::{Architecture, QkNorm};
+use crate::arch::Architecture;
 use crate::weights::{FeedForwardWeights, PartMatrix, Weights};
 use beginning::EmbeddingRows;
 use exchange::Exchange;
@@ -41,7 +41,7 @@ use recording::Recordings;
 use streamed::Streamed;
 use streamed_units::StreamedUnits;
 use units::{attention_of, feed_forward_of};
-use vectors::{LayerVectors, optional};
+use vectors::LayerVectors;
 
 pub use memory::{DeviceFacts, DeviceShare, VramUse};
 pub use on_cpu::{HelpingCpu, MissSplit};
@@ -89,8 +89,8 @@ impl CudaBackend {
         exact: bool,
         record: bool,
     ) -> Result<CudaBackend, ModelError> {
-        let rope = architecture.rope_table(weights, plan.kv_shape.context)?;
-        memory::upload_tables(&gpu, &plan, &arena, &rope)?;
+        let ropes = architecture.rope_tables(weights, plan.kv_shape.context)?;
+        memory::upload_tables(&gpu, &plan, &arena, &ropes)?;
         let at = &plan.activations;
         let rounded = RoundedActivations {
             codes: arena.activation(at.codes),
@@ -156,6 +156,28 @@ impl CudaBackend {
     /// attention of layer 0, so that the first one wins.
     fn finite_flag(&self, block: usize, first_row: usize) -> FiniteFlag {
         FiniteFlag { flag: self.exchange.flags(), first_tag: block * self.at().batch + first_row }
+    }
+
+    /// What is added is normed first, where the description has such norms.
+    fn post_norm(
+        &self,
+        step: &Step<'_>,
+        block: NextBlock,
+        added: Added,
+    ) -> Result<Added, ModelError> {
+        let vectors = &self.plan.vectors.layers[step.added_layer(block)];
+        let weight = match block {
+            NextBlock::FeedForward => vectors.attention_post_norm,
+            NextBlock::Attention | NextBlock::Head => vectors.feed_forward_post_norm,
+        };
+        let (Some(weight), Added::Rows(rows)) = (weight, &added) else { return Ok(added) };
+        let norm = Norm {
+            weight: self.vectors().offset(weight),
+            width: step.architecture.hidden,
+            epsilon: step.architecture.norm_epsilon,
+        };
+        self.gpu.rms_norm(*rows, Added::Nothing, &norm, Normed::plain(*rows), step.count, None)?;
+        Ok(added)
     }
 
     /// Into how many parts the context is cut.
@@ -326,6 +348,7 @@ impl Backend for CudaBackend {
         if add {
             let usual = Added::Rows(self.float(self.at().block_out));
             added = self.outputs.take().unwrap_or(usual);
+            added = self.post_norm(step, block, added)?;
             let block = 2 * step.added_layer(block) + usize::from(block != NextBlock::FeedForward);
             flag = Some(self.finite_flag(block, 0));
         }
@@ -339,97 +362,15 @@ impl Backend for CudaBackend {
 
     fn project(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
         self.enter_unit(attention_of(step.layer))?;
-        let (weights, at, vectors) = (step.layer_weights(), self.at(), self.layer_vectors(step));
-        let products = [
-            self.product(step, weights.q, at.q),
-            self.product(step, weights.k, at.k),
-            self.product(step, weights.v, at.v),
-        ];
-        let gpu = &self.gpu;
-        self.products.dense(gpu, self.float(at.normed), step.count, &products)?;
-        let input = |projected: u64, bias: Option<usize>, norm: Option<usize>| HeadInput {
-            projected: self.float(projected),
-            bias: optional(self.vectors(), bias),
-            norm: optional(self.vectors(), norm),
-        };
-        let mut q = input(at.q, vectors.q_bias, vectors.q_norm);
-        let mut k = input(at.k, vectors.k_bias, vectors.k_norm);
-        let epsilon = step.architecture.norm_epsilon;
-        if step.architecture.attention.qk_norm == QkNorm::WholeProjection {
-            for (input, width) in [(&mut q, weights.q.rows), (&mut k, weights.k.rows)] {
-                if !input.bias.is_null() {
-                    gpu.add_bias_rows(input.projected, input.bias, step.count, width)?;
-                }
-                let norm = Norm { weight: input.norm, width, epsilon };
-                let rows = input.projected;
-                gpu.rms_norm(rows, Added::Nothing, &norm, Normed::plain(rows), step.count, None)?;
-                *input = HeadInput::plain(input.projected);
-            }
-        }
-        let rope = &step.architecture.rope;
-        let inputs = AttentionInputs {
-            q,
-            k,
-            v: input(at.v, vectors.v_bias, None),
-            heads: step.architecture.attention.heads,
-            norm_epsilon: epsilon,
-            rotation: Some(Rotation {
-                angles: self.float(at.rope),
-                rotary_dim: rope.rotary_dim,
-                interleaved: rope.layout == RopeLayout::Interleaved,
-            }),
-            positions: self.exchange.positions(),
-        };
-        if takes_inputs(&self.plan.kv_shape, step.count) {
-            self.inputs = Some(inputs);
-        } else {
-            gpu.attention_inputs(&inputs, &self.kv_layer(step), step.count)?;
-        }
-        Ok(())
+        self.project_layer(step)
     }
 
     fn attend(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
-        let inputs = self.inputs.take();
-        let (attention, at) = (&step.architecture.attention, self.at());
-        let splits = self.attention_splits(step);
-        let (shape, out) = (&self.plan.kv_shape, self.float(at.attended));
-        let rounded = match rounds_outputs(shape, step.count) {
-            true => self.products.rounded_too(out, step.count, attention.heads * shape.dim_v),
-            false => None,
-        };
-        if rounded.is_none() {
-            self.products.changed(out);
-        }
-        let what = Attention {
-            q: self.float(at.q),
-            out,
-            inputs,
-            rounded,
-            first_position: self.exchange.positions(),
-            tokens: step.count,
-            heads: attention.heads,
-            scale: 1.0 / (attention.head_dim as f32).sqrt(),
-            window: step.architecture.layers[step.layer].window,
-            softcap: None,
-            sinks: DevicePtr::null(),
-        };
-        let scratch = AttentionScratch {
-            parts: self.float(at.attention_parts),
-            tickets: self.arena.activation(at.attention_tickets),
-            size: at.attention_size,
-        };
-        self.gpu.attention(&what, &self.kv_layer(step), splits, &scratch)?;
-        Ok(())
+        self.attend_layer(step)
     }
 
     fn project_output(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
-        let at = self.at();
-        let product = self.product(step, step.layer_weights().o, at.block_out);
-        self.products.dense(&self.gpu, self.float(at.attended), step.count, &[product])?;
-        if let Some(bias) = self.layer_vectors(step).o_bias {
-            let bias = self.vectors().offset(bias);
-            self.gpu.add_bias_rows(product.out, bias, step.count, step.architecture.hidden)?;
-        }
+        self.project_layer_output(step)?;
         self.leave_unit(attention_of(step.layer))
     }
 

@@ -9,7 +9,7 @@ use forebay_stream::MemoryPlan;
 
 use super::units::UnitPlan;
 use crate::ModelError;
-use crate::arch::Architecture;
+use crate::arch::{Architecture, Attention};
 use crate::weights::{FeedForwardWeights, PartMatrix, Weights};
 
 /// Everything begins at a multiple of this. It is also the margin around weights, of which kernels may read some bytes.
@@ -229,7 +229,14 @@ pub struct ActivationPlaces {
     pub attention_parts: u64,
     pub attention_tickets: u64,
     pub attention_size: AttentionScratchSize,
-    pub rope: u64,
+    /// Of every rotation.
+    pub ropes: Vec<u64>,
+    /// Of latent attention.
+    pub latent: LatentPlaces,
+    /// The output of the feed-forward that every token has beside its experts `[batch, hidden]`, and its inner activations.
+    pub shared: u64,
+    pub shared_gate: u64,
+    pub shared_up: u64,
     /// Addresses of each layer's experts; all tables have one size.
     pub tables: Vec<u64>,
     /// For single tokens that fetch experts: what the host tells them beforehand, addresses of the chosen ones, tickets,
@@ -253,15 +260,17 @@ impl ActivationPlaces {
         let few = batch.min(MATVEC_TOKENS);
         let attention = &architecture.attention;
         let hidden = architecture.hidden;
-        let (q_width, kv_width) =
-            (attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim);
+        let q_width = attention.heads * attention.head_dim;
+        let (k_width, v_width) =
+            (attention.kv_heads * attention.head_dim, attention.kv_heads * attention.value_dim);
+        let shared_width = architecture.shared_width();
         let used = architecture.experts_per_token();
         let experts = architecture.expert_layers().map(|e| e.count).max().unwrap_or(0);
         let expert_width = architecture.expert_layers().map(|e| e.width).max().unwrap_or(0);
         let dense_width = architecture.dense_width();
         // Values of a feed-forward's inner activations, and of the widest input of a product, per token.
         let inner = dense_width.max(used * expert_width);
-        let widest = hidden.max(q_width).max(inner);
+        let widest = hidden.max(q_width).max(inner).max(shared_width).max(attention.output_width());
         let attention_size = attention_scratch(multiprocessors, kv, attention.heads);
         let exchange_places = ExchangePlaces::new(architecture, batch);
         let top_k = TopK { rows: 1, vocabulary: architecture.vocabulary, k: TOP_K_MAX };
@@ -276,9 +285,9 @@ impl ActivationPlaces {
             normed: words(batch * hidden),
             block_out: words(batch * hidden),
             q: words(batch * q_width),
-            k: words(batch * kv_width),
-            v: words(batch * kv_width),
-            attended: words(batch * q_width),
+            k: words(batch * k_width),
+            v: words(batch * v_width),
+            attended: words(batch * attention.heads * attention.value_dim),
             gate: words(batch * inner),
             up: words(batch * inner),
             scores: words(batch * experts),
@@ -301,7 +310,15 @@ impl ActivationPlaces {
             attention_parts: words(attention_size.floats),
             attention_tickets: words(attention_size.tickets),
             attention_size,
-            rope: words(kv.context * architecture.rope.rotary_dim),
+            ropes: architecture
+                .ropes
+                .iter()
+                .map(|rope| words(kv.context * rope.rotary_dim))
+                .collect(),
+            latent: LatentPlaces::new(attention, batch, &mut words),
+            shared: words(if shared_width > 0 { batch * hidden } else { 0 }),
+            shared_gate: words(batch * shared_width),
+            shared_up: words(batch * shared_width),
             tables,
             fetch: words(2 + architecture.layers.len() * used),
             fetch_slots: words(2 * used),
@@ -309,6 +326,35 @@ impl ActivationPlaces {
             fetch_desk: words(ExpertFetch::desk_words(used)),
             vectors: words(vector_floats),
             places,
+        }
+    }
+}
+
+/// Activations that latent attention needs beside the others.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct LatentPlaces {
+    /// Where queries pass through `[batch, query rank]`.
+    pub q_a: u64,
+    /// Queries `[batch, heads, plain + rotary]`.
+    pub q: u64,
+    /// `[batch, rank + rotary]`
+    pub kv_a: u64,
+    /// Values `[batch, heads, value]`.
+    pub values: u64,
+}
+
+impl LatentPlaces {
+    fn new(
+        attention: &Attention,
+        batch: usize,
+        words: &mut impl FnMut(usize) -> u64,
+    ) -> LatentPlaces {
+        let Some(latent) = attention.latent else { return LatentPlaces::default() };
+        LatentPlaces {
+            q_a: words(batch * latent.query_rank.unwrap_or(0)),
+            q: words(batch * attention.heads * (latent.plain + latent.rotary)),
+            kv_a: words(batch * (latent.rank + latent.rotary)),
+            values: words(batch * attention.output_width()),
         }
     }
 }

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-use forebay_compute::Cpu;
+use forebay_compute::{Cpu, Gating};
 use forebay_cuda::{Added, CopyStream, CudaError, DevicePtr, Gpu, InFlight, Marker, Pinned};
 use forebay_stream::{Lease, Residency};
 use serde::Serialize;
@@ -312,6 +312,7 @@ impl StreamedUnits {
         &mut self,
         gpu: &Gpu,
         matrices: [PartMatrix; 3],
+        gating: Gating,
         tokens: usize,
     ) -> Result<(), ModelError> {
         self.wait_for_gpu(gpu)?;
@@ -324,7 +325,7 @@ impl StreamedUnits {
         let (Some(cpu), Some(unit)) = (cpu, current) else { panic!("the unit was entered") };
         assert!(unit.parts.is_none(), "the unit at hand is the CPU's");
         clock.computes();
-        cpu.compute(host, &unit.lease.0, &UnitMatrices { gate, up, down }, tokens)?;
+        cpu.compute(host, &unit.lease.0, &UnitMatrices { gate, up, down, gating }, tokens)?;
         clock.goes_on();
         Ok(())
     }
@@ -438,7 +439,8 @@ impl CudaBackend {
         let (Some([_, out]), Some(units)) = (self.exchanged(step.layer), &mut self.units) else {
             return Ok(false);
         };
-        units.compute_on_cpu(&self.gpu, matrices, step.count)?;
+        let gating = step.architecture.gating;
+        units.compute_on_cpu(&self.gpu, matrices, gating, step.count)?;
         self.outputs = Some(Added::Rows(out));
         Ok(true)
     }

@@ -11,7 +11,7 @@ use forebay_stream::ModelBlocks;
 use serde::Serialize;
 
 use super::places::ALIGNMENT;
-use crate::weights::{ATTENTION_PARTS, Weights};
+use crate::weights::Weights;
 
 /// Units of a layer.
 const OF_LAYER: usize = 2;
@@ -29,7 +29,7 @@ pub fn feed_forward_of(layer: usize) -> usize {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unit {
     pub layer: usize,
-    /// Of the layer's dense block.
+    /// Of the layer's dense block: attention has the first.
     pub parts: Range<usize>,
     /// In VRAM, by part: with what aligns them.
     part_bytes: Vec<u64>,
@@ -46,7 +46,7 @@ impl Unit {
     }
 
     pub fn is_feed_forward(&self) -> bool {
-        self.parts.start >= ATTENTION_PARTS
+        self.parts.start > 0
     }
 }
 
@@ -108,7 +108,8 @@ impl UnitPlan {
         let mut units = Vec::new();
         for layer in 0..weights.layers.len() {
             let extents = &weights.blocks.dense[layer];
-            for parts in [0..ATTENTION_PARTS, ATTENTION_PARTS..extents.len()] {
+            let attention = weights.layers[layer].attention_parts;
+            for parts in [0..attention, attention..extents.len()] {
                 let lengths = extents[parts.clone()].iter().map(|extent| extent.length);
                 units.push(Unit {
                     layer,
@@ -176,7 +177,8 @@ impl UnitPlan {
 
     /// Whether a part of a layer's dense block is.
     pub fn is_in_vram(&self, layer: usize, part: usize) -> bool {
-        self.units[OF_LAYER * layer + usize::from(part >= ATTENTION_PARTS)].in_vram
+        let units = &self.units[OF_LAYER * layer..][..OF_LAYER];
+        units.iter().any(|unit| unit.in_vram && unit.parts.contains(&part))
     }
 
     pub fn all_in_vram(&self) -> bool {

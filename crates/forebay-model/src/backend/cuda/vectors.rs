@@ -2,22 +2,32 @@
 
 use forebay_cuda::DevicePtr;
 
-use crate::weights::Weights;
+use crate::weights::{AttentionWeights, FeedForwardWeights, LayerWeights, Weights};
 
 /// Floats that a vector's beginning is a multiple of: norms read 16 bytes at once.
 const ALIGNMENT: usize = 64;
 
 /// The vectors of one layer, each an index into all floats; `None` where the layer has none.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct LayerVectors {
     pub attention_norm: usize,
+    pub attention_post_norm: Option<usize>,
     pub feed_forward_norm: usize,
+    pub feed_forward_post_norm: Option<usize>,
     pub q_bias: Option<usize>,
     pub k_bias: Option<usize>,
     pub v_bias: Option<usize>,
     pub o_bias: Option<usize>,
     pub q_norm: Option<usize>,
     pub k_norm: Option<usize>,
+    pub sinks: Option<usize>,
+    /// Of latent attention.
+    pub q_a_norm: Option<usize>,
+    pub kv_a_norm: Option<usize>,
+    pub router_bias: Option<usize>,
+    pub correction_bias: Option<usize>,
+    /// Of all experts' gate, up and down.
+    pub expert_biases: [Option<usize>; 3],
 }
 
 /// All vectors in one.
@@ -32,26 +42,48 @@ impl Vectors {
     pub fn new(weights: &Weights) -> Vectors {
         let mut vectors = Vectors::default();
         for layer in &weights.layers {
-            let mut optional =
-                |vector: &Option<Vec<f32>>| vector.as_ref().map(|values| vectors.append(values));
-            let (q_bias, k_bias) = (optional(&layer.q_bias), optional(&layer.k_bias));
-            let (v_bias, o_bias) = (optional(&layer.v_bias), optional(&layer.o_bias));
-            let (q_norm, k_norm) = (optional(&layer.q_norm), optional(&layer.k_norm));
-            let attention_norm = vectors.append(&layer.attention_norm);
-            let feed_forward_norm = vectors.append(&layer.feed_forward_norm);
-            vectors.layers.push(LayerVectors {
-                attention_norm,
-                feed_forward_norm,
-                q_bias,
-                k_bias,
-                v_bias,
-                o_bias,
-                q_norm,
-                k_norm,
-            });
+            let of = vectors.layer(layer);
+            vectors.layers.push(of);
         }
         vectors.final_norm = vectors.append(&weights.final_norm);
         vectors
+    }
+
+    fn layer(&mut self, layer: &LayerWeights) -> LayerVectors {
+        let mut of = LayerVectors {
+            attention_norm: self.append(&layer.attention_norm),
+            attention_post_norm: self.optional(&layer.attention_post_norm),
+            feed_forward_norm: self.append(&layer.feed_forward_norm),
+            feed_forward_post_norm: self.optional(&layer.feed_forward_post_norm),
+            o_bias: self.optional(&layer.o_bias),
+            sinks: self.optional(&layer.sinks),
+            ..LayerVectors::default()
+        };
+        match &layer.attention {
+            AttentionWeights::Grouped(weights) => {
+                of.q_bias = self.optional(&weights.q_bias);
+                of.k_bias = self.optional(&weights.k_bias);
+                of.v_bias = self.optional(&weights.v_bias);
+                of.q_norm = self.optional(&weights.q_norm);
+                of.k_norm = self.optional(&weights.k_norm);
+            }
+            AttentionWeights::Latent(weights) => {
+                of.q_a_norm = weights.q_a.as_ref().map(|(_, norm)| self.append(norm));
+                of.kv_a_norm = Some(self.append(&weights.kv_a_norm));
+            }
+        }
+        if let FeedForwardWeights::Experts { vectors, .. } = &layer.feed_forward {
+            of.router_bias = self.optional(&vectors.router_bias);
+            of.correction_bias = self.optional(&vectors.correction_bias);
+            if let Some(biases) = &vectors.biases {
+                of.expert_biases = biases.each_ref().map(|bias| Some(self.append(bias)));
+            }
+        }
+        of
+    }
+
+    fn optional(&mut self, vector: &Option<Vec<f32>>) -> Option<usize> {
+        vector.as_ref().map(|values| self.append(values))
     }
 
     fn append(&mut self, values: &[f32]) -> usize {

@@ -1,0 +1,303 @@
+//! The attention block: projections, the way into the cache, attention, output projection.
+
+use forebay_compute::{Attention, Cpu, MatmulJob, Matrix};
+use forebay_stream::{Lease, Residency};
+
+use super::{CpuBackend, Step, matmul_beside_reads, matrix, moe::recycle};
+use crate::ModelError;
+use crate::arch::Latent;
+use crate::weights::{AttentionWeights, GroupedWeights, HeadMatrices, LatentWeights};
+
+/// Activations of latent attention, for one batch.
+#[derive(Default)]
+pub struct LatentScratch {
+    /// Where queries pass through `[tokens, query rank]`.
+    q_a: Vec<f32>,
+    /// Queries `[tokens, heads, plain + rotary]`.
+    q: Vec<f32>,
+    /// The parts of queries that rotate `[tokens, heads, rotary]`, and those that do not, of all heads.
+    q_rotary: Vec<f32>,
+    q_plain: Vec<f32>,
+    /// `[tokens, rank + rotary]`, then apart.
+    kv_a: Vec<f32>,
+    k_rotary: Vec<f32>,
+    /// Products of one matrix for each head `[heads, tokens, rows]`.
+    by_head: Vec<f32>,
+    /// Outputs of all heads `[tokens, heads, value]`.
+    values: Vec<f32>,
+    /// Rows of each head `[heads, batch]`: `token * heads + head`.
+    rows: Vec<u32>,
+    batch: usize,
+    /// Always empty between calls; kept for its memory.
+    jobs: Vec<MatmulJob<'static>>,
+}
+
+impl LatentScratch {
+    pub fn reserve(latent: Option<&Latent>, heads: usize, batch: usize) -> LatentScratch {
+        let Some(latent) = latent else { return LatentScratch::default() };
+        let floats = |width: usize| vec![0.0; batch * width];
+        let rows = (0..heads).flat_map(|head| (0..batch).map(move |token| token * heads + head));
+        LatentScratch {
+            q_a: floats(latent.query_rank.unwrap_or(0)),
+            q: floats(heads * (latent.plain + latent.rotary)),
+            q_rotary: floats(heads * latent.rotary),
+            q_plain: floats(heads * latent.plain),
+            kv_a: floats(latent.rank + latent.rotary),
+            k_rotary: floats(latent.rotary),
+            by_head: floats(heads * latent.rank.max(latent.value)),
+            values: floats(heads * latent.value),
+            rows: rows.map(|row| row as u32).collect(),
+            batch,
+            jobs: Vec::with_capacity(heads),
+        }
+    }
+
+    /// Floats that a token of a batch takes.
+    pub fn floats_per_token(latent: Option<&Latent>, heads: usize) -> usize {
+        latent.map_or(0, |latent| {
+            let Latent { query_rank, rank, plain, rotary, value } = *latent;
+            query_rank.unwrap_or(0)
+                + rank
+                + 2 * rotary
+                + heads * (2 * (plain + rotary) + rank.max(value) + value + 1)
+        })
+    }
+}
+
+impl CpuBackend {
+    pub(super) fn project_layer(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
+        match &step.layer_weights().attention {
+            AttentionWeights::Grouped(weights) => self.project_grouped(step, weights)?,
+            AttentionWeights::Latent(weights) => self.project_latent(step, weights)?,
+        }
+        let CpuBackend { cpu, cache, scratch, .. } = self;
+        let attention = &step.architecture.attention;
+        let k = &scratch.k[..step.count * attention.kv_heads * attention.head_dim];
+        let values = match attention.latent {
+            None => step.count * attention.kv_heads * attention.value_dim,
+            Some(_) => 0,
+        };
+        cache.append(cpu, step.layer, step.position, k, &scratch.v[..values])?;
+        Ok(())
+    }
+
+    fn project_grouped(
+        &mut self,
+        step: &Step<'_>,
+        weights: &GroupedWeights,
+    ) -> Result<(), ModelError> {
+        let CpuBackend { cpu, residency, lease, ropes, scratch, positions, .. } = self;
+        let lease = lease.as_ref().expect("the layer was entered");
+        let (count, hidden) = (step.count, step.architecture.hidden);
+        let head_dim = step.architecture.attention.head_dim;
+        let normed = &scratch.normed[..count * hidden];
+        let q = &mut scratch.q[..count * weights.q.rows];
+        let k = &mut scratch.k[..count * weights.k.rows];
+        let v = &mut scratch.v[..count * weights.v.rows];
+        let types = [weights.q.ty, weights.k.ty, weights.v.ty];
+        scratch.input.prepare(cpu, normed, count, hidden, &types);
+        let input = &scratch.input;
+        let job = |part, out| MatmulJob {
+            w: matrix(residency, lease, part),
+            x: input,
+            tokens: None,
+            out,
+        };
+        let mut jobs =
+            [job(&weights.q, &mut *q), job(&weights.k, &mut *k), job(&weights.v, &mut *v)];
+        matmul_beside_reads(cpu, residency, &mut jobs)?;
+        add_bias(cpu, q, weights.q_bias.as_deref());
+        add_bias(cpu, k, weights.k_bias.as_deref());
+        add_bias(cpu, v, weights.v_bias.as_deref());
+        let epsilon = step.architecture.norm_epsilon;
+        norm_in_place(cpu, q, weights.q_norm.as_deref(), epsilon);
+        norm_in_place(cpu, k, weights.k_norm.as_deref(), epsilon);
+        let positions = &positions[step.position..step.position + count];
+        let rope = &ropes[step.architecture.layers[step.layer].rope];
+        cpu.rope(q, head_dim, positions, rope);
+        cpu.rope(k, head_dim, positions, rope);
+        Ok(())
+    }
+
+    /// Queries in latent space `[tokens, heads, rank + rotary]`, and as keys the latent vectors with the parts that
+    /// rotate.
+    fn project_latent(
+        &mut self,
+        step: &Step<'_>,
+        weights: &LatentWeights,
+    ) -> Result<(), ModelError> {
+        let CpuBackend { cpu, residency, lease, ropes, scratch, positions, .. } = self;
+        let lease = lease.as_ref().expect("the layer was entered");
+        let (count, hidden) = (step.count, step.architecture.hidden);
+        let attention = &step.architecture.attention;
+        let (heads, head_dim) = (attention.heads, attention.head_dim);
+        let latent = attention.latent.expect("the weights are of latent attention");
+        let Latent { rank, plain, rotary, .. } = latent;
+        let epsilon = step.architecture.norm_epsilon;
+        let at = &mut scratch.latent;
+        let q = &mut at.q[..count * weights.q.rows];
+        let kv_a = &mut at.kv_a[..count * weights.kv_a.rows];
+        let normed = &scratch.normed[..count * hidden];
+        let first = weights.q_a.as_ref().map_or(&weights.q, |(q_a, _)| q_a);
+        scratch.input.prepare(cpu, normed, count, hidden, &[first.ty, weights.kv_a.ty]);
+        let q_a = &mut at.q_a[..count * weights.q_a.as_ref().map_or(0, |(q_a, _)| q_a.rows)];
+        let out = if weights.q_a.is_some() { &mut *q_a } else { &mut *q };
+        let (w, x) = (matrix(residency, lease, first), &scratch.input);
+        let w_kv = matrix(residency, lease, &weights.kv_a);
+        let mut jobs = [
+            MatmulJob { w, x, tokens: None, out },
+            MatmulJob { w: w_kv, x, tokens: None, out: &mut *kv_a },
+        ];
+        matmul_beside_reads(cpu, residency, &mut jobs)?;
+        if let Some((_, norm)) = &weights.q_a {
+            cpu.rms_norm_in_place(q_a, norm, epsilon);
+            scratch.inner.prepare(cpu, q_a, count, norm.len(), &[weights.q.ty]);
+            let (w, x) = (matrix(residency, lease, &weights.q), &scratch.inner);
+            let mut jobs = [MatmulJob { w, x, tokens: None, out: &mut *q }];
+            matmul_beside_reads(cpu, residency, &mut jobs)?;
+        }
+
+        let (q_plain, q_rotary) =
+            (&mut at.q_plain[..count * heads * plain], &mut at.q_rotary[..count * heads * rotary]);
+        split_rows(q, [&mut *q_plain, &mut *q_rotary], [plain, rotary]);
+        let latents = &mut scratch.v[..count * rank];
+        let k_rotary = &mut at.k_rotary[..count * rotary];
+        split_rows(kv_a, [&mut *latents, &mut *k_rotary], [rank, rotary]);
+        cpu.rms_norm_in_place(latents, &weights.kv_a_norm, epsilon);
+        let positions = &positions[step.position..step.position + count];
+        let rope = &ropes[step.architecture.layers[step.layer].rope];
+        cpu.rope(q_rotary, rotary, positions, rope);
+        cpu.rope(k_rotary, rotary, positions, rope);
+        let k = &mut scratch.k[..count * head_dim];
+        join_rows([latents, k_rotary], [rank, rotary], k);
+
+        // Queries meet latent vectors: the matrix that would make keys of these turns those instead.
+        scratch.inner.prepare(cpu, q_plain, count * heads, plain, &[weights.k_b.matrix.ty]);
+        let by_head = &mut at.by_head[..count * heads * rank];
+        let jobs = HeadJobs { weights: &weights.k_b, count, batch: at.batch };
+        let jobs = jobs.fill(&mut at.jobs, residency, lease, &scratch.inner, &at.rows, by_head);
+        let mut jobs = jobs;
+        matmul_beside_reads(cpu, residency, &mut jobs)?;
+        at.jobs = recycle(jobs);
+        let q = &mut scratch.q[..count * heads * head_dim];
+        for (index, row) in q.chunks_exact_mut(head_dim).enumerate() {
+            let (token, head) = (index / heads, index % heads);
+            row[..rank].copy_from_slice(&by_head[(head * count + token) * rank..][..rank]);
+            row[rank..].copy_from_slice(&q_rotary[index * rotary..][..rotary]);
+        }
+        Ok(())
+    }
+
+    pub(super) fn attend_layer(&mut self, step: &Step<'_>) {
+        let attention = &step.architecture.attention;
+        let (tokens, heads) = (step.count, attention.heads);
+        let window = step.architecture.layers[step.layer].window;
+        let what = Attention {
+            window,
+            softcap: attention.softcap,
+            sinks: step.layer_weights().sinks.as_deref(),
+            ..Attention::causal(step.layer, heads, step.position, attention.scale)
+        };
+        let q = &self.scratch.q[..tokens * heads * attention.head_dim];
+        let attended = &mut self.scratch.attended[..tokens * heads * attention.value_dim];
+        self.cpu.attention(q, &self.cache, &what, attended);
+    }
+
+    pub(super) fn project_layer_output(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
+        let CpuBackend { cpu, residency, lease, scratch, .. } = self;
+        let lease = lease.as_ref().expect("the layer was entered");
+        let (weights, count) = (step.layer_weights(), step.count);
+        let attention = &step.architecture.attention;
+        let mut attended = &scratch.attended[..count * attention.heads * attention.value_dim];
+        if let AttentionWeights::Latent(of) = &weights.attention {
+            // From sums of latent vectors to sums of values.
+            let (heads, rank, rows) = (attention.heads, attention.value_dim, of.v_b.matrix.rows);
+            let at = &mut scratch.latent;
+            scratch.inner.prepare(cpu, attended, count * heads, rank, &[of.v_b.matrix.ty]);
+            let by_head = &mut at.by_head[..count * heads * rows];
+            let jobs = HeadJobs { weights: &of.v_b, count, batch: at.batch };
+            let inner = &scratch.inner;
+            let mut jobs = jobs.fill(&mut at.jobs, residency, lease, inner, &at.rows, by_head);
+            matmul_beside_reads(cpu, residency, &mut jobs)?;
+            at.jobs = recycle(jobs);
+            let values = &mut at.values[..count * heads * rows];
+            for (index, row) in values.chunks_exact_mut(rows).enumerate() {
+                let (token, head) = (index / heads, index % heads);
+                row.copy_from_slice(&by_head[(head * count + token) * rows..][..rows]);
+            }
+            attended = values;
+        }
+        scratch.input.prepare(cpu, attended, count, weights.o.cols, &[weights.o.ty]);
+        let out = &mut scratch.block_out[..count * step.architecture.hidden];
+        let w = matrix(residency, lease, &weights.o);
+        let job = MatmulJob { w, x: &scratch.input, tokens: None, out: &mut *out };
+        matmul_beside_reads(cpu, residency, &mut [job])?;
+        add_bias(cpu, out, weights.o_bias.as_deref());
+        Ok(())
+    }
+}
+
+/// Products of every head's rows with the head's matrix.
+struct HeadJobs<'a> {
+    weights: &'a HeadMatrices,
+    /// Tokens, and those that the rows are for.
+    count: usize,
+    batch: usize,
+}
+
+impl HeadJobs<'_> {
+    /// `x` is `[count * heads, cols]`, `out` `[heads, count, rows]`; `memory` is for the jobs.
+    fn fill<'a>(
+        &self,
+        memory: &mut Vec<MatmulJob<'static>>,
+        residency: &Residency,
+        lease: &'a Lease,
+        x: &'a forebay_compute::Activations,
+        rows: &'a [u32],
+        mut out: &'a mut [f32],
+    ) -> Vec<MatmulJob<'a>> {
+        let HeadMatrices { matrix, bytes, heads } = *self.weights;
+        let data = residency.bytes(lease, matrix.part);
+        let mut jobs = recycle(std::mem::take(memory));
+        for head in 0..heads {
+            let (own, rest) = out.split_at_mut(self.count * matrix.rows);
+            out = rest;
+            let data = &data[head * bytes..][..bytes];
+            let w = Matrix { ty: matrix.ty, rows: matrix.rows, cols: matrix.cols, data };
+            let tokens = Some(&rows[head * self.batch..][..self.count]);
+            jobs.push(MatmulJob { w, x, tokens, out: own });
+        }
+        jobs
+    }
+}
+
+/// The two parts of every row.
+fn split_rows(rows: &[f32], parts: [&mut [f32]; 2], [first, second]: [usize; 2]) {
+    let [a, b] = parts;
+    let parts = a.chunks_exact_mut(first).zip(b.chunks_exact_mut(second));
+    for (row, (a, b)) in rows.chunks_exact(first + second).zip(parts) {
+        a.copy_from_slice(&row[..first]);
+        b.copy_from_slice(&row[first..]);
+    }
+}
+
+fn join_rows([a, b]: [&[f32]; 2], [first, second]: [usize; 2], rows: &mut [f32]) {
+    let parts = a.chunks_exact(first).zip(b.chunks_exact(second));
+    for (row, (a, b)) in rows.chunks_exact_mut(first + second).zip(parts) {
+        row[..first].copy_from_slice(a);
+        row[first..].copy_from_slice(b);
+    }
+}
+
+pub(super) fn add_bias(cpu: &Cpu, rows: &mut [f32], bias: Option<&[f32]>) {
+    if let Some(bias) = bias {
+        cpu.add_bias_rows(rows, bias);
+    }
+}
+
+/// Norms every run of `weight.len()` values: a head, or a whole projection.
+pub(super) fn norm_in_place(cpu: &Cpu, values: &mut [f32], weight: Option<&[f32]>, epsilon: f32) {
+    if let Some(weight) = weight {
+        cpu.rms_norm_in_place(values, weight, epsilon);
+    }
+}
