@@ -185,6 +185,7 @@ impl Architecture {
         let rope = &self.rope;
         Ok(RopeTable::new(&RopeConfig {
             rotary_dim: rope.rotary_dim,
+            rotary_from: 0,
             theta: rope.theta,
             layout: rope.layout,
             scaling: rope.scaling,
