@@ -80,6 +80,7 @@ fn elementwise(cpu: &Cpu) -> Result<(), Box<dyn std::error::Error>> {
     for layout in [RopeLayout::Interleaved, RopeLayout::Neox] {
         let table = RopeTable::new(&RopeConfig {
             rotary_dim: 64,
+            rotary_from: 0,
             theta: 1e4,
             layout,
             scaling: RopeScaling::None,
@@ -100,8 +101,9 @@ fn elementwise(cpu: &Cpu) -> Result<(), Box<dyn std::error::Error>> {
 }
 
 fn filled(cpu: &Cpu, kv_heads: usize, dim: usize, context: usize) -> KvCache {
-    let shape = KvShape { layers: 1, kv_heads, head_dim_k: dim, head_dim_v: dim, context };
-    let mut cache = KvCache::new(shape, KvType::F16).expect("the cache fits");
+    let shape =
+        KvShape { kv_heads, head_dim_k: dim, head_dim_v: dim, values_in_keys: false, context };
+    let mut cache = KvCache::new(&[shape], KvType::F16).expect("the cache fits");
     let rows = numbers(context * kv_heads * dim);
     cache.append(cpu, 0, 0, &rows, &rows).expect("the context has room");
     cache

@@ -24,29 +24,30 @@ impl KvType {
     }
 }
 
-/// The dimensions of a [`KvCache`].
+/// The dimensions of one layer of a [`KvCache`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct KvShape {
-    pub layers: usize,
     pub kv_heads: usize,
     /// Elements of a key.
     pub head_dim_k: usize,
     /// Elements of a value.
     pub head_dim_v: usize,
+    /// A value is the first `head_dim_v` elements of its key, so that nothing is stored twice:
+    /// DeepSeek's latent rows, which all query heads share.
+    pub values_in_keys: bool,
     /// Positions that fit.
     pub context: usize,
 }
 
 impl KvShape {
-    /// Bytes that a cache of this shape reserves, or `None` when that is no 64-bit number. Rows
+    /// Bytes that a layer of this shape reserves, or `None` when that is no 64-bit number. Rows
     /// are padded to eight elements.
     pub fn bytes(&self, kind: KvType) -> Option<u64> {
-        let row = padded(self.head_dim_k)?.checked_add(padded(self.head_dim_v)?)?;
+        let values = if self.values_in_keys { 0 } else { padded(self.head_dim_v)? };
+        let row = padded(self.head_dim_k)?.checked_add(values)?;
         [self.kv_heads, self.context, kind.bytes()]
             .into_iter()
-            .try_fold((self.layers as u64).checked_mul(row as u64)?, |bytes, factor| {
-                bytes.checked_mul(factor as u64)
-            })
+            .try_fold(row as u64, |bytes, factor| bytes.checked_mul(factor as u64))
     }
 }
 
@@ -60,14 +61,15 @@ fn padded(dim: usize) -> Option<usize> {
 /// Memory is reserved at creation and supplied by the system as positions are first written. Each
 /// key/value head of a layer is one run of rows, which attention reads from front to back.
 pub struct KvCache {
-    shape: KvShape,
     kind: KvType,
     layers: Vec<Layer>,
 }
 
 struct Layer {
+    shape: KvShape,
     keys: Plane,
-    values: Plane,
+    /// `None` where values lie in the keys.
+    values: Option<Plane>,
     /// Positions written.
     len: usize,
 }
@@ -94,39 +96,34 @@ pub(crate) enum HeadRows<'a> {
 }
 
 impl KvCache {
-    /// Reserves a cache for `shape`.
+    /// Reserves a cache with a layer for each of `shapes`.
     ///
     /// # Errors
     /// [`ComputeError::CacheTooLarge`] when the system refuses the memory.
-    pub fn new(shape: KvShape, kind: KvType) -> Result<KvCache, ComputeError> {
-        let bytes = shape.bytes(kind);
+    ///
+    /// # Panics
+    /// When values that lie in their keys are longer than these.
+    pub fn new(shapes: &[KvShape], kind: KvType) -> Result<KvCache, ComputeError> {
+        let bytes = sum_of_bytes(shapes.iter(), kind);
         let refused = || ComputeError::CacheTooLarge { bytes };
         if bytes.is_none_or(|bytes| isize::try_from(bytes).is_err()) {
             return Err(refused());
         }
-        let plane = |dim: usize| {
-            let stride = padded(dim)?;
-            let len = shape.kv_heads.checked_mul(shape.context)?.checked_mul(stride)?;
-            let rows = match kind {
-                KvType::F16 => Rows::F16(Buffer::zeroed(len)?),
-                KvType::F32 => Rows::F32(Buffer::zeroed(len)?),
-            };
-            Some(Plane { rows, dim, stride })
-        };
-        let layer = || {
-            Some(Layer { keys: plane(shape.head_dim_k)?, values: plane(shape.head_dim_v)?, len: 0 })
-        };
-        let mut layers = Vec::new();
-        layers.try_reserve_exact(shape.layers).map_err(|_| refused())?;
-        for _ in 0..shape.layers {
-            layers.push(layer().ok_or_else(refused)?);
-        }
-        Ok(KvCache { shape, kind, layers })
+        let layers = shapes.iter().map(|shape| Layer::new(*shape, kind).ok_or_else(refused));
+        Ok(KvCache { kind, layers: layers.collect::<Result<_, _>>()? })
     }
 
-    /// The dimensions that the cache was made for.
-    pub fn shape(&self) -> &KvShape {
-        &self.shape
+    /// The dimensions of `layer`.
+    ///
+    /// # Panics
+    /// When there is no such layer.
+    pub fn shape(&self, layer: usize) -> &KvShape {
+        &self.layers[layer].shape
+    }
+
+    /// Positions that fit every layer.
+    pub fn context(&self) -> usize {
+        self.layers.iter().map(|layer| layer.shape.context).min().unwrap_or(0)
     }
 
     /// What elements are stored as.
@@ -136,7 +133,8 @@ impl KvCache {
 
     /// Bytes reserved.
     pub fn bytes(&self) -> u64 {
-        self.shape.bytes(self.kind).unwrap_or(u64::MAX)
+        let shapes = self.layers.iter().map(|layer| &layer.shape);
+        sum_of_bytes(shapes, self.kind).expect("counted when it was reserved")
     }
 
     /// Positions that every layer holds.
@@ -165,7 +163,8 @@ impl KvCache {
     }
 
     /// Writes a run of tokens at `position`, `position + 1`, ... of `layer`, and forgets what lay
-    /// behind. `k` is `[tokens, kv_heads, head_dim_k]`, `v` `[tokens, kv_heads, head_dim_v]`.
+    /// behind. `k` is `[tokens, kv_heads, head_dim_k]`, `v` `[tokens, kv_heads, head_dim_v]`, or
+    /// empty where values lie in the keys.
     ///
     /// # Errors
     /// [`ComputeError::ContextFull`] when the run does not fit.
@@ -181,39 +180,77 @@ impl KvCache {
         k: &[f32],
         v: &[f32],
     ) -> Result<(), ComputeError> {
-        let KvShape { kv_heads, head_dim_k, head_dim_v, context, .. } = self.shape;
+        let layer = &mut self.layers[layer];
+        let KvShape { kv_heads, head_dim_k, head_dim_v, context, .. } = layer.shape;
         let row = (kv_heads * head_dim_k).max(1);
         let tokens = k.len() / row;
         assert!(k.len() == tokens * kv_heads * head_dim_k, "append: k is no whole token");
-        assert!(v.len() == tokens * kv_heads * head_dim_v, "append: v does not fit k");
-        let layer = &mut self.layers[layer];
+        let value_row = if layer.values.is_some() { kv_heads * head_dim_v } else { 0 };
+        assert!(v.len() == tokens * value_row, "append: v does not fit k");
         assert!(position <= layer.len, "append: a gap before position {position}");
         let end = position.saturating_add(tokens);
         if end > context {
             return Err(ComputeError::ContextFull { first: position, end, context });
         }
         layer.keys.write(cpu, kv_heads, context, position, k);
-        layer.values.write(cpu, kv_heads, context, position, v);
+        if let Some(values) = &mut layer.values {
+            values.write(cpu, kv_heads, context, position, v);
+        }
         layer.len = end;
         Ok(())
     }
 
     /// Positions `0..context` of one head's keys, rows of [`KvCache::key_stride`] elements.
     pub(crate) fn keys(&self, layer: usize, kv_head: usize) -> HeadRows<'_> {
-        self.layers[layer].keys.head(kv_head, self.shape.context)
+        let layer = &self.layers[layer];
+        layer.keys.head(kv_head, layer.shape.context)
     }
 
     /// Positions `0..context` of one head's values, rows of [`KvCache::value_stride`] elements.
     pub(crate) fn values(&self, layer: usize, kv_head: usize) -> HeadRows<'_> {
-        self.layers[layer].values.head(kv_head, self.shape.context)
+        let layer = &self.layers[layer];
+        layer.values.as_ref().unwrap_or(&layer.keys).head(kv_head, layer.shape.context)
     }
 
-    pub(crate) fn key_stride(&self) -> usize {
-        self.shape.head_dim_k.next_multiple_of(LANES)
+    /// Elements from one key to the next.
+    pub(crate) fn key_stride(&self, layer: usize) -> usize {
+        self.layers[layer].keys.stride
     }
 
-    pub(crate) fn value_stride(&self) -> usize {
-        self.shape.head_dim_v.next_multiple_of(LANES)
+    /// Elements from one value to the next.
+    pub(crate) fn value_stride(&self, layer: usize) -> usize {
+        let layer = &self.layers[layer];
+        layer.values.as_ref().unwrap_or(&layer.keys).stride
+    }
+
+    /// Elements of a value, in whole vectors: those behind its end are not wanted, and lie in the
+    /// cache.
+    pub(crate) fn value_width(&self, layer: usize) -> usize {
+        self.layers[layer].shape.head_dim_v.next_multiple_of(LANES)
+    }
+}
+
+/// Bytes of all layers, or `None` when that is no 64-bit number.
+fn sum_of_bytes<'a>(mut shapes: impl Iterator<Item = &'a KvShape>, kind: KvType) -> Option<u64> {
+    shapes.try_fold(0_u64, |sum, shape| sum.checked_add(shape.bytes(kind)?))
+}
+
+impl Layer {
+    /// `None` when the system refuses the memory.
+    fn new(shape: KvShape, kind: KvType) -> Option<Layer> {
+        let KvShape { head_dim_k, head_dim_v, .. } = shape;
+        assert!(!shape.values_in_keys || head_dim_v <= head_dim_k, "{shape:?}: values are longer");
+        let plane = |dim: usize| {
+            let stride = padded(dim)?;
+            let len = shape.kv_heads.checked_mul(shape.context)?.checked_mul(stride)?;
+            let rows = match kind {
+                KvType::F16 => Rows::F16(Buffer::zeroed(len)?),
+                KvType::F32 => Rows::F32(Buffer::zeroed(len)?),
+            };
+            Some(Plane { rows, dim, stride })
+        };
+        let values = if shape.values_in_keys { None } else { Some(plane(head_dim_v)?) };
+        Some(Layer { shape, keys: plane(head_dim_k)?, values, len: 0 })
     }
 }
 
@@ -297,13 +334,13 @@ mod tests {
     use crate::testing::{cpus, random};
 
     const SHAPE: KvShape =
-        KvShape { layers: 2, kv_heads: 3, head_dim_k: 20, head_dim_v: 8, context: 10 };
+        KvShape { kv_heads: 3, head_dim_k: 20, head_dim_v: 8, values_in_keys: false, context: 10 };
 
     #[test]
     fn rows_land_by_head_and_position_rounded_to_the_kind() {
         for cpu in cpus() {
             for kind in [KvType::F16, KvType::F32] {
-                let mut cache = KvCache::new(SHAPE, kind).unwrap();
+                let mut cache = KvCache::new(&[SHAPE; 2], kind).unwrap();
                 assert_eq!(cache.bytes(), (2 * 3 * 10 * (24 + 8) * kind.bytes()) as u64);
                 let (k, v) = (random(1, 4 * 3 * 20), random(2, 4 * 3 * 8));
                 cache.append(&cpu, 1, 0, &k[..60], &v[..24]).unwrap();
@@ -329,9 +366,25 @@ mod tests {
     }
 
     #[test]
+    fn values_that_lie_in_their_keys_take_no_memory() {
+        for cpu in cpus() {
+            let shape = KvShape { kv_heads: 1, values_in_keys: true, ..SHAPE };
+            let mut cache = KvCache::new(&[shape, SHAPE], KvType::F32).unwrap();
+            assert_eq!(cache.bytes(), (4 * 10 * (24 + 3 * (24 + 8))) as u64);
+            let k = random(1, 4 * 20);
+            cache.append(&cpu, 0, 0, &k, &[]).unwrap();
+            assert_eq!((cache.value_stride(0), cache.value_width(0)), (24, 8));
+            let HeadRows::F32(values) = cache.values(0, 0) else { panic!("stored as f32") };
+            for (row, k) in values.chunks(24).zip(k.chunks(20)) {
+                assert_eq!(row[..8], k[..8]);
+            }
+        }
+    }
+
+    #[test]
     fn the_context_is_a_hard_end_and_truncation_moves_back() {
         let cpu = &cpus()[0];
-        let mut cache = KvCache::new(SHAPE, KvType::F16).unwrap();
+        let mut cache = KvCache::new(&[SHAPE; 2], KvType::F16).unwrap();
         let (k, v) = (random(1, 10 * 60), random(2, 10 * 24));
         for layer in 0..2 {
             cache.append(cpu, layer, 0, &k, &v).unwrap();
@@ -350,10 +403,9 @@ mod tests {
         for shape in [
             KvShape { context: usize::MAX, ..SHAPE },
             KvShape { head_dim_k: usize::MAX, ..SHAPE },
-            KvShape { layers: usize::MAX, context: 0, ..SHAPE },
             KvShape { kv_heads: 1 << 30, context: 1 << 30, ..SHAPE },
         ] {
-            assert!(KvCache::new(shape, KvType::F32).is_err(), "{shape:?}");
+            assert!(KvCache::new(&[SHAPE, shape], KvType::F32).is_err(), "{shape:?}");
         }
     }
 }

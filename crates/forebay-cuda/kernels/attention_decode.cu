@@ -57,7 +57,7 @@ __device__ inline void load_queries(Queries &queries, F row_at, int dim_k, int c
 // `k` null, that kernel has run.
 struct Inputs {
     const float *k, *v, *q_bias, *k_bias, *v_bias, *q_norm, *k_norm, *angles;
-    int rotary_dim, interleaved;
+    int rotary_dim, rotary_from, interleaved;
     float eps;
 };
 
@@ -93,7 +93,7 @@ __device__ inline void finish_inputs(float *memory, const float *q, const Inputs
     }
     __syncthreads();
     const float *angles = in.angles ? memory + ANGLES * HEAD_DIM : nullptr;
-    const HeadRules rules{angles, in.rotary_dim, in.interleaved, in.eps};
+    const HeadRules rules{angles, in.rotary_dim, in.rotary_from, in.interleaved, in.eps};
     for (int row = threadIdx.x >> 5; row <= KEY; row += WARPS) {
         if (row >= columns && row != KEY) continue;
         const int norm = row == KEY ? KEY_NORM : QUERY_NORM;
@@ -300,12 +300,13 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, HEAD_DIM > 128 ? 2 : 3)
                      int context, int window, float scale, float softcap, i8 *codes, ActivationScale *scales,
                      const float *k_input, const float *v_input, const float *q_bias, const float *k_bias,
                      const float *v_bias, const float *q_norm, const float *k_norm, const float *angles,
-                     int rotary_dim, int interleaved, float eps) {
+                     int rotary_dim, int rotary_from, int interleaved, float eps) {
     wait_for_previous();
     __shared__ Queries queries;
     __shared__ __align__(16) Shared shared;
     const AttentionShape shape{tokens, heads, kv_heads, dim_k, dim_v, context, window, scale, softcap};
-    const Inputs inputs{k_input, v_input, q_bias, k_bias, v_bias, q_norm, k_norm, angles, rotary_dim, interleaved, eps};
+    const Inputs inputs{k_input, v_input, q_bias,     k_bias,      v_bias,      q_norm,
+                        k_norm,  angles,  rotary_dim, rotary_from, interleaved, eps};
     const Output output{out, codes, scales};
     const int group = heads / kv_heads, columns = tokens * group;
     const int chunks = (columns + COLUMNS - 1) / COLUMNS;
@@ -319,7 +320,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, HEAD_DIM > 128 ? 2 : 3)
 
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const KvRows<KvType> keys = kv_head<KvType>(key_plane, dim_k, kv_head_index, kv_heads, context);
-    const KvRows<KvType> values = kv_head<KvType>(value_plane, dim_v, kv_head_index, kv_heads, context);
+    const KvRows<KvType> values =
+        kv_values<KvType>(key_plane, value_plane, dim_k, dim_v, kv_head_index, kv_heads, context);
     if (k_input) {
         float *rows = &shared.values[0][0][0];
         const int first_head = kv_head_index * group + first_column;

@@ -68,7 +68,8 @@ __device__ inline void attention(const float *q, void *key_plane, void *value_pl
     const KvRows<KvType> keys =
         kv_head<KvType>(key_plane, shape.dim_k, kv_head_index, shape.kv_heads, shape.context);
     const KvRows<KvType> values =
-        kv_head<KvType>(value_plane, shape.dim_v, kv_head_index, shape.kv_heads, shape.context);
+        kv_values<KvType>(key_plane, value_plane, shape.dim_k, shape.dim_v, kv_head_index, shape.kv_heads,
+                          shape.context);
     float queries[N];
     Running<N> running;
     running.largest = -INFINITE;

@@ -5,21 +5,22 @@
 static constexpr int WARPS = 4;
 
 // q [tokens, heads, dim_k] is changed in place, or stays where bias, norm and angles are all missing; k [tokens,
-// kv_heads, dim_k] and v [tokens, kv_heads, dim_v] go to the cache. angles [positions, 2, rotary_dim / 2] are cosines and
-// sines. A position beyond the context is not written. One warp for each head of each token: grid (heads, tokens).
+// kv_heads, dim_k] and v [tokens, kv_heads, dim_v] go to the cache; v is null where values lie in the keys. Of a key the
+// first `key_norm_dim` elements are normed. angles [positions, 2, rotary_dim / 2] are cosines and sines. A position beyond
+// the context is not written. One warp for each head of each token: grid (heads, tokens).
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
     attention_inputs(float *q, const float *k, const float *v, const float *q_bias,
                      const float *k_bias, const float *v_bias, const float *q_norm,
                      const float *k_norm, const float *angles, const u32 *positions, void *keys,
-                     void *values, int heads, int kv_heads, int dim_k, int dim_v, int rotary_dim,
-                     int interleaved, int context, float eps) {
+                     void *values, int heads, int kv_heads, int dim_k, int dim_v, int key_norm_dim,
+                     int rotary_dim, int rotary_from, int interleaved, int context, float eps) {
     wait_for_previous();
     extern __shared__ float shared[];
     const int lane = threadIdx.x & 31;
     float *row = shared + (threadIdx.x >> 5) * max(dim_k, dim_v);
     const int head = blockIdx.x * WARPS + (threadIdx.x >> 5);
     const size_t token = blockIdx.y;
-    if (head >= heads + 2 * kv_heads) return;
+    if (head >= heads + (v ? 2 : 1) * kv_heads) return;
     const u32 position = positions[token];
     if (position >= (u32)context) return;
 
@@ -34,7 +35,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     for (int i = lane; i < dim; i += 32)
         row[i] = bias ? from[i] + bias[(size_t)member * dim + i] : from[i];
     const float *of_position = angles ? angles + (size_t)position * rotary_dim : nullptr;
-    finish_head(row, dim, norm, !value, HeadRules{of_position, rotary_dim, interleaved, eps});
+    finish_head(row, query ? dim : key_norm_dim, norm, !value,
+                HeadRules{of_position, rotary_dim, rotary_from, interleaved, eps});
     if (query) {
         for (int i = lane; i < dim; i += 32) q[first + i] = row[i];
     } else {

@@ -190,7 +190,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, HEAD_DIM > 128 ? 2 : 3)
     const int start = (int)positions[0];
     const int token = first_row + warp * 16 + lane / 4;
     const KvRows<KvType> keys = kv_head<KvType>(key_plane, dim_k, kv_head_index, kv_heads, context);
-    const KvRows<KvType> values = kv_head<KvType>(value_plane, dim_v, kv_head_index, kv_heads, context);
+    const KvRows<KvType> values =
+        kv_values<KvType>(key_plane, value_plane, dim_k, dim_v, kv_head_index, kv_heads, context);
     const Rule rule{window, softcap};
     const Span span{first_visible(start + first_row, window),
                     min(start + min(first_row + ROWS, tokens), context)};

@@ -1,9 +1,5 @@
-// Biases, the gated activation, a look for values that are not finite, and some words from the host. Sums and products are rounded one by one,
-// not fused, so that they equal the processor's.
-#include "common.cuh"
-
-// Element index of this thread in a one-dimensional grid.
-__device__ inline size_t element() { return (size_t)blockIdx.x * blockDim.x + threadIdx.x; }
+// Biases, the gated activation, soft caps, a look for values that are not finite, and some words from the host.
+#include "gating.cuh"
 
 // x [rows, width] += bias [width]; the grid's second dimension counts rows.
 extern "C" __global__ void __launch_bounds__(256)
@@ -14,20 +10,43 @@ extern "C" __global__ void __launch_bounds__(256)
     for (size_t row = blockIdx.y; row < (size_t)rows; row += gridDim.y) x[row * width + i] += bias[i];
 }
 
-__device__ inline float silu(float x) { return x / (1.0f + expf(-x)); }
-
-// out = silu(gate) * up; `out` may be `gate`.
+// out [rows, width] = gating(gate, up); `out` may be `gate`. Where there are `ids`, row r belongs to the expert ids[pairs[r]],
+// or ids[r] if `pairs` is null, whose biases [experts, width] are added first. Without them rows are taken as one, so that
+// quads of elements are aligned whatever the width; with them only a width of whole quads keeps them so.
 extern "C" __global__ void __launch_bounds__(256)
-    silu_mul(const float *gate, const float *up, float *out, u64 n) {
+    gate(const float *gates, const float *ups, float *out, u64 width, int rows, int gating, float alpha, float limit,
+         const float *gate_bias, const float *up_bias, const u32 *ids, const u32 *pairs) {
     wait_for_previous();
-    const size_t i = element() * 4;
-    if (i + 4 <= n) {
-        const float4 g = *(const float4 *)(gate + i), u = *(const float4 *)(up + i);
-        *(float4 *)(out + i) =
-            make_float4(silu(g.x) * u.x, silu(g.y) * u.y, silu(g.z) * u.z, silu(g.w) * u.w);
-        return;
+    const u64 i = 4 * ((u64)blockIdx.x * blockDim.x + threadIdx.x);
+    const bool quad = i + 4 <= width && (!ids || width % 4 == 0);
+    for (u64 row = blockIdx.y; row < (u64)rows; row += gridDim.y) {
+        const u64 at = row * width + i;
+        const u64 bias = ids ? ids[pairs ? pairs[row] : row] * width + i : 0;
+        if (quad) {
+            float4 g = *(const float4 *)(gates + at), u = *(const float4 *)(ups + at);
+            if (ids) {
+                const float4 b = *(const float4 *)(gate_bias + bias), c = *(const float4 *)(up_bias + bias);
+                g = make_float4(g.x + b.x, g.y + b.y, g.z + b.z, g.w + b.w);
+                u = make_float4(u.x + c.x, u.y + c.y, u.z + c.z, u.w + c.w);
+            }
+            *(float4 *)(out + at) =
+                make_float4(gated(gating, g.x, u.x, alpha, limit), gated(gating, g.y, u.y, alpha, limit),
+                            gated(gating, g.z, u.z, alpha, limit), gated(gating, g.w, u.w, alpha, limit));
+            continue;
+        }
+        for (int j = 0; j < 4 && i + j < width; j++) {
+            const float g = ids ? gates[at + j] + gate_bias[bias + j] : gates[at + j];
+            const float u = ids ? ups[at + j] + up_bias[bias + j] : ups[at + j];
+            out[at + j] = gated(gating, g, u, alpha, limit);
+        }
     }
-    for (size_t j = i; j < n; j++) out[j] = silu(gate[j]) * up[j];
+}
+
+// x = cap * tanh(x / cap), count elements.
+extern "C" __global__ void __launch_bounds__(256) softcap(float *x, u64 count, float cap) {
+    wait_for_previous();
+    const u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < count) x[i] = cap * tanhf(x[i] / cap);
 }
 
 // Words of host memory, of which the host may have written others since the kernel before.

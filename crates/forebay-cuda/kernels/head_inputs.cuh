@@ -33,22 +33,24 @@ __device__ inline void store_row(const KvRows<T> &rows, int position, const floa
 struct HeadRules {
     // Cosines [rotary_dim / 2], then sines, of the position; null: nothing turns.
     const float *angles;
-    int rotary_dim, interleaved;
+    // How many elements turn, from which on.
+    int rotary_dim, rotary_from, interleaved;
     float eps;
 };
 
-// Norms, if `norm`, and turns, if `turns`, the head in `row` [dim], shared memory of one warp.
-__device__ inline void finish_head(float *row, int dim, const float *norm, bool turns, const HeadRules &rules) {
+// Norms its first `norm_dim` elements, if `norm`, and turns, if `turns`, the head in `row`, shared memory of one warp.
+__device__ inline void finish_head(float *row, int norm_dim, const float *norm, bool turns, const HeadRules &rules) {
     const int lane = threadIdx.x & 31;
     if (norm) {
         float sum = 0.0f;
-        for (int i = lane; i < dim; i += 32) sum += row[i] * row[i];
-        const float scale = 1.0f / sqrtf(warp_sum(sum) / (float)dim + rules.eps);
-        for (int i = lane; i < dim; i += 32) row[i] = row[i] * scale * norm[i];
+        for (int i = lane; i < norm_dim; i += 32) sum += row[i] * row[i];
+        const float scale = 1.0f / sqrtf(warp_sum(sum) / (float)norm_dim + rules.eps);
+        for (int i = lane; i < norm_dim; i += 32) row[i] = row[i] * scale * norm[i];
     }
     if (rules.angles && turns) {
         __syncwarp();
         const int pairs = rules.rotary_dim / 2;
+        row += rules.rotary_from;
         for (int pair = lane; pair < pairs; pair += 32) {
             int i, j;
             pair_of(pair, pairs, rules.interleaved, i, j);

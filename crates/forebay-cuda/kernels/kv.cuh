@@ -3,6 +3,8 @@
 // A plane (the keys or the values) is [kv_heads, context, stride] elements. f16 and f32 rows are padded with zeroes to
 // 8 elements. q8_0 rows are padded to 32 and hold bytes; their scales, half floats, one for every 32 elements, follow
 // the whole plane, at an address that is a multiple of 16: [kv_heads, context, stride / 32].
+//
+// Where values lie in the keys, as a key's first elements, both planes are one.
 #pragma once
 #include <cuda_fp16.h>
 #include "common.cuh"
@@ -66,6 +68,13 @@ __device__ inline KvRows<T> kv_head(void *plane, int dim, int head, int heads, i
     if constexpr (sizeof(typename T::Element) == 1)
         rows.scales = (__half *)((u8 *)plane + (size_t)heads * context * stride) + first / 32;
     return rows;
+}
+
+// Rows of the values of head `head`, of which the first elements count.
+template <class T>
+__device__ inline KvRows<T> kv_values(void *key_plane, void *value_plane, int dim_k, int dim_v, int head,
+                                      int heads, int context) {
+    return kv_head<T>(value_plane, value_plane == key_plane ? dim_k : dim_v, head, heads, context);
 }
 
 // One element, widened.

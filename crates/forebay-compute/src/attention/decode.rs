@@ -16,9 +16,10 @@ const SERIAL_WORK: usize = 128 * 1024;
 const BLOCK: usize = 8;
 
 pub(super) fn run(cpu: &Cpu, q: &[f32], cache: &KvCache, what: &Attention<'_>, out: &mut [f32]) {
-    let shape = cache.shape();
+    let shape = cache.shape(what.layer);
     let group = what.heads / shape.kv_heads;
-    let (key_stride, value_stride) = (cache.key_stride(), cache.value_stride());
+    let (key_stride, value_stride) = (cache.key_stride(what.layer), cache.value_stride(what.layer));
+    let width = cache.value_width(what.layer);
     let end = what.first_position + 1;
     let start = what.first_visible(what.first_position);
     let first_chunk = start / CHUNK;
@@ -26,12 +27,12 @@ pub(super) fn run(cpu: &Cpu, q: &[f32], cache: &KvCache, what: &Attention<'_>, o
 
     // A task's part: the largest score and the sum of each query head, then their values.
     // Rounded up to whole cache lines, so that workers do not share one.
-    let part_len = (group * (2 + value_stride)).next_multiple_of(16);
+    let part_len = (group * (2 + width)).next_multiple_of(16);
     let tasks = shape.kv_heads * chunks;
     let mut shared = cpu.shared_scratch();
     let parts = shared.floats(tasks * part_len);
 
-    let work = shape.kv_heads * (end - start) * group * (key_stride + value_stride);
+    let work = shape.kv_heads * (end - start) * group * (key_stride + width);
     let tasks_at_once = if work < SERIAL_WORK { tasks } else { 1 };
     cpu.pool.for_each_chunk_mut(parts, tasks_at_once * part_len, |worker, at, parts| {
         let mut scratch = cpu.worker_scratch(worker);
@@ -51,13 +52,13 @@ pub(super) fn run(cpu: &Cpu, q: &[f32], cache: &KvCache, what: &Attention<'_>, o
                 (HeadRows::F16(keys), HeadRows::F16(values)) => {
                     let keys = span(keys, key_stride, from, to);
                     let values = span(values, value_stride, from, to);
-                    let inputs = Inputs { queries, keys, values, positions, group, softcap };
+                    let inputs = Inputs { queries, keys, values, positions, group, width, softcap };
                     dispatch(cpu, Chunk { inputs, scores, part });
                 }
                 (HeadRows::F32(keys), HeadRows::F32(values)) => {
                     let keys = span(keys, key_stride, from, to);
                     let values = span(values, value_stride, from, to);
-                    let inputs = Inputs { queries, keys, values, positions, group, softcap };
+                    let inputs = Inputs { queries, keys, values, positions, group, width, softcap };
                     dispatch(cpu, Chunk { inputs, scores, part });
                 }
                 _ => unreachable!("a cache has one element type"),
@@ -67,7 +68,7 @@ pub(super) fn run(cpu: &Cpu, q: &[f32], cache: &KvCache, what: &Attention<'_>, o
     for (head, out) in out.chunks_exact_mut(shape.head_dim_v).enumerate() {
         let (kv_head, member) = (head / group, head % group);
         let parts = parts[kv_head * chunks * part_len..].chunks_exact(part_len).take(chunks);
-        join(parts, member, group, value_stride, what.sink(head), out);
+        join(parts, member, group, width, what.sink(head), out);
     }
 }
 
@@ -90,7 +91,7 @@ fn join<'a>(
     parts: impl Iterator<Item = &'a [f32]> + Clone,
     member: usize,
     group: usize,
-    value_stride: usize,
+    width: usize,
     sink: Option<f32>,
     out: &mut [f32],
 ) {
@@ -101,7 +102,7 @@ fn join<'a>(
     for part in parts {
         let weight = (part[member] - largest).exp();
         sum += part[group + member] * weight;
-        let values = &part[2 * group + member * value_stride..];
+        let values = &part[2 * group + member * width..];
         out.iter_mut().zip(values).for_each(|(out, x)| *out += weight * x);
     }
     out.iter_mut().for_each(|x| *x /= sum);
@@ -117,6 +118,8 @@ struct Inputs<'a, E> {
     values: &'a [E],
     positions: usize,
     group: usize,
+    /// Elements of a value that are wanted: its first, in whole vectors.
+    width: usize,
     softcap: Option<f32>,
 }
 
@@ -125,7 +128,7 @@ struct Chunk<'a, E> {
     inputs: Inputs<'a, E>,
     /// `[group, CHUNK]`, scratch.
     scores: &'a mut [f32],
-    /// Out: largest scores `[group]`, sums `[group]`, values `[group, value stride]`.
+    /// Out: largest scores `[group]`, sums `[group]`, values `[group, width]`.
     part: &'a mut [f32],
 }
 
@@ -135,8 +138,8 @@ impl<E: Element> Kernel for Chunk<'_, E> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let Chunk { inputs, scores, part } = self;
-        let Inputs { queries, keys, values, positions, group, softcap } = inputs;
-        let (key_stride, value_stride) = (keys.len() / positions, values.len() / positions);
+        let Inputs { queries, keys, values, positions, group, width, softcap } = inputs;
+        let key_stride = keys.len() / positions;
         let mut head = 0;
         while head < group {
             let rows = row_block(group - head);
@@ -158,7 +161,7 @@ impl<E: Element> Kernel for Chunk<'_, E> {
         while head < group {
             let rows = row_block(group - head);
             let p = &scores[head * CHUNK..(head + rows) * CHUNK];
-            let o = &mut sums_of_values[head * value_stride..(head + rows) * value_stride];
+            let o = &mut sums_of_values[head * width..(head + rows) * width];
             match rows {
                 4 => sum_rows::<S, E, 4, 2>(simd, p, values, o, positions),
                 2 => sum_rows::<S, E, 2, 4>(simd, p, values, o, positions),
@@ -290,13 +293,13 @@ fn sum_block<S: Simd, E: Element, const ROWS: usize, const VECTORS: usize>(
     positions: usize,
     vector: usize,
 ) {
-    let vectors = out.len() / ROWS;
+    let (vectors, value_vectors) = (out.len() / ROWS, values.len() / positions);
     let mut sums = [[simd.splat(0.0); VECTORS]; ROWS];
     let mut weights_of = [weights; ROWS];
     for (row, weights_of) in weights_of.iter_mut().enumerate() {
         *weights_of = &weights[row * CHUNK..][..positions];
     }
-    for (position, value) in values.chunks_exact(vectors).take(positions).enumerate() {
+    for (position, value) in values.chunks_exact(value_vectors).enumerate() {
         let value = &value[vector..vector + VECTORS];
         let mut v = [simd.splat(0.0); VECTORS];
         for i in 0..VECTORS {

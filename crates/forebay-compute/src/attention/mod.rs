@@ -63,7 +63,7 @@ impl Cpu {
     /// When the lengths do not fit together, `heads` is no multiple of the cache's heads, the
     /// window is 0, or the cache holds fewer positions than the last token needs.
     pub fn attention(&self, q: &[f32], cache: &KvCache, what: &Attention<'_>, out: &mut [f32]) {
-        let shape = cache.shape();
+        let shape = cache.shape(what.layer);
         assert!(
             shape.kv_heads > 0 && what.heads > 0 && what.heads.is_multiple_of(shape.kv_heads),
             "attention: {} query heads over {} key/value heads",

@@ -29,7 +29,7 @@ const KEY_BLOCK: usize = 4;
 const ROW_BLOCK: usize = 6;
 
 pub(super) fn run(cpu: &Cpu, q: &[f32], cache: &KvCache, what: &Attention<'_>, out: &mut [f32]) {
-    let shape = cache.shape();
+    let shape = cache.shape(what.layer);
     let group = what.heads / shape.kv_heads;
     let rows = q.len() / shape.head_dim_k / shape.kv_heads;
     let tiles = rows.div_ceil(ROWS);
@@ -66,16 +66,20 @@ struct Task<'a> {
 
 impl Task<'_> {
     fn run(&self, worker: usize, q: &[f32], out: &SharedSlice<'_, f32>) {
-        let (key_stride, value_stride) = (self.cache.key_stride(), self.cache.value_stride());
+        let layer = self.what.layer;
+        let shape = self.cache.shape(layer);
+        let (key_stride, value_stride) =
+            (self.cache.key_stride(layer), self.cache.value_stride(layer));
+        let width = self.cache.value_width(layer);
         let strips = self.rows.div_ceil(STRIP);
         let padded = strips * STRIP;
         let mut scratch = self.cpu.worker_scratch(worker);
         let lengths = [
             padded * key_stride,
             KEYS * key_stride,
-            KEYS * value_stride,
+            if shape.values_in_keys { 0 } else { KEYS * value_stride },
             padded * KEYS,
-            padded * value_stride,
+            padded * width,
             padded,
             padded,
             padded,
@@ -96,12 +100,15 @@ impl Task<'_> {
             let positions = KEYS.min(end - start);
             let masked = self.visible(start, positions, first, last);
             widen(self.cpu, self.keys(), start, positions, key_stride, keys);
-            widen(self.cpu, self.values(), start, positions, value_stride, values);
+            if !shape.values_in_keys {
+                widen(self.cpu, self.values(), start, positions, value_stride, values);
+            }
             let tile = Tile {
                 queries,
                 keys,
-                values,
+                values: if shape.values_in_keys { keys } else { values },
                 positions,
+                width,
                 scores,
                 sums_of_values,
                 largest,
@@ -113,7 +120,7 @@ impl Task<'_> {
             dispatch(self.cpu, tile);
             start += positions;
         }
-        self.finish(largest, sums, sums_of_values, value_stride, out);
+        self.finish(largest, sums, sums_of_values, width, out);
     }
 
     fn keys(&self) -> HeadRows<'_> {
@@ -137,7 +144,7 @@ impl Task<'_> {
 
     /// Queries as `[strips, key stride, STRIP]`, scaled; absent rows and padding are 0.
     fn transpose_queries(&self, q: &[f32], key_stride: usize, queries: &mut [f32]) {
-        let dim = self.cache.shape().head_dim_k;
+        let dim = self.cache.shape(self.what.layer).head_dim_k;
         queries.fill(0.0);
         for row in 0..self.rows {
             let (token, head) = self.token_and_head(row);
@@ -177,11 +184,11 @@ impl Task<'_> {
         largest: &[f32],
         sums: &[f32],
         sums_of_values: &[f32],
-        value_stride: usize,
+        width: usize,
         out: &SharedSlice<'_, f32>,
     ) {
-        let dim = self.cache.shape().head_dim_v;
-        for (row, values) in sums_of_values.chunks_exact(value_stride).take(self.rows).enumerate() {
+        let dim = self.cache.shape(self.what.layer).head_dim_v;
+        for (row, values) in sums_of_values.chunks_exact(width).take(self.rows).enumerate() {
             let (token, head) = self.token_and_head(row);
             let mut scale = 1.0 / sums[row];
             if let Some(sink) = self.what.sink(head) {
@@ -244,9 +251,11 @@ struct Tile<'a> {
     values: &'a [f32],
     /// Keys that are there; the rest of the tile is 0.
     positions: usize,
+    /// Elements of a value that are wanted: its first, in whole vectors.
+    width: usize,
     /// `[strips, KEYS, STRIP]`, scratch: scores, then weights.
     scores: &'a mut [f32],
-    /// `[rows, value stride]`, running.
+    /// `[rows, width]`, running.
     sums_of_values: &'a mut [f32],
     /// Largest score of each row so far.
     largest: &'a mut [f32],
@@ -265,7 +274,7 @@ impl Kernel for Tile<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let key_stride = self.keys.len() / KEYS;
-        let value_stride = self.values.len() / KEYS;
+        let width = self.width;
         let scores = self.scores.chunks_exact_mut(KEYS * STRIP);
         for (strip, (queries, scores)) in
             self.queries.chunks_exact(key_stride * STRIP).zip(scores).enumerate()
@@ -289,16 +298,16 @@ impl Kernel for Tile<'_> {
                 softcap: self.softcap,
             };
             softmax.run(simd);
-            let out = &mut self.sums_of_values[rows.start * value_stride..rows.end * value_stride];
+            let out = &mut self.sums_of_values[rows.start * width..rows.end * width];
             let decay = &self.decay[rows];
             let mut first = 0;
             while first < STRIP {
                 let mut column = 0;
-                while column + 2 * LANES <= value_stride {
+                while column + 2 * LANES <= width {
                     value_block::<S, 2>(simd, scores, self.values, decay, out, first, column);
                     column += 2 * LANES;
                 }
-                if column < value_stride {
+                if column < width {
                     value_block::<S, 1>(simd, scores, self.values, decay, out, first, column);
                 }
                 first += ROW_BLOCK;
@@ -400,11 +409,11 @@ fn value_block<S: Simd, const VECTORS: usize>(
     first_row: usize,
     column: usize,
 ) {
-    let stride = values.len() / KEYS;
+    let (stride, width) = (values.len() / KEYS, out.len() / STRIP);
     let mut sums = [[simd.splat(0.0); VECTORS]; ROW_BLOCK];
     for row in 0..ROW_BLOCK {
         let factor = simd.splat(decay[first_row + row]);
-        let out = &out[(first_row + row) * stride + column..][..VECTORS * LANES];
+        let out = &out[(first_row + row) * width + column..][..VECTORS * LANES];
         for (sum, out) in sums[row].iter_mut().zip(out.as_chunks::<LANES>().0) {
             *sum = simd.mul(simd.load(out), factor);
         }
@@ -421,7 +430,7 @@ fn value_block<S: Simd, const VECTORS: usize>(
         }
     }
     for row in 0..ROW_BLOCK {
-        let out = &mut out[(first_row + row) * stride + column..][..VECTORS * LANES];
+        let out = &mut out[(first_row + row) * width + column..][..VECTORS * LANES];
         for (sum, out) in sums[row].iter().zip(out.as_chunks_mut::<LANES>().0) {
             simd.store(*sum, out);
         }

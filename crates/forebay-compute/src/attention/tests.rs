@@ -27,13 +27,21 @@ impl Case {
         kind: KvType,
     ) -> Case {
         let (head_dim_k, head_dim_v) = dims;
-        let shape = KvShape { layers: 2, kv_heads, head_dim_k, head_dim_v, context };
+        let values_in_keys = false;
+        Case::of(heads, KvShape { kv_heads, head_dim_k, head_dim_v, values_in_keys, context }, kind)
+    }
+
+    fn of(heads: usize, shape: KvShape, kind: KvType) -> Case {
+        let KvShape { kv_heads, head_dim_k, head_dim_v, values_in_keys, context } = shape;
         let q = random(1, context * heads * head_dim_k).iter().map(|x| x * 3.0).collect();
         let k = random(2, context * kv_heads * head_dim_k);
-        let v = random(3, context * kv_heads * head_dim_v);
-        let mut cache = KvCache::new(shape, kind).unwrap();
+        let v = match values_in_keys {
+            true => k.chunks(head_dim_k).flat_map(|k| &k[..head_dim_v]).copied().collect(),
+            false => random(3, context * kv_heads * head_dim_v),
+        };
+        let mut cache = KvCache::new(&[shape; 2], kind).unwrap();
         let cpu = Cpu::new(1, Isa::detect(), Arithmetic::Fast);
-        cache.append(&cpu, 1, 0, &k, &v).unwrap();
+        cache.append(&cpu, 1, 0, &k, if values_in_keys { &[] } else { &v }).unwrap();
         Case { heads, shape, kind, q, k, v, cache }
     }
 
@@ -127,6 +135,27 @@ fn every_group_window_and_tail_agrees_with_f64() {
                 for (first, tokens) in [(0, 1), (99, 1), (0, 2), (3, 5), (60, 30), (0, 100)] {
                     case.check(&cpus, &Attention { window, ..case.what(first) }, tokens);
                 }
+            }
+        }
+    }
+}
+
+#[test]
+fn values_in_keys_agree_with_f64() {
+    let cpus = cpus();
+    // DeepSeek's own shape, and lengths that fill no vectors.
+    for (heads, kv_heads, (head_dim_k, head_dim_v)) in
+        [(16, 1, (576, 512)), (3, 1, (44, 37)), (6, 2, (20, 20)), (2, 1, (12, 3))]
+    {
+        for kind in [KvType::F16, KvType::F32] {
+            let (values_in_keys, context) = (true, 300);
+            let shape = KvShape { kv_heads, head_dim_k, head_dim_v, values_in_keys, context };
+            let case = Case::of(heads, shape, kind);
+            for (first, tokens) in [(0, 1), (299, 1), (3, 5), (250, 30)] {
+                let scale = 1.0 / (head_dim_k as f32).sqrt();
+                case.check(&cpus, &Attention { scale, ..case.what(first) }, tokens);
+                let window = Some(70);
+                case.check(&cpus, &Attention { scale, window, ..case.what(first) }, tokens);
             }
         }
     }

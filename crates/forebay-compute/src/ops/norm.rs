@@ -35,12 +35,35 @@ impl Cpu {
         let share = share(x.len(), n);
         self.pool.for_each_chunk_mut(x, share, |_, _, x| {
             for x in x.chunks_exact_mut(n) {
-                let scale = scale_of(self, x, eps);
-                for (x, w) in x.iter_mut().zip(weight) {
-                    *x = *x * scale * w;
-                }
+                norm_row(self, x, weight, eps);
             }
         });
+    }
+
+    /// As [`Cpu::rms_norm_in_place`], of the first `weight.len()` elements of every row of `x`
+    /// `[rows, row]`; the rest of a row stays (the latent part of DeepSeek's key rows).
+    ///
+    /// # Panics
+    /// When `weight` is empty or longer than a row, or `x` is no whole number of rows.
+    pub fn rms_norm_leading(&self, x: &mut [f32], row: usize, weight: &[f32], eps: f32) {
+        assert!(
+            !weight.is_empty() && weight.len() <= row && x.len().is_multiple_of(row),
+            "rms_norm: {} of {row} elements, no whole rows",
+            weight.len()
+        );
+        let share = share(x.len(), row);
+        self.pool.for_each_chunk_mut(x, share, |_, _, x| {
+            for x in x.chunks_exact_mut(row) {
+                norm_row(self, &mut x[..weight.len()], weight, eps);
+            }
+        });
+    }
+}
+
+fn norm_row(cpu: &Cpu, x: &mut [f32], weight: &[f32], eps: f32) {
+    let scale = scale_of(cpu, x, eps);
+    for (x, w) in x.iter_mut().zip(weight) {
+        *x = *x * scale * w;
     }
 }
 
@@ -98,6 +121,22 @@ mod tests {
                 let mut in_place = x.clone();
                 cpu.rms_norm_in_place(&mut in_place, &weight, 1e-6);
                 assert_eq!(in_place, out);
+            }
+        }
+    }
+
+    #[test]
+    fn a_norm_of_the_leading_part_leaves_the_rest() {
+        for cpu in cpus() {
+            for (rows, row, n) in [(1, 9, 9), (3, 20, 12), (70, 576, 512)] {
+                let (x, weight) = (random(5, rows * row), random(6, n));
+                let mut out = x.clone();
+                cpu.rms_norm_leading(&mut out, row, &weight, 1e-6);
+                for (x, out) in x.chunks(row).zip(out.chunks(row)) {
+                    let mut leading = x[..n].to_vec();
+                    cpu.rms_norm_in_place(&mut leading, &weight, 1e-6);
+                    assert_eq!((&leading[..], &x[n..]), out.split_at(n));
+                }
             }
         }
     }

@@ -56,8 +56,10 @@ fn yarn_scale(factor: f64, mscale: f64) -> f64 {
 /// What a [`RopeTable`] is made from.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RopeConfig<'a> {
-    /// Elements at the start of each head that turn; even. The rest pass unchanged.
+    /// Elements of each head that turn; even. The rest pass unchanged.
     pub rotary_dim: usize,
+    /// The first of them: 0 for all but DeepSeek, whose heads turn at their end.
+    pub rotary_from: usize,
     /// The base of the angles: 10000 in the paper.
     pub theta: f64,
     pub layout: RopeLayout,
@@ -73,6 +75,7 @@ pub struct RopeConfig<'a> {
 #[derive(Debug, Clone)]
 pub struct RopeTable {
     rotary_dim: usize,
+    rotary_from: usize,
     layout: RopeLayout,
     context: usize,
     /// `[context, 2, pairs]`: a position's cosines, then its sines.
@@ -105,8 +108,8 @@ impl RopeTable {
             table.extend(angles().map(|angle| (angle.cos() * magnitude) as f32));
             table.extend(angles().map(|angle| (angle.sin() * magnitude) as f32));
         }
-        let RopeConfig { rotary_dim, layout, context, .. } = *config;
-        Ok(RopeTable { rotary_dim, layout, context, table })
+        let RopeConfig { rotary_dim, rotary_from, layout, context, .. } = *config;
+        Ok(RopeTable { rotary_dim, rotary_from, layout, context, table })
     }
 
     /// Positions in the table.
@@ -117,6 +120,11 @@ impl RopeTable {
     /// Elements of each head that turn.
     pub fn rotary_dim(&self) -> usize {
         self.rotary_dim
+    }
+
+    /// The first element of each head that turns.
+    pub fn rotary_from(&self) -> usize {
+        self.rotary_from
     }
 
     /// Memory of the table.
@@ -139,7 +147,7 @@ impl RopeTable {
         let pairs = self.rotary_dim / 2;
         let row = &self.table[position * self.rotary_dim..][..self.rotary_dim];
         let (cos, sin) = row.split_at(pairs);
-        let head = &mut head[..self.rotary_dim];
+        let head = &mut head[self.rotary_from..][..self.rotary_dim];
         match self.layout {
             RopeLayout::Interleaved => {
                 let angles = cos.iter().zip(sin);
@@ -169,7 +177,10 @@ impl Cpu {
     /// When `head_dim` is 0 or smaller than the table's rotary part, `x` is not that shape, or a
     /// position lies beyond the table.
     pub fn rope(&self, x: &mut [f32], head_dim: usize, positions: &[u32], table: &RopeTable) {
-        assert!(head_dim > 0 && table.rotary_dim <= head_dim, "rope: heads are too short");
+        assert!(
+            head_dim > 0 && table.rotary_dim + table.rotary_from <= head_dim,
+            "rope: heads are too short"
+        );
         if positions.is_empty() {
             assert!(x.is_empty(), "rope: x has tokens without positions");
             return;
@@ -294,7 +305,15 @@ mod tests {
 
     fn config(layout: RopeLayout, scaling: RopeScaling) -> RopeConfig<'static> {
         let (rotary_dim, theta) = (8, 10_000.0);
-        RopeConfig { rotary_dim, theta, layout, scaling, frequency_factors: None, context: 64 }
+        RopeConfig {
+            rotary_dim,
+            rotary_from: 0,
+            theta,
+            layout,
+            scaling,
+            frequency_factors: None,
+            context: 64,
+        }
     }
 
     #[test]
@@ -333,6 +352,26 @@ mod tests {
     }
 
     #[test]
+    fn the_end_of_a_head_turns_as_its_beginning_would() {
+        for cpu in cpus() {
+            for layout in [RopeLayout::Interleaved, RopeLayout::Neox] {
+                let config = config(layout, RopeScaling::None);
+                let beginning = RopeTable::new(&config).unwrap();
+                let end = RopeTable::new(&RopeConfig { rotary_from: 5, ..config }).unwrap();
+                let positions = [3, 0, 63];
+                let x = random(4, 3 * 2 * 13);
+                let mut y = x.clone();
+                cpu.rope(&mut y, 13, &positions, &end);
+                for (row, (x, y)) in x.chunks(13).zip(y.chunks(13)).enumerate() {
+                    let mut alone = x[5..].to_vec();
+                    cpu.rope(&mut alone, 8, &positions[row / 2..][..1], &beginning);
+                    assert_eq!((&x[..5], &alone[..]), y.split_at(5));
+                }
+            }
+        }
+    }
+
+    #[test]
     fn llama3_scaling_keeps_fast_pairs_and_divides_slow_ones() {
         let scaling = RopeScaling::Llama3 {
             factor: 8.0,
@@ -342,6 +381,7 @@ mod tests {
         };
         let config = RopeConfig {
             rotary_dim: 128,
+            rotary_from: 0,
             theta: 500_000.0,
             layout: RopeLayout::Neox,
             scaling,
@@ -393,6 +433,7 @@ mod tests {
         };
         let config = RopeConfig {
             rotary_dim: 128,
+            rotary_from: 0,
             theta: 1_000_000.0,
             layout: RopeLayout::Neox,
             scaling: yarn,

@@ -49,7 +49,7 @@ pub struct Attention {
 
 /// Whether attention of so many tokens does the work of [`Gpu::attention_inputs`] by itself.
 pub fn takes_inputs(shape: &KvLayerShape, tokens: usize) -> bool {
-    tokens == 1 && Family::of(shape, tokens) == Family::Decode
+    tokens == 1 && !shape.values_in_keys && Family::of(shape, tokens) == Family::Decode
 }
 
 /// Whether attention of so many tokens can round its results for products in integers.
@@ -144,8 +144,9 @@ impl Attention {
             Some(rounded) => launch.ptr(rounded.codes).ptr(rounded.scales),
             None => launch.u64(0).u64(0),
         };
-        let Some(inputs) = self.inputs else { return (0..11).fold(launch, |l, _| l.u64(0)) };
+        let Some(inputs) = self.inputs else { return (0..12).fold(launch, |l, _| l.u64(0)) };
         inputs.check(shape);
+        assert_eq!(inputs.key_norm_dim, shape.dim_k, "keys that are normed in part");
         assert_eq!(inputs.q.projected.address(), self.q.address(), "other queries");
         assert_eq!(inputs.heads, self.heads, "other heads");
         let rotation = inputs.rotation.unwrap_or(Rotation::none());
@@ -159,6 +160,7 @@ impl Attention {
             .ptr(inputs.k.norm)
             .ptr(rotation.angles)
             .int(rotation.rotary_dim)
+            .int(rotation.rotary_from)
             .int(usize::from(rotation.interleaved))
             .float(inputs.norm_epsilon)
     }
@@ -243,7 +245,7 @@ impl Gpu {
         let mut launch = Launch::new(self.kernel(module, kernel)?, grid, (THREADS, 1, 1))
             .ptr(what.q)
             .ptr(layer.keys)
-            .ptr(layer.values)
+            .ptr(layer.value_plane())
             .ptr(what.first_position)
             .ptr(what.sinks)
             .ptr(what.out);
@@ -328,8 +330,14 @@ mod tests {
         for element in [KvElement::F16, KvElement::F32, KvElement::Q8_0] {
             for dim in [8, 64, 65, 96, 100, 128, 129, 256, 257, 576] {
                 for tokens in [1, 8, 9, 500] {
-                    let shape =
-                        KvLayerShape { element, kv_heads: 2, dim_k: dim, dim_v: 8, context: 99 };
+                    let shape = KvLayerShape {
+                        element,
+                        kv_heads: 2,
+                        dim_k: dim,
+                        dim_v: 8,
+                        values_in_keys: false,
+                        context: 99,
+                    };
                     let family = Family::of(&shape, tokens);
                     let (module, kernel) = kernel_of(&shape, family);
                     let ptx = crate::ptx::MODULES.iter().find(|(name, _)| *name == module);
@@ -341,8 +349,9 @@ mod tests {
 
     #[test]
     fn scratch_is_counted_by_unit() {
-        let element = KvElement::F16;
-        let shape = KvLayerShape { element, kv_heads: 8, dim_k: 128, dim_v: 128, context: 99 };
+        let (element, kv_heads, dim) = (KvElement::F16, 8, 128);
+        let (dim_k, dim_v, values_in_keys, context) = (dim, dim, false, 99);
+        let shape = KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, context };
         let size = |tokens, splits| AttentionScratchSize::of(&shape, 32, tokens, splits);
         assert_eq!(size(1, 5), AttentionScratchSize { floats: 8 * 5 * 8 * 130, tickets: 8 });
         assert_eq!(size(3, 5).tickets, 16);

@@ -24,6 +24,11 @@ impl HeadInput {
     pub fn plain(projected: DevicePtr<f32>) -> HeadInput {
         HeadInput { projected, bias: DevicePtr::null(), norm: DevicePtr::null() }
     }
+
+    /// Values that lie in their keys.
+    pub fn none() -> HeadInput {
+        HeadInput::plain(DevicePtr::null())
+    }
 }
 
 /// The rotary position embedding, tabulated.
@@ -31,8 +36,10 @@ impl HeadInput {
 pub struct Rotation {
     /// `[positions, 2, rotary_dim / 2]`: a position's cosines, then its sines; as many positions as the cache has.
     pub angles: DevicePtr<f32>,
-    /// Elements at the start of each head that turn; even.
+    /// Elements of each head that turn; even.
     pub rotary_dim: usize,
+    /// The first of them.
+    pub rotary_from: usize,
     /// Elements `2i` and `2i + 1` turn together, else `i` and `i + rotary_dim / 2`.
     pub interleaved: bool,
 }
@@ -44,7 +51,9 @@ pub struct AttentionInputs {
     pub q: HeadInput,
     /// Ends in the cache; the projection stays as it is.
     pub k: HeadInput,
-    /// Ends in the cache; has no norm and does not turn.
+    /// How many elements of each key its norm covers, its first; all in most models, the latent ones in DeepSeek's.
+    pub key_norm_dim: usize,
+    /// Ends in the cache; has no norm and does not turn. [`HeadInput::none`] where values lie in the keys.
     pub v: HeadInput,
     pub heads: usize,
     pub norm_epsilon: f32,
@@ -55,19 +64,26 @@ pub struct AttentionInputs {
 
 impl Rotation {
     pub(crate) fn none() -> Rotation {
-        Rotation { angles: DevicePtr::null(), rotary_dim: 0, interleaved: false }
+        Rotation { angles: DevicePtr::null(), rotary_dim: 0, rotary_from: 0, interleaved: false }
     }
 }
 
 impl AttentionInputs {
     pub(crate) fn check(&self, shape: &KvLayerShape) {
-        let rotary_dim = self.rotation.map_or(0, |rotation| rotation.rotary_dim);
+        let Rotation { rotary_dim, rotary_from, .. } = self.rotation.unwrap_or(Rotation::none());
         assert!(
-            rotary_dim.is_multiple_of(2) && rotary_dim <= shape.dim_k,
-            "{rotary_dim} of {} elements turn",
+            rotary_dim.is_multiple_of(2) && rotary_from + rotary_dim <= shape.dim_k,
+            "{rotary_dim} of {} elements turn, from {rotary_from} on",
+            shape.dim_k
+        );
+        assert!(
+            (1..=shape.dim_k).contains(&self.key_norm_dim),
+            "a norm of {} elements of {}",
+            self.key_norm_dim,
             shape.dim_k
         );
         assert!(self.v.norm.is_null(), "values have no norm");
+        assert_eq!(self.v.projected.is_null(), shape.values_in_keys, "values of {shape:?}");
     }
 }
 
@@ -86,7 +102,8 @@ impl Gpu {
     /// Whatever the driver says.
     ///
     /// # Panics
-    /// When the rotary part is odd or longer than a head, values have a norm, or there are more than 65,535 tokens.
+    /// When the rotary part is odd or ends behind a head, the norm of keys covers none or too many elements, values have a
+    /// norm or come beside keys that hold them, or there are more than 65,535 tokens.
     pub fn attention_inputs(
         &self,
         inputs: &AttentionInputs,
@@ -100,7 +117,7 @@ impl Gpu {
         let rotation = inputs.rotation.unwrap_or(Rotation::none());
         assert!(tokens <= TOKENS_MAX, "attention_inputs: {tokens} tokens");
         let module = inputs_module(shape.element);
-        let rows = heads + 2 * shape.kv_heads;
+        let rows = heads + if shape.values_in_keys { 1 } else { 2 } * shape.kv_heads;
         let grid = (rows.div_ceil(WARPS) as u32, tokens as u32, 1);
         let shared = WARPS * shape.dim_k.max(shape.dim_v) * size_of::<f32>();
         Launch::new(self.kernel(module, "attention_inputs")?, grid, (WARPS as u32 * 32, 1, 1))
@@ -116,12 +133,14 @@ impl Gpu {
             .ptr(rotation.angles)
             .ptr(inputs.positions)
             .ptr(layer.keys)
-            .ptr(layer.values)
+            .ptr(layer.value_plane())
             .int(heads)
             .int(shape.kv_heads)
             .int(shape.dim_k)
             .int(shape.dim_v)
+            .int(inputs.key_norm_dim)
             .int(rotation.rotary_dim)
+            .int(rotation.rotary_from)
             .int(usize::from(rotation.interleaved))
             .int(shape.context)
             .float(inputs.norm_epsilon)

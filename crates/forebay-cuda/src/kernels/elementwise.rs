@@ -1,14 +1,13 @@
-//! Additions, the gated activation, the sum of the experts' outputs, a look for values that are not finite, and some words
-//! from the host.
+//! Biases, soft caps, the sum of the experts' outputs, a look for values that are not finite, and some words from the host.
 
 use std::ops::Range;
 
 use crate::launch::Launch;
 use crate::{CudaError, DevicePtr, Gpu, HostWords};
 
-const THREADS: usize = 256;
+pub(super) const THREADS: usize = 256;
 /// Blocks that a grid's second dimension may have.
-const GRID_Y_MAX: usize = 65_535;
+pub(super) const GRID_Y_MAX: usize = 65_535;
 
 /// Where kernels report rows with values that are not finite: the smallest `first_tag + row` stays there.
 #[derive(Clone, Copy)]
@@ -40,7 +39,7 @@ pub struct ExpertOutputs {
 }
 
 /// Blocks for `count` threads.
-fn blocks(count: usize) -> u32 {
+pub(super) fn blocks(count: usize) -> u32 {
     u32::try_from(count.div_ceil(THREADS)).expect("a grid fits 32 bits")
 }
 
@@ -90,28 +89,22 @@ impl Gpu {
             .run(self)
     }
 
-    /// `out = silu(gate) * up`, `count` elements; `out` may be `gate`.
+    /// `x = cap * tanh(x / cap)` for `x [rows, width]`.
     ///
     /// # Errors
     /// Whatever the driver says.
-    ///
-    /// # Panics
-    /// When a pointer is not aligned to 16 bytes.
-    pub fn silu_mul(
+    pub fn softcap(
         &self,
-        gate: DevicePtr<f32>,
-        up: DevicePtr<f32>,
-        out: DevicePtr<f32>,
-        count: usize,
+        x: DevicePtr<f32>,
+        rows: usize,
+        width: usize,
+        cap: f32,
     ) -> Result<(), CudaError> {
-        let aligned = |pointer: &DevicePtr<f32>| pointer.address().is_multiple_of(16);
-        assert!([gate, up, out].iter().all(aligned), "silu_mul reads 16 bytes at once");
-        let grid = (blocks(count.div_ceil(4)), 1, 1);
-        Launch::new(self.kernel("elementwise", "silu_mul")?, grid, (THREADS as u32, 1, 1))
-            .ptr(gate)
-            .ptr(up)
-            .ptr(out)
-            .u64(count as u64)
+        let grid = (blocks(rows * width), 1, 1);
+        Launch::new(self.kernel("elementwise", "softcap")?, grid, (THREADS as u32, 1, 1))
+            .ptr(x)
+            .u64((rows * width) as u64)
+            .float(cap)
             .run(self)
     }
 

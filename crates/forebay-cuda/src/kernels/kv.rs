@@ -20,6 +20,9 @@ pub struct KvLayerShape {
     pub dim_k: usize,
     /// Elements of a value.
     pub dim_v: usize,
+    /// A value is the first `dim_v` elements of its key, so that nothing is stored twice: DeepSeek's latent rows, which
+    /// all query heads share.
+    pub values_in_keys: bool,
     /// Positions that fit.
     pub context: usize,
 }
@@ -30,9 +33,9 @@ impl KvLayerShape {
         self.plane_bytes(self.dim_k)
     }
 
-    /// Bytes of the values' plane.
+    /// Bytes of the values' plane; none where values lie in the keys.
     pub fn value_bytes(&self) -> u64 {
-        self.plane_bytes(self.dim_v)
+        if self.values_in_keys { 0 } else { self.plane_bytes(self.dim_v) }
     }
 
     fn plane_bytes(&self, dim: usize) -> u64 {
@@ -54,19 +57,28 @@ pub struct KvLayer {
     pub shape: KvLayerShape,
     /// [`KvLayerShape::key_bytes`] bytes.
     pub keys: DevicePtr<u8>,
-    /// [`KvLayerShape::value_bytes`] bytes.
+    /// [`KvLayerShape::value_bytes`] bytes; anything where values lie in the keys.
     pub values: DevicePtr<u8>,
 }
 
 impl KvLayer {
+    /// Where kernels read values: both planes are one where values lie in the keys.
+    pub(crate) fn value_plane(&self) -> DevicePtr<u8> {
+        if self.shape.values_in_keys { self.keys } else { self.values }
+    }
+
     pub(crate) fn check(&self) {
         let aligned = |pointer: DevicePtr<u8>| pointer.address().is_multiple_of(16);
         assert!(
-            aligned(self.keys) && aligned(self.values),
+            aligned(self.keys) && aligned(self.value_plane()),
             "planes begin at multiples of 16 bytes"
         );
         let shape = &self.shape;
         assert!(shape.kv_heads > 0 && shape.dim_k > 0 && shape.dim_v > 0, "{shape:?} is empty");
+        assert!(
+            !shape.values_in_keys || shape.dim_v <= shape.dim_k,
+            "{shape:?}: values are longer"
+        );
         // Kernels count positions and a plane's rows in 32 bits.
         assert!(shape.kv_heads * shape.context < 1 << 31, "{shape:?} has too many rows");
     }
@@ -78,12 +90,15 @@ mod tests {
 
     #[test]
     fn rows_are_padded_and_scales_counted() {
+        let (kv_heads, dim_k, dim_v, values_in_keys, context) = (3, 80, 20, false, 10);
         let shape =
-            |element| KvLayerShape { element, kv_heads: 3, dim_k: 80, dim_v: 20, context: 10 };
+            |element| KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, context };
         assert_eq!(shape(KvElement::F16).key_bytes(), 30 * 160);
         assert_eq!(shape(KvElement::F16).value_bytes(), 30 * 48);
         assert_eq!(shape(KvElement::F32).value_bytes(), 30 * 96);
         assert_eq!(shape(KvElement::Q8_0).key_bytes(), 30 * (96 + 6));
         assert_eq!(shape(KvElement::Q8_0).value_bytes(), 30 * (32 + 2));
+        let latent = KvLayerShape { values_in_keys: true, ..shape(KvElement::F16) };
+        assert_eq!((latent.key_bytes(), latent.value_bytes()), (30 * 160, 0));
     }
 }

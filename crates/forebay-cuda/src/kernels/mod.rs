@@ -6,6 +6,7 @@ mod bandwidth;
 mod elementwise;
 mod embedding;
 mod fetch;
+mod gating;
 mod kv;
 mod matmul;
 mod matvec;
@@ -24,6 +25,7 @@ pub use attention_inputs::{AttentionInputs, HeadInput, Rotation};
 pub use elementwise::{ExpertOutputs, FiniteFlag};
 pub use embedding::EmbeddingTable;
 pub use fetch::{ExpertAnswer, ExpertFetch, ExpertMailbox, ExpertMiss, ExpertReturn};
+pub use gating::{Gate, GateBiases, Gating};
 pub use kv::{KvElement, KvLayer, KvLayerShape};
 pub use matmul::{
     MatmulInput, MatmulJob, MatmulWeights, NarrowActivations, NarrowForm, narrow_form,

@@ -18,7 +18,7 @@ pub const HUGGING_FACE: [&str; 10] = [
     "glm4_moe",
 ];
 /// The same for GGUF files.
-pub const GGUF: [&str; 13] = [
+pub const GGUF: [&str; 17] = [
     "llama",
     "llama3_rope",
     "llama_k",
@@ -32,6 +32,10 @@ pub const GGUF: [&str; 13] = [
     "gemma3",
     "glm4_moe",
     "gpt_oss",
+    "deepseek_v2",
+    "deepseek_v2_k",
+    "deepseek_v2_lite",
+    "deepseek_v3",
 ];
 
 /// Reference logits of one file.

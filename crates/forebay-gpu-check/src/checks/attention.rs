@@ -31,6 +31,10 @@ const PROMPT: [(usize, usize); 6] = [(0, 9), (0, 64), (0, 65), (37, 65), (190, 1
 /// Both few tokens and many.
 const GENERAL: [(usize, usize); 6] = [(0, 1), (511, 1), (130, 5), (0, 9), (37, 40), (100, 33)];
 
+/// One token, a few, and prompts, of 16 and 128 heads.
+const LATENT: [(usize, usize); 8] =
+    [(0, 1), (511, 1), (600, 1), (63, 2), (130, 5), (0, 9), (37, 40), (100, 33)];
+
 pub fn checks() -> Vec<Check> {
     let dims =
         [(32, 32), (64, 64), (80, 80), (96, 96), (128, 128), (256, 256), (24, 16), (192, 128)];
@@ -50,6 +54,12 @@ pub fn checks() -> Vec<Check> {
     for (element, name) in [(KvElement::F16, "f16"), (KvElement::Q8_0, "q8_0")] {
         checks.push(check("general", name, element, (576, 512), &GENERAL, EXACT));
     }
+    for (element, name) in
+        [(KvElement::F16, "f16"), (KvElement::Q8_0, "q8_0"), (KvElement::F32, "f32")]
+    {
+        let run = move |context: &Context| latent(context, element);
+        checks.push(Check::new(format!("attention latent {name}"), run));
+    }
     checks.push(Check::new("attention ignores splits", splits));
     checks
 }
@@ -68,7 +78,9 @@ fn check(
         let mut outcome = Outcome::same::<f32>(&[], &[]);
         for (i, &(first, tokens)) in spans.iter().enumerate() {
             let (heads, kv_heads) = GROUPS[(i + dim_k / 8) % GROUPS.len()];
-            let case = Case { element, heads, kv_heads, dim_k, dim_v, first, tokens };
+            let values_in_keys = false;
+            let case =
+                Case { element, heads, kv_heads, dim_k, dim_v, values_in_keys, first, tokens };
             let inputs = case.inputs(context)?;
             let variations = Variation::all();
             let chosen = if thorough { 0..variations.len() } else { i % 6..i % 6 + 1 };
@@ -81,12 +93,30 @@ fn check(
     Check::new(format!("attention {family} {name} {dim_k}/{dim_v}"), run)
 }
 
+/// Values that lie in their keys: DeepSeek's shapes, and short ones, which other kernels compute.
+fn latent(context: &Context, element: KvElement) -> Result<Outcome> {
+    let mut outcome = Outcome::same::<f32>(&[], &[]);
+    for (heads, (dim_k, dim_v)) in [(16, (576, 512)), (128, (576, 512)), (6, (40, 32))] {
+        for (i, &(first, tokens)) in LATENT.iter().enumerate() {
+            let (kv_heads, values_in_keys) = (1, true);
+            let case =
+                Case { element, heads, kv_heads, dim_k, dim_v, values_in_keys, first, tokens };
+            let tolerance = case.tolerance();
+            let variation = Variation::all()[i % 6];
+            let next = case.inputs(context)?.check(context, &variation, None, tolerance)?;
+            outcome = outcome.worse(next);
+        }
+    }
+    Ok(outcome)
+}
+
 /// Every number of splits gives the same but for rounding, also far more than there is context for.
 fn splits(context: &Context) -> Result<Outcome> {
     let mut outcome = Outcome::same::<f32>(&[], &[]);
     for (element, dim_k) in [(KvElement::F16, 128), (KvElement::F32, 128), (KvElement::F16, 64)] {
         let (heads, kv_heads, dim_v, first, tokens) = (10, 2, dim_k, 700, 2);
-        let case = Case { element, heads, kv_heads, dim_k, dim_v, first, tokens };
+        let values_in_keys = false;
+        let case = Case { element, heads, kv_heads, dim_k, dim_v, values_in_keys, first, tokens };
         let inputs = case.inputs(context)?;
         for variation in &Variation::all() {
             for splits in [1, 2, 3, 7, 11, 64] {

@@ -28,6 +28,7 @@ struct Case {
     dim_k: usize,
     dim_v: usize,
     rotary_dim: usize,
+    rotary_from: usize,
     interleaved: bool,
     bias: bool,
     norm: bool,
@@ -43,6 +44,7 @@ fn all(context: &Context, element: KvElement) -> Result<Outcome> {
         dim_k: 128,
         dim_v: 128,
         rotary_dim: 128,
+        rotary_from: 0,
         interleaved: false,
         bias: false,
         norm: true,
@@ -57,7 +59,7 @@ fn all(context: &Context, element: KvElement) -> Result<Outcome> {
         Case { heads: 36, kv_heads: 2, dim_k: 64, dim_v: 64, rotary_dim: 32, ..plain },
         Case { dim_k: 96, dim_v: 96, rotary_dim: 96, window: Some(50), sinks: true, ..plain },
         Case { heads: 8, dim_k: 256, dim_v: 256, rotary_dim: 256, ..plain },
-        Case { dim_k: 192, rotary_dim: 64, norm: false, ..plain },
+        Case { dim_k: 192, rotary_dim: 64, rotary_from: 128, norm: false, ..plain },
         Case { dim_k: 40, dim_v: 20, rotary_dim: 0, norm: false, ..plain },
     ];
     let mut outcome = Outcome::same::<f32>(&[], &[]);
@@ -95,7 +97,8 @@ impl Cache {
 fn one(context: &Context, case: &Case, position: usize, splits: usize) -> Result<Outcome> {
     let Case { element, heads, kv_heads, dim_k, dim_v, rotary_dim, .. } = *case;
     let (gpu, tokens) = (&context.gpu, position + 1);
-    let shape = KvLayerShape { element, kv_heads, dim_k, dim_v, context: 704 };
+    let (values_in_keys, capacity) = (false, 704);
+    let shape = KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, context: capacity };
     let mut random = Random::new((position * dim_k + splits) as u64);
     let q_width = heads * dim_k;
     let q = random.gaussians(q_width);
@@ -111,7 +114,8 @@ fn one(context: &Context, case: &Case, position: usize, splits: usize) -> Result
     let optional = |wanted: bool, memory: &DeviceMemory, at: usize| {
         if wanted { memory.ptr::<f32>().offset(at) } else { DevicePtr::null() }
     };
-    let rotation = Rotation { angles: angles.ptr(), rotary_dim, interleaved: case.interleaved };
+    let Case { rotary_from, interleaved, .. } = *case;
+    let rotation = Rotation { angles: angles.ptr(), rotary_dim, rotary_from, interleaved };
     let input =
         |projected, norm| HeadInput { projected, bias: optional(case.bias, &biases, 0), norm };
     let inputs = |q: DevicePtr<f32>, first: usize| AttentionInputs {
@@ -120,6 +124,7 @@ fn one(context: &Context, case: &Case, position: usize, splits: usize) -> Result
             k.ptr::<f32>().offset(first * kv_heads * dim_k),
             optional(case.norm, &norms, dim_k),
         ),
+        key_norm_dim: dim_k,
         v: input(v.ptr::<f32>().offset(first * kv_heads * dim_v), DevicePtr::null()),
         heads,
         norm_epsilon: EPSILON,

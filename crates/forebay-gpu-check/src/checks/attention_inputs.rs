@@ -40,7 +40,10 @@ struct Case {
     kv_heads: usize,
     dim_k: usize,
     dim_v: usize,
+    /// The first `dim_v` elements of keys are values, too; they are normed, queries are not.
+    latent: bool,
     rotary_dim: usize,
+    rotary_from: usize,
     layout: RopeLayout,
     bias: bool,
     norm: bool,
@@ -52,18 +55,34 @@ fn all(context: &Context, element: KvElement) -> Result<Outcome> {
         kv_heads: 2,
         dim_k: 128,
         dim_v: 128,
+        latent: false,
         rotary_dim: 128,
+        rotary_from: 0,
         layout: RopeLayout::Neox,
         bias: false,
         norm: true,
     };
     let layout = RopeLayout::Interleaved;
+    let latent = Case {
+        heads: 3,
+        kv_heads: 1,
+        dim_k: 576,
+        dim_v: 512,
+        latent: true,
+        rotary_dim: 64,
+        rotary_from: 512,
+        layout,
+        ..neox
+    };
     let cases = [
         neox,
         Case { layout, bias: true, norm: false, ..neox },
         Case { dim_k: 80, dim_v: 64, rotary_dim: 32, bias: true, ..neox },
         Case { heads: 5, kv_heads: 5, dim_k: 33, dim_v: 17, rotary_dim: 20, layout, ..neox },
         Case { heads: 3, kv_heads: 1, dim_k: 576, dim_v: 512, rotary_dim: 64, ..neox },
+        latent,
+        Case { heads: 4, dim_k: 40, dim_v: 32, rotary_dim: 8, rotary_from: 32, ..latent },
+        Case { dim_k: 80, dim_v: 64, rotary_dim: 32, rotary_from: 48, ..neox },
         Case { dim_k: 64, dim_v: 64, rotary_dim: 0, norm: false, ..neox },
     ];
     let mut outcome = Outcome::same::<f32>(&[], &[]);
@@ -97,10 +116,18 @@ impl Projection {
         Projection { projected, bias, norm, expected }
     }
 
-    fn finish(&mut self, context: &Context, case: &Case, rope: Option<&RopeTable>, first: usize) {
+    /// With the first `norm_dim` elements of each head normed.
+    fn finish(
+        &mut self,
+        context: &Context,
+        norm_dim: usize,
+        rope: Option<&RopeTable>,
+        first: usize,
+    ) {
         let dim = self.norm.len();
-        if case.norm {
-            context.cpu.rms_norm_in_place(&mut self.expected, &self.norm, EPSILON);
+        if norm_dim > 0 {
+            let norm = &self.norm[..norm_dim];
+            context.cpu.rms_norm_leading(&mut self.expected, dim, norm, EPSILON);
         }
         if let Some(rope) = rope {
             let tokens = self.projected.len() / self.bias.len();
@@ -116,6 +143,7 @@ fn rope(case: &Case, context: usize) -> Result<Option<RopeTable>> {
     }
     Ok(Some(RopeTable::new(&RopeConfig {
         rotary_dim: case.rotary_dim,
+        rotary_from: case.rotary_from,
         theta: 10_000.0,
         layout: case.layout,
         scaling: RopeScaling::None,
@@ -139,10 +167,19 @@ fn one(
     let mut q = Projection::new(context, case, heads, dim_k, tokens);
     let mut k = Projection::new(context, case, kv_heads, dim_k, tokens);
     let v = Projection::new(context, case, kv_heads, dim_v, tokens);
-    q.finish(context, case, table.as_ref(), first);
-    k.finish(context, case, table.as_ref(), first);
+    let if_normed = |dim: usize| if case.norm { dim } else { 0 };
+    q.finish(context, if case.latent { 0 } else { if_normed(dim_k) }, table.as_ref(), first);
+    let key_norm_dim = if case.latent { dim_v } else { dim_k };
+    k.finish(context, if_normed(key_norm_dim), table.as_ref(), first);
 
-    let shape = KvLayerShape { element, kv_heads, dim_k, dim_v, context: capacity };
+    let shape = KvLayerShape {
+        element,
+        kv_heads,
+        dim_k,
+        dim_v,
+        values_in_keys: case.latent,
+        context: capacity,
+    };
     let planes = [shape.key_bytes(), shape.value_bytes()];
     let keys = context.poisoned((planes[0] as usize).div_ceil(4))?;
     let values = context.poisoned((planes[1] as usize).div_ceil(4))?;
@@ -169,14 +206,16 @@ fn one(
         Ok(input)
     };
     let inputs = AttentionInputs {
-        q: input(&q, case.norm)?,
+        q: input(&q, case.norm && !case.latent)?,
         k: input(&k, case.norm)?,
-        v: input(&v, false)?,
+        key_norm_dim,
+        v: if case.latent { HeadInput::none() } else { input(&v, false)? },
         heads,
         norm_epsilon: EPSILON,
         rotation: angles.as_ref().map(|angles| Rotation {
             angles: angles.ptr(),
             rotary_dim: case.rotary_dim,
+            rotary_from: case.rotary_from,
             interleaved: case.layout == RopeLayout::Interleaved,
         }),
         positions: positions.ptr(),
@@ -189,7 +228,7 @@ fn one(
     let got = gpu.download(inputs.q.projected, written * heads * dim_k)?;
     let mut outcome = compare(&got, &q.expected[..got.len()], tolerance, "q");
     let planes = [("keys", layer.keys, &k, dim_k), ("values", layer.values, &v, dim_v)];
-    for (name, plane, projection, dim) in planes {
+    for (name, plane, projection, dim) in planes.into_iter().take(if case.latent { 1 } else { 2 }) {
         let bytes = if name == "keys" { shape.key_bytes() } else { shape.value_bytes() };
         let bytes = gpu.download::<u8>(plane, bytes as usize)?;
         let cache = Plane { bytes, shape, dim };
@@ -277,7 +316,9 @@ fn measure(context: &Context, tokens: usize) -> Result<Measured> {
         kv_heads,
         dim_k: dim,
         dim_v: dim,
+        latent: false,
         rotary_dim: dim,
+        rotary_from: 0,
         layout: RopeLayout::Neox,
         bias: false,
         norm: true,
@@ -290,7 +331,9 @@ fn measure(context: &Context, tokens: usize) -> Result<Measured> {
     let v = context.upload(&random.gaussians(tokens * kv_heads * dim))?;
     let norm = context.upload(&random.gaussians(dim))?;
     let (element, dim_k, dim_v) = (KvElement::F16, dim, dim);
-    let shape = KvLayerShape { element, kv_heads, dim_k, dim_v, context: capacity };
+    let (values_in_keys, context_of) = (false, capacity);
+    let shape =
+        KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, context: context_of };
     let keys = context.poisoned(shape.key_bytes() as usize / 4)?;
     let values = context.poisoned(shape.value_bytes() as usize / 4)?;
     let layer = KvLayer { shape, keys: keys.ptr(), values: values.ptr() };
@@ -299,10 +342,16 @@ fn measure(context: &Context, tokens: usize) -> Result<Measured> {
     let inputs = AttentionInputs {
         q: input(q.ptr()),
         k: input(k.ptr()),
+        key_norm_dim: dim,
         v: HeadInput::plain(v.ptr()),
         heads,
         norm_epsilon: EPSILON,
-        rotation: Some(Rotation { angles: angles.ptr(), rotary_dim: dim, interleaved: false }),
+        rotation: Some(Rotation {
+            angles: angles.ptr(),
+            rotary_dim: dim,
+            rotary_from: 0,
+            interleaved: false,
+        }),
         positions: positions.ptr(),
     };
     let seconds =

@@ -1,23 +1,15 @@
-//! Biases and the gated activation against the CPU.
+//! Biases and soft caps against the CPU.
 
 use anyhow::Result;
 
-use crate::bench::{Bench, Measured, median_seconds};
 use crate::harness::{Check, Context, Outcome};
 use crate::random::Random;
 
 pub fn checks() -> Vec<Check> {
     vec![
         Check::new("elementwise biases", biases),
-        Check::new("elementwise silu", silu),
+        Check::new("elementwise soft caps", softcaps),
         Check::new("elementwise words", words),
-    ]
-}
-
-pub fn benches() -> Vec<Bench> {
-    vec![
-        Bench::new("elementwise silu 1x12288", |context| bench_silu(context, 12_288)),
-        Bench::new("elementwise silu 512x12288", |context| bench_silu(context, 512 * 12_288)),
     ]
 }
 
@@ -36,30 +28,25 @@ fn biases(context: &Context) -> Result<Outcome> {
     Ok(outcome)
 }
 
-fn silu(context: &Context) -> Result<Outcome> {
+fn softcaps(context: &Context) -> Result<Outcome> {
     let gpu = &context.gpu;
     let mut outcome = Outcome::same::<f32>(&[], &[]);
-    for count in [1, 3, 4, 1023, 40_001] {
-        let mut random = Random::new(count as u64);
-        let mut gate: Vec<f32> = random.gaussians(count).iter().map(|x| x * 10.0).collect();
-        gate[0] = -200.0;
-        gate[count - 1] = 150.0;
-        let up = random.gaussians(count);
-        let exact = |(gate, up): (&f32, &f32)| {
-            let gate = f64::from(*gate);
-            gate / (1.0 + (-gate).exp()) * f64::from(*up)
-        };
-        let exact: Vec<f64> = gate.iter().zip(&up).map(exact).collect();
-        let (device, device_up) = (context.upload(&gate)?, context.upload(&up)?);
-        let out = context.poisoned(count)?;
-        gpu.silu_mul(device.ptr(), device_up.ptr(), out.ptr(), count)?;
-        let got = gpu.download(out.ptr(), count)?;
-        gpu.silu_mul(device.ptr(), device_up.ptr(), device.ptr(), count)?;
-        let in_place = gpu.download(device.ptr(), count)?;
-        // Far below zero the result is smaller than any f32.
-        let norm = |i: usize| exact[i].abs().max(1e-30);
+    for (rows, width, cap) in [(1, 1, 30.0), (3, 333, 50.0), (2, 40_001, 30.0)] {
+        let mut random = Random::new(width as u64);
+        let mut x: Vec<f32> =
+            random.gaussians(rows * width).iter().map(|x| x * x * x * 20.0).collect();
+        x[0] = 1e-20;
+        x[rows * width - 1] = -1e30;
+        let device = context.upload(&x)?;
+        gpu.softcap(device.ptr(), rows, width, cap)?;
+        let got = gpu.download(device.ptr(), x.len())?;
+        let tanh = |x: &f32| f64::from(cap) * (f64::from(*x) / f64::from(cap)).tanh();
+        let exact: Vec<f64> = x.iter().map(tanh).collect();
+        context.cpu.softcap_in_place(&mut x, cap);
+        let cpu: Vec<f64> = x.iter().map(|x| f64::from(*x)).collect();
+        let norm = |i: usize| exact[i].abs();
         outcome = outcome.worse(Outcome::of(&got, &exact, norm, 1e-6));
-        outcome = outcome.worse(Outcome::same(&in_place, &got));
+        outcome = outcome.worse(Outcome::of(&got, &cpu, norm, 3e-6));
     }
     Ok(outcome)
 }
@@ -80,12 +67,4 @@ fn words(context: &Context) -> Result<Outcome> {
         host.write(0, &vec![0.0_f32; all.len()]);
     }
     Ok(outcome)
-}
-
-fn bench_silu(context: &Context, count: usize) -> Result<Measured> {
-    let gate = context.upload(&Random::new(1).gaussians(count))?;
-    let (up, out) = (context.upload(&Random::new(2).gaussians(count))?, context.poisoned(count)?);
-    let seconds =
-        median_seconds(context, |_| context.gpu.silu_mul(gate.ptr(), up.ptr(), out.ptr(), count))?;
-    Ok(Measured { seconds, bytes: count as f64 * 12.0, flops: 0.0 })
 }

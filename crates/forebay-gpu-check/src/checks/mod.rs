@@ -6,6 +6,7 @@ mod attention_inputs;
 mod elementwise;
 mod embedding;
 mod fetch;
+mod gating;
 mod load;
 mod matmul;
 mod matvec;
@@ -24,6 +25,7 @@ pub fn checks() -> Vec<Check> {
         matmul::checks(),
         norm::checks(),
         elementwise::checks(),
+        gating::checks(),
         embedding::checks(),
         router::checks(),
         fetch::checks(),
@@ -42,7 +44,7 @@ pub fn benches() -> Vec<Bench> {
         matvec::benches(),
         matmul::benches(),
         norm::benches(),
-        elementwise::benches(),
+        gating::benches(),
         router::benches(),
         fetch::benches(),
         top_k::benches(),

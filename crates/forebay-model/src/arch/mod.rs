@@ -293,6 +293,7 @@ impl Architecture {
         let table = |rope: &Rope| {
             RopeTable::new(&RopeConfig {
                 rotary_dim: rope.rotary_dim,
+                rotary_from: 0,
                 theta: rope.theta,
                 layout: rope.layout,
                 scaling: rope.scaling,

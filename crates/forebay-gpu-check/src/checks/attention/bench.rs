@@ -36,7 +36,8 @@ fn bench(
 ) -> Bench {
     let context = first + tokens;
     let label = format!("attention {family} {name} {heads}/{kv_heads}x128 at {context}");
-    let shape = KvLayerShape { element, kv_heads, dim_k: 128, dim_v: 128, context };
+    let (dim_k, dim_v, values_in_keys) = (128, 128, false);
+    let shape = KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, context };
     Bench::new(label, move |context| measure(context, &shape, heads, first, tokens))
 }
 

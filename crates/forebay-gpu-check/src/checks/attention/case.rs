@@ -24,6 +24,8 @@ pub struct Case {
     pub kv_heads: usize,
     pub dim_k: usize,
     pub dim_v: usize,
+    /// Values are the first elements of keys.
+    pub values_in_keys: bool,
     /// Position of the first query token.
     pub first: usize,
     pub tokens: usize,
@@ -78,6 +80,10 @@ fn stored(row: &[f32], element: KvElement) -> Vec<f32> {
     }
 }
 
+fn leading(row: &[f32], count: usize) -> Vec<f32> {
+    row[..count].to_vec()
+}
+
 fn stored_bytes(block: &[f32]) -> Vec<f32> {
     let largest = block.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
     let inverse = if largest > 0.0 { 127.0 / largest } else { 0.0 };
@@ -91,13 +97,24 @@ impl Case {
     }
 
     fn shape(&self) -> KvLayerShape {
-        let Case { element, kv_heads, dim_k, dim_v, .. } = *self;
-        KvLayerShape { element, kv_heads, dim_k, dim_v, context: self.end() + SPARE }
+        let Case { element, kv_heads, dim_k, dim_v, values_in_keys, .. } = *self;
+        let context = self.end() + SPARE;
+        KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, context }
+    }
+
+    /// What the kernels for this case round.
+    pub fn tolerance(&self) -> f64 {
+        match (self.element, self.dim_k > 256, self.tokens > 8) {
+            (KvElement::F32, ..) | (_, true, _) | (KvElement::F16, _, false) => super::EXACT,
+            (KvElement::F16, false, true) => super::HALVES,
+            (KvElement::Q8_0, false, false) => super::BYTES_AS_HALVES,
+            (KvElement::Q8_0, false, true) => super::BYTES_AND_HALVES,
+        }
     }
 
     /// Random inputs; the cache is written in two runs.
     pub fn inputs(self, context: &Context) -> Result<Inputs> {
-        let Case { element, heads, kv_heads, dim_k, dim_v, first, tokens } = self;
+        let Case { element, heads, kv_heads, dim_k, dim_v, first, tokens, .. } = self;
         let gpu = &context.gpu;
         let mut random = Random::new((first * 31 + tokens * 7 + dim_k) as u64);
         let mut units = |count: usize| (0..count).map(|_| random.unit()).collect::<Vec<f32>>();
@@ -119,12 +136,17 @@ impl Case {
                 context.upload(&k[from * kv_heads * dim_k..to * kv_heads * dim_k])?,
             );
             let v = context.upload(&v[from * kv_heads * dim_v..to * kv_heads * dim_v])?;
+            let values = match self.values_in_keys {
+                true => HeadInput::none(),
+                false => HeadInput::plain(v.ptr()),
+            };
             // Queries ride along; those of the first run are not looked at, so any memory will do.
             let q = context.poisoned((to - from) * heads * dim_k)?;
             let inputs = AttentionInputs {
                 q: HeadInput::plain(q.ptr()),
                 k: HeadInput::plain(k.ptr()),
-                v: HeadInput::plain(v.ptr()),
+                key_norm_dim: dim_k,
+                v: values,
                 heads,
                 norm_epsilon: 0.0,
                 rotation: None,
@@ -137,7 +159,10 @@ impl Case {
         let device_sinks = context.upload(&sinks)?;
         let cache = self.cpu_cache(context, &k, &v)?;
         let keys = k.chunks(dim_k).flat_map(|row| stored(row, element)).collect();
-        let values = v.chunks(dim_v).flat_map(|row| stored(row, element)).collect();
+        let values = match self.values_in_keys {
+            true => k.chunks(dim_k).flat_map(|row| leading(&stored(row, element), dim_v)).collect(),
+            false => v.chunks(dim_v).flat_map(|row| stored(row, element)).collect(),
+        };
         Ok(Inputs {
             case: self,
             q,
@@ -159,10 +184,11 @@ impl Case {
             KvElement::F32 => KvType::F32,
             KvElement::Q8_0 => return Ok(None),
         };
-        let Case { kv_heads, dim_k: head_dim_k, dim_v: head_dim_v, .. } = *self;
-        let shape = KvShape { layers: 1, kv_heads, head_dim_k, head_dim_v, context: self.end() };
-        let mut cache = KvCache::new(shape, kind)?;
-        cache.append(&context.cpu, 0, 0, k, v)?;
+        let Case { kv_heads, dim_k: head_dim_k, dim_v: head_dim_v, values_in_keys, .. } = *self;
+        let capacity = self.end();
+        let shape = KvShape { kv_heads, head_dim_k, head_dim_v, values_in_keys, context: capacity };
+        let mut cache = KvCache::new(&[shape], kind)?;
+        cache.append(&context.cpu, 0, 0, k, if values_in_keys { &[] } else { v })?;
         Ok(Some(cache))
     }
 }

@@ -66,13 +66,13 @@ impl CpuBackend {
     ) -> Result<CpuBackend, ModelError> {
         let attention = &architecture.attention;
         let shape = KvShape {
-            layers: architecture.layers.len(),
             kv_heads: attention.kv_heads,
             head_dim_k: attention.head_dim,
             head_dim_v: attention.value_dim,
+            values_in_keys: attention.latent.is_some(),
             context,
         };
-        let cache = KvCache::new(shape, kv_type)?;
+        let cache = KvCache::new(&vec![shape; architecture.layers.len()], kv_type)?;
         let ropes = architecture.rope_tables(weights, context)?;
         let batch = batch_tokens(architecture, context);
         let scratch = Scratch::reserve(architecture, weights, batch);
@@ -184,7 +184,7 @@ impl Backend for CpuBackend {
     }
 
     fn context(&self) -> usize {
-        self.cache.shape().context
+        self.cache.context()
     }
 
     fn cache_bytes(&self) -> u64 {

@@ -57,12 +57,14 @@ impl CudaBackend {
         let inputs = AttentionInputs {
             q,
             k,
+            key_norm_dim: step.architecture.attention.head_dim,
             v: input(at.v, vectors.v_bias, None),
             heads: step.architecture.attention.heads,
             norm_epsilon: epsilon,
             rotation: Some(Rotation {
                 angles: self.float(at.ropes[index]),
                 rotary_dim: rope.rotary_dim,
+                rotary_from: 0,
                 interleaved: rope.layout == RopeLayout::Interleaved,
             }),
             positions: self.exchange.positions(),

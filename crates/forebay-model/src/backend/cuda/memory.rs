@@ -91,6 +91,7 @@ impl CudaPlan {
             kv_heads: attention.kv_heads,
             dim_k: attention.head_dim,
             dim_v: attention.value_dim,
+            values_in_keys: attention.latent.is_some(),
             context,
         }
     }

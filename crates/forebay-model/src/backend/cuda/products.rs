@@ -3,9 +3,9 @@
 use std::cell::Cell;
 
 use forebay_cuda::{
-    DeviceMatrix, DevicePtr, ExpertPart, ExpertTable, Gpu, MATVEC_TOKENS, MatmulInput, MatmulJob,
-    MatmulWeights, MatvecInput, NarrowActivations, NarrowForm, Pairing, RoundedActivations,
-    narrow_form, takes_rounded,
+    DeviceMatrix, DevicePtr, ExpertPart, ExpertTable, Gate, Gating, Gpu, MATVEC_TOKENS,
+    MatmulInput, MatmulJob, MatmulWeights, MatvecInput, NarrowActivations, NarrowForm, Pairing,
+    RoundedActivations, narrow_form, takes_rounded,
 };
 use forebay_format::TensorType;
 
@@ -163,8 +163,7 @@ impl Products {
         }
         self.dense(gpu, x, tokens, &[gate, up])?;
         self.changed(gate.out);
-        gpu.silu_mul(gate.out, up.out, gate.out, tokens * gate.matrix.rows)?;
-        Ok(())
+        gate_rows(gpu, gate.out, up.out, tokens, gate.matrix.rows)
     }
 
     /// As [`Products::gated`], for every entry with its expert.
@@ -190,8 +189,7 @@ impl Products {
         }
         self.experts(gpu, x, entries, Rows::Token, &[gate, up])?;
         self.changed(gate.out);
-        gpu.silu_mul(gate.out, up.out, gate.out, pairs * gate.matrix.rows)?;
-        Ok(())
+        gate_rows(gpu, gate.out, up.out, pairs, gate.matrix.rows)
     }
 
     /// Multiplies every entry's row of `x` with parts of its expert. Entries are in the order of tokens where there are
@@ -287,6 +285,19 @@ impl Products {
         }
         Ok(MatmulInput::Narrow(self.narrow))
     }
+}
+
+/// `gate = silu(gate) * up` for `[rows, width]`.
+fn gate_rows(
+    gpu: &Gpu,
+    gate: DevicePtr<f32>,
+    up: DevicePtr<f32>,
+    rows: usize,
+    width: usize,
+) -> Result<(), ModelError> {
+    let out = gate;
+    gpu.gate(&Gate { gate, up, out, rows, width, gating: Gating::Silu, biases: None })?;
+    Ok(())
 }
 
 fn device_matrix(product: &Product) -> DeviceMatrix {
