@@ -220,6 +220,13 @@ fn llama_cpp_misses(name: &str, label: &str, which: &str) -> f64 {
     ((1.0 - share.unwrap_or(1.0)) * positions).round()
 }
 
+/// What halves in the cache change of llama.cpp's logits: the mean divergence.
+fn llama_cpp_half_cache(name: &str, which: &str) -> f64 {
+    let described = json(&fixture(&format!("gguf/{name}/llamacpp.json")).unwrap());
+    let which = if which == "short" { "short" } else { "long_last8" };
+    described["all_f32"]["kv_f16_vs_kv_f32"][which]["kl_mean"].as_f64().unwrap_or(0.0)
+}
+
 #[test]
 fn default_arithmetic_stays_within_the_table() {
     for name in GGUF {
@@ -231,13 +238,18 @@ fn default_arithmetic_stays_within_the_table() {
             // gpt-oss has experts in four bits whatever the others are.
             let float = ["BF16", "F16", "F32"].contains(&label.as_str()) && name != "gpt_oss";
             // Float weights: only the key/value cache is rounded. Quantised: activations too.
-            let (max_abs, kl, gap) = if float { (5e-2, 1e-5, 0.05) } else { (1.5, 5e-3, 0.5) };
+            let limits = if float { (5e-2, 1e-5, 0.05) } else { (1.5, 5e-3, 0.5) };
             let experts = session.info().experts > 0;
             for (which, suffix) in [("short", "short.logits"), ("long", "long.logits_last8")] {
                 let logits = session.logits(&prompt(&reference, which), None).unwrap();
                 let expected = gguf_reference(name, &label, suffix);
                 let tested = &logits[logits.len() - expected.len()..];
                 let distance = Distance::between(&expected, tested, vocabulary);
+                let (max_abs, mut kl, gap) = limits;
+                if float {
+                    // Many layers of random weights: as near as llama.cpp is to itself.
+                    kl = f64::max(kl, llama_cpp_half_cache(name, which));
+                }
                 // A flipped expert choice moves single positions: the median tells (see README).
                 let routed = experts && !float;
                 let divergence = if routed { distance.kl_median() } else { distance.kl_mean() };

@@ -51,8 +51,13 @@ fn models() -> Vec<PathBuf> {
         "gguf/qwen3_moe/qwen3_moe-Q8_0.gguf",
         "gguf/qwen3_moe_k/qwen3_moe_k-Q4_K_M.gguf",
         "gguf/llama_k/llama_k-Q4_K_M.gguf",
+        "gguf/gpt_oss/gpt_oss-Q4_K_M.gguf",
+        "gguf/gemma3/gemma3-BF16.gguf",
+        "gguf/deepseek_v2_k/deepseek_v2_k-Q4_K_M.gguf",
+        "gguf/deepseek_v3/deepseek_v3-BF16.gguf",
         "models/qwen3_moe",
         "models/mixtral",
+        "models/glm4_moe",
     ]
     .iter()
     .filter_map(|name| fixture(name))

@@ -159,7 +159,11 @@ const FAMILIES: &[Family] = &[
         gating: Gating::GeluTanh,
         names: &[
             ("feed_forward_norm", "ffn_norm.weight", "pre_feedforward_layernorm.weight"),
-            ("attention_post_norm", "post_attention_norm.weight", "post_attention_layernorm.weight"),
+            (
+                "attention_post_norm",
+                "post_attention_norm.weight",
+                "post_attention_layernorm.weight",
+            ),
         ],
         ..BASE
     },

@@ -112,8 +112,7 @@ fn attention(
     family: &Family,
     layers: usize,
 ) -> Result<Attention, ModelError> {
-    let (hidden, heads) =
-        (keys.count("embedding_length")?, keys.count("attention.head_count")?);
+    let (hidden, heads) = (keys.count("embedding_length")?, keys.count("attention.head_count")?);
     let usual = || hidden.checked_div(heads).unwrap_or(0);
     let head_dim = keys.optional_count("attention.key_length")?.unwrap_or_else(usual);
     let kv_heads = keys.optional_count("attention.head_count_kv")?.unwrap_or(heads).max(1);
@@ -281,7 +280,8 @@ fn experts(
             return Err(ModelError::BadValue {
                 key: keys.path("expert_gating_func"),
                 value: other.to_string(),
-                expected: "forebay knows 1 (softmax), 2 (sigmoid) and 3 (softmax of the chosen)".into(),
+                expected: "forebay knows 1 (softmax), 2 (sigmoid) and 3 (softmax of the chosen)"
+                    .into(),
             });
         }
     };

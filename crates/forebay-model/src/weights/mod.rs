@@ -126,7 +126,7 @@ pub enum FeedForwardWeights {
         down: PartMatrix,
         /// Gate, up and down.
         shared: Option<[PartMatrix; 3]>,
-        vectors: ExpertVectors,
+        vectors: Box<ExpertVectors>,
     },
 }
 
@@ -272,13 +272,12 @@ impl LayerBuilder<'_> {
         let mut dense = Vec::new();
         let attention = match shape.latent {
             None => AttentionWeights::Grouped(self.grouped(tensors, &mut dense)?),
-            Some(latent) => {
-                AttentionWeights::Latent(self.latent(tensors, &mut dense, &latent)?)
-            }
+            Some(latent) => AttentionWeights::Latent(self.latent(tensors, &mut dense, &latent)?),
         };
         let o = self.matrix(tensors, &mut dense, "o", hidden, shape.output_width())?;
         let attention_parts = dense.len();
-        let mut matrix = |role: &str, rows, cols| self.matrix(tensors, &mut dense, role, rows, cols);
+        let mut matrix =
+            |role: &str, rows, cols| self.matrix(tensors, &mut dense, role, rows, cols);
         let (feed_forward, experts) = match &self.architecture.layers[self.index].feed_forward {
             FeedForward::Dense { width } => {
                 let gate = matrix("gate", *width, hidden)?;
@@ -298,7 +297,7 @@ impl LayerBuilder<'_> {
                 };
                 let (parts, extents) = self.experts(tensors, experts)?;
                 let [gate, up, down] = parts;
-                let vectors = self.expert_vectors(tensors, experts)?;
+                let vectors = Box::new(self.expert_vectors(tensors, experts)?);
                 let weights =
                     FeedForwardWeights::Experts { router, gate, up, down, shared, vectors };
                 (weights, extents)
@@ -366,7 +365,8 @@ impl LayerBuilder<'_> {
         let shape = &self.architecture.attention;
         let hidden = self.architecture.hidden;
         let q_width = shape.heads * shape.head_dim;
-        let (k_width, v_width) = (shape.kv_heads * shape.head_dim, shape.kv_heads * shape.value_dim);
+        let (k_width, v_width) =
+            (shape.kv_heads * shape.head_dim, shape.kv_heads * shape.value_dim);
         let biased = |width: usize| (shape.bias != AttentionBias::None).then_some(width);
         let (q_norm, k_norm) = match shape.qk_norm {
             QkNorm::None => (None, None),

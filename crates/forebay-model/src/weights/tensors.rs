@@ -102,7 +102,12 @@ impl<'a> Tensors<'a> {
     }
 
     /// As [`Tensors::vector`], of `count` vectors `[count, length]`.
-    pub fn rows(&mut self, name: &str, count: usize, length: usize) -> Result<Vec<f32>, ModelError> {
+    pub fn rows(
+        &mut self,
+        name: &str,
+        count: usize,
+        length: usize,
+    ) -> Result<Vec<f32>, ModelError> {
         self.floats(name, &[count as u64, length as u64])
     }
 

@@ -4,9 +4,7 @@ mod attention;
 mod moe;
 mod scratch;
 
-use forebay_compute::{
-    Cpu, KvCache, KvShape, KvType, MatmulJob, Matrix, RopeTable,
-};
+use forebay_compute::{Cpu, KvCache, KvShape, KvType, MatmulJob, Matrix, RopeTable};
 use forebay_format::dequantize;
 use forebay_store::FileSet;
 use forebay_stream::{Lease, Residency};

@@ -3,8 +3,7 @@
 
 use forebay_compute::Scoring;
 use forebay_cuda::{
-    Added, ExpertOutputs, RouterChoice, RouterGroups, RouterMatrix, RouterOutputs,
-    SortedPairs,
+    Added, ExpertOutputs, RouterChoice, RouterGroups, RouterMatrix, RouterOutputs, SortedPairs,
 };
 
 use super::super::{Step, record_routing};
