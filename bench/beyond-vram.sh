@@ -7,7 +7,8 @@
 # the experts of NCMOE (30) layers on the CPU: choose the smallest number with which it stays within VRAM. PAIRS (2) runs of each,
 # alternating. Rows: prompts of PROMPTS (512 2048) tokens; GENERATE (128) tokens with the model's own routing, with experts chosen
 # uniformly and, if TRACE names a recorded routing trace of the same shape, with its experts: forebay alone follows them, for llama.cpp
-# it makes no difference who is chosen. As root, RAMS (as in "10GiB 4GiB") limits the memory of either
+# it makes no difference who is chosen. forebay itself decides whether the CPU computes some of the experts, unless the row says
+# otherwise (run `forebay doctor` on the model's folder first, so that it has rates). As root, RAMS (as in "10GiB 4GiB") limits the memory of either
 # program with all its page cache, and llama.cpp is stopped after LIMIT (90) seconds.
 # Needs python3. FOREBAY names another forebay program, FOREBAY_FLAGS more options for it. Prints a Markdown table.
 . "$(dirname "$0")/common.sh" 2 "$@"
@@ -58,9 +59,10 @@ for _ in $(seq "$pairs"); do
     done
     pair "generate, own routing" 0 "$generate"
     run_forebay "generate, uniform" 0 "$generate" --routing-trace uniform
-    run_forebay "generate, uniform, CPU helps" 0 "$generate" --routing-trace uniform --cpu-experts
+    run_forebay "generate, uniform, GPU alone" 0 "$generate" --routing-trace uniform --no-cpu-experts
     if [ -n "${TRACE:-}" ]; then
         run_forebay "generate, trace" 0 "$generate" --routing-trace "$TRACE"
+        run_forebay "generate, trace, GPU alone" 0 "$generate" --routing-trace "$TRACE" --no-cpu-experts
         run_forebay "generate, trace, CPU helps" 0 "$generate" --routing-trace "$TRACE" --cpu-experts
     fi
 done

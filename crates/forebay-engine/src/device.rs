@@ -2,13 +2,12 @@
 
 use std::path::Path;
 
-use forebay_compute::default_threads;
 use forebay_cuda::{CudaError, Gpu, KvElement};
-use forebay_model::{Architecture, CudaPlan, ModelError, UnitRates, Weights};
+use forebay_model::{Architecture, CudaPlan, ModelError, Weights};
 
 use crate::doctor::MachineProfile;
 use crate::plan::{Rates, unit_rates};
-use crate::{EngineError, KvCacheType, SessionOptions};
+use crate::{CpuHelp, EngineError, KvCacheType, SessionOptions};
 
 /// Where a user wants a model to be computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,7 +69,7 @@ pub(crate) fn choose(
     folder: &Path,
 ) -> Result<Chosen, EngineError> {
     let plan = || -> Result<CudaPlan, EngineError> {
-        if options.cpu_experts && options.exact {
+        if options.cpu_help == CpuHelp::Always && options.exact {
             return Err(EngineError::BadOption {
                 name: "--cpu-experts",
                 value: "given".into(),
@@ -94,6 +93,13 @@ pub(crate) fn choose(
         let (exact, vram) = (options.exact, options.vram_bytes);
         let plan = CudaPlan::new(gpu, architecture, weights, shape, exact, vram, options.policy)?;
         let plan = if options.cuda_graphs { plan } else { plan.without_graphs() };
+        if options.cpu_help == CpuHelp::Always && plan.slots().is_none() {
+            return Err(EngineError::BadOption {
+                name: "--cpu-experts",
+                value: "given".into(),
+                expected: "no experts are outside of the GPU's memory: leave it out".into(),
+            });
+        }
         if plan.units().all_in_vram() {
             return Ok(plan);
         }
@@ -101,9 +107,8 @@ pub(crate) fn choose(
             let profile = MachineProfile::of_folder(folder).ok();
             let known = profile.and_then(|profile| Rates::new(&profile).ok());
             let rates = known.unwrap_or_else(|| Rates::usual(processors()));
-            let rates = unit_rates(architecture, weights, context, &rates, plan.units());
-            let share = thread_share(options.threads, default_threads());
-            UnitRates { cpu_bytes_per_second: share * rates.cpu_bytes_per_second, ..rates }
+            let rates = rates.with_threads(options.threads);
+            unit_rates(architecture, weights, context, &rates, plan.units())
         });
         Ok(plan.share_with_cpu(&rates))
     };
@@ -158,7 +163,7 @@ fn on_gpu(
     };
     match host_option(options) {
         None => Ok(Chosen::cuda(plan()?, ordinal)),
-        Some("--threads") if dense || options.cpu_experts => {
+        Some("--threads") if dense || options.cpu_help_possible() != CpuHelp::Never => {
             let plan = plan()?;
             match plan.slots().is_some() || plan.units().cpu_takes_part() {
                 true => Ok(Chosen::cuda(plan, ordinal)),
@@ -173,12 +178,6 @@ fn on_gpu(
             "it is for the CPU, and a GPU computes: leave it out, or use --device cpu",
         ),
     }
-}
-
-/// Of the rate that a machine profile was made for with `usual` threads, what so many keep of it beside copies: 8 of 16 had
-/// 68 %, 15 had 95 % (an H200's host, 2026-11-22). Threads of one core share what it asks of memory.
-fn thread_share(threads: Option<usize>, usual: usize) -> f64 {
-    threads.map_or(1.0, |threads| (threads as f64 / usual as f64).min(1.0).sqrt())
 }
 
 fn processors() -> usize {
@@ -197,7 +196,8 @@ fn gpu_option(options: &SessionOptions) -> Option<&'static str> {
     let given = [
         ("--kv-type", options.kv_cache != KvCacheType::F16),
         ("--no-cuda-graph", !options.cuda_graphs),
-        ("--cpu-experts", options.cpu_experts),
+        ("--cpu-experts", options.cpu_help == CpuHelp::Always),
+        ("--no-cpu-experts", options.cpu_help == CpuHelp::Never),
         ("--vram", options.vram_bytes.is_some()),
     ];
     given.into_iter().find(|(_, given)| *given).map(|(name, _)| name)
@@ -206,18 +206,6 @@ fn gpu_option(options: &SessionOptions) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn fewer_threads_get_less_of_the_rate() {
-        let near = |threads, measured: f64| {
-            let share = thread_share(threads, 16);
-            assert!((share - measured).abs() < 0.05, "{threads:?}: {share}");
-        };
-        near(None, 1.0);
-        near(Some(64), 1.0);
-        near(Some(15), 85.3 / 90.2);
-        near(Some(8), 61.7 / 90.2);
-    }
 
     #[test]
     fn options_for_the_host_are_seen() {

@@ -30,5 +30,5 @@ pub use generate::{BenchRun, GenerateOptions, Generation, StopReason};
 pub use inspect::{BlockKindBytes, Inspection, ModelInfo, TypeBytes, inspect};
 pub use memory::{default_budget_bytes, peak_resident_bytes};
 pub use placed::GpuStart;
-pub use session::{KvCacheType, Session, SessionOptions};
+pub use session::{CpuHelp, KvCacheType, Session, SessionOptions};
 pub use statistics::{Checks, ReadPath, SessionStatistics, UnitStatistics};

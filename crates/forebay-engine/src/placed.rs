@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use forebay_compute::{Cpu, KvType};
 use forebay_format::Catalog;
 use forebay_model::{
-    Architecture, Backend, CpuBackend, CudaPlan, HelpingCpu, HostExperts, HostUnits, HostWeights,
-    Weights, WeightsToLoad,
+    Architecture, Backend, CpuBackend, CudaPlan, HelpWanted, HelpingCpu, HostExperts, HostUnits,
+    HostWeights, Weights, WeightsToLoad,
 };
 use forebay_store::{
     Arena, EngineInfo, EngineOptions, FileSet, IoKind, LoadOptions, LoadStatistics, ReadEngine,
@@ -19,11 +19,11 @@ use serde::Serialize;
 
 use crate::doctor::MachineProfile;
 use crate::load::{GpuRing, RingRequest, contents, name_of, named, poison, read_back};
-use crate::plan::memory;
+use crate::plan::{self, Rates, memory};
 use crate::session;
 use crate::statistics::ReadPath;
 use crate::trace_io::TraceHeader;
-use crate::{EngineError, SessionOptions, default_budget_bytes};
+use crate::{CpuHelp, EngineError, SessionOptions, default_budget_bytes};
 
 /// A model that is known, of whose weights nothing has been read but vectors.
 pub(crate) struct Described<'a> {
@@ -93,6 +93,10 @@ impl Described<'_> {
         let host_plan = host.as_ref().map(|host| host.plan.clone());
         let cpu_units = plan.units().cpu_takes_part();
         let planned = plan.unit_rates();
+        let help = match (plan.slots(), &host_plan) {
+            (Some(slots), Some(host)) => self.helping_cpu(slots, host, options)?,
+            _ => None,
+        };
         let (backend, (info, start)) =
             plan.load(self.architecture, self.weights, &self.files, |load| {
                 let (info, start) = self.fill(load, open_time, options, progress)?;
@@ -104,10 +108,7 @@ impl Described<'_> {
                 let huge_page_bytes = arena.huge_page_bytes();
                 let pinned = load.gpu.pin(arena.addresses(), arena)?;
                 let weights = if slots {
-                    let cpu = options.cpu_experts.then(|| session::helping_host(options));
-                    let cpu =
-                        cpu.transpose()?.map(|cpu| HelpingCpu { cpu, split: options.miss_split });
-                    HostWeights::Experts(HostExperts { residency, pinned, cpu })
+                    HostWeights::Experts(HostExperts { residency, pinned, cpu: help })
                 } else {
                     // As many threads as the machine profile was made with: the rates that decided are theirs.
                     let cpu = cpu_units.then(|| session::host(options)).transpose()?;
@@ -129,6 +130,30 @@ impl Described<'_> {
             read_path: info.into(),
             gpu_start: Some(start),
         })
+    }
+
+    /// The CPU that may compute some of the experts that have no place in `slots`, if it may: it knows how to decide.
+    fn helping_cpu(
+        &self,
+        slots: &MemoryPlan,
+        host: &MemoryPlan,
+        options: &SessionOptions,
+    ) -> Result<Option<HelpingCpu>, EngineError> {
+        let help = options.cpu_help_possible();
+        if help == CpuHelp::Never {
+            return Ok(None);
+        }
+        let profile = MachineProfile::of_folder(&self.catalog.root).ok();
+        let rates = profile.and_then(|profile| Rates::new(&profile).ok());
+        let rates = rates.map(|rates| rates.with_threads(options.threads));
+        let (architecture, weights) = (self.architecture, self.weights);
+        let (known, expected) = plan::helping(architecture, weights, rates.as_ref(), slots, host);
+        let wanted = match help {
+            CpuHelp::Always => HelpWanted::Always,
+            _ => HelpWanted::ByMisses { expected },
+        };
+        let cpu = session::helping_host(options)?;
+        Ok(Some(HelpingCpu { cpu, wanted, rates: options.help_rates.or(known) }))
     }
 
     fn fill(

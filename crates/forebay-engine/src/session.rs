@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use forebay_compute::{Arithmetic, Cpu, Isa, default_threads};
 use forebay_cuda::{CudaError, Gpu};
 use forebay_format::Catalog;
-use forebay_model::{Architecture, Decoder, LogitsWanted, MissSplit, UnitRates, Weights};
+use forebay_model::{Architecture, Decoder, HelpRates, LogitsWanted, UnitRates, Weights};
 use forebay_store::{FaultPlan, FileSet, IoKind, IoRecorder};
 use forebay_stream::{MemoryPlan, Phase, PolicyKind, Residency};
 use forebay_text::{ChatTemplate, TextError, Tokenizer};
@@ -41,11 +41,10 @@ pub struct SessionOptions {
     pub kv_cache: KvCacheType,
     /// On a GPU, single tokens' work is recorded once and then queued as a CUDA graph. Results are the same without.
     pub cuda_graphs: bool,
-    /// The CPU computes a share of the experts that a GPU has no room for, as it rounds; not in exact arithmetic. Off by
-    /// default: with PCIe 5 and recorded routing it made generation 7 % slower.
-    pub cpu_experts: bool,
-    /// Decides about that share instead of measured rates.
-    pub miss_split: Option<MissSplit>,
+    /// Whether the CPU computes a share of the experts that a GPU has no room for.
+    pub cpu_help: CpuHelp,
+    /// Decides about that share instead of the machine profile.
+    pub help_rates: Option<HelpRates>,
     /// Decides which of a dense model's layers the CPU computes that a GPU has no room for, instead of the machine profile.
     pub unit_rates: Option<UnitRates>,
     pub policy: PolicyKind,
@@ -72,6 +71,18 @@ pub struct SessionOptions {
     pub recorder: Option<IoRecorder>,
 }
 
+/// Whether the CPU computes a share of the experts that a GPU has no room for. It rounds in its own way, and never takes part in
+/// exact arithmetic.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum CpuHelp {
+    /// While so much is missing on the GPU that it is faster by the machine profile.
+    #[default]
+    Auto,
+    Always,
+    /// What comes out is what a GPU that holds all computes, bit for bit.
+    Never,
+}
+
 /// The type of keys and values in the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KvCacheType {
@@ -91,8 +102,8 @@ impl Default for SessionOptions {
             exact: false,
             kv_cache: KvCacheType::F16,
             cuda_graphs: true,
-            cpu_experts: false,
-            miss_split: None,
+            cpu_help: CpuHelp::Auto,
+            help_rates: None,
             unit_rates: None,
             policy: PolicyKind::LAYER_LFU,
             io: IoKind::Auto,
@@ -106,6 +117,13 @@ impl Default for SessionOptions {
             faults: None,
             recorder: None,
         }
+    }
+}
+
+impl SessionOptions {
+    /// What [`SessionOptions::cpu_help`] comes to in the arithmetic that is asked for.
+    pub(crate) fn cpu_help_possible(&self) -> CpuHelp {
+        if self.exact { CpuHelp::Never } else { self.cpu_help }
     }
 }
 
@@ -127,6 +145,8 @@ pub struct Session {
     budget_bytes: u64,
     ram_budget_bytes: u64,
     budget_chosen_by_user: bool,
+    threads: Option<usize>,
+    cpu_help: CpuHelp,
     root: PathBuf,
     policy: PolicyKind,
     checks: Checks,
@@ -214,6 +234,8 @@ impl Session {
             budget_bytes: vram.map_or(placed.budget_bytes, |vram| vram.budget_bytes),
             ram_budget_bytes: placed.budget_bytes,
             budget_chosen_by_user: options.ram_bytes.or(options.vram_bytes).is_some(),
+            threads: options.threads,
+            cpu_help: options.cpu_help_possible(),
             root: catalog.root,
             policy: options.policy,
             checks,
@@ -251,12 +273,15 @@ impl Session {
             (None, Some(host)) if let Some(units) = units => {
                 Placement::Units { units: units.clone(), host }
             }
-            (Some(slots), Some(host)) => Placement::VramSlots { slots: slots.clone(), host },
+            (Some(slots), Some(host)) => {
+                Placement::VramSlots { slots: slots.clone(), host, help: self.cpu_help }
+            }
             (None, Some(plan)) => Placement::Ram(plan),
             (_, None) => Placement::Vram,
         };
         let (architecture, weights) = (self.decoder.architecture(), self.decoder.weights());
-        plan::predict(architecture, weights, self.context(), (rates, hits), &placement, work)
+        let rates = rates.with_threads(self.threads);
+        plan::predict(architecture, weights, self.context(), (&rates, hits), &placement, work)
     }
 
     /// Which device was chosen and why, where the choice was ours and there was one.

@@ -7,7 +7,7 @@ use forebay_engine::plan::{
     Cost, HitCurve, PlanRequest, Planned, PlannedModel, Planner, Prediction, Rates, Speed, Work,
 };
 use forebay_engine::synth::{self, SynthOptions};
-use forebay_engine::{DeviceChoice, EngineError, Session, SessionOptions};
+use forebay_engine::{CpuHelp, DeviceChoice, EngineError, Session, SessionOptions};
 use forebay_model::ModelError;
 use forebay_stream::StreamError;
 use proptest::prelude::*;
@@ -42,6 +42,23 @@ fn request(device: DeviceChoice, vram: Option<u64>, ram: u64, context: usize) ->
     PlanRequest::of_session(&options, context, Work { prompt_tokens: 512, depth: 0 })
 }
 
+/// The same where the CPU computes no experts for the GPU.
+fn gpu_alone(vram: u64, ram: u64, context: usize) -> PlanRequest {
+    let request = request(DeviceChoice::Cuda(0), Some(vram), ram, context);
+    PlanRequest { help: CpuHelp::Never, ..request }
+}
+
+/// The H200's host with what its bus and its CPU have together, as `doctor` measured it on 2026-11-22.
+fn h200_together() -> MachineProfile {
+    let mut profile = profile("h200.json");
+    for kernel in profile.kernels.iter_mut().filter(|kernel| kernel.name.ends_with("_K")) {
+        kernel.bytes_per_second = 118e9;
+    }
+    profile.gpu.as_mut().unwrap().beside_cpu =
+        Some(BesideCpu { copy_bytes_per_second: 46.96e9, cpu_bytes_per_second: 87.36e9 });
+    profile
+}
+
 fn plan(
     model: &PlannedModel,
     profile: &MachineProfile,
@@ -70,7 +87,7 @@ fn experts_in_slots_as_measured() {
         (8 * GIB, 10 * GIB, 2347, 3709, None),
         (8 * GIB, 4 * GIB, 2347, 1474, None),
     ] {
-        let request = request(DeviceChoice::Cuda(0), Some(vram), ram, 512);
+        let request = gpu_alone(vram, ram, 512);
         let found = plan(&model, &profile, &request).unwrap().plan;
         let what = format!("VRAM {} GiB, RAM {} GiB", vram / GIB, ram / GIB);
         let slots = found.slots.unwrap().kept_slots();
@@ -92,12 +109,7 @@ fn experts_in_slots_as_measured() {
 /// bus and CPU had these rates together.
 #[test]
 fn dense_models_beyond_vram() {
-    let (model, mut profile) = (model("llama-70b", None, "Q4_K_M"), profile("h200.json"));
-    for kernel in profile.kernels.iter_mut().filter(|kernel| kernel.name.ends_with("_K")) {
-        kernel.bytes_per_second = 118e9;
-    }
-    profile.gpu.as_mut().unwrap().beside_cpu =
-        Some(BesideCpu { copy_bytes_per_second: 46.96e9, cpu_bytes_per_second: 87.36e9 });
+    let (model, profile) = (model("llama-70b", None, "Q4_K_M"), h200_together());
     for (ram, disk) in [(90 * GIB, false), (24 * GIB, true), (8 * GIB, true)] {
         let request = request(DeviceChoice::Cuda(0), Some(8 * GIB), ram, 640);
         let found = plan(&model, &profile, &request).unwrap().plan;
@@ -135,9 +147,62 @@ fn routing_decides_as_measured() {
         ("recorded, RAM 4 GiB", HitCurve::default(), 4 * GIB, 33.9),
     ] {
         let rates = Rates::new(&profile).unwrap();
-        let request = request(DeviceChoice::Cuda(0), Some(8 * GIB), ram, 512);
+        let request = gpu_alone(8 * GIB, ram, 512);
         let found = Planner::new(&model, &rates, &hits).plan(&request).unwrap().plan;
         near(what, found.prediction.generate.tokens_per_second, measured);
+        assert_eq!(found.prediction.cpu_experts_per_token, 0.0);
+    }
+}
+
+/// The same with the CPU's help: what it brought when it was asked for, and that it is taken where it pays. By chance 77 experts of a
+/// token were computed on the CPU, by the recording 10.
+#[test]
+fn the_cpu_helps_as_measured_and_where_it_pays() {
+    let options = SynthOptions { experts_used: Some(6), ..SynthOptions::default() };
+    let model = model_of("qwen3moe-30b", &options);
+    let rates = Rates::new(&h200_together()).unwrap();
+    let of = |hits: &HitCurve, help| {
+        let request = PlanRequest { help, ..gpu_alone(8 * GIB, 90 * GIB, 512) };
+        Planner::new(&model, &rates, hits).plan(&request).unwrap().plan.prediction
+    };
+    let rate = |prediction: &Prediction| prediction.generate.tokens_per_second;
+    for (what, hits, measured, pays) in [
+        ("uniform", HitCurve::uniform(), 106.2, true),
+        ("recorded", HitCurve::default(), 219.9, false),
+    ] {
+        let [never, always, auto] =
+            [CpuHelp::Never, CpuHelp::Always, CpuHelp::Auto].map(|help| of(&hits, help));
+        near(what, rate(&always), measured);
+        println!(
+            "{what}: {:.1} experts on the CPU, {:.1} without",
+            always.cpu_experts_per_token,
+            rate(&never)
+        );
+        assert!(always.cpu_experts_per_token > 0.0 && never.cpu_experts_per_token == 0.0);
+        assert_eq!(auto, if pays { always } else { never }, "{what}");
+    }
+}
+
+/// Fewer threads make the CPU slower, and help a GPU less.
+#[test]
+fn threads_are_counted() {
+    let (profile, moe) = (h200_together(), model("qwen3moe-30b", None, "Q4_K_M"));
+    let at = |device, threads| {
+        let rates = Rates::new(&profile).unwrap();
+        let mut request = request(device, Some(6 * GIB), 90 * GIB, 512);
+        (request.threads, request.help) = (threads, CpuHelp::Always);
+        let hits = HitCurve::uniform();
+        Planner::new(&moe, &rates, &hits).plan(&request).unwrap().plan.prediction
+    };
+    for device in [DeviceChoice::Cpu, DeviceChoice::Cuda(0)] {
+        let rates = [Some(1), Some(4), None].map(|threads| at(device, threads));
+        let generate = rates.each_ref().map(|found| found.generate.tokens_per_second);
+        assert!(generate[0] < generate[1] && generate[1] < generate[2], "{generate:?}");
+        if device == DeviceChoice::Cpu {
+            let prompt = rates.each_ref().map(|found| found.prompt.tokens_per_second);
+            assert!(prompt[0] < prompt[1] && prompt[1] < prompt[2], "{prompt:?}");
+            assert_eq!(at(device, Some(16)), rates[2]);
+        }
     }
 }
 

@@ -6,8 +6,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context as _, Result, bail};
-use forebay_engine::{DeviceChoice, Session, SessionOptions};
-use forebay_model::{DeviceShare, MissSplit};
+use forebay_engine::{CpuHelp, DeviceChoice, Session, SessionOptions};
+use forebay_model::{DeviceShare, HelpRates, MissSplit};
 use forebay_stream::{CacheShape, Lookups, PolicyKind, ReplayPolicy, replay, routing};
 
 use crate::harness::Outcome;
@@ -18,6 +18,16 @@ use crate::sessions::{
 const GENERATED: usize = 8;
 /// The CPU rounds activations in its own way.
 const CPU_NMSE: f64 = 1e-2;
+
+/// A CPU that computes experts in half of the time that it takes to bring them, and one that takes a thousand times as long.
+const PAYS: HelpRates = rates(1.0, 0.5);
+const NEVER_PAYS: HelpRates = rates(1.0, 1e3);
+
+const fn rates(copy_seconds: f64, cpu_seconds: f64) -> HelpRates {
+    let (cpu_start_seconds, both_seconds) = (0.0, 0.0);
+    let split = MissSplit { copy_seconds, cpu_seconds, cpu_start_seconds, both_seconds };
+    HelpRates { split, copy_alone_seconds: copy_seconds }
+}
 
 /// Logits of `ids` as a prompt, of few tokens, and of single ones, with as many slots as fit budgets from the smallest to
 /// nearly everything.
@@ -31,6 +41,8 @@ pub fn check(path: &Path, ids: &[u32], ordinal: usize) -> Result<Outcome> {
             device: DeviceChoice::Cuda(ordinal),
             exact,
             context: Some(CONTEXT),
+            // Else bits are those of two devices.
+            cpu_help: CpuHelp::Never,
             ..SessionOptions::default()
         };
         let (expected, weights) = {
@@ -62,22 +74,7 @@ pub fn check(path: &Path, ids: &[u32], ordinal: usize) -> Result<Outcome> {
         }
         worst = worst.worse(shared(path, &options, (&expected, ids), span)?);
         if !exact {
-            let what = "with the CPU's help";
-            let split = MissSplit { copy_seconds: 1e-4, cpu_seconds: 5e-5, cpu_start_seconds: 0.0 };
-            let with = SessionOptions {
-                miss_split: Some(split),
-                threads: Some(2),
-                cpu_experts: true,
-                ..options.clone()
-            };
-            let (mut session, _) = open_with_least(path, &with, 0).context(what)?;
-            let found = logits(&mut session, ids)?;
-            let counted = session.statistics().device_experts.context("experts come and go")?;
-            if counted.experts_on_cpu == 0 {
-                bail!("the CPU took no part: {:?}", counted.split);
-            }
-            worst = worst.worse(Outcome::nmse(&found, &expected, CPU_NMSE).at(what));
-            drop(session);
+            worst = worst.worse(helped(path, &options, (&expected, ids), span)?);
             for policy in PolicyKind::ALL {
                 let with = SessionOptions { policy, ..options.clone() };
                 let (session, _) = open_with_least(path, &with, span / 2)?;
@@ -124,6 +121,62 @@ fn shared(
         }
     }
     Ok(worst)
+}
+
+/// Logits where the CPU may compute some of what is not on the GPU: near to what the GPU alone computes, the same every time, and
+/// the very bits as soon as it does not.
+fn helped(
+    path: &Path,
+    options: &SessionOptions,
+    (expected, ids): (&[f32], &[u32]),
+    span: u64,
+) -> Result<Outcome> {
+    let mut worst = Outcome::same::<u8>(&[], &[]);
+    let little = least_ram(path, options)? + span / 3;
+    let cases = [
+        ("asked for, at rates that are measured", CpuHelp::Always, None, 0.0, None),
+        ("much is missing", CpuHelp::Auto, Some(PAYS), 0.0, None),
+        ("much is missing, also in RAM", CpuHelp::Auto, Some(PAYS), 0.3, Some(little)),
+        ("a slow CPU", CpuHelp::Auto, Some(NEVER_PAYS), 0.0, None),
+    ];
+    for (what, cpu_help, help_rates, share, ram_bytes) in cases {
+        let threads = Some(2);
+        let with = SessionOptions { cpu_help, help_rates, threads, ram_bytes, ..options.clone() };
+        let more = (span as f64 * share) as u64;
+        let mut before = None;
+        for _ in 0..1 + usize::from(help_rates.is_some()) {
+            let (mut session, _) = open_with_least(path, &with, more).context(what)?;
+            let found = logits(&mut session, ids).context(what)?;
+            let experts = session.statistics().device_experts.context("experts come and go")?;
+            let help = experts.help.context("the CPU may help")?;
+            if help_rates.is_some() && (experts.experts_on_cpu > 0) != (help_rates == Some(PAYS)) {
+                bail!("{what}: the CPU computed {} experts: {help:?}", experts.experts_on_cpu);
+            }
+            let limit = if help_rates == Some(NEVER_PAYS) { 0.0 } else { CPU_NMSE };
+            worst = worst.worse(Outcome::nmse(&found, expected, limit).at(what));
+            if let Some(before) = before.replace(found.clone()) {
+                worst = worst.worse(Outcome::same(&found, &before).at(what));
+            }
+        }
+    }
+    // Worth it as far as can be known beforehand, and not once nearly everything has come to stay.
+    let what = "little is missing";
+    let with =
+        SessionOptions { help_rates: Some(PAYS), cpu_help: CpuHelp::Auto, ..options.clone() };
+    let (mut session, _) = open_with_least(path, &with, (span as f64 * 0.97) as u64)?;
+    let mut helped = Vec::new();
+    for _ in 0..4 {
+        let found = logits(&mut session, ids).context(what)?;
+        let experts = session.statistics().device_experts.context("experts come and go")?;
+        let help = experts.help.context("the CPU may help")?;
+        helped.push((help.is_on, help.changes));
+        if helped.ends_with(&[(false, 1), (false, 1)]) {
+            worst = worst.worse(Outcome::same(&found, expected).at(what));
+            return Ok(worst);
+        }
+        worst = worst.worse(Outcome::nmse(&found, expected, CPU_NMSE).at(what));
+    }
+    bail!("{what}, but the CPU goes on helping: {helped:?}")
 }
 
 /// A session with experts that come and go, `more` bytes beyond the least, whose slots are as planned.

@@ -16,9 +16,9 @@ pub mod weights;
 pub use arch::Architecture;
 pub use backend::cpu::{CpuBackend, batch_tokens};
 pub use backend::cuda::{
-    CudaBackend, CudaPlan, DeviceExperts, DeviceFacts, DeviceShare, DeviceUnits, HelpingCpu,
-    HostExperts, HostUnits, HostWeights, MissSplit, PassTimes, Unit, UnitCounts, UnitPlaces,
-    UnitPlan, UnitRates, VramUse, WeightsToLoad,
+    CudaBackend, CudaPlan, DeviceExperts, DeviceFacts, DeviceShare, DeviceUnits, HelpRates,
+    HelpStatistics, HelpWanted, HelpingCpu, HostExperts, HostUnits, HostWeights, MissSplit,
+    PassTimes, Unit, UnitCounts, UnitPlaces, UnitPlan, UnitRates, VramUse, WeightsToLoad,
 };
 pub use backend::{Backend, ComputeInfo};
 pub use decoder::{ChosenExperts, Decoder, LogitsWanted, Routing};

@@ -1,6 +1,7 @@
 //! The command line as it is typed. What it means is decided in [`crate::config`].
 
 mod assess;
+mod cpu_help;
 mod plan;
 
 use std::path::PathBuf;
@@ -18,6 +19,7 @@ use crate::help;
 use crate::size;
 
 pub use assess::AssessArgs;
+pub use cpu_help::HelpArgs;
 pub use plan::PlanArgs;
 
 /// Runs language models that are larger than memory: weights stay on the SSD and pass through a
@@ -103,10 +105,8 @@ pub struct BudgetArgs {
     #[arg(long)]
     pub no_cuda_graph: bool,
 
-    /// Of the experts that a GPU has no room for, let the CPU compute a share where they are, by
-    /// measured rates: for slow PCIe. It rounds a little otherwise than the GPU
-    #[arg(long)]
-    pub cpu_experts: bool,
+    #[command(flatten)]
+    pub help: HelpArgs,
     /// Positions of context to reserve [default: what the model was trained for, at most 4096]
     #[arg(long, value_name = "N", value_parser = count())]
     pub ctx: Option<usize>,

@@ -48,6 +48,7 @@ pub fn block(session: &Session, path: &Path, after: After<'_>) -> String {
     if let Some(experts) = &statistics.device_experts {
         lines.push(("slots", slots(experts)));
         lines.push(("to GPU", to_gpu(experts, statistics.stream.as_ref())));
+        lines.push(("CPU help", help(experts)));
         if experts.layers_served > 0 {
             lines.push(("fetched", fetched(experts)));
         }
@@ -237,16 +238,41 @@ fn to_gpu(experts: &DeviceExperts, stream: Option<&StreamStatistics>) -> String 
         let (count, returned) = (experts.experts_returned, bytes(experts.bytes_returned));
         let _ = write!(text, "; {count} back to RAM, {returned}, when others took their slots");
     }
-    if let Some(split) = &experts.split {
+    text
+}
+
+/// Whether the CPU computes some of what is missing in VRAM, and why.
+fn help(experts: &DeviceExperts) -> String {
+    let Some(help) = &experts.help else {
+        return "the GPU computes all experts: the bits of a GPU that holds all".into();
+    };
+    let micros = |seconds: f64| seconds * 1e6;
+    let (split, saved) = (&help.rates.split, micros(help.saved_seconds_per_layer));
+    let state = match (help.is_on, help.always) {
+        (true, true) => "on, as asked",
+        (true, false) => "on",
+        (false, _) => "off",
+    };
+    let mut text = String::new();
+    if !help.always || help.counted {
+        let counted = if help.counted { "" } else { " expected to be" };
+        let than = if saved < 0.0 { "slower" } else { "faster" };
         let _ = write!(
             text,
-            "; {} on the CPU ({:.0} us each, {:.0} us to copy one)",
-            experts.experts_on_cpu,
-            split.cpu_seconds * 1e6,
-            split.copy_seconds * 1e6
+            ": {:.1} experts of a layer are{counted} missing in VRAM, and with the CPU a layer is {:.0} us {than}",
+            help.misses_per_layer,
+            saved.abs()
         );
     }
-    text
+    let from = if help.from_profile { "by the machine profile" } else { "measured at the start" };
+    let _ = write!(
+        text,
+        "; {} experts were computed on it ({:.0} us each, {:.0} us to bring one to VRAM, {from})",
+        experts.experts_on_cpu,
+        micros(split.cpu_seconds),
+        micros(split.copy_seconds)
+    );
+    format!("{state}{text}")
 }
 
 /// Of tokens whose recorded work fetches experts by itself.

@@ -79,6 +79,7 @@ pub fn examine(
             .max_by(f64::total_cmp),
         memory_read_bytes_per_second: compute.memory.read_bytes_per_second,
         memory_copy_bytes_per_second: compute.memory.copy_bytes_per_second,
+        threads: Some(compute.threads),
         kernels: compute.kernels.clone(),
         gpu: gpu.first.clone(),
     };

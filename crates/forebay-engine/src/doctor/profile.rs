@@ -50,6 +50,9 @@ pub struct MachineProfile {
     pub cached_copy_bytes_per_second: Option<f64>,
     pub memory_read_bytes_per_second: f64,
     pub memory_copy_bytes_per_second: f64,
+    /// Threads that computed for the rates below; not in older profiles.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub threads: Option<usize>,
     /// Weights that one token's products go through, by type.
     pub kernels: Vec<KernelRate>,
     /// The first GPU, if there is one.

@@ -9,9 +9,10 @@ use forebay_model::UnitPlan;
 use forebay_stream::MemoryPlan;
 use serde::Serialize;
 
-use super::hits::{HitCurve, share_in_either};
+use super::hits::{HitCurve, missing, share_in_either};
 use super::model::{ExpertCosts, ModelCosts};
 use super::rates::{GpuCosts, Rates};
+use crate::CpuHelp;
 
 /// Where a model's weights are, and who computes.
 #[derive(Debug, Clone)]
@@ -24,6 +25,8 @@ pub enum Placement {
         slots: MemoryPlan,
         /// Homes of experts in RAM.
         host: MemoryPlan,
+        /// Whether the CPU computes some of those.
+        help: CpuHelp,
     },
     /// Units of a dense model that have no place in the GPU's memory come from pinned RAM, or through it from the disk, or are
     /// computed by the CPU.
@@ -102,10 +105,9 @@ pub struct Prediction {
     pub hit_rate: Option<f64>,
     /// Experts that a generated token waits for the disk for.
     pub disk_experts_per_token: f64,
+    /// Experts of a generated token that are not in VRAM and that the CPU computes where they are.
+    pub cpu_experts_per_token: f64,
 }
-
-/// Copying an expert to the GPU and another one back takes this much longer than copying one (an H200).
-const BOTH_WAYS: f64 = 1.66;
 
 /// Costs in the order in which they were met.
 #[derive(Default)]
@@ -150,12 +152,10 @@ impl Model<'_> {
     pub fn predict(&self, placement: &Placement) -> Option<Prediction> {
         let has_experts = self.costs.experts() > 0;
         Some(match placement {
-            Placement::Vram => self.on_gpu(self.rates.gpu.as_ref()?, 1.0, 1.0, false),
-            Placement::VramSlots { slots, host } => {
-                let vram = slots.kept_share();
-                let either = share_in_either(vram, host.kept_share());
-                let gives_back = host.kept_share() < 1.0;
-                self.on_gpu(self.rates.gpu.as_ref()?, vram, either, gives_back)
+            Placement::Vram => self.on_gpu(self.rates.gpu.as_ref()?, 1.0, 1.0, CpuHelp::Never),
+            Placement::VramSlots { slots, host, help } => {
+                let (vram, ram) = (slots.kept_share(), host.kept_share());
+                self.on_gpu(self.rates.gpu.as_ref()?, vram, ram, *help)
             }
             Placement::Units { units, host } => {
                 self.with_units(self.rates.gpu.as_ref()?, units, host)
@@ -167,7 +167,7 @@ impl Model<'_> {
         })
     }
 
-    fn hit_rate(&self, share: f64) -> f64 {
+    pub(super) fn hit_rate(&self, share: f64) -> f64 {
         self.hits.at(share, self.costs.used_share())
     }
 
@@ -175,10 +175,11 @@ impl Model<'_> {
         self.work.depth as f64 * self.costs.kv_bytes_per_position as f64
     }
 
-    /// `vram`: the share of experts there. `either`: there or in RAM. `gives_back`: what is driven out of VRAM goes back to RAM.
-    fn on_gpu(&self, gpu: &GpuCosts, vram: f64, either: f64, gives_back: bool) -> Prediction {
+    /// `vram` and `ram`: the share of experts there.
+    fn on_gpu(&self, gpu: &GpuCosts, vram: f64, ram: f64, help: CpuHelp) -> Prediction {
         let costs = self.costs;
         let all = vram >= 1.0;
+        let either = share_in_either(vram, ram);
         let lookups = costs.lookups_per_token();
         let (hit_rate, found) = (self.hit_rate(vram), self.hit_rate(either));
         let (missed, from_disk) = (lookups * (1.0 - hit_rate), lookups * (1.0 - found));
@@ -199,9 +200,8 @@ impl Model<'_> {
                 seconds += sum.add(Cost::HostLoop, gpu.look_seconds());
             }
         }
-        seconds += sum.add(Cost::HostLoop, missed * gpu.bring_seconds());
-        let ways = if gives_back { BOTH_WAYS } else { 1.0 };
-        seconds += sum.add(Cost::Pcie, missed * copy_seconds * ways);
+        let on_cpu = self.missing_experts(gpu, (missed, hit_rate), ram < 1.0, help, &mut sum);
+        seconds += on_cpu.seconds;
         seconds += sum.add(Cost::Disk, self.bursts(from_disk));
         sum.disk_bytes = from_disk * expert_bytes;
         Prediction {
@@ -209,6 +209,7 @@ impl Model<'_> {
             prompt: self.prompt_on_gpu(gpu, vram, either, copy_seconds),
             hit_rate: (lookups > 0.0).then_some(hit_rate),
             disk_experts_per_token: from_disk,
+            cpu_experts_per_token: on_cpu.experts,
         }
     }
 
@@ -286,25 +287,20 @@ impl Model<'_> {
             prompt: self.prompt_on_cpu(streamed, share),
             hit_rate: (costs.experts() > 0).then_some(hit_rate),
             disk_experts_per_token: from_disk,
+            cpu_experts_per_token: 0.0,
         }
     }
 
     /// Seconds of a layer's experts: those that are there are computed with while the others are read, then these. How many
     /// are missed is binomial.
     fn experts_on_cpu(&self, experts: &ExpertCosts, hit_rate: f64, sum: &mut Sum) -> f64 {
-        let used = experts.used as i32;
+        let used = experts.used;
         let one = self.rates.cpu_seconds(&experts.matrices);
         let read = experts.matrices.total_bytes() as f64 / self.rates.disk;
-        sum.add(Cost::Cpu, f64::from(used) * one);
-        let mut ways = 1.0;
-        (0..=used)
-            .map(|missed| {
-                if missed > 0 {
-                    ways *= f64::from(used - missed + 1) / f64::from(missed);
-                }
-                let hit = f64::from(used - missed);
-                let missed = f64::from(missed);
-                let probability = ways * (1.0 - hit_rate).powf(missed) * hit_rate.powf(hit);
+        sum.add(Cost::Cpu, used as f64 * one);
+        missing(used, hit_rate)
+            .map(|(missed, probability)| {
+                let (hit, missed) = ((used - missed) as f64, missed as f64);
                 let reading = match missed {
                     0.0 => 0.0,
                     missed => missed * read + self.rates.burst_seconds,

@@ -133,6 +133,19 @@ impl HitCurve {
     }
 }
 
+/// Numbers of a layer's `used` experts that may be missing where a lookup hits with this probability, with how likely each is, as
+/// if lookups knew nothing of one another.
+pub fn missing(used: usize, hit_rate: f64) -> impl Iterator<Item = (usize, f64)> {
+    let mut ways = 1.0;
+    (0..=used).map(move |missed| {
+        if missed > 0 {
+            ways *= (used - missed + 1) as f64 / missed as f64;
+        }
+        let hits = hit_rate.powf((used - missed) as f64);
+        (missed, ways * (1.0 - hit_rate).powf(missed as f64) * hits)
+    })
+}
+
 /// Of what RAM keeps beside VRAM, this share is not there already: who goes to RAM is not always who is wanted back. (Recorded routing
 /// on an H200: with 38 % of the experts in VRAM and 60 % in RAM 1.1 of 288 lookups read from the disk, with 24 % in RAM 13.4.)
 const DISTINCT_IN_RAM: f64 = 0.93;

@@ -9,10 +9,12 @@
 //! hits.rs     how often experts are found where they are wanted
 //! memory.rs   memory plans of sessions
 //! cost.rs     seconds of tokens and prompts
+//! help.rs     the same of experts that the CPU computes for a GPU
 //! units.rs    the same of dense models that VRAM does not hold
 //! ```
 
 mod cost;
+mod help;
 mod hits;
 pub(crate) mod memory;
 mod model;
@@ -25,13 +27,16 @@ use forebay_stream::{MemoryPlan, PolicyKind};
 use serde::Serialize;
 
 use crate::device;
-use crate::{DeviceChoice, EngineError, KvCacheType, SessionOptions, default_budget_bytes};
+use crate::{
+    CpuHelp, DeviceChoice, EngineError, KvCacheType, SessionOptions, default_budget_bytes,
+};
 pub use cost::{Cost, Placement, Prediction, Speed, Work};
 pub use hits::{HitCurve, share_in_either};
 pub use model::PlannedModel;
 pub use rates::Rates;
 
 use cost::Model;
+pub(crate) use help::helping;
 use model::ModelCosts;
 pub(crate) use units::unit_rates;
 
@@ -56,6 +61,10 @@ pub struct PlanRequest {
     /// How a GPU keeps keys and values.
     pub cache: KvElement,
     pub policy: PolicyKind,
+    /// As `--threads`; `None`: as many as the machine profile was made with.
+    pub threads: Option<usize>,
+    /// Whether the CPU computes some of the experts that a GPU has no room for.
+    pub help: CpuHelp,
     pub work: Work,
 }
 
@@ -79,6 +88,8 @@ impl PlanRequest {
                 (false, KvCacheType::Q8_0) => KvElement::Q8_0,
             },
             policy: options.policy,
+            threads: options.threads,
+            help: options.cpu_help_possible(),
             work,
         }
     }
@@ -220,22 +231,23 @@ impl<'a> Planner<'a> {
             units: None,
             host: Some(host),
             host_kv_cache_bytes: request.context as u64 * costs.kv_bytes_per_position,
-            prediction: self.predict(costs, request.work, &placement)?,
+            prediction: self.predict(costs, request, &placement)?,
         })
     }
 
     fn on_gpu(&self, costs: &ModelCosts, request: &PlanRequest) -> Result<Plan, EngineError> {
+        let rates = self.rates.with_threads(request.threads);
         let facts = self.facts.ok_or(EngineError::NoGpuInProfile)?;
         let DeviceShare { mut units, vram, slots } = self.model.in_vram(&facts, request)?;
         let all_units = units.all_in_vram();
         if !all_units {
-            units.share_with_cpu(&units::rates_of(costs, self.rates, &units));
+            units.share_with_cpu(&units::rates_of(costs, &rates, &units));
         }
         let (weights, ram, policy) = (&self.model.weights, request.ram_bytes, request.policy);
         let placement = match slots.clone() {
             Some(slots) => {
                 let host = memory::host(weights, &memory::experts(weights), ram, policy)?;
-                Placement::VramSlots { slots, host }
+                Placement::VramSlots { slots, host, help: request.help }
             }
             None if !all_units => {
                 let host = memory::host(weights, &units.host_blocks(weights), ram, policy)?;
@@ -249,7 +261,7 @@ impl<'a> Planner<'a> {
             | Placement::Units { host, .. }
             | Placement::Ram(host) => Some(host.clone()),
         };
-        let prediction = self.predict(costs, request.work, &placement)?;
+        let prediction = self.predict(costs, request, &placement)?;
         Ok(Plan {
             device: "cuda",
             vram: Some(vram),
@@ -264,10 +276,11 @@ impl<'a> Planner<'a> {
     fn predict(
         &self,
         costs: &ModelCosts,
-        work: Work,
+        request: &PlanRequest,
         placement: &Placement,
     ) -> Result<Prediction, EngineError> {
-        let model = Model { costs, rates: self.rates, hits: self.hits, work };
+        let rates = &self.rates.with_threads(request.threads);
+        let model = Model { costs, rates, hits: self.hits, work: request.work };
         model.predict(placement).ok_or(EngineError::NoGpuInProfile)
     }
 }

@@ -149,6 +149,7 @@ impl Model<'_> {
             prompt: self.prompt_with_units(gpu, &outside, machine.copy, from_disk),
             hit_rate: None,
             disk_experts_per_token: 0.0,
+            cpu_experts_per_token: 0.0,
         }
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use forebay_engine::plan::PlannedModel;
-use forebay_engine::{DeviceChoice, EngineError, KvCacheType, Session, SessionOptions};
+use forebay_engine::{CpuHelp, DeviceChoice, EngineError, KvCacheType, Session, SessionOptions};
 use forebay_model::{ModelError, UnitRates};
 use forebay_store::IoKind;
 use forebay_stream::PolicyKind;
@@ -118,6 +118,7 @@ fn by_chance(path: &Path, place: &Place, random: &mut Random) -> Result<SessionO
             kv_cache: if !exact && one_in(2) { KvCacheType::Q8_0 } else { KvCacheType::F16 },
             cuda_graphs: !one_in(4),
             unit_rates: Some(NOTHING_ON_CPU),
+            cpu_help: CpuHelp::Never,
             ..options
         },
     };

@@ -2,11 +2,12 @@
 
 use std::path::PathBuf;
 
+use clap::builder::RangedU64ValueParser;
 use clap::{Args, ValueHint};
 use forebay_engine::SessionOptions;
 use forebay_stream::PolicyKind;
 
-use super::{Device, KvTypeArg, count, policy};
+use super::{Device, HelpArgs, KvTypeArg, count, policy};
 use crate::size;
 
 #[derive(Args)]
@@ -29,6 +30,11 @@ pub struct PlanArgs {
     /// How a GPU keeps keys and values
     #[arg(long, value_enum, value_name = "TYPE", default_value_t = KvTypeArg::F16)]
     pub kv_type: KvTypeArg,
+    #[command(flatten)]
+    pub help: HelpArgs,
+    /// Compute threads of the CPU [default: as many as the machine profile was made with]
+    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=256))]
+    pub threads: Option<usize>,
     /// Which expert leaves when another needs its place
     #[arg(long, value_name = "NAME", default_value_t = SessionOptions::default().policy)]
     #[arg(value_parser = policy())]

@@ -10,7 +10,7 @@ use forebay_engine::plan::{
     HitCurve, Plan, PlanRequest, Planned, PlannedModel, Planner, Prediction, Rates, Speed, Work,
 };
 use forebay_engine::{
-    DeviceChoice, EngineError, Generation, KvCacheType, ModelInfo, Session, SessionOptions,
+    CpuHelp, DeviceChoice, EngineError, Generation, KvCacheType, ModelInfo, Session, SessionOptions,
 };
 use forebay_model::{UnitCounts, UnitPlaces};
 use forebay_stream::{MemoryPlan, PolicyKind, routing};
@@ -109,6 +109,8 @@ fn options(args: &PlanArgs) -> SessionOptions {
         ram_bytes: args.ram,
         context: args.ctx,
         kv_cache: config::kv_cache(args.kv_type),
+        cpu_help: args.help.resolve(),
+        threads: args.threads,
         policy: args.policy,
         ..SessionOptions::default()
     }
@@ -314,8 +316,12 @@ fn speed(speed: &Speed) -> String {
 fn hit_rates(plan: &Plan, from: &str) -> Option<String> {
     let hits = plan.prediction.hit_rate.filter(|hits| *hits < 1.0)?;
     let place = if plan.device == "cuda" { "VRAM" } else { "RAM" };
+    let on_cpu = match plan.prediction.cpu_experts_per_token {
+        0.0 => String::new(),
+        experts => format!(", the CPU computes {experts:.1} of the others"),
+    };
     Some(format!(
-        "{:.1} % of a token's experts are found in {place}, {:.1} are read from the disk (by {from})",
+        "{:.1} % of a token's experts are found in {place}{on_cpu}, {:.1} are read from the disk (by {from})",
         100.0 * hits,
         plan.prediction.disk_experts_per_token
     ))
@@ -366,7 +372,9 @@ fn of_session(model: &Path, options: &SessionOptions) -> Option<Planned> {
 /// Makes a session do as planned, where it has the choice, and says before loading what will be slow.
 pub fn follow(model: &Path, options: &mut SessionOptions) {
     let Some(planned) = of_session(model, options) else { return };
-    let only_for_gpu = options.kv_cache != KvCacheType::F16 || !options.cuda_graphs;
+    let only_for_gpu = options.kv_cache != KvCacheType::F16
+        || !options.cuda_graphs
+        || options.cpu_help != CpuHelp::Auto;
     let cpu = options.device == DeviceChoice::Auto && planned.plan.device == "cpu";
     if let Some(gpu) = planned.other.as_ref().filter(|_| cpu && !only_for_gpu) {
         output::tell!(

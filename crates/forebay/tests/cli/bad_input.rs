@@ -65,13 +65,16 @@ fn options_that_the_device_does_not_use_are_refused() {
     let model = moe();
     for (options, wanted) in [
         ("--device cuda --prefetch", "--prefetch"),
-        ("--device cuda --threads 2", "--threads"),
+        ("--device cuda --threads 2 --no-cpu-experts", "--threads"),
+        ("--device cuda --threads 2 --exact", "--threads"),
         ("--device cuda --cpu-experts --exact", "--cpu-experts"),
         ("--device auto --cpu-experts --exact", "--cpu-experts"),
         ("--device cpu --vram 1GiB", "--vram"),
         ("--device cpu --kv-type q8_0", "--kv-type"),
         ("--device cpu --no-cuda-graph", "--no-cuda-graph"),
         ("--device cpu --cpu-experts", "--cpu-experts"),
+        ("--device cpu --no-cpu-experts", "--no-cpu-experts"),
+        ("--cpu-experts --no-cpu-experts", "--no-cpu-experts"),
         ("--prefetch --kv-type q8_0", "--prefetch"),
         ("--prefetch --vram 1GiB", "--prefetch"),
     ] {

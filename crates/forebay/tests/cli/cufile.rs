@@ -115,6 +115,7 @@ impl Machine {
             cached_copy_bytes_per_second: None,
             memory_read_bytes_per_second: 1e10,
             memory_copy_bytes_per_second: 1e10,
+            threads: None,
             kernels: Vec::new(),
             gpu: Some(gpu),
         };

@@ -40,6 +40,7 @@ fn profile(model: &str, staging_bytes: usize) -> String {
         cached_copy_bytes_per_second: None,
         memory_read_bytes_per_second: 1e9,
         memory_copy_bytes_per_second: 1e9,
+        threads: None,
         kernels: Vec::new(),
         gpu: None,
     };

@@ -8,6 +8,7 @@ use super::CudaBackend;
 use super::memory::DevicePlan;
 use super::places::EmbeddingPlace;
 use super::recording::Way;
+use super::streamed::Streamed;
 use crate::ModelError;
 use crate::weights::Weights;
 
@@ -80,7 +81,8 @@ impl CudaBackend {
         let mut one = step.count == 1 && batch.end != End::Nothing;
         // Only work that asks the host tells it the experts and can be told which to take.
         one &= self.streamed.is_some() || !batch.routing && batch.chosen.is_none();
-        let way = Way { splits: self.attention_splits(step), end: batch.end };
+        let cpu_helps = self.streamed.as_mut().is_some_and(Streamed::decide_help);
+        let way = Way { splits: self.attention_splits(step), end: batch.end, cpu_helps };
         let is_recorded = self.recordings.begin(&self.gpu, one.then_some(way))?;
         let asks = is_recorded || self.recordings.is_recording();
         let streamed = self.streamed.as_mut().filter(|_| asks);

@@ -8,6 +8,7 @@ mod beginning;
 mod cpu_units;
 mod exchange;
 mod experts;
+mod help;
 mod memory;
 mod on_cpu;
 mod pass_times;
@@ -43,8 +44,9 @@ use streamed_units::StreamedUnits;
 use units::{attention_of, feed_forward_of};
 use vectors::LayerVectors;
 
+pub use help::{HelpRates, HelpStatistics, HelpWanted, MissSplit};
 pub use memory::{DeviceFacts, DeviceShare, VramUse};
-pub use on_cpu::{HelpingCpu, MissSplit};
+pub use on_cpu::HelpingCpu;
 pub use pass_times::PassTimes;
 pub use plan::{CudaPlan, HostWeights, WeightsToLoad};
 pub use streamed::{DeviceExperts, HostExperts};

@@ -1,16 +1,16 @@
 //! Experts that the CPU computes where they are, in host memory, while the GPU computes others: for few tokens at a time.
 //!
 //! The normed input comes to the host, rows of outputs go back to where the GPU's own would be. How many of a batch's
-//! missing experts are the CPU's depends on their number and on measured rates alone, never on what happens to be ready.
+//! missing experts are the CPU's depends on their number and on rates alone, never on what happens to be ready: see `help`.
 
 use std::time::{Duration, Instant};
 
 use forebay_compute::{Activations, Cpu, Gating, MatmulJob, Matrix};
 use forebay_cuda::{CudaError, DevicePtr, Direction, ExpertMailbox, Gpu, HostWords};
 use forebay_stream::{ExpertIndex, Lease, Residency};
-use serde::Serialize;
 
 use super::super::cpu::{matmul_beside_reads, matrix, recycle};
+use super::help::{Help, HelpRates, HelpWanted, MissSplit};
 use crate::ModelError;
 use crate::weights::{FeedForwardWeights, LayerWeights, PartMatrix};
 
@@ -27,38 +27,23 @@ const AWAKE: Duration = Duration::from_micros(500);
 /// Bringing inputs to the host and rows of outputs back: some KiB each way, and words that are waited for.
 const EXCHANGE_SECONDS: f64 = 8e-6;
 
-/// Who computes how many of the experts that are not on the GPU.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct MissSplit {
-    /// Seconds to bring an expert to the GPU.
-    pub copy_seconds: f64,
-    /// Seconds for the CPU to compute one for one token, and to begin and end with any number.
-    pub cpu_seconds: f64,
-    pub cpu_start_seconds: f64,
-}
+/// Until they are measured.
+const UNMEASURED: HelpRates = HelpRates {
+    split: MissSplit {
+        copy_seconds: 0.0,
+        cpu_seconds: 0.0,
+        cpu_start_seconds: 0.0,
+        both_seconds: 0.0,
+    },
+    copy_alone_seconds: 0.0,
+};
 
-impl MissSplit {
-    /// How many of `misses` are brought to the GPU, so that both are done soonest; one at least, so that what is used comes
-    /// to be there.
-    pub fn brought(&self, misses: usize) -> usize {
-        let seconds = |brought: usize| {
-            let left = misses - brought;
-            let cpu = match left {
-                0 => 0.0,
-                left => self.cpu_start_seconds + left as f64 * self.cpu_seconds,
-            };
-            cpu.max(brought as f64 * self.copy_seconds)
-        };
-        // The last of equals: rather on the GPU.
-        (1..=misses).rev().min_by(|a, b| seconds(*a).total_cmp(&seconds(*b))).unwrap_or(0)
-    }
-}
-
-/// A CPU that takes part.
+/// A CPU that may take part.
 pub struct HelpingCpu {
     pub cpu: Cpu,
-    /// Decides instead of measured rates.
-    pub split: Option<MissSplit>,
+    pub wanted: HelpWanted,
+    /// As a machine profile has them; `None`: they are measured.
+    pub rates: Option<HelpRates>,
 }
 
 /// The matrices of a layer's experts.
@@ -94,7 +79,7 @@ pub struct BatchRows {
 /// The CPU beside a GPU, with memory for what goes between them.
 pub struct CpuExperts {
     cpu: Cpu,
-    pub split: MissSplit,
+    pub help: Help,
     /// Normed inputs, then rows of outputs by pair.
     words: HostWords,
     outputs_at: usize,
@@ -117,25 +102,24 @@ pub struct CpuExperts {
 }
 
 impl CpuExperts {
-    /// Memory for `tokens` tokens at most, and rates, if they are not given, as measured on the matrices `of` a layer.
+    /// Memory for `tokens` tokens at most, of which each chooses `used` experts in each of `layers` layers, and rates, if they
+    /// are not given, as measured on the matrices `of` one.
     ///
     /// # Errors
     /// Whatever the driver says.
     pub fn new(
         gpu: &Gpu,
-        HelpingCpu { cpu, split }: HelpingCpu,
+        HelpingCpu { cpu, wanted, rates }: HelpingCpu,
         host: &Residency,
         of: &ExpertMatrices,
-        tokens: usize,
-        used: usize,
+        (tokens, layers, used): (usize, usize, usize),
     ) -> Result<CpuExperts, CudaError> {
         let (pairs, hidden, width) = (tokens * used, of.gate.cols, of.gate.rows);
-        let unmeasured = MissSplit { copy_seconds: 0.0, cpu_seconds: 0.0, cpu_start_seconds: 0.0 };
         let room = pairs.max(MEASURED_EXPERTS);
         cpu.pool().set_spin(AWAKE);
         let mut experts = CpuExperts {
             cpu,
-            split: split.unwrap_or(unmeasured),
+            help: Help::new(&wanted, (rates.unwrap_or(UNMEASURED), true), layers, used),
             words: gpu.host_words(tokens * hidden + pairs * hidden)?,
             outputs_at: tokens * hidden,
             x: vec![0.5; tokens * hidden],
@@ -151,8 +135,9 @@ impl CpuExperts {
             groups: Vec::with_capacity(room),
             jobs: Vec::with_capacity(2 * room),
         };
-        if split.is_none() {
-            experts.split = experts.measure(gpu, host, of)?;
+        if rates.is_none() {
+            let rates = experts.measure(gpu, host, of)?;
+            experts.help = Help::new(&wanted, (rates, false), layers, used);
         }
         Ok(experts)
     }
@@ -163,7 +148,7 @@ impl CpuExperts {
         gpu: &Gpu,
         host: &Residency,
         of: &ExpertMatrices,
-    ) -> Result<MissSplit, CudaError> {
+    ) -> Result<HelpRates, CudaError> {
         let bytes = expert_bytes(of);
         let slots: Vec<&[u8]> = host.slot_memory().filter(|slot| slot.len() >= bytes).collect();
         // Each once, spread over the memory: when tokens are computed, no cache holds them either.
@@ -186,11 +171,14 @@ impl CpuExperts {
         });
         let (one, many) = (median(one), median(many));
         let cpu_seconds = ((many - one) / (MEASURED_EXPERTS - 1) as f64).max(1e-9);
-        Ok(MissSplit {
-            copy_seconds: bytes as f64 / rate?,
+        let copy_seconds = bytes as f64 / rate?;
+        let split = MissSplit {
+            copy_seconds,
             cpu_seconds,
             cpu_start_seconds: (one - cpu_seconds).max(0.0) + EXCHANGE_SECONDS,
-        })
+            both_seconds: 0.0,
+        };
+        Ok(HelpRates { split, copy_alone_seconds: copy_seconds })
     }
 
     /// Seconds for products of one token with whatever is in the memory `of` experts.
@@ -394,32 +382,4 @@ fn expert_bytes(of: &ExpertMatrices) -> usize {
 fn median(mut seconds: Vec<f64>) -> f64 {
     seconds.sort_by(f64::total_cmp);
     seconds.get(seconds.len() / 2).copied().unwrap_or(0.0)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn both_are_done_about_together() {
-        let split = |copy_seconds, cpu_seconds| MissSplit {
-            copy_seconds,
-            cpu_seconds,
-            cpu_start_seconds: 20e-6,
-        };
-        // 2.8 MB at 50 GB/s, and at 70.
-        let server = split(56e-6, 40e-6);
-        assert_eq!(server.brought(0), 0);
-        assert_eq!(server.brought(1), 1, "what is used comes to the GPU");
-        assert_eq!(server.brought(2), 1);
-        assert_eq!(server.brought(8), 3);
-        // PCIe of a laptop: 12 GB/s.
-        assert_eq!(split(230e-6, 60e-6).brought(8), 1);
-        // A slow CPU is left alone.
-        assert_eq!(split(56e-6, 1e-3).brought(8), 8);
-        for misses in 0..64 {
-            let brought = server.brought(misses);
-            assert!(brought <= server.brought(misses + 1) && brought <= misses, "{misses}");
-        }
-    }
 }

@@ -15,6 +15,8 @@ pub struct Way {
     /// Parts that the context is cut into.
     pub splits: usize,
     pub end: End,
+    /// The CPU computes some of the experts that are not on the GPU.
+    pub cpu_helps: bool,
 }
 
 /// What is done with the batch at hand.

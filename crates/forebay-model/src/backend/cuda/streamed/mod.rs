@@ -17,8 +17,9 @@ use forebay_stream::{
 use serde::Serialize;
 
 use self::serve::Service;
+use super::help::{Help, HelpStatistics, MissSplit};
 use super::memory::{DeviceArena, DevicePlan};
-use super::on_cpu::{BatchRows, CpuExperts, ExpertMatrices, HelpingCpu, MissSplit};
+use super::on_cpu::{BatchRows, CpuExperts, ExpertMatrices, HelpingCpu};
 use crate::ModelError;
 
 /// Where experts live that are not on the GPU. Fields are dropped in order: nothing is unpinned that is still leased.
@@ -50,9 +51,9 @@ pub struct DeviceExperts {
     /// Layers of such tokens, and those in which all chosen experts were on the GPU: it did not ask.
     pub layers_served: u64,
     pub layers_resident: u64,
-    /// Experts that the CPU computed, and why so many; `None`: the GPU computes all.
+    /// Experts that the CPU computed, and whether it helps and why; `None`: it may not.
     pub experts_on_cpu: u64,
-    pub split: Option<MissSplit>,
+    pub help: Option<HelpStatistics>,
     /// Parts of layers' batches, because not all of their experts fit at once.
     pub waves: u64,
 }
@@ -125,8 +126,8 @@ pub struct LayerOfDevice<'a> {
 }
 
 impl Streamed {
-    /// For the tier of `plan`, with batches of `tokens` tokens that choose `used` experts each. The CPU takes part in
-    /// batches of up to `few` tokens; `of` are matrices as those of all layers with experts. `serves`: single tokens'
+    /// For the tier of `plan`, with batches of `tokens` tokens that choose `used` experts each. The CPU may take part
+    /// in batches of up to `few` tokens; `of` are matrices as those of all layers with experts. `serves`: single tokens'
     /// work may be recorded.
     ///
     /// # Errors
@@ -144,8 +145,10 @@ impl Streamed {
     ) -> Result<Streamed, CudaError> {
         let device = plan.tier.as_ref().expect("some experts are not on the GPU");
         let HostExperts { residency: host, pinned, cpu } = host;
-        let cpu = cpu.map(|cpu| CpuExperts::new(gpu, cpu, &host, of, few, used)).transpose()?;
         let counts = || plan.weights.experts_of.iter().map(|of| of.map_or(0, |of| of.count));
+        let layers = counts().filter(|&count| count > 0).count();
+        let sizes = (few, layers, used);
+        let cpu = cpu.map(|cpu| CpuExperts::new(gpu, cpu, &host, of, sizes)).transpose()?;
         let experts = counts().max().unwrap_or(0);
         let tables_max = experts + 2;
         let hidden = if cpu.is_some() { of.gate.cols } else { 0 };
@@ -209,9 +212,19 @@ impl Streamed {
             experts_returned: self.experts_returned,
             bytes_returned: self.bytes_returned,
             experts_on_cpu: self.experts_on_cpu,
-            split: self.cpu.as_ref().map(|cpu| cpu.split),
+            help: self.cpu.as_ref().map(|cpu| cpu.help.statistics()),
             waves: self.waves_done,
         }
+    }
+
+    /// Decides whether the CPU helps in the batch that begins.
+    pub fn decide_help(&mut self) -> bool {
+        self.cpu.as_mut().is_some_and(|cpu| cpu.help.decide())
+    }
+
+    /// Whether the CPU helps in the batch at hand, and how much.
+    fn split(&self) -> Option<MissSplit> {
+        self.cpu.as_ref().map(|cpu| &cpu.help).and_then(Help::split)
     }
 
     /// Waits for the ids that the router chose `[tokens, k]`, and all that was queued before.
@@ -256,10 +269,15 @@ impl Streamed {
             service.forget_tables();
         }
         self.touch(on.layer, chosen)?;
-        let split = self.cpu.as_ref().zip(rows).map(|(cpu, _)| cpu.split);
+        let split = rows.and_then(|_| self.split());
         let admits = |misses: usize| split.map_or(misses, |split| split.brought(misses));
         self.tier.begin(self.layer, &self.touched, admits, &mut self.batch);
         let TierBatch { hits, misses, elsewhere, .. } = &self.batch;
+        if rows.is_some_and(|rows| rows.tokens == 1)
+            && let Some(cpu) = &mut self.cpu
+        {
+            cpu.help.note(misses.len() + elsewhere.len());
+        }
         self.host.note_uses(self.layer, hits);
         self.wanted.clear();
         self.wanted.extend(misses.iter().chain(elsewhere));

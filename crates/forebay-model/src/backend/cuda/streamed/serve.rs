@@ -35,8 +35,6 @@ pub(super) struct Service {
     layers: Vec<LayerIndex>,
     run: u32,
     pub used: usize,
-    /// The CPU computes some of what is not on the GPU.
-    with_cpu: bool,
     /// Places that have an answer in this run.
     answered: usize,
     /// The tables on the GPU are what the tier says.
@@ -66,7 +64,7 @@ pub(super) struct ServiceTimes {
 }
 
 impl Service {
-    /// For tokens that choose `used` experts each. The CPU computes some of them from states of `hidden` values, unless
+    /// For tokens that choose `used` experts each. The CPU may compute some of them from states of `hidden` values, unless
     /// that is 0.
     ///
     /// # Errors
@@ -84,7 +82,6 @@ impl Service {
             (0..all.len()).filter(|&l| all[l].is_some()).map(|l| LayerIndex(l as u32)).collect();
         Ok(Service {
             mailbox: ExpertMailbox::new(gpu, layers.len(), used, hidden)?,
-            with_cpu: hidden > 0,
             answered: 0,
             words: gpu.host_words(2 + layers.len() * used)?,
             run: 0,
@@ -253,6 +250,8 @@ impl Streamed {
         ids: DevicePtr<u32>,
         x: DevicePtr<f32>,
     ) -> Result<(), CudaError> {
+        // The state comes along for the CPU only.
+        let x = if self.split().is_some() { x } else { DevicePtr::null() };
         let (fetch, place) = self.fetch(on, ids, x);
         on.gpu.fetch_experts(&fetch, &self.service.as_ref().expect("it serves").mailbox, place)
     }
@@ -267,7 +266,7 @@ impl Streamed {
         outputs: DevicePtr<f32>,
     ) -> Result<(), CudaError> {
         let service = self.service.as_ref().expect("it serves");
-        if !service.with_cpu {
+        if self.split().is_none() {
             return Ok(());
         }
         let (fetch, place) = self.fetch(on, DevicePtr::null(), DevicePtr::null());
@@ -418,13 +417,16 @@ impl Streamed {
         chosen: &[u32],
         is_waiting: bool,
     ) -> Result<(), ModelError> {
+        let split = self.split();
         let Streamed { tier, batch, host, touched, layer, ready, cpu, .. } = self;
         let (for_cpu, wanted) = (&mut self.for_cpu, &mut self.wanted);
         let layer = *layer;
-        let split = cpu.as_ref().map(|cpu| cpu.split);
         let admits = |misses: usize| split.map_or(misses, |split| split.brought(misses));
         tier.begin(layer, touched, admits, batch);
         let TierBatch { hits, misses: missing, elsewhere, .. } = &*batch;
+        if let Some(cpu) = cpu {
+            cpu.help.note(missing.len() + elsewhere.len());
+        }
         host.note_uses(layer, hits);
         wanted.clear();
         wanted.extend(missing.iter().chain(elsewhere));

@@ -1,0 +1,115 @@
+//! Experts that are not in VRAM: brought there, or computed by the CPU where they are.
+//!
+//! The session that decides so while it runs has its rates from here, so what is predicted is what it does.
+
+use forebay_model::{Architecture, HelpRates, MissSplit, Weights};
+use forebay_stream::MemoryPlan;
+
+use super::cost::{Cost, Model, Sum, Work};
+use super::hits::{HitCurve, missing};
+use super::model::ModelCosts;
+use super::rates::{GpuCosts, Rates};
+use crate::CpuHelp;
+
+/// Copying an expert to the GPU and another one back takes this much longer than copying one (an H200).
+const BOTH_WAYS: f64 = 1.66;
+
+/// What the CPU takes to begin and to end with any number of a layer's experts: the state comes to the host, two regions of threads
+/// that are awake, rows go back. Measured with 8 threads on an H200's host. Seconds.
+const CPU_START_SECONDS: f64 = 20e-6;
+
+/// Of a token's missing experts.
+pub(super) struct Missing {
+    pub seconds: f64,
+    /// Of them, those that the CPU computes.
+    pub experts: f64,
+}
+
+impl Model<'_> {
+    /// Seconds of `missed` experts of a token, each lookup of which hits with probability `hit_rate`. `gives_back`: what is driven
+    /// out of VRAM goes back to RAM.
+    pub(super) fn missing_experts(
+        &self,
+        gpu: &GpuCosts,
+        (missed, hit_rate): (f64, f64),
+        gives_back: bool,
+        help: CpuHelp,
+        sum: &mut Sum,
+    ) -> Missing {
+        let rates = self.help_rates(gpu, gives_back);
+        let expected = self.expected_misses(hit_rate);
+        let helps = match help {
+            CpuHelp::Always => true,
+            CpuHelp::Auto => rates.saved(&expected) > 0.0,
+            CpuHelp::Never => false,
+        };
+        if !helps || missed == 0.0 {
+            let asking = sum.add(Cost::HostLoop, missed * gpu.bring_seconds());
+            let copying = missed * (rates.copy_alone_seconds - gpu.bring_seconds());
+            return Missing { seconds: asking + sum.add(Cost::Pcie, copying), experts: 0.0 };
+        }
+        let layers = self.costs.expert_layers().count() as f64;
+        let (mut seconds, mut brought, mut begun) = (0.0, 0.0, 0.0);
+        for (misses, probability) in expected.iter().enumerate() {
+            let comes = rates.split.brought(misses);
+            seconds += layers * probability * rates.seconds(misses)[1];
+            brought += layers * probability * comes as f64;
+            begun += layers * probability * f64::from(u8::from(comes < misses));
+        }
+        let experts = (missed - brought).max(0.0);
+        // Of the same length side by side, more or less.
+        sum.add(Cost::Pcie, brought * rates.split.copy_seconds);
+        let starting = begun * rates.split.cpu_start_seconds;
+        sum.add(Cost::Cpu, starting + experts * rates.split.cpu_seconds);
+        Missing { seconds, experts }
+    }
+
+    /// Shares of a GPU's layers with experts, by how many they miss of a generated token's.
+    fn expected_misses(&self, hit_rate: f64) -> Vec<f64> {
+        let used = self.costs.expert_layers().map(|experts| experts.used).max().unwrap_or(0);
+        missing(used, hit_rate).map(|(_, probability)| probability).collect()
+    }
+
+    /// By what it is decided who computes the experts that are not in VRAM.
+    fn help_rates(&self, gpu: &GpuCosts, gives_back: bool) -> HelpRates {
+        let cpu = self.rates.of_helpers();
+        let bytes = self.costs.bytes_per_expert();
+        let of_all: f64 = self
+            .costs
+            .expert_layers()
+            .map(|experts| experts.count as f64 * cpu.cpu_seconds(&experts.matrices))
+            .sum();
+        let cpu_rate = bytes / (of_all / self.costs.experts().max(1) as f64);
+        let copy_rate = gpu.copy_rate(bytes);
+        let (copy, computing) = cpu.beside(gpu, copy_rate, cpu_rate);
+        let ways = if gives_back { BOTH_WAYS } else { 1.0 };
+        let bring = |rate: f64| ways * bytes / rate + gpu.bring_seconds();
+        let (copy_both, cpu_both) = cpu.both(gpu, copy_rate, cpu_rate);
+        let split = MissSplit {
+            copy_seconds: bring(copy),
+            cpu_seconds: bytes / computing,
+            cpu_start_seconds: CPU_START_SECONDS,
+            both_seconds: bytes / (copy_both + cpu_both),
+        };
+        HelpRates { split, copy_alone_seconds: bring(copy_rate) }
+    }
+}
+
+/// How a session with these slots and homes decides whether the CPU helps: by which rates, if there are some of this machine's, and
+/// what it is to expect at first.
+pub(crate) fn helping(
+    architecture: &Architecture,
+    weights: &Weights,
+    rates: Option<&Rates>,
+    slots: &MemoryPlan,
+    host: &MemoryPlan,
+) -> (Option<HelpRates>, Vec<f64>) {
+    let costs = ModelCosts::new(architecture, weights, 1);
+    let hits = HitCurve::default();
+    let work = Work { prompt_tokens: 1, depth: 0 };
+    let usual = Rates::usual(1);
+    let model = Model { costs: &costs, rates: rates.unwrap_or(&usual), hits: &hits, work };
+    let gpu = rates.and_then(|rates| rates.gpu.as_ref());
+    let known = gpu.map(|gpu| model.help_rates(gpu, host.kept_share() < 1.0));
+    (known, model.expected_misses(model.hit_rate(slots.kept_share())))
+}
