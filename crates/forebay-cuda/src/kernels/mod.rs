@@ -3,6 +3,7 @@
 mod attention;
 mod attention_inputs;
 mod bandwidth;
+mod columns;
 mod elementwise;
 mod embedding;
 mod fetch;
@@ -22,6 +23,7 @@ pub use attention::{
     takes_inputs,
 };
 pub use attention_inputs::{AttentionInputs, HeadInput, Rotation};
+pub use columns::Columns;
 pub use elementwise::{ExpertOutputs, FiniteFlag};
 pub use embedding::EmbeddingTable;
 pub use fetch::{ExpertAnswer, ExpertFetch, ExpertMailbox, ExpertMiss, ExpertReturn};

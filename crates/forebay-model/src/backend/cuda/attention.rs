@@ -2,21 +2,22 @@
 
 use forebay_compute::RopeLayout;
 use forebay_cuda::{
-    Added, Attention, AttentionInputs, AttentionScratch, HeadInput, Norm, Normed, Rotation,
-    rounds_outputs, takes_inputs,
+    Added, Attention, AttentionInputs, AttentionScratch, Columns, DevicePtr, HeadInput, Norm,
+    Normed, Rotation, rounds_outputs, takes_inputs,
 };
 
+use super::products::{ExpertEntries, ExpertProduct};
 use super::vectors::optional;
 use super::{CudaBackend, Step};
 use crate::ModelError;
-use crate::arch::QkNorm;
-use crate::weights::{AttentionWeights, GroupedWeights};
+use crate::arch::{Latent, QkNorm};
+use crate::weights::{AttentionWeights, GroupedWeights, HeadMatrices, LatentWeights};
 
 impl CudaBackend {
     pub(super) fn project_layer(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
         match &step.layer_weights().attention {
             AttentionWeights::Grouped(weights) => self.project_grouped(step, weights),
-            AttentionWeights::Latent(_) => unreachable!("the plan refused it"),
+            AttentionWeights::Latent(weights) => self.project_latent(step, weights),
         }
     }
 
@@ -77,6 +78,125 @@ impl CudaBackend {
         Ok(())
     }
 
+    /// Queries in latent space `[tokens, heads, rank + rotary]`; latent vectors with the parts that rotate are the keys.
+    fn project_latent(
+        &mut self,
+        step: &Step<'_>,
+        weights: &LatentWeights,
+    ) -> Result<(), ModelError> {
+        self.sort_heads(step)?;
+        let (at, vectors, count) = (self.at(), self.layer_vectors(step), step.count);
+        let attention = &step.architecture.attention;
+        let Latent { rank, plain, rotary, .. } = self.latent(step);
+        let (gpu, epsilon) = (&self.gpu, step.architecture.norm_epsilon);
+        let kv_a = self.product(step, weights.kv_a, at.latent.kv_a);
+        let normed = self.float(at.normed);
+        match &weights.q_a {
+            None => {
+                let q = self.product(step, weights.q, at.latent.q);
+                self.products.dense(gpu, normed, count, &[q, kv_a])?;
+            }
+            Some((matrix, _)) => {
+                let q_a = self.product(step, *matrix, at.latent.q_a);
+                self.products.dense(gpu, normed, count, &[q_a, kv_a])?;
+                let weight = vectors.q_a_norm.expect("queries that pass through have a norm");
+                let norm = Norm { weight: self.vectors().offset(weight), width: matrix.rows, epsilon };
+                let rounded = self.products.rounded_too(q_a.out, count, matrix.rows);
+                let out = Normed { rows: q_a.out, rounded };
+                gpu.rms_norm(q_a.out, Added::Nothing, &norm, out, count, None)?;
+                let q = self.product(step, weights.q, at.latent.q);
+                self.products.dense(gpu, q_a.out, count, &[q])?;
+            }
+        }
+
+        // What does not rotate goes through the matrices that would make keys of latent vectors. Attention's output is
+        // not needed yet: its memory takes the products.
+        let rows = count * attention.heads;
+        let (q, parts) = (self.float(at.latent.q), self.float(at.latent.heads));
+        let stride = plain + rotary;
+        let of_q = Columns { from: q, stride, cols: plain };
+        gpu.join_columns([of_q, Columns::none()], parts, rows)?;
+        self.products.changed(parts);
+        let products = self.float(at.attended);
+        self.multiply_heads(step, &weights.k_b, 0, parts, products)?;
+        let turned = Columns { from: products, stride: rank, cols: rank };
+        let rotates = Columns { from: q.offset(plain), stride, cols: rotary };
+        let queries = self.float(at.q);
+        gpu.join_columns([turned, rotates], queries, rows)?;
+
+        let index = step.architecture.layers[step.layer].rope;
+        let rope = &step.architecture.ropes[index];
+        let norm = vectors.kv_a_norm.expect("latent vectors have a norm");
+        let inputs = AttentionInputs {
+            q: HeadInput::plain(queries),
+            k: HeadInput {
+                projected: kv_a.out,
+                bias: DevicePtr::null(),
+                norm: self.vectors().offset(norm),
+            },
+            key_norm_dim: rank,
+            v: HeadInput::plain(DevicePtr::null()),
+            heads: attention.heads,
+            norm_epsilon: epsilon,
+            rotation: Some(Rotation {
+                angles: self.float(at.ropes[index]),
+                rotary_dim: rope.rotary_dim,
+                rotary_from: rank,
+                interleaved: rope.layout == RopeLayout::Interleaved,
+            }),
+            positions: self.exchange.positions(),
+        };
+        if takes_inputs(&self.plan.kv_shape, step.count) {
+            self.inputs = Some(inputs);
+        } else {
+            gpu.attention_inputs(&inputs, &self.kv_layer(step), step.count)?;
+        }
+        Ok(())
+    }
+
+    fn latent(&self, step: &Step<'_>) -> Latent {
+        step.architecture.attention.latent.expect("the weights are of latent attention")
+    }
+
+    /// Sees to it that many tokens' rows are known in the order of heads.
+    fn sort_heads(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
+        if self.products.is_few(step.count) || self.sorted_heads == step.count {
+            return Ok(());
+        }
+        let (heads, count) = (step.architecture.attention.heads, step.count);
+        let of = |head: usize| (0..count).map(move |token| (token * heads + head) as u32);
+        let rows: Vec<u32> = (0..heads).flat_map(of).collect();
+        let starts: Vec<u32> = (0..=heads).map(|head| (head * count) as u32).collect();
+        let at = self.at().latent;
+        self.gpu.upload(&rows, self.arena.activation(at.rows))?;
+        self.gpu.upload(&starts, self.arena.activation(at.starts))?;
+        self.sorted_heads = count;
+        Ok(())
+    }
+
+    /// Products of every head's rows of `x` with one of the layer's two stacks.
+    fn multiply_heads(
+        &self,
+        step: &Step<'_>,
+        weights: &HeadMatrices,
+        stack: usize,
+        x: DevicePtr<f32>,
+        out: DevicePtr<f32>,
+    ) -> Result<(), ModelError> {
+        let at = &self.at().latent;
+        let entries = ExpertEntries {
+            slots: self.arena.activation(at.table(step.layer, stack)),
+            experts: weights.heads,
+            tokens: step.count,
+            used: weights.heads,
+            ids: self.arena.activation(at.ids),
+            starts: self.arena.activation(at.starts),
+            pair_tokens: DevicePtr::null(),
+        };
+        let product = ExpertProduct { matrix: weights.matrix, offset: 0, out };
+        self.products.heads(&self.gpu, x, &entries, self.arena.activation(at.rows), product)
+    }
+
     pub(super) fn attend_layer(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
         let inputs = self.inputs.take();
         let (attention, at) = (&step.architecture.attention, self.at());
@@ -114,7 +234,14 @@ impl CudaBackend {
     pub(super) fn project_layer_output(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
         let at = self.at();
         let product = self.product(step, step.layer_weights().o, at.block_out);
-        self.products.dense(&self.gpu, self.float(at.attended), step.count, &[product])?;
+        let mut attended = self.float(at.attended);
+        if let AttentionWeights::Latent(weights) = &step.layer_weights().attention {
+            let values = self.float(at.latent.heads);
+            self.multiply_heads(step, &weights.v_b, 1, attended, values)?;
+            self.products.changed(values);
+            attended = values;
+        }
+        self.products.dense(&self.gpu, attended, step.count, &[product])?;
         if let Some(bias) = self.layer_vectors(step).o_bias {
             let bias = self.vectors().offset(bias);
             self.gpu.add_bias_rows(product.out, bias, step.count, step.architecture.hidden)?;

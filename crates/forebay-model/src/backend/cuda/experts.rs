@@ -7,7 +7,7 @@ use forebay_cuda::{
 };
 
 use super::super::{Step, record_routing};
-use super::CudaBackend;
+use super::{CudaBackend, device_gating};
 use super::on_cpu::{BatchRows, ExpertMatrices};
 use super::products::{ExpertEntries, ExpertProduct, Rows};
 use super::streamed::{LayerOfDevice, Streamed};
@@ -35,6 +35,7 @@ impl CudaBackend {
             sigmoid: experts.scoring == Scoring::Sigmoid,
             renormalise: experts.renormalise,
             scale: experts.scale,
+            logit_bias: optional(self.vectors(), vectors.router_bias),
             correction_bias: optional(self.vectors(), vectors.correction_bias),
             groups: experts.groups.map(|of| RouterGroups {
                 n_groups: of.n_groups,
@@ -101,6 +102,7 @@ impl CudaBackend {
         else {
             unreachable!("the caller looked at the weights");
         };
+        let shared = self.compute_shared(step)?;
         let (gpu, at, experts) = (&self.gpu, self.at(), step.experts());
         let matrices = ExpertMatrices { gate, up, down };
         let places = self.plan.weights.experts_of[step.layer].expect("the layer has experts");
@@ -128,8 +130,21 @@ impl CudaBackend {
         let pair = [part(gate, at.gate), part(up, at.up)];
         let down = [part(down, at.outputs)];
         let (x, inner) = (self.float(at.normed), self.float(at.gate));
+        let vectors = self.layer_vectors(step);
+        let chosen = self.arena.activation(at.expert_ids);
+        let is_few = self.products.is_few(step.count);
+        let [gate_bias, up_bias, down_bias] =
+            vectors.expert_biases.map(|bias| optional(self.vectors(), bias));
+        let biases = (!gate_bias.is_null()).then_some(GateBiases {
+            gate: gate_bias,
+            up: up_bias,
+            ids: chosen,
+            // Entries of many tokens are in the order of experts.
+            pairs: if is_few { DevicePtr::null() } else { sorted.pairs },
+        });
+        let gating = device_gating(step.architecture.gating);
         let compute = || {
-            self.products.gated_experts(gpu, x, &entries, pair)?;
+            self.products.gated_experts(gpu, gating, biases, x, &entries, pair)?;
             self.products.experts(gpu, inner, &entries, Rows::Entry, &down)
         };
         match streamed {
@@ -171,9 +186,28 @@ impl CudaBackend {
             parts: self.float(at.outputs),
             weights: self.float(at.expert_weights),
             row_of_pair,
+            bias: down_bias,
+            ids: chosen,
+            shared,
             width: step.architecture.hidden,
             k: experts.used,
         })
+    }
+
+    /// The output of the feed-forward that every token has beside its experts; null: there is none.
+    fn compute_shared(&self, step: &Step<'_>) -> Result<DevicePtr<f32>, ModelError> {
+        let FeedForwardWeights::Experts { shared: Some([gate, up, down]), .. } =
+            step.layer_weights().feed_forward
+        else {
+            return Ok(DevicePtr::null());
+        };
+        let (gpu, at) = (&self.gpu, self.at());
+        let pair = [self.product(step, gate, at.shared_gate), self.product(step, up, at.shared_up)];
+        let gating = device_gating(step.architecture.gating);
+        self.products.gated(gpu, gating, self.float(at.normed), step.count, pair)?;
+        let down = self.product(step, down, at.shared);
+        self.products.dense(gpu, self.float(at.shared_gate), step.count, &[down])?;
+        Ok(down.out)
     }
 
     /// The router's pairs, sorted by expert.

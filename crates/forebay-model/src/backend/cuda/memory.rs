@@ -2,9 +2,10 @@
 
 use std::fmt;
 
-use forebay_compute::{Gating, RopeTable};
+use forebay_compute::RopeTable;
 use forebay_cuda::{
     CudaError, DeviceMemory, DevicePtr, Gpu, KvElement, KvLayerShape, supports_weights,
+    weight_alignment,
 };
 use forebay_store::{BlockLabel, Extent, UploadPart};
 use forebay_stream::{Budget, MemoryPlan, PolicyKind, StreamError};
@@ -18,7 +19,7 @@ use super::units::UnitPlan;
 use super::vectors::Vectors;
 use crate::ModelError;
 use crate::arch::Architecture;
-use crate::weights::Weights;
+use crate::weights::{AttentionWeights, Weights};
 
 /// What kernels' code may take in device memory, modules being loaded when they are first used.
 const CODE_BYTES: u64 = 64 << 20;
@@ -221,6 +222,9 @@ impl DevicePlan {
             tier = Some(DeviceTier { plan, pools });
         } else {
             share = share_with(UnitPlan::resident(weights), true)?;
+            if share.bytes() > left && architecture.attention.latent.is_some() {
+                return Err(too_small(&share, 0));
+            }
             if share.bytes() > left {
                 let units = UnitPlan::resident(weights);
                 let rest = share_with(units.clone().moved_out(), true)?;
@@ -310,16 +314,15 @@ fn check_kernels(architecture: &Architecture, weights: &Weights) -> Result<(), M
             return Err(ModelError::NotOnGpu { what: format!("weights of type {ty}") });
         }
     }
-    let unsupported = [
-        ("latent attention", architecture.attention.latent.is_some()),
-        ("gates of this kind", architecture.gating != Gating::Silu),
-        ("an embedding with a scale", architecture.embedding_scale != 1.0),
-        ("logits with a cap", architecture.logit_softcap.is_some()),
-        ("experts with biases", architecture.expert_layers().any(|experts| experts.bias)),
-        ("shared experts", architecture.shared_width() > 0),
-    ];
-    if let Some((what, _)) = unsupported.into_iter().find(|(_, used)| *used) {
-        return Err(ModelError::NotOnGpu { what: what.to_owned() });
+    for layer in &weights.layers {
+        let AttentionWeights::Latent(of) = &layer.attention else { continue };
+        for stack in [&of.k_b, &of.v_b] {
+            let ty = stack.matrix.ty;
+            if !stack.bytes.is_multiple_of(weight_alignment(ty)) {
+                let what = format!("matrices of {ty} for each head, {} bytes apart", stack.bytes);
+                return Err(ModelError::NotOnGpu { what });
+            }
+        }
     }
     for experts in architecture.expert_layers() {
         if experts.count > 512 || experts.used > 32 {
@@ -424,6 +427,7 @@ pub fn upload_tables(
     plan: &DevicePlan,
     arena: &DeviceArena,
     ropes: &[RopeTable],
+    weights: &Weights,
 ) -> Result<(), CudaError> {
     let activations = &plan.activations;
     gpu.upload(&plan.vectors.floats, arena.activation(activations.vectors))?;
@@ -432,6 +436,7 @@ pub fn upload_tables(
     }
     let identity: Vec<u32> = (0..activations.identity_count as u32).collect();
     gpu.upload(&identity, arena.activation(activations.identity))?;
+    upload_latent_tables(gpu, plan, arena, weights)?;
     for (layer, experts) in plan.weights.experts_of.iter().enumerate() {
         // With slots the tables begin empty.
         let Some(experts) = experts.as_ref().filter(|_| plan.tier.is_none()) else { continue };
@@ -441,6 +446,30 @@ pub fn upload_tables(
         };
         let table: Vec<u64> = (0..experts.count).map(address).collect();
         gpu.upload(&table, arena.activation(activations.tables[layer]))?;
+    }
+    Ok(())
+}
+
+/// Where the matrices of every head are, where there is one for each.
+fn upload_latent_tables(
+    gpu: &Gpu,
+    plan: &DevicePlan,
+    arena: &DeviceArena,
+    weights: &Weights,
+) -> Result<(), CudaError> {
+    let at = &plan.activations.latent;
+    for (layer, of) in weights.layers.iter().enumerate() {
+        let AttentionWeights::Latent(of) = &of.attention else { continue };
+        let heads = of.k_b.heads;
+        let ids: Vec<u32> = (0..at.ids_count).map(|entry| (entry % heads) as u32).collect();
+        gpu.upload(&ids, arena.activation(at.ids))?;
+        for (index, stack) in [&of.k_b, &of.v_b].into_iter().enumerate() {
+            let first = plan.weights.layers[layer][stack.matrix.part];
+            let first = arena.dense(first.expect("only experts of such models stay outside"));
+            let table: Vec<u64> =
+                (0..heads).map(|head| first.offset(head * stack.bytes).address()).collect();
+            gpu.upload(&table, arena.activation(at.table(layer, index)))?;
+        }
     }
     Ok(())
 }

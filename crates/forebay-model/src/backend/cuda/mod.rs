@@ -24,7 +24,7 @@ mod vectors;
 
 use forebay_compute::Cpu;
 use forebay_cuda::{
-    Added, AttentionInputs, DevicePtr, FiniteFlag, Gpu, KvLayer, MATVEC_TOKENS, NarrowActivations,
+    Added, AttentionInputs, DevicePtr, FiniteFlag, Gating, Gpu, KvLayer, MATVEC_TOKENS, NarrowActivations,
     Norm, Normed, RoundedActivations, TOP_K_MAX, TopK, takes_rounded,
 };
 use forebay_stream::{MemoryPlan, Residency};
@@ -76,6 +76,8 @@ pub struct CudaBackend {
     inputs: Option<AttentionInputs>,
     /// What the next norm adds, if the last block's output is not where it usually is.
     outputs: Option<Added>,
+    /// Tokens for which rows of latent attention are sorted by head.
+    sorted_heads: usize,
     vocabulary: usize,
     flags: Vec<u32>,
     chosen: Vec<u32>,
@@ -92,7 +94,7 @@ impl CudaBackend {
         record: bool,
     ) -> Result<CudaBackend, ModelError> {
         let ropes = architecture.rope_tables(weights, plan.kv_shape.context)?;
-        memory::upload_tables(&gpu, &plan, &arena, &ropes)?;
+        memory::upload_tables(&gpu, &plan, &arena, &ropes, weights)?;
         let at = &plan.activations;
         let rounded = RoundedActivations {
             codes: arena.activation(at.codes),
@@ -114,6 +116,7 @@ impl CudaBackend {
             served: false,
             inputs: None,
             outputs: None,
+            sorted_heads: 0,
             vocabulary: architecture.vocabulary,
             flags: vec![0; 1 + architecture.layers.len()],
             chosen: vec![0; at.batch * architecture.experts_per_token()],
@@ -197,6 +200,9 @@ impl CudaBackend {
         let (data, out) = (self.arena.dense(self.plan.weights.head), self.exchange.logits());
         let x = self.float(self.at().normed).offset(from * step.architecture.hidden);
         self.products.dense(&self.gpu, x, rows, &[Product { matrix, data, out }])?;
+        if let Some(cap) = step.architecture.logit_softcap {
+            self.gpu.softcap(out, rows, vocabulary, cap)?;
+        }
         let flag = self.finite_flag(2 * step.architecture.layers.len(), from);
         self.gpu.check_finite(out, rows, vocabulary, flag)?;
         Ok(())
@@ -385,7 +391,8 @@ impl Backend for CudaBackend {
         if !self.compute_unit_on_cpu(step, [gate, up, down])? {
             let (gpu, at) = (&self.gpu, self.at());
             let pair = [self.product(step, gate, at.gate), self.product(step, up, at.up)];
-            self.products.gated(gpu, self.float(at.normed), step.count, pair)?;
+            let gating = device_gating(step.architecture.gating);
+            self.products.gated(gpu, gating, self.float(at.normed), step.count, pair)?;
             let down = self.product(step, down, at.block_out);
             self.products.dense(gpu, self.float(at.gate), step.count, &[down])?;
         }
@@ -451,6 +458,15 @@ impl Backend for CudaBackend {
         self.norm(step, NextBlock::Head, true)?;
         self.exchange.queue_down(&self.gpu, End::Nothing)?;
         self.check(step)
+    }
+}
+
+/// The kernels' name for how gates work.
+fn device_gating(gating: forebay_compute::Gating) -> Gating {
+    match gating {
+        forebay_compute::Gating::Silu => Gating::Silu,
+        forebay_compute::Gating::GeluTanh => Gating::GeluTanh,
+        forebay_compute::Gating::Clamped { alpha, limit } => Gating::Clamped { alpha, limit },
     }
 }
 

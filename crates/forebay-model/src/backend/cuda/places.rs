@@ -264,13 +264,16 @@ impl ActivationPlaces {
         let (k_width, v_width) =
             (attention.kv_heads * attention.head_dim, attention.kv_heads * attention.value_dim);
         let shared_width = architecture.shared_width();
+        let heads_of_latent = if attention.latent.is_some() { attention.heads } else { 0 };
         let used = architecture.experts_per_token();
         let experts = architecture.expert_layers().map(|e| e.count).max().unwrap_or(0);
         let expert_width = architecture.expert_layers().map(|e| e.width).max().unwrap_or(0);
         let dense_width = architecture.dense_width();
         // Values of a feed-forward's inner activations, and of the widest input of a product, per token.
         let inner = dense_width.max(used * expert_width);
-        let widest = hidden.max(q_width).max(inner).max(shared_width).max(attention.output_width());
+        let heads_width = attention.heads * attention.value_dim;
+        let widest = [q_width, heads_width, attention.output_width(), inner, shared_width];
+        let widest = widest.into_iter().fold(hidden, usize::max);
         let attention_size = attention_scratch(multiprocessors, kv, attention.heads);
         let exchange_places = ExchangePlaces::new(architecture, batch);
         let top_k = TopK { rows: 1, vocabulary: architecture.vocabulary, k: TOP_K_MAX };
@@ -306,7 +309,7 @@ impl ActivationPlaces {
             code_scales: words(code_scales.div_ceil(4)),
             high: words((batch * widest).div_ceil(2)),
             low: words((batch * widest).div_ceil(2)),
-            narrow_scales: words(batch * used.max(1)),
+            narrow_scales: words(batch * used.max(heads_of_latent).max(1)),
             attention_parts: words(attention_size.floats),
             attention_tickets: words(attention_size.tickets),
             attention_size,
@@ -315,7 +318,7 @@ impl ActivationPlaces {
                 .iter()
                 .map(|rope| words(kv.context * rope.rotary_dim))
                 .collect(),
-            latent: LatentPlaces::new(attention, batch, &mut words),
+            latent: LatentPlaces::new(attention, architecture.layers.len(), batch, &mut words),
             shared: words(if shared_width > 0 { batch * hidden } else { 0 }),
             shared_gate: words(batch * shared_width),
             shared_up: words(batch * shared_width),
@@ -339,23 +342,48 @@ pub struct LatentPlaces {
     pub q: u64,
     /// `[batch, rank + rotary]`
     pub kv_a: u64,
-    /// Values `[batch, heads, value]`.
-    pub values: u64,
+    /// Before attention the parts of queries that do not rotate `[batch, heads, plain]`, after it values
+    /// `[batch, heads, value]`.
+    pub heads: u64,
+    /// Which head an entry of few tokens belongs to: 0, 1 ... of each token.
+    pub ids: u64,
+    pub ids_count: usize,
+    /// Of many tokens, where each head's entries begin `[heads + 1]`, and the row of each entry.
+    pub starts: u64,
+    pub rows: u64,
+    /// Addresses of the matrices of all heads, by layer: `[2, heads]`. All tables have one size.
+    pub tables: u64,
+    pub table_bytes: u64,
 }
 
 impl LatentPlaces {
     fn new(
         attention: &Attention,
+        layers: usize,
         batch: usize,
         words: &mut impl FnMut(usize) -> u64,
     ) -> LatentPlaces {
         let Some(latent) = attention.latent else { return LatentPlaces::default() };
+        let heads = attention.heads;
+        let ids_count = batch.min(MATVEC_TOKENS) * heads;
+        let table_words = 4 * heads;
         LatentPlaces {
             q_a: words(batch * latent.query_rank.unwrap_or(0)),
             q: words(batch * attention.heads * (latent.plain + latent.rotary)),
             kv_a: words(batch * (latent.rank + latent.rotary)),
-            values: words(batch * attention.output_width()),
+            heads: words(batch * heads * latent.plain.max(latent.value)),
+            ids: words(ids_count),
+            ids_count,
+            starts: words(heads + 1),
+            rows: words(batch * heads),
+            tables: words(layers * table_words),
+            table_bytes: 4 * table_words as u64,
         }
+    }
+
+    /// The table of one of a layer's two stacks: keys', values'.
+    pub fn table(&self, layer: usize, stack: usize) -> u64 {
+        self.tables + layer as u64 * self.table_bytes + stack as u64 * self.table_bytes / 2
     }
 }
 

@@ -144,16 +144,17 @@ impl Products {
         Ok(())
     }
 
-    /// `gate.out = silu(x * gate) * (x * up)` for `x [tokens, cols]`.
+    /// `gate.out = gating(x * gate, x * up)` for `x [tokens, cols]`.
     pub fn gated(
         &self,
         gpu: &Gpu,
+        gating: Gating,
         x: DevicePtr<f32>,
         tokens: usize,
         [gate, up]: [Product; 2],
     ) -> Result<(), ModelError> {
         let (ty, cols) = (gate.matrix.ty, gate.matrix.cols);
-        if self.is_few(tokens) && ty == up.matrix.ty {
+        if self.is_few(tokens) && ty == up.matrix.ty && gating == Gating::Silu {
             self.round_for(gpu, x, tokens, cols, [ty].into_iter())?;
             let matrices = [device_matrix(&gate), device_matrix(&up)];
             let input = self.few_input(ty, x);
@@ -163,19 +164,24 @@ impl Products {
         }
         self.dense(gpu, x, tokens, &[gate, up])?;
         self.changed(gate.out);
-        gate_rows(gpu, gate.out, up.out, tokens, gate.matrix.rows)
+        let (width, rows) = (gate.matrix.rows, tokens);
+        let (gate, up) = (gate.out, up.out);
+        gpu.gate(&Gate { gate, up, out: gate, rows, width, gating, biases: None })?;
+        Ok(())
     }
 
-    /// As [`Products::gated`], for every entry with its expert.
+    /// As [`Products::gated`], for every entry with its expert, whose biases are added first.
     pub fn gated_experts(
         &self,
         gpu: &Gpu,
+        gating: Gating,
+        biases: Option<GateBiases>,
         x: DevicePtr<f32>,
         entries: &ExpertEntries,
         [gate, up]: [ExpertProduct; 2],
     ) -> Result<(), ModelError> {
         let ty = gate.matrix.ty;
-        let pairs = entries.tokens * entries.used;
+        let rows = entries.tokens * entries.used;
         if self.is_few(entries.tokens) && ty == up.matrix.ty {
             let cols = gate.matrix.cols;
             self.round_for(gpu, x, entries.tokens, cols, [ty].into_iter())?;
@@ -183,13 +189,56 @@ impl Products {
             let parts = [gate, up].map(|part| ExpertPart { offset: part.offset, out: part.out });
             let input = self.few_input(ty, x);
             let (ids, used) = (entries.ids, entries.used);
-            gpu.matvec_experts(ty, table, &parts, ids, pairs, input, used, cols, Pairing::Swiglu)?;
+            let pairing = match (gating, biases) {
+                (Gating::Silu, None) => Pairing::Swiglu,
+                _ => Pairing::Separate,
+            };
+            gpu.matvec_experts(ty, table, &parts, ids, rows, input, used, cols, pairing)?;
             self.changed(gate.out);
-            return Ok(());
+            if pairing == Pairing::Swiglu {
+                return Ok(());
+            }
+        } else {
+            self.experts(gpu, x, entries, Rows::Token, &[gate, up])?;
+            self.changed(gate.out);
         }
-        self.experts(gpu, x, entries, Rows::Token, &[gate, up])?;
-        self.changed(gate.out);
-        gate_rows(gpu, gate.out, up.out, pairs, gate.matrix.rows)
+        let (width, gate, up) = (gate.matrix.rows, gate.out, up.out);
+        gpu.gate(&Gate { gate, up, out: gate, rows, width, gating, biases })?;
+        Ok(())
+    }
+
+    /// Multiplies rows `[tokens, heads, cols]` of `x` with the matrix of their head; the output is
+    /// `[tokens, heads, rows]`. `rows` says for many tokens, which row each entry in the order of heads is.
+    pub fn heads(
+        &self,
+        gpu: &Gpu,
+        x: DevicePtr<f32>,
+        entries: &ExpertEntries,
+        rows: DevicePtr<u32>,
+        product: ExpertProduct,
+    ) -> Result<(), ModelError> {
+        if self.is_few(entries.tokens) {
+            return self.experts(gpu, x, entries, Rows::Entry, &[product]);
+        }
+        let (ty, cols) = (product.matrix.ty, product.matrix.cols);
+        let count = entries.tokens * entries.used;
+        gpu.matmul(&MatmulJob {
+            ty,
+            weights: MatmulWeights::Experts {
+                slots: entries.slots,
+                experts: entries.experts,
+                offset: product.offset,
+                starts: entries.starts,
+                token_rows: rows,
+                out_rows: rows,
+                entries: count,
+            },
+            rows: product.matrix.rows,
+            cols,
+            x: self.many_input(gpu, ty, x, count, cols, &mut None)?,
+            out: product.out,
+        })?;
+        Ok(())
     }
 
     /// Multiplies every entry's row of `x` with parts of its expert. Entries are in the order of tokens where there are
@@ -285,19 +334,6 @@ impl Products {
         }
         Ok(MatmulInput::Narrow(self.narrow))
     }
-}
-
-/// `gate = silu(gate) * up` for `[rows, width]`.
-fn gate_rows(
-    gpu: &Gpu,
-    gate: DevicePtr<f32>,
-    up: DevicePtr<f32>,
-    rows: usize,
-    width: usize,
-) -> Result<(), ModelError> {
-    let out = gate;
-    gpu.gate(&Gate { gate, up, out, rows, width, gating: Gating::Silu, biases: None })?;
-    Ok(())
 }
 
 fn device_matrix(product: &Product) -> DeviceMatrix {
