@@ -3,6 +3,7 @@
 mod attention;
 mod attention_inputs;
 mod bandwidth;
+mod convert;
 mod elementwise;
 mod embedding;
 mod fetch;
@@ -22,6 +23,7 @@ pub use attention::{
     takes_inputs,
 };
 pub use attention_inputs::{AttentionInputs, HeadInput, Rotation};
+pub use convert::{Matrices, SplitMxfp4};
 pub use elementwise::{ExpertOutputs, FiniteFlag};
 pub use embedding::EmbeddingTable;
 pub use fetch::{ExpertAnswer, ExpertFetch, ExpertMailbox, ExpertMiss, ExpertReturn};

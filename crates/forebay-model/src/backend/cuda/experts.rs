@@ -32,6 +32,7 @@ impl CudaBackend {
             sigmoid: false,
             renormalise: experts.renormalise,
             scale: experts.scale,
+            logit_bias: DevicePtr::null(),
             correction_bias: DevicePtr::null(),
             groups: None,
         };
@@ -164,6 +165,9 @@ impl CudaBackend {
             parts: self.float(at.outputs),
             weights: self.float(at.expert_weights),
             row_of_pair,
+            bias: DevicePtr::null(),
+            ids: self.arena.activation(at.expert_ids),
+            shared: DevicePtr::null(),
             width: step.architecture.hidden,
             k: experts.used,
         })
