@@ -5,38 +5,50 @@
 // Elements that a thread keeps in registers between the two passes.
 static constexpr int KEPT = 16;
 
-// What is added to a row before it is normed: `add`, or none; and of k experts the outputs, weighted, in this order.
-struct Addition {
+// What is added to a row before it is normed: of k experts the outputs, each with its bias, if they have any, weighted, in
+// this order; and `add`, or none.
+template <bool BIASED> struct Addition {
     const float *add;    // [rows, n]
     const float *parts;  // [pairs, n]
     const float *weights;  // [rows, k]
     const u32 *row_of_pair;  // [rows, k]: which row of `parts` is whose
+    const float *bias;  // [experts, n], if BIASED
+    const u32 *ids;     // [rows, k]: whose bias
     int k;
 
     __device__ __forceinline__ bool any() const { return add || k > 0; }
 
     // Of this block's row.
     __device__ __forceinline__ float at(int i, int n) const {
-        float sum = add ? add[(size_t)blockIdx.x * n + i] : 0.0f;
+        float sum = 0.0f;
         for (int j = 0; j < k; j++) {
             const size_t pair = (size_t)blockIdx.x * k + j;
-            sum = __fadd_rn(sum, __fmul_rn(weights[pair], parts[row_of_pair[pair] * (size_t)n + i]));
+            float part = parts[row_of_pair[pair] * (size_t)n + i];
+            if constexpr (BIASED) part += bias[ids[pair] * (size_t)n + i];
+            sum = __fadd_rn(sum, __fmul_rn(weights[pair], part));
         }
-        return sum;
+        return add ? sum + add[(size_t)blockIdx.x * n + i] : sum;
     }
 
     __device__ __forceinline__ float4 quad_at(int i, int n) const {
         float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (add) sum = *(const float4 *)(add + (size_t)blockIdx.x * n + i);
-#pragma unroll 4
+#pragma unroll(BIASED ? 2 : 4)
         for (int j = 0; j < k; j++) {
             const size_t pair = (size_t)blockIdx.x * k + j;
-            const float4 part = *(const float4 *)(parts + row_of_pair[pair] * (size_t)n + i);
+            float4 part = *(const float4 *)(parts + row_of_pair[pair] * (size_t)n + i);
             const float weight = weights[pair];
+            if constexpr (BIASED) {
+                const float4 b = *(const float4 *)(bias + ids[pair] * (size_t)n + i);
+                part = make_float4(part.x + b.x, part.y + b.y, part.z + b.z, part.w + b.w);
+            }
             sum.x = __fadd_rn(sum.x, __fmul_rn(weight, part.x));
             sum.y = __fadd_rn(sum.y, __fmul_rn(weight, part.y));
             sum.z = __fadd_rn(sum.z, __fmul_rn(weight, part.z));
             sum.w = __fadd_rn(sum.w, __fmul_rn(weight, part.w));
+        }
+        if (add) {
+            const float4 a = *(const float4 *)(add + (size_t)blockIdx.x * n + i);
+            sum = make_float4(sum.x + a.x, sum.y + a.y, sum.z + a.z, sum.w + a.w);
         }
         return sum;
     }
@@ -45,13 +57,11 @@ struct Addition {
 // out = weight * x / sqrt(mean(x^2) + eps) for one row of n elements per block, after `addition` was added to x and
 // written back. `out` may be `x`. `codes` and `scales`, if there, get `out` rounded; n is then a multiple of 32 and at most
 // KEPT times the threads. `flag`, if there, gets the smallest `tag + row` whose sum is not finite.
-extern "C" __global__ void __launch_bounds__(1024, 1)
-    rms_norm(float *x, const float *add, const float *parts, const float *part_weights,
-             const u32 *row_of_pair, int k, const float *weight, float *out, i8 *codes,
-             ActivationScale *scales, int n, float eps, u32 *flag, int tag) {
+template <bool BIASED>
+__device__ __forceinline__ void norm(float *x, const Addition<BIASED> &addition, const float *weight, float *out, i8 *codes,
+                                     ActivationScale *scales, int n, float eps, u32 *flag, int tag) {
     wait_for_previous();
     __shared__ float shared[32];
-    const Addition addition{add, parts, part_weights, row_of_pair, k};
     const size_t first = (size_t)blockIdx.x * n;
     x += first;
     out += first;
@@ -110,3 +120,15 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
         for (int at = threadIdx.x; at < n; at += blockDim.x) out[at] = x[at] * scale * weight[at];
     }
 }
+
+// Biases have a kernel of their own: registers do not suffice for both.
+#define KERNEL(NAME, BIASED)                                                                                   \
+    extern "C" __global__ void __launch_bounds__(1024, 1)                                                      \
+        NAME(float *x, const float *add, const float *parts, const float *part_weights, const u32 *row_of_pair, \
+             const float *bias, const u32 *ids, int k, const float *weight, float *out, i8 *codes,             \
+             ActivationScale *scales, int n, float eps, u32 *flag, int tag) {                                  \
+        const Addition<BIASED> addition{add, parts, part_weights, row_of_pair, bias, ids, k};                  \
+        norm(x, addition, weight, out, codes, scales, n, eps, flag, tag);                                      \
+    }
+KERNEL(rms_norm, false)
+KERNEL(rms_norm_biased, true)

@@ -48,14 +48,14 @@ __device__ inline u32 best_groups(const float *choice, int experts, int groups, 
     return chosen;
 }
 
-// What the kernels take, for logits [tokens, experts], bias [experts] or none, ids and weights [tokens, k], best first;
-// `flag` gets the smallest token that has a logit which is not finite. groups 0: no groups.
+// What the kernels take, for logits [tokens, experts], to which `logit_bias` [experts] is added, or none, `bias` [experts]
+// of the choice, or none, ids and weights [tokens, k], best first; `flag` gets the smallest token that has a logit which is not finite. groups 0: no groups.
 #define ROUTER_PARAMETERS                                                                                      \
-    const float *bias, u32 *ids, float *weights, u32 *flag, int tokens, int experts, int k, int sigmoid,       \
-        int renormalise, float factor, int groups, int groups_kept, int experts_scored
+    const float *logit_bias, const float *bias, u32 *ids, float *weights, u32 *flag, int tokens, int experts,  \
+        int k, int sigmoid, int renormalise, float factor, int groups, int groups_kept, int experts_scored
 #define ROUTER_ARGUMENTS                                                                                       \
-    bias, ids, weights, flag, tokens, experts, k, sigmoid, renormalise, factor, groups, groups_kept,           \
-        experts_scored
+    logit_bias, bias, ids, weights, flag, tokens, experts, k, sigmoid, renormalise, factor, groups,            \
+        groups_kept, experts_scored
 
 // The choice of one token by one warp; lanes own experts lane, lane + 32, ...; N of them. `scores` is shared memory
 // [2][experts] of the warp.
@@ -72,6 +72,7 @@ __device__ inline void choose_experts(int token, const float *logits, float *sco
         const int expert = lane + 32 * n;
         // Other blocks of this launch may have written them.
         x[n] = expert < experts ? __ldcg(logits + expert) : 0.0f;
+        if (logit_bias && expert < experts) x[n] += logit_bias[expert];
         if (!isfinite(x[n])) {
             // The flag ends the token's life; until then every id has to be one that exists.
             broken = true;

@@ -15,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 mod catalog;
+pub mod convert;
 mod error;
 pub mod gguf;
 pub mod huggingface;

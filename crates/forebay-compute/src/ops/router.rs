@@ -19,7 +19,9 @@ pub enum Scoring {
 pub struct RouterGroups {
     /// Groups that the experts are cut into, in order of expert id.
     pub n_groups: usize,
-    /// Groups that stay in the choice: those of the highest group score.
+    /// Groups that stay in the choice: those of the highest group score. No expert of another
+    /// group is chosen, whatever the scores: a correction bias may make those of the kept groups
+    /// negative, where an implementation that sets the others to 0 would choose them.
     pub groups_kept: usize,
     /// A group's score is the sum of this many of its best experts' scores: 2 in DeepSeek-V3,
     /// 1 in DeepSeek-V2.
@@ -294,6 +296,19 @@ mod tests {
         let logits = [3.0, -3.0, 0.0, 0.1, 2.0, 2.0];
         assert_eq!(route(&rule(1), &logits, 6, 2).unwrap().0, [0, 1]);
         assert_eq!(route(&rule(2), &logits, 6, 2).unwrap().0, [4, 5]);
+    }
+
+    #[test]
+    fn rejected_groups_stay_out_where_kept_scores_are_negative() {
+        let bias = [-1.0, -2.0, -3.0, -3.0];
+        let groups = Some(RouterGroups { n_groups: 2, groups_kept: 1, experts_scored: 2 });
+        let rule = RouterRule {
+            scoring: Scoring::Sigmoid,
+            correction_bias: Some(&bias),
+            groups,
+            ..RouterRule::softmax(false)
+        };
+        assert_eq!(route(&rule, &[0.0; 4], 4, 2).unwrap().0, [0, 1]);
     }
 
     #[test]

@@ -24,8 +24,8 @@ impl FiniteFlag {
     }
 }
 
-/// What the experts of every token gave, and how it adds up: `sum over j of weights[t, j] * parts[row_of_pair[t, j]]`,
-/// in order of `j`.
+/// What the experts of every token gave, and how it adds up: the sum over j, in order, of
+/// `weights[t, j] * (parts[row_of_pair[t, j]] + bias[ids[t, j]])`, and then `shared[t]`.
 #[derive(Clone, Copy)]
 pub struct ExpertOutputs {
     /// Outputs `[pairs, width]` in the order computed.
@@ -34,8 +34,30 @@ pub struct ExpertOutputs {
     pub weights: DevicePtr<f32>,
     /// Which row of `parts` is whose `[tokens, k]`.
     pub row_of_pair: DevicePtr<u32>,
+    /// The experts' biases `[experts, width]`; null: they have none.
+    pub bias: DevicePtr<f32>,
+    /// Chosen experts `[tokens, k]`; only looked at where there are biases.
+    pub ids: DevicePtr<u32>,
+    /// Outputs of a shared expert `[tokens, width]`; null: there is none.
+    pub shared: DevicePtr<f32>,
     pub width: usize,
     pub k: usize,
+}
+
+impl ExpertOutputs {
+    pub(super) fn none(width: usize) -> ExpertOutputs {
+        let (none, none_of) = (DevicePtr::null(), DevicePtr::null());
+        ExpertOutputs {
+            parts: none,
+            weights: none,
+            row_of_pair: none_of,
+            bias: none,
+            ids: none_of,
+            shared: none,
+            width,
+            k: 0,
+        }
+    }
 }
 
 /// Blocks for `count` threads.

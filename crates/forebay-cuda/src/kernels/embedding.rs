@@ -23,7 +23,7 @@ pub struct EmbeddingTable {
 }
 
 impl Gpu {
-    /// Decodes the rows of `ids [tokens]` into `out [tokens, hidden]`. An id outside of the vocabulary gives NaN.
+    /// Decodes the rows of `ids [tokens]`, times `factor`, into `out [tokens, hidden]`. An id outside of the vocabulary gives NaN.
     ///
     /// # Errors
     /// Whatever the driver says.
@@ -37,6 +37,7 @@ impl Gpu {
         ids: DevicePtr<u32>,
         out: DevicePtr<f32>,
         tokens: usize,
+        factor: f32,
     ) -> Result<(), CudaError> {
         let EmbeddingTable { ty, data, vocabulary, hidden } = *table;
         assert!(hidden.is_multiple_of(ty.block_elements()), "rows are whole blocks");
@@ -53,6 +54,7 @@ impl Gpu {
             .int(hidden)
             .int(vocabulary)
             .u64(row_bytes as u64)
+            .float(factor)
             .run(self)
     }
 }

@@ -4,6 +4,7 @@ mod attention;
 mod attention_inputs;
 mod bandwidth;
 mod columns;
+mod convert;
 mod elementwise;
 mod embedding;
 mod fetch;
@@ -24,6 +25,7 @@ pub use attention::{
 };
 pub use attention_inputs::{AttentionInputs, HeadInput, Rotation};
 pub use columns::Columns;
+pub use convert::{Matrices, SplitMxfp4};
 pub use elementwise::{ExpertOutputs, FiniteFlag};
 pub use embedding::EmbeddingTable;
 pub use fetch::{ExpertAnswer, ExpertFetch, ExpertMailbox, ExpertMiss, ExpertReturn};

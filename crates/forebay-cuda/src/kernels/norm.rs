@@ -15,7 +15,7 @@ pub enum Added {
     Nothing,
     /// `[rows, width]`
     Rows(DevicePtr<f32>),
-    /// Each row gets the sum of its experts' outputs, weighted.
+    /// Each row gets the sum of its experts' outputs, weighted, and the shared expert's.
     Experts(ExpertOutputs),
 }
 
@@ -81,19 +81,12 @@ impl Gpu {
         flag: Option<FiniteFlag>,
     ) -> Result<(), CudaError> {
         let (add, experts) = match added {
-            Added::Nothing => (DevicePtr::null(), None),
-            Added::Rows(add) => (add, None),
-            Added::Experts(experts) => (DevicePtr::null(), Some(experts)),
+            Added::Nothing => (DevicePtr::null(), ExpertOutputs::none(norm.width)),
+            Added::Rows(add) => (add, ExpertOutputs::none(norm.width)),
+            Added::Experts(experts) => (experts.shared, experts),
         };
-        norm.check(&[x, out.rows, add]);
-        let none = DevicePtr::null();
-        let (mut parts, mut weights, mut row_of_pair, mut k) = (none, none, DevicePtr::null(), 0);
-        if let Some(experts) = experts {
-            assert_eq!(experts.width, norm.width, "experts' outputs of another width");
-            norm.check(&[experts.parts]);
-            (parts, weights) = (experts.parts, experts.weights);
-            (row_of_pair, k) = (experts.row_of_pair, experts.k);
-        }
+        assert_eq!(experts.width, norm.width, "experts' outputs of another width");
+        norm.check(&[x, out.rows, add, experts.parts, experts.bias]);
         let flag = flag.unwrap_or(FiniteFlag::none());
         // Rounding needs the row in registers; a longer one is rounded afterwards.
         let at_once = norm.width <= KEPT * norm.threads() as usize;
@@ -104,13 +97,16 @@ impl Gpu {
         };
         assert!(out.rounded.is_none() || norm.width.is_multiple_of(32), "no whole groups of 32");
         let (grid, block) = ((rows as u32, 1, 1), (norm.threads(), 1, 1));
-        Launch::new(self.kernel("norm", "rms_norm")?, grid, block)
+        let kernel = if experts.bias.is_null() { "rms_norm" } else { "rms_norm_biased" };
+        Launch::new(self.kernel("norm", kernel)?, grid, block)
             .ptr(x)
             .ptr(add)
-            .ptr(parts)
-            .ptr(weights)
-            .ptr(row_of_pair)
-            .int(k)
+            .ptr(experts.parts)
+            .ptr(experts.weights)
+            .ptr(experts.row_of_pair)
+            .ptr(experts.bias)
+            .ptr(experts.ids)
+            .int(experts.k)
             .ptr(norm.weight)
             .ptr(out.rows)
             .ptr(codes)

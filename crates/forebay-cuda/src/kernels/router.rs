@@ -33,6 +33,8 @@ pub struct RouterChoice {
     pub renormalise: bool,
     /// Multiplies the weights at the end.
     pub scale: f32,
+    /// Added to the logits before they become scores `[experts]`; null: none.
+    pub logit_bias: DevicePtr<f32>,
     /// Added to the scores for the choice alone `[experts]`; null: none.
     pub correction_bias: DevicePtr<f32>,
     pub groups: Option<RouterGroups>,
@@ -136,6 +138,7 @@ impl RouterChoice {
         let none = RouterGroups { n_groups: 0, groups_kept: 0, experts_scored: 0 };
         let groups = self.groups.unwrap_or(none);
         launch
+            .ptr(self.logit_bias)
             .ptr(self.correction_bias)
             .ptr(outputs.ids)
             .ptr(outputs.weights)

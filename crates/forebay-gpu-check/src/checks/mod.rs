@@ -3,6 +3,7 @@
 mod attention;
 mod attention_fused;
 mod attention_inputs;
+mod convert;
 mod elementwise;
 mod embedding;
 mod fetch;
@@ -33,6 +34,7 @@ pub fn checks() -> Vec<Check> {
         attention_inputs::checks(),
         attention::checks(),
         attention_fused::checks(),
+        convert::checks(),
         load::checks(),
     ];
     families.into_iter().flatten().collect()
@@ -50,6 +52,7 @@ pub fn benches() -> Vec<Bench> {
         top_k::benches(),
         attention_inputs::benches(),
         attention::benches(),
+        convert::benches(),
         load::benches(),
     ];
     families.into_iter().flatten().collect()

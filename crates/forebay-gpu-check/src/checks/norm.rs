@@ -128,17 +128,36 @@ fn gcd(a: usize, b: usize) -> usize {
 fn after_experts(context: &Context, rows: usize, width: usize) -> Result<Outcome> {
     let (x, weight) = inputs(rows, width);
     let mut outcome = Outcome::same::<f32>(&[], &[]);
-    for k in [1, 3, 8] {
+    for (k, biased, has_shared) in
+        [(1, false, false), (3, false, false), (8, false, true), (4, true, false), (6, true, true)]
+    {
         let (parts, weights, row_of_pair) = expert_outputs(rows, k, width);
+        let (experts, mut random) = (11, Random::new(k as u64));
+        let ids: Vec<u32> = (0..rows * k).map(|_| random.next() % experts as u32).collect();
+        let (bias, shared) = (random.gaussians(experts * width), random.gaussians(x.len()));
         let mut sums = vec![0.0; x.len()];
-        context.cpu.combine_experts(&mut sums, width, k, &weights, &parts, &row_of_pair);
+        let mut whole = parts.clone();
+        if biased {
+            for (pair, &row) in row_of_pair.iter().enumerate() {
+                let bias = &bias[ids[pair] as usize * width..][..width];
+                context.cpu.add_bias_rows(&mut whole[row as usize * width..][..width], bias);
+            }
+        }
+        context.cpu.combine_experts(&mut sums, width, k, &weights, &whole, &row_of_pair);
+        if has_shared {
+            context.cpu.add_assign(&mut sums, &shared);
+        }
         sums.iter_mut().zip(&x).for_each(|(sum, x)| *sum += x);
         let (parts, weights) = (context.upload(&parts)?, context.upload(&weights)?);
-        let row_of_pair = context.upload(&row_of_pair)?;
+        let (row_of_pair, ids) = (context.upload(&row_of_pair)?, context.upload(&ids)?);
+        let (bias, shared) = (context.upload(&bias)?, context.upload(&shared)?);
         let outputs = ExpertOutputs {
             parts: parts.ptr(),
             weights: weights.ptr(),
             row_of_pair: row_of_pair.ptr(),
+            bias: if biased { bias.ptr() } else { DevicePtr::null() },
+            ids: if biased { ids.ptr() } else { DevicePtr::null() },
+            shared: if has_shared { shared.ptr() } else { DevicePtr::null() },
             width,
             k,
         };

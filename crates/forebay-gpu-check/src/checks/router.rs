@@ -45,6 +45,7 @@ struct Case {
     sigmoid: bool,
     renormalise: bool,
     bias: bool,
+    logit_bias: bool,
     /// Groups, how many stay, and how many experts count.
     groups: Option<(usize, usize, usize)>,
 }
@@ -58,6 +59,7 @@ fn choices(context: &Context) -> Result<Outcome> {
         sigmoid: false,
         renormalise: true,
         bias: false,
+        logit_bias: false,
         groups: None,
     };
     let sigmoid = Case { sigmoid: true, bias: true, ..plain };
@@ -73,7 +75,13 @@ fn choices(context: &Context) -> Result<Outcome> {
         Case { experts: 32, k: 32, sigmoid: true, ..plain },
         sigmoid,
         Case { experts: 256, groups: Some((8, 4, 2)), ..sigmoid },
-        Case { experts: 160, k: 6, groups: Some((8, 3, 1)), ..plain },
+        Case { experts: 256, logit_bias: true, groups: Some((8, 4, 2)), ..sigmoid },
+        // DeepSeek-V2, and its Lite.
+        Case { experts: 160, k: 6, renormalise: false, groups: Some((8, 3, 1)), ..plain },
+        Case { experts: 64, k: 6, renormalise: false, ..plain },
+        // gpt-oss, of which a softmax of all renormalised is a softmax of the chosen.
+        Case { experts: 32, k: 4, logit_bias: true, ..plain },
+        Case { experts: 128, k: 4, logit_bias: true, ..plain },
         Case { experts: 64, k: 8, groups: Some((32, 5, 2)), ..sigmoid },
         Case { experts: 384, k: 8, groups: Some((1, 1, 3)), ..sigmoid },
     ];
@@ -98,15 +106,17 @@ fn logits(case: &Case, ties: bool) -> Vec<f32> {
 fn choice(context: &Context, case: &Case, ties: bool) -> Result<Outcome> {
     let Case { tokens, experts, k, .. } = *case;
     let gpu = &context.gpu;
-    let logits = logits(case, ties);
-    // Halves and quarters add up without rounding, so that ties stay ties.
-    let mut random = Random::new(11);
-    let bias: Vec<f32> = (0..experts).map(|_| (random.unit() * 2.0).round() / 4.0).collect();
+    let mut logits = logits(case, ties);
+    let device = context.upload(&logits)?;
+    let biases = Biases::random(context, experts)?;
+    if case.logit_bias {
+        context.cpu.add_bias_rows(&mut logits, &biases.logits);
+    }
     let rule = RouterRule {
         scoring: if case.sigmoid { Scoring::Sigmoid } else { Scoring::Softmax },
         renormalise: case.renormalise,
         scale: 2.5,
-        correction_bias: case.bias.then_some(&bias[..]),
+        correction_bias: case.bias.then_some(&biases.scores[..]),
         groups: case.groups.map(|(n_groups, groups_kept, experts_scored)| CpuGroups {
             n_groups,
             groups_kept,
@@ -116,22 +126,9 @@ fn choice(context: &Context, case: &Case, ties: bool) -> Result<Outcome> {
     let (mut expected_ids, mut expected) = (vec![0; tokens * k], vec![0.0; tokens * k]);
     context.cpu.route(&rule, &logits, experts, k, &mut expected_ids, &mut expected)?;
 
-    let (device, device_bias) = (context.upload(&logits)?, context.upload(&bias)?);
     let (ids, weights) = (context.poisoned(tokens * k)?, context.poisoned(tokens * k)?);
     let flag = context.upload(&[u32::MAX])?;
-    let choice = RouterChoice {
-        experts,
-        k,
-        sigmoid: case.sigmoid,
-        renormalise: case.renormalise,
-        scale: 2.5,
-        correction_bias: if case.bias { device_bias.ptr() } else { DevicePtr::null() },
-        groups: case.groups.map(|(n_groups, groups_kept, experts_scored)| RouterGroups {
-            n_groups,
-            groups_kept,
-            experts_scored,
-        }),
-    };
+    let choice = biases.choice(case);
     gpu.route(&choice, device.ptr(), &outputs(&ids, &weights, &flag), tokens)?;
     let got_ids = gpu.download::<u32>(ids.ptr(), tokens * k)?;
     let got = gpu.download::<f32>(weights.ptr(), tokens * k)?;
@@ -139,6 +136,46 @@ fn choice(context: &Context, case: &Case, ties: bool) -> Result<Outcome> {
     Ok(Outcome::same(&got_ids, &expected_ids)
         .worse(Outcome::of(&got, &expected, |i| expected[i].abs(), 3e-6))
         .worse(Outcome::same(&gpu.download::<u32>(flag.ptr(), 1)?, &[u32::MAX])))
+}
+
+/// Of a router, on both sides.
+struct Biases {
+    scores: Vec<f32>,
+    logits: Vec<f32>,
+    device: DeviceMemory,
+}
+
+impl Biases {
+    /// Halves and quarters, which add up without rounding, so that ties stay ties.
+    fn random(context: &Context, experts: usize) -> Result<Biases> {
+        let mut random = Random::new(11);
+        let mut quarters = || (random.unit() * 2.0).round() / 4.0;
+        let both: Vec<f32> = (0..2 * experts).map(|_| quarters()).collect();
+        let (scores, logits) = both.split_at(experts);
+        let device = context.upload(&both)?;
+        Ok(Biases { scores: scores.to_vec(), logits: logits.to_vec(), device })
+    }
+
+    fn choice(&self, case: &Case) -> RouterChoice {
+        let at = |wanted, first| match wanted {
+            true => self.device.ptr::<f32>().offset(first),
+            false => DevicePtr::null(),
+        };
+        RouterChoice {
+            experts: case.experts,
+            k: case.k,
+            sigmoid: case.sigmoid,
+            renormalise: case.renormalise,
+            scale: 2.5,
+            logit_bias: at(case.logit_bias, case.experts),
+            correction_bias: at(case.bias, 0),
+            groups: case.groups.map(|(n_groups, groups_kept, experts_scored)| RouterGroups {
+                n_groups,
+                groups_kept,
+                experts_scored,
+            }),
+        }
+    }
 }
 
 fn outputs(ids: &DeviceMemory, weights: &DeviceMemory, flag: &DeviceMemory) -> RouterOutputs {
@@ -150,9 +187,30 @@ fn at_once(context: &Context) -> Result<Outcome> {
     let gpu = &context.gpu;
     let mut outcome = Outcome::same::<f32>(&[], &[]);
     let types = [TensorType::F32, TensorType::F16, TensorType::BF16];
-    let shapes = [(128, 8, 2048), (5, 2, 64), (8, 2, 4096), (257, 6, 1000), (512, 32, 7168)];
+    let plain = |experts, k| Case {
+        tokens: 1,
+        experts,
+        k,
+        sigmoid: false,
+        renormalise: true,
+        bias: false,
+        logit_bias: false,
+        groups: None,
+    };
+    let v3 = Case { sigmoid: true, bias: true, groups: Some((8, 4, 2)), ..plain(256, 8) };
+    let cases = [
+        (plain(128, 8), 2048),
+        (plain(5, 2), 64),
+        (plain(8, 2), 4096),
+        (plain(257, 6), 1000),
+        (plain(512, 32), 7168),
+        (v3, 7168),
+        (Case { renormalise: false, groups: Some((8, 3, 1)), ..plain(160, 6) }, 5120),
+        (Case { logit_bias: true, ..plain(128, 4) }, 2880),
+    ];
     for (ty, tokens) in types.into_iter().zip([1, 3, 8]) {
-        for (experts, k, cols) in shapes {
+        for (case, cols) in cases {
+            let Case { experts, k, .. } = case;
             let matrix =
                 context.upload(&random_weights(ty, experts * cols, &mut Random::new(5)))?;
             let x = context.upload(&Random::new(9).gaussians(tokens * cols))?;
@@ -161,7 +219,8 @@ fn at_once(context: &Context) -> Result<Outcome> {
                 Choice::new(context, tokens, experts, k)?,
             );
             let tickets = context.upload(&vec![0_u32; tokens])?;
-            let choice = plain_choice(experts, k);
+            let biases = Biases::random(context, experts)?;
+            let choice = biases.choice(&case);
             let router = RouterMatrix { ty, data: matrix.ptr(), cols };
             for _ in 0..2 {
                 let (logits, places) = (once.logits.ptr(), once.outputs());
@@ -246,9 +305,16 @@ fn reports(context: &Context) -> Result<Outcome> {
 }
 
 fn plain_choice(experts: usize, k: usize) -> RouterChoice {
-    let correction_bias = DevicePtr::null();
-    let (sigmoid, renormalise, scale, groups) = (false, true, 1.0, None);
-    RouterChoice { experts, k, sigmoid, renormalise, scale, correction_bias, groups }
+    RouterChoice {
+        experts,
+        k,
+        sigmoid: false,
+        renormalise: true,
+        scale: 1.0,
+        logit_bias: DevicePtr::null(),
+        correction_bias: DevicePtr::null(),
+        groups: None,
+    }
 }
 
 /// `k` different experts for every token.

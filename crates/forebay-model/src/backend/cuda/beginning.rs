@@ -111,7 +111,8 @@ impl CudaBackend {
         };
         let hidden = step.architecture.hidden;
         let table = EmbeddingTable { ty: embedding.ty, data, vocabulary, hidden };
-        self.gpu.embed(&table, self.exchange.tokens(), self.float(self.at().x), step.count)?;
+        let (ids, x) = (self.exchange.tokens(), self.float(self.at().x));
+        self.gpu.embed(&table, ids, x, step.count, step.architecture.embedding_scale)?;
         Ok(())
     }
 }

@@ -1,0 +1,136 @@
+//! Weights in the form in which other files hold the same values.
+
+/// Every `step`-th row of a tensor, from row `first` on.
+#[derive(Debug, Clone, Copy)]
+pub struct RowsTaken {
+    pub first: usize,
+    pub step: usize,
+}
+
+impl RowsTaken {
+    pub const ALL: RowsTaken = RowsTaken { first: 0, step: 1 };
+}
+
+/// Bytes of a block of gpt-oss's `*_blocks`, which hold 32 elements, and of one of `TensorType::MXFP4`.
+const NIBBLES: usize = 16;
+const BLOCK: usize = 17;
+
+/// gpt-oss's MXFP4 as safetensors hold it, `blocks` `[rows, row_blocks, 16]` with `scales`
+/// `[rows, row_blocks]`, in the form of [`crate::TensorType::MXFP4`].
+///
+/// Scales and elements are the same, in another order: there byte `j` of a block has the elements
+/// `2j` (low) and `2j + 1`, here `j` and `j + 16`. The rows `taken` become neighbours, as many as
+/// `out` has room for: gpt-oss's gate and up lie in one tensor, gate in the even rows.
+///
+/// # Panics
+/// When `out` is no whole number of rows, or there are not so many.
+pub fn mxfp4_blocks(
+    blocks: &[u8],
+    scales: &[u8],
+    row_blocks: usize,
+    taken: RowsTaken,
+    out: &mut [u8],
+) {
+    assert!(out.len().is_multiple_of(row_blocks * BLOCK), "mxfp4_blocks: no whole rows");
+    for (index, out) in out.chunks_exact_mut(row_blocks * BLOCK).enumerate() {
+        let at = (taken.first + index * taken.step) * row_blocks;
+        let blocks = &blocks[at * NIBBLES..][..row_blocks * NIBBLES];
+        let blocks = blocks.as_chunks::<NIBBLES>().0;
+        let scales = &scales[at..][..row_blocks];
+        let out = out.as_chunks_mut::<BLOCK>().0;
+        for ((block, scale), out) in blocks.iter().zip(scales).zip(out) {
+            out[0] = *scale;
+            let (first, second) = block.split_at(NIBBLES / 2);
+            for i in 0..NIBBLES / 2 {
+                out[1 + 2 * i] = (first[i] & 15) | second[i] << 4;
+                out[2 + 2 * i] = first[i] >> 4 | (second[i] & 0xf0);
+            }
+        }
+    }
+}
+
+/// Elements of a tile's side: lines of both matrices that stay in the nearest cache.
+const TILE: usize = 32;
+
+/// `to` `[cols, rows]` becomes the transpose of `from` `[rows, cols]`, elements of `size` bytes.
+///
+/// # Panics
+/// When `size` is not 2 or 4, or a length does not fit.
+pub fn transpose(from: &[u8], rows: usize, cols: usize, size: usize, to: &mut [u8]) {
+    match size {
+        2 => transpose_elements::<2>(from, rows, cols, to),
+        4 => transpose_elements::<4>(from, rows, cols, to),
+        _ => panic!("transpose: elements of {size} bytes"),
+    }
+}
+
+fn transpose_elements<const SIZE: usize>(from: &[u8], rows: usize, cols: usize, to: &mut [u8]) {
+    assert!(
+        from.len() == rows * cols * SIZE && to.len() == from.len(),
+        "transpose: {} and {} bytes are not {rows} x {cols} of {SIZE}",
+        from.len(),
+        to.len()
+    );
+    let (from, to) = (from.as_chunks::<SIZE>().0, to.as_chunks_mut::<SIZE>().0);
+    for row in (0..rows).step_by(TILE) {
+        for col in (0..cols).step_by(TILE) {
+            let end = (row + TILE).min(rows);
+            for c in col..(col + TILE).min(cols) {
+                let out = &mut to[c * rows..][row..end];
+                for (out, r) in out.iter_mut().zip(row..end) {
+                    *out = from[r * cols + c];
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{TensorType, dequantize};
+
+    #[test]
+    fn mxfp4_elements_keep_their_places() {
+        let row_blocks = 3;
+        let blocks: Vec<u8> = (0..6 * row_blocks * 16).map(|i| (i * 37 % 251) as u8).collect();
+        let scales: Vec<u8> = (0..6 * row_blocks).map(|i| 120 + i as u8).collect();
+        let magnitudes = [0.0_f32, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+        let value = |row: usize, col: usize| {
+            let block = row * row_blocks + col / 32;
+            let nibble = blocks[block * 16 + col % 32 / 2] >> (4 * (col % 2)) & 15;
+            let sign = if nibble < 8 { 1.0 } else { -1.0 };
+            let scale = f32::powi(2.0, i32::from(scales[block]) - 127);
+            sign * magnitudes[usize::from(nibble & 7)] * scale
+        };
+        for (taken, rows) in [
+            (RowsTaken::ALL, 6),
+            (RowsTaken { first: 1, step: 2 }, 3),
+            (RowsTaken { first: 4, step: 1 }, 2),
+        ] {
+            let mut out = vec![0; rows * row_blocks * 17];
+            mxfp4_blocks(&blocks, &scales, row_blocks, taken, &mut out);
+            let mut values = vec![0.0; rows * row_blocks * 32];
+            dequantize(TensorType::MXFP4, &out, &mut values).unwrap();
+            for (i, got) in values.iter().enumerate() {
+                let (row, col) = (i / (row_blocks * 32), i % (row_blocks * 32));
+                assert_eq!(*got, value(taken.first + row * taken.step, col), "row {row}, {col}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_transpose_of_every_shape() {
+        for (rows, cols) in [(1, 1), (128, 512), (33, 70), (5, 1), (0, 3)] {
+            for size in [2, 4] {
+                let from: Vec<u8> = (0..rows * cols * size).map(|i| (i * 7 % 253) as u8).collect();
+                let mut to = vec![0; from.len()];
+                transpose(&from, rows, cols, size, &mut to);
+                for (r, c) in (0..rows).flat_map(|r| (0..cols).map(move |c| (r, c))) {
+                    let (at, from_at) = ((c * rows + r) * size, (r * cols + c) * size);
+                    assert_eq!(to[at..at + size], from[from_at..from_at + size]);
+                }
+            }
+        }
+    }
+}
