@@ -2,13 +2,14 @@
 
 /// Names and PTX texts.
 #[rustfmt::skip]
-pub(crate) static MODULES: [(&str, &str); 196] = [
+pub(crate) static MODULES: [(&str, &str); 197] = [
     ("quantize", include_str!("../kernels/ptx/quantize.compute_80.ptx")),
     ("bandwidth", include_str!("../kernels/ptx/bandwidth.compute_80.ptx")),
     ("norm", include_str!("../kernels/ptx/norm.compute_80.ptx")),
     ("elementwise", include_str!("../kernels/ptx/elementwise.compute_80.ptx")),
     ("convert", include_str!("../kernels/ptx/convert.compute_80.ptx")),
     ("fetch", include_str!("../kernels/ptx/fetch.compute_80.ptx")),
+    ("columns", include_str!("../kernels/ptx/columns.compute_80.ptx")),
     ("router_128", include_str!("../kernels/ptx/router_128.compute_80.ptx")),
     ("router_256", include_str!("../kernels/ptx/router_256.compute_80.ptx")),
     ("router_512", include_str!("../kernels/ptx/router_512.compute_80.ptx")),

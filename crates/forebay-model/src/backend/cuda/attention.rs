@@ -100,7 +100,8 @@ impl CudaBackend {
                 let q_a = self.product(step, *matrix, at.latent.q_a);
                 self.products.dense(gpu, normed, count, &[q_a, kv_a])?;
                 let weight = vectors.q_a_norm.expect("queries that pass through have a norm");
-                let norm = Norm { weight: self.vectors().offset(weight), width: matrix.rows, epsilon };
+                let norm =
+                    Norm { weight: self.vectors().offset(weight), width: matrix.rows, epsilon };
                 let rounded = self.products.rounded_too(q_a.out, count, matrix.rows);
                 let out = Normed { rows: q_a.out, rounded };
                 gpu.rms_norm(q_a.out, Added::Nothing, &norm, out, count, None)?;

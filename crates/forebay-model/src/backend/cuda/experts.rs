@@ -3,15 +3,16 @@
 
 use forebay_compute::Scoring;
 use forebay_cuda::{
-    Added, ExpertOutputs, RouterChoice, RouterGroups, RouterMatrix, RouterOutputs, SortedPairs,
+    Added, DevicePtr, ExpertOutputs, GateBiases, RouterChoice, RouterGroups, RouterMatrix,
+    RouterOutputs, SortedPairs,
 };
 
 use super::super::{Step, record_routing};
-use super::{CudaBackend, device_gating};
-use super::on_cpu::{BatchRows, ExpertMatrices};
+use super::on_cpu::{BatchRows, expert_matrices};
 use super::products::{ExpertEntries, ExpertProduct, Rows};
 use super::streamed::{LayerOfDevice, Streamed};
 use super::vectors::optional;
+use super::{CudaBackend, device_gating};
 use crate::ModelError;
 use crate::weights::{FeedForwardWeights, PartMatrix};
 
@@ -104,7 +105,8 @@ impl CudaBackend {
         };
         let shared = self.compute_shared(step)?;
         let (gpu, at, experts) = (&self.gpu, self.at(), step.experts());
-        let matrices = ExpertMatrices { gate, up, down };
+        let matrices = expert_matrices(step.layer_weights(), step.architecture.gating);
+        let matrices = matrices.expect("the layer has experts");
         let places = self.plan.weights.experts_of[step.layer].expect("the layer has experts");
         let sorted = self.sorted_pairs();
         let fetched = streamed.is_some() && self.recordings.is_recording();

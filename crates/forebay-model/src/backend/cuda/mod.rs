@@ -24,8 +24,8 @@ mod vectors;
 
 use forebay_compute::Cpu;
 use forebay_cuda::{
-    Added, AttentionInputs, DevicePtr, FiniteFlag, Gating, Gpu, KvLayer, MATVEC_TOKENS, NarrowActivations,
-    Norm, Normed, RoundedActivations, TOP_K_MAX, TopK, takes_rounded,
+    Added, AttentionInputs, DevicePtr, FiniteFlag, Gating, Gpu, KvLayer, MATVEC_TOKENS,
+    NarrowActivations, Norm, Normed, RoundedActivations, TOP_K_MAX, TopK, takes_rounded,
 };
 use forebay_stream::{MemoryPlan, Residency};
 

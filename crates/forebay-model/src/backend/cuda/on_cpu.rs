@@ -48,19 +48,26 @@ pub struct HelpingCpu {
 
 /// The matrices of a layer's experts.
 #[derive(Clone, Copy)]
-pub struct ExpertMatrices {
+pub struct ExpertMatrices<'a> {
     pub gate: PartMatrix,
     pub up: PartMatrix,
     pub down: PartMatrix,
+    /// Of gate and up, and of down, which the GPU adds.
+    pub biases: Option<&'a [Vec<f32>; 3]>,
+    pub gating: Gating,
 }
 
 /// Of a layer, if it has experts.
-pub fn expert_matrices(layer: &LayerWeights) -> Option<ExpertMatrices> {
-    match layer.feed_forward {
+pub fn expert_matrices(layer: &LayerWeights, gating: Gating) -> Option<ExpertMatrices<'_>> {
+    match &layer.feed_forward {
         FeedForwardWeights::Dense { .. } => None,
-        FeedForwardWeights::Experts { gate, up, down, .. } => {
-            Some(ExpertMatrices { gate, up, down })
-        }
+        FeedForwardWeights::Experts { gate, up, down, vectors, .. } => Some(ExpertMatrices {
+            gate: *gate,
+            up: *up,
+            down: *down,
+            biases: vectors.biases.as_ref(),
+            gating,
+        }),
     }
 }
 
@@ -79,6 +86,7 @@ pub struct BatchRows {
 /// The CPU beside a GPU, with memory for what goes between them.
 pub struct CpuExperts {
     cpu: Cpu,
+    pub gating: Gating,
     pub help: Help,
     /// Normed inputs, then rows of outputs by pair.
     words: HostWords,
@@ -111,7 +119,7 @@ impl CpuExperts {
         gpu: &Gpu,
         HelpingCpu { cpu, wanted, rates }: HelpingCpu,
         host: &Residency,
-        of: &ExpertMatrices,
+        of: &ExpertMatrices<'_>,
         (tokens, layers, used): (usize, usize, usize),
     ) -> Result<CpuExperts, CudaError> {
         let (pairs, hidden, width) = (tokens * used, of.gate.cols, of.gate.rows);
@@ -119,6 +127,7 @@ impl CpuExperts {
         cpu.pool().set_spin(AWAKE);
         let mut experts = CpuExperts {
             cpu,
+            gating: of.gating,
             help: Help::new(&wanted, (rates.unwrap_or(UNMEASURED), true), layers, used),
             words: gpu.host_words(tokens * hidden + pairs * hidden)?,
             outputs_at: tokens * hidden,
@@ -147,7 +156,7 @@ impl CpuExperts {
         &mut self,
         gpu: &Gpu,
         host: &Residency,
-        of: &ExpertMatrices,
+        of: &ExpertMatrices<'_>,
     ) -> Result<HelpRates, CudaError> {
         let bytes = expert_bytes(of);
         let slots: Vec<&[u8]> = host.slot_memory().filter(|slot| slot.len() >= bytes).collect();
@@ -182,7 +191,11 @@ impl CpuExperts {
     }
 
     /// Seconds for products of one token with whatever is in the memory `of` experts.
-    fn time<'a>(&mut self, of: &ExpertMatrices, experts: impl Iterator<Item = &'a [u8]>) -> f64 {
+    fn time<'a>(
+        &mut self,
+        of: &ExpertMatrices<'_>,
+        experts: impl Iterator<Item = &'a [u8]>,
+    ) -> f64 {
         let started = Instant::now();
         let hidden = of.gate.cols;
         self.input.prepare(&self.cpu, &self.x[..hidden], 1, hidden, &[of.gate.ty, of.up.ty]);
@@ -227,7 +240,7 @@ impl CpuExperts {
         &mut self,
         gpu: &Gpu,
         host: &mut Residency,
-        of: &ExpertMatrices,
+        of: &ExpertMatrices<'_>,
         rows: &BatchRows,
         chosen: &[u32],
         leases: &[(ExpertIndex, Lease)],
@@ -252,7 +265,7 @@ impl CpuExperts {
         &mut self,
         mailbox: &mut ExpertMailbox,
         host: &mut Residency,
-        of: &ExpertMatrices,
+        of: &ExpertMatrices<'_>,
         chosen: &[u32],
         leases: &[(ExpertIndex, Lease)],
     ) -> Result<(), ModelError> {
@@ -270,7 +283,7 @@ impl CpuExperts {
     fn rows_of(
         &mut self,
         host: &mut Residency,
-        of: &ExpertMatrices,
+        of: &ExpertMatrices<'_>,
         (tokens, used): (usize, usize),
         chosen: &[u32],
         leases: &[(ExpertIndex, Lease)],
@@ -300,7 +313,7 @@ impl CpuExperts {
     fn products(
         &mut self,
         source: &mut Source<'_, '_>,
-        of: &ExpertMatrices,
+        of: &ExpertMatrices<'_>,
     ) -> Result<(), ModelError> {
         let (width, hidden, count) = (of.gate.rows, of.down.rows, self.pairs.len());
         let mut gate_left = &mut self.gate[..count * width];
@@ -318,8 +331,18 @@ impl CpuExperts {
         }
         source.matmul(&self.cpu, &mut jobs)?;
         let jobs = recycle(jobs);
+        if let (Some([gate, up, _]), Source::Leased { leases, .. }) = (of.biases, &*source) {
+            let mut row = 0;
+            for ((expert, _), group) in leases.iter().zip(&self.groups) {
+                let own = expert.0 as usize * width..(expert.0 as usize + 1) * width;
+                let rows = row * width..(row + group) * width;
+                row += group;
+                self.cpu.add_bias_rows(&mut self.gate[rows.clone()], &gate[own.clone()]);
+                self.cpu.add_bias_rows(&mut self.up[rows], &up[own]);
+            }
+        }
         let inner = &mut self.gate[..count * width];
-        self.cpu.gate_in_place(Gating::Silu, inner, &self.up[..count * width]);
+        self.cpu.gate_in_place(of.gating, inner, &self.up[..count * width]);
         self.inner.prepare(&self.cpu, inner, count, width, &[of.down.ty]);
         let mut left = &mut self.out[..count * hidden];
         let mut jobs = recycle(jobs);
@@ -375,7 +398,7 @@ fn matrix_bytes(part: &PartMatrix) -> usize {
     part.ty.row_bytes(part.cols as u64).unwrap_or(0) as usize * part.rows
 }
 
-fn expert_bytes(of: &ExpertMatrices) -> usize {
+fn expert_bytes(of: &ExpertMatrices<'_>) -> usize {
     [of.gate, of.up, of.down].iter().map(matrix_bytes).sum()
 }
 

@@ -145,7 +145,8 @@ impl CudaBackend {
         records: bool,
     ) -> Result<(), CudaError> {
         let sizes = (self.at().batch, MATVEC_TOKENS, architecture.experts_per_token());
-        let of = weights.layers.iter().find_map(expert_matrices);
+        let gating = architecture.gating;
+        let of = weights.layers.iter().find_map(|layer| expert_matrices(layer, gating));
         let of = of.expect("a model with slots for experts has some");
         let streamed = Streamed::new(&self.gpu, &self.plan, host, sizes, &of, records)?;
         self.recordings = Recordings::new(streamed.serves());

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 
 use forebay_cuda::{
-    DeviceMatrix, DevicePtr, ExpertPart, ExpertTable, Gate, Gating, Gpu, MATVEC_TOKENS,
+    DeviceMatrix, DevicePtr, ExpertPart, ExpertTable, Gate, GateBiases, Gating, Gpu, MATVEC_TOKENS,
     MatmulInput, MatmulJob, MatmulWeights, MatvecInput, NarrowActivations, NarrowForm, Pairing,
     RoundedActivations, narrow_form, takes_rounded,
 };

@@ -140,7 +140,7 @@ impl Streamed {
         plan: &DevicePlan,
         host: HostExperts,
         (tokens, few, used): (usize, usize, usize),
-        of: &ExpertMatrices,
+        of: &ExpertMatrices<'_>,
         serves: bool,
     ) -> Result<Streamed, CudaError> {
         let device = plan.tier.as_ref().expect("some experts are not on the GPU");
@@ -375,7 +375,7 @@ impl Streamed {
     pub fn compute_on_cpu(
         &mut self,
         gpu: &Gpu,
-        of: &ExpertMatrices,
+        of: &ExpertMatrices<'_>,
         rows: &BatchRows,
         chosen: &[u32],
     ) -> Result<(), ModelError> {
