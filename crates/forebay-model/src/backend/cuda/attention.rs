@@ -161,7 +161,8 @@ impl CudaBackend {
 
     /// Sees to it that many tokens' rows are known in the order of heads.
     fn sort_heads(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
-        if self.products.is_few(step.count) || self.sorted_heads == step.count {
+        let is_known = step.count == 1 || self.sorted_heads == step.count;
+        if is_known || self.products.is_few(step.count) {
             return Ok(());
         }
         let (heads, count) = (step.architecture.attention.heads, step.count);
@@ -185,17 +186,22 @@ impl CudaBackend {
         out: DevicePtr<f32>,
     ) -> Result<(), ModelError> {
         let at = &self.at().latent;
+        // What is recorded of single tokens must not depend on what was computed before.
+        let [starts, rows] = match step.count {
+            1 => [at.single, at.single],
+            _ => [at.starts, at.rows],
+        };
         let entries = ExpertEntries {
             slots: self.arena.activation(at.table(step.layer, stack)),
             experts: weights.heads,
             tokens: step.count,
             used: weights.heads,
             ids: self.arena.activation(at.ids),
-            starts: self.arena.activation(at.starts),
+            starts: self.arena.activation(starts),
             pair_tokens: DevicePtr::null(),
         };
         let product = ExpertProduct { matrix: weights.matrix, offset: 0, out };
-        self.products.heads(&self.gpu, x, &entries, self.arena.activation(at.rows), product)
+        self.products.heads(&self.gpu, x, &entries, self.arena.activation(rows), product)
     }
 
     pub(super) fn attend_layer(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
@@ -203,7 +209,9 @@ impl CudaBackend {
         let (attention, at) = (&step.architecture.attention, self.at());
         let splits = self.attention_splits(step);
         let (shape, out) = (&self.plan.kv_shape, self.float(at.attended));
-        let rounded = match rounds_outputs(shape, step.count) {
+        // Rows of heads, which latent attention goes on with, are rounded in another order than rows of tokens.
+        let rounds = rounds_outputs(shape, step.count) && attention.latent.is_none();
+        let rounded = match rounds {
             true => self.products.rounded_too(out, step.count, attention.heads * shape.dim_v),
             false => None,
         };

@@ -463,6 +463,8 @@ fn upload_latent_tables(
         let heads = of.k_b.heads;
         let ids: Vec<u32> = (0..at.ids_count).map(|entry| (entry % heads) as u32).collect();
         gpu.upload(&ids, arena.activation(at.ids))?;
+        let single: Vec<u32> = (0..=heads as u32).collect();
+        gpu.upload(&single, arena.activation(at.single))?;
         for (index, stack) in [&of.k_b, &of.v_b].into_iter().enumerate() {
             let first = plan.weights.layers[layer][stack.matrix.part];
             let first = arena.dense(first.expect("only experts of such models stay outside"));

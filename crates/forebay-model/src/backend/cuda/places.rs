@@ -348,6 +348,8 @@ pub struct LatentPlaces {
     /// Which head an entry of few tokens belongs to: 0, 1 ... of each token.
     pub ids: u64,
     pub ids_count: usize,
+    /// 0, 1 ... heads: of one token both what `starts` and what `rows` are of many.
+    pub single: u64,
     /// Of many tokens, where each head's entries begin `[heads + 1]`, and the row of each entry.
     pub starts: u64,
     pub rows: u64,
@@ -374,6 +376,7 @@ impl LatentPlaces {
             heads: words(batch * heads * latent.plain.max(latent.value)),
             ids: words(ids_count),
             ids_count,
+            single: words(heads + 1),
             starts: words(heads + 1),
             rows: words(batch * heads),
             tables: words(layers * table_words),
