@@ -20,6 +20,7 @@ pub struct Gpu {
     name: String,
     capability: (i32, i32),
     multiprocessors: u32,
+    shared_memory: usize,
 }
 
 impl Gpu {
@@ -62,11 +63,13 @@ impl Gpu {
             return Err(CudaError::CapabilityTooLow { name, capability });
         }
         let multiprocessors = ask(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32;
+        let shared = ask(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
+        let shared_memory = usize::try_from(shared).unwrap_or_default();
         // SAFETY: nothing uses cudarc's slices, whose implicit synchronisation this switches off.
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().map_err(CudaError::of("creating a stream"))?;
         let modules = Modules::of(&context);
-        Ok(Gpu { context, stream, modules, name, capability, multiprocessors })
+        Ok(Gpu { context, stream, modules, name, capability, multiprocessors, shared_memory })
     }
 
     /// The product's name, such as `NVIDIA H200`.
@@ -82,6 +85,11 @@ impl Gpu {
     /// Streaming multiprocessors.
     pub fn multiprocessors(&self) -> u32 {
         self.multiprocessors
+    }
+
+    /// Most bytes of shared memory that a block may have.
+    pub(crate) fn shared_memory(&self) -> usize {
+        self.shared_memory
     }
 
     /// The stream that every kernel and copy is queued on.

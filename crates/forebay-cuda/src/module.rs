@@ -120,7 +120,7 @@ impl Gpu {
         // SAFETY: the module is loaded and stays so.
         let function = unsafe { result::module::get_function(handle, c_name) }
             .map_err(|error| named(CudaError::of("finding a kernel")(error), module, name))?;
-        allow_large_shared_memory(function)?;
+        allow_large_shared_memory(function, self.shared_memory())?;
         let kernel = Kernel { function, waits };
         loaded.kernels.insert((module, name), kernel);
         Ok(kernel)
@@ -156,9 +156,9 @@ fn for_capability(ptx: &str, capability: (i32, i32)) -> (String, bool) {
     (ptx.replace(HIDDEN, "").replace(".target sm_80", ".target sm_90"), true)
 }
 
-/// Lets a kernel ask for as much dynamic shared memory as a multiprocessor has to give; without this call the driver
-/// refuses more than 48 KiB.
-fn allow_large_shared_memory(function: sys::CUfunction) -> Result<(), CudaError> {
+/// Lets a kernel ask for as much dynamic shared memory as this GPU gives a block, `most` bytes; without this call the
+/// driver refuses more than 48 KiB.
+fn allow_large_shared_memory(function: sys::CUfunction, most: usize) -> Result<(), CudaError> {
     use sys::CUfunction_attribute as Attribute;
     let setting = CudaError::of("setting a kernel's shared memory");
     let mut fixed = 0;
@@ -172,8 +172,7 @@ fn allow_large_shared_memory(function: sys::CUfunction) -> Result<(), CudaError>
     }
     .result()
     .map_err(CudaError::of("asking for a kernel's shared memory"))?;
-    // What compute capability 8.6, the least generous, gives one block.
-    let dynamic = 99 * 1024 - fixed;
+    let dynamic = most as i32 - fixed;
     let attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
     // SAFETY: a function of a loaded module.
     unsafe { result::function::set_function_attribute(function, attribute, dynamic) }

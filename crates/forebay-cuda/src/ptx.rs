@@ -2,7 +2,7 @@
 
 /// Names and PTX texts.
 #[rustfmt::skip]
-pub(crate) static MODULES: [(&str, &str); 197] = [
+pub(crate) static MODULES: [(&str, &str); 201] = [
     ("quantize", include_str!("../kernels/ptx/quantize.compute_80.ptx")),
     ("bandwidth", include_str!("../kernels/ptx/bandwidth.compute_80.ptx")),
     ("norm", include_str!("../kernels/ptx/norm.compute_80.ptx")),
@@ -30,6 +30,10 @@ pub(crate) static MODULES: [(&str, &str); 197] = [
     ("attention_general_f16", include_str!("../kernels/ptx/attention_general_f16.compute_80.ptx")),
     ("attention_general_f32", include_str!("../kernels/ptx/attention_general_f32.compute_80.ptx")),
     ("attention_general_q8_0", include_str!("../kernels/ptx/attention_general_q8_0.compute_80.ptx")),
+    ("attention_latent_f16_16", include_str!("../kernels/ptx/attention_latent_f16_16.compute_80.ptx")),
+    ("attention_latent_f16_64", include_str!("../kernels/ptx/attention_latent_f16_64.compute_80.ptx")),
+    ("attention_latent_q8_0_16", include_str!("../kernels/ptx/attention_latent_q8_0_16.compute_80.ptx")),
+    ("attention_latent_q8_0_64", include_str!("../kernels/ptx/attention_latent_q8_0_64.compute_80.ptx")),
     ("attention_decode_f16_64", include_str!("../kernels/ptx/attention_decode_f16_64.compute_80.ptx")),
     ("attention_decode_f16_96", include_str!("../kernels/ptx/attention_decode_f16_96.compute_80.ptx")),
     ("attention_decode_f16_128", include_str!("../kernels/ptx/attention_decode_f16_128.compute_80.ptx")),

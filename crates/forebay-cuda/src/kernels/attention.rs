@@ -1,5 +1,6 @@
 //! Causal attention over the key/value cache: which kernel, cut into how many parts.
 
+use super::latent;
 use super::{AttentionInputs, KvElement, KvLayer, KvLayerShape, Rotation, RoundedActivations};
 use crate::launch::Launch;
 use crate::{CudaError, DevicePtr, Gpu};
@@ -91,13 +92,17 @@ enum Family {
     Decode,
     /// Many tokens, halves or bytes, heads up to 256.
     Prompt,
+    /// Rows of DeepSeek's latent space, halves or bytes.
+    Latent,
     /// Everything else.
     General,
 }
 
 impl Family {
     fn of(shape: &KvLayerShape, tokens: usize) -> Family {
-        if shape.element == KvElement::F32 || shape.dim_k.max(shape.dim_v) > 256 {
+        if latent::fits(shape) {
+            Family::Latent
+        } else if shape.element == KvElement::F32 || shape.dim_k.max(shape.dim_v) > 256 {
             Family::General
         } else if tokens <= DECODE_TOKENS_MAX {
             Family::Decode
@@ -110,6 +115,7 @@ impl Family {
 /// Blocks that share a context, and columns of each.
 fn units(shape: &KvLayerShape, heads: usize, tokens: usize) -> (usize, usize) {
     match Family::of(shape, tokens) {
+        Family::Latent => latent::units(tokens * heads),
         Family::Decode => {
             let rows = tokens * (heads / shape.kv_heads);
             (shape.kv_heads * rows.div_ceil(COLUMNS), COLUMNS)
@@ -130,10 +136,15 @@ impl AttentionScratchSize {
         if family == Family::Prompt || family == Family::General && splits == 1 {
             return AttentionScratchSize::default();
         }
+        if family == Family::Latent && splits == 1 {
+            return AttentionScratchSize::default();
+        }
         let (units, columns) = units(shape, heads, tokens);
         let parts = units * splits * columns;
         let floats = parts * (shape.dim_v.next_multiple_of(4) + 2);
-        AttentionScratchSize { floats, tickets: units }
+        // A GPU with little shared memory computes latent rows by the general kernel.
+        let tickets = if family == Family::Latent { tokens * heads } else { units };
+        AttentionScratchSize { floats, tickets }
     }
 }
 
@@ -179,6 +190,9 @@ pub fn attention_splits(
     if tokens > DECODE_TOKENS_MAX {
         return 1;
     }
+    if family == Family::Latent {
+        return latent::splits(multiprocessors, tokens * heads, capacity);
+    }
     let step = if family == Family::Decode { DECODE_STEP } else { GENERAL_STEP };
     // Three blocks fit a multiprocessor.
     let blocks = 3 * multiprocessors as usize;
@@ -222,7 +236,12 @@ impl Gpu {
         assert!(heads > 0 && heads.is_multiple_of(shape.kv_heads), "{heads} heads over {shape:?}");
         assert!(shape.dim_k.max(shape.dim_v) <= DIM_MAX, "{shape:?} has too long heads");
         assert!(what.window != Some(0), "a window of 0 sees nothing");
-        assert!((1..=SPLITS_MAX).contains(&splits), "{splits} splits");
+        let family = match Family::of(shape, tokens) {
+            Family::Latent if !latent::runs_on(self) => Family::General,
+            family => family,
+        };
+        let most = if latent::fits(shape) { latent::SPLITS_MAX } else { SPLITS_MAX };
+        assert!((1..=most).contains(&splits), "{splits} splits");
         let needed = AttentionScratchSize::of(shape, heads, tokens, splits);
         assert!(
             needed.max(scratch.size) == scratch.size,
@@ -232,13 +251,16 @@ impl Gpu {
         if tokens == 0 {
             return Ok(());
         }
-        let family = Family::of(shape, tokens);
+        if family == Family::Latent {
+            return latent::launch(self, what, layer, splits, scratch);
+        }
         let (module, kernel) = kernel_of(shape, family);
         let units = units(shape, heads, tokens).0;
         let grid = match family {
             Family::Decode => (splits, units, 1),
             Family::Prompt => (tokens.div_ceil(PROMPT_ROWS), heads, 1),
             Family::General => (splits, heads, tokens),
+            Family::Latent => unreachable!("launched by itself"),
         };
         assert!(grid.1 < 65_536 && grid.2 < 65_536, "attention: a grid of {grid:?}");
         let grid = (grid.0 as u32, grid.1 as u32, grid.2 as u32);
@@ -252,6 +274,8 @@ impl Gpu {
         if family != Family::Prompt {
             launch = launch.ptr(scratch.parts).ptr(scratch.tickets);
         }
+        assert!(what.rounded.is_none() || rounds_outputs(shape, tokens), "not rounded: {shape:?}");
+        assert!(what.inputs.is_none() || takes_inputs(shape, tokens), "{tokens} tokens' inputs");
         launch = launch
             .int(tokens)
             .int(heads)
@@ -262,8 +286,6 @@ impl Gpu {
             .int(what.window.map_or(0, |window| window.min(shape.context)))
             .float(what.scale)
             .float(what.softcap.unwrap_or(0.0));
-        assert!(what.rounded.is_none() || rounds_outputs(shape, tokens), "not rounded: {shape:?}");
-        assert!(what.inputs.is_none() || takes_inputs(shape, tokens), "{tokens} tokens' inputs");
         if family == Family::Decode {
             launch = what.pass_fused(launch, shape);
         }
@@ -272,10 +294,11 @@ impl Gpu {
 }
 
 /// The modules that passes of few and of many tokens need.
-pub(super) fn attention_modules(shape: &KvLayerShape) -> impl Iterator<Item = &'static str> {
-    [1, DECODE_TOKENS_MAX + 1]
-        .map(|tokens| kernel_of(shape, Family::of(shape, tokens)).0)
-        .into_iter()
+pub(super) fn attention_modules(shape: &KvLayerShape) -> [&'static str; 2] {
+    if latent::fits(shape) {
+        return latent::modules(shape.element);
+    }
+    [1, DECODE_TOKENS_MAX + 1].map(|tokens| kernel_of(shape, Family::of(shape, tokens)).0)
 }
 
 /// Module and kernel.
@@ -345,6 +368,28 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn latent_rows_have_modules_and_scratch_of_their_own() {
+        let (kv_heads, dim_k, dim_v, values_in_keys, context) = (1, 576, 512, true, 16_384);
+        for element in [KvElement::F16, KvElement::Q8_0] {
+            let shape = KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, context };
+            for module in attention_modules(&shape) {
+                let ptx = crate::ptx::MODULES.iter().find(|(name, _)| *name == module);
+                assert!(ptx.is_some_and(|(_, text)| text.contains("attention_latent_join(")));
+            }
+            // One block for each multiprocessor, of 16 query rows or of 64.
+            let splits = |heads, tokens| attention_splits(132, &shape, heads, tokens, context);
+            assert_eq!((splits(16, 1), splits(128, 1), splits(16, 8)), (128, 66, 66));
+            assert_eq!((splits(16, 9), attention_splits(132, &shape, 16, 1, 128)), (1, 1));
+            let size = AttentionScratchSize::of(&shape, 16, 1, 128);
+            assert_eq!(size, AttentionScratchSize { floats: 16 * 128 * 514, tickets: 16 });
+        }
+        let exact = KvElement::F32;
+        let shape =
+            KvLayerShape { element: exact, kv_heads, dim_k, dim_v, values_in_keys, context };
+        assert_eq!(attention_modules(&shape), ["attention_general_f32"; 2]);
     }
 
     #[test]

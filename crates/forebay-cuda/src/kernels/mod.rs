@@ -10,6 +10,7 @@ mod embedding;
 mod fetch;
 mod gating;
 mod kv;
+mod latent;
 mod matmul;
 mod matvec;
 mod needed;

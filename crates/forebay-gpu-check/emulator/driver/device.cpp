@@ -56,6 +56,9 @@ int setting_or(const char *name, int otherwise) {
 
 int capability() { return setting_or("FOREBAY_EMULATOR_CAPABILITY", 90); }
 
+// 227 KiB on 9.0, 163 on 8.0, 99 on 8.6 and 8.9.
+int shared_memory() { return (capability() == 90 ? 227 : capability() == 80 ? 163 : 99) * 1024; }
+
 }  // namespace emulated
 
 using namespace emulated;
@@ -100,6 +103,7 @@ EMULATED_CALL cuDeviceGetAttribute(int *value, int attribute, int) {
         case 16: *value = setting_or("FOREBAY_EMULATOR_MULTIPROCESSORS", 8); return SUCCESS;
         case 75: *value = capability() / 10; return SUCCESS;
         case 76: *value = capability() % 10; return SUCCESS;
+        case 97: *value = shared_memory(); return SUCCESS;
         case 102: *value = setting_or("FOREBAY_EMULATOR_MAPS", 1); return SUCCESS;  // virtual addresses
         case 115: *value = 0; return SUCCESS;                                      // memory pools
         default: return refuse(INVALID_VALUE, "cuDeviceGetAttribute", "not emulated");

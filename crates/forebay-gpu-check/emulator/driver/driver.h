@@ -47,6 +47,8 @@ void let_host();
 int setting_or(const char *name, int otherwise);
 // 90 for compute capability 9.0.
 int capability();
+// Bytes of shared memory that a block may have in all.
+int shared_memory();
 
 }  // namespace emulated
 

@@ -415,9 +415,7 @@ EMULATED_CALL cuFuncGetAttribute(int *value, int attribute, Kernel *kernel) {
 
 EMULATED_CALL cuFuncSetAttribute(Kernel *kernel, int attribute, int value) {
     EMULATED_READY();
-    // What a block may have in all: 227 KiB on 9.0, 163 on 8.0, 99 on 8.6 and 8.9.
-    const int most = (capability() == 90 ? 227 : capability() == 80 ? 163 : 99) * 1024;
-    if (attribute != 8 || value < 0 || value + kernel->static_shared > most)
+    if (attribute != 8 || value < 0 || value + kernel->static_shared > shared_memory())
         return refuse(INVALID_VALUE, "cuFuncSetAttribute", "more shared memory than a block may have");
     kernel->dynamic_shared_max = value;
     return SUCCESS;

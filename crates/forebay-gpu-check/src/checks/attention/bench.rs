@@ -24,7 +24,24 @@ pub fn benches() -> Vec<Bench> {
             }
         }
     }
+    // DeepSeek-V2-Lite and DeepSeek-V3.
+    for heads in [16, 128] {
+        for (element, name) in [(KvElement::F16, "f16"), (KvElement::Q8_0, "q8_0")] {
+            for (first, tokens) in [(1023, 1), (16_383, 1), (16_383, 8), (0, 512)] {
+                benches.push(latent(name, element, heads, (first, tokens)));
+            }
+        }
+    }
     benches
+}
+
+/// Rows of 576 that all heads share.
+fn latent(name: &str, element: KvElement, heads: usize, (first, tokens): (usize, usize)) -> Bench {
+    let context = first + tokens;
+    let (kv_heads, dim_k, dim_v, values_in_keys) = (1, 576, 512, true);
+    let shape = KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, context };
+    let label = format!("attention latent {name} {heads} heads, {tokens} tokens at {context}");
+    Bench::new(label, move |context| measure(context, &shape, heads, first, tokens))
 }
 
 fn bench(
@@ -49,15 +66,15 @@ fn measure(
     tokens: usize,
 ) -> Result<Measured> {
     let gpu = &context.gpu;
-    let dim = shape.dim_k;
     let plane = (shape.key_bytes() as usize).next_multiple_of(256);
     // Layer after layer, so that no cache is found in L2.
-    let layers = ROTATION_BYTES.div_ceil(2 * plane).clamp(2, 64);
-    let memory = gpu.allocate(2 * layers * plane)?;
+    let layer_bytes = plane + (shape.value_bytes() as usize).next_multiple_of(256);
+    let layers = ROTATION_BYTES.div_ceil(layer_bytes).clamp(2, 64);
+    let memory = gpu.allocate(layers * layer_bytes)?;
     // Every element a small number in each of the types.
-    gpu.fill(memory.ptr(), 0x11, 2 * layers * plane)?;
-    let q = context.upload(&Random::new(3).gaussians(tokens * heads * dim))?;
-    let out = context.poisoned(tokens * heads * dim)?;
+    gpu.fill(memory.ptr(), 0x11, layers * layer_bytes)?;
+    let q = context.upload(&Random::new(3).gaussians(tokens * heads * shape.dim_k))?;
+    let out = context.poisoned(tokens * heads * shape.dim_v)?;
     let positions = context.upload(&[first as u32])?;
     let splits = gpu.attention_splits(shape, heads, tokens, shape.context);
     let size = AttentionScratchSize::of(shape, heads, tokens, splits);
@@ -70,7 +87,7 @@ fn measure(
         first_position: positions.ptr(),
         tokens,
         heads,
-        scale: 1.0 / (dim as f32).sqrt(),
+        scale: 1.0 / (shape.dim_k as f32).sqrt(),
         window: None,
         softcap: None,
         sinks: DevicePtr::null(),
@@ -78,7 +95,7 @@ fn measure(
         rounded: None,
     };
     let seconds = median_seconds(context, |turn| {
-        let keys: DevicePtr<u8> = memory.ptr::<u8>().offset(turn % layers * 2 * plane);
+        let keys: DevicePtr<u8> = memory.ptr::<u8>().offset(turn % layers * layer_bytes);
         let layer = KvLayer { shape: *shape, keys, values: keys.offset(plane) };
         gpu.attention(&what, &layer, splits, &scratch)
     })?;
@@ -87,6 +104,6 @@ fn measure(
     Ok(Measured {
         seconds,
         bytes: (shape.key_bytes() + shape.value_bytes()) as f64,
-        flops: pairs * heads as f64 * dim as f64 * 4.0,
+        flops: pairs * heads as f64 * (shape.dim_k + shape.dim_v) as f64 * 2.0,
     })
 }

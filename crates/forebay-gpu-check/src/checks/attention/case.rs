@@ -104,11 +104,14 @@ impl Case {
 
     /// What the kernels for this case round.
     pub fn tolerance(&self) -> f64 {
-        match (self.element, self.dim_k > 256, self.tokens > 8) {
-            (KvElement::F32, ..) | (_, true, _) | (KvElement::F16, _, false) => super::EXACT,
-            (KvElement::F16, false, true) => super::HALVES,
-            (KvElement::Q8_0, false, false) => super::BYTES_AS_HALVES,
-            (KvElement::Q8_0, false, true) => super::BYTES_AND_HALVES,
+        // Kernels for few tokens and short heads split queries and weights into two halves.
+        match (self.element, self.dim_k <= 256, self.tokens <= 8) {
+            (KvElement::F32, ..) | (KvElement::F16, true, true) => super::EXACT,
+            (KvElement::F16, true, false) => super::HALVES,
+            (KvElement::F16, false, _) => super::LATENT_HALVES,
+            (KvElement::Q8_0, true, true) => super::BYTES_AS_HALVES,
+            (KvElement::Q8_0, true, false) => super::BYTES_AND_HALVES,
+            (KvElement::Q8_0, false, _) => super::LATENT_BYTES,
         }
     }
 

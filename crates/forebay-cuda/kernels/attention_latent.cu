@@ -1,0 +1,402 @@
+// Attention over latent rows (DeepSeek-AI 2024, "DeepSeek-V2", section 2.1): all query heads share one row for each
+// position, 576 elements, which is the key and whose first 512 are the value.
+//
+// A block takes ROWS query rows, (token, head) by (token, head), through a share of the context, so that what it reads
+// serves all of them twice. Sums for 64 rows of 512 values fill half the registers of a multiprocessor, which decides the
+// rest: queries stay in shared memory; the warps cut scores along the row of 576 (each key then is read by few), the softmax
+// by query rows, and the values by columns. Three tiles are there or on their way.
+//
+// One token's work is bound by memory for 16 heads: 1152 bytes of a position serve 2 * 16 * 1088 operations, a sixth of what
+// tensor cores do meanwhile. Parts of a context are joined by a kernel of its own: the sums of 128 parts are 4 MB, too much
+// for the one block that ends last.
+//
+// ROWS is 16, for up to 16 rows and where shared memory is small, or 64.
+#include "attention.cuh"
+#include "attention_tiles.cuh"
+
+static constexpr int DIM_K = 576, DIM_V = 512;
+static constexpr int WARPS = ROWS == 16 ? 4 : 8;
+static constexpr int THREADS = WARPS * 32;
+// Positions of a tile.
+static constexpr int KEYS = 32;
+static constexpr int STAGES = 3;
+// Shares of a row of 576, each of nine products of 16; query rows of a warp while it multiplies keys, in sixteens.
+static constexpr int SLICES = 4, SLICE_STEPS = DIM_K / 16 / SLICES;
+static constexpr int KEY_ROWS = ROWS / (WARPS / SLICES), KEY_TILES = KEY_ROWS / 16;
+// Query rows of a warp in the softmax, four at a time.
+static constexpr int SOFT_ROWS = ROWS / WARPS, SOFT_PASSES = SOFT_ROWS / 4;
+// Columns of a warp while it adds values.
+static constexpr int COLUMNS = DIM_V / WARPS;
+// Strides that keep neighbouring rows in different banks.
+static constexpr int SCORE_STRIDE = KEYS + 4, WEIGHT_STRIDE = KEYS + 8;
+
+// A row of queries or of a tile is 72 pieces of eight halves; they are shuffled so that eight rows' pieces of one number lie
+// in different banks.
+__device__ inline int piece_at(int row, int piece) { return row * DIM_K + ((piece ^ (row & 7)) << 3); }
+
+struct Shared {
+    __half queries[ROWS * DIM_K];
+    __half tiles[STAGES][KEYS * DIM_K];
+    // Of each slice.
+    float scores[SLICES][ROWS * SCORE_STRIDE];
+    __half weights[ROWS * WEIGHT_STRIDE];
+    // What the newest tile makes of the sums before it; at the end 1 / (sum of all weights).
+    float factors[ROWS];
+};
+
+// A tile on its way. Halves are copied in the background; other types wait in registers, until `finish`, to be converted.
+template <class T> struct Fetch {
+    static constexpr int PIECES = KEYS * (DIM_K / 8) / THREADS;
+    Eight<T> pieces[PIECES];
+
+    // Positions from `first` on; behind `to` there are none.
+    __device__ inline void begin(__half *, const KvRows<T> &rows, int first, int to) {
+#pragma unroll
+        for (int n = 0; n < PIECES; n++) {
+            const int at = threadIdx.x + n * THREADS, row = at / (DIM_K / 8), i = at % (DIM_K / 8) * 8;
+            pieces[n].load(rows, first + row < to ? first + row : to - 1, i);
+        }
+    }
+    // Rows that are not there become zeroes.
+    __device__ inline void finish(__half *tile, int first, int to) {
+#pragma unroll
+        for (int n = 0; n < PIECES; n++) {
+            const int at = threadIdx.x + n * THREADS, row = at / (DIM_K / 8), piece = at % (DIM_K / 8);
+            *(uint4 *)(tile + piece_at(row, piece)) =
+                first + row < to ? pieces[n].halves() : make_uint4(0, 0, 0, 0);
+        }
+    }
+};
+
+template <> struct Fetch<KvF16> {
+    __device__ inline void begin(__half *tile, const KvRows<KvF16> &rows, int first, int to) {
+#pragma unroll
+        for (int n = 0; n < KEYS * (DIM_K / 8) / THREADS; n++) {
+            const int at = threadIdx.x + n * THREADS, row = at / (DIM_K / 8), piece = at % (DIM_K / 8);
+            const bool there = first + row < to;
+            load_eight_to(tile + piece_at(row, piece), rows, there ? first + row : to - 1, piece * 8, there);
+        }
+    }
+    __device__ inline void finish(__half *, int, int) {}
+};
+
+static_assert(KEYS * (DIM_K / 8) % THREADS == 0, "every thread brings as many pieces");
+
+// Queries times what turns a dot product into a score, rounded to halves; zeroes for rows that are not there.
+__device__ inline void load_queries(__half *queries, const float *q, int rows, float factor) {
+    for (int at = threadIdx.x; at < ROWS * (DIM_K / 8); at += THREADS) {
+        const int row = at / (DIM_K / 8), piece = at % (DIM_K / 8);
+        uint4 packed = make_uint4(0, 0, 0, 0);
+        if (row < rows) {
+            const float4 *const from = (const float4 *)(q + (size_t)row * DIM_K + piece * 8);
+            const float4 a = from[0], b = from[1];
+            packed = make_uint4(pack(a.x * factor, a.y * factor), pack(a.z * factor, a.w * factor),
+                                pack(b.x * factor, b.y * factor), pack(b.z * factor, b.w * factor));
+        }
+        *(uint4 *)(queries + piece_at(row, piece)) = packed;
+    }
+}
+
+// This warp's share of the dot products of its query rows with a tile.
+__device__ inline void multiply_keys(Shared &shared, const __half *tile) {
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    const int slice = warp % SLICES, first_row = warp / SLICES * KEY_ROWS;
+    float sums[KEY_TILES][KEYS / 8][4];
+#pragma unroll
+    for (int t = 0; t < KEY_TILES; t++)
+#pragma unroll
+        for (int n = 0; n < KEYS / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) sums[t][n][i] = 0.0f;
+#pragma unroll
+    for (int j = 0; j < SLICE_STEPS; j++) {
+        const int piece = (slice * SLICE_STEPS + j) * 2;
+        u32 q[KEY_TILES][4];
+#pragma unroll
+        for (int t = 0; t < KEY_TILES; t++)
+            load_matrices(q[t], shared.queries + piece_at(first_row + t * 16 + lane % 16, piece + lane / 16));
+#pragma unroll
+        for (int n = 0; n < KEYS / 16; n++) {
+            u32 k[4];
+            load_matrices(k, tile + piece_at(n * 16 + lane / 16 * 8 + lane % 8, piece + lane / 8 % 2));
+#pragma unroll
+            for (int t = 0; t < KEY_TILES; t++) {
+                mma(sums[t][2 * n], q[t][0], q[t][1], q[t][2], q[t][3], k[0], k[1]);
+                mma(sums[t][2 * n + 1], q[t][0], q[t][1], q[t][2], q[t][3], k[2], k[3]);
+            }
+        }
+    }
+    float *const scores = shared.scores[slice];
+#pragma unroll
+    for (int t = 0; t < KEY_TILES; t++)
+#pragma unroll
+        for (int n = 0; n < KEYS / 8; n++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int row = first_row + t * 16 + lane / 4 + half * 8;
+                *(float2 *)(scores + row * SCORE_STRIDE + n * 8 + lane % 4 * 2) =
+                    make_float2(sums[t][n][2 * half], sums[t][n][2 * half + 1]);
+            }
+}
+
+// Of the query row of eight lanes: the largest score, and the lane's own share of the sum of weights.
+struct Running {
+    float largest, sum;
+};
+
+// What a query row sees and how scores are formed.
+struct Rule {
+    int window;
+    float softcap;
+};
+
+// Makes weights of the scores of `row` with the positions from `first` on, four to a lane. The row stands at `own`.
+__device__ inline void weigh(Shared &shared, Running &running, const Rule &rule, int row, int first, int own) {
+    const int part = threadIdx.x % 8 * 4;
+    float4 x = *(const float4 *)(shared.scores[0] + row * SCORE_STRIDE + part);
+#pragma unroll
+    for (int slice = 1; slice < SLICES; slice++) {
+        const float4 y = *(const float4 *)(shared.scores[slice] + row * SCORE_STRIDE + part);
+        x = make_float4(x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w);
+    }
+    float scores[4] = {x.x, x.y, x.z, x.w};
+    const int from = first_visible(own, rule.window);
+    float largest = running.largest;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        if (rule.softcap > 0.0f) scores[i] = rule.softcap * LOG2_E * tanh_fast(scores[i]);
+        const int position = first + part + i;
+        if (position > own || position < from) scores[i] = -INFINITE;
+        largest = fmaxf(largest, scores[i]);
+    }
+#pragma unroll
+    for (int distance = 1; distance < 8; distance *= 2)
+        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, distance));
+    // While nothing is visible yet, all is -inf; the difference has to stay a number.
+    const float base = largest == -INFINITE ? 0.0f : largest - WEIGHT_SHIFT;
+    const float factor = exp2_fast(running.largest - base - WEIGHT_SHIFT);
+    running.largest = largest;
+#pragma unroll
+    for (int i = 0; i < 4; i++) scores[i] = exp2_fast(scores[i] - base);
+    running.sum = running.sum * factor + ((scores[0] + scores[1]) + (scores[2] + scores[3]));
+    *(uint2 *)(shared.weights + row * WEIGHT_STRIDE + part) =
+        make_uint2(pack(scores[0], scores[1]), pack(scores[2], scores[3]));
+    if (part == 0) shared.factors[row] = factor;
+}
+
+// Sums of all query rows and this warp's columns.
+typedef float Values[ROWS / 16][COLUMNS / 8][4];
+
+__device__ inline void add_values(Values &values, const Shared &shared, const __half *tile) {
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    float factors[ROWS / 16][2];
+    bool changed = false;
+#pragma unroll
+    for (int t = 0; t < ROWS / 16; t++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            factors[t][half] = shared.factors[t * 16 + lane / 4 + half * 8];
+            changed |= factors[t][half] != 1.0f;
+        }
+    // Largest scores are found early: most tiles change none.
+    if (__any_sync(~0u, changed)) {
+#pragma unroll
+        for (int t = 0; t < ROWS / 16; t++)
+#pragma unroll
+            for (int n = 0; n < COLUMNS / 8; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) values[t][n][i] *= factors[t][i / 2];
+    }
+#pragma unroll
+    for (int step = 0; step < KEYS / 16; step++) {
+        u32 w[ROWS / 16][4];
+#pragma unroll
+        for (int t = 0; t < ROWS / 16; t++)
+            load_matrices(w[t], shared.weights + (t * 16 + lane % 16) * WEIGHT_STRIDE + step * 16 + lane / 16 * 8);
+#pragma unroll
+        for (int n = 0; n < COLUMNS / 16; n++) {
+            u32 v[4];
+            const int piece = warp * (COLUMNS / 8) + n * 2 + lane / 16;
+            load_matrices_transposed(v, tile + piece_at(step * 16 + lane % 16, piece));
+#pragma unroll
+            for (int t = 0; t < ROWS / 16; t++) {
+                mma(values[t][2 * n], w[t][0], w[t][1], w[t][2], w[t][3], v[0], v[1]);
+                mma(values[t][2 * n + 1], w[t][0], w[t][1], w[t][2], w[t][3], v[2], v[3]);
+            }
+        }
+    }
+}
+
+// Where parts of a context wait to be joined: `Parts` without tickets, ROWS columns of 512.
+__device__ inline Parts parts_of(float *memory, int units, int splits) {
+    return Parts(memory, nullptr, units, splits, ROWS, DIM_V);
+}
+
+// The share `split` of what the query rows of `unit` see.
+__device__ inline Span span_of(int unit, int split, int splits, int start, int tokens, int heads, int context, int window,
+                               int &active) {
+    const int first = start + unit * ROWS / heads;
+    const int last = start + min(unit * ROWS + ROWS - 1, tokens * heads - 1) / heads;
+    const Span all{first_visible(first, window), min(last + 1, context)};
+    return share_of(all, split, splits, KEYS, active);
+}
+
+// Grid (splits, sixteens or sixty-fours of query rows). q [tokens, heads, 576], out [tokens, heads, 512]; the tokens stand
+// at positions[0] and after it, their own rows are in the cache. `memory` is that of `parts_of`; where the context is not
+// cut, results go to `out`, else `attention_latent_join` has to follow.
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    attention_latent(const float *q, void *plane, const u32 *positions, const float *sinks, float *out, float *memory,
+                     int tokens, int heads, int context, int window, float scale, float softcap) {
+    wait_for_previous();
+    extern __shared__ __align__(16) char dynamic_shared[];
+    Shared &shared = *(Shared *)dynamic_shared;
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    // The last rows see most positions: they begin first.
+    const int unit = (int)(gridDim.y - 1 - blockIdx.y), first_row = unit * ROWS;
+    const int rows = min(ROWS, tokens * heads - first_row);
+    const int start = (int)positions[0];
+    int active;
+    const Span span = span_of(unit, blockIdx.x, gridDim.x, start, tokens, heads, context, window, active);
+    if ((int)blockIdx.x >= active) return;
+    const KvRows<KvType> keys = kv_head<KvType>(plane, DIM_K, 0, 1, context);
+    const Rule rule{window, softcap};
+
+    Fetch<KvType> fetch;
+#pragma unroll
+    for (int stage = 0; stage < STAGES - 1; stage++) {
+        const int first = span.from + stage * KEYS;
+        fetch.begin(shared.tiles[stage], keys, first, span.to);
+        fetch.finish(shared.tiles[stage], first, span.to);
+        commit_tile();
+    }
+    load_queries(shared.queries, q + (size_t)first_row * DIM_K, rows,
+                 softcap > 0.0f ? scale / softcap : scale * LOG2_E);
+    Running running[SOFT_PASSES];
+    int own[SOFT_PASSES];
+#pragma unroll
+    for (int pass = 0; pass < SOFT_PASSES; pass++) {
+        const int row = warp * SOFT_ROWS + pass * 4 + lane / 8;
+        running[pass].largest = -INFINITE;
+        running[pass].sum = 0.0f;
+        // Behind the share there is nothing to see.
+        own[pass] = min(start + (first_row + min(row, rows - 1)) / heads, span.to - 1);
+    }
+    Values values;
+#pragma unroll
+    for (int t = 0; t < ROWS / 16; t++)
+#pragma unroll
+        for (int n = 0; n < COLUMNS / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) values[t][n][i] = 0.0f;
+
+    int stage = 0;
+    for (int first = span.from; first < span.to; first += KEYS) {
+        wait_for_tiles<STAGES - 2>();
+        __syncthreads();  // The tile is there, and nobody reads the one before any more.
+        const int next = first + (STAGES - 1) * KEYS;
+        __half *const free = shared.tiles[stage == 0 ? STAGES - 1 : stage - 1];
+        if (next < span.to) fetch.begin(free, keys, next, span.to);
+        commit_tile();
+        const __half *const tile = shared.tiles[stage];
+        multiply_keys(shared, tile);
+        __syncthreads();  // All slices are there.
+#pragma unroll
+        for (int pass = 0; pass < SOFT_PASSES; pass++)
+            weigh(shared, running[pass], rule, warp * SOFT_ROWS + pass * 4 + lane / 8, first, own[pass]);
+        __syncthreads();  // The weights are there.
+        add_values(values, shared, tile);
+        if (next < span.to) fetch.finish(free, next, span.to);
+        stage = stage == STAGES - 1 ? 0 : stage + 1;
+    }
+    wait_for_tiles<0>();
+    __syncthreads();  // Nobody reads the factors any more.
+
+    const bool alone = active == 1;
+    const Parts parts = parts_of(memory, gridDim.y, gridDim.x);
+#pragma unroll
+    for (int pass = 0; pass < SOFT_PASSES; pass++) {
+        const int row = warp * SOFT_ROWS + pass * 4 + lane / 8;
+        float sum = running[pass].sum;
+#pragma unroll
+        for (int distance = 1; distance < 8; distance *= 2) sum += __shfl_xor_sync(~0u, sum, distance);
+        const float base = running[pass].largest - WEIGHT_SHIFT;
+        if (lane % 8 != 0) continue;
+        if (alone) {
+            const float sink = sinks ? sinks[(first_row + min(row, rows - 1)) % heads] * LOG2_E : -INFINITE;
+            const float largest = fmaxf(base, sink), shrink = exp2_fast(base - largest);
+            shared.factors[row] = shrink / (sum * shrink + exp2_fast(sink - largest));
+        } else {
+            parts.stats[parts.index(unit, blockIdx.x, row)] = make_float2(base, sum);
+        }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int t = 0; t < ROWS / 16; t++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int row = t * 16 + lane / 4 + half * 8;
+            if (row >= rows) continue;
+            const float factor = alone ? shared.factors[row] : 1.0f;
+            float *const to = alone ? out + (size_t)(first_row + row) * DIM_V
+                                    : parts.values + parts.index(unit, blockIdx.x, row) * DIM_V;
+#pragma unroll
+            for (int n = 0; n < COLUMNS / 8; n++)
+                *(float2 *)(to + warp * COLUMNS + n * 8 + lane % 4 * 2) =
+                    make_float2(values[t][n][2 * half] * factor, values[t][n][2 * half + 1] * factor);
+        }
+}
+
+static constexpr int JOIN_WARPS = 8, JOIN_COLUMNS = 128;
+// Parts that a warp asks for at once.
+static constexpr int JOIN_BATCH = 8;
+
+// Joins the parts of `attention_latent` with as many `splits`. Grid (quarters of 512, tokens * heads): a warp adds up every
+// eighth part, four columns to a lane.
+extern "C" __global__ void __launch_bounds__(JOIN_WARPS * 32)
+    attention_latent_join(const u32 *positions, const float *sinks, float *out, float *memory, int splits, int tokens,
+                          int heads, int context, int window) {
+    wait_for_previous();
+    __shared__ float factors[SPLITS_MAX];
+    __shared__ float4 sums[JOIN_WARPS][32];
+    __shared__ float inverse;
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    const int row = blockIdx.y, unit = row / ROWS, column = row % ROWS;
+    int active;
+    span_of(unit, 0, splits, (int)positions[0], tokens, heads, context, window, active);
+    // One part alone has gone to `out` already.
+    if (active <= 1) return;
+    const Parts parts = parts_of(memory, (tokens * heads + ROWS - 1) / ROWS, splits);
+    if (warp == 0) {
+        const float *const sink = sinks ? sinks + row % heads : nullptr;
+        const float x = join_factors(parts, unit, column, active, sink, factors);
+        if (lane == 0) inverse = x;
+    }
+    __syncthreads();
+    const int at = blockIdx.x * JOIN_COLUMNS + lane * 4;
+    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    for (int first = warp; first < active; first += JOIN_BATCH * JOIN_WARPS) {
+        float4 x[JOIN_BATCH];
+#pragma unroll
+        for (int j = 0; j < JOIN_BATCH; j++) {
+            const int split = min(first + j * JOIN_WARPS, active - 1);
+            x[j] = __ldcg((const float4 *)(parts.values + parts.index(unit, split, column) * DIM_V + at));
+        }
+#pragma unroll
+        for (int j = 0; j < JOIN_BATCH; j++) {
+            const int split = first + j * JOIN_WARPS;
+            const float factor = split < active ? factors[split] : 0.0f;
+            sum = make_float4(sum.x + x[j].x * factor, sum.y + x[j].y * factor, sum.z + x[j].z * factor,
+                              sum.w + x[j].w * factor);
+        }
+    }
+    sums[warp][lane] = sum;
+    __syncthreads();
+    if (warp != 0) return;
+#pragma unroll
+    for (int other = 1; other < JOIN_WARPS; other++) {
+        const float4 x = sums[other][lane];
+        sum = make_float4(sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w);
+    }
+    *(float4 *)(out + (size_t)row * DIM_V + at) =
+        make_float4(sum.x * inverse, sum.y * inverse, sum.z * inverse, sum.w * inverse);
+}

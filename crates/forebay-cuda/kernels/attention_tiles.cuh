@@ -1,0 +1,51 @@
+// Tiles of the cache in shared memory, as halves, for kernels whose warps share what is read.
+#pragma once
+#include "attention_mma.cuh"
+
+__device__ inline u32 shared_address(const void *pointer) {
+    return (u32)__cvta_generic_to_shared(pointer);
+}
+
+__device__ inline void load_matrices(u32 (&r)[4], const __half *from) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_address(from))
+                 : "memory");
+}
+
+__device__ inline void load_matrices_transposed(u32 (&r)[4], const __half *from) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_address(from))
+                 : "memory");
+}
+
+// exp2 to within 2 units in the last place; 0 below the normal numbers.
+__device__ inline float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// Eight elements, zeroes unless they are `there`; the address is one that may be read in any case.
+__device__ inline void load_eight_to(__half *target, const KvRows<KvF16> &rows, int position, int i,
+                                     bool there) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(target)),
+                 "l"(rows.row(position) + i), "r"(there ? 16 : 0)
+                 : "memory");
+}
+
+__device__ inline void load_eight_to(__half *target, const KvRows<KvQ8> &rows, int position, int i,
+                                     bool there) {
+    Eight<KvQ8> x;
+    x.load(rows, position, i);
+    *(uint4 *)target = there ? x.halves() : make_uint4(0, 0, 0, 0);
+}
+
+// Ends what this thread has asked for of a tile.
+__device__ inline void commit_tile() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Until all but the newest PENDING tiles of this thread are there.
+template <int PENDING> __device__ inline void wait_for_tiles() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}

@@ -1,0 +1,118 @@
+//! Attention over rows of DeepSeek's latent space: 576 elements, which all query heads share and whose first 512 are the value.
+
+use super::{Attention, AttentionScratch, KvElement, KvLayer, KvLayerShape};
+use crate::launch::Launch;
+use crate::{CudaError, Gpu};
+
+/// Elements of a key and of a value; as in the kernel.
+const DIMS: (usize, usize) = (576, 512);
+/// Query rows of a block: of a token with 16 heads, and of more.
+const FEW: usize = 16;
+const MANY: usize = 64;
+/// Most parts of a context: about as many as a GPU has multiprocessors, since few heads make one block of each part.
+pub(super) const SPLITS_MAX: usize = 128;
+/// Positions that are worth a part.
+const STEP: usize = 64;
+/// Contexts up to here are not cut: joining the parts is a launch more.
+const ALONE: usize = 128;
+/// Columns of a block that joins parts, and its threads.
+const JOIN_COLUMNS: usize = 128;
+const JOIN_THREADS: u32 = 256;
+
+/// Whether the kernel is made for this cache.
+pub(super) fn fits(shape: &KvLayerShape) -> bool {
+    shape.values_in_keys
+        && shape.kv_heads == 1
+        && (shape.dim_k, shape.dim_v) == DIMS
+        && shape.element != KvElement::F32
+}
+
+/// Whether a block finds enough shared memory; GPUs of compute capability 8.6 and 8.9 have 99 KiB.
+pub(super) fn runs_on(gpu: &Gpu) -> bool {
+    shared_bytes(FEW) <= gpu.shared_memory()
+}
+
+/// What a block of so many query rows takes: queries, three tiles of 32 positions, four slices of scores, weights, factors.
+fn shared_bytes(rows: usize) -> usize {
+    let row = 2 * DIMS.0;
+    rows * row + 3 * 32 * row + 4 * rows * 36 * 4 + rows * 40 * 2 + rows * 4
+}
+
+/// Blocks that share a context and columns of each, where shared memory is ample; else there are more and smaller ones.
+pub(super) fn units(rows: usize) -> (usize, usize) {
+    let columns = if rows <= FEW { FEW } else { MANY };
+    (rows.div_ceil(columns), columns)
+}
+
+/// Into how many parts a context of up to `capacity` positions is cut: one block fits a multiprocessor.
+pub(super) fn splits(multiprocessors: u32, rows: usize, capacity: usize) -> usize {
+    if capacity <= ALONE {
+        return 1;
+    }
+    let most = capacity.div_ceil(STEP).clamp(1, SPLITS_MAX);
+    (multiprocessors as usize / units(rows).0).clamp(1, most)
+}
+
+pub(super) fn modules(element: KvElement) -> [&'static str; 2] {
+    match element {
+        KvElement::F16 => ["attention_latent_f16_16", "attention_latent_f16_64"],
+        KvElement::Q8_0 => ["attention_latent_q8_0_16", "attention_latent_q8_0_64"],
+        KvElement::F32 => unreachable!("the general kernel computes in f32"),
+    }
+}
+
+/// Queues the kernel, and the one that joins parts where there are several.
+pub(super) fn launch(
+    gpu: &Gpu,
+    what: &Attention,
+    layer: &KvLayer,
+    splits: usize,
+    scratch: &AttentionScratch,
+) -> Result<(), CudaError> {
+    let Attention { tokens, heads, .. } = *what;
+    assert!(what.rounded.is_none() && what.inputs.is_none(), "latent rows are not fused");
+    assert!(what.q.address().is_multiple_of(16) && what.out.address().is_multiple_of(16));
+    let rows = tokens * heads;
+    let few = rows <= FEW || shared_bytes(MANY) > gpu.shared_memory();
+    let modules = modules(layer.shape.element);
+    let (module, columns, threads) =
+        if few { (modules[0], FEW, 128) } else { (modules[1], MANY, 256) };
+    let units = rows.div_ceil(columns);
+    assert!(rows < 65_536 || splits == 1 && units < 65_536, "attention of {rows} rows");
+    let context = layer.shape.context;
+    let window = what.window.map_or(0, |window| window.min(context));
+    Launch::new(
+        gpu.kernel(module, "attention_latent")?,
+        (splits as u32, units as u32, 1),
+        (threads, 1, 1),
+    )
+    .shared(shared_bytes(columns) as u32)
+    .ptr(what.q)
+    .ptr(layer.keys)
+    .ptr(what.first_position)
+    .ptr(what.sinks)
+    .ptr(what.out)
+    .ptr(scratch.parts)
+    .int(tokens)
+    .int(heads)
+    .int(context)
+    .int(window)
+    .float(what.scale)
+    .float(what.softcap.unwrap_or(0.0))
+    .run(gpu)?;
+    if splits == 1 {
+        return Ok(());
+    }
+    let grid = ((DIMS.1 / JOIN_COLUMNS) as u32, rows as u32, 1);
+    Launch::new(gpu.kernel(module, "attention_latent_join")?, grid, (JOIN_THREADS, 1, 1))
+        .ptr(what.first_position)
+        .ptr(what.sinks)
+        .ptr(what.out)
+        .ptr(scratch.parts)
+        .int(splits)
+        .int(tokens)
+        .int(heads)
+        .int(context)
+        .int(window)
+        .run(gpu)
+}
