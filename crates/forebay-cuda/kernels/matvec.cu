@@ -148,7 +148,7 @@ __device__ __forceinline__ void matvec(const i8 *codes, const ActivationScale *s
 #pragma unroll
         for (int t = 0; t < TOKENS; t++) {
             const float first = warp_sum(sums[0][t]), second = warp_sum(sums[1][t]);
-            if (lane == 0 && t < tokens) store_pair(work, pair, t, first, second);
+            if (lane == 0 && t < tokens) store_pair(work, pair, t, first, second, MATVEC_ARGUMENTS);
             sums[0][t] = sums[1][t] = 0.0f;
         }
     }

@@ -1,7 +1,7 @@
 // What all mat-vec kernels are asked to do: which matrices, and where results go.
 #pragma once
 
-#include "common.cuh"
+#include "gating.cuh"
 
 // Two neighbouring rows of one matrix, or one row each of two matrices, are computed together: a "pair of rows".
 struct RowPairs {
@@ -12,22 +12,25 @@ struct RowPairs {
     int last[2];   // the last pair that has a first row, and a second
     int rows;      // of a matrix
     bool two;      // two matrices
-    bool swiglu;   // out[0] gets silu(row of the first matrix) * row of the second
+    bool gated;    // out[0] gets gating(row of the first matrix, row of the second)
     float *out[2];
     size_t x_row;  // of token 0
 };
 
-enum Mode { SEPARATE = 0, PAIRED = 1, SWIGLU = 2 };
+enum Mode { SEPARATE = 0, PAIRED = 1, GATED = 2 };
 
 // Kernel parameters. Without `ids` the matrices are w0 ..., and blockIdx.y chooses one (SEPARATE) or is 0. With `ids`
-// blockIdx.y is a (token, slot) pair whose expert's slot is table[ids[pair]], and w0, w1 are offsets in the slot.
+// blockIdx.y is a (token, slot) pair whose expert's slot is table[ids[pair]], and w0, w1 are offsets in the slot. GATED
+// joins two matrices by `gating`; with `ids`, rows bias_ids[pair] of bias0 and bias1 [experts, rows], if there are any, are
+// added before.
 #define MATVEC_PARAMETERS                                                                                      \
     const u64 *table, const u32 *ids, u64 w0, u64 w1, u64 w2, u64 w3, int rows0, int rows1, int rows2,         \
         int rows3, float *out0, float *out1, float *out2, float *out3, int cols, u64 row_bytes, int tokens,    \
-        int pairs_per_x, int mode
+        int pairs_per_x, int mode, int gating, float alpha, float limit, const float *bias0,               \
+        const float *bias1, const u32 *bias_ids
 #define MATVEC_ARGUMENTS                                                                                       \
     table, ids, w0, w1, w2, w3, rows0, rows1, rows2, rows3, out0, out1, out2, out3, cols, row_bytes, tokens,   \
-        pairs_per_x, mode
+        pairs_per_x, mode, gating, alpha, limit, bias0, bias1, bias_ids
 
 // False where there is nothing to do: the expert has no slot.
 __device__ __forceinline__ bool find_rows(RowPairs &work, MATVEC_PARAMETERS) {
@@ -38,7 +41,7 @@ __device__ __forceinline__ bool find_rows(RowPairs &work, MATVEC_PARAMETERS) {
     work.x_row = 0;
     work.row_bytes = row_bytes;
     work.two = mode != SEPARATE;
-    work.swiglu = mode == SWIGLU;
+    work.gated = mode == GATED;
     u64 first = w0, second = w1;
     if (ids) {
         const u64 slot = table[ids[item]];
@@ -46,7 +49,7 @@ __device__ __forceinline__ bool find_rows(RowPairs &work, MATVEC_PARAMETERS) {
         first += slot;
         second += slot;
         work.out[0] += (size_t)item * rows0;
-        if (work.two && !work.swiglu) work.out[1] += (size_t)item * rows0;
+        if (work.two && !work.gated) work.out[1] += (size_t)item * rows0;
         work.x_row = item / pairs_per_x;
     } else if (!work.two && item > 0) {
         first = item == 1 ? w1 : item == 2 ? w2 : w3;
@@ -77,10 +80,16 @@ __device__ __forceinline__ bool has_row(const RowPairs &work, int pair, int j) {
 }
 
 // Stores the two results of a pair for one token.
-__device__ __forceinline__ void store_pair(const RowPairs &work, int pair, int token, float first, float second) {
+__device__ __forceinline__ void store_pair(const RowPairs &work, int pair, int token, float first, float second,
+                                           MATVEC_PARAMETERS) {
     const size_t at = (size_t)token * work.rows;
-    if (work.swiglu) {
-        work.out[0][at + pair] = first / (1.0f + expf(-first)) * second;
+    if (work.gated) {
+        if (ids && bias0) {
+            const size_t bias = bias_ids[blockIdx.y] * (size_t)work.rows + pair;
+            first += bias0[bias];
+            second += bias1[bias];
+        }
+        work.out[0][at + pair] = gated(gating, first, second, alpha, limit);
     } else if (work.two) {
         work.out[0][at + pair] = first;
         work.out[1][at + pair] = second;

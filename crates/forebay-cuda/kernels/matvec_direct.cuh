@@ -59,7 +59,7 @@ __device__ __forceinline__ void matvec_direct(const i8 *codes, const ActivationS
             sums[0] += __shfl_xor_sync(~0u, sums[0], distance);
             sums[1] += __shfl_xor_sync(~0u, sums[1], distance);
         }
-        if (of_row == 0 && pair < work.count) store_pair(work, pair, 0, sums[0], sums[1]);
+        if (of_row == 0 && pair < work.count) store_pair(work, pair, 0, sums[0], sums[1], MATVEC_ARGUMENTS);
     }
 }
 
@@ -132,7 +132,7 @@ __device__ __forceinline__ void matvec_ahead(const i8 *codes, const ActivationSc
         group += 32 * STEPS;
         if (group - lane < groups) continue;
         const float first = warp_sum(sums[0]), second = warp_sum(sums[1]);
-        if (lane == 0) store_pair(work, pair, 0, first, second);
+        if (lane == 0) store_pair(work, pair, 0, first, second, MATVEC_ARGUMENTS);
         pair += stride;
         if (pair >= work.count) break;
         group = lane;

@@ -122,7 +122,7 @@ template <class W, int TOKENS> __device__ __forceinline__ void matvec(const floa
 #pragma unroll
         for (int t = 0; t < TOKENS; t++) {
             const float first = warp_sum(sums[0][t]), second = warp_sum(sums[1][t]);
-            if (lane == 0 && t < tokens) store_pair(work, pair, t, first, second);
+            if (lane == 0 && t < tokens) store_pair(work, pair, t, first, second, MATVEC_ARGUMENTS);
         }
     }
 }

@@ -13,7 +13,7 @@ __device__ inline void choose(const float *x, u64 matrix, int cols, u64 row_byte
     __shared__ u32 ticket;
     const int token = blockIdx.z;
     matvec<W, 1>(x + (size_t)token * cols, nullptr, nullptr, matrix, 0, 0, 0, experts, 0, 0, 0,
-                 logits + (size_t)token * experts, nullptr, nullptr, nullptr, cols, row_bytes, 1, 1, SEPARATE);
+                 logits + (size_t)token * experts, nullptr, nullptr, nullptr, cols, row_bytes, 1, 1, SEPARATE, SILU, 0, 0, nullptr, nullptr, nullptr);
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {

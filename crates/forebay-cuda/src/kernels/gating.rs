@@ -21,7 +21,7 @@ pub struct GateBiases {
     /// `[experts, width]`, as `up`.
     pub gate: DevicePtr<f32>,
     pub up: DevicePtr<f32>,
-    /// Experts of rows, or, with `pairs`, of pairs.
+    /// Experts of rows, or, with `pairs`, of pairs. Their slots may be found by other numbers.
     pub ids: DevicePtr<u32>,
     /// Which pair a row is: row r belongs to `ids[pairs[r]]`. Null: to `ids[r]`.
     pub pairs: DevicePtr<u32>,

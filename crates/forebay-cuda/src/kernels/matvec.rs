@@ -2,6 +2,7 @@
 
 use forebay_format::TensorType;
 
+use super::gating::{GateBiases, Gating};
 use super::weights::{
     DeviceMatrix, ExpertPart, ExpertTable, MatvecInput, modules_of, takes_rounded, weight_alignment,
 };
@@ -18,12 +19,24 @@ const WARPS: usize = 4;
 const SHARED_BYTES: usize = 150 << 10;
 
 /// What happens to the outputs of two matrices of one shape.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 pub enum Pairing {
     /// Every matrix has its output.
     Separate,
-    /// The first matrix's output becomes `silu(first) * second`; the second's is not written.
-    Swiglu,
+    /// The first matrix's output becomes `gating(first, second)`; the second's is not written.
+    Gated {
+        gating: Gating,
+        /// Added before, `[experts, rows]` each. Only experts may have them; their ids are by pair, without
+        /// [`GateBiases::pairs`].
+        biases: Option<GateBiases>,
+    },
+}
+
+impl Pairing {
+    /// Without biases.
+    pub fn gated(gating: Gating) -> Pairing {
+        Pairing::Gated { gating, biases: None }
+    }
 }
 
 /// How the kernels number what they do; `Mode` in `matvec_arguments.cuh`.
@@ -31,7 +44,7 @@ pub enum Pairing {
 enum Mode {
     Separate = 0,
     Paired = 1,
-    Swiglu = 2,
+    Gated = 2,
 }
 
 /// The arguments that all kernels share.
@@ -47,6 +60,9 @@ struct Work {
     tokens: usize,
     pairs_per_x: usize,
     mode: Mode,
+    /// In [`Mode::Gated`].
+    gating: Gating,
+    biases: Option<GateBiases>,
     /// Matrices or (token, slot) pairs, each with blocks of its own.
     items: usize,
 }
@@ -60,7 +76,7 @@ impl Gpu {
     ///
     /// # Panics
     /// On a wrong number of tokens or matrices, columns that are not whole blocks, a matrix that is not aligned,
-    /// activations in the wrong form, and a pairing of anything but two matrices with equally many rows.
+    /// activations in the wrong form, and gating, or biases, of anything but two matrices with equally many rows.
     pub fn matvec(
         &self,
         ty: TensorType,
@@ -81,9 +97,10 @@ impl Gpu {
             work.out[i] = matrix.out;
         }
         work.items = matrices.len();
-        if pairing == Pairing::Swiglu {
+        if let Pairing::Gated { gating, biases } = pairing {
             assert!(matrices.len() == 2 && matrices[0].rows == matrices[1].rows, "not a pair");
-            work.mode = Mode::Swiglu;
+            assert!(biases.is_none(), "biases of one pair of matrices");
+            (work.mode, work.gating) = (Mode::Gated, gating);
             work.items = 1;
         }
         work.run(self, x)
@@ -113,7 +130,6 @@ impl Gpu {
     ) -> Result<(), CudaError> {
         assert!((1..=2).contains(&parts.len()), "{} parts", parts.len());
         assert!(pairs_per_x > 0, "no pairs for a row of activations");
-        assert!(pairing == Pairing::Separate || parts.len() == 2, "not a pair");
         let mut work = Work::new(ty, cols, 1);
         for (i, part) in parts.iter().enumerate() {
             let aligned = part.offset.is_multiple_of(weight_alignment(ty) as u64);
@@ -122,11 +138,13 @@ impl Gpu {
             work.rows[i] = experts.rows;
             work.out[i] = part.out;
         }
-        work.mode = match (parts.len(), pairing) {
-            (1, _) => Mode::Separate,
-            (_, Pairing::Separate) => Mode::Paired,
-            (_, Pairing::Swiglu) => Mode::Swiglu,
-        };
+        work.mode = if parts.len() == 1 { Mode::Separate } else { Mode::Paired };
+        if let Pairing::Gated { gating, biases } = pairing {
+            assert!(parts.len() == 2, "not a pair");
+            (work.mode, work.gating) = (Mode::Gated, gating);
+            assert!(biases.is_none_or(|biases| biases.pairs.is_null()), "pairs are in order");
+            work.biases = biases;
+        }
         (work.table, work.ids) = (experts.slots, ids);
         (work.pairs_per_x, work.items) = (pairs_per_x, pairs);
         work.run(self, x)
@@ -146,6 +164,8 @@ impl Work {
             tokens,
             pairs_per_x: 1,
             mode: Mode::Separate,
+            gating: Gating::Silu,
+            biases: None,
             items: 1,
         }
     }
@@ -176,7 +196,12 @@ impl Work {
         launch = self.rows.iter().fold(launch, |launch, rows| launch.int(*rows));
         launch = self.out.iter().fold(launch, |launch, out| launch.ptr(*out));
         launch = launch.int(self.cols).u64(row_bytes).int(self.tokens);
-        launch.int(self.pairs_per_x).int(self.mode as usize).run(gpu)
+        let (gating, alpha, limit) = self.gating.arguments();
+        launch = launch.int(self.pairs_per_x).int(self.mode as usize);
+        launch = launch.int(gating).float(alpha).float(limit);
+        let none = (DevicePtr::null(), DevicePtr::null(), DevicePtr::null());
+        let (gate, up, ids) = self.biases.map_or(none, |b| (b.gate, b.up, b.ids));
+        launch.ptr(gate).ptr(up).ptr(ids).run(gpu)
     }
 
     /// Rows of item `i`: experts all have those of the first.
@@ -237,7 +262,7 @@ impl Variant {
     fn blocks(&self, rows: usize, mode: Mode) -> usize {
         let pairs = match mode {
             Mode::Separate => rows.div_ceil(2),
-            Mode::Paired | Mode::Swiglu => rows,
+            Mode::Paired | Mode::Gated => rows,
         };
         pairs.div_ceil(self.slots).div_ceil(WARPS)
     }

@@ -2,11 +2,12 @@
 
 use anyhow::Result;
 use forebay_cuda::{
-    DeviceMatrix, DeviceMemory, DevicePtr, ExpertPart, ExpertTable, MatvecInput, Pairing,
-    takes_rounded,
+    DeviceMatrix, DeviceMemory, DevicePtr, ExpertPart, ExpertTable, GateBiases, Gating,
+    MatvecInput, Pairing, takes_rounded,
 };
 use forebay_format::TensorType;
 
+use super::gating;
 use super::quantize::{round_group, rounded};
 use crate::bench::{Bench, Measured, Rotation, median_seconds};
 use crate::harness::{Check, Context, Outcome};
@@ -100,6 +101,9 @@ fn shapes(context: &Context, ty: TensorType) -> Result<Outcome> {
                 |all: &[Vec<f32>]| all.concat().iter().map(|x| x.to_bits()).collect::<Vec<_>>();
             let same = Outcome::same(&bits(&again), &bits(&got));
             worst = worst.worse(same.at(&format!("again, {rows}x{cols}, {tokens} tokens")));
+            let up = Weights::random(context, ty, rows, cols, &mut random)?;
+            let gated = joined(context, ty, [&first, &up], &input, tokens)?;
+            worst = worst.worse(gated.at(&format!("joined, {rows}x{cols}, {tokens} tokens")));
         }
     }
     Ok(worst)
@@ -122,6 +126,9 @@ fn experts(context: &Context, ty: TensorType) -> Result<Outcome> {
         let pool = Pool::random(context, ty, rows, cols, &mut random)?;
         let ids: Vec<u32> = vec![5, 0, 3, 4, 1, 5, 2, 0];
         let device_ids = context.upload(&ids)?;
+        // An expert's slot and its bias are found by numbers that differ.
+        let bias_of = |id: u32| (id + 1) % 6;
+        let bias_ids = context.upload(&ids.iter().map(|id| bias_of(*id)).collect::<Vec<_>>())?;
         let table = ExpertTable { slots: pool.table.ptr(), rows };
         for pairs_per_x in [used, 1] {
             let x_rows = tokens * used / pairs_per_x;
@@ -150,7 +157,19 @@ fn experts(context: &Context, ty: TensorType) -> Result<Outcome> {
                 out.iter().map(|out| Ok(gpu.download(out.ptr(), count)?)).collect()
             };
             let apart = run(&[0, pool.part_bytes], Pairing::Separate)?;
-            let joined = run(&[0, pool.part_bytes], Pairing::Swiglu)?;
+            let both = [0, pool.part_bytes];
+            let joined = GATED
+                .map(|(gating, biased)| {
+                    let biases = biased.then(|| GateBiases {
+                        gate: pool.biases.ptr(),
+                        up: pool.biases.ptr(),
+                        ids: bias_ids.ptr(),
+                        pairs: DevicePtr::null(),
+                    });
+                    run(&both, Pairing::Gated { gating, biases })
+                })
+                .into_iter()
+                .collect::<Result<Vec<_>>>()?;
             let single = run(&[pool.part_bytes], Pairing::Separate)?;
             for (pair, id) in ids.iter().enumerate() {
                 let x = &input.values[pair / pairs_per_x * cols..][..cols];
@@ -159,7 +178,7 @@ fn experts(context: &Context, ty: TensorType) -> Result<Outcome> {
                 );
                 let cut = |all: &[f32]| all[pair * rows..][..rows].to_vec();
                 if *id == MISSING {
-                    let untouched = [&apart[0], &joined[0]]
+                    let untouched = [&apart[0], &joined[0][0]]
                         .iter()
                         .all(|all| cut(all).iter().all(|x| x.is_nan()));
                     let outcome = Outcome::same(&[untouched], &[true]);
@@ -170,8 +189,12 @@ fn experts(context: &Context, ty: TensorType) -> Result<Outcome> {
                 worst = worst.worse(compare(gate, x, &cut(&apart[0])).at(&place));
                 worst = worst.worse(compare(up, x, &cut(&apart[1])).at(&place));
                 worst = worst.worse(compare(up, x, &cut(&single[0])).at(&place));
-                let swiglu = compare_swiglu(gate, up, x, &cut(&joined[0]));
-                worst = worst.worse(swiglu.at(&format!("swiglu, {place}")));
+                for ((gating, biased), joined) in GATED.into_iter().zip(&joined) {
+                    let bias = &pool.bias_values[bias_of(*id) as usize * rows..][..rows];
+                    let bias = biased.then_some(bias);
+                    let gated = compare_gated(gating, [gate, up], bias, x, &cut(&joined[0]));
+                    worst = worst.worse(gated.at(&format!("{gating:?}, {place}")));
+                }
             }
         }
     }
@@ -181,11 +204,21 @@ fn experts(context: &Context, ty: TensorType) -> Result<Outcome> {
 /// The expert of [`Pool`] that has no slot.
 const MISSING: u32 = 4;
 
+/// Ways to join gate and up, and whether with biases.
+const GATED: [(Gating, bool); 3] = [
+    (Gating::Silu, false),
+    (Gating::GeluTanh, false),
+    (Gating::Clamped { alpha: 1.702, limit: 7.0 }, true),
+];
+
 /// Six experts of two matrices in slots that are neither in order nor neighbours.
 struct Pool {
     experts: Vec<[Weights; 2]>,
     part_bytes: u64,
     table: DeviceMemory,
+    /// `[experts, rows]`, of gate and up alike.
+    bias_values: Vec<f32>,
+    biases: DeviceMemory,
     _slots: DeviceMemory,
 }
 
@@ -217,7 +250,10 @@ impl Pool {
             }
             table[id] = slot.address();
         }
+        let bias_values = random.gaussians(experts.len() * rows);
         Ok(Pool {
+            biases: context.upload(&bias_values)?,
+            bias_values,
             experts,
             part_bytes: part_bytes as u64,
             table: context.upload(&table)?,
@@ -226,12 +262,44 @@ impl Pool {
     }
 }
 
-/// `silu(gate) * up`; an error in either counts with the size of the other.
-fn compare_swiglu(gate: &Weights, up: &Weights, x: &[f64], got: &[f32]) -> Outcome {
+/// Gate and up of a dense feed-forward.
+fn joined(
+    context: &Context,
+    ty: TensorType,
+    weights: [&Weights; 2],
+    input: &Input,
+    tokens: usize,
+) -> Result<Outcome> {
+    let Weights { rows, cols, .. } = *weights[0];
+    let out = context.poisoned(tokens * rows)?;
+    let matrices = weights.map(|w| DeviceMatrix { data: w.ptr, rows, out: out.ptr() });
+    let pairing = Pairing::gated(Gating::GeluTanh);
+    context.gpu.matvec(ty, &matrices, input.form, tokens, cols, pairing)?;
+    let got = context.gpu.download::<f32>(out.ptr(), tokens * rows)?;
+    let mut worst = Outcome::same::<u8>(&[], &[]);
+    for (x, got) in input.values.chunks(cols).zip(got.chunks(rows)) {
+        worst = worst.worse(compare_gated(Gating::GeluTanh, weights, None, x, got));
+    }
+    Ok(worst)
+}
+
+/// `gating(gate + bias, up + bias)`; an error in either counts with the size of the other.
+fn compare_gated(
+    gating: Gating,
+    [gate, up]: [&Weights; 2],
+    bias: Option<&[f32]>,
+    x: &[f64],
+    got: &[f32],
+) -> Outcome {
     let rows = (0..gate.rows).map(|row| {
         let ((gate, gate_norm), (up, up_norm)) = (gate.dot(row, x), up.dot(row, x));
-        let silu = gate / (1.0 + (-gate).exp());
-        (silu * up, 1.1 * gate_norm * up.abs() + silu.abs() * up_norm)
+        let bias = bias.map_or(0.0, |bias| f64::from(bias[row]));
+        let (gate, up) = (gate + bias, up + bias);
+        // Of `up + 1` where that is a factor.
+        let one = f64::from(u8::from(matches!(gating, Gating::Clamped { .. })));
+        let inner = gating::exact(gating, gate, 1.0 - one).abs();
+        let slope = 1.2 * gate_norm * (up + one).abs() + inner * up_norm;
+        (gating::exact(gating, gate, up), slope)
     });
     let (expected, norms): (Vec<f64>, Vec<f64>) = rows.unzip();
     Outcome::of(got, &expected, |i| norms[i] + 1e-4, TOLERANCE)
@@ -311,7 +379,10 @@ fn bench_experts(
     let parts: Vec<ExpertPart> = (0..parts)
         .map(|i| ExpertPart { offset: (data.len() / parts * i) as u64, out: out.ptr() })
         .collect();
-    let pairing = if parts.len() == 2 { Pairing::Swiglu } else { Pairing::Separate };
+    let pairing = match parts.len() {
+        2 => Pairing::gated(Gating::Silu),
+        _ => Pairing::Separate,
+    };
     let seconds = median_seconds(context, |turn| {
         let ids = ids.ptr::<u32>().offset(turn * used % count);
         context.gpu.matvec_experts(ty, table, &parts, ids, used, input.form, 1, cols, pairing)

@@ -154,11 +154,11 @@ impl Products {
         [gate, up]: [Product; 2],
     ) -> Result<(), ModelError> {
         let (ty, cols) = (gate.matrix.ty, gate.matrix.cols);
-        if self.is_few(tokens) && ty == up.matrix.ty && gating == Gating::Silu {
+        if self.is_few(tokens) && ty == up.matrix.ty {
             self.round_for(gpu, x, tokens, cols, [ty].into_iter())?;
             let matrices = [device_matrix(&gate), device_matrix(&up)];
             let input = self.few_input(ty, x);
-            gpu.matvec(ty, &matrices, input, tokens, cols, Pairing::Swiglu)?;
+            gpu.matvec(ty, &matrices, input, tokens, cols, Pairing::gated(gating))?;
             self.changed(gate.out);
             return Ok(());
         }
@@ -189,19 +189,13 @@ impl Products {
             let parts = [gate, up].map(|part| ExpertPart { offset: part.offset, out: part.out });
             let input = self.few_input(ty, x);
             let (ids, used) = (entries.ids, entries.used);
-            let pairing = match (gating, biases) {
-                (Gating::Silu, None) => Pairing::Swiglu,
-                _ => Pairing::Separate,
-            };
+            let pairing = Pairing::Gated { gating, biases };
             gpu.matvec_experts(ty, table, &parts, ids, rows, input, used, cols, pairing)?;
             self.changed(gate.out);
-            if pairing == Pairing::Swiglu {
-                return Ok(());
-            }
-        } else {
-            self.experts(gpu, x, entries, Rows::Token, &[gate, up])?;
-            self.changed(gate.out);
+            return Ok(());
         }
+        self.experts(gpu, x, entries, Rows::Token, &[gate, up])?;
+        self.changed(gate.out);
         let (width, gate, up) = (gate.matrix.rows, gate.out, up.out);
         gpu.gate(&Gate { gate, up, out: gate, rows, width, gating, biases })?;
         Ok(())
