@@ -9,7 +9,7 @@ use forebay_model::UnitPlan;
 use forebay_stream::MemoryPlan;
 use serde::Serialize;
 
-use super::hits::{HitCurve, missing, share_in_either};
+use super::hits::{HitCurve, found_by_a_prompt, missing, share_in_either};
 use super::model::{ExpertCosts, ModelCosts};
 use super::rates::{GpuCosts, Rates};
 use crate::CpuHelp;
@@ -206,7 +206,7 @@ impl Model<'_> {
         sum.disk_bytes = from_disk * expert_bytes;
         Prediction {
             generate: sum.speed(1.0, seconds),
-            prompt: self.prompt_on_gpu(gpu, vram, either, copy_seconds),
+            prompt: self.prompt_on_gpu(gpu, vram, ram, copy_seconds),
             hit_rate: (lookups > 0.0).then_some(hit_rate),
             disk_experts_per_token: from_disk,
             cpu_experts_per_token: on_cpu.experts,
@@ -222,7 +222,7 @@ impl Model<'_> {
             + waiting * self.rates.burst_seconds
     }
 
-    fn prompt_on_gpu(&self, gpu: &GpuCosts, vram: f64, either: f64, copy_seconds: f64) -> Speed {
+    fn prompt_on_gpu(&self, gpu: &GpuCosts, vram: f64, ram: f64, copy_seconds: f64) -> Speed {
         let costs = self.costs;
         let batches = batches(self.work.prompt_tokens, GPU_BATCH_TOKENS);
         let tokens = self.work.prompt_tokens as f64 / batches;
@@ -243,9 +243,10 @@ impl Model<'_> {
         }
         let experts = costs.experts() as f64 * batches;
         let missed = experts * self.touched_beyond(vram, tokens);
-        let from_disk = experts * self.touched_beyond(either, tokens);
-        // Copies go on beside all other work of the GPU, in waves of many experts.
-        let copying = sum.add(Cost::Pcie, missed * copy_seconds).max(computing);
+        let from_disk = experts * self.touched_beyond(found_by_a_prompt(vram, ram), tokens);
+        // Copies go on beside the products, in waves of some experts: the first comes before any product, the last product after
+        // all copies.
+        let copying = beside(sum.add(Cost::Pcie, missed * copy_seconds), computing);
         let loops = costs.expert_layers().count() as f64 * batches * gpu.host_loop_seconds();
         let loops = sum.add(Cost::HostLoop, loops);
         sum.disk_bytes = from_disk * costs.bytes_per_expert();
