@@ -186,3 +186,25 @@ fn machines_that_people_have() {
         assert!(rates[23].1 > 1.5 * rates[0].1, "{arch}: {rates:?}");
     }
 }
+
+/// Whether the CPU helps, and with how many threads, is planned as sessions take it.
+#[test]
+fn help_and_threads_of_the_cpu_are_planned() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("model.gguf");
+    let options = SynthOptions { quantisation: "Q4_K_M".into(), ..SynthOptions::default() };
+    hollow("qwen3moe-30b", &model, &options).unwrap();
+    let plan = |flags: &str| {
+        let (model, profile) = (model.to_str().unwrap(), profile("h200.json"));
+        let line = format!("plan {model} --profile {profile} --ram 64GiB --json {flags}");
+        let prediction = forebay(&words(line.trim())).json()["plan"]["prediction"].take();
+        let on_cpu = prediction["cpu_experts_per_token"].as_f64().unwrap();
+        (prediction["generate"]["tokens_per_second"].as_f64().unwrap(), on_cpu)
+    };
+    let on_gpu = |flags: &str| plan(&format!("--device cuda --vram 4GiB {flags}"));
+    let (auto, alone, asked) = (on_gpu(""), on_gpu("--no-cpu-experts"), on_gpu("--cpu-experts"));
+    assert!(alone.1 == 0.0 && asked.1 > 0.0, "{alone:?} {asked:?}");
+    assert_eq!(auto, if alone.0 > asked.0 { alone } else { asked });
+    assert!(on_gpu("--cpu-experts --threads 1").0 < asked.0);
+    assert!(plan("--device cpu --threads 4").0 < plan("--device cpu").0);
+}
