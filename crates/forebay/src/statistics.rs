@@ -256,10 +256,11 @@ fn help(experts: &DeviceExperts) -> String {
     let mut text = String::new();
     if !help.always || help.counted {
         let counted = if help.counted { "" } else { " expected to be" };
+        let is = if help.is_on { "is" } else { "would be" };
         let than = if saved < 0.0 { "slower" } else { "faster" };
         let _ = write!(
             text,
-            ": {:.1} experts of a layer are{counted} missing in VRAM, and with the CPU a layer is {:.0} us {than}",
+            ": {:.1} experts of a layer are{counted} missing in VRAM, and with the CPU a layer {is} {:.0} us {than}",
             help.misses_per_layer,
             saved.abs()
         );
