@@ -21,7 +21,7 @@ fn profile(name: &str) -> MachineProfile {
 
 /// A model of a real shape, whose weights nobody reads.
 fn model(arch: &str, layers: Option<u32>, quantisation: &str) -> PlannedModel {
-    let quantisation = quantisation.to_owned();
+    let quantisation = Some(quantisation.to_owned());
     model_of(arch, &SynthOptions { layers, quantisation, ..SynthOptions::default() })
 }
 

@@ -7,7 +7,7 @@ use forebay_format::{Catalog, Source, TensorType, can_dequantize, dequantize};
 use forebay_text::Tokenizer;
 
 fn options(quantisation: &str) -> SynthOptions {
-    SynthOptions { quantisation: quantisation.to_owned(), ..SynthOptions::default() }
+    SynthOptions { quantisation: Some(quantisation.to_owned()), ..SynthOptions::default() }
 }
 
 fn make(arch: &str, out: &Path, options: &SynthOptions) -> Result<(), SynthError> {

@@ -84,7 +84,7 @@ pub fn check(path: &Path, ids: &[u32], fast: &Limits, ordinal: usize) -> Result<
 pub fn check_deeper(ordinal: usize) -> Result<Outcome> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("model.gguf");
-    let recipe = SynthOptions { quantisation: "Q8_0".into(), ..SynthOptions::default() };
+    let recipe = SynthOptions { quantisation: Some("Q8_0".into()), ..SynthOptions::default() };
     synthesize(SHAPE, &path, &recipe, &mut |_, _| true)?;
     let ids: Vec<u32> = (1..40).collect();
     let mut worst = check(&path, &ids, &Limits::ROUNDED, ordinal)?;

@@ -459,9 +459,9 @@ pub struct SynthArgs {
     /// The GGUF file to write
     #[arg(value_hint = ValueHint::FilePath)]
     pub out: PathBuf,
-    /// Type of the weights, as in Q4_K_M, Q8_0, BF16
-    #[arg(long, value_name = "TYPE", default_value = "Q4_K_M")]
-    pub quantisation: String,
+    /// Type of the weights, as in Q4_K_M, Q8_0, BF16 [default: that of published files]
+    #[arg(long, value_name = "TYPE")]
+    pub quantisation: Option<String>,
     /// Layers to write [default: as many as the architecture has]
     #[arg(long, value_name = "N", value_parser = count())]
     pub layers: Option<usize>,

@@ -136,9 +136,11 @@ pub const SYNTH: &str = "\
 Examples:
   forebay synth qwen3moe-30b out.gguf
   forebay synth llama-8b out.gguf --quantisation Q8_0 --layers 4
+  forebay synth deepseek-v3 out.gguf --layers 8
   forebay synth mixtral-8x7b out.gguf --seed 7 --force
 
-The weights are random: such a model has the speed of the real one, and writes nonsense.";
+The weights are random: such a model has the speed of the real one, and writes nonsense. Their type is
+that of published files, Q4_K_M for most and MXFP4 experts for gpt-oss.";
 
 pub const PACK: &str = "\
 Examples:

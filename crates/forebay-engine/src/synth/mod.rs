@@ -2,6 +2,7 @@
 //!
 //! They load wherever the real ones do, have the same size and the same speed, and write nonsense.
 
+mod known;
 mod plan;
 mod random;
 mod recipe;
@@ -16,9 +17,10 @@ use forebay_format::FormatError;
 use forebay_format::gguf::writer::GgufWriter;
 use serde::Serialize;
 
+use known::SHAPES;
 pub(crate) use random::Content;
 use recipe::Recipe;
-use shapes::{SHAPES, Shape};
+use shapes::Shape;
 
 /// Called with the bytes written so far and in total; false stops the work and removes the unfinished file.
 pub type Progress<'a> = dyn FnMut(u64, u64) -> bool + 'a;
@@ -26,8 +28,9 @@ pub type Progress<'a> = dyn FnMut(u64, u64) -> bool + 'a;
 /// What to make.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SynthOptions {
-    /// A mix as in `Q4_K_M`, or a type for all matrices as in `Q8_0`; case does not matter.
-    pub quantisation: String,
+    /// A mix as in `Q4_K_M`, or a type for all matrices as in `Q8_0`; case does not matter. That of published files if
+    /// `None`.
+    pub quantisation: Option<String>,
     /// Layers to write; all that the architecture has if `None`.
     pub layers: Option<u32>,
     /// Experts of a token; as many as the architecture has if `None`.
@@ -40,13 +43,7 @@ pub struct SynthOptions {
 
 impl Default for SynthOptions {
     fn default() -> Self {
-        Self {
-            quantisation: "Q4_K_M".to_owned(),
-            layers: None,
-            experts_used: None,
-            seed: 0,
-            threads: 2,
-        }
+        Self { quantisation: None, layers: None, experts_used: None, seed: 0, threads: 2 }
     }
 }
 
@@ -152,14 +149,11 @@ fn with_experts_used(mut shape: Shape, asked: Option<u32>) -> Result<Shape, Synt
     let refused =
         |experts: u32| SynthError::ExpertsUsed { shape: name, experts, used: asked, most: experts };
     match &mut shape.feed_forward {
-        shapes::FeedForward::Experts { used, experts, .. } if (1..=*experts).contains(&asked) => {
-            *used = asked;
+        shapes::FeedForward::Experts(experts) if (1..=experts.experts).contains(&asked) => {
+            experts.used = asked;
             Ok(shape)
         }
-        shapes::FeedForward::Experts { experts, .. } => {
-            let experts = *experts;
-            Err(refused(experts))
-        }
+        shapes::FeedForward::Experts(experts) => Err(refused(experts.experts)),
         shapes::FeedForward::Dense { .. } => Err(SynthError::NoExperts { shape: name }),
     }
 }
@@ -186,8 +180,8 @@ fn choice(arch: &str, options: &SynthOptions) -> Result<(Shape, Recipe, u32), Sy
         name: arch.to_owned(),
         known: architectures().collect(),
     })?;
-    let recipe = Recipe::find(&options.quantisation)
-        .ok_or_else(|| SynthError::unknown_quantisation(&options.quantisation))?;
+    let name = options.quantisation.as_deref().unwrap_or(shape.quantisation);
+    let recipe = Recipe::find(name).ok_or_else(|| SynthError::unknown_quantisation(name))?;
     let shape = with_experts_used(*shape, options.experts_used)?;
     let layers = layers_of(&shape, options.layers)?;
     Ok((shape, recipe, layers))

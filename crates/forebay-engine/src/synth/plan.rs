@@ -6,7 +6,9 @@ use forebay_format::{FormatError, TensorType};
 use super::SynthError;
 use super::random::Content;
 use super::recipe::{Recipe, Role};
-use super::shapes::{FeedForward, QkNorm, Shape};
+use super::shapes::{
+    Experts, FeedForward, LatentAttention, Norms, QkNorm, RopeScaling, Scores, Shape,
+};
 
 /// One tensor to write.
 #[derive(Clone, Debug)]
@@ -41,28 +43,90 @@ pub fn describe(
     writer.set(&key("block_count"), layers)?;
     writer.set(&key("context_length"), shape.context)?;
     writer.set(&key("embedding_length"), shape.hidden)?;
-    let dense_width = match shape.feed_forward {
-        FeedForward::Dense { width } => width,
-        FeedForward::Experts { dense_width, .. } => dense_width,
-    };
-    writer.set(&key("feed_forward_length"), dense_width)?;
+    writer.set(&key("feed_forward_length"), shape.dense_width())?;
     writer.set(&key("attention.head_count"), shape.heads)?;
     writer.set(&key("attention.head_count_kv"), shape.kv_heads)?;
     writer.set(&key("attention.key_length"), shape.head_dim)?;
-    writer.set(&key("attention.value_length"), shape.head_dim)?;
+    let value_length = shape.latent_attention.map_or(shape.head_dim, |latent| latent.latent);
+    writer.set(&key("attention.value_length"), value_length)?;
     writer.set(&key("attention.layer_norm_rms_epsilon"), shape.norm_epsilon)?;
-    writer.set(&key("rope.freq_base"), shape.rope_base)?;
-    writer.set(&key("rope.dimension_count"), shape.head_dim)?;
     writer.set(&key("vocab_size"), shape.vocabulary)?;
-    if let FeedForward::Experts { width, experts, used, .. } = shape.feed_forward {
-        writer.set(&key("expert_count"), experts)?;
-        writer.set(&key("expert_used_count"), used)?;
-        // Where both are equal, published files name only the other.
-        if width != dense_width {
-            writer.set(&key("expert_feed_forward_length"), width)?;
+    if let Some(window) = shape.window {
+        writer.set(&key("attention.sliding_window"), window)?;
+    }
+    if let Some(latent) = shape.latent_attention {
+        if latent.query_rank > 0 {
+            writer.set(&key("attention.q_lora_rank"), latent.query_rank)?;
         }
+        writer.set(&key("attention.kv_lora_rank"), latent.latent)?;
+        writer.set(&key("attention.key_length_mla"), latent.unrotated + latent.rotated)?;
+        writer.set(&key("attention.value_length_mla"), latent.value)?;
+    }
+    describe_rope(shape, writer)?;
+    if let FeedForward::Experts(experts) = &shape.feed_forward {
+        describe_experts(shape, experts, writer)?;
     }
     Ok(())
+}
+
+fn describe_rope(shape: &Shape, writer: &mut GgufWriter) -> Result<(), FormatError> {
+    let key = |name: &str| format!("{}.rope.{name}", shape.architecture);
+    writer.set(&key("freq_base"), shape.rope_base)?;
+    writer.set(&key("dimension_count"), shape.rotary_dim)?;
+    if let Some(base) = shape.rope_base_windowed {
+        writer.set(&key("freq_base_swa"), base)?;
+    }
+    match shape.rope_scaling {
+        RopeScaling::None | RopeScaling::Llama(_) => Ok(()),
+        RopeScaling::Linear { factor } => {
+            writer.set(&key("scaling.type"), "linear")?;
+            writer.set(&key("scaling.factor"), factor)
+        }
+        RopeScaling::Yarn { factor, original_context, log_multiplier } => {
+            writer.set(&key("scaling.type"), "yarn")?;
+            writer.set(&key("scaling.factor"), factor)?;
+            writer.set(&key("scaling.original_context_length"), original_context)?;
+            writer.set(&key("scaling.yarn_beta_fast"), 32.0f32)?;
+            writer.set(&key("scaling.yarn_beta_slow"), 1.0f32)?;
+            log_multiplier.map_or(Ok(()), |multiplier| {
+                writer.set(&key("scaling.yarn_log_multiplier"), multiplier)
+            })
+        }
+    }
+}
+
+fn describe_experts(
+    shape: &Shape,
+    experts: &Experts,
+    writer: &mut GgufWriter,
+) -> Result<(), FormatError> {
+    let key = |name: &str| format!("{}.{name}", shape.architecture);
+    writer.set(&key("expert_count"), experts.experts)?;
+    writer.set(&key("expert_used_count"), experts.used)?;
+    if experts.names_width {
+        writer.set(&key("expert_feed_forward_length"), experts.width)?;
+    }
+    if experts.dense_layers > 0 {
+        writer.set(&key("leading_dense_block_count"), experts.dense_layers)?;
+    }
+    if experts.shared > 0 {
+        writer.set(&key("expert_shared_count"), experts.shared)?;
+    }
+    if let Some((groups, used)) = experts.groups {
+        writer.set(&key("expert_group_count"), groups)?;
+        writer.set(&key("expert_group_used_count"), used)?;
+    }
+    match experts.scores {
+        Scores::Unsaid => {}
+        Scores::Softmax => writer.set(&key("expert_gating_func"), 1u32)?,
+        Scores::Sigmoid => writer.set(&key("expert_gating_func"), 2u32)?,
+    }
+    if let Some(scale) = experts.weights_scale {
+        writer.set(&key("expert_weights_scale"), scale)?;
+    }
+    experts
+        .weights_norm
+        .map_or(Ok(()), |normalised| writer.set(&key("expert_weights_norm"), normalised))
 }
 
 /// All tensors of a model.
@@ -76,8 +140,8 @@ pub fn tensors(
     if !shape.tied {
         list.matrix("output.weight".to_owned(), Role::Output, 0, &[vocabulary, hidden])?;
     }
-    list.vector("output_norm.weight".to_owned(), hidden, 1.0);
-    if let Some(scaling) = shape.rope_scaling {
+    list.vector("output_norm.weight".to_owned(), &[hidden], 1.0);
+    if let RopeScaling::Llama(scaling) = shape.rope_scaling {
         let divisors = scaling.divisors(shape.head_dim, shape.rope_base);
         list.tensors.push(PlannedTensor {
             name: "rope_freqs.weight".to_owned(),
@@ -88,8 +152,15 @@ pub fn tensors(
     }
     list.embedding(vocabulary, hidden)?;
     for layer in 0..layers {
-        list.attention(layer)?;
-        list.feed_forward(layer)?;
+        list.norms(layer);
+        match &shape.latent_attention {
+            None => list.attention(layer)?,
+            Some(latent) => list.latent_attention(latent, layer)?,
+        }
+        match shape.experts_of(layer) {
+            None => list.feed_forward(layer, "", u64::from(shape.dense_width()))?,
+            Some(experts) => list.experts(&experts, layer)?,
+        }
     }
     Ok(list.tensors)
 }
@@ -102,53 +173,106 @@ struct List<'a> {
 }
 
 impl List<'_> {
+    fn norms(&mut self, layer: u32) {
+        let names: &[&str] = match self.shape.norms {
+            Norms::Plain => &["attn_norm", "ffn_norm"],
+            Norms::SecondAfterAttention => &["attn_norm", "post_attention_norm"],
+            Norms::Sandwich => &["attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"],
+        };
+        for name in names {
+            let name = format!("blk.{layer}.{name}.weight");
+            self.vector(name, &[u64::from(self.shape.hidden)], 1.0);
+        }
+    }
+
     fn attention(&mut self, layer: u32) -> Result<(), SynthError> {
         let shape = self.shape;
         let name = |part: &str| format!("blk.{layer}.{part}");
         let hidden = u64::from(shape.hidden);
         let queries = u64::from(shape.heads) * u64::from(shape.head_dim);
         let keys = u64::from(shape.kv_heads) * u64::from(shape.head_dim);
-        let (query_norm, key_norm) = match shape.qk_norm {
-            QkNorm::None => (0, 0),
-            QkNorm::PerHead => (u64::from(shape.head_dim), u64::from(shape.head_dim)),
-            QkNorm::WholeProjection => (queries, keys),
-        };
         self.matrix(name("attn_k.weight"), Role::Key, layer, &[keys, hidden])?;
-        self.vector(name("attn_k_norm.weight"), key_norm, 1.0);
-        self.vector(name("attn_norm.weight"), hidden, 1.0);
         self.matrix(name("attn_output.weight"), Role::AttentionOutput, layer, &[hidden, queries])?;
         self.matrix(name("attn_q.weight"), Role::Query, layer, &[queries, hidden])?;
-        self.vector(name("attn_q_norm.weight"), query_norm, 1.0);
         self.matrix(name("attn_v.weight"), Role::Value, layer, &[keys, hidden])?;
+        let norms = match shape.qk_norm {
+            QkNorm::None => None,
+            QkNorm::PerHead => Some((u64::from(shape.head_dim), u64::from(shape.head_dim))),
+            QkNorm::WholeProjection => Some((queries, keys)),
+        };
+        if let Some((query, key)) = norms {
+            self.vector(name("attn_k_norm.weight"), &[key], 1.0);
+            self.vector(name("attn_q_norm.weight"), &[query], 1.0);
+        }
         if shape.qkv_bias {
-            self.vector(name("attn_k.bias"), keys, 0.0);
-            self.vector(name("attn_q.bias"), queries, 0.0);
-            self.vector(name("attn_v.bias"), keys, 0.0);
+            self.vector(name("attn_k.bias"), &[keys], 0.0);
+            self.vector(name("attn_q.bias"), &[queries], 0.0);
+            self.vector(name("attn_v.bias"), &[keys], 0.0);
+        }
+        if shape.output_bias {
+            self.vector(name("attn_output.bias"), &[hidden], 0.0);
+        }
+        if shape.sinks {
+            self.vector(name("attn_sinks.weight"), &[u64::from(shape.heads)], 0.0);
         }
         Ok(())
     }
 
-    fn feed_forward(&mut self, layer: u32) -> Result<(), SynthError> {
+    /// Keys and values from the latent vector are two stacks of a matrix for each head, that of the keys transposed.
+    fn latent_attention(&mut self, latent: &LatentAttention, layer: u32) -> Result<(), SynthError> {
+        let name = |part: &str| format!("blk.{layer}.{part}");
+        let (hidden, heads) = (u64::from(self.shape.hidden), u64::from(self.shape.heads));
+        let (rank, width) = (u64::from(latent.query_rank), u64::from(latent.latent));
+        let (unrotated, rotated) = (u64::from(latent.unrotated), u64::from(latent.rotated));
+        let value = u64::from(latent.value);
+        let queries = heads * (unrotated + rotated);
+        if rank == 0 {
+            self.matrix(name("attn_q.weight"), Role::Query, layer, &[queries, hidden])?;
+        } else {
+            self.matrix(name("attn_q_a.weight"), Role::Other, layer, &[rank, hidden])?;
+            self.vector(name("attn_q_a_norm.weight"), &[rank], 1.0);
+            self.matrix(name("attn_q_b.weight"), Role::Other, layer, &[queries, rank])?;
+        }
+        let both = [width + rotated, hidden];
+        self.matrix(name("attn_kv_a_mqa.weight"), Role::Other, layer, &both)?;
+        self.vector(name("attn_kv_a_norm.weight"), &[width], 1.0);
+        self.matrix(name("attn_k_b.weight"), Role::Other, layer, &[heads, width, unrotated])?;
+        self.matrix(name("attn_v_b.weight"), Role::Other, layer, &[heads, value, width])?;
+        let output = [hidden, heads * value];
+        self.matrix(name("attn_output.weight"), Role::AttentionOutput, layer, &output)
+    }
+
+    /// `suffix` is that of the tensors' names.
+    fn feed_forward(&mut self, layer: u32, suffix: &str, width: u64) -> Result<(), SynthError> {
+        let name = |part: &str| format!("blk.{layer}.ffn_{part}{suffix}.weight");
+        let hidden = u64::from(self.shape.hidden);
+        self.matrix(name("down"), Role::Down, layer, &[hidden, width])?;
+        self.matrix(name("gate"), Role::GateOrUp, layer, &[width, hidden])?;
+        self.matrix(name("up"), Role::GateOrUp, layer, &[width, hidden])
+    }
+
+    fn experts(&mut self, experts: &Experts, layer: u32) -> Result<(), SynthError> {
         let name = |part: &str| format!("blk.{layer}.{part}");
         let hidden = u64::from(self.shape.hidden);
-        match self.shape.feed_forward {
-            FeedForward::Dense { width } => {
-                let width = u64::from(width);
-                self.matrix(name("ffn_down.weight"), Role::Down, layer, &[hidden, width])?;
-                self.matrix(name("ffn_gate.weight"), Role::GateOrUp, layer, &[width, hidden])?;
-                self.vector(name("ffn_norm.weight"), hidden, 1.0);
-                self.matrix(name("ffn_up.weight"), Role::GateOrUp, layer, &[width, hidden])
-            }
-            FeedForward::Experts { width, experts, .. } => {
-                let (width, experts) = (u64::from(width), u64::from(experts));
-                let (inner, outer) = ([experts, width, hidden], [experts, hidden, width]);
-                self.matrix(name("ffn_down_exps.weight"), Role::Down, layer, &outer)?;
-                self.matrix(name("ffn_gate_exps.weight"), Role::GateOrUp, layer, &inner)?;
-                // The router stays F32, as in published files.
-                self.typed(name("ffn_gate_inp.weight"), TensorType::F32, &[experts, hidden])?;
-                self.vector(name("ffn_norm.weight"), hidden, 1.0);
-                self.matrix(name("ffn_up_exps.weight"), Role::GateOrUp, layer, &inner)
-            }
+        let (width, count) = (u64::from(experts.width), u64::from(experts.experts));
+        let (inner, outer) = ([count, width, hidden], [count, hidden, width]);
+        self.matrix(name("ffn_down_exps.weight"), Role::Down, layer, &outer)?;
+        self.matrix(name("ffn_gate_exps.weight"), Role::GateOrUp, layer, &inner)?;
+        self.matrix(name("ffn_up_exps.weight"), Role::GateOrUp, layer, &inner)?;
+        // The router stays F32, as in published files.
+        self.typed(name("ffn_gate_inp.weight"), TensorType::F32, &[count, hidden])?;
+        if experts.correction_bias {
+            self.vector(name("exp_probs_b.bias"), &[count], 0.0);
+        }
+        if experts.biases {
+            self.vector(name("ffn_gate_inp.bias"), &[count], 0.0);
+            self.vector(name("ffn_down_exps.bias"), &[count, hidden], 0.0);
+            self.vector(name("ffn_gate_exps.bias"), &[count, width], 0.0);
+            self.vector(name("ffn_up_exps.bias"), &[count, width], 0.0);
+        }
+        match u64::from(experts.shared) {
+            0 => Ok(()),
+            shared => self.feed_forward(layer, "_shexp", shared * width),
         }
     }
 
@@ -159,7 +283,7 @@ impl List<'_> {
     fn embedding(&mut self, vocabulary: u64, hidden: u64) -> Result<(), SynthError> {
         let name = "token_embd.weight".to_owned();
         self.matrix(name, Role::Embedding, 0, &[vocabulary, hidden])?;
-        if let FeedForward::Experts { .. } = self.shape.feed_forward
+        if let FeedForward::Experts(_) = self.shape.feed_forward
             && let Some(tensor) = self.tensors.last_mut()
         {
             let ty = tensor.ty;
@@ -179,8 +303,7 @@ impl List<'_> {
         layer: u32,
         shape: &[u64],
     ) -> Result<(), SynthError> {
-        let columns = shape.last().copied().unwrap_or_default();
-        let ty = self.recipe.type_of(role, self.shape, layer, self.layers, columns);
+        let ty = self.recipe.type_of(role, self.shape, layer, self.layers, shape);
         self.typed(name, ty, shape)
     }
 
@@ -194,16 +317,15 @@ impl List<'_> {
         Ok(())
     }
 
-    fn vector(&mut self, name: String, length: u64, center: f32) {
-        if length > 0 {
-            let content = Content::Floats { ty: TensorType::F32, center, spread: SMALL_SPREAD };
-            self.tensors.push(PlannedTensor {
-                name,
-                ty: TensorType::F32,
-                shape: vec![length],
-                content,
-            });
-        }
+    /// Norm weights or biases.
+    fn vector(&mut self, name: String, shape: &[u64], center: f32) {
+        let content = Content::Floats { ty: TensorType::F32, center, spread: SMALL_SPREAD };
+        self.tensors.push(PlannedTensor {
+            name,
+            ty: TensorType::F32,
+            shape: shape.to_vec(),
+            content,
+        });
     }
 }
 
@@ -212,9 +334,10 @@ mod tests {
     use super::super::shapes::find;
     use super::*;
 
-    fn bytes(shape: &str, recipe: &str, layers: Option<u32>) -> u64 {
-        let (shape, recipe) = (find(shape).unwrap(), Recipe::find(recipe).unwrap());
-        let tensors = tensors(shape, &recipe, layers.unwrap_or(shape.layers)).unwrap();
+    fn bytes(shape: &str) -> u64 {
+        let shape = find(shape).unwrap();
+        let recipe = Recipe::find(shape.quantisation).unwrap();
+        let tensors = tensors(shape, &recipe, shape.layers).unwrap();
         let size = |tensor: &PlannedTensor| {
             let rows: u64 = tensor.shape[..tensor.shape.len() - 1].iter().product();
             rows * tensor.ty.row_bytes(tensor.shape[tensor.shape.len() - 1]).unwrap()
@@ -222,7 +345,7 @@ mod tests {
         tensors.iter().map(size).sum()
     }
 
-    /// Sizes of the published Q4_K_M files of these models.
+    /// Sizes of the published files of these models: Q4_K_M, but MXFP4 of gpt-oss.
     #[test]
     fn sizes_are_those_of_real_files() {
         for (shape, gigabytes) in [
@@ -234,9 +357,36 @@ mod tests {
             ("qwen3-8b", 5.02),
             ("qwen2-7b", 4.68),
             ("olmoe-7b", 4.21),
+            ("gpt-oss-20b", 12.11),
+            ("gpt-oss-120b", 63.39),
+            ("deepseek-v2-lite", 10.36),
+            ("deepseek-v3", 404.4),
+            ("gemma3-4b", 2.49),
+            ("qwen3moe-235b", 142.2),
         ] {
-            let found = bytes(shape, "Q4_K_M", None) as f64 / 1e9;
+            let found = bytes(shape) as f64 / 1e9;
             assert!((found / gigabytes - 1.0).abs() < 0.02, "{shape}: {found:.2} GB");
+        }
+    }
+
+    /// Numbers of weights, in billions, as published.
+    #[test]
+    fn weights_are_as_many_as_published() {
+        for (shape, billions) in [
+            ("gpt-oss-20b", 20.9),
+            ("gpt-oss-120b", 116.8),
+            ("deepseek-v2-lite", 15.7),
+            ("deepseek-v3", 671.0),
+            ("gemma3-4b", 3.88),
+            ("glm-4.5-air", 106.85),
+            ("qwen3moe-235b", 235.1),
+        ] {
+            let shape = find(shape).unwrap();
+            let recipe = Recipe::find("BF16").unwrap();
+            let tensors = tensors(shape, &recipe, shape.layers).unwrap();
+            let weights: u64 = tensors.iter().map(|t| t.shape.iter().product::<u64>()).sum();
+            let found = weights as f64 / 1e9;
+            assert!((found / billions - 1.0).abs() < 0.01, "{}: {found:.2}", shape.name);
         }
     }
 }

@@ -16,6 +16,8 @@ pub enum Role {
     AttentionOutput,
     GateOrUp,
     Down,
+    /// What the mixes do not care about.
+    Other,
 }
 
 /// A named quantisation: one type for all matrices, or a mix.
@@ -35,8 +37,8 @@ enum Mix {
     Q3KM,
     Q4KM,
     Q5KM,
-    /// Experts of the base type, all else Q8_0.
-    ExpertsOnly,
+    /// Stacks of matrices, such as experts, of the base type, all else Q8_0.
+    StacksOnly,
 }
 
 const MIXES: [Recipe; 5] = [
@@ -44,7 +46,7 @@ const MIXES: [Recipe; 5] = [
     Recipe { name: "Q3_K_M", file_type: 12, base: TensorType::Q3_K, mix: Mix::Q3KM },
     Recipe { name: "Q4_K_M", file_type: 15, base: TensorType::Q4_K, mix: Mix::Q4KM },
     Recipe { name: "Q5_K_M", file_type: 17, base: TensorType::Q5_K, mix: Mix::Q5KM },
-    Recipe { name: "MXFP4_MOE", file_type: 38, base: TensorType::MXFP4, mix: Mix::ExpertsOnly },
+    Recipe { name: "MXFP4_MOE", file_type: 38, base: TensorType::MXFP4, mix: Mix::StacksOnly },
 ];
 
 impl Recipe {
@@ -66,16 +68,22 @@ impl Recipe {
         names
     }
 
-    /// The type of a matrix with rows of `columns` elements in layer `layer` of `layers`.
+    /// The type of a tensor `[.., rows, columns]` in layer `layer` of `layers`.
     pub fn type_of(
         &self,
         role: Role,
         shape: &Shape,
         layer: u32,
         layers: u32,
-        columns: u64,
+        dimensions: &[u64],
     ) -> TensorType {
-        let wanted = self.wanted(role, shape, layer, layers);
+        let columns = dimensions.last().copied().unwrap_or_default();
+        let wanted = match self.mix {
+            Mix::Uniform => self.base,
+            Mix::StacksOnly if dimensions.len() > 2 => self.base,
+            Mix::StacksOnly => TensorType::Q8_0,
+            _ => self.wanted(role, shape, layer, layers),
+        };
         if columns.is_multiple_of(wanted.block_elements() as u64) {
             wanted
         } else {
@@ -85,18 +93,10 @@ impl Recipe {
 
     fn wanted(&self, role: Role, shape: &Shape, layer: u32, layers: u32) -> TensorType {
         use TensorType::{Q3_K, Q4_K, Q5_K, Q6_K, Q8_0};
-        let experts = match shape.feed_forward {
-            FeedForward::Dense { .. } => 0,
-            FeedForward::Experts { experts, .. } => experts,
+        let few_experts = match shape.feed_forward {
+            FeedForward::Dense { .. } => false,
+            FeedForward::Experts(experts) => experts.experts == 8,
         };
-        if self.mix == Mix::Uniform {
-            return self.base;
-        }
-        if self.mix == Mix::ExpertsOnly {
-            let is_expert = experts > 0 && matches!(role, Role::GateOrUp | Role::Down);
-            return if is_expert { self.base } else { Q8_0 };
-        }
-        let few_experts = experts == 8;
         let shared_heads = shape.heads / shape.kv_heads >= 4;
         let favoured = favoured(layer, layers);
         match (role, self.mix) {
@@ -202,7 +202,7 @@ mod tests {
 
     fn type_of(recipe: &str, shape: &str, role: Role, layer: u32) -> TensorType {
         let (recipe, shape) = (Recipe::find(recipe).unwrap(), find(shape).unwrap());
-        recipe.type_of(role, shape, layer, shape.layers, 4096)
+        recipe.type_of(role, shape, layer, shape.layers, &[64, 4096])
     }
 
     #[test]
@@ -235,7 +235,12 @@ mod tests {
     fn rows_that_do_not_fit_get_smaller_blocks() {
         let recipe = Recipe::find("Q4_K").unwrap();
         let shape = find("llama-8b").unwrap();
-        assert_eq!(recipe.type_of(Role::Down, shape, 0, 32, 96), TensorType::Q5_0);
-        assert_eq!(recipe.type_of(Role::Down, shape, 0, 32, 97), TensorType::F16);
+        assert_eq!(recipe.type_of(Role::Down, shape, 0, 32, &[8, 96]), TensorType::Q5_0);
+        assert_eq!(recipe.type_of(Role::Down, shape, 0, 32, &[8, 97]), TensorType::F16);
+        // gpt-oss's experts, and its other matrices.
+        let (recipe, shape) = (Recipe::find("MXFP4_MOE").unwrap(), find("gpt-oss-20b").unwrap());
+        let experts = [32, 2880, 2880];
+        assert_eq!(recipe.type_of(Role::Down, shape, 0, 24, &experts), TensorType::MXFP4);
+        assert_eq!(recipe.type_of(Role::Query, shape, 0, 24, &experts[1..]), TensorType::Q8_0);
     }
 }

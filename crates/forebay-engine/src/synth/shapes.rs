@@ -1,20 +1,48 @@
-//! The shapes of real models, as their published configurations give them. A shape is data; nothing else in this
-//! module knows a model by name.
+//! What the shape of a model is. A shape is data; nothing but their list knows a model by name.
+
+use super::known::SHAPES;
 
 /// What follows attention in every layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum FeedForward {
-    Dense {
-        width: u32,
-    },
-    /// `experts` of `width` each, `used` of them per token. `dense_width` is the width that the metadata also
-    /// names and no tensor has.
-    Experts {
-        width: u32,
-        experts: u32,
-        used: u32,
-        dense_width: u32,
-    },
+    Dense { width: u32 },
+    Experts(Experts),
+}
+
+/// A mixture of experts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Experts {
+    /// Of each expert.
+    pub width: u32,
+    pub experts: u32,
+    /// Per token.
+    pub used: u32,
+    /// Width of the dense layers; where there are none, the metadata names it and no tensor has it.
+    pub dense_width: u32,
+    /// The metadata names the experts' width apart from the dense one.
+    pub names_width: bool,
+    /// Layers at the beginning that have no experts.
+    pub dense_layers: u32,
+    /// Experts that every token uses, joined to one that is so many times as wide.
+    pub shared: u32,
+    pub scores: Scores,
+    /// Groups that experts come in, and how many of them a token uses.
+    pub groups: Option<(u32, u32)>,
+    /// What the metadata says about the weights of the chosen: a factor, and whether they are normalised.
+    pub weights_scale: Option<f32>,
+    pub weights_norm: Option<bool>,
+    /// A bias of the scores for the choice alone.
+    pub correction_bias: bool,
+    /// The router and every matrix of every expert have a bias.
+    pub biases: bool,
+}
+
+/// How a router's outputs become scores, as far as the metadata says.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Scores {
+    Unsaid,
+    Softmax,
+    Sigmoid,
 }
 
 /// Norms of queries and keys.
@@ -27,6 +55,17 @@ pub enum QkNorm {
     WholeProjection,
 }
 
+/// Which norms a layer has, by the names that files give them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Norms {
+    /// `attn_norm` and `ffn_norm`.
+    Plain,
+    /// The second is called `post_attention_norm`.
+    SecondAfterAttention,
+    /// Both, and one behind each block.
+    Sandwich,
+}
+
 /// Rope scaling of Llama 3: `factor` for wavelengths beyond `original_context`, nothing for short ones.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LlamaRopeScaling {
@@ -36,185 +75,92 @@ pub struct LlamaRopeScaling {
     pub original_context: f32,
 }
 
+/// How angles are changed for contexts longer than those of the first training.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum RopeScaling {
+    None,
+    /// As a tensor of divisors.
+    Llama(LlamaRopeScaling),
+    Linear {
+        factor: f32,
+    },
+    /// `log_multiplier` is a tenth of DeepSeek's `mscale_all_dim`.
+    Yarn {
+        factor: f32,
+        original_context: u32,
+        log_multiplier: Option<f32>,
+    },
+}
+
+/// Attention whose keys and values are products of a short latent vector (DeepSeek-V2 report, section 2.1).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LatentAttention {
+    /// Queries are made by way of so many numbers; 0: directly.
+    pub query_rank: u32,
+    /// Numbers that keys and values are made of.
+    pub latent: u32,
+    /// Of a head's keys: elements that do not rotate, and those that do, which all heads share.
+    pub unrotated: u32,
+    pub rotated: u32,
+    /// Of a head's values.
+    pub value: u32,
+}
+
 /// One model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Shape {
     pub name: &'static str,
     /// `general.architecture`, which is also the prefix of the model's own keys.
     pub architecture: &'static str,
+    /// That of published files.
+    pub quantisation: &'static str,
     pub hidden: u32,
     pub layers: u32,
     pub heads: u32,
     pub kv_heads: u32,
     pub head_dim: u32,
+    /// Elements of a head that rotate.
+    pub rotary_dim: u32,
+    pub latent_attention: Option<LatentAttention>,
     pub feed_forward: FeedForward,
     pub vocabulary: u32,
     pub context: u32,
+    /// Positions that some of the layers see; which ones, the architecture says.
+    pub window: Option<u32>,
     pub rope_base: f32,
-    pub rope_scaling: Option<LlamaRopeScaling>,
+    /// Of layers with a window, where it is another.
+    pub rope_base_windowed: Option<f32>,
+    pub rope_scaling: RopeScaling,
     pub norm_epsilon: f32,
+    pub norms: Norms,
     pub qk_norm: QkNorm,
     pub qkv_bias: bool,
+    pub output_bias: bool,
+    /// A score for each head that no position has.
+    pub sinks: bool,
     /// The output projection is the embedding.
     pub tied: bool,
     pub pre_tokenizer: &'static str,
     pub adds_bos: bool,
 }
 
-const LLAMA: Shape = Shape {
-    name: "",
-    architecture: "llama",
-    hidden: 4096,
-    layers: 32,
-    heads: 32,
-    kv_heads: 8,
-    head_dim: 128,
-    feed_forward: FeedForward::Dense { width: 14336 },
-    vocabulary: 128_256,
-    context: 131_072,
-    rope_base: 500_000.0,
-    rope_scaling: Some(LlamaRopeScaling {
-        factor: 8.0,
-        low_frequency_factor: 1.0,
-        high_frequency_factor: 4.0,
-        original_context: 8192.0,
-    }),
-    norm_epsilon: 1e-5,
-    qk_norm: QkNorm::None,
-    qkv_bias: false,
-    tied: false,
-    pre_tokenizer: "llama-bpe",
-    adds_bos: true,
-};
+impl Shape {
+    /// How the model's layer `layer` has a mixture of experts, if it has one.
+    pub fn experts_of(&self, layer: u32) -> Option<Experts> {
+        match self.feed_forward {
+            FeedForward::Experts(experts) if layer >= experts.dense_layers => Some(experts),
+            _ => None,
+        }
+    }
 
-const QWEN: Shape = Shape {
-    name: "",
-    architecture: "qwen3",
-    context: 40_960,
-    vocabulary: 151_936,
-    rope_base: 1_000_000.0,
-    rope_scaling: None,
-    norm_epsilon: 1e-6,
-    qk_norm: QkNorm::PerHead,
-    pre_tokenizer: "qwen2",
-    adds_bos: false,
-    ..LLAMA
-};
-
-const QWEN3_MOE_30B: Shape = Shape {
-    name: "qwen3moe-30b",
-    architecture: "qwen3moe",
-    hidden: 2048,
-    layers: 48,
-    kv_heads: 4,
-    feed_forward: FeedForward::Experts { width: 768, experts: 128, used: 8, dense_width: 6144 },
-    ..QWEN
-};
-
-const LLAMA_1B: Shape = Shape {
-    name: "llama-1b",
-    hidden: 2048,
-    layers: 16,
-    head_dim: 64,
-    feed_forward: FeedForward::Dense { width: 8192 },
-    rope_scaling: Some(LlamaRopeScaling {
-        factor: 32.0,
-        low_frequency_factor: 1.0,
-        high_frequency_factor: 4.0,
-        original_context: 8192.0,
-    }),
-    tied: true,
-    ..LLAMA
-};
-
-/// Every shape, the ones named most often first.
-pub const SHAPES: [Shape; 10] = [
-    QWEN3_MOE_30B,
-    LLAMA_1B,
-    Shape { name: "llama-8b", ..LLAMA },
-    Shape {
-        name: "llama-70b",
-        hidden: 8192,
-        layers: 80,
-        heads: 64,
-        feed_forward: FeedForward::Dense { width: 28672 },
-        ..LLAMA
-    },
-    Shape {
-        name: "mixtral-8x7b",
-        feed_forward: FeedForward::Experts {
-            width: 14336,
-            experts: 8,
-            used: 2,
-            dense_width: 14336,
-        },
-        vocabulary: 32_000,
-        context: 32_768,
-        rope_base: 1_000_000.0,
-        rope_scaling: None,
-        ..LLAMA
-    },
-    Shape {
-        name: "qwen3-8b",
-        layers: 36,
-        feed_forward: FeedForward::Dense { width: 12288 },
-        ..QWEN
-    },
-    Shape {
-        name: "qwen2-7b",
-        architecture: "qwen2",
-        hidden: 3584,
-        layers: 28,
-        heads: 28,
-        kv_heads: 4,
-        feed_forward: FeedForward::Dense { width: 18944 },
-        vocabulary: 152_064,
-        context: 32_768,
-        qk_norm: QkNorm::None,
-        qkv_bias: true,
-        ..QWEN
-    },
-    Shape {
-        name: "olmoe-7b",
-        architecture: "olmoe",
-        hidden: 2048,
-        layers: 16,
-        heads: 16,
-        kv_heads: 16,
-        feed_forward: FeedForward::Experts { width: 1024, experts: 64, used: 8, dense_width: 1024 },
-        vocabulary: 50_304,
-        context: 4096,
-        rope_base: 10_000.0,
-        rope_scaling: None,
-        qk_norm: QkNorm::WholeProjection,
-        pre_tokenizer: "olmo",
-        adds_bos: false,
-        ..LLAMA
-    },
-    Shape {
-        name: "qwen3moe-tiny",
-        hidden: 256,
-        layers: 4,
-        heads: 4,
-        kv_heads: 2,
-        head_dim: 64,
-        feed_forward: FeedForward::Experts { width: 256, experts: 16, used: 4, dense_width: 1024 },
-        vocabulary: 1024,
-        context: 2048,
-        ..QWEN3_MOE_30B
-    },
-    Shape {
-        name: "llama-tiny",
-        hidden: 256,
-        layers: 4,
-        heads: 4,
-        kv_heads: 2,
-        feed_forward: FeedForward::Dense { width: 768 },
-        vocabulary: 1024,
-        context: 2048,
-        ..LLAMA_1B
-    },
-];
+    /// Width of the dense layers, of which there may be none.
+    pub fn dense_width(&self) -> u32 {
+        match self.feed_forward {
+            FeedForward::Dense { width } => width,
+            FeedForward::Experts(experts) => experts.dense_width,
+        }
+    }
+}
 
 /// The shape of that name.
 pub fn find(name: &str) -> Option<&'static Shape> {
@@ -255,13 +201,17 @@ mod tests {
             assert_eq!(shape.heads % shape.kv_heads, 0, "{}", shape.name);
             assert!(SHAPES[..index].iter().all(|other| other.name != shape.name));
             assert_eq!(find(shape.name), Some(shape));
+            if let Some(latent) = shape.latent_attention {
+                assert_eq!((shape.kv_heads, shape.head_dim), (1, latent.latent + latent.rotated));
+                assert_eq!(shape.rotary_dim, latent.rotated);
+            }
         }
         assert!(find("gpt-5").is_none());
     }
 
     #[test]
     fn long_waves_are_stretched() {
-        let scaling = SHAPES[1].rope_scaling.unwrap();
+        let RopeScaling::Llama(scaling) = SHAPES[1].rope_scaling else { panic!("not a llama") };
         let divisors = scaling.divisors(64, 500_000.0);
         assert_eq!(divisors.len(), 32);
         assert_eq!((divisors[0], divisors[31]), (1.0, 32.0));

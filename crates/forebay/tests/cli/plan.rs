@@ -155,7 +155,8 @@ fn machines_that_people_have() {
     let text = std::fs::read_to_string(profile("desktop.json")).unwrap();
     for arch in ["qwen3moe-30b", "llama-70b"] {
         let model = path(arch);
-        let options = SynthOptions { quantisation: "Q4_K_M".into(), ..SynthOptions::default() };
+        let options =
+            SynthOptions { quantisation: Some("Q4_K_M".into()), ..SynthOptions::default() };
         hollow(arch, Path::new(&model), &options).unwrap();
         let mut rates: Vec<([usize; 4], f64)> = Vec::new();
         for point in 0..24 {
