@@ -8,6 +8,7 @@ use forebay_text::{TextError, Tokenizer};
 use serde::Serialize;
 
 use crate::EngineError;
+use crate::features::{Feature, features};
 
 /// Bytes and tensors of one kind of block.
 #[derive(Debug, Clone, Serialize)]
@@ -60,6 +61,10 @@ pub struct ModelInfo {
 pub struct Inspection {
     #[serde(flatten)]
     pub model: ModelInfo,
+    /// What sets the model apart.
+    pub features: Vec<Feature>,
+    /// Of the key/value cache in f16, for a position in all layers.
+    pub kv_bytes_per_position: u64,
     /// Tokenizer in words, or why there is none.
     pub tokenizer: String,
     pub has_chat_template: bool,
@@ -82,8 +87,23 @@ pub fn inspect(model: &Path) -> Result<Inspection, EngineError> {
         Err(error) => format!("unusable: {error}"),
     };
     let has_chat_template = forebay_text::ChatTemplate::from_catalog(&catalog)?.is_some();
-    let model = ModelInfo::new(&catalog, &architecture);
-    Ok(Inspection { model, tokenizer, has_chat_template, catalog })
+    Ok(Inspection {
+        model: ModelInfo::new(&catalog, &architecture),
+        features: features(&architecture, &catalog),
+        kv_bytes_per_position: kv_bytes(&architecture),
+        tokenizer,
+        has_chat_template,
+        catalog,
+    })
+}
+
+/// Of a position in all layers, in f16.
+fn kv_bytes(architecture: &Architecture) -> u64 {
+    let attention = &architecture.attention;
+    // Latent values are a part of their keys.
+    let values = if attention.latent.is_some() { 0 } else { attention.value_dim };
+    let numbers = attention.kv_heads as u64 * (attention.head_dim + values) as u64;
+    architecture.layers.len() as u64 * numbers * 2
 }
 
 impl ModelInfo {
@@ -146,13 +166,16 @@ pub(crate) fn block_kind(tensor: &TensorInfo) -> &'static str {
     if has("_exps") || has(".experts.") {
         EXPERTS
     } else if has("ffn_gate_inp")
-        || name.ends_with("mlp.gate.weight")
+        || has("exp_probs_b")
+        || has("mlp.gate.")
+        || has("mlp.router.")
         || has("block_sparse_moe.gate")
     {
         "router"
     } else if has("attn") {
         "attention"
-    } else if has("ffn") || has("mlp") || has("post_attention_layernorm") {
+    } else if has("ffn") || has("ffw") || has("feedforward") || has("mlp") || has("post_attention")
+    {
         "feed-forward"
     } else if has("token_embd") || has("embed_tokens") {
         "embeddings"
@@ -187,4 +210,35 @@ fn types(tensors: &[TensorInfo]) -> Vec<TypeBytes> {
     }
     types.sort_by_key(|entry| std::cmp::Reverse(entry.bytes));
     types
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_format::{Extent, FileIndex, TensorType};
+
+    use super::*;
+
+    #[test]
+    fn kinds_are_told_by_the_names_of_both_forms() {
+        let names = [
+            ("blk.0.ffn_gate_exps.bias", "experts"),
+            ("model.layers.0.mlp.experts.gate_up_proj_blocks", "experts"),
+            ("blk.1.exp_probs_b.bias", "router"),
+            ("model.layers.1.mlp.gate.e_score_correction_bias", "router"),
+            ("model.layers.1.mlp.router.bias", "router"),
+            ("blk.1.ffn_down_shexp.weight", "feed-forward"),
+            ("model.layers.1.mlp.shared_experts.up_proj.weight", "feed-forward"),
+            ("model.layers.1.mlp.gate_proj.weight", "feed-forward"),
+            ("blk.0.post_ffw_norm.weight", "feed-forward"),
+            ("model.layers.0.pre_feedforward_layernorm.weight", "feed-forward"),
+            ("blk.0.attn_sinks.weight", "attention"),
+            ("model.layers.0.self_attn.kv_a_proj_with_mqa.weight", "attention"),
+            ("output_norm.weight", "head"),
+        ];
+        for (name, kind) in names {
+            let extent = Extent { file: FileIndex(0), offset: 0, length: 4 };
+            let tensor = TensorInfo::contiguous(name.into(), TensorType::F32, vec![1], extent);
+            assert_eq!(block_kind(&tensor), kind, "{name}");
+        }
+    }
 }

@@ -7,6 +7,7 @@ pub mod assess;
 mod device;
 pub mod doctor;
 mod error;
+mod features;
 mod followed;
 mod generate;
 mod inspect;
@@ -25,6 +26,7 @@ pub mod trace_io;
 
 pub use device::DeviceChoice;
 pub use error::EngineError;
+pub use features::Feature;
 pub use followed::RoutingSource;
 pub use generate::{BenchRun, GenerateOptions, Generation, StopReason};
 pub use inspect::{BlockKindBytes, Inspection, ModelInfo, TypeBytes, inspect};

@@ -1,6 +1,6 @@
 //! `forebay inspect`: what a model file holds, from its headers alone.
 
-use forebay_engine::{Inspection, ModelInfo};
+use forebay_engine::{Feature, Inspection, ModelInfo};
 use forebay_format::TensorInfo;
 use serde::Serialize;
 
@@ -47,6 +47,10 @@ pub fn run(args: InspectArgs) -> Outcome {
     }
     let mut text = summary(&inspection);
     text.push('\n');
+    if !inspection.features.is_empty() {
+        text.push_str(&features(&inspection.features));
+        text.push('\n');
+    }
     text.push_str(&kinds(&inspection.model));
     text.push('\n');
     text.push_str(&types(&inspection.model));
@@ -105,12 +109,23 @@ fn summary(inspection: &Inspection) -> String {
             ),
         ));
     }
+    lines.push((
+        "cache",
+        format!("{} for a position in f16", size::format(inspection.kv_bytes_per_position)),
+    ));
     lines.push(("context", format!("{} positions trained", grouped(model.context_trained as u64))));
     lines.push(("tokenizer", inspection.tokenizer.clone()));
     let template = if inspection.has_chat_template { "yes" } else { "none (forebay run --raw)" };
     lines.push(("chat template", template.into()));
     let rows: Vec<Vec<String>> =
         lines.into_iter().map(|(key, value)| vec![key.to_string(), value]).collect();
+    output::table(&[Align::Left, Align::Left], &rows)
+}
+
+/// What sets the model apart.
+fn features(features: &[Feature]) -> String {
+    let row = |feature: &Feature| vec![feature.name.to_owned(), feature.detail.clone()];
+    let rows: Vec<Vec<String>> = features.iter().map(row).collect();
     output::table(&[Align::Left, Align::Left], &rows)
 }
 

@@ -23,6 +23,45 @@ fn inspect_knows_the_demo_model() {
     }
 }
 
+/// A synthetic model of each family runs, and `inspect` says what sets it apart.
+#[test]
+fn families_run_and_say_what_is_special() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+    let families = [
+        (
+            "gpt-oss-tiny",
+            2 * 2 * 128 * 2,
+            &["sliding window", "attention sinks", "clamped SwiGLU", "expert biases"][..],
+        ),
+        (
+            "deepseek-v3-tiny",
+            2 * 288 * 2,
+            &["latent attention (MLA)", "group-limited routing", "shared experts"][..],
+        ),
+        (
+            "gemma3-tiny",
+            2 * 2 * 128 * 2,
+            &["sandwich norms", "GeGLU", "scaled embedding", "tied embeddings"][..],
+        ),
+        ("glm-4.5-tiny", 2 * 2 * 128 * 2, &["partial rotation", "routing", "biases"][..]),
+        ("qwen3moe-tiny", 2 * 2 * 128 * 2, &["query/key norm"][..]),
+    ];
+    for (arch, kv_bytes, expected) in families {
+        let out = path(arch);
+        forebay(&["synth", arch, &out, "--layers", "2"]).ok();
+        let document = forebay(&["inspect", &out, "--json"]).json();
+        let features = document["features"].as_array().expect("a list");
+        let named = |name: &str| features.iter().any(|feature| feature["name"] == name);
+        let text = forebay(&["inspect", &out]).ok().stdout;
+        for name in expected {
+            assert!(named(name) && text.contains(name), "{arch}: {name} is missing in {text}");
+        }
+        assert_eq!(document["kv_bytes_per_position"], kv_bytes, "{arch}");
+        forebay(&["logits", &out, "--tokens", "1,2,3", "-o", &path("logits")]).ok();
+    }
+}
+
 #[test]
 fn inspect_reads_folders() {
     let document = forebay(&["inspect", &moe(), "--json"]).json();

@@ -1,0 +1,225 @@
+//! What makes a model special, in words: everything in its description that is not a plain decoder's.
+
+use forebay_compute::{Gating, RopeScaling, Scoring};
+use forebay_format::{Catalog, TensorInfo};
+use forebay_model::Architecture;
+use forebay_model::arch::{
+    AttentionBias, Experts, FeedForward, Latent, Naming, NormLayout, QkNorm, Rope,
+};
+use serde::Serialize;
+
+/// One thing that sets a model apart.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Feature {
+    /// The field's term for it.
+    pub name: &'static str,
+    pub detail: String,
+}
+
+/// All of a model, attention first.
+pub(crate) fn features(architecture: &Architecture, catalog: &Catalog) -> Vec<Feature> {
+    let mut found = Vec::new();
+    let mut add = |name, detail| found.push(Feature { name, detail });
+    attention(architecture, &mut add);
+    rotations(architecture, &mut add);
+    if architecture.norms == NormLayout::Sandwich {
+        add("sandwich norms", "the output of each block is normed, too".to_owned());
+    }
+    match architecture.gating {
+        Gating::Silu => {}
+        Gating::GeluTanh => add("GeGLU", "gates by GELU instead of SiLU".to_owned()),
+        Gating::Clamped { limit, .. } => {
+            add("clamped SwiGLU", format!("gate and up stay within {limit}"));
+        }
+    }
+    experts(architecture, &mut add);
+    if architecture.embedding_scale != 1.0 {
+        add("scaled embedding", format!("rows times {:.2}", architecture.embedding_scale));
+    }
+    if let Some(cap) = architecture.logit_softcap {
+        add("soft cap of logits", format!("they stay within {cap}"));
+    }
+    if architecture.tied_embeddings {
+        add("tied embeddings", "the embedding table is the output projection".to_owned());
+    }
+    if let Some(detail) = unused(architecture, catalog) {
+        add("multi-token prediction", detail);
+    }
+    found
+}
+
+fn attention(architecture: &Architecture, add: &mut impl FnMut(&'static str, String)) {
+    let attention = &architecture.attention;
+    if let Some(latent) = &attention.latent {
+        add("latent attention (MLA)", latent_words(latent, attention.heads));
+    }
+    if let Some(detail) = windows(architecture) {
+        add("sliding window", detail);
+    }
+    if attention.sinks {
+        add("attention sinks", "a score of each head that no position has".to_owned());
+    }
+    match attention.bias {
+        AttentionBias::None => {}
+        AttentionBias::Qkv => add("biases", "of queries, keys and values".to_owned()),
+        AttentionBias::All => add("biases", "of all projections of attention".to_owned()),
+    }
+    match attention.qk_norm {
+        QkNorm::None => {}
+        QkNorm::PerHead => add("query/key norm", "of each head".to_owned()),
+        QkNorm::WholeProjection => add("query/key norm", "of the whole projection".to_owned()),
+    }
+    if let Some(cap) = attention.softcap {
+        add("soft cap of scores", format!("they stay within {cap}"));
+    }
+}
+
+fn latent_words(latent: &Latent, heads: usize) -> String {
+    let queries = match latent.query_rank {
+        Some(rank) => format!("queries by way of {rank}"),
+        None => "queries directly".to_owned(),
+    };
+    format!(
+        "{} + {} numbers cached for a position and layer, instead of the {} of all heads' keys and \
+         values; {queries}",
+        latent.rank,
+        latent.rotary,
+        heads * (latent.plain + latent.rotary + latent.value),
+    )
+}
+
+/// Windows, how many layers have one, and which have not.
+fn windows(architecture: &Architecture) -> Option<String> {
+    let layers = &architecture.layers;
+    let window = layers.iter().filter_map(|layer| layer.window).max()?;
+    let full: Vec<usize> =
+        (0..layers.len()).filter(|layer| layers[*layer].window.is_none()).collect();
+    let sliding = layers.len() - full.len();
+    let others = match &full[..] {
+        [] => "all layers".to_owned(),
+        [first, rest @ ..] => {
+            // A period says more than a list.
+            let period = rest.first().map_or(layers.len(), |second| second - first);
+            let regular = full.windows(2).all(|pair| pair[1] - pair[0] == period);
+            let every = match regular && rest.len() > 1 {
+                true => format!("; one in {period} sees all"),
+                false => String::new(),
+            };
+            format!("{sliding} of {} layers{every}", layers.len())
+        }
+    };
+    Some(format!("{window} positions in {others}"))
+}
+
+fn rotations(architecture: &Architecture, add: &mut impl FnMut(&'static str, String)) {
+    let head_dim = architecture.attention.head_dim;
+    let ropes = &architecture.ropes;
+    if architecture.attention.latent.is_none()
+        && let Some(rope) = ropes.iter().find(|rope| rope.rotary_dim < head_dim)
+    {
+        let detail = format!("{} of {head_dim} elements of a head", rope.rotary_dim);
+        add("partial rotation", detail);
+    }
+    if let [_, _, ..] = &ropes[..] {
+        let words: Vec<String> = ropes.iter().map(rope_words).collect();
+        add("rotation by layer", words.join("; "));
+    } else if let Some(scaling) = ropes.first().and_then(scaling_words) {
+        add("scaled rotation", scaling);
+    }
+}
+
+fn rope_words(rope: &Rope) -> String {
+    let scaling = scaling_words(rope).map_or(String::new(), |words| format!(", {words}"));
+    format!("base {}{scaling}", rope.theta)
+}
+
+fn scaling_words(rope: &Rope) -> Option<String> {
+    match rope.scaling {
+        RopeScaling::None => None,
+        RopeScaling::Linear { factor } => Some(format!("linear, {factor} times")),
+        RopeScaling::Llama3 { factor, original_context, .. } => {
+            Some(format!("Llama 3's, {factor} times {original_context} positions"))
+        }
+        RopeScaling::Yarn { factor, original_context, .. } => {
+            Some(format!("YaRN, {factor} times {original_context} positions"))
+        }
+    }
+}
+
+fn experts(architecture: &Architecture, add: &mut impl FnMut(&'static str, String)) {
+    let layers = &architecture.layers;
+    let Some(experts) = architecture.expert_layers().next() else { return };
+    let dense = layers
+        .iter()
+        .take_while(|layer| matches!(layer.feed_forward, FeedForward::Dense { .. }))
+        .count();
+    if dense > 0 {
+        add("leading dense layers", format!("{dense} of {} have no experts", layers.len()));
+    }
+    if let Some(groups) = experts.groups {
+        let (kept, of) = (groups.groups_kept, groups.n_groups);
+        let best = match groups.experts_scored {
+            1 => "best expert".to_owned(),
+            scored => format!("best {scored} experts"),
+        };
+        add("group-limited routing", format!("{kept} of {of} groups, by their {best}"));
+    }
+    let routing = routing_words(experts);
+    if !routing.is_empty() {
+        add("routing", routing.join(", "));
+    }
+    if experts.bias {
+        add("expert biases", "of the router and of every matrix".to_owned());
+    }
+    if experts.shared_width > 0 {
+        let (width, one) = (experts.shared_width, experts.width);
+        add(
+            "shared experts",
+            match width.checked_div(one) {
+                Some(count) if count * one == width => {
+                    format!("{count} for every token, of width {one}")
+                }
+                _ => format!("of width {width} together, for every token"),
+            },
+        );
+    }
+}
+
+fn routing_words(experts: &Experts) -> Vec<String> {
+    let mut words = Vec::new();
+    if experts.scoring == Scoring::Sigmoid {
+        words.push("sigmoid scores".to_owned());
+    }
+    if experts.correction_bias {
+        words.push("a bias corrects the choice".to_owned());
+    }
+    if !experts.renormalise {
+        words.push("weights not normalised".to_owned());
+    }
+    if experts.scale != 1.0 {
+        words.push(format!("weights times {}", experts.scale));
+    }
+    words
+}
+
+/// Tensors of layers behind the last, which predict further tokens and are never read.
+fn unused(architecture: &Architecture, catalog: &Catalog) -> Option<String> {
+    let layers = architecture.layers.len();
+    let root = match architecture.naming {
+        Naming::Gguf => "blk.".to_owned(),
+        Naming::HuggingFace { root } => format!("{root}layers."),
+    };
+    let layer_of = |tensor: &TensorInfo| -> Option<usize> {
+        tensor.name.strip_prefix(&root)?.split('.').next()?.parse().ok()
+    };
+    let behind = |tensor: &&TensorInfo| layer_of(tensor).is_some_and(|at| at >= layers);
+    let tensors = || catalog.tensors().iter().filter(behind);
+    let bytes: u64 = tensors().map(|tensor| tensor.bytes()).sum();
+    let count = tensors().count();
+    (count > 0).then(|| {
+        format!(
+            "{count} tensors, {:.1} MB, are left out: they predict further tokens",
+            bytes as f64 / 1e6
+        )
+    })
+}
