@@ -193,7 +193,7 @@ fn machines_that_people_have() {
 fn help_and_threads_of_the_cpu_are_planned() {
     let folder = tempfile::tempdir().unwrap();
     let model = folder.path().join("model.gguf");
-    let options = SynthOptions { quantisation: "Q4_K_M".into(), ..SynthOptions::default() };
+    let options = SynthOptions { quantisation: Some("Q4_K_M".into()), ..SynthOptions::default() };
     hollow("qwen3moe-30b", &model, &options).unwrap();
     let plan = |flags: &str| {
         let (model, profile) = (model.to_str().unwrap(), profile("h200.json"));
