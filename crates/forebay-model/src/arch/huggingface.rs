@@ -80,6 +80,16 @@ pub fn describe(catalog: &Catalog, metadata: &HfMetadata) -> Result<Architecture
         ModelError::UnknownArchitecture { name: name.into(), known: families::known_list() }
     })?;
     let config = Config { json, family: family.name };
+    if family.latent || family.expert_bias {
+        // Keys' matrices are not those that are multiplied with in latent space; scales lie apart from what they scale.
+        return Err(ModelError::BadValue {
+            key: "model_type".into(),
+            value: model_type.into(),
+            expected: "folders of this family hold weights in a form that forebay does not read \
+                       yet; convert the model to GGUF"
+                .into(),
+        });
+    }
     let gating = gating(&config, family)?;
     let naming = Naming::HuggingFace { root: root(catalog) };
     let hidden = config.count("hidden_size")?;
