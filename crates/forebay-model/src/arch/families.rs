@@ -168,6 +168,25 @@ const FAMILIES: &[Family] = &[
         ..BASE
     },
     Family {
+        name: "gemma2",
+        gguf: "gemma2",
+        huggingface: &["gemma2"],
+        windows: Windows::ButEvery(2),
+        norms: NormLayout::Sandwich,
+        norms_less_one: true,
+        scaled_embedding: true,
+        gating: Gating::GeluTanh,
+        names: &[
+            ("feed_forward_norm", "ffn_norm.weight", "pre_feedforward_layernorm.weight"),
+            (
+                "attention_post_norm",
+                "post_attention_norm.weight",
+                "post_attention_layernorm.weight",
+            ),
+        ],
+        ..BASE
+    },
+    Family {
         name: "deepseek2",
         gguf: "deepseek2",
         huggingface: &["deepseek_v2", "deepseek_v3"],

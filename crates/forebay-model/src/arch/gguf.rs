@@ -122,8 +122,8 @@ fn attention(
         head_dim,
         value_dim: keys.optional_count("attention.value_length")?.unwrap_or(head_dim),
         scale: keys.optional_float("attention.scale").unwrap_or_else(|| {
-            // Gemma 3 with 27 billion parameters is the one of 62 layers, and scales so.
-            let per_head = family.name == "gemma3" && layers == 62;
+            // The Gemmas with 27 billion parameters, known by their layers, scale so.
+            let per_head = [("gemma2", 46), ("gemma3", 62)].contains(&(family.name, layers));
             1.0 / (if per_head { usual() } else { head_dim } as f32).sqrt()
         }),
         softcap: keys.optional_float("attn_logit_softcapping"),
