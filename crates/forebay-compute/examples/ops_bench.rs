@@ -101,8 +101,15 @@ fn elementwise(cpu: &Cpu) -> Result<(), Box<dyn std::error::Error>> {
 }
 
 fn filled(cpu: &Cpu, kv_heads: usize, dim: usize, context: usize) -> KvCache {
-    let shape =
-        KvShape { kv_heads, head_dim_k: dim, head_dim_v: dim, values_in_keys: false, context };
+    let shape = KvShape {
+        kv_heads,
+        head_dim_k: dim,
+        head_dim_v: dim,
+        values_in_keys: false,
+        context,
+        window: None,
+        rows: context,
+    };
     let mut cache = KvCache::new(&[shape], KvType::F16).expect("the cache fits");
     let rows = numbers(context * kv_heads * dim);
     cache.append(cpu, 0, 0, &rows, &rows).expect("the context has room");

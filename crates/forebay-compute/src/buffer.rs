@@ -17,6 +17,10 @@ pub(crate) unsafe trait Plain: Copy + Send + Sync {}
 unsafe impl Plain for f32 {}
 // SAFETY: 0 is all zeroes; alignment 2.
 unsafe impl Plain for u16 {}
+// SAFETY: 0 is all zeroes; alignment 1.
+unsafe impl Plain for i8 {}
+// SAFETY: 0 is all zeroes; alignment 1.
+unsafe impl Plain for u8 {}
 
 /// A fixed run of `T`, zeroed at creation.
 pub(crate) struct Buffer<T: Plain> {

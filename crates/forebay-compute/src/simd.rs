@@ -20,6 +20,12 @@ pub(crate) trait Simd: Copy {
     fn store(self, v: Self::V, to: &mut [f32; LANES]);
     /// Widens IEEE half precision, given as bits.
     fn load_f16(self, from: &[u16; LANES]) -> Self::V;
+    /// The same in every lane.
+    fn splat_f16(self, bits: u16) -> Self::V;
+    /// Widens bytes.
+    fn load_i8(self, from: &[i8; LANES]) -> Self::V;
+    /// Widens halves of bytes, 0 to 15, the low half of each first.
+    fn load_nibbles(self, from: &[u8; LANES / 2]) -> Self::V;
     /// Rounds to IEEE half precision, nearest even.
     fn store_f16(self, v: Self::V, to: &mut [u16; LANES]);
     fn add(self, a: Self::V, b: Self::V) -> Self::V;
@@ -152,6 +158,18 @@ impl Simd for Portable {
         from.map(|bits| half::f16::from_bits(bits).to_f32())
     }
     #[inline(always)]
+    fn splat_f16(self, bits: u16) -> Self::V {
+        [half::f16::from_bits(bits).to_f32(); LANES]
+    }
+    #[inline(always)]
+    fn load_i8(self, from: &[i8; LANES]) -> Self::V {
+        from.map(f32::from)
+    }
+    #[inline(always)]
+    fn load_nibbles(self, from: &[u8; LANES / 2]) -> Self::V {
+        std::array::from_fn(|i| f32::from(from[i / 2] >> (i % 2 * 4) & 15))
+    }
+    #[inline(always)]
     fn store_f16(self, v: Self::V, to: &mut [u16; LANES]) {
         *to = v.map(|x| half::f16::from_f32(x).to_bits());
     }
@@ -242,6 +260,23 @@ mod avx2 {
         #[inline(always)]
         fn load_f16(self, from: &[u16; LANES]) -> __m256 {
             avx2!(_mm256_cvtph_ps(_mm_loadu_si128(from.as_ptr().cast())))
+        }
+        #[inline(always)]
+        fn splat_f16(self, bits: u16) -> __m256 {
+            avx2!(_mm256_cvtph_ps(_mm_set1_epi16(bits as i16)))
+        }
+        #[inline(always)]
+        fn load_i8(self, from: &[i8; LANES]) -> __m256 {
+            avx2!(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.as_ptr().cast()))))
+        }
+        #[inline(always)]
+        fn load_nibbles(self, from: &[u8; LANES / 2]) -> __m256 {
+            avx2!({
+                let all = _mm256_set1_epi32(i32::from_le_bytes(*from));
+                let shifts = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
+                let codes = _mm256_and_si256(_mm256_srlv_epi32(all, shifts), _mm256_set1_epi32(15));
+                _mm256_cvtepi32_ps(codes)
+            })
         }
         #[inline(always)]
         fn store_f16(self, v: __m256, to: &mut [u16; LANES]) {

@@ -297,7 +297,7 @@ struct Output {
 extern "C" __global__ void __launch_bounds__(WARPS * 32, HEAD_DIM > 128 ? 2 : 3)
     attention_decode(const float *q, void *key_plane, void *value_plane, const u32 *positions, const float *sinks,
                      float *out, float *memory, u32 *tickets, int tokens, int heads, int kv_heads, int dim_k, int dim_v,
-                     int context, int window, float scale, float softcap, i8 *codes, ActivationScale *scales,
+                     int context, int rows, int window, float scale, float softcap, i8 *codes, ActivationScale *scales,
                      const float *k_input, const float *v_input, const float *q_bias, const float *k_bias,
                      const float *v_bias, const float *q_norm, const float *k_norm, const float *angles,
                      int rotary_dim, int rotary_from, int interleaved, float eps) {
@@ -315,22 +315,26 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, HEAD_DIM > 128 ? 2 : 3)
     const int start = (int)positions[0];
     const Span all{first_visible(start, window), min(start + tokens, context)};
     int active;
-    const Span span = share_of(all, blockIdx.x, gridDim.x, WARPS * TILE, active);
+    Span span = share_of(all, blockIdx.x, gridDim.x, WARPS * TILE, active);
     if ((int)blockIdx.x >= active) return;
+    // From here on positions are counted from the turn of the rows that the first one seen lies in.
+    const int turns = turns_before(all.from, rows);
+    span.from -= turns;
+    span.to -= turns;
 
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    const KvRows<KvType> keys = kv_head<KvType>(key_plane, dim_k, kv_head_index, kv_heads, context);
+    const KvRows<KvType> keys = kv_head<KvType>(key_plane, dim_k, kv_head_index, kv_heads, rows);
     const KvRows<KvType> values =
-        kv_values<KvType>(key_plane, value_plane, dim_k, dim_v, kv_head_index, kv_heads, context);
+        kv_values<KvType>(key_plane, value_plane, dim_k, dim_v, kv_head_index, kv_heads, rows);
     if (k_input) {
-        float *rows = &shared.values[0][0][0];
+        float *inputs_at = &shared.values[0][0][0];
         const int first_head = kv_head_index * group + first_column;
-        finish_inputs(rows, q, inputs, dim_k, dim_v, first_head, own_columns, kv_head_index, start);
-        load_queries(queries, [=](int column) { return rows + column * HEAD_DIM; }, dim_k, own_columns);
+        finish_inputs(inputs_at, q, inputs, dim_k, dim_v, first_head, own_columns, kv_head_index, start);
+        load_queries(queries, [=](int column) { return inputs_at + column * HEAD_DIM; }, dim_k, own_columns);
         // Blocks that share the head's keys and have this share, too, store the same.
         if ((int)blockIdx.x == active - 1 && start < context) {
-            if (warp == 0) store_row(keys, start, rows + KEY * HEAD_DIM, dim_k, lane);
-            if (warp == 1) store_row(values, start, rows + VALUE * HEAD_DIM, dim_v, lane);
+            if (warp == 0) store_row(keys, start - turns, inputs_at + KEY * HEAD_DIM, dim_k, lane);
+            if (warp == 1) store_row(values, start - turns, inputs_at + VALUE * HEAD_DIM, dim_v, lane);
         }
     } else {
         const auto row_at = [=](int column) {
@@ -341,7 +345,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, HEAD_DIM > 128 ? 2 : 3)
     }
     __syncthreads();
     const Tiles tiles(keys, values, span.to);
-    const int own = start + min(first_column + lane / 4, columns - 1) / group;
+    const int own = start - turns + min(first_column + lane / 4, columns - 1) / group;
     Running running;
     running.largest = -INFINITE;
     running.sum = 0.0f;

@@ -52,7 +52,7 @@ __device__ inline void tile(Running<N> &running, const float (&q)[N], const KvRo
 template <int N>
 __device__ inline void attention(const float *q, void *key_plane, void *value_plane,
                                  const u32 *positions, const float *sinks, float *out, float *memory,
-                                 u32 *tickets, const AttentionShape &shape) {
+                                 u32 *tickets, const AttentionShape &shape, int rows) {
     __shared__ float warp_values[WARPS][32 * N];
     __shared__ float warp_largest[WARPS], warp_sums[WARPS], factors[SPLITS_MAX];
     __shared__ float inverse;
@@ -61,15 +61,19 @@ __device__ inline void attention(const float *q, void *key_plane, void *value_pl
     const int position = (int)positions[0] + token;
     const Span all{first_visible(position, shape.window), min(position + 1, shape.context)};
     int active;
-    const Span span = share_of(all, blockIdx.x, gridDim.x, WARPS * TILE, active);
+    Span span = share_of(all, blockIdx.x, gridDim.x, WARPS * TILE, active);
     if ((int)blockIdx.x >= active) return;
+    // From here on positions are counted from the turn of the rows that the first one seen lies in.
+    const int turns = turns_before(all.from, rows);
+    span.from -= turns;
+    span.to -= turns;
 
     const int kv_head_index = head / (shape.heads / shape.kv_heads);
     const KvRows<KvType> keys =
-        kv_head<KvType>(key_plane, shape.dim_k, kv_head_index, shape.kv_heads, shape.context);
+        kv_head<KvType>(key_plane, shape.dim_k, kv_head_index, shape.kv_heads, rows);
     const KvRows<KvType> values =
         kv_values<KvType>(key_plane, value_plane, shape.dim_k, shape.dim_v, kv_head_index, shape.kv_heads,
-                          shape.context);
+                          rows);
     float queries[N];
     Running<N> running;
     running.largest = -INFINITE;
@@ -139,9 +143,9 @@ __device__ inline void attention(const float *q, void *key_plane, void *value_pl
     extern "C" __global__ void __launch_bounds__(WARPS * 32)                                                    \
         NAME(const float *q, void *keys, void *values, const u32 *positions, const float *sinks, float *out,    \
              float *memory, u32 *tickets, int tokens, int heads, int kv_heads, int dim_k, int dim_v,            \
-             int context, int window, float scale, float softcap) {                                             \
+             int context, int rows, int window, float scale, float softcap) {                                   \
         const AttentionShape shape{tokens, heads, kv_heads, dim_k, dim_v, context, window, scale, softcap};    \
-        attention<N>(q, keys, values, positions, sinks, out, memory, tickets, shape);                           \
+        attention<N>(q, keys, values, positions, sinks, out, memory, tickets, shape, rows);                     \
     }
 
 ATTENTION_GENERAL(attention_general_128, 4)

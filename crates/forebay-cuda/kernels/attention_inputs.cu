@@ -13,7 +13,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
                      const float *k_bias, const float *v_bias, const float *q_norm,
                      const float *k_norm, const float *angles, const u32 *positions, void *keys,
                      void *values, int heads, int kv_heads, int dim_k, int dim_v, int key_norm_dim,
-                     int rotary_dim, int rotary_from, int interleaved, int context, float eps) {
+                     int rotary_dim, int rotary_from, int interleaved, int context, int rows, float eps) {
     wait_for_previous();
     extern __shared__ float shared[];
     const int lane = threadIdx.x & 31;
@@ -40,8 +40,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     if (query) {
         for (int i = lane; i < dim; i += 32) q[first + i] = row[i];
     } else {
-        const KvRows<KvType> rows =
-            kv_head<KvType>(value ? values : keys, dim, member, kv_heads, context);
-        store_row(rows, (int)position, row, dim, lane);
+        const KvRows<KvType> plane = kv_head<KvType>(value ? values : keys, dim, member, kv_heads, rows);
+        store_row(plane, (int)position % rows, row, dim, lane);
     }
 }

@@ -42,16 +42,32 @@ __device__ inline uint2 load_now(const uint2 *from) {
     return x;
 }
 
+__device__ inline u32 load_now(const u32 *from) {
+    u32 x;
+    asm volatile("ld.global.u32 %0, [%1];" : "=r"(x) : "l"(from));
+    return x;
+}
+
 __device__ inline u16 load_now(const u16 *from) {
     u16 x;
     asm volatile("ld.global.u16 %0, [%1];" : "=h"(x) : "l"(from));
     return x;
 }
 
-// Two bytes with 128 added, as halves, less the 128: 0x6400 + n is the half 1024 + n.
-__device__ inline __half2 bytes_to_halves(u32 biased, u32 selector) {
+// Two bytes with `bias` added, as halves, less the bias: 0x6400 + n is the half 1024 + n.
+template <int BIAS> __device__ inline __half2 bytes_to_halves(u32 biased, u32 selector) {
     const u32 bits = __byte_perm(biased, 0x64646464u, selector);
-    return __hsub2(*(const __half2 *)&bits, __float2half2_rn(1152.0f));
+    return __hsub2(*(const __half2 *)&bits, __float2half2_rn(1024.0f + BIAS));
+}
+
+// Eight bytes with `bias` added, in two words, times `scale`, as halves.
+template <int BIAS> __device__ inline uint4 scaled_halves(u32 low, u32 high, u16 scale) {
+    const __half2 factor = __half2half2(__ushort_as_half(scale));
+    const __half2 x[4] = {__hmul2(bytes_to_halves<BIAS>(low, 0x4140), factor),
+                          __hmul2(bytes_to_halves<BIAS>(low, 0x4342), factor),
+                          __hmul2(bytes_to_halves<BIAS>(high, 0x4140), factor),
+                          __hmul2(bytes_to_halves<BIAS>(high, 0x4342), factor)};
+    return *(const uint4 *)x;
 }
 
 // Eight elements of a row, from element `i` on, a multiple of 8 below the row's stride: as they lie in memory, and as
@@ -76,13 +92,21 @@ template <> struct Eight<KvQ8> {
         scale = load_now((const u16 *)(rows.row_scales(position) + i / 32));
     }
     __device__ inline uint4 halves() const {
-        const __half2 factor = __half2half2(__ushort_as_half(scale));
-        const u32 low = codes.x ^ 0x80808080u, high = codes.y ^ 0x80808080u;
-        const __half2 x[4] = {__hmul2(bytes_to_halves(low, 0x4140), factor),
-                              __hmul2(bytes_to_halves(low, 0x4342), factor),
-                              __hmul2(bytes_to_halves(high, 0x4140), factor),
-                              __hmul2(bytes_to_halves(high, 0x4342), factor)};
-        return *(const uint4 *)x;
+        return scaled_halves<128>(codes.x ^ 0x80808080u, codes.y ^ 0x80808080u, scale);
+    }
+};
+
+template <> struct Eight<KvQ4> {
+    u32 codes;
+    u16 scale;
+
+    __device__ inline void load(const KvRows<KvQ4> &rows, int position, int i) {
+        codes = load_now((const u32 *)(rows.row(position) + i / 2));
+        scale = load_now((const u16 *)(rows.row_scales(position) + i / 32));
+    }
+    __device__ inline uint4 halves() const {
+        const u32 even = codes & 0x0f0f0f0fu, odd = codes >> 4 & 0x0f0f0f0fu;
+        return scaled_halves<8>(__byte_perm(even, odd, 0x5140), __byte_perm(even, odd, 0x7362), scale);
     }
 };
 

@@ -20,7 +20,7 @@ __device__ inline void load_tile(__half *tile, const KvRows<KvType> &rows, int f
     for (int at = threadIdx.x; at < KEYS * EIGHTS; at += WARPS * 32) {
         const int row = at / EIGHTS, i = at % EIGHTS * 8;
         const bool there = first + row < to && i < rows.stride;
-        const int position = there ? first + row : 0;
+        const int position = there ? first + row : to - 1;
         load_eight_to(tile + row * STRIDE + i, rows, position, there ? i : 0, there);
     }
     commit_tile();
@@ -135,21 +135,25 @@ __device__ inline u32 load_query(const float *row, int i, int dim, bool there, f
 extern "C" __global__ void __launch_bounds__(WARPS * 32, HEAD_DIM > 128 ? 2 : 3)
     attention_prompt(const float *q, void *key_plane, void *value_plane, const u32 *positions,
                      const float *sinks, float *out, int tokens, int heads, int kv_heads, int dim_k,
-                     int dim_v, int context, int window, float scale, float softcap) {
+                     int dim_v, int context, int rows, int window, float scale, float softcap) {
     __shared__ __align__(16) __half key_tile[KEYS * STRIDE];
     __shared__ __align__(16) __half value_tile[KEYS * STRIDE];
     const int head = blockIdx.y, kv_head_index = head / (heads / kv_heads);
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     // The last rows see most keys: they begin first.
     const int first_row = (int)(gridDim.x - 1 - blockIdx.x) * ROWS;
-    const int start = (int)positions[0];
+    int start = (int)positions[0];
     const int token = first_row + warp * 16 + lane / 4;
-    const KvRows<KvType> keys = kv_head<KvType>(key_plane, dim_k, kv_head_index, kv_heads, context);
+    const KvRows<KvType> keys = kv_head<KvType>(key_plane, dim_k, kv_head_index, kv_heads, rows);
     const KvRows<KvType> values =
-        kv_values<KvType>(key_plane, value_plane, dim_k, dim_v, kv_head_index, kv_heads, context);
+        kv_values<KvType>(key_plane, value_plane, dim_k, dim_v, kv_head_index, kv_heads, rows);
     const Rule rule{window, softcap};
-    const Span span{first_visible(start + first_row, window),
-                    min(start + min(first_row + ROWS, tokens), context)};
+    Span span{first_visible(start + first_row, window), min(start + min(first_row + ROWS, tokens), context)};
+    // From here on positions are counted from the turn of the rows that the first one seen lies in.
+    const int turns = turns_before(span.from, rows);
+    span.from -= turns;
+    span.to -= turns;
+    start -= turns;
 
     load_tile(key_tile, keys, span.from, span.to);
     u32 queries[HEAD_DIM / 16][4];

@@ -35,9 +35,9 @@ __device__ inline void load_eight_to(__half *target, const KvRows<KvF16> &rows, 
                  : "memory");
 }
 
-__device__ inline void load_eight_to(__half *target, const KvRows<KvQ8> &rows, int position, int i,
-                                     bool there) {
-    Eight<KvQ8> x;
+template <class T>
+__device__ inline void load_eight_to(__half *target, const KvRows<T> &rows, int position, int i, bool there) {
+    Eight<T> x;
     x.load(rows, position, i);
     *(uint4 *)target = there ? x.halves() : make_uint4(0, 0, 0, 0);
 }

@@ -14,16 +14,28 @@ __device__ inline void store_row(const KvRows<T> &rows, int position, const floa
                                  int lane) {
     for (int i = lane; i < rows.stride; i += 32) {
         const float x = i < dim ? row[i] : 0.0f;
-        if constexpr (sizeof(typename T::Element) == 2) {
+        if constexpr (T::BITS == 16) {
             rows.row(position)[i] = __float2half_rn(x);
-        } else if constexpr (sizeof(typename T::Element) == 4) {
+        } else if constexpr (T::BITS == 32) {
             rows.row(position)[i] = x;
         } else {
-            // The stride is a multiple of 32, so all lanes are here: a block of 32 each time.
+            // The stride is a multiple of 32, so all lanes are here: a block of 32 each time. The processor's cache rounds
+            // the same way, step by step.
             const float largest = warp_max(fabsf(x));
-            const float scale = largest / 127.0f;
-            const float inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
-            rows.row(position)[i] = (i8)__float2int_rn(x * inverse);
+            float scale;
+            if constexpr (T::BITS == 8) {
+                scale = largest / 127.0f;
+                const float inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
+                rows.row(position)[i] = (i8)__float2int_rn(x * inverse);
+            } else {
+                // The element farthest from 0, the first if there are several.
+                const u32 farthest = __ballot_sync(~0u, fabsf(x) == largest);
+                scale = __shfl_sync(~0u, x, farthest ? __ffs(farthest) - 1 : 0) / -8.0f;
+                const float inverse = scale != 0.0f ? 1.0f / scale : 0.0f;
+                const u32 code = (u32)fminf(__fadd_rn(__fmul_rn(x, inverse), 8.5f), 15.0f);
+                const u32 next = __shfl_down_sync(~0u, code, 1);
+                if (lane % 2 == 0) rows.row(position)[i / 2] = (u8)(code | next << 4);
+            }
             if (lane == 0) rows.row_scales(position)[i / 32] = __float2half_rn(scale);
         }
     }

@@ -1,8 +1,10 @@
-// The key/value cache of one layer: for each key/value head a run of rows, one for each position.
+// The key/value cache of one layer: for each key/value head a run of rows. Position p lies in row p % count: a layer whose
+// tokens see a window keeps fewer rows than there are positions.
 //
-// A plane (the keys or the values) is [kv_heads, context, stride] elements. f16 and f32 rows are padded with zeroes to
-// 8 elements. q8_0 rows are padded to 32 and hold bytes; their scales, half floats, one for every 32 elements, follow
-// the whole plane, at an address that is a multiple of 16: [kv_heads, context, stride / 32].
+// A plane (the keys or the values) is [kv_heads, count, stride] elements. f16 and f32 rows are padded with zeroes to
+// 8 elements. q8_0 rows are padded to 32 and hold bytes, q4_0 rows hold two elements in a byte, the first in its low half;
+// their scales, half floats, one for every 32 elements, follow the whole plane, at an address that is a multiple of 16:
+// [kv_heads, count, stride / 32].
 //
 // Where values lie in the keys, as a key's first elements, both planes are one.
 #pragma once
@@ -11,22 +13,28 @@
 
 struct KvF16 {
     typedef __half Element;
-    static constexpr int PADDING = 8;
+    static constexpr int PADDING = 8, BITS = 16;
 };
 struct KvF32 {
     typedef float Element;
-    static constexpr int PADDING = 8;
+    static constexpr int PADDING = 8, BITS = 32;
 };
 struct KvQ8 {
     typedef i8 Element;
-    static constexpr int PADDING = 32;
+    static constexpr int PADDING = 32, BITS = 8;
+};
+struct KvQ4 {
+    typedef u8 Element;
+    static constexpr int PADDING = 32, BITS = 4;
 };
 
-// KV_F16, KV_F32 or KV_Q8_0 chooses the type of a module.
+// KV_F16, KV_F32, KV_Q8_0 or KV_Q4_0 chooses the type of a module.
 #if defined(KV_F32)
 typedef KvF32 KvType;
 #elif defined(KV_Q8_0)
 typedef KvQ8 KvType;
+#elif defined(KV_Q4_0)
+typedef KvQ4 KvType;
 #else
 typedef KvF16 KvType;
 #endif
@@ -36,52 +44,55 @@ template <class T> __device__ inline int kv_stride(int dim) {
     return (dim + T::PADDING - 1) / T::PADDING * T::PADDING;
 }
 
-// Rows of one head, or of a whole plane.
+// What may be taken off every position that is at least `first`, so that all of a window from there on are below twice the
+// rows.
+__device__ inline int turns_before(int first, int count) { return first / count * count; }
+
+// Rows of one head. Positions are below twice their `count`.
 template <class T> struct KvRows {
     typename T::Element *rows;
-    int stride;
-
-    __device__ inline typename T::Element *row(int position) const {
-        return rows + (size_t)position * stride;
-    }
-};
-
-template <> struct KvRows<KvQ8> {
-    i8 *rows;
     __half *scales;
-    int stride;
+    int stride, count;
 
-    __device__ inline i8 *row(int position) const { return rows + (size_t)position * stride; }
-    __device__ inline __half *row_scales(int position) const {
-        return scales + (size_t)position * (stride / 32);
+    // What is below `count` of the position and the position less `count`: the other is larger, without a sign.
+    __device__ inline size_t index(int position) const { return min((u32)position, (u32)(position - count)); }
+    __device__ inline typename T::Element *row(int position) const {
+        return rows + index(position) * (T::BITS == 4 ? stride / 2 : stride);
     }
+    // Of types that have scales.
+    __device__ inline __half *row_scales(int position) const { return scales + index(position) * (stride / 32); }
 };
 
 // Rows of head `head` of the plane at `plane`.
 template <class T>
-__device__ inline KvRows<T> kv_head(void *plane, int dim, int head, int heads, int context) {
+__device__ inline KvRows<T> kv_head(void *plane, int dim, int head, int heads, int count) {
     const int stride = kv_stride<T>(dim);
-    const size_t first = (size_t)head * context * stride;
+    const size_t first = (size_t)head * count * stride;
     KvRows<T> rows;
-    rows.rows = (typename T::Element *)plane + first;
+    rows.rows = (typename T::Element *)plane + (T::BITS == 4 ? first / 2 : first);
+    rows.scales = nullptr;
     rows.stride = stride;
-    if constexpr (sizeof(typename T::Element) == 1)
-        rows.scales = (__half *)((u8 *)plane + (size_t)heads * context * stride) + first / 32;
+    rows.count = count;
+    if constexpr (T::BITS <= 8)
+        rows.scales = (__half *)((u8 *)plane + (size_t)heads * count * stride * T::BITS / 8) + first / 32;
     return rows;
 }
 
 // Rows of the values of head `head`, of which the first elements count.
 template <class T>
 __device__ inline KvRows<T> kv_values(void *key_plane, void *value_plane, int dim_k, int dim_v, int head,
-                                      int heads, int context) {
-    return kv_head<T>(value_plane, value_plane == key_plane ? dim_k : dim_v, head, heads, context);
+                                      int heads, int count) {
+    return kv_head<T>(value_plane, value_plane == key_plane ? dim_k : dim_v, head, heads, count);
 }
 
 // One element, widened.
 template <class T> __device__ inline float kv_element(const KvRows<T> &rows, int position, int i) {
-    if constexpr (sizeof(typename T::Element) == 1)
+    if constexpr (T::BITS == 4)
+        return __half2float(rows.row_scales(position)[i / 32]) *
+               (float)((rows.row(position)[i / 2] >> i % 2 * 4 & 15) - 8);
+    else if constexpr (T::BITS == 8)
         return __half2float(rows.row_scales(position)[i / 32]) * (float)rows.row(position)[i];
-    else if constexpr (sizeof(typename T::Element) == 2)
+    else if constexpr (T::BITS == 16)
         return __half2float(rows.row(position)[i]);
     else
         return rows.row(position)[i];

@@ -2,7 +2,7 @@
 
 /// Names and PTX texts.
 #[rustfmt::skip]
-pub(crate) static MODULES: [(&str, &str); 201] = [
+pub(crate) static MODULES: [(&str, &str); 213] = [
     ("quantize", include_str!("../kernels/ptx/quantize.compute_80.ptx")),
     ("bandwidth", include_str!("../kernels/ptx/bandwidth.compute_80.ptx")),
     ("norm", include_str!("../kernels/ptx/norm.compute_80.ptx")),
@@ -27,13 +27,17 @@ pub(crate) static MODULES: [(&str, &str); 201] = [
     ("attention_inputs_f16", include_str!("../kernels/ptx/attention_inputs_f16.compute_80.ptx")),
     ("attention_inputs_f32", include_str!("../kernels/ptx/attention_inputs_f32.compute_80.ptx")),
     ("attention_inputs_q8_0", include_str!("../kernels/ptx/attention_inputs_q8_0.compute_80.ptx")),
+    ("attention_inputs_q4_0", include_str!("../kernels/ptx/attention_inputs_q4_0.compute_80.ptx")),
     ("attention_general_f16", include_str!("../kernels/ptx/attention_general_f16.compute_80.ptx")),
     ("attention_general_f32", include_str!("../kernels/ptx/attention_general_f32.compute_80.ptx")),
     ("attention_general_q8_0", include_str!("../kernels/ptx/attention_general_q8_0.compute_80.ptx")),
+    ("attention_general_q4_0", include_str!("../kernels/ptx/attention_general_q4_0.compute_80.ptx")),
     ("attention_latent_f16_16", include_str!("../kernels/ptx/attention_latent_f16_16.compute_80.ptx")),
     ("attention_latent_f16_64", include_str!("../kernels/ptx/attention_latent_f16_64.compute_80.ptx")),
     ("attention_latent_q8_0_16", include_str!("../kernels/ptx/attention_latent_q8_0_16.compute_80.ptx")),
     ("attention_latent_q8_0_64", include_str!("../kernels/ptx/attention_latent_q8_0_64.compute_80.ptx")),
+    ("attention_latent_q4_0_16", include_str!("../kernels/ptx/attention_latent_q4_0_16.compute_80.ptx")),
+    ("attention_latent_q4_0_64", include_str!("../kernels/ptx/attention_latent_q4_0_64.compute_80.ptx")),
     ("attention_decode_f16_64", include_str!("../kernels/ptx/attention_decode_f16_64.compute_80.ptx")),
     ("attention_decode_f16_96", include_str!("../kernels/ptx/attention_decode_f16_96.compute_80.ptx")),
     ("attention_decode_f16_128", include_str!("../kernels/ptx/attention_decode_f16_128.compute_80.ptx")),
@@ -42,6 +46,10 @@ pub(crate) static MODULES: [(&str, &str); 201] = [
     ("attention_decode_q8_0_96", include_str!("../kernels/ptx/attention_decode_q8_0_96.compute_80.ptx")),
     ("attention_decode_q8_0_128", include_str!("../kernels/ptx/attention_decode_q8_0_128.compute_80.ptx")),
     ("attention_decode_q8_0_256", include_str!("../kernels/ptx/attention_decode_q8_0_256.compute_80.ptx")),
+    ("attention_decode_q4_0_64", include_str!("../kernels/ptx/attention_decode_q4_0_64.compute_80.ptx")),
+    ("attention_decode_q4_0_96", include_str!("../kernels/ptx/attention_decode_q4_0_96.compute_80.ptx")),
+    ("attention_decode_q4_0_128", include_str!("../kernels/ptx/attention_decode_q4_0_128.compute_80.ptx")),
+    ("attention_decode_q4_0_256", include_str!("../kernels/ptx/attention_decode_q4_0_256.compute_80.ptx")),
     ("attention_prompt_f16_64", include_str!("../kernels/ptx/attention_prompt_f16_64.compute_80.ptx")),
     ("attention_prompt_f16_96", include_str!("../kernels/ptx/attention_prompt_f16_96.compute_80.ptx")),
     ("attention_prompt_f16_128", include_str!("../kernels/ptx/attention_prompt_f16_128.compute_80.ptx")),
@@ -50,6 +58,10 @@ pub(crate) static MODULES: [(&str, &str); 201] = [
     ("attention_prompt_q8_0_96", include_str!("../kernels/ptx/attention_prompt_q8_0_96.compute_80.ptx")),
     ("attention_prompt_q8_0_128", include_str!("../kernels/ptx/attention_prompt_q8_0_128.compute_80.ptx")),
     ("attention_prompt_q8_0_256", include_str!("../kernels/ptx/attention_prompt_q8_0_256.compute_80.ptx")),
+    ("attention_prompt_q4_0_64", include_str!("../kernels/ptx/attention_prompt_q4_0_64.compute_80.ptx")),
+    ("attention_prompt_q4_0_96", include_str!("../kernels/ptx/attention_prompt_q4_0_96.compute_80.ptx")),
+    ("attention_prompt_q4_0_128", include_str!("../kernels/ptx/attention_prompt_q4_0_128.compute_80.ptx")),
+    ("attention_prompt_q4_0_256", include_str!("../kernels/ptx/attention_prompt_q4_0_256.compute_80.ptx")),
     ("matvec_q4_0", include_str!("../kernels/ptx/matvec_q4_0.compute_80.ptx")),
     ("matvec_few_q4_0", include_str!("../kernels/ptx/matvec_few_q4_0.compute_80.ptx")),
     ("matvec_q4_1", include_str!("../kernels/ptx/matvec_q4_1.compute_80.ptx")),

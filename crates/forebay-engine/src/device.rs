@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use forebay_cuda::{CudaError, Gpu, KvElement};
+use forebay_cuda::{CudaError, Gpu};
 use forebay_model::{Architecture, CudaPlan, ModelError, Weights};
 
 use crate::doctor::MachineProfile;
@@ -68,6 +68,13 @@ pub(crate) fn choose(
     context: usize,
     folder: &Path,
 ) -> Result<Chosen, EngineError> {
+    if options.exact && options.kv_cache != KvCacheType::F16 {
+        return Err(EngineError::BadOption {
+            name: "--kv-type",
+            value: options.kv_cache.name().into(),
+            expected: "--exact keeps keys and values in f32: leave one of them out".into(),
+        });
+    }
     let plan = || -> Result<CudaPlan, EngineError> {
         if options.cpu_help == CpuHelp::Always && options.exact {
             return Err(EngineError::BadOption {
@@ -77,19 +84,7 @@ pub(crate) fn choose(
             });
         }
         let gpu = gpu()?;
-        let cache = match (options.exact, options.kv_cache) {
-            (true, KvCacheType::Q8_0) => {
-                return Err(EngineError::BadOption {
-                    name: "--kv-type",
-                    value: "q8_0".into(),
-                    expected: "--exact keeps keys and values in f32: leave one of them out".into(),
-                });
-            }
-            (true, KvCacheType::F16) => KvElement::F32,
-            (false, KvCacheType::F16) => KvElement::F16,
-            (false, KvCacheType::Q8_0) => KvElement::Q8_0,
-        };
-        let shape = CudaPlan::cache(architecture, context, cache);
+        let shape = CudaPlan::cache(architecture, context, options.kv_on_gpu());
         let (exact, vram) = (options.exact, options.vram_bytes);
         let plan = CudaPlan::new(gpu, architecture, weights, shape, exact, vram, options.policy)?;
         let plan = if options.cuda_graphs { plan } else { plan.without_graphs() };
@@ -194,7 +189,6 @@ fn host_option(options: &SessionOptions) -> Option<&'static str> {
 /// An option that is given and only means something on a GPU.
 fn gpu_option(options: &SessionOptions) -> Option<&'static str> {
     let given = [
-        ("--kv-type", options.kv_cache != KvCacheType::F16),
         ("--no-cuda-graph", !options.cuda_graphs),
         ("--cpu-experts", options.cpu_help == CpuHelp::Always),
         ("--no-cpu-experts", options.cpu_help == CpuHelp::Never),
@@ -223,7 +217,7 @@ mod tests {
         let graphs = SessionOptions { cuda_graphs: false, ..SessionOptions::default() };
         assert_eq!((host_option(&graphs), gpu_option(&graphs)), (None, Some("--no-cuda-graph")));
         let cache = SessionOptions { kv_cache: KvCacheType::Q8_0, ..SessionOptions::default() };
-        assert_eq!(gpu_option(&cache), Some("--kv-type"));
+        assert_eq!((host_option(&cache), gpu_option(&cache)), (None, None), "both have it");
         let prefetch = SessionOptions { prefetch: true, ..SessionOptions::default() };
         assert_eq!(host_option(&prefetch), Some("--prefetch"));
     }

@@ -4,7 +4,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use forebay_compute::{Cpu, KvType};
+use forebay_compute::Cpu;
 use forebay_format::Catalog;
 use forebay_model::{
     Architecture, Backend, CpuBackend, CudaPlan, HelpWanted, HelpingCpu, HostExperts, HostUnits,
@@ -215,7 +215,6 @@ impl Described<'_> {
         let (residency, _) = self.fill_host(host, options, progress)?;
         let (plan, info) = (residency.plan().clone(), residency.engine_info());
         let trace_header = self.trace_header(options, &info);
-        let kv_type = if options.exact { KvType::F32 } else { KvType::F16 };
         let backend = CpuBackend::new(
             self.architecture,
             self.weights,
@@ -223,7 +222,7 @@ impl Described<'_> {
             self.files,
             residency,
             self.context,
-            kv_type,
+            options.kv_on_cpu(),
             options.prefetch,
         )?;
         Ok(Placed {

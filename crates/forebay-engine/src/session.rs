@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
-use forebay_compute::{Arithmetic, Cpu, Isa, default_threads};
-use forebay_cuda::{CudaError, Gpu};
+use forebay_compute::{Arithmetic, Cpu, Isa, KvType, default_threads};
+use forebay_cuda::{CudaError, Gpu, KvElement};
 use forebay_format::Catalog;
 use forebay_model::{Architecture, Decoder, HelpRates, LogitsWanted, UnitRates, Weights};
 use forebay_store::{FaultPlan, FileSet, IoKind, IoRecorder};
@@ -37,7 +37,7 @@ pub struct SessionOptions {
     pub threads: Option<usize>,
     /// f32 activations and an f32 key/value cache.
     pub exact: bool,
-    /// How a GPU keeps keys and values; the CPU keeps them in f16.
+    /// How keys and values are kept.
     pub kv_cache: KvCacheType,
     /// On a GPU, single tokens' work is recorded once and then queued as a CUDA graph. Results are the same without.
     pub cuda_graphs: bool,
@@ -89,6 +89,41 @@ pub enum KvCacheType {
     F16,
     /// Bytes with a scale for every 32 of them: half the memory.
     Q8_0,
+    /// Halves of bytes with a scale for every 32: a quarter.
+    Q4_0,
+}
+
+impl KvCacheType {
+    /// As users write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            KvCacheType::F16 => "f16",
+            KvCacheType::Q8_0 => "q8_0",
+            KvCacheType::Q4_0 => "q4_0",
+        }
+    }
+}
+
+impl SessionOptions {
+    /// How a GPU keeps keys and values.
+    pub(crate) fn kv_on_gpu(&self) -> KvElement {
+        match (self.exact, self.kv_cache) {
+            (true, _) => KvElement::F32,
+            (false, KvCacheType::F16) => KvElement::F16,
+            (false, KvCacheType::Q8_0) => KvElement::Q8_0,
+            (false, KvCacheType::Q4_0) => KvElement::Q4_0,
+        }
+    }
+
+    /// How the CPU keeps them.
+    pub(crate) fn kv_on_cpu(&self) -> KvType {
+        match (self.exact, self.kv_cache) {
+            (true, _) => KvType::F32,
+            (false, KvCacheType::F16) => KvType::F16,
+            (false, KvCacheType::Q8_0) => KvType::Q8_0,
+            (false, KvCacheType::Q4_0) => KvType::Q4_0,
+        }
+    }
 }
 
 impl Default for SessionOptions {

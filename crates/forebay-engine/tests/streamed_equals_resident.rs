@@ -6,7 +6,7 @@ mod support;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
-use forebay_engine::{EngineError, Session, SessionOptions};
+use forebay_engine::{EngineError, KvCacheType, Session, SessionOptions};
 use forebay_store::IoKind;
 use forebay_stream::{PolicyKind, StreamError};
 use support::fixture;
@@ -62,6 +62,52 @@ fn models() -> Vec<PathBuf> {
     .iter()
     .filter_map(|name| fixture(name))
     .collect()
+}
+
+/// Squared error relative to the squares of `expected`, both as bits.
+fn nmse(bits: &[u32], expected: &[u32]) -> f64 {
+    let value = |bits: &u32| f64::from(f32::from_bits(*bits));
+    let pairs = || bits.iter().map(value).zip(expected.iter().map(value));
+    pairs().map(|(x, y)| (x - y).powi(2)).sum::<f64>() / pairs().map(|(_, y)| y * y).sum::<f64>()
+}
+
+const SMALL_CACHES: [KvCacheType; 2] = [KvCacheType::Q8_0, KvCacheType::Q4_0];
+
+#[test]
+fn caches_of_fewer_bits_stream_the_same() {
+    for path in models() {
+        let of = |kv_cache, ram| SessionOptions { kv_cache, ..options(ram) };
+        let mut seen = vec![run(&mut open(&path, &of(KvCacheType::F16, None)).unwrap())];
+        for kv_cache in SMALL_CACHES {
+            let resident = run(&mut open(&path, &of(kv_cache, None)).unwrap());
+            let few = Some(smallest(&path));
+            let streamed = run(&mut open(&path, &of(kv_cache, few)).unwrap());
+            assert!(streamed == resident, "{}, {kv_cache:?}: logits differ", path.display());
+            seen.push(resident);
+        }
+        assert!(seen[0] != seen[1] && seen[1] != seen[2], "{}: one type for all", path.display());
+        let exact = SessionOptions { exact: true, ..of(KvCacheType::Q4_0, None) };
+        assert!(matches!(open(&path, &exact), Err(EngineError::BadOption { .. })));
+    }
+}
+
+/// Only where nothing else is rounded that a little noise could tip: activations of quantised
+/// weights and choices of experts
+/// move as far by themselves. A step of four bits is 127 / 8 times one of eight, its square 252
+/// times.
+#[test]
+fn caches_of_fewer_bits_err_by_their_steps() {
+    for name in ["gguf/gemma3/gemma3-BF16.gguf", "models/llama"] {
+        let Some(path) = fixture(name) else { continue };
+        let expected = run(&mut open(&path, &options(None)).unwrap());
+        let [bytes, nibbles] = SMALL_CACHES.map(|kv_cache| {
+            let options = SessionOptions { kv_cache, ..options(None) };
+            nmse(&run(&mut open(&path, &options).unwrap()), &expected)
+        });
+        assert!(bytes < 5e-4, "{name}: {bytes:e}");
+        let ratio = nibbles / bytes;
+        assert!((125.0..500.0).contains(&ratio), "{name}: {nibbles:e} is {ratio} times {bytes:e}");
+    }
 }
 
 #[test]

@@ -98,7 +98,7 @@ pub struct BudgetArgs {
     /// Layers of a dense model that the GPU has no room for are the CPU's
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     pub device: Device,
-    /// How a GPU keeps keys and values; q8_0 takes half the memory of f16 and some accuracy
+    /// How keys and values are kept; q8_0 takes half the memory of f16, q4_0 a quarter, and each some accuracy
     #[arg(long, value_enum, value_name = "TYPE", default_value_t = KvTypeArg::F16)]
     pub kv_type: KvTypeArg,
     /// On a GPU, queue every kernel by itself instead of a CUDA graph for each token; the same results, slower
@@ -530,6 +530,8 @@ pub enum KvTypeArg {
     F16,
     #[value(name = "q8_0")]
     Q8_0,
+    #[value(name = "q4_0")]
+    Q4_0,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]

@@ -119,6 +119,7 @@ pub fn kv_cache(kv_type: KvTypeArg) -> KvCacheType {
     match kv_type {
         KvTypeArg::F16 => KvCacheType::F16,
         KvTypeArg::Q8_0 => KvCacheType::Q8_0,
+        KvTypeArg::Q4_0 => KvCacheType::Q4_0,
     }
 }
 

@@ -3,11 +3,11 @@
 
 use super::Attention;
 use crate::cpu::Cpu;
-use crate::kv::{Element, HeadRows, KvCache};
+use crate::kv::{KvCache, Read, with_rows};
 use crate::simd::{Kernel, LANES, Simd, dispatch};
 
 /// Positions of a chunk: 64 KiB of half-precision rows of 128, some microseconds of work.
-pub(super) const CHUNK: usize = 256;
+pub(crate) const CHUNK: usize = 256;
 
 /// Multiply-adds below which a parallel region costs more than it saves.
 const SERIAL_WORK: usize = 128 * 1024;
@@ -48,21 +48,23 @@ pub(super) fn run(cpu: &Cpu, q: &[f32], cache: &KvCache, what: &Attention<'_>, o
             let values = cache.values(what.layer, kv_head);
             let (queries, scores, softcap) = (&*queries, &mut *scores, what.softcap);
             let positions = to - from;
-            match (keys, values) {
-                (HeadRows::F16(keys), HeadRows::F16(values)) => {
-                    let keys = span(keys, key_stride, from, to);
-                    let values = span(values, value_stride, from, to);
-                    let inputs = Inputs { queries, keys, values, positions, group, width, softcap };
-                    dispatch(cpu, Chunk { inputs, scores, part });
-                }
-                (HeadRows::F32(keys), HeadRows::F32(values)) => {
-                    let keys = span(keys, key_stride, from, to);
-                    let values = span(values, value_stride, from, to);
-                    let inputs = Inputs { queries, keys, values, positions, group, width, softcap };
-                    dispatch(cpu, Chunk { inputs, scores, part });
-                }
-                _ => unreachable!("a cache has one element type"),
-            }
+            // Rows wrap in whole chunks, so these follow one another.
+            let row = from % shape.rows;
+            with_rows!((keys, values) => {
+                let (stride, value_stride) = (key_stride / LANES, value_stride / LANES);
+                let inputs = Inputs {
+                    queries,
+                    keys: keys.vectors(row * stride, positions * stride),
+                    values: values.vectors(row * value_stride, positions * value_stride),
+                    key_stride,
+                    value_stride,
+                    positions,
+                    group,
+                    width,
+                    softcap,
+                };
+                dispatch(cpu, Chunk { inputs, scores, part });
+            });
         }
     });
     for (head, out) in out.chunks_exact_mut(shape.head_dim_v).enumerate() {
@@ -70,11 +72,6 @@ pub(super) fn run(cpu: &Cpu, q: &[f32], cache: &KvCache, what: &Attention<'_>, o
         let parts = parts[kv_head * chunks * part_len..].chunks_exact(part_len).take(chunks);
         join(parts, member, group, width, what.sink(head), out);
     }
-}
-
-/// Rows `from..to`.
-fn span<E>(rows: &[E], stride: usize, from: usize, to: usize) -> &[E] {
-    &rows[from * stride..to * stride]
 }
 
 /// Copies query heads, multiplied by `scale` and padded with zeroes to `stride`.
@@ -109,13 +106,16 @@ fn join<'a>(
 }
 
 /// One key/value head's queries and one chunk of positions.
-struct Inputs<'a, E> {
+struct Inputs<'a, R> {
     /// `[group, key stride]`, scaled.
     queries: &'a [f32],
     /// `[positions, key stride]`
-    keys: &'a [E],
+    keys: R,
     /// `[positions, value stride]`
-    values: &'a [E],
+    values: R,
+    key_stride: usize,
+    /// Vectors from one value to the next.
+    value_stride: usize,
     positions: usize,
     group: usize,
     /// Elements of a value that are wanted: its first, in whole vectors.
@@ -124,31 +124,31 @@ struct Inputs<'a, E> {
 }
 
 /// Attention within one chunk.
-struct Chunk<'a, E> {
-    inputs: Inputs<'a, E>,
+struct Chunk<'a, R> {
+    inputs: Inputs<'a, R>,
     /// `[group, CHUNK]`, scratch.
     scores: &'a mut [f32],
     /// Out: largest scores `[group]`, sums `[group]`, values `[group, width]`.
     part: &'a mut [f32],
 }
 
-impl<E: Element> Kernel for Chunk<'_, E> {
+impl<R: Read> Kernel for Chunk<'_, R> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let Chunk { inputs, scores, part } = self;
-        let Inputs { queries, keys, values, positions, group, width, softcap } = inputs;
-        let key_stride = keys.len() / positions;
+        let Inputs { queries, keys, values, key_stride, positions, group, width, .. } = inputs;
+        let (value_stride, softcap) = (inputs.value_stride, inputs.softcap);
         let mut head = 0;
         while head < group {
             let rows = row_block(group - head);
             let q = &queries[head * key_stride..(head + rows) * key_stride];
             let s = &mut scores[head * CHUNK..(head + rows) * CHUNK];
             match rows {
-                4 => dot_rows::<S, E, 4, 2>(simd, q, keys, s, positions),
-                2 => dot_rows::<S, E, 2, 4>(simd, q, keys, s, positions),
-                _ => dot_rows::<S, E, 1, 8>(simd, q, keys, s, positions),
+                4 => dot_rows::<S, R, 4, 2>(simd, q, keys, s, positions),
+                2 => dot_rows::<S, R, 2, 4>(simd, q, keys, s, positions),
+                _ => dot_rows::<S, R, 1, 8>(simd, q, keys, s, positions),
             }
             head += rows;
         }
@@ -163,9 +163,9 @@ impl<E: Element> Kernel for Chunk<'_, E> {
             let p = &scores[head * CHUNK..(head + rows) * CHUNK];
             let o = &mut sums_of_values[head * width..(head + rows) * width];
             match rows {
-                4 => sum_rows::<S, E, 4, 2>(simd, p, values, o, positions),
-                2 => sum_rows::<S, E, 2, 4>(simd, p, values, o, positions),
-                _ => sum_rows::<S, E, 1, 8>(simd, p, values, o, positions),
+                4 => sum_rows::<S, R, 4, 2>(simd, p, values, value_stride, o, positions),
+                2 => sum_rows::<S, R, 2, 4>(simd, p, values, value_stride, o, positions),
+                _ => sum_rows::<S, R, 1, 8>(simd, p, values, value_stride, o, positions),
             }
             head += rows;
         }
@@ -184,16 +184,15 @@ fn row_block(left: usize) -> usize {
 
 /// Scores of `ROWS` queries with every key, `KEYS` keys at a time; `ROWS * KEYS` is [`BLOCK`].
 #[inline(always)]
-fn dot_rows<S: Simd, E: Element, const ROWS: usize, const KEYS: usize>(
+fn dot_rows<S: Simd, R: Read, const ROWS: usize, const KEYS: usize>(
     simd: S,
     queries: &[f32],
-    keys: &[E],
+    keys: R,
     scores: &mut [f32],
     positions: usize,
 ) {
     let vectors = queries.len() / ROWS / LANES;
     let queries = queries.as_chunks::<LANES>().0;
-    let keys = keys.as_chunks::<LANES>().0;
     let mut position = 0;
     while position < positions {
         let mut sums = [simd.splat(0.0); BLOCK];
@@ -201,12 +200,12 @@ fn dot_rows<S: Simd, E: Element, const ROWS: usize, const KEYS: usize>(
         let mut rows = [keys; KEYS];
         for (key, row) in rows.iter_mut().enumerate() {
             let at = (position + key).min(positions - 1) * vectors;
-            *row = &keys[at..at + vectors];
+            *row = keys.vectors(at, vectors);
         }
         for vector in 0..vectors {
             let mut k = [simd.splat(0.0); KEYS];
             for key in 0..KEYS {
-                k[key] = E::load(simd, &rows[key][vector]);
+                k[key] = rows[key].load(simd, vector);
             }
             for row in 0..ROWS {
                 let q = simd.load(&queries[row * vectors + vector]);
@@ -263,47 +262,57 @@ fn weigh<S: Simd>(
 /// Weighted sums of the values for `ROWS` queries, `VECTORS` vectors at a time; `ROWS * VECTORS`
 /// is [`BLOCK`].
 #[inline(always)]
-fn sum_rows<S: Simd, E: Element, const ROWS: usize, const VECTORS: usize>(
+fn sum_rows<S: Simd, R: Read, const ROWS: usize, const VECTORS: usize>(
     simd: S,
     weights: &[f32],
-    values: &[E],
+    values: R,
+    value_stride: usize,
     out: &mut [f32],
     positions: usize,
 ) {
     let vectors = out.len() / ROWS / LANES;
-    let values = values.as_chunks::<LANES>().0;
     let out = out.as_chunks_mut::<LANES>().0;
     let mut vector = 0;
     while vector + VECTORS <= vectors {
-        sum_block::<S, E, ROWS, VECTORS>(simd, weights, values, out, positions, vector);
+        let columns = Columns { values, value_stride, vector };
+        sum_block::<S, R, ROWS, VECTORS>(simd, weights, columns, out, positions);
         vector += VECTORS;
     }
     while vector < vectors {
-        sum_block::<S, E, ROWS, 1>(simd, weights, values, out, positions, vector);
+        let columns = Columns { values, value_stride, vector };
+        sum_block::<S, R, ROWS, 1>(simd, weights, columns, out, positions);
         vector += 1;
     }
 }
 
+/// The vectors of values from one on.
+struct Columns<R> {
+    values: R,
+    value_stride: usize,
+    vector: usize,
+}
+
 #[inline(always)]
-fn sum_block<S: Simd, E: Element, const ROWS: usize, const VECTORS: usize>(
+fn sum_block<S: Simd, R: Read, const ROWS: usize, const VECTORS: usize>(
     simd: S,
     weights: &[f32],
-    values: &[[E; LANES]],
+    columns: Columns<R>,
     out: &mut [[f32; LANES]],
     positions: usize,
-    vector: usize,
 ) {
-    let (vectors, value_vectors) = (out.len() / ROWS, values.len() / positions);
+    let Columns { values, value_stride, vector } = columns;
+    let vectors = out.len() / ROWS;
     let mut sums = [[simd.splat(0.0); VECTORS]; ROWS];
     let mut weights_of = [weights; ROWS];
     for (row, weights_of) in weights_of.iter_mut().enumerate() {
         *weights_of = &weights[row * CHUNK..][..positions];
     }
-    for (position, value) in values.chunks_exact(value_vectors).enumerate() {
-        let value = &value[vector..vector + VECTORS];
+    let rows = (0..positions).map(|position| position * value_stride + vector);
+    for (position, first) in rows.enumerate() {
+        let value = values.vectors(first, VECTORS);
         let mut v = [simd.splat(0.0); VECTORS];
-        for i in 0..VECTORS {
-            v[i] = E::load(simd, &value[i]);
+        for (i, v) in v.iter_mut().enumerate() {
+            *v = value.load(simd, i);
         }
         for row in 0..ROWS {
             let weight = simd.splat(weights_of[row][position]);

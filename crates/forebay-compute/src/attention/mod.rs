@@ -11,6 +11,8 @@ mod prompt;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use decode::CHUNK;
+
 use crate::cpu::Cpu;
 use crate::kv::KvCache;
 
@@ -61,7 +63,8 @@ impl Cpu {
     ///
     /// # Panics
     /// When the lengths do not fit together, `heads` is no multiple of the cache's heads, the
-    /// window is 0, or the cache holds fewer positions than the last token needs.
+    /// window is 0 or larger than what the layer keeps, or the cache holds fewer positions than
+    /// the last token needs.
     pub fn attention(&self, q: &[f32], cache: &KvCache, what: &Attention<'_>, out: &mut [f32]) {
         let shape = cache.shape(what.layer);
         assert!(
@@ -81,6 +84,11 @@ impl Cpu {
         );
         assert!(what.window != Some(0), "attention: a window of 0 sees nothing");
         assert!(what.sinks.is_none_or(|sinks| sinks.len() == what.heads), "attention: sinks");
+        let sees_no_more = what.window.is_some_and(|window| shape.window >= Some(window));
+        assert!(shape.rows >= shape.context || sees_no_more, "attention: {what:?} over {shape:?}");
+        if tokens > 0 {
+            shape.check_run(tokens);
+        }
         assert!(
             what.first_position + tokens <= cache.layer_len(what.layer),
             "attention: the cache of layer {} ends before the last token",

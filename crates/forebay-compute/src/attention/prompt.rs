@@ -10,7 +10,7 @@
 use super::Attention;
 use crate::buffer::SharedSlice;
 use crate::cpu::Cpu;
-use crate::kv::{Element, HeadRows, KvCache};
+use crate::kv::{HeadRows, KvCache, Read, Widen, with_rows};
 use crate::simd::{Kernel, LANES, Simd, dispatch};
 
 /// Rows of a strip: three vectors. Three times four keys fill twelve of the sixteen registers.
@@ -47,6 +47,7 @@ pub(super) fn run(cpu: &Cpu, q: &[f32], cache: &KvCache, what: &Attention<'_>, o
                 kv_head: task % shape.kv_heads,
                 first_row,
                 rows: ROWS.min(rows - first_row),
+                cache_rows: shape.rows,
             };
             task.run(worker, q, &out);
         }
@@ -62,6 +63,8 @@ struct Task<'a> {
     kv_head: usize,
     first_row: usize,
     rows: usize,
+    /// Of the cache, before positions come round to the first again.
+    cache_rows: usize,
 }
 
 impl Task<'_> {
@@ -99,9 +102,9 @@ impl Task<'_> {
         while start < end {
             let positions = KEYS.min(end - start);
             let masked = self.visible(start, positions, first, last);
-            widen(self.cpu, self.keys(), start, positions, key_stride, keys);
+            self.widen(self.keys(), start, positions, key_stride, keys);
             if !shape.values_in_keys {
-                widen(self.cpu, self.values(), start, positions, value_stride, values);
+                self.widen(self.values(), start, positions, value_stride, values);
             }
             let tile = Tile {
                 queries,
@@ -178,6 +181,28 @@ impl Task<'_> {
         true
     }
 
+    /// Widens positions `start..start + positions`, and clears the rest of the last block.
+    fn widen(
+        &self,
+        rows: HeadRows<'_>,
+        start: usize,
+        positions: usize,
+        stride: usize,
+        out: &mut [f32],
+    ) {
+        let (used, rest) = out.split_at_mut(positions * stride);
+        let (row, all) = (start % self.cache_rows, self.cache_rows);
+        // Those before the last row and those that wrapped.
+        let (near, far) = used.split_at_mut(positions.min(all - row) * stride);
+        for (from, out) in [(row, near), (0, far)] {
+            with_rows!(rows => {
+                let rows = rows.vectors(from * stride / LANES, out.len() / LANES);
+                dispatch(self.cpu, Widen { rows, out });
+            });
+        }
+        rest.fill(0.0);
+    }
+
     /// Divides by the sums and brings the rows to their places in `out`.
     fn finish(
         &self,
@@ -200,43 +225,6 @@ impl Task<'_> {
             // overlaps this one, and this one ends with the statement.
             let out = unsafe { out.piece((token * self.what.heads + head) * dim, dim) };
             out.iter_mut().zip(values).for_each(|(out, x)| *out = x * scale);
-        }
-    }
-}
-
-/// Widens rows `start..start + positions` of the cache, and clears the rest of the last block.
-fn widen(
-    cpu: &Cpu,
-    rows: HeadRows<'_>,
-    start: usize,
-    positions: usize,
-    stride: usize,
-    out: &mut [f32],
-) {
-    let (used, rest) = out.split_at_mut(positions * stride);
-    match rows {
-        HeadRows::F32(rows) => used.copy_from_slice(&rows[start * stride..][..used.len()]),
-        HeadRows::F16(rows) => {
-            let rows = &rows[start * stride..][..used.len()];
-            dispatch(cpu, Widen { rows, out: used });
-        }
-    }
-    rest.fill(0.0);
-}
-
-struct Widen<'a> {
-    rows: &'a [u16],
-    out: &'a mut [f32],
-}
-
-impl Kernel for Widen<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
-        let rows = self.rows.as_chunks::<LANES>().0;
-        for (from, to) in rows.iter().zip(self.out.as_chunks_mut::<LANES>().0) {
-            simd.store(u16::load(simd, from), to);
         }
     }
 }

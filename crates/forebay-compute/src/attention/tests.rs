@@ -1,9 +1,8 @@
 //! Both kernels against plain f64 attention.
 
-use half::f16;
-
 use super::{Attention, decode, prompt};
 use crate::cpu::{Arithmetic, Cpu, Isa};
+use crate::kv::tests::stored;
 use crate::kv::{KvCache, KvShape, KvType};
 use crate::testing::{cpus, random};
 
@@ -13,10 +12,18 @@ struct Case {
     shape: KvShape,
     kind: KvType,
     q: Vec<f32>,
+    /// As they are stored.
     k: Vec<f32>,
     v: Vec<f32>,
     cache: KvCache,
 }
+
+fn shape(kv_heads: usize, (head_dim_k, head_dim_v): (usize, usize), context: usize) -> KvShape {
+    let (values_in_keys, window, rows) = (false, None, context);
+    KvShape { kv_heads, head_dim_k, head_dim_v, values_in_keys, context, window, rows }
+}
+
+const KINDS: [KvType; 4] = [KvType::F16, KvType::F32, KvType::Q8_0, KvType::Q4_0];
 
 impl Case {
     fn new(
@@ -27,21 +34,23 @@ impl Case {
         kind: KvType,
     ) -> Case {
         let (head_dim_k, head_dim_v) = dims;
-        let values_in_keys = false;
-        Case::of(heads, KvShape { kv_heads, head_dim_k, head_dim_v, values_in_keys, context }, kind)
+        Case::of(heads, shape(kv_heads, (head_dim_k, head_dim_v), context), kind)
     }
 
     fn of(heads: usize, shape: KvShape, kind: KvType) -> Case {
-        let KvShape { kv_heads, head_dim_k, head_dim_v, values_in_keys, context } = shape;
+        let KvShape { kv_heads, head_dim_k, head_dim_v, values_in_keys, context, .. } = shape;
         let q = random(1, context * heads * head_dim_k).iter().map(|x| x * 3.0).collect();
         let k = random(2, context * kv_heads * head_dim_k);
-        let v = match values_in_keys {
-            true => k.chunks(head_dim_k).flat_map(|k| &k[..head_dim_v]).copied().collect(),
-            false => random(3, context * kv_heads * head_dim_v),
-        };
+        let v = if values_in_keys { 0 } else { context * kv_heads * head_dim_v };
+        let v = random(3, v);
         let mut cache = KvCache::new(&[shape; 2], kind).unwrap();
         let cpu = Cpu::new(1, Isa::detect(), Arithmetic::Fast);
-        cache.append(&cpu, 1, 0, &k, if values_in_keys { &[] } else { &v }).unwrap();
+        cache.append(&cpu, 1, 0, &k, &v).unwrap();
+        let k: Vec<f32> = k.chunks(head_dim_k).flat_map(|row| stored(row, kind)).collect();
+        let v = match values_in_keys {
+            true => k.chunks(head_dim_k).flat_map(|k| &k[..head_dim_v]).copied().collect(),
+            false => v.chunks(head_dim_v).flat_map(|row| stored(row, kind)).collect(),
+        };
         Case { heads, shape, kind, q, k, v, cache }
     }
 
@@ -55,13 +64,6 @@ impl Case {
         let mut out = vec![f32::NAN; tokens * self.heads * self.shape.head_dim_v];
         cpu.attention(q, &self.cache, what, &mut out);
         out
-    }
-
-    fn stored(&self, x: f32) -> f64 {
-        match self.kind {
-            KvType::F16 => f16::from_f32(x).to_f64(),
-            KvType::F32 => f64::from(x),
-        }
     }
 
     /// The same by the definition, in f64.
@@ -79,7 +81,7 @@ impl Case {
                 .map(|other| {
                     let k = &self.k[(other * kv_heads + kv_head) * head_dim_k..][..head_dim_k];
                     let dot: f64 =
-                        q.iter().zip(k).map(|(&q, &k)| f64::from(q) * self.stored(k)).sum();
+                        q.iter().zip(k).map(|(&q, &k)| f64::from(q) * f64::from(k)).sum();
                     let score = dot * f64::from(what.scale);
                     what.softcap
                         .map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
@@ -90,7 +92,7 @@ impl Case {
             for i in 0..head_dim_v {
                 let weighted = seen.iter().zip(&scores).map(|(other, score)| {
                     let v = self.v[(other * kv_heads + kv_head) * head_dim_v + i];
-                    score.exp() / sum * self.stored(v)
+                    score.exp() / sum * f64::from(v)
                 });
                 out.push(weighted.sum());
             }
@@ -129,7 +131,7 @@ fn every_group_window_and_tail_agrees_with_f64() {
         (9, 1, (40, 33)),
     ];
     for (heads, kv_heads, dims) in shapes {
-        for kind in [KvType::F16, KvType::F32] {
+        for kind in KINDS {
             let case = Case::new(heads, kv_heads, dims, 100, kind);
             for window in [None, Some(1), Some(16), Some(70)] {
                 for (first, tokens) in [(0, 1), (99, 1), (0, 2), (3, 5), (60, 30), (0, 100)] {
@@ -144,19 +146,50 @@ fn every_group_window_and_tail_agrees_with_f64() {
 fn values_in_keys_agree_with_f64() {
     let cpus = cpus();
     // DeepSeek's own shape, and lengths that fill no vectors.
-    for (heads, kv_heads, (head_dim_k, head_dim_v)) in
+    for (heads, kv_heads, dims) in
         [(16, 1, (576, 512)), (3, 1, (44, 37)), (6, 2, (20, 20)), (2, 1, (12, 3))]
     {
-        for kind in [KvType::F16, KvType::F32] {
-            let (values_in_keys, context) = (true, 300);
-            let shape = KvShape { kv_heads, head_dim_k, head_dim_v, values_in_keys, context };
+        for kind in KINDS {
+            let shape = KvShape { values_in_keys: true, ..shape(kv_heads, dims, 300) };
             let case = Case::of(heads, shape, kind);
             for (first, tokens) in [(0, 1), (299, 1), (3, 5), (250, 30)] {
-                let scale = 1.0 / (head_dim_k as f32).sqrt();
+                let scale = 1.0 / (dims.0 as f32).sqrt();
                 case.check(&cpus, &Attention { scale, ..case.what(first) }, tokens);
                 let window = Some(70);
                 case.check(&cpus, &Attention { scale, window, ..case.what(first) }, tokens);
             }
+        }
+    }
+}
+
+#[test]
+fn a_cache_that_keeps_a_window_gives_the_bits_of_one_that_keeps_all() {
+    let (window, context) = (150, 1400);
+    for kind in KINDS {
+        let case = Case::new(4, 2, (40, 24), context, kind);
+        let rows = KvShape::rows_for_window(window, 100, context);
+        assert!(rows < 300);
+        let shape = KvShape { window: Some(window), rows, ..case.shape };
+        let (k, v) = (random(2, context * 2 * 40), random(3, context * 2 * 24));
+        for cpu in cpus() {
+            let mut cache = KvCache::new(&[shape; 2], kind).unwrap();
+            let mut first = 0;
+            // Prompts and single tokens by turns, across the ends of rows and of chunks.
+            for tokens in [100, 1, 77, 70, 1, 1, 5, 1].into_iter().cycle() {
+                let end = first + tokens;
+                if end > context {
+                    break;
+                }
+                cache
+                    .append(&cpu, 1, first, &k[first * 80..end * 80], &v[first * 48..end * 48])
+                    .unwrap();
+                let what = Attention { window: Some(window), ..case.what(first) };
+                let mut out = vec![f32::NAN; tokens * 4 * 24];
+                cpu.attention(&case.q[first * 160..end * 160], &cache, &what, &mut out);
+                assert!(out == case.run(&cpu, &what, tokens), "{kind:?} {tokens} at {first}");
+                first = end;
+            }
+            assert!(first > 4 * rows);
         }
     }
 }

@@ -88,11 +88,11 @@ impl AttentionScratchSize {
 /// The kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Family {
-    /// Few tokens, halves or bytes, heads up to 256.
+    /// Few tokens, not f32, heads up to 256.
     Decode,
-    /// Many tokens, halves or bytes, heads up to 256.
+    /// Many tokens, not f32, heads up to 256.
     Prompt,
-    /// Rows of DeepSeek's latent space, halves or bytes.
+    /// Rows of DeepSeek's latent space, not f32.
     Latent,
     /// Everything else.
     General,
@@ -221,8 +221,8 @@ impl Gpu {
     /// Whatever the driver says.
     ///
     /// # Panics
-    /// When `heads` is no multiple of the cache's, heads are longer than 576, the window is 0, splits are none or too
-    /// many, the scratch memory is too small, or a grid's limits are exceeded.
+    /// When `heads` is no multiple of the cache's, heads are longer than 576, the window is 0 or too large for rows that
+    /// wrap, splits are none or too many, the scratch memory is too small, or a grid's limits are exceeded.
     pub fn attention(
         &self,
         what: &Attention,
@@ -236,6 +236,12 @@ impl Gpu {
         assert!(heads > 0 && heads.is_multiple_of(shape.kv_heads), "{heads} heads over {shape:?}");
         assert!(shape.dim_k.max(shape.dim_v) <= DIM_MAX, "{shape:?} has too long heads");
         assert!(what.window != Some(0), "a window of 0 sees nothing");
+        let fits = |window: usize| window.saturating_add(tokens) <= shape.rows + 1;
+        assert!(
+            shape.rows == shape.context || what.window.is_some_and(fits),
+            "{tokens} tokens with a window of {:?} in {shape:?}",
+            what.window
+        );
         let family = match Family::of(shape, tokens) {
             Family::Latent if !latent::runs_on(self) => Family::General,
             family => family,
@@ -283,6 +289,7 @@ impl Gpu {
             .int(shape.dim_k)
             .int(shape.dim_v)
             .int(shape.context)
+            .int(shape.rows)
             .int(what.window.map_or(0, |window| window.min(shape.context)))
             .float(what.scale)
             .float(what.softcap.unwrap_or(0.0));
@@ -309,6 +316,7 @@ fn kernel_of(shape: &KvLayerShape, family: Family) -> (&'static str, &'static st
             KvElement::F16 => "attention_general_f16",
             KvElement::F32 => "attention_general_f32",
             KvElement::Q8_0 => "attention_general_q8_0",
+            KvElement::Q4_0 => "attention_general_q4_0",
         };
         let kernel = match dim {
             0..=128 => "attention_general_128",
@@ -317,29 +325,38 @@ fn kernel_of(shape: &KvLayerShape, family: Family) -> (&'static str, &'static st
         };
         return (module, kernel);
     }
-    let halves = shape.element == KvElement::F16;
     if family == Family::Decode {
-        let module = match (halves, dim) {
-            (true, 0..=64) => "attention_decode_f16_64",
-            (true, 65..=96) => "attention_decode_f16_96",
-            (true, 97..=128) => "attention_decode_f16_128",
-            (true, _) => "attention_decode_f16_256",
-            (false, 0..=64) => "attention_decode_q8_0_64",
-            (false, 65..=96) => "attention_decode_q8_0_96",
-            (false, 97..=128) => "attention_decode_q8_0_128",
-            (false, _) => "attention_decode_q8_0_256",
+        let module = match (shape.element, dim) {
+            (KvElement::F16, 0..=64) => "attention_decode_f16_64",
+            (KvElement::F16, 65..=96) => "attention_decode_f16_96",
+            (KvElement::F16, 97..=128) => "attention_decode_f16_128",
+            (KvElement::F16, _) => "attention_decode_f16_256",
+            (KvElement::Q8_0, 0..=64) => "attention_decode_q8_0_64",
+            (KvElement::Q8_0, 65..=96) => "attention_decode_q8_0_96",
+            (KvElement::Q8_0, 97..=128) => "attention_decode_q8_0_128",
+            (KvElement::Q8_0, _) => "attention_decode_q8_0_256",
+            (KvElement::Q4_0, 0..=64) => "attention_decode_q4_0_64",
+            (KvElement::Q4_0, 65..=96) => "attention_decode_q4_0_96",
+            (KvElement::Q4_0, 97..=128) => "attention_decode_q4_0_128",
+            (KvElement::Q4_0, _) => "attention_decode_q4_0_256",
+            (KvElement::F32, _) => unreachable!("the general kernel computes in f32"),
         };
         return (module, "attention_decode");
     }
-    let module = match (halves, dim) {
-        (true, 0..=64) => "attention_prompt_f16_64",
-        (true, 65..=96) => "attention_prompt_f16_96",
-        (true, 97..=128) => "attention_prompt_f16_128",
-        (true, _) => "attention_prompt_f16_256",
-        (false, 0..=64) => "attention_prompt_q8_0_64",
-        (false, 65..=96) => "attention_prompt_q8_0_96",
-        (false, 97..=128) => "attention_prompt_q8_0_128",
-        (false, _) => "attention_prompt_q8_0_256",
+    let module = match (shape.element, dim) {
+        (KvElement::F16, 0..=64) => "attention_prompt_f16_64",
+        (KvElement::F16, 65..=96) => "attention_prompt_f16_96",
+        (KvElement::F16, 97..=128) => "attention_prompt_f16_128",
+        (KvElement::F16, _) => "attention_prompt_f16_256",
+        (KvElement::Q8_0, 0..=64) => "attention_prompt_q8_0_64",
+        (KvElement::Q8_0, 65..=96) => "attention_prompt_q8_0_96",
+        (KvElement::Q8_0, 97..=128) => "attention_prompt_q8_0_128",
+        (KvElement::Q8_0, _) => "attention_prompt_q8_0_256",
+        (KvElement::Q4_0, 0..=64) => "attention_prompt_q4_0_64",
+        (KvElement::Q4_0, 65..=96) => "attention_prompt_q4_0_96",
+        (KvElement::Q4_0, 97..=128) => "attention_prompt_q4_0_128",
+        (KvElement::Q4_0, _) => "attention_prompt_q4_0_256",
+        (KvElement::F32, _) => unreachable!("the general kernel computes in f32"),
     };
     (module, "attention_prompt")
 }
@@ -350,7 +367,7 @@ mod tests {
 
     #[test]
     fn every_shape_has_a_module_that_exists() {
-        for element in [KvElement::F16, KvElement::F32, KvElement::Q8_0] {
+        for element in [KvElement::F16, KvElement::F32, KvElement::Q8_0, KvElement::Q4_0] {
             for dim in [8, 64, 65, 96, 100, 128, 129, 256, 257, 576] {
                 for tokens in [1, 8, 9, 500] {
                     let shape = KvLayerShape {
@@ -360,6 +377,7 @@ mod tests {
                         dim_v: 8,
                         values_in_keys: false,
                         context: 99,
+                        rows: 99,
                     };
                     let family = Family::of(&shape, tokens);
                     let (module, kernel) = kernel_of(&shape, family);
@@ -373,8 +391,16 @@ mod tests {
     #[test]
     fn latent_rows_have_modules_and_scratch_of_their_own() {
         let (kv_heads, dim_k, dim_v, values_in_keys, context) = (1, 576, 512, true, 16_384);
-        for element in [KvElement::F16, KvElement::Q8_0] {
-            let shape = KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, context };
+        for element in [KvElement::F16, KvElement::Q8_0, KvElement::Q4_0] {
+            let shape = KvLayerShape {
+                element,
+                kv_heads,
+                dim_k,
+                dim_v,
+                values_in_keys,
+                context,
+                rows: context,
+            };
             for module in attention_modules(&shape) {
                 let ptx = crate::ptx::MODULES.iter().find(|(name, _)| *name == module);
                 assert!(ptx.is_some_and(|(_, text)| text.contains("attention_latent_join(")));
@@ -387,8 +413,15 @@ mod tests {
             assert_eq!(size, AttentionScratchSize { floats: 16 * 128 * 514, tickets: 16 });
         }
         let exact = KvElement::F32;
-        let shape =
-            KvLayerShape { element: exact, kv_heads, dim_k, dim_v, values_in_keys, context };
+        let shape = KvLayerShape {
+            element: exact,
+            kv_heads,
+            dim_k,
+            dim_v,
+            values_in_keys,
+            context,
+            rows: context,
+        };
         assert_eq!(attention_modules(&shape), ["attention_general_f32"; 2]);
     }
 
@@ -396,7 +429,15 @@ mod tests {
     fn scratch_is_counted_by_unit() {
         let (element, kv_heads, dim) = (KvElement::F16, 8, 128);
         let (dim_k, dim_v, values_in_keys, context) = (dim, dim, false, 99);
-        let shape = KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, context };
+        let shape = KvLayerShape {
+            element,
+            kv_heads,
+            dim_k,
+            dim_v,
+            values_in_keys,
+            context,
+            rows: context,
+        };
         let size = |tokens, splits| AttentionScratchSize::of(&shape, 32, tokens, splits);
         assert_eq!(size(1, 5), AttentionScratchSize { floats: 8 * 5 * 8 * 130, tickets: 8 });
         assert_eq!(size(3, 5).tickets, 16);

@@ -92,6 +92,7 @@ pub(super) fn inputs_module(element: KvElement) -> &'static str {
         KvElement::F16 => "attention_inputs_f16",
         KvElement::F32 => "attention_inputs_f32",
         KvElement::Q8_0 => "attention_inputs_q8_0",
+        KvElement::Q4_0 => "attention_inputs_q4_0",
     }
 }
 
@@ -103,7 +104,7 @@ impl Gpu {
     ///
     /// # Panics
     /// When the rotary part is odd or ends behind a head, the norm of keys covers none or too many elements, values have a
-    /// norm or come beside keys that hold them, or there are more than 65,535 tokens.
+    /// norm or come beside keys that hold them, or there are more than 65,535 tokens or rows that wrap.
     pub fn attention_inputs(
         &self,
         inputs: &AttentionInputs,
@@ -116,6 +117,10 @@ impl Gpu {
         inputs.check(shape);
         let rotation = inputs.rotation.unwrap_or(Rotation::none());
         assert!(tokens <= TOKENS_MAX, "attention_inputs: {tokens} tokens");
+        assert!(
+            shape.rows == shape.context || tokens <= shape.rows,
+            "{tokens} tokens in {shape:?}"
+        );
         let module = inputs_module(shape.element);
         let rows = heads + if shape.values_in_keys { 1 } else { 2 } * shape.kv_heads;
         let grid = (rows.div_ceil(WARPS) as u32, tokens as u32, 1);
@@ -143,6 +148,7 @@ impl Gpu {
             .int(rotation.rotary_from)
             .int(usize::from(rotation.interleaved))
             .int(shape.context)
+            .int(shape.rows)
             .float(inputs.norm_epsilon)
             .run(self)
     }

@@ -9,6 +9,8 @@ pub enum KvElement {
     F32,
     /// Bytes with a half-precision scale for every 32.
     Q8_0,
+    /// Halves of bytes with a half-precision scale for every 32.
+    Q4_0,
 }
 
 /// The dimensions of one layer's cache.
@@ -25,10 +27,23 @@ pub struct KvLayerShape {
     pub values_in_keys: bool,
     /// Positions that fit.
     pub context: usize,
+    /// Rows that are kept, position `p` in row `p % rows`: `context` where nothing is forgotten, else
+    /// [`KvLayerShape::rows_for_window`].
+    pub rows: usize,
 }
 
+/// Rows that wrap are a multiple of this.
+const ROWS_MULTIPLE: usize = 64;
+
 impl KvLayerShape {
-    /// Bytes of the keys' plane, `[kv_heads, context, row]`.
+    /// Rows that a layer needs whose tokens see themselves and the `window - 1` positions before, when up to `batch` tokens
+    /// are written at once, which are all there before the first of them looks back. Never more than `context`.
+    pub fn rows_for_window(window: usize, batch: usize, context: usize) -> usize {
+        let rows = window.saturating_add(batch.max(1) - 1).checked_next_multiple_of(ROWS_MULTIPLE);
+        rows.map_or(context, |rows| rows.min(context))
+    }
+
+    /// Bytes of the keys' plane, `[kv_heads, rows, row]`.
     pub fn key_bytes(&self) -> u64 {
         self.plane_bytes(self.dim_k)
     }
@@ -39,13 +54,14 @@ impl KvLayerShape {
     }
 
     fn plane_bytes(&self, dim: usize) -> u64 {
-        let rows = (self.kv_heads * self.context) as u64;
+        let rows = (self.kv_heads * self.rows) as u64;
         let dim = dim as u64;
         rows * match self.element {
             KvElement::F16 => 2 * dim.next_multiple_of(8),
             KvElement::F32 => 4 * dim.next_multiple_of(8),
             // The scales lie behind all rows.
             KvElement::Q8_0 => 34 * dim.div_ceil(32),
+            KvElement::Q4_0 => 18 * dim.div_ceil(32),
         }
     }
 }
@@ -79,8 +95,10 @@ impl KvLayer {
             !shape.values_in_keys || shape.dim_v <= shape.dim_k,
             "{shape:?}: values are longer"
         );
+        assert!((1..=shape.context).contains(&shape.rows), "{shape:?}: rows do not fit");
         // Kernels count positions and a plane's rows in 32 bits.
-        assert!(shape.kv_heads * shape.context < 1 << 31, "{shape:?} has too many rows");
+        assert!(shape.context < 1 << 31, "{shape:?} has too many positions");
+        assert!(shape.kv_heads * shape.rows < 1 << 31, "{shape:?} has too many rows");
     }
 }
 
@@ -90,15 +108,32 @@ mod tests {
 
     #[test]
     fn rows_are_padded_and_scales_counted() {
-        let (kv_heads, dim_k, dim_v, values_in_keys, context) = (3, 80, 20, false, 10);
-        let shape =
-            |element| KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, context };
+        let shape = |element| KvLayerShape {
+            element,
+            kv_heads: 3,
+            dim_k: 80,
+            dim_v: 20,
+            values_in_keys: false,
+            context: 10,
+            rows: 10,
+        };
         assert_eq!(shape(KvElement::F16).key_bytes(), 30 * 160);
         assert_eq!(shape(KvElement::F16).value_bytes(), 30 * 48);
         assert_eq!(shape(KvElement::F32).value_bytes(), 30 * 96);
         assert_eq!(shape(KvElement::Q8_0).key_bytes(), 30 * (96 + 6));
         assert_eq!(shape(KvElement::Q8_0).value_bytes(), 30 * (32 + 2));
+        assert_eq!(shape(KvElement::Q4_0).key_bytes(), 30 * (48 + 6));
         let latent = KvLayerShape { values_in_keys: true, ..shape(KvElement::F16) };
         assert_eq!((latent.key_bytes(), latent.value_bytes()), (30 * 160, 0));
+        let few = KvLayerShape { context: 100, ..shape(KvElement::F16) };
+        assert_eq!(few.key_bytes(), 30 * 160);
+    }
+
+    #[test]
+    fn a_window_has_rows_for_itself_and_a_batch_beside_it() {
+        let rows = KvLayerShape::rows_for_window;
+        assert_eq!((rows(128, 512, 131_072), rows(128, 513, 131_072)), (640, 640));
+        assert_eq!((rows(128, 514, 131_072), rows(1024, 1, 4096)), (704, 1024));
+        assert_eq!((rows(128, 512, 500), rows(usize::MAX, 2, 500)), (500, 500));
     }
 }

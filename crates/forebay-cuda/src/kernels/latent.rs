@@ -24,6 +24,7 @@ pub(super) fn fits(shape: &KvLayerShape) -> bool {
     shape.values_in_keys
         && shape.kv_heads == 1
         && (shape.dim_k, shape.dim_v) == DIMS
+        && shape.rows == shape.context
         && shape.element != KvElement::F32
 }
 
@@ -57,6 +58,7 @@ pub(super) fn modules(element: KvElement) -> [&'static str; 2] {
     match element {
         KvElement::F16 => ["attention_latent_f16_16", "attention_latent_f16_64"],
         KvElement::Q8_0 => ["attention_latent_q8_0_16", "attention_latent_q8_0_64"],
+        KvElement::Q4_0 => ["attention_latent_q4_0_16", "attention_latent_q4_0_64"],
         KvElement::F32 => unreachable!("the general kernel computes in f32"),
     }
 }

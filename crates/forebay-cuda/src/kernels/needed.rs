@@ -62,10 +62,18 @@ mod tests {
     fn only_what_the_types_need_is_named_and_it_exists() {
         let all = TensorType::all().iter().copied().filter(|&ty| crate::supports_weights(ty));
         let types: Vec<TensorType> = all.collect();
-        for element in [KvElement::F16, KvElement::F32, KvElement::Q8_0] {
+        for element in [KvElement::F16, KvElement::F32, KvElement::Q8_0, KvElement::Q4_0] {
             for dim in [64, 80, 96, 128, 256, 576] {
                 let (kv_heads, dim_k, dim_v, values_in_keys, context) = (2, dim, dim, false, 9);
-                let kv = KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, context };
+                let kv = KvLayerShape {
+                    element,
+                    kv_heads,
+                    dim_k,
+                    dim_v,
+                    values_in_keys,
+                    context,
+                    rows: context,
+                };
                 for exact in [false, true] {
                     let (embedding, router) = (TensorType::Q4_K, Some((TensorType::F32, 200)));
                     let model = ModelKernels { types: &types, embedding, kv: &kv, router, exact };

@@ -27,9 +27,7 @@ use forebay_stream::{MemoryPlan, PolicyKind};
 use serde::Serialize;
 
 use crate::device;
-use crate::{
-    CpuHelp, DeviceChoice, EngineError, KvCacheType, SessionOptions, default_budget_bytes,
-};
+use crate::{CpuHelp, DeviceChoice, EngineError, SessionOptions, default_budget_bytes};
 pub use cost::{Cost, Placement, Prediction, Speed, Work};
 pub use hits::{HitCurve, share_in_either};
 pub use model::PlannedModel;
@@ -82,11 +80,7 @@ impl PlanRequest {
             ram_bytes: options.ram_bytes.unwrap_or_else(default_budget_bytes),
             ram_chosen_by_user: options.ram_bytes.is_some(),
             context,
-            cache: match (options.exact, options.kv_cache) {
-                (true, _) => KvElement::F32,
-                (false, KvCacheType::F16) => KvElement::F16,
-                (false, KvCacheType::Q8_0) => KvElement::Q8_0,
-            },
+            cache: options.kv_on_gpu(),
             policy: options.policy,
             threads: options.threads,
             help: options.cpu_help_possible(),
@@ -158,7 +152,7 @@ impl<'a> Planner<'a> {
     /// # Errors
     /// What cannot run within them, with the smallest that would do.
     pub fn plan(&self, request: &PlanRequest) -> Result<Planned, EngineError> {
-        let costs = ModelCosts::new(&self.model.architecture, &self.model.weights, request.context);
+        let costs = self.costs(request);
         let (plan, other, why_not_other) = self.choose(&costs, request)?;
         let more = |request: PlanRequest| {
             let planned = self.choose(&costs, &request).ok()?;
@@ -174,9 +168,15 @@ impl<'a> Planner<'a> {
         Ok(Planned { plan, other, why_not_other, one_more_gib })
     }
 
+    fn costs(&self, request: &PlanRequest) -> ModelCosts {
+        let PlannedModel { architecture, weights, .. } = self.model;
+        ModelCosts::new(architecture, weights, request.context)
+            .with_cache(architecture, request.cache)
+    }
+
     /// The same without a look at what else there would be.
     pub(crate) fn best(&self, request: &PlanRequest) -> Result<Plan, EngineError> {
-        let costs = ModelCosts::new(&self.model.architecture, &self.model.weights, request.context);
+        let costs = self.costs(request);
         Ok(self.choose(&costs, request)?.0)
     }
 

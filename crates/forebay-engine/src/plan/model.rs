@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use forebay_cuda::KvElement;
 use forebay_format::{Catalog, TensorType};
 use forebay_model::weights::{FeedForwardWeights, PartMatrix};
 use forebay_model::{Architecture, CudaPlan, DeviceFacts, DeviceShare, ModelError, Weights};
@@ -103,13 +104,19 @@ pub(crate) struct LayerCosts {
 pub(crate) struct ModelCosts {
     pub layers: Vec<LayerCosts>,
     pub head: Matrices,
-    /// Keys and values of one position, in f16, all layers together: bytes.
+    /// Keys and values of one position, all layers together: bytes.
     pub kv_bytes_per_position: u64,
     /// Tokens of a prompt that the CPU takes through the layers together, at most.
     pub cpu_batch_tokens: usize,
 }
 
+fn kv_bytes_per_position(architecture: &Architecture, cache: KvElement) -> u64 {
+    let position = CudaPlan::cache(architecture, 1, cache);
+    (position.key_bytes() + position.value_bytes()) * architecture.layers.len() as u64
+}
+
 impl ModelCosts {
+    /// With keys and values in f16.
     pub fn new(architecture: &Architecture, weights: &Weights, context: usize) -> ModelCosts {
         let layers = weights.layers.iter().enumerate().map(|(index, layer)| {
             let attention = layer.attention.matrices();
@@ -135,17 +142,18 @@ impl ModelCosts {
             LayerCosts { dense: Matrices::of(&dense), feed_forward, experts }
         });
         let head: Vec<&PartMatrix> = weights.head.iter().map(|chunk| &chunk.matrix).collect();
-        let attention = &architecture.attention;
-        // Latent attention finds its values in the keys.
-        let values = if attention.latent.is_some() { 0 } else { attention.value_dim };
-        let kv_elements =
-            attention.kv_heads * (attention.head_dim + values) * architecture.layers.len();
         ModelCosts {
             layers: layers.collect(),
             head: Matrices::of(&head),
-            kv_bytes_per_position: 2 * kv_elements as u64,
+            kv_bytes_per_position: kv_bytes_per_position(architecture, KvElement::F16),
             cpu_batch_tokens: forebay_model::batch_tokens(architecture, context).max(1),
         }
+    }
+
+    /// With keys and values kept as `cache`; both devices keep as many bytes.
+    pub fn with_cache(self, architecture: &Architecture, cache: KvElement) -> ModelCosts {
+        let kv_bytes_per_position = kv_bytes_per_position(architecture, cache);
+        ModelCosts { kv_bytes_per_position, ..self }
     }
 
     pub fn expert_layers(&self) -> impl Iterator<Item = &ExpertCosts> {

@@ -26,6 +26,7 @@ const std::map<std::string, std::string> STATEMENTS = {
     {"prmt.b32%0,%1,%2,%3;", "prmt"},
     {"ld.global.v4.u32{%0,%1,%2,%3},[%4];", "ld_v4"},
     {"ld.global.v2.u32{%0,%1},[%2];", "ld_v2"},
+    {"ld.global.u32%0,[%1];", "ld_u32"},
     {"ld.global.u16%0,[%1];", "ld_u16"},
     {"ld.acquire.sys.global.u32%0,[%1];", "ld_acquire_sys"},
     {"ld.acquire.gpu.global.u32%0,[%1];", "ld_acquire_gpu"},

@@ -6,6 +6,7 @@ mod case;
 use anyhow::Result;
 use forebay_cuda::KvElement;
 
+pub use self::case::cpu_type;
 use self::case::{Case, Variation};
 use crate::bench::Bench;
 use crate::harness::{Check, Context, Outcome};
@@ -38,12 +39,16 @@ const GENERAL: [(usize, usize); 6] = [(0, 1), (511, 1), (130, 5), (0, 9), (37, 4
 const LATENT: [(usize, usize); 8] =
     [(0, 1), (511, 1), (600, 1), (63, 2), (130, 5), (0, 9), (37, 40), (100, 33)];
 
+/// Types that kernels beside the general one know.
+const FAST: [(KvElement, &str); 3] =
+    [(KvElement::F16, "f16"), (KvElement::Q8_0, "q8_0"), (KvElement::Q4_0, "q4_0")];
+
 pub fn checks() -> Vec<Check> {
     let dims =
         [(32, 32), (64, 64), (80, 80), (96, 96), (128, 128), (256, 256), (24, 16), (192, 128)];
     let mut checks = Vec::new();
     for (k, v) in dims {
-        for (element, name) in [(KvElement::F16, "f16"), (KvElement::Q8_0, "q8_0")] {
+        for (element, name) in FAST {
             let halves = element == KvElement::F16;
             let (decode, prompt) =
                 if halves { (EXACT, HALVES) } else { (BYTES_AS_HALVES, BYTES_AND_HALVES) };
@@ -54,14 +59,14 @@ pub fn checks() -> Vec<Check> {
     for (k, v) in [(128, 128), (64, 64), (33, 17), (20, 12), (200, 200), (576, 512)] {
         checks.push(check("general", "f32", KvElement::F32, (k, v), &GENERAL, EXACT));
     }
-    for (element, name) in [(KvElement::F16, "f16"), (KvElement::Q8_0, "q8_0")] {
+    for (element, name) in FAST {
         checks.push(check("general", name, element, (576, 512), &GENERAL, EXACT));
     }
-    for (element, name) in
-        [(KvElement::F16, "f16"), (KvElement::Q8_0, "q8_0"), (KvElement::F32, "f32")]
-    {
+    for (element, name) in FAST.into_iter().chain([(KvElement::F32, "f32")]) {
         let run = move |context: &Context| latent(context, element);
         checks.push(Check::new(format!("attention latent {name}"), run));
+        let run = move |context: &Context| windows(context, element);
+        checks.push(Check::new(format!("attention windows {name}"), run));
     }
     checks.push(Check::new("attention ignores splits", splits));
     checks
@@ -81,9 +86,7 @@ fn check(
         let mut outcome = Outcome::same::<f32>(&[], &[]);
         for (i, &(first, tokens)) in spans.iter().enumerate() {
             let (heads, kv_heads) = GROUPS[(i + dim_k / 8) % GROUPS.len()];
-            let values_in_keys = false;
-            let case =
-                Case { element, heads, kv_heads, dim_k, dim_v, values_in_keys, first, tokens };
+            let case = Case::of(element, (heads, kv_heads), (dim_k, dim_v), (first, tokens));
             let inputs = case.inputs(context)?;
             let variations = Variation::all();
             let chosen = if thorough { 0..variations.len() } else { i % 6..i % 6 + 1 };
@@ -101,9 +104,8 @@ fn latent(context: &Context, element: KvElement) -> Result<Outcome> {
     let mut outcome = Outcome::same::<f32>(&[], &[]);
     for (heads, (dim_k, dim_v)) in [(16, (576, 512)), (128, (576, 512)), (6, (40, 32))] {
         for (i, &(first, tokens)) in LATENT.iter().enumerate() {
-            let (kv_heads, values_in_keys) = (1, true);
-            let case =
-                Case { element, heads, kv_heads, dim_k, dim_v, values_in_keys, first, tokens };
+            let case = Case::of(element, (heads, 1), (dim_k, dim_v), (first, tokens));
+            let case = Case { values_in_keys: true, ..case };
             let tolerance = case.tolerance();
             let variation = Variation::all()[i % 6];
             let next = case.inputs(context)?.check(context, &variation, None, tolerance)?;
@@ -113,13 +115,33 @@ fn latent(context: &Context, element: KvElement) -> Result<Outcome> {
     Ok(outcome)
 }
 
+/// Caches that keep a window give the bits of one that keeps all: of gpt-oss, with sinks, of Gemma 3, and of a head that only
+/// the general kernel knows.
+fn windows(context: &Context, element: KvElement) -> Result<Outcome> {
+    let mut outcome = Outcome::same::<f32>(&[], &[]);
+    let shapes = [((64, 8), 64, 128, true), ((8, 4), 256, 1024, false), ((4, 2), 300, 100, true)];
+    for (heads, dim, window, sinks) in shapes {
+        for (first, tokens) in [(10, 1), (700, 1), (2047, 1), (1279, 5), (250, 30), (1990, 70)] {
+            let case = Case::of(element, heads, (dim, dim), (first, tokens));
+            let few = Case { kept: Some(window), ..case };
+            let variation = Variation::windowed(window, sinks);
+            let kept = few.inputs(context)?;
+            let tolerance = if dim > 256 { EXACT } else { case.tolerance() };
+            outcome = outcome.worse(kept.check(context, &variation, None, tolerance)?);
+            let all = case.inputs(context)?.run(context, &variation, None)?;
+            let few = kept.run(context, &variation, None)?;
+            let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+            outcome = outcome.worse(Outcome::same(&bits(&few), &bits(&all)).at("rows that wrap"));
+        }
+    }
+    Ok(outcome)
+}
+
 /// Every number of splits gives the same but for rounding, also far more than there is context for.
 fn splits(context: &Context) -> Result<Outcome> {
     let mut outcome = Outcome::same::<f32>(&[], &[]);
     for (element, dim_k) in [(KvElement::F16, 128), (KvElement::F32, 128), (KvElement::F16, 64)] {
-        let (heads, kv_heads, dim_v, first, tokens) = (10, 2, dim_k, 700, 2);
-        let values_in_keys = false;
-        let case = Case { element, heads, kv_heads, dim_k, dim_v, values_in_keys, first, tokens };
+        let case = Case::of(element, (10, 2), (dim_k, dim_k), (700, 2));
         let inputs = case.inputs(context)?;
         for variation in &Variation::all() {
             for splits in [1, 2, 3, 7, 11, 64] {

@@ -12,7 +12,7 @@ use crate::random::Random;
 const EPSILON: f32 = 1e-6;
 
 pub fn checks() -> Vec<Check> {
-    let elements = [(KvElement::F16, "f16"), (KvElement::Q8_0, "q8_0")];
+    let elements = [(KvElement::F16, "f16"), (KvElement::Q8_0, "q8_0"), (KvElement::Q4_0, "q4_0")];
     let check = |(element, name): (KvElement, &str)| {
         let run = move |context: &Context| all(context, element);
         Check::new(format!("attention of one token at once {name}"), run)
@@ -98,7 +98,11 @@ fn one(context: &Context, case: &Case, position: usize, splits: usize) -> Result
     let Case { element, heads, kv_heads, dim_k, dim_v, rotary_dim, .. } = *case;
     let (gpu, tokens) = (&context.gpu, position + 1);
     let (values_in_keys, capacity) = (false, 704);
-    let shape = KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, context: capacity };
+    // A window keeps no more than it needs: rows wrap.
+    let rows_of = |window| KvLayerShape::rows_for_window(window, 1, capacity);
+    let rows = case.window.map_or(capacity, rows_of);
+    let shape =
+        KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, context: capacity, rows };
     let mut random = Random::new((position * dim_k + splits) as u64);
     let q_width = heads * dim_k;
     let q = random.gaussians(q_width);
@@ -132,8 +136,13 @@ fn one(context: &Context, case: &Case, position: usize, splits: usize) -> Result
         positions: positions.ptr::<u32>().offset(first),
     };
     let caches = [Cache::new(context, shape)?, Cache::new(context, shape)?];
-    for cache in &caches {
-        gpu.attention_inputs(&inputs(many.ptr(), 0), &cache.layer(shape), position)?;
+    for (cache, first) in caches
+        .iter()
+        .flat_map(|cache| (0..position).step_by(shape.rows).map(move |first| (cache, first)))
+    {
+        let run = (position - first).min(shape.rows);
+        let q = many.ptr::<f32>().offset(first * q_width);
+        gpu.attention_inputs(&inputs(q, first), &cache.layer(shape), run)?;
     }
     let queries = [context.upload(&q)?, context.upload(&q)?];
     let width = heads * dim_v;

@@ -1,12 +1,13 @@
 //! Bias, norm of heads, rotation and the way into the cache, against the CPU.
 
 use anyhow::Result;
-use forebay_compute::{RopeConfig, RopeLayout, RopeScaling, RopeTable};
+use forebay_compute::{KvCache, KvShape, RopeConfig, RopeLayout, RopeScaling, RopeTable};
 use forebay_cuda::{
     AttentionInputs, DevicePtr, HeadInput, KvElement, KvLayer, KvLayerShape, Rotation,
 };
 use half::f16;
 
+use super::attention::cpu_type;
 use crate::bench::{Bench, Measured, median_seconds};
 use crate::harness::{Check, Context, Outcome};
 use crate::random::Random;
@@ -14,7 +15,12 @@ use crate::random::Random;
 const EPSILON: f32 = 1e-6;
 
 pub fn checks() -> Vec<Check> {
-    let elements = [(KvElement::F16, "f16"), (KvElement::F32, "f32"), (KvElement::Q8_0, "q8_0")];
+    let elements = [
+        (KvElement::F16, "f16"),
+        (KvElement::F32, "f32"),
+        (KvElement::Q8_0, "q8_0"),
+        (KvElement::Q4_0, "q4_0"),
+    ];
     let check = |(element, name): (KvElement, &str)| {
         Check::new(format!("attention_inputs {name}"), move |context: &Context| {
             all(context, element)
@@ -179,6 +185,7 @@ fn one(
         dim_v,
         values_in_keys: case.latent,
         context: capacity,
+        rows: capacity,
     };
     let planes = [shape.key_bytes(), shape.value_bytes()];
     let keys = context.poisoned((planes[0] as usize).div_ceil(4))?;
@@ -241,9 +248,16 @@ fn one(
                 KvElement::F32 => tolerance,
                 KvElement::F16 => 5e-4,
                 KvElement::Q8_0 => 4.5e-3 * f64::from(largest),
+                // What lies at the end with no code of its own is a whole step away.
+                KvElement::Q4_0 => 0.13 * f64::from(largest),
             };
             let label = format!("{name} of token {token}, head {head}");
             outcome = outcome.worse(compare(&got[..dim], row, step, &label));
+            // The same input is kept as the same bits here and there.
+            if tolerance == 0.0 {
+                let kept = kept_on_cpu(context, element, row)?;
+                outcome = outcome.worse(compare(&got[..dim], &kept, 0.0, &label));
+            }
             // Padding is read by the kernels.
             outcome = outcome.worse(compare(&got[dim..], &vec![0.0; got.len() - dim], 0.0, &label));
         }
@@ -256,6 +270,22 @@ fn one(
         }
     }
     Ok(outcome)
+}
+
+/// A row as the CPU's cache keeps it.
+fn kept_on_cpu(context: &Context, element: KvElement, row: &[f32]) -> Result<Vec<f32>> {
+    let shape = KvShape {
+        kv_heads: 1,
+        head_dim_k: row.len(),
+        head_dim_v: 1,
+        values_in_keys: true,
+        context: 1,
+        window: None,
+        rows: 1,
+    };
+    let mut cache = KvCache::new(&[shape], cpu_type(element))?;
+    cache.append(&context.cpu, 0, 0, row, &[])?;
+    Ok(cache.key(&context.cpu, 0, 0, 0))
 }
 
 /// Relative to each number, or to 1 where it is smaller.
@@ -305,6 +335,16 @@ impl Plane {
                 };
                 (0..stride).map(value).collect()
             }
+            KvElement::Q4_0 => {
+                let stride = self.dim.next_multiple_of(32);
+                let scales = self.shape.kv_heads * self.shape.context * stride / 2;
+                let value = |i: usize| {
+                    let at = row * stride + i;
+                    let code = self.bytes[at / 2] >> (at % 2 * 4) & 15;
+                    half(scales + 2 * (at / 32)) * (f32::from(code) - 8.0)
+                };
+                (0..stride).map(value).collect()
+            }
         }
     }
 }
@@ -332,8 +372,15 @@ fn measure(context: &Context, tokens: usize) -> Result<Measured> {
     let norm = context.upload(&random.gaussians(dim))?;
     let (element, dim_k, dim_v) = (KvElement::F16, dim, dim);
     let (values_in_keys, context_of) = (false, capacity);
-    let shape =
-        KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, context: context_of };
+    let shape = KvLayerShape {
+        element,
+        kv_heads,
+        dim_k,
+        dim_v,
+        values_in_keys,
+        context: context_of,
+        rows: context_of,
+    };
     let keys = context.poisoned(shape.key_bytes() as usize / 4)?;
     let values = context.poisoned(shape.value_bytes() as usize / 4)?;
     let layer = KvLayer { shape, keys: keys.ptr(), values: values.ptr() };

@@ -115,7 +115,11 @@ fn by_chance(path: &Path, place: &Place, random: &mut Random) -> Result<SessionO
             ..options
         },
         _ => SessionOptions {
-            kv_cache: if !exact && one_in(2) { KvCacheType::Q8_0 } else { KvCacheType::F16 },
+            kv_cache: match exact {
+                false if one_in(2) => KvCacheType::Q8_0,
+                false if one_in(2) => KvCacheType::Q4_0,
+                _ => KvCacheType::F16,
+            },
             cuda_graphs: !one_in(4),
             unit_rates: Some(NOTHING_ON_CPU),
             cpu_help: CpuHelp::Never,

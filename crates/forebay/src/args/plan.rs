@@ -27,7 +27,7 @@ pub struct PlanArgs {
     /// Where to compute: cpu, cuda or cuda:N; auto takes what is predicted to generate faster
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     pub device: Device,
-    /// How a GPU keeps keys and values
+    /// How keys and values are kept
     #[arg(long, value_enum, value_name = "TYPE", default_value_t = KvTypeArg::F16)]
     pub kv_type: KvTypeArg,
     #[command(flatten)]

@@ -10,7 +10,7 @@ use forebay_engine::plan::{
     HitCurve, Plan, PlanRequest, Planned, PlannedModel, Planner, Prediction, Rates, Speed, Work,
 };
 use forebay_engine::{
-    CpuHelp, DeviceChoice, EngineError, Generation, KvCacheType, ModelInfo, Session, SessionOptions,
+    CpuHelp, DeviceChoice, EngineError, Generation, ModelInfo, Session, SessionOptions,
 };
 use forebay_model::{UnitCounts, UnitPlaces};
 use forebay_stream::{MemoryPlan, PolicyKind, routing};
@@ -372,9 +372,7 @@ fn of_session(model: &Path, options: &SessionOptions) -> Option<Planned> {
 /// Makes a session do as planned, where it has the choice, and says before loading what will be slow.
 pub fn follow(model: &Path, options: &mut SessionOptions) {
     let Some(planned) = of_session(model, options) else { return };
-    let only_for_gpu = options.kv_cache != KvCacheType::F16
-        || !options.cuda_graphs
-        || options.cpu_help != CpuHelp::Auto;
+    let only_for_gpu = !options.cuda_graphs || options.cpu_help != CpuHelp::Auto;
     let cpu = options.device == DeviceChoice::Auto && planned.plan.device == "cpu";
     if let Some(gpu) = planned.other.as_ref().filter(|_| cpu && !only_for_gpu) {
         output::tell!(

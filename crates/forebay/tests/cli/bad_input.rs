@@ -70,12 +70,12 @@ fn options_that_the_device_does_not_use_are_refused() {
         ("--device cuda --cpu-experts --exact", "--cpu-experts"),
         ("--device auto --cpu-experts --exact", "--cpu-experts"),
         ("--device cpu --vram 1GiB", "--vram"),
-        ("--device cpu --kv-type q8_0", "--kv-type"),
+        ("--device cpu --kv-type q8_0 --exact", "--kv-type"),
+        ("--device auto --kv-type q4_0 --exact", "--kv-type"),
         ("--device cpu --no-cuda-graph", "--no-cuda-graph"),
         ("--device cpu --cpu-experts", "--cpu-experts"),
         ("--device cpu --no-cpu-experts", "--no-cpu-experts"),
         ("--cpu-experts --no-cpu-experts", "--no-cpu-experts"),
-        ("--prefetch --kv-type q8_0", "--prefetch"),
         ("--prefetch --vram 1GiB", "--prefetch"),
     ] {
         let mut arguments = words("run --prompt x");

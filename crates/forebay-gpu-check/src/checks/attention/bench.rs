@@ -15,7 +15,9 @@ const SHAPES: [(usize, usize); 2] = [(32, 8), (32, 4)];
 pub fn benches() -> Vec<Bench> {
     let mut benches = Vec::new();
     for (heads, kv_heads) in SHAPES {
-        for (element, name) in [(KvElement::F16, "f16"), (KvElement::Q8_0, "q8_0")] {
+        for (element, name) in
+            [(KvElement::F16, "f16"), (KvElement::Q8_0, "q8_0"), (KvElement::Q4_0, "q4_0")]
+        {
             for context in [1024, 16_384] {
                 benches.push(bench("decode", name, element, (heads, kv_heads), (context - 1, 1)));
             }
@@ -26,7 +28,9 @@ pub fn benches() -> Vec<Bench> {
     }
     // DeepSeek-V2-Lite and DeepSeek-V3.
     for heads in [16, 128] {
-        for (element, name) in [(KvElement::F16, "f16"), (KvElement::Q8_0, "q8_0")] {
+        for (element, name) in
+            [(KvElement::F16, "f16"), (KvElement::Q8_0, "q8_0"), (KvElement::Q4_0, "q4_0")]
+        {
             for (first, tokens) in [(1023, 1), (16_383, 1), (16_383, 8), (0, 512)] {
                 benches.push(latent(name, element, heads, (first, tokens)));
             }
@@ -39,7 +43,8 @@ pub fn benches() -> Vec<Bench> {
 fn latent(name: &str, element: KvElement, heads: usize, (first, tokens): (usize, usize)) -> Bench {
     let context = first + tokens;
     let (kv_heads, dim_k, dim_v, values_in_keys) = (1, 576, 512, true);
-    let shape = KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, context };
+    let shape =
+        KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, context, rows: context };
     let label = format!("attention latent {name} {heads} heads, {tokens} tokens at {context}");
     Bench::new(label, move |context| measure(context, &shape, heads, first, tokens))
 }
@@ -54,7 +59,8 @@ fn bench(
     let context = first + tokens;
     let label = format!("attention {family} {name} {heads}/{kv_heads}x128 at {context}");
     let (dim_k, dim_v, values_in_keys) = (128, 128, false);
-    let shape = KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, context };
+    let shape =
+        KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, context, rows: context };
     Bench::new(label, move |context| measure(context, &shape, heads, first, tokens))
 }
 

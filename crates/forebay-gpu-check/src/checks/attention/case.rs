@@ -26,6 +26,8 @@ pub struct Case {
     pub dim_v: usize,
     /// Values are the first elements of keys.
     pub values_in_keys: bool,
+    /// The window that the cache keeps; all positions else.
+    pub kept: Option<usize>,
     /// Position of the first query token.
     pub first: usize,
     pub tokens: usize,
@@ -40,6 +42,10 @@ pub struct Variation {
 }
 
 impl Variation {
+    pub fn windowed(window: usize, sinks: bool) -> Variation {
+        Variation { window: Some(window), softcap: None, sinks }
+    }
+
     pub fn all() -> [Variation; 6] {
         let plain = Variation { window: None, softcap: None, sinks: false };
         [
@@ -61,8 +67,8 @@ pub struct Inputs {
     /// `[positions, kv_heads, dim]`
     keys: Vec<f32>,
     values: Vec<f32>,
-    /// The CPU's cache, where it has the type.
-    cache: Option<KvCache>,
+    /// The CPU's cache, of all positions.
+    cache: KvCache,
     layer: KvLayer,
     /// What the addresses in `layer` belong to.
     _planes: [DeviceMemory; 2],
@@ -77,6 +83,7 @@ fn stored(row: &[f32], element: KvElement) -> Vec<f32> {
         KvElement::F32 => row.to_vec(),
         KvElement::F16 => row.iter().map(|&x| f16::from_f32(x).to_f32()).collect(),
         KvElement::Q8_0 => row.chunks(32).flat_map(stored_bytes).collect(),
+        KvElement::Q4_0 => row.chunks(32).flat_map(stored_nibbles).collect(),
     }
 }
 
@@ -91,7 +98,37 @@ fn stored_bytes(block: &[f32]) -> Vec<f32> {
     block.iter().map(|x| (x * inverse).round_ties_even() * scale).collect()
 }
 
+fn stored_nibbles(block: &[f32]) -> Vec<f32> {
+    let largest = block.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
+    let extreme = block.iter().find(|x| x.abs() == largest).copied().unwrap_or_default();
+    let scale = extreme / -8.0;
+    let inverse = if scale != 0.0 { 1.0 / scale } else { 0.0 };
+    let scale = f16::from_f32(scale).to_f32();
+    block.iter().map(|x| ((x * inverse + 8.5).floor().min(15.0) - 8.0) * scale).collect()
+}
+
+/// The CPU's name for a type.
+pub fn cpu_type(element: KvElement) -> KvType {
+    match element {
+        KvElement::F16 => KvType::F16,
+        KvElement::F32 => KvType::F32,
+        KvElement::Q8_0 => KvType::Q8_0,
+        KvElement::Q4_0 => KvType::Q4_0,
+    }
+}
+
 impl Case {
+    /// A cache that keeps all positions, with values apart from keys.
+    pub fn of(
+        element: KvElement,
+        (heads, kv_heads): (usize, usize),
+        (dim_k, dim_v): (usize, usize),
+        (first, tokens): (usize, usize),
+    ) -> Case {
+        let (values_in_keys, kept) = (false, None);
+        Case { element, heads, kv_heads, dim_k, dim_v, values_in_keys, kept, first, tokens }
+    }
+
     fn end(&self) -> usize {
         self.first + self.tokens
     }
@@ -99,7 +136,9 @@ impl Case {
     fn shape(&self) -> KvLayerShape {
         let Case { element, kv_heads, dim_k, dim_v, values_in_keys, .. } = *self;
         let context = self.end() + SPARE;
-        KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, context }
+        let rows_of = |window| KvLayerShape::rows_for_window(window, self.tokens, context);
+        let rows = self.kept.map_or(context, rows_of);
+        KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, context, rows }
     }
 
     /// What the kernels for this case round.
@@ -112,6 +151,10 @@ impl Case {
             (KvElement::Q8_0, true, true) => super::BYTES_AS_HALVES,
             (KvElement::Q8_0, true, false) => super::BYTES_AND_HALVES,
             (KvElement::Q8_0, false, _) => super::LATENT_BYTES,
+            // As bytes: these bound what is rounded beyond the cache.
+            (KvElement::Q4_0, true, true) => super::BYTES_AS_HALVES,
+            (KvElement::Q4_0, true, false) => super::BYTES_AND_HALVES,
+            (KvElement::Q4_0, false, _) => super::LATENT_BYTES,
         }
     }
 
@@ -131,8 +174,9 @@ impl Case {
             [context.poisoned(key_bytes.div_ceil(4))?, context.poisoned(value_bytes.div_ceil(4))?];
         let layer = KvLayer { shape, keys: planes[0].ptr(), values: planes[1].ptr() };
         let device_q = context.upload(&q)?;
-        for (from, to) in [(0, first), (first, self.end())].into_iter().filter(|run| run.0 < run.1)
-        {
+        let before =
+            (0..first).step_by(shape.rows).map(|from| (from, first.min(from + shape.rows)));
+        for (from, to) in before.chain([(first, self.end())]) {
             let numbers: Vec<u32> = (from as u32..to as u32).collect();
             let (positions, k) = (
                 context.upload(&numbers)?,
@@ -181,18 +225,21 @@ impl Case {
         })
     }
 
-    fn cpu_cache(&self, context: &Context, k: &[f32], v: &[f32]) -> Result<Option<KvCache>> {
-        let kind = match self.element {
-            KvElement::F16 => KvType::F16,
-            KvElement::F32 => KvType::F32,
-            KvElement::Q8_0 => return Ok(None),
-        };
+    fn cpu_cache(&self, context: &Context, k: &[f32], v: &[f32]) -> Result<KvCache> {
         let Case { kv_heads, dim_k: head_dim_k, dim_v: head_dim_v, values_in_keys, .. } = *self;
         let capacity = self.end();
-        let shape = KvShape { kv_heads, head_dim_k, head_dim_v, values_in_keys, context: capacity };
-        let mut cache = KvCache::new(&[shape], kind)?;
+        let shape = KvShape {
+            kv_heads,
+            head_dim_k,
+            head_dim_v,
+            values_in_keys,
+            context: capacity,
+            window: None,
+            rows: capacity,
+        };
+        let mut cache = KvCache::new(&[shape], cpu_type(self.element))?;
         cache.append(&context.cpu, 0, 0, k, if values_in_keys { &[] } else { v })?;
-        Ok(Some(cache))
+        Ok(cache)
     }
 }
 
@@ -209,11 +256,10 @@ impl Inputs {
         let again = self.run(context, variation, splits)?;
         let (expected, norms) = self.reference(variation);
         let mut outcome = Outcome::of(&got, &expected, |i| norms[i], tolerance);
-        if let Some(cpu) = self.on_cpu(context, variation) {
-            let cpu: Vec<f64> = cpu.iter().map(|&x| f64::from(x)).collect();
-            let with_cpu = Outcome::of(&got, &cpu, |i| norms[i], 2.0 * tolerance);
-            outcome = outcome.worse(prefixed(with_cpu, "against the CPU "));
-        }
+        let cpu = self.on_cpu(context, variation);
+        let cpu: Vec<f64> = cpu.iter().map(|&x| f64::from(x)).collect();
+        let with_cpu = Outcome::of(&got, &cpu, |i| norms[i], 2.0 * tolerance);
+        outcome = outcome.worse(prefixed(with_cpu, "against the CPU "));
         let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
         let same = Outcome::same(&bits(&again), &bits(&got));
         outcome = outcome.worse(prefixed(same, "second run differs "));
@@ -221,7 +267,7 @@ impl Inputs {
         Ok(prefixed(outcome, &label))
     }
 
-    fn run(
+    pub fn run(
         &self,
         context: &Context,
         variation: &Variation,
@@ -295,7 +341,7 @@ impl Inputs {
         (out, norms)
     }
 
-    fn on_cpu(&self, context: &Context, variation: &Variation) -> Option<Vec<f32>> {
+    fn on_cpu(&self, context: &Context, variation: &Variation) -> Vec<f32> {
         let Case { heads, dim_v, first, tokens, .. } = self.case;
         let what = CpuAttention {
             window: variation.window,
@@ -304,8 +350,8 @@ impl Inputs {
             ..CpuAttention::causal(0, heads, first, SCALE)
         };
         let mut out = vec![f32::NAN; tokens * heads * dim_v];
-        context.cpu.attention(&self.q, self.cache.as_ref()?, &what, &mut out);
-        Some(out)
+        context.cpu.attention(&self.q, &self.cache, &what, &mut out);
+        out
     }
 }
 

@@ -69,6 +69,8 @@ impl CpuBackend {
             head_dim_v: attention.value_dim,
             values_in_keys: attention.latent.is_some(),
             context,
+            window: None,
+            rows: context,
         };
         let cache = KvCache::new(&vec![shape; architecture.layers.len()], kv_type)?;
         let ropes = architecture.rope_tables(weights, context)?;

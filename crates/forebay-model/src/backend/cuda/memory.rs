@@ -94,6 +94,7 @@ impl CudaPlan {
             dim_v: attention.value_dim,
             values_in_keys: attention.latent.is_some(),
             context,
+            rows: context,
         }
     }
 }
