@@ -72,6 +72,19 @@ const BASE: Family = Family {
     names: &[],
 };
 
+/// What all Gemmas have.
+const GEMMA: Family = Family {
+    norms: NormLayout::Sandwich,
+    norms_less_one: true,
+    scaled_embedding: true,
+    gating: Gating::GeluTanh,
+    names: &[
+        ("feed_forward_norm", "ffn_norm.weight", "pre_feedforward_layernorm.weight"),
+        ("attention_post_norm", "post_attention_norm.weight", "post_attention_layernorm.weight"),
+    ],
+    ..BASE
+};
+
 /// Families by name. Mixtral and Mistral are `llama` in GGUF: mixtral is the one with experts, and
 /// mistral's sliding window is not carried by the format.
 const FAMILIES: &[Family] = &[
@@ -153,38 +166,14 @@ const FAMILIES: &[Family] = &[
         window_theta: Some(10_000.0),
         windows: Windows::ButEvery(6),
         qk_norm: QkNorm::PerHead,
-        norms: NormLayout::Sandwich,
-        norms_less_one: true,
-        scaled_embedding: true,
-        gating: Gating::GeluTanh,
-        names: &[
-            ("feed_forward_norm", "ffn_norm.weight", "pre_feedforward_layernorm.weight"),
-            (
-                "attention_post_norm",
-                "post_attention_norm.weight",
-                "post_attention_layernorm.weight",
-            ),
-        ],
-        ..BASE
+        ..GEMMA
     },
     Family {
         name: "gemma2",
         gguf: "gemma2",
         huggingface: &["gemma2"],
         windows: Windows::ButEvery(2),
-        norms: NormLayout::Sandwich,
-        norms_less_one: true,
-        scaled_embedding: true,
-        gating: Gating::GeluTanh,
-        names: &[
-            ("feed_forward_norm", "ffn_norm.weight", "pre_feedforward_layernorm.weight"),
-            (
-                "attention_post_norm",
-                "post_attention_norm.weight",
-                "post_attention_layernorm.weight",
-            ),
-        ],
-        ..BASE
+        ..GEMMA
     },
     Family {
         name: "deepseek2",

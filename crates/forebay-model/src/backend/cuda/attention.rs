@@ -13,6 +13,17 @@ use crate::ModelError;
 use crate::arch::{Latent, QkNorm};
 use crate::weights::{AttentionWeights, GroupedWeights, HeadMatrices, LatentWeights};
 
+/// Projections, and what they still lack that differs between the kinds of attention.
+struct HeadInputs {
+    q: HeadInput,
+    k: HeadInput,
+    v: HeadInput,
+    /// Elements of a key that its norm is for.
+    key_norm_dim: usize,
+    /// The first element of a head that turns.
+    rotary_from: usize,
+}
+
 impl CudaBackend {
     pub(super) fn project_layer(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
         match &step.layer_weights().attention {
@@ -53,19 +64,32 @@ impl CudaBackend {
                 *input = HeadInput::plain(input.projected);
             }
         }
+        let inputs = HeadInputs {
+            q,
+            k,
+            v: input(at.v, vectors.v_bias, None),
+            key_norm_dim: step.architecture.attention.head_dim,
+            rotary_from: 0,
+        };
+        self.take_inputs(step, inputs)
+    }
+
+    /// What projections still lack is done now, or by attention.
+    fn take_inputs(&mut self, step: &Step<'_>, inputs: HeadInputs) -> Result<(), ModelError> {
+        let HeadInputs { q, k, v, key_norm_dim, rotary_from } = inputs;
         let index = step.architecture.layers[step.layer].rope;
         let rope = &step.architecture.ropes[index];
         let inputs = AttentionInputs {
             q,
             k,
-            key_norm_dim: step.architecture.attention.head_dim,
-            v: input(at.v, vectors.v_bias, None),
+            key_norm_dim,
+            v,
             heads: step.architecture.attention.heads,
-            norm_epsilon: epsilon,
+            norm_epsilon: step.architecture.norm_epsilon,
             rotation: Some(Rotation {
-                angles: self.float(at.ropes[index]),
+                angles: self.float(self.at().ropes[index]),
                 rotary_dim: rope.rotary_dim,
-                rotary_from: 0,
+                rotary_from,
                 interleaved: rope.layout == RopeLayout::Interleaved,
             }),
             positions: self.exchange.positions(),
@@ -73,7 +97,7 @@ impl CudaBackend {
         if takes_inputs(&self.plan.kv_shape, step.count) {
             self.inputs = Some(inputs);
         } else {
-            gpu.attention_inputs(&inputs, &self.kv_layer(step), step.count)?;
+            self.gpu.attention_inputs(&inputs, &self.kv_layer(step), step.count)?;
         }
         Ok(())
     }
@@ -125,34 +149,15 @@ impl CudaBackend {
         let queries = self.float(at.q);
         gpu.join_columns([turned, rotates], queries, rows)?;
 
-        let index = step.architecture.layers[step.layer].rope;
-        let rope = &step.architecture.ropes[index];
         let norm = vectors.kv_a_norm.expect("latent vectors have a norm");
-        let inputs = AttentionInputs {
-            q: HeadInput::plain(queries),
-            k: HeadInput {
-                projected: kv_a.out,
-                bias: DevicePtr::null(),
-                norm: self.vectors().offset(norm),
-            },
-            key_norm_dim: rank,
-            v: HeadInput::plain(DevicePtr::null()),
-            heads: attention.heads,
-            norm_epsilon: epsilon,
-            rotation: Some(Rotation {
-                angles: self.float(at.ropes[index]),
-                rotary_dim: rope.rotary_dim,
-                rotary_from: rank,
-                interleaved: rope.layout == RopeLayout::Interleaved,
-            }),
-            positions: self.exchange.positions(),
+        let k = HeadInput {
+            projected: kv_a.out,
+            bias: DevicePtr::null(),
+            norm: self.vectors().offset(norm),
         };
-        if takes_inputs(&self.plan.kv_shape, step.count) {
-            self.inputs = Some(inputs);
-        } else {
-            gpu.attention_inputs(&inputs, &self.kv_layer(step), step.count)?;
-        }
-        Ok(())
+        let (q, v) = (HeadInput::plain(queries), HeadInput::none());
+        let inputs = HeadInputs { q, k, v, key_norm_dim: rank, rotary_from: rank };
+        self.take_inputs(step, inputs)
     }
 
     fn latent(&self, step: &Step<'_>) -> Latent {
