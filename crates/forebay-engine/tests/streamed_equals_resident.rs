@@ -54,6 +54,7 @@ fn models() -> Vec<PathBuf> {
         "gguf/gpt_oss/gpt_oss-Q4_K_M.gguf",
         "gguf/gemma3/gemma3-BF16.gguf",
         "gguf/deepseek_v2_k/deepseek_v2_k-Q4_K_M.gguf",
+        "gguf/deepseek_v2_lite/deepseek_v2_lite-BF16.gguf",
         "gguf/deepseek_v3/deepseek_v3-BF16.gguf",
         "models/qwen3_moe",
         "models/mixtral",

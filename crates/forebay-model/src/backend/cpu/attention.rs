@@ -175,8 +175,8 @@ impl CpuBackend {
         scratch.inner.prepare(cpu, q_plain, count * heads, plain, &[weights.k_b.matrix.ty]);
         let by_head = &mut at.by_head[..count * heads * rank];
         let jobs = HeadJobs { weights: &weights.k_b, count, batch: at.batch };
-        let jobs = jobs.fill(&mut at.jobs, residency, lease, &scratch.inner, &at.rows, by_head);
-        let mut jobs = jobs;
+        let inner = &scratch.inner;
+        let mut jobs = jobs.fill(&mut at.jobs, residency, lease, inner, &at.rows, by_head);
         matmul_beside_reads(cpu, residency, &mut jobs)?;
         at.jobs = recycle(jobs);
         let q = &mut scratch.q[..count * heads * head_dim];

@@ -154,8 +154,8 @@ impl CpuBackend {
         let CpuBackend { cpu, residency, scratch, .. } = self;
         let Some(lease) = residency.dense_if_present(next.layer as u32) else { return Ok(()) };
         let hidden = step.architecture.hidden;
-        // `block_out` is free until this layer's experts are combined.
-        let normed = &mut scratch.block_out[..hidden];
+        // This layer's products have their input from `normed` already; `block_out` may hold a shared expert's output.
+        let normed = &mut scratch.normed[..hidden];
         let epsilon = step.architecture.norm_epsilon;
         cpu.rms_norm(&scratch.x[..hidden], &layer.feed_forward_norm, epsilon, normed);
         scratch.inner.prepare(cpu, normed, 1, hidden, &[router.ty]);
