@@ -19,7 +19,7 @@ llama_bench=$1 model=$2
 vram=${VRAM:-8GiB} pairs=${PAIRS:-2} prompts=${PROMPTS-512 2048} generate=${GENERATE:-32} limit=${LIMIT:-300}
 reserve=${RESERVE_MIB:-1536}
 runs=$(mktemp)
-trap 'unlimit_memory; rm -f "$runs" "$runs.rate"' EXIT
+trap 'unlimit_memory; rm -f "$runs"*' EXIT
 
 plan() { "$FOREBAY" plan "$model" --device cuda --vram "$vram" --ctx 640 2>&1; }
 if plan | grep -q "run forebay doctor"; then
@@ -29,22 +29,6 @@ plan >&2 || true
 
 # llama NGL PROMPT GENERATE: tokens per second of llama.cpp with so many layers on the GPU.
 llama() { llama_rate "$2" "$3" -ngl "$1"; }
-
-# Whether llama.cpp with -ngl $1 answers within the budget of VRAM, by the most that the driver says.
-fits() {
-    local most=0 used rate budget
-    budget=$(bytes "$vram")
-    llama "$1" 512 1 >"$runs.rate" &
-    while kill -0 $! 2>/dev/null; do
-        used=$(nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits --id=0)
-        [ "$used" -le "$most" ] || most=$used
-        sleep 0.2
-    done
-    rate=$(cat "$runs.rate")
-    rm -f "$runs.rate"
-    echo "llama.cpp -ngl $1: $most MiB of VRAM, $rate tokens/s" >&2
-    [ "$rate" != 0 ] && [ $((most << 20)) -le "$budget" ]
-}
 
 if [ -n "${NGL:-}" ]; then
     ngl=$NGL
@@ -56,7 +40,7 @@ info = json.load(sys.stdin)
 info = info.get("model", info)
 print(max(1, int(int(sys.argv[1]) * info["layers"] / info["weights_bytes"])))
 ' "$(bytes "$vram")")
-    while [ "$ngl" -gt 0 ] && ! fits "$ngl"; do
+    while [ "$ngl" -gt 0 ] && ! llama_fits "$(bytes "$vram")" -ngl "$ngl"; do
         ngl=$((ngl - 1))
     done
 fi

@@ -4,8 +4,8 @@
 #   bench/beyond-vram.sh LLAMA_BENCH MODEL
 #
 # LLAMA_BENCH is the llama-bench program, built with CUDA. forebay gets --vram VRAM (8GiB) and no other hint; llama.cpp computes
-# the experts of NCMOE (30) layers on the CPU: choose the smallest number with which it stays within VRAM. PAIRS (2) runs of each,
-# alternating. Rows: prompts of PROMPTS (512 2048) tokens; GENERATE (128) tokens with the model's own routing, with experts chosen
+# the experts of NCMOE layers on the CPU; if NCMOE is not given, of as few as let it stay within VRAM by the driver's figure, found by
+# trying (nvidia-smi, nobody else on the GPU). PAIRS (2) runs of each, alternating. Rows: prompts of PROMPTS (512 2048) tokens; GENERATE (128) tokens with the model's own routing, with experts chosen
 # uniformly and, if TRACE names a recorded routing trace of the same shape, with its experts: forebay alone follows them, for llama.cpp
 # it makes no difference who is chosen. forebay itself decides whether the CPU computes some of the experts, unless the row says
 # otherwise (run `forebay doctor` on the model's folder first, so that it has rates). As root, RAMS (as in "10GiB 4GiB") limits the memory of either
@@ -16,9 +16,35 @@ need python3
 . "$(dirname "$0")/limits.sh"
 
 llama_bench=$1 model=$2
-vram=${VRAM:-8GiB} ncmoe=${NCMOE:-30} pairs=${PAIRS:-2} prompts=${PROMPTS-512 2048} generate=${GENERATE:-128} limit=${LIMIT:-90}
+vram=${VRAM:-8GiB} pairs=${PAIRS:-2} prompts=${PROMPTS-512 2048} generate=${GENERATE:-128} limit=${LIMIT:-90}
 runs=$(mktemp)
-trap 'unlimit_memory; rm -f "$runs"' EXIT
+trap 'unlimit_memory; rm -f "$runs"*' EXIT
+
+if [ -n "${NCMOE:-}" ]; then
+    ncmoe=$NCMOE
+else
+    need nvidia-smi
+    fits() { llama_fits "$(bytes "$vram")" -ngl 99 -ncmoe "$1"; }
+    # A first guess: a GiB for everything that is no weight.
+    ncmoe=$("$FOREBAY" inspect "$model" --json | python3 -c '
+import json, math, sys
+info = json.load(sys.stdin)
+layer = info["experts"] * info["bytes_per_expert"]
+outside = info["weights_bytes"] + 2**30 - int(sys.argv[1])
+print(min(max(0, math.ceil(outside / layer)), info["layers"]))
+' "$(bytes "$vram")")
+    if fits "$ncmoe"; then
+        while [ "$ncmoe" -gt 0 ] && fits $((ncmoe - 1)); do
+            ncmoe=$((ncmoe - 1))
+        done
+    else
+        layers=$("$FOREBAY" inspect "$model" --json | python3 -c 'import json, sys; print(json.load(sys.stdin)["layers"])')
+        until ncmoe=$((ncmoe + 1)) && fits "$ncmoe"; do
+            [ "$ncmoe" -lt "$layers" ] || break
+        done
+    fi
+fi
+echo "llama.cpp: -ngl 99 -ncmoe $ncmoe" >&2
 
 # run_forebay ROW PROMPT GENERATE [OPTION...]
 run_forebay() {

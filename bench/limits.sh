@@ -72,5 +72,26 @@ except (ValueError, IndexError, OSError):
     rm -f "$answer"
 }
 
+# llama_fits BUDGET OPTION...: whether $llama_bench with these options reads a prompt of 512 tokens and answers within BUDGET
+# bytes of VRAM, by the most that the driver says. Whatever the driver counted before does not count.
+llama_fits() {
+    local budget=$1 before most=0 used rate
+    shift
+    before=$(vram_mib)
+    llama_rate 512 1 "$@" >"$runs.rate" &
+    while kill -0 $! 2>/dev/null; do
+        used=$(vram_mib)
+        [ "$used" -le "$most" ] || most=$used
+        sleep 0.1
+    done
+    rate=$(cat "$runs.rate")
+    rm -f "$runs.rate"
+    most=$((most - before))
+    echo "llama.cpp $*: $most MiB of VRAM, $rate tokens/s" >&2
+    [ "$rate" != 0 ] && [ $((most << 20)) -le "$budget" ]
+}
+
+vram_mib() { nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits --id=0; }
+
 bytes() { numfmt --from=iec-i --suffix=B "$1" | tr -d B; }
 threads=$(python3 -c 'import os; print(len(os.sched_getaffinity(0)))')

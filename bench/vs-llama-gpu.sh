@@ -29,7 +29,8 @@ model, pair, depth = sys.argv[1:]
 run = json.load(sys.stdin)
 for part in ("prompt", "generate"):
     if run[part]:
-        print(f"{model}\t{part} @{depth}\tforebay\t{pair}\t{run[part]["tokens_per_second_median"]}")
+        rate = run[part]["tokens_per_second_median"]
+        print(f"{model}\t{part} @{depth}\tforebay\t{pair}\t{rate}")
 ' "$1" "$2" "$at" >>"$runs"
         [ "$depth" != 0 ] || break
     done
@@ -46,7 +47,8 @@ import json, statistics, sys
 model, pair, depth = sys.argv[1:]
 for run in json.load(sys.stdin):
     part = "prompt" if run["n_gen"] == 0 else "generate"
-    print(f"{model}\t{part} @{depth}\tllama.cpp\t{pair}\t{statistics.median(run["samples_ts"])}")
+    rate = statistics.median(run["samples_ts"])
+    print(f"{model}\t{part} @{depth}\tllama.cpp\t{pair}\t{rate}")
 ' "$1" "$2" "$at" >>"$runs"
         [ "$depth" != 0 ] || break
     done

@@ -1,0 +1,205 @@
+#!/usr/bin/env bash
+# gpt-oss, DeepSeek and Gemma 3 shapes on one GPU: speed against llama.cpp, predictions, and what caches take by the driver's account.
+#
+#   bench/families.sh LLAMA_BENCH OUT
+#
+# LLAMA_BENCH is the llama-bench program, built with CUDA. Prints a line or two for each row, with the seconds that each step took; tables,
+# words and errors go to OUT/families.txt, behind those of earlier calls with the same OUT. A step that fails says so, and the next one
+# begins. FAMILIES_STEPS names the steps and their order (resident,beyond,kv,v3):
+#
+#   resident  gpt-oss-20b (MXFP4) and deepseek-v2-lite (Q4_K_M) in VRAM: PROMPT (512) tokens, GENERATE (128) tokens
+#   beyond    the same with --vram 8GiB and 4GiB, llama.cpp with the smallest -ncmoe that stays within that; uniform routing, too
+#   kv        VRAM at a short and a long context, by the driver: what a position takes, of deepseek-v3, gpt-oss-20b and gemma3-4b
+#   v3        deepseek-v3 with V3_LAYERS (8) layers, cold, --vram 8GiB, and RAM (32GiB) in all by a control group (needs root): measured
+#             beside what the profile of `forebay doctor`, made first, predicts
+#
+# Each row has PAIRS (2) alternating pairs; STEP_LIMIT (240) seconds end a part that hangs. Models are made at first use: those that fit
+# VRAM in MEMORY (/dev/shm, 28 GB), that of `v3` in WORK (/var/tmp/forebay-families, 36 GB), which should be a disk. KEEP=1 leaves them
+# there for the next call. TRIAL=1 takes tiny shapes instead, to try the script on an emulated GPU.
+# Needs python3 and nvidia-smi. FOREBAY names another forebay program.
+. "$(dirname "$0")/common.sh" 2 "$@"
+need python3 nvidia-smi
+. "$root/bench/limits.sh"
+
+llama_bench=$1 out=$2
+work=${WORK:-/var/tmp/forebay-families} memory=${MEMORY:-/dev/shm} ram=${RAM:-32GiB} layers=${V3_LAYERS:-8}
+step_limit=${STEP_LIMIT:-240} prompt=${PROMPT:-512} generate=${GENERATE:-128} pairs=${PAIRS:-2}
+gpt_oss=gpt-oss-20b gpt_oss_vram=8GiB lite=deepseek-v2-lite lite_vram=4GiB v3=deepseek-v3 v3_vram=8GiB gemma=gemma3-4b
+latent=576 contexts=(8192 131072) memory_bytes=28000000000
+if [ -n "${TRIAL:-}" ]; then
+    gpt_oss=gpt-oss-tiny gpt_oss_vram=${TRIAL_VRAM:-70MiB} lite=deepseek-v3-tiny lite_vram=$gpt_oss_vram v3=deepseek-v3-tiny
+    v3_vram=$gpt_oss_vram gemma=gemma3-tiny layers=4 latent=288 contexts=(1024 66560) memory_bytes=100000000
+fi
+mkdir -p "$out" "$work"
+raw=$out/families.txt step=
+# The profile belongs to this sitting; the next call with the same WORK finds it there.
+export FOREBAY XDG_CONFIG_HOME=$work/config
+clear_up() {
+    [ -z "$step" ] || kill "$step" 2>/dev/null || true
+    [ -n "${KEEP:-}" ] || rm -f "$memory"/families-*.gguf "$work"/families-*.gguf
+}
+trap clear_up EXIT
+trap 'exit 130' INT TERM
+# Where lines for the caller go, wherever standard output goes.
+exec 3>&1
+
+# say WORDS: a line for the caller and the record.
+say() {
+    echo "$*" >&3
+    echo "$*" >>"$raw"
+}
+
+# tell PREFIX FILE: the table in FILE into the record, its rows to the caller.
+tell() {
+    local row
+    cat "$2"
+    grep '^| ' "$2" | tail -n +3 | while IFS= read -r row; do
+        say "$1: $row"
+    done
+}
+
+# model FOLDER SHAPE [OPTION...]: sets `file` to a model of that shape, which is made if it is not there.
+model() {
+    local folder=$1
+    shift
+    local name=$*
+    name=${name// /-}
+    file=$folder/families-${name//--/}.gguf
+    [ -e "$file" ] || timeout "$step_limit" "$FOREBAY" synth "$1" "$file" "${@:2}" >"$out/synth" 2>&1 || {
+        cat "$out/synth" >&2
+        return 1
+    }
+    [ ! -e "$out/synth" ] || say "$(tail -n 1 "$out/synth")"
+    rm -f "$out/synth"
+}
+
+# bench NAME [OPTION...]: the JSON of a run of $file is in $out/NAME.json.
+bench() {
+    local name=$1
+    shift
+    timeout "$step_limit" "${within[@]}" "$FOREBAY" bench "$file" --device cuda --repeat 1 "$@" --json >"$out/$name.json"
+}
+
+step_resident() {
+    local shape
+    for shape in "$gpt_oss" "$lite"; do
+        model "$memory" "$shape"
+        PAIRS=$pairs REPEAT=2 PROMPT=$prompt GENERATE=$generate DEPTH=0 timeout "$step_limit" \
+            "$root/bench/vs-llama-gpu.sh" "$llama_bench" "$file" >"$out/table"
+        tell resident "$out/table"
+    done
+}
+
+step_beyond() {
+    beyond "$gpt_oss" "$gpt_oss_vram"
+    beyond "$lite" "$lite_vram"
+}
+
+# beyond SHAPE VRAM
+beyond() {
+    model "$memory" "$1"
+    VRAM=$2 PAIRS=$pairs PROMPTS=$prompt GENERATE=$generate LIMIT=60 timeout "$step_limit" \
+        "$root/bench/beyond-vram.sh" "$llama_bench" "$file" >"$out/table"
+    tell "$1, $2" "$out/table"
+}
+
+step_kv() {
+    model "$memory" "$v3" --layers 3
+    context_in_vram $((latent * 3 * 2))
+    model "$memory" "$gpt_oss"
+    context_in_vram
+    model "$memory" "$gemma"
+    context_in_vram
+}
+
+# context_in_vram [BYTES]: what the driver says that a position of context takes, beside BYTES, or by what inspect says of layers that
+# see all positions.
+context_in_vram() {
+    local context line
+    for context in "${contexts[@]}"; do
+        bench "context-$context" --ctx "$context" --prompt-tokens 1 --gen-tokens 1
+    done
+    "$FOREBAY" inspect "$file" --json >"$out/inspect.json"
+    line=$(
+        python3 - "$out" "$(basename "$file")" "${contexts[@]}" "${1:-}" <<'PYTHON'
+import json, re, sys
+out, name, short, long, said = sys.argv[1:]
+model = json.load(open(f"{out}/inspect.json"))
+vram = [json.load(open(f"{out}/context-{context}.json"))["statistics"]["vram"] for context in (short, long)]
+positions = int(long) - int(short)
+grown = lambda key: (vram[1][key] - vram[0][key]) / positions
+details = " ".join(feature["detail"] for feature in model["features"] if feature["name"] == "sliding window")
+windowed = re.search(r"in (\d+) of (\d+) layers", details)
+all_layers = model["kv_bytes_per_position"]
+share = 1 - int(windowed[1]) / int(windowed[2]) if windowed else 1
+expected = int(said) if said else share * all_layers
+driver, tables = grown("driver_used_bytes"), grown("activation_bytes")
+cache = driver - tables
+print(f"{name}: from {short} to {long} positions the driver says {driver:.0f} bytes for each; without the {tables:.0f} of tables for rotation "
+      f"{cache:.0f}, expected {expected:.0f}: {cache / expected:.3f} of that, {cache / all_layers:.3f} of all layers' context; our own count "
+      f"of the cache {grown('kv_cache_bytes'):.0f}; {vram[1]['driver_used_bytes'] / 2**20:.0f} MiB in use")
+PYTHON
+    )
+    say "$line"
+}
+
+step_v3() {
+    trap unlimit_memory EXIT
+    local budget=()
+    model "$work" "$v3" --layers "$layers"
+    plan=("$FOREBAY" plan "$file" --device cuda --vram "$v3_vram" --ctx "$((prompt > generate ? prompt : generate))")
+    "${plan[@]}" >/dev/null 2>&1 || timeout "$step_limit" "$FOREBAY" doctor "$work" || say "v3: doctor failed, so there are no predictions"
+    drop_caches
+    if ! limit_memory "$(bytes "$ram")"; then
+        say "v3: no control group limits memory here, so --ram $ram instead"
+        budget=(--ram "$ram")
+    fi
+    "${within[@]}" "${plan[@]}" "${budget[@]}" || true
+    against_prediction "own routing" "${budget[@]}" --prompt-tokens "$prompt" --gen-tokens "$generate"
+    against_prediction "uniform routing" "${budget[@]}" --prompt-tokens 0 --gen-tokens "$generate" --routing-trace uniform
+}
+
+# against_prediction ROW [OPTION...]
+against_prediction() {
+    local row=$1 line
+    shift
+    bench v3 --vram "$v3_vram" "$@"
+    line=$(
+        python3 - "$out/v3.json" "$v3, $layers layers, $v3_vram of VRAM, $ram of RAM, $row" <<'PYTHON'
+import json, sys
+run, row = json.load(open(sys.argv[1])), sys.argv[2]
+statistics = run["statistics"]
+parts = []
+for part in ("prompt", "generate"):
+    if run[part]:
+        rate, predicted = run[part]["tokens_per_second_median"], run[part]["tokens_per_second_predicted"]
+        beside = f"predicted {predicted:.2f} ({predicted / rate:.2f} times that)" if predicted else "no prediction"
+        parts.append(f"{part} {rate:.2f} tokens/s, {beside}")
+experts, stream = statistics.get("device_experts"), statistics.get("stream")
+if experts:
+    parts.append(f"{experts['hit_rate']:.0%} hits in VRAM, {experts['experts_on_cpu'] / max(1, experts['misses']):.0%} of misses on the CPU")
+if stream:
+    parts.append(f"{stream['experts_read']} experts read, disk busy {stream['io']['busy_fraction']:.0%}")
+print(f"{row}: {'; '.join(parts)}")
+PYTHON
+    )
+    say "$line"
+}
+
+if [ "$(df --block-size=1 --output=avail "$memory" | tail -n 1)" -lt "$memory_bytes" ]; then
+    say "$memory has no room for the models that fit VRAM: they go to $work, and the first load of each is cold"
+    memory=$work
+fi
+for name in $(tr , ' ' <<<"${FAMILIES_STEPS:-resident,beyond,kv,v3}"); do
+    started=$SECONDS
+    printf '\n== %s\n' "$name" >>"$raw"
+    # In the background, where a failing command ends it; in an `if` it would go on.
+    "step_$name" >>"$raw" 2>&1 &
+    step=$!
+    if wait "$step"; then
+        say "$name: done after $((SECONDS - started)) s"
+    else
+        say "$name: FAILED after $((SECONDS - started)) s, $raw ends with: $(tail -n 1 "$raw")"
+    fi
+    step=
+done
