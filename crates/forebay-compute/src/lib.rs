@@ -19,7 +19,7 @@ mod testing;
 pub use attention::Attention;
 pub use cpu::{Arithmetic, Cpu, Isa, default_threads};
 pub use error::ComputeError;
-pub use kv::{KvCache, KvShape, KvType};
+pub use kv::{KvCache, KvShape, KvType, resumable};
 pub use matmul::{Activations, MatmulJob, Matrix};
 pub use ops::{
     Gating, RopeConfig, RopeLayout, RopeScaling, RopeTable, RouterGroups, RouterRule, Scoring,

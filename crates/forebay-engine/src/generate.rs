@@ -239,7 +239,11 @@ impl Session {
             self.decoder.end_prompt(prompt.len());
         }
         let (prompt_seconds, prompt_processors_busy) = clocks.read(threads);
-        self.truncate(depth);
+        let kept = self.truncate(depth);
+        if kept < depth {
+            self.feed(Phase::Prompt, &before[kept..])?;
+            self.decoder.end_prompt(depth - kept);
+        }
         let clocks = Clocks::start();
         for id in generated {
             self.feed(Phase::Generate, std::slice::from_ref(id))?;

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use forebay_format::{Catalog, Source, TensorInfo};
 use forebay_model::Architecture;
+use forebay_model::arch::Layer;
 use forebay_text::{TextError, Tokenizer};
 use serde::Serialize;
 
@@ -65,6 +66,8 @@ pub struct Inspection {
     pub features: Vec<Feature>,
     /// Of the key/value cache in f16, for a position in all layers.
     pub kv_bytes_per_position: u64,
+    /// Of that, in layers that keep every position: the others keep those of their window.
+    pub kv_bytes_per_position_kept: u64,
     /// Tokenizer in words, or why there is none.
     pub tokenizer: String,
     pub has_chat_template: bool,
@@ -90,20 +93,21 @@ pub fn inspect(model: &Path) -> Result<Inspection, EngineError> {
     Ok(Inspection {
         model: ModelInfo::new(&catalog, &architecture),
         features: features(&architecture, &catalog),
-        kv_bytes_per_position: kv_bytes(&architecture),
+        kv_bytes_per_position: kv_bytes(&architecture, |_| true),
+        kv_bytes_per_position_kept: kv_bytes(&architecture, |layer| layer.window.is_none()),
         tokenizer,
         has_chat_template,
         catalog,
     })
 }
 
-/// Of a position in all layers, in f16.
-fn kv_bytes(architecture: &Architecture) -> u64 {
+/// Of a position in some of the layers, in f16.
+fn kv_bytes(architecture: &Architecture, counts: impl Fn(&Layer) -> bool) -> u64 {
     let attention = &architecture.attention;
     // Latent values are a part of their keys.
     let values = if attention.latent.is_some() { 0 } else { attention.value_dim };
     let numbers = attention.kv_heads as u64 * (attention.head_dim + values) as u64;
-    architecture.layers.len() as u64 * numbers * 2
+    architecture.layers.iter().filter(|layer| counts(layer)).count() as u64 * numbers * 2
 }
 
 impl ModelInfo {

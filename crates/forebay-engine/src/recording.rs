@@ -115,9 +115,15 @@ impl Session {
         phase: Phase,
         run: impl FnOnce(&mut Decoder, Option<&mut Routing>) -> Result<(), ModelError>,
     ) -> Result<(), EngineError> {
-        let Some(log) = &mut self.routing else { return Ok(run(&mut self.decoder, None)?) };
-        log.rows.clear();
-        run(&mut self.decoder, Some(&mut log.rows))?;
+        let rows = self.routing.as_mut().map(|log| {
+            log.rows.clear();
+            &mut log.rows
+        });
+        let ran = run(&mut self.decoder, rows);
+        // After an error the decoder may have had to forget more than what failed.
+        self.forget_as_decoder();
+        ran?;
+        let Some(log) = &mut self.routing else { return Ok(()) };
         let batch_tokens = self.decoder.backend().batch_tokens();
         let RoutingLog { recorder, rows } = log;
         write(recorder, phase, rows, batch_tokens)

@@ -365,10 +365,22 @@ impl Session {
         &self.cached
     }
 
-    /// Forgets all cached tokens from `position` on.
-    pub fn truncate(&mut self, position: usize) {
+    /// Forgets all cached tokens from `position` on, or all of them where that is too far back for layers that keep little
+    /// more than their window. How many are left.
+    pub fn truncate(&mut self, position: usize) -> usize {
         self.decoder.truncate(position);
-        self.cached.truncate(position);
+        self.forget_as_decoder();
+        self.cached.len()
+    }
+
+    /// The tokens in the cache are those that the decoder still has.
+    pub(crate) fn forget_as_decoder(&mut self) {
+        self.cached.truncate(self.decoder.position());
+    }
+
+    /// Whether some layers keep little more than their window, so that [`Session::truncate`] may have to forget all.
+    pub fn has_windows(&self) -> bool {
+        self.decoder.architecture().layers.iter().any(|layer| layer.window.is_some())
     }
 
     /// Forgets all cached tokens.

@@ -281,6 +281,28 @@ fn the_cpu_as_measured() {
     }
 }
 
+/// Layers with a window are planned with the rows that they keep.
+#[test]
+fn windows_are_planned_as_they_are_kept() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../fixtures/gguf/gpt_oss/gpt_oss-MXFP4_MOE.gguf");
+    let model = PlannedModel::open(&path).unwrap();
+    let bytes = |context| {
+        let options = SessionOptions { context: Some(context), ..SessionOptions::default() };
+        let work = Work { prompt_tokens: 512, depth: 0 };
+        let request = PlanRequest::of_session(&options, context, work);
+        let found = plan(&model, &profile("epyc-2core.json"), &request).unwrap();
+        let session = Session::open(&path, &options, &mut |_, _| {}).unwrap();
+        assert_eq!(session.statistics().kv_cache_bytes, found.plan.host_kv_cache_bytes);
+        found.plan.host_kv_cache_bytes
+    };
+    let [short, long, longer] = [300, 1000, 2000].map(bytes);
+    // One of two layers has a window: beyond its rows, only the other one grows.
+    let of_position = short / 300;
+    assert_eq!((longer - long) / 1000, of_position / 2);
+    assert_eq!(long, of_position / 2 * (1000 + 768));
+}
+
 /// What a session reserves is what was planned for it.
 #[test]
 fn sessions_have_the_slots_that_were_planned() {

@@ -22,6 +22,9 @@ const CONTEXT: usize = 512;
 /// Tokens that go through alone: so many that the context is cut into more parts on the way.
 const ALONE: usize = 300;
 
+/// Tokens that are more than a small window, a batch of 512 and the rounding of rows.
+const WRAPPED: usize = 900;
+
 /// Tokens generated from one.
 const GENERATED: usize = 40;
 
@@ -100,6 +103,12 @@ pub fn checks(fixtures: &Path, ordinal: usize) -> Result<Vec<Check>> {
                 checked.with_context(|| split.path.display().to_string())
             }));
         }
+        if model.has_windows()? {
+            let windows = model.clone();
+            checks.push(Check::new(format!("model windows {}", model.name), move |_| {
+                check_windows(&windows, ordinal).with_context(|| windows.path.display().to_string())
+            }));
+        }
         checks.push(Check::new(format!("model graphs {}", model.name), move |_| {
             let exact = check_graphs(&model, ordinal, true);
             let both =
@@ -152,6 +161,12 @@ impl Model {
     fn has_experts(&self) -> Result<bool> {
         let catalog = Catalog::open(&self.path)?;
         Ok(Architecture::from_catalog(&catalog)?.expert_layers().next().is_some())
+    }
+
+    fn has_windows(&self) -> Result<bool> {
+        let catalog = Catalog::open(&self.path)?;
+        let described = Architecture::from_catalog(&catalog)?;
+        Ok(described.layers.iter().any(|layer| layer.window.is_some()))
     }
 
     fn open(&self, device: DeviceChoice, exact: bool) -> Result<Session> {
@@ -332,6 +347,38 @@ fn check_load(model: &Model, ordinal: usize) -> Result<Outcome> {
         worst = worst.worse(Outcome::same(&found, &expected).at(what));
     }
     Ok(worst)
+}
+
+/// A text beyond what layers with a window keep: caches wrap, as the CPU's do, and give the same.
+fn check_windows(model: &Model, ordinal: usize) -> Result<Outcome> {
+    let ids = prompt(&json(&model.prompts), "long");
+    // Other neighbours every time round.
+    let turn = |i: usize| ids[(i + i / ids.len() * 7) % ids.len()];
+    let ids: Vec<u32> = (0..WRAPPED).map(turn).collect();
+    let open = |device| {
+        let context = Some(WRAPPED + GENERATED);
+        let options = SessionOptions { device, exact: true, context, ..SessionOptions::default() };
+        model.open_with(options)
+    };
+    let (mut session, mut cpu) = (open(DeviceChoice::Cuda(ordinal))?, open(DeviceChoice::Cpu)?);
+    let vocabulary = session.vocab_size();
+    let last = |session: &mut Session, ids: &[u32]| {
+        let mut logits = session.logits(ids, None)?;
+        logits.drain(..logits.len() - 8 * vocabulary);
+        Ok::<_, anyhow::Error>(logits)
+    };
+    let expected = last(&mut cpu, &ids)?;
+    let distance = Distance::between(&expected, &last(&mut session, &ids)?, vocabulary);
+    let worst = Limits::EXACT.judge("beyond the rows", &distance);
+    let generated = generate(&mut session, &ids, GENERATED)?;
+    let expected = generate(&mut cpu, &ids, GENERATED)?;
+    let worst = worst.worse(Outcome::same(&generated, &expected).at("greedy"));
+    // Back by less than a batch, and on as before; back to where nothing is left.
+    session.truncate(WRAPPED - 100);
+    let again = session.cached_tokens().len();
+    let kept = Outcome::same(&[again], &[WRAPPED - 100]).at("positions left");
+    let none = Outcome::same(&[session.truncate(20)], &[0]).at("positions left of few");
+    Ok(worst.worse(kept).worse(none))
 }
 
 /// Single tokens give the same bits whether their work is recorded or not, and twice.

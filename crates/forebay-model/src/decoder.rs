@@ -132,10 +132,11 @@ impl Decoder {
         self.position
     }
 
-    /// Forgets all positions from `position` on.
-    pub fn truncate(&mut self, position: usize) {
-        self.position = self.position.min(position);
-        self.backend.truncate(self.position);
+    /// Forgets all positions from `position` on. Layers with a window keep little more than it: if that is too far back
+    /// for them, everything is forgotten. How many positions are left.
+    pub fn truncate(&mut self, position: usize) -> usize {
+        self.position = self.backend.truncate(self.position.min(position));
+        self.position
     }
 
     /// Runs `tokens` after what the cache holds and writes logits `[positions, vocabulary]`.
@@ -144,7 +145,8 @@ impl Decoder {
     ///
     /// # Errors
     /// A full context, a token outside of the vocabulary, a failed read, or values that are not
-    /// finite. After an error the cache holds what it held before the call.
+    /// finite. After an error the cache holds what it held before the call, or nothing where that is too far back for
+    /// layers with a window ([`Decoder::truncate`]): [`Decoder::position`] says so.
     pub fn forward(
         &mut self,
         tokens: &[u32],

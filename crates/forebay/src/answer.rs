@@ -47,8 +47,7 @@ pub fn generate(
     sink: Sink<'_>,
 ) -> Outcome<Answer> {
     let guard = interrupt::Answer::begin();
-    let reused = conversation::reusable(session.cached_tokens(), ids);
-    session.truncate(reused);
+    let reused = session.truncate(conversation::reusable(session.cached_tokens(), ids));
     tracing::debug!(tokens = ids.len(), reused, "prompt");
     let tokenizer = session.shared_tokenizer()?;
     let stream = match templated {

@@ -80,8 +80,7 @@ impl KvShape {
     /// `written` were: `len` itself, or 0, all anew, where a token there would look back on a row
     /// that a later position has taken.
     pub fn resumable(&self, written: usize, len: usize) -> usize {
-        let oldest = self.window.map_or(0, |window| (len + 1).saturating_sub(window));
-        if written.saturating_sub(self.rows) <= oldest { len } else { 0 }
+        resumable(self.window, self.rows, written, len)
     }
 
     /// Bytes that a layer of this shape reserves, or `None` when that is no 64-bit number.
@@ -92,6 +91,12 @@ impl KvShape {
             .into_iter()
             .try_fold(row, |bytes, factor| bytes.checked_mul(factor as u64))
     }
+}
+
+/// [`KvShape::resumable`] of a layer that keeps `rows` positions, for any cache that is one.
+pub fn resumable(window: Option<usize>, rows: usize, written: usize, len: usize) -> usize {
+    let oldest = window.map_or(0, |window| (len + 1).saturating_sub(window));
+    if written.saturating_sub(rows) <= oldest { len } else { 0 }
 }
 
 /// Keys and values of every position seen so far, for every layer.

@@ -172,7 +172,7 @@ impl Model<'_> {
     }
 
     pub(super) fn kv_bytes(&self) -> f64 {
-        self.work.depth as f64 * self.costs.kv_bytes_per_position as f64
+        self.costs.kv.bytes_read(self.work.depth)
     }
 
     /// `vram` and `ram`: the share of experts there.

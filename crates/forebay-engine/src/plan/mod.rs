@@ -170,8 +170,11 @@ impl<'a> Planner<'a> {
 
     fn costs(&self, request: &PlanRequest) -> ModelCosts {
         let PlannedModel { architecture, weights, .. } = self.model;
-        ModelCosts::new(architecture, weights, request.context)
-            .with_cache(architecture, request.cache)
+        ModelCosts::new(architecture, weights, request.context).with_cache(
+            architecture,
+            request.cache,
+            request.context,
+        )
     }
 
     /// The same without a look at what else there would be.
@@ -230,7 +233,7 @@ impl<'a> Planner<'a> {
             slots: None,
             units: None,
             host: Some(host),
-            host_kv_cache_bytes: request.context as u64 * costs.kv_bytes_per_position,
+            host_kv_cache_bytes: costs.kv.bytes(),
             prediction: self.predict(costs, request, &placement)?,
         })
     }

@@ -104,15 +104,42 @@ pub(crate) struct LayerCosts {
 pub(crate) struct ModelCosts {
     pub layers: Vec<LayerCosts>,
     pub head: Matrices,
-    /// Keys and values of one position, all layers together: bytes.
-    pub kv_bytes_per_position: u64,
+    pub kv: KvCosts,
     /// Tokens of a prompt that the CPU takes through the layers together, at most.
     pub cpu_batch_tokens: usize,
 }
 
-fn kv_bytes_per_position(architecture: &Architecture, cache: KvElement) -> u64 {
-    let position = CudaPlan::cache(architecture, 1, cache);
-    (position.key_bytes() + position.value_bytes()) * architecture.layers.len() as u64
+/// Keys and values.
+#[derive(Clone, Debug)]
+pub(crate) struct KvCosts {
+    /// Of a position in one layer, keys and values.
+    layer_bytes: u64,
+    /// What layers see of a context and what they keep of it, by layer.
+    layers: Vec<(Option<usize>, usize)>,
+}
+
+impl KvCosts {
+    /// Of a context that comes in batches of up to `batch` tokens.
+    fn new(architecture: &Architecture, cache: KvElement, batch: usize, context: usize) -> KvCosts {
+        let position = CudaPlan::cache(architecture, 1, cache);
+        let layers = architecture.layers.iter();
+        KvCosts {
+            layer_bytes: position.key_bytes() + position.value_bytes(),
+            layers: layers.map(|layer| (layer.window, layer.kv_rows(batch, context))).collect(),
+        }
+    }
+
+    /// Bytes that are reserved.
+    pub fn bytes(&self) -> u64 {
+        self.layers.iter().map(|(_, rows)| *rows as u64 * self.layer_bytes).sum()
+    }
+
+    /// Bytes that a token after `depth` others reads.
+    pub fn bytes_read(&self, depth: usize) -> f64 {
+        let seen = |window: &Option<usize>| window.map_or(depth, |window| window.min(depth));
+        let rows: usize = self.layers.iter().map(|(window, _)| seen(window)).sum();
+        rows as f64 * self.layer_bytes as f64
+    }
 }
 
 impl ModelCosts {
@@ -142,18 +169,24 @@ impl ModelCosts {
             LayerCosts { dense: Matrices::of(&dense), feed_forward, experts }
         });
         let head: Vec<&PartMatrix> = weights.head.iter().map(|chunk| &chunk.matrix).collect();
+        let cpu_batch_tokens = forebay_model::batch_tokens(architecture, context).max(1);
         ModelCosts {
             layers: layers.collect(),
             head: Matrices::of(&head),
-            kv_bytes_per_position: kv_bytes_per_position(architecture, KvElement::F16),
-            cpu_batch_tokens: forebay_model::batch_tokens(architecture, context).max(1),
+            kv: KvCosts::new(architecture, KvElement::F16, cpu_batch_tokens, context),
+            cpu_batch_tokens,
         }
     }
 
-    /// With keys and values kept as `cache`; both devices keep as many bytes.
-    pub fn with_cache(self, architecture: &Architecture, cache: KvElement) -> ModelCosts {
-        let kv_bytes_per_position = kv_bytes_per_position(architecture, cache);
-        ModelCosts { kv_bytes_per_position, ..self }
+    /// With keys and values of `context` positions kept as `cache`.
+    pub fn with_cache(
+        self,
+        architecture: &Architecture,
+        cache: KvElement,
+        context: usize,
+    ) -> ModelCosts {
+        let kv = KvCosts::new(architecture, cache, self.cpu_batch_tokens, context);
+        ModelCosts { kv, ..self }
     }
 
     pub fn expert_layers(&self) -> impl Iterator<Item = &ExpertCosts> {

@@ -101,8 +101,10 @@ impl Pair {
                 2 => {
                     let position =
                         random.next() as usize % (1 + self.reference.cached_tokens().len());
-                    self.reference.truncate(position);
-                    self.streaming.truncate(position);
+                    let left = self.reference.truncate(position);
+                    if self.streaming.truncate(left) < left {
+                        self.reference.reset();
+                    }
                     tally.truncated += 1;
                     Then::GoesOn
                 }
@@ -146,6 +148,10 @@ impl Pair {
             // The last token failed on its way, or the prompt did.
             let kept = self.streaming.cached_tokens();
             let fed = if said.is_empty() { 0 } else { turn.prompt.len() + said.len() - 1 };
+            if kept.is_empty() && before + fed > 0 && self.streaming.has_windows() {
+                // What was said before is behind the window of layers that keep no more.
+                return Ok(self.begin_anew(tally));
+            }
             let right = kept == &self.reference.cached_tokens()[..before + fed];
             ensure!(
                 right,
@@ -157,12 +163,22 @@ impl Pair {
             if turn.sampling.temperature == 0.0 && random.next().is_multiple_of(2) {
                 tally.resumed += 1;
             } else {
-                self.streaming.truncate(before);
+                if self.streaming.truncate(before) < before {
+                    return Ok(self.begin_anew(tally));
+                }
                 said.clear();
                 tally.repeated += 1;
             }
         }
         bail!("the disk recovers, but {ATTEMPTS} calls failed")
+    }
+
+    /// Both forget the conversation.
+    fn begin_anew(&mut self, tally: &mut Tally) -> Then {
+        self.reference.reset();
+        self.streaming.reset();
+        tally.forgotten += 1;
+        Then::GoesOn
     }
 
     fn ask_for_logits(&mut self, random: &mut Random, tally: &mut Tally) -> Result<Then> {

@@ -88,6 +88,8 @@ pub struct Tally {
     /// Of these, after how many the session went on where it was, or took the call from its beginning.
     resumed: u64,
     repeated: u64,
+    /// Conversations that both sides forgot, because layers with a window could not go back to where a call began.
+    forgotten: u64,
     /// Of the sessions that were compared: requests to the disk that were repeated, and bytes.
     retries: u64,
     checksum_mismatches: u64,
@@ -223,10 +225,11 @@ fn text(report: &Report) -> String {
             tally.cancelled, tally.truncated, tally.bad_calls
         ),
         format!(
-            "errors that reached the caller: {}; went on {} times where it was, {} from the beginning",
+            "errors that reached the caller: {}; went on {} times where it was, {} from the beginning, {} with nothing",
             if errors.is_empty() { "none".into() } else { errors.join(", ") },
             tally.resumed,
-            tally.repeated
+            tally.repeated,
+            tally.forgotten
         ),
         format!(
             "read: {:.2} GB, {} requests repeated, {} checksums did not match",

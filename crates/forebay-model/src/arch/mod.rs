@@ -5,7 +5,8 @@ mod gguf;
 mod huggingface;
 
 use forebay_compute::{
-    Gating, RopeConfig, RopeLayout, RopeScaling, RopeTable, RouterGroups, RouterRule, Scoring,
+    Gating, KvShape, RopeConfig, RopeLayout, RopeScaling, RopeTable, RouterGroups, RouterRule,
+    Scoring,
 };
 use forebay_format::{Catalog, Source};
 use serde::Serialize;
@@ -161,6 +162,11 @@ pub struct Layer {
 }
 
 impl Layer {
+    /// Positions whose keys and values the layer keeps, of a context whose tokens come in batches of up to `batch`.
+    pub fn kv_rows(&self, batch: usize, context: usize) -> usize {
+        self.window.map_or(context, |window| KvShape::rows_for_window(window, batch, context))
+    }
+
     /// Experts of the layer; 0 in a dense one.
     pub fn experts(&self) -> usize {
         match &self.feed_forward {

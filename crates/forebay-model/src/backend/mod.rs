@@ -123,8 +123,9 @@ pub trait Backend {
     /// Bytes reserved for keys and values.
     fn cache_bytes(&self) -> u64;
 
-    /// Forgets keys and values from `position` on.
-    fn truncate(&mut self, position: usize);
+    /// Forgets keys and values from `position` on, or all of them where a layer with a window has given up what a token
+    /// there would see. The position to go on from: `position` or 0.
+    fn truncate(&mut self, position: usize) -> usize;
 
     /// The blocks in host memory that it computes with, if it does.
     fn residency(&self) -> Option<&Residency>;

@@ -109,10 +109,12 @@ fn summary(inspection: &Inspection) -> String {
             ),
         ));
     }
-    lines.push((
-        "cache",
-        format!("{} for a position in f16", size::format(inspection.kv_bytes_per_position)),
-    ));
+    let (all, kept) = (inspection.kv_bytes_per_position, inspection.kv_bytes_per_position_kept);
+    let mut cache = format!("{} for a position in f16", size::format(all));
+    if kept < all {
+        cache += &format!(", {} behind the windows", size::format(kept));
+    }
+    lines.push(("cache", cache));
     lines.push(("context", format!("{} positions trained", grouped(model.context_trained as u64))));
     lines.push(("tokenizer", inspection.tokenizer.clone()));
     let template = if inspection.has_chat_template { "yes" } else { "none (forebay run --raw)" };

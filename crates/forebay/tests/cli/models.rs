@@ -28,7 +28,7 @@ fn inspect_knows_the_demo_model() {
 fn families_run_and_say_what_is_special() {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
-    let families = [
+    let families: [(&str, usize, &[&str]); 5] = [
         (
             "gpt-oss-tiny",
             2 * 2 * 128 * 2,
@@ -58,6 +58,14 @@ fn families_run_and_say_what_is_special() {
             assert!(named(name) && text.contains(name), "{arch}: {name} is missing in {text}");
         }
         assert_eq!(document["kv_bytes_per_position"], kv_bytes, "{arch}");
+        let kept = &document["kv_bytes_per_position_kept"];
+        // Of two layers, gpt-oss has one with a window, gemma3 both.
+        let share = match arch {
+            "gpt-oss-tiny" => 2_usize,
+            "gemma3-tiny" => 0,
+            _ => 1,
+        };
+        assert_eq!(kept, &kv_bytes.checked_div(share).unwrap_or(0), "{arch}");
         forebay(&["logits", &out, "--tokens", "1,2,3", "-o", &path("logits")]).ok();
     }
 }

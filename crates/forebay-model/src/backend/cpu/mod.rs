@@ -62,19 +62,20 @@ impl CpuBackend {
         kv_type: KvType,
         prefetch: bool,
     ) -> Result<CpuBackend, ModelError> {
+        let batch = batch_tokens(architecture, context);
         let attention = &architecture.attention;
-        let shape = KvShape {
+        let shape = |layer: &Layer| KvShape {
             kv_heads: attention.kv_heads,
             head_dim_k: attention.head_dim,
             head_dim_v: attention.value_dim,
             values_in_keys: attention.latent.is_some(),
             context,
-            window: None,
-            rows: context,
+            window: layer.window,
+            rows: layer.kv_rows(batch, context),
         };
-        let cache = KvCache::new(&vec![shape; architecture.layers.len()], kv_type)?;
+        let shapes: Vec<KvShape> = architecture.layers.iter().map(shape).collect();
+        let cache = KvCache::new(&shapes, kv_type)?;
         let ropes = architecture.rope_tables(weights, context)?;
-        let batch = batch_tokens(architecture, context);
         let scratch = Scratch::reserve(architecture, weights, batch);
         let prefetch = prefetch && !residency.plan().fully_resident;
         Ok(CpuBackend {
@@ -191,8 +192,10 @@ impl Backend for CpuBackend {
         self.cache.bytes()
     }
 
-    fn truncate(&mut self, position: usize) {
+    fn truncate(&mut self, position: usize) -> usize {
+        let position = self.cache.resumable(position);
         self.cache.truncate(position);
+        position
     }
 
     fn residency(&self) -> Option<&Residency> {

@@ -68,6 +68,7 @@ impl CudaBackend {
     pub fn begin_batch(&mut self, step: &Step<'_>, batch: &Batch<'_>) -> Result<Begun, ModelError> {
         // A batch that failed may have left what its next step would have taken.
         (self.inputs, self.outputs) = (None, None);
+        self.written = self.written.max(step.position + step.count);
         // It waits for what an earlier batch may have left behind, so that whatever is pinned is free afterwards.
         let ids = self.embedding_rows.as_ref().map_or(batch.tokens, |rows| &rows.ids[..step.count]);
         self.exchange.take(&self.gpu, ids, step.position)?;

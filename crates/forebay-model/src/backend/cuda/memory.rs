@@ -84,7 +84,7 @@ pub struct DeviceShare {
 }
 
 impl CudaPlan {
-    /// The key/value cache of a layer, for `context` positions.
+    /// The key/value cache of a layer that keeps all of `context` positions.
     pub fn cache(architecture: &Architecture, context: usize, element: KvElement) -> KvLayerShape {
         let attention = &architecture.attention;
         KvLayerShape {
@@ -164,7 +164,7 @@ impl Share {
         let activations = ActivationPlaces::new(multiprocessors, architecture, kv_shape, floats);
         Ok(Share {
             weights: WeightPlaces::new(architecture, weights, &units, stays_on_disk)?,
-            kv: KvPlaces::new(kv_shape, architecture.layers.len()),
+            kv: KvPlaces::new(kv_shape, &architecture.layers, activations.batch),
             activations,
             vectors,
             units,

@@ -24,8 +24,9 @@ mod vectors;
 
 use forebay_compute::Cpu;
 use forebay_cuda::{
-    Added, AttentionInputs, DevicePtr, FiniteFlag, Gating, Gpu, KvLayer, MATVEC_TOKENS,
-    NarrowActivations, Norm, Normed, RoundedActivations, TOP_K_MAX, TopK, takes_rounded,
+    Added, AttentionInputs, DevicePtr, FiniteFlag, Gating, Gpu, KvLayer, KvLayerShape,
+    MATVEC_TOKENS, NarrowActivations, Norm, Normed, RoundedActivations, TOP_K_MAX, TopK,
+    takes_rounded,
 };
 use forebay_stream::{MemoryPlan, Residency};
 
@@ -36,7 +37,7 @@ use crate::weights::{FeedForwardWeights, PartMatrix, Weights};
 use beginning::EmbeddingRows;
 use exchange::Exchange;
 use memory::{DeviceArena, DevicePlan};
-use places::{ActivationPlaces, HEAD_ROWS};
+use places::{ActivationPlaces, HEAD_ROWS, KvLayerPlaces};
 use products::{Product, Products};
 use recording::Recordings;
 use streamed::Streamed;
@@ -78,6 +79,8 @@ pub struct CudaBackend {
     outputs: Option<Added>,
     /// Tokens for which rows of latent attention are sorted by head.
     sorted_heads: usize,
+    /// Positions below this were written since the cache was last empty: their rows are taken.
+    written: usize,
     vocabulary: usize,
     flags: Vec<u32>,
     chosen: Vec<u32>,
@@ -117,6 +120,7 @@ impl CudaBackend {
             inputs: None,
             outputs: None,
             sorted_heads: 0,
+            written: 0,
             vocabulary: architecture.vocabulary,
             flags: vec![0; 1 + architecture.layers.len()],
             chosen: vec![0; at.batch * architecture.experts_per_token()],
@@ -152,8 +156,8 @@ impl CudaBackend {
     }
 
     fn kv_layer(&self, step: &Step<'_>) -> KvLayer {
-        let shape = self.plan.kv_shape;
-        let [keys, values] = [&self.plan.kv.keys, &self.plan.kv.values].map(|at| at[step.layer]);
+        let KvLayerPlaces { rows, keys, values } = self.plan.kv.layers[step.layer];
+        let shape = KvLayerShape { rows, ..self.plan.kv_shape };
         KvLayer { shape, keys: self.arena.kv(keys), values: self.arena.kv(values) }
     }
 
@@ -298,8 +302,14 @@ impl Backend for CudaBackend {
         self.plan.vram.kv_cache_bytes
     }
 
-    /// Kernels read no position that the batch does not ask for.
-    fn truncate(&mut self, _position: usize) {}
+    /// Kernels read no position that the batch does not ask for, so nothing is to be done, if it can be.
+    fn truncate(&mut self, position: usize) -> usize {
+        let position = self.plan.kv.resumable(self.written, position);
+        if position == 0 {
+            self.written = 0;
+        }
+        position
+    }
 
     fn residency(&self) -> Option<&Residency> {
         let units = self.units.as_ref().map(StreamedUnits::host);

@@ -1,5 +1,6 @@
 //! Where everything lies in device memory: known before any of it is reserved.
 
+use forebay_compute::resumable;
 use forebay_cuda::{
     AttentionScratchSize, ExpertFetch, KvLayerShape, MATVEC_TOKENS, RoundedActivations, TOP_K_MAX,
     TopK, attention_splits,
@@ -9,7 +10,7 @@ use forebay_stream::MemoryPlan;
 
 use super::units::UnitPlan;
 use crate::ModelError;
-use crate::arch::{Architecture, Attention};
+use crate::arch::{Architecture, Attention, Layer};
 use crate::weights::{FeedForwardWeights, PartMatrix, Weights};
 
 /// Everything begins at a multiple of this. It is also the margin around weights, of which kernels may read some bytes.
@@ -402,22 +403,47 @@ fn attention_scratch(
     })
 }
 
-/// Places of keys and values, by layer.
+/// Places of keys and values.
 #[derive(Debug)]
 pub struct KvPlaces {
     pub places: Places,
-    pub keys: Vec<u64>,
-    pub values: Vec<u64>,
+    pub layers: Vec<KvLayerPlaces>,
+    /// What differs between layers, once each: windows and rows.
+    windows: Vec<(usize, usize)>,
+}
+
+/// Places of a layer's.
+#[derive(Debug, Clone, Copy)]
+pub struct KvLayerPlaces {
+    /// Positions that are kept.
+    pub rows: usize,
+    pub keys: u64,
+    pub values: u64,
 }
 
 impl KvPlaces {
-    pub fn new(shape: &KvLayerShape, layers: usize) -> KvPlaces {
+    /// For layers of `shape`, but for their rows, whose tokens come in batches of up to `batch`.
+    pub fn new(shape: &KvLayerShape, layers: &[Layer], batch: usize) -> KvPlaces {
         let mut places = Places::default();
-        let (mut keys, mut values) = (Vec::new(), Vec::new());
-        for _ in 0..layers {
-            keys.push(places.take(shape.key_bytes()));
-            values.push(places.take(shape.value_bytes()));
-        }
-        KvPlaces { places, keys, values }
+        let mut windows = Vec::new();
+        let mut place = |layer: &Layer| {
+            let rows = layer.kv_rows(batch, shape.context);
+            if let Some(window) = layer.window
+                && !windows.contains(&(window, rows))
+            {
+                windows.push((window, rows));
+            }
+            let shape = KvLayerShape { rows, ..*shape };
+            let (keys, values) = (places.take(shape.key_bytes()), places.take(shape.value_bytes()));
+            KvLayerPlaces { rows, keys, values }
+        };
+        let layers = layers.iter().map(&mut place).collect();
+        KvPlaces { places, layers, windows }
+    }
+
+    /// The largest position, at most `len`, from which all layers may go on.
+    pub fn resumable(&self, written: usize, len: usize) -> usize {
+        let of = |(window, rows): &(usize, usize)| resumable(Some(*window), *rows, written, len);
+        self.windows.iter().map(of).min().unwrap_or(len)
     }
 }

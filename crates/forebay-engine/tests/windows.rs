@@ -1,0 +1,131 @@
+//! Layers with a sliding window keep little more than it: what comes out is what a cache of everything would give, and
+//! going back too far begins anew.
+
+mod support;
+
+use std::fs;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+use forebay_engine::{GenerateOptions, Session, SessionOptions};
+use forebay_model::sampling::Sampling;
+use serde_json::Value;
+use support::fixture;
+use tempfile::TempDir;
+
+/// More than a window, a batch and the rounding of rows.
+const CONTEXT: usize = 2000;
+const WINDOW: usize = 16;
+const LAYERS: usize = 2;
+
+/// The llama of the fixtures, all of whose layers have a window if it is given.
+fn windowed(window: Option<usize>) -> (TempDir, PathBuf) {
+    let from = fixture("models/llama3_rope").expect("is part of the repository");
+    let folder = tempfile::tempdir().unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
+    }
+    let path = folder.path().join("config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    assert_eq!(config["num_hidden_layers"], LAYERS);
+    config["model_type"] = "mistral".into();
+    config["sliding_window"] = window.into();
+    fs::write(path, config.to_string()).unwrap();
+    let path = folder.path().to_owned();
+    (folder, path)
+}
+
+fn open(path: &Path, context: usize) -> Session {
+    let options =
+        SessionOptions { exact: true, context: Some(context), ..SessionOptions::default() };
+    Session::open(path, &options, &mut |_, _| {}).unwrap()
+}
+
+/// Tokens that do not repeat soon.
+fn text(count: usize) -> Vec<u32> {
+    (0..count as u32).map(|i| i.wrapping_mul(2_654_435_761) >> 23).collect()
+}
+
+fn last_row(logits: &[f32], vocabulary: usize) -> &[f32] {
+    &logits[logits.len() - vocabulary..]
+}
+
+/// Of the last token, relative to the squares of what is expected.
+fn error(session: &mut Session, ids: &[u32], expected: &[f32]) -> f64 {
+    let vocabulary = session.vocab_size();
+    let found = session.logits(ids, None).unwrap();
+    let pairs = || last_row(&found, vocabulary).iter().zip(last_row(expected, vocabulary));
+    let squares = |of: fn((&f32, &f32)) -> f64| pairs().map(of).sum::<f64>();
+    squares(|(a, b)| f64::from(a - b).powi(2)) / squares(|(_, b)| f64::from(*b).powi(2))
+}
+
+/// A token of the last of two layers sees a window of tokens, each of which saw one: nothing before them can matter,
+/// wherever in the cache they lie.
+#[test]
+fn what_lies_behind_all_windows_does_not_count() {
+    let (_folder, path) = windowed(Some(WINDOW));
+    let mut session = open(&path, CONTEXT);
+    let (_all, path) = windowed(None);
+    let mut sees_all = open(&path, CONTEXT);
+    let seen = LAYERS * (WINDOW - 1) + 1;
+    // The cache wraps at 768.
+    for count in [100, 767, 768, 769, 1025, 1537, CONTEXT] {
+        let ids = text(count);
+        let alone = session.logits(&ids[count - seen..], None).unwrap();
+        let found = error(&mut session, &ids, &alone);
+        assert!(found < 1e-9, "{count} tokens: {found:e}");
+        let too_few = session.logits(&ids[count - seen + 1..], None).unwrap();
+        let found = error(&mut session, &ids, &too_few);
+        assert!(found > 1e-7, "{count} tokens: the oldest seen does not count: {found:e}");
+        let found = error(&mut sees_all, &ids, &alone);
+        assert!(found > 1e-3, "{count} tokens: what is before does not count: {found:e}");
+    }
+    // One after the other, across the end of the rows.
+    let ids = text(900);
+    let rows = session.logits_one_by_one(&ids).unwrap();
+    let found = error(&mut session, &ids, &rows);
+    assert!(found < 1e-9, "one by one: {found:e}");
+}
+
+#[test]
+fn the_cache_keeps_windows_and_plans_say_so() {
+    let bytes = |window, context| {
+        let (_folder, path) = windowed(window);
+        open(&path, context).statistics().kv_cache_bytes
+    };
+    let all = bytes(None, CONTEXT);
+    // A window, the rest of a batch of 512, in chunks of 256.
+    assert_eq!(bytes(Some(WINDOW), CONTEXT) * CONTEXT as u64, all * 768);
+    assert_eq!(bytes(Some(WINDOW), 1500), bytes(Some(WINDOW), CONTEXT));
+    assert_eq!(bytes(Some(WINDOW), 300), bytes(None, 300));
+}
+
+fn feed(session: &mut Session, ids: &[u32], tokens: usize) -> Vec<u32> {
+    let options = GenerateOptions::exactly(tokens, Sampling::greedy());
+    session.generate(ids, &options, &mut |_| ControlFlow::Continue(())).unwrap().tokens
+}
+
+#[test]
+fn going_back_is_possible_within_a_batch_and_else_begins_anew() {
+    let (_folder, path) = windowed(Some(WINDOW));
+    let mut session = open(&path, CONTEXT);
+    let ids = text(1400);
+    feed(&mut session, &ids, 1);
+    // 768 rows hold positions from 632 on: from 647 on all that a token sees is there.
+    assert_eq!(session.truncate(1000), 1000);
+    assert_eq!(session.cached_tokens(), &ids[..1000]);
+    let again = feed(&mut session, &ids[1000..], 20);
+    session.reset();
+    assert_eq!(feed(&mut session, &ids, 20), again);
+
+    assert_eq!(session.truncate(670), 670);
+    assert_eq!(session.truncate(660), 0, "a window before 660 is gone");
+    assert!(session.cached_tokens().is_empty());
+    assert_eq!(feed(&mut session, &ids, 20), again);
+
+    let (_all, path) = windowed(None);
+    let mut session = open(&path, CONTEXT);
+    feed(&mut session, &ids, 1);
+    assert_eq!((session.truncate(3), session.cached_tokens().len()), (3, 3));
+}
