@@ -3,12 +3,15 @@
 
 mod support;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use forebay_engine::{GenerateOptions, Session, SessionOptions};
+use forebay_engine::{EngineError, GenerateOptions, Session, SessionOptions};
 use forebay_model::sampling::Sampling;
+use forebay_store::FaultPlan;
+use forebay_stream::StreamError;
 use serde_json::Value;
 use support::fixture;
 use tempfile::TempDir;
@@ -128,4 +131,65 @@ fn going_back_is_possible_within_a_batch_and_else_begins_anew() {
     let mut session = open(&path, CONTEXT);
     feed(&mut session, &ids, 1);
     assert_eq!((session.truncate(3), session.cached_tokens().len()), (3, 3));
+}
+
+/// A prompt of several batches whose reads fail somewhere: what was before it is still there, unless later batches have
+/// taken its rows.
+#[test]
+fn a_prompt_that_fails_leaves_what_was_before_it_or_nothing() {
+    let (_folder, path) = windowed(Some(WINDOW));
+    let (before, prompt) = (text(300), text(1650).split_off(300));
+    let mut resident = open(&path, CONTEXT);
+    feed(&mut resident, &before, 1);
+    let expected = feed(&mut resident, &prompt, 5);
+    let mut ends = BTreeSet::new();
+    for seed in 0..24 {
+        let faults = FaultPlan { outage_one_in: 24, seed, ..FaultPlan::default() };
+        let Ok(mut session) = streaming(&path, Some(faults)) else { continue };
+        let turn = |session: &mut Session, ids: &[u32], tokens| {
+            let options = GenerateOptions::exactly(tokens, Sampling::greedy());
+            session.generate(ids, &options, &mut |_| ControlFlow::Continue(()))
+        };
+        while turn(&mut session, &before, 1).is_err() {
+            assert!(session.cached_tokens().is_empty());
+        }
+        let mut failed = 0;
+        let answer = loop {
+            match turn(&mut session, &prompt, 5) {
+                Ok(answer) => break answer,
+                Err(EngineError::Stream(_) | EngineError::Model(_)) => failed += 1,
+                Err(other) => panic!("{other}"),
+            }
+            assert!(failed < 100, "reads fail for ever");
+            let mut left = session.cached_tokens().len();
+            ends.insert(left.min(before.len() + 1));
+            if left > before.len() {
+                // The prompt had been read.
+                left = session.truncate(before.len());
+            }
+            while left == 0 && turn(&mut session, &before, 1).is_err() {}
+            assert_eq!(session.cached_tokens(), before);
+        };
+        assert_eq!(answer.tokens, expected, "seed {seed}, after {failed} errors");
+    }
+    assert!(ends.contains(&0) && ends.contains(&before.len()), "ended with {ends:?}");
+}
+
+/// With the least memory that does.
+fn streaming(path: &Path, faults: Option<FaultPlan>) -> Result<Session, EngineError> {
+    let options = |ram, faults| SessionOptions {
+        exact: true,
+        context: Some(CONTEXT),
+        ram_bytes: Some(ram),
+        faults,
+        ..SessionOptions::default()
+    };
+    let open = |options: &SessionOptions| Session::open(path, options, &mut |_, _| {});
+    match open(&options(1, None)) {
+        Err(EngineError::Stream(StreamError::BudgetTooSmall { needed_bytes, .. })) => {
+            open(&options(needed_bytes, faults))
+        }
+        Err(other) => panic!("a byte of budget is refused for another reason: {other}"),
+        Ok(_) => panic!("a byte of budget must be refused"),
+    }
 }
