@@ -15,6 +15,11 @@ const O_NOCTTY: i32 = rustix::fs::OFlags::NOCTTY.bits() as i32;
 
 /// Runs the binary with this text typed at a terminal; what it says comes through pipes.
 fn typed(arguments: &[&str], text: &str) -> Ran {
+    typed_with_log(arguments, text, "off")
+}
+
+/// The same, with a log on standard error.
+fn typed_with_log(arguments: &[&str], text: &str, log: &str) -> Ran {
     let keyboard = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal");
     grantpt(&keyboard).expect("the terminal is ours");
     unlockpt(&keyboard).expect("the terminal opens");
@@ -23,7 +28,7 @@ fn typed(arguments: &[&str], text: &str) -> Ran {
     let terminal = File::options().read(true).write(true).custom_flags(O_NOCTTY).open(name);
     let child = Command::new(env!("CARGO_BIN_EXE_forebay"))
         .args(arguments)
-        .env_remove("FOREBAY_LOG")
+        .env("FOREBAY_LOG", log)
         .stdin(terminal.expect("the terminal opens"))
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -60,6 +65,26 @@ fn a_chat_remembers_its_turns_until_reset_and_ends_with_its_input() {
     for needed in ["/exit ends", "no /nonsense here", "forgotten", "cut at --max-tokens"] {
         assert!(ran.stderr.contains(needed), "{needed} is missing in: {}", ran.stderr);
     }
+}
+
+/// A turn reads what is new: all but the last token of what was said before is in the cache.
+#[test]
+fn a_turn_does_not_read_the_turns_before_it_again() {
+    let demo = demo();
+    let arguments = ["run", &demo, "--raw", "--temperature", "0", "--max-tokens", "8"];
+    let text = format!("Once upon a time there was a dog\n The dog went\n{END_OF_INPUT}");
+    let log = typed_with_log(&arguments, &text, "debug").ok().stderr;
+    let number = |line: &str, name: &str| {
+        let from = line.split(name).nth(1).expect("is logged");
+        let digits: String = from.chars().take_while(char::is_ascii_digit).collect();
+        digits.parse::<usize>().expect("a number")
+    };
+    let of = |line: &str| (number(line, "tokens="), number(line, "reused="));
+    let turns: Vec<_> = log.lines().filter(|line| line.contains("reused=")).map(of).collect();
+    let [(first, none), (second, reused)] = turns[..] else { panic!("two turns: {log}") };
+    assert_eq!(none, 0);
+    // The eighth token of the answer was chosen last and not read.
+    assert!(reused >= first + 7 && reused < second, "{turns:?}");
 }
 
 #[test]
