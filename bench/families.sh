@@ -122,17 +122,14 @@ context_in_vram() {
     "$FOREBAY" inspect "$file" --json >"$out/inspect.json"
     line=$(
         python3 - "$out" "$(basename "$file")" "${contexts[@]}" "${1:-}" <<'PYTHON'
-import json, re, sys
+import json, sys
 out, name, short, long, said = sys.argv[1:]
 model = json.load(open(f"{out}/inspect.json"))
 vram = [json.load(open(f"{out}/context-{context}.json"))["statistics"]["vram"] for context in (short, long)]
 positions = int(long) - int(short)
 grown = lambda key: (vram[1][key] - vram[0][key]) / positions
-details = " ".join(feature["detail"] for feature in model["features"] if feature["name"] == "sliding window")
-windowed = re.search(r"in (\d+) of (\d+) layers", details)
 all_layers = model["kv_bytes_per_position"]
-share = 1 - int(windowed[1]) / int(windowed[2]) if windowed else 1
-expected = int(said) if said else share * all_layers
+expected = int(said) if said else model["kv_bytes_per_position_kept"]
 driver, tables = grown("driver_used_bytes"), grown("activation_bytes")
 cache = driver - tables
 print(f"{name}: from {short} to {long} positions the driver says {driver:.0f} bytes for each; without the {tables:.0f} of tables for rotation "

@@ -13,7 +13,10 @@ pub fn checks() -> Vec<Check> {
 }
 
 pub fn benches() -> Vec<Bench> {
-    vec![Bench::new("convert mxfp4 blocks 5760x2880", bench_mxfp4)]
+    vec![
+        Bench::new("convert mxfp4 blocks 5760x2880", bench_mxfp4),
+        Bench::new("convert transpose bf16 128 of 128x512", bench_transpose),
+    ]
 }
 
 fn bytes(random: &mut Random, count: usize) -> Vec<u8> {
@@ -98,4 +101,17 @@ fn bench_mxfp4(context: &Context) -> Result<Measured> {
         context.gpu.mxfp4_blocks(&from, to.ptr(), to.ptr::<u8>().offset(half))
     })?;
     Ok(Measured { seconds, bytes: 2.0 * (blocks + scales) as f64, flops: 0.0 })
+}
+
+/// The matrices of DeepSeek-V3's heads that make keys, of one layer.
+fn bench_transpose(context: &Context) -> Result<Measured> {
+    let matrices = Matrices { count: 128, rows: 128, cols: 512, size: 2, stride: 256 * 512 };
+    let all = matrices.rows * matrices.cols;
+    let from = context.gpu.allocate(matrices.count * matrices.stride * matrices.size)?;
+    let to = context.gpu.allocate(matrices.count * all * matrices.size)?;
+    context.gpu.fill(from.ptr(), 0x5a, matrices.count * matrices.stride * matrices.size)?;
+    let seconds =
+        median_seconds(context, |_| context.gpu.transpose(&matrices, from.ptr(), to.ptr(), all))?;
+    let bytes = 2.0 * (matrices.count * all * matrices.size) as f64;
+    Ok(Measured { seconds, bytes, flops: 0.0 })
 }

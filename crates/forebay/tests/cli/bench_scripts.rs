@@ -48,7 +48,7 @@ fn bench(script: &str, variables: &[&str], arguments: &[&str]) -> Ran {
 fn experts_beyond_vram_are_compared() {
     let folder = Folder::new();
     let forebay = format!("FOREBAY={}", folder.program("forebay", BENCH));
-    let variables = [forebay.as_str(), "PAIRS=1", "PROMPTS=", "GENERATE=8", "LIMIT=2"];
+    let variables = [&forebay, "PAIRS=1", "PROMPTS=", "GENERATE=8", "LIMIT=2", "NCMOE=30"];
     let llama = folder.program("llama-bench", "#!/bin/sh\necho '[{\"avg_ts\": 20.0}]'\n");
     let table = bench("beyond-vram.sh", &variables, &[&llama, "m.gguf"]).ok().stdout;
     let own = "| generate, own routing | 60.0 | 20.0 | **3.00** | 90% | 0% | 1% |";
@@ -59,6 +59,37 @@ fn experts_beyond_vram_are_compared() {
     let llama = folder.program("llama-bench", "#!/bin/sh\nexec sleep 60\n");
     let table = bench("beyond-vram.sh", &variables, &[&llama, "m.gguf"]).ok().stdout;
     assert!(table.contains("| generate, own routing | 60.0 | no 8 tokens in 2 s | - |"), "{table}");
+}
+
+/// What `inspect --json` says of 16 layers with 4 experts of 256 MiB: 7 of 16 GiB fit beside a GiB.
+const INSPECT: &str =
+    r#"{"layers": 16, "experts": 4, "bytes_per_expert": 268435456, "weights_bytes": 17179869184}"#;
+
+#[test]
+fn llama_cpp_gets_as_many_experts_as_fit() {
+    let folder = Folder::new();
+    let text = BENCH.replace("plan*)", &format!("inspect*) echo '{INSPECT}' ;;\n    plan*)"));
+    let forebay = format!("FOREBAY={}", folder.program("forebay", &text));
+    let used = folder.0.path().join("used");
+    let used = used.to_str().unwrap();
+    // Of so many layers as it was given, the others' experts take a GiB each; some ask for a GiB more.
+    for (more, expected) in [(0, 8), (1024, 9), (-1024, 7)] {
+        let text = format!(
+            "#!/bin/sh\nwhile [ \"$1\" != -ncmoe ]; do shift; done\n\
+             echo $((1024 * (16 - $2) + {more})) >{used}\nsleep 0.4\necho 0 >{used}\n\
+             echo \"[{{\\\"avg_ts\\\": $2}}]\"\n"
+        );
+        let llama = folder.program("llama-bench", &text);
+        std::fs::write(used, "0\n").unwrap();
+        folder.program("nvidia-smi", &format!("#!/bin/sh\ncat {used}\n"));
+        let folder = folder.0.path().to_str().unwrap();
+        let path = format!("PATH={folder}:{}", std::env::var("PATH").unwrap());
+        let variables = [&forebay, "PAIRS=1", "PROMPTS=", "GENERATE=8", "LIMIT=5", &path];
+        let ran = bench("beyond-vram.sh", &variables, &[&llama, "m.gguf"]).ok();
+        assert!(ran.stderr.contains(&format!("-ncmoe {expected}\n")), "{more}: {}", ran.stderr);
+        let row = format!("| generate, own routing | 60.0 | {expected}.0 |");
+        assert!(ran.stdout.contains(&row), "{more}: {}", ran.stdout);
+    }
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Attention of one token and of prompts, by context.
+//! Attention of one token and of prompts, by context: bytes are those of the positions that are seen.
 
 use anyhow::Result;
 use forebay_cuda::{
@@ -31,12 +31,34 @@ pub fn benches() -> Vec<Bench> {
         for (element, name) in
             [(KvElement::F16, "f16"), (KvElement::Q8_0, "q8_0"), (KvElement::Q4_0, "q4_0")]
         {
-            for (first, tokens) in [(1023, 1), (16_383, 1), (16_383, 8), (0, 512)] {
+            let spans = [(511, 1), (1023, 1), (4095, 1), (16_383, 1), (16_383, 8), (0, 512)];
+            for (first, tokens) in spans {
                 benches.push(latent(name, element, heads, (first, tokens)));
             }
         }
     }
+    for (element, name) in [(KvElement::F16, "f16"), (KvElement::Q8_0, "q8_0")] {
+        benches.push(windowed(name, element, (64, 8), 64, 128));
+        benches.push(windowed(name, element, (8, 4), 256, 1024));
+    }
     benches
+}
+
+/// One token of a layer that sees and keeps a window, far behind it: gpt-oss and Gemma 3.
+fn windowed(
+    name: &str,
+    element: KvElement,
+    (heads, kv_heads): (usize, usize),
+    dim: usize,
+    window: usize,
+) -> Bench {
+    let context = 16_384;
+    let rows = KvLayerShape::rows_for_window(window, 512, context);
+    let (dim_k, dim_v, values_in_keys) = (dim, dim, false);
+    let shape = KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, context, rows };
+    let label = format!("attention window {name} {heads}/{kv_heads}x{dim}, {window} of {context}");
+    let call = Call { heads, first: context - 1, tokens: 1, window: Some(window) };
+    Bench::new(label, move |context| measure(context, &shape, &call))
 }
 
 /// Rows of 576 that all heads share.
@@ -46,7 +68,8 @@ fn latent(name: &str, element: KvElement, heads: usize, (first, tokens): (usize,
     let shape =
         KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, context, rows: context };
     let label = format!("attention latent {name} {heads} heads, {tokens} tokens at {context}");
-    Bench::new(label, move |context| measure(context, &shape, heads, first, tokens))
+    let call = Call { heads, first, tokens, window: None };
+    Bench::new(label, move |context| measure(context, &shape, &call))
 }
 
 fn bench(
@@ -61,16 +84,21 @@ fn bench(
     let (dim_k, dim_v, values_in_keys) = (128, 128, false);
     let shape =
         KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, context, rows: context };
-    Bench::new(label, move |context| measure(context, &shape, heads, first, tokens))
+    let call = Call { heads, first, tokens, window: None };
+    Bench::new(label, move |context| measure(context, &shape, &call))
 }
 
-fn measure(
-    context: &Context,
-    shape: &KvLayerShape,
+/// What attends to the cache.
+struct Call {
     heads: usize,
+    /// Position of the first token.
     first: usize,
     tokens: usize,
-) -> Result<Measured> {
+    window: Option<usize>,
+}
+
+fn measure(context: &Context, shape: &KvLayerShape, call: &Call) -> Result<Measured> {
+    let Call { heads, first, tokens, window } = *call;
     let gpu = &context.gpu;
     let plane = (shape.key_bytes() as usize).next_multiple_of(256);
     // Layer after layer, so that no cache is found in L2.
@@ -94,7 +122,7 @@ fn measure(
         tokens,
         heads,
         scale: 1.0 / (shape.dim_k as f32).sqrt(),
-        window: None,
+        window,
         softcap: None,
         sinks: DevicePtr::null(),
         inputs: None,
@@ -106,10 +134,15 @@ fn measure(
         gpu.attention(&what, &layer, splits, &scratch)
     })?;
     // Pairs of a query and a key that it sees.
-    let pairs = tokens as f64 * (first as f64 + (tokens + 1) as f64 / 2.0);
+    let pairs = match window {
+        None => tokens as f64 * (first as f64 + (tokens + 1) as f64 / 2.0),
+        Some(window) => (tokens * window) as f64,
+    };
+    let rows_seen = window.map_or(shape.rows, |window| window + tokens - 1);
+    let share = rows_seen as f64 / shape.rows as f64;
     Ok(Measured {
         seconds,
-        bytes: (shape.key_bytes() + shape.value_bytes()) as f64,
+        bytes: (shape.key_bytes() + shape.value_bytes()) as f64 * share,
         flops: pairs * heads as f64 * (shape.dim_k + shape.dim_v) as f64 * 2.0,
     })
 }
