@@ -37,6 +37,9 @@ pub fn benches() -> Vec<Bench> {
             }
         }
     }
+    for (heads, position) in [(16, 4095), (16, 16_383), (128, 4095)] {
+        benches.push(expanded(heads, position));
+    }
     for (element, name) in [(KvElement::F16, "f16"), (KvElement::Q8_0, "q8_0")] {
         benches.push(windowed(name, element, (64, 8), 64, 128));
         benches.push(windowed(name, element, (8, 4), 256, 1024));
@@ -69,6 +72,22 @@ fn latent(name: &str, element: KvElement, heads: usize, (first, tokens): (usize,
         KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, context, rows: context };
     let label = format!("attention latent {name} {heads} heads, {tokens} tokens at {context}");
     let call = Call { heads, first, tokens, window: None };
+    Bench::new(label, move |context| measure(context, &shape, &call))
+}
+
+/// One token over keys of 192 and values of 128 for every head, as DeepSeek's would be if latent vectors were expanded.
+fn expanded(heads: usize, first: usize) -> Bench {
+    let shape = KvLayerShape {
+        element: KvElement::F16,
+        kv_heads: heads,
+        dim_k: 192,
+        dim_v: 128,
+        values_in_keys: false,
+        context: first + 1,
+        rows: first + 1,
+    };
+    let label = format!("attention latent, expanded f16 {heads} heads, 1 tokens at {first}");
+    let call = Call { heads, first, tokens: 1, window: None };
     Bench::new(label, move |context| measure(context, &shape, &call))
 }
 
