@@ -80,19 +80,28 @@ bench() {
     timeout "$step_limit" "${within[@]}" "$FOREBAY" bench "$file" --device cuda --repeat 1 "$@" --json >"$out/$name.json"
 }
 
+# part COMMAND...: goes on if it fails. In the background, where the first failing command ends it; in an `if` it would go on.
+part() {
+    "$@" &
+    wait $! || say "$*: FAILED, $raw ends with: $(grep -v FAILED "$raw" | tail -n 1)"
+}
+
 step_resident() {
-    local shape
-    for shape in "$gpt_oss" "$lite"; do
-        model "$memory" "$shape"
-        PAIRS=$pairs REPEAT=2 PROMPT=$prompt GENERATE=$generate DEPTH=0 timeout "$step_limit" \
-            "$root/bench/vs-llama-gpu.sh" "$llama_bench" "$file" >"$out/table"
-        tell resident "$out/table"
-    done
+    part resident "$gpt_oss"
+    part resident "$lite"
+}
+
+# resident SHAPE
+resident() {
+    model "$memory" "$1"
+    PAIRS=$pairs REPEAT=2 PROMPT=$prompt GENERATE=$generate DEPTH=0 timeout "$step_limit" \
+        "$root/bench/vs-llama-gpu.sh" "$llama_bench" "$file" >"$out/table"
+    tell resident "$out/table"
 }
 
 step_beyond() {
-    beyond "$gpt_oss" "$gpt_oss_vram"
-    beyond "$lite" "$lite_vram"
+    part beyond "$gpt_oss" "$gpt_oss_vram"
+    part beyond "$lite" "$lite_vram"
 }
 
 # beyond SHAPE VRAM
@@ -104,24 +113,23 @@ beyond() {
 }
 
 step_kv() {
-    model "$memory" "$v3" --layers 3
-    context_in_vram $((latent * 3 * 2))
-    model "$memory" "$gpt_oss"
-    context_in_vram
-    model "$memory" "$gemma"
-    context_in_vram
+    part context_in_vram $((latent * 3 * 2)) "$v3" --layers 3
+    part context_in_vram "" "$gpt_oss"
+    part context_in_vram "" "$gemma"
 }
 
-# context_in_vram [BYTES]: what the driver says that a position of context takes, beside BYTES, or by what inspect says of layers that
-# see all positions.
+# context_in_vram BYTES SHAPE [OPTION...]: what the driver says that a position of context takes, beside BYTES, or if that is empty
+# what inspect says of the layers that keep all positions.
 context_in_vram() {
-    local context line
+    local context line bytes=$1
+    shift
+    model "$memory" "$@"
     for context in "${contexts[@]}"; do
         bench "context-$context" --ctx "$context" --prompt-tokens 1 --gen-tokens 1
     done
     "$FOREBAY" inspect "$file" --json >"$out/inspect.json"
     line=$(
-        python3 - "$out" "$(basename "$file")" "${contexts[@]}" "${1:-}" <<'PYTHON'
+        python3 - "$out" "$(basename "$file")" "${contexts[@]}" "$bytes" <<'PYTHON'
 import json, sys
 out, name, short, long, said = sys.argv[1:]
 model = json.load(open(f"{out}/inspect.json"))
@@ -190,13 +198,13 @@ fi
 for name in $(tr , ' ' <<<"${FAMILIES_STEPS:-resident,beyond,kv,v3}"); do
     started=$SECONDS
     printf '\n== %s\n' "$name" >>"$raw"
-    # In the background, where a failing command ends it; in an `if` it would go on.
+    # In the background, as parts are.
     "step_$name" >>"$raw" 2>&1 &
     step=$!
     if wait "$step"; then
         say "$name: done after $((SECONDS - started)) s"
     else
-        say "$name: FAILED after $((SECONDS - started)) s, $raw ends with: $(tail -n 1 "$raw")"
+        say "$name: FAILED after $((SECONDS - started)) s, $raw ends with: $(grep -v FAILED "$raw" | tail -n 1)"
     fi
     step=
 done
