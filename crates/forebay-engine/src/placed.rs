@@ -255,7 +255,7 @@ impl Described<'_> {
     ) -> Result<(Residency, Arena), EngineError> {
         let HostPlan { blocks, plan, .. } = host;
         let arena = Arena::map(plan.arena_bytes as usize)?;
-        let engine = read_engine(options, &self.files, &arena)?;
+        let engine = read_engine(options, &self.files, &arena, blocks.recast_bytes())?;
         let mut residency = Residency::new(&blocks, plan, &self.files, &arena, engine)?;
         residency.preload_with_copies(&self.files, load_options(options), progress)?;
         // What is not loaded now must not wait for its pages later.
@@ -281,13 +281,16 @@ fn engine_options(options: &SessionOptions, defaults: &EngineOptions) -> EngineO
     }
 }
 
-/// The engine that `options` ask for, over `arena`.
+/// The engine that `options` ask for, over `arena`, for blocks of which so many bytes are recast.
 fn read_engine(
     options: &SessionOptions,
     files: &FileSet,
     arena: &Arena,
+    recast_bytes: u64,
 ) -> Result<Box<dyn ReadEngine>, EngineError> {
-    let engine_options = engine_options(options, &EngineOptions::suited_to(files));
+    let defaults =
+        EngineOptions { recast_bytes: recast_bytes as usize, ..EngineOptions::suited_to(files) };
+    let engine_options = engine_options(options, &defaults);
     Ok(match options.faults.clone() {
         None => open_engine(options.io, files, arena, &engine_options)?,
         Some(faults) => open_faulty_engine(options.io, files, arena, &engine_options, faults)?,

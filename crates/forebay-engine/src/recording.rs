@@ -5,8 +5,8 @@ use std::io::Write;
 
 use forebay_model::arch::{Experts, FeedForward};
 use forebay_model::{Decoder, ModelError, Routing};
-use forebay_stream::Phase;
 use forebay_stream::routing::{LookupOrder, RoutingHeader, RoutingLayer, RoutingRecorder};
+use forebay_stream::{Block, Phase};
 use forebay_text::Tokenizer;
 use twox_hash::XxHash3_64;
 
@@ -67,8 +67,7 @@ impl Session {
         let architecture = self.decoder.architecture();
         let blocks = &self.decoder.weights().blocks.experts;
         let bytes = |layer: usize| {
-            let of = |expert: &Vec<forebay_stream::Extent>| expert.iter().map(|e| e.length).sum();
-            blocks.get(layer).and_then(|experts| experts.iter().map(of).max()).unwrap_or(0)
+            blocks.get(layer).and_then(|of| of.iter().map(Block::bytes).max()).unwrap_or(0)
         };
         let described = architecture.layers.iter().enumerate();
         let layers: Vec<RoutingLayer> = described

@@ -206,17 +206,17 @@ fn blocks_lie_in_execution_order_and_an_expert_is_one_read() {
     let architecture = Architecture::from_catalog(&catalog).unwrap();
     let files = FileSet::of_catalog(&catalog, true).unwrap();
     let weights = Weights::new(&catalog, &architecture, &files).unwrap();
-    for (block, extents) in pack
+    for (block, of) in pack
         .chunks
         .blocks()
         .iter()
         .filter(|block| block.kind == BlockKind::Expert)
         .zip(weights.blocks.experts.iter().flatten())
     {
-        let (first, last) = (extents.first().unwrap(), extents.last().unwrap());
+        let (first, last) = (of.extents.first().unwrap(), of.extents.last().unwrap());
         assert_eq!(first.offset, block.offset, "gate is the block's first byte");
         assert!(last.end() <= block.end() && block.end() - last.end() < 4096);
-        let slot = files.plan(extents, 4096).slot_bytes as u64;
+        let slot = files.plan_block(of, 4096).slot_bytes as u64;
         assert_eq!(slot, block.bytes, "no memory beyond the block");
     }
 }
@@ -411,7 +411,8 @@ fn uploaded(
     let architecture = Architecture::from_catalog(&catalog).unwrap();
     let files = FileSet::of_catalog(&catalog, true).unwrap();
     let blocks = Weights::new(&catalog, &architecture, &files).unwrap().blocks;
-    let extents = blocks.dense.iter().chain(blocks.experts.iter().flatten()).flatten();
+    let blocks = blocks.dense.iter().chain(blocks.experts.iter().flatten());
+    let extents = blocks.flat_map(|block| &block.extents);
     let (mut parts, mut end) = (Vec::new(), 0);
     for extent in extents.rev() {
         let label = BlockLabel::Other(parts.len() as u64);

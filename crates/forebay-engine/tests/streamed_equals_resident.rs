@@ -59,6 +59,9 @@ fn models() -> Vec<PathBuf> {
         "models/qwen3_moe",
         "models/mixtral",
         "models/glm4_moe",
+        "models/gpt_oss",
+        "models/deepseek_v2",
+        "models/deepseek_v3",
     ]
     .iter()
     .filter_map(|name| fixture(name))

@@ -13,7 +13,7 @@ impl RowsTaken {
 
 /// Bytes of a block of gpt-oss's `*_blocks`, which hold 32 elements, and of one of `TensorType::MXFP4`.
 const NIBBLES: usize = 16;
-const BLOCK: usize = 17;
+pub(crate) const BLOCK: usize = 17;
 
 /// gpt-oss's MXFP4 as safetensors hold it, `blocks` `[rows, row_blocks, 16]` with `scales`
 /// `[rows, row_blocks]`, in the form of [`crate::TensorType::MXFP4`].

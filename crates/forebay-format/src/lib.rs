@@ -14,6 +14,7 @@
 
 #![forbid(unsafe_code)]
 
+mod block;
 mod catalog;
 pub mod convert;
 mod error;
@@ -23,6 +24,7 @@ pub mod pack;
 pub mod quant;
 mod tensor_type;
 
+pub use block::{Block, Recast, RecastShare, Step};
 pub use catalog::{Catalog, Extent, FileIndex, Source, TensorInfo};
 pub use error::FormatError;
 pub use gguf::metadata::GgufMetadata;

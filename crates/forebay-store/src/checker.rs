@@ -1,6 +1,6 @@
-//! Compares what arrived with its checksums, beside the thread that reads: threads of its own, which
-//! sleep while nothing is left to compare, and the reading thread itself whenever it would only wait
-//! for the disk.
+//! What is done with bytes that arrived, beside the thread that reads: they are compared with their
+//! checksums, and brought into the form in which they are held. Threads of its own, which sleep while
+//! nothing is left to do, and the reading thread itself whenever it would only wait for the disk.
 
 use std::collections::VecDeque;
 use std::num::NonZero;
@@ -12,8 +12,9 @@ use forebay_format::FileIndex;
 
 use crate::checks::{BadChunk, Checks};
 use crate::error::StoreError;
+use crate::recasting::{Copying, Making};
 
-/// Spans for which a thread is woken: a single one is compared sooner by the owner.
+/// Tasks for which a thread is woken: a single one is done sooner by the owner.
 const WORTH_WAKING: usize = 2;
 
 /// Most threads. A virtual disk may answer 32 requests at once; what they brought, 4 MiB, must not
@@ -26,8 +27,6 @@ const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// Bytes in memory that must match the checksums of whole chunks of a file.
 pub(crate) struct Span {
-    /// Whose bytes they are; comes back in [`Compared`].
-    pub job: u32,
     pub file: FileIndex,
     pub checks: Checks,
     /// Where the bytes are from.
@@ -36,25 +35,44 @@ pub(crate) struct Span {
     pub bytes: usize,
 }
 
-// SAFETY: the pointer is an address whose bytes `Checker::begin` was promised for reading, whichever
-// thread does it.
-unsafe impl Send for Span {}
+/// One piece of work.
+pub(crate) enum Work {
+    Compare(Span),
+    Make(Making),
+    Copy(Copying),
+}
 
-/// The answer to one [`Span`].
-pub(crate) struct Compared {
+struct Task {
+    /// Whose bytes they are; comes back in [`Answer`].
+    job: u32,
+    work: Work,
+}
+
+// SAFETY: the pointers are addresses whose bytes `Checker::begin` was promised, whichever thread does
+// the work.
+unsafe impl Send for Task {}
+
+/// The answer to one piece of work.
+pub(crate) struct Answer {
     pub job: u32,
+    /// What was compared, if something was.
+    pub compared: Option<Compared>,
+    pub took: Duration,
+}
+
+/// What comparing a [`Span`] has found.
+pub(crate) struct Compared {
     pub file: FileIndex,
     pub bytes: u64,
     /// The first chunk that does not match.
     pub bad: Option<BadChunk>,
-    pub took: Duration,
 }
 
-/// Takes spans and gives answers, in any order.
+/// Takes work and gives answers, in any order.
 pub(crate) struct Checker {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
-    /// Spans that were taken and whose answers were not given yet.
+    /// Tasks that were taken and whose answers were not given yet.
     open: usize,
 }
 
@@ -67,15 +85,15 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    queue: VecDeque<Span>,
-    answers: Vec<Compared>,
+    queue: VecDeque<Task>,
+    answers: Vec<Answer>,
     sleepers: usize,
     owner_waits: bool,
     closing: bool,
 }
 
 impl Checker {
-    /// Without a thread: [`Checker::take`] compares, so that what happens on a virtual clock happens
+    /// Without a thread: [`Checker::take`] does the work, so that what happens on a virtual clock happens
     /// in the same order every time.
     pub(crate) fn inline() -> Checker {
         Checker { shared: Arc::default(), threads: Vec::new(), open: 0 }
@@ -92,23 +110,23 @@ impl Checker {
         Ok(checker)
     }
 
-    /// Takes a span.
+    /// Takes work for a job.
     ///
     /// # Safety
-    /// Its memory is initialised, stays valid and is not written to until its answer was given or the
-    /// checker is dropped.
-    pub(crate) unsafe fn begin(&mut self, span: Span) {
-        self.shared.lock().queue.push_back(span);
+    /// Memory that it reads is initialised, stays valid and is not written to, and memory that it writes
+    /// is valid and nobody else's, until its answer was given or the checker is dropped.
+    pub(crate) unsafe fn begin(&mut self, job: u32, work: Work) {
+        self.shared.lock().queue.push_back(Task { job, work });
         self.open += 1;
     }
 
-    /// Spans without an answer.
+    /// Tasks without an answer.
     pub(crate) fn open(&self) -> usize {
         self.open
     }
 
     /// Appends the answers that are there, and wakes as many threads as there is work for.
-    pub(crate) fn take(&mut self, answers: &mut Vec<Compared>) {
+    pub(crate) fn take(&mut self, answers: &mut Vec<Answer>) {
         if self.open == 0 {
             return;
         }
@@ -125,18 +143,18 @@ impl Checker {
         }
     }
 
-    /// Compares a span on the calling thread. `false`: all that were taken have been begun.
+    /// Does a task on the calling thread. `false`: all that were taken have been begun.
     pub(crate) fn help(&self) -> bool {
         if self.open == 0 {
             return false;
         }
-        let Some(span) = self.shared.lock().queue.pop_front() else { return false };
-        let answer = span.compare();
+        let Some(task) = self.shared.lock().queue.pop_front() else { return false };
+        let answer = task.run();
         self.shared.lock().answers.push(answer);
         true
     }
 
-    /// Waits until a thread has an answer for a span that it has begun.
+    /// Waits until a thread has an answer for a task that it has begun.
     ///
     /// # Errors
     /// [`StoreError::Engine`] when a thread is gone: what it had begun is never answered.
@@ -145,7 +163,9 @@ impl Checker {
         state.owner_waits = true;
         while state.answers.is_empty() {
             if self.threads.is_empty() || self.threads.iter().any(JoinHandle::is_finished) {
-                return Err(failed(std::io::Error::other("a thread that compares has ended")));
+                return Err(failed(std::io::Error::other(
+                    "a thread beside the reading one has ended",
+                )));
             }
             let waited = self.shared.answered.wait_timeout(state, LOOK_AGAIN);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -160,7 +180,7 @@ fn failed(source: std::io::Error) -> StoreError {
 }
 
 impl Drop for Checker {
-    /// Ends when nobody reads from any span any more.
+    /// Ends when nobody uses any memory any more.
     fn drop(&mut self) {
         let mut state = self.shared.lock();
         state.queue.clear();
@@ -183,14 +203,14 @@ impl Shared {
     fn serve(&self) {
         let mut state = self.lock();
         while !state.closing {
-            let Some(span) = state.queue.pop_front() else {
+            let Some(task) = state.queue.pop_front() else {
                 state.sleepers += 1;
                 state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
                 state.sleepers -= 1;
                 continue;
             };
             drop(state);
-            let answer = span.compare();
+            let answer = task.run();
             state = self.lock();
             state.answers.push(answer);
             if state.owner_waits {
@@ -200,14 +220,33 @@ impl Shared {
     }
 }
 
+impl Task {
+    fn run(&self) -> Answer {
+        let started = Instant::now();
+        let compared = match &self.work {
+            Work::Compare(span) => Some(span.compare()),
+            // SAFETY: `Checker::begin` was promised that memory that is read is initialised and at
+            // rest, and that nobody else has what is written, until the answer, which is made here.
+            Work::Make(share) => unsafe {
+                share.run();
+                None
+            },
+            // SAFETY: as above.
+            Work::Copy(bytes) => unsafe {
+                bytes.run();
+                None
+            },
+        };
+        Answer { job: self.job, compared, took: started.elapsed() }
+    }
+}
+
 impl Span {
     fn compare(&self) -> Compared {
-        let started = Instant::now();
         // SAFETY: `Checker::begin` was promised memory that stays valid and unwritten until the
         // answer, which is made here, was given.
         let bytes = unsafe { std::slice::from_raw_parts(self.memory, self.bytes) };
         let bad = self.checks.first_bad(self.offset, bytes);
-        let (job, file, bytes) = (self.job, self.file, self.bytes as u64);
-        Compared { job, file, bytes, bad, took: started.elapsed() }
+        Compared { file: self.file, bytes: self.bytes as u64, bad }
     }
 }

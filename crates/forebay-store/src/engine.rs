@@ -74,7 +74,7 @@ pub struct Completion {
     /// The slot; `None` only when the read stalled: the kernel may still write there, so the engine
     /// keeps it.
     pub buffer: Option<SlotBuffer>,
-    /// On success every part of the layout is complete in the buffer. On error its bytes mean
+    /// On success every part that the layout holds is complete in the buffer. On error its bytes mean
     /// nothing.
     pub result: Result<ReadDone, ReadError>,
 }
@@ -121,6 +121,9 @@ pub struct IoStatistics {
     pub check_wait_seconds: f64,
     /// Blocks whose bytes did not match their checksums.
     pub checksum_mismatches: u64,
+    /// Bytes that were brought into another form than files have, and the time of all threads that did it.
+    pub bytes_recast: u64,
+    pub recast_seconds: f64,
 }
 
 /// Reads blocks into slots, asynchronously.
@@ -231,6 +234,8 @@ pub struct EngineOptions {
     pub direct: bool,
     /// Threads that read where the engine has any, 1 to 256.
     pub threads: usize,
+    /// Memory in which blocks are recast: room for the largest of them.
+    pub recast_bytes: usize,
 }
 
 impl Default for EngineOptions {
@@ -244,6 +249,7 @@ impl Default for EngineOptions {
             stall_timeout: Duration::from_secs(30),
             direct: true,
             threads: 8,
+            recast_bytes: 0,
         }
     }
 }
@@ -355,14 +361,15 @@ fn open(
     scheduled(device, files, options, faults)
 }
 
-/// A device that is really there, and a checker beside it where something is to be checked.
+/// A device that is really there, and a checker beside it where something is to be checked or recast.
 fn scheduled<D: Device + 'static>(
     device: D,
     files: &FileSet,
     options: &EngineOptions,
     faults: Option<FaultPlan>,
 ) -> Result<Box<dyn ReadEngine>, StoreError> {
-    let checker = if files.is_checked() { Checker::start()? } else { Checker::inline() };
+    let beside = files.is_checked() || options.recast_bytes > 0;
+    let checker = if beside { Checker::start()? } else { Checker::inline() };
     Ok(with_checker(device, checker, files, options, faults))
 }
 

@@ -117,6 +117,10 @@ pub enum ReadError {
     #[error("{block} needs a slot of {needed_bytes} bytes, its buffer has {given_bytes}")]
     SlotTooSmall { needed_bytes: usize, given_bytes: usize, block: BlockLabel },
     #[error(
+        "{block} is recast in {needed_bytes} bytes beside its slot, the engine has {given_bytes}"
+    )]
+    ScratchTooSmall { needed_bytes: usize, given_bytes: usize, block: BlockLabel },
+    #[error(
         "the layout of {block} was planned for alignment {planned}, {} needs {needed}",
         file.display()
     )]

@@ -1,12 +1,13 @@
 //! The files of a model, opened for cached and for direct reads.
 
 use std::fs::File;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use forebay_format::{Catalog, Extent, FileIndex};
+use forebay_format::{Block, Catalog, Extent, FileIndex};
 use rustix::fs::{AtFlags, StatxFlags, fstatfs, statx};
 
 use crate::arena::SLOT_ALIGNMENT;
@@ -86,10 +87,19 @@ impl FileSet {
     /// Plans a slot for `extents` as [`BlockLayout::plan`] does, with room for the whole of every
     /// chunk that has a checksum.
     pub fn plan(&self, extents: &[Extent], alignment: usize) -> BlockLayout {
-        BlockLayout::plan_covering(extents, alignment, &|extent| {
-            let checks = self.file(extent.file)?.checks.as_ref()?;
-            Some(checks.cover(extent.offset..extent.end()))
-        })
+        BlockLayout::plan_covering(extents, None, alignment, &|extent| self.cover(extent))
+    }
+
+    /// As [`FileSet::plan`], for a block of which some extents may be recast once they are here.
+    pub fn plan_block(&self, block: &Block, alignment: usize) -> BlockLayout {
+        let (extents, recast) = (&block.extents, block.recast.as_ref());
+        BlockLayout::plan_covering(extents, recast, alignment, &|extent| self.cover(extent))
+    }
+
+    /// What must be read together with an extent, if it has checksums.
+    fn cover(&self, extent: &Extent) -> Option<Range<u64>> {
+        let checks = self.file(extent.file)?.checks.as_ref()?;
+        Some(checks.cover(extent.offset..extent.end()))
     }
 
     /// Files that exist in memory only; the simulated engine reads them, the others refuse.

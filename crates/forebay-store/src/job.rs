@@ -11,6 +11,7 @@ use crate::checks::BadChunk;
 use crate::engine::{BlockLabel, BlockRead, Priority, ReadDone};
 use crate::error::ReadError;
 use crate::layout::Region;
+use crate::recasting::Stage;
 
 /// Answers that say "not now" are repeated this often without counting as failures.
 const TRANSIENT_REPEATS: u32 = 1000;
@@ -30,11 +31,13 @@ pub(crate) struct Job {
     pub abandoned: bool,
     /// Times that everything was read again because a checksum did not match.
     pub rereads: u32,
-    /// Spans that are being compared with their checksums, and bytes that have been.
+    /// Spans that are being compared with their checksums, and bytes that have been; or shares of a recast.
     pub checking: u32,
     pub checked_bytes: u64,
     /// The first chunk found that does not match.
     pub bad: Option<(FileIndex, BadChunk)>,
+    /// Of its recast, where it has one.
+    pub stage: Stage,
 }
 
 /// One span at the device.
@@ -75,6 +78,7 @@ impl Job {
             checking: 0,
             checked_bytes: 0,
             bad: None,
+            stage: Stage::AsRead,
         }
     }
 

@@ -3,9 +3,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use forebay_format::{Extent, FileIndex};
+use forebay_format::{Block, Extent, FileIndex, Recast};
 
 use crate::arena::SLOT_ALIGNMENT;
+use crate::recasting::RecastLayout;
 
 /// One extent of a block and its place in the slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +36,9 @@ pub(crate) struct Region {
 pub struct BlockLayout {
     /// The extents in the order in which they were given.
     pub parts: Arc<[Part]>,
+    /// Where the parts that are held lie in the slot: the extents, but for what is recast.
+    pub held: Arc<[Range<usize>]>,
+    pub(crate) recast: Option<Arc<RecastLayout>>,
     /// Bytes of the slot, a multiple of 4096.
     pub slot_bytes: usize,
     pub(crate) regions: Arc<[Region]>,
@@ -51,13 +55,19 @@ impl BlockLayout {
     /// exist (they pass the end of the 64-bit range) give a slot that no arena can hold; the engine
     /// refuses them too.
     pub fn plan(extents: &[Extent], alignment: usize) -> BlockLayout {
-        Self::plan_covering(extents, alignment, &|_| None)
+        Self::plan_covering(extents, None, alignment, &|_| None)
     }
 
-    /// As [`BlockLayout::plan`], for files of which some bytes must be read together: `cover` gives
+    /// As [`BlockLayout::plan`], for a block of which some extents may be recast once they are here.
+    pub fn plan_block(block: &Block, alignment: usize) -> BlockLayout {
+        Self::plan_covering(&block.extents, block.recast.as_ref(), alignment, &|_| None)
+    }
+
+    /// As [`BlockLayout::plan_block`], for files of which some bytes must be read together: `cover` gives
     /// the pages that have to be read for an extent, if it is one of them.
     pub(crate) fn plan_covering(
         extents: &[Extent],
+        recast: Option<&Recast>,
         alignment: usize,
         cover: &dyn Fn(&Extent) -> Option<Range<u64>>,
     ) -> BlockLayout {
@@ -85,7 +95,42 @@ impl BlockLayout {
                 }
             }
         }
-        place(extents, &spans, alignment)
+        let layout = place(extents, &spans, alignment);
+        match recast {
+            Some(recast) => layout.recast(recast),
+            None => layout,
+        }
+    }
+
+    /// With places for the parts that a recast makes: from where the first of its extents is. It has one, whose place
+    /// they take, or all of the block.
+    fn recast(mut self, recast: &Recast) -> BlockLayout {
+        let replaced = &self.parts[recast.extents.clone()];
+        let range = |part: &Part| part.at..part.at.saturating_add(part.extent.length as usize);
+        let first = replaced.iter().map(|part| part.at).min().unwrap_or(0);
+        let mut end = first;
+        let made = recast.part_bytes().map(|bytes| {
+            let start = end;
+            end = end.saturating_add(bytes as usize);
+            start..end
+        });
+        let (before, behind) =
+            (&self.held[..recast.extents.start], &self.held[recast.extents.end..]);
+        let held: Vec<_> =
+            before.iter().cloned().chain(made).chain(behind.iter().cloned()).collect();
+        let from = replaced.iter().map(range).collect();
+        // More only where extents overlap in their file.
+        let room = aligned_up(end as u64, SLOT_ALIGNMENT as u64) as usize;
+        self.slot_bytes = self.slot_bytes.max(room);
+        self.held = held.into();
+        let recast = recast.clone();
+        self.recast = Some(Arc::new(RecastLayout { recast, from, to: first..end }));
+        self
+    }
+
+    /// The same bytes, left as they are read.
+    pub(crate) fn as_read(&self) -> BlockLayout {
+        BlockLayout { recast: None, ..self.clone() }
     }
 
     /// Bytes that the parts need, without what aligned reads bring along.
@@ -133,7 +178,10 @@ fn place(extents: &[Extent], spans: &[Span], alignment: usize) -> BlockLayout {
         let room = aligned_up((span.end - span.start).saturating_add(head), unit);
         at = at.saturating_add(room);
     }
+    let range = |part: &Part| part.at..part.at.saturating_add(part.extent.length as usize);
     BlockLayout {
+        held: parts.iter().map(range).collect(),
+        recast: None,
         parts: parts.into(),
         slot_bytes: aligned_up(at, SLOT_ALIGNMENT as u64) as usize,
         regions: regions.into(),
@@ -149,6 +197,7 @@ fn aligned_up(value: u64, unit: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use forebay_format::Step;
     use proptest::prelude::*;
 
     use super::*;
@@ -186,6 +235,53 @@ mod tests {
         assert_eq!(BlockLayout::plan(&[], 512).slot_bytes, 0);
         let empty = BlockLayout::plan(&[extent(0, 77, 0)], 512);
         assert_eq!((empty.slot_bytes, empty.regions.len()), (0, 0));
+    }
+
+    #[test]
+    fn parts_that_are_made_take_the_place_of_their_extents() {
+        let heads = Step::Heads { extent: 0, heads: 2, plain: 3, value: 5, rank: 100, size: 2 };
+        let mut block = Block::default();
+        // Read in one piece with its neighbours.
+        block.push(extent(0, 1000, 300));
+        block.push_recast(&[extent(0, 1300, 3200)], vec![heads]);
+        block.push(extent(0, 4500, 50));
+        for unit in [1, 512, 4096] {
+            let layout = BlockLayout::plan_block(&block, unit);
+            let lengths: Vec<usize> = layout.held.iter().map(Range::len).collect();
+            assert_eq!(lengths, [300, 1200, 2000, 50]);
+            let mut places = layout.held.to_vec();
+            places.sort_by_key(|place| place.start);
+            assert!(places.windows(2).all(|pair| pair[0].end <= pair[1].start), "{places:?}");
+            assert!(places[3].end <= layout.slot_bytes);
+            let recast = layout.recast.as_ref().unwrap();
+            assert_eq!(recast.from[0].len(), 3200);
+            assert_eq!(recast.from[0], recast.to);
+            assert_eq!(recast.to, layout.held[1].start..layout.held[2].end);
+        }
+    }
+
+    #[test]
+    fn an_expert_that_is_recast_fits_its_slot_wherever_its_extents_lie() {
+        let step = |blocks, turns| Step::Mxfp4 {
+            blocks,
+            scales: blocks + 2,
+            rows: 64,
+            row_blocks: 3,
+            turns,
+        };
+        for shift in 0..700 {
+            let extents = [(0, 3072), (1 << 20, 3072), (1 << 21, 192), (1 << 22, 192)];
+            let extents = extents.map(|(at, length)| extent(0, at + 7 * shift, length));
+            let mut block = Block::default();
+            block.push_recast(&extents, vec![step(0, 2), step(1, 1)]);
+            for unit in [1, 512, 4096] {
+                let layout = BlockLayout::plan_block(&block, unit);
+                assert_eq!(layout.slot_bytes, BlockLayout::plan(&extents, unit).slot_bytes);
+                let lengths: Vec<usize> = layout.held.iter().map(Range::len).collect();
+                assert_eq!(lengths, [1632, 1632, 3264]);
+                assert!(layout.held[2].end <= layout.slot_bytes);
+            }
+        }
     }
 
     #[test]

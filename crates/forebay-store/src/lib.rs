@@ -16,7 +16,8 @@
 //! reader.rs    blocks of any place and size into anybody's memory, over any engine
 //! trace.rs     a record of every request, for `forebay trace-io`
 //! checks.rs     checksums of packs, compared before a block is handed out
-//! checker.rs    who compares, and when: a thread beside the one that reads
+//! checker.rs    who compares and recasts, and when: threads beside the one that reads
+//! recasting.rs  bytes of a block in the form in which they are held, where files have another
 //! copy.rs       bytes of many extents into a new order, through bounded memory
 //! writer.rs     files that appear whole or not at all, written past the page cache
 //! ```
@@ -41,6 +42,7 @@ mod pool;
 mod pread;
 mod probe;
 mod reader;
+mod recasting;
 mod scheduler;
 mod simulated;
 mod trace;
@@ -56,7 +58,7 @@ pub use engine::{
 pub use error::{ReadError, StoreError};
 pub use faults::{Fault, FaultKind, FaultPlan};
 pub use files::{FileSet, filesystem_type};
-pub use forebay_format::{Extent, FileIndex};
+pub use forebay_format::{Block, Extent, FileIndex, Recast, Step};
 pub use layout::{BlockLayout, Part};
 pub use load::{
     DeviceReader, DeviceSpan, LoadItem, LoadOptions, LoadStatistics, Loaded, Loader,

@@ -23,12 +23,14 @@ use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use crate::arena::SlotBuffer;
+use crate::checker::Checker;
 use crate::engine::{BlockLabel, BlockRead, Completion, Priority, ReadDone, ReadEngine};
 use crate::error::{ReadError, StoreError};
 use crate::files::FileSet;
 use crate::layout::BlockLayout;
 use crate::page_cache::{CacheProbe, Cached};
 use crate::pieces::{Piece, cut_block};
+use crate::recasting::recast_all;
 use cached::copy_cached;
 use landing::{Landing, Regions};
 use remote::{Outlet, Ring, upload_cached};
@@ -152,6 +154,7 @@ impl Loader<'_> {
         let (started, processor) = (Instant::now(), process_seconds());
         let bytes = items.iter().map(|item| item.layout.wanted_bytes()).sum();
         let staging_bytes = self.ring.iter().map(|slot| slot.len() as u64).sum();
+        let layouts: Vec<BlockLayout> = items.iter().map(|item| item.layout.clone()).collect();
         let (counts, pieces) = cut(items, self.files, self.options.piece_bytes);
         let shared = Shared::new(pieces, self.options);
         let probe = (self.options.copy_threads > 0).then(|| CacheProbe::new(self.files, None));
@@ -195,6 +198,8 @@ impl Loader<'_> {
             self.ring.extend(way.close());
         });
         let (answers, totals) = shared.finish()?;
+        let mut loaded = join(counts, answers);
+        recast(&layouts, &mut loaded)?;
         let statistics = LoadStatistics {
             bytes,
             seconds: started.elapsed().as_secs_f64(),
@@ -203,7 +208,7 @@ impl Loader<'_> {
             staging_bytes,
             ..totals
         };
-        Ok((join(counts, answers), statistics))
+        Ok((loaded, statistics))
     }
 
     /// Brings everything of `plan`, which was made for these files, to a device through the ring, whose slots must have
@@ -381,6 +386,17 @@ fn join(counts: Vec<(BlockLabel, usize)>, answers: Vec<Option<Completion>>) -> V
         Loaded { buffer, result }
     };
     counts.into_iter().map(&mut whole).collect()
+}
+
+/// Brings blocks that are here into the form in which they are held.
+fn recast(layouts: &[BlockLayout], loaded: &mut [Loaded]) -> Result<(), StoreError> {
+    let bytes = layouts.iter().filter_map(|layout| layout.recast.as_ref()).map(|of| of.to.len());
+    let Some(scratch_bytes) = bytes.max() else { return Ok(()) };
+    let here = layouts.iter().zip(loaded).filter_map(|(layout, loaded)| {
+        let buffer = loaded.buffer.as_mut().filter(|_| loaded.result.is_ok());
+        Some((layout, buffer?))
+    });
+    recast_all(here, scratch_bytes, Checker::start()?)
 }
 
 /// The thread that has the engine.

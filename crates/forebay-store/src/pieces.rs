@@ -8,7 +8,8 @@ use crate::engine::BlockLabel;
 use crate::files::FileSet;
 use crate::layout::{BlockLayout, Region};
 
-/// A part of a block that is read on its own, into its own part of the block's slot.
+/// A part of a block that is read on its own, into its own part of the block's slot. Whatever is
+/// recast in the block is so when all of them are there.
 #[derive(Debug)]
 pub(crate) struct Piece {
     /// Which of the pieces; they are numbered in the order of memory.
@@ -26,7 +27,7 @@ impl BlockLayout {
         let unit = self.alignment as u64;
         let step = (piece_bytes / unit * unit).max(unit);
         if self.regions.len() == 1 && self.regions[0].length <= step {
-            return vec![(0, self.clone())];
+            return vec![(0, self.as_read())];
         }
         let mut cuts = Vec::new();
         for region in self.regions.iter() {
@@ -47,6 +48,8 @@ impl BlockLayout {
                 let piece = Region { offset, length, at: 0, wanted_end: end, ..*region };
                 let layout = BlockLayout {
                     parts: Arc::default(),
+                    held: Arc::default(),
+                    recast: None,
                     slot_bytes: length as usize,
                     regions: Arc::new([piece]),
                     wanted_bytes: end.saturating_sub(offset.max(wanted_start)),
@@ -90,7 +93,7 @@ pub(crate) fn cut_block(
 ) -> Vec<Piece> {
     let cuts = layout.cut(files, piece_bytes);
     if cuts.len() < 2 || buffer.len() < layout.slot_bytes {
-        return vec![Piece { index: first, label, layout: layout.clone(), buffer }];
+        return vec![Piece { index: first, label, layout: layout.as_read(), buffer }];
     }
     let mut pieces = Vec::with_capacity(cuts.len());
     let mut rest = buffer;

@@ -2,12 +2,13 @@
 //! cancellation, and that no buffer leaves while the device may write to it or the checker reads it.
 
 mod checking;
+mod recasting;
 mod recording;
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::checker::{Checker, Compared};
+use crate::checker::{Answer, Checker};
 use crate::device::{Device, Finished, Transfer};
 use crate::engine::{
     BlockRead, Completion, EngineInfo, EngineOptions, IoStatistics, Priority, ReadDone, ReadEngine,
@@ -15,6 +16,7 @@ use crate::engine::{
 use crate::error::{ReadError, StoreError};
 use crate::files::FileSet;
 use crate::job::{Circumstances, Job, Request, Verdict, judge};
+use crate::recasting::Scratch;
 use crate::trace::{IoRecorder, ReadEnd};
 
 /// Finished requests that are worth waking up for where their bytes must be compared with checksums.
@@ -22,8 +24,12 @@ const CHECKED_AT_A_TIME: usize = 4;
 
 pub(crate) struct Scheduler<D: Device> {
     device: D,
-    /// Before the jobs: it has ended when their buffers go.
+    /// Before the jobs and what it recasts in: it has ended when their memory goes.
     checker: Checker,
+    scratch: Scratch,
+    /// The job that has the scratch memory, and those that wait for it.
+    recasts: Option<u32>,
+    to_recast: VecDeque<u32>,
     files: FileSet,
     options: EngineOptions,
     jobs: Vec<Option<Job>>,
@@ -39,7 +45,7 @@ pub(crate) struct Scheduler<D: Device> {
     background: usize,
     ready: Vec<Completion>,
     finished: Vec<Finished>,
-    compared: Vec<Compared>,
+    answers: Vec<Answer>,
     statistics: IoStatistics,
     busy_before: Duration,
     busy_since: Option<Duration>,
@@ -66,6 +72,9 @@ impl<D: Device> Scheduler<D> {
         Scheduler {
             device,
             checker,
+            scratch: Scratch::new(options.recast_bytes),
+            recasts: None,
+            to_recast: VecDeque::new(),
             files,
             options,
             jobs: Vec::new(),
@@ -77,7 +86,7 @@ impl<D: Device> Scheduler<D> {
             background: 0,
             ready: Vec::new(),
             finished: Vec::with_capacity(depth),
-            compared: Vec::with_capacity(depth),
+            answers: Vec::with_capacity(depth),
             statistics: IoStatistics::default(),
             busy_before: Duration::ZERO,
             busy_since: None,
@@ -101,6 +110,11 @@ impl<D: Device> Scheduler<D> {
                 given_bytes: read.buffer.len(),
                 block,
             });
+        }
+        let needed_bytes = layout.recast.as_ref().map_or(0, |recast| recast.to.len());
+        if self.scratch.bytes() < needed_bytes {
+            let given_bytes = self.scratch.bytes();
+            return Err(ReadError::ScratchTooSmall { needed_bytes, given_bytes, block });
         }
         for region in layout.regions.iter() {
             let Some(file) = self.files.file(region.file) else {
@@ -295,7 +309,7 @@ impl<D: Device> Scheduler<D> {
         if !place.is_some_and(|job| job.is_here() && job.checking == 0) {
             return;
         }
-        if self.begin_last_checks(key) || self.reads_again(key) {
+        if self.begin_last_checks(key) || self.reads_again(key) || self.recast(key) {
             return;
         }
         let Some(job) = self.jobs[key as usize].take() else { return };

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use forebay_store::{BlockLabel, Extent};
+use forebay_store::{Block, BlockLabel};
 use serde::Serialize;
 
 /// A layer of the decoder, 0 first.
@@ -46,10 +46,10 @@ impl BlockId {
 /// The blocks of a model that are streamed: everything that grows with the model.
 #[derive(Clone, Debug, Default)]
 pub struct ModelBlocks {
-    /// Extents of every dense block in execution order: layer 0, layer 1, ..., then the chunks of the head.
-    pub dense: Vec<Vec<Extent>>,
-    /// `[layer][expert]` -> extents; no experts for a dense layer.
-    pub experts: Vec<Vec<Vec<Extent>>>,
+    /// Every dense block in execution order: layer 0, layer 1, ..., then the chunks of the head.
+    pub dense: Vec<Block>,
+    /// `[layer][expert]`; no experts for a dense layer.
+    pub experts: Vec<Vec<Block>>,
     /// How many experts a token uses in one layer.
     pub experts_per_token: usize,
 }
@@ -57,10 +57,17 @@ pub struct ModelBlocks {
 impl ModelBlocks {
     /// Bytes of all blocks on disk.
     pub fn total_bytes(&self) -> u64 {
-        let of = |extents: &Vec<Extent>| {
-            extents.iter().fold(0_u64, |sum, e| sum.saturating_add(e.length))
-        };
-        let dense = self.dense.iter().map(of).fold(0_u64, u64::saturating_add);
-        self.experts.iter().flatten().map(of).fold(dense, u64::saturating_add)
+        self.all().map(Block::bytes).fold(0_u64, u64::saturating_add)
+    }
+
+    /// The most bytes of a block that come into another form once they are read: they need as many beside their slot,
+    /// while that lasts.
+    pub fn recast_bytes(&self) -> u64 {
+        let recasts = self.all().filter_map(|block| block.recast.as_ref());
+        recasts.map(|recast| recast.bytes() as u64).max().unwrap_or(0)
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Block> {
+        self.dense.iter().chain(self.experts.iter().flatten())
     }
 }

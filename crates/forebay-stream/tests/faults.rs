@@ -14,7 +14,7 @@ const EXPERT: ExpertIndex = ExpertIndex(4);
 
 /// Where the last part of the expert lies: file and bytes.
 fn place(model: &Model, block: BlockId) -> (FileIndex, Range<u64>) {
-    let extent = model.extents(block).last().unwrap();
+    let extent = model.block(block).extents.last().unwrap();
     (extent.file, extent.offset..extent.end())
 }
 

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use forebay_model::sampling::{Sampler, Sampling};
 use forebay_model::{LogitsWanted, Routing};
-use forebay_stream::{ExpertIndex, LayerIndex, Lookups, Phase};
+use forebay_stream::{Block, ExpertIndex, LayerIndex, Lookups, Phase};
 use forebay_text::RenderInput;
 use serde::Serialize;
 use serde_json::{Map, json};
@@ -177,9 +177,8 @@ impl Session {
     /// Sizes of this model's experts; `None` for a model without experts.
     pub fn routing_shape(&self) -> Option<RoutingShape> {
         let blocks = &self.decoder.weights().blocks;
-        let bytes = |extents: &Vec<forebay_stream::Extent>| extents.iter().map(|e| e.length).sum();
-        let layer = |experts: &Vec<Vec<forebay_stream::Extent>>| {
-            (experts.len() as u32, experts.iter().map(bytes).max().unwrap_or(0))
+        let layer = |experts: &Vec<Block>| {
+            (experts.len() as u32, experts.iter().map(Block::bytes).max().unwrap_or(0))
         };
         let shape = RoutingShape {
             layers: blocks.experts.iter().map(layer).collect(),

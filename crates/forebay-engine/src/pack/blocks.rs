@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 
 use forebay_format::pack::{BlockKind, PlannedBlock, PlannedPiece};
-use forebay_format::{Catalog, Extent, TensorInfo};
+use forebay_format::{Block, Catalog, Extent, TensorInfo};
 use forebay_model::Weights;
 
 /// The blocks of a pack of `catalog`, in execution order.
@@ -14,20 +14,22 @@ pub fn blocks(catalog: &Catalog, weights: &Weights) -> Vec<PlannedBlock> {
     let mut order = Order { catalog, placed: vec![false; catalog.tensors().len()], blocks: vec![] };
     order.dense(BlockKind::Embedding, None, &[weights.embedding.extent]);
     let layers = weights.layers.len();
-    for (layer, extents) in weights.blocks.dense.iter().take(layers).enumerate() {
+    for (layer, block) in weights.blocks.dense.iter().take(layers).enumerate() {
         let (index, experts) = (Some(layer as u32), &weights.blocks.experts[layer]);
         if experts.is_empty() {
             // A GPU streams them one by one, and what has one checksum is read in one piece.
-            let (attention, feed_forward) = extents.split_at(weights.layers[layer].attention_parts);
-            order.dense(BlockKind::Layer, index, attention);
-            order.dense(BlockKind::Layer, index, feed_forward);
+            let (first, all) = (weights.layers[layer].attention_parts, block.part_bytes().len());
+            for parts in [0..first, first..all] {
+                order.dense(BlockKind::Layer, index, &block.slice(parts).extents);
+            }
         } else {
-            order.dense(BlockKind::Layer, index, extents);
+            order.dense(BlockKind::Layer, index, &block.extents);
             order.experts(layer as u32, experts);
         }
     }
     // The head comes in ranges of rows of one tensor, or is the embedding.
-    let head: Vec<Extent> = weights.blocks.dense.iter().skip(layers).flatten().copied().collect();
+    let head = weights.blocks.dense.iter().skip(layers).flat_map(|block| &block.extents);
+    let head: Vec<Extent> = head.copied().collect();
     order.dense(BlockKind::Head, None, &head);
     let rest: Vec<Extent> = catalog.tensors().iter().map(|tensor| tensor.extent).collect();
     order.dense(BlockKind::Other, None, &rest);
@@ -55,11 +57,11 @@ impl Order<'_> {
 
     /// A block for every expert of a layer, in order, with the expert's entries of stacked tensors
     /// and the tensors that are the expert's own.
-    fn experts(&mut self, layer: u32, experts: &[Vec<Extent>]) {
+    fn experts(&mut self, layer: u32, experts: &[Block]) {
         let stacks = self.stacks(experts);
-        for (expert, extents) in experts.iter().enumerate() {
-            let mut pieces: Vec<PlannedPiece> = Vec::with_capacity(extents.len());
-            for extent in extents {
+        for (expert, block) in experts.iter().enumerate() {
+            let mut pieces: Vec<PlannedPiece> = Vec::with_capacity(block.extents.len());
+            for extent in &block.extents {
                 let Some(tensor) = self.tensor_at(extent) else { continue };
                 let entry = match stacks.get(&tensor) {
                     Some(true) => Some(expert as u64),
@@ -82,10 +84,10 @@ impl Order<'_> {
 
     /// The tensors that more than one expert shares, and whether each has an entry for every expert,
     /// in order.
-    fn stacks(&self, experts: &[Vec<Extent>]) -> HashMap<usize, bool> {
+    fn stacks(&self, experts: &[Block]) -> HashMap<usize, bool> {
         let mut stacks = HashMap::new();
-        for (expert, extents) in experts.iter().enumerate() {
-            for extent in extents {
+        for (expert, block) in experts.iter().enumerate() {
+            for extent in &block.extents {
                 let Some(index) = self.tensor_at(extent) else { continue };
                 let tensor = &self.catalog.tensors()[index];
                 if tensor.extent == *extent {

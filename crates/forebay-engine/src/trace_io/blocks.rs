@@ -1,7 +1,7 @@
 //! Which part of the model a read belongs to.
 
 use forebay_format::{Catalog, TensorInfo};
-use forebay_store::{BlockLabel, Extent, ReadRecord};
+use forebay_store::{Block, BlockLabel, Extent, ReadRecord};
 use forebay_stream::ModelBlocks;
 use serde::{Deserialize, Serialize};
 
@@ -103,20 +103,20 @@ pub(super) fn tensors(catalog: &Catalog) -> Vec<TensorEntry> {
 
 pub(super) fn blocks(blocks: &ModelBlocks) -> Vec<BlockEntry> {
     let layers = blocks.experts.len();
-    let entry = |label, component, extents: &[Extent]| BlockEntry {
+    let entry = |label, component, of: &Block| BlockEntry {
         block: BlockName(label),
         component,
-        extents: extents.iter().map(|e| (e.file.0, e.offset, e.length)).collect(),
+        extents: of.extents.iter().map(|e| (e.file.0, e.offset, e.length)).collect(),
     };
     let mut entries = Vec::new();
-    for (index, extents) in blocks.dense.iter().enumerate() {
+    for (index, block) in blocks.dense.iter().enumerate() {
         let component = if index < layers { Component::Attention } else { Component::Head };
-        entries.push(entry(BlockLabel::Dense(index as u32), component, extents));
+        entries.push(entry(BlockLabel::Dense(index as u32), component, block));
     }
     for (layer, experts) in blocks.experts.iter().enumerate() {
-        for (expert, extents) in experts.iter().enumerate() {
+        for (expert, block) in experts.iter().enumerate() {
             let label = BlockLabel::Expert { layer: layer as u32, expert: expert as u32 };
-            entries.push(entry(label, Component::Experts, extents));
+            entries.push(entry(label, Component::Experts, block));
         }
     }
     entries

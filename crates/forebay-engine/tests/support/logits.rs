@@ -5,7 +5,7 @@ use std::path::Path;
 use safetensors::SafeTensors;
 
 /// Families that this build runs, by the names of their fixtures as Hugging Face folders.
-pub const HUGGING_FACE: [&str; 10] = [
+pub const HUGGING_FACE: [&str; 14] = [
     "llama",
     "llama3_rope",
     "mistral",
@@ -16,6 +16,10 @@ pub const HUGGING_FACE: [&str; 10] = [
     "olmoe",
     "gemma3",
     "glm4_moe",
+    "gpt_oss",
+    "deepseek_v2",
+    "deepseek_v2_noq",
+    "deepseek_v3",
 ];
 /// The same for GGUF files.
 pub const GGUF: [&str; 17] = [

@@ -156,6 +156,7 @@ const FAMILIES: &[Family] = &[
             ("feed_forward_norm", "post_attention_norm.weight", "post_attention_layernorm.weight"),
             ("router", "ffn_gate_inp.weight", "mlp.router.weight"),
             ("router_bias", "ffn_gate_inp.bias", "mlp.router.bias"),
+            ("expert_down", "ffn_down_exps.weight", "mlp.experts.down_proj"),
         ],
         ..BASE
     },

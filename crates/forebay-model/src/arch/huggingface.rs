@@ -1,7 +1,7 @@
 //! Reads a description from a Hugging Face `config.json`, in the form that published models have
 //! and in the one that transformers 5 writes (`rope_parameters` in place of `rope_scaling`).
 
-use forebay_compute::{Gating, RopeScaling, Scoring};
+use forebay_compute::{Gating, RopeLayout, RopeScaling, Scoring};
 use forebay_format::{Catalog, HfMetadata};
 use serde_json::Value;
 
@@ -80,16 +80,6 @@ pub fn describe(catalog: &Catalog, metadata: &HfMetadata) -> Result<Architecture
         ModelError::UnknownArchitecture { name: name.into(), known: families::known_list() }
     })?;
     let config = Config { json, family: family.name };
-    if family.latent || family.expert_bias {
-        // Keys' matrices are not those that are multiplied with in latent space; scales lie apart from what they scale.
-        return Err(ModelError::BadValue {
-            key: "model_type".into(),
-            value: model_type.into(),
-            expected: "folders of this family hold weights in a form that forebay does not read \
-                       yet; convert the model to GGUF"
-                .into(),
-        });
-    }
     let gating = gating(&config, family)?;
     let naming = Naming::HuggingFace { root: root(catalog) };
     let hidden = config.count("hidden_size")?;
@@ -178,7 +168,11 @@ fn attention(
         let usual = if windowed { family.window_theta } else { None };
         let local = config.float("rope_local_base_freq").filter(|_| windowed);
         let theta = local.or(parameters.float("rope_theta")).or(usual).unwrap_or(10_000.0);
-        Ok::<_, ModelError>(Rope { theta, rotary_dim, layout: family.hf_rope, scaling })
+        let layout = match config.json.get("rope_interleave").and_then(Value::as_bool) {
+            Some(false) if family.latent => RopeLayout::Neox,
+            _ => family.hf_rope,
+        };
+        Ok::<_, ModelError>(Rope { theta, rotary_dim, layout, scaling })
     };
     if family.latent {
         let latent = Latent {

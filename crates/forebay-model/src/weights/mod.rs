@@ -2,20 +2,21 @@
 //! that stay in memory.
 //!
 //! Matrices are never read here: they are described as parts of blocks, and the residency brings
-//! them. Norm weights and biases are read at once, because they are small and every token needs
+//! them, in the form that products need where a file has another (`recast.rs`). Norm weights and biases are read at once, because they are small and every token needs
 //! them.
 
+mod layer;
 mod names;
+mod recast;
 mod tensors;
 
-use forebay_format::{Catalog, Extent, TensorType};
+use forebay_format::{Block, Catalog, Extent, TensorType};
 use forebay_store::FileSet;
 use forebay_stream::ModelBlocks;
 
 use crate::ModelError;
-use crate::arch::{
-    Architecture, AttentionBias, Experts, FeedForward, Latent, Naming, NormLayout, QkNorm, by_name,
-};
+use crate::arch::{Architecture, by_name};
+use layer::LayerBuilder;
 pub(crate) use names::Names;
 use tensors::Tensors;
 
@@ -253,241 +254,13 @@ impl Weights {
     }
 }
 
-/// Extents of each expert of a layer; empty where the layer has none.
-type ExpertExtents = Vec<Vec<Extent>>;
-
-struct LayerBuilder<'a> {
-    architecture: &'a Architecture,
-    names: &'a Names,
-    index: usize,
-}
-
-impl LayerBuilder<'_> {
-    fn build(
-        &self,
-        tensors: &mut Tensors<'_>,
-    ) -> Result<(LayerWeights, Vec<Extent>, ExpertExtents), ModelError> {
-        let shape = &self.architecture.attention;
-        let hidden = self.architecture.hidden;
-        let mut dense = Vec::new();
-        let attention = match shape.latent {
-            None => AttentionWeights::Grouped(self.grouped(tensors, &mut dense)?),
-            Some(latent) => AttentionWeights::Latent(self.latent(tensors, &mut dense, &latent)?),
-        };
-        let o = self.matrix(tensors, &mut dense, "o", hidden, shape.output_width())?;
-        let attention_parts = dense.len();
-        let mut matrix =
-            |role: &str, rows, cols| self.matrix(tensors, &mut dense, role, rows, cols);
-        let (feed_forward, experts) = match &self.architecture.layers[self.index].feed_forward {
-            FeedForward::Dense { width } => {
-                let gate = matrix("gate", *width, hidden)?;
-                let up = matrix("up", *width, hidden)?;
-                let down = matrix("down", hidden, *width)?;
-                (FeedForwardWeights::Dense { gate, up, down }, Vec::new())
-            }
-            FeedForward::Experts(experts) => {
-                let router = matrix("router", experts.count, hidden)?;
-                let shared = match experts.shared_width {
-                    0 => None,
-                    width => Some([
-                        matrix("shared_gate", width, hidden)?,
-                        matrix("shared_up", width, hidden)?,
-                        matrix("shared_down", hidden, width)?,
-                    ]),
-                };
-                let (parts, extents) = self.experts(tensors, experts)?;
-                let [gate, up, down] = parts;
-                let vectors = Box::new(self.expert_vectors(tensors, experts)?);
-                let weights =
-                    FeedForwardWeights::Experts { router, gate, up, down, shared, vectors };
-                (weights, extents)
-            }
-        };
-        let sandwich = self.architecture.norms == NormLayout::Sandwich;
-        let post = |wanted: bool| wanted.then_some(hidden);
-        let layer = LayerWeights {
-            attention_norm: tensors.norm(&self.name("attention_norm"), hidden)?,
-            attention_post_norm: self.norm(tensors, "attention_post_norm", post(sandwich))?,
-            feed_forward_norm: tensors.norm(&self.name("feed_forward_norm"), hidden)?,
-            feed_forward_post_norm: self.norm(tensors, "feed_forward_post_norm", post(sandwich))?,
-            attention,
-            sinks: self.vector(tensors, "sinks", shape.sinks.then_some(shape.heads))?,
-            o,
-            o_bias: self.vector(
-                tensors,
-                "o_bias",
-                (shape.bias == AttentionBias::All).then_some(hidden),
-            )?,
-            attention_parts,
-            feed_forward,
-        };
-        Ok((layer, dense, experts))
-    }
-
-    /// The next part of the dense block.
-    fn matrix(
-        &self,
-        tensors: &Tensors<'_>,
-        dense: &mut Vec<Extent>,
-        role: &str,
-        rows: usize,
-        cols: usize,
-    ) -> Result<PartMatrix, ModelError> {
-        let (matrix, extent) = tensors.matrix(&self.name(role), rows, cols, dense.len())?;
-        dense.push(extent);
-        Ok(matrix)
-    }
-
-    /// A vector of a length, if one is wanted.
-    fn vector(
-        &self,
-        tensors: &mut Tensors<'_>,
-        role: &str,
-        length: Option<usize>,
-    ) -> Result<Option<Vec<f32>>, ModelError> {
-        length.map(|length| tensors.vector(&self.name(role), length)).transpose()
-    }
-
-    fn norm(
-        &self,
-        tensors: &mut Tensors<'_>,
-        role: &str,
-        length: Option<usize>,
-    ) -> Result<Option<Vec<f32>>, ModelError> {
-        length.map(|length| tensors.norm(&self.name(role), length)).transpose()
-    }
-
-    fn grouped(
-        &self,
-        tensors: &mut Tensors<'_>,
-        dense: &mut Vec<Extent>,
-    ) -> Result<GroupedWeights, ModelError> {
-        let shape = &self.architecture.attention;
-        let hidden = self.architecture.hidden;
-        let q_width = shape.heads * shape.head_dim;
-        let (k_width, v_width) =
-            (shape.kv_heads * shape.head_dim, shape.kv_heads * shape.value_dim);
-        let biased = |width: usize| (shape.bias != AttentionBias::None).then_some(width);
-        let (q_norm, k_norm) = match shape.qk_norm {
-            QkNorm::None => (None, None),
-            QkNorm::PerHead => (Some(shape.head_dim), Some(shape.head_dim)),
-            QkNorm::WholeProjection => (Some(q_width), Some(k_width)),
-        };
-        Ok(GroupedWeights {
-            q: self.matrix(tensors, dense, "q", q_width, hidden)?,
-            k: self.matrix(tensors, dense, "k", k_width, hidden)?,
-            v: self.matrix(tensors, dense, "v", v_width, hidden)?,
-            q_bias: self.vector(tensors, "q_bias", biased(q_width))?,
-            k_bias: self.vector(tensors, "k_bias", biased(k_width))?,
-            v_bias: self.vector(tensors, "v_bias", biased(v_width))?,
-            q_norm: self.norm(tensors, "q_norm", q_norm)?,
-            k_norm: self.norm(tensors, "k_norm", k_norm)?,
-        })
-    }
-
-    fn latent(
-        &self,
-        tensors: &mut Tensors<'_>,
-        dense: &mut Vec<Extent>,
-        latent: &Latent,
-    ) -> Result<LatentWeights, ModelError> {
-        let (heads, hidden) = (self.architecture.attention.heads, self.architecture.hidden);
-        let Latent { query_rank, rank, plain, rotary, value } = *latent;
-        let q_width = heads * (plain + rotary);
-        let (q_a, q) = match query_rank {
-            None => (None, self.matrix(tensors, dense, "q", q_width, hidden)?),
-            Some(width) => {
-                let matrix = self.matrix(tensors, dense, "q_a", width, hidden)?;
-                let norm = tensors.norm(&self.name("q_a_norm"), width)?;
-                (Some((matrix, norm)), self.matrix(tensors, dense, "q_b", q_width, width)?)
-            }
-        };
-        let kv_a = self.matrix(tensors, dense, "kv_a", rank + rotary, hidden)?;
-        let mut stack = |role: &str, rows: usize, cols: usize| {
-            let (matrix, extent) =
-                tensors.stack(&self.name(role), heads, rows, cols, dense.len())?;
-            dense.push(extent);
-            let bytes = extent.length as usize / heads;
-            Ok::<_, ModelError>(HeadMatrices { matrix, bytes, heads })
-        };
-        let (k_b, v_b) = (stack("k_b", rank, plain)?, stack("v_b", value, rank)?);
-        let kv_a_norm = tensors.norm(&self.name("kv_a_norm"), rank)?;
-        Ok(LatentWeights { q_a, q, kv_a, kv_a_norm, k_b, v_b })
-    }
-
-    fn expert_vectors(
-        &self,
-        tensors: &mut Tensors<'_>,
-        experts: &Experts,
-    ) -> Result<ExpertVectors, ModelError> {
-        let count = experts.count;
-        let router_bias = self.vector(tensors, "router_bias", experts.bias.then_some(count))?;
-        let corrected = experts.correction_bias.then_some(count);
-        let correction_bias = self.vector(tensors, "correction_bias", corrected)?;
-        let biases = match experts.bias {
-            false => None,
-            true => Some(self.expert_biases(tensors, experts)?),
-        };
-        Ok(ExpertVectors { router_bias, correction_bias, biases })
-    }
-
-    /// Of gate, up and down, `[experts, rows]` each.
-    fn expert_biases(
-        &self,
-        tensors: &mut Tensors<'_>,
-        experts: &Experts,
-    ) -> Result<[Vec<f32>; 3], ModelError> {
-        let (count, width, hidden) = (experts.count, experts.width, self.architecture.hidden);
-        let mut rows = |role: &str, width: usize| tensors.rows(&self.name(role), count, width);
-        let [gate, up] = match self.architecture.naming {
-            Naming::Gguf => [rows("expert_gate_bias", width)?, rows("expert_up_bias", width)?],
-            // Values of gate and up by turns.
-            Naming::HuggingFace { .. } => {
-                let both = rows("expert_gate_up_bias", 2 * width)?;
-                [0, 1].map(|first| both.iter().skip(first).step_by(2).copied().collect())
-            }
-        };
-        Ok([gate, up, rows("expert_down_bias", hidden)?])
-    }
-
-    fn name(&self, role: &str) -> String {
-        self.names.layer(self.index, role)
-    }
-
-    /// Gate, up and down of every expert, as parts 0, 1 and 2 of the expert's block.
-    fn experts(
-        &self,
-        tensors: &Tensors<'_>,
-        experts: &Experts,
-    ) -> Result<([PartMatrix; 3], ExpertExtents), ModelError> {
-        let hidden = self.architecture.hidden;
-        let roles = [
-            ("expert_gate", experts.width, hidden),
-            ("expert_up", experts.width, hidden),
-            ("expert_down", hidden, experts.width),
-        ];
-        let mut extents: ExpertExtents = vec![Vec::with_capacity(3); experts.count];
-        let mut parts = Vec::with_capacity(3);
-        for (part, (role, rows, cols)) in roles.into_iter().enumerate() {
-            let name_of = |expert: usize| self.names.expert(self.index, expert, role);
-            let (matrix, slices) =
-                tensors.expert_matrices(&name_of, experts.count, rows, cols, part)?;
-            parts.push(matrix);
-            for (expert, slice) in slices.into_iter().enumerate() {
-                extents[expert].push(slice);
-            }
-        }
-        Ok(([parts[0], parts[1], parts[2]], extents))
-    }
-}
-
 fn embedding(
     architecture: &Architecture,
     names: &Names,
     tensors: &Tensors<'_>,
 ) -> Result<Embedding, ModelError> {
     let (matrix, extent) =
-        tensors.matrix(&names.embedding(), architecture.vocabulary, architecture.hidden, 0)?;
+        tensors.matrix(&names.embedding(), architecture.vocabulary, architecture.hidden)?;
     let row_bytes = extent.length as usize / matrix.rows;
     Ok(Embedding { extent, ty: matrix.ty, row_bytes })
 }
@@ -500,8 +273,7 @@ fn head(
     blocks: &mut ModelBlocks,
 ) -> Result<Vec<HeadChunk>, ModelError> {
     let name = if architecture.tied_embeddings { names.embedding() } else { names.head() };
-    let (matrix, extent) =
-        tensors.matrix(&name, architecture.vocabulary, architecture.hidden, 0)?;
+    let (matrix, extent) = tensors.matrix(&name, architecture.vocabulary, architecture.hidden)?;
     let row_bytes = extent.length / matrix.rows as u64;
     // Whole panels of the matrix kernels: 16 rows.
     let rows_per_chunk =
@@ -514,7 +286,7 @@ fn head(
             offset: extent.offset + first_row as u64 * row_bytes,
             length: rows as u64 * row_bytes,
         };
-        blocks.dense.push(vec![slice]);
+        blocks.dense.push(Block::from(vec![slice]));
         chunks.push(HeadChunk { first_row, matrix: PartMatrix { rows, ..matrix } });
     }
     Ok(chunks)

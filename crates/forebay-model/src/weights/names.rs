@@ -37,6 +37,8 @@ const LAYER: &[(&str, &str, &str)] = &[
     ("expert_gate", "ffn_gate_exps.weight", "mlp.experts.{expert}.gate_proj.weight"),
     ("expert_up", "ffn_up_exps.weight", "mlp.experts.{expert}.up_proj.weight"),
     ("expert_down", "ffn_down_exps.weight", "mlp.experts.{expert}.down_proj.weight"),
+    // Without `_blocks` and `_scales`.
+    ("expert_gate_up", "", "mlp.experts.gate_up_proj"),
     ("expert_gate_bias", "ffn_gate_exps.bias", ""),
     ("expert_up_bias", "ffn_up_exps.bias", ""),
     ("expert_gate_up_bias", "", "mlp.experts.gate_up_proj_bias"),

@@ -30,19 +30,23 @@ impl<'a> Tensors<'a> {
             .ok_or_else(|| ModelError::MissingTensor { name: name.into(), family })
     }
 
-    /// A matrix `[rows, cols]` and where its bytes are.
+    /// A tensor that a model may have.
+    pub fn optional(&self, name: &str) -> Option<&'a TensorInfo> {
+        self.catalog.tensor(name)
+    }
+
+    /// A matrix `[rows, cols]`, as part 0, and where its bytes are.
     pub fn matrix(
         &self,
         name: &str,
         rows: usize,
         cols: usize,
-        part: usize,
     ) -> Result<(PartMatrix, Extent), ModelError> {
         let tensor = self.find(name)?;
         expect_shape(tensor, &[rows as u64, cols as u64])?;
         expect_matrix_type(tensor)?;
         expect_contiguous(tensor)?;
-        Ok((PartMatrix { part, ty: tensor.ty, rows, cols }, tensor.extent))
+        Ok((PartMatrix { part: 0, ty: tensor.ty, rows, cols }, tensor.extent))
     }
 
     /// As [`Tensors::matrix`], of `count` matrices `[count, rows, cols]`, one behind the other.
@@ -52,13 +56,12 @@ impl<'a> Tensors<'a> {
         count: usize,
         rows: usize,
         cols: usize,
-        part: usize,
     ) -> Result<(PartMatrix, Extent), ModelError> {
         let tensor = self.find(name)?;
         expect_shape(tensor, &[count as u64, rows as u64, cols as u64])?;
         expect_matrix_type(tensor)?;
         expect_contiguous(tensor)?;
-        Ok((PartMatrix { part, ty: tensor.ty, rows, cols }, tensor.extent))
+        Ok((PartMatrix { part: 0, ty: tensor.ty, rows, cols }, tensor.extent))
     }
 
     /// One matrix per expert: a stacked tensor `[experts, rows, cols]`, or a tensor per expert.
@@ -68,11 +71,10 @@ impl<'a> Tensors<'a> {
         experts: usize,
         rows: usize,
         cols: usize,
-        part: usize,
     ) -> Result<(PartMatrix, Vec<Extent>), ModelError> {
         let first = self.find(&name_of(0))?;
         expect_matrix_type(first)?;
-        let matrix = PartMatrix { part, ty: first.ty, rows, cols };
+        let matrix = PartMatrix { part: 0, ty: first.ty, rows, cols };
         if first.shape.len() == 3 {
             expect_shape(first, &[experts as u64, rows as u64, cols as u64])?;
             let slices = (0..experts as u64).map(|expert| first.outer_slice(expert, 1));
@@ -94,6 +96,18 @@ impl<'a> Tensors<'a> {
             Ok(tensor.extent)
         });
         Ok((matrix, extents.collect::<Result<_, _>>()?))
+    }
+
+    /// A tensor of bytes, and where each entry of its outermost dimension is.
+    pub fn byte_stack(&self, name: &str, shape: &[usize]) -> Result<Vec<Extent>, ModelError> {
+        let tensor = self.find(name)?;
+        let shape: Vec<u64> = shape.iter().map(|&length| length as u64).collect();
+        expect_shape(tensor, &shape)?;
+        let wrong = || ModelError::TensorType { name: name.into(), found: tensor.ty.name() };
+        if tensor.ty != TensorType::U8 {
+            return Err(wrong());
+        }
+        (0..shape[0]).map(|entry| tensor.outer_slice(entry, 1).ok_or_else(wrong)).collect()
     }
 
     /// A vector, read and widened to f32.
@@ -169,7 +183,12 @@ fn expect_contiguous(tensor: &TensorInfo) -> Result<(), ModelError> {
 fn expect_matrix_type(tensor: &TensorInfo) -> Result<(), ModelError> {
     let integer = matches!(
         tensor.ty,
-        TensorType::I8 | TensorType::I16 | TensorType::I32 | TensorType::I64 | TensorType::F64
+        TensorType::U8
+            | TensorType::I8
+            | TensorType::I16
+            | TensorType::I32
+            | TensorType::I64
+            | TensorType::F64
     );
     if integer || tensor.ty.row_bytes(*tensor.shape.last().unwrap_or(&0)).is_none() {
         return Err(ModelError::TensorType { name: tensor.name.clone(), found: tensor.ty.name() });

@@ -215,6 +215,8 @@ fn piece(run: &[Stretch], range: Range<u64>, checks: Option<&Checks>) -> Planned
     let region = Region { file: run[0].file, offset, length, at: 0, wanted_end: covered.end };
     let layout = BlockLayout {
         parts: Arc::default(),
+        held: Arc::default(),
+        recast: None,
         slot_bytes: length as usize,
         regions: Arc::new([region]),
         alignment: SLOT_ALIGNMENT,

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::Scheduler;
-use crate::checker::{Compared, Span};
+use crate::checker::{Answer, Span, Work};
 use crate::checks::BadChunk;
 use crate::device::Device;
 use crate::error::ReadError;
@@ -25,14 +25,14 @@ impl<D: Device> Scheduler<D> {
         // ended, and no other one writes there; the job keeps the buffer until all answers are here
         // or the checker has been dropped.
         unsafe {
-            self.checker.begin(Span {
-                job: request.job,
+            let span = Span {
                 file: request.file,
                 checks: checks.clone(),
                 offset: span.start,
                 memory: job.read.buffer.pointer().add(request.at),
                 bytes: (span.end - span.start) as usize,
-            });
+            };
+            self.checker.begin(request.job, Work::Compare(span));
         }
     }
 
@@ -54,14 +54,14 @@ impl<D: Device> Scheduler<D> {
             job.checking += 1;
             // SAFETY: as in `begin_check`; no request of the job is at the device.
             unsafe {
-                self.checker.begin(Span {
-                    job: key,
+                let span = Span {
                     file: region.file,
                     checks: checks.clone(),
                     offset: region.offset,
                     memory: job.read.buffer.pointer().add(region.at),
                     bytes: (region.wanted_end - region.offset) as usize,
-                });
+                };
+                self.checker.begin(key, Work::Compare(span));
             }
         }
         true
@@ -69,26 +69,31 @@ impl<D: Device> Scheduler<D> {
 
     /// Takes in the answers that are there.
     pub(super) fn settle_checks(&mut self) {
-        let mut compared = std::mem::take(&mut self.compared);
+        let mut answers = std::mem::take(&mut self.answers);
         loop {
-            self.checker.take(&mut compared);
-            if compared.is_empty() {
+            self.checker.take(&mut answers);
+            if answers.is_empty() {
                 break;
             }
-            compared.drain(..).for_each(|answer| self.settle_check(answer));
+            answers.drain(..).for_each(|answer| self.settle_check(answer));
         }
-        self.compared = compared;
+        self.answers = answers;
     }
 
-    fn settle_check(&mut self, answer: Compared) {
-        let Compared { job: key, file, bytes, bad, took } = answer;
-        self.statistics.check_seconds += took.as_secs_f64();
-        self.statistics.bytes_checked += bytes;
+    fn settle_check(&mut self, answer: Answer) {
+        let Answer { job: key, compared, took } = answer;
         let Some(job) = self.jobs[key as usize].as_mut() else { return };
         job.checking -= 1;
-        job.checked_bytes += bytes;
-        if let Some(bad) = bad {
-            job.bad.get_or_insert((file, bad));
+        match compared {
+            None => self.statistics.recast_seconds += took.as_secs_f64(),
+            Some(compared) => {
+                self.statistics.check_seconds += took.as_secs_f64();
+                self.statistics.bytes_checked += compared.bytes;
+                job.checked_bytes += compared.bytes;
+                if let Some(bad) = compared.bad {
+                    job.bad.get_or_insert((compared.file, bad));
+                }
+            }
         }
         self.conclude(key);
     }

@@ -7,7 +7,7 @@
 mod dense;
 mod experts;
 
-use forebay_store::{BlockLayout, Extent, SLOT_ALIGNMENT};
+use forebay_store::{Block, BlockLayout, SLOT_ALIGNMENT};
 use serde::Serialize;
 
 pub use dense::DensePlan;
@@ -24,7 +24,7 @@ pub struct MemoryPlan {
     pub policy: PolicyKind,
     /// The budget that it was made for; `None`: no limit.
     pub ram_bytes: Option<u64>,
-    /// Of the budget, what others use: weights that are always resident, staging.
+    /// Of the budget, what others use: weights that are always resident, staging, memory in which blocks are recast.
     pub reserved_bytes: u64,
     pub dense: DensePlan,
     /// One pool for each size class of experts.
@@ -70,6 +70,7 @@ impl Budget {
         reserved_bytes: u64,
         policy: PolicyKind,
     ) -> Result<MemoryPlan, StreamError> {
+        let reserved_bytes = reserved_bytes.saturating_add(blocks.recast_bytes());
         Sizes::of(blocks).plan(ram_bytes, reserved_bytes, policy)
     }
 
@@ -92,7 +93,7 @@ impl Budget {
     pub fn smallest(blocks: &ModelBlocks, reserved_bytes: u64) -> u64 {
         let sizes = Sizes::of(blocks);
         let smallest = sizes.smallest(&sizes.candidates());
-        reserved_bytes.saturating_add(smallest)
+        reserved_bytes.saturating_add(blocks.recast_bytes()).saturating_add(smallest)
     }
 }
 
@@ -106,9 +107,9 @@ struct Sizes {
 
 impl Sizes {
     fn of(blocks: &ModelBlocks) -> Sizes {
-        let dense = blocks.dense.iter().map(|extents| slot_bytes(extents)).collect();
-        let largest = |experts: &Vec<Vec<Extent>>| {
-            let slot = experts.iter().map(|extents| slot_bytes(extents)).max().unwrap_or(0);
+        let dense = blocks.dense.iter().map(slot_bytes).collect();
+        let largest = |experts: &Vec<Block>| {
+            let slot = experts.iter().map(slot_bytes).max().unwrap_or(0);
             (experts.len() as u32, slot)
         };
         let experts: Vec<(u32, u64)> = blocks.experts.iter().map(largest).collect();
@@ -175,8 +176,8 @@ impl Sizes {
 }
 
 /// Bytes of a slot for a block: what its layout needs for any alignment that a disk may ask for.
-fn slot_bytes(extents: &[Extent]) -> u64 {
-    BlockLayout::plan(extents, SLOT_ALIGNMENT).slot_bytes as u64
+fn slot_bytes(block: &Block) -> u64 {
+    BlockLayout::plan_block(block, SLOT_ALIGNMENT).slot_bytes as u64
 }
 
 /// One way to use a budget.

@@ -1,4 +1,4 @@
-use forebay_store::FileIndex;
+use forebay_store::{Extent, FileIndex, Step};
 use proptest::prelude::*;
 
 use super::*;
@@ -9,13 +9,13 @@ struct Layout {
 }
 
 impl Layout {
-    fn block(&mut self, parts: &[u64]) -> Vec<Extent> {
+    fn block(&mut self, parts: &[u64]) -> Block {
         let mut extent = |&length: &u64| {
             let extent = Extent { file: FileIndex(0), offset: self.offset, length };
             self.offset += length + 3 * 4096 + 17;
             extent
         };
-        parts.iter().map(&mut extent).collect()
+        parts.iter().map(&mut extent).collect::<Vec<_>>().into()
     }
 }
 
@@ -23,7 +23,7 @@ impl Layout {
 fn model() -> ModelBlocks {
     let mut layout = Layout { offset: 100 };
     let layers = (0..6).map(|layer| layout.block(&[50_000 + 3000 * layer, 9000]));
-    let mut dense: Vec<Vec<Extent>> = layers.collect();
+    let mut dense: Vec<Block> = layers.collect();
     dense.push(layout.block(&[170_000]));
     dense.push(layout.block(&[90_000]));
     let expert_bytes = |layer: u64| if layer.is_multiple_of(2) { 40_000 } else { 60_000 };
@@ -44,7 +44,7 @@ fn check(blocks: &ModelBlocks, plan: &MemoryPlan, ram: u64, reserved: u64) {
         let layers = pool.layers.iter().map(|&layer| layer as usize);
         let (kept, experts) = layers.fold((0, 0), |(kept, experts), layer| {
             assert!(plan.kept_per_layer[layer] <= plan.experts_per_layer[layer]);
-            let fits = |extents: &Vec<Extent>| slot_bytes(extents) <= pool.slot_bytes;
+            let fits = |block: &Block| slot_bytes(block) <= pool.slot_bytes;
             assert!(blocks.experts[layer].iter().all(fits));
             (kept + plan.kept_per_layer[layer], experts + plan.experts_per_layer[layer])
         });
@@ -61,7 +61,7 @@ fn sweep(blocks: &ModelBlocks, reserved: u64, policy: PolicyKind) {
     let all = Budget::plan(blocks, None, reserved, policy).unwrap();
     assert!(all.fully_resident);
     assert_eq!(all.kept_slots(), all.experts());
-    let enough = all.arena_bytes + reserved;
+    let enough = all.arena_bytes + all.reserved_bytes;
 
     match Budget::plan(blocks, Some(smallest - 4096), reserved, policy) {
         Err(StreamError::BudgetTooSmall { needed_bytes, given_bytes, .. }) => {
@@ -124,12 +124,31 @@ fn models_without_experts_or_without_anything() {
 #[test]
 fn absurd_extents_are_refused() {
     let mut blocks = model();
-    blocks.dense[2][0].length = u64::MAX - 5;
-    blocks.experts[3][1][0].length = u64::MAX / 2;
+    blocks.dense[2].extents[0].length = u64::MAX - 5;
+    blocks.experts[3][1].extents[0].length = u64::MAX / 2;
     for ram in [None, Some(1 << 40)] {
         let plan = Budget::plan(&blocks, ram, 0, PolicyKind::LAYER_LRU);
         assert!(matches!(plan, Err(StreamError::BudgetTooSmall { .. })), "{plan:?}");
     }
+}
+
+#[test]
+fn memory_in_which_blocks_are_recast_is_in_the_budget() {
+    let plain = model();
+    let mut blocks = model();
+    let bytes: u64 = 60_000;
+    let extent = Extent { file: FileIndex(1), offset: 0, length: bytes };
+    let heads = Step::Heads { extent: 0, heads: 10, plain: 20, value: 10, rank: 100, size: 2 };
+    let mut block = Block::default();
+    block.push_recast(&[extent], vec![heads]);
+    blocks.dense[1] = block;
+    assert_eq!(blocks.recast_bytes(), bytes);
+    sweep(&blocks, 1000, PolicyKind::LAYER_LFU);
+    let plan = |blocks, ram| Budget::plan(blocks, Some(ram), 1000, PolicyKind::LAYER_LFU);
+    let smallest = Budget::smallest(&blocks, 1000);
+    assert_eq!(smallest, Budget::smallest(&plain, 1000) + bytes);
+    assert_eq!(plan(&blocks, smallest).unwrap().reserved_bytes, 1000 + bytes);
+    assert!(plan(&blocks, smallest - 1).is_err());
 }
 
 proptest! {

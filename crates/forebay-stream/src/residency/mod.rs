@@ -77,8 +77,8 @@ impl Residency {
         self.engine.describe()
     }
 
-    /// The bytes of extent `part` of a leased block, exactly as on disk. They stay where they are
-    /// as long as the lease lives, whatever happens here meanwhile.
+    /// The bytes of part `part` of a leased block, as on the disk but for what is recast. They stay where
+    /// they are as long as the lease lives, whatever happens here meanwhile.
     ///
     /// # Panics
     /// If the lease is another residency's, or the block has no such part.
@@ -86,15 +86,14 @@ impl Residency {
         &lease.slot_bytes()[self.range(lease, part)]
     }
 
-    /// Where extent `part` of a leased block lies in the bytes that the lease is a reference to.
+    /// Where part `part` of a leased block lies in the bytes that the lease is a reference to.
     ///
     /// # Panics
     /// As [`Residency::bytes`].
     pub fn range(&self, lease: &Lease, part: usize) -> std::ops::Range<usize> {
         let slot = &self.slots[lease.slot as usize];
         assert!(slot.gave(lease), "the lease of {} belongs to another residency", lease.block());
-        let part = self.layout(lease.block()).parts[part];
-        part.at..part.at + part.extent.length as usize
+        self.layout(lease.block()).held[part].clone()
     }
 
     /// Hands waiting reads to the disk and takes in what has arrived, without waiting: for moments
@@ -114,9 +113,9 @@ impl Residency {
         self.slots.iter().filter_map(Slot::memory)
     }
 
-    /// Number of extents of a block.
+    /// Number of parts of a block.
     pub fn parts(&self, lease: &Lease) -> usize {
-        self.layout(lease.block()).parts.len()
+        self.layout(lease.block()).held.len()
     }
 
     /// Ends a generated token: what was counted since the last end belongs to it.

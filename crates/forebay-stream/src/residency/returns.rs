@@ -81,11 +81,8 @@ impl Residency {
         self.vacate(slot);
         let into = &mut self.slots[slot as usize];
         let buffer = into.take_buffer();
-        let parts = &self.layout(block).parts;
-        let parts = [0, 1, 2].map(|part| {
-            let at = parts[part].at;
-            at..at + parts[part].extent.length as usize
-        });
+        let held = &self.layout(block).held;
+        let parts = [0, 1, 2].map(|part| held[part].clone());
         Some(Returning { layer, expert, slot, buffer, parts })
     }
 

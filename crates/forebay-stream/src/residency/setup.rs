@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use forebay_store::{
-    Arena, BlockLayout, Extent, FileSet, IoStatistics, LoadItem, LoadOptions, LoadStatistics,
+    Arena, Block, BlockLayout, FileSet, IoStatistics, LoadItem, LoadOptions, LoadStatistics,
     Loaded, Loader, Priority, ReadEngine, SLOT_ALIGNMENT,
 };
 
@@ -47,7 +47,7 @@ impl Residency {
         for pool in &plan.pools {
             pools.push(Pool::new(carve(pool.slot_bytes, pool.slots() as usize)?));
         }
-        let planned = |block: &Vec<Extent>| files.plan(block, SLOT_ALIGNMENT);
+        let planned = |block: &Block| files.plan_block(block, SLOT_ALIGNMENT);
         let cache = CacheState::new(plan.policy, &CacheShape::from_plan(&plan));
         let experts = ExpertBlocks {
             layouts: blocks.experts.iter().flatten().map(planned).collect(),
@@ -231,8 +231,8 @@ impl Residency {
     }
 }
 
-fn layout(extents: &[Extent]) -> BlockLayout {
-    BlockLayout::plan(extents, SLOT_ALIGNMENT)
+fn layout(block: &Block) -> BlockLayout {
+    BlockLayout::plan_block(block, SLOT_ALIGNMENT)
 }
 
 fn pool_of_layer(plan: &MemoryPlan) -> Vec<u32> {
@@ -269,7 +269,7 @@ fn check(blocks: &ModelBlocks, plan: &MemoryPlan, files: &FileSet) -> Result<(),
     }
     let all = blocks.dense.iter().chain(blocks.experts.iter().flatten());
     for (number, block) in all.enumerate() {
-        if files.plan(block, SLOT_ALIGNMENT).slot_bytes > layout(block).slot_bytes {
+        if files.plan_block(block, SLOT_ALIGNMENT).slot_bytes > layout(block).slot_bytes {
             return mismatch(format!(
                 "what has one checksum is larger than block {number}; pack the model again"
             ));

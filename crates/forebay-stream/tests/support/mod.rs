@@ -8,8 +8,8 @@ use forebay_store::{
     open_engine, open_faulty_engine, open_simulated_engine,
 };
 use forebay_stream::{
-    BlockId, Budget, ExpertIndex, Extent, FileIndex, LayerIndex, Lease, ModelBlocks, PolicyKind,
-    Residency, StreamError,
+    Block, BlockId, Budget, ExpertIndex, Extent, FileIndex, LayerIndex, Lease, ModelBlocks,
+    PolicyKind, Residency, Step, StreamError,
 };
 
 /// SplitMix64 (Steele, Lea, Flood 2014).
@@ -52,8 +52,21 @@ pub const LAYERS: u32 = 4;
 pub const EXPERTS: u32 = 10;
 pub const PER_TOKEN: usize = 3;
 
+fn heads() -> Step {
+    Step::Heads { extent: 0, heads: 5, plain: 3, value: 4, rank: 10, size: 2 }
+}
+
+/// Of gate and up, and of down.
+fn four_bits() -> Vec<Step> {
+    vec![
+        Step::Mxfp4 { blocks: 0, scales: 2, rows: 40, row_blocks: 3, turns: 2 },
+        Step::Mxfp4 { blocks: 1, scales: 3, rows: 60, row_blocks: 3, turns: 1 },
+    ]
+}
+
 impl Model {
-    /// Layer 0 is dense; the other layers have experts of two sizes. Blocks lie at odd offsets in two files, the three parts of
+    /// Layer 0 is dense; the other layers have experts of two sizes, of which the last layer's are recast, as is a part of
+    /// layer 1. Blocks lie at odd offsets in two files, the three parts of
     /// an expert far from each other.
     pub fn new(seed: u64) -> Model {
         let mut random = Random(seed);
@@ -63,27 +76,45 @@ impl Model {
             ends[file] += length + 5;
             extent
         };
-        let mut dense: Vec<Vec<Extent>> = Vec::new();
-        let mut experts: Vec<Vec<Vec<Extent>>> = Vec::new();
+        let mut dense: Vec<Block> = Vec::new();
+        let mut experts: Vec<Vec<Block>> = Vec::new();
         for layer in 0..LAYERS {
-            dense.push(vec![extent(0, 9000 + 100 * u64::from(layer)), extent(1, 700)]);
+            let mut block = Block::from(vec![extent(0, 9000 + 100 * u64::from(layer))]);
+            match layer {
+                1 => block.push_recast(&[extent(1, 700)], vec![heads()]),
+                _ => block.push(extent(1, 700)),
+            };
+            dense.push(block);
             let bytes = if layer % 2 == 0 { 5001 } else { 3002 };
             let count = if layer == 0 { 0 } else { EXPERTS };
-            let mut of_layer = vec![Vec::new(); count as usize];
+            if layer == LAYERS - 1 {
+                let mut expert = |_| {
+                    let lengths = [1920, 2880, 120, 180];
+                    let extents = lengths.map(|length| extent(length as usize / 16 % 2, length));
+                    let mut block = Block::default();
+                    block.push_recast(&extents, four_bits());
+                    block
+                };
+                experts.push((0..count).map(&mut expert).collect());
+                continue;
+            }
+            let mut of_layer = vec![Block::default(); count as usize];
             for part in 0..3 {
-                of_layer.iter_mut().for_each(|expert| expert.push(extent(part % 2, bytes)));
+                for expert in &mut of_layer {
+                    expert.push(extent(part % 2, bytes));
+                }
             }
             experts.push(of_layer);
         }
-        dense.push(vec![extent(1, 15_000)]);
-        dense.push(vec![extent(1, 12_000)]);
+        dense.push(vec![extent(1, 15_000)].into());
+        dense.push(vec![extent(1, 12_000)].into());
         let image = |end: u64| (0..end + 10).map(|_| random.next() as u8).collect();
         let images = ends.into_iter().map(image).collect();
         let blocks = ModelBlocks { dense, experts, experts_per_token: PER_TOKEN };
         Model { blocks, images }
     }
 
-    pub fn extents(&self, block: BlockId) -> &[Extent] {
+    pub fn block(&self, block: BlockId) -> &Block {
         match block {
             BlockId::Dense(index) => &self.blocks.dense[index as usize],
             BlockId::Expert(layer, expert) => {
@@ -92,7 +123,7 @@ impl Model {
         }
     }
 
-    /// Every part of a lease has exactly the file's bytes.
+    /// Every part of a lease has exactly the file's bytes, or what is made from them.
     pub fn check(&self, residency: &Residency, lease: &Lease) {
         let parts: Vec<&[u8]> =
             (0..residency.parts(lease)).map(|part| residency.bytes(lease, part)).collect();
@@ -101,12 +132,28 @@ impl Model {
 
     /// These are a block's parts.
     pub fn check_parts<Part: AsRef<[u8]>>(&self, block: BlockId, parts: &[Part]) {
-        let extents = self.extents(block);
-        assert_eq!(parts.len(), extents.len());
-        for (part, extent) in parts.iter().zip(extents) {
+        let of = self.block(block);
+        let read = |extent: &Extent| {
             let image = &self.images[extent.file.0 as usize];
-            let wanted = &image[extent.offset as usize..extent.end() as usize];
-            assert!(part.as_ref() == wanted, "{block}, {extent:?}");
+            &image[extent.offset as usize..extent.end() as usize]
+        };
+        let read: Vec<&[u8]> = of.extents.iter().map(read).collect();
+        let mut wanted = read.concat();
+        if let Some(recast) = &of.recast {
+            let from = &read[recast.extents.clone()];
+            let before: usize = read[..recast.extents.start].iter().map(|part| part.len()).sum();
+            for share in recast.shares(usize::MAX) {
+                let out = before + share.out.start..before + share.out.end;
+                recast.make(&share, from, &mut wanted[out]);
+            }
+        }
+        let lengths: Vec<u64> = parts.iter().map(|part| part.as_ref().len() as u64).collect();
+        assert_eq!(lengths, of.part_bytes(), "{block}");
+        let mut rest = &wanted[..];
+        for (number, part) in parts.iter().enumerate() {
+            let (wanted, behind) = rest.split_at(part.as_ref().len());
+            assert!(part.as_ref() == wanted, "{block}, part {number}");
+            rest = behind;
         }
     }
 
@@ -166,7 +213,8 @@ impl Model {
     /// Budgets from the smallest to one that holds everything.
     pub fn budgets(&self, count: u64) -> Vec<Option<u64>> {
         let smallest = Budget::smallest(&self.blocks, 0);
-        let all = Budget::plan(&self.blocks, None, 0, PolicyKind::LAYER_LRU).unwrap().arena_bytes;
+        let all = Budget::plan(&self.blocks, None, 0, PolicyKind::LAYER_LRU).unwrap();
+        let all = all.arena_bytes + all.reserved_bytes;
         let between = (0..count).map(|step| Some(smallest + (all - smallest) * step / (count - 1)));
         between.chain([None]).collect()
     }
@@ -179,6 +227,7 @@ fn small_requests() -> EngineOptions {
         queue_depth: 8,
         background_depth: 4,
         retries: 12,
+        recast_bytes: 5100,
         ..Default::default()
     }
 }

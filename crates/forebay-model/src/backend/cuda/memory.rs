@@ -15,6 +15,7 @@ use super::CudaPlan;
 use super::places::{
     ALIGNMENT, ActivationPlaces, EmbeddingPlace, ExpertPlaces, KvPlaces, WeightPlaces,
 };
+use super::recast::placed_blocks;
 use super::units::UnitPlan;
 use super::vectors::Vectors;
 use crate::ModelError;
@@ -164,7 +165,8 @@ impl Share {
         let activations = ActivationPlaces::new(multiprocessors, architecture, kv_shape, floats);
         Ok(Share {
             weights: WeightPlaces::new(architecture, weights, &units, stays_on_disk)?,
-            kv: KvPlaces::new(kv_shape, &architecture.layers, activations.batch),
+            kv: KvPlaces::new(kv_shape, &architecture.layers, activations.batch)
+                .with_room_for(weights.blocks.recast_bytes()),
             activations,
             vectors,
             units,
@@ -382,38 +384,18 @@ impl DeviceArena {
 
 /// What of which file goes to which address of the device: all matrices that stay there.
 pub fn parts(plan: &DevicePlan, arena: &DeviceArena, weights: &Weights) -> Vec<UploadPart> {
-    let (places, mut parts) = (&plan.weights, Vec::new());
+    let mut parts = Vec::new();
     let mut add = |label, extent: &Extent, to: DevicePtr<u8>| {
         parts.push(UploadPart { label, extent: *extent, to: to.address() });
     };
-    let mut head = places.head;
-    for (index, extents) in weights.blocks.dense.iter().enumerate() {
-        for (part, extent) in extents.iter().enumerate() {
-            let at = match places.layers.get(index) {
-                Some(parts) => parts[part],
-                None => {
-                    head += extent.length;
-                    Some(head - extent.length)
-                }
-            };
-            let Some(at) = at else { continue };
-            add(BlockLabel::Dense(index as u32), extent, arena.dense(at));
-        }
-    }
-    let all = weights.blocks.experts.iter().enumerate();
-    for ((layer, experts), places) in all.zip(&places.experts_of) {
-        let Some(slots) = places.as_ref().filter(|_| plan.tier.is_none()) else {
-            continue;
-        };
-        for (expert, extents) in experts.iter().enumerate() {
-            let label = BlockLabel::Expert { layer: layer as u32, expert: expert as u32 };
-            let slot = slots.first + expert as u64 * slots.slot_bytes;
-            for (extent, at) in extents.iter().zip(slots.parts) {
-                add(label, extent, arena.experts(slot + at));
+    for placed in placed_blocks(plan, arena, weights) {
+        for (extent, to) in placed.block.extents.iter().zip(placed.landings()) {
+            if let Some(to) = to {
+                add(placed.label, extent, to);
             }
         }
     }
-    if let EmbeddingPlace::Table(at) = places.embedding {
+    if let EmbeddingPlace::Table(at) = plan.weights.embedding {
         add(BlockLabel::Other(0), &weights.embedding.extent, arena.dense(at));
     }
     parts

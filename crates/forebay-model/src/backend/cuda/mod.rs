@@ -15,6 +15,7 @@ mod pass_times;
 mod places;
 mod plan;
 mod products;
+mod recast;
 mod recording;
 mod ring;
 mod streamed;

@@ -6,7 +6,7 @@ use forebay_cuda::{
     TopK, attention_splits,
 };
 
-use forebay_stream::MemoryPlan;
+use forebay_stream::{Block, MemoryPlan};
 
 use super::units::UnitPlan;
 use crate::ModelError;
@@ -94,8 +94,9 @@ impl WeightPlaces {
         places.dense.take(ALIGNMENT);
         places.experts.take(ALIGNMENT);
         for (index, layer) in weights.layers.iter().enumerate() {
-            let parts = weights.blocks.dense[index].iter().enumerate().map(|(part, extent)| {
-                units.is_in_vram(index, part).then(|| places.dense.take(extent.length))
+            let part_bytes = weights.blocks.dense[index].part_bytes();
+            let parts = part_bytes.into_iter().enumerate().map(|(part, bytes)| {
+                units.is_in_vram(index, part).then(|| places.dense.take(bytes))
             });
             places.layers.push(parts.collect());
             let experts = match layer.feed_forward {
@@ -109,7 +110,7 @@ impl WeightPlaces {
         }
         places.ring = places.dense.take(units.ring_bytes);
         let head = &weights.blocks.dense[weights.layers.len()..];
-        let bytes = head.iter().flatten().map(|extent| extent.length).sum();
+        let bytes = head.iter().map(Block::bytes).sum();
         places.head = places.dense.take(bytes);
         if !architecture.tied_embeddings {
             places.embedding = match stays_on_disk {
@@ -445,5 +446,11 @@ impl KvPlaces {
     pub fn resumable(&self, written: usize, len: usize) -> usize {
         let of = |(window, rows): &(usize, usize)| resumable(Some(*window), *rows, written, len);
         self.windows.iter().map(of).min().unwrap_or(len)
+    }
+
+    /// With at least `bytes`, for who needs memory before the first token.
+    pub fn with_room_for(mut self, bytes: u64) -> KvPlaces {
+        self.places.end = self.places.end.max(bytes);
+        self
     }
 }

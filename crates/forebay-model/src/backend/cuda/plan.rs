@@ -8,6 +8,7 @@ use super::CudaBackend;
 use super::beginning::EmbeddingRows;
 use super::memory::{self, DeviceArena, DeviceFacts, DevicePlan};
 use super::on_cpu::expert_matrices;
+use super::recast::recast_all;
 use super::recording::Recordings;
 use super::streamed::{HostExperts, Streamed};
 use super::streamed_units::{HostUnits, StreamedUnits};
@@ -74,7 +75,7 @@ impl CudaPlan {
         self.unit_rates
     }
 
-    /// Reserves the memory and has `fill` bring the weights into it: all parts must be there when it returns. It may load
+    /// Reserves the memory and has `fill` bring the weights into it: all parts must be there when it returns, as files have them. It may load
     /// the modules meanwhile; those that it leaves are loaded when they are first needed. What it returns comes back, but for
     /// what is in host memory: experts, where [`CudaPlan::slots`] are not enough for all, or [`CudaPlan::units`].
     ///
@@ -91,15 +92,19 @@ impl CudaPlan {
         let arena = DeviceArena::reserve(&gpu, &plan).map_err(ModelError::from)?;
         let types = weights.types_without_routers();
         let router = weights.routers().next().map(|router| (router.ty, router.rows));
-        let modules = modules_needed(&ModelKernels {
+        let mut modules = modules_needed(&ModelKernels {
             types: &types,
             embedding: weights.embedding.ty,
             kv: &plan.kv_shape,
             router,
             exact,
         });
+        if weights.blocks.recast_bytes() > 0 {
+            modules.push("convert");
+        }
         let parts = memory::parts(&plan, &arena, weights);
         let (host, filled) = fill(&WeightsToLoad { gpu: &gpu, parts, modules })?;
+        recast_all(&gpu, &plan, &arena, weights).map_err(ModelError::from)?;
         let mut backend = CudaBackend::new(gpu, plan, arena, architecture, weights, exact, record)?;
         let rows = EmbeddingRows::new(&backend.gpu, &backend.plan, weights, files);
         backend.embedding_rows = rows.map_err(ModelError::from)?;

@@ -107,10 +107,10 @@ impl UnitPlan {
     pub fn resident(weights: &Weights) -> UnitPlan {
         let mut units = Vec::new();
         for layer in 0..weights.layers.len() {
-            let extents = &weights.blocks.dense[layer];
+            let part_bytes = weights.blocks.dense[layer].part_bytes();
             let attention = weights.layers[layer].attention_parts;
-            for parts in [0..attention, attention..extents.len()] {
-                let lengths = extents[parts.clone()].iter().map(|extent| extent.length);
+            for parts in [0..attention, attention..part_bytes.len()] {
+                let lengths = part_bytes[parts.clone()].iter().copied();
                 units.push(Unit {
                     layer,
                     parts,
@@ -192,9 +192,9 @@ impl UnitPlan {
 
     /// The blocks that host memory is for: units outside of VRAM, in order.
     pub fn host_blocks(&self, weights: &Weights) -> ModelBlocks {
-        let extents = |unit: &Unit| weights.blocks.dense[unit.layer][unit.parts.clone()].to_vec();
+        let block = |unit: &Unit| weights.blocks.dense[unit.layer].slice(unit.parts.clone());
         ModelBlocks {
-            dense: self.outside().map(|(_, unit)| extents(unit)).collect(),
+            dense: self.outside().map(|(_, unit)| block(unit)).collect(),
             experts: Vec::new(),
             experts_per_token: 0,
         }

@@ -1,0 +1,327 @@
+//! What a block is on the disk, and what of it is held in memory.
+
+use std::ops::Range;
+
+use crate::Extent;
+use crate::convert::{RowsTaken, mxfp4_blocks, transpose};
+
+/// What is read and moved as one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Block {
+    /// What is read. These are also the parts that are held, in this order, but for what is recast.
+    pub extents: Vec<Extent>,
+    pub recast: Option<Recast>,
+}
+
+/// One extent of a block, or all, that become parts in another form once they are read, of as many bytes
+/// all together: files of other programs hold some weights in an order that no product reads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Recast {
+    /// Which extents of the block.
+    pub extents: Range<usize>,
+    /// What makes the parts, in their order.
+    pub steps: Vec<Step>,
+}
+
+/// Makes one or a few parts. Extents are counted from the first that is recast.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// gpt-oss's MXFP4 as safetensors hold it, see [`mxfp4_blocks`]: rows that lie in `turns` parts
+    /// by turns, as gate and up do.
+    Mxfp4 { blocks: usize, scales: usize, rows: usize, row_blocks: usize, turns: usize },
+    /// DeepSeek's `kv_b_proj`, `[heads, plain + value, rank]` of elements of `size` bytes: a part
+    /// `[heads, rank, plain]`, with which queries come to latent space, and a part
+    /// `[heads, value, rank]`.
+    Heads { extent: usize, heads: usize, plain: usize, value: usize, rank: usize, size: usize },
+}
+
+/// A share of what a recast makes, which can be made by itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecastShare {
+    /// Where it lies among the bytes of all parts, one behind the other.
+    pub out: Range<usize>,
+    step: usize,
+    /// Which of the step's parts.
+    part: usize,
+    /// Rows of the part, or heads.
+    units: Range<usize>,
+}
+
+impl From<Vec<Extent>> for Block {
+    fn from(extents: Vec<Extent>) -> Block {
+        Block { extents, recast: None }
+    }
+}
+
+impl Block {
+    /// On the disk, and in memory.
+    pub fn bytes(&self) -> u64 {
+        self.extents.iter().fold(0, |sum, extent| sum.saturating_add(extent.length))
+    }
+
+    /// Bytes of every part that is held, in order.
+    pub fn part_bytes(&self) -> Vec<u64> {
+        let lengths = |range: Range<usize>| self.extents[range].iter().map(|extent| extent.length);
+        let all = self.extents.len();
+        let Some(recast) = &self.recast else { return lengths(0..all).collect() };
+        let Range { start, end } = recast.extents;
+        lengths(0..start).chain(recast.part_bytes()).chain(lengths(end..all)).collect()
+    }
+
+    /// Parts that are held, and extents that make them, as a block of their own.
+    ///
+    /// # Panics
+    /// When there are not so many, or some of those that are recast together are left out.
+    pub fn slice(&self, parts: Range<usize>) -> Block {
+        let Some(recast) = &self.recast else {
+            return Block { extents: self.extents[parts].to_vec(), recast: None };
+        };
+        let made = recast.parts();
+        let extent_of = |part: usize| {
+            let before = part.min(recast.extents.start);
+            let behind = part.checked_sub(recast.extents.start + made);
+            assert!(
+                part <= recast.extents.start || behind.is_some(),
+                "what is recast together stays together"
+            );
+            behind.map_or(before, |behind| recast.extents.end + behind)
+        };
+        let extents = extent_of(parts.start)..extent_of(parts.end);
+        let holds = parts.start <= recast.extents.start && !extents.is_empty();
+        let holds = holds && extents.end >= recast.extents.end;
+        let first = extents.start;
+        let moved = |recast: &Recast| Recast {
+            extents: recast.extents.start - first..recast.extents.end - first,
+            steps: recast.steps.clone(),
+        };
+        Block { extents: self.extents[extents].to_vec(), recast: holds.then(|| moved(recast)) }
+    }
+
+    /// Adds an extent as it is; the number of the part.
+    ///
+    /// # Panics
+    /// When several are recast together.
+    pub fn push(&mut self, extent: Extent) -> usize {
+        let several = self.recast.as_ref().is_some_and(|recast| recast.extents.len() > 1);
+        assert!(!several, "several extents are recast where they are all of a block");
+        let part = self.parts();
+        self.extents.push(extent);
+        part
+    }
+
+    /// Adds extents that are recast; the number of the first part.
+    ///
+    /// # Panics
+    /// When some others are already, when there are several and others beside them, or when the parts
+    /// have not as many bytes.
+    pub fn push_recast(&mut self, extents: &[Extent], steps: Vec<Step>) -> usize {
+        let alone = extents.len() == 1 || self.extents.is_empty();
+        assert!(self.recast.is_none() && alone, "one extent is recast, or all of a block");
+        let (part, first) = (self.parts(), self.extents.len());
+        self.extents.extend(extents);
+        let recast = Recast { extents: first..self.extents.len(), steps };
+        let read: u64 = extents.iter().map(|extent| extent.length).sum();
+        assert_eq!(recast.bytes() as u64, read, "a recast keeps the number of bytes");
+        self.recast = Some(recast);
+        part
+    }
+
+    fn parts(&self) -> usize {
+        match &self.recast {
+            None => self.extents.len(),
+            Some(recast) => self.extents.len() - recast.extents.len() + recast.parts(),
+        }
+    }
+}
+
+impl Recast {
+    /// How many parts it makes.
+    pub fn parts(&self) -> usize {
+        self.steps.iter().map(|step| step.layout().0).sum()
+    }
+
+    /// Bytes of every part that it makes.
+    pub fn part_bytes(&self) -> impl Iterator<Item = u64> + '_ {
+        self.steps.iter().flat_map(|step| {
+            let (parts, ..) = step.layout();
+            (0..parts).map(|part| step.part_bytes(part) as u64)
+        })
+    }
+
+    /// Bytes of all parts, and of all extents.
+    pub fn bytes(&self) -> usize {
+        self.part_bytes().sum::<u64>() as usize
+    }
+
+    /// All that is to be made, in shares of up to about `share_bytes`.
+    pub fn shares(&self, share_bytes: usize) -> Vec<RecastShare> {
+        let (mut shares, mut at) = (Vec::new(), 0);
+        for (step, of) in self.steps.iter().enumerate() {
+            let (parts, units) = of.layout();
+            for part in 0..parts {
+                let unit_bytes = of.part_bytes(part) / units.max(1);
+                let count = (share_bytes / unit_bytes.max(1)).clamp(1, units.max(1));
+                for first in (0..units).step_by(count) {
+                    let units = first..(first + count).min(units);
+                    let end = at + units.len() * unit_bytes;
+                    shares.push(RecastShare { out: at..end, step, part, units });
+                    at = end;
+                }
+            }
+        }
+        shares
+    }
+
+    /// Makes a share out of the extents that are recast.
+    ///
+    /// # Panics
+    /// When the extents or `out` have not the bytes that they should.
+    pub fn make(&self, share: &RecastShare, from: &[&[u8]], out: &mut [u8]) {
+        assert_eq!(out.len(), share.out.len(), "a share has its place");
+        let units = share.units.clone();
+        match self.steps[share.step] {
+            Step::Mxfp4 { blocks, scales, row_blocks, turns, .. } => {
+                let first = share.part + turns * units.start;
+                let taken = RowsTaken { first, step: turns };
+                mxfp4_blocks(from[blocks], from[scales], row_blocks, taken, out);
+            }
+            Step::Heads { extent, plain, value, rank, size, .. } => {
+                let row = rank * size;
+                let heads = from[extent].chunks_exact((plain + value) * row);
+                let heads = heads.skip(units.start).take(units.len());
+                let unit = out.len() / units.len().max(1);
+                for (head, out) in heads.zip(out.chunks_exact_mut(unit.max(1))) {
+                    let (to_transpose, as_is) = head.split_at(plain * row);
+                    match share.part {
+                        0 => transpose(to_transpose, plain, rank, size, out),
+                        _ => out.copy_from_slice(as_is),
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Step {
+    /// How many parts it makes, and units of each.
+    fn layout(&self) -> (usize, usize) {
+        match *self {
+            Step::Mxfp4 { rows, turns, .. } => (turns, rows / turns),
+            Step::Heads { heads, .. } => (2, heads),
+        }
+    }
+
+    /// Bytes of one of its parts.
+    pub fn part_bytes(&self, part: usize) -> usize {
+        match *self {
+            Step::Mxfp4 { rows, row_blocks, turns, .. } => {
+                rows / turns * row_blocks * crate::convert::BLOCK
+            }
+            Step::Heads { heads, plain, value, rank, size, .. } => {
+                heads * rank * size * if part == 0 { plain } else { value }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::FileIndex;
+
+    fn extent(length: u64) -> Extent {
+        Extent { file: FileIndex(0), offset: 0, length }
+    }
+
+    fn bytes(count: usize) -> Vec<u8> {
+        (0..count).map(|i| (i * 31 % 251) as u8).collect()
+    }
+
+    /// All parts, made in shares.
+    fn made(recast: &Recast, from: &[&[u8]], share_bytes: usize) -> Vec<u8> {
+        let (mut out, mut end) = (vec![0; recast.bytes()], 0);
+        for share in recast.shares(share_bytes) {
+            assert_eq!(share.out.start, end, "shares follow one another");
+            end = share.out.end;
+            recast.make(&share, from, &mut out[share.out.clone()]);
+        }
+        assert_eq!(end, out.len());
+        out
+    }
+
+    #[test]
+    fn an_expert_of_gpt_oss_becomes_gate_up_and_down() {
+        let (rows, row_blocks) = (6, 2);
+        let (blocks, scales) = (bytes(rows * row_blocks * 16), bytes(rows * row_blocks));
+        let mut block = Block::default();
+        let steps = vec![
+            Step::Mxfp4 { blocks: 0, scales: 2, rows, row_blocks, turns: 2 },
+            Step::Mxfp4 { blocks: 1, scales: 3, rows, row_blocks, turns: 1 },
+        ];
+        let lengths = [blocks.len(), blocks.len(), scales.len(), scales.len()];
+        let part = block.push_recast(&lengths.map(|length| extent(length as u64)), steps);
+        let recast = block.recast.clone().unwrap();
+        assert_eq!(part, 0);
+        assert_eq!(block.part_bytes(), [102, 102, 204]);
+        assert_eq!(block.bytes(), 408);
+        assert!(std::panic::catch_unwind(move || block.push(extent(7))).is_err());
+        let from = [&blocks[..], &blocks[..], &scales[..], &scales[..]];
+        let whole = made(&recast, &from, usize::MAX);
+        let mut expected = vec![0; 408];
+        let taken = |first, step| RowsTaken { first, step };
+        mxfp4_blocks(&blocks, &scales, row_blocks, taken(0, 2), &mut expected[..102]);
+        mxfp4_blocks(&blocks, &scales, row_blocks, taken(1, 2), &mut expected[102..204]);
+        mxfp4_blocks(&blocks, &scales, row_blocks, RowsTaken::ALL, &mut expected[204..]);
+        assert!(whole == expected);
+        for share_bytes in [1, 35, 100] {
+            assert!(made(&recast, &from, share_bytes) == expected, "{share_bytes}");
+        }
+    }
+
+    #[test]
+    fn heads_become_two_stacks() {
+        let (heads, plain, value, rank, size) = (3, 4, 5, 2, 2);
+        let step = Step::Heads { extent: 0, heads, plain, value, rank, size };
+        let from = bytes(heads * (plain + value) * rank * size);
+        let recast = Recast { extents: 0..1, steps: vec![step] };
+        let element = |head: usize, row: usize, col: usize| {
+            let at = ((head * (plain + value) + row) * rank + col) * size;
+            &from[at..at + size]
+        };
+        let mut expected = Vec::<u8>::new();
+        for head in 0..heads {
+            for col in 0..rank {
+                (0..plain).for_each(|row| expected.extend(element(head, row, col)));
+            }
+        }
+        for head in 0..heads {
+            for row in plain..plain + value {
+                (0..rank).for_each(|col| expected.extend(element(head, row, col)));
+            }
+        }
+        for share_bytes in [usize::MAX, 1, 40] {
+            assert!(made(&recast, &[&from], share_bytes) == expected, "{share_bytes}");
+        }
+    }
+
+    #[test]
+    fn a_slice_keeps_what_is_recast_together() {
+        let step = Step::Heads { extent: 0, heads: 1, plain: 1, value: 1, rank: 4, size: 2 };
+        let mut block = Block::from(vec![extent(1), extent(2)]);
+        block.push_recast(&[extent(16)], vec![step]);
+        block.push(extent(3));
+        block.push(extent(4));
+        // Parts: 1, 2, 8, 8, 3, 4.
+        let attention = block.slice(0..5);
+        assert_eq!(attention.part_bytes(), [1, 2, 8, 8, 3]);
+        assert_eq!(attention.recast, block.recast);
+        let behind = block.slice(4..6);
+        assert_eq!((behind.part_bytes(), behind.recast), (vec![3, 4], None));
+        let later = block.slice(1..4);
+        assert_eq!(later.part_bytes(), [2, 8, 8]);
+        assert_eq!(later.recast.unwrap().extents, 1..2);
+        let before = block.slice(0..2);
+        assert_eq!((before.part_bytes(), before.recast), (vec![1, 2], None));
+        assert!(std::panic::catch_unwind(|| block.slice(0..3)).is_err());
+    }
+}

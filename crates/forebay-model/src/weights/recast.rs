@@ -1,0 +1,103 @@
+//! Weights that Hugging Face folders hold in another form than products need: what is read, and how it becomes
+//! what is held.
+
+use forebay_format::{Block, Step, TensorType};
+
+use super::tensors::Tensors;
+use super::{HeadMatrices, PartMatrix};
+use crate::ModelError;
+use crate::arch::{Experts, Latent, Naming};
+
+/// Elements of a block of MXFP4, and its bytes without the scale.
+const MXFP4_ELEMENTS: usize = 32;
+const MXFP4_NIBBLES: usize = 16;
+
+/// Both stacks of latent attention, out of `kv_b_proj` `[heads * (plain + value), rank]`.
+///
+/// # Errors
+/// A tensor that is not there, of another shape, or of a type whose elements are not numbers by themselves.
+pub fn heads(
+    tensors: &Tensors<'_>,
+    dense: &mut Block,
+    name: &str,
+    heads: usize,
+    latent: &Latent,
+) -> Result<(HeadMatrices, HeadMatrices), ModelError> {
+    let Latent { rank, plain, value, .. } = *latent;
+    let (matrix, extent) = tensors.matrix(name, heads * (plain + value), rank)?;
+    let ty = matrix.ty;
+    let size = match ty {
+        TensorType::F32 => 4,
+        TensorType::F16 | TensorType::BF16 => 2,
+        _ => return Err(ModelError::TensorType { name: name.into(), found: ty.name() }),
+    };
+    let step = Step::Heads { extent: 0, heads, plain, value, rank, size };
+    let part = dense.push_recast(&[extent], vec![step]);
+    let stack = |part: usize, rows: usize, cols: usize| HeadMatrices {
+        matrix: PartMatrix { part, ty, rows, cols },
+        bytes: rows * cols * size,
+        heads,
+    };
+    Ok((stack(part, rank, plain), stack(part + 1, value, rank)))
+}
+
+/// Whether the files hold experts as `_blocks` and `_scales`: gpt-oss alone does, and alone has biases of experts.
+pub fn experts_are_recast(naming: Naming, experts: &Experts) -> bool {
+    matches!(naming, Naming::HuggingFace { .. }) && experts.bias
+}
+
+/// Gate, up and down of every expert, and the experts' blocks. `gate_up` has rows of both by turns.
+///
+/// # Errors
+/// Tensors that are not there, or of other shapes or types.
+pub fn experts(
+    tensors: &Tensors<'_>,
+    name: &dyn Fn(&str) -> String,
+    experts: &Experts,
+    hidden: usize,
+) -> Result<([PartMatrix; 3], Vec<Block>), ModelError> {
+    let Experts { count, width, .. } = *experts;
+    if let Some(whole) = tensors.optional(&name("expert_gate_up")) {
+        return Err(ModelError::BadValue {
+            key: whole.name.clone(),
+            value: format!("of type {}", whole.ty),
+            expected: "folders of this family are read with experts of MXFP4 alone ('_blocks' and '_scales'); \
+                       convert the model to GGUF"
+                .into(),
+        });
+    }
+    // Rows of both matrices, and blocks of 32 elements of each.
+    let matrices = [("expert_gate_up", 2 * width, hidden), ("expert_down", hidden, width)];
+    for (role, _, cols) in matrices {
+        if !cols.is_multiple_of(MXFP4_ELEMENTS) {
+            return Err(ModelError::BadValue {
+                key: format!("columns of {}", name(role)),
+                value: cols.to_string(),
+                expected: format!("MXFP4 needs a multiple of {MXFP4_ELEMENTS}"),
+            });
+        }
+    }
+    let mut stacks = Vec::with_capacity(4);
+    for suffix in ["_blocks", "_scales"] {
+        for (role, rows, cols) in matrices {
+            let mut shape = vec![count, rows, cols / MXFP4_ELEMENTS];
+            if suffix == "_blocks" {
+                shape.push(MXFP4_NIBBLES);
+            }
+            stacks.push(tensors.byte_stack(&format!("{}{suffix}", name(role)), &shape)?);
+        }
+    }
+    let step = |blocks: usize, turns: usize| {
+        let (_, rows, cols) = matrices[blocks];
+        Step::Mxfp4 { blocks, scales: blocks + 2, rows, row_blocks: cols / MXFP4_ELEMENTS, turns }
+    };
+    let block = |expert: usize| {
+        let mut block = Block::default();
+        let extents: Vec<_> = stacks.iter().map(|of| of[expert]).collect();
+        block.push_recast(&extents, vec![step(0, 2), step(1, 1)]);
+        block
+    };
+    let matrix = |part, rows, cols| PartMatrix { part, ty: TensorType::MXFP4, rows, cols };
+    let parts = [matrix(0, width, hidden), matrix(1, width, hidden), matrix(2, hidden, width)];
+    Ok((parts, (0..count).map(block).collect()))
+}
