@@ -42,7 +42,7 @@ pub(crate) fn features(architecture: &Architecture, catalog: &Catalog) -> Vec<Fe
     if architecture.tied_embeddings {
         add("tied embeddings", "the embedding table is the output projection".to_owned());
     }
-    if let Some(detail) = unused(architecture, catalog) {
+    if let Some(detail) = left_out(architecture, catalog) {
         add("multi-token prediction", detail);
     }
     found
@@ -143,6 +143,9 @@ fn scaling_words(rope: &Rope) -> Option<String> {
         RopeScaling::Yarn { factor, original_context, .. } => {
             Some(format!("YaRN, {factor} times {original_context} positions"))
         }
+        RopeScaling::LongRope { original_context, .. } => Some(format!(
+            "LongRoPE, other factors for a context beyond {original_context} positions"
+        )),
     }
 }
 
@@ -203,7 +206,7 @@ fn routing_words(experts: &Experts) -> Vec<String> {
 }
 
 /// Tensors of layers behind the last, which predict further tokens and are never read.
-fn unused(architecture: &Architecture, catalog: &Catalog) -> Option<String> {
+pub(crate) fn left_out(architecture: &Architecture, catalog: &Catalog) -> Option<String> {
     let layers = architecture.layers.len();
     let root = match architecture.naming {
         Naming::Gguf => "blk.".to_owned(),

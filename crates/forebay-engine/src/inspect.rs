@@ -9,7 +9,7 @@ use forebay_text::{TextError, Tokenizer};
 use serde::Serialize;
 
 use crate::EngineError;
-use crate::features::{Feature, features};
+use crate::features::{Feature, features, left_out};
 
 /// Bytes and tensors of one kind of block.
 #[derive(Debug, Clone, Serialize)]
@@ -55,6 +55,9 @@ pub struct ModelInfo {
     pub tied_embeddings: bool,
     pub types: Vec<TypeBytes>,
     pub kinds: Vec<BlockKindBytes>,
+    /// Tensors that are never read, in words.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub left_out: Option<String>,
 }
 
 /// What `inspect` shows.
@@ -144,6 +147,7 @@ impl ModelInfo {
             tied_embeddings: architecture.tied_embeddings,
             types: types(tensors),
             kinds: kinds(tensors),
+            left_out: left_out(architecture, catalog),
         }
     }
 }

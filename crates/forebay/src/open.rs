@@ -20,6 +20,9 @@ pub fn session(model: &Path, options: &SessionOptions, context_for: &str) -> Out
     drop(progress);
     match opened {
         Ok(session) => {
+            if let Some(words) = &session.info().left_out {
+                output::tell!("note: {words}");
+            }
             if let Some(choice) = session.device_choice() {
                 output::say(format_args!("device: {choice}\n"));
             }

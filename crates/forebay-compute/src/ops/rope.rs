@@ -40,9 +40,34 @@ pub enum RopeScaling {
         /// [`RopeScaling::yarn_magnitude`] for models that give `mscale` and `mscale_all_dim`.
         magnitude: Option<f64>,
     },
+    /// Ding et al. 2024, "LongRoPE", as Phi-3 uses it: each pair divided by a factor of its own, and sine and
+    /// cosine multiplied. There are factors for contexts up to the original one and others beyond, and the
+    /// right ones have to be in [`RopeConfig::frequency_factors`].
+    LongRope {
+        original_context: f64,
+        /// Up to the original context.
+        short_magnitude: f64,
+        /// Beyond.
+        long_magnitude: f64,
+    },
 }
 
 impl RopeScaling {
+    /// Whether a cache of `context` positions is beyond the original context of a rotation that has
+    /// other factors there.
+    pub fn is_long(self, context: usize) -> bool {
+        match self {
+            RopeScaling::LongRope { original_context, .. } => context as f64 > original_context,
+            _ => false,
+        }
+    }
+
+    /// The magnitude of LongRoPE for a context `factor` times the original one as the
+    /// configurations of Phi-3 have it where they do not say it.
+    pub fn long_rope_magnitude(factor: f64, original_context: f64) -> f64 {
+        if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / original_context.ln()).sqrt() }
+    }
+
     /// The `magnitude` of models that configure `mscale` and `mscale_all_dim` (DeepSeek-V2).
     pub fn yarn_magnitude(factor: f64, mscale: f64, mscale_all_dim: f64) -> f64 {
         yarn_scale(factor, mscale) / yarn_scale(factor, mscale_all_dim)
@@ -64,8 +89,8 @@ pub struct RopeConfig<'a> {
     pub theta: f64,
     pub layout: RopeLayout,
     pub scaling: RopeScaling,
-    /// Divides the frequency of each pair, after `scaling`: GGUF's `rope_freqs.weight`, as long
-    /// as there are pairs.
+    /// Divides the frequency of each pair, after `scaling`: GGUF's `rope_freqs.weight`, or what
+    /// [`RopeScaling::LongRope`] needs; as long as there are pairs.
     pub frequency_factors: Option<&'a [f32]>,
     /// Positions to tabulate.
     pub context: usize,
@@ -95,6 +120,13 @@ impl RopeTable {
         let magnitude = match config.scaling {
             RopeScaling::Yarn { factor, magnitude, .. } => {
                 magnitude.unwrap_or_else(|| yarn_scale(factor, 1.0))
+            }
+            RopeScaling::LongRope { short_magnitude, long_magnitude, .. } => {
+                if config.scaling.is_long(config.context) {
+                    long_magnitude
+                } else {
+                    short_magnitude
+                }
             }
             _ => 1.0,
         };
@@ -288,6 +320,14 @@ fn scale_frequencies(frequencies: &mut [f64], config: &RopeConfig<'_>) -> Result
                 *frequency *= ramp(kept, factor);
             }
         }
+        RopeScaling::LongRope { original_context, short_magnitude, long_magnitude } => {
+            positive("the original context", original_context)?;
+            positive("the magnitude", short_magnitude)?;
+            positive("the magnitude", long_magnitude)?;
+            if config.frequency_factors.is_none() {
+                return fail("LongRoPE has no frequency factors".into());
+            }
+        }
     }
     Ok(())
 }
@@ -451,6 +491,46 @@ mod tests {
         let table = RopeTable::new(&config).unwrap();
         assert!((f64::from(table.table[0]) - (0.1 * 4_f64.ln() + 1.0)).abs() < 1e-6);
         assert_eq!(RopeScaling::yarn_magnitude(40.0, 1.0, 1.0), 1.0);
+    }
+
+    #[test]
+    fn long_rope_has_factors_and_a_magnitude_by_its_context() {
+        let (short, long) = ([1.0, 1.25, 1.5, 2.0], [1.5, 4.0, 9.0, 33.5]);
+        let magnitude = RopeScaling::long_rope_magnitude(32.0, 16.0);
+        // ln 32 / ln 16 = 5/4.
+        assert!((magnitude - 1.5).abs() < 1e-15);
+        assert_eq!(RopeScaling::long_rope_magnitude(1.0, 16.0), 1.0);
+        let scaling = RopeScaling::LongRope {
+            original_context: 16.0,
+            short_magnitude: 1.0,
+            long_magnitude: magnitude,
+        };
+        for (context, factors, magnitude) in
+            [(16, &short, 1.0), (17, &long, magnitude), (64, &long, magnitude)]
+        {
+            assert_eq!(scaling.is_long(context), context > 16);
+            let factors_f32 = factors.map(|factor: f64| factor as f32);
+            let config = RopeConfig {
+                frequency_factors: Some(&factors_f32),
+                context,
+                ..config(RopeLayout::Neox, scaling)
+            };
+            let table = RopeTable::new(&config).unwrap();
+            // Su, Lu et al.'s angles divided by the factors, in double precision.
+            for (position, row) in table.angles().chunks(8).enumerate() {
+                for (pair, factor) in factors.iter().enumerate() {
+                    let angle = position as f64 * 1e4_f64.powf(-(pair as f64) / 4.0) / factor;
+                    let found = (f64::from(row[pair]), f64::from(row[4 + pair]));
+                    let expected = (magnitude * angle.cos(), magnitude * angle.sin());
+                    assert!((found.0 - expected.0).abs() < 1e-6, "{context} {position} {pair}");
+                    assert!((found.1 - expected.1).abs() < 1e-6, "{context} {position} {pair}");
+                }
+            }
+        }
+        let without = config(RopeLayout::Neox, scaling);
+        assert!(RopeTable::new(&without).is_err());
+        let three = RopeConfig { frequency_factors: Some(&[1.0; 3]), ..without };
+        assert!(RopeTable::new(&three).is_err());
     }
 
     #[test]

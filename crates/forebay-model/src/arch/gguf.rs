@@ -5,8 +5,8 @@ use forebay_format::{Catalog, GgufMetadata};
 
 use super::families::{self, Family, Windows};
 use super::{
-    Architecture, Attention, AttentionBias, Experts, FeedForward, Latent, Layer, Naming, QkNorm,
-    Rope, groups,
+    Architecture, Attention, AttentionBias, Experts, FeedForward, LONG_FACTORS, Latent, Layer,
+    Naming, QkNorm, Rope, groups,
 };
 use crate::ModelError;
 
@@ -198,6 +198,10 @@ fn ropes(
     let factor = keys.optional_float("rope.scaling.factor").map_or(1.0, f64::from);
     let scaling = match kind {
         _ if catalog.tensor("rope_freqs.weight").is_some() => RopeScaling::None,
+        // Not all files that have the factors say what they are for.
+        Some("longrope") | None if kind.is_some() || catalog.tensor(LONG_FACTORS).is_some() => {
+            long_rope(keys, family, catalog)?
+        }
         None | Some("none") => RopeScaling::None,
         Some("linear") => RopeScaling::Linear { factor },
         Some("yarn") => RopeScaling::Yarn {
@@ -213,17 +217,36 @@ fn ropes(
             return Err(ModelError::BadValue {
                 key: keys.path("rope.scaling.type"),
                 value: other.into(),
-                expected: "forebay knows none, linear, yarn and rope_freqs".into(),
+                expected: "forebay knows none, linear, yarn, longrope and rope_freqs".into(),
             });
         }
     };
     let theta = keys.optional_float("rope.freq_base").map_or(10_000.0, f64::from);
-    let rope = Rope { theta, rotary_dim, layout: family.gguf_rope, scaling };
+    let rope = Rope { theta, rotary_dim, layout: family.gguf_rope, scaling, factors: None };
     let windows = family.window_theta.map(|theta| {
         let theta = keys.optional_float("rope.freq_base_swa").map_or(theta, f64::from);
         Rope { theta, scaling: RopeScaling::None, ..rope.clone() }
     });
     Ok(std::iter::once(rope).chain(windows).collect())
+}
+
+/// Converters write one magnitude, for the whole context.
+fn long_rope(
+    keys: &Keys<'_>,
+    family: &Family,
+    catalog: &Catalog,
+) -> Result<RopeScaling, ModelError> {
+    if catalog.tensor(LONG_FACTORS).is_none() {
+        return Err(ModelError::MissingTensor { name: LONG_FACTORS.into(), family: family.name });
+    }
+    let original = keys.optional_count("rope.scaling.original_context_length")?;
+    let original = original.map_or_else(|| keys.count("context_length"), Ok)?;
+    let magnitude = keys.optional_float("rope.scaling.attn_factor").map_or(1.0, f64::from);
+    Ok(RopeScaling::LongRope {
+        original_context: original as f64,
+        short_magnitude: magnitude,
+        long_magnitude: magnitude,
+    })
 }
 
 fn layers(

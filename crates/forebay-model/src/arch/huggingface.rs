@@ -8,10 +8,13 @@ use serde_json::Value;
 use super::families::{self, Family, Windows};
 use super::{
     Architecture, Attention, AttentionBias, Experts, FeedForward, Latent, Layer, Naming, QkNorm,
-    Rope, groups,
+    Rope, RopeFactors, groups,
 };
 use crate::ModelError;
 use crate::weights::Names;
+
+/// Positions that a model was first trained for, before its rotation was stretched.
+const ORIGINAL_CONTEXT: &str = "original_max_position_embeddings";
 
 struct Config<'a> {
     json: &'a Value,
@@ -172,7 +175,11 @@ fn attention(
             Some(false) if family.latent => RopeLayout::Neox,
             _ => family.hf_rope,
         };
-        Ok::<_, ModelError>(Rope { theta, rotary_dim, layout, scaling })
+        let factors = match scaling {
+            RopeScaling::LongRope { .. } => Some(parameters.long_factors(rotary_dim / 2)?),
+            _ => None,
+        };
+        Ok::<_, ModelError>(Rope { theta, rotary_dim, layout, scaling, factors })
     };
     if family.latent {
         let latent = Latent {
@@ -270,7 +277,7 @@ impl<'a> Parameters<'a> {
                 factor: self.needed("factor")?,
                 low_freq_factor: self.needed("low_freq_factor")?,
                 high_freq_factor: self.needed("high_freq_factor")?,
-                original_context: self.needed("original_max_position_embeddings")?,
+                original_context: self.needed(ORIGINAL_CONTEXT)?,
             }),
             "yarn" => {
                 let factor = self.needed("factor")?;
@@ -283,19 +290,61 @@ impl<'a> Parameters<'a> {
                 };
                 Ok(RopeScaling::Yarn {
                     factor,
-                    original_context: self.needed("original_max_position_embeddings")?,
+                    original_context: self.needed(ORIGINAL_CONTEXT)?,
                     beta_fast: self.float("beta_fast").unwrap_or(32.0),
                     beta_slow: self.float("beta_slow").unwrap_or(1.0),
                     truncate: own.get("truncate").and_then(Value::as_bool).unwrap_or(true),
                     magnitude,
                 })
             }
+            "longrope" | "su" => self.long_rope(),
             other => Err(ModelError::BadValue {
                 key: "rope_type".into(),
                 value: other.into(),
-                expected: "forebay knows default, linear, llama3 and yarn".into(),
+                expected: "forebay knows default, linear, llama3, yarn and longrope".into(),
             }),
         }
+    }
+
+    /// The context of a model that was stretched by this much is `factor` times the original one, which
+    /// configurations have in one of two places, or is the whole.
+    fn long_rope(&self) -> Result<RopeScaling, ModelError> {
+        let whole = self.needed("max_position_embeddings")?;
+        let beside = self.beside.get(ORIGINAL_CONTEXT).and_then(Value::as_f64);
+        let original = self.float(ORIGINAL_CONTEXT).unwrap_or(whole);
+        let stretched = whole / original;
+        let factor = match beside {
+            Some(_) => stretched,
+            None => self.float("factor").unwrap_or(stretched),
+        };
+        let said = self.float("attention_factor");
+        let usual = said.unwrap_or_else(|| RopeScaling::long_rope_magnitude(factor, original));
+        Ok(RopeScaling::LongRope {
+            original_context: original,
+            short_magnitude: self.float("short_mscale").unwrap_or(usual),
+            long_magnitude: self.float("long_mscale").unwrap_or(usual),
+        })
+    }
+
+    fn long_factors(&self, pairs: usize) -> Result<RopeFactors, ModelError> {
+        let list = |key: &str| {
+            let refused = |value: String| ModelError::BadValue {
+                key: key.into(),
+                value,
+                expected: format!(
+                    "it must be a list of {pairs} numbers, one for each pair that rotates"
+                ),
+            };
+            let list = self.own.and_then(|own| own.get(key)).and_then(Value::as_array);
+            let list = list.ok_or_else(|| refused("no list".into()))?;
+            let numbers: Vec<f32> =
+                list.iter().filter_map(Value::as_f64).map(|value| value as f32).collect();
+            match numbers.len() {
+                count if count == pairs && list.len() == pairs => Ok(numbers),
+                count => Err(refused(format!("a list of {count} numbers"))),
+            }
+        };
+        Ok(RopeFactors::ByContext { short: list("short_factor")?, long: list("long_factor")? })
     }
 }
 

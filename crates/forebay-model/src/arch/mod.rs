@@ -149,6 +149,39 @@ pub struct Rope {
     pub layout: RopeLayout,
     #[serde(skip)]
     pub scaling: RopeScaling,
+    /// Of pairs' frequencies, where the description brings them; a GGUF file has them as tensors.
+    #[serde(skip)]
+    pub factors: Option<RopeFactors>,
+}
+
+/// LongRoPE's factors in a GGUF file, beyond the original context and up to it.
+pub(crate) const LONG_FACTORS: &str = "rope_factors_long.weight";
+pub(crate) const SHORT_FACTORS: &str = "rope_factors_short.weight";
+
+/// Divisors of the frequencies, a number for each pair.
+#[derive(Debug, Clone, PartialEq)]
+pub enum RopeFactors {
+    Always(Vec<f32>),
+    /// LongRoPE's, up to its original context and beyond.
+    ByContext {
+        short: Vec<f32>,
+        long: Vec<f32>,
+    },
+}
+
+impl RopeFactors {
+    /// Those of a cache for `context` positions. The cache decides and not what is in it, so that a
+    /// rotation never changes under keys that were turned already, and the same text gives the same logits
+    /// however it comes in.
+    fn at(&self, scaling: RopeScaling, context: usize) -> Option<&[f32]> {
+        match (self, scaling) {
+            (RopeFactors::Always(factors), _) => Some(factors),
+            (RopeFactors::ByContext { short, long }, RopeScaling::LongRope { .. }) => {
+                Some(if scaling.is_long(context) { long } else { short })
+            }
+            (RopeFactors::ByContext { .. }, _) => None,
+        }
+    }
 }
 
 /// One decoder layer.
@@ -297,13 +330,14 @@ impl Architecture {
         context: usize,
     ) -> Result<Vec<RopeTable>, ModelError> {
         let table = |rope: &Rope| {
+            let factors = rope.factors.as_ref().or(weights.rope_factors.as_ref());
             RopeTable::new(&RopeConfig {
                 rotary_dim: rope.rotary_dim,
                 rotary_from: 0,
                 theta: rope.theta,
                 layout: rope.layout,
                 scaling: rope.scaling,
-                frequency_factors: weights.rope_factors.as_deref(),
+                frequency_factors: factors.and_then(|factors| factors.at(rope.scaling, context)),
                 context,
             })
         };

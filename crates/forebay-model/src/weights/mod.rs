@@ -15,7 +15,7 @@ use forebay_store::FileSet;
 use forebay_stream::ModelBlocks;
 
 use crate::ModelError;
-use crate::arch::{Architecture, by_name};
+use crate::arch::{Architecture, LONG_FACTORS, RopeFactors, SHORT_FACTORS, by_name};
 use layer::LayerBuilder;
 pub(crate) use names::Names;
 use tensors::Tensors;
@@ -166,7 +166,7 @@ pub struct Weights {
     pub head: Vec<HeadChunk>,
     pub embedding: Embedding,
     /// Per-dimension divisors of the rotary frequencies, where the file brings them.
-    pub rope_factors: Option<Vec<f32>>,
+    pub rope_factors: Option<RopeFactors>,
     pub blocks: ModelBlocks,
     /// Bytes of the vectors held in memory.
     pub small_bytes: u64,
@@ -206,7 +206,16 @@ impl Weights {
         let head = head(architecture, &names, &tensors, &mut blocks)?;
         let final_norm = tensors.norm(&names.final_norm(), architecture.hidden)?;
         let pairs = architecture.ropes[0].rotary_dim / 2;
-        let rope_factors = tensors.optional_vector("rope_freqs.weight", pairs)?;
+        let rope_factors = match tensors.optional_vector("rope_freqs.weight", pairs)? {
+            Some(factors) => Some(RopeFactors::Always(factors)),
+            None => match tensors.optional_vector(LONG_FACTORS, pairs)? {
+                Some(long) => {
+                    let short = tensors.vector(SHORT_FACTORS, pairs)?;
+                    Some(RopeFactors::ByContext { short, long })
+                }
+                None => None,
+            },
+        };
         let small_bytes = tensors.vector_bytes();
         Ok(Weights { layers, final_norm, head, embedding, rope_factors, blocks, small_bytes })
     }

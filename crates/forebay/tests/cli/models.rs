@@ -1,6 +1,7 @@
 //! `inspect`, `bench` and `synth`.
 
 use std::fs;
+use std::path::Path;
 
 use serde_json::Value;
 
@@ -68,6 +69,46 @@ fn families_run_and_say_what_is_special() {
         assert_eq!(kept, &kv_bytes.checked_div(share).unwrap_or(0), "{arch}");
         forebay(&["logits", &out, "--tokens", "1,2,3", "-o", &path("logits")]).ok();
     }
+}
+
+/// Layers behind the last are there to predict further tokens: whoever opens the model says once that they are left out.
+#[test]
+fn what_predicts_further_tokens_is_left_out_with_a_word() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+    let file = path("glm.gguf");
+    forebay(&["synth", "glm-4.5-tiny", &file]).ok();
+    // A key of the same length with a 2 takes the place of another one with a 2, so that two of four layers are such.
+    let (usual, further) = (b"general.quantization_version", b"glm4moe.nextn_predict_layers");
+    let mut bytes = fs::read(&file).unwrap();
+    let at = bytes.windows(usual.len()).position(|window| window == usual).unwrap();
+    bytes[at..][..further.len()].copy_from_slice(further);
+    fs::write(&file, bytes).unwrap();
+
+    let folder = path("folder");
+    let from = crate::harness::fixture("models/llama3_rope").expect("it is among the small ones");
+    fs::create_dir(&folder).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), Path::new(&folder).join(entry.file_name())).unwrap();
+    }
+    let config = Path::new(&folder).join("config.json");
+    let mut json: Value = serde_json::from_str(&fs::read_to_string(&config).unwrap()).unwrap();
+    let layers = json["num_hidden_layers"].as_u64().unwrap();
+    json["num_hidden_layers"] = (layers - 1).into();
+    fs::write(&config, json.to_string()).unwrap();
+
+    for (model, layers) in [(&file, 2), (&folder, layers - 1)] {
+        let document = forebay(&["inspect", model, "--json"]).json();
+        assert_eq!(document["layers"], layers);
+        let words = document["left_out"].as_str().expect("words").to_owned();
+        assert!(words.ends_with(" are left out: they predict further tokens"), "{words}");
+        let ran = forebay(&["logits", model, "--tokens", "1,2,3", "-o", &path("logits")]).ok();
+        assert_eq!(ran.stderr.matches(&format!("note: {words}\n")).count(), 1, "{}", ran.stderr);
+        assert!(forebay(&["inspect", model]).ok().stdout.contains(&words));
+    }
+    let plain = forebay(&["logits", &demo(), "--tokens", "1", "-o", &path("logits")]).ok();
+    assert!(!plain.stderr.contains("left out"), "{}", plain.stderr);
 }
 
 #[test]
