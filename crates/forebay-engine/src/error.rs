@@ -35,6 +35,22 @@ pub enum EngineError {
     )]
     DoesNotFit { needed_bytes: u64, free_bytes: u64 },
     #[error(
+        "keys and values of {context} positions need {cache_bytes} bytes of RAM beside {weights_bytes} of weights, \
+         but {free_bytes} are free: give {}a smaller --ram, or end other programs",
+        match largest_context {
+            Some(positions) => format!("a --ctx of at most {positions}, a smaller --kv-type, "),
+            None => String::new(),
+        }
+    )]
+    CacheDoesNotFit {
+        context: usize,
+        cache_bytes: u64,
+        weights_bytes: u64,
+        free_bytes: u64,
+        /// The largest context that would do beside these weights; `None` if none would.
+        largest_context: Option<usize>,
+    },
+    #[error(
         "all weights need {needed_bytes} bytes of device memory, but {free_bytes} of {total_bytes} are free on {gpu}: \
          end other programs that use it, or load to host memory (--device cpu)"
     )]

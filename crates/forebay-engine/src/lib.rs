@@ -30,7 +30,7 @@ pub use features::Feature;
 pub use followed::RoutingSource;
 pub use generate::{BenchRun, GenerateOptions, Generation, StopReason};
 pub use inspect::{BlockKindBytes, Inspection, ModelInfo, TypeBytes, inspect};
-pub use memory::{default_budget_bytes, peak_resident_bytes};
+pub use memory::{default_budget_bytes, free_bytes, peak_resident_bytes};
 pub use placed::GpuStart;
 pub use session::{CpuHelp, KvCacheType, Session, SessionOptions};
 pub use statistics::{Checks, ReadPath, SessionStatistics, UnitStatistics};

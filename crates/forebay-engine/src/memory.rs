@@ -14,7 +14,7 @@ pub fn default_budget_bytes() -> u64 {
 
 /// Bytes that are free for programs, page cache that can be given up included, within the control
 /// group's limit.
-pub(crate) fn free_bytes() -> u64 {
+pub fn free_bytes() -> u64 {
     available_bytes().min(cgroup_left_bytes().unwrap_or(u64::MAX))
 }
 

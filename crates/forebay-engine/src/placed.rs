@@ -8,7 +8,7 @@ use forebay_compute::Cpu;
 use forebay_format::Catalog;
 use forebay_model::{
     Architecture, Backend, CpuBackend, CudaPlan, HelpWanted, HelpingCpu, HostExperts, HostUnits,
-    HostWeights, Weights, WeightsToLoad,
+    HostWeights, Weights, WeightsToLoad, cache_bytes,
 };
 use forebay_store::{
     Arena, EngineInfo, EngineOptions, FileSet, IoKind, LoadOptions, LoadStatistics, ReadEngine,
@@ -19,6 +19,7 @@ use serde::Serialize;
 
 use crate::doctor::MachineProfile;
 use crate::load::{GpuRing, RingRequest, contents, name_of, named, poison, read_back};
+use crate::memory::free_bytes;
 use crate::plan::{self, Rates, memory};
 use crate::session;
 use crate::statistics::ReadPath;
@@ -212,6 +213,10 @@ impl Described<'_> {
     ) -> Result<Placed, EngineError> {
         let host = self.host_plan(self.weights.blocks.clone(), options)?;
         let budget_bytes = host.budget_bytes;
+        let kind = options.kv_on_cpu();
+        memory::check_cache(self.context, host.plan.arena_bytes, free_bytes(), |context| {
+            cache_bytes(self.architecture, context, kind)
+        })?;
         let (residency, _) = self.fill_host(host, options, progress)?;
         let (plan, info) = (residency.plan().clone(), residency.engine_info());
         let trace_header = self.trace_header(options, &info);
@@ -222,7 +227,7 @@ impl Described<'_> {
             self.files,
             residency,
             self.context,
-            options.kv_on_cpu(),
+            kind,
             options.prefetch,
         )?;
         Ok(Placed {

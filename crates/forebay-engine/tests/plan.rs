@@ -332,6 +332,54 @@ fn sessions_have_the_slots_that_were_planned() {
     }
 }
 
+/// Of a dense model, one with experts beyond VRAM, one with windows and one with a latent cache.
+#[test]
+fn a_context_that_does_not_fit_is_refused_with_the_largest_that_does() {
+    let profile = profile("h200.json");
+    for (arch, layers, vram) in [
+        ("llama-8b", None, 6 * GIB),
+        ("qwen3moe-30b", None, 6 * GIB),
+        ("gemma3-4b", None, 5 * GIB / 2),
+        ("deepseek-v3", Some(4), 7 * GIB / 2),
+    ] {
+        let model = model(arch, layers, "Q4_K_M");
+        let trained = model.info.context_trained;
+        let on_gpu = |context| {
+            plan(&model, &profile, &request(DeviceChoice::Cuda(0), Some(vram), 64 * GIB, context))
+        };
+        let error = on_gpu(trained).unwrap_err();
+        let EngineError::Model(ModelError::VramTooSmall { largest_context: Some(most), .. }) =
+            error
+        else {
+            panic!("{arch}: {error}")
+        };
+        assert!(error.to_string().contains(&format!("give a --ctx of at most {most} or ")));
+        assert!(most > 1000 && on_gpu(most).is_ok() && on_gpu(most + 1).is_err(), "{arch}: {most}");
+        // The same in RAM, where weights have theirs first.
+        let on_cpu = |context, free_bytes| {
+            let request = request(DeviceChoice::Cpu, None, 64 * GIB, context);
+            let ram_free_bytes = Some(free_bytes);
+            plan(&model, &profile, &PlanRequest { ram_free_bytes, ..request })
+        };
+        let whole = on_cpu(trained, u64::MAX).unwrap().plan;
+        let weights = whole.host.unwrap().arena_bytes;
+        let all = weights + whole.host_kv_cache_bytes;
+        assert!(on_cpu(trained, all).is_ok());
+        let free = weights + whole.host_kv_cache_bytes / 2;
+        let error = on_cpu(trained, free).unwrap_err();
+        let EngineError::CacheDoesNotFit { largest_context: Some(most), .. } = error else {
+            panic!("{arch}: {error}")
+        };
+        assert!(on_cpu(most, free).is_ok() && on_cpu(most + 1, free).is_err(), "{arch}: {most}");
+        let error = on_cpu(trained, weights).unwrap_err();
+        assert!(error.to_string().contains("give a smaller --ram"), "{error}");
+    }
+    let model = model("llama-8b", None, "Q4_K_M");
+    let request = request(DeviceChoice::Cuda(0), Some(GIB / 2), 64 * GIB, 4096);
+    let error = plan(&model, &profile, &request).unwrap_err().to_string();
+    assert!(error.contains("; give a larger --vram"), "{error}");
+}
+
 #[test]
 fn what_cannot_run_is_refused_with_what_would_do() {
     let (model, profile) = (model("qwen3moe-30b", None, "Q4_K_M"), profile("h200.json"));

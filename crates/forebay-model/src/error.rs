@@ -46,9 +46,19 @@ pub enum ModelError {
     NumericFailure { layer: usize, token: usize },
     #[error(
         "the model needs {needed_bytes} bytes of VRAM, but {given_bytes} may be used: {why}; \
-         give a smaller --ctx or a larger --vram, or use --device cpu"
+         give {}a larger --vram, or use --device cpu",
+        match largest_context {
+            Some(positions) => format!("a --ctx of at most {positions} or "),
+            None => String::new(),
+        }
     )]
-    VramTooSmall { needed_bytes: u64, given_bytes: u64, why: String },
+    VramTooSmall {
+        needed_bytes: u64,
+        given_bytes: u64,
+        why: String,
+        /// The largest context that would do with what is given; `None` if none would.
+        largest_context: Option<usize>,
+    },
     #[error("the GPU has no kernels for {what}: use --device cpu")]
     NotOnGpu { what: String },
     #[error(transparent)]

@@ -14,13 +14,13 @@ pub mod sampling;
 pub mod weights;
 
 pub use arch::Architecture;
-pub use backend::cpu::{CpuBackend, batch_tokens};
+pub use backend::cpu::{CpuBackend, batch_tokens, cache_bytes};
 pub use backend::cuda::{
     CudaBackend, CudaPlan, DeviceExperts, DeviceFacts, DeviceShare, DeviceUnits, HelpRates,
     HelpStatistics, HelpWanted, HelpingCpu, HostExperts, HostUnits, HostWeights, MissSplit,
     PassTimes, Unit, UnitCounts, UnitPlaces, UnitPlan, UnitRates, VramUse, WeightsToLoad,
 };
-pub use backend::{Backend, ComputeInfo};
+pub use backend::{Backend, ComputeInfo, largest_context};
 pub use decoder::{ChosenExperts, Decoder, LogitsWanted, Routing};
 pub use error::ModelError;
 pub use weights::Weights;

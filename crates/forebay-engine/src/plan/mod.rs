@@ -54,6 +54,8 @@ pub struct PlanRequest {
     pub ram_bytes: u64,
     /// Whether the user named it.
     pub ram_chosen_by_user: bool,
+    /// RAM that weights, keys and values may take together; `None`: nobody knows, as of another machine.
+    pub ram_free_bytes: Option<u64>,
     /// Positions of key/value cache.
     pub context: usize,
     /// How a GPU keeps keys and values.
@@ -79,6 +81,7 @@ impl PlanRequest {
             vram_bytes: options.vram_bytes,
             ram_bytes: options.ram_bytes.unwrap_or_else(default_budget_bytes),
             ram_chosen_by_user: options.ram_bytes.is_some(),
+            ram_free_bytes: None,
             context,
             cache: options.kv_on_gpu(),
             policy: options.policy,
@@ -226,6 +229,9 @@ impl<'a> Planner<'a> {
     fn on_cpu(&self, costs: &ModelCosts, request: &PlanRequest) -> Result<Plan, EngineError> {
         let weights = &self.model.weights;
         let host = memory::host(weights, &weights.blocks, request.ram_bytes, request.policy)?;
+        let free_bytes = request.ram_free_bytes.unwrap_or(u64::MAX);
+        let cache_bytes = |context| self.model.cache_bytes(context, request.cache);
+        memory::check_cache(request.context, host.arena_bytes, free_bytes, cache_bytes)?;
         let placement = Placement::Ram(host.clone());
         Ok(Plan {
             device: "cpu",

@@ -56,6 +56,14 @@ impl PlannedModel {
     }
 }
 
+impl PlannedModel {
+    /// Keys and values of `context` positions in host memory.
+    pub(crate) fn cache_bytes(&self, context: usize, cache: KvElement) -> u64 {
+        let batch = forebay_model::batch_tokens(&self.architecture, context).max(1);
+        KvCosts::new(&self.architecture, cache, batch, context).bytes()
+    }
+}
+
 /// Some matrices that are used together.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Matrices {

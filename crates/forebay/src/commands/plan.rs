@@ -10,7 +10,7 @@ use forebay_engine::plan::{
     HitCurve, Plan, PlanRequest, Planned, PlannedModel, Planner, Prediction, Rates, Speed, Work,
 };
 use forebay_engine::{
-    CpuHelp, DeviceChoice, EngineError, Generation, ModelInfo, Session, SessionOptions,
+    CpuHelp, DeviceChoice, EngineError, Generation, ModelInfo, Session, SessionOptions, free_bytes,
 };
 use forebay_model::{UnitCounts, UnitPlaces};
 use forebay_stream::{MemoryPlan, PolicyKind, routing};
@@ -68,7 +68,11 @@ pub fn run(args: PlanArgs) -> Outcome {
         Some(path) => hits(path, args.policy)?,
     };
     let work = Work { prompt_tokens: PROMPT_TOKENS, depth: 0 };
-    let request = PlanRequest::of_session(&options, context, work);
+    let mut request = PlanRequest::of_session(&options, context, work);
+    if args.profile.is_none() {
+        // Who names more RAM than is free here asks for a machine that has it.
+        request.ram_free_bytes = Some(free_bytes().max(args.ram.unwrap_or(0)));
+    }
     let mut planner = Planner::new(&model, &rates, &hits);
     let facts = match args.profile {
         None => forebay_engine::plan::gpu_facts(request.device),
@@ -365,7 +369,8 @@ fn of_session(model: &Path, options: &SessionOptions) -> Option<Planned> {
     let planned = PlannedModel::open(model).ok()?;
     let context = planned.context(options).ok()?;
     let work = Work { prompt_tokens: PROMPT_TOKENS, depth: 0 };
-    let request = PlanRequest::of_session(options, context, work);
+    let mut request = PlanRequest::of_session(options, context, work);
+    request.ram_free_bytes = Some(free_bytes());
     Planner::new(&planned, &rates, &HitCurve::default()).plan(&request).ok()
 }
 

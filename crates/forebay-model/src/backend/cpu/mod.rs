@@ -43,6 +43,29 @@ pub struct CpuBackend {
     early: Vec<f32>,
 }
 
+/// The caches of all layers for `context` positions.
+fn cache_shapes(architecture: &Architecture, context: usize) -> Vec<KvShape> {
+    let batch = batch_tokens(architecture, context);
+    let attention = &architecture.attention;
+    let shape = |layer: &Layer| KvShape {
+        kv_heads: attention.kv_heads,
+        head_dim_k: attention.head_dim,
+        head_dim_v: attention.value_dim,
+        values_in_keys: attention.latent.is_some(),
+        context,
+        window: layer.window,
+        rows: layer.kv_rows(batch, context),
+    };
+    architecture.layers.iter().map(shape).collect()
+}
+
+/// Bytes that keys and values of `context` positions take in host memory.
+pub fn cache_bytes(architecture: &Architecture, context: usize, kind: KvType) -> u64 {
+    let shapes = cache_shapes(architecture, context);
+    let bytes = shapes.iter().map(|shape| shape.bytes(kind).unwrap_or(u64::MAX));
+    bytes.fold(0, u64::saturating_add)
+}
+
 impl CpuBackend {
     /// Reserves activations and `context` positions of key/value cache; `residency` has all blocks. With `prefetch`, experts of the next layer are
     /// read ahead by its router's guess while a single token is computed: of no effect where everything is resident,
@@ -63,18 +86,7 @@ impl CpuBackend {
         prefetch: bool,
     ) -> Result<CpuBackend, ModelError> {
         let batch = batch_tokens(architecture, context);
-        let attention = &architecture.attention;
-        let shape = |layer: &Layer| KvShape {
-            kv_heads: attention.kv_heads,
-            head_dim_k: attention.head_dim,
-            head_dim_v: attention.value_dim,
-            values_in_keys: attention.latent.is_some(),
-            context,
-            window: layer.window,
-            rows: layer.kv_rows(batch, context),
-        };
-        let shapes: Vec<KvShape> = architecture.layers.iter().map(shape).collect();
-        let cache = KvCache::new(&shapes, kv_type)?;
+        let cache = KvCache::new(&cache_shapes(architecture, context), kv_type)?;
         let ropes = architecture.rope_tables(weights, context)?;
         let scratch = Scratch::reserve(architecture, weights, batch);
         let prefetch = prefetch && !residency.plan().fully_resident;

@@ -20,6 +20,7 @@ use super::units::UnitPlan;
 use super::vectors::Vectors;
 use crate::ModelError;
 use crate::arch::Architecture;
+use crate::backend::largest_context;
 use crate::weights::{AttentionWeights, Weights};
 
 /// What kernels' code may take in device memory, modules being loaded when they are first used.
@@ -186,7 +187,7 @@ impl DevicePlan {
     ///
     /// # Errors
     /// Weights of types that have no kernels, routers beyond the kernels' limits, and
-    /// [`ModelError::VramTooSmall`] with the bytes that would do.
+    /// [`ModelError::VramTooSmall`] with the bytes that would do, and the context that would.
     pub fn new(
         facts: &DeviceFacts,
         architecture: &Architecture,
@@ -196,6 +197,28 @@ impl DevicePlan {
         policy: PolicyKind,
     ) -> Result<DevicePlan, ModelError> {
         check_kernels(architecture, weights)?;
+        let plan = |context: usize| {
+            let kv_shape = KvLayerShape { context, rows: context, ..kv_shape };
+            Self::within(facts, architecture, weights, kv_shape, vram_bytes, policy)
+        };
+        plan(kv_shape.context).map_err(|error| match error {
+            ModelError::VramTooSmall { needed_bytes, given_bytes, why, .. } => {
+                let largest_context = largest_context(kv_shape.context, |less| plan(less).is_ok());
+                ModelError::VramTooSmall { needed_bytes, given_bytes, why, largest_context }
+            }
+            error => error,
+        })
+    }
+
+    /// [`DevicePlan::new`], which says what context would do.
+    fn within(
+        facts: &DeviceFacts,
+        architecture: &Architecture,
+        weights: &Weights,
+        kv_shape: KvLayerShape,
+        vram_bytes: Option<u64>,
+        policy: PolicyKind,
+    ) -> Result<DevicePlan, ModelError> {
         let share_with = |units: UnitPlan, stays_on_disk: bool| {
             Share::new(facts, architecture, weights, &kv_shape, units, stays_on_disk)
         };
@@ -212,7 +235,8 @@ impl DevicePlan {
             let what = WhatIsNeeded { share, context_bytes, kv_shape: &kv_shape, more_bytes };
             let needed_bytes = context_bytes + share.bytes() + more_bytes;
             let why = what.to_string();
-            ModelError::VramTooSmall { needed_bytes, given_bytes: budget_bytes, why }
+            let given_bytes = budget_bytes;
+            ModelError::VramTooSmall { needed_bytes, given_bytes, why, largest_context: None }
         };
         let mut tier = None;
         if share.bytes() + expert_bytes <= left {
