@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use forebay_engine::{EngineError, Session, SessionOptions};
 use forebay_format::gguf::writer::GgufWriter;
-use forebay_format::{TensorType, gguf::Value};
+use forebay_format::{TensorType, Value};
 use forebay_model::ModelError;
 
 fn fixture(name: &str) -> PathBuf {
