@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use forebay_format::{Catalog, Source, TensorInfo};
+use forebay_format::{Catalog, Source, TensorInfo, TensorType};
 use forebay_model::Architecture;
 use forebay_model::arch::Layer;
 use forebay_text::{TextError, Tokenizer};
@@ -113,6 +113,15 @@ fn kv_bytes(architecture: &Architecture, counts: impl Fn(&Layer) -> bool) -> u64
     architecture.layers.iter().filter(|layer| counts(layer)).count() as u64 * numbers * 2
 }
 
+/// Weights that a tensor has. gpt-oss's folders have two in a byte of `_blocks`, whose scales are no weights.
+fn parameters(tensor: &TensorInfo) -> u64 {
+    match tensor.ty {
+        TensorType::U8 if tensor.name.ends_with("_blocks") => 2 * tensor.elements(),
+        TensorType::U8 if tensor.name.ends_with("_scales") => 0,
+        _ => tensor.elements(),
+    }
+}
+
 impl ModelInfo {
     pub(crate) fn new(catalog: &Catalog, architecture: &Architecture) -> ModelInfo {
         let tensors = catalog.tensors();
@@ -130,7 +139,7 @@ impl ModelInfo {
             format: format(catalog),
             architecture: architecture.family,
             name: architecture.name.clone(),
-            parameters: tensors.iter().map(TensorInfo::elements).sum(),
+            parameters: tensors.iter().map(parameters).sum(),
             file_bytes: catalog.file_bytes.iter().sum(),
             weights_bytes: tensors.iter().map(|tensor| tensor.bytes()).sum(),
             expert_bytes,
@@ -222,7 +231,7 @@ fn types(tensors: &[TensorInfo]) -> Vec<TypeBytes> {
 
 #[cfg(test)]
 mod tests {
-    use forebay_format::{Extent, FileIndex, TensorType};
+    use forebay_format::{Extent, FileIndex};
 
     use super::*;
 
@@ -248,5 +257,16 @@ mod tests {
             let tensor = TensorInfo::contiguous(name.into(), TensorType::F32, vec![1], extent);
             assert_eq!(block_kind(&tensor), kind, "{name}");
         }
+    }
+
+    #[test]
+    fn weights_of_four_bits_are_counted_as_weights() {
+        let extent = Extent { file: FileIndex(0), offset: 0, length: 96 };
+        let tensor = |name: &str, ty, shape: &[u64]| {
+            parameters(&TensorInfo::contiguous(name.into(), ty, shape.to_vec(), extent))
+        };
+        assert_eq!(tensor("x.down_proj_blocks", TensorType::U8, &[2, 3, 16]), 192);
+        assert_eq!(tensor("x.down_proj_scales", TensorType::U8, &[2, 3]), 0);
+        assert_eq!(tensor("x.down_proj_bias", TensorType::BF16, &[2, 24]), 48);
     }
 }

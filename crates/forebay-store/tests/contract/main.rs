@@ -5,6 +5,7 @@ mod copying;
 mod faults;
 mod loading;
 mod reading;
+mod recasting;
 mod scheduling;
 mod straight;
 mod support;
