@@ -60,7 +60,8 @@ llama_rate() {
     local prompt=$1 tokens=$2 answer
     shift 2
     answer=$(mktemp)
-    timeout --signal=KILL "$limit" "${within[@]}" "$llama_bench" -m "$model" "$@" -fa 1 \
+    # On one GPU: it would share the layers out among all that it sees.
+    CUDA_VISIBLE_DEVICES=0 timeout --signal=KILL "$limit" "${within[@]}" "$llama_bench" -m "$model" "$@" -fa 1 \
         -t "$threads" -p "$prompt" -n "$tokens" -r 1 -o json >"$answer" 2>/dev/null || true
     python3 -c '
 import json, sys
