@@ -173,11 +173,8 @@ impl<'a> Planner<'a> {
 
     fn costs(&self, request: &PlanRequest) -> ModelCosts {
         let PlannedModel { architecture, weights, .. } = self.model;
-        ModelCosts::new(architecture, weights, request.context).with_cache(
-            architecture,
-            request.cache,
-            request.context,
-        )
+        ModelCosts::new(architecture, weights, request.context)
+            .with_cache(architecture, request.cache)
     }
 
     /// The same without a look at what else there would be.
@@ -239,7 +236,7 @@ impl<'a> Planner<'a> {
             slots: None,
             units: None,
             host: Some(host),
-            host_kv_cache_bytes: costs.kv.bytes(),
+            host_kv_cache_bytes: cache_bytes(request.context),
             prediction: self.predict(costs, request, &placement)?,
         })
     }

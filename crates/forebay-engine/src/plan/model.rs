@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use forebay_compute::KvType;
 use forebay_cuda::KvElement;
 use forebay_format::{Catalog, TensorType};
 use forebay_model::weights::{FeedForwardWeights, PartMatrix};
@@ -59,8 +60,13 @@ impl PlannedModel {
 impl PlannedModel {
     /// Keys and values of `context` positions in host memory.
     pub(crate) fn cache_bytes(&self, context: usize, cache: KvElement) -> u64 {
-        let batch = forebay_model::batch_tokens(&self.architecture, context).max(1);
-        KvCosts::new(&self.architecture, cache, batch, context).bytes()
+        let kind = match cache {
+            KvElement::F16 => KvType::F16,
+            KvElement::F32 => KvType::F32,
+            KvElement::Q8_0 => KvType::Q8_0,
+            KvElement::Q4_0 => KvType::Q4_0,
+        };
+        forebay_model::cache_bytes(&self.architecture, context, kind)
     }
 }
 
@@ -122,30 +128,23 @@ pub(crate) struct ModelCosts {
 pub(crate) struct KvCosts {
     /// Of a position in one layer, keys and values.
     layer_bytes: u64,
-    /// What layers see of a context and what they keep of it, by layer.
-    layers: Vec<(Option<usize>, usize)>,
+    /// What layers see of a context.
+    windows: Vec<Option<usize>>,
 }
 
 impl KvCosts {
-    /// Of a context that comes in batches of up to `batch` tokens.
-    fn new(architecture: &Architecture, cache: KvElement, batch: usize, context: usize) -> KvCosts {
+    fn new(architecture: &Architecture, cache: KvElement) -> KvCosts {
         let position = CudaPlan::cache(architecture, 1, cache);
-        let layers = architecture.layers.iter();
         KvCosts {
             layer_bytes: position.key_bytes() + position.value_bytes(),
-            layers: layers.map(|layer| (layer.window, layer.kv_rows(batch, context))).collect(),
+            windows: architecture.layers.iter().map(|layer| layer.window).collect(),
         }
-    }
-
-    /// Bytes that are reserved.
-    pub fn bytes(&self) -> u64 {
-        self.layers.iter().map(|(_, rows)| *rows as u64 * self.layer_bytes).sum()
     }
 
     /// Bytes that a token after `depth` others reads.
     pub fn bytes_read(&self, depth: usize) -> f64 {
         let seen = |window: &Option<usize>| window.map_or(depth, |window| window.min(depth));
-        let rows: usize = self.layers.iter().map(|(window, _)| seen(window)).sum();
+        let rows: usize = self.windows.iter().map(seen).sum();
         rows as f64 * self.layer_bytes as f64
     }
 }
@@ -181,20 +180,14 @@ impl ModelCosts {
         ModelCosts {
             layers: layers.collect(),
             head: Matrices::of(&head),
-            kv: KvCosts::new(architecture, KvElement::F16, cpu_batch_tokens, context),
+            kv: KvCosts::new(architecture, KvElement::F16),
             cpu_batch_tokens,
         }
     }
 
-    /// With keys and values of `context` positions kept as `cache`.
-    pub fn with_cache(
-        self,
-        architecture: &Architecture,
-        cache: KvElement,
-        context: usize,
-    ) -> ModelCosts {
-        let kv = KvCosts::new(architecture, cache, self.cpu_batch_tokens, context);
-        ModelCosts { kv, ..self }
+    /// With keys and values kept as `cache`.
+    pub fn with_cache(self, architecture: &Architecture, cache: KvElement) -> ModelCosts {
+        ModelCosts { kv: KvCosts::new(architecture, cache), ..self }
     }
 
     pub fn expert_layers(&self) -> impl Iterator<Item = &ExpertCosts> {
