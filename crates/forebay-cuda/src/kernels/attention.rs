@@ -325,40 +325,30 @@ fn kernel_of(shape: &KvLayerShape, family: Family) -> (&'static str, &'static st
         };
         return (module, kernel);
     }
-    if family == Family::Decode {
-        let module = match (shape.element, dim) {
-            (KvElement::F16, 0..=64) => "attention_decode_f16_64",
-            (KvElement::F16, 65..=96) => "attention_decode_f16_96",
-            (KvElement::F16, 97..=128) => "attention_decode_f16_128",
-            (KvElement::F16, _) => "attention_decode_f16_256",
-            (KvElement::Q8_0, 0..=64) => "attention_decode_q8_0_64",
-            (KvElement::Q8_0, 65..=96) => "attention_decode_q8_0_96",
-            (KvElement::Q8_0, 97..=128) => "attention_decode_q8_0_128",
-            (KvElement::Q8_0, _) => "attention_decode_q8_0_256",
-            (KvElement::Q4_0, 0..=64) => "attention_decode_q4_0_64",
-            (KvElement::Q4_0, 65..=96) => "attention_decode_q4_0_96",
-            (KvElement::Q4_0, 97..=128) => "attention_decode_q4_0_128",
-            (KvElement::Q4_0, _) => "attention_decode_q4_0_256",
-            (KvElement::F32, _) => unreachable!("the general kernel computes in f32"),
+    // Of elements and of heads up to a length.
+    macro_rules! module {
+        ($kernel:literal) => {
+            match (shape.element, dim) {
+                (KvElement::F16, 0..=64) => concat!($kernel, "_f16_64"),
+                (KvElement::F16, 65..=96) => concat!($kernel, "_f16_96"),
+                (KvElement::F16, 97..=128) => concat!($kernel, "_f16_128"),
+                (KvElement::F16, _) => concat!($kernel, "_f16_256"),
+                (KvElement::Q8_0, 0..=64) => concat!($kernel, "_q8_0_64"),
+                (KvElement::Q8_0, 65..=96) => concat!($kernel, "_q8_0_96"),
+                (KvElement::Q8_0, 97..=128) => concat!($kernel, "_q8_0_128"),
+                (KvElement::Q8_0, _) => concat!($kernel, "_q8_0_256"),
+                (KvElement::Q4_0, 0..=64) => concat!($kernel, "_q4_0_64"),
+                (KvElement::Q4_0, 65..=96) => concat!($kernel, "_q4_0_96"),
+                (KvElement::Q4_0, 97..=128) => concat!($kernel, "_q4_0_128"),
+                (KvElement::Q4_0, _) => concat!($kernel, "_q4_0_256"),
+                (KvElement::F32, _) => unreachable!("the general kernel computes in f32"),
+            }
         };
-        return (module, "attention_decode");
     }
-    let module = match (shape.element, dim) {
-        (KvElement::F16, 0..=64) => "attention_prompt_f16_64",
-        (KvElement::F16, 65..=96) => "attention_prompt_f16_96",
-        (KvElement::F16, 97..=128) => "attention_prompt_f16_128",
-        (KvElement::F16, _) => "attention_prompt_f16_256",
-        (KvElement::Q8_0, 0..=64) => "attention_prompt_q8_0_64",
-        (KvElement::Q8_0, 65..=96) => "attention_prompt_q8_0_96",
-        (KvElement::Q8_0, 97..=128) => "attention_prompt_q8_0_128",
-        (KvElement::Q8_0, _) => "attention_prompt_q8_0_256",
-        (KvElement::Q4_0, 0..=64) => "attention_prompt_q4_0_64",
-        (KvElement::Q4_0, 65..=96) => "attention_prompt_q4_0_96",
-        (KvElement::Q4_0, 97..=128) => "attention_prompt_q4_0_128",
-        (KvElement::Q4_0, _) => "attention_prompt_q4_0_256",
-        (KvElement::F32, _) => unreachable!("the general kernel computes in f32"),
-    };
-    (module, "attention_prompt")
+    match family {
+        Family::Decode => (module!("attention_decode"), "attention_decode"),
+        _ => (module!("attention_prompt"), "attention_prompt"),
+    }
 }
 
 #[cfg(test)]

@@ -157,7 +157,7 @@ impl CudaBackend {
     }
 
     fn kv_layer(&self, step: &Step<'_>) -> KvLayer {
-        let KvLayerPlaces { rows, keys, values } = self.plan.kv.layers[step.layer];
+        let KvLayerPlaces { rows, keys, values, .. } = self.plan.kv.layers[step.layer];
         let shape = KvLayerShape { rows, ..self.plan.kv_shape };
         KvLayer { shape, keys: self.arena.kv(keys), values: self.arena.kv(values) }
     }

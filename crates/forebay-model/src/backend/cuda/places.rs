@@ -409,13 +409,12 @@ fn attention_scratch(
 pub struct KvPlaces {
     pub places: Places,
     pub layers: Vec<KvLayerPlaces>,
-    /// What differs between layers, once each: windows and rows.
-    windows: Vec<(usize, usize)>,
 }
 
 /// Places of a layer's.
 #[derive(Debug, Clone, Copy)]
 pub struct KvLayerPlaces {
+    window: Option<usize>,
     /// Positions that are kept.
     pub rows: usize,
     pub keys: u64,
@@ -426,26 +425,20 @@ impl KvPlaces {
     /// For layers of `shape`, but for their rows, whose tokens come in batches of up to `batch`.
     pub fn new(shape: &KvLayerShape, layers: &[Layer], batch: usize) -> KvPlaces {
         let mut places = Places::default();
-        let mut windows = Vec::new();
-        let mut place = |layer: &Layer| {
+        let place = |layer: &Layer| {
             let rows = layer.kv_rows(batch, shape.context);
-            if let Some(window) = layer.window
-                && !windows.contains(&(window, rows))
-            {
-                windows.push((window, rows));
-            }
             let shape = KvLayerShape { rows, ..*shape };
             let (keys, values) = (places.take(shape.key_bytes()), places.take(shape.value_bytes()));
-            KvLayerPlaces { rows, keys, values }
+            KvLayerPlaces { window: layer.window, rows, keys, values }
         };
-        let layers = layers.iter().map(&mut place).collect();
-        KvPlaces { places, layers, windows }
+        let layers = layers.iter().map(place).collect();
+        KvPlaces { places, layers }
     }
 
     /// The largest position, at most `len`, from which all layers may go on.
     pub fn resumable(&self, written: usize, len: usize) -> usize {
-        let of = |(window, rows): &(usize, usize)| resumable(Some(*window), *rows, written, len);
-        self.windows.iter().map(of).min().unwrap_or(len)
+        let of = |layer: &KvLayerPlaces| resumable(layer.window, layer.rows, written, len);
+        self.layers.iter().map(of).min().unwrap_or(len)
     }
 
     /// With at least `bytes`, for who needs memory before the first token.
