@@ -8,10 +8,11 @@
 # begins. FAMILIES_STEPS names the steps and their order (resident,beyond,kv,v3):
 #
 #   resident  gpt-oss-20b (MXFP4) and deepseek-v2-lite (Q4_K_M) in VRAM: PROMPT (512) tokens, GENERATE (128) tokens
-#   beyond    the same with --vram 8GiB and 4GiB, llama.cpp with the smallest -ncmoe that stays within that; uniform routing, too
+#   beyond    the same with --vram 8GiB and 4GiB, llama.cpp with the smallest -ncmoe that stays within that; uniform routing, too; behind
+#             `forebay doctor` for the models' folder
 #   kv        VRAM at a short and a long context, by the driver: what a position takes, of deepseek-v3, gpt-oss-20b and gemma3-4b
 #   v3        deepseek-v3 with V3_LAYERS (8) layers, cold, --vram 8GiB, and RAM (32GiB) in all by a control group (needs root): measured
-#             beside what the profile of `forebay doctor`, made first, predicts
+#             beside what the profile of `forebay doctor`, made first, predicts for the same routing
 #
 # Each row has PAIRS (2) alternating pairs; STEP_LIMIT (240) seconds end a part that hangs. Models are made at first use: those that fit
 # VRAM in MEMORY (/dev/shm, 28 GB), that of `v3` in WORK (/var/tmp/forebay-families, 36 GB), which should be a disk. KEEP=1 leaves them
@@ -73,6 +74,11 @@ model() {
     rm -f "$out/synth"
 }
 
+# profile FOLDER: has `forebay doctor` measure this machine and the disk of $file, which is in FOLDER, unless a profile says it.
+profile() {
+    "$FOREBAY" plan "$file" --device cuda >/dev/null 2>&1 || timeout "$step_limit" "$FOREBAY" doctor "$1"
+}
+
 # bench NAME [OPTION...]: the JSON of a run of $file is in $out/NAME.json.
 bench() {
     local name=$1
@@ -107,6 +113,7 @@ step_beyond() {
 # beyond SHAPE VRAM
 beyond() {
     model "$memory" "$1"
+    profile "$memory" || say "$1: doctor failed, so forebay goes by usual rates"
     VRAM=$2 PAIRS=$pairs PROMPTS=$prompt GENERATE=$generate LIMIT=60 timeout "$step_limit" \
         "$root/bench/beyond-vram.sh" "$llama_bench" "$file" >"$out/table"
     tell "$1, $2" "$out/table"
@@ -153,14 +160,15 @@ step_v3() {
     local budget=()
     model "$work" "$v3" --layers "$layers"
     plan=("$FOREBAY" plan "$file" --device cuda --vram "$v3_vram" --ctx "$((prompt > generate ? prompt : generate))")
-    "${plan[@]}" >/dev/null 2>&1 || timeout "$step_limit" "$FOREBAY" doctor "$work" || say "v3: doctor failed, so there are no predictions"
+    profile "$work" || say "v3: doctor failed, so there are no predictions"
     drop_caches
     if ! limit_memory "$(bytes "$ram")"; then
         say "v3: no control group limits memory here, so --ram $ram instead"
         budget=(--ram "$ram")
     fi
     "${within[@]}" "${plan[@]}" "${budget[@]}" || true
-    against_prediction "own routing" "${budget[@]}" --prompt-tokens "$prompt" --gen-tokens "$generate"
+    # Recorded, so that what is predicted is predicted for this routing.
+    against_prediction "own routing" "${budget[@]}" --prompt-tokens "$prompt" --gen-tokens "$generate" --trace-routing "$out/v3.route"
     against_prediction "uniform routing" "${budget[@]}" --prompt-tokens 0 --gen-tokens "$generate" --routing-trace uniform
 }
 

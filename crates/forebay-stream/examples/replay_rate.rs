@@ -41,7 +41,7 @@ fn synthetic(accesses: usize) -> Lookups {
                 }
             }
             before.sort_unstable();
-            lookups.push(Phase::Generate, LayerIndex(layer), before);
+            lookups.push(Phase::Generate, LayerIndex(layer), 1, before);
         }
     }
     lookups

@@ -2,7 +2,10 @@
 
 mod support;
 
-use forebay_store::FaultPlan;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use forebay_store::{FaultPlan, IoKind};
 use forebay_stream::{BlockId, ExpertIndex, LayerIndex, Lease, PolicyKind, Residency};
 use support::{EXPERTS, Model, PER_TOKEN, batch};
 
@@ -67,6 +70,34 @@ fn a_prompt_larger_than_the_pool_comes_in_waves() {
         assert!(waves >= EXPERTS as usize / PER_TOKEN);
     }
     assert_eq!(residency.statistics().experts_read, u64::from(2 * EXPERTS), "each once per batch");
+}
+
+#[test]
+fn reads_go_on_without_anybody_waiting() {
+    let (model, folder) = (Model::new(25), tempfile::tempdir().unwrap());
+    let least = model.budgets(2)[0];
+    let mut residency = model.real(IoKind::Auto, folder.path(), least, PolicyKind::LAYER_LRU, None);
+    let begun = Instant::now();
+    let comes = |residency: &mut Residency| {
+        while !residency.experts_are_ready().unwrap() {
+            assert!(begun.elapsed() < Duration::from_secs(60), "nothing comes");
+            sleep(Duration::from_micros(100));
+        }
+    };
+    residency.begin_experts(LAYER, &experts(0..EXPERTS)).unwrap();
+    let (mut seen, mut wave) = (0, Vec::new());
+    while seen < EXPERTS as usize {
+        // All slots are leased then, and the next reads begin when the leases have ended.
+        while wave.len() < PER_TOKEN.min(EXPERTS as usize - seen) {
+            comes(&mut residency);
+            assert!(residency.next_experts(&mut wave).unwrap());
+        }
+        wave.iter().for_each(|(_, lease)| model.check(&residency, lease));
+        seen += wave.len();
+        wave.clear();
+    }
+    assert!(!residency.next_experts(&mut wave).unwrap());
+    assert_eq!(seen, EXPERTS as usize);
 }
 
 #[test]

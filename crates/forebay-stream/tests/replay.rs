@@ -47,12 +47,12 @@ fn lookups(seed: u64, sizes: &[u64], tokens: usize, used: usize) -> Lookups {
     for layer in 0..layers {
         let touched = 1 + random.below(u64::from(EXPERTS)) as usize;
         let experts = random.experts(EXPERTS, touched);
-        lookups.push(Phase::Prompt, LayerIndex(layer), &experts);
+        lookups.push(Phase::Prompt, LayerIndex(layer), touched, &experts);
     }
     for _ in 0..tokens {
         for layer in 0..layers {
             let experts = random.experts(EXPERTS, used);
-            lookups.push(Phase::Generate, LayerIndex(layer), &experts);
+            lookups.push(Phase::Generate, LayerIndex(layer), 1, &experts);
         }
     }
     lookups
@@ -137,7 +137,7 @@ fn below_one_token_cycle_only_global_recency_hits_nothing() {
     let mut steady = Lookups::new(vec![(EXPERTS, 10); layers]);
     for _ in 0..30 {
         for layer in 0..layers as u32 {
-            steady.push(Phase::Generate, LayerIndex(layer), &[ExpertIndex(3), ExpertIndex(8)]);
+            steady.push(Phase::Generate, LayerIndex(layer), 1, &[ExpertIndex(3), ExpertIndex(8)]);
         }
     }
     assert_eq!(steady.cycle_bytes(), 2 * 10 * layers as u64);

@@ -19,7 +19,8 @@ fn run(model: &Model, residency: &mut Residency, seed: u64, tokens: usize) -> Lo
     let mut trace = Lookups::new(vec![(EXPERTS, 1); LAYERS as usize]);
     let mut record = |phase, batches: &[Vec<ExpertIndex>]| {
         for (layer, experts) in batches.iter().enumerate().filter(|(_, e)| !e.is_empty()) {
-            trace.push(phase, LayerIndex(layer as u32), experts);
+            let tokens = if phase == Phase::Prompt { 20 } else { 1 };
+            trace.push(phase, LayerIndex(layer as u32), tokens, experts);
         }
     };
     let prompt = routing(&mut random, EXPERTS as usize - 1);

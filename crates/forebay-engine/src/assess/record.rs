@@ -157,7 +157,7 @@ impl Recording {
             }
             batch.sort_unstable();
             batch.dedup();
-            lookups.push(phase, LayerIndex(layer as u32), batch);
+            lookups.push(phase, LayerIndex(layer as u32), rows.len() / (layers * k), batch);
         }
     }
 }

@@ -202,7 +202,7 @@ mod tests {
         let mut trace = Lookups::new(routing().layers);
         let mut push = |phase, layer, experts: &[u32]| {
             let experts: Vec<ExpertIndex> = experts.iter().copied().map(ExpertIndex).collect();
-            trace.push(phase, LayerIndex(layer), &experts);
+            trace.push(phase, LayerIndex(layer), experts.len(), &experts);
         };
         push(Phase::Prompt, 0, &[0, 1]);
         push(Phase::Prompt, 1, &[2]);
@@ -233,7 +233,7 @@ mod tests {
     fn a_global_list_smaller_than_a_token_never_hits() {
         let mut trace = Lookups::new(vec![(4, 100), (4, 100)]);
         for layer in [0, 1, 0, 1, 0, 1] {
-            trace.push(Phase::Generate, LayerIndex(layer), &[ExpertIndex(2)]);
+            trace.push(Phase::Generate, LayerIndex(layer), 1, &[ExpertIndex(2)]);
         }
         let policy: ReplayPolicy = "lru".parse().unwrap();
         let mut shape = shape_of(policy.scope(), &routing(), 1);

@@ -250,7 +250,8 @@ impl Model<'_> {
         let loops = costs.expert_layers().count() as f64 * batches * gpu.host_loop_seconds();
         let loops = sum.add(Cost::HostLoop, loops);
         sum.disk_bytes = from_disk * costs.bytes_per_expert();
-        let disk_seconds = sum.disk_bytes / self.rates.disk;
+        // They go to homes in RAM that nothing was in; where the same few slots are read into again and again, the disk is faster.
+        let disk_seconds = sum.disk_bytes / self.rates.disk_in_place;
         let reading = sum.add(Cost::Disk, disk_seconds);
         sum.speed(self.work.prompt_tokens as f64, beside(copying, reading) + loops)
     }

@@ -1,6 +1,9 @@
 //! How often a token finds its experts where they are wanted, by the share of the experts that is kept there.
 
-use forebay_stream::{Capacity, Lookups, PolicyKind, ReplayPolicy, RoutingTrace, replay};
+use forebay_stream::{
+    CacheShape, Capacity, Lookups, Phase, PolicyKind, ReplayCounters, ReplayPolicy, RoutingTrace,
+    replay_observed,
+};
 
 /// Hits of lookups by the share of all experts that is kept, `layer-lfu`, generated tokens: recorded routing of
 /// Qwen3-30B-A3B (top 6 of 128), `forebay replay qwen.route.csv --phase generate --policy layer-lfu --cut-batches`. Behind the
@@ -29,6 +32,9 @@ const TAIL_POINTS: usize = 26;
 /// says 0.75 to 0.9 for 16 to 128 tokens, prompts of 512 on the H200 0.75 to 0.8.)
 const DISTINCT_POWER: f64 = 0.78;
 
+/// Batches of fewer tokens say little of what a long prompt touches.
+const PROMPT_TOKENS_LEAST: usize = 32;
+
 /// Steps of sums over the experts.
 const STEPS: usize = 64;
 
@@ -42,6 +48,17 @@ pub struct HitCurve {
     points: Vec<(f64, f64)>,
     /// Of the model that it was found with, where that matters.
     used_share: Option<f64>,
+    /// What its prompts touched, where a recording has some. Their tokens are chosen otherwise than those that a model generates.
+    prompts: Option<RecordedPrompts>,
+}
+
+/// What prompts touched in a recording.
+#[derive(Clone, Debug, PartialEq)]
+struct RecordedPrompts {
+    /// Of a batch, on the average.
+    tokens: f64,
+    /// Share of all experts that a batch touched and that were not there, by the share that is kept.
+    beyond: Vec<(f64, f64)>,
 }
 
 impl Default for HitCurve {
@@ -53,14 +70,14 @@ impl Default for HitCurve {
             (1.0 - left * (1.0 - TAIL_BEGIN), 1.0 - misses)
         });
         let points = RECORDED.into_iter().chain(tail).collect();
-        HitCurve { points, used_share: Some(RECORDED_USED_SHARE) }
+        HitCurve { points, used_share: Some(RECORDED_USED_SHARE), prompts: None }
     }
 }
 
 impl HitCurve {
     /// Of routing to which every expert is as likely as any other.
     pub fn uniform() -> HitCurve {
-        HitCurve { points: vec![(0.0, 0.0), (1.0, 1.0)], used_share: None }
+        HitCurve { points: vec![(0.0, 0.0), (1.0, 1.0)], used_share: None, prompts: None }
     }
 
     /// The curve through `(share kept, hits per lookup)`, of a model whose tokens use `used_share` of the experts. `None` unless
@@ -69,7 +86,11 @@ impl HitCurve {
         let rises = points.windows(2).all(|pair| pair[0].0 < pair[1].0 && pair[0].1 <= pair[1].1);
         let whole = points.first() == Some(&(0.0, 0.0)) && points.last() == Some(&(1.0, 1.0));
         let used_share = Some(used_share);
-        (rises && whole && used_share > Some(0.0)).then_some(HitCurve { points, used_share })
+        (rises && whole && used_share > Some(0.0)).then_some(HitCurve {
+            points,
+            used_share,
+            prompts: None,
+        })
     }
 
     /// What a policy makes of recorded routing. `None` if no token was generated in it, or none used an expert.
@@ -84,16 +105,19 @@ impl HitCurve {
         let experts: u64 = sizes.iter().map(|layer| u64::from(layer.0)).sum();
         let mut points = vec![(0.0, 0.0)];
         let mut best: f64 = 0.0;
+        let mut prompts = PromptCounts::of(lookups);
         for share in TRACE_SHARES {
             let shape = Capacity::Share(share).shape(policy.scope, sizes, false);
-            let counted = replay(lookups, ReplayPolicy::Online(policy), &shape).generate;
+            let counted = prompts.replay(lookups, policy, share, &shape).generate;
             if counted.lookups == 0 {
                 return None;
             }
             best = best.max(counted.hits as f64 / counted.lookups as f64);
             points.push((share, if share < 1.0 { best } else { 1.0 }));
         }
-        HitCurve::through(points, used as f64 / experts.max(1) as f64)
+        let curve = HitCurve::through(points, used as f64 / experts.max(1) as f64)?;
+        let prompts = prompts.finish(&curve);
+        Some(HitCurve { prompts, ..curve })
     }
 
     /// Hits per lookup where `share` of all experts is kept, of a model whose tokens use `used_share` of them.
@@ -105,20 +129,24 @@ impl HitCurve {
         let odds = |of: f64| (of / used_share.max(f64::MIN_POSITIVE)).sqrt();
         let odds = self.used_share.map_or(1.0, odds);
         let share = share * odds / (1.0 - share + share * odds);
-        let after = self.points.partition_point(|point| point.0 < share);
-        match (after.checked_sub(1).map(|before| self.points[before]), self.points.get(after)) {
-            (Some(below), Some(above)) => {
-                below.1 + (share - below.0) / (above.0 - below.0) * (above.1 - below.1)
+        through(&self.points, share).unwrap_or(1.0)
+    }
+
+    /// Share of all experts that a batch of `tokens` tokens of a prompt uses and that is not among the `kept` share.
+    pub fn touched_beyond(&self, kept: f64, used_share: f64, tokens: f64) -> f64 {
+        let kept = kept.clamp(0.0, 1.0);
+        let by_slopes = |kept, tokens| self.touched_by_slopes(kept, used_share, tokens);
+        match &self.prompts {
+            None => by_slopes(kept, tokens),
+            Some(prompts) => {
+                let longer = by_slopes(0.0, tokens) / by_slopes(0.0, prompts.tokens);
+                (longer * through(&prompts.beyond, kept).unwrap_or(0.0)).min(1.0 - kept)
             }
-            (Some(only), None) => only.1,
-            (None, above) => above.map_or(1.0, |above| above.1),
         }
     }
 
-    /// Share of all experts that a batch of `tokens` tokens of a prompt uses and that is not among the `kept` share: the most
-    /// used are kept, and an expert's use is the slope of the curve.
-    pub fn touched_beyond(&self, kept: f64, used_share: f64, tokens: f64) -> f64 {
-        let kept = kept.clamp(0.0, 1.0);
+    /// The same where nothing is known but the curve: the most used are kept, and an expert's use is the slope.
+    fn touched_by_slopes(&self, kept: f64, used_share: f64, tokens: f64) -> f64 {
         let independent = tokens.max(1.0).powf(DISTINCT_POWER);
         let step = (1.0 - kept) / STEPS as f64;
         if step <= 0.0 {
@@ -130,6 +158,95 @@ impl HitCurve {
             step * (1.0 - (1.0 - use_of_one.clamp(0.0, 1.0)).powf(independent))
         };
         (0..STEPS).map(of_step).sum()
+    }
+}
+
+/// What prompts of a recording touch while it is replayed.
+struct PromptCounts {
+    /// By batch: whether it is of a prompt long enough to tell, and of a layer that has been used before.
+    counts: Vec<bool>,
+    tokens: f64,
+    /// Experts of their layers.
+    experts: f64,
+    /// Whether no prompt came upon used layers: those that count touched all for the first time.
+    cold: bool,
+    /// Lookups, then misses by the share that is kept: of all those batches.
+    lookups: f64,
+    misses: Vec<(f64, f64)>,
+}
+
+impl PromptCounts {
+    fn of(lookups: &Lookups) -> PromptCounts {
+        let mut used = vec![false; lookups.layers().len()];
+        let batches = || lookups.batches().zip(lookups.tokens());
+        let tells = |phase, tokens| phase == Phase::Prompt && tokens >= PROMPT_TOKENS_LEAST;
+        let warm: Vec<bool> = batches()
+            .map(|((phase, layer, _), tokens)| {
+                std::mem::replace(&mut used[layer.0 as usize], true) && tells(phase, tokens)
+            })
+            .collect();
+        let cold = !warm.contains(&true);
+        let counts = match cold {
+            true => batches().map(|((phase, ..), tokens)| tells(phase, tokens)).collect(),
+            false => warm,
+        };
+        let chosen = batches().zip(&counts).filter(|(_, counts)| **counts).map(|(batch, _)| batch);
+        let (mut tokens, mut experts, mut found, mut number) = (0.0, 0.0, 0.0, 0.0);
+        for ((_, layer, touched), of_batch) in chosen {
+            tokens += of_batch as f64;
+            experts += f64::from(lookups.layers()[layer.0 as usize].0);
+            found += touched.len() as f64;
+            number += 1.0;
+        }
+        let tokens = tokens / f64::max(number, 1.0);
+        PromptCounts { counts, tokens, experts, cold, lookups: found, misses: Vec::new() }
+    }
+
+    /// Replays all, and notes what the prompts missed.
+    fn replay(
+        &mut self,
+        lookups: &Lookups,
+        policy: PolicyKind,
+        share: f64,
+        shape: &CacheShape,
+    ) -> ReplayCounters {
+        let (mut missed, mut counts) = (0.0, self.counts.iter());
+        let counters = replay_observed(lookups, ReplayPolicy::Online(policy), shape, |batch| {
+            if counts.next() == Some(&true) {
+                missed += f64::from(batch.lookups - batch.hits);
+            }
+        });
+        self.misses.push((share, missed));
+        counters
+    }
+
+    /// `None` where no prompt is long enough. Where all is kept nothing is missed; where all prompts are the first of their layers,
+    /// `curve` says what of the experts that they touch is kept.
+    fn finish(self, curve: &HitCurve) -> Option<RecordedPrompts> {
+        if self.experts == 0.0 {
+            return None;
+        }
+        let touched = self.lookups / self.experts;
+        let used_share = curve.used_share.unwrap_or(1.0);
+        let by_slopes = |kept| curve.touched_by_slopes(kept, used_share, self.tokens);
+        let beyond = |&(share, missed): &(f64, f64)| match (share < 1.0, self.cold) {
+            (true, false) => (share, missed / self.experts),
+            (true, true) => (share, touched * by_slopes(share) / by_slopes(0.0)),
+            (false, _) => (share, 0.0),
+        };
+        let beyond = std::iter::once((0.0, touched)).chain(self.misses.iter().map(beyond));
+        Some(RecordedPrompts { tokens: self.tokens, beyond: beyond.collect() })
+    }
+}
+
+/// Between two of ascending points; behind the last, the last.
+fn through(points: &[(f64, f64)], x: f64) -> Option<f64> {
+    let after = points.partition_point(|point| point.0 < x);
+    match (after.checked_sub(1).map(|before| points[before]), points.get(after)) {
+        (Some(below), Some(above)) => {
+            Some(below.1 + (x - below.0) / (above.0 - below.0) * (above.1 - below.1))
+        }
+        (only, above) => only.or(above.copied()).map(|point| point.1),
     }
 }
 
@@ -168,6 +285,8 @@ pub fn found_by_a_prompt(vram: f64, ram: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use forebay_stream::{ExpertIndex, LayerIndex};
+
     use super::*;
 
     #[test]
@@ -195,6 +314,42 @@ mod tests {
             assert!((found / recorded - 1.0).abs() < 0.2, "{tokens}: {found}");
         }
         assert_eq!(curve.touched_beyond(1.0, 0.05, 512.0), 0.0);
+    }
+
+    /// Two prompts of 64 tokens with an answer each: both touch experts 0 to 7 of 16, and the second 8 and 9, too.
+    #[test]
+    fn prompts_touch_what_those_of_a_recording_did() {
+        let experts = |range: std::ops::Range<u32>| range.map(ExpertIndex).collect::<Vec<_>>();
+        let recorded = |prompts: &[u32], tokens| {
+            let mut lookups = Lookups::new(vec![(16, 1), (0, 0), (16, 1)]);
+            for &touched in prompts {
+                for layer in [LayerIndex(0), LayerIndex(2)] {
+                    lookups.push(Phase::Prompt, layer, tokens, &experts(0..touched));
+                }
+                for layer in [LayerIndex(0), LayerIndex(2)] {
+                    lookups.push(Phase::Generate, layer, 1, &experts(0..2));
+                }
+            }
+            HitCurve::of_lookups(&lookups, 4, PolicyKind::default()).unwrap()
+        };
+        let near = |found: f64, wanted: f64| assert!((found - wanted).abs() < 1e-9, "{found}");
+        let beyond = |curve: &HitCurve, kept| curve.touched_beyond(kept, 2.0 / 16.0, 64.0);
+        let behind = recorded(&[8, 10], 64);
+        near(beyond(&behind, 0.0), 10.0 / 16.0);
+        // With room for 12 all 8 are there, and 2 come that nobody has used.
+        near(beyond(&behind, 0.8), 2.0 / 16.0);
+        assert!((2.0 / 16.0..=8.0 / 16.0).contains(&beyond(&behind, 0.5)));
+        near(beyond(&behind, 1.0), 0.0);
+        let longer = behind.touched_beyond(0.0, 2.0 / 16.0, 512.0);
+        assert!(longer > 10.0 / 16.0 && longer <= 1.0, "{longer}");
+        // The first prompt of all finds nothing, so the curve says what is kept of what it touches.
+        let first = recorded(&[8], 64);
+        near(beyond(&first, 0.0), 8.0 / 16.0);
+        assert!(beyond(&first, 0.5) < 8.0 / 16.0);
+        near(beyond(&first, 1.0), 0.0);
+        // Of short ones nothing is taken.
+        let short = recorded(&[8, 10], PROMPT_TOKENS_LEAST - 1);
+        assert_eq!((short.prompts.is_none(), behind.prompts.is_some()), (true, true));
     }
 
     #[test]

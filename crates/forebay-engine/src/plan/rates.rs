@@ -68,6 +68,8 @@ const USUAL_KERNEL_SHARE: f64 = 0.8;
 #[derive(Clone, Debug)]
 pub struct Rates {
     pub(crate) disk: f64,
+    /// The same into memory as large as a model's, of which every part is read into for the first time.
+    pub(crate) disk_in_place: f64,
     /// Of a burst of reads that somebody waits for, beside its bytes: seconds.
     pub(crate) burst_seconds: f64,
     memory_read: f64,
@@ -99,6 +101,7 @@ impl Rates {
         let (p50, p99) = (profile.read_64kib_p50_seconds, profile.read_64kib_p99_seconds);
         let rates = Rates {
             disk: profile.read.bytes_per_second,
+            disk_in_place: profile.read.in_place_bytes_per_second,
             // The first request and the last one to come are what a burst waits for beside its bytes.
             burst_seconds: 2.0 * p99.max(p50),
             memory_read: profile.memory_read_bytes_per_second,
@@ -108,7 +111,7 @@ impl Rates {
             threads: None,
             gpu: profile.gpu.as_ref().map(GpuCosts::new),
         };
-        let mut all = vec![rates.disk, p50, p99, rates.memory_read];
+        let mut all = vec![rates.disk, rates.disk_in_place, p50, p99, rates.memory_read];
         all.extend(kernel_rates(&rates.cpu));
         if let Some(gpu) = &rates.gpu {
             all.push(gpu.memory_read);
@@ -127,6 +130,7 @@ impl Rates {
         let memory_read = (USUAL_READ_PER_PROCESSOR * processors as f64).min(USUAL_READ);
         Rates {
             disk: USUAL_DISK,
+            disk_in_place: USUAL_DISK,
             burst_seconds: 0.0,
             memory_read,
             processors,

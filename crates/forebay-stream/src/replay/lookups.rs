@@ -8,6 +8,7 @@ use crate::routing::{LookupOrder, Phase, RoutingTrace};
 struct Batch {
     phase: Phase,
     layer: LayerIndex,
+    tokens: u32,
     /// The batch of the recording.
     source: u32,
     /// Where its experts end in the list.
@@ -54,7 +55,7 @@ impl Lookups {
                     LookupOrder::LastUse => open.reverse(),
                 }
                 if !open.is_empty() {
-                    lookups.push(batch.phase, LayerIndex(layer as u32), &open);
+                    lookups.push(batch.phase, LayerIndex(layer as u32), batch.tokens.len(), &open);
                     lookups.batches.last_mut().expect("just pushed").source = source as u32;
                 }
             }
@@ -67,15 +68,22 @@ impl Lookups {
         &self.layers
     }
 
-    /// Adds a batch: distinct experts, the one used last at the end.
+    /// Adds a batch of so many tokens: distinct experts, the one used last at the end.
     ///
     /// # Panics
     /// If there is no such layer or the layer has no such expert.
-    pub fn push(&mut self, phase: Phase, layer: LayerIndex, experts: &[ExpertIndex]) {
+    pub fn push(
+        &mut self,
+        phase: Phase,
+        layer: LayerIndex,
+        tokens: usize,
+        experts: &[ExpertIndex],
+    ) {
         let known = self.layers[layer.0 as usize].0;
         assert!(experts.iter().all(|expert| expert.0 < known), "no such expert");
         self.experts.extend_from_slice(experts);
-        self.batches.push(Batch { phase, layer, source: 0, end: self.experts.len() });
+        let (tokens, end) = (tokens as u32, self.experts.len());
+        self.batches.push(Batch { phase, layer, tokens, source: 0, end });
     }
 
     /// Every batch: phase, layer, experts.
@@ -86,6 +94,11 @@ impl Lookups {
             .iter()
             .zip(starts)
             .map(move |(batch, start)| (batch.phase, batch.layer, &experts[start..batch.end]))
+    }
+
+    /// Tokens of every batch.
+    pub fn tokens(&self) -> impl Iterator<Item = usize> {
+        self.batches.iter().map(|batch| batch.tokens as usize)
     }
 
     /// For every batch, its batch of the recording ([`RoutingTrace::batch`]).

@@ -138,7 +138,7 @@ impl Residency {
         outcome
     }
 
-    /// Whether [`Residency::next_experts`] has something to give without waiting.
+    /// Whether [`Residency::next_experts`] has something to give without waiting; reads go on as with [`Residency::progress`].
     ///
     /// # Errors
     /// Errors of the engine.
@@ -271,6 +271,13 @@ impl Residency {
             Place::Absent => true,
         });
         self.batch.pending = pending;
+    }
+
+    /// Starts the reads of the open batch's misses whose slots have become free meanwhile.
+    pub(super) fn start_freed(&mut self) {
+        if let Some(layer) = self.batch.layer {
+            self.start_misses(layer);
+        }
     }
 
     /// Starts the reads of pending misses, as far as there are slots.

@@ -96,12 +96,13 @@ impl Residency {
         self.layout(lease.block()).held[part].clone()
     }
 
-    /// Hands waiting reads to the disk and takes in what has arrived, without waiting: for moments
-    /// between, or beside, computations.
+    /// Hands waiting reads to the disk, those of an open batch for which leases have made room, too, and takes in what has
+    /// arrived, without waiting: for moments between, or beside, computations.
     ///
     /// # Errors
     /// Errors of the engine.
     pub fn progress(&mut self) -> Result<(), StreamError> {
+        self.start_freed();
         if self.engine.in_flight() == 0 {
             return Ok(());
         }

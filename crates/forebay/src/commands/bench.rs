@@ -4,7 +4,7 @@ use std::path::Path;
 
 use forebay_engine::plan::{HitCurve, Work};
 use forebay_engine::{BenchRun, ModelInfo, RoutingSource, Session, SessionStatistics};
-use forebay_stream::MemoryPlan;
+use forebay_stream::{MemoryPlan, PolicyKind};
 use serde::Serialize;
 
 use crate::args::BenchArgs;
@@ -88,9 +88,8 @@ pub fn run(args: BenchArgs) -> Outcome {
     let mut generate = summary(args.gen_tokens, runs.iter().map(|r| r.generate_tokens_per_second));
     let depth = args.depth + args.gen_tokens / 2;
     let work = Work { prompt_tokens: args.prompt_tokens.max(1), depth };
-    // Recorded routing is what the usual curve was made of.
-    let uniform = args.routing_trace.as_deref() == Some(Path::new("uniform"));
-    let hits = if uniform { HitCurve::uniform() } else { HitCurve::default() };
+    let recorded = routing.finish(&mut session);
+    let hits = hits(&args, options.policy);
     if let Some(predicted) = plan::predicted(&args.model, &session, &hits, work) {
         let parts = [(&mut prompt, predicted.prompt), (&mut generate, predicted.generate)];
         for (summary, speed) in parts {
@@ -112,9 +111,19 @@ pub fn run(args: BenchArgs) -> Outcome {
         }),
         false => print(&session, &args, prompt.as_ref(), generate.as_ref()),
     };
-    routing.finish(&mut session)?;
     tracing.finish(session, "bench")?;
+    recorded?;
     shown
+}
+
+/// What is expected to be found in memory: by the routing that the session followed or recorded, if there is a curve in it.
+fn hits(args: &BenchArgs, policy: PolicyKind) -> HitCurve {
+    let followed = args.routing_trace.as_deref();
+    if followed == Some(Path::new("uniform")) {
+        return HitCurve::uniform();
+    }
+    let trace = followed.or(args.routing.trace_routing.as_deref());
+    trace.and_then(|path| plan::hits(path, policy).ok()).unwrap_or_default()
 }
 
 fn summary(tokens: usize, rates: impl Iterator<Item = f64>) -> Option<Summary> {

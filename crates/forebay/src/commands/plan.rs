@@ -138,7 +138,8 @@ pub fn rates(profile: &MachineProfile) -> anyhow::Result<Rates> {
     Rates::new(profile).map_err(|why| anyhow!("{why}: run forebay doctor again"))
 }
 
-fn hits(path: &Path, policy: PolicyKind) -> anyhow::Result<HitCurve> {
+/// What `policy` makes of recorded routing.
+pub fn hits(path: &Path, policy: PolicyKind) -> anyhow::Result<HitCurve> {
     let named = || path.display().to_string();
     let trace = routing::read_any(File::open(path).with_context(named)?).with_context(named)?;
     HitCurve::of_trace(&trace, policy)

@@ -46,7 +46,7 @@ impl Streamed {
             let Some(to) = host.take_back(gone.layer, gone.expert) else { continue };
             let ranges = to.parts();
             let from = parts.map(|(from, _)| from);
-            returning.push(copies.download(to, from.into_iter().zip(ranges))?);
+            returning.push_back(copies.download(to, from.into_iter().zip(ranges))?);
             self.experts_returned += 1;
             self.bytes_returned += parts.iter().map(|(_, bytes)| bytes).sum::<u64>();
         }
@@ -80,12 +80,17 @@ impl Streamed {
 
     /// Waits until what was begun has come back.
     pub(super) fn finish_returns(&mut self) {
-        for returning in self.returning.drain(..) {
-            // If the device has failed, whatever is queued next says so, and the slot is lost with it.
-            if let Ok(returned) = returning.finish() {
-                self.host.has_returned(returned);
-            }
+        while self.finish_a_return() {}
+    }
+
+    /// Waits for the first of them. `false`: there is none.
+    pub(super) fn finish_a_return(&mut self) -> bool {
+        let Some(returning) = self.returning.pop_front() else { return false };
+        // If the device has failed, whatever is queued next says so, and the slot is lost with it.
+        if let Ok(returned) = returning.finish() {
+            self.host.has_returned(returned);
         }
+        true
     }
 
     /// What kernels copied, they have copied.
