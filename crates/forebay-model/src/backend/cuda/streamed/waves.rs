@@ -1,0 +1,220 @@
+//! A batch's experts in waves: what has come to host memory goes to slots beside the kernels of the wave before, while the disk reads
+//! on.
+
+use forebay_cuda::{Gpu, Marker};
+use forebay_stream::{ExpertIndex, Lease};
+
+use super::super::on_cpu::{BatchRows, ExpertMatrices};
+use super::{LayerOfDevice, Streamed};
+use crate::ModelError;
+
+/// Copies of experts that are queued at a time. The driver has whoever queues many more wait (a prompt's 147 of 27 MB each took 63 ms to
+/// queue on an H200), and meanwhile nobody sends the next reads to the disk.
+const QUEUED_BYTES: u64 = 64 << 20;
+
+/// Who has something to do in a wave.
+#[derive(Clone, Copy, Debug)]
+pub struct WaveWork {
+    pub gpu: bool,
+    pub cpu: bool,
+}
+
+/// A part of a batch that is queued, and whose slots are not yet free.
+pub(super) struct Wave {
+    experts: usize,
+    done: Marker,
+}
+
+impl Streamed {
+    /// Queues the way of the next experts to the GPU and makes the layer's table name them, and nothing else of the batch.
+    /// `None`: the batch is computed whole.
+    ///
+    /// # Errors
+    /// A failed read or device; the batch is over then.
+    pub fn next_wave(&mut self, on: &LayerOfDevice<'_>) -> Result<Option<WaveWork>, ModelError> {
+        match self.try_next_wave(on) {
+            Ok(more) => Ok(more),
+            Err(error) => {
+                // Copies may still write slots that others are given next.
+                let _ = on.gpu.synchronize();
+                self.give_up();
+                Err(error)
+            }
+        }
+    }
+
+    fn try_next_wave(&mut self, on: &LayerOfDevice<'_>) -> Result<Option<WaveWork>, ModelError> {
+        self.wave.clear();
+        self.take_ready()?;
+        self.copy_ready(on)?;
+        if !self.hits_are_done {
+            self.hits_are_done = true;
+            self.wave.append(&mut self.batch.hits);
+        }
+        let work = WaveWork { gpu: !self.wave.is_empty(), cpu: !self.for_cpu.is_empty() };
+        if !work.gpu {
+            return Ok(work.cpu.then_some(work));
+        }
+        if let Some(last) = self.in_flight.back() {
+            self.copies.hold(on.gpu, last)?;
+        }
+        self.name_wave(on)?;
+        self.waves_done += 1;
+        Ok(Some(work))
+    }
+
+    /// The CPU's part of a wave, while the GPU is at its own.
+    ///
+    /// # Errors
+    /// A failed read or device; the batch is over then.
+    pub fn compute_on_cpu(
+        &mut self,
+        gpu: &Gpu,
+        of: &ExpertMatrices<'_>,
+        rows: &BatchRows,
+        chosen: &[u32],
+    ) -> Result<(), ModelError> {
+        let Streamed { cpu, host, for_cpu, experts_on_cpu, .. } = self;
+        let cpu = cpu.as_mut().expect("what is the CPU's is for a CPU");
+        *experts_on_cpu += for_cpu.len() as u64;
+        let computed = cpu.compute(gpu, host, of, rows, chosen, for_cpu);
+        for_cpu.clear();
+        if computed.is_err() {
+            let _ = gpu.synchronize();
+            self.give_up();
+        }
+        computed
+    }
+
+    /// What has come to host memory, waiting for it if there is nothing else to do.
+    fn take_ready(&mut self) -> Result<(), ModelError> {
+        if self.host_is_done || !self.ready.is_empty() {
+            return Ok(());
+        }
+        // Reads go on only when somebody looks at them, so no copy is waited for longer than its own time. Their leases,
+        // and what comes back, may be what the next reads wait for.
+        while !self.host.experts_are_ready()? {
+            if !self.hits_are_done {
+                return Ok(());
+            }
+            if !self.finish_a_copy() {
+                break;
+            }
+        }
+        let host = &mut self.host;
+        self.host_is_done = !host.next_experts(&mut self.ready)?;
+        if self.host_is_done {
+            host.end_experts();
+        }
+        let elsewhere = &self.batch.elsewhere;
+        if !elsewhere.is_empty() {
+            let of_cpu = |(expert, _): &mut (ExpertIndex, Lease)| elsewhere.contains(expert);
+            self.for_cpu.extend(self.ready.extract_if(.., of_cpu));
+        }
+        Ok(())
+    }
+
+    /// Waits for the first of the batch's copies that are on their way. `false`: none is.
+    fn finish_a_copy(&mut self) -> bool {
+        // What goes back was begun before.
+        if self.finish_a_return() {
+            return true;
+        }
+        // If the device has failed, whatever is queued next says so.
+        self.in_flight.pop_front().is_some_and(|copy| copy.finish().is_ok())
+    }
+
+    /// Begins copies of what is ready, as far as there are slots. Reads go on meanwhile.
+    fn copy_ready(&mut self, on: &LayerOfDevice<'_>) -> Result<(), ModelError> {
+        let places = on.plan.weights.experts_of[on.layer].expect("the layer has experts");
+        let expert_bytes: u64 = places.part_bytes.iter().sum();
+        let queued_most = (QUEUED_BYTES / expert_bytes.max(1)).max(2) as usize;
+        while self.wave.len() < self.wave_misses {
+            let Some(expert) = self.ready.last().map(|ready| ready.0) else { break };
+            while self.in_flight.len() >= queued_most && self.finish_a_copy() {}
+            self.host.progress()?;
+            let slot = match self.tier.take(self.layer, expert) {
+                Some(slot) => slot,
+                None if !self.wave.is_empty() => break,
+                None => {
+                    let wave = self.waves.pop_front().expect("released slots are enough for one");
+                    self.copies.wait_for(&wave.done)?;
+                    self.release(&wave);
+                    continue;
+                }
+            };
+            let (expert, lease) = self.ready.pop().expect("it was looked at");
+            let to = on.plan.slot(on.arena, self.tier.pool(self.layer), slot);
+            let parts = places.parts;
+            let host = &self.host;
+            let copies =
+                [0, 1, 2].map(|part| (host.range(&lease, part), to.offset(parts[part] as usize)));
+            self.bytes_copied += copies.iter().map(|(range, _)| range.len() as u64).sum::<u64>();
+            self.in_flight.push_back(self.copies.upload(lease, copies)?);
+            self.experts_copied += 1;
+            self.wave.push(expert);
+        }
+        Ok(())
+    }
+
+    /// Makes the layer's table on the GPU name the experts of the wave, and none of the batch's others.
+    fn name_wave(&mut self, on: &LayerOfDevice<'_>) -> Result<(), ModelError> {
+        let Streamed { tier, on_device, touched, wave, layer, seen, .. } = self;
+        touched.iter().for_each(|expert| seen[expert.0 as usize] = false);
+        wave.iter().for_each(|expert| seen[expert.0 as usize] = true);
+        let (table, pool) = (&mut on_device[on.layer], tier.pool(*layer));
+        let mut changed = false;
+        for &expert in &*touched {
+            let index = expert.0 as usize;
+            let address = match tier.slot(*layer, expert).filter(|_| seen[index]) {
+                Some(slot) => on.plan.slot(on.arena, pool, slot).address(),
+                None => 0,
+            };
+            changed |= table[index] != address;
+            table[index] = address;
+        }
+        if !changed {
+            return Ok(());
+        }
+        assert!(self.tables_used < self.tables_max, "every wave computes something new");
+        let words = 2 * table.len();
+        let at = self.tables_used * words;
+        self.tables_used += 1;
+        self.tables.write(at, table);
+        let to = on.arena.activation(on.plan.activations.tables[on.layer]);
+        Ok(on.gpu.queue_upload(&self.tables, at..at + words, to)?)
+    }
+
+    /// Ends a wave whose kernels are queued.
+    ///
+    /// # Errors
+    /// Whatever the driver says.
+    pub fn end_wave(&mut self, gpu: &Gpu) -> Result<(), ModelError> {
+        if self.wave.is_empty() {
+            return Ok(());
+        }
+        let is_last = self.host_is_done && self.ready.is_empty() && self.hits_are_done;
+        if is_last {
+            // The next layer's copies begin after its ids have come, and those come after these kernels.
+            self.wave.iter().for_each(|&expert| self.tier.release(self.layer, expert));
+            return Ok(());
+        }
+        let wave = Wave { experts: self.wave.len(), done: self.copies.mark(gpu)? };
+        self.in_waves.extend(&self.wave);
+        self.waves.push_back(wave);
+        Ok(())
+    }
+
+    /// Ends a batch all of whose kernels are queued.
+    pub fn end(&mut self) {
+        while let Some(wave) = self.waves.pop_front() {
+            self.release(&wave);
+        }
+    }
+
+    /// Gives back what the first wave's experts do not need any more.
+    fn release(&mut self, wave: &Wave) {
+        let experts = self.in_waves.drain(..wave.experts);
+        experts.for_each(|expert| self.tier.release(self.layer, expert));
+    }
+}
