@@ -129,7 +129,7 @@ impl HitCurve {
         let odds = |of: f64| (of / used_share.max(f64::MIN_POSITIVE)).sqrt();
         let odds = self.used_share.map_or(1.0, odds);
         let share = share * odds / (1.0 - share + share * odds);
-        through(&self.points, share).unwrap_or(1.0)
+        between(&self.points, share).unwrap_or(1.0)
     }
 
     /// Share of all experts that a batch of `tokens` tokens of a prompt uses and that is not among the `kept` share.
@@ -140,7 +140,7 @@ impl HitCurve {
             None => by_slopes(kept, tokens),
             Some(prompts) => {
                 let longer = by_slopes(0.0, tokens) / by_slopes(0.0, prompts.tokens);
-                (longer * through(&prompts.beyond, kept).unwrap_or(0.0)).min(1.0 - kept)
+                (longer * between(&prompts.beyond, kept).unwrap_or(0.0)).min(1.0 - kept)
             }
         }
     }
@@ -229,18 +229,24 @@ impl PromptCounts {
         let touched = self.lookups / self.experts;
         let used_share = curve.used_share.unwrap_or(1.0);
         let by_slopes = |kept| curve.touched_by_slopes(kept, used_share, self.tokens);
-        let beyond = |&(share, missed): &(f64, f64)| match (share < 1.0, self.cold) {
-            (true, false) => (share, missed / self.experts),
-            (true, true) => (share, touched * by_slopes(share) / by_slopes(0.0)),
-            (false, _) => (share, 0.0),
-        };
-        let beyond = std::iter::once((0.0, touched)).chain(self.misses.iter().map(beyond));
-        Some(RecordedPrompts { tokens: self.tokens, beyond: beyond.collect() })
+        let mut least = touched;
+        let beyond = self.misses.iter().map(|&(share, missed)| {
+            let found = match (share < 1.0, self.cold) {
+                (true, false) => missed / self.experts,
+                (true, true) => touched * by_slopes(share) / by_slopes(0.0),
+                (false, _) => 0.0,
+            };
+            // More memory never misses more, but for chance.
+            least = f64::min(least, found);
+            (share, least)
+        });
+        let beyond = std::iter::once((0.0, touched)).chain(beyond).collect();
+        Some(RecordedPrompts { tokens: self.tokens, beyond })
     }
 }
 
 /// Between two of ascending points; behind the last, the last.
-fn through(points: &[(f64, f64)], x: f64) -> Option<f64> {
+fn between(points: &[(f64, f64)], x: f64) -> Option<f64> {
     let after = points.partition_point(|point| point.0 < x);
     match (after.checked_sub(1).map(|before| points[before]), points.get(after)) {
         (Some(below), Some(above)) => {
