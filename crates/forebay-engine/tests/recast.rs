@@ -265,7 +265,7 @@ fn what_does_not_fit_together_is_refused_in_words() {
     ];
     let deepseek: [(Change, &[&str]); 4] = [
         (|f| f.tensor("0.self_attn.kv_b_proj.weight").shape[0] = 143, &["kv_b_proj", "shape"]),
-        (|f| f.tensor("1.self_attn.kv_b_proj.weight").dtype = "F64", &["kv_b_proj", "F64"]),
+        (|f| f.tensor("1.self_attn.kv_b_proj.weight").dtype = "U8", &["kv_b_proj", "U8"]),
         (
             |f| f.tensors.retain(|of| !of.name.ends_with("1.self_attn.kv_b_proj.weight")),
             &["no tensor", "kv_b_proj"],

@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
-use crate::Extent;
-use crate::convert::{RowsTaken, mxfp4_blocks, transpose};
+use crate::convert::{RowsTaken, halves_transposed, mxfp4_blocks, transpose};
+use crate::quant::can_dequantize;
+use crate::{Extent, TensorType};
 
 /// What is read and moved as one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -13,7 +14,7 @@ pub struct Block {
     pub recast: Option<Recast>,
 }
 
-/// One extent of a block, or all, that become parts in another form once they are read, of as many bytes
+/// One extent of a block, or all, that become parts in another form once they are read, of as many bytes or more
 /// all together: files of other programs hold some weights in an order that no product reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recast {
@@ -29,10 +30,9 @@ pub enum Step {
     /// gpt-oss's MXFP4 as safetensors hold it, see [`mxfp4_blocks`]: rows that lie in `turns` parts
     /// by turns, as gate and up do.
     Mxfp4 { blocks: usize, scales: usize, rows: usize, row_blocks: usize, turns: usize },
-    /// DeepSeek's `kv_b_proj`, `[heads, plain + value, rank]` of elements of `size` bytes: a part
-    /// `[heads, rank, plain]`, with which queries come to latent space, and a part
-    /// `[heads, value, rank]`.
-    Heads { extent: usize, heads: usize, plain: usize, value: usize, rank: usize, size: usize },
+    /// DeepSeek's `kv_b_proj`, `[heads, plain + value, rank]` of `ty`: a part `[heads, rank, plain]` of
+    /// [`Step::transposed`], with which queries come to latent space, and a part `[heads, value, rank]`.
+    Heads { extent: usize, heads: usize, plain: usize, value: usize, rank: usize, ty: TensorType },
 }
 
 /// A share of what a recast makes, which can be made by itself.
@@ -54,7 +54,7 @@ impl From<Vec<Extent>> for Block {
 }
 
 impl Block {
-    /// On the disk, and in memory.
+    /// On the disk.
     pub fn bytes(&self) -> u64 {
         self.extents.iter().fold(0, |sum, extent| sum.saturating_add(extent.length))
     }
@@ -113,7 +113,7 @@ impl Block {
     ///
     /// # Panics
     /// When some others are already, when there are several and others beside them, or when the parts
-    /// have not as many bytes.
+    /// have fewer bytes.
     pub fn push_recast(&mut self, extents: &[Extent], steps: Vec<Step>) -> usize {
         let alone = extents.len() == 1 || self.extents.is_empty();
         assert!(self.recast.is_none() && alone, "one extent is recast, or all of a block");
@@ -121,7 +121,7 @@ impl Block {
         self.extents.extend(extents);
         let recast = Recast { extents: first..self.extents.len(), steps };
         let read: u64 = extents.iter().map(|extent| extent.length).sum();
-        assert_eq!(recast.bytes() as u64, read, "a recast keeps the number of bytes");
+        assert!(recast.bytes() as u64 >= read, "what is recast has room for what is read");
         self.recast = Some(recast);
         part
     }
@@ -148,9 +148,14 @@ impl Recast {
         })
     }
 
-    /// Bytes of all parts, and of all extents.
+    /// Bytes of all parts, at least those of all extents.
     pub fn bytes(&self) -> usize {
         self.part_bytes().sum::<u64>() as usize
+    }
+
+    /// The most bytes that making a unit of a part takes besides.
+    pub fn scratch_bytes(&self) -> usize {
+        self.steps.iter().map(Step::scratch_bytes).max().unwrap_or(0)
     }
 
     /// All that is to be made, in shares of up to about `share_bytes`.
@@ -185,15 +190,18 @@ impl Recast {
                 let taken = RowsTaken { first, step: turns };
                 mxfp4_blocks(from[blocks], from[scales], row_blocks, taken, out);
             }
-            Step::Heads { extent, plain, value, rank, size, .. } => {
-                let row = rank * size;
+            Step::Heads { extent, plain, value, rank, ty, .. } => {
+                let row = row_bytes(ty, rank);
                 let heads = from[extent].chunks_exact((plain + value) * row);
                 let heads = heads.skip(units.start).take(units.len());
                 let unit = out.len() / units.len().max(1);
                 for (head, out) in heads.zip(out.chunks_exact_mut(unit.max(1))) {
                     let (to_transpose, as_is) = head.split_at(plain * row);
                     match share.part {
-                        0 => transpose(to_transpose, plain, rank, size, out),
+                        0 if Step::transposed(ty) == ty => {
+                            transpose(to_transpose, plain, rank, ty.block_bytes(), out);
+                        }
+                        0 => halves_transposed(ty, to_transpose, plain, rank, out),
                         _ => out.copy_from_slice(as_is),
                     }
                 }
@@ -217,11 +225,40 @@ impl Step {
             Step::Mxfp4 { rows, row_blocks, turns, .. } => {
                 rows / turns * row_blocks * crate::convert::BLOCK
             }
-            Step::Heads { heads, plain, value, rank, size, .. } => {
-                heads * rank * size * if part == 0 { plain } else { value }
+            Step::Heads { heads, plain, rank, ty, .. } if part == 0 => {
+                heads * rank * row_bytes(Step::transposed(ty), plain)
             }
+            Step::Heads { heads, value, rank, ty, .. } => heads * value * row_bytes(ty, rank),
         }
     }
+
+    /// Elements of 2 or 4 bytes are transposed as they are, others become [`TensorType::F16`].
+    pub fn transposed(ty: TensorType) -> TensorType {
+        match ty {
+            TensorType::F32 | TensorType::F16 | TensorType::BF16 => ty,
+            _ => TensorType::F16,
+        }
+    }
+
+    /// Whether [`Step::Heads`] can be made of rows of `rank` elements of this type.
+    pub fn divides_heads(ty: TensorType, rank: usize) -> bool {
+        can_dequantize(ty) && ty.row_bytes(rank as u64).is_some()
+    }
+
+    /// Of a head: its decoded matrix, and on a GPU the numbers of its rows.
+    fn scratch_bytes(&self) -> usize {
+        match *self {
+            Step::Heads { plain, rank, ty, .. } if Step::transposed(ty) != ty => {
+                size_of::<f32>() * plain * (rank + 1)
+            }
+            _ => 0,
+        }
+    }
+}
+
+/// Of rows that are whole blocks, as whoever made the step saw.
+fn row_bytes(ty: TensorType, cols: usize) -> usize {
+    cols / ty.block_elements() * ty.block_bytes()
 }
 
 #[cfg(test)]
@@ -279,9 +316,43 @@ mod tests {
     }
 
     #[test]
+    fn quantised_heads_become_a_stack_of_halves_and_one_of_rows() {
+        let (heads, plain, value, rank) = (2, 3, 2, 64);
+        let row = 2 * 34;
+        // Scales of 1, 2 and 0.5.
+        let mut from = bytes(heads * (plain + value) * row);
+        for (index, block) in from.chunks_exact_mut(34).enumerate() {
+            block[..2].copy_from_slice(&[0x3c00_u16, 0x4000, 0x3800][index % 3].to_le_bytes());
+        }
+        let step = Step::Heads { extent: 0, heads, plain, value, rank, ty: TensorType::Q8_0 };
+        assert_eq!(step.part_bytes(0), heads * rank * plain * 2);
+        let mut block = Block::default();
+        block.push_recast(&[extent(from.len() as u64)], vec![step]);
+        let recast = block.recast.unwrap();
+        assert!(recast.bytes() > from.len() && recast.scratch_bytes() >= plain * rank * 4);
+        let mut expected = Vec::<u8>::new();
+        for head in from.chunks_exact((plain + value) * row) {
+            for col in 0..rank {
+                for row in head.chunks_exact(row).take(plain) {
+                    let block = &row[col / 32 * 34..][..34];
+                    let scale = half::f16::from_le_bytes([block[0], block[1]]).to_f32();
+                    let value = scale * f32::from(block[2 + col % 32] as i8);
+                    expected.extend(half::f16::from_f32(value).to_le_bytes());
+                }
+            }
+        }
+        for head in from.chunks_exact((plain + value) * row) {
+            expected.extend(&head[plain * row..]);
+        }
+        for share_bytes in [usize::MAX, 1, 400] {
+            assert!(made(&recast, &[&from], share_bytes) == expected, "{share_bytes}");
+        }
+    }
+
+    #[test]
     fn heads_become_two_stacks() {
         let (heads, plain, value, rank, size) = (3, 4, 5, 2, 2);
-        let step = Step::Heads { extent: 0, heads, plain, value, rank, size };
+        let step = Step::Heads { extent: 0, heads, plain, value, rank, ty: TensorType::BF16 };
         let from = bytes(heads * (plain + value) * rank * size);
         let recast = Recast { extents: 0..1, steps: vec![step] };
         let element = |head: usize, row: usize, col: usize| {
@@ -306,7 +377,8 @@ mod tests {
 
     #[test]
     fn a_slice_keeps_what_is_recast_together() {
-        let step = Step::Heads { extent: 0, heads: 1, plain: 1, value: 1, rank: 4, size: 2 };
+        let step =
+            Step::Heads { extent: 0, heads: 1, plain: 1, value: 1, rank: 4, ty: TensorType::BF16 };
         let mut block = Block::from(vec![extent(1), extent(2)]);
         block.push_recast(&[extent(16)], vec![step]);
         block.push(extent(3));

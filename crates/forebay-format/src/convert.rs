@@ -1,5 +1,10 @@
 //! Weights in the form in which other files hold the same values.
 
+use half::f16;
+
+use crate::TensorType;
+use crate::quant::dequantize;
+
 /// Every `step`-th row of a tensor, from row `first` on.
 #[derive(Debug, Clone, Copy)]
 pub struct RowsTaken {
@@ -47,6 +52,19 @@ pub fn mxfp4_blocks(
             }
         }
     }
+}
+
+/// `to` `[cols, rows]` of [`TensorType::F16`], the transpose of `from` `[rows, cols]` of `ty`: each value decoded and rounded to the
+/// nearest.
+///
+/// # Panics
+/// When `ty` has no decoder, rows are no whole blocks, or a length does not fit.
+pub fn halves_transposed(ty: TensorType, from: &[u8], rows: usize, cols: usize, to: &mut [u8]) {
+    let mut values = vec![0.0; rows * cols];
+    dequantize(ty, from, &mut values).expect("whole rows of weights");
+    let halves: Vec<u8> =
+        values.iter().flat_map(|&value| f16::from_f32(value).to_le_bytes()).collect();
+    transpose(&halves, rows, cols, 2, to);
 }
 
 /// Elements of a tile's side: lines of both matrices that stay in the nearest cache.

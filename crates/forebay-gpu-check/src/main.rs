@@ -7,6 +7,7 @@ mod harness;
 #[allow(dead_code, reason = "shared with the tests of the engine, which read routing, too")]
 mod logits;
 mod models;
+mod older;
 #[path = "../../forebay-compute/tests/weights/mod.rs"]
 #[allow(dead_code, reason = "shared with the tests of the CPU's products")]
 mod random;

@@ -116,6 +116,7 @@ pub fn checks(fixtures: &Path, ordinal: usize) -> Result<Vec<Check>> {
             both.with_context(|| model.path.display().to_string())
         }));
     }
+    checks.push(Check::new("model older synthetic", move |_| crate::older::check(ordinal)));
     checks.push(Check::new("model split synthetic", move |_| crate::split::check_deeper(ordinal)));
     Ok(checks)
 }

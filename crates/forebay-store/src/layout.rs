@@ -103,11 +103,15 @@ impl BlockLayout {
     }
 
     /// With places for the parts that a recast makes: from where the first of its extents is. It has one, whose place
-    /// they take, or all of the block.
+    /// they take, or all of the block. Where they need more than that, they go behind everything.
     fn recast(mut self, recast: &Recast) -> BlockLayout {
         let replaced = &self.parts[recast.extents.clone()];
         let range = |part: &Part| part.at..part.at.saturating_add(part.extent.length as usize);
-        let first = replaced.iter().map(|part| part.at).min().unwrap_or(0);
+        let read: u64 = replaced.iter().map(|part| part.extent.length).sum();
+        let first = match recast.bytes() as u64 > read {
+            true => self.slot_bytes,
+            false => replaced.iter().map(|part| part.at).min().unwrap_or(0),
+        };
         let mut end = first;
         let made = recast.part_bytes().map(|bytes| {
             let start = end;
@@ -197,7 +201,7 @@ fn aligned_up(value: u64, unit: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use forebay_format::Step;
+    use forebay_format::{Step, TensorType};
     use proptest::prelude::*;
 
     use super::*;
@@ -239,7 +243,8 @@ mod tests {
 
     #[test]
     fn parts_that_are_made_take_the_place_of_their_extents() {
-        let heads = Step::Heads { extent: 0, heads: 2, plain: 3, value: 5, rank: 100, size: 2 };
+        let heads =
+            Step::Heads { extent: 0, heads: 2, plain: 3, value: 5, rank: 100, ty: TensorType::F16 };
         let mut block = Block::default();
         // Read in one piece with its neighbours.
         block.push(extent(0, 1000, 300));
@@ -257,6 +262,25 @@ mod tests {
             assert_eq!(recast.from[0].len(), 3200);
             assert_eq!(recast.from[0], recast.to);
             assert_eq!(recast.to, layout.held[1].start..layout.held[2].end);
+        }
+    }
+
+    #[test]
+    fn parts_that_need_more_than_their_extents_go_behind_all() {
+        let heads =
+            Step::Heads { extent: 0, heads: 2, plain: 3, value: 5, rank: 64, ty: TensorType::Q8_0 };
+        let mut block = Block::default();
+        block.push(extent(0, 1000, 300));
+        block.push_recast(&[extent(0, 1300, 1088)], vec![heads]);
+        block.push(extent(0, 2388, 50));
+        for unit in [1, 512, 4096] {
+            let layout = BlockLayout::plan_block(&block, unit);
+            let lengths: Vec<usize> = layout.held.iter().map(Range::len).collect();
+            assert_eq!(lengths, [300, 768, 680, 50]);
+            let recast = layout.recast.as_ref().unwrap();
+            assert_eq!(recast.to, layout.held[1].start..layout.held[2].end);
+            let read = layout.regions.iter().map(|region| region.at + region.length as usize);
+            assert!(read.max() <= Some(recast.to.start) && recast.to.end <= layout.slot_bytes);
         }
     }
 

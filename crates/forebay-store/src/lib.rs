@@ -58,7 +58,7 @@ pub use engine::{
 pub use error::{ReadError, StoreError};
 pub use faults::{Fault, FaultKind, FaultPlan};
 pub use files::{FileSet, filesystem_type};
-pub use forebay_format::{Block, Extent, FileIndex, Recast, Step};
+pub use forebay_format::{Block, Extent, FileIndex, Recast, Step, TensorType};
 pub use layout::{BlockLayout, Part};
 pub use load::{
     DeviceReader, DeviceSpan, LoadItem, LoadOptions, LoadStatistics, Loaded, Loader,

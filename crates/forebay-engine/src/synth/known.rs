@@ -164,6 +164,7 @@ const DEEPSEEK_V3: Shape = Shape {
         unrotated: 128,
         rotated: 64,
         value: 128,
+        one_tensor: false,
     }),
     feed_forward: FeedForward::Experts(DEEPSEEK_V3_EXPERTS),
     vocabulary: 129_280,
@@ -190,6 +191,7 @@ const DEEPSEEK_V2_LITE: Shape = Shape {
         unrotated: 128,
         rotated: 64,
         value: 128,
+        one_tensor: false,
     }),
     feed_forward: FeedForward::Experts(Experts {
         width: 1408,
@@ -425,6 +427,7 @@ pub const SHAPES: [Shape; 21] = [
             unrotated: 64,
             rotated: 32,
             value: 64,
+            one_tensor: false,
         }),
         feed_forward: FeedForward::Experts(Experts {
             width: 256,

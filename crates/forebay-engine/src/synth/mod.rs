@@ -35,6 +35,8 @@ pub struct SynthOptions {
     pub layers: Option<u32>,
     /// Experts of a token; as many as the architecture has if `None`.
     pub experts_used: Option<u32>,
+    /// DeepSeek's keys and values of a head come out of one tensor, as converters wrote it until 2025.
+    pub heads_in_one_tensor: bool,
     /// The same seed gives the same file, byte for byte.
     pub seed: u64,
     /// Threads that make weights; the file does not depend on it.
@@ -43,7 +45,14 @@ pub struct SynthOptions {
 
 impl Default for SynthOptions {
     fn default() -> Self {
-        Self { quantisation: None, layers: None, experts_used: None, seed: 0, threads: 2 }
+        Self {
+            quantisation: None,
+            layers: None,
+            experts_used: None,
+            heads_in_one_tensor: false,
+            seed: 0,
+            threads: 2,
+        }
     }
 }
 
@@ -182,7 +191,10 @@ fn choice(arch: &str, options: &SynthOptions) -> Result<(Shape, Recipe, u32), Sy
     })?;
     let name = options.quantisation.as_deref().unwrap_or(shape.quantisation);
     let recipe = Recipe::find(name).ok_or_else(|| SynthError::unknown_quantisation(name))?;
-    let shape = with_experts_used(*shape, options.experts_used)?;
+    let mut shape = with_experts_used(*shape, options.experts_used)?;
+    if let Some(latent) = &mut shape.latent_attention {
+        latent.one_tensor = options.heads_in_one_tensor;
+    }
     let layers = layers_of(&shape, options.layers)?;
     Ok((shape, recipe, layers))
 }

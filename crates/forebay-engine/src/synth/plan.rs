@@ -45,9 +45,15 @@ pub fn describe(
     writer.set(&key("embedding_length"), shape.hidden)?;
     writer.set(&key("feed_forward_length"), shape.dense_width())?;
     writer.set(&key("attention.head_count"), shape.heads)?;
-    writer.set(&key("attention.head_count_kv"), shape.kv_heads)?;
-    writer.set(&key("attention.key_length"), shape.head_dim)?;
-    let value_length = shape.latent_attention.map_or(shape.head_dim, |latent| latent.latent);
+    let one_tensor = shape.latent_attention.is_some_and(|latent| latent.one_tensor);
+    let kv_heads = if one_tensor { shape.heads } else { shape.kv_heads };
+    writer.set(&key("attention.head_count_kv"), kv_heads)?;
+    let [key_length, value_length] = match shape.latent_attention {
+        None => [shape.head_dim; 2],
+        Some(latent) if latent.one_tensor => [latent.unrotated + latent.rotated, latent.value],
+        Some(latent) => [shape.head_dim, latent.latent],
+    };
+    writer.set(&key("attention.key_length"), key_length)?;
     writer.set(&key("attention.value_length"), value_length)?;
     writer.set(&key("attention.layer_norm_rms_epsilon"), shape.norm_epsilon)?;
     writer.set(&key("vocab_size"), shape.vocabulary)?;
@@ -59,8 +65,11 @@ pub fn describe(
             writer.set(&key("attention.q_lora_rank"), latent.query_rank)?;
         }
         writer.set(&key("attention.kv_lora_rank"), latent.latent)?;
-        writer.set(&key("attention.key_length_mla"), latent.unrotated + latent.rotated)?;
-        writer.set(&key("attention.value_length_mla"), latent.value)?;
+        if !latent.one_tensor {
+            let keys = latent.unrotated + latent.rotated;
+            writer.set(&key("attention.key_length_mla"), keys)?;
+            writer.set(&key("attention.value_length_mla"), latent.value)?;
+        }
     }
     describe_rope(shape, writer)?;
     if let FeedForward::Experts(experts) = &shape.feed_forward {
@@ -236,8 +245,13 @@ impl List<'_> {
         let both = [width + rotated, hidden];
         self.matrix(name("attn_kv_a_mqa.weight"), Role::Other, layer, &both)?;
         self.vector(name("attn_kv_a_norm.weight"), &[width], 1.0);
-        self.matrix(name("attn_k_b.weight"), Role::Other, layer, &[heads, width, unrotated])?;
-        self.matrix(name("attn_v_b.weight"), Role::Other, layer, &[heads, value, width])?;
+        if latent.one_tensor {
+            let rows = heads * (unrotated + value);
+            self.matrix(name("attn_kv_b.weight"), Role::Other, layer, &[rows, width])?;
+        } else {
+            self.matrix(name("attn_k_b.weight"), Role::Other, layer, &[heads, width, unrotated])?;
+            self.matrix(name("attn_v_b.weight"), Role::Other, layer, &[heads, value, width])?;
+        }
         let output = [hidden, heads * value];
         self.matrix(name("attn_output.weight"), Role::AttentionOutput, layer, &output)
     }

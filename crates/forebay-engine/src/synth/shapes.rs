@@ -104,6 +104,8 @@ pub struct LatentAttention {
     pub rotated: u32,
     /// Of a head's values.
     pub value: u32,
+    /// What makes keys and values lies in one tensor, as in files until 2025.
+    pub one_tensor: bool,
 }
 
 /// One model.

@@ -135,20 +135,21 @@ fn attention(
     if !family.latent {
         return Ok(grouped);
     }
-    if catalog.tensor("blk.0.attn_k_b.weight").is_none() {
-        return Err(ModelError::BadValue {
-            key: "tensor 'blk.0.attn_k_b.weight'".into(),
-            value: "missing".into(),
-            expected: "latent attention needs the matrices apart, as converters write them since \
-                       2025; convert the model anew"
-                .into(),
-        });
+    // Where both matrices of a head are in one tensor, as converters wrote it until 2025, lengths are those of heads.
+    let one_tensor = catalog.tensor("blk.0.attn_k_b.weight").is_none();
+    let name = "blk.0.attn_kv_b.weight";
+    if one_tensor && catalog.tensor(name).is_none() {
+        return Err(ModelError::MissingTensor { name: name.into(), family: family.name });
     }
+    let [key_length, value_length] = match one_tensor {
+        true => ["attention.key_length", "attention.value_length"],
+        false => ["attention.key_length_mla", "attention.value_length_mla"],
+    };
     let rotary = keys.count("rope.dimension_count")?;
-    let key_length = keys.count("attention.key_length_mla")?;
-    let plain = key_length.checked_sub(rotary).ok_or_else(|| ModelError::BadValue {
-        key: keys.path("attention.key_length_mla"),
-        value: key_length.to_string(),
+    let length = keys.count(key_length)?;
+    let plain = length.checked_sub(rotary).ok_or_else(|| ModelError::BadValue {
+        key: keys.path(key_length),
+        value: length.to_string(),
         expected: format!("{rotary} elements of it rotate"),
     })?;
     let latent = Latent {
@@ -156,7 +157,7 @@ fn attention(
         rank: keys.count("attention.kv_lora_rank")?,
         plain,
         rotary,
-        value: keys.count("attention.value_length_mla")?,
+        value: keys.count(value_length)?,
     };
     // YaRN's magnitude, where the file says it, is that of queries and keys together, and no part of the rotation.
     let magnitude = match (keys.log_multiplier(), keys.optional_float("rope.scaling.factor")) {

@@ -164,8 +164,8 @@ impl LayerBuilder<'_> {
             }
         };
         let kv_a = self.matrix(tensors, dense, "kv_a", rank + rotary, hidden)?;
-        let (k_b, v_b) = match self.architecture.naming {
-            Naming::Gguf => {
+        let (k_b, v_b) = match tensors.optional(&self.name("k_b")) {
+            Some(_) => {
                 let mut stack = |role: &str, rows: usize, cols: usize| {
                     let (matrix, extent) = tensors.stack(&self.name(role), heads, rows, cols)?;
                     let matrix = PartMatrix { part: dense.push(extent), ..matrix };
@@ -174,9 +174,7 @@ impl LayerBuilder<'_> {
                 };
                 (stack("k_b", rank, plain)?, stack("v_b", value, rank)?)
             }
-            Naming::HuggingFace { .. } => {
-                recast::heads(tensors, dense, &self.name("kv_b"), heads, latent)?
-            }
+            None => recast::heads(tensors, dense, &self.name("kv_b"), heads, latent)?,
         };
         let kv_a_norm = tensors.norm(&self.name("kv_a_norm"), rank)?;
         Ok(LatentWeights { q_a, q, kv_a, kv_a_norm, k_b, v_b })

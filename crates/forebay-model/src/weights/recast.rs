@@ -1,5 +1,5 @@
-//! Weights that Hugging Face folders hold in another form than products need: what is read, and how it becomes
-//! what is held.
+//! Weights that Hugging Face folders, and GGUF files of older converters, hold in another form than products need: what is
+//! read, and how it becomes what is held.
 
 use forebay_format::{Block, Step, TensorType};
 
@@ -15,7 +15,7 @@ const MXFP4_NIBBLES: usize = 16;
 /// Both stacks of latent attention, out of `kv_b_proj` `[heads * (plain + value), rank]`.
 ///
 /// # Errors
-/// A tensor that is not there, of another shape, or of a type whose elements are not numbers by themselves.
+/// A tensor that is not there, of another shape, or of a type that is none of weights.
 pub fn heads(
     tensors: &Tensors<'_>,
     dense: &mut Block,
@@ -26,19 +26,17 @@ pub fn heads(
     let Latent { rank, plain, value, .. } = *latent;
     let (matrix, extent) = tensors.matrix(name, heads * (plain + value), rank)?;
     let ty = matrix.ty;
-    let size = match ty {
-        TensorType::F32 => 4,
-        TensorType::F16 | TensorType::BF16 => 2,
-        _ => return Err(ModelError::TensorType { name: name.into(), found: ty.name() }),
-    };
-    let step = Step::Heads { extent: 0, heads, plain, value, rank, size };
+    if !Step::divides_heads(ty, rank) {
+        return Err(ModelError::TensorType { name: name.into(), found: ty.name() });
+    }
+    let step = Step::Heads { extent: 0, heads, plain, value, rank, ty };
+    let bytes = [0, 1].map(|part| step.part_bytes(part) / heads.max(1));
     let part = dense.push_recast(&[extent], vec![step]);
-    let stack = |part: usize, rows: usize, cols: usize| HeadMatrices {
-        matrix: PartMatrix { part, ty, rows, cols },
-        bytes: rows * cols * size,
-        heads,
-    };
-    Ok((stack(part, rank, plain), stack(part + 1, value, rank)))
+    let matrix = |part, ty, rows, cols| PartMatrix { part, ty, rows, cols };
+    let keys = matrix(part, Step::transposed(ty), rank, plain);
+    let values = matrix(part + 1, ty, value, rank);
+    let stack = |matrix, bytes| HeadMatrices { matrix, bytes, heads };
+    Ok((stack(keys, bytes[0]), stack(values, bytes[1])))
 }
 
 /// Whether the files hold experts as `_blocks` and `_scales`: gpt-oss alone does, and alone has biases of experts.

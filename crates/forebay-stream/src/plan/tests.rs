@@ -1,4 +1,4 @@
-use forebay_store::{Extent, FileIndex, Step};
+use forebay_store::{Extent, FileIndex, Step, TensorType};
 use proptest::prelude::*;
 
 use super::*;
@@ -138,7 +138,8 @@ fn memory_in_which_blocks_are_recast_is_in_the_budget() {
     let mut blocks = model();
     let bytes: u64 = 60_000;
     let extent = Extent { file: FileIndex(1), offset: 0, length: bytes };
-    let heads = Step::Heads { extent: 0, heads: 10, plain: 20, value: 10, rank: 100, size: 2 };
+    let heads =
+        Step::Heads { extent: 0, heads: 10, plain: 20, value: 10, rank: 100, ty: TensorType::F16 };
     let mut block = Block::default();
     block.push_recast(&[extent], vec![heads]);
     blocks.dense[1] = block;

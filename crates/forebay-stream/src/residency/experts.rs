@@ -365,10 +365,11 @@ impl Residency {
         self.cache.forget(layer, expert);
     }
 
-    /// Cancels the reads of a batch that has ended early.
-    fn give_up_reads(&mut self, layer: LayerIndex) {
+    /// Cancels the reads of a layer's experts that somebody waited for, as a batch that has ended early.
+    pub(super) fn give_up_reads(&mut self, layer: LayerIndex) {
         let pool = self.experts.pool_of_layer[layer.0 as usize] as usize;
-        for slot in self.experts.pools[pool].first..self.experts.pools[pool].end {
+        let slots = self.experts.pools.get(pool).map_or(0..0, |pool| pool.first..pool.end);
+        for slot in slots {
             let Slot { read: Some(read), block, .. } = &self.slots[slot as usize] else { continue };
             let Some(BlockId::Expert(of, expert)) = *block else { continue };
             if of == layer && read.purpose == Purpose::Demand {

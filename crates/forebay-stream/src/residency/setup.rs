@@ -88,6 +88,16 @@ impl Residency {
     /// # Errors
     /// The first read that failed.
     pub fn preload(&mut self, progress: &mut dyn FnMut(u64, u64)) -> Result<(), StreamError> {
+        let preloaded = self.try_preload(progress);
+        if preloaded.is_err() {
+            // What is still on its way would be counted as the next batch's.
+            let layers = 0..self.plan.experts_per_layer.len() as u32;
+            layers.for_each(|layer| self.give_up_reads(LayerIndex(layer)));
+        }
+        preloaded
+    }
+
+    fn try_preload(&mut self, progress: &mut dyn FnMut(u64, u64)) -> Result<(), StreamError> {
         let wanted = self.blocks_to_preload();
         let total = wanted.iter().map(|&block| self.layout(block).wanted_bytes()).sum();
         let mut done = 0;

@@ -9,7 +9,7 @@ use forebay_store::{
 };
 use forebay_stream::{
     Block, BlockId, Budget, ExpertIndex, Extent, FileIndex, LayerIndex, Lease, ModelBlocks,
-    PolicyKind, Residency, Step, StreamError,
+    PolicyKind, Residency, Step, StreamError, TensorType,
 };
 
 /// SplitMix64 (Steele, Lea, Flood 2014).
@@ -53,7 +53,12 @@ pub const EXPERTS: u32 = 10;
 pub const PER_TOKEN: usize = 3;
 
 fn heads() -> Step {
-    Step::Heads { extent: 0, heads: 5, plain: 3, value: 4, rank: 10, size: 2 }
+    Step::Heads { extent: 0, heads: 5, plain: 3, value: 4, rank: 10, ty: TensorType::F16 }
+}
+
+/// Parts of it have more bytes than it.
+fn quantised_heads() -> Step {
+    Step::Heads { extent: 0, heads: 5, plain: 3, value: 4, rank: 32, ty: TensorType::Q8_0 }
 }
 
 /// Of gate and up, and of down.
@@ -66,7 +71,7 @@ fn four_bits() -> Vec<Step> {
 
 impl Model {
     /// Layer 0 is dense; the other layers have experts of two sizes, of which the last layer's are recast, as is a part of
-    /// layer 1. Blocks lie at odd offsets in two files, the three parts of
+    /// layers 1 and 2. Blocks lie at odd offsets in two files, the three parts of
     /// an expert far from each other.
     pub fn new(seed: u64) -> Model {
         let mut random = Random(seed);
@@ -82,6 +87,7 @@ impl Model {
             let mut block = Block::from(vec![extent(0, 9000 + 100 * u64::from(layer))]);
             match layer {
                 1 => block.push_recast(&[extent(1, 700)], vec![heads()]),
+                2 => block.push_recast(&[extent(1, 1190)], vec![quantised_heads()]),
                 _ => block.push(extent(1, 700)),
             };
             dense.push(block);
@@ -138,15 +144,18 @@ impl Model {
             &image[extent.offset as usize..extent.end() as usize]
         };
         let read: Vec<&[u8]> = of.extents.iter().map(read).collect();
-        let mut wanted = read.concat();
-        if let Some(recast) = &of.recast {
-            let from = &read[recast.extents.clone()];
-            let before: usize = read[..recast.extents.start].iter().map(|part| part.len()).sum();
-            for share in recast.shares(usize::MAX) {
-                let out = before + share.out.start..before + share.out.end;
-                recast.make(&share, from, &mut wanted[out]);
+        let wanted = match &of.recast {
+            None => read.concat(),
+            Some(recast) => {
+                let mut made = vec![0; recast.bytes()];
+                for share in recast.shares(usize::MAX) {
+                    let out = share.out.clone();
+                    recast.make(&share, &read[recast.extents.clone()], &mut made[out]);
+                }
+                let (before, behind) = (&read[..recast.extents.start], &read[recast.extents.end..]);
+                [before.concat(), made, behind.concat()].concat()
             }
-        }
+        };
         let lengths: Vec<u64> = parts.iter().map(|part| part.as_ref().len() as u64).collect();
         assert_eq!(lengths, of.part_bytes(), "{block}");
         let mut rest = &wanted[..];

@@ -49,6 +49,7 @@ fn write(args: &SynthArgs) -> Outcome<SynthReport> {
         experts_used: args.experts_used,
         seed: args.seed,
         threads: std::thread::available_parallelism().map_or(1, NonZero::get),
+        ..SynthOptions::default()
     };
     let guard = interrupt::Answer::begin_patient();
     let mut progress = BytesProgress::new("writing");

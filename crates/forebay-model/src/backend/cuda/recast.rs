@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use forebay_cuda::{CudaError, DevicePtr, Gpu, Matrices, SplitMxfp4};
+use forebay_cuda::{CudaError, DevicePtr, EmbeddingTable, Gpu, Matrices, SplitMxfp4};
 use forebay_format::{Block, Recast, Step};
 use forebay_store::BlockLabel;
 
@@ -19,7 +19,7 @@ pub struct PlacedBlock<'a> {
 
 impl PlacedBlock<'_> {
     /// Where each extent goes: to its part's place, but those that are recast one behind the other from the place of the
-    /// first part that they become. All these parts together have room for them.
+    /// first part that they become. All these parts together have room for them, and may have more.
     pub fn landings(&self) -> Vec<Option<DevicePtr<u8>>> {
         let Some(recast) = &self.block.recast else { return self.parts.clone() };
         let Range { start, end } = recast.extents.clone();
@@ -96,6 +96,29 @@ pub fn recast_all(
     Ok(())
 }
 
+/// The transposes, in f16, of the rows of `heads` tables `head_bytes` apart.
+fn keys_in_halves(
+    gpu: &Gpu,
+    first: &EmbeddingTable,
+    (heads, head_bytes): (usize, usize),
+    made: DevicePtr<u8>,
+    workspace: DevicePtr<u8>,
+) -> Result<(), CudaError> {
+    let (rows, cols) = (first.vocabulary, first.hidden);
+    let matrices = Matrices { count: 1, rows, cols, size: size_of::<f32>(), stride: 0 };
+    // A head's decoded rows, and their numbers.
+    let decoded: DevicePtr<f32> = workspace.cast();
+    let numbers = decoded.offset(rows * cols).cast();
+    gpu.upload(&(0..rows as u32).collect::<Vec<_>>(), numbers)?;
+    for head in 0..heads {
+        let table = EmbeddingTable { data: first.data.offset(head * head_bytes), ..*first };
+        gpu.embed(&table, numbers, decoded, rows, 1.0)?;
+        let out = made.offset(head * rows * cols * size_of::<u16>());
+        gpu.transpose_to_halves(&matrices, decoded, out, 0)?;
+    }
+    Ok(())
+}
+
 fn run(
     gpu: &Gpu,
     recast: &Recast,
@@ -103,7 +126,9 @@ fn run(
     to: &[DevicePtr<u8>],
     workspace: DevicePtr<u8>,
 ) -> Result<(), CudaError> {
-    let mut made = workspace;
+    // In front of it is what making takes besides.
+    let parts = workspace.offset(recast.scratch_bytes());
+    let mut made = parts;
     for step in &recast.steps {
         let second = made.offset(step.part_bytes(0));
         made = match *step {
@@ -118,20 +143,28 @@ fn run(
                 gpu.mxfp4_blocks(&split, made, odd)?;
                 second.offset(step.part_bytes(1) * (turns - 1))
             }
-            Step::Heads { extent, heads, plain, value, rank, size } => {
-                let stride = (plain + value) * rank;
-                let matrices = Matrices { count: heads, rows: plain, cols: rank, size, stride };
-                gpu.transpose(&matrices, from[extent], made, plain * rank)?;
-                let bytes = value * rank * size;
+            Step::Heads { extent, heads, plain, value, rank, ty } => {
+                let row = rank / ty.block_elements() * ty.block_bytes();
+                let (head_bytes, bytes) = ((plain + value) * row, value * row);
+                if Step::transposed(ty) == ty {
+                    let size = ty.block_bytes();
+                    let stride = head_bytes / size;
+                    let matrices = Matrices { count: heads, rows: plain, cols: rank, size, stride };
+                    gpu.transpose(&matrices, from[extent], made, plain * rank)?;
+                } else {
+                    let data = from[extent];
+                    let first = EmbeddingTable { ty, data, vocabulary: plain, hidden: rank };
+                    keys_in_halves(gpu, &first, (heads, head_bytes), made, workspace)?;
+                }
                 for head in 0..heads {
-                    let values = from[extent].offset((head * stride + plain * rank) * size);
+                    let values = from[extent].offset(head * head_bytes + plain * row);
                     gpu.copy(values, second.offset(head * bytes), bytes)?;
                 }
                 second.offset(step.part_bytes(1))
             }
         };
     }
-    let mut made = workspace;
+    let mut made = parts;
     for (&place, bytes) in to.iter().zip(recast.part_bytes()) {
         gpu.copy(made, place, bytes as usize)?;
         made = made.offset(bytes as usize);
