@@ -1,8 +1,6 @@
 // Weights in the form in which other files hold the same values.
 #include "common.cuh"
 
-#include <cuda_fp16.h>
-
 static constexpr int BLOCKS = 128;
 
 // Blocks of 32 elements of four bits. `blocks` [rows, row_blocks, 16] has the elements 2j and 2j + 1 in byte j, `scales`
@@ -42,13 +40,9 @@ extern "C" __global__ void __launch_bounds__(BLOCKS)
 
 static constexpr int TILE = 32, TILE_ROWS = 8;
 
-__device__ __forceinline__ u16 stored(u16 x) { return x; }
-__device__ __forceinline__ u32 stored(u32 x) { return x; }
-__device__ __forceinline__ __half stored(float x) { return __float2half_rn(x); }
-
 // Grid (tiles of columns, tiles of rows, matrices); strides from one matrix to the next, in elements.
-template <class T, class U>
-__device__ __forceinline__ void transpose(const T *from, U *to, int rows, int cols, u64 from_stride, u64 to_stride) {
+template <class T>
+__device__ __forceinline__ void transpose(const T *from, T *to, int rows, int cols, u64 from_stride, u64 to_stride) {
     __shared__ T tile[TILE][TILE + 1];
     from += blockIdx.z * from_stride;
     to += blockIdx.z * to_stride;
@@ -57,7 +51,7 @@ __device__ __forceinline__ void transpose(const T *from, U *to, int rows, int co
         if (row + y < rows && col + x < cols) tile[y][x] = from[(size_t)(row + y) * cols + col + x];
     __syncthreads();
     for (int y = threadIdx.y; y < TILE; y += TILE_ROWS)
-        if (col + y < cols && row + x < rows) to[(size_t)(col + y) * rows + row + x] = stored(tile[x][y]);
+        if (col + y < cols && row + x < rows) to[(size_t)(col + y) * rows + row + x] = tile[x][y];
 }
 
 extern "C" __global__ void __launch_bounds__(TILE *TILE_ROWS)
@@ -68,12 +62,6 @@ extern "C" __global__ void __launch_bounds__(TILE *TILE_ROWS)
 
 extern "C" __global__ void __launch_bounds__(TILE *TILE_ROWS)
     transpose_4(const u32 *from, u32 *to, int rows, int cols, u64 from_stride, u64 to_stride) {
-    wait_for_previous();
-    transpose(from, to, rows, cols, from_stride, to_stride);
-}
-
-extern "C" __global__ void __launch_bounds__(TILE *TILE_ROWS)
-    transpose_to_halves(const float *from, __half *to, int rows, int cols, u64 from_stride, u64 to_stride) {
     wait_for_previous();
     transpose(from, to, rows, cols, from_stride, to_stride);
 }

@@ -241,15 +241,19 @@ mod tests {
         assert_eq!((empty.slot_bytes, empty.regions.len()), (0, 0));
     }
 
+    /// Of so many bytes, read in one piece with its neighbours.
+    fn heads_among_others(rank: usize, ty: TensorType, bytes: u64) -> Block {
+        let mut block = Block::default();
+        block.push(extent(0, 1000, 300));
+        let heads = Step::Heads { extent: 0, heads: 2, plain: 3, value: 5, rank, ty };
+        block.push_recast(&[extent(0, 1300, bytes)], vec![heads]);
+        block.push(extent(0, 1300 + bytes, 50));
+        block
+    }
+
     #[test]
     fn parts_that_are_made_take_the_place_of_their_extents() {
-        let heads =
-            Step::Heads { extent: 0, heads: 2, plain: 3, value: 5, rank: 100, ty: TensorType::F16 };
-        let mut block = Block::default();
-        // Read in one piece with its neighbours.
-        block.push(extent(0, 1000, 300));
-        block.push_recast(&[extent(0, 1300, 3200)], vec![heads]);
-        block.push(extent(0, 4500, 50));
+        let block = heads_among_others(100, TensorType::F16, 3200);
         for unit in [1, 512, 4096] {
             let layout = BlockLayout::plan_block(&block, unit);
             let lengths: Vec<usize> = layout.held.iter().map(Range::len).collect();
@@ -267,12 +271,7 @@ mod tests {
 
     #[test]
     fn parts_that_need_more_than_their_extents_go_behind_all() {
-        let heads =
-            Step::Heads { extent: 0, heads: 2, plain: 3, value: 5, rank: 64, ty: TensorType::Q8_0 };
-        let mut block = Block::default();
-        block.push(extent(0, 1000, 300));
-        block.push_recast(&[extent(0, 1300, 1088)], vec![heads]);
-        block.push(extent(0, 2388, 50));
+        let block = heads_among_others(64, TensorType::Q8_0, 1088);
         for unit in [1, 512, 4096] {
             let layout = BlockLayout::plan_block(&block, unit);
             let lengths: Vec<usize> = layout.held.iter().map(Range::len).collect();

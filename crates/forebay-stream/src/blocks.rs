@@ -60,11 +60,11 @@ impl ModelBlocks {
         self.all().map(Block::bytes).fold(0_u64, u64::saturating_add)
     }
 
-    /// The most bytes of a block that come into another form once they are read, and of what that takes: they are needed beside
-    /// its slot while it lasts.
+    /// The most bytes of a block that come into another form once they are read: they need as many beside their slot,
+    /// while that lasts.
     pub fn recast_bytes(&self) -> u64 {
         let recasts = self.all().filter_map(|block| block.recast.as_ref());
-        recasts.map(|recast| (recast.bytes() + recast.scratch_bytes()) as u64).max().unwrap_or(0)
+        recasts.map(|recast| recast.bytes() as u64).max().unwrap_or(0)
     }
 
     fn all(&self) -> impl Iterator<Item = &Block> {

@@ -73,46 +73,14 @@ impl Gpu {
         to: DevicePtr<u8>,
         to_stride: usize,
     ) -> Result<(), CudaError> {
-        let name = match matrices.size {
+        let Matrices { count, rows, cols, size, stride } = *matrices;
+        let name = match size {
             2 => "transpose_2",
             4 => "transpose_4",
-            size => panic!("transpose: elements of {size} bytes"),
+            _ => panic!("transpose: elements of {size} bytes"),
         };
-        let sizes = [matrices.size; 2];
-        self.launch_transpose(name, matrices, (from, to), sizes, to_stride)
-    }
-
-    /// The same of matrices of f32, rounded to f16.
-    ///
-    /// # Errors
-    /// Whatever the driver says.
-    ///
-    /// # Panics
-    /// As [`Gpu::transpose`].
-    pub fn transpose_to_halves(
-        &self,
-        matrices: &Matrices,
-        from: DevicePtr<f32>,
-        to: DevicePtr<u8>,
-        to_stride: usize,
-    ) -> Result<(), CudaError> {
-        assert_eq!(matrices.size, 4, "transpose_to_halves: matrices of f32");
-        let places = (from.cast(), to);
-        self.launch_transpose("transpose_to_halves", matrices, places, [4, 2], to_stride)
-    }
-
-    fn launch_transpose(
-        &self,
-        name: &'static str,
-        matrices: &Matrices,
-        (from, to): (DevicePtr<u8>, DevicePtr<u8>),
-        sizes: [usize; 2],
-        to_stride: usize,
-    ) -> Result<(), CudaError> {
-        let Matrices { count, rows, cols, stride, .. } = *matrices;
-        let aligned = |at: DevicePtr<u8>, size| at.address().is_multiple_of(size as u64);
-        let all = aligned(from, sizes[0]) && aligned(to, sizes[1]);
-        assert!(all, "transpose: elements are not aligned");
+        let aligned = |pointer: DevicePtr<u8>| pointer.address().is_multiple_of(size as u64);
+        assert!(aligned(from) && aligned(to), "transpose: elements are not aligned");
         let (tiles, tiles_down) = (cols.div_ceil(TILE), rows.div_ceil(TILE));
         assert!(tiles_down.max(count) <= GRID_Y_MAX, "transpose: {count} of {rows} rows");
         let grid = (tiles as u32, tiles_down as u32, count as u32);

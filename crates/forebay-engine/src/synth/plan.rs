@@ -45,14 +45,14 @@ pub fn describe(
     writer.set(&key("embedding_length"), shape.hidden)?;
     writer.set(&key("feed_forward_length"), shape.dense_width())?;
     writer.set(&key("attention.head_count"), shape.heads)?;
-    let one_tensor = shape.latent_attention.is_some_and(|latent| latent.one_tensor);
-    let kv_heads = if one_tensor { shape.heads } else { shape.kv_heads };
-    writer.set(&key("attention.head_count_kv"), kv_heads)?;
-    let [key_length, value_length] = match shape.latent_attention {
-        None => [shape.head_dim; 2],
-        Some(latent) if latent.one_tensor => [latent.unrotated + latent.rotated, latent.value],
-        Some(latent) => [shape.head_dim, latent.latent],
+    let [kv_heads, key_length, value_length] = match shape.latent_attention {
+        None => [shape.kv_heads, shape.head_dim, shape.head_dim],
+        Some(latent) if latent.one_tensor => {
+            [shape.heads, latent.unrotated + latent.rotated, latent.value]
+        }
+        Some(latent) => [shape.kv_heads, shape.head_dim, latent.latent],
     };
+    writer.set(&key("attention.head_count_kv"), kv_heads)?;
     writer.set(&key("attention.key_length"), key_length)?;
     writer.set(&key("attention.value_length"), value_length)?;
     writer.set(&key("attention.layer_norm_rms_epsilon"), shape.norm_epsilon)?;

@@ -2,7 +2,6 @@
 
 use anyhow::Result;
 use forebay_cuda::{DevicePtr, Matrices, SplitMxfp4};
-use forebay_format::TensorType;
 use forebay_format::convert::{self, RowsTaken};
 
 use crate::bench::{Bench, Measured, median_seconds};
@@ -80,21 +79,6 @@ fn transposes(context: &Context) -> Result<Outcome> {
             let next = Outcome::same(&got, &expected);
             outcome = outcome.worse(next.at(&format!("{count} of {rows}x{cols}, {size} bytes")));
         }
-        let floats = Random::new(cols as u64).gaussians(count * rows * cols);
-        let device = context.upload(&floats)?;
-        let out = gpu.allocate(2 * floats.len())?;
-        let matrices = Matrices { count, rows, cols, size: 4, stride: rows * cols };
-        gpu.transpose_to_halves(&matrices, device.ptr(), out.ptr(), rows * cols)?;
-        let mut expected = vec![0; 2 * floats.len()];
-        let matrices =
-            floats.chunks_exact(rows * cols).zip(expected.chunks_exact_mut(2 * rows * cols));
-        for (from, to) in matrices {
-            let from: Vec<u8> = from.iter().flat_map(|value| value.to_le_bytes()).collect();
-            convert::halves_transposed(TensorType::F32, &from, rows, cols, to);
-        }
-        let got = gpu.download::<u8>(out.ptr(), expected.len())?;
-        let next = Outcome::same(&got, &expected);
-        outcome = outcome.worse(next.at(&format!("{count} of {rows}x{cols}, to halves")));
     }
     Ok(outcome)
 }

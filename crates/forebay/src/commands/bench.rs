@@ -89,8 +89,8 @@ pub fn run(args: BenchArgs) -> Outcome {
     let depth = args.depth + args.gen_tokens / 2;
     let work = Work { prompt_tokens: args.prompt_tokens.max(1), depth };
     let recorded = routing.finish(&mut session);
-    let hits = hits(&args, options.policy);
-    if let Some(predicted) = plan::predicted(&args.model, &session, &hits, work) {
+    let hits = || hits(&args, options.policy);
+    if let Some(predicted) = plan::predicted(&args.model, &session, hits, work) {
         let parts = [(&mut prompt, predicted.prompt), (&mut generate, predicted.generate)];
         for (summary, speed) in parts {
             if let Some(summary) = summary {

@@ -1,7 +1,6 @@
 //! `forebay plan`: where a model would be on a machine, how fast it would run there, and why not faster.
 
 use std::fmt::Write as _;
-use std::fs::File;
 use std::path::Path;
 
 use anyhow::{Context as _, anyhow};
@@ -13,10 +12,11 @@ use forebay_engine::{
     CpuHelp, DeviceChoice, EngineError, Generation, ModelInfo, Session, SessionOptions, free_bytes,
 };
 use forebay_model::{UnitCounts, UnitPlaces};
-use forebay_stream::{MemoryPlan, PolicyKind, routing};
+use forebay_stream::{MemoryPlan, PolicyKind};
 use serde::Serialize;
 
 use crate::args::PlanArgs;
+use crate::commands::replay;
 use crate::config;
 use crate::failure::{Failure, Outcome};
 use crate::open;
@@ -140,9 +140,7 @@ pub fn rates(profile: &MachineProfile) -> anyhow::Result<Rates> {
 
 /// What `policy` makes of recorded routing.
 pub fn hits(path: &Path, policy: PolicyKind) -> anyhow::Result<HitCurve> {
-    let named = || path.display().to_string();
-    let trace = routing::read_any(File::open(path).with_context(named)?).with_context(named)?;
-    HitCurve::of_trace(&trace, policy)
+    HitCurve::of_trace(&replay::open(path)?, policy)
         .ok_or_else(|| anyhow!("{}: no token was generated in this recording", path.display()))
 }
 
@@ -396,17 +394,17 @@ pub fn follow(model: &Path, options: &mut SessionOptions) {
 pub fn predicted_answer(model: &Path, session: &Session, answer: &Generation) -> Option<f64> {
     let depth = answer.prompt_tokens + answer.tokens.len() / 2;
     let work = Work { prompt_tokens: answer.prompt_tokens.max(1), depth };
-    let hits = HitCurve::default();
-    predicted(model, session, &hits, work).map(|predicted| predicted.generate.tokens_per_second)
+    let predicted = predicted(model, session, HitCurve::default, work);
+    predicted.map(|predicted| predicted.generate.tokens_per_second)
 }
 
 /// What to expect of a session by this machine's profile, if there is one.
 pub fn predicted(
     model: &Path,
     session: &Session,
-    hits: &HitCurve,
+    hits: impl FnOnce() -> HitCurve,
     work: Work,
 ) -> Option<Prediction> {
     let profile = MachineProfile::of_folder(open::folder(model)).ok()?;
-    session.predicted(&Rates::new(&profile).ok()?, hits, work)
+    session.predicted(&Rates::new(&profile).ok()?, &hits(), work)
 }

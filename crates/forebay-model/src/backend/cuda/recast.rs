@@ -1,9 +1,11 @@
 //! Where blocks lie in device memory, and weights that files hold in another form than kernels read: they come as they
 //! are, to where they will be, and are brought into the other form there when all have arrived.
 
+use std::num::NonZero;
 use std::ops::Range;
+use std::thread;
 
-use forebay_cuda::{CudaError, DevicePtr, EmbeddingTable, Gpu, Matrices, SplitMxfp4};
+use forebay_cuda::{CudaError, DevicePtr, Gpu, Matrices, SplitMxfp4};
 use forebay_format::{Block, Recast, Step};
 use forebay_store::BlockLabel;
 
@@ -91,30 +93,44 @@ pub fn recast_all(
             placed.parts[start..start + recast.parts()].iter().copied().collect();
         // Else they pass through host memory, in their other form already.
         let Some((from, to)) = from.zip(to) else { continue };
-        run(gpu, recast, &from, &to, arena.kv(0))?;
+        if recast.steps.iter().all(has_kernel) {
+            run(gpu, recast, &from, &to, arena.kv(0))?;
+        } else {
+            run_on_host(gpu, placed.block, recast, (&from, &to))?;
+        }
     }
     Ok(())
 }
 
-/// The transposes, in f16, of the rows of `heads` tables `head_bytes` apart.
-fn keys_in_halves(
+/// What is decoded on the way is made on the host.
+fn has_kernel(step: &Step) -> bool {
+    !matches!(*step, Step::Heads { ty, .. } if Step::transposed(ty) != ty)
+}
+
+/// Has the bytes come back, and makes the parts by the host's threads.
+fn run_on_host(
     gpu: &Gpu,
-    first: &EmbeddingTable,
-    (heads, head_bytes): (usize, usize),
-    made: DevicePtr<u8>,
-    workspace: DevicePtr<u8>,
+    block: &Block,
+    recast: &Recast,
+    (from, to): (&[DevicePtr<u8>], &[DevicePtr<u8>]),
 ) -> Result<(), CudaError> {
-    let (rows, cols) = (first.vocabulary, first.hidden);
-    let matrices = Matrices { count: 1, rows, cols, size: size_of::<f32>(), stride: 0 };
-    // A head's decoded rows, and their numbers.
-    let decoded: DevicePtr<f32> = workspace.cast();
-    let numbers = decoded.offset(rows * cols).cast();
-    gpu.upload(&(0..rows as u32).collect::<Vec<_>>(), numbers)?;
-    for head in 0..heads {
-        let table = EmbeddingTable { data: first.data.offset(head * head_bytes), ..*first };
-        gpu.embed(&table, numbers, decoded, rows, 1.0)?;
-        let out = made.offset(head * rows * cols * size_of::<u16>());
-        gpu.transpose_to_halves(&matrices, decoded, out, 0)?;
+    let extents = &block.extents[recast.extents.clone()];
+    let come = from.iter().zip(extents).map(|(&at, of)| gpu.download(at, of.length as usize));
+    let read = come.collect::<Result<Vec<Vec<u8>>, _>>()?;
+    let read: Vec<&[u8]> = read.iter().map(Vec::as_slice).collect();
+    let mut made = vec![0; recast.bytes()];
+    let threads = thread::available_parallelism().map_or(1, NonZero::get);
+    thread::scope(|scope| {
+        let (mut rest, read) = (&mut made[..], &read);
+        for share in recast.shares(recast.bytes().div_ceil(threads)) {
+            let out = rest.split_off_mut(..share.out.len()).expect("parts are made of shares");
+            scope.spawn(move || recast.make(&share, read, out));
+        }
+    });
+    let mut made = &made[..];
+    for (&place, bytes) in to.iter().zip(recast.part_bytes()) {
+        let part = made.split_off(..bytes as usize).expect("all parts are made");
+        gpu.upload(part, place)?;
     }
     Ok(())
 }
@@ -126,9 +142,7 @@ fn run(
     to: &[DevicePtr<u8>],
     workspace: DevicePtr<u8>,
 ) -> Result<(), CudaError> {
-    // In front of it is what making takes besides.
-    let parts = workspace.offset(recast.scratch_bytes());
-    let mut made = parts;
+    let mut made = workspace;
     for step in &recast.steps {
         let second = made.offset(step.part_bytes(0));
         made = match *step {
@@ -144,27 +158,20 @@ fn run(
                 second.offset(step.part_bytes(1) * (turns - 1))
             }
             Step::Heads { extent, heads, plain, value, rank, ty } => {
-                let row = rank / ty.block_elements() * ty.block_bytes();
-                let (head_bytes, bytes) = ((plain + value) * row, value * row);
-                if Step::transposed(ty) == ty {
-                    let size = ty.block_bytes();
-                    let stride = head_bytes / size;
-                    let matrices = Matrices { count: heads, rows: plain, cols: rank, size, stride };
-                    gpu.transpose(&matrices, from[extent], made, plain * rank)?;
-                } else {
-                    let data = from[extent];
-                    let first = EmbeddingTable { ty, data, vocabulary: plain, hidden: rank };
-                    keys_in_halves(gpu, &first, (heads, head_bytes), made, workspace)?;
-                }
+                let size = ty.block_bytes();
+                let stride = (plain + value) * rank;
+                let matrices = Matrices { count: heads, rows: plain, cols: rank, size, stride };
+                gpu.transpose(&matrices, from[extent], made, plain * rank)?;
+                let bytes = value * rank * size;
                 for head in 0..heads {
-                    let values = from[extent].offset(head * head_bytes + plain * row);
+                    let values = from[extent].offset((head * stride + plain * rank) * size);
                     gpu.copy(values, second.offset(head * bytes), bytes)?;
                 }
                 second.offset(step.part_bytes(1))
             }
         };
     }
-    let mut made = parts;
+    let mut made = workspace;
     for (&place, bytes) in to.iter().zip(recast.part_bytes()) {
         gpu.copy(made, place, bytes as usize)?;
         made = made.offset(bytes as usize);
