@@ -1,16 +1,20 @@
 #!/usr/bin/env bash
-# A dense model that a part of a GPU's memory does not hold, against llama.cpp with as many layers on the GPU as fit the same part.
+# A dense model larger than VRAM: forebay against llama.cpp with as many layers on the GPU as fit the same budget.
 #
 #   bench/beyond-vram-dense.sh LLAMA_BENCH MODEL
 #
-# LLAMA_BENCH is the llama-bench program, built with CUDA. forebay gets --vram VRAM (8GiB) and no other hint but the machine profile,
-# which `forebay doctor` makes first if there is none for MODEL's disk. llama.cpp gets -ngl NGL; if NGL is not given, the largest
-# number with which the driver's figure stays within VRAM, found by trying (nvidia-smi, nobody else on the GPU). PAIRS (2) runs
-# of each, alternating. Rows: prompts of PROMPTS (512 2048) tokens, and GENERATE (32) tokens. As root,
-# RAMS (as in "24GiB") then limits the memory of either program with all its page cache: forebay gets --ram RESERVE_MIB (1536) less, and
-# llama.cpp is stopped after LIMIT (300) seconds.
-# Needs python3. FOREBAY names another forebay program, FOREBAY_FLAGS more options for it. Prints a Markdown table with what was
-# predicted, and for rows with a limit of RAM what the disk would allow if it never paused.
+# LLAMA_BENCH is the llama-bench program, built with CUDA.
+#
+# forebay gets --vram VRAM (8GiB) and the machine profile. If there is none for MODEL's disk, `forebay doctor` makes one first.
+# llama.cpp gets -ngl NGL. Without NGL, the script searches for the largest number whose VRAM, as reported by nvidia-smi, stays
+# within the budget. No other program may use the GPU.
+#
+# Rows: prompts of PROMPTS (512 2048) tokens, and GENERATE (32) tokens, in PAIRS (2) alternating pairs.
+# RAMS (such as "24GiB", needs root) adds rows in which a control group limits each program's memory, page cache included.
+# forebay then gets --ram RESERVE_MIB (1536) less, and llama.cpp is stopped after LIMIT (300) seconds.
+#
+# Needs python3. FOREBAY names another forebay program, FOREBAY_FLAGS adds options to it.
+# Prints a Markdown table with predictions and, for rows with limited RAM, the rate that the disk would allow without pauses.
 . "$(dirname "$0")/common.sh" 2 "$@"
 need python3
 . "$(dirname "$0")/limits.sh"
@@ -27,7 +31,7 @@ if plan | grep -q "run forebay doctor"; then
 fi
 plan >&2 || true
 
-# llama NGL PROMPT GENERATE: tokens per second of llama.cpp with so many layers on the GPU.
+# llama NGL PROMPT GENERATE: tokens per second of llama.cpp with NGL layers on the GPU.
 llama() { llama_rate "$2" "$3" -ngl "$1"; }
 
 if [ -n "${NGL:-}" ]; then
@@ -50,7 +54,7 @@ echo "llama.cpp: -ngl $ngl" >&2
 run_forebay() {
     local row=$1 prompt=$2 tokens=$3
     shift 3
-    # FOREBAY_FLAGS are words.
+    # FOREBAY_FLAGS is split into words on purpose.
     # shellcheck disable=SC2086
     "${within[@]}" "$FOREBAY" bench "$model" --device cuda --vram "$vram" --prompt-tokens "$prompt" --gen-tokens "$tokens" --repeat 1 \
         $FOREBAY_FLAGS "$@" --json | python3 -c '

@@ -1,16 +1,22 @@
 #!/usr/bin/env bash
-# A model with experts that a part of a GPU's memory does not hold, against llama.cpp with experts of some layers on the CPU.
+# A mixture-of-experts model larger than VRAM: forebay against llama.cpp with the experts of some layers on the CPU.
 #
 #   bench/beyond-vram.sh LLAMA_BENCH MODEL
 #
-# LLAMA_BENCH is the llama-bench program, built with CUDA. forebay gets --vram VRAM (8GiB) and no other hint; llama.cpp computes
-# the experts of NCMOE layers on the CPU; if NCMOE is not given, of as few as let it stay within VRAM by the driver's figure, found by
-# trying (nvidia-smi, nobody else on the GPU). PAIRS (2) runs of each, alternating. Rows: prompts of PROMPTS (512 2048) tokens; GENERATE (128) tokens with the model's own routing, with experts chosen
-# uniformly and, if TRACE names a recorded routing trace of the same shape, with its experts: forebay alone follows them, for llama.cpp
-# it makes no difference who is chosen. forebay itself decides whether the CPU computes some of the experts, unless the row says
-# otherwise (run `forebay doctor` on the model's folder first, so that it has rates). As root, RAMS (as in "10GiB 4GiB") limits the memory of either
-# program with all its page cache, and llama.cpp is stopped after LIMIT (90) seconds.
-# Needs python3. FOREBAY names another forebay program, FOREBAY_FLAGS more options for it. Prints a Markdown table.
+# LLAMA_BENCH is the llama-bench program, built with CUDA.
+#
+# forebay gets --vram VRAM (8GiB) and decides about CPU offload itself, unless the row says otherwise. Run `forebay doctor` on the
+# model's folder first, so that it has rates.
+# llama.cpp computes the experts of NCMOE layers on the CPU. Without NCMOE, the script searches for the smallest number whose VRAM,
+# as reported by nvidia-smi, stays within the budget. No other program may use the GPU.
+#
+# Rows: prompts of PROMPTS (512 2048) tokens; GENERATE (128) tokens with the model's own routing and with uniform random routing.
+# TRACE names a recorded routing trace of the same shape and adds rows that follow it. Only forebay follows the trace, because the
+# choice of experts makes no difference to llama.cpp. PAIRS (2) alternating pairs.
+# RAMS (such as "10GiB 4GiB", needs root) adds rows in which a control group limits each program's memory, page cache included.
+# llama.cpp is then stopped after LIMIT (90) seconds.
+#
+# Needs python3. FOREBAY names another forebay program, FOREBAY_FLAGS adds options to it. Prints a Markdown table.
 . "$(dirname "$0")/common.sh" 2 "$@"
 need python3
 . "$(dirname "$0")/limits.sh"
@@ -25,7 +31,7 @@ if [ -n "${NCMOE:-}" ]; then
 else
     need nvidia-smi
     fits() { llama_fits "$(bytes "$vram")" -ngl 99 -ncmoe "$1"; }
-    # A first guess: a GiB for everything that is no weight.
+    # A first estimate: a GiB for everything that is not a weight.
     ncmoe=$("$FOREBAY" inspect "$model" --json | python3 -c '
 import json, math, sys
 info = json.load(sys.stdin)
@@ -50,7 +56,7 @@ echo "llama.cpp: -ngl 99 -ncmoe $ncmoe" >&2
 run_forebay() {
     local row=$1 prompt=$2 tokens=$3
     shift 3
-    # FOREBAY_FLAGS are words.
+    # FOREBAY_FLAGS is split into words on purpose.
     # shellcheck disable=SC2086
     "${within[@]}" "$FOREBAY" bench "$model" --device cuda --vram "$vram" --prompt-tokens "$prompt" --gen-tokens "$tokens" --repeat 1 \
         $FOREBAY_FLAGS "$@" --json | python3 -c '
@@ -89,7 +95,7 @@ for _ in $(seq "$pairs"); do
     if [ -n "${TRACE:-}" ]; then
         run_forebay "generate, trace" 0 "$generate" --routing-trace "$TRACE"
         run_forebay "generate, trace, GPU alone" 0 "$generate" --routing-trace "$TRACE" --no-cpu-experts
-        run_forebay "generate, trace, CPU helps" 0 "$generate" --routing-trace "$TRACE" --cpu-experts
+        run_forebay "generate, trace, CPU offload" 0 "$generate" --routing-trace "$TRACE" --cpu-experts
     fi
 done
 for ram in ${RAMS:-}; do
@@ -113,7 +119,7 @@ print("| row | forebay tokens/s | llama.cpp tokens/s | ratio | hits in VRAM | mi
 print("| --- | --- | --- | --- | --- | --- | --- |")
 for row, programs in rows.items():
     ours = statistics.median(rate for rate, _ in programs["forebay"])
-    # Who is chosen makes no difference to llama.cpp.
+    # The choice of experts makes no difference to llama.cpp.
     theirs = programs.get("llama.cpp") or rows[own]["llama.cpp"]
     theirs = statistics.median(rate for rate, _ in theirs)
     ratio = f"**{ours / theirs:.2f}**" if theirs else "-"

@@ -1,9 +1,9 @@
 # shellcheck shell=bash
-# What the scripts beside it begin with; to be sourced with the number of arguments that must be there, and the arguments:
+# The beginning of every benchmark script. Source it with the number of required arguments, followed by the arguments:
 #
 #   . "$(dirname "$0")/common.sh" 1 "$@"
 #
-# Prints the head of the script as help if some are missing, and builds the program unless FOREBAY names one.
+# If arguments are missing, it prints the head of the script as help. It builds the program unless FOREBAY names one.
 set -euo pipefail
 
 if [ $(($# - 1)) -lt "$1" ]; then
@@ -16,7 +16,7 @@ if [ -z "${FOREBAY:-}" ]; then
     FOREBAY=${CARGO_TARGET_DIR:-$root/target}/release/forebay
 fi
 
-# More options for it, for scripts that say so.
+# More options for forebay, used by the scripts whose help mentions it.
 FOREBAY_FLAGS=${FOREBAY_FLAGS:-}
 
 # Ends the script unless all these programs are there: need PROGRAM...

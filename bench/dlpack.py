@@ -146,7 +146,7 @@ POINTER_OF = python("PyCapsule_GetPointer", c_void_p, ctypes.py_object, c_char_p
 
 
 def delete(capsule):
-    """Deletes the tensor of a capsule that nobody has taken: consumers rename them."""
+    """Deletes the tensor of a capsule that no consumer has taken: consumers rename capsules."""
     for name, place in DELETER.items():
         if IS_VALID(capsule, name):
             managed = POINTER_OF(capsule, name)
@@ -190,7 +190,7 @@ def compare(forebay, folder, device):
     seconds = time.perf_counter() - started
     handed = {}
     for index, (name, tensor) in enumerate(weights):
-        # A capsule that nobody takes, one of the old kind, one of the new kind, and the protocol.
+        # A capsule that no consumer takes, one of the old kind, one of the new kind, and the protocol.
         delete(tensor.capsule(versioned=index % 2 == 0))
         taken = [tensor.capsule(False), tensor.capsule(True), tensor][index % 3]
         handed[name] = torch.from_dlpack(taken)
@@ -225,7 +225,7 @@ def compare(forebay, folder, device):
 
 
 def check_given_back(forebay, folder, device):
-    """Memory comes back, whoever goes first, and after a load that was ended."""
+    """Memory is freed in either order of release, and after a load that was stopped."""
     import torch
 
     def used():

@@ -1,22 +1,24 @@
 #!/usr/bin/env bash
-# gpt-oss, DeepSeek and Gemma 3 shapes on one GPU: speed against llama.cpp, predictions, and what caches take by the driver's account.
+# gpt-oss, DeepSeek and Gemma 3 shapes on one GPU: speed against llama.cpp, predictions, and the VRAM of the KV cache.
 #
 #   bench/families.sh LLAMA_BENCH OUT
 #
-# LLAMA_BENCH is the llama-bench program, built with CUDA. Prints a line or two for each row, with the seconds that each step took; tables,
-# words and errors go to OUT/families.txt, behind those of earlier calls with the same OUT. A step that fails says so, and the next one
-# begins. FAMILIES_STEPS names the steps and their order (resident,beyond,kv,v3):
+# LLAMA_BENCH is the llama-bench program, built with CUDA. The script prints a line or two per row, and the seconds of each step.
+# Tables and errors are appended to OUT/families.txt. A step that fails says so, and the next one begins.
+# FAMILIES_STEPS names the steps and their order (resident,beyond,kv,v3):
 #
 #   resident  gpt-oss-20b (MXFP4) and deepseek-v2-lite (Q4_K_M) in VRAM: PROMPT (512) tokens, GENERATE (128) tokens
-#   beyond    the same with --vram 8GiB and 4GiB, llama.cpp with the smallest -ncmoe that stays within that; uniform routing, too; behind
-#             `forebay doctor` for the models' folder
-#   kv        VRAM at a short and a long context, by the driver: what a position takes, of deepseek-v3, gpt-oss-20b and gemma3-4b
-#   v3        deepseek-v3 with V3_LAYERS (8) layers, cold, --vram 8GiB, and RAM (32GiB) in all by a control group (needs root): measured
-#             beside what the profile of `forebay doctor`, made first, predicts for the same routing
+#   beyond    the same with --vram 8GiB and 4GiB, also with uniform random routing, after `forebay doctor` for the models' folder.
+#             llama.cpp gets the smallest -ncmoe that stays within the budget
+#   kv        VRAM with a short and a long context, as reported by the driver: bytes per position of deepseek-v3, gpt-oss-20b
+#             and gemma3-4b
+#   v3        deepseek-v3 with V3_LAYERS (8) layers, cold, with --vram 8GiB and RAM (32GiB) limited by a control group (needs
+#             root): measured rates beside those predicted for the same routing, after `forebay doctor`
 #
-# Each row has PAIRS (2) alternating pairs; STEP_LIMIT (240) seconds end a part that hangs. Models are made at first use: those that fit
-# VRAM in MEMORY (/dev/shm, 28 GB), that of `v3` in WORK (/var/tmp/forebay-families, 36 GB), which should be a disk. KEEP=1 leaves them
-# there for the next call. TRIAL=1 takes tiny shapes instead, to try the script on an emulated GPU.
+# Each row has PAIRS (2) alternating pairs. STEP_LIMIT (240) seconds end a part that hangs.
+# Models are made on first use: those that fit in VRAM in MEMORY (/dev/shm, 28 GB), that of `v3` in WORK
+# (/var/tmp/forebay-families, 36 GB), which should be on a disk. KEEP=1 keeps them for the next call.
+# TRIAL=1 uses tiny shapes, to try the script on an emulated GPU.
 # Needs python3 and nvidia-smi. FOREBAY names another forebay program.
 . "$(dirname "$0")/common.sh" 2 "$@"
 need python3 nvidia-smi
@@ -41,16 +43,16 @@ clear_up() {
 }
 trap clear_up EXIT
 trap 'exit 130' INT TERM
-# Where lines for the caller go, wherever standard output goes.
+# Descriptor 3 is for lines to the caller, even where standard output is redirected.
 exec 3>&1
 
-# say WORDS: a line for the caller and the record.
+# say WORDS: prints a line for the caller and adds it to the record.
 say() {
     echo "$*" >&3
     echo "$*" >>"$raw"
 }
 
-# tell PREFIX FILE: the table in FILE into the record, its rows to the caller.
+# tell PREFIX FILE: adds the table in FILE to the record and prints its rows for the caller.
 tell() {
     local row
     cat "$2"
@@ -59,7 +61,7 @@ tell() {
     done
 }
 
-# model FOLDER SHAPE [OPTION...]: sets `file` to a model of that shape, which is made if it is not there.
+# model FOLDER SHAPE [OPTION...]: sets `file` to a model of that shape and makes the model if it is missing.
 model() {
     local folder=$1
     shift
@@ -74,19 +76,20 @@ model() {
     rm -f "$out/synth"
 }
 
-# profile FOLDER: has `forebay doctor` measure this machine and the disk of $file, which is in FOLDER, unless a profile says it.
+# profile FOLDER: runs `forebay doctor` for this machine and the disk of $file in FOLDER, unless there is a profile.
 profile() {
     "$FOREBAY" plan "$file" --device cuda >/dev/null 2>&1 || timeout "$step_limit" "$FOREBAY" doctor "$1"
 }
 
-# bench NAME [OPTION...]: the JSON of a run of $file is in $out/NAME.json.
+# bench NAME [OPTION...]: runs $file and writes the JSON to $out/NAME.json.
 bench() {
     local name=$1
     shift
     timeout "$step_limit" "${within[@]}" "$FOREBAY" bench "$file" --device cuda --repeat 1 "$@" --json >"$out/$name.json"
 }
 
-# part COMMAND...: goes on if it fails. In the background, where the first failing command ends it; in an `if` it would go on.
+# part COMMAND...: continues if it fails. It runs in the background, where the first failing command ends it; in an `if` it
+# would not end.
 part() {
     "$@" &
     wait $! || say "$*: FAILED, $raw ends with: $(grep -v FAILED "$raw" | tail -n 1)"
@@ -125,8 +128,8 @@ step_kv() {
     part context_in_vram "" "$gemma"
 }
 
-# context_in_vram BYTES SHAPE [OPTION...]: what the driver says that a position of context takes, beside BYTES, or if that is empty
-# what inspect says of the layers that keep all positions.
+# context_in_vram BYTES SHAPE [OPTION...]: VRAM per position of context as reported by the driver, beside BYTES. If BYTES is empty,
+# the expected value is what inspect says of the layers that keep all positions.
 context_in_vram() {
     local context line bytes=$1
     shift
@@ -167,7 +170,8 @@ step_v3() {
         budget=(--ram "$ram")
     fi
     "${within[@]}" "${plan[@]}" "${budget[@]}" || true
-    # Recorded, so that what is predicted is predicted for this routing.
+    # The run records its routing, so that the prediction is for this routing.
+    rm -f "$out/v3.route"
     against_prediction "own routing" "${budget[@]}" --prompt-tokens "$prompt" --gen-tokens "$generate" --trace-routing "$out/v3.route"
     against_prediction "uniform routing" "${budget[@]}" --prompt-tokens 0 --gen-tokens "$generate" --routing-trace uniform
 }
@@ -206,7 +210,7 @@ fi
 for name in $(tr , ' ' <<<"${FAMILIES_STEPS:-resident,beyond,kv,v3}"); do
     started=$SECONDS
     printf '\n== %s\n' "$name" >>"$raw"
-    # In the background, as parts are.
+    # In the background, like parts.
     "step_$name" >>"$raw" 2>&1 &
     step=$!
     if wait "$step"; then

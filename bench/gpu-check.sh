@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Checks everything on a machine with an NVIDIA GPU: kernels, models, the command line; ends with a table.
+# Checks kernels, models and the command line on a machine with an NVIDIA GPU, and prints a table.
 #
 #   bench/gpu-check.sh FIXTURES
 #
-# FIXTURES is the folder of reference data (gguf/, models/). Builds the programs if cargo is there; else FOREBAY and
-# GPU_CHECK name them, and LIBRARY libforebay.so, which is checked if python3 has torch and safetensors. GPU=N chooses
-# the GPU (0). SANITIZE=1 runs all models under compute-sanitizer, too, which takes much longer. Exit status 1 if
-# anything failed.
+# FIXTURES is the folder of reference data (gguf/, models/). The script builds the programs if cargo is there. Otherwise FOREBAY,
+# GPU_CHECK and LIBRARY (libforebay.so) name them. LIBRARY is checked if python3 has torch and safetensors.
+# GPU=N chooses the GPU (0). SANITIZE=1 also runs all models under compute-sanitizer, which takes much longer.
+# Exit status 1 if any check failed.
 set -uo pipefail
 
 if [ $# -ne 1 ]; then
@@ -43,13 +43,13 @@ check() {
     table+=("$(printf '%-4s  %s' "$word" "$name")")
 }
 
-# skip NAME WHY: notes that it was not done.
+# skip NAME WHY: notes that a check was skipped.
 skip() {
     echo "== $1: SKIPPED, because $2" >&2
     table+=("$(printf '%-4s  %s' SKIP "$1: $2")")
 }
 
-# refused STATUS WORDS COMMAND...: it must end with this status and say these words.
+# refused STATUS WORDS COMMAND...: the command must end with this status and print these words.
 refused() {
     local status=$1 words=$2 got=0
     shift 2
@@ -58,10 +58,11 @@ refused() {
     [ "$got" = "$status" ] && grep -q -- "$words" "$work/err"
 }
 
-# same A B [MODEL]: the logits of two runs, with options in A and B, are equal files; the second of MODEL, if given.
+# same A B [MODEL]: the logits of two runs, with options A and B, must be equal files. The second run uses MODEL, if given.
 same() {
     local a=$1 b=$2 second=${3:-$model}
-    # Options are words.
+    rm -f "$work/a" "$work/b"
+    # Options are split into words on purpose.
     # shellcheck disable=SC2086
     "$FOREBAY" logits "$model" --tokens 1,2,3,4,5,6,7,8,9,10,11,12 -o "$work/a" $a &&
         "$FOREBAY" logits "$second" --tokens 1,2,3,4,5,6,7,8,9,10,11,12 -o "$work/b" $b &&

@@ -1,9 +1,10 @@
 # shellcheck shell=bash
-# What the scripts with limits of memory share; to be sourced behind common.sh.
+# Memory limits for benchmark scripts. Source it after common.sh.
 #
-# limit_memory BYTES makes a control group with so much memory, page cache included, and
-# "${within[@]}" COMMAND... runs a command in it; unlimit_memory ends whoever is left there and
-# removes it. Without a limit "${within[@]}" is nothing. Groups need root; versions 1 and 2 will do.
+# limit_memory BYTES creates a control group with that much memory, page cache included.
+# "${within[@]}" COMMAND... runs a command in the group. Without a limit, "${within[@]}" is empty.
+# unlimit_memory ends the processes that are left in the group and removes it.
+# Groups need root. Versions 1 and 2 are supported.
 
 group= within=()
 
@@ -36,31 +37,31 @@ unlimit_memory() {
     local ended=$group members
     within=() group=
     [ -n "$ended" ] || return 0
-    # What was killed takes a while to give its memory back.
+    # Killed processes take a while to free their memory.
     for _ in $(seq 100); do
-        # The kernel says that such files have no bytes, so they are read.
+        # The kernel reports a size of 0 for such files, so test them by reading.
         members=$(cat "$ended/cgroup.procs")
         [ -n "$members" ] || break
         # shellcheck disable=SC2086
         kill -KILL $members 2>/dev/null || true
         sleep 0.2
     done
-    rmdir "$ended" || echo "the control group $ended stays: somebody is in it" >&2
+    rmdir "$ended" || echo "the control group $ended stays: a process is still in it" >&2
 }
 
-# Nothing of the page cache is left: whoever reads then reads from the disk.
+# Drops the whole page cache, so that the next reads come from the disk.
 drop_caches() {
     sync
     echo 3 >/proc/sys/vm/drop_caches
 }
 
 # llama_rate PROMPT GENERATE OPTION...: tokens per second of $llama_bench with $model, in the control
-# group if there is one; 0 where there is no answer in $limit seconds.
+# group if there is one; 0 if there is no answer within $limit seconds.
 llama_rate() {
     local prompt=$1 tokens=$2 answer
     shift 2
     answer=$(mktemp)
-    # On one GPU: it would share the layers out among all that it sees.
+    # On one GPU only: it would spread the layers over all GPUs.
     CUDA_VISIBLE_DEVICES=0 timeout --signal=KILL "$limit" "${within[@]}" "$llama_bench" -m "$model" "$@" -fa 1 \
         -t "$threads" -p "$prompt" -n "$tokens" -r 1 -o json >"$answer" 2>/dev/null || true
     python3 -c '
@@ -74,7 +75,7 @@ except (ValueError, IndexError, OSError):
 }
 
 # llama_fits BUDGET OPTION...: whether $llama_bench with these options reads a prompt of 512 tokens and answers within BUDGET
-# bytes of VRAM, by the most that the driver says. Whatever the driver counted before does not count.
+# bytes of VRAM, by the peak that the driver reports. VRAM that was in use before does not count.
 llama_fits() {
     local budget=$1 before most=0 used rate
     shift

@@ -1,16 +1,19 @@
 #!/usr/bin/env bash
-# Loading a model into memory: forebay against fio on the same file, alternating; then warm, half warm, and through a mapping.
+# Loading a model into RAM: forebay against fio on the same file, alternating. Then warm, half warm, and through a memory map.
 #
 #   bench/load.sh MODEL [ROUNDS]
 #
-# fio: io_uring, O_DIRECT, 512 KiB, registered buffers and files, the whole file once, with depths 32 and 64 in turn, its buffers in huge
-# pages (glibc 2.35 and later), as forebay's are: a virtual disk may be half as fast into scattered pages. forebay: load --cold --repeat 2
-# --no-limit; the first run pays for new memory, which a virtual machine may have to get from its host, the second finds its
-# memory in place. Every such load is between two passes of fio, one of each depth, and a virtual disk that is throttled by a token
-# bucket, fast after a pause and slow from then on, treats both alike: as much is read, nothing else comes between, and a pass of fio goes first.
-# Without a profile of this machine and disk, forebay doctor runs first and saves one. Drops the model from the page cache.
-# DEVICE=cuda loads to a GPU, which leaves out the mapping. COLD=1 measures cold loads only. Needs fio and python3. FOREBAY names another
-# forebay program, FOREBAY_FLAGS more options for it. Prints Markdown.
+# fio reads the whole file once with io_uring, O_DIRECT, 512 KiB, registered buffers and files, and depths 32 and 64 in turn. Its
+# buffers are in huge pages (glibc 2.35 and later), as forebay's are: a virtual disk may be half as fast into scattered pages.
+# forebay runs `load --cold --repeat 2 --no-limit`. The first run includes the cost of new memory, which a virtual machine may have
+# to get from its host. The second run finds its memory in place.
+#
+# A token bucket may throttle a virtual disk: fast after a pause, slow from then on. So that both programs are treated alike, every
+# load is between two passes of fio, one of each depth, with nothing else between, and a pass of fio goes first.
+#
+# If there is no profile of this machine and disk, forebay doctor runs first and saves one. The script drops the model from the
+# page cache. DEVICE=cuda loads into VRAM and leaves out the memory map. COLD=1 measures cold loads only.
+# Needs fio and python3. FOREBAY names another forebay program, FOREBAY_FLAGS adds options to it. Prints Markdown.
 . "$(dirname "$0")/common.sh" 1 "$@"
 need fio python3
 
@@ -23,7 +26,7 @@ load() {
     "$FOREBAY" load "$model" --device "$device" $FOREBAY_FLAGS --json "$@"
 }
 
-# What is compared with fio is the way of reading that doctor found best on this disk.
+# Compare fio with the way of reading that doctor found best on this disk.
 chosen_by() {
     load --no-limit | python3 -c 'import json, sys; print(json.load(sys.stdin)["chosen_by"])'
 }
@@ -126,13 +129,13 @@ whole = os.path.exists(f"{results}/warm-1.json")
 if whole:
     warm, half = loads("warm"), loads("half")
     row("warm, memory in place", in_place(warm))
-    # A run leaves what was cached as it was, so that each begins with half of the file cached.
+    # A run leaves the page cache as it was, so each run begins with half of the file cached.
     row("half warm, memory in place", in_place(half))
 if os.path.exists(f"{results}/mmap.json"):
     row("cold, mmap, new memory", answer("mmap")["runs"])
 print()
 
-# Of what fio gave right before and right after.
+# As a share of fio's rates right before and right after.
 def beside(index):
     return [load["runs"][index]["bytes_per_second"] / statistics.harmonic_mean(fio[round:round + 2])
             for round, load in enumerate(cold)]
@@ -150,7 +153,7 @@ if whole:
     what = "copies from pinned memory" if "device" in warm[0] else "the best copy of 1..N threads"
     print(f"Warm against {what}, round by round: {percent(shares)}; "
           f"these {min(limits) / 1e9:.1f}-{max(limits) / 1e9:.1f} GB/s.")
-    # Cold loads right behind those of half warm files: the disk may have been another one minutes ago.
+    # Cold loads right after those of half warm files: the disk's rate may have changed within minutes.
     sums = [seconds(c) / 2 + seconds(w) / 2 for c, w in zip(loads("beside"), warm)]
     print(f"Seconds half warm against half cold (right behind) + half warm, round by round: "
           f"{percent([seconds(h) / both for h, both in zip(half, sums)])}.")

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# `forebay pack` to a disk that is full and to one that is read-only: a clear error at once, and nothing left behind.
+# `forebay pack` on a full disk and on a read-only disk: it must give a clear error at once and leave nothing behind.
 #
 #   bench/pack-disk.sh MODEL
 #

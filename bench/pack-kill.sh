@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Kills `forebay pack` at random moments: what has the final name must be whole, whatever happened.
+# Kills `forebay pack` at random moments. A file under the final name must always be complete.
 #
 #   bench/pack-kill.sh MODEL [TIMES] [FOLDER]
 #
-# TIMES (20) kills, spread over the time that packing takes; FOLDER (of MODEL) takes the packs. One of them replaces a pack
-# that is there. FOREBAY names another forebay program.
+# TIMES (20) kills are spread over the time that packing takes. The packs go to FOLDER (that of MODEL). One of the runs replaces
+# an existing pack. FOREBAY names another forebay program.
 . "$(dirname "$0")/common.sh" 1 "$@"
 
 model=$1 times=${2:-20}
@@ -19,7 +19,7 @@ rm "$out"
 
 absent=0 whole=0
 for ((i = 0; i < times; i++)); do
-    # A little beyond the end, so that the last moments (fsync, rename) are hit too.
+    # Slightly beyond the end, so that the last steps (fsync, rename) are hit too.
     sleep_us=$(((RANDOM * 32768 + RANDOM) % (whole_us + whole_us / 10)))
     "$FOREBAY" pack "$model" -o "$out" --force 2>/dev/null &
     child=$!
@@ -32,7 +32,7 @@ for ((i = 0; i < times; i++)); do
             exit 1
         fi
         whole=$((whole + 1))
-        # From here on an existing pack is replaced.
+        # From here on, an existing pack is replaced.
         [ "$whole" -gt 1 ] || continue
         rm "$out"
     else

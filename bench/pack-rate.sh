@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# How fast `forebay pack` and `forebay verify` are, against the disk in the same run.
+# Speed of `forebay pack` and `forebay verify`, against the disk in the same run.
 #
 #   bench/pack-rate.sh MODEL [FOLDER] [REPEAT]
 #
-# FOLDER (of MODEL) takes the pack and a scratch file of the same size as fio's. Alternates REPEAT (3) times: fio reading
-# the model, fio writing, fio doing both at once (what a copy on one disk is), pack, verify. Needs fio; reads and writes
-# are direct, so the page cache plays no part. FOREBAY names another forebay program. Prints a Markdown table of GB/s.
+# FOLDER (that of MODEL) receives the pack and a scratch file of the same size for fio. These alternate REPEAT (3) times: fio
+# reading the model, fio writing, fio doing both at once (what a copy on one disk does), pack, verify. Reads and writes are direct,
+# so the page cache has no influence.
+# Needs fio. FOREBAY names another forebay program. Prints a Markdown table in GB/s.
 . "$(dirname "$0")/common.sh" 1 "$@"
 need fio python3
 

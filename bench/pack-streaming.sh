@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Generating from a GGUF and from its pack under one budget, with checksums and without: tokens/s, requests, and ratios round by round.
+# Generating from a GGUF file and from its pack with one budget, with and without checksums: tokens/s, requests, ratios per round.
 #
 #   bench/pack-streaming.sh MODEL RAM [TOKENS] [REPEAT]
 #
-# RAM as for --ram; TOKENS (48) per run, REPEAT (4) rounds, every second one in reverse order: who comes first may find a disk that has
-# rested. The pack is made in MODEL's folder and removed. FOREBAY names another forebay program, FOREBAY_FLAGS more options for it (as
-# --threads 8). Prints Markdown.
+# RAM as for --ram; TOKENS (48) per run; REPEAT (4) rounds. Every second round runs in reverse order, because the first program may
+# find a disk that has rested. The pack is written into MODEL's folder and removed.
+# FOREBAY names another forebay program, FOREBAY_FLAGS adds options to it (such as --threads 8). Prints Markdown.
 . "$(dirname "$0")/common.sh" 2 "$@"
 need python3
 

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Speeds that `assess` predicts for RAM budgets on the CPU against the speeds at which it then records with them (the same prompts,
-# seed and so tokens), and against those of `bench`.
+# Speeds that `assess` predicts for RAM budgets on the CPU, against the speed of its recording with these budgets (same prompts,
+# seed and tokens), and against `bench`.
 #
 #   bench/predicted-speed.sh MODEL ROUNDS RAM...
 #
-# MODEL has experts and lies on a disk with room for what `doctor` writes; RAM is as in 2GiB. Each round begins with a profile of its
-# own by doctor, records with everything in memory, where the hits come from, and with each budget, and benches with each, every time
-# with a cold page cache (which needs root). Budgets are read past the page cache, so nothing of it helps them.
-# The table has medians over the rounds, and the range of the ratio within a round: machines drift between rounds.
-# FOREBAY names another forebay program, FOREBAY_FLAGS more options for it.
+# MODEL is a mixture-of-experts model on a disk with room for what `doctor` writes. RAM is a size such as 2GiB.
+# Each round makes a profile with doctor, records with everything in memory (the source of the hits) and with each budget, and
+# benches with each budget. Every run starts with a cold page cache (needs root) and reads with direct I/O.
+# The table has medians over the rounds, and the range of the ratio within a round, because machines drift between rounds.
+# FOREBAY names another forebay program, FOREBAY_FLAGS adds options to it.
 . "$(dirname "$0")/common.sh" 3 "$@"
 need python3
 
@@ -38,7 +38,7 @@ cold() {
     shift
     sync
     echo 3 >/proc/sys/vm/drop_caches
-    # FOREBAY_FLAGS are words.
+    # FOREBAY_FLAGS is split into words on purpose.
     # shellcheck disable=SC2086
     "$FOREBAY" "$@" --device cpu --json $FOREBAY_FLAGS >"$results/$name.json" 2>"$results/$name.err" || {
         cat "$results/$name.err" >&2

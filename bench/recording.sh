@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# What recording routing costs while text is generated: with and without --trace-routing in turns.
+# Cost of recording routing while text is generated: with and without --trace-routing in turns.
 #
 #   bench/recording.sh MODEL [PAIRS] [TOKENS]
 #
-# First within one process, PAIRS (default 100) pairs of stretches of TOKENS (default 16) tokens, without and with router scores: machines
-# drift by more from one process to the next than a recording costs. Then `bench` as a user runs it, a twentieth as many pairs
-# (three at least) of 8 times as many tokens. Ratios are medians over pairs, and the order within pairs changes.
-# The model should be in the page cache, and must fit into memory. FOREBAY names another forebay program, FOREBAY_FLAGS more options for
-# it; RECORDING_COST another build of the example of that name.
+# First, within one process, PAIRS (100) pairs of stretches of TOKENS (16) tokens, without and with router scores. Rates differ
+# more between processes than a recording costs. Then `bench` as a user runs it: a twentieth as many pairs (at least three) of 8
+# times as many tokens. Ratios are medians over pairs, and the order within pairs changes.
+# The model must fit into memory and should be in the page cache.
+# FOREBAY names another forebay program, FOREBAY_FLAGS adds options to it. RECORDING_COST names another build of the example of
+# that name.
 . "$(dirname "$0")/common.sh" 1 "$@"
 need python3
 
@@ -25,6 +26,7 @@ done
 
 # Tokens a second of one process: rate [OPTION...]
 rate() {
+    rm -f "$results/trace"
     "$FOREBAY" bench "$model" --device cpu --prompt-tokens 0 --gen-tokens $((8 * tokens)) --repeat 1 --json "$@" $FOREBAY_FLAGS |
         python3 -c 'import json, sys; print(json.load(sys.stdin)["generate"]["tokens_per_second_median"])'
 }

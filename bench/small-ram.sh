@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# A model larger than memory: forebay with a budget against llama.cpp with mmap, both inside a memory cgroup of one size.
+# A model larger than memory: forebay with a budget against llama.cpp with mmap, in memory control groups of the same size.
 #
 #   bench/small-ram.sh MODEL LLAMA_BENCH MEMORY_MIB RAM_MIB [GEN_TOKENS] [THREADS] [LLAMA_SECONDS]
 #
-# MEMORY_MIB limits each program as a whole, RAM_MIB is forebay's --ram and must leave room below it (KV cache and 200 MiB).
-# Defaults: 64 tokens, 2 threads, llama.cpp is stopped after 240 seconds; it then made fewer than its 12 tokens, which
-# bounds its rate from above. Needs root (cgroup v1 or v2, dropping the page cache) and python3.
-# FOREBAY names another forebay program, FOREBAY_FLAGS more options for it. Prints a Markdown table.
+# MEMORY_MIB limits each program as a whole. RAM_MIB is forebay's --ram and must leave room for the KV cache and 200 MiB.
+# Defaults: 64 tokens, 2 threads. llama.cpp is stopped after 240 seconds. It then made fewer than its 12 tokens, which gives an
+# upper bound for its rate.
+# Needs root (control groups v1 or v2, dropping the page cache) and python3.
+# FOREBAY names another forebay program, FOREBAY_FLAGS adds options to it. Prints a Markdown table.
 . "$(dirname "$0")/common.sh" 4 "$@"
 need python3
 . "$(dirname "$0")/limits.sh"

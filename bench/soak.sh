@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Sessions at tight budgets on a disk that fails, against resident ones, for MINUTES: a wrong token, an unclear error or anything that grows
-# ends it with status 1.
+# Compares sessions with tight budgets on a failing disk with resident sessions, for MINUTES. A wrong token, an unclear error or
+# anything that grows ends it with status 1.
 #
 #   bench/soak.sh MINUTES [OPTION...] MODEL...
 #
-# MODEL is a GGUF file or a folder, with experts or dense; a pack of each is used, too. Options are those of the program: --device cuda,
-# --threads N, --seed N, --json. SOAK names another program, to be run as `SOAK="cargo xtask emulate target/release/soak"`.
-# The allocator gives memory back at once here, so that what is resident is what is in use, and a leak shows in minutes.
+# MODEL is a GGUF file or a folder, with experts or dense. A pack of each is tested too. Options are those of the program:
+# --device cuda, --threads N, --seed N, --json. SOAK names another program, such as
+# SOAK="cargo xtask emulate target/release/soak".
+# The allocator gives memory back at once here. Resident memory is then memory in use, and a leak shows within minutes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if [ $# -lt 2 ]; then

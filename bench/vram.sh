@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# Whether --vram holds, by the driver's own account, while a model is loaded, reads a prompt and generates.
+# Does --vram hold, as reported by the driver, while a model is loaded, reads a prompt and generates?
 #
 #   bench/vram.sh MODEL BUDGET...
 #
-# For every BUDGET, as in 8GiB, the longest context that it allows is looked for (256 positions and on, doubled, up to CTX_MAX, 131072), so
-# that little is left of it. Then a prompt of PROMPT (512) and GENERATE (4096) tokens, as many as the context holds, while nvidia-smi is
-# asked every 20 ms what the GPU has in use; what was in use before does not count. GPU=N chooses the GPU (0). Exit status 1
-# if a budget was exceeded, or too small for the model with any context. Needs nvidia-smi. FOREBAY names another forebay program.
+# For every BUDGET (such as 8GiB), the script searches for the longest context that it allows (256 positions, doubled up to
+# CTX_MAX, 131072), so that little of it is left. Then it runs a prompt of PROMPT (512) tokens and generates GENERATE (4096) tokens,
+# or as many as the context holds. Meanwhile it asks nvidia-smi every 20 ms how much VRAM is in use. VRAM that was in use before
+# does not count.
+# GPU=N chooses the GPU (0). Needs nvidia-smi. FOREBAY names another forebay program.
+# Exit status 1 if a budget was exceeded, or too small for the model with any context.
 . "$(dirname "$0")/common.sh" 2 "$@"
 need nvidia-smi
 

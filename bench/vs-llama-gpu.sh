@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# forebay against llama.cpp on a GPU that holds the whole model, alternating runs, as ratios of one sitting.
+# forebay against llama.cpp on a GPU that holds the whole model: alternating runs, ratios of one sitting.
 #
 #   bench/vs-llama-gpu.sh LLAMA_BENCH MODEL...
 #
-# LLAMA_BENCH is the llama-bench program, built with CUDA; MODEL are GGUF files. PAIRS (3) runs of each program for each row, every
-# second pair in reverse order; a run is the median of REPEAT (3) measurements. Rows: a prompt of PROMPT (512) tokens,
-# GENERATE (128) tokens, and as many behind DEPTH (16384) tokens; 0 leaves the last out. GPU=N chooses the GPU (0).
+# LLAMA_BENCH is the llama-bench program, built with CUDA. MODEL are GGUF files.
+# Rows: a prompt of PROMPT (512) tokens; GENERATE (128) tokens; and as many after DEPTH (16384) tokens (0 leaves this row out).
+# Each row has PAIRS (3) runs of each program, every second pair in reverse order. A run is the median of REPEAT (3) measurements.
+# GPU=N chooses the GPU (0).
 # Needs python3. FOREBAY names another forebay program. Prints a Markdown table.
 . "$(dirname "$0")/common.sh" 2 "$@"
 need python3

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# forebay against llama.cpp with the weights in memory, alternating runs, as ratios of one sitting.
+# forebay against llama.cpp on the CPU with the weights in memory: alternating runs, ratios of one sitting.
 #
 #   bench/vs-llama.sh MODEL LLAMA_BENCH [PAIRS] [PROMPT_TOKENS] [GEN_TOKENS] [THREADS]
 #
-# MODEL is a GGUF file, LLAMA_BENCH the llama-bench program. Defaults: 5 pairs, 512, 64, 2 threads. Absolute rates drift with
-# the machine's mood, so the runs alternate, every second pair in reverse order, and the ratio of each pair is taken.
+# MODEL is a GGUF file, LLAMA_BENCH the llama-bench program. Defaults: 5 pairs, 512 and 64 tokens, 2 threads.
+# Absolute rates drift, so the runs alternate, every second pair in reverse order, and the ratio of each pair is taken.
 # Needs python3. FOREBAY names another forebay program. Prints a Markdown table.
 . "$(dirname "$0")/common.sh" 2 "$@"
 need python3

@@ -1,13 +1,28 @@
 #!/usr/bin/env bash
 # Fuzzes one target for a while: fuzz/run.sh TARGET SECONDS [LIBFUZZER OPTIONS...]
+# Builds all targets, to fuzz several at the same time later: fuzz/run.sh --build
 #
 # Works with stable Rust and a C++ compiler: the coverage instrumentation consists of stable compiler flags. Only the
 # sanitizers need nightly, and without unsafe code in these crates they would find little. Panics (overflow
 # checks included), hangs over ten seconds and allocations beyond the input's size + 64 MiB are findings.
 set -euo pipefail
 
+host=$(rustc -vV | sed -n 's/^host: //p')
+build() {
+    # Naming the host as target keeps build scripts and procedural macros without instrumentation.
+    RUSTFLAGS="--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
+-Cllvm-args=-sanitizer-coverage-trace-compares" \
+        cargo build --release --target "$host" "$@"
+}
+
+if [ "$*" = --build ]; then
+    cd "$(dirname "$0")"
+    build --bins
+    exit
+fi
 if [ $# -lt 2 ]; then
-    echo "usage: fuzz/run.sh TARGET SECONDS [LIBFUZZER OPTIONS...]" >&2
+    echo "usage: fuzz/run.sh TARGET SECONDS [LIBFUZZER OPTIONS...] | fuzz/run.sh --build" >&2
     echo "targets: gguf safetensors_header pack tokenizer_metadata template routing_trace" >&2
     exit 2
 fi
@@ -20,12 +35,7 @@ if [ ! -f "targets/$target.rs" ]; then
     exit 2
 fi
 
-host=$(rustc -vV | sed -n 's/^host: //p')
-# Naming the host as target keeps build scripts and procedural macros without instrumentation.
-RUSTFLAGS="--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
--Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
--Cllvm-args=-sanitizer-coverage-trace-compares" \
-    cargo build --release --target "$host" --bin "$target"
+build --bin "$target"
 
 mkdir -p "corpus/$target" "artifacts/$target"
 seeds=("seeds/$target")

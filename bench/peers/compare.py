@@ -176,7 +176,7 @@ def measure(program, folder, rounds, names):
     raw = open(os.environ["RAW"], "w") if "RAW" in os.environ else None
     for round in range(1, rounds + 1):
         for state in ("cold", "warm"):
-            # Whoever comes after another comes before it the next time.
+            # Every second round runs in reverse order.
             for name in names if round % 2 else reversed(names):
                 if time.monotonic() > ends:
                     say("the time is up")

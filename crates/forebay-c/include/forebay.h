@@ -66,7 +66,7 @@ enum {
 
 enum { FOREBAY_ENGINE_AUTO = 0, FOREBAY_ENGINE_URING = 1, FOREBAY_ENGINE_PREAD = 2 };
 
-/* Who goes first among the requests that the disk does not have yet. */
+/* The order of requests that were not sent to the disk yet. */
 enum { FOREBAY_DEMAND = 0, FOREBAY_READ_AHEAD = 1, FOREBAY_LOAD = 2 };
 
 /* Fill it with forebay_options_init, then change what you like. */

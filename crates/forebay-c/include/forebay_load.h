@@ -12,7 +12,7 @@
  * WHO OWNS WHAT. Weights own all memory of their tensors. forebay_weights_free gives the number back; the memory goes
  * when the number is freed and the deleter of every DLPack tensor has run, in whatever order and on whatever threads.
  * Addresses inside forebay_tensor (name, type, shape, data) are valid until forebay_weights_free, or as long as a DLPack
- * tensor of the same weights lives. The memory may be written to: nobody else looks at it. Memory of a GPU is given back
+ * tensor of the same weights lives. The memory may be written to: nothing else reads it. Memory of a GPU is given back
  * after the whole GPU has been waited for, so kernels that are queued may go on using it; while a CUDA graph is being
  * captured that is impossible, and then the memory stays until the process ends.
  *
@@ -129,7 +129,7 @@ forebay_status forebay_weights_describe(forebay_weights weights, char *text, siz
 forebay_status forebay_weights_free(forebay_weights weights);
 
 /* A tensor for another library: of version 1.1, on kDLCPU or kDLCUDA, with strides always given, byte_offset 0 and
- * flags 0. It is the caller's until a consumer takes it: whoever has it calls its deleter once, on any thread. */
+ * flags 0. It is the caller's until a consumer takes it. Its holder calls its deleter once, on any thread. */
 forebay_status forebay_tensor_dlpack(forebay_weights weights, size_t index, struct DLManagedTensorVersioned **managed);
 
 /* The same in the structure of DLPack before 1.0, for consumers that do not know the other. */

@@ -111,7 +111,7 @@ struct Holder<T> {
 /// Gives a holder away; `set` tells the managed tensor where it is.
 fn give<T>(managed: T, weights: Arc<Weights>, set: impl FnOnce(&mut T, *mut c_void)) -> *mut T {
     let holder = Box::into_raw(Box::new(Holder { managed, _weights: weights }));
-    // SAFETY: it was made above, and nobody else knows it yet.
+    // SAFETY: it was made above, and nothing else refers to it yet.
     let managed = unsafe { &mut (*holder).managed };
     set(managed, holder.cast());
     managed

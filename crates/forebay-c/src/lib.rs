@@ -280,7 +280,7 @@ fn raw(request: &Request) -> Result<RawRequest, Failure> {
 }
 
 /// # Safety
-/// `destination` is valid for writes of `length` bytes that nobody else uses meanwhile.
+/// `destination` is valid for writes of `length` bytes, which nothing else uses meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn forebay_read(
     reader: u64,

@@ -1,5 +1,6 @@
 //! What went wrong, as a number.
 
+#[cfg(feature = "cuda")]
 use forebay_cuda::CudaError;
 use forebay_engine::EngineError;
 use forebay_format::FormatError;
@@ -95,7 +96,9 @@ impl From<EngineError> for Failure {
     fn from(error: EngineError) -> Failure {
         let words = match &error {
             // Without the flags of the command line.
+            #[cfg(feature = "cuda")]
             EngineError::Cuda(error) => error.to_string(),
+            EngineError::NoCuda => "this build of the library has no CUDA support".to_owned(),
             EngineError::DoesNotFit { needed_bytes, free_bytes } => {
                 format!(
                     "all weights need {needed_bytes} bytes of memory, but {free_bytes} are free"
@@ -117,8 +120,11 @@ impl From<EngineError> for Failure {
         let status = match error {
             EngineError::Format(FormatError::Io { .. }) => CANNOT_OPEN,
             EngineError::Format(_) | EngineError::InPieces { .. } => BAD_FILES,
+            EngineError::Interrupted => CANCELLED,
             EngineError::Store(error) => Failure::from(error).status,
+            #[cfg(feature = "cuda")]
             EngineError::Cuda(error) => of_cuda(&error),
+            EngineError::NoCuda => NO_DEVICE,
             EngineError::DoesNotFit { .. }
             | EngineError::DoesNotFitDevice { .. }
             | EngineError::OverBudget { .. } => OUT_OF_MEMORY,
@@ -131,6 +137,7 @@ impl From<EngineError> for Failure {
     }
 }
 
+#[cfg(feature = "cuda")]
 fn of_cuda(error: &CudaError) -> Status {
     match error {
         CudaError::OutOfMemory { .. } => OUT_OF_MEMORY,

@@ -10,7 +10,7 @@ use crate::dlpack::{DataType, data_type};
 use crate::registry::{lock, next_number};
 use crate::status::{self, Failure};
 
-/// Weights that were loaded. Whoever has this has their memory.
+/// Loaded weights. This value owns their memory.
 pub struct Weights {
     pub held: HeldWeights,
     tensors: Vec<Described>,

@@ -7,8 +7,10 @@ use std::process::Command;
 
 use forebay_engine::EngineError;
 use forebay_engine::pack::pack;
-use forebay_store::IoKind;
-use support::{compile, compile_driver, here, skip};
+use forebay_store::{IoKind, OutputFile};
+use support::{compile, compile_linked, here};
+#[cfg(feature = "cuda")]
+use support::{compile_driver, skip};
 
 /// Runs the program, which ends with `ok`.
 fn run(program: &Path, arguments: &[&Path]) {
@@ -25,7 +27,8 @@ fn succeeds(command: &mut Command, arguments: &[&Path]) {
 /// Packs a model into a folder; `None` for one that cannot run.
 fn packed(model: &Path, folder: &Path, number: usize) -> Option<PathBuf> {
     let packed = folder.join(format!("{number}.fbay"));
-    match pack(model, &packed, IoKind::Auto, &mut |_, _| true) {
+    let out = OutputFile::create(&packed).expect("a new file");
+    match pack(model, out, IoKind::Auto, &mut |_, _| true) {
         Ok(_) => Some(packed),
         // What cannot run cannot be packed.
         Err(EngineError::Model(_)) => None,
@@ -61,6 +64,22 @@ fn a_c_program_loads_what_pread_reads() {
 }
 
 #[test]
+fn the_example_loads_the_demo_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("load_weights");
+    let Some(program) = compile_linked("examples/load_weights.c", out) else { return };
+    let model = here().join("../../models/tales-moe-sticky-Q4_K_M.gguf");
+    let output = Command::new(&program).arg(model).arg("cpu").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(said.contains(" tensors, ") && said.contains("the largest is "), "{said}");
+    let output = Command::new(&program).args(["no-such-model", "cpu"]).output().unwrap();
+    let wrong = String::from_utf8_lossy(&output.stderr);
+    assert!(wrong.contains("FOREBAY_CANNOT_OPEN") && wrong.contains("no-such-model"), "{wrong}");
+    assert_eq!(output.status.code(), Some(1));
+}
+
+#[test]
 fn packs_lie_in_host_memory_as_in_the_file() {
     let folder = tempfile::tempdir().unwrap();
     let Some(program) = compile("loads", folder.path()) else { return };
@@ -82,6 +101,7 @@ fn what_a_c_program_cannot_have_is_refused_in_words() {
 }
 
 #[test]
+#[cfg(feature = "cuda")]
 fn loads_to_a_gpu_put_every_byte_in_its_place_and_give_everything_back() {
     let folder = tempfile::tempdir().unwrap();
     let Some(program) = compile("loads", folder.path()) else { return };
@@ -98,6 +118,7 @@ fn loads_to_a_gpu_put_every_byte_in_its_place_and_give_everything_back() {
 }
 
 #[test]
+#[cfg(feature = "cuda")]
 fn a_c_program_loads_to_a_gpu() {
     let device = forebay_cuda::Gpu::count();
     if !matches!(device, Ok(1..)) {

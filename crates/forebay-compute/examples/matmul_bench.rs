@@ -69,7 +69,7 @@ fn processor_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// The least time of several rounds: what the machine does when nobody else interferes.
+/// The shortest time of several rounds: the machine's speed without interference.
 fn fastest(options: &Options, threads: usize, mut work: impl FnMut()) -> Duration {
     work();
     let mut time = |()| {

@@ -77,7 +77,7 @@ pub(crate) struct SharedSlice<'a, T> {
     _borrows: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: handing out pieces is `unsafe`, and whoever does it promises that they are disjoint.
+// SAFETY: handing out pieces is `unsafe`, and the caller promises that they are disjoint.
 unsafe impl<T: Send> Sync for SharedSlice<'_, T> {}
 
 impl<'a, T> SharedSlice<'a, T> {

@@ -4,7 +4,8 @@
 use std::collections::HashSet;
 use std::fmt;
 use std::str::FromStr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::buffer::Buffer;
 use crate::error::ComputeError;
@@ -168,6 +169,13 @@ impl Cpu {
         let scratch = (0..pool.threads()).map(|_| empty()).collect();
         let matmul = Workspace::new(pool.threads());
         Cpu { pool, isa, arithmetic, scratch, shared_scratch: empty(), matmul }
+    }
+
+    /// The same, whose operations end early while `flag` is set; [`Pool::was_cut_short`] says so, and what they wrote must
+    /// not be used then.
+    pub fn stopping_on(mut self, flag: Arc<AtomicBool>) -> Cpu {
+        self.pool.stop_on(flag);
+        self
     }
 
     /// The workers.

@@ -38,6 +38,14 @@ pub struct Pool {
     workers: Vec<JoinHandle<()>>,
     /// Held for the length of a region, so that regions of several callers follow each other.
     turn: Mutex<()>,
+    stop: Option<StopFlag>,
+}
+
+/// A flag of the caller's that ends regions early.
+struct StopFlag {
+    asked: Arc<AtomicBool>,
+    /// Set once a chunk was left out because of it.
+    cut: AtomicBool,
 }
 
 /// Keeps what the caller writes and what the workers write on cache lines of their own (two,
@@ -100,7 +108,30 @@ impl Pool {
                     .expect("the system refused a compute thread")
             })
             .collect();
-        Pool { shared, workers, turn: Mutex::new(()) }
+        Pool { shared, workers, turn: Mutex::new(()), stop: None }
+    }
+
+    /// From now on, no further chunk of a region begins while `flag` is set; [`Pool::was_cut_short`] tells afterwards. A
+    /// region that takes seconds so ends within one chunk.
+    pub fn stop_on(&mut self, flag: Arc<AtomicBool>) {
+        self.stop = Some(StopFlag { asked: flag, cut: AtomicBool::new(false) });
+    }
+
+    /// Whether chunks were left out since the last call, because of the flag of [`Pool::stop_on`]. What the regions wrote
+    /// must not be used then.
+    pub fn was_cut_short(&self) -> bool {
+        self.stop.as_ref().is_some_and(|stop| stop.cut.swap(false, Ordering::Relaxed))
+    }
+
+    /// Whether the next chunk must be left out.
+    pub(crate) fn must_stop(&self) -> bool {
+        let Some(stop) = &self.stop else { return false };
+        let asked = stop.asked.load(Ordering::Relaxed);
+        if asked {
+            // Read by the caller after the region's join.
+            stop.cut.store(true, Ordering::Relaxed);
+        }
+        asked
     }
 
     /// How long threads spin from now on before they park: for callers whose regions come at short intervals, of which
@@ -151,7 +182,7 @@ impl Pool {
     }
 
     /// Cuts `0..total` into ranges of `chunk` (the last may be shorter) and calls `f` on each
-    /// exactly once; idle workers take the next range, so which worker runs which is not fixed.
+    /// exactly once, unless a flag ends it early ([`Pool::stop_on`]); idle workers take the next range, so which worker runs which is not fixed.
     ///
     /// # Panics
     /// As [`Pool::run`]. A panic stops its worker's share; the others finish the rest.
@@ -173,7 +204,10 @@ impl Pool {
             // Not worth a region, but still one: the nesting rule must not depend on the size.
             let _inside = Inside::enter(&self.shared);
             let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-            (0..chunks).for_each(|index| f(0, range(index)));
+            let mut left = 0..chunks;
+            while let Some(index) = left.next().filter(|_| !self.must_stop()) {
+                f(0, range(index));
+            }
             return;
         }
         let next = Line(AtomicUsize::new(0));
@@ -181,7 +215,7 @@ impl Pool {
             loop {
                 // A plain counter: the region's own fork and join order all other memory.
                 let index = next.0.fetch_add(1, Ordering::Relaxed);
-                if index >= chunks {
+                if index >= chunks || self.must_stop() {
                     return;
                 }
                 f(worker, range(index));
@@ -493,6 +527,34 @@ mod tests {
             }
         });
         assert_eq!(total.load(Ordering::Relaxed), 4 * 500 * 3);
+    }
+
+    #[test]
+    fn a_flag_ends_regions_early_and_they_say_so() {
+        for threads in [1, 3] {
+            let flag = Arc::new(AtomicBool::new(false));
+            let mut pool = Pool::new(threads);
+            pool.stop_on(Arc::clone(&flag));
+            let done = AtomicUsize::new(0);
+            let count = || {
+                done.store(0, Ordering::Relaxed);
+                pool.for_each_chunk(1000, 1, |_| {
+                    if done.fetch_add(1, Ordering::Relaxed) == 9 {
+                        flag.store(true, Ordering::Relaxed);
+                    }
+                });
+                done.load(Ordering::Relaxed)
+            };
+            let counted = count();
+            assert!((10..10 + threads).contains(&counted), "{counted} of {threads} threads");
+            assert!(pool.was_cut_short());
+            assert!(!pool.was_cut_short());
+            assert_eq!(count(), 0);
+            flag.store(false, Ordering::Relaxed);
+            assert!(pool.was_cut_short());
+            pool.for_each_chunk(5, 1, |_| ());
+            assert!(!pool.was_cut_short());
+        }
     }
 
     #[test]

@@ -52,7 +52,9 @@ __device__ __forceinline__ void exact(const float *x, float *out, int rows, int 
     for (int t = 0; t < 4; t++) {
         const int entry = tile.first + down + t;
         if (entry >= tile.end) continue;
-        float *to = out + (size_t)tile.x_row(entry, out_rows) * rows;
+        const int out_row = tile.x_row(entry, out_rows);
+        if ((u32)out_row >= (u32)tokens) continue;
+        float *to = out + (size_t)out_row * rows;
 #pragma unroll
         for (int r = 0; r < 4; r++)
             if (first_row + across + r < rows) to[first_row + across + r] = sums[t][r];

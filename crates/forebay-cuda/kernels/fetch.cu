@@ -40,6 +40,32 @@ __device__ __forceinline__ u64 nanoseconds() {
     return time;
 }
 
+// Waits until the host has written `expected` to `word`. With a `bound`, in nanoseconds, it gives up after that time: a GPU with a
+// watchdog ends kernels that take too long, and the host may be waiting for a disk. 0: it waits as long as it takes.
+__device__ __forceinline__ bool wait_for_host(const u32 *word, u32 expected, u32 bound) {
+    if (bound == 0) {
+        while (read_acquire(word) != expected) {}
+        return true;
+    }
+    const u64 begun = nanoseconds();
+    while (read_acquire(word) != expected)
+        if (nanoseconds() - begun >= bound) return read_acquire(word) == expected;
+    return true;
+}
+
+// The residual stream as it is when a run gives up, for the host to go on from: later kernels of the run overwrite it.
+__device__ __forceinline__ void keep_stream(const float *stream, float *kept, int width) {
+    for (int i = threadIdx.x; i < width / 4; i += blockDim.x) ((uint4 *)kept)[i] = ((const uint4 *)stream)[i];
+}
+
+// Tells later kernels of the run, and the host, that it has given up, and where.
+__device__ __forceinline__ void give_up(u32 run, u32 place, u32 *given_up, u32 *given_up_host) {
+    *given_up = run;
+    given_up_host[1] = place;
+    __threadfence_system();
+    write_release(given_up_host, run);
+}
+
 // The 16 bytes that begin with byte `shift` of `a`, `b` being the 16 behind it.
 __device__ __forceinline__ uint4 sixteen_from(const uint4 a, const uint4 b, u32 shift) {
     const u32 word = shift / 4, bits = shift % 4 * 8;
@@ -135,19 +161,25 @@ __device__ __forceinline__ void copy_back(u64 to, u64 from, u32 bytes, u32 first
 // back; the addresses for `slots` [k]; misses [k][MISS_WORDS]; numbers of words of `tables` to clear [2k]; experts that go
 // back [k][BACK_WORDS], from and to where nothing else is written and read. Where all chosen experts are on the device, it is
 // not looked at.
+// bound: nanoseconds that it waits for an answer at most; 0: as long as it takes. If none came, `stream` [width] is copied to
+// `kept`, `given_up` [1] gets the run's number and `given_up_host` [2] that number and `place`. A run that has given up waits for
+// nothing more, copies nothing and leaves the tables as they are; all `slots` are 0, and `asked` says 2.
 extern "C" __global__ void __launch_bounds__(THREADS)
     fetch_experts(const u32 *now, const u32 *ids, const u32 *forced, int k, u64 *tables, int first, u64 *slots,
                   u32 *tickets, u32 *desk, u32 *asked, const u32 *answer, const float *x, float *x_host, int hidden,
-                  u64 part0, u64 part1, u64 part2, int bytes0, int bytes1, int bytes2) {
+                  u64 part0, u64 part1, u64 part2, int bytes0, int bytes1, int bytes2, u32 bound, int place,
+                  const float *stream, float *kept, int width, u32 *given_up, u32 *given_up_host) {
     wait_for_previous();
     __shared__ __align__(16) u32 record[RECORD_WORDS];
-    __shared__ u32 missing, asks, last;
+    __shared__ u32 missing, asks, last, told_word;
+    // Also in a block that begins after another one of this kernel has given up: it would find that out below.
+    const bool is_over = bound != 0 && *(const volatile u32 *)given_up == now[0];
     const int lane = threadIdx.x, pieces = (4 + (4 + MISS_WORDS + BACK_WORDS) * k + 3) / 4;
     uint4 *const told = (uint4 *)desk + 1;
     u64 *const answered = (u64 *)desk + 1;
     u64 slot = 1;
     if (lane < 32) {
-        if (lane < k) slot = tables[first + (now[1] ? forced : ids)[lane]];
+        if (lane < k && !is_over) slot = tables[first + (now[1] ? forced : ids)[lane]];
         const bool absent = __any_sync(~0u, slot == 0);
         if (lane == 0) {
             missing = absent;
@@ -161,33 +193,36 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         if (x && missing)
             for (int i = lane; i < hidden / 4; i += THREADS) ((uint4 *)x_host)[i] = ((const uint4 *)x)[i];
         if (lane < k) asked[2 + lane] = (now[1] ? forced : ids)[lane];
-        if (lane == 0) asked[1] = missing;
+        if (lane == 0) asked[1] = is_over ? 2 : missing;
         __threadfence_system();
         __syncthreads();
         if (lane == 0) {
             const u32 run = now[0];
             write_release(asked, run);
-            if (missing)
-                while (read_acquire(answer) != run) {}
+            told_word = !missing || wait_for_host(answer, run, bound) ? 1 : 2;
             const u64 end = nanoseconds();
             *answered = end;
             asked[2 + k] = missing ? (u32)(end - begun) : 0;
         }
         __syncthreads();
-        if (missing)
+        if (missing && told_word == 1)
             for (int i = lane; i < pieces; i += THREADS) told[i] = __ldcv((const uint4 *)answer + i);
+        if (told_word != 1) keep_stream(stream, kept, width);
         __threadfence();
         __syncthreads();
         if (lane == 0) {
+            if (told_word != 1) give_up(now[0], place, given_up, given_up_host);
             __threadfence();
-            *(volatile u32 *)desk = 1;
+            *(volatile u32 *)desk = told_word;
         }
     } else if (missing) {
+        // No bound: the block that asks always ends this.
         if (lane == 0)
-            while (read_acquire_device(desk) == 0) {}
+            while ((told_word = read_acquire_device(desk)) == 0) {}
         __syncthreads();
     }
-    if (missing) {
+    const bool has_answer = missing && told_word == 1;
+    if (has_answer) {
         for (int i = lane; i < pieces; i += THREADS) ((uint4 *)record)[i] = __ldcg(told + i);
         __syncthreads();
         // PCIe goes both ways at a time if different blocks do; half of them are enough for either.
@@ -216,7 +251,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     // The tables change when all blocks have looked.
     if (!last || lane >= 32) return;
     __threadfence();
-    if (missing) {
+    if (has_answer) {
         const u32 *const misses = record + 4 + 2 * k, *const cleared = misses + MISS_WORDS * k;
         if (lane < k) slot = ((const u64 *)(record + 4))[lane];
         for (u32 i = lane; i < record[2]; i += 32) tables[cleared[i]] = 0;
@@ -224,24 +259,38 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         if (lane < record[1] && misses[MISS_WORDS * lane] != ~0u)
             tables[misses[MISS_WORDS * lane]] = *(const u64 *)(misses + MISS_WORDS * lane + 2);
     }
-    if (lane < k) slots[lane] = slot;
+    if (lane < k) slots[lane] = is_over || (missing && !has_answer) ? 0 : slot;
     if (lane == 0) {
         tickets[0] = tickets[1] = desk[0] = 0;
-        asked[3 + k] = missing ? (u32)(nanoseconds() - *(const volatile u64 *)answered) : 0;
+        asked[3 + k] = has_answer ? (u32)(nanoseconds() - *(const volatile u64 *)answered) : 0;
     }
 }
 
 // Rows of `out` [k, hidden] that the host has computed: those whose slot is 0. Grid (k). `done` (host) gets the number of the run
-// when `rows` (host) [k, hidden] are there.
+// when `rows` (host) [k, hidden] are there. The others as in fetch_experts: a run that gives up, or has, leaves `out` as it is.
 extern "C" __global__ void __launch_bounds__(256)
-    take_rows(const u32 *now, const u64 *slots, const u32 *done, const float *rows, float *out, int hidden) {
+    take_rows(const u32 *now, const u64 *slots, const u32 *done, const float *rows, float *out, int hidden, u32 bound, int place,
+              const float *stream, float *kept, int width, u32 *given_up, u32 *given_up_host) {
     wait_for_previous();
+    __shared__ u32 is_there, tells;
     if (slots[blockIdx.x] != 0) return;
     if (threadIdx.x == 0) {
         const u32 run = now[0];
-        while (read_acquire(done) != run) {}
+        tells = 0;
+        is_there = bound != 0 && *(const volatile u32 *)given_up == run ? 0 : 1;
+        if (is_there && !wait_for_host(done, run, bound)) {
+            is_there = 0;
+            // One block keeps the stream.
+            tells = atomicExch(given_up, run) != run;
+        }
     }
     __syncthreads();
+    if (tells) {
+        keep_stream(stream, kept, width);
+        __syncthreads();
+        if (threadIdx.x == 0) give_up(now[0], place, given_up, given_up_host);
+    }
+    if (!is_there) return;
     const size_t from = (size_t)blockIdx.x * hidden;
     for (int i = threadIdx.x; i < hidden / 4; i += 256)
         ((uint4 *)(out + from))[i] = __ldcv((const uint4 *)(rows + from) + i);

@@ -152,7 +152,9 @@ __device__ __forceinline__ void matmul(const u16 *x_high, const u16 *x_low, cons
             if (entry >= tile.end) continue;
             const float scale =
                 (scales ? scales[tile.x_row(entry, token_rows)] : 1.0f) * (1.0f / HalfFactor<W>::VALUE);
-            float *to = out + (size_t)tile.x_row(entry, out_rows) * rows;
+            const int out_row = tile.x_row(entry, out_rows);
+            if ((u32)out_row >= (u32)tokens) continue;
+            float *to = out + (size_t)out_row * rows;
 #pragma unroll
             for (int n = 0; n < P::N; n++) {
                 const int row = row0 + n * 8;

@@ -5,7 +5,8 @@
 
 // Kernel parameters that say what is multiplied. Dense: `weights` is the matrix's address, rows of x and of the output
 // are 0 ... tokens. Experts: `weights` is an offset in the slot table[expert], and entries starts[e] ... starts[e + 1]
-// are expert e's; entry i reads row token_rows[i] of x (i itself if null) and writes row out_rows[i] (i if null).
+// are expert e's; entry i reads row token_rows[i] of x (i itself if null) and writes row out_rows[i] (i if null). The output has
+// `tokens` rows either way: entries and rows beyond them are left out, whatever starts and out_rows say.
 #define TILE_PARAMETERS                                                                                        \
     u64 weights, const u64 *table, const u32 *starts, const u32 *token_rows, const u32 *out_rows, int experts, \
         int tokens
@@ -51,8 +52,9 @@ __device__ __forceinline__ bool find_tile(Tile &tile, int size, TILE_PARAMETERS)
         if (lane == 0) {
             found[0] = expert;
             if (expert >= 0) {
-                found[1] = (int)starts[expert] + within * size;
-                found[2] = min((int)starts[expert + 1], found[1] + size);
+                const u32 first = min(starts[expert] + (u32)(within * size), (u32)tokens);
+                found[1] = (int)first;
+                found[2] = (int)min(min(starts[expert + 1], (u32)tokens), first + (u32)size);
             }
         }
     }

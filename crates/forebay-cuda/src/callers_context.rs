@@ -2,8 +2,8 @@
 
 use cudarc::driver::sys;
 
-/// Remembers the calling thread's current context and makes it current again when dropped. For whoever uses a GPU on
-/// threads of a program that has its own way with GPUs: PyTorch's idea of the current device is this very setting.
+/// Remembers the calling thread's current context and makes it current again when dropped. For code that uses a GPU on
+/// threads of a program that uses GPUs itself: PyTorch's current device is this very setting.
 pub struct CallersContext {
     /// `None` without a driver: then nothing can change.
     context: Option<sys::CUcontext>,

@@ -7,6 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use cudarc::driver::sys::{self, CUevent_flags};
 use cudarc::driver::{CudaStream, result};
 
+use crate::error::bind;
+use crate::lifetime::while_alive;
 use crate::{CudaError, DevicePtr, Gpu};
 
 /// A stream of its own for copies to the device and back. May be used by many threads at a time.
@@ -29,8 +31,7 @@ unsafe impl Sync for Event {}
 
 impl Shared {
     fn bind(&self) -> Result<(), CudaError> {
-        let bound = self.stream.context().bind_to_thread();
-        bound.map_err(CudaError::of("binding the GPU to the thread"))
+        bind(self.stream.context())
     }
 
     fn event(&self) -> Result<Event, CudaError> {
@@ -86,7 +87,7 @@ impl CopyStream {
     /// Whatever the driver says. If copies of some ranges had begun then, the memory is never freed.
     ///
     /// # Panics
-    /// When a range is not one of `memory`.
+    /// When a range is not one of `memory`, or longer than what follows its place on the GPU, or that memory was freed.
     pub fn upload<M: AsRef<[u8]> + Send + Sync + 'static>(
         &self,
         memory: M,
@@ -100,9 +101,14 @@ impl CopyStream {
         let bytes = (**memory).as_ref();
         let stream = self.shared.stream.cu_stream();
         for (range, to) in copies {
-            // SAFETY: the memory, of which nobody else has a reference, stays until the event has come.
-            unsafe { result::memcpy_htod_async(to.address(), &bytes[range], stream) }
-                .map_err(CudaError::of("copying to the GPU"))?;
+            tracing::trace!(bytes = range.len(), "copy to the GPU");
+            to.check(range.len());
+            // SAFETY: the memory, of which nobody else has a reference, stays until the event has come; there is room at `to`,
+            // by the check.
+            while_alive(&[to.owner()], || unsafe {
+                result::memcpy_htod_async(to.address(), &bytes[range], stream)
+            })
+            .map_err(CudaError::of("copying to the GPU"))?;
         }
         self.end_of(memory, event)
     }
@@ -114,7 +120,7 @@ impl CopyStream {
     /// Whatever the driver says. If copies of some ranges had begun then, the memory is never freed.
     ///
     /// # Panics
-    /// When a range is not one of `memory`.
+    /// When a range is not one of `memory`, or longer than what follows its place on the GPU, or that memory was freed.
     pub fn download<M: AsMut<[u8]> + Send + Sync + 'static>(
         &self,
         memory: M,
@@ -127,10 +133,14 @@ impl CopyStream {
         let bytes = Arc::get_mut(&mut memory).expect("nobody else has it yet").as_mut();
         let stream = self.shared.stream.cu_stream();
         for (from, range) in copies {
+            tracing::trace!(bytes = range.len(), "copy from the GPU");
+            from.check(range.len());
             // SAFETY: the memory, of which nobody else has a reference, stays and is not looked at until the event has
-            // come.
-            unsafe { result::memcpy_dtoh_async(&mut bytes[range], from.address(), stream) }
-                .map_err(CudaError::of("copying from the GPU"))?;
+            // come; as many bytes are at `from`, by the check.
+            while_alive(&[from.owner()], || unsafe {
+                result::memcpy_dtoh_async(&mut bytes[range], from.address(), stream)
+            })
+            .map_err(CudaError::of("copying from the GPU"))?;
         }
         self.end_of(memory, event)
     }

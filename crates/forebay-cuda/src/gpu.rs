@@ -1,16 +1,24 @@
 //! Opening a GPU: checks that end in words instead of panics, a context and the compute stream.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use cudarc::driver::{CudaContext, CudaStream, result, sys};
 
 use crate::CudaError;
+use crate::error::{bind, check_not_lost};
+use crate::lifetime::Owner;
 use crate::module::Modules;
 
 /// The CUDA version that the shipped PTX needs (PTX ISA 8.4).
 const NEEDED_CUDA: (i32, i32) = (12, 4);
 const NEEDED_CAPABILITY: (i32, i32) = (8, 0);
+
+/// How long a kernel waits for the host on a GPU whose watchdog ends kernels that run long: well below the half second that a
+/// display may stand still, and longer than any answer that needs no disk.
+const WAIT_UNDER_WATCHDOG: Duration = Duration::from_millis(250);
 
 /// One GPU: its context, one stream that all kernels run on, and the modules loaded so far, which all that use the GPU share.
 pub struct Gpu {
@@ -21,6 +29,13 @@ pub struct Gpu {
     capability: (i32, i32),
     multiprocessors: u32,
     shared_memory: usize,
+    host_wait_bound: Option<Duration>,
+    /// Pieces of work that were queued, and how many of them have ended for certain.
+    queued: AtomicU64,
+    finished: AtomicU64,
+    /// Whether work is being recorded, and whose memory it uses.
+    pub(crate) is_recording: AtomicBool,
+    pub(crate) recorded: Mutex<Option<Vec<Owner>>>,
 }
 
 impl Gpu {
@@ -30,6 +45,7 @@ impl Gpu {
     /// No driver, or one that is too old.
     pub fn count() -> Result<usize, CudaError> {
         check_driver()?;
+        check_not_lost()?;
         match result::init() {
             Ok(()) => {}
             Err(error) if error.0 == sys::CUresult::CUDA_ERROR_NO_DEVICE => return Ok(0),
@@ -44,6 +60,8 @@ impl Gpu {
     /// # Errors
     /// No driver, driver too old, no (such) GPU, a GPU that is too old, or whatever the driver says.
     pub fn open(ordinal: usize) -> Result<Gpu, CudaError> {
+        let span =
+            tracing::debug_span!("gpu_open", ordinal, name = tracing::field::Empty).entered();
         let count = Gpu::count()?;
         if count == 0 {
             return Err(CudaError::NoGpu);
@@ -54,6 +72,7 @@ impl Gpu {
         let open = CudaError::of("opening the GPU");
         let context = CudaContext::new(ordinal).map_err(open)?;
         let name = context.name().map_err(CudaError::of("asking for the GPU's name"))?;
+        span.record("name", name.as_str());
         let ask = |attribute| context.attribute(attribute).map_err(CudaError::of("asking the GPU"));
         let capability = (
             ask(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
@@ -65,11 +84,37 @@ impl Gpu {
         let multiprocessors = ask(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32;
         let shared = ask(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
         let shared_memory = usize::try_from(shared).unwrap_or_default();
+        let has_watchdog = ask(Attribute::CU_DEVICE_ATTRIBUTE_KERNEL_EXEC_TIMEOUT)? != 0;
+        let host_wait_bound = has_watchdog.then_some(WAIT_UNDER_WATCHDOG);
         // SAFETY: nothing uses cudarc's slices, whose implicit synchronisation this switches off.
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().map_err(CudaError::of("creating a stream"))?;
         let modules = Modules::of(&context);
-        Ok(Gpu { context, stream, modules, name, capability, multiprocessors, shared_memory })
+        Ok(Gpu {
+            context,
+            stream,
+            modules,
+            name,
+            capability,
+            multiprocessors,
+            shared_memory,
+            host_wait_bound,
+            queued: AtomicU64::new(0),
+            finished: AtomicU64::new(0),
+            is_recording: AtomicBool::new(false),
+            recorded: Mutex::new(None),
+        })
+    }
+
+    /// The longest that one kernel waits for the host before it gives up. `None`: as long as it takes, because the GPU has no
+    /// watchdog that would end it.
+    pub fn host_wait_bound(&self) -> Option<Duration> {
+        self.host_wait_bound
+    }
+
+    /// Has kernels give up after `bound`, at most four seconds, even without a watchdog.
+    pub fn with_host_wait_bound(self, bound: Duration) -> Gpu {
+        Gpu { host_wait_bound: Some(bound.min(Duration::from_secs(4))), ..self }
     }
 
     /// The product's name, such as `NVIDIA H200`.
@@ -110,6 +155,7 @@ impl Gpu {
     /// # Errors
     /// Whatever the driver says.
     pub fn memory_bytes(&self) -> Result<(u64, u64), CudaError> {
+        self.bind()?;
         let (free, total) =
             self.context.mem_get_info().map_err(CudaError::of("asking for free memory"))?;
         Ok((free as u64, total as u64))
@@ -120,7 +166,26 @@ impl Gpu {
     /// # Errors
     /// What went wrong in queued work: the GPU reports it here.
     pub fn synchronize(&self) -> Result<(), CudaError> {
-        self.stream.synchronize().map_err(CudaError::of("waiting for the GPU"))
+        self.bind()?;
+        let queued = self.queued();
+        self.stream.synchronize().map_err(CudaError::of("waiting for the GPU"))?;
+        self.finished.fetch_max(queued, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// A number that grows with everything that is queued.
+    pub(crate) fn queued(&self) -> u64 {
+        self.queued.load(Ordering::Relaxed)
+    }
+
+    /// All that was queued up to this number has ended.
+    pub(crate) fn finished(&self) -> u64 {
+        self.finished.load(Ordering::Relaxed)
+    }
+
+    /// Something is queued.
+    pub(crate) fn note_queued(&self) {
+        self.queued.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Whether everything queued is done, without waiting.
@@ -139,7 +204,7 @@ impl Gpu {
 
     /// Makes this GPU's context the calling thread's: every call of the driver needs it.
     pub(crate) fn bind(&self) -> Result<(), CudaError> {
-        self.context.bind_to_thread().map_err(CudaError::of("binding the GPU to the thread"))
+        bind(&self.context)
     }
 }
 

@@ -8,12 +8,16 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use bytemuck::Pod;
 use cudarc::driver::{CudaStream, result, sys};
 
+use crate::error::bind;
+use crate::lifetime::{Lifetime, Owner, while_alive};
 use crate::{CudaError, DevicePtr, Gpu};
 
 /// 32-bit words that stay where they are. Written and read through copies, never borrowed: the GPU may be at it.
 pub struct HostWords {
     first: *mut u32,
     count: usize,
+    /// `None` once the memory is about to be freed.
+    lifetime: Option<Lifetime>,
     stream: Arc<CudaStream>,
 }
 
@@ -68,8 +72,11 @@ impl HostWords {
     /// # Panics
     /// Beyond the end.
     pub fn device(&self, at: usize) -> DevicePtr<u32> {
-        assert!(at < self.count, "words beyond the end");
-        DevicePtr::new(self.first as u64 + 4 * at as u64)
+        let owner = self.lifetime.as_ref().map_or(Owner::nothing(), Lifetime::owner);
+        // SAFETY: never borrowed; dropping it drops the lifetime first, and then waits for the device.
+        let first: DevicePtr<u32> =
+            unsafe { DevicePtr::of_memory(self.first as u64, 4 * self.count, owner) };
+        first.offset(at)
     }
 
     /// Appends `count` words from `at` on to `values`, as floats.
@@ -92,9 +99,10 @@ impl HostWords {
 
 impl Drop for HostWords {
     fn drop(&mut self) {
-        if self.stream.context().bind_to_thread().is_ok() {
-            // What is queued may still read or write; its errors are reported elsewhere.
-            let _ = self.stream.synchronize();
+        self.lifetime = None;
+        if bind(self.stream.context()).is_ok() {
+            // What is queued, on any stream, may still read or write; its errors are reported elsewhere.
+            let _ = self.stream.context().synchronize();
             // SAFETY: came from the driver and is freed once.
             let _ = unsafe { result::free_host(self.first.cast()) };
         }
@@ -115,7 +123,8 @@ impl Gpu {
             .cast::<u32>();
         // SAFETY: as many bytes as were reserved.
         unsafe { first.cast::<u8>().write_bytes(0, bytes) };
-        Ok(HostWords { first, count, stream: self.shared_stream() })
+        let lifetime = Some(Lifetime::new());
+        Ok(HostWords { first, count, lifetime, stream: self.shared_stream() })
     }
 
     /// Queues a copy of words `range` to the device. They must stay as they are until it is done.
@@ -124,7 +133,7 @@ impl Gpu {
     /// Whatever the driver says.
     ///
     /// # Panics
-    /// When the range is beyond the end.
+    /// When the range is beyond the end, more words than are at the other place, or that memory was freed.
     pub fn queue_upload(
         &self,
         from: &HostWords,
@@ -133,17 +142,21 @@ impl Gpu {
     ) -> Result<(), CudaError> {
         assert!(range.start <= range.end && range.end <= from.count, "words beyond the end");
         self.bind()?;
-        // SAFETY: pinned memory that outlives what is queued: its drop waits.
-        unsafe {
+        to.check(range.len());
+        let owners = [to.owner(), from.device(0).owner()];
+        // SAFETY: pinned memory that outlives what is queued: its drop waits. There is room at `to`, by the check.
+        while_alive(&owners, || unsafe {
             sys::cuMemcpyHtoDAsync_v2(
                 to.address(),
                 from.first.add(range.start).cast(),
                 4 * range.len(),
                 self.stream().cu_stream(),
             )
-        }
+        })
         .result()
-        .map_err(CudaError::of("copying to the GPU"))
+        .map_err(CudaError::of("copying to the GPU"))?;
+        self.note_recorded(&owners);
+        Ok(())
     }
 
     /// Queues a copy from the device into words `range`, to be read after [`Gpu::synchronize`].
@@ -152,7 +165,7 @@ impl Gpu {
     /// Whatever the driver says.
     ///
     /// # Panics
-    /// When the range is beyond the end.
+    /// When the range is beyond the end, more words than are at the other place, or that memory was freed.
     pub fn queue_download(
         &self,
         from: DevicePtr<u32>,
@@ -161,16 +174,21 @@ impl Gpu {
     ) -> Result<(), CudaError> {
         assert!(range.start <= range.end && range.end <= to.count, "words beyond the end");
         self.bind()?;
-        // SAFETY: pinned memory that outlives what is queued: its drop waits. Nobody borrows it.
-        unsafe {
+        from.check(range.len());
+        let owners = [from.owner(), to.device(0).owner()];
+        // SAFETY: pinned memory that outlives what is queued: its drop waits. Nobody borrows it. As many words are at `from`, by
+        // the check.
+        while_alive(&owners, || unsafe {
             sys::cuMemcpyDtoHAsync_v2(
                 to.first.add(range.start).cast(),
                 from.address(),
                 4 * range.len(),
                 self.stream().cu_stream(),
             )
-        }
+        })
         .result()
-        .map_err(CudaError::of("copying from the GPU"))
+        .map_err(CudaError::of("copying from the GPU"))?;
+        self.note_recorded(&owners);
+        Ok(())
     }
 }

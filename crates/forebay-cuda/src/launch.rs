@@ -4,6 +4,7 @@ use std::ffi::c_void;
 
 use cudarc::driver::sys;
 
+use crate::lifetime::{Owner, while_alive};
 use crate::module::Kernel;
 use crate::{CudaError, DevicePtr, Gpu};
 
@@ -19,11 +20,23 @@ pub(crate) struct Launch {
     /// Each in the low bytes of a word: the driver is told where they lie and knows how long they are.
     arguments: [u64; MOST],
     count: usize,
+    /// Whose memory the pointers among them are of.
+    owners: [Owner; MOST],
+    owner_count: usize,
 }
 
 impl Launch {
     pub(crate) fn new(kernel: Kernel, grid: (u32, u32, u32), block: (u32, u32, u32)) -> Launch {
-        Launch { kernel, grid, block, shared_bytes: 0, arguments: [0; MOST], count: 0 }
+        Launch {
+            kernel,
+            grid,
+            block,
+            shared_bytes: 0,
+            arguments: [0; MOST],
+            count: 0,
+            owners: [Owner::nothing(); MOST],
+            owner_count: 0,
+        }
     }
 
     /// Dynamic shared memory of each block.
@@ -32,9 +45,32 @@ impl Launch {
         self
     }
 
-    /// `T*`.
-    pub(crate) fn ptr<T>(self, pointer: DevicePtr<T>) -> Launch {
-        self.u64(pointer.address())
+    /// `T*` for a kernel that reaches at most `elements` of them.
+    ///
+    /// # Panics
+    /// When there are fewer.
+    pub(crate) fn ptr<T>(self, pointer: DevicePtr<T>, elements: usize) -> Launch {
+        pointer.check(elements);
+        self.owned(pointer.owner()).u64(pointer.address())
+    }
+
+    /// As [`Launch::ptr`], or null.
+    pub(crate) fn optional<T>(self, pointer: DevicePtr<T>, elements: usize) -> Launch {
+        if pointer.is_null() { self.null() } else { self.ptr(pointer, elements) }
+    }
+
+    /// A `T*` that is null.
+    pub(crate) fn null(self) -> Launch {
+        self.u64(0)
+    }
+
+    /// Has the kernel reach memory of `owner`.
+    pub(crate) fn owned(mut self, owner: Owner) -> Launch {
+        if !self.owners[..self.owner_count].contains(&owner) {
+            self.owners[self.owner_count] = owner;
+            self.owner_count += 1;
+        }
+        self
     }
 
     /// `unsigned long long`.
@@ -82,19 +118,23 @@ impl Launch {
             attrs: &mut overlap,
             numAttrs: u32::from(self.kernel.waits),
         };
+        let owners = &self.owners[..self.owner_count];
         // SAFETY: the driver reads the arguments before it returns, none is longer than the word that it lies in, and
-        // the launchers of `kernels` give every kernel as many as it declares. Kernels reach device memory and
-        // pinned memory only.
-        unsafe {
+        // the launchers of `kernels` give every kernel as many as it declares. Pointers were checked to have as many elements
+        // behind them as the kernel reaches, and their memory exists.
+        while_alive(owners, || unsafe {
             sys::cuLaunchKernelEx(
                 &config,
                 self.kernel.function,
                 pointers.as_mut_ptr(),
                 std::ptr::null_mut(),
             )
-        }
+        })
         .result()
-        .map_err(CudaError::of("launching a kernel"))
+        .map_err(CudaError::of("launching a kernel"))?;
+        gpu.note_queued();
+        gpu.note_recorded(owners);
+        Ok(())
     }
 }
 

@@ -1,8 +1,9 @@
 //! Tensor operations on NVIDIA GPUs: the driver, device memory, and our kernels with their launchers.
 //!
 //! Needs the driver alone, and only at run time: kernels are shipped as PTX, which the driver compiles for the chip
-//! when a module is first used. Nothing here knows of files or of models. Launchers take addresses of device memory,
-//! because weights lie in slots of a pool; they queue work on the one compute stream, never wait and never allocate.
+//! when a module is first used. Nothing here knows of files or of models. Launchers take addresses that know how
+//! much memory follows them, and check it against the shapes that they are given. They queue work on the one compute stream, never
+//! wait and never allocate.
 
 mod callers_context;
 mod copy_rate;
@@ -15,13 +16,16 @@ mod graph;
 mod host_words;
 mod kernels;
 mod launch;
+mod lifetime;
 mod memory;
 mod module;
 mod pinned;
 mod ptx;
+mod tables;
 mod timer;
 mod weights_pool;
 
+pub use bytemuck::Pod;
 pub use callers_context::CallersContext;
 pub use copy_rate::Direction;
 pub use copy_stream::{CopyStream, InFlight, Marker};
@@ -34,5 +38,6 @@ pub use host_words::HostWords;
 pub use kernels::*;
 pub use memory::{DeviceMemory, DevicePtr};
 pub use pinned::Pinned;
+pub use tables::{AddressTable, AddressTables, SlotAddress, TableSize, TableStaging};
 pub use timer::Timer;
 pub use weights_pool::WeightsPool;

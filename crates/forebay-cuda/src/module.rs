@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use cudarc::driver::{CudaContext, result, sys};
 
-use crate::ptx::MODULES;
-use crate::{CudaError, Gpu};
+use crate::error::bind;
+use crate::{CudaError, Gpu, ptx};
 
 /// What hides instructions of compute capability 9.0 in the PTX, which is for 8.0.
 const HIDDEN: &str = "// 90: ";
@@ -67,7 +67,7 @@ impl Modules {
 impl Drop for Modules {
     fn drop(&mut self) {
         // Whoever queued kernels had these, so nothing is queued that anybody waits for. The context may go on in others' hands.
-        if self.context.bind_to_thread().is_err() || self.context.synchronize().is_err() {
+        if bind(&self.context).is_err() || self.context.synchronize().is_err() {
             return;
         }
         let loaded = self.loaded.get_mut().unwrap_or_else(PoisonError::into_inner);
@@ -96,6 +96,7 @@ impl Gpu {
     /// # Panics
     /// When there is no such module.
     pub fn load_modules(&self, modules: &[&'static str]) -> Result<(), CudaError> {
+        let _span = tracing::debug_span!("load_modules", modules = modules.len()).entered();
         self.bind()?;
         let capability = self.compute_capability();
         modules.iter().try_for_each(|module| {
@@ -132,10 +133,7 @@ impl Loaded {
         if let Some(module) = self.modules.get(name) {
             return Ok(*module);
         }
-        let (_, ptx) = MODULES
-            .iter()
-            .find(|(module, _)| *module == name)
-            .unwrap_or_else(|| panic!("there is no module {name}"));
+        let ptx = ptx::text(name).unwrap_or_else(|| panic!("there is no module {name}"));
         let (text, waits) = for_capability(ptx, capability);
         let text = CString::new(text).expect("PTX is text");
         // SAFETY: a NUL-terminated PTX text, as the driver expects.
@@ -148,10 +146,10 @@ impl Loaded {
 }
 
 /// The PTX for a GPU: where it has them, with the instructions by which a kernel waits for the one before. Whether it has.
-fn for_capability(ptx: &str, capability: (i32, i32)) -> (String, bool) {
+fn for_capability(ptx: String, capability: (i32, i32)) -> (String, bool) {
     let waits = capability >= (9, 0) && ptx.contains(WAITS);
     if !waits {
-        return (ptx.to_owned(), false);
+        return (ptx, false);
     }
     (ptx.replace(HIDDEN, "").replace(".target sm_80", ".target sm_90"), true)
 }
@@ -181,8 +179,9 @@ fn allow_large_shared_memory(function: sys::CUfunction, most: usize) -> Result<(
 
 fn named(error: CudaError, module: &str, kernel: &str) -> CudaError {
     match error {
-        CudaError::Driver { call, message } => {
-            CudaError::Driver { call, message: format!("{module} {kernel}: {message}") }
+        CudaError::Driver { call, code, name, message } => {
+            let message = format!("{module} {kernel}: {message}");
+            CudaError::Driver { call, code, name, message }
         }
         other => other,
     }
@@ -195,7 +194,8 @@ mod tests {
     #[test]
     fn all_kernels_of_a_module_wait_or_none() {
         let mut waiting = 0;
-        for (name, ptx) in MODULES {
+        for name in ptx::names() {
+            let ptx = ptx::text(name).unwrap();
             let kernels = ptx.matches(".entry ").count();
             let waits = ptx.matches(WAITS).count();
             assert!(waits == 0 || waits == kernels, "{name}: {waits} of {kernels}");
@@ -206,13 +206,13 @@ mod tests {
 
     #[test]
     fn instructions_are_uncovered_where_they_exist() {
-        let ptx = MODULES.iter().find(|(name, _)| *name == "norm").unwrap().1;
-        assert_eq!(for_capability(ptx, (8, 9)), (ptx.to_owned(), false));
+        let ptx = ptx::text("norm").unwrap();
+        assert_eq!(for_capability(ptx.clone(), (8, 9)), (ptx.clone(), false));
         let (text, waits) = for_capability(ptx, (9, 0));
         assert!(waits && !text.contains(HIDDEN) && text.contains("\n.target sm_90\n"));
         assert!(text.lines().any(|line| line.trim() == "griddepcontrol.wait;"));
         // Tensor cores' products do not wait: they are loaded as they are.
-        let ptx = MODULES.iter().find(|(name, _)| *name == "matmul_f16").unwrap().1;
-        assert_eq!(for_capability(ptx, (9, 0)), (ptx.to_owned(), false));
+        let ptx = ptx::text("matmul_f16").unwrap();
+        assert_eq!(for_capability(ptx.clone(), (9, 0)), (ptx, false));
     }
 }

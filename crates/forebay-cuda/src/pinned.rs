@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, sys};
 
+use crate::error::bind;
 use crate::{CudaError, Gpu};
 
 /// Memory that was there already, pinned until this is dropped. Takes about a quarter of a second for each GiB.
@@ -22,19 +23,22 @@ impl Pinned {
         self.addresses.len()
     }
 
-    /// Where kernels find a byte of this memory.
+    /// Where kernels find `bytes` of this memory. Who gives that to a kernel which writes has to own them until it has run.
     ///
     /// # Panics
-    /// When it is not of this memory.
-    pub fn device_address(&self, of: *const u8) -> u64 {
-        assert!(self.addresses.contains(&(of as usize)), "memory that is not pinned");
-        self.device + (of as usize - self.addresses.start) as u64
+    /// When they are not of this memory.
+    pub(crate) fn device_address(&self, bytes: &[u8]) -> u64 {
+        let Range { start, end } = bytes.as_ptr_range();
+        let is_inside =
+            self.addresses.start <= start as usize && end as usize <= self.addresses.end;
+        assert!(is_inside, "memory that is not pinned");
+        self.device + (start as usize - self.addresses.start) as u64
     }
 }
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        if self.context.bind_to_thread().is_ok() {
+        if bind(&self.context).is_ok() {
             // SAFETY: the range was registered by `Gpu::pin` and is given back once. Copies that still go on have
             // been waited for: they own their part of the memory, and an error here changes nothing.
             let _ = unsafe { sys::cuMemHostUnregister(self.addresses.start as *mut _) };
@@ -44,6 +48,9 @@ impl Drop for Pinned {
 
 impl Gpu {
     /// Pins memory of this process, which `owner` keeps mapped: whole pages that are in memory.
+    ///
+    /// By itself this lets no kernel reach the memory: addresses of it go to kernels through [`crate::ExpertMailbox`] alone, which
+    /// asks for the bytes themselves.
     ///
     /// # Errors
     /// Whatever the driver says: a limit on locked memory, above all.

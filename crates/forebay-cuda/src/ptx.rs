@@ -1,219 +1,110 @@
-//! Every module with its PTX. Written by `cargo xtask ptx` from `kernels/modules.txt`.
+//! The PTX of all modules: an archive that `cargo xtask ptx` writes, with one compressed frame per module.
+//!
+//! A module is decompressed when it is loaded, which takes about a millisecond. Tests compare every text with its hash;
+//! a program does not, because the archive is part of the program.
 
-/// Names and PTX texts.
-#[rustfmt::skip]
-pub(crate) static MODULES: [(&str, &str); 213] = [
-    ("quantize", include_str!("../kernels/ptx/quantize.compute_80.ptx")),
-    ("bandwidth", include_str!("../kernels/ptx/bandwidth.compute_80.ptx")),
-    ("norm", include_str!("../kernels/ptx/norm.compute_80.ptx")),
-    ("elementwise", include_str!("../kernels/ptx/elementwise.compute_80.ptx")),
-    ("convert", include_str!("../kernels/ptx/convert.compute_80.ptx")),
-    ("fetch", include_str!("../kernels/ptx/fetch.compute_80.ptx")),
-    ("columns", include_str!("../kernels/ptx/columns.compute_80.ptx")),
-    ("router_128", include_str!("../kernels/ptx/router_128.compute_80.ptx")),
-    ("router_256", include_str!("../kernels/ptx/router_256.compute_80.ptx")),
-    ("router_512", include_str!("../kernels/ptx/router_512.compute_80.ptx")),
-    ("router_few_f32_128", include_str!("../kernels/ptx/router_few_f32_128.compute_80.ptx")),
-    ("router_few_f32_256", include_str!("../kernels/ptx/router_few_f32_256.compute_80.ptx")),
-    ("router_few_f32_512", include_str!("../kernels/ptx/router_few_f32_512.compute_80.ptx")),
-    ("router_few_f16_128", include_str!("../kernels/ptx/router_few_f16_128.compute_80.ptx")),
-    ("router_few_f16_256", include_str!("../kernels/ptx/router_few_f16_256.compute_80.ptx")),
-    ("router_few_f16_512", include_str!("../kernels/ptx/router_few_f16_512.compute_80.ptx")),
-    ("router_few_bf16_128", include_str!("../kernels/ptx/router_few_bf16_128.compute_80.ptx")),
-    ("router_few_bf16_256", include_str!("../kernels/ptx/router_few_bf16_256.compute_80.ptx")),
-    ("router_few_bf16_512", include_str!("../kernels/ptx/router_few_bf16_512.compute_80.ptx")),
-    ("router_sort", include_str!("../kernels/ptx/router_sort.compute_80.ptx")),
-    ("top_k", include_str!("../kernels/ptx/top_k.compute_80.ptx")),
-    ("attention_inputs_f16", include_str!("../kernels/ptx/attention_inputs_f16.compute_80.ptx")),
-    ("attention_inputs_f32", include_str!("../kernels/ptx/attention_inputs_f32.compute_80.ptx")),
-    ("attention_inputs_q8_0", include_str!("../kernels/ptx/attention_inputs_q8_0.compute_80.ptx")),
-    ("attention_inputs_q4_0", include_str!("../kernels/ptx/attention_inputs_q4_0.compute_80.ptx")),
-    ("attention_general_f16", include_str!("../kernels/ptx/attention_general_f16.compute_80.ptx")),
-    ("attention_general_f32", include_str!("../kernels/ptx/attention_general_f32.compute_80.ptx")),
-    ("attention_general_q8_0", include_str!("../kernels/ptx/attention_general_q8_0.compute_80.ptx")),
-    ("attention_general_q4_0", include_str!("../kernels/ptx/attention_general_q4_0.compute_80.ptx")),
-    ("attention_latent_f16_16", include_str!("../kernels/ptx/attention_latent_f16_16.compute_80.ptx")),
-    ("attention_latent_f16_64", include_str!("../kernels/ptx/attention_latent_f16_64.compute_80.ptx")),
-    ("attention_latent_q8_0_16", include_str!("../kernels/ptx/attention_latent_q8_0_16.compute_80.ptx")),
-    ("attention_latent_q8_0_64", include_str!("../kernels/ptx/attention_latent_q8_0_64.compute_80.ptx")),
-    ("attention_latent_q4_0_16", include_str!("../kernels/ptx/attention_latent_q4_0_16.compute_80.ptx")),
-    ("attention_latent_q4_0_64", include_str!("../kernels/ptx/attention_latent_q4_0_64.compute_80.ptx")),
-    ("attention_decode_f16_64", include_str!("../kernels/ptx/attention_decode_f16_64.compute_80.ptx")),
-    ("attention_decode_f16_96", include_str!("../kernels/ptx/attention_decode_f16_96.compute_80.ptx")),
-    ("attention_decode_f16_128", include_str!("../kernels/ptx/attention_decode_f16_128.compute_80.ptx")),
-    ("attention_decode_f16_256", include_str!("../kernels/ptx/attention_decode_f16_256.compute_80.ptx")),
-    ("attention_decode_q8_0_64", include_str!("../kernels/ptx/attention_decode_q8_0_64.compute_80.ptx")),
-    ("attention_decode_q8_0_96", include_str!("../kernels/ptx/attention_decode_q8_0_96.compute_80.ptx")),
-    ("attention_decode_q8_0_128", include_str!("../kernels/ptx/attention_decode_q8_0_128.compute_80.ptx")),
-    ("attention_decode_q8_0_256", include_str!("../kernels/ptx/attention_decode_q8_0_256.compute_80.ptx")),
-    ("attention_decode_q4_0_64", include_str!("../kernels/ptx/attention_decode_q4_0_64.compute_80.ptx")),
-    ("attention_decode_q4_0_96", include_str!("../kernels/ptx/attention_decode_q4_0_96.compute_80.ptx")),
-    ("attention_decode_q4_0_128", include_str!("../kernels/ptx/attention_decode_q4_0_128.compute_80.ptx")),
-    ("attention_decode_q4_0_256", include_str!("../kernels/ptx/attention_decode_q4_0_256.compute_80.ptx")),
-    ("attention_prompt_f16_64", include_str!("../kernels/ptx/attention_prompt_f16_64.compute_80.ptx")),
-    ("attention_prompt_f16_96", include_str!("../kernels/ptx/attention_prompt_f16_96.compute_80.ptx")),
-    ("attention_prompt_f16_128", include_str!("../kernels/ptx/attention_prompt_f16_128.compute_80.ptx")),
-    ("attention_prompt_f16_256", include_str!("../kernels/ptx/attention_prompt_f16_256.compute_80.ptx")),
-    ("attention_prompt_q8_0_64", include_str!("../kernels/ptx/attention_prompt_q8_0_64.compute_80.ptx")),
-    ("attention_prompt_q8_0_96", include_str!("../kernels/ptx/attention_prompt_q8_0_96.compute_80.ptx")),
-    ("attention_prompt_q8_0_128", include_str!("../kernels/ptx/attention_prompt_q8_0_128.compute_80.ptx")),
-    ("attention_prompt_q8_0_256", include_str!("../kernels/ptx/attention_prompt_q8_0_256.compute_80.ptx")),
-    ("attention_prompt_q4_0_64", include_str!("../kernels/ptx/attention_prompt_q4_0_64.compute_80.ptx")),
-    ("attention_prompt_q4_0_96", include_str!("../kernels/ptx/attention_prompt_q4_0_96.compute_80.ptx")),
-    ("attention_prompt_q4_0_128", include_str!("../kernels/ptx/attention_prompt_q4_0_128.compute_80.ptx")),
-    ("attention_prompt_q4_0_256", include_str!("../kernels/ptx/attention_prompt_q4_0_256.compute_80.ptx")),
-    ("matvec_q4_0", include_str!("../kernels/ptx/matvec_q4_0.compute_80.ptx")),
-    ("matvec_few_q4_0", include_str!("../kernels/ptx/matvec_few_q4_0.compute_80.ptx")),
-    ("matvec_q4_1", include_str!("../kernels/ptx/matvec_q4_1.compute_80.ptx")),
-    ("matvec_few_q4_1", include_str!("../kernels/ptx/matvec_few_q4_1.compute_80.ptx")),
-    ("matvec_q5_0", include_str!("../kernels/ptx/matvec_q5_0.compute_80.ptx")),
-    ("matvec_few_q5_0", include_str!("../kernels/ptx/matvec_few_q5_0.compute_80.ptx")),
-    ("matvec_q5_1", include_str!("../kernels/ptx/matvec_q5_1.compute_80.ptx")),
-    ("matvec_few_q5_1", include_str!("../kernels/ptx/matvec_few_q5_1.compute_80.ptx")),
-    ("matvec_q8_0", include_str!("../kernels/ptx/matvec_q8_0.compute_80.ptx")),
-    ("matvec_few_q8_0", include_str!("../kernels/ptx/matvec_few_q8_0.compute_80.ptx")),
-    ("matvec_q2_k", include_str!("../kernels/ptx/matvec_q2_k.compute_80.ptx")),
-    ("matvec_few_q2_k", include_str!("../kernels/ptx/matvec_few_q2_k.compute_80.ptx")),
-    ("matvec_q3_k", include_str!("../kernels/ptx/matvec_q3_k.compute_80.ptx")),
-    ("matvec_few_q3_k", include_str!("../kernels/ptx/matvec_few_q3_k.compute_80.ptx")),
-    ("matvec_q4_k", include_str!("../kernels/ptx/matvec_q4_k.compute_80.ptx")),
-    ("matvec_few_q4_k", include_str!("../kernels/ptx/matvec_few_q4_k.compute_80.ptx")),
-    ("matvec_q5_k", include_str!("../kernels/ptx/matvec_q5_k.compute_80.ptx")),
-    ("matvec_few_q5_k", include_str!("../kernels/ptx/matvec_few_q5_k.compute_80.ptx")),
-    ("matvec_q6_k", include_str!("../kernels/ptx/matvec_q6_k.compute_80.ptx")),
-    ("matvec_few_q6_k", include_str!("../kernels/ptx/matvec_few_q6_k.compute_80.ptx")),
-    ("matvec_iq4_nl", include_str!("../kernels/ptx/matvec_iq4_nl.compute_80.ptx")),
-    ("matvec_few_iq4_nl", include_str!("../kernels/ptx/matvec_few_iq4_nl.compute_80.ptx")),
-    ("matvec_iq4_xs", include_str!("../kernels/ptx/matvec_iq4_xs.compute_80.ptx")),
-    ("matvec_few_iq4_xs", include_str!("../kernels/ptx/matvec_few_iq4_xs.compute_80.ptx")),
-    ("matvec_iq2_xxs", include_str!("../kernels/ptx/matvec_iq2_xxs.compute_80.ptx")),
-    ("matvec_few_iq2_xxs", include_str!("../kernels/ptx/matvec_few_iq2_xxs.compute_80.ptx")),
-    ("matvec_iq2_xs", include_str!("../kernels/ptx/matvec_iq2_xs.compute_80.ptx")),
-    ("matvec_few_iq2_xs", include_str!("../kernels/ptx/matvec_few_iq2_xs.compute_80.ptx")),
-    ("matvec_iq2_s", include_str!("../kernels/ptx/matvec_iq2_s.compute_80.ptx")),
-    ("matvec_few_iq2_s", include_str!("../kernels/ptx/matvec_few_iq2_s.compute_80.ptx")),
-    ("matvec_iq3_xxs", include_str!("../kernels/ptx/matvec_iq3_xxs.compute_80.ptx")),
-    ("matvec_few_iq3_xxs", include_str!("../kernels/ptx/matvec_few_iq3_xxs.compute_80.ptx")),
-    ("matvec_iq3_s", include_str!("../kernels/ptx/matvec_iq3_s.compute_80.ptx")),
-    ("matvec_few_iq3_s", include_str!("../kernels/ptx/matvec_few_iq3_s.compute_80.ptx")),
-    ("matvec_iq1_s", include_str!("../kernels/ptx/matvec_iq1_s.compute_80.ptx")),
-    ("matvec_few_iq1_s", include_str!("../kernels/ptx/matvec_few_iq1_s.compute_80.ptx")),
-    ("matvec_iq1_m", include_str!("../kernels/ptx/matvec_iq1_m.compute_80.ptx")),
-    ("matvec_few_iq1_m", include_str!("../kernels/ptx/matvec_few_iq1_m.compute_80.ptx")),
-    ("matvec_tq1_0", include_str!("../kernels/ptx/matvec_tq1_0.compute_80.ptx")),
-    ("matvec_few_tq1_0", include_str!("../kernels/ptx/matvec_few_tq1_0.compute_80.ptx")),
-    ("matvec_tq2_0", include_str!("../kernels/ptx/matvec_tq2_0.compute_80.ptx")),
-    ("matvec_few_tq2_0", include_str!("../kernels/ptx/matvec_few_tq2_0.compute_80.ptx")),
-    ("matvec_mxfp4", include_str!("../kernels/ptx/matvec_mxfp4.compute_80.ptx")),
-    ("matvec_few_mxfp4", include_str!("../kernels/ptx/matvec_few_mxfp4.compute_80.ptx")),
-    ("matvec_nvfp4", include_str!("../kernels/ptx/matvec_nvfp4.compute_80.ptx")),
-    ("matvec_few_nvfp4", include_str!("../kernels/ptx/matvec_few_nvfp4.compute_80.ptx")),
-    ("matvec_q1_0", include_str!("../kernels/ptx/matvec_q1_0.compute_80.ptx")),
-    ("matvec_few_q1_0", include_str!("../kernels/ptx/matvec_few_q1_0.compute_80.ptx")),
-    ("matvec_q2_0", include_str!("../kernels/ptx/matvec_q2_0.compute_80.ptx")),
-    ("matvec_few_q2_0", include_str!("../kernels/ptx/matvec_few_q2_0.compute_80.ptx")),
-    ("matvec_f64", include_str!("../kernels/ptx/matvec_f64.compute_80.ptx")),
-    ("matvec_few_f64", include_str!("../kernels/ptx/matvec_few_f64.compute_80.ptx")),
-    ("matvec_f32", include_str!("../kernels/ptx/matvec_f32.compute_80.ptx")),
-    ("matvec_few_f32", include_str!("../kernels/ptx/matvec_few_f32.compute_80.ptx")),
-    ("matvec_f16", include_str!("../kernels/ptx/matvec_f16.compute_80.ptx")),
-    ("matvec_few_f16", include_str!("../kernels/ptx/matvec_few_f16.compute_80.ptx")),
-    ("matvec_bf16", include_str!("../kernels/ptx/matvec_bf16.compute_80.ptx")),
-    ("matvec_few_bf16", include_str!("../kernels/ptx/matvec_few_bf16.compute_80.ptx")),
-    ("matvec_f8_e4m3", include_str!("../kernels/ptx/matvec_f8_e4m3.compute_80.ptx")),
-    ("matvec_few_f8_e4m3", include_str!("../kernels/ptx/matvec_few_f8_e4m3.compute_80.ptx")),
-    ("matvec_f8_e5m2", include_str!("../kernels/ptx/matvec_f8_e5m2.compute_80.ptx")),
-    ("matvec_few_f8_e5m2", include_str!("../kernels/ptx/matvec_few_f8_e5m2.compute_80.ptx")),
-    ("narrow", include_str!("../kernels/ptx/narrow.compute_80.ptx")),
-    ("matmul_f16", include_str!("../kernels/ptx/matmul_f16.compute_80.ptx")),
-    ("matmul_bf16", include_str!("../kernels/ptx/matmul_bf16.compute_80.ptx")),
-    ("matmul_f8_e4m3", include_str!("../kernels/ptx/matmul_f8_e4m3.compute_80.ptx")),
-    ("matmul_f8_e5m2", include_str!("../kernels/ptx/matmul_f8_e5m2.compute_80.ptx")),
-    ("matmul_q4_0", include_str!("../kernels/ptx/matmul_q4_0.compute_80.ptx")),
-    ("matmul_q4_1", include_str!("../kernels/ptx/matmul_q4_1.compute_80.ptx")),
-    ("matmul_q5_0", include_str!("../kernels/ptx/matmul_q5_0.compute_80.ptx")),
-    ("matmul_q5_1", include_str!("../kernels/ptx/matmul_q5_1.compute_80.ptx")),
-    ("matmul_q8_0", include_str!("../kernels/ptx/matmul_q8_0.compute_80.ptx")),
-    ("matmul_q2_k", include_str!("../kernels/ptx/matmul_q2_k.compute_80.ptx")),
-    ("matmul_q3_k", include_str!("../kernels/ptx/matmul_q3_k.compute_80.ptx")),
-    ("matmul_q4_k", include_str!("../kernels/ptx/matmul_q4_k.compute_80.ptx")),
-    ("matmul_q5_k", include_str!("../kernels/ptx/matmul_q5_k.compute_80.ptx")),
-    ("matmul_q6_k", include_str!("../kernels/ptx/matmul_q6_k.compute_80.ptx")),
-    ("matmul_iq4_nl", include_str!("../kernels/ptx/matmul_iq4_nl.compute_80.ptx")),
-    ("matmul_iq4_xs", include_str!("../kernels/ptx/matmul_iq4_xs.compute_80.ptx")),
-    ("matmul_iq2_xxs", include_str!("../kernels/ptx/matmul_iq2_xxs.compute_80.ptx")),
-    ("matmul_iq2_xs", include_str!("../kernels/ptx/matmul_iq2_xs.compute_80.ptx")),
-    ("matmul_iq2_s", include_str!("../kernels/ptx/matmul_iq2_s.compute_80.ptx")),
-    ("matmul_iq3_xxs", include_str!("../kernels/ptx/matmul_iq3_xxs.compute_80.ptx")),
-    ("matmul_iq3_s", include_str!("../kernels/ptx/matmul_iq3_s.compute_80.ptx")),
-    ("matmul_iq1_s", include_str!("../kernels/ptx/matmul_iq1_s.compute_80.ptx")),
-    ("matmul_iq1_m", include_str!("../kernels/ptx/matmul_iq1_m.compute_80.ptx")),
-    ("matmul_tq1_0", include_str!("../kernels/ptx/matmul_tq1_0.compute_80.ptx")),
-    ("matmul_tq2_0", include_str!("../kernels/ptx/matmul_tq2_0.compute_80.ptx")),
-    ("matmul_mxfp4", include_str!("../kernels/ptx/matmul_mxfp4.compute_80.ptx")),
-    ("matmul_nvfp4", include_str!("../kernels/ptx/matmul_nvfp4.compute_80.ptx")),
-    ("matmul_q1_0", include_str!("../kernels/ptx/matmul_q1_0.compute_80.ptx")),
-    ("matmul_q2_0", include_str!("../kernels/ptx/matmul_q2_0.compute_80.ptx")),
-    ("exact_f64", include_str!("../kernels/ptx/exact_f64.compute_80.ptx")),
-    ("exact_f32", include_str!("../kernels/ptx/exact_f32.compute_80.ptx")),
-    ("exact_f16", include_str!("../kernels/ptx/exact_f16.compute_80.ptx")),
-    ("exact_bf16", include_str!("../kernels/ptx/exact_bf16.compute_80.ptx")),
-    ("exact_f8_e4m3", include_str!("../kernels/ptx/exact_f8_e4m3.compute_80.ptx")),
-    ("exact_f8_e5m2", include_str!("../kernels/ptx/exact_f8_e5m2.compute_80.ptx")),
-    ("exact_q4_0", include_str!("../kernels/ptx/exact_q4_0.compute_80.ptx")),
-    ("exact_q4_1", include_str!("../kernels/ptx/exact_q4_1.compute_80.ptx")),
-    ("exact_q5_0", include_str!("../kernels/ptx/exact_q5_0.compute_80.ptx")),
-    ("exact_q5_1", include_str!("../kernels/ptx/exact_q5_1.compute_80.ptx")),
-    ("exact_q8_0", include_str!("../kernels/ptx/exact_q8_0.compute_80.ptx")),
-    ("exact_q2_k", include_str!("../kernels/ptx/exact_q2_k.compute_80.ptx")),
-    ("exact_q3_k", include_str!("../kernels/ptx/exact_q3_k.compute_80.ptx")),
-    ("exact_q4_k", include_str!("../kernels/ptx/exact_q4_k.compute_80.ptx")),
-    ("exact_q5_k", include_str!("../kernels/ptx/exact_q5_k.compute_80.ptx")),
-    ("exact_q6_k", include_str!("../kernels/ptx/exact_q6_k.compute_80.ptx")),
-    ("exact_iq4_nl", include_str!("../kernels/ptx/exact_iq4_nl.compute_80.ptx")),
-    ("exact_iq4_xs", include_str!("../kernels/ptx/exact_iq4_xs.compute_80.ptx")),
-    ("exact_iq2_xxs", include_str!("../kernels/ptx/exact_iq2_xxs.compute_80.ptx")),
-    ("exact_iq2_xs", include_str!("../kernels/ptx/exact_iq2_xs.compute_80.ptx")),
-    ("exact_iq2_s", include_str!("../kernels/ptx/exact_iq2_s.compute_80.ptx")),
-    ("exact_iq3_xxs", include_str!("../kernels/ptx/exact_iq3_xxs.compute_80.ptx")),
-    ("exact_iq3_s", include_str!("../kernels/ptx/exact_iq3_s.compute_80.ptx")),
-    ("exact_iq1_s", include_str!("../kernels/ptx/exact_iq1_s.compute_80.ptx")),
-    ("exact_iq1_m", include_str!("../kernels/ptx/exact_iq1_m.compute_80.ptx")),
-    ("exact_tq1_0", include_str!("../kernels/ptx/exact_tq1_0.compute_80.ptx")),
-    ("exact_tq2_0", include_str!("../kernels/ptx/exact_tq2_0.compute_80.ptx")),
-    ("exact_mxfp4", include_str!("../kernels/ptx/exact_mxfp4.compute_80.ptx")),
-    ("exact_nvfp4", include_str!("../kernels/ptx/exact_nvfp4.compute_80.ptx")),
-    ("exact_q1_0", include_str!("../kernels/ptx/exact_q1_0.compute_80.ptx")),
-    ("exact_q2_0", include_str!("../kernels/ptx/exact_q2_0.compute_80.ptx")),
-    ("embedding_f64", include_str!("../kernels/ptx/embedding_f64.compute_80.ptx")),
-    ("embedding_f32", include_str!("../kernels/ptx/embedding_f32.compute_80.ptx")),
-    ("embedding_f16", include_str!("../kernels/ptx/embedding_f16.compute_80.ptx")),
-    ("embedding_bf16", include_str!("../kernels/ptx/embedding_bf16.compute_80.ptx")),
-    ("embedding_f8_e4m3", include_str!("../kernels/ptx/embedding_f8_e4m3.compute_80.ptx")),
-    ("embedding_f8_e5m2", include_str!("../kernels/ptx/embedding_f8_e5m2.compute_80.ptx")),
-    ("embedding_q4_0", include_str!("../kernels/ptx/embedding_q4_0.compute_80.ptx")),
-    ("embedding_q4_1", include_str!("../kernels/ptx/embedding_q4_1.compute_80.ptx")),
-    ("embedding_q5_0", include_str!("../kernels/ptx/embedding_q5_0.compute_80.ptx")),
-    ("embedding_q5_1", include_str!("../kernels/ptx/embedding_q5_1.compute_80.ptx")),
-    ("embedding_q8_0", include_str!("../kernels/ptx/embedding_q8_0.compute_80.ptx")),
-    ("embedding_q2_k", include_str!("../kernels/ptx/embedding_q2_k.compute_80.ptx")),
-    ("embedding_q3_k", include_str!("../kernels/ptx/embedding_q3_k.compute_80.ptx")),
-    ("embedding_q4_k", include_str!("../kernels/ptx/embedding_q4_k.compute_80.ptx")),
-    ("embedding_q5_k", include_str!("../kernels/ptx/embedding_q5_k.compute_80.ptx")),
-    ("embedding_q6_k", include_str!("../kernels/ptx/embedding_q6_k.compute_80.ptx")),
-    ("embedding_iq4_nl", include_str!("../kernels/ptx/embedding_iq4_nl.compute_80.ptx")),
-    ("embedding_iq4_xs", include_str!("../kernels/ptx/embedding_iq4_xs.compute_80.ptx")),
-    ("embedding_iq2_xxs", include_str!("../kernels/ptx/embedding_iq2_xxs.compute_80.ptx")),
-    ("embedding_iq2_xs", include_str!("../kernels/ptx/embedding_iq2_xs.compute_80.ptx")),
-    ("embedding_iq2_s", include_str!("../kernels/ptx/embedding_iq2_s.compute_80.ptx")),
-    ("embedding_iq3_xxs", include_str!("../kernels/ptx/embedding_iq3_xxs.compute_80.ptx")),
-    ("embedding_iq3_s", include_str!("../kernels/ptx/embedding_iq3_s.compute_80.ptx")),
-    ("embedding_iq1_s", include_str!("../kernels/ptx/embedding_iq1_s.compute_80.ptx")),
-    ("embedding_iq1_m", include_str!("../kernels/ptx/embedding_iq1_m.compute_80.ptx")),
-    ("embedding_tq1_0", include_str!("../kernels/ptx/embedding_tq1_0.compute_80.ptx")),
-    ("embedding_tq2_0", include_str!("../kernels/ptx/embedding_tq2_0.compute_80.ptx")),
-    ("embedding_mxfp4", include_str!("../kernels/ptx/embedding_mxfp4.compute_80.ptx")),
-    ("embedding_nvfp4", include_str!("../kernels/ptx/embedding_nvfp4.compute_80.ptx")),
-    ("embedding_q1_0", include_str!("../kernels/ptx/embedding_q1_0.compute_80.ptx")),
-    ("embedding_q2_0", include_str!("../kernels/ptx/embedding_q2_0.compute_80.ptx")),
-];
+use std::io::Read;
+use std::ops::Range;
+use std::sync::OnceLock;
+
+static ARCHIVE: &[u8] = include_bytes!("../kernels/ptx.zst");
+/// One line per frame; the file says what is in it.
+static MANIFEST: &str = include_str!("../kernels/ptx.txt");
+
+struct Entry {
+    name: &'static str,
+    /// First half of the text's SHA-256.
+    #[cfg(test)]
+    hash: &'static str,
+    /// Length of the text.
+    bytes: usize,
+    /// The module whose text this frame refers to.
+    base: Option<&'static str>,
+    /// Where the frame lies in the archive.
+    frame: Range<usize>,
+}
+
+/// Whether there is such a module.
+#[cfg(test)]
+pub(crate) fn has(name: &str) -> bool {
+    find(name).is_some()
+}
+
+#[cfg(test)]
+pub(crate) fn names() -> impl Iterator<Item = &'static str> {
+    entries().iter().map(|entry| entry.name)
+}
+
+/// The PTX of a module, or `None` if there is no such module.
+///
+/// # Panics
+/// When the archive is damaged, which tests exclude.
+pub(crate) fn text(name: &str) -> Option<String> {
+    let entry = find(name)?;
+    let base = match entry.base {
+        Some(base) => decompress(find(base).expect("the base is a module"), &[]),
+        None => Vec::new(),
+    };
+    Some(String::from_utf8(decompress(entry, &base)).expect("PTX is text"))
+}
+
+fn decompress(entry: &Entry, base: &[u8]) -> Vec<u8> {
+    let mut text = Vec::with_capacity(entry.bytes);
+    zstd::stream::read::Decoder::with_ref_prefix(&ARCHIVE[entry.frame.clone()], base)
+        .and_then(|mut decoder| decoder.read_to_end(&mut text))
+        .unwrap_or_else(|error| panic!("PTX of {}: {error}", entry.name));
+    assert_eq!(text.len(), entry.bytes, "PTX of {}", entry.name);
+    text
+}
+
+fn find(name: &str) -> Option<&'static Entry> {
+    entries().iter().find(|entry| entry.name == name)
+}
+
+fn entries() -> &'static [Entry] {
+    static ENTRIES: OnceLock<Vec<Entry>> = OnceLock::new();
+    ENTRIES.get_or_init(|| {
+        let mut end = 0;
+        let words = MANIFEST.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+        words
+            .filter_map(|words| match words[..] {
+                [name, _, _, _hash, bytes, base, stored] if name != "#" => {
+                    let number = |word: &str| word.parse().expect("the manifest holds numbers");
+                    let frame = end..end + number(stored);
+                    end = frame.end;
+                    Some(Entry {
+                        name,
+                        #[cfg(test)]
+                        hash: _hash,
+                        bytes: number(bytes),
+                        base: (base != "-").then_some(base),
+                        frame,
+                    })
+                }
+                _ => None,
+            })
+            .collect()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use sha2::{Digest, Sha256};
+
+    use super::*;
+
+    #[test]
+    fn every_text_has_the_hash_of_the_manifest() {
+        assert!(entries().len() > 100);
+        for entry in entries() {
+            let text = text(entry.name).unwrap();
+            let hash = Sha256::digest(text.as_bytes());
+            let hash: String = hash.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+            assert_eq!(hash, entry.hash, "{}", entry.name);
+            assert!(text.starts_with(&format!("// {} ", entry.name)), "{}", entry.name);
+            assert!(entry.bytes > 0);
+        }
+        assert_eq!(entries().last().unwrap().frame.end, ARCHIVE.len());
+        assert!(text("no_such_module").is_none() && !has("no_such_module"));
+    }
+}

@@ -10,7 +10,8 @@ use cudarc::driver::sys::{
 };
 use cudarc::driver::{CudaContext, DriverError};
 
-use crate::error::is_out_of_memory;
+use crate::error::{bind, is_out_of_memory};
+use crate::lifetime::{Lifetime, Owner};
 use crate::{CudaError, DeviceMemory, DevicePtr, Gpu};
 
 /// Memory for weights at addresses that stay.
@@ -29,6 +30,8 @@ struct Mapped {
     address: u64,
     reserved_bytes: usize,
     chunk_bytes: usize,
+    /// `None` once the memory is about to be freed.
+    lifetime: Option<Lifetime>,
     /// What is mapped, in order.
     chunks: Vec<sys::CUmemGenericAllocationHandle>,
     location: CUmemLocation,
@@ -67,16 +70,23 @@ impl Gpu {
             .result()
             .map_err(CudaError::of("reserving addresses of the GPU"))?;
         let chunks = Vec::with_capacity(reserved_bytes / chunk_bytes);
-        let mapped = Mapped { address, reserved_bytes, chunk_bytes, chunks, location, context };
+        let lifetime = Some(Lifetime::new());
+        let mapped =
+            Mapped { address, reserved_bytes, chunk_bytes, lifetime, chunks, location, context };
         Ok(WeightsPool { kind: Kind::Virtual(mapped) })
     }
 }
 
 impl WeightsPool {
-    /// The first byte; aligned to 256 at least.
+    /// The first byte of those that can be used now; aligned to 256 at least.
     pub fn ptr(&self) -> DevicePtr<u8> {
         match &self.kind {
-            Kind::Virtual(mapped) => DevicePtr::new(mapped.address),
+            Kind::Virtual(mapped) => {
+                let owner = mapped.lifetime.as_ref().map_or(Owner::nothing(), Lifetime::owner);
+                // SAFETY: device memory of ours; dropping it drops the lifetime first, and then waits for the device. What
+                // `shrink` takes away stays reserved: the GPU refuses such an address, and nothing else is ever there.
+                unsafe { DevicePtr::of_memory(mapped.address, self.bytes(), owner) }
+            }
             Kind::Plain(memory) => memory.ptr(),
         }
     }
@@ -194,8 +204,9 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
+        self.lifetime = None;
         // Unmapping waits for nothing by itself. Errors are those of earlier work and are reported elsewhere.
-        if self.context.bind_to_thread().is_err() || self.context.synchronize().is_err() {
+        if bind(&self.context).is_err() || self.context.synchronize().is_err() {
             return;
         }
         while !self.chunks.is_empty() {

@@ -1,12 +1,8 @@
 //! Which device computes, and why.
 
-use std::path::Path;
+use forebay_model::ModelError;
 
-use forebay_cuda::{CudaError, Gpu};
-use forebay_model::{Architecture, CudaPlan, ModelError, Weights};
-
-use crate::doctor::MachineProfile;
-use crate::plan::{Rates, unit_rates};
+use crate::gpu::{self, GpuPlan};
 use crate::{CpuHelp, EngineError, KvCacheType, SessionOptions};
 
 /// Where a user wants a model to be computed.
@@ -22,7 +18,7 @@ pub enum DeviceChoice {
 /// What was chosen.
 pub(crate) struct Chosen {
     /// The GPU with room for the model; `None` for the CPU.
-    pub cuda: Option<CudaPlan>,
+    pub cuda: Option<GpuPlan>,
     /// `cpu`, `cuda:N`, or `cuda:N and cpu`.
     pub name: String,
     /// Why a GPU that might have been used is not.
@@ -37,7 +33,7 @@ impl Chosen {
         Chosen { cuda: None, name: "cpu".into(), why_not_cuda, announce }
     }
 
-    fn cuda(plan: CudaPlan, ordinal: usize) -> Chosen {
+    fn cuda(plan: GpuPlan, ordinal: usize) -> Chosen {
         let too = if plan.units().cpu_takes_part() { " and cpu" } else { "" };
         let name = format!("cuda:{ordinal}{too}");
         Chosen { cuda: Some(plan), name, why_not_cuda: None, announce: false }
@@ -48,7 +44,7 @@ impl Chosen {
 pub(crate) fn wanted_gpu(options: &SessionOptions) -> Option<usize> {
     match options.device {
         DeviceChoice::Cpu => None,
-        DeviceChoice::Auto if host_option(options).is_some() && gpu_option(options).is_none() => {
+        DeviceChoice::Auto if host_option(options).is_some() && options.gpu_option().is_none() => {
             None
         }
         DeviceChoice::Auto => Some(0),
@@ -56,17 +52,14 @@ pub(crate) fn wanted_gpu(options: &SessionOptions) -> Option<usize> {
     }
 }
 
-/// Finds out which device `options` mean and whether the model of `folder` fits; `gpu` is [`wanted_gpu`], opened.
+/// Finds out which device `options` mean; `plan` opens the GPU of [`wanted_gpu`] and plans the model for it. `dense`: the model has no experts.
 ///
 /// # Errors
 /// A GPU that was asked for and cannot be used, a model that does not fit it, and options that would have no effect.
 pub(crate) fn choose(
     options: &SessionOptions,
-    gpu: impl FnOnce() -> Result<Gpu, CudaError>,
-    architecture: &Architecture,
-    weights: &Weights,
-    context: usize,
-    folder: &Path,
+    dense: bool,
+    plan: impl FnOnce() -> Result<GpuPlan, EngineError>,
 ) -> Result<Chosen, EngineError> {
     if options.exact && options.kv_cache != KvCacheType::F16 {
         return Err(EngineError::BadOption {
@@ -75,41 +68,8 @@ pub(crate) fn choose(
             expected: "--exact keeps keys and values in f32: leave one of them out".into(),
         });
     }
-    let plan = || -> Result<CudaPlan, EngineError> {
-        if options.cpu_help == CpuHelp::Always && options.exact {
-            return Err(EngineError::BadOption {
-                name: "--cpu-experts",
-                value: "given".into(),
-                expected: "--exact has the GPU compute all: leave one of them out".into(),
-            });
-        }
-        let gpu = gpu()?;
-        let shape = CudaPlan::cache(architecture, context, options.kv_on_gpu());
-        let (exact, vram) = (options.exact, options.vram_bytes);
-        let plan = CudaPlan::new(gpu, architecture, weights, shape, exact, vram, options.policy)?;
-        let plan = if options.cuda_graphs { plan } else { plan.without_graphs() };
-        if options.cpu_help == CpuHelp::Always && plan.slots().is_none() {
-            return Err(EngineError::BadOption {
-                name: "--cpu-experts",
-                value: "given".into(),
-                expected: "no experts are outside of the GPU's memory: leave it out".into(),
-            });
-        }
-        if plan.units().all_in_vram() {
-            return Ok(plan);
-        }
-        let rates = options.unit_rates.unwrap_or_else(|| {
-            let profile = MachineProfile::of_folder(folder).ok();
-            let known = profile.and_then(|profile| Rates::new(&profile).ok());
-            let rates = known.unwrap_or_else(|| Rates::usual(processors()));
-            let rates = rates.with_threads(options.threads);
-            unit_rates(architecture, weights, context, &rates, plan.units())
-        });
-        Ok(plan.share_with_cpu(&rates))
-    };
-    let dense = architecture.expert_layers().next().is_none();
     match options.device {
-        DeviceChoice::Cpu => match gpu_option(options) {
+        DeviceChoice::Cpu => match options.gpu_option() {
             Some(name) => Err(EngineError::BadOption {
                 name,
                 value: "given".into(),
@@ -119,21 +79,25 @@ pub(crate) fn choose(
             None => Ok(Chosen::cpu(None)),
         },
         DeviceChoice::Cuda(ordinal) => on_gpu(options, ordinal, dense, plan),
-        DeviceChoice::Auto => match (host_option(options), gpu_option(options)) {
+        DeviceChoice::Auto => match (host_option(options), options.gpu_option()) {
             // Options for both: the CPU helps the GPU, or they contradict each other.
-            (Some(_), Some(_)) => on_gpu(options, 0, dense, plan),
+            (Some(_), Some(name)) => {
+                on_gpu(options, 0, dense, plan).map_err(|error| without_gpu(name, error))
+            }
             (Some(name), None) => {
                 let why = Some(format!("{name} is for the CPU"));
                 Ok(Chosen { announce: false, ..Chosen::cpu(why) })
             }
             (None, for_gpu) => match plan() {
                 Ok(plan) => Ok(Chosen { announce: true, ..Chosen::cuda(plan, 0) }),
-                // A budget for memory that is not there has no effect.
-                Err(EngineError::Cuda(error)) if for_gpu.is_some() => Err(error.into()),
-                Err(EngineError::Cuda(error)) => {
-                    let announce = error != CudaError::NoDriver;
-                    Ok(Chosen { announce, ..Chosen::cpu(Some(error.to_string())) })
-                }
+                Err(error) if gpu::is_unusable(&error) => match for_gpu {
+                    // A budget for memory that is not there has no effect.
+                    Some(name) => Err(without_gpu(name, error)),
+                    None => {
+                        let (why, announce) = gpu::why_unusable(error);
+                        Ok(Chosen { announce, ..Chosen::cpu(Some(why)) })
+                    }
+                },
                 // A budget may turn out to be too small; the other options say how a GPU computes.
                 Err(EngineError::Model(
                     error @ (ModelError::VramTooSmall { .. } | ModelError::NotOnGpu { .. }),
@@ -146,12 +110,25 @@ pub(crate) fn choose(
     }
 }
 
+/// The option `name` is for a GPU, and `error` may say that there is none.
+fn without_gpu(name: &'static str, error: EngineError) -> EngineError {
+    if !gpu::is_unusable(&error) {
+        return error;
+    }
+    let why = gpu::why_unusable(error).0;
+    EngineError::BadOption {
+        name,
+        value: "given".into(),
+        expected: format!("it is for a GPU, and none can be used: {why}: leave it out"),
+    }
+}
+
 /// The GPU that was asked for, with options for the CPU only if that takes part: in experts, or in layers of a `dense` model.
 fn on_gpu(
     options: &SessionOptions,
     ordinal: usize,
     dense: bool,
-    plan: impl FnOnce() -> Result<CudaPlan, EngineError>,
+    plan: impl FnOnce() -> Result<GpuPlan, EngineError>,
 ) -> Result<Chosen, EngineError> {
     let refused = |name, expected: &str| {
         Err(EngineError::BadOption { name, value: "given".into(), expected: expected.into() })
@@ -175,10 +152,6 @@ fn on_gpu(
     }
 }
 
-fn processors() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
-}
-
 /// An option that is given and only means something where the CPU computes. `--ram` and `--policy` do not: they bound and
 /// rule what of a model stays in host memory, on a GPU what it has no room for.
 fn host_option(options: &SessionOptions) -> Option<&'static str> {
@@ -186,15 +159,17 @@ fn host_option(options: &SessionOptions) -> Option<&'static str> {
     given.into_iter().find(|(_, given)| *given).map(|(name, _)| name)
 }
 
-/// An option that is given and only means something on a GPU.
-fn gpu_option(options: &SessionOptions) -> Option<&'static str> {
-    let given = [
-        ("--no-cuda-graph", !options.cuda_graphs),
-        ("--cpu-experts", options.cpu_help == CpuHelp::Always),
-        ("--no-cpu-experts", options.cpu_help == CpuHelp::Never),
-        ("--vram", options.vram_bytes.is_some()),
-    ];
-    given.into_iter().find(|(_, given)| *given).map(|(name, _)| name)
+impl SessionOptions {
+    /// An option that is given and only means something on a GPU.
+    pub fn gpu_option(&self) -> Option<&'static str> {
+        let given = [
+            ("--no-cuda-graph", !self.cuda_graphs),
+            ("--cpu-experts", self.cpu_help == CpuHelp::Always),
+            ("--no-cpu-experts", self.cpu_help == CpuHelp::Never),
+            ("--vram", self.vram_bytes.is_some()),
+        ];
+        given.into_iter().find(|(_, given)| *given).map(|(name, _)| name)
+    }
 }
 
 #[cfg(test)]
@@ -207,7 +182,7 @@ mod tests {
         let threads = SessionOptions { threads: Some(1), ..SessionOptions::default() };
         assert_eq!(host_option(&threads), Some("--threads"));
         let ram = SessionOptions { ram_bytes: Some(1), ..SessionOptions::default() };
-        assert_eq!((host_option(&ram), gpu_option(&ram)), (None, None), "it bounds either");
+        assert_eq!((host_option(&ram), ram.gpu_option()), (None, None), "it bounds either");
         let cuda = SessionOptions { device: DeviceChoice::Cuda(3), ..SessionOptions::default() };
         assert_eq!((wanted_gpu(&cuda), wanted_gpu(&SessionOptions::default())), (Some(3), None));
         let both = SessionOptions { device: DeviceChoice::Auto, ..threads };
@@ -215,9 +190,9 @@ mod tests {
         let both = SessionOptions { vram_bytes: Some(1), ..both };
         assert_eq!(wanted_gpu(&both), Some(0), "the CPU may help");
         let graphs = SessionOptions { cuda_graphs: false, ..SessionOptions::default() };
-        assert_eq!((host_option(&graphs), gpu_option(&graphs)), (None, Some("--no-cuda-graph")));
+        assert_eq!((host_option(&graphs), graphs.gpu_option()), (None, Some("--no-cuda-graph")));
         let cache = SessionOptions { kv_cache: KvCacheType::Q8_0, ..SessionOptions::default() };
-        assert_eq!((host_option(&cache), gpu_option(&cache)), (None, None), "both have it");
+        assert_eq!((host_option(&cache), cache.gpu_option()), (None, None), "both have it");
         let prefetch = SessionOptions { prefetch: true, ..SessionOptions::default() };
         assert_eq!(host_option(&prefetch), Some("--prefetch"));
     }

@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 
 use forebay_compute::ComputeError;
+#[cfg(feature = "cuda")]
 use forebay_cuda::{CuFileError, CudaError};
 use forebay_format::FormatError;
 use forebay_model::ModelError;
-use forebay_store::{ReadError, StoreError};
+use forebay_store::{OutputError, ReadError, StoreError};
 use forebay_stream::StreamError;
 use forebay_text::TextError;
 
@@ -17,18 +18,29 @@ pub enum EngineError {
     Format(#[from] FormatError),
     #[error(transparent)]
     Text(#[from] TextError),
+    /// The caller asked to stop.
+    #[error("interrupted")]
+    Interrupted,
     #[error(transparent)]
-    Store(#[from] StoreError),
+    Store(StoreError),
     #[error(transparent)]
-    Stream(#[from] StreamError),
+    Output(#[from] OutputError),
     #[error(transparent)]
-    Model(#[from] ModelError),
+    Stream(StreamError),
+    #[error(transparent)]
+    Model(ModelError),
     #[error(transparent)]
     Compute(#[from] ComputeError),
+    #[cfg(feature = "cuda")]
     #[error("--device cuda: {0}")]
     Cuda(#[from] CudaError),
+    #[cfg(feature = "cuda")]
     #[error("--io cufile: {0}")]
     CuFile(#[from] CuFileError),
+    #[error(
+        "this build has no CUDA support: use --device cpu, or build forebay with its cargo feature `cuda`"
+    )]
+    NoCuda,
     #[error(
         "all weights need {needed_bytes} bytes of memory, but {free_bytes} are free: end other \
          programs, or run the model with a budget (forebay run --ram), which streams the rest"
@@ -96,8 +108,6 @@ pub enum EngineError {
     IsPack { path: PathBuf },
     #[error("{}: is no pack; only packs (.fbay) can be verified or turned back", path.display())]
     NoPack { path: PathBuf },
-    #[error("{}: exists already: choose another name, or remove it first", path.display())]
-    Exists { path: PathBuf },
     #[error("{}: {source}", path.display())]
     Folder { path: PathBuf, source: std::io::Error },
     #[error("{}: the model has no tokenizer; only token ids can be used with it", path.display())]
@@ -113,6 +123,33 @@ pub enum EngineError {
     NoGpuInProfile,
     #[error("neither device can run it: on the GPU, {gpu}; on the CPU, {cpu}")]
     NoPlan { gpu: Box<EngineError>, cpu: Box<EngineError> },
+}
+
+impl From<StoreError> for EngineError {
+    fn from(error: StoreError) -> EngineError {
+        match error {
+            StoreError::Interrupted => EngineError::Interrupted,
+            error => EngineError::Store(error),
+        }
+    }
+}
+
+impl From<StreamError> for EngineError {
+    fn from(error: StreamError) -> EngineError {
+        match error {
+            StreamError::Interrupted => EngineError::Interrupted,
+            error => EngineError::Stream(error),
+        }
+    }
+}
+
+impl From<ModelError> for EngineError {
+    fn from(error: ModelError) -> EngineError {
+        match error {
+            ModelError::Interrupted => EngineError::Interrupted,
+            error => EngineError::Model(error),
+        }
+    }
 }
 
 impl EngineError {

@@ -5,7 +5,6 @@ use forebay_model::ChosenExperts;
 use forebay_stream::routing::RoutingLayer;
 use forebay_stream::{Phase, RoutingTrace};
 
-use crate::random::PseudoRandom;
 use crate::{EngineError, Session};
 
 /// Where the experts of tokens come from.
@@ -28,7 +27,7 @@ struct Followed {
     taken: [usize; 2],
     /// Of the batch at hand, by layer `[tokens, used]`.
     rows: Vec<Vec<u32>>,
-    random: PseudoRandom,
+    random: fastrand::Rng,
 }
 
 impl Session {
@@ -93,7 +92,7 @@ impl Followed {
             generated,
             taken: [0; 2],
             rows,
-            random: PseudoRandom::new(1),
+            random: fastrand::Rng::with_seed(1),
         })
     }
 
@@ -102,7 +101,7 @@ impl Followed {
         let mut row = std::mem::take(&mut self.rows[layer]);
         let from = row.len();
         while row.len() < from + used as usize {
-            let expert = self.random.below(experts);
+            let expert = self.random.u32(..experts);
             if !row[from..].contains(&expert) {
                 row.push(expert);
             }

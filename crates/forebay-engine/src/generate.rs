@@ -8,8 +8,8 @@ use forebay_model::sampling::{Sampler, Sampling};
 use forebay_store::process_seconds;
 use forebay_stream::Phase;
 use serde::Serialize;
+use tracing::field::Empty;
 
-use crate::random::PseudoRandom;
 use crate::{EngineError, Session};
 
 /// How far and how to generate.
@@ -45,8 +45,10 @@ pub enum StopReason {
     End,
     MaxTokens,
     ContextFull,
-    /// The caller asked for it.
+    /// The caller's function asked for it.
     Stopped,
+    /// The session's interrupt asked for it, in the prompt or between two tokens.
+    Interrupted,
 }
 
 /// An answer and how long it took.
@@ -55,15 +57,19 @@ pub struct Generation {
     pub tokens: Vec<u32>,
     pub stop_reason: StopReason,
     pub prompt_tokens: usize,
-    /// From the call to the logits of the prompt's last token.
+    /// From the call to the logits of the prompt's last token, or to the interrupt.
     pub prompt_seconds: f64,
     /// All tokens after the first.
     pub generate_seconds: f64,
 }
 
 impl Generation {
-    /// Prompt speed; 0 when no time passed.
+    /// Prompt speed; 0 when no time passed, and when the prompt was interrupted.
     pub fn prompt_tokens_per_second(&self) -> f64 {
+        // A first token is there once the prompt is done.
+        if self.stop_reason == StopReason::Interrupted && self.tokens.is_empty() {
+            return 0.0;
+        }
         rate(self.prompt_tokens, self.prompt_seconds)
     }
 
@@ -113,9 +119,22 @@ fn rate(count: usize, seconds: f64) -> f64 {
     if seconds > 0.0 { count as f64 / seconds } else { 0.0 }
 }
 
+/// Whether the work was done; `false` if it was interrupted.
+fn unless_interrupted(done: Result<(), EngineError>) -> Result<bool, EngineError> {
+    match done {
+        Ok(()) => Ok(true),
+        Err(EngineError::Interrupted) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
 impl Session {
     /// Continues what is in the cache with `prompt`, then generates; `on_token` sees every new
     /// id as it is chosen and may stop.
+    ///
+    /// When the session is interrupted, what there is comes back with [`StopReason::Interrupted`]. The cache then holds
+    /// nothing of an unfinished prompt, and every token that was fed before the interrupt;
+    /// [`Session::cached_tokens`] says which.
     ///
     /// # Errors
     /// An empty prompt on an empty cache, a prompt that does not fit the context, failed reads.
@@ -135,10 +154,24 @@ impl Session {
         let can = self.decoder.backend().largest_count();
         let few = sampler.deciding().filter(|count| *count <= can);
         self.begin_turn(prompt)?;
-        self.feed_for(Phase::Prompt, prompt, few)?;
-        self.decoder.end_prompt(prompt.len());
+        let reading =
+            tracing::debug_span!("prompt", tokens = prompt.len(), cached = self.cached.len());
+        let fed = reading.in_scope(|| self.feed_for(Phase::Prompt, prompt, few));
+        drop(reading);
+        let fed = unless_interrupted(fed)?;
         let prompt_seconds = started.elapsed().as_secs_f64();
+        if !fed {
+            return Ok(Generation {
+                tokens: Vec::new(),
+                stop_reason: StopReason::Interrupted,
+                prompt_tokens: prompt.len(),
+                prompt_seconds,
+                generate_seconds: 0.0,
+            });
+        }
+        self.decoder.end_prompt(prompt.len());
         let generating = Instant::now();
+        let span = tracing::debug_span!("generate", tokens = Empty, end = Empty).entered();
         let mut tokens = Vec::new();
         let stop_reason = loop {
             if tokens.len() >= limit {
@@ -161,9 +194,13 @@ impl Session {
             if self.cached.len() >= self.context() {
                 break StopReason::ContextFull;
             }
-            self.feed_for(Phase::Generate, &[id], few)?;
+            if !unless_interrupted(self.feed_for(Phase::Generate, &[id], few))? {
+                break StopReason::Interrupted;
+            }
             self.decoder.end_token();
         };
+        span.record("tokens", tokens.len());
+        span.record("end", tracing::field::debug(stop_reason));
         Ok(Generation {
             tokens,
             stop_reason,
@@ -221,9 +258,9 @@ impl Session {
         seed: u64,
     ) -> Result<BenchRun, EngineError> {
         let count = depth + prompt_tokens + generate_tokens;
-        let mut random = PseudoRandom::new(seed);
+        let mut random = fastrand::Rng::with_seed(seed);
         let vocabulary = self.vocab_size() as u32;
-        let ids: Vec<u32> = (0..count).map(|_| random.below(vocabulary)).collect();
+        let ids: Vec<u32> = (0..count).map(|_| random.u32(..vocabulary.max(1))).collect();
         let (before, ids) = ids.split_at(depth);
         let (prompt, generated) = ids.split_at(prompt_tokens);
         self.reset();

@@ -177,7 +177,7 @@ const EXPERTS: &str = "experts";
 const KINDS: [&str; 6] = ["embeddings", "attention", "feed-forward", "router", EXPERTS, "head"];
 
 /// The kind of block that a tensor belongs to, from its name in either form.
-pub(crate) fn block_kind(tensor: &TensorInfo) -> &'static str {
+pub fn block_kind(tensor: &TensorInfo) -> &'static str {
     let name = tensor.name.as_str();
     let has = |part: &str| name.contains(part);
     if has("_exps") || has(".experts.") {

@@ -2,35 +2,45 @@
 //! figures that say how it went.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(
+    not(feature = "cuda"),
+    allow(dead_code, reason = "what sessions on a GPU share with others has no other user")
+)]
 
-pub mod assess;
 mod device;
 pub mod doctor;
 mod error;
 mod features;
 mod followed;
 mod generate;
+#[cfg(feature = "cuda")]
+mod gpu;
+#[cfg(not(feature = "cuda"))]
+#[path = "no_gpu.rs"]
+mod gpu;
 mod inspect;
 pub mod load;
 mod memory;
 pub mod pack;
-mod page;
+mod passage;
 mod placed;
 pub mod plan;
-mod random;
 mod recording;
 mod session;
 mod statistics;
-pub mod synth;
-pub mod trace_io;
+mod traced;
 
 pub use device::DeviceChoice;
 pub use error::EngineError;
 pub use features::Feature;
 pub use followed::RoutingSource;
+pub use forebay_model::PromptWatch;
+pub use forebay_store::Interrupt;
 pub use generate::{BenchRun, GenerateOptions, Generation, StopReason};
-pub use inspect::{BlockKindBytes, Inspection, ModelInfo, TypeBytes, inspect};
+pub use inspect::{BlockKindBytes, Inspection, ModelInfo, TypeBytes, block_kind, inspect};
 pub use memory::{default_budget_bytes, free_bytes, peak_resident_bytes};
+pub use passage::RecordedPassage;
 pub use placed::GpuStart;
 pub use session::{CpuHelp, KvCacheType, Session, SessionOptions};
 pub use statistics::{Checks, ReadPath, SessionStatistics, UnitStatistics};
+pub use traced::TracedModel;

@@ -1,30 +1,22 @@
 //! Where a session's weights are: blocks in host memory that stream past the CPU, all of them on a GPU, what every token
 //! needs on a GPU and experts wherever there is room, or of a dense model as many layers on a GPU as it has room for.
 
-use std::thread;
-use std::time::{Duration, Instant};
-
 use forebay_compute::Cpu;
 use forebay_format::Catalog;
-use forebay_model::{
-    Architecture, Backend, CpuBackend, CudaPlan, HelpWanted, HelpingCpu, HostExperts, HostUnits,
-    HostWeights, Weights, WeightsToLoad, cache_bytes,
-};
+use forebay_model::{Architecture, Backend, CpuBackend, Weights, cache_bytes};
 use forebay_store::{
     Arena, EngineInfo, EngineOptions, FileSet, IoKind, LoadOptions, LoadStatistics, ReadEngine,
     open_engine, open_faulty_engine,
 };
 use forebay_stream::{MemoryPlan, ModelBlocks, Residency};
 use serde::Serialize;
+use tracing::field::Empty;
 
-use crate::doctor::MachineProfile;
-use crate::load::{GpuRing, RingRequest, contents, name_of, named, poison, read_back};
 use crate::memory::free_bytes;
-use crate::plan::{self, Rates, memory};
-use crate::session;
+use crate::plan::memory;
 use crate::statistics::ReadPath;
-use crate::trace_io::TraceHeader;
-use crate::{CpuHelp, EngineError, SessionOptions, default_budget_bytes};
+use crate::traced::TracedModel;
+use crate::{EngineError, SessionOptions, default_budget_bytes};
 
 /// A model that is known, of whose weights nothing has been read but vectors.
 pub(crate) struct Described<'a> {
@@ -45,14 +37,14 @@ pub(crate) struct Placed {
     pub budget_bytes: u64,
     pub read_path: ReadPath,
     pub gpu_start: Option<GpuStart>,
-    pub trace_header: Option<TraceHeader>,
+    pub traced: Option<TracedModel>,
 }
 
 /// Host memory that is planned.
-struct HostPlan {
-    blocks: ModelBlocks,
-    plan: MemoryPlan,
-    budget_bytes: u64,
+pub(crate) struct HostPlan {
+    pub blocks: ModelBlocks,
+    pub plan: MemoryPlan,
+    pub budget_bytes: u64,
 }
 
 /// How the weights came to a GPU. Opening it goes on beside reading the model's description, and loading modules beside
@@ -74,136 +66,6 @@ pub struct GpuStart {
 }
 
 impl Described<'_> {
-    /// Has the weights brought to the GPU through a ring. Nothing of them stays in host memory, but for what the GPU has no
-    /// room for.
-    pub fn on_gpu(
-        self,
-        plan: CudaPlan,
-        open_time: Duration,
-        options: &SessionOptions,
-        progress: &mut dyn FnMut(u64, u64),
-    ) -> Result<Placed, EngineError> {
-        // A budget that is too small is refused before anything is read.
-        let (slots, units) = (plan.slots().is_some(), !plan.units().all_in_vram());
-        let blocks = match (slots, units) {
-            (true, _) => Some(memory::experts(self.weights)),
-            (false, true) => Some(plan.units().host_blocks(self.weights)),
-            (false, false) => None,
-        };
-        let host = blocks.map(|blocks| self.host_plan(blocks, options)).transpose()?;
-        let host_plan = host.as_ref().map(|host| host.plan.clone());
-        let cpu_units = plan.units().cpu_takes_part();
-        let planned = plan.unit_rates();
-        let help = match (plan.slots(), &host_plan) {
-            (Some(slots), Some(host)) => self.helping_cpu(slots, host, options)?,
-            _ => None,
-        };
-        let (backend, (info, start)) =
-            plan.load(self.architecture, self.weights, &self.files, |load| {
-                let (info, start) = self.fill(load, open_time, options, progress)?;
-                let Some(host) = host else {
-                    return Ok::<_, EngineError>((HostWeights::Nothing, (info, start)));
-                };
-                let (residency, arena) = self.fill_host(host, options, progress)?;
-                let info = residency.engine_info();
-                let huge_page_bytes = arena.huge_page_bytes();
-                let pinned = load.gpu.pin(arena.addresses(), arena)?;
-                let weights = if slots {
-                    HostWeights::Experts(HostExperts { residency, pinned, cpu: help })
-                } else {
-                    // As many threads as the machine profile was made with: the rates that decided are theirs.
-                    let cpu = cpu_units.then(|| session::host(options)).transpose()?;
-                    HostWeights::Units(HostUnits {
-                        residency,
-                        pinned,
-                        huge_page_bytes,
-                        cpu,
-                        planned,
-                    })
-                };
-                Ok((weights, (info, start)))
-            })?;
-        Ok(Placed {
-            backend: Box::new(backend),
-            budget_bytes: host_plan.as_ref().and_then(|plan| plan.ram_bytes).unwrap_or(0),
-            plan: host_plan,
-            trace_header: self.trace_header(options, &info),
-            read_path: info.into(),
-            gpu_start: Some(start),
-        })
-    }
-
-    /// The CPU that may compute some of the experts that have no place in `slots`, if it may: it knows how to decide.
-    fn helping_cpu(
-        &self,
-        slots: &MemoryPlan,
-        host: &MemoryPlan,
-        options: &SessionOptions,
-    ) -> Result<Option<HelpingCpu>, EngineError> {
-        let help = options.cpu_help_possible();
-        if help == CpuHelp::Never {
-            return Ok(None);
-        }
-        let profile = MachineProfile::of_folder(&self.catalog.root).ok();
-        let rates = profile.and_then(|profile| Rates::new(&profile).ok());
-        let rates = rates.map(|rates| rates.with_threads(options.threads));
-        let (architecture, weights) = (self.architecture, self.weights);
-        let (known, expected) = plan::helping(architecture, weights, rates.as_ref(), slots, host);
-        let wanted = match help {
-            CpuHelp::Always => HelpWanted::Always,
-            _ => HelpWanted::ByMisses { expected },
-        };
-        let cpu = session::helping_host(options)?;
-        Ok(Some(HelpingCpu { cpu, wanted, rates: options.help_rates.or(known) }))
-    }
-
-    fn fill(
-        &self,
-        load: &WeightsToLoad<'_>,
-        open_time: Duration,
-        options: &SessionOptions,
-        progress: &mut dyn FnMut(u64, u64),
-    ) -> Result<(EngineInfo, GpuStart), EngineError> {
-        let choice = MachineProfile::choice_for(&self.catalog.root);
-        let defaults = RingRequest::new(&self.files, options.io, &choice);
-        let request = RingRequest {
-            engine: engine_options(options, &defaults.engine),
-            faults: options.faults.clone(),
-            copies: !engine_only(options),
-            ..defaults
-        };
-        let (gpu, modules) = (load.gpu, &load.modules);
-        if options.check_weights {
-            poison(gpu, &load.parts)?;
-        }
-        // Before the modules: the driver lets nobody else in while it compiles one.
-        let mut ring = GpuRing::open(gpu, request, &load.parts)?;
-        let (filled, loaded) = thread::scope(|scope| {
-            let modules = scope.spawn(|| {
-                let started = Instant::now();
-                gpu.load_modules(modules).map(|()| started.elapsed())
-            });
-            let filled = ring.fill(progress);
-            (filled, modules.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-        });
-        let weights = filled.map_err(|error| named(error, &contents(self.catalog), &self.files))?;
-        if options.check_weights {
-            let contents = contents(self.catalog);
-            read_back(gpu, &self.files, &load.parts, &|extent| name_of(&contents, extent))?;
-        }
-        let start = GpuStart {
-            open_seconds: open_time.as_secs_f64(),
-            pin_seconds: ring.pin_time().as_secs_f64(),
-            pinned_bytes: ring.pinned_bytes(),
-            modules: modules.len(),
-            modules_seconds: loaded?.as_secs_f64(),
-            weights_bytes_per_second: weights.bytes as f64 / weights.seconds,
-            weights,
-            chosen_by: choice.chosen_by,
-        };
-        Ok((ring.engine(), start))
-    }
-
     /// Plans host memory by the budget, and fills it.
     pub fn on_host(
         self,
@@ -213,13 +75,15 @@ impl Described<'_> {
     ) -> Result<Placed, EngineError> {
         let host = self.host_plan(self.weights.blocks.clone(), options)?;
         let budget_bytes = host.budget_bytes;
-        let kind = options.kv_on_cpu();
+        let kind = options.kv_type();
         memory::check_cache(self.context, host.plan.arena_bytes, free_bytes(), |context| {
             cache_bytes(self.architecture, context, kind)
         })?;
         let (residency, _) = self.fill_host(host, options, progress)?;
         let (plan, info) = (residency.plan().clone(), residency.engine_info());
-        let trace_header = self.trace_header(options, &info);
+        // A batch of a prompt may compute on a layer for seconds.
+        let cpu = cpu.stopping_on(options.interrupt.flag());
+        let traced = self.traced(options, &info);
         let backend = CpuBackend::new(
             self.architecture,
             self.weights,
@@ -236,12 +100,12 @@ impl Described<'_> {
             budget_bytes,
             read_path: info.into(),
             gpu_start: None,
-            trace_header,
+            traced,
         })
     }
 
     /// Plans host memory for `blocks` within the user's budget.
-    fn host_plan(
+    pub(crate) fn host_plan(
         &self,
         blocks: ModelBlocks,
         options: &SessionOptions,
@@ -252,31 +116,39 @@ impl Described<'_> {
     }
 
     /// Reserves memory by its plan and fills it, as far as it can hold all of a kind.
-    fn fill_host(
+    pub(crate) fn fill_host(
         &self,
         host: HostPlan,
         options: &SessionOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<(Residency, Arena), EngineError> {
         let HostPlan { blocks, plan, .. } = host;
+        let (reserved_bytes, kept_experts) = (plan.arena_bytes, plan.kept_slots());
+        let span =
+            tracing::debug_span!("load", to = "RAM", reserved_bytes, kept_experts, bytes = Empty);
+        let _entered = span.enter();
         let arena = Arena::map(plan.arena_bytes as usize)?;
         let engine = read_engine(options, &self.files, &arena, blocks.recast_bytes())?;
         let mut residency = Residency::new(&blocks, plan, &self.files, &arena, engine)?;
-        residency.preload_with_copies(&self.files, load_options(options), progress)?;
+        let loaded = residency.preload_with_copies(&self.files, load_options(options), progress)?;
+        span.record("bytes", loaded.bytes);
         // What is not loaded now must not wait for its pages later.
-        arena.make_resident()?;
+        arena.make_resident_unless(&options.interrupt)?;
         Ok((residency, arena))
     }
 
-    fn trace_header(&self, options: &SessionOptions, engine: &EngineInfo) -> Option<TraceHeader> {
+    pub(crate) fn traced(
+        &self,
+        options: &SessionOptions,
+        engine: &EngineInfo,
+    ) -> Option<TracedModel> {
         let (family, blocks) = (self.architecture.family, Some(&self.weights.blocks));
-        let header = || TraceHeader::new(self.catalog, family, blocks, engine);
-        options.recorder.as_ref().map(|_| header())
+        options.recorder.as_ref().map(|_| TracedModel::new(self.catalog, family, blocks, engine))
     }
 }
 
 /// What the user has chosen, `defaults` for the rest.
-fn engine_options(options: &SessionOptions, defaults: &EngineOptions) -> EngineOptions {
+pub(crate) fn engine_options(options: &SessionOptions, defaults: &EngineOptions) -> EngineOptions {
     EngineOptions {
         direct: options.direct,
         stall_timeout: options.stall_timeout,
@@ -305,7 +177,7 @@ fn read_engine(
 /// Copies from the page cache would not meet a disk that is broken on purpose, nor be the page
 /// faults that a mapping is to show; and the engine's counters, which a trace is compared with, do
 /// not have them.
-fn engine_only(options: &SessionOptions) -> bool {
+pub(crate) fn engine_only(options: &SessionOptions) -> bool {
     options.faults.is_some() || options.recorder.is_some() || options.io == IoKind::Mmap
 }
 

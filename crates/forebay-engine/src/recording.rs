@@ -21,7 +21,7 @@ pub(crate) struct RoutingLog {
 
 impl Session {
     /// From now on, what every token chooses is written to `out` as a routing trace; [`Session::end_routing`] completes it.
-    /// With `scores`, so is what each layer's router says of the token's state one layer earlier, for studies of guesses.
+    /// With `scores`, so is what each layer's router says of the token's state one layer earlier, for studies of predictors.
     /// On a GPU, tokens are then queued kernel by kernel, without a CUDA graph.
     ///
     /// # Errors
@@ -42,7 +42,7 @@ impl Session {
         Ok(())
     }
 
-    /// No rows, for somebody who wants routing and gives it to [`Session::record`].
+    /// Empty rows, for a caller that wants routing and gives it to [`Session::record`].
     pub(crate) fn routing_rows(&self) -> Routing {
         let scored = self.routing.as_ref().is_some_and(|log| log.rows.scores.is_some());
         Routing { scores: scored.then(Vec::new), ..Routing::default() }
@@ -63,7 +63,7 @@ impl Session {
     ///
     /// # Errors
     /// [`EngineError::NoExperts`] where all are dense.
-    pub(crate) fn routing_layers(&self) -> Result<Vec<RoutingLayer>, EngineError> {
+    pub fn routing_layers(&self) -> Result<Vec<RoutingLayer>, EngineError> {
         let architecture = self.decoder.architecture();
         let blocks = &self.decoder.weights().blocks.experts;
         let bytes = |layer: usize| {
@@ -128,7 +128,7 @@ impl Session {
         write(recorder, phase, rows, batch_tokens)
     }
 
-    /// Records rows that somebody else asked for.
+    /// Records rows that another caller asked for.
     pub(crate) fn record(&mut self, phase: Phase, rows: &Routing) -> Result<(), EngineError> {
         let batch_tokens = self.decoder.backend().batch_tokens();
         let Some(log) = &mut self.routing else { return Ok(()) };

@@ -6,20 +6,23 @@ use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use forebay_compute::{Arithmetic, Cpu, Isa, KvType, default_threads};
-use forebay_cuda::{CudaError, Gpu, KvElement};
 use forebay_format::Catalog;
-use forebay_model::{Architecture, Decoder, HelpRates, LogitsWanted, UnitRates, Weights};
-use forebay_store::{FaultPlan, FileSet, IoKind, IoRecorder};
+use forebay_model::{
+    Architecture, Decoder, HelpRates, LogitsWanted, PromptWatch, UnitRates, Weights,
+};
+use forebay_store::{FaultPlan, FileSet, Interrupt, IoKind, IoRecorder};
 use forebay_stream::{MemoryPlan, Phase, PolicyKind, Residency};
 use forebay_text::{ChatTemplate, TextError, Tokenizer};
+use tracing::field::Empty;
 
 use crate::device::{self, DeviceChoice};
+use crate::gpu;
 use crate::inspect::ModelInfo;
 use crate::placed::{Described, GpuStart};
 use crate::plan::{self, HitCurve, Placement, Prediction, Rates, Work};
 use crate::recording::RoutingLog;
 use crate::statistics::{Checks, ReadPath, UnitStatistics};
-use crate::trace_io::TraceHeader;
+use crate::traced::TracedModel;
 use crate::{EngineError, SessionStatistics, peak_resident_bytes};
 
 /// What a user may choose about a session.
@@ -28,8 +31,7 @@ pub struct SessionOptions {
     pub device: DeviceChoice,
     /// Bytes of device memory for everything, the driver's context included. `None`: what is free.
     pub vram_bytes: Option<u64>,
-    /// Bytes for weights in RAM. `None`: what the machine has free, at most the
-    /// whole model.
+    /// Bytes for weights in RAM. `None`: what the model needs, at most three quarters of the free memory.
     pub ram_bytes: Option<u64>,
     /// Positions of key/value cache. `None`: the trained context, at most 4096.
     pub context: Option<usize>,
@@ -61,6 +63,9 @@ pub struct SessionOptions {
     pub request_bytes: Option<usize>,
     /// Read requests in flight.
     pub queue_depth: Option<usize>,
+    /// How long a kernel of the GPU waits for the host before it gives up and the host does its work in another way, with the same
+    /// results. `None`: a quarter of a second on a GPU with a watchdog, such as one with a display, else as long as it takes.
+    pub gpu_wait_bound: Option<Duration>,
     /// On a GPU, everything is read back after loading and compared with the files: for tests.
     pub check_weights: bool,
     /// A read that makes no progress for this long is an error.
@@ -69,6 +74,8 @@ pub struct SessionOptions {
     pub faults: Option<FaultPlan>,
     /// Records every read.
     pub recorder: Option<IoRecorder>,
+    /// Ends loading, prompts and generation early.
+    pub interrupt: Interrupt,
 }
 
 /// Whether the CPU computes a share of the experts that a GPU has no room for. It rounds in its own way, and never takes part in
@@ -105,18 +112,8 @@ impl KvCacheType {
 }
 
 impl SessionOptions {
-    /// How a GPU keeps keys and values.
-    pub(crate) fn kv_on_gpu(&self) -> KvElement {
-        match (self.exact, self.kv_cache) {
-            (true, _) => KvElement::F32,
-            (false, KvCacheType::F16) => KvElement::F16,
-            (false, KvCacheType::Q8_0) => KvElement::Q8_0,
-            (false, KvCacheType::Q4_0) => KvElement::Q4_0,
-        }
-    }
-
-    /// How the CPU keeps them.
-    pub(crate) fn kv_on_cpu(&self) -> KvType {
+    /// How keys and values are kept.
+    pub(crate) fn kv_type(&self) -> KvType {
         match (self.exact, self.kv_cache) {
             (true, _) => KvType::F32,
             (false, KvCacheType::F16) => KvType::F16,
@@ -147,10 +144,12 @@ impl Default for SessionOptions {
             verify: true,
             request_bytes: None,
             queue_depth: None,
+            gpu_wait_bound: None,
             check_weights: false,
             stall_timeout: Duration::from_secs(30),
             faults: None,
             recorder: None,
+            interrupt: Interrupt::new(),
         }
     }
 }
@@ -195,7 +194,7 @@ pub struct Session {
     /// What is recorded of routing, if it is.
     pub(crate) routing: Option<RoutingLog>,
     load_seconds: f64,
-    trace_header: Option<TraceHeader>,
+    traced: Option<TracedModel>,
 }
 
 impl Session {
@@ -203,16 +202,20 @@ impl Session {
     ///
     /// # Errors
     /// Whatever keeps the model from running: a damaged or unknown file, a budget too small
-    /// (with the smallest that works), memory that cannot be reserved, a failed read.
+    /// (with the smallest that works), memory that cannot be reserved, a failed read;
+    /// [`EngineError::Interrupted`].
     pub fn open(
         model: &Path,
         options: &SessionOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Session, EngineError> {
         let started = Instant::now();
+        let (device, seconds) = (Empty, Empty);
+        let open = tracing::debug_span!("open", path = %model.display(), device, seconds).entered();
         let catalog = Catalog::open(model)?;
         let architecture = Architecture::from_catalog(&catalog)?;
-        let mut files = FileSet::of_catalog(&catalog, options.verify)?;
+        let mut files =
+            FileSet::of_catalog(&catalog, options.verify)?.interruptible(&options.interrupt);
         if let Some(recorder) = &options.recorder {
             files = files.recorded(recorder);
         }
@@ -223,25 +226,25 @@ impl Session {
         let vocabulary = architecture.vocabulary;
         // Side by side: a GPU takes a third of a second to open, and a large vocabulary takes some time, too.
         let (tokenizer, chosen, weights, placed) = thread::scope(|scope| {
-            let tokenizer = scope.spawn(|| optional_tokenizer(&catalog));
-            let opening = device::wanted_gpu(options).map(|ordinal| {
-                scope.spawn(move || {
-                    let started = Instant::now();
-                    (Gpu::open(ordinal), started.elapsed())
-                })
+            let parent = open.id();
+            let tokenizer = scope.spawn(|| {
+                let span =
+                    tracing::debug_span!(parent: parent, "tokenizer", tokens = Empty).entered();
+                let tokenizer = optional_tokenizer(&catalog)?;
+                let tokens = tokenizer.as_ref().map(|tokenizer| tokenizer.vocab_size());
+                span.record("tokens", tokens);
+                Ok::<_, EngineError>(tokenizer)
             });
+            let opening = gpu::Opening::start(scope, options);
             let weights = Weights::new(&catalog, &architecture, &files)?;
             let mut open_time = Duration::ZERO;
-            let gpu = || match opening.map(joined) {
-                None => Err(CudaError::NoGpu),
-                Some((gpu, time)) => {
-                    open_time = time;
-                    gpu
-                }
-            };
             let folder = &catalog.root;
-            let mut chosen =
-                device::choose(options, gpu, &architecture, &weights, context, folder)?;
+            let plan =
+                || opening.plan(options, &architecture, &weights, context, folder, &mut open_time);
+            let dense = architecture.expert_layers().next().is_none();
+            let span = tracing::debug_span!("plan", device = ?options.device, context);
+            let mut chosen = span.in_scope(|| device::choose(options, dense, plan))?;
+            drop(span);
             let model = Described {
                 catalog: &catalog,
                 architecture: &architecture,
@@ -255,8 +258,12 @@ impl Session {
             };
             Ok::<_, EngineError>((joined(tokenizer)?, chosen, weights, placed))
         })?;
+        open.record("device", chosen.name.as_str());
+        open.record("seconds", started.elapsed().as_secs_f64());
         let vram = placed.backend.info().vram;
-        let decoder = Decoder::new(architecture, weights, placed.backend);
+        options.interrupt.check()?;
+        let mut decoder = Decoder::new(architecture, weights, placed.backend);
+        decoder.stop_on(&options.interrupt);
         Ok(Session {
             decoder,
             tokenizer,
@@ -281,8 +288,13 @@ impl Session {
             largest: Vec::new(),
             routing: None,
             load_seconds: started.elapsed().as_secs_f64(),
-            trace_header: placed.trace_header,
+            traced: placed.traced,
         })
+    }
+
+    /// From now on, prompts of more than one token tell `watch` how far they are: tokens done and tokens in all.
+    pub fn watch_prompts(&mut self, watch: Option<PromptWatch>) {
+        self.decoder.watch_prompts(watch);
     }
 
     /// What the model is.
@@ -434,8 +446,8 @@ impl Session {
     }
 
     /// What a trace of this session's reads is about; `None` without a recorder.
-    pub fn trace_header(&self) -> Option<&TraceHeader> {
-        self.trace_header.as_ref()
+    pub fn traced_model(&self) -> Option<&TracedModel> {
+        self.traced.as_ref()
     }
 
     /// Figures so far.
@@ -473,7 +485,7 @@ impl Session {
 }
 
 /// What a thread has found.
-fn joined<T>(thread: ScopedJoinHandle<'_, T>) -> T {
+pub(crate) fn joined<T>(thread: ScopedJoinHandle<'_, T>) -> T {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 

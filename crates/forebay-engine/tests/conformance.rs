@@ -5,6 +5,7 @@
 mod logits;
 mod support;
 
+use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
@@ -263,4 +264,51 @@ fn default_arithmetic_stays_within_the_table() {
             }
         }
     }
+}
+
+/// Files that the set's manifest lists and that are missing or have another length, and the models that it lists as
+/// `KIND/NAME`.
+fn compare_with_manifest(set: &Path) -> (Vec<String>, BTreeSet<String>) {
+    let manifest = json(&set.join("MANIFEST.json"));
+    let (mut wrong, mut models) = (Vec::new(), BTreeSet::new());
+    for (path, entry) in manifest.as_object().expect("a manifest lists files") {
+        let bytes = std::fs::metadata(set.join(path)).ok().map(|file| file.len());
+        if bytes.is_none() || bytes != entry["bytes"].as_u64() {
+            wrong.push(path.clone());
+        }
+        let mut parts = path.split('/');
+        if let (Some(kind @ ("models" | "gguf")), Some(name)) = (parts.next(), parts.next()) {
+            models.insert(format!("{kind}/{name}"));
+        }
+    }
+    (wrong, models)
+}
+
+/// A set that lost models would pass all tests above, which skip what is not there.
+#[test]
+fn the_set_is_whole_and_every_model_of_it_is_tested() {
+    let set = support::fixtures();
+    let (wrong, models) = compare_with_manifest(&set);
+    assert!(wrong.is_empty(), "{}: missing or changed are {wrong:?}", set.display());
+    assert!(!models.is_empty(), "{} lists no models", set.display());
+    let folders = HUGGING_FACE.iter().map(|name| format!("models/{name}"));
+    let tested: BTreeSet<String> =
+        folders.chain(GGUF.iter().map(|name| format!("gguf/{name}"))).collect();
+    let untested: Vec<&String> = models.difference(&tested).collect();
+    assert!(untested.is_empty(), "no test runs {untested:?}");
+}
+
+#[test]
+fn a_set_that_lost_a_model_is_noticed() {
+    let set = tempfile::tempdir().unwrap();
+    let model = set.path().join("gguf/llama");
+    std::fs::create_dir_all(&model).unwrap();
+    std::fs::write(model.join("whole.gguf"), [0; 10]).unwrap();
+    std::fs::write(model.join("cut.gguf"), [0; 9]).unwrap();
+    let manifest = r#"{"gguf/llama/whole.gguf": {"bytes": 10}, "gguf/llama/cut.gguf": {"bytes": 10},
+        "models/qwen2/gone.safetensors": {"bytes": 10}, "README.md": {"bytes": 1}}"#;
+    std::fs::write(set.path().join("MANIFEST.json"), manifest).unwrap();
+    let (wrong, models) = compare_with_manifest(set.path());
+    assert_eq!(wrong, ["gguf/llama/cut.gguf", "models/qwen2/gone.safetensors", "README.md"]);
+    assert_eq!(models.into_iter().collect::<Vec<_>>(), ["gguf/llama", "models/qwen2"]);
 }

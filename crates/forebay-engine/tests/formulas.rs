@@ -138,12 +138,12 @@ fn as_gguf(out: &Path, long: usize) {
     for (name, shape, _) in &all {
         writer.add_tensor(name, TensorType::F32, shape).unwrap();
     }
-    let mut data = writer.start().unwrap();
+    let mut data = writer.start(Vec::new()).unwrap();
     for (_, _, values) in &all {
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         data.write(&bytes).unwrap();
     }
-    data.finish().unwrap();
+    std::fs::write(out, data.finish().unwrap()).unwrap();
 }
 
 #[test]

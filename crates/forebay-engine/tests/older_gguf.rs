@@ -9,7 +9,7 @@ use forebay_engine::{EngineError, Session, SessionOptions};
 use forebay_format::convert::transpose;
 use forebay_format::gguf::writer::GgufWriter;
 use forebay_format::{Catalog, TensorType, Value, dequantize};
-use forebay_store::IoKind;
+use forebay_store::{IoKind, OutputFile};
 use forebay_stream::StreamError;
 use half::f16;
 
@@ -45,9 +45,9 @@ impl Model {
         for (name, (ty, shape, _)) in &self.tensors {
             writer.add_tensor(name, *ty, shape).unwrap();
         }
-        let mut data = writer.start().unwrap();
+        let mut data = writer.start(Vec::new()).unwrap();
         self.tensors.iter().for_each(|(_, (.., bytes))| data.write(bytes).unwrap());
-        data.finish().unwrap();
+        std::fs::write(&path, data.finish().unwrap()).unwrap();
         path
     }
 
@@ -176,7 +176,8 @@ fn one_tensor_for_keys_and_values_answers_as_two() {
     for (older, newer) in pairs {
         let expected = bits(&newer, &options(None));
         let packed = older.with_extension("fbay");
-        pack(&older, &packed, IoKind::Auto, &mut |_, _| true).unwrap();
+        pack(&older, OutputFile::replace(&packed).unwrap(), IoKind::Auto, &mut |_, _| true)
+            .unwrap();
         for path in [&older, &packed] {
             let least = match open(path, &options(Some(1))) {
                 Err(EngineError::Stream(StreamError::BudgetTooSmall { needed_bytes, .. })) => {

@@ -1,233 +1,19 @@
-//! Predictions beside measurements, and what plans promise whatever the machine.
+//! What plans promise whatever the machine. `accuracy.rs` has predictions beside measurements.
 
-use std::fs::File;
+#[path = "support/planning.rs"]
+mod planning;
+
 use std::path::Path;
 
 use forebay_engine::doctor::{BesideCpu, MachineProfile};
 use forebay_engine::plan::{
-    Cost, HitCurve, PlanRequest, Planned, PlannedModel, Planner, Prediction, Rates, Speed, Work,
+    Cost, HitCurve, PlanRequest, PlannedModel, Planner, Prediction, Rates, Speed, Work,
 };
-use forebay_engine::synth::{self, SynthOptions};
 use forebay_engine::{CpuHelp, DeviceChoice, EngineError, Session, SessionOptions};
 use forebay_model::ModelError;
-use forebay_stream::routing::read_any;
-use forebay_stream::{PolicyKind, StreamError};
+use forebay_stream::StreamError;
+use planning::{GIB, h200_together, model, plan, profile, request};
 use proptest::prelude::*;
-
-const GIB: u64 = 1 << 30;
-
-fn profile(name: &str) -> MachineProfile {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/profiles").join(name);
-    MachineProfile::parse(&std::fs::read_to_string(path).unwrap()).unwrap()
-}
-
-/// A model of a real shape, whose weights nobody reads.
-fn model(arch: &str, layers: Option<u32>, quantisation: &str) -> PlannedModel {
-    let quantisation = Some(quantisation.to_owned());
-    model_of(arch, &SynthOptions { layers, quantisation, ..SynthOptions::default() })
-}
-
-fn model_of(arch: &str, options: &SynthOptions) -> PlannedModel {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("model.gguf");
-    synth::hollow(arch, &path, options).unwrap();
-    PlannedModel::open(&path).unwrap()
-}
-
-fn request(device: DeviceChoice, vram: Option<u64>, ram: u64, context: usize) -> PlanRequest {
-    let options = SessionOptions {
-        device,
-        vram_bytes: vram,
-        ram_bytes: Some(ram),
-        ..SessionOptions::default()
-    };
-    PlanRequest::of_session(&options, context, Work { prompt_tokens: 512, depth: 0 })
-}
-
-/// The same where the CPU computes no experts for the GPU.
-fn gpu_alone(vram: u64, ram: u64, context: usize) -> PlanRequest {
-    let request = request(DeviceChoice::Cuda(0), Some(vram), ram, context);
-    PlanRequest { help: CpuHelp::Never, ..request }
-}
-
-/// The H200's host with what its bus and its CPU have together, as `doctor` measured it on 2026-11-22.
-fn h200_together() -> MachineProfile {
-    let mut profile = profile("h200.json");
-    for kernel in profile.kernels.iter_mut().filter(|kernel| kernel.name.ends_with("_K")) {
-        kernel.bytes_per_second = 118e9;
-    }
-    profile.gpu.as_mut().unwrap().beside_cpu =
-        Some(BesideCpu { copy_bytes_per_second: 46.96e9, cpu_bytes_per_second: 87.36e9 });
-    profile
-}
-
-fn plan(
-    model: &PlannedModel,
-    profile: &MachineProfile,
-    request: &PlanRequest,
-) -> Result<Planned, EngineError> {
-    let rates = Rates::new(profile).unwrap();
-    Planner::new(model, &rates, &HitCurve::default()).plan(request)
-}
-
-#[track_caller]
-fn near(what: &str, predicted: f64, measured: f64) {
-    let ratio = predicted / measured;
-    println!("{what}: predicted {predicted:.2}, measured {measured}: {ratio:.2}");
-    assert!((0.8..=1.2).contains(&ratio), "{what}: predicted {predicted:.1}, measured {measured}");
-}
-
-/// `bench` on an H200 with experts in slots, 2026-11-22: budgets, slots kept, tokens/s of generating and of a prompt. Of routing that
-/// is neither recorded nor by chance less was missed in RAM than the curve says, so those rows tell slots only.
-#[test]
-fn experts_in_slots_as_measured() {
-    let (model, profile) = (model("qwen3moe-30b", None, "Q4_K_M"), profile("h200.json"));
-    let ample = 90 * GIB;
-    for (vram, ram, in_vram, in_ram, measured) in [
-        (8 * GIB, ample, 2347, 6144, Some((230.0, 3217.0))),
-        (4 * GIB, ample, 860, 6144, Some((101.8, 2037.0))),
-        (8 * GIB, 10 * GIB, 2347, 3709, None),
-        (8 * GIB, 4 * GIB, 2347, 1474, None),
-    ] {
-        let request = gpu_alone(vram, ram, 512);
-        let found = plan(&model, &profile, &request).unwrap().plan;
-        let what = format!("VRAM {} GiB, RAM {} GiB", vram / GIB, ram / GIB);
-        let slots = found.slots.unwrap().kept_slots();
-        let host = found.host.unwrap().kept_slots();
-        if let Some((generate, prompt)) = measured {
-            near(&what, found.prediction.generate.tokens_per_second, generate);
-            near(&what, found.prediction.prompt.tokens_per_second, prompt);
-        }
-        assert_eq!(host, in_ram, "{what}");
-        assert!(slots.abs_diff(in_vram) <= 8, "{what}: {slots} slots instead of {in_vram}");
-    }
-    let request = request(DeviceChoice::Auto, None, ample, 512);
-    let resident = plan(&model, &profile, &request).unwrap();
-    assert!(resident.plan.slots.is_none() && resident.plan.device == "cuda");
-    near("all in VRAM", resident.plan.prediction.generate.tokens_per_second, 422.0);
-}
-
-/// A dense model in a part of the GPU: what is where, that memory is used, and `bench --vram 8GiB` on an H200, 2026-11-22, where
-/// bus and CPU had these rates together.
-#[test]
-fn dense_models_beyond_vram() {
-    let (model, profile) = (model("llama-70b", None, "Q4_K_M"), h200_together());
-    for (ram, disk) in [(90 * GIB, false), (24 * GIB, true), (8 * GIB, true)] {
-        let request = request(DeviceChoice::Cuda(0), Some(8 * GIB), ram, 640);
-        let found = plan(&model, &profile, &request).unwrap().plan;
-        let (units, host) = (found.units.unwrap(), found.host.unwrap());
-        let generate = &found.prediction.generate;
-        println!("{ram} bytes of RAM: {units:?}, {:?}, {:?}", generate, found.prediction.prompt);
-        let vram = found.vram.unwrap();
-        let unused = vram.budget_bytes - vram.total_bytes;
-        assert!(unused < 512 << 20, "{unused} bytes of VRAM are for nothing");
-        assert_eq!(generate.disk_bytes > 0.0, disk);
-        if !disk {
-            near("prompt", found.prediction.prompt.tokens_per_second, 785.2);
-            near("generate", generate.tokens_per_second, 3.70);
-        }
-        if disk {
-            let unused = ram - host.arena_bytes - host.reserved_bytes;
-            assert!(unused < 512 << 20, "{unused} bytes of RAM are for nothing");
-        }
-        let outside = (units.streamed.bytes + units.on_cpu.bytes) as f64;
-        assert!(units.on_cpu.bytes as f64 > 0.4 * outside, "the CPU takes a part: {units:?}");
-    }
-}
-
-/// `bench --vram 8GiB` of the model with 6 experts for each token, routed by the recording and by chance, on an H200, 2026-11-22. The
-/// disk gave 1.7 GB/s in that hour.
-#[test]
-fn routing_decides_as_measured() {
-    let options = SynthOptions { experts_used: Some(6), ..SynthOptions::default() };
-    let (model, mut profile) = (model_of("qwen3moe-30b", &options), profile("h200.json"));
-    (profile.read.bytes_per_second, profile.read.in_place_bytes_per_second) = (1.7e9, 1.7e9);
-    for (what, hits, ram, measured) in [
-        ("recorded", HitCurve::default(), 90 * GIB, 207.8),
-        ("uniform", HitCurve::uniform(), 90 * GIB, 73.1),
-        ("recorded, RAM 10 GiB", HitCurve::default(), 10 * GIB, 131.8),
-        ("recorded, RAM 4 GiB", HitCurve::default(), 4 * GIB, 33.9),
-    ] {
-        let rates = Rates::new(&profile).unwrap();
-        let request = gpu_alone(8 * GIB, ram, 512);
-        let found = Planner::new(&model, &rates, &hits).plan(&request).unwrap().plan;
-        near(what, found.prediction.generate.tokens_per_second, measured);
-        assert_eq!(found.prediction.cpu_experts_per_token, 0.0);
-    }
-}
-
-/// Prompts of `bench --vram 8GiB` with the model's own routing, on an H200, 2026-11-22: of a token's 384 experts 122 were missing in VRAM with
-/// 14 % of them there, 35 with 38 %; 5.2 were read from the disk with 60 % in either memory and 0.9 with 94 %. The disk gave
-/// 1.7 GB/s in that hour.
-#[test]
-fn prompts_where_ram_has_no_home_for_all_as_measured() {
-    let mut profile = profile("h200.json");
-    (profile.read.bytes_per_second, profile.read.in_place_bytes_per_second) = (1.7e9, 1.7e9);
-    let rates = Rates::new(&profile).unwrap();
-    let hits = |missing: f64| 1.0 - missing / 384.0;
-    let points = vec![
-        (0.0, 0.0),
-        (0.14, hits(122.0)),
-        (0.382, hits(35.0)),
-        (0.605, hits(5.2)),
-        (0.944, hits(0.9)),
-        (1.0, 1.0),
-    ];
-    let own = HitCurve::through(points, 8.0 / 128.0).unwrap();
-    let model = model("qwen3moe-30b", None, "Q4_K_M");
-    for (vram, ram, generate, prompt) in [
-        (8 * GIB, 90 * GIB, 230.5, 3240.0),
-        (4 * GIB, 90 * GIB, 102.3, 2045.0),
-        (8 * GIB, 10 * GIB, 149.9, 1244.0),
-        (8 * GIB, 4 * GIB, 69.0, 540.0),
-    ] {
-        let request = gpu_alone(vram, ram, 512);
-        let found = Planner::new(&model, &rates, &own).plan(&request).unwrap().plan.prediction;
-        let what = format!("VRAM {} GiB, RAM {} GiB", vram / GIB, ram / GIB);
-        near(&what, found.generate.tokens_per_second, generate);
-        near(&format!("{what}, prompt"), found.prompt.tokens_per_second, prompt);
-    }
-    // With 6 experts for each token, of which nothing but prompts was run; the usual hits.
-    let options = SynthOptions { experts_used: Some(6), ..SynthOptions::default() };
-    let model = model_of("qwen3moe-30b", &options);
-    for (prompt_tokens, measured) in [(512, 3075.8), (2048, 3273.6)] {
-        let work = Work { prompt_tokens, depth: 0 };
-        let request = PlanRequest { work, ..gpu_alone(8 * GIB, 90 * GIB, 2048) };
-        let hits = HitCurve::default();
-        let found = Planner::new(&model, &rates, &hits).plan(&request).unwrap().plan.prediction;
-        let what = format!("6 experts, prompt of {prompt_tokens}");
-        near(&what, found.prompt.tokens_per_second, measured);
-    }
-}
-
-/// The same with the CPU's help: what it brought when it was asked for, and that it is taken where it pays. By chance 77 experts of a
-/// token were computed on the CPU, by the recording 10.
-#[test]
-fn the_cpu_helps_as_measured_and_where_it_pays() {
-    let options = SynthOptions { experts_used: Some(6), ..SynthOptions::default() };
-    let model = model_of("qwen3moe-30b", &options);
-    let rates = Rates::new(&h200_together()).unwrap();
-    let of = |hits: &HitCurve, help| {
-        let request = PlanRequest { help, ..gpu_alone(8 * GIB, 90 * GIB, 512) };
-        Planner::new(&model, &rates, hits).plan(&request).unwrap().plan.prediction
-    };
-    let rate = |prediction: &Prediction| prediction.generate.tokens_per_second;
-    for (what, hits, measured, pays) in [
-        ("uniform", HitCurve::uniform(), 106.2, true),
-        ("recorded", HitCurve::default(), 219.9, false),
-    ] {
-        let [never, always, auto] =
-            [CpuHelp::Never, CpuHelp::Always, CpuHelp::Auto].map(|help| of(&hits, help));
-        near(what, rate(&always), measured);
-        println!(
-            "{what}: {:.1} experts on the CPU, {:.1} without",
-            always.cpu_experts_per_token,
-            rate(&never)
-        );
-        assert!(always.cpu_experts_per_token > 0.0 && never.cpu_experts_per_token == 0.0);
-        assert_eq!(auto, if pays { always } else { never }, "{what}");
-    }
-}
 
 /// Fewer threads make the CPU slower, and help a GPU less.
 #[test]
@@ -248,37 +34,6 @@ fn threads_are_counted() {
             let prompt = rates.each_ref().map(|found| found.prompt.tokens_per_second);
             assert!(prompt[0] < prompt[1] && prompt[1] < prompt[2], "{prompt:?}");
             assert_eq!(at(device, Some(16)), rates[2]);
-        }
-    }
-}
-
-/// `bench --device cpu` of three runs on the machine of the profile, 2026-11-22: RAM, hits of lookups with the share of
-/// experts that was kept, tokens/s of generating and of a prompt. The synthetic model with 6 layers routes more evenly from
-/// token to token than the recorded one, so its own hits are taken.
-#[test]
-fn the_cpu_as_measured() {
-    let profile = profile("epyc-2core.json");
-    let rates = Rates::new(&profile).unwrap();
-    let dense = model("llama-1b", None, "Q4_K_M");
-    let moe = model("qwen3moe-30b", Some(6), "Q4_K_M");
-    let points = vec![(0.0, 0.0), (0.168, 0.91), (0.41, 0.987), (1.0, 1.0)];
-    let of_moe = HitCurve::through(points, 8.0 / 128.0).unwrap();
-    const MIB: u64 = 1 << 20;
-    for (what, model, ram, generate, prompt) in [
-        ("llama-1b", &dense, 8 * GIB, 46.0, Some(386.6)),
-        ("llama-1b", &dense, 600 * MIB, 9.0, Some(357.1)),
-        ("llama-1b", &dense, 400 * MIB, 4.87, Some(351.9)),
-        ("qwen3moe-30b, 6 layers", &moe, 8 * GIB, 89.7, Some(758.0)),
-        ("qwen3moe-30b, 6 layers", &moe, 700 * MIB, 54.8, Some(702.0)),
-        ("qwen3moe-30b, 6 layers", &moe, 1200 * MIB, 68.9, None),
-    ] {
-        let request = request(DeviceChoice::Cpu, None, ram, 512);
-        let found = Planner::new(model, &rates, &of_moe).plan(&request).unwrap().plan;
-        let what = format!("{what}, {} MiB", ram / MIB);
-        near(&what, found.prediction.generate.tokens_per_second, generate);
-        let predicted = found.prediction.prompt.tokens_per_second;
-        if let Some(prompt) = prompt {
-            near(&format!("{what}, prompt"), predicted, prompt);
         }
     }
 }
@@ -595,32 +350,4 @@ fn placements_make_sense() {
     assert!(
         found.one_more_gib.ram_tokens_per_second > found.plan.prediction.generate.tokens_per_second
     );
-}
-
-/// `bench --vram 8GiB` of deepseek-v3 with 8 layers in 32 GiB of RAM on an H200, 2026-11-22, where the disk gave 2.6 GB/s, and 1.9 into memory
-/// that nothing was read into before: with the model's own routing, of which this is the recording, and by chance.
-#[test]
-fn large_experts_in_three_tiers_as_measured() {
-    let mut profile = h200_together();
-    (profile.read.bytes_per_second, profile.read.in_place_bytes_per_second) = (2.62e9, 1.91e9);
-    let rates = Rates::new(&profile).unwrap();
-    let model = model("deepseek-v3", Some(8), "Q4_K_M");
-    let trace =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/routing/deepseek-v3-8-layers.route");
-    let trace = read_any(File::open(trace).unwrap()).unwrap();
-    let own = HitCurve::of_trace(&trace, PolicyKind::default()).unwrap();
-    for (what, hits, generate, prompt) in
-        [("own", own, 96.5, Some(390.0)), ("uniform", HitCurve::uniform(), 10.02, None)]
-    {
-        let request = request(DeviceChoice::Cuda(0), Some(8 * GIB), 24 * GIB, 512);
-        let found = Planner::new(&model, &rates, &hits).plan(&request).unwrap().plan;
-        println!("{what}: {:?} {:?}", found.prediction.prompt, found.prediction.generate);
-        near(what, found.prediction.generate.tokens_per_second, generate);
-        if let Some(prompt) = prompt {
-            let what = format!("{what}, prompt");
-            near(&what, found.prediction.prompt.tokens_per_second, prompt);
-        }
-        let slots = found.slots.unwrap().kept_slots();
-        assert!(slots.abs_diff(137) <= 2, "{what}: {slots} slots");
-    }
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use forebay_engine::pack::pack;
 use forebay_engine::{EngineError, Session, SessionOptions};
-use forebay_store::IoKind;
+use forebay_store::{IoKind, OutputFile};
 use forebay_stream::{PolicyKind, StreamError};
 use serde_json::{Value, json};
 
@@ -205,7 +205,8 @@ fn they_answer_the_same_resident_streamed_and_from_a_pack() {
         folder.write(place.path());
         let expected = bits(&mut open(place.path(), &options(None)).unwrap());
         let packed = place.path().join("model.fbay");
-        pack(place.path(), &packed, IoKind::Auto, &mut |_, _| true).unwrap();
+        pack(place.path(), OutputFile::replace(&packed).unwrap(), IoKind::Auto, &mut |_, _| true)
+            .unwrap();
         for path in [place.path(), &packed] {
             let least = smallest(path);
             for ram_bytes in [Some(least), Some(least + 30_000), None] {

@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use forebay_engine::{EngineError, GenerateOptions, RoutingSource, Session, SessionOptions};
+use forebay_lab::replay::{Predictor, predict};
 use forebay_model::sampling::Sampling;
 use forebay_stream::{
-    CacheShape, Capacity, Lookups, Phase, PolicyKind, Predictor, ReplayPolicy, RoutingTrace,
-    StreamError, predict, replay, routing,
+    CacheShape, Capacity, Lookups, Phase, PolicyKind, RoutingTrace, StreamError, replay, routing,
 };
 use safetensors::SafeTensors;
 use support::fixture;
@@ -99,7 +99,7 @@ fn the_replay_of_its_own_trace_gives_the_engines_counters() {
                 let plan = session.plan().unwrap();
                 let shape = CacheShape::from_plan(plan).after_preload(plan);
                 let lookups = Lookups::of(&trace);
-                let counters = replay(&lookups, ReplayPolicy::Online(policy), &shape);
+                let counters = replay(&lookups, policy, &shape);
                 let engine = session.statistics().stream.unwrap();
                 let what = format!("{} with {ram} bytes and {policy}", path.display());
                 assert_eq!(

@@ -241,7 +241,7 @@ impl Step {
     }
 }
 
-/// Of rows that are whole blocks, as whoever made the step saw.
+/// Bytes of a row. The maker of the step has checked that rows are whole blocks.
 fn row_bytes(ty: TensorType, cols: usize) -> usize {
     cols / ty.block_elements() * ty.block_bytes()
 }

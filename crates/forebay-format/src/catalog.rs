@@ -4,9 +4,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde::Serialize;
+use tracing::field::Empty;
 
 use crate::pack::{self, Pack};
-use crate::{FormatError, GgufMetadata, HfMetadata, TensorType, gguf, huggingface};
+use crate::{FormatError, GgufMetadata, HfMetadata, TensorType, gguf, huggingface, seems};
 
 /// Which of a model's files: an index into [`Catalog::files`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize)]
@@ -140,6 +141,19 @@ pub(crate) fn folder_of(file: &Path) -> &Path {
     }
 }
 
+/// Says what the file seems to be instead, where its first bytes are wrong or missing.
+fn not_gguf(path: &Path, error: FormatError) -> FormatError {
+    match error {
+        FormatError::WrongMagic { path: wrong, .. }
+        | FormatError::Truncated { path: wrong, file_bytes: 0..4, .. }
+            if wrong == path =>
+        {
+            FormatError::NotGguf { seems: seems::describe(path), path: wrong }
+        }
+        error => error,
+    }
+}
+
 /// A file and its size in bytes.
 pub(crate) type SizedFile = (PathBuf, u64);
 
@@ -150,6 +164,16 @@ impl Catalog {
     /// # Errors
     /// Everything that makes the tables unusable: see [`FormatError`].
     pub fn open(path: &Path) -> Result<Catalog, FormatError> {
+        let (tensors, bytes) = (Empty, Empty);
+        let span =
+            tracing::debug_span!("catalog", path = %path.display(), tensors, bytes).entered();
+        let catalog = Catalog::open_any(path)?;
+        span.record("tensors", catalog.tensors.len());
+        span.record("bytes", catalog.total_bytes());
+        Ok(catalog)
+    }
+
+    fn open_any(path: &Path) -> Result<Catalog, FormatError> {
         let kind = std::fs::metadata(path).map_err(FormatError::io(path))?;
         if !kind.is_dir() && !kind.is_file() {
             let why = "it is neither a file nor a folder".to_owned();
@@ -161,7 +185,7 @@ impl Catalog {
         } else if extension == pack::EXTENSION || pack::is_pack(path)? {
             pack::open(path)
         } else {
-            gguf::open(path)
+            gguf::open(path).map_err(|error| not_gguf(path, error))
         }
     }
 

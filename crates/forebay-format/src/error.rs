@@ -20,11 +20,9 @@ pub enum FormatError {
     )]
     NoModel { path: PathBuf, why: String },
 
-    #[error(
-        "{}: not a GGUF file: it starts with {found:02x?} where the letters GGUF belong; \
-         check that the download is complete and not a text page",
-        show(path)
-    )]
+    #[error("{}: not a GGUF file: {seems}", show(path))]
+    NotGguf { path: PathBuf, seems: String },
+    #[error("{}: not a GGUF file: the letters GGUF are missing at its start", show(path))]
     WrongMagic { path: PathBuf, found: [u8; 4] },
 
     #[error(

@@ -20,8 +20,11 @@ pub mod convert;
 mod error;
 pub mod gguf;
 pub mod huggingface;
+mod model_files;
 pub mod pack;
 pub mod quant;
+pub mod random_weights;
+mod seems;
 mod tensor_type;
 
 pub use block::{Block, Recast, RecastShare, Step};
@@ -32,5 +35,6 @@ pub use gguf::parse::{GgufHeader, parse_gguf_bytes};
 pub use gguf::value::{Array, ByteStrings, Value, ValueType};
 pub use huggingface::safetensors::{SafetensorsHeader, parse_safetensors_bytes};
 pub use huggingface::{Document, HfMetadata};
+pub use model_files::model_files;
 pub use quant::{can_dequantize, dequantize};
 pub use tensor_type::TensorType;

@@ -28,14 +28,14 @@ fn small() -> Small {
     writer.add_tensor("gate_exps", TensorType::Q8_0, &[2, 4, 32]).unwrap();
     writer.add_tensor("down_exps", TensorType::Q8_0, &[2, 8, 32]).unwrap();
     writer.add_tensor("norm", TensorType::F32, &[32]).unwrap();
-    let mut data = writer.start().unwrap();
+    let mut data = writer.start(Vec::new()).unwrap();
     for seed in 0..4_u64 {
         let (_, bytes) = data.next_tensor().unwrap();
         let content: Vec<u8> = (0..bytes).map(|i| ((i * 7 + seed * 31) % 251) as u8).collect();
         data.write(&content).unwrap();
     }
-    data.finish().unwrap();
-    let gguf = std::fs::read(&path).unwrap();
+    let gguf = data.finish().unwrap();
+    std::fs::write(&path, &gguf).unwrap();
     let source = Catalog::open(&path).unwrap();
     let pack = pack_of(&source, &gguf);
     Small { _folder: folder, gguf, source, pack }

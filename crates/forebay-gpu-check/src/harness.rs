@@ -2,12 +2,13 @@
 
 use std::fmt;
 use std::io::Write;
+use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Result;
 use bytemuck::Pod;
 use forebay_compute::{Arithmetic, Cpu, Isa, default_threads};
-use forebay_cuda::{CudaError, DeviceMemory, Gpu};
+use forebay_cuda::{AddressTables, CudaError, DeviceMemory, Gpu, TableSize};
 use serde_json::{Value, json};
 
 /// What checks run on: the GPU, and the CPU that they are compared with.
@@ -39,6 +40,19 @@ impl Context {
         let memory = self.gpu.allocate(count * 4)?;
         self.gpu.fill(memory.ptr(), 0xff, count * 4)?;
         Ok(memory)
+    }
+
+    /// A table of `addresses`, each of `slot_bytes` bytes of `slots`.
+    pub fn table(
+        &self,
+        slots: &Arc<DeviceMemory>,
+        slot_bytes: usize,
+        addresses: &[u64],
+    ) -> Result<AddressTables, CudaError> {
+        let size = TableSize { entries: addresses.len(), slot_bytes: slot_bytes as u64 };
+        let tables = self.gpu.address_tables(slots.clone(), &[size])?;
+        tables.upload(&self.gpu, 0, addresses)?;
+        Ok(tables)
     }
 
     /// A copy of `values` on the device.

@@ -3,6 +3,7 @@
 mod bench;
 mod checks;
 mod harness;
+mod late;
 #[path = "../../forebay-engine/tests/support/logits.rs"]
 #[allow(dead_code, reason = "shared with the tests of the engine, which read routing, too")]
 mod logits;
@@ -16,11 +17,13 @@ mod slots;
 mod split;
 mod weights;
 
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Parser;
+use forebay_store::Outputs;
 
 use harness::Context;
 
@@ -36,6 +39,9 @@ struct Arguments {
     /// Also write the results to this file.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Replace that file if it exists.
+    #[arg(long)]
+    force: bool,
     /// Print names and run nothing.
     #[arg(long)]
     list: bool,
@@ -74,6 +80,8 @@ fn run(arguments: &Arguments) -> Result<bool> {
         benches.iter().for_each(|bench| println!("bench {}", bench.name));
         return Ok(true);
     }
+    let mut outputs = Outputs::new(arguments.force);
+    let report_file = arguments.json.as_deref().map(|path| outputs.create(path)).transpose()?;
     let context = Context::open(arguments.gpu)?;
     println!("{}", context.describe());
     let (passed, report) = if arguments.bench {
@@ -81,8 +89,10 @@ fn run(arguments: &Arguments) -> Result<bool> {
     } else {
         harness::run(&context, &checks)
     };
-    if let Some(path) = &arguments.json {
-        std::fs::write(path, serde_json::to_string_pretty(&report)?)?;
+    if let Some(file) = report_file {
+        let mut file = file.into_stream();
+        file.write_all(serde_json::to_string_pretty(&report)?.as_bytes())?;
+        file.commit()?;
     }
     Ok(passed)
 }

@@ -8,7 +8,7 @@ use forebay_engine::{DeviceChoice, KvCacheType, Session, SessionOptions};
 use forebay_format::Catalog;
 use forebay_model::Architecture;
 use forebay_model::sampling::argmax;
-use forebay_store::{FileSet, IoKind};
+use forebay_store::{FileSet, IoKind, OutputFile};
 
 use crate::harness::{Check, Outcome};
 use crate::logits::{Distance, GGUF, HUGGING_FACE, References, json, numbers, prompt};
@@ -90,6 +90,12 @@ pub fn checks(fixtures: &Path, ordinal: usize) -> Result<Vec<Check>> {
         }));
         let (slots, split) = (model.clone(), model.clone());
         if slots.has_experts()? {
+            let late = model.clone();
+            checks.push(Check::new(format!("model late disk {}", late.name), move |context| {
+                let ids = prompt(&json(&late.prompts), "long");
+                crate::late::check(context, &late.path, &ids, ordinal)
+                    .with_context(|| late.path.display().to_string())
+            }));
             checks.push(Check::new(format!("model slots {}", model.name), move |_| {
                 let ids = prompt(&json(&slots.prompts), "long");
                 let checked = crate::slots::check(&slots.path, &ids, ordinal);
@@ -321,7 +327,8 @@ fn check_fast(model: &Model, ordinal: usize) -> Result<Outcome> {
 fn check_load(model: &Model, ordinal: usize) -> Result<Outcome> {
     let folder = tempfile::tempdir()?;
     let pack = folder.path().join("model.fbay");
-    forebay_engine::pack::pack(&model.path, &pack, IoKind::Auto, &mut |_, _| true)?;
+    let out = OutputFile::create(&pack)?;
+    forebay_engine::pack::pack(&model.path, out, IoKind::Auto, &mut |_, _| true)?;
     let ids = prompt(&json(&model.prompts), "short");
     let logits = |path: &Path, io, cold: bool| {
         if cold {

@@ -2,8 +2,9 @@
 //! CPU.
 
 use anyhow::Result;
-use forebay_engine::synth::{SynthOptions, synthesize};
 use forebay_engine::{DeviceChoice, SessionOptions};
+use forebay_lab::synth::{SynthOptions, synthesize};
+use forebay_store::OutputFile;
 
 use crate::harness::Outcome;
 use crate::logits::Distance;
@@ -29,7 +30,7 @@ pub fn check(ordinal: usize) -> Result<Outcome> {
             heads_in_one_tensor: true,
             ..SynthOptions::default()
         };
-        synthesize(SHAPE, &path, &recipe, &mut |_, _| true)?;
+        synthesize(SHAPE, OutputFile::create(&path)?, &recipe, &mut |_, _| true)?;
         let [expected, found] = [DeviceChoice::Cpu, DeviceChoice::Cuda(ordinal)].map(|device| {
             let context = Some(CONTEXT);
             let options = SessionOptions { device, context, exact: true, ..Default::default() };

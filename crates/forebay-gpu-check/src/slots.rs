@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, bail};
 use forebay_engine::{CpuHelp, DeviceChoice, Session, SessionOptions};
 use forebay_format::Catalog;
 use forebay_model::{Architecture, DeviceShare, HelpRates, MissSplit};
-use forebay_stream::{CacheShape, Lookups, PolicyKind, ReplayPolicy, replay, routing};
+use forebay_stream::{CacheShape, Lookups, PolicyKind, replay, routing};
 
 use crate::harness::Outcome;
 use crate::sessions::{
@@ -21,7 +21,7 @@ const GENERATED: usize = 8;
 const CPU_NMSE: f64 = 1e-2;
 
 /// A CPU that computes experts in half of the time that it takes to bring them, and one that takes a thousand times as long.
-const PAYS: HelpRates = rates(1.0, 0.5);
+pub const PAYS: HelpRates = rates(1.0, 0.5);
 const NEVER_PAYS: HelpRates = rates(1.0, 1e3);
 
 const fn rates(copy_seconds: f64, cpu_seconds: f64) -> HelpRates {
@@ -221,7 +221,7 @@ fn counters(mut session: Session, policy: PolicyKind, ids: &[u32]) -> Result<Out
     session.end_routing()?;
     let trace = routing::read(out.0.lock().unwrap_or_else(PoisonError::into_inner).as_slice())?;
     let shape = CacheShape::from_plan(session.slots().context("not all experts are kept")?);
-    let replayed = replay(&Lookups::of(&trace), ReplayPolicy::Online(policy), &shape).all;
+    let replayed = replay(&Lookups::of(&trace), policy, &shape).all;
     let counted = session.statistics().device_experts.context("experts come and go")?.tier;
     Ok(Outcome::same(
         &[counted.lookups, counted.hits, counted.evictions],

@@ -6,12 +6,12 @@ use std::ops::Range;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
-use forebay_engine::synth::{SynthOptions, synthesize};
 use forebay_engine::{DeviceChoice, KvCacheType, Session, SessionOptions};
 use forebay_format::{Catalog, FileIndex};
+use forebay_lab::synth::{SynthOptions, synthesize};
 use forebay_model::sampling::argmax;
 use forebay_model::{UnitPlaces, UnitRates};
-use forebay_store::{Fault, FaultKind, FaultPlan};
+use forebay_store::{Fault, FaultKind, FaultPlan, OutputFile};
 
 use crate::harness::Outcome;
 use crate::logits::Distance;
@@ -85,7 +85,7 @@ pub fn check_deeper(ordinal: usize) -> Result<Outcome> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("model.gguf");
     let recipe = SynthOptions { quantisation: Some("Q8_0".into()), ..SynthOptions::default() };
-    synthesize(SHAPE, &path, &recipe, &mut |_, _| true)?;
+    synthesize(SHAPE, OutputFile::create(&path)?, &recipe, &mut |_, _| true)?;
     let ids: Vec<u32> = (1..40).collect();
     let mut worst = check(&path, &ids, &Limits::ROUNDED, ordinal)?;
     let device = DeviceChoice::Cuda(ordinal);
@@ -220,7 +220,7 @@ fn as_planned(path: &Path, options: &SessionOptions, more: u64) -> Result<Sessio
 fn check_faults(path: &Path, options: &SessionOptions, ids: &[u32]) -> Result<Outcome> {
     let expected = logits(&mut open_with_least(path, options, 0)?.0, ids)?;
     let range = middle_of(path, "blk.1.ffn_up.weight")?;
-    let fault = Fault { file: FileIndex(0), range, kind: FaultKind::Error(5), times: 8 };
+    let fault = Fault { file: FileIndex(0), range, kind: FaultKind::Error(5), spares: 0, times: 8 };
     let faults = Some(FaultPlan { faults: vec![fault], ..FaultPlan::default() });
     let ram_bytes = Some(least_ram(path, options)?);
     let options = SessionOptions { ram_bytes, ..options.clone() };

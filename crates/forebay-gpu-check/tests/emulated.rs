@@ -6,12 +6,18 @@
 mod soak;
 
 use std::io::Write as _;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 
+use forebay_engine::{DeviceChoice, EngineError, GenerateOptions, Session, SessionOptions};
+use forebay_model::ModelError;
+use forebay_model::sampling::Sampling;
+
 /// Kernels that take little time, one or more of each family.
-const KERNELS: [&str; 16] = [
+const KERNELS: [&str; 18] = [
+    "buffers",
     "norm",
     "quantize",
     "router",
@@ -25,6 +31,7 @@ const KERNELS: [&str; 16] = [
     "attention general f32 33/17",
     "embedding Q6_K",
     "matvec Q4_K",
+    "matvec TQ2_0",
     "matvec-experts MXFP4",
     "matmul-experts Q4_K",
     "load",
@@ -89,7 +96,7 @@ fn passes(only: &[&str], settings: &[(&str, &str)], least: usize) {
 
 #[test]
 fn kernels() {
-    passes(&KERNELS, &[], 26);
+    passes(&KERNELS, &[], 28);
 }
 
 /// The other order of threads and blocks, and queued work that is done only when somebody waits for it.
@@ -122,6 +129,69 @@ fn models_with_experts() {
 #[test]
 fn experts_in_slots() {
     passes(&["model slots gguf/qwen3_moe"], &[("LAZY", "1")], 1);
+}
+
+/// A GPU with a watchdog, and disks that stall for longer than it has patience: no kernel waits long enough to be ended.
+#[test]
+fn kernels_give_up_before_a_watchdog_ends_them() {
+    let Some(driver) = driver() else { return };
+    let only = ["fetch", "model late disk gguf/qwen3_moe"];
+    let output = gpu_check(driver, &only, &[("WATCHDOG", "1"), ("TIMES", "1")]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{:?}\n{text}\n{errors}", output.status);
+    assert_eq!(text.matches(" ok   worst ").count(), 6, "{text}");
+    let waited = errors.lines().find_map(|line| line.strip_prefix("longest wait for the host: "));
+    let waited: f64 = waited.and_then(|line| line.strip_suffix(" s")).unwrap().parse().unwrap();
+    assert!((0.2..0.5).contains(&waited), "a kernel waited for {waited} s");
+}
+
+/// After an error that loses the GPU's context, sessions refuse work with that error and ask the driver for nothing more.
+#[test]
+fn a_lost_gpu_is_asked_for_nothing_more() {
+    let Some(driver) = driver() else { return };
+    let executable = std::env::current_exe().unwrap();
+    // The number of the launch that fails: in a prompt, in a token whose work is queued, in one whose work is recorded.
+    for launch in ["150", "300", "900"] {
+        let mut command = emulated(driver, executable.to_str().unwrap());
+        command.args(["a_session_on_a_gpu_that_fails", "--exact", "--ignored", "--nocapture"]);
+        command.env("FOREBAY_EMULATOR_BREAK", launch).env("FOREBAY_EMULATOR_TIMES", "1");
+        let output = command.output().unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{errors}\n{}", String::from_utf8_lossy(&output.stdout));
+        let after = errors.lines().find_map(|line| line.strip_prefix("calls after a failure: "));
+        let after: u32 = after.unwrap().parse().unwrap();
+        assert!(after < 30, "launch {launch}: {after} calls after the failure\n{errors}");
+    }
+}
+
+/// A part of the test above, in a process of its own: the GPU is lost for the whole process.
+#[test]
+#[ignore = "needs an emulated GPU that fails"]
+fn a_session_on_a_gpu_that_fails() {
+    let model = fixtures().join("gguf/qwen3_moe/qwen3_moe-Q8_0.gguf");
+    let options = SessionOptions {
+        device: DeviceChoice::Cuda(0),
+        context: Some(128),
+        ..SessionOptions::default()
+    };
+    let mut session = Session::open(&model, &options, &mut |_, _| {}).unwrap();
+    let mut generate = || {
+        session.reset();
+        let options = GenerateOptions::exactly(16, Sampling::greedy());
+        session.generate(&[1, 2, 3], &options, &mut |_| ControlFlow::Continue(()))
+    };
+    let first = (0..100).find_map(|_| generate().err()).expect("the GPU fails");
+    let EngineError::Model(ModelError::Cuda(cause)) = &first else { panic!("{first}") };
+    assert!(cause.is_sticky(), "{cause}");
+    assert_eq!(cause.driver_code(), Some((700, "CUDA_ERROR_ILLEGAL_ADDRESS")));
+    let text = first.to_string();
+    assert!(text.contains("must be restarted"), "{text}");
+    for _ in 0..50 {
+        assert_eq!(generate().err().map(|error| error.to_string()), Some(text.clone()));
+    }
+    let another = Session::open(&model, &options, &mut |_, _| {}).err().expect("the GPU is lost");
+    assert!(another.to_string().contains("must be restarted"), "{another}");
 }
 
 /// A GPU that cannot map memory takes all of it at the start; one that has too little says so.

@@ -2,9 +2,26 @@
 
 use crate::ModelError;
 use crate::arch::Architecture;
-use crate::backend::{Backend, Batch, Begun, End, NextBlock, Step};
+use crate::backend::{Backend, Batch, Begun, ChosenExperts, End, NextBlock, Step};
 use crate::weights::{FeedForwardWeights, Weights};
+use forebay_store::Interrupt;
 use forebay_stream::Residency;
+use tracing::field::Empty;
+
+/// The span of one pass through the layers.
+macro_rules! pass_span {
+    ($name:literal, $position:ident, $tokens:ident) => {
+        tracing::debug_span!(
+            $name,
+            $position,
+            tokens = $tokens,
+            hits = Empty,
+            misses = Empty,
+            read_bytes = Empty,
+            wait_seconds = Empty
+        )
+    };
+}
 
 /// Which positions of a call get logits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,22 +80,26 @@ pub struct Decoder {
     backend: Box<dyn Backend>,
     position: usize,
     followed: Option<Box<dyn ChosenExperts>>,
+    interrupt: Interrupt,
+    watch: Option<PromptWatch>,
 }
 
-/// Somebody who says which experts tokens have, in place of the routers: for measurements of models whose routers know
-/// nothing.
-pub trait ChosenExperts {
-    /// Begins a batch of so many tokens.
-    fn begin(&mut self, tokens: usize);
-
-    /// The experts of the batch's tokens in a layer, `[tokens, k]`, all of them the layer's.
-    fn experts(&self, layer: usize) -> &[u32];
-}
+/// Called with the tokens of a prompt that are done and all of them, after each layer of each batch: tokens that are
+/// through some of the layers count in part. Must not allocate and should return at once.
+pub type PromptWatch = Box<dyn FnMut(usize, usize) + Send>;
 
 impl Decoder {
     /// A decoder that computes on `backend`, which was made for the same description and weights.
     pub fn new(architecture: Architecture, weights: Weights, backend: Box<dyn Backend>) -> Decoder {
-        Decoder { architecture, weights, backend, position: 0, followed: None }
+        Decoder {
+            architecture,
+            weights,
+            backend,
+            position: 0,
+            followed: None,
+            interrupt: Interrupt::new(),
+            watch: None,
+        }
     }
 
     pub fn architecture(&self) -> &Architecture {
@@ -101,6 +122,16 @@ impl Decoder {
     /// From now on tokens have the experts that somebody else says; `None`: those that the routers choose.
     pub fn follow(&mut self, experts: Option<Box<dyn ChosenExperts>>) {
         self.followed = experts;
+    }
+
+    /// Calls of [`Decoder::forward`] end with [`ModelError::Interrupted`] when `interrupt` says so.
+    pub fn stop_on(&mut self, interrupt: &Interrupt) {
+        self.interrupt = interrupt.clone();
+    }
+
+    /// From now on, calls with more than one token tell `watch` how far they are.
+    pub fn watch_prompts(&mut self, watch: Option<PromptWatch>) {
+        self.watch = watch;
     }
 
     /// Ends a generated token in the counters.
@@ -144,8 +175,8 @@ impl Decoder {
     /// `routing`, if given, gets the chosen experts of every token appended.
     ///
     /// # Errors
-    /// A full context, a token outside of the vocabulary, a failed read, or values that are not
-    /// finite. After an error the cache holds what it held before the call, or nothing where that is too far back for
+    /// A full context, a token outside of the vocabulary, a failed read, values that are not
+    /// finite, or [`ModelError::Interrupted`]. After an error the cache holds what it held before the call, or nothing where that is too far back for
     /// layers with a window ([`Decoder::truncate`]): [`Decoder::position`] says so.
     pub fn forward(
         &mut self,
@@ -187,9 +218,13 @@ impl Decoder {
         let start = self.position;
         let batch = self.backend.batch_tokens();
         let last_batch = tokens.len().div_ceil(batch).saturating_sub(1);
+        let whole = Whole { start, tokens: tokens.len() };
         for (index, tokens) in tokens.chunks(batch).enumerate() {
             let last = index == last_batch;
-            let done = self.forward_batch(tokens, last, output, routing.as_deref_mut());
+            let done = self.traced_batch(tokens, whole, last, output, routing.as_deref_mut());
+            // Steps that were cut short may have failed because of that, or not at all.
+            let cut_short = self.backend.was_cut_short();
+            let done = if cut_short { Err(ModelError::Interrupted) } else { done };
             if let Err(error) = done {
                 self.truncate(start);
                 return Err(error);
@@ -210,14 +245,42 @@ impl Decoder {
         Ok(())
     }
 
+    /// As [`Decoder::forward_batch`], within a span that says what the pass found and read.
+    fn traced_batch(
+        &mut self,
+        tokens: &[u32],
+        whole: Whole,
+        last: bool,
+        output: &mut Output<'_>,
+        routing: Option<&mut Routing>,
+    ) -> Result<(), ModelError> {
+        let (position, count) = (self.position, tokens.len());
+        let span = match count {
+            1 => pass_span!("token", position, count),
+            _ => pass_span!("prompt_batch", position, count),
+        };
+        let before = self.residency().filter(|_| !span.is_disabled()).map(Residency::statistics);
+        let done = span.in_scope(|| self.forward_batch(tokens, whole, last, output, routing));
+        if let (Some(before), Some(residency)) = (before, self.residency()) {
+            let now = residency.statistics();
+            span.record("hits", now.hits - before.hits);
+            span.record("misses", now.misses - before.misses);
+            span.record("read_bytes", now.bytes_read - before.bytes_read);
+            span.record("wait_seconds", now.wait_seconds - before.wait_seconds);
+        }
+        done
+    }
+
     fn forward_batch(
         &mut self,
         tokens: &[u32],
+        whole: Whole,
         last: bool,
         output: &mut Output<'_>,
         mut routing: Option<&mut Routing>,
     ) -> Result<(), ModelError> {
-        let Decoder { architecture, weights, backend, position, followed } = self;
+        let Decoder { architecture, weights, backend, position, followed, interrupt, watch } = self;
+        interrupt.check()?;
         let (count, layers) = (tokens.len(), architecture.layers.len());
         let step =
             Step { architecture, weights, layer: 0, position: *position, count, chosen: None };
@@ -241,6 +304,7 @@ impl Decoder {
         }
         let to_do = if begun == Begun::Recorded { 0 } else { layers };
         for layer in 0..to_do {
+            let _span = tracing::trace_span!("layer", layer).entered();
             let has_experts = architecture.layers[layer].feed_forward.has_experts();
             let followed = followed.as_ref().filter(|_| has_experts);
             let chosen = followed.map(|followed| followed.experts(layer));
@@ -250,7 +314,11 @@ impl Decoder {
                 weights: &mut routing.weights[row_start..],
                 scores: routing.scores.as_mut().map(|scores| &mut scores[score_start..]),
             });
-            layer_step(backend.as_mut(), &step, rows)?;
+            layer_step(backend.as_mut(), &step, rows, interrupt)?;
+            if let Some(watch) = watch.as_mut().filter(|_| whole.tokens > 1) {
+                let before = step.position - whole.start;
+                watch(before + count * (layer + 1) / (layers + 1), whole.tokens);
+            }
         }
         *position += count;
         let step = Step { layer: layers, ..step };
@@ -263,8 +331,19 @@ impl Decoder {
         if let Some(routing) = routing {
             backend.recorded_routing(&step, &mut routing.experts[row_start..]);
         }
+        if let Some(watch) = watch.as_mut().filter(|_| whole.tokens > 1) {
+            watch(*position - whole.start, whole.tokens);
+        }
         Ok(())
     }
+}
+
+/// The call that a batch belongs to.
+#[derive(Clone, Copy)]
+struct Whole {
+    /// Position of its first token.
+    start: usize,
+    tokens: usize,
 }
 
 /// What a call is for.
@@ -291,11 +370,15 @@ fn layer_step(
     backend: &mut dyn Backend,
     step: &Step<'_>,
     routing: Option<RoutingRows<'_>>,
+    interrupt: &Interrupt,
 ) -> Result<(), ModelError> {
+    interrupt.check()?;
     backend.enter_layer(step)?;
     backend.norm(step, NextBlock::Attention, step.layer > 0)?;
     backend.project(step)?;
+    interrupt.check()?;
     backend.attend(step)?;
+    interrupt.check()?;
     backend.project_output(step)?;
     backend.norm(step, NextBlock::FeedForward, true)?;
     match step.layer_weights().feed_forward {
@@ -311,6 +394,7 @@ fn layer_step(
                 }
                 None => backend.route(step, None)?,
             }
+            interrupt.check()?;
             backend.experts(step)
         }
     }

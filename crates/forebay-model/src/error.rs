@@ -1,6 +1,7 @@
 //! What can go wrong between a catalog and its logits.
 
 use forebay_compute::ComputeError;
+#[cfg(feature = "cuda")]
 use forebay_cuda::CudaError;
 use forebay_format::FormatError;
 use forebay_store::StoreError;
@@ -10,8 +11,8 @@ use forebay_stream::StreamError;
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
     #[error(
-        "the architecture '{name}' is not known; forebay runs {known}. \
-         Convert the model to one of these, or use a build that knows it"
+        "the architecture '{name}' is not supported: forebay runs {known}. Choose a model of one of these, or look for a \
+         newer forebay"
     )]
     UnknownArchitecture { name: String, known: String },
     #[error("{source_name} does not say '{key}', which the {family} architecture needs")]
@@ -61,6 +62,7 @@ pub enum ModelError {
     },
     #[error("the GPU has no kernels for {what}: use --device cpu")]
     NotOnGpu { what: String },
+    #[cfg(feature = "cuda")]
     #[error(transparent)]
     Cuda(#[from] CudaError),
     #[error(transparent)]
@@ -68,7 +70,28 @@ pub enum ModelError {
     #[error(transparent)]
     Format(#[from] FormatError),
     #[error(transparent)]
-    Store(#[from] StoreError),
+    Store(StoreError),
     #[error(transparent)]
-    Stream(#[from] StreamError),
+    Stream(StreamError),
+    /// The caller asked to stop.
+    #[error("interrupted")]
+    Interrupted,
+}
+
+impl From<StoreError> for ModelError {
+    fn from(error: StoreError) -> ModelError {
+        match error {
+            StoreError::Interrupted => ModelError::Interrupted,
+            error => ModelError::Store(error),
+        }
+    }
+}
+
+impl From<StreamError> for ModelError {
+    fn from(error: StreamError) -> ModelError {
+        match error {
+            StreamError::Interrupted => ModelError::Interrupted,
+            error => ModelError::Stream(error),
+        }
+    }
 }

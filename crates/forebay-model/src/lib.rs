@@ -5,22 +5,33 @@
 //! leases blocks from `forebay-stream` and computes on their bytes with `forebay-compute`, or computes on a GPU.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(
+    not(feature = "cuda"),
+    allow(dead_code, unused_imports, reason = "what GPUs share with the CPU has no other user")
+)]
 
 pub mod arch;
 mod backend;
 pub mod decoder;
 mod error;
 pub mod sampling;
+mod sharing;
+mod statistics;
 pub mod weights;
 
 pub use arch::Architecture;
 pub use backend::cpu::{CpuBackend, batch_tokens, cache_bytes};
+#[cfg(feature = "cuda")]
 pub use backend::cuda::{
-    CudaBackend, CudaPlan, DeviceExperts, DeviceFacts, DeviceShare, DeviceUnits, HelpRates,
-    HelpStatistics, HelpWanted, HelpingCpu, HostExperts, HostUnits, HostWeights, MissSplit,
-    PassTimes, Unit, UnitCounts, UnitPlaces, UnitPlan, UnitRates, VramUse, WeightsToLoad,
+    CudaBackend, CudaPlan, DeviceFacts, HelpingCpu, HostExperts, HostUnits, HostWeights,
+    WeightsToLoad,
 };
-pub use backend::{Backend, ComputeInfo, largest_context};
-pub use decoder::{ChosenExperts, Decoder, LogitsWanted, Routing};
+pub use backend::{Backend, ChosenExperts, ComputeInfo, largest_context};
+pub use decoder::{Decoder, LogitsWanted, PromptWatch, Routing};
 pub use error::ModelError;
+pub use sharing::{
+    DeviceShare, HelpRates, HelpStatistics, HelpWanted, MissSplit, Unit, UnitCounts, UnitPlaces,
+    UnitPlan, UnitRates,
+};
+pub use statistics::{DeviceExperts, DeviceUnits, PassTimes, VramUse};
 pub use weights::Weights;

@@ -1,4 +1,4 @@
-//! How long a block that somebody waits for takes while a load saturates the disk, by the number of
+//! How long a demanded block takes while a load saturates the disk, by the number of
 //! requests that the load may have there.
 //!
 //! `cargo run --release -p forebay-store --example demand_latency FILE [engine] [seconds per case]`

@@ -9,6 +9,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use crate::error::StoreError;
 use crate::huge_pages::huge_page_bytes;
+use crate::interrupt::Interrupt;
 
 /// Slots begin at multiples of this many bytes, and have a length that is one.
 pub const SLOT_ALIGNMENT: usize = 4096;
@@ -24,7 +25,7 @@ const POPULATE_CHUNK: usize = 64 << 20;
 pub(crate) struct Mapping {
     base: NonNull<u8>,
     length: usize,
-    /// Somebody else's memory, which is not ours to unmap.
+    /// The memory belongs to the caller and is not unmapped here.
     foreign: bool,
     /// Every page is in memory.
     resident: AtomicBool,
@@ -87,7 +88,7 @@ impl Mapping {
 
     /// Makes every page resident now, so that neither a page fault nor running out of memory waits
     /// in the hot path.
-    fn make_resident(&self) -> std::io::Result<()> {
+    fn make_resident(&self, interrupt: Option<&Interrupt>) -> std::io::Result<()> {
         if self.is_resident() {
             return Ok(());
         }
@@ -97,19 +98,29 @@ impl Mapping {
             .min(8)
             .min(self.length.div_ceil(POPULATE_CHUNK));
         std::thread::scope(|scope| {
-            let workers: Vec<_> =
-                (0..threads).map(|_| scope.spawn(|| self.populate_chunks(&next))).collect();
+            let workers: Vec<_> = (0..threads)
+                .map(|_| scope.spawn(|| self.populate_chunks(&next, interrupt)))
+                .collect();
             workers.into_iter().try_for_each(|worker| match worker.join() {
                 Ok(result) => result,
                 Err(_) => Err(std::io::Error::other("a thread that populates memory panicked")),
             })
         })?;
-        self.resident.store(true, Ordering::Release);
+        if interrupt.is_none_or(|interrupt| !interrupt.is_requested()) {
+            self.resident.store(true, Ordering::Release);
+        }
         Ok(())
     }
 
-    fn populate_chunks(&self, next: &AtomicUsize) -> std::io::Result<()> {
+    fn populate_chunks(
+        &self,
+        next: &AtomicUsize,
+        interrupt: Option<&Interrupt>,
+    ) -> std::io::Result<()> {
         loop {
+            if interrupt.is_some_and(Interrupt::is_requested) {
+                return Ok(());
+            }
             let start = next.fetch_add(POPULATE_CHUNK, Ordering::Relaxed);
             if start >= self.length {
                 return Ok(());
@@ -188,8 +199,21 @@ impl Arena {
     /// # Errors
     /// [`StoreError::Memory`].
     pub fn make_resident(&self) -> Result<(), StoreError> {
+        self.populate(None)
+    }
+
+    /// As [`Arena::make_resident`], unless it is interrupted.
+    ///
+    /// # Errors
+    /// [`StoreError::Memory`], [`StoreError::Interrupted`].
+    pub fn make_resident_unless(&self, interrupt: &Interrupt) -> Result<(), StoreError> {
+        self.populate(Some(interrupt))?;
+        interrupt.check()
+    }
+
+    fn populate(&self, interrupt: Option<&Interrupt>) -> Result<(), StoreError> {
         let bytes = self.bytes();
-        let made = self.mapping.as_ref().map_or(Ok(()), |mapping| mapping.make_resident());
+        let made = self.mapping.as_ref().map_or(Ok(()), |mapping| mapping.make_resident(interrupt));
         made.map_err(|source| StoreError::Memory { bytes, source })
     }
 
@@ -220,7 +244,7 @@ impl Arena {
         self.mapping.as_ref().map_or(0, |mapping| mapping.length)
     }
 
-    /// The addresses that were reserved, for whoever pins them: a GPU's driver.
+    /// The reserved addresses, which a GPU's driver needs to pin them.
     pub fn addresses(&self) -> std::ops::Range<usize> {
         let start = self.mapping.as_ref().map_or(0, |mapping| mapping.base().addr());
         start..start + self.bytes()
@@ -250,10 +274,10 @@ pub struct SlotBuffer {
 }
 
 impl SlotBuffer {
-    /// A slot over memory that somebody else owns, of any length and alignment.
+    /// A slot over memory that the caller owns, of any length and alignment.
     ///
     /// # Safety
-    /// The range is initialised, valid for reads and writes, and used by nobody else until this
+    /// The range is initialised, valid for reads and writes, and not used elsewhere until this
     /// slot is dropped. When an engine keeps the slot (a read that stalled), that is never.
     pub(crate) unsafe fn foreign(pointer: *mut u8, length: usize) -> SlotBuffer {
         let base = NonNull::new(pointer).unwrap_or(NonNull::dangling());

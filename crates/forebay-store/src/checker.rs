@@ -114,7 +114,7 @@ impl Checker {
     ///
     /// # Safety
     /// Memory that it reads is initialised, stays valid and is not written to, and memory that it writes
-    /// is valid and nobody else's, until its answer was given or the checker is dropped.
+    /// is valid and not used elsewhere, until its answer was given or the checker is dropped.
     pub(crate) unsafe fn begin(&mut self, job: u32, work: Work) {
         self.shared.lock().queue.push_back(Task { job, work });
         self.open += 1;
@@ -226,7 +226,7 @@ impl Task {
         let compared = match &self.work {
             Work::Compare(span) => Some(span.compare()),
             // SAFETY: `Checker::begin` was promised that memory that is read is initialised and at
-            // rest, and that nobody else has what is written, until the answer, which is made here.
+            // rest, and that nothing else uses what is written, until the answer, which is made here.
             Work::Make(share) => unsafe {
                 share.run();
                 None

@@ -165,7 +165,7 @@ pub fn copy_through(
                 files.forget_range(region.file, region.offset, region.wanted_end - region.offset);
             }
         };
-        read_all(&windows, engine.as_mut(), lines, &mut go_on, &mut forget)
+        read_all(files, &windows, engine.as_mut(), lines, &mut go_on, &mut forget)
     });
     let failure = shared.failure.into_inner().unwrap_or_else(PoisonError::into_inner);
     if let Some(error) = failure {
@@ -202,6 +202,7 @@ struct Lines {
 
 /// Reads all windows; ends early when `go_on` says so. `arrived` is told which have come.
 fn read_all(
+    files: &FileSet,
     windows: &[Window],
     engine: &mut dyn ReadEngine,
     lines: Lines,
@@ -212,6 +213,7 @@ fn read_all(
     let mut given = 0;
     let mut completions = Vec::new();
     while given < windows.len() {
+        files.check_interrupt()?;
         if !go_on() {
             return Err(StoreError::Interrupted);
         }

@@ -37,14 +37,14 @@ impl fmt::Display for BlockLabel {
     }
 }
 
-/// Who goes first among the requests that the kernel does not have yet.
+/// The order of requests that the kernel does not have yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Priority {
-    /// Somebody waits for it.
+    /// The computation waits for it.
     Demand,
     /// Will be needed soon.
     ReadAhead,
-    /// May be needed soon: goes to the disk only while nothing that somebody waits for is there, in
+    /// May be needed soon: goes to the disk only while no demanded request is there, in
     /// small requests, so that it is out of the way again when something is.
     Guess,
     /// Filling memory at start.
@@ -117,7 +117,8 @@ pub struct IoStatistics {
     /// threads that did it.
     pub bytes_checked: u64,
     pub check_seconds: f64,
-    /// The part of the waiting in which nothing was at the disk: whoever waited compared, or waited for those who did.
+    /// The part of the waiting in which nothing was at the disk: the waiting thread compared checksums, or waited for threads
+    /// that did.
     pub check_wait_seconds: f64,
     /// Blocks whose bytes did not match their checksums.
     pub checksum_mismatches: u64,
@@ -150,7 +151,10 @@ pub trait ReadEngine: Send {
     /// [`ReadError::Stalled`].
     ///
     /// # Errors
-    /// As [`ReadEngine::poll`].
+    /// As [`ReadEngine::poll`]; [`StoreError::Interrupted`] when the files' [`Interrupt`] says so. Nothing is lost then:
+    /// what has finished, or will, is handed out by a later call.
+    ///
+    /// [`Interrupt`]: crate::Interrupt
     fn wait(&mut self, done: &mut Vec<Completion>) -> Result<(), StoreError>;
 
     /// Gives up a read. Requests that the kernel does not have yet are dropped; the completion
@@ -222,7 +226,7 @@ pub struct EngineOptions {
     pub background_depth: usize,
     /// Largest request in bytes, a multiple of 4096 up to 1 GiB.
     pub request_bytes: usize,
-    /// Largest request of a demand read or a guess, also a multiple of 4096; `request_bytes` bounds
+    /// Largest request of a demand read or a prefetch, also a multiple of 4096; `request_bytes` bounds
     /// it too. A burst of a few megabytes ends earlier as many requests side by side than as few
     /// large ones.
     pub demand_request_bytes: usize,

@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use crate::engine::BlockLabel;
 use crate::load::UploadError;
+use crate::output_file::OutputError;
 
 /// Errors of files, arena and engines as a whole. Those of one block's read are [`ReadError`].
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     #[error("cannot open {}: {source}", file.display())]
     Open { file: PathBuf, source: std::io::Error },
-    #[error("{} is not a regular file", file.display())]
+    #[error("{}: is a folder or a device, and a regular file is needed", file.display())]
     NotAFile { file: PathBuf },
     #[error("cannot read {} at byte {offset}: {source}", file.display())]
     Read { file: PathBuf, offset: u64, source: std::io::Error },
@@ -26,16 +27,8 @@ pub enum StoreError {
         file.display()
     )]
     Corrupt { file: PathBuf, offset: u64, place: String, expected: u64, found: u64 },
-    #[error("cannot write {}: {source}", file.display())]
-    Create { file: PathBuf, source: std::io::Error },
-    #[error("cannot write {} at byte {offset}: {source}", file.display())]
-    Write { file: PathBuf, offset: u64, source: std::io::Error },
-    #[error(
-        "{} needs {needed_bytes} bytes, and the disk has not enough room ({free_bytes} bytes are free): \
-         make room or choose another disk",
-        file.display()
-    )]
-    NoRoom { file: PathBuf, needed_bytes: u64, free_bytes: u64 },
+    #[error(transparent)]
+    Output(#[from] OutputError),
     #[error("cannot copy weights to the device: {source}")]
     Upload { source: UploadError },
     #[error("interrupted")]

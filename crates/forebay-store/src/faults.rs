@@ -33,6 +33,8 @@ pub struct Fault {
     /// Bytes of the file.
     pub range: Range<u64>,
     pub kind: FaultKind,
+    /// How many requests in the range it spares before it hits the first.
+    pub spares: u32,
     /// How many requests it hits; `u32::MAX` is all of them.
     pub times: u32,
 }
@@ -58,12 +60,17 @@ const OUTAGE_REQUESTS: u32 = 12;
 impl FaultPlan {
     /// One fault that hits every request in `range`.
     pub fn always(file: FileIndex, range: Range<u64>, kind: FaultKind) -> FaultPlan {
-        FaultPlan { faults: vec![Fault { file, range, kind, times: u32::MAX }], ..Self::default() }
+        FaultPlan::hitting(Fault { file, range, kind, spares: 0, times: u32::MAX })
     }
 
     /// One fault that hits the first request in `range`.
     pub fn once(file: FileIndex, range: Range<u64>, kind: FaultKind) -> FaultPlan {
-        FaultPlan { faults: vec![Fault { file, range, kind, times: 1 }], ..Self::default() }
+        FaultPlan::hitting(Fault { file, range, kind, spares: 0, times: 1 })
+    }
+
+    /// One fault and nothing else.
+    pub fn hitting(fault: Fault) -> FaultPlan {
+        FaultPlan { faults: vec![fault], ..FaultPlan::default() }
     }
 
     fn next(&mut self, transfer: &Transfer) -> Option<FaultKind> {
@@ -74,7 +81,13 @@ impl FaultPlan {
                 && fault.range.start < end
                 && fault.range.end > transfer.offset
         };
-        if let Some(fault) = self.faults.iter_mut().find(hits) {
+        let is_due = |fault: &mut Fault| {
+            let is_spared = fault.spares > 0;
+            fault.spares -= u32::from(is_spared);
+            !is_spared
+        };
+        let mut hitting = self.faults.iter_mut().filter(hits);
+        if let Some(fault) = hitting.find_map(|fault| is_due(fault).then_some(fault)) {
             if fault.times != u32::MAX {
                 fault.times -= 1;
             }

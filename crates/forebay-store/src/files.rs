@@ -14,6 +14,7 @@ use crate::arena::SLOT_ALIGNMENT;
 use crate::checks::{BadChunk, Checks};
 use crate::engine::BlockLabel;
 use crate::error::StoreError;
+use crate::interrupt::Interrupt;
 use crate::layout::BlockLayout;
 use crate::trace::{IoRecorder, ReadEnd, ReadRecord, Why, nanoseconds};
 
@@ -28,6 +29,7 @@ const SIMULATED_ALIGNMENT: usize = 512;
 pub struct FileSet {
     files: Arc<[StoredFile]>,
     recorder: Option<IoRecorder>,
+    interrupt: Option<Interrupt>,
 }
 
 #[derive(Debug)]
@@ -60,7 +62,7 @@ impl FileSet {
     pub fn open<P: AsRef<Path>>(paths: &[P]) -> Result<FileSet, StoreError> {
         let files =
             paths.iter().map(|path| StoredFile::open(path.as_ref())).collect::<Result<_, _>>()?;
-        Ok(FileSet { files, recorder: None })
+        Ok(FileSet { files, recorder: None, interrupt: None })
     }
 
     /// Opens the files of a model. With `verify`, what is read of a pack is compared with its
@@ -76,7 +78,7 @@ impl FileSet {
         {
             file.checks = Some(Checks::new(Arc::clone(&pack.chunks)));
         }
-        Ok(FileSet { files: files.into(), recorder: None })
+        Ok(FileSet { files: files.into(), recorder: None, interrupt: None })
     }
 
     /// Whether anything that is read is compared with checksums.
@@ -111,13 +113,31 @@ impl FileSet {
             content: Content::Memory(image),
         };
         let files = images.into_iter().enumerate().map(stored).collect();
-        FileSet { files, recorder: None }
+        FileSet { files, recorder: None, interrupt: None }
     }
 
     /// The same files; engines that are opened for them, and small reads, are recorded.
     pub fn recorded(mut self, recorder: &IoRecorder) -> FileSet {
         self.recorder = Some(recorder.clone());
         self
+    }
+
+    /// The same files; engines that are opened for them, loads, copies and small reads of them stop when `interrupt` says
+    /// so.
+    pub fn interruptible(mut self, interrupt: &Interrupt) -> FileSet {
+        self.interrupt = Some(interrupt.clone());
+        self
+    }
+
+    /// The flag that ends reads of these files, if there is one.
+    pub fn interrupt(&self) -> Option<&Interrupt> {
+        self.interrupt.as_ref()
+    }
+
+    /// # Errors
+    /// [`StoreError::Interrupted`] when reads of these files are to stop.
+    pub fn check_interrupt(&self) -> Result<(), StoreError> {
+        self.interrupt.as_ref().map_or(Ok(()), Interrupt::check)
     }
 
     pub(crate) fn recorder(&self) -> Option<&IoRecorder> {
@@ -159,8 +179,9 @@ impl FileSet {
     ///
     /// # Errors
     /// [`StoreError::UnexpectedEnd`] when the file ends before the extent does,
-    /// [`StoreError::Read`], [`StoreError::Corrupt`].
+    /// [`StoreError::Read`], [`StoreError::Corrupt`], [`StoreError::Interrupted`].
     pub fn read_exact(&self, extent: Extent, out: &mut [u8]) -> Result<(), StoreError> {
+        self.check_interrupt()?;
         let file = self
             .file(extent.file)
             .ok_or(StoreError::UnknownFile { index: extent.file.0, files: self.files.len() })?;
@@ -225,7 +246,7 @@ impl FileSet {
         result
     }
 
-    /// Another descriptor of a file, opened with `O_DIRECT`, for somebody who reads by himself what is not to pass
+    /// Another descriptor of a file, opened with `O_DIRECT`, for a caller that reads by itself what must not pass
     /// through the page cache.
     ///
     /// # Errors

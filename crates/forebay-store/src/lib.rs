@@ -19,7 +19,8 @@
 //! checker.rs    who compares and recasts, and when: threads beside the one that reads
 //! recasting.rs  bytes of a block in the form in which they are held, where files have another
 //! copy.rs       bytes of many extents into a new order, through bounded memory
-//! writer.rs     files that appear whole or not at all, written past the page cache
+//! interrupt.rs the flag that ends waits, loads and copies early
+//! output_file/  files that are written: nothing is destroyed, nothing unfinished shows
 //! ```
 
 mod arena;
@@ -32,10 +33,12 @@ mod error;
 mod faults;
 mod files;
 mod huge_pages;
+mod interrupt;
 mod job;
 mod layout;
 mod load;
 mod mmap_device;
+mod output_file;
 mod page_cache;
 mod pieces;
 mod pool;
@@ -47,7 +50,6 @@ mod scheduler;
 mod simulated;
 mod trace;
 mod uring;
-mod writer;
 
 pub use arena::{Arena, SLOT_ALIGNMENT, SlotBuffer};
 pub use copy::{CopyJob, CopyReport, OpenEngine, Sink, Span, copy, copy_through};
@@ -59,11 +61,15 @@ pub use error::{ReadError, StoreError};
 pub use faults::{Fault, FaultKind, FaultPlan};
 pub use files::{FileSet, filesystem_type};
 pub use forebay_format::{Block, Extent, FileIndex, Recast, Step, TensorType};
+pub use interrupt::Interrupt;
 pub use layout::{BlockLayout, Part};
 pub use load::{
     DeviceReader, DeviceSpan, LoadItem, LoadOptions, LoadStatistics, Loaded, Loader,
     StraightOptions, Upload, UploadCopy, UploadError, UploadPart, UploadPlan, Uploading,
     load_straight, process_seconds,
+};
+pub use output_file::{
+    OutputError, OutputFile, OutputStream, Outputs, TemporaryName, remove_unfinished,
 };
 pub use page_cache::CacheMethod;
 pub use probe::{DiskProbe, DiskRate, Latencies, ProbeLength, copy_rate, last_cache_bytes};
@@ -73,4 +79,3 @@ pub use reader::{
 };
 pub use simulated::{DiskModel, VirtualClock, open_simulated_engine};
 pub use trace::{IoRecorder, PageFaults, ReadEnd, ReadRecord, Recording, WaitRecord, Why};
-pub use writer::OutputFile;

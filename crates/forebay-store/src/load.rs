@@ -22,6 +22,8 @@ use std::num::NonZero;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
+use tracing::field::Empty;
+
 use crate::arena::SlotBuffer;
 use crate::checker::Checker;
 use crate::engine::{BlockLabel, BlockRead, Completion, Priority, ReadDone, ReadEngine};
@@ -153,10 +155,12 @@ impl Loader<'_> {
     ) -> Result<(Vec<Loaded>, LoadStatistics), StoreError> {
         let (started, processor) = (Instant::now(), process_seconds());
         let bytes = items.iter().map(|item| item.layout.wanted_bytes()).sum();
+        let (read_bytes, cached_bytes) = (Empty, Empty);
+        let span = tracing::debug_span!("fill", bytes, read_bytes, cached_bytes).entered();
         let staging_bytes = self.ring.iter().map(|slot| slot.len() as u64).sum();
         let layouts: Vec<BlockLayout> = items.iter().map(|item| item.layout.clone()).collect();
         let (counts, pieces) = cut(items, self.files, self.options.piece_bytes);
-        let shared = Shared::new(pieces, self.options);
+        let shared = Shared::new(pieces, self.options, self.files.interrupt().cloned());
         let probe = (self.options.copy_threads > 0).then(|| CacheProbe::new(self.files, None));
         let mut progress = || shared.tell(bytes, progress);
         progress();
@@ -199,7 +203,7 @@ impl Loader<'_> {
         });
         let (answers, totals) = shared.finish()?;
         let mut loaded = join(counts, answers);
-        recast(&layouts, &mut loaded)?;
+        recast(self.files, &layouts, &mut loaded)?;
         let statistics = LoadStatistics {
             bytes,
             seconds: started.elapsed().as_secs_f64(),
@@ -208,6 +212,8 @@ impl Loader<'_> {
             staging_bytes,
             ..totals
         };
+        span.record("read_bytes", statistics.engine_bytes);
+        span.record("cached_bytes", statistics.cached_bytes);
         Ok((loaded, statistics))
     }
 
@@ -247,7 +253,7 @@ impl Loader<'_> {
         let (started, processor, bytes) = (Instant::now(), process_seconds(), plan.bytes());
         let staging_bytes = self.ring.iter().map(|slot| slot.len() as u64).sum();
         let (pieces, copies) = plan.cut();
-        let shared = Shared::new(pieces, self.options);
+        let shared = Shared::new(pieces, self.options, self.files.interrupt().cloned());
         let copy_threads = self.options.copy_threads;
         let probe = (copy_threads > 0).then(|| CacheProbe::new(self.files, None));
         let mut progress = || shared.tell(bytes, progress);
@@ -389,14 +395,18 @@ fn join(counts: Vec<(BlockLabel, usize)>, answers: Vec<Option<Completion>>) -> V
 }
 
 /// Brings blocks that are here into the form in which they are held.
-fn recast(layouts: &[BlockLayout], loaded: &mut [Loaded]) -> Result<(), StoreError> {
+fn recast(
+    files: &FileSet,
+    layouts: &[BlockLayout],
+    loaded: &mut [Loaded],
+) -> Result<(), StoreError> {
     let bytes = layouts.iter().filter_map(|layout| layout.recast.as_ref()).map(|of| of.to.len());
     let Some(scratch_bytes) = bytes.max() else { return Ok(()) };
     let here = layouts.iter().zip(loaded).filter_map(|(layout, loaded)| {
         let buffer = loaded.buffer.as_mut().filter(|_| loaded.result.is_ok());
         Some((layout, buffer?))
     });
-    recast_all(here, scratch_bytes, Checker::start()?)
+    recast_all(files, here, scratch_bytes, Checker::start()?)
 }
 
 /// The thread that has the engine.

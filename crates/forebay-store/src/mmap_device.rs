@@ -198,7 +198,7 @@ impl Mapped {
         let mut done = 0;
         while done < length {
             // SAFETY: offset + length lies inside the mapping, and the caller promised
-            // memory of at least `length` bytes that nobody else touches.
+            // memory of at least `length` bytes that nothing else touches.
             let copied = unsafe {
                 let source = map.base.byte_add(offset + done);
                 self.copy(source, transfer.memory.add(done), length - done)
@@ -231,7 +231,7 @@ impl Mapped {
             // SAFETY: the caller's promise is passed on.
             return unsafe { copy(source, target, length) };
         };
-        // SAFETY: the caller promises that these bytes are valid and nobody else's; arena memory
+        // SAFETY: the caller promises that these bytes are valid and not used elsewhere; arena memory
         // and whatever stands for it is initialised.
         let target = unsafe { std::slice::from_raw_parts_mut(target, length) };
         memory

@@ -80,7 +80,7 @@ fn next_cut(files: &FileSet, region: &Region, start: u64, step: u64) -> u64 {
 }
 
 /// Cuts one block; `first` numbers its first piece. A block without bytes has one empty piece, and
-/// so has one whose slot is too small: whoever reads it refuses it in words.
+/// so has one whose slot is too small: its reader refuses it with an error.
 ///
 /// Every piece but that one has exactly one region.
 pub(crate) fn cut_block(

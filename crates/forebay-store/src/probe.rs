@@ -209,7 +209,7 @@ pub fn last_cache_bytes() -> usize {
 /// is not on a disk or has not even one piece of a MiB.
 ///
 /// # Errors
-/// [`StoreError::Memory`], [`StoreError::Read`].
+/// [`StoreError::Memory`], [`StoreError::Read`], [`StoreError::Interrupted`].
 pub fn copy_rate(
     files: &FileSet,
     file: FileIndex,
@@ -234,6 +234,7 @@ pub fn copy_rate(
     let (next, copied, started) = (AtomicU64::new(0), AtomicU64::new(0), Instant::now());
     let copy = |mut slot: SlotBuffer| -> Result<(), StoreError> {
         for place in (0..places).cycle() {
+            files.check_interrupt()?;
             if started.elapsed() >= time {
                 break;
             }

@@ -257,7 +257,7 @@ impl RawReader {
     /// [`RawReader::wait`]: a batch is started in one go.
     ///
     /// # Safety
-    /// `destination` is valid for writes of `length` bytes and used by nobody else until the answer
+    /// `destination` is valid for writes of `length` bytes and not used elsewhere until the answer
     /// was handed out with `destination_is_free`, or [`RawReader::close`] has returned `Ok`.
     pub unsafe fn submit(&mut self, request: RawRequest) -> bool {
         self.take(request, None, false).is_some()
@@ -355,7 +355,7 @@ impl RawReader {
         let (buffer, copy) = if is_direct {
             // The plan leaves room for what aligned reads bring along; there is nothing of it here.
             layout.slot_bytes = length;
-            // SAFETY: `submit` was promised memory that is valid and nobody else's until the answer
+            // SAFETY: `submit` was promised memory that is valid and not used elsewhere until the answer
             // is handed out, which does not happen before the engine gives this slot back.
             (unsafe { SlotBuffer::foreign(to, length) }, None)
         } else {

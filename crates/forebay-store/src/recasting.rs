@@ -10,6 +10,7 @@ use forebay_format::{Recast, RecastShare};
 use crate::arena::SlotBuffer;
 use crate::checker::{Answer, Checker, Work};
 use crate::error::StoreError;
+use crate::files::FileSet;
 use crate::layout::BlockLayout;
 
 /// What a thread makes or copies at a time: it and what it is made from stay in the core's cache.
@@ -40,8 +41,8 @@ pub(crate) struct Copying {
 
 impl Making {
     /// # Safety
-    /// The slot, planned by the layout, is initialised and written to by nobody, and the share of the
-    /// scratch memory is nobody else's.
+    /// The slot, planned by the layout, is initialised and not written to, and the share of the
+    /// scratch memory is not used elsewhere.
     pub unsafe fn run(&self) {
         let from = |range: &Range<usize>| {
             // SAFETY: the layout's ranges lie inside the slot; the caller vouches for it.
@@ -57,7 +58,7 @@ impl Making {
 
 impl Copying {
     /// # Safety
-    /// Both are valid for so many bytes, lie apart, and nobody else uses the target.
+    /// Both are valid for so many bytes, lie apart, and nothing else uses the target.
     pub unsafe fn run(&self) {
         // SAFETY: the caller's promise is passed on.
         unsafe { self.to.copy_from_nonoverlapping(self.from, self.bytes) };
@@ -122,8 +123,9 @@ impl Scratch {
 /// Recasts one block after the other on the threads of `checker`, which has nothing else to do.
 ///
 /// # Errors
-/// A thread that has ended.
+/// A thread that has ended; [`StoreError::Interrupted`] when `files` say so.
 pub(crate) fn recast_all<'a>(
+    files: &FileSet,
     blocks: impl Iterator<Item = (&'a BlockLayout, &'a mut SlotBuffer)>,
     scratch_bytes: usize,
     checker: Checker,
@@ -133,6 +135,7 @@ pub(crate) fn recast_all<'a>(
     let mut checker = checker;
     let mut done = Vec::new();
     for (layout, slot) in blocks {
+        files.check_interrupt()?;
         let Some(layout) = &layout.recast else { continue };
         let slot = slot.pointer();
         let making: Vec<Work> = scratch.making(layout, slot).collect();

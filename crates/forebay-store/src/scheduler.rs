@@ -15,6 +15,7 @@ use crate::engine::{
 };
 use crate::error::{ReadError, StoreError};
 use crate::files::FileSet;
+use crate::interrupt::{DRAIN, LOOK};
 use crate::job::{Circumstances, Job, Request, Verdict, judge};
 use crate::recasting::Scratch;
 use crate::trace::{IoRecorder, ReadEnd};
@@ -254,6 +255,13 @@ impl<D: Device> Scheduler<D> {
         self.record_finished(&end);
         let Some(job) = self.jobs[request.job as usize].as_mut() else { return };
         let count = u64::from(end.result.unwrap_or(0));
+        tracing::trace!(
+            block = %job.read.label,
+            offset = request.offset,
+            bytes = count,
+            seconds = self.device.now().saturating_sub(request.started).as_secs_f64(),
+            "read"
+        );
         job.done.bytes_read += count;
         self.statistics.bytes_read += count;
         if job.abandoned || job.outcome.is_some() {
@@ -475,6 +483,7 @@ impl<D: Device> ReadEngine for Scheduler<D> {
     fn wait(&mut self, done: &mut Vec<Completion>) -> Result<(), StoreError> {
         let mut waited_since = None;
         loop {
+            self.files.check_interrupt()?;
             self.settle_checks();
             self.pump();
             if !self.ready.is_empty() || self.live_jobs == 0 || self.broken.is_some() {
@@ -497,7 +506,8 @@ impl<D: Device> ReadEngine for Scheduler<D> {
                 self.count_check_wait(began);
                 continue;
             }
-            let timeout = self.until_stall();
+            let stall = self.until_stall();
+            let timeout = self.files.interrupt().map_or(stall, |_| stall.min(LOOK));
             self.device.wait(self.worth_waking(), timeout, &mut self.finished)?;
             self.settle();
             self.end_stalled();
@@ -549,7 +559,9 @@ impl<D: Device> Drop for Scheduler<D> {
     /// Waits for what the device still writes. If that does not end, the memory is leaked rather
     /// than reused.
     fn drop(&mut self) {
-        let deadline = self.device.now() + self.options.stall_timeout;
+        let interrupted = self.files.check_interrupt().is_err();
+        let patience = if interrupted { DRAIN } else { self.options.stall_timeout };
+        let deadline = self.device.now() + patience;
         while self.device.writing() > 0 {
             let left = deadline.saturating_sub(self.device.now());
             let waited = self.device.wait(self.device.writing(), left, &mut self.finished);

@@ -12,7 +12,7 @@ use crate::error::StoreError;
 use crate::faults::{FaultPlan, next_random};
 use crate::files::FileSet;
 
-/// Time that passes only when somebody waits or says so. Clones share it.
+/// Time that passes only when a thread waits or advances it. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct VirtualClock {
     nanoseconds: Arc<AtomicU64>,
@@ -97,7 +97,7 @@ impl Simulated {
         if aligned.iter().any(|value| value % unit != 0) {
             return Err(libc::EINVAL);
         }
-        // SAFETY: `Device::start` was promised valid memory of this length that nobody else touches
+        // SAFETY: `Device::start` was promised valid memory of this length that nothing else touches
         // until the transfer is reported; arena memory is always initialised.
         let memory =
             unsafe { std::slice::from_raw_parts_mut(transfer.memory, transfer.length as usize) };

@@ -10,7 +10,7 @@ use crate::engine::{BlockLabel, Priority};
 /// Why bytes were read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Why {
-    /// Somebody waited for the block.
+    /// The computation waited for the block.
     Demand,
     /// The block would probably be needed soon.
     ReadAhead,

@@ -26,7 +26,10 @@ pub enum StreamError {
     #[error("{cause}")]
     Read { block: BlockId, cause: ReadError },
     #[error(transparent)]
-    Store(#[from] StoreError),
+    Store(StoreError),
+    /// The caller asked to stop. The residency stays usable: reads that are under way arrive later.
+    #[error("interrupted")]
+    Interrupted,
     #[error("the plan does not belong to these blocks: {why}")]
     PlanMismatch { why: String },
     #[error("there is no {block} in this model")]
@@ -44,6 +47,15 @@ pub enum StreamError {
     /// Memory was lost to a read that never ended; nothing can be read any more. Never wrong bytes.
     #[error("streaming has stopped: {why}")]
     Stopped { why: String },
+}
+
+impl From<StoreError> for StreamError {
+    fn from(error: StoreError) -> StreamError {
+        match error {
+            StoreError::Interrupted => StreamError::Interrupted,
+            error => StreamError::Store(error),
+        }
+    }
 }
 
 fn policy_names() -> String {

@@ -6,7 +6,7 @@
 //! policy.rs      who is evicted: rankings (pure)
 //! cache/         the cache state machine that the residency and the replay share (pure)
 //! routing/       traces of which experts were chosen: recording, the file, the CSV form
-//! replay/        recorded routing through that state machine, bounds, curves, predictors (pure)
+//! replay/        recorded routing through that state machine (pure)
 //! slots.rs       slots of the arena and the leases that pin them
 //! residency/     blocks in flight, resident and leased; the only part that talks to a read engine
 //! tier.rs        slots of a tier whose memory others own, as a GPU's (pure)
@@ -34,10 +34,9 @@ pub use cache::{CacheCounters, CacheShape, CacheState, LayerShape};
 pub use error::StreamError;
 pub use forebay_store::{Block, Extent, FileIndex, Recast, Step, TensorType};
 pub use plan::{Budget, DensePlan, ExpertPool, MemoryPlan};
-pub use policy::{PolicyKind, Rule, Scope};
+pub use policy::{PolicyKind, Ranking, Rule, Scope};
 pub use replay::{
-    BatchOutcome, Capacity, Lookups, LruCurve, Prediction, Predictor, ReplayCounters, ReplayPolicy,
-    predict, replay, replay_observed,
+    BatchOutcome, Capacity, Lookups, ReplayCounters, replay, replay_observed, replay_through,
 };
 pub use residency::{Residency, Returning};
 pub use routing::{Phase, RoutingTrace};

@@ -145,7 +145,7 @@ impl Serialize for PolicyKind {
 
 /// What the cache ranks by: a rule that the engine can run, or knowledge that only a replay has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Ranking {
+pub enum Ranking {
     Online(Rule),
     /// What was preloaded stays, and nothing else.
     Fixed,
@@ -155,17 +155,17 @@ pub(crate) enum Ranking {
 
 impl Ranking {
     /// Whether a list in order of use finds the victim without a search.
-    pub fn is_list(self) -> bool {
+    pub(crate) fn is_list(self) -> bool {
         matches!(self, Ranking::Online(Rule::Lru | Rule::Slru))
     }
 
     /// Whether frequencies are halved from time to time.
-    pub fn ages(self) -> bool {
+    pub(crate) fn ages(self) -> bool {
         matches!(self, Ranking::Online(Rule::Lfu | Rule::Lfru))
     }
 
     /// What a block is worth: the smallest value is evicted first. For rankings without a list.
-    pub fn worth(self, usage: &Usage, at: &Moment) -> (u64, u64) {
+    pub(crate) fn worth(self, usage: &Usage, at: &Moment) -> (u64, u64) {
         match self {
             Ranking::Online(Rule::Lru | Rule::Slru) => (0, usage.last_use),
             Ranking::Online(Rule::Lfu | Rule::LfuUnaged) => {

@@ -31,7 +31,7 @@ pub(crate) struct ReadInFlight {
 /// Who a read is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Purpose {
-    /// Somebody waits for it.
+    /// The computation waits for it.
     Demand,
     /// It will probably be needed.
     Ahead,

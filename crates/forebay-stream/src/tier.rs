@@ -1,6 +1,6 @@
 //! A tier whose memory this crate does not see, as a GPU's is: which expert lies in which of its slots.
 //!
-//! The same state machine as everywhere decides who stays. The caller owns the memory, brings the misses into the
+//! The same state machine as everywhere decides which experts stay. The caller owns the memory, brings the misses into the
 //! slots that it is given, and says when a slot may be overwritten: also those of experts that have to go, whose bytes it
 //! may want to keep elsewhere.
 
@@ -120,7 +120,7 @@ impl ExpertTier {
         self.places[self.cache.entry(layer, expert)]
     }
 
-    /// Begins the batch of a layer with distinct experts: counts the lookups and decides who stays. What the batch looks up is
+    /// Begins the batch of a layer with distinct experts: counts the lookups and decides which experts stay. What the batch looks up is
     /// here, once it was brought, until it is released. Of the misses, as many as `admits` says of their number come here,
     /// those that were used most; the others are computed elsewhere and never here. What goes leaves its bytes where they are
     /// until [`ExpertTier::free_left`].

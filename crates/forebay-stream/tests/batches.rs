@@ -1,4 +1,4 @@
-//! One layer's batch: hits first, waves, leases, prefetching.
+//! One layer's batch: hits first, passes, leases, prefetching.
 
 mod support;
 
@@ -159,7 +159,7 @@ fn guesses_never_evict_and_yield_to_misses() {
             residency.prefetch_experts(LayerIndex(1 + turn % 3), &experts(3..EXPERTS)).unwrap();
         }
         assert_eq!(residency.statistics().evictions, before.evictions);
-        // All slots that are not kept hold guesses now, none of them right.
+        // All slots that are not retained hold predicted experts now, none of them right.
         batch(&model, &mut residency, LayerIndex(1), &experts([0, 1, 2])).unwrap();
         batch(&model, &mut residency, LayerIndex(3), &experts([0, 1, 2])).unwrap();
         batch(&model, &mut residency, LAYER, &experts([0, 1, 2])).unwrap();

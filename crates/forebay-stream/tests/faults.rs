@@ -47,7 +47,7 @@ fn passing_faults_are_invisible() {
 #[test]
 fn a_disk_full_of_passing_faults() {
     let model = Model::new(12);
-    let mut random = Random(3);
+    let mut random = Random::new(3);
     for ram in model.budgets(4) {
         let faults = FaultPlan { random_one_in: 5, seed: 8, ..FaultPlan::default() };
         let mut residency = model.simulated(ram, PolicyKind::LAYER_LFU, faults);

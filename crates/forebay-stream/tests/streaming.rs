@@ -7,15 +7,14 @@ use std::collections::VecDeque;
 
 use forebay_store::{FaultPlan, IoKind};
 use forebay_stream::{
-    BlockId, CacheShape, ExpertIndex, LayerIndex, Lookups, Phase, PolicyKind, ReplayPolicy,
-    Residency, replay,
+    BlockId, CacheShape, ExpertIndex, LayerIndex, Lookups, Phase, PolicyKind, Residency, replay,
 };
 use proptest::prelude::*;
 use support::{EXPERTS, LAYERS, Model, PER_TOKEN, Random, routing, step};
 
 /// A prompt and some tokens; returns what was routed.
 fn run(model: &Model, residency: &mut Residency, seed: u64, tokens: usize) -> Lookups {
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let mut trace = Lookups::new(vec![(EXPERTS, 1); LAYERS as usize]);
     let mut record = |phase, batches: &[Vec<ExpertIndex>]| {
         for (layer, experts) in batches.iter().enumerate().filter(|(_, e)| !e.is_empty()) {
@@ -38,7 +37,7 @@ fn run(model: &Model, residency: &mut Residency, seed: u64, tokens: usize) -> Lo
 
 fn agrees_with_replay(residency: &Residency, trace: &Lookups, tokens: usize) {
     let plan = residency.plan();
-    let counters = replay(trace, ReplayPolicy::Online(plan.policy), &CacheShape::from_plan(plan));
+    let counters = replay(trace, plan.policy, &CacheShape::from_plan(plan));
     let statistics = residency.statistics();
     assert_eq!(statistics.lookups, counters.all.lookups);
     assert_eq!(statistics.hits, counters.all.hits);
@@ -144,7 +143,7 @@ fn dense_blocks_are_read_once_per_round() {
         model.simulated(model.budgets(2)[0], PolicyKind::LAYER_LRU, FaultPlan::default());
     let streamed = residency.plan().dense.pinned.iter().filter(|&&pinned| !pinned).count() as u64;
     assert!(streamed > 2);
-    let mut random = Random(1);
+    let mut random = Random::new(1);
     step(&model, &mut residency, &routing(&mut random, 2)).unwrap();
     residency.reset_statistics();
     let rounds = 5;
@@ -164,7 +163,7 @@ fn dense_blocks_in_any_order() {
     let model = Model::new(5);
     for ram in model.budgets(6) {
         let mut residency = model.simulated(ram, PolicyKind::LAYER_LRU, FaultPlan::default());
-        let mut random = Random(9);
+        let mut random = Random::new(9);
         for turn in 0..200 {
             if turn % 20 == 0 {
                 residency.set_dense_cycle(1 + random.below(7) as usize);
@@ -211,7 +210,7 @@ proptest! {
         let ram = model.budgets(8)[budget];
         let faults = FaultPlan { random_one_in, seed, ..FaultPlan::default() };
         let mut residency = model.simulated(ram, PolicyKind::ALL[policy], faults);
-        let mut random = Random(seed ^ 1);
+        let mut random = Random::new(seed ^ 1);
         let mut held = Vec::new();
         for _ in 0..60 {
             let layer = LayerIndex(1 + random.below(u64::from(LAYERS) - 1) as u32);

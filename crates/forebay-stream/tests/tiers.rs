@@ -89,7 +89,7 @@ proptest! {
         let model = Model::new(seed);
         let budgets = model.budgets(40);
         let mut both = Both::new(&model, budgets[budget.min(budgets.len() - 1)], kib << 10, policy);
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         for _ in 0..30 {
             for layer in 1..LAYERS {
                 both.token(LayerIndex(layer), &random.experts(EXPERTS, PER_TOKEN));
@@ -116,7 +116,7 @@ fn two_memories_that_hold_all_experts_together_read_each_once() {
                 continue;
             }
             found = true;
-            let mut random = Random(7);
+            let mut random = Random::new(7);
             let mut read = 0;
             for _ in 0..200 {
                 for layer in 1..LAYERS {

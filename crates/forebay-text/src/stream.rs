@@ -65,9 +65,16 @@ impl<'t> TextStream<'t> {
         text
     }
 
+    /// The bytes of an unfinished character as U+FFFD, where something that is not text follows.
+    pub fn flush(&mut self) -> String {
+        let text = String::from_utf8_lossy(&self.pending).into_owned();
+        self.pending.clear();
+        text
+    }
+
     /// What is left at the end: a cut-off character becomes U+FFFD.
-    pub fn finish(self) -> String {
-        String::from_utf8_lossy(&self.pending).into_owned()
+    pub fn finish(mut self) -> String {
+        self.flush()
     }
 }
 

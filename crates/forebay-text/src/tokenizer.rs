@@ -141,6 +141,12 @@ impl Tokenizer {
         self.spelling.bytes(&self.vocabulary, id, keep_special)
     }
 
+    /// The text of a control token, such as `<|im_end|>`; `None` for every token that is text.
+    pub fn control_text(&self, id: u32) -> Option<Cow<'_, str>> {
+        self.vocabulary.kind(id).filter(|kind| kind.is_hidden())?;
+        self.token_text(id)
+    }
+
     /// The token as the vocabulary writes it; invalid UTF-8 is replaced.
     pub fn token_text(&self, id: u32) -> Option<Cow<'_, str>> {
         self.vocabulary.text(id).map(String::from_utf8_lossy)

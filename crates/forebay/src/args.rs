@@ -2,34 +2,44 @@
 
 mod assess;
 mod cpu_help;
+pub mod parse;
 mod plan;
+mod run;
 
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{
-    Args, Parser, Subcommand, ValueEnum, ValueHint,
+    Args, FromArgMatches as _, Parser, Subcommand, ValueEnum, ValueHint,
     builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser},
 };
-use forebay_engine::{SessionOptions, synth};
-use forebay_stream::{Capacity, PolicyKind, Predictor, ReplayPolicy};
+use forebay_engine::SessionOptions;
+use forebay_lab::replay::{Predictor, ReplayPolicy};
+use forebay_lab::synth;
+use forebay_stream::{Capacity, PolicyKind};
 use serde::Serialize;
 
 use crate::help;
+use crate::log::LogFilter;
 use crate::size;
 
 pub use assess::AssessArgs;
 pub use cpu_help::HelpArgs;
 pub use plan::PlanArgs;
+pub use run::{ChatArgs, OnFullArg, RunArgs, SamplingArgs};
 
-/// Runs language models that are larger than memory: weights stay on the SSD and pass through a
-/// small, bounded basin of RAM just before they are needed.
+/// Runs language models that are larger than VRAM or RAM: their weights are streamed from the SSD
+/// through a bounded cache.
 #[derive(Parser)]
 #[command(name = "forebay", version, max_term_width = 100, after_help = help::TOP)]
 #[command(arg_required_else_help = true, subcommand_required = true)]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
+    /// Log to standard error: error, warn, info, debug, trace or off, or a filter such as forebay_store=debug
+    /// [default: $FOREBAY_LOG, else warn]
+    #[arg(long, global = true, value_name = "LEVEL", value_parser = LogFilter::parse, help_heading = "Log")]
+    pub log: Option<LogFilter>,
 }
 
 #[derive(Subcommand)]
@@ -88,45 +98,46 @@ pub enum Command {
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Memory and devices")]
 pub struct BudgetArgs {
-    /// RAM for weights, as in 8GiB or 512MiB [default: all that the model needs]
+    /// RAM for weights: 8GiB, 8G or 8g (GB is decimal) [default: what the model needs, at most three
+    /// quarters of the free RAM]
     #[arg(long, value_name = "SIZE", value_parser = size::parse, allow_hyphen_values = true)]
     pub ram: Option<u64>,
     /// VRAM for everything on the GPU, the driver's context included [default: what is free]
     #[arg(long, value_name = "SIZE", value_parser = size::parse, allow_hyphen_values = true)]
     pub vram: Option<u64>,
-    /// Where to compute: cpu, cuda or cuda:N; auto takes the first GPU if it can be used, else the CPU.
-    /// Layers of a dense model that the GPU has no room for are the CPU's
+    /// Where to compute: cpu, cuda or cuda:N. auto takes the first GPU if it can be used, else the CPU.
+    /// The CPU computes part of a dense model that does not fit in VRAM
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     pub device: Device,
-    /// How keys and values are kept; q8_0 takes half the memory of f16, q4_0 a quarter, and each some accuracy
+    /// Type of the KV cache. q8_0 takes half the memory of f16, q4_0 a quarter; both lose some accuracy
     #[arg(long, value_enum, value_name = "TYPE", default_value_t = KvTypeArg::F16)]
     pub kv_type: KvTypeArg,
-    /// On a GPU, queue every kernel by itself instead of a CUDA graph for each token; the same results, slower
+    /// On a GPU, launch every kernel by itself instead of one CUDA graph per token: slower, same results
     #[arg(long)]
     pub no_cuda_graph: bool,
 
     #[command(flatten)]
     pub help: HelpArgs,
     /// Positions of context to reserve [default: what the model was trained for, at most 4096]
-    #[arg(long, value_name = "N", value_parser = count())]
+    #[arg(short, long, value_name = "N", value_parser = count())]
     pub ctx: Option<usize>,
     /// Compute threads of the CPU [default: one per physical core]
-    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=256))]
+    #[arg(short, long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=256))]
     pub threads: Option<usize>,
-    /// Which expert leaves when another needs its place, of its layer (layer-...) or of all: by recency
-    /// (lru, slru), frequency (lfu), both (lfru), the order of layers (least-stale), or any (random)
+    /// Expert eviction policy, per layer (layer-...) or for all layers: by recency (lru, slru),
+    /// frequency (lfu), both (lfru), order of layers (least-stale), or random
     #[arg(long, value_name = "NAME", default_value_t = SessionOptions::default().policy)]
     #[arg(value_parser = policy())]
     pub policy: PolicyKind,
-    /// Read experts of the next layer ahead by its router's guess: pays where the guesses are good
-    /// and the disk has time to spare
+    /// Prefetch the next layer's experts as its router predicts them: faster if predictions are good
+    /// and the disk is often idle
     #[arg(long)]
     pub prefetch: bool,
-    /// How weights are read: io_uring, threads with pread, what works best, or out of a memory map
-    /// (slow: to compare with)
+    /// How weights are read: auto takes io_uring if it works, else pread in threads; mmap is a slow
+    /// memory map, for comparison
     #[arg(long, value_enum, value_name = "NAME", default_value_t = IoArg::Auto)]
     pub io: IoArg,
-    /// Do not compare what is read of a pack with its checksums
+    /// Do not verify the checksums of a pack
     #[arg(long)]
     pub no_verify: bool,
     /// Compute with f32 activations and an f32 KV cache: slower, for comparisons
@@ -140,6 +151,9 @@ pub struct TracingArgs {
     /// Record every read and write the record to FILE, for `forebay trace-io`
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = "Output")]
     pub trace_io: Option<PathBuf>,
+    /// Replace output files that exist
+    #[arg(long, help_heading = "Output")]
+    pub force: bool,
 }
 
 /// Recording of routing; flattened into the commands that generate.
@@ -148,8 +162,8 @@ pub struct RoutingArgs {
     /// Record which experts every token chooses and write the record to FILE, for `forebay replay`
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = "Output")]
     pub trace_routing: Option<PathBuf>,
-    /// Record there, too, what each layer's router says of the token one layer earlier, for `forebay
-    /// replay --predict next-router`: a larger file, and some percent slower
+    /// Also record each layer's router scores one layer earlier, for `forebay replay --predict
+    /// next-router`: a larger file, and some percent slower
     #[arg(long, requires = "trace_routing", help_heading = "Output")]
     pub trace_scores: bool,
 }
@@ -174,11 +188,11 @@ pub struct ReplayArgs {
     /// whole until the next one
     #[arg(long)]
     pub cut_batches: bool,
-    /// Also tell what reading ahead by guesses would bring and cost: lag (the token before), hot-list,
-    /// next-router (needs scores) (repeatable)
+    /// Also report what prefetching predicted experts would bring and cost: lag (the previous token's
+    /// experts), hot-list, next-router (needs scores) (repeatable)
     #[arg(long, value_name = "NAME", value_parser = predictor())]
     pub predict: Vec<Predictor>,
-    /// Guesses for each layer [default: as many experts as a token uses]
+    /// Experts to predict per layer [default: as many as a token uses]
     #[arg(long, value_name = "N", value_parser = count())]
     pub guesses: Option<usize>,
     /// Write the trace in its CSV form, and do nothing else
@@ -187,6 +201,9 @@ pub struct ReplayArgs {
     /// Write the trace in its binary form, and do nothing else
     #[arg(long, value_name = "OUT", value_hint = ValueHint::FilePath)]
     pub to_trace: Option<PathBuf>,
+    /// Replace an output file that exists
+    #[arg(long)]
+    pub force: bool,
     /// Print lines of comma-separated values
     #[arg(long)]
     pub csv: bool,
@@ -228,6 +245,12 @@ pub struct TraceIoArgs {
     /// Also draw the trace: one page without network access
     #[arg(long, value_name = "OUT", value_hint = ValueHint::FilePath)]
     pub html: Option<PathBuf>,
+    /// Also write the trace as Chrome trace events, which Perfetto (https://ui.perfetto.dev) opens
+    #[arg(long, value_name = "OUT", value_hint = ValueHint::FilePath)]
+    pub chrome: Option<PathBuf>,
+    /// Replace OUT if it exists
+    #[arg(long)]
+    pub force: bool,
     /// What the disk can do per second, as in 3.3GiB [default: what doctor measured on this
     /// machine, else the best 100 ms of the trace]
     #[arg(long, value_name = "RATE", value_parser = size::parse, allow_hyphen_values = true)]
@@ -235,63 +258,6 @@ pub struct TraceIoArgs {
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,
-}
-
-#[derive(Args)]
-pub struct RunArgs {
-    /// GGUF file (or one file of a split set), pack, or Hugging Face folder [default: the demo model]
-    #[arg(value_hint = ValueHint::AnyPath)]
-    pub model: Option<PathBuf>,
-    /// Answer this and end; else standard input is the prompt, or on a terminal an interactive chat
-    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
-    pub prompt: Option<String>,
-    /// Continue the text as it is, without the chat template
-    #[arg(long)]
-    pub raw: bool,
-    #[command(flatten)]
-    pub budget: BudgetArgs,
-    #[command(flatten)]
-    pub sampling: SamplingArgs,
-    #[command(flatten)]
-    pub tracing: TracingArgs,
-    #[command(flatten)]
-    pub routing: RoutingArgs,
-    /// Print statistics on standard error at the end
-    #[arg(long, help_heading = "Output")]
-    pub stats: bool,
-    /// Print one JSON document with the text and the statistics
-    #[arg(long, help_heading = "Output")]
-    pub json: bool,
-}
-
-/// How the next token is chosen and when the answer ends.
-#[derive(Args, Clone)]
-#[command(next_help_heading = "Sampling")]
-pub struct SamplingArgs {
-    /// End the answer after this many tokens [default: the end of the context]
-    #[arg(long, value_name = "N", value_parser = count())]
-    pub max_tokens: Option<usize>,
-    /// How far to stray from the likeliest token; 0 always takes it [default: 0.8]
-    #[arg(long, value_name = "X", value_parser = non_negative)]
-    pub temperature: Option<f32>,
-    /// Choose among the N likeliest tokens; 0 for all
-    #[arg(long, value_name = "N", default_value_t = 40)]
-    pub top_k: usize,
-    /// Choose among the likeliest tokens that together reach this probability
-    #[arg(long, value_name = "X", default_value_t = 0.95, value_parser = probability)]
-    pub top_p: f32,
-    /// Leave out tokens less likely than this share of the likeliest
-    #[arg(long, value_name = "X", default_value_t = 0.05, value_parser = probability)]
-    pub min_p: f32,
-    /// Divide the logits of recent tokens by this; 1 is off [default: 1]
-    #[arg(long, value_name = "X", value_parser = positive)]
-    pub repeat_penalty: Option<f32>,
-    /// Seed of the random choices [default: a new one for each run]
-    #[arg(long, value_name = "N")]
-    pub seed: Option<u64>,
-    /// End the answer before this text (repeatable)
-    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
-    pub stop: Vec<String>,
 }
 
 #[derive(Args)]
@@ -356,7 +322,7 @@ pub struct LoadArgs {
     /// After the last run, read everything back from the GPU and compare it with the files
     #[arg(long)]
     pub check: bool,
-    /// Do not compare what is read of a pack with its checksums
+    /// Do not verify the checksums of a pack
     #[arg(long)]
     pub no_verify: bool,
     #[command(flatten)]
@@ -469,7 +435,7 @@ pub struct SynthArgs {
     #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(1..))]
     pub experts_used: Option<u32>,
     /// Seed of the random weights
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(short, long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
     /// Replace OUT if it exists
     #[arg(long)]
@@ -596,20 +562,33 @@ fn count() -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(1..=u32::MAX.into())
 }
 
-fn number(text: &str, good: impl Fn(f32) -> bool, wanted: &str) -> Result<f32, String> {
-    text.parse().ok().filter(|&x: &f32| x.is_finite() && good(x)).ok_or_else(|| wanted.to_string())
+/// The definition of the command line. A negative number is a value of the option before it, whose parser says what is wrong
+/// with it; and prose below the options is wrapped to the width of the terminal.
+pub fn command() -> clap::Command {
+    let value = |argument: clap::Arg| match argument.is_positional()
+        || !argument.get_action().takes_values()
+    {
+        true => argument,
+        false => argument.allow_negative_numbers(true),
+    };
+    let one = |command: clap::Command| {
+        let text = command.get_after_help().map(|text| help::reflow(&text.to_string()));
+        let command = command.mut_args(value);
+        match text {
+            Some(text) => command.after_help(text),
+            None => command,
+        }
+    };
+    one(<Cli as clap::CommandFactory>::command()).mut_subcommands(one)
 }
 
-fn non_negative(text: &str) -> Result<f32, String> {
-    number(text, |x| x >= 0.0, "must be a number of at least 0")
-}
-
-fn positive(text: &str) -> Result<f32, String> {
-    number(text, |x| x > 0.0, "must be a number above 0")
-}
-
-fn probability(text: &str) -> Result<f32, String> {
-    number(text, |x| (0.0..=1.0).contains(&x), "must be a number from 0 to 1")
+/// Parses the arguments of a program, its name first.
+pub fn parse_all<I: IntoIterator<Item = T>, T: Into<std::ffi::OsString> + Clone>(
+    arguments: I,
+) -> Result<Cli, clap::Error> {
+    let mut command = command();
+    let matches = command.try_get_matches_from_mut(arguments)?;
+    Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
 }
 
 #[cfg(test)]
@@ -620,6 +599,33 @@ mod tests {
     #[test]
     fn the_definition_is_sound() {
         Cli::command().debug_assert();
+    }
+
+    /// The list decides which rows the test of outputs must have: a new path argument belongs there.
+    #[test]
+    fn every_path_argument_is_listed_as_input_or_output() {
+        let path = std::any::TypeId::of::<PathBuf>();
+        let mut found = Vec::new();
+        for command in Cli::command().get_subcommands() {
+            for argument in command.get_arguments() {
+                if argument.get_value_parser().type_id() == path {
+                    let name = match argument.get_long() {
+                        Some(long) => format!("--{long}"),
+                        None => argument.get_id().to_string(),
+                    };
+                    found.push(format!("{} {name}", command.get_name()));
+                }
+            }
+        }
+        let listed = include_str!("../tests/cli/path_arguments.txt");
+        let roles = |line: &str| {
+            line.strip_suffix(" input").or(line.strip_suffix(" output")).map(str::to_owned)
+        };
+        let mut listed: Vec<String> =
+            listed.lines().map(|line| roles(line).expect("a role")).collect();
+        found.sort();
+        listed.sort();
+        assert_eq!(found, listed, "list it in tests/cli/path_arguments.txt");
     }
 
     #[test]

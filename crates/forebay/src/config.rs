@@ -7,23 +7,31 @@ use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Context as _;
+use forebay_chat::{Format, Think};
 use forebay_engine::{DeviceChoice, KvCacheType, SessionOptions};
 use forebay_model::sampling::Sampling;
 use forebay_store::IoKind;
+use serde_json::{Map, Value};
 
 use crate::args::{
-    BudgetArgs, Device, IoArg, KvTypeArg, RoutingArgs, RunArgs, SamplingArgs, TracingArgs,
+    BudgetArgs, ChatArgs, Device, IoArg, KvTypeArg, OnFullArg, RoutingArgs, RunArgs, SamplingArgs,
+    TracingArgs,
 };
 use crate::demo;
 use crate::failure::{Outcome, usage};
+use crate::interrupt;
 
 /// What `run` shall do.
 pub struct RunConfig {
     pub model: PathBuf,
-    /// The model is the demo model, chosen by us.
+    /// No model was named: the demo model runs.
     pub demo: bool,
     pub prompt: PromptSource,
     pub raw: bool,
+    pub template: TemplateConfig,
+    pub hide_thinking: bool,
+    /// Files that were read for the prompt: no output may replace them.
+    pub inputs: Vec<PathBuf>,
     pub session: SessionOptions,
     pub answer: AnswerConfig,
     pub tracing: TracingArgs,
@@ -33,12 +41,59 @@ pub struct RunConfig {
     pub json: bool,
 }
 
-/// Where the prompt comes from.
+/// Where the prompt comes from. Nothing given and nothing piped: a chat.
 #[derive(Debug, PartialEq, Eq)]
-pub enum PromptSource {
-    Text(String),
-    StandardInput,
-    Chat,
+pub struct PromptSource {
+    /// `--prompt`, TEXT or `--file`.
+    pub given: Option<String>,
+    /// Standard input is no terminal: what it holds is (part of) the prompt.
+    pub piped: bool,
+}
+
+/// What goes into the chat template beside the conversation.
+#[derive(Clone, Debug, Default)]
+pub struct TemplateConfig {
+    pub system: Option<String>,
+    pub think: Option<Think>,
+    pub variables: Vec<(String, Value)>,
+}
+
+impl TemplateConfig {
+    /// The first option that only a chat template can obey.
+    pub fn option(&self) -> Option<&'static str> {
+        let options = [
+            (self.system.is_some(), "--system"),
+            (self.think.is_some(), "--think"),
+            (!self.variables.is_empty(), "--template-arg"),
+        ];
+        options.into_iter().find(|(given, _)| *given).map(|(_, name)| name)
+    }
+
+    /// The variables to set in a template of this format.
+    pub fn variables(&self, format: &Format) -> Outcome<Map<String, Value>> {
+        let mut variables = match self.think.map(|think| format.think(think)).transpose() {
+            Ok(variables) => variables.unwrap_or_default(),
+            Err(error) => return usage(format!("--think: {error}")),
+        };
+        for (name, value) in &self.variables {
+            if let Err(error) = format.check_variable(name) {
+                return usage(format!("--template-arg {name}: {error}"));
+            }
+            if variables.insert(name.clone(), value.clone()).is_some() {
+                return usage(format!("--template-arg {name}: set twice, or by --think too"));
+            }
+        }
+        Ok(variables)
+    }
+}
+
+/// What a chat does when its context is full.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnFull {
+    /// The oldest turns leave, and the others are read again.
+    #[default]
+    Shift,
+    Stop,
 }
 
 /// How an answer is made and when it ends.
@@ -47,6 +102,7 @@ pub struct AnswerConfig {
     pub max_tokens: Option<usize>,
     pub sampling: Sampling,
     pub stops: Vec<String>,
+    pub on_full: OnFull,
 }
 
 /// Resolves the arguments of `run`.
@@ -54,17 +110,22 @@ pub fn run(args: RunArgs) -> Outcome<RunConfig> {
     let demo = args.model.is_none();
     let session = session(&args.budget)?;
     let mut answer = answer(&args.sampling, demo)?;
-    let on_terminal = std::io::stdin().is_terminal();
-    let prompt = match (args.prompt, demo) {
-        (Some(text), _) if text.is_empty() => return usage("--prompt is empty: write some text"),
-        (Some(text), _) => PromptSource::Text(text),
-        (None, true) => PromptSource::Text(demo::PROMPT.into()),
-        (None, false) if !on_terminal => PromptSource::StandardInput,
-        (None, false) if args.json => {
-            return usage("--json needs a prompt: give --prompt TEXT, or text on standard input");
-        }
-        (None, false) => PromptSource::Chat,
-    };
+    let inputs = args.file.iter().chain(&args.chat.system_file).cloned().collect();
+    let given = prompt_text(args.text, args.prompt, args.file)?;
+    let prompt = PromptSource { given, piped: !std::io::stdin().is_terminal() };
+    if args.json && !demo && prompt.given.is_none() && !prompt.piped {
+        return usage("--json needs a prompt: give --prompt TEXT, or text on standard input");
+    }
+    if args.chat.on_full.is_some() && (demo || prompt.given.is_some() || prompt.piped) {
+        return usage("--on-full is for chats: a single prompt has no turns that could leave");
+    }
+    if let Some(OnFullArg::Stop) = args.chat.on_full {
+        answer.on_full = OnFull::Stop;
+    }
+    let template = template(&args.chat)?;
+    if let (true, Some(option)) = (demo, template.option()) {
+        return usage(format!("{option}: the demo model was not trained to chat: name a MODEL"));
+    }
     if demo {
         answer.max_tokens.get_or_insert(demo::MAX_TOKENS);
     }
@@ -77,7 +138,10 @@ pub fn run(args: RunArgs) -> Outcome<RunConfig> {
         model,
         demo,
         prompt,
-        raw: args.raw || demo,
+        raw: args.chat.raw || demo,
+        template,
+        hide_thinking: args.chat.hide_thinking,
+        inputs,
         session,
         answer,
         tracing: args.tracing,
@@ -85,6 +149,35 @@ pub fn run(args: RunArgs) -> Outcome<RunConfig> {
         stats,
         json: args.json,
     })
+}
+
+fn prompt_text(
+    text: Option<String>,
+    prompt: Option<String>,
+    file: Option<PathBuf>,
+) -> Outcome<Option<String>> {
+    let (name, text) = match (text.or(prompt), file) {
+        (Some(text), _) => ("--prompt".to_owned(), text),
+        (None, Some(file)) => (format!("--file {}", file.display()), read(&file, "--file")?),
+        (None, None) => return Ok(None),
+    };
+    match text.trim().is_empty() {
+        true => usage(format!("{name} is empty: write some text")),
+        false => Ok(Some(text)),
+    }
+}
+
+fn template(args: &ChatArgs) -> Outcome<TemplateConfig> {
+    let system = match &args.system_file {
+        None => args.system.clone(),
+        Some(file) => Some(read(file, "--system-file")?),
+    };
+    Ok(TemplateConfig { system, think: args.think, variables: args.template_arg.clone() })
+}
+
+fn read(file: &Path, option: &str) -> anyhow::Result<String> {
+    std::fs::read_to_string(file)
+        .with_context(|| format!("{option} {}: cannot be read as text", file.display()))
 }
 
 /// Resolves budgets, devices and readers.
@@ -103,6 +196,7 @@ pub fn session(args: &BudgetArgs) -> Outcome<SessionOptions> {
         prefetch: args.prefetch,
         io: io_kind(args.io),
         verify: !args.no_verify,
+        interrupt: interrupt::token(),
         ..SessionOptions::default()
     })
 }
@@ -147,7 +241,12 @@ fn answer(args: &SamplingArgs, demo: bool) -> Outcome<AnswerConfig> {
     sampling.temperature = args.temperature.unwrap_or(sampling.temperature);
     sampling.repeat_penalty = args.repeat_penalty.unwrap_or(sampling.repeat_penalty);
     sampling.seed = args.seed.unwrap_or(sampling.seed);
-    Ok(AnswerConfig { max_tokens: args.max_tokens, sampling, stops: args.stop.clone() })
+    Ok(AnswerConfig {
+        max_tokens: args.max_tokens,
+        sampling,
+        stops: args.stop.clone(),
+        on_full: OnFull::default(),
+    })
 }
 
 /// A seed that is short enough to type again.
@@ -237,7 +336,7 @@ mod tests {
         assert_eq!((config.session.context, config.session.threads), (Some(64), Some(2)));
         assert_eq!((config.answer.sampling.seed, config.answer.sampling.top_k), (7, 3));
         assert_eq!(config.answer.stops, ["a", "b"]);
-        assert_eq!(config.prompt, PromptSource::Text("x".into()));
+        assert_eq!(config.prompt.given.as_deref(), Some("x"));
         assert!(config.session.exact && config.stats && !config.demo && !config.raw);
     }
 

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::bail;
+use forebay_engine::ModelInfo;
 use forebay_model::sampling::Sampling;
 
 /// Where the demo model is, if not in one of the usual places.
@@ -23,6 +24,15 @@ pub const MAX_TOKENS: usize = 200;
 pub const NEXT: &str = "\
 next: forebay run --prompt 'def binary_search(items, target):'    the same model on other text
       forebay run MODEL.gguf --ram 8GiB                           a chat with a model of yours";
+
+/// Whether this is the demo model, wherever its file is. The file has a chat template, which came
+/// with the tokenizer; the model was never trained with it.
+pub fn is_demo(model: &ModelInfo) -> bool {
+    model.architecture == "qwen3moe"
+        && model.name.as_deref() == Some("hfB2")
+        && (model.layers, model.hidden, model.experts) == (8, 256, 32)
+        && (model.vocabulary, model.context_trained) == (8192, 1024)
+}
 
 const FILE: &str = "models/tales-moe-sticky-Q4_K_M.gguf";
 

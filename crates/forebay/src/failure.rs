@@ -3,6 +3,10 @@
 use std::fmt::Write as _;
 use std::io;
 
+use forebay_engine::EngineError;
+use forebay_lab::synth::SynthError;
+use forebay_store::{OutputError, StoreError};
+
 use crate::interrupt;
 
 /// Why a command stopped. The variants are the exit statuses.
@@ -12,7 +16,7 @@ pub enum Failure {
     Usage(String),
     /// The work failed; exit status 1.
     Work(anyhow::Error),
-    /// Ctrl-C ended work that has no partial result; exit status 130.
+    /// Ctrl-C ended the work; what there is of a result was printed. Exit status 130.
     Interrupted,
 }
 
@@ -25,6 +29,7 @@ impl Failure {
         match self {
             Failure::Usage(_) => 2,
             Failure::Work(error) if is_broken_pipe(error) => 0,
+            Failure::Work(error) if is_refused_output(error) => 2,
             Failure::Work(_) => 1,
             Failure::Interrupted => interrupt::INTERRUPTED,
         }
@@ -36,15 +41,31 @@ impl Failure {
             Failure::Usage(text) => Some(one_line(text)),
             Failure::Work(error) if is_broken_pipe(error) => None,
             Failure::Work(error) => Some(flatten(error)),
-            Failure::Interrupted => Some("interrupted; nothing is left behind".into()),
+            Failure::Interrupted => Some("interrupted".into()),
         }
     }
 }
 
 impl<E: Into<anyhow::Error>> From<E> for Failure {
     fn from(error: E) -> Failure {
-        Failure::Work(error.into())
+        let error = error.into();
+        match is_interrupt(&error) {
+            true => Failure::Interrupted,
+            false => Failure::Work(error),
+        }
     }
+}
+
+/// Whether work ended because it was asked to.
+fn is_interrupt(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        // A reader can say it only inside an error of its own.
+        let inside = cause.downcast_ref().and_then(io::Error::get_ref);
+        inside.is_some_and(|error| matches!(error.downcast_ref(), Some(StoreError::Interrupted)))
+            || matches!(cause.downcast_ref(), Some(EngineError::Interrupted))
+            || matches!(cause.downcast_ref(), Some(StoreError::Interrupted))
+            || matches!(cause.downcast_ref(), Some(SynthError::Interrupted))
+    })
 }
 
 /// Stops a command with exit status 2.
@@ -54,10 +75,15 @@ pub fn usage<T>(text: impl Into<String>) -> Outcome<T> {
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
-        cause
-            .downcast_ref::<io::Error>()
-            .is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+        let by_system = cause.downcast_ref::<io::Error>();
+        by_system.is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+            || cause.downcast_ref::<OutputError>().is_some_and(OutputError::is_broken_pipe)
     })
+}
+
+/// An output that may not be written is wrong usage, wherever in the program that is found out.
+fn is_refused_output(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<OutputError>().is_some_and(OutputError::is_refusal)
 }
 
 /// The chain of causes in one line. What another message of the chain repeats is left out: library
@@ -65,11 +91,12 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
 fn flatten(error: &anyhow::Error) -> String {
     let mut line = String::new();
     for cause in error.chain() {
-        let text = one_line(&cause.to_string());
+        let text = in_words(&one_line(&cause.to_string()));
         if line.contains(&text) {
             continue;
         }
-        if text.contains(&line) {
+        // The same message with more behind it; a file called "dir" is no beginning of "directory".
+        if text.strip_prefix(&line).is_some_and(|rest| rest.starts_with(':')) {
             line = text;
             continue;
         }
@@ -79,6 +106,22 @@ fn flatten(error: &anyhow::Error) -> String {
         let _ = write!(line, "{text}");
     }
     line
+}
+
+/// What the system reports in plain words, without its numbers.
+fn in_words(text: &str) -> String {
+    let mut text = text
+        .replace("No such file or directory (os error 2)", "no such file or folder: check the path")
+        .replace("Is a directory (os error 21)", "is a folder, and a file is needed")
+        .replace("Not a directory (os error 20)", "a file is where a folder is needed")
+        .replace("Permission denied (os error 13)", "permission denied")
+        .replace("No space left on device (os error 28)", "the disk is full");
+    // Others lose their number.
+    while let Some(start) = text.find(" (os error ") {
+        let Some(length) = text[start..].find(')') else { break };
+        text.replace_range(start..start + length + 1, "");
+    }
+    text
 }
 
 /// Control characters (a file name, a tensor name, a token may hold any) must neither break the
@@ -103,6 +146,10 @@ mod tests {
     fn chains_become_one_line() {
         let error = anyhow!("no such\nfile").context("a.gguf: cannot read: no such file");
         assert_eq!(flatten(&error), "a.gguf: cannot read: no such file");
+        let error = anyhow!("Is a directory (os error 21)").context("dir");
+        assert_eq!(flatten(&error), "dir: is a folder, and a file is needed");
+        let error = anyhow!("x: Cannot allocate memory (os error 12), twice (os error 5)");
+        assert_eq!(flatten(&error), "x: Cannot allocate memory, twice");
         let error = anyhow!("a.gguf: bad magic").context("a.gguf");
         assert_eq!(flatten(&error), "a.gguf: bad magic");
         let error = anyhow!("cause").context("outer");
@@ -117,5 +164,18 @@ mod tests {
         assert_eq!((failure.status(), failure.line()), (0, None));
         assert_eq!(Failure::from(anyhow!("x")).status(), 1);
         assert_eq!(Failure::Usage("x".into()).status(), 2);
+        let refused = OutputError::Exists { path: "out".into() };
+        assert_eq!(Failure::from(refused).status(), 2);
+    }
+
+    #[test]
+    fn an_interrupt_is_no_error_whatever_is_around_it() {
+        let error = anyhow::Error::new(EngineError::Interrupted).context("a.gguf");
+        assert_eq!(Failure::from(error).status(), 130);
+        let nested = EngineError::from(forebay_model::ModelError::from(StoreError::Interrupted));
+        assert_eq!(Failure::from(nested).status(), 130);
+        assert_eq!(Failure::from(StoreError::Interrupted).status(), 130);
+        let read: Result<(), io::Error> = Err(io::Error::other(StoreError::Interrupted));
+        assert_eq!(Failure::from(read.context("trace").unwrap_err()).status(), 130);
     }
 }

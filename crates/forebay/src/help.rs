@@ -1,39 +1,54 @@
 //! What stands below the options in `--help`: examples first, then what a newcomer may miss.
 
+/// Joins the lines of every paragraph of prose, for the terminal to wrap. Indented lines (examples) and the line above them
+/// stay as they are.
+pub fn reflow(text: &str) -> String {
+    let paragraph = |text: &str| match text.lines().any(|line| line.starts_with(' ')) {
+        true => text.to_owned(),
+        false => text.lines().collect::<Vec<_>>().join(" "),
+    };
+    text.split("\n\n").map(paragraph).collect::<Vec<_>>().join("\n\n")
+}
+
 pub const TOP: &str = "\
 Start here:
-  forebay run                                   the demo model writes a story, streamed from disk
-  forebay run MODEL --ram 8GiB                  chat with a model that need not fit in 8 GiB
-  forebay inspect MODEL                         what the model is made of
+  forebay run                    the demo model writes a story
+  forebay run MODEL --ram 8GiB   chat with a model that need not fit in 8 GiB
+  forebay inspect MODEL          what the model is made of
 
 Exit status: 0 done, 1 the work failed, 2 wrong usage, 130 ended by Ctrl-C.
-FOREBAY_LOG=debug prints a log on standard error.";
+--log debug says on standard error what is done and how long it takes (docs/logging.md).";
 
 pub const RUN: &str = "\
 Examples:
   forebay run
-  forebay run model.gguf --prompt 'Why is the sky blue?' --stats
+  forebay run model.gguf 'Why is the sky blue?' --stats
   forebay run model.gguf --ram 8GiB
-  echo 'def quicksort(xs):' | forebay run model.gguf --raw --max-tokens 200
-  forebay run model.gguf --prompt Hello --temperature 0 --json
+  forebay run model.gguf -p 'Summarise this text:' < report.txt
+  forebay run model.gguf -f question.txt --system 'Be brief.' --think off
+  echo 'def quicksort(xs):' | forebay run model.gguf --raw -n 200
+  forebay render model.gguf < messages.json | forebay run model.gguf --raw
+  forebay run model.gguf -p Hello --temperature 0 --json
 
-In a chat, /reset forgets the conversation, /stats prints statistics and /exit (or Ctrl-D) ends
-it. Ctrl-C ends the answer, pressed again the program.";
+The answer goes to standard output, what the model thinks to standard error. In a chat, /help lists
+the commands. What you type is remembered in forebay/chat-history below $XDG_STATE_HOME, else below
+~/.local/state. Ctrl-C stops the answer; at the prompt it quits.";
 
 pub const PLAN: &str = "\
 Examples:
   forebay doctor /models && forebay plan /models/model.gguf
   forebay plan model.gguf --vram 8GiB --ram 32GiB
-  forebay plan model.gguf --profile other-machine.json --vram 16GiB --ram 64GiB --json
+  forebay plan model.gguf --profile other.json --vram 16GiB --ram 64GiB
   forebay plan model.gguf --ram 8GiB --routing story.routing
 
 No weights are read. Speeds are predicted from a machine profile and from how often experts were found
-in memory in recorded routing, usually within a fifth of what is measured.";
+in memory in recorded routing, usually within a fifth of what is measured. From a profile of a busy
+machine a speed is a range; for a model of a few megabytes there is none.";
 
 pub const BENCH: &str = "\
 Examples:
   forebay bench model.gguf
-  forebay bench model.gguf --ram 4GiB --prompt-tokens 0 --gen-tokens 64 --repeat 5
+  forebay bench model.gguf --ram 4GiB --prompt-tokens 0 --gen-tokens 64
   forebay bench model.gguf --json
 
 The first run warms up the caches and is not counted.";
@@ -51,7 +66,8 @@ A prompt file holds one JSON object per line with `text` and, if you like, `doma
 
 pub const TRACE_IO: &str = "\
 Examples:
-  forebay run --trace-io demo.trace && forebay trace-io demo.trace --html demo.html
+  forebay run --trace-io demo.trace
+  forebay trace-io demo.trace --html demo.html
   forebay bench model.gguf --ram 8GiB --trace-io bench.trace
   forebay trace-io bench.trace --limit 3.3GiB --json
 
@@ -60,13 +76,13 @@ ended; a part is sequential from 80 % of such reads on, random up to 20 %, hybri
 
 pub const REPLAY: &str = "\
 Examples:
-  forebay run model.gguf --prompt 'Tell me a story' --trace-routing story.routing
+  forebay run model.gguf --prompt 'Hello' --trace-routing story.routing
   forebay replay story.routing
-  forebay replay story.routing --policy layer-lfu --policy lru --capacity 25% --capacity 2GiB
-  forebay replay published.csv --phase generate --policy belady --capacity 500MiB --json
-  forebay replay story.routing --predict lag --policy layer-lfu --capacity 25%
-  forebay run model.gguf --prompt 'Tell me a story' --trace-routing story.routing --trace-scores
-  forebay replay story.routing --predict next-router --policy layer-lfu --capacity 25%
+  forebay replay story.routing --policy layer-lfu --policy lru --capacity 25%
+  forebay replay published.csv --phase generate --capacity 500MiB --json
+  forebay replay story.routing --predict lag --policy layer-lfu
+  forebay run model.gguf --trace-routing scored.routing --trace-scores
+  forebay replay scored.routing --predict next-router --policy layer-lfu
   forebay replay published.csv --to-trace published.routing
 
 Policies: recency (lru, slru), frequency (lfu, which forgets with time; lfu-unaged, which does not),
@@ -102,13 +118,14 @@ Examples:
   forebay doctor --no-save --json
 
 The profile is saved as forebay/machine.json below $XDG_CONFIG_HOME, else below ~/.config, and holds
-for this machine and the disk of DIR. Nothing else is left behind.";
+for this machine and the disk of DIR. Nothing else is left behind. Measure while the machine is idle:
+doctor notices other work, says so, and marks the profile, whose predictions are ranges then.";
 
 pub const LOGITS: &str = "\
 Examples:
   forebay logits model.gguf --tokens 1,2,3 -o logits.safetensors
-  forebay logits model.gguf --tokens @ids.txt --exact --routing -o logits.safetensors
-  forebay logits model.gguf --tokens 1,2,3 --ram 2GiB --policy layer-lfu -o logits.safetensors
+  forebay logits model.gguf --tokens @ids.txt --routing -o out.safetensors
+  forebay logits model.gguf --tokens 1,2,3 --ram 2GiB -o small.safetensors
 
 The same model, tokens and arithmetic give the same bytes under every budget, policy and reader.";
 
@@ -116,11 +133,11 @@ pub const TOKENIZE: &str = "\
 Examples:
   forebay tokenize model.gguf --text 'Once upon a time'
   forebay tokenize model.gguf --no-special < chapter.txt
-  forebay tokenize model.gguf --parse-special --text '<|im_start|>user' --json";
+  forebay tokenize model.gguf --parse-special --text '<|im_start|>user'";
 
 pub const RENDER: &str = "\
 Examples:
-  echo '[{\"role\": \"user\", \"content\": \"Hello\"}]' | forebay render model.gguf
+  echo '[{\"role\": \"user\", \"content\": \"Hi\"}]' | forebay render model.gguf
   forebay render model.gguf --no-generation-prompt < conversation.json
 
 Standard input is a list of messages, or an object with `messages` and optionally `tools` and
@@ -128,7 +145,7 @@ Standard input is a list of messages, or an object with `messages` and optionall
 
 pub const COMPLETIONS: &str = "\
 Examples:
-  forebay completions bash > ~/.local/share/bash-completion/completions/forebay
+  forebay completions bash > /etc/bash_completion.d/forebay
   forebay completions zsh > ~/.zfunc/_forebay
   forebay completions fish > ~/.config/fish/completions/forebay.fish";
 
@@ -158,3 +175,14 @@ Examples:
   forebay verify model.fbay --json
 
 Damage is listed with the block and the tensors that it is in; exit status 1 then.";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prose_is_joined_and_examples_stay() {
+        let text = "Examples:\n  one\n  two\n\nFirst line\nsecond line.\n\nLast.";
+        assert_eq!(reflow(text), "Examples:\n  one\n  two\n\nFirst line second line.\n\nLast.");
+    }
+}

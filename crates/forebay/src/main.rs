@@ -4,44 +4,44 @@
 //! `args` is what is typed, `config` what it means, `commands` what is done about it. Results go to
 //! standard output; progress, logs and statistics for people go to standard error.
 
-mod answer;
 mod args;
+mod chat;
 mod commands;
 mod config;
-mod conversation;
 mod demo;
 mod failure;
 mod help;
 mod interrupt;
+mod log;
 mod open;
 mod output;
-mod pending;
+mod outputs;
 mod progress;
 mod routing_file;
 mod size;
 mod statistics;
-mod stops;
 mod tracing_file;
+mod unfinished;
 mod usage;
 
 use std::process::ExitCode;
 
-use clap::Parser as _;
-
 use args::{Cli, Command};
-use failure::Outcome;
+use failure::{Failure, Outcome};
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let cli = match args::parse_all(std::env::args_os()) {
         Ok(cli) => cli,
         Err(error) => return usage::report(&error),
     };
-    start_log();
-    interrupt::install();
-    match dispatch(cli.command) {
+    match run(cli) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            if let Some(line) = failure.line() {
+            if let Failure::Interrupted = failure {
+                // Nobody may be reading, and the status says it, too.
+                let _ = unfinished::print();
+                output::tell!("interrupted");
+            } else if let Some(line) = failure.line() {
                 output::tell!("error: {line}");
             }
             ExitCode::from(failure.status())
@@ -49,7 +49,17 @@ fn main() -> ExitCode {
     }
 }
 
+fn run(cli: Cli) -> Outcome {
+    log::start(cli.log)?;
+    interrupt::install();
+    unfinished::begin(&cli.command);
+    dispatch(cli.command)
+}
+
 fn dispatch(command: Command) -> Outcome {
+    if has_long_work(&command) {
+        interrupt::cooperate();
+    }
     match command {
         Command::Run(args) => commands::run::run(args),
         Command::Plan(args) => commands::plan::run(args),
@@ -70,12 +80,24 @@ fn dispatch(command: Command) -> Outcome {
     }
 }
 
-fn start_log() {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("FOREBAY_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
-        .init();
+/// Whether a command hands the interrupt's token to its work. The others take moments.
+fn has_long_work(command: &Command) -> bool {
+    match command {
+        Command::Run(_)
+        | Command::Bench(_)
+        | Command::Replay(_)
+        | Command::Assess(_)
+        | Command::Load(_)
+        | Command::Doctor(_)
+        | Command::Logits(_)
+        | Command::Synth(_)
+        | Command::Pack(_)
+        | Command::Verify(_) => true,
+        Command::Plan(_)
+        | Command::TraceIo(_)
+        | Command::Inspect(_)
+        | Command::Tokenize(_)
+        | Command::Render(_)
+        | Command::Completions(_) => false,
+    }
 }

@@ -59,7 +59,7 @@ pub fn catalog(model: &Path) -> Outcome<Catalog> {
 
 /// An error about a model, with the model's path in front.
 pub fn named(error: impl Into<anyhow::Error>, model: &Path) -> Failure {
-    Failure::Work(error.into().context(model.display().to_string()))
+    Failure::from(error.into().context(model.display().to_string()))
 }
 
 /// Refuses a path that does not exist.

@@ -5,9 +5,11 @@ use std::io::{self, IsTerminal as _, Write as _};
 use serde::Serialize;
 
 use crate::failure::Outcome;
+use crate::unfinished;
 
 /// Prints one JSON document.
 pub fn json<T: Serialize>(document: &T) -> Outcome {
+    unfinished::claim();
     let mut text = serde_json::to_string_pretty(document)?;
     text.push('\n');
     print(&text)

@@ -4,13 +4,14 @@ use std::io::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use forebay_engine::{EngineError, Session};
+use forebay_store::{OutputStream, Outputs};
 
 use crate::args::RoutingArgs;
 use crate::failure::{Failure, Outcome};
 use crate::output;
-use crate::pending::PendingFile;
+use crate::outputs;
 
-/// The file under its temporary name, if one was asked for.
+/// The file, without its name yet, if one was asked for.
 pub struct RoutingFile {
     file: Option<Shared>,
     scores: bool,
@@ -18,7 +19,7 @@ pub struct RoutingFile {
 
 /// The session writes to it, and we give it its name.
 #[derive(Clone)]
-struct Shared(Arc<Mutex<PendingFile>>);
+struct Shared(Arc<Mutex<OutputStream>>);
 
 impl Write for Shared {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
@@ -32,9 +33,13 @@ impl Write for Shared {
 
 impl RoutingFile {
     /// Creates the file, before the work.
-    pub fn create(args: &RoutingArgs) -> Outcome<RoutingFile> {
-        let file = args.trace_routing.as_deref().map(PendingFile::create).transpose()?;
-        let file = file.map(|file| Shared(Arc::new(Mutex::new(file))));
+    pub fn create(args: &RoutingArgs, outputs: &mut Outputs) -> Outcome<RoutingFile> {
+        let mut file = None;
+        if let Some(path) = &args.trace_routing {
+            outputs::not_standard("--trace-routing", path, "the result of the command")?;
+            let stream = outputs::create(outputs, path)?.into_stream();
+            file = Some(Shared(Arc::new(Mutex::new(stream))));
+        }
         Ok(RoutingFile { file, scores: args.trace_scores })
     }
 
@@ -53,7 +58,7 @@ impl RoutingFile {
         session.end_routing()?;
         let file = Arc::into_inner(file).expect("the session has let go of it");
         let file = file.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let path = file.destination().display().to_string();
+        let path = file.path().display().to_string();
         file.commit()?;
         output::tell!(
             "{path}: a trace of the routing; forebay replay shows what a cache makes of it"

@@ -1,21 +1,29 @@
-//! Byte counts as people write them: `8GiB`, `512MiB`, `1.5GiB`, `4096`.
+//! Byte counts as people write them: `8GiB`, `8G` and `8g` are the same, `8GB` is decimal, and a number needs a unit.
 
 const UNITS: [(&str, u32); 6] =
     [("B", 0), ("KiB", 10), ("MiB", 20), ("GiB", 30), ("TiB", 40), ("PiB", 50)];
 
-/// Parses a size: a number and a binary unit (any case), or plain bytes. A fraction needs a unit
-/// larger than bytes; what is left of a byte is dropped.
+/// Letters of the larger units, smallest first.
+const PREFIXES: &str = "kmgtp";
+
+const HOW: &str = "write a number and a unit, as in 8GiB or 512MiB";
+
+/// Parses a size: a number and a unit (any case). `G` and `GiB` are 2^30, `GB` is 10^9. A fraction needs a unit larger than
+/// bytes; what is left of a byte is dropped.
 pub fn parse(text: &str) -> Result<u64, String> {
     let text = text.trim();
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     if whole.is_empty() || fraction.contains('.') || (number.contains('.') && fraction.is_empty()) {
-        return Err("not a size: write a number and a unit, as in 8GiB or 512MiB".into());
+        return Err(format!("not a size: {HOW}"));
     }
-    let shift = shift_of(unit.trim())?;
-    if !fraction.is_empty() && shift == 0 {
-        return Err("half a byte is no size: write a unit, as in 1.5GiB".into());
+    if unit.trim().is_empty() {
+        return Err(without_unit(number));
+    }
+    let factor = factor_of(unit.trim())?;
+    if !fraction.is_empty() && factor == 1 {
+        return Err(format!("not a whole number of bytes: {HOW}"));
     }
     // Nine digits are finer than any byte count that a person means, and keep this in 128 bits.
     let fraction = &fraction[..fraction.len().min(9)];
@@ -23,23 +31,38 @@ pub fn parse(text: &str) -> Result<u64, String> {
     let too_large = || "larger than any memory: at most 16383PiB".to_string();
     let whole: u64 = whole.parse().map_err(|_| too_large())?;
     let fraction: u128 = if fraction.is_empty() { 0 } else { fraction.parse().unwrap_or(0) };
-    let bytes = (((whole as u128) * scale + fraction) << shift) / scale;
+    let bytes = ((whole as u128) * scale + fraction) * u128::from(factor) / scale;
     let bytes = u64::try_from(bytes).map_err(|_| too_large())?;
     if bytes == 0 {
-        return Err("a size of zero holds nothing: write at least 1MiB".into());
+        return Err("zero bytes: give at least 1MiB".into());
     }
     Ok(bytes)
 }
 
-fn shift_of(unit: &str) -> Result<u32, String> {
-    if unit.is_empty() {
-        return Ok(0);
+/// A small bare number is meant in GiB, a large one in bytes.
+fn without_unit(number: &str) -> String {
+    let meant = match number.parse::<f64>() {
+        Ok(value) if value >= 4096.0 => format!("{number}B"),
+        Ok(value) if value > 0.0 => format!("{number}GiB"),
+        _ => return format!("a size without a unit: {HOW}"),
+    };
+    format!("a number without a unit: did you mean {meant}?")
+}
+
+/// Bytes in a unit.
+fn factor_of(unit: &str) -> Result<u64, String> {
+    let lower = unit.to_ascii_lowercase();
+    let unknown = || format!("unknown unit '{unit}': use KiB, MiB, GiB or TiB, or B for bytes");
+    if lower == "b" {
+        return Ok(1);
     }
-    UNITS
-        .iter()
-        .find(|(name, _)| name.eq_ignore_ascii_case(unit))
-        .map(|&(_, shift)| shift)
-        .ok_or_else(|| format!("unknown unit '{unit}': use KiB, MiB, GiB or TiB, or plain bytes"))
+    let mut letters = lower.chars();
+    let power = letters.next().and_then(|letter| PREFIXES.find(letter)).ok_or_else(unknown)? as u32;
+    match letters.as_str() {
+        "" | "ib" => Ok(1 << (10 * (power + 1))),
+        "b" => Ok(1000u64.pow(power + 1)),
+        _ => Err(unknown()),
+    }
 }
 
 /// Writes a byte count with the unit that leaves one to four digits before the point.
@@ -71,9 +94,17 @@ mod tests {
     #[test]
     fn sizes_that_people_write() {
         for (text, bytes) in [
-            ("1", 1),
-            ("4096", 4096),
-            ("4096B", 4096),
+            ("1B", 1),
+            ("4096b", 4096),
+            ("8G", 8 << 30),
+            ("8g", 8 << 30),
+            ("8GB", 8_000_000_000),
+            ("8gb", 8_000_000_000),
+            ("1.5MB", 1_500_000),
+            ("3k", 3 << 10),
+            ("3m", 3 << 20),
+            ("2T", 2 << 40),
+            ("2TB", 2_000_000_000_000),
             ("512MiB", 512 << 20),
             ("8GiB", 8 << 30),
             ("8 gib", 8 << 30),
@@ -90,9 +121,12 @@ mod tests {
         for text in [
             "",
             "GiB",
-            "8GB",
-            "8G",
-            "8g",
+            "8",
+            "4096",
+            "8GG",
+            "8Gi",
+            "8XB",
+            "1.5B",
             "-1",
             "1.5",
             "1.",
@@ -109,6 +143,17 @@ mod tests {
         ] {
             assert!(parse(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn a_bare_number_gets_a_hint() {
+        for (text, meant) in [("8", "8GiB"), ("1.5", "1.5GiB"), ("700000", "700000B")] {
+            assert!(
+                parse(text).unwrap_err().ends_with(&format!("did you mean {meant}?")),
+                "{text}"
+            );
+        }
+        assert!(parse("0").unwrap_err().contains("without a unit"));
     }
 
     #[test]

@@ -4,6 +4,7 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
+use forebay_engine::plan::PredictedRate;
 use forebay_engine::{Checks, Generation, Session, SessionStatistics, UnitStatistics};
 use forebay_model::{DeviceExperts, PassTimes, UnitCounts, VramUse};
 use forebay_stream::{MemoryPlan, StreamStatistics};
@@ -18,7 +19,20 @@ pub enum After<'a> {
     Answer(&'a Generation),
     Benchmark,
     /// Much of the time went to the person's thinking, so shares of it say nothing.
-    Chat,
+    Chat(&'a ChatFigures),
+}
+
+/// All answers of a chat so far.
+#[derive(Clone, Copy, Default)]
+pub struct ChatFigures {
+    /// Tokens that were read: those in the cache already do not count.
+    pub prompt_tokens: usize,
+    pub prompt_seconds: f64,
+    /// Without the first token of each answer, which comes with the prompt.
+    pub generated_tokens: usize,
+    pub generate_seconds: f64,
+    pub context_used: usize,
+    pub turns_dropped: usize,
 }
 
 /// The block that `--stats` prints.
@@ -33,7 +47,10 @@ pub fn block(session: &Session, path: &Path, after: After<'_>) -> String {
     if let After::Answer(generation) = after {
         lines.push(("prompt", prompt(generation)));
         let predicted = plan::predicted_answer(path, session, generation);
-        lines.push(("answer", answer(generation, predicted)));
+        lines.push(("answer", answer(generation, &predicted)));
+    }
+    if let After::Chat(figures) = after {
+        lines.extend(chat(figures, session.context()));
     }
     if let Some(units) = &statistics.device_units {
         lines.push(("layers", layers(units)));
@@ -59,7 +76,7 @@ pub fn block(session: &Session, path: &Path, after: After<'_>) -> String {
             lines.push(("experts", experts(stream)));
             lines.push(("faults", faults(stream, plan)));
         }
-        let shares = !matches!(after, After::Chat);
+        let shares = !matches!(after, After::Chat(_));
         lines.push(("streamed", streamed(stream, shares)));
         lines.push(("waited", waited(stream, shares)));
     }
@@ -280,8 +297,14 @@ fn help(experts: &DeviceExperts) -> String {
 fn fetched(experts: &DeviceExperts) -> String {
     let layers = experts.layers_served as f64;
     let micros = |seconds: f64| seconds / layers * 1e6;
+    let given_up = match experts.tokens_given_up {
+        0 => String::new(),
+        tokens => format!(
+            "; the GPU gave up waiting in {tokens} tokens, which were computed layer by layer"
+        ),
+    };
     format!(
-        "{:.0} % of {} layers found all their experts in VRAM; on average a layer waited {:.0} us to be told where the others are, and copied for {:.0} us",
+        "{:.0} % of {} layers found all their experts in VRAM; on average a layer waited {:.0} us to be told where the others are, and copied for {:.0} us{given_up}",
         100.0 * experts.layers_resident as f64 / layers,
         experts.layers_served,
         micros(experts.answer_wait_seconds),
@@ -325,8 +348,28 @@ fn prompt(generation: &Generation) -> String {
     )
 }
 
-fn answer(generation: &Generation, predicted: Option<f64>) -> String {
-    let predicted = predicted.map(|rate| format!(" ({rate:.1} predicted by the machine profile)"));
+fn chat(figures: &ChatFigures, context: usize) -> [(&'static str, String); 3] {
+    let part = |tokens: usize, time: f64| {
+        let rate = if time > 0.0 { tokens as f64 / time } else { 0.0 };
+        format!("{tokens} tokens in {}, {rate:.1} tokens/s", seconds(time))
+    };
+    let left = match figures.turns_dropped {
+        0 => String::new(),
+        turns => format!("; {turns} turns left it because it was full"),
+    };
+    [
+        ("prompts", part(figures.prompt_tokens, figures.prompt_seconds)),
+        ("answers", part(figures.generated_tokens, figures.generate_seconds)),
+        ("context", format!("{} of {context} tokens used{left}", figures.context_used)),
+    ]
+}
+
+fn answer(generation: &Generation, predicted: &PredictedRate) -> String {
+    let rate = match (predicted.tokens_per_second, predicted.range()) {
+        (Some(rate), _) => Some(format!("{rate:.1}")),
+        (None, range) => range.map(|(low, high)| format!("{low:.1} to {high:.1}")),
+    };
+    let predicted = rate.map(|rate| format!(" ({rate} predicted by the machine profile)"));
     format!(
         "{} tokens in {}, {:.1} tokens/s{}",
         generation.tokens.len(),

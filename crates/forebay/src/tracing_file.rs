@@ -1,31 +1,36 @@
 //! `--trace-io`: a recorder for the session, and the file at the end.
 
 use anyhow::Context as _;
-use forebay_engine::trace_io::{self, Trace, TraceHeader};
-use forebay_engine::{Session, SessionOptions};
-use forebay_store::{IoRecorder, Recording};
+use forebay_engine::{Session, SessionOptions, TracedModel};
+use forebay_lab::trace_io::{self, Trace, TraceHeader};
+use forebay_store::{IoRecorder, OutputStream, Outputs, Recording};
 
 use crate::args::TracingArgs;
 use crate::failure::Outcome;
 use crate::output;
-use crate::pending::PendingFile;
+use crate::outputs;
 use crate::size;
 
 /// The file that will hold the trace, if one was asked for.
-pub struct TracingFile(Option<(PendingFile, IoRecorder)>);
+pub struct TracingFile(Option<(OutputStream, IoRecorder)>);
 
 impl TracingFile {
     /// Creates the file, before the work, and has the session recorded.
-    pub fn start(args: &TracingArgs, options: &mut SessionOptions) -> Outcome<TracingFile> {
-        let tracing = TracingFile::create(args)?;
+    pub fn start(
+        args: &TracingArgs,
+        outputs: &mut Outputs,
+        options: &mut SessionOptions,
+    ) -> Outcome<TracingFile> {
+        let tracing = TracingFile::create(args, outputs)?;
         options.recorder = tracing.recorder().cloned();
         Ok(tracing)
     }
 
     /// Creates the file; what is to be recorded is the caller's to say.
-    pub fn create(args: &TracingArgs) -> Outcome<TracingFile> {
+    pub fn create(args: &TracingArgs, outputs: &mut Outputs) -> Outcome<TracingFile> {
         let Some(path) = &args.trace_io else { return Ok(TracingFile(None)) };
-        let file = PendingFile::create(path)?;
+        outputs::not_standard("--trace-io", path, "the result of the command")?;
+        let file = outputs::create(outputs, path)?.into_stream();
         Ok(TracingFile(Some((file, IoRecorder::new(IoRecorder::DEFAULT_CAPACITY)))))
     }
 
@@ -36,20 +41,20 @@ impl TracingFile {
 
     /// Closes the session, so that no read is left out, and writes the file.
     pub fn finish(self, session: Session, command: &str) -> Outcome {
-        let header = session.trace_header().cloned();
+        let traced = session.traced_model().cloned();
         drop(session);
-        match header {
-            Some(header) => self.write(header, command),
+        match traced {
+            Some(traced) => self.write(&traced, command),
             None => Ok(()),
         }
     }
 
     /// Writes the file. The engine must be closed already.
-    pub fn write(self, mut header: TraceHeader, command: &str) -> Outcome {
+    pub fn write(self, traced: &TracedModel, command: &str) -> Outcome {
         let Some((mut file, recorder)) = self.0 else { return Ok(()) };
-        header.command = command.to_owned();
+        let header = TraceHeader { command: command.to_owned(), ..TraceHeader::new(traced) };
         let trace = Trace { header, recording: recorder.take() };
-        let path = file.destination().to_path_buf();
+        let path = file.path().to_path_buf();
         let failed = || format!("{}: the trace cannot be written", path.display());
         trace_io::write(&mut file, &trace).with_context(failed)?;
         file.commit()?;

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use crate::output;
 
@@ -17,10 +17,43 @@ pub fn report(error: &clap::Error) -> ExitCode {
             ExitCode::from(error.exit_code() as u8)
         }
         _ => {
-            output::tell!("{}; see '{} --help'", flatten(&error.to_string()), command(error));
+            output::tell!("{}; see '{} --help'", line(error), command(error));
             ExitCode::from(2)
         }
     }
+}
+
+/// The message without the pointer to the help.
+fn line(error: &clap::Error) -> String {
+    let about = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.as_str()),
+        _ => None,
+    };
+    match (error.kind(), about(ContextKind::InvalidArg), about(ContextKind::InvalidSubcommand)) {
+        // clap advises to write -- before it, which helps nobody who meant an option.
+        (ErrorKind::UnknownArgument, Some(argument), _) => {
+            let what =
+                if argument.starts_with('-') { "unknown option" } else { "unexpected argument" };
+            let similar = about(ContextKind::SuggestedArg);
+            let tip =
+                similar.map_or_else(String::new, |similar| format!("; did you mean '{similar}'?"));
+            format!("error: {what} '{argument}'{tip}")
+        }
+        (ErrorKind::InvalidSubcommand, _, Some(word)) if is_path(word) => {
+            format!("error: unknown command '{word}'; did you mean 'forebay run {word}'?")
+        }
+        _ => {
+            flatten(&error.to_string()).replace(NOT_DIGITS, "must be a whole number, not negative")
+        }
+    }
+}
+
+/// What Rust says of a number that is not made of digits.
+const NOT_DIGITS: &str = "invalid digit found in string";
+
+/// Whether a word that is not a command looks like a model.
+fn is_path(word: &str) -> bool {
+    word.contains(['.', '/']) || std::path::Path::new(word).exists()
 }
 
 /// Joins the paragraphs of clap's message, without its usage line and its pointer to the help.
@@ -29,7 +62,11 @@ fn flatten(message: &str) -> String {
     for paragraph in message.split("\n\n") {
         let lines: Vec<&str> = paragraph.lines().map(str::trim).filter(|l| !l.is_empty()).collect();
         let first = lines.first().copied().unwrap_or_default();
-        if first.is_empty() || first.starts_with("Usage:") || first.starts_with("For more") {
+        if first.is_empty()
+            || ["Usage:", "For more", "tip: to pass '-"]
+                .iter()
+                .any(|start| first.starts_with(start))
+        {
             continue;
         }
         parts.push(lines.join(" "));
@@ -58,26 +95,38 @@ fn command(error: &clap::Error) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::args::Cli;
-    use clap::Parser as _;
+    use crate::args;
 
     fn line(arguments: &[&str]) -> String {
-        let error = Cli::try_parse_from(arguments).err().expect("must not parse");
-        flatten(&error.to_string())
+        super::line(&args::parse_all(arguments).err().expect("must not parse"))
     }
 
     #[test]
     fn one_line_with_cause_and_remedy() {
         assert_eq!(
-            line(&["forebay", "run", "m", "--ram", "8GB"]),
-            "error: invalid value '8GB' for '--ram <SIZE>': unknown unit 'GB': use KiB, MiB, GiB \
-             or TiB, or plain bytes"
+            line(&["forebay", "run", "m", "--ram", "8"]),
+            "error: invalid value '8' for '--ram <SIZE>': a number without a unit: did you mean 8GiB?"
         );
         assert_eq!(
             line(&["forebay", "run", "m", "--polcy", "lru"]),
-            "error: unexpected argument '--polcy' found; tip: a similar argument exists: '--policy'"
+            "error: unknown option '--polcy'; did you mean '--policy'?"
         );
+        assert_eq!(line(&["forebay", "run", "m", "--bogus"]), "error: unknown option '--bogus'");
+        assert_eq!(line(&["forebay", "run", "m", "-x"]), "error: unknown option '-x'");
+        assert_eq!(
+            line(&["forebay", "dir/m.gguf"]),
+            "error: unknown command 'dir/m.gguf'; did you mean 'forebay run dir/m.gguf'?"
+        );
+        assert_eq!(
+            line(&["forebay", "run", "m", "--temperature", "-1"]),
+            "error: invalid value '-1' for '--temperature <X>': must be a number of at least 0"
+        );
+        for option in ["--top-k", "--seed"] {
+            let text = line(&["forebay", "run", "m", option, "-3"]);
+            assert!(text.ends_with("must be a whole number, not negative"), "{text}");
+        }
+        let text = line(&["forebay", "run", "m", "--ctx", "-3"]);
+        assert!(text.contains("invalid value '-3' for '--ctx <N>'"), "{text}");
         let text = line(&["forebay", "bench"]);
         assert!(text.contains("not provided: <MODEL>"), "{text}");
         let text = line(&["forebay", "run", "m", "--policy", "fifo"]);

@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use sha2::{Digest, Sha256};
 
-/// One PTX file to be.
+use super::archive::sha256;
+
+/// One module to compile.
 pub struct Module {
     pub name: String,
     /// A `.cu` file in the folder of kernels.
@@ -15,12 +16,6 @@ pub struct Module {
     pub architecture: String,
     /// For the compiler, the architecture among them.
     pub options: Vec<String>,
-}
-
-impl Module {
-    pub fn file(&self) -> String {
-        format!("{}.{}.ptx", self.name, self.architecture)
-    }
 }
 
 pub fn read(kernels: &Path) -> Result<Vec<Module>> {
@@ -55,18 +50,18 @@ fn parse(text: &str) -> Result<Vec<Module>> {
     Ok(modules)
 }
 
-/// The hash that ties a PTX file to its sources, options and compiler, in hexadecimal.
+/// The hash that ties a module's PTX to its sources, options and compiler, in hexadecimal.
 pub fn hash(kernels: &Path, module: &Module, version: &str) -> Result<String> {
-    let mut hash = Sha256::new();
+    let mut all = Vec::new();
     let mut files = BTreeSet::new();
     collect(kernels, &module.source, &mut files)?;
     for file in &files {
         let text = std::fs::read(kernels.join(file))?;
-        hash.update(format!("{file} {}\n", text.len()));
-        hash.update(&text);
+        all.extend(format!("{file} {}\n", text.len()).into_bytes());
+        all.extend(text);
     }
-    hash.update(format!("{:?} {version}", module.options));
-    Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    all.extend(format!("{:?} {version}", module.options).into_bytes());
+    Ok(sha256(&all))
 }
 
 /// The file and all that it includes by a name in quotation marks.
@@ -93,7 +88,7 @@ mod tests {
         let modules =
             parse("# why\n\nround a.cu compute_80 -DX=1\nother b.cu compute_90a\n").unwrap();
         assert_eq!(modules.len(), 2);
-        assert_eq!(modules[0].file(), "round.compute_80.ptx");
+        assert_eq!((&*modules[0].name, &*modules[0].source), ("round", "a.cu"));
         assert!(modules[0].options.contains(&"-DX=1".to_owned()));
         assert!(parse("round a.cu").is_err());
         assert!(parse("a a.cu compute_80\na b.cu compute_80").is_err());

@@ -1,24 +1,29 @@
-//! `cargo xtask ptx`: compiles the CUDA kernels to PTX, which is committed, so that building needs no CUDA.
+//! `cargo xtask ptx`: compiles the CUDA kernels to PTX and packs it into one archive, which is committed, so that
+//! building needs no CUDA.
 //!
-//! The first line of each PTX file has a hash over its sources, its options and the compiler's version; a test compares
-//! it without a compiler.
+//! The manifest beside the archive has a hash over the sources, the options and the compiler's version of each module; a
+//! test compares these hashes without a compiler.
 
+mod archive;
 mod manifest;
 mod nvrtc;
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail};
 
+use archive::{Compiled, Manifest};
 use manifest::Module;
 use nvrtc::Nvrtc;
 
 const KERNELS: &str = "crates/forebay-cuda/kernels";
-/// The list of what is compiled, and the table of PTX that the crate embeds, written from it.
-const TABLE: &str = "crates/forebay-cuda/src/ptx.rs";
+const ARCHIVE: &str = "ptx.zst";
+const MANIFEST: &str = "ptx.txt";
 
-/// Brings the PTX files up to date, those that are stale only; with `--check` compiles everything, writes nothing and
-/// answers whether all files are what the compiler gives.
+/// Brings the archive up to date. With `--check` compiles everything, writes nothing and answers whether the archive is
+/// what the compiler gives.
 pub fn run(root: &Path, arguments: &[String]) -> Result<bool> {
     let check = match arguments {
         [] => false,
@@ -28,80 +33,109 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool> {
     let kernels = root.join(KERNELS);
     let modules = manifest::read(&kernels)?;
     let nvrtc = Nvrtc::load()?;
-    let mut fresh = true;
-    for module in &modules {
-        let path = ptx_path(&kernels, module);
-        let hash = manifest::hash(&kernels, module, &nvrtc.version)?;
-        let header = header(&hash, &nvrtc.version);
-        let old = std::fs::read_to_string(&path).unwrap_or_default();
-        if !check && old.starts_with(&header) {
-            continue;
+    if check {
+        return compare(&kernels, &modules, &nvrtc);
+    }
+    let known = cache_folder(root);
+    std::fs::create_dir_all(&known).with_context(|| known.display().to_string())?;
+    let compiled = for_all(&modules, |module| {
+        let source_hash = manifest::hash(&kernels, module, &nvrtc.version)?;
+        let path = known.join(format!("{}.{source_hash}", module.name));
+        if let Ok(ptx) = std::fs::read_to_string(&path) {
+            return Ok(Compiled { module, source_hash, ptx });
         }
-        let source = kernels.join(&module.source);
-        let ptx = nvrtc
-            .compile(&source, &module.options, &kernels)
-            .with_context(|| format!("module {}", module.name))?;
-        let text = format!("{header}{ptx}");
-        if check {
-            let same = text == old;
-            fresh &= same;
-            println!("{} {}", if same { "same" } else { "STALE" }, module.file());
-        } else {
-            std::fs::write(&path, text).with_context(|| path.display().to_string())?;
-            println!("wrote {}", module.file());
+        let compiled = compile(&kernels, module, source_hash, &nvrtc)?;
+        write(&path, compiled.ptx.as_bytes())?;
+        println!("compiled {}", module.name);
+        Ok(compiled)
+    })?;
+    let files = archive::build(&nvrtc.version, &compiled)?;
+    write(&kernels.join(ARCHIVE), &files.archive)?;
+    write(&kernels.join(MANIFEST), files.manifest.as_bytes())?;
+    println!("{} modules in {} bytes", compiled.len(), files.archive.len());
+    Ok(true)
+}
+
+fn compare(kernels: &Path, modules: &[Module], nvrtc: &Nvrtc) -> Result<bool> {
+    let committed = read_manifest(kernels)?;
+    let compiled = for_all(modules, |module| {
+        let source_hash = manifest::hash(kernels, module, &nvrtc.version)?;
+        Ok(compile(kernels, module, source_hash, nvrtc)?.line())
+    })?;
+    let mut lines = committed.lines.iter();
+    let mut fresh = true;
+    for line in &compiled {
+        if lines.next() != Some(line) {
+            fresh = false;
+            println!("STALE {}", line.name);
         }
     }
-    fresh &= tidy_up(root, &kernels, &modules, check)?;
+    if lines.next().is_some() || !archive_is_whole(kernels, &committed)? {
+        fresh = false;
+        println!("STALE {ARCHIVE}");
+    }
+    if fresh {
+        println!("{} modules: the compiler gives what is committed", modules.len());
+    }
     Ok(fresh)
 }
 
-/// The table of modules, and PTX files that no module has any more.
-fn tidy_up(root: &Path, kernels: &Path, modules: &[Module], check: bool) -> Result<bool> {
-    let mut fresh = true;
-    let table = table(modules);
-    let old = std::fs::read_to_string(root.join(TABLE)).unwrap_or_default();
-    if old != table {
-        fresh = false;
-        if !check {
-            std::fs::write(root.join(TABLE), table).context(TABLE)?;
-            println!("wrote {TABLE}");
+fn compile<'a>(
+    kernels: &Path,
+    module: &'a Module,
+    source_hash: String,
+    nvrtc: &Nvrtc,
+) -> Result<Compiled<'a>> {
+    let ptx = nvrtc
+        .compile(&kernels.join(&module.source), &module.options, kernels)
+        .with_context(|| format!("module {}", module.name))?;
+    let ptx = archive::strip(module, &source_hash, &ptx);
+    Ok(Compiled { module, source_hash, ptx })
+}
+
+/// What `work` makes of each module, in their order, computed on all processors.
+fn for_all<'a, T: Send>(
+    modules: &'a [Module],
+    work: impl Fn(&'a Module) -> Result<T> + Sync,
+) -> Result<Vec<T>> {
+    let next = AtomicUsize::new(0);
+    let done = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(|| {
+                loop {
+                    let i = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(module) = modules.get(i) else { break };
+                    let result = work(module);
+                    done.lock().unwrap_or_else(PoisonError::into_inner).push((i, result));
+                }
+            });
         }
-    }
-    for entry in std::fs::read_dir(kernels.join("ptx"))? {
-        let path = entry?.path();
-        if !modules.iter().any(|module| ptx_path(kernels, module) == path) {
-            fresh = false;
-            if !check {
-                std::fs::remove_file(&path)?;
-            }
-            println!("{} {}", if check { "STRAY" } else { "removed" }, path.display());
-        }
-    }
-    Ok(fresh || !check)
+    });
+    let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
+    done.sort_by_key(|(i, _)| *i);
+    done.into_iter().map(|(_, result)| result).collect()
 }
 
-fn ptx_path(kernels: &Path, module: &Module) -> PathBuf {
-    kernels.join("ptx").join(module.file())
+fn read_manifest(kernels: &Path) -> Result<Manifest> {
+    let path = kernels.join(MANIFEST);
+    let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    Manifest::parse(&text).with_context(|| path.display().to_string())
 }
 
-fn header(hash: &str, version: &str) -> String {
-    format!("// sha256 {hash} nvrtc {version}\n")
+/// Whether the archive is the one that the manifest was written with. The loader's tests compare what is in it.
+fn archive_is_whole(kernels: &Path, manifest: &Manifest) -> Result<bool> {
+    Ok(archive::sha256(&std::fs::read(kernels.join(ARCHIVE))?) == manifest.archive_hash)
 }
 
-/// The Rust file that embeds all PTX.
-fn table(modules: &[Module]) -> String {
-    let mut text = String::from(
-        "//! Every module with its PTX. Written by `cargo xtask ptx` from `kernels/modules.txt`.\n\n\
-         /// Names and PTX texts.\n\
-         #[rustfmt::skip]\n",
-    );
-    text.push_str(&format!("pub(crate) static MODULES: [(&str, &str); {}] = [\n", modules.len()));
-    for module in modules {
-        let (name, file) = (&module.name, module.file());
-        text.push_str(&format!("    (\"{name}\", include_str!(\"../kernels/ptx/{file}\")),\n"));
-    }
-    text.push_str("];\n");
-    text
+fn write(path: &Path, bytes: &[u8]) -> Result<()> {
+    std::fs::write(path, bytes).with_context(|| path.display().to_string())
+}
+
+/// Where compiled modules are kept by the hash of their sources, so that only what changed is compiled.
+fn cache_folder(root: &Path) -> PathBuf {
+    let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
+    target.unwrap_or_else(|| root.join("target")).join("ptx")
 }
 
 #[cfg(test)]
@@ -111,22 +145,26 @@ mod tests {
     /// Sources that were edited without `cargo xtask ptx` must not pass.
     #[test]
     fn committed_ptx_is_fresh() {
-        let root = crate::repository_root();
-        let kernels = root.join(KERNELS);
+        let kernels = crate::repository_root().join(KERNELS);
         let modules = manifest::read(&kernels).unwrap();
-        let mut stale = Vec::new();
-        for module in &modules {
-            let path = ptx_path(&kernels, module);
-            let text = std::fs::read_to_string(&path).unwrap_or_default();
-            let first = text.lines().next().unwrap_or_default();
-            let version = first.rsplit(' ').next().unwrap_or_default();
-            let hash = manifest::hash(&kernels, module, version).unwrap();
-            if !text.starts_with(&header(&hash, version)) {
-                stale.push(module.file());
-            }
-        }
+        let committed = read_manifest(&kernels).unwrap();
+        let known = |line: &archive::Line| {
+            (line.name.clone(), line.architecture.clone(), line.source_hash.clone())
+        };
+        let expected: Vec<_> = modules
+            .iter()
+            .map(|module| {
+                let hash = manifest::hash(&kernels, module, &committed.compiler).unwrap();
+                (module.name.clone(), module.architecture.clone(), hash)
+            })
+            .collect();
+        let stale: Vec<_> = expected
+            .iter()
+            .filter(|module| !committed.lines.iter().any(|line| known(line) == **module))
+            .map(|(name, _, _)| name)
+            .collect();
         assert!(stale.is_empty(), "run `cargo xtask ptx`: stale are {stale:?}");
-        let written = std::fs::read_to_string(root.join(TABLE)).unwrap();
-        assert_eq!(written, table(&modules), "run `cargo xtask ptx`");
+        assert_eq!(committed.lines.len(), modules.len(), "run `cargo xtask ptx`");
+        assert!(archive_is_whole(&kernels, &committed).unwrap(), "run `cargo xtask ptx`");
     }
 }

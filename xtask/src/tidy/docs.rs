@@ -5,6 +5,9 @@ use super::command_line::CommandLine;
 use super::files::{Repository, folder};
 use super::unused::normalise;
 
+/// Flags of cargo that pages name without the command.
+const FLAGS_OF_CARGO: [&str; 1] = ["--no-default-features"];
+
 /// A piece of a page that is meant literally: a span in backticks or a line of a code block.
 struct Literal<'a> {
     line: usize,
@@ -98,7 +101,7 @@ fn check_command(text: &str, command_line: &CommandLine, fail: &mut dyn FnMut(St
             }
             [flag, ..] if flag.starts_with("--") && flag.len() > 2 => {
                 let flag = flag.split('=').next().unwrap_or(flag);
-                if !command_line.has_flag("", flag) {
+                if !command_line.has_flag("", flag) && !FLAGS_OF_CARGO.contains(&flag) {
                     fail(format!("no command takes {flag}"));
                 }
             }
@@ -192,6 +195,7 @@ mod tests {
         assert_eq!(check_page("`forebay walk`").len(), 1);
         assert_eq!(check_page("`forebay run --repeat 3`").len(), 1);
         assert_eq!(check_page("`--speed`").len(), 1);
+        assert!(check_page("`--no-default-features`").is_empty());
         assert_eq!(check_page("```sh\n$ cargo run --release -- bench --fast\n```").len(), 1);
         assert!(
             check_page("```sh\nX=1 cargo run --release -- bench M --repeat=3 # --fast\n```")

@@ -4,9 +4,10 @@ use super::Finding;
 use super::files::Repository;
 
 /// Each crate with the crates that it may depend on.
-const LAYERS: [(&str, &[&str]); 11] = [
+const LAYERS: [(&str, &[&str]); 13] = [
     ("forebay-format", &[]),
     ("forebay-text", &["forebay-format"]),
+    ("forebay-chat", &["forebay-text"]),
     ("forebay-store", &["forebay-format"]),
     ("forebay-stream", &["forebay-format", "forebay-store"]),
     ("forebay-compute", &["forebay-format"]),
@@ -21,6 +22,7 @@ const LAYERS: [(&str, &[&str]); 11] = [
             "forebay-cuda",
             "forebay-model",
             "forebay-engine",
+            "forebay-lab",
         ],
     ),
     (
@@ -39,17 +41,30 @@ const LAYERS: [(&str, &[&str]); 11] = [
             "forebay-model",
         ],
     ),
+    (
+        "forebay-lab",
+        &[
+            "forebay-format",
+            "forebay-text",
+            "forebay-store",
+            "forebay-stream",
+            "forebay-model",
+            "forebay-engine",
+        ],
+    ),
     ("forebay-c", &["forebay-format", "forebay-store", "forebay-cuda", "forebay-engine"]),
     (
         "forebay",
         &[
             "forebay-format",
             "forebay-text",
+            "forebay-chat",
             "forebay-store",
             "forebay-stream",
             "forebay-compute",
             "forebay-model",
             "forebay-engine",
+            "forebay-lab",
         ],
     ),
 ];

@@ -3,11 +3,14 @@
 
 mod allow;
 mod command_line;
+mod cycles;
 mod docs;
 mod files;
 mod layers;
 mod lengths;
+mod pages;
 mod scan;
+mod terms;
 mod unsafe_code;
 mod unused;
 mod wording;
@@ -69,8 +72,11 @@ pub fn run(root: &Path) -> Result<bool> {
     files::check_sizes(&repository, &mut findings);
     unused::check(&repository, &mut findings);
     layers::check(&repository, &mut findings);
+    cycles::check(&repository, &mut findings);
     let command_line = CommandLine::ask_the_binary(root)?;
     docs::check(&repository, &command_line, &mut findings);
+    pages::check(&repository, &mut findings);
+    terms::check(&repository, &mut findings);
     allow.check_all_used(&mut findings);
 
     findings.sort_by(|a, b| {

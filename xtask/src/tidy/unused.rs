@@ -7,7 +7,7 @@ use super::files::{Repository, file_name, folder};
 use super::scan::{RustSource, matching_brace, words};
 
 /// Files that tools find by their name.
-const KNOWN_BY_NAME: [&str; 12] = [
+const KNOWN_BY_NAME: [&str; 17] = [
     "Cargo.toml",
     "Cargo.lock",
     "README.md",
@@ -20,8 +20,13 @@ const KNOWN_BY_NAME: [&str; 12] = [
     "rustfmt.toml",
     "clippy.toml",
     "deny.toml",
+    "typos.toml",
+    "rust-toolchain.toml",
+    "CHANGELOG.md",
+    "Dockerfile",
+    ".dockerignore",
 ];
-const KNOWN_FOLDERS: [&str; 2] = [".cargo/", ".ci/"];
+const KNOWN_FOLDERS: [&str; 3] = [".cargo/", ".ci/", ".github/"];
 
 pub fn check(repository: &Repository, findings: &mut Vec<Finding>) {
     check_rust(repository, findings);

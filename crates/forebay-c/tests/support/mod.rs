@@ -23,6 +23,11 @@ pub fn skip(why: &str) {
 
 /// Compiles `tests/NAME.c` into a folder; `None` without a C compiler.
 pub fn compile(name: &str, folder: &Path) -> Option<PathBuf> {
+    compile_linked(&format!("tests/{name}.c"), folder.join(name))
+}
+
+/// Compiles a source file of this crate and links it with the library; `None` without a C compiler.
+pub fn compile_linked(source: &str, out: PathBuf) -> Option<PathBuf> {
     let libraries = libraries();
     let rpath = format!("-Wl,-rpath,{}", libraries.display());
     let with = [
@@ -32,14 +37,14 @@ pub fn compile(name: &str, folder: &Path) -> Option<PathBuf> {
         "-ldl".as_ref(),
         rpath.as_ref(),
     ];
-    compile_with(name, folder.join(name), &with)
+    compile_with(source, out, &with)
 }
 
 /// Compiles `tests/driver.c` into a folder, under the names by which the driver is looked for.
 #[allow(dead_code, reason = "only one of the tests has a GPU")]
 pub fn compile_driver(folder: &Path) -> Option<PathBuf> {
     let library = compile_with(
-        "driver",
+        "tests/driver.c",
         folder.join("libcuda.so.1"),
         &["-shared".as_ref(), "-fPIC".as_ref()],
     )?;
@@ -47,7 +52,7 @@ pub fn compile_driver(folder: &Path) -> Option<PathBuf> {
     Some(library)
 }
 
-fn compile_with(name: &str, out: PathBuf, with: &[&OsStr]) -> Option<PathBuf> {
+fn compile_with(source: &str, out: PathBuf, with: &[&OsStr]) -> Option<PathBuf> {
     let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
     if Command::new(&compiler).arg("--version").output().is_err() {
         skip(&format!("the C interface, because {compiler} is not there"));
@@ -56,7 +61,7 @@ fn compile_with(name: &str, out: PathBuf, with: &[&OsStr]) -> Option<PathBuf> {
     let output = Command::new(&compiler)
         .args(["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-pthread", "-I"])
         .arg(here().join("include"))
-        .arg(here().join(format!("tests/{name}.c")))
+        .arg(here().join(source))
         .arg("-o")
         .arg(&out)
         .args(with)

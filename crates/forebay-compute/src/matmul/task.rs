@@ -119,7 +119,7 @@ impl Task {
     /// Writes one number of the output.
     ///
     /// # Safety
-    /// `selected < token_count`, `row < rows`, and nobody else uses this row meanwhile.
+    /// `selected < token_count`, `row < rows`, and no other thread uses this row meanwhile.
     #[inline(always)]
     pub(crate) unsafe fn store(&self, selected: usize, row: usize, value: f32) {
         // SAFETY: inside the output, whose length `new` has checked.
@@ -129,7 +129,7 @@ impl Task {
     /// Where the output of a token and row lies.
     ///
     /// # Safety
-    /// `selected < token_count` and `row < rows`. Writing is for whoever computes that row.
+    /// `selected < token_count` and `row < rows`. Only the thread that computes that row may write to it.
     #[inline(always)]
     pub(crate) unsafe fn out_at(&self, selected: usize, row: usize) -> *mut f32 {
         debug_assert!(selected < self.token_count && row < self.rows);
@@ -184,7 +184,7 @@ impl Workspace {
         let next = AtomicUsize::new(0);
         let region = |worker: usize| {
             let mut scratch = self.workers[worker].lock().unwrap_or_else(PoisonError::into_inner);
-            compute_chunks(tasks, &next, &mut scratch);
+            compute_chunks(pool, tasks, &next, &mut scratch);
         };
         if pool.threads() == 1 || tasks.iter().map(Task::chunks).sum::<usize>() < 2 {
             first();
@@ -216,13 +216,16 @@ fn cut(tasks: &mut [Task], threads: usize) {
     }
 }
 
-/// Takes the next chunk of all tasks until none is left.
-fn compute_chunks(tasks: &[Task], next: &AtomicUsize, scratch: &mut Scratch) {
+/// Takes the next chunk of all tasks until none is left, or the pool must stop.
+fn compute_chunks(pool: &Pool, tasks: &[Task], next: &AtomicUsize, scratch: &mut Scratch) {
     let mut rest = tasks.iter();
     let Some(mut task) = rest.next() else { return };
     let mut first = 0;
     loop {
         let chunk = next.fetch_add(1, Ordering::Relaxed);
+        if pool.must_stop() {
+            return;
+        }
         while chunk >= first + task.chunks() {
             first += task.chunks();
             let Some(following) = rest.next() else { return };

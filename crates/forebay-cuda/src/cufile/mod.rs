@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use cudarc::driver::CudaContext;
 
+use crate::error::bind;
 use crate::{CudaError, DeviceMemory, DevicePtr, Gpu};
 pub use error::CuFileError;
 use sys::{Description, DescriptionHandle, Functions, Handle, Properties, Status};
@@ -71,7 +72,7 @@ struct Driver {
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        if !self.was_open && self.context.bind_to_thread().is_ok() {
+        if !self.was_open && bind(&self.context).is_ok() {
             // SAFETY: it was opened by `CuFile::open` and is closed once, after every file and all memory.
             let _ = unsafe { (self.functions.driver_close)() };
         }
@@ -80,7 +81,7 @@ impl Drop for Driver {
 
 impl Driver {
     fn bind(&self) -> Result<(), CudaError> {
-        self.context.bind_to_thread().map_err(CudaError::of("binding the GPU to the thread"))
+        bind(&self.context)
     }
 }
 
@@ -168,7 +169,7 @@ impl CuFile {
 fn start(functions: Functions, context: Arc<CudaContext>) -> Result<Status, CuFileError> {
     let (answer, answered) = std::sync::mpsc::sync_channel(1);
     let work = move || {
-        if context.bind_to_thread().is_ok() {
+        if bind(&context).is_ok() {
             // SAFETY: a context is current, which is all that it asks for.
             let _ = answer.send(unsafe { (functions.driver_open)() });
         }

@@ -152,8 +152,11 @@ impl Attention {
     /// The last arguments of the decode kernel.
     fn pass_fused(&self, launch: Launch, shape: &KvLayerShape) -> Launch {
         let launch = match self.rounded {
-            Some(rounded) => launch.ptr(rounded.codes).ptr(rounded.scales),
-            None => launch.u64(0).u64(0),
+            Some(rounded) => {
+                let values = self.tokens * self.heads * shape.dim_v;
+                launch.ptr(rounded.codes, values).ptr(rounded.scales, values / 32)
+            }
+            None => launch.null().null(),
         };
         let Some(inputs) = self.inputs else { return (0..12).fold(launch, |l, _| l.u64(0)) };
         inputs.check(shape);
@@ -162,14 +165,14 @@ impl Attention {
         assert_eq!(inputs.heads, self.heads, "other heads");
         let rotation = inputs.rotation.unwrap_or(Rotation::none());
         launch
-            .ptr(inputs.k.projected)
-            .ptr(inputs.v.projected)
-            .ptr(inputs.q.bias)
-            .ptr(inputs.k.bias)
-            .ptr(inputs.v.bias)
-            .ptr(inputs.q.norm)
-            .ptr(inputs.k.norm)
-            .ptr(rotation.angles)
+            .ptr(inputs.k.projected, self.tokens * shape.kv_heads * shape.dim_k)
+            .ptr(inputs.v.projected, self.tokens * shape.kv_heads * shape.dim_v)
+            .optional(inputs.q.bias, self.heads * shape.dim_k)
+            .optional(inputs.k.bias, shape.kv_heads * shape.dim_k)
+            .optional(inputs.v.bias, shape.kv_heads * shape.dim_v)
+            .optional(inputs.q.norm, shape.dim_k)
+            .optional(inputs.k.norm, shape.dim_k)
+            .optional(rotation.angles, shape.context * rotation.rotary_dim)
             .int(rotation.rotary_dim)
             .int(rotation.rotary_from)
             .int(usize::from(rotation.interleaved))
@@ -221,7 +224,7 @@ impl Gpu {
     /// Whatever the driver says.
     ///
     /// # Panics
-    /// When `heads` is no multiple of the cache's, heads are longer than 576, the window is 0 or too large for rows that
+    /// When a buffer is too small, `heads` is no multiple of the cache's, heads are longer than 576, the window is 0 or too large for rows that
     /// wrap, splits are none or too many, the scratch memory is too small, or a grid's limits are exceeded.
     pub fn attention(
         &self,
@@ -271,14 +274,15 @@ impl Gpu {
         assert!(grid.1 < 65_536 && grid.2 < 65_536, "attention: a grid of {grid:?}");
         let grid = (grid.0 as u32, grid.1 as u32, grid.2 as u32);
         let mut launch = Launch::new(self.kernel(module, kernel)?, grid, (THREADS, 1, 1))
-            .ptr(what.q)
-            .ptr(layer.keys)
-            .ptr(layer.value_plane())
-            .ptr(what.first_position)
-            .ptr(what.sinks)
-            .ptr(what.out);
+            .ptr(what.q, tokens * heads * shape.dim_k)
+            .planes(layer)
+            .ptr(what.first_position, 1)
+            .optional(what.sinks, heads)
+            .ptr(what.out, tokens * heads * shape.dim_v);
         if family != Family::Prompt {
-            launch = launch.ptr(scratch.parts).ptr(scratch.tickets);
+            launch = launch
+                .optional(scratch.parts, needed.floats)
+                .optional(scratch.tickets, needed.tickets);
         }
         assert!(what.rounded.is_none() || rounds_outputs(shape, tokens), "not rounded: {shape:?}");
         assert!(what.inputs.is_none() || takes_inputs(shape, tokens), "{tokens} tokens' inputs");
@@ -371,8 +375,8 @@ mod tests {
                     };
                     let family = Family::of(&shape, tokens);
                     let (module, kernel) = kernel_of(&shape, family);
-                    let ptx = crate::ptx::MODULES.iter().find(|(name, _)| *name == module);
-                    assert!(ptx.is_some_and(|(_, text)| text.contains(&format!("{kernel}("))));
+                    let ptx = crate::ptx::text(module);
+                    assert!(ptx.is_some_and(|text| text.contains(&format!("{kernel}("))));
                 }
             }
         }
@@ -392,8 +396,8 @@ mod tests {
                 rows: context,
             };
             for module in attention_modules(&shape) {
-                let ptx = crate::ptx::MODULES.iter().find(|(name, _)| *name == module);
-                assert!(ptx.is_some_and(|(_, text)| text.contains("attention_latent_join(")));
+                let ptx = crate::ptx::text(module);
+                assert!(ptx.is_some_and(|text| text.contains("attention_latent_join(")));
             }
             // One block for each multiprocessor, of 16 query rows or of 64.
             let splits = |heads, tokens| attention_splits(132, &shape, heads, tokens, context);

@@ -69,6 +69,10 @@ impl Rotation {
 }
 
 impl AttentionInputs {
+    fn angles(&self) -> DevicePtr<f32> {
+        self.rotation.map_or(DevicePtr::null(), |rotation| rotation.angles)
+    }
+
     pub(crate) fn check(&self, shape: &KvLayerShape) {
         let Rotation { rotary_dim, rotary_from, .. } = self.rotation.unwrap_or(Rotation::none());
         assert!(
@@ -83,6 +87,12 @@ impl AttentionInputs {
             shape.dim_k
         );
         assert!(self.v.norm.is_null(), "values have no norm");
+        assert!(
+            self.heads == 0 || !self.q.projected.is_null(),
+            "no queries of {} heads",
+            self.heads
+        );
+        assert!(rotary_dim == 0 || !self.angles().is_null(), "no angles for {rotary_dim} elements");
         assert_eq!(self.v.projected.is_null(), shape.values_in_keys, "values of {shape:?}");
     }
 }
@@ -103,7 +113,7 @@ impl Gpu {
     /// Whatever the driver says.
     ///
     /// # Panics
-    /// When the rotary part is odd or ends behind a head, the norm of keys covers none or too many elements, values have a
+    /// When a buffer is too small, the rotary part is odd or ends behind a head, the norm of keys covers none or too many elements, values have a
     /// norm or come beside keys that hold them, or there are more than 65,535 tokens or rows that wrap.
     pub fn attention_inputs(
         &self,
@@ -127,18 +137,17 @@ impl Gpu {
         let shared = WARPS * shape.dim_k.max(shape.dim_v) * size_of::<f32>();
         Launch::new(self.kernel(module, "attention_inputs")?, grid, (WARPS as u32 * 32, 1, 1))
             .shared(shared as u32)
-            .ptr(q.projected)
-            .ptr(k.projected)
-            .ptr(v.projected)
-            .ptr(q.bias)
-            .ptr(k.bias)
-            .ptr(v.bias)
-            .ptr(q.norm)
-            .ptr(k.norm)
-            .ptr(rotation.angles)
-            .ptr(inputs.positions)
-            .ptr(layer.keys)
-            .ptr(layer.value_plane())
+            .optional(q.projected, tokens * heads * shape.dim_k)
+            .ptr(k.projected, tokens * shape.kv_heads * shape.dim_k)
+            .optional(v.projected, tokens * shape.kv_heads * shape.dim_v)
+            .optional(q.bias, heads * shape.dim_k)
+            .optional(k.bias, shape.kv_heads * shape.dim_k)
+            .optional(v.bias, shape.kv_heads * shape.dim_v)
+            .optional(q.norm, shape.dim_k)
+            .optional(k.norm, inputs.key_norm_dim)
+            .optional(rotation.angles, shape.context * rotation.rotary_dim)
+            .ptr(inputs.positions, tokens)
+            .planes(layer)
             .int(heads)
             .int(shape.kv_heads)
             .int(shape.dim_k)

@@ -14,6 +14,9 @@ impl Gpu {
     ///
     /// # Errors
     /// Whatever the driver says.
+    ///
+    /// # Panics
+    /// When a buffer is too small.
     pub fn read_all(
         &self,
         x: DevicePtr<u8>,
@@ -22,8 +25,8 @@ impl Gpu {
     ) -> Result<(), CudaError> {
         let grid = (self.read_all_words() as u32, 1, 1);
         Launch::new(self.kernel("bandwidth", "bandwidth_read")?, grid, (512, 1, 1))
-            .ptr(x)
-            .ptr(out)
+            .ptr(x, bytes)
+            .ptr(out, self.read_all_words())
             .u64(bytes as u64 / 16)
             .run(self)
     }

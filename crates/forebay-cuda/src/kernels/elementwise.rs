@@ -70,6 +70,9 @@ impl Gpu {
     ///
     /// # Errors
     /// Whatever the driver says.
+    ///
+    /// # Panics
+    /// When a buffer is too small.
     pub fn add_bias_rows(
         &self,
         x: DevicePtr<f32>,
@@ -79,8 +82,8 @@ impl Gpu {
     ) -> Result<(), CudaError> {
         let grid = (blocks(width), rows.min(GRID_Y_MAX) as u32, 1);
         Launch::new(self.kernel("elementwise", "add_bias_rows")?, grid, (THREADS as u32, 1, 1))
-            .ptr(x)
-            .ptr(bias)
+            .ptr(x, rows * width)
+            .ptr(bias, width)
             .int(width)
             .int(rows)
             .run(self)
@@ -93,7 +96,7 @@ impl Gpu {
     /// Whatever the driver says.
     ///
     /// # Panics
-    /// When the range is empty or beyond the end.
+    /// When the range is empty or beyond the end, or `to` is too small.
     pub fn read_words(
         &self,
         from: &HostWords,
@@ -105,8 +108,8 @@ impl Gpu {
         let _ = from.device(words.end - 1);
         let grid = (blocks(count), 1, 1);
         Launch::new(self.kernel("elementwise", "copy_words")?, grid, (THREADS as u32, 1, 1))
-            .ptr(first)
-            .ptr(to)
+            .ptr(first, count)
+            .ptr(to, count)
             .int(count)
             .run(self)
     }
@@ -115,6 +118,9 @@ impl Gpu {
     ///
     /// # Errors
     /// Whatever the driver says.
+    ///
+    /// # Panics
+    /// When `x` is too small.
     pub fn softcap(
         &self,
         x: DevicePtr<f32>,
@@ -124,7 +130,7 @@ impl Gpu {
     ) -> Result<(), CudaError> {
         let grid = (blocks(rows * width), 1, 1);
         Launch::new(self.kernel("elementwise", "softcap")?, grid, (THREADS as u32, 1, 1))
-            .ptr(x)
+            .ptr(x, rows * width)
             .u64((rows * width) as u64)
             .float(cap)
             .run(self)
@@ -136,7 +142,7 @@ impl Gpu {
     /// Whatever the driver says.
     ///
     /// # Panics
-    /// With more than 65,535 rows.
+    /// With more than 65,535 rows, or when a buffer is too small.
     pub fn check_finite(
         &self,
         x: DevicePtr<f32>,
@@ -148,9 +154,9 @@ impl Gpu {
         // Every thread looks at a few elements, so that a row of logits takes no longer than its way from memory.
         let grid = (blocks(width.div_ceil(8)), rows as u32, 1);
         Launch::new(self.kernel("elementwise", "check_finite")?, grid, (THREADS as u32, 1, 1))
-            .ptr(x)
+            .ptr(x, rows * width)
             .int(width)
-            .ptr(flag.flag)
+            .ptr(flag.flag, 1)
             .int(flag.first_tag)
             .run(self)
     }

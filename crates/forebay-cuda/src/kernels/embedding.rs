@@ -29,7 +29,7 @@ impl Gpu {
     /// Whatever the driver says.
     ///
     /// # Panics
-    /// When the type is none of weights, a row is no whole number of blocks, the table is not aligned, or there are
+    /// When a buffer is too small, the type is none of weights, a row is no whole number of blocks, the table is not aligned, or there are
     /// more than 65,535 tokens.
     pub fn embed(
         &self,
@@ -48,9 +48,9 @@ impl Gpu {
         let grid = (hidden.div_ceil(GROUP * THREADS) as u32, tokens as u32, 1);
         let kernel = self.kernel(modules_of(ty).embedding, "embed")?;
         Launch::new(kernel, grid, (THREADS as u32, 1, 1))
-            .ptr(data)
-            .ptr(ids)
-            .ptr(out)
+            .ptr(data, vocabulary * row_bytes)
+            .ptr(ids, tokens)
+            .ptr(out, tokens * hidden)
             .int(hidden)
             .int(vocabulary)
             .u64(row_bytes as u64)

@@ -57,7 +57,7 @@ impl Gpu {
     /// Whatever the driver says.
     ///
     /// # Panics
-    /// When a pointer is not aligned to 16 bytes.
+    /// When a buffer is too small or not aligned to 16 bytes.
     pub fn gate(&self, gate: &Gate) -> Result<(), CudaError> {
         let none = (DevicePtr::null(), DevicePtr::null(), DevicePtr::null(), DevicePtr::null());
         let (gate_bias, up_bias, ids, pairs) =
@@ -70,21 +70,22 @@ impl Gpu {
             Some(_) => (gate.rows, gate.width),
             None => (1, gate.rows * gate.width),
         };
+        let values = gate.rows * gate.width;
         let (kind, alpha, limit) = gate.gating.arguments();
         let grid = (blocks(width.div_ceil(4)), rows.min(GRID_Y_MAX) as u32, 1);
         Launch::new(self.kernel("elementwise", "gate")?, grid, (THREADS as u32, 1, 1))
-            .ptr(gate.gate)
-            .ptr(gate.up)
-            .ptr(gate.out)
+            .ptr(gate.gate, values)
+            .ptr(gate.up, values)
+            .ptr(gate.out, values)
             .u64(width as u64)
             .int(rows)
             .int(kind)
             .float(alpha)
             .float(limit)
-            .ptr(gate_bias)
-            .ptr(up_bias)
-            .ptr(ids)
-            .ptr(pairs)
+            .optional(gate_bias, gate.width)
+            .optional(up_bias, gate.width)
+            .optional(ids, gate.rows)
+            .optional(pairs, gate.rows)
             .run(self)
     }
 }

@@ -1,6 +1,7 @@
 //! The key/value cache of one layer on the device: its layout and its size.
 
 use crate::DevicePtr;
+use crate::launch::Launch;
 
 /// What one element of the cache is stored as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -63,6 +64,17 @@ impl KvLayerShape {
             KvElement::Q8_0 => 34 * dim.div_ceil(32),
             KvElement::Q4_0 => 18 * dim.div_ceil(32),
         }
+    }
+}
+
+impl Launch {
+    /// Both planes of a layer.
+    pub(super) fn planes(self, layer: &KvLayer) -> Launch {
+        let KvLayerShape { values_in_keys, .. } = layer.shape;
+        let key_bytes = layer.shape.key_bytes() as usize;
+        let value_bytes =
+            if values_in_keys { key_bytes } else { layer.shape.value_bytes() as usize };
+        self.ptr(layer.keys, key_bytes).ptr(layer.value_plane(), value_bytes)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Attention over rows of DeepSeek's latent space: 576 elements, which all query heads share and whose first 512 are the value.
 
-use super::{Attention, AttentionScratch, KvElement, KvLayer, KvLayerShape};
+use super::{Attention, AttentionScratch, AttentionScratchSize, KvElement, KvLayer, KvLayerShape};
 use crate::launch::Launch;
 use crate::{CudaError, Gpu};
 
@@ -81,6 +81,7 @@ pub(super) fn launch(
         if few { (modules[0], FEW, 128) } else { (modules[1], MANY, 256) };
     let units = rows.div_ceil(columns);
     assert!(rows < 65_536 || splits == 1 && units < 65_536, "attention of {rows} rows");
+    let floats = AttentionScratchSize::of(&layer.shape, heads, tokens, splits).floats;
     let context = layer.shape.context;
     let window = what.window.map_or(0, |window| window.min(context));
     Launch::new(
@@ -89,12 +90,12 @@ pub(super) fn launch(
         (threads, 1, 1),
     )
     .shared(shared_bytes(columns) as u32)
-    .ptr(what.q)
-    .ptr(layer.keys)
-    .ptr(what.first_position)
-    .ptr(what.sinks)
-    .ptr(what.out)
-    .ptr(scratch.parts)
+    .ptr(what.q, rows * DIMS.0)
+    .ptr(layer.keys, layer.shape.key_bytes() as usize)
+    .ptr(what.first_position, 1)
+    .optional(what.sinks, heads)
+    .ptr(what.out, rows * DIMS.1)
+    .ptr(scratch.parts, floats)
     .int(tokens)
     .int(heads)
     .int(context)
@@ -107,10 +108,10 @@ pub(super) fn launch(
     }
     let grid = ((DIMS.1 / JOIN_COLUMNS) as u32, rows as u32, 1);
     Launch::new(gpu.kernel(module, "attention_latent_join")?, grid, (JOIN_THREADS, 1, 1))
-        .ptr(what.first_position)
-        .ptr(what.sinks)
-        .ptr(what.out)
-        .ptr(scratch.parts)
+        .ptr(what.first_position, 1)
+        .optional(what.sinks, heads)
+        .ptr(what.out, rows * DIMS.1)
+        .ptr(scratch.parts, floats)
         .int(splits)
         .int(tokens)
         .int(heads)

@@ -4,7 +4,7 @@ use forebay_format::TensorType;
 
 use super::weights::{modules_of, weight_alignment};
 use crate::launch::Launch;
-use crate::{CudaError, DevicePtr, Gpu};
+use crate::{AddressTable, CudaError, DevicePtr, Gpu};
 
 /// Rows that a block on tensor cores computes.
 const ROWS: usize = 128;
@@ -62,7 +62,7 @@ pub enum MatmulWeights {
     /// Entries `starts[e] .. starts[e + 1]` are multiplied with expert `e`.
     Experts {
         /// The address of each expert's slot; 0 leaves an expert's outputs as they are.
-        slots: DevicePtr<u64>,
+        slots: AddressTable,
         experts: usize,
         /// Of the matrix in the slot.
         offset: u64,
@@ -95,6 +95,9 @@ impl Gpu {
     ///
     /// # Errors
     /// Whatever the driver says.
+    ///
+    /// # Panics
+    /// When a buffer is too small.
     pub fn narrow(
         &self,
         form: NarrowForm,
@@ -107,13 +110,16 @@ impl Gpu {
             let count = rows * cols;
             let grid = (count.div_ceil(256) as u32, 1, 1);
             let kernel = self.kernel("narrow", "narrow_bfloat")?;
-            let launch = Launch::new(kernel, grid, (256, 1, 1)).ptr(x).ptr(out.high).ptr(out.low);
+            let launch = Launch::new(kernel, grid, (256, 1, 1));
+            let launch = launch.ptr(x, count).ptr(out.high, count).ptr(out.low, count);
             return launch.u64(count as u64).run(self);
         }
         let low = if form == NarrowForm::Half { DevicePtr::null() } else { out.low };
         let kernel = self.kernel("narrow", "narrow_half")?;
-        let launch = Launch::new(kernel, (rows as u32, 1, 1), (256, 1, 1)).ptr(x).ptr(out.high);
-        launch.ptr(low).ptr(out.scales).int(cols).run(self)
+        let values = rows * cols;
+        let launch = Launch::new(kernel, (rows as u32, 1, 1), (256, 1, 1)).ptr(x, values);
+        let launch = launch.ptr(out.high, values).optional(low, values);
+        launch.ptr(out.scales, rows).int(cols).run(self)
     }
 
     /// Multiplies. The order of sums depends on the columns alone, so a row's result does not depend on the others.
@@ -122,7 +128,7 @@ impl Gpu {
     /// Whatever the driver says.
     ///
     /// # Panics
-    /// When columns are not whole blocks, a matrix or its place in a slot is not aligned, or activations come as 16-bit
+    /// When a buffer is too small, a part does not lie in its slot, columns are not whole blocks, a matrix or its place in a slot is not aligned, or activations come as 16-bit
     /// numbers where [`narrow_form`] has no form.
     pub fn matmul(&self, job: &MatmulJob) -> Result<(), CudaError> {
         let (ty, cols) = (job.ty, job.cols);
@@ -134,11 +140,18 @@ impl Gpu {
         };
         assert!(address.is_multiple_of(weight_alignment(ty) as u64), "{ty} is not aligned");
         let modules = modules_of(ty);
+        // Rows of `x` that are known to be read, and those of the output.
+        let (x_rows, out_rows) = match job.weights {
+            MatmulWeights::Dense { tokens, .. } => (tokens, tokens),
+            MatmulWeights::Experts { token_rows, entries, .. } => {
+                (if token_rows.is_null() { entries } else { entries.min(1) }, entries)
+            }
+        };
         let launch = match job.x {
             MatmulInput::Float(x) => {
                 let grid = grid(&job.weights, EXACT_SIZE, job.rows.div_ceil(EXACT_SIZE));
                 let kernel = self.kernel(modules.exact, "exact_matmul")?;
-                Launch::new(kernel, grid, (256, 1, 1)).ptr(x)
+                Launch::new(kernel, grid, (256, 1, 1)).ptr(x, x_rows * cols)
             }
             MatmulInput::Narrow(x) => {
                 let form = narrow_form(ty, cols);
@@ -150,17 +163,21 @@ impl Gpu {
                 let grid = grid(&job.weights, size, job.rows.div_ceil(ROWS));
                 // Two buffers for a step's 64 columns of 16 bits; see `Plan` in `matmul.cu`.
                 let shared_bytes = 2 * (parts * size + ROWS) * 64 * 2;
-                let scales =
-                    if form == NarrowForm::BfloatPair { DevicePtr::null() } else { x.scales };
+                let (low, scales) = match form {
+                    NarrowForm::Half => (DevicePtr::null(), x.scales),
+                    NarrowForm::HalfPair => (x.low, x.scales),
+                    NarrowForm::BfloatPair => (x.low, DevicePtr::null()),
+                };
                 Launch::new(self.kernel(module, name)?, grid, (256, 1, 1))
                     .shared(shared_bytes as u32)
-                    .ptr(x.high)
-                    .ptr(x.low)
-                    .ptr(scales)
+                    .ptr(x.high, x_rows * cols)
+                    .optional(low, x_rows * cols)
+                    .optional(scales, x_rows)
             }
         };
-        let launch = launch.ptr(job.out).int(job.rows).int(cols).u64(row_bytes);
-        with_weights(launch, &job.weights).run(self)
+        let launch =
+            launch.ptr(job.out, out_rows * job.rows).int(job.rows).int(cols).u64(row_bytes);
+        with_weights(launch, &job.weights, job.rows * row_bytes as usize).run(self)
     }
 }
 
@@ -182,17 +199,26 @@ fn grid(weights: &MatmulWeights, size: usize, along_rows: usize) -> (u32, u32, u
     (tiles as u32, along_rows as u32, 1)
 }
 
-/// The parameters that `tiles.cuh` names.
-fn with_weights(launch: Launch, weights: &MatmulWeights) -> Launch {
+/// The parameters that `tiles.cuh` names, for matrices of `bytes` bytes.
+fn with_weights(launch: Launch, weights: &MatmulWeights, bytes: usize) -> Launch {
     match *weights {
         MatmulWeights::Dense { data, tokens } => {
-            let null = DevicePtr::<u32>::null();
-            let launch = launch.ptr(data).ptr(null).ptr(null).ptr(null).ptr(null);
+            let launch = launch.ptr(data, bytes).null().null().null().null();
             launch.int(0).int(tokens)
         }
-        MatmulWeights::Experts { slots, experts, offset, starts, token_rows, out_rows, .. } => {
-            let launch = launch.u64(offset).ptr(slots).ptr(starts).ptr(token_rows).ptr(out_rows);
-            launch.int(experts).int(0)
+        MatmulWeights::Experts {
+            slots,
+            experts,
+            offset,
+            starts,
+            token_rows,
+            out_rows,
+            entries,
+        } => {
+            let launch = launch.u64(offset).table(slots, experts, offset + bytes as u64);
+            let launch = launch.ptr(starts, experts + 1);
+            let launch = launch.optional(token_rows, entries).optional(out_rows, entries);
+            launch.int(experts).int(entries)
         }
     }
 }

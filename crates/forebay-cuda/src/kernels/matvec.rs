@@ -4,10 +4,11 @@ use forebay_format::TensorType;
 
 use super::gating::{GateBiases, Gating};
 use super::weights::{
-    DeviceMatrix, ExpertPart, ExpertTable, MatvecInput, modules_of, takes_rounded, weight_alignment,
+    DeviceMatrix, ExpertPart, ExpertTable, MatvecInput, modules_of, shares_reads, takes_rounded,
+    weight_alignment,
 };
 use crate::launch::Launch;
-use crate::{CudaError, DevicePtr, Gpu};
+use crate::{AddressTable, CudaError, DevicePtr, Gpu};
 
 /// Most tokens of one launch.
 pub const MATVEC_TOKENS: usize = 8;
@@ -50,10 +51,12 @@ enum Mode {
 /// The arguments that all kernels share.
 struct Work {
     ty: TensorType,
-    table: DevicePtr<u64>,
+    /// Where the weights of experts are, if they are those of experts.
+    table: Option<AddressTable>,
     ids: DevicePtr<u32>,
-    /// Addresses, or offsets in a slot.
-    weights: [u64; MATRICES],
+    /// Matrices, else their offsets in every slot.
+    data: [DevicePtr<u8>; MATRICES],
+    offsets: [u64; MATRICES],
     rows: [usize; MATRICES],
     out: [DevicePtr<f32>; MATRICES],
     cols: usize,
@@ -68,14 +71,14 @@ struct Work {
 }
 
 impl Gpu {
-    /// Multiplies `tokens` tokens (1 to [`MATVEC_TOKENS`]) with up to four matrices of one type and width in one
-    /// launch. `x` is `[tokens, cols]`. The order of sums depends on type, columns and number of tokens alone.
+    /// Multiplies `tokens` tokens (1 to [`MATVEC_TOKENS`]) with up to four matrices of one type and width in one launch,
+    /// or in one launch per token where [`shares_reads`] is false. `x` is `[tokens, cols]`. The order of sums depends on type, columns and number of tokens alone.
     ///
     /// # Errors
     /// Whatever the driver says.
     ///
     /// # Panics
-    /// On a wrong number of tokens or matrices, columns that are not whole blocks, a matrix that is not aligned,
+    /// When a buffer is too small; on a wrong number of tokens or matrices, columns that are not whole blocks, a matrix that is not aligned,
     /// activations in the wrong form, and gating, or biases, of anything but two matrices with equally many rows.
     pub fn matvec(
         &self,
@@ -88,11 +91,20 @@ impl Gpu {
     ) -> Result<(), CudaError> {
         assert!((1..=MATRICES).contains(&matrices.len()), "{} matrices", matrices.len());
         assert!((1..=MATVEC_TOKENS).contains(&tokens), "{tokens} tokens");
+        if tokens > 1 && !shares_reads(ty) {
+            return (0..tokens).try_for_each(|token| {
+                let mut one = [matrices[0]; MATRICES];
+                for (one, matrix) in one.iter_mut().zip(matrices) {
+                    *one = DeviceMatrix { out: matrix.out.offset(token * matrix.rows), ..*matrix };
+                }
+                self.matvec(ty, &one[..matrices.len()], x.token(token, cols), 1, cols, pairing)
+            });
+        }
         let mut work = Work::new(ty, cols, tokens);
         for (i, matrix) in matrices.iter().enumerate() {
             let aligned = matrix.data.address().is_multiple_of(weight_alignment(ty) as u64);
             assert!(aligned, "a matrix of {ty} is not aligned");
-            work.weights[i] = matrix.data.address();
+            work.data[i] = matrix.data;
             work.rows[i] = matrix.rows;
             work.out[i] = matrix.out;
         }
@@ -114,7 +126,7 @@ impl Gpu {
     /// Whatever the driver says.
     ///
     /// # Panics
-    /// As [`Gpu::matvec`]; the alignment of slots cannot be checked.
+    /// As [`Gpu::matvec`], and when a part does not lie in its slot; the alignment of slots cannot be checked.
     #[allow(clippy::too_many_arguments, reason = "what the kernel needs to know, each once")]
     pub fn matvec_experts(
         &self,
@@ -134,7 +146,7 @@ impl Gpu {
         for (i, part) in parts.iter().enumerate() {
             let aligned = part.offset.is_multiple_of(weight_alignment(ty) as u64);
             assert!(aligned, "a part of {ty} is not aligned in its slot");
-            work.weights[i] = part.offset;
+            work.offsets[i] = part.offset;
             work.rows[i] = experts.rows;
             work.out[i] = part.out;
         }
@@ -145,7 +157,7 @@ impl Gpu {
             assert!(biases.is_none_or(|biases| biases.pairs.is_null()), "pairs are in order");
             work.biases = biases;
         }
-        (work.table, work.ids) = (experts.slots, ids);
+        (work.table, work.ids) = (Some(experts.slots), ids);
         (work.pairs_per_x, work.items) = (pairs_per_x, pairs);
         work.run(self, x)
     }
@@ -155,9 +167,10 @@ impl Work {
     fn new(ty: TensorType, cols: usize, tokens: usize) -> Work {
         Work {
             ty,
-            table: DevicePtr::null(),
+            table: None,
             ids: DevicePtr::null(),
-            weights: [0; MATRICES],
+            data: [DevicePtr::null(); MATRICES],
+            offsets: [0; MATRICES],
             rows: [0; MATRICES],
             out: [DevicePtr::null(); MATRICES],
             cols,
@@ -177,7 +190,7 @@ impl Work {
         assert!(self.items <= 65_535, "{} pairs in one launch", self.items);
         let rounded = matches!(x, MatvecInput::Rounded(_));
         assert_eq!(rounded, takes_rounded(ty), "activations in the wrong form for {ty}");
-        let variant = Variant::of(ty, self.cols, self.tokens, !self.ids.is_null());
+        let variant = Variant::of(ty, self.cols, self.tokens, self.table.is_some());
         let blocks =
             (0..self.items.min(MATRICES)).map(|i| variant.blocks(self.rows_of(i), self.mode));
         let blocks = blocks.max().unwrap_or(0);
@@ -187,32 +200,56 @@ impl Work {
         let kernel = gpu.kernel(module_of(ty, self.tokens), variant.name)?;
         let launch = Launch::new(kernel, grid, (32 * WARPS as u32, 1, 1));
         let mut launch = launch.shared(variant.shared_bytes as u32);
-        launch = match x {
-            MatvecInput::Rounded(x) => launch.ptr(x.codes).ptr(x.scales),
-            MatvecInput::Float(x) => launch.ptr(x),
+        // Rows of activations, and those of each output.
+        let (x_rows, out_rows) = match self.table {
+            Some(_) => (self.items.div_ceil(self.pairs_per_x), self.items),
+            None => (self.tokens, self.tokens),
         };
-        launch = launch.ptr(self.table).ptr(self.ids);
-        launch = self.weights.iter().fold(launch, |launch, weights| launch.u64(*weights));
+        let values = x_rows * self.cols;
+        launch = match x {
+            MatvecInput::Rounded(x) => launch.ptr(x.codes, values).ptr(x.scales, values / 32),
+            MatvecInput::Float(x) => launch.ptr(x, values),
+        };
+        let is_written = |i: usize| i == 0 || !matches!(self.mode, Mode::Gated);
+        let bytes = |i: usize| self.rows[i] * row_bytes as usize;
+        launch = match self.table {
+            Some(table) => {
+                let ends = (0..MATRICES).map(|i| self.offsets[i] + bytes(i) as u64);
+                launch.table(table, 1, ends.max().unwrap_or(0)).ptr(self.ids, self.items)
+            }
+            None => launch.null().null(),
+        };
+        launch = (0..MATRICES).fold(launch, |launch, i| match self.table {
+            Some(_) => launch.u64(self.offsets[i]),
+            None => launch.optional(self.data[i], bytes(i)),
+        });
         launch = self.rows.iter().fold(launch, |launch, rows| launch.int(*rows));
-        launch = self.out.iter().fold(launch, |launch, out| launch.ptr(*out));
+        launch = (0..MATRICES).fold(launch, |launch, i| {
+            let rows = if is_written(i) { out_rows } else { 0 };
+            launch.optional(self.out[i], rows * self.rows[i])
+        });
         launch = launch.int(self.cols).u64(row_bytes).int(self.tokens);
         let (gating, alpha, limit) = self.gating.arguments();
         launch = launch.int(self.pairs_per_x).int(self.mode as usize);
         launch = launch.int(gating).float(alpha).float(limit);
         let none = (DevicePtr::null(), DevicePtr::null(), DevicePtr::null());
         let (gate, up, ids) = self.biases.map_or(none, |b| (b.gate, b.up, b.ids));
-        launch.ptr(gate).ptr(up).ptr(ids).run(gpu)
+        let biases = launch.optional(gate, self.rows[0]).optional(up, self.rows[0]);
+        biases.optional(ids, self.items).run(gpu)
     }
 
     /// Rows of item `i`: experts all have those of the first.
     fn rows_of(&self, i: usize) -> usize {
-        if self.ids.is_null() { self.rows[i] } else { self.rows[0] }
+        if self.table.is_none() { self.rows[i] } else { self.rows[0] }
     }
 }
 
 fn module_of(ty: TensorType, tokens: usize) -> &'static str {
     let modules = modules_of(ty);
-    if tokens == 1 { modules.matvec } else { modules.matvec_few }
+    match tokens {
+        1 => modules.matvec,
+        _ => modules.matvec_few.unwrap_or_else(|| panic!("{tokens} tokens in one launch of {ty}")),
+    }
 }
 
 /// One of the kernels of a type, chosen by type, columns, tokens and whether there are experts.
@@ -289,16 +326,17 @@ mod tests {
 
     #[test]
     fn every_variant_is_in_its_module() {
+        let mut texts = std::collections::HashMap::new();
         for &ty in TensorType::all().iter().filter(|ty| supports_weights(**ty)) {
             for cols in [256, 4096] {
-                for tokens in 1..=MATVEC_TOKENS {
+                for tokens in 1..=if shares_reads(ty) { MATVEC_TOKENS } else { 1 } {
                     for experts in [false, true] {
                         let (name, module) =
                             (Variant::of(ty, cols, tokens, experts).name, module_of(ty, tokens));
-                        let ptx = crate::ptx::MODULES.iter().find(|(found, _)| *found == module);
+                        let text = texts.entry(module).or_insert_with(|| crate::ptx::text(module));
                         let entry = format!(".entry {name}(");
                         assert!(
-                            ptx.is_some_and(|(_, text)| text.contains(&entry)),
+                            text.as_ref().is_some_and(|text| text.contains(&entry)),
                             "{module} {name}"
                         );
                     }

@@ -29,7 +29,10 @@ pub use columns::Columns;
 pub use convert::{Matrices, SplitMxfp4};
 pub use elementwise::{ExpertOutputs, FiniteFlag};
 pub use embedding::EmbeddingTable;
-pub use fetch::{ExpertAnswer, ExpertFetch, ExpertMailbox, ExpertMiss, ExpertReturn};
+pub use fetch::{
+    CHOSEN_MAX, ExpertAnswer, ExpertFetch, ExpertMailbox, ExpertMiss, ExpertQuestion, ExpertReturn,
+    FetchedLayer, GivingUp,
+};
 pub use gating::{Gate, GateBiases, Gating};
 pub use kv::{KvElement, KvLayer, KvLayerShape};
 pub use matmul::{
@@ -42,6 +45,6 @@ pub use quantize::RoundedActivations;
 pub use router::{RouterChoice, RouterGroups, RouterMatrix, RouterOutputs, SortedPairs};
 pub use top_k::{TOP_K_MAX, TopK};
 pub use weights::{
-    DeviceMatrix, ExpertPart, ExpertTable, MatvecInput, supports_weights, takes_rounded,
-    weight_alignment,
+    DeviceMatrix, ExpertPart, ExpertTable, MatvecInput, shares_reads, supports_weights,
+    takes_rounded, weight_alignment,
 };

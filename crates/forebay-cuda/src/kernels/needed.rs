@@ -78,8 +78,7 @@ mod tests {
                     let (embedding, router) = (TensorType::Q4_K, Some((TensorType::F32, 200)));
                     let model = ModelKernels { types: &types, embedding, kv: &kv, router, exact };
                     for module in modules_needed(&model) {
-                        let known = crate::ptx::MODULES.iter().any(|(name, _)| *name == module);
-                        assert!(known, "{module}");
+                        assert!(crate::ptx::has(module), "{module}");
                     }
                     let few = ModelKernels { types: &[TensorType::Q4_K], ..model };
                     assert!(modules_needed(&few).len() <= 15, "{:?}", modules_needed(&few));

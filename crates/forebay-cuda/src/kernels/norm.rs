@@ -69,7 +69,7 @@ impl Gpu {
     /// Whatever the driver says.
     ///
     /// # Panics
-    /// When pointers are not aligned to 16 bytes though `width` is a multiple of 4; when rounding is wanted of rows that
+    /// When a buffer is too small, or not aligned to 16 bytes though `width` is a multiple of 4; when rounding is wanted of rows that
     /// are not whole groups of 32; when experts' outputs are of another width.
     pub fn rms_norm(
         &self,
@@ -96,24 +96,29 @@ impl Gpu {
             None => (DevicePtr::null(), DevicePtr::null()),
         };
         assert!(out.rounded.is_none() || norm.width.is_multiple_of(32), "no whole groups of 32");
+        assert!(
+            experts.k == 0 || !experts.parts.is_null() && !experts.row_of_pair.is_null(),
+            "experts without outputs"
+        );
+        let (values, pairs) = (rows * norm.width, rows * experts.k);
         let (grid, block) = ((rows as u32, 1, 1), (norm.threads(), 1, 1));
         let kernel = if experts.bias.is_null() { "rms_norm" } else { "rms_norm_biased" };
         Launch::new(self.kernel("norm", kernel)?, grid, block)
-            .ptr(x)
-            .ptr(add)
-            .ptr(experts.parts)
-            .ptr(experts.weights)
-            .ptr(experts.row_of_pair)
-            .ptr(experts.bias)
-            .ptr(experts.ids)
+            .ptr(x, values)
+            .optional(add, values)
+            .optional(experts.parts, pairs * norm.width)
+            .optional(experts.weights, pairs)
+            .optional(experts.row_of_pair, pairs)
+            .optional(experts.bias, norm.width)
+            .optional(experts.ids, pairs)
             .int(experts.k)
-            .ptr(norm.weight)
-            .ptr(out.rows)
-            .ptr(codes)
-            .ptr(scales)
+            .ptr(norm.weight, norm.width)
+            .ptr(out.rows, values)
+            .optional(codes, values)
+            .optional(scales, values / 32)
             .int(norm.width)
             .float(norm.epsilon)
-            .ptr(flag.flag)
+            .optional(flag.flag, 1)
             .int(flag.first_tag)
             .run(self)?;
         match out.rounded {

@@ -26,7 +26,7 @@ impl Gpu {
     /// Whatever the driver says.
     ///
     /// # Panics
-    /// When `cols` is not a multiple of 32.
+    /// When a buffer is too small, or `cols` is not a multiple of 32.
     pub fn quantize_q8(
         &self,
         x: DevicePtr<f32>,
@@ -38,9 +38,9 @@ impl Gpu {
         let groups = tokens * cols / 32;
         let grid = (groups.div_ceil(8) as u32, 1, 1);
         Launch::new(self.kernel("quantize", "quantize_q8")?, grid, (256, 1, 1))
-            .ptr(x)
-            .ptr(out.codes)
-            .ptr(out.scales)
+            .ptr(x, tokens * cols)
+            .ptr(out.codes, tokens * cols)
+            .ptr(out.scales, groups)
             .int(groups)
             .int(cols / 32)
             .run(self)

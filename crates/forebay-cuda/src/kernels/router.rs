@@ -138,11 +138,11 @@ impl RouterChoice {
         let none = RouterGroups { n_groups: 0, groups_kept: 0, experts_scored: 0 };
         let groups = self.groups.unwrap_or(none);
         launch
-            .ptr(self.logit_bias)
-            .ptr(self.correction_bias)
-            .ptr(outputs.ids)
-            .ptr(outputs.weights)
-            .ptr(outputs.flag)
+            .optional(self.logit_bias, self.experts)
+            .optional(self.correction_bias, self.experts)
+            .ptr(outputs.ids, tokens * self.k)
+            .ptr(outputs.weights, tokens * self.k)
+            .ptr(outputs.flag, 1)
             .int(tokens)
             .int(self.experts)
             .int(self.k)
@@ -163,7 +163,7 @@ impl Gpu {
     /// Whatever the driver says.
     ///
     /// # Panics
-    /// When the choice is impossible or larger than the kernel's limits, or the matrix of another type or not aligned.
+    /// When a buffer is too small, the choice is impossible or larger than the kernel's limits, or the matrix of another type or not aligned.
     #[allow(clippy::too_many_arguments, reason = "what the kernel needs to know, each once")]
     pub fn route_few(
         &self,
@@ -186,12 +186,12 @@ impl Gpu {
         let grid = (choice.experts.div_ceil(2 * WARPS) as u32, 1, tokens as u32);
         let launch = Launch::new(kernel, grid, ((WARPS * LANES) as u32, 1, 1))
             .shared((2 * choice.experts * size_of::<f32>()) as u32)
-            .ptr(x)
-            .ptr(data)
+            .ptr(x, tokens * cols)
+            .ptr(data, choice.experts * row_bytes as usize)
             .int(cols)
             .u64(row_bytes)
-            .ptr(logits)
-            .ptr(tickets);
+            .ptr(logits, tokens * choice.experts)
+            .ptr(tickets, tokens);
         choice.pass(launch, outputs, tokens).run(self)
     }
 
@@ -201,7 +201,7 @@ impl Gpu {
     /// Whatever the driver says.
     ///
     /// # Panics
-    /// When the choice is impossible or larger than the kernel's limits.
+    /// When a buffer is too small, the choice is impossible or larger than the kernel's limits.
     pub fn route(
         &self,
         choice: &RouterChoice,
@@ -215,7 +215,7 @@ impl Gpu {
         let shared = WARPS * 2 * choice.experts * size_of::<f32>();
         let launch = Launch::new(kernel, grid, ((WARPS * LANES) as u32, 1, 1))
             .shared(shared as u32)
-            .ptr(logits);
+            .ptr(logits, tokens * choice.experts);
         choice.pass(launch, outputs, tokens).run(self)
     }
 
@@ -223,6 +223,9 @@ impl Gpu {
     ///
     /// # Errors
     /// Whatever the driver says.
+    ///
+    /// # Panics
+    /// When a buffer is too small.
     pub fn sort_pairs(
         &self,
         ids: DevicePtr<u32>,
@@ -234,11 +237,11 @@ impl Gpu {
         // One warp for each expert and one for the last start.
         let grid = ((experts + 1).div_ceil(8) as u32, 1, 1);
         Launch::new(self.kernel("router_sort", "sort_pairs")?, grid, (256, 1, 1))
-            .ptr(ids)
-            .ptr(sorted.starts)
-            .ptr(sorted.pair_tokens)
-            .ptr(sorted.pairs)
-            .ptr(sorted.row_of_pair)
+            .ptr(ids, tokens * k)
+            .ptr(sorted.starts, experts + 1)
+            .ptr(sorted.pair_tokens, tokens * k)
+            .ptr(sorted.pairs, tokens * k)
+            .ptr(sorted.row_of_pair, tokens * k)
             .int(tokens * k)
             .int(experts)
             .int(k)

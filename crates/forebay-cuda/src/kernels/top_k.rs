@@ -44,7 +44,7 @@ impl Gpu {
     /// Whatever the driver says.
     ///
     /// # Panics
-    /// When `k` is 0 or above 256.
+    /// When a buffer is too small, or `k` is 0 or above 256.
     pub fn top_k(
         &self,
         what: &TopK,
@@ -54,14 +54,15 @@ impl Gpu {
         values: DevicePtr<f32>,
     ) -> Result<(), CudaError> {
         what.check();
+        scratch.check(what.scratch_words());
         let kernel = self.kernel("top_k", if what.k == 1 { "argmax" } else { "top_k" })?;
         self.passes(what, logits, scratch, |grid, logits, before, after, count| {
             let launch = Launch::new(kernel, grid, (THREADS, 1, 1))
-                .ptr(logits)
-                .ptr(before)
-                .ptr(after)
-                .ptr(ids)
-                .ptr(values)
+                .optional(logits, what.rows * count)
+                .optional(before, what.rows * count)
+                .ptr(after, what.kept(count))
+                .ptr(ids, what.rows * what.k)
+                .ptr(values, what.rows * what.k)
                 .int(count);
             // The largest alone needs no sorting, and its kernel no `k`.
             let launch = if what.k == 1 { launch } else { launch.int(what.k) };

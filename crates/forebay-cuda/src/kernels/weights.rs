@@ -2,15 +2,15 @@
 
 use forebay_format::{TensorType, can_dequantize};
 
-use crate::{DevicePtr, RoundedActivations};
+use crate::{AddressTable, DevicePtr, RoundedActivations};
 
 /// The modules of a type: names that end in the type's, in small letters.
 pub(crate) struct TypeModules {
     pub(crate) ty: TensorType,
     /// For one token.
     pub(crate) matvec: &'static str,
-    /// For two to eight.
-    pub(crate) matvec_few: &'static str,
+    /// For two to eight. `None` for rare types, which take one token after the other.
+    pub(crate) matvec_few: Option<&'static str>,
     /// `None` where there are no tensor cores for it.
     pub(crate) matmul: Option<&'static str>,
     pub(crate) exact: &'static str,
@@ -22,7 +22,10 @@ macro_rules! type_modules {
         &[$(TypeModules {
             ty: TensorType::$ty,
             matvec: concat!("matvec_", $name),
-            matvec_few: concat!("matvec_few_", $name),
+            matvec_few: match TensorType::$ty {
+                ty if is_rare(ty) => None,
+                _ => Some(concat!("matvec_few_", $name)),
+            },
             matmul: match TensorType::$ty {
                 TensorType::F32 | TensorType::F64 => None,
                 _ => Some(concat!("matmul_", $name)),
@@ -31,6 +34,12 @@ macro_rules! type_modules {
             embedding: concat!("embedding_", $name),
         }),*]
     };
+}
+
+/// Types that few models use. Kernels for several tokens are the largest of all, so these types have none.
+const fn is_rare(ty: TensorType) -> bool {
+    use TensorType as T;
+    matches!(ty, T::F64 | T::F8_E5M2 | T::TQ1_0 | T::TQ2_0 | T::IQ1_S | T::IQ1_M)
 }
 
 static TYPES: &[TypeModules] = type_modules![
@@ -55,6 +64,15 @@ pub fn supports_weights(ty: TensorType) -> bool {
     can_dequantize(ty)
 }
 
+/// Whether [`crate::Gpu::matvec`] reads weights of type `ty` once for two to eight tokens. For rare types it reads them
+/// again for every token.
+///
+/// # Panics
+/// When the type has no kernels; see [`supports_weights`].
+pub fn shares_reads(ty: TensorType) -> bool {
+    modules_of(ty).matvec_few.is_some()
+}
+
 /// What a weight's address has to be a multiple of, in bytes: the largest power of two up to 16 that divides a block,
 /// so that every row, and every expert of a stack, is aligned like the first.
 pub fn weight_alignment(ty: TensorType) -> usize {
@@ -76,7 +94,7 @@ pub struct DeviceMatrix {
 #[derive(Clone, Copy)]
 pub struct ExpertTable {
     /// The address of each expert's slot; 0 where an expert has none, which leaves its outputs as they are.
-    pub slots: DevicePtr<u64>,
+    pub slots: AddressTable,
     /// Rows of each matrix.
     pub rows: usize,
 }
@@ -97,6 +115,19 @@ pub enum MatvecInput {
     Float(DevicePtr<f32>),
 }
 
+impl MatvecInput {
+    /// The activations of one token.
+    pub(crate) fn token(self, token: usize, cols: usize) -> MatvecInput {
+        match self {
+            MatvecInput::Rounded(x) => MatvecInput::Rounded(RoundedActivations {
+                codes: x.codes.offset(token * cols),
+                scales: x.scales.offset(token * cols / 32),
+            }),
+            MatvecInput::Float(x) => MatvecInput::Float(x.offset(token * cols)),
+        }
+    }
+}
+
 /// Whether mat-vec kernels of this type take activations rounded to 8 bits: all types with blocks do.
 pub fn takes_rounded(ty: TensorType) -> bool {
     ty.is_quantized()
@@ -111,11 +142,10 @@ mod tests {
         for &ty in TensorType::all() {
             assert_eq!(TYPES.iter().any(|modules| modules.ty == ty), supports_weights(ty), "{ty}");
         }
-        let has = |name| crate::ptx::MODULES.iter().any(|(module, _)| *module == name);
         for modules in TYPES {
-            let always = [modules.matvec, modules.matvec_few, modules.exact, modules.embedding];
-            let all = always.map(Some).into_iter().chain([modules.matmul]);
-            assert!(all.flatten().all(has), "{}", modules.ty);
+            let always = [modules.matvec, modules.exact, modules.embedding];
+            let all = always.map(Some).into_iter().chain([modules.matvec_few, modules.matmul]);
+            assert!(all.flatten().all(crate::ptx::has), "{}", modules.ty);
         }
     }
 }

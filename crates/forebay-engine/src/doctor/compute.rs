@@ -4,14 +4,15 @@ use std::time::{Duration, Instant};
 
 use forebay_compute::{Activations, Arithmetic, Cpu, Isa, MatmulJob, Matrix};
 use forebay_format::TensorType;
-use forebay_store::{Arena, last_cache_bytes};
+use forebay_format::random_weights::Content;
+use forebay_store::{Arena, Interrupt, last_cache_bytes};
 use serde::Serialize;
+use tracing::field::Empty;
 
 use super::KernelRate;
 use crate::EngineError;
 use crate::memory::free_bytes;
 use crate::statistics::median;
-use crate::synth::Content;
 
 const COLS: usize = 4096;
 const ROUNDS: usize = 9;
@@ -57,22 +58,30 @@ pub struct ComputeReport {
     pub kernels: Vec<KernelRate>,
 }
 
-pub(super) fn measure() -> Result<ComputeReport, EngineError> {
-    let cpu = Cpu::new(0, Isa::selected()?, Arithmetic::Fast);
+pub(super) fn measure(interrupt: &Interrupt) -> Result<ComputeReport, EngineError> {
+    // What is measured after an interrupt is cut short, and thrown away.
+    let cpu = Cpu::new(0, Isa::selected()?, Arithmetic::Fast).stopping_on(interrupt.flag());
     let bytes = working_set();
     let arena = Arena::reserve(bytes)?;
     let mut slot = arena.carve(arena.bytes())?;
     let memory = bandwidth(&cpu, slot.as_mut_slice());
+    interrupt.check()?;
     let mut kernels = Vec::new();
     for ty in
         TYPES.into_iter().filter(|&ty| Cpu::supports(ty) && Content::weights(ty, 1.0).is_some())
     {
+        let kernel_type = ty.name();
+        let span = tracing::debug_span!("doctor_case", kernel_type, bytes_per_second = Empty);
+        let _entered = span.enter();
         fill(ty, slot.as_mut_slice());
+        let bytes_per_second = kernel(&cpu, ty, slot.as_slice());
+        span.record("bytes_per_second", bytes_per_second);
         kernels.push(KernelRate {
-            name: ty.name().to_owned(),
-            bytes_per_second: kernel(&cpu, ty, slot.as_slice()),
+            name: kernel_type.to_owned(),
+            bytes_per_second,
             prompt_multiply_adds_per_second: Some(prompt(&cpu, ty, slot.as_slice())),
         });
+        interrupt.check()?;
     }
     Ok(ComputeReport {
         threads: cpu.pool().threads(),
@@ -81,6 +90,35 @@ pub(super) fn measure() -> Result<ComputeReport, EngineError> {
         memory,
         kernels,
     })
+}
+
+/// Rates that are measured several times, to see whether the machine is steady.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct SteadyRates {
+    pub memory_bytes_per_second: f64,
+    pub kernel_bytes_per_second: f64,
+}
+
+impl SteadyRates {
+    /// Measures as [`measure`] does, but one type alone.
+    pub(super) fn measure() -> Result<SteadyRates, EngineError> {
+        let cpu = Cpu::new(0, Isa::selected()?, Arithmetic::Fast);
+        let arena = Arena::reserve(working_set())?;
+        let mut slot = arena.carve(arena.bytes())?;
+        let memory_bytes_per_second = read_rate(&cpu, slot.as_slice());
+        fill(BESIDE_TYPE, slot.as_mut_slice());
+        let kernel_bytes_per_second = kernel(&cpu, BESIDE_TYPE, slot.as_slice());
+        Ok(SteadyRates { memory_bytes_per_second, kernel_bytes_per_second })
+    }
+
+    /// The same rates of a whole report; `None` if it lacks the kernel.
+    pub(super) fn of(report: &ComputeReport) -> Option<SteadyRates> {
+        let kernel = report.kernels.iter().find(|kernel| kernel.name == BESIDE_TYPE.name())?;
+        Some(SteadyRates {
+            memory_bytes_per_second: report.memory.read_bytes_per_second,
+            kernel_bytes_per_second: kernel.bytes_per_second,
+        })
+    }
 }
 
 /// Bytes of weights per second that one token's products go through while `copy`, in the last `time` before it returns, copies
@@ -142,14 +180,20 @@ fn fastest_of(rounds: usize, work: &mut dyn FnMut()) -> f64 {
     (0..rounds).map(|_| time()).fold(f64::INFINITY, f64::min)
 }
 
-fn bandwidth(cpu: &Cpu, memory: &mut [u8]) -> MemoryRate {
-    let read = fastest(|| {
+/// Bytes per second of reading memory with all threads.
+fn read_rate(cpu: &Cpu, memory: &[u8]) -> f64 {
+    let seconds = fastest(|| {
         cpu.pool().for_each_chunk(memory.len(), 256 << 10, |range| {
             let words = memory[range].as_chunks::<8>().0;
             let sum = words.iter().fold(0, |sum, word| sum ^ u64::from_le_bytes(*word));
             std::hint::black_box(sum);
         });
     });
+    memory.len() as f64 / seconds
+}
+
+fn bandwidth(cpu: &Cpu, memory: &mut [u8]) -> MemoryRate {
+    let read_bytes_per_second = read_rate(cpu, memory);
     let half = memory.len() / 2;
     let (from, to) = memory.split_at_mut(half);
     let copied = fastest(|| {
@@ -157,10 +201,7 @@ fn bandwidth(cpu: &Cpu, memory: &mut [u8]) -> MemoryRate {
             chunk.copy_from_slice(&from[start..start + chunk.len()]);
         });
     });
-    MemoryRate {
-        read_bytes_per_second: memory.len() as f64 / read,
-        copy_bytes_per_second: half as f64 / copied,
-    }
+    MemoryRate { read_bytes_per_second, copy_bytes_per_second: half as f64 / copied }
 }
 
 /// Fills memory with weights of a type: some random rows, again and again.

@@ -5,10 +5,10 @@ use forebay_cuda::{
     supports_weights, takes_rounded,
 };
 use forebay_format::TensorType;
+use forebay_format::random_weights::Content;
 
 use super::KernelRate;
 use super::compute::{TYPES, fill};
-use crate::synth::Content;
 
 const COLS: usize = 4096;
 /// One matrix. Its product takes long enough that launching it does not count.

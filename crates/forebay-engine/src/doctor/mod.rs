@@ -2,16 +2,23 @@
 
 mod compute;
 mod cufile;
-mod disk;
-mod gpu;
+#[cfg(feature = "cuda")]
+mod cufile_measure;
+pub(crate) mod disk;
+pub(crate) mod gpu;
+#[cfg(feature = "cuda")]
 mod gpu_kernels;
+#[cfg(feature = "cuda")]
+pub(crate) mod gpu_measure;
 mod paths;
 mod profile;
+mod quality;
 mod scratch;
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use forebay_store::{Interrupt, last_cache_bytes};
 use serde::Serialize;
 
 use crate::EngineError;
@@ -24,6 +31,10 @@ pub use paths::IoPath;
 pub use profile::{
     KernelRate, MachineIdentity, MachineProfile, PROFILE_VERSION, ProfiledRead, ReadChoice,
 };
+pub use quality::{Activity, ProfileQuality, QualityState, RepeatedReading};
+
+use compute::SteadyRates;
+use quality::Watch;
 
 /// What to measure.
 #[derive(Debug, Clone)]
@@ -32,6 +43,8 @@ pub struct DoctorRequest {
     pub folder: PathBuf,
     /// Measure with this file instead of the folder's largest model or a temporary one.
     pub file: Option<PathBuf>,
+    /// Ends the measurements early.
+    pub interrupt: Interrupt,
 }
 
 /// What `doctor` found.
@@ -43,6 +56,10 @@ pub struct DoctorReport {
     pub compute: ComputeReport,
     pub gpu: GpuReport,
     pub paths: Vec<IoPath>,
+    /// What else the machine did meanwhile.
+    pub activity: Activity,
+    /// Rates that were measured more than once.
+    pub repeated: Vec<RepeatedReading>,
     pub profile: MachineProfile,
     pub seconds: f64,
 }
@@ -56,16 +73,25 @@ pub fn examine(
     step: &mut dyn FnMut(&'static str),
 ) -> Result<DoctorReport, EngineError> {
     let started = Instant::now();
+    // Before anything else: writing a temporary file is load, too.
+    let watch = Watch::start();
+    let _span = tracing::debug_span!("doctor", folder = %request.folder.display()).entered();
     let machine = MachineIdentity::here(&request.folder)
         .map_err(|source| folder_error(&request.folder, source))?;
     step("a file to read");
     let subject = disk::Subject::open(request)?;
+    let before = SteadyRates::measure()?;
     let disk = disk::measure(&subject, step)?;
     step("memory and kernels");
-    let compute = compute::measure()?;
+    let compute = compute::measure(&request.interrupt)?;
     step("GPU");
-    let gpu = gpu::measure(&subject, &disk.best);
+    let gpu = crate::gpu::measure(&subject, &disk.best, &request.interrupt);
+    request.interrupt.check()?;
     let paths = paths::list(&disk, &gpu);
+    let after = SteadyRates::measure()?;
+    let activity = watch.end();
+    let repeated = repeated(&before, &disk, &compute, &after);
+    let quality = ProfileQuality::judge(&activity, &repeated);
     let profile = MachineProfile {
         version: PROFILE_VERSION,
         machine: machine.clone(),
@@ -82,10 +108,40 @@ pub fn examine(
         threads: Some(compute.threads),
         kernels: compute.kernels.clone(),
         gpu: gpu.first.clone(),
+        last_cache_bytes: Some(last_cache_bytes() as u64),
+        quality: Some(quality),
     };
     let folder = request.folder.clone();
     let seconds = started.elapsed().as_secs_f64();
-    Ok(DoctorReport { machine, folder, disk, compute, gpu, paths, profile, seconds })
+    Ok(DoctorReport {
+        machine,
+        folder,
+        disk,
+        compute,
+        gpu,
+        paths,
+        activity,
+        repeated,
+        profile,
+        seconds,
+    })
+}
+
+/// The same cases at different times of the measurement.
+fn repeated(
+    before: &SteadyRates,
+    disk: &DiskReport,
+    compute: &ComputeReport,
+    after: &SteadyRates,
+) -> Vec<RepeatedReading> {
+    let measured = SteadyRates::of(compute);
+    let in_order = [Some(*before), measured, Some(*after)];
+    let rates = |rate: fn(SteadyRates) -> f64| in_order.into_iter().flatten().map(rate).collect();
+    vec![
+        RepeatedReading::new("the disk", disk.same_case_twice.to_vec()),
+        RepeatedReading::new("memory", rates(|rates| rates.memory_bytes_per_second)),
+        RepeatedReading::new("a kernel", rates(|rates| rates.kernel_bytes_per_second)),
+    ]
 }
 
 fn folder_error(folder: &Path, source: std::io::Error) -> EngineError {

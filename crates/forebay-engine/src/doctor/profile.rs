@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use forebay_store::{EngineOptions, IoKind};
 use serde::{Deserialize, Serialize};
 
-use super::{CuFileChoice, GpuRates};
+use super::{CuFileChoice, GpuRates, ProfileQuality};
 
 /// The meaning of the file's fields; another number is not read.
 pub const PROFILE_VERSION: u32 = 1;
@@ -58,6 +58,12 @@ pub struct MachineProfile {
     /// The first GPU, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<GpuRates>,
+    /// The processor's last cache; not in older profiles.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_cache_bytes: Option<u64>,
+    /// Whether the machine was idle when it was measured; not in older profiles.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quality: Option<ProfileQuality>,
 }
 
 /// How fast weights of one type are multiplied with one token.

@@ -9,41 +9,13 @@ use forebay_store::{
     DeviceReader, DeviceSpan, EngineInfo, FileIndex, FileSet, LoadStatistics, StoreError,
     StraightOptions, UploadPlan, load_straight,
 };
-use serde::{Deserialize, Serialize};
 
+use super::request::{CuFileRequests, CuFileUse};
 use crate::EngineError;
 use crate::doctor::CuFileChoice;
 
 /// What errors and statistics call it.
 const NAME: &str = "cufile";
-
-/// Whether weights come to a GPU by cuFile.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum CuFileUse {
-    /// By the ring.
-    #[default]
-    Never,
-    /// Where the machine profile has found it faster than the ring, and what is to be loaded allows it.
-    WhereFaster,
-    /// Or not at all.
-    Always,
-}
-
-/// How cuFile is asked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CuFileRequests {
-    /// What a thread asks for at a time, a multiple of 4096.
-    pub request_bytes: usize,
-    pub threads: usize,
-}
-
-impl Default for CuFileRequests {
-    /// A guess for machines that `doctor` has not measured: one read keeps the disk busy as long as a large request of
-    /// ours, and in compatibility mode each thread has one at a time.
-    fn default() -> CuFileRequests {
-        CuFileRequests { request_bytes: 4 << 20, threads: 16 }
-    }
-}
 
 /// Files and device memory that cuFile knows. Clones share them.
 #[derive(Clone)]

@@ -4,20 +4,21 @@
 
 use std::time::{Duration, Instant};
 
-use forebay_cuda::{Direction, Gpu, WeightsPool};
+use forebay_cuda::{DevicePtr, Direction, Gpu, WeightsPool};
 use forebay_format::Catalog;
 use forebay_store::{
     BlockLabel, EngineInfo, Extent, FileIndex, FileSet, IoKind, LoadStatistics, SLOT_ALIGNMENT,
     UploadPart, UploadPlan,
 };
-use serde::Serialize;
 
-use super::cufile::{CuFileReader, CuFileRequests, CuFileUse, choose};
-use super::read_back::{ReadBack, name_of, poison, read_back};
-use super::ring::{GpuRing, PIECE_BYTES, RING_BYTES, RingRequest, named};
-use super::{Destination, LoadRequest, Sources, contents};
-use crate::EngineError;
+use super::cufile::{CuFileReader, choose};
+use super::limit::LoadLimit;
+use super::read_back::{name_of, poison, read_back};
+use super::request::{CuFileRequests, CuFileUse, DeviceReport, DeviceRequest};
+use super::ring::{GpuRing, RingRequest, named};
+use super::{Destination, LoadRequest, Loaded, Sources, contents, repeat};
 use crate::doctor::ReadChoice;
+use crate::{EngineError, peak_resident_bytes};
 
 /// Device memory is mapped in pieces of this size.
 pub(super) const CHUNK_BYTES: usize = 64 << 20;
@@ -27,62 +28,6 @@ pub(super) const MARGIN: usize = SLOT_ALIGNMENT;
 const COPY_TIME: Duration = Duration::from_millis(200);
 /// Memory that these copies go through.
 const COPY_SPAN: usize = 32 << 20;
-/// Which GPU, and how.
-#[derive(Debug, Clone, Copy)]
-pub struct DeviceRequest {
-    /// Counted from 0.
-    pub ordinal: usize,
-    /// All device memory that may be in use when the weights are there, what the driver needs included.
-    pub vram_bytes: Option<u64>,
-    /// Read everything back after the last run and compare it with the files.
-    pub check: bool,
-    /// What is read or copied at a time, a multiple of 4096.
-    pub piece_bytes: usize,
-    /// Pinned memory that everything goes through: room for four pieces at least.
-    pub ring_bytes: usize,
-    /// Whether cuFile brings the weights and not the ring, which the fields above are about.
-    pub cufile: CuFileUse,
-}
-
-impl DeviceRequest {
-    /// For GPU `ordinal`, by the ring, without a bound and without a check.
-    pub fn new(ordinal: usize) -> DeviceRequest {
-        let (piece_bytes, ring_bytes) = (PIECE_BYTES, RING_BYTES);
-        let cufile = CuFileUse::Never;
-        DeviceRequest { ordinal, vram_bytes: None, check: false, piece_bytes, ring_bytes, cufile }
-    }
-}
-
-/// The GPU's part in a load.
-#[derive(Debug, Clone, Serialize)]
-pub struct DeviceReport {
-    pub name: String,
-    pub ordinal: usize,
-    pub compute_capability: (i32, i32),
-    pub memory_bytes: u64,
-    /// In use on the GPU before there was memory for weights, by the driver's count: the context, other programs.
-    pub used_before_bytes: u64,
-    /// In use with all weights there.
-    pub used_bytes: u64,
-    /// Device memory of the weights.
-    pub pool_bytes: u64,
-    /// Whether this memory can be given back in parts; else the driver cannot map memory.
-    pub pool_is_elastic: bool,
-    /// Host memory of ours that the GPU copies from; none with cuFile, which has its own.
-    pub pinned_bytes: u64,
-    /// Of this at a time.
-    pub piece_bytes: usize,
-    /// Opening the GPU; pinning the ring, or starting cuFile and taking its memory; mapping device memory: once per
-    /// process, and not in the runs.
-    pub open_seconds: f64,
-    pub pin_seconds: f64,
-    pub map_seconds: f64,
-    /// Pinned copies as large as those of the load, alone.
-    pub copy_bytes_per_second: f64,
-    /// What was read back; `None` if nothing was to be.
-    pub read_back: Option<ReadBack>,
-}
-
 /// What fills device memory, and whose that is.
 enum Way<'a> {
     /// The ring goes first: it may still copy.
@@ -106,6 +51,27 @@ pub(super) struct Device<'a> {
     why_not_cufile: String,
     /// Of opening the GPU, pinning and mapping.
     seconds: [f64; 3],
+}
+
+/// Loads to the GPU `wanted`, as often as `request` says.
+pub(crate) fn load(
+    catalog: &Catalog,
+    sources: &Sources,
+    wanted: DeviceRequest,
+    request: &LoadRequest,
+    choice: &ReadChoice,
+    limit: &mut LoadLimit,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Loaded, EngineError> {
+    let mut device = Device::new(catalog, sources, wanted, request, choice)?;
+    let runs = repeat(request, sources, limit, &mut device, progress)?;
+    let peak_resident_bytes = peak_resident_bytes();
+    limit.measure_again(&sources.unrecorded, &runs)?;
+    let report = device.report(&sources.unrecorded)?;
+    limit.device_bytes_per_second = request.limit.then_some(report.copy_bytes_per_second);
+    let (engine, bytes) = (device.engine(), device.bytes());
+    let (cufile, device) = (device.cufile(), Some(report));
+    Ok(Loaded { engine, bytes, runs, device, cufile, peak_resident_bytes })
 }
 
 impl<'a> Device<'a> {
@@ -146,7 +112,7 @@ impl<'a> Device<'a> {
                 let DeviceRequest { piece_bytes, ring_bytes, .. } = request;
                 let through =
                     RingRequest { piece_bytes, ring_bytes, ..RingRequest::new(files, io, choice) };
-                let ring = GpuRing::open(&gpu, through, &parts)?;
+                let ring = GpuRing::open(&gpu, through, &parts, &[pool.ptr()])?;
                 let seconds = [ring.pin_time().as_secs_f64(), map_seconds];
                 (Way::Ring(Box::new(ring), pool), why_not, seconds)
             }
@@ -166,6 +132,14 @@ impl<'a> Device<'a> {
         })
     }
 
+    /// What all parts lie in.
+    fn memory(&self) -> DevicePtr<u8> {
+        match &self.way {
+            Way::Ring(_, pool) => pool.ptr(),
+            Way::CuFile(reader, ..) => reader.ptr(),
+        }
+    }
+
     /// How cuFile is asked; `None` for the ring.
     pub fn cufile(&self) -> Option<CuFileRequests> {
         match &self.way {
@@ -177,9 +151,11 @@ impl<'a> Device<'a> {
     /// What is known when all runs are done.
     pub fn report(&self, files: &FileSet) -> Result<DeviceReport, EngineError> {
         let read_back = match self.request.check {
-            true => Some(read_back(&self.gpu, files, &self.parts, &|extent| {
-                name_of(&self.contents, extent)
-            })?),
+            true => {
+                Some(read_back(&self.gpu, files, (&self.parts, &[self.memory()]), &|extent| {
+                    name_of(&self.contents, extent)
+                })?)
+            }
             false => None,
         };
         let (free_bytes, memory_bytes) = self.gpu.memory_bytes()?;
@@ -230,7 +206,7 @@ impl Destination for Device<'_> {
 
     fn fill(&mut self, progress: &mut dyn FnMut(u64, u64)) -> Result<LoadStatistics, EngineError> {
         if self.request.check {
-            poison(&self.gpu, &self.parts)?;
+            poison(&self.gpu, &self.parts, &[self.memory()])?;
         }
         let filled = match &mut self.way {
             Way::Ring(ring, _) => ring.fill(progress),

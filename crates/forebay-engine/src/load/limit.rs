@@ -151,7 +151,7 @@ impl LoadLimit {
             memory_bytes: 0,
         };
         let (file, bytes) = self.file;
-        // Not what was read a moment ago: somebody below a virtual disk may still have it in memory.
+        // Not what was read a moment ago: a layer below a virtual disk may still have it in memory.
         let rate = probe.rate(files, file, self.next..bytes, length)?;
         self.next = self.next.saturating_add(rate.bytes) / 4096 * 4096;
         // The rest of the file must not be so little that it would be read several times over.

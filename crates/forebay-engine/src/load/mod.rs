@@ -1,12 +1,19 @@
 //! Bringing all weights of a model into memory of the host or of a GPU, and how fast that was against what disk, page
 //! cache and the way to the device give.
 
+#[cfg(feature = "cuda")]
 mod cufile;
-mod device;
+#[cfg(feature = "cuda")]
+pub(crate) mod device;
 mod hold;
+#[cfg(feature = "cuda")]
+pub(crate) mod hold_device;
 mod host;
 mod limit;
+#[cfg(feature = "cuda")]
 mod read_back;
+mod request;
+#[cfg(feature = "cuda")]
 mod ring;
 
 use std::path::{Path, PathBuf};
@@ -15,24 +22,25 @@ use forebay_format::Catalog;
 use forebay_format::pack::Block;
 use forebay_model::Architecture;
 use forebay_store::{
-    EngineInfo, EngineOptions, Extent, FileIndex, FileSet, IoKind, IoRecorder, LoadStatistics,
+    EngineInfo, EngineOptions, Extent, FileIndex, FileSet, Interrupt, IoKind, IoRecorder,
+    LoadStatistics,
 };
 use serde::Serialize;
 
 use crate::doctor::{MachineProfile, ReadChoice};
 use crate::statistics::{Checks, ReadPath};
-use crate::trace_io::TraceHeader;
-use crate::{EngineError, peak_resident_bytes};
+use crate::traced::TracedModel;
+use crate::{EngineError, gpu, peak_resident_bytes};
+#[cfg(feature = "cuda")]
 pub(crate) use cufile::CuFileReader;
-pub use cufile::{CuFileRequests, CuFileUse};
-use device::Device;
-pub use device::{DeviceReport, DeviceRequest};
 pub use hold::{HeldTensor, HeldWeights, HoldRequest, hold};
 use host::Host;
 use limit::Beside;
 pub use limit::{DiskReading, LoadLimit};
-pub use read_back::ReadBack;
+#[cfg(feature = "cuda")]
 pub(crate) use read_back::{name_of, poison, read_back};
+pub use request::{CuFileRequests, CuFileUse, DeviceReport, DeviceRequest, ReadBack};
+#[cfg(feature = "cuda")]
 pub(crate) use ring::{GpuRing, RingRequest, named};
 
 /// What a user may choose about a load.
@@ -55,6 +63,8 @@ pub struct LoadRequest {
     pub device: Option<DeviceRequest>,
     /// Gets every read of the runs, not those that measure the limits.
     pub recorder: Option<IoRecorder>,
+    /// Ends the load early.
+    pub interrupt: Interrupt,
 }
 
 /// One run.
@@ -99,15 +109,27 @@ pub struct LoadReport {
     pub peak_resident_bytes: Option<u64>,
     /// What a trace of the runs is about; `None` without a recorder.
     #[serde(skip)]
-    pub trace_header: Option<TraceHeader>,
+    pub traced: Option<TracedModel>,
 }
 
 /// The files for an engine that compares with checksums and for one that does not.
-struct Sources {
+pub(crate) struct Sources {
     checked: FileSet,
     unchecked: FileSet,
     /// For reads that are no part of a run: those that measure and those that compare.
     unrecorded: FileSet,
+}
+
+/// What all runs together did.
+pub(crate) struct Loaded {
+    pub engine: EngineInfo,
+    /// Of weights, and of the memory that they get.
+    pub bytes: (u64, u64),
+    pub runs: Vec<LoadRun>,
+    pub device: Option<DeviceReport>,
+    /// How cuFile was asked, if it was.
+    pub cufile: Option<CuFileRequests>,
+    pub peak_resident_bytes: Option<u64>,
 }
 
 /// Where weights go.
@@ -129,7 +151,7 @@ trait Destination {
 ///
 /// # Errors
 /// A model that is damaged or does not fit into memory, a page cache that cannot be dropped, failed
-/// reads.
+/// reads; [`EngineError::Interrupted`].
 pub fn load(
     model: &Path,
     request: &LoadRequest,
@@ -141,9 +163,10 @@ pub fn load(
         Some(recorder) => files.recorded(recorder),
         None => files,
     };
-    let files = recorded(FileSet::of_catalog(&catalog, request.verify)?);
+    let files = FileSet::of_catalog(&catalog, request.verify)?;
+    let files = recorded(files.interruptible(&request.interrupt));
     // The limits are those of reading alone.
-    let unchecked = FileSet::open(&catalog.files)?;
+    let unchecked = FileSet::open(&catalog.files)?.interruptible(&request.interrupt);
     let sources = Sources {
         unchecked: recorded(unchecked.clone()),
         unrecorded: unchecked,
@@ -158,34 +181,29 @@ pub fn load(
         true => format!("the command line; request size and depth: {}", choice.chosen_by),
     };
     let (mut request_bytes, mut queue_depth) = (choice.request_bytes, choice.queue_depth);
-    // Before the page cache is measured, which takes memory of its own.
-    let peak;
-    let (engine, bytes, runs, device) = match request.device {
+    let loaded = match request.device {
         None => {
             let mut host = Host::new(&catalog, &sources, request.io, &choice)?;
             let runs = repeat(request, &sources, &mut limit, &mut host, progress)?;
-            peak = peak_resident_bytes();
+            // Before the page cache is measured, which takes memory of its own.
+            let peak_resident_bytes = peak_resident_bytes();
             limit.measure_again(&sources.unrecorded, &runs)?;
-            (host.engine(), host.bytes(), runs, None)
+            let (engine, bytes) = (host.engine(), host.bytes());
+            Loaded { engine, bytes, runs, device: None, cufile: None, peak_resident_bytes }
         }
         Some(wanted) => {
-            let mut device = Device::new(&catalog, &sources, wanted, request, &choice)?;
-            if let Some(requests) = device.cufile() {
-                (request_bytes, queue_depth) = (requests.request_bytes, requests.threads);
-            }
-            let runs = repeat(request, &sources, &mut limit, &mut device, progress)?;
-            peak = peak_resident_bytes();
-            limit.measure_again(&sources.unrecorded, &runs)?;
-            let report = device.report(&sources.unrecorded)?;
-            limit.device_bytes_per_second = request.limit.then_some(report.copy_bytes_per_second);
-            (device.engine(), device.bytes(), runs, Some(report))
+            gpu::load(&catalog, &sources, wanted, request, &choice, &mut limit, progress)?
         }
     };
+    let Loaded { engine, bytes, runs, device, cufile, peak_resident_bytes } = loaded;
+    if let Some(requests) = cufile {
+        (request_bytes, queue_depth) = (requests.request_bytes, requests.threads);
+    }
     let runs = runs.into_iter().enumerate();
     let runs = runs.map(|(index, run)| run.against(&limit, index)).collect();
-    let trace_header = request.recorder.as_ref().map(|_| {
+    let traced = request.recorder.as_ref().map(|_| {
         let family = Architecture::from_catalog(&catalog).map_or("", |known| known.family);
-        TraceHeader::new(&catalog, family, None, &engine)
+        TracedModel::new(&catalog, family, None, &engine)
     });
     Ok(LoadReport {
         path: model.to_path_buf(),
@@ -200,8 +218,8 @@ pub fn load(
         limit,
         runs,
         device,
-        peak_resident_bytes: peak,
-        trace_header,
+        peak_resident_bytes,
+        traced,
     })
 }
 
@@ -215,6 +233,7 @@ fn repeat(
 ) -> Result<Vec<LoadRun>, EngineError> {
     let mut runs = Vec::with_capacity(request.repeat);
     for run in 0..request.repeat {
+        request.interrupt.check()?;
         if request.cold {
             destination.before_cold_run()?;
             sources.checked.drop_cached()?;
@@ -223,7 +242,7 @@ fn repeat(
         limit.measure_disk(&sources.unrecorded, cached_before_bytes, run)?;
         let mut statistics = destination.fill(progress)?;
         if request.io == IoKind::Mmap {
-            // What the page cache had came from there, whoever asked for it.
+            // What the page cache had came from there, whichever way asked for it.
             statistics.cached_bytes = cached_before_bytes.min(statistics.bytes);
             statistics.engine_bytes = statistics.bytes - statistics.cached_bytes;
         }

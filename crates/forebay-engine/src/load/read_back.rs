@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use forebay_cuda::{DevicePtr, Gpu};
 use forebay_store::{Extent, FileSet, UploadPart};
-use serde::Serialize;
 
+use super::request::ReadBack;
 use crate::EngineError;
 
 /// What is read back at a time.
@@ -13,17 +13,27 @@ const CHECK_BYTES: u64 = 16 << 20;
 /// What device memory holds before a load that is to be checked.
 const POISON: u8 = 0xa5;
 
-/// A comparison of device memory with the files; differences are errors.
-#[derive(Debug, Clone, Copy, Serialize)]
-pub struct ReadBack {
-    pub bytes: u64,
-    pub seconds: f64,
+/// Where `bytes` bytes at address `to` lie in one of the pieces of `memory`.
+pub(crate) fn place_in(memory: &[DevicePtr<u8>], to: u64, bytes: usize) -> Option<DevicePtr<u8>> {
+    let mut places = memory.iter().filter_map(|memory| memory.at(to));
+    places.find(|place| place.len() >= bytes)
 }
 
-/// Overwrites the places of `parts`: what an earlier run or another program left must not pass for what was loaded.
-pub(crate) fn poison(gpu: &Gpu, parts: &[UploadPart]) -> Result<(), EngineError> {
+/// The same, of memory that was planned for them.
+fn planned(memory: &[DevicePtr<u8>], to: u64, bytes: u64) -> DevicePtr<u8> {
+    place_in(memory, to, bytes as usize).expect("parts lie in the memory that is planned for them")
+}
+
+/// Overwrites the places of `parts`: what an earlier run or another program left must not pass for what was loaded. They lie in
+/// `memory`.
+pub(crate) fn poison(
+    gpu: &Gpu,
+    parts: &[UploadPart],
+    memory: &[DevicePtr<u8>],
+) -> Result<(), EngineError> {
     for part in parts {
-        gpu.fill(DevicePtr::<u8>::new(part.to), POISON, part.extent.length as usize)?;
+        let to = planned(memory, part.to, part.extent.length);
+        gpu.fill(to, POISON, part.extent.length as usize)?;
     }
     Ok(gpu.synchronize()?)
 }
@@ -37,11 +47,11 @@ pub(crate) fn name_of(contents: &[(String, Extent)], of: &Extent) -> String {
     found.map_or_else(|| "weights".to_owned(), |(name, _)| name.clone())
 }
 
-/// Compares all parts with the files. `name` says what lies at an extent, for the error.
+/// Compares all parts, which lie in `memory`, with the files. `name` says what lies at an extent, for the error.
 pub(crate) fn read_back(
     gpu: &Gpu,
     files: &FileSet,
-    parts: &[UploadPart],
+    (parts, memory): (&[UploadPart], &[DevicePtr<u8>]),
     name: &dyn Fn(&Extent) -> String,
 ) -> Result<ReadBack, EngineError> {
     let started = Instant::now();
@@ -53,7 +63,7 @@ pub(crate) fn read_back(
             let offset = part.extent.offset + done;
             expected.resize(length as usize, 0);
             files.read_exact(Extent { offset, length, ..part.extent }, &mut expected)?;
-            let from = DevicePtr::<u8>::new(part.to + done);
+            let from = planned(memory, part.to + done, length);
             let found = gpu.download(from, length as usize)?;
             // Whole first: that is a comparison at the speed of memory.
             if found != expected {

@@ -11,13 +11,11 @@ use forebay_store::{
     UploadError, UploadPart, UploadPlan, Uploading, open_engine, open_faulty_engine,
 };
 
+use super::read_back::place_in;
+use super::request::{PIECE_BYTES, RING_BYTES};
 use crate::EngineError;
 use crate::doctor::ReadChoice;
 
-/// At 2 MiB PCIe is within a few percent of its best.
-pub(super) const PIECE_BYTES: usize = 2 << 20;
-/// A small ring stays in the processor's last cache.
-pub(super) const RING_BYTES: usize = 128 << 20;
 /// What the engine is given beyond its queue, so that it has the next piece at hand.
 const AHEAD_BYTES: usize = 8 << 20;
 
@@ -63,12 +61,14 @@ pub(crate) struct GpuRing<'a> {
     pinned: Pinned,
     arena: Arena,
     plan: UploadPlan,
+    /// What all parts lie in.
+    memory: Vec<DevicePtr<u8>>,
     request: RingRequest<'a>,
     pin_time: Duration,
 }
 
 impl<'a> GpuRing<'a> {
-    /// Pins memory for bringing `parts` to `gpu`, again and again if need be.
+    /// Pins memory for bringing `parts`, which lie in `memory`, to `gpu`, again and again if need be.
     ///
     /// # Errors
     /// No memory, a limit on pinned memory, an engine that does not work here.
@@ -76,6 +76,7 @@ impl<'a> GpuRing<'a> {
         gpu: &Gpu,
         request: RingRequest<'a>,
         parts: &[UploadPart],
+        memory: &[DevicePtr<u8>],
     ) -> Result<GpuRing<'a>, EngineError> {
         let started = Instant::now();
         let plan = UploadPlan::new(parts, request.files, request.piece_bytes as u64);
@@ -89,7 +90,8 @@ impl<'a> GpuRing<'a> {
         let copies = gpu.copy_stream()?;
         let engine = open_reader(&request, &arena)?;
         let pin_time = started.elapsed();
-        Ok(GpuRing { engine, slots, copies, pinned, arena, plan, request, pin_time })
+        let memory = memory.to_vec();
+        Ok(GpuRing { engine, slots, copies, pinned, arena, plan, memory, request, pin_time })
     }
 
     /// Opens the engine anew: what a mapping brought into the page cache stays there until it is gone.
@@ -131,7 +133,11 @@ impl<'a> GpuRing<'a> {
         }
         let (engine, ring) = (self.engine.as_mut(), &mut self.slots);
         let loader = Loader { engine, files, options, ring };
-        loader.upload_while(&self.plan, &Target { copies: &self.copies }, progress)
+        loader.upload_while(
+            &self.plan,
+            &Target { copies: &self.copies, memory: &self.memory },
+            progress,
+        )
     }
 
     pub fn engine(&self) -> EngineInfo {
@@ -168,6 +174,7 @@ fn open_reader(
 /// Device memory, as the loader sees it: by its addresses.
 struct Target<'a> {
     copies: &'a CopyStream,
+    memory: &'a [DevicePtr<u8>],
 }
 
 struct Copies(InFlight<SlotBuffer>);
@@ -178,8 +185,14 @@ impl Upload for Target<'_> {
         slot: SlotBuffer,
         copies: &[UploadCopy],
     ) -> Result<Box<dyn Uploading>, UploadError> {
-        let copies = copies.iter().map(|copy| (copy.range.clone(), DevicePtr::new(copy.to)));
-        Ok(Box::new(Copies(self.copies.upload(slot, copies)?)))
+        let place = |copy: &UploadCopy| {
+            let place = place_in(self.memory, copy.to, copy.range.len());
+            place.map(|place| (copy.range.clone(), place))
+        };
+        if copies.iter().any(|copy| place(copy).is_none()) {
+            return Err("a copy to what is not memory of the weights".into());
+        }
+        Ok(Box::new(Copies(self.copies.upload(slot, copies.iter().filter_map(place))?)))
     }
 }
 

@@ -11,7 +11,9 @@ use std::time::Instant;
 use forebay_format::Catalog;
 use forebay_format::pack::{Chunk, ChunkIndex, PackPlan, checksum, source_documents};
 use forebay_model::{Architecture, Weights};
-use forebay_store::{CopyJob, FileSet, IoKind, OutputFile, Sink, Span, StoreError, copy};
+use forebay_store::{
+    CopyJob, FileSet, Interrupt, IoKind, OutputFile, Sink, Span, StoreError, copy,
+};
 use serde::Serialize;
 
 use crate::EngineError;
@@ -22,6 +24,20 @@ pub use verify::{Damage, VerifyReport, verify};
 
 /// Called with bytes done and bytes in all; false stops the work and removes unfinished files.
 pub type Progress<'a> = dyn FnMut(u64, u64) -> bool + 'a;
+
+/// How packs are read and written.
+#[derive(Clone, Debug, Default)]
+pub struct PackOptions {
+    pub io: IoKind,
+    /// Ends the work early; unfinished files are removed.
+    pub interrupt: Interrupt,
+}
+
+impl From<IoKind> for PackOptions {
+    fn from(io: IoKind) -> PackOptions {
+        PackOptions { io, ..PackOptions::default() }
+    }
+}
 
 /// What packing did.
 #[derive(Clone, Debug, Serialize)]
@@ -44,33 +60,35 @@ pub struct PackReport {
     pub direct_writes: bool,
 }
 
-/// Makes the pack `out` of the model at `source`, replacing what has that name. The file appears
-/// when it is whole and on the disk.
+/// Makes the pack `out` of the model at `source`. The file appears when it is whole and on the disk.
 ///
 /// # Errors
 /// Models that cannot be opened or are not known, sources that are packs, a disk without room,
-/// failed reads and writes; [`StoreError::Interrupted`] when `progress` says stop. Nothing is left
-/// behind then.
+/// failed reads and writes; [`EngineError::Interrupted`] when `options` or `progress` say stop.
+/// Nothing is left behind then.
 pub fn pack(
     source: &Path,
-    out: &Path,
-    io: IoKind,
+    out: OutputFile,
+    options: impl Into<PackOptions>,
     progress: &mut Progress<'_>,
 ) -> Result<PackReport, EngineError> {
     let started = Instant::now();
+    let PackOptions { io, interrupt } = options.into();
+    let _span = tracing::debug_span!("pack", from = %source.display(), to = %out.path().display())
+        .entered();
     let catalog = Catalog::open(source)?;
     if catalog.pack.is_some() {
         return Err(EngineError::IsPack { path: source.to_path_buf() });
     }
     let architecture = Architecture::from_catalog(&catalog)?;
-    let files = FileSet::of_catalog(&catalog, true)?;
+    let files = FileSet::of_catalog(&catalog, true)?.interruptible(&interrupt);
     let weights = Weights::new(&catalog, &architecture, &files)?;
     let documents = source_documents(&catalog)?;
     let plan = PackPlan::new(&catalog, &blocks::blocks(&catalog, &weights), documents)?;
 
-    let file = OutputFile::create(out, plan.file_bytes())?;
+    out.reserve(plan.file_bytes())?;
     let index = plan.chunk_index();
-    let sink = Packing { file: &file, index: &index, checksums: zeros(index.len()) };
+    let sink = Packing { file: &out, index: &index, checksums: zeros(index.len()) };
     let job = CopyJob {
         range: plan.data_offset()..plan.file_bytes(),
         header: &[],
@@ -80,13 +98,14 @@ pub fn pack(
     let report = copy(&files, &job, io, &sink, progress)?;
     let checksums: Vec<u64> =
         sink.checksums.iter().map(|sum| sum.load(Ordering::Relaxed)).collect();
-    file.write_at(0, &plan.front(&checksums))?;
-    let direct_writes = file.is_direct();
-    file.commit()?;
+    out.write_at(0, &plan.front(&checksums))?;
+    let direct_writes = out.is_past_cache();
+    let path = out.path().to_path_buf();
+    out.commit()?;
 
     let seconds = started.elapsed().as_secs_f64();
     Ok(PackReport {
-        path: out.to_path_buf(),
+        path,
         source: source.to_path_buf(),
         bytes: plan.file_bytes(),
         source_bytes: catalog.file_bytes.iter().sum(),
@@ -118,7 +137,7 @@ impl Sink for Packing<'_> {
             let sum = checksum(slice(bytes, offset, &chunk));
             self.checksums[chunk.number as usize].store(sum, Ordering::Relaxed);
         }
-        self.file.write_at(offset, bytes)
+        Ok(self.file.write_at(offset, bytes)?)
     }
 }
 

@@ -5,10 +5,12 @@ use std::time::Instant;
 
 use forebay_format::Catalog;
 use forebay_format::pack::{Embedded, RestoredFile, restore_gguf, restore_hugging_face};
-use forebay_store::{CopyJob, FileSet, IoKind, OutputFile, Sink, Span, StoreError, copy};
+use forebay_store::{
+    CopyJob, FileSet, Interrupt, IoKind, OutputFile, Outputs, Sink, Span, StoreError, copy,
+};
 use serde::Serialize;
 
-use super::Progress;
+use super::{PackOptions, Progress};
 use crate::EngineError;
 
 /// What was written.
@@ -23,22 +25,25 @@ pub struct RestoreReport {
     pub bytes_per_second: f64,
 }
 
-/// Writes the GGUF file that a pack was made from, replacing what has the name `out`; a split set
-/// becomes one file. A single file comes back byte for byte, as far as its padding was zeros.
+/// Writes the GGUF file that a pack was made from to `out`; a split set becomes one file. A single file comes back byte for byte, as far as its padding was zeros.
 ///
 /// # Errors
-/// Packs of other sources, damage, a disk without room, failed writes; [`StoreError::Interrupted`].
+/// Packs of other sources, damage, a disk without room, failed writes; [`EngineError::Interrupted`].
 pub fn to_gguf(
     pack: &Path,
-    out: &Path,
-    io: IoKind,
+    out: OutputFile,
+    options: impl Into<PackOptions>,
     progress: &mut Progress<'_>,
 ) -> Result<RestoreReport, EngineError> {
     let started = Instant::now();
-    let (catalog, files) = open(pack)?;
+    let PackOptions { io, interrupt } = options.into();
+    let _span = tracing::debug_span!("unpack", from = %pack.display(), to = %out.path().display())
+        .entered();
+    let (catalog, files) = open(pack, &interrupt)?;
     let restored = restore_gguf(&catalog)?;
+    let path = out.path().to_path_buf();
     write(&files, &restored, out, io, progress)?;
-    Ok(report(pack, out, 1, restored.bytes, started))
+    Ok(report(pack, &path, 1, restored.bytes, started))
 }
 
 /// Writes the Hugging Face folder that a pack was made from: the same weight files and the files
@@ -49,25 +54,26 @@ pub fn to_gguf(
 pub fn to_hugging_face(
     pack: &Path,
     folder: &Path,
-    io: IoKind,
+    options: impl Into<PackOptions>,
     progress: &mut Progress<'_>,
 ) -> Result<RestoreReport, EngineError> {
     let started = Instant::now();
-    let (catalog, files) = open(pack)?;
+    let PackOptions { io, interrupt } = options.into();
+    let _span =
+        tracing::debug_span!("unpack", from = %pack.display(), to = %folder.display()).entered();
+    let (catalog, files) = open(pack, &interrupt)?;
     let (documents, restored) = restore_hugging_face(&catalog)?;
     let failed = |source| EngineError::Folder { path: folder.to_path_buf(), source };
+    Outputs::new(false).check_folder(folder)?;
     let is_new = !folder.exists();
     std::fs::create_dir_all(folder).map_err(failed)?;
-    if std::fs::read_dir(folder).map_err(failed)?.next().is_some() {
-        return Err(EngineError::Exists { path: folder.to_path_buf() });
-    }
-    match write_folder(&files, &restored, &documents, folder, io, progress) {
+    let mut written = Vec::new();
+    match write_folder(&files, &restored, &documents, folder, io, &mut written, progress) {
         Ok(bytes) => Ok(report(pack, folder, restored.len() + documents.len(), bytes, started)),
         Err(error) => {
             // Half a model must not be taken for one.
-            let names = restored.iter().map(|file| &file.name);
-            for name in names.chain(documents.iter().map(|document| &document.name)) {
-                let _ = std::fs::remove_file(folder.join(name));
+            for path in &written {
+                let _ = std::fs::remove_file(path);
             }
             if is_new {
                 let _ = std::fs::remove_dir(folder);
@@ -77,40 +83,45 @@ pub fn to_hugging_face(
     }
 }
 
-/// Writes all files and returns their bytes.
+/// Writes all files, lists them in `written` and returns their bytes.
 fn write_folder(
     files: &FileSet,
     restored: &[RestoredFile],
     documents: &[Embedded],
     folder: &Path,
     io: IoKind,
+    written: &mut Vec<PathBuf>,
     progress: &mut Progress<'_>,
 ) -> Result<u64, EngineError> {
     let total: u64 = restored.iter().map(|file| file.bytes).sum();
     let mut before = 0;
     for file in restored {
         let part = &mut |done, _: u64| progress(before + done, total);
-        write(files, file, &folder.join(&file.name), io, part)?;
+        let target = folder.join(&file.name);
+        write(files, file, OutputFile::create(&target)?, io, part)?;
+        written.push(target);
         before += file.bytes;
     }
     let mut bytes = total;
     // Last, so that a folder with a config.json is a whole model.
     for document in documents {
         let target = folder.join(&document.name);
-        let file = OutputFile::create(&target, document.content.len() as u64)?;
+        let file = OutputFile::create(&target)?;
+        file.reserve(document.content.len() as u64)?;
         file.write_at(0, &document.content)?;
         file.commit()?;
+        written.push(target);
         bytes += document.content.len() as u64;
     }
     Ok(bytes)
 }
 
-fn open(pack: &Path) -> Result<(Catalog, FileSet), EngineError> {
+fn open(pack: &Path, interrupt: &Interrupt) -> Result<(Catalog, FileSet), EngineError> {
     let catalog = Catalog::open(pack)?;
     if catalog.pack.is_none() {
         return Err(EngineError::NoPack { path: pack.to_path_buf() });
     }
-    let files = FileSet::of_catalog(&catalog, true)?;
+    let files = FileSet::of_catalog(&catalog, true)?.interruptible(interrupt);
     Ok((catalog, files))
 }
 
@@ -129,19 +140,19 @@ fn report(pack: &Path, out: &Path, files: usize, bytes: u64, started: Instant) -
 fn write(
     files: &FileSet,
     restored: &RestoredFile,
-    out: &Path,
+    out: OutputFile,
     io: IoKind,
     progress: &mut Progress<'_>,
 ) -> Result<(), EngineError> {
-    let file = OutputFile::create(out, restored.bytes)?;
+    out.reserve(restored.bytes)?;
     let job = CopyJob {
         range: 0..restored.bytes,
         header: &restored.header,
         spans: restored.spans.iter().map(|&(to, from)| Span { to, from }).collect(),
         chunks: None,
     };
-    copy(files, &job, io, &Writing(&file), progress)?;
-    file.commit()?;
+    copy(files, &job, io, &Writing(&out), progress)?;
+    out.commit()?;
     Ok(())
 }
 
@@ -149,6 +160,6 @@ struct Writing<'a>(&'a OutputFile);
 
 impl Sink for Writing<'_> {
     fn take(&self, offset: u64, bytes: &[u8]) -> Result<(), StoreError> {
-        self.0.write_at(offset, bytes)
+        Ok(self.0.write_at(offset, bytes)?)
     }
 }

@@ -6,10 +6,10 @@ use std::time::Instant;
 
 use forebay_format::pack::{Chunk, ChunkIndex, checksum};
 use forebay_format::{Catalog, Extent, FileIndex, FormatError};
-use forebay_store::{CopyJob, FileSet, IoKind, Sink, Span, StoreError, copy};
+use forebay_store::{CopyJob, FileSet, Sink, Span, StoreError, copy};
 use serde::Serialize;
 
-use super::{Progress, slice};
+use super::{PackOptions, Progress, slice};
 use crate::EngineError;
 use crate::statistics::ReadPath;
 
@@ -46,20 +46,22 @@ pub struct Damage {
 /// Reads all of a pack. Damage in the tables is an error, damage in blocks is in the report.
 ///
 /// # Errors
-/// [`EngineError::NoPack`], damaged tables, failed reads; [`StoreError::Interrupted`] when
-/// `progress` says stop.
+/// [`EngineError::NoPack`], damaged tables, failed reads; [`EngineError::Interrupted`] when
+/// `options` or `progress` say stop.
 pub fn verify(
     path: &Path,
-    io: IoKind,
+    options: impl Into<PackOptions>,
     progress: &mut Progress<'_>,
 ) -> Result<VerifyReport, EngineError> {
     let started = Instant::now();
+    let PackOptions { io, interrupt } = options.into();
+    let _span = tracing::debug_span!("verify_pack", path = %path.display()).entered();
     let catalog = Catalog::open(path)?;
     let Some(pack) = &catalog.pack else {
         return Err(EngineError::NoPack { path: path.to_path_buf() });
     };
     let index = &pack.chunks;
-    let files = FileSet::of_catalog(&catalog, false)?;
+    let files = FileSet::of_catalog(&catalog, false)?.interruptible(&interrupt);
     let range = index.range();
     let file_bytes = catalog.file_bytes[0];
     if files.file_bytes(FileIndex(0)) != Some(file_bytes) || range.end != file_bytes {

@@ -12,6 +12,7 @@ use serde::Serialize;
 use super::hits::{HitCurve, found_by_a_prompt, missing, share_in_either};
 use super::model::{ExpertCosts, ModelCosts};
 use super::rates::{GpuCosts, Rates};
+use super::trust::{PredictedRate, Trust};
 use crate::CpuHelp;
 
 /// Where a model's weights are, and who computes.
@@ -85,9 +86,15 @@ impl fmt::Display for Cost {
 /// A rate, and what makes it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Speed {
+    /// What the cost model says, to compare plans with. People and documents get [`Speed::shown`].
+    #[serde(skip)]
     pub tokens_per_second: f64,
-    /// Of one token, or of the whole prompt.
+    /// Seconds of one token, or of the whole prompt.
+    #[serde(skip)]
     pub seconds: f64,
+    /// The rate to show.
+    #[serde(flatten)]
+    pub shown: PredictedRate,
     /// What takes longest.
     pub limit: Cost,
     /// Seconds of each kind of work. They overlap where work goes on beside other work.
@@ -130,7 +137,14 @@ impl Sum {
         let largest = self.costs.iter().max_by(|a, b| a.1.total_cmp(&b.1));
         let limit = largest.map_or(Cost::Cpu, |largest| largest.0);
         let tokens_per_second = tokens / seconds.max(f64::MIN_POSITIVE);
-        Speed { tokens_per_second, seconds, limit, costs: self.costs, disk_bytes: self.disk_bytes }
+        Speed {
+            tokens_per_second,
+            seconds,
+            shown: PredictedRate::default(),
+            limit,
+            costs: self.costs,
+            disk_bytes: self.disk_bytes,
+        }
     }
 }
 
@@ -150,6 +164,16 @@ pub(crate) struct Model<'a> {
 impl Model<'_> {
     /// `None` where a GPU computes and the profile has none.
     pub fn predict(&self, placement: &Placement) -> Option<Prediction> {
+        let mut prediction = self.estimate(placement)?;
+        let (doubt, last_cache_bytes) = (self.rates.doubt.as_ref(), self.rates.last_cache_bytes);
+        let trust = Trust::new(doubt, last_cache_bytes, self.costs, placement);
+        for speed in [&mut prediction.generate, &mut prediction.prompt] {
+            speed.shown = trust.shown(speed.tokens_per_second);
+        }
+        Some(prediction)
+    }
+
+    fn estimate(&self, placement: &Placement) -> Option<Prediction> {
         let has_experts = self.costs.experts() > 0;
         Some(match placement {
             Placement::Vram => self.on_gpu(self.rates.gpu.as_ref()?, 1.0, 1.0, CpuHelp::Never),
@@ -244,13 +268,13 @@ impl Model<'_> {
         let experts = costs.experts() as f64 * batches;
         let missed = experts * self.touched_beyond(vram, tokens);
         let from_disk = experts * self.touched_beyond(found_by_a_prompt(vram, ram), tokens);
-        // Copies go on beside the products, in waves of some experts: the first comes before any product, the last product after
-        // all copies.
+        // Copies overlap with the products, in passes of some experts: the first copy comes before any product, the last product
+        // after all copies.
         let copying = beside(sum.add(Cost::Pcie, missed * copy_seconds), computing);
         let loops = costs.expert_layers().count() as f64 * batches * gpu.host_loop_seconds();
         let loops = sum.add(Cost::HostLoop, loops);
         sum.disk_bytes = from_disk * costs.bytes_per_expert();
-        // They go to homes in RAM that nothing was in; where the same few slots are read into again and again, the disk is faster.
+        // They go to RAM slots that were empty. Where the same few slots are read into again and again, the disk is faster.
         let disk_seconds = sum.disk_bytes / self.rates.disk_in_place;
         let reading = sum.add(Cost::Disk, disk_seconds);
         sum.speed(self.work.prompt_tokens as f64, beside(copying, reading) + loops)

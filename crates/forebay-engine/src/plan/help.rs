@@ -95,8 +95,8 @@ impl Model<'_> {
     }
 }
 
-/// How a session with these slots and homes decides whether the CPU helps: by which rates, if there are some of this machine's, and
-/// what it is to expect at first.
+/// How a session with these VRAM and RAM slots decides about CPU offload: by which rates, if there are some of this machine, and
+/// which misses it expects at first.
 pub(crate) fn helping(
     architecture: &Architecture,
     weights: &Weights,

@@ -1,8 +1,7 @@
 //! How often a token finds its experts where they are wanted, by the share of the experts that is kept there.
 
 use forebay_stream::{
-    CacheShape, Capacity, Lookups, Phase, PolicyKind, ReplayCounters, ReplayPolicy, RoutingTrace,
-    replay_observed,
+    CacheShape, Capacity, Lookups, Phase, PolicyKind, ReplayCounters, RoutingTrace, replay_observed,
 };
 
 /// Hits of lookups by the share of all experts that is kept, `layer-lfu`, generated tokens: recorded routing of
@@ -100,7 +99,7 @@ impl HitCurve {
     }
 
     /// The same of lookups by a model of which a token uses `used` experts, all layers together.
-    pub(crate) fn of_lookups(lookups: &Lookups, used: u64, policy: PolicyKind) -> Option<HitCurve> {
+    pub fn of_lookups(lookups: &Lookups, used: u64, policy: PolicyKind) -> Option<HitCurve> {
         let sizes = lookups.layers();
         let experts: u64 = sizes.iter().map(|layer| u64::from(layer.0)).sum();
         let mut points = vec![(0.0, 0.0)];
@@ -211,7 +210,7 @@ impl PromptCounts {
         shape: &CacheShape,
     ) -> ReplayCounters {
         let (mut missed, mut counts) = (0.0, self.counts.iter());
-        let counters = replay_observed(lookups, ReplayPolicy::Online(policy), shape, |batch| {
+        let counters = replay_observed(lookups, policy, shape, |batch| {
             if counts.next() == Some(&true) {
                 missed += f64::from(batch.lookups - batch.hits);
             }

@@ -11,6 +11,7 @@
 //! cost.rs     seconds of tokens and prompts
 //! help.rs     the same of experts that the CPU computes for a GPU
 //! units.rs    the same of dense models that VRAM does not hold
+//! trust.rs    whether a prediction is shown as a number, a range or nothing
 //! ```
 
 mod cost;
@@ -19,23 +20,31 @@ mod hits;
 pub(crate) mod memory;
 mod model;
 mod rates;
+mod trust;
 mod units;
 
-use forebay_cuda::{Gpu, KvElement};
-use forebay_model::{DeviceFacts, DeviceShare, UnitPlaces, VramUse};
+use forebay_compute::KvType;
+use forebay_model::{DeviceShare, UnitPlaces, VramUse};
 use forebay_stream::{MemoryPlan, PolicyKind};
 use serde::Serialize;
+use tracing::field::Empty;
 
 use crate::device;
+use crate::gpu::{self, Facts};
 use crate::{CpuHelp, DeviceChoice, EngineError, SessionOptions, default_budget_bytes};
 pub use cost::{Cost, Placement, Prediction, Speed, Work};
 pub use hits::{HitCurve, share_in_either};
 pub use model::PlannedModel;
 pub use rates::Rates;
+pub use trust::{LEAST_TOKEN_BYTES, PredictedRate};
 
 use cost::Model;
+#[cfg(feature = "cuda")]
 pub(crate) use help::helping;
 use model::ModelCosts;
+#[cfg(all(test, feature = "cuda"))]
+pub(crate) use model::row_bytes;
+#[cfg(feature = "cuda")]
 pub(crate) use units::unit_rates;
 
 /// What a gain is told for.
@@ -58,8 +67,8 @@ pub struct PlanRequest {
     pub ram_free_bytes: Option<u64>,
     /// Positions of key/value cache.
     pub context: usize,
-    /// How a GPU keeps keys and values.
-    pub cache: KvElement,
+    /// How keys and values are kept.
+    pub cache: KvType,
     pub policy: PolicyKind,
     /// As `--threads`; `None`: as many as the machine profile was made with.
     pub threads: Option<usize>,
@@ -83,7 +92,7 @@ impl PlanRequest {
             ram_chosen_by_user: options.ram_bytes.is_some(),
             ram_free_bytes: None,
             context,
-            cache: options.kv_on_gpu(),
+            cache: options.kv_type(),
             policy: options.policy,
             threads: options.threads,
             help: options.cpu_help_possible(),
@@ -113,9 +122,38 @@ pub struct Plan {
 /// What one more GiB would bring: generated tokens per second with it.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct OneMoreGib {
-    /// `None` where the device has no more, or none computes.
+    /// What the cost model says, to compare plans with; `None` where the device has no more, or none computes.
+    #[serde(skip)]
     pub vram_tokens_per_second: Option<f64>,
+    #[serde(skip)]
     pub ram_tokens_per_second: f64,
+    #[serde(flatten)]
+    pub shown: ShownGains,
+}
+
+/// What one more GiB would bring, as far as predictions can be trusted.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct ShownGains {
+    /// `None` where numbers would mislead.
+    pub vram_tokens_per_second: Option<f64>,
+    pub ram_tokens_per_second: Option<f64>,
+    /// The rate with it divided by the rate without; `None` where nothing is predicted.
+    pub vram_gain: Option<f64>,
+    pub ram_gain: Option<f64>,
+}
+
+impl OneMoreGib {
+    fn new(now: &Speed, vram: Option<f64>, ram: f64) -> OneMoreGib {
+        let is_number = now.shown.tokens_per_second.is_some();
+        let gain = |rate: f64| now.shown.range().map(|_| rate / now.tokens_per_second);
+        let shown = ShownGains {
+            vram_tokens_per_second: vram.filter(|_| is_number),
+            ram_tokens_per_second: is_number.then_some(ram),
+            vram_gain: vram.and_then(gain),
+            ram_gain: gain(ram),
+        };
+        OneMoreGib { vram_tokens_per_second: vram, ram_tokens_per_second: ram, shown }
+    }
 }
 
 /// The planner's answer.
@@ -134,19 +172,19 @@ pub struct Planner<'a> {
     model: &'a PlannedModel,
     rates: &'a Rates,
     hits: &'a HitCurve,
-    facts: Option<DeviceFacts>,
+    facts: Option<Facts>,
 }
 
 impl<'a> Planner<'a> {
     /// With memory that is thought to be free on the profile's GPU.
     pub fn new(model: &'a PlannedModel, rates: &'a Rates, hits: &'a HitCurve) -> Planner<'a> {
-        let estimate =
-            |gpu: &rates::GpuCosts| DeviceFacts::estimate(gpu.multiprocessors, gpu.memory_bytes);
-        Planner { model, rates, hits, facts: rates.gpu.as_ref().map(estimate) }
+        let known = rates.gpu.as_ref();
+        let facts = known.and_then(|gpu| gpu::estimate(gpu.multiprocessors, gpu.memory_bytes));
+        Planner { model, rates, hits, facts }
     }
 
     /// With what is known of the GPU itself.
-    pub fn with_facts(self, facts: DeviceFacts) -> Planner<'a> {
+    pub fn with_facts(self, facts: Facts) -> Planner<'a> {
         Planner { facts: Some(facts), ..self }
     }
 
@@ -155,19 +193,22 @@ impl<'a> Planner<'a> {
     /// # Errors
     /// What cannot run within them, with the smallest that would do.
     pub fn plan(&self, request: &PlanRequest) -> Result<Planned, EngineError> {
+        let (device, tokens_per_second) = (Empty, Empty);
+        let ram_bytes = request.ram_bytes;
+        let span = tracing::debug_span!("plan", ram_bytes, device, tokens_per_second).entered();
         let costs = self.costs(request);
         let (plan, other, why_not_other) = self.choose(&costs, request)?;
         let more = |request: PlanRequest| {
             let planned = self.choose(&costs, &request).ok()?;
             Some(planned.0.prediction.generate.tokens_per_second)
         };
-        let now = plan.prediction.generate.tokens_per_second;
+        let now = &plan.prediction.generate;
+        span.record("device", plan.device);
+        span.record("tokens_per_second", now.tokens_per_second);
         let ram_bytes = request.ram_bytes.saturating_add(ONE_MORE_BYTES);
         let ram = more(PlanRequest { ram_bytes, ..request.clone() });
-        let one_more_gib = OneMoreGib {
-            vram_tokens_per_second: self.more_vram(request).and_then(more),
-            ram_tokens_per_second: ram.unwrap_or(now),
-        };
+        let vram = self.more_vram(request).and_then(more);
+        let one_more_gib = OneMoreGib::new(now, vram, ram.unwrap_or(now.tokens_per_second));
         Ok(Planned { plan, other, why_not_other, one_more_gib })
     }
 
@@ -178,7 +219,7 @@ impl<'a> Planner<'a> {
     }
 
     /// The same without a look at what else there would be.
-    pub(crate) fn best(&self, request: &PlanRequest) -> Result<Plan, EngineError> {
+    pub fn best(&self, request: &PlanRequest) -> Result<Plan, EngineError> {
         let costs = self.costs(request);
         Ok(self.choose(&costs, request)?.0)
     }
@@ -186,10 +227,10 @@ impl<'a> Planner<'a> {
     /// The request with one more GiB of VRAM, where the device may be used.
     fn more_vram(&self, request: &PlanRequest) -> Option<PlanRequest> {
         let facts = self.facts.filter(|_| request.device != DeviceChoice::Cpu)?;
-        let now = request.vram_bytes.unwrap_or(facts.total_bytes).min(facts.total_bytes);
+        let total_bytes = gpu::total_bytes(&facts);
+        let now = request.vram_bytes.unwrap_or(total_bytes).min(total_bytes);
         let more = now + ONE_MORE_BYTES;
-        (more <= facts.total_bytes)
-            .then(|| PlanRequest { vram_bytes: Some(more), ..request.clone() })
+        (more <= total_bytes).then(|| PlanRequest { vram_bytes: Some(more), ..request.clone() })
     }
 
     fn choose(
@@ -243,8 +284,8 @@ impl<'a> Planner<'a> {
 
     fn on_gpu(&self, costs: &ModelCosts, request: &PlanRequest) -> Result<Plan, EngineError> {
         let rates = self.rates.with_threads(request.threads);
-        let facts = self.facts.ok_or(EngineError::NoGpuInProfile)?;
-        let DeviceShare { mut units, vram, slots } = self.model.in_vram(&facts, request)?;
+        let facts = self.facts.ok_or_else(gpu::none_in_profile)?;
+        let DeviceShare { mut units, vram, slots } = gpu::share(self.model, &facts, request)?;
         let all_units = units.all_in_vram();
         if !all_units {
             units.share_with_cpu(&units::rates_of(costs, &rates, &units));
@@ -292,13 +333,13 @@ impl<'a> Planner<'a> {
 }
 
 /// What the GPU that `device` means says of itself; `None` without one.
-pub fn gpu_facts(device: DeviceChoice) -> Option<DeviceFacts> {
+pub fn gpu_facts(device: DeviceChoice) -> Option<Facts> {
     let ordinal = match device {
         DeviceChoice::Cpu => return None,
         DeviceChoice::Auto => 0,
         DeviceChoice::Cuda(ordinal) => ordinal,
     };
-    DeviceFacts::of(&Gpu::open(ordinal).ok()?).ok()
+    gpu::facts(ordinal)
 }
 
 /// What to expect of a model that is placed already. `None` where a GPU computes that the rates do not have.
@@ -315,10 +356,11 @@ pub(crate) fn predict(
 }
 
 impl Plan {
-    /// Why generating will be slow, and what would help most, if it will be.
+    /// Why generating will be slow, and what would help most, if it will be. `None`, too, where nothing is predicted.
     pub fn slow(&self) -> Option<String> {
         let generate = &self.prediction.generate;
-        (generate.tokens_per_second < SLOW_TOKENS_PER_SECOND).then(|| match generate.limit {
+        let is_slow = generate.tokens_per_second < SLOW_TOKENS_PER_SECOND;
+        (is_slow && generate.shown.range().is_some()).then(|| match generate.limit {
             Cost::Disk => format!(
                 "every token waits for {:.1} GB of weights from the disk: more RAM or VRAM would help",
                 generate.disk_bytes / 1e9

@@ -3,13 +3,13 @@
 use std::path::Path;
 
 use forebay_compute::KvType;
-use forebay_cuda::KvElement;
 use forebay_format::{Catalog, TensorType};
 use forebay_model::weights::{FeedForwardWeights, PartMatrix};
-use forebay_model::{Architecture, CudaPlan, DeviceFacts, DeviceShare, ModelError, Weights};
+use forebay_model::{Architecture, Weights};
 use forebay_store::FileSet;
+use forebay_stream::ModelBlocks;
 
-use super::PlanRequest;
+use super::memory;
 use crate::inspect::ModelInfo;
 use crate::{EngineError, SessionOptions};
 
@@ -17,7 +17,7 @@ use crate::{EngineError, SessionOptions};
 pub struct PlannedModel {
     pub info: ModelInfo,
     pub(crate) architecture: Architecture,
-    pub(crate) weights: Weights,
+    pub weights: Weights,
 }
 
 impl PlannedModel {
@@ -41,32 +41,17 @@ impl PlannedModel {
     pub fn context(&self, options: &SessionOptions) -> Result<usize, EngineError> {
         crate::session::context(options, &self.architecture)
     }
-
-    /// What of it a GPU has room for.
-    ///
-    /// # Errors
-    /// Too little memory, with what would do; weights or routers that have no kernels.
-    pub fn in_vram(
-        &self,
-        facts: &DeviceFacts,
-        request: &PlanRequest,
-    ) -> Result<DeviceShare, ModelError> {
-        let PlannedModel { architecture, weights, .. } = self;
-        let cache = CudaPlan::cache(architecture, request.context, request.cache);
-        facts.plan(architecture, weights, cache, request.vram_bytes, request.policy)
-    }
 }
 
 impl PlannedModel {
+    /// The blocks that are in host memory where a GPU computes: experts, and nothing else.
+    pub fn expert_blocks(&self) -> ModelBlocks {
+        memory::experts(&self.weights)
+    }
+
     /// Keys and values of `context` positions in host memory.
-    pub(crate) fn cache_bytes(&self, context: usize, cache: KvElement) -> u64 {
-        let kind = match cache {
-            KvElement::F16 => KvType::F16,
-            KvElement::F32 => KvType::F32,
-            KvElement::Q8_0 => KvType::Q8_0,
-            KvElement::Q4_0 => KvType::Q4_0,
-        };
-        forebay_model::cache_bytes(&self.architecture, context, kind)
+    pub(crate) fn cache_bytes(&self, context: usize, cache: KvType) -> u64 {
+        forebay_model::cache_bytes(&self.architecture, context, cache)
     }
 }
 
@@ -133,10 +118,16 @@ pub(crate) struct KvCosts {
 }
 
 impl KvCosts {
-    fn new(architecture: &Architecture, cache: KvElement) -> KvCosts {
-        let position = CudaPlan::cache(architecture, 1, cache);
+    fn new(architecture: &Architecture, cache: KvType) -> KvCosts {
+        let attention = &architecture.attention;
+        // With latent attention, values lie in the keys.
+        let value_bytes = match attention.latent {
+            Some(_) => 0,
+            None => row_bytes(cache, attention.value_dim),
+        };
+        let keys_and_values = row_bytes(cache, attention.head_dim) + value_bytes;
         KvCosts {
-            layer_bytes: position.key_bytes() + position.value_bytes(),
+            layer_bytes: attention.kv_heads as u64 * keys_and_values,
             windows: architecture.layers.iter().map(|layer| layer.window).collect(),
         }
     }
@@ -146,6 +137,17 @@ impl KvCosts {
         let seen = |window: &Option<usize>| window.map_or(depth, |window| window.min(depth));
         let rows: usize = self.windows.iter().map(seen).sum();
         rows as f64 * self.layer_bytes as f64
+    }
+}
+
+/// Bytes of the keys, or of the values, of one head at one position, as a GPU keeps them.
+pub(crate) fn row_bytes(cache: KvType, dim: usize) -> u64 {
+    let dim = dim as u64;
+    match cache {
+        KvType::F16 => 2 * dim.next_multiple_of(8),
+        KvType::F32 => 4 * dim.next_multiple_of(8),
+        KvType::Q8_0 => 34 * dim.div_ceil(32),
+        KvType::Q4_0 => 18 * dim.div_ceil(32),
     }
 }
 
@@ -180,14 +182,24 @@ impl ModelCosts {
         ModelCosts {
             layers: layers.collect(),
             head: Matrices::of(&head),
-            kv: KvCosts::new(architecture, KvElement::F16),
+            kv: KvCosts::new(architecture, KvType::F16),
             cpu_batch_tokens,
         }
     }
 
     /// With keys and values kept as `cache`.
-    pub fn with_cache(self, architecture: &Architecture, cache: KvElement) -> ModelCosts {
+    pub fn with_cache(self, architecture: &Architecture, cache: KvType) -> ModelCosts {
         ModelCosts { kv: KvCosts::new(architecture, cache), ..self }
+    }
+
+    /// Bytes of weights that one token goes through.
+    pub fn token_bytes(&self) -> u64 {
+        let of_layer = |layer: &LayerCosts| {
+            let experts = layer.experts.as_ref();
+            let experts = experts.map_or(0, |of| of.used as u64 * of.matrices.total_bytes());
+            layer.dense.total_bytes() + experts
+        };
+        self.head.total_bytes() + self.layers.iter().map(of_layer).sum::<u64>()
     }
 
     pub fn expert_layers(&self) -> impl Iterator<Item = &ExpertCosts> {

@@ -3,6 +3,7 @@
 use forebay_format::TensorType;
 
 use super::model::Matrices;
+use super::trust::Doubt;
 use crate::doctor::{BESIDE_TYPE, BesideCpu, GpuRates, KernelRate, MachineProfile, PinnedCopyRate};
 
 /// Multiplications per second and processor for prompts where the profile has none: the slower of the measured processors
@@ -70,7 +71,7 @@ pub struct Rates {
     pub(crate) disk: f64,
     /// The same into memory as large as a model's, of which every part is read into for the first time.
     pub(crate) disk_in_place: f64,
-    /// Of a burst of reads that somebody waits for, beside its bytes: seconds.
+    /// Seconds of a burst of demanded reads, in addition to the time of its bytes.
     pub(crate) burst_seconds: f64,
     memory_read: f64,
     processors: usize,
@@ -79,6 +80,10 @@ pub struct Rates {
     usual_threads: usize,
     threads: Option<usize>,
     pub(crate) gpu: Option<GpuCosts>,
+    /// Why these rates may be wrong, if there is a reason to think so.
+    pub(super) doubt: Option<Doubt>,
+    /// The processor's last cache, if the profile has it.
+    pub(super) last_cache_bytes: Option<u64>,
 }
 
 /// The same of a GPU.
@@ -110,6 +115,8 @@ impl Rates {
             usual_threads: profile.threads.unwrap_or(profile.machine.processors).max(1),
             threads: None,
             gpu: profile.gpu.as_ref().map(GpuCosts::new),
+            doubt: Doubt::of(profile),
+            last_cache_bytes: profile.last_cache_bytes,
         };
         let mut all = vec![rates.disk, rates.disk_in_place, p50, p99, rates.memory_read];
         all.extend(kernel_rates(&rates.cpu));
@@ -142,6 +149,8 @@ impl Rates {
             usual_threads: processors,
             threads: None,
             gpu: None,
+            doubt: Some(Doubt { spread: f64::MAX, why: "this machine was not measured".into() }),
+            last_cache_bytes: None,
         }
     }
 

@@ -25,7 +25,7 @@ const QUEUED_LAYER_SECONDS: f64 = 15e-6;
 /// are used, so the disk seldom pauses.
 const DISK_SHARE: f64 = 0.95;
 
-/// What has to be known of the units outside of VRAM.
+/// What has to be known of the sub-layers that are not in VRAM.
 struct Outside {
     all_bytes: f64,
     /// Of it, what the CPU may compute.

@@ -5,11 +5,9 @@
 
 mod encode;
 pub mod metadata;
-mod output;
 pub mod parse;
 mod reader;
 mod split;
-mod temporary;
 pub mod value;
 pub mod writer;
 

@@ -43,7 +43,7 @@ pub(crate) fn parse_header(
     path: &Path,
     file_bytes: u64,
 ) -> Result<GgufHeader, FormatError> {
-    // The header's own length is what backs its claims, not a size that somebody wrote down.
+    // The header's own length is what backs its claims, not a size that is written in it.
     parse(Reader::new(header, path, header.len() as u64), FileIndex(0), file_bytes)
 }
 

@@ -1,25 +1,25 @@
 //! Writing GGUF files that are larger than memory: the header first, then data as it comes.
 //!
-//! ```no_run
+//! ```
 //! # use forebay_format::{TensorType, gguf::writer::GgufWriter};
 //! # fn main() -> Result<(), forebay_format::FormatError> {
 //! let mut writer = GgufWriter::new("model.gguf".as_ref());
 //! writer.set("general.architecture", "llama")?;
 //! writer.add_tensor("output_norm.weight", TensorType::F32, &[64])?;
-//! let mut data = writer.start()?;
+//! let mut data = writer.start(Vec::new())?;
 //! data.write(&[0; 256])?;
-//! data.finish()
+//! let file: Vec<u8> = data.finish()?;
+//! # Ok(())
 //! # }
 //! ```
 
 use std::collections::HashSet;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use super::encode::header_bytes;
 use super::metadata::GgufMetadata;
-use super::output::Output;
 use super::parse::{DIMENSIONS_MAX, NESTING_MAX, alignment};
-use super::temporary::Temporary;
 use super::value::{Array, Value};
 use crate::tensor_type::checked_bytes;
 use crate::{Extent, FileIndex, FormatError, TensorInfo, TensorType};
@@ -38,7 +38,7 @@ pub struct GgufWriter {
 }
 
 impl GgufWriter {
-    /// A file that will appear at `path`, in place of what may be there.
+    /// A file that errors call `path`; nothing is created there.
     pub fn new(path: &Path) -> Self {
         let metadata = GgufMetadata::new(3);
         Self { path: path.to_owned(), metadata, tensors: Vec::new(), names: HashSet::new() }
@@ -136,18 +136,15 @@ impl GgufWriter {
         Ok(header)
     }
 
-    /// Creates a temporary file beside the final one and writes the header. Tensor data follows
-    /// through the returned [`GgufData`].
+    /// Writes the header to `out`. Tensor data follows through the returned [`GgufData`].
     ///
     /// # Errors
     /// [`FormatError::Io`]; [`FormatError::WriteFile`] if the file would be too large.
-    pub fn start(mut self) -> Result<GgufData, FormatError> {
+    pub fn start<W: Write>(mut self, out: W) -> Result<GgufData<W>, FormatError> {
         let alignment = alignment(&self.path, &self.metadata)?;
         let header = self.place_tensors()?;
-        let (temporary, file) = Temporary::create(&self.path)?;
         let mut data = GgufData {
-            output: Output::new(file, temporary.path()),
-            temporary,
+            out,
             path: self.path,
             tensors: self.tensors,
             alignment,
@@ -168,13 +165,9 @@ fn depth(array: &Array) -> u64 {
 }
 
 /// A GGUF file whose header is written and whose tensor data is being streamed, tensor by tensor.
-///
-/// Until [`finish`](Self::finish) all bytes are in a temporary file, which is removed when this is
-/// dropped.
 #[derive(Debug)]
-pub struct GgufData {
-    output: Output,
-    temporary: Temporary,
+pub struct GgufData<W> {
+    out: W,
     path: PathBuf,
     tensors: Vec<TensorInfo>,
     alignment: u64,
@@ -184,7 +177,7 @@ pub struct GgufData {
     written_bytes: u64,
 }
 
-impl GgufData {
+impl<W: Write> GgufData<W> {
     /// All tensors with their final places in the file, in the order in which data is expected.
     pub fn tensors(&self) -> &[TensorInfo] {
         &self.tensors
@@ -225,21 +218,20 @@ impl GgufData {
         Ok(())
     }
 
-    /// Brings everything to the disk and gives the file its final name.
+    /// Returns what the file was written to.
     ///
     /// # Errors
-    /// [`FormatError::WriteTensor`] if data is missing; [`FormatError::Io`].
-    pub fn finish(self) -> Result<(), FormatError> {
+    /// [`FormatError::WriteTensor`] if data is missing.
+    pub fn finish(self) -> Result<W, FormatError> {
         if let Some((tensor, missing_bytes)) = self.next_tensor() {
             let why = format!("{missing_bytes} of its bytes were never given");
             let tensor = tensor.name.clone();
             return Err(FormatError::WriteTensor { path: self.path.clone(), tensor, why });
         }
-        self.output.finish().map_err(FormatError::io(&self.path))?;
-        self.temporary.rename_to(&self.path)
+        Ok(self.out)
     }
 
     fn put(&mut self, bytes: &[u8]) -> Result<(), FormatError> {
-        self.output.write(bytes).map_err(FormatError::io(&self.path))
+        self.out.write_all(bytes).map_err(FormatError::io(&self.path))
     }
 }

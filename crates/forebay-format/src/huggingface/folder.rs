@@ -97,7 +97,7 @@ fn open_each(paths: &[PathBuf]) -> Result<(Vec<SizedFile>, Vec<TensorInfo>), For
     Ok((files, tensors))
 }
 
-fn is_safetensors(path: &Path) -> bool {
+pub(crate) fn is_safetensors(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "safetensors")
 }
 
@@ -241,6 +241,23 @@ fn open_shards(root: &Path) -> Result<(Vec<SizedFile>, Vec<TensorInfo>), FormatE
     Ok((files, tensors))
 }
 
+/// The files that a folder's index names inside the folder; none if there is no index that can be read.
+pub(crate) fn shard_names(root: &Path) -> Vec<String> {
+    let json = read_json(&root.join(INDEX)).ok().flatten().unwrap_or_default();
+    let map = json.get("weight_map").and_then(Value::as_object);
+    let files = map.into_iter().flat_map(|map| map.values()).filter_map(Value::as_str);
+    let mut names: Vec<String> = files.filter(|name| is_plain(name)).map(str::to_owned).collect();
+    names.sort_unstable();
+    names.dedup();
+    names
+}
+
+/// Whether a name stays inside its folder.
+fn is_plain(name: &str) -> bool {
+    let mut parts = Path::new(name).components();
+    matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None))
+}
+
 fn missing_tensor(index: &Path, shard: &str, wanted: &[&str], kept: &[TensorInfo]) -> FormatError {
     let missing = wanted.iter().find(|name| kept.iter().all(|tensor| tensor.name != **name));
     FormatError::MissingTensor {
@@ -252,8 +269,7 @@ fn missing_tensor(index: &Path, shard: &str, wanted: &[&str], kept: &[TensorInfo
 
 /// A shard's path; an index must not lead out of its folder.
 fn shard_path(root: &Path, index: &Path, shard: &str) -> Result<PathBuf, FormatError> {
-    let mut parts = Path::new(shard).components();
-    if !matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None)) {
+    if !is_plain(shard) {
         let path = index.to_owned();
         return Err(FormatError::InvalidShardName { path, shard: shard.to_owned() });
     }

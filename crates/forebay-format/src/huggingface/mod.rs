@@ -1,6 +1,6 @@
 //! Hugging Face folders: `config.json`, safetensors files, tokenizer and chat template.
 
-mod folder;
+pub(crate) mod folder;
 pub mod safetensors;
 
 use std::borrow::Cow;

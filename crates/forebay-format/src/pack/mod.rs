@@ -17,7 +17,7 @@ mod chunks;
 mod encode;
 mod parse;
 mod plan;
-mod restore;
+pub(crate) mod restore;
 mod section;
 mod tensors;
 

@@ -13,7 +13,7 @@ use crate::{Catalog, Extent, FileIndex, FormatError, Source, TensorInfo, gguf};
 
 /// Files of a Hugging Face folder that a pack keeps where they exist: what describes the model, its
 /// tokenizer and templates, and the terms under which it may be used.
-const FILES: [&str; 23] = [
+pub(crate) const FILES: [&str; 23] = [
     "LICENSE",
     "LICENSE.md",
     "LICENSE.txt",

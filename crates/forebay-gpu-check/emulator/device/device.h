@@ -124,6 +124,11 @@ template <class T> inline T atomicAdd(T *p, T x) {
     *p = old + x;
     return old;
 }
+template <class T> inline T atomicExch(T *p, T x) {
+    const T old = *p;
+    *p = x;
+    return old;
+}
 inline unsigned atomicMin(unsigned *p, unsigned x) {
     const unsigned old = *p;
     *p = min(old, x);

@@ -44,7 +44,7 @@ inline void ld_v2(uint32_t &x, uint32_t &y, const uint2 *from) {
     const uint2 all = *from;
     x = all.x, y = all.y;
 }
-// Words that the host writes and reads meanwhile: whoever asks again and again lets it.
+// Words that the host writes and reads meanwhile: a thread that polls lets the host run.
 inline void ld_acquire_sys(uint32_t &x, const uint32_t *from) {
     emulated::device->let_host();
     x = __atomic_load_n(from, __ATOMIC_ACQUIRE);

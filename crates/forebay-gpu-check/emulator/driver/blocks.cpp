@@ -177,6 +177,10 @@ void wait_copies(int pending) {
     thread.copies.erase(thread.copies.begin(), thread.copies.begin() + (ptrdiff_t)done);
 }
 
+void wait_for_host() {
+    if (!let_host()) fail("the watchdog has ended it: it waited for the host");
+}
+
 // A thread from its begin to its end.
 void run_thread() {
     block.entry->call(block.arguments);
@@ -204,7 +208,7 @@ void start() {
     runtime.copy = copy;
     runtime.commit_copies = commit_copies;
     runtime.wait_copies = wait_copies;
-    runtime.let_host = let_host;
+    runtime.let_host = wait_for_host;
     const char *order = getenv("FOREBAY_EMULATOR_ORDER");
     block.backward = order && !strcmp(order, "backward");
 }

@@ -12,7 +12,9 @@ std::recursive_mutex lock;
 
 namespace {
 
-bool started = false, broken = false;
+bool started = false;
+Result broken = SUCCESS;
+int broken_calls = 0;
 int retained = 0;
 char context;  // the only one; its address is the handle
 thread_local void *current = nullptr;
@@ -27,6 +29,8 @@ const char *name_of(int error) {
         case INVALID_CONTEXT: return "CUDA_ERROR_INVALID_CONTEXT";
         case INVALID_PTX: return "CUDA_ERROR_INVALID_PTX";
         case NOT_FOUND: return "CUDA_ERROR_NOT_FOUND";
+        case ILLEGAL_ADDRESS: return "CUDA_ERROR_ILLEGAL_ADDRESS";
+        case LAUNCH_TIMEOUT: return "CUDA_ERROR_LAUNCH_TIMEOUT";
         case LAUNCH_FAILED: return "CUDA_ERROR_LAUNCH_FAILED";
         case STREAM_CAPTURE_UNSUPPORTED: return "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED";
         case STREAM_CAPTURE_INVALIDATED: return "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED";
@@ -44,10 +48,13 @@ Result refuse(Result result, const char *call, const char *why) {
 Result ready() {
     if (!started) return refuse(NOT_INITIALIZED, "a call", "before cuInit");
     if (!current || !retained) return refuse(INVALID_CONTEXT, "a call", "no context is current on this thread");
-    return broken ? LAUNCH_FAILED : SUCCESS;
+    broken_calls += broken != SUCCESS;
+    return broken;
 }
 
-void break_context() { broken = true; }
+void break_context(Result why) { broken = why; }
+
+int calls_when_broken() { return broken_calls; }
 
 int setting_or(const char *name, int otherwise) {
     const char *value = getenv(name);
@@ -101,6 +108,7 @@ EMULATED_CALL cuDeviceTotalMem_v2(size_t *bytes, int) {
 EMULATED_CALL cuDeviceGetAttribute(int *value, int attribute, int) {
     switch (attribute) {
         case 16: *value = setting_or("FOREBAY_EMULATOR_MULTIPROCESSORS", 8); return SUCCESS;
+        case 17: *value = setting_or("FOREBAY_EMULATOR_WATCHDOG", 0); return SUCCESS;  // kernels that run long are ended
         case 75: *value = capability() / 10; return SUCCESS;
         case 76: *value = capability() % 10; return SUCCESS;
         case 97: *value = shared_memory(); return SUCCESS;
@@ -121,7 +129,7 @@ EMULATED_CALL cuDevicePrimaryCtxRelease_v2(int) {
     std::lock_guard<std::recursive_mutex> guard(lock);
     if (retained == 0) return INVALID_CONTEXT;
     // The last owner takes all errors with it.
-    if (--retained == 0) broken = false;
+    if (--retained == 0) broken = SUCCESS;
     return SUCCESS;
 }
 

@@ -18,6 +18,8 @@ enum Result : int {
     INVALID_HANDLE = 400,
     NOT_FOUND = 500,
     NOT_READY = 600,
+    ILLEGAL_ADDRESS = 700,
+    LAUNCH_TIMEOUT = 702,
     LAUNCH_FAILED = 719,
     HOST_MEMORY_ALREADY_REGISTERED = 712,
     HOST_MEMORY_NOT_REGISTERED = 713,
@@ -34,15 +36,17 @@ Result refuse(Result result, const char *call, const char *why);
 
 // What every call on a context begins with: it is started, current on this thread, and no kernel has failed.
 Result ready();
-// A failed kernel takes the context with it.
-void break_context();
+// A failed kernel takes the context with it: every later call answers `why`.
+void break_context(Result why);
+// Calls that came after that.
+int calls_when_broken();
 
 // For calls that may not come while this thread captures: they end the capture, too.
 Result outside_capture(const char *call);
 // Does all that streams still have to do.
 void finish_all();
-// For a kernel that waits for the host.
-void let_host();
+// For a kernel that waits for the host. False: the watchdog ends it.
+bool let_host();
 
 int setting_or(const char *name, int otherwise);
 // 90 for compute capability 9.0.

@@ -13,7 +13,7 @@ class Fiber {
 public:
     // Begins `run` on the fiber's own stack when it is first switched to. `run` never returns.
     void prepare(char *stack, size_t bytes, void (*run)());
-    // Goes on with `to` and comes back when somebody switches here again.
+    // Goes on with `to` and comes back when another fiber switches here again.
     void switch_to(Fiber &to);
 
 private:

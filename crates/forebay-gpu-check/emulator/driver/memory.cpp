@@ -147,7 +147,7 @@ EMULATED_CALL cuMemHostUnregister(void *address) {
     return pinned.all.erase((uint64_t)address) ? SUCCESS : HOST_MEMORY_NOT_REGISTERED;
 }
 
-// Addresses that memory is put behind: pages that may not be touched until somebody maps something.
+// Addresses that memory is put behind: pages that may not be touched until memory is mapped.
 
 EMULATED_CALL cuMemGetAllocationGranularity(size_t *bytes, const void *, int) {
     *bytes = CHUNK;

@@ -36,19 +36,30 @@ struct Listed {
     std::vector<std::string> options;
 };
 
-// Which module's PTX begins as `ptx` does: the first line holds a hash of all that it was made from.
+// Whether the manifest has the module that `first`, the first line of a PTX text, names with the hash of its sources.
+bool is_committed(const std::string &kernels, const std::string &first) {
+    std::istringstream lines(read_file(kernels + "/ptx.txt"));
+    std::string line, name, architecture, hash;
+    while (std::getline(lines, line)) {
+        std::istringstream words(line);
+        if (words >> name >> architecture >> hash && first == "// " + name + " " + hash) return true;
+    }
+    return false;
+}
+
+// Which module a PTX text is, by its first line: `// NAME HASH`.
 Listed recognise(const std::string &kernels, const std::string &ptx) {
     std::istringstream lines(read_file(kernels + "/modules.txt"));
-    std::string line;
-    while (std::getline(lines, line)) {
+    std::string line, slashes, name;
+    std::istringstream(line_of(ptx)) >> slashes >> name;
+    const bool known = is_committed(kernels, line_of(ptx));
+    while (known && std::getline(lines, line)) {
         std::istringstream words(line);
         Listed module;
         std::string option;
         if (line[0] == '#' || !(words >> module.name >> module.source >> module.architecture)) continue;
         while (words >> option) module.options.push_back(option);
-        std::ifstream file(kernels + "/ptx/" + module.name + "." + module.architecture + ".ptx");
-        std::string first;
-        if (std::getline(file, first) && first == line_of(ptx)) return module;
+        if (module.name == name) return module;
     }
     throw Unknown("PTX that is not among the committed modules: " + line_of(ptx));
 }

@@ -135,6 +135,15 @@ void watch_addresses() {
     sigaction(SIGBUS, &action, nullptr);
 }
 
+// With FOREBAY_EMULATOR_WATCHDOG: seconds after which a kernel that waits for the host is ended. Real ones allow more.
+constexpr double WATCHDOG_SECONDS = 0.5;
+// When the kernel that runs first looked at a word of the host's (0: it has not), whether the watchdog has ended it, and the
+// longest wait of all.
+double first_look = 0.0, longest_wait = 0.0;
+bool ended_by_watchdog = false;
+// Kernels that were launched, for FOREBAY_EMULATOR_BREAK.
+int launches = 0;
+
 // With FOREBAY_EMULATOR_TIMES: what each kernel took on this machine, which tells where a check's time goes.
 struct Times {
     std::map<std::string, std::pair<int, double>> all;
@@ -148,6 +157,8 @@ struct Times {
         if (!setting_or("FOREBAY_EMULATOR_TIMES", 0)) return;
         for (const auto &[name, time] : all)
             fprintf(stderr, "%8.2f s %6d launches %s\n", time.second, time.first, name.c_str());
+        fprintf(stderr, "longest wait for the host: %.3f s\n", longest_wait);
+        fprintf(stderr, "calls after a failure: %d\n", calls_when_broken());
     }
 };
 
@@ -167,12 +178,20 @@ struct Launch {
         std::vector<void *> pointers;
         for (uint64_t &value : values) pointers.push_back(&value);
         const double start = now();
+        first_look = 0.0;
+        ended_by_watchdog = false;
+        static const int breaks = setting_or("FOREBAY_EMULATOR_BREAK", 0);
+        if (++launches == breaks) {
+            running = false;
+            return break_context(ILLEGAL_ADDRESS);
+        }
         const std::string failure = run_blocks(kernel->entry, grid, pointers.data());
         running = false;
         times.add(kernel->entry.name, now() - start);
         if (failure.empty()) return;
-        refuse(LAUNCH_FAILED, "a kernel", failure.c_str());
-        break_context();
+        const Result result = ended_by_watchdog ? LAUNCH_TIMEOUT : LAUNCH_FAILED;
+        refuse(result, "a kernel", failure.c_str());
+        break_context(result);
     }
 };
 
@@ -213,7 +232,15 @@ void finish_all() {
     for (Stream *stream : streams) finish(stream);
 }
 
-void let_host() { let_others(); }
+bool let_host() {
+    if (first_look == 0.0) first_look = now();
+    let_others();
+    const double waited = now() - first_look;
+    longest_wait = waited > longest_wait ? waited : longest_wait;
+    static const bool watchdog = setting_or("FOREBAY_EMULATOR_WATCHDOG", 0) != 0;
+    ended_by_watchdog = watchdog && waited > WATCHDOG_SECONDS;
+    return !ended_by_watchdog;
+}
 
 }  // namespace emulated
 

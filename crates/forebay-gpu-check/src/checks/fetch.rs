@@ -1,11 +1,12 @@
 //! Experts that recorded work asks the host for: what is copied, what the tables say afterwards.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use forebay_cuda::{
-    DeviceMemory, DevicePtr, ExpertAnswer, ExpertFetch, ExpertMailbox, ExpertMiss, ExpertReturn,
-    Pinned,
+    AddressTables, DeviceMemory, DevicePtr, ExpertAnswer, ExpertFetch, ExpertMailbox, ExpertMiss,
+    ExpertQuestion, ExpertReturn, FetchedLayer, GivingUp, Pinned, TableSize,
 };
 use forebay_store::{Arena, SlotBuffer};
 
@@ -24,6 +25,8 @@ pub fn checks() -> Vec<Check> {
         check("fetch aligned experts", [4096, 48, 70_000], [0, 16, 32]),
         check("fetch experts from odd addresses", [1003, 33, 40_001], [1, 6, 15]),
         check("fetch experts from multiples of four", [64, 15, 8196], [4, 8, 12]),
+        Check::new("fetch gives up without an answer", |context| gives_up(context, true)),
+        Check::new("fetch gives up without rows", |context| gives_up(context, false)),
     ]
 }
 
@@ -48,32 +51,45 @@ struct Source {
     // Before what it pins.
     pinned: Pinned,
     slot: SlotBuffer,
+    /// What kernels write.
+    back: Vec<SlotBuffer>,
+}
+
+/// Memory that experts go back to.
+struct Back(SlotBuffer);
+
+impl AsMut<[u8]> for Back {
+    fn as_mut(&mut self) -> &mut [u8] {
+        self.0.as_mut_slice()
+    }
 }
 
 impl Source {
-    fn new(context: &Context, bytes: usize) -> Result<Source> {
-        let arena = Arena::reserve(bytes)?;
+    /// `bytes` to read, and `back` pieces of `back_bytes` to write.
+    fn new(context: &Context, bytes: usize, (back, back_bytes): (usize, usize)) -> Result<Source> {
+        let arena = Arena::reserve(bytes + back * back_bytes)?;
         let mut slot = arena.carve(bytes)?;
+        let back = (0..back).map(|_| arena.carve(back_bytes)).collect::<Result<_, _>>()?;
         let mut random = Random::new(11);
         for chunk in slot.as_mut_slice().chunks_mut(4) {
             chunk.copy_from_slice(&random.next().to_le_bytes()[..chunk.len()]);
         }
         let pinned = context.gpu.pin(arena.addresses(), arena.clone())?;
-        Ok(Source { pinned, slot })
+        Ok(Source { pinned, slot, back })
     }
 
-    fn address(&self, at: usize) -> u64 {
-        self.pinned.device_address(&self.slot.as_slice()[at])
+    fn bytes(&self, at: usize, bytes: usize) -> &[u8] {
+        &self.slot.as_slice()[at..at + bytes]
     }
 }
 
 /// What a kernel and its host need.
 struct Desk {
-    mailbox: ExpertMailbox,
+    mailbox: ExpertMailbox<Back>,
     words: DeviceMemory,
     _desk: DeviceMemory,
     _x: DeviceMemory,
-    tables: DeviceMemory,
+    tables: Arc<AddressTables>,
     fetch: ExpertFetch,
 }
 
@@ -85,11 +101,20 @@ const K: usize = 3;
 const STATE: [f32; 8] = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0];
 
 impl Desk {
-    fn new(context: &Context, k: usize, parts: [(u64, u64); 3], blocks: u32) -> Result<Desk> {
+    fn new(
+        context: &Context,
+        memory: &Arc<DeviceMemory>,
+        k: usize,
+        parts: [(u64, u64); 3],
+        blocks: u32,
+    ) -> Result<Desk> {
         let gpu = &context.gpu;
-        // `now` [2], tickets [2], ids [k], forced [k], slots [k].
-        let words = gpu.allocate_with(&vec![0_u32; 4 + 4 * k + 1])?;
-        let tables = gpu.allocate_with(&[0_u64; EXPERTS])?;
+        // `now` [2], tickets [2], ids [k], forced [k].
+        let words = gpu.allocate_with(&vec![0_u32; 4 + 2 * k])?;
+        let slot_bytes = parts[2].0 + parts[2].1;
+        let table = |entries| TableSize { entries, slot_bytes };
+        let sizes = [table(FIRST), table(EXPERTS - FIRST), table(k)];
+        let tables = Arc::new(gpu.address_tables(memory.clone(), &sizes)?);
         let desk = gpu.allocate_with(&vec![0_u32; ExpertFetch::desk_words(k)])?;
         let x = context.upload(&STATE)?;
         let at = |word: usize| words.ptr::<u32>().offset(word);
@@ -98,16 +123,13 @@ impl Desk {
             tickets: at(2),
             desk: desk.ptr(),
             x: x.ptr(),
-            slots: at(4).cast(),
-            ids: at(4 + 2 * k),
-            forced: at(4 + 3 * k),
-            k,
-            tables: tables.ptr(),
-            first: FIRST,
-            parts,
+            ids: at(4),
+            forced: at(4 + k),
             blocks,
+            giving_up: None,
         };
-        let mailbox = ExpertMailbox::new(gpu, 2, k, STATE.len())?;
+        let layers = vec![FetchedLayer { table: 1, slots: 2, parts }; 2];
+        let mailbox = ExpertMailbox::new(gpu, tables.clone(), layers, k, STATE.len())?;
         Ok(Desk { mailbox, words, _desk: desk, _x: x, tables, fetch })
     }
 
@@ -116,6 +138,18 @@ impl Desk {
         gpu.upload(&[run, u32::from(!forced.is_empty())], self.fetch.now)?;
         gpu.upload(ids, self.fetch.ids)?;
         Ok(gpu.upload(forced, self.fetch.forced)?)
+    }
+
+    /// All entries of the tables of experts.
+    fn table(&self, context: &Context) -> Result<Vec<u64>> {
+        let mut all = self.tables.download(&context.gpu, 0)?;
+        all.extend(self.tables.download(&context.gpu, 1)?);
+        Ok(all)
+    }
+
+    /// Addresses of the chosen experts.
+    fn slots(&self, context: &Context) -> Result<Vec<u64>> {
+        Ok(self.tables.download(&context.gpu, 2)?)
     }
 }
 
@@ -134,25 +168,28 @@ fn rows_of(run: u32, rows: &[f32]) -> Outcome {
 /// Three tokens: misses, all there, and forced ones of which one goes, back to pinned memory, and one is somebody else's.
 fn fetched(context: &Context, bytes: [usize; 3], shifts: [usize; 3]) -> Result<Outcome> {
     let gpu = &context.gpu;
-    let source = Source::new(context, 1 << 20)?;
-    let mut before = source.slot.as_slice().to_vec();
+    let Source { pinned, slot: source, back: goes_to } =
+        Source::new(context, 1 << 20, (1, 1 << 20))?;
+    let source = source.as_slice();
+    let mut goes_to = goes_to.into_iter().map(Back).next();
+    let mut came_back = None;
     // A byte beside each part must stay as it is.
     let mut offsets = [0; 3];
     for part in 1..3 {
         offsets[part] = (offsets[part - 1] + bytes[part - 1] + 1).next_multiple_of(16);
     }
     let slot_bytes = (offsets[2] + bytes[2] + 1).next_multiple_of(16);
-    let memory = gpu.allocate(4 * slot_bytes)?;
+    let memory = Arc::new(gpu.allocate(4 * slot_bytes)?);
     gpu.fill(memory.ptr(), 0xa5, 4 * slot_bytes)?;
     let parts = [0, 1, 2].map(|part| (offsets[part] as u64, bytes[part] as u64));
-    let mut desk = Desk::new(context, K, parts, 3)?;
+    let mut desk = Desk::new(context, &memory, K, parts, 3)?;
     let slot = |number: usize| memory.ptr::<u8>().offset(number * slot_bytes);
     let from =
         |number: usize| [0, 1, 2].map(|part| 256 * (100 * part + 10 * number) + shifts[part]);
     let miss = |number: usize, stays_as: Option<u32>| ExpertMiss {
         stays_as,
         to: slot(number),
-        from: from(number).map(|at| source.address(at)),
+        from: [0, 1, 2].map(|part| &source[from(number)[part]..][..bytes[part]]),
     };
     // Back to other odd addresses, and as if it were of another layer: a little smaller.
     let back = |part: usize| 300_001 + 100_000 * part + 3 * shifts[part];
@@ -173,23 +210,23 @@ fn fetched(context: &Context, bytes: [usize; 3], shifts: [usize; 3]) -> Result<O
         gpu.take_rows(&desk.fetch, &desk.mailbox, 1, rows.ptr())?;
         let mut asked = [0; K];
         let began = Instant::now();
-        let is_waiting = loop {
-            if let Some(is_waiting) = desk.mailbox.question(1, run, &mut asked) {
-                break is_waiting;
+        let question = loop {
+            if let Some(question) = desk.mailbox.question(1, run, &mut asked) {
+                break question;
             }
             ensure!(began.elapsed() < PATIENCE, "run {run}: no question came");
         };
+        let is_waiting = question == ExpertQuestion::Waiting;
         outcome = outcome.worse(Outcome::same(&asked, &chosen).at("asked for"));
         outcome = outcome.worse(Outcome::same(&[is_waiting], &[run != 2]).at("waits"));
         let at = |id: u32| FIRST + id as usize;
         let slots = match run {
             1 => {
-                let misses =
-                    [miss(0, Some(at(5) as u32)), miss(1, Some(at(0) as u32)), miss(2, None)];
+                let misses = [miss(0, Some(5)), miss(1, Some(0)), miss(2, None)];
                 let slots = [slot(0), slot(1), slot(2)];
-                let (gone, returns) = (&[], &[]);
-                let answer = ExpertAnswer { slots: &slots, misses: &misses, gone, returns };
-                desk.mailbox.answer(1, run, &answer);
+                let answer = ExpertAnswer { slots: &slots, gone: &[] };
+                let nothing = [].into_iter();
+                desk.mailbox.answer(gpu, 1, run, &answer, misses.iter(), nothing, &pinned);
                 (table[at(5)], table[at(0)]) = (slot(0).address(), slot(1).address());
                 slots_held = [Some(0), Some(1), Some(2), None];
                 slots
@@ -197,14 +234,17 @@ fn fetched(context: &Context, bytes: [usize; 3], shifts: [usize; 3]) -> Result<O
             2 => [slot(0), slot(1), slot(0)],
             _ => {
                 let slots = [DevicePtr::null(), slot(3), slot(0)];
-                let (misses, gone) = ([miss(3, Some(at(1) as u32))], [at(0) as u32]);
-                let returns = [ExpertReturn {
+                let (misses, gone) = ([miss(3, Some(1))], [at(0) as u32]);
+                let returns = goes_to.take().map(|to| ExpertReturn {
                     from: offsets.map(|offset| slot(1).offset(offset)),
-                    to: [0, 1, 2].map(|part| source.address(back(part))),
-                    bytes: [0, 1, 2].map(|part| back_bytes(part) as u32),
-                }];
-                let (misses, gone, returns) = (&misses, &gone, &returns);
-                desk.mailbox.answer(1, run, &ExpertAnswer { slots: &slots, misses, gone, returns });
+                    to,
+                    ranges: [0, 1, 2].map(|part| back(part)..back(part) + back_bytes(part)),
+                });
+                let answer = ExpertAnswer { slots: &slots, gone: &gone };
+                let (misses, returns) = (misses.iter(), returns.into_iter());
+                desk.mailbox.answer(gpu, 1, run, &answer, misses, returns, &pinned);
+                let nothing = desk.mailbox.returned(gpu).is_none();
+                outcome = outcome.worse(Outcome::same(&[nothing], &[true]).at("too early"));
                 (table[at(1)], table[at(0)]) = (slot(3).address(), 0);
                 slots_held[3] = Some(3);
                 // Somebody else's.
@@ -217,9 +257,10 @@ fn fetched(context: &Context, bytes: [usize; 3], shifts: [usize; 3]) -> Result<O
             }
         };
         gpu.synchronize()?;
-        let got: Vec<u64> = gpu.download(desk.fetch.slots, K)?;
+        came_back = came_back.or(desk.mailbox.returned(gpu));
+        let got = desk.slots(context)?;
         outcome = outcome.worse(Outcome::same(&got, &slots.map(DevicePtr::address)).at("slots"));
-        let got: Vec<u64> = gpu.download(desk.tables.ptr(), EXPERTS)?;
+        let got = desk.table(context)?;
         outcome = outcome.worse(Outcome::same(&got, &table).at("tables"));
         let got: Vec<u32> = gpu.download(desk.words.ptr::<u32>().offset(2), 2)?;
         outcome = outcome.worse(Outcome::same(&got, &[0, 0]).at("tickets"));
@@ -230,17 +271,126 @@ fn fetched(context: &Context, bytes: [usize; 3], shifts: [usize; 3]) -> Result<O
         for number in slots_held.into_iter().flatten() {
             for (part, at) in from(number).into_iter().enumerate() {
                 let to = number * slot_bytes + offsets[part];
-                expected[to..to + bytes[part]]
-                    .copy_from_slice(&source.slot.as_slice()[at..][..bytes[part]]);
+                expected[to..to + bytes[part]].copy_from_slice(&source[at..][..bytes[part]]);
             }
         }
         outcome = outcome.worse(Outcome::same(&got, &expected).at(&format!("run {run}")));
     }
+    // Memory of an arena begins as zeroes.
+    let mut expected = vec![0; source.len()];
     for (part, at) in from(1).into_iter().enumerate() {
         let (to, bytes) = (back(part), back_bytes(part));
-        before.copy_within(at..at + bytes, to);
+        expected[to..to + bytes].copy_from_slice(&source[at..][..bytes]);
     }
-    Ok(outcome.worse(Outcome::same(source.slot.as_slice(), &before).at("what went back")))
+    let mut came_back = came_back.context("nothing came back")?;
+    Ok(outcome.worse(Outcome::same(came_back.as_mut(), &expected).at("what went back")))
+}
+
+/// How long kernels wait here before they give up, and how much later the host answers.
+const BOUND: Duration = Duration::from_millis(40);
+const LATE: Duration = Duration::from_millis(120);
+
+/// A run of two layers whose host is late: with the answer of the first one, or with the row that it computes of it. The run
+/// ends by itself and has changed no table that the answer does not ask for; the same kernels, queued again with everything there,
+/// do what they would have done.
+fn gives_up(context: &Context, without_answer: bool) -> Result<Outcome> {
+    const BYTES: usize = 4096;
+    let gpu = &context.gpu;
+    let source = Source::new(context, 1 << 20, (0, 0))?;
+    let memory = Arc::new(gpu.allocate(3 * 3 * BYTES)?);
+    gpu.fill(memory.ptr(), 0xa5, memory.bytes())?;
+    let parts = [0, 1, 2].map(|part| (part * BYTES as u64, BYTES as u64));
+    let mut desk = Desk::new(context, &memory, K, parts, 3)?;
+    let kept = context.poisoned(STATE.len())?;
+    let run_word = gpu.allocate_with(&[0_u32])?;
+    let stream: Vec<f32> = STATE.iter().map(|x| x + 0.5).collect();
+    let stream = context.upload(&stream)?;
+    let giving_up = GivingUp {
+        bound: BOUND,
+        run: run_word.ptr(),
+        stream: stream.ptr(),
+        kept: kept.ptr(),
+        width: STATE.len(),
+    };
+    desk.fetch.giving_up = Some(giving_up);
+    let rows = context.poisoned(K * STATE.len())?;
+    let (run, ids) = (7, [5, 2, 6]);
+    desk.upload(context, run, &ids, &[])?;
+    let slot = |number: usize| memory.ptr::<u8>().offset(number * 3 * BYTES);
+    let from = |number: usize| [0, 1, 2].map(|part| 65_536 * (3 * number + part) + 16);
+    let miss = |number: usize, id: u32| ExpertMiss {
+        stays_as: Some(id),
+        to: slot(number),
+        from: from(number).map(|at| source.bytes(at, BYTES)),
+    };
+    // The last of the three is the host's.
+    let slots = [slot(0), slot(1), DevicePtr::null()];
+    let misses = [miss(0, ids[0]), miss(1, ids[1])];
+    let answer = ExpertAnswer { slots: &slots, gone: &[] };
+    let answer = |desk: &mut Desk| {
+        let nothing = [].into_iter();
+        desk.mailbox.answer(gpu, 0, run, &answer, misses.iter(), nothing, &source.pinned);
+    };
+    if !without_answer {
+        answer(&mut desk);
+    }
+    let began = Instant::now();
+    for place in [0, 1] {
+        gpu.fetch_experts(&desk.fetch, &desk.mailbox, place)?;
+        gpu.take_rows(&desk.fetch, &desk.mailbox, place, rows.ptr())?;
+    }
+    let mut asked = [0; K];
+    while desk.mailbox.question(1, run, &mut asked).is_none() {
+        ensure!(began.elapsed() < PATIENCE, "no question of the second layer came");
+    }
+    let question = desk.mailbox.question(1, run, &mut asked);
+    gpu.synchronize()?;
+    let waited = began.elapsed();
+    ensure!(waited >= BOUND, "the run gave up after {waited:?}");
+    std::thread::sleep(LATE.saturating_sub(waited));
+    let is_given_up = question == Some(ExpertQuestion::GivenUp);
+    let mut outcome = Outcome::same(&[is_given_up], &[true]).at("second question");
+    let given_up = desk.mailbox.given_up(run);
+    outcome = outcome.worse(Outcome::same(&[given_up], &[Some(0)]).at("place"));
+    let got: Vec<f32> = gpu.download(kept.ptr(), STATE.len())?;
+    outcome = outcome.worse(Outcome::same(&got, &STATE.map(|x| x + 0.5)).at("what was kept"));
+    let mut table = [0_u64; EXPERTS];
+    let answered = [(ids[0], slots[0]), (ids[1], slots[1])];
+    let named = |table: &mut [u64; EXPERTS]| {
+        for (id, slot) in answered {
+            table[FIRST + id as usize] = slot.address();
+        }
+    };
+    if !without_answer {
+        named(&mut table);
+    }
+    let got = desk.table(context)?;
+    outcome = outcome.worse(Outcome::same(&got, &table).at("tables of the run that gave up"));
+    // The host has what was missing, and goes on.
+    if without_answer {
+        answer(&mut desk);
+        named(&mut table);
+    }
+    desk.mailbox.write_row(2, &STATE.map(|x| 10.0 * x));
+    desk.mailbox.rows_are_there(0, run);
+    desk.mailbox.forget_given_up(gpu, &giving_up)?;
+    gpu.fetch_experts(&desk.fetch, &desk.mailbox, 0)?;
+    gpu.take_rows(&desk.fetch, &desk.mailbox, 0, rows.ptr())?;
+    gpu.synchronize()?;
+    outcome = outcome.worse(Outcome::same(&[desk.mailbox.given_up(run)], &[None]).at("anew"));
+    let got = desk.slots(context)?;
+    outcome = outcome.worse(Outcome::same(&got, &slots.map(DevicePtr::address)).at("slots"));
+    let got = desk.table(context)?;
+    outcome = outcome.worse(Outcome::same(&got, &table).at("tables"));
+    let got: Vec<f32> = gpu.download(rows.ptr::<f32>().offset(2 * STATE.len()), STATE.len())?;
+    outcome = outcome.worse(Outcome::same(&got, &STATE.map(|x| 10.0 * x)).at("row"));
+    let got: Vec<u8> = gpu.download(memory.ptr(), memory.bytes())?;
+    let mut expected = vec![0xa5; memory.bytes()];
+    for (number, part) in [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)] {
+        let bytes = &source.slot.as_slice()[from(number)[part]..][..BYTES];
+        expected[(3 * number + part) * BYTES..][..BYTES].copy_from_slice(bytes);
+    }
+    Ok(outcome.worse(Outcome::same(&got, &expected).at("what was copied")))
 }
 
 fn bench(context: &Context, misses: usize, shift: usize, blocks: u32) -> Result<Measured> {
@@ -260,26 +410,34 @@ fn bench_ways(
 ) -> Result<Measured> {
     const PART: usize = 983_040;
     let gpu = &context.gpu;
-    let source = Source::new(context, 96 << 20)?;
-    let memory = gpu.allocate(8 * 3 * PART)?;
+    let Source { pinned, slot: source, back: places } =
+        Source::new(context, 48 << 20, (back, 8 << 20))?;
+    let memory = Arc::new(gpu.allocate(8 * 3 * PART)?);
     let parts = [0, 1, 2].map(|part| (part * PART as u64, PART as u64));
-    let mut desk = Desk::new(context, K + 1, parts, blocks)?;
+    let mut desk = Desk::new(context, &memory, K + 1, parts, blocks)?;
     desk.upload(context, 1, &[0; K + 1], &[])?;
     let slots = [0, 1, 2, 3].map(|number| memory.ptr::<u8>().offset(number * 3 * PART));
     let miss = |(number, &to): (usize, &DevicePtr<u8>)| ExpertMiss {
         stays_as: None,
         to,
-        from: [0, 1, 2].map(|part| source.address((3 * number + part) << 21 | shift)),
+        from: [0, 1, 2].map(|part| &source.as_slice()[(3 * number + part) << 21 | shift..][..PART]),
     };
-    let all: Vec<ExpertMiss> = slots.iter().enumerate().map(miss).take(misses).collect();
-    let goes = |number: usize| ExpertReturn {
-        from: [0, 1, 2].map(|part| memory.ptr::<u8>().offset((3 * (4 + number) + part) * PART)),
-        to: [0, 1, 2].map(|part| source.address((3 * (4 + number) + part) << 21 | shift)),
-        bytes: [PART as u32; 3],
+    let all: Vec<ExpertMiss<'_>> = slots.iter().enumerate().map(miss).take(misses).collect();
+    let mut places = places.into_iter();
+    let goes = |number: usize| {
+        Some(ExpertReturn {
+            from: [0, 1, 2].map(|part| memory.ptr::<u8>().offset((3 * (4 + number) + part) * PART)),
+            to: Back(places.next()?),
+            ranges: [0, 1, 2].map(|part| {
+                let at = part << 21 | shift;
+                at..at + PART
+            }),
+        })
     };
-    let returns: Vec<ExpertReturn> = (0..back).map(goes).collect();
-    let answer = ExpertAnswer { slots: &slots, misses: &all, gone: &[], returns: &returns };
-    desk.mailbox.answer(0, 1, &answer);
+    let returns: Vec<ExpertReturn<Back>> = (0..back).filter_map(goes).collect();
+    let answer = ExpertAnswer { slots: &slots, gone: &[] };
+    let (all, returns) = (all.iter(), returns.into_iter());
+    desk.mailbox.answer(gpu, 0, 1, &answer, all, returns, &pinned);
     let seconds = median_seconds(context, |_| gpu.fetch_experts(&desk.fetch, &desk.mailbox, 0))?;
     Ok(Measured { seconds, bytes: (misses * 3 * PART) as f64, flops: 0.0 })
 }

@@ -8,7 +8,7 @@ use anyhow::{Result, ensure};
 use forebay_engine::load::{DeviceRequest, LoadRequest, load};
 use forebay_format::TensorType;
 use forebay_format::gguf::writer::GgufWriter;
-use forebay_store::IoKind;
+use forebay_store::{Interrupt, IoKind, OutputFile};
 use tempfile::TempDir;
 
 use crate::bench::{Bench, Measured};
@@ -44,12 +44,13 @@ fn write_model(path: &Path) -> Result<()> {
         writer.add_tensor(&format!("blk.{layer}.bias"), TensorType::F16, &[3])?;
         writer.add_tensor(&format!("blk.{layer}.down"), TensorType::Q8_0, &[300 + layer, 1024])?;
     }
-    let (mut data, mut random) = (writer.start()?, Random::new(4));
+    let out = OutputFile::create(path)?.into_stream();
+    let (mut data, mut random) = (writer.start(out)?, Random::new(4));
     while let Some((_, bytes)) = data.next_tensor() {
         let words = (0..bytes.div_ceil(4)).flat_map(|_| random.next().to_le_bytes());
         data.write(&words.take(bytes as usize).collect::<Vec<u8>>())?;
     }
-    Ok(data.finish()?)
+    Ok(data.finish()?.commit()?)
 }
 
 fn loaded(io: IoKind, cold: bool) -> Result<Outcome> {
@@ -57,8 +58,16 @@ fn loaded(io: IoKind, cold: bool) -> Result<Outcome> {
     let path = folder.path().join("model.gguf");
     write_model(&path)?;
     let device = Some(DeviceRequest { check: true, ..DeviceRequest::new(0) });
-    let request =
-        LoadRequest { io, cold, limit: false, repeat: 2, verify: true, device, recorder: None };
+    let request = LoadRequest {
+        io,
+        cold,
+        limit: false,
+        repeat: 2,
+        verify: true,
+        device,
+        recorder: None,
+        interrupt: Interrupt::new(),
+    };
     // A byte that differs is an error.
     let report = load(&path, &request, &mut |_, _| {})?;
     let read_back = report.device.and_then(|device| device.read_back);
@@ -102,12 +111,14 @@ pub fn benches() -> Vec<Bench> {
 /// Writes the file of all measurements; it is in the page cache then.
 fn write_large_model() -> Result<TempDir> {
     let folder = tempfile::tempdir()?;
-    let mut writer = GgufWriter::new(&folder.path().join(MODEL));
+    let path = folder.path().join(MODEL);
+    let mut writer = GgufWriter::new(&path);
     writer.set("general.architecture", "llama")?;
     for number in 0..TENSORS {
         writer.add_tensor(&format!("{number}"), TensorType::Q8_0, &[8192, 4096])?;
     }
-    let (mut data, mut random) = (writer.start()?, Random::new(5));
+    let out = OutputFile::create(&path)?.into_stream();
+    let (mut data, mut random) = (writer.start(out)?, Random::new(5));
     let noise: Vec<u8> = (0..1 << 18).flat_map(|_| random.next().to_le_bytes()).collect();
     while let Some((_, bytes)) = data.next_tensor() {
         let mut left = bytes as usize;
@@ -117,7 +128,7 @@ fn write_large_model() -> Result<TempDir> {
             left -= length;
         }
     }
-    data.finish()?;
+    data.finish()?.commit()?;
     Ok(folder)
 }
 
@@ -132,8 +143,16 @@ fn warm(folder: &OnceCell<TempDir>, piece_bytes: usize, ring_bytes: usize) -> Re
     };
     let device = Some(DeviceRequest { piece_bytes, ring_bytes, ..DeviceRequest::new(0) });
     let (io, repeat) = (IoKind::Auto, 5);
-    let request =
-        LoadRequest { io, cold: false, limit: false, repeat, verify: true, device, recorder: None };
+    let request = LoadRequest {
+        io,
+        cold: false,
+        limit: false,
+        repeat,
+        verify: true,
+        device,
+        recorder: None,
+        interrupt: Interrupt::new(),
+    };
     let report = load(&folder.path().join(MODEL), &request, &mut |_, _| {})?;
     let seconds = report.runs.iter().map(|run| run.statistics.seconds);
     let seconds = seconds.fold(f64::INFINITY, f64::min);

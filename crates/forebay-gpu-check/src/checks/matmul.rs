@@ -1,5 +1,7 @@
 //! Products with many tokens, on tensor cores and in f32, against f64.
 
+use std::sync::Arc;
+
 use anyhow::Result;
 use forebay_cuda::{
     DeviceMemory, DevicePtr, MatmulInput, MatmulJob, MatmulWeights, NarrowActivations, NarrowForm,
@@ -191,10 +193,16 @@ fn experts(context: &Context, ty: TensorType, exact: bool) -> Result<Outcome> {
     let offset = 64;
     for (expert, count) in counts.iter().enumerate() {
         if *count > 0 {
-            let one = Weights::random(context, ty, rows, cols, &mut random)?;
-            slots[expert] = if expert == MISSING { 0 } else { one.ptr.address() - offset };
-            weights.push((expert, one));
+            weights.push((expert, Weights::random(context, ty, rows, cols, &mut random)?));
         }
+    }
+    let slot_bytes = offset as usize + weights[0].1.data.len();
+    let stride = (slot_bytes + 32).next_multiple_of(256);
+    let pool = Arc::new(gpu.allocate(16 + stride * weights.len())?);
+    for (place, (expert, one)) in weights.iter().enumerate() {
+        let slot = pool.ptr::<u8>().offset(16 + stride * place);
+        gpu.upload(&one.data, slot.offset(offset as usize))?;
+        slots[*expert] = if *expert == MISSING { 0 } else { slot.address() };
     }
     let starts: Vec<u32> = counts
         .iter()
@@ -209,13 +217,19 @@ fn experts(context: &Context, ty: TensorType, exact: bool) -> Result<Outcome> {
     let x = random.gaussians(tokens as usize * cols);
     let form = if exact { None } else { narrow_form(ty, cols) };
     let input = Input::new(context, form, &x, cols)?;
-    let device =
-        [context.upload(&starts)?, context.upload(&token_rows)?, context.upload(&out_rows)?];
-    let slots = context.upload(&slots)?;
+    // Room for more entries than there are.
+    let most = 49 * experts;
+    let with_room = |rows: &[u32]| {
+        let mut rows = rows.to_vec();
+        rows.resize(most, 0);
+        context.upload(&rows)
+    };
+    let device = [context.upload(&starts)?, with_room(&token_rows)?, with_room(&out_rows)?];
+    let slots = context.table(&pool, slot_bytes, &slots)?;
     let run = |scatter: bool, capacity: usize| -> Result<Vec<f32>> {
-        let out = context.poisoned(entries * rows)?;
+        let out = context.poisoned(most * rows)?;
         let operands = MatmulWeights::Experts {
-            slots: slots.ptr(),
+            slots: slots.table(0),
             experts,
             offset,
             starts: device[0].ptr(),
@@ -234,7 +248,7 @@ fn experts(context: &Context, ty: TensorType, exact: bool) -> Result<Outcome> {
         Ok(gpu.download(out.ptr(), entries * rows)?)
     };
     // More room than entries chooses the large tiles.
-    let (sorted, scattered) = (run(false, entries)?, run(true, 49 * experts)?);
+    let (sorted, scattered) = (run(false, entries)?, run(true, most)?);
     let mut worst = Outcome::same::<u8>(&[], &[]);
     for (expert, weights) in &weights {
         for entry in starts[*expert] as usize..starts[*expert + 1] as usize {
@@ -290,12 +304,13 @@ fn bench_experts(context: &Context) -> Result<Measured> {
     let (ty, experts, rows, cols, tokens) = (TensorType::Q4_K, 128, 768, 2048, 512);
     let entries = tokens * 8;
     let data = random_weights(ty, rows * cols, &mut Random::new(1));
-    let pool = context.gpu.allocate(data.len() * experts)?;
+    let pool = Arc::new(context.gpu.allocate(data.len() * experts)?);
     for expert in 0..experts {
         context.gpu.upload(&data, pool.ptr::<u8>().offset(expert * data.len()))?;
     }
     let slot = |expert| pool.ptr::<u8>().offset(expert * data.len()).address();
-    let slots = context.upload(&(0..experts).map(slot).collect::<Vec<u64>>())?;
+    let slots: Vec<u64> = (0..experts).map(slot).collect();
+    let slots = context.table(&pool, data.len(), &slots)?;
     let starts: Vec<u32> = (0..=experts).map(|e| (e * entries / experts) as u32).collect();
     let token_rows: Vec<u32> = (0..entries).map(|i| (i * 13 % tokens) as u32).collect();
     let (starts, token_rows) = (context.upload(&starts)?, context.upload(&token_rows)?);
@@ -303,7 +318,7 @@ fn bench_experts(context: &Context) -> Result<Measured> {
     let input = Input::new(context, narrow_form(ty, cols), &x, cols)?;
     let out = context.poisoned(entries * rows)?;
     let weights = MatmulWeights::Experts {
-        slots: slots.ptr(),
+        slots: slots.table(0),
         experts,
         offset: 0,
         starts: starts.ptr(),

@@ -1,9 +1,11 @@
 //! Products with few tokens, against f64 products of the exact weights with the activations as rounded.
 
+use std::sync::Arc;
+
 use anyhow::Result;
 use forebay_cuda::{
-    DeviceMatrix, DeviceMemory, DevicePtr, ExpertPart, ExpertTable, GateBiases, Gating,
-    MatvecInput, Pairing, takes_rounded,
+    AddressTables, DeviceMatrix, DeviceMemory, DevicePtr, ExpertPart, ExpertTable, GateBiases,
+    Gating, MatvecInput, Pairing, takes_rounded,
 };
 use forebay_format::TensorType;
 
@@ -129,7 +131,7 @@ fn experts(context: &Context, ty: TensorType) -> Result<Outcome> {
         // An expert's slot and its bias are found by numbers that differ.
         let bias_of = |id: u32| (id + 1) % 6;
         let bias_ids = context.upload(&ids.iter().map(|id| bias_of(*id)).collect::<Vec<_>>())?;
-        let table = ExpertTable { slots: pool.table.ptr(), rows };
+        let table = ExpertTable { slots: pool.table.table(0), rows };
         for pairs_per_x in [used, 1] {
             let x_rows = tokens * used / pairs_per_x;
             let input = Input::new(context, ty, &random.gaussians(x_rows * cols), cols)?;
@@ -215,11 +217,10 @@ const GATED: [(Gating, bool); 3] = [
 struct Pool {
     experts: Vec<[Weights; 2]>,
     part_bytes: u64,
-    table: DeviceMemory,
+    table: AddressTables,
     /// `[experts, rows]`, of gate and up alike.
     bias_values: Vec<f32>,
     biases: DeviceMemory,
-    _slots: DeviceMemory,
 }
 
 impl Pool {
@@ -237,7 +238,7 @@ impl Pool {
         }
         let part_bytes = experts[0][0].data.len();
         let stride = (2 * part_bytes + 64).next_multiple_of(256) + 16;
-        let slots = context.gpu.allocate(stride * 8)?;
+        let slots = Arc::new(context.gpu.allocate(stride * 8)?);
         context.gpu.fill(slots.ptr(), 0xff, stride * 8)?;
         let mut table = vec![0_u64; experts.len()];
         for (id, parts) in experts.iter().enumerate() {
@@ -256,8 +257,7 @@ impl Pool {
             bias_values,
             experts,
             part_bytes: part_bytes as u64,
-            table: context.upload(&table)?,
-            _slots: slots,
+            table: context.table(&slots, 2 * part_bytes, &table)?,
         })
     }
 }
@@ -363,7 +363,7 @@ fn bench_experts(
     let (count, used) = (128, 8);
     let data = repeated_weights(ty, rows * parts, cols);
     let stride = data.len().next_multiple_of(256);
-    let pool = context.gpu.allocate(stride * count)?;
+    let pool = Arc::new(context.gpu.allocate(stride * count)?);
     context.gpu.upload(&data, pool.ptr())?;
     for expert in 1..count {
         let to = pool.ptr::<u8>().offset(expert * stride);
@@ -371,11 +371,12 @@ fn bench_experts(
     }
     let slots: Vec<u64> =
         (0..count).map(|expert| pool.ptr::<u8>().offset(expert * stride).address()).collect();
-    let (slots, out) = (context.upload(&slots)?, context.poisoned(used * rows)?);
+    let slots = context.table(&pool, data.len(), &slots)?;
+    let out = context.poisoned(used * rows)?;
     let ids: Vec<u32> = (0..count as u32).map(|i| i * 37 % count as u32).collect();
     let ids = context.upload(&ids)?;
     let input = Input::new(context, ty, &Random::new(2).gaussians(used * cols), cols)?;
-    let table = ExpertTable { slots: slots.ptr(), rows };
+    let table = ExpertTable { slots: slots.table(0), rows };
     let parts: Vec<ExpertPart> = (0..parts)
         .map(|i| ExpertPart { offset: (data.len() / parts * i) as u64, out: out.ptr() })
         .collect();

@@ -3,6 +3,7 @@
 mod attention;
 mod attention_fused;
 mod attention_inputs;
+mod buffers;
 mod convert;
 mod elementwise;
 mod embedding;
@@ -34,6 +35,7 @@ pub fn checks() -> Vec<Check> {
         attention_inputs::checks(),
         attention::checks(),
         attention_fused::checks(),
+        buffers::checks(),
         convert::checks(),
         load::checks(),
     ];

@@ -18,7 +18,7 @@ use anyhow::{Context as _, Result, ensure};
 use clap::Parser;
 use forebay_cuda::Gpu;
 use forebay_engine::DeviceChoice;
-use forebay_store::IoKind;
+use forebay_store::{IoKind, OutputFile};
 use serde::Serialize;
 
 use conversation::Then;
@@ -132,7 +132,8 @@ fn run(arguments: &Arguments) -> Result<Report> {
     let mut models = Vec::new();
     for (index, model) in arguments.models.iter().enumerate() {
         let pack = folder.path().join(format!("{index}.fbay"));
-        forebay_engine::pack::pack(model, &pack, IoKind::Auto, &mut |_, _| true)
+        let out = OutputFile::create(&pack)?;
+        forebay_engine::pack::pack(model, out, IoKind::Auto, &mut |_, _| true)
             .with_context(|| model.display().to_string())?;
         models.extend([model.clone(), pack]);
     }

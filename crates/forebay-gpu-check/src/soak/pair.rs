@@ -42,7 +42,7 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// Opens both with options by chance, and budgets between the smallest and two thirds of what the model takes.
+    /// Opens both with random options, and budgets between the smallest and two thirds of what the model takes.
     pub fn open(
         path: &Path,
         place: &Place,

@@ -80,7 +80,7 @@ impl Weather {
 fn fault(path: &Path, kind: FaultKind, times: u32, random: &mut Random) -> Fault {
     let bytes = std::fs::metadata(path).map_or(0, |data| data.len()).max(PLACE_BYTES);
     let start = (u64::from(random.next()) << 32 | u64::from(random.next())) % bytes;
-    Fault { file: FileIndex(0), range: start..start + PLACE_BYTES, kind, times }
+    Fault { file: FileIndex(0), range: start..start + PLACE_BYTES, kind, spares: 0, times }
 }
 
 /// What a call that met a bad disk left behind.

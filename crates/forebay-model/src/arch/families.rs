@@ -1,6 +1,6 @@
 //! The families that the decoder runs: what sets each apart, as a table.
 
-use super::{NormLayout, QkNorm};
+use super::architecture::{NormLayout, QkNorm};
 use forebay_compute::{Gating, RopeLayout};
 
 /// What a family fixes that its metadata does not say.

@@ -3,11 +3,11 @@
 use forebay_compute::{RopeScaling, Scoring};
 use forebay_format::{Catalog, GgufMetadata};
 
-use super::families::{self, Family, Windows};
-use super::{
+use super::architecture::{
     Architecture, Attention, AttentionBias, Experts, FeedForward, LONG_FACTORS, Latent, Layer,
     Naming, QkNorm, Rope, groups,
 };
+use super::families::{self, Family, Windows};
 use crate::ModelError;
 
 /// Keys of one architecture, `ARCH.key`.

@@ -5,13 +5,13 @@ use forebay_compute::{Gating, RopeLayout, RopeScaling, Scoring};
 use forebay_format::{Catalog, HfMetadata};
 use serde_json::Value;
 
-use super::families::{self, Family, Windows};
-use super::{
+use super::architecture::{
     Architecture, Attention, AttentionBias, Experts, FeedForward, Latent, Layer, Naming, QkNorm,
     Rope, RopeFactors, groups,
 };
+use super::families::{self, Family, Windows};
+use super::names::Names;
 use crate::ModelError;
-use crate::weights::Names;
 
 /// Positions that a model was first trained for, before its rotation was stretched.
 const ORIGINAL_CONTEXT: &str = "original_max_position_embeddings";

@@ -6,15 +6,26 @@
 //! another backend could go on.
 
 pub mod cpu;
+#[cfg(feature = "cuda")]
 pub mod cuda;
 
 use forebay_stream::{MemoryPlan, Residency};
 
 use crate::ModelError;
 use crate::arch::{Architecture, Experts, FeedForward};
-use crate::decoder::ChosenExperts;
+use crate::sharing::UnitPlan;
+use crate::statistics::{DeviceExperts, DeviceUnits, VramUse};
 use crate::weights::{LayerWeights, Weights};
-use cuda::{DeviceExperts, DeviceUnits, UnitPlan, VramUse};
+
+/// Experts chosen by the caller instead of the routers: for measurements of models whose routers know
+/// nothing.
+pub trait ChosenExperts {
+    /// Begins a batch of so many tokens.
+    fn begin(&mut self, tokens: usize);
+
+    /// The experts of the batch's tokens in a layer, `[tokens, k]`, all of them the layer's.
+    fn experts(&self, layer: usize) -> &[u32];
+}
 
 /// A batch of tokens on its way through one layer.
 #[derive(Clone, Copy)]
@@ -202,7 +213,7 @@ pub trait Backend {
     }
 
     /// What this layer's router says of every token's state one layer earlier: after that layer's attention and before
-    /// its feed-forward, or in the first layer of the embedding. That state is what a guess of this layer's experts can
+    /// its feed-forward, or in the first layer of the embedding. That state is what a prediction of this layer's experts can
     /// be made from while the layer before still computes. Rows `[tokens, experts of all layers]` of scores as the
     /// router's product gives them.
     ///
@@ -255,6 +266,12 @@ pub trait Backend {
         first: usize,
         logits: &mut Vec<f32>,
     ) -> Result<(), ModelError>;
+
+    /// Whether steps since the last call ended early because of the session's interrupt. What they computed must not be
+    /// used then.
+    fn was_cut_short(&self) -> bool {
+        false
+    }
 
     /// How many of the largest logits [`Backend::largest`] can give; 0: it cannot.
     fn largest_count(&self) -> usize {

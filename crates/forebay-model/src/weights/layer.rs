@@ -2,16 +2,15 @@
 
 use forebay_format::Block;
 
-use super::names::Names;
-use super::recast;
-use super::tensors::Tensors;
-use super::{
+use super::parts::{
     AttentionWeights, ExpertVectors, FeedForwardWeights, GroupedWeights, HeadMatrices,
     LatentWeights, LayerWeights, PartMatrix,
 };
+use super::recast;
+use super::tensors::Tensors;
 use crate::ModelError;
 use crate::arch::{
-    Architecture, AttentionBias, Experts, FeedForward, Latent, Naming, NormLayout, QkNorm,
+    Architecture, AttentionBias, Experts, FeedForward, Latent, Names, Naming, NormLayout, QkNorm,
 };
 
 pub(super) struct LayerBuilder<'a> {

@@ -3,8 +3,8 @@
 
 use forebay_format::{Block, Step, TensorType};
 
+use super::parts::{HeadMatrices, PartMatrix};
 use super::tensors::Tensors;
-use super::{HeadMatrices, PartMatrix};
 use crate::ModelError;
 use crate::arch::{Experts, Latent, Naming};
 

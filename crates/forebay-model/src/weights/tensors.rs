@@ -3,8 +3,9 @@
 use forebay_format::{Catalog, Extent, TensorInfo, TensorType, dequantize};
 use forebay_store::FileSet;
 
-use super::{Names, PartMatrix};
+use super::parts::PartMatrix;
 use crate::ModelError;
+use crate::arch::Names;
 
 pub struct Tensors<'a> {
     catalog: &'a Catalog,

@@ -20,6 +20,7 @@ pub(super) fn copy_cached(shared: &Shared, files: &FileSet) {
 /// Copies one piece to its buffer.
 pub(super) fn copy(piece: Piece, files: &FileSet, landing: Landing<'_>) -> Completion {
     let Piece { index, label, layout, mut buffer } = piece;
+    let _span = tracing::trace_span!("copy", block = %label, bytes = buffer.len()).entered();
     let mut copied = || -> Result<ReadDone, ReadError> {
         let (needed_bytes, given_bytes) = (layout.slot_bytes, buffer.len());
         if given_bytes < needed_bytes {

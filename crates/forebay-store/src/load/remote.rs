@@ -16,7 +16,7 @@ use crate::error::{ReadError, StoreError};
 use crate::files::FileSet;
 use crate::pieces::Piece;
 
-/// Why a copy to the device failed, in the words of whoever copies.
+/// Why a copy to the device failed, in the words of the copying code.
 pub type UploadError = Box<dyn Error + Send + Sync>;
 
 /// How often a thread that waits for a slot looks whether the load has ended.
@@ -58,7 +58,7 @@ pub trait Uploading: Send {
     fn finish(self: Box<Self>) -> Result<SlotBuffer, UploadError>;
 }
 
-/// Slots that are free, and those whose copies go on. Slots that are being filled are with whoever fills them.
+/// Slots that are free, and those whose copies go on. Slots that are being filled belong to the filling threads.
 pub(super) struct Ring<'a> {
     upload: &'a dyn Upload,
     slots: Mutex<Slots>,

@@ -10,10 +10,11 @@ use forebay_format::FileIndex;
 use super::{LoadOptions, LoadStatistics};
 use crate::engine::Completion;
 use crate::error::StoreError;
+use crate::interrupt::Interrupt;
 use crate::page_cache::{CacheProbe, Cached};
 use crate::pieces::Piece;
 
-/// Pieces that a scout takes at a time: several huge pages, so that two scouts seldom want the same.
+/// Pieces that a probing thread takes at a time: several huge pages, so that two threads seldom want the same one.
 const BATCH: usize = 8;
 /// Most pieces that a thread which copies takes at a time.
 const COPIED_AT_ONCE: usize = 4;
@@ -35,7 +36,7 @@ pub(super) struct Planned {
     pub file: FileIndex,
     pub offset: u64,
     pub bytes: u64,
-    /// How much of it was in the page cache when a scout asked.
+    /// How much of it was in the page cache when it was probed.
     pub cached: Cached,
 }
 
@@ -43,7 +44,7 @@ struct State {
     unseen: std::vec::IntoIter<Piece>,
     cold: VecDeque<Piece>,
     cached: VecDeque<Piece>,
-    /// Scouts that may still bring work.
+    /// Probing threads that may still bring work.
     scouts: usize,
     cached_left_bytes: u64,
     planned: Vec<Planned>,
@@ -63,10 +64,11 @@ pub(super) struct Shared {
     started: Instant,
     /// Threads that copy.
     copiers: usize,
+    interrupt: Option<Interrupt>,
 }
 
 impl Shared {
-    pub fn new(pieces: Vec<Piece>, options: LoadOptions) -> Shared {
+    pub fn new(pieces: Vec<Piece>, options: LoadOptions, interrupt: Option<Interrupt>) -> Shared {
         let plan = |piece: &Piece| Planned {
             file: piece.layout.regions.first().map_or(FileIndex(0), |region| region.file),
             offset: piece.layout.regions.first().map_or(0, |region| region.offset),
@@ -91,6 +93,14 @@ impl Shared {
             to_copy: Condvar::new(),
             started: Instant::now(),
             copiers: options.copy_threads.max(1),
+            interrupt,
+        }
+    }
+
+    /// Ends the load if it was asked to stop. Every thread of the load calls this before it takes more work.
+    fn look(&self) {
+        if self.interrupt.as_ref().is_some_and(Interrupt::is_requested) {
+            self.stop(StoreError::Interrupted);
         }
     }
 
@@ -100,9 +110,10 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The work of one scout thread.
+    /// The work of one probing thread.
     pub fn scout(&self, probe: Option<&CacheProbe>) {
         loop {
+            self.look();
             let mut state = self.lock();
             // What is not taken here comes back as cancelled, with its slot.
             let wanted = if state.stopped { 0 } else { BATCH };
@@ -181,6 +192,7 @@ impl Shared {
     /// Takes the answers to copied pieces and gives the next ones, several at a time, so that many
     /// threads do not queue up here; waits for them. `false`: nothing is left to copy.
     pub fn next_cached(&self, done: &mut Vec<Completion>, next: &mut Vec<Piece>) -> bool {
+        self.look();
         let mut state = self.lock();
         let mut tell = false;
         for completion in done.drain(..) {
@@ -203,7 +215,7 @@ impl Shared {
             let count = (state.cached.len() / (2 * self.copiers)).clamp(1, COPIED_AT_ONCE);
             next.extend(state.cached.drain(..count));
         }
-        // Whoever comes next looks for himself: at what is left, or at the end.
+        // The next thread looks at what is left, or finds the end.
         let wake = !found || !state.cached.is_empty();
         drop(state);
         if wake {
@@ -223,7 +235,7 @@ impl Shared {
         }
     }
 
-    /// Wakes whoever waits here.
+    /// Wakes the threads that wait here.
     fn tell_all(&self) {
         self.news.notify_all();
         self.to_copy.notify_all();
@@ -251,6 +263,7 @@ impl Shared {
 
     /// Tells how many of `bytes` have arrived; the answer may end the load.
     pub fn tell(&self, bytes: u64, progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>) {
+        self.look();
         if progress(self.done_bytes().min(bytes), bytes).is_break() {
             self.stop(StoreError::Interrupted);
         }

@@ -90,7 +90,7 @@ impl Stage {
         let Some(place) = self.reading.remove(&completion.id) else { return Some(completion) };
         if completion.result.is_ok() {
             self.copying += 1;
-            // The movers live until this side is gone.
+            // The copy threads live until this side is gone.
             let _ = self.arrived.send(Arrived { completion, place });
             return None;
         }

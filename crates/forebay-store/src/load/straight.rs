@@ -1,4 +1,4 @@
-//! Loads that pass host memory by, as far as the caller can see: threads that each ask somebody else to bring a span of
+//! Loads that pass host memory by, as far as the caller can see: threads that each ask another library to bring a span of
 //! a file to the device, and wait. What reads is the caller's; that all bytes come, once, is checked here.
 
 use std::io;
@@ -83,7 +83,7 @@ struct State {
 /// those of the plan.
 ///
 /// # Errors
-/// The first read that failed ([`StoreError::Block`]), and [`StoreError::Unavailable`] for files that are to be compared
+/// [`StoreError::Interrupted`] when the files' [`crate::Interrupt`] says so; the first read that failed ([`StoreError::Block`]), and [`StoreError::Unavailable`] for files that are to be compared
 /// with checksums: nobody here sees their bytes.
 pub fn load_straight(
     reader: &Arc<dyn DeviceReader>,
@@ -156,9 +156,16 @@ impl Work {
     }
 
     /// Waits until all threads have ended, or one has read for too long.
+    ///
+    /// # Errors
+    /// [`ReadError::Stalled`]; [`StoreError::Interrupted`]. Threads that still read then end by themselves.
     fn watch(&self, patience: Duration, progress: &mut dyn FnMut(u64)) -> Result<(), StoreError> {
         let mut state = self.lock();
         while state.running > 0 {
+            if let Err(interrupted) = self.files.check_interrupt() {
+                self.stop();
+                return Err(interrupted);
+            }
             let waited = self.changed.wait_timeout(state, PROGRESS_PAUSE.min(patience));
             (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
             let oldest = state.reading.iter().flatten().min_by_key(|(since, _)| *since).copied();
@@ -171,7 +178,7 @@ impl Work {
                 return Err(ReadError::Stalled { file, offset, block, waited: patience }.into());
             }
             let done = state.done_bytes;
-            // Whoever is told may take its time.
+            // The callback may take its time.
             drop(state);
             progress(done);
             state = self.lock();

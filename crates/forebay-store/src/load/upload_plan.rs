@@ -134,7 +134,7 @@ impl UploadPlan {
 /// Joins neighbours; the result is in the order of the files.
 fn stretches(parts: &[UploadPart]) -> Vec<Stretch> {
     let mut parts: Vec<&UploadPart> = parts.iter().filter(|part| part.extent.length > 0).collect();
-    // What lies between two places may be copied over only if it is nobody else's.
+    // The gap between two places may be overwritten only if it belongs to no other part.
     parts.sort_by_key(|part| part.to);
     let pairs = parts.windows(2).map(|pair| (pair[0].to, pair[1].to));
     let next_place: HashMap<u64, u64> = pairs.collect();

@@ -85,8 +85,13 @@ impl<D: Device> Scheduler<D> {
         let Some(job) = self.jobs[key as usize].as_mut() else { return };
         job.checking -= 1;
         match compared {
-            None => self.statistics.recast_seconds += took.as_secs_f64(),
+            None => {
+                tracing::trace!(block = %job.read.label, seconds = took.as_secs_f64(), "relayout");
+                self.statistics.recast_seconds += took.as_secs_f64();
+            }
             Some(compared) => {
+                let (bytes, seconds) = (compared.bytes, took.as_secs_f64());
+                tracing::trace!(block = %job.read.label, bytes, seconds, "verify");
                 self.statistics.check_seconds += took.as_secs_f64();
                 self.statistics.bytes_checked += compared.bytes;
                 job.checked_bytes += compared.bytes;

@@ -3,8 +3,8 @@
 use std::sync::Mutex;
 
 use forebay_store::{
-    Arena, CopyJob, CopyReport, EngineOptions, FaultKind, FaultPlan, FileIndex, ReadError, Sink,
-    Span, StoreError, copy_through,
+    Arena, CopyJob, CopyReport, EngineOptions, FaultKind, FaultPlan, FileIndex, OutputError,
+    ReadError, Sink, Span, StoreError, copy_through,
 };
 
 use crate::support::{Bench, Kind, Noise, extent, half_cached, kinds, open, small_requests};
@@ -23,8 +23,8 @@ impl Sink for Collected {
     fn take(&self, offset: u64, bytes: &[u8]) -> Result<(), StoreError> {
         let end = offset + bytes.len() as u64;
         if self.refuses.is_some_and(|at| (offset..end).contains(&at)) {
-            let source = std::io::Error::from_raw_os_error(EIO);
-            return Err(StoreError::Write { file: "out".into(), offset, source });
+            let cause = std::io::Error::from_raw_os_error(EIO);
+            return Err(OutputError::Write { path: "out".into(), cause }.into());
         }
         self.bytes.lock().unwrap()[offset as usize..end as usize].copy_from_slice(bytes);
         Ok(())
@@ -99,7 +99,10 @@ fn an_error_of_the_disk_or_of_the_sink_ends_a_copy() {
         let error = copied(&bench, kind, true, faults, None).unwrap_err();
         assert!(matches!(error, StoreError::Block(ReadError::Io { .. })), "{kind:?}: {error}");
         let error = copied(&bench, kind, true, FaultPlan::default(), Some(6_000_000)).unwrap_err();
-        assert!(matches!(error, StoreError::Write { .. }), "{kind:?}: {error}");
+        assert!(
+            matches!(error, StoreError::Output(OutputError::Write { .. })),
+            "{kind:?}: {error}"
+        );
     }
 }
 

@@ -175,7 +175,8 @@ fn a_late_answer_is_not_a_stall() {
 #[test]
 fn the_first_fault_that_applies_happens_and_runs_out() {
     for kind in kinds() {
-        let fault = |kind, times| Fault { file: FileIndex(0), range: 0..10_000, kind, times };
+        let fault =
+            |kind, times| Fault { file: FileIndex(0), range: 0..10_000, kind, spares: 0, times };
         let faults = FaultPlan {
             faults: vec![
                 fault(FaultKind::Error(EIO), 2),

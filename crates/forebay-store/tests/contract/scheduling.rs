@@ -1,4 +1,4 @@
-//! Who goes first, who gives way, and what happens to reads that nobody wants any more.
+//! The order of requests, and what happens to reads that are not wanted any more.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! Loads whose bytes somebody else brings to the device: all of them arrive, whatever that somebody does.
+//! Loads whose bytes another library brings to the device: all of them arrive, whatever that library does.
 
 use std::fs::File;
 use std::io;

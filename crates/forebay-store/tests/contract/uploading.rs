@@ -15,7 +15,7 @@ const BYTES: usize = 3_000_001;
 const PIECE: usize = 64 << 10;
 const RING_SLOT: usize = PIECE + 8192;
 
-/// A device that copies as late as it may: when somebody waits, or asks for the third time.
+/// A device that copies as late as it may: when a thread waits, or asks for the third time.
 struct Device {
     memory: Arc<Mutex<Vec<u8>>>,
     copies: AtomicUsize,

@@ -114,7 +114,11 @@ impl CacheState {
         CacheState::with_ranking(Ranking::Online(policy.rule), shape)
     }
 
-    pub(crate) fn with_ranking(ranking: Ranking, shape: &CacheShape) -> CacheState {
+    /// An empty cache that ranks as `ranking` says; [`CacheState::new`] for the policies that the engine runs.
+    ///
+    /// # Panics
+    /// As [`CacheState::new`].
+    pub fn with_ranking(ranking: Ranking, shape: &CacheShape) -> CacheState {
         let mut entries = Vec::new();
         let mut layers = Vec::with_capacity(shape.layers.len());
         let mut members = vec![0; shape.groups.len()];
@@ -217,8 +221,8 @@ impl CacheState {
         }
     }
 
-    /// As [`CacheState::lookup`], by somebody who knows when the expert is used next: the number of that batch.
-    pub(crate) fn lookup_knowing(
+    /// As [`CacheState::lookup`]; `next_use` is the number of the batch that uses the expert next.
+    pub fn lookup_knowing(
         &mut self,
         layer: LayerIndex,
         expert: ExpertIndex,
@@ -307,7 +311,7 @@ impl CacheState {
     }
 
     /// Names an expert that a fixed list holds.
-    pub(crate) fn fix(&mut self, layer: LayerIndex, expert: ExpertIndex) {
+    pub fn fix(&mut self, layer: LayerIndex, expert: ExpertIndex) {
         let index = self.entry(layer, expert);
         self.entries[index].usage.frequency = 1;
     }

@@ -165,11 +165,12 @@ impl Sizes {
     ) -> StreamError {
         let dense = dense::smallest_bytes(&self.dense);
         let experts = self.smallest(candidates) - dense;
-        let why = format!(
-            "{dense} bytes are needed to stream the dense layers, {experts} for the {} experts that a token uses \
-             in a layer, {reserved_bytes} for what is always in memory",
-            self.experts_per_token
-        );
+        let mut why = format!("{dense} bytes are needed to stream the dense layers");
+        if experts > 0 {
+            let used = self.experts_per_token;
+            why += &format!(", {experts} for the {used} experts that a token uses in a layer");
+        }
+        why += &format!(", {reserved_bytes} for what is always in memory");
         let needed_bytes = reserved_bytes.saturating_add(dense).saturating_add(experts);
         StreamError::BudgetTooSmall { needed_bytes, given_bytes, why }
     }

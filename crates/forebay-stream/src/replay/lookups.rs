@@ -102,7 +102,7 @@ impl Lookups {
     }
 
     /// For every batch, its batch of the recording ([`RoutingTrace::batch`]).
-    pub(crate) fn sources(&self) -> impl Iterator<Item = usize> {
+    pub fn sources(&self) -> impl Iterator<Item = usize> {
         self.batches.iter().map(|batch| batch.source as usize)
     }
 

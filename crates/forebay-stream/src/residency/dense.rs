@@ -83,6 +83,7 @@ impl Residency {
                 },
             }
             self.read_dense_ahead();
+            let _span = tracing::trace_span!("layer_wait", block = index).entered();
             self.wait()?;
             if let Some(failure) = self.failure.take() {
                 return Err(failure);

@@ -108,6 +108,8 @@ impl Residency {
                 self.batch.pending.push(expert);
             }
         }
+        let (hits, misses) = (self.batch.hits.len(), self.batch.pending.len());
+        tracing::trace!(layer = layer.0, hits, misses, "lookup");
         self.batch.pending.reverse();
         self.claim_prefetched(layer);
         self.retain(layer, experts);
@@ -186,6 +188,8 @@ impl Residency {
             if self.engine.in_flight() == 0 {
                 return Err(self.nothing_to_wait_for(layer));
             }
+            let reads = self.batch.in_flight;
+            let _span = tracing::trace_span!("expert_wait", layer = layer.0, reads).entered();
             self.wait()?;
         }
     }
@@ -242,7 +246,10 @@ impl Residency {
     fn retain(&mut self, layer: LayerIndex, experts: &[ExpertIndex]) {
         let mut evicted = std::mem::take(&mut self.batch.evicted);
         self.cache.retain(layer, experts, &mut evicted);
-        evicted.drain(..).for_each(|(of, expert)| self.let_go(of, expert));
+        for (of, expert) in evicted.drain(..) {
+            tracing::trace!(layer = of.0, expert = expert.0, "evict");
+            self.let_go(of, expert);
+        }
         self.batch.evicted = evicted;
     }
 

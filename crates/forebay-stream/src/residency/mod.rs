@@ -1,7 +1,7 @@
 //! Blocks in flight, resident and leased. The only part that talks to a read engine.
 //!
 //! Every read goes into a slot that nothing else uses, and a block can be leased only after its read succeeded:
-//! a failed, short or cancelled read never becomes bytes that somebody computes with.
+//! a failed, short or cancelled read never becomes bytes that are computed with.
 
 mod dense;
 mod experts;
@@ -47,7 +47,7 @@ pub struct Residency {
     batch: Batch,
     /// Reused from call to call.
     completions: Vec<Completion>,
-    /// The first failure of a read that somebody waits for, other than the open batch.
+    /// The first failure of a read that the computation waits for, outside the open batch.
     failure: Option<StreamError>,
     /// Why nothing can be read any more.
     stopped: Option<String>,
@@ -229,7 +229,7 @@ impl Residency {
         }
     }
 
-    /// Makes a read in flight one that somebody waits for.
+    /// Turns a read in flight into a demanded one.
     fn demand_read(&mut self, slot: SlotIndex) {
         if let Some(read) = &mut self.slots[slot as usize].read {
             read.purpose = Purpose::Demand;
@@ -269,8 +269,11 @@ impl Residency {
             self.complete(completion);
         }
         outcome.map_err(|error| {
-            self.stopped = Some(error.to_string());
-            StreamError::Store(error)
+            let error = StreamError::from(error);
+            if !matches!(error, StreamError::Interrupted) {
+                self.stopped = Some(error.to_string());
+            }
+            error
         })
     }
 

@@ -41,7 +41,7 @@ impl Residency {
     /// A slot of the pool that prefetching holds, given back: at once when its block has arrived, else with the completion of
     /// the read, which is cancelled.
     pub(super) fn reclaim_prefetched(&mut self, pool: usize) -> Option<SlotIndex> {
-        // The newest guess goes first: it is the least probable, or for the most distant layer.
+        // The newest prediction is dropped first: it is the least probable, or for the most distant layer.
         let held = |slot: &SlotIndex| self.experts.pools[pool].owns(*slot);
         let position = self.experts.prefetched.iter().rposition(held)?;
         let slot = self.experts.prefetched.swap_remove(position);
@@ -62,7 +62,7 @@ impl Residency {
         }
     }
 
-    /// Drops the guesses for `layer`, whose time has passed.
+    /// Drops the predictions for `layer`, whose time has passed.
     pub(super) fn drop_guesses(&mut self, layer: LayerIndex) {
         let mut index = 0;
         while index < self.experts.prefetched.len() {

@@ -1,7 +1,7 @@
 //! Experts that another tier keeps, too: what it has need not be here, and what it gives up may come back.
 //!
 //! With room for all experts here, nothing changes hands. Else an expert is in one of the two memories, and both
-//! together hold as many as they have slots. Who stays here is decided by all uses, wherever they were.
+//! together hold as many as they have slots. All uses of an expert, in either memory, decide whether it stays here.
 
 use std::ops::Range;
 

@@ -34,7 +34,13 @@ pub fn read_any(input: impl Read) -> Result<RoutingTrace, RoutingError> {
     let input = Cursor::new(start[..known].to_vec()).chain(input);
     match is_binary {
         true => read(input),
-        false => RoutingTrace::from_csv(BufReader::new(input)),
+        // A first line that cannot be read is no line of a trace.
+        false => RoutingTrace::from_csv(BufReader::new(input)).map_err(|error| match error {
+            RoutingError::Line { line: 1, why } => {
+                RoutingError::NotATrace(format!("line 1: {why}"))
+            }
+            error => error,
+        }),
     }
 }
 

@@ -12,20 +12,20 @@ use forebay_stream::{
     PolicyKind, Residency, Step, StreamError, TensorType,
 };
 
-/// SplitMix64 (Steele, Lea, Flood 2014).
-pub struct Random(pub u64);
+/// Reproducible choices.
+pub struct Random(fastrand::Rng);
 
 impl Random {
+    pub fn new(seed: u64) -> Random {
+        Random(fastrand::Rng::with_seed(seed))
+    }
+
     pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        mixed ^ (mixed >> 31)
+        self.0.u64(..)
     }
 
     pub fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
+        self.0.u64(..end)
     }
 
     /// Distinct experts of a layer, ascending, the first ones more often.
@@ -74,7 +74,7 @@ impl Model {
     /// layers 1 and 2. Blocks lie at odd offsets in two files, the three parts of
     /// an expert far from each other.
     pub fn new(seed: u64) -> Model {
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let mut ends = [333_u64, 77];
         let mut extent = |file: usize, length: u64| {
             let extent = Extent { file: FileIndex(file as u32), offset: ends[file], length };

@@ -39,7 +39,7 @@ impl Splitter {
     /// The splitter of a name in `tokenizer.ggml.pre`.
     ///
     /// # Errors
-    /// [`TextError::UnknownPreTokenizer`]: guessing would give wrong ids in silence.
+    /// [`TextError::UnknownPreTokenizer`]: another pre-tokenizer would silently give wrong ids.
     pub fn named(name: &str) -> Result<Self, TextError> {
         let mut rules =
             RULES.iter().flat_map(|rule| rule.names.iter().map(move |name| (name, rule)));

@@ -131,6 +131,29 @@ impl ChatTemplate {
         &self.source
     }
 
+    /// The variables that the template reads and that are not part of every conversation, such as
+    /// `enable_thinking`, in alphabetical order.
+    ///
+    /// # Errors
+    /// [`TextError::TemplateFailed`] where the system has no memory for the analysis.
+    pub fn variables(&self) -> Result<Vec<String>, TextError> {
+        const ALWAYS_SET: [&str; 5] =
+            ["messages", "tools", "add_generation_prompt", "bos_token", "eos_token"];
+        let levels = self.source.len() as u64;
+        let found = stack::with_room(levels, || {
+            self.environment.get_template(NAME).map(|template| template.undeclared_variables(false))
+        })?;
+        let mut names: Vec<String> = found.map_err(|error| failure(&error))?.into_iter().collect();
+        let mut environment = self.environment.clone();
+        functions::install_clock(&mut environment, None);
+        names.retain(|name| {
+            !ALWAYS_SET.contains(&name.as_str())
+                && environment.globals().all(|(global, _)| global != name)
+        });
+        names.sort_unstable();
+        Ok(names)
+    }
+
     /// The prompt for a conversation.
     ///
     /// # Errors

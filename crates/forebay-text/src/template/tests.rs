@@ -124,3 +124,13 @@ fn clock_is_the_given_one() {
     let input = RenderInput { now, ..RenderInput::default() };
     assert_eq!(render("{{ strftime_now('%d %b %Y') }}", &input).unwrap(), "26 Jul 2025");
 }
+
+#[test]
+fn variables_are_those_that_a_caller_may_set() {
+    let source = "{% macro m() %}{{ effort }}{% endmacro %}{% set ns = namespace(a=1) %}\
+                  {% if not thinking is defined %}{% set thinking = false %}{% endif %}\
+                  {% for m in messages %}{{ m.reasoning_content }}{% endfor %}{{ m() }}\
+                  {{ bos_token }}{{ strftime_now('%Y') }}{{ raise_exception('x') }}{{ dict(a=1) }}";
+    let template = ChatTemplate::from_source(source, "", "").unwrap();
+    assert_eq!(template.variables().unwrap(), ["effort", "thinking"]);
+}

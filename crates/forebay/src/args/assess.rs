@@ -21,7 +21,7 @@ pub struct AssessArgs {
     #[arg(long, value_name = "N", default_value_t = 96, value_parser = count())]
     pub tokens: usize,
     /// Seed of the random choices; the same gives the same recording
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(short, long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
     /// Predict speeds for the machine of this profile, as doctor saves it [default: this machine's]
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
@@ -33,9 +33,12 @@ pub struct AssessArgs {
     /// Write the report: one page without network access
     #[arg(short, long, value_name = "OUT", value_hint = ValueHint::FilePath, help_heading = "Output")]
     pub output: Option<PathBuf>,
-    /// Write every figure as an SVG file into this folder, which is made if it is not there
+    /// Write every figure as an SVG file into this folder: an empty one, or one to be made
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath, help_heading = "Output")]
     pub svg: Option<PathBuf>,
+    /// Replace output files that exist
+    #[arg(long, help_heading = "Output")]
+    pub force: bool,
     /// Print one JSON document with all figures
     #[arg(long, help_heading = "Output")]
     pub json: bool,

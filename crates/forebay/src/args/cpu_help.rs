@@ -1,4 +1,4 @@
-//! Whether the CPU helps a GPU with experts.
+//! Whether the CPU computes experts for a GPU.
 
 use clap::Args;
 use forebay_engine::CpuHelp;
@@ -6,12 +6,12 @@ use forebay_engine::CpuHelp;
 /// Flattened into commands that compute, and into plan.
 #[derive(Args, Clone, Default)]
 pub struct HelpArgs {
-    /// Have the CPU compute a share of the experts that a GPU has no room for, where they are, however few are
-    /// missing [default: while so many are missing that it is faster by the machine profile]
+    /// Let the CPU always compute some of the experts that are not in VRAM [default: while the machine
+    /// profile says that it is faster]
     #[arg(long)]
     pub cpu_experts: bool,
-    /// Have the GPU compute all experts: what comes out is what a GPU that holds all computes, bit for bit, where
-    /// the CPU would round a little otherwise (--exact implies it)
+    /// Let the GPU compute all experts. Output is then bit-identical to a GPU that holds the whole model
+    /// (--exact implies it)
     #[arg(long, conflicts_with = "cpu_experts")]
     pub no_cpu_experts: bool,
 }

@@ -18,11 +18,12 @@ pub struct PlanArgs {
     /// VRAM for everything on the GPU, the driver's context included [default: what is free]
     #[arg(long, value_name = "SIZE", value_parser = size::parse, allow_hyphen_values = true)]
     pub vram: Option<u64>,
-    /// RAM for weights, as in 8GiB or 512MiB [default: three quarters of what this machine has free]
+    /// RAM for weights: 8GiB, 8G or 8g (GB is decimal) [default: what the model needs, at most three
+    /// quarters of the free RAM]
     #[arg(long, value_name = "SIZE", value_parser = size::parse, allow_hyphen_values = true)]
     pub ram: Option<u64>,
     /// Positions of context to reserve [default: what the model was trained for, at most 4096]
-    #[arg(long, value_name = "N", value_parser = count())]
+    #[arg(short, long, value_name = "N", value_parser = count())]
     pub ctx: Option<usize>,
     /// Where to compute: cpu, cuda or cuda:N; auto takes what is predicted to generate faster
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
@@ -33,7 +34,7 @@ pub struct PlanArgs {
     #[command(flatten)]
     pub help: HelpArgs,
     /// Compute threads of the CPU [default: as many as the machine profile was made with]
-    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=256))]
+    #[arg(short, long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=256))]
     pub threads: Option<usize>,
     /// Which expert leaves when another needs its place
     #[arg(long, value_name = "NAME", default_value_t = SessionOptions::default().policy)]

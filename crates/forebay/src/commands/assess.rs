@@ -5,10 +5,11 @@ use std::io::Write as _;
 use std::path::Path;
 
 use anyhow::Context as _;
-use forebay_engine::assess::prompts::{self, Prompt};
-use forebay_engine::assess::{self, Assessment, Figure, Machine, RecordOptions, Section, Subject};
 use forebay_engine::{EngineError, SessionOptions};
+use forebay_lab::assess::prompts::{self, Prompt};
+use forebay_lab::assess::{self, Assessment, Figure, Machine, RecordOptions, Section, Subject};
 use forebay_model::sampling::Sampling;
+use forebay_store::Outputs;
 use serde::Serialize;
 
 use crate::args::AssessArgs;
@@ -17,7 +18,7 @@ use crate::config;
 use crate::failure::{Outcome, usage};
 use crate::open;
 use crate::output::{self, Align};
-use crate::pending::{self, PendingFile};
+use crate::outputs;
 use crate::progress::TokensProgress;
 use crate::routing_file::RoutingFile;
 use crate::size;
@@ -32,16 +33,21 @@ pub fn run(args: AssessArgs) -> Outcome {
     if args.models.len() > 1 && args.routing.trace_routing.is_some() {
         return usage("--trace-routing records one model: assess the others without it");
     }
+    let mut outputs = begin(&args)?;
+    let page =
+        args.output.as_deref().map(|path| outputs::create(&mut outputs, path)).transpose()?;
+    let routing_file = RoutingFile::create(&args.routing, &mut outputs)?;
+    if let Some(folder) = &args.svg {
+        outputs.check_folder(folder)?;
+        if !folder.exists() {
+            // Shows whether the folder can be made; nothing is left of this.
+            Outputs::new(false).create(folder)?;
+        }
+    }
     let prompts = match &args.prompts {
         Some(path) => prompts::read(path)?,
         None => prompts::shipped(),
     };
-    let page = args.output.as_deref().map(PendingFile::create).transpose()?;
-    if let Some(folder) = &args.svg {
-        let failed = || format!("{}: cannot be made", folder.display());
-        std::fs::create_dir_all(folder).with_context(failed)?;
-        pending::probe(&folder.join("figure.svg"))?;
-    }
     // All models before any recording, which may take minutes.
     for model in &args.models {
         if open::inspect(model)?.model.experts == 0 {
@@ -49,23 +55,42 @@ pub fn run(args: AssessArgs) -> Outcome {
         }
     }
     let mut models = Vec::with_capacity(args.models.len());
+    let mut routing_file = Some(routing_file);
     for model in &args.models {
-        models.push(one(model, &prompts, &options, &args)?);
+        models.push(one(model, &prompts, &options, &args, routing_file.take())?);
     }
-    if let (Some(mut file), Some(path)) = (page, &args.output) {
+    let mut is_printed = false;
+    if let (Some(file), Some(path)) = (page, &args.output) {
+        let mut file = file.into_stream();
         file.write_all(assess::page(&models).as_bytes())
             .with_context(|| format!("{}: cannot be written", path.display()))?;
         file.commit()?;
-        output::tell!("{}: open it in a browser", path.display());
+        is_printed = outputs::is_standard(path);
+        if !is_printed {
+            output::tell!("{}: open it in a browser", path.display());
+        }
     }
     if let Some(folder) = &args.svg {
-        let count = draw(folder, &models)?;
+        let count = draw(folder, &models, &mut outputs)?;
         output::tell!("{}: {count} figures", folder.display());
     }
     match args.json {
         true => output::json(&Document { models }),
+        false if is_printed => Ok(()),
         false => output::print(&text(&models)),
     }
+}
+
+/// Everything that the command reads is safe from its outputs.
+fn begin(args: &AssessArgs) -> Outcome<Outputs> {
+    if let (true, Some(path)) = (args.json, &args.output) {
+        outputs::not_standard("-o", path, "the JSON document")?;
+    }
+    let named = args.output.is_some() || args.svg.is_some() || args.routing.trace_routing.is_some();
+    let mut outputs = outputs::begin(args.force, named)?;
+    args.models.iter().for_each(|model| outputs::protect_model(&mut outputs, model));
+    args.prompts.iter().chain(&args.profile).for_each(|path| outputs.protect(path));
+    Ok(outputs)
 }
 
 fn one(
@@ -73,24 +98,28 @@ fn one(
     prompts: &[Prompt],
     options: &SessionOptions,
     args: &AssessArgs,
+    routing_file: Option<RoutingFile>,
 ) -> Outcome<Assessment> {
     let machine = match (machine(args.profile.as_deref(), model), &args.profile) {
         (Err(why), Some(_)) => return Err(why.into()),
         // Nobody asked for speeds: the report says why there are none.
         (found, _) => found.map_err(|why| format!("{why:#}")),
     };
-    let routing_file = RoutingFile::create(&args.routing)?;
     let mut session = open::session(model, options, "an assessment")?;
-    routing_file.record(&mut session)?;
+    if let Some(file) = &routing_file {
+        file.record(&mut session)?;
+    }
     let sampling = Sampling { seed: args.seed, ..Sampling::default() };
     let record = RecordOptions { tokens: args.tokens, sampling, raw: args.raw };
     let name = model.file_name().unwrap_or(model.as_os_str()).to_string_lossy();
-    let progress = TokensProgress::new(format!("recording {}", clean(&name)));
-    let recording = session
-        .record_prompts(prompts, &record, &mut |done, total| progress.update(done, total))
+    let mut progress = TokensProgress::new(format!("recording {}", clean(&name)));
+    let mut update = |done, total| progress.update(done, total);
+    let recording = assess::record_prompts(&mut session, prompts, &record, &mut update)
         .map_err(|error| open::named(error, model))?;
     drop(progress);
-    routing_file.finish(&mut session)?;
+    if let Some(file) = routing_file {
+        file.finish(&mut session)?;
+    }
     let machine = machine.as_ref().map_err(String::as_str);
     let subject = Subject { model, options, sampling_seed: args.seed, machine };
     assess::assess(&subject, &session, &recording).map_err(|error| open::named(error, model))
@@ -110,7 +139,9 @@ fn machine(file: Option<&Path>, model: &Path) -> anyhow::Result<Machine> {
 }
 
 /// Writes every figure of every model, and what compares them; returns how many.
-fn draw(folder: &Path, models: &[Assessment]) -> anyhow::Result<usize> {
+fn draw(folder: &Path, models: &[Assessment], outputs: &mut Outputs) -> anyhow::Result<usize> {
+    std::fs::create_dir_all(folder)
+        .with_context(|| format!("{}: cannot be made", folder.display()))?;
     let mut drawn: Vec<(String, Figure)> = Vec::new();
     let mut used: Vec<String> = Vec::new();
     for model in models {
@@ -130,7 +161,7 @@ fn draw(folder: &Path, models: &[Assessment]) -> anyhow::Result<usize> {
     }
     for (name, figure) in &drawn {
         let path = folder.join(name);
-        let mut file = PendingFile::create(&path)?;
+        let mut file = outputs.create(&path)?.into_stream();
         file.write_all(figure.standalone().as_bytes())
             .with_context(|| format!("{}: cannot be written", path.display()))?;
         file.commit()?;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use forebay_engine::plan::{HitCurve, Work};
+use forebay_engine::plan::{HitCurve, PredictedRate, Work};
 use forebay_engine::{BenchRun, ModelInfo, RoutingSource, Session, SessionStatistics};
 use forebay_stream::{MemoryPlan, PolicyKind};
 use serde::Serialize;
@@ -13,6 +13,7 @@ use crate::config;
 use crate::failure::{Outcome, usage};
 use crate::open;
 use crate::output::{self, Align};
+use crate::outputs;
 use crate::progress::StepProgress;
 use crate::routing_file::RoutingFile;
 use crate::statistics::{self, After};
@@ -39,8 +40,10 @@ struct Summary {
     tokens_per_second_median: f64,
     tokens_per_second_min: f64,
     tokens_per_second_max: f64,
-    /// By the machine profile, if there is one.
+    /// By the machine profile; `None` where a number would mislead.
     tokens_per_second_predicted: Option<f64>,
+    /// The same with its range, or why there is none.
+    predicted: PredictedRate,
 }
 
 pub fn run(args: BenchArgs) -> Outcome {
@@ -59,9 +62,13 @@ pub fn run(args: BenchArgs) -> Outcome {
     // The two parts run one after the other, each right behind the depth.
     let longest = args.depth.saturating_add(args.prompt_tokens.max(args.gen_tokens));
     options.context.get_or_insert(longest);
+    let named = args.tracing.trace_io.is_some() || args.routing.trace_routing.is_some();
+    let mut outputs = outputs::begin(args.tracing.force, named)?;
+    outputs::protect_model(&mut outputs, &args.model);
+    args.routing_trace.iter().for_each(|trace| outputs.protect(trace));
+    let tracing = TracingFile::start(&args.tracing, &mut outputs, &mut options)?;
+    let routing = RoutingFile::create(&args.routing, &mut outputs)?;
     plan::follow(&args.model, &mut options);
-    let tracing = TracingFile::start(&args.tracing, &mut options)?;
-    let routing = RoutingFile::create(&args.routing)?;
     let mut session = open::session(&args.model, &options, context_for)?;
     if let Some(path) = &args.routing_trace {
         let source = match path.as_os_str() == "uniform" {
@@ -90,13 +97,14 @@ pub fn run(args: BenchArgs) -> Outcome {
     let work = Work { prompt_tokens: args.prompt_tokens.max(1), depth };
     let recorded = routing.finish(&mut session);
     let hits = || hits(&args, options.policy);
-    if let Some(predicted) = plan::predicted(&args.model, &session, hits, work) {
-        let parts = [(&mut prompt, predicted.prompt), (&mut generate, predicted.generate)];
-        for (summary, speed) in parts {
-            if let Some(summary) = summary {
-                summary.tokens_per_second_predicted = Some(speed.tokens_per_second);
-            }
-        }
+    let rates = match plan::predicted(&args.model, &session, hits, work) {
+        Ok(predicted) => [predicted.prompt.shown, predicted.generate.shown],
+        Err(why) => [PredictedRate::none(why.clone()), PredictedRate::none(why)],
+    };
+    for (summary, rate) in [&mut prompt, &mut generate].into_iter().zip(rates) {
+        let Some(summary) = summary else { continue };
+        summary.tokens_per_second_predicted = rate.tokens_per_second;
+        summary.predicted = rate;
     }
     let shown = match args.json {
         true => output::json(&Document {
@@ -122,7 +130,9 @@ fn hits(args: &BenchArgs, policy: PolicyKind) -> HitCurve {
     if followed == Some(Path::new("uniform")) {
         return HitCurve::uniform();
     }
-    let trace = followed.or(args.routing.trace_routing.as_deref());
+    // A pipe that was written to cannot be read again.
+    let recorded = args.routing.trace_routing.as_deref().filter(|path| path.is_file());
+    let trace = followed.or(recorded);
     trace.and_then(|path| plan::hits(path, policy).ok()).unwrap_or_default()
 }
 
@@ -141,6 +151,7 @@ fn summary(tokens: usize, rates: impl Iterator<Item = f64>) -> Option<Summary> {
         tokens_per_second_min: min,
         tokens_per_second_max: max,
         tokens_per_second_predicted: None,
+        predicted: PredictedRate::default(),
     })
 }
 
@@ -160,15 +171,20 @@ fn print(
             format!("{:.2}", summary.tokens_per_second_median),
             format!("{:.2}", summary.tokens_per_second_min),
             format!("{:.2}", summary.tokens_per_second_max),
-            match summary.tokens_per_second_predicted {
-                Some(rate) => format!("{rate:.2}"),
-                None => "no profile".into(),
+            match (summary.predicted.tokens_per_second, summary.predicted.range()) {
+                (Some(rate), _) => format!("{rate:.2}"),
+                (None, Some((low, high))) => format!("{low:.2} to {high:.2}"),
+                (None, None) => "none".into(),
             },
         ]);
     }
     let mut columns = [Align::Right; 6];
     columns[0] = Align::Left;
     output::print(&output::table(&columns, &rows))?;
+    let summary = generate.or(prompt);
+    if let Some(why) = summary.and_then(|summary| summary.predicted.uncertain_because.as_ref()) {
+        output::tell!("prediction: {why}");
+    }
     if let Some(source) = &args.routing_trace {
         output::say(format_args!("  routing  from {}, not the model's own\n", source.display()));
     }

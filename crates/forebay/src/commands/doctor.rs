@@ -1,19 +1,21 @@
 //! `forebay doctor`: the machine in figures, and the profile that loads use.
 
-use std::io::{IsTerminal as _, Write as _};
-use std::path::PathBuf;
+use std::io::IsTerminal as _;
+use std::path::{Path, PathBuf};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, anyhow};
 use forebay_engine::doctor::{
     self, CuFileRates, DoctorReport, DoctorRequest, GpuReport, MachineProfile, PinnedCopyRate,
+    QualityState,
 };
 use forebay_engine::load::CuFileRequests;
+use forebay_store::{OutputError, OutputFile, Outputs};
 use serde::Serialize;
 
 use crate::args::DoctorArgs;
 use crate::failure::Outcome;
+use crate::interrupt;
 use crate::output::{self, Align};
-use crate::pending::PendingFile;
 use crate::size;
 
 #[derive(Serialize)]
@@ -21,43 +23,104 @@ struct Document<'a> {
     #[serde(flatten)]
     report: &'a DoctorReport,
     /// Where the profile was saved.
-    saved: Option<&'a PathBuf>,
+    saved: Option<&'a Path>,
+    /// Why it could not be saved.
+    not_saved: Option<String>,
 }
 
 pub fn run(args: DoctorArgs) -> Outcome {
     let folder = args.dir.unwrap_or_else(|| PathBuf::from("."));
-    let request = DoctorRequest { folder, file: args.file };
+    let measured = args.file.clone();
+    let request = DoctorRequest { folder, file: args.file, interrupt: interrupt::token() };
+    let destination = match args.no_save {
+        true => None,
+        false => Some(check_destination(measured.as_deref())?),
+    };
     let report = doctor::examine(&request, &mut |what| {
         if std::io::stderr().is_terminal() {
             output::tell!("measuring: {what}");
         }
     })?;
-    let path = if args.no_save { None } else { Some(save(&report.profile)?) };
+    let saved = destination
+        .map(|path| save(&report.profile, &path, measured.as_deref()).map(|()| path))
+        .transpose();
+    // A profile that cannot be saved is no reason to throw away minutes of measuring.
+    let path = saved.as_ref().ok().and_then(Option::as_deref);
     if args.json {
-        return output::json(&Document { report: &report, saved: path.as_ref() });
+        let not_saved = saved.as_ref().err().map(|error| format!("{error:#}"));
+        output::json(&Document { report: &report, saved: path, not_saved })?;
+    } else {
+        output::print(&describe(&report, path))?;
+        advise(&report.profile);
     }
-    output::print(&describe(&report, path.as_ref()))
+    saved?;
+    Ok(())
 }
 
-fn save(profile: &MachineProfile) -> anyhow::Result<PathBuf> {
+/// Where the profile goes, after writing as much there as a profile takes and removing it again: a folder that cannot be
+/// written and a full disk are found before minutes of measuring.
+fn check_destination(measured: Option<&Path>) -> anyhow::Result<PathBuf> {
     let path =
         MachineProfile::path().context("neither XDG_CONFIG_HOME nor HOME is set: use --no-save")?;
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder).with_context(|| {
-            format!("{}: cannot be made for the profile: use --no-save", folder.display())
+            format!(
+                "{}: the folder for the profile cannot be made: use --no-save",
+                folder.display()
+            )
         })?;
     }
-    let mut file = PendingFile::create(&path)?;
-    file.write_all(serde_json::to_string_pretty(profile)?.as_bytes())?;
-    file.commit()?;
+    let file = create(&path, measured)
+        .map_err(|error| anyhow!("{error:#}; --no-save measures without saving"))?;
+    file.write_at(0, &[b' '; PROFILE_BYTES]).with_context(|| {
+        format!(
+            "{}: the profile cannot be written; --no-save measures without saving",
+            path.display()
+        )
+    })?;
     Ok(path)
+}
+
+/// More than a profile takes.
+const PROFILE_BYTES: usize = 32 << 10;
+
+/// The profile is this program's own file: a new one takes the place of the old one. The file that is measured stays.
+fn create(path: &Path, measured: Option<&Path>) -> Result<OutputFile, OutputError> {
+    let mut outputs = Outputs::new(true);
+    measured.iter().for_each(|file| outputs.protect(file));
+    outputs.create(path)
+}
+
+fn save(
+    profile: &MachineProfile,
+    path: &Path,
+    measured: Option<&Path>,
+) -> Result<(), anyhow::Error> {
+    let file = create(path, measured)?;
+    file.write_at(0, serde_json::to_string_pretty(profile)?.as_bytes())?;
+    Ok(file.commit()?)
+}
+
+/// Says on standard error that the profile is not good, if so, and what follows.
+fn advise(profile: &MachineProfile) {
+    let Some(quality) = profile.quality.as_ref().filter(|quality| !quality.is_good()) else {
+        return;
+    };
+    let what = match quality.state {
+        QualityState::Busy => "the machine was busy",
+        QualityState::Unstable | QualityState::Good => "readings of the same rate disagree",
+    };
+    output::tell!(
+        "warning: {what}: predictions from this profile are ranges, or are left out: run forebay doctor again when the \
+         machine is idle"
+    );
 }
 
 fn rate(bytes_per_second: f64) -> String {
     format!("{:.2} GB/s", bytes_per_second * 1e-9)
 }
 
-fn describe(report: &DoctorReport, saved: Option<&PathBuf>) -> String {
+fn describe(report: &DoctorReport, saved: Option<&Path>) -> String {
     let machine = &report.machine;
     let mut text = format!(
         "{}, {} processors, Linux {}, {}\n\n",
@@ -93,11 +156,23 @@ fn describe(report: &DoctorReport, saved: Option<&PathBuf>) -> String {
             format!("{side_by_side}: so through a ring of {}\n", size::format(bytes as u64))
         }
     });
+    text.push_str(&quality(&report.profile));
     text.push_str(&match saved {
         Some(path) => format!("saved in {}\n", path.display()),
         None => "not saved\n".to_owned(),
     });
     text
+}
+
+fn quality(profile: &MachineProfile) -> String {
+    let Some(quality) = &profile.quality else { return String::new() };
+    let state = match quality.state {
+        QualityState::Good => "good: the machine was idle and repeated readings agree",
+        QualityState::Busy => "busy",
+        QualityState::Unstable => "unstable",
+    };
+    let reasons = quality.reasons.iter().map(|reason| format!("\n  {reason}"));
+    format!("quality of this measurement: {state}{}\n", reasons.collect::<String>())
 }
 
 fn disk(report: &DoctorReport) -> String {

@@ -8,8 +8,10 @@ use forebay_store::IoKind;
 
 use crate::args::{Device, LoadArgs, LoadIoArg};
 use crate::failure::{Failure, Outcome, usage};
+use crate::interrupt;
 use crate::open;
 use crate::output::{self, Align};
+use crate::outputs;
 use crate::progress::BytesProgress;
 use crate::size;
 use crate::tracing_file::TracingFile;
@@ -17,7 +19,9 @@ use crate::tracing_file::TracingFile;
 pub fn run(args: LoadArgs) -> Outcome {
     let device = device(&args)?;
     open::check(&args.model)?;
-    let tracing = TracingFile::create(&args.tracing)?;
+    let mut outputs = outputs::begin(args.tracing.force, args.tracing.trace_io.is_some())?;
+    outputs::protect_model(&mut outputs, &args.model);
+    let tracing = TracingFile::create(&args.tracing, &mut outputs)?;
     let request = LoadRequest {
         io: io_kind(args.io),
         cold: args.cold,
@@ -26,6 +30,7 @@ pub fn run(args: LoadArgs) -> Outcome {
         verify: !args.no_verify,
         device,
         recorder: tracing.recorder().cloned(),
+        interrupt: interrupt::token(),
     };
     let mut progress = BytesProgress::new("reading weights");
     let report = load::load(&args.model, &request, &mut |done, total| progress.update(done, total));
@@ -34,8 +39,8 @@ pub fn run(args: LoadArgs) -> Outcome {
         EngineError::BadOption { .. } => Failure::Usage(error.to_string()),
         error => open::named(error, &args.model),
     })?;
-    if let Some(header) = report.trace_header.take() {
-        tracing.write(header, "load")?;
+    if let Some(traced) = report.traced.take() {
+        tracing.write(&traced, "load")?;
     }
     if args.json {
         return output::json(&report);

@@ -13,7 +13,7 @@ use crate::config;
 use crate::failure::Outcome;
 use crate::open;
 use crate::output;
-use crate::pending::PendingFile;
+use crate::outputs;
 use crate::size;
 use crate::tracing_file::TracingFile;
 
@@ -33,8 +33,16 @@ pub fn run(args: LogitsArgs) -> Outcome {
     let mut options = config::session(&args.budget)?;
     let context_for = if options.context.is_some() { "--ctx" } else { "--tokens" };
     options.context.get_or_insert(ids.len());
-    let mut file = PendingFile::create(&args.output)?;
-    let tracing = TracingFile::start(&args.tracing, &mut options)?;
+    if args.json {
+        outputs::not_standard("-o", &args.output, "the JSON document")?;
+    }
+    let mut outputs = outputs::begin(args.tracing.force, true)?;
+    outputs::protect_model(&mut outputs, &args.model);
+    if let Some(list) = args.tokens.strip_prefix('@') {
+        outputs.protect(list.as_ref());
+    }
+    let mut file = outputs::create(&mut outputs, &args.output)?.into_stream();
+    let tracing = TracingFile::start(&args.tracing, &mut outputs, &mut options)?;
     let mut session = open::session(&args.model, &options, context_for)?;
 
     let started = Instant::now();
@@ -73,7 +81,7 @@ pub fn run(args: LogitsArgs) -> Outcome {
     }
     output::tell!(
         "{}: logits of {} tokens, {}",
-        args.output.display(),
+        outputs::shown(&args.output),
         ids.len(),
         size::format(bytes)
     );

@@ -2,7 +2,6 @@
 
 pub mod assess;
 pub mod bench;
-pub mod chat;
 pub mod completions;
 pub mod doctor;
 pub mod inspect;

@@ -2,31 +2,33 @@
 
 use std::path::Path;
 
-use anyhow::anyhow;
 use forebay_engine::EngineError;
-use forebay_engine::pack::{self, PackReport, RestoreReport};
-use forebay_store::{IoKind, StoreError};
+use forebay_engine::pack::{self, PackOptions, PackReport, RestoreReport};
+use forebay_store::{OutputFile, Outputs};
 
-use crate::args::PackArgs;
+use crate::args::{IoArg, PackArgs};
 use crate::config;
 use crate::failure::{Failure, Outcome};
 use crate::interrupt;
 use crate::open;
 use crate::output;
-use crate::pending;
+use crate::outputs;
 use crate::progress::BytesProgress;
 use crate::size;
 
 pub fn run(args: PackArgs) -> Outcome {
     open::check(&args.model)?;
-    let io = config::io_kind(args.io);
+    let options = options(args.io);
+    let mut outputs = Outputs::new(args.force);
+    outputs::protect_model(&mut outputs, &args.model);
     if let Some(out) = &args.output {
-        may_write(out, args.force)?;
-        let report =
-            work(&args.model, "packing", |progress| pack::pack(&args.model, out, io, progress))?;
+        let out = create(&mut outputs, out, &args)?;
+        let report = work(&args.model, "packing", |progress| {
+            pack::pack(&args.model, out, options, progress)
+        })?;
         return if args.json { output::json(&report) } else { tell_packed(&report) };
     }
-    let report = restore(&args, io)?;
+    let report = restore(&args, outputs, options)?;
     if args.json {
         return output::json(&report);
     }
@@ -42,49 +44,52 @@ pub fn run(args: PackArgs) -> Outcome {
     Ok(())
 }
 
-fn restore(args: &PackArgs, io: IoKind) -> Outcome<RestoreReport> {
+fn restore(args: &PackArgs, mut outputs: Outputs, options: PackOptions) -> Outcome<RestoreReport> {
     if let Some(out) = &args.to_gguf {
-        may_write(out, args.force)?;
+        let out = create(&mut outputs, out, args)?;
         return work(&args.model, "writing", |progress| {
-            pack::to_gguf(&args.model, out, io, progress)
+            pack::to_gguf(&args.model, out, options, progress)
         });
     }
     match &args.to_huggingface {
-        Some(folder) => work(&args.model, "writing", |progress| {
-            pack::to_hugging_face(&args.model, folder, io, progress)
-        }),
+        Some(folder) => {
+            outputs.check_folder(folder)?;
+            work(&args.model, "writing", |progress| {
+                pack::to_hugging_face(&args.model, folder, options, progress)
+            })
+        }
         None => Err(Failure::Usage("name what to write: -o, --to-gguf or --to-huggingface".into())),
     }
 }
 
-fn may_write(out: &Path, force: bool) -> Outcome {
-    if out.exists() && !force {
-        return Err(anyhow!(
-            "{}: exists already: choose another name, or replace it with --force",
-            out.display()
-        )
-        .into());
+/// A pack and its copy back are not written front to back.
+fn create(outputs: &mut Outputs, out: &Path, args: &PackArgs) -> Outcome<OutputFile> {
+    if args.json {
+        outputs::not_standard("-o", out, "the JSON document")?;
     }
-    pending::probe(out)?;
-    Ok(())
+    Ok(outputs::create(outputs, out)?.seekable()?)
 }
 
-/// Runs long work with a progress bar; Ctrl-C ends it after it has cleaned up.
+/// How packs are read, until Ctrl-C.
+pub fn options(io: IoArg) -> PackOptions {
+    PackOptions { io: config::io_kind(io), interrupt: interrupt::token() }
+}
+
+/// Runs long work with a progress bar.
 pub fn work<T>(
     model: &Path,
     what: &'static str,
     run: impl FnOnce(&mut pack::Progress<'_>) -> Result<T, EngineError>,
 ) -> Outcome<T> {
-    let guard = interrupt::Answer::begin_patient();
     let mut bar = BytesProgress::new(what);
     let done = run(&mut |done, total| {
         bar.update(done, total);
-        !guard.interrupted()
+        true
     });
     drop(bar);
     match done {
         Ok(report) => Ok(report),
-        Err(EngineError::Store(StoreError::Interrupted)) => Err(Failure::Interrupted),
+        Err(EngineError::Output(error)) => Err(error.into()),
         // These name their file, which may be the output.
         Err(EngineError::Store(error)) => Err(error.into()),
         Err(error) => Err(open::named(error, model)),

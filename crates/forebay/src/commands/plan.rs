@@ -6,7 +6,8 @@ use std::path::Path;
 use anyhow::{Context as _, anyhow};
 use forebay_engine::doctor::MachineProfile;
 use forebay_engine::plan::{
-    HitCurve, Plan, PlanRequest, Planned, PlannedModel, Planner, Prediction, Rates, Speed, Work,
+    HitCurve, Plan, PlanRequest, Planned, PlannedModel, Planner, PredictedRate, Prediction, Rates,
+    Speed, Work,
 };
 use forebay_engine::{
     CpuHelp, DeviceChoice, EngineError, Generation, ModelInfo, Session, SessionOptions, free_bytes,
@@ -18,7 +19,7 @@ use serde::Serialize;
 use crate::args::PlanArgs;
 use crate::commands::replay;
 use crate::config;
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Failure, Outcome, usage};
 use crate::open;
 use crate::output::{self, Align};
 use crate::size;
@@ -63,6 +64,7 @@ pub fn run(args: PlanArgs) -> Outcome {
     let context = model.context(&options).map_err(named)?;
     let profile = profile(args.profile.as_deref(), &args.model)?;
     let rates = rates(&profile)?;
+    takes_effect(&options, rates.gpu_name().is_some())?;
     let hits = match &args.routing {
         None => HitCurve::default(),
         Some(path) => hits(path, args.policy)?,
@@ -106,6 +108,21 @@ pub fn run(args: PlanArgs) -> Outcome {
     Ok(())
 }
 
+/// Refuses options for a GPU where none computes, as `run` does.
+fn takes_effect(options: &SessionOptions, has_gpu: bool) -> Outcome {
+    let Some(name) = options.gpu_option() else { return Ok(()) };
+    match options.device {
+        DeviceChoice::Cpu => usage(format!(
+            "{name} is given, but it is for a GPU, which --device cpu does not use: leave one of them out"
+        )),
+        DeviceChoice::Auto if !has_gpu => usage(format!(
+            "{name} is given, but it is for a GPU, and the machine profile has none: leave it out, or give the --profile of \
+             a machine with a GPU"
+        )),
+        DeviceChoice::Auto | DeviceChoice::Cuda(_) => Ok(()),
+    }
+}
+
 fn options(args: &PlanArgs) -> SessionOptions {
     SessionOptions {
         device: config::device(args.device),
@@ -124,6 +141,7 @@ fn options(args: &PlanArgs) -> SessionOptions {
 pub fn profile(file: Option<&Path>, model: &Path) -> anyhow::Result<MachineProfile> {
     match file {
         Some(path) => {
+            open::check(path)?;
             let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
             MachineProfile::parse(&text).map_err(|why| anyhow!("{}: {why}", path.display()))
         }
@@ -147,8 +165,8 @@ pub fn hits(path: &Path, policy: PolicyKind) -> anyhow::Result<HitCurve> {
 /// What a person should know before loading.
 fn warnings(planned: &Planned) -> Vec<String> {
     let slow = planned.plan.slow().map(|why| {
-        let rate = tokens(planned.plan.prediction.generate.tokens_per_second);
-        format!("generating will be slow, {rate} tokens/s: {why}")
+        let rate = rate_in_words(&planned.plan.prediction.generate.shown);
+        format!("generating will be slow, {rate}: {why}")
     });
     slow.into_iter().collect()
 }
@@ -175,8 +193,9 @@ impl Asked<'_> {
         let prompt = format!("{}, {} tokens", speed(&plan.prediction.prompt), PROMPT_TOKENS);
         lines.push(("prompt", prompt));
         lines.extend(hit_rates(plan, &self.hits_from()).map(|text| ("experts", text)));
-        lines.push(("one more", one_more(planned)));
+        lines.extend(one_more(planned).map(|text| ("one more", text)));
         lines.extend(instead(planned).map(|text| ("instead", text)));
+        lines.extend(generate.shown.uncertain_because.clone().map(|text| ("caution", text)));
         if self.estimated && plan.device == "cuda" {
             let text = "free VRAM, from what the GPU has: nobody else is thought to use it";
             lines.push(("estimated", text.into()));
@@ -313,7 +332,7 @@ fn speed(speed: &Speed) -> String {
         format!("{cost} {:.0} %", 100.0 * seconds / total.max(f64::MIN_POSITIVE))
     });
     let shares: Vec<String> = shares.take(3).collect();
-    format!("{} tokens/s; time goes to {}", tokens(speed.tokens_per_second), shares.join(", "))
+    format!("{}; time goes to {}", rate_in_words(&speed.shown), shares.join(", "))
 }
 
 fn hit_rates(plan: &Plan, from: &str) -> Option<String> {
@@ -330,25 +349,36 @@ fn hit_rates(plan: &Plan, from: &str) -> Option<String> {
     ))
 }
 
-fn one_more(planned: &Planned) -> String {
-    let now = planned.plan.prediction.generate.tokens_per_second;
-    let gain = |what: &str, then: f64| match then / now - 1.0 {
-        gain if gain < 0.005 => format!("GiB of {what}: no faster"),
-        gain => format!("GiB of {what}: {} tokens/s, {:+.0} %", tokens(then), 100.0 * gain),
+/// `None` where nothing is predicted.
+fn one_more(planned: &Planned) -> Option<String> {
+    let gain = |what: &str, gain: f64, then: Option<f64>| match (gain - 1.0, then) {
+        (more, _) if more < 0.005 => format!("GiB of {what}: no faster"),
+        (more, Some(then)) => {
+            format!("GiB of {what}: {} tokens/s, {:+.0} %", tokens(then), 100.0 * more)
+        }
+        (more, None) => format!("GiB of {what}: {:+.0} %", 100.0 * more),
     };
-    let gains = planned.one_more_gib;
-    let vram = gains.vram_tokens_per_second.map(|then| gain("VRAM", then));
-    let all: Vec<String> =
-        vram.into_iter().chain([gain("RAM", gains.ram_tokens_per_second)]).collect();
-    all.join("; ")
+    let shown = planned.one_more_gib.shown;
+    let ram = gain("RAM", shown.ram_gain?, shown.ram_tokens_per_second);
+    let vram = shown.vram_gain.map(|more| gain("VRAM", more, shown.vram_tokens_per_second));
+    Some(vram.into_iter().chain([ram]).collect::<Vec<_>>().join("; "))
 }
 
 fn instead(planned: &Planned) -> Option<String> {
     if let Some(other) = &planned.other {
-        let rate = tokens(other.prediction.generate.tokens_per_second);
-        return Some(format!("--device {}: {rate} tokens/s", other.device));
+        let rate = rate_in_words(&other.prediction.generate.shown);
+        return Some(format!("--device {}: {rate}", other.device));
     }
     planned.why_not_other.as_ref().map(|why| format!("no other device: {why}"))
+}
+
+/// A number, a range, or that there is neither.
+fn rate_in_words(rate: &PredictedRate) -> String {
+    match (rate.tokens_per_second, rate.range()) {
+        (Some(rate), _) => format!("{} tokens/s", tokens(rate)),
+        (None, Some((low, high))) => format!("{} to {} tokens/s", tokens(low), tokens(high)),
+        (None, None) => "speed not predicted".into(),
+    }
 }
 
 /// Three digits are more than a prediction knows.
@@ -380,9 +410,9 @@ pub fn follow(model: &Path, options: &mut SessionOptions) {
     let cpu = options.device == DeviceChoice::Auto && planned.plan.device == "cpu";
     if let Some(gpu) = planned.other.as_ref().filter(|_| cpu && !only_for_gpu) {
         output::tell!(
-            "device: cpu, predicted {} tokens/s; the GPU: {} (--device cuda takes it anyway)",
-            tokens(planned.plan.prediction.generate.tokens_per_second),
-            tokens(gpu.prediction.generate.tokens_per_second)
+            "device: cpu, {}; the GPU: {} (--device cuda takes it anyway)",
+            rate_in_words(&planned.plan.prediction.generate.shown),
+            rate_in_words(&gpu.prediction.generate.shown)
         );
         options.device = DeviceChoice::Cpu;
         options.vram_bytes = None;
@@ -390,21 +420,29 @@ pub fn follow(model: &Path, options: &mut SessionOptions) {
     warnings(&planned).iter().for_each(|warning| output::tell!("warning: {warning}"));
 }
 
-/// Tokens per second of an answer as expected of the session by this machine's profile, if there is one.
-pub fn predicted_answer(model: &Path, session: &Session, answer: &Generation) -> Option<f64> {
+/// The rate of an answer as expected of the session by this machine's profile.
+pub fn predicted_answer(model: &Path, session: &Session, answer: &Generation) -> PredictedRate {
     let depth = answer.prompt_tokens + answer.tokens.len() / 2;
     let work = Work { prompt_tokens: answer.prompt_tokens.max(1), depth };
-    let predicted = predicted(model, session, HitCurve::default, work);
-    predicted.map(|predicted| predicted.generate.tokens_per_second)
+    match predicted(model, session, HitCurve::default, work) {
+        Ok(predicted) => predicted.generate.shown,
+        Err(why) => PredictedRate::none(why),
+    }
 }
 
-/// What to expect of a session by this machine's profile, if there is one.
+/// What to expect of a session by this machine's profile.
+///
+/// # Errors
+/// Why there is no prediction, in words.
 pub fn predicted(
     model: &Path,
     session: &Session,
     hits: impl FnOnce() -> HitCurve,
     work: Work,
-) -> Option<Prediction> {
-    let profile = MachineProfile::of_folder(open::folder(model)).ok()?;
-    session.predicted(&Rates::new(&profile).ok()?, &hits(), work)
+) -> Result<Prediction, String> {
+    let again = |why: &str| format!("{why}: run forebay doctor");
+    let profile = MachineProfile::of_folder(open::folder(model)).map_err(again)?;
+    let rates = Rates::new(&profile).map_err(again)?;
+    let predicted = session.predicted(&rates, &hits(), work);
+    predicted.ok_or_else(|| again("the machine profile has no GPU"))
 }

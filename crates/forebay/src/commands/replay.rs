@@ -2,19 +2,24 @@
 
 use std::fmt::Write as _;
 use std::fs::File;
+use std::io::{self, Read};
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
+use forebay_engine::Interrupt;
+use forebay_lab::replay::{Prediction, Predictor, ReplayPolicy, predict, replay_while};
+use forebay_store::{OutputFile, OutputStream};
 use forebay_stream::{
-    CacheCounters, Capacity, Lookups, Phase, Prediction, Predictor, ReplayCounters, ReplayPolicy,
-    RoutingTrace, predict, replay, routing,
+    CacheCounters, Capacity, Lookups, Phase, ReplayCounters, RoutingTrace, routing,
 };
 use serde::Serialize;
 
 use crate::args::{CapacityArg, PhaseArg, ReplayArgs};
 use crate::failure::{Outcome, usage};
+use crate::interrupt;
 use crate::output::{self, Align, grouped};
-use crate::pending::PendingFile;
+use crate::outputs;
 use crate::size::format as bytes;
 
 #[derive(Serialize)]
@@ -73,14 +78,19 @@ pub fn run(args: ReplayArgs) -> Outcome {
     if (args.to_csv.is_some() || args.to_trace.is_some()) && args.traces.len() > 1 {
         return usage("--to-csv and --to-trace convert one trace: give one");
     }
-    let outputs = [args.to_csv.as_deref(), args.to_trace.as_deref()];
-    let [to_csv, to_trace] = outputs.map(|path| path.map(PendingFile::create).transpose());
-    let (to_csv, to_trace) = (to_csv?, to_trace?);
+    let mut outputs = outputs::begin(args.force, args.to_csv.is_some() || args.to_trace.is_some())?;
+    args.traces.iter().for_each(|trace| outputs.protect(trace));
+    let to_csv =
+        args.to_csv.as_deref().map(|path| outputs::create(&mut outputs, path)).transpose()?;
+    let to_trace =
+        args.to_trace.as_deref().map(|path| outputs::create(&mut outputs, path)).transpose()?;
     let mut traces = Vec::new();
     for path in &args.traces {
         traces.push((path, open(path)?));
     }
     if to_csv.is_some() || to_trace.is_some() {
+        let (to_csv, to_trace) =
+            (to_csv.map(OutputFile::into_stream), to_trace.map(OutputFile::into_stream));
         return convert(&traces[0].1, to_csv, to_trace);
     }
     let mut reports = Vec::new();
@@ -99,25 +109,39 @@ pub fn run(args: ReplayArgs) -> Outcome {
 pub fn open(path: &Path) -> anyhow::Result<RoutingTrace> {
     let named = || path.display().to_string();
     let file = File::open(path).with_context(named)?;
+    let file = Interruptible { file, interrupt: interrupt::token() };
     routing::read_any(file).with_context(named)
+}
+
+/// A file whose reads fail once the command is interrupted: large traces take seconds to read.
+struct Interruptible {
+    file: File,
+    interrupt: Interrupt,
+}
+
+impl Read for Interruptible {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.interrupt.check().map_err(io::Error::other)?;
+        self.file.read(buffer)
+    }
 }
 
 fn convert(
     trace: &RoutingTrace,
-    to_csv: Option<PendingFile>,
-    to_trace: Option<PendingFile>,
+    to_csv: Option<OutputStream>,
+    to_trace: Option<OutputStream>,
 ) -> Outcome {
     if let Some(mut file) = to_csv {
-        let path = file.destination().to_path_buf();
-        trace.write_csv(&mut file).with_context(|| path.display().to_string())?;
+        let path = outputs::shown(file.path());
+        trace.write_csv(&mut file).with_context(|| path.clone())?;
         file.commit()?;
-        output::tell!("{}: {} tokens as CSV", path.display(), grouped(trace.tokens() as u64));
+        output::tell!("{}: {} tokens as CSV", path, grouped(trace.tokens() as u64));
     }
     if let Some(file) = to_trace {
-        let path = file.destination().to_path_buf();
-        let file = trace.write(file).with_context(|| path.display().to_string())?;
+        let path = outputs::shown(file.path());
+        let file = trace.write(file).with_context(|| path.clone())?;
         file.commit()?;
-        output::tell!("{}: a trace of {} tokens", path.display(), grouped(trace.tokens() as u64));
+        output::tell!("{}: a trace of {} tokens", path, grouped(trace.tokens() as u64));
     }
     Ok(())
 }
@@ -140,7 +164,7 @@ fn report(path: &Path, trace: &RoutingTrace, args: &ReplayArgs) -> Outcome<Repor
     let mut replays = Vec::new();
     for &policy in &policies {
         for capacity in &capacities {
-            replays.push(one(&lookups, policy, capacity, generated_tokens, args));
+            replays.push(one(&lookups, policy, capacity, generated_tokens, args)?);
         }
     }
     let mut predictions = Vec::new();
@@ -170,18 +194,23 @@ fn one(
     capacity: &CapacityArg,
     generated_tokens: u64,
     args: &ReplayArgs,
-) -> Replay {
+) -> Outcome<Replay> {
     let whole = !args.cut_batches;
     let shape = capacity.capacity.shape(policy.scope(), lookups.layers(), whole);
-    let counters = replay(lookups, policy, &shape);
+    let interrupt = interrupt::token();
+    let counters = replay_while(lookups, policy, &shape, |_| match interrupt.is_requested() {
+        true => ControlFlow::Break(()),
+        false => ControlFlow::Continue(()),
+    });
+    interrupt.check()?;
     let misses = counters.generate.misses() as f64;
-    Replay {
+    Ok(Replay {
         policy,
         capacity: capacity.text.clone(),
         hit_rate: of_phase(&counters, args.phase).hit_rate(),
         faulted_experts_per_token: (generated_tokens > 0).then(|| misses / generated_tokens as f64),
         counters,
-    }
+    })
 }
 
 fn guesses(
@@ -199,6 +228,7 @@ fn guesses(
     for &policy in policies {
         // Who knows the future needs no guesses.
         let ReplayPolicy::Online(online) = policy else { continue };
+        interrupt::token().check()?;
         let made = predict(trace, lookups, online, capacity.capacity, predictor, depth);
         let Some(prediction) = made else {
             return usage(format!(
@@ -398,7 +428,7 @@ mod tests {
         assert_eq!(of("25%"), Ok(Capacity::Share(0.25)));
         assert_eq!(of("32/layer"), Ok(Capacity::ExpertsPerLayer(32)));
         assert_eq!(of("500MiB"), Ok(Capacity::Bytes(500 << 20)));
-        for wrong in ["", "%", "101%", "-1%", "NaN%", "x/layer", "-3/layer", "8GB"] {
+        for wrong in ["", "%", "101%", "-1%", "NaN%", "x/layer", "-3/layer", "8"] {
             assert!(of(wrong).is_err(), "{wrong}");
         }
     }

@@ -4,19 +4,25 @@ use std::io::Read as _;
 use std::path::Path;
 
 use anyhow::{Context as _, anyhow};
+use forebay_chat::{Format, Message};
+use forebay_engine::plan::PredictedRate;
 use forebay_engine::{ModelInfo, Session, SessionStatistics};
 use forebay_stream::MemoryPlan;
+use forebay_text::ChatTemplate;
 use serde::Serialize;
+use serde_json::{Value, json};
 
-use crate::answer::{self, Answer, End};
 use crate::args::RunArgs;
-use crate::commands::{chat, plan};
-use crate::config::{self, PromptSource, RunConfig};
-use crate::conversation::{self, Conversation};
+use crate::chat::answer::{self, Answer, End};
+use crate::chat::{self, Display};
+use crate::commands::plan;
+use crate::config::{self, RunConfig};
 use crate::demo;
-use crate::failure::Outcome;
+use crate::failure::{Failure, Outcome, usage};
+use crate::interrupt;
 use crate::open;
 use crate::output;
+use crate::outputs;
 use crate::routing_file::RoutingFile;
 use crate::size;
 use crate::statistics::{self, After};
@@ -26,7 +32,11 @@ use crate::tracing_file::TracingFile;
 struct Document<'a> {
     path: &'a Path,
     prompt: &'a str,
+    /// The answer, without thinking and tool calls.
     text: &'a str,
+    /// What the model thought before it answered.
+    reasoning: Option<&'a str>,
+    tool_calls: Value,
     end: End,
     tokens: &'a [u32],
     prompt_tokens: usize,
@@ -35,8 +45,10 @@ struct Document<'a> {
     generate_seconds: f64,
     prompt_tokens_per_second: f64,
     generate_tokens_per_second: f64,
-    /// By the machine profile, if there is one.
+    /// By the machine profile; `None` where a number would mislead.
     generate_tokens_per_second_predicted: Option<f64>,
+    /// The same with its range, or why there is none.
+    generate_predicted: PredictedRate,
     seed: u64,
     model: &'a ModelInfo,
     plan: Option<&'a MemoryPlan>,
@@ -45,19 +57,20 @@ struct Document<'a> {
 
 pub fn run(args: RunArgs) -> Outcome {
     let mut config = config::run(args)?;
+    let named = config.tracing.trace_io.is_some() || config.routing.trace_routing.is_some();
+    let mut outputs = outputs::begin(config.tracing.force, named)?;
+    outputs::protect_model(&mut outputs, &config.model);
+    config.inputs.iter().for_each(|input| outputs.protect(input));
+    check_template(&config)?;
+    let tracing = TracingFile::start(&config.tracing, &mut outputs, &mut config.session)?;
+    let routing = RoutingFile::create(&config.routing, &mut outputs)?;
     if config.demo && config.session.ram_bytes.is_none() {
         config.session.ram_bytes = Some(demo_budget(&config.model)?);
     }
-    let prompt = match &config.prompt {
-        PromptSource::Text(text) => Some(text.clone()),
-        PromptSource::StandardInput => Some(read_prompt()?),
-        PromptSource::Chat => None,
-    };
+    let prompt = prompt(&config)?;
     if !config.demo {
         plan::follow(&config.model, &mut config.session);
     }
-    let tracing = TracingFile::start(&config.tracing, &mut config.session)?;
-    let routing = RoutingFile::create(&config.routing)?;
     let mut session = open::session(&config.model, &config.session, "--ctx")?;
     routing.record(&mut session)?;
     if config.demo {
@@ -87,64 +100,104 @@ fn announce(session: &Session) {
     );
 }
 
-fn read_prompt() -> anyhow::Result<String> {
+/// Refuses options that need a chat template, or another one, before any weight is read.
+fn check_template(config: &RunConfig) -> Outcome {
+    let Some(option) = config.template.option() else { return Ok(()) };
+    let inspection = open::inspect(&config.model)?;
+    let template = ChatTemplate::from_catalog(&inspection.catalog)
+        .map_err(|error| open::named(error, &config.model))?
+        .filter(|_| !demo::is_demo(&inspection.model));
+    let Some(template) = template else {
+        return usage(format!("{option}: this model has no chat template that could use it"));
+    };
+    config.template.variables(&Format::recognise(Some(&template), None)?).map(drop)
+}
+
+/// The prompt, with what is on standard input behind it; `None` for a chat.
+fn prompt(config: &RunConfig) -> Outcome<Option<String>> {
+    let piped = if config.prompt.piped { read_input()? } else { String::new() };
+    let has_piped = !piped.trim().is_empty();
+    Ok(match &config.prompt.given {
+        Some(text) if has_piped => Some(format!("{text}\n\n{piped}")),
+        Some(text) => Some(text.clone()),
+        None if has_piped => Some(piped),
+        None if config.demo => Some(demo::PROMPT.to_owned()),
+        None if config.prompt.piped => {
+            return Err(anyhow!(
+                "there is no prompt: give --prompt TEXT or write it to standard input"
+            )
+            .into());
+        }
+        None => None,
+    })
+}
+
+fn read_input() -> anyhow::Result<String> {
+    let _waiting = interrupt::waiting_for_input();
     let mut text = String::new();
     std::io::stdin()
         .lock()
         .read_to_string(&mut text)
         .context("standard input cannot be read as UTF-8 text")?;
-    if text.trim().is_empty() {
-        return Err(anyhow!(
-            "there is no prompt: give --prompt TEXT or write it to standard input"
-        ));
-    }
     Ok(text)
 }
 
 /// One prompt, one answer.
 fn single(session: &mut Session, config: &RunConfig, prompt: &str) -> Outcome {
-    let templated = session.chat_template().is_some() && !config.raw;
-    if !templated && !config.raw {
-        output::tell!(
-            "note: this model has no chat template: the prompt is continued as plain text"
-        );
-    }
-    let template = session.chat_template().filter(|_| templated);
-    let context = Conversation::default().open(template, prompt)?;
-    let ids = conversation::encode(session.tokenizer()?, &context, templated)?;
+    let mut conversation = chat::begin(session, config)?;
+    conversation.history.push(Message::new("user", prompt));
     // Text that the model continues reads better with its beginning.
-    let echo = config.demo && !config.json;
-    if echo {
+    if config.demo && !config.json {
         output::print(prompt)?;
     }
-    let json = config.json;
-    let answer =
-        answer::generate(session, &ids, templated, &config.answer, &mut |piece| match json {
-            true => Ok(()),
-            false => output::print(piece),
-        })?;
+    let mut display = Display::new(config.hide_thinking);
+    let answered =
+        answer::generate(
+            session,
+            &mut conversation,
+            &config.answer,
+            &mut |event| match config.json {
+                true => Ok(()),
+                false => display.show(event),
+            },
+        );
     if config.json {
-        return document(session, config, prompt, &answer);
+        let answer = answered?;
+        return document(session, config, prompt, &answer).and(outcome(answer.end));
     }
-    if !answer.text.ends_with('\n') {
-        output::print("\n")?;
+    display.finish(answered.is_ok())?;
+    let answer = answered?;
+    let outcome = outcome(answer.end);
+    if answer.end == End::ContextFull {
+        output::tell!("note: {}", answer::context_full(session));
     }
     if config.stats {
         let after = After::Answer(&answer.generation);
         output::say(format_args!("\n{}", statistics::block(session, &config.model, after)));
     }
-    if config.demo {
+    if config.demo && outcome.is_ok() {
         output::tell!("\n{}", demo::NEXT);
     }
-    Ok(())
+    outcome
+}
+
+/// An answer that Ctrl-C ended is not what was asked for.
+fn outcome(end: End) -> Outcome {
+    match end {
+        End::Interrupted => Err(Failure::Interrupted),
+        _ => Ok(()),
+    }
 }
 
 fn document(session: &Session, config: &RunConfig, prompt: &str, answer: &Answer) -> Outcome {
     let generation = &answer.generation;
+    let predicted = plan::predicted_answer(&config.model, session, generation);
     output::json(&Document {
         path: &config.model,
         prompt,
-        text: &answer.text,
+        text: &answer.message.content,
+        reasoning: answer.message.reasoning.as_deref(),
+        tool_calls: answer.message.to_json().get("tool_calls").cloned().unwrap_or(json!([])),
         end: answer.end,
         tokens: &generation.tokens,
         prompt_tokens: generation.prompt_tokens,
@@ -153,11 +206,8 @@ fn document(session: &Session, config: &RunConfig, prompt: &str, answer: &Answer
         generate_seconds: generation.generate_seconds,
         prompt_tokens_per_second: generation.prompt_tokens_per_second(),
         generate_tokens_per_second: generation.generate_tokens_per_second(),
-        generate_tokens_per_second_predicted: plan::predicted_answer(
-            &config.model,
-            session,
-            generation,
-        ),
+        generate_tokens_per_second_predicted: predicted.tokens_per_second,
+        generate_predicted: predicted,
         seed: config.answer.sampling.seed,
         model: session.info(),
         plan: session.plan(),

@@ -1,36 +1,30 @@
 //! `forebay synth`: a model of a real architecture's exact shape with random weights.
 
-use std::io;
 use std::num::NonZero;
-use std::path::Path;
 
-use anyhow::anyhow;
-use forebay_engine::synth::{self, SynthError, SynthOptions, SynthReport};
+use forebay_lab::synth::{self, SynthError, SynthOptions, SynthReport};
+use forebay_store::OutputFile;
 
 use crate::args::SynthArgs;
 use crate::failure::{Failure, Outcome};
 use crate::interrupt;
 use crate::output;
-use crate::pending;
+use crate::outputs;
 use crate::progress::BytesProgress;
 use crate::size;
 
 pub fn run(args: SynthArgs) -> Outcome {
-    if args.out.exists() && !args.force {
-        return Err(anyhow!(
-            "{}: exists already: choose another name, or replace it with --force",
-            args.out.display()
-        )
-        .into());
+    if args.json {
+        outputs::not_standard("OUT", &args.out, "the JSON document")?;
     }
-    pending::probe(&args.out)?;
-    let report = write(&args)?;
+    let out = outputs::create(&mut outputs::begin(args.force, true)?, &args.out)?;
+    let report = write(&args, out)?;
     if args.json {
         return output::json(&report);
     }
     output::tell!(
         "{}: {} with {} layers in {}, {} parameters, {} in {:.1} s, {}/s",
-        report.path.display(),
+        outputs::shown(&report.path),
         report.shape,
         report.layers,
         report.quantisation,
@@ -42,7 +36,7 @@ pub fn run(args: SynthArgs) -> Outcome {
     Ok(())
 }
 
-fn write(args: &SynthArgs) -> Outcome<SynthReport> {
+fn write(args: &SynthArgs, out: OutputFile) -> Outcome<SynthReport> {
     let options = SynthOptions {
         quantisation: args.quantisation.clone(),
         layers: args.layers.map(|layers| u32::try_from(layers).unwrap_or(u32::MAX)),
@@ -51,38 +45,22 @@ fn write(args: &SynthArgs) -> Outcome<SynthReport> {
         threads: std::thread::available_parallelism().map_or(1, NonZero::get),
         ..SynthOptions::default()
     };
-    let guard = interrupt::Answer::begin_patient();
+    let interrupt = interrupt::token();
     let mut progress = BytesProgress::new("writing");
-    let mut room = None;
-    let made = synth::synthesize(&args.arch, &args.out, &options, &mut |done, total| {
+    let made = synth::synthesize(&args.arch, out, &options, &mut |done, total| {
         progress.update(done, total);
-        let enough = *room.get_or_insert_with(|| room_for(&args.out, total));
-        enough && !guard.interrupted()
+        !interrupt.is_requested()
     });
     drop(progress);
     match made {
         Ok(report) => Ok(report),
-        Err(SynthError::Interrupted) if room == Some(false) => Err(anyhow!(
-            "{}: the disk has not enough room for this model: choose fewer --layers, a smaller \
-             --quantisation, or another disk",
-            args.out.display()
-        )
-        .into()),
-        Err(SynthError::Interrupted) => Err(Failure::Interrupted),
         Err(
             error @ (SynthError::UnknownArchitecture { .. }
             | SynthError::UnknownQuantisation { .. }
-            | SynthError::Layers { .. }),
+            | SynthError::Layers { .. }
+            | SynthError::ExpertsUsed { .. }
+            | SynthError::NoExperts { .. }),
         ) => Err(Failure::Usage(error.to_string())),
         Err(error) => Err(error.into()),
     }
-}
-
-/// Whether the disk has room, so far as it says.
-fn room_for(out: &Path, bytes: u64) -> bool {
-    let free = || -> io::Result<u64> {
-        let system = rustix::fs::statvfs(pending::parent_of(out))?;
-        Ok(system.f_bavail.saturating_mul(system.f_frsize))
-    };
-    free().map_or(true, |free| free >= bytes)
 }

@@ -1,34 +1,70 @@
 //! `forebay trace-io`: how a model was read, in figures and as a page.
 
 use std::fmt::Write as _;
-use std::io::Write as _;
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use forebay_engine::trace_io::{self, Limit, Quantiles, Report, SizeClass};
+use forebay_lab::trace_io::{self, Limit, Quantiles, Report, SizeClass};
+use forebay_store::{OutputError, OutputFile, OutputStream};
 
 use crate::args::TraceIoArgs;
 use crate::failure::Outcome;
 use crate::output::{self, Align, grouped};
-use crate::pending::PendingFile;
+use crate::outputs;
 use crate::size::{format as bytes, format_rate};
 
 pub fn run(args: TraceIoArgs) -> Outcome {
-    let page = args.html.as_deref().map(PendingFile::create).transpose()?;
+    let named = [("--html", args.html.as_deref()), ("--chrome", args.chrome.as_deref())];
+    let to_standard = named.iter().any(|(_, path)| path.is_some_and(outputs::is_standard));
+    let standard = if args.json { "the JSON document" } else { "the page" };
+    for (option, path) in named {
+        // One document at most goes to standard output.
+        let taken = args.json
+            || option == "--chrome" && args.html.as_deref().is_some_and(outputs::is_standard);
+        if let (true, Some(path)) = (taken, path) {
+            outputs::not_standard(option, path, standard)?;
+        }
+    }
+    let mut outputs = outputs::begin(args.force, named.iter().any(|(_, path)| path.is_some()))?;
+    outputs.protect(&args.file);
+    let [page, events] = named.map(|(_, path)| {
+        let create = |path| Ok::<_, OutputError>((outputs::create(&mut outputs, path)?, path));
+        path.map(create).transpose()
+    });
+    let (page, events) = (page?, events?);
     let limit = limit(args.limit)?;
     let named = || args.file.display().to_string();
     let trace = trace_io::open(&args.file).with_context(named)?;
     let report = trace_io::analyse(&trace, limit);
-    if let (Some(mut file), Some(path)) = (page, &args.html) {
-        file.write_all(trace_io::page(&trace, &report).as_bytes())
-            .with_context(|| format!("{}: cannot be written", path.display()))?;
-        file.commit()?;
-        output::tell!("{}: open it in a browser", path.display());
+    if let Some((file, path)) = page {
+        let page = trace_io::page(&trace, &report);
+        write(file, path, "in a browser", |out| out.write_all(page.as_bytes()))?;
+    }
+    if let Some((file, path)) = events {
+        write(file, path, "at https://ui.perfetto.dev", |out| trace_io::write_chrome(out, &trace))?;
     }
     match args.json {
         true => output::json(&report),
+        false if to_standard => Ok(()),
         false => output::print(&text(&report)),
     }
+}
+
+/// Writes an output, and says on standard error where to open it.
+fn write(
+    file: OutputFile,
+    path: &Path,
+    viewer: &str,
+    fill: impl FnOnce(&mut OutputStream) -> io::Result<()>,
+) -> Outcome {
+    let mut out = file.into_stream();
+    fill(&mut out).with_context(|| format!("{}: cannot be written", path.display()))?;
+    out.commit()?;
+    if !outputs::is_standard(path) {
+        output::tell!("{}: open it {viewer}", path.display());
+    }
+    Ok(())
 }
 
 /// The limit that was asked for, else what the machine profile holds.

@@ -4,18 +4,18 @@ use anyhow::anyhow;
 use forebay_engine::pack::{self, Damage};
 
 use crate::args::VerifyArgs;
-use crate::config;
 use crate::failure::{Failure, Outcome};
 use crate::open;
 use crate::output;
 use crate::size;
 
-use super::pack::work;
+use super::pack::{options, work};
 
 pub fn run(args: VerifyArgs) -> Outcome {
     open::check(&args.file)?;
-    let io = config::io_kind(args.io);
-    let report = work(&args.file, "verifying", |progress| pack::verify(&args.file, io, progress))?;
+    let options = options(args.io);
+    let verify = |progress: &mut pack::Progress<'_>| pack::verify(&args.file, options, progress);
+    let report = work(&args.file, "verifying", verify)?;
     if args.json {
         output::json(&report)?;
     }

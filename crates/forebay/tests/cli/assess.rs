@@ -180,18 +180,26 @@ fn profile(name: &str) -> String {
     tests.join(name).to_str().unwrap().to_owned()
 }
 
+/// A model with experts that is large enough for predictions: two layers of a real shape with random weights.
+fn large(folder: &Folder) -> String {
+    let model = folder.path("large.gguf");
+    forebay(&["synth", "olmoe-7b", &model, "--layers", "2"]).ok();
+    model
+}
+
 /// The speeds of a report are those of `plan` with the hits of the very recording, on either device
 /// and with every budget.
 #[test]
 fn speeds_are_what_the_planner_says_of_the_recorded_trace() {
     let folder = Folder::new();
     let (trace, page) = (folder.path("assess.routing"), folder.path("report.html"));
+    let large = large(&folder);
     let (figures, desktop) = (folder.path("figures"), profile("desktop.json"));
     // One domain: the report takes its prompts in the order of the recording.
     let prompts = "The old sailor looked out\n---\nOnce upon a time there was\n";
     std::fs::write(folder.path("plain.txt"), prompts).unwrap();
     let more = ["--trace-routing", &trace, "--profile", &desktop, "-o", &page, "--svg", &figures];
-    let document = folder.assess(&demo(), "plain.txt", "8", &more);
+    let document = folder.assess(&large, "plain.txt", "8", &more);
     let predicted = &document["models"][0]["predictions"];
     assert_eq!(predicted["gpu"], "a card of 16 GiB");
     let rows = |points: &Value| points.as_array().unwrap().clone();
@@ -201,8 +209,8 @@ fn speeds_are_what_the_planner_says_of_the_recorded_trace() {
     for point in by_ram.iter().cloned().chain(of_gpu) {
         let size = |name: &str| point[name].as_u64().map(|bytes| format!("{bytes}B"));
         let ram = size("ram_bytes").unwrap();
-        let (model, vram) = (demo(), size("vram_bytes"));
-        let mut arguments = vec!["plan", &model, "--profile", &desktop, "--routing", &trace];
+        let vram = size("vram_bytes");
+        let mut arguments = vec!["plan", &large, "--profile", &desktop, "--routing", &trace];
         arguments.extend(["--json", "--ram", &ram]);
         match &vram {
             Some(vram) => arguments.extend(["--device", "cuda", "--vram", vram]),
@@ -238,7 +246,25 @@ fn speeds_are_what_the_planner_says_of_the_recorded_trace() {
     for shown in ["GPU, by VRAM", "GPU, by VRAM and RAM", "CPU, by RAM"] {
         assert!(html.contains(&format!("<h2>Tokens/s to expect on the {shown}</h2>")), "{shown}");
     }
-    assert!(Path::new(&figures).join("tales-moe-sticky-Q4_K_M-speed-gpu.svg").exists());
+    assert!(Path::new(&figures).join("large-speed-gpu.svg").exists());
+
+    // The same without a GPU, and the same from a profile that does not say whether the machine was idle.
+    let no_gpu = profile("epyc-2core.json");
+    let document = folder.assess(&large, "plain.txt", "2", &["--profile", &no_gpu]);
+    let predicted = &document["models"][0]["predictions"];
+    assert!(predicted["by_ram"].as_array().unwrap().len() > 4, "{predicted}");
+    assert_eq!(predicted["by_vram"].as_array().unwrap().len(), 0);
+    let why = predicted["not_on_gpu"].as_str().unwrap();
+    assert!(why.contains("no GPU"), "{why}");
+    let mut older: Value =
+        serde_json::from_str(&std::fs::read_to_string(&no_gpu).unwrap()).unwrap();
+    older.as_object_mut().unwrap().remove("quality").unwrap();
+    let older_profile = folder.path("older.json");
+    std::fs::write(&older_profile, older.to_string()).unwrap();
+    let document = folder.assess(&large, "plain.txt", "2", &["--profile", &older_profile]);
+    assert!(document["models"][0]["predictions"].is_null());
+    let why = document["models"][0]["not_predicted"].as_str().unwrap();
+    assert!(why.contains("of an older forebay"), "{why}");
 }
 
 #[test]
@@ -246,11 +272,11 @@ fn what_cannot_be_predicted_is_said() {
     let folder = Folder::new();
     let no_gpu = profile("epyc-2core.json");
     let document = folder.assess(&demo(), "prompts.jsonl", "2", &["--profile", &no_gpu]);
-    let predicted = &document["models"][0]["predictions"];
-    assert!(predicted["by_ram"].as_array().unwrap().len() > 4, "{predicted}");
-    assert_eq!(predicted["by_vram"].as_array().unwrap().len(), 0);
-    let why = predicted["not_on_gpu"].as_str().unwrap();
-    assert!(why.contains("no GPU"), "{why}");
+    assert!(document["models"][0]["predictions"].is_null());
+    let why = document["models"][0]["not_predicted"].as_str().unwrap();
+    assert!(why.contains("the model is too small to predict"), "{why}");
+    let verdict = document["models"][0]["verdict"].to_string();
+    assert!(!verdict.contains("tokens/s"), "{verdict}");
     // A profile that was asked for has to be one, before anything is recorded.
     std::fs::write(folder.path("bad.json"), "{}").unwrap();
     let (model, bad) = (demo(), folder.path("bad.json"));

@@ -9,7 +9,8 @@ use crate::harness::{command, demo, forebay, moe, words};
 fn wrong_usage_is_status_2() {
     for line in [
         "nonsense",
-        "run m --ram 8GB",
+        "run m --ram 8",
+        "run m --ram 8GX",
         "run m --ram 0",
         "run m --ram -1",
         "run m --ram 99999999PiB",
@@ -24,7 +25,19 @@ fn wrong_usage_is_status_2() {
         "run m --ctx 0",
         "run m --max-tokens 0",
         "run m --prompt x --stop ",
-        "run m n",
+        "run m n o",
+        "run m n --prompt x",
+        "run m n -f x",
+        "run m -p x -f y",
+        "run m --system x --system-file y",
+        "run m --raw --system x",
+        "run m --raw --think on",
+        "run m --think maybe",
+        "run m --template-arg x",
+        "run m --temperature -1",
+        "run m --on-full shift -p x",
+        "run --system x",
+        "run m -q",
         "bench",
         "bench m --prompt-tokens 0 --gen-tokens 0",
         "logits m --tokens 1,2",
@@ -44,10 +57,12 @@ fn wrong_usage_is_status_2() {
 
 #[test]
 fn devices_that_are_not_there_are_refused() {
-    for line in [
-        "run MODEL --prompt x --device cuda",
-        "bench MODEL --device cuda:0",
-        "run MODEL --prompt x --vram 8GiB",
+    for (line, status) in [
+        ("run MODEL --prompt x --device cuda", 1),
+        ("bench MODEL --device cuda:0", 1),
+        ("run MODEL --prompt x --vram 8GiB", 2),
+        ("run MODEL --prompt x --no-cpu-experts", 2),
+        ("run MODEL --prompt x --vram 8GiB --threads 2", 2),
     ] {
         let model = moe();
         let line = words(line).into_iter().map(|word| word.replace("MODEL", &model));
@@ -55,8 +70,9 @@ fn devices_that_are_not_there_are_refused() {
         let mut arguments =
             vec!["CUDA_VISIBLE_DEVICES=".into(), env!("CARGO_BIN_EXE_forebay").into()];
         arguments.extend(line);
-        let said = command("/usr/bin/env", &arguments, "").failed(1);
+        let said = command("/usr/bin/env", &arguments, "").failed(status);
         assert!(said.contains("NVIDIA driver"), "{said}");
+        assert!(status == 1 || said.contains("is given, but it is for a GPU"), "{said}");
     }
 }
 
@@ -155,6 +171,7 @@ fn an_unknown_architecture_is_named() {
     for arguments in [&["inspect"][..], &["run", "--prompt", "x"]] {
         let said = forebay(&[arguments, &[path.to_str().unwrap()]].concat()).failed(1);
         assert!(said.contains("qwen9moe") && said.contains("llama"), "{said}");
+        assert!(said.contains("is not supported") && !said.contains("Convert"), "{said}");
     }
 }
 
@@ -163,7 +180,7 @@ fn a_budget_too_small_names_the_smallest() {
     let said = forebay(&["run", &demo(), "--prompt", "x", "--ram", "64KiB"]).failed(1);
     assert!(said.contains("smallest that works is"), "{said}");
     // What it names does work.
-    let smallest = crate::harness::smallest_ram(&demo(), 64).to_string();
+    let smallest = format!("{}B", crate::harness::smallest_ram(&demo(), 64));
     let ram = ["--ram", &smallest, "--ctx", "64", "--max-tokens", "2"];
     forebay(&[&["run", &demo(), "--prompt", "The sea", "--raw"][..], &ram].concat()).ok();
 }
@@ -182,10 +199,10 @@ fn unwritable_outputs() {
     let model = moe();
     let in_missing = directory.path().join("missing/out");
     let under_file = file.join("out");
-    for out in [directory.path(), &in_missing, &under_file, Path::new("/dev/null")] {
+    for (out, status) in [(directory.path(), 2), (&in_missing, 1), (&under_file, 1)] {
         let out = out.to_str().unwrap();
-        forebay(&["logits", &model, "--tokens", "1,2", "-o", out]).failed(1);
-        forebay(&["synth", "llama-8b", out, "--layers", "1"]).failed(1);
+        forebay(&["logits", &model, "--tokens", "1,2", "-o", out]).failed(status);
+        forebay(&["synth", "llama-8b", out, "--layers", "1"]).failed(status);
     }
     assert_eq!(fs::read_to_string(&file).unwrap(), "kept");
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
@@ -224,4 +241,81 @@ fn a_reader_that_leaves_is_no_failure() {
         .unwrap();
     drop(child.stderr.take());
     assert_eq!(child.wait_with_output().unwrap().status.code(), Some(0));
+}
+
+/// Files that people take for a model, and what is said of them.
+#[test]
+fn what_a_file_seems_to_be_is_said() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("model.gguf");
+    let safetensors = fs::read(Path::new(&moe()).join("model-00001-of-00002.safetensors")).unwrap();
+    let pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n";
+    for (bytes, wanted) in [
+        (&b""[..], "the file is empty"),
+        (pointer, "git lfs pull"),
+        (b"<!DOCTYPE html>\n<html><head>", "web page"),
+        (b"PK\x03\x04\x00\x00\x00\x00\x08\x08", "PyTorch"),
+        (&safetensors, "safetensors file"),
+        (b"Once upon a time", "it is text"),
+        (&[0; 4096], "zeros"),
+        (&[7, 200, 1, 0, 9, 9], "right file"),
+    ] {
+        fs::write(&path, bytes).unwrap();
+        for line in ["inspect MODEL", "run MODEL --prompt x", "pack MODEL -o /dev/null"] {
+            let model = path.to_str().unwrap();
+            let arguments: Vec<String> =
+                words(line).into_iter().map(|word| word.replace("MODEL", model)).collect();
+            let said = forebay(&arguments).failed(1);
+            assert!(said.contains("model.gguf: not a GGUF file: "), "{said}");
+            assert!(said.contains(wanted) && !said.contains('['), "{said} (wanted: {wanted})");
+        }
+    }
+}
+
+/// Every argument that names a file to read, with one that is missing and with a folder in its place.
+#[test]
+fn missing_files_and_folders_are_said_in_words() {
+    let directory = tempfile::tempdir().unwrap();
+    let missing = directory.path().join("nofile").to_str().unwrap().to_owned();
+    let folder = directory.path().to_str().unwrap();
+    for line in [
+        "run FILE --prompt x",
+        "plan FILE",
+        "bench FILE",
+        "bench MODEL --prompt-tokens 1 --gen-tokens 1 --routing-trace FILE",
+        "load FILE",
+        "inspect FILE",
+        "logits FILE --tokens 1 -o /dev/null",
+        "logits MODEL --tokens @FILE -o /dev/null",
+        "tokenize FILE --text x",
+        "render FILE",
+        "pack FILE -o /dev/null",
+        "verify FILE",
+        "assess FILE",
+        "assess MODEL --prompts FILE",
+        "assess MODEL --profile FILE",
+        "plan MODEL --profile FILE",
+        "trace-io FILE",
+        "replay FILE",
+        "doctor --no-save --file FILE",
+    ] {
+        for (path, wanted) in [(missing.as_str(), "no such file"), (folder, "folder")] {
+            let model = demo();
+            let word = |word: String| word.replace("FILE", path).replace("MODEL", &model);
+            let arguments: Vec<String> = words(line).into_iter().map(word).collect();
+            let said = forebay(&arguments).failed(1);
+            assert!(said.contains(path) && said.contains(wanted), "{line}: {said}");
+            assert!(!said.contains("os error"), "{line}: {said}");
+        }
+    }
+}
+
+#[test]
+fn a_dense_model_is_not_told_about_experts() {
+    let directory = tempfile::tempdir().unwrap();
+    let model = directory.path().join("dense.gguf");
+    let model = model.to_str().unwrap();
+    forebay(&["synth", "llama-tiny", model]).ok();
+    let said = forebay(&["run", model, "--prompt", "x", "--ram", "1KiB"]).failed(1);
+    assert!(said.contains("smallest that works is") && !said.contains("expert"), "{said}");
 }

@@ -1,5 +1,5 @@
 //! The scripts below `bench/` that compare with llama.cpp, with programs that only print what such
-//! programs print: tables and ratios are right, and whoever is stopped leaves nothing behind.
+//! programs print: tables and ratios are right, and a stopped program leaves nothing behind.
 
 use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
@@ -116,7 +116,7 @@ model=m limit=1 llama_bench=$1
 rate=$(llama_rate 0 8)
 echo "rate $rate"
 [ -n "$(cat "$group/cgroup.procs")" ]
-echo "somebody is left"
+echo "a process is left"
 [ "$2" = ends ] || kill -TERM $$
 unlimit_memory
 [ ${#within[@]} = 0 ]
@@ -132,15 +132,36 @@ fn nothing_is_left_of_a_limit_of_memory() {
         return;
     }
     let folder = Folder::new();
-    // Its own session: whoever kills the program does not reach the child.
+    // Its own session: a kill of the program does not reach the child.
     let llama = folder.program("llama-bench", "#!/bin/sh\nsetsid sleep 600 &\nsleep 600\n");
     let trapped = format!("trap unlimit_memory EXIT\n{LIMITED}");
     for (script, how) in [(LIMITED, "ends"), (&trapped, "is killed")] {
         let ran = command("bash", &["-c", script, limits, &llama, how], "");
         let said = &ran.stdout;
-        assert!(said.contains("rate 0\nsomebody is left\n"), "{how}: {said} {}", ran.stderr);
+        assert!(said.contains("rate 0\na process is left\n"), "{how}: {said} {}", ran.stderr);
         assert_eq!(ran.status == Some(0), how == "ends", "{how}: {}", ran.stderr);
         let group = said.lines().find_map(|line| line.strip_prefix("group ")).unwrap();
         assert!(!Path::new(group).exists(), "{how}: {group} is left");
+    }
+}
+
+#[test]
+fn two_builds_are_compared() {
+    let folder = Folder::new();
+    let prints = |prompt: &str, generate: &str| {
+        format!(
+            "#!/bin/sh\necho '{{\"prompt\": {{\"tokens_per_second_median\": {prompt}}}, \
+             \"generate\": {{\"tokens_per_second_median\": {generate}}}}}'\n"
+        )
+    };
+    let before = folder.program("before", &prints("100.0", "20.0"));
+    let after = folder.program("after", &prints("110.0", "15.0"));
+    let cases = folder.program("cases", "# a comment\nsmall\tm.gguf --ram 1GiB\n");
+    let table = bench("before-after.sh", &["ROUNDS=2"], &[&before, &after, &cases]).ok().stdout;
+    for row in [
+        "| small, prompt | 100.0 | 110.0 | **1.100** (1.10-1.10) | **1.000** (1.00-1.00) |",
+        "| small, generate | 20.0 | 15.0 | **0.750** (0.75-0.75) | **1.000** (1.00-1.00) |",
+    ] {
+        assert!(table.contains(row), "{table}");
     }
 }

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
-use crate::harness::{Ran, demo, forebay};
+use crate::harness::{Ran, chat_model, demo, forebay, model_with_template};
 
 /// Ctrl-D at the begin of a line: the end of input.
 const END_OF_INPUT: &str = "\x04";
@@ -59,10 +59,10 @@ fn a_chat_remembers_its_turns_until_reset_and_ends_with_its_input() {
     let second = continued(&arguments, &so_far);
     assert_ne!(second, continued(&arguments, " The dog"), "the first turn makes no difference");
 
-    let lines = ["Once upon a time", " The dog", "", "/nonsense", "/reset", "Once upon a time"];
+    let lines = ["Once upon a time", " The dog", "", "/nonsense", "/clear", "Once upon a time"];
     let ran = typed(&arguments, &format!("{}\n{END_OF_INPUT}", lines.join("\n"))).ok();
     assert_eq!(ran.stdout, [&*first, &second, &first].concat());
-    for needed in ["/exit ends", "no /nonsense here", "forgotten", "cut at --max-tokens"] {
+    for needed in ["/bye", "no /nonsense here", "forgotten", "cut at --max-tokens"] {
         assert!(ran.stderr.contains(needed), "{needed} is missing in: {}", ran.stderr);
     }
 }
@@ -94,4 +94,132 @@ fn a_chat_ends_at_exit_and_says_its_statistics() {
     assert!(!ran.stdout.trim().is_empty());
     assert_eq!(ran.stderr.matches("cut at --max-tokens").count(), 1, "{}", ran.stderr);
     assert!(ran.stderr.contains("hit rate"), "{}", ran.stderr);
+}
+
+/// The demo's file has a chat template that the model was never trained with.
+#[test]
+fn the_demo_named_by_its_path_continues_text() {
+    let arguments = ["--temperature", "0", "-n", "8", "-p", "Once upon a time"];
+    let by_path = forebay(&[&["run", &demo()], &arguments[..]].concat()).ok();
+    let raw = forebay(&[&["run", &demo(), "--raw"], &arguments[..]].concat()).ok();
+    assert_eq!(by_path.stdout, raw.stdout);
+    assert!(by_path.stderr.contains("not trained to chat"), "{}", by_path.stderr);
+}
+
+/// The prompt ids of each turn in the log.
+fn prompts(log: &str) -> Vec<Vec<u32>> {
+    let lists = log.split("ids=[").skip(1).filter_map(|rest| rest.split(']').next());
+    lists.map(|list| list.split(", ").map(|id| id.parse().unwrap()).collect()).collect()
+}
+
+#[test]
+fn the_oldest_turns_leave_a_full_context_and_it_is_said_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let model = chat_model(&directory.path().join("model"));
+    let mut lines: Vec<String> =
+        (0..8).map(|i| format!("This is the message number {i}.")).collect();
+    lines.push("/stats".into());
+    let typed_text = format!("{}\n{END_OF_INPUT}", lines.join("\n"));
+    let base = ["run", &model, "-n", "6", "--temperature", "0", "--ctx", "160", "--system", "STAY"];
+    let ran = typed_with_log(&base, &typed_text, "forebay::chat=trace").ok();
+    let notes = ran.stderr.matches("the oldest turns leave").count();
+    assert_eq!(notes, 1, "{}", ran.stderr);
+    assert!(ran.stderr.contains("turns left it because it was full"), "{}", ran.stderr);
+    assert!(!ran.stderr.contains("error:"), "{}", ran.stderr);
+    let all = prompts(&ran.stderr);
+    assert_eq!(all.len(), 8);
+    let text = |ids: &[u32]| {
+        let words = ids.iter().map(u32::to_string).collect::<Vec<_>>().join(" ");
+        format!(" {words} ")
+    };
+    let system = forebay(&["tokenize", &model, "--no-special", "--text", "STAY"]).ok().stdout;
+    for ids in &all {
+        assert!(ids.len() <= 160 && text(ids).contains(&format!(" {} ", system.trim())), "{ids:?}");
+    }
+    // The last prompt is that of the messages that are left, by the template.
+    assert!(all[7].len() < 8 * (all[0].len() - 10), "nothing left the conversation");
+
+    // With stop, the answer is cut and one line says why; later turns get one line each.
+    let ran = typed(&[&base[..], &["--on-full", "stop"]].concat(), &typed_text).ok();
+    let lines: Vec<&str> = ran.stderr.lines().filter(|line| line.contains("context")).collect();
+    assert!(!ran.stderr.contains("the oldest turns leave"), "{}", ran.stderr);
+    assert!(
+        lines.iter().all(|line| line.contains("--ctx") || line.contains("tokens used")),
+        "{lines:?}"
+    );
+    assert!(lines.iter().any(|line| line.contains("16384")), "{lines:?}");
+}
+
+#[test]
+fn an_answer_goes_on_when_the_context_fills_in_the_middle_of_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let model = model_with_template(&directory.path().join("model"), PLAIN, 1024);
+    let text = format!("Six\nTwo\n{END_OF_INPUT}");
+    let arguments = ["run", &model, "-n", "30", "--temperature", "0", "--ctx", "84", "--stats"];
+    let log = typed_with_log(&arguments, &text, "forebay::chat=trace").ok().stderr;
+    assert!(log.contains("1 turns left it"), "{log}");
+    let all = prompts(&log);
+    let [first, second, third] = &all[..] else { panic!("three prompts: {log}") };
+    // The third is read in the middle of the second answer: without the first turn, with the
+    // answer so far behind the prompt.
+    assert!(third.len() < second.len() && third.len() > first.len(), "{log}");
+}
+
+/// A template without special tokens.
+const PLAIN: &str = "{% for m in messages %}({{ m.role }}) {{ m.content }} {% endfor %}(assistant)";
+
+#[test]
+fn at_the_largest_context_of_a_model_no_larger_one_is_recommended() {
+    let directory = tempfile::tempdir().unwrap();
+    let model = model_with_template(&directory.path().join("model"), PLAIN, 64);
+    let long = "many words ".repeat(40);
+    let line = forebay(&["run", &model, "-p", &long]).failed(1);
+    assert!(line.contains("holds 64") && !line.contains("--ctx"), "{line}");
+    let line = forebay(&["run", &model, "-p", &long, "-c", "32"]).failed(1);
+    assert!(line.contains("larger --ctx (this model: at most 64)"), "{line}");
+    let ran = forebay(&["run", &model, "-p", "Hello"]).ok();
+    assert!(ran.stderr.contains("is full; this model has no larger one"), "{}", ran.stderr);
+    assert_eq!(ran.stderr.lines().count(), 1, "{}", ran.stderr);
+}
+
+#[test]
+fn settings_and_the_system_message_change_in_the_chat() {
+    let directory = tempfile::tempdir().unwrap();
+    let model = chat_model(&directory.path().join("model"));
+    let file = directory.path().join("chat.json");
+    let lines = [
+        "/system Be brief.",
+        "/system",
+        "/set temperature 0",
+        "/set temperature hot",
+        "/set max_tokens 3",
+        "/set think off",
+        "/set think high",
+        "/set nothing 1",
+        "Hello",
+        &format!("/save {}", file.display()),
+        &format!("/load {}.missing", file.display()),
+        "/set",
+        "/help",
+        "/bye",
+        "never read",
+    ];
+    let ran = typed(&["run", &model], &format!("{}\n", lines.join("\n"))).ok();
+    for needed in [
+        "Be brief.",
+        "temperature is 0",
+        "must be a number of at least 0",
+        "think is off",
+        "supports on and off (enable_thinking)",
+        "no such setting",
+        "missing: cannot be read",
+        "max_tokens      3",
+        "think           off",
+        "/load FILE",
+    ] {
+        assert!(ran.stderr.contains(needed), "{needed} is missing in: {}", ran.stderr);
+    }
+    let saved: serde_json::Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+    assert_eq!(saved["messages"][0]["content"], "Be brief.");
+    assert_eq!(saved["messages"].as_array().map(Vec::len), Some(3));
 }

@@ -118,6 +118,8 @@ impl Machine {
             threads: None,
             kernels: Vec::new(),
             gpu: Some(gpu),
+            last_cache_bytes: None,
+            quality: None,
         };
         std::fs::create_dir_all(self.folder.path().join("forebay")).unwrap();
         let text = serde_json::to_string(&profile).unwrap();

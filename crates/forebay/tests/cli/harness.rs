@@ -119,9 +119,37 @@ pub fn demo() -> String {
 /// The smallest RAM budget that a model runs with, as the refusal of a smaller one says it.
 pub fn smallest_ram(model: &str, context: usize) -> u64 {
     let context = context.to_string();
-    let arguments = ["run", model, "--prompt", "x", "--ram", "1", "--ctx", &context];
+    let arguments = ["run", model, "--prompt", "x", "--ram", "1B", "--ctx", &context];
     let line = forebay(&arguments).failed(1);
     let (_, rest) = line.split_once("smallest that works is ").expect("names the smallest");
     let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
     digits.parse().expect("a number of bytes")
+}
+
+/// Copies the files of a folder.
+pub fn copy_folder(from: &Path, to: &Path) {
+    std::fs::create_dir(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+    }
+}
+
+/// A model with the chat template of Qwen3 and a context of 16,384 tokens, in a new folder.
+pub fn chat_model(folder: &Path) -> String {
+    let template = fixture("templates/Qwen-Qwen3-0.6B.jinja").expect("the project holds it");
+    let source = std::fs::read_to_string(template).unwrap();
+    model_with_template(folder, &source, 16384)
+}
+
+/// A tiny model with this chat template and context, in a new folder.
+pub fn model_with_template(folder: &Path, template: &str, context: usize) -> String {
+    copy_folder(moe().as_ref(), folder);
+    std::fs::write(folder.join("chat_template.jinja"), template).unwrap();
+    let config = folder.join("config.json");
+    let text = std::fs::read_to_string(&config).unwrap();
+    let mut json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    json["max_position_embeddings"] = context.into();
+    std::fs::write(&config, json.to_string()).unwrap();
+    folder.to_str().expect("UTF-8").to_string()
 }

@@ -1,9 +1,25 @@
 //! Help, version, completions: what a newcomer meets first.
 
-use crate::harness::forebay;
+use crate::harness::{command, forebay};
 
-const COMMANDS: [&str; 8] =
-    ["run", "bench", "inspect", "logits", "tokenize", "render", "synth", "completions"];
+const COMMANDS: [&str; 16] = [
+    "run",
+    "plan",
+    "bench",
+    "assess",
+    "trace-io",
+    "replay",
+    "load",
+    "doctor",
+    "inspect",
+    "logits",
+    "tokenize",
+    "render",
+    "synth",
+    "pack",
+    "verify",
+    "completions",
+];
 
 #[test]
 fn every_command_explains_itself() {
@@ -36,5 +52,47 @@ fn completions_for_every_shell() {
         for command in COMMANDS {
             assert!(script.contains(command), "{shell}: {command}");
         }
+    }
+}
+
+#[test]
+fn help_fits_terminals_of_80_and_100_columns() {
+    for columns in [80, 100] {
+        for name in COMMANDS.iter().copied().chain(["the whole"]) {
+            let environment = format!("COLUMNS={columns}");
+            let binary = env!("CARGO_BIN_EXE_forebay");
+            let arguments = match name {
+                "the whole" => vec![environment.as_str(), binary, "--help"],
+                name => vec![environment.as_str(), binary, name, "--help"],
+            };
+            let help = command("/usr/bin/env", &arguments, "").ok().stdout;
+            let mut before = "";
+            // clap does not wrap usage lines.
+            for line in help.lines().filter(|line| !line.starts_with("Usage:")) {
+                assert!(line.chars().count() <= columns, "{name}: {line}");
+                // Text that continues an example, or a paragraph whose lines were broken twice: a short line before more text.
+                let example =
+                    before.starts_with("  ") && !line.is_empty() && !line.starts_with(' ');
+                assert!(!example, "{name} at {columns}: {before} / {line}");
+                let first = line.split(' ').next().unwrap_or_default().chars().count();
+                let prose = [before, line]
+                    .iter()
+                    .all(|line| line.starts_with(|c: char| c.is_alphanumeric()));
+                let fits = before.chars().count() + 1 + first <= columns;
+                assert!(!(prose && fits), "{name} at {columns}: {before} / {line}");
+                before = line;
+            }
+        }
+    }
+}
+
+#[test]
+fn units_of_sizes_and_the_default_of_ram_are_said() {
+    for name in ["run", "plan"] {
+        let help = forebay(&[name, "--help"]).ok().stdout;
+        let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(help.contains("8GiB, 8G or 8g (GB is decimal)"), "{help}");
+        let default = "[default: what the model needs, at most three quarters of the free RAM]";
+        assert!(help.contains(default), "{help}");
     }
 }

@@ -43,6 +43,8 @@ fn profile(model: &str, staging_bytes: usize) -> String {
         threads: None,
         kernels: Vec::new(),
         gpu: None,
+        last_cache_bytes: None,
+        quality: None,
     };
     serde_json::to_string(&profile).unwrap()
 }
@@ -180,7 +182,7 @@ fn a_load_is_traced_whole() {
     let trace = folder.path().join("load.trace");
     let trace = trace.to_str().unwrap();
     for io in ["pread", "mmap"] {
-        let arguments = ["load", &demo(), "--io", io, "--trace-io", trace, "--json"];
+        let arguments = ["load", &demo(), "--io", io, "--trace-io", trace, "--json", "--force"];
         let report = configured(folder.path(), &arguments).json();
         let traced = forebay(&["trace-io", trace, "--json"]).json();
         // Reads of whole sectors bring a little more than was wanted.

@@ -13,7 +13,7 @@ const IDS: &str = "5,17,301,44,9,120,77,3,250,31,8,499,60,61,62,63,64,65,66,67";
 #[track_caller]
 fn logits(out: &Path, arguments: &[&str]) -> Vec<u8> {
     let out = out.to_str().unwrap();
-    forebay(&[&["logits", &moe(), "--tokens", IDS, "-o", out], arguments].concat()).ok();
+    forebay(&[&["logits", &moe(), "--tokens", IDS, "--force", "-o", out], arguments].concat()).ok();
     fs::read(out).unwrap()
 }
 
@@ -23,8 +23,8 @@ fn budgets_policies_and_engines_change_no_byte() {
     let out = directory.path().join("out.safetensors");
     let smallest = smallest_ram(&moe(), 20);
     let resident = logits(&out, &["--routing"]);
-    let half = (smallest + 700_000).to_string();
-    let smallest = smallest.to_string();
+    let half = format!("{}B", smallest + 700_000);
+    let smallest = format!("{smallest}B");
     for ram in [Some(smallest.as_str()), Some(half.as_str()), None] {
         for policy in ["layer-lru", "layer-lfu", "lru"] {
             for io in ["auto", "pread"] {
@@ -51,7 +51,7 @@ fn exact_logits_and_routing_are_the_reference() {
     let list = directory.path().join("ids");
     fs::write(&list, ids.join("\n")).unwrap();
     let out = directory.path().join("out");
-    let smallest = smallest_ram(&moe(), ids.len()).to_string();
+    let smallest = format!("{}B", smallest_ram(&moe(), ids.len()));
     let document = forebay(&[
         "logits",
         &moe(),

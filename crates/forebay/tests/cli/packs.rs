@@ -13,7 +13,7 @@ fn a_pack_is_a_model_like_any_other() {
         let report = forebay(&["pack", &model, "-o", &pack, "--json"]).json();
         assert_eq!(report["bytes"].as_u64(), Some(fs::metadata(&pack).unwrap().len()));
         assert!(report["buffer_bytes"].as_u64().unwrap() <= 64 << 20);
-        let again = forebay(&["pack", &model, "-o", &pack]).failed(1);
+        let again = forebay(&["pack", &model, "-o", &pack]).failed(2);
         assert!(again.contains("--force"), "{again}");
         forebay(&["pack", &model, "-o", &pack, "--force"]).ok();
 
@@ -25,11 +25,14 @@ fn a_pack_is_a_model_like_any_other() {
 
         let (one, other) = (path("one"), path("other"));
         let tokens = "5,6,7,8";
-        forebay(&["logits", &model, "--tokens", tokens, "-o", &one]).ok();
-        let report = forebay(&["logits", &pack, "--tokens", tokens, "-o", &other, "--json"]).json();
+        forebay(&["logits", &model, "--tokens", tokens, "-o", &one, "--force"]).ok();
+        let report =
+            forebay(&["logits", &pack, "--tokens", tokens, "-o", &other, "--json", "--force"])
+                .json();
         assert_eq!(report["statistics"]["checksums"], "on");
         assert!(fs::read(&one).unwrap() == fs::read(&other).unwrap());
-        let quiet = ["logits", &pack, "--tokens", tokens, "-o", &other, "--json", "--no-verify"];
+        let quiet =
+            ["logits", &pack, "--tokens", tokens, "-o", &other, "--json", "--force", "--no-verify"];
         assert_eq!(forebay(&quiet).json()["statistics"]["checksums"], "off");
         let said = forebay(&["tokenize", &pack, "--text", "Once upon a time"]).ok().stdout;
         assert_eq!(said, forebay(&["tokenize", &model, "--text", "Once upon a time"]).ok().stdout);
@@ -41,8 +44,8 @@ fn a_pack_is_a_model_like_any_other() {
     forebay(&["pack", &path("0.fbay"), "--to-huggingface", &folder]).ok();
     assert!(
         forebay(&["pack", &path("0.fbay"), "--to-huggingface", &folder])
-            .failed(1)
-            .contains("exists")
+            .failed(2)
+            .contains("is not empty")
     );
     assert!(
         forebay(&["pack", &path("0.fbay"), "--to-gguf", &path("x")])

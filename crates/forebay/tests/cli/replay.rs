@@ -26,6 +26,7 @@ fn a_recording_replays_to_the_engines_hit_rate() {
             policy,
             "--trace-routing",
             &trace,
+            "--force",
         ])
         .json();
         let kept = &run["plan"]["kept_per_layer"];
@@ -98,12 +99,12 @@ fn recorded_scores_are_for_the_predictor_that_needs_them() {
     let found = forebay(&[&replayed[..], &["--capacity", "25%", "--json"]].concat()).json();
     let found = &found["traces"][0]["predictions"][0];
     let recall = found["foreseen"].as_f64().unwrap() / found["lookups"].as_f64().unwrap();
-    // By chance it would be an eighth.
+    // At random it would be an eighth.
     assert!(recall > 0.5, "{recall}");
     let table = forebay(&["replay", &trace, "--predict", "next-router"]).ok().stdout;
     assert!(table.contains("recall") && table.contains("precision"), "{table}");
     // Recording is no part of the answer.
-    assert_eq!(forebay(&text).ok().stdout, with);
+    assert_eq!(forebay(&[&text[..], &["--force"]].concat()).ok().stdout, with);
 }
 
 #[test]
@@ -121,7 +122,7 @@ fn what_cannot_be_replayed_is_said() {
     assert!(line.contains("router scores"), "{line}");
     let line = forebay(&["run", "--max-tokens", "3", "--trace-scores"]).failed(2);
     assert!(line.contains("--trace-routing"), "{line}");
-    for wrong in [&["--capacity", "8GB"][..], &["--policy", "best"], &["--csv", "--json"]] {
+    for wrong in [&["--capacity", "8"][..], &["--policy", "best"], &["--csv", "--json"]] {
         forebay(&[&["replay", &trace], wrong].concat()).failed(2);
     }
     let missing = path(folder.path(), "missing/out");

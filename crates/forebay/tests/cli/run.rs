@@ -2,7 +2,9 @@
 
 use serde_json::Value;
 
-use crate::harness::{demo, forebay, forebay_with_input, moe};
+use crate::harness::{
+    chat_model, demo, fixture, forebay, forebay_with_input, model_with_template, moe,
+};
 
 #[test]
 fn the_demo_streams_and_says_so() {
@@ -88,4 +90,109 @@ fn the_answer_may_fill_the_context() {
     let long = "word ".repeat(50);
     let line = forebay(&["run", &demo(), "--raw", "--prompt", &long, "--ctx", "12"]).failed(1);
     assert!(line.contains("12"), "{line}");
+}
+
+#[test]
+fn a_prompt_in_every_form() {
+    let base = ["run", &demo(), "--raw", "--temperature", "0", "-n", "8"];
+    let run = |arguments: &[&str], input: &str| {
+        forebay_with_input(&[&base[..], arguments].concat(), input).ok().stdout
+    };
+    let expected = run(&["--prompt", "Once upon a time"], "");
+    assert_eq!(run(&["-p", "Once upon a time"], ""), expected);
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("prompt.txt");
+    std::fs::write(&file, "Once upon a time").unwrap();
+    assert_eq!(run(&["-f", file.to_str().unwrap()], ""), expected);
+    let positional = ["run", &demo(), "Once upon a time", "--raw", "--temperature", "0", "-n", "8"];
+    assert_eq!(forebay(&positional).ok().stdout, expected);
+    // A prompt and text on standard input: both, with an empty line between.
+    let document = |arguments: &[&str], input: &str| {
+        forebay_with_input(&[&base[..], &["--json"], arguments].concat(), input).json()
+    };
+    let both = document(&["-p", "Once upon"], "a time");
+    assert_eq!(both["prompt"], "Once upon\n\na time");
+    assert_eq!(both["tokens"], document(&["-p", "Once upon\n\na time"], "")["tokens"]);
+    let line = forebay(&["run", &demo(), "-f", "/no/such/file"]).failed(1);
+    assert!(line.contains("/no/such/file"), "{line}");
+}
+
+#[test]
+fn short_flags_are_the_long_ones() {
+    let model = demo();
+    let long =
+        ["--prompt", "Once", "--max-tokens", "6", "--seed", "4", "--ctx", "32", "--threads", "1"];
+    let short = ["-p", "Once", "-n", "6", "-s", "4", "-c", "32", "-t", "1"];
+    let run =
+        |options: &[&str]| forebay(&[&["run", &model, "--raw"], options].concat()).ok().stdout;
+    assert_eq!(run(&long), run(&short));
+}
+
+#[test]
+fn raw_text_that_begins_with_bos_gets_no_second_one() {
+    let model = fixture("models/llama3_rope").expect("the project holds it");
+    let model = model.to_str().unwrap();
+    let run = |text: &str| {
+        let options = ["--raw", "--temperature", "0", "-n", "4", "--json", "-p", text];
+        forebay(&[&["run", model], &options[..]].concat()).json()
+    };
+    let (with, without) = (run("<|begin_of_text|>Hello"), run("Hello"));
+    assert_eq!(with["prompt_tokens"], without["prompt_tokens"]);
+    assert_eq!(with["tokens"], without["tokens"]);
+}
+
+#[test]
+fn options_of_the_template_reach_it_or_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let model = chat_model(&directory.path().join("model"));
+    let tokens = |options: &[&str]| {
+        let base = ["run", &model, "-p", "Hello", "-n", "1", "--json"];
+        forebay(&[&base[..], options].concat()).json()["prompt_tokens"].as_u64().unwrap()
+    };
+    let plain = tokens(&[]);
+    assert!(tokens(&["--system", "Be brief."]) > plain);
+    let file = directory.path().join("system.txt");
+    std::fs::write(&file, "Be brief.").unwrap();
+    assert_eq!(
+        tokens(&["--system-file", file.to_str().unwrap()]),
+        tokens(&["--system", "Be brief."])
+    );
+    assert!(tokens(&["--think", "off"]) > plain);
+    assert_eq!(tokens(&["--think", "on"]), plain);
+    assert_eq!(tokens(&["--template-arg", "enable_thinking=false"]), tokens(&["--think", "off"]));
+    for (options, wanted) in [
+        (&["--think", "high"][..], "supports on and off (enable_thinking)"),
+        (&["--template-arg", "mood=calm"], "it has enable_thinking"),
+        (&["--think", "on", "--template-arg", "enable_thinking=true"], "set twice"),
+    ] {
+        let line = forebay(&[&["run", &model, "-p", "x"], options].concat()).failed(2);
+        assert!(line.contains(wanted), "{line}");
+    }
+    let line = forebay(&["run", &moe(), "-p", "x", "--system", "y"]).failed(2);
+    assert!(line.contains("no chat template"), "{line}");
+    let line = forebay(&["run", &demo(), "-p", "x", "--think", "on"]).failed(2);
+    assert!(line.contains("--think"), "{line}");
+}
+
+#[test]
+fn thinking_is_apart_from_the_answer() {
+    let directory = tempfile::tempdir().unwrap();
+    // What follows <think> is thinking; this model never closes it.
+    let source =
+        "{% for m in messages %}({{ m.role }}) {{ m.content }} {% endfor %}<think>{# </think> #}";
+    let model = model_with_template(&directory.path().join("model"), source, 512);
+    let base = ["run", &model, "-p", "Hello", "-n", "12", "--temperature", "0"];
+    let document = forebay(&[&base[..], &["--json"]].concat()).json();
+    let thought = document["reasoning"].as_str().expect("it thinks").to_owned();
+    assert!(!thought.is_empty());
+    assert_eq!((&document["text"], &document["tool_calls"]), (&"".into(), &serde_json::json!([])));
+    let shown = forebay(&base).ok();
+    assert_eq!(shown.stdout.trim(), "");
+    assert!(
+        shown.stderr.contains("[thinking]") && shown.stderr.contains(&thought),
+        "{}",
+        shown.stderr
+    );
+    let hidden = forebay(&[&base[..], &["--hide-thinking"]].concat()).ok();
+    assert!(!hidden.stderr.contains(&thought), "{}", hidden.stderr);
 }

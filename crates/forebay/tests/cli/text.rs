@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::harness::{fixture, forebay, forebay_with_input, moe};
+use crate::harness::{copy_folder, fixture, forebay, forebay_with_input, moe};
 
 #[test]
 fn tokenize_gives_the_reference_ids() {
@@ -66,12 +66,4 @@ fn render_follows_the_template() {
 fn a_model_without_a_template_says_so() {
     let line = forebay_with_input(&["render", &moe()], "[]").failed(1);
     assert!(line.contains("no chat template") && line.contains("--raw"), "{line}");
-}
-
-fn copy_folder(from: &std::path::Path, to: &std::path::Path) {
-    std::fs::create_dir(to).unwrap();
-    for entry in std::fs::read_dir(from).unwrap() {
-        let entry = entry.unwrap();
-        std::fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
-    }
 }

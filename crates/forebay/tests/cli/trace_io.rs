@@ -13,7 +13,10 @@ fn a_trace_has_what_the_statistics_say() {
         let arguments = ["run", "--max-tokens", "20", "--json", "--io", io, "--trace-io", &trace];
         let run = forebay(&arguments).json();
         let html = path("page.html");
-        let report = forebay(&["trace-io", &trace, "--json", "--html", &html]).json();
+        let chrome = path("chrome.json");
+        let arguments =
+            ["trace-io", &trace, "--json", "--html", &html, "--chrome", &chrome, "--force"];
+        let report = forebay(&arguments).json();
         let reasons = report["reasons"].as_array().unwrap();
         let sum = |key: &str| -> u64 {
             let counted = reasons.iter().filter(|reason| reason["why"] != "small");
@@ -31,6 +34,18 @@ fn a_trace_has_what_the_statistics_say() {
         assert_eq!(report["pages"] == Value::Null, io != "mmap");
         let page = std::fs::read_to_string(&html).unwrap();
         assert!(page.starts_with("<!doctype html>") && page.contains("tales-moe"));
+        let document: Value = serde_json::from_slice(&std::fs::read(&chrome).unwrap()).unwrap();
+        let events = document["traceEvents"].as_array().unwrap();
+        let slices = |group: &str| {
+            let is_group = |event: &&Value| event["args"]["name"] == *group;
+            let pid = events.iter().find(is_group).map(|event| &event["pid"]);
+            events.iter().filter(|e| e["ph"] == "X" && Some(&e["pid"]) == pid).collect::<Vec<_>>()
+        };
+        let reads = slices("reads");
+        assert_eq!(reads.len() as u64, sum("requests"), "{io}");
+        let bytes = reads.iter().map(|slice| slice["args"]["bytes"].as_u64().unwrap());
+        assert_eq!(bytes.sum::<u64>(), sum("bytes"), "{io}");
+        assert_eq!(slices("computation").len() as u64, report["stalls"]["count"], "{io}");
     }
     let text = forebay(&["trace-io", &path("pread"), "--limit", "3GiB"]).ok().stdout;
     for needed in ["experts", "random", "3.00 GiB/s (given with --limit)", "stalls"] {
@@ -45,7 +60,7 @@ fn what_cannot_be_traced_or_read_is_said() {
     let line = forebay(&["run", "--trace-io", missing.to_str().unwrap()]).failed(1);
     assert!(line.contains("does not exist"), "{line}");
     let line = forebay(&["trace-io", &demo()]).failed(1);
-    assert!(line.contains("tales-moe") && line.contains("no I/O trace"), "{line}");
+    assert!(line.contains("tales-moe") && line.contains("not an I/O trace"), "{line}");
     let line = forebay(&["trace-io", "no/such/file"]).failed(1);
     assert!(line.contains("no/such/file"), "{line}");
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);

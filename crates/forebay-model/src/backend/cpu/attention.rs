@@ -1,68 +1,14 @@
 //! The attention block: projections, the way into the cache, attention, output projection.
 
-use forebay_compute::{Attention, Cpu, MatmulJob, Matrix};
+use forebay_compute::{Attention, MatmulJob, Matrix};
 use forebay_stream::{Lease, Residency};
 
-use super::{CpuBackend, Step, matmul_beside_reads, matrix, moe::recycle};
+use super::backend::CpuBackend;
+use super::products::{add_bias, matmul_beside_reads, matrix, norm_in_place, recycle};
 use crate::ModelError;
 use crate::arch::Latent;
+use crate::backend::Step;
 use crate::weights::{AttentionWeights, GroupedWeights, HeadMatrices, LatentWeights};
-
-/// Activations of latent attention, for one batch.
-#[derive(Default)]
-pub struct LatentScratch {
-    /// Where queries pass through `[tokens, query rank]`.
-    q_a: Vec<f32>,
-    /// Queries `[tokens, heads, plain + rotary]`.
-    q: Vec<f32>,
-    /// The parts of queries that rotate `[tokens, heads, rotary]`, and those that do not, of all heads.
-    q_rotary: Vec<f32>,
-    q_plain: Vec<f32>,
-    /// `[tokens, rank + rotary]`, then apart.
-    kv_a: Vec<f32>,
-    k_rotary: Vec<f32>,
-    /// Products of one matrix for each head `[heads, tokens, rows]`.
-    by_head: Vec<f32>,
-    /// Outputs of all heads `[tokens, heads, value]`.
-    values: Vec<f32>,
-    /// Rows of each head `[heads, batch]`: `token * heads + head`.
-    rows: Vec<u32>,
-    batch: usize,
-    /// Always empty between calls; kept for its memory.
-    jobs: Vec<MatmulJob<'static>>,
-}
-
-impl LatentScratch {
-    pub fn reserve(latent: Option<&Latent>, heads: usize, batch: usize) -> LatentScratch {
-        let Some(latent) = latent else { return LatentScratch::default() };
-        let floats = |width: usize| vec![0.0; batch * width];
-        let rows = (0..heads).flat_map(|head| (0..batch).map(move |token| token * heads + head));
-        LatentScratch {
-            q_a: floats(latent.query_rank.unwrap_or(0)),
-            q: floats(heads * (latent.plain + latent.rotary)),
-            q_rotary: floats(heads * latent.rotary),
-            q_plain: floats(heads * latent.plain),
-            kv_a: floats(latent.rank + latent.rotary),
-            k_rotary: floats(latent.rotary),
-            by_head: floats(heads * latent.rank.max(latent.value)),
-            values: floats(heads * latent.value),
-            rows: rows.map(|row| row as u32).collect(),
-            batch,
-            jobs: Vec::with_capacity(heads),
-        }
-    }
-
-    /// Floats that a token of a batch takes.
-    pub fn floats_per_token(latent: Option<&Latent>, heads: usize) -> usize {
-        latent.map_or(0, |latent| {
-            let Latent { query_rank, rank, plain, rotary, value } = *latent;
-            query_rank.unwrap_or(0)
-                + rank
-                + 2 * rotary
-                + heads * (2 * (plain + rotary) + rank.max(value) + value + 1)
-        })
-    }
-}
 
 impl CpuBackend {
     pub(super) fn project_layer(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
@@ -286,18 +232,5 @@ fn join_rows([a, b]: [&[f32]; 2], [first, second]: [usize; 2], rows: &mut [f32])
     for (row, (a, b)) in rows.chunks_exact_mut(first + second).zip(parts) {
         row[..first].copy_from_slice(a);
         row[first..].copy_from_slice(b);
-    }
-}
-
-pub(super) fn add_bias(cpu: &Cpu, rows: &mut [f32], bias: Option<&[f32]>) {
-    if let Some(bias) = bias {
-        cpu.add_bias_rows(rows, bias);
-    }
-}
-
-/// Norms every run of `weight.len()` values: a head, or a whole projection.
-pub(super) fn norm_in_place(cpu: &Cpu, values: &mut [f32], weight: Option<&[f32]>, epsilon: f32) {
-    if let Some(weight) = weight {
-        cpu.rms_norm_in_place(values, weight, epsilon);
     }
 }

@@ -8,7 +8,7 @@ use forebay_compute::RouterRule;
 use forebay_compute::{Activations, Cpu, Gating, MatmulJob};
 use forebay_stream::{ExpertIndex, LayerIndex, Lease, Residency};
 
-use super::{matmul_beside_reads, matrix};
+use super::products::{matmul_beside_reads, matrix, recycle};
 use crate::ModelError;
 use crate::arch::{Architecture, Experts};
 use crate::weights::PartMatrix;
@@ -161,7 +161,7 @@ impl MoeScratch {
     }
 
     /// Starts reads of the experts that `layer` will probably choose for one token, from its
-    /// router's scores on an earlier state of the token. A guess that cannot be made is no error.
+    /// router's scores on an earlier state of the token. A prediction that cannot be made is no error.
     pub fn prefetch(
         &mut self,
         cpu: &Cpu,
@@ -202,7 +202,7 @@ impl MoeScratch {
         Ok(())
     }
 
-    /// What is ready, wave by wave; `ready` is left with the leases of the last.
+    /// The experts that are ready, pass by pass; `ready` is left with the leases of the last pass.
     fn compute_waves(
         &mut self,
         step: &MoeStep<'_>,
@@ -345,13 +345,6 @@ struct Group<'a> {
     pairs: usize,
     /// Row of `outputs` where the group's first pair goes.
     first_row: usize,
-}
-
-/// An empty vector of jobs for other borrows, with the old one's memory: the step runs for every
-/// layer of every token and must not allocate.
-pub(in crate::backend) fn recycle<'a, 'b>(mut jobs: Vec<MatmulJob<'a>>) -> Vec<MatmulJob<'b>> {
-    jobs.clear();
-    jobs.into_iter().map(|_| unreachable!("the vector was cleared")).collect()
 }
 
 /// Largest sizes over the layers.

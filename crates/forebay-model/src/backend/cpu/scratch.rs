@@ -1,6 +1,6 @@
 //! Activations of one batch on the CPU, reserved at start.
 
-use super::attention::LatentScratch;
+use super::latent::LatentScratch;
 use super::moe::MoeScratch;
 use crate::arch::Architecture;
 use crate::weights::Weights;

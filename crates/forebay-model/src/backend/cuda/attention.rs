@@ -6,11 +6,12 @@ use forebay_cuda::{
     Normed, Rotation, rounds_outputs, takes_inputs,
 };
 
+use super::backend::CudaBackend;
 use super::products::{ExpertEntries, ExpertProduct};
 use super::vectors::optional;
-use super::{CudaBackend, Step};
 use crate::ModelError;
 use crate::arch::{Latent, QkNorm};
+use crate::backend::Step;
 use crate::weights::{AttentionWeights, GroupedWeights, HeadMatrices, LatentWeights};
 
 /// Projections, and what they still lack that differs between the kinds of attention.
@@ -197,7 +198,7 @@ impl CudaBackend {
             _ => [at.starts, at.rows],
         };
         let entries = ExpertEntries {
-            slots: self.arena.activation(at.table(step.layer, stack)),
+            slots: self.arena.head_table(step.layer, stack),
             experts: weights.heads,
             tokens: step.count,
             used: weights.heads,

@@ -1,67 +1,13 @@
 //! How a batch begins on a GPU, also one that has no room for the embedding table: the tokens' rows then come from the file.
 
-use forebay_cuda::{CudaError, EmbeddingTable, Gpu, HostWords, MATVEC_TOKENS};
-use forebay_store::FileSet;
+use forebay_cuda::{EmbeddingTable, MATVEC_TOKENS};
 
-use super::super::{Batch, Begun, End, Step};
-use super::CudaBackend;
-use super::memory::DevicePlan;
+use super::backend::CudaBackend;
 use super::places::EmbeddingPlace;
 use super::recording::Way;
 use super::streamed::Streamed;
 use crate::ModelError;
-use crate::weights::Weights;
-
-/// Rows of the embedding table, read from a file.
-pub struct EmbeddingRows {
-    files: FileSet,
-    /// As on the disk, one behind the other.
-    rows: Vec<u8>,
-    /// The same in pinned memory, where a kernel reads each of them once.
-    words: HostWords,
-    /// 0, 1, 2 ...: the rows of a batch's tokens.
-    ids: Vec<u32>,
-}
-
-impl EmbeddingRows {
-    /// If the table is not on the GPU.
-    ///
-    /// # Errors
-    /// Whatever the driver says.
-    pub fn new(
-        gpu: &Gpu,
-        plan: &DevicePlan,
-        weights: &Weights,
-        files: &FileSet,
-    ) -> Result<Option<EmbeddingRows>, CudaError> {
-        if plan.weights.embedding != EmbeddingPlace::Rows {
-            return Ok(None);
-        }
-        let batch = plan.activations.batch;
-        let bytes = (batch * weights.embedding.row_bytes).next_multiple_of(4);
-        Ok(Some(EmbeddingRows {
-            files: files.clone(),
-            rows: vec![0; bytes],
-            words: gpu.host_words(bytes / 4)?,
-            ids: (0..batch as u32).collect(),
-        }))
-    }
-
-    /// Reads the rows of `tokens`. Nothing that is queued may still read those before.
-    fn read(&mut self, step: &Step<'_>, tokens: &[u32]) -> Result<(), ModelError> {
-        let embedding = &step.weights.embedding;
-        let rows = self.rows.chunks_exact_mut(embedding.row_bytes);
-        for (token, row) in tokens.iter().zip(rows) {
-            let mut extent = embedding.extent;
-            extent.offset += u64::from(*token) * embedding.row_bytes as u64;
-            extent.length = embedding.row_bytes as u64;
-            self.files.read_exact(extent, row)?;
-        }
-        let bytes = (tokens.len() * embedding.row_bytes).next_multiple_of(4);
-        self.words.write(0, &self.rows[..bytes]);
-        Ok(())
-    }
-}
+use crate::backend::{Batch, Begun, End, Step};
 
 impl CudaBackend {
     /// Makes the embedding of the batch's tokens the residual stream, unless that is recorded.
@@ -78,7 +24,7 @@ impl CudaBackend {
         if let Some(units) = &mut self.units {
             units.begin(&self.gpu, step.count <= MATVEC_TOKENS, batch.end != End::Nothing)?;
         }
-        self.served = false;
+        (self.served, self.resuming) = (false, false);
         let mut one = step.count == 1 && batch.end != End::Nothing;
         // Only work that asks the host tells it the experts and can be told which to take.
         one &= self.streamed.is_some() || !batch.routing && batch.chosen.is_none();
@@ -88,7 +34,7 @@ impl CudaBackend {
         let asks = is_recorded || self.recordings.is_recording();
         let streamed = self.streamed.as_mut().filter(|_| asks);
         if let Some(streamed) = streamed {
-            streamed.begin_token(batch.chosen);
+            streamed.begin_token(&self.gpu, batch.chosen);
             if !is_recorded {
                 streamed.queue_token(&self.gpu, &self.plan, &self.arena)?;
             }

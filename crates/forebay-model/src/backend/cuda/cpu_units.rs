@@ -8,8 +8,8 @@ use forebay_compute::{Activations, Cpu, Gating, MatmulJob};
 use forebay_cuda::{CudaError, DevicePtr, Gpu, HostWords};
 use forebay_stream::{Lease, Residency};
 
-use super::super::cpu::{matmul_beside_reads, matrix};
 use crate::ModelError;
+use crate::backend::cpu::{matmul_beside_reads, matrix};
 use crate::weights::PartMatrix;
 
 /// A feed-forward's matrices, each with its part of the unit's block.

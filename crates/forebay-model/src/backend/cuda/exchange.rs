@@ -2,8 +2,8 @@
 
 use forebay_cuda::{CudaError, DevicePtr, Gpu, HostWords, TOP_K_MAX};
 
-use super::super::End;
 use super::places::ExchangePlaces;
+use crate::backend::End;
 
 /// Pinned copies of [`ExchangePlaces`]: first what goes to the device, then what comes back.
 pub struct Exchange {
@@ -64,6 +64,11 @@ impl Exchange {
             self.words.write(self.places.batch + row, &[(position + row) as u32]);
         }
         Ok(())
+    }
+
+    /// The words of the batch at hand are used once more.
+    pub fn use_again(&mut self) {
+        self.in_use = true;
     }
 
     /// Queues the way of tokens, positions and lowered flags to the device: by a kernel, since units on their way to the next pass

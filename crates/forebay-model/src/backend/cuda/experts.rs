@@ -7,13 +7,14 @@ use forebay_cuda::{
     RouterOutputs, SortedPairs,
 };
 
-use super::super::{Step, record_routing};
+use super::backend::{CudaBackend, device_gating};
+use super::memory::DeviceArena;
 use super::on_cpu::{BatchRows, expert_matrices};
 use super::products::{ExpertEntries, ExpertProduct, Rows};
 use super::streamed::{LayerOfDevice, Streamed};
 use super::vectors::optional;
-use super::{CudaBackend, device_gating};
 use crate::ModelError;
+use crate::backend::{Step, record_routing};
 use crate::weights::{FeedForwardWeights, PartMatrix};
 
 impl CudaBackend {
@@ -58,6 +59,16 @@ impl CudaBackend {
         } else {
             self.products.dense(gpu, x, step.count, &[product])?;
             gpu.route(&choice, logits, &outputs, step.count)?;
+        }
+        if self.resuming
+            && let Some(mut streamed) = self.streamed.take()
+        {
+            let on = self.layer_of_device(step.layer);
+            let queued = streamed
+                .answer_beforehand(&on, step.weights, ids, x)
+                .and_then(|()| Ok(streamed.queue_fetch(&on, ids, x)?));
+            self.streamed = Some(streamed);
+            return queued;
         }
         if self.recordings.is_recording()
             && let Some(streamed) = &self.streamed
@@ -109,14 +120,14 @@ impl CudaBackend {
         let matrices = matrices.expect("the layer has experts");
         let places = self.plan.weights.experts_of[step.layer].expect("the layer has experts");
         let sorted = self.sorted_pairs();
-        let fetched = streamed.is_some() && self.recordings.is_recording();
+        let fetched = streamed.is_some() && (self.recordings.is_recording() || self.resuming);
         let (slots, ids) = match fetched {
             // In the order of the choice.
-            true => (at.fetch_slots, at.identity),
-            false => (at.tables[step.layer], at.expert_ids),
+            true => (DeviceArena::chosen_table(&self.plan, step.layer), at.identity),
+            false => (step.layer, at.expert_ids),
         };
         let entries = ExpertEntries {
-            slots: self.arena.activation(slots),
+            slots: self.arena.expert_tables().table(slots),
             experts: experts.count,
             tokens: step.count,
             used: experts.used,

@@ -1,27 +1,23 @@
 //! The device's memory: what a model needs of it, and which weights belong where.
 
 use std::fmt;
+use std::sync::Arc;
 
 use forebay_compute::RopeTable;
 use forebay_cuda::{
-    CudaError, DeviceMemory, DevicePtr, Gpu, KvElement, KvLayerShape, supports_weights,
-    weight_alignment,
+    AddressTable, AddressTables, CudaError, DeviceMemory, DevicePtr, Gpu, KvLayerShape, Pod,
+    TableSize, supports_weights, weight_alignment,
 };
-use forebay_store::{BlockLabel, Extent, UploadPart};
 use forebay_stream::{Budget, MemoryPlan, PolicyKind, StreamError};
-use serde::Serialize;
 
-use super::CudaPlan;
-use super::places::{
-    ALIGNMENT, ActivationPlaces, EmbeddingPlace, ExpertPlaces, KvPlaces, WeightPlaces,
-};
-use super::recast::placed_blocks;
-use super::units::UnitPlan;
+use super::places::{ActivationPlaces, ExpertPlaces, KvPlaces, WeightPlaces};
 use super::vectors::Vectors;
 use crate::ModelError;
 use crate::arch::Architecture;
 use crate::backend::largest_context;
-use crate::weights::{AttentionWeights, Weights};
+use crate::sharing::{ALIGNMENT, DeviceShare, UnitPlan};
+use crate::statistics::VramUse;
+use crate::weights::{AttentionWeights, LayerWeights, Weights};
 
 /// What kernels' code may take in device memory, modules being loaded when they are first used.
 const CODE_BYTES: u64 = 64 << 20;
@@ -73,53 +69,6 @@ impl DeviceFacts {
         let DevicePlan { units, vram, tier, .. } = plan;
         Ok(DeviceShare { units, vram, slots: tier.map(|tier| tier.plan) })
     }
-}
-
-/// What a GPU has room for.
-#[derive(Debug, Clone)]
-pub struct DeviceShare {
-    /// Where the layers' dense weights are.
-    pub units: UnitPlan,
-    pub vram: VramUse,
-    /// For experts, if not all fit.
-    pub slots: Option<MemoryPlan>,
-}
-
-impl CudaPlan {
-    /// The key/value cache of a layer that keeps all of `context` positions.
-    pub fn cache(architecture: &Architecture, context: usize, element: KvElement) -> KvLayerShape {
-        let attention = &architecture.attention;
-        KvLayerShape {
-            element,
-            kv_heads: attention.kv_heads,
-            dim_k: attention.head_dim,
-            dim_v: attention.value_dim,
-            values_in_keys: attention.latent.is_some(),
-            context,
-            rows: context,
-        }
-    }
-}
-
-/// Device memory, by what it is for.
-#[derive(Debug, Clone, Serialize)]
-pub struct VramUse {
-    /// `--vram`, else what was free.
-    pub budget_bytes: u64,
-    /// Whether the user named the budget.
-    pub budget_chosen_by_user: bool,
-    /// The driver's context before anything was reserved, and room for the code of kernels.
-    pub context_bytes: u64,
-    pub weights_bytes: u64,
-    pub kv_cache_bytes: u64,
-    /// Activations, tables and small vectors.
-    pub activation_bytes: u64,
-    /// The sum of these.
-    pub total_bytes: u64,
-    /// What the driver says is in use now, by all programs; `None` if it does not say.
-    pub driver_used_bytes: Option<u64>,
-    /// What the device has.
-    pub driver_total_bytes: Option<u64>,
 }
 
 /// Where everything will lie.
@@ -176,7 +125,7 @@ impl Share {
 
     fn bytes(&self) -> u64 {
         let dense = self.weights.dense.bytes() + self.weights.experts.bytes();
-        dense + self.kv.places.bytes() + self.activations.places.bytes()
+        dense + self.kv.places.bytes() + self.activations.bytes()
     }
 }
 
@@ -265,7 +214,7 @@ impl DevicePlan {
             context_bytes,
             weights_bytes: share.weights.dense.bytes() + share.weights.experts.bytes(),
             kv_cache_bytes: share.kv.places.bytes(),
-            activation_bytes: share.activations.places.bytes(),
+            activation_bytes: share.activations.bytes(),
             total_bytes: context_bytes + share.bytes(),
             driver_used_bytes: None,
             driver_total_bytes: None,
@@ -302,7 +251,7 @@ impl fmt::Display for WhatIsNeeded<'_> {
             None => ("the output projection", "layers on their way"),
         };
         let (dense, kv, activations) =
-            (weights.dense.bytes(), kv.places.bytes(), activations.places.bytes());
+            (weights.dense.bytes(), kv.places.bytes(), activations.bytes());
         let (context, positions) = (self.context_bytes, self.kv_shape.context);
         write!(
             out,
@@ -366,63 +315,92 @@ fn check_kernels(architecture: &Architecture, weights: &Weights) -> Result<(), M
 
 /// Everything that a model has on the device, reserved at once.
 pub struct DeviceArena {
-    dense: DeviceMemory,
-    experts: DeviceMemory,
+    dense: Arc<DeviceMemory>,
+    experts: Arc<DeviceMemory>,
     kv: DeviceMemory,
     activations: DeviceMemory,
+    /// Of the experts of each layer, then of those that a token chooses in each, if experts come and go.
+    expert_tables: Arc<AddressTables>,
+    /// Of the matrices of heads: those of keys and of values by layer.
+    head_tables: AddressTables,
 }
 
 impl DeviceArena {
     /// # Errors
     /// Memory that somebody else took meanwhile.
-    pub fn reserve(gpu: &Gpu, plan: &DevicePlan) -> Result<DeviceArena, CudaError> {
+    pub fn reserve(
+        gpu: &Gpu,
+        plan: &DevicePlan,
+        used: usize,
+        weights: &Weights,
+    ) -> Result<DeviceArena, CudaError> {
         let take = |bytes: u64| gpu.allocate(bytes as usize);
+        let (dense, experts) =
+            (take(plan.weights.dense.bytes())?, take(plan.weights.experts.bytes())?);
+        let (dense, experts) = (Arc::new(dense), Arc::new(experts));
+        let size = |entries: usize, of: &Option<ExpertPlaces>| match of {
+            Some(of) => TableSize { entries, slot_bytes: of.slot_bytes },
+            None => TableSize { entries: 0, slot_bytes: 0 },
+        };
+        let of_layers = plan.weights.experts_of.iter();
+        let all = of_layers.clone().map(|of| size(of.map_or(0, |of| of.count), of));
+        let chosen = of_layers.map(|of| size(used, of));
+        let expert_sizes: Vec<TableSize> = all.chain(chosen).collect();
+        let of_heads = |layer: &LayerWeights| match &layer.attention {
+            AttentionWeights::Latent(of) => [&of.k_b, &of.v_b]
+                .map(|stack| TableSize { entries: stack.heads, slot_bytes: stack.bytes as u64 }),
+            AttentionWeights::Grouped(_) => [TableSize { entries: 0, slot_bytes: 0 }; 2],
+        };
+        let head_sizes: Vec<TableSize> = weights.layers.iter().flat_map(of_heads).collect();
         let arena = DeviceArena {
-            dense: take(plan.weights.dense.bytes())?,
-            experts: take(plan.weights.experts.bytes())?,
+            expert_tables: Arc::new(gpu.address_tables(experts.clone(), &expert_sizes)?),
+            head_tables: gpu.address_tables(dense.clone(), &head_sizes)?,
+            dense,
+            experts,
             kv: take(plan.kv.places.bytes())?,
             activations: take(plan.activations.places.bytes())?,
         };
-        // Tickets of attention and tables of experts begin at 0; no other memory is read before it was written.
+        // Tickets of attention begin at 0; no other memory is read before it was written.
         let activations = &arena.activations;
         gpu.fill(activations.ptr(), 0, activations.bytes())?;
         Ok(arena)
     }
 
+    /// All memory that weights are brought to.
+    pub fn of_weights(&self) -> [DevicePtr<u8>; 2] {
+        [self.dense.ptr(), self.experts.ptr()]
+    }
+
+    /// Tables of addresses of experts: by layer those of all, which are tables `0 ..`, and those that a token has chosen.
+    pub fn expert_tables(&self) -> &Arc<AddressTables> {
+        &self.expert_tables
+    }
+
+    /// The number of the table of what a token has chosen in a layer.
+    pub fn chosen_table(plan: &DevicePlan, layer: usize) -> usize {
+        plan.weights.experts_of.len() + layer
+    }
+
+    /// The matrices of heads of one of a layer's two stacks: keys', values'.
+    pub fn head_table(&self, layer: usize, stack: usize) -> AddressTable {
+        self.head_tables.table(2 * layer + stack)
+    }
+
     pub fn dense(&self, at: u64) -> DevicePtr<u8> {
-        self.dense.ptr::<u8>().offset(at as usize)
+        self.dense.ptr().offset(at as usize)
     }
 
     pub fn experts(&self, at: u64) -> DevicePtr<u8> {
-        self.experts.ptr::<u8>().offset(at as usize)
+        self.experts.ptr().offset(at as usize)
     }
 
     pub fn kv(&self, at: u64) -> DevicePtr<u8> {
-        self.kv.ptr::<u8>().offset(at as usize)
+        self.kv.ptr().offset(at as usize)
     }
 
-    pub fn activation<T>(&self, at: u64) -> DevicePtr<T> {
+    pub fn activation<T: Pod>(&self, at: u64) -> DevicePtr<T> {
         self.activations.ptr::<u8>().offset(at as usize).cast()
     }
-}
-
-/// What of which file goes to which address of the device: all matrices that stay there.
-pub fn parts(plan: &DevicePlan, arena: &DeviceArena, weights: &Weights) -> Vec<UploadPart> {
-    let mut parts = Vec::new();
-    let mut add = |label, extent: &Extent, to: DevicePtr<u8>| {
-        parts.push(UploadPart { label, extent: *extent, to: to.address() });
-    };
-    for placed in placed_blocks(plan, arena, weights) {
-        for (extent, to) in placed.block.extents.iter().zip(placed.landings()) {
-            if let Some(to) = to {
-                add(placed.label, extent, to);
-            }
-        }
-    }
-    if let EmbeddingPlace::Table(at) = plan.weights.embedding {
-        add(BlockLabel::Other(0), &weights.embedding.extent, arena.dense(at));
-    }
-    parts
 }
 
 /// Copies vectors and tables to the device: what is computed, or already in host memory.
@@ -452,7 +430,7 @@ pub fn upload_tables(
             arena.experts(at).address()
         };
         let table: Vec<u64> = (0..experts.count).map(address).collect();
-        gpu.upload(&table, arena.activation(activations.tables[layer]))?;
+        arena.expert_tables.upload(gpu, layer, &table)?;
     }
     Ok(())
 }
@@ -477,7 +455,7 @@ fn upload_latent_tables(
             let first = arena.dense(first.expect("only experts of such models stay outside"));
             let table: Vec<u64> =
                 (0..heads).map(|head| first.offset(head * stack.bytes).address()).collect();
-            gpu.upload(&table, arena.activation(at.table(layer, index)))?;
+            arena.head_tables.upload(gpu, 2 * layer + index, &table)?;
         }
     }
     Ok(())

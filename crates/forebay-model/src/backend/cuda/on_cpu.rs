@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use forebay_compute::{Activations, Cpu, Gating, MatmulJob, Matrix};
 use forebay_cuda::{CudaError, DevicePtr, Direction, ExpertMailbox, Gpu, HostWords};
-use forebay_stream::{ExpertIndex, Lease, Residency};
+use forebay_stream::{ExpertIndex, Lease, Residency, Returning};
 
-use super::super::cpu::{matmul_beside_reads, matrix, recycle};
-use super::help::{Help, HelpRates, HelpWanted, MissSplit};
 use crate::ModelError;
+use crate::backend::cpu::{matmul_beside_reads, matrix, recycle};
+use crate::sharing::{Help, HelpRates, HelpWanted, MissSplit};
 use crate::weights::{FeedForwardWeights, LayerWeights, PartMatrix};
 
 /// Experts of one measurement beside a single one, how often it is repeated, with which pauses, and how long copies go on
@@ -263,7 +263,7 @@ impl CpuExperts {
     /// A failed read beside the products.
     pub fn compute_for(
         &mut self,
-        mailbox: &mut ExpertMailbox,
+        mailbox: &mut ExpertMailbox<Returning>,
         host: &mut Residency,
         of: &ExpertMatrices<'_>,
         chosen: &[u32],

@@ -2,22 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use serde::Serialize;
-
-/// Passes of one kind. The parts add up to all but what the thread spent on queueing kernels and copies.
-#[derive(Debug, Clone, Copy, Default, Serialize)]
-pub struct PassTimes {
-    pub passes: u64,
-    pub seconds: f64,
-    /// Computing with units in host memory.
-    pub cpu_seconds: f64,
-    /// Waiting for units on their way to VRAM.
-    pub copy_wait_seconds: f64,
-    /// Waiting for the GPU's kernels, with all that they need in VRAM.
-    pub gpu_wait_seconds: f64,
-    /// Waiting for units on their way from the disk to host memory.
-    pub disk_wait_seconds: f64,
-}
+use crate::statistics::PassTimes;
 
 /// What the thread does.
 #[derive(Clone, Copy, Default)]

@@ -2,19 +2,16 @@
 
 use forebay_compute::resumable;
 use forebay_cuda::{
-    AttentionScratchSize, ExpertFetch, KvLayerShape, MATVEC_TOKENS, RoundedActivations, TOP_K_MAX,
-    TopK, attention_splits,
+    AddressTables, AttentionScratchSize, ExpertFetch, KvLayerShape, MATVEC_TOKENS,
+    RoundedActivations, TOP_K_MAX, TopK, attention_splits,
 };
 
 use forebay_stream::{Block, MemoryPlan};
 
-use super::units::UnitPlan;
 use crate::ModelError;
 use crate::arch::{Architecture, Attention, Layer};
+use crate::sharing::{ALIGNMENT, UnitPlan};
 use crate::weights::{FeedForwardWeights, PartMatrix, Weights};
-
-/// Everything begins at a multiple of this. It is also the margin around weights, of which kernels may read some bytes.
-pub const ALIGNMENT: u64 = 256;
 
 /// Most tokens that go through the layers together.
 pub const BATCH_TOKENS: usize = 512;
@@ -239,18 +236,27 @@ pub struct ActivationPlaces {
     pub shared: u64,
     pub shared_gate: u64,
     pub shared_up: u64,
-    /// Addresses of each layer's experts; all tables have one size.
-    pub tables: Vec<u64>,
-    /// For single tokens that fetch experts: what the host tells them beforehand, addresses of the chosen ones, tickets,
-    /// and what the host answers.
+    /// Entries of all tables of addresses: of each layer's experts and of those that a token chooses, and of the matrices of
+    /// heads.
+    pub table_entries: [usize; 2],
+    /// For single tokens that fetch experts: what the host tells them beforehand, tickets, and what the host answers.
     pub fetch: u64,
-    pub fetch_slots: u64,
     pub fetch_tickets: u64,
     pub fetch_desk: u64,
+    /// The number of the run that gave up waiting for the host, and the residual stream `[hidden]` at that time.
+    pub fetch_given_up: u64,
+    pub fetch_kept: u64,
     pub vectors: u64,
 }
 
 impl ActivationPlaces {
+    /// Bytes of everything, the tables of addresses included, which have memory of their own.
+    pub fn bytes(&self) -> u64 {
+        let tables = self.table_entries.map(|entries| AddressTables::bytes(entries) as u64);
+        self.places.bytes()
+            + tables.iter().map(|bytes| bytes.next_multiple_of(ALIGNMENT)).sum::<u64>()
+    }
+
     pub fn new(
         multiprocessors: u32,
         architecture: &Architecture,
@@ -280,7 +286,8 @@ impl ActivationPlaces {
         let exchange_places = ExchangePlaces::new(architecture, batch);
         let top_k = TopK { rows: 1, vocabulary: architecture.vocabulary, k: TOP_K_MAX };
         let mut words = |count: usize| places.take(4 * count as u64);
-        let tables = (0..architecture.layers.len()).map(|_| words(2 * experts)).collect();
+        let expert_layers = architecture.expert_layers().map(|of| of.count + used).sum();
+        let table_entries = [expert_layers, 2 * heads_of_latent * architecture.layers.len()];
         let (codes, code_scales) = RoundedActivations::bytes(few, widest);
         ActivationPlaces {
             batch,
@@ -320,15 +327,16 @@ impl ActivationPlaces {
                 .iter()
                 .map(|rope| words(kv.context * rope.rotary_dim))
                 .collect(),
-            latent: LatentPlaces::new(attention, architecture.layers.len(), batch, &mut words),
+            latent: LatentPlaces::new(attention, batch, &mut words),
             shared: words(if shared_width > 0 { batch * hidden } else { 0 }),
             shared_gate: words(batch * shared_width),
             shared_up: words(batch * shared_width),
-            tables,
+            table_entries,
             fetch: words(2 + architecture.layers.len() * used),
-            fetch_slots: words(2 * used),
             fetch_tickets: words(2),
             fetch_desk: words(ExpertFetch::desk_words(used)),
+            fetch_given_up: words(1),
+            fetch_kept: words(hidden),
             vectors: words(vector_floats),
             places,
         }
@@ -355,22 +363,17 @@ pub struct LatentPlaces {
     /// Of many tokens, where each head's entries begin `[heads + 1]`, and the row of each entry.
     pub starts: u64,
     pub rows: u64,
-    /// Addresses of the matrices of all heads, by layer: `[2, heads]`. All tables have one size.
-    pub tables: u64,
-    pub table_bytes: u64,
 }
 
 impl LatentPlaces {
     fn new(
         attention: &Attention,
-        layers: usize,
         batch: usize,
         words: &mut impl FnMut(usize) -> u64,
     ) -> LatentPlaces {
         let Some(latent) = attention.latent else { return LatentPlaces::default() };
         let heads = attention.heads;
         let ids_count = batch.min(MATVEC_TOKENS) * heads;
-        let table_words = 4 * heads;
         LatentPlaces {
             q_a: words(batch * latent.query_rank.unwrap_or(0)),
             q: words(batch * attention.heads * (latent.plain + latent.rotary)),
@@ -381,14 +384,7 @@ impl LatentPlaces {
             single: words(heads + 1),
             starts: words(heads + 1),
             rows: words(batch * heads),
-            tables: words(layers * table_words),
-            table_bytes: 4 * table_words as u64,
         }
-    }
-
-    /// The table of one of a layer's two stacks: keys', values'.
-    pub fn table(&self, layer: usize, stack: usize) -> u64 {
-        self.tables + layer as u64 * self.table_bytes + stack as u64 * self.table_bytes / 2
     }
 }
 

@@ -1,20 +1,23 @@
 //! From a model that is described to one on a GPU.
 
-use forebay_cuda::{CudaError, Gpu, KvLayerShape, MATVEC_TOKENS, ModelKernels, modules_needed};
+use forebay_cuda::{
+    CudaError, DevicePtr, Gpu, KvElement, KvLayerShape, MATVEC_TOKENS, ModelKernels, modules_needed,
+};
 use forebay_store::{FileSet, UploadPart};
 use forebay_stream::{MemoryPlan, PolicyKind};
 
-use super::CudaBackend;
-use super::beginning::EmbeddingRows;
-use super::memory::{self, DeviceArena, DeviceFacts, DevicePlan};
+use super::backend::CudaBackend;
+use super::embedding::EmbeddingRows;
+use super::memory::{DeviceArena, DeviceFacts, DevicePlan};
 use super::on_cpu::expert_matrices;
+use super::placed::upload_parts;
 use super::recast::recast_all;
 use super::recording::Recordings;
 use super::streamed::{HostExperts, Streamed};
 use super::streamed_units::{HostUnits, StreamedUnits};
-use super::units::{UnitPlan, UnitRates};
 use crate::ModelError;
 use crate::arch::Architecture;
+use crate::sharing::{UnitPlan, UnitRates};
 use crate::weights::Weights;
 
 /// A model that was found to fit a GPU, before its weights are read.
@@ -27,6 +30,20 @@ pub struct CudaPlan {
 }
 
 impl CudaPlan {
+    /// The key/value cache of a layer that keeps all of `context` positions.
+    pub fn cache(architecture: &Architecture, context: usize, element: KvElement) -> KvLayerShape {
+        let attention = &architecture.attention;
+        KvLayerShape {
+            element,
+            kv_heads: attention.kv_heads,
+            dim_k: attention.head_dim,
+            dim_v: attention.value_dim,
+            values_in_keys: attention.latent.is_some(),
+            context,
+            rows: context,
+        }
+    }
+
     /// Finds out how much of a model `gpu` has room for with such a cache; `exact` computes in f32 throughout.
     /// `vram_bytes` bounds all device memory, the driver's context included; `policy` says which experts stay if not
     /// all fit.
@@ -89,7 +106,8 @@ impl CudaPlan {
         fill: impl FnOnce(&WeightsToLoad<'_>) -> Result<(HostWeights, T), E>,
     ) -> Result<(CudaBackend, T), E> {
         let CudaPlan { gpu, plan, exact, record, .. } = self;
-        let arena = DeviceArena::reserve(&gpu, &plan).map_err(ModelError::from)?;
+        let used = architecture.experts_per_token();
+        let arena = DeviceArena::reserve(&gpu, &plan, used, weights).map_err(ModelError::from)?;
         let types = weights.types_without_routers();
         let router = weights.routers().next().map(|router| (router.ty, router.rows));
         let mut modules = modules_needed(&ModelKernels {
@@ -102,8 +120,9 @@ impl CudaPlan {
         if weights.blocks.recast_bytes() > 0 {
             modules.push("convert");
         }
-        let parts = memory::parts(&plan, &arena, weights);
-        let (host, filled) = fill(&WeightsToLoad { gpu: &gpu, parts, modules })?;
+        let parts = upload_parts(&plan, &arena, weights);
+        let memory = arena.of_weights();
+        let (host, filled) = fill(&WeightsToLoad { gpu: &gpu, parts, memory, modules })?;
         recast_all(&gpu, &plan, &arena, weights).map_err(ModelError::from)?;
         let mut backend = CudaBackend::new(gpu, plan, arena, architecture, weights, exact, record)?;
         let rows = EmbeddingRows::new(&backend.gpu, &backend.plan, weights, files);
@@ -125,6 +144,8 @@ pub struct WeightsToLoad<'a> {
     pub gpu: &'a Gpu,
     /// Everything that comes from files as it is, with addresses of the GPU.
     pub parts: Vec<UploadPart>,
+    /// What the parts lie in.
+    pub memory: [DevicePtr<u8>; 2],
     /// For [`Gpu::load_modules`].
     pub modules: Vec<&'static str>,
 }
@@ -153,7 +174,8 @@ impl CudaBackend {
         let gating = architecture.gating;
         let of = weights.layers.iter().find_map(|layer| expert_matrices(layer, gating));
         let of = of.expect("a model with slots for experts has some");
-        let streamed = Streamed::new(&self.gpu, &self.plan, host, sizes, &of, records)?;
+        let on = (&self.gpu, &self.plan, &self.arena);
+        let streamed = Streamed::new(on, host, sizes, &of, records)?;
         self.recordings = Recordings::new(streamed.serves());
         self.streamed = Some(streamed);
         Ok(())

@@ -3,9 +3,9 @@
 use std::cell::Cell;
 
 use forebay_cuda::{
-    DeviceMatrix, DevicePtr, ExpertPart, ExpertTable, Gate, GateBiases, Gating, Gpu, MATVEC_TOKENS,
-    MatmulInput, MatmulJob, MatmulWeights, MatvecInput, NarrowActivations, NarrowForm, Pairing,
-    RoundedActivations, narrow_form, takes_rounded,
+    AddressTable, DeviceMatrix, DevicePtr, ExpertPart, ExpertTable, Gate, GateBiases, Gating, Gpu,
+    MATVEC_TOKENS, MatmulInput, MatmulJob, MatmulWeights, MatvecInput, NarrowActivations,
+    NarrowForm, Pairing, RoundedActivations, narrow_form, takes_rounded,
 };
 use forebay_format::TensorType;
 
@@ -23,7 +23,7 @@ pub struct Product {
 /// One layer's experts and their entries: what [`Products::experts`] multiplies with.
 #[derive(Clone, Copy)]
 pub struct ExpertEntries {
-    pub slots: DevicePtr<u64>,
+    pub slots: AddressTable,
     pub experts: usize,
     /// Tokens and experts of each.
     pub tokens: usize,

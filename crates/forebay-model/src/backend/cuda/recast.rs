@@ -1,74 +1,15 @@
-//! Where blocks lie in device memory, and weights that files hold in another form than kernels read: they come as they
+//! Weights that files hold in another form than kernels read: they come as they
 //! are, to where they will be, and are brought into the other form there when all have arrived.
 
 use std::num::NonZero;
-use std::ops::Range;
 use std::thread;
 
 use forebay_cuda::{CudaError, DevicePtr, Gpu, Matrices, SplitMxfp4};
 use forebay_format::{Block, Recast, Step};
-use forebay_store::BlockLabel;
 
 use super::memory::{DeviceArena, DevicePlan};
+use super::placed::placed_blocks;
 use crate::weights::Weights;
-
-/// A block, and where each of its parts is on the device, if it is there.
-pub struct PlacedBlock<'a> {
-    pub label: BlockLabel,
-    pub block: &'a Block,
-    parts: Vec<Option<DevicePtr<u8>>>,
-}
-
-impl PlacedBlock<'_> {
-    /// Where each extent goes: to its part's place, but those that are recast one behind the other from the place of the
-    /// first part that they become. All these parts together have room for them, and may have more.
-    pub fn landings(&self) -> Vec<Option<DevicePtr<u8>>> {
-        let Some(recast) = &self.block.recast else { return self.parts.clone() };
-        let Range { start, end } = recast.extents.clone();
-        let mut at = self.parts[start];
-        let together = self.block.extents[start..end].iter().map(|extent| {
-            let next = at.map(|at| at.offset(extent.length as usize));
-            std::mem::replace(&mut at, next)
-        });
-        let mut landings = self.parts[..start].to_vec();
-        landings.extend(together);
-        landings.extend(&self.parts[start + recast.parts()..]);
-        landings
-    }
-}
-
-/// All blocks that are on the device, wholly or in part.
-pub fn placed_blocks<'a>(
-    plan: &DevicePlan,
-    arena: &DeviceArena,
-    weights: &'a Weights,
-) -> Vec<PlacedBlock<'a>> {
-    let (places, mut placed) = (&plan.weights, Vec::new());
-    let mut head = places.head;
-    for (index, block) in weights.blocks.dense.iter().enumerate() {
-        let parts = match places.layers.get(index) {
-            Some(parts) => parts.iter().map(|at| at.map(|at| arena.dense(at))).collect(),
-            None => {
-                head += block.bytes();
-                vec![Some(arena.dense(head - block.bytes()))]
-            }
-        };
-        placed.push(PlacedBlock { label: BlockLabel::Dense(index as u32), block, parts });
-    }
-    let all = weights.blocks.experts.iter().enumerate();
-    for ((layer, experts), places) in all.zip(&places.experts_of) {
-        let Some(slots) = places.as_ref().filter(|_| plan.tier.is_none()) else {
-            continue;
-        };
-        for (expert, block) in experts.iter().enumerate() {
-            let label = BlockLabel::Expert { layer: layer as u32, expert: expert as u32 };
-            let slot = slots.first + expert as u64 * slots.slot_bytes;
-            let parts = slots.parts.iter().map(|at| Some(arena.experts(slot + at))).collect();
-            placed.push(PlacedBlock { label, block, parts });
-        }
-    }
-    placed
-}
 
 /// Recasts, in stream order, what was brought to the device as it is in files. The key/value cache, which nobody uses
 /// yet, has room for one block of that.
@@ -150,7 +91,7 @@ fn run(
                 let (blocks, scales) = (from[blocks], from[scales]);
                 let split = SplitMxfp4 { blocks, scales, rows, row_blocks };
                 let odd = match turns {
-                    1 => DevicePtr::new(0),
+                    1 => DevicePtr::null(),
                     2 => second,
                     _ => unreachable!("rows of one matrix, or of gate and up"),
                 };

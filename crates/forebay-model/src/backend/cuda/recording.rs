@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 
 use forebay_cuda::{CudaError, Gpu, Graph};
 
-use super::super::End;
+use crate::backend::End;
 
 /// What tells recordings apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

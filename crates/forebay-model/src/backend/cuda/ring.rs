@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::places::ALIGNMENT;
+use crate::sharing::ALIGNMENT;
 
 /// Which bytes are in use. `M` says when what read a piece is done: it may be written over from then on.
 pub struct Ring<M> {

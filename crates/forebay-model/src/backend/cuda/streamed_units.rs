@@ -9,17 +9,15 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use forebay_compute::{Cpu, Gating};
-use forebay_cuda::{Added, CopyStream, CudaError, DevicePtr, Gpu, InFlight, Marker, Pinned};
+use forebay_cuda::{CopyStream, CudaError, DevicePtr, Gpu, InFlight, Marker, Pinned};
 use forebay_stream::{Lease, Residency};
-use serde::Serialize;
 
-use super::super::Step;
-use super::CudaBackend;
 use super::cpu_units::{CpuUnits, UnitMatrices};
-use super::pass_times::{PassClock, PassTimes};
+use super::pass_times::PassClock;
 use super::ring::Ring;
-use super::units::{UnitPlaces, UnitPlan, UnitRates, feed_forward_of};
 use crate::ModelError;
+use crate::sharing::{UnitPlan, UnitRates};
+use crate::statistics::{DeviceUnits, PassTimes};
 use crate::weights::PartMatrix;
 
 /// Where units live that are not in VRAM. Fields are dropped in order: nothing is unpinned that is still leased.
@@ -33,26 +31,6 @@ pub struct HostUnits {
     pub cpu: Option<Cpu>,
     /// What decided which are.
     pub planned: Option<UnitRates>,
-}
-
-/// What a dense model that VRAM does not hold whole moved, for statistics.
-#[derive(Debug, Clone, Serialize)]
-pub struct DeviceUnits {
-    #[serde(flatten)]
-    pub places: UnitPlaces,
-    /// Host memory that the GPU copies from.
-    pub pinned_bytes: u64,
-    /// Of it in huge pages; `None` where the system does not tell. The CPU reads small pages more slowly.
-    pub huge_page_bytes: Option<u64>,
-    pub bytes_copied: u64,
-    /// Weights that the CPU computed with.
-    pub bytes_on_cpu: u64,
-    /// What decided about the CPU's share.
-    pub planned: Option<UnitRates>,
-    /// Where the time of single tokens and of batches of few went.
-    pub few_tokens: PassTimes,
-    /// The same of prompts.
-    pub many_tokens: PassTimes,
 }
 
 /// A lease that several copies share.
@@ -399,49 +377,5 @@ impl StreamedUnits {
         self.ring.clear();
         (self.executed, self.next) = (0, 0);
         Ok(())
-    }
-}
-
-impl CudaBackend {
-    /// Sees to it that kernels or the CPU find a unit, wherever it lives.
-    pub fn enter_unit(&mut self, unit: usize) -> Result<(), ModelError> {
-        match &mut self.units {
-            Some(units) if !self.plan.units.units[unit].in_vram => units.enter(&self.gpu, unit),
-            _ => Ok(()),
-        }
-    }
-
-    /// Ends a unit that was entered.
-    pub fn leave_unit(&mut self, unit: usize) -> Result<(), ModelError> {
-        match &mut self.units {
-            Some(units) if !self.plan.units.units[unit].in_vram => units.leave(&self.gpu),
-            _ => Ok(()),
-        }
-    }
-
-    /// Where the norm before a layer's feed-forward writes its input and the norm behind it finds its output, if the CPU
-    /// computes it.
-    pub fn exchanged(&self, layer: usize) -> Option<[DevicePtr<f32>; 2]> {
-        self.units.as_ref().and_then(|units| units.exchanged(feed_forward_of(layer)))
-    }
-
-    /// What computes beside the GPU, if something does.
-    pub fn cpu_beside(&self) -> Option<&Cpu> {
-        self.units.as_ref().and_then(StreamedUnits::cpu)
-    }
-
-    /// Has the CPU compute the feed-forward that was entered, gate, up and down, if it is to; whether it did.
-    pub fn compute_unit_on_cpu(
-        &mut self,
-        step: &Step<'_>,
-        matrices: [PartMatrix; 3],
-    ) -> Result<bool, ModelError> {
-        let (Some([_, out]), Some(units)) = (self.exchanged(step.layer), &mut self.units) else {
-            return Ok(false);
-        };
-        let gating = step.architecture.gating;
-        units.compute_on_cpu(&self.gpu, matrices, gating, step.count)?;
-        self.outputs = Some(Added::Rows(out));
-        Ok(true)
     }
 }

@@ -5,24 +5,25 @@
 //! work is recorded fetch it themselves: see `serve`. Every pair of a token and an expert has a row of its own, and rows
 //! are added up in the router's order: what comes out does not depend on what was where.
 
+mod given_up;
 mod returns;
 mod serve;
+mod service;
 mod waves;
 
 use std::collections::VecDeque;
 
-use forebay_cuda::{CopyStream, CudaError, DevicePtr, Gpu, HostWords, InFlight, Pinned};
-use forebay_stream::{
-    ExpertIndex, ExpertTier, LayerIndex, Lease, Residency, Returning, TierBatch, TierStatistics,
+use forebay_cuda::{
+    CopyStream, CudaError, DevicePtr, Gpu, HostWords, InFlight, Marker, Pinned, TableStaging,
 };
-use serde::Serialize;
+use forebay_stream::{ExpertIndex, ExpertTier, LayerIndex, Lease, Residency, Returning, TierBatch};
 
-use self::serve::Service;
-use self::waves::Wave;
-use super::help::{Help, HelpStatistics, MissSplit};
+use self::service::Service;
 use super::memory::{DeviceArena, DevicePlan};
 use super::on_cpu::{BatchRows, CpuExperts, ExpertMatrices, HelpingCpu};
 use crate::ModelError;
+use crate::sharing::{Help, MissSplit};
+use crate::statistics::DeviceExperts;
 
 /// Where experts live that are not on the GPU. Fields are dropped in order: nothing is unpinned that is still leased.
 pub struct HostExperts {
@@ -31,33 +32,6 @@ pub struct HostExperts {
     pub pinned: Pinned,
     /// Computes some of what is missing on the GPU.
     pub cpu: Option<HelpingCpu>,
-}
-
-/// What went to the GPU while tokens were computed, for statistics.
-#[derive(Debug, Clone, Serialize)]
-pub struct DeviceExperts {
-    #[serde(flatten)]
-    pub tier: TierStatistics,
-    /// Host memory that the GPU copies from.
-    pub pinned_bytes: u64,
-    pub experts_copied: u64,
-    pub bytes_copied: u64,
-    /// Experts that went back to host memory when others took their slots, because not all have a home there.
-    pub experts_returned: u64,
-    pub bytes_returned: u64,
-    /// Of tokens whose work is recorded: seconds in which the GPU waited to be told where experts are, reads from the
-    /// disk included, and seconds in which it copied them; and what the host took to find its answers, asked or not.
-    pub answer_wait_seconds: f64,
-    pub answer_seconds: f64,
-    pub copy_seconds: f64,
-    /// Layers of such tokens, and those in which all chosen experts were on the GPU: it did not ask.
-    pub layers_served: u64,
-    pub layers_resident: u64,
-    /// Experts that the CPU computed, and whether it helps and why; `None`: it may not.
-    pub experts_on_cpu: u64,
-    pub help: Option<HelpStatistics>,
-    /// Parts of layers' batches, because not all of their experts fit at once.
-    pub waves: u64,
 }
 
 /// Experts on their way through a GPU.
@@ -82,11 +56,13 @@ pub struct Streamed {
     /// Chosen ids as the GPU sends them.
     ids: HostWords,
     /// Tables on their way, one for every wave of a layer.
-    tables: HostWords,
+    tables: TableStaging,
     tables_used: usize,
     tables_max: usize,
     /// What every layer's table on the GPU says.
     on_device: Vec<Vec<u64>>,
+    /// Whether it does: kernels may have changed it.
+    is_known: Vec<bool>,
     layer: LayerIndex,
     touched: Vec<ExpertIndex>,
     batch: TierBatch,
@@ -104,6 +80,12 @@ pub struct Streamed {
     bytes_returned: u64,
     experts_on_cpu: u64,
     waves_done: u64,
+}
+
+/// A part of a batch that is queued, and whose slots are not yet free.
+pub(super) struct Wave {
+    experts: usize,
+    done: Marker,
 }
 
 /// A layer's part of the GPU.
@@ -125,8 +107,7 @@ impl Streamed {
     /// # Panics
     /// Without a tier.
     pub fn new(
-        gpu: &Gpu,
-        plan: &DevicePlan,
+        (gpu, plan, arena): (&Gpu, &DevicePlan, &DeviceArena),
         host: HostExperts,
         (tokens, few, used): (usize, usize, usize),
         of: &ExpertMatrices<'_>,
@@ -141,7 +122,9 @@ impl Streamed {
         let experts = counts().max().unwrap_or(0);
         let tables_max = experts + 2;
         let hidden = if cpu.is_some() { of.gate.cols } else { 0 };
-        let service = serves.then(|| Service::new(gpu, plan, used, hidden)).transpose()?;
+        let width = of.gate.cols;
+        let on = (gpu, plan, arena);
+        let service = serves.then(|| Service::new(on, used, width, hidden)).transpose()?;
         Ok(Streamed {
             service,
             in_flight: VecDeque::with_capacity(experts),
@@ -156,9 +139,10 @@ impl Streamed {
             tier: ExpertTier::new(device.plan.clone()),
             copies: gpu.copy_stream()?,
             ids: gpu.host_words(tokens * used)?,
-            tables: gpu.host_words(tables_max * 2 * experts)?,
+            tables: gpu.table_staging(tables_max * 2 * experts)?,
             tables_used: 0,
             tables_max,
+            is_known: vec![true; plan.weights.experts_of.len()],
             on_device: counts().map(|count| vec![0; count]).collect(),
             layer: LayerIndex(0),
             touched: Vec::with_capacity(experts),
@@ -196,6 +180,7 @@ impl Streamed {
             copy_seconds: times.copy_seconds,
             layers_served: times.layers,
             layers_resident: times.resident,
+            tokens_given_up: times.given_up,
             experts_copied: self.experts_copied,
             bytes_copied: self.bytes_copied,
             experts_returned: self.experts_returned,
@@ -229,18 +214,18 @@ impl Streamed {
         gpu.queue_download(ids, &self.ids, 0..chosen.len())?;
         gpu.synchronize()?;
         self.ids.read(0, chosen);
-        self.finish_before();
+        self.finish_before(gpu);
         Ok(())
     }
 
     /// Whatever a batch before left is done with.
-    fn finish_before(&mut self) {
+    fn finish_before(&mut self, gpu: &Gpu) {
         self.waves.clear();
         self.in_waves.clear();
         self.in_flight.clear();
         self.tables_used = 0;
         self.finish_returns();
-        self.let_go();
+        self.let_go(gpu);
     }
 
     /// Looks the experts of a layer's batch up, decides who computes what is not on the GPU, and has that brought to host

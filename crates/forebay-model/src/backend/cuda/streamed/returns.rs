@@ -3,7 +3,7 @@
 //! What both hold together is as much as they have slots. An expert that goes is copied back beside those that come, by
 //! the other direction of the bus, which is idle else.
 
-use forebay_cuda::{CudaError, DevicePtr, ExpertReturn};
+use forebay_cuda::{CudaError, DevicePtr, ExpertReturn, Gpu};
 use forebay_stream::{ExpertIndex, GoneExpert, TierBatch};
 
 use super::super::memory::{DeviceArena, DevicePlan};
@@ -56,7 +56,7 @@ impl Streamed {
 
     /// As [`Streamed::begin_returns`], for a kernel that copies. Their slots are free with [`Streamed::let_go`].
     pub(super) fn queue_returns(&mut self, plan: &DevicePlan, arena: &DeviceArena) {
-        let Streamed { tier, host, batch, pinned, service, .. } = self;
+        let Streamed { tier, host, batch, service, .. } = self;
         let service = service.as_mut().expect("it serves");
         service.returns.clear();
         for gone in &batch.gone {
@@ -64,15 +64,9 @@ impl Streamed {
                 break;
             }
             let Some(parts) = parts(plan, arena, tier.pool(gone.layer), gone) else { continue };
-            let Some(mut to) = host.take_back(gone.layer, gone.expert) else { continue };
+            let Some(to) = host.take_back(gone.layer, gone.expert) else { continue };
             let ranges = to.parts();
-            let slot: &mut [u8] = to.as_mut();
-            service.returns.push(ExpertReturn {
-                from: parts.map(|(from, _)| from),
-                to: ranges.map(|range| pinned.device_address(&slot[range.start])),
-                bytes: parts.map(|(_, bytes)| bytes as u32),
-            });
-            service.returning.push(to);
+            service.returns.push(ExpertReturn { from: parts.map(|(from, _)| from), to, ranges });
             self.experts_returned += 1;
             self.bytes_returned += parts.iter().map(|(_, bytes)| bytes).sum::<u64>();
         }
@@ -94,11 +88,13 @@ impl Streamed {
     }
 
     /// What kernels copied, they have copied.
-    pub(super) fn let_go(&mut self) {
+    pub(super) fn let_go(&mut self, gpu: &Gpu) {
         let Streamed { service, host, tier, .. } = self;
         if let Some(service) = service {
             service.leases.clear();
-            service.returning.drain(..).for_each(|returned| host.has_returned(returned));
+            while let Some(returned) = service.mailbox.returned(gpu) {
+                host.has_returned(returned);
+            }
         }
         tier.free_left();
     }

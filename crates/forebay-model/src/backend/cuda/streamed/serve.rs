@@ -4,194 +4,39 @@
 //! on at once. Else it waits for an answer, which names a slot for each and what to copy there, and copies by itself.
 //! The host decides in the order of the layers by the ids that each sends, whether it is waited for or not, so that its
 //! own view and the tables stay the same.
+//!
+//! A GPU with a watchdog ends kernels that run long, and a disk may take long. There a kernel gives up after a while, and the host
+//! goes on from that layer with each answer given before its kernel is queued: see `resume.rs`.
 
-use std::hint::spin_loop;
-use std::thread::yield_now;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use forebay_cuda::{
-    CudaError, DevicePtr, ExpertAnswer, ExpertFetch, ExpertMailbox, ExpertMiss, ExpertReturn, Gpu,
-    HostWords,
+    CHOSEN_MAX, CudaError, DevicePtr, ExpertAnswer, ExpertFetch, ExpertMiss, ExpertQuestion, Gpu,
 };
-use forebay_stream::{ExpertIndex, LayerIndex, Lease, Returning, TierBatch};
+use forebay_stream::{ExpertIndex, LayerIndex, Lease, TierBatch};
 
 use super::super::memory::{DeviceArena, DevicePlan};
 use super::super::on_cpu::expert_matrices;
+use super::service::Service;
 use super::{LayerOfDevice, Streamed};
 use crate::ModelError;
-use crate::decoder::ChosenExperts;
+use crate::backend::ChosenExperts;
 use crate::weights::Weights;
-
-/// Looks at a question that has not come, before other threads get a turn between them, and before the driver is asked
-/// whether anything is still running.
-const LOOKS: u32 = 1 << 14;
-
-/// What serving takes besides the experts themselves.
-pub(super) struct Service {
-    mailbox: ExpertMailbox,
-    /// As on the device: the run's number, whether ids are forced, and those `[layers, k]`.
-    words: HostWords,
-    /// Layers with experts.
-    layers: Vec<LayerIndex>,
-    run: u32,
-    pub used: usize,
-    /// Places that have an answer in this run.
-    answered: usize,
-    /// The tables on the GPU are what the tier says.
-    tables_are_right: bool,
-    /// Experts in host memory that kernels may still be copying.
-    pub leases: Vec<(ExpertIndex, Lease)>,
-    /// Slots in host memory that kernels may still be copying to.
-    pub returning: Vec<Returning>,
-    /// Of the token at hand, by place `[layers, k]`.
-    chosen: Vec<u32>,
-    slots: Vec<DevicePtr<u8>>,
-    misses: Vec<ExpertMiss>,
-    gone: Vec<u32>,
-    pub returns: Vec<ExpertReturn>,
-    times: ServiceTimes,
-    /// The last token's times are still to be read.
-    times_are_due: bool,
-}
-
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct ServiceTimes {
-    pub answer_wait_seconds: f64,
-    pub host_seconds: f64,
-    pub copy_seconds: f64,
-    pub layers: u64,
-    pub resident: u64,
-}
-
-impl Service {
-    /// For tokens that choose `used` experts each. The CPU may compute some of them from states of `hidden` values, unless
-    /// that is 0.
-    ///
-    /// # Errors
-    /// Whatever the driver says.
-    pub fn new(
-        gpu: &Gpu,
-        plan: &DevicePlan,
-        used: usize,
-        hidden: usize,
-    ) -> Result<Service, CudaError> {
-        // A recording cannot load it.
-        gpu.load_modules(&["fetch"])?;
-        let all = &plan.weights.experts_of;
-        let layers: Vec<LayerIndex> =
-            (0..all.len()).filter(|&l| all[l].is_some()).map(|l| LayerIndex(l as u32)).collect();
-        Ok(Service {
-            mailbox: ExpertMailbox::new(gpu, layers.len(), used, hidden)?,
-            answered: 0,
-            words: gpu.host_words(2 + layers.len() * used)?,
-            run: 0,
-            used,
-            tables_are_right: false,
-            leases: Vec::with_capacity(used),
-            returning: Vec::with_capacity(used),
-            chosen: vec![0; layers.len() * used],
-            slots: Vec::with_capacity(used),
-            misses: Vec::with_capacity(used),
-            gone: Vec::with_capacity(2 * used),
-            returns: Vec::with_capacity(used),
-            times: ServiceTimes::default(),
-            times_are_due: false,
-            layers,
-        })
-    }
-
-    pub fn times(&self) -> ServiceTimes {
-        let mut times = self.times;
-        if self.times_are_due {
-            self.last_times().add_to(&mut times);
-        }
-        times
-    }
-
-    /// Somebody else has changed where experts are.
-    pub fn forget_tables(&mut self) {
-        self.tables_are_right = false;
-    }
-
-    /// Of the last token, once its work is done.
-    fn last_times(&self) -> ServiceTimes {
-        let mut sum = ServiceTimes::default();
-        for place in 0..self.layers.len() {
-            let [wait, copy] = self
-                .mailbox
-                .times(place)
-                .map(|nanoseconds| Duration::from_nanos(nanoseconds.into()));
-            sum.answer_wait_seconds += wait.as_secs_f64();
-            sum.copy_seconds += copy.as_secs_f64();
-        }
-        sum
-    }
-
-    /// Waits for the ids that a layer's token has chosen; whether the GPU waits, too.
-    ///
-    /// # Errors
-    /// What went wrong in queued work.
-    fn wait_for_question(
-        &self,
-        gpu: &Gpu,
-        place: usize,
-        ids: &mut [u32],
-    ) -> Result<bool, CudaError> {
-        let mut looks = 0_u32;
-        loop {
-            if let Some(is_waiting) = self.mailbox.question(place, self.run, ids) {
-                return Ok(is_waiting);
-            }
-            looks = looks.wrapping_add(1);
-            if looks < LOOKS {
-                spin_loop();
-                continue;
-            }
-            yield_now();
-            if looks.is_multiple_of(LOOKS) && gpu.is_idle()? {
-                // It may have come in between.
-                let question = self.mailbox.question(place, self.run, ids);
-                return Ok(question.expect("work that has ended has asked"));
-            }
-        }
-    }
-
-    /// Ends the wait of all layers from place `first` on, with nothing to compute with.
-    fn dismiss(&mut self, first: usize) {
-        self.slots.clear();
-        self.slots.resize(self.used, DevicePtr::null());
-        let answer = ExpertAnswer { slots: &self.slots, misses: &[], gone: &[], returns: &[] };
-        for place in first..self.layers.len() {
-            // What has an answer may be copying by it.
-            if place >= self.answered {
-                self.mailbox.answer(place, self.run, &answer);
-            }
-            self.mailbox.rows_are_there(place, self.run);
-        }
-    }
-}
-
-impl ServiceTimes {
-    fn add_to(self, sum: &mut ServiceTimes) {
-        sum.answer_wait_seconds += self.answer_wait_seconds;
-        sum.copy_seconds += self.copy_seconds;
-        sum.layers += self.layers;
-        sum.resident += self.resident;
-    }
-}
 
 /// Answers for the layers that have had none when it ends, whatever ended it: the GPU must not wait for ever.
 struct Serving<'a> {
+    gpu: &'a Gpu,
     streamed: &'a mut Streamed,
     answered: usize,
 }
 
 impl Drop for Serving<'_> {
     fn drop(&mut self) {
-        if let Some(service) = &mut self.streamed.service
+        let Streamed { service, pinned, .. } = &mut *self.streamed;
+        if let Some(service) = service
             && self.answered < service.layers.len()
         {
-            service.dismiss(self.answered);
+            service.dismiss(self.answered, self.gpu, pinned);
             service.tables_are_right = false;
         }
     }
@@ -208,8 +53,8 @@ impl Streamed {
     ///
     /// # Panics
     /// Where tokens' work cannot be recorded.
-    pub fn begin_token(&mut self, chosen: Option<&dyn ChosenExperts>) {
-        self.finish_before();
+    pub fn begin_token(&mut self, gpu: &Gpu, chosen: Option<&dyn ChosenExperts>) {
+        self.finish_before(gpu);
         let service = self.service.as_mut().expect("it serves");
         if std::mem::take(&mut service.times_are_due) {
             service.last_times().add_to(&mut service.times);
@@ -284,21 +129,16 @@ impl Streamed {
         let layer = LayerIndex(on.layer as u32);
         let place = service.layers.binary_search(&layer).expect("the layer has experts");
         let (at, used) = (&on.plan.activations, service.used);
-        let places = on.plan.weights.experts_of[on.layer].expect("the layer has experts");
         let now: DevicePtr<u32> = on.arena.activation(at.fetch);
         let fetch = ExpertFetch {
             now,
             ids,
             forced: now.offset(2 + place * used),
-            k: used,
-            tables: on.arena.activation(at.tables[0]),
-            first: first_in_tables(on.plan, on.layer),
-            slots: on.arena.activation(at.fetch_slots),
             tickets: on.arena.activation(at.fetch_tickets),
             desk: on.arena.activation(at.fetch_desk),
             x,
-            parts: [0, 1, 2].map(|part| (places.parts[part], places.part_bytes[part])),
             blocks: ExpertFetch::BLOCKS,
+            giving_up: self.giving_up(on.plan, on.arena),
         };
         (fetch, place)
     }
@@ -313,7 +153,7 @@ impl Streamed {
         plan: &DevicePlan,
         arena: &DeviceArena,
     ) -> Result<(), CudaError> {
-        let Streamed { service, tier, on_device, .. } = self;
+        let Streamed { service, tier, on_device, is_known, .. } = self;
         let service = service.as_mut().expect("it serves");
         if service.tables_are_right {
             return Ok(());
@@ -326,9 +166,10 @@ impl Streamed {
                 slot.map_or(0, |slot| plan.slot(arena, tier.pool(layer), slot).address())
             };
             let table: Vec<u64> = (0..on_device[index].len()).map(address).collect();
-            gpu.upload(&table, arena.activation(plan.activations.tables[index]))?;
+            arena.expert_tables().upload(gpu, index, &table)?;
             // Kernels will change it.
-            on_device[index].fill(u64::MAX);
+            on_device[index].fill(0);
+            is_known[index] = false;
         }
         service.tables_are_right = true;
         Ok(())
@@ -346,23 +187,29 @@ impl Streamed {
         weights: &Weights,
     ) -> Result<(), ModelError> {
         let layers = self.service.as_ref().map_or(0, |service| service.layers.len());
-        let mut serving = Serving { streamed: self, answered: 0 };
+        let mut serving = Serving { gpu, streamed: self, answered: 0 };
         for place in 0..layers {
-            if let Err(error) = serving.streamed.serve_layer(gpu, plan, arena, weights, place) {
-                drop(serving);
-                // Copies may still read what is leased.
-                let _ = gpu.synchronize();
-                self.give_up();
-                return Err(error);
+            match serving.streamed.serve_layer(gpu, plan, arena, weights, place) {
+                Ok(true) => serving.answered = place + 1,
+                Ok(false) => break,
+                Err(error) => {
+                    drop(serving);
+                    // Copies may still read what is leased.
+                    let _ = gpu.synchronize();
+                    self.give_up();
+                    return Err(error);
+                }
             }
-            serving.answered = place + 1;
         }
+        // The GPU waits for none that is left: it has given up.
+        serving.answered = layers;
         if let Some(service) = &mut serving.streamed.service {
             service.times_are_due = true;
         }
         Ok(())
     }
 
+    /// Answers a layer's question. `false`: there is none, because the GPU has given up in an earlier layer.
     fn serve_layer(
         &mut self,
         gpu: &Gpu,
@@ -370,19 +217,42 @@ impl Streamed {
         arena: &DeviceArena,
         weights: &Weights,
         place: usize,
-    ) -> Result<(), ModelError> {
+    ) -> Result<bool, ModelError> {
         let service = self.service.as_mut().expect("it serves");
         let layer = service.layers[place];
         let mut all = std::mem::take(&mut service.chosen);
         let chosen = &mut all[place * service.used..][..service.used];
-        let is_waiting = service.wait_for_question(gpu, place, chosen);
-        // The layers before have copied what they had to.
-        self.let_go();
+        let question = service.wait_for_question(gpu, place, chosen);
+        let served = match question {
+            Err(error) => Err(error.into()),
+            // What the layers before have not copied, they will.
+            Ok(ExpertQuestion::GivenUp) => Ok(false),
+            Ok(question) => {
+                // The layers before have copied what they had to.
+                self.let_go(gpu);
+                let is_waiting = Some(question == ExpertQuestion::Waiting);
+                let on = LayerOfDevice { gpu, plan, arena, layer: layer.0 as usize };
+                self.answer_and_compute(&on, weights, place, chosen, is_waiting).map(|()| true)
+            }
+        };
+        self.service.as_mut().expect("it serves").chosen = all;
+        served
+    }
+
+    /// Answers the question of a layer, whose kernel waits, does not, or is still to be queued, and computes what is the CPU's.
+    pub(super) fn answer_and_compute(
+        &mut self,
+        on: &LayerOfDevice<'_>,
+        weights: &Weights,
+        place: usize,
+        chosen: &[u32],
+        is_waiting: Option<bool>,
+    ) -> Result<(), ModelError> {
+        let layer = self.service.as_ref().expect("it serves").layers[place];
         let began = Instant::now();
-        let answered = is_waiting.map_err(ModelError::from).and_then(|is_waiting| {
-            self.touch(layer.0 as usize, chosen)?;
-            self.answer(plan, arena, place, chosen, is_waiting)
-        });
+        let answered = self
+            .touch(layer.0 as usize, chosen)
+            .and_then(|()| self.answer(on, place, chosen, is_waiting));
         let service = self.service.as_mut().expect("it serves");
         service.times.host_seconds += began.elapsed().as_secs_f64();
         let computed = answered.and_then(|()| match (&mut self.cpu, self.for_cpu.is_empty()) {
@@ -398,7 +268,6 @@ impl Streamed {
             _ => Ok(()),
         });
         self.for_cpu.clear();
-        service.chosen = all;
         computed
     }
 
@@ -411,11 +280,10 @@ impl Streamed {
 
     fn answer(
         &mut self,
-        plan: &DevicePlan,
-        arena: &DeviceArena,
+        &LayerOfDevice { gpu, plan, arena, .. }: &LayerOfDevice<'_>,
         place: usize,
         chosen: &[u32],
-        is_waiting: bool,
+        is_waiting: Option<bool>,
     ) -> Result<(), ModelError> {
         let split = self.split();
         let Streamed { tier, batch, host, touched, layer, ready, cpu, .. } = self;
@@ -432,7 +300,8 @@ impl Streamed {
         wanted.extend(missing.iter().chain(elsewhere));
         wanted.sort_unstable();
         // Else the GPU computes with something else than is thought.
-        assert_eq!(is_waiting, !wanted.is_empty(), "the tables on the GPU are not the tier's");
+        let waits = !wanted.is_empty();
+        assert_eq!(is_waiting.unwrap_or(waits), waits, "the tables on the GPU are not the tier's");
         if !wanted.is_empty() {
             host.begin_experts(layer, wanted)?;
             while host.next_experts(ready)? {}
@@ -444,22 +313,24 @@ impl Streamed {
         self.queue_returns(plan, arena);
         let Streamed { tier, batch, host, touched, pinned, ready, service, .. } = self;
         let (experts_copied, bytes_copied) = (&mut self.experts_copied, &mut self.bytes_copied);
-        let Service { mailbox, leases, misses, slots, gone, returns, run, times, answered, .. } =
+        let Service { mailbox, leases, slots, gone, returns, run, times, answered, .. } =
             service.as_mut().expect("it serves");
         let places = plan.weights.experts_of[layer.0 as usize].expect("the layer has experts");
-        let index = |layer: LayerIndex, expert: ExpertIndex| {
-            (first_in_tables(plan, layer.0 as usize) + expert.0 as usize) as u32
+        let tables = arena.expert_tables();
+        let number = |layer: LayerIndex, expert: ExpertIndex| {
+            tables.table(layer.0 as usize).number() as u32 + expert.0
         };
         let pool = tier.pool(layer);
-        misses.clear();
         leases.append(ready);
-        for (expert, lease) in &*leases {
+        let mut misses = [const { None }; CHOSEN_MAX];
+        for ((expert, lease), miss) in leases.iter().zip(&mut misses) {
             let slot = tier.take(layer, *expert).expect("a token's experts have slots at once");
-            let from =
-                [0, 1, 2].map(|part| pinned.device_address(host.bytes(lease, part).as_ptr()));
-            let stays_as = tier.stays(layer, *expert).then(|| index(layer, *expert));
-            misses.push(ExpertMiss { stays_as, to: plan.slot(arena, pool, slot), from });
+            let from = [0, 1, 2].map(|part| host.bytes(lease, part));
+            let stays_as = tier.stays(layer, *expert).then_some(expert.0);
+            *miss = Some(ExpertMiss { stays_as, to: plan.slot(arena, pool, slot), from });
         }
+        let copied = leases.len();
+        let misses = misses[..copied].iter().flatten();
         let slot = |&id: &u32| {
             // The CPU's have none.
             let slot = tier.slot(layer, ExpertIndex(id));
@@ -468,24 +339,19 @@ impl Streamed {
         slots.clear();
         slots.extend(chosen.iter().map(slot));
         gone.clear();
-        gone.extend(batch.gone.iter().map(|gone| index(gone.layer, gone.expert)));
-        assert!(is_waiting || gone.is_empty(), "nothing goes where nothing comes");
-        if is_waiting {
-            mailbox.answer(place, *run, &ExpertAnswer { slots, misses, gone, returns });
+        gone.extend(batch.gone.iter().map(|gone| number(gone.layer, gone.expert)));
+        assert!(waits || gone.is_empty(), "nothing goes where nothing comes");
+        if waits {
+            let answer = ExpertAnswer { slots, gone };
+            mailbox.answer(gpu, place, *run, &answer, misses, returns.drain(..), pinned);
         }
         *answered = place + 1;
         times.layers += 1;
-        times.resident += u64::from(!is_waiting);
-        *experts_copied += misses.len() as u64;
-        *bytes_copied += misses.len() as u64 * places.part_bytes.iter().sum::<u64>();
+        times.resident += u64::from(!waits);
+        *experts_copied += copied as u64;
+        *bytes_copied += copied as u64 * places.part_bytes.iter().sum::<u64>();
         // The next answer is given when these kernels have run.
         touched.iter().for_each(|&expert| tier.release(layer, expert));
         Ok(())
     }
-}
-
-/// The number of a layer's first expert in the tables of all layers, which lie one after the other.
-fn first_in_tables(plan: &DevicePlan, layer: usize) -> usize {
-    let tables = &plan.activations.tables;
-    ((tables[layer] - tables[0]) / size_of::<u64>() as u64) as usize
 }

@@ -1,11 +1,11 @@
 //! A batch's experts in waves: what has come to host memory goes to slots beside the kernels of the wave before, while the disk reads
 //! on.
 
-use forebay_cuda::{Gpu, Marker};
+use forebay_cuda::Gpu;
 use forebay_stream::{ExpertIndex, Lease};
 
 use super::super::on_cpu::{BatchRows, ExpertMatrices};
-use super::{LayerOfDevice, Streamed};
+use super::{LayerOfDevice, Streamed, Wave};
 use crate::ModelError;
 
 /// Copies of experts that are queued at a time. The driver has whoever queues many more wait (a prompt's 147 of 27 MB each took 63 ms to
@@ -17,12 +17,6 @@ const QUEUED_BYTES: u64 = 64 << 20;
 pub struct WaveWork {
     pub gpu: bool,
     pub cpu: bool,
-}
-
-/// A part of a batch that is queued, and whose slots are not yet free.
-pub(super) struct Wave {
-    experts: usize,
-    done: Marker,
 }
 
 impl Streamed {
@@ -159,11 +153,11 @@ impl Streamed {
 
     /// Makes the layer's table on the GPU name the experts of the wave, and none of the batch's others.
     fn name_wave(&mut self, on: &LayerOfDevice<'_>) -> Result<(), ModelError> {
-        let Streamed { tier, on_device, touched, wave, layer, seen, .. } = self;
+        let Streamed { tier, on_device, is_known, touched, wave, layer, seen, .. } = self;
         touched.iter().for_each(|expert| seen[expert.0 as usize] = false);
         wave.iter().for_each(|expert| seen[expert.0 as usize] = true);
         let (table, pool) = (&mut on_device[on.layer], tier.pool(*layer));
-        let mut changed = false;
+        let mut changed = !std::mem::replace(&mut is_known[on.layer], true);
         for &expert in &*touched {
             let index = expert.0 as usize;
             let address = match tier.slot(*layer, expert).filter(|_| seen[index]) {
@@ -180,9 +174,8 @@ impl Streamed {
         let words = 2 * table.len();
         let at = self.tables_used * words;
         self.tables_used += 1;
-        self.tables.write(at, table);
-        let to = on.arena.activation(on.plan.activations.tables[on.layer]);
-        Ok(on.gpu.queue_upload(&self.tables, at..at + words, to)?)
+        let tables = on.arena.expert_tables();
+        Ok(on.gpu.queue_table(tables, on.layer, table, &mut self.tables, at)?)
     }
 
     /// Ends a wave whose kernels are queued.

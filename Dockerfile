@@ -1,0 +1,22 @@
+# docker build -t forebay .
+# docker run --rm -it -v "$PWD:/models:ro" forebay run /models/MODEL.gguf
+# With a GPU, `--gpus all` brings the driver. The image needs nothing else from CUDA.
+#
+# Reads past the page cache use io_uring, which Docker's default seccomp profile forbids. forebay then reads with a pool of
+# threads. `--security-opt seccomp=unconfined` allows io_uring.
+FROM rust:1.95-slim-bookworm AS build
+WORKDIR /source
+COPY . .
+# `--no-default-features` builds without CUDA.
+ARG FEATURES=""
+RUN cargo build --locked --profile dist -p forebay $FEATURES
+
+FROM debian:bookworm-slim
+RUN useradd --create-home --uid 10001 forebay
+COPY --from=build /source/target/dist/forebay /usr/local/bin/forebay
+# What the NVIDIA container toolkit gives the container: the driver for computing, and nvidia-smi.
+ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+USER forebay
+WORKDIR /home/forebay
+ENTRYPOINT ["forebay"]
+CMD ["--help"]

@@ -1,0 +1,22 @@
+//! Messages to text and back, for each family of chat models.
+//!
+//! A [`Format`] is recognised from a model's chat template and vocabulary. [`Format::render`] turns
+//! [`Message`]s into the prompt that the template defines. A [`Parser`] turns generated tokens into
+//! a message again: reasoning, content and tool calls. It reports them as they arrive, so that a
+//! caller can show an answer while it is made. [`History`] holds a conversation of parsed messages.
+//!
+//! The crate does no input or output: no terminal, no HTTP.
+
+#![forbid(unsafe_code)]
+
+mod error;
+mod format;
+mod history;
+mod message;
+mod parser;
+
+pub use error::ChatError;
+pub use format::{Format, Think, ToolSyntax};
+pub use history::History;
+pub use message::{Message, ToolCall};
+pub use parser::{Event, Parser};

@@ -1,0 +1,144 @@
+//! Generated text to a message, piece by piece.
+//!
+//! The message does not depend on how the text is cut into pieces.
+
+mod harmony;
+mod tagged;
+mod tools;
+
+use crate::format::Kind;
+use crate::{Format, Message};
+use harmony::Harmony;
+use tagged::Tagged;
+
+/// A part of an answer as it arrives. All parts of a kind together are that part of the message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event<'a> {
+    Reasoning(&'a str),
+    Content(&'a str),
+    /// A tool call begins; `index` counts the calls of the answer from 0.
+    ToolCall {
+        index: usize,
+        name: &'a str,
+    },
+    /// More of the arguments of that call.
+    Arguments {
+        index: usize,
+        text: &'a str,
+    },
+}
+
+/// What a parser calls with each event.
+pub type Sink<'a> = &'a mut dyn FnMut(Event<'_>);
+
+/// Turns one answer of a model into a [`Message`].
+pub struct Parser {
+    family: Family,
+}
+
+enum Family {
+    Plain(String),
+    Tagged(Tagged),
+    Harmony(Harmony),
+}
+
+impl Parser {
+    /// A parser for the answer to `prompt`, the rendered text: some templates open the thinking
+    /// part at its end.
+    pub fn new(format: &Format, prompt: &str) -> Parser {
+        let family = match format.kind {
+            Kind::Plain => Family::Plain(String::new()),
+            Kind::Tagged { thinking, tools } => {
+                Family::Tagged(Tagged::new(thinking, tools, prompt))
+            }
+            Kind::Harmony => Family::Harmony(Harmony::new(prompt)),
+        };
+        Parser { family }
+    }
+
+    /// Takes generated text.
+    pub fn text(&mut self, piece: &str, sink: Sink<'_>) {
+        if piece.is_empty() {
+            return;
+        }
+        match &mut self.family {
+            Family::Plain(content) => {
+                content.push_str(piece);
+                sink(Event::Content(piece));
+            }
+            Family::Tagged(parser) => parser.text(piece, sink),
+            Family::Harmony(parser) => parser.text(piece, sink),
+        }
+    }
+
+    /// Takes a control token by its text, such as `<|channel|>`.
+    pub fn control(&mut self, name: &str, sink: Sink<'_>) {
+        match &mut self.family {
+            Family::Plain(_) => {}
+            Family::Tagged(parser) => parser.control(name, sink),
+            Family::Harmony(parser) => parser.control(name, sink),
+        }
+    }
+
+    /// Ends the answer, wherever it was cut, and returns the message. What was held back because it
+    /// could have become a tag is reported first.
+    pub fn finish(self, sink: Sink<'_>) -> Message {
+        match self.family {
+            Family::Plain(content) => Message::new("assistant", content),
+            Family::Tagged(parser) => parser.finish(sink),
+            Family::Harmony(parser) => parser.finish(sink),
+        }
+    }
+}
+
+/// The parts of a message while it is made; every addition is reported.
+#[derive(Default)]
+pub(crate) struct Draft {
+    pub message: Message,
+    /// A second piece of reasoning or content follows: an empty line keeps them apart.
+    pub separate: bool,
+}
+
+impl Draft {
+    pub fn reasoning(&mut self, text: &str, sink: Sink<'_>) {
+        if !text.is_empty() {
+            let whole = self.message.reasoning.get_or_insert_default();
+            append(whole, &mut self.separate, text, &mut |text| sink(Event::Reasoning(text)));
+        }
+    }
+
+    pub fn content(&mut self, text: &str, sink: Sink<'_>) {
+        if !text.is_empty() {
+            let whole = &mut self.message.content;
+            append(whole, &mut self.separate, text, &mut |text| sink(Event::Content(text)));
+        }
+    }
+
+    pub fn begin_call(&mut self, name: &str, sink: Sink<'_>) {
+        let call = crate::ToolCall { name: name.to_owned(), ..crate::ToolCall::default() };
+        self.message.tool_calls.push(call);
+        sink(Event::ToolCall { index: self.message.tool_calls.len() - 1, name });
+    }
+
+    pub fn arguments(&mut self, text: &str, sink: Sink<'_>) {
+        let Some(index) = self.message.tool_calls.len().checked_sub(1) else { return };
+        if !text.is_empty() {
+            self.message.tool_calls[index].arguments.push_str(text);
+            sink(Event::Arguments { index, text });
+        }
+    }
+
+    pub fn finish(mut self) -> Message {
+        self.message.role = "assistant".to_owned();
+        self.message
+    }
+}
+
+fn append(whole: &mut String, separate: &mut bool, text: &str, report: &mut dyn FnMut(&str)) {
+    if std::mem::take(separate) && !whole.is_empty() {
+        whole.push_str("\n\n");
+        report("\n\n");
+    }
+    whole.push_str(text);
+    report(text);
+}

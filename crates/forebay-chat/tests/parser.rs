@@ -1,0 +1,318 @@
+//! Answers of every family, whole, cut anywhere and unfinished.
+
+use forebay_chat::{Event, Format, Message, Parser, ToolCall};
+use forebay_text::ChatTemplate;
+use proptest::prelude::*;
+
+/// A piece of an answer: text, or a control token.
+#[derive(Clone, Debug, PartialEq)]
+enum Piece {
+    Text(String),
+    Control(&'static str),
+}
+
+const HARMONY_MARKS: [&str; 7] = [
+    "<|start|>",
+    "<|channel|>",
+    "<|message|>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+    "<|constrain|>",
+];
+
+/// Cuts a harmony answer at its marks.
+fn harmony(text: &str) -> Vec<Piece> {
+    let mut pieces = Vec::new();
+    let mut rest = text;
+    while !rest.is_empty() {
+        let found = HARMONY_MARKS.iter().filter_map(|mark| Some((rest.find(mark)?, *mark))).min();
+        let Some((at, mark)) = found else { break };
+        pieces.push(Piece::Text(rest[..at].to_owned()));
+        pieces.push(Piece::Control(mark));
+        rest = &rest[at + mark.len()..];
+    }
+    pieces.push(Piece::Text(rest.to_owned()));
+    pieces
+}
+
+/// Parses, and checks on the way that the events add up to the message.
+fn parse(format: &Format, prompt: &str, pieces: &[Piece]) -> Message {
+    let mut parser = Parser::new(format, prompt);
+    let mut sum = Message::new("assistant", "");
+    let mut add = |event: Event<'_>| match event {
+        Event::Reasoning(text) => sum.reasoning.get_or_insert_default().push_str(text),
+        Event::Content(text) => sum.content.push_str(text),
+        Event::ToolCall { index, name } => {
+            assert_eq!(index, sum.tool_calls.len());
+            sum.tool_calls.push(ToolCall { name: name.to_owned(), ..ToolCall::default() });
+        }
+        Event::Arguments { index, text } => sum.tool_calls[index].arguments.push_str(text),
+    };
+    for piece in pieces {
+        match piece {
+            Piece::Text(text) => parser.text(text, &mut add),
+            Piece::Control(name) => parser.control(name, &mut add),
+        }
+    }
+    let message = parser.finish(&mut add);
+    assert_eq!(message, sum, "the events do not add up to the message");
+    message
+}
+
+fn format(template: &str) -> Format {
+    let template = ChatTemplate::from_source(template, "", "").unwrap();
+    Format::recognise(Some(&template), None).unwrap()
+}
+
+/// Templates that only show what the family writes.
+const QWEN: &str = "{{ '<think>\n</think>' }}<tool_call>{\"name\"";
+const CODER: &str = "<tool_call><function=";
+const GLM: &str = "</think><tool_call><arg_key>";
+const DEEPSEEK: &str = "</think><｜tool▁call▁begin｜>";
+const HARMONY: &str = "<|start|><|channel|><|message|>";
+
+struct Expected<'a> {
+    reasoning: Option<&'a str>,
+    content: &'a str,
+    calls: &'a [(&'a str, &'a str)],
+}
+
+fn expected(want: &Expected<'_>) -> Message {
+    let calls = want.calls.iter().map(|(name, arguments)| ToolCall {
+        name: (*name).to_owned(),
+        arguments: (*arguments).to_owned(),
+        ..ToolCall::default()
+    });
+    Message {
+        reasoning: want.reasoning.map(str::to_owned),
+        tool_calls: calls.collect(),
+        ..Message::new("assistant", want.content)
+    }
+}
+
+#[track_caller]
+fn check(template: &str, prompt: &str, answer: &str, want: &Expected<'_>) {
+    let format = format(template);
+    let whole = match template {
+        HARMONY => harmony(answer),
+        _ => vec![Piece::Text(answer.to_owned())],
+    };
+    assert_eq!(parse(&format, prompt, &whole), expected(want));
+    // One character at a time.
+    assert_eq!(parse(&format, prompt, &single(&whole)), expected(want));
+}
+
+fn single(pieces: &[Piece]) -> Vec<Piece> {
+    let cut = |piece: &Piece| match piece {
+        Piece::Text(text) => text.chars().map(|c| Piece::Text(c.to_string())).collect(),
+        mark => vec![mark.clone()],
+    };
+    pieces.iter().flat_map(cut).collect()
+}
+
+#[test]
+fn without_a_template_all_is_content() {
+    let pieces = [Piece::Text("<think>x".into()), Piece::Control("<|end|>")];
+    let message = parse(&Format::default(), "", &pieces);
+    assert_eq!(message, Message::new("assistant", "<think>x"));
+}
+
+#[test]
+fn thinking() {
+    let want = |reasoning, content| Expected { reasoning, content, calls: &[] };
+    let answer = "<think>\nTwo\nlines\n</think>\n\nThe answer.\n";
+    check(QWEN, "", answer, &want(Some("Two\nlines"), "The answer.\n"));
+    // The template opened it already.
+    let answer = "Hm.</think>The answer.";
+    check(DEEPSEEK, "<｜Assistant｜><think>\n", answer, &want(Some("Hm."), "The answer."));
+    // The template closed it: nothing to think.
+    check(GLM, "<think></think>", "\nThe answer.", &want(None, "The answer."));
+    // An empty part, as Qwen3 writes it when it shall not think.
+    check(QWEN, "", "<think>\n\n</think>\n\nYes", &want(None, "Yes"));
+    // The tag inside an answer is text.
+    check(QWEN, "", "HTML has no <think> tag.", &want(None, "HTML has no <think> tag."));
+    check(QWEN, "", " a < b", &want(None, " a < b"));
+    check(QWEN, "", "<think>a</thin</think>b", &want(Some("a</thin"), "b"));
+}
+
+#[test]
+fn answers_that_stop_in_the_middle() {
+    let want = |reasoning, content| Expected { reasoning, content, calls: &[] };
+    check(QWEN, "", "<think>\nI was interr", &want(Some("I was interr"), ""));
+    check(QWEN, "", "<think>\nWhat</thi", &want(Some("What</thi"), ""));
+    check(QWEN, "", "<thi", &want(None, "<thi"));
+    check(QWEN, "", "", &want(None, ""));
+    check(QWEN, "", "a <tool_ca", &want(None, "a <tool_ca"));
+    let cut = "a\n<tool_call>\n{\"name\": \"f\", \"argum";
+    check(QWEN, "", cut, &want(None, cut));
+    // Only the closing tag is missing: the call is whole.
+    let answer = "<tool_call>{\"name\": \"f\", \"arguments\": {}}";
+    check(QWEN, "", answer, &Expected { reasoning: None, content: "", calls: &[("f", "{}")] });
+    check(
+        HARMONY,
+        "<|start|>assistant",
+        "<|channel|>analysis<|message|>Let me",
+        &want(Some("Let me"), ""),
+    );
+    check(HARMONY, "<|start|>assistant", "<|channel|>fin", &want(None, ""));
+}
+
+#[test]
+fn tool_calls() {
+    let answer = "<think>\nHm.\n</think>\n\nI look.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\":  1}}\n\
+                  </tool_call>\n<tool_call>\n{\"name\": \"g\", \"arguments\": {}}\n</tool_call>\n";
+    let calls = [("f", "{\"x\":  1}"), ("g", "{}")];
+    check(
+        QWEN,
+        "",
+        answer,
+        &Expected { reasoning: Some("Hm."), content: "I look.", calls: &calls },
+    );
+    let answer =
+        "<tool_call>\n<function=f>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>";
+    check(
+        CODER,
+        "",
+        answer,
+        &Expected { reasoning: None, content: "", calls: &[("f", "{\"x\":1}")] },
+    );
+    let answer = "\n<think>a</think>\nb\n<tool_call>f\n<arg_key>x</arg_key>\n<arg_value>1</arg_value>\n</tool_call>";
+    let calls = [("f", "{\"x\":1}")];
+    check(GLM, "", answer, &Expected { reasoning: Some("a"), content: "b", calls: &calls });
+    let answer = "a</think>b<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{\"x\": 1}<｜tool▁call▁end｜>\
+                  <｜tool▁call▁begin｜>g<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>";
+    let calls = [("f", "{\"x\": 1}"), ("g", "{}")];
+    check(
+        DEEPSEEK,
+        "<think>",
+        answer,
+        &Expected { reasoning: Some("a"), content: "b", calls: &calls },
+    );
+}
+
+#[test]
+fn what_is_no_tool_call_stays_as_it_was_written() {
+    let text = "Write\n <tool_call>like this</tool_call> and go on.";
+    check(QWEN, "", text, &Expected { reasoning: None, content: text, calls: &[] });
+}
+
+#[test]
+fn control_tokens_as_tags() {
+    let pieces = [
+        Piece::Control("<think>"),
+        Piece::Text("a".into()),
+        Piece::Control("</think>"),
+        Piece::Control("<|unrelated|>"),
+        Piece::Text("b".into()),
+    ];
+    let want = Expected { reasoning: Some("a"), content: "b", calls: &[] };
+    assert_eq!(parse(&format(QWEN), "", &pieces), expected(&want));
+}
+
+#[test]
+fn harmony_channels() {
+    let prompt = "<|start|>user<|message|>x<|end|><|start|>assistant";
+    let answer = "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant<|channel|>analysis<|message|>\
+                  More.<|end|><|start|>assistant<|channel|>final<|message|> It is 4.\n";
+    let want = Expected { reasoning: Some("Think.\n\nMore."), content: " It is 4.\n", calls: &[] };
+    check(HARMONY, prompt, answer, &want);
+
+    let answer = "<|channel|>analysis<|message|>Look it up.<|end|><|start|>assistant<|channel|>commentary<|message|>\
+                  I look.<|end|><|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json\
+                  <|message|>{\"city\": \"Bern\"}";
+    let calls = [("get_weather", "{\"city\": \"Bern\"}")];
+    let want = Expected { reasoning: Some("Look it up."), content: "I look.", calls: &calls };
+    check(HARMONY, prompt, answer, &want);
+    // The recipient before the channel, as the template itself writes it.
+    let answer = " to=functions.f<|channel|>commentary json<|message|>{}<|call|>";
+    let want = Expected { reasoning: None, content: "", calls: &[("f", "{}")] };
+    check(HARMONY, prompt, answer, &want);
+
+    // Text that looks like a mark is text: only control tokens count.
+    let pieces = [
+        Piece::Control("<|channel|>"),
+        Piece::Text("final".into()),
+        Piece::Control("<|message|>"),
+        Piece::Text("The mark <|end|> ends a message.".into()),
+    ];
+    let message = parse(&format(HARMONY), prompt, &pieces);
+    assert_eq!(message.content, "The mark <|end|> ends a message.");
+
+    // A model that does not keep to the format.
+    let message = parse(&format(HARMONY), prompt, &[Piece::Text("Hello".into())]);
+    assert_eq!(message.content, "Hello");
+    // A template that opens the answer itself.
+    let opened = "<|start|>assistant<|channel|>final<|message|>";
+    assert_eq!(parse(&format(HARMONY), opened, &[Piece::Text("Hi".into())]).content, "Hi");
+}
+
+/// Fragments from which answers of all tagged families are made, in any order.
+const FRAGMENTS: [&str; 24] = [
+    "<think>",
+    "</think>",
+    "<thi",
+    "</",
+    "\n",
+    " ",
+    "text",
+    "é",
+    "日本",
+    "<tool_call>",
+    "</tool_call>",
+    "{\"name\": \"f\", \"arguments\": {\"x\": 1}}",
+    "{\"name\"",
+    "<function=f>",
+    "<parameter=x>",
+    "1</parameter>",
+    "</function>",
+    "f<arg_key>k</arg_key><arg_value>v</arg_value>",
+    "<",
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁call▁begin｜>",
+    "f<｜tool▁sep｜>{}",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁calls▁end｜>",
+];
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    /// However a text is cut, the message is the same.
+    #[test]
+    fn cuts_do_not_matter(
+        parts in prop::collection::vec(0..FRAGMENTS.len(), 0..14),
+        cuts in prop::collection::vec(1..6_usize, 1..60),
+        template in 0..4_usize,
+        opened in any::<bool>(),
+    ) {
+        let text: String = parts.iter().map(|part| FRAGMENTS[*part]).collect();
+        let format = format([QWEN, CODER, GLM, DEEPSEEK][template]);
+        let prompt = if opened { "<think>" } else { "" };
+        let whole = parse(&format, prompt, &[Piece::Text(text.clone())]);
+        let mut pieces = Vec::new();
+        let mut rest = text.as_str();
+        for count in cuts.iter().cycle() {
+            if rest.is_empty() {
+                break;
+            }
+            let end = rest.char_indices().nth(*count).map_or(rest.len(), |(at, _)| at);
+            pieces.push(Piece::Text(rest[..end].to_owned()));
+            rest = &rest[end..];
+        }
+        prop_assert_eq!(parse(&format, prompt, &pieces), whole);
+    }
+
+    /// Control tokens stay where they are; text between them may be cut anywhere.
+    #[test]
+    fn cuts_do_not_matter_to_harmony(parts in prop::collection::vec(0..12_usize, 0..20)) {
+        let words = ["analysis", "final", "commentary to=functions.f", "{\"x\": 1}", " word"];
+        let text: String = parts
+            .iter()
+            .map(|part| HARMONY_MARKS.get(*part).or(words.get(part % 5)).copied().unwrap_or_default())
+            .collect();
+        let pieces = harmony(&text);
+        let whole = parse(&format(HARMONY), "<|start|>assistant", &pieces);
+        prop_assert_eq!(parse(&format(HARMONY), "<|start|>assistant", &single(&pieces)), whole);
+    }
+}

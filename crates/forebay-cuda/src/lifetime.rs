@@ -1,0 +1,93 @@
+//! Whether the memory behind an address still exists.
+//!
+//! Addresses of device memory are copied freely and stay in recorded work, so they cannot borrow what they point into. Instead each
+//! allocation has a generation, which its addresses remember and which changes before the memory is freed. Code that queues
+//! work holds [`FREEING`] for reading while it compares generations and gives the work to the driver; freeing memory then
+//! waits for the device.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError, RwLock};
+
+/// Held for writing while a generation changes.
+static FREEING: RwLock<()> = RwLock::new(());
+/// Generations that no memory uses at present. They are never freed, because addresses may look at them at any time.
+static UNUSED: Mutex<Vec<&'static AtomicU64>> = Mutex::new(Vec::new());
+/// The generation of the null address.
+static NOTHING: AtomicU64 = AtomicU64::new(0);
+
+/// A part of memory's owner. After it is dropped, no work that uses an address of the memory can be queued.
+pub(crate) struct Lifetime(Owner);
+
+impl Lifetime {
+    pub(crate) fn new() -> Lifetime {
+        let unused = UNUSED.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let now = unused.unwrap_or_else(|| Box::leak(Box::new(AtomicU64::new(0))));
+        Lifetime(Owner { now, generation: now.load(Ordering::Acquire) })
+    }
+
+    pub(crate) fn owner(&self) -> Owner {
+        self.0
+    }
+}
+
+impl Drop for Lifetime {
+    fn drop(&mut self) {
+        let freeing = FREEING.write().unwrap_or_else(PoisonError::into_inner);
+        self.0.now.fetch_add(1, Ordering::Release);
+        drop(freeing);
+        UNUSED.lock().unwrap_or_else(PoisonError::into_inner).push(self.0.now);
+    }
+}
+
+/// Which memory an address belongs to.
+#[derive(Clone, Copy)]
+pub(crate) struct Owner {
+    now: &'static AtomicU64,
+    generation: u64,
+}
+
+impl PartialEq for Owner {
+    fn eq(&self, other: &Owner) -> bool {
+        std::ptr::eq(self.now, other.now) && self.generation == other.generation
+    }
+}
+
+impl Owner {
+    /// The owner of the null address.
+    pub(crate) fn nothing() -> Owner {
+        Owner { now: &NOTHING, generation: 0 }
+    }
+
+    fn is_alive(self) -> bool {
+        self.now.load(Ordering::Acquire) == self.generation
+    }
+}
+
+/// Does `work`, which gives the driver addresses of memory of all `owners`.
+///
+/// # Panics
+/// When some of the memory was freed.
+pub(crate) fn while_alive<R>(owners: &[Owner], work: impl FnOnce() -> R) -> R {
+    let _freeing = FREEING.read().unwrap_or_else(PoisonError::into_inner);
+    assert!(owners.iter().all(|owner| owner.is_alive()), "GPU memory that was freed");
+    work()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_know_when_their_memory_was_freed() {
+        let (first, second) = (Lifetime::new(), Lifetime::new());
+        let (one, two) = (first.owner(), second.owner());
+        assert!(one != two && one == first.owner());
+        while_alive(&[one, two, Owner::nothing()], || {});
+        drop(first);
+        // Later memory may reuse the generation's place, and is different all the same.
+        let third = Lifetime::new();
+        assert!(third.owner() != one);
+        while_alive(&[two, third.owner()], || {});
+        assert!(std::panic::catch_unwind(|| while_alive(&[two, one], || {})).is_err());
+    }
+}

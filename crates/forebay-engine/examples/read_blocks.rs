@@ -1,0 +1,57 @@
+//! Reads every tensor of a model, many reads at a time, without a mapping: for programs that compute with the weights
+//! themselves.
+//!
+//! ```sh
+//! cargo run --release -p forebay-engine --example read_blocks -- models/tales-moe-sticky-Q4_K_M.gguf
+//! ```
+
+use std::error::Error;
+use std::path::Path;
+use std::time::Instant;
+
+use forebay_format::Catalog;
+use forebay_store::{BlockReader, Priority, ReadRequest, ReaderOptions};
+
+/// Reads that the disk has at the same time.
+const IN_FLIGHT: usize = 16;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let path = std::env::args().nth(1).ok_or("usage: read_blocks MODEL")?;
+
+    // The catalog says where each tensor is. It reads the headers of the files, no weights.
+    let catalog = Catalog::open(Path::new(&path))?;
+    let mut reader = BlockReader::open(&catalog.files, &ReaderOptions::default())?;
+
+    let started = Instant::now();
+    let mut bytes = 0_u64;
+    let mut waiting = catalog.tensors().iter().enumerate();
+    loop {
+        // Keep the disk busy. A read owns its buffer until its answer returns it, so nothing can be freed too early.
+        while reader.in_flight() < IN_FLIGHT {
+            let Some((number, tensor)) = waiting.next() else { break };
+            let length = usize::try_from(tensor.extent.length)?;
+            let request = ReadRequest {
+                tag: number as u64,
+                file: tensor.extent.file,
+                offset: tensor.extent.offset,
+                length,
+                priority: Priority::Load,
+            };
+            let buffer = reader.buffer(length)?;
+            reader.submit(request, buffer)?;
+        }
+        // Answers come in any order. The tag says which read this was.
+        let Some(answer) = reader.wait()? else { break };
+        let tensor = &catalog.tensors()[answer.tag as usize];
+        let buffer = answer.result?;
+        let block = &buffer.as_slice()[..tensor.extent.length as usize];
+        bytes += block.len() as u64;
+        if answer.tag < 3 {
+            let sum: u64 = block.iter().map(|byte| u64::from(*byte)).sum();
+            println!("{} {} {:?}: sum of bytes {sum}", tensor.name, tensor.ty, tensor.shape);
+        }
+    }
+    let rate = bytes as f64 / started.elapsed().as_secs_f64() / 1e9;
+    println!("{} tensors, {bytes} bytes, {rate:.2} GB/s", catalog.tensors().len());
+    Ok(())
+}

@@ -1,0 +1,108 @@
+//! Measuring a GPU: how fast bytes get there and are read there.
+
+use std::time::Duration;
+
+use forebay_cuda::{CudaError, Direction, Gpu, PcieLink, Timer};
+use forebay_store::Interrupt;
+
+use super::disk::Subject;
+use super::gpu::{BesideCpu, GpuRates, GpuReport, PcieRates, PinnedCopyRate, none};
+use super::{ProfiledRead, compute, cufile_measure, gpu_kernels};
+use crate::EngineError;
+
+/// Sizes of copies that are measured: bytes.
+const COPY_SIZES: [usize; 6] = [64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20];
+const COPY_TIME: Duration = Duration::from_millis(100);
+/// Host memory that copies go through in turn, where they are smaller.
+const COPY_SPAN: usize = 64 << 20;
+/// Copies beside the CPU: large ones, from more memory than a cache holds, for long enough that products begin and end in it.
+const BESIDE_BYTES: usize = 16 << 20;
+const BESIDE_SPAN: usize = 512 << 20;
+const BESIDE_TIME: Duration = Duration::from_secs(1);
+/// Device memory that is read or copied; more than any cache of a GPU.
+const MEMORY_BYTES: usize = 1 << 30;
+const MEMORY_ROUNDS: usize = 9;
+
+/// Measures the first GPU, with a file for what reads to it. None, or one that fails, is said in words: the rest of the
+/// machine can be measured anyway.
+///
+/// An interrupted measurement looks like one that failed: the caller must ask `interrupt` afterwards.
+pub(crate) fn measure(subject: &Subject, read: &ProfiledRead, interrupt: &Interrupt) -> GpuReport {
+    let count = match Gpu::count() {
+        Ok(0) => return none(0, &CudaError::NoGpu),
+        Ok(count) => count,
+        Err(error) => return none(0, &error),
+    };
+    let opened = Gpu::open(0).map_err(EngineError::from);
+    let measured = opened.and_then(|gpu| Ok((rates(&gpu, interrupt)?, gpu)));
+    let (mut rates, gpu) = match measured {
+        Ok(measured) => measured,
+        Err(error) => return none(count, &error),
+    };
+    match beside_cpu(&gpu) {
+        Ok(both) => rates.beside_cpu = Some(both),
+        Err(error) => return none(count, &error),
+    }
+    let mut why_not_cufile = String::new();
+    match cufile_measure::measure(&gpu, subject, read) {
+        Ok(measured) => rates.cufile = Some(measured),
+        // Nobody has asked for it here, as `load --io cufile` does.
+        Err(EngineError::CuFile(error)) => why_not_cufile = error.to_string(),
+        Err(error) => why_not_cufile = error.to_string(),
+    }
+    GpuReport { count, first: Some(rates), why: String::new(), why_not_cufile }
+}
+
+fn beside_cpu(gpu: &Gpu) -> Result<BesideCpu, EngineError> {
+    let copy = || gpu.pinned_copy_rate(Direction::ToDevice, BESIDE_BYTES, BESIDE_SPAN, BESIDE_TIME);
+    let (cpu_bytes_per_second, copy) = compute::beside(BESIDE_TIME, copy)?;
+    Ok(BesideCpu { copy_bytes_per_second: copy?, cpu_bytes_per_second })
+}
+
+fn rates(gpu: &Gpu, interrupt: &Interrupt) -> Result<GpuRates, EngineError> {
+    let pinned = |direction, bytes| gpu.pinned_copy_rate(direction, bytes, COPY_SPAN, COPY_TIME);
+    let pinned_copies = COPY_SIZES.into_iter().map(|bytes| {
+        interrupt.check()?;
+        Ok(PinnedCopyRate {
+            bytes,
+            to_device_bytes_per_second: pinned(Direction::ToDevice, bytes)?,
+            from_device_bytes_per_second: pinned(Direction::FromDevice, bytes)?,
+        })
+    });
+    let pinned_copies = pinned_copies.collect::<Result<_, EngineError>>()?;
+    let (read, copy) = memory(gpu)?;
+    interrupt.check()?;
+    let pcie =
+        gpu.pcie()?.map(|PcieLink { address, speed, lanes }| PcieRates { address, speed, lanes });
+    Ok(GpuRates {
+        name: gpu.name().to_owned(),
+        compute_capability: gpu.compute_capability(),
+        multiprocessors: gpu.multiprocessors(),
+        memory_bytes: gpu.memory_bytes()?.1,
+        driver: Gpu::driver_version(),
+        pcie,
+        pinned_copies,
+        pageable_copy_bytes_per_second: gpu.pageable_copy_rate(COPY_SPAN, COPY_TIME)?,
+        memory_read_bytes_per_second: read,
+        memory_copy_bytes_per_second: copy,
+        kernels: gpu_kernels::measure(gpu)?,
+        beside_cpu: None,
+        cufile: None,
+    })
+}
+
+/// Bytes per second of reading device memory, and of copying it.
+fn memory(gpu: &Gpu) -> Result<(f64, f64), CudaError> {
+    let free = gpu.memory_bytes()?.0 as usize;
+    let bytes = MEMORY_BYTES.min(free / 8 / 16 * 16);
+    let (from, to) = (gpu.allocate(bytes)?, gpu.allocate(bytes)?);
+    let words = gpu.allocate(4 * gpu.read_all_words())?;
+    gpu.fill(from.ptr(), 1, bytes)?;
+    let timer = Timer::new(gpu)?;
+    let best = |work: &dyn Fn() -> Result<(), CudaError>| {
+        (0..MEMORY_ROUNDS).try_fold(f64::INFINITY, |best, _| Ok(best.min(timer.time(gpu, work)?)))
+    };
+    let read = best(&|| gpu.read_all(from.ptr(), bytes, words.ptr()))?;
+    let copy = best(&|| gpu.copy(from.ptr(), to.ptr(), bytes))?;
+    Ok((bytes as f64 / read, bytes as f64 / copy))
+}

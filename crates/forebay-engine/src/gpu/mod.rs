@@ -1,0 +1,113 @@
+//! All that the rest of this crate asks of GPUs. `no_gpu.rs` stands in its place in a build without CUDA.
+
+mod open;
+mod place;
+
+use forebay_compute::KvType;
+use forebay_cuda::{CudaError, Gpu, KvElement};
+pub use forebay_model::DeviceFacts as Facts;
+use forebay_model::{CudaPlan, DeviceShare, ModelError};
+
+pub(crate) use crate::doctor::gpu_measure::measure;
+pub(crate) use crate::load::device::load;
+pub(crate) use crate::load::hold_device::{Pool, hold};
+pub(crate) use forebay_model::CudaPlan as GpuPlan;
+pub(crate) use open::Opening;
+
+use crate::EngineError;
+use crate::plan::{PlanRequest, PlannedModel};
+
+/// How a GPU keeps keys and values.
+fn element(kind: KvType) -> KvElement {
+    match kind {
+        KvType::F16 => KvElement::F16,
+        KvType::F32 => KvElement::F32,
+        KvType::Q8_0 => KvElement::Q8_0,
+        KvType::Q4_0 => KvElement::Q4_0,
+    }
+}
+
+/// Whether an error says that there is no GPU to be used, whatever the model.
+pub(crate) fn is_unusable(error: &EngineError) -> bool {
+    matches!(error, EngineError::Cuda(_))
+}
+
+/// The same in words, and whether that is worth a line where nobody asked for a GPU: not without a driver.
+pub(crate) fn why_unusable(error: EngineError) -> (String, bool) {
+    match error {
+        EngineError::Cuda(error) => (error.to_string(), error != CudaError::NoDriver),
+        other => (other.to_string(), true),
+    }
+}
+
+/// What is thought of a GPU that is not open.
+pub(crate) fn estimate(multiprocessors: u32, total_bytes: u64) -> Option<Facts> {
+    Some(Facts::estimate(multiprocessors, total_bytes))
+}
+
+/// What the GPU says of itself; `None` without one.
+pub(crate) fn facts(ordinal: usize) -> Option<Facts> {
+    Facts::of(&Gpu::open(ordinal).ok()?).ok()
+}
+
+pub(crate) fn total_bytes(facts: &Facts) -> u64 {
+    facts.total_bytes
+}
+
+/// The error of a plan for a GPU where none is known.
+pub(crate) fn none_in_profile() -> EngineError {
+    EngineError::NoGpuInProfile
+}
+
+/// How much of a model a GPU has room for.
+///
+/// # Errors
+/// Too little memory, with what would do; weights or routers that have no kernels.
+pub(crate) fn share(
+    model: &PlannedModel,
+    facts: &Facts,
+    request: &PlanRequest,
+) -> Result<DeviceShare, ModelError> {
+    let PlannedModel { architecture, weights, .. } = model;
+    let cache = CudaPlan::cache(architecture, request.context, element(request.cache));
+    facts.plan(architecture, weights, cache, request.vram_bytes, request.policy)
+}
+
+impl PlannedModel {
+    /// How much of it a GPU has room for.
+    ///
+    /// # Errors
+    /// Too little memory, with what would do; weights or routers that have no kernels.
+    pub fn in_vram(&self, facts: &Facts, request: &PlanRequest) -> Result<DeviceShare, ModelError> {
+        share(self, facts, request)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::row_bytes;
+
+    /// Plans on machines without a GPU use `row_bytes` of `plan/model.rs`, sessions what the backend says.
+    #[test]
+    fn plans_count_keys_and_values_as_the_backend_does() {
+        for kind in [KvType::F16, KvType::F32, KvType::Q8_0, KvType::Q4_0] {
+            for (dim_k, dim_v, values_in_keys) in
+                [(64, 64, false), (33, 17, false), (576, 512, true)]
+            {
+                let shape = forebay_cuda::KvLayerShape {
+                    element: element(kind),
+                    kv_heads: 3,
+                    dim_k,
+                    dim_v,
+                    values_in_keys,
+                    context: 1,
+                    rows: 1,
+                };
+                let values = if values_in_keys { 0 } else { row_bytes(kind, dim_v) };
+                let planned = 3 * (row_bytes(kind, dim_k) + values);
+                assert_eq!(planned, shape.key_bytes() + shape.value_bytes(), "{kind:?} {dim_k}");
+            }
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! Opening a GPU beside reading a model's description, and planning the model for it.
+
+use std::path::Path;
+use std::thread::{Scope, ScopedJoinHandle};
+use std::time::{Duration, Instant};
+
+use forebay_cuda::{CudaError, Gpu};
+use forebay_model::{Architecture, CudaPlan, Weights};
+
+use super::element;
+use crate::doctor::MachineProfile;
+use crate::plan::{Rates, unit_rates};
+use crate::session::joined;
+use crate::{CpuHelp, EngineError, SessionOptions, device};
+
+/// A GPU that is being opened, if one is wanted.
+pub(crate) struct Opening<'scope>(
+    Option<ScopedJoinHandle<'scope, (Result<Gpu, CudaError>, Duration)>>,
+);
+
+impl<'scope> Opening<'scope> {
+    pub fn start(scope: &'scope Scope<'scope, '_>, options: &SessionOptions) -> Opening<'scope> {
+        let bound = options.gpu_wait_bound;
+        Opening(device::wanted_gpu(options).map(|ordinal| {
+            scope.spawn(move || {
+                let started = Instant::now();
+                let gpu = Gpu::open(ordinal).map(|gpu| match bound {
+                    Some(bound) => gpu.with_host_wait_bound(bound),
+                    None => gpu,
+                });
+                (gpu, started.elapsed())
+            })
+        }))
+    }
+
+    /// Waits for it; `open_time` gets what opening took.
+    fn gpu(self, open_time: &mut Duration) -> Result<Gpu, CudaError> {
+        let (gpu, time) = self.0.map(joined).ok_or(CudaError::NoGpu)?;
+        *open_time = time;
+        gpu
+    }
+
+    /// How much of a model it has room for, and the CPU's part.
+    ///
+    /// # Errors
+    /// A GPU that cannot be used, a model that does not fit it, options that would have no effect.
+    pub fn plan(
+        self,
+        options: &SessionOptions,
+        architecture: &Architecture,
+        weights: &Weights,
+        context: usize,
+        folder: &Path,
+        open_time: &mut Duration,
+    ) -> Result<CudaPlan, EngineError> {
+        if options.cpu_help == CpuHelp::Always && options.exact {
+            return Err(EngineError::BadOption {
+                name: "--cpu-experts",
+                value: "given".into(),
+                expected: "--exact has the GPU compute all: leave one of them out".into(),
+            });
+        }
+        let gpu = self.gpu(open_time)?;
+        let shape = CudaPlan::cache(architecture, context, element(options.kv_type()));
+        let (exact, vram) = (options.exact, options.vram_bytes);
+        let plan = CudaPlan::new(gpu, architecture, weights, shape, exact, vram, options.policy)?;
+        let plan = if options.cuda_graphs { plan } else { plan.without_graphs() };
+        if options.cpu_help == CpuHelp::Always && plan.slots().is_none() {
+            return Err(EngineError::BadOption {
+                name: "--cpu-experts",
+                value: "given".into(),
+                expected: "no experts are outside of the GPU's memory: leave it out".into(),
+            });
+        }
+        if plan.units().all_in_vram() {
+            return Ok(plan);
+        }
+        let rates = options.unit_rates.unwrap_or_else(|| {
+            let profile = MachineProfile::of_folder(folder).ok();
+            let known = profile.and_then(|profile| Rates::new(&profile).ok());
+            let rates = known.unwrap_or_else(|| Rates::usual(processors()));
+            let rates = rates.with_threads(options.threads);
+            unit_rates(architecture, weights, context, &rates, plan.units())
+        });
+        Ok(plan.share_with_cpu(&rates))
+    }
+}
+
+fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}

@@ -1,0 +1,155 @@
+//! Bringing a session's weights to a GPU.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use forebay_model::{
+    CudaPlan, HelpWanted, HelpingCpu, HostExperts, HostUnits, HostWeights, WeightsToLoad,
+};
+use forebay_store::EngineInfo;
+use forebay_stream::MemoryPlan;
+use tracing::field::Empty;
+
+use crate::doctor::MachineProfile;
+use crate::load::{GpuRing, RingRequest, contents, name_of, named, poison, read_back};
+use crate::placed::{Described, GpuStart, Placed, engine_only, engine_options};
+use crate::plan::{self, Rates, memory};
+use crate::session;
+use crate::{CpuHelp, EngineError, SessionOptions};
+
+impl Described<'_> {
+    /// Has the weights brought to the GPU through a ring. Nothing of them stays in host memory, but for what the GPU has no
+    /// room for.
+    pub fn on_gpu(
+        self,
+        plan: CudaPlan,
+        open_time: Duration,
+        options: &SessionOptions,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Placed, EngineError> {
+        // A budget that is too small is refused before anything is read.
+        let (slots, units) = (plan.slots().is_some(), !plan.units().all_in_vram());
+        let blocks = match (slots, units) {
+            (true, _) => Some(memory::experts(self.weights)),
+            (false, true) => Some(plan.units().host_blocks(self.weights)),
+            (false, false) => None,
+        };
+        let host = blocks.map(|blocks| self.host_plan(blocks, options)).transpose()?;
+        let host_plan = host.as_ref().map(|host| host.plan.clone());
+        let cpu_units = plan.units().cpu_takes_part();
+        let planned = plan.unit_rates();
+        let help = match (plan.slots(), &host_plan) {
+            (Some(slots), Some(host)) => self.helping_cpu(slots, host, options)?,
+            _ => None,
+        };
+        let (backend, (info, start)) =
+            plan.load(self.architecture, self.weights, &self.files, |load| {
+                let (info, start) = self.fill(load, open_time, options, progress)?;
+                let Some(host) = host else {
+                    return Ok::<_, EngineError>((HostWeights::Nothing, (info, start)));
+                };
+                let (residency, arena) = self.fill_host(host, options, progress)?;
+                let info = residency.engine_info();
+                let huge_page_bytes = arena.huge_page_bytes();
+                let pinned = load.gpu.pin(arena.addresses(), arena)?;
+                let weights = if slots {
+                    HostWeights::Experts(HostExperts { residency, pinned, cpu: help })
+                } else {
+                    // As many threads as the machine profile was made with: the rates that decided are theirs.
+                    let cpu = cpu_units.then(|| session::host(options)).transpose()?;
+                    HostWeights::Units(HostUnits {
+                        residency,
+                        pinned,
+                        huge_page_bytes,
+                        cpu,
+                        planned,
+                    })
+                };
+                Ok((weights, (info, start)))
+            })?;
+        Ok(Placed {
+            backend: Box::new(backend),
+            budget_bytes: host_plan.as_ref().and_then(|plan| plan.ram_bytes).unwrap_or(0),
+            plan: host_plan,
+            traced: self.traced(options, &info),
+            read_path: info.into(),
+            gpu_start: Some(start),
+        })
+    }
+
+    /// The CPU that may compute some of the experts that have no place in `slots`, if it may: it knows how to decide.
+    fn helping_cpu(
+        &self,
+        slots: &MemoryPlan,
+        host: &MemoryPlan,
+        options: &SessionOptions,
+    ) -> Result<Option<HelpingCpu>, EngineError> {
+        let help = options.cpu_help_possible();
+        if help == CpuHelp::Never {
+            return Ok(None);
+        }
+        let profile = MachineProfile::of_folder(&self.catalog.root).ok();
+        let rates = profile.and_then(|profile| Rates::new(&profile).ok());
+        let rates = rates.map(|rates| rates.with_threads(options.threads));
+        let (architecture, weights) = (self.architecture, self.weights);
+        let (known, expected) = plan::helping(architecture, weights, rates.as_ref(), slots, host);
+        let wanted = match help {
+            CpuHelp::Always => HelpWanted::Always,
+            _ => HelpWanted::ByMisses { expected },
+        };
+        let cpu = session::helping_host(options)?;
+        Ok(Some(HelpingCpu { cpu, wanted, rates: options.help_rates.or(known) }))
+    }
+
+    fn fill(
+        &self,
+        load: &WeightsToLoad<'_>,
+        open_time: Duration,
+        options: &SessionOptions,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<(EngineInfo, GpuStart), EngineError> {
+        let (bytes, seconds) = (Empty, Empty);
+        let span = tracing::debug_span!("load", to = "GPU", bytes, seconds).entered();
+        let choice = MachineProfile::choice_for(&self.catalog.root);
+        let defaults = RingRequest::new(&self.files, options.io, &choice);
+        let request = RingRequest {
+            engine: engine_options(options, &defaults.engine),
+            faults: options.faults.clone(),
+            copies: !engine_only(options),
+            ..defaults
+        };
+        let (gpu, modules) = (load.gpu, &load.modules);
+        if options.check_weights {
+            poison(gpu, &load.parts, &load.memory)?;
+        }
+        // Before the modules: the driver lets nobody else in while it compiles one.
+        let mut ring = GpuRing::open(gpu, request, &load.parts, &load.memory)?;
+        let (filled, loaded) = thread::scope(|scope| {
+            let modules = scope.spawn(|| {
+                let started = Instant::now();
+                gpu.load_modules(modules).map(|()| started.elapsed())
+            });
+            let filled = ring.fill(progress);
+            (filled, modules.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        });
+        let weights = filled.map_err(|error| named(error, &contents(self.catalog), &self.files))?;
+        if options.check_weights {
+            let contents = contents(self.catalog);
+            let placed = (&load.parts[..], &load.memory[..]);
+            read_back(gpu, &self.files, placed, &|extent| name_of(&contents, extent))?;
+        }
+        span.record("bytes", weights.bytes);
+        span.record("seconds", weights.seconds);
+        let start = GpuStart {
+            open_seconds: open_time.as_secs_f64(),
+            pin_seconds: ring.pin_time().as_secs_f64(),
+            pinned_bytes: ring.pinned_bytes(),
+            modules: modules.len(),
+            modules_seconds: loaded?.as_secs_f64(),
+            weights_bytes_per_second: weights.bytes as f64 / weights.seconds,
+            weights,
+            chosen_by: choice.chosen_by,
+        };
+        Ok((ring.engine(), start))
+    }
+}

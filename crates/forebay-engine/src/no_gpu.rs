@@ -1,0 +1,137 @@
+//! GPUs in a build without CUDA: there are none, and asking for one is an error.
+
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::thread::Scope;
+use std::time::Duration;
+
+use forebay_format::Catalog;
+use forebay_model::{Architecture, DeviceShare, ModelError, UnitPlan, Weights};
+use forebay_store::{Interrupt, IoKind};
+use forebay_stream::MemoryPlan;
+
+use crate::doctor::disk::Subject;
+use crate::doctor::gpu::{GpuReport, none};
+use crate::doctor::{ProfiledRead, ReadChoice};
+use crate::load::{DeviceRequest, HeldWeights, LoadLimit, LoadRequest, Loaded, Sources};
+use crate::placed::{Described, Placed};
+use crate::plan::{PlanRequest, PlannedModel};
+use crate::{EngineError, SessionOptions};
+
+/// A model's place on a GPU, of which there is none.
+pub(crate) enum GpuPlan {}
+
+impl GpuPlan {
+    pub fn units(&self) -> &UnitPlan {
+        match *self {}
+    }
+
+    pub fn slots(&self) -> Option<&MemoryPlan> {
+        match *self {}
+    }
+}
+
+/// Device memory, of which there is none.
+pub(crate) enum Pool {}
+
+impl Pool {
+    pub fn bytes(&self) -> u64 {
+        match *self {}
+    }
+}
+
+/// What is known of a GPU, of which there is none.
+#[derive(Clone, Copy)]
+pub enum Facts {}
+
+pub(crate) struct Opening;
+
+impl Opening {
+    pub fn start<'scope>(_: &'scope Scope<'scope, '_>, _: &SessionOptions) -> Opening {
+        Opening
+    }
+
+    pub fn plan(
+        self,
+        _: &SessionOptions,
+        _: &Architecture,
+        _: &Weights,
+        _context: usize,
+        _: &Path,
+        _: &mut Duration,
+    ) -> Result<GpuPlan, EngineError> {
+        Err(EngineError::NoCuda)
+    }
+}
+
+impl Described<'_> {
+    pub fn on_gpu(
+        self,
+        plan: GpuPlan,
+        _: Duration,
+        _: &SessionOptions,
+        _: &mut dyn FnMut(u64, u64),
+    ) -> Result<Placed, EngineError> {
+        match plan {}
+    }
+}
+
+pub(crate) fn is_unusable(error: &EngineError) -> bool {
+    matches!(error, EngineError::NoCuda)
+}
+
+/// In words, and not worth a line where nobody asked for a GPU.
+pub(crate) fn why_unusable(_: EngineError) -> (String, bool) {
+    ("this build has no CUDA support".to_owned(), false)
+}
+
+pub(crate) fn estimate(_multiprocessors: u32, _total_bytes: u64) -> Option<Facts> {
+    None
+}
+
+pub(crate) fn facts(_ordinal: usize) -> Option<Facts> {
+    None
+}
+
+pub(crate) fn total_bytes(facts: &Facts) -> u64 {
+    match *facts {}
+}
+
+pub(crate) fn none_in_profile() -> EngineError {
+    EngineError::NoCuda
+}
+
+pub(crate) fn share(
+    _: &PlannedModel,
+    facts: &Facts,
+    _: &PlanRequest,
+) -> Result<DeviceShare, ModelError> {
+    match *facts {}
+}
+
+pub(crate) fn measure(_: &Subject, _: &ProfiledRead, _: &Interrupt) -> GpuReport {
+    none(0, &why_unusable(EngineError::NoCuda).0)
+}
+
+pub(crate) fn load(
+    _: &Catalog,
+    _: &Sources,
+    _: DeviceRequest,
+    _: &LoadRequest,
+    _: &ReadChoice,
+    _: &mut LoadLimit,
+    _: &mut dyn FnMut(u64, u64),
+) -> Result<Loaded, EngineError> {
+    Err(EngineError::NoCuda)
+}
+
+pub(crate) fn hold(
+    _: Catalog,
+    _: &Sources,
+    _: IoKind,
+    _: DeviceRequest,
+    _: &ReadChoice,
+    _: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+) -> Result<HeldWeights, EngineError> {
+    Err(EngineError::NoCuda)
+}

@@ -1,0 +1,97 @@
+//! Recording the routing of one prompt and of what the model makes of it.
+
+use std::time::Instant;
+
+use forebay_model::sampling::{Sampler, Sampling};
+use forebay_model::{LogitsWanted, Routing};
+use forebay_stream::Phase;
+
+use crate::{EngineError, Session};
+
+/// The routing of a prompt and of its continuation, and how long the continuation took.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RecordedPassage {
+    /// `[tokens, layers, k]`, -1 in layers without experts; the prompt's tokens first.
+    pub routing: Vec<i32>,
+    pub generated_tokens: usize,
+    pub generate_seconds: f64,
+    /// The part of `generate_seconds` spent waiting for a block, with nothing to compute.
+    pub wait_seconds: f64,
+    /// How many tokens the engine takes at once: a longer prompt is several batches.
+    pub batch_tokens: usize,
+}
+
+impl Session {
+    /// Records the routing of a prompt and of one to `count` tokens after it. The session's cached tokens are dropped.
+    /// `step` gets the tokens done so far.
+    ///
+    /// # Errors
+    /// A model without tokenizer, failed reads, a routing trace that cannot be written.
+    pub fn record_passage(
+        &mut self,
+        prompt: &[u32],
+        count: usize,
+        sampling: Sampling,
+        step: &mut dyn FnMut(usize),
+    ) -> Result<RecordedPassage, EngineError> {
+        self.reset();
+        let mut sampler = Sampler::new(sampling, self.vocab_size());
+        let (mut rows, mut routing) = (self.routing_rows(), Vec::new());
+        self.begin_turn(prompt)?;
+        self.record_tokens(Phase::Prompt, prompt, &mut rows)?;
+        routing.append(&mut rows.experts);
+        self.decoder.end_prompt(prompt.len());
+        let (started, waited) = (Instant::now(), self.wait_seconds());
+        for generated in 0..count {
+            step(prompt.len() + generated);
+            if self.cached.len() >= self.context() {
+                break;
+            }
+            if generated == 0 {
+                self.forbid_the_end()?;
+            }
+            let id = sampler.sample(&self.logits, &self.cached);
+            if self.tokenizer()?.is_end_of_generation(id) {
+                break;
+            }
+            self.record_tokens(Phase::Generate, &[id], &mut rows)?;
+            routing.append(&mut rows.experts);
+            self.decoder.end_token();
+        }
+        Ok(RecordedPassage {
+            routing,
+            generated_tokens: self.cached.len() - prompt.len(),
+            generate_seconds: started.elapsed().as_secs_f64(),
+            wait_seconds: self.wait_seconds() - waited,
+            batch_tokens: self.decoder.backend().batch_tokens(),
+        })
+    }
+
+    /// Makes the tokens that end a text impossible: an answer has one token at least.
+    fn forbid_the_end(&mut self) -> Result<(), EngineError> {
+        let tokenizer = self.shared_tokenizer()?;
+        for &id in tokenizer.eog_ids() {
+            if let Some(logit) = self.logits.get_mut(id as usize) {
+                *logit = f32::NEG_INFINITY;
+            }
+        }
+        Ok(())
+    }
+
+    fn wait_seconds(&self) -> f64 {
+        self.decoder.residency().map_or(0.0, |residency| residency.statistics().wait_seconds)
+    }
+
+    /// Runs tokens, and puts what they chose in place of `rows`.
+    fn record_tokens(
+        &mut self,
+        phase: Phase,
+        ids: &[u32],
+        rows: &mut Routing,
+    ) -> Result<(), EngineError> {
+        rows.clear();
+        self.decoder.forward(ids, LogitsWanted::Last, &mut self.logits, Some(rows))?;
+        self.cached.extend_from_slice(ids);
+        self.record(phase, rows)
+    }
+}

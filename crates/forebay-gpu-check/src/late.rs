@@ -1,0 +1,73 @@
+//! Disks that take longer than a kernel may wait for the host: it gives up, the host goes on another way, and the same bits come
+//! out. GPUs without a watchdog are given a bound.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use forebay_engine::{CpuHelp, DeviceChoice, SessionOptions};
+use forebay_store::{Fault, FaultKind, FaultPlan, FileIndex, IoRecorder, Why};
+
+use crate::harness::{Context, Outcome};
+use crate::sessions::{CONTEXT, least_ram, open_with_least};
+use crate::slots::PAYS;
+
+/// How long kernels wait on a GPU that has no watchdog.
+const BOUND: Duration = Duration::from_millis(100);
+/// How long the disk stalls: at half of the reads, and at three quarters.
+const STALLS: [Duration; 2] = [Duration::from_secs(5), Duration::from_secs(1)];
+/// Tokens that go through alone: the first ones queue their work, the others have it recorded.
+const TOKENS: usize = 10;
+
+/// Logits of single tokens with and without stalls, where the GPU computes all experts and where the CPU computes some.
+///
+/// # Errors
+/// A model that cannot be opened, or a disk that did not keep a kernel waiting.
+pub fn check(context: &Context, path: &Path, ids: &[u32], ordinal: usize) -> Result<Outcome> {
+    let ids: Vec<u32> = ids.iter().copied().cycle().take(TOKENS).collect();
+    let mut worst = Outcome::same::<u8>(&[], &[]);
+    for cpu_help in [CpuHelp::Never, CpuHelp::Auto] {
+        let mut options = SessionOptions {
+            device: DeviceChoice::Cuda(ordinal),
+            context: Some(CONTEXT),
+            threads: (cpu_help != CpuHelp::Never).then_some(2),
+            cpu_help,
+            help_rates: Some(PAYS),
+            gpu_wait_bound: context.gpu.host_wait_bound().is_none().then_some(BOUND),
+            ..SessionOptions::default()
+        };
+        options.ram_bytes = Some(least_ram(path, &options)?);
+        let recorder = IoRecorder::new(1 << 16);
+        let recorded = SessionOptions { recorder: Some(recorder.clone()), ..options.clone() };
+        let (mut session, _) = open_with_least(path, &recorded, 0)?;
+        let expected = session.logits_one_by_one(&ids)?;
+        // Those of opening the session are for loading.
+        let reads = recorder.take().reads;
+        let reads = reads.iter().filter(|read| read.why == Why::Demand).count() as u32;
+        drop(session);
+        let fault = |(index, stall): (u32, Duration)| Fault {
+            file: FileIndex(0),
+            range: 0..u64::MAX,
+            kind: FaultKind::Delay(stall),
+            spares: reads / 4 * (2 + index),
+            times: 1,
+        };
+        let faults = (0..).zip(STALLS).map(fault).collect();
+        let faults = Some(FaultPlan { faults, ..FaultPlan::default() });
+        let (mut session, _) = open_with_least(path, &SessionOptions { faults, ..options }, 0)?;
+        let began = Instant::now();
+        let found = session.logits_one_by_one(&ids)?;
+        let took = began.elapsed();
+        let what = format!("{cpu_help:?}, {reads} reads, {took:?}");
+        let experts = session.statistics().device_experts.context("experts come and go")?;
+        ensure!(took > STALLS[0], "{what}: the disk did not stall while tokens were computed");
+        ensure!(experts.tokens_given_up > 0, "{what}: no kernel gave up: {experts:?}");
+        ensure!(
+            (experts.experts_on_cpu > 0) == (cpu_help == CpuHelp::Auto),
+            "{what}: the CPU computed {} experts",
+            experts.experts_on_cpu
+        );
+        worst = worst.worse(Outcome::same(&found, &expected).at(&what));
+    }
+    Ok(worst)
+}

@@ -1,0 +1,11 @@
+//! Recorded routing through the engine's cache state machine: every policy and bounds on them, LRU at all capacities, and
+//! predictors of experts.
+
+mod curve;
+mod layers;
+mod policy;
+mod predictors;
+
+pub use curve::LruCurve;
+pub use policy::{ReplayPolicy, replay, replay_observed, replay_while};
+pub use predictors::{Prediction, Predictor, predict};

@@ -1,0 +1,197 @@
+//! What prefetching predicted experts would have brought, and what it would have cost.
+//!
+//! Predicted experts of a layer are read before its router runs, into slots of their own, as in the engine. They evict nothing
+//! from the cache, but their slots are capacity that the cache does not have.
+
+use std::fmt;
+use std::str::FromStr;
+
+use forebay_stream::{
+    CacheState, Capacity, ExpertIndex, Lookups, Phase, PolicyKind, RoutingTrace, replay_observed,
+};
+use serde::Serialize;
+
+use super::layers::flat;
+
+/// A way to predict the experts of a token in a layer.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Predictor {
+    /// The experts that the previous token chose there.
+    Lag,
+    /// The experts that were chosen there most often so far.
+    HotList,
+    /// The largest scores of the layer's router on the token's state one layer earlier: for traces with scores.
+    NextRouter,
+}
+
+impl Predictor {
+    pub const ALL: [Predictor; 3] = [Predictor::Lag, Predictor::HotList, Predictor::NextRouter];
+
+    /// The name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Predictor::Lag => "lag",
+            Predictor::HotList => "hot-list",
+            Predictor::NextRouter => "next-router",
+        }
+    }
+}
+
+impl fmt::Display for Predictor {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.pad(self.name())
+    }
+}
+
+impl FromStr for Predictor {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Predictor, String> {
+        let found = Predictor::ALL.into_iter().find(|predictor| predictor.name() == text);
+        found.ok_or_else(|| {
+            format!("unknown predictor {text:?}; there are lag, hot-list and next-router")
+        })
+    }
+}
+
+/// The effect of predictions while text was generated.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
+pub struct Prediction {
+    /// Lookups of generated tokens, the experts predicted for them, and how many experts were in both, in memory or not. The
+    /// recall is `foreseen / lookups`, the precision `foreseen / guesses`.
+    pub lookups: u64,
+    pub guesses: u64,
+    pub foreseen: u64,
+    /// Misses with all of the capacity and no predictions.
+    pub misses_without: u64,
+    /// Misses that were not predicted: those that a token waits for.
+    pub misses_with: u64,
+    /// Reads of predicted experts, and those of them that were needed.
+    pub reads_guessed: u64,
+    pub reads_useful: u64,
+    /// Bytes that were read for nothing.
+    pub wasted_bytes: u64,
+    /// Bytes of capacity that hold predicted experts instead of cached ones.
+    pub displaced_bytes: u64,
+    /// Bytes read for generated tokens without predictions, and with them.
+    pub read_bytes_without: u64,
+    pub read_bytes_with: u64,
+}
+
+/// Replays the trace with `depth` predicted experts for each generated token and layer. `None`: the predictor needs scores, and
+/// the trace has none.
+///
+/// # Panics
+/// If `lookups` are not the trace's own.
+pub fn predict(
+    trace: &RoutingTrace,
+    lookups: &Lookups,
+    policy: PolicyKind,
+    capacity: Capacity,
+    predictor: Predictor,
+    depth: usize,
+) -> Option<Prediction> {
+    if predictor == Predictor::NextRouter && !trace.header().scores {
+        return None;
+    }
+    let layers = lookups.layers();
+    let mut shape = capacity.shape(policy.scope, layers, true);
+    let mut prediction = Prediction::default();
+    let mut bytes_without = 0;
+    let counted = replay_observed(lookups, policy, &shape, |batch| {
+        if batch.phase == Phase::Generate {
+            let misses = u64::from(batch.lookups - batch.hits);
+            bytes_without += misses * layers[batch.layer.0 as usize].1;
+        }
+    });
+    prediction.misses_without = counted.generate.misses();
+    prediction.read_bytes_without = bytes_without;
+
+    let largest = layers.iter().map(|layer| layer.1).max().unwrap_or(0);
+    prediction.displaced_bytes = depth as u64 * largest;
+    let places = depth as u64 * shape.layers.iter().map(|of| of.cost).max().unwrap_or(0);
+    let sharing = shape.layers.iter().filter(|of| of.experts > 0).map(|of| of.group);
+    let sharing = sharing.collect::<std::collections::BTreeSet<_>>().len().max(1) as u64;
+    for group in &mut shape.groups {
+        *group = group.saturating_sub(places.div_ceil(sharing));
+    }
+    let mut guesser = Guesser::new(trace, predictor, depth);
+    let mut cache = CacheState::new(policy, &shape);
+    let mut evicted = Vec::new();
+    for ((phase, layer, experts), source) in lookups.batches().zip(lookups.sources()) {
+        let token = trace.batch(source).tokens.start;
+        let bytes = layers[layer.0 as usize].1;
+        if phase == Phase::Generate {
+            let guesses = guesser.guess(token, layer.0 as usize);
+            let read = |guess: &&ExpertIndex| !cache.is_resident(layer, **guess);
+            let useful = guesses.iter().filter(read).filter(|g| experts.contains(g)).count() as u64;
+            let guessed = guesses.iter().filter(read).count() as u64;
+            prediction.foreseen += guesses.iter().filter(|g| experts.contains(g)).count() as u64;
+            prediction.lookups += experts.len() as u64;
+            prediction.guesses += guesses.len() as u64;
+            prediction.reads_guessed += guessed;
+            prediction.reads_useful += useful;
+            prediction.wasted_bytes += (guessed - useful) * bytes;
+            let misses = experts.iter().filter(|e| !cache.is_resident(layer, **e)).count() as u64;
+            prediction.misses_with += misses - useful;
+            prediction.read_bytes_with += (misses + guessed - useful) * bytes;
+        }
+        for &expert in experts {
+            cache.lookup(layer, expert);
+        }
+        evicted.clear();
+        cache.retain(layer, experts, &mut evicted);
+        guesser.see(layer.0 as usize, experts);
+    }
+    Some(prediction)
+}
+
+/// Makes the predictions.
+struct Guesser<'a> {
+    trace: &'a RoutingTrace,
+    predictor: Predictor,
+    depth: usize,
+    first: Vec<usize>,
+    uses: Vec<u32>,
+    ranked: Vec<ExpertIndex>,
+}
+
+impl<'a> Guesser<'a> {
+    fn new(trace: &'a RoutingTrace, predictor: Predictor, depth: usize) -> Guesser<'a> {
+        let (first, entries) = flat(trace.header().layers.iter().map(|layer| layer.experts));
+        Guesser { trace, predictor, depth, first, uses: vec![0; entries], ranked: Vec::new() }
+    }
+
+    fn see(&mut self, layer: usize, experts: &[ExpertIndex]) {
+        let first = self.first[layer];
+        experts.iter().for_each(|expert| self.uses[first + expert.0 as usize] += 1);
+    }
+
+    /// The predicted experts for a token in a layer, the best first.
+    fn guess(&mut self, token: usize, layer: usize) -> &[ExpertIndex] {
+        self.ranked.clear();
+        let experts = self.trace.header().layers[layer].experts;
+        match self.predictor {
+            Predictor::Lag => {
+                if let Some(before) = token.checked_sub(1) {
+                    self.ranked.extend(self.trace.experts(before, layer));
+                }
+            }
+            Predictor::HotList => {
+                let uses = &self.uses[self.first[layer]..][..experts as usize];
+                let used = (0..experts).filter(|&expert| uses[expert as usize] > 0);
+                self.ranked.extend(used.map(ExpertIndex));
+                let often = |expert: &ExpertIndex| std::cmp::Reverse(uses[expert.0 as usize]);
+                self.ranked.sort_by_key(often);
+            }
+            Predictor::NextRouter => {
+                let scores = self.trace.scores(token, layer);
+                self.ranked.extend((0..experts).map(ExpertIndex));
+                let score = |expert: &ExpertIndex| scores[expert.0 as usize];
+                self.ranked.sort_by(|a, b| score(b).total_cmp(&score(a)));
+            }
+        }
+        self.ranked.truncate(self.depth);
+        &self.ranked
+    }
+}

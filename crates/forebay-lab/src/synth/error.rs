@@ -1,0 +1,53 @@
+//! What can go wrong while a model is made, and who may stop it.
+
+use forebay_format::FormatError;
+use forebay_store::OutputError;
+
+use super::recipe::Recipe;
+
+/// Called with the bytes written so far and in total; false stops the work and removes the unfinished file.
+pub type Progress<'a> = dyn FnMut(u64, u64) -> bool + 'a;
+
+/// Errors of making a model.
+#[derive(Debug, thiserror::Error)]
+pub enum SynthError {
+    #[error("no architecture is called {name:?}; known: {}", known.join(", "))]
+    UnknownArchitecture { name: String, known: Vec<&'static str> },
+    #[error("no quantisation is called {name:?}; known: {}", known.join(", "))]
+    UnknownQuantisation { name: String, known: Vec<&'static str> },
+    #[error(
+        "{shape} has {layers_max} layers; {layers} cannot be written, choose 1 to {layers_max}"
+    )]
+    Layers { shape: &'static str, layers: u32, layers_max: u32 },
+    #[error(
+        "{shape} has {experts} experts in a layer; {used} of them cannot be used for a token, choose 1 to {most}"
+    )]
+    ExpertsUsed { shape: &'static str, experts: u32, used: u32, most: u32 },
+    #[error("{shape} has no experts: leave --experts-used out")]
+    NoExperts { shape: &'static str },
+    #[error("interrupted; the unfinished file was removed")]
+    Interrupted,
+    #[error(transparent)]
+    Format(FormatError),
+    #[error(transparent)]
+    Output(#[from] OutputError),
+}
+
+impl From<FormatError> for SynthError {
+    fn from(error: FormatError) -> Self {
+        // A failed write tells its own path and cause.
+        match error {
+            FormatError::Io { path, source } => match source.downcast::<OutputError>() {
+                Ok(error) => Self::Output(error),
+                Err(source) => Self::Format(FormatError::Io { path, source }),
+            },
+            error => Self::Format(error),
+        }
+    }
+}
+
+impl SynthError {
+    pub(super) fn unknown_quantisation(name: &str) -> Self {
+        Self::UnknownQuantisation { name: name.to_owned(), known: Recipe::names() }
+    }
+}

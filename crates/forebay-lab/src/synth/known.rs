@@ -1,0 +1,480 @@
+//! The shapes of real models, as their published configurations give them, and small ones with the same features.
+
+use super::shapes::{
+    Experts, FeedForward, LatentAttention, LlamaRopeScaling, Norms, QkNorm, RopeScaling, Scores,
+    Shape,
+};
+
+/// As in the models that have nothing else to say.
+const EXPERTS: Experts = Experts {
+    width: 0,
+    experts: 0,
+    used: 0,
+    dense_width: 0,
+    names_width: true,
+    dense_layers: 0,
+    shared: 0,
+    scores: Scores::Unsaid,
+    groups: None,
+    weights_scale: None,
+    weights_norm: None,
+    correction_bias: false,
+    biases: false,
+};
+
+const LLAMA: Shape = Shape {
+    name: "",
+    architecture: "llama",
+    quantisation: "Q4_K_M",
+    hidden: 4096,
+    layers: 32,
+    heads: 32,
+    kv_heads: 8,
+    head_dim: 128,
+    rotary_dim: 128,
+    latent_attention: None,
+    feed_forward: FeedForward::Dense { width: 14336 },
+    vocabulary: 128_256,
+    context: 131_072,
+    window: None,
+    rope_base: 500_000.0,
+    rope_base_windowed: None,
+    rope_scaling: RopeScaling::Llama(LlamaRopeScaling {
+        factor: 8.0,
+        low_frequency_factor: 1.0,
+        high_frequency_factor: 4.0,
+        original_context: 8192.0,
+    }),
+    norm_epsilon: 1e-5,
+    norms: Norms::Plain,
+    qk_norm: QkNorm::None,
+    qkv_bias: false,
+    output_bias: false,
+    sinks: false,
+    tied: false,
+    pre_tokenizer: "llama-bpe",
+    adds_bos: true,
+};
+
+const QWEN: Shape = Shape {
+    name: "",
+    architecture: "qwen3",
+    context: 40_960,
+    vocabulary: 151_936,
+    rope_base: 1_000_000.0,
+    rope_scaling: RopeScaling::None,
+    norm_epsilon: 1e-6,
+    qk_norm: QkNorm::PerHead,
+    pre_tokenizer: "qwen2",
+    adds_bos: false,
+    ..LLAMA
+};
+
+const QWEN3_MOE_30B: Shape = Shape {
+    name: "qwen3moe-30b",
+    architecture: "qwen3moe",
+    hidden: 2048,
+    layers: 48,
+    kv_heads: 4,
+    feed_forward: FeedForward::Experts(Experts {
+        width: 768,
+        experts: 128,
+        used: 8,
+        dense_width: 6144,
+        ..EXPERTS
+    }),
+    ..QWEN
+};
+
+const LLAMA_1B: Shape = Shape {
+    name: "llama-1b",
+    hidden: 2048,
+    layers: 16,
+    head_dim: 64,
+    rotary_dim: 64,
+    feed_forward: FeedForward::Dense { width: 8192 },
+    rope_scaling: RopeScaling::Llama(LlamaRopeScaling {
+        factor: 32.0,
+        low_frequency_factor: 1.0,
+        high_frequency_factor: 4.0,
+        original_context: 8192.0,
+    }),
+    tied: true,
+    ..LLAMA
+};
+
+const GPT_OSS_EXPERTS: Experts =
+    Experts { width: 2880, experts: 32, used: 4, dense_width: 2880, biases: true, ..EXPERTS };
+
+const GPT_OSS_20B: Shape = Shape {
+    name: "gpt-oss-20b",
+    architecture: "gpt-oss",
+    quantisation: "MXFP4_MOE",
+    hidden: 2880,
+    layers: 24,
+    heads: 64,
+    kv_heads: 8,
+    head_dim: 64,
+    rotary_dim: 64,
+    feed_forward: FeedForward::Experts(GPT_OSS_EXPERTS),
+    vocabulary: 201_088,
+    context: 131_072,
+    window: Some(128),
+    rope_base: 150_000.0,
+    rope_scaling: RopeScaling::Yarn { factor: 32.0, original_context: 4096, log_multiplier: None },
+    norm_epsilon: 1e-5,
+    norms: Norms::SecondAfterAttention,
+    qkv_bias: true,
+    output_bias: true,
+    sinks: true,
+    pre_tokenizer: "gpt-4o",
+    adds_bos: false,
+    ..LLAMA
+};
+
+const DEEPSEEK_V3_EXPERTS: Experts = Experts {
+    width: 2048,
+    experts: 256,
+    used: 8,
+    dense_width: 18432,
+    dense_layers: 3,
+    shared: 1,
+    scores: Scores::Sigmoid,
+    groups: Some((8, 4)),
+    weights_scale: Some(2.5),
+    weights_norm: Some(true),
+    correction_bias: true,
+    ..EXPERTS
+};
+
+/// Without the layer that predicts a token further, which converters leave out.
+const DEEPSEEK_V3: Shape = Shape {
+    name: "deepseek-v3",
+    architecture: "deepseek2",
+    hidden: 7168,
+    layers: 61,
+    heads: 128,
+    // As far as its cache and the metadata are concerned.
+    kv_heads: 1,
+    head_dim: 576,
+    rotary_dim: 64,
+    latent_attention: Some(LatentAttention {
+        query_rank: 1536,
+        latent: 512,
+        unrotated: 128,
+        rotated: 64,
+        value: 128,
+        one_tensor: false,
+    }),
+    feed_forward: FeedForward::Experts(DEEPSEEK_V3_EXPERTS),
+    vocabulary: 129_280,
+    context: 163_840,
+    rope_base: 10_000.0,
+    rope_scaling: RopeScaling::Yarn {
+        factor: 40.0,
+        original_context: 4096,
+        log_multiplier: Some(0.1),
+    },
+    norm_epsilon: 1e-6,
+    pre_tokenizer: "deepseek-v3",
+    ..LLAMA
+};
+
+const DEEPSEEK_V2_LITE: Shape = Shape {
+    name: "deepseek-v2-lite",
+    hidden: 2048,
+    layers: 27,
+    heads: 16,
+    latent_attention: Some(LatentAttention {
+        query_rank: 0,
+        latent: 512,
+        unrotated: 128,
+        rotated: 64,
+        value: 128,
+        one_tensor: false,
+    }),
+    feed_forward: FeedForward::Experts(Experts {
+        width: 1408,
+        experts: 64,
+        used: 6,
+        dense_width: 10944,
+        dense_layers: 1,
+        shared: 2,
+        scores: Scores::Softmax,
+        groups: Some((1, 1)),
+        weights_scale: Some(1.0),
+        ..EXPERTS
+    }),
+    vocabulary: 102_400,
+    rope_scaling: RopeScaling::Yarn {
+        factor: 40.0,
+        original_context: 4096,
+        log_multiplier: Some(0.0707),
+    },
+    pre_tokenizer: "deepseek-llm",
+    ..DEEPSEEK_V3
+};
+
+const GEMMA3_4B: Shape = Shape {
+    name: "gemma3-4b",
+    architecture: "gemma3",
+    hidden: 2560,
+    layers: 34,
+    heads: 8,
+    kv_heads: 4,
+    head_dim: 256,
+    rotary_dim: 256,
+    feed_forward: FeedForward::Dense { width: 10240 },
+    vocabulary: 262_144,
+    context: 131_072,
+    window: Some(1024),
+    rope_base: 1_000_000.0,
+    rope_base_windowed: Some(10_000.0),
+    rope_scaling: RopeScaling::Linear { factor: 8.0 },
+    norm_epsilon: 1e-6,
+    norms: Norms::Sandwich,
+    qk_norm: QkNorm::PerHead,
+    tied: true,
+    ..LLAMA
+};
+
+const GLM_EXPERTS: Experts = Experts {
+    width: 1408,
+    experts: 128,
+    used: 8,
+    dense_width: 10944,
+    dense_layers: 1,
+    shared: 1,
+    scores: Scores::Sigmoid,
+    groups: Some((1, 1)),
+    weights_scale: Some(1.0),
+    weights_norm: Some(true),
+    correction_bias: true,
+    ..EXPERTS
+};
+
+/// Without the layer that predicts a token further: no token needs it.
+const GLM_45_AIR: Shape = Shape {
+    name: "glm-4.5-air",
+    architecture: "glm4moe",
+    layers: 46,
+    heads: 96,
+    rotary_dim: 64,
+    feed_forward: FeedForward::Experts(GLM_EXPERTS),
+    vocabulary: 151_552,
+    rope_base: 1_000_000.0,
+    rope_scaling: RopeScaling::None,
+    norms: Norms::SecondAfterAttention,
+    qkv_bias: true,
+    pre_tokenizer: "glm4",
+    adds_bos: false,
+    ..LLAMA
+};
+
+/// Every shape, the ones named most often first.
+pub const SHAPES: [Shape; 21] = [
+    QWEN3_MOE_30B,
+    LLAMA_1B,
+    Shape { name: "llama-8b", ..LLAMA },
+    Shape {
+        name: "llama-70b",
+        hidden: 8192,
+        layers: 80,
+        heads: 64,
+        feed_forward: FeedForward::Dense { width: 28672 },
+        ..LLAMA
+    },
+    Shape {
+        name: "mixtral-8x7b",
+        feed_forward: FeedForward::Experts(Experts {
+            width: 14336,
+            experts: 8,
+            used: 2,
+            dense_width: 14336,
+            names_width: false,
+            ..EXPERTS
+        }),
+        vocabulary: 32_000,
+        context: 32_768,
+        rope_base: 1_000_000.0,
+        rope_scaling: RopeScaling::None,
+        ..LLAMA
+    },
+    Shape {
+        name: "qwen3-8b",
+        layers: 36,
+        feed_forward: FeedForward::Dense { width: 12288 },
+        ..QWEN
+    },
+    Shape {
+        name: "qwen2-7b",
+        architecture: "qwen2",
+        hidden: 3584,
+        layers: 28,
+        heads: 28,
+        kv_heads: 4,
+        feed_forward: FeedForward::Dense { width: 18944 },
+        vocabulary: 152_064,
+        context: 32_768,
+        qk_norm: QkNorm::None,
+        qkv_bias: true,
+        ..QWEN
+    },
+    Shape {
+        name: "olmoe-7b",
+        architecture: "olmoe",
+        hidden: 2048,
+        layers: 16,
+        heads: 16,
+        kv_heads: 16,
+        feed_forward: FeedForward::Experts(Experts {
+            width: 1024,
+            experts: 64,
+            used: 8,
+            dense_width: 1024,
+            names_width: false,
+            ..EXPERTS
+        }),
+        vocabulary: 50_304,
+        context: 4096,
+        rope_base: 10_000.0,
+        rope_scaling: RopeScaling::None,
+        qk_norm: QkNorm::WholeProjection,
+        pre_tokenizer: "olmo",
+        adds_bos: false,
+        ..LLAMA
+    },
+    GPT_OSS_20B,
+    Shape {
+        name: "gpt-oss-120b",
+        layers: 36,
+        feed_forward: FeedForward::Experts(Experts { experts: 128, ..GPT_OSS_EXPERTS }),
+        ..GPT_OSS_20B
+    },
+    DEEPSEEK_V2_LITE,
+    DEEPSEEK_V3,
+    GEMMA3_4B,
+    GLM_45_AIR,
+    Shape {
+        name: "qwen3moe-235b",
+        hidden: 4096,
+        layers: 94,
+        heads: 64,
+        feed_forward: FeedForward::Experts(Experts {
+            width: 1536,
+            experts: 128,
+            used: 8,
+            dense_width: 12288,
+            ..EXPERTS
+        }),
+        ..QWEN3_MOE_30B
+    },
+    Shape {
+        name: "qwen3moe-tiny",
+        hidden: 256,
+        layers: 4,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 64,
+        rotary_dim: 64,
+        feed_forward: FeedForward::Experts(Experts {
+            width: 256,
+            experts: 16,
+            used: 4,
+            dense_width: 1024,
+            ..EXPERTS
+        }),
+        vocabulary: 1024,
+        context: 2048,
+        ..QWEN3_MOE_30B
+    },
+    Shape {
+        name: "llama-tiny",
+        hidden: 256,
+        layers: 4,
+        heads: 4,
+        kv_heads: 2,
+        feed_forward: FeedForward::Dense { width: 768 },
+        vocabulary: 1024,
+        context: 2048,
+        ..LLAMA_1B
+    },
+    Shape {
+        name: "gpt-oss-tiny",
+        hidden: 256,
+        layers: 4,
+        heads: 4,
+        kv_heads: 2,
+        feed_forward: FeedForward::Experts(Experts {
+            width: 256,
+            experts: 16,
+            dense_width: 256,
+            ..GPT_OSS_EXPERTS
+        }),
+        vocabulary: 1024,
+        ..GPT_OSS_20B
+    },
+    Shape {
+        name: "deepseek-v3-tiny",
+        hidden: 256,
+        layers: 4,
+        heads: 4,
+        head_dim: 288,
+        rotary_dim: 32,
+        latent_attention: Some(LatentAttention {
+            query_rank: 256,
+            latent: 256,
+            unrotated: 64,
+            rotated: 32,
+            value: 64,
+            one_tensor: false,
+        }),
+        feed_forward: FeedForward::Experts(Experts {
+            width: 256,
+            experts: 16,
+            used: 4,
+            dense_width: 768,
+            dense_layers: 1,
+            groups: Some((4, 2)),
+            ..DEEPSEEK_V3_EXPERTS
+        }),
+        vocabulary: 1024,
+        ..DEEPSEEK_V3
+    },
+    Shape {
+        name: "gemma3-tiny",
+        hidden: 256,
+        layers: 7,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 64,
+        rotary_dim: 64,
+        feed_forward: FeedForward::Dense { width: 768 },
+        vocabulary: 1024,
+        window: Some(64),
+        ..GEMMA3_4B
+    },
+    Shape {
+        name: "glm-4.5-tiny",
+        hidden: 256,
+        layers: 4,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 64,
+        rotary_dim: 32,
+        feed_forward: FeedForward::Experts(Experts {
+            width: 256,
+            experts: 16,
+            used: 4,
+            dense_width: 768,
+            ..GLM_EXPERTS
+        }),
+        vocabulary: 1024,
+        ..GLM_45_AIR
+    },
+];
+
+/// The shape of that name.
+pub fn find(name: &str) -> Option<&'static Shape> {
+    SHAPES.iter().find(|shape| shape.name == name)
+}

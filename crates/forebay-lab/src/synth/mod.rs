@@ -1,0 +1,193 @@
+//! Models of a real architecture's exact shape with random weights, for benchmarks and tests.
+//!
+//! They load wherever the real ones do, have the same size and the same speed, and write nonsense.
+
+mod error;
+mod known;
+mod plan;
+mod recipe;
+mod shapes;
+mod vocabulary;
+mod write;
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use forebay_format::FormatError;
+use forebay_format::gguf::writer::GgufWriter;
+use forebay_store::OutputFile;
+use serde::Serialize;
+
+pub use error::{Progress, SynthError};
+use known::SHAPES;
+use recipe::Recipe;
+use shapes::Shape;
+
+/// What to make.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SynthOptions {
+    /// A mix as in `Q4_K_M`, or a type for all matrices as in `Q8_0`; case does not matter. That of published files if
+    /// `None`.
+    pub quantisation: Option<String>,
+    /// Layers to write; all that the architecture has if `None`.
+    pub layers: Option<u32>,
+    /// Experts of a token; as many as the architecture has if `None`.
+    pub experts_used: Option<u32>,
+    /// DeepSeek's keys and values of a head come out of one tensor, as converters wrote it until 2025.
+    pub heads_in_one_tensor: bool,
+    /// The same seed gives the same file, byte for byte.
+    pub seed: u64,
+    /// Threads that make weights; the file does not depend on it.
+    pub threads: usize,
+}
+
+impl Default for SynthOptions {
+    fn default() -> Self {
+        Self {
+            quantisation: None,
+            layers: None,
+            experts_used: None,
+            heads_in_one_tensor: false,
+            seed: 0,
+            threads: 2,
+        }
+    }
+}
+
+/// What was made.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct SynthReport {
+    pub path: PathBuf,
+    /// The name that was asked for, such as `qwen3moe-30b`.
+    pub shape: String,
+    /// `general.architecture` of the file.
+    pub architecture: String,
+    pub quantisation: String,
+    pub layers: u32,
+    pub tensors: usize,
+    pub parameters: u64,
+    /// Size of the file.
+    pub bytes: u64,
+    /// From the first byte to a durable file.
+    pub seconds: f64,
+    pub bytes_per_second: f64,
+}
+
+/// The names that [`synthesize`] knows.
+pub fn architectures() -> impl ExactSizeIterator<Item = &'static str> {
+    SHAPES.iter().map(|shape| shape.name)
+}
+
+/// Writes a GGUF file with the shape of `arch` to `out`. The file appears under its name only when it is complete and on
+/// the disk.
+///
+/// # Errors
+/// Unknown names, a number of layers that the architecture does not have, an output that cannot be written (also
+/// when the disk is full: nothing is left behind), or `progress` that says stop.
+pub fn synthesize(
+    arch: &str,
+    out: OutputFile,
+    options: &SynthOptions,
+    progress: &mut Progress<'_>,
+) -> Result<SynthReport, SynthError> {
+    let started = Instant::now();
+    let (shape, recipe, layers) = choice(arch, options)?;
+    let tensors = plan::tensors(&shape, &recipe, layers)?;
+    let path = out.path().to_path_buf();
+    let writer = writer(&path, &shape, &recipe, layers, &tensors)?;
+    let (_, placed) = writer.clone().into_header()?;
+    let bytes = placed.iter().map(|tensor| tensor.extent.offset + tensor.extent.length).max();
+    out.reserve(bytes.unwrap_or_default())?;
+    let mut data = writer.start(out.into_stream())?;
+    write::write_all(&tensors, &mut data, options.seed, options.threads, progress)?;
+    data.finish()?.commit()?;
+
+    let bytes = bytes.unwrap_or_default();
+    let seconds = started.elapsed().as_secs_f64();
+    Ok(SynthReport {
+        path,
+        shape: shape.name.to_owned(),
+        architecture: shape.architecture.to_owned(),
+        quantisation: recipe.name.to_owned(),
+        layers,
+        tensors: tensors.len(),
+        parameters: tensors.iter().map(|tensor| tensor.shape.iter().product::<u64>()).sum(),
+        bytes,
+        seconds,
+        bytes_per_second: bytes as f64 / seconds,
+    })
+}
+
+/// The shape, but with so many experts for a token.
+fn with_experts_used(mut shape: Shape, asked: Option<u32>) -> Result<Shape, SynthError> {
+    let Some(asked) = asked else { return Ok(shape) };
+    let name = shape.name;
+    let refused =
+        |experts: u32| SynthError::ExpertsUsed { shape: name, experts, used: asked, most: experts };
+    match &mut shape.feed_forward {
+        shapes::FeedForward::Experts(experts) if (1..=experts.experts).contains(&asked) => {
+            experts.used = asked;
+            Ok(shape)
+        }
+        shapes::FeedForward::Experts(experts) => Err(refused(experts.experts)),
+        shapes::FeedForward::Dense { .. } => Err(SynthError::NoExperts { shape: name }),
+    }
+}
+
+/// Writes a file as [`synthesize`] does, but with a hole in the place of its data: for everything that reads no weights, as
+/// plans do. File systems keep no room for a hole; read, it is zeroes.
+///
+/// # Errors
+/// As [`synthesize`].
+pub fn hollow(arch: &str, out: &Path, options: &SynthOptions) -> Result<(), SynthError> {
+    let (shape, recipe, layers) = choice(arch, options)?;
+    let tensors = plan::tensors(&shape, &recipe, layers)?;
+    let (header, placed) = writer(out, &shape, &recipe, layers, &tensors)?.into_header()?;
+    let bytes = placed.iter().map(|tensor| tensor.extent.offset + tensor.extent.length).max();
+    let written = std::fs::write(out, header).and_then(|()| {
+        let file = std::fs::File::options().write(true).open(out)?;
+        file.set_len(bytes.unwrap_or_default())
+    });
+    written.map_err(|source| FormatError::Io { path: out.to_owned(), source }.into())
+}
+
+fn choice(arch: &str, options: &SynthOptions) -> Result<(Shape, Recipe, u32), SynthError> {
+    let shape = known::find(arch).ok_or_else(|| SynthError::UnknownArchitecture {
+        name: arch.to_owned(),
+        known: architectures().collect(),
+    })?;
+    let name = options.quantisation.as_deref().unwrap_or(shape.quantisation);
+    let recipe = Recipe::find(name).ok_or_else(|| SynthError::unknown_quantisation(name))?;
+    let mut shape = with_experts_used(*shape, options.experts_used)?;
+    if let Some(latent) = &mut shape.latent_attention {
+        latent.one_tensor = options.heads_in_one_tensor;
+    }
+    let layers = layers_of(&shape, options.layers)?;
+    Ok((shape, recipe, layers))
+}
+
+/// A file with everything but its data.
+fn writer(
+    out: &Path,
+    shape: &Shape,
+    recipe: &Recipe,
+    layers: u32,
+    tensors: &[plan::PlannedTensor],
+) -> Result<GgufWriter, SynthError> {
+    let mut writer = GgufWriter::new(out);
+    plan::describe(shape, recipe, layers, &mut writer)?;
+    vocabulary::describe(shape, &mut writer)?;
+    for tensor in tensors {
+        writer.add_tensor(&tensor.name, tensor.ty, &tensor.shape)?;
+    }
+    Ok(writer)
+}
+
+fn layers_of(shape: &Shape, asked: Option<u32>) -> Result<u32, SynthError> {
+    let layers = asked.unwrap_or(shape.layers);
+    if (1..=shape.layers).contains(&layers) {
+        Ok(layers)
+    } else {
+        Err(SynthError::Layers { shape: shape.name, layers, layers_max: shape.layers })
+    }
+}

@@ -1,0 +1,26 @@
+//! I/O traces: the file, what it says about how a model was read, the page that shows it, and the form that other viewers read.
+
+mod analysis;
+mod blocks;
+mod chrome;
+mod format;
+mod header;
+mod html;
+mod pattern;
+mod report;
+mod timeline;
+
+pub use analysis::analyse;
+pub use blocks::{BlockEntry, BlockName, Component, TensorEntry};
+pub use chrome::write_chrome;
+pub use format::{Trace, TraceError, open, read, write};
+pub use header::{EngineEntry, FileEntry, TraceHeader};
+pub use html::page;
+pub use pattern::{Pattern, RANDOM_AT_MOST, SEQUENTIAL_AT_LEAST, WINDOW};
+pub use report::{
+    ComponentReport, ExpertReads, Limit, PageReport, Quantiles, ReasonReport, Report, SizeClass,
+    Stalls, Timeline, Utilisation,
+};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,435 @@
+//! The description that one decoder can run.
+
+use forebay_compute::{
+    Gating, KvShape, RopeConfig, RopeLayout, RopeScaling, RopeTable, RouterGroups, RouterRule,
+    Scoring,
+};
+use serde::Serialize;
+
+use crate::ModelError;
+
+/// A description that one decoder can run.
+#[derive(Debug, Clone, Serialize)]
+pub struct Architecture {
+    /// The family's name in the field, for example `qwen3moe`.
+    pub family: &'static str,
+    /// Name given by the model's author, where the file says one.
+    pub name: Option<String>,
+    pub hidden: usize,
+    pub vocabulary: usize,
+    /// Positions the model was trained for.
+    pub context_trained: usize,
+    pub norm_epsilon: f32,
+    pub norms: NormLayout,
+    /// Multiplies the rows of the embedding table.
+    pub embedding_scale: f32,
+    /// Squeezes logits to `cap * tanh(logit / cap)`.
+    pub logit_softcap: Option<f32>,
+    pub attention: Attention,
+    /// The rotations that layers choose from.
+    pub ropes: Vec<Rope>,
+    /// How the feed-forwards' gates work, those of experts too.
+    #[serde(skip)]
+    pub gating: Gating,
+    /// One entry per layer.
+    pub layers: Vec<Layer>,
+    /// The output projection is the embedding table.
+    pub tied_embeddings: bool,
+    /// How this file names its tensors.
+    pub naming: Naming,
+}
+
+/// Where a layer has norms.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum NormLayout {
+    /// Before each block.
+    Pre,
+    /// Before each block, and of its output before that is added to the residual stream (Gemma).
+    Sandwich,
+}
+
+/// Shape of the attention, the same in all layers: as it meets the cache.
+#[derive(Debug, Clone, Serialize)]
+pub struct Attention {
+    pub heads: usize,
+    pub kv_heads: usize,
+    /// Elements of a query and a key.
+    pub head_dim: usize,
+    /// Elements of a value.
+    pub value_dim: usize,
+    /// Multiplies every score.
+    pub scale: f32,
+    /// Squeezes scores to `cap * tanh(score / cap)` (Gemma 2).
+    pub softcap: Option<f32>,
+    /// Every head has a score that takes its share of the softmax and carries no value (gpt-oss).
+    pub sinks: bool,
+    pub bias: AttentionBias,
+    pub qk_norm: QkNorm,
+    /// Keys and values are projections of one small vector, which is all that is cached.
+    pub latent: Option<Latent>,
+}
+
+impl Attention {
+    /// Elements of a token's output before the output projection.
+    pub fn output_width(&self) -> usize {
+        self.heads * self.latent.map_or(self.value_dim, |latent| latent.value)
+    }
+}
+
+/// Multi-head latent attention (DeepSeek-V2, section 2.1), computed in latent space: the matrices that would make keys
+/// and values of the latent vector are multiplied with queries and outputs instead. A cached key is the latent vector
+/// and the part that rotates, and its value is the latent vector in it.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Latent {
+    /// Width that queries pass through on their way, if they do.
+    pub query_rank: Option<usize>,
+    /// Elements of the latent vector.
+    pub rank: usize,
+    /// Elements of a head's query that do not rotate.
+    pub plain: usize,
+    /// Those that do.
+    pub rotary: usize,
+    /// Elements of a head's value.
+    pub value: usize,
+}
+
+/// Which projections carry a bias.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum AttentionBias {
+    None,
+    /// q, k and v, not the output projection (qwen2).
+    Qkv,
+    /// All four projections (llama with `attention_bias`).
+    All,
+}
+
+/// Root-mean-square norm of queries and keys before the rotation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum QkNorm {
+    None,
+    /// One weight vector of `head_dim`, applied to every head (qwen3).
+    PerHead,
+    /// One weight vector over the whole projection (olmoe).
+    WholeProjection,
+}
+
+impl Latent {
+    /// The attention that it becomes in latent space, with a magnitude that queries and keys both have.
+    pub(super) fn attention(self, heads: usize, magnitude: f32) -> Attention {
+        Attention {
+            heads,
+            kv_heads: 1,
+            head_dim: self.rank.saturating_add(self.rotary),
+            value_dim: self.rank,
+            scale: magnitude * magnitude / (self.plain.saturating_add(self.rotary) as f32).sqrt(),
+            softcap: None,
+            sinks: false,
+            bias: AttentionBias::None,
+            qk_norm: QkNorm::None,
+            latent: Some(self),
+        }
+    }
+}
+
+/// Rotary position embedding.
+#[derive(Debug, Clone, Serialize)]
+pub struct Rope {
+    pub theta: f64,
+    /// Leading dimensions of each head that rotate.
+    pub rotary_dim: usize,
+    #[serde(skip)]
+    pub layout: RopeLayout,
+    #[serde(skip)]
+    pub scaling: RopeScaling,
+    /// Of pairs' frequencies, where the description brings them; a GGUF file has them as tensors.
+    #[serde(skip)]
+    pub factors: Option<RopeFactors>,
+}
+
+/// LongRoPE's factors in a GGUF file, beyond the original context and up to it.
+pub(crate) const LONG_FACTORS: &str = "rope_factors_long.weight";
+pub(crate) const SHORT_FACTORS: &str = "rope_factors_short.weight";
+
+/// Divisors of the frequencies, a number for each pair.
+#[derive(Debug, Clone, PartialEq)]
+pub enum RopeFactors {
+    Always(Vec<f32>),
+    /// LongRoPE's, up to its original context and beyond.
+    ByContext {
+        short: Vec<f32>,
+        long: Vec<f32>,
+    },
+}
+
+impl RopeFactors {
+    /// Those of a cache for `context` positions. The cache decides and not what is in it, so that a
+    /// rotation never changes under keys that were turned already, and the same text gives the same logits
+    /// however it comes in.
+    fn at(&self, scaling: RopeScaling, context: usize) -> Option<&[f32]> {
+        match (self, scaling) {
+            (RopeFactors::Always(factors), _) => Some(factors),
+            (RopeFactors::ByContext { short, long }, RopeScaling::LongRope { .. }) => {
+                Some(if scaling.is_long(context) { long } else { short })
+            }
+            (RopeFactors::ByContext { .. }, _) => None,
+        }
+    }
+}
+
+/// One decoder layer.
+#[derive(Debug, Clone, Serialize)]
+pub struct Layer {
+    /// Positions a token attends to, itself included; all when absent.
+    pub window: Option<usize>,
+    /// Which of [`Architecture::ropes`].
+    pub rope: usize,
+    pub feed_forward: FeedForward,
+}
+
+impl Layer {
+    /// Positions whose keys and values the layer keeps, of a context whose tokens come in batches of up to `batch`.
+    pub fn kv_rows(&self, batch: usize, context: usize) -> usize {
+        self.window.map_or(context, |window| KvShape::rows_for_window(window, batch, context))
+    }
+
+    /// Experts of the layer; 0 in a dense one.
+    pub fn experts(&self) -> usize {
+        match &self.feed_forward {
+            FeedForward::Dense { .. } => 0,
+            FeedForward::Experts(experts) => experts.count,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Serialize)]
+pub enum FeedForward {
+    /// Gated feed-forward of this width.
+    Dense {
+        width: usize,
+    },
+    Experts(Experts),
+}
+
+impl FeedForward {
+    pub fn has_experts(&self) -> bool {
+        matches!(self, FeedForward::Experts(_))
+    }
+}
+
+/// A mixture of experts.
+#[derive(Debug, Clone, Serialize)]
+pub struct Experts {
+    pub count: usize,
+    pub used: usize,
+    pub width: usize,
+    /// How the router's logits become scores.
+    #[serde(skip)]
+    pub scoring: Scoring,
+    /// Weights of the chosen experts are divided by their sum.
+    pub renormalise: bool,
+    pub scale: f32,
+    /// Something is added to the scores for the choice alone.
+    pub correction_bias: bool,
+    /// A token chooses groups of experts first.
+    #[serde(skip)]
+    pub groups: Option<RouterGroups>,
+    /// The router and all matrices of experts have biases.
+    pub bias: bool,
+    /// Width of the feed-forward that every token has beside its experts; 0: none.
+    pub shared_width: usize,
+}
+
+/// Groups of a router's choice, if there are several: models with a correction bias score them by their best two experts
+/// (DeepSeek-V3), others by the best (DeepSeek-V2).
+pub(super) fn groups(
+    n_groups: usize,
+    groups_kept: usize,
+    correction_bias: bool,
+) -> Option<RouterGroups> {
+    let experts_scored = if correction_bias { 2 } else { 1 };
+    (n_groups > 1).then_some(RouterGroups { n_groups, groups_kept, experts_scored })
+}
+
+impl Experts {
+    /// The choice, for a layer's correction bias.
+    pub fn rule<'a>(&self, correction_bias: Option<&'a [f32]>) -> RouterRule<'a> {
+        RouterRule {
+            scoring: self.scoring,
+            renormalise: self.renormalise,
+            scale: self.scale,
+            correction_bias,
+            groups: self.groups,
+        }
+    }
+}
+
+/// How tensors are named in the source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum Naming {
+    Gguf,
+    /// With what the names of all tensors but the head's begin with: `model.`, and more where the language model is a
+    /// part of a larger one.
+    HuggingFace {
+        root: &'static str,
+    },
+}
+
+impl Architecture {
+    /// Experts a token uses in a layer, the largest over the layers; 0 for a dense model.
+    pub fn experts_per_token(&self) -> usize {
+        self.expert_layers().map(|experts| experts.used).max().unwrap_or(0)
+    }
+
+    /// The expert layers' descriptions, in order.
+    pub fn expert_layers(&self) -> impl Iterator<Item = &Experts> {
+        self.layers.iter().filter_map(|layer| match &layer.feed_forward {
+            FeedForward::Experts(experts) => Some(experts),
+            FeedForward::Dense { .. } => None,
+        })
+    }
+
+    /// Width of the widest dense feed-forward; 0 where every layer has experts.
+    pub(crate) fn dense_width(&self) -> usize {
+        let widths = self.layers.iter().map(|layer| match layer.feed_forward {
+            FeedForward::Dense { width } => width,
+            FeedForward::Experts(_) => 0,
+        });
+        widths.max().unwrap_or(0)
+    }
+
+    /// Width of the widest feed-forward that every token has beside its experts.
+    pub(crate) fn shared_width(&self) -> usize {
+        self.expert_layers().map(|experts| experts.shared_width).max().unwrap_or(0)
+    }
+
+    /// The rotary position embeddings for `context` positions; `factors` are the file's, for ropes without their own.
+    ///
+    /// # Errors
+    /// Numbers that cannot be tabulated.
+    pub(crate) fn rope_tables(
+        &self,
+        factors: Option<&RopeFactors>,
+        context: usize,
+    ) -> Result<Vec<RopeTable>, ModelError> {
+        let table = |rope: &Rope| {
+            let factors = rope.factors.as_ref().or(factors);
+            RopeTable::new(&RopeConfig {
+                rotary_dim: rope.rotary_dim,
+                rotary_from: 0,
+                theta: rope.theta,
+                layout: rope.layout,
+                scaling: rope.scaling,
+                frequency_factors: factors.and_then(|factors| factors.at(rope.scaling, context)),
+                context,
+            })
+        };
+        Ok(self.ropes.iter().map(table).collect::<Result<_, _>>()?)
+    }
+
+    pub(super) fn validate(&self) -> Result<(), ModelError> {
+        let attention = &self.attention;
+        let sized = [
+            ("hidden size", self.hidden),
+            ("vocabulary size", self.vocabulary),
+            ("layer count", self.layers.len()),
+            ("attention heads", attention.heads),
+            ("key/value heads", attention.kv_heads),
+            ("head dimension", attention.head_dim),
+            ("value dimension", attention.value_dim),
+            ("trained context", self.context_trained),
+        ];
+        for (key, value) in sized {
+            check_size(key, value)?;
+        }
+        check(
+            "attention heads",
+            attention.heads,
+            attention.heads.is_multiple_of(attention.kv_heads),
+            "it must be a multiple of the key/value heads",
+        )?;
+        if let Some(latent) = attention.latent {
+            let sized = [
+                ("latent rank of queries", latent.query_rank.unwrap_or(1)),
+                ("latent rank", latent.rank),
+                ("part of a head that does not rotate", latent.plain),
+                ("part of a head that rotates", latent.rotary),
+                ("value length", latent.value),
+            ];
+            for (key, value) in sized {
+                check_size(key, value)?;
+            }
+        }
+        for rope in &self.ropes {
+            check_size("rotary dimension", rope.rotary_dim)?;
+            check(
+                "rotary dimension",
+                rope.rotary_dim,
+                rope.rotary_dim.is_multiple_of(2) && rope.rotary_dim <= attention.head_dim,
+                "it must be even and at most the head dimension",
+            )?;
+            let fits = rope.theta.is_finite() && rope.theta > 0.0;
+            check("rope base", rope.theta, fits, "it must be positive")?;
+        }
+        check(
+            "norm epsilon",
+            self.norm_epsilon,
+            self.norm_epsilon > 0.0 && self.norm_epsilon < 1.0,
+            "it must be between 0 and 1",
+        )?;
+        for (key, factor) in [
+            ("scale of attention", Some(attention.scale)),
+            ("scale of the embedding", Some(self.embedding_scale)),
+            ("cap of attention", attention.softcap),
+            ("cap of logits", self.logit_softcap),
+        ] {
+            let factor = factor.unwrap_or(1.0);
+            check(key, factor, factor.is_finite() && factor > 0.0, "it must be positive")?;
+        }
+        self.layers.iter().try_for_each(Layer::validate)
+    }
+}
+
+impl Layer {
+    fn validate(&self) -> Result<(), ModelError> {
+        if let Some(window) = self.window {
+            check("sliding window", window, window > 0, "it must be positive")?;
+        }
+        match &self.feed_forward {
+            FeedForward::Dense { width } => check_size("feed-forward width", *width),
+            FeedForward::Experts(experts) => experts.validate(),
+        }
+    }
+}
+
+impl Experts {
+    fn validate(&self) -> Result<(), ModelError> {
+        let fits = self.count > 0 && self.count <= 65_536;
+        check("expert count", self.count, fits, "it must be from 1 to 65536")?;
+        let fits = self.used > 0 && self.used <= self.count.min(256);
+        check(
+            "experts per token",
+            self.used,
+            fits,
+            "it must be from 1 to the expert count (at most 256)",
+        )?;
+        check_size("expert width", self.width)?;
+        check_size("shared experts' width", self.shared_width.max(1))?;
+        Ok(self.rule(None).check(self.count, self.used)?)
+    }
+}
+
+/// Of something that has elements, far above any model: keeps products of hostile values inside usize.
+fn check_size(key: &str, value: usize) -> Result<(), ModelError> {
+    check(key, value, value > 0 && value < 1 << 24, "it must be from 1 to 16 million")
+}
+
+fn check<T: ToString>(key: &str, value: T, holds: bool, expected: &str) -> Result<(), ModelError> {
+    if holds {
+        return Ok(());
+    }
+    Err(ModelError::BadValue {
+        key: key.into(),
+        value: value.to_string(),
+        expected: expected.into(),
+    })
+}

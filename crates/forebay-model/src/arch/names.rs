@@ -1,0 +1,111 @@
+//! Names of tensors by role, for each form a model comes in.
+
+use super::architecture::Naming;
+use super::families::Family;
+
+/// Role, in GGUF behind `blk.N.`, in Hugging Face's form behind `model.layers.N.`: what families have in common.
+const LAYER: &[(&str, &str, &str)] = &[
+    ("q", "attn_q.weight", "self_attn.q_proj.weight"),
+    ("k", "attn_k.weight", "self_attn.k_proj.weight"),
+    ("v", "attn_v.weight", "self_attn.v_proj.weight"),
+    ("o", "attn_output.weight", "self_attn.o_proj.weight"),
+    ("q_bias", "attn_q.bias", "self_attn.q_proj.bias"),
+    ("k_bias", "attn_k.bias", "self_attn.k_proj.bias"),
+    ("v_bias", "attn_v.bias", "self_attn.v_proj.bias"),
+    ("o_bias", "attn_output.bias", "self_attn.o_proj.bias"),
+    ("q_norm", "attn_q_norm.weight", "self_attn.q_norm.weight"),
+    ("k_norm", "attn_k_norm.weight", "self_attn.k_norm.weight"),
+    ("sinks", "attn_sinks.weight", "self_attn.sinks"),
+    ("attention_norm", "attn_norm.weight", "input_layernorm.weight"),
+    ("attention_post_norm", "post_attention_norm.weight", "post_attention_layernorm.weight"),
+    ("feed_forward_norm", "ffn_norm.weight", "post_attention_layernorm.weight"),
+    ("feed_forward_post_norm", "post_ffw_norm.weight", "post_feedforward_layernorm.weight"),
+    // Latent attention.
+    ("q_a", "attn_q_a.weight", "self_attn.q_a_proj.weight"),
+    ("q_a_norm", "attn_q_a_norm.weight", "self_attn.q_a_layernorm.weight"),
+    ("q_b", "attn_q_b.weight", "self_attn.q_b_proj.weight"),
+    ("kv_a", "attn_kv_a_mqa.weight", "self_attn.kv_a_proj_with_mqa.weight"),
+    ("kv_a_norm", "attn_kv_a_norm.weight", "self_attn.kv_a_layernorm.weight"),
+    ("kv_b", "attn_kv_b.weight", "self_attn.kv_b_proj.weight"),
+    ("k_b", "attn_k_b.weight", ""),
+    ("v_b", "attn_v_b.weight", ""),
+    // Feed-forwards.
+    ("gate", "ffn_gate.weight", "mlp.gate_proj.weight"),
+    ("up", "ffn_up.weight", "mlp.up_proj.weight"),
+    ("down", "ffn_down.weight", "mlp.down_proj.weight"),
+    ("router", "ffn_gate_inp.weight", "mlp.gate.weight"),
+    ("correction_bias", "exp_probs_b.bias", "mlp.gate.e_score_correction_bias"),
+    ("expert_gate", "ffn_gate_exps.weight", "mlp.experts.{expert}.gate_proj.weight"),
+    ("expert_up", "ffn_up_exps.weight", "mlp.experts.{expert}.up_proj.weight"),
+    ("expert_down", "ffn_down_exps.weight", "mlp.experts.{expert}.down_proj.weight"),
+    // Without `_blocks` and `_scales`.
+    ("expert_gate_up", "", "mlp.experts.gate_up_proj"),
+    ("expert_gate_bias", "ffn_gate_exps.bias", ""),
+    ("expert_up_bias", "ffn_up_exps.bias", ""),
+    ("expert_gate_up_bias", "", "mlp.experts.gate_up_proj_bias"),
+    ("expert_down_bias", "ffn_down_exps.bias", "mlp.experts.down_proj_bias"),
+    ("shared_gate", "ffn_gate_shexp.weight", "mlp.shared_experts.gate_proj.weight"),
+    ("shared_up", "ffn_up_shexp.weight", "mlp.shared_experts.up_proj.weight"),
+    ("shared_down", "ffn_down_shexp.weight", "mlp.shared_experts.down_proj.weight"),
+];
+
+#[derive(Clone, Copy)]
+pub struct Names {
+    naming: Naming,
+    family: &'static Family,
+}
+
+impl Names {
+    pub fn new(naming: Naming, family: &'static Family) -> Names {
+        Names { naming, family }
+    }
+
+    pub fn family(&self) -> &'static str {
+        self.family.name
+    }
+
+    /// What the file's weights of norms lack.
+    pub fn norm_offset(&self) -> f32 {
+        match self.naming {
+            Naming::HuggingFace { .. } if self.family.norms_less_one => 1.0,
+            _ => 0.0,
+        }
+    }
+
+    pub fn embedding(&self) -> String {
+        self.pick("token_embd.weight", "model.embed_tokens.weight")
+    }
+
+    pub fn head(&self) -> String {
+        self.pick("output.weight", "lm_head.weight")
+    }
+
+    pub fn final_norm(&self) -> String {
+        self.pick("output_norm.weight", "model.norm.weight")
+    }
+
+    fn pick(&self, gguf: &str, huggingface: &str) -> String {
+        match self.naming {
+            Naming::Gguf => gguf.into(),
+            Naming::HuggingFace { root } => match huggingface.strip_prefix("model.") {
+                Some(rest) => format!("{root}{rest}"),
+                None => format!("{}{huggingface}", root.trim_end_matches("model.")),
+            },
+        }
+    }
+
+    /// A tensor of layer `layer` by its role in the decoder.
+    pub fn layer(&self, layer: usize, role: &str) -> String {
+        let with_role = |names: &'static [(&str, &str, &str)]| {
+            names.iter().find(|(of, _, _)| *of == role).map(|(_, gguf, hf)| (*gguf, *hf))
+        };
+        let found = with_role(self.family.names).or_else(|| with_role(LAYER));
+        let (gguf, hf) = found.unwrap_or_else(|| unreachable!("no tensor has the role {role}"));
+        self.pick(&format!("blk.{layer}.{gguf}"), &format!("model.layers.{layer}.{hf}"))
+    }
+
+    /// An expert's matrix: GGUF stacks all experts in one tensor, so `expert` does not show there.
+    pub fn expert(&self, layer: usize, expert: usize, role: &str) -> String {
+        self.layer(layer, role).replace("{expert}", &expert.to_string())
+    }
+}

@@ -1,0 +1,459 @@
+//! The CPU as a backend: the order of its steps.
+
+use forebay_compute::{Cpu, KvCache, KvShape, KvType, MatmulJob, RopeTable};
+use forebay_format::dequantize;
+use forebay_store::FileSet;
+use forebay_stream::{Lease, Residency};
+
+use super::moe::MoeStep;
+use super::products::{add_bias, matmul_beside_reads, matrix, norm_in_place};
+use super::scratch::{Scratch, batch_tokens};
+use crate::ModelError;
+use crate::arch::{Architecture, Layer};
+use crate::backend::{
+    Backend, Batch, Begun, ComputeInfo, End, NextBlock, Step, record_routing, record_rows,
+};
+use crate::weights::{FeedForwardWeights, PartMatrix, Weights};
+
+/// The CPU with its key/value cache, and where blocks are leased.
+pub struct CpuBackend {
+    pub(super) cpu: Cpu,
+    pub(super) files: FileSet,
+    pub(super) residency: Residency,
+    /// The dense block of the layer under way.
+    pub(super) lease: Option<Lease>,
+    pub(super) cache: KvCache,
+    /// Of [`Architecture::ropes`].
+    pub(super) ropes: Vec<RopeTable>,
+    pub(super) scratch: Scratch,
+    /// 0, 1, 2 ... for the whole context.
+    pub(super) positions: Vec<u32>,
+    /// Most tokens that go through the layers together.
+    pub(super) batch: usize,
+    /// Read experts of the next layer ahead by its router's guess.
+    pub(super) prefetch: bool,
+    /// The residual stream `[tokens, hidden]` as the layer before left it to its feed-forward, in batches whose early
+    /// scores are recorded; empty in others.
+    pub(super) early: Vec<f32>,
+}
+
+/// The caches of all layers for `context` positions.
+fn cache_shapes(architecture: &Architecture, context: usize) -> Vec<KvShape> {
+    let batch = batch_tokens(architecture, context);
+    let attention = &architecture.attention;
+    let shape = |layer: &Layer| KvShape {
+        kv_heads: attention.kv_heads,
+        head_dim_k: attention.head_dim,
+        head_dim_v: attention.value_dim,
+        values_in_keys: attention.latent.is_some(),
+        context,
+        window: layer.window,
+        rows: layer.kv_rows(batch, context),
+    };
+    architecture.layers.iter().map(shape).collect()
+}
+
+/// Bytes that keys and values of `context` positions take in host memory.
+pub fn cache_bytes(architecture: &Architecture, context: usize, kind: KvType) -> u64 {
+    let shapes = cache_shapes(architecture, context);
+    let bytes = shapes.iter().map(|shape| shape.bytes(kind).unwrap_or(u64::MAX));
+    bytes.fold(0, u64::saturating_add)
+}
+
+impl CpuBackend {
+    /// Reserves activations and `context` positions of key/value cache; `residency` has all blocks. With `prefetch`, experts of the next layer are
+    /// read ahead by its router's guess while a single token is computed: of no effect where everything is resident,
+    /// and never changes a result.
+    ///
+    /// # Errors
+    /// A rotary embedding or a context that the description's numbers do not allow.
+    #[allow(clippy::too_many_arguments, reason = "each is moved in once")]
+    pub fn new(
+        architecture: &Architecture,
+        weights: &Weights,
+        cpu: Cpu,
+        files: FileSet,
+        residency: Residency,
+        context: usize,
+        kv_type: KvType,
+        prefetch: bool,
+    ) -> Result<CpuBackend, ModelError> {
+        let batch = batch_tokens(architecture, context);
+        let cache = KvCache::new(&cache_shapes(architecture, context), kv_type)?;
+        let ropes = architecture.rope_tables(weights.rope_factors.as_ref(), context)?;
+        let scratch = Scratch::reserve(architecture, weights, batch);
+        let prefetch = prefetch && !residency.plan().fully_resident;
+        Ok(CpuBackend {
+            cpu,
+            files,
+            residency,
+            lease: None,
+            cache,
+            ropes,
+            scratch,
+            positions: (0..context as u32).collect(),
+            batch,
+            prefetch,
+            early: Vec::new(),
+        })
+    }
+
+    /// Adds the last block's output to the residual stream. A NaN would spread to every later token and look like a
+    /// model that writes nonsense, so there must be none.
+    fn add(&mut self, step: &Step<'_>, block: NextBlock) -> Result<(), ModelError> {
+        let hidden = step.architecture.hidden;
+        let added = &step.weights.layers[step.added_layer(block)];
+        let post_norm = match block {
+            NextBlock::FeedForward => &added.attention_post_norm,
+            NextBlock::Attention | NextBlock::Head => &added.feed_forward_post_norm,
+        };
+        let out = &mut self.scratch.block_out[..step.count * hidden];
+        norm_in_place(&self.cpu, out, post_norm.as_deref(), step.architecture.norm_epsilon);
+        let x = &mut self.scratch.x[..step.count * hidden];
+        self.cpu.add_assign(x, out);
+        // A sum of magnitudes is finite only if all are, and vectorises; overflow of the sum
+        // itself would need values that no later norm could use either.
+        let finite = |row: &[f32]| row.iter().map(|value| value.abs()).sum::<f32>().is_finite();
+        match x.chunks_exact(hidden).position(|row| !finite(row)) {
+            None => Ok(()),
+            Some(row) => {
+                let (layer, token) = (step.added_layer(block), step.position + row);
+                Err(ModelError::NumericFailure { layer, token })
+            }
+        }
+    }
+
+    /// A gated feed-forward of the layer's dense block: of the normed stream into `block_out`.
+    fn gated(&mut self, step: &Step<'_>, parts: [PartMatrix; 3]) -> Result<(), ModelError> {
+        let [gate, up, down] = parts;
+        let CpuBackend { cpu, residency, lease, scratch, .. } = self;
+        let lease = lease.as_ref().expect("the layer was entered");
+        let (hidden, width, count) = (step.architecture.hidden, gate.rows, step.count);
+        let normed = &scratch.normed[..count * hidden];
+        scratch.dense_input.prepare(cpu, normed, count, hidden, &[gate.ty, up.ty]);
+        let gate_out = &mut scratch.gate[..count * width];
+        let up_out = &mut scratch.up[..count * width];
+        let x = &scratch.dense_input;
+        let mut jobs = [
+            MatmulJob { w: matrix(residency, lease, &gate), x, tokens: None, out: gate_out },
+            MatmulJob { w: matrix(residency, lease, &up), x, tokens: None, out: up_out },
+        ];
+        matmul_beside_reads(cpu, residency, &mut jobs)?;
+        let inner = &mut scratch.gate[..count * width];
+        cpu.gate_in_place(step.architecture.gating, inner, &scratch.up[..count * width]);
+        scratch.inner.prepare(cpu, inner, count, width, &[down.ty]);
+        let out = &mut scratch.block_out[..count * hidden];
+        let w = matrix(residency, lease, &down);
+        let job = MatmulJob { w, x: &scratch.inner, tokens: None, out };
+        matmul_beside_reads(cpu, residency, &mut [job])
+    }
+
+    /// While this layer's experts are on their way: what would the next layer's router choose for
+    /// the token as it is now? Reads those experts ahead, on what the demand leaves of the disk.
+    fn prefetch_next(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
+        let next = Step { layer: step.layer + 1, ..*step };
+        let Some(layer) = step.weights.layers.get(next.layer) else { return Ok(()) };
+        let FeedForwardWeights::Experts { router, vectors, .. } = &layer.feed_forward else {
+            return Ok(());
+        };
+        let experts = next.experts();
+        let CpuBackend { cpu, residency, scratch, .. } = self;
+        let Some(lease) = residency.dense_if_present(next.layer as u32) else { return Ok(()) };
+        let hidden = step.architecture.hidden;
+        // This layer's products have their input from `normed` already; `block_out` may hold a shared expert's output.
+        let normed = &mut scratch.normed[..hidden];
+        let epsilon = step.architecture.norm_epsilon;
+        cpu.rms_norm(&scratch.x[..hidden], &layer.feed_forward_norm, epsilon, normed);
+        scratch.inner.prepare(cpu, normed, 1, hidden, &[router.ty]);
+        let out = &mut scratch.moe.guess_scores[..experts.count];
+        let w = matrix(residency, &lease, router);
+        cpu.matmul(&mut [MatmulJob { w, x: &scratch.inner, tokens: None, out: &mut *out }]);
+        add_bias(cpu, out, vectors.router_bias.as_deref());
+        drop(lease);
+        let rule = experts.rule(vectors.correction_bias.as_deref());
+        scratch.moe.prefetch(cpu, next.layer, experts, &rule, residency)
+    }
+}
+
+impl Backend for CpuBackend {
+    fn info(&self) -> ComputeInfo {
+        ComputeInfo {
+            threads: self.cpu.pool().threads(),
+            isa: self.cpu.isa().to_string(),
+            description: self.cpu.describe(),
+            vram: None,
+        }
+    }
+
+    fn batch_tokens(&self) -> usize {
+        self.batch
+    }
+
+    fn was_cut_short(&self) -> bool {
+        self.cpu.pool().was_cut_short()
+    }
+
+    fn context(&self) -> usize {
+        self.cache.context()
+    }
+
+    fn cache_bytes(&self) -> u64 {
+        self.cache.bytes()
+    }
+
+    fn truncate(&mut self, position: usize) -> usize {
+        let position = self.cache.resumable(position);
+        self.cache.truncate(position);
+        position
+    }
+
+    fn residency(&self) -> Option<&Residency> {
+        Some(&self.residency)
+    }
+
+    fn residency_mut(&mut self) -> Option<&mut Residency> {
+        Some(&mut self.residency)
+    }
+
+    /// Reads the tokens' rows of the embedding table into the residual stream.
+    fn begin(&mut self, step: &Step<'_>, batch: &Batch<'_>) -> Result<Begun, ModelError> {
+        self.lease = None;
+        let embedding = &step.weights.embedding;
+        let row_bytes = embedding.row_bytes as u64;
+        let rows = self.scratch.x.chunks_exact_mut(step.architecture.hidden);
+        for (token, row) in batch.tokens.iter().zip(rows) {
+            let mut extent = embedding.extent;
+            extent.offset += u64::from(*token) * row_bytes;
+            extent.length = row_bytes;
+            self.files.read_exact(extent, &mut self.scratch.embedding_row)?;
+            dequantize(embedding.ty, &self.scratch.embedding_row, row)?;
+            let scale = step.architecture.embedding_scale;
+            if scale != 1.0 {
+                row.iter_mut().for_each(|value| *value *= scale);
+            }
+        }
+        let early = if batch.scores { step.count * step.architecture.hidden } else { 0 };
+        self.early.resize(early, 0.0);
+        // A batch without logits skips the head: its chunks must not be read ahead in vain.
+        let head = if batch.end == End::Nothing { 0 } else { step.weights.head.len() };
+        self.residency.set_dense_cycle(step.architecture.layers.len() + head);
+        Ok(Begun::Layers)
+    }
+
+    fn enter_layer(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
+        // The last block's slot is free before another is asked for.
+        self.lease = None;
+        self.lease = Some(self.residency.dense(step.layer as u32)?);
+        // The feed-forward's output is added by the next norm only, so this is still the stream without it.
+        let stream = &self.scratch.x[..self.early.len()];
+        self.early.copy_from_slice(stream);
+        Ok(())
+    }
+
+    fn norm(&mut self, step: &Step<'_>, block: NextBlock, add: bool) -> Result<(), ModelError> {
+        if add {
+            self.add(step, block)?;
+        }
+        let weight = match block {
+            NextBlock::Attention => &step.layer_weights().attention_norm,
+            NextBlock::FeedForward => &step.layer_weights().feed_forward_norm,
+            NextBlock::Head => &step.weights.final_norm,
+        };
+        let values = step.count * step.architecture.hidden;
+        let (x, normed) = (&self.scratch.x[..values], &mut self.scratch.normed[..values]);
+        self.cpu.rms_norm(x, weight, step.architecture.norm_epsilon, normed);
+        Ok(())
+    }
+
+    fn project(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
+        self.project_layer(step)
+    }
+
+    fn attend(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
+        self.attend_layer(step);
+        Ok(())
+    }
+
+    fn project_output(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
+        self.project_layer_output(step)
+    }
+
+    fn dense_feed_forward(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
+        let FeedForwardWeights::Dense { gate, up, down } = step.layer_weights().feed_forward else {
+            unreachable!("the caller looked at the weights");
+        };
+        self.gated(step, [gate, up, down])
+    }
+
+    fn gives_early_scores(&self) -> bool {
+        true
+    }
+
+    /// Computed here and not one layer earlier, when a guess would need them: this layer's router is in memory now.
+    fn early_scores(&mut self, step: &Step<'_>, scores: &mut [f32]) -> Result<(), ModelError> {
+        let FeedForwardWeights::Experts { router, vectors, .. } =
+            &step.layer_weights().feed_forward
+        else {
+            unreachable!("the caller looked at the weights");
+        };
+        let CpuBackend { cpu, residency, lease, scratch, early, .. } = self;
+        let lease = lease.as_ref().expect("the layer was entered");
+        let (experts, count, hidden) = (step.experts().count, step.count, step.architecture.hidden);
+        // `block_out` has been added, and `inner` is free until the experts.
+        let normed = &mut scratch.block_out[..count * hidden];
+        let weight = &step.layer_weights().feed_forward_norm;
+        cpu.rms_norm(&early[..count * hidden], weight, step.architecture.norm_epsilon, normed);
+        scratch.inner.prepare(cpu, normed, count, hidden, &[router.ty]);
+        let out = &mut scratch.moe.scores[..count * experts];
+        let w = matrix(residency, lease, router);
+        cpu.matmul(&mut [MatmulJob { w, x: &scratch.inner, tokens: None, out: &mut *out }]);
+        add_bias(cpu, out, vectors.router_bias.as_deref());
+        if let Some(value) = out.iter().position(|score| !score.is_finite()) {
+            let (layer, token) = (step.layer, step.position + value / experts);
+            return Err(ModelError::NumericFailure { layer, token });
+        }
+        let described = &step.architecture.layers;
+        let counts = |layers: &[Layer]| layers.iter().map(Layer::experts).sum::<usize>();
+        let (first, all) = (counts(&described[..step.layer]), counts(described));
+        for (from, to) in out.chunks_exact(experts).zip(scores.chunks_exact_mut(all)) {
+            to[first..first + experts].copy_from_slice(from);
+        }
+        Ok(())
+    }
+
+    fn route(&mut self, step: &Step<'_>, routing: Option<&mut [i32]>) -> Result<(), ModelError> {
+        let FeedForwardWeights::Experts { router, gate, up, shared, vectors, .. } =
+            &step.layer_weights().feed_forward
+        else {
+            unreachable!("the caller looked at the weights");
+        };
+        let (experts, count, hidden) = (step.experts(), step.count, step.architecture.hidden);
+        let lease = self.lease.as_ref().expect("the layer was entered");
+        let w = matrix(&self.residency, lease, router);
+        let Scratch { input, normed, moe, .. } = &mut self.scratch;
+        let types = [router.ty, gate.ty, up.ty];
+        input.prepare(&self.cpu, &normed[..count * hidden], count, hidden, &types);
+        let out = &mut moe.scores[..count * experts.count];
+        self.cpu.matmul(&mut [MatmulJob { w, x: input, tokens: None, out: &mut *out }]);
+        add_bias(&self.cpu, out, vectors.router_bias.as_deref());
+        if shared.is_none() {
+            // The dense block is done with; its slot may take the next layer while experts compute.
+            self.lease = None;
+        }
+        let rule = experts.rule(vectors.correction_bias.as_deref());
+        moe.route(&self.cpu, count, experts, &rule, step.chosen)?;
+        if let Some(routing) = routing {
+            let layers = step.architecture.layers.len();
+            record_routing(moe.chosen(count, experts), routing, step.layer, layers, count);
+        }
+        moe.begin(step.layer, &mut self.residency)?;
+        if let Some(shared) = shared {
+            // Beside the reads of those that are missing.
+            self.gated(step, *shared)?;
+            self.lease = None;
+        }
+        if self.prefetch && count == 1 {
+            self.prefetch_next(step)?;
+        }
+        Ok(())
+    }
+
+    fn gives_routing_weights(&self) -> bool {
+        true
+    }
+
+    fn routing_weights(&self, step: &Step<'_>, weights: &mut [f32]) {
+        let chosen = self.scratch.moe.chosen_weights(step.count, step.experts());
+        let layers = step.architecture.layers.len();
+        record_rows(chosen, |weight| weight, weights, step.layer, layers, step.count);
+    }
+
+    fn experts(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
+        let FeedForwardWeights::Experts { gate, up, down, shared, vectors, .. } =
+            &step.layer_weights().feed_forward
+        else {
+            unreachable!("the caller looked at the weights");
+        };
+        let CpuBackend { cpu, residency, scratch, .. } = self;
+        let (count, hidden) = (step.count, step.architecture.hidden);
+        let moe_step = MoeStep {
+            experts: step.experts(),
+            gate: *gate,
+            up: *up,
+            down: *down,
+            biases: vectors.biases.as_ref(),
+            gating: step.architecture.gating,
+            hidden,
+            count,
+        };
+        // What every token has is in `block_out` already.
+        let (block_out, normed) = (&mut scratch.block_out, &mut scratch.normed);
+        let (out, beside) = match shared {
+            None => (&mut block_out[..count * hidden], None),
+            Some(_) => (&mut normed[..count * hidden], Some(&mut block_out[..count * hidden])),
+        };
+        scratch.moe.compute(&moe_step, cpu, residency, &scratch.input)?;
+        scratch.moe.combine(&moe_step, cpu, out);
+        if let Some(beside) = beside {
+            cpu.add_assign(beside, out);
+        }
+        Ok(())
+    }
+
+    /// In chunks of the vocabulary.
+    fn head(
+        &mut self,
+        step: &Step<'_>,
+        first: usize,
+        logits: &mut Vec<f32>,
+    ) -> Result<(), ModelError> {
+        self.add(step, NextBlock::Head)?;
+        self.lease = None;
+        let CpuBackend { cpu, residency, scratch, .. } = self;
+        let (hidden, vocabulary) = (step.architecture.hidden, step.architecture.vocabulary);
+        let rows = step.count - first;
+        let x = &scratch.x[first * hidden..step.count * hidden];
+        let normed = &mut scratch.normed[..rows * hidden];
+        cpu.rms_norm(x, &step.weights.final_norm, step.architecture.norm_epsilon, normed);
+        let ty = step.weights.head[0].matrix.ty;
+        scratch.input.prepare(cpu, normed, rows, hidden, &[ty]);
+        let base = logits.len();
+        logits.resize(base + rows * vocabulary, 0.0);
+        let layers = step.architecture.layers.len();
+        for (index, chunk) in step.weights.head.iter().enumerate() {
+            let lease = residency.dense((layers + index) as u32)?;
+            let w = matrix(residency, &lease, &chunk.matrix);
+            let chunk_rows = chunk.matrix.rows;
+            let x = &scratch.input;
+            if rows == 1 {
+                // A chunk of one row of logits is contiguous: write in place.
+                let start = base + chunk.first_row;
+                let out = &mut logits[start..start + chunk_rows];
+                matmul_beside_reads(cpu, residency, &mut [MatmulJob { w, x, tokens: None, out }])?;
+                continue;
+            }
+            scratch.chunk_logits.resize(rows * chunk_rows, 0.0);
+            let out = &mut scratch.chunk_logits[..];
+            matmul_beside_reads(cpu, residency, &mut [MatmulJob { w, x, tokens: None, out }])?;
+            for (row, values) in scratch.chunk_logits.chunks_exact(chunk_rows).enumerate() {
+                let start = base + row * vocabulary + chunk.first_row;
+                logits[start..start + chunk_rows].copy_from_slice(values);
+            }
+        }
+        if let Some(cap) = step.architecture.logit_softcap {
+            cpu.softcap_in_place(&mut logits[base..], cap);
+        }
+        match logits[base..].iter().position(|value| !value.is_finite()) {
+            None => Ok(()),
+            Some(index) => {
+                let token = step.position + first + index / vocabulary;
+                Err(ModelError::NumericFailure { layer: layers, token })
+            }
+        }
+    }
+
+    fn end(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
+        self.lease = None;
+        self.add(step, NextBlock::Head)
+    }
+}

@@ -1,0 +1,61 @@
+//! Activations of latent attention.
+
+use forebay_compute::MatmulJob;
+
+use crate::arch::Latent;
+
+/// Activations of latent attention, for one batch.
+#[derive(Default)]
+pub struct LatentScratch {
+    /// Where queries pass through `[tokens, query rank]`.
+    pub(super) q_a: Vec<f32>,
+    /// Queries `[tokens, heads, plain + rotary]`.
+    pub(super) q: Vec<f32>,
+    /// The parts of queries that rotate `[tokens, heads, rotary]`, and those that do not, of all heads.
+    pub(super) q_rotary: Vec<f32>,
+    pub(super) q_plain: Vec<f32>,
+    /// `[tokens, rank + rotary]`, then apart.
+    pub(super) kv_a: Vec<f32>,
+    pub(super) k_rotary: Vec<f32>,
+    /// Products of one matrix for each head `[heads, tokens, rows]`.
+    pub(super) by_head: Vec<f32>,
+    /// Outputs of all heads `[tokens, heads, value]`.
+    pub(super) values: Vec<f32>,
+    /// Rows of each head `[heads, batch]`: `token * heads + head`.
+    pub(super) rows: Vec<u32>,
+    pub(super) batch: usize,
+    /// Always empty between calls; kept for its memory.
+    pub(super) jobs: Vec<MatmulJob<'static>>,
+}
+
+impl LatentScratch {
+    pub fn reserve(latent: Option<&Latent>, heads: usize, batch: usize) -> LatentScratch {
+        let Some(latent) = latent else { return LatentScratch::default() };
+        let floats = |width: usize| vec![0.0; batch * width];
+        let rows = (0..heads).flat_map(|head| (0..batch).map(move |token| token * heads + head));
+        LatentScratch {
+            q_a: floats(latent.query_rank.unwrap_or(0)),
+            q: floats(heads * (latent.plain + latent.rotary)),
+            q_rotary: floats(heads * latent.rotary),
+            q_plain: floats(heads * latent.plain),
+            kv_a: floats(latent.rank + latent.rotary),
+            k_rotary: floats(latent.rotary),
+            by_head: floats(heads * latent.rank.max(latent.value)),
+            values: floats(heads * latent.value),
+            rows: rows.map(|row| row as u32).collect(),
+            batch,
+            jobs: Vec::with_capacity(heads),
+        }
+    }
+
+    /// Floats that a token of a batch takes.
+    pub fn floats_per_token(latent: Option<&Latent>, heads: usize) -> usize {
+        latent.map_or(0, |latent| {
+            let Latent { query_rank, rank, plain, rotary, value } = *latent;
+            query_rank.unwrap_or(0)
+                + rank
+                + 2 * rotary
+                + heads * (2 * (plain + rotary) + rank.max(value) + value + 1)
+        })
+    }
+}

@@ -1,0 +1,491 @@
+//! The GPU as a backend: the order of its steps.
+
+use forebay_compute::Cpu;
+use forebay_cuda::{
+    Added, AttentionInputs, DevicePtr, FiniteFlag, Gating, Gpu, KvLayer, KvLayerShape,
+    MATVEC_TOKENS, NarrowActivations, Norm, Normed, RoundedActivations, TOP_K_MAX, TopK,
+    shares_reads, takes_rounded,
+};
+use forebay_stream::{MemoryPlan, Residency};
+
+use super::embedding::EmbeddingRows;
+use super::exchange::Exchange;
+use super::memory::{self, DeviceArena, DevicePlan};
+use super::places::{ActivationPlaces, HEAD_ROWS, KvLayerPlaces};
+use super::products::{Product, Products};
+use super::recording::Recordings;
+use super::streamed::Streamed;
+use super::streamed_units::StreamedUnits;
+use super::vectors::LayerVectors;
+use crate::ModelError;
+use crate::arch::Architecture;
+use crate::backend::{Backend, Batch, Begun, ComputeInfo, End, NextBlock, Step, record_routing};
+use crate::sharing::{UnitPlan, attention_of, feed_forward_of};
+use crate::statistics::{DeviceExperts, DeviceUnits, VramUse};
+use crate::weights::{FeedForwardWeights, PartMatrix, Weights};
+
+/// Contexts up to here share one way to split attention, longer ones that of the next power of two.
+const SMALLEST_CAPACITY: usize = 256;
+
+/// A GPU with a model in its memory.
+pub struct CudaBackend {
+    pub(super) gpu: Gpu,
+    pub(super) plan: DevicePlan,
+    pub(super) arena: DeviceArena,
+    pub(super) products: Products,
+    pub(super) exchange: Exchange,
+    pub(super) recordings: Recordings,
+    /// If the embedding table is not on the GPU.
+    pub(super) embedding_rows: Option<EmbeddingRows>,
+    /// Units of a dense model, if not all of them are on the GPU.
+    pub(super) units: Option<StreamedUnits>,
+    /// Experts, if not all of them are on the GPU.
+    pub(super) streamed: Option<Streamed>,
+    /// Types whose products with two to eight tokens are made one token after the other, for the description.
+    one_by_one: String,
+    /// The batch at hand was a token whose recorded work asked for its experts.
+    pub(super) served: bool,
+    /// Its recorded work has given up, and is done layer by layer.
+    pub(super) resuming: bool,
+    /// The projections at hand, if attention finishes them by itself.
+    pub(super) inputs: Option<AttentionInputs>,
+    /// What the next norm adds, if the last block's output is not where it usually is.
+    pub(super) outputs: Option<Added>,
+    /// Tokens for which rows of latent attention are sorted by head.
+    pub(super) sorted_heads: usize,
+    /// Positions below this were written since the cache was last empty: their rows are taken.
+    pub(super) written: usize,
+    pub(super) vocabulary: usize,
+    pub(super) flags: Vec<u32>,
+    pub(super) chosen: Vec<u32>,
+}
+
+impl CudaBackend {
+    pub(super) fn new(
+        gpu: Gpu,
+        plan: DevicePlan,
+        arena: DeviceArena,
+        architecture: &Architecture,
+        weights: &Weights,
+        exact: bool,
+        record: bool,
+    ) -> Result<CudaBackend, ModelError> {
+        let ropes =
+            architecture.rope_tables(weights.rope_factors.as_ref(), plan.kv_shape.context)?;
+        memory::upload_tables(&gpu, &plan, &arena, &ropes, weights)?;
+        let at = &plan.activations;
+        let rounded = RoundedActivations {
+            codes: arena.activation(at.codes),
+            scales: arena.activation(at.code_scales),
+        };
+        let narrow = NarrowActivations {
+            high: arena.activation(at.high),
+            low: arena.activation(at.low),
+            scales: arena.activation(at.narrow_scales),
+        };
+        let rounds = weights.matrix_types().into_iter().any(takes_rounded);
+        Ok(CudaBackend {
+            products: Products::new(exact, rounds, rounded, narrow),
+            exchange: Exchange::new(&gpu, at.exchange_places, arena.activation(at.exchange))?,
+            recordings: Recordings::new(record && plan.units.all_in_vram()),
+            embedding_rows: None,
+            units: None,
+            streamed: None,
+            one_by_one: one_by_one(weights, exact),
+            served: false,
+            resuming: false,
+            inputs: None,
+            outputs: None,
+            sorted_heads: 0,
+            written: 0,
+            vocabulary: architecture.vocabulary,
+            flags: vec![0; 1 + architecture.layers.len()],
+            chosen: vec![0; at.batch * architecture.experts_per_token()],
+            gpu,
+            plan,
+            arena,
+        })
+    }
+
+    pub(super) fn at(&self) -> &ActivationPlaces {
+        &self.plan.activations
+    }
+
+    pub(super) fn float(&self, at: u64) -> DevicePtr<f32> {
+        self.arena.activation(at)
+    }
+
+    pub(super) fn vectors(&self) -> DevicePtr<f32> {
+        self.arena.activation(self.at().vectors)
+    }
+
+    pub(super) fn layer_vectors(&self, step: &Step<'_>) -> LayerVectors {
+        self.plan.vectors.layers[step.layer]
+    }
+
+    pub(super) fn product(&self, step: &Step<'_>, matrix: PartMatrix, out: u64) -> Product {
+        let data = match (self.plan.weights.layers[step.layer][matrix.part], &self.units) {
+            (Some(at), _) => self.arena.dense(at),
+            (None, Some(units)) => units.part(matrix.part),
+            (None, None) => unreachable!("what is not on the GPU is on its way"),
+        };
+        Product { matrix, data, out: self.float(out) }
+    }
+
+    pub(super) fn kv_layer(&self, step: &Step<'_>) -> KvLayer {
+        let KvLayerPlaces { rows, keys, values, .. } = self.plan.kv.layers[step.layer];
+        let shape = KvLayerShape { rows, ..self.plan.kv_shape };
+        KvLayer { shape, keys: self.arena.kv(keys), values: self.arena.kv(values) }
+    }
+
+    /// Where what follows the block number `block` reports rows that are not finite: blocks are counted from the
+    /// attention of layer 0, so that the first one wins.
+    pub(super) fn finite_flag(&self, block: usize, first_row: usize) -> FiniteFlag {
+        FiniteFlag { flag: self.exchange.flags(), first_tag: block * self.at().batch + first_row }
+    }
+
+    /// What is added is normed first, where the description has such norms.
+    pub(super) fn post_norm(
+        &self,
+        step: &Step<'_>,
+        block: NextBlock,
+        added: Added,
+    ) -> Result<Added, ModelError> {
+        let vectors = &self.plan.vectors.layers[step.added_layer(block)];
+        let weight = match block {
+            NextBlock::FeedForward => vectors.attention_post_norm,
+            NextBlock::Attention | NextBlock::Head => vectors.feed_forward_post_norm,
+        };
+        let (Some(weight), Added::Rows(rows)) = (weight, &added) else { return Ok(added) };
+        let norm = Norm {
+            weight: self.vectors().offset(weight),
+            width: step.architecture.hidden,
+            epsilon: step.architecture.norm_epsilon,
+        };
+        self.gpu.rms_norm(*rows, Added::Nothing, &norm, Normed::plain(*rows), step.count, None)?;
+        Ok(added)
+    }
+
+    /// Into how many parts the context is cut.
+    pub(super) fn attention_splits(&self, step: &Step<'_>) -> usize {
+        let shape = &self.plan.kv_shape;
+        let end = step.position + step.count;
+        let capacity = end.next_power_of_two().max(SMALLEST_CAPACITY).min(shape.context);
+        self.gpu.attention_splits(shape, step.architecture.attention.heads, step.count, capacity)
+    }
+
+    /// Logits of rows `from ..` of the normed stream.
+    pub(super) fn queue_head_rows(
+        &self,
+        step: &Step<'_>,
+        from: usize,
+        rows: usize,
+    ) -> Result<(), ModelError> {
+        let vocabulary = step.architecture.vocabulary;
+        let matrix = PartMatrix { rows: vocabulary, ..step.weights.head[0].matrix };
+        let (data, out) = (self.arena.dense(self.plan.weights.head), self.exchange.logits());
+        let x = self.float(self.at().normed).offset(from * step.architecture.hidden);
+        self.products.dense(&self.gpu, x, rows, &[Product { matrix, data, out }])?;
+        if let Some(cap) = step.architecture.logit_softcap {
+            self.gpu.softcap(out, rows, vocabulary, cap)?;
+        }
+        let flag = self.finite_flag(2 * step.architecture.layers.len(), from);
+        self.gpu.check_finite(out, rows, vocabulary, flag)?;
+        Ok(())
+    }
+
+    /// Ends a batch with the logits of its last row, all or the largest, and waits for them.
+    pub(super) fn finish_row(&mut self, step: &Step<'_>, end: End) -> Result<(), ModelError> {
+        if !self.recordings.is_recorded() {
+            self.queue_end(step, end)?;
+        }
+        self.queue_recorded(step.weights)?;
+        self.resume(step, end)?;
+        self.check(step)
+    }
+
+    /// Queues the last norm, the logits of the last row, all or the largest, and their way to the host.
+    pub(super) fn queue_end(&mut self, step: &Step<'_>, end: End) -> Result<(), ModelError> {
+        self.norm(step, NextBlock::Head, true)?;
+        self.queue_head_rows(step, step.count - 1, 1)?;
+        if let End::Largest(count) = end {
+            let what = TopK { rows: 1, vocabulary: step.architecture.vocabulary, k: count };
+            let scratch = self.arena.activation(self.at().top_k_scratch);
+            let ids = self.exchange.largest();
+            let values = ids.offset(count).cast();
+            self.gpu.top_k(&what, self.exchange.logits(), scratch, ids, values)?;
+        }
+        Ok(self.exchange.queue_down(&self.gpu, end)?)
+    }
+
+    /// Queues what is recorded of the batch at hand, if it is, and answers what it asks.
+    pub(super) fn queue_recorded(&mut self, weights: &Weights) -> Result<(), ModelError> {
+        let CudaBackend { gpu, plan, arena, recordings, streamed, .. } = self;
+        let Some(graph) = recordings.finish(gpu)? else { return Ok(()) };
+        let Some(streamed) = streamed else { return Ok(gpu.queue_graph(graph)?) };
+        streamed.upload_tables(gpu, plan, arena)?;
+        gpu.queue_graph(graph)?;
+        streamed.serve(gpu, plan, arena, weights)?;
+        self.served = true;
+        Ok(())
+    }
+
+    /// Waits for the batch and reports what its kernels found.
+    pub(super) fn check(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
+        if let Some(units) = &mut self.units {
+            units.end(&self.gpu)?;
+        }
+        self.exchange.wait(&self.gpu, &mut self.flags)?;
+        self.report_flags(step, usize::MAX)
+    }
+
+    /// Reports values that were not finite in layers up to number `last`, the feed-forward of that one left out, as the flags
+    /// that have come say.
+    pub(super) fn report_flags(&self, step: &Step<'_>, last: usize) -> Result<(), ModelError> {
+        let batch = self.at().batch;
+        let layers = step.architecture.layers.len();
+        let stream = Some(self.flags[0]).filter(|tag| *tag != u32::MAX).map(|tag| {
+            // Two blocks of every layer, then the logits.
+            let (block, row) = (tag as usize / batch, tag as usize % batch);
+            (block, row)
+        });
+        let stream = stream.filter(|(block, _)| *block <= last.saturating_mul(2));
+        let stream = stream.map(|(block, row)| (block / 2, row));
+        let routers = self.flags[1..=layers].iter().position(|token| *token != u32::MAX);
+        let router = routers.filter(|layer| *layer <= last);
+        let router = router.map(|layer| (layer, self.flags[1 + layer] as usize));
+        match stream.into_iter().chain(router).min() {
+            None => Ok(()),
+            Some((layer, row)) => {
+                Err(ModelError::NumericFailure { layer, token: step.position + row })
+            }
+        }
+    }
+}
+
+/// Says which weight types have no kernels for batches of two to eight tokens, if there are any.
+fn one_by_one(weights: &Weights, exact: bool) -> String {
+    let types = weights.matrix_types().into_iter().filter(|&ty| !exact && !shares_reads(ty));
+    let names: Vec<String> = types.map(|ty| ty.to_string()).collect();
+    match names.is_empty() {
+        true => String::new(),
+        false => format!(", {} token by token in batches of up to 8", names.join(" and ")),
+    }
+}
+
+impl Backend for CudaBackend {
+    fn info(&self) -> ComputeInfo {
+        let (major, minor) = self.gpu.compute_capability();
+        let arithmetic = if self.products.exact { "exact" } else { "fast" };
+        let memory = self.gpu.memory_bytes().ok();
+        let cpu = self.cpu_beside();
+        let beside = |what: fn(&Cpu) -> String| cpu.map_or(String::new(), what);
+        ComputeInfo {
+            threads: cpu.map_or(1, |cpu| cpu.pool().threads()),
+            isa: format!("sm_{major}{minor}{}", beside(|cpu| format!(" and {}", cpu.isa()))),
+            description: format!(
+                "{}, compute capability {major}.{minor}, {} multiprocessors, {arithmetic} arithmetic{}{}",
+                self.gpu.name(),
+                self.gpu.multiprocessors(),
+                self.one_by_one,
+                beside(|cpu| format!("; {}", cpu.describe()))
+            ),
+            vram: Some(VramUse {
+                driver_used_bytes: memory.map(|(free, total)| total - free),
+                driver_total_bytes: memory.map(|(_, total)| total),
+                ..self.plan.vram.clone()
+            }),
+        }
+    }
+
+    fn batch_tokens(&self) -> usize {
+        self.at().batch
+    }
+
+    fn context(&self) -> usize {
+        self.plan.kv_shape.context
+    }
+
+    fn cache_bytes(&self) -> u64 {
+        self.plan.vram.kv_cache_bytes
+    }
+
+    /// Kernels read no position that the batch does not ask for, so nothing is to be done, if it can be.
+    fn truncate(&mut self, position: usize) -> usize {
+        let position = self.plan.kv.resumable(self.written, position);
+        if position == 0 {
+            self.written = 0;
+        }
+        position
+    }
+
+    fn residency(&self) -> Option<&Residency> {
+        let units = self.units.as_ref().map(StreamedUnits::host);
+        units.or(self.streamed.as_ref().map(Streamed::host))
+    }
+
+    fn residency_mut(&mut self) -> Option<&mut Residency> {
+        let units = self.units.as_mut().map(StreamedUnits::host_mut);
+        units.or(self.streamed.as_mut().map(Streamed::host_mut))
+    }
+
+    fn slots(&self) -> Option<&MemoryPlan> {
+        self.plan.tier.as_ref().map(|tier| &tier.plan)
+    }
+
+    fn units(&self) -> Option<&UnitPlan> {
+        Some(&self.plan.units).filter(|units| !units.all_in_vram())
+    }
+
+    fn device_experts(&self) -> Option<DeviceExperts> {
+        self.streamed.as_ref().map(Streamed::statistics)
+    }
+
+    fn device_units(&self) -> Option<DeviceUnits> {
+        self.units.as_ref().map(StreamedUnits::statistics)
+    }
+
+    fn begin(&mut self, step: &Step<'_>, batch: &Batch<'_>) -> Result<Begun, ModelError> {
+        self.begin_batch(step, batch)
+    }
+
+    fn enter_layer(&mut self, _step: &Step<'_>) -> Result<(), ModelError> {
+        Ok(())
+    }
+
+    fn norm(&mut self, step: &Step<'_>, block: NextBlock, add: bool) -> Result<(), ModelError> {
+        let weight = match block {
+            NextBlock::Attention => self.layer_vectors(step).attention_norm,
+            NextBlock::FeedForward => self.layer_vectors(step).feed_forward_norm,
+            NextBlock::Head => self.plan.vectors.final_norm,
+        };
+        let norm = Norm {
+            weight: self.vectors().offset(weight),
+            width: step.architecture.hidden,
+            epsilon: step.architecture.norm_epsilon,
+        };
+        let x = self.float(self.at().x);
+        let exchanged = match block {
+            NextBlock::FeedForward => self.exchanged(step.layer),
+            NextBlock::Attention | NextBlock::Head => None,
+        };
+        let rows = exchanged.map_or(self.float(self.at().normed), |[input, _]| input);
+        let (mut added, mut flag) = (Added::Nothing, None);
+        if add {
+            let usual = Added::Rows(self.float(self.at().block_out));
+            added = self.outputs.take().unwrap_or(usual);
+            added = self.post_norm(step, block, added)?;
+            let block = 2 * step.added_layer(block) + usize::from(block != NextBlock::FeedForward);
+            flag = Some(self.finite_flag(block, 0));
+        }
+        let rounded = match exchanged {
+            Some(_) => None,
+            None => self.products.rounded_too(rows, step.count, step.architecture.hidden),
+        };
+        self.gpu.rms_norm(x, added, &norm, Normed { rows, rounded }, step.count, flag)?;
+        Ok(())
+    }
+
+    fn project(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
+        self.enter_unit(attention_of(step.layer))?;
+        self.project_layer(step)
+    }
+
+    fn attend(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
+        self.attend_layer(step)
+    }
+
+    fn project_output(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
+        self.project_layer_output(step)?;
+        self.leave_unit(attention_of(step.layer))
+    }
+
+    fn dense_feed_forward(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
+        let FeedForwardWeights::Dense { gate, up, down } = step.layer_weights().feed_forward else {
+            unreachable!("the caller looked at the weights");
+        };
+        let unit = feed_forward_of(step.layer);
+        self.enter_unit(unit)?;
+        if !self.compute_unit_on_cpu(step, [gate, up, down])? {
+            let (gpu, at) = (&self.gpu, self.at());
+            let pair = [self.product(step, gate, at.gate), self.product(step, up, at.up)];
+            let gating = device_gating(step.architecture.gating);
+            self.products.gated(gpu, gating, self.float(at.normed), step.count, pair)?;
+            let down = self.product(step, down, at.block_out);
+            self.products.dense(gpu, self.float(at.gate), step.count, &[down])?;
+        }
+        self.leave_unit(unit)
+    }
+
+    fn route(&mut self, step: &Step<'_>, routing: Option<&mut [i32]>) -> Result<(), ModelError> {
+        self.choose_experts(step, routing)
+    }
+
+    fn recorded_routing(&self, step: &Step<'_>, routing: &mut [i32]) {
+        if let Some(streamed) = self.streamed.as_ref().filter(|_| self.served) {
+            streamed.served_experts(|layer, ids| {
+                record_routing(ids, routing, layer, step.architecture.layers.len(), 1);
+            });
+        }
+    }
+
+    fn experts(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
+        self.multiply_experts(step)
+    }
+
+    fn head(
+        &mut self,
+        step: &Step<'_>,
+        first: usize,
+        logits: &mut Vec<f32>,
+    ) -> Result<(), ModelError> {
+        let vocabulary = step.architecture.vocabulary;
+        if step.count - first == 1 {
+            self.finish_row(step, End::Logits)?;
+            self.exchange.append_row(logits);
+            return Ok(());
+        }
+        self.norm(step, NextBlock::Head, true)?;
+        for from in (first..step.count).step_by(HEAD_ROWS) {
+            let rows = HEAD_ROWS.min(step.count - from);
+            self.queue_head_rows(step, from, rows)?;
+            let base = logits.len();
+            logits.resize(base + rows * vocabulary, 0.0);
+            self.gpu.download_into(self.exchange.logits(), &mut logits[base..])?;
+        }
+        self.exchange.queue_down(&self.gpu, End::Nothing)?;
+        self.check(step)
+    }
+
+    fn largest_count(&self) -> usize {
+        TOP_K_MAX.min(self.vocabulary)
+    }
+
+    fn largest(
+        &mut self,
+        step: &Step<'_>,
+        count: usize,
+        largest: &mut Vec<(f32, u32)>,
+    ) -> Result<(), ModelError> {
+        self.finish_row(step, End::Largest(count))?;
+        self.exchange.append_largest(count, largest);
+        Ok(())
+    }
+
+    fn end(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
+        self.norm(step, NextBlock::Head, true)?;
+        self.exchange.queue_down(&self.gpu, End::Nothing)?;
+        self.check(step)
+    }
+}
+
+/// The kernels' name for how gates work.
+pub(super) fn device_gating(gating: forebay_compute::Gating) -> Gating {
+    match gating {
+        forebay_compute::Gating::Silu => Gating::Silu,
+        forebay_compute::Gating::GeluTanh => Gating::GeluTanh,
+        forebay_compute::Gating::Clamped { alpha, limit } => Gating::Clamped { alpha, limit },
+    }
+}
+
+const _: () = assert!(HEAD_ROWS > MATVEC_TOKENS, "rows of a prompt's logits go to tensor cores");

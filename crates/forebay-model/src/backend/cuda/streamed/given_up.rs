@@ -1,0 +1,96 @@
+//! Tokens whose recorded work has given up waiting for the host: what is known of where, and answers that are given beforehand.
+
+use forebay_cuda::{CudaError, DevicePtr, GivingUp, Gpu};
+use forebay_stream::LayerIndex;
+
+use super::super::memory::{DeviceArena, DevicePlan};
+use super::{LayerOfDevice, Streamed};
+use crate::ModelError;
+use crate::weights::Weights;
+
+impl Streamed {
+    /// How kernels give up, if they do.
+    pub(super) fn giving_up(&self, plan: &DevicePlan, arena: &DeviceArena) -> Option<GivingUp> {
+        let (service, at) = (self.service.as_ref()?, &plan.activations);
+        Some(GivingUp {
+            bound: service.bound?,
+            run: arena.activation(at.fetch_given_up),
+            stream: arena.activation(at.x),
+            kept: arena.activation(at.fetch_kept),
+            width: service.width,
+        })
+    }
+
+    /// Waits for the token's work if it may have given up, and gives the layer from which it has to be done anew.
+    ///
+    /// # Errors
+    /// What went wrong in queued work.
+    pub fn given_up(&self, gpu: &Gpu) -> Result<Option<LayerIndex>, CudaError> {
+        let Some(service) = self.service.as_ref().filter(|service| service.bound.is_some()) else {
+            return Ok(None);
+        };
+        gpu.synchronize()?;
+        Ok(service.mailbox.given_up(service.run).map(|place| service.layers[place]))
+    }
+
+    /// Has the token at hand go on from the layer that gave up: its residual stream is as it was there.
+    ///
+    /// # Errors
+    /// Whatever the driver says.
+    pub fn go_on(
+        &mut self,
+        gpu: &Gpu,
+        plan: &DevicePlan,
+        arena: &DeviceArena,
+    ) -> Result<(), CudaError> {
+        let giving_up = self.giving_up(plan, arena).expect("a run that gives up has a bound");
+        let service = self.service.as_mut().expect("it serves");
+        service.times.given_up += 1;
+        service.mailbox.forget_given_up(gpu, &giving_up)?;
+        let (from, to) = (giving_up.kept.cast(), giving_up.stream.cast());
+        gpu.copy(from, to, size_of::<f32>() * giving_up.width)
+    }
+
+    /// Answers what a layer's kernel is going to ask, before it is queued, unless that was done when it asked in vain. `ids` are
+    /// those of its router, `x` is its normed state.
+    ///
+    /// # Errors
+    /// A failed read or device.
+    pub fn answer_beforehand(
+        &mut self,
+        on: &LayerOfDevice<'_>,
+        weights: &Weights,
+        ids: DevicePtr<u32>,
+        x: DevicePtr<f32>,
+    ) -> Result<(), ModelError> {
+        let service = self.service.as_mut().expect("it serves");
+        let layer = LayerIndex(on.layer as u32);
+        let place = service.layers.binary_search(&layer).expect("the layer has experts");
+        if place < service.answered {
+            return Ok(());
+        }
+        let used = service.used;
+        let mut all = std::mem::take(&mut service.chosen);
+        let chosen = &mut all[place * used..][..used];
+        let mut forced = [0_u32];
+        service.words.read(1, &mut forced);
+        on.gpu.queue_download(ids, &self.ids, 0..used)?;
+        if self.split().is_some() {
+            self.service.as_ref().expect("it serves").mailbox.queue_state(on.gpu, x)?;
+        }
+        on.gpu.synchronize()?;
+        match forced[0] {
+            0 => self.ids.read(0, chosen),
+            _ => self.service.as_ref().expect("it serves").words.read(2 + place * used, chosen),
+        }
+        // The layers before have copied what they had to.
+        self.let_go(on.gpu);
+        let answered = self.answer_and_compute(on, weights, place, chosen, None);
+        self.service.as_mut().expect("it serves").chosen = all;
+        if answered.is_err() {
+            let _ = on.gpu.synchronize();
+            self.give_up();
+        }
+        answered
+    }
+}

@@ -1,0 +1,185 @@
+//! What serving single tokens takes besides the experts themselves.
+
+use std::hint::spin_loop;
+use std::thread::yield_now;
+use std::time::Duration;
+
+use forebay_cuda::{
+    CudaError, DevicePtr, ExpertAnswer, ExpertMailbox, ExpertQuestion, ExpertReturn, FetchedLayer,
+    Gpu, HostWords, Pinned,
+};
+use forebay_stream::{ExpertIndex, LayerIndex, Lease, Returning};
+
+use super::super::memory::{DeviceArena, DevicePlan};
+
+/// Looks at a question that has not come, before other threads get a turn between them, and before the driver is asked
+/// whether anything is still running.
+const LOOKS: u32 = 1 << 14;
+
+/// What serving takes besides the experts themselves.
+pub(super) struct Service {
+    pub(super) mailbox: ExpertMailbox<Returning>,
+    /// As on the device: the run's number, whether ids are forced, and those `[layers, k]`.
+    pub(super) words: HostWords,
+    /// Layers with experts.
+    pub(super) layers: Vec<LayerIndex>,
+    pub(super) run: u32,
+    pub used: usize,
+    /// Places that have an answer in this run.
+    pub(super) answered: usize,
+    /// The tables on the GPU are what the tier says.
+    pub(super) tables_are_right: bool,
+    /// Experts in host memory that kernels may still be copying.
+    pub leases: Vec<(ExpertIndex, Lease)>,
+    /// Of the token at hand, by place `[layers, k]`.
+    pub(super) chosen: Vec<u32>,
+    pub(super) slots: Vec<DevicePtr<u8>>,
+    pub(super) gone: Vec<u32>,
+    pub returns: Vec<ExpertReturn<Returning>>,
+    pub(super) times: ServiceTimes,
+    /// The last token's times are still to be read.
+    pub(super) times_are_due: bool,
+    /// How long a kernel waits for the host; `None`: as long as it takes.
+    pub(super) bound: Option<Duration>,
+    /// Values of the residual stream.
+    pub(super) width: usize,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct ServiceTimes {
+    pub answer_wait_seconds: f64,
+    pub host_seconds: f64,
+    pub copy_seconds: f64,
+    pub layers: u64,
+    pub resident: u64,
+    pub given_up: u64,
+}
+
+impl Service {
+    /// For tokens that choose `used` experts each and have a residual stream of `width` values. The CPU may compute some of them
+    /// from states of `hidden` values, unless that is 0.
+    ///
+    /// # Errors
+    /// Whatever the driver says.
+    pub fn new(
+        (gpu, plan, arena): (&Gpu, &DevicePlan, &DeviceArena),
+        used: usize,
+        width: usize,
+        hidden: usize,
+    ) -> Result<Service, CudaError> {
+        // A recording cannot load it.
+        gpu.load_modules(&["fetch"])?;
+        let all = &plan.weights.experts_of;
+        let layers: Vec<LayerIndex> =
+            (0..all.len()).filter(|&l| all[l].is_some()).map(|l| LayerIndex(l as u32)).collect();
+        let fetched = |layer: &LayerIndex| {
+            let layer = layer.0 as usize;
+            let places = all[layer].expect("the layer has experts");
+            FetchedLayer {
+                table: layer,
+                slots: DeviceArena::chosen_table(plan, layer),
+                parts: [0, 1, 2].map(|part| (places.parts[part], places.part_bytes[part])),
+            }
+        };
+        let fetched = layers.iter().map(fetched).collect();
+        Ok(Service {
+            mailbox: ExpertMailbox::new(gpu, arena.expert_tables().clone(), fetched, used, hidden)?,
+            answered: 0,
+            words: gpu.host_words(2 + layers.len() * used)?,
+            run: 0,
+            used,
+            tables_are_right: false,
+            leases: Vec::with_capacity(used),
+            chosen: vec![0; layers.len() * used],
+            slots: Vec::with_capacity(used),
+            gone: Vec::with_capacity(2 * used),
+            returns: Vec::with_capacity(used),
+            times: ServiceTimes::default(),
+            times_are_due: false,
+            bound: gpu.host_wait_bound(),
+            width,
+            layers,
+        })
+    }
+
+    pub fn times(&self) -> ServiceTimes {
+        let mut times = self.times;
+        if self.times_are_due {
+            self.last_times().add_to(&mut times);
+        }
+        times
+    }
+
+    /// Somebody else has changed where experts are.
+    pub fn forget_tables(&mut self) {
+        self.tables_are_right = false;
+    }
+
+    /// Of the last token, once its work is done.
+    pub(super) fn last_times(&self) -> ServiceTimes {
+        let mut sum = ServiceTimes::default();
+        for place in 0..self.layers.len() {
+            let [wait, copy] = self
+                .mailbox
+                .times(place)
+                .map(|nanoseconds| Duration::from_nanos(nanoseconds.into()));
+            sum.answer_wait_seconds += wait.as_secs_f64();
+            sum.copy_seconds += copy.as_secs_f64();
+        }
+        sum
+    }
+
+    /// Waits for the ids that a layer's token has chosen, and for what the GPU wants.
+    ///
+    /// # Errors
+    /// What went wrong in queued work.
+    pub(super) fn wait_for_question(
+        &mut self,
+        gpu: &Gpu,
+        place: usize,
+        ids: &mut [u32],
+    ) -> Result<ExpertQuestion, CudaError> {
+        let mut looks = 0_u32;
+        loop {
+            if let Some(question) = self.mailbox.question(place, self.run, ids) {
+                return Ok(question);
+            }
+            looks = looks.wrapping_add(1);
+            if looks < LOOKS {
+                spin_loop();
+                continue;
+            }
+            yield_now();
+            if looks.is_multiple_of(LOOKS) && gpu.is_idle()? {
+                // It may have come in between.
+                let question = self.mailbox.question(place, self.run, ids);
+                return Ok(question.expect("work that has ended has asked"));
+            }
+        }
+    }
+
+    /// Ends the wait of all layers from place `first` on, with nothing to compute with.
+    pub(super) fn dismiss(&mut self, first: usize, gpu: &Gpu, pinned: &Pinned) {
+        self.slots.clear();
+        self.slots.resize(self.used, DevicePtr::null());
+        let answer = ExpertAnswer { slots: &self.slots, gone: &[] };
+        for place in first..self.layers.len() {
+            // What has an answer may be copying by it.
+            if place >= self.answered {
+                let (misses, returns) = ([].iter(), [].into_iter());
+                self.mailbox.answer(gpu, place, self.run, &answer, misses, returns, pinned);
+            }
+            self.mailbox.rows_are_there(place, self.run);
+        }
+    }
+}
+
+impl ServiceTimes {
+    pub(super) fn add_to(self, sum: &mut ServiceTimes) {
+        sum.answer_wait_seconds += self.answer_wait_seconds;
+        sum.copy_seconds += self.copy_seconds;
+        sum.layers += self.layers;
+        sum.resident += self.resident;
+        sum.given_up += self.given_up;
+    }
+}

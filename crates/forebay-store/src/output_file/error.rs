@@ -1,0 +1,115 @@
+//! Why an output was refused or could not be written.
+
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+
+/// Errors of output files. Each names the path as the caller gave it.
+#[derive(Debug, thiserror::Error)]
+pub enum OutputError {
+    #[error("{}: exists already: choose another name, or replace it with --force", path.display())]
+    Exists { path: PathBuf },
+    #[error(
+        "{}: is the same file as {}, which this command reads: choose another name",
+        path.display(),
+        input.display()
+    )]
+    IsInput { path: PathBuf, input: PathBuf },
+    #[error("{}: two outputs of this command would go there: give each its own name", path.display())]
+    Twice { path: PathBuf },
+    #[error("{}: is a directory: name the file to write inside it", path.display())]
+    Directory { path: PathBuf },
+    #[error("{}: is not empty: name a folder that is empty or does not exist yet", path.display())]
+    NotEmpty { path: PathBuf },
+    #[error("{}: exists and is not a directory: choose another name", path.display())]
+    NotADirectory { path: PathBuf },
+    #[error("{}: exists and is read-only: remove it or choose another name", path.display())]
+    ReadOnly { path: PathBuf },
+    #[error("{}: is a {what}: choose another name", path.display())]
+    NotWritable { path: PathBuf, what: &'static str },
+    #[error("{}: names no file: end the path with a file name", path.display())]
+    NoName { path: PathBuf },
+    #[error(
+        "{}: cannot be written out of order, which this format needs: name a regular file",
+        path.display()
+    )]
+    NotSeekable { path: PathBuf },
+    #[error(
+        "{}: another program created this file during the work; it was left alone, and the result was discarded",
+        path.display()
+    )]
+    Appeared { path: PathBuf },
+    #[error("{}: cannot be written: {why}", path.display())]
+    Create { path: PathBuf, why: String },
+    #[error("{}: cannot be written: {}", path.display(), in_words(cause))]
+    Write { path: PathBuf, cause: io::Error },
+    #[error(
+        "{}: needs {needed_bytes} bytes, and the disk has not enough room ({free_bytes} bytes are free): \
+         make room or choose another disk",
+        path.display()
+    )]
+    NoRoom { path: PathBuf, needed_bytes: u64, free_bytes: u64 },
+}
+
+impl OutputError {
+    /// The request itself is wrong (as opposed to work that failed): exit status 2.
+    pub fn is_refusal(&self) -> bool {
+        use OutputError::*;
+        match self {
+            Exists { .. } | IsInput { .. } | Twice { .. } | Directory { .. } | NotEmpty { .. } => {
+                true
+            }
+            NotADirectory { .. } | ReadOnly { .. } | NotWritable { .. } | NoName { .. } => true,
+            NotSeekable { .. } => true,
+            Appeared { .. } | Create { .. } | Write { .. } | NoRoom { .. } => false,
+        }
+    }
+
+    /// The reader of a pipe closed its end.
+    pub fn is_broken_pipe(&self) -> bool {
+        matches!(self, OutputError::Write { cause, .. } if cause.kind() == ErrorKind::BrokenPipe)
+    }
+
+    /// The folder of `path` does not take a new file.
+    pub(super) fn create(path: &Path, error: &io::Error) -> OutputError {
+        let folder = super::rules::folder_of(path).display();
+        let why = match error.kind() {
+            ErrorKind::NotFound => {
+                format!("the directory {folder} does not exist: create it first")
+            }
+            ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
+                format!("{folder} is not writable: choose another place")
+            }
+            ErrorKind::NotADirectory => {
+                format!("{folder} is not a directory: choose another place")
+            }
+            _ => format!("{}: choose another place", in_words(error)),
+        };
+        OutputError::Create { path: path.to_path_buf(), why }
+    }
+}
+
+impl From<OutputError> for io::Error {
+    fn from(error: OutputError) -> io::Error {
+        let kind = match &error {
+            OutputError::Write { cause, .. } => cause.kind(),
+            _ => ErrorKind::Other,
+        };
+        io::Error::new(kind, error)
+    }
+}
+
+/// What the system reports, without its number.
+fn in_words(error: &io::Error) -> String {
+    match error.kind() {
+        ErrorKind::StorageFull => "the disk is full".into(),
+        ErrorKind::QuotaExceeded => "the disk quota is used up".into(),
+        ErrorKind::FileTooLarge => "the file would be larger than the system allows".into(),
+        _ => {
+            let text = error.to_string();
+            match text.find(" (os error") {
+                Some(end) => text[..end].to_lowercase(),
+                None => text,
+            }
+        }
+    }
+}

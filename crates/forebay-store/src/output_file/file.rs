@@ -1,0 +1,406 @@
+//! A file that gets its name when it is whole, written at the speed of the disk.
+
+use std::fs::{self, File, Permissions};
+use std::io::{self, ErrorKind, Write as _};
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::fs::{
+    AtFlags, CWD, FallocateFlags, RenameFlags, fallocate, fstatvfs, linkat, renameat_with,
+};
+use rustix::io::Errno;
+
+use super::rules::folder_of;
+use super::temporary::TemporaryName;
+use super::{OutputError, OutputStream, Outputs};
+use crate::arena::SLOT_ALIGNMENT;
+
+/// An output that is not there before [`commit`](OutputFile::commit). Writes may come from several threads, in any order.
+/// Dropping it unfinished leaves nothing.
+///
+/// Whole pages at aligned addresses go past the page cache where the file system allows it: buffered writes of gigabytes push
+/// out what others have there, and are slower.
+#[derive(Debug)]
+pub struct OutputFile {
+    /// As the caller gave it.
+    path: PathBuf,
+    kind: Kind,
+    cached: File,
+    past_cache: Option<File>,
+    /// Some file systems refuse writes past the cache only when they come.
+    past_cache_works: AtomicBool,
+}
+
+#[derive(Debug)]
+enum Kind {
+    /// A device, a pipe or standard output: written as it is.
+    Direct,
+    /// A regular file, to be.
+    Regular {
+        /// Links resolved.
+        target: PathBuf,
+        /// `None`: the file has no name at all, so that even a killed process leaves nothing.
+        temporary: Option<TemporaryName>,
+        replace: bool,
+    },
+}
+
+impl OutputFile {
+    /// A new file; one that exists is refused. For programs that write one file and read none: others use [`Outputs`].
+    ///
+    /// # Errors
+    /// See [`Outputs::create`].
+    pub fn create(path: &Path) -> Result<OutputFile, OutputError> {
+        Outputs::new(false).create(path)
+    }
+
+    /// A file that takes the place of what has its name.
+    ///
+    /// # Errors
+    /// See [`Outputs::create`].
+    pub fn replace(path: &Path) -> Result<OutputFile, OutputError> {
+        Outputs::new(true).create(path)
+    }
+
+    /// What `path` leads to may be written.
+    pub(super) fn open(path: &Path, replace: bool) -> Result<OutputFile, OutputError> {
+        let failed = |error: io::Error| OutputError::create(path, &error);
+        let found = fs::metadata(path).ok();
+        if found.as_ref().is_some_and(|found| !found.is_file()) {
+            return Ok(Self::direct(path, File::options().write(true).open(path).map_err(failed)?));
+        }
+        let target = match found {
+            Some(_) => path.canonicalize().map_err(failed)?,
+            None => path.to_path_buf(),
+        };
+        let folder = folder_of(&target);
+        let (temporary, cached) = match unnamed(folder) {
+            Some(file) => (None, file),
+            None => named(folder).map(|(name, file)| (Some(name), file)).map_err(failed)?,
+        };
+        let own = match &temporary {
+            Some(name) => name.path().to_path_buf(),
+            None => descriptor_path(&cached),
+        };
+        let past_cache = File::options().write(true).custom_flags(libc::O_DIRECT).open(own).ok();
+        Ok(OutputFile {
+            path: path.to_path_buf(),
+            kind: Kind::Regular { target, temporary, replace },
+            cached,
+            past_cache_works: AtomicBool::new(past_cache.is_some()),
+            past_cache,
+        })
+    }
+
+    pub(super) fn direct(path: &Path, file: File) -> OutputFile {
+        OutputFile {
+            path: path.to_path_buf(),
+            kind: Kind::Direct,
+            cached: file,
+            past_cache: None,
+            past_cache_works: AtomicBool::new(false),
+        }
+    }
+
+    /// The output as the caller named it.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Refuses pipes and terminals, for formats that are not written front to back.
+    ///
+    /// # Errors
+    /// [`OutputError::NotSeekable`].
+    pub fn seekable(self) -> Result<OutputFile, OutputError> {
+        match rustix::fs::tell(&self.cached) {
+            Ok(_) => Ok(self),
+            Err(_) => Err(OutputError::NotSeekable { path: self.path }),
+        }
+    }
+
+    /// Writes front to back from now on.
+    pub fn into_stream(self) -> OutputStream {
+        OutputStream::new(self)
+    }
+
+    /// Whether [`write_at`](Self::write_at) is not for this output.
+    pub(super) fn is_direct(&self) -> bool {
+        matches!(self.kind, Kind::Direct)
+    }
+
+    /// Reserves room on the disk, so that a full one shows before any work. The file has this length then.
+    ///
+    /// # Errors
+    /// [`OutputError::NoRoom`], [`OutputError::Write`].
+    pub fn reserve(&self, bytes: u64) -> Result<(), OutputError> {
+        if self.is_direct() {
+            return Ok(());
+        }
+        let free = || fstatvfs(&self.cached).map_or(0, |disk| disk.f_bavail * disk.f_frsize);
+        let no_room = |free_bytes| OutputError::NoRoom {
+            path: self.path.clone(),
+            needed_bytes: bytes,
+            free_bytes,
+        };
+        match fallocate(&self.cached, FallocateFlags::empty(), 0, bytes.max(1)) {
+            Ok(()) if bytes > 0 => Ok(()),
+            Err(Errno::NOSPC | Errno::DQUOT) => {
+                // What was reserved before the disk was full counts as free.
+                let _ = self.cached.set_len(0);
+                Err(no_room(free()))
+            }
+            // A file system that cannot reserve: look, and hope that no other program takes the room.
+            Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
+                let free = free();
+                if free < bytes {
+                    return Err(no_room(free));
+                }
+                self.cached.set_len(bytes).map_err(|error| self.failed(error))
+            }
+            Err(error) => Err(self.failed(error.into())),
+        }
+    }
+
+    /// Whether whole pages are written past the page cache.
+    pub fn is_past_cache(&self) -> bool {
+        self.past_cache_works.load(Ordering::Relaxed)
+    }
+
+    /// Writes `bytes` at `offset`.
+    ///
+    /// # Errors
+    /// [`OutputError::Write`].
+    pub fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), OutputError> {
+        let aligned = offset.is_multiple_of(SLOT_ALIGNMENT as u64)
+            && bytes.as_ptr().addr().is_multiple_of(SLOT_ALIGNMENT);
+        let whole = if aligned { bytes.len() / SLOT_ALIGNMENT * SLOT_ALIGNMENT } else { 0 };
+        let (pages, rest) = bytes.split_at(whole);
+        self.write_pages(offset, pages)?;
+        let at = offset + whole as u64;
+        self.cached.write_all_at(rest, at).map_err(|error| self.failed(error))
+    }
+
+    fn write_pages(&self, offset: u64, pages: &[u8]) -> Result<(), OutputError> {
+        if pages.is_empty() {
+            return Ok(());
+        }
+        if let Some(past_cache) = self.past_cache.as_ref().filter(|_| self.is_past_cache()) {
+            match past_cache.write_all_at(pages, offset) {
+                Ok(()) => return Ok(()),
+                Err(error) if error.kind() == ErrorKind::InvalidInput => {
+                    tracing::warn!(
+                        "{}: its file system refuses direct writes; writing through the page cache",
+                        self.path.display()
+                    );
+                    self.past_cache_works.store(false, Ordering::Relaxed);
+                }
+                Err(error) => return Err(self.failed(error)),
+            }
+        }
+        self.cached.write_all_at(pages, offset).map_err(|error| self.failed(error))
+    }
+
+    /// Writes behind what was written last; for outputs that are [direct](Self::is_direct).
+    pub(super) fn append(&self, bytes: &[u8]) -> Result<(), OutputError> {
+        (&self.cached).write_all(bytes).map_err(|error| self.failed(error))
+    }
+
+    fn failed(&self, cause: io::Error) -> OutputError {
+        OutputError::Write { path: self.path.clone(), cause }
+    }
+
+    /// Brings everything to the disk and gives the file its name.
+    ///
+    /// # Errors
+    /// [`OutputError::Appeared`] if another program took the name meanwhile and this file may not replace it;
+    /// [`OutputError::Write`].
+    pub fn commit(self) -> Result<(), OutputError> {
+        let Kind::Regular { target, temporary, replace } = &self.kind else { return Ok(()) };
+        let replaced = fs::metadata(target).ok().filter(|found| *replace && found.is_file());
+        if let Some(replaced) = replaced {
+            keep_permissions(&self.cached, replaced.permissions());
+        }
+        let named = self.cached.sync_all().and_then(|()| match (temporary, *replace) {
+            (None, false) => link(&self.cached, target),
+            (None, true) => {
+                let linked =
+                    TemporaryName::make(folder_of(target), |name| link(&self.cached, name));
+                linked.and_then(|(name, ())| fs::rename(name.path(), target))
+            }
+            (Some(name), false) => rename_to_new(name.path(), target),
+            (Some(name), true) => fs::rename(name.path(), target),
+        });
+        named.map_err(|error| match error.kind() {
+            ErrorKind::AlreadyExists => OutputError::Appeared { path: self.path.clone() },
+            _ => self.failed(error),
+        })?;
+        // The name is durable only with its folder. Some file systems refuse to sync one; the data is safe by then, so that
+        // is no failure.
+        if let Ok(folder) = File::open(folder_of(target)) {
+            let _ = folder.sync_all();
+        }
+        Ok(())
+    }
+}
+
+/// The replaced file may have been for fewer or more eyes than a new one.
+fn keep_permissions(file: &File, permissions: Permissions) {
+    // A file system without permissions has none to lose.
+    let _ = file.set_permissions(permissions);
+}
+
+/// A file without a name that can be given one; `None` where the file system or the system cannot do that.
+fn unnamed(folder: &Path) -> Option<File> {
+    let mut options = File::options();
+    options.read(true).write(true).custom_flags(libc::O_TMPFILE);
+    // Some systems have such files but cannot name them; better to know now than after hours of work. A file can get its first
+    // name only once, so another one is tried.
+    let tried = options.open(folder).ok()?;
+    TemporaryName::make(folder, |name| link(&tried, name)).ok()?;
+    options.open(folder).ok()
+}
+
+/// A file with a temporary name, for where [`unnamed`] finds none.
+fn named(folder: &Path) -> io::Result<(TemporaryName, File)> {
+    let mut options = File::options();
+    options.read(true).write(true).create_new(true);
+    TemporaryName::make(folder, |name| options.open(name))
+}
+
+/// The path that opens the file behind a descriptor.
+fn descriptor_path(file: &File) -> PathBuf {
+    format!("/proc/self/fd/{}", file.as_raw_fd()).into()
+}
+
+/// Gives an unnamed file a name that nothing has.
+fn link(file: &File, name: &Path) -> io::Result<()> {
+    linkat(CWD, descriptor_path(file), CWD, name, AtFlags::SYMLINK_FOLLOW).map_err(io::Error::from)
+}
+
+/// Renames a file, but not over another one.
+fn rename_to_new(from: &Path, to: &Path) -> io::Result<()> {
+    match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
+            // The file system has no such rename. The first program that creates the name owns it.
+            File::options().write(true).create_new(true).open(to)?;
+            fs::rename(from, to)
+        }
+        renamed => renamed.map_err(io::Error::from),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Arena;
+
+    fn names(folder: &Path) -> usize {
+        fs::read_dir(folder).unwrap().count()
+    }
+
+    /// As on a file system without unnamed files.
+    fn with_temporary_name(target: &Path, replace: bool) -> OutputFile {
+        let mut file = OutputFile::open(target, replace).unwrap();
+        let made = named(folder_of(target)).unwrap();
+        let Kind::Regular { temporary, .. } = &mut file.kind else { panic!("is regular") };
+        *temporary = Some(made.0);
+        (file.cached, file.past_cache) = (made.1, None);
+        file
+    }
+
+    #[test]
+    fn appears_whole_or_not_at_all() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("out");
+        let bytes: Vec<u8> = (0..10_000_u32).map(|i| (i % 251) as u8).collect();
+        let arena = Arena::reserve(12_288).unwrap();
+        let mut slot = arena.carve(12_288).unwrap();
+        slot.as_mut_slice()[..10_000].copy_from_slice(&bytes);
+        for open in [OutputFile::open as fn(&Path, bool) -> _, |target, replace| {
+            Ok(with_temporary_name(target, replace))
+        }] {
+            drop(open(&target, false).unwrap());
+            assert_eq!(names(folder.path()), 0);
+            let file = open(&target, false).unwrap();
+            file.reserve(10_000).unwrap();
+            // Aligned and not, in the wrong order.
+            file.write_at(8192, &slot.as_slice()[8192..10_000]).unwrap();
+            file.write_at(0, &bytes[..8192]).unwrap();
+            file.write_at(4096, &slot.as_slice()[4096..8192]).unwrap();
+            assert!(!target.exists());
+            file.commit().unwrap();
+            assert!(fs::read(&target).unwrap() == bytes);
+            assert_eq!(names(folder.path()), 1);
+
+            fs::set_permissions(&target, std::os::unix::fs::PermissionsExt::from_mode(0o640))
+                .unwrap();
+            let file = open(&target, true).unwrap();
+            file.write_at(0, b"new").unwrap();
+            assert!(fs::read(&target).unwrap() == bytes);
+            file.commit().unwrap();
+            assert_eq!(fs::read(&target).unwrap(), b"new");
+            let mode =
+                std::os::unix::fs::PermissionsExt::mode(&target.metadata().unwrap().permissions());
+            assert_eq!((names(folder.path()), mode & 0o777), (1, 0o640));
+            fs::remove_file(&target).unwrap();
+        }
+    }
+
+    #[test]
+    fn what_appeared_during_the_work_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("out");
+        for named in [false, true] {
+            let file = match named {
+                false => OutputFile::create(&target).unwrap(),
+                true => with_temporary_name(&target, false),
+            };
+            file.write_at(0, b"ours").unwrap();
+            fs::write(&target, "theirs").unwrap();
+            assert!(matches!(file.commit(), Err(OutputError::Appeared { .. })));
+            assert_eq!(fs::read(&target).unwrap(), b"theirs");
+            assert_eq!(names(folder.path()), 1);
+            fs::remove_file(&target).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_link_is_followed_and_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let (target, link) = (folder.path().join("real"), folder.path().join("link"));
+        fs::write(&target, "old").unwrap();
+        std::os::unix::fs::symlink("real", &link).unwrap();
+        let file = OutputFile::replace(&link).unwrap();
+        file.write_at(0, b"new").unwrap();
+        file.commit().unwrap();
+        assert_eq!(fs::read(&target).unwrap(), b"new");
+        assert!(link.is_symlink());
+    }
+
+    #[test]
+    fn no_room_is_an_error_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("out");
+        let error = OutputFile::create(&target).unwrap().reserve(1 << 55).unwrap_err();
+        assert!(matches!(error, OutputError::NoRoom { .. } | OutputError::Write { .. }), "{error}");
+        assert_eq!(names(folder.path()), 0);
+    }
+
+    #[test]
+    fn pipes_are_no_place_for_what_is_written_out_of_order() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe");
+        let made = std::process::Command::new("mkfifo").arg(&pipe).status().unwrap();
+        assert!(made.success());
+        let reader = std::thread::spawn({
+            let pipe = pipe.clone();
+            move || fs::read(pipe).unwrap()
+        });
+        let file = OutputFile::create(&pipe).unwrap();
+        assert!(matches!(file.seekable(), Err(OutputError::NotSeekable { .. })));
+        assert_eq!(reader.join().unwrap(), b"");
+        assert!(OutputFile::create(Path::new("/dev/null")).unwrap().seekable().is_ok());
+    }
+}

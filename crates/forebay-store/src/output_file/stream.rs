@@ -1,0 +1,238 @@
+//! An output that is written front to back, at the speed of the disk.
+//!
+//! Buffered writes of gigabytes go through the page cache, push out what others have there, and reach a third of what the disk of
+//! the machine that this was measured on takes (0.25 of 0.7 GB/s). So whole aligned pieces go past the cache where
+//! the file system allows it; the end of the file goes the usual way.
+//!
+//! Pieces are written by several threads: a disk has several under way at a time, and where a file is kept in memory each
+//! thread asks for pages of its own, which takes one thread as long as a slow disk (0.5 GB/s, measured).
+
+use std::io::{self, Write};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+
+use super::{OutputError, OutputFile};
+use crate::arena::SLOT_ALIGNMENT;
+
+/// Bytes per write; also how much is gathered from small writes.
+const PIECE_BYTES: usize = 4 << 20;
+
+/// Threads that write, and pieces that are under way at most.
+const WRITERS: usize = 8;
+
+/// Room for one piece of the file at an aligned address.
+#[derive(Debug)]
+struct Piece {
+    room: Vec<u8>,
+    /// Where the aligned part begins.
+    start: usize,
+    filled: usize,
+}
+
+impl Piece {
+    fn new() -> Self {
+        let room = vec![0; PIECE_BYTES + SLOT_ALIGNMENT];
+        let start = room.as_ptr().align_offset(SLOT_ALIGNMENT).min(SLOT_ALIGNMENT);
+        Self { room, start, filled: 0 }
+    }
+
+    /// Takes what fits of `bytes`; returns how much that was.
+    fn take(&mut self, bytes: &[u8]) -> usize {
+        let count = bytes.len().min(PIECE_BYTES - self.filled);
+        let at = self.start + self.filled;
+        self.room[at..at + count].copy_from_slice(&bytes[..count]);
+        self.filled += count;
+        count
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &self.room[self.start..self.start + self.filled]
+    }
+}
+
+/// An [`OutputFile`] that takes bytes in order. An error may be that of bytes written earlier. [`Write::flush`] passes on to a
+/// pipe or device what was gathered; regular files are only complete after [`commit`](Self::commit).
+#[derive(Debug)]
+pub struct OutputStream {
+    writers: Vec<Writer>,
+    file: Arc<OutputFile>,
+    /// What is being gathered.
+    piece: Piece,
+    /// Where that begins in the file, a multiple of [`PIECE_BYTES`].
+    offset: u64,
+    /// Pieces that are written, and how that went, with the number of the writer that is free again.
+    written: (Sender<Written>, Receiver<Written>),
+    under_way: usize,
+}
+
+type Written = (usize, Piece, Result<(), OutputError>);
+
+impl OutputStream {
+    pub(super) fn new(file: OutputFile) -> Self {
+        Self {
+            writers: Vec::new(),
+            file: Arc::new(file),
+            piece: Piece::new(),
+            offset: 0,
+            written: channel(),
+            under_way: 0,
+        }
+    }
+
+    /// The output as the caller named it.
+    pub fn path(&self) -> &Path {
+        self.file.path()
+    }
+
+    /// Writes what is left, brings everything to the disk and gives the file its name.
+    ///
+    /// # Errors
+    /// As [`OutputFile::commit`].
+    pub fn commit(mut self) -> Result<(), OutputError> {
+        if self.file.is_direct() {
+            return self.file.append(self.piece.bytes());
+        }
+        while self.under_way > 0 {
+            self.free_writer().map_err(|error| self.failed(error))?;
+        }
+        self.file.write_at(self.offset, self.piece.bytes())?;
+        // The threads share the file; joining them leaves it to us.
+        self.writers.clear();
+        Arc::into_inner(self.file).expect("its writers have ended").commit()
+    }
+
+    fn failed(&self, cause: io::Error) -> OutputError {
+        match cause.downcast::<OutputError>() {
+            Ok(error) => error,
+            Err(cause) => OutputError::Write { path: self.path().to_path_buf(), cause },
+        }
+    }
+
+    /// Hands the full piece to a writer.
+    fn write_piece(&mut self) -> io::Result<()> {
+        if self.file.is_direct() {
+            self.file.append(self.piece.bytes())?;
+            self.piece.filled = 0;
+            return Ok(());
+        }
+        let (writer, empty) = if self.writers.len() < WRITERS {
+            let number = self.writers.len();
+            let writer = Writer::start(number, Arc::clone(&self.file), self.written.0.clone())?;
+            self.writers.push(writer);
+            (number, Piece::new())
+        } else {
+            self.free_writer()?
+        };
+        let full = std::mem::replace(&mut self.piece, empty);
+        self.writers[writer].write(self.offset, full)?;
+        self.under_way += 1;
+        self.offset += PIECE_BYTES as u64;
+        Ok(())
+    }
+
+    /// Waits for a writer: its number and its piece, which is empty again.
+    fn free_writer(&mut self) -> io::Result<(usize, Piece)> {
+        let (writer, mut piece, result) = self.written.1.recv().map_err(io::Error::other)?;
+        self.under_way -= 1;
+        piece.filled = 0;
+        result?;
+        Ok((writer, piece))
+    }
+}
+
+impl Write for OutputStream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.piece.filled == PIECE_BYTES {
+            self.write_piece()?;
+        }
+        Ok(self.piece.take(bytes))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        if self.file.is_direct() {
+            self.write_piece()?;
+        }
+        Ok(())
+    }
+}
+
+/// A thread that writes pieces.
+#[derive(Debug)]
+struct Writer {
+    /// `None` only while it ends.
+    pieces: Option<Sender<(u64, Piece)>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Writer {
+    fn start(number: usize, file: Arc<OutputFile>, written: Sender<Written>) -> io::Result<Self> {
+        let (pieces, mine) = channel::<(u64, Piece)>();
+        let thread = std::thread::Builder::new().name("writer".into()).spawn(move || {
+            for (offset, piece) in mine {
+                let result = file.write_at(offset, piece.bytes());
+                if written.send((number, piece, result)).is_err() {
+                    return;
+                }
+            }
+        })?;
+        Ok(Self { pieces: Some(pieces), thread: Some(thread) })
+    }
+
+    fn write(&self, offset: u64, piece: Piece) -> io::Result<()> {
+        let sent = self.pieces.as_ref().map(|pieces| pieces.send((offset, piece)));
+        sent.and_then(Result::ok).ok_or_else(|| io::Error::other("the writing thread ended early"))
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.pieces = None;
+        if let Some(thread) = self.thread.take() {
+            // It does not panic; if it did, the pieces that it never answered for are an error already.
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_and_the_rest_arrive_in_order() {
+        let folder = tempfile::tempdir().unwrap();
+        let more_than_writers = (2 * WRITERS + 1) * PIECE_BYTES + 777;
+        for (name, length) in
+            [("empty", 0), ("small", 5000), ("whole", PIECE_BYTES), ("large", more_than_writers)]
+        {
+            let path = folder.path().join(name);
+            let bytes: Vec<u8> = (0..length).map(|i: usize| (i * 31 / 7) as u8).collect();
+            let mut output = OutputFile::create(&path).unwrap().into_stream();
+            for part in bytes.chunks(1_000_003) {
+                output.write_all(part).unwrap();
+            }
+            assert!(!path.exists());
+            output.commit().unwrap();
+            assert!(std::fs::read(&path).unwrap() == bytes, "{name}");
+        }
+        let mut dropped = OutputFile::create(&folder.path().join("dropped")).unwrap().into_stream();
+        dropped.write_all(&vec![1; 3 * PIECE_BYTES]).unwrap();
+        drop(dropped);
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 4);
+    }
+
+    #[test]
+    fn a_full_device_is_an_error_in_words() {
+        for bytes in [1, 3 * PIECE_BYTES] {
+            let mut full = OutputFile::create(Path::new("/dev/full")).unwrap().into_stream();
+            let written = full.write_all(&vec![0; bytes]);
+            let error = match written {
+                Ok(()) => full.commit().unwrap_err().to_string(),
+                Err(error) => error.to_string(),
+            };
+            assert_eq!(error, "/dev/full: cannot be written: the disk is full");
+        }
+    }
+}

@@ -1,0 +1,17 @@
+//! Values of options, also of `/set` in a chat.
+
+pub fn non_negative(text: &str) -> Result<f32, String> {
+    number(text, |x| x >= 0.0, "must be a number of at least 0")
+}
+
+pub fn positive(text: &str) -> Result<f32, String> {
+    number(text, |x| x > 0.0, "must be a number above 0")
+}
+
+pub fn probability(text: &str) -> Result<f32, String> {
+    number(text, |x| (0.0..=1.0).contains(&x), "must be a number from 0 to 1")
+}
+
+fn number(text: &str, good: impl Fn(f32) -> bool, wanted: &str) -> Result<f32, String> {
+    text.parse().ok().filter(|&x: &f32| x.is_finite() && good(x)).ok_or_else(|| wanted.to_string())
+}

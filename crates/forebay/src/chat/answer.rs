@@ -1,0 +1,276 @@
+//! One answer: from a conversation to a parsed message, with stop texts and a full context.
+
+use std::ops::ControlFlow;
+
+use forebay_chat::{Event, Message, Parser};
+use forebay_engine::{GenerateOptions, Generation, Session, StopReason};
+use forebay_text::{TextStream, Tokenizer};
+use serde::Serialize;
+
+use super::conversation::{self, Conversation, Prompt};
+use super::stops::{Passed, StopFilter};
+use crate::config::{AnswerConfig, OnFull};
+use crate::failure::{Failure, Outcome};
+use crate::progress::PromptProgress;
+
+/// Why an answer ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum End {
+    /// The model said that it is done.
+    Finished,
+    /// A `--stop` text appeared.
+    StopText,
+    MaxTokens,
+    ContextFull,
+    /// Ctrl-C.
+    Interrupted,
+}
+
+/// What came of a prompt.
+pub struct Answer {
+    /// Parsed; its content ends before the stop text.
+    pub message: Message,
+    pub end: End,
+    pub generation: Generation,
+    /// Turns that left the conversation because the context was full.
+    pub turns_dropped: usize,
+}
+
+/// Where the parts of an answer go as they come.
+pub type Sink<'a> = &'a mut dyn FnMut(Event<'_>) -> Outcome;
+
+/// Makes the model answer the conversation's last message. The message is returned and not added.
+/// Only what the cache does not hold is read.
+///
+/// With [`OnFull::Shift`], the oldest turns leave a full context and what is left is read again.
+pub fn generate(
+    session: &mut Session,
+    conversation: &mut Conversation,
+    config: &AnswerConfig,
+    sink: Sink<'_>,
+) -> Outcome<Answer> {
+    let before = conversation.history.turns();
+    let Prompt { text, mut ids } = fitting_prompt(session, conversation, config)?;
+    let tokenizer = session.shared_tokenizer()?;
+    let mut shown = Shown::new(
+        &tokenizer,
+        conversation,
+        Parser::new(conversation.format(), &text),
+        config,
+        sink,
+    );
+    let mut total = Generation {
+        tokens: Vec::new(),
+        stop_reason: StopReason::End,
+        prompt_tokens: 0,
+        prompt_seconds: 0.0,
+        generate_seconds: 0.0,
+    };
+    loop {
+        let reused = session.truncate(conversation::reusable(session.cached_tokens(), &ids));
+        tracing::debug!(tokens = ids.len(), reused, "prompt");
+        tracing::trace!(?ids, "prompt");
+        let mut options = GenerateOptions {
+            max_tokens: config.max_tokens.map(|most| most - total.tokens.len()),
+            sampling: config.sampling.clone(),
+            ..GenerateOptions::default()
+        };
+        // A continued answer must not repeat the random choices of its beginning.
+        options.sampling.seed = options.sampling.seed.wrapping_add(total.tokens.len() as u64);
+        let progress = PromptProgress::watch(session);
+        let part = session.generate(&ids[reused..], &options, &mut |id| shown.push(id));
+        drop(progress);
+        add(&mut total, part?);
+        let full = total.stop_reason == StopReason::ContextFull;
+        if !(full && config.on_full == OnFull::Shift && conversation.history.drop_oldest_turn()) {
+            break;
+        }
+        ids = shortened(session, conversation, total.tokens.len())?.ids;
+        ids.extend_from_slice(&total.tokens);
+        if ids.len() >= session.context() {
+            break;
+        }
+    }
+    let (message, stopped) = shown.finish()?;
+    let end = match total.stop_reason {
+        StopReason::Stopped if stopped => End::StopText,
+        StopReason::Stopped | StopReason::Interrupted => End::Interrupted,
+        StopReason::End => End::Finished,
+        StopReason::MaxTokens => End::MaxTokens,
+        StopReason::ContextFull => End::ContextFull,
+    };
+    let turns_dropped = before - conversation.history.turns();
+    Ok(Answer { message, end, generation: total, turns_dropped })
+}
+
+/// Adds the next part of an answer.
+fn add(total: &mut Generation, part: Generation) {
+    total.tokens.extend_from_slice(&part.tokens);
+    total.stop_reason = part.stop_reason;
+    total.prompt_tokens += part.prompt_tokens;
+    total.prompt_seconds += part.prompt_seconds;
+    total.generate_seconds += part.generate_seconds;
+}
+
+/// The prompt of the conversation, shortened where there is no room for it and an answer.
+fn fitting_prompt(
+    session: &Session,
+    conversation: &mut Conversation,
+    config: &AnswerConfig,
+) -> Outcome<Prompt> {
+    let context = session.context();
+    let mut prompt = conversation.prompt(session)?;
+    let quarter = context / 4;
+    let room = config.max_tokens.map_or(quarter, |most| most.min(quarter));
+    if config.on_full == OnFull::Shift
+        && prompt.ids.len() + room > context
+        && conversation.history.drop_oldest_turn()
+    {
+        prompt = shortened(session, conversation, 0)?;
+    }
+    if prompt.ids.len() > context {
+        return Err(Failure::Work(anyhow::anyhow!(
+            "the prompt has {} tokens, but the context holds {context}: {}",
+            prompt.ids.len(),
+            remedy(session, conversation)
+        )));
+    }
+    Ok(prompt)
+}
+
+/// Drops turns until half of the context is free, so that it is not read again at every turn. The
+/// newest turn always stays. `beside`: tokens of the answer that go behind the prompt.
+fn shortened(session: &Session, conversation: &mut Conversation, beside: usize) -> Outcome<Prompt> {
+    loop {
+        let prompt = conversation.prompt(session)?;
+        if prompt.ids.len() + beside <= session.context() / 2
+            || !conversation.history.drop_oldest_turn()
+        {
+            return Ok(prompt);
+        }
+    }
+}
+
+/// What helps where a context is too small.
+fn remedy(session: &Session, conversation: &Conversation) -> String {
+    let most = session.info().context_trained;
+    let mut ways = Vec::new();
+    if session.context() < most {
+        ways.push(format!("give a larger --ctx (this model: at most {most})"));
+    }
+    if conversation.history.turns() > 1 {
+        ways.push("forget the conversation (/clear)".to_owned());
+    }
+    ways.push("write a shorter text".to_owned());
+    ways.join(", or ")
+}
+
+/// Says that an answer was cut because the context is full.
+pub fn context_full(session: &Session) -> String {
+    let (context, most) = (session.context(), session.info().context_trained);
+    let more = match context < most {
+        true => format!("a larger --ctx holds more (this model: at most {most})"),
+        false => "this model has no larger one".to_owned(),
+    };
+    format!("the answer is cut: the context of {context} tokens is full; {more}")
+}
+
+/// Tokens on their way from the model to the reader.
+struct Shown<'a, 's> {
+    tokenizer: &'a Tokenizer,
+    stream: TextStream<'a>,
+    parser: Parser,
+    output: Output<'s>,
+}
+
+/// Where events go; content passes the stop filter.
+struct Output<'s> {
+    filter: StopFilter,
+    sink: Sink<'s>,
+    content: String,
+    stopped: bool,
+    failure: Option<Failure>,
+}
+
+impl Output<'_> {
+    fn take(&mut self, event: Event<'_>) {
+        if self.stopped || self.failure.is_some() {
+            return;
+        }
+        match event {
+            Event::Content(text) => {
+                let passed = self.filter.push(text);
+                self.pass(passed);
+            }
+            other => self.send(other),
+        }
+    }
+
+    fn pass(&mut self, passed: Passed) {
+        self.stopped |= passed.stopped;
+        if !passed.text.is_empty() {
+            self.content.push_str(&passed.text);
+            self.send(Event::Content(&passed.text));
+        }
+    }
+
+    fn send(&mut self, event: Event<'_>) {
+        if let Err(failure) = (self.sink)(event) {
+            self.failure = Some(failure);
+        }
+    }
+}
+
+impl<'a, 's> Shown<'a, 's> {
+    fn new(
+        tokenizer: &'a Tokenizer,
+        conversation: &Conversation,
+        parser: Parser,
+        config: &AnswerConfig,
+        sink: Sink<'s>,
+    ) -> Shown<'a, 's> {
+        // An answer to a template is a text of its own; without one it continues a text.
+        let stream = match conversation.templated() {
+            true => TextStream::new(tokenizer),
+            false => TextStream::continuing(tokenizer),
+        };
+        let filter = StopFilter::new(&config.stops);
+        let output = Output { filter, sink, content: String::new(), stopped: false, failure: None };
+        Shown { tokenizer, stream, parser, output }
+    }
+
+    fn push(&mut self, id: u32) -> ControlFlow<()> {
+        let Shown { tokenizer, stream, parser, output } = self;
+        let mut sink = |event: Event<'_>| output.take(event);
+        match tokenizer.control_text(id) {
+            None => parser.text(&stream.push(id), &mut sink),
+            Some(name) => {
+                parser.text(&stream.flush(), &mut sink);
+                parser.control(&name, &mut sink);
+            }
+        }
+        match output.stopped || output.failure.is_some() {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        }
+    }
+
+    /// Shows what is still held back; returns the message and whether a stop text ended it.
+    fn finish(self) -> Outcome<(Message, bool)> {
+        let Shown { stream, mut parser, mut output, .. } = self;
+        let mut sink = |event: Event<'_>| output.take(event);
+        parser.text(&stream.finish(), &mut sink);
+        let mut message = parser.finish(&mut sink);
+        if !output.stopped && output.failure.is_none() {
+            let filter = std::mem::replace(&mut output.filter, StopFilter::new(&[]));
+            let rest = filter.finish();
+            output.pass(Passed { text: rest, stopped: false });
+        }
+        if let Some(failure) = output.failure {
+            return Err(failure);
+        }
+        message.content = output.content;
+        Ok((message, output.stopped))
+    }
+}

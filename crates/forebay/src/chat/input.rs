@@ -1,0 +1,198 @@
+//! Lines from a person: with an editor on a terminal, plainly where there is none.
+
+use std::borrow::Cow;
+use std::fs;
+use std::io::{self, BufRead as _, IsTerminal as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use reedline::{
+    Color, EditCommand, Emacs, FileBackedHistory, Highlighter, KeyCode, KeyModifiers, Prompt,
+    PromptEditMode, PromptHistorySearch, Reedline, ReedlineEvent, Signal, StyledText,
+    ValidationResult, Validator, default_emacs_keybindings,
+};
+
+use super::command;
+use crate::failure::{Failure, Outcome};
+use crate::interrupt;
+use crate::output;
+
+const PROMPT: &str = "> ";
+const CONTINUED: &str = ". ";
+
+/// Inputs that are kept between starts.
+const HISTORY_LENGTH: usize = 1000;
+
+/// The kernel keeps so many bytes of a line that is typed at a terminal, and drops the rest.
+const TERMINAL_LINE_BYTES: usize = 4095;
+
+/// What came.
+pub enum Input {
+    Text(String),
+    /// The end of input, or Ctrl-D.
+    End,
+    /// Ctrl-C at the prompt.
+    Interrupted,
+}
+
+/// Where inputs come from.
+pub enum Reader {
+    Editor(Box<Reedline>),
+    Plain,
+}
+
+impl Reader {
+    /// An editor if a person types and sees the screen; else plain lines.
+    pub fn new() -> Reader {
+        let terminal = io::stdin().is_terminal() && io::stdout().is_terminal();
+        match terminal && io::stderr().is_terminal() {
+            true => Reader::Editor(Box::new(editor())),
+            false => Reader::Plain,
+        }
+    }
+
+    /// The next input. Several lines come as one where the person pasted them or put them between
+    /// `\"\"\"` marks.
+    pub fn read(&mut self) -> Outcome<Input> {
+        let _waiting = interrupt::waiting_for_input();
+        match self {
+            Reader::Plain => plain(),
+            Reader::Editor(editor) => match editor.read_line(&Mark) {
+                Ok(Signal::Success(text)) => Ok(Input::Text(text)),
+                Ok(Signal::CtrlC) => Ok(Input::Interrupted),
+                Ok(_) => Ok(Input::End),
+                Err(error) => {
+                    output::tell!("note: the line editor does not work on this terminal: {error}");
+                    *self = Reader::Plain;
+                    plain()
+                }
+            },
+        }
+    }
+}
+
+fn editor() -> Reedline {
+    let mut keys = default_emacs_keybindings();
+    let new_line = ReedlineEvent::Edit(vec![EditCommand::InsertNewline]);
+    keys.add_binding(KeyModifiers::ALT, KeyCode::Enter, new_line);
+    let editor = Reedline::create()
+        .with_edit_mode(Box::new(Emacs::new(keys)))
+        .with_validator(Box::new(Blocks))
+        .with_highlighter(Box::new(Unstyled))
+        .with_ansi_colors(output::styled())
+        .use_bracketed_paste(true);
+    match history() {
+        Ok(history) => editor.with_history(Box::new(history)),
+        Err(error) => {
+            output::tell!("note: what you type is not remembered after this chat: {error:#}");
+            editor
+        }
+    }
+}
+
+/// The inputs of earlier chats: only their owner may read them.
+fn history() -> anyhow::Result<FileBackedHistory> {
+    let path = history_path().context("neither XDG_STATE_HOME nor HOME is set")?;
+    let failed = || format!("{}: cannot be written", path.display());
+    if let Some(folder) = path.parent() {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).with_context(failed)?;
+    }
+    fs::OpenOptions::new()
+        .append(true)
+        .create(true)
+        .mode(0o600)
+        .open(&path)
+        .with_context(failed)?;
+    FileBackedHistory::with_file(HISTORY_LENGTH, path.clone()).with_context(failed)
+}
+
+/// `forebay/chat-history` below `$XDG_STATE_HOME`, else below `~/.local/state`.
+fn history_path() -> Option<PathBuf> {
+    let named = |name: &str| std::env::var_os(name).map(PathBuf::from);
+    let state = named("XDG_STATE_HOME").filter(|path| path.is_absolute());
+    let home = || named("HOME").map(|home| home.join(".local/state"));
+    Some(state.or_else(home)?.join(Path::new("forebay/chat-history")))
+}
+
+/// Reads lines until a block is closed.
+fn plain() -> Outcome<Input> {
+    let mut text = String::new();
+    loop {
+        output::say(format_args!("{}", if text.is_empty() { PROMPT } else { CONTINUED }));
+        let start = text.len();
+        let length = io::stdin().lock().read_line(&mut text).map_err(|error| {
+            Failure::Work(anyhow::Error::new(error).context("standard input cannot be read"))
+        })?;
+        if length == 0 && start == 0 {
+            output::tell!();
+            return Ok(Input::End);
+        }
+        if length > TERMINAL_LINE_BYTES && io::stdin().is_terminal() {
+            output::tell!(
+                "error: a terminal cuts lines at {TERMINAL_LINE_BYTES} bytes, so this one may be cut and is \
+                 not sent: put the text into a file and use -f FILE"
+            );
+            text.truncate(start);
+            continue;
+        }
+        if length == 0 || !command::is_open(&text) {
+            return Ok(Input::Text(text.strip_suffix('\n').unwrap_or(&text).to_owned()));
+        }
+    }
+}
+
+/// Enter sends the text unless a block is open.
+struct Blocks;
+
+impl Validator for Blocks {
+    fn validate(&self, text: &str) -> ValidationResult {
+        match command::is_open(text) {
+            true => ValidationResult::Incomplete,
+            false => ValidationResult::Complete,
+        }
+    }
+}
+
+/// What is typed has the terminal's own colours.
+struct Unstyled;
+
+impl Highlighter for Unstyled {
+    fn highlight(&self, line: &str, _: usize) -> StyledText {
+        let mut text = StyledText::new();
+        text.push((Color::Default.normal(), line.to_owned()));
+        text
+    }
+}
+
+struct Mark;
+
+impl Prompt for Mark {
+    fn render_prompt_left(&self) -> Cow<'_, str> {
+        Cow::Borrowed("")
+    }
+
+    fn render_prompt_right(&self) -> Cow<'_, str> {
+        Cow::Borrowed("")
+    }
+
+    fn render_prompt_indicator(&self, _: PromptEditMode) -> Cow<'_, str> {
+        Cow::Borrowed(PROMPT)
+    }
+
+    fn render_prompt_multiline_indicator(&self) -> Cow<'_, str> {
+        Cow::Borrowed(CONTINUED)
+    }
+
+    fn render_prompt_history_search_indicator(&self, search: PromptHistorySearch) -> Cow<'_, str> {
+        Cow::Owned(format!("(search: {}) ", search.term))
+    }
+
+    fn get_prompt_multiline_color(&self) -> Color {
+        Color::Default
+    }
+
+    fn get_indicator_color(&self) -> Color {
+        Color::Default
+    }
+}

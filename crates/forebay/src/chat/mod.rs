@@ -1,0 +1,211 @@
+//! Conversations of `forebay run`: one answer, or an interactive chat.
+
+pub mod answer;
+mod command;
+mod conversation;
+mod display;
+mod files;
+mod input;
+mod settings;
+mod stops;
+
+use std::path::Path;
+
+use forebay_chat::{Message, Think};
+use forebay_engine::{Generation, Session};
+
+use crate::config::{AnswerConfig, RunConfig};
+use crate::demo;
+use crate::failure::{Failure, Outcome};
+use crate::interrupt;
+use crate::output;
+use crate::statistics::{self, After, ChatFigures};
+use answer::{Answer, End};
+use command::Line;
+pub use conversation::Conversation;
+pub use display::Display;
+use input::{Input, Reader};
+
+/// A chat in progress.
+pub struct Chat<'a> {
+    session: &'a mut Session,
+    config: &'a RunConfig,
+    /// As the command line said, and as `/set` changed it since.
+    answer: AnswerConfig,
+    think: Option<Think>,
+    conversation: Conversation,
+    figures: ChatFigures,
+    /// A shift was announced already.
+    announced_shift: bool,
+}
+
+/// Begins a conversation as the command line wants it.
+pub fn begin(session: &Session, config: &RunConfig) -> Outcome<Conversation> {
+    let templated =
+        session.chat_template().is_some() && !config.raw && !demo::is_demo(session.info());
+    if !templated && !config.raw {
+        let why = match demo::is_demo(session.info()) {
+            true => "the demo model was not trained to chat",
+            false => "this model has no chat template",
+        };
+        output::tell!("note: {why}: it continues the text as plain text");
+    }
+    let mut conversation = Conversation::new(session, templated)?;
+    conversation.history.set_system(config.template.system.clone());
+    conversation.variables = config.template.variables(conversation.format())?;
+    Ok(conversation)
+}
+
+/// Reads messages and answers them until the person leaves.
+pub fn run(session: &mut Session, config: &RunConfig) -> Outcome {
+    let conversation = begin(session, config)?;
+    output::tell!("/help lists the commands, /bye or Ctrl-D quits");
+    let mut chat = Chat {
+        session,
+        config,
+        answer: config.answer.clone(),
+        think: config.template.think,
+        conversation,
+        figures: ChatFigures::default(),
+        announced_shift: false,
+    };
+    let mut reader = Reader::new();
+    let ended = loop {
+        match reader.read()? {
+            Input::End => break Ok(()),
+            Input::Interrupted => break Err(Failure::Interrupted),
+            Input::Text(text) => match command::parse(&text) {
+                Line::Bye => break Ok(()),
+                line => chat.obey(line)?,
+            },
+        }
+    };
+    if config.stats {
+        output::say(format_args!("{}", chat.statistics()));
+    }
+    ended
+}
+
+impl Chat<'_> {
+    fn obey(&mut self, line: Line) -> Outcome {
+        match line {
+            Line::Empty | Line::Bye => {}
+            Line::Wrong(what) => output::tell!("error: {what}"),
+            Line::Help => output::tell!("{}", command::HELP),
+            Line::Statistics => output::say(format_args!("{}", self.statistics())),
+            Line::Clear => {
+                self.conversation.history.clear();
+                self.figures.turns_dropped = 0;
+                self.announced_shift = false;
+                output::tell!("the conversation is forgotten");
+            }
+            Line::System(None) => match self.conversation.history.system() {
+                Some(text) => output::tell!("{text}"),
+                None => output::tell!("there is no system message"),
+            },
+            Line::System(Some(_)) if !self.conversation.templated() => {
+                output::tell!(
+                    "error: without a chat template there is no place for a system message"
+                );
+            }
+            Line::System(text) => {
+                self.conversation.history.set_system(text);
+                output::tell!("the system message is set");
+            }
+            Line::Set(None) => output::say(format_args!("{}", self.settings())),
+            Line::Set(Some((name, value))) => match self.set(&name, &value) {
+                Ok(()) => output::tell!("{name} is {value}"),
+                Err(reason) => output::tell!("error: /set {name} {value}: {reason}"),
+            },
+            Line::Save(file) => match files::save(&self.conversation.history, Path::new(&file)) {
+                Ok(()) => output::tell!("the conversation is in {file}"),
+                Err(error) => tell(&error.into()),
+            },
+            Line::Load(file) => match files::load(Path::new(&file)) {
+                Ok(history) => {
+                    output::tell!("{} turns from {file}", history.turns());
+                    self.conversation.history = history;
+                }
+                Err(error) => tell(&error.into()),
+            },
+            Line::Say(text) => return self.say(text),
+        }
+        Ok(())
+    }
+
+    /// One turn. A turn that failed is told and forgotten, so that the conversation can go on; a
+    /// closed standard output ends it.
+    fn say(&mut self, text: String) -> Outcome {
+        let before = self.conversation.history.clone();
+        self.conversation.history.push(Message::new("user", text));
+        interrupt::reset();
+        match self.respond() {
+            Ok(End::Interrupted) if self.conversation.history.ends_with_user() => {
+                self.conversation.history = before;
+                output::tell!("note: interrupted before the answer began: the message is not kept");
+                Ok(())
+            }
+            Ok(_) => Ok(()),
+            Err(failure) if failure.line().is_none() => Err(failure),
+            Err(failure) => {
+                tell(&failure);
+                self.conversation.history = before;
+                self.session.reset();
+                Ok(())
+            }
+        }
+    }
+
+    /// Answers the last message; an answer that did not begin is not added.
+    fn respond(&mut self) -> Outcome<End> {
+        let mut display = Display::new(self.config.hide_thinking);
+        let answered =
+            answer::generate(self.session, &mut self.conversation, &self.answer, &mut |event| {
+                display.show(event)
+            });
+        display.finish(answered.is_ok())?;
+        let answer = answered?;
+        self.account(&answer);
+        if answer.end == End::Interrupted && answer.generation.tokens.is_empty() {
+            return Ok(answer.end);
+        }
+        self.conversation.history.push(answer.message);
+        match answer.end {
+            End::ContextFull => output::tell!("note: {}", answer::context_full(self.session)),
+            End::MaxTokens => output::tell!("note: cut at --max-tokens"),
+            _ => {}
+        }
+        Ok(answer.end)
+    }
+
+    fn account(&mut self, answer: &Answer) {
+        let Generation { tokens, prompt_tokens, prompt_seconds, generate_seconds, .. } =
+            &answer.generation;
+        self.figures.prompt_tokens += prompt_tokens;
+        self.figures.prompt_seconds += prompt_seconds;
+        // The first token comes with the prompt.
+        self.figures.generated_tokens += tokens.len().saturating_sub(1);
+        self.figures.generate_seconds += generate_seconds;
+        self.figures.turns_dropped += answer.turns_dropped;
+        if answer.turns_dropped > 0 && !self.announced_shift {
+            self.announced_shift = true;
+            output::tell!(
+                "note: the context of {} tokens was full: the oldest turns leave it from now on (/stats counts \
+                 them); --on-full stop ends answers instead",
+                self.session.context()
+            );
+        }
+    }
+
+    fn statistics(&self) -> String {
+        let mut figures = self.figures;
+        figures.context_used = self.session.cached_tokens().len();
+        statistics::block(self.session, &self.config.model, After::Chat(&figures))
+    }
+}
+
+fn tell(failure: &Failure) {
+    if let Some(line) = failure.line() {
+        output::tell!("error: {line}");
+    }
+}

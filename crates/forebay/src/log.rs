@@ -1,0 +1,101 @@
+//! The log on standard error: `--log LEVEL`, or the environment variable `FOREBAY_LOG`.
+
+use std::io::{self, IsTerminal as _};
+
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::fmt::format::FmtSpan;
+
+use crate::failure::{Failure, Outcome};
+
+/// The environment variable that `--log` overrides.
+const VARIABLE: &str = "FOREBAY_LOG";
+
+/// A checked value of `--log` or `FOREBAY_LOG`: directives for [`EnvFilter`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogFilter(String);
+
+impl LogFilter {
+    /// Reads a level, or a list of directives such as `forebay_store=debug,forebay_engine=trace`.
+    ///
+    /// A level alone applies to forebay's own crates. Libraries keep to warnings, so that `--log debug` shows
+    /// forebay's work and nothing else.
+    ///
+    /// # Errors
+    /// A word that is no level, or a directive that cannot be parsed.
+    pub fn parse(text: &str) -> Result<LogFilter, String> {
+        let text = text.trim();
+        let level = text.parse::<LevelFilter>().ok();
+        // An empty text would parse as a level.
+        if let Some(level) = level.filter(|_| !text.is_empty()) {
+            return Ok(LogFilter(match level {
+                LevelFilter::OFF | LevelFilter::ERROR => level.to_string(),
+                level => format!("warn,forebay={level}"),
+            }));
+        }
+        // EnvFilter takes any other single word for the name of a target and logs all of it.
+        let is_level_or_directive = |part: &str| {
+            let part = part.trim();
+            let is_level = !part.is_empty() && part.parse::<LevelFilter>().is_ok();
+            is_level || part.contains(['=', '['])
+        };
+        if !text.split(',').all(is_level_or_directive) {
+            return Err("use error, warn, info, debug, trace or off, or TARGET=LEVEL as in forebay_store=debug".into());
+        }
+        match EnvFilter::builder().parse(text) {
+            Ok(_) => Ok(LogFilter(text.to_owned())),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+}
+
+/// Starts the log with the value of `--log`, else with that of `FOREBAY_LOG`, else with warnings.
+///
+/// # Errors
+/// A value of `FOREBAY_LOG` that cannot be used.
+pub fn start(option: Option<LogFilter>) -> Outcome {
+    let filter = match (option, std::env::var_os(VARIABLE)) {
+        (Some(filter), _) => filter,
+        (None, Some(value)) if !value.is_empty() => {
+            let text = value.to_string_lossy();
+            LogFilter::parse(&text)
+                .map_err(|why| Failure::Usage(format!("{VARIABLE}={text}: {why}")))?
+        }
+        (None, _) => LogFilter("warn".into()),
+    };
+    tracing_subscriber::fmt()
+        .with_env_filter(EnvFilter::new(filter.0))
+        .with_span_events(FmtSpan::CLOSE)
+        .with_writer(io::stderr)
+        .with_ansi(io::stderr().is_terminal())
+        .init();
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_level_is_for_forebay_alone() {
+        let parsed = |text: &str| LogFilter::parse(text).unwrap().0;
+        assert_eq!(parsed("debug"), "warn,forebay=debug");
+        assert_eq!(parsed("TRACE"), "warn,forebay=trace");
+        assert_eq!(parsed("error"), "error");
+        assert_eq!(parsed("off"), "off");
+    }
+
+    #[test]
+    fn directives_stay_as_they_are() {
+        for text in ["forebay_store=debug", "warn,forebay_store=trace", "info,[token]=trace"] {
+            assert_eq!(LogFilter::parse(text), Ok(LogFilter(text.to_owned())));
+        }
+    }
+
+    #[test]
+    fn what_is_no_level_is_refused() {
+        for text in ["", "debgu", "forebay_store", "forebay_store=loud", "debug,stor"] {
+            assert!(LogFilter::parse(text).is_err(), "{text}");
+        }
+    }
+}

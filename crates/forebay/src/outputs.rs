@@ -1,0 +1,53 @@
+//! What a command may write: the rule of [`forebay_store::Outputs`], with the files of models as inputs.
+
+use std::path::Path;
+
+use forebay_store::{OutputError, OutputFile, Outputs};
+
+use crate::failure::{Outcome, usage};
+use crate::interrupt;
+
+/// The outputs of a command. `named`: the command line names one; `--force` has no effect otherwise.
+pub fn begin(force: bool, named: bool) -> Outcome<Outputs> {
+    if force && !named {
+        return usage("--force replaces an output that exists: name an output, too");
+    }
+    Ok(Outputs::new(force))
+}
+
+/// Creates an output. A pipe waits for its reader, and Ctrl-C ends that.
+pub fn create(outputs: &mut Outputs, path: &Path) -> Result<OutputFile, OutputError> {
+    let _waiting = interrupt::waiting_for_input();
+    outputs.create(path)
+}
+
+/// Keeps every file of a model from being written.
+pub fn protect_model(outputs: &mut Outputs, model: &Path) {
+    for file in forebay_format::model_files(model) {
+        outputs.protect(&file);
+    }
+}
+
+/// Whether an output goes to standard output.
+pub fn is_standard(path: &Path) -> bool {
+    path == Path::new("-") || path == Path::new("/dev/stdout")
+}
+
+/// Refuses standard output for `option`: `other` goes there.
+pub fn not_standard(option: &str, path: &Path, other: &str) -> Outcome {
+    if is_standard(path) {
+        return usage(format!(
+            "{option} {}: {other} goes to standard output: name a file",
+            path.display()
+        ));
+    }
+    Ok(())
+}
+
+/// What messages call an output.
+pub fn shown(path: &Path) -> String {
+    match is_standard(path) {
+        true => "standard output".into(),
+        false => path.display().to_string(),
+    }
+}

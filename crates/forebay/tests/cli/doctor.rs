@@ -1,0 +1,106 @@
+//! `forebay doctor`: what it checks before it measures, and what it says of a busy machine.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::harness::{Ran, command};
+
+/// Less than a measurement takes.
+const AT_ONCE: Duration = Duration::from_secs(10);
+
+fn doctor(config: &Path, folder: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+    command.arg("doctor").arg(folder).env("XDG_CONFIG_HOME", config).env_remove("FOREBAY_LOG");
+    command
+}
+
+fn ran(mut command: Command) -> Ran {
+    let output = command.output().unwrap();
+    Ran {
+        status: output.status.code(),
+        stdout: String::from_utf8(output.stdout).unwrap(),
+        stderr: String::from_utf8(output.stderr).unwrap(),
+    }
+}
+
+#[test]
+fn a_profile_that_cannot_be_saved_is_said_before_measuring() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let started = Instant::now();
+    let line = ran(doctor(&file, folder.path())).failed(1);
+    assert!(line.contains("--no-save") && started.elapsed() < AT_ONCE, "{line}");
+    // A folder where not even root can write.
+    let line = ran(doctor(Path::new("/proc/self"), folder.path())).failed(1);
+    assert!(line.contains("--no-save") && started.elapsed() < AT_ONCE, "{line}");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn a_full_disk_is_said_before_measuring() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("config");
+    let script = format!(
+        "trap '' XFSZ; ulimit -f 0; XDG_CONFIG_HOME={} exec {} doctor {}",
+        config.display(),
+        env!("CARGO_BIN_EXE_forebay"),
+        folder.path().display()
+    );
+    let started = Instant::now();
+    let line = command("sh", &["-c", &script], "").failed(1);
+    assert!(line.contains("the profile cannot be written; --no-save"), "{line}");
+    assert!(started.elapsed() < AT_ONCE, "{line}");
+    let left = std::fs::read_dir(config.join("forebay")).unwrap().count();
+    assert_eq!(left, 0, "nothing half-written stays");
+}
+
+/// One measurement, which takes half a minute: other threads compute all the time, and the folder of the profile goes
+/// away before the end.
+#[test]
+fn a_busy_machine_is_noticed_and_its_report_is_not_lost() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("config");
+    let subject = folder.path().join("subject.gguf");
+    std::fs::File::create(&subject).unwrap().set_len(1 << 30).unwrap();
+    let done = AtomicBool::new(false);
+    let ran = std::thread::scope(|scope| {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        for _ in 0..processors {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+        }
+        let mut command = doctor(&config, folder.path());
+        let command = command.arg("--json").stdout(Stdio::piped()).stderr(Stdio::piped());
+        let child = command.spawn().unwrap();
+        // The check makes the folder; its file is gone again before the measurement begins.
+        let profile_folder = config.join("forebay");
+        while !profile_folder.exists() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        std::thread::sleep(Duration::from_secs(1));
+        std::fs::remove_dir(&profile_folder).unwrap();
+        std::fs::write(&profile_folder, "in the way").unwrap();
+        let output = child.wait_with_output().unwrap();
+        done.store(true, Ordering::Relaxed);
+        output
+    });
+    let errors = String::from_utf8(ran.stderr).unwrap();
+    assert_eq!(ran.status.code(), Some(1), "{errors}");
+    assert!(errors.starts_with("error: ") && errors.contains("machine.json"), "{errors}");
+    let report: serde_json::Value = serde_json::from_slice(&ran.stdout).unwrap();
+    assert!(report["saved"].is_null(), "{report}");
+    assert!(report["not_saved"].as_str().unwrap().contains("machine.json"));
+    let quality = &report["profile"]["quality"];
+    assert_eq!(quality["state"], "busy", "{quality}");
+    let reasons = quality["reasons"].as_array().unwrap();
+    let others = "other programs used the processors";
+    assert!(reasons.iter().any(|why| why.as_str().unwrap().contains(others)), "{reasons:?}");
+    assert!(quality["spread"].as_f64().unwrap() > 1.1, "{quality}");
+    assert!(report["activity"]["others_share"].as_f64().unwrap() > 0.1, "{report}");
+}

@@ -1,0 +1,321 @@
+//! Ctrl-C in the middle of each long command: it ends soon, with status 130, says so in JSON, and leaves nothing behind.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use forebay_lab::synth::{SynthOptions, hollow};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::harness::{demo, forebay};
+
+/// Far more than the bar, which `bench/interrupt.sh` measures: tests run side by side on busy machines.
+const SOON: Duration = Duration::from_secs(10);
+/// Nothing here takes that long unless it is broken.
+const LONG: Duration = Duration::from_secs(120);
+
+/// A command that is under way.
+struct Started {
+    child: Child,
+}
+
+/// How a command ended after the signal.
+struct Ended {
+    status: Option<i32>,
+    stdout: String,
+    stderr: String,
+}
+
+impl Started {
+    fn new<A: AsRef<OsStr>>(arguments: &[A]) -> Started {
+        let child = Command::new(env!("CARGO_BIN_EXE_forebay"))
+            .args(arguments)
+            .env("FOREBAY_LOG", "forebay=debug")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the binary starts");
+        let started = Started { child };
+        started.until("its signal handler", || started.has_handler());
+        started
+    }
+
+    /// Waits for something that the command does.
+    fn until(&self, what: &str, done: impl Fn() -> bool) {
+        let since = Instant::now();
+        while !done() {
+            assert!(since.elapsed() < LONG, "waited in vain for {what}");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn has_handler(&self) -> bool {
+        let Ok(tasks) = fs::read_dir(format!("/proc/{}/task", self.child.id())) else {
+            return false;
+        };
+        let name = |task: fs::DirEntry| fs::read_to_string(task.path().join("comm"));
+        tasks.flatten().any(|task| name(task).is_ok_and(|name| name.trim() == "signals"))
+    }
+
+    /// Whether the command has this file open.
+    fn has_open(&self, path: &Path) -> bool {
+        let Ok(open) = fs::read_dir(format!("/proc/{}/fd", self.child.id())) else { return false };
+        open.flatten().any(|fd| fs::read_link(fd.path()).is_ok_and(|to| to == path))
+    }
+
+    /// Whether the command writes a file in this folder, which has no name, or a temporary one, until it is whole.
+    fn has_unnamed(&self, folder: &Path) -> bool {
+        let Ok(open) = fs::read_dir(format!("/proc/{}/fd", self.child.id())) else { return false };
+        let length = |fd: &Path| fs::metadata(fd).map_or(0, |found| found.len());
+        open.flatten().map(|fd| fd.path()).any(|fd| {
+            fs::read_link(&fd).is_ok_and(|to| to.starts_with(folder)) && length(&fd) > 1 << 20
+        })
+    }
+
+    /// Waits for a line of the log.
+    fn until_logged(&mut self, text: &str) {
+        let log = BufReader::new(self.child.stderr.take().expect("piped"));
+        let mut lines = log.lines();
+        let found = lines.by_ref().map_while(Result::ok).any(|line| line.contains(text));
+        assert!(found, "{text} is not logged");
+        // The rest must not fill the pipe.
+        thread::spawn(move || lines.for_each(drop));
+    }
+
+    fn signal(&self, signal: Signal) {
+        let id = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
+        kill_process(id.expect("a process"), signal).expect("the command still runs");
+    }
+
+    /// Sends the signal and waits for the end.
+    fn interrupt_by(self, signal: Signal) -> Ended {
+        self.signal(signal);
+        let since = Instant::now();
+        let output = self.child.wait_with_output().expect("the binary ends");
+        assert!(since.elapsed() < SOON, "it went on for {:?}", since.elapsed());
+        Ended {
+            status: output.status.code(),
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+
+    fn interrupt(self) -> Ended {
+        self.interrupt_by(Signal::INT)
+    }
+}
+
+impl Ended {
+    /// The one document, which says that the command did not end by itself.
+    #[track_caller]
+    fn document(&self) -> Value {
+        assert_eq!(self.status, Some(130), "{}", self.stderr);
+        let document: Value = serde_json::from_str(&self.stdout)
+            .unwrap_or_else(|error| panic!("{error}: {}", self.stdout));
+        assert_eq!(document["end"], "interrupted", "{document}");
+        document
+    }
+}
+
+/// More text than the demo model reads in a moment.
+fn long_prompt() -> String {
+    "Once upon a time there was a little dog who lived in a big house. ".repeat(45)
+}
+
+/// A sparse model file of some hundred megabytes, whose weights are zeros: slow to read and to compute with.
+fn large_model(directory: &TempDir) -> String {
+    let path = directory.path().join("large.gguf");
+    hollow("llama-1b", &path, &SynthOptions::default()).expect("written");
+    assert!(fs::metadata(&path).expect("written").len() > 500 << 20);
+    path.to_str().expect("UTF-8").to_owned()
+}
+
+fn names(directory: &Path) -> Vec<String> {
+    let entries = fs::read_dir(directory).expect("the directory is there").flatten();
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+}
+
+#[test]
+fn a_prompt_ends_with_a_whole_document() {
+    let prompt = long_prompt();
+    let demo = demo();
+    let arguments =
+        ["run", &demo, "--raw", "--prompt", &prompt, "--threads", "1", "--ctx", "1024", "--json"];
+    let mut started = Started::new(&arguments);
+    started.until_logged("reused=");
+    let document = started.interrupt().document();
+    assert_eq!((&document["text"], &document["generated_tokens"]), (&"".into(), &0.into()));
+    assert_eq!(document["prompt_tokens_per_second"], 0.0);
+    assert!(document["statistics"]["threads"].is_number(), "{document}");
+}
+
+#[test]
+fn an_answer_is_printed_as_far_as_it_came() {
+    let demo = demo();
+    let answer = ["run", &demo, "--raw", "--prompt", "Once", "--ctx", "1024", "--temperature", "0"];
+    let whole = forebay(&[&answer[..], &["--max-tokens", "16"]].concat()).ok().stdout;
+    let mut started = Started::new(&answer);
+    let mut first = [0; 8];
+    started.child.stdout.as_mut().expect("piped").read_exact(&mut first).expect("an answer");
+    let ended = started.interrupt();
+    assert_eq!(ended.status, Some(130));
+    let text = String::from_utf8_lossy(&first).into_owned() + &ended.stdout;
+    let common = whole.trim_end().len().min(text.trim_end().len());
+    assert!(common >= 8 && whole[..common] == text[..common], "{text}");
+    assert!(ended.stderr.contains("interrupted"), "{}", ended.stderr);
+}
+
+#[test]
+fn sigterm_is_as_good() {
+    let demo = demo();
+    let started =
+        Started::new(&["bench", &demo, "--gen-tokens", "900", "--repeat", "1000", "--json"]);
+    thread::sleep(Duration::from_millis(500));
+    let document = started.interrupt_by(Signal::TERM).document();
+    assert_eq!(document["command"], "bench");
+}
+
+#[test]
+fn a_load_ends() {
+    let started = Started::new(&["load", &demo(), "--repeat", "100000", "--no-limit", "--json"]);
+    thread::sleep(Duration::from_millis(300));
+    let document = started.interrupt().document();
+    assert_eq!(document["command"], "load");
+    assert_eq!(document["progress"]["unit"], "bytes", "{document}");
+}
+
+#[test]
+fn packing_leaves_nothing_behind() {
+    let directory = tempfile::tempdir().unwrap();
+    let model = large_model(&directory);
+    let out = tempfile::tempdir().unwrap();
+    let pack = out.path().join("out.fbay");
+    let started = Started::new(&["pack", &model, "-o", pack.to_str().unwrap(), "--json"]);
+    started.until("the unfinished file", || started.has_unnamed(out.path()));
+    let document = started.interrupt().document();
+    assert_eq!(document["command"], "pack");
+    assert_eq!(names(out.path()), [""; 0]);
+}
+
+#[test]
+fn making_a_model_leaves_nothing_behind() {
+    let out = tempfile::tempdir().unwrap();
+    let model = out.path().join("out.gguf");
+    let started = Started::new(&["synth", "llama-8b", model.to_str().unwrap(), "--json"]);
+    started.until("the unfinished file", || started.has_unnamed(out.path()));
+    let document = started.interrupt().document();
+    assert_eq!(document["command"], "synth");
+    assert_eq!(names(out.path()), [""; 0]);
+}
+
+#[test]
+fn verifying_ends() {
+    let directory = tempfile::tempdir().unwrap();
+    let pack = directory.path().join("demo.fbay");
+    forebay(&["pack", &demo(), "-o", pack.to_str().unwrap()]).ok();
+    // Stopped as soon as it has the file, so that it cannot end before the signal is there.
+    let started = Started::new(&["verify", pack.to_str().unwrap(), "--io", "pread", "--json"]);
+    started.until("the pack to be open", || started.has_open(&pack));
+    started.signal(Signal::STOP);
+    started.signal(Signal::INT);
+    started.signal(Signal::CONT);
+    let document = started.interrupt_by(Signal::CONT).document();
+    assert_eq!(document["command"], "verify");
+}
+
+#[test]
+fn measuring_the_machine_ends() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("file");
+    fs::File::create(&file).unwrap().set_len(2 << 30).unwrap();
+    let folder = directory.path().to_str().unwrap();
+    let arguments = ["doctor", folder, "--file", file.to_str().unwrap(), "--no-save", "--json"];
+    let started = Started::new(&arguments);
+    thread::sleep(Duration::from_millis(500));
+    let document = started.interrupt().document();
+    assert_eq!(document["command"], "doctor");
+    assert_eq!(names(directory.path()), ["file"]);
+}
+
+#[test]
+fn an_assessment_leaves_nothing_behind() {
+    let out = tempfile::tempdir().unwrap();
+    let page = out.path().join("page.html");
+    let demo = demo();
+    let arguments = [
+        "assess",
+        &demo,
+        "--tokens",
+        "2000",
+        "-o",
+        page.to_str().unwrap(),
+        "--ctx",
+        "1024",
+        "--json",
+    ];
+    let started = Started::new(&arguments);
+    thread::sleep(Duration::from_millis(1000));
+    let document = started.interrupt().document();
+    assert_eq!(document["command"], "assess");
+    assert_eq!(names(out.path()), [""; 0]);
+}
+
+#[test]
+fn the_logits_of_a_prompt_leave_nothing_behind() {
+    let out = tempfile::tempdir().unwrap();
+    let file = out.path().join("logits.safetensors");
+    let tokens = vec!["5"; 4000].join(",");
+    let directory = tempfile::tempdir().unwrap();
+    let model = large_model(&directory);
+    let arguments = [
+        "logits",
+        &model,
+        "--tokens",
+        &tokens,
+        "-o",
+        file.to_str().unwrap(),
+        "--threads",
+        "1",
+        "--json",
+    ];
+    let started = Started::new(&arguments);
+    thread::sleep(Duration::from_millis(500));
+    let document = started.interrupt().document();
+    assert_eq!(document["command"], "logits");
+    assert_eq!(names(out.path()), [""; 0]);
+}
+
+#[test]
+fn a_command_that_waits_for_its_input_ends_at_once() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_forebay"))
+        .args(["run", &demo(), "--json"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary starts");
+    let input = child.stdin.take();
+    let started = Started { child };
+    started.until("its signal handler", || started.has_handler());
+    thread::sleep(Duration::from_millis(300));
+    assert_eq!(started.interrupt().document()["command"], "run");
+    drop(input);
+}
+
+#[test]
+fn two_signals_end_the_program_at_once_with_one_document() {
+    let started = Started::new(&["load", &demo(), "--repeat", "100000", "--no-limit", "--json"]);
+    thread::sleep(Duration::from_millis(300));
+    // Both wait until the program goes on.
+    started.signal(Signal::STOP);
+    started.signal(Signal::INT);
+    started.signal(Signal::TERM);
+    started.interrupt_by(Signal::CONT).document();
+}
