@@ -1,10 +1,10 @@
 //! Routing traces in both forms. The binary one comes without its compression, whose checksum would stop every change;
-//! what is accepted must survive being written and read again, and a replay.
+//! what is accepted must survive being written and read again, and a replay under every policy.
 
 #![no_main]
 
 use forebay_stream::routing::{RoutingTrace, read, read_any, read_uncompressed};
-use forebay_stream::{Capacity, Lookups, ReplayPolicy, Scope, replay};
+use forebay_stream::{Capacity, Lookups, PolicyKind, replay};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
@@ -20,14 +20,16 @@ fuzz_target!(|data: &[u8]| {
 
 fn check(trace: &RoutingTrace) {
     let lookups = Lookups::of(trace);
-    for policy in [ReplayPolicy::Belady(Scope::Global), ReplayPolicy::Belady(Scope::PerLayer)] {
-        let shape = Capacity::Share(0.5).shape(policy.scope(), lookups.layers(), true);
+    for policy in PolicyKind::ALL {
+        let shape = Capacity::Share(0.5).shape(policy.scope, lookups.layers(), true);
         let counters = replay(&lookups, policy, &shape);
         assert!(counters.all.hits <= counters.all.lookups);
     }
     for token in 0..trace.tokens() {
         for layer in 0..trace.header().layers.len() {
-            assert!(trace.experts(token, layer).all(|e| e.0 < trace.header().layers[layer].experts));
+            assert!(
+                trace.experts(token, layer).all(|e| e.0 < trace.header().layers[layer].experts)
+            );
         }
     }
 }

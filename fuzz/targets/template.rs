@@ -44,7 +44,7 @@ fuzz_target!(init: tolerate_the_engine(), |data: &[u8]| {
                 messages: messages.clone(),
                 tools,
                 add_generation_prompt: true,
-                now: Some(CivilTime::from_unix_seconds(1_700_000_000)),
+                now: CivilTime::parse("2023-11-14T22:13:20"),
                 ..RenderInput::default()
             };
             let _ = template.render(&input);
