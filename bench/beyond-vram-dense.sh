@@ -62,8 +62,8 @@ import json, sys
 row = sys.argv[1]
 run = json.load(sys.stdin)
 part = run["prompt"] or run["generate"]
-units, stream = run["statistics"]["device_units"], run["statistics"]["stream"]
-where = "/".join(str(units[kind]["units"]) for kind in ("in_vram", "streamed", "on_cpu"))
+sub_layers, stream = run["statistics"]["device_sub_layers"], run["statistics"]["stream"]
+where = "/".join(str(sub_layers[kind]["sub_layers"]) for kind in ("in_vram", "streamed", "on_cpu"))
 io = stream["io"]
 tokens = stream["prompt_tokens"] + stream["generated_tokens"]
 disk = ""
@@ -71,7 +71,7 @@ if io["busy_fraction"] > 0.02 and not run["prompt"]:
     allowed = io["bytes_read"] / io["busy_seconds"] / (io["bytes_read"] / tokens)
     busy = io["busy_fraction"]
     disk = f"{allowed:.3f} by the disk, busy {busy:.0%}"
-predicted, waited = part.get("tokens_per_second_predicted"), sum(units[kind]["copy_wait_seconds"] for kind in ("few_tokens", "many_tokens"))
+predicted, waited = part.get("tokens_per_second_predicted"), sum(sub_layers[kind]["copy_wait_seconds"] for kind in ("few_tokens", "many_tokens"))
 notes = [where, f"{predicted:.2f}" if predicted else "", f"{waited:.2f}", disk]
 print("\t".join([row, "forebay", str(part["tokens_per_second_median"]), *notes]))
 ' "$row" >>"$runs"
@@ -105,7 +105,7 @@ rows = {}
 for line in open(sys.argv[1]):
     row, program, rate, *notes = line.rstrip("\n").split("\t")
     rows.setdefault(row, {}).setdefault(program, []).append((float(rate), notes))
-print("| row | forebay tokens/s | predicted | llama.cpp tokens/s | ratio | units in VRAM/streamed/on the CPU | waited for copies | disk |")
+print("| row | forebay tokens/s | predicted | llama.cpp tokens/s | ratio | sub-layers in VRAM/streamed/on the CPU | waited for copies | disk |")
 print("| --- | --- | --- | --- | --- | --- | --- | --- |")
 for row, programs in rows.items():
     ours = statistics.median(rate for rate, _ in programs["forebay"])

@@ -10,7 +10,7 @@ use forebay_format::TensorType;
 
 use crate::status::{Failure, Status};
 use crate::weights::{self, Weights};
-use crate::{on_thread, places::put};
+use crate::{on_thread, out_parameters::put};
 
 const VERSION: PackVersion = PackVersion { major: 1, minor: 1 };
 const CPU: i32 = 1;

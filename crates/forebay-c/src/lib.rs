@@ -5,7 +5,7 @@
 
 mod dlpack;
 mod load;
-mod places;
+mod out_parameters;
 mod registry;
 mod status;
 mod weights;
@@ -21,7 +21,7 @@ use forebay_store::{
     ReaderEnd, ReaderOptions,
 };
 
-use places::{put, put_text};
+use out_parameters::{put, put_text};
 use registry::{Entry, lock};
 use status::{Failure, Status};
 

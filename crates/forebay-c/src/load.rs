@@ -8,7 +8,7 @@ use std::path::Path;
 use forebay_engine::load::{DeviceRequest, HoldRequest, hold};
 use forebay_store::IoKind;
 
-use crate::places::{bytes_of, put, put_struct, put_text};
+use crate::out_parameters::{bytes_of, put, put_struct, put_text};
 use crate::status::{self, Failure, Status};
 use crate::{on_thread, weights};
 

@@ -34,7 +34,7 @@ pub struct Gpu {
     queued: AtomicU64,
     finished: AtomicU64,
     /// Whether work is being recorded, and whose memory it uses.
-    pub(crate) is_recording: AtomicBool,
+    pub(crate) is_capturing: AtomicBool,
     pub(crate) recorded: Mutex<Option<Vec<Owner>>>,
 }
 
@@ -101,7 +101,7 @@ impl Gpu {
             host_wait_bound,
             queued: AtomicU64::new(0),
             finished: AtomicU64::new(0),
-            is_recording: AtomicBool::new(false),
+            is_capturing: AtomicBool::new(false),
             recorded: Mutex::new(None),
         })
     }

@@ -35,18 +35,18 @@ impl Drop for Graph {
 
 impl Gpu {
     /// From here on, what this thread queues is written down instead of done. Nothing may be waited for, reserved or
-    /// loaded until [`Gpu::finish_recording`].
+    /// loaded until [`Gpu::end_capture`].
     ///
     /// # Errors
     /// Whatever the driver says.
-    pub fn start_recording(&self) -> Result<(), CudaError> {
+    pub fn begin_capture(&self) -> Result<(), CudaError> {
         self.bind()?;
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is alive.
         unsafe { result::stream::begin_capture(self.stream().cu_stream(), mode) }
-            .map_err(CudaError::of("recording work"))?;
+            .map_err(CudaError::of("capturing a graph"))?;
         *self.recorded.lock().unwrap_or_else(PoisonError::into_inner) = Some(Vec::new());
-        self.is_recording.store(true, Ordering::Relaxed);
+        self.is_capturing.store(true, Ordering::Relaxed);
         Ok(())
     }
 
@@ -54,13 +54,13 @@ impl Gpu {
     ///
     /// # Errors
     /// Something was recorded that cannot be, or whatever the driver says. The recording has ended all the same.
-    pub fn finish_recording(&self) -> Result<Graph, CudaError> {
+    pub fn end_capture(&self) -> Result<Graph, CudaError> {
         let _span = tracing::debug_span!("graph_capture").entered();
         let owners = self.take_recorded();
         self.bind()?;
         // SAFETY: the stream is alive and records.
         let graph = unsafe { result::stream::end_capture(self.stream().cu_stream()) }
-            .map_err(CudaError::of("ending a recording"))?;
+            .map_err(CudaError::of("ending a capture"))?;
         // SAFETY: the graph is alive.
         let executable = unsafe { result::graph::instantiate(graph, CUgraphInstantiate_flags(0)) };
         // SAFETY: destroyed once; what was instantiated does not need it.
@@ -72,14 +72,14 @@ impl Gpu {
 
     /// Ends what [`Gpu::note_recorded`] does.
     fn take_recorded(&self) -> Vec<Owner> {
-        self.is_recording.store(false, Ordering::Relaxed);
+        self.is_capturing.store(false, Ordering::Relaxed);
         let recorded = self.recorded.lock().unwrap_or_else(PoisonError::into_inner).take();
         recorded.unwrap_or_default()
     }
 
     /// If work is being recorded, notes whose memory the work that was queued last uses.
     pub(crate) fn note_recorded(&self, owners: &[Owner]) {
-        if !self.is_recording.load(Ordering::Relaxed) {
+        if !self.is_capturing.load(Ordering::Relaxed) {
             return;
         }
         let mut recorded = self.recorded.lock().unwrap_or_else(PoisonError::into_inner);
@@ -92,7 +92,7 @@ impl Gpu {
     }
 
     /// Ends a recording and forgets it.
-    pub fn abandon_recording(&self) {
+    pub fn abort_capture(&self) {
         self.take_recorded();
         if self.bind().is_err() {
             return;

@@ -3,7 +3,7 @@
 use forebay_model::ModelError;
 
 use crate::gpu::{self, GpuPlan};
-use crate::{CpuHelp, EngineError, KvCacheType, SessionOptions};
+use crate::{CpuOffload, EngineError, KvCacheType, SessionOptions};
 
 /// Where a user wants a model to be computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,7 +34,7 @@ impl Chosen {
     }
 
     fn cuda(plan: GpuPlan, ordinal: usize) -> Chosen {
-        let too = if plan.units().cpu_takes_part() { " and cpu" } else { "" };
+        let too = if plan.sub_layers().cpu_takes_part() { " and cpu" } else { "" };
         let name = format!("cuda:{ordinal}{too}");
         Chosen { cuda: Some(plan), name, why_not_cuda: None, announce: false }
     }
@@ -135,9 +135,9 @@ fn on_gpu(
     };
     match host_option(options) {
         None => Ok(Chosen::cuda(plan()?, ordinal)),
-        Some("--threads") if dense || options.cpu_help_possible() != CpuHelp::Never => {
+        Some("--threads") if dense || options.cpu_offload_possible() != CpuOffload::Never => {
             let plan = plan()?;
-            match plan.slots().is_some() || plan.units().cpu_takes_part() {
+            match plan.slots().is_some() || plan.sub_layers().cpu_takes_part() {
                 true => Ok(Chosen::cuda(plan, ordinal)),
                 false => refused(
                     "--threads",
@@ -164,8 +164,8 @@ impl SessionOptions {
     pub fn gpu_option(&self) -> Option<&'static str> {
         let given = [
             ("--no-cuda-graph", !self.cuda_graphs),
-            ("--cpu-experts", self.cpu_help == CpuHelp::Always),
-            ("--no-cpu-experts", self.cpu_help == CpuHelp::Never),
+            ("--cpu-experts", self.cpu_offload == CpuOffload::Always),
+            ("--no-cpu-experts", self.cpu_offload == CpuOffload::Never),
             ("--vram", self.vram_bytes.is_some()),
         ];
         given.into_iter().find(|(_, given)| *given).map(|(name, _)| name)
@@ -188,7 +188,7 @@ mod tests {
         let both = SessionOptions { device: DeviceChoice::Auto, ..threads };
         assert_eq!(wanted_gpu(&both), None, "none is opened in vain");
         let both = SessionOptions { vram_bytes: Some(1), ..both };
-        assert_eq!(wanted_gpu(&both), Some(0), "the CPU may help");
+        assert_eq!(wanted_gpu(&both), Some(0), "the CPU may compute experts");
         let graphs = SessionOptions { cuda_graphs: false, ..SessionOptions::default() };
         assert_eq!((host_option(&graphs), graphs.gpu_option()), (None, Some("--no-cuda-graph")));
         let cache = SessionOptions { kv_cache: KvCacheType::Q8_0, ..SessionOptions::default() };

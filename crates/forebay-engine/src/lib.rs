@@ -25,7 +25,7 @@ pub mod pack;
 mod passage;
 mod placed;
 pub mod plan;
-mod recording;
+mod routing_log;
 mod session;
 mod statistics;
 mod traced;
@@ -41,6 +41,6 @@ pub use inspect::{BlockKindBytes, Inspection, ModelInfo, TypeBytes, block_kind, 
 pub use memory::{default_budget_bytes, free_bytes, peak_resident_bytes};
 pub use passage::RecordedPassage;
 pub use placed::GpuStart;
-pub use session::{CpuHelp, KvCacheType, Session, SessionOptions};
-pub use statistics::{Checks, ReadPath, SessionStatistics, UnitStatistics};
+pub use session::{CpuOffload, KvCacheType, Session, SessionOptions};
+pub use statistics::{Checks, ReadPath, SessionStatistics, SubLayerStatistics};
 pub use traced::TracedModel;

@@ -6,7 +6,7 @@ use std::thread::Scope;
 use std::time::Duration;
 
 use forebay_format::Catalog;
-use forebay_model::{Architecture, DeviceShare, ModelError, UnitPlan, Weights};
+use forebay_model::{Architecture, DeviceShare, ModelError, SubLayerPlan, Weights};
 use forebay_store::{Interrupt, IoKind};
 use forebay_stream::MemoryPlan;
 
@@ -22,7 +22,7 @@ use crate::{EngineError, SessionOptions};
 pub(crate) enum GpuPlan {}
 
 impl GpuPlan {
-    pub fn units(&self) -> &UnitPlan {
+    pub fn sub_layers(&self) -> &SubLayerPlan {
         match *self {}
     }
 

@@ -128,7 +128,7 @@ impl Described<'_> {
             tracing::debug_span!("load", to = "RAM", reserved_bytes, kept_experts, bytes = Empty);
         let _entered = span.enter();
         let arena = Arena::map(plan.arena_bytes as usize)?;
-        let engine = read_engine(options, &self.files, &arena, blocks.recast_bytes())?;
+        let engine = read_engine(options, &self.files, &arena, blocks.relayout_bytes())?;
         let mut residency = Residency::new(&blocks, plan, &self.files, &arena, engine)?;
         let loaded = residency.preload_with_copies(&self.files, load_options(options), progress)?;
         span.record("bytes", loaded.bytes);
@@ -163,10 +163,12 @@ fn read_engine(
     options: &SessionOptions,
     files: &FileSet,
     arena: &Arena,
-    recast_bytes: u64,
+    relayout_bytes: u64,
 ) -> Result<Box<dyn ReadEngine>, EngineError> {
-    let defaults =
-        EngineOptions { recast_bytes: recast_bytes as usize, ..EngineOptions::suited_to(files) };
+    let defaults = EngineOptions {
+        relayout_bytes: relayout_bytes as usize,
+        ..EngineOptions::suited_to(files)
+    };
     let engine_options = engine_options(options, &defaults);
     Ok(match options.faults.clone() {
         None => open_engine(options.io, files, arena, &engine_options)?,

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use forebay_compute::{Arithmetic, Cpu, Isa, KvType, default_threads};
 use forebay_format::Catalog;
 use forebay_model::{
-    Architecture, Decoder, HelpRates, LogitsWanted, PromptWatch, UnitRates, Weights,
+    Architecture, CpuOffloadRates, Decoder, LogitsWanted, PromptWatch, SubLayerRates, Weights,
 };
 use forebay_store::{FaultPlan, FileSet, Interrupt, IoKind, IoRecorder};
 use forebay_stream::{MemoryPlan, Phase, PolicyKind, Residency};
@@ -20,8 +20,8 @@ use crate::gpu;
 use crate::inspect::ModelInfo;
 use crate::placed::{Described, GpuStart};
 use crate::plan::{self, HitCurve, Placement, Prediction, Rates, Work};
-use crate::recording::RoutingLog;
-use crate::statistics::{Checks, ReadPath, UnitStatistics};
+use crate::routing_log::RoutingLog;
+use crate::statistics::{Checks, ReadPath, SubLayerStatistics};
 use crate::traced::TracedModel;
 use crate::{EngineError, SessionStatistics, peak_resident_bytes};
 
@@ -44,11 +44,11 @@ pub struct SessionOptions {
     /// On a GPU, single tokens' work is recorded once and then queued as a CUDA graph. Results are the same without.
     pub cuda_graphs: bool,
     /// Whether the CPU computes a share of the experts that a GPU has no room for.
-    pub cpu_help: CpuHelp,
+    pub cpu_offload: CpuOffload,
     /// Decides about that share instead of the machine profile.
-    pub help_rates: Option<HelpRates>,
+    pub cpu_offload_rates: Option<CpuOffloadRates>,
     /// Decides which of a dense model's layers the CPU computes that a GPU has no room for, instead of the machine profile.
-    pub unit_rates: Option<UnitRates>,
+    pub sub_layer_rates: Option<SubLayerRates>,
     pub policy: PolicyKind,
     pub io: IoKind,
     /// Read experts of the next layer ahead while a token is computed, by that layer's router on
@@ -81,7 +81,7 @@ pub struct SessionOptions {
 /// Whether the CPU computes a share of the experts that a GPU has no room for. It rounds in its own way, and never takes part in
 /// exact arithmetic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum CpuHelp {
+pub enum CpuOffload {
     /// While so much is missing on the GPU that it is faster by the machine profile.
     #[default]
     Auto,
@@ -134,9 +134,9 @@ impl Default for SessionOptions {
             exact: false,
             kv_cache: KvCacheType::F16,
             cuda_graphs: true,
-            cpu_help: CpuHelp::Auto,
-            help_rates: None,
-            unit_rates: None,
+            cpu_offload: CpuOffload::Auto,
+            cpu_offload_rates: None,
+            sub_layer_rates: None,
             policy: PolicyKind::LAYER_LFU,
             io: IoKind::Auto,
             prefetch: false,
@@ -155,9 +155,9 @@ impl Default for SessionOptions {
 }
 
 impl SessionOptions {
-    /// What [`SessionOptions::cpu_help`] comes to in the arithmetic that is asked for.
-    pub(crate) fn cpu_help_possible(&self) -> CpuHelp {
-        if self.exact { CpuHelp::Never } else { self.cpu_help }
+    /// What [`SessionOptions::cpu_offload`] comes to in the arithmetic that is asked for.
+    pub(crate) fn cpu_offload_possible(&self) -> CpuOffload {
+        if self.exact { CpuOffload::Never } else { self.cpu_offload }
     }
 }
 
@@ -180,7 +180,7 @@ pub struct Session {
     ram_budget_bytes: u64,
     budget_chosen_by_user: bool,
     threads: Option<usize>,
-    cpu_help: CpuHelp,
+    cpu_offload: CpuOffload,
     root: PathBuf,
     policy: PolicyKind,
     checks: Checks,
@@ -277,7 +277,7 @@ impl Session {
             ram_budget_bytes: placed.budget_bytes,
             budget_chosen_by_user: options.ram_bytes.or(options.vram_bytes).is_some(),
             threads: options.threads,
-            cpu_help: options.cpu_help_possible(),
+            cpu_offload: options.cpu_offload_possible(),
             root: catalog.root,
             policy: options.policy,
             checks,
@@ -315,13 +315,13 @@ impl Session {
     /// How fast it should be by the rates of a machine profile, if experts are found as `hits` says.
     /// `None` where a GPU computes that is not in the profile.
     pub fn predicted(&self, rates: &Rates, hits: &HitCurve, work: Work) -> Option<Prediction> {
-        let units = self.decoder.backend().units();
+        let sub_layers = self.decoder.backend().sub_layers();
         let placement = match (self.slots(), self.plan.clone()) {
-            (None, Some(host)) if let Some(units) = units => {
-                Placement::Units { units: units.clone(), host }
+            (None, Some(host)) if let Some(sub_layers) = sub_layers => {
+                Placement::SubLayers { sub_layers: sub_layers.clone(), host }
             }
             (Some(slots), Some(host)) => {
-                Placement::VramSlots { slots: slots.clone(), host, help: self.cpu_help }
+                Placement::VramSlots { slots: slots.clone(), host, cpu_offload: self.cpu_offload }
             }
             (None, Some(plan)) => Placement::Ram(plan),
             (_, None) => Placement::Vram,
@@ -474,11 +474,9 @@ impl Session {
             io_engine: self.read_path.clone(),
             checksums: self.checks,
             device_experts: self.decoder.backend().device_experts(),
-            device_units: self
-                .decoder
-                .backend()
-                .device_units()
-                .map(|units| UnitStatistics { units, ram_budget_bytes: self.ram_budget_bytes }),
+            device_sub_layers: self.decoder.backend().device_sub_layers().map(|sub_layers| {
+                SubLayerStatistics { sub_layers, ram_budget_bytes: self.ram_budget_bytes }
+            }),
             stream: self.decoder.residency().map(Residency::statistics),
         }
     }
@@ -496,7 +494,7 @@ pub(crate) fn host(options: &SessionOptions) -> Result<Cpu, EngineError> {
 
 /// As [`host`], to help a GPU with experts: unless the user says how many, half of the threads that would compute alone. One
 /// thread drives the GPU, and on 16 processors of a virtual machine, two to a core, 8 threads were half again as fast as 16.
-pub(crate) fn helping_host(options: &SessionOptions) -> Result<Cpu, EngineError> {
+pub(crate) fn offload_host(options: &SessionOptions) -> Result<Cpu, EngineError> {
     let threads = options.threads.unwrap_or_else(|| default_threads().div_ceil(2));
     host(&SessionOptions { threads: Some(threads), ..options.clone() })
 }

@@ -1,7 +1,7 @@
 //! The figures of a session, for people and for programs.
 
 use forebay_format::Catalog;
-use forebay_model::{DeviceExperts, DeviceUnits, VramUse};
+use forebay_model::{DeviceExperts, DeviceSubLayers, VramUse};
 use forebay_store::EngineInfo;
 use forebay_stream::StreamStatistics;
 use serde::Serialize;
@@ -54,7 +54,7 @@ pub struct SessionStatistics {
     /// Where a dense model's layers are that a GPU does not hold whole, and what moved; `stream` then counts what was asked of
     /// host memory.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub device_units: Option<UnitStatistics>,
+    pub device_sub_layers: Option<SubLayerStatistics>,
     /// What moved between disk and memory since the start; `None` where the model does not stream.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stream: Option<StreamStatistics>,
@@ -62,9 +62,9 @@ pub struct SessionStatistics {
 
 /// A dense model that a GPU does not hold whole.
 #[derive(Debug, Clone, Serialize)]
-pub struct UnitStatistics {
+pub struct SubLayerStatistics {
     #[serde(flatten)]
-    pub units: DeviceUnits,
+    pub sub_layers: DeviceSubLayers,
     /// For weights in host memory; `budget_bytes` is the GPU's.
     pub ram_budget_bytes: u64,
 }

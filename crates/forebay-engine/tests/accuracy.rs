@@ -14,7 +14,7 @@ use std::fs::File;
 use std::path::Path;
 
 use forebay_engine::plan::{HitCurve, PlanRequest, PlannedModel, Planner, Prediction, Rates, Work};
-use forebay_engine::{CpuHelp, DeviceChoice};
+use forebay_engine::{CpuOffload, DeviceChoice};
 use forebay_lab::synth::SynthOptions;
 use forebay_stream::PolicyKind;
 use forebay_stream::routing::read_any;
@@ -138,7 +138,7 @@ fn dense_models_beyond_vram() {
     for (ram, disk) in [(90 * GIB, false), (24 * GIB, true), (8 * GIB, true)] {
         let request = request(DeviceChoice::Cuda(0), Some(8 * GIB), ram, 640);
         let found = plan(&model, &profile, &request).unwrap().plan;
-        let (units, host) = (found.units.unwrap(), found.host.unwrap());
+        let (sub_layers, host) = (found.sub_layers.unwrap(), found.host.unwrap());
         let generate = &found.prediction.generate;
         let vram = found.vram.unwrap();
         let unused = vram.budget_bytes - vram.total_bytes;
@@ -153,8 +153,11 @@ fn dense_models_beyond_vram() {
             let unused = ram - host.arena_bytes - host.reserved_bytes;
             assert!(unused < 512 << 20, "{unused} bytes of RAM are for nothing");
         }
-        let outside = (units.streamed.bytes + units.on_cpu.bytes) as f64;
-        assert!(units.on_cpu.bytes as f64 > 0.4 * outside, "the CPU takes a part: {units:?}");
+        let outside = (sub_layers.streamed.bytes + sub_layers.on_cpu.bytes) as f64;
+        assert!(
+            sub_layers.on_cpu.bytes as f64 > 0.4 * outside,
+            "the CPU takes a part: {sub_layers:?}"
+        );
     }
 }
 
@@ -236,8 +239,8 @@ fn the_cpu_computes_experts_where_it_pays() {
     let options = SynthOptions { experts_used: Some(6), ..SynthOptions::default() };
     let model = model_of("qwen3moe-30b", &options);
     let rates = Rates::new(&h200_together()).unwrap();
-    let of = |hits: &HitCurve, help| {
-        let request = PlanRequest { help, ..gpu_alone(8 * GIB, 90 * GIB, 512) };
+    let of = |hits: &HitCurve, cpu_offload| {
+        let request = PlanRequest { cpu_offload, ..gpu_alone(8 * GIB, 90 * GIB, 512) };
         Planner::new(&model, &rates, hits).plan(&request).unwrap().plan.prediction
     };
     let rate = |prediction: &Prediction| prediction.generate.tokens_per_second;
@@ -245,8 +248,8 @@ fn the_cpu_computes_experts_where_it_pays() {
         ("uniform", HitCurve::uniform(), 106.2, true),
         ("recorded", HitCurve::default(), 219.9, false),
     ] {
-        let [never, always, auto] =
-            [CpuHelp::Never, CpuHelp::Always, CpuHelp::Auto].map(|help| of(&hits, help));
+        let [never, always, auto] = [CpuOffload::Never, CpuOffload::Always, CpuOffload::Auto]
+            .map(|cpu_offload| of(&hits, cpu_offload));
         let row = format!("qwen3moe-30b, 6 experts, VRAM 8 GiB, CPU experts, {what}");
         fitted(&["CPU_START_SECONDS", "streaming_share"], &row, rate(&always), measured);
         assert!(always.cpu_experts_per_token > 0.0 && never.cpu_experts_per_token == 0.0);
@@ -317,7 +320,7 @@ fn large_experts_in_three_tiers() {
         held_out(&what, found.prediction.generate.tokens_per_second, generate);
         if let Some(prompt) = prompt {
             let prompt_rate = found.prediction.prompt.tokens_per_second;
-            fitted(&["prompts of a recording"], &format!("{what}, prompt"), prompt_rate, prompt);
+            fitted(&["prompts of a trace"], &format!("{what}, prompt"), prompt_rate, prompt);
         }
         let slots = found.slots.unwrap().kept_slots();
         assert!(slots.abs_diff(137) <= 2, "{what}: {slots} slots");

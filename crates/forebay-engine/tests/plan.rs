@@ -9,7 +9,7 @@ use forebay_engine::doctor::{BesideCpu, MachineProfile};
 use forebay_engine::plan::{
     Cost, HitCurve, PlanRequest, PlannedModel, Planner, Prediction, Rates, Speed, Work,
 };
-use forebay_engine::{CpuHelp, DeviceChoice, EngineError, Session, SessionOptions};
+use forebay_engine::{CpuOffload, DeviceChoice, EngineError, Session, SessionOptions};
 use forebay_model::ModelError;
 use forebay_stream::StreamError;
 use planning::{GIB, h200_together, model, plan, profile, request};
@@ -22,7 +22,7 @@ fn threads_are_counted() {
     let at = |device, threads| {
         let rates = Rates::new(&profile).unwrap();
         let mut request = request(device, Some(6 * GIB), 90 * GIB, 512);
-        (request.threads, request.help) = (threads, CpuHelp::Always);
+        (request.threads, request.cpu_offload) = (threads, CpuOffload::Always);
         let hits = HitCurve::uniform();
         Planner::new(&moe, &rates, &hits).plan(&request).unwrap().plan.prediction
     };
@@ -158,7 +158,7 @@ fn what_cannot_run_is_refused_with_what_would_do() {
     let vram = needed(plan(&dense, &profile, &on_gpu(GIB, 64 * GIB)).unwrap_err());
     let ram = needed(plan(&dense, &profile, &on_gpu(vram, 1 << 20)).unwrap_err());
     let least = plan(&dense, &profile, &on_gpu(vram, ram)).unwrap().plan;
-    assert_eq!(least.units.unwrap().in_vram.units, 0);
+    assert_eq!(least.sub_layers.unwrap().in_vram.sub_layers, 0);
     assert!(least.host.unwrap().dense.pinned_blocks() == 0 && vram < 6 * GIB && ram < 2 * GIB);
     assert!(plan(&dense, &profile, &on_gpu(vram - 1, ram)).is_err());
     assert!(plan(&dense, &profile, &on_gpu(vram, ram - 4096)).is_err());
@@ -334,17 +334,25 @@ fn placements_make_sense() {
     // Bus and CPU share what VRAM does not hold, and more VRAM leaves less to both.
     let ample = Machine { ram_gib: 64, ..at(24, 16, 25.0, 1.6, 80.0) };
     let found_ample = planned(&large, ample);
-    let units = found_ample.plan.units.unwrap();
-    assert_eq!(units.in_vram.units + units.streamed.units + units.on_cpu.units, 160);
-    assert!(units.on_cpu.bytes > units.streamed.bytes && units.streamed.units > 0, "{units:?}");
+    let sub_layers = found_ample.plan.sub_layers.unwrap();
+    assert_eq!(
+        sub_layers.in_vram.sub_layers
+            + sub_layers.streamed.sub_layers
+            + sub_layers.on_cpu.sub_layers,
+        160
+    );
+    assert!(
+        sub_layers.on_cpu.bytes > sub_layers.streamed.bytes && sub_layers.streamed.sub_layers > 0,
+        "{sub_layers:?}"
+    );
     let generate = &found_ample.plan.prediction.generate;
     assert_eq!((generate.limit, generate.disk_bytes), (Cost::Pcie, 0.0));
     let roomier = planned(&large, Machine { vram_gib: 28, ..ample });
-    let of_roomier = roomier.plan.units.unwrap();
-    assert!(of_roomier.in_vram.bytes > units.in_vram.bytes);
+    let of_roomier = roomier.plan.sub_layers.unwrap();
+    assert!(of_roomier.in_vram.bytes > sub_layers.in_vram.bytes);
     // What only the bus is there for: a CPU that is slower than it is worth.
     let slow = planned(&large, Machine { cpu: 0.3, ..ample });
-    assert_eq!(slow.plan.units.unwrap().on_cpu.units, 0);
+    assert_eq!(slow.plan.sub_layers.unwrap().on_cpu.sub_layers, 0);
     assert_eq!(slow.plan.prediction.generate.limit, Cost::Pcie);
     assert!(roomier.plan.prediction.generate.seconds < 0.95 * generate.seconds);
     assert!(

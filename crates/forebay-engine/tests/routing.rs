@@ -292,6 +292,6 @@ fn early_scores_change_nothing_and_do_not_depend_on_the_budget() {
         let recall = predicted.foreseen as f64 / predicted.lookups as f64;
         let chance = f64::from(of.used) / f64::from(of.experts);
         assert!(recall > chance, "{}: {recall} against {chance}", path.display());
-        assert_eq!(predicted.guesses, predicted.lookups);
+        assert_eq!(predicted.predictions, predicted.lookups);
     }
 }

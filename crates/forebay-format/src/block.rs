@@ -11,13 +11,13 @@ use crate::{Extent, TensorType};
 pub struct Block {
     /// What is read. These are also the parts that are held, in this order, but for what is recast.
     pub extents: Vec<Extent>,
-    pub recast: Option<Recast>,
+    pub relayout: Option<Relayout>,
 }
 
 /// One extent of a block, or all, that become parts in another form once they are read, of as many bytes or more
 /// all together: files of other programs hold some weights in an order that no product reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Recast {
+pub struct Relayout {
     /// Which extents of the block.
     pub extents: Range<usize>,
     /// What makes the parts, in their order.
@@ -37,7 +37,7 @@ pub enum Step {
 
 /// A share of what a recast makes, which can be made by itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RecastShare {
+pub struct RelayoutShare {
     /// Where it lies among the bytes of all parts, one behind the other.
     pub out: Range<usize>,
     step: usize,
@@ -49,7 +49,7 @@ pub struct RecastShare {
 
 impl From<Vec<Extent>> for Block {
     fn from(extents: Vec<Extent>) -> Block {
-        Block { extents, recast: None }
+        Block { extents, relayout: None }
     }
 }
 
@@ -63,9 +63,9 @@ impl Block {
     pub fn part_bytes(&self) -> Vec<u64> {
         let lengths = |range: Range<usize>| self.extents[range].iter().map(|extent| extent.length);
         let all = self.extents.len();
-        let Some(recast) = &self.recast else { return lengths(0..all).collect() };
-        let Range { start, end } = recast.extents;
-        lengths(0..start).chain(recast.part_bytes()).chain(lengths(end..all)).collect()
+        let Some(relayout) = &self.relayout else { return lengths(0..all).collect() };
+        let Range { start, end } = relayout.extents;
+        lengths(0..start).chain(relayout.part_bytes()).chain(lengths(end..all)).collect()
     }
 
     /// Parts that are held, and extents that make them, as a block of their own.
@@ -73,28 +73,28 @@ impl Block {
     /// # Panics
     /// When there are not so many, or some of those that are recast together are left out.
     pub fn slice(&self, parts: Range<usize>) -> Block {
-        let Some(recast) = &self.recast else {
-            return Block { extents: self.extents[parts].to_vec(), recast: None };
+        let Some(relayout) = &self.relayout else {
+            return Block { extents: self.extents[parts].to_vec(), relayout: None };
         };
-        let made = recast.parts();
+        let made = relayout.parts();
         let extent_of = |part: usize| {
-            let before = part.min(recast.extents.start);
-            let behind = part.checked_sub(recast.extents.start + made);
+            let before = part.min(relayout.extents.start);
+            let behind = part.checked_sub(relayout.extents.start + made);
             assert!(
-                part <= recast.extents.start || behind.is_some(),
-                "what is recast together stays together"
+                part <= relayout.extents.start || behind.is_some(),
+                "a slice keeps the extents of one relayout together"
             );
-            behind.map_or(before, |behind| recast.extents.end + behind)
+            behind.map_or(before, |behind| relayout.extents.end + behind)
         };
         let extents = extent_of(parts.start)..extent_of(parts.end);
-        let holds = parts.start <= recast.extents.start && !extents.is_empty();
-        let holds = holds && extents.end >= recast.extents.end;
+        let holds = parts.start <= relayout.extents.start && !extents.is_empty();
+        let holds = holds && extents.end >= relayout.extents.end;
         let first = extents.start;
-        let moved = |recast: &Recast| Recast {
-            extents: recast.extents.start - first..recast.extents.end - first,
-            steps: recast.steps.clone(),
+        let moved = |relayout: &Relayout| Relayout {
+            extents: relayout.extents.start - first..relayout.extents.end - first,
+            steps: relayout.steps.clone(),
         };
-        Block { extents: self.extents[extents].to_vec(), recast: holds.then(|| moved(recast)) }
+        Block { extents: self.extents[extents].to_vec(), relayout: holds.then(|| moved(relayout)) }
     }
 
     /// Adds an extent as it is; the number of the part.
@@ -102,8 +102,8 @@ impl Block {
     /// # Panics
     /// When several are recast together.
     pub fn push(&mut self, extent: Extent) -> usize {
-        let several = self.recast.as_ref().is_some_and(|recast| recast.extents.len() > 1);
-        assert!(!several, "several extents are recast where they are all of a block");
+        let several = self.relayout.as_ref().is_some_and(|relayout| relayout.extents.len() > 1);
+        assert!(!several, "a relayout of several extents takes the whole block");
         let part = self.parts();
         self.extents.push(extent);
         part
@@ -114,27 +114,30 @@ impl Block {
     /// # Panics
     /// When some others are already, when there are several and others beside them, or when the parts
     /// have fewer bytes.
-    pub fn push_recast(&mut self, extents: &[Extent], steps: Vec<Step>) -> usize {
+    pub fn push_relayout(&mut self, extents: &[Extent], steps: Vec<Step>) -> usize {
         let alone = extents.len() == 1 || self.extents.is_empty();
-        assert!(self.recast.is_none() && alone, "one extent is recast, or all of a block");
+        assert!(self.relayout.is_none() && alone, "a relayout takes one extent or the whole block");
         let (part, first) = (self.parts(), self.extents.len());
         self.extents.extend(extents);
-        let recast = Recast { extents: first..self.extents.len(), steps };
+        let relayout = Relayout { extents: first..self.extents.len(), steps };
         let read: u64 = extents.iter().map(|extent| extent.length).sum();
-        assert!(recast.bytes() as u64 >= read, "what is recast has room for what is read");
-        self.recast = Some(recast);
+        assert!(
+            relayout.bytes() as u64 >= read,
+            "the output of a relayout holds at least what is read"
+        );
+        self.relayout = Some(relayout);
         part
     }
 
     fn parts(&self) -> usize {
-        match &self.recast {
+        match &self.relayout {
             None => self.extents.len(),
-            Some(recast) => self.extents.len() - recast.extents.len() + recast.parts(),
+            Some(relayout) => self.extents.len() - relayout.extents.len() + relayout.parts(),
         }
     }
 }
 
-impl Recast {
+impl Relayout {
     /// How many parts it makes.
     pub fn parts(&self) -> usize {
         self.steps.iter().map(|step| step.layout().0).sum()
@@ -154,17 +157,17 @@ impl Recast {
     }
 
     /// All that is to be made, in shares of up to about `share_bytes`.
-    pub fn shares(&self, share_bytes: usize) -> Vec<RecastShare> {
+    pub fn shares(&self, share_bytes: usize) -> Vec<RelayoutShare> {
         let (mut shares, mut at) = (Vec::new(), 0);
         for (step, of) in self.steps.iter().enumerate() {
             let (parts, units) = of.layout();
             for part in 0..parts {
-                let unit_bytes = of.part_bytes(part) / units.max(1);
-                let count = (share_bytes / unit_bytes.max(1)).clamp(1, units.max(1));
+                let sub_layer_bytes = of.part_bytes(part) / units.max(1);
+                let count = (share_bytes / sub_layer_bytes.max(1)).clamp(1, units.max(1));
                 for first in (0..units).step_by(count) {
                     let units = first..(first + count).min(units);
-                    let end = at + units.len() * unit_bytes;
-                    shares.push(RecastShare { out: at..end, step, part, units });
+                    let end = at + units.len() * sub_layer_bytes;
+                    shares.push(RelayoutShare { out: at..end, step, part, units });
                     at = end;
                 }
             }
@@ -176,7 +179,7 @@ impl Recast {
     ///
     /// # Panics
     /// When the extents or `out` have not the bytes that they should.
-    pub fn make(&self, share: &RecastShare, from: &[&[u8]], out: &mut [u8]) {
+    pub fn make(&self, share: &RelayoutShare, from: &[&[u8]], out: &mut [u8]) {
         assert_eq!(out.len(), share.out.len(), "a share has its place");
         let units = share.units.clone();
         match self.steps[share.step] {
@@ -260,12 +263,12 @@ mod tests {
     }
 
     /// All parts, made in shares.
-    fn made(recast: &Recast, from: &[&[u8]], share_bytes: usize) -> Vec<u8> {
-        let (mut out, mut end) = (vec![0; recast.bytes()], 0);
-        for share in recast.shares(share_bytes) {
+    fn made(relayout: &Relayout, from: &[&[u8]], share_bytes: usize) -> Vec<u8> {
+        let (mut out, mut end) = (vec![0; relayout.bytes()], 0);
+        for share in relayout.shares(share_bytes) {
             assert_eq!(share.out.start, end, "shares follow one another");
             end = share.out.end;
-            recast.make(&share, from, &mut out[share.out.clone()]);
+            relayout.make(&share, from, &mut out[share.out.clone()]);
         }
         assert_eq!(end, out.len());
         out
@@ -281,14 +284,14 @@ mod tests {
             Step::Mxfp4 { blocks: 1, scales: 3, rows, row_blocks, turns: 1 },
         ];
         let lengths = [blocks.len(), blocks.len(), scales.len(), scales.len()];
-        let part = block.push_recast(&lengths.map(|length| extent(length as u64)), steps);
-        let recast = block.recast.clone().unwrap();
+        let part = block.push_relayout(&lengths.map(|length| extent(length as u64)), steps);
+        let relayout = block.relayout.clone().unwrap();
         assert_eq!(part, 0);
         assert_eq!(block.part_bytes(), [102, 102, 204]);
         assert_eq!(block.bytes(), 408);
         assert!(std::panic::catch_unwind(move || block.push(extent(7))).is_err());
         let from = [&blocks[..], &blocks[..], &scales[..], &scales[..]];
-        let whole = made(&recast, &from, usize::MAX);
+        let whole = made(&relayout, &from, usize::MAX);
         let mut expected = vec![0; 408];
         let taken = |first, step| RowsTaken { first, step };
         mxfp4_blocks(&blocks, &scales, row_blocks, taken(0, 2), &mut expected[..102]);
@@ -296,7 +299,7 @@ mod tests {
         mxfp4_blocks(&blocks, &scales, row_blocks, RowsTaken::ALL, &mut expected[204..]);
         assert!(whole == expected);
         for share_bytes in [1, 35, 100] {
-            assert!(made(&recast, &from, share_bytes) == expected, "{share_bytes}");
+            assert!(made(&relayout, &from, share_bytes) == expected, "{share_bytes}");
         }
     }
 
@@ -312,9 +315,9 @@ mod tests {
         let step = Step::Heads { extent: 0, heads, plain, value, rank, ty: TensorType::Q8_0 };
         assert_eq!(step.part_bytes(0), heads * rank * plain * 2);
         let mut block = Block::default();
-        block.push_recast(&[extent(from.len() as u64)], vec![step]);
-        let recast = block.recast.unwrap();
-        assert!(recast.bytes() > from.len());
+        block.push_relayout(&[extent(from.len() as u64)], vec![step]);
+        let relayout = block.relayout.unwrap();
+        assert!(relayout.bytes() > from.len());
         let mut expected = Vec::<u8>::new();
         for head in from.chunks_exact((plain + value) * row) {
             for col in 0..rank {
@@ -330,7 +333,7 @@ mod tests {
             expected.extend(&head[plain * row..]);
         }
         for share_bytes in [usize::MAX, 1, 400] {
-            assert!(made(&recast, &[&from], share_bytes) == expected, "{share_bytes}");
+            assert!(made(&relayout, &[&from], share_bytes) == expected, "{share_bytes}");
         }
     }
 
@@ -339,7 +342,7 @@ mod tests {
         let (heads, plain, value, rank, size) = (3, 4, 5, 2, 2);
         let step = Step::Heads { extent: 0, heads, plain, value, rank, ty: TensorType::BF16 };
         let from = bytes(heads * (plain + value) * rank * size);
-        let recast = Recast { extents: 0..1, steps: vec![step] };
+        let relayout = Relayout { extents: 0..1, steps: vec![step] };
         let element = |head: usize, row: usize, col: usize| {
             let at = ((head * (plain + value) + row) * rank + col) * size;
             &from[at..at + size]
@@ -356,29 +359,29 @@ mod tests {
             }
         }
         for share_bytes in [usize::MAX, 1, 40] {
-            assert!(made(&recast, &[&from], share_bytes) == expected, "{share_bytes}");
+            assert!(made(&relayout, &[&from], share_bytes) == expected, "{share_bytes}");
         }
     }
 
     #[test]
-    fn a_slice_keeps_what_is_recast_together() {
+    fn a_slice_keeps_the_extents_of_one_relayout_together() {
         let step =
             Step::Heads { extent: 0, heads: 1, plain: 1, value: 1, rank: 4, ty: TensorType::BF16 };
         let mut block = Block::from(vec![extent(1), extent(2)]);
-        block.push_recast(&[extent(16)], vec![step]);
+        block.push_relayout(&[extent(16)], vec![step]);
         block.push(extent(3));
         block.push(extent(4));
         // Parts: 1, 2, 8, 8, 3, 4.
         let attention = block.slice(0..5);
         assert_eq!(attention.part_bytes(), [1, 2, 8, 8, 3]);
-        assert_eq!(attention.recast, block.recast);
+        assert_eq!(attention.relayout, block.relayout);
         let behind = block.slice(4..6);
-        assert_eq!((behind.part_bytes(), behind.recast), (vec![3, 4], None));
+        assert_eq!((behind.part_bytes(), behind.relayout), (vec![3, 4], None));
         let later = block.slice(1..4);
         assert_eq!(later.part_bytes(), [2, 8, 8]);
-        assert_eq!(later.recast.unwrap().extents, 1..2);
+        assert_eq!(later.relayout.unwrap().extents, 1..2);
         let before = block.slice(0..2);
-        assert_eq!((before.part_bytes(), before.recast), (vec![1, 2], None));
+        assert_eq!((before.part_bytes(), before.relayout), (vec![1, 2], None));
         assert!(std::panic::catch_unwind(|| block.slice(0..3)).is_err());
     }
 }

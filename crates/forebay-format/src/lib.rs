@@ -27,7 +27,7 @@ pub mod random_weights;
 mod seems;
 mod tensor_type;
 
-pub use block::{Block, Recast, RecastShare, Step};
+pub use block::{Block, Relayout, RelayoutShare, Step};
 pub use catalog::{Catalog, Extent, FileIndex, Source, TensorInfo};
 pub use error::FormatError;
 pub use gguf::metadata::GgufMetadata;

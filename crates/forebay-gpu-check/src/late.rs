@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use forebay_engine::{CpuHelp, DeviceChoice, SessionOptions};
+use forebay_engine::{CpuOffload, DeviceChoice, SessionOptions};
 use forebay_store::{Fault, FaultKind, FaultPlan, FileIndex, IoRecorder, Why};
 
 use crate::harness::{Context, Outcome};
@@ -26,13 +26,13 @@ const TOKENS: usize = 10;
 pub fn check(context: &Context, path: &Path, ids: &[u32], ordinal: usize) -> Result<Outcome> {
     let ids: Vec<u32> = ids.iter().copied().cycle().take(TOKENS).collect();
     let mut worst = Outcome::same::<u8>(&[], &[]);
-    for cpu_help in [CpuHelp::Never, CpuHelp::Auto] {
+    for cpu_offload in [CpuOffload::Never, CpuOffload::Auto] {
         let mut options = SessionOptions {
             device: DeviceChoice::Cuda(ordinal),
             context: Some(CONTEXT),
-            threads: (cpu_help != CpuHelp::Never).then_some(2),
-            cpu_help,
-            help_rates: Some(PAYS),
+            threads: (cpu_offload != CpuOffload::Never).then_some(2),
+            cpu_offload,
+            cpu_offload_rates: Some(PAYS),
             gpu_wait_bound: context.gpu.host_wait_bound().is_none().then_some(BOUND),
             ..SessionOptions::default()
         };
@@ -58,12 +58,12 @@ pub fn check(context: &Context, path: &Path, ids: &[u32], ordinal: usize) -> Res
         let began = Instant::now();
         let found = session.logits_one_by_one(&ids)?;
         let took = began.elapsed();
-        let what = format!("{cpu_help:?}, {reads} reads, {took:?}");
+        let what = format!("{cpu_offload:?}, {reads} reads, {took:?}");
         let experts = session.statistics().device_experts.context("experts come and go")?;
         ensure!(took > STALLS[0], "{what}: the disk did not stall while tokens were computed");
         ensure!(experts.tokens_given_up > 0, "{what}: no kernel gave up: {experts:?}");
         ensure!(
-            (experts.experts_on_cpu > 0) == (cpu_help == CpuHelp::Auto),
+            (experts.experts_on_cpu > 0) == (cpu_offload == CpuOffload::Auto),
             "{what}: the CPU computed {} experts",
             experts.experts_on_cpu
         );

@@ -6,9 +6,9 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context as _, Result, bail};
-use forebay_engine::{CpuHelp, DeviceChoice, Session, SessionOptions};
+use forebay_engine::{CpuOffload, DeviceChoice, Session, SessionOptions};
 use forebay_format::Catalog;
-use forebay_model::{Architecture, DeviceShare, HelpRates, MissSplit};
+use forebay_model::{Architecture, CpuOffloadRates, DeviceShare, MissSplit};
 use forebay_stream::{CacheShape, Lookups, PolicyKind, replay, routing};
 
 use crate::harness::Outcome;
@@ -21,13 +21,13 @@ const GENERATED: usize = 8;
 const CPU_NMSE: f64 = 1e-2;
 
 /// A CPU that computes experts in half of the time that it takes to bring them, and one that takes a thousand times as long.
-pub const PAYS: HelpRates = rates(1.0, 0.5);
-const NEVER_PAYS: HelpRates = rates(1.0, 1e3);
+pub const PAYS: CpuOffloadRates = rates(1.0, 0.5);
+const NEVER_PAYS: CpuOffloadRates = rates(1.0, 1e3);
 
-const fn rates(copy_seconds: f64, cpu_seconds: f64) -> HelpRates {
+const fn rates(copy_seconds: f64, cpu_seconds: f64) -> CpuOffloadRates {
     let (cpu_start_seconds, both_seconds) = (0.0, 0.0);
     let split = MissSplit { copy_seconds, cpu_seconds, cpu_start_seconds, both_seconds };
-    HelpRates { split, copy_alone_seconds: copy_seconds }
+    CpuOffloadRates { split, copy_alone_seconds: copy_seconds }
 }
 
 /// Logits of `ids` as a prompt, of few tokens, and of single ones, with as many slots as fit budgets from the smallest to
@@ -43,7 +43,7 @@ pub fn check(path: &Path, ids: &[u32], ordinal: usize) -> Result<Outcome> {
             exact,
             context: Some(CONTEXT),
             // Else bits are those of two devices.
-            cpu_help: CpuHelp::Never,
+            cpu_offload: CpuOffload::Never,
             ..SessionOptions::default()
         };
         let (expected, weights) = {
@@ -77,7 +77,7 @@ pub fn check(path: &Path, ids: &[u32], ordinal: usize) -> Result<Outcome> {
         }
         worst = worst.worse(shared(path, &options, (&expected, ids), span)?);
         if !exact {
-            worst = worst.worse(helped(path, &options, (&expected, ids), span)?);
+            worst = worst.worse(offloaded(path, &options, (&expected, ids), span)?);
             for policy in PolicyKind::ALL {
                 let with = SessionOptions { policy, ..options.clone() };
                 let (session, _) = open_with_least(path, &with, span / 2)?;
@@ -136,7 +136,7 @@ fn shared(
 
 /// Logits where the CPU may compute some of what is not on the GPU: near to what the GPU alone computes, the same every time, and
 /// the very bits as soon as it does not.
-fn helped(
+fn offloaded(
     path: &Path,
     options: &SessionOptions,
     (expected, ids): (&[f32], &[u32]),
@@ -145,25 +145,36 @@ fn helped(
     let mut worst = Outcome::same::<u8>(&[], &[]);
     let little = least_ram(path, options)? + span / 3;
     let cases = [
-        ("asked for, at rates that are measured", CpuHelp::Always, None, 0.0, None),
-        ("much is missing", CpuHelp::Auto, Some(PAYS), 0.0, None),
-        ("much is missing, also in RAM", CpuHelp::Auto, Some(PAYS), 0.3, Some(little)),
-        ("a slow CPU", CpuHelp::Auto, Some(NEVER_PAYS), 0.0, None),
+        ("asked for, at rates that are measured", CpuOffload::Always, None, 0.0, None),
+        ("much is missing", CpuOffload::Auto, Some(PAYS), 0.0, None),
+        ("much is missing, also in RAM", CpuOffload::Auto, Some(PAYS), 0.3, Some(little)),
+        ("a slow CPU", CpuOffload::Auto, Some(NEVER_PAYS), 0.0, None),
     ];
-    for (what, cpu_help, help_rates, share, ram_bytes) in cases {
+    for (what, cpu_offload, cpu_offload_rates, share, ram_bytes) in cases {
         let threads = Some(2);
-        let with = SessionOptions { cpu_help, help_rates, threads, ram_bytes, ..options.clone() };
+        let with = SessionOptions {
+            cpu_offload,
+            cpu_offload_rates,
+            threads,
+            ram_bytes,
+            ..options.clone()
+        };
         let more = (span as f64 * share) as u64;
         let mut before = None;
-        for _ in 0..1 + usize::from(help_rates.is_some()) {
+        for _ in 0..1 + usize::from(cpu_offload_rates.is_some()) {
             let (mut session, _) = open_with_least(path, &with, more).context(what)?;
             let found = logits(&mut session, ids).context(what)?;
             let experts = session.statistics().device_experts.context("experts come and go")?;
-            let help = experts.help.context("the CPU may help")?;
-            if help_rates.is_some() && (experts.experts_on_cpu > 0) != (help_rates == Some(PAYS)) {
-                bail!("{what}: the CPU computed {} experts: {help:?}", experts.experts_on_cpu);
+            let cpu_offload = experts.cpu_offload.context("the CPU may compute experts")?;
+            if cpu_offload_rates.is_some()
+                && (experts.experts_on_cpu > 0) != (cpu_offload_rates == Some(PAYS))
+            {
+                bail!(
+                    "{what}: the CPU computed {} experts: {cpu_offload:?}",
+                    experts.experts_on_cpu
+                );
             }
-            let limit = if help_rates == Some(NEVER_PAYS) { 0.0 } else { CPU_NMSE };
+            let limit = if cpu_offload_rates == Some(NEVER_PAYS) { 0.0 } else { CPU_NMSE };
             worst = worst.worse(Outcome::nmse(&found, expected, limit).at(what));
             if let Some(before) = before.replace(found.clone()) {
                 worst = worst.worse(Outcome::same(&found, &before).at(what));
@@ -175,22 +186,25 @@ fn helped(
     }
     // Worth it as far as can be known beforehand, and not once nearly everything has come to stay.
     let what = "little is missing";
-    let with =
-        SessionOptions { help_rates: Some(PAYS), cpu_help: CpuHelp::Auto, ..options.clone() };
+    let with = SessionOptions {
+        cpu_offload_rates: Some(PAYS),
+        cpu_offload: CpuOffload::Auto,
+        ..options.clone()
+    };
     let (mut session, _) = open_with_least(path, &with, (span as f64 * 0.97) as u64)?;
-    let mut helped = Vec::new();
+    let mut offloaded = Vec::new();
     for _ in 0..4 {
         let found = logits(&mut session, ids).context(what)?;
         let experts = session.statistics().device_experts.context("experts come and go")?;
-        let help = experts.help.context("the CPU may help")?;
-        helped.push((help.is_on, help.changes));
-        if helped.ends_with(&[(false, 1), (false, 1)]) {
+        let cpu_offload = experts.cpu_offload.context("the CPU may compute experts")?;
+        offloaded.push((cpu_offload.is_on, cpu_offload.changes));
+        if offloaded.ends_with(&[(false, 1), (false, 1)]) {
             worst = worst.worse(Outcome::same(&found, expected).at(what));
             return Ok(worst);
         }
         worst = worst.worse(Outcome::nmse(&found, expected, CPU_NMSE).at(what));
     }
-    bail!("{what}, but the CPU goes on helping: {helped:?}")
+    bail!("{what}, but the CPU goes on helping: {offloaded:?}")
 }
 
 /// A session with experts that come and go, `more` bytes beyond the least, whose slots are as planned.

@@ -10,7 +10,7 @@ use forebay_engine::{DeviceChoice, KvCacheType, Session, SessionOptions};
 use forebay_format::{Catalog, FileIndex};
 use forebay_lab::synth::{SynthOptions, synthesize};
 use forebay_model::sampling::argmax;
-use forebay_model::{UnitPlaces, UnitRates};
+use forebay_model::{SubLayerPlacement, SubLayerRates};
 use forebay_store::{Fault, FaultKind, FaultPlan, OutputFile};
 
 use crate::harness::Outcome;
@@ -30,11 +30,11 @@ const TWO_BATCHES: usize = 540;
 const ATTEMPTS: usize = 20;
 
 /// With these the CPU computes nothing, half of what it may, or all of it.
-const ON_CPU: [(&str, UnitRates); 3] =
+const ON_CPU: [(&str, SubLayerRates); 3] =
     [("none", rates(1e12, 1.0)), ("some", rates(1e9, 1e9)), ("all", rates(1.0, 1e12))];
 
-const fn rates(copy_bytes_per_second: f64, cpu_bytes_per_second: f64) -> UnitRates {
-    UnitRates { copy_bytes_per_second, cpu_bytes_per_second, gpu_seconds: 0.0 }
+const fn rates(copy_bytes_per_second: f64, cpu_bytes_per_second: f64) -> SubLayerRates {
+    SubLayerRates { copy_bytes_per_second, cpu_bytes_per_second, gpu_seconds: 0.0 }
 }
 
 /// Logits of `ids` as a prompt, of few tokens, and of single ones, with every budget of VRAM that makes a difference and as
@@ -64,7 +64,7 @@ pub fn check(path: &Path, ids: &[u32], fast: &Limits, ordinal: usize) -> Result<
         let on_cpu = if is_usual { &ON_CPU[..] } else { &ON_CPU[..2] };
         for &more in budgets {
             for &(name, rates) in on_cpu {
-                let options = SessionOptions { unit_rates: Some(rates), ..options.clone() };
+                let options = SessionOptions { sub_layer_rates: Some(rates), ..options.clone() };
                 let what = format!(
                     "{more} bytes of VRAM beyond the least, {name} on the CPU, {kv_cache:?}, exact: {exact}"
                 );
@@ -93,7 +93,7 @@ pub fn check_deeper(ordinal: usize) -> Result<Outcome> {
     let options = SessionOptions { device, context, ..SessionOptions::default() };
     let long: Vec<u32> = (0..TWO_BATCHES as u32).collect();
     let expected = open(&path, options.clone())?.logits(&long, None)?;
-    let some = SessionOptions { unit_rates: Some(ON_CPU[1].1), ..options.clone() };
+    let some = SessionOptions { sub_layer_rates: Some(ON_CPU[1].1), ..options.clone() };
     let ram_bytes = Some(least_ram(&path, &some)?);
     // The CPU has no part in prompts of so many tokens.
     for options in [some.clone(), SessionOptions { ram_bytes, ..some }] {
@@ -102,7 +102,7 @@ pub fn check_deeper(ordinal: usize) -> Result<Outcome> {
         worst = worst.worse(Outcome::same(&found, &expected).at(&what));
     }
     for (_, rates) in ON_CPU {
-        let options = SessionOptions { unit_rates: Some(rates), ..options.clone() };
+        let options = SessionOptions { sub_layer_rates: Some(rates), ..options.clone() };
         worst = worst.worse(check_faults(&path, &options, &ids)?);
     }
     Ok(worst)
@@ -120,7 +120,7 @@ fn budgets(path: &Path, options: &SessionOptions) -> Result<Vec<u64>> {
     let mut budgets = vec![all - 1 - least];
     // Without the embedding table all units may still fit; then there is one that does not.
     let (session, _) = open_with_least(path, options, budgets[0])?;
-    if places(&session).is_none() {
+    if placement(&session).is_none() {
         budgets.push((own_bytes(&session)? - 1).saturating_sub(least));
     }
     let span = budgets[budgets.len() - 1];
@@ -136,8 +136,8 @@ fn own_bytes(session: &Session) -> Result<u64> {
 }
 
 /// Where units are that are not all in VRAM.
-fn places(session: &Session) -> Option<UnitPlaces> {
-    session.statistics().device_units.map(|units| units.units.places)
+fn placement(session: &Session) -> Option<SubLayerPlacement> {
+    session.statistics().device_sub_layers.map(|sub_layers| sub_layers.sub_layers.placement)
 }
 
 /// What comes out elsewhere.
@@ -159,9 +159,9 @@ fn check_budget(
     expected: &Expected<'_>,
 ) -> Result<Outcome> {
     let mut session = as_planned(path, options, more)?;
-    let places = places(&session);
+    let placement = placement(&session);
     let found = logits(&mut session, ids)?;
-    let cpu = places.is_some_and(|places| places.on_cpu.units > 0);
+    let cpu = placement.is_some_and(|placement| placement.on_cpu.sub_layers > 0);
     let mut worst = match cpu {
         true => {
             let distance = Distance::between(expected.exact, &found, session.vocab_size());
@@ -176,13 +176,14 @@ fn check_budget(
     let whole = session.logits_one_by_one(&text)?;
     let likeliest: Vec<u32> = whole.chunks(session.vocab_size()).map(argmax).collect();
     worst = worst.worse(Outcome::same(&text[1..], &likeliest[..GENERATED]).at("largest"));
-    if let Some(units) = session.statistics().device_units {
-        let (copied, on_cpu) = (units.units.bytes_copied > 0, units.units.bytes_on_cpu > 0);
+    if let Some(sub_layers) = session.statistics().device_sub_layers {
+        let (copied, on_cpu) =
+            (sub_layers.sub_layers.bytes_copied > 0, sub_layers.sub_layers.bytes_on_cpu > 0);
         // Prompts bring everything, single tokens what the CPU does not compute.
         if !copied || on_cpu != cpu {
-            bail!("not as planned: {units:?}");
+            bail!("not as planned: {sub_layers:?}");
         }
-        let times = units.units.few_tokens;
+        let times = sub_layers.sub_layers.few_tokens;
         let parts = times.cpu_seconds
             + times.copy_wait_seconds
             + times.gpu_wait_seconds
@@ -192,7 +193,7 @@ fn check_budget(
         }
     }
     drop(session);
-    if places.is_none() {
+    if placement.is_none() {
         return Ok(worst);
     }
     let smallest = least_ram(path, options)?;
@@ -210,9 +211,9 @@ fn check_budget(
 
 /// A session with `more` bytes than the smallest budget, with the units in VRAM that the planner promised.
 fn as_planned(path: &Path, options: &SessionOptions, more: u64) -> Result<Session> {
-    open_as_planned(path, options, more, |planned, session| match places(session) {
-        None => planned.units.all_in_vram(),
-        Some(places) => planned.units.places().in_vram == places.in_vram,
+    open_as_planned(path, options, more, |planned, session| match placement(session) {
+        None => planned.sub_layers.all_in_vram(),
+        Some(placement) => planned.sub_layers.placement().in_vram == placement.in_vram,
     })
 }
 

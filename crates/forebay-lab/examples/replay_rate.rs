@@ -84,7 +84,7 @@ fn main() {
         let points = curve.points().count();
         println!("{scope:?} LRU at all capacities: {seconds:.3} s, {points} points");
     }
-    println!("recording: {:.1} us for each token", recording_microseconds());
+    println!("routing log: {:.1} us for each token", recording_microseconds());
     println!("policy  capacity  hit rate  million accesses/s");
     for policy in ReplayPolicy::all() {
         for share in [0.1, 0.25, 0.75] {

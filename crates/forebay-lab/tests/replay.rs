@@ -209,8 +209,10 @@ fn predictors_are_told_with_what_they_cost() {
     let lag = at(Predictor::Lag, Capacity::ExpertsPerLayer(0));
     assert_eq!(lag.displaced_bytes, 200);
     assert_eq!(lag.foreseen + lag.misses_with, 160, "what is not foreseen is waited for");
-    assert!(lag.foreseen > 130 && lag.wasted_bytes == (lag.reads_guessed - lag.reads_useful) * 100);
-    assert_eq!(lag.read_bytes_with, (lag.misses_with + lag.reads_guessed) * 100);
+    assert!(
+        lag.foreseen > 130 && lag.wasted_bytes == (lag.reads_prefetched - lag.reads_useful) * 100
+    );
+    assert_eq!(lag.read_bytes_with, (lag.misses_with + lag.reads_prefetched) * 100);
     // Slots for predicted experts are taken from the cache.
     let three = at(Predictor::HotList, Capacity::ExpertsPerLayer(3));
     assert!(three.misses_without <= three.misses_with + three.reads_useful);

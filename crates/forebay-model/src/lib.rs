@@ -23,15 +23,15 @@ pub use arch::Architecture;
 pub use backend::cpu::{CpuBackend, batch_tokens, cache_bytes};
 #[cfg(feature = "cuda")]
 pub use backend::cuda::{
-    CudaBackend, CudaPlan, DeviceFacts, HelpingCpu, HostExperts, HostUnits, HostWeights,
+    CudaBackend, CudaPlan, DeviceFacts, HostExperts, HostSubLayers, HostWeights, OffloadCpu,
     WeightsToLoad,
 };
 pub use backend::{Backend, ChosenExperts, ComputeInfo, largest_context};
 pub use decoder::{Decoder, LogitsWanted, PromptWatch, Routing};
 pub use error::ModelError;
 pub use sharing::{
-    DeviceShare, HelpRates, HelpStatistics, HelpWanted, MissSplit, Unit, UnitCounts, UnitPlaces,
-    UnitPlan, UnitRates,
+    CpuOffloadMode, CpuOffloadRates, CpuOffloadStatistics, DeviceShare, MissSplit, SubLayer,
+    SubLayerCounts, SubLayerPlacement, SubLayerPlan, SubLayerRates,
 };
-pub use statistics::{DeviceExperts, DeviceUnits, PassTimes, VramUse};
+pub use statistics::{DeviceExperts, DeviceSubLayers, PassTimes, VramUse};
 pub use weights::Weights;

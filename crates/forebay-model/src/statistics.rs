@@ -3,7 +3,7 @@
 use forebay_stream::TierStatistics;
 use serde::Serialize;
 
-use crate::sharing::{HelpStatistics, UnitPlaces, UnitRates};
+use crate::sharing::{CpuOffloadStatistics, SubLayerPlacement, SubLayerRates};
 
 /// Device memory, by what it is for.
 #[derive(Debug, Clone, Serialize)]
@@ -50,16 +50,16 @@ pub struct DeviceExperts {
     pub tokens_given_up: u64,
     /// Experts that the CPU computed, and whether it helps and why; `None`: it may not.
     pub experts_on_cpu: u64,
-    pub help: Option<HelpStatistics>,
+    pub cpu_offload: Option<CpuOffloadStatistics>,
     /// Parts of layers' batches, because not all of their experts fit at once.
-    pub waves: u64,
+    pub passes: u64,
 }
 
 /// What a dense model that VRAM does not hold whole moved, for statistics.
 #[derive(Debug, Clone, Serialize)]
-pub struct DeviceUnits {
+pub struct DeviceSubLayers {
     #[serde(flatten)]
-    pub places: UnitPlaces,
+    pub placement: SubLayerPlacement,
     /// Host memory that the GPU copies from.
     pub pinned_bytes: u64,
     /// Of it in huge pages; `None` where the system does not tell. The CPU reads small pages more slowly.
@@ -68,7 +68,7 @@ pub struct DeviceUnits {
     /// Weights that the CPU computed with.
     pub bytes_on_cpu: u64,
     /// What decided about the CPU's share.
-    pub planned: Option<UnitRates>,
+    pub planned: Option<SubLayerRates>,
     /// Where the time of single tokens and of batches of few went.
     pub few_tokens: PassTimes,
     /// The same of prompts.

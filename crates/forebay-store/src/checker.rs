@@ -12,7 +12,7 @@ use forebay_format::FileIndex;
 
 use crate::checks::{BadChunk, Checks};
 use crate::error::StoreError;
-use crate::recasting::{Copying, Making};
+use crate::relayout::{Copying, Making};
 
 /// Tasks for which a thread is woken: a single one is done sooner by the owner.
 const WORTH_WAKING: usize = 2;

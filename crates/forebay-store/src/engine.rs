@@ -46,7 +46,7 @@ pub enum Priority {
     ReadAhead,
     /// May be needed soon: goes to the disk only while no demanded request is there, in
     /// small requests, so that it is out of the way again when something is.
-    Guess,
+    Prefetch,
     /// Filling memory at start.
     Load,
 }
@@ -123,8 +123,8 @@ pub struct IoStatistics {
     /// Blocks whose bytes did not match their checksums.
     pub checksum_mismatches: u64,
     /// Bytes that were brought into another form than files have, and the time of all threads that did it.
-    pub bytes_recast: u64,
-    pub recast_seconds: f64,
+    pub bytes_relaid_out: u64,
+    pub relayout_seconds: f64,
 }
 
 /// Reads blocks into slots, asynchronously.
@@ -239,7 +239,7 @@ pub struct EngineOptions {
     /// Threads that read where the engine has any, 1 to 256.
     pub threads: usize,
     /// Memory in which blocks are recast: room for the largest of them.
-    pub recast_bytes: usize,
+    pub relayout_bytes: usize,
 }
 
 impl Default for EngineOptions {
@@ -253,7 +253,7 @@ impl Default for EngineOptions {
             stall_timeout: Duration::from_secs(30),
             direct: true,
             threads: 8,
-            recast_bytes: 0,
+            relayout_bytes: 0,
         }
     }
 }
@@ -301,7 +301,9 @@ impl EngineOptions {
     /// Largest request of a read of this priority.
     pub(crate) fn largest_request(&self, priority: Priority) -> u64 {
         let bytes = match priority {
-            Priority::Demand | Priority::Guess => self.request_bytes.min(self.demand_request_bytes),
+            Priority::Demand | Priority::Prefetch => {
+                self.request_bytes.min(self.demand_request_bytes)
+            }
             Priority::ReadAhead | Priority::Load => self.request_bytes,
         };
         bytes as u64
@@ -372,7 +374,7 @@ fn scheduled<D: Device + 'static>(
     options: &EngineOptions,
     faults: Option<FaultPlan>,
 ) -> Result<Box<dyn ReadEngine>, StoreError> {
-    let beside = files.is_checked() || options.recast_bytes > 0;
+    let beside = files.is_checked() || options.relayout_bytes > 0;
     let checker = if beside { Checker::start()? } else { Checker::inline() };
     Ok(with_checker(device, checker, files, options, faults))
 }

@@ -110,7 +110,7 @@ pub enum ReadError {
     #[error("{block} needs a slot of {needed_bytes} bytes, its buffer has {given_bytes}")]
     SlotTooSmall { needed_bytes: usize, given_bytes: usize, block: BlockLabel },
     #[error(
-        "{block} is recast in {needed_bytes} bytes beside its slot, the engine has {given_bytes}"
+        "the relayout of {block} needs a buffer of {needed_bytes} bytes, the engine has {given_bytes}"
     )]
     ScratchTooSmall { needed_bytes: usize, given_bytes: usize, block: BlockLabel },
     #[error(

@@ -94,8 +94,8 @@ impl FileSet {
 
     /// As [`FileSet::plan`], for a block of which some extents may be recast once they are here.
     pub fn plan_block(&self, block: &Block, alignment: usize) -> BlockLayout {
-        let (extents, recast) = (&block.extents, block.recast.as_ref());
-        BlockLayout::plan_covering(extents, recast, alignment, &|extent| self.cover(extent))
+        let (extents, relayout) = (&block.extents, block.relayout.as_ref());
+        BlockLayout::plan_covering(extents, relayout, alignment, &|extent| self.cover(extent))
     }
 
     /// What must be read together with an extent, if it has checksums.

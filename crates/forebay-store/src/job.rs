@@ -11,7 +11,7 @@ use crate::checks::BadChunk;
 use crate::engine::{BlockLabel, BlockRead, Priority, ReadDone};
 use crate::error::ReadError;
 use crate::layout::Region;
-use crate::recasting::Stage;
+use crate::relayout::Stage;
 
 /// Answers that say "not now" are repeated this often without counting as failures.
 const TRANSIENT_REPEATS: u32 = 1000;

@@ -3,10 +3,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use forebay_format::{Block, Extent, FileIndex, Recast};
+use forebay_format::{Block, Extent, FileIndex, Relayout};
 
 use crate::arena::SLOT_ALIGNMENT;
-use crate::recasting::RecastLayout;
+use crate::relayout::RelayoutBuffer;
 
 /// One extent of a block and its place in the slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +38,7 @@ pub struct BlockLayout {
     pub parts: Arc<[Part]>,
     /// Where the parts that are held lie in the slot: the extents, but for what is recast.
     pub held: Arc<[Range<usize>]>,
-    pub(crate) recast: Option<Arc<RecastLayout>>,
+    pub(crate) relayout: Option<Arc<RelayoutBuffer>>,
     /// Bytes of the slot, a multiple of 4096.
     pub slot_bytes: usize,
     pub(crate) regions: Arc<[Region]>,
@@ -60,14 +60,14 @@ impl BlockLayout {
 
     /// As [`BlockLayout::plan`], for a block of which some extents may be recast once they are here.
     pub fn plan_block(block: &Block, alignment: usize) -> BlockLayout {
-        Self::plan_covering(&block.extents, block.recast.as_ref(), alignment, &|_| None)
+        Self::plan_covering(&block.extents, block.relayout.as_ref(), alignment, &|_| None)
     }
 
     /// As [`BlockLayout::plan_block`], for files of which some bytes must be read together: `cover` gives
     /// the pages that have to be read for an extent, if it is one of them.
     pub(crate) fn plan_covering(
         extents: &[Extent],
-        recast: Option<&Recast>,
+        relayout: Option<&Relayout>,
         alignment: usize,
         cover: &dyn Fn(&Extent) -> Option<Range<u64>>,
     ) -> BlockLayout {
@@ -96,30 +96,30 @@ impl BlockLayout {
             }
         }
         let layout = place(extents, &spans, alignment);
-        match recast {
-            Some(recast) => layout.recast(recast),
+        match relayout {
+            Some(relayout) => layout.relayout(relayout),
             None => layout,
         }
     }
 
     /// With places for the parts that a recast makes: from where the first of its extents is. It has one, whose place
     /// they take, or all of the block. Where they need more than that, they go behind everything.
-    fn recast(mut self, recast: &Recast) -> BlockLayout {
-        let replaced = &self.parts[recast.extents.clone()];
+    fn relayout(mut self, relayout: &Relayout) -> BlockLayout {
+        let replaced = &self.parts[relayout.extents.clone()];
         let range = |part: &Part| part.at..part.at.saturating_add(part.extent.length as usize);
         let read: u64 = replaced.iter().map(|part| part.extent.length).sum();
-        let first = match recast.bytes() as u64 > read {
+        let first = match relayout.bytes() as u64 > read {
             true => self.slot_bytes,
             false => replaced.iter().map(|part| part.at).min().unwrap_or(0),
         };
         let mut end = first;
-        let made = recast.part_bytes().map(|bytes| {
+        let made = relayout.part_bytes().map(|bytes| {
             let start = end;
             end = end.saturating_add(bytes as usize);
             start..end
         });
         let (before, behind) =
-            (&self.held[..recast.extents.start], &self.held[recast.extents.end..]);
+            (&self.held[..relayout.extents.start], &self.held[relayout.extents.end..]);
         let held: Vec<_> =
             before.iter().cloned().chain(made).chain(behind.iter().cloned()).collect();
         let from = replaced.iter().map(range).collect();
@@ -127,14 +127,14 @@ impl BlockLayout {
         let room = aligned_up(end as u64, SLOT_ALIGNMENT as u64) as usize;
         self.slot_bytes = self.slot_bytes.max(room);
         self.held = held.into();
-        let recast = recast.clone();
-        self.recast = Some(Arc::new(RecastLayout { recast, from, to: first..end }));
+        let relayout = relayout.clone();
+        self.relayout = Some(Arc::new(RelayoutBuffer { relayout, from, to: first..end }));
         self
     }
 
     /// The same bytes, left as they are read.
     pub(crate) fn as_read(&self) -> BlockLayout {
-        BlockLayout { recast: None, ..self.clone() }
+        BlockLayout { relayout: None, ..self.clone() }
     }
 
     /// Bytes that the parts need, without what aligned reads bring along.
@@ -185,7 +185,7 @@ fn place(extents: &[Extent], spans: &[Span], alignment: usize) -> BlockLayout {
     let range = |part: &Part| part.at..part.at.saturating_add(part.extent.length as usize);
     BlockLayout {
         held: parts.iter().map(range).collect(),
-        recast: None,
+        relayout: None,
         parts: parts.into(),
         slot_bytes: aligned_up(at, SLOT_ALIGNMENT as u64) as usize,
         regions: regions.into(),
@@ -246,7 +246,7 @@ mod tests {
         let mut block = Block::default();
         block.push(extent(0, 1000, 300));
         let heads = Step::Heads { extent: 0, heads: 2, plain: 3, value: 5, rank, ty };
-        block.push_recast(&[extent(0, 1300, bytes)], vec![heads]);
+        block.push_relayout(&[extent(0, 1300, bytes)], vec![heads]);
         block.push(extent(0, 1300 + bytes, 50));
         block
     }
@@ -262,10 +262,10 @@ mod tests {
             places.sort_by_key(|place| place.start);
             assert!(places.windows(2).all(|pair| pair[0].end <= pair[1].start), "{places:?}");
             assert!(places[3].end <= layout.slot_bytes);
-            let recast = layout.recast.as_ref().unwrap();
-            assert_eq!(recast.from[0].len(), 3200);
-            assert_eq!(recast.from[0], recast.to);
-            assert_eq!(recast.to, layout.held[1].start..layout.held[2].end);
+            let relayout = layout.relayout.as_ref().unwrap();
+            assert_eq!(relayout.from[0].len(), 3200);
+            assert_eq!(relayout.from[0], relayout.to);
+            assert_eq!(relayout.to, layout.held[1].start..layout.held[2].end);
         }
     }
 
@@ -276,15 +276,15 @@ mod tests {
             let layout = BlockLayout::plan_block(&block, unit);
             let lengths: Vec<usize> = layout.held.iter().map(Range::len).collect();
             assert_eq!(lengths, [300, 768, 680, 50]);
-            let recast = layout.recast.as_ref().unwrap();
-            assert_eq!(recast.to, layout.held[1].start..layout.held[2].end);
+            let relayout = layout.relayout.as_ref().unwrap();
+            assert_eq!(relayout.to, layout.held[1].start..layout.held[2].end);
             let read = layout.regions.iter().map(|region| region.at + region.length as usize);
-            assert!(read.max() <= Some(recast.to.start) && recast.to.end <= layout.slot_bytes);
+            assert!(read.max() <= Some(relayout.to.start) && relayout.to.end <= layout.slot_bytes);
         }
     }
 
     #[test]
-    fn an_expert_that_is_recast_fits_its_slot_wherever_its_extents_lie() {
+    fn a_relaid_out_expert_fits_its_slot_wherever_its_extents_lie() {
         let step = |blocks, turns| Step::Mxfp4 {
             blocks,
             scales: blocks + 2,
@@ -296,7 +296,7 @@ mod tests {
             let extents = [(0, 3072), (1 << 20, 3072), (1 << 21, 192), (1 << 22, 192)];
             let extents = extents.map(|(at, length)| extent(0, at + 7 * shift, length));
             let mut block = Block::default();
-            block.push_recast(&extents, vec![step(0, 2), step(1, 1)]);
+            block.push_relayout(&extents, vec![step(0, 2), step(1, 1)]);
             for unit in [1, 512, 4096] {
                 let layout = BlockLayout::plan_block(&block, unit);
                 assert_eq!(layout.slot_bytes, BlockLayout::plan(&extents, unit).slot_bytes);

@@ -45,7 +45,7 @@ mod pool;
 mod pread;
 mod probe;
 mod reader;
-mod recasting;
+mod relayout;
 mod scheduler;
 mod simulated;
 mod trace;
@@ -60,7 +60,7 @@ pub use engine::{
 pub use error::{ReadError, StoreError};
 pub use faults::{Fault, FaultKind, FaultPlan};
 pub use files::{FileSet, filesystem_type};
-pub use forebay_format::{Block, Extent, FileIndex, Recast, Step, TensorType};
+pub use forebay_format::{Block, Extent, FileIndex, Relayout, Step, TensorType};
 pub use interrupt::Interrupt;
 pub use layout::{BlockLayout, Part};
 pub use load::{

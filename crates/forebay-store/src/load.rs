@@ -32,7 +32,7 @@ use crate::files::FileSet;
 use crate::layout::BlockLayout;
 use crate::page_cache::{CacheProbe, Cached};
 use crate::pieces::{Piece, cut_block};
-use crate::recasting::recast_all;
+use crate::relayout::relayout_all;
 use cached::copy_cached;
 use landing::{Landing, Regions};
 use remote::{Outlet, Ring, upload_cached};
@@ -71,7 +71,7 @@ pub struct LoadOptions {
     /// Threads that copy from the page cache; 0 reads everything with the engine.
     pub copy_threads: usize,
     /// Threads that ask the page cache and make memory resident.
-    pub scout_threads: usize,
+    pub probe_threads: usize,
     /// Bytes that the engine has at a time: enough for its queue.
     pub engine_bytes: u64,
 }
@@ -82,7 +82,7 @@ impl Default for LoadOptions {
         LoadOptions {
             piece_bytes: 2 << 20,
             copy_threads: cores.min(16),
-            scout_threads: cores.min(4),
+            probe_threads: cores.min(4),
             engine_bytes: 64 << 20,
         }
     }
@@ -165,23 +165,23 @@ impl Loader<'_> {
         let mut progress = || shared.tell(bytes, progress);
         progress();
         let landing = Landing::new(self.files, self.engine.compares());
-        let (way, movers) = match self.ring.is_empty() {
-            true => (Way::InPlace, None),
+        let (copy_path, copy_threads) = match self.ring.is_empty() {
+            true => (CopyPath::InPlace, None),
             false => {
-                let (stage, movers) = stage(std::mem::take(self.ring));
-                (Way::Staged(stage), Some(movers))
+                let (stage, copy_threads) = stage(std::mem::take(self.ring));
+                (CopyPath::Staged(stage), Some(copy_threads))
             }
         };
         std::thread::scope(|scope| {
             // Inside, so that the movers end even if this thread panics.
-            let mut way = way;
-            if let Some(movers) = &movers {
+            let mut copy_path = copy_path;
+            if let Some(copy_threads) = &copy_threads {
                 for _ in 0..MOVERS {
-                    scope.spawn(|| movers.copy(&shared, landing));
+                    scope.spawn(|| copy_threads.copy(&shared, landing));
                 }
             }
-            for _ in 0..self.options.scout_threads.max(1) {
-                scope.spawn(|| shared.scout(probe.as_ref()));
+            for _ in 0..self.options.probe_threads.max(1) {
+                scope.spawn(|| shared.probe_thread(probe.as_ref()));
             }
             for _ in 0..self.options.copy_threads {
                 scope.spawn(|| copy_cached(&shared, self.files));
@@ -194,16 +194,16 @@ impl Loader<'_> {
                 landing,
                 in_place: HashMap::new(),
             };
-            let read = reader.read(&mut way, &mut progress);
+            let read = reader.read(&mut copy_path, &mut progress);
             if let Err(error) = read {
                 shared.stop(error);
             }
             // Without this side the movers end.
-            self.ring.extend(way.close());
+            self.ring.extend(copy_path.close());
         });
         let (answers, totals) = shared.finish()?;
         let mut loaded = join(counts, answers);
-        recast(self.files, &layouts, &mut loaded)?;
+        relayout(self.files, &layouts, &mut loaded)?;
         let statistics = LoadStatistics {
             bytes,
             seconds: started.elapsed().as_secs_f64(),
@@ -262,13 +262,13 @@ impl Loader<'_> {
         let copied_ring = Ring::new(self.ring.split_off(self.ring.len() - half), upload);
         let read_ring = Ring::new(std::mem::take(self.ring), upload);
         std::thread::scope(|scope| {
-            for _ in 0..self.options.scout_threads.max(1) {
-                scope.spawn(|| shared.scout(probe.as_ref()));
+            for _ in 0..self.options.probe_threads.max(1) {
+                scope.spawn(|| shared.probe_thread(probe.as_ref()));
             }
             for _ in 0..copy_threads {
                 scope.spawn(|| upload_cached(&shared, self.files, &copied_ring, &copies));
             }
-            let mut way = Way::Remote(Outlet::new(&read_ring, &copies));
+            let mut copy_path = CopyPath::Remote(Outlet::new(&read_ring, &copies));
             let mut reader = Reader {
                 shared: &shared,
                 landing: Landing::new(self.files, self.engine.compares()),
@@ -277,11 +277,11 @@ impl Loader<'_> {
                 engine_bytes: self.options.engine_bytes.max(1),
                 in_place: HashMap::new(),
             };
-            let read = reader.read(&mut way, &mut progress);
+            let read = reader.read(&mut copy_path, &mut progress);
             if let Err(error) = read {
                 shared.stop(error);
             }
-            way.close();
+            copy_path.close();
         });
         // Both, so that nothing is copied any more when an error is told.
         let (read, copied) = (read_ring.drain(), copied_ring.drain());
@@ -316,29 +316,29 @@ fn going_on(progress: &mut dyn FnMut(u64, u64)) -> impl FnMut(u64, u64) -> Contr
 }
 
 /// Which way pieces go that the engine reads.
-enum Way<'a> {
+enum CopyPath<'a> {
     /// Straight to their places.
     InPlace,
     Staged(Stage),
     Remote(Outlet<'a>),
 }
 
-impl Way<'_> {
+impl CopyPath<'_> {
     /// Whether a piece can be begun; waits for room if `patient`.
     fn has_room(&mut self, patient: bool, shared: &Shared) -> Result<bool, StoreError> {
         match self {
-            Way::InPlace => Ok(true),
-            Way::Staged(stage) => Ok(stage.has_room(patient)),
-            Way::Remote(outlet) => outlet.has_room(patient, shared),
+            CopyPath::InPlace => Ok(true),
+            CopyPath::Staged(stage) => Ok(stage.has_room(patient)),
+            CopyPath::Remote(outlet) => outlet.has_room(patient, shared),
         }
     }
 
     /// The slots of a stage, when everything is copied. A remote ring has all of its own.
     fn close(self) -> Vec<SlotBuffer> {
         match self {
-            Way::InPlace => Vec::new(),
-            Way::Staged(stage) => stage.finish(),
-            Way::Remote(outlet) => {
+            CopyPath::InPlace => Vec::new(),
+            CopyPath::Staged(stage) => stage.finish(),
+            CopyPath::Remote(outlet) => {
                 outlet.close();
                 Vec::new()
             }
@@ -395,18 +395,18 @@ fn join(counts: Vec<(BlockLabel, usize)>, answers: Vec<Option<Completion>>) -> V
 }
 
 /// Brings blocks that are here into the form in which they are held.
-fn recast(
+fn relayout(
     files: &FileSet,
     layouts: &[BlockLayout],
     loaded: &mut [Loaded],
 ) -> Result<(), StoreError> {
-    let bytes = layouts.iter().filter_map(|layout| layout.recast.as_ref()).map(|of| of.to.len());
+    let bytes = layouts.iter().filter_map(|layout| layout.relayout.as_ref()).map(|of| of.to.len());
     let Some(scratch_bytes) = bytes.max() else { return Ok(()) };
     let here = layouts.iter().zip(loaded).filter_map(|(layout, loaded)| {
         let buffer = loaded.buffer.as_mut().filter(|_| loaded.result.is_ok());
         Some((layout, buffer?))
     });
-    recast_all(files, here, scratch_bytes, Checker::start()?)
+    relayout_all(files, here, scratch_bytes, Checker::start()?)
 }
 
 /// The thread that has the engine.
@@ -422,12 +422,16 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     /// Reads cold pieces until nothing is left for the engine.
-    fn read(&mut self, way: &mut Way<'_>, progress: &mut dyn FnMut()) -> Result<(), StoreError> {
+    fn read(
+        &mut self,
+        copy_path: &mut CopyPath<'_>,
+        progress: &mut dyn FnMut(),
+    ) -> Result<(), StoreError> {
         let direct = self.engine.describe().direct;
         let (mut done, mut in_flight) = (Vec::new(), 0_u64);
         loop {
             while in_flight < self.engine_bytes {
-                if !way.has_room(in_flight == 0, self.shared)? {
+                if !copy_path.has_room(in_flight == 0, self.shared)? {
                     break;
                 }
                 // Wait for work only when there is none to wait for at the disk.
@@ -435,7 +439,7 @@ impl Reader<'_> {
                 match self.shared.next_cold(pause, in_flight, direct) {
                     Next::Piece(piece) => {
                         in_flight += piece.layout.wanted_bytes().max(1);
-                        self.begin(piece, way);
+                        self.begin(piece, copy_path);
                     }
                     Next::NotYet if in_flight == 0 => progress(),
                     Next::NotYet => break,
@@ -451,17 +455,17 @@ impl Reader<'_> {
                     // It went through the page cache only because there is no other way.
                     self.files.forget_range(piece.file, piece.offset, piece.bytes);
                 }
-                self.end(completion, way)?;
+                self.end(completion, copy_path)?;
             }
             progress();
         }
     }
 
-    fn begin(&mut self, mut piece: Piece, way: &mut Way<'_>) {
-        let compared_on_the_way = match way {
-            Way::InPlace => false,
-            Way::Staged(stage) => stage.enter(&mut piece),
-            Way::Remote(outlet) => {
+    fn begin(&mut self, mut piece: Piece, copy_path: &mut CopyPath<'_>) {
+        let compared_on_the_way = match copy_path {
+            CopyPath::InPlace => false,
+            CopyPath::Staged(stage) => stage.enter(&mut piece),
+            CopyPath::Remote(outlet) => {
                 outlet.enter(&mut piece);
                 false
             }
@@ -473,16 +477,20 @@ impl Reader<'_> {
         submit(self.engine, piece);
     }
 
-    fn end(&mut self, completion: Completion, way: &mut Way<'_>) -> Result<(), StoreError> {
-        let here = match way {
-            Way::Staged(stage) => stage.leave(completion),
-            Way::InPlace | Way::Remote(_) => Some(completion),
+    fn end(
+        &mut self,
+        completion: Completion,
+        copy_path: &mut CopyPath<'_>,
+    ) -> Result<(), StoreError> {
+        let here = match copy_path {
+            CopyPath::Staged(stage) => stage.leave(completion),
+            CopyPath::InPlace | CopyPath::Remote(_) => Some(completion),
         };
         let Some(mut completion) = here else { return Ok(()) };
         if let Some((label, regions)) = self.in_place.remove(&completion.id) {
             self.landing.settle(&mut completion, label, &regions);
         }
-        if let Way::Remote(outlet) = way {
+        if let CopyPath::Remote(outlet) = copy_path {
             outlet.leave(&mut completion)?;
         }
         self.shared.answer(completion);

@@ -49,7 +49,7 @@ impl BlockLayout {
                 let layout = BlockLayout {
                     parts: Arc::default(),
                     held: Arc::default(),
-                    recast: None,
+                    relayout: None,
                     slot_bytes: length as usize,
                     regions: Arc::new([piece]),
                     wanted_bytes: end.saturating_sub(offset.max(wanted_start)),

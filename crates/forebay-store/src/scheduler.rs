@@ -2,8 +2,8 @@
 //! cancellation, and that no buffer leaves while the device may write to it or the checker reads it.
 
 mod checking;
-mod recasting;
 mod recording;
+mod relayout;
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::error::{ReadError, StoreError};
 use crate::files::FileSet;
 use crate::interrupt::{DRAIN, LOOK};
 use crate::job::{Circumstances, Job, Request, Verdict, judge};
-use crate::recasting::Scratch;
+use crate::relayout::Scratch;
 use crate::trace::{IoRecorder, ReadEnd};
 
 /// Finished requests that are worth waking up for where their bytes must be compared with checksums.
@@ -29,8 +29,8 @@ pub(crate) struct Scheduler<D: Device> {
     checker: Checker,
     scratch: Scratch,
     /// The job that has the scratch memory, and those that wait for it.
-    recasts: Option<u32>,
-    to_recast: VecDeque<u32>,
+    relayouts: Option<u32>,
+    to_relayout: VecDeque<u32>,
     files: FileSet,
     options: EngineOptions,
     jobs: Vec<Option<Job>>,
@@ -73,9 +73,9 @@ impl<D: Device> Scheduler<D> {
         Scheduler {
             device,
             checker,
-            scratch: Scratch::new(options.recast_bytes),
-            recasts: None,
-            to_recast: VecDeque::new(),
+            scratch: Scratch::new(options.relayout_bytes),
+            relayouts: None,
+            to_relayout: VecDeque::new(),
             files,
             options,
             jobs: Vec::new(),
@@ -112,7 +112,7 @@ impl<D: Device> Scheduler<D> {
                 block,
             });
         }
-        let needed_bytes = layout.recast.as_ref().map_or(0, |recast| recast.to.len());
+        let needed_bytes = layout.relayout.as_ref().map_or(0, |relayout| relayout.to.len());
         if self.scratch.bytes() < needed_bytes {
             let given_bytes = self.scratch.bytes();
             return Err(ReadError::ScratchTooSmall { needed_bytes, given_bytes, block });
@@ -177,15 +177,15 @@ impl<D: Device> Scheduler<D> {
 
     /// The job whose next request goes out, left at the front of its queue.
     fn next_job(&self) -> Option<u32> {
-        let [demand, read_ahead, guess, load] = &self.queues;
+        let [demand, read_ahead, prefetch, load] = &self.queues;
         if let Some(&job) = demand.front() {
             return Some(job);
         }
         if self.background >= self.options.background_depth {
             return None;
         }
-        let guess = guess.front().filter(|_| !self.is_demand_at_device());
-        read_ahead.front().or(guess).or(load.front()).copied()
+        let prefetch = prefetch.front().filter(|_| !self.is_demand_at_device());
+        read_ahead.front().or(prefetch).or(load.front()).copied()
     }
 
     /// Whether somebody waits for what is at the device. Nobody does for what has stalled.
@@ -317,7 +317,7 @@ impl<D: Device> Scheduler<D> {
         if !place.is_some_and(|job| job.is_here() && job.checking == 0) {
             return;
         }
-        if self.begin_last_checks(key) || self.reads_again(key) || self.recast(key) {
+        if self.begin_last_checks(key) || self.reads_again(key) || self.relayout(key) {
             return;
         }
         let Some(job) = self.jobs[key as usize].take() else { return };

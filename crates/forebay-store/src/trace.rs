@@ -24,7 +24,7 @@ impl From<Priority> for Why {
     fn from(priority: Priority) -> Why {
         match priority {
             Priority::Demand => Why::Demand,
-            Priority::ReadAhead | Priority::Guess => Why::ReadAhead,
+            Priority::ReadAhead | Priority::Prefetch => Why::ReadAhead,
             Priority::Load => Why::Load,
         }
     }

@@ -62,9 +62,9 @@ impl ModelBlocks {
 
     /// The most bytes of a block that come into another form once they are read: they need as many beside their slot,
     /// while that lasts.
-    pub fn recast_bytes(&self) -> u64 {
-        let recasts = self.all().filter_map(|block| block.recast.as_ref());
-        recasts.map(|recast| recast.bytes() as u64).max().unwrap_or(0)
+    pub fn relayout_bytes(&self) -> u64 {
+        let relayouts = self.all().filter_map(|block| block.relayout.as_ref());
+        relayouts.map(|relayout| relayout.bytes() as u64).max().unwrap_or(0)
     }
 
     fn all(&self) -> impl Iterator<Item = &Block> {

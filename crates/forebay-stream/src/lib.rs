@@ -32,7 +32,7 @@ mod tier;
 pub use blocks::{BlockId, ExpertIndex, LayerIndex, ModelBlocks};
 pub use cache::{CacheCounters, CacheShape, CacheState, LayerShape};
 pub use error::StreamError;
-pub use forebay_store::{Block, Extent, FileIndex, Recast, Step, TensorType};
+pub use forebay_store::{Block, Extent, FileIndex, Relayout, Step, TensorType};
 pub use plan::{Budget, DensePlan, ExpertPool, MemoryPlan};
 pub use policy::{PolicyKind, Ranking, Rule, Scope};
 pub use replay::{

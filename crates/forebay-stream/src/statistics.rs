@@ -89,8 +89,8 @@ pub struct IoCounters {
     pub check_wait_seconds: f64,
     pub checksum_mismatches: u64,
     /// Bytes that were brought into another form than files have, and the time of all threads that did it.
-    pub bytes_recast: u64,
-    pub recast_seconds: f64,
+    pub bytes_relaid_out: u64,
+    pub relayout_seconds: f64,
     /// Time with at least one request at the disk.
     pub busy_seconds: f64,
     /// Wall time of the same period.
@@ -117,8 +117,8 @@ impl IoCounters {
             check_seconds: (to.check_seconds - from.check_seconds).max(0.0),
             check_wait_seconds: (to.check_wait_seconds - from.check_wait_seconds).max(0.0),
             checksum_mismatches: to.checksum_mismatches - from.checksum_mismatches,
-            bytes_recast: to.bytes_recast - from.bytes_recast,
-            recast_seconds: (to.recast_seconds - from.recast_seconds).max(0.0),
+            bytes_relaid_out: to.bytes_relaid_out - from.bytes_relaid_out,
+            relayout_seconds: (to.relayout_seconds - from.relayout_seconds).max(0.0),
             busy_seconds,
             elapsed_seconds,
             busy_fraction: busy_fraction.min(1.0),

@@ -26,8 +26,8 @@ fn keeping(model: &Model, kept: u32) -> Residency {
     residencies.into_iter().find(enough).unwrap()
 }
 
-fn numbers(wave: &[(ExpertIndex, Lease)]) -> Vec<u32> {
-    wave.iter().map(|(expert, _)| expert.0).collect()
+fn numbers(pass: &[(ExpertIndex, Lease)]) -> Vec<u32> {
+    pass.iter().map(|(expert, _)| expert.0).collect()
 }
 
 #[test]
@@ -36,9 +36,9 @@ fn hits_come_first_and_at_once() {
     let mut residency = keeping(&model, 4);
     batch(&model, &mut residency, LAYER, &experts([1, 3, 7])).unwrap();
     residency.begin_experts(LAYER, &experts([1, 2, 3, 9])).unwrap();
-    let mut wave = Vec::new();
-    assert!(residency.next_experts(&mut wave).unwrap());
-    assert_eq!(numbers(&wave), [1, 3]);
+    let mut pass = Vec::new();
+    assert!(residency.next_experts(&mut pass).unwrap());
+    assert_eq!(numbers(&pass), [1, 3]);
     let mut arrived = Vec::new();
     while residency.next_experts(&mut arrived).unwrap() {}
     arrived.iter().for_each(|(_, lease)| model.check(&residency, lease));
@@ -51,23 +51,23 @@ fn hits_come_first_and_at_once() {
 }
 
 #[test]
-fn a_prompt_larger_than_the_pool_comes_in_waves() {
+fn a_prompt_larger_than_the_pool_takes_several_passes() {
     let model = Model::new(22);
     let mut residency = keeping(&model, 0);
     assert_eq!(residency.plan().kept_slots(), 0);
     for _ in 0..2 {
         residency.begin_experts(LAYER, &experts(0..EXPERTS)).unwrap();
-        let (mut waves, mut seen, mut wave) = (0, 0, Vec::new());
-        while residency.next_experts(&mut wave).unwrap() {
-            assert!(wave.len() <= PER_TOKEN);
-            wave.iter().for_each(|(_, lease)| model.check(&residency, lease));
-            seen += wave.len();
-            waves += 1;
-            wave.clear();
+        let (mut passes, mut seen, mut pass) = (0, 0, Vec::new());
+        while residency.next_experts(&mut pass).unwrap() {
+            assert!(pass.len() <= PER_TOKEN);
+            pass.iter().for_each(|(_, lease)| model.check(&residency, lease));
+            seen += pass.len();
+            passes += 1;
+            pass.clear();
         }
         residency.end_experts();
         assert_eq!(seen, EXPERTS as usize);
-        assert!(waves >= EXPERTS as usize / PER_TOKEN);
+        assert!(passes >= EXPERTS as usize / PER_TOKEN);
     }
     assert_eq!(residency.statistics().experts_read, u64::from(2 * EXPERTS), "each once per batch");
 }
@@ -85,18 +85,18 @@ fn reads_go_on_without_anybody_waiting() {
         }
     };
     residency.begin_experts(LAYER, &experts(0..EXPERTS)).unwrap();
-    let (mut seen, mut wave) = (0, Vec::new());
+    let (mut seen, mut pass) = (0, Vec::new());
     while seen < EXPERTS as usize {
         // All slots are leased then, and the next reads begin when the leases have ended.
-        while wave.len() < PER_TOKEN.min(EXPERTS as usize - seen) {
+        while pass.len() < PER_TOKEN.min(EXPERTS as usize - seen) {
             comes(&mut residency);
-            assert!(residency.next_experts(&mut wave).unwrap());
+            assert!(residency.next_experts(&mut pass).unwrap());
         }
-        wave.iter().for_each(|(_, lease)| model.check(&residency, lease));
-        seen += wave.len();
-        wave.clear();
+        pass.iter().for_each(|(_, lease)| model.check(&residency, lease));
+        seen += pass.len();
+        pass.clear();
     }
-    assert!(!residency.next_experts(&mut wave).unwrap());
+    assert!(!residency.next_experts(&mut pass).unwrap());
     assert_eq!(seen, EXPERTS as usize);
 }
 
@@ -129,7 +129,7 @@ fn leases_may_end_on_another_thread() {
 }
 
 #[test]
-fn right_guesses_are_used_wrong_ones_are_dropped() {
+fn right_predictions_are_used_and_wrong_ones_are_dropped() {
     let model = Model::new(25);
     let mut residency = keeping(&model, 1);
     residency.prefetch_experts(LAYER, &experts([1, 2])).unwrap();
@@ -149,7 +149,7 @@ fn right_guesses_are_used_wrong_ones_are_dropped() {
 }
 
 #[test]
-fn guesses_never_evict_and_yield_to_misses() {
+fn prefetches_never_evict_and_yield_to_misses() {
     let model = Model::new(26);
     for kept in [0, 1, 3] {
         let mut residency = keeping(&model, kept);

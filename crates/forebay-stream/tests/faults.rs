@@ -151,16 +151,16 @@ fn held_leases_are_an_error_not_a_deadlock() {
     let smallest = model.budgets(2)[0];
     let mut residency = model.simulated(smallest, PolicyKind::LAYER_LRU, FaultPlan::default());
     residency.begin_experts(LAYER, &experts(&[0, 1, 2, 3, 4, 5])).unwrap();
-    let mut wave = Vec::new();
+    let mut pass = Vec::new();
     let error = loop {
-        match residency.next_experts(&mut wave) {
+        match residency.next_experts(&mut pass) {
             Ok(more) => assert!(more),
             Err(error) => break error,
         }
     };
     assert!(matches!(error, StreamError::LeasesHoldAllSlots { .. }), "{error}");
-    wave.iter().for_each(|(_, lease)| model.check(&residency, lease));
-    wave.clear();
+    pass.iter().for_each(|(_, lease)| model.check(&residency, lease));
+    pass.clear();
     batch(&model, &mut residency, LAYER, &experts(&[0, 1, 2, 3, 4, 5])).unwrap();
 
     let held: Vec<_> = (0..2).map(|index| residency.dense(index).unwrap()).collect();

@@ -221,12 +221,12 @@ proptest! {
                 1 => {
                     // Ended early, at any point.
                     residency.begin_experts(layer, &experts).unwrap();
-                    let mut wave = Vec::new();
+                    let mut pass = Vec::new();
                     for _ in 0..random.below(3) {
-                        residency.next_experts(&mut wave).unwrap();
-                        wave.iter().for_each(|(_, lease)| model.check(&residency, lease));
-                        wave.truncate(1);
-                        held.append(&mut wave);
+                        residency.next_experts(&mut pass).unwrap();
+                        pass.iter().for_each(|(_, lease)| model.check(&residency, lease));
+                        pass.truncate(1);
+                        held.append(&mut pass);
                         held.truncate(1);
                     }
                     residency.end_experts();

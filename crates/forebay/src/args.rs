@@ -1,7 +1,7 @@
 //! The command line as it is typed. What it means is decided in [`crate::config`].
 
 mod assess;
-mod cpu_help;
+mod cpu_offload;
 pub mod parse;
 mod plan;
 mod run;
@@ -24,7 +24,7 @@ use crate::log::LogFilter;
 use crate::size;
 
 pub use assess::AssessArgs;
-pub use cpu_help::HelpArgs;
+pub use cpu_offload::CpuOffloadArgs;
 pub use plan::PlanArgs;
 pub use run::{ChatArgs, OnFullArg, RunArgs, SamplingArgs};
 
@@ -117,7 +117,7 @@ pub struct BudgetArgs {
     pub no_cuda_graph: bool,
 
     #[command(flatten)]
-    pub help: HelpArgs,
+    pub cpu_offload: CpuOffloadArgs,
     /// Positions of context to reserve [default: what the model was trained for, at most 4096]
     #[arg(short, long, value_name = "N", value_parser = count())]
     pub ctx: Option<usize>,
@@ -194,7 +194,7 @@ pub struct ReplayArgs {
     pub predict: Vec<Predictor>,
     /// Experts to predict per layer [default: as many as a token uses]
     #[arg(long, value_name = "N", value_parser = count())]
-    pub guesses: Option<usize>,
+    pub predictions: Option<usize>,
     /// Write the trace in its CSV form, and do nothing else
     #[arg(long, value_name = "OUT", value_hint = ValueHint::FilePath)]
     pub to_csv: Option<PathBuf>,

@@ -191,7 +191,7 @@ pub fn session(args: &BudgetArgs) -> Outcome<SessionOptions> {
         exact: args.exact,
         kv_cache: kv_cache(args.kv_type),
         cuda_graphs: !args.no_cuda_graph,
-        cpu_help: args.help.resolve(),
+        cpu_offload: args.cpu_offload.resolve(),
         policy: args.policy,
         prefetch: args.prefetch,
         io: io_kind(args.io),

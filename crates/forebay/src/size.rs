@@ -19,7 +19,7 @@ pub fn parse(text: &str) -> Result<u64, String> {
         return Err(format!("not a size: {HOW}"));
     }
     if unit.trim().is_empty() {
-        return Err(without_unit(number));
+        return Err(without_sub_layer(number));
     }
     let factor = factor_of(unit.trim())?;
     if !fraction.is_empty() && factor == 1 {
@@ -40,7 +40,7 @@ pub fn parse(text: &str) -> Result<u64, String> {
 }
 
 /// A small bare number is meant in GiB, a large one in bytes.
-fn without_unit(number: &str) -> String {
+fn without_sub_layer(number: &str) -> String {
     let meant = match number.parse::<f64>() {
         Ok(value) if value >= 4096.0 => format!("{number}B"),
         Ok(value) if value > 0.0 => format!("{number}GiB"),

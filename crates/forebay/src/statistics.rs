@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use forebay_engine::plan::PredictedRate;
-use forebay_engine::{Checks, Generation, Session, SessionStatistics, UnitStatistics};
-use forebay_model::{DeviceExperts, PassTimes, UnitCounts, VramUse};
+use forebay_engine::{Checks, Generation, Session, SessionStatistics, SubLayerStatistics};
+use forebay_model::{DeviceExperts, PassTimes, SubLayerCounts, VramUse};
 use forebay_stream::{MemoryPlan, StreamStatistics};
 
 use crate::commands::plan;
@@ -52,10 +52,10 @@ pub fn block(session: &Session, path: &Path, after: After<'_>) -> String {
     if let After::Chat(figures) = after {
         lines.extend(chat(figures, session.context()));
     }
-    if let Some(units) = &statistics.device_units {
-        lines.push(("layers", layers(units)));
-        lines.push(("to GPU", units_to_gpu(units, statistics.stream.as_ref())));
-        let times = &units.units;
+    if let Some(sub_layers) = &statistics.device_sub_layers {
+        lines.push(("layers", layers(sub_layers)));
+        lines.push(("to GPU", sub_layers_to_gpu(sub_layers, statistics.stream.as_ref())));
+        let times = &sub_layers.sub_layers;
         for (name, of) in [("tokens", &times.few_tokens), ("prompts", &times.many_tokens)] {
             if of.passes > 0 {
                 lines.push((name, passes(of)));
@@ -65,13 +65,13 @@ pub fn block(session: &Session, path: &Path, after: After<'_>) -> String {
     if let Some(experts) = &statistics.device_experts {
         lines.push(("slots", slots(experts)));
         lines.push(("to GPU", to_gpu(experts, statistics.stream.as_ref())));
-        lines.push(("CPU help", help(experts)));
+        lines.push(("CPU offload", cpu_offload(experts)));
         if experts.layers_served > 0 {
             lines.push(("fetched", fetched(experts)));
         }
     }
     if let (Some(stream), Some(plan)) = (&statistics.stream, session.plan()) {
-        lines.push(("basin", basin(&statistics, plan)));
+        lines.push(("weight cache", weight_cache(&statistics, plan)));
         if stream.lookups > 0 {
             lines.push(("experts", experts(stream)));
             lines.push(("faults", faults(stream, plan)));
@@ -158,48 +158,51 @@ fn budget(statistics: &SessionStatistics) -> String {
         false => "what this machine has free".into(),
     };
     let kind = if statistics.vram.is_some() { "VRAM" } else { "RAM" };
-    let ram = match &statistics.device_units {
-        Some(units) => format!("; {} of RAM for the other layers", bytes(units.ram_budget_bytes)),
+    let ram = match &statistics.device_sub_layers {
+        Some(sub_layers) => {
+            format!("; {} of RAM for the other layers", bytes(sub_layers.ram_budget_bytes))
+        }
         None => String::new(),
     };
     format!("{} of {kind}, {whose}{ram}", bytes(statistics.budget_bytes))
 }
 
 /// Where a dense model's layers are, and who computes them.
-fn layers(statistics: &UnitStatistics) -> String {
-    let places = &statistics.units.places;
-    let of = |counts: &UnitCounts| format!("{} ({})", counts.units, bytes(counts.bytes));
-    let all = places.in_vram.units + places.streamed.units + places.on_cpu.units;
+fn layers(statistics: &SubLayerStatistics) -> String {
+    let placement = &statistics.sub_layers.placement;
+    let of = |counts: &SubLayerCounts| format!("{} ({})", counts.sub_layers, bytes(counts.bytes));
+    let all =
+        placement.in_vram.sub_layers + placement.streamed.sub_layers + placement.on_cpu.sub_layers;
     format!(
         "attention and feed-forward are {all} parts: VRAM holds {}, {} pass through {} of it, the CPU computes {}",
-        of(&places.in_vram),
-        of(&places.streamed),
-        bytes(places.ring_bytes),
-        of(&places.on_cpu)
+        of(&placement.in_vram),
+        of(&placement.streamed),
+        bytes(placement.ring_bytes),
+        of(&placement.on_cpu)
     )
 }
 
 /// What passed through VRAM, and what the CPU did meanwhile.
-fn units_to_gpu(statistics: &UnitStatistics, stream: Option<&StreamStatistics>) -> String {
-    let units = &statistics.units;
+fn sub_layers_to_gpu(statistics: &SubLayerStatistics, stream: Option<&StreamStatistics>) -> String {
+    let sub_layers = &statistics.sub_layers;
     let tokens = stream.map_or(0, |stream| stream.prompt_tokens + stream.generated_tokens).max(1);
     let mut text = format!(
         "{}, {} per token, from {} of pinned memory",
-        bytes(units.bytes_copied),
-        bytes(units.bytes_copied / tokens),
-        bytes(units.pinned_bytes),
+        bytes(sub_layers.bytes_copied),
+        bytes(sub_layers.bytes_copied / tokens),
+        bytes(sub_layers.pinned_bytes),
     );
-    if let Some(huge) = units.huge_page_bytes {
-        let share = percent(huge as f64, units.pinned_bytes as f64);
+    if let Some(huge) = sub_layers.huge_page_bytes {
+        let share = percent(huge as f64, sub_layers.pinned_bytes as f64);
         let _ = write!(text, " ({share} in huge pages)");
     }
-    if units.few_tokens.cpu_seconds > 0.0 {
-        let rate = units.bytes_on_cpu as f64 / units.few_tokens.cpu_seconds;
-        let planned = units.planned.map_or(rate, |rates| rates.cpu_bytes_per_second);
+    if sub_layers.few_tokens.cpu_seconds > 0.0 {
+        let rate = sub_layers.bytes_on_cpu as f64 / sub_layers.few_tokens.cpu_seconds;
+        let planned = sub_layers.planned.map_or(rate, |rates| rates.cpu_bytes_per_second);
         let _ = write!(
             text,
             "; {} computed with on the CPU at {}/s ({}/s expected)",
-            bytes(units.bytes_on_cpu),
+            bytes(sub_layers.bytes_on_cpu),
             format_rate(rate),
             format_rate(planned)
         );
@@ -259,30 +262,31 @@ fn to_gpu(experts: &DeviceExperts, stream: Option<&StreamStatistics>) -> String 
 }
 
 /// Whether the CPU computes some of what is missing in VRAM, and why.
-fn help(experts: &DeviceExperts) -> String {
-    let Some(help) = &experts.help else {
+fn cpu_offload(experts: &DeviceExperts) -> String {
+    let Some(cpu_offload) = &experts.cpu_offload else {
         return "the GPU computes all experts: the bits of a GPU that holds all".into();
     };
     let micros = |seconds: f64| seconds * 1e6;
-    let (split, saved) = (&help.rates.split, micros(help.saved_seconds_per_layer));
-    let state = match (help.is_on, help.always) {
+    let (split, saved) = (&cpu_offload.rates.split, micros(cpu_offload.saved_seconds_per_layer));
+    let state = match (cpu_offload.is_on, cpu_offload.always) {
         (true, true) => "on, as asked",
         (true, false) => "on",
         (false, _) => "off",
     };
     let mut text = String::new();
-    if !help.always || help.counted {
-        let counted = if help.counted { "" } else { " expected to be" };
-        let is = if help.is_on { "is" } else { "would be" };
+    if !cpu_offload.always || cpu_offload.counted {
+        let counted = if cpu_offload.counted { "" } else { " expected to be" };
+        let is = if cpu_offload.is_on { "is" } else { "would be" };
         let than = if saved < 0.0 { "slower" } else { "faster" };
         let _ = write!(
             text,
             ": {:.1} experts of a layer are{counted} missing in VRAM, and with the CPU a layer {is} {:.0} us {than}",
-            help.misses_per_layer,
+            cpu_offload.misses_per_layer,
             saved.abs()
         );
     }
-    let from = if help.from_profile { "by the machine profile" } else { "measured at the start" };
+    let from =
+        if cpu_offload.from_profile { "by the machine profile" } else { "measured at the start" };
     let _ = write!(
         text,
         "; {} experts were computed on it ({:.0} us each, {:.0} us to bring one to VRAM, {from})",
@@ -312,9 +316,9 @@ fn fetched(experts: &DeviceExperts) -> String {
     )
 }
 
-fn basin(statistics: &SessionStatistics, plan: &MemoryPlan) -> String {
+fn weight_cache(statistics: &SessionStatistics, plan: &MemoryPlan) -> String {
     if plan.fully_resident {
-        let what = match (&statistics.device_experts, &statistics.device_units) {
+        let what = match (&statistics.device_experts, &statistics.device_sub_layers) {
             (Some(_), _) => "all experts stay",
             (None, Some(_)) => "all that VRAM does not hold stays",
             (None, None) => "the whole model stays",

@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn scratch_is_counted_by_unit() {
+    fn scratch_is_counted_by_sub_layer() {
         let (element, kv_heads, dim) = (KvElement::F16, 8, 128);
         let (dim_k, dim_v, values_in_keys, context) = (dim, dim, false, 99);
         let shape = KvLayerShape {

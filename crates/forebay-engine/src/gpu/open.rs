@@ -9,9 +9,9 @@ use forebay_model::{Architecture, CudaPlan, Weights};
 
 use super::element;
 use crate::doctor::MachineProfile;
-use crate::plan::{Rates, unit_rates};
+use crate::plan::{Rates, sub_layer_rates};
 use crate::session::joined;
-use crate::{CpuHelp, EngineError, SessionOptions, device};
+use crate::{CpuOffload, EngineError, SessionOptions, device};
 
 /// A GPU that is being opened, if one is wanted.
 pub(crate) struct Opening<'scope>(
@@ -53,7 +53,7 @@ impl<'scope> Opening<'scope> {
         folder: &Path,
         open_time: &mut Duration,
     ) -> Result<CudaPlan, EngineError> {
-        if options.cpu_help == CpuHelp::Always && options.exact {
+        if options.cpu_offload == CpuOffload::Always && options.exact {
             return Err(EngineError::BadOption {
                 name: "--cpu-experts",
                 value: "given".into(),
@@ -65,22 +65,22 @@ impl<'scope> Opening<'scope> {
         let (exact, vram) = (options.exact, options.vram_bytes);
         let plan = CudaPlan::new(gpu, architecture, weights, shape, exact, vram, options.policy)?;
         let plan = if options.cuda_graphs { plan } else { plan.without_graphs() };
-        if options.cpu_help == CpuHelp::Always && plan.slots().is_none() {
+        if options.cpu_offload == CpuOffload::Always && plan.slots().is_none() {
             return Err(EngineError::BadOption {
                 name: "--cpu-experts",
                 value: "given".into(),
                 expected: "no experts are outside of the GPU's memory: leave it out".into(),
             });
         }
-        if plan.units().all_in_vram() {
+        if plan.sub_layers().all_in_vram() {
             return Ok(plan);
         }
-        let rates = options.unit_rates.unwrap_or_else(|| {
+        let rates = options.sub_layer_rates.unwrap_or_else(|| {
             let profile = MachineProfile::of_folder(folder).ok();
             let known = profile.and_then(|profile| Rates::new(&profile).ok());
             let rates = known.unwrap_or_else(|| Rates::usual(processors()));
             let rates = rates.with_threads(options.threads);
-            unit_rates(architecture, weights, context, &rates, plan.units())
+            sub_layer_rates(architecture, weights, context, &rates, plan.sub_layers())
         });
         Ok(plan.share_with_cpu(&rates))
     }

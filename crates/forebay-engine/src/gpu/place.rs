@@ -4,7 +4,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use forebay_model::{
-    CudaPlan, HelpWanted, HelpingCpu, HostExperts, HostUnits, HostWeights, WeightsToLoad,
+    CpuOffloadMode, CudaPlan, HostExperts, HostSubLayers, HostWeights, OffloadCpu, WeightsToLoad,
 };
 use forebay_store::EngineInfo;
 use forebay_stream::MemoryPlan;
@@ -15,7 +15,7 @@ use crate::load::{GpuRing, RingRequest, contents, name_of, named, poison, read_b
 use crate::placed::{Described, GpuStart, Placed, engine_only, engine_options};
 use crate::plan::{self, Rates, memory};
 use crate::session;
-use crate::{CpuHelp, EngineError, SessionOptions};
+use crate::{CpuOffload, EngineError, SessionOptions};
 
 impl Described<'_> {
     /// Has the weights brought to the GPU through a ring. Nothing of them stays in host memory, but for what the GPU has no
@@ -28,18 +28,18 @@ impl Described<'_> {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Placed, EngineError> {
         // A budget that is too small is refused before anything is read.
-        let (slots, units) = (plan.slots().is_some(), !plan.units().all_in_vram());
-        let blocks = match (slots, units) {
+        let (slots, sub_layers) = (plan.slots().is_some(), !plan.sub_layers().all_in_vram());
+        let blocks = match (slots, sub_layers) {
             (true, _) => Some(memory::experts(self.weights)),
-            (false, true) => Some(plan.units().host_blocks(self.weights)),
+            (false, true) => Some(plan.sub_layers().host_blocks(self.weights)),
             (false, false) => None,
         };
         let host = blocks.map(|blocks| self.host_plan(blocks, options)).transpose()?;
         let host_plan = host.as_ref().map(|host| host.plan.clone());
-        let cpu_units = plan.units().cpu_takes_part();
-        let planned = plan.unit_rates();
-        let help = match (plan.slots(), &host_plan) {
-            (Some(slots), Some(host)) => self.helping_cpu(slots, host, options)?,
+        let cpu_sub_layers = plan.sub_layers().cpu_takes_part();
+        let planned = plan.sub_layer_rates();
+        let cpu_offload = match (plan.slots(), &host_plan) {
+            (Some(slots), Some(host)) => self.offload_cpu(slots, host, options)?,
             _ => None,
         };
         let (backend, (info, start)) =
@@ -53,11 +53,11 @@ impl Described<'_> {
                 let huge_page_bytes = arena.huge_page_bytes();
                 let pinned = load.gpu.pin(arena.addresses(), arena)?;
                 let weights = if slots {
-                    HostWeights::Experts(HostExperts { residency, pinned, cpu: help })
+                    HostWeights::Experts(HostExperts { residency, pinned, cpu: cpu_offload })
                 } else {
                     // As many threads as the machine profile was made with: the rates that decided are theirs.
-                    let cpu = cpu_units.then(|| session::host(options)).transpose()?;
-                    HostWeights::Units(HostUnits {
+                    let cpu = cpu_sub_layers.then(|| session::host(options)).transpose()?;
+                    HostWeights::SubLayers(HostSubLayers {
                         residency,
                         pinned,
                         huge_page_bytes,
@@ -78,27 +78,28 @@ impl Described<'_> {
     }
 
     /// The CPU that may compute some of the experts that have no place in `slots`, if it may: it knows how to decide.
-    fn helping_cpu(
+    fn offload_cpu(
         &self,
         slots: &MemoryPlan,
         host: &MemoryPlan,
         options: &SessionOptions,
-    ) -> Result<Option<HelpingCpu>, EngineError> {
-        let help = options.cpu_help_possible();
-        if help == CpuHelp::Never {
+    ) -> Result<Option<OffloadCpu>, EngineError> {
+        let cpu_offload = options.cpu_offload_possible();
+        if cpu_offload == CpuOffload::Never {
             return Ok(None);
         }
         let profile = MachineProfile::of_folder(&self.catalog.root).ok();
         let rates = profile.and_then(|profile| Rates::new(&profile).ok());
         let rates = rates.map(|rates| rates.with_threads(options.threads));
         let (architecture, weights) = (self.architecture, self.weights);
-        let (known, expected) = plan::helping(architecture, weights, rates.as_ref(), slots, host);
-        let wanted = match help {
-            CpuHelp::Always => HelpWanted::Always,
-            _ => HelpWanted::ByMisses { expected },
+        let (known, expected) =
+            plan::offloading(architecture, weights, rates.as_ref(), slots, host);
+        let wanted = match cpu_offload {
+            CpuOffload::Always => CpuOffloadMode::Always,
+            _ => CpuOffloadMode::ByMisses { expected },
         };
-        let cpu = session::helping_host(options)?;
-        Ok(Some(HelpingCpu { cpu, wanted, rates: options.help_rates.or(known) }))
+        let cpu = session::offload_host(options)?;
+        Ok(Some(OffloadCpu { cpu, wanted, rates: options.cpu_offload_rates.or(known) }))
     }
 
     fn fill(

@@ -29,7 +29,7 @@ const COPY_TIME: Duration = Duration::from_millis(200);
 /// Memory that these copies go through.
 const COPY_SPAN: usize = 32 << 20;
 /// What fills device memory, and whose that is.
-enum Way<'a> {
+enum DeviceReader<'a> {
     /// The ring goes first: it may still copy.
     Ring(Box<GpuRing<'a>>, WeightsPool),
     CuFile(CuFileReader, UploadPlan, CuFileRequests),
@@ -37,7 +37,7 @@ enum Way<'a> {
 
 /// Device memory for all weights, and what fills it.
 pub(super) struct Device<'a> {
-    way: Way<'a>,
+    reader: DeviceReader<'a>,
     gpu: Gpu,
     io: IoKind,
     request: DeviceRequest,
@@ -96,11 +96,11 @@ impl<'a> Device<'a> {
                 Err(error) => Err(format!("the faster way here does not work: {error}")),
             },
         };
-        let (way, why_not_cufile, [pin_seconds, map_seconds]) = match opened {
+        let (reader, why_not_cufile, [pin_seconds, map_seconds]) = match opened {
             Ok((requests, reader, seconds)) => {
                 place(&mut parts, reader.ptr().address());
                 let plan = UploadPlan::new(&parts, files, requests.request_bytes as u64);
-                (Way::CuFile(reader, plan, requests), String::new(), [seconds, 0.0])
+                (DeviceReader::CuFile(reader, plan, requests), String::new(), [seconds, 0.0])
             }
             Err(why_not) => {
                 let (pool, map_seconds) = timed(|| {
@@ -114,11 +114,11 @@ impl<'a> Device<'a> {
                     RingRequest { piece_bytes, ring_bytes, ..RingRequest::new(files, io, choice) };
                 let ring = GpuRing::open(&gpu, through, &parts, &[pool.ptr()])?;
                 let seconds = [ring.pin_time().as_secs_f64(), map_seconds];
-                (Way::Ring(Box::new(ring), pool), why_not, seconds)
+                (DeviceReader::Ring(Box::new(ring), pool), why_not, seconds)
             }
         };
         Ok(Device {
-            way,
+            reader,
             gpu,
             io,
             request,
@@ -134,17 +134,17 @@ impl<'a> Device<'a> {
 
     /// What all parts lie in.
     fn memory(&self) -> DevicePtr<u8> {
-        match &self.way {
-            Way::Ring(_, pool) => pool.ptr(),
-            Way::CuFile(reader, ..) => reader.ptr(),
+        match &self.reader {
+            DeviceReader::Ring(_, pool) => pool.ptr(),
+            DeviceReader::CuFile(reader, ..) => reader.ptr(),
         }
     }
 
     /// How cuFile is asked; `None` for the ring.
     pub fn cufile(&self) -> Option<CuFileRequests> {
-        match &self.way {
-            Way::Ring(..) => None,
-            Way::CuFile(_, _, requests) => Some(*requests),
+        match &self.reader {
+            DeviceReader::Ring(..) => None,
+            DeviceReader::CuFile(_, _, requests) => Some(*requests),
         }
     }
 
@@ -160,12 +160,14 @@ impl<'a> Device<'a> {
         };
         let (free_bytes, memory_bytes) = self.gpu.memory_bytes()?;
         let to_device = Direction::ToDevice;
-        let (piece_bytes, pool_bytes, pool_is_elastic, pinned_bytes) = match &self.way {
-            Way::Ring(ring, pool) => {
+        let (piece_bytes, pool_bytes, pool_is_elastic, pinned_bytes) = match &self.reader {
+            DeviceReader::Ring(ring, pool) => {
                 let elastic = pool.is_elastic();
                 (self.request.piece_bytes, pool.bytes(), elastic, ring.pinned_bytes())
             }
-            Way::CuFile(_, _, requests) => (requests.request_bytes, self.pool_bytes, false, 0),
+            DeviceReader::CuFile(_, _, requests) => {
+                (requests.request_bytes, self.pool_bytes, false, 0)
+            }
         };
         let [open_seconds, pin_seconds, map_seconds] = self.seconds;
         Ok(DeviceReport {
@@ -195,7 +197,7 @@ impl<'a> Device<'a> {
 
 impl Destination for Device<'_> {
     fn before_cold_run(&mut self) -> Result<(), EngineError> {
-        if let Way::Ring(ring, _) = &mut self.way
+        if let DeviceReader::Ring(ring, _) = &mut self.reader
             && self.io == IoKind::Mmap
         {
             // What a mapping brought into the page cache stays there until it is gone.
@@ -208,9 +210,9 @@ impl Destination for Device<'_> {
         if self.request.check {
             poison(&self.gpu, &self.parts, &[self.memory()])?;
         }
-        let filled = match &mut self.way {
-            Way::Ring(ring, _) => ring.fill(progress),
-            Way::CuFile(reader, plan, requests) => {
+        let filled = match &mut self.reader {
+            DeviceReader::Ring(ring, _) => ring.fill(progress),
+            DeviceReader::CuFile(reader, plan, requests) => {
                 reader.fill(self.files, plan, requests.threads, progress)
             }
         };
@@ -218,22 +220,22 @@ impl Destination for Device<'_> {
     }
 
     fn engine(&self) -> EngineInfo {
-        match &self.way {
-            Way::Ring(ring, _) => {
+        match &self.reader {
+            DeviceReader::Ring(ring, _) => {
                 let mut engine = ring.engine();
                 if engine.why.is_empty() {
                     engine.why.clone_from(&self.why_not_cufile);
                 }
                 engine
             }
-            Way::CuFile(reader, ..) => reader.engine(),
+            DeviceReader::CuFile(reader, ..) => reader.engine(),
         }
     }
 
     fn bytes(&self) -> (u64, u64) {
-        let bytes = match &self.way {
-            Way::Ring(ring, _) => ring.bytes(),
-            Way::CuFile(_, plan, _) => plan.bytes(),
+        let bytes = match &self.reader {
+            DeviceReader::Ring(ring, _) => ring.bytes(),
+            DeviceReader::CuFile(_, plan, _) => plan.bytes(),
         };
         (bytes, self.pool_bytes as u64)
     }

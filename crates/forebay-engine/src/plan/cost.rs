@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use forebay_model::UnitPlan;
+use forebay_model::SubLayerPlan;
 use forebay_stream::MemoryPlan;
 use serde::Serialize;
 
@@ -13,7 +13,7 @@ use super::hits::{HitCurve, found_by_a_prompt, missing, share_in_either};
 use super::model::{ExpertCosts, ModelCosts};
 use super::rates::{GpuCosts, Rates};
 use super::trust::{PredictedRate, Trust};
-use crate::CpuHelp;
+use crate::CpuOffload;
 
 /// Where a model's weights are, and who computes.
 #[derive(Debug, Clone)]
@@ -27,12 +27,12 @@ pub enum Placement {
         /// Homes of experts in RAM.
         host: MemoryPlan,
         /// Whether the CPU computes some of those.
-        help: CpuHelp,
+        cpu_offload: CpuOffload,
     },
     /// Units of a dense model that have no place in the GPU's memory come from pinned RAM, or through it from the disk, or are
     /// computed by the CPU.
-    Units {
-        units: UnitPlan,
+    SubLayers {
+        sub_layers: SubLayerPlan,
         /// Homes of those outside of VRAM in RAM.
         host: MemoryPlan,
     },
@@ -176,13 +176,13 @@ impl Model<'_> {
     fn estimate(&self, placement: &Placement) -> Option<Prediction> {
         let has_experts = self.costs.experts() > 0;
         Some(match placement {
-            Placement::Vram => self.on_gpu(self.rates.gpu.as_ref()?, 1.0, 1.0, CpuHelp::Never),
-            Placement::VramSlots { slots, host, help } => {
+            Placement::Vram => self.on_gpu(self.rates.gpu.as_ref()?, 1.0, 1.0, CpuOffload::Never),
+            Placement::VramSlots { slots, host, cpu_offload } => {
                 let (vram, ram) = (slots.kept_share(), host.kept_share());
-                self.on_gpu(self.rates.gpu.as_ref()?, vram, ram, *help)
+                self.on_gpu(self.rates.gpu.as_ref()?, vram, ram, *cpu_offload)
             }
-            Placement::Units { units, host } => {
-                self.with_units(self.rates.gpu.as_ref()?, units, host)
+            Placement::SubLayers { sub_layers, host } => {
+                self.with_sub_layers(self.rates.gpu.as_ref()?, sub_layers, host)
             }
             Placement::Ram(plan) => {
                 let share = if has_experts { plan.kept_share() } else { 1.0 };
@@ -200,7 +200,7 @@ impl Model<'_> {
     }
 
     /// `vram` and `ram`: the share of experts there.
-    fn on_gpu(&self, gpu: &GpuCosts, vram: f64, ram: f64, help: CpuHelp) -> Prediction {
+    fn on_gpu(&self, gpu: &GpuCosts, vram: f64, ram: f64, cpu_offload: CpuOffload) -> Prediction {
         let costs = self.costs;
         let all = vram >= 1.0;
         let either = share_in_either(vram, ram);
@@ -224,7 +224,8 @@ impl Model<'_> {
                 seconds += sum.add(Cost::HostLoop, gpu.look_seconds());
             }
         }
-        let on_cpu = self.missing_experts(gpu, (missed, hit_rate), ram < 1.0, help, &mut sum);
+        let on_cpu =
+            self.missing_experts(gpu, (missed, hit_rate), ram < 1.0, cpu_offload, &mut sum);
         seconds += on_cpu.seconds;
         seconds += sum.add(Cost::Disk, self.bursts(from_disk));
         sum.disk_bytes = from_disk * expert_bytes;

@@ -15,23 +15,23 @@
 //! ```
 
 mod cost;
-mod help;
+mod cpu_offload;
 mod hits;
 pub(crate) mod memory;
 mod model;
 mod rates;
+mod sub_layers;
 mod trust;
-mod units;
 
 use forebay_compute::KvType;
-use forebay_model::{DeviceShare, UnitPlaces, VramUse};
+use forebay_model::{DeviceShare, SubLayerPlacement, VramUse};
 use forebay_stream::{MemoryPlan, PolicyKind};
 use serde::Serialize;
 use tracing::field::Empty;
 
 use crate::device;
 use crate::gpu::{self, Facts};
-use crate::{CpuHelp, DeviceChoice, EngineError, SessionOptions, default_budget_bytes};
+use crate::{CpuOffload, DeviceChoice, EngineError, SessionOptions, default_budget_bytes};
 pub use cost::{Cost, Placement, Prediction, Speed, Work};
 pub use hits::{HitCurve, share_in_either};
 pub use model::PlannedModel;
@@ -40,12 +40,12 @@ pub use trust::{LEAST_TOKEN_BYTES, PredictedRate};
 
 use cost::Model;
 #[cfg(feature = "cuda")]
-pub(crate) use help::helping;
+pub(crate) use cpu_offload::offloading;
 use model::ModelCosts;
 #[cfg(all(test, feature = "cuda"))]
 pub(crate) use model::row_bytes;
 #[cfg(feature = "cuda")]
-pub(crate) use units::unit_rates;
+pub(crate) use sub_layers::sub_layer_rates;
 
 /// What a gain is told for.
 const ONE_MORE_BYTES: u64 = 1 << 30;
@@ -73,7 +73,7 @@ pub struct PlanRequest {
     /// As `--threads`; `None`: as many as the machine profile was made with.
     pub threads: Option<usize>,
     /// Whether the CPU computes some of the experts that a GPU has no room for.
-    pub help: CpuHelp,
+    pub cpu_offload: CpuOffload,
     pub work: Work,
 }
 
@@ -95,7 +95,7 @@ impl PlanRequest {
             cache: options.kv_type(),
             policy: options.policy,
             threads: options.threads,
-            help: options.cpu_help_possible(),
+            cpu_offload: options.cpu_offload_possible(),
             work,
         }
     }
@@ -111,7 +111,7 @@ pub struct Plan {
     /// Slots for experts in VRAM, if not all are there.
     pub slots: Option<MemoryPlan>,
     /// Where a dense model's layers are, if not all are in VRAM.
-    pub units: Option<UnitPlaces>,
+    pub sub_layers: Option<SubLayerPlacement>,
     /// Blocks in RAM; `None` where all are in VRAM.
     pub host: Option<MemoryPlan>,
     /// Keys and values in RAM: bytes.
@@ -275,7 +275,7 @@ impl<'a> Planner<'a> {
             device: "cpu",
             vram: None,
             slots: None,
-            units: None,
+            sub_layers: None,
             host: Some(host),
             host_kv_cache_bytes: cache_bytes(request.context),
             prediction: self.predict(costs, request, &placement)?,
@@ -285,27 +285,27 @@ impl<'a> Planner<'a> {
     fn on_gpu(&self, costs: &ModelCosts, request: &PlanRequest) -> Result<Plan, EngineError> {
         let rates = self.rates.with_threads(request.threads);
         let facts = self.facts.ok_or_else(gpu::none_in_profile)?;
-        let DeviceShare { mut units, vram, slots } = gpu::share(self.model, &facts, request)?;
-        let all_units = units.all_in_vram();
-        if !all_units {
-            units.share_with_cpu(&units::rates_of(costs, &rates, &units));
+        let DeviceShare { mut sub_layers, vram, slots } = gpu::share(self.model, &facts, request)?;
+        let all_sub_layers = sub_layers.all_in_vram();
+        if !all_sub_layers {
+            sub_layers.share_with_cpu(&sub_layers::rates_of(costs, &rates, &sub_layers));
         }
         let (weights, ram, policy) = (&self.model.weights, request.ram_bytes, request.policy);
         let placement = match slots.clone() {
             Some(slots) => {
                 let host = memory::host(weights, &memory::experts(weights), ram, policy)?;
-                Placement::VramSlots { slots, host, help: request.help }
+                Placement::VramSlots { slots, host, cpu_offload: request.cpu_offload }
             }
-            None if !all_units => {
-                let host = memory::host(weights, &units.host_blocks(weights), ram, policy)?;
-                Placement::Units { units: units.clone(), host }
+            None if !all_sub_layers => {
+                let host = memory::host(weights, &sub_layers.host_blocks(weights), ram, policy)?;
+                Placement::SubLayers { sub_layers: sub_layers.clone(), host }
             }
             None => Placement::Vram,
         };
         let host = match &placement {
             Placement::Vram => None,
             Placement::VramSlots { host, .. }
-            | Placement::Units { host, .. }
+            | Placement::SubLayers { host, .. }
             | Placement::Ram(host) => Some(host.clone()),
         };
         let prediction = self.predict(costs, request, &placement)?;
@@ -313,7 +313,7 @@ impl<'a> Planner<'a> {
             device: "cuda",
             vram: Some(vram),
             slots,
-            units: (!all_units).then(|| units.places()),
+            sub_layers: (!all_sub_layers).then(|| sub_layers.placement()),
             host,
             host_kv_cache_bytes: 0,
             prediction,

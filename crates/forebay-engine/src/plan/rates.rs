@@ -160,7 +160,7 @@ impl Rates {
     }
 
     /// With as many threads as help a GPU: half of them, unless the user says how many.
-    pub(crate) fn of_helpers(&self) -> Rates {
+    pub(crate) fn for_cpu_offload(&self) -> Rates {
         self.with_threads(Some(self.threads.unwrap_or(self.usual_threads.div_ceil(2))))
     }
 
@@ -376,7 +376,7 @@ mod tests {
         near(Some(64), 1.0);
         near(Some(15), 85.3 / 90.2);
         near(Some(8), 61.7 / 90.2);
-        let helpers = |threads| rates.with_threads(threads).of_helpers().threads;
+        let helpers = |threads| rates.with_threads(threads).for_cpu_offload().threads;
         assert_eq!((helpers(None), helpers(Some(12))), (Some(8), Some(12)));
     }
 }

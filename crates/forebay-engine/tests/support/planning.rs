@@ -5,7 +5,7 @@ use std::path::Path;
 
 use forebay_engine::doctor::{BesideCpu, MachineProfile};
 use forebay_engine::plan::{HitCurve, PlanRequest, Planned, PlannedModel, Planner, Rates, Work};
-use forebay_engine::{CpuHelp, DeviceChoice, EngineError, SessionOptions};
+use forebay_engine::{CpuOffload, DeviceChoice, EngineError, SessionOptions};
 use forebay_lab::synth::{self, SynthOptions};
 
 pub const GIB: u64 = 1 << 30;
@@ -41,7 +41,7 @@ pub fn request(device: DeviceChoice, vram: Option<u64>, ram: u64, context: usize
 /// The same where the CPU computes no experts for the GPU.
 pub fn gpu_alone(vram: u64, ram: u64, context: usize) -> PlanRequest {
     let request = request(DeviceChoice::Cuda(0), Some(vram), ram, context);
-    PlanRequest { help: CpuHelp::Never, ..request }
+    PlanRequest { cpu_offload: CpuOffload::Never, ..request }
 }
 
 /// The H200's host with what its bus and its CPU have together, as `doctor` measured it on 2026-11-22.

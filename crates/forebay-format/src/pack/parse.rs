@@ -5,7 +5,7 @@ use std::io::{BufReader, Read};
 use std::path::Path;
 use std::sync::Arc;
 
-use super::section::{Section, SectionPlace};
+use super::section::{Section, SectionExtent};
 use super::tensors;
 use super::{
     Block, BlockKind, CHUNK_BYTES_LIMIT, CODEC_RAW, ChunkIndex, DocumentKind, Embedded, MAGIC,
@@ -110,7 +110,7 @@ struct Header {
     origin: Origin,
     data_offset: u64,
     /// Documents, tensors, blocks, chunks.
-    sections: [SectionPlace; 4],
+    sections: [SectionExtent; 4],
 }
 
 impl Header {
@@ -162,7 +162,7 @@ impl Header {
             let at = 64 + 32 * index;
             let [offset, bytes, count, checksum] =
                 [0, 8, 16, 24].map(|field| u64_at(&page, at + field));
-            SectionPlace { offset, bytes, count, checksum }
+            SectionExtent { offset, bytes, count, checksum }
         };
         let sections = [section(0), section(1), section(2), section(3)];
         let mut end = PAGE_BYTES;

@@ -11,7 +11,7 @@ use crate::FormatError;
 
 /// What the header says about a section.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct SectionPlace {
+pub struct SectionExtent {
     /// Bytes from the start of the file.
     pub offset: u64,
     /// Bytes without the padding up to the next page.
@@ -22,7 +22,7 @@ pub struct SectionPlace {
     pub checksum: u64,
 }
 
-impl SectionPlace {
+impl SectionExtent {
     /// The byte after the padding; `None` where that does not fit.
     pub fn end(&self) -> Option<u64> {
         self.offset.checked_add(self.bytes)?.checked_next_multiple_of(PAGE_BYTES)
@@ -34,7 +34,7 @@ pub struct Section<'a, R> {
     reader: &'a mut R,
     path: &'a Path,
     name: &'static str,
-    place: SectionPlace,
+    place: SectionExtent,
     hasher: XxHash3_64,
     /// Bytes left, without padding.
     left: u64,
@@ -45,7 +45,7 @@ impl<'a, R: Read> Section<'a, R> {
         reader: &'a mut R,
         path: &'a Path,
         name: &'static str,
-        place: SectionPlace,
+        place: SectionExtent,
     ) -> Section<'a, R> {
         let hasher = XxHash3_64::default();
         Section { reader, path, name, place, hasher, left: place.bytes }

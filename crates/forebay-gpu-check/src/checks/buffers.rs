@@ -19,9 +19,9 @@ fn refused(context: &Context) -> Result<Outcome> {
     let words = gpu.host_words(16)?;
     let recorded = {
         let gone = gpu.allocate(64)?;
-        gpu.start_recording()?;
+        gpu.begin_capture()?;
         gpu.fill(gone.ptr(), 0, 64)?;
-        gpu.finish_recording()?
+        gpu.end_capture()?
     };
     let slots = Arc::new(gpu.allocate(256)?);
     let table = context.table(&slots, 128, &[slots.ptr::<u8>().address(), 0])?;

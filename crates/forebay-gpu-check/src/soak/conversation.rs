@@ -8,9 +8,9 @@ use forebay_model::ModelError;
 use forebay_model::sampling::Sampling;
 
 use crate::Tally;
+use crate::fault_profile::{self, After};
 use crate::pair::Pair;
 use crate::random::Random;
-use crate::weather::{self, After};
 
 /// Attempts that a call may take: disks here recover.
 const ATTEMPTS: usize = 300;
@@ -256,7 +256,7 @@ impl Pair {
 
     /// Counts an error that has to be the disk's.
     fn failed(&mut self, error: EngineError, tally: &mut Tally) -> Result<After> {
-        let (what, after) = weather::name(error, &self.path)?;
+        let (what, after) = fault_profile::name(error, &self.path)?;
         *tally.errors.entry(what).or_default() += 1;
         if after == After::Stopped {
             ensure!(

@@ -2,12 +2,12 @@
 //! as you like. A wrong token, an unclear error and anything that grows ends it with status 1.
 
 mod conversation;
+mod fault_profile;
 mod growth;
 mod pair;
 #[path = "../../../forebay-compute/tests/weights/mod.rs"]
 #[allow(dead_code, reason = "shared with the tests of the CPU's products")]
 mod random;
-mod weather;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -22,10 +22,10 @@ use forebay_store::{IoKind, OutputFile};
 use serde::Serialize;
 
 use conversation::Then;
+use fault_profile::FaultProfile;
 use growth::Growth;
 use pair::{Pair, Place};
 use random::Random;
-use weather::Weather;
 
 /// Conversations of a pair that is opened for one round.
 const CONVERSATIONS: usize = 3;
@@ -153,7 +153,7 @@ fn run(arguments: &Arguments) -> Result<Report> {
     let mut lasting = Vec::new();
     for model in &models {
         let mut random = Random::new(arguments.seed);
-        let mut pair = Pair::open(model, &place, Weather::Showers, &mut random, &mut tally)?;
+        let mut pair = Pair::open(model, &place, FaultProfile::Outage, &mut random, &mut tally)?;
         pair.fill(&mut random, &mut tally).with_context(|| pair.to_string())?;
         lasting.push(pair);
     }
@@ -173,9 +173,9 @@ fn run(arguments: &Arguments) -> Result<Report> {
         );
         let began = Instant::now();
         let model = &models[random.next() as usize % models.len()];
-        let weather = Weather::any(&mut random);
-        let mut pair = Pair::open(model, &place, weather, &mut random, &mut tally)
-            .with_context(|| format!("round {round}, {}, {weather:?}", model.display()))?;
+        let fault_profile = FaultProfile::any(&mut random);
+        let mut pair = Pair::open(model, &place, fault_profile, &mut random, &mut tally)
+            .with_context(|| format!("round {round}, {}, {fault_profile:?}", model.display()))?;
         for _ in 0..CONVERSATIONS {
             let talked = pair.converse(&mut random, &mut tally);
             if talked.with_context(|| format!("round {round}: {pair}"))? == Then::Stopped {

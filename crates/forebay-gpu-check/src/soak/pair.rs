@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use forebay_engine::plan::PlannedModel;
-use forebay_engine::{CpuHelp, DeviceChoice, EngineError, KvCacheType, Session, SessionOptions};
-use forebay_model::{ModelError, UnitRates};
+use forebay_engine::{CpuOffload, DeviceChoice, EngineError, KvCacheType, Session, SessionOptions};
+use forebay_model::{ModelError, SubLayerRates};
 use forebay_store::IoKind;
 use forebay_stream::PolicyKind;
 
 use crate::Tally;
+use crate::fault_profile::{self, FaultProfile};
 use crate::random::Random;
-use crate::weather::{self, Weather};
 
 /// Attempts to open a session on a bad disk, before the disk gets better.
 const BAD_STARTS: usize = 8;
@@ -21,8 +21,8 @@ const STARTS_MAX: usize = 20;
 const DEAD_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The CPU computes no part of a dense model for the GPU: it would round in its own way.
-const NOTHING_ON_CPU: UnitRates =
-    UnitRates { copy_bytes_per_second: 1e12, cpu_bytes_per_second: 1.0, gpu_seconds: 0.0 };
+const NOTHING_ON_CPU: SubLayerRates =
+    SubLayerRates { copy_bytes_per_second: 1e12, cpu_bytes_per_second: 1.0, gpu_seconds: 0.0 };
 
 /// Where sessions compute.
 pub struct Place {
@@ -34,7 +34,7 @@ pub struct Place {
 
 pub struct Pair {
     pub path: PathBuf,
-    weather: Weather,
+    fault_profile: FaultProfile,
     /// Of the session that streams.
     options: SessionOptions,
     pub reference: Session,
@@ -46,7 +46,7 @@ impl Pair {
     pub fn open(
         path: &Path,
         place: &Place,
-        weather: Weather,
+        fault_profile: FaultProfile,
         random: &mut Random,
         tally: &mut Tally,
     ) -> Result<Pair> {
@@ -63,13 +63,13 @@ impl Pair {
         };
         let least = needed(path, SessionOptions { ram_bytes: Some(1), ..tight.clone() })?;
         tight.ram_bytes = Some(between(least, whole, random));
-        if weather == Weather::DeadRead {
+        if fault_profile == FaultProfile::DeadRead {
             tight.stall_timeout = DEAD_TIMEOUT;
         }
-        let streaming = start(path, &mut tight, weather, random, tally)?;
+        let streaming = start(path, &mut tight, fault_profile, random, tally)?;
         ensure!(streaming.plan().is_some(), "everything fits the VRAM of {tight:?}");
         tally.sessions_opened += 2;
-        Ok(Pair { path: path.to_owned(), weather, options: tight, reference, streaming })
+        Ok(Pair { path: path.to_owned(), fault_profile, options: tight, reference, streaming })
     }
 
     /// Adds what was read since the start.
@@ -84,11 +84,11 @@ impl Pair {
 
 impl std::fmt::Display for Pair {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Pair { path, weather, options, .. } = self;
+        let Pair { path, fault_profile, options, .. } = self;
         let SessionOptions { vram_bytes, ram_bytes, exact, kv_cache, policy, io, .. } = options;
         write!(
             f,
-            "{}, {weather:?}, VRAM {vram_bytes:?}, RAM {ram_bytes:?}, exact {exact}, {kv_cache:?}, {policy}, {io:?}, \
+            "{}, {fault_profile:?}, VRAM {vram_bytes:?}, RAM {ram_bytes:?}, exact {exact}, {kv_cache:?}, {policy}, {io:?}, \
              prefetch {}, graphs {}",
             path.display(),
             options.prefetch,
@@ -121,8 +121,8 @@ fn by_chance(path: &Path, place: &Place, random: &mut Random) -> Result<SessionO
                 _ => KvCacheType::F16,
             },
             cuda_graphs: !one_in(4),
-            unit_rates: Some(NOTHING_ON_CPU),
-            cpu_help: CpuHelp::Never,
+            sub_layer_rates: Some(NOTHING_ON_CPU),
+            cpu_offload: CpuOffload::Never,
             ..options
         },
     };
@@ -153,13 +153,13 @@ fn open(path: &Path, options: &SessionOptions) -> Result<Session> {
 fn start(
     path: &Path,
     options: &mut SessionOptions,
-    weather: Weather,
+    fault_profile: FaultProfile,
     random: &mut Random,
     tally: &mut Tally,
 ) -> Result<Session> {
     for attempt in 0..STARTS_MAX {
-        let weather = if attempt < BAD_STARTS { weather } else { Weather::Fair };
-        options.faults = weather.faults(path, random);
+        let fault_profile = if attempt < BAD_STARTS { fault_profile } else { FaultProfile::Fair };
+        options.faults = fault_profile.faults(path, random);
         match Session::open(path, options, &mut |_, _| {}) {
             Ok(session) => return Ok(session),
             // The driver's own share has grown since the budget was chosen.
@@ -167,7 +167,7 @@ fn start(
                 options.vram_bytes = Some(needed_bytes);
             }
             Err(error) => {
-                let (what, _) = weather::name(error, path)?;
+                let (what, _) = fault_profile::name(error, path)?;
                 *tally.errors.entry(what).or_default() += 1;
             }
         }

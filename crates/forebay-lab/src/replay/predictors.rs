@@ -60,14 +60,14 @@ pub struct Prediction {
     /// Lookups of generated tokens, the experts predicted for them, and how many experts were in both, in memory or not. The
     /// recall is `foreseen / lookups`, the precision `foreseen / guesses`.
     pub lookups: u64,
-    pub guesses: u64,
+    pub predictions: u64,
     pub foreseen: u64,
     /// Misses with all of the capacity and no predictions.
     pub misses_without: u64,
     /// Misses that were not predicted: those that a token waits for.
     pub misses_with: u64,
     /// Reads of predicted experts, and those of them that were needed.
-    pub reads_guessed: u64,
+    pub reads_prefetched: u64,
     pub reads_useful: u64,
     /// Bytes that were read for nothing.
     pub wasted_bytes: u64,
@@ -115,39 +115,41 @@ pub fn predict(
     for group in &mut shape.groups {
         *group = group.saturating_sub(places.div_ceil(sharing));
     }
-    let mut guesser = Guesser::new(trace, predictor, depth);
+    let mut predictor_state = OnlinePredictor::new(trace, predictor, depth);
     let mut cache = CacheState::new(policy, &shape);
     let mut evicted = Vec::new();
     for ((phase, layer, experts), source) in lookups.batches().zip(lookups.sources()) {
         let token = trace.batch(source).tokens.start;
         let bytes = layers[layer.0 as usize].1;
         if phase == Phase::Generate {
-            let guesses = guesser.guess(token, layer.0 as usize);
-            let read = |guess: &&ExpertIndex| !cache.is_resident(layer, **guess);
-            let useful = guesses.iter().filter(read).filter(|g| experts.contains(g)).count() as u64;
-            let guessed = guesses.iter().filter(read).count() as u64;
-            prediction.foreseen += guesses.iter().filter(|g| experts.contains(g)).count() as u64;
+            let predictions = predictor_state.predict(token, layer.0 as usize);
+            let read = |predict: &&ExpertIndex| !cache.is_resident(layer, **predict);
+            let useful =
+                predictions.iter().filter(read).filter(|g| experts.contains(g)).count() as u64;
+            let predicted = predictions.iter().filter(read).count() as u64;
+            prediction.foreseen +=
+                predictions.iter().filter(|g| experts.contains(g)).count() as u64;
             prediction.lookups += experts.len() as u64;
-            prediction.guesses += guesses.len() as u64;
-            prediction.reads_guessed += guessed;
+            prediction.predictions += predictions.len() as u64;
+            prediction.reads_prefetched += predicted;
             prediction.reads_useful += useful;
-            prediction.wasted_bytes += (guessed - useful) * bytes;
+            prediction.wasted_bytes += (predicted - useful) * bytes;
             let misses = experts.iter().filter(|e| !cache.is_resident(layer, **e)).count() as u64;
             prediction.misses_with += misses - useful;
-            prediction.read_bytes_with += (misses + guessed - useful) * bytes;
+            prediction.read_bytes_with += (misses + predicted - useful) * bytes;
         }
         for &expert in experts {
             cache.lookup(layer, expert);
         }
         evicted.clear();
         cache.retain(layer, experts, &mut evicted);
-        guesser.see(layer.0 as usize, experts);
+        predictor_state.see(layer.0 as usize, experts);
     }
     Some(prediction)
 }
 
 /// Makes the predictions.
-struct Guesser<'a> {
+struct OnlinePredictor<'a> {
     trace: &'a RoutingTrace,
     predictor: Predictor,
     depth: usize,
@@ -156,10 +158,17 @@ struct Guesser<'a> {
     ranked: Vec<ExpertIndex>,
 }
 
-impl<'a> Guesser<'a> {
-    fn new(trace: &'a RoutingTrace, predictor: Predictor, depth: usize) -> Guesser<'a> {
+impl<'a> OnlinePredictor<'a> {
+    fn new(trace: &'a RoutingTrace, predictor: Predictor, depth: usize) -> OnlinePredictor<'a> {
         let (first, entries) = flat(trace.header().layers.iter().map(|layer| layer.experts));
-        Guesser { trace, predictor, depth, first, uses: vec![0; entries], ranked: Vec::new() }
+        OnlinePredictor {
+            trace,
+            predictor,
+            depth,
+            first,
+            uses: vec![0; entries],
+            ranked: Vec::new(),
+        }
     }
 
     fn see(&mut self, layer: usize, experts: &[ExpertIndex]) {
@@ -168,7 +177,7 @@ impl<'a> Guesser<'a> {
     }
 
     /// The predicted experts for a token in a layer, the best first.
-    fn guess(&mut self, token: usize, layer: usize) -> &[ExpertIndex] {
+    fn predict(&mut self, token: usize, layer: usize) -> &[ExpertIndex] {
         self.ranked.clear();
         let experts = self.trace.header().layers[layer].experts;
         match self.predictor {

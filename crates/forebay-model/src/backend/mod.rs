@@ -13,8 +13,8 @@ use forebay_stream::{MemoryPlan, Residency};
 
 use crate::ModelError;
 use crate::arch::{Architecture, Experts, FeedForward};
-use crate::sharing::UnitPlan;
-use crate::statistics::{DeviceExperts, DeviceUnits, VramUse};
+use crate::sharing::SubLayerPlan;
+use crate::statistics::{DeviceExperts, DeviceSubLayers, VramUse};
 use crate::weights::{LayerWeights, Weights};
 
 /// Experts chosen by the caller instead of the routers: for measurements of models whose routers know
@@ -154,12 +154,12 @@ pub trait Backend {
     }
 
     /// Where the units of a dense model are, on a device that does not hold all of them.
-    fn units(&self) -> Option<&UnitPlan> {
+    fn sub_layers(&self) -> Option<&SubLayerPlan> {
         None
     }
 
     /// What moved there.
-    fn device_units(&self) -> Option<DeviceUnits> {
+    fn device_sub_layers(&self) -> Option<DeviceSubLayers> {
         None
     }
 

@@ -6,7 +6,7 @@ use super::parts::{
     AttentionWeights, ExpertVectors, FeedForwardWeights, GroupedWeights, HeadMatrices,
     LatentWeights, LayerWeights, PartMatrix,
 };
-use super::recast;
+use super::relayout;
 use super::tensors::Tensors;
 use crate::ModelError;
 use crate::arch::{
@@ -173,7 +173,7 @@ impl LayerBuilder<'_> {
                 };
                 (stack("k_b", rank, plain)?, stack("v_b", value, rank)?)
             }
-            None => recast::heads(tensors, dense, &self.name("kv_b"), heads, latent)?,
+            None => relayout::heads(tensors, dense, &self.name("kv_b"), heads, latent)?,
         };
         let kv_a_norm = tensors.norm(&self.name("kv_a_norm"), rank)?;
         Ok(LatentWeights { q_a, q, kv_a, kv_a_norm, k_b, v_b })
@@ -225,8 +225,8 @@ impl LayerBuilder<'_> {
         experts: &Experts,
     ) -> Result<([PartMatrix; 3], Vec<Block>), ModelError> {
         let hidden = self.architecture.hidden;
-        if recast::experts_are_recast(self.architecture.naming, experts) {
-            return recast::experts(tensors, &|role| self.name(role), experts, hidden);
+        if relayout::experts_need_relayout(self.architecture.naming, experts) {
+            return relayout::experts(tensors, &|role| self.name(role), experts, hidden);
         }
         let roles = [
             ("expert_gate", experts.width, hidden),

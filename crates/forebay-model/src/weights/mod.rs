@@ -7,7 +7,7 @@
 
 mod layer;
 mod parts;
-mod recast;
+mod relayout;
 mod tensors;
 
 use forebay_format::{Block, Catalog, Extent, TensorType};

@@ -45,7 +45,7 @@ struct State {
     cold: VecDeque<Piece>,
     cached: VecDeque<Piece>,
     /// Probing threads that may still bring work.
-    scouts: usize,
+    probe_threads: usize,
     cached_left_bytes: u64,
     planned: Vec<Planned>,
     answers: Vec<Option<Completion>>,
@@ -81,7 +81,7 @@ impl Shared {
             unseen: pieces.into_iter(),
             cold: VecDeque::new(),
             cached: VecDeque::new(),
-            scouts: options.scout_threads.max(1),
+            probe_threads: options.probe_threads.max(1),
             cached_left_bytes: 0,
             totals: LoadStatistics::default(),
             stopped: false,
@@ -111,7 +111,7 @@ impl Shared {
     }
 
     /// The work of one probing thread.
-    pub fn scout(&self, probe: Option<&CacheProbe>) {
+    pub fn probe_thread(&self, probe: Option<&CacheProbe>) {
         loop {
             self.look();
             let mut state = self.lock();
@@ -119,7 +119,7 @@ impl Shared {
             let wanted = if state.stopped { 0 } else { BATCH };
             let batch: Vec<Piece> = state.unseen.by_ref().take(wanted).collect();
             if batch.is_empty() {
-                state.scouts -= 1;
+                state.probe_threads -= 1;
                 drop(state);
                 self.tell_all();
                 return;
@@ -171,11 +171,11 @@ impl Shared {
     }
 
     /// The next piece for the engine, which has `in_flight` bytes. Waits at most `pause` for one.
-    pub fn next_cold(&self, pause: Option<Duration>, in_flight: u64, may_help: bool) -> Next {
+    pub fn next_cold(&self, pause: Option<Duration>, in_flight: u64, may_offload: bool) -> Next {
         let mut state = self.lock();
         let deadline = pause.map(|pause| Instant::now() + pause);
         loop {
-            if let Some(next) = state.for_engine(in_flight, may_help, self.started.elapsed()) {
+            if let Some(next) = state.for_engine(in_flight, may_offload, self.started.elapsed()) {
                 return next;
             }
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
@@ -202,7 +202,7 @@ impl Shared {
             self.news.notify_all();
         }
         let found = loop {
-            if state.stopped || state.cached.is_empty() && state.scouts == 0 {
+            if state.stopped || state.cached.is_empty() && state.probe_threads == 0 {
                 break false;
             }
             if !state.cached.is_empty() {
@@ -318,20 +318,20 @@ impl State {
     }
 
     /// What the engine shall read; `None` if that is not known yet.
-    fn for_engine(&mut self, in_flight: u64, may_help: bool, elapsed: Duration) -> Option<Next> {
+    fn for_engine(&mut self, in_flight: u64, may_offload: bool, elapsed: Duration) -> Option<Next> {
         if self.stopped {
             return Some(Next::End);
         }
         if let Some(piece) = self.cold.pop_front() {
             return Some(Next::Piece(piece));
         }
-        if self.scouts > 0 {
+        if self.probe_threads > 0 {
             return None;
         }
-        if self.cached.is_empty() || !may_help {
+        if self.cached.is_empty() || !may_offload {
             return Some(Next::End);
         }
-        if in_flight < self.help_bytes(elapsed) {
+        if in_flight < self.cpu_offload_bytes(elapsed) {
             // From the end: the copies come from the front.
             return self.cached.pop_back().map(Next::Piece);
         }
@@ -341,7 +341,7 @@ impl State {
 
     /// How many bytes of what is cached the disk may have at a time: half of what it can read until
     /// the copies are done, so that nobody waits for it at the end.
-    fn help_bytes(&self, elapsed: Duration) -> u64 {
+    fn cpu_offload_bytes(&self, elapsed: Duration) -> u64 {
         if self.totals.engine_bytes == 0 {
             return FIRST_HELP.min(self.cached_left_bytes / 8);
         }

@@ -37,18 +37,18 @@ pub(super) struct Stage {
 }
 
 /// The other side: threads that copy.
-pub(super) struct Movers {
+pub(super) struct CopyThreads {
     arrived: Mutex<Receiver<Arrived>>,
     emptied: Sender<SlotBuffer>,
 }
 
 /// Both sides of a ring.
-pub(super) fn stage(ring: Vec<SlotBuffer>) -> (Stage, Movers) {
+pub(super) fn stage(ring: Vec<SlotBuffer>) -> (Stage, CopyThreads) {
     let (arrived, taken) = channel();
     let (emptied, back) = channel();
     let reading = HashMap::with_capacity(ring.len());
     let stage = Stage { free: ring, reading, copying: 0, arrived, emptied: back };
-    (stage, Movers { arrived: Mutex::new(taken), emptied })
+    (stage, CopyThreads { arrived: Mutex::new(taken), emptied })
 }
 
 impl Stage {
@@ -111,7 +111,7 @@ impl Stage {
     }
 }
 
-impl Movers {
+impl CopyThreads {
     /// The work of one thread that copies.
     pub fn copy(&self, shared: &Shared, landing: Landing<'_>) {
         loop {

@@ -216,7 +216,7 @@ fn piece(run: &[Stretch], range: Range<u64>, checks: Option<&Checks>) -> Planned
     let layout = BlockLayout {
         parts: Arc::default(),
         held: Arc::default(),
-        recast: None,
+        relayout: None,
         slot_bytes: length as usize,
         regions: Arc::new([region]),
         alignment: SLOT_ALIGNMENT,

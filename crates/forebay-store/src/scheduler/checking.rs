@@ -87,7 +87,7 @@ impl<D: Device> Scheduler<D> {
         match compared {
             None => {
                 tracing::trace!(block = %job.read.label, seconds = took.as_secs_f64(), "relayout");
-                self.statistics.recast_seconds += took.as_secs_f64();
+                self.statistics.relayout_seconds += took.as_secs_f64();
             }
             Some(compared) => {
                 let (bytes, seconds) = (compared.bytes, took.as_secs_f64());

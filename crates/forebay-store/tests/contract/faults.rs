@@ -117,7 +117,7 @@ fn a_read_that_never_ends_is_reported_in_time() {
         assert!(started.elapsed() < Duration::from_secs(2), "{kind:?}");
 
         // Not even what gives way to demand gives way to what has stalled.
-        for priority in [Priority::Demand, Priority::Guess] {
+        for priority in [Priority::Demand, Priority::Prefetch] {
             bench.submit(3, priority, &[extent(0, 0, 30_000)]);
             let after = bench.finish_one();
             bench.verify(&after, &[extent(0, 0, 30_000)]);

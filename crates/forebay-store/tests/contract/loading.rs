@@ -12,7 +12,7 @@ const BYTES: usize = 3_000_001;
 const RING_SLOT: usize = 72 << 10;
 
 fn options() -> LoadOptions {
-    LoadOptions { piece_bytes: 64 << 10, copy_threads: 3, scout_threads: 2, engine_bytes: 300_000 }
+    LoadOptions { piece_bytes: 64 << 10, copy_threads: 3, probe_threads: 2, engine_bytes: 300_000 }
 }
 
 /// Blocks of odd sizes at odd places that together are most of the file.

@@ -5,7 +5,7 @@ mod copying;
 mod faults;
 mod loading;
 mod reading;
-mod recasting;
+mod relayout;
 mod scheduling;
 mod straight;
 mod support;

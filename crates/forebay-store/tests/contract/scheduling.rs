@@ -32,11 +32,12 @@ fn demand_passes_read_ahead_passes_load() {
 }
 
 #[test]
-fn guesses_pass_loads_but_wait_while_anything_demanded_is_at_the_disk() {
+fn prefetches_overtake_loads_but_wait_for_demand_reads() {
     for kind in kinds() {
         let mut bench = one_at_a_time(kind);
         bench.submit(0, Priority::Load, &[extent(0, 0, 10)]);
-        for (id, priority) in [(1, Priority::Load), (2, Priority::Guess), (3, Priority::ReadAhead)]
+        for (id, priority) in
+            [(1, Priority::Load), (2, Priority::Prefetch), (3, Priority::ReadAhead)]
         {
             bench.submit(id, priority, &[extent(0, id * 5000, 5000)]);
         }
@@ -48,7 +49,7 @@ fn guesses_pass_loads_but_wait_while_anything_demanded_is_at_the_disk() {
         let options = EngineOptions { queue_depth: 8, ..small_requests() };
         let mut bench = Bench::new(kind, options, faults, &[100_000]);
         bench.submit(0, Priority::Demand, &[extent(0, 0, 10)]);
-        bench.submit(1, Priority::Guess, &[extent(0, 20_000, 5000)]);
+        bench.submit(1, Priority::Prefetch, &[extent(0, 20_000, 5000)]);
         bench.submit(2, Priority::ReadAhead, &[extent(0, 40_000, 5000)]);
         let order: Vec<u64> = bench.finish().iter().map(|completion| completion.id).collect();
         assert_eq!(order, [2, 0, 1], "{kind:?}");

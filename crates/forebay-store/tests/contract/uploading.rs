@@ -133,7 +133,7 @@ fn upload(
 }
 
 fn options(copy_threads: usize) -> LoadOptions {
-    LoadOptions { piece_bytes: PIECE as u64, copy_threads, scout_threads: 2, engine_bytes: 300_000 }
+    LoadOptions { piece_bytes: PIECE as u64, copy_threads, probe_threads: 2, engine_bytes: 300_000 }
 }
 
 fn verify(bench: &Bench, memory: &[u8], places: Places, about: &str) {

@@ -70,7 +70,7 @@ impl Budget {
         reserved_bytes: u64,
         policy: PolicyKind,
     ) -> Result<MemoryPlan, StreamError> {
-        let reserved_bytes = reserved_bytes.saturating_add(blocks.recast_bytes());
+        let reserved_bytes = reserved_bytes.saturating_add(blocks.relayout_bytes());
         Sizes::of(blocks).plan(ram_bytes, reserved_bytes, policy)
     }
 
@@ -93,7 +93,7 @@ impl Budget {
     pub fn smallest(blocks: &ModelBlocks, reserved_bytes: u64) -> u64 {
         let sizes = Sizes::of(blocks);
         let smallest = sizes.smallest(&sizes.candidates());
-        reserved_bytes.saturating_add(blocks.recast_bytes()).saturating_add(smallest)
+        reserved_bytes.saturating_add(blocks.relayout_bytes()).saturating_add(smallest)
     }
 }
 

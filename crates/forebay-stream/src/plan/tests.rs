@@ -133,7 +133,7 @@ fn absurd_extents_are_refused() {
 }
 
 #[test]
-fn memory_in_which_blocks_are_recast_is_in_the_budget() {
+fn relayout_buffers_count_towards_the_budget() {
     let plain = model();
     let mut blocks = model();
     let bytes: u64 = 60_000;
@@ -141,9 +141,9 @@ fn memory_in_which_blocks_are_recast_is_in_the_budget() {
     let heads =
         Step::Heads { extent: 0, heads: 10, plain: 20, value: 10, rank: 100, ty: TensorType::F16 };
     let mut block = Block::default();
-    block.push_recast(&[extent], vec![heads]);
+    block.push_relayout(&[extent], vec![heads]);
     blocks.dense[1] = block;
-    assert_eq!(blocks.recast_bytes(), bytes);
+    assert_eq!(blocks.relayout_bytes(), bytes);
     sweep(&blocks, 1000, PolicyKind::LAYER_LFU);
     let plan = |blocks, ram| Budget::plan(blocks, Some(ram), 1000, PolicyKind::LAYER_LFU);
     let smallest = Budget::smallest(&blocks, 1000);

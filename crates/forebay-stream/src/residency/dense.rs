@@ -12,7 +12,7 @@ pub(super) struct DenseBlocks {
     pub layouts: Vec<BlockLayout>,
     pub places: Vec<Place>,
     /// The slot of a pinned block.
-    pub homes: Vec<Option<SlotIndex>>,
+    pub ram_slots: Vec<Option<SlotIndex>>,
     ring: Vec<SlotIndex>,
     /// The block that was asked for last.
     current: u32,
@@ -23,18 +23,18 @@ pub(super) struct DenseBlocks {
 impl DenseBlocks {
     pub fn new(
         layouts: Vec<BlockLayout>,
-        homes: Vec<Option<SlotIndex>>,
+        ram_slots: Vec<Option<SlotIndex>>,
         ring: Vec<SlotIndex>,
     ) -> DenseBlocks {
         let blocks = layouts.len() as u32;
         let places = vec![Place::Absent; layouts.len()];
-        DenseBlocks { layouts, places, homes, ring, current: 0, cycle: blocks }
+        DenseBlocks { layouts, places, ram_slots, ring, current: 0, cycle: blocks }
     }
 
     /// The block of the ring that is wanted next after `index`.
     fn next_streamed(&self, index: u32) -> Option<u32> {
         let after = (index + 1..self.cycle).chain(0..(index + 1).min(self.cycle));
-        after.into_iter().find(|&next| self.homes[next as usize].is_none())
+        after.into_iter().find(|&next| self.ram_slots[next as usize].is_none())
     }
 
     /// Whether a block is one of the next few of the ring, for which slots are meant.
@@ -104,8 +104,8 @@ impl Residency {
         self.poll()?;
         self.dense.current = index;
         if self.dense.places[index as usize] == Place::Absent {
-            let home = self.dense.homes[index as usize];
-            if let Some(slot) = home.or_else(|| self.idle_ring_slot()) {
+            let ram_slot = self.dense.ram_slots[index as usize];
+            if let Some(slot) = ram_slot.or_else(|| self.idle_ring_slot()) {
                 self.start_read(block, slot, Purpose::Ahead, Priority::ReadAhead);
             }
         }
@@ -157,9 +157,9 @@ impl Residency {
 
     /// The slot for a block that is needed now; `None`: after a wait.
     fn slot_for_dense(&mut self, index: u32) -> Result<Option<SlotIndex>, StreamError> {
-        let home = self.dense.homes[index as usize];
-        if home.is_some() {
-            return Ok(home);
+        let ram_slot = self.dense.ram_slots[index as usize];
+        if ram_slot.is_some() {
+            return Ok(ram_slot);
         }
         if let Some(slot) = self.idle_ring_slot() {
             return Ok(Some(slot));

@@ -163,7 +163,7 @@ impl Residency {
         if self.batch.in_flight > 0 {
             self.give_up_reads(layer);
         }
-        self.drop_guesses(layer);
+        self.drop_prefetches(layer);
     }
 
     fn next_arrivals(

@@ -16,11 +16,11 @@ impl Residency {
     pub fn prefetch_experts(
         &mut self,
         layer: LayerIndex,
-        guesses: &[ExpertIndex],
+        predictions: &[ExpertIndex],
     ) -> Result<(), StreamError> {
-        self.check_experts(layer, guesses)?;
+        self.check_experts(layer, predictions)?;
         self.poll()?;
-        for &expert in guesses {
+        for &expert in predictions {
             let entry = self.cache.entry(layer, expert);
             if self.experts.places[entry] != Place::Absent {
                 continue;
@@ -31,7 +31,7 @@ impl Residency {
             let pool = self.experts.pool_of_layer[layer.0 as usize] as usize;
             let Some(slot) = self.experts.pools[pool].take_free(&self.slots) else { return Ok(()) };
             let block = BlockId::Expert(layer, expert);
-            self.start_read(block, slot, Purpose::Ahead, Priority::Guess);
+            self.start_read(block, slot, Purpose::Ahead, Priority::Prefetch);
             self.experts.prefetched.push(slot);
             self.totals.prefetch.issued += 1;
         }
@@ -63,7 +63,7 @@ impl Residency {
     }
 
     /// Drops the predictions for `layer`, whose time has passed.
-    pub(super) fn drop_guesses(&mut self, layer: LayerIndex) {
+    pub(super) fn drop_prefetches(&mut self, layer: LayerIndex) {
         let mut index = 0;
         while index < self.experts.prefetched.len() {
             let slot = self.experts.prefetched[index];

@@ -38,9 +38,11 @@ impl Residency {
             }
             Ok((first..slots.len() as SlotIndex).collect())
         };
-        let mut homes = vec![None; plan.dense.pinned.len()];
-        for (index, home) in homes.iter_mut().enumerate().filter(|(i, _)| plan.dense.pinned[*i]) {
-            *home = carve(plan.dense.slot_bytes[index], 1)?.pop();
+        let mut ram_slots = vec![None; plan.dense.pinned.len()];
+        for (index, ram_slot) in
+            ram_slots.iter_mut().enumerate().filter(|(i, _)| plan.dense.pinned[*i])
+        {
+            *ram_slot = carve(plan.dense.slot_bytes[index], 1)?.pop();
         }
         let ring = carve(plan.dense.ring_slot_bytes, plan.dense.ring_slots)?;
         let mut pools = Vec::with_capacity(plan.pools.len());
@@ -56,7 +58,7 @@ impl Residency {
             pools,
             prefetched: Vec::with_capacity(cache.entries()),
         };
-        let dense = DenseBlocks::new(blocks.dense.iter().map(planned).collect(), homes, ring);
+        let dense = DenseBlocks::new(blocks.dense.iter().map(planned).collect(), ram_slots, ring);
         let window = Window {
             since: Instant::now(),
             totals: Totals::default(),
@@ -143,7 +145,7 @@ impl Residency {
             if *self.place(block) != Place::Absent {
                 continue;
             }
-            let slot = self.home_for_preload(block)?;
+            let slot = self.slot_for_preload(block)?;
             let (layout, label) = (self.layout(block).clone(), block.label());
             let into = &mut self.slots[slot as usize];
             let buffer = into.take_buffer();
@@ -170,9 +172,9 @@ impl Residency {
     }
 
     /// The slot where a block stays.
-    fn home_for_preload(&mut self, block: BlockId) -> Result<SlotIndex, StreamError> {
+    fn slot_for_preload(&mut self, block: BlockId) -> Result<SlotIndex, StreamError> {
         let slot = match block {
-            BlockId::Dense(index) => self.dense.homes[index as usize],
+            BlockId::Dense(index) => self.dense.ram_slots[index as usize],
             BlockId::Expert(layer, expert) => {
                 self.cache.preload(layer, expert);
                 self.take_slot(layer)
@@ -207,7 +209,8 @@ impl Residency {
     }
 
     fn blocks_to_preload(&self) -> Vec<BlockId> {
-        let pinned = self.dense.homes.iter().enumerate().filter(|(_, home)| home.is_some());
+        let pinned =
+            self.dense.ram_slots.iter().enumerate().filter(|(_, ram_slot)| ram_slot.is_some());
         let mut wanted: Vec<BlockId> = pinned.map(|(i, _)| BlockId::Dense(i as u32)).collect();
         for pool in self.plan.pools.iter().filter(|pool| pool.transient_slots == 0) {
             for &layer in &pool.layers {
@@ -231,7 +234,7 @@ impl Residency {
                 return Ok(());
             }
             Place::Absent => match block {
-                BlockId::Dense(index) => self.dense.homes[index as usize],
+                BlockId::Dense(index) => self.dense.ram_slots[index as usize],
                 BlockId::Expert(layer, _) => self.take_slot(layer),
             },
         };

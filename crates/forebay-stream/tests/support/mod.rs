@@ -86,8 +86,8 @@ impl Model {
         for layer in 0..LAYERS {
             let mut block = Block::from(vec![extent(0, 9000 + 100 * u64::from(layer))]);
             match layer {
-                1 => block.push_recast(&[extent(1, 700)], vec![heads()]),
-                2 => block.push_recast(&[extent(1, 1190)], vec![quantised_heads()]),
+                1 => block.push_relayout(&[extent(1, 700)], vec![heads()]),
+                2 => block.push_relayout(&[extent(1, 1190)], vec![quantised_heads()]),
                 _ => block.push(extent(1, 700)),
             };
             dense.push(block);
@@ -98,7 +98,7 @@ impl Model {
                     let lengths = [1920, 2880, 120, 180];
                     let extents = lengths.map(|length| extent(length as usize / 16 % 2, length));
                     let mut block = Block::default();
-                    block.push_recast(&extents, four_bits());
+                    block.push_relayout(&extents, four_bits());
                     block
                 };
                 experts.push((0..count).map(&mut expert).collect());
@@ -144,15 +144,16 @@ impl Model {
             &image[extent.offset as usize..extent.end() as usize]
         };
         let read: Vec<&[u8]> = of.extents.iter().map(read).collect();
-        let wanted = match &of.recast {
+        let wanted = match &of.relayout {
             None => read.concat(),
-            Some(recast) => {
-                let mut made = vec![0; recast.bytes()];
-                for share in recast.shares(usize::MAX) {
+            Some(relayout) => {
+                let mut made = vec![0; relayout.bytes()];
+                for share in relayout.shares(usize::MAX) {
                     let out = share.out.clone();
-                    recast.make(&share, &read[recast.extents.clone()], &mut made[out]);
+                    relayout.make(&share, &read[relayout.extents.clone()], &mut made[out]);
                 }
-                let (before, behind) = (&read[..recast.extents.start], &read[recast.extents.end..]);
+                let (before, behind) =
+                    (&read[..relayout.extents.start], &read[relayout.extents.end..]);
                 [before.concat(), made, behind.concat()].concat()
             }
         };
@@ -236,7 +237,7 @@ fn small_requests() -> EngineOptions {
         queue_depth: 8,
         background_depth: 4,
         retries: 12,
-        recast_bytes: 5100,
+        relayout_bytes: 5100,
         ..Default::default()
     }
 }
@@ -270,10 +271,10 @@ pub fn batch(
     experts: &[ExpertIndex],
 ) -> Result<(), StreamError> {
     residency.begin_experts(layer, experts)?;
-    let (mut wave, mut seen) = (Vec::new(), Vec::new());
-    while residency.next_experts(&mut wave)? {
-        assert!(!wave.is_empty());
-        for (expert, lease) in wave.drain(..) {
+    let (mut pass, mut seen) = (Vec::new(), Vec::new());
+    while residency.next_experts(&mut pass)? {
+        assert!(!pass.is_empty());
+        for (expert, lease) in pass.drain(..) {
             assert_eq!(lease.block(), BlockId::Expert(layer, expert));
             model.check(residency, &lease);
             seen.push(expert);

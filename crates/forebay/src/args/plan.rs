@@ -7,7 +7,7 @@ use clap::{Args, ValueHint};
 use forebay_engine::SessionOptions;
 use forebay_stream::PolicyKind;
 
-use super::{Device, HelpArgs, KvTypeArg, count, policy};
+use super::{CpuOffloadArgs, Device, KvTypeArg, count, policy};
 use crate::size;
 
 #[derive(Args)]
@@ -32,7 +32,7 @@ pub struct PlanArgs {
     #[arg(long, value_enum, value_name = "TYPE", default_value_t = KvTypeArg::F16)]
     pub kv_type: KvTypeArg,
     #[command(flatten)]
-    pub help: HelpArgs,
+    pub cpu_offload: CpuOffloadArgs,
     /// Compute threads of the CPU [default: as many as the machine profile was made with]
     #[arg(short, long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=256))]
     pub threads: Option<usize>,

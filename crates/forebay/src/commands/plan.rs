@@ -10,9 +10,10 @@ use forebay_engine::plan::{
     Speed, Work,
 };
 use forebay_engine::{
-    CpuHelp, DeviceChoice, EngineError, Generation, ModelInfo, Session, SessionOptions, free_bytes,
+    CpuOffload, DeviceChoice, EngineError, Generation, ModelInfo, Session, SessionOptions,
+    free_bytes,
 };
-use forebay_model::{UnitCounts, UnitPlaces};
+use forebay_model::{SubLayerCounts, SubLayerPlacement};
 use forebay_stream::{MemoryPlan, PolicyKind};
 use serde::Serialize;
 
@@ -130,7 +131,7 @@ fn options(args: &PlanArgs) -> SessionOptions {
         ram_bytes: args.ram,
         context: args.ctx,
         kv_cache: config::kv_cache(args.kv_type),
-        cpu_help: args.help.resolve(),
+        cpu_offload: args.cpu_offload.resolve(),
         threads: args.threads,
         policy: args.policy,
         ..SessionOptions::default()
@@ -159,7 +160,7 @@ pub fn rates(profile: &MachineProfile) -> anyhow::Result<Rates> {
 /// What `policy` makes of recorded routing.
 pub fn hits(path: &Path, policy: PolicyKind) -> anyhow::Result<HitCurve> {
     HitCurve::of_trace(&replay::open(path)?, policy)
-        .ok_or_else(|| anyhow!("{}: no token was generated in this recording", path.display()))
+        .ok_or_else(|| anyhow!("{}: this trace has no generated tokens", path.display()))
 }
 
 /// What a person should know before loading.
@@ -255,30 +256,34 @@ fn placement(plan: &Plan) -> String {
                 ),
             }
         ),
-        (None, Some(host)) if let Some(units) = &plan.units => units_in_words(units, host),
+        (None, Some(host)) if let Some(sub_layers) = &plan.sub_layers => {
+            sub_layers_in_words(sub_layers, host)
+        }
         (_, None) => "the GPU computes, and all weights are in its memory".into(),
         (None, Some(host)) => format!("the CPU computes; {}", in_ram(host, "all weights")),
     }
 }
 
 /// A dense model that VRAM does not hold.
-fn units_in_words(units: &UnitPlaces, host: &MemoryPlan) -> String {
-    let of = |counts: &UnitCounts, all: usize| {
-        format!("{} of {all} ({})", counts.units, size::format(counts.bytes))
+fn sub_layers_in_words(sub_layers: &SubLayerPlacement, host: &MemoryPlan) -> String {
+    let of = |counts: &SubLayerCounts, all: usize| {
+        format!("{} of {all} ({})", counts.sub_layers, size::format(counts.bytes))
     };
-    let all = units.in_vram.units + units.streamed.units + units.on_cpu.units;
-    let cpu = match units.on_cpu.units {
+    let all = sub_layers.in_vram.sub_layers
+        + sub_layers.streamed.sub_layers
+        + sub_layers.on_cpu.sub_layers;
+    let cpu = match sub_layers.on_cpu.sub_layers {
         0 => String::new(),
         _ => format!(
             "; of these the CPU computes {} itself when generating",
-            of(&units.on_cpu, units.streamed.units + units.on_cpu.units)
+            of(&sub_layers.on_cpu, sub_layers.streamed.sub_layers + sub_layers.on_cpu.sub_layers)
         ),
     };
     format!(
         "the GPU computes; of the layers' attention and feed-forward it holds {} parts, the others pass through {} of \
          VRAM{cpu}; {}",
-        of(&units.in_vram, all),
-        size::format(units.ring_bytes),
+        of(&sub_layers.in_vram, all),
+        size::format(sub_layers.ring_bytes),
         in_ram(host, "they")
     )
 }
@@ -406,7 +411,7 @@ fn of_session(model: &Path, options: &SessionOptions) -> Option<Planned> {
 /// Makes a session do as planned, where it has the choice, and says before loading what will be slow.
 pub fn follow(model: &Path, options: &mut SessionOptions) {
     let Some(planned) = of_session(model, options) else { return };
-    let only_for_gpu = !options.cuda_graphs || options.cpu_help != CpuHelp::Auto;
+    let only_for_gpu = !options.cuda_graphs || options.cpu_offload != CpuOffload::Auto;
     let cpu = options.device == DeviceChoice::Auto && planned.plan.device == "cpu";
     if let Some(gpu) = planned.other.as_ref().filter(|_| cpu && !only_for_gpu) {
         output::tell!(

@@ -42,7 +42,7 @@ struct Report {
     experts_bytes: u64,
     cycle_bytes: u64,
     replays: Vec<Replay>,
-    predictions: Vec<Guesses>,
+    predictions: Vec<Predictions>,
 }
 
 /// One policy at one capacity.
@@ -59,11 +59,11 @@ struct Replay {
 
 /// One predictor at one capacity.
 #[derive(Serialize)]
-struct Guesses {
+struct Predictions {
     predictor: &'static str,
     policy: ReplayPolicy,
     capacity: String,
-    guesses_per_layer: usize,
+    predictions_per_layer: usize,
     #[serde(flatten)]
     prediction: Prediction,
 }
@@ -171,7 +171,7 @@ fn report(path: &Path, trace: &RoutingTrace, args: &ReplayArgs) -> Outcome<Repor
     for &predictor in &args.predict {
         for capacity in &capacities {
             predictions
-                .extend(guesses(path, trace, &lookups, predictor, &policies, capacity, args)?);
+                .extend(predict_all(path, trace, &lookups, predictor, &policies, capacity, args)?);
         }
     }
     Ok(Report {
@@ -213,7 +213,7 @@ fn one(
     })
 }
 
-fn guesses(
+fn predict_all(
     path: &Path,
     trace: &RoutingTrace,
     lookups: &Lookups,
@@ -221,9 +221,9 @@ fn guesses(
     policies: &[ReplayPolicy],
     capacity: &CapacityArg,
     args: &ReplayArgs,
-) -> Outcome<Vec<Guesses>> {
+) -> Outcome<Vec<Predictions>> {
     let most = trace.header().layers.iter().map(|layer| layer.used as usize).max().unwrap_or(1);
-    let depth = args.guesses.unwrap_or(most);
+    let depth = args.predictions.unwrap_or(most);
     let mut found = Vec::new();
     for &policy in policies {
         // Who knows the future needs no guesses.
@@ -236,11 +236,11 @@ fn guesses(
                 path.display()
             ));
         };
-        found.push(Guesses {
+        found.push(Predictions {
             predictor: predictor.name(),
             policy,
             capacity: capacity.text.clone(),
-            guesses_per_layer: depth,
+            predictions_per_layer: depth,
             prediction,
         });
     }
@@ -298,7 +298,7 @@ fn text(document: &Document) -> String {
         text.push_str(&rates(report, document.phase));
         if !report.predictions.is_empty() {
             text.push('\n');
-            text.push_str(&guess_table(report));
+            text.push_str(&prediction_table(report));
         }
     }
     text
@@ -357,9 +357,9 @@ fn rates(report: &Report, phase: PhaseArg) -> String {
     output::table(&columns, &rows)
 }
 
-fn guess_table(report: &Report) -> String {
+fn prediction_table(report: &Report) -> String {
     let head = [
-        "guesses",
+        "predictions",
         "policy",
         "capacity",
         "recall",
@@ -371,21 +371,21 @@ fn guess_table(report: &Report) -> String {
         "displaced",
     ];
     let mut rows = vec![head.map(String::from).to_vec()];
-    for guesses in &report.predictions {
-        let made = &guesses.prediction;
+    for predictions in &report.predictions {
+        let made = &predictions.prediction;
         let share = |part: u64, of: u64| match of {
             0 => "-".to_owned(),
             of => format!("{:.1} %", 100.0 * part as f64 / of as f64),
         };
         rows.push(vec![
-            format!("{} {}", guesses.predictor, guesses.guesses_per_layer),
-            guesses.policy.to_string(),
-            guesses.capacity.clone(),
+            format!("{} {}", predictions.predictor, predictions.predictions_per_layer),
+            predictions.policy.to_string(),
+            predictions.capacity.clone(),
             share(made.foreseen, made.lookups),
-            share(made.foreseen, made.guesses),
+            share(made.foreseen, made.predictions),
             grouped(made.misses_without),
             grouped(made.misses_with),
-            share(made.reads_useful, made.reads_guessed),
+            share(made.reads_useful, made.reads_prefetched),
             bytes(made.wasted_bytes),
             bytes(made.displaced_bytes),
         ]);

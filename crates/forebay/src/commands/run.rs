@@ -94,7 +94,7 @@ fn demo_budget(model: &Path) -> Outcome<u64> {
 fn announce(session: &Session) {
     let statistics = session.statistics();
     output::tell!(
-        "streaming {} of weights from disk through a basin of {} of RAM\n",
+        "streaming {} of weights from disk through a weight cache of {} of RAM\n",
         size::format(statistics.weights_bytes),
         size::format(statistics.budget_bytes),
     );

@@ -14,7 +14,7 @@ case "$*" in
     *) echo '{"prompt": null, "generate": {"tokens_per_second_median": 60.0, "tokens_per_second_predicted": 66.0},
         "statistics": {
             "device_experts": {"hit_rate": 0.9, "experts_on_cpu": 0, "misses": 10},
-            "device_units": {"in_vram": {"units": 3}, "streamed": {"units": 4}, "on_cpu": {"units": 5},
+            "device_sub_layers": {"in_vram": {"sub_layers": 3}, "streamed": {"sub_layers": 4}, "on_cpu": {"sub_layers": 5},
                 "few_tokens": {"copy_wait_seconds": 0.5}, "many_tokens": {"copy_wait_seconds": 0}},
             "stream": {"experts_read": 1, "prompt_tokens": 0, "generated_tokens": 8,
                 "io": {"busy_fraction": 0.01, "bytes_read": 8, "busy_seconds": 1.0}}}}' ;;

@@ -291,7 +291,7 @@ fn machines_that_people_have() {
 
 /// Whether the CPU helps, and with how many threads, is planned as sessions take it.
 #[test]
-fn help_and_threads_of_the_cpu_are_planned() {
+fn cpu_offload_and_its_threads_are_planned() {
     let folder = tempfile::tempdir().unwrap();
     let model = folder.path().join("model.gguf");
     let options = SynthOptions { quantisation: Some("Q4_K_M".into()), ..SynthOptions::default() };

@@ -85,8 +85,10 @@ fn tables_csv_and_both_forms_of_a_trace() {
     };
     assert_eq!(csv(&trace), csv(&text));
     assert_eq!(csv(&text), csv(&back));
-    let guessed = &replayed(&trace, "layer-lfu", "8/layer", " --predict lag")["predictions"][0];
-    assert!(guessed["foreseen"].as_u64().unwrap() > 0 && guessed["displaced_bytes"] != Value::Null);
+    let predicted = &replayed(&trace, "layer-lfu", "8/layer", " --predict lag")["predictions"][0];
+    assert!(
+        predicted["foreseen"].as_u64().unwrap() > 0 && predicted["displaced_bytes"] != Value::Null
+    );
 }
 
 #[test]

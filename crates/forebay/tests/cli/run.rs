@@ -11,7 +11,11 @@ fn the_demo_streams_and_says_so() {
     let ran = forebay(&["run", "--max-tokens", "40"]).ok();
     assert!(ran.stdout.starts_with("The old sailor"), "{}", ran.stdout);
     assert!(ran.stdout.len() > 100, "{}", ran.stdout);
-    assert!(ran.stderr.contains("streaming") && ran.stderr.contains("basin"), "{}", ran.stderr);
+    assert!(
+        ran.stderr.contains("streaming") && ran.stderr.contains("weight cache"),
+        "{}",
+        ran.stderr
+    );
     for name in ["budget", "experts", "loading", "hit rate", "streamed", "from disk", "memory"] {
         assert!(ran.stderr.contains(name), "{name} is missing in: {}", ran.stderr);
     }

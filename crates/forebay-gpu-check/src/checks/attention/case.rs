@@ -163,10 +163,11 @@ impl Case {
         let Case { element, heads, kv_heads, dim_k, dim_v, first, tokens, .. } = self;
         let gpu = &context.gpu;
         let mut random = Random::new((first * 31 + tokens * 7 + dim_k) as u64);
-        let mut units = |count: usize| (0..count).map(|_| random.unit()).collect::<Vec<f32>>();
-        let (k, v) = (units(self.end() * kv_heads * dim_k), units(self.end() * kv_heads * dim_v));
-        let q: Vec<f32> = units(tokens * heads * dim_k).iter().map(|x| x * 4.0).collect();
-        let sinks: Vec<f32> = units(heads).iter().map(|x| x * 4.0).collect();
+        let mut sub_layers = |count: usize| (0..count).map(|_| random.unit()).collect::<Vec<f32>>();
+        let (k, v) =
+            (sub_layers(self.end() * kv_heads * dim_k), sub_layers(self.end() * kv_heads * dim_v));
+        let q: Vec<f32> = sub_layers(tokens * heads * dim_k).iter().map(|x| x * 4.0).collect();
+        let sinks: Vec<f32> = sub_layers(heads).iter().map(|x| x * 4.0).collect();
 
         let shape = self.shape();
         let (key_bytes, value_bytes) = (shape.key_bytes() as usize, shape.value_bytes() as usize);

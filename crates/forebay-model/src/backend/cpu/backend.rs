@@ -165,7 +165,7 @@ impl CpuBackend {
         let epsilon = step.architecture.norm_epsilon;
         cpu.rms_norm(&scratch.x[..hidden], &layer.feed_forward_norm, epsilon, normed);
         scratch.inner.prepare(cpu, normed, 1, hidden, &[router.ty]);
-        let out = &mut scratch.moe.guess_scores[..experts.count];
+        let out = &mut scratch.moe.prediction_scores[..experts.count];
         let w = matrix(residency, &lease, router);
         cpu.matmul(&mut [MatmulJob { w, x: &scratch.inner, tokens: None, out: &mut *out }]);
         add_bias(cpu, out, vectors.router_bias.as_deref());

@@ -45,10 +45,10 @@ pub struct MoeScratch {
     pairs: Vec<u32>,
     touched: Vec<ExpertIndex>,
     /// The next layer's router scores `[experts]` for one token, and what they make it choose.
-    pub guess_scores: Vec<f32>,
-    guess_ids: Vec<u32>,
-    guess_weights: Vec<f32>,
-    guesses: Vec<ExpertIndex>,
+    pub prediction_scores: Vec<f32>,
+    predicted_ids: Vec<u32>,
+    prediction_weights: Vec<f32>,
+    predictions: Vec<ExpertIndex>,
     /// Outputs of pairs in the order computed `[pairs, hidden]`, and each pair's row.
     outputs: Vec<f32>,
     row_of_pair: Vec<u32>,
@@ -74,10 +74,10 @@ impl MoeScratch {
             pair_tokens: vec![0; size.pairs],
             pairs: vec![0; size.pairs],
             touched: Vec::with_capacity(size.experts),
-            guess_scores: vec![0.0; size.experts],
-            guess_ids: vec![0; architecture.experts_per_token()],
-            guess_weights: vec![0.0; architecture.experts_per_token()],
-            guesses: Vec::with_capacity(architecture.experts_per_token()),
+            prediction_scores: vec![0.0; size.experts],
+            predicted_ids: vec![0; architecture.experts_per_token()],
+            prediction_weights: vec![0.0; architecture.experts_per_token()],
+            predictions: Vec::with_capacity(architecture.experts_per_token()),
             outputs: vec![0.0; size.pairs * architecture.hidden],
             row_of_pair: vec![0; size.pairs],
             gate: vec![0.0; size.group_pairs * size.width],
@@ -171,17 +171,17 @@ impl MoeScratch {
         residency: &mut Residency,
     ) -> Result<(), ModelError> {
         let k = experts.used;
-        let (ids, weights) = (&mut self.guess_ids[..k], &mut self.guess_weights[..k]);
-        let scores = &self.guess_scores[..experts.count];
+        let (ids, weights) = (&mut self.predicted_ids[..k], &mut self.prediction_weights[..k]);
+        let scores = &self.prediction_scores[..experts.count];
         if cpu.route(rule, scores, experts.count, k, ids, weights).is_err() {
             return Ok(());
         }
-        self.guesses.clear();
+        self.predictions.clear();
         // Best first. Of what had to be read, a third of the last quarter was used, two thirds of the
         // rest.
         let head = &ids[..k - k / 4];
-        self.guesses.extend(head.iter().map(|id| ExpertIndex(*id)));
-        residency.prefetch_experts(LayerIndex(layer as u32), &self.guesses)?;
+        self.predictions.extend(head.iter().map(|id| ExpertIndex(*id)));
+        residency.prefetch_experts(LayerIndex(layer as u32), &self.predictions)?;
         Ok(())
     }
 
@@ -194,7 +194,7 @@ impl MoeScratch {
         input: &Activations,
     ) -> Result<(), ModelError> {
         let mut ready = std::mem::take(&mut self.ready);
-        let computed = self.compute_waves(step, cpu, residency, input, &mut ready);
+        let computed = self.compute_passes(step, cpu, residency, input, &mut ready);
         ready.clear();
         self.ready = ready;
         computed?;
@@ -203,7 +203,7 @@ impl MoeScratch {
     }
 
     /// The experts that are ready, pass by pass; `ready` is left with the leases of the last pass.
-    fn compute_waves(
+    fn compute_passes(
         &mut self,
         step: &MoeStep<'_>,
         cpu: &Cpu,

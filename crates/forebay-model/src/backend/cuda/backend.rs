@@ -10,18 +10,18 @@ use forebay_stream::{MemoryPlan, Residency};
 
 use super::embedding::EmbeddingRows;
 use super::exchange::Exchange;
+use super::graphs::Graphs;
+use super::layout::{ActivationLayout, HEAD_ROWS, KvLayerLayout};
 use super::memory::{self, DeviceArena, DevicePlan};
-use super::places::{ActivationPlaces, HEAD_ROWS, KvLayerPlaces};
 use super::products::{Product, Products};
-use super::recording::Recordings;
 use super::streamed::Streamed;
-use super::streamed_units::StreamedUnits;
+use super::streamed_sub_layers::StreamedSubLayers;
 use super::vectors::LayerVectors;
 use crate::ModelError;
 use crate::arch::Architecture;
 use crate::backend::{Backend, Batch, Begun, ComputeInfo, End, NextBlock, Step, record_routing};
-use crate::sharing::{UnitPlan, attention_of, feed_forward_of};
-use crate::statistics::{DeviceExperts, DeviceUnits, VramUse};
+use crate::sharing::{SubLayerPlan, attention_of, feed_forward_of};
+use crate::statistics::{DeviceExperts, DeviceSubLayers, VramUse};
 use crate::weights::{FeedForwardWeights, PartMatrix, Weights};
 
 /// Contexts up to here share one way to split attention, longer ones that of the next power of two.
@@ -34,11 +34,11 @@ pub struct CudaBackend {
     pub(super) arena: DeviceArena,
     pub(super) products: Products,
     pub(super) exchange: Exchange,
-    pub(super) recordings: Recordings,
+    pub(super) graphs: Graphs,
     /// If the embedding table is not on the GPU.
     pub(super) embedding_rows: Option<EmbeddingRows>,
     /// Units of a dense model, if not all of them are on the GPU.
-    pub(super) units: Option<StreamedUnits>,
+    pub(super) sub_layers: Option<StreamedSubLayers>,
     /// Experts, if not all of them are on the GPU.
     pub(super) streamed: Option<Streamed>,
     /// Types whose products with two to eight tokens are made one token after the other, for the description.
@@ -86,10 +86,10 @@ impl CudaBackend {
         let rounds = weights.matrix_types().into_iter().any(takes_rounded);
         Ok(CudaBackend {
             products: Products::new(exact, rounds, rounded, narrow),
-            exchange: Exchange::new(&gpu, at.exchange_places, arena.activation(at.exchange))?,
-            recordings: Recordings::new(record && plan.units.all_in_vram()),
+            exchange: Exchange::new(&gpu, at.exchange_layout, arena.activation(at.exchange))?,
+            graphs: Graphs::new(record && plan.sub_layers.all_in_vram()),
             embedding_rows: None,
-            units: None,
+            sub_layers: None,
             streamed: None,
             one_by_one: one_by_one(weights, exact),
             served: false,
@@ -107,7 +107,7 @@ impl CudaBackend {
         })
     }
 
-    pub(super) fn at(&self) -> &ActivationPlaces {
+    pub(super) fn at(&self) -> &ActivationLayout {
         &self.plan.activations
     }
 
@@ -124,16 +124,16 @@ impl CudaBackend {
     }
 
     pub(super) fn product(&self, step: &Step<'_>, matrix: PartMatrix, out: u64) -> Product {
-        let data = match (self.plan.weights.layers[step.layer][matrix.part], &self.units) {
+        let data = match (self.plan.weights.layers[step.layer][matrix.part], &self.sub_layers) {
             (Some(at), _) => self.arena.dense(at),
-            (None, Some(units)) => units.part(matrix.part),
+            (None, Some(sub_layers)) => sub_layers.part(matrix.part),
             (None, None) => unreachable!("what is not on the GPU is on its way"),
         };
         Product { matrix, data, out: self.float(out) }
     }
 
     pub(super) fn kv_layer(&self, step: &Step<'_>) -> KvLayer {
-        let KvLayerPlaces { rows, keys, values, .. } = self.plan.kv.layers[step.layer];
+        let KvLayerLayout { rows, keys, values, .. } = self.plan.kv.layers[step.layer];
         let shape = KvLayerShape { rows, ..self.plan.kv_shape };
         KvLayer { shape, keys: self.arena.kv(keys), values: self.arena.kv(values) }
     }
@@ -196,7 +196,7 @@ impl CudaBackend {
 
     /// Ends a batch with the logits of its last row, all or the largest, and waits for them.
     pub(super) fn finish_row(&mut self, step: &Step<'_>, end: End) -> Result<(), ModelError> {
-        if !self.recordings.is_recorded() {
+        if !self.graphs.is_replayed() {
             self.queue_end(step, end)?;
         }
         self.queue_recorded(step.weights)?;
@@ -220,8 +220,8 @@ impl CudaBackend {
 
     /// Queues what is recorded of the batch at hand, if it is, and answers what it asks.
     pub(super) fn queue_recorded(&mut self, weights: &Weights) -> Result<(), ModelError> {
-        let CudaBackend { gpu, plan, arena, recordings, streamed, .. } = self;
-        let Some(graph) = recordings.finish(gpu)? else { return Ok(()) };
+        let CudaBackend { gpu, plan, arena, graphs, streamed, .. } = self;
+        let Some(graph) = graphs.finish(gpu)? else { return Ok(()) };
         let Some(streamed) = streamed else { return Ok(gpu.queue_graph(graph)?) };
         streamed.upload_tables(gpu, plan, arena)?;
         gpu.queue_graph(graph)?;
@@ -232,8 +232,8 @@ impl CudaBackend {
 
     /// Waits for the batch and reports what its kernels found.
     pub(super) fn check(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
-        if let Some(units) = &mut self.units {
-            units.end(&self.gpu)?;
+        if let Some(sub_layers) = &mut self.sub_layers {
+            sub_layers.end(&self.gpu)?;
         }
         self.exchange.wait(&self.gpu, &mut self.flags)?;
         self.report_flags(step, usize::MAX)
@@ -320,29 +320,29 @@ impl Backend for CudaBackend {
     }
 
     fn residency(&self) -> Option<&Residency> {
-        let units = self.units.as_ref().map(StreamedUnits::host);
-        units.or(self.streamed.as_ref().map(Streamed::host))
+        let sub_layers = self.sub_layers.as_ref().map(StreamedSubLayers::host);
+        sub_layers.or(self.streamed.as_ref().map(Streamed::host))
     }
 
     fn residency_mut(&mut self) -> Option<&mut Residency> {
-        let units = self.units.as_mut().map(StreamedUnits::host_mut);
-        units.or(self.streamed.as_mut().map(Streamed::host_mut))
+        let sub_layers = self.sub_layers.as_mut().map(StreamedSubLayers::host_mut);
+        sub_layers.or(self.streamed.as_mut().map(Streamed::host_mut))
     }
 
     fn slots(&self) -> Option<&MemoryPlan> {
         self.plan.tier.as_ref().map(|tier| &tier.plan)
     }
 
-    fn units(&self) -> Option<&UnitPlan> {
-        Some(&self.plan.units).filter(|units| !units.all_in_vram())
+    fn sub_layers(&self) -> Option<&SubLayerPlan> {
+        Some(&self.plan.sub_layers).filter(|sub_layers| !sub_layers.all_in_vram())
     }
 
     fn device_experts(&self) -> Option<DeviceExperts> {
         self.streamed.as_ref().map(Streamed::statistics)
     }
 
-    fn device_units(&self) -> Option<DeviceUnits> {
-        self.units.as_ref().map(StreamedUnits::statistics)
+    fn device_sub_layers(&self) -> Option<DeviceSubLayers> {
+        self.sub_layers.as_ref().map(StreamedSubLayers::statistics)
     }
 
     fn begin(&mut self, step: &Step<'_>, batch: &Batch<'_>) -> Result<Begun, ModelError> {
@@ -387,7 +387,7 @@ impl Backend for CudaBackend {
     }
 
     fn project(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
-        self.enter_unit(attention_of(step.layer))?;
+        self.enter_sub_layer(attention_of(step.layer))?;
         self.project_layer(step)
     }
 
@@ -397,16 +397,16 @@ impl Backend for CudaBackend {
 
     fn project_output(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
         self.project_layer_output(step)?;
-        self.leave_unit(attention_of(step.layer))
+        self.leave_sub_layer(attention_of(step.layer))
     }
 
     fn dense_feed_forward(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
         let FeedForwardWeights::Dense { gate, up, down } = step.layer_weights().feed_forward else {
             unreachable!("the caller looked at the weights");
         };
-        let unit = feed_forward_of(step.layer);
-        self.enter_unit(unit)?;
-        if !self.compute_unit_on_cpu(step, [gate, up, down])? {
+        let sub_layer = feed_forward_of(step.layer);
+        self.enter_sub_layer(sub_layer)?;
+        if !self.compute_sub_layer_on_cpu(step, [gate, up, down])? {
             let (gpu, at) = (&self.gpu, self.at());
             let pair = [self.product(step, gate, at.gate), self.product(step, up, at.up)];
             let gating = device_gating(step.architecture.gating);
@@ -414,7 +414,7 @@ impl Backend for CudaBackend {
             let down = self.product(step, down, at.block_out);
             self.products.dense(gpu, self.float(at.gate), step.count, &[down])?;
         }
-        self.leave_unit(unit)
+        self.leave_sub_layer(sub_layer)
     }
 
     fn route(&mut self, step: &Step<'_>, routing: Option<&mut [i32]>) -> Result<(), ModelError> {

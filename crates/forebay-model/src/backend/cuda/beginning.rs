@@ -3,8 +3,8 @@
 use forebay_cuda::{EmbeddingTable, MATVEC_TOKENS};
 
 use super::backend::CudaBackend;
-use super::places::EmbeddingPlace;
-use super::recording::Way;
+use super::graphs::GraphKey;
+use super::layout::EmbeddingLocation;
 use super::streamed::Streamed;
 use crate::ModelError;
 use crate::backend::{Batch, Begun, End, Step};
@@ -21,25 +21,25 @@ impl CudaBackend {
         if let Some(rows) = &mut self.embedding_rows {
             rows.read(step, batch.tokens)?;
         }
-        if let Some(units) = &mut self.units {
-            units.begin(&self.gpu, step.count <= MATVEC_TOKENS, batch.end != End::Nothing)?;
+        if let Some(sub_layers) = &mut self.sub_layers {
+            sub_layers.begin(&self.gpu, step.count <= MATVEC_TOKENS, batch.end != End::Nothing)?;
         }
         (self.served, self.resuming) = (false, false);
         let mut one = step.count == 1 && batch.end != End::Nothing;
         // Only work that asks the host tells it the experts and can be told which to take.
         one &= self.streamed.is_some() || !batch.routing && batch.chosen.is_none();
-        let cpu_helps = self.streamed.as_mut().is_some_and(Streamed::decide_help);
-        let way = Way { splits: self.attention_splits(step), end: batch.end, cpu_helps };
-        let is_recorded = self.recordings.begin(&self.gpu, one.then_some(way))?;
-        let asks = is_recorded || self.recordings.is_recording();
+        let cpu_offloads = self.streamed.as_mut().is_some_and(Streamed::decide_cpu_offload);
+        let key = GraphKey { splits: self.attention_splits(step), end: batch.end, cpu_offloads };
+        let is_replayed = self.graphs.begin(&self.gpu, one.then_some(key))?;
+        let asks = is_replayed || self.graphs.is_capturing();
         let streamed = self.streamed.as_mut().filter(|_| asks);
         if let Some(streamed) = streamed {
             streamed.begin_token(&self.gpu, batch.chosen);
-            if !is_recorded {
+            if !is_replayed {
                 streamed.queue_token(&self.gpu, &self.plan, &self.arena)?;
             }
         }
-        if is_recorded {
+        if is_replayed {
             return Ok(Begun::Recorded);
         }
         self.exchange.queue_up(&self.gpu)?;
@@ -51,7 +51,7 @@ impl CudaBackend {
         let embedding = &step.weights.embedding;
         let (data, vocabulary) = match (self.plan.weights.embedding, &self.embedding_rows) {
             (_, Some(rows)) => (rows.words.device(0).cast(), step.count),
-            (EmbeddingPlace::Table(at), None) => {
+            (EmbeddingLocation::Table(at), None) => {
                 (self.arena.dense(at), step.architecture.vocabulary)
             }
             (_, None) => (self.arena.dense(self.plan.weights.head), step.architecture.vocabulary),

@@ -3,8 +3,8 @@
 use forebay_cuda::{CudaError, Gpu, HostWords};
 use forebay_store::FileSet;
 
+use super::layout::EmbeddingLocation;
 use super::memory::DevicePlan;
-use super::places::EmbeddingPlace;
 use crate::ModelError;
 use crate::backend::Step;
 use crate::weights::Weights;
@@ -31,7 +31,7 @@ impl EmbeddingRows {
         weights: &Weights,
         files: &FileSet,
     ) -> Result<Option<EmbeddingRows>, CudaError> {
-        if plan.weights.embedding != EmbeddingPlace::Rows {
+        if plan.weights.embedding != EmbeddingLocation::Rows {
             return Ok(None);
         }
         let batch = plan.activations.batch;

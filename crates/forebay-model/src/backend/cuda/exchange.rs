@@ -2,13 +2,13 @@
 
 use forebay_cuda::{CudaError, DevicePtr, Gpu, HostWords, TOP_K_MAX};
 
-use super::places::ExchangePlaces;
+use super::layout::ExchangeLayout;
 use crate::backend::End;
 
-/// Pinned copies of [`ExchangePlaces`]: first what goes to the device, then what comes back.
+/// Pinned copies of [`ExchangeLayout`]: first what goes to the device, then what comes back.
 pub struct Exchange {
     words: HostWords,
-    places: ExchangePlaces,
+    layout: ExchangeLayout,
     /// Of the places.
     device: DevicePtr<u32>,
     /// Work is queued that may use the words.
@@ -18,13 +18,13 @@ pub struct Exchange {
 impl Exchange {
     pub fn new(
         gpu: &Gpu,
-        places: ExchangePlaces,
+        layout: ExchangeLayout,
         device: DevicePtr<u32>,
     ) -> Result<Exchange, CudaError> {
-        let mut words = gpu.host_words(places.up_words() + places.down_words())?;
+        let mut words = gpu.host_words(layout.up_words() + layout.down_words())?;
         // Flags are down until a kernel raises them.
-        words.write(places.batch_words, &vec![u32::MAX; places.flag_words]);
-        Ok(Exchange { words, places, device, in_use: false })
+        words.write(layout.batch_words, &vec![u32::MAX; layout.flag_words]);
+        Ok(Exchange { words, layout, device, in_use: false })
     }
 
     pub fn tokens(&self) -> DevicePtr<u32> {
@@ -32,17 +32,17 @@ impl Exchange {
     }
 
     pub fn positions(&self) -> DevicePtr<u32> {
-        self.device.offset(self.places.batch)
+        self.device.offset(self.layout.batch)
     }
 
     /// Word 0 is for the residual stream and the logits, then one for each layer's router.
     pub fn flags(&self) -> DevicePtr<u32> {
-        self.device.offset(self.places.batch_words)
+        self.device.offset(self.layout.batch_words)
     }
 
     /// Ids of the largest logits; their values follow.
     pub fn largest(&self) -> DevicePtr<u32> {
-        self.device.offset(self.places.up_words())
+        self.device.offset(self.layout.up_words())
     }
 
     /// Rows of logits.
@@ -61,7 +61,7 @@ impl Exchange {
         self.in_use = true;
         self.words.write(0, tokens);
         for row in 0..tokens.len() {
-            self.words.write(self.places.batch + row, &[(position + row) as u32]);
+            self.words.write(self.layout.batch + row, &[(position + row) as u32]);
         }
         Ok(())
     }
@@ -77,7 +77,7 @@ impl Exchange {
     /// # Errors
     /// Whatever the driver says.
     pub fn queue_up(&self, gpu: &Gpu) -> Result<(), CudaError> {
-        gpu.read_words(&self.words, 0..self.places.up_words(), self.device)
+        gpu.read_words(&self.words, 0..self.layout.up_words(), self.device)
     }
 
     /// Queues the way of the flags, and of what a batch that ends so leaves, to the host.
@@ -86,11 +86,11 @@ impl Exchange {
     /// Whatever the driver says.
     pub fn queue_down(&self, gpu: &Gpu, end: End) -> Result<(), CudaError> {
         let words = match end {
-            End::Nothing => self.places.flag_words,
-            End::Largest(count) => self.places.flag_words + 2 * count,
-            End::Logits => self.places.down_words(),
+            End::Nothing => self.layout.flag_words,
+            End::Largest(count) => self.layout.flag_words + 2 * count,
+            End::Logits => self.layout.down_words(),
         };
-        let first = self.places.up_words();
+        let first = self.layout.up_words();
         gpu.queue_download(self.flags(), &self.words, first..first + words)
     }
 
@@ -101,20 +101,20 @@ impl Exchange {
     pub fn wait(&mut self, gpu: &Gpu, flags: &mut [u32]) -> Result<(), CudaError> {
         gpu.synchronize()?;
         self.in_use = false;
-        self.words.read(self.places.up_words(), flags);
+        self.words.read(self.layout.up_words(), flags);
         Ok(())
     }
 
     /// Appends the row of logits that came with the last flags.
     pub fn append_row(&self, logits: &mut Vec<f32>) {
-        let first = self.places.up_words() + self.places.flag_words + 2 * TOP_K_MAX;
-        self.words.append(first, self.places.vocabulary, logits);
+        let first = self.layout.up_words() + self.layout.flag_words + 2 * TOP_K_MAX;
+        self.words.append(first, self.layout.vocabulary, logits);
     }
 
     /// Appends the `count` largest logits that came with the last flags.
     pub fn append_largest(&self, count: usize, largest: &mut Vec<(f32, u32)>) {
         let (mut ids, mut values) = ([0_u32; TOP_K_MAX], [0.0_f32; TOP_K_MAX]);
-        let first = self.places.up_words() + self.places.flag_words;
+        let first = self.layout.up_words() + self.layout.flag_words;
         self.words.read(first, &mut ids[..count]);
         self.words.read(first + count, &mut values[..count]);
         largest.extend(values.into_iter().zip(ids).take(count));

@@ -70,7 +70,7 @@ impl CudaBackend {
             self.streamed = Some(streamed);
             return queued;
         }
-        if self.recordings.is_recording()
+        if self.graphs.is_capturing()
             && let Some(streamed) = &self.streamed
         {
             return Ok(streamed.queue_fetch(&self.layer_of_device(step.layer), ids, x)?);
@@ -118,9 +118,9 @@ impl CudaBackend {
         let (gpu, at, experts) = (&self.gpu, self.at(), step.experts());
         let matrices = expert_matrices(step.layer_weights(), step.architecture.gating);
         let matrices = matrices.expect("the layer has experts");
-        let places = self.plan.weights.experts_of[step.layer].expect("the layer has experts");
+        let layout = self.plan.weights.experts_of[step.layer].expect("the layer has experts");
         let sorted = self.sorted_pairs();
-        let fetched = streamed.is_some() && (self.recordings.is_recording() || self.resuming);
+        let fetched = streamed.is_some() && (self.graphs.is_capturing() || self.resuming);
         let (slots, ids) = match fetched {
             // In the order of the choice.
             true => (DeviceArena::chosen_table(&self.plan, step.layer), at.identity),
@@ -137,7 +137,7 @@ impl CudaBackend {
         };
         let part = |matrix: PartMatrix, out: u64| ExpertProduct {
             matrix,
-            offset: places.parts[matrix.part],
+            offset: layout.parts[matrix.part],
             out: self.float(out),
         };
         let pair = [part(gate, at.gate), part(up, at.up)];
@@ -179,14 +179,14 @@ impl CudaBackend {
                 };
                 let few = self.products.is_few(step.count).then_some(&rows);
                 streamed.begin(&on, chosen, few)?;
-                while let Some(work) = streamed.next_wave(&on)? {
+                while let Some(work) = streamed.next_pass(&on)? {
                     if work.gpu {
                         compute()?;
                     }
                     if work.cpu {
                         streamed.compute_on_cpu(gpu, &matrices, &rows, chosen)?;
                     }
-                    streamed.end_wave(gpu)?;
+                    streamed.end_pass(gpu)?;
                 }
                 streamed.end();
             }

@@ -10,12 +10,12 @@ use forebay_cuda::{
 };
 use forebay_stream::{Budget, MemoryPlan, PolicyKind, StreamError};
 
-use super::places::{ActivationPlaces, ExpertPlaces, KvPlaces, WeightPlaces};
+use super::layout::{ActivationLayout, ExpertLayout, KvLayout, WeightLayout};
 use super::vectors::Vectors;
 use crate::ModelError;
 use crate::arch::Architecture;
 use crate::backend::largest_context;
-use crate::sharing::{ALIGNMENT, DeviceShare, UnitPlan};
+use crate::sharing::{ALIGNMENT, DeviceShare, SubLayerPlan};
 use crate::statistics::VramUse;
 use crate::weights::{AttentionWeights, LayerWeights, Weights};
 
@@ -66,20 +66,20 @@ impl DeviceFacts {
         policy: PolicyKind,
     ) -> Result<DeviceShare, ModelError> {
         let plan = DevicePlan::new(self, architecture, weights, cache, vram_bytes, policy)?;
-        let DevicePlan { units, vram, tier, .. } = plan;
-        Ok(DeviceShare { units, vram, slots: tier.map(|tier| tier.plan) })
+        let DevicePlan { sub_layers, vram, tier, .. } = plan;
+        Ok(DeviceShare { sub_layers, vram, slots: tier.map(|tier| tier.plan) })
     }
 }
 
 /// Where everything will lie.
 pub struct DevicePlan {
-    pub units: UnitPlan,
+    pub sub_layers: SubLayerPlan,
     pub kv_shape: KvLayerShape,
-    pub weights: WeightPlaces,
+    pub weights: WeightLayout,
     /// Slots for experts, where not all of them have one.
     pub tier: Option<DeviceTier>,
-    pub kv: KvPlaces,
-    pub activations: ActivationPlaces,
+    pub kv: KvLayout,
+    pub activations: ActivationLayout,
     pub vectors: Vectors,
     pub vram: VramUse,
 }
@@ -93,11 +93,11 @@ pub struct DeviceTier {
 
 /// What a GPU has of a model, but for experts.
 struct Share {
-    units: UnitPlan,
+    sub_layers: SubLayerPlan,
     vectors: Vectors,
-    weights: WeightPlaces,
-    kv: KvPlaces,
-    activations: ActivationPlaces,
+    weights: WeightLayout,
+    kv: KvLayout,
+    activations: ActivationLayout,
 }
 
 impl Share {
@@ -107,25 +107,25 @@ impl Share {
         architecture: &Architecture,
         weights: &Weights,
         kv_shape: &KvLayerShape,
-        units: UnitPlan,
+        sub_layers: SubLayerPlan,
         stays_on_disk: bool,
     ) -> Result<Share, ModelError> {
         let vectors = Vectors::new(weights);
         let (multiprocessors, floats) = (facts.multiprocessors, vectors.floats.len());
-        let activations = ActivationPlaces::new(multiprocessors, architecture, kv_shape, floats);
+        let activations = ActivationLayout::new(multiprocessors, architecture, kv_shape, floats);
         Ok(Share {
-            weights: WeightPlaces::new(architecture, weights, &units, stays_on_disk)?,
-            kv: KvPlaces::new(kv_shape, &architecture.layers, activations.batch)
-                .with_room_for(weights.blocks.recast_bytes()),
+            weights: WeightLayout::new(architecture, weights, &sub_layers, stays_on_disk)?,
+            kv: KvLayout::new(kv_shape, &architecture.layers, activations.batch)
+                .with_room_for(weights.blocks.relayout_bytes()),
             activations,
             vectors,
-            units,
+            sub_layers,
         })
     }
 
     fn bytes(&self) -> u64 {
         let dense = self.weights.dense.bytes() + self.weights.experts.bytes();
-        dense + self.kv.places.bytes() + self.activations.bytes()
+        dense + self.kv.layout.bytes() + self.activations.bytes()
     }
 }
 
@@ -168,10 +168,10 @@ impl DevicePlan {
         vram_bytes: Option<u64>,
         policy: PolicyKind,
     ) -> Result<DevicePlan, ModelError> {
-        let share_with = |units: UnitPlan, stays_on_disk: bool| {
-            Share::new(facts, architecture, weights, &kv_shape, units, stays_on_disk)
+        let share_with = |sub_layers: SubLayerPlan, stays_on_disk: bool| {
+            Share::new(facts, architecture, weights, &kv_shape, sub_layers, stays_on_disk)
         };
-        let mut share = share_with(UnitPlan::resident(weights), false)?;
+        let mut share = share_with(SubLayerPlan::resident(weights), false)?;
         let DeviceFacts { free_bytes: free, total_bytes: total, .. } = *facts;
         let context_bytes = total.saturating_sub(free).min(CONTEXT_BYTES_MAX) + CODE_BYTES;
         // The context is there already, so what is free must hold the others.
@@ -197,14 +197,14 @@ impl DevicePlan {
             let pools = share.weights.place_pools(&plan);
             tier = Some(DeviceTier { plan, pools });
         } else {
-            share = share_with(UnitPlan::resident(weights), true)?;
+            share = share_with(SubLayerPlan::resident(weights), true)?;
             if share.bytes() > left && architecture.attention.latent.is_some() {
                 return Err(too_small(&share, 0));
             }
             if share.bytes() > left {
-                let units = UnitPlan::resident(weights);
-                let rest = share_with(units.clone().moved_out(), true)?;
-                let within = units.within(left.saturating_sub(rest.bytes()));
+                let sub_layers = SubLayerPlan::resident(weights);
+                let rest = share_with(sub_layers.clone().moved_out(), true)?;
+                let within = sub_layers.within(left.saturating_sub(rest.bytes()));
                 share = share_with(within.map_err(|least| too_small(&rest, least))?, true)?;
             }
         }
@@ -213,14 +213,14 @@ impl DevicePlan {
             budget_chosen_by_user: vram_bytes.is_some(),
             context_bytes,
             weights_bytes: share.weights.dense.bytes() + share.weights.experts.bytes(),
-            kv_cache_bytes: share.kv.places.bytes(),
+            kv_cache_bytes: share.kv.layout.bytes(),
             activation_bytes: share.activations.bytes(),
             total_bytes: context_bytes + share.bytes(),
             driver_used_bytes: None,
             driver_total_bytes: None,
         };
-        let Share { units, vectors, weights, kv, activations } = share;
-        Ok(DevicePlan { units, kv_shape, weights, tier, kv, activations, vectors, vram })
+        let Share { sub_layers, vectors, weights, kv, activations } = share;
+        Ok(DevicePlan { sub_layers, kv_shape, weights, tier, kv, activations, vectors, vram })
     }
 
     /// The address of a slot of pool `pool` of the tier.
@@ -251,7 +251,7 @@ impl fmt::Display for WhatIsNeeded<'_> {
             None => ("the output projection", "layers on their way"),
         };
         let (dense, kv, activations) =
-            (weights.dense.bytes(), kv.places.bytes(), activations.bytes());
+            (weights.dense.bytes(), kv.layout.bytes(), activations.bytes());
         let (context, positions) = (self.context_bytes, self.kv_shape.context);
         write!(
             out,
@@ -264,14 +264,14 @@ impl fmt::Display for WhatIsNeeded<'_> {
 
 /// Slots within `bytes`; if they are too few, the bytes that would do.
 fn plan_tier(
-    places: &WeightPlaces,
+    layout: &WeightLayout,
     architecture: &Architecture,
     bytes: u64,
     policy: PolicyKind,
 ) -> Result<MemoryPlan, u64> {
     let of_layer =
-        |of: &Option<ExpertPlaces>| of.map_or((0, 0), |of| (of.count as u32, of.slot_bytes));
-    let layers: Vec<(u32, u64)> = places.experts_of.iter().map(of_layer).collect();
+        |of: &Option<ExpertLayout>| of.map_or((0, 0), |of| (of.count as u32, of.slot_bytes));
+    let layers: Vec<(u32, u64)> = layout.experts_of.iter().map(of_layer).collect();
     let used = architecture.experts_per_token();
     // Places of pools are aligned.
     let bytes = bytes.saturating_sub(ALIGNMENT * layers.len() as u64);
@@ -338,7 +338,7 @@ impl DeviceArena {
         let (dense, experts) =
             (take(plan.weights.dense.bytes())?, take(plan.weights.experts.bytes())?);
         let (dense, experts) = (Arc::new(dense), Arc::new(experts));
-        let size = |entries: usize, of: &Option<ExpertPlaces>| match of {
+        let size = |entries: usize, of: &Option<ExpertLayout>| match of {
             Some(of) => TableSize { entries, slot_bytes: of.slot_bytes },
             None => TableSize { entries: 0, slot_bytes: 0 },
         };
@@ -357,8 +357,8 @@ impl DeviceArena {
             head_tables: gpu.address_tables(dense.clone(), &head_sizes)?,
             dense,
             experts,
-            kv: take(plan.kv.places.bytes())?,
-            activations: take(plan.activations.places.bytes())?,
+            kv: take(plan.kv.layout.bytes())?,
+            activations: take(plan.activations.layout.bytes())?,
         };
         // Tickets of attention begin at 0; no other memory is read before it was written.
         let activations = &arena.activations;

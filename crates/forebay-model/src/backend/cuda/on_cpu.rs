@@ -11,7 +11,7 @@ use forebay_stream::{ExpertIndex, Lease, Residency, Returning};
 
 use crate::ModelError;
 use crate::backend::cpu::{matmul_beside_reads, matrix, recycle};
-use crate::sharing::{Help, HelpRates, HelpWanted, MissSplit};
+use crate::sharing::{CpuOffloadControl, CpuOffloadMode, CpuOffloadRates, MissSplit};
 use crate::weights::{FeedForwardWeights, LayerWeights, PartMatrix};
 
 /// Experts of one measurement beside a single one, how often it is repeated, with which pauses, and how long copies go on
@@ -28,7 +28,7 @@ const AWAKE: Duration = Duration::from_micros(500);
 const EXCHANGE_SECONDS: f64 = 8e-6;
 
 /// Until they are measured.
-const UNMEASURED: HelpRates = HelpRates {
+const UNMEASURED: CpuOffloadRates = CpuOffloadRates {
     split: MissSplit {
         copy_seconds: 0.0,
         cpu_seconds: 0.0,
@@ -39,11 +39,11 @@ const UNMEASURED: HelpRates = HelpRates {
 };
 
 /// A CPU that may take part.
-pub struct HelpingCpu {
+pub struct OffloadCpu {
     pub cpu: Cpu,
-    pub wanted: HelpWanted,
+    pub wanted: CpuOffloadMode,
     /// As a machine profile has them; `None`: they are measured.
-    pub rates: Option<HelpRates>,
+    pub rates: Option<CpuOffloadRates>,
 }
 
 /// The matrices of a layer's experts.
@@ -87,7 +87,7 @@ pub struct BatchRows {
 pub struct CpuExperts {
     cpu: Cpu,
     pub gating: Gating,
-    pub help: Help,
+    pub cpu_offload: CpuOffloadControl,
     /// Normed inputs, then rows of outputs by pair.
     words: HostWords,
     outputs_at: usize,
@@ -117,7 +117,7 @@ impl CpuExperts {
     /// Whatever the driver says.
     pub fn new(
         gpu: &Gpu,
-        HelpingCpu { cpu, wanted, rates }: HelpingCpu,
+        OffloadCpu { cpu, wanted, rates }: OffloadCpu,
         host: &Residency,
         of: &ExpertMatrices<'_>,
         (tokens, layers, used): (usize, usize, usize),
@@ -128,7 +128,12 @@ impl CpuExperts {
         let mut experts = CpuExperts {
             cpu,
             gating: of.gating,
-            help: Help::new(&wanted, (rates.unwrap_or(UNMEASURED), true), layers, used),
+            cpu_offload: CpuOffloadControl::new(
+                &wanted,
+                (rates.unwrap_or(UNMEASURED), true),
+                layers,
+                used,
+            ),
             words: gpu.host_words(tokens * hidden + pairs * hidden)?,
             outputs_at: tokens * hidden,
             x: vec![0.5; tokens * hidden],
@@ -146,7 +151,7 @@ impl CpuExperts {
         };
         if rates.is_none() {
             let rates = experts.measure(gpu, host, of)?;
-            experts.help = Help::new(&wanted, (rates, false), layers, used);
+            experts.cpu_offload = CpuOffloadControl::new(&wanted, (rates, false), layers, used);
         }
         Ok(experts)
     }
@@ -157,7 +162,7 @@ impl CpuExperts {
         gpu: &Gpu,
         host: &Residency,
         of: &ExpertMatrices<'_>,
-    ) -> Result<HelpRates, CudaError> {
+    ) -> Result<CpuOffloadRates, CudaError> {
         let bytes = expert_bytes(of);
         let slots: Vec<&[u8]> = host.slot_memory().filter(|slot| slot.len() >= bytes).collect();
         // Each once, spread over the memory: when tokens are computed, no cache holds them either.
@@ -187,7 +192,7 @@ impl CpuExperts {
             cpu_start_seconds: (one - cpu_seconds).max(0.0) + EXCHANGE_SECONDS,
             both_seconds: 0.0,
         };
-        Ok(HelpRates { split, copy_alone_seconds: copy_seconds })
+        Ok(CpuOffloadRates { split, copy_alone_seconds: copy_seconds })
     }
 
     /// Seconds for products of one token with whatever is in the memory `of` experts.

@@ -6,23 +6,23 @@ use forebay_cuda::DevicePtr;
 use forebay_format::{Block, Extent};
 use forebay_store::{BlockLabel, UploadPart};
 
+use super::layout::EmbeddingLocation;
 use super::memory::{DeviceArena, DevicePlan};
-use super::places::EmbeddingPlace;
 use crate::weights::Weights;
 
 /// A block, and where each of its parts is on the device, if it is there.
-pub struct PlacedBlock<'a> {
+pub struct DeviceBlock<'a> {
     pub label: BlockLabel,
     pub block: &'a Block,
     pub parts: Vec<Option<DevicePtr<u8>>>,
 }
 
-impl PlacedBlock<'_> {
+impl DeviceBlock<'_> {
     /// Where each extent goes: to its part's place, but those that are recast one behind the other from the place of the
     /// first part that they become. All these parts together have room for them, and may have more.
     pub fn landings(&self) -> Vec<Option<DevicePtr<u8>>> {
-        let Some(recast) = &self.block.recast else { return self.parts.clone() };
-        let Range { start, end } = recast.extents.clone();
+        let Some(relayout) = &self.block.relayout else { return self.parts.clone() };
+        let Range { start, end } = relayout.extents.clone();
         let mut at = self.parts[start];
         let together = self.block.extents[start..end].iter().map(|extent| {
             let next = at.map(|at| at.offset(extent.length as usize));
@@ -30,7 +30,7 @@ impl PlacedBlock<'_> {
         });
         let mut landings = self.parts[..start].to_vec();
         landings.extend(together);
-        landings.extend(&self.parts[start + recast.parts()..]);
+        landings.extend(&self.parts[start + relayout.parts()..]);
         landings
     }
 }
@@ -40,29 +40,29 @@ pub fn placed_blocks<'a>(
     plan: &DevicePlan,
     arena: &DeviceArena,
     weights: &'a Weights,
-) -> Vec<PlacedBlock<'a>> {
-    let (places, mut placed) = (&plan.weights, Vec::new());
-    let mut head = places.head;
+) -> Vec<DeviceBlock<'a>> {
+    let (layout, mut placed) = (&plan.weights, Vec::new());
+    let mut head = layout.head;
     for (index, block) in weights.blocks.dense.iter().enumerate() {
-        let parts = match places.layers.get(index) {
+        let parts = match layout.layers.get(index) {
             Some(parts) => parts.iter().map(|at| at.map(|at| arena.dense(at))).collect(),
             None => {
                 head += block.bytes();
                 vec![Some(arena.dense(head - block.bytes()))]
             }
         };
-        placed.push(PlacedBlock { label: BlockLabel::Dense(index as u32), block, parts });
+        placed.push(DeviceBlock { label: BlockLabel::Dense(index as u32), block, parts });
     }
     let all = weights.blocks.experts.iter().enumerate();
-    for ((layer, experts), places) in all.zip(&places.experts_of) {
-        let Some(slots) = places.as_ref().filter(|_| plan.tier.is_none()) else {
+    for ((layer, experts), layout) in all.zip(&layout.experts_of) {
+        let Some(slots) = layout.as_ref().filter(|_| plan.tier.is_none()) else {
             continue;
         };
         for (expert, block) in experts.iter().enumerate() {
             let label = BlockLabel::Expert { layer: layer as u32, expert: expert as u32 };
             let slot = slots.first + expert as u64 * slots.slot_bytes;
             let parts = slots.parts.iter().map(|at| Some(arena.experts(slot + at))).collect();
-            placed.push(PlacedBlock { label, block, parts });
+            placed.push(DeviceBlock { label, block, parts });
         }
     }
     placed
@@ -81,7 +81,7 @@ pub fn upload_parts(plan: &DevicePlan, arena: &DeviceArena, weights: &Weights) -
             }
         }
     }
-    if let EmbeddingPlace::Table(at) = plan.weights.embedding {
+    if let EmbeddingLocation::Table(at) = plan.weights.embedding {
         add(BlockLabel::Other(0), &weights.embedding.extent, arena.dense(at));
     }
     parts

@@ -8,16 +8,16 @@ use forebay_stream::{MemoryPlan, PolicyKind};
 
 use super::backend::CudaBackend;
 use super::embedding::EmbeddingRows;
+use super::graphs::Graphs;
 use super::memory::{DeviceArena, DeviceFacts, DevicePlan};
 use super::on_cpu::expert_matrices;
 use super::placed::upload_parts;
-use super::recast::recast_all;
-use super::recording::Recordings;
+use super::relayout::relayout_all;
 use super::streamed::{HostExperts, Streamed};
-use super::streamed_units::{HostUnits, StreamedUnits};
+use super::streamed_sub_layers::{HostSubLayers, StreamedSubLayers};
 use crate::ModelError;
 use crate::arch::Architecture;
-use crate::sharing::{UnitPlan, UnitRates};
+use crate::sharing::{SubLayerPlan, SubLayerRates};
 use crate::weights::Weights;
 
 /// A model that was found to fit a GPU, before its weights are read.
@@ -26,7 +26,7 @@ pub struct CudaPlan {
     plan: DevicePlan,
     exact: bool,
     record: bool,
-    unit_rates: Option<UnitRates>,
+    sub_layer_rates: Option<SubLayerRates>,
 }
 
 impl CudaPlan {
@@ -61,7 +61,7 @@ impl CudaPlan {
     ) -> Result<CudaPlan, ModelError> {
         let facts = DeviceFacts::of(&gpu)?;
         let plan = DevicePlan::new(&facts, architecture, weights, cache, vram_bytes, policy)?;
-        Ok(CudaPlan { gpu, plan, exact, record: true, unit_rates: None })
+        Ok(CudaPlan { gpu, plan, exact, record: true, sub_layer_rates: None })
     }
 
     /// Queues every kernel by itself, where single tokens' work would be recorded as a CUDA graph. Same results.
@@ -76,20 +76,20 @@ impl CudaPlan {
     }
 
     /// Where the layers' dense weights are: those that are not in VRAM are in host memory.
-    pub fn units(&self) -> &UnitPlan {
-        &self.plan.units
+    pub fn sub_layers(&self) -> &SubLayerPlan {
+        &self.plan.sub_layers
     }
 
     /// Has the CPU compute as many of the units that are not in VRAM as `rates` make it worth.
-    pub fn share_with_cpu(mut self, rates: &UnitRates) -> CudaPlan {
-        self.plan.units.share_with_cpu(rates);
-        self.unit_rates = Some(*rates);
+    pub fn share_with_cpu(mut self, rates: &SubLayerRates) -> CudaPlan {
+        self.plan.sub_layers.share_with_cpu(rates);
+        self.sub_layer_rates = Some(*rates);
         self
     }
 
     /// What decided about the CPU's share, if something did.
-    pub fn unit_rates(&self) -> Option<UnitRates> {
-        self.unit_rates
+    pub fn sub_layer_rates(&self) -> Option<SubLayerRates> {
+        self.sub_layer_rates
     }
 
     /// Reserves the memory and has `fill` bring the weights into it: all parts must be there when it returns, as files have them. It may load
@@ -117,13 +117,13 @@ impl CudaPlan {
             router,
             exact,
         });
-        if weights.blocks.recast_bytes() > 0 {
+        if weights.blocks.relayout_bytes() > 0 {
             modules.push("convert");
         }
         let parts = upload_parts(&plan, &arena, weights);
         let memory = arena.of_weights();
         let (host, filled) = fill(&WeightsToLoad { gpu: &gpu, parts, memory, modules })?;
-        recast_all(&gpu, &plan, &arena, weights).map_err(ModelError::from)?;
+        relayout_all(&gpu, &plan, &arena, weights).map_err(ModelError::from)?;
         let mut backend = CudaBackend::new(gpu, plan, arena, architecture, weights, exact, record)?;
         let rows = EmbeddingRows::new(&backend.gpu, &backend.plan, weights, files);
         backend.embedding_rows = rows.map_err(ModelError::from)?;
@@ -132,7 +132,7 @@ impl CudaPlan {
             HostWeights::Experts(host) => {
                 backend.attach_experts(host, architecture, weights, record && !exact)
             }
-            HostWeights::Units(host) => backend.attach_units(host, architecture),
+            HostWeights::SubLayers(host) => backend.attach_sub_layers(host, architecture),
         };
         attached.map_err(ModelError::from)?;
         Ok((backend, filled))
@@ -154,7 +154,7 @@ pub struct WeightsToLoad<'a> {
 pub enum HostWeights {
     Nothing,
     Experts(HostExperts),
-    Units(HostUnits),
+    SubLayers(HostSubLayers),
 }
 
 impl CudaBackend {
@@ -176,20 +176,21 @@ impl CudaBackend {
         let of = of.expect("a model with slots for experts has some");
         let on = (&self.gpu, &self.plan, &self.arena);
         let streamed = Streamed::new(on, host, sizes, &of, records)?;
-        self.recordings = Recordings::new(streamed.serves());
+        self.graphs = Graphs::new(streamed.serves());
         self.streamed = Some(streamed);
         Ok(())
     }
 
-    fn attach_units(
+    fn attach_sub_layers(
         &mut self,
-        host: HostUnits,
+        host: HostSubLayers,
         architecture: &Architecture,
     ) -> Result<(), CudaError> {
         let sizes = (MATVEC_TOKENS, architecture.hidden, architecture.dense_width());
         let ring = self.arena.dense(self.plan.weights.ring);
-        let units = StreamedUnits::new(&self.gpu, &self.plan.units, ring, host, sizes)?;
-        self.units = Some(units);
+        let sub_layers =
+            StreamedSubLayers::new(&self.gpu, &self.plan.sub_layers, ring, host, sizes)?;
+        self.sub_layers = Some(sub_layers);
         Ok(())
     }
 }

@@ -120,17 +120,17 @@ mod tests {
 
     /// Units as layers have them, in the least ring that is promised to be enough, from every beginning.
     #[test]
-    fn a_unit_always_has_room_when_it_is_alone() {
-        let units: [&[u64]; 2] = [&[38, 5, 7, 38], &[132, 132, 193]];
+    fn a_sub_layer_always_has_room_when_it_is_alone() {
+        let sub_layers: [&[u64]; 2] = [&[38, 5, 7, 38], &[132, 132, 193]];
         let mut ring = Ring::new((457 + 193) * K);
         let mut written = 0;
         for round in 0..400_u32 {
-            for unit in units {
-                for piece in unit {
+            for sub_layer in sub_layers {
+                for piece in sub_layer {
                     let taken = at(&mut ring, *piece).expect("all others are released");
                     written = written.max(taken.0 + piece);
                 }
-                ring.release(unit.len(), round);
+                ring.release(sub_layer.len(), round);
             }
         }
         assert!(written <= 650);

@@ -6,10 +6,10 @@
 //! are added up in the router's order: what comes out does not depend on what was where.
 
 mod given_up;
+mod passes;
 mod returns;
 mod serve;
 mod service;
-mod waves;
 
 use std::collections::VecDeque;
 
@@ -20,9 +20,9 @@ use forebay_stream::{ExpertIndex, ExpertTier, LayerIndex, Lease, Residency, Retu
 
 use self::service::Service;
 use super::memory::{DeviceArena, DevicePlan};
-use super::on_cpu::{BatchRows, CpuExperts, ExpertMatrices, HelpingCpu};
+use super::on_cpu::{BatchRows, CpuExperts, ExpertMatrices, OffloadCpu};
 use crate::ModelError;
-use crate::sharing::{Help, MissSplit};
+use crate::sharing::{CpuOffloadControl, MissSplit};
 use crate::statistics::DeviceExperts;
 
 /// Where experts live that are not on the GPU. Fields are dropped in order: nothing is unpinned that is still leased.
@@ -31,7 +31,7 @@ pub struct HostExperts {
     /// All of its memory, that the GPU copies from.
     pub pinned: Pinned,
     /// Computes some of what is missing on the GPU.
-    pub cpu: Option<HelpingCpu>,
+    pub cpu: Option<OffloadCpu>,
 }
 
 /// Experts on their way through a GPU.
@@ -42,9 +42,9 @@ pub struct Streamed {
     returning: VecDeque<InFlight<Returning>>,
     /// Of recorded tokens; `None`: tokens' work is queued as it comes.
     service: Option<Service>,
-    waves: VecDeque<Wave>,
+    passes: VecDeque<ExpertPass>,
     /// Experts of the waves, one after the other.
-    in_waves: VecDeque<ExpertIndex>,
+    in_passes: VecDeque<ExpertIndex>,
     /// What has come to host memory: for the GPU, and for the CPU.
     ready: Vec<(ExpertIndex, Lease)>,
     for_cpu: Vec<(ExpertIndex, Lease)>,
@@ -69,9 +69,9 @@ pub struct Streamed {
     /// Of the batch, what is not on the GPU.
     wanted: Vec<ExpertIndex>,
     seen: Vec<bool>,
-    wave: Vec<ExpertIndex>,
+    pass: Vec<ExpertIndex>,
     /// Most misses of one wave.
-    wave_misses: usize,
+    pass_misses: usize,
     hits_are_done: bool,
     host_is_done: bool,
     experts_copied: u64,
@@ -79,11 +79,11 @@ pub struct Streamed {
     experts_returned: u64,
     bytes_returned: u64,
     experts_on_cpu: u64,
-    waves_done: u64,
+    passes_done: u64,
 }
 
 /// A part of a batch that is queued, and whose slots are not yet free.
-pub(super) struct Wave {
+pub(super) struct ExpertPass {
     experts: usize,
     done: Marker,
 }
@@ -129,8 +129,8 @@ impl Streamed {
             service,
             in_flight: VecDeque::with_capacity(experts),
             returning: VecDeque::with_capacity(experts),
-            waves: VecDeque::new(),
-            in_waves: VecDeque::with_capacity(experts),
+            passes: VecDeque::new(),
+            in_passes: VecDeque::with_capacity(experts),
             ready: Vec::with_capacity(experts),
             for_cpu: Vec::with_capacity(experts),
             host,
@@ -149,8 +149,8 @@ impl Streamed {
             batch: TierBatch::default(),
             wanted: Vec::with_capacity(experts),
             seen: vec![false; experts],
-            wave: Vec::with_capacity(experts),
-            wave_misses: 0,
+            pass: Vec::with_capacity(experts),
+            pass_misses: 0,
             hits_are_done: true,
             host_is_done: true,
             experts_copied: 0,
@@ -158,7 +158,7 @@ impl Streamed {
             experts_returned: 0,
             bytes_returned: 0,
             experts_on_cpu: 0,
-            waves_done: 0,
+            passes_done: 0,
         })
     }
 
@@ -186,19 +186,19 @@ impl Streamed {
             experts_returned: self.experts_returned,
             bytes_returned: self.bytes_returned,
             experts_on_cpu: self.experts_on_cpu,
-            help: self.cpu.as_ref().map(|cpu| cpu.help.statistics()),
-            waves: self.waves_done,
+            cpu_offload: self.cpu.as_ref().map(|cpu| cpu.cpu_offload.statistics()),
+            passes: self.passes_done,
         }
     }
 
     /// Decides whether the CPU helps in the batch that begins.
-    pub fn decide_help(&mut self) -> bool {
-        self.cpu.as_mut().is_some_and(|cpu| cpu.help.decide())
+    pub fn decide_cpu_offload(&mut self) -> bool {
+        self.cpu.as_mut().is_some_and(|cpu| cpu.cpu_offload.decide())
     }
 
     /// Whether the CPU helps in the batch at hand, and how much.
     fn split(&self) -> Option<MissSplit> {
-        self.cpu.as_ref().map(|cpu| &cpu.help).and_then(Help::split)
+        self.cpu.as_ref().map(|cpu| &cpu.cpu_offload).and_then(CpuOffloadControl::split)
     }
 
     /// Waits for the ids that the router chose `[tokens, k]`, and all that was queued before.
@@ -220,8 +220,8 @@ impl Streamed {
 
     /// Whatever a batch before left is done with.
     fn finish_before(&mut self, gpu: &Gpu) {
-        self.waves.clear();
-        self.in_waves.clear();
+        self.passes.clear();
+        self.in_passes.clear();
         self.in_flight.clear();
         self.tables_used = 0;
         self.finish_returns();
@@ -250,7 +250,7 @@ impl Streamed {
         if rows.is_some_and(|rows| rows.tokens == 1)
             && let Some(cpu) = &mut self.cpu
         {
-            cpu.help.note(misses.len() + elsewhere.len());
+            cpu.cpu_offload.note(misses.len() + elsewhere.len());
         }
         self.host.note_uses(self.layer, hits);
         self.wanted.clear();
@@ -264,7 +264,7 @@ impl Streamed {
         }
         let free = self.tier.free_slots(self.layer);
         let misses = self.batch.misses.len();
-        self.wave_misses = if misses <= free { free } else { (free / 2).max(1) };
+        self.pass_misses = if misses <= free { free } else { (free / 2).max(1) };
         begun
     }
 

@@ -17,8 +17,8 @@ fn parts(
     gone: &GoneExpert,
 ) -> Option<[(DevicePtr<u8>, u64); 3]> {
     let from = plan.slot(arena, pool, gone.slot?);
-    let places = plan.weights.experts_of[gone.layer.0 as usize].expect("the layer has experts");
-    Some([0, 1, 2].map(|part| (from.offset(places.parts[part] as usize), places.part_bytes[part])))
+    let layout = plan.weights.experts_of[gone.layer.0 as usize].expect("the layer has experts");
+    Some([0, 1, 2].map(|part| (from.offset(layout.parts[part] as usize), layout.part_bytes[part])))
 }
 
 impl Streamed {

@@ -293,7 +293,7 @@ impl Streamed {
         tier.begin(layer, touched, admits, batch);
         let TierBatch { hits, misses: missing, elsewhere, .. } = &*batch;
         if let Some(cpu) = cpu {
-            cpu.help.note(missing.len() + elsewhere.len());
+            cpu.cpu_offload.note(missing.len() + elsewhere.len());
         }
         host.note_uses(layer, hits);
         wanted.clear();
@@ -315,7 +315,7 @@ impl Streamed {
         let (experts_copied, bytes_copied) = (&mut self.experts_copied, &mut self.bytes_copied);
         let Service { mailbox, leases, slots, gone, returns, run, times, answered, .. } =
             service.as_mut().expect("it serves");
-        let places = plan.weights.experts_of[layer.0 as usize].expect("the layer has experts");
+        let layout = plan.weights.experts_of[layer.0 as usize].expect("the layer has experts");
         let tables = arena.expert_tables();
         let number = |layer: LayerIndex, expert: ExpertIndex| {
             tables.table(layer.0 as usize).number() as u32 + expert.0
@@ -349,7 +349,7 @@ impl Streamed {
         times.layers += 1;
         times.resident += u64::from(!waits);
         *experts_copied += copied as u64;
-        *bytes_copied += copied as u64 * places.part_bytes.iter().sum::<u64>();
+        *bytes_copied += copied as u64 * layout.part_bytes.iter().sum::<u64>();
         // The next answer is given when these kernels have run.
         touched.iter().for_each(|&expert| tier.release(layer, expert));
         Ok(())

@@ -74,11 +74,11 @@ impl Service {
             (0..all.len()).filter(|&l| all[l].is_some()).map(|l| LayerIndex(l as u32)).collect();
         let fetched = |layer: &LayerIndex| {
             let layer = layer.0 as usize;
-            let places = all[layer].expect("the layer has experts");
+            let layout = all[layer].expect("the layer has experts");
             FetchedLayer {
                 table: layer,
                 slots: DeviceArena::chosen_table(plan, layer),
-                parts: [0, 1, 2].map(|part| (places.parts[part], places.part_bytes[part])),
+                parts: [0, 1, 2].map(|part| (layout.parts[part], layout.part_bytes[part])),
             }
         };
         let fetched = layers.iter().map(fetched).collect();

@@ -19,12 +19,12 @@ fn block(number: u64) -> Block {
     let scales = 100 + BLOCKS * LENGTHS[0] + number * LENGTHS[1];
     let step = Step::Mxfp4 { blocks: 0, scales: 1, rows: ROWS, row_blocks: ROW_BLOCKS, turns: 2 };
     let mut block = Block::default();
-    block.push_recast(&[extent(0, at, LENGTHS[0]), extent(0, scales, LENGTHS[1])], vec![step]);
+    block.push_relayout(&[extent(0, at, LENGTHS[0]), extent(0, scales, LENGTHS[1])], vec![step]);
     block
 }
 
-fn options(recast_bytes: u64) -> EngineOptions {
-    EngineOptions { recast_bytes: recast_bytes as usize, retries: 1, ..small_requests() }
+fn options(relayout_bytes: u64) -> EngineOptions {
+    EngineOptions { relayout_bytes: relayout_bytes as usize, retries: 1, ..small_requests() }
 }
 
 fn layout(bench: &Bench, number: u64) -> BlockLayout {
@@ -47,10 +47,10 @@ fn verify(bench: &Bench, done: &Completion) {
         let extent = block.extents[index];
         &bench.images[0][extent.offset as usize..extent.end() as usize]
     };
-    let (from, recast) = ([read(0), read(1)], block.recast.as_ref().unwrap());
-    let mut expected = vec![0; recast.bytes()];
-    for share in recast.shares(usize::MAX) {
-        recast.make(&share, &from, &mut expected[share.out.clone()]);
+    let (from, relayout) = ([read(0), read(1)], block.relayout.as_ref().unwrap());
+    let mut expected = vec![0; relayout.bytes()];
+    for share in relayout.shares(usize::MAX) {
+        relayout.make(&share, &from, &mut expected[share.out.clone()]);
     }
     let slot = done.buffer.as_ref().unwrap().as_slice();
     let held = layout(bench, done.id).held;
@@ -60,7 +60,7 @@ fn verify(bench: &Bench, done: &Completion) {
 }
 
 #[test]
-fn blocks_that_arrive_together_are_recast_one_after_the_other() {
+fn blocks_that_arrive_together_share_one_relayout_buffer() {
     for kind in kinds() {
         let faults = FaultPlan::once(FileIndex(0), 500_000..900_000, FaultKind::Short(4096));
         let mut bench =
@@ -72,12 +72,12 @@ fn blocks_that_arrive_together_are_recast_one_after_the_other() {
             completion.result.as_ref().unwrap();
             verify(&bench, completion);
         }
-        assert_eq!(bench.engine.io_statistics().bytes_recast, BLOCKS * BYTES, "{kind:?}");
+        assert_eq!(bench.engine.io_statistics().bytes_relaid_out, BLOCKS * BYTES, "{kind:?}");
     }
 }
 
 #[test]
-fn a_block_that_cannot_be_read_is_not_recast_and_holds_up_nobody() {
+fn a_failed_read_skips_its_relayout_and_delays_no_other_block() {
     for kind in kinds() {
         let bad = block(2).extents[1].offset;
         let faults = FaultPlan::always(FileIndex(0), bad + 9..bad + 10, FaultKind::Error(5));
@@ -93,13 +93,13 @@ fn a_block_that_cannot_be_read_is_not_recast_and_holds_up_nobody() {
         }
         // A request may bring the end of the block before along.
         assert!(failed.contains(&2) && failed.iter().all(|id| [1, 2].contains(id)), "{failed:?}");
-        let recast = BLOCKS - failed.len() as u64;
-        assert_eq!(bench.engine.io_statistics().bytes_recast, recast * BYTES, "{kind:?}");
+        let relayout = BLOCKS - failed.len() as u64;
+        assert_eq!(bench.engine.io_statistics().bytes_relaid_out, relayout * BYTES, "{kind:?}");
     }
 }
 
 #[test]
-fn an_engine_without_room_for_a_recast_refuses_it() {
+fn an_engine_without_a_relayout_buffer_refuses_relayouts() {
     for kind in kinds() {
         let image = 100 + (BLOCKS * BYTES) as usize;
         let mut bench = Bench::new(kind, options(BYTES - 1), FaultPlan::default(), &[image]);
@@ -112,7 +112,7 @@ fn an_engine_without_room_for_a_recast_refuses_it() {
 }
 
 #[test]
-fn an_engine_may_go_while_blocks_are_recast() {
+fn an_engine_may_be_dropped_during_a_relayout() {
     for kind in kinds() {
         let image = 100 + (BLOCKS * BYTES) as usize;
         let mut bench = Bench::new(kind, options(BYTES), FaultPlan::default(), &[image]);

@@ -31,7 +31,7 @@ pub fn heads(
     }
     let step = Step::Heads { extent: 0, heads, plain, value, rank, ty };
     let bytes = [0, 1].map(|part| step.part_bytes(part) / heads.max(1));
-    let part = dense.push_recast(&[extent], vec![step]);
+    let part = dense.push_relayout(&[extent], vec![step]);
     let matrix = |part, ty, rows, cols| PartMatrix { part, ty, rows, cols };
     let keys = matrix(part, Step::transposed(ty), rank, plain);
     let values = matrix(part + 1, ty, value, rank);
@@ -40,7 +40,7 @@ pub fn heads(
 }
 
 /// Whether the files hold experts as `_blocks` and `_scales`: gpt-oss alone does, and alone has biases of experts.
-pub fn experts_are_recast(naming: Naming, experts: &Experts) -> bool {
+pub fn experts_need_relayout(naming: Naming, experts: &Experts) -> bool {
     matches!(naming, Naming::HuggingFace { .. }) && experts.bias
 }
 
@@ -92,7 +92,7 @@ pub fn experts(
     let block = |expert: usize| {
         let mut block = Block::default();
         let extents: Vec<_> = stacks.iter().map(|of| of[expert]).collect();
-        block.push_recast(&extents, vec![step(0, 2), step(1, 1)]);
+        block.push_relayout(&extents, vec![step(0, 2), step(1, 1)]);
         block
     };
     let matrix = |part, rows, cols| PartMatrix { part, ty: TensorType::MXFP4, rows, cols };

@@ -5,7 +5,7 @@ use forebay_cuda::Gpu;
 use forebay_stream::{ExpertIndex, Lease};
 
 use super::super::on_cpu::{BatchRows, ExpertMatrices};
-use super::{LayerOfDevice, Streamed, Wave};
+use super::{ExpertPass, LayerOfDevice, Streamed};
 use crate::ModelError;
 
 /// Copies of experts that are queued at a time. The driver has whoever queues many more wait (a prompt's 147 of 27 MB each took 63 ms to
@@ -14,7 +14,7 @@ const QUEUED_BYTES: u64 = 64 << 20;
 
 /// Who has something to do in a wave.
 #[derive(Clone, Copy, Debug)]
-pub struct WaveWork {
+pub struct PassWork {
     pub gpu: bool,
     pub cpu: bool,
 }
@@ -25,8 +25,8 @@ impl Streamed {
     ///
     /// # Errors
     /// A failed read or device; the batch is over then.
-    pub fn next_wave(&mut self, on: &LayerOfDevice<'_>) -> Result<Option<WaveWork>, ModelError> {
-        match self.try_next_wave(on) {
+    pub fn next_pass(&mut self, on: &LayerOfDevice<'_>) -> Result<Option<PassWork>, ModelError> {
+        match self.try_next_pass(on) {
             Ok(more) => Ok(more),
             Err(error) => {
                 // Copies may still write slots that others are given next.
@@ -37,23 +37,23 @@ impl Streamed {
         }
     }
 
-    fn try_next_wave(&mut self, on: &LayerOfDevice<'_>) -> Result<Option<WaveWork>, ModelError> {
-        self.wave.clear();
+    fn try_next_pass(&mut self, on: &LayerOfDevice<'_>) -> Result<Option<PassWork>, ModelError> {
+        self.pass.clear();
         self.take_ready()?;
         self.copy_ready(on)?;
         if !self.hits_are_done {
             self.hits_are_done = true;
-            self.wave.append(&mut self.batch.hits);
+            self.pass.append(&mut self.batch.hits);
         }
-        let work = WaveWork { gpu: !self.wave.is_empty(), cpu: !self.for_cpu.is_empty() };
+        let work = PassWork { gpu: !self.pass.is_empty(), cpu: !self.for_cpu.is_empty() };
         if !work.gpu {
             return Ok(work.cpu.then_some(work));
         }
         if let Some(last) = self.in_flight.back() {
             self.copies.hold(on.gpu, last)?;
         }
-        self.name_wave(on)?;
-        self.waves_done += 1;
+        self.name_pass(on)?;
+        self.passes_done += 1;
         Ok(Some(work))
     }
 
@@ -120,42 +120,42 @@ impl Streamed {
 
     /// Begins copies of what is ready, as far as there are slots. Reads go on meanwhile.
     fn copy_ready(&mut self, on: &LayerOfDevice<'_>) -> Result<(), ModelError> {
-        let places = on.plan.weights.experts_of[on.layer].expect("the layer has experts");
-        let expert_bytes: u64 = places.part_bytes.iter().sum();
+        let layout = on.plan.weights.experts_of[on.layer].expect("the layer has experts");
+        let expert_bytes: u64 = layout.part_bytes.iter().sum();
         let queued_most = (QUEUED_BYTES / expert_bytes.max(1)).max(2) as usize;
-        while self.wave.len() < self.wave_misses {
+        while self.pass.len() < self.pass_misses {
             let Some(expert) = self.ready.last().map(|ready| ready.0) else { break };
             while self.in_flight.len() >= queued_most && self.finish_a_copy() {}
             self.host.progress()?;
             let slot = match self.tier.take(self.layer, expert) {
                 Some(slot) => slot,
-                None if !self.wave.is_empty() => break,
+                None if !self.pass.is_empty() => break,
                 None => {
-                    let wave = self.waves.pop_front().expect("released slots are enough for one");
-                    self.copies.wait_for(&wave.done)?;
-                    self.release(&wave);
+                    let pass = self.passes.pop_front().expect("released slots are enough for one");
+                    self.copies.wait_for(&pass.done)?;
+                    self.release(&pass);
                     continue;
                 }
             };
             let (expert, lease) = self.ready.pop().expect("it was looked at");
             let to = on.plan.slot(on.arena, self.tier.pool(self.layer), slot);
-            let parts = places.parts;
+            let parts = layout.parts;
             let host = &self.host;
             let copies =
                 [0, 1, 2].map(|part| (host.range(&lease, part), to.offset(parts[part] as usize)));
             self.bytes_copied += copies.iter().map(|(range, _)| range.len() as u64).sum::<u64>();
             self.in_flight.push_back(self.copies.upload(lease, copies)?);
             self.experts_copied += 1;
-            self.wave.push(expert);
+            self.pass.push(expert);
         }
         Ok(())
     }
 
     /// Makes the layer's table on the GPU name the experts of the wave, and none of the batch's others.
-    fn name_wave(&mut self, on: &LayerOfDevice<'_>) -> Result<(), ModelError> {
-        let Streamed { tier, on_device, is_known, touched, wave, layer, seen, .. } = self;
+    fn name_pass(&mut self, on: &LayerOfDevice<'_>) -> Result<(), ModelError> {
+        let Streamed { tier, on_device, is_known, touched, pass, layer, seen, .. } = self;
         touched.iter().for_each(|expert| seen[expert.0 as usize] = false);
-        wave.iter().for_each(|expert| seen[expert.0 as usize] = true);
+        pass.iter().for_each(|expert| seen[expert.0 as usize] = true);
         let (table, pool) = (&mut on_device[on.layer], tier.pool(*layer));
         let mut changed = !std::mem::replace(&mut is_known[on.layer], true);
         for &expert in &*touched {
@@ -170,7 +170,7 @@ impl Streamed {
         if !changed {
             return Ok(());
         }
-        assert!(self.tables_used < self.tables_max, "every wave computes something new");
+        assert!(self.tables_used < self.tables_max, "every pass computes something new");
         let words = 2 * table.len();
         let at = self.tables_used * words;
         self.tables_used += 1;
@@ -182,32 +182,32 @@ impl Streamed {
     ///
     /// # Errors
     /// Whatever the driver says.
-    pub fn end_wave(&mut self, gpu: &Gpu) -> Result<(), ModelError> {
-        if self.wave.is_empty() {
+    pub fn end_pass(&mut self, gpu: &Gpu) -> Result<(), ModelError> {
+        if self.pass.is_empty() {
             return Ok(());
         }
         let is_last = self.host_is_done && self.ready.is_empty() && self.hits_are_done;
         if is_last {
             // The next layer's copies begin after its ids have come, and those come after these kernels.
-            self.wave.iter().for_each(|&expert| self.tier.release(self.layer, expert));
+            self.pass.iter().for_each(|&expert| self.tier.release(self.layer, expert));
             return Ok(());
         }
-        let wave = Wave { experts: self.wave.len(), done: self.copies.mark(gpu)? };
-        self.in_waves.extend(&self.wave);
-        self.waves.push_back(wave);
+        let pass = ExpertPass { experts: self.pass.len(), done: self.copies.mark(gpu)? };
+        self.in_passes.extend(&self.pass);
+        self.passes.push_back(pass);
         Ok(())
     }
 
     /// Ends a batch all of whose kernels are queued.
     pub fn end(&mut self) {
-        while let Some(wave) = self.waves.pop_front() {
-            self.release(&wave);
+        while let Some(pass) = self.passes.pop_front() {
+            self.release(&pass);
         }
     }
 
     /// Gives back what the first wave's experts do not need any more.
-    fn release(&mut self, wave: &Wave) {
-        let experts = self.in_waves.drain(..wave.experts);
+    fn release(&mut self, pass: &ExpertPass) {
+        let experts = self.in_passes.drain(..pass.experts);
         experts.for_each(|expert| self.tier.release(self.layer, expert));
     }
 }

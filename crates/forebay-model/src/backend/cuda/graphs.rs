@@ -11,12 +11,12 @@ use crate::backend::End;
 
 /// What tells recordings apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Way {
+pub struct GraphKey {
     /// Parts that the context is cut into.
     pub splits: usize,
     pub end: End,
     /// The CPU computes some of the experts that are not on the GPU.
-    pub cpu_helps: bool,
+    pub cpu_offloads: bool,
 }
 
 /// What is done with the batch at hand.
@@ -25,53 +25,53 @@ enum State {
     /// Work is queued as it comes.
     Direct,
     /// It is written down.
-    Recording(Way),
+    Recording(GraphKey),
     /// It was written down before.
-    Recorded(Way),
+    Recorded(GraphKey),
 }
 
 /// Recordings by their way.
-pub struct Recordings {
-    graphs: HashMap<Way, Graph>,
+pub struct Graphs {
+    graphs: HashMap<GraphKey, Graph>,
     state: State,
     /// Ends that a token came to directly, so that all kernels on the way are loaded: that cannot be recorded.
     warm: HashSet<End>,
     enabled: bool,
 }
 
-impl Recordings {
+impl Graphs {
     /// None yet; never any unless `enabled`.
-    pub fn new(enabled: bool) -> Recordings {
-        Recordings { graphs: HashMap::new(), state: State::Direct, warm: HashSet::new(), enabled }
+    pub fn new(enabled: bool) -> Graphs {
+        Graphs { graphs: HashMap::new(), state: State::Direct, warm: HashSet::new(), enabled }
     }
 
     /// Begins a batch: one that can be recorded has a way. Whether it is recorded already.
     ///
     /// # Errors
     /// Whatever the driver says.
-    pub fn begin(&mut self, gpu: &Gpu, way: Option<Way>) -> Result<bool, CudaError> {
+    pub fn begin(&mut self, gpu: &Gpu, key: Option<GraphKey>) -> Result<bool, CudaError> {
         if let State::Recording(_) = self.state {
             // The batch before failed.
-            gpu.abandon_recording();
+            gpu.abort_capture();
         }
         self.state = State::Direct;
-        let Some(way) = way.filter(|_| self.enabled) else { return Ok(false) };
-        if self.graphs.contains_key(&way) {
-            self.state = State::Recorded(way);
-        } else if !self.warm.insert(way.end) {
-            gpu.start_recording()?;
-            self.state = State::Recording(way);
+        let Some(key) = key.filter(|_| self.enabled) else { return Ok(false) };
+        if self.graphs.contains_key(&key) {
+            self.state = State::Recorded(key);
+        } else if !self.warm.insert(key.end) {
+            gpu.begin_capture()?;
+            self.state = State::Recording(key);
         }
         Ok(matches!(self.state, State::Recorded(_)))
     }
 
     /// Whether the batch at hand is recorded already.
-    pub fn is_recorded(&self) -> bool {
+    pub fn is_replayed(&self) -> bool {
         matches!(self.state, State::Recorded(_))
     }
 
     /// Whether the batch at hand is being recorded.
-    pub fn is_recording(&self) -> bool {
+    pub fn is_capturing(&self) -> bool {
         matches!(self.state, State::Recording(_))
     }
 
@@ -80,14 +80,14 @@ impl Recordings {
     /// # Errors
     /// Whatever the driver says.
     pub fn finish(&mut self, gpu: &Gpu) -> Result<Option<&Graph>, CudaError> {
-        let way = match std::mem::replace(&mut self.state, State::Direct) {
+        let key = match std::mem::replace(&mut self.state, State::Direct) {
             State::Direct => return Ok(None),
-            State::Recording(way) => {
-                self.graphs.insert(way, gpu.finish_recording()?);
-                way
+            State::Recording(key) => {
+                self.graphs.insert(key, gpu.end_capture()?);
+                key
             }
-            State::Recorded(way) => way,
+            State::Recorded(key) => key,
         };
-        Ok(self.graphs.get(&way))
+        Ok(self.graphs.get(&key))
     }
 }

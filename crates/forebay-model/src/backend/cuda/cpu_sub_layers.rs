@@ -14,7 +14,7 @@ use crate::weights::PartMatrix;
 
 /// A feed-forward's matrices, each with its part of the unit's block.
 #[derive(Clone, Copy)]
-pub struct UnitMatrices {
+pub struct SubLayerMatrices {
     pub gate: PartMatrix,
     pub up: PartMatrix,
     pub down: PartMatrix,
@@ -22,7 +22,7 @@ pub struct UnitMatrices {
 }
 
 /// The CPU beside a GPU, with memory for what goes between them.
-pub struct CpuUnits {
+pub struct CpuSubLayers {
     cpu: Cpu,
     /// Normed inputs `[tokens, hidden]`, then outputs likewise.
     words: HostWords,
@@ -34,7 +34,7 @@ pub struct CpuUnits {
     inner: Activations,
 }
 
-impl CpuUnits {
+impl CpuSubLayers {
     /// For up to `tokens` tokens and feed-forwards `width` wide.
     ///
     /// # Errors
@@ -45,8 +45,8 @@ impl CpuUnits {
         tokens: usize,
         hidden: usize,
         width: usize,
-    ) -> Result<CpuUnits, CudaError> {
-        Ok(CpuUnits {
+    ) -> Result<CpuSubLayers, CudaError> {
+        Ok(CpuSubLayers {
             cpu,
             words: gpu.host_words(2 * tokens * hidden)?,
             outputs_at: tokens * hidden,
@@ -81,10 +81,10 @@ impl CpuUnits {
         &mut self,
         host: &mut Residency,
         lease: &Lease,
-        of: &UnitMatrices,
+        of: &SubLayerMatrices,
         tokens: usize,
     ) -> Result<(), ModelError> {
-        let CpuUnits { cpu, words, outputs_at, x, input, gate, up, inner } = self;
+        let CpuSubLayers { cpu, words, outputs_at, x, input, gate, up, inner } = self;
         let (hidden, width) = (of.gate.cols, of.gate.rows);
         let x = &mut x[..tokens * hidden];
         words.read(0, x);

@@ -4,7 +4,7 @@ use forebay_compute::Cpu;
 use forebay_cuda::{Added, DevicePtr};
 
 use super::backend::CudaBackend;
-use super::streamed_units::StreamedUnits;
+use super::streamed_sub_layers::StreamedSubLayers;
 use crate::ModelError;
 use crate::backend::Step;
 use crate::sharing::feed_forward_of;
@@ -12,17 +12,21 @@ use crate::weights::PartMatrix;
 
 impl CudaBackend {
     /// Sees to it that kernels or the CPU find a unit, wherever it lives.
-    pub fn enter_unit(&mut self, unit: usize) -> Result<(), ModelError> {
-        match &mut self.units {
-            Some(units) if !self.plan.units.units[unit].in_vram => units.enter(&self.gpu, unit),
+    pub fn enter_sub_layer(&mut self, sub_layer: usize) -> Result<(), ModelError> {
+        match &mut self.sub_layers {
+            Some(sub_layers) if !self.plan.sub_layers.sub_layers[sub_layer].in_vram => {
+                sub_layers.enter(&self.gpu, sub_layer)
+            }
             _ => Ok(()),
         }
     }
 
     /// Ends a unit that was entered.
-    pub fn leave_unit(&mut self, unit: usize) -> Result<(), ModelError> {
-        match &mut self.units {
-            Some(units) if !self.plan.units.units[unit].in_vram => units.leave(&self.gpu),
+    pub fn leave_sub_layer(&mut self, sub_layer: usize) -> Result<(), ModelError> {
+        match &mut self.sub_layers {
+            Some(sub_layers) if !self.plan.sub_layers.sub_layers[sub_layer].in_vram => {
+                sub_layers.leave(&self.gpu)
+            }
             _ => Ok(()),
         }
     }
@@ -30,25 +34,26 @@ impl CudaBackend {
     /// Where the norm before a layer's feed-forward writes its input and the norm behind it finds its output, if the CPU
     /// computes it.
     pub fn exchanged(&self, layer: usize) -> Option<[DevicePtr<f32>; 2]> {
-        self.units.as_ref().and_then(|units| units.exchanged(feed_forward_of(layer)))
+        self.sub_layers.as_ref().and_then(|sub_layers| sub_layers.exchanged(feed_forward_of(layer)))
     }
 
     /// What computes beside the GPU, if something does.
     pub fn cpu_beside(&self) -> Option<&Cpu> {
-        self.units.as_ref().and_then(StreamedUnits::cpu)
+        self.sub_layers.as_ref().and_then(StreamedSubLayers::cpu)
     }
 
     /// Has the CPU compute the feed-forward that was entered, gate, up and down, if it is to; whether it did.
-    pub fn compute_unit_on_cpu(
+    pub fn compute_sub_layer_on_cpu(
         &mut self,
         step: &Step<'_>,
         matrices: [PartMatrix; 3],
     ) -> Result<bool, ModelError> {
-        let (Some([_, out]), Some(units)) = (self.exchanged(step.layer), &mut self.units) else {
+        let (Some([_, out]), Some(sub_layers)) = (self.exchanged(step.layer), &mut self.sub_layers)
+        else {
             return Ok(false);
         };
         let gating = step.architecture.gating;
-        units.compute_on_cpu(&self.gpu, matrices, gating, step.count)?;
+        sub_layers.compute_on_cpu(&self.gpu, matrices, gating, step.count)?;
         self.outputs = Some(Added::Rows(out));
         Ok(true)
     }

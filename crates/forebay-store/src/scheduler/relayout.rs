@@ -3,33 +3,33 @@
 use super::Scheduler;
 use crate::checker::Work;
 use crate::device::Device;
-use crate::recasting::Stage;
+use crate::relayout::Stage;
 
 impl<D: Device> Scheduler<D> {
     /// Has what was read brought into the form in which it is held. `true`: that is under way.
-    pub(super) fn recast(&mut self, key: u32) -> bool {
+    pub(super) fn relayout(&mut self, key: u32) -> bool {
         let Some(job) = self.jobs[key as usize].as_mut() else { return false };
-        let Some(layout) = job.read.layout.recast.clone() else { return false };
+        let Some(layout) = job.read.layout.relayout.clone() else { return false };
         if job.outcome.is_some() || job.abandoned {
             return false;
         }
         let slot = job.read.buffer.pointer();
         let (next, tasks): (Stage, Vec<Work>) = match job.stage {
-            Stage::AsRead | Stage::Waiting if self.recasts.is_some() => {
+            Stage::AsRead | Stage::Waiting if self.relayouts.is_some() => {
                 job.stage = Stage::Waiting;
-                self.to_recast.push_back(key);
+                self.to_relayout.push_back(key);
                 return true;
             }
             Stage::AsRead | Stage::Waiting => {
-                self.recasts = Some(key);
+                self.relayouts = Some(key);
                 (Stage::Made, self.scratch.making(&layout, slot).collect())
             }
             Stage::Made => (Stage::Copied, self.scratch.copying(&layout, slot).collect()),
             Stage::Copied => {
-                self.statistics.bytes_recast += layout.to.len() as u64;
-                self.recasts = None;
-                if let Some(waiting) = self.to_recast.pop_front() {
-                    self.recast(waiting);
+                self.statistics.bytes_relaid_out += layout.to.len() as u64;
+                self.relayouts = None;
+                if let Some(waiting) = self.to_relayout.pop_front() {
+                    self.relayout(waiting);
                 }
                 return false;
             }

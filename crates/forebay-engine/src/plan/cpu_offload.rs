@@ -2,14 +2,14 @@
 //!
 //! The session that decides so while it runs has its rates from here, so what is predicted is what it does.
 
-use forebay_model::{Architecture, HelpRates, MissSplit, Weights};
+use forebay_model::{Architecture, CpuOffloadRates, MissSplit, Weights};
 use forebay_stream::MemoryPlan;
 
 use super::cost::{Cost, Model, Sum, Work};
 use super::hits::{HitCurve, missing};
 use super::model::ModelCosts;
 use super::rates::{GpuCosts, Rates};
-use crate::CpuHelp;
+use crate::CpuOffload;
 
 /// Copying an expert to the GPU and another one back takes this much longer than copying one (an H200).
 const BOTH_WAYS: f64 = 1.66;
@@ -33,17 +33,17 @@ impl Model<'_> {
         gpu: &GpuCosts,
         (missed, hit_rate): (f64, f64),
         gives_back: bool,
-        help: CpuHelp,
+        cpu_offload: CpuOffload,
         sum: &mut Sum,
     ) -> Missing {
-        let rates = self.help_rates(gpu, gives_back);
+        let rates = self.cpu_offload_rates(gpu, gives_back);
         let expected = self.expected_misses(hit_rate);
-        let helps = match help {
-            CpuHelp::Always => true,
-            CpuHelp::Auto => rates.saved(&expected) > 0.0,
-            CpuHelp::Never => false,
+        let offloads = match cpu_offload {
+            CpuOffload::Always => true,
+            CpuOffload::Auto => rates.saved(&expected) > 0.0,
+            CpuOffload::Never => false,
         };
-        if !helps || missed == 0.0 {
+        if !offloads || missed == 0.0 {
             let asking = sum.add(Cost::HostLoop, missed * gpu.bring_seconds());
             let copying = missed * (rates.copy_alone_seconds - gpu.bring_seconds());
             return Missing { seconds: asking + sum.add(Cost::Pcie, copying), experts: 0.0 };
@@ -71,8 +71,8 @@ impl Model<'_> {
     }
 
     /// By what it is decided who computes the experts that are not in VRAM.
-    fn help_rates(&self, gpu: &GpuCosts, gives_back: bool) -> HelpRates {
-        let cpu = self.rates.of_helpers();
+    fn cpu_offload_rates(&self, gpu: &GpuCosts, gives_back: bool) -> CpuOffloadRates {
+        let cpu = self.rates.for_cpu_offload();
         let bytes = self.costs.bytes_per_expert();
         let of_all: f64 = self
             .costs
@@ -91,25 +91,25 @@ impl Model<'_> {
             cpu_start_seconds: CPU_START_SECONDS,
             both_seconds: bytes / (copy_both + cpu_both),
         };
-        HelpRates { split, copy_alone_seconds: bring(copy_rate) }
+        CpuOffloadRates { split, copy_alone_seconds: bring(copy_rate) }
     }
 }
 
 /// How a session with these VRAM and RAM slots decides about CPU offload: by which rates, if there are some of this machine, and
 /// which misses it expects at first.
-pub(crate) fn helping(
+pub(crate) fn offloading(
     architecture: &Architecture,
     weights: &Weights,
     rates: Option<&Rates>,
     slots: &MemoryPlan,
     host: &MemoryPlan,
-) -> (Option<HelpRates>, Vec<f64>) {
+) -> (Option<CpuOffloadRates>, Vec<f64>) {
     let costs = ModelCosts::new(architecture, weights, 1);
     let hits = HitCurve::default();
     let work = Work { prompt_tokens: 1, depth: 0 };
     let usual = Rates::usual(1);
     let model = Model { costs: &costs, rates: rates.unwrap_or(&usual), hits: &hits, work };
     let gpu = rates.and_then(|rates| rates.gpu.as_ref());
-    let known = gpu.map(|gpu| model.help_rates(gpu, host.kept_share() < 1.0));
+    let known = gpu.map(|gpu| model.cpu_offload_rates(gpu, host.kept_share() < 1.0));
     (known, model.expected_misses(model.hit_rate(slots.kept_share())))
 }

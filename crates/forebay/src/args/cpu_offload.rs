@@ -1,11 +1,11 @@
 //! Whether the CPU computes experts for a GPU.
 
 use clap::Args;
-use forebay_engine::CpuHelp;
+use forebay_engine::CpuOffload;
 
 /// Flattened into commands that compute, and into plan.
 #[derive(Args, Clone, Default)]
-pub struct HelpArgs {
+pub struct CpuOffloadArgs {
     /// Let the CPU always compute some of the experts that are not in VRAM [default: while the machine
     /// profile says that it is faster]
     #[arg(long)]
@@ -16,13 +16,13 @@ pub struct HelpArgs {
     pub no_cpu_experts: bool,
 }
 
-impl HelpArgs {
+impl CpuOffloadArgs {
     /// What they come to.
-    pub fn resolve(&self) -> CpuHelp {
+    pub fn resolve(&self) -> CpuOffload {
         match (self.cpu_experts, self.no_cpu_experts) {
-            (true, _) => CpuHelp::Always,
-            (false, true) => CpuHelp::Never,
-            (false, false) => CpuHelp::Auto,
+            (true, _) => CpuOffload::Always,
+            (false, true) => CpuOffload::Never,
+            (false, false) => CpuOffload::Auto,
         }
     }
 }

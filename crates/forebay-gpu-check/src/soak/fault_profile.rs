@@ -13,15 +13,15 @@ use crate::random::Random;
 
 /// What kind of disk a session has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Weather {
+pub enum FaultProfile {
     /// A good one.
     Fair,
     /// Short reads, errors, late answers, and wrong bits where there are checksums: now and then.
-    Drizzle,
+    Intermittent,
     /// The same of every second request, or of every eighth where bits flip: bytes that are wrong twice are refused.
     Storm,
     /// As drizzle; besides, now and then it is gone for longer than retries last.
-    Showers,
+    Outage,
     /// Some places take tens of milliseconds.
     Slow,
     /// One request never ends.
@@ -33,15 +33,15 @@ const SLOW_PLACES: u32 = 12;
 /// Bytes of a place that is slow or dead.
 const PLACE_BYTES: u64 = 64 << 10;
 
-impl Weather {
-    pub fn any(random: &mut Random) -> Weather {
+impl FaultProfile {
+    pub fn any(random: &mut Random) -> FaultProfile {
         match random.next() % 12 {
-            0 => Weather::Fair,
-            1..4 => Weather::Drizzle,
-            4..6 => Weather::Storm,
-            6..9 => Weather::Showers,
-            9 | 10 => Weather::Slow,
-            _ => Weather::DeadRead,
+            0 => FaultProfile::Fair,
+            1..4 => FaultProfile::Intermittent,
+            4..6 => FaultProfile::Storm,
+            6..9 => FaultProfile::Outage,
+            9 | 10 => FaultProfile::Slow,
+            _ => FaultProfile::DeadRead,
         }
     }
 
@@ -52,23 +52,23 @@ impl Weather {
         let seed = u64::from(random.next());
         let plan = FaultPlan { random_flips, seed, ..FaultPlan::default() };
         match self {
-            Weather::Fair => None,
-            Weather::Drizzle => Some(FaultPlan { random_one_in: 20, ..plan }),
-            Weather::Storm => {
+            FaultProfile::Fair => None,
+            FaultProfile::Intermittent => Some(FaultPlan { random_one_in: 20, ..plan }),
+            FaultProfile::Storm => {
                 Some(FaultPlan { random_one_in: if random_flips { 8 } else { 2 }, ..plan })
             }
-            Weather::Showers => {
+            FaultProfile::Outage => {
                 let outage_one_in = 4000 << (random.next() % 4);
                 Some(FaultPlan { random_one_in: 50, outage_one_in, ..plan })
             }
-            Weather::Slow => {
+            FaultProfile::Slow => {
                 let faults = (0..SLOW_PLACES).map(|_| {
                     let delay = Duration::from_millis(u64::from(random.next() % 30));
                     fault(path, FaultKind::Delay(delay), 5, random)
                 });
                 Some(FaultPlan { faults: faults.collect(), ..plan })
             }
-            Weather::DeadRead => {
+            FaultProfile::DeadRead => {
                 let faults = vec![fault(path, FaultKind::Never, 1, random)];
                 Some(FaultPlan { faults, ..plan })
             }

@@ -5,7 +5,7 @@ use std::num::NonZero;
 use std::thread;
 
 use forebay_cuda::{CudaError, DevicePtr, Gpu, Matrices, SplitMxfp4};
-use forebay_format::{Block, Recast, Step};
+use forebay_format::{Block, Relayout, Step};
 
 use super::memory::{DeviceArena, DevicePlan};
 use super::placed::placed_blocks;
@@ -19,25 +19,25 @@ use crate::weights::Weights;
 ///
 /// # Errors
 /// Whatever the driver says.
-pub fn recast_all(
+pub fn relayout_all(
     gpu: &Gpu,
     plan: &DevicePlan,
     arena: &DeviceArena,
     weights: &Weights,
 ) -> Result<(), CudaError> {
     for placed in placed_blocks(plan, arena, weights) {
-        let Some(recast) = &placed.block.recast else { continue };
-        let start = recast.extents.start;
-        let landings = &placed.landings()[recast.extents.clone()];
+        let Some(relayout) = &placed.block.relayout else { continue };
+        let start = relayout.extents.start;
+        let landings = &placed.landings()[relayout.extents.clone()];
         let from: Option<Vec<_>> = landings.iter().copied().collect();
         let to: Option<Vec<_>> =
-            placed.parts[start..start + recast.parts()].iter().copied().collect();
+            placed.parts[start..start + relayout.parts()].iter().copied().collect();
         // Else they pass through host memory, in their other form already.
         let Some((from, to)) = from.zip(to) else { continue };
-        if recast.steps.iter().all(has_kernel) {
-            run(gpu, recast, &from, &to, arena.kv(0))?;
+        if relayout.steps.iter().all(has_kernel) {
+            run(gpu, relayout, &from, &to, arena.kv(0))?;
         } else {
-            run_on_host(gpu, placed.block, recast, (&from, &to))?;
+            run_on_host(gpu, placed.block, relayout, (&from, &to))?;
         }
     }
     Ok(())
@@ -52,24 +52,24 @@ fn has_kernel(step: &Step) -> bool {
 fn run_on_host(
     gpu: &Gpu,
     block: &Block,
-    recast: &Recast,
+    relayout: &Relayout,
     (from, to): (&[DevicePtr<u8>], &[DevicePtr<u8>]),
 ) -> Result<(), CudaError> {
-    let extents = &block.extents[recast.extents.clone()];
+    let extents = &block.extents[relayout.extents.clone()];
     let come = from.iter().zip(extents).map(|(&at, of)| gpu.download(at, of.length as usize));
     let read = come.collect::<Result<Vec<Vec<u8>>, _>>()?;
     let read: Vec<&[u8]> = read.iter().map(Vec::as_slice).collect();
-    let mut made = vec![0; recast.bytes()];
+    let mut made = vec![0; relayout.bytes()];
     let threads = thread::available_parallelism().map_or(1, NonZero::get);
     thread::scope(|scope| {
         let (mut rest, read) = (&mut made[..], &read);
-        for share in recast.shares(recast.bytes().div_ceil(threads)) {
+        for share in relayout.shares(relayout.bytes().div_ceil(threads)) {
             let out = rest.split_off_mut(..share.out.len()).expect("parts are made of shares");
-            scope.spawn(move || recast.make(&share, read, out));
+            scope.spawn(move || relayout.make(&share, read, out));
         }
     });
     let mut made = &made[..];
-    for (&place, bytes) in to.iter().zip(recast.part_bytes()) {
+    for (&place, bytes) in to.iter().zip(relayout.part_bytes()) {
         let part = made.split_off(..bytes as usize).expect("all parts are made");
         gpu.upload(part, place)?;
     }
@@ -78,13 +78,13 @@ fn run_on_host(
 
 fn run(
     gpu: &Gpu,
-    recast: &Recast,
+    relayout: &Relayout,
     from: &[DevicePtr<u8>],
     to: &[DevicePtr<u8>],
     workspace: DevicePtr<u8>,
 ) -> Result<(), CudaError> {
     let mut made = workspace;
-    for step in &recast.steps {
+    for step in &relayout.steps {
         let second = made.offset(step.part_bytes(0));
         made = match *step {
             Step::Mxfp4 { blocks, scales, rows, row_blocks, turns } => {
@@ -113,7 +113,7 @@ fn run(
         };
     }
     let mut made = workspace;
-    for (&place, bytes) in to.iter().zip(recast.part_bytes()) {
+    for (&place, bytes) in to.iter().zip(relayout.part_bytes()) {
         gpu.copy(made, place, bytes as usize)?;
         made = made.offset(bytes as usize);
     }

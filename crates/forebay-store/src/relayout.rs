@@ -5,7 +5,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use forebay_format::{Recast, RecastShare};
+use forebay_format::{Relayout, RelayoutShare};
 
 use crate::arena::SlotBuffer;
 use crate::checker::{Answer, Checker, Work};
@@ -18,16 +18,16 @@ const SHARE_BYTES: usize = 256 << 10;
 
 /// Of a layout: where in the slot the extents are that are recast, and where the parts go.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct RecastLayout {
-    pub recast: Recast,
+pub(crate) struct RelayoutBuffer {
+    pub relayout: Relayout,
     pub from: Vec<Range<usize>>,
     pub to: Range<usize>,
 }
 
 /// One share of a recast, from a slot to memory beside it.
 pub(crate) struct Making {
-    layout: Arc<RecastLayout>,
-    share: RecastShare,
+    layout: Arc<RelayoutBuffer>,
+    share: RelayoutShare,
     slot: *const u8,
     scratch: *mut u8,
 }
@@ -52,7 +52,7 @@ impl Making {
         let Range { start, end } = self.share.out;
         // SAFETY: the scratch memory has room for all shares, of which this one is ours.
         let out = unsafe { std::slice::from_raw_parts_mut(self.scratch.add(start), end - start) };
-        self.layout.recast.make(&self.share, &from, out);
+        self.layout.relayout.make(&self.share, &from, out);
     }
 }
 
@@ -97,18 +97,18 @@ impl Scratch {
     /// If it is too small.
     pub fn making(
         &mut self,
-        layout: &Arc<RecastLayout>,
+        layout: &Arc<RelayoutBuffer>,
         slot: *mut u8,
     ) -> impl Iterator<Item = Work> {
-        assert!(layout.to.len() <= self.memory.len(), "memory to recast in was planned");
+        assert!(layout.to.len() <= self.memory.len(), "the plan counted the relayout buffer");
         let scratch = self.memory.as_mut_ptr();
-        layout.recast.shares(SHARE_BYTES).into_iter().map(move |share| {
+        layout.relayout.shares(SHARE_BYTES).into_iter().map(move |share| {
             Work::Make(Making { layout: Arc::clone(layout), share, slot, scratch })
         })
     }
 
     /// The tasks that bring them to their places.
-    pub fn copying(&self, layout: &RecastLayout, slot: *mut u8) -> impl Iterator<Item = Work> {
+    pub fn copying(&self, layout: &RelayoutBuffer, slot: *mut u8) -> impl Iterator<Item = Work> {
         let (scratch, to) = (self.memory.as_ptr(), layout.to.clone());
         to.clone().step_by(SHARE_BYTES).map(move |at| {
             let bytes = SHARE_BYTES.min(to.end - at);
@@ -124,7 +124,7 @@ impl Scratch {
 ///
 /// # Errors
 /// A thread that has ended; [`StoreError::Interrupted`] when `files` say so.
-pub(crate) fn recast_all<'a>(
+pub(crate) fn relayout_all<'a>(
     files: &FileSet,
     blocks: impl Iterator<Item = (&'a BlockLayout, &'a mut SlotBuffer)>,
     scratch_bytes: usize,
@@ -136,7 +136,7 @@ pub(crate) fn recast_all<'a>(
     let mut done = Vec::new();
     for (layout, slot) in blocks {
         files.check_interrupt()?;
-        let Some(layout) = &layout.recast else { continue };
+        let Some(layout) = &layout.relayout else { continue };
         let slot = slot.pointer();
         let making: Vec<Work> = scratch.making(layout, slot).collect();
         let copying: Vec<Work> = scratch.copying(layout, slot).collect();

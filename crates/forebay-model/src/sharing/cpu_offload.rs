@@ -56,14 +56,14 @@ impl MissSplit {
 
 /// The rates that decide about CPU offload.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct HelpRates {
+pub struct CpuOffloadRates {
     #[serde(flatten)]
     pub split: MissSplit,
     /// Seconds to copy an expert to the GPU while the CPU is idle.
     pub copy_alone_seconds: f64,
 }
 
-impl HelpRates {
+impl CpuOffloadRates {
     /// Seconds for `misses` experts of a layer, without and with CPU offload.
     pub fn seconds(&self, misses: usize) -> [f64; 2] {
         let alone = misses as f64 * self.copy_alone_seconds;
@@ -83,7 +83,7 @@ impl HelpRates {
 
 /// How CPU offload is decided.
 #[derive(Debug, Clone, PartialEq)]
-pub enum HelpWanted {
+pub enum CpuOffloadMode {
     /// It is always on.
     Always,
     /// By misses. At first they are expected ones: `expected[m]` of the layers miss `m` experts.
@@ -92,13 +92,13 @@ pub enum HelpWanted {
 
 /// Whether CPU offload is on, and why, for statistics.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct HelpStatistics {
+pub struct CpuOffloadStatistics {
     /// It is on whatever is missing.
     pub always: bool,
     pub is_on: bool,
     /// True if rates come from a machine profile, false if they were measured at the start.
     pub from_profile: bool,
-    pub rates: HelpRates,
+    pub rates: CpuOffloadRates,
     /// The basis of the last decision: misses per layer, and seconds that CPU offload saves per layer.
     pub misses_per_layer: f64,
     pub saved_seconds_per_layer: f64,
@@ -109,27 +109,27 @@ pub struct HelpStatistics {
 }
 
 /// The state of that decision.
-pub struct Help {
-    statistics: HelpStatistics,
+pub struct CpuOffloadControl {
+    statistics: CpuOffloadStatistics,
     /// Of single tokens since the last decision: layers by what they missed.
     counts: Vec<f64>,
     /// Layers with experts.
     layers: usize,
 }
 
-impl Help {
+impl CpuOffloadControl {
     /// For tokens that choose `used` experts in each of `layers` layers.
     pub fn new(
-        wanted: &HelpWanted,
-        (rates, from_profile): (HelpRates, bool),
+        wanted: &CpuOffloadMode,
+        (rates, from_profile): (CpuOffloadRates, bool),
         layers: usize,
         used: usize,
-    ) -> Help {
+    ) -> CpuOffloadControl {
         let (always, expected): (bool, &[f64]) = match wanted {
-            HelpWanted::Always => (true, &[]),
-            HelpWanted::ByMisses { expected } => (false, expected),
+            CpuOffloadMode::Always => (true, &[]),
+            CpuOffloadMode::ByMisses { expected } => (false, expected),
         };
-        let statistics = HelpStatistics {
+        let statistics = CpuOffloadStatistics {
             always,
             is_on: always,
             from_profile,
@@ -139,15 +139,15 @@ impl Help {
             counted: false,
             changes: 0,
         };
-        let mut help = Help { statistics, counts: vec![0.0; used + 1], layers };
+        let mut cpu_offload = CpuOffloadControl { statistics, counts: vec![0.0; used + 1], layers };
         if !expected.is_empty() {
-            help.decide_by(expected);
-            help.statistics.changes = 0;
+            cpu_offload.decide_by(expected);
+            cpu_offload.statistics.changes = 0;
         }
-        help
+        cpu_offload
     }
 
-    pub fn statistics(&self) -> HelpStatistics {
+    pub fn statistics(&self) -> CpuOffloadStatistics {
         self.statistics
     }
 
@@ -174,11 +174,11 @@ impl Help {
     }
 
     fn decide_by(&mut self, counts: &[f64]) {
-        let HelpStatistics { always, is_on, rates, changes, .. } = &mut self.statistics;
+        let CpuOffloadStatistics { always, is_on, rates, changes, .. } = &mut self.statistics;
         let saved = rates.saved(counts);
-        let helps = *always || saved > 0.0;
-        *changes += u64::from(helps != *is_on);
-        *is_on = helps;
+        let offloads = *always || saved > 0.0;
+        *changes += u64::from(offloads != *is_on);
+        *is_on = offloads;
         let missing = counts.iter().enumerate().map(|(misses, layers)| misses as f64 * layers);
         self.statistics.misses_per_layer = missing.sum::<f64>() / counts.iter().sum::<f64>();
         self.statistics.saved_seconds_per_layer = saved;
@@ -216,7 +216,7 @@ mod tests {
     }
 
     /// An H200 and 8 threads beside it: what one of 48 layers misses of 6 experts with 37 % and 90 % of hits.
-    const SERVER: HelpRates = HelpRates {
+    const SERVER: CpuOffloadRates = CpuOffloadRates {
         split: MissSplit {
             copy_seconds: 74e-6,
             cpu_seconds: 47e-6,
@@ -229,47 +229,47 @@ mod tests {
     const RECORDED: [f64; 7] = [0.61, 0.22, 0.10, 0.045, 0.02, 0.005, 0.0];
 
     #[test]
-    fn many_misses_are_worth_the_help_and_few_are_not() {
+    fn cpu_offload_pays_for_many_misses_and_not_for_few() {
         assert!(SERVER.saved(&UNIFORM) > 80e-6, "{}", SERVER.saved(&UNIFORM));
         assert!(SERVER.saved(&RECORDED) < 0.0, "{}", SERVER.saved(&RECORDED));
         // By a slow bus they are.
         let copy = 230e-6;
         let split = MissSplit { copy_seconds: copy, ..SERVER.split };
-        let slow = HelpRates { split, copy_alone_seconds: copy };
+        let slow = CpuOffloadRates { split, copy_alone_seconds: copy };
         assert!(slow.saved(&RECORDED) > 0.0);
     }
 
-    fn by_misses(expected: [f64; 7]) -> Help {
-        let wanted = HelpWanted::ByMisses { expected: expected.to_vec() };
-        Help::new(&wanted, (SERVER, true), 2, 6)
+    fn by_misses(expected: [f64; 7]) -> CpuOffloadControl {
+        let wanted = CpuOffloadMode::ByMisses { expected: expected.to_vec() };
+        CpuOffloadControl::new(&wanted, (SERVER, true), 2, 6)
     }
 
-    fn token(help: &mut Help, misses: [usize; 2]) -> bool {
-        let helps = help.decide();
-        misses.into_iter().for_each(|misses| help.note(misses));
-        helps
+    fn token(cpu_offload: &mut CpuOffloadControl, misses: [usize; 2]) -> bool {
+        let offloads = cpu_offload.decide();
+        misses.into_iter().for_each(|misses| cpu_offload.note(misses));
+        offloads
     }
 
     #[test]
     fn what_is_counted_corrects_what_was_expected() {
-        let mut help = by_misses(RECORDED);
-        assert_eq!(help.split(), None);
+        let mut cpu_offload = by_misses(RECORDED);
+        assert_eq!(cpu_offload.split(), None);
         for _ in 0..DECIDED_TOKENS {
-            assert!(!token(&mut help, [4, 3]), "not before it is time");
+            assert!(!token(&mut cpu_offload, [4, 3]), "not before it is time");
         }
-        assert!(token(&mut help, [1, 0]));
-        assert_eq!(help.split(), Some(SERVER.split));
-        let said = help.statistics();
+        assert!(token(&mut cpu_offload, [1, 0]));
+        assert_eq!(cpu_offload.split(), Some(SERVER.split));
+        let said = cpu_offload.statistics();
         assert!(said.counted && said.misses_per_layer == 3.5 && said.changes == 1, "{said:?}");
         // And back, also in the middle of a layer's count.
         for _ in 1..DECIDED_TOKENS {
-            assert!(token(&mut help, [1, 0]));
+            assert!(token(&mut cpu_offload, [1, 0]));
         }
-        assert!(!token(&mut help, [0, 0]));
-        assert_eq!(help.statistics().changes, 2);
+        assert!(!token(&mut cpu_offload, [0, 0]));
+        assert_eq!(cpu_offload.statistics().changes, 2);
         // Expected to be worth it from the beginning.
         assert!(by_misses(UNIFORM).decide());
-        let mut always = Help::new(&HelpWanted::Always, (SERVER, false), 2, 6);
+        let mut always = CpuOffloadControl::new(&CpuOffloadMode::Always, (SERVER, false), 2, 6);
         for _ in 0..2 * DECIDED_TOKENS {
             assert!(token(&mut always, [0, 0]));
         }

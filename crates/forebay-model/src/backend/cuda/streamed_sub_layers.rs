@@ -12,16 +12,16 @@ use forebay_compute::{Cpu, Gating};
 use forebay_cuda::{CopyStream, CudaError, DevicePtr, Gpu, InFlight, Marker, Pinned};
 use forebay_stream::{Lease, Residency};
 
-use super::cpu_units::{CpuUnits, UnitMatrices};
+use super::cpu_sub_layers::{CpuSubLayers, SubLayerMatrices};
 use super::pass_times::PassClock;
 use super::ring::Ring;
 use crate::ModelError;
-use crate::sharing::{UnitPlan, UnitRates};
-use crate::statistics::{DeviceUnits, PassTimes};
+use crate::sharing::{SubLayerPlan, SubLayerRates};
+use crate::statistics::{DeviceSubLayers, PassTimes};
 use crate::weights::PartMatrix;
 
 /// Where units live that are not in VRAM. Fields are dropped in order: nothing is unpinned that is still leased.
-pub struct HostUnits {
+pub struct HostSubLayers {
     pub residency: Residency,
     /// All of its memory, that the GPU copies from.
     pub pinned: Pinned,
@@ -30,7 +30,7 @@ pub struct HostUnits {
     /// For the units that are the CPU's, if any are.
     pub cpu: Option<Cpu>,
     /// What decided which are.
-    pub planned: Option<UnitRates>,
+    pub planned: Option<SubLayerRates>,
 }
 
 /// A lease that several copies share.
@@ -55,7 +55,7 @@ struct Taken {
 /// A unit that does not stay in VRAM.
 struct Outside {
     /// Number of the unit.
-    unit: usize,
+    sub_layer: usize,
     /// Of the layer's dense block.
     parts: Range<usize>,
     bytes: u64,
@@ -63,7 +63,7 @@ struct Outside {
 }
 
 /// Units of one model on their way.
-pub struct StreamedUnits {
+pub struct StreamedSubLayers {
     // Before what they copy from.
     in_flight: VecDeque<InFlight<SharedLease>>,
     /// Copies that were waited for: the number of the first one in flight.
@@ -75,7 +75,7 @@ pub struct StreamedUnits {
     held: Option<u64>,
     host: Residency,
     _pinned: Pinned,
-    cpu: Option<CpuUnits>,
+    cpu: Option<CpuSubLayers>,
     copies: CopyStream,
     ring: Ring<Marker>,
     ring_at: DevicePtr<u8>,
@@ -87,10 +87,10 @@ pub struct StreamedUnits {
     few: bool,
     few_next: bool,
     clock: PassClock,
-    counts: DeviceUnits,
+    counts: DeviceSubLayers,
 }
 
-impl StreamedUnits {
+impl StreamedSubLayers {
     /// For what `plan` has no place for in VRAM, with its ring at `ring_at`. The CPU takes part in passes of up to `few`
     /// tokens of `hidden` values, with feed-forwards up to `width` wide.
     ///
@@ -98,26 +98,26 @@ impl StreamedUnits {
     /// Whatever the driver says.
     pub fn new(
         gpu: &Gpu,
-        plan: &UnitPlan,
+        plan: &SubLayerPlan,
         ring_at: DevicePtr<u8>,
-        host: HostUnits,
+        host: HostSubLayers,
         (few, hidden, width): (usize, usize, usize),
-    ) -> Result<StreamedUnits, CudaError> {
-        let HostUnits { residency: host, pinned, huge_page_bytes, cpu, planned } = host;
-        let outside = plan.outside().map(|(unit, of)| Outside {
-            unit,
+    ) -> Result<StreamedSubLayers, CudaError> {
+        let HostSubLayers { residency: host, pinned, huge_page_bytes, cpu, planned } = host;
+        let outside = plan.outside().map(|(sub_layer, of)| Outside {
+            sub_layer,
             parts: of.parts.clone(),
             bytes: of.bytes,
             on_cpu: of.on_cpu,
         });
-        Ok(StreamedUnits {
+        Ok(StreamedSubLayers {
             in_flight: VecDeque::new(),
             copies_done: 0,
             taken: VecDeque::new(),
             current: None,
             held: None,
             host,
-            cpu: cpu.map(|cpu| CpuUnits::new(gpu, cpu, few, hidden, width)).transpose()?,
+            cpu: cpu.map(|cpu| CpuSubLayers::new(gpu, cpu, few, hidden, width)).transpose()?,
             copies: gpu.copy_stream()?,
             ring: Ring::new(plan.ring_bytes),
             ring_at,
@@ -127,8 +127,8 @@ impl StreamedUnits {
             few: false,
             few_next: false,
             clock: PassClock::default(),
-            counts: DeviceUnits {
-                places: plan.places(),
+            counts: DeviceSubLayers {
+                placement: plan.placement(),
                 pinned_bytes: pinned.bytes() as u64,
                 huge_page_bytes,
                 bytes_copied: 0,
@@ -151,10 +151,10 @@ impl StreamedUnits {
 
     /// The CPU, if it takes part.
     pub fn cpu(&self) -> Option<&Cpu> {
-        self.cpu.as_ref().map(CpuUnits::cpu)
+        self.cpu.as_ref().map(CpuSubLayers::cpu)
     }
 
-    pub fn statistics(&self) -> DeviceUnits {
+    pub fn statistics(&self) -> DeviceSubLayers {
         self.counts.clone()
     }
 
@@ -211,14 +211,14 @@ impl StreamedUnits {
 
     /// Where the norm before `unit` writes its input and the norm behind it finds its output, if the CPU computes it in this
     /// pass.
-    pub fn exchanged(&self, unit: usize) -> Option<[DevicePtr<f32>; 2]> {
+    pub fn exchanged(&self, sub_layer: usize) -> Option<[DevicePtr<f32>; 2]> {
         let outside = self.outside.get(self.executed)?;
         let cpu = self.cpu.as_ref()?;
-        let is_its = self.few && outside.on_cpu && outside.unit == unit;
+        let is_its = self.few && outside.on_cpu && outside.sub_layer == sub_layer;
         is_its.then(|| [cpu.inputs(), cpu.outputs()])
     }
 
-    /// Makes the unit the one at hand: kernels queued from now on find it in VRAM at [`StreamedUnits::part`], or the CPU finds
+    /// Makes the unit the one at hand: kernels queued from now on find it in VRAM at [`StreamedSubLayers::part`], or the CPU finds
     /// it in host memory.
     ///
     /// # Errors
@@ -226,8 +226,8 @@ impl StreamedUnits {
     ///
     /// # Panics
     /// When it is not the next that VRAM does not hold.
-    pub fn enter(&mut self, gpu: &Gpu, unit: usize) -> Result<(), ModelError> {
-        assert_eq!(self.outside[self.executed].unit, unit, "units come in their order");
+    pub fn enter(&mut self, gpu: &Gpu, sub_layer: usize) -> Result<(), ModelError> {
+        assert_eq!(self.outside[self.executed].sub_layer, sub_layer, "sub-layers run in order");
         self.feed()?;
         if self.taken.is_empty() {
             // Whatever waits to be read may wait for a slot of host memory that is copied from.
@@ -243,7 +243,7 @@ impl StreamedUnits {
             assert_eq!(
                 parts.len(),
                 self.outside[self.executed].parts.len(),
-                "the ring holds a unit"
+                "the ring holds a sub-layer"
             );
             self.held = Some(entered.last_copy);
             // Copies are done in their order, so the last one is enough; or it is done already.
@@ -262,8 +262,8 @@ impl StreamedUnits {
     /// When it is the CPU's, or none is at hand.
     pub fn part(&self, part: usize) -> DevicePtr<u8> {
         let first = self.outside[self.executed].parts.start;
-        let parts = self.current.as_ref().and_then(|unit| unit.parts.as_ref());
-        let parts = parts.expect("the unit at hand is in the ring");
+        let parts = self.current.as_ref().and_then(|sub_layer| sub_layer.parts.as_ref());
+        let parts = parts.expect("the current sub-layer is in the ring");
         self.ring_at.offset(parts[part - first] as usize)
     }
 
@@ -272,14 +272,14 @@ impl StreamedUnits {
     /// # Errors
     /// A failed read or device.
     pub fn leave(&mut self, gpu: &Gpu) -> Result<(), ModelError> {
-        if let Some(parts) = self.current.take().and_then(|unit| unit.parts) {
+        if let Some(parts) = self.current.take().and_then(|sub_layer| sub_layer.parts) {
             self.ring.release(parts.len(), self.copies.mark(gpu)?);
         }
         self.executed += 1;
         self.feed()
     }
 
-    /// The CPU computes the unit at hand for `tokens` rows; see [`StreamedUnits::exchanged`].
+    /// The CPU computes the unit at hand for `tokens` rows; see [`StreamedSubLayers::exchanged`].
     ///
     /// # Errors
     /// A failed read or device.
@@ -299,11 +299,18 @@ impl StreamedUnits {
         let of_block =
             |matrix: PartMatrix| PartMatrix { part: matrix.part - parts.start, ..matrix };
         let [gate, up, down] = matrices.map(of_block);
-        let StreamedUnits { cpu, host, current, clock, .. } = self;
-        let (Some(cpu), Some(unit)) = (cpu, current) else { panic!("the unit was entered") };
-        assert!(unit.parts.is_none(), "the unit at hand is the CPU's");
+        let StreamedSubLayers { cpu, host, current, clock, .. } = self;
+        let (Some(cpu), Some(sub_layer)) = (cpu, current) else {
+            panic!("a sub-layer was entered")
+        };
+        assert!(sub_layer.parts.is_none(), "the CPU computes the current sub-layer");
         clock.computes();
-        cpu.compute(host, &unit.lease.0, &UnitMatrices { gate, up, down, gating }, tokens)?;
+        cpu.compute(
+            host,
+            &sub_layer.lease.0,
+            &SubLayerMatrices { gate, up, down, gating },
+            tokens,
+        )?;
         clock.goes_on();
         Ok(())
     }

@@ -3,7 +3,7 @@
 //! The bus and the CPU work at the same time, and both read host memory. Neither is done before its own share at its own
 //! rate, nor both before all bytes have left the memory. The CPU waits while the GPU computes; copies do not.
 
-use forebay_model::{Architecture, UnitPlan, UnitRates, Weights};
+use forebay_model::{Architecture, SubLayerPlan, SubLayerRates, Weights};
 use forebay_stream::MemoryPlan;
 
 use super::cost::{Cost, Model, Prediction, Speed, Sum, batches, streamed_bytes};
@@ -34,11 +34,16 @@ struct Outside {
 }
 
 impl Outside {
-    fn of(units: &UnitPlan) -> Outside {
-        let bytes = |unit: &forebay_model::Unit| unit.bytes as f64;
-        let may = || units.outside().map(|(_, unit)| unit).filter(|unit| unit.is_feed_forward());
+    fn of(sub_layers: &SubLayerPlan) -> Outside {
+        let bytes = |sub_layer: &forebay_model::SubLayer| sub_layer.bytes as f64;
+        let may = || {
+            sub_layers
+                .outside()
+                .map(|(_, sub_layer)| sub_layer)
+                .filter(|sub_layer| sub_layer.is_feed_forward())
+        };
         Outside {
-            all_bytes: units.outside().map(|(_, unit)| bytes(unit)).sum(),
+            all_bytes: sub_layers.outside().map(|(_, sub_layer)| bytes(sub_layer)).sum(),
             feed_forward_bytes: may().map(bytes).sum(),
             feed_forwards: may().count() as f64,
         }
@@ -91,27 +96,31 @@ impl Machine {
 }
 
 /// Rates by which a session shares units between bus and CPU.
-pub(crate) fn unit_rates(
+pub(crate) fn sub_layer_rates(
     architecture: &Architecture,
     weights: &Weights,
     context: usize,
     rates: &Rates,
-    units: &UnitPlan,
-) -> UnitRates {
+    sub_layers: &SubLayerPlan,
+) -> SubLayerRates {
     let costs = ModelCosts::new(architecture, weights, context);
-    rates_of(&costs, rates, units)
+    rates_of(&costs, rates, sub_layers)
 }
 
-pub(super) fn rates_of(costs: &ModelCosts, rates: &Rates, units: &UnitPlan) -> UnitRates {
+pub(super) fn rates_of(
+    costs: &ModelCosts,
+    rates: &Rates,
+    sub_layers: &SubLayerPlan,
+) -> SubLayerRates {
     let hits = super::HitCurve::default();
     let work = super::Work { prompt_tokens: 1, depth: 0 };
     let model = Model { costs, rates, hits: &hits, work };
     let usual = GpuCosts::usual();
-    let outside = Outside::of(units);
+    let outside = Outside::of(sub_layers);
     let machine = Machine::new(&model, rates.gpu.as_ref().unwrap_or(&usual), &outside);
     let cpu_bytes = machine.cpu_bytes(&outside);
     let (copy, cpu) = machine.both;
-    UnitRates {
+    SubLayerRates {
         copy_bytes_per_second: copy,
         cpu_bytes_per_second: cpu.min(machine.cpu),
         gpu_seconds: machine.gpu_seconds - cpu_bytes / machine.gpu,
@@ -119,13 +128,13 @@ pub(super) fn rates_of(costs: &ModelCosts, rates: &Rates, units: &UnitPlan) -> U
 }
 
 impl Model<'_> {
-    pub(super) fn with_units(
+    pub(super) fn with_sub_layers(
         &self,
         gpu: &GpuCosts,
-        units: &UnitPlan,
+        sub_layers: &SubLayerPlan,
         host: &MemoryPlan,
     ) -> Prediction {
-        let outside = Outside::of(units);
+        let outside = Outside::of(sub_layers);
         let machine = Machine::new(self, gpu, &outside);
         let from_disk = streamed_bytes(host) as f64;
         let disk_seconds = from_disk / (DISK_SHARE * self.rates.disk);
@@ -146,7 +155,7 @@ impl Model<'_> {
         let seconds = copying.max(computing + on_gpu).max(both).max(reading);
         Prediction {
             generate: sum.speed(1.0, seconds),
-            prompt: self.prompt_with_units(gpu, &outside, machine.copy, from_disk),
+            prompt: self.prompt_with_sub_layers(gpu, &outside, machine.copy, from_disk),
             hit_rate: None,
             disk_experts_per_token: 0.0,
             cpu_experts_per_token: 0.0,
@@ -154,7 +163,7 @@ impl Model<'_> {
     }
 
     /// Every batch goes beside what has no place in VRAM once.
-    fn prompt_with_units(
+    fn prompt_with_sub_layers(
         &self,
         gpu: &GpuCosts,
         outside: &Outside,

@@ -10,7 +10,7 @@ use forebay_stream::{Block, MemoryPlan};
 
 use crate::ModelError;
 use crate::arch::{Architecture, Attention, Layer};
-use crate::sharing::{ALIGNMENT, UnitPlan};
+use crate::sharing::{ALIGNMENT, SubLayerPlan};
 use crate::weights::{FeedForwardWeights, PartMatrix, Weights};
 
 /// Most tokens that go through the layers together.
@@ -21,11 +21,11 @@ pub const HEAD_ROWS: usize = 32;
 
 /// Hands out places of a piece of memory that is reserved later.
 #[derive(Debug, Default)]
-pub struct Places {
+pub struct LayoutBuilder {
     end: u64,
 }
 
-impl Places {
+impl LayoutBuilder {
     fn take(&mut self, bytes: u64) -> u64 {
         let at = self.end.next_multiple_of(ALIGNMENT);
         self.end = at + bytes;
@@ -40,7 +40,7 @@ impl Places {
 
 /// Experts of one layer.
 #[derive(Debug, Clone, Copy)]
-pub struct ExpertPlaces {
+pub struct ExpertLayout {
     /// Where all of them are in a row, if they are.
     pub first: u64,
     pub slot_bytes: u64,
@@ -52,22 +52,22 @@ pub struct ExpertPlaces {
 
 /// Places of all matrices.
 #[derive(Debug, Default)]
-pub struct WeightPlaces {
+pub struct WeightLayout {
     /// By layer and part of the layer's dense block; `None`: it passes through the ring.
     pub layers: Vec<Vec<Option<u64>>>,
     /// For units on their way.
     pub ring: u64,
     /// The chunks of the output projection follow one another without gaps.
     pub head: u64,
-    pub embedding: EmbeddingPlace,
-    pub dense: Places,
-    pub experts_of: Vec<Option<ExpertPlaces>>,
-    pub experts: Places,
+    pub embedding: EmbeddingLocation,
+    pub dense: LayoutBuilder,
+    pub experts_of: Vec<Option<ExpertLayout>>,
+    pub experts: LayoutBuilder,
 }
 
 /// Where the rows of the embedding table are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum EmbeddingPlace {
+pub enum EmbeddingLocation {
     /// The table is the output projection.
     #[default]
     Head,
@@ -77,45 +77,47 @@ pub enum EmbeddingPlace {
     Rows,
 }
 
-impl WeightPlaces {
+impl WeightLayout {
     /// With places for the units that `units` has in VRAM, and for its ring; with the embedding table, if it is not the output
     /// projection, unless it `stays_on_disk`.
     pub fn new(
         architecture: &Architecture,
         weights: &Weights,
-        units: &UnitPlan,
+        sub_layers: &SubLayerPlan,
         stays_on_disk: bool,
-    ) -> Result<WeightPlaces, ModelError> {
-        let mut places = WeightPlaces::default();
+    ) -> Result<WeightLayout, ModelError> {
+        let mut layout = WeightLayout::default();
         // Kernels may read before the first matrix.
-        places.dense.take(ALIGNMENT);
-        places.experts.take(ALIGNMENT);
+        layout.dense.take(ALIGNMENT);
+        layout.experts.take(ALIGNMENT);
         for (index, layer) in weights.layers.iter().enumerate() {
             let part_bytes = weights.blocks.dense[index].part_bytes();
             let parts = part_bytes.into_iter().enumerate().map(|(part, bytes)| {
-                units.is_in_vram(index, part).then(|| places.dense.take(bytes))
+                sub_layers.is_in_vram(index, part).then(|| layout.dense.take(bytes))
             });
-            places.layers.push(parts.collect());
+            layout.layers.push(parts.collect());
             let experts = match layer.feed_forward {
                 FeedForwardWeights::Dense { .. } => None,
                 FeedForwardWeights::Experts { gate, up, down, .. } => {
                     let count = weights.blocks.experts[index].len();
-                    Some(ExpertPlaces::new(count, [gate, up, down])?)
+                    Some(ExpertLayout::new(count, [gate, up, down])?)
                 }
             };
-            places.experts_of.push(experts);
+            layout.experts_of.push(experts);
         }
-        places.ring = places.dense.take(units.ring_bytes);
+        layout.ring = layout.dense.take(sub_layers.ring_bytes);
         let head = &weights.blocks.dense[weights.layers.len()..];
         let bytes = head.iter().map(Block::bytes).sum();
-        places.head = places.dense.take(bytes);
+        layout.head = layout.dense.take(bytes);
         if !architecture.tied_embeddings {
-            places.embedding = match stays_on_disk {
-                true => EmbeddingPlace::Rows,
-                false => EmbeddingPlace::Table(places.dense.take(weights.embedding.extent.length)),
+            layout.embedding = match stays_on_disk {
+                true => EmbeddingLocation::Rows,
+                false => {
+                    EmbeddingLocation::Table(layout.dense.take(weights.embedding.extent.length))
+                }
             };
         }
-        Ok(places)
+        Ok(layout)
     }
 
     /// Places all experts, layer by layer.
@@ -131,15 +133,15 @@ impl WeightPlaces {
     }
 }
 
-impl ExpertPlaces {
-    fn new(count: usize, parts: [PartMatrix; 3]) -> Result<ExpertPlaces, ModelError> {
-        let mut slot = Places::default();
+impl ExpertLayout {
+    fn new(count: usize, parts: [PartMatrix; 3]) -> Result<ExpertLayout, ModelError> {
+        let mut slot = LayoutBuilder::default();
         let (mut at, mut part_bytes) = ([0; 3], [0; 3]);
         for (part, matrix) in parts.iter().enumerate() {
             part_bytes[part] = matrix_bytes(matrix)?;
             at[part] = slot.take(part_bytes[part]);
         }
-        Ok(ExpertPlaces { first: 0, slot_bytes: slot.bytes(), parts: at, part_bytes, count })
+        Ok(ExpertLayout { first: 0, slot_bytes: slot.bytes(), parts: at, part_bytes, count })
     }
 }
 
@@ -155,7 +157,7 @@ fn matrix_bytes(matrix: &PartMatrix) -> Result<u64, ModelError> {
 /// What is exchanged with the host, in words that follow one another, so that a copy each way is enough: ids `[batch]`,
 /// positions `[batch]`, flags, ids and values of the largest logits `[2, TOP_K_MAX]`, logits `[HEAD_ROWS, vocabulary]`.
 #[derive(Debug, Clone, Copy)]
-pub struct ExchangePlaces {
+pub struct ExchangeLayout {
     pub batch: usize,
     /// Of ids and positions, with what fills up the last aligned piece.
     pub batch_words: usize,
@@ -166,14 +168,14 @@ pub struct ExchangePlaces {
     pub words: usize,
 }
 
-impl ExchangePlaces {
-    fn new(architecture: &Architecture, batch: usize) -> ExchangePlaces {
+impl ExchangeLayout {
+    fn new(architecture: &Architecture, batch: usize) -> ExchangeLayout {
         let whole = |words: usize| words.next_multiple_of(ALIGNMENT as usize / 4);
         let (batch_words, flag_words) = (whole(2 * batch), whole(1 + architecture.layers.len()));
         let vocabulary = architecture.vocabulary;
         let rows = batch.min(HEAD_ROWS);
         let words = batch_words + flag_words + 2 * TOP_K_MAX + rows * vocabulary;
-        ExchangePlaces { batch, batch_words, flag_words, vocabulary, words }
+        ExchangeLayout { batch, batch_words, flag_words, vocabulary, words }
     }
 
     /// What the host sends.
@@ -189,11 +191,11 @@ impl ExchangePlaces {
 
 /// Places of activations and of what else a forward pass needs, all in one piece of memory.
 #[derive(Debug)]
-pub struct ActivationPlaces {
-    pub places: Places,
+pub struct ActivationLayout {
+    pub layout: LayoutBuilder,
     pub batch: usize,
     pub exchange: u64,
-    pub exchange_places: ExchangePlaces,
+    pub exchange_layout: ExchangeLayout,
     /// `[batch, hidden]` each.
     pub x: u64,
     pub normed: u64,
@@ -231,7 +233,7 @@ pub struct ActivationPlaces {
     /// Of every rotation.
     pub ropes: Vec<u64>,
     /// Of latent attention.
-    pub latent: LatentPlaces,
+    pub latent: LatentLayout,
     /// The output of the feed-forward that every token has beside its experts `[batch, hidden]`, and its inner activations.
     pub shared: u64,
     pub shared_gate: u64,
@@ -249,11 +251,11 @@ pub struct ActivationPlaces {
     pub vectors: u64,
 }
 
-impl ActivationPlaces {
+impl ActivationLayout {
     /// Bytes of everything, the tables of addresses included, which have memory of their own.
     pub fn bytes(&self) -> u64 {
         let tables = self.table_entries.map(|entries| AddressTables::bytes(entries) as u64);
-        self.places.bytes()
+        self.layout.bytes()
             + tables.iter().map(|bytes| bytes.next_multiple_of(ALIGNMENT)).sum::<u64>()
     }
 
@@ -262,8 +264,8 @@ impl ActivationPlaces {
         architecture: &Architecture,
         kv: &KvLayerShape,
         vector_floats: usize,
-    ) -> ActivationPlaces {
-        let mut places = Places::default();
+    ) -> ActivationLayout {
+        let mut layout = LayoutBuilder::default();
         let batch = BATCH_TOKENS.min(kv.context);
         let few = batch.min(MATVEC_TOKENS);
         let attention = &architecture.attention;
@@ -283,16 +285,16 @@ impl ActivationPlaces {
         let widest = [q_width, heads_width, attention.output_width(), inner, shared_width];
         let widest = widest.into_iter().fold(hidden, usize::max);
         let attention_size = attention_scratch(multiprocessors, kv, attention.heads);
-        let exchange_places = ExchangePlaces::new(architecture, batch);
+        let exchange_layout = ExchangeLayout::new(architecture, batch);
         let top_k = TopK { rows: 1, vocabulary: architecture.vocabulary, k: TOP_K_MAX };
-        let mut words = |count: usize| places.take(4 * count as u64);
+        let mut words = |count: usize| layout.take(4 * count as u64);
         let expert_layers = architecture.expert_layers().map(|of| of.count + used).sum();
         let table_entries = [expert_layers, 2 * heads_of_latent * architecture.layers.len()];
         let (codes, code_scales) = RoundedActivations::bytes(few, widest);
-        ActivationPlaces {
+        ActivationLayout {
             batch,
-            exchange: words(exchange_places.words),
-            exchange_places,
+            exchange: words(exchange_layout.words),
+            exchange_layout,
             x: words(batch * hidden),
             normed: words(batch * hidden),
             block_out: words(batch * hidden),
@@ -327,7 +329,7 @@ impl ActivationPlaces {
                 .iter()
                 .map(|rope| words(kv.context * rope.rotary_dim))
                 .collect(),
-            latent: LatentPlaces::new(attention, batch, &mut words),
+            latent: LatentLayout::new(attention, batch, &mut words),
             shared: words(if shared_width > 0 { batch * hidden } else { 0 }),
             shared_gate: words(batch * shared_width),
             shared_up: words(batch * shared_width),
@@ -338,14 +340,14 @@ impl ActivationPlaces {
             fetch_given_up: words(1),
             fetch_kept: words(hidden),
             vectors: words(vector_floats),
-            places,
+            layout,
         }
     }
 }
 
 /// Activations that latent attention needs beside the others.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct LatentPlaces {
+pub struct LatentLayout {
     /// Where queries pass through `[batch, query rank]`.
     pub q_a: u64,
     /// Queries `[batch, heads, plain + rotary]`.
@@ -365,16 +367,16 @@ pub struct LatentPlaces {
     pub rows: u64,
 }
 
-impl LatentPlaces {
+impl LatentLayout {
     fn new(
         attention: &Attention,
         batch: usize,
         words: &mut impl FnMut(usize) -> u64,
-    ) -> LatentPlaces {
-        let Some(latent) = attention.latent else { return LatentPlaces::default() };
+    ) -> LatentLayout {
+        let Some(latent) = attention.latent else { return LatentLayout::default() };
         let heads = attention.heads;
         let ids_count = batch.min(MATVEC_TOKENS) * heads;
-        LatentPlaces {
+        LatentLayout {
             q_a: words(batch * latent.query_rank.unwrap_or(0)),
             q: words(batch * attention.heads * (latent.plain + latent.rotary)),
             kv_a: words(batch * (latent.rank + latent.rotary)),
@@ -402,14 +404,14 @@ fn attention_scratch(
 
 /// Places of keys and values.
 #[derive(Debug)]
-pub struct KvPlaces {
-    pub places: Places,
-    pub layers: Vec<KvLayerPlaces>,
+pub struct KvLayout {
+    pub layout: LayoutBuilder,
+    pub layers: Vec<KvLayerLayout>,
 }
 
 /// Places of a layer's.
 #[derive(Debug, Clone, Copy)]
-pub struct KvLayerPlaces {
+pub struct KvLayerLayout {
     window: Option<usize>,
     /// Positions that are kept.
     pub rows: usize,
@@ -417,29 +419,29 @@ pub struct KvLayerPlaces {
     pub values: u64,
 }
 
-impl KvPlaces {
+impl KvLayout {
     /// For layers of `shape`, but for their rows, whose tokens come in batches of up to `batch`.
-    pub fn new(shape: &KvLayerShape, layers: &[Layer], batch: usize) -> KvPlaces {
-        let mut places = Places::default();
+    pub fn new(shape: &KvLayerShape, layers: &[Layer], batch: usize) -> KvLayout {
+        let mut layout = LayoutBuilder::default();
         let place = |layer: &Layer| {
             let rows = layer.kv_rows(batch, shape.context);
             let shape = KvLayerShape { rows, ..*shape };
-            let (keys, values) = (places.take(shape.key_bytes()), places.take(shape.value_bytes()));
-            KvLayerPlaces { window: layer.window, rows, keys, values }
+            let (keys, values) = (layout.take(shape.key_bytes()), layout.take(shape.value_bytes()));
+            KvLayerLayout { window: layer.window, rows, keys, values }
         };
         let layers = layers.iter().map(place).collect();
-        KvPlaces { places, layers }
+        KvLayout { layout, layers }
     }
 
     /// The largest position, at most `len`, from which all layers may go on.
     pub fn resumable(&self, written: usize, len: usize) -> usize {
-        let of = |layer: &KvLayerPlaces| resumable(layer.window, layer.rows, written, len);
+        let of = |layer: &KvLayerLayout| resumable(layer.window, layer.rows, written, len);
         self.layers.iter().map(of).min().unwrap_or(len)
     }
 
     /// With at least `bytes`, for who needs memory before the first token.
-    pub fn with_room_for(mut self, bytes: u64) -> KvPlaces {
-        self.places.end = self.places.end.max(bytes);
+    pub fn with_room_for(mut self, bytes: u64) -> KvLayout {
+        self.layout.end = self.layout.end.max(bytes);
         self
     }
 }
