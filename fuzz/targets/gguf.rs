@@ -1,4 +1,4 @@
-//! Whole GGUF files: every table entry that is accepted must lie inside the file, and decode.
+//! Fuzzes whole GGUF files. Every accepted table entry must lie inside the file and must decode.
 
 #![no_main]
 
@@ -9,7 +9,7 @@ fuzz_target!(|data: &[u8]| {
     forebay_fuzz::bounded(data, |data| {
         let Ok(header) = parse_gguf_bytes(data) else { return };
         for (key, value) in header.metadata.iter() {
-            // The very same value: a NaN equals nothing.
+            // The reference must be the same, because a NaN does not equal itself.
             assert!(header.metadata.get(key).is_some_and(|found| std::ptr::eq(found, value)));
         }
         for tensor in &header.tensors {

@@ -1,5 +1,5 @@
-//! Whole packs, with right checksums in front: every tensor that is accepted must lie inside the file, apart from the
-//! others, and under a checksum.
+//! Fuzzes whole packs, whose checksums are made right first. Every accepted tensor must lie inside the file, must not
+//! overlap the others, and must be covered by a checksum.
 
 #![no_main]
 
@@ -28,7 +28,7 @@ fuzz_target!(|data: &[u8]| {
     });
 });
 
-/// Makes size and checksums of header and sections right, as far as the sections are inside.
+/// Sets the right size and checksums of the header and of those sections that are inside the file.
 fn seal(mut data: Vec<u8>) -> Vec<u8> {
     if data.len() < 4096 {
         return data;

@@ -1,5 +1,5 @@
-//! Routing traces in both forms. The binary one comes without its compression, whose checksum would stop every change;
-//! what is accepted must survive being written and read again, and a replay under every policy.
+//! Fuzzes routing traces in both forms. The binary form is read without its compression, whose checksum would reject
+//! every mutation. An accepted trace must survive being written and read again, and a replay under every policy.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Whole safetensors files: every tensor that is accepted must lie inside the file.
+//! Fuzzes whole safetensors files. Every accepted tensor must lie inside the file.
 
 #![no_main]
 

@@ -1,8 +1,8 @@
-//! Chat templates. An input is the template, and behind a zero byte the conversation as JSON if it is not to be the usual
-//! one.
+//! Fuzzes chat templates. An input is the template, optionally followed by a zero byte and the conversation as JSON.
+//! Without one, a default conversation is used.
 //!
 //! The engine itself panics on some slices (minijinja 3.0: `''[::-1]`). [`ChatTemplate`] turns that into an error, so
-//! panics inside the engine are no findings; panics in our own code are, also when the engine calls it.
+//! panics inside the engine are not findings. Panics in this project's code are, also when the engine calls it.
 
 #![no_main]
 
@@ -22,7 +22,7 @@ fn conversation() -> Value {
     ])
 }
 
-/// Panics that start in the engine unwind to where they are caught; all others end the run.
+/// Panics that start in the engine unwind to where they are caught. All others end the run.
 fn tolerate_the_engine() {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {

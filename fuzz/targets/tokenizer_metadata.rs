@@ -1,8 +1,17 @@
-//! The tokenizer's part of GGUF metadata, and text through the tokenizer that it makes.
+//! Fuzzes the tokenizer's part of GGUF metadata, and the encoding of text with the resulting tokenizer.
 //!
-//! An input is lines, and a line's first byte says what the rest is: `M` model, `P` pre-tokenizer, `T` token (its type
-//! first, one digit), `S` the score of the last token, `G` merge, `F` key of a flag that is set, `I` key and number of a
-//! special token, `X` text to encode. That way a mutation is mostly a change of meaning, not of container.
+//! An input is a list of lines. The first byte of a line gives the meaning of the rest:
+//!
+//! - `M`: model.
+//! - `P`: pre-tokenizer.
+//! - `T`: token, after one digit for its type.
+//! - `S`: score of the last token.
+//! - `G`: merge.
+//! - `F`: key of a flag that is set.
+//! - `I`: key and number of a special token.
+//! - `X`: text to encode.
+//!
+//! With this form, most mutations change the meaning and not the container.
 
 #![no_main]
 

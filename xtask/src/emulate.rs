@@ -1,4 +1,4 @@
-//! Runs a command with the emulated driver of `crates/forebay-gpu-check/emulator` in the place of NVIDIA's.
+//! Runs a command with the emulated driver of `crates/forebay-gpu-check/emulator` instead of NVIDIA's.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -18,7 +18,7 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool> {
     if !built.context("running sh")?.success() {
         bail!("the emulated driver does not compile");
     }
-    // The loader reads a relative path from wherever the program is.
+    // The loader resolves a relative path against the program's working folder.
     let out = out.canonicalize()?;
     let status = Command::new(program)
         .args(rest)
@@ -29,7 +29,7 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool> {
     Ok(status.with_context(|| format!("running {program}"))?.success())
 }
 
-/// Beside what cargo builds.
+/// Returns the folder beside cargo's build output.
 fn default_folder(root: &Path) -> PathBuf {
     let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
     target.unwrap_or_else(|| root.join("target")).join("emulator")

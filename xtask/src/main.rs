@@ -1,4 +1,4 @@
-//! `cargo xtask`: chores of this repository that need more than a shell line.
+//! `cargo xtask` runs tasks of this repository that need more than a shell line.
 
 mod emulate;
 mod ptx;
@@ -7,7 +7,7 @@ mod tidy;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Every subcommand, as the documentation may name it.
+/// Every subcommand that the documentation may name.
 pub const COMMANDS: [&str; 3] = ["emulate", "ptx", "tidy"];
 
 fn main() -> ExitCode {
@@ -40,7 +40,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Asked at run time: with a target folder that several checkouts share, what was compiled in may be another's.
+/// Returns the root of this checkout. It is asked at run time: if several checkouts share a target folder, the compiled
+/// path may be another checkout's.
 fn repository_root() -> PathBuf {
     let own = std::env::var_os("CARGO_MANIFEST_DIR");
     let own = own.map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);

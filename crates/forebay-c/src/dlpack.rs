@@ -1,5 +1,6 @@
-//! Tensors as DLPack hands them from library to library. The structures are those of its public header, version 1.1
-//! (github.com/dmlc/dlpack, `include/dlpack/dlpack.h`), which every consumer of a major version 1 reads.
+//! Tensors in the form of DLPack, which libraries use to pass tensors to each other. The structures are those of its
+//! public header, version 1.1 (github.com/dmlc/dlpack, `include/dlpack/dlpack.h`). Every consumer of major version 1
+//! can read them.
 
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -80,12 +81,12 @@ pub struct Versioned {
     tensor: Tensor,
 }
 
-// The C test asserts the same numbers of the header's structures.
+// The C test asserts the same sizes of the header's structures.
 const _: () = assert!(size_of::<*mut c_void>() != 8 || size_of::<Tensor>() == 48);
 const _: () = assert!(size_of::<*mut c_void>() != 8 || size_of::<Unversioned>() == 64);
 const _: () = assert!(size_of::<*mut c_void>() != 8 || size_of::<Versioned>() == 80);
 
-/// What a type is called here. Elements that share a block have no name: their bytes do.
+/// Returns the DLPack type of elements. Elements that share a block have none, so their type is that of bytes.
 pub fn data_type(ty: TensorType) -> DataType {
     let code = match ty {
         TensorType::F64 | TensorType::F32 | TensorType::F16 => FLOAT,
@@ -101,26 +102,26 @@ pub fn data_type(ty: TensorType) -> DataType {
     DataType { code, bits, lanes: 1 }
 }
 
-/// A managed tensor, and what keeps its memory: shape and strides are the weights', too.
+/// A managed tensor with the weights that keep its memory alive. The weights also own its shape and strides.
 #[repr(C)]
 struct Holder<T> {
     managed: T,
     _weights: Arc<Weights>,
 }
 
-/// Gives a holder away; `set` tells the managed tensor where it is.
+/// Moves a holder to the heap and hands it to the caller of the API. `set` stores its address in the managed tensor.
 fn give<T>(managed: T, weights: Arc<Weights>, set: impl FnOnce(&mut T, *mut c_void)) -> *mut T {
     let holder = Box::into_raw(Box::new(Holder { managed, _weights: weights }));
-    // SAFETY: it was made above, and nothing else refers to it yet.
+    // SAFETY: the holder was created above, and nothing else refers to it yet.
     let managed = unsafe { &mut (*holder).managed };
     set(managed, holder.cast());
     managed
 }
 
 /// # Safety
-/// `context` is what [`give`] told a managed tensor of type `T`, and is given back once.
+/// `context` is the address that [`give`] passed for a managed tensor of type `T`, and is passed here only once.
 unsafe fn take_back<T>(context: *mut c_void) {
-    // A panic must not cross; there is nobody to tell.
+    // A panic must not cross the border, and there is no caller to report it to.
     let _ = catch_unwind(AssertUnwindSafe(|| {
         // SAFETY: as promised.
         drop(unsafe { Box::from_raw(context.cast::<Holder<T>>()) });
@@ -131,7 +132,7 @@ unsafe fn take_back<T>(context: *mut c_void) {
 /// `managed` is null, or came from `forebay_tensor_dlpack` and is deleted once.
 unsafe extern "C" fn delete_versioned(managed: *mut Versioned) {
     if !managed.is_null() {
-        // SAFETY: as promised; the pointer to the whole is kept inside.
+        // SAFETY: as promised. `context` holds the address of the whole holder.
         unsafe { take_back::<Versioned>((*managed).context) };
     }
 }
@@ -140,17 +141,17 @@ unsafe extern "C" fn delete_versioned(managed: *mut Versioned) {
 /// `managed` is null, or came from `forebay_tensor_dlpack_unversioned` and is deleted once.
 unsafe extern "C" fn delete_unversioned(managed: *mut Unversioned) {
     if !managed.is_null() {
-        // SAFETY: as promised; the pointer to the whole is kept inside.
+        // SAFETY: as promised. `context` holds the address of the whole holder.
         unsafe { take_back::<Unversioned>((*managed).context) };
     }
 }
 
-/// A tensor of the weights, unmanaged.
+/// Returns an unmanaged tensor of the weights.
 fn tensor(weights: &Weights, index: usize) -> Result<Tensor, Failure> {
     let it = weights.tensor(index)?;
     let kind = if weights.held.device.is_some() { CUDA } else { CPU };
     let device = Device { kind, id: weights.held.device.unwrap_or(0) as i32 };
-    // Consumers do not write there; C has no other type for it.
+    // Consumers do not write to the arrays, but the C structure has only a pointer to mutable memory.
     let array = |values: &[i64]| match values.is_empty() {
         true => null_mut(),
         false => values.as_ptr().cast_mut(),

@@ -1,7 +1,7 @@
-//! The C interface: block reads, which `include/forebay.h` documents, and loads of all weights of a file or folder with
-//! their tensors as DLPack hands them on, which `include/forebay_load.h` does.
+//! The C interface. `include/forebay.h` documents block reads. `include/forebay_load.h` documents loads of all weights
+//! of a file or folder, whose tensors are available in the form of DLPack.
 //!
-//! Handles are numbers, not addresses, so that a wrong one is an error. No panic crosses the border.
+//! Handles are numbers, not addresses, so that a wrong handle is an error. No panic crosses the border to C.
 
 mod dlpack;
 mod load;
@@ -63,17 +63,17 @@ pub struct Completion {
     error_number: i32,
 }
 
-// The C test asserts the same numbers.
+// The C test asserts the same sizes.
 const _: () = assert!(size_of::<Options>() == 48);
 const _: () = assert!(size_of::<*mut c_void>() != 8 || size_of::<Request>() == 40);
 const _: () = assert!(size_of::<Completion>() == 24);
 
 thread_local! {
-    /// The words of this thread's last failed call that is about no reader.
+    /// Message of this thread's last failed call that had no reader.
     static THREAD_WORDS: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// Runs the body of a call; a panic becomes a status.
+/// Runs the body of a call and turns a panic into a status.
 fn guarded(words: impl FnOnce(&str), body: impl FnOnce() -> Result<(), Failure>) -> Status {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => status::OK,
@@ -88,12 +88,12 @@ fn guarded(words: impl FnOnce(&str), body: impl FnOnce() -> Result<(), Failure>)
     }
 }
 
-/// A call about no reader. Its words are kept with the thread.
+/// Runs a call that has no reader. The thread keeps its error message.
 fn on_thread(body: impl FnOnce() -> Result<(), Failure>) -> Status {
     guarded(|text| THREAD_WORDS.with_borrow_mut(|words| *words = text.to_owned()), body)
 }
 
-/// A call on a reader. Its words are kept with the reader.
+/// Runs a call on a reader. The reader keeps its error message.
 fn on_entry(number: u64, body: impl FnOnce(&Entry) -> Result<(), Failure>) -> Status {
     let entry = registry::find(number);
     let words = |text: &str| {
@@ -144,7 +144,7 @@ pub unsafe extern "C" fn forebay_options_init(options: *mut Options) -> Status {
         requests_max: defaults.requests_max as u64,
         stall_milliseconds: defaults.engine.stall_timeout.as_millis() as u64,
     };
-    // SAFETY: the caller's promise is passed on.
+    // SAFETY: the caller makes the same promise.
     guarded(|_| {}, || unsafe { put(options, value, "options") })
 }
 
@@ -178,8 +178,8 @@ fn resolve(options: &Options) -> Result<ReaderOptions, Failure> {
 }
 
 /// # Safety
-/// `paths` holds `count` addresses of texts that end with a zero byte; `options` is null or valid;
-/// `reader` is null or valid for a write.
+/// `paths` holds `count` addresses of texts that end with a zero byte. `options` is null or valid. `reader` is null or
+/// valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn forebay_open(
     paths: *const *const c_char,
@@ -280,7 +280,7 @@ fn raw(request: &Request) -> Result<RawRequest, Failure> {
 }
 
 /// # Safety
-/// `destination` is valid for writes of `length` bytes, which nothing else uses meanwhile.
+/// `destination` is valid for writes of `length` bytes, and nothing else uses these during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn forebay_read(
     reader: u64,
@@ -309,8 +309,8 @@ fn full() -> Failure {
 }
 
 /// # Safety
-/// `requests` holds `count` requests, with destinations that keep the header's buffer rule;
-/// `accepted` is null or valid for a write.
+/// `requests` holds `count` requests, with destinations that follow the header's buffer rule. `accepted` is null or
+/// valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn forebay_submit(
     reader: u64,
@@ -326,9 +326,9 @@ pub unsafe extern "C" fn forebay_submit(
                 return Err(Failure::argument("requests is a null pointer"));
             }
             for index in 0..count {
-                // SAFETY: `requests` holds `count` of them.
+                // SAFETY: `requests` holds `count` requests.
                 let request = raw(&unsafe { requests.add(index).read_unaligned() })?;
-                // SAFETY: the caller keeps the buffer rule.
+                // SAFETY: the caller follows the buffer rule.
                 if !unsafe { reader.submit(request) } {
                     return Err(full());
                 }
@@ -347,7 +347,7 @@ pub unsafe extern "C" fn forebay_submit(
 }
 
 /// # Safety
-/// `completions` is valid for writes of `capacity` of them, `count` for one; or null.
+/// `completions` is null or valid for writes of `capacity` completions, and `count` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn forebay_poll(
     reader: u64,
@@ -355,12 +355,12 @@ pub unsafe extern "C" fn forebay_poll(
     capacity: usize,
     count: *mut usize,
 ) -> Status {
-    // SAFETY: the caller's promise is passed on.
+    // SAFETY: the caller makes the same promise.
     unsafe { collect(reader, completions, capacity, count, RawReader::poll) }
 }
 
 /// # Safety
-/// As [`forebay_poll`].
+/// The requirements of [`forebay_poll`] hold.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn forebay_wait(
     reader: u64,
@@ -368,14 +368,14 @@ pub unsafe extern "C" fn forebay_wait(
     capacity: usize,
     count: *mut usize,
 ) -> Status {
-    // SAFETY: the caller's promise is passed on.
+    // SAFETY: the caller makes the same promise.
     unsafe { collect(reader, completions, capacity, count, RawReader::wait) }
 }
 
 type First = fn(&mut RawReader) -> Result<Option<ReadAnswer>, forebay_store::StoreError>;
 
 /// # Safety
-/// As [`forebay_poll`].
+/// The requirements of [`forebay_poll`] hold.
 unsafe fn collect(
     reader: u64,
     completions: *mut Completion,
@@ -396,7 +396,7 @@ unsafe fn collect(
             // SAFETY: handed < capacity.
             unsafe { completions.add(handed).write_unaligned(completed(&answer, entry)) };
             handed += 1;
-            // SAFETY: as promised; written at once, so that nothing is lost if the engine fails.
+            // SAFETY: as promised. The count is written at once, so that nothing is lost if the engine fails.
             unsafe { put(count, handed, "count") }?;
             next = if handed < capacity { reader.poll()? } else { None };
         }
@@ -411,7 +411,8 @@ fn completed(answer: &ReadAnswer, entry: &Entry) -> Completion {
         ReaderEnd::Failed(error) => {
             *lock(&entry.words) = error.to_string();
             let (status, error_number) = status::of_read(error);
-            // Whatever went wrong first: the memory is what the caller must know about.
+            // A stalled read takes precedence over its error, because the caller must know that the memory is still in
+            // use.
             let status = if answer.destination_is_free { status } else { status::STALLED };
             Completion { user_data, bytes: 0, status, error_number }
         }
@@ -436,7 +437,7 @@ pub extern "C" fn forebay_close(reader: u64) -> Status {
             Ok(all_free) => all_free,
             Err(error @ forebay_store::StoreError::WrongThread { .. }) => return Err(error.into()),
             Err(error) => {
-                // Nothing can be known about the destinations any more.
+                // The state of the destinations is unknown from here on.
                 registry::remove(number);
                 drop(place.take());
                 let words = format!("closed, but the destinations must stay: {error}");

@@ -12,9 +12,9 @@ use crate::out_parameters::{bytes_of, put, put_struct, put_text};
 use crate::status::{self, Failure, Status};
 use crate::{on_thread, weights};
 
-/// Elements share blocks: data type and shape for DLPack are those of bytes.
+/// Flag: elements share blocks, so data type and shape for DLPack are those of bytes.
 const TENSOR_BLOCKS: u32 = 1;
-/// Entries of the outermost dimension are further apart than they are long.
+/// Flag: entries of the outermost dimension are further apart than they are long.
 const TENSOR_APART: u32 = 2;
 
 type Progress = unsafe extern "C" fn(*mut c_void, u64, u64) -> c_int;
@@ -73,7 +73,7 @@ pub struct Statistics {
     cpu_seconds: f64,
 }
 
-// The C test asserts the same numbers.
+// The C test asserts the same sizes.
 const _: () = assert!(size_of::<*mut c_void>() != 8 || size_of::<LoadOptions>() == 56);
 const _: () = assert!(size_of::<*mut c_void>() != 8 || size_of::<Tensor>() == 88);
 const _: () = assert!(size_of::<Statistics>() == 88);
@@ -101,11 +101,11 @@ pub unsafe extern "C" fn forebay_load_options_init(
     options: *mut LoadOptions,
     bytes: usize,
 ) -> Status {
-    // SAFETY: the caller's promise is passed on.
+    // SAFETY: the caller makes the same promise.
     on_thread(|| unsafe { put_struct(options, bytes, LoadOptions::default(), "options") })
 }
 
-/// The GPU that a text names; `None` for host memory.
+/// Returns the GPU that a text names, or `None` for host memory.
 fn device(name: &[u8]) -> Result<Option<usize>, Failure> {
     let unknown = || {
         let name = String::from_utf8_lossy(name);
@@ -158,7 +158,7 @@ fn resolve(options: &LoadOptions, ordinal: Option<usize>) -> Result<HoldRequest,
 /// # Safety
 /// `options` is valid for reads of as many bytes as its first field says.
 unsafe fn read_options(options: *const LoadOptions) -> Result<LoadOptions, Failure> {
-    // SAFETY: as promised; the first field is in every version.
+    // SAFETY: as promised. The first field is in every version.
     if unsafe { options.cast::<u64>().read_unaligned() } != size_of::<LoadOptions>() as u64 {
         return Err(Failure::argument("options were not made by forebay_load_options_init"));
     }
@@ -167,8 +167,8 @@ unsafe fn read_options(options: *const LoadOptions) -> Result<LoadOptions, Failu
 }
 
 /// # Safety
-/// `path` and `device` are null or texts that end with a zero byte; `options` is null or valid, and its function may be
-/// called; `weights` is null or valid for a write.
+/// `path` and `device` are null or texts that end with a zero byte. `options` is null or valid, and its function may be
+/// called. `weights` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn forebay_load(
     path: *const c_char,
@@ -188,7 +188,7 @@ pub unsafe extern "C" fn forebay_load(
         };
         let request = resolve(&options, self::device(name)?)?;
         let mut progress = |done, total| match options.progress {
-            // SAFETY: the caller promises that it may be called.
+            // SAFETY: the caller promises that the function may be called.
             Some(tell) if unsafe { tell(options.progress_user, done, total) } != 0 => {
                 ControlFlow::Break(())
             }
@@ -252,7 +252,7 @@ pub unsafe extern "C" fn forebay_weights_tensor(
 }
 
 /// # Safety
-/// `name` is null or a text that ends with a zero byte; `index` is null or valid for a write.
+/// `name` is null or a text that ends with a zero byte. `index` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn forebay_weights_find(
     weights: u64,

@@ -1,10 +1,10 @@
-//! Reading from and writing to addresses of the caller's.
+//! Access to addresses that the caller passed.
 
 use std::ffi::{CStr, c_char};
 
 use crate::status::Failure;
 
-/// Writes to an address of the caller's.
+/// Writes to an address that the caller passed.
 ///
 /// # Safety
 /// `place` is null or valid for a write.
@@ -35,7 +35,8 @@ pub unsafe fn put_text(words: &str, text: *mut c_char, capacity: usize) -> Resul
     Ok(())
 }
 
-/// Writes a structure of which the caller says how large its own is: there is one version so far.
+/// Writes a structure whose size in the caller's header is `capacity`. There is one version so far,
+/// so the sizes must be equal.
 ///
 /// # Safety
 /// `place` is null or valid for writes of `capacity` bytes.

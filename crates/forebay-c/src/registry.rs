@@ -1,4 +1,4 @@
-//! Readers by number: a number that was never given out, or was closed, is refused.
+//! Readers by number. A number that was never issued, or whose reader was closed, is an error.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,22 +8,23 @@ use forebay_store::RawReader;
 
 use crate::status::{BAD_READER, Failure};
 
-/// A reader and the words of its last error.
+/// A reader and the message of its last error.
 pub struct Entry {
-    /// `None` once it is closed.
+    /// `None` once the reader is closed.
     pub reader: Mutex<Option<RawReader>>,
     pub words: Mutex<String>,
 }
 
 static READERS: LazyLock<Mutex<HashMap<u64, Arc<Entry>>>> = LazyLock::new(Mutex::default);
 
-/// A number that nothing had before: readers and weights have different ones, so that neither passes for the other.
+/// Returns a number that was never used before. Readers and weights share one sequence, so that one cannot be mistaken
+/// for the other.
 pub fn next_number() -> u64 {
     static LAST: AtomicU64 = AtomicU64::new(0);
     LAST.fetch_add(1, Ordering::Relaxed) + 1
 }
 
-/// A lock that a panic elsewhere does not close: what is behind it is whole at every step.
+/// Locks a mutex even if a thread panicked while it held the lock. The data are consistent at every step.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

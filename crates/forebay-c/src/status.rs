@@ -1,4 +1,4 @@
-//! What went wrong, as a number.
+//! Errors as numbers.
 
 #[cfg(feature = "cuda")]
 use forebay_cuda::CudaError;
@@ -30,7 +30,7 @@ pub const NO_DEVICE: Status = 17;
 pub const DEVICE_FAILED: Status = 18;
 pub const UNKNOWN_TENSOR: Status = 19;
 
-/// Names by number.
+/// Names of the statuses, indexed by number.
 pub const NAMES: [&std::ffi::CStr; 20] = [
     c"FOREBAY_OK",
     c"FOREBAY_INVALID_ARGUMENT",
@@ -54,7 +54,7 @@ pub const NAMES: [&std::ffi::CStr; 20] = [
     c"FOREBAY_UNKNOWN_TENSOR",
 ];
 
-/// A status and its words.
+/// A status and its error message.
 #[derive(Debug)]
 pub struct Failure {
     pub status: Status,
@@ -95,7 +95,7 @@ impl From<StoreError> for Failure {
 impl From<EngineError> for Failure {
     fn from(error: EngineError) -> Failure {
         let words = match &error {
-            // Without the flags of the command line.
+            // These messages do not mention flags of the command line.
             #[cfg(feature = "cuda")]
             EngineError::Cuda(error) => error.to_string(),
             EngineError::NoCuda => "this build of the library has no CUDA support".to_owned(),
@@ -146,7 +146,7 @@ fn of_cuda(error: &CudaError) -> Status {
     }
 }
 
-/// Status and errno of one block's failure.
+/// Returns the status and errno of one block's failure.
 pub fn of_read(error: &ReadError) -> (Status, i32) {
     match error {
         ReadError::Io { source, .. } => (IO_ERROR, source.raw_os_error().unwrap_or(0)),

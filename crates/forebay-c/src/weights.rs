@@ -1,4 +1,4 @@
-//! Weights by number, described as C and DLPack want to have them.
+//! Weights by number, with descriptions in the form that C and DLPack need.
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
@@ -16,24 +16,24 @@ pub struct Weights {
     tensors: Vec<Described>,
 }
 
-// Managed tensors are deleted by any thread.
+// A consumer may delete a managed tensor on any thread.
 const _: () = {
     const fn crosses_threads<T: Send + Sync>() {}
     crosses_threads::<Weights>();
 };
 
-/// A tensor beside what is said of it.
+/// A tensor with its description.
 pub struct Described {
     address: u64,
-    /// Ends with a zero byte.
+    /// Name, terminated by a zero byte.
     pub name: CString,
     pub type_name: CString,
-    /// In elements, outermost dimension first.
+    /// Number of elements in each dimension, outermost first.
     pub shape: Box<[i64]>,
     pub data_type: DataType,
-    /// The same in elements of `data_type`: rows of blocks are rows of bytes.
+    /// The shape in elements of `data_type`. Rows of blocks become rows of bytes.
     pub dlpack_shape: Box<[i64]>,
-    /// `None` if entries of the outermost dimension are not a whole number of elements apart.
+    /// Strides, or `None` if entries of the outermost dimension are not a whole number of elements apart.
     strides: Option<Box<[i64]>>,
 }
 
@@ -50,9 +50,9 @@ pub fn find(number: u64) -> Result<Arc<Weights>, Failure> {
     lock(&WEIGHTS).get(&number).cloned().ok_or_else(|| bad(number))
 }
 
-/// Forgets a number. The memory goes with the last one who has it.
+/// Removes a number. The memory is released with the last reference to the weights.
 pub fn remove(number: u64) -> Result<(), Failure> {
-    // Not under the lock: giving memory back may wait for a GPU.
+    // The drop is not under the lock, because releasing memory may wait for a GPU.
     let removed = lock(&WEIGHTS).remove(&number);
     removed.map(drop).ok_or_else(|| bad(number))
 }
@@ -74,7 +74,7 @@ impl Weights {
 impl Described {
     fn new(tensor: &HeldTensor) -> Described {
         let HeldTensor { info, address, stride } = tensor;
-        // The name of a JSON file may have a zero byte inside; for C it ends there.
+        // A name in a JSON file may contain a zero byte. For C the name ends there.
         let text = |text: &str| {
             let bytes: Vec<u8> = text.bytes().take_while(|&byte| byte != 0).collect();
             CString::new(bytes).unwrap_or_default()
@@ -98,7 +98,7 @@ impl Described {
     }
 
     pub fn data(&self) -> *mut c_void {
-        // On the host the loader has told others of this memory; on a GPU the address is the device's.
+        // On the host, the loader has exposed the provenance of this memory. On a GPU, the address is the device's.
         std::ptr::with_exposed_provenance_mut(self.address as usize)
     }
 
@@ -109,7 +109,8 @@ impl Described {
     }
 }
 
-/// Distances in elements: rows follow each other, entries of the outermost dimension are `outer` bytes apart.
+/// Returns the distances in elements: rows are contiguous, and entries of the outermost dimension are `outer` bytes
+/// apart. Returns `None` if that is not a whole number of elements.
 fn strides(shape: &[i64], outer: u64, element_bytes: u64) -> Option<Box<[i64]>> {
     let mut strides = vec![1; shape.len()];
     for at in (0..shape.len().saturating_sub(1)).rev() {

@@ -1,4 +1,4 @@
-//! A program in C that loads everything the fixtures have, and what must be refused.
+//! Tests with a C program that loads everything in the fixtures, and with loads that must be refused.
 
 mod support;
 
@@ -12,7 +12,7 @@ use support::{compile, compile_linked, here};
 #[cfg(feature = "cuda")]
 use support::{compile_driver, skip};
 
-/// Runs the program, which ends with `ok`.
+/// Runs the program, whose output must end with `ok`.
 fn run(program: &Path, arguments: &[&Path]) {
     succeeds(Command::new(program).args(arguments), arguments);
 }
@@ -24,19 +24,19 @@ fn succeeds(command: &mut Command, arguments: &[&Path]) {
     assert_eq!(output.stdout, b"ok\n");
 }
 
-/// Packs a model into a folder; `None` for one that cannot run.
+/// Packs a model into a folder. Returns `None` for a model that cannot run.
 fn packed(model: &Path, folder: &Path, number: usize) -> Option<PathBuf> {
     let packed = folder.join(format!("{number}.fbay"));
     let out = OutputFile::create(&packed).expect("a new file");
     match pack(model, out, IoKind::Auto, &mut |_, _| true) {
         Ok(_) => Some(packed),
-        // What cannot run cannot be packed.
+        // A model that cannot run cannot be packed.
         Err(EngineError::Model(_)) => None,
         Err(error) => panic!("{}: {error}", model.display()),
     }
 }
 
-/// GGUF files and safetensors folders of the fixtures: `FOREBAY_FIXTURES`, else those inside the project.
+/// Returns the GGUF files and safetensors folders of `FOREBAY_FIXTURES`, else of the project's own fixtures.
 fn models() -> Vec<PathBuf> {
     let set = std::env::var_os("FOREBAY_FIXTURES").map(PathBuf::from);
     let set = set.unwrap_or_else(|| here().join("../../fixtures"));

@@ -1,4 +1,4 @@
-//! The header, the symbols, and a program in C that uses both.
+//! Tests of the header and the symbols, with a C program that uses both.
 
 mod support;
 
@@ -9,7 +9,7 @@ use std::process::Command;
 use forebay_store::{Arena, EngineOptions, FileSet, IoKind, open_engine};
 use support::{compile, here, libraries, skip};
 
-/// Two files with noise in them.
+/// Writes two files of random bytes.
 fn files(folder: &Path) -> [PathBuf; 2] {
     [3_000_017, 70_001].map(|bytes: usize| {
         let path = folder.join(format!("weights-{bytes}"));
@@ -49,7 +49,7 @@ fn a_c_program_reads_what_pread_reads() {
     }
 }
 
-/// Names before an opening parenthesis.
+/// Returns the names before an opening parenthesis.
 fn functions(text: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for (at, _) in text.match_indices("forebay_") {

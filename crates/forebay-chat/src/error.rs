@@ -1,6 +1,6 @@
 use forebay_text::TextError;
 
-/// Why messages could not be read or rendered.
+/// Error of reading or rendering messages.
 #[derive(Debug, thiserror::Error)]
 pub enum ChatError {
     #[error(transparent)]

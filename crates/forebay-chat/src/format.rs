@@ -1,4 +1,4 @@
-//! What a family of models writes, and what its chat template wants to be given.
+//! Output format of a family of models, and the input that its chat template expects.
 
 use std::str::FromStr;
 
@@ -7,16 +7,16 @@ use serde_json::{Map, Value, json};
 
 use crate::{ChatError, Message};
 
-/// The names under which templates look for the reasoning of a message.
+/// Names under which templates look for the reasoning of a message.
 const REASONING_FIELDS: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
-/// How a model marks the parts of an answer, and how its template names them.
+/// Marks around the parts of a model's answer, and the names that its template uses for them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Format {
     pub(crate) kind: Kind,
     /// Fields of a message that the template reads reasoning from.
     reasoning_fields: Vec<&'static str>,
-    /// The template writes a tool call's arguments as they are, so it gets the model's own text.
+    /// True if the template writes a tool call's arguments as they are. It then gets the model's own text.
     arguments_as_text: bool,
     variables: Vec<String>,
 }
@@ -34,7 +34,7 @@ pub(crate) enum Kind {
     Harmony,
 }
 
-/// How a model writes a tool call between its tags.
+/// Syntax of a tool call between its tags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ToolSyntax {
     /// Hermes and Qwen: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
@@ -47,7 +47,7 @@ pub enum ToolSyntax {
     DeepSeek,
 }
 
-/// How much a model shall think.
+/// Amount of thinking that is requested from a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Think {
     On,
@@ -80,11 +80,10 @@ impl FromStr for Think {
 }
 
 impl Format {
-    /// Recognises a model's format from its chat template and vocabulary. Without a template every
-    /// text is content.
+    /// Recognises a model's format from its chat template and vocabulary. Without a template, all text is content.
     ///
     /// # Errors
-    /// A template that cannot be analysed.
+    /// Returns an error if the template cannot be analysed.
     pub fn recognise(
         template: Option<&ChatTemplate>,
         tokenizer: Option<&Tokenizer>,
@@ -110,20 +109,20 @@ impl Format {
         })
     }
 
-    /// Whether the model may think before it answers.
+    /// Returns true if the model may think before it answers.
     pub fn reasons(&self) -> bool {
         matches!(self.kind, Kind::Harmony | Kind::Tagged { thinking: true, .. })
     }
 
-    /// The variables that the template reads beside the conversation.
+    /// Returns the variables that the template reads besides the conversation.
     pub fn variables(&self) -> &[String] {
         &self.variables
     }
 
-    /// The variables that make the model think as much as `think` says.
+    /// Returns the variables that make the model think as much as `think` requests.
     ///
     /// # Errors
-    /// [`ChatError::Think`] with what the template supports.
+    /// Returns [`ChatError::Think`] with the supported values if the template does not support `think`.
     pub fn think(&self, think: Think) -> Result<Map<String, Value>, ChatError> {
         let has = |name: &str| self.variables.iter().any(|variable| variable == name);
         let switch = ["enable_thinking", "thinking"].into_iter().find(|name| has(name));
@@ -150,7 +149,7 @@ impl Format {
     /// Checks that the template reads a variable.
     ///
     /// # Errors
-    /// [`ChatError::UnknownVariable`] with those that it reads.
+    /// Returns [`ChatError::UnknownVariable`] with the variables that the template reads.
     pub fn check_variable(&self, name: &str) -> Result<(), ChatError> {
         if self.variables.iter().any(|variable| variable == name) {
             return Ok(());
@@ -162,10 +161,10 @@ impl Format {
         Err(ChatError::UnknownVariable { name: name.to_owned(), known })
     }
 
-    /// The prompt for a conversation, ending where the model's answer begins.
+    /// Renders the prompt for a conversation. It ends where the model's answer begins.
     ///
     /// # Errors
-    /// Those of [`ChatTemplate::render`].
+    /// Returns the errors of [`ChatTemplate::render`].
     pub fn render(
         &self,
         template: &ChatTemplate,
@@ -183,8 +182,8 @@ impl Format {
         Ok(template.render(&input)?)
     }
 
-    /// A message with the fields that the template reads. Which past reasoning stays in the prompt
-    /// is the template's decision.
+    /// Returns a message with the fields that the template reads. The template decides which past reasoning stays in
+    /// the prompt.
     fn for_template(&self, message: &Message) -> Value {
         let mut value = message.to_json();
         let Some(object) = value.as_object_mut() else { return value };
@@ -193,8 +192,8 @@ impl Format {
             for field in &self.reasoning_fields {
                 object.insert((*field).to_owned(), json!(reasoning));
             }
-            // The template of gpt-oss takes the reasoning of a tool call or its preamble, never
-            // both; the model was trained to see its reasoning.
+            // The template of gpt-oss uses the reasoning of a tool call or its preamble, never both. The model was
+            // trained to see its reasoning.
             if self.kind == Kind::Harmony && !message.tool_calls.is_empty() {
                 object.insert("content".into(), json!(""));
             }
@@ -208,8 +207,8 @@ impl Format {
     }
 }
 
-/// Replaces the text of a call's arguments by the JSON that it holds. Text that is not JSON (an
-/// answer that was cut) stays text.
+/// Replaces the text of a call's arguments by the JSON that it holds. Text that is not JSON, such as an answer that was
+/// cut, stays text.
 fn arguments_to_value(call: &mut Value) {
     let Some(arguments) = call.pointer_mut("/function/arguments") else { return };
     let parsed = arguments.as_str().and_then(|text| serde_json::from_str::<Value>(text).ok());
@@ -232,7 +231,7 @@ fn tool_syntax(source: &str) -> Option<ToolSyntax> {
     }
 }
 
-/// Whether a template reads the field `name` of something: `.name`, `['name']` or `'name' in`.
+/// Returns true if a template reads a field `name`, as `.name`, `['name']` or `'name' in`.
 fn reads(source: &str, name: &str) -> bool {
     source.match_indices(name).any(|(at, _)| {
         let before = source[..at].chars().next_back();
@@ -242,8 +241,8 @@ fn reads(source: &str, name: &str) -> bool {
     })
 }
 
-/// Whether the template writes the text of a tool call's arguments as it is. Some templates do,
-/// some turn a value into JSON and would quote a text, some iterate over an object.
+/// Returns true if the template writes the text of a tool call's arguments as it is. Some templates do. Others turn a
+/// value into JSON and would quote a text, and some iterate over an object.
 fn writes_arguments_verbatim(template: &ChatTemplate) -> bool {
     const ARGUMENTS: &str = "{\"needle\":  1}";
     let function = json!({ "name": "f", "arguments": ARGUMENTS });

@@ -4,8 +4,8 @@ use serde_json::{Value, json};
 
 use crate::{ChatError, Message};
 
-/// The messages of a conversation, oldest first. Instructions (system and developer messages at the
-/// beginning) stay; everything after them is turns, each of which begins with a user message.
+/// Messages of a conversation, oldest first. Instructions are the system and developer messages at
+/// the beginning. All later messages form turns, each of which begins with a user message.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct History {
     messages: Vec<Message>,
@@ -24,17 +24,17 @@ impl History {
         self.messages.push(message);
     }
 
-    /// Whether the newest message still waits for its answer.
+    /// Returns true if the newest message is from the user and still needs an answer.
     pub fn ends_with_user(&self) -> bool {
         self.messages.last().is_some_and(|message| message.role == "user")
     }
 
-    /// Forgets every turn; instructions stay.
+    /// Removes every turn and keeps the instructions.
     pub fn clear(&mut self) {
         self.messages.truncate(self.instructions());
     }
 
-    /// The text of the system message, if the conversation has one.
+    /// Returns the text of the system message, if the conversation has one.
     pub fn system(&self) -> Option<&str> {
         let first = self.messages.first().filter(|message| message.is_instruction());
         first.map(|message| message.content.as_str())
@@ -47,13 +47,13 @@ impl History {
         self.messages.splice(..count, new);
     }
 
-    /// Turns that are in the conversation.
+    /// Returns the number of turns in the conversation.
     pub fn turns(&self) -> usize {
         self.messages.iter().filter(|message| message.role == "user").count()
     }
 
-    /// Removes the oldest turn: its user message and everything up to the next one. Returns whether
-    /// there was one beside the newest, which stays.
+    /// Removes the oldest turn: its user message and everything up to the next one. Never removes
+    /// the newest turn. Returns true if a turn was removed.
     pub fn drop_oldest_turn(&mut self) -> bool {
         let start = self.instructions();
         let is_user = |message: &Message| message.role == "user";
@@ -63,7 +63,7 @@ impl History {
         true
     }
 
-    /// The conversation as a JSON object with `messages`, which `forebay render` accepts.
+    /// Returns the conversation as a JSON object with `messages`, which `forebay render` accepts.
     pub fn to_json(&self) -> Value {
         json!({ "messages": self.messages.iter().map(Message::to_json).collect::<Vec<_>>() })
     }
@@ -71,7 +71,7 @@ impl History {
     /// Reads a conversation from JSON.
     ///
     /// # Errors
-    /// As [`Message::list_from_json`].
+    /// Returns the errors of [`Message::list_from_json`].
     pub fn from_json(value: &Value) -> Result<History, ChatError> {
         Message::list_from_json(value).map(History::new)
     }

@@ -1,9 +1,9 @@
-//! Messages to text and back, for each family of chat models.
+//! Conversion between messages and text for each family of chat models.
 //!
 //! A [`Format`] is recognised from a model's chat template and vocabulary. [`Format::render`] turns
-//! [`Message`]s into the prompt that the template defines. A [`Parser`] turns generated tokens into
-//! a message again: reasoning, content and tool calls. It reports them as they arrive, so that a
-//! caller can show an answer while it is made. [`History`] holds a conversation of parsed messages.
+//! [`Message`]s into the prompt that the template defines. A [`Parser`] turns generated tokens back
+//! into a message: reasoning, content and tool calls. It reports them as they arrive, so that a
+//! caller can show an unfinished answer. [`History`] holds a conversation of parsed messages.
 //!
 //! The crate does no input or output: no terminal, no HTTP.
 

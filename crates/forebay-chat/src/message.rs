@@ -4,19 +4,19 @@ use serde_json::{Map, Value, json};
 
 use crate::ChatError;
 
-/// One message. Its parts are what the author said, without the marks that a family of models puts
+/// One message. Its parts are the author's text, without the marks that a family of models puts
 /// around them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Message {
     /// `system`, `developer`, `user`, `assistant` or `tool`.
     pub role: String,
     pub content: String,
-    /// What the model thought before it answered.
+    /// Reasoning that the model wrote before its answer.
     pub reasoning: Option<String>,
     pub tool_calls: Vec<ToolCall>,
-    /// The call that a `tool` message answers.
+    /// Id of the call that a `tool` message answers.
     pub tool_call_id: Option<String>,
-    /// The tool that a `tool` message comes from.
+    /// Name of the tool that a `tool` message comes from.
     pub name: Option<String>,
 }
 
@@ -25,23 +25,23 @@ pub struct Message {
 pub struct ToolCall {
     pub id: Option<String>,
     pub name: String,
-    /// JSON as the model wrote it: an object, if the model kept to its format.
+    /// JSON as the model wrote it. It is an object if the model followed its format.
     pub arguments: String,
 }
 
 impl Message {
-    /// A message that has only a role and content.
+    /// Creates a message that has only a role and content.
     pub fn new(role: &str, content: impl Into<String>) -> Message {
         Message { role: role.to_owned(), content: content.into(), ..Message::default() }
     }
 
-    /// Whether the message is a standing instruction and no part of a turn.
+    /// Returns true if the message is a standing instruction and not part of a turn.
     pub fn is_instruction(&self) -> bool {
         self.role == "system" || self.role == "developer"
     }
 
-    /// The message as the OpenAI chat completion API writes it, with `reasoning_content` beside
-    /// `content`.
+    /// Returns the message in the form of the OpenAI chat completion API, with `reasoning_content`
+    /// beside `content`.
     pub fn to_json(&self) -> Value {
         let mut object = Map::new();
         object.insert("role".into(), json!(self.role));
@@ -61,12 +61,12 @@ impl Message {
         Value::Object(object)
     }
 
-    /// Reads what [`Message::to_json`] writes, and what clients of the OpenAI API send: `content`
-    /// may be null or a list of text parts, `arguments` may be an object. `number` counts from 1
-    /// and is for the error.
+    /// Reads the output of [`Message::to_json`] and the messages that clients of the OpenAI API
+    /// send. `content` may be null or a list of text parts, and `arguments` may be an object.
+    /// `number` is the message's number from 1 for the error.
     ///
     /// # Errors
-    /// [`ChatError::Message`] with the field that is wrong.
+    /// Returns [`ChatError::Message`] with the field that is wrong.
     pub fn from_json(value: &Value, number: usize) -> Result<Message, ChatError> {
         let wrong = |reason: &str| ChatError::Message { number, reason: reason.to_owned() };
         let object = value.as_object().ok_or_else(|| wrong("must be a JSON object"))?;
@@ -107,7 +107,8 @@ impl Message {
     /// Reads a list of messages, or an object that has the list as `messages`.
     ///
     /// # Errors
-    /// As [`Message::from_json`], or [`ChatError::NoMessages`].
+    /// Returns the errors of [`Message::from_json`], and [`ChatError::NoMessages`] if there is no
+    /// list.
     pub fn list_from_json(value: &Value) -> Result<Vec<Message>, ChatError> {
         let list = match value {
             Value::Array(list) => Some(list),
@@ -120,7 +121,7 @@ impl Message {
     }
 }
 
-/// Tool calls as the OpenAI API writes them: `arguments` is text.
+/// Returns tool calls in the form of the OpenAI API, in which `arguments` is text.
 fn tool_calls(calls: &[ToolCall]) -> Value {
     calls
         .iter()

@@ -1,4 +1,4 @@
-//! Answers of every family, whole, cut anywhere and unfinished.
+//! Tests of answers of every family: whole, cut anywhere and unfinished.
 
 use forebay_chat::{Event, Format, Message, Parser, ToolCall};
 use forebay_text::ChatTemplate;
@@ -36,7 +36,7 @@ fn harmony(text: &str) -> Vec<Piece> {
     pieces
 }
 
-/// Parses, and checks on the way that the events add up to the message.
+/// Parses an answer and checks that the events add up to the message.
 fn parse(format: &Format, prompt: &str, pieces: &[Piece]) -> Message {
     let mut parser = Parser::new(format, prompt);
     let mut sum = Message::new("assistant", "");
@@ -65,7 +65,7 @@ fn format(template: &str) -> Format {
     Format::recognise(Some(&template), None).unwrap()
 }
 
-/// Templates that only show what the family writes.
+/// Minimal templates from which the family's format is recognised.
 const QWEN: &str = "{{ '<think>\n</think>' }}<tool_call>{\"name\"";
 const CODER: &str = "<tool_call><function=";
 const GLM: &str = "</think><tool_call><arg_key>";
@@ -123,12 +123,12 @@ fn thinking() {
     let want = |reasoning, content| Expected { reasoning, content, calls: &[] };
     let answer = "<think>\nTwo\nlines\n</think>\n\nThe answer.\n";
     check(QWEN, "", answer, &want(Some("Two\nlines"), "The answer.\n"));
-    // The template opened it already.
+    // The template has already opened the thinking part.
     let answer = "Hm.</think>The answer.";
     check(DEEPSEEK, "<｜Assistant｜><think>\n", answer, &want(Some("Hm."), "The answer."));
-    // The template closed it: nothing to think.
+    // The template has already closed the thinking part, so there is no reasoning.
     check(GLM, "<think></think>", "\nThe answer.", &want(None, "The answer."));
-    // An empty part, as Qwen3 writes it when it shall not think.
+    // An empty thinking part, as Qwen3 writes it when thinking is off.
     check(QWEN, "", "<think>\n\n</think>\n\nYes", &want(None, "Yes"));
     // The tag inside an answer is text.
     check(QWEN, "", "HTML has no <think> tag.", &want(None, "HTML has no <think> tag."));
@@ -146,7 +146,7 @@ fn answers_that_stop_in_the_middle() {
     check(QWEN, "", "a <tool_ca", &want(None, "a <tool_ca"));
     let cut = "a\n<tool_call>\n{\"name\": \"f\", \"argum";
     check(QWEN, "", cut, &want(None, cut));
-    // Only the closing tag is missing: the call is whole.
+    // Only the closing tag is missing, so the call is whole.
     let answer = "<tool_call>{\"name\": \"f\", \"arguments\": {}}";
     check(QWEN, "", answer, &Expected { reasoning: None, content: "", calls: &[("f", "{}")] });
     check(
@@ -239,10 +239,10 @@ fn harmony_channels() {
     let message = parse(&format(HARMONY), prompt, &pieces);
     assert_eq!(message.content, "The mark <|end|> ends a message.");
 
-    // A model that does not keep to the format.
+    // The model did not follow the format.
     let message = parse(&format(HARMONY), prompt, &[Piece::Text("Hello".into())]);
     assert_eq!(message.content, "Hello");
-    // A template that opens the answer itself.
+    // The template opens the answer itself.
     let opened = "<|start|>assistant<|channel|>final<|message|>";
     assert_eq!(parse(&format(HARMONY), opened, &[Piece::Text("Hi".into())]).content, "Hi");
 }
@@ -278,7 +278,7 @@ const FRAGMENTS: [&str; 24] = [
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// However a text is cut, the message is the same.
+    /// The message does not depend on where the text is cut.
     #[test]
     fn cuts_do_not_matter(
         parts in prop::collection::vec(0..FRAGMENTS.len(), 0..14),
@@ -303,7 +303,7 @@ proptest! {
         prop_assert_eq!(parse(&format, prompt, &pieces), whole);
     }
 
-    /// Control tokens stay where they are; text between them may be cut anywhere.
+    /// Control tokens stay where they are. The text between them may be cut anywhere.
     #[test]
     fn cuts_do_not_matter_to_harmony(parts in prop::collection::vec(0..12_usize, 0..20)) {
         let words = ["analysis", "final", "commentary to=functions.f", "{\"x\": 1}", " word"];

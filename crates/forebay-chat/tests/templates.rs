@@ -1,5 +1,5 @@
-//! Three turns with thinking: the prompt that comes from parsed answers is the template's own,
-//! fed with the true messages.
+//! Tests of three turns with thinking. The prompt rendered from parsed answers must equal the
+//! prompt that the template renders from the true messages.
 
 use std::path::{Path, PathBuf};
 
@@ -15,7 +15,7 @@ fn template(name: &str, bos: &str, eos: &str) -> ChatTemplate {
     ChatTemplate::from_source(&source, bos, eos).unwrap()
 }
 
-/// What a model generates: control tokens are marked by a `\u{1}` on both sides.
+/// Parses a generated answer. Control tokens are marked by a `\u{1}` on both sides.
 fn answer(format: &Format, prompt: &str, generated: &str) -> Message {
     let mut parser = Parser::new(format, prompt);
     for (index, part) in generated.split('\u{1}').enumerate() {
@@ -28,7 +28,7 @@ fn answer(format: &Format, prompt: &str, generated: &str) -> Message {
 }
 
 /// Leads a conversation as a chat does, and compares every prompt with the one that the template
-/// makes of `truth`: literal messages, with the fields that this template reads.
+/// renders from `truth`: literal messages, with the fields that this template reads.
 fn lead(
     template: &ChatTemplate,
     variables: &Map<String, Value>,
@@ -43,7 +43,7 @@ fn lead(
     for (index, (user, generated)) in turns.iter().enumerate() {
         history.push(Message::new("user", *user));
         let prompt = format.render(template, history.messages(), None, variables).unwrap();
-        // The system message, and user and assistant by turns.
+        // The system message, and alternating user and assistant messages.
         let input = RenderInput {
             messages: Value::Array(truth[..2 + 2 * index].to_vec()),
             tools: None,
@@ -53,7 +53,7 @@ fn lead(
         };
         assert_eq!(prompt, template.render(&input).unwrap(), "turn {index}");
         history.push(answer(&format, &prompt, generated));
-        // What is saved and loaded gives the same prompt.
+        // A saved and loaded conversation gives the same prompt.
         history = History::from_json(&history.to_json()).unwrap();
         last = prompt;
     }
@@ -144,7 +144,7 @@ fn deepseek() {
     lead(&template, &variables, &turns, &truth, end);
 }
 
-/// Reasoning stays while tools are called, where the template keeps it.
+/// Reasoning stays in the prompt while tools are called, if the template keeps it.
 #[test]
 fn reasoning_stays_within_a_turn_of_tool_calls() {
     let qwen = template("Qwen-Qwen3-0.6B.jinja", "", "<|im_end|>");

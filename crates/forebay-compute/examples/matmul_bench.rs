@@ -3,10 +3,12 @@
 //! `cargo run --release -p forebay-compute --example matmul_bench [threads=N] [isa=NAME]
 //! [tokens=N,N] [rows=N] [rounds=N] [clock=cpu] [TYPE]...`
 //!
-//! The weights of one measurement are larger than the caches. For one token the rate is bytes of
-//! weights per second, and its share of the bandwidth that plain reading reaches; for many it is
-//! multiply-adds per second. `clock=cpu` counts the process's own processor time instead of the
-//! wall's: what a busy machine shows of kernels that memory does not limit.
+//! The weights of one measurement are larger than the caches. For one token, the rate is bytes of
+//! weights per second, with its share of the bandwidth of plain reading. For many tokens, it is
+//! multiply-adds per second.
+//!
+//! `clock=cpu` uses the processor time of this process instead of wall-clock time. This measures
+//! kernels that memory does not limit, even on a busy machine.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +20,7 @@ use forebay_format::TensorType;
 mod weights;
 
 const COLS: usize = 4096;
-/// Weights that one token is multiplied with, bytes.
+/// Size in bytes of the weights that one token is multiplied with.
 const STREAM_BYTES: usize = 160 << 20;
 
 struct Options {
@@ -61,15 +63,15 @@ fn options() -> Options {
     options
 }
 
-/// Processor time that this process has used.
+/// Returns the processor time that this process has used.
 fn processor_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the call writes the structure that it is given.
+    // SAFETY: the call writes only to the given structure.
     unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) };
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// The shortest time of several rounds: the machine's speed without interference.
+/// Returns the shortest time of several rounds: the machine's speed without interference.
 fn fastest(options: &Options, threads: usize, mut work: impl FnMut()) -> Duration {
     work();
     let mut time = |()| {
@@ -85,7 +87,7 @@ fn fastest(options: &Options, threads: usize, mut work: impl FnMut()) -> Duratio
     (0..options.rounds).map(|_| time(())).min().unwrap_or_default()
 }
 
-/// Plain reading of all of `data` by the pool's threads, bytes per second.
+/// Returns the rate at which the pool's threads read all of `data`, in bytes per second.
 fn bandwidth(options: &Options, cpu: &Cpu, data: &[u8]) -> f64 {
     let time = fastest(options, cpu.pool().threads(), || {
         cpu.pool().for_each_chunk(data.len(), 256 << 10, |range| {
@@ -117,7 +119,8 @@ fn main() {
     for &ty in &options.types {
         let row_bytes = ty.row_bytes(COLS as u64).expect("whole blocks") as usize;
         let rows = STREAM_BYTES / row_bytes;
-        // A few random rows, repeated: making them all would take longer than measuring.
+        // A few random rows are repeated, because making all of them would take longer than
+        // measuring.
         let some = weights::random_weights(ty, 64 * COLS, &mut random);
         let data: Vec<u8> = some.iter().cycle().take(rows * row_bytes).copied().collect();
         for cpu in &cpus {

@@ -1,6 +1,6 @@
-//! Times the operations between the products: `cargo run --release -p forebay-compute --example
-//! ops_bench [threads]`. Rates are the best of several repeats, so that other work on the machine
-//! disturbs them least.
+//! Measures the operations between the matrix products: `cargo run --release -p forebay-compute
+//! --example ops_bench [threads]`. Rates are the best of several repeats, so that other work on the
+//! machine disturbs them least.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -10,7 +10,7 @@ use forebay_compute::{
     RopeScaling, RopeTable, RouterRule,
 };
 
-/// Seconds of the fastest of several runs.
+/// Returns the time of the fastest of several runs in seconds.
 fn best(mut f: impl FnMut()) -> f64 {
     f();
     let start = Instant::now();

@@ -1,11 +1,11 @@
-//! Zeroed memory at cache-line alignment, whose pages the system supplies when they are first
+//! Zeroed memory at cache-line alignment. The system supplies its pages when they are first
 //! touched.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-/// Alignment of a buffer's first element, bytes.
+/// Alignment of a buffer's first element in bytes.
 const ALIGNMENT: usize = 64;
 
 /// Types for which zeroed memory is a value and which need no drop.
@@ -37,10 +37,10 @@ unsafe impl<T: Plain> Send for Buffer<T> {}
 unsafe impl<T: Plain> Sync for Buffer<T> {}
 
 impl<T: Plain> Buffer<T> {
-    /// `len` zeroes, or `None` when the system refuses that much memory.
+    /// Allocates `len` zeroes. Returns `None` if the system refuses that much memory.
     pub(crate) fn zeroed(len: usize) -> Option<Buffer<T>> {
-        // Asking for the alignment itself would make the allocator write the zeroes, and so touch
-        // every page; a little slack keeps fresh pages untouched.
+        // Requesting the alignment itself would make the allocator write the zeroes and so touch
+        // every page. A little slack keeps fresh pages untouched.
         let bytes = len.checked_mul(size_of::<T>())?.checked_add(ALIGNMENT)?;
         let layout = Layout::from_size_align(bytes, 16).ok()?;
         // SAFETY: the layout is not empty, since it holds at least the slack.
@@ -70,7 +70,7 @@ impl<T: Plain> Drop for Buffer<T> {
     }
 }
 
-/// A mutable slice that the workers of one region write in pieces which no two share.
+/// A mutable slice that the workers of one region write in disjoint pieces.
 pub(crate) struct SharedSlice<'a, T> {
     first: *mut T,
     len: usize,
@@ -85,13 +85,13 @@ impl<'a, T> SharedSlice<'a, T> {
         SharedSlice { first: slice.as_mut_ptr(), len: slice.len(), _borrows: PhantomData }
     }
 
-    /// The elements `start..start + len`.
+    /// Returns the elements `start..start + len`.
     ///
     /// # Safety
     /// No other piece that overlaps this one may be alive.
     ///
     /// # Panics
-    /// When the range leaves the slice.
+    /// Panics if the range is not inside the slice.
     #[expect(clippy::mut_from_ref, reason = "the caller promises that pieces are disjoint")]
     pub(crate) unsafe fn piece(&self, start: usize, len: usize) -> &mut [T] {
         assert!(start <= self.len && len <= self.len - start, "piece outside the slice");

@@ -1,5 +1,4 @@
-//! The CPU as a compute device: which instructions it has, how many threads work, and how
-//! activations are rounded.
+//! The CPU as a compute device: its instructions, its number of threads, and the rounding of activations.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -12,24 +11,24 @@ use crate::error::ComputeError;
 use crate::matmul::Workspace;
 use crate::pool::Pool;
 
-/// A family of kernels, named by the instructions that it needs.
+/// A family of kernels, named after the instructions that it needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Isa {
     /// AVX-512 F, BW, DQ, VL and VNNI, on top of everything in [`Isa::Avx2`].
     Avx512Vnni,
     /// AVX2, FMA and F16C.
     Avx2,
-    /// No instruction beyond the compilation target's own.
+    /// Only the instructions of the compilation target.
     Portable,
 }
 
 impl Isa {
-    /// The fastest family that this machine runs. Ignores `FOREBAY_ISA`; see [`Isa::selected`].
+    /// Returns the fastest family that this machine runs. Ignores `FOREBAY_ISA`; see [`Isa::selected`].
     pub fn detect() -> Isa {
         *Isa::supported().first().unwrap_or(&Isa::Portable)
     }
 
-    /// Every family that this machine runs, fastest first; the last is always `Portable`.
+    /// Returns every family that this machine runs, fastest first. The last is always `Portable`.
     pub fn supported() -> Vec<Isa> {
         [Isa::Avx512Vnni, Isa::Avx2, Isa::Portable]
             .into_iter()
@@ -37,10 +36,10 @@ impl Isa {
             .collect()
     }
 
-    /// The family that `FOREBAY_ISA` (`portable`, `avx2`, `avx512`) forces, else [`Isa::detect`].
+    /// Returns the family that `FOREBAY_ISA` (`portable`, `avx2`, `avx512`) forces, else [`Isa::detect`].
     ///
     /// # Errors
-    /// The variable holds another word, or names a family that this machine does not run.
+    /// Returns an error if the variable holds another word or names a family that this machine does not run.
     pub fn selected() -> Result<Isa, ComputeError> {
         match std::env::var("FOREBAY_ISA") {
             Ok(name) if !name.is_empty() => {
@@ -57,7 +56,7 @@ impl Isa {
         }
     }
 
-    /// Whether this machine runs this family.
+    /// Returns true if this machine runs this family.
     pub fn is_supported(self) -> bool {
         #[cfg(target_arch = "x86_64")]
         {
@@ -82,7 +81,7 @@ impl Isa {
         }
     }
 
-    /// Whether kernels that need AVX2, FMA and F16C may run.
+    /// Returns true if kernels that need AVX2, FMA and F16C may run.
     pub(crate) fn has_avx2(self) -> bool {
         self != Isa::Portable
     }
@@ -109,12 +108,12 @@ impl FromStr for Isa {
     }
 }
 
-/// How activations meet quantised weights.
+/// Precision of activations in products with quantised weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Arithmetic {
-    /// Activations are rounded to 8 bits for quantised weights; f32 for F32, F16 and BF16 weights.
+    /// Activations are rounded to 8 bits for quantised weights and stay f32 for F32, F16 and BF16 weights.
     Fast,
-    /// Activations stay f32, weights are dequantised.
+    /// Activations stay f32, and weights are dequantised.
     Exact,
 }
 
@@ -129,8 +128,7 @@ impl fmt::Display for Arithmetic {
 
 /// The CPU backend: a thread pool, a kernel family, and scratch memory for each worker.
 ///
-/// The kernel family is fixed at construction, where it is checked against the machine; kernels
-/// rely on that check.
+/// The kernel family is fixed at construction, where it is checked against the machine. Kernels rely on that check.
 pub struct Cpu {
     pub(crate) pool: Pool,
     pub(crate) isa: Isa,
@@ -144,10 +142,10 @@ pub struct Cpu {
 pub(crate) struct Scratch(Option<Buffer<f32>>);
 
 impl Scratch {
-    /// `len` floats at cache-line alignment; their contents are left over from earlier use.
+    /// Returns `len` floats at cache-line alignment. They hold values of earlier use.
     pub(crate) fn floats(&mut self, len: usize) -> &mut [f32] {
         if self.0.as_ref().is_none_or(|buffer| buffer.as_slice().len() < len) {
-            // Some slack, because a growing context asks for a little more each time.
+            // Some slack, because a growing context needs a little more each time.
             self.0 = None;
             self.0 = Buffer::zeroed(len + len / 2);
         }
@@ -157,11 +155,10 @@ impl Scratch {
 }
 
 impl Cpu {
-    /// A backend of `threads` workers (0: [`default_threads`]), the calling thread among them.
+    /// Creates a backend of `threads` workers (0: [`default_threads`]), including the calling thread.
     ///
     /// # Panics
-    /// When this machine does not run `isa`: take one from [`Isa::selected`] or
-    /// [`Isa::supported`].
+    /// Panics if this machine does not run `isa`. Values from [`Isa::selected`] and [`Isa::supported`] always run.
     pub fn new(threads: usize, isa: Isa, arithmetic: Arithmetic) -> Cpu {
         assert!(isa.is_supported(), "this machine cannot run {isa}");
         let pool = Pool::new(if threads == 0 { default_threads() } else { threads });
@@ -171,29 +168,29 @@ impl Cpu {
         Cpu { pool, isa, arithmetic, scratch, shared_scratch: empty(), matmul }
     }
 
-    /// The same, whose operations end early while `flag` is set; [`Pool::was_cut_short`] says so, and what they wrote must
-    /// not be used then.
+    /// Makes operations end early while `flag` is set. [`Pool::was_cut_short`] tells whether that happened. The caller
+    /// must then not use their output.
     pub fn stopping_on(mut self, flag: Arc<AtomicBool>) -> Cpu {
         self.pool.stop_on(flag);
         self
     }
 
-    /// The workers.
+    /// Returns the thread pool.
     pub fn pool(&self) -> &Pool {
         &self.pool
     }
 
-    /// The kernel family in use.
+    /// Returns the kernel family in use.
     pub fn isa(&self) -> Isa {
         self.isa
     }
 
-    /// How activations meet quantised weights.
+    /// Returns the precision of activations in products with quantised weights.
     pub fn arithmetic(&self) -> Arithmetic {
         self.arithmetic
     }
 
-    /// One line for people and logs: family, threads, arithmetic.
+    /// Describes the backend in one line for users and logs: family, threads, arithmetic.
     pub fn describe(&self) -> String {
         let plural = if self.pool.threads() == 1 { "" } else { "s" };
         format!(
@@ -204,25 +201,25 @@ impl Cpu {
         )
     }
 
-    /// Scratch of one worker. Only that worker takes it, so the lock is never contended.
+    /// Returns the scratch of one worker. Only that worker locks it, so the lock is never contended.
     pub(crate) fn worker_scratch(&self, worker: usize) -> MutexGuard<'_, Scratch> {
         self.scratch[worker].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Scratch that all workers of one operation share; held by the operation's caller.
+    /// Returns the scratch that all workers of one operation share. The operation's caller holds it.
     pub(crate) fn shared_scratch(&self) -> MutexGuard<'_, Scratch> {
         self.shared_scratch.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Physical cores that this process may use: the affinity mask and the container's quota count,
-/// and two hyper-threads of one core count once, since they share its vector units.
+/// Returns the number of physical cores that this process may use. The affinity mask and the container's quota limit
+/// it. Two hyper-threads of one core count once, since they share its vector units.
 pub fn default_threads() -> usize {
     let allowed = std::thread::available_parallelism().map_or(1, usize::from);
     physical_cores(&affinity()).map_or(allowed, |cores| cores.min(allowed)).max(1)
 }
 
-/// Distinct cores among `cpus`, or `None` where the system does not tell.
+/// Counts the distinct cores among `cpus`. Returns `None` if the system does not tell.
 fn physical_cores(cpus: &[usize]) -> Option<usize> {
     let mut cores = HashSet::new();
     for cpu in cpus {
@@ -232,7 +229,7 @@ fn physical_cores(cpus: &[usize]) -> Option<usize> {
     (!cores.is_empty()).then_some(cores.len())
 }
 
-/// The processors that this process may run on; empty where the system does not tell.
+/// Returns the processors that this process may run on, or nothing if the system does not tell.
 #[cfg(target_os = "linux")]
 fn affinity() -> Vec<usize> {
     // SAFETY: cpu_set_t is a plain bit mask, for which all zeroes is a value.

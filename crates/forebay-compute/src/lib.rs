@@ -1,8 +1,8 @@
 //! Tensor operations on the CPU: the thread pool, element-wise operations, attention with its
 //! key/value cache, and products with quantised weights.
 //!
-//! Nothing here knows of files or of models: slices come in, slices go out. Every operation gives
-//! the same bits for every number of threads.
+//! This crate knows neither files nor models: its operations take slices and write slices. Every
+//! operation gives the same bits for every number of threads.
 
 mod attention;
 mod buffer;

@@ -1,9 +1,8 @@
 //! A fork-join thread pool for regions of a few microseconds.
 //!
-//! A decoder layer is a handful of parallel regions, so dispatch and join must cost about a
-//! microsecond while the pool is hot, and yet an idle pool must leave its cores to others: while
-//! weights come from disk nothing here may spin. Workers therefore spin for a short time after
-//! each region and then park.
+//! A decoder layer is a handful of parallel regions, so dispatch and join must cost about a microsecond while the pool
+//! is hot. An idle pool must leave its cores to other threads: while the decoder waits for weights from the disk, no
+//! worker may spin. Workers therefore spin for a short time after each region and then park.
 
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
@@ -16,19 +15,18 @@ use std::time::{Duration, Instant};
 
 use crate::buffer::SharedSlice;
 
-/// How long a thread spins for the next region, or for the others to finish, before it parks.
-/// Waking a parked thread costs some 5 to 50 us, so spinning about that long loses at most half.
-/// [`Pool::set_spin`] changes it.
+/// Time for which a thread spins before it parks, while it waits for the next region or for the other workers. Waking a
+/// parked thread costs some 5 to 50 us, so spinning about that long loses at most half. [`Pool::set_spin`] changes it.
 const SPIN: Duration = Duration::from_micros(40);
 
-/// Pauses between two looks at the clock while spinning.
+/// Number of pauses between two looks at the clock while spinning.
 const PAUSES_PER_LOOK: u32 = 32;
 
 /// A closure that every worker runs, with its worker number, for one region.
 type Region<'a> = &'a (dyn Fn(usize) + Sync + 'a);
 
 thread_local! {
-    /// The pool (by the address of its shared state) whose region this thread is inside of.
+    /// Address of the shared state of the pool whose region this thread is in, or 0.
     static INSIDE: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -36,56 +34,56 @@ thread_local! {
 pub struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
-    /// Held for the length of a region, so that regions of several callers follow each other.
+    /// Held for the length of a region, so that regions of several callers run one after another.
     turn: Mutex<()>,
     stop: Option<StopFlag>,
 }
 
-/// A flag of the caller's that ends regions early.
+/// A flag of the caller that ends regions early.
 struct StopFlag {
     asked: Arc<AtomicBool>,
-    /// Set once a chunk was left out because of it.
+    /// Set once a chunk was skipped because of `asked`.
     cut: AtomicBool,
 }
 
-/// Keeps what the caller writes and what the workers write on cache lines of their own (two,
-/// because the adjacent-line prefetcher pairs them).
+/// Keeps values that the caller writes and values that the workers write on separate cache lines. It takes up two
+/// lines, because the adjacent-line prefetcher pairs them.
 #[repr(align(128))]
 struct Line<T>(T);
 
 struct Shared {
-    /// Counts regions. A worker runs each number exactly once.
+    /// Number of regions so far. A worker runs each number exactly once.
     generation: Line<AtomicUsize>,
-    /// Workers that have not finished the current region.
+    /// Number of workers that have not finished the current region.
     pending: Line<AtomicUsize>,
-    /// The current region's closure; written before `generation` moves, read after.
+    /// Closure of the current region, written before `generation` changes and read after.
     region: UnsafeCell<Option<Region<'static>>>,
     stop: AtomicBool,
-    /// Nanoseconds.
+    /// Spin time in nanoseconds.
     spin: AtomicU64,
-    /// One flag for each worker thread: parked, or about to be.
+    /// One flag per worker thread: true while it is parked or about to park.
     parked: Box<[Line<AtomicBool>]>,
-    /// Set while the caller is parked, or about to be, waiting for `pending` to reach 0.
+    /// True while the caller is parked, or about to park, waiting for `pending` to reach 0.
     caller_parked: AtomicBool,
     caller: Mutex<Option<Thread>>,
     /// The first panic of the current region.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
-// SAFETY: `region` is the only field that is not Sync by itself. The caller writes it only while
-// no worker is inside a region (`pending` is 0 and `turn` is held), and workers read it only
-// between seeing a new `generation` (which orders the write before) and lowering `pending`
-// (which orders the next write after).
+// SAFETY: `region` is the only field that is not Sync by itself. The caller writes it only while no worker is inside a
+// region: `pending` is 0 and `turn` is held. A worker reads it only between two events. It first sees a new
+// `generation`, which orders the write before the read. It then lowers `pending`, which orders the next write after the
+// read.
 unsafe impl Sync for Shared {}
-// SAFETY: see above; the closure itself is Sync, so it may be called from any thread.
+// SAFETY: as above. The closure itself is Sync, so any thread may call it.
 unsafe impl Send for Shared {}
 
 impl Pool {
-    /// A pool of `threads` workers (at least 1): the caller of [`Pool::run`] and `threads - 1`
-    /// threads of its own.
+    /// Creates a pool of `threads` workers (at least 1): the caller of [`Pool::run`] and `threads - 1` threads of its
+    /// own.
     ///
     /// # Panics
-    /// When the system refuses a thread.
+    /// Panics if the system cannot start a thread.
     pub fn new(threads: usize) -> Pool {
         let spawned = threads.max(1) - 1;
         let shared = Arc::new(Shared {
@@ -111,55 +109,55 @@ impl Pool {
         Pool { shared, workers, turn: Mutex::new(()), stop: None }
     }
 
-    /// From now on, no further chunk of a region begins while `flag` is set; [`Pool::was_cut_short`] tells afterwards. A
-    /// region that takes seconds so ends within one chunk.
+    /// Makes regions skip all further chunks while `flag` is set. [`Pool::was_cut_short`] tells whether that happened.
+    /// A region that takes seconds thus ends within one chunk.
     pub fn stop_on(&mut self, flag: Arc<AtomicBool>) {
         self.stop = Some(StopFlag { asked: flag, cut: AtomicBool::new(false) });
     }
 
-    /// Whether chunks were left out since the last call, because of the flag of [`Pool::stop_on`]. What the regions wrote
-    /// must not be used then.
+    /// Returns true if chunks were skipped since the last call because of the flag of [`Pool::stop_on`]. The caller
+    /// must then not use the output of those regions.
     pub fn was_cut_short(&self) -> bool {
         self.stop.as_ref().is_some_and(|stop| stop.cut.swap(false, Ordering::Relaxed))
     }
 
-    /// Whether the next chunk must be left out.
+    /// Returns true if the next chunk must be skipped.
     pub(crate) fn must_stop(&self) -> bool {
         let Some(stop) = &self.stop else { return false };
         let asked = stop.asked.load(Ordering::Relaxed);
         if asked {
-            // Read by the caller after the region's join.
+            // The caller reads this after the region's join.
             stop.cut.store(true, Ordering::Relaxed);
         }
         asked
     }
 
-    /// How long threads spin from now on before they park: for callers whose regions come at short intervals, of which
-    /// none may begin late.
+    /// Sets the time for which threads spin before they park. Callers whose regions follow at short intervals set it so
+    /// that no region begins late.
     pub fn set_spin(&self, time: Duration) {
         self.shared.spin.store(time.as_nanos() as u64, Ordering::Relaxed);
     }
 
-    /// The number of workers, the caller among them.
+    /// Returns the number of workers, including the caller.
     pub fn threads(&self) -> usize {
         self.workers.len() + 1
     }
 
-    /// Runs `f(worker)` once on every worker, the caller as worker 0, and returns when all are
-    /// done. Callers on different threads take turns.
+    /// Runs `f(worker)` once on every worker, with the caller as worker 0, and returns when all are done. Callers on
+    /// different threads take turns.
     ///
     /// # Panics
-    /// When called from inside a region of this same pool, and with the first panic of `f` on any
-    /// worker, after every worker has finished. The pool stays usable.
+    /// Panics if called from inside a region of this same pool. If `f` panics on a worker, `run` passes on the first
+    /// such panic after every worker has finished. The pool stays usable.
     pub fn run(&self, f: &(dyn Fn(usize) + Sync)) {
         self.run_after(&mut || (), f);
     }
 
-    /// As [`Pool::run`], but the caller first does something else, once, while the other workers
-    /// have begun already.
+    /// Does the same as [`Pool::run`], but the caller first runs `first` once while the other workers have already
+    /// begun.
     ///
     /// # Panics
-    /// As [`Pool::run`], also with a panic of `first`.
+    /// Panics as [`Pool::run`] does, and with a panic of `first`.
     pub fn run_after(&self, first: &mut dyn FnMut(), f: &(dyn Fn(usize) + Sync)) {
         let _inside = Inside::enter(&self.shared);
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
@@ -181,16 +179,16 @@ impl Pool {
         }
     }
 
-    /// Cuts `0..total` into ranges of `chunk` (the last may be shorter) and calls `f` on each
-    /// exactly once, unless a flag ends it early ([`Pool::stop_on`]); idle workers take the next range, so which worker runs which is not fixed.
+    /// Cuts `0..total` into ranges of `chunk` (the last may be shorter) and calls `f` on each exactly once. A flag can
+    /// end this early ([`Pool::stop_on`]). An idle worker takes the next range, so the worker that runs a range varies.
     ///
     /// # Panics
-    /// As [`Pool::run`]. A panic stops its worker's share; the others finish the rest.
+    /// Panics as [`Pool::run`] does. A panic ends its worker's share; the other workers finish the rest.
     pub fn for_each_chunk(&self, total: usize, chunk: usize, f: impl Fn(Range<usize>) + Sync) {
         self.for_each_chunk_with_worker(total, chunk, |_, range| f(range));
     }
 
-    /// As [`Pool::for_each_chunk`], and tells `f` which worker runs it.
+    /// Does the same as [`Pool::for_each_chunk`] and passes the worker's number to `f`.
     pub fn for_each_chunk_with_worker(
         &self,
         total: usize,
@@ -201,7 +199,8 @@ impl Pool {
         let chunks = total.div_ceil(chunk);
         let range = |index: usize| index * chunk..total.min((index + 1).saturating_mul(chunk));
         if chunks <= 1 || self.workers.is_empty() {
-            // Not worth a region, but still one: the nesting rule must not depend on the size.
+            // Too small for the workers. It still counts as a region: the rule against nesting must not depend on the
+            // size.
             let _inside = Inside::enter(&self.shared);
             let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
             let mut left = 0..chunks;
@@ -213,7 +212,7 @@ impl Pool {
         let next = Line(AtomicUsize::new(0));
         self.run(&|worker| {
             loop {
-                // A plain counter: the region's own fork and join order all other memory.
+                // A relaxed counter is enough: the region's own fork and join order all other memory.
                 let index = next.0.fetch_add(1, Ordering::Relaxed);
                 if index >= chunks || self.must_stop() {
                     return;
@@ -223,11 +222,11 @@ impl Pool {
         });
     }
 
-    /// Cuts `data` into pieces of `chunk` elements (the last may be shorter) and calls
-    /// `f(worker, start, piece)` on each exactly once, `start` being the piece's place in `data`.
+    /// Cuts `data` into pieces of `chunk` elements (the last may be shorter) and calls `f(worker, start, piece)` on
+    /// each exactly once. `start` is the piece's offset in `data`.
     ///
     /// # Panics
-    /// As [`Pool::run`].
+    /// Panics as [`Pool::run`] does.
     pub fn for_each_chunk_mut<T: Send>(
         &self,
         data: &mut [T],
@@ -260,17 +259,17 @@ impl Drop for Pool {
         self.shared.stop.store(true, Ordering::Relaxed);
         self.shared.next_generation(&self.workers);
         for worker in self.workers.drain(..) {
-            // Panics of regions are caught and passed on, so a worker ends normally.
+            // Panics of regions are caught and passed to the caller, so a worker thread ends normally.
             let _ = worker.join();
         }
     }
 }
 
 impl Shared {
-    /// Moves `generation` and wakes parked workers.
+    /// Increments `generation` and wakes parked workers.
     fn next_generation(&self, workers: &[JoinHandle<()>]) {
-        // Sequentially consistent against `park_until_new`: either the worker sees the new number
-        // before it parks, or its flag is seen here.
+        // Sequentially consistent with `park_until_new`: either the worker sees the new number before it parks, or this
+        // thread sees the worker's flag.
         self.generation.0.fetch_add(1, Ordering::SeqCst);
         for (flag, worker) in self.parked.iter().zip(workers) {
             if flag.0.load(Ordering::SeqCst) {
@@ -280,7 +279,7 @@ impl Shared {
         }
     }
 
-    /// A worker thread's life.
+    /// Runs regions until the pool is dropped. This is the main loop of a worker thread.
     fn work(&self, worker: usize) {
         INSIDE.set(std::ptr::from_ref(self).addr());
         let mut seen = 0;
@@ -320,8 +319,8 @@ impl Shared {
         if self.pending.0.fetch_sub(1, Ordering::SeqCst) == 1
             && self.caller_parked.load(Ordering::SeqCst)
         {
-            // The caller may have gone on meanwhile; then this wakes nobody, or someone who looks
-            // and parks again.
+            // The caller may have continued in the meantime. Then this wakes no thread, or a thread that checks its
+            // condition and parks again.
             let caller = self.caller.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(thread) = caller.as_ref() {
                 thread.unpark();
@@ -342,7 +341,7 @@ impl Shared {
         self.caller_parked.store(false, Ordering::Relaxed);
     }
 
-    /// Spins until `is_true`; `false` when it still is not after the time for that.
+    /// Spins until `is_true` returns true. Returns false if it still does not after the spin time.
     fn spin_until(&self, is_true: impl Fn() -> bool) -> bool {
         for _ in 0..PAUSES_PER_LOOK {
             if is_true() {
@@ -416,7 +415,7 @@ mod tests {
             let (begun, mut first) = (AtomicUsize::new(0), 0);
             pool.run_after(
                 &mut || {
-                    // Would hang if the others waited for the caller.
+                    // This loop would hang if the other workers waited for the caller.
                     while begun.load(Ordering::SeqCst) < threads - 1 {
                         std::hint::spin_loop();
                     }

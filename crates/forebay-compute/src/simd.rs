@@ -1,53 +1,53 @@
-//! Eight floats at a time: kernels are written once against [`Simd`] and compiled for AVX2 and,
-//! as their portable twin, for the compilation target's own instructions.
+//! Vectors of eight floats. Kernels are written once against [`Simd`] and compiled for AVX2 and, in
+//! a portable form, for the compilation target's own instructions.
 //!
-//! A value of [`Avx2`] is the proof that the machine has the instructions; only [`dispatch`]
-//! makes one. Every kernel function is `inline(always)`, so that it becomes part of the function
-//! that enables the instructions.
+//! A value of [`Avx2`] is the proof that the machine has the instructions. Only [`dispatch`] makes
+//! one. Every kernel function is `inline(always)`, so that it becomes part of the function that
+//! enables the instructions.
 
 use crate::cpu::Cpu;
 
-/// Floats in one vector.
+/// Number of floats in one vector.
 pub(crate) const LANES: usize = 8;
 
 /// Operations on vectors of [`LANES`] floats.
 pub(crate) trait Simd: Copy {
-    /// One vector.
+    /// A vector of [`LANES`] floats.
     type V: Copy;
 
     fn splat(self, x: f32) -> Self::V;
     fn load(self, from: &[f32; LANES]) -> Self::V;
     fn store(self, v: Self::V, to: &mut [f32; LANES]);
-    /// Widens IEEE half precision, given as bits.
+    /// Widens IEEE half-precision numbers, given as bits.
     fn load_f16(self, from: &[u16; LANES]) -> Self::V;
-    /// The same in every lane.
+    /// Widens one half-precision number and copies it to every lane.
     fn splat_f16(self, bits: u16) -> Self::V;
     /// Widens bytes.
     fn load_i8(self, from: &[i8; LANES]) -> Self::V;
-    /// Widens halves of bytes, 0 to 15, the low half of each first.
+    /// Widens 4-bit halves of bytes, 0 to 15. The low half of each byte comes first.
     fn load_nibbles(self, from: &[u8; LANES / 2]) -> Self::V;
-    /// Rounds to IEEE half precision, nearest even.
+    /// Rounds to IEEE half precision, ties to even.
     fn store_f16(self, v: Self::V, to: &mut [u16; LANES]);
     fn add(self, a: Self::V, b: Self::V) -> Self::V;
     fn sub(self, a: Self::V, b: Self::V) -> Self::V;
     fn mul(self, a: Self::V, b: Self::V) -> Self::V;
     fn div(self, a: Self::V, b: Self::V) -> Self::V;
-    /// `a * b + c`; fused in `Avx2`, rounded twice in `Portable`.
+    /// Computes `a * b + c`, fused in `Avx2` and rounded twice in `Portable`.
     fn mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
-    /// The larger lane; `b`'s where either is NaN.
+    /// Returns the larger of both lanes, or `b`'s if either is NaN.
     fn max(self, a: Self::V, b: Self::V) -> Self::V;
-    /// The smaller lane; `b`'s where either is NaN.
+    /// Returns the smaller of both lanes, or `b`'s if either is NaN.
     fn min(self, a: Self::V, b: Self::V) -> Self::V;
-    /// `yes` where `a < b`, else `no` (also where either is NaN).
+    /// Returns `yes` where `a < b`, else `no`, also where either is NaN.
     fn select_less(self, a: Self::V, b: Self::V, yes: Self::V, no: Self::V) -> Self::V;
-    /// Nearest integer, ties to even.
+    /// Rounds to the nearest integer, ties to even.
     fn round(self, v: Self::V) -> Self::V;
-    /// 2 to the power of an integer lane in -126..=127.
+    /// Returns 2 to the power of an integer lane in -126..=127.
     fn power_of_two(self, n: Self::V) -> Self::V;
-    /// Lane `i` is the sum of the lanes of `v[i]`.
+    /// Returns the sums of the lanes of each vector: lane `i` is the sum of `v[i]`.
     fn sums(self, v: [Self::V; LANES]) -> Self::V;
 
-    /// The sum of all lanes.
+    /// Returns the sum of all lanes.
     #[inline(always)]
     fn sum(self, v: Self::V) -> f32 {
         let mut lanes = [0.0; LANES];
@@ -56,7 +56,7 @@ pub(crate) trait Simd: Copy {
         ((a + e) + (c + g)) + ((b + f) + (d + h))
     }
 
-    /// The largest lane that is not NaN.
+    /// Returns the largest lane that is not NaN.
     #[inline(always)]
     fn largest(self, v: Self::V) -> f32 {
         let mut lanes = [0.0; LANES];
@@ -64,12 +64,13 @@ pub(crate) trait Simd: Copy {
         lanes.into_iter().fold(f32::NEG_INFINITY, f32::max)
     }
 
-    /// e to the power of each lane, relative error below 3e-7. Below -87.3 the result is 0 (the
-    /// true one is not a normal number), above 88.3 it stays at e^88.3; NaN stays NaN.
+    /// Returns e to the power of each lane, with a relative error below 3e-7. Below -87.3 the
+    /// result is 0, because the true one is not a normal number. Above 88.3 it is e^88.3. NaN gives
+    /// NaN.
     #[inline(always)]
     fn exp(self, x: Self::V) -> Self::V {
-        // x = n ln 2 + r with |r| <= ln 2 / 2; ln 2 in two parts, the first short enough for its
-        // product with n to be exact. Then the Taylor series of e^r to r^7, whose remainder is
+        // x = n ln 2 + r with |r| <= ln 2 / 2. ln 2 is given in two parts, the first short enough
+        // for its product with n to be exact. e^r is the Taylor series to r^7, whose remainder is
         // below 6e-9.
         const LOWEST: f32 = -87.33;
         const LN2_HIGH: f32 = 355.0 / 512.0;
@@ -87,14 +88,14 @@ pub(crate) trait Simd: Copy {
         self.select_less(x, self.splat(LOWEST), self.splat(0.0), y)
     }
 
-    /// The hyperbolic tangent, relative error below 2e-6.
+    /// Returns the hyperbolic tangent, with a relative error below 2e-6.
     #[inline(always)]
     fn tanh(self, x: Self::V) -> Self::V {
         let one = self.splat(1.0);
         let square = self.exp(self.add(x, x));
         let large = self.sub(one, self.div(self.splat(2.0), self.add(square, one)));
-        // Near 0 that difference is of two numbers close to 1: there the Taylor series to x^11,
-        // whose remainder is below 2e-8 of the sum.
+        // Near 0 this subtracts two numbers close to 1. The Taylor series to x^11 is used there.
+        // Its remainder is below 2e-8 of the sum.
         const NEAR: f32 = 0.35;
         let xx = self.mul(x, x);
         let mut p = self.splat(-1382.0 / 155_925.0);
@@ -112,20 +113,20 @@ pub(crate) trait Kernel {
     fn run<S: Simd>(self, simd: S) -> Self::Output;
 }
 
-/// Runs `kernel` with the widest vectors that `cpu` was made for.
+/// Runs `kernel` with the widest vectors of the kernel family that `cpu` was created for.
 #[inline]
 pub(crate) fn dispatch<K: Kernel>(cpu: &Cpu, kernel: K) -> K::Output {
     #[cfg(target_arch = "x86_64")]
     if cpu.isa.has_avx2() {
-        // SAFETY: `Cpu::new` has checked that this machine runs the family, which includes
-        // AVX2, FMA and F16C.
+        // SAFETY: `Cpu::new` has checked that this machine runs the family, which includes AVX2,
+        // FMA and F16C.
         return unsafe { avx2::run(kernel) };
     }
     let _ = cpu;
     kernel.run(Portable)
 }
 
-/// The compilation target's own instructions.
+/// Vectors computed with the compilation target's own instructions.
 #[derive(Clone, Copy)]
 pub(crate) struct Portable;
 
@@ -224,7 +225,7 @@ mod avx2 {
     use super::{Kernel, LANES, Simd};
     use std::arch::x86_64::*;
 
-    /// The proof that AVX2, FMA and F16C are there; only [`run`] makes one.
+    /// Proof that the machine has AVX2, FMA and F16C. Only [`run`] makes one.
     #[derive(Clone, Copy)]
     pub(crate) struct Avx2(());
 
@@ -233,10 +234,10 @@ mod avx2 {
         kernel.run(Avx2(()))
     }
 
-    /// Wraps an intrinsic, or several, whose instructions `Avx2` proves to be there.
+    /// Wraps one or more intrinsics whose instructions the machine has, as `Avx2` proves.
     macro_rules! avx2 {
         ($($body:tt)*) => {
-            // SAFETY: `self` proves that the instructions exist; memory is reached only through
+            // SAFETY: `self` proves that the instructions exist. Memory is reached only through
             // references to arrays of exactly the width that is read or written.
             unsafe { $($body)* }
         };

@@ -1,14 +1,14 @@
-//! What the unit tests of this crate share.
+//! Helpers for the unit tests of this crate.
 
 use crate::cpu::{Arithmetic, Cpu, Isa};
 
-/// A backend of every kernel family that this machine runs, with several thread counts.
+/// Returns a backend of every kernel family that this machine runs, with several thread counts.
 pub(crate) fn cpus() -> Vec<Cpu> {
     let all = Isa::supported().into_iter().flat_map(|isa| [(isa, 1), (isa, 3)]);
     all.map(|(isa, threads)| Cpu::new(threads, isa, Arithmetic::Fast)).collect()
 }
 
-/// `len` reproducible numbers in -1..1 (SplitMix64, Steele et al. 2014).
+/// Returns `len` reproducible numbers in -1..1 (SplitMix64, Steele et al. 2014).
 pub(crate) fn random(seed: u64, len: usize) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x5851_F42D_4C95_7F2D);
     let mut next = || {

@@ -1,4 +1,4 @@
-//! Products with the blocks of the fixtures against their reference, by every kernel family.
+//! Comparison of products with the fixtures' blocks, by every kernel family, with their reference.
 
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ fn fixture(name: &str) -> Option<Vec<u8>> {
     let found =
         folders.into_iter().flatten().find_map(|folder| std::fs::read(folder.join(name)).ok());
     if found.is_none() {
-        // Past the capture of the test harness, which hides what passing tests print.
+        // Writes past the test harness, which hides the output of passing tests.
         let _ = writeln!(
             std::io::stderr(),
             "SKIPPED: no {name} in FOREBAY_FIXTURES, ../shared/fixtures or fixtures"
@@ -28,7 +28,8 @@ fn floats(file: &SafeTensors<'_>, name: &str) -> Vec<f32> {
     bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
 }
 
-/// Multiplies the four rows of `ty` with `x`, repeated `tokens` times, and gives each token's row.
+/// Multiplies the four rows of `ty` with `x`, repeated `tokens` times, and returns each token's
+/// row.
 fn product(cpu: &Cpu, ty: TensorType, data: &[u8], x: &[f32], tokens: usize) -> Vec<f32> {
     let mut activations = Activations::new();
     activations.prepare(cpu, &x.repeat(tokens), tokens, x.len(), &[ty]);
@@ -62,7 +63,8 @@ fn products_of_all_types_meet_the_reference() {
                     let size: f32 = terms().map(f32::abs).sum();
                     let expected = expected[i % 4];
                     assert!((exact[i] - expected).abs() <= 1e-6 * size, "{isa} {ty} row {i}");
-                    // Rounding to 8 bits is off by up to half of 1/127 of the largest nearby.
+                    // Rounding to 8 bits is off by up to half of 1/127 of the largest nearby
+                    // element.
                     let norm = terms().map(|t| t * t).sum::<f32>().sqrt();
                     let error = (fast[i] - expected).abs();
                     assert!(error <= 0.03 * norm + 1e-6 * size, "{isa} {ty} row {i}: {error}");

@@ -1,4 +1,4 @@
-//! Products of every weight type, by every kernel family, against models in F64.
+//! Comparison of products of every weight type and every kernel family with models in F64.
 
 use forebay_compute::{Activations, Arithmetic, Cpu, Isa, MatmulJob, Matrix};
 use forebay_format::{TensorType, dequantize};
@@ -7,7 +7,8 @@ use half::f16;
 mod weights;
 use weights::{Random, random_weights};
 
-/// Types whose products run on rounded activations, and the elements that share a scale there.
+/// Types whose products use rounded activations, with the number of elements that share a scale in
+/// them.
 const ROUNDED: [(TensorType, usize); 13] = [
     (TensorType::Q8_0, 32),
     (TensorType::Q4_0, 32),
@@ -24,11 +25,11 @@ const ROUNDED: [(TensorType, usize); 13] = [
     (TensorType::IQ4_XS, 256),
 ];
 
-/// Types whose products always run on F32 activations.
+/// Types whose products always use F32 activations.
 const FLOATS: [TensorType; 5] =
     [TensorType::F32, TensorType::F16, TensorType::BF16, TensorType::IQ2_S, TensorType::TQ2_0];
 
-/// Token counts on both sides of every switch between kernels, with tails.
+/// Numbers of tokens on both sides of every switch between kernels, with tails.
 const TOKENS: [usize; 10] = [1, 2, 3, 4, 5, 7, 8, 13, 32, 71];
 
 struct Case {
@@ -73,7 +74,7 @@ impl Case {
         weights
     }
 
-    /// The product with activations `x` in F64, and the sum of the magnitudes of its terms.
+    /// Returns the product with activations `x` in F64, and the sum of the magnitudes of its terms.
     fn model(&self, x: &[f64]) -> Vec<(f64, f64)> {
         let weights = self.weights();
         let mut out = Vec::new();
@@ -86,7 +87,7 @@ impl Case {
         out
     }
 
-    /// The activations as F64, rounded in blocks of `block` as the kernels are documented to.
+    /// Returns the activations in F64, rounded in blocks of `block` as the kernels document it.
     fn rounded(&self, block: usize) -> Vec<f64> {
         let mut out = Vec::new();
         for x in self.x.chunks(block) {
@@ -243,7 +244,8 @@ fn threads_rows_in_one_job_and_other_jobs_do_not_change_a_bit() {
                 let case = Case::random(ty, 200, 768, tokens, &mut random);
                 let whole = case.run(&one, None);
                 assert_eq!(bits(&whole), bits(&case.run(&three, None)), "{isa} {ty} {tokens}");
-                // The same rows as two jobs of one call, cut where no kernel would cut.
+                // The same rows as two jobs of one call, split at a row where no kernel would
+                // split.
                 let mut x = Activations::new();
                 x.prepare(&three, &case.x, tokens, case.cols, &[ty]);
                 let (mut a, mut b) = (vec![0.0; tokens * 77], vec![0.0; tokens * 123]);
@@ -300,7 +302,7 @@ fn extreme_codes_do_not_overflow() {
                     case.x.fill(sign);
                     case
                 };
-                // All weights may be zero, the difference of integers that were far from it.
+                // All weights may be zero, as the difference of integers that are far from zero.
                 let sizes = BYTES.map(|byte| {
                     let case = case(byte, 1.0);
                     case.model(&case.rounded(block)).iter().fold(0.0_f64, |a, (_, b)| a.max(*b))

@@ -1,20 +1,21 @@
-// Activations rounded to 8 bits: what `quantize_q8` writes and the mat-vec reads.
+// Activations rounded to 8 bits, as `quantize_q8` writes and the mat-vec kernels read them.
 #pragma once
 
 #include "common.cuh"
 
-// Of 32 elements: value = scale * code; the sums of the first and the last 16 codes.
+// Scale of 32 elements (value = scale * code), and the sums of the first and the last 16 codes.
 struct __align__(8) ActivationScale {
     float scale;
     short sums[2];
 };
 
-// Rounds 4 neighbouring elements of each lane, 32 of 8 lanes, as `quantize_q8` does; all lanes of the warp have to come.
-// `at` is the place of the first in row `row` of n. Nothing is stored unless `stored`, which 8 lanes have in common.
+// Rounds 4 adjacent elements of each lane, so that 8 lanes hold a group of 32, as `quantize_q8` does. All lanes of the
+// warp must call this. `at` is the index of the lane's first element in row `row` of n elements. Nothing is stored if
+// `stored` is false; the 8 lanes of a group must agree.
 __device__ __forceinline__ void round_quad(float4 x, bool stored, int row, int at, int n, i8 *codes,
                                            ActivationScale *scales) {
     const int mask = 0x7fffffff;
-    // Compared as bits without the sign, where a NaN is larger than every number and is not lost.
+    // Compares bits without the sign. As bits, a NaN is larger than every number, so it is not lost.
     int bits = max(max(__float_as_int(x.x) & mask, __float_as_int(x.y) & mask),
                    max(__float_as_int(x.z) & mask, __float_as_int(x.w) & mask));
 #pragma unroll

@@ -1,6 +1,6 @@
-// What the attention kernels share: which positions a token sees, scores, and how parts of a context are joined.
+// Code that the attention kernels share: which positions a token sees, scores, and how parts of a context are joined.
 //
-// Scores are kept in units of log2, so that exp2f gives the weights; f32 throughout.
+// Scores are kept in units of log2, so that exp2f gives the weights. All is f32.
 #pragma once
 #include "kv.cuh"
 
@@ -11,37 +11,37 @@ static constexpr float LOG2_E = 1.4426950408889634f;
 // Sizes and rules of one call.
 struct AttentionShape {
     int tokens, heads, kv_heads, dim_k, dim_v, context;
-    // Positions that a token sees, itself included; 0: all before it.
+    // Number of positions that a token sees, itself included; 0: all up to itself.
     int window;
     float scale;
-    // Scores become cap * tanh(score / cap); 0: they stay.
+    // Scores become cap * tanh(score / cap); 0: scores are not capped.
     float softcap;
 };
 
-// A run of positions.
+// A range of positions.
 struct Span {
     int from, to;
 };
 
-// The first position that a token at `position` sees.
+// Returns the first position that a token at `position` sees.
 __device__ inline int first_visible(int position, int window) {
     return window > 0 ? max(0, position + 1 - window) : 0;
 }
 
-// What a dot product of query and key becomes.
+// Turns the dot product of a query and a key into a score.
 __device__ inline float score(float dot, const AttentionShape &shape) {
     if (shape.softcap > 0.0f)
         return shape.softcap * LOG2_E * tanhf(dot * shape.scale / shape.softcap);
     return dot * (shape.scale * LOG2_E);
 }
 
-// exp2f(x - largest), and 0 where nothing was visible yet and both are -inf.
+// exp2f(x - largest), or 0 if nothing was visible yet and both are -inf.
 __device__ inline float weight(float x, float largest) {
     return exp2f(x - (largest == -INFINITE ? 0.0f : largest));
 }
 
-// Share `split` of `all`, in whole multiples of `step` positions, when there are `splits`; `active` becomes how many of
-// them have any position.
+// Returns part number `split` of `splits` parts of `all`, in whole multiples of `step` positions. Sets `active` to the
+// number of parts that are not empty.
 __device__ inline Span share_of(Span all, int split, int splits, int step, int &active) {
     const int length = all.to - all.from;
     active = 0;
@@ -52,15 +52,15 @@ __device__ inline Span share_of(Span all, int split, int splits, int step, int &
     return Span{from, min(from + share, all.to)};
 }
 
-// Parts of one unit of work that are still to be joined: `columns` rows of queries, for each split an unnormalised sum
-// of values, the largest score and the sum of weights.
+// Partial results of one unit of work that are still to be joined. A unit has `columns` query rows. Each split stores
+// an unnormalised sum of values, the largest score and the sum of weights.
 struct Parts {
     float *values;  // [units, splits, columns, stride]
     float2 *stats;  // [units, splits, columns]: largest score, sum of weights
     u32 *tickets;   // [units], all 0 between launches
     int splits, columns, stride;
 
-    // In memory that holds first the values of all units, then the stats.
+    // Lays the parts out in `memory`: first the values of all units, then the stats.
     __device__ inline Parts(float *memory, u32 *tickets, int units, int splits, int columns, int stride)
         : values(memory), stats((float2 *)(memory + (size_t)units * splits * columns * stride)),
           tickets(tickets), splits(splits), columns(columns), stride(stride) {}
@@ -70,8 +70,8 @@ struct Parts {
     }
 };
 
-// Whether this block is the last of `active` to finish its part of `unit`; what the others wrote is then visible. All
-// threads of the block must be here.
+// Returns true if this block is the last of `active` blocks to finish its part of `unit`. The writes of the other
+// blocks are then visible. All threads of the block must call this.
 __device__ inline bool is_last(const Parts &parts, int unit, int active) {
     __shared__ u32 ticket;
     __threadfence();
@@ -86,7 +86,8 @@ __device__ inline bool is_last(const Parts &parts, int unit, int active) {
     return last;
 }
 
-// Factors of the splits of one column and 1 / (sum of all weights), by one warp. `factors` [active] is shared memory.
+// Computes, with one warp, the factors of one column's splits. Returns 1 / (sum of all weights). `factors` [active] is
+// shared memory.
 __device__ inline float join_factors(const Parts &parts, int unit, int column, int active,
                                      const float *sink, float *factors) {
     const int lane = threadIdx.x & 31;
@@ -107,7 +108,7 @@ __device__ inline float join_factors(const Parts &parts, int unit, int column, i
     return 1.0f / sum;
 }
 
-// Four values of the joined row, splits added in order.
+// Returns four values of the joined row. Splits are added in order.
 __device__ inline float4 join_values(const Parts &parts, int unit, int column, int active, int i,
                                      const float *factors) {
     float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -124,5 +125,5 @@ __device__ inline float4 join_values(const Parts &parts, int unit, int column, i
     return sum;
 }
 
-// Most splits of a context; the launchers keep to it.
+// Largest number of splits of a context. The launchers respect it.
 static constexpr int SPLITS_MAX = 128;

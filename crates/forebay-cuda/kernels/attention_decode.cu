@@ -1,15 +1,17 @@
-// Attention of a few tokens: the context is read once, by warps that need nothing of each other until the end.
+// Attention of a few tokens. The context is read once, by warps that are independent of each other until the end.
 //
-// Eight query rows (token, head) that share a key/value head go together. Scores are queries times keys, the queries'
-// 16 rows being the eight rounded to halves and what the rounding lost; the sums are transposed values times weights,
-// because a score comes out in the very lane where its weight goes in. Fragments come straight from global memory: a sum
-// does not care for the order of its terms, so each lane takes 8 neighbouring elements wherever the instruction wants 2
-// and 2. Weights are split into two halves, too, which leaves f32 accuracy for little, as memory is what limits.
+// A block processes eight query rows (token, head) that share a key/value head. Scores are queries times keys. The 16
+// rows of the query operand are the eight rows rounded to halves and their eight rounding errors. The sums are computed
+// transposed, as values times weights, because a score is then already in the lane that needs its weight. Fragments are
+// loaded directly from global memory. The order of a sum's terms does not matter, so each lane takes 8 adjacent
+// elements where the instruction expects 2 and 2. Weights are also split into two halves. That gives f32 accuracy at
+// little cost, because memory is the limit.
 //
-// A single token's projections come as they are: every block finishes the queries that it needs by itself, and the one
-// that has the token's own position finishes and stores key and value first. That costs less than a launch.
+// For a single token, the kernel can take the raw projections. Every block finishes the queries that it needs by
+// itself. The block that has the token's own position also finishes and stores key and value first. That costs less
+// than another launch.
 //
-// HEAD_DIM is the capacity for elements of a head, 64, 96, 128 or 256.
+// HEAD_DIM is the capacity for elements of a head: 64, 96, 128 or 256.
 #include "activation.cuh"
 #include "attention.cuh"
 #include "attention_mma.cuh"
@@ -22,7 +24,7 @@ static constexpr int KEY_CHUNKS = (HEAD_DIM + 31) / 32;
 static constexpr int VALUE_CHUNKS = (HEAD_DIM + 63) / 64;
 static constexpr int PART_STRIDE = VALUE_CHUNKS * 64 + 2;
 
-// A query row of this kv head: columns count on through the tokens' groups.
+// A query row of this kv head. Columns are numbered through the tokens' groups of heads.
 struct Row {
     int token, head;
 };
@@ -31,10 +33,10 @@ __device__ inline Row row_of(int column, int group, int kv_head) {
     return Row{column / group, kv_head * group + column % group};
 }
 
-// Queries as operand fragments, [chunk of 32 elements][half of it][lane]: rounded and rest by turns.
+// Queries as operand fragments, [chunk of 32 elements][half of it][lane]: rounded values and rounding errors alternate.
 typedef uint4 Queries[KEY_CHUNKS][2][32];
 
-// From `row_at(column)`, the row [dim_k] of a column that exists.
+// Loads the queries. `row_at(column)` returns the row [dim_k] of a column that exists.
 template <class F>
 __device__ inline void load_queries(Queries &queries, F row_at, int dim_k, int columns) {
     for (int at = threadIdx.x; at < KEY_CHUNKS * 64; at += WARPS * 32) {
@@ -53,19 +55,19 @@ __device__ inline void load_queries(Queries &queries, F row_at, int dim_k, int c
     }
 }
 
-// One token's projections, as they come from the products, and what they lack: the parameters of `attention_inputs`. With
-// `k` null, that kernel has run.
+// One token's raw projections and the parameters of `attention_inputs` that finish them. If `k` is null, that kernel
+// has already run.
 struct Inputs {
     const float *k, *v, *q_bias, *k_bias, *v_bias, *q_norm, *k_norm, *angles;
     int rotary_dim, rotary_from, interleaved;
     float eps;
 };
 
-// The rows of `memory` while inputs are finished: queries, key, value; then norms of both, and angles.
+// Rows of `memory` while inputs are finished: queries, key, value, both norms, and angles.
 enum InputRow { KEY = COLUMNS, VALUE, QUERY_NORM, KEY_NORM, ANGLES, INPUT_ROWS };
 
-// Brings the projections of one kv head and `columns` of its query heads, from head `first_head` on, to shared memory and
-// finishes queries and key. Everything is asked for at once: it takes one latency.
+// Loads the projections of one kv head and of `columns` of its query heads, from head `first_head` on, into shared
+// memory. Then finishes the queries and the key. All loads are issued at once, so they cost one latency.
 __device__ inline void finish_inputs(float *memory, const float *q, const Inputs &in, int dim_k, int dim_v, int first_head,
                                      int columns, int kv_head, int position) {
     for (int at = threadIdx.x; at < INPUT_ROWS * HEAD_DIM; at += WARPS * 32) {
@@ -103,8 +105,9 @@ __device__ inline void finish_inputs(float *memory, const float *q, const Inputs
     __syncthreads();
 }
 
-// What a lane has summed up: of query row g the largest score and its own share of the weights, g = lane / 4; of query
-// rows p and p + 1, p = 2 (lane % 4), elements 8g + 2t and the next, t the tile within a chunk of 64.
+// Running sums of a lane, with g = lane / 4 and p = 2 (lane % 4). For query row g: the largest score and the lane's own
+// share of the sum of weights. For query rows p and p + 1: elements 8g + 2t and 8g + 2t + 1, where t is the tile within
+// a chunk of 64.
 struct Running {
     float largest, sum;
     float values[VALUE_CHUNKS * 4][4];
@@ -114,7 +117,8 @@ struct Running {
 struct Tiles {
     KvRows<KvType> keys, values;
     int to;
-    // Elements of each chunk: behind the end of a row the last ones again. Queries are 0 there, values not wanted.
+    // First element of each chunk. Chunks beyond the end of a row repeat its last elements: queries are 0 there, and
+    // those values are discarded.
     int key_at[KEY_CHUNKS], value_at[VALUE_CHUNKS];
 
     __device__ inline Tiles(const KvRows<KvType> &keys, const KvRows<KvType> &values, int to)
@@ -128,7 +132,8 @@ struct Tiles {
             value_at[chunk] = min(chunk * 64 + lane / 4 * 8, values.stride - 8);
     }
 
-    // Keys g and g + 8 of the sixteen from `first` on. Rows past the end repeat the last one; their weights are 0.
+    // Loads keys g and g + 8 of the sixteen from `first` on. Rows past the end repeat the last one; their weights are
+    // 0.
     __device__ inline void load_keys(Eight<KvType> (&k)[KEY_CHUNKS][2], int first) const {
         const int g = (threadIdx.x & 31) / 4;
 #pragma unroll
@@ -138,7 +143,7 @@ struct Tiles {
                 k[chunk][half].load(keys, min(first + g + 8 * half, to - 1), key_at[chunk]);
     }
 
-    // Values p, p + 1, p + 8 and p + 9.
+    // Loads values p, p + 1, p + 8 and p + 9.
     __device__ inline void load_values(Eight<KvType> (&v)[VALUE_CHUNKS][4], int first) const {
         const int p = threadIdx.x % 4 * 2;
 #pragma unroll
@@ -149,10 +154,10 @@ struct Tiles {
     }
 };
 
-// Dot products of query row g with keys p, p + 1, p + 8 and p + 9.
+// Computes the dot products of query row g with keys p, p + 1, p + 8 and p + 9.
 __device__ inline void multiply_keys(float (&dots)[4], const Queries &queries,
                                      const Eight<KvType> (&k)[KEY_CHUNKS][2]) {
-    // Four sums, so that no product waits long for the one before.
+    // Four separate sums shorten the chain of dependent products.
     float sums[2][2][4] = {};
 #pragma unroll
     for (int chunk = 0; chunk < KEY_CHUNKS; chunk++) {
@@ -172,8 +177,8 @@ __device__ inline void multiply_keys(float (&dots)[4], const Queries &queries,
                                  (sums[half][0][i + 2] + sums[half][1][i + 2]);
 }
 
-// Makes weights of the dot products of the sixteen positions from `first` on and adds the weighted values. Query row g
-// stands at `own`.
+// Turns the dot products of the sixteen positions from `first` on into weights, and adds the weighted values. Query row
+// g is at position `own`.
 __device__ inline void add_tile(Running &running, float (&scores)[4],
                                 const Eight<KvType> (&v)[VALUE_CHUNKS][4], const AttentionShape &shape,
                                 int first, int to, int own) {
@@ -201,7 +206,7 @@ __device__ inline void add_tile(Running &running, float (&scores)[4],
 #pragma unroll
     for (int i = 0; i < 4; i++) scores[i] = weight(scores[i], largest - WEIGHT_SHIFT);
     running.sum = running.sum * own_factor + ((scores[0] + scores[1]) + (scores[2] + scores[3]));
-    // Row p is with the lanes from 4p on.
+    // The lanes from 4p on hold row p.
     const float factors[2] = {__shfl_sync(~0u, own_factor, p * 4), __shfl_sync(~0u, own_factor, p * 4 + 4)};
     const u32 near = pack(scores[0], scores[1]), far = pack(scores[2], scores[3]);
     const u32 near_rest = pack_rest(scores[0], scores[1], near);
@@ -227,7 +232,7 @@ __device__ inline void add_tile(Running &running, float (&scores)[4],
     }
 }
 
-// What the warps of a block leave for each other, and later the factors of the splits.
+// Shared memory in which the warps of a block leave their results. Later it holds the factors of the splits.
 struct Shared {
     float values[WARPS][COLUMNS][PART_STRIDE];
     float largest[WARPS][COLUMNS], sum[WARPS][COLUMNS];
@@ -252,7 +257,7 @@ __device__ inline void leave(Shared &shared, const Running &running) {
                 make_float2(running.values[t][c], running.values[t][c + 2]);
 }
 
-// Joins the warps' parts of `column`: elements i and i + 1, and the column's stats.
+// Joins the warps' parts of `column`. Returns elements i and i + 1, and sets the column's `stats`.
 __device__ inline float2 join_warps(const Shared &shared, int column, int i, float2 &stats) {
     float largest = -INFINITE;
 #pragma unroll
@@ -271,14 +276,14 @@ __device__ inline float2 join_warps(const Shared &shared, int column, int i, flo
     return values;
 }
 
-// Where results go.
+// Destination of the results.
 struct Output {
     float *rows;  // [tokens, heads, dim_v]
-    // The same, rounded, if `codes`; dim_v is a multiple of 32 then.
+    // The same values, rounded, if not null. dim_v is then a multiple of 32.
     i8 *codes;
     ActivationScale *scales;
 
-    // Elements at .. at + 3 of a row's head. All lanes have to come; without `there` nothing is stored.
+    // Stores elements at .. at + 3 of a row's head. All lanes must call this; nothing is stored if `there` is false.
     __device__ inline void store(float4 x, bool there, Row row, int at, const AttentionShape &shape) const {
         if (there) {
             float *to = rows + ((size_t)row.token * shape.heads + row.head) * shape.dim_v + at;
@@ -292,8 +297,8 @@ struct Output {
     }
 };
 
-// Grid (splits, kv_heads * chunks of 8 query rows). q [tokens, heads, dim_k]; the tokens stand at positions[0] and after
-// it. `memory` is that of Parts with stride `dim_v` rounded up to 4.
+// Grid (splits, kv_heads * chunks of 8 query rows). q [tokens, heads, dim_k]. The tokens are at positions from
+// positions[0] on. `memory` is that of Parts with stride `dim_v` rounded up to 4.
 extern "C" __global__ void __launch_bounds__(WARPS * 32, HEAD_DIM > 128 ? 2 : 3)
     attention_decode(const float *q, void *key_plane, void *value_plane, const u32 *positions, const float *sinks,
                      float *out, float *memory, u32 *tickets, int tokens, int heads, int kv_heads, int dim_k, int dim_v,
@@ -317,7 +322,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, HEAD_DIM > 128 ? 2 : 3)
     int active;
     Span span = share_of(all, blockIdx.x, gridDim.x, WARPS * TILE, active);
     if ((int)blockIdx.x >= active) return;
-    // From here on positions are counted from the turn of the rows that the first one seen lies in.
+    // The cache is a ring of `rows` rows. From here on, positions count from the start of the turn of the first visible
+    // position.
     const int turns = turns_before(all.from, rows);
     span.from -= turns;
     span.to -= turns;
@@ -331,7 +337,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, HEAD_DIM > 128 ? 2 : 3)
         const int first_head = kv_head_index * group + first_column;
         finish_inputs(inputs_at, q, inputs, dim_k, dim_v, first_head, own_columns, kv_head_index, start);
         load_queries(queries, [=](int column) { return inputs_at + column * HEAD_DIM; }, dim_k, own_columns);
-        // Blocks that share the head's keys and have this share, too, store the same.
+        // Blocks with the same kv head and the same split store the same bytes.
         if ((int)blockIdx.x == active - 1 && start < context) {
             if (warp == 0) store_row(keys, start - turns, inputs_at + KEY * HEAD_DIM, dim_k, lane);
             if (warp == 1) store_row(values, start - turns, inputs_at + VALUE * HEAD_DIM, dim_v, lane);
@@ -361,7 +367,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, HEAD_DIM > 128 ? 2 : 3)
         tiles.load_values(v, first);
         float scores[4];
         multiply_keys(scores, queries, k);
-        // The next tile's, while this one is worked on; after the last tile they are not used.
+        // Loads the next tile's keys while this tile is processed. After the last tile they are not used.
         tiles.load_keys(k, first + WARPS * TILE);
         add_tile(running, scores, v, shape, first, span.to, own);
     }
@@ -370,7 +376,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, HEAD_DIM > 128 ? 2 : 3)
 
     const int stride = (dim_v + 3) / 4 * 4, quads = stride / 4;
     if (active == 1) {
-        // Nobody to join with.
+        // There is no other part to join with.
         for (int base = 0; base < COLUMNS * quads; base += WARPS * 32) {
             const int i = base + threadIdx.x, column = min(i / quads, COLUMNS - 1), at = i % quads * 4;
             const bool there = i < COLUMNS * quads && column < own_columns;

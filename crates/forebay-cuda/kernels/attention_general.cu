@@ -1,12 +1,12 @@
-// Attention for every number of elements of a head up to 576 and every type of cache, in f32 throughout: what `--exact`
-// and small models use. A block takes one query row and one share of the context.
+// Attention for any number of elements of a head up to 576 and for every type of cache, in f32 throughout. `--exact`
+// and small models use it. A block takes one query row and one share of the context.
 #include "attention.cuh"
 
 static constexpr int WARPS = 4;
-// Positions that a warp takes at once, so that their loads overlap.
+// Number of positions that a warp takes at once, so that their loads overlap.
 static constexpr int TILE = 4;
 
-// Lanes own elements lane, lane + 32, ...; N of them.
+// State of one query row. A lane owns N elements: lane, lane + 32, ...
 template <int N> struct Running {
     float largest, sum, values[N];
 };
@@ -63,7 +63,8 @@ __device__ inline void attention(const float *q, void *key_plane, void *value_pl
     int active;
     Span span = share_of(all, blockIdx.x, gridDim.x, WARPS * TILE, active);
     if ((int)blockIdx.x >= active) return;
-    // From here on positions are counted from the turn of the rows that the first one seen lies in.
+    // The cache is a ring of `rows` rows. From here on, positions count from the start of the turn of the first visible
+    // position.
     const int turns = turns_before(all.from, rows);
     span.from -= turns;
     span.to -= turns;
@@ -100,7 +101,7 @@ __device__ inline void attention(const float *q, void *key_plane, void *value_pl
     const float *sink = sinks ? sinks + head : nullptr;
     out += (size_t)unit * shape.dim_v;
     if (gridDim.x == 1) {
-        // Nothing to join with: no memory is needed, which matters for long prompts.
+        // There is only one part, so no memory for parts is needed. That matters for long prompts.
         const float top = sink ? fmaxf(largest, *sink * LOG2_E) : largest;
         const float all_weights =
             sum * weight(largest, top) + (sink ? weight(*sink * LOG2_E, top) : 0.0f);
@@ -137,8 +138,9 @@ __device__ inline void attention(const float *q, void *key_plane, void *value_pl
     }
 }
 
-// Grid (splits, heads, tokens). q [tokens, heads, dim_k], out [tokens, heads, dim_v]; the tokens stand at positions[0] and
-// after it. With more than one split, `memory` is that of Parts for one column, with stride `dim_v` rounded up to 4.
+// Grid (splits, heads, tokens). q [tokens, heads, dim_k], out [tokens, heads, dim_v]. The tokens are at positions from
+// positions[0] on. With more than one split, `memory` is that of Parts for one column, with stride `dim_v` rounded up
+// to 4.
 #define ATTENTION_GENERAL(NAME, N)                                                                                \
     extern "C" __global__ void __launch_bounds__(WARPS * 32)                                                    \
         NAME(const float *q, void *keys, void *values, const u32 *positions, const float *sinks, float *out,    \

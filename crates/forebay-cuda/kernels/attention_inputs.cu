@@ -1,13 +1,14 @@
-// Between the projections and attention, in one launch: bias, norm of every head, rotation of queries and keys, and the
-// way of keys and values into the cache.
+// The steps between the projections and attention, in one launch: biases, the norm of every head, rotation of queries
+// and keys, and storing keys and values in the cache.
 #include "head_inputs.cuh"
 
 static constexpr int WARPS = 4;
 
-// q [tokens, heads, dim_k] is changed in place, or stays where bias, norm and angles are all missing; k [tokens,
-// kv_heads, dim_k] and v [tokens, kv_heads, dim_v] go to the cache; v is null where values lie in the keys. Of a key the
-// first `key_norm_dim` elements are normed. angles [positions, 2, rotary_dim / 2] are cosines and sines. A position beyond
-// the context is not written. One warp for each head of each token: grid (heads, tokens).
+// q [tokens, heads, dim_k] is changed in place. It keeps its values if bias, norm and angles are all null, and it may
+// be null if `heads` is 0. k [tokens, kv_heads, dim_k] and v [tokens, kv_heads, dim_v] go to the cache; v is null if
+// the values are a part of the keys. Only the first `key_norm_dim` elements of a key are normed. angles [positions, 2,
+// rotary_dim / 2] are cosines and sines. A position beyond the context is not written. One warp for each head of each
+// token: grid (heads, tokens).
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
     attention_inputs(float *q, const float *k, const float *v, const float *q_bias,
                      const float *k_bias, const float *v_bias, const float *q_norm,

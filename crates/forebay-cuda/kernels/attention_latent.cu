@@ -1,55 +1,61 @@
-// Attention over latent rows (DeepSeek-AI 2024, "DeepSeek-V2", section 2.1): all query heads share one row for each
-// position, 576 elements, which is the key and whose first 512 are the value.
+// Attention over latent rows (DeepSeek-AI 2024, "DeepSeek-V2", section 2.1). All query heads share one row of 576
+// elements for each position. The row is the key, and its first 512 elements are the value.
 //
-// A block takes ROWS query rows, (token, head) by (token, head), through a share of the context, so that what it reads
-// serves all of them twice. Sums for 64 rows of 512 values fill half the registers of a multiprocessor, which decides the
-// rest: queries stay in shared memory; the warps cut scores along the row of 576 (each key then is read by few), the softmax
-// by query rows, and the values by columns. Three tiles are there or on their way.
+// A block takes ROWS query rows, ordered by (token, head), through a share of the context. Each row it reads serves all
+// of them twice, as key and as value. The sums for 64 rows of 512 values fill half the registers of a multiprocessor.
+// That decides the rest:
+// - Queries stay in shared memory.
+// - For scores, the warps split the row of 576, so that few warps read each key.
+// - For the softmax, they split the query rows.
+// - For the values, they split the columns.
+// - Three tiles are loaded or being loaded.
 //
-// One token's work is bound by memory for 16 heads: 1152 bytes of a position serve 2 * 16 * 1088 operations, a sixth of what
-// tensor cores do meanwhile. Parts of a context are joined by a kernel of its own: the sums of 128 parts are 4 MB, too much
-// for the one block that ends last.
+// For 16 heads, one token's work is bound by memory. The 1152 bytes of a position serve 2 * 16 * 1088 operations, a
+// sixth of what tensor cores do in that time. A separate kernel joins the parts of a context. The sums of 128 parts are
+// 4 MB, too much for the one block that ends last.
 //
-// ROWS is 16, for up to 16 rows and where shared memory is small, or 64.
+// ROWS is 64, or 16 for up to 16 rows and where shared memory is small.
 #include "attention.cuh"
 #include "attention_tiles.cuh"
 
 static constexpr int DIM_K = 576, DIM_V = 512;
 static constexpr int WARPS = ROWS == 16 ? 4 : 8;
 static constexpr int THREADS = WARPS * 32;
-// Positions of a tile.
+// Number of positions of a tile.
 static constexpr int KEYS = 32;
 static constexpr int STAGES = 3;
-// Shares of a row of 576, each of nine products of 16; query rows of a warp while it multiplies keys, in sixteens.
+// Slices of a row of 576, each of nine products of 16, and the query rows of a warp while it multiplies keys, in tiles
+// of 16.
 static constexpr int SLICES = 4, SLICE_STEPS = DIM_K / 16 / SLICES;
 static constexpr int KEY_ROWS = ROWS / (WARPS / SLICES), KEY_TILES = KEY_ROWS / 16;
 // Query rows of a warp in the softmax, four at a time.
 static constexpr int SOFT_ROWS = ROWS / WARPS, SOFT_PASSES = SOFT_ROWS / 4;
 // Columns of a warp while it adds values.
 static constexpr int COLUMNS = DIM_V / WARPS;
-// Strides that keep neighbouring rows in different banks.
+// Strides that put adjacent rows in different banks.
 static constexpr int SCORE_STRIDE = KEYS + 4, WEIGHT_STRIDE = KEYS + 8;
 
-// A row of queries or of a tile is 72 pieces of eight halves; they are shuffled so that eight rows' pieces of one number lie
-// in different banks.
+// Returns the offset of a piece. A row of queries or of a tile is 72 pieces of eight halves. The pieces are swizzled,
+// so that piece n of eight rows lies in eight different banks.
 __device__ inline int piece_at(int row, int piece) { return row * DIM_K + ((piece ^ (row & 7)) << 3); }
 
 struct Shared {
     __half queries[ROWS * DIM_K];
     __half tiles[STAGES][KEYS * DIM_K];
-    // Of each slice.
+    // One plane of partial scores for each slice.
     float scores[SLICES][ROWS * SCORE_STRIDE];
     __half weights[ROWS * WEIGHT_STRIDE];
-    // What the newest tile makes of the sums before it; at the end 1 / (sum of all weights).
+    // Factor by which the newest tile scales the sums before it; at the end, 1 / (sum of all weights).
     float factors[ROWS];
 };
 
-// A tile on its way. Halves are copied in the background; other types wait in registers, until `finish`, to be converted.
+// A tile that is being loaded. Halves are copied asynchronously. Other types wait in registers until `finish` converts
+// them.
 template <class T> struct Fetch {
     static constexpr int PIECES = KEYS * (DIM_K / 8) / THREADS;
     Eight<T> pieces[PIECES];
 
-    // Positions from `first` on; behind `to` there are none.
+    // Starts to load the positions from `first` on. There are none from `to` on.
     __device__ inline void begin(__half *, const KvRows<T> &rows, int first, int to) {
 #pragma unroll
         for (int n = 0; n < PIECES; n++) {
@@ -57,7 +63,7 @@ template <class T> struct Fetch {
             pieces[n].load(rows, first + row < to ? first + row : to - 1, i);
         }
     }
-    // Rows that are not there become zeroes.
+    // Stores the converted tile. Rows from `to` on become zeroes.
     __device__ inline void finish(__half *tile, int first, int to) {
 #pragma unroll
         for (int n = 0; n < PIECES; n++) {
@@ -82,7 +88,7 @@ template <> struct Fetch<KvF16> {
 
 static_assert(KEYS * (DIM_K / 8) % THREADS == 0, "every thread brings as many pieces");
 
-// Queries times what turns a dot product into a score, rounded to halves; zeroes for rows that are not there.
+// Loads the queries, multiplied by `factor` and rounded to halves. Rows that do not exist are zero.
 __device__ inline void load_queries(__half *queries, const float *q, int rows, float factor) {
     for (int at = threadIdx.x; at < ROWS * (DIM_K / 8); at += THREADS) {
         const int row = at / (DIM_K / 8), piece = at % (DIM_K / 8);
@@ -97,7 +103,7 @@ __device__ inline void load_queries(__half *queries, const float *q, int rows, f
     }
 }
 
-// This warp's share of the dot products of its query rows with a tile.
+// Computes this warp's share of the dot products of its query rows with a tile.
 __device__ inline void multiply_keys(Shared &shared, const __half *tile) {
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const int slice = warp % SLICES, first_row = warp / SLICES * KEY_ROWS;
@@ -139,18 +145,19 @@ __device__ inline void multiply_keys(Shared &shared, const __half *tile) {
             }
 }
 
-// Of the query row of eight lanes: the largest score, and the lane's own share of the sum of weights.
+// State of the query row that eight lanes share: the largest score, and the lane's own share of the sum of weights.
 struct Running {
     float largest, sum;
 };
 
-// What a query row sees and how scores are formed.
+// Rules for which positions a query row sees and how scores are formed.
 struct Rule {
     int window;
     float softcap;
 };
 
-// Makes weights of the scores of `row` with the positions from `first` on, four to a lane. The row stands at `own`.
+// Turns the scores of `row` for the positions from `first` on into weights, four in each lane. The row is at position
+// `own`.
 __device__ inline void weigh(Shared &shared, Running &running, const Rule &rule, int row, int first, int own) {
     const int part = threadIdx.x % 8 * 4;
     float4 x = *(const float4 *)(shared.scores[0] + row * SCORE_STRIDE + part);
@@ -172,7 +179,7 @@ __device__ inline void weigh(Shared &shared, Running &running, const Rule &rule,
 #pragma unroll
     for (int distance = 1; distance < 8; distance *= 2)
         largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, distance));
-    // While nothing is visible yet, all is -inf; the difference has to stay a number.
+    // While no position is visible yet, all scores are -inf. The difference must not become NaN.
     const float base = largest == -INFINITE ? 0.0f : largest - WEIGHT_SHIFT;
     const float factor = exp2_fast(running.largest - base - WEIGHT_SHIFT);
     running.largest = largest;
@@ -184,7 +191,7 @@ __device__ inline void weigh(Shared &shared, Running &running, const Rule &rule,
     if (part == 0) shared.factors[row] = factor;
 }
 
-// Sums of all query rows and this warp's columns.
+// Sums of all query rows for this warp's columns.
 typedef float Values[ROWS / 16][COLUMNS / 8][4];
 
 __device__ inline void add_values(Values &values, const Shared &shared, const __half *tile) {
@@ -198,7 +205,7 @@ __device__ inline void add_values(Values &values, const Shared &shared, const __
             factors[t][half] = shared.factors[t * 16 + lane / 4 + half * 8];
             changed |= factors[t][half] != 1.0f;
         }
-    // Largest scores are found early: most tiles change none.
+    // The largest scores are found early, so most tiles change no factor.
     if (__any_sync(~0u, changed)) {
 #pragma unroll
         for (int t = 0; t < ROWS / 16; t++)
@@ -227,12 +234,12 @@ __device__ inline void add_values(Values &values, const Shared &shared, const __
     }
 }
 
-// Where parts of a context wait to be joined: `Parts` without tickets, ROWS columns of 512.
+// Returns the parts of a context that are to be joined: `Parts` without tickets, ROWS columns of 512.
 __device__ inline Parts parts_of(float *memory, int units, int splits) {
     return Parts(memory, nullptr, units, splits, ROWS, DIM_V);
 }
 
-// The share `split` of what the query rows of `unit` see.
+// Returns the share `split` of the positions that the query rows of `unit` see.
 __device__ inline Span span_of(int unit, int split, int splits, int start, int tokens, int heads, int context, int window,
                                int &active) {
     const int first = start + unit * ROWS / heads;
@@ -241,9 +248,9 @@ __device__ inline Span span_of(int unit, int split, int splits, int start, int t
     return share_of(all, split, splits, KEYS, active);
 }
 
-// Grid (splits, sixteens or sixty-fours of query rows). q [tokens, heads, 576], out [tokens, heads, 512]; the tokens stand
-// at positions[0] and after it, their own rows are in the cache. `memory` is that of `parts_of`; where the context is not
-// cut, results go to `out`, else `attention_latent_join` has to follow.
+// Grid (splits, groups of ROWS query rows). q [tokens, heads, 576], out [tokens, heads, 512]. The tokens are at
+// positions from positions[0] on, and their own rows are already in the cache. `memory` is that of `parts_of`. If the
+// context has only one part, results go to `out`; otherwise `attention_latent_join` must follow.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     attention_latent(const float *q, void *plane, const u32 *positions, const float *sinks, float *out, float *memory,
                      int tokens, int heads, int context, int window, float scale, float softcap) {
@@ -251,7 +258,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     extern __shared__ __align__(16) char dynamic_shared[];
     Shared &shared = *(Shared *)dynamic_shared;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    // The last rows see most positions: they begin first.
+    // The last rows see the most positions, so they begin first.
     const int unit = (int)(gridDim.y - 1 - blockIdx.y), first_row = unit * ROWS;
     const int rows = min(ROWS, tokens * heads - first_row);
     const int start = (int)positions[0];
@@ -278,7 +285,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         const int row = warp * SOFT_ROWS + pass * 4 + lane / 8;
         running[pass].largest = -INFINITE;
         running[pass].sum = 0.0f;
-        // Behind the share there is nothing to see.
+        // Positions beyond the share are not visible.
         own[pass] = min(start + (first_row + min(row, rows - 1)) / heads, span.to - 1);
     }
     Values values;
@@ -292,24 +299,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     int stage = 0;
     for (int first = span.from; first < span.to; first += KEYS) {
         wait_for_tiles<STAGES - 2>();
-        __syncthreads();  // The tile is there, and nobody reads the one before any more.
+        __syncthreads();  // The tile is loaded, and no warp reads the one before any more.
         const int next = first + (STAGES - 1) * KEYS;
         __half *const free = shared.tiles[stage == 0 ? STAGES - 1 : stage - 1];
         if (next < span.to) fetch.begin(free, keys, next, span.to);
         commit_tile();
         const __half *const tile = shared.tiles[stage];
         multiply_keys(shared, tile);
-        __syncthreads();  // All slices are there.
+        __syncthreads();  // The scores of all slices are stored.
 #pragma unroll
         for (int pass = 0; pass < SOFT_PASSES; pass++)
             weigh(shared, running[pass], rule, warp * SOFT_ROWS + pass * 4 + lane / 8, first, own[pass]);
-        __syncthreads();  // The weights are there.
+        __syncthreads();  // The weights are stored.
         add_values(values, shared, tile);
         if (next < span.to) fetch.finish(free, next, span.to);
         stage = stage == STAGES - 1 ? 0 : stage + 1;
     }
     wait_for_tiles<0>();
-    __syncthreads();  // Nobody reads the factors any more.
+    __syncthreads();  // No warp reads the factors any more.
 
     const bool alone = active == 1;
     const Parts parts = parts_of(memory, gridDim.y, gridDim.x);
@@ -347,11 +354,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 }
 
 static constexpr int JOIN_WARPS = 8, JOIN_COLUMNS = 128;
-// Parts that a warp asks for at once.
+// Number of parts that a warp loads at once.
 static constexpr int JOIN_BATCH = 8;
 
-// Joins the parts of `attention_latent` with as many `splits`. Grid (quarters of 512, tokens * heads): a warp adds up every
-// eighth part, four columns to a lane.
+// Joins the parts of `attention_latent` with the same `splits`. Grid (quarters of 512, tokens * heads). Each warp adds
+// up every eighth part, four columns in each lane.
 extern "C" __global__ void __launch_bounds__(JOIN_WARPS * 32)
     attention_latent_join(const u32 *positions, const float *sinks, float *out, float *memory, int splits, int tokens,
                           int heads, int context, int window) {
@@ -363,7 +370,7 @@ extern "C" __global__ void __launch_bounds__(JOIN_WARPS * 32)
     const int row = blockIdx.y, unit = row / ROWS, column = row % ROWS;
     int active;
     span_of(unit, 0, splits, (int)positions[0], tokens, heads, context, window, active);
-    // One part alone has gone to `out` already.
+    // A single part has already gone to `out`.
     if (active <= 1) return;
     const Parts parts = parts_of(memory, (tokens * heads + ROWS - 1) / ROWS, splits);
     if (warp == 0) {

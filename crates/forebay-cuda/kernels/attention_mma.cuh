@@ -2,8 +2,8 @@
 #pragma once
 #include "kv.cuh"
 
-// Weights are 2^15 times what they would be, the largest that a half holds: small ones would lose bits otherwise. Sums
-// of weights and of values are larger by as much, as if the largest score were lower by this.
+// Weights are scaled by 2^15, the largest power of two that a half holds; otherwise small weights would lose bits. The
+// sums of weights and of values are larger by the same factor, as if the largest score were lower by WEIGHT_SHIFT.
 static constexpr float WEIGHT_SHIFT = 15.0f;
 
 // c [16, 8] += a [16, 16] b [16, 8]. With g = lane / 4 and p = 2 (lane % 4): a holds rows g, g + 8, g, g + 8 at columns
@@ -20,14 +20,14 @@ __device__ inline u32 pack(float low, float high) {
     return *(const u32 *)&pair;
 }
 
-// What `pack` rounded away.
+// Packs the rounding error of `pack`.
 __device__ inline u32 pack_rest(float low, float high, u32 packed) {
     const float2 rounded = __half22float2(*(const __half2 *)&packed);
     return pack(low - rounded.x, high - rounded.y);
 }
 
-// Loads that stay where they are written: the compiler would move them down to where they are used, and their latency
-// with them. Not by the read-only way: the decode kernel itself may write the newest row.
+// Loads that the compiler does not move. Otherwise it would move them down to the first use, and expose their latency.
+// They do not use the read-only path, because the decode kernel itself may write the newest row.
 __device__ inline uint4 load_now(const uint4 *from) {
     uint4 x;
     asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];"
@@ -54,13 +54,13 @@ __device__ inline u16 load_now(const u16 *from) {
     return x;
 }
 
-// Two bytes with `bias` added, as halves, less the bias: 0x6400 + n is the half 1024 + n.
+// Converts two bytes, each with BIAS added, to halves and subtracts BIAS: 0x6400 + n is the half 1024 + n.
 template <int BIAS> __device__ inline __half2 bytes_to_halves(u32 biased, u32 selector) {
     const u32 bits = __byte_perm(biased, 0x64646464u, selector);
     return __hsub2(*(const __half2 *)&bits, __float2half2_rn(1024.0f + BIAS));
 }
 
-// Eight bytes with `bias` added, in two words, times `scale`, as halves.
+// Converts eight bytes, each with BIAS added, in two words, to halves and multiplies them by `scale`.
 template <int BIAS> __device__ inline uint4 scaled_halves(u32 low, u32 high, u16 scale) {
     const __half2 factor = __half2half2(__ushort_as_half(scale));
     const __half2 x[4] = {__hmul2(bytes_to_halves<BIAS>(low, 0x4140), factor),
@@ -70,8 +70,8 @@ template <int BIAS> __device__ inline uint4 scaled_halves(u32 low, u32 high, u16
     return *(const uint4 *)x;
 }
 
-// Eight elements of a row, from element `i` on, a multiple of 8 below the row's stride: as they lie in memory, and as
-// halves.
+// Eight elements of a row, from element `i` on, as stored and as halves. `i` is a multiple of 8 and below the row's
+// stride.
 template <class T> struct Eight;
 
 template <> struct Eight<KvF16> {

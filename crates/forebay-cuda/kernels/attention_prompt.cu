@@ -1,19 +1,19 @@
-// Attention of many tokens on tensor cores: a block takes 64 query rows of one head through the keys they see, tile by
-// tile (Dao 2023, "FlashAttention-2"). Halves are multiplied, sums and the softmax are f32.
+// Attention of many tokens on tensor cores. A block takes 64 query rows of one head through the keys they see, tile by
+// tile (Dao 2023, "FlashAttention-2"). Operands are halves; sums and the softmax are f32.
 //
-// HEAD_DIM is the capacity for elements of a head, 64, 96, 128 or 256; shorter heads are filled up with zeroes.
+// HEAD_DIM is the capacity for elements of a head: 64, 96, 128 or 256. Shorter heads are padded with zeroes.
 #include "attention.cuh"
 #include "attention_tiles.cuh"
 
 static constexpr int WARPS = 4;
 static constexpr int ROWS = WARPS * 16;
-// Keys of a tile: as many as leave room for three blocks on a multiprocessor.
+// Keys of a tile: as many as let three blocks fit on a multiprocessor.
 static constexpr int KEYS = HEAD_DIM > 128 ? 32 : 64;
-// Halves from one row of a tile to the next: eight rows lie in different banks.
+// Halves from one row of a tile to the next. The padding puts eight rows in different banks.
 static constexpr int STRIDE = HEAD_DIM + 8;
 
-// Positions first .. first + KEYS into `tile`, zeroes from `to` on and behind the heads' ends. Halves are copied in the
-// background, until `wait_for_tiles`; other types are converted at once.
+// Loads positions first .. first + KEYS into `tile`. Elements are zero from position `to` on and beyond the end of a
+// head. Halves are copied asynchronously until `wait_for_tiles`; other types are converted at once.
 __device__ inline void load_tile(__half *tile, const KvRows<KvType> &rows, int first, int to) {
     constexpr int EIGHTS = HEAD_DIM / 8;
 #pragma unroll
@@ -26,12 +26,12 @@ __device__ inline void load_tile(__half *tile, const KvRows<KvType> &rows, int f
     commit_tile();
 }
 
-// Rows g and g + 8 of the warp's 16, g = lane / 4.
+// State of rows g and g + 8 of the warp's 16, with g = lane / 4.
 struct Running {
     float largest[2], sum[2], values[HEAD_DIM / 8][4];
 };
 
-// What turns a dot product with the scaled queries into a score.
+// Rules that turn a dot product with the scaled queries into a score.
 struct Rule {
     int window;
     float softcap;
@@ -57,7 +57,7 @@ __device__ inline void multiply_keys(float (&scores)[KEYS / 8][4], const u32 (&q
     }
 }
 
-// Makes weights of the scores with the keys from `first` on. Row g stands at `position`.
+// Turns the scores for the keys from `first` on into weights. Row g is the query at `position`.
 __device__ inline void weigh(float (&scores)[KEYS / 8][4], Running &running, const Rule &rule, int first,
                              int position) {
     const int lane = threadIdx.x & 31, warp_position = position - lane / 4;
@@ -84,7 +84,7 @@ __device__ inline void weigh(float (&scores)[KEYS / 8][4], Running &running, con
             largest = fmaxf(largest, fmaxf(scores[n][2 * r], scores[n][2 * r + 1]));
         largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
         largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
-        // While nothing is visible yet, all is -inf; the difference has to stay a number.
+        // While no key is visible yet, all scores are -inf. The difference must not become NaN.
         const float base = largest == -INFINITE ? 0.0f : largest - WEIGHT_SHIFT;
         const float factor = exp2_fast(running.largest[r] - base - WEIGHT_SHIFT);
         running.largest[r] = largest;
@@ -123,15 +123,16 @@ __device__ inline void add_values(Running &running, const float (&weights)[KEYS 
     }
 }
 
-// Two neighbours of a query row, scaled; zeroes behind its end and for rows that are not there.
+// Loads two adjacent elements of a query row, scaled. Elements beyond the end of the row, and rows that do not exist,
+// are zero.
 __device__ inline u32 load_query(const float *row, int i, int dim, bool there, float scale) {
     const float low = there && i < dim ? row[i] * scale : 0.0f;
     const float high = there && i + 1 < dim ? row[i + 1] * scale : 0.0f;
     return pack(low, high);
 }
 
-// Grid (rows of 64 tokens, heads). q [tokens, heads, dim_k], out [tokens, heads, dim_v]; the tokens stand at positions[0]
-// and after it, their own keys and values are in the cache.
+// Grid (rows of 64 tokens, heads). q [tokens, heads, dim_k], out [tokens, heads, dim_v]. The tokens are at positions
+// from positions[0] on, and their own keys and values are already in the cache.
 extern "C" __global__ void __launch_bounds__(WARPS * 32, HEAD_DIM > 128 ? 2 : 3)
     attention_prompt(const float *q, void *key_plane, void *value_plane, const u32 *positions,
                      const float *sinks, float *out, int tokens, int heads, int kv_heads, int dim_k,
@@ -140,7 +141,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, HEAD_DIM > 128 ? 2 : 3)
     __shared__ __align__(16) __half value_tile[KEYS * STRIDE];
     const int head = blockIdx.y, kv_head_index = head / (heads / kv_heads);
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    // The last rows see most keys: they begin first.
+    // The last rows see the most keys, so they begin first.
     const int first_row = (int)(gridDim.x - 1 - blockIdx.x) * ROWS;
     int start = (int)positions[0];
     const int token = first_row + warp * 16 + lane / 4;
@@ -149,7 +150,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, HEAD_DIM > 128 ? 2 : 3)
         kv_values<KvType>(key_plane, value_plane, dim_k, dim_v, kv_head_index, kv_heads, rows);
     const Rule rule{window, softcap};
     Span span{first_visible(start + first_row, window), min(start + min(first_row + ROWS, tokens), context)};
-    // From here on positions are counted from the turn of the rows that the first one seen lies in.
+    // The cache is a ring of `rows` rows. From here on, positions count from the start of the turn of the first visible
+    // position.
     const int turns = turns_before(span.from, rows);
     span.from -= turns;
     span.to -= turns;
@@ -180,15 +182,15 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, HEAD_DIM > 128 ? 2 : 3)
 
     for (int first = span.from; first < span.to; first += KEYS) {
         wait_for_tiles<0>();
-        __syncthreads();  // The keys are there, and nobody reads the old values any more.
+        __syncthreads();  // The keys are loaded, and no warp reads the old values any more.
         load_tile(value_tile, values, first, span.to);
         float scores[KEYS / 8][4];
         multiply_keys(scores, queries, key_tile);
-        __syncthreads();  // Nobody reads the keys any more.
+        __syncthreads();  // No warp reads the keys any more.
         load_tile(key_tile, keys, first + KEYS, span.to);
         weigh(scores, running, rule, first, start + token);
         wait_for_tiles<1>();
-        __syncthreads();  // The values are there.
+        __syncthreads();  // The values are loaded.
         add_values(running, scores, value_tile);
     }
     wait_for_tiles<0>();

@@ -1,4 +1,4 @@
-// Tiles of the cache in shared memory, as halves, for kernels whose warps share what is read.
+// Tiles of the KV cache in shared memory, as halves, for kernels whose warps share what they read.
 #pragma once
 #include "attention_mma.cuh"
 
@@ -20,14 +20,14 @@ __device__ inline void load_matrices_transposed(u32 (&r)[4], const __half *from)
                  : "memory");
 }
 
-// exp2 to within 2 units in the last place; 0 below the normal numbers.
+// exp2 to within 2 units in the last place. Results below the normal numbers are 0.
 __device__ inline float exp2_fast(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
-// Eight elements, zeroes unless they are `there`; the address is one that may be read in any case.
+// Loads eight elements, or zeroes if `there` is false. The address must be readable in either case.
 __device__ inline void load_eight_to(__half *target, const KvRows<KvF16> &rows, int position, int i,
                                      bool there) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(target)),
@@ -42,10 +42,10 @@ __device__ inline void load_eight_to(__half *target, const KvRows<T> &rows, int 
     *(uint4 *)target = there ? x.halves() : make_uint4(0, 0, 0, 0);
 }
 
-// Ends what this thread has asked for of a tile.
+// Commits the copies that this thread has started for a tile.
 __device__ inline void commit_tile() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Until all but the newest PENDING tiles of this thread are there.
+// Waits until all but the newest PENDING tiles of this thread are loaded.
 template <int PENDING> __device__ inline void wait_for_tiles() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }

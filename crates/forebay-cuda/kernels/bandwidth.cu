@@ -1,7 +1,7 @@
-// How fast device memory can be read: the limit that products with weights are measured against.
+// Measures the read speed of device memory, the upper bound for products with weights.
 #include "common.cuh"
 
-// Every block leaves one word, so that no read can be left out. `x` has `count` times 16 bytes.
+// Every block writes one word, so that the compiler cannot remove the reads. `x` has `count` times 16 bytes.
 extern "C" __global__ void __launch_bounds__(512)
     bandwidth_read(const uint4 *__restrict__ x, u32 *__restrict__ out, size_t count) {
     u32 all = 0;

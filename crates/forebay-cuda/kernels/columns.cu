@@ -1,8 +1,9 @@
-// Rows put together from columns of others: heads apart into what rotates and what does not, and back.
+// Joins columns of two matrices: splits heads into the part that rotates and the part that does not, and joins them
+// again.
 #include "common.cuh"
 
-// out [rows, a_cols + b_cols]: the first `a_cols` elements of each row of `a`, then `b_cols` of `b`; rows of these begin
-// every `a_stride` and `b_stride` elements.
+// Row of out [rows, a_cols + b_cols]: the first `a_cols` elements of the row of `a`, then the first `b_cols` of the row
+// of `b`. Rows of `a` and `b` are `a_stride` and `b_stride` elements apart.
 extern "C" __global__ void __launch_bounds__(256)
     join_columns(const float *a, int a_stride, int a_cols, const float *b, int b_stride, int b_cols, float *out,
                  int rows) {

@@ -1,4 +1,4 @@
-// What every family shares: warp reductions and plain types. NVRTC has no <stdint.h>.
+// Warp reductions and plain types, for all kernels. NVRTC has no <stdint.h>.
 #pragma once
 
 typedef unsigned char u8;
@@ -7,16 +7,19 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef signed char i8;
 
-// Kernels that begin with this are started while the kernel before ends, on GPUs of compute capability 9.0 and up: it waits
-// until all that was queued before has ended and what that wrote is there. Only what no kernel writes, such as weights, may
-// be read before it; pointers to anything else must not be __restrict__, or reads may move up here. Every kernel of a module
-// does so or none. That kernels ask for the next one's start as soon as they run (launch_dependents) was tried: blocks that
-// wait take the places of blocks that work, and tokens come 14 % slower.
+// Waits until all work queued before has ended and its writes are visible. On GPUs of compute capability 9.0 and up, a
+// kernel that begins with this starts while the previous kernel is ending. Before the call, a kernel may read only data
+// that no kernel writes, such as weights. Pointers to anything else must not be __restrict__, or the compiler may move
+// reads up here. Either every kernel of a module calls this or none.
 //
-// The code for 8.0 holds the instruction as a comment, which `module.rs` uncovers where it exists.
+// Kernels do not trigger the start of the next one early (launch_dependents). That was tried: waiting blocks occupy the
+// places of working blocks, and tokens come 14 % slower.
+//
+// The code for 8.0 holds the instruction as a comment, which `module.rs` uncovers where the instruction exists.
 __device__ __forceinline__ void wait_for_previous() { asm volatile("// 90: griddepcontrol.wait;" ::: "memory"); }
 
-// The sum over the 32 lanes, the same bits in each: pairs are added in an order that does not depend on the lane.
+// Returns the sum over the 32 lanes, with the same bits in each lane: the order of additions does not depend on the
+// lane.
 __device__ inline float warp_sum(float x) {
 #pragma unroll
     for (int distance = 16; distance > 0; distance >>= 1) x += __shfl_xor_sync(~0u, x, distance);

@@ -1,15 +1,17 @@
-// Weights in the form in which other files hold the same values.
+// Converts weights to the layout in which other files hold the same values.
 #include "common.cuh"
 
 static constexpr int BLOCKS = 128;
 
-// Blocks of 32 elements of four bits. `blocks` [rows, row_blocks, 16] has the elements 2j and 2j + 1 in byte j, `scales`
-// [rows, row_blocks] lie apart; what comes out has j and j + 16 in byte j, behind the scale. Row r becomes row r / 2 of
-// `even` or `odd`, or, if there is no `odd`, row r of `even`. Grid (shares of a row, rows).
+// Converts blocks of 32 four-bit elements. In `blocks` [rows, row_blocks, 16], byte j holds elements 2j and 2j + 1;
+// `scales` [rows, row_blocks] are separate. In the output, the scale comes first, and byte j holds elements j and j +
+// 16. Row r becomes row r / 2 of `even` or `odd`. If `odd` is null, it becomes row r of `even`. Grid (shares of a row,
+// rows).
 extern "C" __global__ void __launch_bounds__(BLOCKS)
     mxfp4_blocks(const uint4 *blocks, const u8 *scales, u8 *even, u8 *odd, int rows, int row_blocks) {
     wait_for_previous();
-    // Blocks of 17 bytes lie at odd addresses: they are put in order here, so that neighbours write neighbours.
+    // Blocks of 17 bytes lie at odd addresses. They are ordered in shared memory first, so that adjacent threads write
+    // adjacent bytes.
     __shared__ u8 ordered[BLOCKS * 17];
     const int first = blockIdx.x * BLOCKS, count = min(BLOCKS, row_blocks - first);
     for (int row = blockIdx.y; row < rows; row += gridDim.y) {
@@ -40,7 +42,7 @@ extern "C" __global__ void __launch_bounds__(BLOCKS)
 
 static constexpr int TILE = 32, TILE_ROWS = 8;
 
-// Grid (tiles of columns, tiles of rows, matrices); strides from one matrix to the next, in elements.
+// Grid (tiles of columns, tiles of rows, matrices). Strides are from one matrix to the next, in elements.
 template <class T>
 __device__ __forceinline__ void transpose(const T *from, T *to, int rows, int cols, u64 from_stride, u64 to_stride) {
     __shared__ T tile[TILE][TILE + 1];

@@ -1,4 +1,4 @@
-// Groups of 32 weights as 16-bit numbers for tensor cores, and as f32.
+// Decodes groups of 32 weights to 16-bit numbers for tensor cores, and to f32.
 #pragma once
 
 #include "mma.cuh"
@@ -14,7 +14,8 @@ template <> struct Is16Bits<BF16> {
     static constexpr bool VALUE = true, BFLOAT = true;
 };
 
-// Halves hold the weights of blocks times this, so that small ones keep their bits; 4094 is the largest weight then.
+// Factor of the halves that hold weights of blocks, so that small weights keep their bits. The largest weight is then
+// 4094.
 template <class W> struct HalfFactor {
     static constexpr float VALUE = W::ELEMENTS > 1 ? 16.0f : 1.0f;
 };
@@ -22,12 +23,12 @@ template <class W> struct HalfFactor {
 template <class W> __device__ __forceinline__ float value_of(u32 codes, int k, float scale, float offset) {
     constexpr u32 FLIP = W::SIGNED ? 0x80808080u : 0;
     constexpr float BIAS = 8388608.0f + (W::SIGNED ? 128 : W::ZERO);
-    // 2^23 plus a byte is that byte in the lowest bits; conversions would be four times as slow.
+    // The float 2^23 + byte has the byte in its lowest bits. Conversion instructions would be four times as slow.
     const float shifted = __uint_as_float(__byte_perm(codes ^ FLIP, 0x4b000000u, 0x7440 | k));
     return W::OFFSET ? scale * (shifted - BIAS) + offset : scale * (shifted - BIAS);
 }
 
-// f32 values of elements 32 * group ... of a row of `cols` elements; zero beyond its end.
+// Decodes elements from 32 * group on, of a row of `cols` elements, to f32. Elements beyond the end are zero.
 template <class W> __device__ __forceinline__ void decode_floats(const u8 *row, int group, int cols, float (&out)[32]) {
     if constexpr (W::ELEMENTS > 1) {
         constexpr int GROUPS = W::ELEMENTS / 32;
@@ -44,7 +45,7 @@ template <class W> __device__ __forceinline__ void decode_floats(const u8 *row, 
     }
 }
 
-// The same as pairs of 16-bit numbers: bfloats for BF16, halves otherwise, times HalfFactor.
+// Decodes the same elements to pairs of 16-bit numbers: bfloats for BF16, halves times HalfFactor otherwise.
 template <class W> __device__ __forceinline__ void decode_pairs(const u8 *row, int group, int cols, u32 (&out)[16]) {
     if constexpr (W::ELEMENTS > 1) {
         constexpr int GROUPS = W::ELEMENTS / 32;
@@ -67,7 +68,7 @@ template <class W> __device__ __forceinline__ void decode_pairs(const u8 *row, i
         if (32 * group + 32 > cols) {
 #pragma unroll
             for (int i = 0; i < 16; i++) {
-                const int at = 32 * group + 2 * i;  // columns are even
+                const int at = 32 * group + 2 * i;  // the number of columns is even
                 out[i] = at < cols ? ((const u16 *)row)[at] | (u32)((const u16 *)row)[at + 1] << 16 : 0;
             }
         } else if (((size_t)from & 15) == 0) {

@@ -1,7 +1,7 @@
-// Biases, the gated activation, soft caps, a look for values that are not finite, and some words from the host.
+// Biases, gated activations, soft caps, a check for values that are not finite, and a copy of words from the host.
 #include "gating.cuh"
 
-// x [rows, width] += bias [width]; the grid's second dimension counts rows.
+// x [rows, width] += bias [width]. The grid's second dimension counts rows.
 extern "C" __global__ void __launch_bounds__(256)
     add_bias_rows(float *x, const float *bias, int width, int rows) {
     wait_for_previous();
@@ -10,9 +10,10 @@ extern "C" __global__ void __launch_bounds__(256)
     for (size_t row = blockIdx.y; row < (size_t)rows; row += gridDim.y) x[row * width + i] += bias[i];
 }
 
-// out [rows, width] = gating(gate, up); `out` may be `gate`. Where there are `ids`, row r belongs to the expert ids[pairs[r]],
-// or ids[r] if `pairs` is null, whose biases [experts, width] are added first. Without them rows are taken as one, so that
-// quads of elements are aligned whatever the width; with them only a width of whole quads keeps them so.
+// out [rows, width] = gating(gate, up); `out` may be `gate`. If `ids` is not null, row r belongs to expert
+// ids[pairs[r]], or ids[r] if `pairs` is null, and its biases [experts, width] are added first. If `ids` is null, the
+// launcher passes all rows as one, so that quads of elements are aligned for any width. With `ids`, quads are aligned
+// only if the width is a multiple of 4.
 extern "C" __global__ void __launch_bounds__(256)
     gate(const float *gates, const float *ups, float *out, u64 width, int rows, int gating, float alpha, float limit,
          const float *gate_bias, const float *up_bias, const u32 *ids, const u32 *pairs) {
@@ -49,14 +50,15 @@ extern "C" __global__ void __launch_bounds__(256) softcap(float *x, u64 count, f
     if (i < count) x[i] = cap * tanhf(x[i] / cap);
 }
 
-// Words of host memory, of which the host may have written others since the kernel before.
+// Copies words of host memory. The read bypasses caches, because the host may have changed the words since the previous
+// kernel.
 extern "C" __global__ void __launch_bounds__(256) copy_words(const u32 *from, u32 *to, int count) {
     wait_for_previous();
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < count) to[i] = __ldcv(from + i);
 }
 
-// Grid (shares of a row, rows): `flag` gets the smallest `tag + row` of the rows with an infinite or a NaN.
+// Grid (shares of a row, rows). `flag` receives the smallest `tag + row` of the rows that contain an infinity or a NaN.
 extern "C" __global__ void __launch_bounds__(256) check_finite(const float *x, int n, u32 *flag, int tag) {
     wait_for_previous();
     x += (size_t)blockIdx.y * n;

@@ -1,7 +1,7 @@
-// Rows of the embedding table, decoded. The table may lie in device memory or in host memory that the GPU reads.
+// Decodes rows of the embedding table. The table may lie in device memory or in host memory that the GPU can read.
 #include "weight.cuh"
 
-// 32 elements of a row from their group `group`; rounded step by step, as the exact decoders do.
+// Decodes the 32 elements of group `group` of a row. Each step is rounded, as in the exact decoders.
 template <class W> __device__ inline void decode(const u8 *row, int group, int cols, float factor, float *out) {
     if constexpr (W::ELEMENTS > 1) {
         constexpr int GROUPS = W::ELEMENTS / 32;
@@ -19,8 +19,8 @@ template <class W> __device__ inline void decode(const u8 *row, int group, int c
     }
 }
 
-// A thread for every 32 elements: grid (groups / 64, tokens). Elements are multiplied with `factor`. A token outside of the
-// vocabulary gives NaN.
+// One thread for every 32 elements: grid (groups / 64, tokens). Elements are multiplied by `factor`. A token outside
+// the vocabulary gives NaN.
 extern "C" __global__ void __launch_bounds__(64)
     embed(const u8 *table, const u32 *tokens, float *out, int hidden, int vocabulary, u64 row_bytes, float factor) {
     const int group = blockIdx.x * 64 + threadIdx.x;

@@ -1,6 +1,7 @@
-// Products in f32 throughout, for any type and any number of tokens: what `--exact` asks for, and F32 and F64 weights.
+// Products in f32 throughout, for any type and any number of tokens: for `--exact`, and for F32 and F64 weights.
 //
-// Simple rather than fast: a block computes 64 rows for 64 tokens in steps of 32 columns, a thread 4 x 4 of them.
+// This is simple rather than fast. A block computes 64 rows for 64 tokens in steps of 32 columns, a thread 4 x 4 of
+// them.
 #include "decode.cuh"
 #include "tiles.cuh"
 

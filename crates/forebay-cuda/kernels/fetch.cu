@@ -1,29 +1,30 @@
-// The experts of one token, as a part of recorded work: what is not on the device is copied from pinned host memory, and the
-// host, which decides what comes and where it goes, is asked and answers through words that both can reach. Nothing is launched
-// or copied by the driver meanwhile.
+// Fetches the experts of one token from inside a CUDA graph. The kernel copies experts that are not on the device from
+// pinned host memory. The host decides which experts to copy and where they go. The kernel asks it, and it answers,
+// through words that both sides can access, so the driver launches and copies nothing in between.
 //
-// Budget. A missing expert is some MB, 50 us by PCIe; question and answer cross it once each way and once more to be seen, about
-// 1 us each time, and the host takes some us to decide. Reads of one word of the host's by several blocks are done one after the
-// other, 1.2 us each, so a single block asks and tells the others. 1.5 us of latency at 55 GB/s asks for 80 KB under way; every
-// thread has 64 bytes, a block 32 KB.
+// Time budget. A missing expert is a few MB and takes 50 us over PCIe. The question and the answer each cross PCIe
+// once, and the answer once more to be seen, about 1 us each time. The host takes a few us to decide. When several
+// blocks read one word of host memory, the reads run one after the other, 1.2 us each. So a single block asks and tells
+// the others. A latency of 1.5 us at 55 GB/s needs 80 KB in flight; each thread has 64 bytes in flight, a block 32 KB.
 #include "common.cuh"
 
 #define THREADS 512
 #define CHOSEN_MAX 32
-// A missing expert: its place in the table of those that stay, or ~0, where it goes, and where its three parts come from.
+// Words of a missing expert: its index in the table of retained experts (or ~0), its destination, and the sources of
+// its three parts.
 #define MISS_WORDS 10
-// An expert that goes back to the host: where its three parts are, where they go, and their bytes.
+// Words of an expert that goes back to the host: the sources, destinations and sizes in bytes of its three parts.
 #define BACK_WORDS 16
 #define RECORD_WORDS (4 + (4 + MISS_WORDS + BACK_WORDS) * CHOSEN_MAX)
 
-// Words that the host writes, too.
+// Reads a word that the host also writes.
 __device__ __forceinline__ u32 read_acquire(const u32 *from) {
     u32 word;
     asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(word) : "l"(from) : "memory");
     return word;
 }
 
-// Words that other blocks write.
+// Reads a word that other blocks write.
 __device__ __forceinline__ u32 read_acquire_device(const u32 *from) {
     u32 word;
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(word) : "l"(from) : "memory");
@@ -40,8 +41,9 @@ __device__ __forceinline__ u64 nanoseconds() {
     return time;
 }
 
-// Waits until the host has written `expected` to `word`. With a `bound`, in nanoseconds, it gives up after that time: a GPU with a
-// watchdog ends kernels that take too long, and the host may be waiting for a disk. 0: it waits as long as it takes.
+// Waits until the host has written `expected` to `word`, and returns true if it has. If `bound` (nanoseconds) is not 0,
+// gives up after that time: a GPU with a watchdog ends kernels that take too long, and the host may be waiting for a
+// disk. If `bound` is 0, waits as long as it takes.
 __device__ __forceinline__ bool wait_for_host(const u32 *word, u32 expected, u32 bound) {
     if (bound == 0) {
         while (read_acquire(word) != expected) {}
@@ -53,12 +55,13 @@ __device__ __forceinline__ bool wait_for_host(const u32 *word, u32 expected, u32
     return true;
 }
 
-// The residual stream as it is when a run gives up, for the host to go on from: later kernels of the run overwrite it.
+// Saves the residual stream when a run gives up, because later kernels of the run overwrite it. The host continues from
+// this copy.
 __device__ __forceinline__ void keep_stream(const float *stream, float *kept, int width) {
     for (int i = threadIdx.x; i < width / 4; i += blockDim.x) ((uint4 *)kept)[i] = ((const uint4 *)stream)[i];
 }
 
-// Tells later kernels of the run, and the host, that it has given up, and where.
+// Tells later kernels of the run, and the host, that the run has given up, and at which place.
 __device__ __forceinline__ void give_up(u32 run, u32 place, u32 *given_up, u32 *given_up_host) {
     *given_up = run;
     given_up_host[1] = place;
@@ -66,7 +69,7 @@ __device__ __forceinline__ void give_up(u32 run, u32 place, u32 *given_up, u32 *
     write_release(given_up_host, run);
 }
 
-// The 16 bytes that begin with byte `shift` of `a`, `b` being the 16 behind it.
+// Returns 16 bytes, starting at byte `shift` of `a`. `b` holds the 16 bytes after `a`.
 __device__ __forceinline__ uint4 sixteen_from(const uint4 a, const uint4 b, u32 shift) {
     const u32 word = shift / 4, bits = shift % 4 * 8;
     const u32 x[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
@@ -81,8 +84,8 @@ __device__ __forceinline__ uint4 sixteen_from(const uint4 a, const uint4 b, u32 
     return out;
 }
 
-// `bytes` bytes from anywhere to an address that is a multiple of 16, by `all` threads, of which this is number `first`. Words beside
-// them are read, too, but only such that share 16 bytes with some of them.
+// Copies `bytes` bytes from any address to an address that is a multiple of 16. `all` threads share the copy, and
+// `first` is the index of this thread. It may read beyond the source, but only bytes in the same aligned 16-byte words.
 __device__ __forceinline__ void copy_part(u64 to, u64 from, u32 bytes, u32 first, u32 all) {
     const u32 whole = bytes / 16, shift = (u32)from & 15;
     const uint4 *const source = (const uint4 *)(from - shift);
@@ -98,13 +101,13 @@ __device__ __forceinline__ void copy_part(u64 to, u64 from, u32 bytes, u32 first
                 if (i + k * all < whole) target[i + k * all] = words[k];
         }
     } else {
-        // The next 16 bytes are the next lane's.
+        // The next lane holds the next 16 bytes.
         const u32 lane = threadIdx.x & 31;
         for (u32 i = first; i - lane < whole; i += 2 * all) {
             uint4 own[2], beyond[2];
 #pragma unroll
             for (int k = 0; k < 2; k++) {
-                // The last lane with something to copy has a neighbour that only reads.
+                // The lane after the last one that copies only reads.
                 if (i + k * all <= whole) own[k] = __ldcv(source + i + k * all);
                 if (lane == 31 && i + k * all < whole) beyond[k] = __ldcv(source + i + k * all + 1);
             }
@@ -124,14 +127,14 @@ __device__ __forceinline__ void copy_part(u64 to, u64 from, u32 bytes, u32 first
     if (first < rest) ((u8 *)to)[bytes - rest + first] = __ldcv((const u8 *)from + bytes - rest + first);
 }
 
-// `bytes` bytes from an address that is a multiple of 16 to anywhere, likewise. Up to 15 bytes behind them are read, none are
-// written.
+// Copies `bytes` bytes from an address that is a multiple of 16 to any address; `first` and `all` as in `copy_part`. It
+// may read up to 15 bytes beyond the source and writes nothing beyond the destination.
 __device__ __forceinline__ void copy_back(u64 to, u64 from, u32 bytes, u32 first, u32 all) {
     // Bytes before the first multiple of 16.
     const u32 head = min(-(u32)to & 15, bytes), whole = (bytes - head) / 16;
     const uint4 *const source = (const uint4 *)from;
     uint4 *const target = (uint4 *)(to + head);
-    // Several reads under way for each thread: they take longer than the writes, which nobody waits for.
+    // Each thread keeps several reads in flight. Reads take longer than writes, and nothing waits for the writes.
     for (u32 i = first; i < whole; i += 4 * all) {
         uint4 words[4];
 #pragma unroll
@@ -149,21 +152,25 @@ __device__ __forceinline__ void copy_back(u64 to, u64 from, u32 bytes, u32 first
     if (first < rest) ((u8 *)to)[behind + first] = __ldcg((const u8 *)from + behind + first);
 }
 
-// One token's experts of one layer. Grid (blocks): any number; `tickets` [2] and the first word of `desk` [4 + RECORD_WORDS] are 0
-// before and after.
+// Fetches one token's experts of one layer. Grid (blocks): any number. `tickets` [2] and the first word of `desk` [4 +
+// RECORD_WORDS] are 0 before and after.
 //
-// now [2]: the number of this token's run, never 0 and never the one before; whether `forced` [k] are chosen instead of `ids` [k].
-// tables: addresses of all experts on the device that stay there, those of the layer from `first` on; 0: not there.
-// slots [k]: gets the addresses of the chosen ones; 0: somebody else computes with it.
-// asked (host) [2 + k + 2]: gets the run's number, whether an answer is waited for, the chosen ids, and when all is there, how many
-// nanoseconds were waited and copied. x [hidden], if there is one, goes to x_host (host) with a question that waits.
-// answer (host) [RECORD_WORDS]: is expected to get the run's number; then the number of misses, of words to clear, of experts that go
-// back; the addresses for `slots` [k]; misses [k][MISS_WORDS]; numbers of words of `tables` to clear [2k]; experts that go
-// back [k][BACK_WORDS], from and to where nothing else is written and read. Where all chosen experts are on the device, it is
-// not looked at.
-// bound: nanoseconds that it waits for an answer at most; 0: as long as it takes. If none came, `stream` [width] is copied to
-// `kept`, `given_up` [1] gets the run's number and `given_up_host` [2] that number and `place`. A run that has given up waits for
-// nothing more, copies nothing and leaves the tables as they are; all `slots` are 0, and `asked` says 2.
+// - now [2]: the number of this token's run (never 0, never that of the previous run), and 1 if `forced` [k] replaces
+//   `ids` [k], else 0.
+// - tables: addresses of all experts that are retained on the device, those of this layer from index `first` on; 0
+//   means not on the device.
+// - slots [k]: receives the addresses of the chosen experts; 0 means that the host computes this expert.
+// - asked (host) [2 + k + 2]: receives the run's number, 1 if the kernel waits for an answer, and the chosen ids. When
+//   all experts are there, it also receives the nanoseconds spent waiting and copying.
+// - x [hidden]: if not null, it is copied to x_host (host) with a question that waits.
+// - answer (host) [RECORD_WORDS]: the run's number, which the host writes last; the number of misses, of words to
+//   clear, and of experts that go back; the addresses for `slots` [k]; misses [k][MISS_WORDS]; indices of words of
+//   `tables` to clear [2k]; and experts that go back [k][BACK_WORDS]. Nothing else may access the memory that those are
+//   copied from and to. The kernel does not read the answer if all chosen experts are on the device.
+// - bound: longest wait for an answer in nanoseconds; 0: no limit. If no answer comes, `stream` [width] is copied to
+//   `kept`, `given_up` [1] receives the run's number, and `given_up_host` [2] that number and `place`. A run that has
+//   given up waits for nothing more, copies nothing and leaves the tables unchanged. Its `slots` are all 0, and `asked`
+//   [1] is 2.
 extern "C" __global__ void __launch_bounds__(THREADS)
     fetch_experts(const u32 *now, const u32 *ids, const u32 *forced, int k, u64 *tables, int first, u64 *slots,
                   u32 *tickets, u32 *desk, u32 *asked, const u32 *answer, const float *x, float *x_host, int hidden,
@@ -172,7 +179,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     wait_for_previous();
     __shared__ __align__(16) u32 record[RECORD_WORDS];
     __shared__ u32 missing, asks, last, told_word;
-    // Also in a block that begins after another one of this kernel has given up: it would find that out below.
+    // This is also true in a block that begins after another block of this kernel has given up. Such a block
+    // would otherwise find out below.
     const bool is_over = bound != 0 && *(const volatile u32 *)given_up == now[0];
     const int lane = threadIdx.x, pieces = (4 + (4 + MISS_WORDS + BACK_WORDS) * k + 3) / 4;
     uint4 *const told = (uint4 *)desk + 1;
@@ -183,7 +191,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const bool absent = __any_sync(~0u, slot == 0);
         if (lane == 0) {
             missing = absent;
-            // Whoever comes first asks.
+            // The first block to arrive asks.
             asks = atomicAdd(tickets, 1u) == 0;
         }
     }
@@ -216,7 +224,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             *(volatile u32 *)desk = told_word;
         }
     } else if (missing) {
-        // No bound: the block that asks always ends this.
+        // This loop needs no bound: the block that asks always writes the word.
         if (lane == 0)
             while ((told_word = read_acquire_device(desk)) == 0) {}
         __syncthreads();
@@ -225,7 +233,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (has_answer) {
         for (int i = lane; i < pieces; i += THREADS) ((uint4 *)record)[i] = __ldcg(told + i);
         __syncthreads();
-        // PCIe goes both ways at a time if different blocks do; half of them are enough for either.
+        // PCIe transfers in both directions at once if different blocks copy. Half of the blocks saturate either
+        // direction.
         const u32 outward = record[3] == 0 ? 0 : record[1] == 0 ? gridDim.x : gridDim.x / 2, inward = gridDim.x - outward;
         const bool is_outward = blockIdx.x >= inward;
         const u32 all = (is_outward ? outward : inward) * THREADS;
@@ -243,12 +252,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             copy_part(places[0] + part2, places[3], bytes2, first, all);
         }
     }
-    // The host looks at what went back once a later kernel has asked it something.
+    // The host reads what went back after a later kernel has asked it something.
     __threadfence_system();
     __syncthreads();
     if (lane == 0) last = atomicAdd(tickets + 1, 1u) == gridDim.x - 1;
     __syncthreads();
-    // The tables change when all blocks have looked.
+    // The last block changes the tables, after all blocks have read them.
     if (!last || lane >= 32) return;
     __threadfence();
     if (has_answer) {
@@ -266,8 +275,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// Rows of `out` [k, hidden] that the host has computed: those whose slot is 0. Grid (k). `done` (host) gets the number of the run
-// when `rows` (host) [k, hidden] are there. The others as in fetch_experts: a run that gives up, or has, leaves `out` as it is.
+// Copies the rows of `out` [k, hidden] that the host has computed: those whose slot is 0. Grid (k). The host writes the
+// run's number to `done` (host) when `rows` (host) [k, hidden] are ready. The other parameters are those of
+// fetch_experts. A run that gives up, or has given up, leaves `out` unchanged.
 extern "C" __global__ void __launch_bounds__(256)
     take_rows(const u32 *now, const u64 *slots, const u32 *done, const float *rows, float *out, int hidden, u32 bound, int place,
               const float *stream, float *kept, int width, u32 *given_up, u32 *given_up_host) {
@@ -280,7 +290,7 @@ extern "C" __global__ void __launch_bounds__(256)
         is_there = bound != 0 && *(const volatile u32 *)given_up == run ? 0 : 1;
         if (is_there && !wait_for_host(done, run, bound)) {
             is_there = 0;
-            // One block keeps the stream.
+            // Only one block saves the stream.
             tells = atomicExch(given_up, run) != run;
         }
     }

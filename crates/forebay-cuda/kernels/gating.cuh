@@ -1,4 +1,4 @@
-// What a gate lets through of `up`.
+// Gated activation functions, applied to the outputs of the gate and up matrices.
 #pragma once
 
 #include "common.cuh"
@@ -8,11 +8,11 @@ enum Gating { SILU = 0, GELU_TANH = 1, CLAMPED = 2 };
 // x / (1 + e^-s)
 __device__ __forceinline__ float times_logistic(float x, float s) { return x / (1.0f + expf(-s)); }
 
-// `alpha` and `limit` are CLAMPED's. Comparisons keep what is not a number, as fminf would not.
+// `alpha` and `limit` apply to CLAMPED only. The comparisons propagate NaN, which fminf would not.
 __device__ __forceinline__ float gated(int gating, float gate, float up, float alpha, float limit) {
     if (gating == SILU) return times_logistic(gate, gate) * up;
     if (gating == GELU_TANH) {
-        // (1 + tanh(y)) / 2 is the logistic function of 2y, which loses nothing below zero. 1.59... is sqrt(8/pi).
+        // (1 + tanh(y)) / 2 is the logistic function of 2y, which keeps precision below zero. 1.59... is sqrt(8/pi).
         return times_logistic(gate, 1.5957691f * (gate + 0.044715f * gate * gate * gate)) * up;
     }
     gate = gate > limit ? limit : gate;

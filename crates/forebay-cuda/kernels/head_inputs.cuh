@@ -1,14 +1,14 @@
-// What a head lacks between its projection and attention: norm, rotation, and the way into the cache.
+// The steps of a head between its projection and attention: norm, rotation, and storing it in the cache.
 #pragma once
 #include "kv.cuh"
 
-// Elements i and j of a head that turn together.
+// Sets i and j to the elements of a head that rotate together.
 __device__ inline void pair_of(int pair, int pairs, int interleaved, int &i, int &j) {
     i = interleaved ? 2 * pair : pair;
     j = interleaved ? 2 * pair + 1 : pair + pairs;
 }
 
-// Writes `row` [dim] to the cache; the warp's lanes share the work.
+// Writes `row` [dim] to the cache, with all lanes of a warp.
 template <class T>
 __device__ inline void store_row(const KvRows<T> &rows, int position, const float *row, int dim,
                                  int lane) {
@@ -19,8 +19,8 @@ __device__ inline void store_row(const KvRows<T> &rows, int position, const floa
         } else if constexpr (T::BITS == 32) {
             rows.row(position)[i] = x;
         } else {
-            // The stride is a multiple of 32, so all lanes are here: a block of 32 each time. The processor's cache rounds
-            // the same way, step by step.
+            // The stride is a multiple of 32, so all lanes are active here, with one block of 32 in each iteration. The
+            // CPU's cache rounds in the same way, step by step.
             const float largest = warp_max(fabsf(x));
             float scale;
             if constexpr (T::BITS == 8) {
@@ -28,7 +28,7 @@ __device__ inline void store_row(const KvRows<T> &rows, int position, const floa
                 const float inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
                 rows.row(position)[i] = (i8)__float2int_rn(x * inverse);
             } else {
-                // The element farthest from 0, the first if there are several.
+                // The element farthest from 0; the first one if there are several.
                 const u32 farthest = __ballot_sync(~0u, fabsf(x) == largest);
                 scale = __shfl_sync(~0u, x, farthest ? __ffs(farthest) - 1 : 0) / -8.0f;
                 const float inverse = scale != 0.0f ? 1.0f / scale : 0.0f;
@@ -41,16 +41,17 @@ __device__ inline void store_row(const KvRows<T> &rows, int position, const floa
     }
 }
 
-// How heads of one position turn and are normed.
+// Rotation and norm of the heads of one position.
 struct HeadRules {
-    // Cosines [rotary_dim / 2], then sines, of the position; null: nothing turns.
+    // Cosines [rotary_dim / 2] of the position, then sines; null: no rotation.
     const float *angles;
-    // How many elements turn, from which on.
+    // Number of elements that rotate, the first of them, and 1 if pairs are interleaved (2i and 2i + 1).
     int rotary_dim, rotary_from, interleaved;
     float eps;
 };
 
-// Norms its first `norm_dim` elements, if `norm`, and turns, if `turns`, the head in `row`, shared memory of one warp.
+// Finishes the head in `row`, which is shared memory of one warp. Norms its first `norm_dim` elements if `norm` is not
+// null, and rotates it if `turns` is true.
 __device__ inline void finish_head(float *row, int norm_dim, const float *norm, bool turns, const HeadRules &rules) {
     const int lane = threadIdx.x & 31;
     if (norm) {
@@ -67,7 +68,7 @@ __device__ inline void finish_head(float *row, int norm_dim, const float *norm, 
             int i, j;
             pair_of(pair, pairs, rules.interleaved, i, j);
             const float a = row[i], b = row[j], c = rules.angles[pair], s = rules.angles[pairs + pair];
-            // Rounded step by step, as the processor does it.
+            // Each step is rounded, as on the CPU.
             row[i] = __fsub_rn(__fmul_rn(a, c), __fmul_rn(b, s));
             row[j] = __fadd_rn(__fmul_rn(a, s), __fmul_rn(b, c));
         }

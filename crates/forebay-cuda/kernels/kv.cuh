@@ -1,12 +1,12 @@
-// The key/value cache of one layer: for each key/value head a run of rows. Position p lies in row p % count: a layer whose
-// tokens see a window keeps fewer rows than there are positions.
+// The KV cache of one layer: a sequence of rows for each key/value head. Position p is stored in row p % count: a layer
+// with sliding-window attention keeps fewer rows than there are positions.
 //
-// A plane (the keys or the values) is [kv_heads, count, stride] elements. f16 and f32 rows are padded with zeroes to
-// 8 elements. q8_0 rows are padded to 32 and hold bytes, q4_0 rows hold two elements in a byte, the first in its low half;
-// their scales, half floats, one for every 32 elements, follow the whole plane, at an address that is a multiple of 16:
-// [kv_heads, count, stride / 32].
+// A plane (the keys or the values) is [kv_heads, count, stride] elements. f16 and f32 rows are padded with zeroes to a
+// multiple of 8 elements. q8_0 rows are padded to 32 and hold bytes. q4_0 rows are padded to 32 and hold two elements
+// in a byte, the first in its low half. Quantised types have a half-float scale for every 32 elements. The scales
+// follow the whole plane, at an address that is a multiple of 16: [kv_heads, count, stride / 32].
 //
-// Where values lie in the keys, as a key's first elements, both planes are one.
+// If the values are the first elements of the keys, both planes are the same memory.
 #pragma once
 #include <cuda_fp16.h>
 #include "common.cuh"
@@ -28,7 +28,7 @@ struct KvQ4 {
     static constexpr int PADDING = 32, BITS = 4;
 };
 
-// KV_F16, KV_F32, KV_Q8_0 or KV_Q4_0 chooses the type of a module.
+// KV_F16, KV_F32, KV_Q8_0 or KV_Q4_0 selects the type of a module.
 #if defined(KV_F32)
 typedef KvF32 KvType;
 #elif defined(KV_Q8_0)
@@ -39,31 +39,32 @@ typedef KvQ4 KvType;
 typedef KvF16 KvType;
 #endif
 
-// Elements from one row to the next.
+// Returns the number of elements from one row to the next.
 template <class T> __device__ inline int kv_stride(int dim) {
     return (dim + T::PADDING - 1) / T::PADDING * T::PADDING;
 }
 
-// What may be taken off every position that is at least `first`, so that all of a window from there on are below twice the
-// rows.
+// Returns an offset that can be subtracted from every position that is at least `first`. It is a multiple of `count`,
+// so rows stay the same. All positions of a window that begins at `first` are then below twice `count`.
 __device__ inline int turns_before(int first, int count) { return first / count * count; }
 
-// Rows of one head. Positions are below twice their `count`.
+// Rows of one head. Positions must be below twice `count`.
 template <class T> struct KvRows {
     typename T::Element *rows;
     __half *scales;
     int stride, count;
 
-    // What is below `count` of the position and the position less `count`: the other is larger, without a sign.
+    // Position modulo `count`, for a position below twice `count`: as unsigned numbers, the smaller of the position and
+    // the position minus `count` is below `count`.
     __device__ inline size_t index(int position) const { return min((u32)position, (u32)(position - count)); }
     __device__ inline typename T::Element *row(int position) const {
         return rows + index(position) * (T::BITS == 4 ? stride / 2 : stride);
     }
-    // Of types that have scales.
+    // Only for types that have scales.
     __device__ inline __half *row_scales(int position) const { return scales + index(position) * (stride / 32); }
 };
 
-// Rows of head `head` of the plane at `plane`.
+// Returns the rows of head `head` of the plane at `plane`.
 template <class T>
 __device__ inline KvRows<T> kv_head(void *plane, int dim, int head, int heads, int count) {
     const int stride = kv_stride<T>(dim);
@@ -78,14 +79,14 @@ __device__ inline KvRows<T> kv_head(void *plane, int dim, int head, int heads, i
     return rows;
 }
 
-// Rows of the values of head `head`, of which the first elements count.
+// Returns the rows of the values of head `head`. Only the first `dim_v` elements of each row are values.
 template <class T>
 __device__ inline KvRows<T> kv_values(void *key_plane, void *value_plane, int dim_k, int dim_v, int head,
                                       int heads, int count) {
     return kv_head<T>(value_plane, value_plane == key_plane ? dim_k : dim_v, head, heads, count);
 }
 
-// One element, widened.
+// Returns one element as f32.
 template <class T> __device__ inline float kv_element(const KvRows<T> &rows, int position, int i) {
     if constexpr (T::BITS == 4)
         return __half2float(rows.row_scales(position)[i / 32]) *

@@ -1,13 +1,13 @@
 // Products of many tokens on tensor cores: out[t, r] = sum over c of x[t, c] * w[r, c].
 //
-// A block computes TOKENS x 128 outputs in steps of 64 columns. Activations are there as 16-bit numbers and are copied
-// ahead into one of two buffers; weights are decoded by the threads, one group of 32 elements each, from device memory
-// to registers before a step's products and from there to the other buffer after them, so that loads and arithmetic
-// overlap. Budget of a step with 128 tokens: 2.1 MFLOP, 512 clocks of the tensor cores of an H100 (its full rate needs
-// wgmma; mma reaches about 60 %), against 8192 weights to decode at 4 to 6 instructions, 300 clocks. Sums run along the
-// columns in one order, whatever the tile.
+// A block computes TOKENS x 128 outputs in steps of 64 columns. Activations are 16-bit numbers, and are copied ahead
+// into one of two buffers. Each thread decodes a group of 32 weights from device memory to registers before a step's
+// products, and stores it to the other buffer after them. So loads and arithmetic overlap. Time budget of a step with
+// 128 tokens: 2.1 MFLOP take 512 clocks of the tensor cores of an H100 (its full rate needs wgmma; mma reaches about 60
+// %). Decoding 8192 weights at 4 to 6 instructions takes 300 clocks. Sums are added along the columns in the same order
+// for every tile.
 //
-// For F16 and BF16 weights the activations are the sum of two numbers, high and low, so that they keep 16 bits or more.
+// For F16 and BF16 weights, the activations are the sum of two numbers, high and low, which keeps 16 bits or more.
 #include "decode.cuh"
 #include "tiles.cuh"
 
@@ -15,7 +15,8 @@
 #define ROWS 128
 #define STEP 64
 
-// 16 bytes of a row of 128 are stored at another place of the row in each of 8 rows: loads then meet all banks.
+// Returns the swizzled offset of a 16-byte chunk in a row of 128 bytes. Each of 8 rows permutes its chunks differently,
+// so loads use all banks.
 __device__ __forceinline__ u32 swizzled(int row, int chunk) { return row * 128 + ((chunk ^ row & 7) << 4); }
 
 template <class W, int TOKENS> struct Plan {
@@ -23,10 +24,10 @@ template <class W, int TOKENS> struct Plan {
     static constexpr int X_BYTES = TOKENS * STEP * 2;
     static constexpr int W_BYTES = ROWS * STEP * 2;
     static constexpr int BUFFER = PARTS * X_BYTES + W_BYTES;
-    // Warps side by side along tokens and along rows, and what one computes in units of 16 and 8.
+    // Number of warps along tokens and along rows, and what one warp computes, in units of 16 tokens and 8 rows.
     static constexpr int ALONG_TOKENS = TOKENS == 128 ? 2 : 1, ALONG_ROWS = 8 / ALONG_TOKENS;
     static constexpr int M = TOKENS / ALONG_TOKENS / 16, N = ROWS / ALONG_ROWS / 8;
-    // 16-byte pieces of one part of the activations that a thread copies.
+    // Number of 16-byte pieces that a thread copies of one part of the activations.
     static constexpr int COPIES = TOKENS * 8 / THREADS;
 };
 
@@ -64,8 +65,8 @@ __device__ __forceinline__ void multiply_step(float (&sums)[Plan<W, TOKENS>::M][
     }
 }
 
-// Parameters: x_high and x_low (of F16 and BF16 weights only) are [x rows, cols]; scales[row of x] undoes what kept the
-// activations in range (null: nothing did).
+// x_high and x_low (only for F16 and BF16 weights) are [x rows, cols]. scales[row of x] undoes the scaling that kept
+// the activations in range; null: they were not scaled.
 template <class W, int TOKENS>
 __device__ __forceinline__ void matmul(const u16 *x_high, const u16 *x_low, const float *scales, float *out, int rows,
                                        int cols, u64 row_bytes, TILE_PARAMETERS) {
@@ -77,7 +78,7 @@ __device__ __forceinline__ void matmul(const u16 *x_high, const u16 *x_low, cons
     const u32 buffers = shared_address(shared);
     const int first_row = blockIdx.y * ROWS, steps = (cols + STEP - 1) / STEP, groups = (cols + 31) / 32;
 
-    // What this thread copies and decodes in every step.
+    // The rows and chunks that this thread copies and decodes in every step.
     size_t x_rows[P::COPIES];
     bool has_x[P::COPIES];
     const int chunk = threadIdx.x & 7, copied_row = threadIdx.x >> 3;
@@ -131,7 +132,7 @@ __device__ __forceinline__ void matmul(const u16 *x_high, const u16 *x_low, cons
     for (int step = 0; step < steps; step++) {
         const int now = step & 1;
         copy_wait<0>();
-        // This step's buffer is complete, and nobody reads the other any more.
+        // This step's buffer is complete, and no warp reads the other one any more.
         __syncthreads();
         const bool more = step + 1 < steps;
         if (more) {

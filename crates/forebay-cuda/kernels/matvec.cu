@@ -1,19 +1,21 @@
 // Products of one to eight tokens with a matrix of blocks: out[t, r] = sum over c of x[t, c] * w[r, c].
 //
-// Budget. Weights are read once, at the speed of device memory: 20 bytes per clock and multiprocessor on an H200 (4.8
-// TB/s, 132 of them, 1.8 GHz), 12 on an H100 (3.1 TB/s, 1.96 GHz). Four instructions for 32 lanes each are issued in a
-// clock, so a byte may cost 6 (H200) or 10 (H100) lane instructions. Executed for 14336x4096, beginning and sums included:
-// Q4_K 5, Q6_K 5, MXFP4 7. Latency of about 800 ns asks for 20 KB under way in each multiprocessor; here it is 40 to 80,
-// and more made it slower.
+// Time budget. Weights are read once, at the speed of device memory. That is 20 bytes per clock and multiprocessor on
+// an H200 (4.8 TB/s, 132 of them, 1.8 GHz) and 12 on an H100 (3.1 TB/s, 1.96 GHz). A multiprocessor issues four
+// instructions for 32 lanes each in a clock, so a byte may cost 6 (H200) or 10 (H100) lane instructions. Measured for
+// 14336x4096, start and sums included: Q4_K 5, Q6_K 5, MXFP4 7. A latency of about 800 ns needs 20 KB in flight in each
+// multiprocessor. This kernel has 40 to 80 KB in flight; more made it slower.
 //
-// A launch reads for 10 us only, so its ends count: 1 us until the first bytes come, 1 us for the last sums. Hence the
-// ring is filled before the kernel waits for the one before it: where kernels overlap, the memory never rests.
+// A launch reads for 10 us only, so its start and end matter: 1 us until the first bytes arrive, 1 us for the last
+// sums. Therefore the ring is filled before the kernel waits for the previous one. Where kernels overlap, memory is
+// never idle.
 //
-// Blocks of odd sizes lie at odd addresses, so bytes come through shared memory: every warp has a ring of STAGES stages of
-// its own, filled with 16-byte copies, and no barrier wider than the warp. A stage is one step along the columns of a pair
-// of rows; a lane takes one unit of both and meets it with the same activations. Small matrices, and types that fare
-// better so, come directly: matvec_direct.cuh.
-// Sums of a row are added in an order that type and columns alone decide.
+// Blocks of odd sizes lie at odd addresses, so bytes go through shared memory. Every warp has its own ring of STAGES
+// stages, which it fills with 16-byte copies. No barrier is wider than the warp. A stage is one step along the columns
+// of a pair of rows. A lane takes one unit of both rows and multiplies both with the same activations. Small matrices,
+// and types that are faster that way, are loaded directly to registers: see matvec_direct.cuh.
+//
+// The order in which the sums of a row are added depends only on the type and the number of columns.
 #include "matvec_direct.cuh"
 #include "pipeline.cuh"
 
@@ -22,30 +24,30 @@
 template <class W> struct Shape {
     static constexpr int RUN = Unit<W>::RUN, GROUPS = W::ELEMENTS / 32, UNITS = GROUPS / RUN;
     static constexpr int SEGMENT = 32 / UNITS * W::BYTES;
-    // A segment may begin in the middle of 16 bytes.
+    // A segment may begin in the middle of a 16-byte word.
     static constexpr int CHUNKS = (SEGMENT + 16 - W::ALIGN + 15) / 16;
     static constexpr int REGION = CHUNKS * 16;
     static constexpr int STAGE = 2 * REGION;
     static constexpr int FITTING = 28672 / (WARPS * STAGE);
     static constexpr int STAGES = RUN == 2 || FITTING < 2 ? 2 : FITTING > 4 ? 4 : FITTING;
     static constexpr int COPIES = (2 * CHUNKS + 31) / 32;
-    // Blocks of a multiprocessor, so many that registers suffice: for one token, two, and more.
+    // Blocks per multiprocessor, limited so that registers suffice: for one token, for two, and for more.
     static constexpr int BLOCKS = HasRaw<W>::VALUE ? 4 : RUN == 1 ? 6 : W::ALIGN == 16 ? 5 : 4;
     static constexpr int BLOCKS_2 = RUN == 1 ? 6 : 4;
     static constexpr int BLOCKS_8 = RUN == 1 ? 4 : 3;
-    // The same, and steps, where weights go to registers.
+    // Blocks per multiprocessor, and steps, for kernels that load weights directly to registers.
     static constexpr int DIRECT_BLOCKS = RUN == 2 && W::ALIGN < 16 ? 4 : 6;
     static constexpr int DIRECT_STEPS = RUN == 2 && W::ALIGN == 16 ? 1 : 2;
 };
 
-// Where a lane's copies come from, pair of rows after pair of rows.
+// Sources of a lane's copies, one pair of rows after the other.
 template <class W> struct Filling {
     using S = Shape<W>;
     u64 from[S::COPIES];
-    int limit[S::COPIES];  // of `at`, beyond which there is nothing to copy
-    int pair, at, last;    // `at` counts a row's bytes; the last segment begins at `last`
+    int limit[S::COPIES];  // bound of `at`: no bytes to copy from there on
+    int pair, at, last;    // `at` counts bytes of a row; the last segment begins at `last`
 
-    // Starts with row pair `pair`. Where there is no second row, the last one is copied.
+    // Starts row pair `pair`. If a row does not exist, the last one is copied.
     __device__ __forceinline__ void aim(const RowPairs &work, int lane) {
 #pragma unroll
         for (int k = 0; k < S::COPIES; k++) {
@@ -84,7 +86,7 @@ __device__ __forceinline__ void matvec(const i8 *codes, const ActivationScale *s
     using U = Unit<W>;
     extern __shared__ uint4 ring[];
     RowPairs work;
-    ids = nullptr;  // no experts here: what they are asked for is known too late
+    ids = nullptr;  // this kernel never serves experts: their ids are known too late for the early copies
     find_rows(work, MATVEC_ARGUMENTS);
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const int groups = cols / 32, stride = gridDim.x * WARPS;
@@ -109,14 +111,14 @@ __device__ __forceinline__ void matvec(const i8 *codes, const ActivationScale *s
     for (; pair < work.count; pair += stride) {
         int at = 0;
         for (int group = first_group; at < (int)row_bytes; group += 32 * U::RUN, at += S::SEGMENT) {
-            // Those of the first token come while the stage does.
+            // The first token's activations load while the stage does.
             Input first[U::RUN];
             if (group < groups) {
 #pragma unroll
                 for (int r = 0; r < U::RUN; r++) first[r].load(codes, scales, 0, groups, group + r * U::APART);
             }
             copy_wait<S::STAGES - 2>();
-            // The stage is there for all lanes, and all have left the one before it.
+            // The stage is loaded for all lanes, and no lane reads the one before it any more.
             __syncwarp();
             filling.step(work, to_fill, lane, stride);
             if (group < groups) {
@@ -134,7 +136,7 @@ __device__ __forceinline__ void matvec(const i8 *codes, const ActivationScale *s
 #pragma unroll
                     for (int r = 0; r < U::RUN; r++) {
                         Input x = first[r];
-                        // Missing tokens are computed as copies of the last, and not stored.
+                        // Tokens that do not exist repeat the last one, and are not stored.
                         if (t > 0) x.load(codes, scales, min(t, tokens - 1), groups, group + r * U::APART);
 #pragma unroll
                         for (int j = 0; j < 2; j++) sums[j][t] += dot<W>(w[j][r], x);
@@ -170,7 +172,8 @@ __device__ __forceinline__ void matvec_one(const i8 *codes, const ActivationScal
     }
 
 typedef Shape<WEIGHT> S;
-// A module for one token and one for a few: most sessions never need the second, and the driver would compile it first.
+// One module for one token and another for a few tokens. Most sessions never need the second, so the driver need not
+// compile it.
 #ifdef FEW
 KERNEL(matvec_2, S::BLOCKS_2, (matvec<WEIGHT, 2>))
 KERNEL(matvec_4, S::BLOCKS_8, (matvec<WEIGHT, 4>))
@@ -179,6 +182,6 @@ KERNEL(matvec_8, S::BLOCKS_8, (matvec<WEIGHT, 8>))
 KERNEL(matvec_1, S::BLOCKS, matvec_one<WEIGHT>)
 // One token, experts.
 KERNEL(matvec_experts, S::DIRECT_BLOCKS, (matvec_direct<WEIGHT, 32, S::DIRECT_STEPS>))
-// One token, rows of less than 2048 columns: 32 lanes for each would be too many.
+// One token, rows of less than 2048 columns: 32 lanes for each row would be too many.
 KERNEL(matvec_short, 4, (matvec_direct<WEIGHT, 8 / S::RUN, S::RUN == 2 ? 1 : 3>))
 #endif

@@ -1,9 +1,9 @@
-// What all mat-vec kernels are asked to do: which matrices, and where results go.
+// Arguments of all mat-vec kernels: which matrices to multiply, and where results go.
 #pragma once
 
 #include "gating.cuh"
 
-// Two neighbouring rows of one matrix, or one row each of two matrices, are computed together: a "pair of rows".
+// Two adjacent rows of one matrix, or one row each of two matrices, are computed together: a "pair of rows".
 struct RowPairs {
     u64 base[2];   // of pair 0
     u64 pitch;     // from one pair to the next
@@ -19,10 +19,12 @@ struct RowPairs {
 
 enum Mode { SEPARATE = 0, PAIRED = 1, GATED = 2 };
 
-// Kernel parameters. Without `ids` the matrices are w0 ..., and blockIdx.y chooses one (SEPARATE) or is 0. With `ids`
-// blockIdx.y is a (token, slot) pair whose expert's slot is table[ids[pair]], and w0, w1 are offsets in the slot. GATED
-// joins two matrices by `gating`; with `ids`, rows bias_ids[pair] of bias0 and bias1 [experts, rows], if there are any, are
-// added before.
+// Kernel parameters.
+// - Without `ids`, the matrices are at w0 ..., and blockIdx.y selects one (SEPARATE) or is 0.
+// - With `ids`, blockIdx.y is a (token, slot) pair, whose expert is at table[ids[pair]], and w0, w1 are offsets in the
+//   slot.
+// - GATED joins two matrices by `gating`. With `ids`, rows bias_ids[pair] of bias0 and bias1 [experts, rows], if not
+//   null, are added before.
 #define MATVEC_PARAMETERS                                                                                      \
     const u64 *table, const u32 *ids, u64 w0, u64 w1, u64 w2, u64 w3, int rows0, int rows1, int rows2,         \
         int rows3, float *out0, float *out1, float *out2, float *out3, int cols, u64 row_bytes, int tokens,    \
@@ -32,7 +34,7 @@ enum Mode { SEPARATE = 0, PAIRED = 1, GATED = 2 };
     table, ids, w0, w1, w2, w3, rows0, rows1, rows2, rows3, out0, out1, out2, out3, cols, row_bytes, tokens,   \
         pairs_per_x, mode, gating, alpha, limit, bias0, bias1, bias_ids
 
-// False where there is nothing to do: the expert has no slot.
+// Fills `work`. Returns false if there is nothing to do because the expert has no slot.
 __device__ __forceinline__ bool find_rows(RowPairs &work, MATVEC_PARAMETERS) {
     const int item = blockIdx.y;
     work.rows = rows0;
@@ -69,12 +71,12 @@ __device__ __forceinline__ bool find_rows(RowPairs &work, MATVEC_PARAMETERS) {
     return true;
 }
 
-// Row j of a pair; beyond the last pair the last one's.
+// Returns row j of a pair. A pair beyond the last one gives the last one's row.
 __device__ __forceinline__ const u8 *row_of(const RowPairs &work, int pair, int j) {
     return (const u8 *)(work.base[j] + (u64)(u32)min(pair, work.last[j]) * (u32)work.pitch);
 }
 
-// Whether row j of pair `pair` exists.
+// Returns true if row j of pair `pair` exists.
 __device__ __forceinline__ bool has_row(const RowPairs &work, int pair, int j) {
     return work.two ? pair < work.rows : 2 * pair + j < work.rows;
 }

@@ -1,15 +1,16 @@
-// Products of one token whose weights go from device memory to registers.
+// Products of one token whose weights are loaded directly from device memory to registers.
 #pragma once
 
 #include "matvec_arguments.cuh"
 #include "matvec_dot.cuh"
 
-// Small matrices, those of experts above all. Such a launch reads for 2 to 5 us, less than it takes to set up a ring in
-// shared memory for each warp, and what it reads is not known before the router has chosen. So this is short: 170
-// instructions up to the first read instead of 300. Bytes that a lane's neighbours need, too, come from the L1 cache.
+// For small matrices, above all those of experts. Such a launch reads for 2 to 5 us. That is less time than it takes to
+// set up a ring in shared memory for each warp. Also, the addresses are not known before the router has chosen. So this
+// kernel is short: 170 instructions up to the first read instead of 300. Bytes that adjacent lanes also need come from
+// the L1 cache.
 //
-// LANES lanes share a row: 32, or fewer where rows are short. STEPS steps along the columns are read before the first is
-// used.
+// LANES lanes share a row: 32, or fewer where rows are short. STEPS steps along the columns are loaded before the first
+// is used.
 template <class W, int LANES, int STEPS>
 __device__ __forceinline__ void matvec_direct(const i8 *codes, const ActivationScale *scales, MATVEC_PARAMETERS) {
     using U = Unit<W>;
@@ -63,15 +64,15 @@ __device__ __forceinline__ void matvec_direct(const i8 *codes, const ActivationS
     }
 }
 
-// Large matrices of blocks of 32 that say what lies in memory apart from what it means: read STEPS steps ahead into
-// registers, the first before the kernel waits for the one before it. MXFP4's blocks of 17 bytes lie badly in shared
-// memory, and four blocks of a multiprocessor, which is what registers allow, are what most matrices fill evenly: with
-// more places, blocks of the next launch take those that are left, and make some multiprocessors late.
+// For large matrices of blocks of 32 whose type separates fetching from decoding. Weights are loaded STEPS steps ahead
+// into registers; the first load comes before the kernel waits for the previous one. MXFP4's blocks of 17 bytes are
+// badly aligned in shared memory. Registers allow four blocks per multiprocessor, and most matrices fill those evenly.
+// If more blocks fitted, those of the next launch would occupy the rest, and some multiprocessors would finish late.
 template <class W, int STEPS>
 __device__ __forceinline__ void matvec_ahead(const i8 *codes, const ActivationScale *scales, MATVEC_PARAMETERS) {
     static_assert(W::ELEMENTS == 32, "a lane takes a block");
     constexpr int SEGMENT = 32 * W::BYTES;
-    ids = nullptr;  // no experts: they are known only after the wait
+    ids = nullptr;  // this kernel never serves experts: they are known only after the wait
     RowPairs work;
     find_rows(work, MATVEC_ARGUMENTS);
     const int lane = threadIdx.x & 31, warps = blockDim.x >> 5;

@@ -1,10 +1,11 @@
-// What the mat-vec kernels of blocks share: what a lane takes of a row at once, and how that meets the activations.
+// Shared code of the mat-vec kernels for block types: what a lane takes of a row at once, and its product with the
+// activations.
 #pragma once
 
 #include "activation.cuh"
 #include "weight.cuh"
 
-// A unit is one group, or two where a type gives two of them for one reading of the bytes that they share.
+// A unit is one group, or two groups if a type decodes two with one read of the bytes that they share.
 template <class W, class = void> struct Unit {
     static constexpr int RUN = 1, APART = 0;
     static __device__ __forceinline__ int first_of(int unit) { return unit; }
@@ -23,7 +24,7 @@ template <class W> struct Unit<W, typename Exists<decltype(&W::unpack_two)>::Typ
     }
 };
 
-// Whether a type tells reading and meaning apart: fetch(block, raw), decode(raw, out).
+// VALUE is true if a type separates reading from decoding: fetch(block, raw), decode(raw, out).
 template <class W, class = void> struct HasRaw {
     static constexpr bool VALUE = false;
 };
@@ -36,7 +37,7 @@ struct Input {
     int4 low, high;
     ActivationScale scale;
 
-    // Those of group `group` of the row `row` of activations with `groups` groups each.
+    // Loads group `group` of row `row` of activations with `groups` groups each.
     __device__ __forceinline__ void load(const i8 *codes, const ActivationScale *scales, size_t row, int groups,
                                          int group) {
         const int4 *x = (const int4 *)(codes + row * groups * 32);
@@ -48,7 +49,7 @@ struct Input {
     }
 };
 
-// One group of weights times one group of activations.
+// Returns the product of one group of weights with one group of activations.
 template <class W> __device__ __forceinline__ float dot(const Group &w, const Input &x) {
     int first = __dp4a((int)w.codes[0], x.low.x, __dp4a((int)w.codes[1], x.low.y, 0));
     first = __dp4a((int)w.codes[2], x.low.z, __dp4a((int)w.codes[3], x.low.w, first));

@@ -8,7 +8,7 @@
         matvec<WEIGHT, TOKENS>(x, MATVEC_ARGUMENTS);                                                           \
     }
 
-// As in matvec.cu.
+// See matvec.cu for why there are two modules.
 #ifdef FEW
 KERNEL(matvec_2, 2, 4)
 KERNEL(matvec_4, 4, 4)

@@ -1,8 +1,9 @@
-// Products of one to eight tokens with a matrix of floats: weights and activations in f32, added in f32.
+// Products of one to eight tokens with a matrix of floats. Weights and activations are converted to f32 and added in
+// f32.
 //
-// Budget as in matvec.cu. A BF16 weight costs two instructions for its two bytes, so memory is the limit as long as enough
-// of it is under way: every lane loads 8 elements of two rows, four times, before it uses the first: 128 bytes for 16
-// bits a weight, 64 KB in a multiprocessor.
+// For the time budget see matvec.cu. A BF16 weight costs two instructions for its two bytes, so memory is the limit as
+// long as enough bytes are in flight. Every lane loads 8 elements of two rows, four times, before it uses the first.
+// For 16-bit weights that is 128 bytes, or 64 KB in a multiprocessor.
 #pragma once
 
 #include "activation.cuh"
@@ -11,12 +12,12 @@
 
 #define WARPS 4
 
-// Eight neighbouring elements as they lie in memory.
+// Eight adjacent elements as stored.
 template <class W> struct Eight {
     static constexpr int WORDS = 2 * W::BYTES;
     u32 words[WORDS];
 
-    // `p` is a multiple of 16, or of the size of eight elements where that is less.
+    // Loads from `p`, a multiple of 16, or of the size of eight elements if that is less.
     __device__ __forceinline__ void load(const u8 *p) {
         if constexpr (WORDS >= 4) {
 #pragma unroll
@@ -40,7 +41,7 @@ template <> __device__ __forceinline__ float Eight<BF16>::at(int i) const {
 
 template <> __device__ __forceinline__ float Eight<F32>::at(int i) const { return __uint_as_float(words[i]); }
 
-// Eight products for each row and token.
+// Adds eight products for each row and token.
 template <class W, int TOKENS>
 __device__ __forceinline__ void add_eight(const Eight<W> (&w)[2], const float *x, int cols, int tokens,
                                           float (&sums)[2][TOKENS]) {
@@ -56,7 +57,7 @@ __device__ __forceinline__ void add_eight(const Eight<W> (&w)[2], const float *x
     }
 }
 
-// The columns that go by eights, with vector loads.
+// Adds the columns that come in eights, with vector loads.
 template <class W, int TOKENS>
 __device__ __forceinline__ void add_aligned(const u8 *const (&rows)[2], const float *x, int cols, int tokens, int lane,
                                             float (&sums)[2][TOKENS]) {
@@ -80,8 +81,9 @@ __device__ __forceinline__ void add_aligned(const u8 *const (&rows)[2], const fl
     }
 }
 
-// Columns from `col` on, `run` neighbours for each lane. With 8 it gives every lane what `add_aligned` gives it, in the
-// same order, so that results do not depend on where weights lie; with 1 it takes what is left of a row.
+// Adds columns from `col` on, `run` adjacent ones for each lane. With `run` 8, every lane gets the same columns as from
+// `add_aligned`, in the same order, so results do not depend on the alignment of weights. With `run` 1, it adds the
+// rest of a row.
 template <class W, int TOKENS>
 __device__ __forceinline__ void add_singly(const u8 *const (&rows)[2], const float *x, int cols, int tokens, int col,
                                            int end, int run, float (&sums)[2][TOKENS]) {
@@ -105,7 +107,7 @@ template <class W, int TOKENS> __device__ __forceinline__ void matvec(const floa
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     x += work.x_row * cols;
     for (int pair = blockIdx.x * WARPS + warp; pair < work.count; pair += gridDim.x * WARPS) {
-        // An odd matrix has no last second row: the first is computed twice.
+        // With an odd number of rows, the last pair has no second row: the first is computed twice.
         const u64 second_base = has_row(work, pair, 1) ? work.base[1] : work.base[0];
         const u8 *const rows[2] = {(const u8 *)(work.base[0] + (u64)pair * work.pitch),
                                    (const u8 *)(second_base + (u64)pair * work.pitch)};

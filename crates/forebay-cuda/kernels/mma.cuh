@@ -3,7 +3,7 @@
 
 #include "pipeline.cuh"
 
-// Four 8 x 8 matrices of 16-bit numbers; lane l gives the address of row l % 8 of matrix l / 8.
+// Loads four 8 x 8 matrices of 16-bit numbers. Lane l gives the address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void load_matrices(u32 (&out)[4], u32 address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
@@ -25,7 +25,7 @@ __device__ __forceinline__ void mma_bfloat(float (&c)[4], const u32 (&a)[4], u32
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Two numbers as halves, `low` in the low bits.
+// Packs two numbers as halves, `low` in the low bits.
 __device__ __forceinline__ u32 pack_halves(float low, float high) {
     u32 packed;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));

@@ -1,4 +1,4 @@
-// Activations [rows, cols] as 16-bit numbers for tensor cores.
+// Converts activations [rows, cols] to 16-bit numbers for tensor cores.
 #include "mma.cuh"
 
 __device__ __forceinline__ float half_value(u32 bits) {
@@ -13,13 +13,14 @@ __device__ __forceinline__ u32 bfloat_bits(float x) {
     return bits & 0xffff;
 }
 
-// A block per row. Halves of x * 2^k, the largest between 2^13 and 2^14, so that neither the largest nor the sums overflow
-// and the others keep their bits; scales[row] = 2^-k. `low`, unless null, takes what the halves lost.
+// Converts a row per block to halves of x * 2^k and sets scales[row] = 2^-k. k puts the largest magnitude between 2^13
+// and 2^14. Then neither the largest number nor the sums overflow, and the others keep their bits. `low`, unless null,
+// receives the rounding errors of the halves.
 extern "C" __global__ void __launch_bounds__(256)
     narrow_half(const float *__restrict__ x, u16 *__restrict__ high, u16 *__restrict__ low, float *__restrict__ scales,
                 int cols) {
     const size_t row = (size_t)blockIdx.x * cols;
-    int largest = 0;  // bits without the sign, ordered like magnitudes, NaN on top
+    int largest = 0;  // bits without the sign, ordered like magnitudes, with NaN above all
     for (int i = threadIdx.x; i < cols; i += 256) largest = max(largest, __float_as_int(x[row + i]) & 0x7fffffff);
 #pragma unroll
     for (int distance = 16; distance > 0; distance >>= 1)
@@ -29,7 +30,7 @@ extern "C" __global__ void __launch_bounds__(256)
     __syncthreads();
 #pragma unroll
     for (int warp = 0; warp < 8; warp++) largest = max(largest, warps[warp]);
-    // The exponent of the factor: at most 2^120, so that its inverse is no subnormal.
+    // The exponent of the factor. It is at most 120, so that the inverse of 2^120 is not subnormal.
     const int k = min(13 - ((largest >> 23) - 127), 120);
     const float factor = __int_as_float((k + 127) << 23);
     for (int i = threadIdx.x; i < cols; i += 256) {
@@ -41,7 +42,7 @@ extern "C" __global__ void __launch_bounds__(256)
     if (threadIdx.x == 0) scales[blockIdx.x] = __int_as_float((127 - k) << 23);
 }
 
-// Two bfloats whose sum is within 2^-17 of each number.
+// Converts each number to two bfloats whose sum is within 2^-17 of it.
 extern "C" __global__ void __launch_bounds__(256)
     narrow_bfloat(const float *__restrict__ x, u16 *__restrict__ high, u16 *__restrict__ low, size_t count) {
     const size_t i = (size_t)blockIdx.x * 256 + threadIdx.x;

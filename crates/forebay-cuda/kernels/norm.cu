@@ -1,24 +1,24 @@
-// Root-mean-square norms. A row's sum is added up in an order that its length alone decides.
+// Root-mean-square norms. The order in which a row is summed depends only on its length.
 #include "activation.cuh"
 #include "reduce.cuh"
 
 // Elements that a thread keeps in registers between the two passes.
 static constexpr int KEPT = 16;
 
-// What is added to a row before it is normed: of k experts the outputs, each with its bias, if they have any, weighted, in
-// this order; and `add`, or none.
+// Terms that are added to a row before its norm: the weighted outputs of k experts, in this order, each with its bias
+// if it has one, and `add` if it is not null.
 template <bool BIASED> struct Addition {
     const float *add;    // [rows, n]
     const float *parts;  // [pairs, n]
     const float *weights;  // [rows, k]
-    const u32 *row_of_pair;  // [rows, k]: which row of `parts` is whose
+    const u32 *row_of_pair;  // [rows, k]: the row of `parts` of each expert
     const float *bias;  // [experts, n], if BIASED
-    const u32 *ids;     // [rows, k]: whose bias
+    const u32 *ids;  // [rows, k]: the expert of each bias
     int k;
 
     __device__ __forceinline__ bool any() const { return add || k > 0; }
 
-    // Of this block's row.
+    // Returns the sum for element `i` of this block's row.
     __device__ __forceinline__ float at(int i, int n) const {
         float sum = 0.0f;
         for (int j = 0; j < k; j++) {
@@ -54,9 +54,10 @@ template <bool BIASED> struct Addition {
     }
 };
 
-// out = weight * x / sqrt(mean(x^2) + eps) for one row of n elements per block, after `addition` was added to x and
-// written back. `out` may be `x`. `codes` and `scales`, if there, get `out` rounded; n is then a multiple of 32 and at most
-// KEPT times the threads. `flag`, if there, gets the smallest `tag + row` whose sum is not finite.
+// Computes out = weight * x / sqrt(mean(x^2) + eps) for one row of n elements per block. Before that, `addition` is
+// added to x and the sum written back. `out` may be `x`. `codes` and `scales`, if not null, receive `out` rounded; n is
+// then a multiple of 32 and at most KEPT times the number of threads. `flag`, if not null, receives the smallest `tag +
+// row` whose sum is not finite.
 template <bool BIASED>
 __device__ __forceinline__ void norm(float *x, const Addition<BIASED> &addition, const float *weight, float *out, i8 *codes,
                                      ActivationScale *scales, int n, float eps, u32 *flag, int tag) {
@@ -76,7 +77,7 @@ __device__ __forceinline__ void norm(float *x, const Addition<BIASED> &addition,
             float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
             if (at < n) {
                 v = *(const float4 *)(x + at);
-                // Needed behind the sum, where it would have to be waited for.
+                // The weights are needed only after the sum, but loading them there would expose the latency.
                 weights[i] = *(const float4 *)(weight + at);
                 if (addition.any()) {
                     const float4 a = addition.quad_at(at, n);
@@ -103,7 +104,7 @@ __device__ __forceinline__ void norm(float *x, const Addition<BIASED> &addition,
     if (quads) {
 #pragma unroll
         for (int i = 0; i < KEPT / 4; i++) {
-            // The whole warp is within the row or some lanes of it are: these must not leave the others alone.
+            // If any lane of a warp is within the row, all its lanes must stay for the shuffles of `round_quad`.
             const int at = 4 * (threadIdx.x + i * blockDim.x);
             if (4 * ((threadIdx.x & ~31) + i * blockDim.x) >= n) break;
             float4 y = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -116,12 +117,12 @@ __device__ __forceinline__ void norm(float *x, const Addition<BIASED> &addition,
             if (codes) round_quad(y, at < n, blockIdx.x, at, n, codes, scales);
         }
     } else {
-        // A thread reads again what it alone has written, so `out` may be `x` here, too.
+        // A thread reads only elements that it has written itself, so `out` may be `x` here, too.
         for (int at = threadIdx.x; at < n; at += blockDim.x) out[at] = x[at] * scale * weight[at];
     }
 }
 
-// Biases have a kernel of their own: registers do not suffice for both.
+// Biases have a separate kernel, because there are not enough registers for both variants in one.
 #define KERNEL(NAME, BIASED)                                                                                   \
     extern "C" __global__ void __launch_bounds__(1024, 1)                                                      \
         NAME(float *x, const float *add, const float *parts, const float *part_weights, const u32 *row_of_pair, \

@@ -1,23 +1,23 @@
-// Copies from device memory to shared memory that run on while a thread computes.
+// Asynchronous copies from device memory to shared memory, which continue while a thread computes.
 #pragma once
 
 #include "common.cuh"
 
 __device__ __forceinline__ u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
 
-// 16 bytes; both addresses are multiples of 16. They bypass the L1 cache: weights are read once.
+// Copies 16 bytes; both addresses are multiples of 16. The copy bypasses the L1 cache, because weights are read once.
 __device__ __forceinline__ void copy_async(u32 to, u64 from) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
-// As above, but only the first `bytes` bytes are read, and the others become zero.
+// Copies like `copy_async`, but reads only the first `bytes` bytes and sets the others to zero.
 __device__ __forceinline__ void copy_async_zero(u32 to, const void *from, int bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 
 __device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits until at most N of this thread's latest groups are under way.
+// Waits until at most N of this thread's latest groups are in flight.
 template <int N> __device__ __forceinline__ void copy_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }

@@ -1,18 +1,18 @@
-// Activations [tokens, cols] to 8 bits with a scale for every 32 elements, for the integer mat-vec.
+// Rounds activations [tokens, cols] to 8 bits, with a scale for every 32 elements, for the integer mat-vec.
 //
-// Codes as forebay-compute's small form has them, but the scale stays f32: a half would only cost accuracy here. The
-// first 16 codes of every group lie together and the last 16 behind all of those, so that the 32 lanes of a warp, a
-// group each, read 512 neighbouring bytes at once.
+// Codes are those of forebay-compute's small form, but the scale is f32: a half would only lose accuracy. The first 16
+// codes of all groups come first, then the last 16 of all groups. So the 32 lanes of a warp, with one group each, read
+// 512 adjacent bytes at once.
 #include "activation.cuh"
 
-// One warp per 32 elements, a lane each. cols / 32 = groups_per_token.
+// One warp per group of 32 elements, one element per lane. groups_per_token = cols / 32.
 extern "C" __global__ void __launch_bounds__(256)
     quantize_q8(const float *x, i8 *codes, ActivationScale *scales, int groups, int groups_per_token) {
     wait_for_previous();
     const int group = blockIdx.x * 8 + (threadIdx.x >> 5), lane = threadIdx.x & 31;
     if (group >= groups) return;
     const float value = x[(size_t)group * 32 + lane];
-    // Compared as bits without the sign, where a NaN is larger than every number and is not lost.
+    // Compares bits without the sign. As bits, a NaN is larger than every number, so it is not lost.
     int bits = __float_as_int(value) & 0x7fffffff;
 #pragma unroll
     for (int distance = 16; distance > 0; distance >>= 1)

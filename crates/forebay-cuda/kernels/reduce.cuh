@@ -1,8 +1,8 @@
-// Sums over a block, the same bits in every thread.
+// Sums over a block, with the same bits in every thread.
 #pragma once
 #include "common.cuh"
 
-// `shared` has room for a float per warp.
+// Returns the sum of `x` over the block. `shared` has room for one float per warp.
 __device__ inline float block_sum(float x, float *shared) {
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     x = warp_sum(x);

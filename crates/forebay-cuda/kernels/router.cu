@@ -1,6 +1,6 @@
 // The router of a mixture-of-experts layer: from logits to each token's experts and their weights.
 //
-// EXPERTS is the capacity, 128, 256 or 512.
+// EXPERTS is the capacity: 128, 256 or 512.
 #include "router.cuh"
 
 static constexpr int WARPS = 4;

@@ -1,21 +1,21 @@
-// The choice of experts from one token's logits.
+// Chooses experts from one token's logits.
 #pragma once
 
 #include "common.cuh"
 
-// Bits in the order of the numbers; never 0 for a number.
+// Maps a float to bits whose order is that of the numbers. The result is never 0 for a number.
 __device__ inline u32 ordered(float x) {
     const u32 bits = __float_as_uint(x);
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-// The index of the largest of all lanes' keys, the lowest index of equals. Each lane brings its best.
+// Returns the index of the largest key of all lanes; the lowest index among equal keys. Each lane passes its best.
 __device__ inline u32 best_of_warp(u32 key, u32 index) {
     const u32 most = __reduce_max_sync(~0u, key);
     return __reduce_min_sync(~0u, key == most ? index : ~0u);
 }
 
-// The sum of the `count` largest of `group`, largest first, as the processor adds them.
+// Returns the sum of the `count` largest of `group`, added from the largest down, as on the CPU.
 __device__ inline float sum_of_best(const float *group, int size, int count) {
     float sum = 0.0f, last = __int_as_float(0x7f800000);
     for (int taken = 0; taken < count;) {
@@ -35,7 +35,7 @@ __device__ inline float sum_of_best(const float *group, int size, int count) {
     return sum;
 }
 
-// Which groups stay in the choice: bit g for group g. `choice` [experts] is in shared memory.
+// Returns the groups that remain candidates: bit g for group g. `choice` [experts] is in shared memory.
 __device__ inline u32 best_groups(const float *choice, int experts, int groups, int kept, int scored) {
     const int lane = threadIdx.x & 31, size = experts / groups;
     u32 key = lane < groups ? ordered(sum_of_best(choice + lane * size, size, scored)) : 0;
@@ -48,8 +48,12 @@ __device__ inline u32 best_groups(const float *choice, int experts, int groups, 
     return chosen;
 }
 
-// What the kernels take, for logits [tokens, experts], to which `logit_bias` [experts] is added, or none, `bias` [experts]
-// of the choice, or none, ids and weights [tokens, k], best first; `flag` gets the smallest token that has a logit which is not finite. groups 0: no groups.
+// Parameters of the router kernels.
+// - logits [tokens, experts]; `logit_bias` [experts], if not null, is added to them.
+// - bias [experts], if not null, is added to the scores for the choice only.
+// - ids and weights [tokens, k]: the chosen experts, best first.
+// - flag: receives the smallest token that has a logit which is not finite.
+// - groups: 0 if experts are not grouped.
 #define ROUTER_PARAMETERS                                                                                      \
     const float *logit_bias, const float *bias, u32 *ids, float *weights, u32 *flag, int tokens, int experts,  \
         int k, int sigmoid, int renormalise, float factor, int groups, int groups_kept, int experts_scored
@@ -57,8 +61,8 @@ __device__ inline u32 best_groups(const float *choice, int experts, int groups, 
     logit_bias, bias, ids, weights, flag, tokens, experts, k, sigmoid, renormalise, factor, groups,            \
         groups_kept, experts_scored
 
-// The choice of one token by one warp; lanes own experts lane, lane + 32, ...; N of them. `scores` is shared memory
-// [2][experts] of the warp.
+// Chooses the experts of one token with one warp. A lane owns N experts: lane, lane + 32, ... `scores` [2][experts] is
+// shared memory of the warp.
 template <int N>
 __device__ inline void choose_experts(int token, const float *logits, float *scores, ROUTER_PARAMETERS) {
     const int lane = threadIdx.x & 31;
@@ -70,11 +74,12 @@ __device__ inline void choose_experts(int token, const float *logits, float *sco
 #pragma unroll
     for (int n = 0; n < N; n++) {
         const int expert = lane + 32 * n;
-        // Other blocks of this launch may have written them.
+        // Other blocks of this launch may have written the logits.
         x[n] = expert < experts ? __ldcg(logits + expert) : 0.0f;
         if (logit_bias && expert < experts) x[n] += logit_bias[expert];
         if (!isfinite(x[n])) {
-            // The flag ends the token's life; until then every id has to be one that exists.
+            // The host will discard this token because of the flag. Until then every id must be that of an expert that
+            // exists.
             broken = true;
             x[n] = 0.0f;
         }
@@ -82,7 +87,8 @@ __device__ inline void choose_experts(int token, const float *logits, float *sco
     }
     if (__any_sync(~0u, broken) && lane == 0) atomicMin(flag, (u32)token);
     largest = warp_max(largest);
-    // Exponentials in f64, rounded once: the processor's are as exact, so that equal logits give equal choices.
+    // Exponentials are computed in f64 and rounded once. The CPU's are equally exact, so equal logits give equal
+    // choices.
     float sum = 0.0f;
 #pragma unroll
     for (int n = 0; n < N; n++) {

@@ -1,7 +1,7 @@
-// The router of one to eight tokens in one launch: the logits of all experts, and by the block that ends last the choice.
-// Alone, either takes longer to start and to end than to compute.
+// The router of one to eight tokens in one launch. All blocks compute logits, and the block that ends last chooses the
+// experts. As separate launches, each of the two takes longer to start and end than to compute.
 //
-// EXPERTS is the capacity, 128, 256 or 512.
+// EXPERTS is the capacity: 128, 256 or 512.
 #include "matvec_float.cuh"
 #include "router.cuh"
 

@@ -1,8 +1,9 @@
-// Pairs of token and slot, sorted by expert.
+// Sorts pairs of token and slot by expert.
 #include "common.cuh"
 
-// Sorts pairs (token * k + slot) by expert, tokens ascending within one: starts [experts + 1], then for each place its
-// token and its pair, and for each pair its place. A warp counts for one expert, so that nothing has to be agreed on.
+// Sorts pairs (token * k + slot) by expert, with tokens ascending within an expert. Writes starts [experts + 1]; for
+// each sorted row its token and its pair; and for each pair its row. One warp counts for one expert, so warps need not
+// synchronise.
 extern "C" __global__ void __launch_bounds__(256)
     sort_pairs(const u32 *ids, u32 *starts, u32 *pair_tokens, u32 *pairs, u32 *row_of_pair,
                int count, int experts, int k) {

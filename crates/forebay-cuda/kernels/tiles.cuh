@@ -1,12 +1,15 @@
-// Which rows of activations and which weights a block multiplies: a dense matrix, or one expert's.
+// Selects the rows of activations and the weights that a block multiplies: a dense matrix, or that of one expert.
 #pragma once
 
 #include "common.cuh"
 
-// Kernel parameters that say what is multiplied. Dense: `weights` is the matrix's address, rows of x and of the output
-// are 0 ... tokens. Experts: `weights` is an offset in the slot table[expert], and entries starts[e] ... starts[e + 1]
-// are expert e's; entry i reads row token_rows[i] of x (i itself if null) and writes row out_rows[i] (i if null). The output has
-// `tokens` rows either way: entries and rows beyond them are left out, whatever starts and out_rows say.
+// Kernel parameters.
+// - Dense: `weights` is the matrix's address, and the rows of x and of the output are 0 ... tokens.
+// - Experts: `weights` is an offset in the slot table[expert]. Entries starts[e] ... starts[e + 1] belong to expert e.
+//   Entry i reads row token_rows[i] of x (i if null) and writes row out_rows[i] (i if null).
+//
+// The output has `tokens` rows in both cases. Entries and rows beyond them are skipped, whatever starts and out_rows
+// contain.
 #define TILE_PARAMETERS                                                                                        \
     u64 weights, const u64 *table, const u32 *starts, const u32 *token_rows, const u32 *out_rows, int experts, \
         int tokens
@@ -19,8 +22,9 @@ struct Tile {
     __device__ __forceinline__ int x_row(int entry, const u32 *rows) const { return rows ? rows[entry] : entry; }
 };
 
-// Finds the tile of blockIdx.x, `size` entries at most. Experts' tiles follow one another, so that a block finds its own
-// from `starts` alone; false for a block that is left over and for an expert without a slot. For all threads of a block.
+// Finds the tile of blockIdx.x, with at most `size` entries. Tiles of consecutive experts are consecutive, so a block
+// finds its own from `starts` alone. Returns false for a surplus block and for an expert without a slot. All threads of
+// a block must call this.
 __device__ __forceinline__ bool find_tile(Tile &tile, int size, TILE_PARAMETERS) {
     const int wanted = blockIdx.x;
     if (!table) {
@@ -35,7 +39,7 @@ __device__ __forceinline__ bool find_tile(Tile &tile, int size, TILE_PARAMETERS)
             const int e = base + lane;
             const int count = e < experts ? (int)(starts[e + 1] - starts[e]) : 0;
             const int own = (count + size - 1) / size;
-            int sum = own;  // of this expert and the lanes below
+            int sum = own;  // over this expert and those of the lower lanes
 #pragma unroll
             for (int distance = 1; distance < 32; distance <<= 1) {
                 const int other = __shfl_up_sync(~0u, sum, distance);

@@ -1,16 +1,17 @@
-// The largest of a row of logits, with their ids: of equal ones the lower id, numbers before everything that is none.
+// The largest logits of a row, with their ids. Among equal logits the lower id comes first; NaN is never chosen.
 //
-// A candidate is one 64-bit number, larger for what comes first: the logit's bits in the order of the numbers, then the
-// id turned around. Every pass keeps the best of each slice, until one slice is left.
+// A candidate is one 64-bit number, which is larger for the better candidate. Its high word is the logit's bits, mapped
+// so that their order is that of the numbers. Its low word is the inverted id. Every pass keeps the best of each slice,
+// until one slice is left.
 #include "common.cuh"
 
-// Candidates of a slice; the launcher knows it, too.
+// Candidates of a slice. The launcher has the same constant.
 static constexpr int SLICE = 2048;
 static constexpr int THREADS = 512;
 
 __device__ inline u64 candidate(float x, u32 id) {
     if (isnan(x)) return 0;
-    // Adding 0 makes 0 of -0, which counts as equal.
+    // Adding 0 turns -0 into 0, so both compare as equal.
     const u32 bits = __float_as_uint(x + 0.0f);
     const u32 key = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
     return (u64)key << 32 | ~id;
@@ -23,7 +24,7 @@ __device__ inline float value_of(u64 candidate) {
     return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
 }
 
-// Loads this block's slice of a row of `count` logits, or of candidates of an earlier pass; 0 is none.
+// Loads this block's slice of a row of `count` logits, or of candidates of an earlier pass. 0 is no candidate.
 __device__ inline void load_slice(u64 *slice, const float *logits, const u64 *before, int count) {
     const size_t row = blockIdx.y;
     for (int i = threadIdx.x; i < SLICE; i += THREADS) {
@@ -35,7 +36,7 @@ __device__ inline void load_slice(u64 *slice, const float *logits, const u64 *be
     __syncthreads();
 }
 
-// Sorts the slice, largest first (Batcher's bitonic network).
+// Sorts the slice in descending order (Batcher's bitonic network).
 __device__ inline void sort_slice(u64 *slice) {
     for (int size = 2; size <= SLICE; size *= 2) {
         for (int distance = size / 2; distance > 0; distance /= 2) {
@@ -53,8 +54,8 @@ __device__ inline void sort_slice(u64 *slice) {
     }
 }
 
-// One pass: grid (slices, rows); of each slice the best k go to after [rows, slices, k]. With one slice, ids and values
-// [rows, k] are written instead; a row of fewer than k numbers is filled up with id 2^32 - 1 and NaN.
+// Runs one pass; grid (slices, rows). The best k of each slice go to after [rows, slices, k]. With one slice, ids and
+// values [rows, k] are written instead; a row of fewer than k numbers is padded with id 2^32 - 1 and NaN.
 extern "C" __global__ void __launch_bounds__(THREADS)
     top_k(const float *logits, const u64 *before, u64 *after, u32 *ids, float *values, int count, int k) {
     wait_for_previous();
@@ -72,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// As top_k for k = 1, without sorting.
+// Does what top_k does for k = 1, without sorting.
 extern "C" __global__ void __launch_bounds__(THREADS)
     argmax(const float *logits, const u64 *before, u64 *after, u32 *ids, float *values, int count) {
     wait_for_previous();

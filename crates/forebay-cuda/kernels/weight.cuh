@@ -1,26 +1,32 @@
-// Weight types: how 32 neighbouring elements of a row come out of its blocks.
+// Weight types: how 32 adjacent elements of a row are decoded from its blocks.
 //
-// Every type of blocks is small integers with scales: element e of a group of 32 is
+// Every block type stores small integers with scales. Element e of a group of 32 is
 //     scale[e / 16] * (code[e] - ZERO) + offset[e / 16].
-// A type says: ELEMENTS and BYTES of a block, ALIGN (the power of two that every block's address is a multiple of, at
-// most 16), ZERO, SIGNED (codes are i8, otherwise u8 below 128), HALVES (the two scales differ), OFFSET (there are
-// offsets), and unpack(block, group of the block, out). Where a flag is false, only what it leaves is filled in.
-// Where two groups share bytes, it may also say how both come out with one reading of these: unpack_two(block, pair,
-// out) for groups first_of(pair) and APART further. Blocks of 32 may tell apart what lies in memory (RAW words, fetch)
-// and what it means (decode), so that a kernel can read long before it needs.
-// Layouts are described in forebay-format's `quant`.
+// A type defines:
+// - ELEMENTS and BYTES of a block.
+// - ALIGN: the power of two that divides every block's address, at most 16.
+// - ZERO, as above.
+// - SIGNED: codes are i8, otherwise u8 below 128.
+// - HALVES: the two scales differ.
+// - OFFSET: there are offsets.
+// - unpack(block, group of the block, out). It does not fill in fields that a false flag rules out.
+//
+// If two groups share bytes, a type may also decode both with one read: unpack_two(block, pair, out) gives groups
+// first_of(pair) and first_of(pair) + APART. Types with blocks of 32 may separate reading (RAW words, fetch) from
+// decoding (decode), so that a kernel can read long before it needs the values. Layouts are described in
+// forebay-format's `quant`.
 #pragma once
 
 #include "common.cuh"
 
-// The aligned words in which a block of type W begins `past` bytes behind the start.
+// The aligned words that hold a block of type W. The block begins `past` bytes after their start.
 template <class W> struct RawBlock {
     u32 words[W::RAW];
     u32 past;
 };
 
 struct Group {
-    u32 codes[8];  // four a word, the first in the low byte
+    u32 codes[8];  // four per word, the first in the low byte
     float scale[2];
     float offset[2];
 };
@@ -33,8 +39,9 @@ __device__ __forceinline__ float half_of(u32 bits) {
 
 __device__ __forceinline__ float half_at(const u8 *p) { return half_of(*(const u16 *)p); }  // p is even
 
-// N words from an address that is a multiple of ALIGN. Below 4 they are cut out of aligned words: up to 3 bytes before
-// and after are read, too, but no word that holds none of theirs, as memory may end there.
+// Loads N words from an address that is a multiple of ALIGN. If ALIGN is below 4, the words are cut out of aligned
+// words. That also reads up to 3 bytes before and after, but no aligned word without any requested byte, because memory
+// may end there.
 template <int ALIGN, int N> __device__ __forceinline__ void load_words(const u8 *p, u32 *words) {
     if constexpr (ALIGN >= 16 && N % 4 == 0) {
 #pragma unroll
@@ -69,16 +76,18 @@ template <int ALIGN, int N> __device__ __forceinline__ void load_words(const u8 
     }
 }
 
-// Four bits to the lowest bits of four bytes. The products' bits never meet, so nothing carries.
+// Spreads four bits to the lowest bits of four bytes. The bits of the partial products never overlap, so nothing
+// carries.
 __device__ __forceinline__ u32 spread_bits(u32 bits) { return (bits & 15) * 0x00204081u & 0x01010101u; }
 
-// Four pairs of bits to four bytes.
+// Spreads four pairs of bits to four bytes.
 __device__ __forceinline__ u32 spread_pairs(u32 pairs) {
     const u32 two = (pairs & 0xff | pairs << 12) & 0x000f000fu;
     return (two | two << 6) & 0x03030303u;
 }
 
-// Eight nibbles through a table of 16 bytes: those of the low halves to `low`, of the high ones to `high`.
+// A table of 16 bytes. `look_up` maps eight nibbles through it: the low nibbles of bytes to `low`, the high nibbles to
+// `high`.
 struct Table16 {
     u32 words[4];
 };
@@ -86,7 +95,7 @@ __device__ __forceinline__ u32 look_up_four(Table16 t, u32 nibbles) {
     const u32 index = nibbles & 0x7777;
     const u32 first = __byte_perm(t.words[0], t.words[1], index);
     const u32 second = __byte_perm(t.words[2], t.words[3], index);
-    // Byte k of the second half where the nibble's top bit is set.
+    // Takes byte k of `second` where the nibble's top bit is set.
     return __byte_perm(first, second, 0x3210 | (nibbles & 0x8888) >> 1);
 }
 __device__ __forceinline__ void look_up(Table16 t, u32 nibbles, u32 &low, u32 &high) {
@@ -95,7 +104,7 @@ __device__ __forceinline__ void look_up(Table16 t, u32 nibbles, u32 &low, u32 &h
     high = __byte_perm(first, second, 0x7531);
 }
 
-// Negates the bytes whose bit is set in the low four of `signs`.
+// Negates the bytes whose bit is set in the low four bits of `signs`.
 __device__ __forceinline__ u32 negate_bytes(u32 bytes, u32 signs) {
     const u32 mask = spread_bits(signs) * 0xff;
     return __vsub4(bytes ^ mask, mask);

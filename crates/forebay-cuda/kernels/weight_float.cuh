@@ -1,4 +1,4 @@
-// Elements that stand alone: F64, F32, F16, BF16, F8_E4M3, F8_E5M2. `at` gives element i of a row.
+// Types without blocks: F64, F32, F16, BF16, F8_E4M3, F8_E5M2. `at` returns element i of a row.
 #pragma once
 
 struct F64 {
@@ -37,6 +37,6 @@ struct F8_E4M3 {
 
 struct F8_E5M2 {
     static constexpr int ELEMENTS = 1, BYTES = 1, ALIGN = 1;
-    // The upper byte of a half.
+    // The byte is the upper byte of a half.
     static __device__ __forceinline__ float at(const u8 *row, size_t i) { return half_of(row[i] << 8); }
 };

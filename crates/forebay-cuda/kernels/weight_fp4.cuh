@@ -1,25 +1,26 @@
-// Four-bit floats with a shared scale: MXFP4, NVFP4. Codes are 16 plus twice the values, scales half as large.
+// Four-bit floats with a shared scale: MXFP4, NVFP4. Codes are 16 plus twice the values, and scales are half as large.
 #pragma once
 
-// PRMT as it is: a selector with its top bit set gives eight times the sign of the byte chosen.
+// PRMT without masking the selector: a selector nibble with its top bit set replicates the sign of the chosen byte
+// eight times.
 __device__ __forceinline__ u32 permute(u32 a, u32 b, u32 selector) {
     u32 out;
     asm("prmt.b32 %0, %1, %2, %3;" : "=r"(out) : "r"(a), "r"(b), "r"(selector));
     return out;
 }
 
-// Byte k from nibble k, k < 4. Twice the absolute values are a table of eight bytes without signs, so a nibble with its
-// sign set finds 0; looked up as they are and with all signs flipped, nibbles give what is positive and what is negative.
-// The bytes of sum and difference stay between 4 and 28, so nothing carries.
+// Decodes byte k from nibble k, k < 4. The table holds twice the absolute values in eight bytes, without signs, so a
+// nibble with its sign bit set finds 0. Looking up the nibbles gives the positive values; looking them up with flipped
+// signs gives the negative ones. The bytes of sum and difference stay between 4 and 28, so nothing carries.
 __device__ __forceinline__ u32 fp4_four(u32 nibbles, u32 flipped) {
-    // PRMT takes one constant only. 0 is added that the compiler cannot see: it would move the other half of the table
-    // to a register again for each of them.
+    // PRMT takes only one constant. The code adds a 0 that the compiler cannot see. Otherwise the compiler would move
+    // the other half of the table to a register again for each PRMT.
     u32 table;
     asm("{.reg .u32 zero; mov.u32 zero, %%laneid; shr.u32 zero, zero, 5; add.u32 %0, zero, 0x03020100;}" : "=r"(table));
     return permute(table, 0x0c080604u, nibbles) + 0x10101010u - permute(table, 0x0c080604u, flipped);
 }
 
-// Eight nibbles: those of the low halves of bytes to `low`, of the high ones to `high`.
+// Decodes eight nibbles: the low nibbles of bytes to `low`, the high nibbles to `high`.
 __device__ __forceinline__ void fp4_eight(u32 nibbles, u32 &low, u32 &high) {
     const u32 flipped = nibbles ^ 0x88888888u;
     const u32 first = fp4_four(nibbles, flipped), second = fp4_four(nibbles >> 16, flipped >> 16);
@@ -53,7 +54,7 @@ struct MXFP4 {
     }
 };
 
-// Half of an E4M3 scale without its sign; 0x7f, which is not a number, is 0.
+// Half of an E4M3 scale, without its sign; 0x7f, which is NaN, becomes 0.
 __device__ __forceinline__ float half_of_e4m3(u32 bits) {
     const u32 exponent = bits >> 3 & 15, mantissa = bits & 7;
     if (bits == 0x7f) return 0.0f;

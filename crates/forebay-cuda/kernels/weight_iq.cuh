@@ -3,13 +3,13 @@
 
 #include "grids.cuh"
 
-// Seven stored signs and the eighth that their parity implies.
+// Returns seven stored signs and the eighth, which their parity implies.
 __device__ __forceinline__ u32 signs_of(u32 stored) {
     stored &= 127;
     return stored | (__popc(stored) & 1) << 7;
 }
 
-// Eight 2-bit codes through four levels, a byte each.
+// Maps eight 2-bit codes through four levels of a byte each.
 __device__ __forceinline__ void look_up_pairs(u32 point, u32 levels, u32 *codes) {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -19,7 +19,7 @@ __device__ __forceinline__ void look_up_pairs(u32 point, u32 levels, u32 *codes)
     }
 }
 
-// Four 3-bit codes through eight levels.
+// Maps four 3-bit codes through eight levels.
 __device__ __forceinline__ u32 look_up_triples(u32 point, u32 low, u32 high) {
     const u32 nibbles = point & 7 | (point & 0x38) << 1 | (point & 0x1c0) << 2 | (point & 0xe00) << 3;
     return __byte_perm(low, high, nibbles);
@@ -87,7 +87,7 @@ struct IQ3_XXS {
         load_words<2, 2>(block + 2 + 8 * g, indices);
         out.scale[0] = half_at(block) * (0.5f + (float)(word >> 28)) * 0.5f;
 #pragma unroll
-        for (int i = 0; i < 8; i++) {  // two points of 4 elements a run
+        for (int i = 0; i < 8; i++) {  // two points of 4 elements per run
             const u32 point = GRID_IQ3_XXS[indices[i >> 2] >> 8 * (i & 3) & 255];
             // 4, 12, 20, 28, 36, 44, 52, 62
             const u32 levels = look_up_triples(point, 0x1c140c04u, 0x3e342c24u);
@@ -115,7 +115,7 @@ struct IQ3_S {
     }
 };
 
-// Codes are eight times (point + delta): points are -1, 0, 1, delta is an eighth up or down.
+// Codes are eight times (point + delta), where the point is -1, 0 or 1 and delta is 1/8 or -1/8.
 __device__ __forceinline__ void unpack_iq1_run(u32 index, bool negative, u32 *codes) {
     look_up_pairs(GRID_IQ1[index], negative ? 0xff07fff7u : 0x010901f9u, codes);
 }

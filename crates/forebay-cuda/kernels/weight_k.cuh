@@ -40,7 +40,7 @@ struct Q3_K {
     }
 };
 
-// The scale and the negative minimum of sub-block g from the 16 bytes at the start of Q4_K and Q5_K.
+// Decodes the scale and the negative minimum of sub-block g from the 16 bytes at the start of Q4_K and Q5_K.
 __device__ __forceinline__ void scale_and_minimum(const u8 *block, int g, Group &out) {
     u32 head[4];
     load_words<16, 4>(block, head);
@@ -52,7 +52,7 @@ __device__ __forceinline__ void scale_and_minimum(const u8 *block, int g, Group 
     out.offset[0] = -(half_of(head[0] >> 16) * (float)minimum);
 }
 
-// The same of sub-blocks 2 * pair and the next, two bytes of each at once.
+// Decodes those of sub-blocks 2 * pair and 2 * pair + 1, two bytes of each at once.
 __device__ __forceinline__ void two_scales_and_minima(const u8 *block, int pair, Group (&out)[2]) {
     u32 head[4];
     load_words<16, 4>(block, head);

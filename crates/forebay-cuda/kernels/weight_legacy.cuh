@@ -1,7 +1,7 @@
 // Blocks of 32 with one scale: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL.
 #pragma once
 
-// 16 bytes of nibbles: the low halves are elements 0 to 15.
+// Unpacks 16 bytes of nibbles: the low nibbles are elements 0 to 15, the high ones 16 to 31.
 template <int ALIGN> __device__ __forceinline__ void unpack_nibbles(const u8 *p, u32 *codes) {
     u32 words[4];
     load_words<ALIGN, 4>(p, words);

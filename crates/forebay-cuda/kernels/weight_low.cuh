@@ -39,7 +39,7 @@ struct TQ2_0 {
 struct TQ1_0 {
     static constexpr int ELEMENTS = 256, BYTES = 54, ALIGN = 2, ZERO = 1;
     static constexpr bool SIGNED = false, HALVES = false, OFFSET = false;
-    // Digit k of a byte, which is a fraction in base 3.
+    // Returns digit k of a byte, which is a fraction in base 3.
     static __device__ __forceinline__ u32 digit(u32 byte, int k) {
         const u32 powers = k < 4 ? 0x1b090301u >> 8 * k & 255 : 81;
         return (byte * powers & 255) * 3 >> 8;

@@ -1,4 +1,4 @@
-//! How fast bytes go between host and device: the limit of every load.
+//! Measurement of copy rates between host and device, which limit every load.
 
 use std::time::{Duration, Instant};
 
@@ -6,18 +6,19 @@ use cudarc::driver::{CudaStream, result};
 
 use crate::{CudaError, DevicePtr, Gpu};
 
-/// Which way.
+/// Direction of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     ToDevice,
     FromDevice,
 }
 
-/// Copies that are queued before the device is waited for: one after the other without a gap, as in a load.
+/// Bytes of copies that are queued before the host waits for the device. They follow one another without a gap, as in
+/// a load.
 const QUEUED_BYTES: usize = 256 << 20;
 const QUEUED_MOST: usize = 256;
 
-/// Pinned memory of the driver's, for measurements.
+/// Pinned memory from the driver, for measurements.
 struct PinnedBuffer {
     start: *mut u8,
     bytes: usize,
@@ -25,17 +26,17 @@ struct PinnedBuffer {
 
 impl Drop for PinnedBuffer {
     fn drop(&mut self) {
-        // SAFETY: the driver gave the memory, which is given back once, after all copies.
+        // SAFETY: the memory came from the driver and is freed once, after all copies.
         let _ = unsafe { result::free_host(self.start.cast()) };
     }
 }
 
 impl Gpu {
-    /// Bytes per second of copies of `bytes` each, for about `time`, between pinned memory and the device. The host's
-    /// memory is `span` bytes that are gone through in turn.
+    /// Measures copies of `bytes` each between pinned memory and the device for about `time`. Returns bytes per
+    /// second. The copies cycle through `span` bytes of host memory.
     ///
     /// # Errors
-    /// Not enough memory, or whatever the driver says.
+    /// Returns an error if there is not enough memory or if a driver call fails.
     pub fn pinned_copy_rate(
         &self,
         direction: Direction,
@@ -45,19 +46,20 @@ impl Gpu {
     ) -> Result<f64, CudaError> {
         self.bind()?;
         let span = (span / bytes).max(1) * bytes;
-        // SAFETY: the memory is freed by `PinnedBuffer` alone and never seen as a Rust value before it is filled.
+        // SAFETY: `PinnedBuffer` alone frees the memory, which is never seen as a Rust value before it is filled.
         let start = unsafe { result::malloc_host(span, 0) };
         let start = start.map_err(CudaError::of("allocating pinned memory"))?;
         let buffer = PinnedBuffer { start: start.cast(), bytes: span };
-        // SAFETY: the driver gave that many bytes.
+        // SAFETY: the driver allocated that many bytes.
         unsafe { buffer.start.write_bytes(1, buffer.bytes) };
         self.copy_rate(direction, &buffer, bytes, time)
     }
 
-    /// As [`Gpu::pinned_copy_rate`], from memory that is not pinned: the driver copies it to memory of its own first.
+    /// Measures the same as [`Gpu::pinned_copy_rate`] from memory that is not pinned: the driver first copies it to
+    /// its own memory.
     ///
     /// # Errors
-    /// Not enough memory, or whatever the driver says.
+    /// Returns an error if there is not enough memory or if a driver call fails.
     pub fn pageable_copy_rate(&self, bytes: usize, time: Duration) -> Result<f64, CudaError> {
         let values = vec![1_u8; bytes];
         let device = self.allocate(bytes)?;
@@ -91,7 +93,7 @@ impl Gpu {
                     break;
                 }
             }
-            // Even after an error: what was queued uses the memory.
+            // Wait even after an error, because copies queued before it use the memory.
             let waited = stream.synchronize().map_err(CudaError::of("waiting for the GPU"));
             queued.and(waited)
         };
@@ -114,8 +116,8 @@ fn queue(
     stream: &CudaStream,
 ) -> Result<(), CudaError> {
     assert!(at + bytes <= host.bytes, "a copy of {bytes} bytes at {at} of {}", host.bytes);
-    // SAFETY: the range lies in the buffer, which the caller keeps until the stream was waited for; one direction at a
-    // time uses it. Which of several copies to one place comes last does not matter.
+    // SAFETY: the range lies in the buffer, which the caller keeps until it has waited for the stream. Only one
+    // direction uses it at a time. The order of copies to one address does not matter.
     let copied = unsafe {
         let start = host.start.add(at);
         let stream = stream.cu_stream();

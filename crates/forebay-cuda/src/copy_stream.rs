@@ -1,4 +1,5 @@
-//! Copies from and to host memory that go on beside the kernels, each with an event that tells when its memory is free again.
+//! Copies from and to host memory that run concurrently with the kernels. Each has an event that tells when its memory
+//! is free again.
 
 use std::mem::ManuallyDrop;
 use std::ops::Range;
@@ -11,22 +12,22 @@ use crate::error::bind;
 use crate::lifetime::while_alive;
 use crate::{CudaError, DevicePtr, Gpu};
 
-/// A stream of its own for copies to the device and back. May be used by many threads at a time.
+/// A separate stream for copies to the device and back. Several threads may use it at the same time.
 pub struct CopyStream {
     shared: Arc<Shared>,
 }
 
 struct Shared {
     stream: Arc<CudaStream>,
-    /// Events that nobody waits for.
+    /// Events that are not in use.
     events: Mutex<Vec<Event>>,
 }
 
 struct Event(sys::CUevent);
 
-// SAFETY: handles of the driver may be used from every thread.
+// SAFETY: every thread may use the driver's handles.
 unsafe impl Send for Event {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for Event {}
 
 impl Shared {
@@ -39,11 +40,11 @@ impl Shared {
         if let Some(event) = spare {
             return Ok(event);
         }
-        // Threads that wait sleep: others need the core to copy.
+        // Waiting threads sleep, because other threads need the core to copy.
         let flags = CUevent_flags::CU_EVENT_DISABLE_TIMING as u32
             | CUevent_flags::CU_EVENT_BLOCKING_SYNC as u32;
         let mut event = std::ptr::null_mut();
-        // SAFETY: the driver writes the handle that it is given a place for.
+        // SAFETY: the driver writes the handle to a live variable.
         unsafe { sys::cuEventCreate(&mut event, flags) }
             .result()
             .map_err(CudaError::of("creating an event"))?;
@@ -70,8 +71,10 @@ impl Drop for Shared {
 }
 
 impl Gpu {
+    /// Creates a stream for copies.
+    ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     pub fn copy_stream(&self) -> Result<CopyStream, CudaError> {
         let stream = self.shared_context().new_stream();
         let stream = stream.map_err(CudaError::of("creating a stream"))?;
@@ -80,14 +83,15 @@ impl Gpu {
 }
 
 impl CopyStream {
-    /// Begins to copy ranges of `memory` to their places, after all copies begun before. From pinned memory the call
+    /// Starts to copy ranges of `memory` to the GPU, after all copies started before. If `memory` is pinned, the call
     /// returns at once.
     ///
     /// # Errors
-    /// Whatever the driver says. If copies of some ranges had begun then, the memory is never freed.
+    /// Returns an error if a driver call fails. If some copies had started by then, the memory is never freed.
     ///
     /// # Panics
-    /// When a range is not one of `memory`, or longer than what follows its place on the GPU, or that memory was freed.
+    /// Panics if a range is not inside `memory` or is longer than what follows its address on the GPU, or if that
+    /// memory was freed.
     pub fn upload<M: AsRef<[u8]> + Send + Sync + 'static>(
         &self,
         memory: M,
@@ -95,16 +99,16 @@ impl CopyStream {
     ) -> Result<InFlight<M>, CudaError> {
         self.shared.bind()?;
         let event = self.shared.event()?;
-        // Behind a pointer, so that bytes which lie in `M` itself do not move. Until there is an event that tells when
-        // the device has read it, nothing may free it, a panic included.
+        // The memory is behind a pointer, so that bytes which lie in `M` itself do not move. Nothing may free it, not
+        // even a panic, until an event tells that the device has read it.
         let memory = ManuallyDrop::new(Arc::new(memory));
         let bytes = (**memory).as_ref();
         let stream = self.shared.stream.cu_stream();
         for (range, to) in copies {
             tracing::trace!(bytes = range.len(), "copy to the GPU");
             to.check(range.len());
-            // SAFETY: the memory, of which nobody else has a reference, stays until the event has come; there is room at `to`,
-            // by the check.
+            // SAFETY: there is no other reference to the memory, and it stays until the event has come. There is room
+            // at `to`, by the check.
             while_alive(&[to.owner()], || unsafe {
                 result::memcpy_htod_async(to.address(), &bytes[range], stream)
             })
@@ -113,14 +117,15 @@ impl CopyStream {
         self.end_of(memory, event)
     }
 
-    /// Begins to copy from the device to ranges of `memory`, after all copies begun before. To pinned memory the call returns
-    /// at once.
+    /// Starts to copy from the device to ranges of `memory`, after all copies started before. If `memory` is pinned,
+    /// the call returns at once.
     ///
     /// # Errors
-    /// Whatever the driver says. If copies of some ranges had begun then, the memory is never freed.
+    /// Returns an error if a driver call fails. If some copies had started by then, the memory is never freed.
     ///
     /// # Panics
-    /// When a range is not one of `memory`, or longer than what follows its place on the GPU, or that memory was freed.
+    /// Panics if a range is not inside `memory` or is longer than what follows its address on the GPU, or if that
+    /// memory was freed.
     pub fn download<M: AsMut<[u8]> + Send + Sync + 'static>(
         &self,
         memory: M,
@@ -128,15 +133,15 @@ impl CopyStream {
     ) -> Result<InFlight<M>, CudaError> {
         self.shared.bind()?;
         let event = self.shared.event()?;
-        // As above.
+        // Behind a pointer and not freed on a panic, for the reasons given in `upload`.
         let mut memory = ManuallyDrop::new(Arc::new(memory));
-        let bytes = Arc::get_mut(&mut memory).expect("nobody else has it yet").as_mut();
+        let bytes = Arc::get_mut(&mut memory).expect("no other code has it yet").as_mut();
         let stream = self.shared.stream.cu_stream();
         for (from, range) in copies {
             tracing::trace!(bytes = range.len(), "copy from the GPU");
             from.check(range.len());
-            // SAFETY: the memory, of which nobody else has a reference, stays and is not looked at until the event has
-            // come; as many bytes are at `from`, by the check.
+            // SAFETY: there is no other reference to the memory; it stays and is not read until the event has come.
+            // That many bytes follow `from`, by the check.
             while_alive(&[from.owner()], || unsafe {
                 result::memcpy_dtoh_async(&mut bytes[range], from.address(), stream)
             })
@@ -145,7 +150,7 @@ impl CopyStream {
         self.end_of(memory, event)
     }
 
-    /// Copies of `memory` are over when all that was begun by now is.
+    /// Records `event` behind all copies started so far, and ties `memory` to it.
     fn end_of<M>(
         &self,
         memory: ManuallyDrop<Arc<M>>,
@@ -159,7 +164,7 @@ impl CopyStream {
     }
 }
 
-/// A moment in the compute stream.
+/// A point in the compute stream.
 pub struct Marker {
     event: Option<Event>,
     shared: Arc<Shared>,
@@ -174,10 +179,10 @@ impl Drop for Marker {
 }
 
 impl CopyStream {
-    /// The moment in which all that is queued on `gpu` by now is done.
+    /// Returns the point at which everything queued on `gpu` so far is done.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     pub fn mark(&self, gpu: &Gpu) -> Result<Marker, CudaError> {
         self.shared.bind()?;
         let event = self.shared.event()?;
@@ -187,20 +192,20 @@ impl CopyStream {
         Ok(Marker { event: Some(event), shared: self.shared.clone() })
     }
 
-    /// Copies begun from now on wait for the moment.
+    /// Makes copies started from now on wait for `marker`.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     pub fn wait_for(&self, marker: &Marker) -> Result<(), CudaError> {
         let Some(event) = &marker.event else { return Ok(()) };
         self.shared.bind()?;
         wait(self.shared.stream.cu_stream(), event)
     }
 
-    /// What is queued on `gpu` from now on waits for the copies.
+    /// Makes work queued on `gpu` from now on wait for `copies`.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     pub fn hold<M>(&self, gpu: &Gpu, copies: &InFlight<M>) -> Result<(), CudaError> {
         let Some(event) = &copies.event else { return Ok(()) };
         self.shared.bind()?;
@@ -210,12 +215,12 @@ impl CopyStream {
 
 fn wait(stream: sys::CUstream, event: &Event) -> Result<(), CudaError> {
     let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
-    // SAFETY: event and stream are alive; the driver remembers what the event stands for now.
+    // SAFETY: event and stream are alive; the driver remembers what the event stands for at this call.
     unsafe { result::stream::wait_event(stream, event.0, flags) }
         .map_err(CudaError::of("ordering copies and kernels"))
 }
 
-/// Copies that go on, with the memory that they read or write. Dropping it waits.
+/// Running copies, with the memory that they read or write. Dropping it waits for them.
 pub struct InFlight<M> {
     memory: Option<Arc<M>>,
     event: Option<Event>,
@@ -223,10 +228,10 @@ pub struct InFlight<M> {
 }
 
 impl<M> InFlight<M> {
-    /// Whether they are done, without waiting.
+    /// Returns true if the copies are done. Does not wait.
     ///
     /// # Errors
-    /// What went wrong on the device.
+    /// Returns the error of copies that failed on the device.
     pub fn is_done(&self) -> Result<bool, CudaError> {
         let Some(event) = &self.event else { return Ok(true) };
         self.shared.bind()?;
@@ -238,14 +243,15 @@ impl<M> InFlight<M> {
         }
     }
 
-    /// Waits for them and gives the memory back.
+    /// Waits for the copies and gives the memory back.
     ///
     /// # Errors
-    /// What went wrong on the device; the memory is lost then, since the device may still read it.
+    /// Returns the error of copies that failed on the device. The memory is lost then, because the device may still
+    /// use it.
     pub fn finish(mut self) -> Result<M, CudaError> {
         self.end()?;
         let memory = self.memory.take().and_then(Arc::into_inner);
-        Ok(memory.expect("a copy in flight has its memory, and nobody else does"))
+        Ok(memory.expect("a copy in flight has its memory, and no other code does"))
     }
 
     fn end(&mut self) -> Result<(), CudaError> {
@@ -261,7 +267,7 @@ impl<M> InFlight<M> {
 
 impl<M> Drop for InFlight<M> {
     fn drop(&mut self) {
-        // An error has made sure that the memory stays.
+        // If this fails, `end` has leaked the memory, so the device can still use it.
         let _ = self.end();
     }
 }

@@ -1,33 +1,34 @@
-//! What the system says about the driver and about the GPU's place in the machine.
+//! Information from the system about the driver and about the GPU's connection.
 
 use cudarc::driver::sys;
 
 use crate::{CudaError, Gpu};
 
-/// How a GPU is connected, in the kernel's words.
+/// PCIe link of a GPU, as reported by the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PcieLink {
-    /// `domain:bus:device.function`.
+    /// PCI address as `domain:bus:device.function`.
     pub address: String,
-    /// Of each lane at best, as in `32.0 GT/s PCIe`.
+    /// Highest speed of each lane, such as `32.0 GT/s PCIe`.
     pub speed: String,
     pub lanes: String,
 }
 
 impl Gpu {
-    /// Version of the driver's kernel module, such as `570.86.15`; `None` where the system does not show it.
+    /// Returns the version of the driver's kernel module, such as `570.86.15`, or `None` if the system does not show
+    /// it.
     pub fn driver_version() -> Option<String> {
         version_in(&std::fs::read_to_string("/proc/driver/nvidia/version").ok()?)
     }
 
-    /// The GPU's link; `None` where the system does not show it, as in some virtual machines.
+    /// Returns the GPU's link, or `None` if the system does not show it, as in some virtual machines.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     pub fn pcie(&self) -> Result<Option<PcieLink>, CudaError> {
         let mut address = [0_u8; 32];
         let device = self.shared_context().cu_device();
-        // SAFETY: the driver writes up to as many bytes as it is told, the last one zero.
+        // SAFETY: the driver writes at most the given number of bytes, the last one zero.
         unsafe { sys::cuDeviceGetPCIBusId(address.as_mut_ptr().cast(), 32, device) }
             .result()
             .map_err(CudaError::of("asking for the GPU's address"))?;
@@ -43,7 +44,7 @@ impl Gpu {
     }
 }
 
-/// The first word of numbers and points in the module's own line.
+/// Returns the first word of numbers and dots in the line of the kernel module.
 fn version_in(text: &str) -> Option<String> {
     let line = text.lines().find(|line| line.starts_with("NVRM version"))?;
     let is_version =

@@ -1,4 +1,4 @@
-//! What can go wrong between us and the driver, in words.
+//! Errors of the driver and of the GPU, as messages.
 
 use std::sync::OnceLock;
 
@@ -26,26 +26,26 @@ pub enum CudaError {
     CapabilityTooLow { name: String, capability: (i32, i32) },
     #[error("the GPU has not enough free memory for {bytes} bytes ({free_bytes} are free)")]
     OutOfMemory { bytes: u64, free_bytes: u64 },
-    /// The driver refused a call, or work that was queued before has failed.
+    /// The driver refused a call, or work queued before has failed.
     #[error("{call}: {message} ({name}){}", if is_sticky(*code) { RESTART } else { "" })]
     Driver {
         call: &'static str,
         /// The driver's `CUresult`.
         code: u32,
-        /// Its name, such as `CUDA_ERROR_ILLEGAL_ADDRESS`.
+        /// The name of the `CUresult`, such as `CUDA_ERROR_ILLEGAL_ADDRESS`.
         name: String,
         message: String,
     },
 }
 
-/// What a sticky error adds to the driver's words.
+/// Text that a sticky error adds to the driver's message.
 const RESTART: &str = "; the GPU can do no more work for this process, which must be restarted";
 
-/// The first sticky error of the process. After it every call of the driver gives the same answer, so none is made.
+/// The first sticky error of the process. Afterwards every driver call gives the same answer, so none is made.
 static LOST: OnceLock<CudaError> = OnceLock::new();
 
 impl CudaError {
-    /// For `map_err`: what the driver answered to `call`.
+    /// Returns a function for `map_err` that turns the driver's answer to `call` into an error.
     pub(crate) fn of(call: &'static str) -> impl FnOnce(DriverError) -> CudaError {
         move |error| {
             let text = |words: Result<&std::ffi::CStr, DriverError>| {
@@ -61,7 +61,7 @@ impl CudaError {
         }
     }
 
-    /// The driver's `CUresult` and its name, if the driver refused something.
+    /// Returns the driver's `CUresult` and its name, if the driver refused a call.
     pub fn driver_code(&self) -> Option<(u32, &str)> {
         match self {
             CudaError::Driver { code, name, .. } => Some((*code, name)),
@@ -69,13 +69,13 @@ impl CudaError {
         }
     }
 
-    /// Whether the GPU's context is lost: no later call can succeed, and the process must be restarted.
+    /// Returns true if the GPU's context is lost: no later call can succeed, and the process must be restarted.
     pub fn is_sticky(&self) -> bool {
         self.driver_code().is_some_and(|(code, _)| is_sticky(code))
     }
 }
 
-/// Errors after which, as NVIDIA documents, all further work of the process fails.
+/// Returns true if, as NVIDIA documents, all further work of the process fails after this error.
 fn is_sticky(code: u32) -> bool {
     const STICKY: [CUresult; 12] = [
         CUresult::CUDA_ERROR_ECC_UNCORRECTABLE,
@@ -94,16 +94,19 @@ fn is_sticky(code: u32) -> bool {
     STICKY.iter().any(|&sticky| sticky as u32 == code)
 }
 
+/// Checks that the process has met no sticky error.
+///
 /// # Errors
-/// The sticky error that the process has met, if it has.
+/// Returns the sticky error that the process has met, if any.
 pub(crate) fn check_not_lost() -> Result<(), CudaError> {
     LOST.get().map_or(Ok(()), |lost| Err(lost.clone()))
 }
 
-/// Makes `context` the calling thread's, which every call of the driver needs.
+/// Makes `context` current on the calling thread, which every driver call needs.
 ///
 /// # Errors
-/// The sticky error that the process has met, if it has: the driver is not asked again.
+/// Returns the sticky error that the process has met, if any, without another driver call. Returns an error if the
+/// driver call fails.
 pub(crate) fn bind(context: &CudaContext) -> Result<(), CudaError> {
     check_not_lost()?;
     context.bind_to_thread().map_err(CudaError::of("binding the GPU to the thread"))

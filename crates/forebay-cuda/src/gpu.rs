@@ -1,4 +1,4 @@
-//! Opening a GPU: checks that end in words instead of panics, a context and the compute stream.
+//! Opening a GPU: checks that return errors instead of panicking, the context and the compute stream.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -12,15 +12,16 @@ use crate::error::{bind, check_not_lost};
 use crate::lifetime::Owner;
 use crate::module::Modules;
 
-/// The CUDA version that the shipped PTX needs (PTX ISA 8.4).
+/// CUDA version that the shipped PTX needs (PTX ISA 8.4).
 const NEEDED_CUDA: (i32, i32) = (12, 4);
 const NEEDED_CAPABILITY: (i32, i32) = (8, 0);
 
-/// How long a kernel waits for the host on a GPU whose watchdog ends kernels that run long: well below the half second that a
-/// display may stand still, and longer than any answer that needs no disk.
+/// Longest time that a kernel waits for the host on a GPU whose watchdog ends long-running kernels. It is well below
+/// the half second that a display may stand still. It is longer than any answer that needs no disk.
 const WAIT_UNDER_WATCHDOG: Duration = Duration::from_millis(250);
 
-/// One GPU: its context, one stream that all kernels run on, and the modules loaded so far, which all that use the GPU share.
+/// One GPU: its context, the stream that all kernels run on, and the modules loaded so far. All users of the GPU share
+/// the modules.
 pub struct Gpu {
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
@@ -30,19 +31,19 @@ pub struct Gpu {
     multiprocessors: u32,
     shared_memory: usize,
     host_wait_bound: Option<Duration>,
-    /// Pieces of work that were queued, and how many of them have ended for certain.
+    /// Number of work items queued so far; `finished` is the number of those known to have ended.
     queued: AtomicU64,
     finished: AtomicU64,
-    /// Whether work is being recorded, and whose memory it uses.
+    /// True while a graph is captured; `recorded` then holds the owners of the memory that it uses.
     pub(crate) is_capturing: AtomicBool,
     pub(crate) recorded: Mutex<Option<Vec<Owner>>>,
 }
 
 impl Gpu {
-    /// How many GPUs the driver finds.
+    /// Returns the number of GPUs that the driver finds.
     ///
     /// # Errors
-    /// No driver, or one that is too old.
+    /// Returns an error if there is no driver or if it is too old.
     pub fn count() -> Result<usize, CudaError> {
         check_driver()?;
         check_not_lost()?;
@@ -58,7 +59,8 @@ impl Gpu {
     /// Opens GPU number `ordinal`, counted from 0.
     ///
     /// # Errors
-    /// No driver, driver too old, no (such) GPU, a GPU that is too old, or whatever the driver says.
+    /// Returns an error if there is no driver, the driver is too old, there is no such GPU, the GPU is too old, or a
+    /// driver call fails.
     pub fn open(ordinal: usize) -> Result<Gpu, CudaError> {
         let span =
             tracing::debug_span!("gpu_open", ordinal, name = tracing::field::Empty).entered();
@@ -86,7 +88,7 @@ impl Gpu {
         let shared_memory = usize::try_from(shared).unwrap_or_default();
         let has_watchdog = ask(Attribute::CU_DEVICE_ATTRIBUTE_KERNEL_EXEC_TIMEOUT)? != 0;
         let host_wait_bound = has_watchdog.then_some(WAIT_UNDER_WATCHDOG);
-        // SAFETY: nothing uses cudarc's slices, whose implicit synchronisation this switches off.
+        // SAFETY: this switches off the implicit synchronisation of cudarc's slices, and nothing uses those.
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().map_err(CudaError::of("creating a stream"))?;
         let modules = Modules::of(&context);
@@ -106,38 +108,38 @@ impl Gpu {
         })
     }
 
-    /// The longest that one kernel waits for the host before it gives up. `None`: as long as it takes, because the GPU has no
-    /// watchdog that would end it.
+    /// Returns the longest time that one kernel waits for the host before it gives up. `None` means that it waits
+    /// without a limit, because the GPU has no watchdog.
     pub fn host_wait_bound(&self) -> Option<Duration> {
         self.host_wait_bound
     }
 
-    /// Has kernels give up after `bound`, at most four seconds, even without a watchdog.
+    /// Makes kernels give up after `bound`, at most four seconds, even on a GPU without a watchdog.
     pub fn with_host_wait_bound(self, bound: Duration) -> Gpu {
         Gpu { host_wait_bound: Some(bound.min(Duration::from_secs(4))), ..self }
     }
 
-    /// The product's name, such as `NVIDIA H200`.
+    /// Returns the product's name, such as `NVIDIA H200`.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Major and minor number.
+    /// Returns the major and minor number of the compute capability.
     pub fn compute_capability(&self) -> (i32, i32) {
         self.capability
     }
 
-    /// Streaming multiprocessors.
+    /// Returns the number of streaming multiprocessors.
     pub fn multiprocessors(&self) -> u32 {
         self.multiprocessors
     }
 
-    /// Most bytes of shared memory that a block may have.
+    /// Returns the most bytes of shared memory that a thread block may have.
     pub(crate) fn shared_memory(&self) -> usize {
         self.shared_memory
     }
 
-    /// The stream that every kernel and copy is queued on.
+    /// Returns the stream that every kernel and copy is queued on.
     pub fn stream(&self) -> &CudaStream {
         &self.stream
     }
@@ -150,10 +152,10 @@ impl Gpu {
         self.context.clone()
     }
 
-    /// Free and all bytes of device memory, as the driver counts them.
+    /// Returns the free and the total bytes of device memory, as reported by the driver.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     pub fn memory_bytes(&self) -> Result<(u64, u64), CudaError> {
         self.bind()?;
         let (free, total) =
@@ -161,10 +163,10 @@ impl Gpu {
         Ok((free as u64, total as u64))
     }
 
-    /// Waits until everything queued is done.
+    /// Waits until all queued work is done.
     ///
     /// # Errors
-    /// What went wrong in queued work: the GPU reports it here.
+    /// Returns the error of queued work that failed: the GPU reports it here.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         self.bind()?;
         let queued = self.queued();
@@ -173,25 +175,25 @@ impl Gpu {
         Ok(())
     }
 
-    /// A number that grows with everything that is queued.
+    /// Returns a number that grows with every queued work item.
     pub(crate) fn queued(&self) -> u64 {
         self.queued.load(Ordering::Relaxed)
     }
 
-    /// All that was queued up to this number has ended.
+    /// Returns the number up to which all queued work has ended.
     pub(crate) fn finished(&self) -> u64 {
         self.finished.load(Ordering::Relaxed)
     }
 
-    /// Something is queued.
+    /// Counts one more queued work item.
     pub(crate) fn note_queued(&self) {
         self.queued.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Whether everything queued is done, without waiting.
+    /// Returns true if all queued work is done. Does not wait.
     ///
     /// # Errors
-    /// What went wrong in queued work.
+    /// Returns the error of queued work that failed.
     pub fn is_idle(&self) -> Result<bool, CudaError> {
         self.bind()?;
         // SAFETY: the stream is alive.
@@ -202,20 +204,21 @@ impl Gpu {
         }
     }
 
-    /// Makes this GPU's context the calling thread's: every call of the driver needs it.
+    /// Makes this GPU's context current on the calling thread, which every driver call needs.
     pub(crate) fn bind(&self) -> Result<(), CudaError> {
         bind(&self.context)
     }
 }
 
-/// Whether there is a driver, recent enough. Must come before any other call: cudarc panics without a driver.
+/// Checks that there is a driver and that it is recent enough. Must come before any other call, because cudarc panics
+/// without a driver.
 fn check_driver() -> Result<(), CudaError> {
-    // SAFETY: loading the driver's library runs its initialisers, which expect nothing of us.
+    // SAFETY: loading the driver's library runs its initialisers, which have no preconditions.
     if !unsafe { sys::is_culib_present() } {
         return Err(CudaError::NoDriver);
     }
     let mut version = 0;
-    // SAFETY: the pointer is that of a live integer; this call is allowed before `cuInit`.
+    // SAFETY: the pointer is to a live integer; this call is allowed before `cuInit`.
     unsafe { sys::cuDriverGetVersion(&mut version) }
         .result()
         .map_err(CudaError::of("asking for the driver's version"))?;

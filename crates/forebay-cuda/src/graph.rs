@@ -1,4 +1,4 @@
-//! Recorded work: a sequence of kernels and copies that is queued with one call.
+//! CUDA graphs: captured sequences of kernels and copies that are queued with one call.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
@@ -11,34 +11,35 @@ use crate::lifetime::{Owner, while_alive};
 use crate::module::Modules;
 use crate::{CudaError, Gpu};
 
-/// Work as it was recorded: the same kernels with the same arguments. It can be queued only while all memory that they use exists.
+/// A captured CUDA graph: the same kernels with the same arguments. It can be queued only while all memory that they
+/// use exists.
 pub struct Graph {
     executable: sys::CUgraphExec,
     context: Arc<CudaContext>,
-    /// Whose memory it uses.
+    /// Owners of the memory that it uses.
     owners: Vec<Owner>,
-    /// Its kernels' code.
+    /// Keeps the code of its kernels loaded.
     _modules: Arc<Modules>,
 }
 
-// SAFETY: handles of the driver may be used from every thread.
+// SAFETY: every thread may use the driver's handles.
 unsafe impl Send for Graph {}
 
 impl Drop for Graph {
     fn drop(&mut self) {
         if bind(&self.context).is_ok() {
-            // SAFETY: destroyed once. The driver finishes what is queued of it first.
+            // SAFETY: it is destroyed once. The driver first finishes what is queued of it.
             let _ = unsafe { result::graph::exec_destroy(self.executable) };
         }
     }
 }
 
 impl Gpu {
-    /// From here on, what this thread queues is written down instead of done. Nothing may be waited for, reserved or
-    /// loaded until [`Gpu::end_capture`].
+    /// Starts a capture: work that this thread queues from here on becomes part of a graph and does not run. Until
+    /// [`Gpu::end_capture`], the caller must not wait for the GPU, allocate memory or load modules.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     pub fn begin_capture(&self) -> Result<(), CudaError> {
         self.bind()?;
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
@@ -50,34 +51,35 @@ impl Gpu {
         Ok(())
     }
 
-    /// Ends a recording.
+    /// Ends a capture and returns its graph.
     ///
     /// # Errors
-    /// Something was recorded that cannot be, or whatever the driver says. The recording has ended all the same.
+    /// Returns an error if the captured work cannot be part of a graph, or if a driver call fails. The capture has
+    /// ended in either case.
     pub fn end_capture(&self) -> Result<Graph, CudaError> {
         let _span = tracing::debug_span!("graph_capture").entered();
         let owners = self.take_recorded();
         self.bind()?;
-        // SAFETY: the stream is alive and records.
+        // SAFETY: the stream is alive and captures.
         let graph = unsafe { result::stream::end_capture(self.stream().cu_stream()) }
             .map_err(CudaError::of("ending a capture"))?;
         // SAFETY: the graph is alive.
         let executable = unsafe { result::graph::instantiate(graph, CUgraphInstantiate_flags(0)) };
-        // SAFETY: destroyed once; what was instantiated does not need it.
+        // SAFETY: it is destroyed once; the executable graph does not need it.
         let _ = unsafe { result::graph::destroy(graph) };
         let executable = executable.map_err(CudaError::of("preparing recorded work"))?;
         let (context, modules) = (self.shared_context(), self.modules.clone());
         Ok(Graph { executable, context, owners, _modules: modules })
     }
 
-    /// Ends what [`Gpu::note_recorded`] does.
+    /// Stops noting owners, and returns those that [`Gpu::note_recorded`] has noted.
     fn take_recorded(&self) -> Vec<Owner> {
         self.is_capturing.store(false, Ordering::Relaxed);
         let recorded = self.recorded.lock().unwrap_or_else(PoisonError::into_inner).take();
         recorded.unwrap_or_default()
     }
 
-    /// If work is being recorded, notes whose memory the work that was queued last uses.
+    /// Notes the owners of the memory that the last queued work uses, if a graph is captured.
     pub(crate) fn note_recorded(&self, owners: &[Owner]) {
         if !self.is_capturing.load(Ordering::Relaxed) {
             return;
@@ -91,28 +93,28 @@ impl Gpu {
         }
     }
 
-    /// Ends a recording and forgets it.
+    /// Ends a capture and discards it.
     pub fn abort_capture(&self) {
         self.take_recorded();
         if self.bind().is_err() {
             return;
         }
-        // SAFETY: the stream is alive; a recording that failed leaves no graph.
+        // SAFETY: the stream is alive; a failed capture leaves no graph.
         if let Ok(graph) = unsafe { result::stream::end_capture(self.stream().cu_stream()) }
             && !graph.is_null()
         {
-            // SAFETY: destroyed once.
+            // SAFETY: it is destroyed once.
             let _ = unsafe { result::graph::destroy(graph) };
         }
     }
 
-    /// Queues all of `graph`.
+    /// Queues all work of `graph`.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     ///
     /// # Panics
-    /// When memory that it uses was freed.
+    /// Panics if memory that it uses was freed.
     pub fn queue_graph(&self, graph: &Graph) -> Result<(), CudaError> {
         self.bind()?;
         // SAFETY: graph and stream are alive, and so is all memory that it uses.

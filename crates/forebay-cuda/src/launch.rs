@@ -8,7 +8,7 @@ use crate::lifetime::{Owner, while_alive};
 use crate::module::Kernel;
 use crate::{CudaError, DevicePtr, Gpu};
 
-/// Most arguments of a kernel.
+/// Maximum number of arguments of a kernel.
 const MOST: usize = 32;
 
 /// A kernel with its grid and its arguments, in the order of its declaration.
@@ -17,10 +17,10 @@ pub(crate) struct Launch {
     grid: (u32, u32, u32),
     block: (u32, u32, u32),
     shared_bytes: u32,
-    /// Each in the low bytes of a word: the driver is told where they lie and knows how long they are.
+    /// Arguments, each in the low bytes of a word. The driver gets their addresses and knows their lengths.
     arguments: [u64; MOST],
     count: usize,
-    /// Whose memory the pointers among them are of.
+    /// Owners of the memory that the pointers among them point to.
     owners: [Owner; MOST],
     owner_count: usize,
 }
@@ -39,32 +39,32 @@ impl Launch {
         }
     }
 
-    /// Dynamic shared memory of each block.
+    /// Sets the dynamic shared memory of each block.
     pub(crate) fn shared(mut self, bytes: u32) -> Launch {
         self.shared_bytes = bytes;
         self
     }
 
-    /// `T*` for a kernel that reaches at most `elements` of them.
+    /// Passes a `T*` for a kernel that reaches at most `elements` of them.
     ///
     /// # Panics
-    /// When there are fewer.
+    /// Panics if there are fewer.
     pub(crate) fn ptr<T>(self, pointer: DevicePtr<T>, elements: usize) -> Launch {
         pointer.check(elements);
         self.owned(pointer.owner()).u64(pointer.address())
     }
 
-    /// As [`Launch::ptr`], or null.
+    /// Passes a `T*` as [`Launch::ptr`] does, or null if `pointer` is null.
     pub(crate) fn optional<T>(self, pointer: DevicePtr<T>, elements: usize) -> Launch {
         if pointer.is_null() { self.null() } else { self.ptr(pointer, elements) }
     }
 
-    /// A `T*` that is null.
+    /// Passes a `T*` that is null.
     pub(crate) fn null(self) -> Launch {
         self.u64(0)
     }
 
-    /// Has the kernel reach memory of `owner`.
+    /// Notes that the kernel reaches memory of `owner`.
     pub(crate) fn owned(mut self, owner: Owner) -> Launch {
         if !self.owners[..self.owner_count].contains(&owner) {
             self.owners[self.owner_count] = owner;
@@ -73,25 +73,25 @@ impl Launch {
         self
     }
 
-    /// `unsigned long long`.
+    /// Passes an `unsigned long long`.
     pub(crate) fn u64(mut self, value: u64) -> Launch {
         self.arguments[self.count] = value;
         self.count += 1;
         self
     }
 
-    /// `int`, of a size or a number that is never negative.
+    /// Passes an `int` for a size or an index, which is never negative.
     pub(crate) fn int(self, value: usize) -> Launch {
         let value = i32::try_from(value).expect("a kernel's argument fits 32 bits");
         self.u64(value as u64)
     }
 
-    /// `float`.
+    /// Passes a `float`.
     pub(crate) fn float(self, value: f32) -> Launch {
         self.u64(u64::from(value.to_bits()))
     }
 
-    /// Queues the kernel; an empty grid is nothing to do.
+    /// Queues the kernel. Does nothing if the grid is empty.
     pub(crate) fn run(mut self, gpu: &Gpu) -> Result<(), CudaError> {
         if self.grid.0 == 0 || self.grid.1 == 0 || self.grid.2 == 0 {
             return Ok(());
@@ -119,8 +119,8 @@ impl Launch {
             numAttrs: u32::from(self.kernel.waits),
         };
         let owners = &self.owners[..self.owner_count];
-        // SAFETY: the driver reads the arguments before it returns, none is longer than the word that it lies in, and
-        // the launchers of `kernels` give every kernel as many as it declares. Pointers were checked to have as many elements
+        // SAFETY: the driver reads the arguments before it returns, and none is longer than its word. The launchers of
+        // `kernels` pass every kernel as many arguments as it declares. Pointers were checked to have as many elements
         // behind them as the kernel reaches, and their memory exists.
         while_alive(owners, || unsafe {
             sys::cuLaunchKernelEx(

@@ -1,9 +1,10 @@
-//! Tensor operations on NVIDIA GPUs: the driver, device memory, and our kernels with their launchers.
+//! Tensor operations on NVIDIA GPUs: driver access, device memory, and kernels with their launchers.
 //!
-//! Needs the driver alone, and only at run time: kernels are shipped as PTX, which the driver compiles for the chip
-//! when a module is first used. Nothing here knows of files or of models. Launchers take addresses that know how
-//! much memory follows them, and check it against the shapes that they are given. They queue work on the one compute stream, never
-//! wait and never allocate.
+//! The crate needs only the driver, and only at run time. Kernels are shipped as PTX, which the driver compiles for
+//! the GPU when a module is first used. Nothing here knows of files or of models.
+//!
+//! Launchers take addresses that know how much memory follows them, and check it against the given shapes. They queue
+//! work on the one compute stream; they never wait and never allocate.
 
 mod callers_context;
 mod copy_rate;

@@ -1,21 +1,22 @@
-//! Whether the memory behind an address still exists.
+//! Tracking of whether the memory behind an address still exists.
 //!
-//! Addresses of device memory are copied freely and stay in recorded work, so they cannot borrow what they point into. Instead each
-//! allocation has a generation, which its addresses remember and which changes before the memory is freed. Code that queues
-//! work holds [`FREEING`] for reading while it compares generations and gives the work to the driver; freeing memory then
-//! waits for the device.
+//! Addresses of device memory are copied freely and stay in captured graphs, so they cannot borrow what they point
+//! into. Instead, each allocation has a generation. Its addresses remember the generation, which changes before the
+//! memory is freed. Code that queues work holds [`FREEING`] for reading while it compares generations and passes the
+//! work to the driver. Freeing memory then waits for the device.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError, RwLock};
 
-/// Held for writing while a generation changes.
+/// Lock that is held for writing while a generation changes.
 static FREEING: RwLock<()> = RwLock::new(());
-/// Generations that no memory uses at present. They are never freed, because addresses may look at them at any time.
+/// Generations that no memory uses at present. They are never freed, because addresses may read them at any time.
 static UNUSED: Mutex<Vec<&'static AtomicU64>> = Mutex::new(Vec::new());
 /// The generation of the null address.
 static NOTHING: AtomicU64 = AtomicU64::new(0);
 
-/// A part of memory's owner. After it is dropped, no work that uses an address of the memory can be queued.
+/// The part of an allocation that tracks its existence. After its drop, no work that uses an address of the memory can
+/// be queued.
 pub(crate) struct Lifetime(Owner);
 
 impl Lifetime {
@@ -39,7 +40,7 @@ impl Drop for Lifetime {
     }
 }
 
-/// Which memory an address belongs to.
+/// Identity of the memory that an address belongs to.
 #[derive(Clone, Copy)]
 pub(crate) struct Owner {
     now: &'static AtomicU64,
@@ -53,7 +54,7 @@ impl PartialEq for Owner {
 }
 
 impl Owner {
-    /// The owner of the null address.
+    /// Returns the owner of the null address.
     pub(crate) fn nothing() -> Owner {
         Owner { now: &NOTHING, generation: 0 }
     }
@@ -63,10 +64,10 @@ impl Owner {
     }
 }
 
-/// Does `work`, which gives the driver addresses of memory of all `owners`.
+/// Runs `work`, which passes addresses of memory of all `owners` to the driver.
 ///
 /// # Panics
-/// When some of the memory was freed.
+/// Panics if some of the memory was freed.
 pub(crate) fn while_alive<R>(owners: &[Owner], work: impl FnOnce() -> R) -> R {
     let _freeing = FREEING.read().unwrap_or_else(PoisonError::into_inner);
     assert!(owners.iter().all(|owner| owner.is_alive()), "GPU memory that was freed");
@@ -84,7 +85,7 @@ mod tests {
         assert!(one != two && one == first.owner());
         while_alive(&[one, two, Owner::nothing()], || {});
         drop(first);
-        // Later memory may reuse the generation's place, and is different all the same.
+        // Later memory may reuse the generation's counter and is different all the same.
         let third = Lifetime::new();
         assert!(third.owner() != one);
         while_alive(&[two, third.owner()], || {});

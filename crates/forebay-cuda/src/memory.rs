@@ -1,4 +1,4 @@
-//! Device memory: who owns it, typed addresses into it, and copies on the compute stream.
+//! Device memory: its ownership, typed addresses into it, and copies on the compute stream.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -10,18 +10,18 @@ use crate::error::{bind, is_out_of_memory};
 use crate::lifetime::{Lifetime, Owner, while_alive};
 use crate::{CudaError, Gpu};
 
-/// The address of a `T`, or of several in a row, in memory that kernels reach: device memory, or pinned host memory that is never
-/// borrowed. It knows how many bytes follow it and whether the memory still exists. Both are checked whenever it is used, so
-/// nothing else can be reached through it.
+/// The address of a `T`, or of several in a row, in memory that kernels reach. This is device memory, or pinned host
+/// memory that is never borrowed. The address knows how many bytes follow it and whether the memory still exists.
+/// Every use checks both, so nothing else can be reached through it.
 pub struct DevicePtr<T> {
     address: u64,
-    /// Up to the end of the memory.
+    /// Number of bytes from here to the end of the memory.
     bytes: u64,
     owner: Owner,
     element: PhantomData<fn() -> T>,
 }
 
-// Derived implementations would ask `T` for the same.
+// Derived implementations would require the same traits of `T`.
 impl<T> Clone for DevicePtr<T> {
     fn clone(&self) -> Self {
         *self
@@ -30,21 +30,21 @@ impl<T> Clone for DevicePtr<T> {
 impl<T> Copy for DevicePtr<T> {}
 
 impl<T> DevicePtr<T> {
-    /// The first of `bytes` bytes.
+    /// Returns the address of the first of `bytes` bytes.
     ///
     /// # Safety
-    /// The bytes are memory that kernels reach and that no Rust reference ever points to. They stay valid until the [`Lifetime`]
-    /// of `owner` is dropped, and until all work that was queued by then has ended.
+    /// The bytes must be memory that kernels reach and that no Rust reference ever points to. They must stay valid
+    /// until the [`Lifetime`] of `owner` is dropped and all work queued by then has ended.
     pub(crate) unsafe fn of_memory(address: u64, bytes: usize, owner: Owner) -> DevicePtr<T> {
         DevicePtr { address, bytes: bytes as u64, owner, element: PhantomData }
     }
 
-    /// No memory: the value of optional arguments that are absent.
+    /// Returns the null address, the value of an optional argument that is absent.
     pub fn null() -> DevicePtr<T> {
         DevicePtr { address: 0, bytes: 0, owner: Owner::nothing(), element: PhantomData }
     }
 
-    /// The number that kernels see. The only way back is [`DevicePtr::at`].
+    /// Returns the number that kernels see. The only way back is [`DevicePtr::at`].
     pub fn address(self) -> u64 {
         self.address
     }
@@ -53,12 +53,12 @@ impl<T> DevicePtr<T> {
         self.address == 0
     }
 
-    /// Elements from here to the end of the memory.
+    /// Returns the number of elements from here to the end of the memory.
     pub fn len(self) -> usize {
         self.bytes as usize / size_of::<T>()
     }
 
-    /// Whether there are none.
+    /// Returns true if no element follows.
     pub fn is_empty(self) -> bool {
         self.len() == 0
     }
@@ -67,46 +67,47 @@ impl<T> DevicePtr<T> {
         self.owner
     }
 
-    /// The address `elements` further on.
+    /// Returns the address `elements` further on.
     ///
     /// # Panics
-    /// When that is beyond the end of the memory.
+    /// Panics if it is beyond the end of the memory.
     pub fn offset(self, elements: usize) -> DevicePtr<T> {
         assert!(elements <= self.len(), "element {elements} of {} on the GPU", self.len());
         let bytes = (elements * size_of::<T>()) as u64;
         DevicePtr { address: self.address + bytes, bytes: self.bytes - bytes, ..self }
     }
 
-    /// The element at `address`, a number that was computed from [`DevicePtr::address`]; `None` if it does not lie behind this
-    /// one in the same memory.
+    /// Returns the element at `address`, a number computed from [`DevicePtr::address`]. Returns `None` if it does not
+    /// lie at or behind this one in the same memory.
     pub fn at(self, address: u64) -> Option<DevicePtr<T>> {
         let bytes = address.checked_sub(self.address)?;
         let is_inside = bytes <= self.bytes;
         is_inside.then(|| DevicePtr { address, bytes: self.bytes - bytes, ..self })
     }
 
-    /// The same address, with only `elements` behind it.
+    /// Returns the same address with only `elements` behind it.
     ///
     /// # Panics
-    /// When there are fewer.
+    /// Panics if there are fewer.
     pub(crate) fn first(self, elements: usize) -> DevicePtr<T> {
         self.check(elements);
         DevicePtr { bytes: (elements * size_of::<T>()) as u64, ..self }
     }
 
-    /// The same address, seen as any other type.
+    /// Returns the same address as an address of any other type.
     ///
     /// # Safety
-    /// What is written there has to be values of `T` for all that kernels do with them.
+    /// Everything that kernels write through the new address must be valid values of `T`, as far as kernels use them
+    /// as such.
     pub(crate) unsafe fn cast_any<U>(self) -> DevicePtr<U> {
         let DevicePtr { address, bytes, owner, .. } = self;
         DevicePtr { address, bytes, owner, element: PhantomData }
     }
 
-    /// Makes sure that `elements` follow.
+    /// Checks that at least `elements` elements follow.
     ///
     /// # Panics
-    /// When there are fewer.
+    /// Panics if there are fewer.
     pub(crate) fn check(self, elements: usize) {
         let bytes = (elements as u64).checked_mul(size_of::<T>() as u64);
         assert!(
@@ -118,14 +119,14 @@ impl<T> DevicePtr<T> {
 }
 
 impl<T: Pod> DevicePtr<T> {
-    /// The same address, seen as another type.
+    /// Returns the same address as an address of another type.
     pub fn cast<U: Pod>(self) -> DevicePtr<U> {
         let DevicePtr { address, bytes, owner, .. } = self;
         DevicePtr { address, bytes, owner, element: PhantomData }
     }
 }
 
-/// Device memory that is freed when dropped, after all work queued before. Aligned to 256 bytes.
+/// Device memory that is freed on drop, after all work queued before. It is aligned to 256 bytes.
 pub struct DeviceMemory {
     address: u64,
     bytes: usize,
@@ -139,15 +140,16 @@ impl DeviceMemory {
         self.bytes
     }
 
-    /// The first byte, as the address of `T`s.
+    /// Returns the address of the first byte, typed as `T`.
     pub fn ptr<T: Pod>(&self) -> DevicePtr<T> {
         self.first()
     }
 
-    /// As [`DeviceMemory::ptr`], for types that the host does not write.
+    /// Returns the same as [`DeviceMemory::ptr`], also for types that the host does not write.
     pub(crate) fn first<T>(&self) -> DevicePtr<T> {
         let owner = self.lifetime.as_ref().map_or(Owner::nothing(), Lifetime::owner);
-        // SAFETY: device memory of ours; dropping it drops the lifetime first, and freeing it waits for the device.
+        // SAFETY: this is our own device memory. Dropping it drops the lifetime first, and freeing it waits for the
+        // device.
         unsafe { DevicePtr::of_memory(self.address, self.bytes, owner) }
     }
 }
@@ -155,7 +157,7 @@ impl DeviceMemory {
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
         self.lifetime = None;
-        // Freeing waits for the whole device by itself. Errors are those of earlier work and are reported elsewhere.
+        // Freeing waits for the whole device by itself. Its errors come from earlier work and are reported elsewhere.
         if bind(self.stream.context()).is_ok() {
             // SAFETY: the address came from the driver and is freed once.
             let _ = unsafe { result::free_sync(self.address) };
@@ -164,13 +166,14 @@ impl Drop for DeviceMemory {
 }
 
 impl Gpu {
-    /// Takes `bytes` of device memory, contents undefined.
+    /// Allocates `bytes` of device memory with undefined contents.
     ///
     /// # Errors
-    /// [`CudaError::OutOfMemory`].
+    /// Returns [`CudaError::OutOfMemory`] if the GPU does not have enough free memory, or another error if a driver
+    /// call fails.
     pub fn allocate(&self, bytes: usize) -> Result<DeviceMemory, CudaError> {
         self.bind()?;
-        // SAFETY: memory of the device; it is freed by `DeviceMemory` alone.
+        // SAFETY: this is memory of the device, which only `DeviceMemory` frees.
         let address = match unsafe { result::malloc_sync(bytes.max(1)) } {
             Ok(address) => address,
             Err(error) if is_out_of_memory(&error) => {
@@ -183,33 +186,33 @@ impl Gpu {
         Ok(DeviceMemory { address, bytes, lifetime, stream: self.shared_stream() })
     }
 
-    /// Device memory that holds a copy of `values`.
+    /// Allocates device memory and copies `values` to it.
     ///
     /// # Errors
-    /// As [`Gpu::allocate`] and [`Gpu::upload`].
+    /// Returns the errors of [`Gpu::allocate`] and [`Gpu::upload`].
     pub fn allocate_with<T: Pod>(&self, values: &[T]) -> Result<DeviceMemory, CudaError> {
         let memory = self.allocate(size_of_val(values))?;
         self.upload(values, memory.ptr())?;
         Ok(memory)
     }
 
-    /// Copies `values` to the device, in stream order. They may be dropped as soon as this returns.
+    /// Copies `values` to the device, in stream order. The caller may drop them as soon as this returns.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     ///
     /// # Panics
-    /// When there are more than fit at `to`, or its memory was freed.
+    /// Panics if `values` do not fit at `to`, or if its memory was freed.
     pub fn upload<T: Pod>(&self, values: &[T], to: DevicePtr<T>) -> Result<(), CudaError> {
         self.upload_to(values, to)
     }
 
-    /// As [`Gpu::upload`], for types that only this crate writes.
+    /// Does the same as [`Gpu::upload`], also for types that only this crate writes.
     pub(crate) fn upload_to<T>(&self, values: &[T], to: DevicePtr<T>) -> Result<(), CudaError> {
         self.bind()?;
         to.check(values.len());
-        // SAFETY: there is room at `to`, by the check. Pageable memory is copied to the driver's staging area before the call
-        // returns; should it be pinned, the wait makes sure.
+        // SAFETY: there is room at `to`, by the check. The driver copies pageable memory to its staging area before
+        // the call returns. If the memory is pinned, the wait below ends the copy.
         let copied = while_alive(&[to.owner()], || unsafe {
             result::memcpy_htod_async(to.address(), values, self.stream().cu_stream())
         });
@@ -221,7 +224,7 @@ impl Gpu {
     /// Copies `count` values from the device after all queued work, and waits for them.
     ///
     /// # Errors
-    /// As [`Gpu::download_into`].
+    /// Returns the errors of [`Gpu::download_into`].
     pub fn download<T: Pod>(&self, from: DevicePtr<T>, count: usize) -> Result<Vec<T>, CudaError> {
         let mut values = vec![T::zeroed(); count];
         self.download_into(from, &mut values)?;
@@ -231,10 +234,10 @@ impl Gpu {
     /// Copies values from the device after all queued work, and waits for them.
     ///
     /// # Errors
-    /// What went wrong in queued work, or whatever the driver says.
+    /// Returns the error of queued work that failed, or an error if a driver call fails.
     ///
     /// # Panics
-    /// When more is wanted than there is, or the memory was freed.
+    /// Panics if fewer values follow `from`, or if its memory was freed.
     pub fn download_into<T: Pod>(
         &self,
         from: DevicePtr<T>,
@@ -242,7 +245,8 @@ impl Gpu {
     ) -> Result<(), CudaError> {
         self.bind()?;
         from.check(values.len());
-        // SAFETY: as many values are there, by the check; the slice is borrowed until the stream has been waited for.
+        // SAFETY: that many values follow `from`, by the check; the slice is borrowed until the stream has been waited
+        // for.
         let copied = while_alive(&[from.owner()], || unsafe {
             result::memcpy_dtoh_async(values, from.address(), self.stream().cu_stream())
         });
@@ -254,14 +258,14 @@ impl Gpu {
     /// Sets `bytes` bytes to `value`, in stream order.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     ///
     /// # Panics
-    /// When there are fewer, or the memory was freed.
+    /// Panics if fewer bytes follow `to`, or if its memory was freed.
     pub fn fill(&self, to: DevicePtr<u8>, value: u8, bytes: usize) -> Result<(), CudaError> {
         self.bind()?;
         to.check(bytes);
-        // SAFETY: as many bytes are there, by the check, and nothing borrows them.
+        // SAFETY: that many bytes follow `to`, by the check, and nothing borrows them.
         while_alive(&[to.owner()], || unsafe {
             result::memset_d8_async(to.address(), value, bytes, self.stream().cu_stream())
         })
@@ -270,13 +274,13 @@ impl Gpu {
         Ok(())
     }
 
-    /// Copies `bytes` bytes inside the device, in stream order.
+    /// Copies `bytes` bytes within device memory, in stream order.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     ///
     /// # Panics
-    /// When there are fewer at either place, or the memory was freed.
+    /// Panics if fewer bytes follow `from` or `to`, or if the memory of either was freed.
     pub fn copy(
         &self,
         from: DevicePtr<u8>,
@@ -287,7 +291,7 @@ impl Gpu {
         from.check(bytes);
         to.check(bytes);
         let owners = [from.owner(), to.owner()];
-        // SAFETY: as many bytes are at both places, by the checks, and nothing borrows them.
+        // SAFETY: that many bytes follow both addresses, by the checks, and nothing borrows them.
         while_alive(&owners, || unsafe {
             result::memcpy_dtod_async(
                 to.address(),

@@ -1,5 +1,7 @@
-//! Modules, loaded when one of their kernels is first asked for, or before: the driver compiles PTX then, which takes
-//! time, so that only what a model needs is loaded; once for all that use a GPU at a time.
+//! Modules of kernels. A module is loaded when one of its kernels is first used, or before.
+//!
+//! The driver compiles PTX while it loads it. That takes time, so only the modules that a model needs are loaded. All
+//! concurrent users of a GPU share them.
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -10,43 +12,44 @@ use cudarc::driver::{CudaContext, result, sys};
 use crate::error::bind;
 use crate::{CudaError, Gpu, ptx};
 
-/// What hides instructions of compute capability 9.0 in the PTX, which is for 8.0.
+/// Prefix that hides instructions of compute capability 9.0 in the PTX, which is for 8.0.
 const HIDDEN: &str = "// 90: ";
-/// How a kernel begins that waits by itself for the kernel before it.
+/// First instruction of a kernel that waits by itself for the kernel before it.
 const WAITS: &str = "// 90: griddepcontrol.wait;";
 
-/// A function that runs on the GPU. Valid as long as its [`Gpu`].
+/// A function that runs on the GPU. It is valid as long as its [`Gpu`].
 #[derive(Clone, Copy)]
 pub(crate) struct Kernel {
     pub function: sys::CUfunction,
-    /// It may be started before the kernel before it has ended: it waits for that by itself.
+    /// True if the kernel may start before the previous kernel has ended, because it waits for that by itself.
     pub waits: bool,
 }
 
-// SAFETY: handles of the driver may be used from every thread.
+// SAFETY: every thread may use the driver's handles.
 unsafe impl Send for Kernel {}
 
 #[derive(Clone, Copy)]
 struct Module {
     handle: sys::CUmodule,
-    /// That of its kernels.
+    /// True if its kernels wait for the previous kernel by themselves.
     waits: bool,
 }
 
-// SAFETY: handles of the driver may be used from every thread.
+// SAFETY: every thread may use the driver's handles.
 unsafe impl Send for Module {}
 
-/// What has been loaded to a GPU. Modules stay until nobody uses it any more: their code takes device memory.
+/// Everything loaded to one GPU. Its modules take device memory, so they are unloaded when the GPU's last user is
+/// dropped.
 pub(crate) struct Modules {
     loaded: Mutex<Loaded>,
     context: Arc<CudaContext>,
 }
 
-/// Those of GPUs that somebody uses, by ordinal.
+/// Modules of the GPUs that are in use, by ordinal.
 static IN_USE: Mutex<Vec<(usize, Weak<Modules>)>> = Mutex::new(Vec::new());
 
 impl Modules {
-    /// Those of the GPU of `context`.
+    /// Returns the modules of the GPU of `context`, shared with its other users.
     pub fn of(context: &Arc<CudaContext>) -> Arc<Modules> {
         let mut in_use = IN_USE.lock().unwrap_or_else(PoisonError::into_inner);
         in_use.retain(|(_, modules)| modules.strong_count() > 0);
@@ -66,13 +69,14 @@ impl Modules {
 
 impl Drop for Modules {
     fn drop(&mut self) {
-        // Whoever queued kernels had these, so nothing is queued that anybody waits for. The context may go on in others' hands.
+        // Every user that queued kernels held these modules, so no live user waits for queued work. Others may keep
+        // using the context.
         if bind(&self.context).is_err() || self.context.synchronize().is_err() {
             return;
         }
         let loaded = self.loaded.get_mut().unwrap_or_else(PoisonError::into_inner);
         for module in loaded.modules.values() {
-            // SAFETY: loaded once, unloaded once, and none of its kernels runs.
+            // SAFETY: it was loaded once, is unloaded once, and none of its kernels runs.
             let _ = unsafe { result::module::unload(module.handle) };
         }
     }
@@ -85,16 +89,17 @@ struct Loaded {
 }
 
 impl Gpu {
-    /// Loads modules now, so that no later launch has to: the driver compiles what it does not have in its cache, which
-    /// takes up to a second for a large one, and loading is not allowed while a graph is captured. Modules that are
-    /// loaded already cost nothing. Copies may go on meanwhile, but several threads compile nothing faster: 15 modules
-    /// took 4.6 s with one and with eight (driver 580).
+    /// Loads modules now, so that no later launch has to. The driver compiles a module that is not in its cache, which
+    /// takes up to a second for a large one. Loading is not allowed while a graph is captured.
+    ///
+    /// Modules that are already loaded cost nothing. Copies may run meanwhile. Several threads do not compile faster:
+    /// 15 modules took 4.6 s with one thread and with eight (driver 580).
     ///
     /// # Errors
-    /// Whatever the driver says about a module.
+    /// Returns an error if the driver refuses a module.
     ///
     /// # Panics
-    /// When there is no such module.
+    /// Panics if there is no such module.
     pub fn load_modules(&self, modules: &[&'static str]) -> Result<(), CudaError> {
         let _span = tracing::debug_span!("load_modules", modules = modules.len()).entered();
         self.bind()?;
@@ -105,7 +110,7 @@ impl Gpu {
         })
     }
 
-    /// The kernel `name` of `module`.
+    /// Returns the kernel `name` of `module`, and loads the module if necessary.
     pub(crate) fn kernel(
         &self,
         module: &'static str,
@@ -118,7 +123,7 @@ impl Gpu {
         self.bind()?;
         let Module { handle, waits } = loaded.module(module, self.compute_capability())?;
         let c_name = CString::new(name).expect("kernel names hold no NUL");
-        // SAFETY: the module is loaded and stays so.
+        // SAFETY: the module is loaded and is not unloaded while `modules` exists.
         let function = unsafe { result::module::get_function(handle, c_name) }
             .map_err(|error| named(CudaError::of("finding a kernel")(error), module, name))?;
         allow_large_shared_memory(function, self.shared_memory())?;
@@ -136,7 +141,7 @@ impl Loaded {
         let ptx = ptx::text(name).unwrap_or_else(|| panic!("there is no module {name}"));
         let (text, waits) = for_capability(ptx, capability);
         let text = CString::new(text).expect("PTX is text");
-        // SAFETY: a NUL-terminated PTX text, as the driver expects.
+        // SAFETY: the text is NUL-terminated PTX, as the driver expects.
         let handle = unsafe { result::module::load_data(text.as_ptr().cast()) }
             .map_err(|error| named(CudaError::of("loading a module")(error), name, ""))?;
         let module = Module { handle, waits };
@@ -145,7 +150,8 @@ impl Loaded {
     }
 }
 
-/// The PTX for a GPU: where it has them, with the instructions by which a kernel waits for the one before. Whether it has.
+/// Returns the PTX for a GPU, and true if its kernels wait by themselves for the kernel before. The instructions that
+/// do so are uncovered if the GPU has them.
 fn for_capability(ptx: String, capability: (i32, i32)) -> (String, bool) {
     let waits = capability >= (9, 0) && ptx.contains(WAITS);
     if !waits {
@@ -154,13 +160,13 @@ fn for_capability(ptx: String, capability: (i32, i32)) -> (String, bool) {
     (ptx.replace(HIDDEN, "").replace(".target sm_80", ".target sm_90"), true)
 }
 
-/// Lets a kernel ask for as much dynamic shared memory as this GPU gives a block, `most` bytes; without this call the
-/// driver refuses more than 48 KiB.
+/// Lets a kernel use as much dynamic shared memory as this GPU gives a block, `most` bytes less the kernel's static
+/// part. Without this call, the driver refuses more than 48 KiB.
 fn allow_large_shared_memory(function: sys::CUfunction, most: usize) -> Result<(), CudaError> {
     use sys::CUfunction_attribute as Attribute;
     let setting = CudaError::of("setting a kernel's shared memory");
     let mut fixed = 0;
-    // SAFETY: a function of a loaded module, and a live integer.
+    // SAFETY: the function belongs to a loaded module, and the integer is live.
     unsafe {
         sys::cuFuncGetAttribute(
             &mut fixed,
@@ -172,7 +178,7 @@ fn allow_large_shared_memory(function: sys::CUfunction, most: usize) -> Result<(
     .map_err(CudaError::of("asking for a kernel's shared memory"))?;
     let dynamic = most as i32 - fixed;
     let attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-    // SAFETY: a function of a loaded module.
+    // SAFETY: the function belongs to a loaded module.
     unsafe { result::function::set_function_attribute(function, attribute, dynamic) }
         .map_err(setting)
 }
@@ -211,7 +217,7 @@ mod tests {
         let (text, waits) = for_capability(ptx, (9, 0));
         assert!(waits && !text.contains(HIDDEN) && text.contains("\n.target sm_90\n"));
         assert!(text.lines().any(|line| line.trim() == "griddepcontrol.wait;"));
-        // Tensor cores' products do not wait: they are loaded as they are.
+        // Products on tensor cores do not wait, so their PTX is loaded unchanged.
         let ptx = ptx::text("matmul_f16").unwrap();
         assert_eq!(for_capability(ptx.clone(), (9, 0)), (ptx, false));
     }

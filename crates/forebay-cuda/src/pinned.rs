@@ -1,4 +1,4 @@
-//! Host memory that the GPU reads and writes by itself: pages that stay where they are.
+//! Host memory that the GPU reads and writes directly: pages that are locked in place.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -8,13 +8,13 @@ use cudarc::driver::{CudaContext, sys};
 use crate::error::bind;
 use crate::{CudaError, Gpu};
 
-/// Memory that was there already, pinned until this is dropped. Takes about a quarter of a second for each GiB.
+/// Existing memory that stays pinned until this is dropped. Pinning takes about a quarter of a second per GiB.
 pub struct Pinned {
     addresses: Range<usize>,
-    /// The first one, as kernels see it.
+    /// Address of the first byte, as kernels see it.
     device: u64,
     context: Arc<CudaContext>,
-    /// What keeps the memory mapped.
+    /// Owner that keeps the memory mapped.
     _owner: Box<dyn Send + Sync>,
 }
 
@@ -23,10 +23,11 @@ impl Pinned {
         self.addresses.len()
     }
 
-    /// Where kernels find `bytes` of this memory. Who gives that to a kernel which writes has to own them until it has run.
+    /// Returns the address of `bytes`, which must be in this memory, for kernels. A caller that passes it to a kernel
+    /// which writes must own the bytes until the kernel has run.
     ///
     /// # Panics
-    /// When they are not of this memory.
+    /// Panics if they are not in this memory.
     pub(crate) fn device_address(&self, bytes: &[u8]) -> u64 {
         let Range { start, end } = bytes.as_ptr_range();
         let is_inside =
@@ -39,21 +40,21 @@ impl Pinned {
 impl Drop for Pinned {
     fn drop(&mut self) {
         if bind(&self.context).is_ok() {
-            // SAFETY: the range was registered by `Gpu::pin` and is given back once. Copies that still go on have
-            // been waited for: they own their part of the memory, and an error here changes nothing.
+            // SAFETY: `Gpu::pin` registered the range, and it is unregistered once. Copies still in flight have been
+            // waited for, because they own their part of the memory. An error here changes nothing.
             let _ = unsafe { sys::cuMemHostUnregister(self.addresses.start as *mut _) };
         }
     }
 }
 
 impl Gpu {
-    /// Pins memory of this process, which `owner` keeps mapped: whole pages that are in memory.
+    /// Pins memory of this process, which `owner` keeps mapped. It must be whole pages that are in memory.
     ///
-    /// By itself this lets no kernel reach the memory: addresses of it go to kernels through [`crate::ExpertMailbox`] alone, which
-    /// asks for the bytes themselves.
+    /// Pinning alone lets no kernel reach the memory. Kernels get addresses of it only through
+    /// [`crate::ExpertMailbox`], which takes the bytes themselves.
     ///
     /// # Errors
-    /// Whatever the driver says: a limit on locked memory, above all.
+    /// Returns an error if a driver call fails, most often because of a limit on locked memory.
     pub fn pin(
         &self,
         addresses: Range<usize>,
@@ -61,14 +62,14 @@ impl Gpu {
     ) -> Result<Pinned, CudaError> {
         self.bind()?;
         let (first, flags) = (addresses.start as *mut _, sys::CU_MEMHOSTREGISTER_DEVICEMAP);
-        // SAFETY: pinning touches no byte, and the driver refuses what is not mapped. The range stays mapped as long
-        // as its owner, which lives as long as the registration.
+        // SAFETY: pinning touches no byte, and the driver refuses memory that is not mapped. The range stays mapped as
+        // long as its owner, which lives as long as the registration.
         unsafe { sys::cuMemHostRegister_v2(first, addresses.len(), flags) }
             .result()
             .map_err(CudaError::of("pinning host memory"))?;
         let (context, owner) = (self.shared_context(), Box::new(owner));
         let mut pinned = Pinned { addresses, device: 0, context, _owner: owner };
-        // SAFETY: the driver writes the address that it is given a place for.
+        // SAFETY: the driver writes the address to a live variable.
         unsafe { sys::cuMemHostGetDevicePointer_v2(&mut pinned.device, first, 0) }
             .result()
             .map_err(CudaError::of("finding pinned memory"))?;

@@ -1,30 +1,30 @@
 //! The PTX of all modules: an archive that `cargo xtask ptx` writes, with one compressed frame per module.
 //!
-//! A module is decompressed when it is loaded, which takes about a millisecond. Tests compare every text with its hash;
-//! a program does not, because the archive is part of the program.
+//! A module is decompressed when it is loaded, which takes about a millisecond. Tests compare every text with its
+//! hash. The program does not, because the archive is part of the program.
 
 use std::io::Read;
 use std::ops::Range;
 use std::sync::OnceLock;
 
 static ARCHIVE: &[u8] = include_bytes!("../kernels/ptx.zst");
-/// One line per frame; the file says what is in it.
+/// Manifest with one line per frame; comments in the file describe the columns.
 static MANIFEST: &str = include_str!("../kernels/ptx.txt");
 
 struct Entry {
     name: &'static str,
-    /// First half of the text's SHA-256.
+    /// First half of the SHA-256 of the text.
     #[cfg(test)]
     hash: &'static str,
-    /// Length of the text.
+    /// Length of the text in bytes.
     bytes: usize,
-    /// The module whose text this frame refers to.
+    /// Module whose text is the dictionary of this frame.
     base: Option<&'static str>,
-    /// Where the frame lies in the archive.
+    /// Byte range of the frame in the archive.
     frame: Range<usize>,
 }
 
-/// Whether there is such a module.
+/// Returns true if there is such a module.
 #[cfg(test)]
 pub(crate) fn has(name: &str) -> bool {
     find(name).is_some()
@@ -35,10 +35,10 @@ pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     entries().iter().map(|entry| entry.name)
 }
 
-/// The PTX of a module, or `None` if there is no such module.
+/// Returns the PTX of a module, or `None` if there is no such module.
 ///
 /// # Panics
-/// When the archive is damaged, which tests exclude.
+/// Panics if the archive is damaged, which tests exclude.
 pub(crate) fn text(name: &str) -> Option<String> {
     let entry = find(name)?;
     let base = match entry.base {

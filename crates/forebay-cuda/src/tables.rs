@@ -1,55 +1,56 @@
 //! Tables of addresses in device memory, which kernels follow to weights.
 //!
-//! A wrong address in a table could make a kernel reach anything, so tables have memory of their own, which the host fills through
-//! the checked functions here and which only kernels of this crate write. All addresses of one set of tables lead to one piece of
-//! device memory, which the set keeps.
+//! A wrong address in a table could make a kernel reach any memory. Tables therefore have memory of their own. The
+//! host fills it through the checked functions here, and only kernels of this crate write it. All addresses of one set
+//! of tables point into one piece of device memory, which the set keeps alive.
 
 use std::sync::Arc;
 
 use crate::launch::Launch;
 use crate::{CudaError, DeviceMemory, DevicePtr, Gpu, HostWords};
 
-/// An address as tables hold it; 0: none. The host never writes one by itself.
+/// An address as tables hold it; 0 means none. The host never writes one directly.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotAddress(u64);
 
-/// Entries of one table of a set, and how many bytes each address has behind it at least.
+/// Size of one table of a set: its number of entries, and the least number of bytes behind each address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TableSize {
     pub entries: usize,
     pub slot_bytes: u64,
 }
 
-/// Tables one behind the other, with addresses of one piece of memory.
+/// A set of consecutive tables, with addresses into one piece of memory.
 pub struct AddressTables {
-    // Freed before what its addresses lead to.
+    // Declared first, so that it is freed before the memory that its addresses point to.
     memory: DeviceMemory,
     tables: Vec<AddressTable>,
     slots: Arc<DeviceMemory>,
 }
 
-/// One table. A copy does not keep it: its memory is looked for when a kernel is launched with it.
+/// One table. A copy does not keep the table's memory alive, so each launch that uses it checks that the memory
+/// exists.
 #[derive(Clone, Copy)]
 pub struct AddressTable {
     first: DevicePtr<SlotAddress>,
-    /// Its number in the set, of its first entry.
+    /// Index of its first entry among all entries of the set.
     number: usize,
     size: TableSize,
 }
 
 impl AddressTable {
-    /// Entries.
+    /// Returns the number of entries.
     pub fn len(&self) -> usize {
         self.size.entries
     }
 
-    /// Whether it has none.
+    /// Returns true if the table has no entries.
     pub fn is_empty(&self) -> bool {
         self.size.entries == 0
     }
 
-    /// Number of its first entry in all tables of its set.
+    /// Returns the index of its first entry among all entries of its set.
     pub fn number(&self) -> usize {
         self.number
     }
@@ -64,10 +65,10 @@ impl AddressTable {
 }
 
 impl Gpu {
-    /// Tables of `sizes`, all of whose entries are 0, for addresses of `slots`.
+    /// Allocates tables of `sizes` for addresses of `slots`. All entries are 0.
     ///
     /// # Errors
-    /// [`CudaError::OutOfMemory`], or whatever the driver says.
+    /// Returns [`CudaError::OutOfMemory`], or another error if a driver call fails.
     pub fn address_tables(
         &self,
         slots: Arc<DeviceMemory>,
@@ -89,14 +90,14 @@ impl Gpu {
         Ok(AddressTables { memory, tables, slots })
     }
 
-    /// Queues a copy of table `table`, whose entries are `addresses`, from words `at ..` of `staging`, which must stay as they are
-    /// until it is done.
+    /// Queues a copy of `addresses` to the first entries of table `table`, through the words of `staging` from `at`
+    /// on. These words must not change until the copy is done.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     ///
     /// # Panics
-    /// As [`AddressTables::upload`], and when the words are beyond the end.
+    /// Panics in the cases of [`AddressTables::upload`], and if the words are beyond the end.
     pub fn queue_table(
         &self,
         tables: &AddressTables,
@@ -108,63 +109,64 @@ impl Gpu {
         let to = tables.checked(table, addresses);
         let words = 2 * addresses.len();
         staging.words.write(at, addresses);
-        // SAFETY: every address that is copied was checked, and nothing else writes the words.
+        // SAFETY: every copied address was checked, and nothing else writes the words.
         let to = unsafe { to.cast_any::<u32>() };
         self.queue_upload(&staging.words, at..at + words, to)
     }
 
-    /// Pinned memory for `words` words of tables on their way.
+    /// Allocates pinned memory for `words` words of tables that are copied to the GPU.
     ///
     /// # Errors
-    /// Whatever the driver says: a limit on locked memory, above all.
+    /// Returns an error if a driver call fails, most often because of a limit on locked memory.
     pub fn table_staging(&self, words: usize) -> Result<TableStaging, CudaError> {
         Ok(TableStaging { words: self.host_words(words)? })
     }
 }
 
-/// Pinned memory for tables on their way.
+/// Pinned memory for tables that are copied to the GPU.
 pub struct TableStaging {
     words: HostWords,
 }
 
 impl AddressTables {
-    /// Bytes of device memory that tables of so many entries take.
+    /// Returns the bytes of device memory that tables of `entries` entries take.
     pub fn bytes(entries: usize) -> usize {
         (entries * size_of::<SlotAddress>()).max(1)
     }
 
-    /// Table number `table`.
+    /// Returns table number `table`.
     ///
     /// # Panics
-    /// When there is no such table.
+    /// Panics if there is no such table.
     pub fn table(&self, table: usize) -> AddressTable {
         self.tables[table]
     }
 
-    /// Makes `addresses` the first entries of table `table`, in stream order, and waits.
+    /// Copies `addresses` to the first entries of table `table`, in stream order, and waits.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     ///
     /// # Panics
-    /// When there are more than entries, or one is neither 0 nor that of a whole slot of the tables' memory.
+    /// Panics if there are more addresses than entries, or if one is neither 0 nor that of a whole slot of the tables'
+    /// memory.
     pub fn upload(&self, gpu: &Gpu, table: usize, addresses: &[u64]) -> Result<(), CudaError> {
         let to = self.checked(table, addresses);
-        // SAFETY: every address that is copied was checked.
+        // SAFETY: every copied address was checked.
         gpu.upload_to(addresses, unsafe { to.cast_any::<u64>() })
     }
 
-    /// The entries of table `table`.
+    /// Copies the entries of table `table` from the device.
     ///
     /// # Errors
-    /// What went wrong in queued work.
+    /// Returns the error of queued work that failed.
     pub fn download(&self, gpu: &Gpu, table: usize) -> Result<Vec<u64>, CudaError> {
         let table = self.table(table);
-        // SAFETY: nothing is written there.
+        // SAFETY: the host only reads through this address.
         gpu.download(unsafe { table.first.cast_any::<u64>() }, table.len())
     }
 
-    /// Where table `table` begins, after the addresses for it were checked.
+    /// Checks `addresses` and returns the address of the first entry of table `table`.
     fn checked(&self, table: usize, addresses: &[u64]) -> DevicePtr<SlotAddress> {
         let table = self.table(table);
         assert!(addresses.len() <= table.len(), "{} addresses of {}", addresses.len(), table.len());
@@ -172,7 +174,7 @@ impl AddressTables {
         table.first
     }
 
-    /// Makes sure that `address` may be an entry of `table`.
+    /// Checks that `address` may be an entry of `table`.
     pub(crate) fn check(&self, table: &AddressTable, address: u64) {
         let slots: DevicePtr<u8> = self.slots.ptr();
         let is_whole = |slot: DevicePtr<u8>| slot.len() as u64 >= table.size.slot_bytes;
@@ -182,17 +184,17 @@ impl AddressTables {
         );
     }
 
-    /// All entries.
+    /// Returns the address of the first entry of all tables.
     pub(crate) fn all(&self) -> DevicePtr<SlotAddress> {
         self.memory.first()
     }
 }
 
 impl Launch {
-    /// The first `entries` entries of a table, whose addresses the kernel follows for `bytes` bytes at most.
+    /// Passes the first `entries` entries of a table, whose addresses the kernel follows for at most `bytes` bytes.
     ///
     /// # Panics
-    /// When there are fewer entries, or slots are smaller.
+    /// Panics if there are fewer entries, or if slots are smaller.
     pub(crate) fn table(self, table: AddressTable, entries: usize, bytes: u64) -> Launch {
         let slot_bytes = table.size.slot_bytes;
         assert!(bytes <= slot_bytes, "{bytes} bytes of slots of {slot_bytes}");

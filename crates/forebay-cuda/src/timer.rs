@@ -1,4 +1,4 @@
-//! How long queued work takes, by the GPU's own clock.
+//! Measurement of queued work by the GPU's own clock.
 
 use cudarc::driver::sys::CUevent_flags;
 use cudarc::driver::{CudaEvent, result};
@@ -12,8 +12,10 @@ pub struct Timer {
 }
 
 impl Timer {
+    /// Creates the marks of a timer.
+    ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     pub fn new(gpu: &Gpu) -> Result<Timer, CudaError> {
         let event = || {
             let flags = Some(CUevent_flags::CU_EVENT_DEFAULT);
@@ -22,10 +24,10 @@ impl Timer {
         Ok(Timer { start: event()?, end: event()? })
     }
 
-    /// Seconds that the work queued by `work` takes, from its start to its end.
+    /// Returns the seconds that the work queued by `work` takes, from its start to its end.
     ///
     /// # Errors
-    /// Those of `work`, or whatever the driver says.
+    /// Returns the errors of `work`, or an error if a driver call fails.
     pub fn time(
         &self,
         gpu: &Gpu,

@@ -1,5 +1,5 @@
-//! Device memory for weights: a range of addresses that memory is put behind as it is needed and taken away again,
-//! so that tensors keep their addresses while the pool grows and shrinks.
+//! Device memory for weights at fixed addresses. The pool reserves a range of addresses and maps memory to it when it
+//! grows. It unmaps memory when it shrinks, so tensors keep their addresses.
 
 use std::sync::Arc;
 
@@ -14,36 +14,37 @@ use crate::error::{bind, is_out_of_memory};
 use crate::lifetime::{Lifetime, Owner};
 use crate::{CudaError, DeviceMemory, DevicePtr, Gpu};
 
-/// Memory for weights at addresses that stay.
+/// Memory for weights whose addresses never change.
 pub struct WeightsPool {
     kind: Kind,
 }
 
 enum Kind {
     Virtual(Mapped),
-    /// Where the driver cannot map memory: all of it from the start.
+    /// All memory, allocated at the start, for a driver that cannot map memory.
     Plain(DeviceMemory),
 }
 
-/// A range of addresses, mapped from its begin.
+/// A range of addresses, mapped from its start.
 struct Mapped {
     address: u64,
     reserved_bytes: usize,
     chunk_bytes: usize,
     /// `None` once the memory is about to be freed.
     lifetime: Option<Lifetime>,
-    /// What is mapped, in order.
+    /// Mapped chunks, in the order of their addresses.
     chunks: Vec<sys::CUmemGenericAllocationHandle>,
     location: CUmemLocation,
     context: Arc<CudaContext>,
 }
 
 impl Gpu {
-    /// Reserves addresses for up to `bytes`, and maps nothing yet: [`WeightsPool::grow`] does, in chunks of
-    /// `chunk_bytes`, rounded up to what the GPU can map (2 MiB). A GPU that cannot gets all memory now.
+    /// Reserves addresses for up to `bytes` and maps nothing yet. [`WeightsPool::grow`] maps memory in chunks of
+    /// `chunk_bytes`, rounded up to the granularity of the GPU (2 MiB). If the GPU cannot map memory, all of it is
+    /// allocated now.
     ///
     /// # Errors
-    /// [`CudaError::OutOfMemory`], or whatever the driver says.
+    /// Returns [`CudaError::OutOfMemory`], or another error if a driver call fails.
     pub fn weights_pool(&self, bytes: usize, chunk_bytes: usize) -> Result<WeightsPool, CudaError> {
         self.bind()?;
         let context = self.shared_context();
@@ -56,7 +57,7 @@ impl Gpu {
         let location = CUmemLocation { type_: kind, id: context.ordinal() as i32 };
         let mut granularity = 0;
         let minimum = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
-        // SAFETY: both pointers are those of live values.
+        // SAFETY: both pointers are to live values.
         unsafe {
             sys::cuMemGetAllocationGranularity(&mut granularity, &properties(location), minimum)
         }
@@ -65,7 +66,7 @@ impl Gpu {
         let chunk_bytes = chunk_bytes.max(1).next_multiple_of(granularity.max(1));
         let reserved_bytes = bytes.max(1).next_multiple_of(chunk_bytes);
         let mut address = 0;
-        // SAFETY: the driver writes the address that it is given a place for; addresses alone touch no memory.
+        // SAFETY: the driver writes the address to a live variable; reserving addresses touches no memory.
         unsafe { sys::cuMemAddressReserve(&mut address, reserved_bytes, 0, 0, 0) }
             .result()
             .map_err(CudaError::of("reserving addresses of the GPU"))?;
@@ -78,20 +79,21 @@ impl Gpu {
 }
 
 impl WeightsPool {
-    /// The first byte of those that can be used now; aligned to 256 at least.
+    /// Returns the address of the first of the bytes that can be used now. It is aligned to at least 256.
     pub fn ptr(&self) -> DevicePtr<u8> {
         match &self.kind {
             Kind::Virtual(mapped) => {
                 let owner = mapped.lifetime.as_ref().map_or(Owner::nothing(), Lifetime::owner);
-                // SAFETY: device memory of ours; dropping it drops the lifetime first, and then waits for the device. What
-                // `shrink` takes away stays reserved: the GPU refuses such an address, and nothing else is ever there.
+                // SAFETY: this is our own device memory. Dropping it drops the lifetime first and then waits for the
+                // device. Addresses that `shrink` unmaps stay reserved: the GPU refuses them, and nothing else is ever
+                // mapped there.
                 unsafe { DevicePtr::of_memory(mapped.address, self.bytes(), owner) }
             }
             Kind::Plain(memory) => memory.ptr(),
         }
     }
 
-    /// Bytes from the first that can be used now.
+    /// Returns the number of bytes that can be used now.
     pub fn bytes(&self) -> usize {
         match &self.kind {
             Kind::Virtual(mapped) => mapped.chunks.len() * mapped.chunk_bytes,
@@ -99,18 +101,19 @@ impl WeightsPool {
         }
     }
 
-    /// Whether memory comes and goes; else all of it was taken at the start.
+    /// Returns true if the pool grows and shrinks. Otherwise all memory was allocated at the start.
     pub fn is_elastic(&self) -> bool {
         matches!(self.kind, Kind::Virtual(_))
     }
 
-    /// Makes sure that the first `bytes` can be used.
+    /// Maps memory until the first `bytes` can be used.
     ///
     /// # Errors
-    /// [`CudaError::OutOfMemory`], with what was mapped before still there; whatever the driver says.
+    /// Returns [`CudaError::OutOfMemory`] if there is not enough memory, or another error if a driver call fails. What
+    /// was mapped before stays mapped.
     ///
     /// # Panics
-    /// With more than was reserved.
+    /// Panics if `bytes` is more than was reserved.
     pub fn grow(&mut self, gpu: &Gpu, bytes: usize) -> Result<(), CudaError> {
         let Kind::Virtual(mapped) = &mut self.kind else {
             assert!(bytes <= self.bytes(), "a pool of {} bytes cannot have {bytes}", self.bytes());
@@ -134,10 +137,10 @@ impl WeightsPool {
         Ok(())
     }
 
-    /// Gives back what lies wholly behind the first `bytes`. Nothing queued may still use it.
+    /// Unmaps the chunks that lie wholly behind the first `bytes`. No queued work may still use them.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     pub fn shrink(&mut self, gpu: &Gpu, bytes: usize) -> Result<(), CudaError> {
         let Kind::Virtual(mapped) = &mut self.kind else { return Ok(()) };
         gpu.bind()?;
@@ -155,7 +158,7 @@ fn properties(location: CUmemLocation) -> CUmemAllocationProp {
         requestedHandleTypes: CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
         location,
         win32HandleMetaData: std::ptr::null_mut(),
-        // SAFETY: numbers and bytes, for which zero means nothing special.
+        // SAFETY: the structure holds numbers and bytes, for which zero is the default.
         allocFlags: unsafe { std::mem::zeroed() },
     }
 }
@@ -173,8 +176,8 @@ impl Mapped {
             flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
         };
         let mut handle = 0;
-        // SAFETY: the pointers are those of live values; the range is reserved and not mapped yet. What fails is
-        // undone, each once.
+        // SAFETY: the pointers are to live values; the range is reserved and not mapped yet. After a failed step,
+        // every earlier step is undone once.
         unsafe {
             sys::cuMemCreate(&mut handle, bytes, &properties(self.location), 0).result()?;
             if let Err(error) = sys::cuMemMap(at, bytes, 0, handle, 0).result() {
@@ -194,7 +197,7 @@ impl Mapped {
     fn remove_last(&mut self) -> Result<(), DriverError> {
         let Some(handle) = self.chunks.pop() else { return Ok(()) };
         let at = self.end();
-        // SAFETY: the chunk was mapped there by `add` and goes once.
+        // SAFETY: `add` mapped the chunk there, and it is unmapped and released once.
         unsafe {
             sys::cuMemUnmap(at, self.chunk_bytes).result()?;
             sys::cuMemRelease(handle).result()
@@ -205,7 +208,8 @@ impl Mapped {
 impl Drop for Mapped {
     fn drop(&mut self) {
         self.lifetime = None;
-        // Unmapping waits for nothing by itself. Errors are those of earlier work and are reported elsewhere.
+        // Unmapping does not wait for the device, so wait here. Errors come from earlier work and are reported
+        // elsewhere.
         if bind(&self.context).is_err() || self.context.synchronize().is_err() {
             return;
         }
@@ -214,7 +218,7 @@ impl Drop for Mapped {
                 return;
             }
         }
-        // SAFETY: the range was reserved once and has nothing mapped any more.
+        // SAFETY: the range was reserved once and nothing is mapped there any more.
         let _ = unsafe { sys::cuMemAddressFree(self.address, self.reserved_bytes) };
     }
 }

@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mebibytes = ram.strip_suffix("MiB").ok_or("give RAM in MiB, such as 32MiB")?;
     let budget: u64 = mebibytes.parse()?;
 
-    // All memory for weights is reserved here. A budget that is too small is an error that names the smallest one that works.
+    // All memory for weights is reserved here. If the budget is too small, the error names the smallest one that works.
     let options = SessionOptions {
         device: DeviceChoice::Cpu,
         ram_bytes: Some(budget << 20),

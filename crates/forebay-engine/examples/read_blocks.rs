@@ -1,5 +1,5 @@
-//! Reads every tensor of a model, many reads at a time, without a mapping: for programs that compute with the weights
-//! themselves.
+//! Reads every tensor of a model with many reads in flight and without a memory map. For programs that compute with the
+//! weights themselves.
 //!
 //! ```sh
 //! cargo run --release -p forebay-engine --example read_blocks -- models/tales-moe-sticky-Q4_K_M.gguf
@@ -12,13 +12,13 @@ use std::time::Instant;
 use forebay_format::Catalog;
 use forebay_store::{BlockReader, Priority, ReadRequest, ReaderOptions};
 
-/// Reads that the disk has at the same time.
+/// Number of reads in flight.
 const IN_FLIGHT: usize = 16;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let path = std::env::args().nth(1).ok_or("usage: read_blocks MODEL")?;
 
-    // The catalog says where each tensor is. It reads the headers of the files, no weights.
+    // The catalog says where each tensor is. Opening it reads the headers of the files, but no weights.
     let catalog = Catalog::open(Path::new(&path))?;
     let mut reader = BlockReader::open(&catalog.files, &ReaderOptions::default())?;
 
@@ -26,7 +26,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut bytes = 0_u64;
     let mut waiting = catalog.tensors().iter().enumerate();
     loop {
-        // Keep the disk busy. A read owns its buffer until its answer returns it, so nothing can be freed too early.
+        // Keep the disk busy. A read owns its buffer until the answer returns it, so no buffer can be freed too early.
         while reader.in_flight() < IN_FLIGHT {
             let Some((number, tensor)) = waiting.next() else { break };
             let length = usize::try_from(tensor.extent.length)?;

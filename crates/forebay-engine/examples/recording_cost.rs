@@ -1,5 +1,5 @@
-//! How much slower a session generates while its routing is recorded: stretches of tokens with and without a recording
-//! in turns, in one process, because machines drift by more between two processes than a recording costs.
+//! Measures how much recording the routing slows down generation. Stretches of tokens with and without a recording
+//! alternate in one process, because machines drift by more between two processes than a recording costs.
 //!
 //! ```sh
 //! cargo run --release -p forebay-engine --example recording_cost -- MODEL [PAIRS] [TOKENS] [plain|scores]
@@ -13,20 +13,20 @@ use std::time::Instant;
 use forebay_engine::{GenerateOptions, Session, SessionOptions};
 use forebay_model::sampling::Sampling;
 
-/// Seconds for each of `tokens` generated tokens. The end of the recording counts; its beginning, a header once for a
-/// session, does not.
+/// Returns the seconds per generated token, averaged over `tokens` tokens. The time includes ending the recording. It
+/// excludes starting it, which writes a header once per session.
 fn seconds_per_token(session: &mut Session, tokens: usize, recording: Option<bool>) -> f64 {
     session.reset();
     if let Some(scores) = recording {
         let path = std::env::temp_dir().join(format!("recording-cost-{}", std::process::id()));
         let file = File::create(&path).expect("a temporary file");
-        // It goes when it is closed.
+        // The file system frees the file when it is closed.
         std::fs::remove_file(&path).expect("the file just made");
         let recorded = session.record_routing(Box::new(BufWriter::new(file)), scores);
         recorded.expect("a model with experts");
     }
     let options = GenerateOptions::exactly(tokens + 1, Sampling::greedy());
-    // The first token comes out of the prompt.
+    // The first token comes from the prompt, so the clock starts at it.
     let mut started = None;
     let answer = session.generate(&[1], &options, &mut |_| {
         started.get_or_insert_with(Instant::now);
@@ -37,7 +37,7 @@ fn seconds_per_token(session: &mut Session, tokens: usize, recording: Option<boo
     started.expect("a first token").elapsed().as_secs_f64() / tokens as f64
 }
 
-/// The median, and the values between which the true one lies with 95 % (the sign test's interval).
+/// Returns the median and its 95 % confidence interval (from the sign test).
 fn median(mut values: Vec<f64>) -> (f64, f64, f64) {
     values.sort_by(f64::total_cmp);
     let half = values.len() / 2;

@@ -1,29 +1,30 @@
-//! Which device computes, and why.
+//! Choice of the device that computes, with the reason for it.
 
 use forebay_model::ModelError;
 
 use crate::gpu::{self, GpuPlan};
 use crate::{CpuOffload, EngineError, KvCacheType, SessionOptions};
 
-/// Where a user wants a model to be computed.
+/// The device on which the user wants the model to be computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceChoice {
-    /// The first GPU, if it is usable and the model fits; else the CPU.
+    /// The first GPU if it is usable and the model fits, otherwise the CPU.
     Auto,
     Cpu,
-    /// This GPU, counted from 0.
+    /// The GPU with this index, counted from 0.
     Cuda(usize),
 }
 
-/// What was chosen.
+/// The chosen device.
 pub(crate) struct Chosen {
-    /// The GPU with room for the model; `None` for the CPU.
+    /// Plan of the model on the GPU that was chosen, or `None` for the CPU.
     pub cuda: Option<GpuPlan>,
-    /// `cpu`, `cuda:N`, or `cuda:N and cpu`.
+    /// Name of the device: `cpu`, `cuda:N`, or `cuda:N and cpu`.
     pub name: String,
-    /// Why a GPU that might have been used is not.
+    /// Reason why a GPU that might have been used is not.
     pub why_not_cuda: Option<String>,
-    /// Whether the choice was ours and is worth a line: not where there is no driver, so that there was none.
+    /// True if forebay chose the device itself and the user should be told so. False where there is no driver, because
+    /// then there was no choice to make.
     pub announce: bool,
 }
 
@@ -40,7 +41,8 @@ impl Chosen {
     }
 }
 
-/// The GPU that [`choose`] will ask for, if it will: opening it takes a while and may begin before.
+/// Returns the GPU that [`choose`] will ask for, if it will ask for one. Opening a GPU takes a while, so the caller may
+/// start it early.
 pub(crate) fn wanted_gpu(options: &SessionOptions) -> Option<usize> {
     match options.device {
         DeviceChoice::Cpu => None,
@@ -52,10 +54,12 @@ pub(crate) fn wanted_gpu(options: &SessionOptions) -> Option<usize> {
     }
 }
 
-/// Finds out which device `options` mean; `plan` opens the GPU of [`wanted_gpu`] and plans the model for it. `dense`: the model has no experts.
+/// Determines which device `options` ask for. `plan` opens the GPU of [`wanted_gpu`] and plans the model for it.
+/// `dense` says that the model has no experts.
 ///
 /// # Errors
-/// A GPU that was asked for and cannot be used, a model that does not fit it, and options that would have no effect.
+/// Returns an error if a requested GPU cannot be used, if the model does not fit it, or if an option would have no
+/// effect.
 pub(crate) fn choose(
     options: &SessionOptions,
     dense: bool,
@@ -80,7 +84,8 @@ pub(crate) fn choose(
         },
         DeviceChoice::Cuda(ordinal) => on_gpu(options, ordinal, dense, plan),
         DeviceChoice::Auto => match (host_option(options), options.gpu_option()) {
-            // Options for both: the CPU helps the GPU, or they contradict each other.
+            // Options for both devices: either the CPU computes experts for the GPU, or the options contradict each
+            // other.
             (Some(_), Some(name)) => {
                 on_gpu(options, 0, dense, plan).map_err(|error| without_gpu(name, error))
             }
@@ -91,14 +96,15 @@ pub(crate) fn choose(
             (None, for_gpu) => match plan() {
                 Ok(plan) => Ok(Chosen { announce: true, ..Chosen::cuda(plan, 0) }),
                 Err(error) if gpu::is_unusable(&error) => match for_gpu {
-                    // A budget for memory that is not there has no effect.
+                    // A budget for memory that does not exist has no effect.
                     Some(name) => Err(without_gpu(name, error)),
                     None => {
                         let (why, announce) = gpu::why_unusable(error);
                         Ok(Chosen { announce, ..Chosen::cpu(Some(why)) })
                     }
                 },
-                // A budget may turn out to be too small; the other options say how a GPU computes.
+                // A `--vram` budget may turn out to be too small. The other options say how a GPU computes, so they
+                // need one.
                 Err(EngineError::Model(
                     error @ (ModelError::VramTooSmall { .. } | ModelError::NotOnGpu { .. }),
                 )) if for_gpu.is_none_or(|name| name == "--vram") => {
@@ -110,7 +116,8 @@ pub(crate) fn choose(
     }
 }
 
-/// The option `name` is for a GPU, and `error` may say that there is none.
+/// Explains that the option `name` needs a GPU, if `error` says that no GPU can be used. Returns other errors
+/// unchanged.
 fn without_gpu(name: &'static str, error: EngineError) -> EngineError {
     if !gpu::is_unusable(&error) {
         return error;
@@ -123,7 +130,8 @@ fn without_gpu(name: &'static str, error: EngineError) -> EngineError {
     }
 }
 
-/// The GPU that was asked for, with options for the CPU only if that takes part: in experts, or in layers of a `dense` model.
+/// Chooses the requested GPU. Options for the CPU are accepted only if the CPU takes part: in experts, or in layers of
+/// a `dense` model.
 fn on_gpu(
     options: &SessionOptions,
     ordinal: usize,
@@ -152,15 +160,16 @@ fn on_gpu(
     }
 }
 
-/// An option that is given and only means something where the CPU computes. `--ram` and `--policy` do not: they bound and
-/// rule what of a model stays in host memory, on a GPU what it has no room for.
+/// Returns an option that is given and only has an effect where the CPU computes. `--ram` and `--policy` are not among
+/// them: they bound and manage the part of a model that is kept in host memory, which on a GPU is the part that VRAM
+/// has no room for.
 fn host_option(options: &SessionOptions) -> Option<&'static str> {
     let given = [("--prefetch", options.prefetch), ("--threads", options.threads.is_some())];
     given.into_iter().find(|(_, given)| *given).map(|(name, _)| name)
 }
 
 impl SessionOptions {
-    /// An option that is given and only means something on a GPU.
+    /// Returns the name of an option that is given and only has an effect on a GPU.
     pub fn gpu_option(&self) -> Option<&'static str> {
         let given = [
             ("--no-cuda-graph", !self.cuda_graphs),

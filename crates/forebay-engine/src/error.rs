@@ -1,4 +1,4 @@
-//! What a session can fail with.
+//! Errors of a session.
 
 use std::path::PathBuf;
 
@@ -59,7 +59,7 @@ pub enum EngineError {
         cache_bytes: u64,
         weights_bytes: u64,
         free_bytes: u64,
-        /// The largest context that would do beside these weights; `None` if none would.
+        /// The largest context whose keys and values fit beside these weights, or `None` if none does.
         largest_context: Option<usize>,
     },
     #[error(
@@ -91,7 +91,7 @@ pub enum EngineError {
     InPieces { path: PathBuf, tensor: String },
     #[error("the routing trace cannot be written: {0}")]
     RoutingTrace(std::io::Error),
-    /// A routing trace cannot stand in for this model's routers.
+    /// The routing trace has another shape than this model's routers, so it cannot replace them.
     #[error("the routing trace has {trace}, the model {model}: they must be the same")]
     OtherRouting { trace: String, model: String },
     #[error("--trace-routing: this model has no experts to choose; leave it out")]
@@ -153,7 +153,7 @@ impl From<ModelError> for EngineError {
 }
 
 impl EngineError {
-    /// The smallest budget that would do, where one was too small: bytes.
+    /// Returns the smallest budget that works, in bytes, if this error says that a budget is too small.
     pub fn needed_bytes(&self) -> Option<u64> {
         match self {
             EngineError::Model(ModelError::VramTooSmall { needed_bytes, .. })

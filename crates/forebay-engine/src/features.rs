@@ -1,4 +1,4 @@
-//! What makes a model special, in words: everything in its description that is not a plain decoder's.
+//! Features that distinguish a model from a plain decoder, described in words.
 
 use forebay_compute::{Gating, RopeScaling, Scoring};
 use forebay_format::{Catalog, TensorInfo};
@@ -8,15 +8,15 @@ use forebay_model::arch::{
 };
 use serde::Serialize;
 
-/// One thing that sets a model apart.
+/// A feature that distinguishes a model from a plain decoder.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Feature {
-    /// The field's term for it.
+    /// The usual term for the feature in the literature.
     pub name: &'static str,
     pub detail: String,
 }
 
-/// All of a model, attention first.
+/// Returns all features of a model, attention first.
 pub(crate) fn features(architecture: &Architecture, catalog: &Catalog) -> Vec<Feature> {
     let mut found = Vec::new();
     let mut add = |name, detail| found.push(Feature { name, detail });
@@ -88,7 +88,7 @@ fn latent_words(latent: &Latent, heads: usize) -> String {
     )
 }
 
-/// Windows, how many layers have one, and which have not.
+/// Describes the window size, how many layers have a window, and which do not.
 fn windows(architecture: &Architecture) -> Option<String> {
     let layers = &architecture.layers;
     let window = layers.iter().filter_map(|layer| layer.window).max()?;
@@ -98,7 +98,7 @@ fn windows(architecture: &Architecture) -> Option<String> {
     let others = match &full[..] {
         [] => "all layers".to_owned(),
         [first, rest @ ..] => {
-            // A period says more than a list.
+            // A period is clearer than a list of layers.
             let period = rest.first().map_or(layers.len(), |second| second - first);
             let regular = full.windows(2).all(|pair| pair[1] - pair[0] == period);
             let every = match regular && rest.len() > 1 {
@@ -205,7 +205,7 @@ fn routing_words(experts: &Experts) -> Vec<String> {
     words
 }
 
-/// Tensors of layers behind the last, which predict further tokens and are never read.
+/// Describes the tensors of layers after the last one. They predict further tokens, and forebay never reads them.
 pub(crate) fn left_out(architecture: &Architecture, catalog: &Catalog) -> Option<String> {
     let layers = architecture.layers.len();
     let root = match architecture.naming {

@@ -1,5 +1,5 @@
-//! Routing that is not the model's own: that of a recorded trace, or uniform. Models with random weights so carry the
-//! locality of real ones, or none.
+//! Routing that replaces the model's own: a recorded trace, or uniform random routing. It gives models with random
+//! weights the locality of a real model, or none.
 
 use forebay_model::ChosenExperts;
 use forebay_stream::routing::RoutingLayer;
@@ -7,34 +7,36 @@ use forebay_stream::{Phase, RoutingTrace};
 
 use crate::{EngineError, Session};
 
-/// Where the experts of tokens come from.
+/// Source of the experts that tokens choose.
 #[derive(Debug, Clone)]
 pub enum RoutingSource {
-    /// A trace of the same shape: batches of several tokens have its prompts' tokens, single ones those that were
-    /// generated, from its beginning on again and again. Each time through, all experts are renamed: what one time
-    /// left in a cache is of no more use to the next than a change of subject would leave.
+    /// A trace of the same shape as the model's routing. Batches of several tokens take the tokens of its prompts, and
+    /// single tokens take its generated tokens. At the end of the trace, tokens start again at its beginning, and all
+    /// experts are renumbered. Renumbering makes the experts that an earlier pass left in a cache as useless as a
+    /// change of subject would.
     Trace(Box<RoutingTrace>),
-    /// Every expert as likely as any other.
+    /// Uniform random routing: all experts are equally likely.
     Uniform,
 }
 
 struct Followed {
     source: RoutingSource,
     layers: Vec<RoutingLayer>,
-    /// Tokens of the trace by phase, and how many of each were taken.
+    /// Tokens of the trace that were part of a prompt.
     prompt: Vec<usize>,
     generated: Vec<usize>,
     taken: [usize; 2],
-    /// Of the batch at hand, by layer `[tokens, used]`.
+    /// Experts of the current batch for each layer, as `[tokens, used]`.
     rows: Vec<Vec<u32>>,
     random: fastrand::Rng,
 }
 
 impl Session {
-    /// Has all tokens from now on take their experts from `source`.
+    /// Makes all tokens from now on take their experts from `source`.
     ///
     /// # Errors
-    /// [`EngineError::NoExperts`] for a dense model, [`EngineError::OtherRouting`] for a trace of another shape.
+    /// Returns [`EngineError::NoExperts`] for a dense model and [`EngineError::OtherRouting`] for a trace of another
+    /// shape.
     pub fn follow_routing(&mut self, source: RoutingSource) -> Result<(), EngineError> {
         let followed = Followed::new(source, self.routing_layers()?)?;
         self.decoder.follow(Some(Box::new(followed)));
@@ -47,10 +49,11 @@ impl Followed {
         let (mut prompt, mut generated) = (Vec::new(), Vec::new());
         if let RoutingSource::Trace(trace) = &source {
             let of = &trace.header().layers;
-            // A model may be cut to its first layers.
+            // The model may have been cut to its first layers.
             let same = of.len() >= layers.len()
                 && of.iter().zip(&layers).all(|(of, layer)| {
-                    // The CSV form names no more experts than were chosen.
+                    // The CSV form of a trace knows only the experts that were chosen, so it may have fewer than the
+                    // model.
                     of.experts <= layer.experts && of.used == layer.used
                 });
             let sizes = |layers: &[RoutingLayer]| {
@@ -64,13 +67,13 @@ impl Followed {
             }
             for batch in trace.batches() {
                 let list = if batch.phase == Phase::Prompt { &mut prompt } else { &mut generated };
-                // A token that did not go through all layers has no experts there.
+                // A token that did not go through all layers has no experts in the remaining ones.
                 list.extend(batch.tokens.filter(|&token| {
                     let whole = |l| trace.experts(token, l).count() == layers[l].used as usize;
                     (0..layers.len()).all(whole)
                 }));
             }
-            // A trace of one phase serves for both.
+            // A trace that has only one phase serves for both.
             if prompt.is_empty() {
                 prompt.clone_from(&generated);
             }
@@ -125,7 +128,7 @@ impl ChosenExperts for Followed {
                 let list = if phase == 1 { &self.generated } else { &self.prompt };
                 let (token, round) = (list[taken % list.len()], taken / list.len());
                 let experts = self.layers[layer].experts;
-                // 41 has no factor in common with the numbers of experts that models have.
+                // 41 is coprime to the numbers of experts that models have.
                 let renamed = |id: u32| (id + (round as u32).wrapping_mul(41)) % experts;
                 let ids = trace.experts(token, layer).map(|expert| renamed(expert.0));
                 self.rows[layer].extend(ids);

@@ -1,4 +1,4 @@
-//! From a prompt to new tokens.
+//! Generation of tokens from a prompt.
 
 use std::ops::ControlFlow;
 use std::time::Instant;
@@ -12,21 +12,21 @@ use tracing::field::Empty;
 
 use crate::{EngineError, Session};
 
-/// How far and how to generate.
+/// Limits and sampling of one generation.
 #[derive(Debug, Clone, Default)]
 pub struct GenerateOptions {
-    /// `None`: until the model ends or the context is full.
+    /// Largest number of tokens to generate. `None` continues until the model ends or the context is full.
     pub max_tokens: Option<usize>,
     pub sampling: Sampling,
-    /// Ids that end the answer beside the tokenizer's own; they are not returned.
+    /// Ids that end the answer in addition to the tokenizer's own. They are not returned.
     pub stop_ids: Vec<u32>,
-    /// Go on after the tokens that end an answer.
+    /// True to continue after tokens that end an answer.
     pub ignore_end: bool,
 }
 
 impl GenerateOptions {
-    /// For `count` tokens, whatever they are; fewer only where the context ends. For measurements
-    /// and comparisons, which need texts of known lengths.
+    /// Returns options that generate exactly `count` tokens, whatever they are. There are fewer only if the context is
+    /// full. Measurements and comparisons use this because they need texts of known lengths.
     pub fn exactly(count: usize, sampling: Sampling) -> GenerateOptions {
         GenerateOptions {
             max_tokens: Some(count),
@@ -37,66 +37,66 @@ impl GenerateOptions {
     }
 }
 
-/// Why an answer ended.
+/// Reason why an answer ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StopReason {
-    /// The model said that it is done, or a stop id came.
+    /// The model chose an end token or a stop id.
     End,
     MaxTokens,
     ContextFull,
-    /// The caller's function asked for it.
+    /// The caller's `on_token` asked to stop.
     Stopped,
-    /// The session's interrupt asked for it, in the prompt or between two tokens.
+    /// The session was interrupted, in the prompt or between two tokens.
     Interrupted,
 }
 
-/// An answer and how long it took.
+/// Tokens of an answer, and the time they took.
 #[derive(Debug, Clone, Serialize)]
 pub struct Generation {
     pub tokens: Vec<u32>,
     pub stop_reason: StopReason,
     pub prompt_tokens: usize,
-    /// From the call to the logits of the prompt's last token, or to the interrupt.
+    /// Seconds from the call to the logits of the prompt's last token, or to the interrupt.
     pub prompt_seconds: f64,
-    /// All tokens after the first.
+    /// Seconds for all tokens after the first.
     pub generate_seconds: f64,
 }
 
 impl Generation {
-    /// Prompt speed; 0 when no time passed, and when the prompt was interrupted.
+    /// Returns the prompt speed in tokens per second. It is 0 if no time passed or if the prompt was interrupted.
     pub fn prompt_tokens_per_second(&self) -> f64 {
-        // A first token is there once the prompt is done.
+        // The first token exists once the whole prompt is processed.
         if self.stop_reason == StopReason::Interrupted && self.tokens.is_empty() {
             return 0.0;
         }
         rate(self.prompt_tokens, self.prompt_seconds)
     }
 
-    /// Generation speed: the first token comes with the prompt and does not count.
+    /// Returns the generation speed in tokens per second. The first token comes from the prompt and does not count.
     pub fn generate_tokens_per_second(&self) -> f64 {
         rate(self.tokens.len().saturating_sub(1), self.generate_seconds)
     }
 }
 
-/// One run of the benchmark.
+/// Measurements of one benchmark run.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct BenchRun {
     pub prompt_tokens: usize,
     pub generate_tokens: usize,
-    /// Tokens in the context before either part.
+    /// Number of tokens in the context before either part.
     pub depth: usize,
     pub prompt_seconds: f64,
     pub generate_seconds: f64,
     pub prompt_tokens_per_second: f64,
     pub generate_tokens_per_second: f64,
-    /// Processor time of this process, user and system, as a share of wall time times compute
-    /// threads. Threads that spin for the next piece of work, some microseconds at a time, count.
+    /// Processor time of this process, user and system, as a share of wall time times compute threads. It includes
+    /// threads that spin for some microseconds while they wait for work.
     pub prompt_processors_busy: f64,
     pub generate_processors_busy: f64,
 }
 
-/// Starts of the clocks on the wall and of the processors.
+/// Wall-clock time and processor time at the start of a measurement.
 struct Clocks {
     wall: Instant,
     processor_seconds: f64,
@@ -107,7 +107,7 @@ impl Clocks {
         Clocks { wall: Instant::now(), processor_seconds: process_seconds() }
     }
 
-    /// Seconds since the start, and which share of `threads` processors worked meanwhile.
+    /// Returns the seconds since the start, and the share of `threads` processors that were busy meanwhile.
     fn read(&self, threads: usize) -> (f64, f64) {
         let seconds = self.wall.elapsed().as_secs_f64();
         let busy = process_seconds() - self.processor_seconds;
@@ -119,7 +119,7 @@ fn rate(count: usize, seconds: f64) -> f64 {
     if seconds > 0.0 { count as f64 / seconds } else { 0.0 }
 }
 
-/// Whether the work was done; `false` if it was interrupted.
+/// Returns true if the work was completed and false if it was interrupted.
 fn unless_interrupted(done: Result<(), EngineError>) -> Result<bool, EngineError> {
     match done {
         Ok(()) => Ok(true),
@@ -129,15 +129,15 @@ fn unless_interrupted(done: Result<(), EngineError>) -> Result<bool, EngineError
 }
 
 impl Session {
-    /// Continues what is in the cache with `prompt`, then generates; `on_token` sees every new
-    /// id as it is chosen and may stop.
+    /// Appends `prompt` to the cached tokens, then generates. `on_token` gets every new id as soon as it is chosen and
+    /// may stop the generation.
     ///
-    /// When the session is interrupted, what there is comes back with [`StopReason::Interrupted`]. The cache then holds
-    /// nothing of an unfinished prompt, and every token that was fed before the interrupt;
-    /// [`Session::cached_tokens`] says which.
+    /// If the session is interrupted, this returns the tokens so far with [`StopReason::Interrupted`]. The cache then
+    /// holds nothing of an unfinished prompt, and every token that was fed before the interrupt.
+    /// [`Session::cached_tokens`] returns them.
     ///
     /// # Errors
-    /// An empty prompt on an empty cache, a prompt that does not fit the context, failed reads.
+    /// Returns an error if the prompt is empty, if it does not fit the context, or if a read fails.
     pub fn generate(
         &mut self,
         prompt: &[u32],
@@ -150,7 +150,7 @@ impl Session {
         let started = Instant::now();
         let mut sampler = Sampler::new(options.sampling.clone(), self.vocab_size());
         let limit = options.max_tokens.unwrap_or(usize::MAX);
-        // The few logits that decide, where the device can choose them: the others need not come to the host.
+        // If the device can select the few logits that the sampler needs, the others need not be copied to the host.
         let can = self.decoder.backend().largest_count();
         let few = sampler.deciding().filter(|count| *count <= can);
         self.begin_turn(prompt)?;
@@ -215,7 +215,7 @@ impl Session {
         by_model || options.stop_ids.contains(&id)
     }
 
-    /// Runs tokens and keeps the logits of the last: the `few` largest, if it says how many.
+    /// Runs tokens and keeps the logits of the last one: all of them, or only the `few` largest.
     fn feed_for(
         &mut self,
         phase: Phase,
@@ -233,7 +233,7 @@ impl Session {
         Ok(())
     }
 
-    /// Runs tokens and keeps the logits of the last.
+    /// Runs tokens and keeps the logits of the last one.
     fn feed(&mut self, phase: Phase, tokens: &[u32]) -> Result<(), EngineError> {
         let mut logits = std::mem::take(&mut self.logits);
         let fed = self.forward(phase, |decoder, rows| {
@@ -245,11 +245,12 @@ impl Session {
         Ok(())
     }
 
-    /// Times a prompt of `prompt_tokens` and then `generate_tokens` single tokens, each after `depth` tokens that are not
-    /// timed. Ids are pseudo-random, as in the usual benchmarks, so that routing does not settle on one repeated token.
+    /// Measures the time of a prompt of `prompt_tokens`, then of `generate_tokens` single tokens. Both start after
+    /// `depth` tokens that are not timed. Ids are pseudo-random, as in the usual benchmarks, so that routing does not
+    /// settle on one repeated token.
     ///
     /// # Errors
-    /// More tokens than the context holds, failed reads.
+    /// Returns an error if the tokens do not fit the context or if a read fails.
     pub fn bench(
         &mut self,
         prompt_tokens: usize,

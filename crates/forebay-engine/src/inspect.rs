@@ -1,4 +1,4 @@
-//! What a model is, from its catalog alone: no weight bytes are read.
+//! Description of a model from its catalog alone. No weight bytes are read.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::EngineError;
 use crate::features::{Feature, features, left_out};
 
-/// Bytes and tensors of one kind of block.
+/// Bytes and number of tensors of one kind of block.
 #[derive(Debug, Clone, Serialize)]
 pub struct BlockKindBytes {
     pub kind: &'static str,
@@ -19,7 +19,7 @@ pub struct BlockKindBytes {
     pub bytes: u64,
 }
 
-/// Bytes and tensors of one tensor type.
+/// Bytes and number of tensors of one tensor type.
 #[derive(Debug, Clone, Serialize)]
 pub struct TypeBytes {
     #[serde(rename = "type")]
@@ -28,20 +28,21 @@ pub struct TypeBytes {
     pub bytes: u64,
 }
 
-/// A model in figures.
+/// Figures that describe a model.
 #[derive(Debug, Clone, Serialize)]
 pub struct ModelInfo {
     pub path: PathBuf,
-    /// `GGUF v3` or `Hugging Face`; for a pack that and its source, `pack v1.0 of GGUF v3`.
+    /// Format of the file: `GGUF v3` or `Hugging Face`. For a pack it includes the source format: `pack v1.0 of GGUF
+    /// v3`.
     pub format: String,
     pub architecture: &'static str,
     pub name: Option<String>,
     pub parameters: u64,
     pub file_bytes: u64,
-    /// All tensors, without metadata and padding.
+    /// Bytes of all tensors, without metadata and padding.
     pub weights_bytes: u64,
     pub expert_bytes: u64,
-    /// Bytes of one expert of the first layer that has experts; 0 for a dense model.
+    /// Average bytes of one expert, 0 for a dense model.
     pub bytes_per_expert: u64,
     pub layers: usize,
     pub hidden: usize,
@@ -55,23 +56,24 @@ pub struct ModelInfo {
     pub tied_embeddings: bool,
     pub types: Vec<TypeBytes>,
     pub kinds: Vec<BlockKindBytes>,
-    /// Tensors that are never read, in words.
+    /// Description of the tensors that are never read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub left_out: Option<String>,
 }
 
-/// What `inspect` shows.
+/// Output of `inspect`.
 #[derive(Debug, Serialize)]
 pub struct Inspection {
     #[serde(flatten)]
     pub model: ModelInfo,
-    /// What sets the model apart.
+    /// Features that distinguish the model from a plain decoder.
     pub features: Vec<Feature>,
-    /// Of the key/value cache in f16, for a position in all layers.
+    /// Bytes of key/value cache in f16 for one position in all layers.
     pub kv_bytes_per_position: u64,
-    /// Of that, in layers that keep every position: the others keep those of their window.
+    /// The part of these bytes in layers that keep every position. The other layers keep only the positions of their
+    /// window.
     pub kv_bytes_per_position_kept: u64,
-    /// Tokenizer in words, or why there is none.
+    /// Description of the tokenizer, or the reason why there is none.
     pub tokenizer: String,
     pub has_chat_template: bool,
     #[serde(skip)]
@@ -81,7 +83,7 @@ pub struct Inspection {
 /// Describes a model without reading its weights.
 ///
 /// # Errors
-/// Files that cannot be read or are damaged, unknown architectures.
+/// Returns an error if a file cannot be read or is damaged, or if the architecture is unknown.
 pub fn inspect(model: &Path) -> Result<Inspection, EngineError> {
     let catalog = Catalog::open(model)?;
     let architecture = Architecture::from_catalog(&catalog)?;
@@ -104,16 +106,17 @@ pub fn inspect(model: &Path) -> Result<Inspection, EngineError> {
     })
 }
 
-/// Of a position in some of the layers, in f16.
+/// Returns the bytes of key/value cache in f16 for one position in the layers that `counts` selects.
 fn kv_bytes(architecture: &Architecture, counts: impl Fn(&Layer) -> bool) -> u64 {
     let attention = &architecture.attention;
-    // Latent values are a part of their keys.
+    // Latent values are part of their keys.
     let values = if attention.latent.is_some() { 0 } else { attention.value_dim };
     let numbers = attention.kv_heads as u64 * (attention.head_dim + values) as u64;
     architecture.layers.iter().filter(|layer| counts(layer)).count() as u64 * numbers * 2
 }
 
-/// Weights that a tensor has. gpt-oss's folders have two in a byte of `_blocks`, whose scales are no weights.
+/// Returns the number of weights in a tensor. gpt-oss's folders have two weights in each byte of `_blocks`, and their
+/// `_scales` are not weights.
 fn parameters(tensor: &TensorInfo) -> u64 {
     match tensor.ty {
         TensorType::U8 if tensor.name.ends_with("_blocks") => 2 * tensor.elements(),
@@ -173,10 +176,10 @@ fn format(catalog: &Catalog) -> String {
 }
 
 const EXPERTS: &str = "experts";
-/// Kinds of blocks in the order shown.
+/// Kinds of blocks in display order.
 const KINDS: [&str; 6] = ["embeddings", "attention", "feed-forward", "router", EXPERTS, "head"];
 
-/// The kind of block that a tensor belongs to, from its name in either form.
+/// Returns the kind of block that a tensor belongs to, from its GGUF or Hugging Face name.
 pub fn block_kind(tensor: &TensorInfo) -> &'static str {
     let name = tensor.name.as_str();
     let has = |part: &str| name.contains(part);
@@ -212,7 +215,7 @@ fn kinds(tensors: &[TensorInfo]) -> Vec<BlockKindBytes> {
     KINDS.into_iter().map(of_kind).filter(|entry| entry.tensors > 0).collect()
 }
 
-/// Types by bytes, the largest first.
+/// Returns the tensor types by bytes, largest first.
 fn types(tensors: &[TensorInfo]) -> Vec<TypeBytes> {
     let mut types: Vec<TypeBytes> = Vec::new();
     for tensor in tensors {

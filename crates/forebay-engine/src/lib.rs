@@ -1,5 +1,5 @@
-//! A session: one model, its budgets and its key/value cache, from prompt to tokens, with the
-//! figures that say how it went.
+//! Sessions that turn prompts into tokens with one model, its budgets and its key/value cache. Also planning, loading,
+//! packing and measuring.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(

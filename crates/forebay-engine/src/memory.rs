@@ -1,30 +1,29 @@
-//! What memory this process may use and has used.
+//! Memory that this process may use, and memory that it has used.
 
 use std::fs;
 
-/// Fraction of the free memory that is used when no budget is given: the rest is for the page
-/// cache, the key/value cache and everybody else.
+/// Fraction of the free memory that is used when no budget is given. The rest is for the page cache, the key/value
+/// cache and other processes.
 const SHARE_OF_FREE: f64 = 0.75;
 
-/// Bytes that may be used when the user names no budget: three quarters of what is free, within
-/// the control group's limit.
+/// Returns the default budget in bytes: three quarters of [`free_bytes`].
 pub fn default_budget_bytes() -> u64 {
     (free_bytes() as f64 * SHARE_OF_FREE) as u64
 }
 
-/// Bytes that are free for programs, page cache that can be given up included, within the control
-/// group's limit.
+/// Returns the bytes that programs can allocate, within the control group's limit. This includes page cache that the
+/// kernel can drop.
 pub fn free_bytes() -> u64 {
     available_bytes().min(cgroup_left_bytes().unwrap_or(u64::MAX))
 }
 
-/// `MemAvailable` of /proc/meminfo; unlimited where it cannot be read.
+/// Returns `MemAvailable` of /proc/meminfo, or `u64::MAX` if it cannot be read.
 fn available_bytes() -> u64 {
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     kib_field(&meminfo, "MemAvailable:").unwrap_or(u64::MAX)
 }
 
-/// Largest resident set of this process so far (`VmHWM`), where the system says it.
+/// Returns the largest resident set of this process so far (`VmHWM`), if the system reports it.
 pub fn peak_resident_bytes() -> Option<u64> {
     kib_field(&fs::read_to_string("/proc/self/status").ok()?, "VmHWM:")
 }
@@ -35,7 +34,7 @@ fn kib_field(text: &str, name: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// What is left under this process's memory limit: control groups version 2, then version 1.
+/// Returns the bytes left under this process's memory limit, from control groups version 2 or version 1.
 fn cgroup_left_bytes() -> Option<u64> {
     let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
     let left = |limit: String, used: String| {

@@ -1,4 +1,4 @@
-//! GPUs in a build without CUDA: there are none, and asking for one is an error.
+//! Replacement for the GPU module in a build without CUDA: there are no GPUs, and asking for one is an error.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -18,7 +18,7 @@ use crate::placed::{Described, Placed};
 use crate::plan::{PlanRequest, PlannedModel};
 use crate::{EngineError, SessionOptions};
 
-/// A model's place on a GPU, of which there is none.
+/// Layout of a model on a GPU. It has no values, because there is no GPU.
 pub(crate) enum GpuPlan {}
 
 impl GpuPlan {
@@ -31,7 +31,7 @@ impl GpuPlan {
     }
 }
 
-/// Device memory, of which there is none.
+/// Device memory. It has no values, because there is no GPU.
 pub(crate) enum Pool {}
 
 impl Pool {
@@ -40,7 +40,7 @@ impl Pool {
     }
 }
 
-/// What is known of a GPU, of which there is none.
+/// Properties of a GPU. It has no values, because there is no GPU.
 #[derive(Clone, Copy)]
 pub enum Facts {}
 
@@ -80,7 +80,7 @@ pub(crate) fn is_unusable(error: &EngineError) -> bool {
     matches!(error, EngineError::NoCuda)
 }
 
-/// In words, and not worth a line where nobody asked for a GPU.
+/// Returns the reason in words. The `false` means that the fall back to the CPU is not announced.
 pub(crate) fn why_unusable(_: EngineError) -> (String, bool) {
     ("this build has no CUDA support".to_owned(), false)
 }

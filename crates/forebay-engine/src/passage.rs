@@ -1,4 +1,4 @@
-//! Recording the routing of one prompt and of what the model makes of it.
+//! Recording of the routing of one prompt and of its continuation.
 
 use std::time::Instant;
 
@@ -8,25 +8,25 @@ use forebay_stream::Phase;
 
 use crate::{EngineError, Session};
 
-/// The routing of a prompt and of its continuation, and how long the continuation took.
+/// Routing of a prompt and of its continuation, and the time that the continuation took.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RecordedPassage {
-    /// `[tokens, layers, k]`, -1 in layers without experts; the prompt's tokens first.
+    /// Experts as `[tokens, layers, k]`, with -1 in layers without experts. The prompt's tokens come first.
     pub routing: Vec<i32>,
     pub generated_tokens: usize,
     pub generate_seconds: f64,
-    /// The part of `generate_seconds` spent waiting for a block, with nothing to compute.
+    /// Part of `generate_seconds` spent waiting for a block, with nothing to compute.
     pub wait_seconds: f64,
-    /// How many tokens the engine takes at once: a longer prompt is several batches.
+    /// Largest number of tokens in one batch. A longer prompt takes several batches.
     pub batch_tokens: usize,
 }
 
 impl Session {
-    /// Records the routing of a prompt and of one to `count` tokens after it. The session's cached tokens are dropped.
-    /// `step` gets the tokens done so far.
+    /// Records the routing of a prompt and of up to `count` tokens after it. This drops the session's cached tokens.
+    /// `step` gets the number of tokens processed so far.
     ///
     /// # Errors
-    /// A model without tokenizer, failed reads, a routing trace that cannot be written.
+    /// Returns an error if the model has no tokenizer, a read fails, or a routing trace cannot be written.
     pub fn record_passage(
         &mut self,
         prompt: &[u32],
@@ -67,7 +67,7 @@ impl Session {
         })
     }
 
-    /// Makes the tokens that end a text impossible: an answer has one token at least.
+    /// Makes the tokens that end a text impossible, so that an answer has at least one token.
     fn forbid_the_end(&mut self) -> Result<(), EngineError> {
         let tokenizer = self.shared_tokenizer()?;
         for &id in tokenizer.eog_ids() {
@@ -82,7 +82,7 @@ impl Session {
         self.decoder.residency().map_or(0.0, |residency| residency.statistics().wait_seconds)
     }
 
-    /// Runs tokens, and puts what they chose in place of `rows`.
+    /// Runs tokens and replaces `rows` with their routing.
     fn record_tokens(
         &mut self,
         phase: Phase,

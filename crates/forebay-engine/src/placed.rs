@@ -1,5 +1,9 @@
-//! Where a session's weights are: blocks in host memory that stream past the CPU, all of them on a GPU, what every token
-//! needs on a GPU and experts wherever there is room, or of a dense model as many layers on a GPU as it has room for.
+//! Placement of a session's weights in RAM and VRAM. There are four cases:
+//!
+//! - The CPU computes, and blocks stream through host memory.
+//! - A GPU holds all blocks.
+//! - A GPU holds what every token needs, and experts are wherever there is room.
+//! - A GPU holds as many layers of a dense model as it has room for.
 
 use forebay_compute::Cpu;
 use forebay_format::Catalog;
@@ -18,55 +22,55 @@ use crate::statistics::ReadPath;
 use crate::traced::TracedModel;
 use crate::{EngineError, SessionOptions, default_budget_bytes};
 
-/// A model that is known, of whose weights nothing has been read but vectors.
+/// A model that has been described. Of its weights, only vectors have been read.
 pub(crate) struct Described<'a> {
     pub catalog: &'a Catalog,
     pub architecture: &'a Architecture,
     pub weights: &'a Weights,
     pub files: FileSet,
-    /// Positions of key/value cache.
+    /// Number of positions in the key/value cache.
     pub context: usize,
 }
 
-/// What computes, with its weights.
+/// A backend with its weights.
 pub(crate) struct Placed {
     pub backend: Box<dyn Backend>,
-    /// Where blocks are in host memory; `None` where all are on a GPU.
+    /// Plan of the blocks in host memory, or `None` if all blocks are on a GPU.
     pub plan: Option<MemoryPlan>,
-    /// Of host memory.
+    /// Budget of host memory.
     pub budget_bytes: u64,
     pub read_path: ReadPath,
     pub gpu_start: Option<GpuStart>,
     pub traced: Option<TracedModel>,
 }
 
-/// Host memory that is planned.
+/// Plan of host memory for a set of blocks.
 pub(crate) struct HostPlan {
     pub blocks: ModelBlocks,
     pub plan: MemoryPlan,
     pub budget_bytes: u64,
 }
 
-/// How the weights came to a GPU. Opening it goes on beside reading the model's description, and loading modules beside
-/// the weights: only the rest adds up.
+/// Times and sizes of loading weights to a GPU. Opening the GPU overlaps with reading the model's description, and
+/// loading modules overlaps with loading the weights. Only the time that is left adds to the start.
 #[derive(Debug, Clone, Serialize)]
 pub struct GpuStart {
     pub open_seconds: f64,
-    /// Pinning the ring and opening what reads into it.
+    /// Seconds for pinning the ring buffer and opening the engine that reads into it.
     pub pin_seconds: f64,
-    /// Host memory that the GPU copied from, given back since.
+    /// Bytes of pinned host memory that the GPU copied from. It has been freed since.
     pub pinned_bytes: u64,
     pub modules: usize,
-    /// Loading them; the driver compiles those that it does not have in its cache.
+    /// Seconds for loading the modules. The driver compiles modules that are not in its cache.
     pub modules_seconds: f64,
     pub weights: LoadStatistics,
     pub weights_bytes_per_second: f64,
-    /// Where request size and depth of the reads come from.
+    /// Source of the request size and queue depth of the reads.
     pub chosen_by: String,
 }
 
 impl Described<'_> {
-    /// Plans host memory by the budget, and fills it.
+    /// Plans host memory by the budget and fills it.
     pub fn on_host(
         self,
         cpu: Cpu,
@@ -81,7 +85,7 @@ impl Described<'_> {
         })?;
         let (residency, _) = self.fill_host(host, options, progress)?;
         let (plan, info) = (residency.plan().clone(), residency.engine_info());
-        // A batch of a prompt may compute on a layer for seconds.
+        // A batch of a prompt may spend seconds in one layer.
         let cpu = cpu.stopping_on(options.interrupt.flag());
         let traced = self.traced(options, &info);
         let backend = CpuBackend::new(
@@ -115,7 +119,8 @@ impl Described<'_> {
         Ok(HostPlan { blocks, plan, budget_bytes })
     }
 
-    /// Reserves memory by its plan and fills it, as far as it can hold all of a kind.
+    /// Reserves memory as planned. Fills it with the dense blocks that stay there, and with experts of pools that hold
+    /// all of theirs.
     pub(crate) fn fill_host(
         &self,
         host: HostPlan,
@@ -132,7 +137,7 @@ impl Described<'_> {
         let mut residency = Residency::new(&blocks, plan, &self.files, &arena, engine)?;
         let loaded = residency.preload_with_copies(&self.files, load_options(options), progress)?;
         span.record("bytes", loaded.bytes);
-        // What is not loaded now must not wait for its pages later.
+        // Slots that stay empty now must not cause page faults later.
         arena.make_resident_unless(&options.interrupt)?;
         Ok((residency, arena))
     }
@@ -147,7 +152,7 @@ impl Described<'_> {
     }
 }
 
-/// What the user has chosen, `defaults` for the rest.
+/// Returns the engine options that the user chose, with `defaults` for the others.
 pub(crate) fn engine_options(options: &SessionOptions, defaults: &EngineOptions) -> EngineOptions {
     EngineOptions {
         direct: options.direct,
@@ -158,7 +163,8 @@ pub(crate) fn engine_options(options: &SessionOptions, defaults: &EngineOptions)
     }
 }
 
-/// The engine that `options` ask for, over `arena`, for blocks of which so many bytes are recast.
+/// Opens the engine that `options` ask for, over `arena`, with `relayout_bytes` of scratch memory for blocks that are
+/// converted after reading.
 fn read_engine(
     options: &SessionOptions,
     files: &FileSet,
@@ -176,9 +182,9 @@ fn read_engine(
     })
 }
 
-/// Copies from the page cache would not meet a disk that is broken on purpose, nor be the page
-/// faults that a mapping is to show; and the engine's counters, which a trace is compared with, do
-/// not have them.
+/// Returns true if all blocks must go through the read engine, without copies from the page cache. Such copies would
+/// not see a simulated disk fault, and would not cause the page faults that a mapping is meant to show. They are also
+/// missing from the engine's counters, which are compared with a trace.
 pub(crate) fn engine_only(options: &SessionOptions) -> bool {
     options.faults.is_some() || options.recorder.is_some() || options.io == IoKind::Mmap
 }

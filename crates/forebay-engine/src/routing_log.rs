@@ -1,4 +1,4 @@
-//! Recording which experts a session's tokens chose.
+//! Recording of the experts that a session's tokens choose.
 
 use std::hash::Hasher as _;
 use std::io::Write;
@@ -12,21 +12,21 @@ use twox_hash::XxHash3_64;
 
 use crate::{EngineError, Session};
 
-/// A recording under way.
+/// A recording in progress.
 pub(crate) struct RoutingLog {
     recorder: RoutingRecorder,
-    /// Reused from call to call.
+    /// Buffer that is reused from call to call.
     rows: Routing,
 }
 
 impl Session {
-    /// From now on, what every token chooses is written to `out` as a routing trace; [`Session::end_routing`] completes it.
-    /// With `scores`, so is what each layer's router says of the token's state one layer earlier, for studies of predictors.
-    /// On a GPU, tokens are then queued kernel by kernel, without a CUDA graph.
+    /// Writes the experts that every token chooses from now on to `out` as a routing trace. [`Session::end_routing`]
+    /// completes it. With `scores`, the trace also has each layer's router scores for the token's state one layer
+    /// earlier, for studies of predictors. On a GPU, tokens are then queued kernel by kernel, without a CUDA graph.
     ///
     /// # Errors
-    /// [`EngineError::NoExperts`] for a dense model, [`EngineError::NoScores`] for scores of a device that does not give
-    /// them, [`EngineError::RoutingTrace`] when `out` cannot be written.
+    /// Returns [`EngineError::NoExperts`] for a dense model, [`EngineError::NoScores`] if the device does not give
+    /// scores, and [`EngineError::RoutingTrace`] if `out` cannot be written.
     pub fn record_routing(
         &mut self,
         out: Box<dyn Write + Send>,
@@ -42,16 +42,16 @@ impl Session {
         Ok(())
     }
 
-    /// Empty rows, for a caller that wants routing and gives it to [`Session::record`].
+    /// Returns empty rows for a caller that wants the routing itself and then passes it to [`Session::record`].
     pub(crate) fn routing_rows(&self) -> Routing {
         let scored = self.routing.as_ref().is_some_and(|log| log.rows.scores.is_some());
         Routing { scores: scored.then(Vec::new), ..Routing::default() }
     }
 
-    /// Completes the trace that [`Session::record_routing`] began, if one is under way.
+    /// Completes the trace that [`Session::record_routing`] started, if one is in progress.
     ///
     /// # Errors
-    /// [`EngineError::RoutingTrace`].
+    /// Returns [`EngineError::RoutingTrace`] if the trace cannot be written.
     pub fn end_routing(&mut self) -> Result<(), EngineError> {
         match self.routing.take() {
             Some(log) => log.recorder.finish().map_err(EngineError::RoutingTrace),
@@ -59,10 +59,10 @@ impl Session {
         }
     }
 
-    /// Experts of each layer, none of a dense one.
+    /// Returns the number and size of the experts in each layer. Dense layers have zeros.
     ///
     /// # Errors
-    /// [`EngineError::NoExperts`] where all are dense.
+    /// Returns [`EngineError::NoExperts`] if all layers are dense.
     pub fn routing_layers(&self) -> Result<Vec<RoutingLayer>, EngineError> {
         let architecture = self.decoder.architecture();
         let blocks = &self.decoder.weights().blocks.experts;
@@ -100,7 +100,7 @@ impl Session {
         })
     }
 
-    /// Begins a turn of the recording, if one is under way.
+    /// Starts a turn of the recording, if one is in progress.
     pub(crate) fn begin_turn(&mut self, prompt: &[u32]) -> Result<(), EngineError> {
         match &mut self.routing {
             Some(log) => log.recorder.turn(prompt).map_err(EngineError::RoutingTrace),
@@ -108,7 +108,7 @@ impl Session {
         }
     }
 
-    /// Runs tokens, and records their routing if a recording is under way.
+    /// Runs tokens, and records their routing if a recording is in progress.
     pub(crate) fn forward(
         &mut self,
         phase: Phase,
@@ -119,7 +119,7 @@ impl Session {
             &mut log.rows
         });
         let ran = run(&mut self.decoder, rows);
-        // After an error the decoder may have had to forget more than what failed.
+        // After an error, the decoder may have dropped more tokens than the failed ones.
         self.forget_as_decoder();
         ran?;
         let Some(log) = &mut self.routing else { return Ok(()) };
@@ -128,7 +128,7 @@ impl Session {
         write(recorder, phase, rows, batch_tokens)
     }
 
-    /// Records rows that another caller asked for.
+    /// Records rows that the caller obtained from [`Session::routing_rows`].
     pub(crate) fn record(&mut self, phase: Phase, rows: &Routing) -> Result<(), EngineError> {
         let batch_tokens = self.decoder.backend().batch_tokens();
         let Some(log) = &mut self.routing else { return Ok(()) };
@@ -147,7 +147,7 @@ fn write(
     recorded.map_err(EngineError::RoutingTrace)
 }
 
-/// XXH3 of all tokens of the vocabulary in the order of their ids, each with its length in front.
+/// Returns the XXH3 hash of all tokens of the vocabulary in the order of their ids, each preceded by its length.
 fn fingerprint(tokenizer: &Tokenizer) -> String {
     let mut hash = XxHash3_64::new();
     for id in 0..tokenizer.vocab_size() as u32 {

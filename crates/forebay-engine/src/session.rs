@@ -1,4 +1,4 @@
-//! Opening a model: catalog, description, device, weights, decoder.
+//! Sessions: opens a model (catalog, description, device, weights, decoder) and runs it.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,68 +25,72 @@ use crate::statistics::{Checks, ReadPath, SubLayerStatistics};
 use crate::traced::TracedModel;
 use crate::{EngineError, SessionStatistics, peak_resident_bytes};
 
-/// What a user may choose about a session.
+/// Options of a session that a user may choose.
 #[derive(Debug, Clone)]
 pub struct SessionOptions {
     pub device: DeviceChoice,
-    /// Bytes of device memory for everything, the driver's context included. `None`: what is free.
+    /// Bytes of device memory for everything, including the driver's context. `None` uses what is free.
     pub vram_bytes: Option<u64>,
-    /// Bytes for weights in RAM. `None`: what the model needs, at most three quarters of the free memory.
+    /// Bytes for weights in RAM. `None` uses what the model needs, at most three quarters of the free memory.
     pub ram_bytes: Option<u64>,
-    /// Positions of key/value cache. `None`: the trained context, at most 4096.
+    /// Number of positions in the key/value cache. `None` uses the trained context, at most 4096.
     pub context: Option<usize>,
-    /// Worker threads. `None`: one per physical core.
+    /// Number of worker threads. `None` uses one per physical core.
     pub threads: Option<usize>,
-    /// f32 activations and an f32 key/value cache.
+    /// True for f32 activations and an f32 key/value cache.
     pub exact: bool,
-    /// How keys and values are kept.
+    /// Type of the keys and values in the cache.
     pub kv_cache: KvCacheType,
-    /// On a GPU, single tokens' work is recorded once and then queued as a CUDA graph. Results are the same without.
+    /// True to capture the work of single tokens on a GPU once and then launch it as a CUDA graph. Results are the same
+    /// without.
     pub cuda_graphs: bool,
-    /// Whether the CPU computes a share of the experts that a GPU has no room for.
+    /// CPU offload of experts that a GPU has no room for.
     pub cpu_offload: CpuOffload,
-    /// Decides about that share instead of the machine profile.
+    /// Rates that decide about CPU offload of experts, instead of the machine profile.
     pub cpu_offload_rates: Option<CpuOffloadRates>,
-    /// Decides which of a dense model's layers the CPU computes that a GPU has no room for, instead of the machine profile.
+    /// Rates that decide which layers of a dense model the CPU computes, instead of the machine profile. Only layers
+    /// that the GPU has no room for are affected.
     pub sub_layer_rates: Option<SubLayerRates>,
     pub policy: PolicyKind,
     pub io: IoKind,
-    /// Read experts of the next layer ahead while a token is computed, by that layer's router on
-    /// the token's present state. Off by default: on random weights three guesses of four are
-    /// wrong, and the reads they cost delay those that are needed.
+    /// True to prefetch experts of the next layer while a token is computed. That layer's router predicts them from the
+    /// token's present state. Off by default: on random weights, three predictions of four are wrong, and their reads
+    /// delay those that are needed.
     pub prefetch: bool,
-    /// Reads bypass the page cache where the file system allows it.
+    /// True if reads bypass the page cache where the file system allows it.
     pub direct: bool,
-    /// What is read of a pack is compared with its checksums.
+    /// True to verify the blocks of a pack against their checksums.
     pub verify: bool,
     /// Bytes per read request.
     pub request_bytes: Option<usize>,
-    /// Read requests in flight.
+    /// Number of read requests in flight.
     pub queue_depth: Option<usize>,
-    /// How long a kernel of the GPU waits for the host before it gives up and the host does its work in another way, with the same
-    /// results. `None`: a quarter of a second on a GPU with a watchdog, such as one with a display, else as long as it takes.
+    /// Longest time that a GPU kernel waits for the host. After that the kernel gives up, and the host does its work in
+    /// another way, with the same results. `None` is a quarter of a second on a GPU with a watchdog, such as one with a
+    /// display. On other GPUs `None` waits as long as it takes.
     pub gpu_wait_bound: Option<Duration>,
-    /// On a GPU, everything is read back after loading and compared with the files: for tests.
+    /// True to read back all weights from a GPU after loading and compare them with the files. For tests.
     pub check_weights: bool,
-    /// A read that makes no progress for this long is an error.
+    /// Time without progress after which a read fails.
     pub stall_timeout: Duration,
-    /// Breaks reads on purpose: for tests of what then happens.
+    /// Faults to inject into reads. For tests.
     pub faults: Option<FaultPlan>,
-    /// Records every read.
+    /// Recorder of every read.
     pub recorder: Option<IoRecorder>,
-    /// Ends loading, prompts and generation early.
+    /// Interrupt that ends loading, prompts and generation early.
     pub interrupt: Interrupt,
 }
 
-/// Whether the CPU computes a share of the experts that a GPU has no room for. It rounds in its own way, and never takes part in
-/// exact arithmetic.
+/// CPU offload of the experts that a GPU has no room for. The CPU rounds differently from the GPU, so it never takes
+/// part in exact arithmetic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum CpuOffload {
-    /// While so much is missing on the GPU that it is faster by the machine profile.
+    /// The CPU computes experts as long as so many are missing on the GPU that this is faster, according to the machine
+    /// profile.
     #[default]
     Auto,
     Always,
-    /// What comes out is what a GPU that holds all computes, bit for bit.
+    /// The CPU computes no experts. Output is bit-identical to that of a GPU that holds all weights.
     Never,
 }
 
@@ -94,14 +98,14 @@ pub enum CpuOffload {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KvCacheType {
     F16,
-    /// Bytes with a scale for every 32 of them: half the memory.
+    /// 8 bits per value, with a scale for every 32 values: half the memory.
     Q8_0,
-    /// Halves of bytes with a scale for every 32: a quarter.
+    /// 4 bits per value, with a scale for every 32 values: a quarter of the memory.
     Q4_0,
 }
 
 impl KvCacheType {
-    /// As users write it.
+    /// Returns the name that users write.
     pub fn name(self) -> &'static str {
         match self {
             KvCacheType::F16 => "f16",
@@ -112,7 +116,7 @@ impl KvCacheType {
 }
 
 impl SessionOptions {
-    /// How keys and values are kept.
+    /// Returns the type of the keys and values in the cache.
     pub(crate) fn kv_type(&self) -> KvType {
         match (self.exact, self.kv_cache) {
             (true, _) => KvType::F32,
@@ -155,17 +159,17 @@ impl Default for SessionOptions {
 }
 
 impl SessionOptions {
-    /// What [`SessionOptions::cpu_offload`] comes to in the arithmetic that is asked for.
+    /// Returns [`SessionOptions::cpu_offload`], or [`CpuOffload::Never`] in exact arithmetic.
     pub(crate) fn cpu_offload_possible(&self) -> CpuOffload {
         if self.exact { CpuOffload::Never } else { self.cpu_offload }
     }
 }
 
-/// Positions reserved when the user does not say: enough for a long conversation, and within
-/// reach of a small machine.
+/// Number of positions reserved if the user does not choose one. It is enough for a long conversation and affordable on
+/// a small machine.
 const DEFAULT_CONTEXT: usize = 4096;
 
-/// A model in use.
+/// An open model with its key/value cache.
 pub struct Session {
     pub(crate) decoder: Decoder,
     pub(crate) tokenizer: Option<Arc<Tokenizer>>,
@@ -174,7 +178,7 @@ pub struct Session {
     device: String,
     why_not_cuda: Option<String>,
     announce_device: bool,
-    /// Where blocks are in host memory, on a GPU experts alone; `None` where all are on a GPU.
+    /// Plan of the blocks in host memory, on a GPU of experts alone. `None` if all blocks are on a GPU.
     plan: Option<MemoryPlan>,
     budget_bytes: u64,
     ram_budget_bytes: u64,
@@ -186,24 +190,24 @@ pub struct Session {
     checks: Checks,
     read_path: ReadPath,
     gpu_start: Option<GpuStart>,
-    /// Ids in the key/value cache.
+    /// Token ids in the key/value cache.
     pub(crate) cached: Vec<u32>,
     pub(crate) logits: Vec<f32>,
-    /// The largest of them with their ids, where the device chose.
+    /// The largest logits with their ids, if the device selected them.
     pub(crate) largest: Vec<(f32, u32)>,
-    /// What is recorded of routing, if it is.
+    /// Recording of the routing, if one is in progress.
     pub(crate) routing: Option<RoutingLog>,
     load_seconds: f64,
     traced: Option<TracedModel>,
 }
 
 impl Session {
-    /// Opens a model and fills its memory: `progress` gets bytes done and bytes in all.
+    /// Opens a model and fills its memory. `progress` gets the bytes done and the total bytes.
     ///
     /// # Errors
-    /// Whatever keeps the model from running: a damaged or unknown file, a budget too small
-    /// (with the smallest that works), memory that cannot be reserved, a failed read;
-    /// [`EngineError::Interrupted`].
+    /// Returns an error if anything keeps the model from running: a damaged or unknown file, memory that cannot be
+    /// reserved, a failed read. If a budget is too small, the error names the smallest one that works. Returns
+    /// [`EngineError::Interrupted`] if the caller interrupts.
     pub fn open(
         model: &Path,
         options: &SessionOptions,
@@ -224,7 +228,7 @@ impl Session {
         let chat_template = ChatTemplate::from_catalog(&catalog)?;
         let info = ModelInfo::new(&catalog, &architecture);
         let vocabulary = architecture.vocabulary;
-        // Side by side: a GPU takes a third of a second to open, and a large vocabulary takes some time, too.
+        // These run in parallel: a GPU takes a third of a second to open, and a large vocabulary takes some time, too.
         let (tokenizer, chosen, weights, placed) = thread::scope(|scope| {
             let parent = open.id();
             let tokenizer = scope.spawn(|| {
@@ -292,28 +296,28 @@ impl Session {
         })
     }
 
-    /// From now on, prompts of more than one token tell `watch` how far they are: tokens done and tokens in all.
+    /// Reports the progress of prompts of more than one token to `watch` from now on: tokens done and total tokens.
     pub fn watch_prompts(&mut self, watch: Option<PromptWatch>) {
         self.decoder.watch_prompts(watch);
     }
 
-    /// What the model is.
+    /// Returns a description of the model.
     pub fn info(&self) -> &ModelInfo {
         &self.info
     }
 
-    /// Where its blocks go in host memory; `None` where all are on a GPU.
+    /// Returns the plan of the blocks in host memory, or `None` if all blocks are on a GPU.
     pub fn plan(&self) -> Option<&MemoryPlan> {
         self.plan.as_ref()
     }
 
-    /// The slots for experts on a GPU that does not hold all of them.
+    /// Returns the plan of the expert slots on a GPU that does not hold all experts.
     pub fn slots(&self) -> Option<&MemoryPlan> {
         self.decoder.backend().slots()
     }
 
-    /// How fast it should be by the rates of a machine profile, if experts are found as `hits` says.
-    /// `None` where a GPU computes that is not in the profile.
+    /// Returns the speed predicted from the rates of a machine profile, for cache hits as in `hits`. Returns `None` if
+    /// the GPU that computes is not in the profile.
     pub fn predicted(&self, rates: &Rates, hits: &HitCurve, work: Work) -> Option<Prediction> {
         let sub_layers = self.decoder.backend().sub_layers();
         let placement = match (self.slots(), self.plan.clone()) {
@@ -331,77 +335,78 @@ impl Session {
         plan::predict(architecture, weights, self.context(), (&rates, hits), &placement, work)
     }
 
-    /// Which device was chosen and why, where the choice was ours and there was one.
+    /// Returns the device with the reason for it, if forebay chose it itself and there was a choice.
     pub fn device_choice(&self) -> Option<String> {
         let why = self.why_not_cuda.as_ref();
         let why = why.map_or(String::new(), |why| format!(", not cuda: {why}"));
         self.announce_device.then(|| format!("{}{why}", self.device))
     }
 
-    /// The model's tokenizer.
+    /// Returns the model's tokenizer.
     ///
     /// # Errors
-    /// A model without one: only token ids can be used with it.
+    /// Returns an error if the model has none. Only token ids can be used with such a model.
     pub fn tokenizer(&self) -> Result<&Tokenizer, EngineError> {
         self.tokenizer
             .as_deref()
             .ok_or_else(|| EngineError::NoTokenizer { path: self.root.clone() })
     }
 
-    /// The model's tokenizer, to be used while the session generates.
+    /// Returns a shared reference to the model's tokenizer, so that the caller can use it while the session generates.
     ///
     /// # Errors
-    /// As [`Session::tokenizer`].
+    /// Returns an error if the model has no tokenizer.
     pub fn shared_tokenizer(&self) -> Result<Arc<Tokenizer>, EngineError> {
         let tokenizer = self.tokenizer.as_ref();
         tokenizer.cloned().ok_or_else(|| EngineError::NoTokenizer { path: self.root.clone() })
     }
 
-    /// The model's chat template, where it has one.
+    /// Returns the model's chat template, if it has one.
     pub fn chat_template(&self) -> Option<&ChatTemplate> {
         self.chat_template.as_ref()
     }
 
-    /// Logits per position.
+    /// Returns the number of logits per position.
     pub fn vocab_size(&self) -> usize {
         self.decoder.architecture().vocabulary
     }
 
-    /// Positions that the key/value cache can hold.
+    /// Returns the number of positions that the key/value cache can hold.
     pub fn context(&self) -> usize {
         self.decoder.context()
     }
 
-    /// The token ids in the key/value cache.
+    /// Returns the token ids in the key/value cache.
     pub fn cached_tokens(&self) -> &[u32] {
         &self.cached
     }
 
-    /// Forgets all cached tokens from `position` on, or all of them where that is too far back for layers that keep little
-    /// more than their window. How many are left.
+    /// Drops all cached tokens from `position` on, and returns how many are left. Layers with a window keep little more
+    /// than the window. If `position` is too far back for them, this drops all tokens.
     pub fn truncate(&mut self, position: usize) -> usize {
         self.decoder.truncate(position);
         self.forget_as_decoder();
         self.cached.len()
     }
 
-    /// The tokens in the cache are those that the decoder still has.
+    /// Drops cached tokens that the decoder has dropped.
     pub(crate) fn forget_as_decoder(&mut self) {
         self.cached.truncate(self.decoder.position());
     }
 
-    /// Whether some layers keep little more than their window, so that [`Session::truncate`] may have to forget all.
+    /// Returns true if some layers keep little more than their window, so that [`Session::truncate`] may have to drop
+    /// all tokens.
     pub fn has_windows(&self) -> bool {
         self.decoder.architecture().layers.iter().any(|layer| layer.window.is_some())
     }
 
-    /// Forgets all cached tokens.
+    /// Drops all cached tokens.
     pub fn reset(&mut self) {
         self.truncate(0);
     }
 
-    /// Logits `[tokens, vocabulary]` of a text from its beginning; `routing` gets the chosen
-    /// experts `[tokens, layers, k]`.
+    /// Returns the logits `[tokens, vocabulary]` of a text from its beginning. `routing` gets the chosen experts
+    /// `[tokens, layers, k]`.
     pub fn logits(
         &mut self,
         tokens: &[u32],
@@ -429,7 +434,7 @@ impl Session {
         Ok(logits)
     }
 
-    /// As [`Session::logits`], but every token goes through the model by itself, as when text is generated.
+    /// Returns the logits like [`Session::logits`], but feeds every token to the model by itself, as in generation.
     pub fn logits_one_by_one(&mut self, tokens: &[u32]) -> Result<Vec<f32>, EngineError> {
         self.reset();
         self.begin_turn(&[])?;
@@ -445,12 +450,12 @@ impl Session {
         Ok(logits)
     }
 
-    /// What a trace of this session's reads is about; `None` without a recorder.
+    /// Returns the model that a trace of this session's reads belongs to, or `None` without a recorder.
     pub fn traced_model(&self) -> Option<&TracedModel> {
         self.traced.as_ref()
     }
 
-    /// Figures so far.
+    /// Returns the statistics so far.
     pub fn statistics(&self) -> SessionStatistics {
         let compute = self.decoder.backend().info();
         SessionStatistics {
@@ -482,7 +487,7 @@ impl Session {
     }
 }
 
-/// What a thread has found.
+/// Joins `thread` and returns its result. Resumes its panic if it panicked.
 pub(crate) fn joined<T>(thread: ScopedJoinHandle<'_, T>) -> T {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
@@ -492,8 +497,9 @@ pub(crate) fn host(options: &SessionOptions) -> Result<Cpu, EngineError> {
     Ok(Cpu::new(threads(options)?, Isa::selected()?, arithmetic))
 }
 
-/// As [`host`], to help a GPU with experts: unless the user says how many, half of the threads that would compute alone. One
-/// thread drives the GPU, and on 16 processors of a virtual machine, two to a core, 8 threads were half again as fast as 16.
+/// Returns the CPU workers for CPU offload of experts. The default is half of the threads that would compute alone,
+/// because one thread drives the GPU. On a virtual machine with 16 processors, two to a core, 8 threads were half again
+/// as fast as 16.
 pub(crate) fn offload_host(options: &SessionOptions) -> Result<Cpu, EngineError> {
     let threads = options.threads.unwrap_or_else(|| default_threads().div_ceil(2));
     host(&SessionOptions { threads: Some(threads), ..options.clone() })

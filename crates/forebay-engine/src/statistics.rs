@@ -1,4 +1,4 @@
-//! The figures of a session, for people and for programs.
+//! Statistics of a session, for people and for programs.
 
 use forebay_format::Catalog;
 use forebay_model::{DeviceExperts, DeviceSubLayers, VramUse};
@@ -9,73 +9,74 @@ use serde::Serialize;
 use crate::EngineError;
 use crate::placed::GpuStart;
 
-/// What a session did and which paths it took. Raw units; nothing here is rounded.
+/// Statistics of a session and the code paths it took. All values are in raw units, and none is rounded.
 #[derive(Debug, Clone, Serialize)]
 pub struct SessionStatistics {
-    /// `cpu`, `cuda:N`, or `cuda:N and cpu`.
+    /// Name of the device: `cpu`, `cuda:N`, or `cuda:N and cpu`.
     pub device: String,
-    /// Why a GPU that might have been used is not.
+    /// Reason why a GPU that might have been used is not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why_not_cuda: Option<String>,
-    /// Device memory, where a GPU computes.
+    /// Use of device memory, if a GPU computes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vram: Option<VramUse>,
-    /// The budget in force for weights and activations, in the memory of the device that computes.
+    /// Budget for weights and activations in the memory of the device that computes.
     pub budget_bytes: u64,
-    /// Whether the user named the budget, or it was taken from the free memory.
+    /// True if the user gave the budget, false if it was derived from the free memory.
     pub budget_chosen_by_user: bool,
-    /// All files of the model.
+    /// Bytes of all files of the model.
     pub model_bytes: u64,
-    /// All weights of the model.
+    /// Bytes of all weights of the model.
     pub weights_bytes: u64,
-    /// The experts' share of the weights.
+    /// Bytes of the experts, which are part of the weights.
     pub expert_bytes: u64,
-    /// Host memory reserved for blocks.
+    /// Bytes of host memory reserved for blocks.
     pub arena_bytes: u64,
-    /// Memory reserved for keys and values, beside the budget.
+    /// Bytes reserved for keys and values. They are not part of the budget.
     pub kv_cache_bytes: u64,
-    /// Largest resident set of the process so far.
+    /// Largest resident set of the process so far, in bytes.
     pub peak_resident_bytes: Option<u64>,
-    /// From opening the file to ready.
+    /// Seconds from opening the file until the session is ready.
     pub load_seconds: f64,
-    /// How the weights came to the GPU, where one computes.
+    /// Times of loading the weights to a GPU, if one computes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu_start: Option<GpuStart>,
     pub threads: usize,
-    /// Kernel family in use.
+    /// Name of the kernel family in use, for example an instruction set.
     pub isa: String,
     pub compute: String,
     pub policy: String,
     pub io_engine: ReadPath,
     pub checksums: Checks,
-    /// What experts did on a GPU that does not hold all of them; `stream` then counts what it asked of host memory.
+    /// Expert statistics of a GPU that does not hold all experts. `stream` then counts only the requests to host
+    /// memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device_experts: Option<DeviceExperts>,
-    /// Where a dense model's layers are that a GPU does not hold whole, and what moved; `stream` then counts what was asked of
+    /// Layout and transfers of a dense model that a GPU does not hold whole. `stream` then counts only the requests to
     /// host memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device_sub_layers: Option<SubLayerStatistics>,
-    /// What moved between disk and memory since the start; `None` where the model does not stream.
+    /// Transfers between disk and memory since the start, or `None` if the model does not stream.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stream: Option<StreamStatistics>,
 }
 
-/// A dense model that a GPU does not hold whole.
+/// Statistics of a dense model that a GPU does not hold whole.
 #[derive(Debug, Clone, Serialize)]
 pub struct SubLayerStatistics {
     #[serde(flatten)]
     pub sub_layers: DeviceSubLayers,
-    /// For weights in host memory; `budget_bytes` is the GPU's.
+    /// Budget of host memory for weights. `budget_bytes` is the GPU's budget.
     pub ram_budget_bytes: u64,
 }
 
-/// Whether what was read was compared with checksums.
+/// Verification of reads against checksums.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Checks {
-    /// Everything that was read.
+    /// All blocks are verified.
     On,
-    /// There are checksums, and the user did not want them.
+    /// There are checksums, but the user disabled verification.
     Off,
     /// The container has none.
     None,
@@ -90,7 +91,10 @@ impl Checks {
         }
     }
 
-    /// As [`Checks::of`], but not to want checksums of a container without any is an error.
+    /// Returns the checks that the user asked for.
+    ///
+    /// # Errors
+    /// Returns an error if the user disables checksums of a file that has none.
     pub(crate) fn requested(catalog: &Catalog, verify: bool) -> Result<Checks, EngineError> {
         let checks = Checks::of(catalog, verify);
         if checks == Checks::None && !verify {
@@ -104,14 +108,14 @@ impl Checks {
     }
 }
 
-/// How blocks were read.
+/// The engine that read blocks.
 #[derive(Debug, Clone, Serialize)]
 pub struct ReadPath {
     pub name: &'static str,
-    /// Past the page cache.
+    /// True if reads bypass the page cache.
     pub direct: bool,
     pub registered_buffers: bool,
-    /// Why something faster is not in use; empty when nothing had to give way.
+    /// Reason why a faster engine is not in use. Empty if the fastest one is.
     pub why: String,
 }
 
@@ -122,7 +126,7 @@ impl From<EngineInfo> for ReadPath {
     }
 }
 
-/// The middle of the values, or the mean of the two in the middle; 0 without any.
+/// Returns the median of the values: the middle one, or the mean of the two in the middle. Returns 0 if there are none.
 pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     let mut sorted: Vec<f64> = values.into_iter().collect();
     sorted.sort_by(f64::total_cmp);

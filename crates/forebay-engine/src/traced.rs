@@ -1,14 +1,14 @@
-//! The model that recorded reads belong to.
+//! Model that recorded reads belong to.
 
 use forebay_format::Catalog;
 use forebay_store::EngineInfo;
 use forebay_stream::ModelBlocks;
 
-/// What the reads of an I/O recording were about: kept by a session or a load that has a recorder.
+/// Description of the model that an I/O recording reads. A session or a load with a recorder keeps it.
 #[derive(Clone, Debug)]
 pub struct TracedModel {
     pub catalog: Catalog,
-    /// The family of the architecture, empty if forebay does not know it.
+    /// Family of the architecture, empty if forebay does not know it.
     pub architecture: &'static str,
     /// The blocks that were read; `None` if reads were not made block by block.
     pub blocks: Option<ModelBlocks>,

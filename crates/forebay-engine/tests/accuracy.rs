@@ -1,9 +1,9 @@
-//! Predictions beside measurements, in two classes.
+//! Compares predictions with measurements. There are two classes of measurements:
 //!
-//! - [`fitted`]: a constant or a part of the formulas was chosen by this measurement. The row says which. It shows that one formula
-//!   fits all of them, and nothing about other machines or models.
-//! - [`held_out`]: no constant was chosen by it. These rows show how well predictions do. Do not change a constant for them:
-//!   a row that decides about a constant becomes a fitted one.
+//! - [`fitted`]: a constant or a part of the formulas was chosen by this measurement. The row says which. These rows
+//!   show that one formula fits all of them, and nothing about other machines or models.
+//! - [`held_out`]: no constant was chosen by this measurement. These rows show the accuracy of predictions. Do not
+//!   change a constant for them: a row that decides about a constant becomes a fitted one.
 //!
 //! The errors of all rows are in `docs/design/plans.md`.
 
@@ -20,23 +20,24 @@ use forebay_stream::PolicyKind;
 use forebay_stream::routing::read_any;
 use planning::{GIB, gpu_alone, h200_together, model, model_of, plan, profile, request};
 
-/// Most that a prediction may be off, as a share of the measurement.
+/// Largest error of a prediction, as a share of the measurement.
 const BAR: f64 = 0.2;
 
-/// A measurement by which `constants` of the formulas were chosen.
+/// Checks a measurement by which `constants` of the formulas were chosen.
 #[track_caller]
 fn fitted(constants: &[&str], what: &str, predicted: f64, measured: f64) {
     assert!(!constants.is_empty());
     within(BAR, &format!("fitted ({})", constants.join(", ")), what, predicted, measured);
 }
 
-/// A measurement by which nothing was chosen.
+/// Checks a measurement by which no constant was chosen.
 #[track_caller]
 fn held_out(what: &str, predicted: f64, measured: f64) {
     within(BAR, "held out", what, predicted, measured);
 }
 
-/// A held-out measurement that the formulas miss by more than [`BAR`], by `bar` at most. The reason is beside the row.
+/// Checks a held-out measurement that the formulas miss by more than [`BAR`] and at most `bar`. A comment beside the
+/// row gives the reason.
 #[track_caller]
 fn held_out_and_missed(bar: f64, what: &str, predicted: f64, measured: f64) {
     let error = (predicted / measured - 1.0).abs();
@@ -51,8 +52,9 @@ fn within(bar: f64, class: &str, what: &str, predicted: f64, measured: f64) {
     assert!(error.abs() <= bar, "{what}: predicted {predicted:.1}, measured {measured}");
 }
 
-/// `bench` on an H200 with experts in slots and the usual curve of hits, 2026-11-22: budgets, slots kept, tokens/s. With
-/// routing that is neither recorded nor uniform less was missed in RAM than the curve says, so those rows tell slots only.
+/// Measurements: `bench` on an H200 with experts in slots and the default hit curve, 2026-11-22. Rows have budgets,
+/// slots kept and tokens/s. The model's own routing missed less in RAM than the curve predicts, so rows with little RAM
+/// check the slots only.
 #[test]
 fn experts_in_slots() {
     let (model, profile) = (model("qwen3moe-30b", None, "Q4_K_M"), profile("h200.json"));
@@ -80,8 +82,9 @@ fn experts_in_slots() {
     fitted(&["GPU_EXPERT_LAYER_SECONDS"], "qwen3moe-30b, all in VRAM", generate, 422.0);
 }
 
-/// Models that an H200 holds whole (`bench/results/2026-11-22-h200-resident.md`, `2026-11-22-h200-families.md`). The
-/// constants of a GPU's layers and prompts are of an H100, but for that of layers with experts.
+/// Measurements of models that an H200 holds whole (`bench/results/2026-11-22-h200-resident.md`,
+/// `2026-11-22-h200-families.md`). The constants of a GPU's layers and prompts were fitted on an H100, except for the
+/// constant of layers with experts.
 #[test]
 fn models_in_vram() {
     let rates = Rates::new(&profile("h200.json")).unwrap();
@@ -103,17 +106,18 @@ fn models_in_vram() {
     held_out("gpt-oss-20b, prompt", at(&gpt_oss, 0).prompt.tokens_per_second, 10959.0);
     held_out("gpt-oss-20b", at(&gpt_oss, 0).generate.tokens_per_second, 523.1);
     let deepseek = model("deepseek-v2-lite", None, "Q4_K_M");
-    // All products of prompts count as equally fast for the GPU. This model has more and smaller ones than those that
-    // the rate is from: experts of 1408 and attention in latent space.
+    // The formulas treat all matrix products of prompts as equally fast on the GPU. This model has more and smaller
+    // products than the models that the rate was measured with: experts of width 1408 and attention in latent space.
     let prompt = at(&deepseek, 0).prompt.tokens_per_second;
     held_out_and_missed(0.3, "deepseek-v2-lite, prompt", prompt, 10693.0);
-    // All layers with experts count as equally long beside their products. Latent attention makes theirs longer: of 52 us of a
-    // layer, 12 are norms, rotation and storing the latent vector.
+    // The formulas give all layers with experts the same time beside their products. Latent attention makes layers
+    // longer: of 52 us for a layer, 12 us are norms, rotation and storing the latent vector.
     let generate = at(&deepseek, 0).generate.tokens_per_second;
     held_out_and_missed(0.6, "deepseek-v2-lite", generate, 452.1);
 }
 
-/// Two more models with experts in slots, uniform random routing, the GPU alone (`2026-11-22-h200-families.md`).
+/// Measurements of two more models with experts in slots, uniform random routing and the GPU alone
+/// (`2026-11-22-h200-families.md`).
 #[test]
 fn families_in_slots() {
     let rates = Rates::new(&profile("h200.json")).unwrap();
@@ -129,9 +133,9 @@ fn families_in_slots() {
     }
 }
 
-/// A dense model in a part of the GPU: what is where, that memory is used, and `bench --vram 8GiB` on an H200, 2026-11-22, where
-/// bus and CPU had these rates together. The constants of what passes through the ring were estimated before, from calls and
-/// from an H100.
+/// Checks a dense model of which a part is in VRAM: the placement, and that all memory is used. Measured with `bench
+/// --vram 8GiB` on an H200, 2026-11-22, where bus and CPU together had these rates. The constants of weights that pass
+/// through the ring were estimated before, from call times and from an H100.
 #[test]
 fn dense_models_beyond_vram() {
     let (model, profile) = (model("llama-70b", None, "Q4_K_M"), h200_together());
@@ -161,8 +165,8 @@ fn dense_models_beyond_vram() {
     }
 }
 
-/// `bench --vram 8GiB` of the model with 6 experts for each token, with recorded and with uniform random routing, on an H200,
-/// 2026-11-22. The disk gave 1.7 GB/s in that hour.
+/// Measurements: `bench --vram 8GiB` of the model with 6 experts for each token, with recorded and with uniform random
+/// routing, on an H200, 2026-11-22. The disk gave 1.7 GB/s in that hour.
 #[test]
 fn routing_decides() {
     let options = SynthOptions { experts_used: Some(6), ..SynthOptions::default() };
@@ -185,9 +189,9 @@ fn routing_decides() {
     }
 }
 
-/// Prompts of `bench --vram 8GiB` with the model's own routing, on an H200, 2026-11-22: of a token's 384 experts 122 were missing
-/// in VRAM with 14 % of them there, 35 with 38 %; 5.2 were read from the disk with 60 % in either memory and 0.9 with 94 %. The
-/// disk gave 1.7 GB/s in that hour.
+/// Measurements: prompts of `bench --vram 8GiB` with the model's own routing, on an H200, 2026-11-22. Of a token's 384
+/// experts, 122 were missing in VRAM when it held 14 % of them, and 35 when it held 38 %. 5.2 were read from the disk
+/// when VRAM and RAM held 60 %, and 0.9 when they held 94 %. The disk gave 1.7 GB/s in that hour.
 #[test]
 fn vram_and_ram_together_hold_part_of_the_experts() {
     let mut profile = profile("h200.json");
@@ -219,7 +223,7 @@ fn vram_and_ram_together_hold_part_of_the_experts() {
         held_out(&what, found.generate.tokens_per_second, generate);
         fitted(by, &format!("{what}, prompt"), found.prompt.tokens_per_second, prompt);
     }
-    // With 6 experts for each token, of which nothing but prompts was run; the usual hits.
+    // The model with 6 experts for each token was measured with prompts only, so the default hit curve is used.
     let options = SynthOptions { experts_used: Some(6), ..SynthOptions::default() };
     let model = model_of("qwen3moe-30b", &options);
     for (prompt_tokens, measured) in [(512, 3075.8), (2048, 3273.6)] {
@@ -232,8 +236,8 @@ fn vram_and_ram_together_hold_part_of_the_experts() {
     }
 }
 
-/// The same with experts that the CPU computes: what it brought when it was asked for, and that it is taken where it pays. With
-/// uniform routing 77 experts of a token were computed on the CPU, with recorded routing 10.
+/// Measurements of the same setup with CPU offload of experts. `Auto` must use it only where it is faster. With uniform
+/// random routing, the CPU computed 77 experts of a token, with recorded routing 10.
 #[test]
 fn the_cpu_computes_experts_where_it_pays() {
     let options = SynthOptions { experts_used: Some(6), ..SynthOptions::default() };
@@ -257,11 +261,11 @@ fn the_cpu_computes_experts_where_it_pays() {
     }
 }
 
-/// `bench --device cpu` of three runs on the machine of the profile, 2026-11-22: RAM, hits of lookups with the share of
-/// experts that was kept, tokens/s. The synthetic model with 6 layers routes more evenly from token to token than the
-/// recorded one, so its own hits are taken.
+/// Measurements: `bench --device cpu` of three runs on the machine of the profile, 2026-11-22. Rows have RAM, the cache
+/// hit rate for the share of experts kept, and tokens/s. The synthetic model with 6 layers routes more evenly from
+/// token to token than the recorded one, so its own hit curve is used.
 ///
-/// All of these were known when the formulas were written. The held-out ones decided about no constant.
+/// All of these measurements were known when the formulas were written. The held-out ones decided about no constant.
 #[test]
 fn on_the_cpu() {
     let profile = profile("epyc-2core.json");
@@ -297,10 +301,10 @@ fn on_the_cpu() {
     fitted(streamed, "qwen3moe-30b, 6 layers, on the CPU, RAM 1200 MiB", generate, 68.9);
 }
 
-/// `bench --vram 8GiB` of deepseek-v3 with 8 layers in 32 GiB of RAM on an H200, 2026-11-22, where the disk gave 2.6 GB/s, and 1.9
-/// into memory that nothing was read into before: with the model's own routing, of which this is the recording, and uniform.
-/// Measured after all constants had been chosen. How prompts of a recording are counted was changed by an earlier run of the
-/// same kind, so the prompt is no held-out row.
+/// Measurements: `bench --vram 8GiB` of deepseek-v3 with 8 layers and 32 GiB of RAM on an H200, 2026-11-22. Routing was
+/// the model's own, recorded in the trace of this test, and uniform. The disk gave 2.6 GB/s, and 1.9 GB/s into memory
+/// that nothing had been read into before. Measured after all constants had been chosen. An earlier run of the same
+/// kind changed how prompts of a trace are counted, so the prompt is not a held-out row.
 #[test]
 fn large_experts_in_three_tiers() {
     let mut profile = h200_together();

@@ -1,5 +1,5 @@
-//! Logits, routing and greedy text of every fixture model against independent references.
-//! Limits: the tolerance table of the fixtures' README.
+//! Compares logits, routing and greedy text of every fixture model with independent references. The limits are those of
+//! the tolerance table in the fixtures' README.
 
 #[path = "support/logits.rs"]
 mod logits;
@@ -31,10 +31,10 @@ fn greedy(session: &mut Session, prompt: &[u32], count: usize) -> Vec<u32> {
     session.generate(prompt, &options, &mut |_| ControlFlow::Continue(())).unwrap().tokens
 }
 
-/// First row of the tolerance table: the largest difference, and the mean divergence.
+/// First row of the tolerance table: largest difference and mean KL divergence.
 const EXACT: (f64, f64) = (1e-3, 1e-7);
 
-/// llama.cpp takes Gemma's gate from a table of halves.
+/// Returns the limits for a comparison with llama.cpp. It computes Gemma's gate with a table of f16 values.
 fn exact_against_llama_cpp(name: &str) -> (f64, f64) {
     if name == "gemma3" { (1e-2, 1e-6) } else { EXACT }
 }
@@ -53,7 +53,7 @@ fn expect_exact(
     assert!(distance.top1_misses.is_empty(), "{what}: top-1 differs");
 }
 
-/// Chosen experts of layer `layer`, ascending per token.
+/// Returns the chosen experts of layer `layer`, ascending for each token.
 fn chosen(routing: &[i32], layers: usize, layer: usize, k: usize) -> Vec<Vec<i32>> {
     let rows = routing.chunks_exact(layers * k);
     rows.map(|row| {
@@ -64,7 +64,7 @@ fn chosen(routing: &[i32], layers: usize, layer: usize, k: usize) -> Vec<Vec<i32
     .collect()
 }
 
-/// Short and long prompt in f32 against transformers: logits, routing, greedy text.
+/// Compares logits, routing and greedy text in f32 with transformers, for a short and a long prompt.
 fn check_hugging_face(name: &str, folder: &Path, data: &Path) {
     let reference = json(&data.join("reference.json"));
     let references = References::open(&data.join("reference.safetensors"));
@@ -128,7 +128,7 @@ fn configurations_of_transformers_5_give_the_same_model() {
     }
 }
 
-/// A GGUF fixture: folder, quantisation label, first file.
+/// Returns the quantisation label and the first file of each model in a GGUF fixture.
 fn gguf_files(name: &str) -> Vec<(String, PathBuf)> {
     let Some(folder) = fixture(&format!("gguf/{name}")) else { return Vec::new() };
     let described = json(&folder.join("llamacpp.json"));
@@ -145,7 +145,7 @@ fn gguf_files(name: &str) -> Vec<(String, PathBuf)> {
         .collect()
 }
 
-/// Where the reference prompts of a GGUF fixture are.
+/// Returns the reference prompts of a GGUF fixture.
 fn reference_json(name: &str) -> serde_json::Value {
     let folders = ["gguf", "models"].map(|kind| support::fixtures().join(kind).join(name));
     let paths = folders.map(|folder| folder.join("reference.json"));
@@ -153,7 +153,8 @@ fn reference_json(name: &str) -> serde_json::Value {
     json(path.expect("every GGUF fixture has reference prompts"))
 }
 
-/// Reference logits of a file: the dequantised file's for quantised ones, F32 otherwise.
+/// Returns the reference logits of a file. For a quantised file they come from its dequantised weights, otherwise from
+/// F32.
 fn gguf_reference(name: &str, label: &str, which: &str) -> Vec<f32> {
     let references =
         References::open(&fixture(&format!("gguf/{name}/llamacpp.safetensors")).unwrap());
@@ -210,7 +211,7 @@ fn gguf_files_match_llama_cpp_in_f32() {
     }
 }
 
-/// In how many positions of a prompt llama.cpp's own arithmetic makes another token the likeliest.
+/// Returns the number of positions of a prompt in which llama.cpp's own arithmetic makes another token the likeliest.
 fn llama_cpp_misses(name: &str, label: &str, which: &str) -> f64 {
     let described = json(&fixture(&format!("gguf/{name}/llamacpp.json")).unwrap());
     let (key, positions) = match which {
@@ -221,7 +222,7 @@ fn llama_cpp_misses(name: &str, label: &str, which: &str) -> f64 {
     ((1.0 - share.unwrap_or(1.0)) * positions).round()
 }
 
-/// What halves in the cache change of llama.cpp's logits: the mean divergence.
+/// Returns the mean divergence of llama.cpp's logits with an f16 cache from those with an f32 cache.
 fn llama_cpp_half_cache(name: &str, which: &str) -> f64 {
     let described = json(&fixture(&format!("gguf/{name}/llamacpp.json")).unwrap());
     let which = if which == "short" { "short" } else { "long_last8" };
@@ -236,9 +237,10 @@ fn default_arithmetic_stays_within_the_table() {
             let reference = reference_json(name);
             let mut session = open(&path, false);
             let vocabulary = session.vocab_size();
-            // gpt-oss has experts in four bits whatever the others are.
+            // gpt-oss has 4-bit experts whatever type the other tensors have.
             let float = ["BF16", "F16", "F32"].contains(&label.as_str()) && name != "gpt_oss";
-            // Float weights: only the key/value cache is rounded. Quantised: activations too.
+            // With float weights, only the key/value cache is rounded. With quantised weights, activations are rounded,
+            // too.
             let limits = if float { (5e-2, 1e-5, 0.05) } else { (1.5, 5e-3, 0.5) };
             let experts = session.info().experts > 0;
             for (which, suffix) in [("short", "short.logits"), ("long", "long.logits_last8")] {
@@ -248,16 +250,18 @@ fn default_arithmetic_stays_within_the_table() {
                 let distance = Distance::between(&expected, tested, vocabulary);
                 let (max_abs, mut kl, gap) = limits;
                 if float {
-                    // Many layers of random weights: as near as llama.cpp is to itself.
+                    // With many layers of random weights, the limit is llama.cpp's own distance between f16 and f32
+                    // caches.
                     kl = f64::max(kl, llama_cpp_half_cache(name, which));
                 }
-                // A flipped expert choice moves single positions: the median tells (see README).
+                // A flipped expert choice moves single positions, so the median is compared (see README).
                 let routed = experts && !float;
                 let divergence = if routed { distance.kl_median() } else { distance.kl_mean() };
                 eprintln!("{what} {which}: max abs {:.1e}, KL {divergence:.1e}", distance.max_abs);
                 assert!(distance.max_abs <= max_abs, "{what} {which}: {}", distance.max_abs);
                 assert!(divergence <= kl, "{what} {which}: KL {divergence}");
-                // Where an expert flips, the likeliest token may, too: not in more positions than llama.cpp's.
+                // A flipped expert may also change the likeliest token. This may happen in at most as many positions as
+                // in llama.cpp.
                 let far = distance.top1_misses.iter().filter(|miss| **miss > gap).count();
                 let allowed = if routed { llama_cpp_misses(name, &label, which) } else { 0.0 };
                 assert!(far as f64 <= allowed, "{what} {which}: {}", distance.worst_miss());
@@ -266,8 +270,8 @@ fn default_arithmetic_stays_within_the_table() {
     }
 }
 
-/// Files that the set's manifest lists and that are missing or have another length, and the models that it lists as
-/// `KIND/NAME`.
+/// Returns the files that the set's manifest lists and that are missing or have another length, and the listed models
+/// as `KIND/NAME`.
 fn compare_with_manifest(set: &Path) -> (Vec<String>, BTreeSet<String>) {
     let manifest = json(&set.join("MANIFEST.json"));
     let (mut wrong, mut models) = (Vec::new(), BTreeSet::new());
@@ -284,7 +288,7 @@ fn compare_with_manifest(set: &Path) -> (Vec<String>, BTreeSet<String>) {
     (wrong, models)
 }
 
-/// A set that lost models would pass all tests above, which skip what is not there.
+/// The tests above skip missing models, so without this test an incomplete set would pass.
 #[test]
 fn the_set_is_whole_and_every_model_of_it_is_tested() {
     let set = support::fixtures();

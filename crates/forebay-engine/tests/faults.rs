@@ -1,4 +1,5 @@
-//! A disk that misbehaves: reads are repeated, or the error says where; never a wrong token.
+//! Tests a disk with faults. A failed read is repeated, or the error says where it failed. It never causes a wrong
+//! token.
 
 mod support;
 
@@ -26,7 +27,8 @@ fn options(ram_bytes: Option<u64>, faults: Option<FaultPlan>) -> SessionOptions 
     }
 }
 
-/// Logits of a few tokens under a budget that streams; opening already reads, so it may fail too.
+/// Returns the logits of a few tokens with a budget that makes the model stream. Opening already reads, so it may fail,
+/// too.
 fn run(path: &Path, options: &SessionOptions) -> Result<Vec<u32>, EngineError> {
     let mut session = Session::open(path, options, &mut |_, _| {})?;
     let logits = session.logits(&[1, 2, 3, 4, 5, 6, 7, 8], None)?;
@@ -40,8 +42,8 @@ fn smallest(path: &Path) -> u64 {
     }
 }
 
-/// The middle of an expert tensor: reads of experts hit it, those of dense blocks, whose aligned
-/// requests reach into their neighbours, do not.
+/// Returns the middle of an expert tensor. Reads of experts touch it. Aligned reads of dense blocks reach into
+/// neighbouring tensors, but not that far.
 fn expert_range(path: &Path) -> std::ops::Range<u64> {
     let catalog = forebay_format::Catalog::open(path).unwrap();
     let extent = catalog.tensor("blk.1.ffn_up_exps.weight").unwrap().extent;
@@ -98,7 +100,7 @@ fn a_read_that_never_ends_is_an_error_within_the_timeout() {
 fn a_session_goes_on_after_a_failed_read() {
     let Some(path) = model() else { return };
     let expected = run(&path, &options(None, None)).unwrap();
-    // Enough failures to exhaust the retries of every request in the range, then a healthy disk.
+    // The failures exhaust the retries of every request in the range. Then the disk is healthy.
     let mut plan = FaultPlan::once(FileIndex(0), expert_range(&path), FaultKind::Error(EIO));
     plan.faults[0].times = 60;
     let options = options(Some(smallest(&path)), Some(plan));

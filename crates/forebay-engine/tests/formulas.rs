@@ -1,5 +1,5 @@
-//! Families that no other implementation's results are at hand for, against logits that a script beside the fixture
-//! computes by the formulas of the model's report.
+//! Tests families for which no results of another implementation are available. The reference logits come from a script
+//! beside the fixture, which computes them by the formulas of the model's report.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,8 @@ fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/formulas").join(name)
 }
 
-/// The largest difference of `model`'s logits from those of a fixture, and the largest of these.
+/// Returns the largest difference of `model`'s logits from the fixture's, and the largest magnitude of the fixture's
+/// logits.
 fn compared(model: &Path, (name, logits): (&str, &str), options: &SessionOptions) -> (f64, f64) {
     let folder = fixture(name);
     let text = std::fs::read_to_string(folder.join("reference.json")).unwrap();
@@ -42,7 +43,7 @@ fn gemma_2_computes_what_its_report_says() {
     assert!(difference < 2e-2, "with a cache of halves: {difference}");
 }
 
-/// The context decides which factors rule, so both are there for the same tokens.
+/// Logits and contexts to compare. The context decides which factors apply, so the same tokens are tested with both.
 const LONG_ROPE: [(&str, usize); 3] = [("logits", 24), ("logits", 32), ("long_logits", 33)];
 
 fn long_rope(model: &Path) {
@@ -58,7 +59,7 @@ fn long_rope_turns_as_published() {
     long_rope(&fixture("longrope"));
 }
 
-/// The tensors of a folder's file: name, shape, values.
+/// Returns the tensors of a folder's file: name, shape, values.
 fn tensors(folder: &Path) -> Vec<(String, Vec<u64>, Vec<f32>)> {
     let bytes = std::fs::read(folder.join("model.safetensors")).unwrap();
     let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
@@ -72,7 +73,7 @@ fn tensors(folder: &Path) -> Vec<(String, Vec<u64>, Vec<f32>)> {
     file.tensors().into_iter().map(tensor).collect()
 }
 
-/// Rows of heads in the order that llama's converter gives them: pairs beside each other.
+/// Returns the rows of heads in the order of llama's converter, which puts the two rows of a pair side by side.
 fn interleaved(values: &[f32], columns: usize, dim: usize) -> Vec<f32> {
     let head = |head: &[f32]| -> Vec<f32> {
         let row = |at: usize| head[at * columns..][..columns].to_vec();
@@ -81,7 +82,7 @@ fn interleaved(values: &[f32], columns: usize, dim: usize) -> Vec<f32> {
     values.chunks_exact(dim * columns).flat_map(head).collect()
 }
 
-/// The fixture as a GGUF file: the factors are tensors, the magnitude is written.
+/// Writes the fixture as a GGUF file. The factors are tensors, and the magnitude is a metadata value.
 fn as_gguf(out: &Path, long: usize) {
     let mut writer = GgufWriter::new(out);
     writer.set("general.architecture", "llama").unwrap();

@@ -1,4 +1,4 @@
-//! Interrupts: work ends soon, and a session goes on as if it had never been asked.
+//! Tests interrupts: work ends soon, and the session then continues as if it had never been interrupted.
 
 mod support;
 
@@ -17,7 +17,7 @@ use forebay_model::sampling::Sampling;
 use forebay_store::{FaultKind, FaultPlan, FileIndex, IoKind};
 use support::fixture;
 
-/// Reads are answered within milliseconds here; what takes longer than this waited for something else.
+/// Reads complete within milliseconds here, so anything that takes longer waited for something else.
 const SOON: Duration = Duration::from_secs(5);
 
 fn model() -> Option<PathBuf> {
@@ -53,7 +53,7 @@ fn after_an_interrupted_prompt_a_session_goes_on_as_if_it_had_not_been_asked() {
         let undisturbed = &mut open(&path, &Interrupt::new(), ram_bytes);
         let expected = [prompt(3, 20), prompt(5, 9)].map(|ids| answer(undisturbed, &ids).tokens);
 
-        // Which of its steps a prompt is stopped at.
+        // `stop_at` is the step of the prompt at which the test interrupts.
         for stop_at in 1.. {
             let interrupt = Interrupt::new();
             let session = &mut open(&path, &interrupt, ram_bytes);
@@ -70,7 +70,7 @@ fn after_an_interrupted_prompt_a_session_goes_on_as_if_it_had_not_been_asked() {
             let stopped = answer(session, &prompt(11, 40));
             session.watch_prompts(None);
             if stopped.stop_reason != StopReason::Interrupted || !stopped.tokens.is_empty() {
-                // The last step is when the prompt is done: the first token was chosen, and no more.
+                // At the last step the prompt is done, so the first token was chosen, and no more.
                 assert_eq!(seen.load(Ordering::Relaxed), stop_at);
                 assert_eq!(
                     (stopped.stop_reason, stopped.tokens.len()),
@@ -80,7 +80,7 @@ fn after_an_interrupted_prompt_a_session_goes_on_as_if_it_had_not_been_asked() {
                 break;
             }
             assert_eq!(session.cached_tokens(), cached);
-            // As long as it is not cleared, nothing begins.
+            // Until the interrupt is cleared, no work starts.
             assert_eq!(answer(session, &prompt(5, 9)).stop_reason, StopReason::Interrupted);
             assert_eq!(session.cached_tokens(), cached);
             interrupt.clear();
@@ -110,13 +110,13 @@ fn an_answer_that_is_interrupted_can_be_continued() {
         (StopReason::Interrupted, &whole[..3])
     );
     interrupt.clear();
-    // The third token was chosen, but not read.
+    // The third token was chosen, but not fed.
     assert_eq!(session.cached_tokens(), [&prompt(3, 20), &whole[..2]].concat());
     let rest = answer(session, &whole[2..3]).tokens;
     assert_eq!(rest[..5], whole[3..]);
 }
 
-/// Asks for a stop after a moment.
+/// Requests an interrupt after 200 ms. Returns the start of that time.
 fn soon(interrupt: &Interrupt) -> Instant {
     let interrupt = interrupt.clone();
     std::thread::spawn(move || {
@@ -136,7 +136,7 @@ fn a_wait_for_a_disk_that_hangs_ends() {
             ram_bytes,
             io,
             interrupt: interrupt.clone(),
-            // Far longer than this test may take.
+            // This is far longer than the test may take.
             stall_timeout: Duration::from_secs(600),
             faults: Some(FaultPlan::always(FileIndex(0), 0..u64::MAX, FaultKind::Never)),
             ..SessionOptions::default()

@@ -1,5 +1,5 @@
-//! DeepSeek's GGUF files with both matrices of a head in one tensor, as converters wrote them until 2025: they run as those
-//! with the matrices apart, which other tests compare with llama.cpp.
+//! Tests DeepSeek's GGUF files with both matrices of a head in one tensor, as converters wrote them until 2025. They
+//! give the same results as files with separate matrices, which other tests compare with llama.cpp.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ const HEADS: usize = 4;
 
 type Contents = (TensorType, Vec<u64>, Vec<u8>);
 
-/// A GGUF file that tests change.
+/// A GGUF file that tests modify.
 struct Model {
     values: Vec<(String, Value)>,
     tensors: Vec<(String, Contents)>,
@@ -55,7 +55,7 @@ impl Model {
         &self.tensors.iter().find(|tensor| tensor.0 == name).unwrap().1
     }
 
-    /// With rows of keys and values head by head in one tensor, as `quantise` writes a row of values.
+    /// Merges rows of keys and values head by head into one tensor of type `ty`. `quantise` encodes a row of values.
     fn in_one_tensor(mut self, ty: TensorType, quantise: fn(&[f32]) -> Vec<u8>) -> Model {
         let apart: Vec<String> = self.layers("attn_k_b");
         let merged: Vec<_> = apart.iter().map(|name| self.merged(name, ty, quantise)).collect();
@@ -77,7 +77,7 @@ impl Model {
         names.filter(|name| name.contains(tensor)).cloned().collect()
     }
 
-    /// `[heads, rank, plain]` and `[heads, value, rank]` of bf16 become `[heads * (plain + value), rank]`.
+    /// Merges `[heads, rank, plain]` and `[heads, value, rank]` of bf16 into `[heads * (plain + value), rank]`.
     fn merged(&self, keys: &str, ty: TensorType, quantise: fn(&[f32]) -> Vec<u8>) -> Contents {
         let (key_type, key_shape, keys_bytes) = self.contents(keys);
         let (.., value_shape, values) = self.contents(&keys.replace("attn_k_b", "attn_v_b"));
@@ -99,7 +99,8 @@ impl Model {
         (ty, vec![(HEADS * (plain + value)) as u64, rank as u64], rows)
     }
 
-    /// The matrices of `older` apart: keys decoded and rounded to f16, values as they are.
+    /// Replaces the matrices by those of `older`, separated: keys are decoded and rounded to f16, values stay as they
+    /// are.
     fn apart_as_in(mut self, older: &Model) -> Model {
         for name in self.layers("attn_k_b") {
             let (ty, _, bytes) = older.contents(&name.replace("attn_k_b", "attn_kv_b"));

@@ -1,5 +1,4 @@
-//! Packs hold the same weights to the bit, whatever they were made from, and damage never becomes
-//! a token.
+//! Tests packs: they hold the same weights bit for bit, whatever their source, and damage never becomes a token.
 
 mod support;
 
@@ -60,7 +59,7 @@ fn smallest(path: &Path) -> u64 {
     }
 }
 
-/// Every model of the fixtures: GGUF files, and folders with a configuration.
+/// Returns every model of the fixtures: GGUF files, and folders with a configuration.
 fn models() -> Vec<PathBuf> {
     let mut found = Vec::new();
     for (kind, is_model) in [
@@ -95,7 +94,7 @@ fn every_model_answers_the_same_from_its_pack_and_comes_back() {
         let mut resident = match open(&source, &options(None)) {
             Ok(session) => session,
             Err(EngineError::Model(error)) => {
-                // What cannot run cannot be packed either.
+                // A model that cannot run cannot be packed either.
                 let refused = packed(&source, folder.path()).unwrap_err().to_string();
                 assert_eq!(refused, error.to_string());
                 assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "{what}");
@@ -109,13 +108,13 @@ fn every_model_answers_the_same_from_its_pack_and_comes_back() {
         assert!(bits(&mut session).unwrap() == expected, "{what}: resident");
         assert_eq!(session.statistics().checksums, Checks::On);
         let least = smallest(&path);
-        // A page in each slot of the ring aligns the feed-forward.
+        // The feed-forward matrices are aligned with up to a page in each slot of the ring.
         assert!(least <= smallest(&source) + 4 * 4096, "{what}: a pack needs no larger slots");
         for io in [IoKind::Auto, IoKind::Pread] {
             let options = SessionOptions { io, ..options(Some(least)) };
             let mut session = open(&path, &options).unwrap();
             let streamed = bits(&mut session).unwrap();
-            // What is resident may all have come from the page cache, which the engine knows nothing of.
+            // Resident blocks may all have come from the page cache, which the engine does not count.
             assert!(session.statistics().stream.unwrap().io.bytes_checked > 0, "{what}: {io:?}");
             assert!(streamed == expected, "{what}: streamed with {io}");
         }
@@ -133,7 +132,7 @@ fn every_model_answers_the_same_from_its_pack_and_comes_back() {
     assert!(compared >= 3, "only {compared} models were compared");
 }
 
-/// Names and bytes of all tensors.
+/// Returns the names and bytes of all tensors.
 fn contents(path: &Path) -> Vec<(String, Vec<u8>)> {
     let catalog = Catalog::open(path).unwrap();
     let files = FileSet::of_catalog(&catalog, true).unwrap();
@@ -147,7 +146,7 @@ fn contents(path: &Path) -> Vec<(String, Vec<u8>)> {
     contents
 }
 
-/// The source from its pack, byte for byte.
+/// Checks that the pack converts back to its source, byte for byte.
 fn comes_back(source: &Path, path: &Path, folder: &Path) {
     let same = |one: &Path, other: &Path| fs::read(one).unwrap() == fs::read(other).unwrap();
     if source.is_file() {
@@ -155,7 +154,7 @@ fn comes_back(source: &Path, path: &Path, folder: &Path) {
         to_gguf(path, OutputFile::replace(&back).unwrap(), IoKind::Auto, &mut never).unwrap();
         match Catalog::open(source).unwrap().files.len() {
             1 => assert!(same(source, &back), "{}", source.display()),
-            // A split set comes back as one file.
+            // A split set is restored as one file.
             _ => assert_eq!(contents(source), contents(&back), "{}", source.display()),
         }
         let refused = to_hugging_face(path, &folder.join("hf"), IoKind::Auto, &mut never);
@@ -251,7 +250,7 @@ fn damage_is_an_error_with_its_place_and_never_a_token() {
             assert!(error.contains(part), "'{part}' is missing: {error}");
         }
     }
-    // Norms and rows of the embedding are read on another way.
+    // Norms and embedding rows are read by another code path.
     for name in ["model.norm.weight", "model.embed_tokens.weight"] {
         let extent = catalog.tensor(name).unwrap().extent;
         let mut broken = whole.clone();
@@ -264,7 +263,7 @@ fn damage_is_an_error_with_its_place_and_never_a_token() {
         let error = run.unwrap_err().to_string();
         assert!(error.contains("is damaged at byte"), "{name}: {error}");
     }
-    // Who does not want to know is not told, but it is on record.
+    // A user who disables verification gets no error, but the statistics record it.
     fs::write(&path, &broken).unwrap();
     let unverified = SessionOptions { verify: false, ..options(None) };
     let mut session = open(&path, &unverified).unwrap();
@@ -298,8 +297,8 @@ fn a_bit_that_flips_on_the_way_is_read_again() {
     }
 }
 
-/// Loads all blocks of a pack with an engine that does not compare, so that the loader must, through
-/// a ring or in place: what each block holds.
+/// Loads all blocks of a pack, through a ring or in place, and returns their contents. The engine does not verify
+/// checksums, so the loader must.
 fn loaded(path: &Path, ring_slots: usize, faults: FaultPlan) -> Vec<Result<Vec<u8>, ReadError>> {
     let catalog = Catalog::open(path).unwrap();
     let files = FileSet::of_catalog(&catalog, true).unwrap();
@@ -323,7 +322,7 @@ fn loaded(path: &Path, ring_slots: usize, faults: FaultPlan) -> Vec<Result<Vec<u
     let mut engine =
         open_faulty_engine(IoKind::Auto, &unchecked, &ring_arena, &options, faults).unwrap();
     assert!(!engine.compares());
-    // The page cache would hide what the disk gives.
+    // The page cache would hide the disk's faults.
     let options = LoadOptions { copy_threads: 0, piece_bytes: 1 << 17, ..LoadOptions::default() };
     let loader = Loader { engine: engine.as_mut(), files: &files, options, ring: &mut ring };
     let (answers, _) = loader.load(items, &mut |_, _| {}).unwrap();
@@ -350,7 +349,7 @@ fn loads_compare_what_their_engine_did_not() {
     let middle = blocks.len() / 2;
     let range = blocks[middle].offset + 100..blocks[middle].offset + 101;
     for ring_slots in [0, 3] {
-        // A bit that flips once on the way: the comparing thread reads again.
+        // If a bit flips once in transit, the checking thread reads the chunk again.
         for faults in
             [FaultPlan::default(), FaultPlan::once(FileIndex(0), range.clone(), FaultKind::Flip)]
         {
@@ -374,9 +373,7 @@ fn loads_compare_what_their_engine_did_not() {
     }
 }
 
-/// The receiver of a buffer may write to it at once, so nothing may compare it any more then: not a
-/// single answer may be missing when a block is handed out, and none may be wrong afterwards.
-/// Memory that copies reach at once, by address.
+/// Device memory that copies reach at once, by address.
 struct Memory(Mutex<Vec<u8>>);
 
 struct Copied(SlotBuffer);
@@ -405,7 +402,7 @@ impl Uploading for Copied {
     }
 }
 
-/// Brings every part of every block to a device, last first; gives what arrived, part by part.
+/// Uploads every part of every block, last first. Returns the bytes that arrived, part by part.
 fn uploaded(
     path: &Path,
     copy_threads: usize,
@@ -458,6 +455,8 @@ fn every_part_reaches_its_place_on_a_device_and_damage_does_not() {
     }
 }
 
+/// The receiver of a buffer may write to it at once, so no thread may still be checking it. When the engine hands out a
+/// block, all of its checks must have finished, and none may fail afterwards.
 #[test]
 fn blocks_are_handed_out_only_after_their_last_check() {
     let folder = tempfile::tempdir().unwrap();
@@ -468,7 +467,8 @@ fn blocks_are_handed_out_only_after_their_last_check() {
     let extents: Vec<Extent> = (catalog.pack.as_ref().unwrap().chunks.blocks().iter())
         .map(|block| Extent { file: FileIndex(0), offset: block.offset, length: block.bytes })
         .collect();
-    // Requests of one chunk, and some that end inside a chunk and wait for the rest of their block.
+    // The first case has requests of one chunk. The second has requests that end inside a chunk and wait for the rest
+    // of their block.
     for (io, request_bytes) in [(IoKind::Auto, 128 << 10), (IoKind::Pread, 12 << 10)] {
         let slot_bytes = extents.iter().map(|extent| extent.length as usize + 4096).max().unwrap();
         let arena = Arena::reserve(8 * slot_bytes).unwrap();
@@ -509,7 +509,7 @@ fn blocks_are_handed_out_only_after_their_last_check() {
     }
 }
 
-/// Reads every tensor as a session would, and everything else that a pack says.
+/// Reads every tensor as a session would, and all other contents of a pack.
 fn read_everything(path: &Path) -> Result<(), EngineError> {
     let catalog = Catalog::open(path)?;
     let files = FileSet::of_catalog(&catalog, true)?;
@@ -561,7 +561,7 @@ fn a_pack_that_cannot_be_finished_leaves_nothing() {
         pack(&source, OutputFile::replace(&out).unwrap(), IoKind::Auto, &mut never),
         Err(EngineError::IsPack { .. })
     ));
-    // Damage in the source does not become a new file with a new checksum.
+    // Damage in the source must not become a new file with a valid checksum.
     let catalog = Catalog::open(&source).unwrap();
     let Extent { offset, .. } = catalog.tensors()[3].extent;
     let mut broken = fs::read(&source).unwrap();
@@ -585,7 +585,7 @@ fn a_source_that_shrinks_while_it_is_packed_is_an_error() {
             let file = fs::File::options().write(true).open(&source).unwrap();
             file.set_len(file.metadata().unwrap().len() / 2).unwrap();
         };
-        // The headers are read by now, the weights are not.
+        // At this point the headers have been read, but the weights have not.
         let mut first = true;
         let refused = pack(&source, create(&out), io, &mut |_, _| {
             if std::mem::take(&mut first) {

@@ -1,4 +1,4 @@
-//! What plans promise whatever the machine. `accuracy.rs` has predictions beside measurements.
+//! Tests properties that plans have on every machine. `accuracy.rs` compares predictions with measurements.
 
 #[path = "support/planning.rs"]
 mod planning;
@@ -15,7 +15,7 @@ use forebay_stream::StreamError;
 use planning::{GIB, h200_together, model, plan, profile, request};
 use proptest::prelude::*;
 
-/// Fewer threads make the CPU slower, and help a GPU less.
+/// Fewer threads make the CPU slower, both alone and in CPU offload.
 #[test]
 fn threads_are_counted() {
     let (profile, moe) = (h200_together(), model("qwen3moe-30b", None, "Q4_K_M"));
@@ -54,13 +54,13 @@ fn windows_are_planned_as_they_are_kept() {
         found.plan.host_kv_cache_bytes
     };
     let [short, long, longer] = [300, 1000, 2000].map(bytes);
-    // One of two layers has a window: beyond its rows, only the other one grows.
+    // One of two layers has a window. Beyond its rows, only the other layer's cache grows.
     let of_position = short / 300;
     assert_eq!((longer - long) / 1000, of_position / 2);
     assert_eq!(long, of_position / 2 * (1000 + 768));
 }
 
-/// What a session reserves is what was planned for it.
+/// A session reserves exactly the memory that was planned for it.
 #[test]
 fn sessions_have_the_slots_that_were_planned() {
     let path =
@@ -82,14 +82,14 @@ fn sessions_have_the_slots_that_were_planned() {
         assert_eq!(session.plan(), found.plan.host.as_ref());
         assert_eq!(session.context(), request.context);
         assert_eq!(session.statistics().kv_cache_bytes, found.plan.host_kv_cache_bytes);
-        // And what is predicted for the open session is what was planned.
+        // The prediction for the open session equals the planned one.
         let rates = Rates::new(&profile("epyc-2core.json")).unwrap();
         let predicted = session.predicted(&rates, &HitCurve::default(), work).unwrap();
         assert_eq!(predicted, found.plan.prediction);
     }
 }
 
-/// Of a dense model, one with experts beyond VRAM, one with windows and one with a latent cache.
+/// Models: a dense one, one with experts beyond VRAM, one with windows and one with a latent cache.
 #[test]
 fn a_context_that_does_not_fit_is_refused_with_the_largest_that_does() {
     let profile = profile("h200.json");
@@ -116,7 +116,7 @@ fn a_context_that_does_not_fit_is_refused_with_the_largest_that_does() {
             most >= 4096 && on_gpu(most).is_ok() && on_gpu(most + 1).is_err(),
             "{arch}: {most}"
         );
-        // The same in RAM, where weights have theirs first.
+        // The same applies to RAM, where the weights are placed first.
         let on_cpu = |context, free_bytes| {
             let request = request(DeviceChoice::Cpu, None, 64 * GIB, context);
             let ram_free_bytes = Some(free_bytes);
@@ -153,7 +153,7 @@ fn what_cannot_run_is_refused_with_what_would_do() {
     assert_eq!(least.slots.unwrap().kept_slots(), 0);
     assert!(plan(&model, &profile, &on_gpu(vram - 8192, ram)).is_err());
     assert!(plan(&model, &profile, &on_gpu(vram, ram - 4096)).is_err());
-    // A dense model, whose layers pass through the GPU one by one then.
+    // With the smallest budgets, the layers of a dense model pass through the GPU one by one.
     let dense = self::model("llama-70b", None, "Q4_K_M");
     let vram = needed(plan(&dense, &profile, &on_gpu(GIB, 64 * GIB)).unwrap_err());
     let ram = needed(plan(&dense, &profile, &on_gpu(vram, 1 << 20)).unwrap_err());
@@ -165,7 +165,7 @@ fn what_cannot_run_is_refused_with_what_would_do() {
     let on_cpu = |ram| request(DeviceChoice::Cpu, None, ram, 4096);
     let ram = needed(plan(&model, &profile, &on_cpu(1 << 20)).unwrap_err());
     assert!(plan(&model, &profile, &on_cpu(ram)).is_ok());
-    // With a choice, both are named.
+    // If the planner may choose the device, the error names both.
     let neither = request(DeviceChoice::Auto, Some(GIB), 1 << 20, 4096);
     let text = plan(&model, &profile, &neither).unwrap_err().to_string();
     assert!(
@@ -174,7 +174,7 @@ fn what_cannot_run_is_refused_with_what_would_do() {
     );
 }
 
-/// A machine as people have it.
+/// A typical user's machine.
 #[derive(Clone, Copy, Debug)]
 struct Machine {
     vram_gib: u64,
@@ -182,12 +182,13 @@ struct Machine {
     pcie: f64,
     disk: f64,
     cpu: f64,
-    /// Whether bus and CPU were measured at the same time: the memory gives both less than the sum.
+    /// True if bus and CPU were measured at the same time. They share the memory's bandwidth, so both are slower than
+    /// alone.
     together: bool,
 }
 
 impl Machine {
-    /// The desktop's profile with these rates: GB/s.
+    /// Returns the desktop's profile with these rates, in GB/s.
     fn profile(&self) -> MachineProfile {
         let mut profile = profile("desktop.json");
         profile.read.bytes_per_second = 1e9 * self.disk;
@@ -209,7 +210,8 @@ impl Machine {
         profile
     }
 
-    /// Generated tokens per second with all devices and with one, and prompts of each; 0 where nothing can run.
+    /// Returns tokens per second: of generation with all devices, with the GPU and with the CPU, then of prompts with
+    /// the GPU and with the CPU. A value is 0 if the model cannot run.
     fn rates(&self, model: &PlannedModel) -> [f64; 5] {
         let of = |device| {
             let planned =
@@ -239,7 +241,7 @@ fn more_of_any_resource_is_never_slower() {
         let model = model(arch, None, "Q4_K_M");
         for corner in 0..16_usize {
             let together = corner >= 8;
-            // The others stay low or high.
+            // The other resources stay at their low or high end.
             let high = |bit: usize| 5 * (corner >> bit & 1);
             for (varied, vary) in steps.iter().enumerate() {
                 let mut before: Option<([f64; 5], Machine)> = None;
@@ -266,7 +268,7 @@ fn more_of_any_resource_is_never_slower() {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(40) })]
 
-    /// Between the corners, too, and with more of several things at once.
+    /// Also checks machines between the corners, and more of several resources at once.
     #[test]
     fn a_better_machine_is_never_slower(
         arch in prop::sample::select(vec!["qwen3moe-30b", "mixtral-8x7b", "llama-8b", "llama-70b"]),
@@ -305,7 +307,7 @@ fn placements_make_sense() {
     };
     let (small, large) = (model("llama-8b", None, "Q4_K_M"), model("llama-70b", None, "Q4_K_M"));
     let experts = model("qwen3moe-30b", None, "Q4_K_M");
-    // What fits is in VRAM, on every card, and no more memory helps it.
+    // A model that fits is in VRAM on every card, and more memory does not make it faster.
     for vram in [8, 16, 24] {
         let found = planned(&small, at(vram, 16, 8.0, 1.6, 30.0));
         assert!(found.plan.device == "cuda" && found.plan.host.is_none());
@@ -313,7 +315,7 @@ fn placements_make_sense() {
         assert_eq!(found.one_more_gib.ram_tokens_per_second, now);
     }
     assert!(planned(&experts, at(24, 16, 8.0, 1.6, 30.0)).plan.host.is_none());
-    // Experts in slots where PCIe is fast, and more VRAM pays.
+    // Experts are in slots where PCIe is fast, and more VRAM makes generation faster.
     let found = planned(&experts, at(16, 64, 25.0, 7.0, 30.0));
     let slots = found.plan.slots.as_ref().unwrap();
     assert!(slots.kept_slots() * 2 > slots.experts());
@@ -322,16 +324,16 @@ fn placements_make_sense() {
     assert_eq!(found.one_more_gib.ram_tokens_per_second, now);
     let roomier = Machine { vram_gib: 17, ..at(16, 64, 25.0, 7.0, 30.0) };
     assert!(planned(&experts, roomier).plan.prediction.generate.tokens_per_second > 1.02 * now);
-    // Large experts behind a slow bus lose against a fast CPU.
+    // With large experts and a slow bus, the GPU is slower than a fast CPU.
     let few_large = model("mixtral-8x7b", None, "Q4_K_M");
     let found = planned(&few_large, at(8, 64, 8.0, 7.0, 80.0));
     assert_eq!((found.plan.device, found.other.map(|other| other.device)), ("cpu", Some("cuda")));
-    // Dense weights beyond RAM come from the disk for every token, which is told before.
+    // Dense weights beyond RAM are read from the disk for every token, and the plan warns about it.
     let found = planned(&large, at(24, 16, 25.0, 1.6, 80.0));
     assert_eq!(found.plan.prediction.generate.limit, Cost::Disk);
     assert!(found.plan.slow().unwrap().contains("from the disk"));
     assert_eq!(found.other.unwrap().device, "cpu");
-    // Bus and CPU share what VRAM does not hold, and more VRAM leaves less to both.
+    // The bus and the CPU share the weights that VRAM does not hold. More VRAM leaves less to both.
     let ample = Machine { ram_gib: 64, ..at(24, 16, 25.0, 1.6, 80.0) };
     let found_ample = planned(&large, ample);
     let sub_layers = found_ample.plan.sub_layers.unwrap();
@@ -350,7 +352,7 @@ fn placements_make_sense() {
     let roomier = planned(&large, Machine { vram_gib: 28, ..ample });
     let of_roomier = roomier.plan.sub_layers.unwrap();
     assert!(of_roomier.in_vram.bytes > sub_layers.in_vram.bytes);
-    // What only the bus is there for: a CPU that is slower than it is worth.
+    // With a CPU that is too slow to be useful, all weights outside VRAM go over the bus.
     let slow = planned(&large, Machine { cpu: 0.3, ..ample });
     assert_eq!(slow.plan.sub_layers.unwrap().on_cpu.sub_layers, 0);
     assert_eq!(slow.plan.prediction.generate.limit, Cost::Pcie);

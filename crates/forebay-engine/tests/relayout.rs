@@ -1,5 +1,5 @@
-//! Folders that hold weights in another form than products need: they run the same streamed, resident and from a pack,
-//! and what does not fit together is refused in words.
+//! Tests folders whose weights need a relayout. They give the same results streamed, resident and from a pack.
+//! Inconsistent folders are refused with a readable error.
 
 use std::fs;
 use std::path::Path;
@@ -16,7 +16,7 @@ const HIDDEN: usize = 64;
 const WIDTH: usize = 32;
 const VOCABULARY: usize = 48;
 
-/// A tensor of random bytes that are sound values of its type.
+/// A tensor of random bytes that are valid values of its type.
 struct Tensor {
     name: String,
     dtype: &'static str,
@@ -142,7 +142,7 @@ impl Folder {
                 state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(99);
                 let random = (state >> 40) as u32;
                 match *dtype {
-                    // Scales around 2^-3.
+                    // The scales are around 2^-3.
                     "U8" if name.ends_with("_scales") => data.push(122 + (random % 4) as u8),
                     "U8" => data.push(random as u8),
                     "F64" => data.extend(0.5_f64.to_le_bytes()),
@@ -163,7 +163,7 @@ impl Folder {
         fs::write(folder.join("model.safetensors"), bytes).unwrap();
     }
 
-    /// The error of opening it.
+    /// Returns the error of opening the folder.
     fn refused(&self) -> String {
         let folder = tempfile::tempdir().unwrap();
         self.write(folder.path());
@@ -219,7 +219,8 @@ fn they_answer_the_same_resident_streamed_and_from_a_pack() {
                             "{what}: {ram_bytes:?} {io} {policy}"
                         );
                         let relayout = session.statistics().stream.unwrap().io.bytes_relaid_out;
-                        // Dense blocks may all be pinned, and come another way; experts do not.
+                        // Dense blocks may all be pinned, and are then not loaded through the engine. Experts are not
+                        // pinned.
                         let streams = ram_bytes == Some(least) && what == "gpt_oss";
                         assert!(relayout > 0 || !streams, "{what}: {ram_bytes:?} {io}");
                     }

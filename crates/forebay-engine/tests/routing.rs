@@ -1,4 +1,4 @@
-//! A replay of the engine's own routing trace gives the engine's own counters.
+//! Tests that a replay of the engine's own routing trace gives the engine's own counters.
 
 mod support;
 
@@ -44,7 +44,8 @@ fn open(path: &Path, options: &SessionOptions) -> Result<Session, EngineError> {
     Session::open(path, options, &mut |_, _| {})
 }
 
-/// The smallest budget that runs, and one that holds everything.
+/// Returns three budgets: one that holds everything, and two at a quarter and half of the way to it from the smallest
+/// that runs.
 fn budgets(path: &Path) -> [u64; 3] {
     let policy = PolicyKind::LRU;
     let smallest = match open(path, &options(Some(1), policy)) {
@@ -62,7 +63,8 @@ fn models() -> Vec<PathBuf> {
         .collect()
 }
 
-/// Two turns, the second behind the first, and one that is longer than a batch.
+/// Runs three turns and returns the number of tokens generated after the first of each. The second turn continues the
+/// first, and the third has a prompt that is longer than a batch.
 fn talk(session: &mut Session) -> usize {
     let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
     let mut generated = 0;
@@ -109,7 +111,7 @@ fn the_replay_of_its_own_trace_gives_the_engines_counters() {
                 );
                 let per_token = counters.generate.misses() as f64 / generated as f64;
                 assert_eq!(engine.faulted_experts_per_token.all, Some(per_token), "{what}");
-                // Whatever is in memory, the same experts are chosen.
+                // The same experts are chosen whatever is in memory.
                 let first = seen.get_or_insert_with(|| trace.clone());
                 assert!(*first == trace, "{what}: other routing");
             }
@@ -184,7 +186,7 @@ fn a_dense_model_has_nothing_to_record() {
     assert!(matches!(refused, Err(EngineError::NoExperts)));
 }
 
-/// Tensors of a Hugging Face folder in bf16, as f64.
+/// Tensors of a Hugging Face folder in bf16, returned as f64.
 struct Tensors(Vec<Vec<u8>>);
 
 impl Tensors {
@@ -213,7 +215,7 @@ impl Tensors {
         rows.chunks_exact(x.len()).map(|row| row.iter().zip(x).map(|(w, x)| w * x).sum()).collect()
     }
 
-    /// The formula of RMSNorm (Zhang and Sennrich, 2019) with the epsilon of the fixture.
+    /// Computes RMSNorm (Zhang and Sennrich, 2019) with the epsilon of the fixture.
     fn norm(&self, name: &str, x: &[f64]) -> Vec<f64> {
         let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
         let scale = 1.0 / (mean + 1e-6).sqrt();
@@ -250,8 +252,8 @@ fn early_scores_are_the_routers_product_with_the_state_one_layer_before() {
                 let near = (f64::from(*score) - wanted).abs() < 1e-4 * wanted.abs().max(1.0);
                 assert!(near, "token {token}, layer {layer}: {score}, not {wanted}");
             }
-            // A single position attends to itself only, whatever query and key are: the values go through, each
-            // head of two with its own group's.
+            // A single position attends only to itself, whatever query and key are, so its value passes through. Two
+            // heads share the value of their group.
             let normed = tensors.norm(&of("input_layernorm"), &x);
             let values = tensors.product(&of("self_attn.v_proj"), &normed);
             let heads = values.chunks_exact(32).flat_map(|value| [value, value].concat());
@@ -281,7 +283,8 @@ fn early_scores_change_nothing_and_do_not_depend_on_the_budget() {
             let first = seen.get_or_insert_with(|| trace.clone());
             assert!(*first == trace, "{}: other scores with {ram} bytes", path.display());
         }
-        // What the replay makes of them: better than chance, which is k of the experts.
+        // A predictor that uses the scores must be better than uniform random prediction, whose recall is `used /
+        // experts`.
         let trace = seen.unwrap();
         let of = trace.header().layers[0];
         let (policy, none) = (PolicyKind::LAYER_LFU, Capacity::ExpertsPerLayer(0));

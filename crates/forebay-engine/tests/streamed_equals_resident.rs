@@ -1,5 +1,5 @@
-//! Invariant 2: streamed output equals fully resident output bit for bit, for every budget that
-//! runs, every policy and every read engine.
+//! Tests invariant 2: streamed output equals fully resident output bit for bit, for every budget that works, every
+//! policy and every read engine.
 
 mod support;
 
@@ -13,12 +13,13 @@ use support::fixture;
 
 const POLICIES: [PolicyKind; 3] = [PolicyKind::LAYER_LRU, PolicyKind::LAYER_LFU, PolicyKind::LRU];
 
-/// Longer than one attention tile, so that prompts route to many experts at once.
+/// Returns `count` pseudo-random tokens.
 fn tokens(vocabulary: usize, count: usize) -> Vec<u32> {
     (0..count).map(|index| ((index * 7919 + 13) % vocabulary) as u32).collect()
 }
 
-/// A prompt, then single tokens: all logits, as bits.
+/// Returns all logits of three prompts as bits. The first is longer than one attention tile, so its tokens route to
+/// many experts at once.
 fn run(session: &mut Session) -> Vec<u32> {
     let vocabulary = session.vocab_size();
     let mut bits: Vec<u32> = Vec::new();
@@ -37,7 +38,7 @@ fn open(path: &Path, options: &SessionOptions) -> Result<Session, EngineError> {
     Session::open(path, options, &mut |_, _| {})
 }
 
-/// The smallest budget that runs, as the refusal of one byte names it.
+/// Returns the smallest budget that works, from the error that a budget of one byte causes.
 fn smallest(path: &Path) -> u64 {
     match open(path, &options(Some(1))) {
         Err(EngineError::Stream(StreamError::BudgetTooSmall { needed_bytes, .. })) => needed_bytes,
@@ -68,7 +69,7 @@ fn models() -> Vec<PathBuf> {
     .collect()
 }
 
-/// Squared error relative to the squares of `expected`, both as bits.
+/// Returns the squared error relative to the squares of `expected`. Both are given as bits.
 fn nmse(bits: &[u32], expected: &[u32]) -> f64 {
     let value = |bits: &u32| f64::from(f32::from_bits(*bits));
     let pairs = || bits.iter().map(value).zip(expected.iter().map(value));
@@ -95,9 +96,8 @@ fn caches_of_fewer_bits_stream_the_same() {
     }
 }
 
-/// Only where nothing else is rounded that a little noise could tip: activations of quantised
-/// weights and choices of experts
-/// move as far by themselves. A step of four bits is 127 / 8 times one of eight, its square 252
+/// Uses only models in which nothing else is rounded: activations of quantised weights and choices of experts amplify a
+/// little noise to errors of the same size. A step of 4 bits is 127 / 8 times a step of 8 bits, and its square 252
 /// times.
 #[test]
 fn caches_of_fewer_bits_err_by_their_steps() {
@@ -155,7 +155,7 @@ fn every_read_engine_gives_the_same_bits() {
             let mut session = match open(&path, &options) {
                 Ok(session) => session,
                 Err(EngineError::Store(error)) if io == IoKind::Uring => {
-                    // Past the capture of the test harness, which hides what passing tests print.
+                    // Written directly to stderr, because the test harness captures what passing tests print.
                     let _ = writeln!(
                         std::io::stderr(),
                         "SKIPPED: io_uring cannot be used here: {error}"

@@ -1,5 +1,5 @@
-//! Layers with a sliding window keep little more than it: what comes out is what a cache of everything would give, and
-//! going back too far begins anew.
+//! Tests layers with a sliding window. They keep little more than the window, but the output equals that with a full
+//! cache. Truncating too far back empties the cache.
 
 mod support;
 
@@ -16,12 +16,12 @@ use serde_json::Value;
 use support::fixture;
 use tempfile::TempDir;
 
-/// More than a window, a batch and the rounding of rows.
+/// Larger than a window, a batch and the rounding of rows together.
 const CONTEXT: usize = 2000;
 const WINDOW: usize = 16;
 const LAYERS: usize = 2;
 
-/// The llama of the fixtures, all of whose layers have a window if it is given.
+/// Returns the llama of the fixtures. If `window` is given, all of its layers have it.
 fn windowed(window: Option<usize>) -> (TempDir, PathBuf) {
     let from = fixture("models/llama3_rope").expect("is part of the repository");
     let folder = tempfile::tempdir().unwrap();
@@ -45,7 +45,7 @@ fn open(path: &Path, context: usize) -> Session {
     Session::open(path, &options, &mut |_, _| {}).unwrap()
 }
 
-/// Tokens that do not repeat soon.
+/// Returns tokens that do not repeat soon.
 fn text(count: usize) -> Vec<u32> {
     (0..count as u32).map(|i| i.wrapping_mul(2_654_435_761) >> 23).collect()
 }
@@ -54,7 +54,7 @@ fn last_row(logits: &[f32], vocabulary: usize) -> &[f32] {
     &logits[logits.len() - vocabulary..]
 }
 
-/// Of the last token, relative to the squares of what is expected.
+/// Returns the squared error of the last token's logits, relative to the squares of the expected ones.
 fn error(session: &mut Session, ids: &[u32], expected: &[f32]) -> f64 {
     let vocabulary = session.vocab_size();
     let found = session.logits(ids, None).unwrap();
@@ -63,8 +63,8 @@ fn error(session: &mut Session, ids: &[u32], expected: &[f32]) -> f64 {
     squares(|(a, b)| f64::from(a - b).powi(2)) / squares(|(_, b)| f64::from(*b).powi(2))
 }
 
-/// A token of the last of two layers sees a window of tokens, each of which saw one: nothing before them can matter,
-/// wherever in the cache they lie.
+/// A token of the second layer sees a window of tokens, each of which saw a window in the first layer. Tokens before
+/// them cannot matter, wherever they are in the cache.
 #[test]
 fn what_lies_behind_all_windows_does_not_count() {
     let (_folder, path) = windowed(Some(WINDOW));
@@ -72,7 +72,7 @@ fn what_lies_behind_all_windows_does_not_count() {
     let (_all, path) = windowed(None);
     let mut sees_all = open(&path, CONTEXT);
     let seen = LAYERS * (WINDOW - 1) + 1;
-    // The cache wraps at 768.
+    // The cache wraps at 768 positions.
     for count in [100, 767, 768, 769, 1025, 1537, CONTEXT] {
         let ids = text(count);
         let alone = session.logits(&ids[count - seen..], None).unwrap();
@@ -84,7 +84,7 @@ fn what_lies_behind_all_windows_does_not_count() {
         let found = error(&mut sees_all, &ids, &alone);
         assert!(found > 1e-3, "{count} tokens: what is before does not count: {found:e}");
     }
-    // One after the other, across the end of the rows.
+    // The tokens are fed one by one, across the end of the rows.
     let ids = text(900);
     let rows = session.logits_one_by_one(&ids).unwrap();
     let found = error(&mut session, &ids, &rows);
@@ -98,7 +98,7 @@ fn the_cache_keeps_windows_and_plans_say_so() {
         open(&path, context).statistics().kv_cache_bytes
     };
     let all = bytes(None, CONTEXT);
-    // A window, the rest of a batch of 512, in chunks of 256.
+    // The cache holds a window and the rest of a batch of 512, in chunks of 256.
     assert_eq!(bytes(Some(WINDOW), CONTEXT) * CONTEXT as u64, all * 768);
     assert_eq!(bytes(Some(WINDOW), 1500), bytes(Some(WINDOW), CONTEXT));
     assert_eq!(bytes(Some(WINDOW), 300), bytes(None, 300));
@@ -115,7 +115,7 @@ fn going_back_is_possible_within_a_batch_and_else_begins_anew() {
     let mut session = open(&path, CONTEXT);
     let ids = text(1400);
     feed(&mut session, &ids, 1);
-    // 768 rows hold positions from 632 on: from 647 on all that a token sees is there.
+    // The 768 rows hold positions from 632 on. From position 647 on, all that a token sees is in the cache.
     assert_eq!(session.truncate(1000), 1000);
     assert_eq!(session.cached_tokens(), &ids[..1000]);
     let again = feed(&mut session, &ids[1000..], 20);
@@ -133,8 +133,8 @@ fn going_back_is_possible_within_a_batch_and_else_begins_anew() {
     assert_eq!((session.truncate(3), session.cached_tokens().len()), (3, 3));
 }
 
-/// A prompt of several batches whose reads fail somewhere: what was before it is still there, unless later batches have
-/// taken its rows.
+/// Reads fail during a prompt of several batches. The tokens before it stay in the cache, unless later batches have
+/// overwritten their rows.
 #[test]
 fn a_prompt_that_fails_leaves_what_was_before_it_or_nothing() {
     let (_folder, path) = windowed(Some(WINDOW));
@@ -164,7 +164,7 @@ fn a_prompt_that_fails_leaves_what_was_before_it_or_nothing() {
             let mut left = session.cached_tokens().len();
             ends.insert(left.min(before.len() + 1));
             if left > before.len() {
-                // The prompt had been read.
+                // The whole prompt had been processed.
                 left = session.truncate(before.len());
             }
             while left == 0 && turn(&mut session, &before, 1).is_err() {}
@@ -175,7 +175,7 @@ fn a_prompt_that_fails_leaves_what_was_before_it_or_nothing() {
     assert!(ends.contains(&0) && ends.contains(&before.len()), "ended with {ends:?}");
 }
 
-/// With the least memory that does.
+/// Opens a session with the smallest budget that works.
 fn streaming(path: &Path, faults: Option<FaultPlan>) -> Result<Session, EngineError> {
     let options = |ram, faults| SessionOptions {
         exact: true,

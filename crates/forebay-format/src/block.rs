@@ -1,4 +1,4 @@
-//! What a block is on the disk, and what of it is held in memory.
+//! The layout of a block on the disk and in memory.
 
 use std::ops::Range;
 
@@ -6,44 +6,48 @@ use crate::convert::{RowsTaken, halves_transposed, mxfp4_blocks, transpose};
 use crate::quant::can_dequantize;
 use crate::{Extent, TensorType};
 
-/// What is read and moved as one.
+/// A group of extents that is read, moved and evicted as one piece.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Block {
-    /// What is read. These are also the parts that are held, in this order, but for what is recast.
+    /// Extents that are read. In memory they are also the block's parts, in this order. The
+    /// relayout, if there is one, replaces its extents with other parts.
     pub extents: Vec<Extent>,
     pub relayout: Option<Relayout>,
 }
 
-/// One extent of a block, or all, that become parts in another form once they are read, of as many bytes or more
-/// all together: files of other programs hold some weights in an order that no product reads.
+/// A conversion of one extent of a block, or of all of them, into parts with another layout after
+/// reading. Files of other programs hold some weights in an order that no kernel reads. The parts
+/// together take at least as many bytes as the extents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Relayout {
-    /// Which extents of the block.
+    /// Extents of the block that are converted.
     pub extents: Range<usize>,
-    /// What makes the parts, in their order.
+    /// Steps that make the parts, in the order of the parts.
     pub steps: Vec<Step>,
 }
 
-/// Makes one or a few parts. Extents are counted from the first that is recast.
+/// One step of a relayout, which makes one or a few parts. Extent numbers count from the relayout's
+/// first extent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// gpt-oss's MXFP4 as safetensors hold it, see [`mxfp4_blocks`]: rows that lie in `turns` parts
-    /// by turns, as gate and up do.
+    /// Converts gpt-oss's MXFP4 as safetensors files hold it, see [`mxfp4_blocks`]. Row `i` goes to
+    /// part `i % turns`, because gate and up rows are interleaved.
     Mxfp4 { blocks: usize, scales: usize, rows: usize, row_blocks: usize, turns: usize },
-    /// DeepSeek's `kv_b_proj`, `[heads, plain + value, rank]` of `ty`: a part `[heads, rank, plain]` of
-    /// [`Step::transposed`], with which queries come to latent space, and a part `[heads, value, rank]`.
+    /// Splits DeepSeek's `kv_b_proj`, `[heads, plain + value, rank]` of type `ty`, into two parts.
+    /// The first is `[heads, rank, plain]` of type [`Step::transposed`], which projects queries
+    /// into the latent space. The second is `[heads, value, rank]` of type `ty`.
     Heads { extent: usize, heads: usize, plain: usize, value: usize, rank: usize, ty: TensorType },
 }
 
-/// A share of what a recast makes, which can be made by itself.
+/// A share of a relayout's output, which can be made independently of the others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RelayoutShare {
-    /// Where it lies among the bytes of all parts, one behind the other.
+    /// Byte range of the share in the concatenation of all parts.
     pub out: Range<usize>,
     step: usize,
-    /// Which of the step's parts.
+    /// Index of the part among the step's parts.
     part: usize,
-    /// Rows of the part, or heads.
+    /// Range of rows or heads of the part.
     units: Range<usize>,
 }
 
@@ -54,12 +58,12 @@ impl From<Vec<Extent>> for Block {
 }
 
 impl Block {
-    /// On the disk.
+    /// Returns the number of bytes on the disk.
     pub fn bytes(&self) -> u64 {
         self.extents.iter().fold(0, |sum, extent| sum.saturating_add(extent.length))
     }
 
-    /// Bytes of every part that is held, in order.
+    /// Returns the number of bytes of every part in memory, in order.
     pub fn part_bytes(&self) -> Vec<u64> {
         let lengths = |range: Range<usize>| self.extents[range].iter().map(|extent| extent.length);
         let all = self.extents.len();
@@ -68,10 +72,10 @@ impl Block {
         lengths(0..start).chain(relayout.part_bytes()).chain(lengths(end..all)).collect()
     }
 
-    /// Parts that are held, and extents that make them, as a block of their own.
+    /// Returns the given parts, and the extents that make them, as a block of their own.
     ///
     /// # Panics
-    /// When there are not so many, or some of those that are recast together are left out.
+    /// Panics if the range is out of bounds, or if it separates parts of one relayout.
     pub fn slice(&self, parts: Range<usize>) -> Block {
         let Some(relayout) = &self.relayout else {
             return Block { extents: self.extents[parts].to_vec(), relayout: None };
@@ -97,10 +101,10 @@ impl Block {
         Block { extents: self.extents[extents].to_vec(), relayout: holds.then(|| moved(relayout)) }
     }
 
-    /// Adds an extent as it is; the number of the part.
+    /// Adds an extent that is not converted. Returns the number of its part.
     ///
     /// # Panics
-    /// When several are recast together.
+    /// Panics if the block has a relayout of several extents.
     pub fn push(&mut self, extent: Extent) -> usize {
         let several = self.relayout.as_ref().is_some_and(|relayout| relayout.extents.len() > 1);
         assert!(!several, "a relayout of several extents takes the whole block");
@@ -109,11 +113,11 @@ impl Block {
         part
     }
 
-    /// Adds extents that are recast; the number of the first part.
+    /// Adds extents that are converted by `steps`. Returns the number of the first part.
     ///
     /// # Panics
-    /// When some others are already, when there are several and others beside them, or when the parts
-    /// have fewer bytes.
+    /// Panics if the block already has a relayout, or if the parts have fewer bytes than the
+    /// extents. Panics also if there are several extents and the block is not empty.
     pub fn push_relayout(&mut self, extents: &[Extent], steps: Vec<Step>) -> usize {
         let alone = extents.len() == 1 || self.extents.is_empty();
         assert!(self.relayout.is_none() && alone, "a relayout takes one extent or the whole block");
@@ -138,12 +142,12 @@ impl Block {
 }
 
 impl Relayout {
-    /// How many parts it makes.
+    /// Returns the number of parts that the relayout makes.
     pub fn parts(&self) -> usize {
         self.steps.iter().map(|step| step.layout().0).sum()
     }
 
-    /// Bytes of every part that it makes.
+    /// Returns the number of bytes of every part that the relayout makes.
     pub fn part_bytes(&self) -> impl Iterator<Item = u64> + '_ {
         self.steps.iter().flat_map(|step| {
             let (parts, ..) = step.layout();
@@ -151,12 +155,12 @@ impl Relayout {
         })
     }
 
-    /// Bytes of all parts, at least those of all extents.
+    /// Returns the number of bytes of all parts, which is at least that of all extents.
     pub fn bytes(&self) -> usize {
         self.part_bytes().sum::<u64>() as usize
     }
 
-    /// All that is to be made, in shares of up to about `share_bytes`.
+    /// Divides the output into shares of at most about `share_bytes` bytes each.
     pub fn shares(&self, share_bytes: usize) -> Vec<RelayoutShare> {
         let (mut shares, mut at) = (Vec::new(), 0);
         for (step, of) in self.steps.iter().enumerate() {
@@ -175,10 +179,10 @@ impl Relayout {
         shares
     }
 
-    /// Makes a share out of the extents that are recast.
+    /// Makes one share from the bytes of the relayout's extents.
     ///
     /// # Panics
-    /// When the extents or `out` have not the bytes that they should.
+    /// Panics if `from` or `out` has the wrong number of bytes.
     pub fn make(&self, share: &RelayoutShare, from: &[&[u8]], out: &mut [u8]) {
         assert_eq!(out.len(), share.out.len(), "a share has its place");
         let units = share.units.clone();
@@ -209,7 +213,7 @@ impl Relayout {
 }
 
 impl Step {
-    /// How many parts it makes, and units of each.
+    /// Returns the number of parts that the step makes, and the number of rows or heads in each.
     fn layout(&self) -> (usize, usize) {
         match *self {
             Step::Mxfp4 { rows, turns, .. } => (turns, rows / turns),
@@ -217,7 +221,7 @@ impl Step {
         }
     }
 
-    /// Bytes of one of its parts.
+    /// Returns the number of bytes of one of the step's parts.
     pub fn part_bytes(&self, part: usize) -> usize {
         match *self {
             Step::Mxfp4 { rows, row_blocks, turns, .. } => {
@@ -230,7 +234,8 @@ impl Step {
         }
     }
 
-    /// Elements of 2 or 4 bytes are transposed as they are, others become [`TensorType::F16`].
+    /// Returns the type of the transposed part of [`Step::Heads`]. F32, F16 and BF16 are kept, and
+    /// all other types become [`TensorType::F16`].
     pub fn transposed(ty: TensorType) -> TensorType {
         match ty {
             TensorType::F32 | TensorType::F16 | TensorType::BF16 => ty,
@@ -238,13 +243,14 @@ impl Step {
         }
     }
 
-    /// Whether [`Step::Heads`] can be made of rows of `rank` elements of this type.
+    /// Returns true if [`Step::Heads`] can convert rows of `rank` elements of this type.
     pub fn divides_heads(ty: TensorType, rank: usize) -> bool {
         can_dequantize(ty) && ty.row_bytes(rank as u64).is_some()
     }
 }
 
-/// Bytes of a row. The maker of the step has checked that rows are whole blocks.
+/// Returns the number of bytes of a row. The caller that made the step has checked that rows are
+/// whole blocks.
 fn row_bytes(ty: TensorType, cols: usize) -> usize {
     cols / ty.block_elements() * ty.block_bytes()
 }
@@ -262,7 +268,7 @@ mod tests {
         (0..count).map(|i| (i * 31 % 251) as u8).collect()
     }
 
-    /// All parts, made in shares.
+    /// Makes all parts, share by share.
     fn made(relayout: &Relayout, from: &[&[u8]], share_bytes: usize) -> Vec<u8> {
         let (mut out, mut end) = (vec![0; relayout.bytes()], 0);
         for share in relayout.shares(share_bytes) {

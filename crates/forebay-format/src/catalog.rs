@@ -1,4 +1,4 @@
-//! What a model file holds: the tensor table and the description beside it.
+//! Contents of a model file: the tensor table and the model's description.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,28 +9,28 @@ use tracing::field::Empty;
 use crate::pack::{self, Pack};
 use crate::{FormatError, GgufMetadata, HfMetadata, TensorType, gguf, huggingface, seems};
 
-/// Which of a model's files: an index into [`Catalog::files`].
+/// Number of one of a model's files: an index into [`Catalog::files`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize)]
 pub struct FileIndex(pub u32);
 
-/// A range of bytes on disk.
+/// Range of bytes of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize)]
 pub struct Extent {
     pub file: FileIndex,
-    /// Bytes from the start of the file.
+    /// Offset from the start of the file, in bytes.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
 }
 
 impl Extent {
-    /// The byte after the last one.
+    /// Returns the offset of the byte after the last one.
     pub fn end(&self) -> u64 {
         self.offset.saturating_add(self.length)
     }
 
-    /// `length` bytes that start `offset` bytes into this extent, such as one row of a matrix or
-    /// one expert of a stack; `None` if they are not all inside.
+    /// Returns `length` bytes that start `offset` bytes into this extent, such as one row of a
+    /// matrix or one expert of a stack. Returns `None` if they are not all inside.
     pub fn slice(&self, offset: u64, length: u64) -> Option<Extent> {
         let end = offset.checked_add(length)?;
         let start = self.offset.checked_add(offset)?;
@@ -38,42 +38,43 @@ impl Extent {
     }
 }
 
-/// One tensor: its name, encoding, shape and place.
+/// Name, encoding, shape and location of one tensor.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct TensorInfo {
     pub name: String,
     pub ty: TensorType,
-    /// Outermost dimension first, whatever the file's own order: a matrix is `[rows, cols]` with
-    /// the elements of a row contiguous, a stack of experts `[experts, rows, cols]`. No dimension
-    /// is zero, and the innermost is a whole number of blocks.
+    /// Outermost dimension first, regardless of the file's own order. A matrix is `[rows, cols]`
+    /// with the elements of a row contiguous, and a stack of experts is `[experts, rows, cols]`. No
+    /// dimension is zero, and the innermost is a whole number of blocks.
     pub shape: Vec<u64>,
-    /// From the tensor's first byte to its last one; checked to lie inside the file. Other tensors
-    /// lie between them if the tensor [is not contiguous](Self::is_contiguous).
+    /// Range from the tensor's first byte to its last one, checked to lie inside the file. It
+    /// includes bytes of other tensors if the tensor [is not contiguous](Self::is_contiguous).
     pub extent: Extent,
     /// Bytes from the start of one entry of the outermost dimension to the start of the next. In a
-    /// pack the experts of a stack lie apart, each beside the other matrices of the same expert.
+    /// pack, the experts of a stack are not adjacent: each is stored beside the other matrices of
+    /// the same expert.
     pub stride: u64,
 }
 
 impl TensorInfo {
-    /// A tensor whose bytes are exactly those of `extent`.
+    /// Creates a tensor whose bytes are exactly those of `extent`.
     pub fn contiguous(name: String, ty: TensorType, shape: Vec<u64>, extent: Extent) -> TensorInfo {
         let stride = extent.length / shape.first().copied().unwrap_or(1).max(1);
         TensorInfo { name, ty, shape, extent, stride }
     }
 
-    /// Bytes of the tensor's elements.
+    /// Returns the number of bytes of the tensor's elements.
     pub fn bytes(&self) -> u64 {
-        // A checked tensor has a size; the fallback only keeps this free of panics.
+        // A checked tensor has a size. The fallback only avoids a panic.
         self.ty.tensor_bytes(&self.shape).unwrap_or(self.extent.length)
     }
 
-    /// Whether the tensor's bytes are one extent.
+    /// Returns true if the tensor's bytes are one extent.
     pub fn is_contiguous(&self) -> bool {
         self.bytes() == self.extent.length
     }
 
-    /// The extents that hold the tensor's bytes, in order.
+    /// Returns the extents that hold the tensor's bytes, in order.
     pub fn extents(&self) -> impl Iterator<Item = Extent> + '_ {
         let apart = if self.is_contiguous() { 1 } else { self.shape[0] };
         let length = self.bytes() / apart;
@@ -84,20 +85,22 @@ impl TensorInfo {
         })
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn elements(&self) -> u64 {
-        // No type takes less than one bit per element and the bytes are known to lie in a file, so
-        // a checked tensor never saturates.
+        // A checked tensor never saturates: no type takes less than one bit per element, and the
+        // bytes are known to lie in a file.
         self.shape.iter().fold(1, |product, dim| product.saturating_mul(*dim))
     }
 
-    /// The bytes of `count` entries of the outermost dimension from `first` on: rows of a matrix,
-    /// experts of a stack. `None` if there are not so many, if the entries are no whole blocks, or
-    /// if several entries are asked for that lie apart.
+    /// Returns the bytes of `count` entries of the outermost dimension from `first` on, such as
+    /// rows of a matrix or experts of a stack. Returns `None` if there are fewer entries, if an
+    /// entry is not a whole number of blocks, or if `count` is above 1 and the entries are not
+    /// adjacent.
     pub fn outer_slice(&self, first: u64, count: u64) -> Option<Extent> {
         let (outer, inner) = self.shape.split_first()?;
         let entry_bytes = self.ty.tensor_bytes(inner).filter(|_| {
-            // The entries of a vector are elements, which are only separate in plain types.
+            // The entries of a vector are elements, which have bytes of their own only in plain
+            // types.
             !inner.is_empty() || !self.ty.is_quantized()
         })?;
         let whole = self.is_contiguous();
@@ -109,31 +112,31 @@ impl TensorInfo {
     }
 }
 
-/// The container that the model came in, with what it says about the model.
+/// Container that the model came in, with its metadata.
 #[derive(Clone, Debug)]
 pub enum Source {
     Gguf(GgufMetadata),
     HuggingFace(HfMetadata),
 }
 
-/// A model as its files describe it. Opening reads headers only, never weights.
+/// Model as its files describe it. Opening reads headers only, never weights.
 #[derive(Clone, Debug)]
 pub struct Catalog {
-    /// The folder that the files are in.
+    /// Folder that contains the files.
     pub root: PathBuf,
-    /// The files that hold weights, in the order that [`FileIndex`] counts.
+    /// Files that hold weights, in the order of [`FileIndex`].
     pub files: Vec<PathBuf>,
-    /// Size of each file.
+    /// Size of each file, in bytes.
     pub file_bytes: Vec<u64>,
     pub source: Source,
-    /// What a pack says beyond that: its blocks and checksums. `None` for other containers.
+    /// Blocks and checksums of a pack. `None` for other containers.
     pub pack: Option<Arc<Pack>>,
     tensors: Vec<TensorInfo>,
     /// Indices into `tensors`, sorted by name.
     by_name: Vec<u32>,
 }
 
-/// The folder that a file is in.
+/// Returns the folder that contains a file.
 pub(crate) fn folder_of(file: &Path) -> &Path {
     match file.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
@@ -141,7 +144,7 @@ pub(crate) fn folder_of(file: &Path) -> &Path {
     }
 }
 
-/// Says what the file seems to be instead, where its first bytes are wrong or missing.
+/// Replaces an error about wrong or missing first bytes by one that says what the file seems to be.
 fn not_gguf(path: &Path, error: FormatError) -> FormatError {
     match error {
         FormatError::WrongMagic { path: wrong, .. }
@@ -154,15 +157,16 @@ fn not_gguf(path: &Path, error: FormatError) -> FormatError {
     }
 }
 
-/// A file and its size in bytes.
+/// Path of a file and its size in bytes.
 pub(crate) type SizedFile = (PathBuf, u64);
 
 impl Catalog {
-    /// Opens a model: a GGUF file (any file of a split set opens the whole set), a pack, a Hugging
-    /// Face folder, or that folder's `config.json`, index or one of its safetensors files.
+    /// Opens a model. `path` is a GGUF file (any file of a split set opens the whole set), a pack,
+    /// a Hugging Face folder, or that folder's `config.json`, index or one of its safetensors
+    /// files.
     ///
     /// # Errors
-    /// Everything that makes the tables unusable: see [`FormatError`].
+    /// Returns a [`FormatError`] if anything makes the tables unusable.
     pub fn open(path: &Path) -> Result<Catalog, FormatError> {
         let (tensors, bytes) = (Empty, Empty);
         let span =
@@ -189,11 +193,12 @@ impl Catalog {
         }
     }
 
-    /// Opens a container for its tensors alone. As [`Catalog::open`], but safetensors files need no `config.json`, one
-    /// that is named is opened alone, and a folder without an index gives all that it has.
+    /// Opens a container for its tensors alone. Unlike [`Catalog::open`], it needs no `config.json`
+    /// beside safetensors files, and opens a named safetensors file alone. From a folder with
+    /// neither an index nor `model.safetensors`, it opens all safetensors files.
     ///
     /// # Errors
-    /// As [`Catalog::open`].
+    /// Returns the errors of [`Catalog::open`].
     pub fn open_weights(path: &Path) -> Result<Catalog, FormatError> {
         let kind = std::fs::metadata(path).map_err(FormatError::io(path))?;
         let named = |extension: &str| path.extension().is_some_and(|found| found == extension);
@@ -203,7 +208,7 @@ impl Catalog {
         }
     }
 
-    /// Sorts the tensors into file order and refuses doubled names.
+    /// Sorts the tensors into file order. Returns an error if two tensors have the same name.
     pub(crate) fn new(
         root: PathBuf,
         files: Vec<SizedFile>,
@@ -225,7 +230,7 @@ impl Catalog {
         Ok(Catalog { root, files, file_bytes, source, pack: None, tensors, by_name })
     }
 
-    /// The tensor of this name.
+    /// Returns the tensor of this name.
     pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
         let found = self
             .by_name
@@ -233,17 +238,17 @@ impl Catalog {
         found.ok().map(|at| &self.tensors[self.by_name[at] as usize])
     }
 
-    /// All tensors in the order in which they lie in the files.
+    /// Returns all tensors in file order.
     pub fn tensors(&self) -> &[TensorInfo] {
         &self.tensors
     }
 
-    /// Bytes of all tensors together, without headers and padding.
+    /// Returns the number of bytes of all tensors together, without headers and padding.
     pub fn total_bytes(&self) -> u64 {
         self.tensors.iter().map(TensorInfo::bytes).sum()
     }
 
-    /// The GGUF metadata, if the model is a GGUF.
+    /// Returns the GGUF metadata, if the model is a GGUF.
     pub fn gguf(&self) -> Option<&GgufMetadata> {
         match &self.source {
             Source::Gguf(metadata) => Some(metadata),
@@ -251,7 +256,7 @@ impl Catalog {
         }
     }
 
-    /// The folder's configuration, if the model is a Hugging Face folder.
+    /// Returns the folder's configuration, if the model is a Hugging Face folder.
     pub fn hugging_face(&self) -> Option<&HfMetadata> {
         match &self.source {
             Source::HuggingFace(metadata) => Some(metadata),

@@ -1,11 +1,11 @@
-//! Weights in the form in which other files hold the same values.
+//! Converts weights into the layouts that other files use for the same values.
 
 use half::f16;
 
 use crate::TensorType;
 use crate::quant::dequantize;
 
-/// Every `step`-th row of a tensor, from row `first` on.
+/// Selection of every `step`-th row of a tensor, from row `first` on.
 #[derive(Debug, Clone, Copy)]
 pub struct RowsTaken {
     pub first: usize,
@@ -16,19 +16,21 @@ impl RowsTaken {
     pub const ALL: RowsTaken = RowsTaken { first: 0, step: 1 };
 }
 
-/// Bytes of a block of gpt-oss's `*_blocks`, which hold 32 elements, and of one of `TensorType::MXFP4`.
+/// Bytes of a block of gpt-oss's `*_blocks` without its scale, and of a block of
+/// `TensorType::MXFP4`. Both hold 32 elements.
 const NIBBLES: usize = 16;
 pub(crate) const BLOCK: usize = 17;
 
-/// gpt-oss's MXFP4 as safetensors hold it, `blocks` `[rows, row_blocks, 16]` with `scales`
-/// `[rows, row_blocks]`, in the form of [`crate::TensorType::MXFP4`].
+/// Converts gpt-oss's MXFP4 as safetensors files hold it into [`crate::TensorType::MXFP4`].
+/// `blocks` is `[rows, row_blocks, 16]`, and `scales` is `[rows, row_blocks]`.
 ///
-/// Scales and elements are the same, in another order: there byte `j` of a block has the elements
-/// `2j` (low) and `2j + 1`, here `j` and `j + 16`. The rows `taken` become neighbours, as many as
-/// `out` has room for: gpt-oss's gate and up lie in one tensor, gate in the even rows.
+/// Scales and elements are the same, but in another order. In `blocks`, byte `j` of a block holds
+/// the elements `2j` (low) and `2j + 1`. In `out`, it holds `j` and `j + 16`. The rows `taken`
+/// become adjacent, and `out` receives as many as fit. gpt-oss stores gate and up in one tensor,
+/// with gate in the even rows.
 ///
 /// # Panics
-/// When `out` is no whole number of rows, or there are not so many.
+/// Panics if `out` is not a whole number of rows, or if there are too few rows.
 pub fn mxfp4_blocks(
     blocks: &[u8],
     scales: &[u8],
@@ -54,11 +56,12 @@ pub fn mxfp4_blocks(
     }
 }
 
-/// `to` `[cols, rows]` of [`TensorType::F16`], the transpose of `from` `[rows, cols]` of `ty`: each value decoded and rounded to the
-/// nearest.
+/// Writes the transpose of `from` to `to`, converted to [`TensorType::F16`]. `from` is `[rows,
+/// cols]` of type `ty`, and `to` is `[cols, rows]`. Each value is decoded and rounded to the
+/// nearest f16.
 ///
 /// # Panics
-/// When `ty` has no decoder, rows are no whole blocks, or a length does not fit.
+/// Panics if `ty` has no decoder, if rows are not whole blocks, or if a length does not match.
 pub fn halves_transposed(ty: TensorType, from: &[u8], rows: usize, cols: usize, to: &mut [u8]) {
     let mut values = vec![0.0; rows * cols];
     dequantize(ty, from, &mut values).expect("whole rows of weights");
@@ -67,13 +70,14 @@ pub fn halves_transposed(ty: TensorType, from: &[u8], rows: usize, cols: usize, 
     transpose(&halves, rows, cols, 2, to);
 }
 
-/// Elements of a tile's side: lines of both matrices that stay in the nearest cache.
+/// Side of a tile in elements. The tile's lines of both matrices fit in the L1 cache.
 const TILE: usize = 32;
 
-/// `to` `[cols, rows]` becomes the transpose of `from` `[rows, cols]`, elements of `size` bytes.
+/// Writes the transpose of `from` `[rows, cols]` to `to` `[cols, rows]`. Elements have `size`
+/// bytes.
 ///
 /// # Panics
-/// When `size` is not 2 or 4, or a length does not fit.
+/// Panics if `size` is not 2 or 4, or if a length does not match.
 pub fn transpose(from: &[u8], rows: usize, cols: usize, size: usize, to: &mut [u8]) {
     match size {
         2 => transpose_elements::<2>(from, rows, cols, to),

@@ -1,13 +1,14 @@
-//! What can be wrong with a model file.
+//! Errors of reading and writing model files.
 
 use std::path::{Path, PathBuf};
 
 use crate::TensorType;
 
-/// Why a model could not be opened, a block not decoded or a file not written.
+/// Reason why a model could not be opened, a block could not be decoded or a file could not be
+/// written.
 ///
-/// Offsets are bytes from the start of the file that `path` names. Bytes that were parsed from
-/// memory have an empty path.
+/// Offsets are bytes from the start of the file that `path` names. The path is empty if the bytes
+/// were parsed from memory.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FormatError {

@@ -1,16 +1,16 @@
 //! Model files, read as far as their tables: bytes in, a [`Catalog`] out.
 //!
-//! A catalog says which tensors a model has, how their elements are encoded and where their bytes
-//! lie on disk ([`Extent`]). Three containers are known: GGUF (single files and split sets, see
-//! [`gguf`]), Hugging Face folders with safetensors ([`huggingface`]), and our own that is made for
-//! streaming ([`pack`]). Opening a model never reads weights; only headers and the small files
-//! beside them.
+//! A catalog lists a model's tensors, how their elements are encoded, and where their bytes lie on
+//! disk ([`Extent`]). The crate knows three containers: GGUF (single files and split sets, see
+//! [`gguf`]), Hugging Face folders with safetensors ([`huggingface`]), and forebay's own container,
+//! made for streaming ([`pack`]). Opening a model reads only headers and the small files beside
+//! them, never weights.
 //!
 //! The crate also defines the block layouts of all tensor types and their exact values
 //! ([`dequantize`]), the reference for every faster kernel.
 //!
-//! Everything in a file is treated as hostile: a count or length is believed only as far as the
-//! file's own size can back it, and every refusal is a [`FormatError`] with its place as data.
+//! Everything in a file is treated as hostile. A count or length is trusted only as far as the
+//! file's own size can back it. Every refusal is a [`FormatError`] that holds the location as data.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Which files a model is read from, by their names alone.
+//! Lists the files that a model is read from, by their names alone.
 
 use std::path::{Path, PathBuf};
 
@@ -6,9 +6,12 @@ use crate::catalog::folder_of;
 use crate::huggingface::folder::{is_safetensors, shard_names};
 use crate::pack::restore::FILES;
 
-/// The files that a model at `path` is read from, as far as they exist: all files of a split GGUF set; of a Hugging Face folder
-/// the weights and what describes them. The files are not opened, except a folder's index: this is for commands
-/// that must not overwrite an input, and decide that first.
+/// Returns the existing files that a model at `path` is read from. For a split GGUF set, these are
+/// all its files. For a Hugging Face folder, these are the weights and the files that describe
+/// them.
+///
+/// The function opens no file except a folder's index. Commands that must not overwrite an input
+/// call it before they do anything else.
 pub fn model_files(path: &Path) -> Vec<PathBuf> {
     let mut files = vec![path.to_path_buf()];
     let named = |extension: &str| path.extension().is_some_and(|found| found == extension);
@@ -23,7 +26,7 @@ pub fn model_files(path: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// All safetensors files that a model in `root` may consist of.
+/// Returns all safetensors files that a model in `root` may consist of.
 fn weights(root: &Path) -> Vec<PathBuf> {
     let listed: Vec<PathBuf> = shard_names(root).iter().map(|name| root.join(name)).collect();
     if !listed.is_empty() {
@@ -37,7 +40,7 @@ fn weights(root: &Path) -> Vec<PathBuf> {
     entries.map(|entry| entry.path()).filter(|path| is_safetensors(path)).collect()
 }
 
-/// `PREFIX-00001-of-00003.gguf` and its siblings; nothing for other names.
+/// Returns `PREFIX-00001-of-00003.gguf` and its siblings, or nothing for other names.
 fn split_set(path: &Path) -> Vec<PathBuf> {
     let parts = || {
         let stem = path.file_name()?.to_str()?.strip_suffix(".gguf")?;
@@ -47,7 +50,7 @@ fn split_set(path: &Path) -> Vec<PathBuf> {
         (is_number(count) && is_number(number)).then_some((prefix, count))
     };
     let Some((prefix, count)) = parts() else { return Vec::new() };
-    // Five digits: at most 99,999 names.
+    // Five digits limit this to 99,999 names.
     let last: u32 = count.parse().unwrap_or(0);
     let name = |number| folder_of(path).join(format!("{prefix}-{number:05}-of-{count}.gguf"));
     (1..=last).map(name).collect()

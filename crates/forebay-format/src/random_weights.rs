@@ -1,11 +1,11 @@
-//! Random weights, made directly in their encoded form: random bits everywhere, then sane scales. Quantising floats would
-//! be a hundred times slower and say nothing more about speed.
+//! Random weights, made directly in their encoded form: random bits everywhere, then sane scales.
+//! Quantising floats would be a hundred times slower and say nothing more about speed.
 
 use crate::{TensorType, dequantize};
 use half::{bf16, f16};
 
-/// SplitMix64 (Steele, Lea, Flood, 2014) as a function of a position, so that any part of a stream can be made by
-/// any thread.
+/// Returns the output of SplitMix64 (Steele, Lea, Flood, 2014) at a position, so that any thread
+/// can make any part of a stream.
 fn bits_at(seed: u64, position: u64) -> u64 {
     let mut z = seed.wrapping_add(position.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -13,51 +13,53 @@ fn bits_at(seed: u64, position: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// The seed of one tensor's stream.
+/// Returns the seed of one tensor's stream.
 pub fn tensor_seed(seed: u64, name: &str) -> u64 {
     let fnv = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3);
     bits_at(name.bytes().fold(0xCBF2_9CE4_8422_2325, fnv), seed)
 }
 
-/// Blocks at which a piece of a tensor may begin: eight of them fill whole words, so the bytes do not depend on
-/// how a tensor is cut.
+/// Number of blocks whose multiples a piece of a tensor may begin at. Eight blocks fill whole
+/// words, so the bytes do not depend on how a tensor is cut.
 pub const PIECE_BLOCKS: usize = 8;
 
 const VARIANTS: usize = 16;
 const SCALE_BYTES_MAX: usize = 8;
 
-/// How the weights of one tensor are made.
+/// Recipe for the weights of one tensor.
 #[derive(Clone, Debug)]
 pub enum Content {
     /// Floats, uniform in `center` plus or minus `spread`.
     Floats { ty: TensorType, center: f32, spread: f32 },
-    /// These values exactly, as F32.
+    /// These exact values, as F32.
     Exactly(Vec<f32>),
     /// Random blocks whose scale is overwritten.
     Blocks(ScaledBlocks),
-    /// Rows of `row_blocks` blocks that begin with the same `alike` blocks.
+    /// Rows of `row_blocks` blocks that all begin with the same `alike` blocks.
     RowsAlike { rows: Box<Content>, ty: TensorType, row_blocks: usize, alike: usize },
 }
 
-/// Blocks of a quantised type with one of sixteen scales, chosen by the bits that stood there.
+/// Blocks of a quantised type with one of sixteen scales. The random bits at the scale's position
+/// choose which.
 #[derive(Clone, Debug)]
 pub struct ScaledBlocks {
     ty: TensorType,
     at: usize,
     length: usize,
-    /// Bits that the scale takes.
+    /// Bits that belong to the scale.
     mask: [u8; SCALE_BYTES_MAX],
     variants: [[u8; SCALE_BYTES_MAX]; VARIANTS],
 }
 
-/// Where a type keeps the numbers that all others of its block are multiplied with.
+/// Location and encoding of the scale by which a type multiplies all other numbers of a block.
 #[derive(Clone, Copy)]
 enum Scale {
     /// An f16.
     Half { at: usize },
-    /// An f16, and another for the offset: `minimum` times the first so that the mean is zero.
+    /// An f16, and a second one for the offset. The second is `minimum` times the first, so that
+    /// the mean is zero.
     HalfAndMinimum { at: usize, minimum: f32 },
-    /// An f16 in the upper four bits of four words.
+    /// An f16 spread over the upper four bits of four words.
     ScatteredHalf { at: usize },
     /// A power of two, biased by 127.
     Exponent { at: usize },
@@ -97,7 +99,8 @@ fn scale_of(ty: TensorType) -> Option<Scale> {
 }
 
 impl Content {
-    /// Weights of type `ty` with a standard deviation of about `deviation`; `None` for types that are no weights.
+    /// Returns a recipe for weights of type `ty` with a standard deviation of about `deviation`.
+    /// Returns `None` for types that are not used for weights.
     pub fn weights(ty: TensorType, deviation: f32) -> Option<Self> {
         if matches!(ty, TensorType::F32 | TensorType::F16 | TensorType::BF16) {
             let spread = deviation * 3f32.sqrt();
@@ -108,7 +111,8 @@ impl Content {
         Some(Self::Blocks(ScaledBlocks::new(ty, scale, deviation / trial.measured_deviation())))
     }
 
-    /// Fills `out`, which begins `first_block` blocks into the tensor (a multiple of [`PIECE_BLOCKS`]).
+    /// Fills `out`, which begins `first_block` blocks into the tensor. `first_block` must be a
+    /// multiple of [`PIECE_BLOCKS`].
     pub fn fill(&self, seed: u64, first_block: u64, out: &mut [u8]) {
         match self {
             Self::Floats { ty, center, spread } => {
@@ -137,7 +141,8 @@ impl Content {
     }
 }
 
-/// One word of the stream per element, so that a piece may begin anywhere.
+/// Fills `out` with floats. Each element takes one word of the stream, so that a piece may begin
+/// anywhere.
 fn fill_floats(ty: TensorType, center: f32, spread: f32, seed: u64, first: u64, out: &mut [u8]) {
     let step = spread / 2f32.powi(31);
     let value = |index: usize| {
@@ -164,7 +169,7 @@ fn fill_floats(ty: TensorType, center: f32, spread: f32, seed: u64, first: u64, 
 }
 
 impl ScaledBlocks {
-    /// Blocks whose scale is `scale` give or take a quarter.
+    /// Creates blocks whose scale is within a quarter of `scale`.
     fn new(ty: TensorType, place: Scale, scale: f32) -> Self {
         let mut blocks = Self {
             ty,
@@ -232,7 +237,7 @@ impl ScaledBlocks {
         }
     }
 
-    /// The standard deviation of the values, from a few thousand of them.
+    /// Returns the standard deviation of a few thousand values.
     fn measured_deviation(&self) -> f32 {
         const BLOCKS: usize = 256;
         let mut data = vec![0; BLOCKS * self.ty.block_bytes()];
@@ -246,15 +251,16 @@ impl ScaledBlocks {
     }
 }
 
-/// Turns the code 3 of two-bit fields, one above the ternary values, into the zero at 1: half are zeroes then, and the
-/// mean is zero.
+/// Replaces code 3 of the two-bit fields, which is above the ternary values, by code 1, which
+/// stands for zero. Half of the values are then zero, and the mean is zero.
 fn make_ternary(block: &mut [u8]) {
     for byte in block {
         *byte &= !((*byte & 0x55) << 1);
     }
 }
 
-/// The code of the unsigned float with four exponent and three mantissa bits that is closest to `value`.
+/// Returns the code closest to `value` in unsigned floats with four exponent and three mantissa
+/// bits.
 fn nearest_e4m3(value: f32) -> u8 {
     let decode = |code: u8| {
         let (exponent, mantissa) = (i32::from(code >> 3), f32::from(code & 7));
@@ -292,7 +298,7 @@ mod tests {
             let mean = values.iter().map(|value| f64::from(*value)).sum::<f64>() / count;
             let square = values.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>() / count;
             let found = square.sqrt() as f32 / deviation;
-            // A power of two can only come so close.
+            // MXFP4 scales are powers of two and cannot come closer.
             let tolerance = if *ty == TensorType::MXFP4 { 0.45 } else { 0.15 };
             assert!((found - 1.0).abs() < tolerance, "{ty}: deviation {found} of what was asked");
             assert!(mean.abs() < 0.2 * f64::from(deviation), "{ty}: mean {mean}");

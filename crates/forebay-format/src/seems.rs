@@ -1,20 +1,20 @@
-//! What a file that is not a model seems to be, from its first bytes.
+//! Recognises a file that is not a model from its first bytes.
 
 use std::io::Read as _;
 use std::path::Path;
 
-/// Enough for every signature below.
+/// Number of bytes to read, enough for every signature below.
 const HEAD_BYTES: u64 = 512;
 
 const LFS_POINTER: &[u8] = b"version https://git-lfs";
 
-/// Says what the file at `path` seems to be, and what to do about it.
+/// Describes what the file at `path` seems to be, and what the user can do about it.
 pub(crate) fn describe(path: &Path) -> String {
     let mut head = Vec::new();
     let opened = std::fs::File::open(path);
     match opened.and_then(|file| file.take(HEAD_BYTES).read_to_end(&mut head)) {
         Ok(_) => of_head(&head).to_owned(),
-        // It was read a moment ago.
+        // The caller read the file a moment ago.
         Err(_) => "it cannot be read again".to_owned(),
     }
 }
@@ -51,7 +51,7 @@ fn is_web_page(head: &[u8]) -> bool {
     ["<!doctype html", "<html", "<?xml"].iter().any(|start| text.starts_with(start))
 }
 
-/// A length of eight bytes, then JSON.
+/// Returns true if `head` is a length of eight bytes followed by JSON.
 fn is_safetensors(head: &[u8]) -> bool {
     let Some((length, json)) = head.split_first_chunk::<8>() else { return false };
     json.starts_with(b"{\"") && u64::from_le_bytes(*length) < 1 << 32

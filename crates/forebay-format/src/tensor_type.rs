@@ -1,4 +1,4 @@
-//! How the elements of a tensor are encoded, and how many bytes they take.
+//! Encodings of tensor elements and their sizes.
 
 use std::fmt;
 use std::path::Path;
@@ -11,7 +11,7 @@ use crate::FormatError;
 ///
 /// Elements come in blocks: [`block_elements`](Self::block_elements) consecutive elements of a row
 /// share [`block_bytes`](Self::block_bytes) bytes. Plain types have blocks of one element. The
-/// layout of each quantised block is described where it is decoded, in `src/quant/`.
+/// decoders in `src/quant/` describe the layout of each quantised block.
 #[allow(non_camel_case_types, reason = "these are the names that the formats themselves use")]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum TensorType {
@@ -58,11 +58,11 @@ pub enum TensorType {
     Q2_0,
 }
 
-/// One row of the table of types.
+/// Row of the table of types.
 struct Facts {
     ty: TensorType,
     name: &'static str,
-    /// The number that names the type in a GGUF file; `None` for types that only safetensors has.
+    /// Number that names the type in a GGUF file, or `None` for types that only safetensors has.
     ggml_id: Option<u32>,
     block_elements: usize,
     block_bytes: usize,
@@ -78,7 +78,7 @@ const fn facts(
     Facts { ty, name, ggml_id, block_elements, block_bytes }
 }
 
-/// In the order of the enum, so that a type's discriminant is its index here.
+/// The rows are in the order of the enum, so that a type's discriminant is its index here.
 const TABLE: [Facts; 41] = [
     facts(TensorType::F64, "F64", Some(28), 1, 8),
     facts(TensorType::F32, "F32", Some(0), 1, 4),
@@ -127,7 +127,7 @@ const ALL: [TensorType; TABLE.len()] = {
     let mut all = [TensorType::F64; TABLE.len()];
     let mut i = 0;
     while i < TABLE.len() {
-        // The table is indexed by discriminant; a row out of place must not compile.
+        // The table is indexed by discriminant, so a misplaced row must not compile.
         assert!(TABLE[i].ty as usize == i);
         all[i] = TABLE[i].ty;
         i += 1;
@@ -140,48 +140,48 @@ impl TensorType {
         &TABLE[self as usize]
     }
 
-    /// Every type, the plain ones first.
+    /// Returns every type, the plain ones first.
     pub fn all() -> &'static [TensorType] {
         &ALL
     }
 
-    /// The type that a GGUF file means by `id`.
+    /// Returns the type that has the number `id` in GGUF files.
     pub fn from_ggml_id(id: u32) -> Option<Self> {
         TABLE.iter().find(|facts| facts.ggml_id == Some(id)).map(|facts| facts.ty)
     }
 
-    /// The number that stands for this type in a GGUF file; `None` if GGUF cannot hold it.
+    /// Returns the number of this type in GGUF files, or `None` if GGUF cannot hold it.
     pub fn ggml_id(self) -> Option<u32> {
         self.facts().ggml_id
     }
 
-    /// The name that the formats use, such as `Q4_K` or `BF16`.
+    /// Returns the name that the formats use, such as `Q4_K` or `BF16`.
     pub fn name(self) -> &'static str {
         self.facts().name
     }
 
-    /// The type of this name; upper and lower case are the same.
+    /// Returns the type of this name, regardless of case.
     pub fn from_name(name: &str) -> Option<Self> {
         TABLE.iter().find(|facts| facts.name.eq_ignore_ascii_case(name)).map(|facts| facts.ty)
     }
 
-    /// Elements that share one block.
+    /// Returns the number of elements that share one block.
     pub fn block_elements(self) -> usize {
         self.facts().block_elements
     }
 
-    /// Bytes of one block.
+    /// Returns the number of bytes of one block.
     pub fn block_bytes(self) -> usize {
         self.facts().block_bytes
     }
 
-    /// Whether several elements share a block, as in all `Q`, `IQ`, `TQ` and `FP4` types.
+    /// Returns true if several elements share a block, as in all `Q`, `IQ`, `TQ` and `FP4` types.
     pub fn is_quantized(self) -> bool {
         self.block_elements() > 1
     }
 
-    /// Bytes of a row of `cols` elements. `None` if the row does not end on a block boundary, or
-    /// if the number of bytes does not fit.
+    /// Returns the number of bytes of a row of `cols` elements. Returns `None` if the row does not
+    /// end on a block boundary, or if the number overflows.
     pub fn row_bytes(self, cols: u64) -> Option<u64> {
         let block = self.block_elements() as u64;
         if !cols.is_multiple_of(block) {
@@ -190,8 +190,8 @@ impl TensorType {
         (cols / block).checked_mul(self.block_bytes() as u64)
     }
 
-    /// Bytes of a tensor of this shape (outermost dimension first; no dimensions: one element).
-    /// `None` as for [`row_bytes`](Self::row_bytes).
+    /// Returns the number of bytes of a tensor of this shape, outermost dimension first. An empty
+    /// shape means one element. Returns `None` in the same cases as [`row_bytes`](Self::row_bytes).
     pub fn tensor_bytes(self, shape: &[u64]) -> Option<u64> {
         let (cols, outer) = shape.split_last().unwrap_or((&1, &[]));
         outer.iter().try_fold(self.row_bytes(*cols)?, |bytes, dim| bytes.checked_mul(*dim))
@@ -210,10 +210,11 @@ impl Serialize for TensorType {
     }
 }
 
-/// Bytes of a tensor as a file describes it.
+/// Returns the number of bytes of a tensor with the type and shape that a file claims.
 ///
 /// # Errors
-/// [`FormatError::InvalidShape`]: a zero dimension, a row that ends inside a block, an overflow.
+/// Returns [`FormatError::InvalidShape`] if a dimension is zero, a row ends inside a block, or the
+/// size overflows.
 pub(crate) fn checked_bytes(
     path: &Path,
     tensor: &str,

@@ -1,4 +1,4 @@
-//! Every block type against the reference bytes and values, bit for bit.
+//! Compares the decoder of every block type with reference bytes and values, bit for bit.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! The two forms of the reference models hold the same weights once one is converted.
+//! The two forms of the reference models hold the same weights after conversion.
 
 mod common;
 
@@ -6,7 +6,7 @@ use common::fixtures;
 use forebay_format::convert::{RowsTaken, mxfp4_blocks, transpose};
 use forebay_format::{Catalog, TensorInfo, TensorType};
 
-/// A model with all its bytes.
+/// Model with the bytes of all its files.
 struct Model {
     catalog: Catalog,
     files: Vec<Vec<u8>>,
@@ -27,10 +27,10 @@ impl Model {
     }
 }
 
-/// Both forms of a model, if the reference data has them.
+/// Opens both forms of a model, if the reference data has them.
 fn both(name: &str, gguf: &str) -> Option<(Model, Model)> {
     let (folder, file) = (fixtures("models")?.join(name), fixtures("gguf")?.join(name).join(gguf));
-    // The small set has some models only.
+    // The small set of reference data has only some models.
     (folder.exists() && file.exists()).then(|| (Model::open(&folder), Model::open(&file)))
 }
 

@@ -1,4 +1,4 @@
-//! Damaged and malicious GGUF files: an error that names the place, never a panic or a huge
+//! Damaged and malicious GGUF files give an error that names the place, never a panic or a huge
 //! allocation.
 
 mod raw_gguf;
@@ -11,7 +11,7 @@ fn error(file: &RawGguf) -> FormatError {
     parse_gguf_bytes(&file.bytes()).unwrap_err()
 }
 
-/// `RawGguf::small` after a change, which must make it wrong.
+/// Returns the error for `RawGguf::small` after a change that makes it invalid.
 fn small_with(change: impl FnOnce(&mut RawGguf)) -> FormatError {
     let mut file = RawGguf::small();
     change(&mut file);
@@ -181,7 +181,8 @@ fn places() {
     assert!(matches!(result, FormatError::TensorOutOfRange { tensor, .. } if tensor == "b.weight"));
 }
 
-/// A sparse file can claim any size without holding a byte of it.
+/// A sparse file can claim any size without storing data, so its size must not justify a huge
+/// header.
 #[test]
 fn a_huge_sparse_file_does_not_back_a_huge_header() {
     let folder = tempfile::tempdir().unwrap();
@@ -194,7 +195,7 @@ fn a_huge_sparse_file_does_not_back_a_huge_header() {
     assert!(matches!(result, Err(FormatError::LimitExceeded { .. })), "{result:?}");
 }
 
-/// Opening reads the header only, whatever the size of the weights.
+/// Opening reads only the header, regardless of the size of the weights.
 #[test]
 fn a_large_file_opens_at_once() {
     let folder = tempfile::tempdir().unwrap();
@@ -213,7 +214,7 @@ fn a_large_file_opens_at_once() {
     eprintln!("opened in {:?}", start.elapsed());
     assert_eq!(catalog.total_bytes(), 40 << 30);
     assert_eq!(catalog.gguf().unwrap().strings("tokenizer.ggml.tokens").unwrap().len(), 300_000);
-    // Generous, for a busy machine; it takes some milliseconds.
+    // The limit leaves room for a busy machine. Opening takes some milliseconds.
     assert!(start.elapsed().as_secs_f64() < 1.0);
 }
 
@@ -248,7 +249,8 @@ proptest! {
     }
 }
 
-/// Whatever parses obeys the promises of the catalog; whatever does not has a message.
+/// Checks that parsed tensors lie inside the file with the size of their shape, and that errors
+/// have a message.
 fn check(bytes: &[u8]) {
     match parse_gguf_bytes(bytes) {
         Ok(header) => {

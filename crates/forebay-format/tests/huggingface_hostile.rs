@@ -1,4 +1,4 @@
-//! Damaged and malicious Hugging Face folders.
+//! Damaged and malicious Hugging Face folders give errors.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use forebay_format::{Catalog, FormatError, TensorType, parse_safetensors_bytes};
 use proptest::prelude::*;
 use tempfile::TempDir;
 
-/// A safetensors file with this header and so many zero bytes of data.
+/// Returns a safetensors file with this header and `data_bytes` zero bytes of data.
 fn safetensors(header: &str, data_bytes: usize) -> Vec<u8> {
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
     bytes.extend(header.as_bytes());
@@ -56,7 +56,8 @@ fn damaged_headers() {
         "",
         "[]",
         "{\"a\":1}",
-        // A gap, an overlap, sizes that do not fit the shape, an end before the start.
+        // These have a gap, an overlap, a size that does not match the shape, and an end before the
+        // start.
         r#"{"a":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}}"#,
         r#"{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}}"#,
         r#"{"a":{"dtype":"U8","shape":[3],"data_offsets":[0,2]}}"#,
@@ -78,7 +79,7 @@ fn damaged_headers() {
     assert!(matches!(error(complex, 8), FormatError::UnsupportedDtype { .. }));
 }
 
-/// A folder with a config and these files.
+/// Creates a folder with these files.
 fn folder(files: &[(&str, &[u8])]) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     for (name, bytes) in files {
@@ -123,11 +124,11 @@ fn tensors_without_a_model() {
         let catalog = Catalog::open_weights(path).unwrap();
         catalog.tensors().iter().map(|tensor| tensor.name.clone()).collect()
     };
-    // All that lies there, in the order of the names.
+    // All safetensors files of the folder are opened, in the order of their names.
     let plain = folder(&[("2.safetensors", &a), ("1.safetensors", &b), ("notes.txt", b"")]);
     assert_eq!(names(plain.path()), ["b", "a"]);
     assert!(open(&plain).is_err());
-    // What is named, alone; a model's file for its folder.
+    // In a folder with `model.safetensors`, only that file is opened. A named file is opened alone.
     let model = folder(&[("model.safetensors", &a), ("other.safetensors", &b), CONFIG]);
     assert_eq!(names(model.path()), ["a"]);
     assert_eq!(names(&model.path().join("other.safetensors")), ["b"]);
@@ -149,7 +150,7 @@ fn shards() {
             (INDEX, index.as_bytes()),
         ]))
     };
-    // The index decides: what it does not name stays out.
+    // The index decides. Tensors that it does not name are left out.
     let index = r#"{"weight_map":{"b":"s2.safetensors","a":"s1.safetensors"}}"#;
     let catalog = with_index(index).unwrap();
     assert_eq!(catalog.tensors().len(), 2);

@@ -19,7 +19,7 @@ fn entries(folder: &Path) -> Vec<PathBuf> {
     paths
 }
 
-/// What holds for every catalog.
+/// Checks the invariants of every catalog.
 fn check(catalog: &Catalog) {
     assert!(!catalog.tensors().is_empty());
     let mut end_before = (0, 0);
@@ -68,7 +68,7 @@ fn tensor_types_are_those_of_the_record() {
         let record: serde_json::Value = serde_json::from_slice(&record).unwrap();
         for facts in record["files"].as_object().unwrap().values() {
             let expected = facts["tensor_types"].as_object().unwrap();
-            // A split set is a list of files; the last one must do.
+            // A split set is a list of files. Opening its last file must open the whole set.
             let file = facts["file"].as_array().map_or(&facts["file"], |all| &all[all.len() - 1]);
             let path = folder.join(file.as_str().unwrap());
             if !path.exists() {
@@ -96,7 +96,7 @@ fn any_file_of_a_split_set_opens_the_whole() {
     let first = root.join("mixtral/mixtral-BF16-00001-of-00002.gguf");
     let second = root.join("mixtral/mixtral-BF16-00002-of-00002.gguf");
     if !first.exists() {
-        // Past the capture of the test harness, which hides what passing tests print.
+        // Write to stderr directly, because the test harness captures what passing tests print.
         let _ = writeln!(std::io::stderr(), "SKIPPED: no split mixtral in {}", root.display());
         return;
     }
@@ -118,7 +118,7 @@ fn any_file_of_a_split_set_opens_the_whole() {
     let renamed = folder.path().join("model.gguf");
     std::fs::rename(&alone, &renamed).unwrap();
     assert!(matches!(Catalog::open(&renamed), Err(FormatError::SplitName { count: 2, .. })));
-    // The second file under the first one's name as well.
+    // The second file is also stored under the first one's name.
     std::fs::copy(&second, folder.path().join("m-00001-of-00002.gguf")).unwrap();
     let path = folder.path().join("m-00002-of-00002.gguf");
     std::fs::copy(&second, &path).unwrap();
@@ -139,7 +139,7 @@ fn all_hugging_face_folders_open() {
         let embedding = catalog.tensor("model.embed_tokens.weight").unwrap();
         assert_eq!(embedding.shape[0], metadata.config["vocab_size"].as_u64().unwrap());
 
-        // The config and any of the weight files lead to the same model.
+        // The config and any of the weight files open the same model.
         let config = Catalog::open(&folder.join("config.json")).unwrap();
         assert_eq!(config.tensors(), catalog.tensors());
         let file = Catalog::open(&catalog.files[catalog.files.len() - 1]).unwrap();

@@ -1,5 +1,5 @@
-//! The streaming container: every flipped bit is found, hostile tables are refused, and the file is
-//! what `docs/pack-format.md` says, byte for byte.
+//! Tests of the streaming container: every flipped bit is found, hostile tables are refused, and
+//! the file matches `docs/pack-format.md` byte for byte.
 
 use std::path::PathBuf;
 
@@ -80,7 +80,7 @@ fn pack_of(source: &Catalog, gguf: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Whether everything in a pack is as it was written.
+/// Returns true if everything in a pack is as it was written.
 fn is_whole(bytes: &[u8]) -> bool {
     let Ok(catalog) = parse_pack_bytes(bytes) else { return false };
     let index = &catalog.pack.as_ref().unwrap().chunks;
@@ -133,7 +133,7 @@ fn ten_thousand_flipped_bits_and_all_truncations_are_found() {
     assert!(is_whole(&broken));
 }
 
-/// Makes the checksums of header and sections right again, so that damage gets past them.
+/// Recomputes the checksums of header and sections, so that damage is not found by them.
 fn reseal(pack: &mut [u8]) {
     for section in 0..4 {
         let at = 64 + 32 * section;
@@ -177,8 +177,8 @@ fn what_no_reader_can_know_is_refused_in_words() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(3000))]
 
-    /// Tables that lie, under right checksums: no panic, and what is accepted lies inside the file
-    /// and apart.
+    /// Tables with false contents but valid checksums never cause a panic. Accepted tensors lie
+    /// inside the file and do not overlap.
     #[test]
     fn hostile_tables_are_refused(
         changes in prop::collection::vec((0_usize..20_480, any::<u8>()), 1..4),
@@ -186,7 +186,8 @@ proptest! {
     ) {
         let mut pack = PACK.with(Clone::clone);
         let field = |at: usize| u64::from_le_bytes(pack[at..at + 8].try_into().unwrap()) as usize;
-        // The first bytes of a section are where its entries are.
+        // A section's entries are the bytes before its padding. Of the header, the first 200 bytes
+        // are changed.
         let (start, length) = match section {
             4 => (0, 200),
             index => (field(64 + 32 * index), field(64 + 32 * index + 8)),
@@ -210,7 +211,7 @@ thread_local! {
     static PACK: Vec<u8> = small().pack;
 }
 
-/// The hexdump in the document is this pack's, and the offsets below are the document's.
+/// The hexdump in the document shows this pack, and the offsets below are those of the document.
 #[test]
 fn the_document_describes_this_file() {
     let Small { pack, .. } = small();
@@ -218,7 +219,7 @@ fn the_document_describes_this_file() {
     let dump = hexdump(&pack[..0xc0]);
     assert!(document.contains(&dump), "docs/pack-format.md should show:\n{dump}");
 
-    // Nothing of the reader is used from here on.
+    // The checks below do not use the reader.
     let u16_at = |at: usize| u16::from_le_bytes(pack[at..at + 2].try_into().unwrap());
     let u32_at = |at: usize| u32::from_le_bytes(pack[at..at + 4].try_into().unwrap());
     let u64_at = |at: usize| u64::from_le_bytes(pack[at..at + 8].try_into().unwrap());
@@ -239,14 +240,14 @@ fn the_document_describes_this_file() {
     }
     assert_eq!(u64_at(24) as usize, end);
 
-    // Documents: one header.
+    // The documents are one header.
     let (at, bytes, count, _) = section(0);
     assert_eq!((count, u32_at(at), u32_at(at + 4)), (1, 2, 10));
     assert_eq!(&pack[at + 24..at + 34], b"model.gguf");
     assert_eq!(u64_at(at + 8) as usize, bytes - 34);
     assert_eq!(&pack[at + 34..at + 38], b"GGUF");
 
-    // Tensors: the second is a stack of two pieces.
+    // The second tensor is a stack of two pieces.
     let (at, _, count, _) = section(1);
     assert_eq!(count, 4);
     let first = 24 + 8 * 2 + 3 + 4;
@@ -257,7 +258,7 @@ fn the_document_describes_this_file() {
     assert_eq!([24, 32, 40].map(|field| u64_at(at + field)), [2, 4, 32]);
     assert_eq!(&pack[at + 48..at + 61], b"Q8_0gate_exps");
 
-    // Blocks: embedding, two experts, the rest; they tile the file.
+    // The blocks are the embedding, two experts and the rest. They tile the file.
     let (at, bytes, count, _) = section(2);
     assert_eq!((count, bytes), (4, 4 * 48));
     let block = |index: usize| at + 48 * index;
@@ -277,7 +278,7 @@ fn the_document_describes_this_file() {
     }
     assert_eq!(end, pack.len());
 
-    // Chunks.
+    // Every chunk has its size and checksum.
     let (at, _, count, _) = section(3);
     assert_eq!(count, chunks.len() as u64);
     for (index, (start, bytes)) in chunks.into_iter().enumerate() {
@@ -288,7 +289,7 @@ fn the_document_describes_this_file() {
     }
 }
 
-/// As `hexdump -C` prints.
+/// Formats bytes as `hexdump -C` does.
 fn hexdump(bytes: &[u8]) -> String {
     let mut text = String::new();
     for (line, row) in bytes.chunks(16).enumerate() {

@@ -1,4 +1,4 @@
-//! What the writer writes, the reader reads; and a file with too little or too much data is an error.
+//! The reader reads what the writer writes. A file with too little or too much data is an error.
 
 use forebay_format::gguf::writer::GgufWriter;
 use forebay_format::{Array, ByteStrings, Catalog, FormatError, TensorType, Value};
@@ -40,7 +40,7 @@ fn round_trip() {
         .collect();
     for (number, content) in contents.iter().enumerate() {
         assert_eq!(data.next_tensor().unwrap().0.name, ["odd", "experts", "last"][number]);
-        // In pieces, as a stream delivers them.
+        // The data arrives in pieces, as from a stream.
         content.chunks(100).for_each(|piece| data.write(piece).unwrap());
     }
     assert!(data.next_tensor().is_none());

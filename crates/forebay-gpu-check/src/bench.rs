@@ -1,4 +1,4 @@
-//! Measuring kernels beside the memory's own speed.
+//! Measures kernels and compares them with the speed of device memory.
 
 use anyhow::Result;
 use forebay_cuda::{CudaError, DevicePtr, Timer};
@@ -6,23 +6,23 @@ use serde_json::{Value, json};
 
 use crate::harness::Context;
 
-/// Repetitions of which the median counts.
+/// Number of samples, of which the median is reported.
 const REPETITIONS: usize = 25;
-/// More than any L2 cache, so that no copy of the weights is found there when its turn comes again.
+/// More bytes than any L2 cache holds, so that no copy of the weights is still cached when its turn comes again.
 pub const ROTATION_BYTES: usize = 512 << 20;
 
-/// What one run of a kernel takes and moves.
+/// Time and work of one run of a kernel.
 pub struct Measured {
     pub seconds: f64,
-    /// Bytes that have to be read or written at least.
+    /// Minimum number of bytes that the kernel must read and write.
     pub bytes: f64,
-    /// Multiplications and additions, where they are the limit.
+    /// Number of multiplications and additions, if they are the limit.
     pub flops: f64,
 }
 
 type Run = Box<dyn Fn(&Context) -> Result<Measured>>;
 
-/// A kernel with one shape.
+/// A named measurement: one kernel with one shape.
 pub struct Bench {
     pub name: String,
     run: Run,
@@ -37,9 +37,9 @@ impl Bench {
     }
 }
 
-/// Median seconds of one call of `work`, which gets the number of the repetition.
+/// Returns the median seconds of one call of `work`, which gets the number of the repetition.
 ///
-/// Each sample is several calls in a row, so that the launch itself hides behind the call before, as in a model.
+/// Each sample is several calls in a row, so that the previous call hides the launch overhead, as in a model.
 pub fn median_seconds(
     context: &Context,
     mut work: impl FnMut(usize) -> Result<(), CudaError>,
@@ -64,7 +64,7 @@ pub fn median_seconds(
     Ok(samples[REPETITIONS / 2])
 }
 
-/// Measured bytes per second of reading and of copying (read and written bytes together).
+/// Returns the measured bytes per second of reading and of copying (read and written bytes together).
 fn memory_speed(context: &Context) -> Result<(f64, f64)> {
     let gpu = &context.gpu;
     let bytes = 1 << 30;
@@ -100,7 +100,7 @@ impl Rotation {
     }
 }
 
-/// Measures and prints all.
+/// Runs all measurements and prints their results.
 pub fn run(context: &Context, benches: &[Bench]) -> Result<Value> {
     let (read, copy) = memory_speed(context)?;
     println!("device memory: read {:.0} GB/s, copy {:.0} GB/s (both ways)", read / 1e9, copy / 1e9);

@@ -1,4 +1,4 @@
-//! What a check is, and running many of them.
+//! Definition of a check, and the loop that runs checks.
 
 use std::fmt;
 use std::io::Write;
@@ -11,10 +11,10 @@ use forebay_compute::{Arithmetic, Cpu, Isa, default_threads};
 use forebay_cuda::{AddressTables, CudaError, DeviceMemory, Gpu, TableSize};
 use serde_json::{Value, json};
 
-/// What checks run on: the GPU, and the CPU that they are compared with.
+/// Devices that checks run on: the GPU, and the CPU to compare with.
 pub struct Context {
     pub gpu: Gpu,
-    /// Exact arithmetic.
+    /// CPU with exact arithmetic.
     #[allow(
         dead_code,
         reason = "products are checked in f64; other families compare with the CPU"
@@ -35,14 +35,15 @@ impl Context {
         format!("{name}, compute capability {major}.{minor}, {sms} multiprocessors")
     }
 
-    /// Device memory for `count` `f32`s that are all NaN, so that what is never written is noticed.
+    /// Allocates device memory for `count` `f32`s that are all NaN, so that elements a kernel fails to write are
+    /// noticed.
     pub fn poisoned(&self, count: usize) -> Result<DeviceMemory, CudaError> {
         let memory = self.gpu.allocate(count * 4)?;
         self.gpu.fill(memory.ptr(), 0xff, count * 4)?;
         Ok(memory)
     }
 
-    /// A table of `addresses`, each of `slot_bytes` bytes of `slots`.
+    /// Creates an address table of `addresses`, each of which points to `slot_bytes` bytes of `slots`.
     pub fn table(
         &self,
         slots: &Arc<DeviceMemory>,
@@ -55,18 +56,18 @@ impl Context {
         Ok(tables)
     }
 
-    /// A copy of `values` on the device.
+    /// Copies `values` to the device.
     pub fn upload<T: Pod>(&self, values: &[T]) -> Result<DeviceMemory, CudaError> {
         self.gpu.allocate_with(values)
     }
 }
 
-/// How far off a kernel was.
+/// Error of a kernel, and the largest that passes.
 pub struct Outcome {
-    /// In the unit of `tolerance`; NaN fails.
+    /// Largest error, in the unit of `tolerance`. NaN fails.
     pub worst: f64,
     pub tolerance: f64,
-    /// Where it is worst: index, expected and got.
+    /// Where the error is largest: index, expected and actual value.
     pub place: String,
 }
 
@@ -75,13 +76,13 @@ impl Outcome {
         self.worst <= self.tolerance
     }
 
-    /// Says which case it was.
+    /// Adds the name of the case to the description.
     pub fn at(mut self, case: &str) -> Outcome {
         self.place = format!("{case}: {}", self.place);
         self
     }
 
-    /// Whichever is worse relative to its tolerance.
+    /// Returns the outcome that is worse relative to its tolerance.
     pub fn worse(self, other: Outcome) -> Outcome {
         let ratio = |outcome: &Outcome| match outcome.worst / outcome.tolerance.max(1e-300) {
             ratio if ratio.is_nan() => f64::INFINITY,
@@ -90,7 +91,8 @@ impl Outcome {
         if ratio(&other) > ratio(&self) { other } else { self }
     }
 
-    /// Compares numbers, errors relative to `norm` (of what the number was computed from).
+    /// Compares numbers. The error of number `i` is relative to `norm(i)`, which is a norm of the inputs it was
+    /// computed from.
     pub fn of(
         got: &[f32],
         expected: &[f64],
@@ -123,7 +125,7 @@ impl Outcome {
         outcome
     }
 
-    /// Passes if the squared error is at most `tolerance` of the squared `expected`.
+    /// Passes if the sum of squared errors is at most `tolerance` times the sum of squares of `expected`.
     pub fn nmse(got: &[f32], expected: &[f32], tolerance: f64) -> Outcome {
         let pairs = got.iter().zip(expected).map(|(g, e)| (f64::from(*g), f64::from(*e)));
         let (error, power) = pairs.fold((0.0, 0.0), |(error, power), (got, expected)| {
@@ -133,7 +135,7 @@ impl Outcome {
         Outcome { worst, tolerance, place: format!("NMSE {worst:.1e}") }
     }
 
-    /// Passes if all bits are the same.
+    /// Passes if all elements are equal.
     pub fn same<T: PartialEq + fmt::Debug>(got: &[T], expected: &[T]) -> Outcome {
         let differ = got.iter().zip(expected).filter(|(got, expected)| got != expected).count();
         let place = match got.iter().zip(expected).position(|(got, expected)| got != expected) {
@@ -152,7 +154,7 @@ impl Outcome {
 
 type Run = Box<dyn Fn(&Context) -> Result<Outcome>>;
 
-/// A kernel with one shape or one list of shapes.
+/// A named check: one kernel with one shape or a list of shapes.
 pub struct Check {
     pub name: String,
     run: Run,
@@ -167,7 +169,7 @@ impl Check {
     }
 }
 
-/// Runs all checks, prints a line for each and then those that failed; answers whether all passed.
+/// Runs all checks and prints a line for each, then the failed ones again. Returns true if all passed, and a report.
 pub fn run(context: &Context, checks: &[Check]) -> (bool, Value) {
     let mut rows = Vec::new();
     let mut failures = Vec::new();

@@ -1,5 +1,5 @@
-//! Disks that take longer than a kernel may wait for the host: it gives up, the host goes on another way, and the same bits come
-//! out. GPUs without a watchdog are given a bound.
+//! Disks that stall for longer than a kernel may wait for the host. The kernel gives up, the host continues in another
+//! way, and the logits are bit-identical. GPUs without a watchdog get an artificial bound.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -14,15 +14,17 @@ use crate::slots::PAYS;
 
 /// How long kernels wait on a GPU that has no watchdog.
 const BOUND: Duration = Duration::from_millis(100);
-/// How long the disk stalls: at half of the reads, and at three quarters.
+/// How long the disk stalls: first after half of the reads, then after three quarters.
 const STALLS: [Duration; 2] = [Duration::from_secs(5), Duration::from_secs(1)];
-/// Tokens that go through alone: the first ones queue their work, the others have it recorded.
+/// Number of tokens that are computed one at a time. The first ones are queued kernel by kernel; the later ones run as
+/// a CUDA graph.
 const TOKENS: usize = 10;
 
-/// Logits of single tokens with and without stalls, where the GPU computes all experts and where the CPU computes some.
+/// Compares logits of single tokens with and without stalls. Does so once with all experts computed by the GPU, and
+/// once with some computed by the CPU.
 ///
 /// # Errors
-/// A model that cannot be opened, or a disk that did not keep a kernel waiting.
+/// Returns an error if the model cannot be opened or the disk kept no kernel waiting.
 pub fn check(context: &Context, path: &Path, ids: &[u32], ordinal: usize) -> Result<Outcome> {
     let ids: Vec<u32> = ids.iter().copied().cycle().take(TOKENS).collect();
     let mut worst = Outcome::same::<u8>(&[], &[]);
@@ -41,7 +43,7 @@ pub fn check(context: &Context, path: &Path, ids: &[u32], ordinal: usize) -> Res
         let recorded = SessionOptions { recorder: Some(recorder.clone()), ..options.clone() };
         let (mut session, _) = open_with_least(path, &recorded, 0)?;
         let expected = session.logits_one_by_one(&ids)?;
-        // Those of opening the session are for loading.
+        // Reads made while opening the session have another reason and do not count.
         let reads = recorder.take().reads;
         let reads = reads.iter().filter(|read| read.why == Why::Demand).count() as u32;
         drop(session);

@@ -1,4 +1,5 @@
-//! `gpu-check`: every kernel against the CPU or f64 arithmetic, whole models against references, and how fast kernels are.
+//! `gpu-check`: compares every kernel with the CPU or with f64 arithmetic, and whole models with references. It also
+//! measures the speed of kernels.
 
 mod bench;
 mod checks;

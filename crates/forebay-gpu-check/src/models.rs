@@ -1,5 +1,5 @@
-//! Whole models against the recorded references of the fixtures, on the GPU. Limits: the tolerance table of the
-//! fixtures' README.
+//! Whole models on the GPU, compared with the recorded references of the fixtures. The limits are those of the
+//! tolerance table in the fixtures' README.
 
 use std::path::{Path, PathBuf};
 
@@ -14,42 +14,45 @@ use crate::harness::{Check, Outcome};
 use crate::logits::{Distance, GGUF, HUGGING_FACE, References, json, numbers, prompt};
 use crate::sessions::generate;
 
-/// Tokens that go through the mat-vec kernels together.
+/// Number of tokens that the mat-vec kernels process at once.
 const FEW: usize = 8;
 
-/// Positions of context; with more, the short one below would be one part, too.
+/// Context in positions. With more, the short context below would also be one part.
 const CONTEXT: usize = 512;
-/// Tokens that go through alone: so many that the context is cut into more parts on the way.
+/// Number of tokens that are computed one at a time: enough to increase the number of parts of the context on the way.
 const ALONE: usize = 300;
 
-/// Tokens that are more than a small window, a batch of 512 and the rounding of rows.
+/// Number of tokens that exceeds a small window plus a batch of 512 and the rounding of rows.
 const WRAPPED: usize = 900;
 
-/// Tokens generated from one.
+/// Number of tokens generated from one.
 const GENERATED: usize = 40;
 
-/// A file with its references.
+/// A model file with its references.
 #[derive(Clone)]
 struct Model {
     name: String,
     path: PathBuf,
-    /// Where the prompts and what follows them are.
+    /// File with the prompts and the expected continuations.
     prompts: PathBuf,
-    /// Reference logits, and their names for the short and the long prompt, best first.
+    /// File with reference logits.
     references: PathBuf,
+    /// Names of the reference logits of the short prompt, best first.
     short: Vec<String>,
+    /// Names of the reference logits of the long prompt, best first.
     long: Vec<String>,
-    /// Weights are numbers of 16 or 32 bits.
+    /// True if weights are numbers of 16 or 32 bits.
     float: bool,
-    /// Of f32 throughout, and of the default arithmetic with such weights.
+    /// Limits for f32 throughout.
     exact_limits: Limits,
+    /// Limits for the default arithmetic if `float` is true.
     float_limits: Limits,
 }
 
-/// Exact and fast arithmetic for every fixture model under `fixtures`, on GPU `ordinal`.
+/// Returns the checks of every fixture model under `fixtures`, on GPU `ordinal`.
 ///
 /// # Errors
-/// A folder without fixtures.
+/// Returns an error if the folder contains no fixtures.
 pub fn checks(fixtures: &Path, ordinal: usize) -> Result<Vec<Check>> {
     let mut models = Vec::new();
     for name in HUGGING_FACE {
@@ -62,7 +65,7 @@ pub fn checks(fixtures: &Path, ordinal: usize) -> Result<Vec<Check>> {
                 path: folder,
                 short: vec!["hf.short.logits".into()],
                 long: vec!["hf.long.logits_last8".into()],
-                // gpt-oss has experts in four bits whatever the others are.
+                // gpt-oss has four-bit experts, whatever the type of its other weights.
                 float: name != "gpt_oss",
                 exact_limits: Limits::EXACT,
                 float_limits: Limits::FLOAT,
@@ -149,12 +152,12 @@ fn gguf_models(fixtures: &Path, name: &str) -> Vec<Model> {
             short: names("short.logits"),
             long: names("long.logits_last8"),
             float: ["BF16", "F16", "F32"].contains(&label.as_str()) && name != "gpt_oss",
-            // llama.cpp takes Gemma's gate from a table of halves.
+            // llama.cpp computes Gemma's gate with a table of halves.
             exact_limits: match name {
                 "gemma3" => Limits { max_abs: 1e-2, kl: 1e-6, ..Limits::EXACT },
                 _ => Limits::EXACT,
             },
-            // 27 layers of random weights.
+            // The error of 27 layers of random weights is larger.
             float_limits: match name {
                 "deepseek_v2_lite" => Limits { kl: 1e-2, ..Limits::FLOAT },
                 _ => Limits::FLOAT,
@@ -185,7 +188,7 @@ impl Model {
         Ok(Session::open(&self.path, &options, &mut |_, _| {})?)
     }
 
-    /// Reference logits of the short and of the long prompt's last positions.
+    /// Returns reference logits of the short prompt, and of the long prompt's last positions.
     fn expected(&self) -> Result<[Vec<f32>; 2]> {
         let references = References::open(&self.references);
         let find = |names: &[String]| {
@@ -196,30 +199,30 @@ impl Model {
     }
 }
 
-/// What a distance may be.
+/// Largest distances from the reference that pass.
 #[derive(Clone, Copy)]
 pub struct Limits {
     max_abs: f32,
     kl: f64,
     /// Largest gap at which another token may be the likeliest.
     gap: f32,
-    /// An expert choice may flip and move single positions: the median tells.
+    /// True if the median divergence is tested, because an expert choice may flip and move single positions.
     median: bool,
 }
 
 impl Limits {
-    /// Of f32 throughout.
+    /// Limits for f32 throughout.
     pub const EXACT: Limits = Limits { max_abs: 1e-3, kl: 1e-7, gap: 1e-9, median: false };
-    /// Of the default arithmetic with weights of 16 or 32 bits.
+    /// Limits for the default arithmetic with weights of 16 or 32 bits.
     pub const FLOAT: Limits = Limits { max_abs: 0.3, kl: 1e-3, gap: 0.3, median: false };
-    /// Of the default arithmetic with quantised weights of a dense model.
+    /// Limits for the default arithmetic with quantised weights of a dense model.
     pub const ROUNDED: Limits = Limits { max_abs: 1.5, kl: 5e-3, gap: 0.5, median: false };
 
     fn divergence(&self, distance: &Distance) -> f64 {
         if self.median { distance.kl_median() } else { distance.kl_mean() }
     }
 
-    /// The worst share of a limit.
+    /// Returns the distance as a fraction of the limit that it comes closest to.
     pub fn judge(&self, what: &str, distance: &Distance) -> Outcome {
         let kl = self.divergence(distance);
         let (max_abs, miss) = (distance.max_abs, distance.worst_miss());
@@ -228,7 +231,7 @@ impl Limits {
             kl / self.kl,
             if distance.top1_misses.is_empty() { 0.0 } else { f64::from(miss / self.gap) },
         ];
-        // NaN is worse than everything.
+        // NaN is worse than every number.
         let nan = shares.iter().any(|share| share.is_nan());
         let worst = if nan { f64::NAN } else { shares.into_iter().fold(0.0, f64::max) };
         let place =
@@ -237,7 +240,8 @@ impl Limits {
     }
 }
 
-/// f32 throughout: logits, routing as the CPU's, which equals the reference's, and greedy text.
+/// Compares f32 results: logits with the reference, and routing and greedy text with the CPU, whose routing equals the
+/// reference's.
 fn check_exact(model: &Model, ordinal: usize) -> Result<Outcome> {
     let limits = model.exact_limits;
     let prompts = json(&model.prompts);
@@ -262,8 +266,8 @@ fn check_exact(model: &Model, ordinal: usize) -> Result<Outcome> {
     Ok(worst)
 }
 
-/// The default arithmetic: prompts, few tokens at once, and the same bits twice; no farther from the reference than 1.2
-/// times what the CPU is.
+/// Checks the default arithmetic: prompts, and a few tokens at once. Results must be the same bits twice. They must be
+/// no farther from the reference than 1.2 times the CPU's distance.
 fn check_fast(model: &Model, ordinal: usize) -> Result<Outcome> {
     let prompts = json(&model.prompts);
     let mut session = model.open(DeviceChoice::Cuda(ordinal), false)?;
@@ -290,7 +294,7 @@ fn check_fast(model: &Model, ordinal: usize) -> Result<Outcome> {
         let (mut limits, mut rounded) = (limits, rounded);
         let cpu = Distance::between(&expected, &cpu.logits(&ids, None)?[from..], vocabulary);
         if median {
-            // Where an expert flips on the CPU, too, the likeliest token may.
+            // If an expert flips on the CPU too, the likeliest token may differ.
             limits.gap = limits.gap.max(cpu.worst_miss());
             rounded.gap = rounded.gap.max(cpu.worst_miss());
         }
@@ -299,11 +303,11 @@ fn check_fast(model: &Model, ordinal: usize) -> Result<Outcome> {
         worst = worst.worse(Outcome::same(&again, &logits).at(&format!("{which} again")));
         if !model.float {
             let cpu = limits.divergence(&cpu);
-            // Below a hundredth of the limit, chance decides which is closer.
+            // Below a hundredth of the limit, it is random which of the two is closer.
             let relative = Limits { kl: (1.2 * cpu).max(limits.kl / 100.0), ..limits };
             worst = worst.worse(relative.judge(&format!("{which} against the CPU"), &distance));
         }
-        // Keys and values as bytes cost no more than weights of 8 bits do.
+        // 8-bit keys and values lose no more than 8-bit weights.
         let distance =
             Distance::between(&expected, &small_cache.logits(&ids, None)?[from..], vocabulary);
         worst = worst.worse(rounded.judge(&format!("{which} with a q8_0 cache"), &distance));
@@ -322,8 +326,8 @@ fn check_fast(model: &Model, ordinal: usize) -> Result<Outcome> {
     Ok(worst)
 }
 
-/// Every way to the device brings every byte to its place: from the page cache, past it, and from a pack, whose blocks
-/// lie otherwise and are compared with checksums. The same bits come out.
+/// Loads the model in every way: from the page cache, with direct I/O, with threads, and from a pack, which has another
+/// layout and checksums. The logits must be bit-identical.
 fn check_load(model: &Model, ordinal: usize) -> Result<Outcome> {
     let folder = tempfile::tempdir()?;
     let pack = folder.path().join("model.fbay");
@@ -336,7 +340,7 @@ fn check_load(model: &Model, ordinal: usize) -> Result<Outcome> {
         }
         let device = DeviceChoice::Cuda(ordinal);
         let context = Some(CONTEXT);
-        // A byte that differs is an error.
+        // With this option, a wrong byte is an error.
         let options = SessionOptions { device, context, io, ..SessionOptions::default() };
         let options = SessionOptions { check_weights: true, ..options };
         let mut session = Session::open(path, &options, &mut |_, _| {})?;
@@ -357,10 +361,10 @@ fn check_load(model: &Model, ordinal: usize) -> Result<Outcome> {
     Ok(worst)
 }
 
-/// A text beyond what layers with a window keep: caches wrap, as the CPU's do, and give the same.
+/// Runs a text that is longer than the rows of layers with a window. The caches wrap, and results must equal the CPU's.
 fn check_windows(model: &Model, ordinal: usize) -> Result<Outcome> {
     let ids = prompt(&json(&model.prompts), "long");
-    // Other neighbours every time round.
+    // Shifts the ids in each repetition, so that tokens get other neighbours.
     let turn = |i: usize| ids[(i + i / ids.len() * 7) % ids.len()];
     let ids: Vec<u32> = (0..WRAPPED).map(turn).collect();
     let open = |device| {
@@ -381,7 +385,8 @@ fn check_windows(model: &Model, ordinal: usize) -> Result<Outcome> {
     let generated = generate(&mut session, &ids, GENERATED)?;
     let expected = generate(&mut cpu, &ids, GENERATED)?;
     let worst = worst.worse(Outcome::same(&generated, &expected).at("greedy"));
-    // Back by less than a batch, and on as before; back to where nothing is left.
+    // Truncating by less than a batch keeps the positions. Truncating to a position that the window no longer holds
+    // leaves none.
     session.truncate(WRAPPED - 100);
     let again = session.cached_tokens().len();
     let kept = Outcome::same(&[again], &[WRAPPED - 100]).at("positions left");
@@ -389,7 +394,7 @@ fn check_windows(model: &Model, ordinal: usize) -> Result<Outcome> {
     Ok(worst.worse(kept).worse(none))
 }
 
-/// Single tokens give the same bits whether their work is recorded or not, and twice.
+/// Checks that single tokens give the same bits with and without CUDA graphs, and when repeated.
 fn check_graphs(model: &Model, ordinal: usize, exact: bool) -> Result<Outcome> {
     let device = DeviceChoice::Cuda(ordinal);
     let mut session = model.open(device, exact)?;
@@ -397,7 +402,7 @@ fn check_graphs(model: &Model, ordinal: usize, exact: bool) -> Result<Outcome> {
     let ids: Vec<u32> = ids.iter().copied().cycle().take(ALONE).collect();
     let logits = session.logits_one_by_one(&ids)?;
     let again = session.logits_one_by_one(&ids)?;
-    // When text is generated, only the largest logits come to the host.
+    // When text is generated, only the largest logits are copied to the host.
     let mut text = ids[..1].to_vec();
     text.extend(generate(&mut session, &ids[..1], GENERATED)?);
     let whole = session.logits_one_by_one(&text)?;
@@ -412,8 +417,9 @@ fn check_graphs(model: &Model, ordinal: usize, exact: bool) -> Result<Outcome> {
     Ok(same.worse(Outcome::same(&direct, &logits).at("direct")).worse(chosen))
 }
 
-/// Greedy text of float weights, as far as the reference was sure of it. Where the reference logits `[positions,
-/// vocabulary]` are another program's than the text, which computed the model otherwise, the text says nothing.
+/// Compares the greedy text of float weights with the reference, as far as the reference was certain. The text is not
+/// compared if another program computed the reference logits `[positions, vocabulary]` differently from the reference
+/// text.
 fn text(
     reference: &serde_json::Value,
     logits: &[f32],

@@ -1,5 +1,5 @@
-//! DeepSeek's files of older converters, with what makes a head's keys and values in one tensor: taken apart on the GPU as on the
-//! CPU.
+//! DeepSeek files from older converters, which store the matrices for a head's keys and values in one tensor. The GPU
+//! must split it as the CPU does.
 
 use anyhow::Result;
 use forebay_engine::{DeviceChoice, SessionOptions};
@@ -12,13 +12,13 @@ use crate::models::Limits;
 use crate::sessions::{CONTEXT, logits, open};
 
 const SHAPE: &str = "deepseek-v3-tiny";
-/// Of bytes as they are, and of types that are decoded.
+/// Quantisations to test: types stored as plain numbers, and types that are decoded.
 const TYPES: [&str; 4] = ["BF16", "Q8_0", "Q4_K_M", "Q5_0"];
 
-/// In f32 throughout, logits are the CPU's.
+/// Compares logits, computed in f32 throughout, with those of the CPU.
 ///
 /// # Errors
-/// Whatever goes wrong.
+/// Returns an error if a model cannot be synthesised, opened or run.
 pub fn check(ordinal: usize) -> Result<Outcome> {
     let folder = tempfile::tempdir()?;
     let ids: Vec<u32> = (1..40).collect();

@@ -1,5 +1,5 @@
-//! What the checks of placements ask of sessions: logits and text by every way through the decoder, the smallest budgets, and
-//! what the planner promised.
+//! Helpers for checks that open sessions: logits and text by every path through the decoder, the smallest budgets, and
+//! comparison with the plan.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -10,18 +10,19 @@ use forebay_engine::{EngineError, GenerateOptions, Session, SessionOptions};
 use forebay_model::sampling::Sampling;
 use forebay_model::{DeviceShare, ModelError};
 
-/// Positions of the sessions that are compared.
+/// Context of the sessions that are compared, in positions.
 pub const CONTEXT: usize = 128;
-/// How often the smallest budget is asked for anew.
+/// Number of attempts to find the smallest budget.
 const TRIES: usize = 5;
-/// Tokens that go through alone: the first ones queue their work, the others have it recorded.
+/// Number of tokens that are computed one at a time. The first ones are queued kernel by kernel; the later ones run as
+/// a CUDA graph.
 const ALONE: usize = 12;
 
 pub fn open(path: &Path, options: SessionOptions) -> Result<Session> {
     Ok(Session::open(path, &options, &mut |_, _| {})?)
 }
 
-/// Logits of `ids` as a prompt, of few tokens, and of single ones.
+/// Returns logits of `ids` computed as a prompt, of a few tokens at once, and of single tokens.
 pub fn logits(session: &mut Session, ids: &[u32]) -> Result<Vec<f32>> {
     let mut all = session.logits(ids, None)?;
     all.extend(session.logits(&ids[..ids.len().min(3)], None)?);
@@ -30,14 +31,14 @@ pub fn logits(session: &mut Session, ids: &[u32]) -> Result<Vec<f32>> {
     Ok(all)
 }
 
-/// The likeliest `count` tokens behind `prompt`, whatever they are.
+/// Generates exactly `count` tokens after `prompt`, always the likeliest. Stop tokens do not end the text.
 pub fn generate(session: &mut Session, prompt: &[u32], count: usize) -> Result<Vec<u32>> {
     session.reset();
     let options = GenerateOptions::exactly(count, Sampling::greedy());
     Ok(session.generate(prompt, &options, &mut |_| ControlFlow::Continue(()))?.tokens)
 }
 
-/// What of the model the planner gives to the GPU.
+/// Returns the share of the model that the planner gives to the GPU.
 fn planned(path: &Path, options: &SessionOptions) -> Result<DeviceShare> {
     let facts = plan::gpu_facts(options.device).context("there is a GPU")?;
     let work = Work { prompt_tokens: 1, depth: 0 };
@@ -45,8 +46,9 @@ fn planned(path: &Path, options: &SessionOptions) -> Result<DeviceShare> {
     Ok(PlannedModel::open(path)?.in_vram(&facts, &request)?)
 }
 
-/// A session with `more` bytes than the smallest `--vram` that works, and that budget. The driver's own share of the memory
-/// grows now and then while sessions come and go, so what was asked a moment ago may be too little.
+/// Opens a session with `more` bytes than the smallest `--vram` that works, and returns it with its options. The
+/// driver's own memory use grows now and then as sessions open and close, so a budget found a moment ago may be too
+/// small. This function then tries again.
 pub fn open_with_least(
     path: &Path,
     options: &SessionOptions,
@@ -64,8 +66,9 @@ pub fn open_with_least(
     }
 }
 
-/// A session with `more` bytes than the smallest `--vram` that works, whose share of the GPU is, as `agrees` finds, what was
-/// planned right before. The driver's own share may grow between the two.
+/// Opens a session with `more` bytes than the smallest `--vram` that works. `agrees` must confirm that the session's
+/// share of the GPU is the planned one. Tries several times, because the driver's own memory use may grow between
+/// planning and opening.
 pub fn open_as_planned(
     path: &Path,
     options: &SessionOptions,
@@ -91,7 +94,7 @@ fn is_too_little_vram(error: &anyhow::Error) -> bool {
     matches!(error, Some(EngineError::Model(ModelError::VramTooSmall { .. })))
 }
 
-/// The smallest `--ram` with the smallest `--vram`: it depends on sizes of layers and experts alone.
+/// Returns the smallest `--ram` at the smallest `--vram`. It depends only on the sizes of layers and experts.
 pub fn least_ram(path: &Path, options: &SessionOptions) -> Result<u64> {
     let mut tries = 0;
     loop {
@@ -105,7 +108,7 @@ pub fn least_ram(path: &Path, options: &SessionOptions) -> Result<u64> {
     }
 }
 
-/// The smallest `--vram`, as the refusal of less says it.
+/// Returns the smallest `--vram`, taken from the error that refuses a smaller one.
 fn smallest_vram(path: &Path, options: &SessionOptions) -> Result<u64> {
     needed(path, SessionOptions { vram_bytes: Some(1), ..options.clone() })
 }

@@ -1,5 +1,5 @@
-//! Models whose experts do not all fit the GPU: the same bits come out as where they do, whatever the budgets and the
-//! policy, and the counters are those that the replay of the recorded routing gives.
+//! Models whose experts do not all fit into VRAM. Logits are bit-identical to those of a fully resident model, for
+//! every budget and policy. The counters equal those of a replay of the recorded routing.
 
 use std::io::Write;
 use std::path::Path;
@@ -17,10 +17,11 @@ use crate::sessions::{
 };
 
 const GENERATED: usize = 8;
-/// The CPU rounds activations in its own way.
+/// Largest error if the CPU computes experts. It rounds activations differently from the GPU.
 const CPU_NMSE: f64 = 1e-2;
 
-/// A CPU that computes experts in half of the time that it takes to bring them, and one that takes a thousand times as long.
+/// Rates of a CPU that computes an expert in half the time of copying it, and of one that takes a thousand times as
+/// long.
 pub const PAYS: CpuOffloadRates = rates(1.0, 0.5);
 const NEVER_PAYS: CpuOffloadRates = rates(1.0, 1e3);
 
@@ -30,11 +31,11 @@ const fn rates(copy_seconds: f64, cpu_seconds: f64) -> CpuOffloadRates {
     CpuOffloadRates { split, copy_alone_seconds: copy_seconds }
 }
 
-/// Logits of `ids` as a prompt, of few tokens, and of single ones, with as many slots as fit budgets from the smallest to
-/// nearly everything.
+/// Compares logits of `ids` computed as a prompt, of a few tokens at once, and of single tokens. Budgets range from the
+/// fewest slots to nearly all experts.
 ///
 /// # Errors
-/// A model that cannot be opened.
+/// Returns an error if a model cannot be opened.
 pub fn check(path: &Path, ids: &[u32], ordinal: usize) -> Result<Outcome> {
     let mut worst = Outcome::same::<u8>(&[], &[]);
     for exact in [false, true] {
@@ -42,7 +43,7 @@ pub fn check(path: &Path, ids: &[u32], ordinal: usize) -> Result<Outcome> {
             device: DeviceChoice::Cuda(ordinal),
             exact,
             context: Some(CONTEXT),
-            // Else bits are those of two devices.
+            // If the CPU computed experts, results would differ by rounding.
             cpu_offload: CpuOffload::Never,
             ..SessionOptions::default()
         };
@@ -51,12 +52,12 @@ pub fn check(path: &Path, ids: &[u32], ordinal: usize) -> Result<Outcome> {
             let weights = resident.statistics().vram.context("a GPU computes")?.weights_bytes;
             (logits(&mut resident, ids)?, weights)
         };
-        // What experts take beyond the fewest slots.
+        // Bytes that experts take beyond the fewest slots.
         let span = {
             let (fewest, _) = open_with_least(path, &options, 0)?;
             weights - fewest.statistics().vram.context("a GPU computes")?.weights_bytes
         };
-        // Of few experts, one that is missing is much.
+        // With few experts, a single missing one is a large share.
         let most = if has_many(path)? { 0.97 } else { 0.8 };
         for (share, small_ram) in [(0.0, false), (0.0, true), (0.4, false), (most, false)] {
             let more = (span as f64 * share) as u64;
@@ -70,7 +71,7 @@ pub fn check(path: &Path, ids: &[u32], ordinal: usize) -> Result<Outcome> {
                     worst.worse(Outcome::same(&found, &expected).at(&format!("{what} {round}")));
             }
             let experts = session.statistics().device_experts.context("experts come and go")?;
-            // Exact products have no kernels that fetch.
+            // The exact products have no kernels that fetch experts.
             if (experts.layers_served == 0) != exact {
                 bail!("{what}: {} layers of recorded tokens", experts.layers_served);
             }
@@ -89,7 +90,7 @@ pub fn check(path: &Path, ids: &[u32], ordinal: usize) -> Result<Outcome> {
     Ok(worst)
 }
 
-/// Whether a model has so many experts that the fewest slots are a small part of them.
+/// Returns true if the model has so many experts that the fewest slots are a small part of them.
 fn has_many(path: &Path) -> Result<bool> {
     let architecture = Architecture::from_catalog(&Catalog::open(path)?)?;
     let counts = || architecture.expert_layers().map(|experts| experts.count);
@@ -97,7 +98,8 @@ fn has_many(path: &Path) -> Result<bool> {
     Ok(counts().count() > 1 && counts().all(|count| count >= 4 * used))
 }
 
-/// Logits where neither VRAM nor RAM holds all experts: both give one another what they keep.
+/// Compares logits of a model of which VRAM and RAM together hold a part. The two form an exclusive cache: a promoted
+/// expert frees its RAM slot for the evicted one.
 fn shared(
     path: &Path,
     options: &SessionOptions,
@@ -122,7 +124,7 @@ fn shared(
             *read = session.statistics().stream.context("experts are read")?.experts_read;
         }
         let experts = session.statistics().device_experts.context("experts come and go")?;
-        // Prompts may find no free slot for what would go back, single tokens always do.
+        // During a prompt, an evicted expert may find no free RAM slot. During single tokens it always finds one.
         let (more, known) = (read[2] - read[0], experts.tier.experts);
         if vram + ram > 1.0 && more > known / 8 && has_many(path)? {
             bail!("{what}: {more} of {known} experts were read when all had been there");
@@ -134,8 +136,8 @@ fn shared(
     Ok(worst)
 }
 
-/// Logits where the CPU may compute some of what is not on the GPU: near to what the GPU alone computes, the same every time, and
-/// the very bits as soon as it does not.
+/// Compares logits with those of the GPU alone if the CPU may compute missing experts. They must be close, and the same
+/// each time. They must be bit-identical as soon as the CPU computes nothing.
 fn offloaded(
     path: &Path,
     options: &SessionOptions,
@@ -184,7 +186,7 @@ fn offloaded(
     if !has_many(path)? {
         return Ok(worst);
     }
-    // Worth it as far as can be known beforehand, and not once nearly everything has come to stay.
+    // CPU offload looks worthwhile when the session opens. It no longer is once nearly all experts are in VRAM.
     let what = "little is missing";
     let with = SessionOptions {
         cpu_offload_rates: Some(PAYS),
@@ -207,7 +209,7 @@ fn offloaded(
     bail!("{what}, but the CPU goes on helping: {offloaded:?}")
 }
 
-/// A session with experts that come and go, `more` bytes beyond the least, whose slots are as planned.
+/// Opens a session with `more` bytes beyond the smallest VRAM budget, whose experts are cached in slots as planned.
 fn as_planned(
     path: &Path,
     options: &SessionOptions,
@@ -225,7 +227,7 @@ fn as_planned(
     Ok(session)
 }
 
-/// Lookups, hits and evictions of a conversation, and of the replay of its trace.
+/// Compares the lookups, hits and evictions of a conversation with those of a replay of its trace.
 fn counters(mut session: Session, policy: PolicyKind, ids: &[u32]) -> Result<Outcome> {
     let out = Shared::default();
     session.record_routing(Box::new(out.clone()), false)?;

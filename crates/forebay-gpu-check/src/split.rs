@@ -1,6 +1,6 @@
-//! Dense models that do not fit the GPU: where the rest passes through it, the same bits come out as where all stay, whatever
-//! the budgets; where the CPU computes a part, the same bits every time, as near to the exact ones as the arithmetic
-//! promises. After an error, too.
+//! Dense models that do not fit into VRAM. If the remaining weights stream through the GPU, logits are bit-identical to
+//! those of a resident model, for every budget. If the CPU computes a part, logits are the same every time, and as
+//! close to the exact ones as the arithmetic promises. Both also hold after an error.
 
 use std::ops::Range;
 use std::path::Path;
@@ -24,12 +24,12 @@ const GENERATED: usize = 6;
 
 /// Shape with more layers than the fixtures have.
 const SHAPE: &str = "llama-tiny";
-/// Tokens of a prompt of two batches, both of so many that the CPU takes no part.
+/// Number of tokens of a prompt of two batches. Both are so large that the CPU computes nothing.
 const TWO_BATCHES: usize = 540;
-/// Attempts that a fault which ends may take.
+/// Number of attempts within which a temporary fault must end.
 const ATTEMPTS: usize = 20;
 
-/// With these the CPU computes nothing, half of what it may, or all of it.
+/// Rates with which the CPU computes nothing, half of what it may, or all of it.
 const ON_CPU: [(&str, SubLayerRates); 3] =
     [("none", rates(1e12, 1.0)), ("some", rates(1e9, 1e9)), ("all", rates(1.0, 1e12))];
 
@@ -37,11 +37,11 @@ const fn rates(copy_bytes_per_second: f64, cpu_bytes_per_second: f64) -> SubLaye
     SubLayerRates { copy_bytes_per_second, cpu_bytes_per_second, gpu_seconds: 0.0 }
 }
 
-/// Logits of `ids` as a prompt, of few tokens, and of single ones, with every budget of VRAM that makes a difference and as
-/// much RAM as there is or as little as will do.
+/// Compares logits of `ids` computed as a prompt, of a few tokens at once, and of single tokens. Tests every VRAM
+/// budget that makes a difference, with all RAM and with the smallest RAM budget.
 ///
 /// # Errors
-/// A model that cannot be opened.
+/// Returns an error if a model cannot be opened.
 pub fn check(path: &Path, ids: &[u32], fast: &Limits, ordinal: usize) -> Result<Outcome> {
     let context = Some(CONTEXT);
     let cpu = SessionOptions { exact: true, context, ..SessionOptions::default() };
@@ -59,7 +59,7 @@ pub fn check(path: &Path, ids: &[u32], fast: &Limits, ordinal: usize) -> Result<
         let expected = Expected { exact: &exact_logits, resident: &resident, limits };
         let budgets = budgets(path, &options)?;
         let is_usual = !exact && kv_cache == KvCacheType::F16;
-        // The other ways to compute differ in kernels only, not in what moves.
+        // The other modes differ only in kernels, not in which weights are copied.
         let budgets = if is_usual { &budgets[..] } else { &budgets[budgets.len() - 1..] };
         let on_cpu = if is_usual { &ON_CPU[..] } else { &ON_CPU[..2] };
         for &more in budgets {
@@ -76,11 +76,11 @@ pub fn check(path: &Path, ids: &[u32], fast: &Limits, ordinal: usize) -> Result<
     Ok(worst)
 }
 
-/// A model of more layers than the fixtures have: as [`check`]; besides, a prompt of two batches, and a disk that fails and
-/// recovers.
+/// Runs [`check`] on a model with more layers than the fixtures have. Also tests a prompt of two batches, and a disk
+/// that fails and recovers.
 ///
 /// # Errors
-/// As [`check`].
+/// Returns an error if the model cannot be synthesised or opened.
 pub fn check_deeper(ordinal: usize) -> Result<Outcome> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("model.gguf");
@@ -95,7 +95,7 @@ pub fn check_deeper(ordinal: usize) -> Result<Outcome> {
     let expected = open(&path, options.clone())?.logits(&long, None)?;
     let some = SessionOptions { sub_layer_rates: Some(ON_CPU[1].1), ..options.clone() };
     let ram_bytes = Some(least_ram(&path, &some)?);
-    // The CPU has no part in prompts of so many tokens.
+    // The CPU computes nothing for prompts of so many tokens.
     for options in [some.clone(), SessionOptions { ram_bytes, ..some }] {
         let what = format!("two batches, {:?} bytes of RAM", options.ram_bytes);
         let found = open_with_least(&path, &options, 0)?.0.logits(&long, None)?;
@@ -108,7 +108,7 @@ pub fn check_deeper(ordinal: usize) -> Result<Outcome> {
     Ok(worst)
 }
 
-/// Budgets from one byte less than everything takes down to the smallest: bytes beyond that.
+/// Returns budgets from one byte less than everything takes down to the smallest, as bytes beyond the smallest.
 fn budgets(path: &Path, options: &SessionOptions) -> Result<Vec<u64>> {
     let (least, with) = open_with_least(path, options, 0)?;
     let least = own_bytes(&least)?;
@@ -118,7 +118,8 @@ fn budgets(path: &Path, options: &SessionOptions) -> Result<Vec<u64>> {
     }
     let all = own_bytes(&open(path, options.clone())?)?;
     let mut budgets = vec![all - 1 - least];
-    // Without the embedding table all units may still fit; then there is one that does not.
+    // If only the embedding table is left out, all sub-layers may still fit. Then this adds a budget in which one does
+    // not.
     let (session, _) = open_with_least(path, options, budgets[0])?;
     if placement(&session).is_none() {
         budgets.push((own_bytes(&session)? - 1).saturating_sub(least));
@@ -129,28 +130,28 @@ fn budgets(path: &Path, options: &SessionOptions) -> Result<Vec<u64>> {
     Ok(budgets)
 }
 
-/// Device memory but for the driver's own.
+/// Returns the device memory of a session without the driver's own.
 fn own_bytes(session: &Session) -> Result<u64> {
     let vram = session.statistics().vram.context("a GPU computes")?;
     Ok(vram.total_bytes - vram.context_bytes)
 }
 
-/// Where units are that are not all in VRAM.
+/// Returns the placement of the sub-layers, if not all are in VRAM.
 fn placement(session: &Session) -> Option<SubLayerPlacement> {
     session.statistics().device_sub_layers.map(|sub_layers| sub_layers.sub_layers.placement)
 }
 
-/// What comes out elsewhere.
+/// Logits of other configurations, to compare with.
 struct Expected<'a> {
-    /// In f32 throughout.
+    /// Logits in f32 throughout.
     exact: &'a [f32],
-    /// With everything in VRAM.
+    /// Logits with all weights in VRAM.
     resident: &'a [f32],
     limits: &'a Limits,
 }
 
-/// The bits of the resident model if the CPU takes no part, else its distance from the exact one; the same bits again, on one
-/// thread, and with as little RAM as will do.
+/// Checks one VRAM budget. If the CPU computes nothing, logits must be bit-identical to the resident model's. Otherwise
+/// they must be close to the exact ones. They must be the same again, on one thread, and with the smallest RAM budget.
 fn check_budget(
     path: &Path,
     options: &SessionOptions,
@@ -170,7 +171,7 @@ fn check_budget(
         false => Outcome::same(&found, expected.resident).at("resident"),
     };
     worst = worst.worse(Outcome::same(&logits(&mut session, ids)?, &found).at("again"));
-    // When text is generated, only the largest logits come to the host.
+    // When text is generated, only the largest logits are copied to the host.
     let mut text = ids[..1].to_vec();
     text.extend(generate(&mut session, &ids[..1], GENERATED)?);
     let whole = session.logits_one_by_one(&text)?;
@@ -179,7 +180,7 @@ fn check_budget(
     if let Some(sub_layers) = session.statistics().device_sub_layers {
         let (copied, on_cpu) =
             (sub_layers.sub_layers.bytes_copied > 0, sub_layers.sub_layers.bytes_on_cpu > 0);
-        // Prompts bring everything, single tokens what the CPU does not compute.
+        // Prompts copy all missing weights to the GPU. Single tokens copy those that the CPU does not compute.
         if !copied || on_cpu != cpu {
             bail!("not as planned: {sub_layers:?}");
         }
@@ -209,7 +210,7 @@ fn check_budget(
     Ok(worst)
 }
 
-/// A session with `more` bytes than the smallest budget, with the units in VRAM that the planner promised.
+/// Opens a session with `more` bytes than the smallest budget, with the sub-layers in VRAM that the planner chose.
 fn as_planned(path: &Path, options: &SessionOptions, more: u64) -> Result<Session> {
     open_as_planned(path, options, more, |planned, session| match placement(session) {
         None => planned.sub_layers.all_in_vram(),
@@ -217,7 +218,8 @@ fn as_planned(path: &Path, options: &SessionOptions, more: u64) -> Result<Sessio
     })
 }
 
-/// Reads of the second layer's feed-forward fail for a while: calls do, too, and then give the bits that they give without.
+/// Lets reads of the second layer's feed-forward fail for a while. Calls must fail too, and afterwards give the same
+/// bits as without faults.
 fn check_faults(path: &Path, options: &SessionOptions, ids: &[u32]) -> Result<Outcome> {
     let expected = logits(&mut open_with_least(path, options, 0)?.0, ids)?;
     let range = middle_of(path, "blk.1.ffn_up.weight")?;
@@ -240,9 +242,11 @@ fn check_faults(path: &Path, options: &SessionOptions, ids: &[u32]) -> Result<Ou
     Ok(Outcome::same(&found, &expected).at("after errors"))
 }
 
-/// Bytes of a tensor that no other block's aligned reads reach.
+/// Returns the byte in the middle of a tensor. Exactly one request of a read covers it, so the failures of that request
+/// are never spread over several requests that each succeed when they are repeated.
 fn middle_of(path: &Path, name: &str) -> Result<Range<u64>> {
     let catalog = Catalog::open(path)?;
     let extent = catalog.tensor(name).with_context(|| format!("no tensor {name}"))?.extent;
-    Ok(extent.offset + extent.length / 4..extent.end() - extent.length / 4)
+    let middle = extent.offset + extent.length / 2;
+    Ok(middle..middle + 1)
 }

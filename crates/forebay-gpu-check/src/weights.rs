@@ -1,4 +1,4 @@
-//! Random weights of every type, on both sides.
+//! Random weights of every type, on the host and on the device.
 
 use anyhow::Result;
 use forebay_cuda::{CudaError, DeviceMemory, DevicePtr, supports_weights, weight_alignment};
@@ -8,24 +8,25 @@ use crate::harness::Context;
 use crate::random::Random;
 pub use crate::random::random_weights;
 
-/// Every type that products take.
+/// Returns every type for which there are matrix products.
 pub fn types() -> impl Iterator<Item = TensorType> {
     TensorType::all().iter().copied().filter(|&ty| supports_weights(ty))
 }
 
-/// A matrix `[rows, cols]` on both sides.
+/// A matrix `[rows, cols]` on the host and on the device.
 pub struct Weights {
     pub rows: usize,
     pub cols: usize,
     pub data: Vec<u8>,
-    /// Exact values.
+    /// Exact values of the weights.
     pub values: Vec<f32>,
     _memory: DeviceMemory,
     pub ptr: DevicePtr<u8>,
 }
 
 impl Weights {
-    /// Lies as badly aligned as its type may lie, with the margin that kernels may read.
+    /// Creates a random matrix. Its device address has the worst alignment that the type allows, and is followed by the
+    /// margin that kernels may read.
     pub fn random(
         context: &Context,
         ty: TensorType,
@@ -40,7 +41,7 @@ impl Weights {
         Ok(Weights { rows, cols, data, values, _memory, ptr })
     }
 
-    /// Exact product of row `row` with `x`, and the product of their norms.
+    /// Returns the exact product of row `row` with `x`, and the product of their norms.
     pub fn dot(&self, row: usize, x: &[f64]) -> (f64, f64) {
         let row = &self.values[row * self.cols..][..self.cols];
         let (mut sum, mut row_norm, mut x_norm) = (0.0, 0.0, 0.0);
@@ -54,7 +55,7 @@ impl Weights {
     }
 }
 
-/// `data` at byte `offset` of memory whose every other byte is 0xff.
+/// Copies `data` to byte `offset` of device memory whose other bytes are 0xff.
 pub fn place(
     context: &Context,
     data: &[u8],

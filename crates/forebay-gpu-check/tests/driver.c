@@ -1,5 +1,5 @@
-/* As much of a CUDA driver as a program sees before it finds that it cannot work: VERSION as cuDriverGetVersion
- * gives it, and no GPU. */
+/* A minimal CUDA driver without a GPU, for programs that must find that it cannot work. VERSION is the version that
+ * cuDriverGetVersion reports, and INIT is the result of cuInit. */
 static int started;
 
 int cuDriverGetVersion(int *version) {

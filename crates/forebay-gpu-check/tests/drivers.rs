@@ -1,5 +1,5 @@
-//! Machines whose driver cannot be worked with: words and an exit status, never a panic. The driver is a library of ours
-//! that the loader finds first.
+//! Machines whose NVIDIA driver does not work. The program must end with a message and an exit status, never with a
+//! panic. The driver is a library that the test builds and that the loader finds first.
 
 #![cfg(target_os = "linux")]
 
@@ -7,7 +7,7 @@ use std::io::Write as _;
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// Makes a driver: its CUDA version, 12.4 as 12040, and what starting it answers.
+/// Builds a driver that reports the CUDA version `version` (12.4 as 12040) and returns `init` from `cuInit`.
 fn build_driver(folder: &Path, version: u32, init: u32) {
     let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/driver.c");
@@ -40,7 +40,7 @@ fn drivers_that_cannot_work_are_named() {
         (12_020, 0, "the NVIDIA driver is too old: it supports CUDA 12.2, CUDA 12.4 is needed"),
         (11_080, 0, "it supports CUDA 11.8"),
         (12_040, 0, "finds no GPU"),
-        // CUDA_ERROR_NO_DEVICE, which drivers without a GPU answer.
+        // CUDA_ERROR_NO_DEVICE, which drivers return if there is no GPU.
         (13_000, 100, "finds no GPU"),
         // CUDA_ERROR_SYSTEM_DRIVER_MISMATCH
         (13_000, 803, "starting the driver"),
@@ -52,7 +52,7 @@ fn drivers_that_cannot_work_are_named() {
     }
 }
 
-/// A file that is no library stands for a driver that cannot be loaded.
+/// A file that is not a library stands for a driver that cannot be loaded.
 #[test]
 fn a_driver_that_cannot_be_loaded_is_no_driver() {
     let folder = tempfile::tempdir().unwrap();

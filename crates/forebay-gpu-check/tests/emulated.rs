@@ -1,5 +1,5 @@
-//! The backend for GPUs without a GPU: `gpu-check` on the emulated driver of `emulator`, which runs the kernels' sources
-//! on the CPU.
+//! Tests of the GPU backend without a GPU. `gpu-check` runs on the emulated driver in `emulator`, which compiles the
+//! kernels' sources for the CPU.
 
 #![cfg(target_os = "linux")]
 
@@ -15,7 +15,7 @@ use forebay_engine::{DeviceChoice, EngineError, GenerateOptions, Session, Sessio
 use forebay_model::ModelError;
 use forebay_model::sampling::Sampling;
 
-/// Kernels that take little time, one or more of each family.
+/// Checks that take little time, at least one of each family.
 const KERNELS: [&str; 18] = [
     "buffers",
     "norm",
@@ -41,7 +41,7 @@ fn emulator() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("emulator")
 }
 
-/// The folder of the emulated driver, built when first asked for; `None` without a compiler.
+/// Returns the folder of the emulated driver, which the first call builds, or `None` without a compiler.
 fn driver() -> Option<&'static Path> {
     static FOLDER: OnceLock<Option<PathBuf>> = OnceLock::new();
     let build = || {
@@ -63,7 +63,7 @@ fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures")
 }
 
-/// A program that finds the emulated driver.
+/// Creates a command for a program that finds the emulated driver.
 fn emulated(driver: &Path, program: &str) -> Command {
     let mut command = Command::new(program);
     command.env("LD_LIBRARY_PATH", driver).env("FOREBAY_EMULATOR", emulator());
@@ -81,7 +81,7 @@ fn gpu_check(driver: &Path, only: &[&str], settings: &[(&str, &str)]) -> Output 
     command.output().unwrap()
 }
 
-/// Runs checks and expects all of them to pass, `least` at least.
+/// Runs checks. Fails unless all of them pass and there are at least `least`.
 fn passes(only: &[&str], settings: &[(&str, &str)], least: usize) {
     let Some(driver) = driver() else { return };
     let output = gpu_check(driver, only, settings);
@@ -90,7 +90,7 @@ fn passes(only: &[&str], settings: &[(&str, &str)], least: usize) {
     assert!(output.status.success(), "{:?}\n{text}\n{errors}", output.status);
     let passed = text.lines().filter(|line| line.contains(" ok   worst ")).count();
     assert!(passed >= least, "{passed} checks instead of {least}:\n{text}");
-    // What the driver refuses it says there.
+    // The emulated driver writes what it refuses to stderr.
     assert!(errors.is_empty(), "{errors}");
 }
 
@@ -99,7 +99,7 @@ fn kernels() {
     passes(&KERNELS, &[], 28);
 }
 
-/// The other order of threads and blocks, and queued work that is done only when somebody waits for it.
+/// Runs threads and blocks in reverse order, and queued work only when the program waits for it.
 #[test]
 fn kernels_in_another_order() {
     let only = ["norm", "router", "top_k", "attention prompt f16 24/16"];
@@ -113,7 +113,7 @@ fn dense_models() {
     passes(&["model fast gguf/llama_k"], &[("CAPABILITY", "80"), ("ORDER", "backward")], 1);
 }
 
-/// On the CPU and the GPU together.
+/// Parts of the model are computed on the CPU and on the GPU.
 #[test]
 fn dense_models_that_do_not_fit() {
     passes(&["model split synthetic"], &[("LAZY", "1")], 1);
@@ -125,13 +125,15 @@ fn models_with_experts() {
     passes(&["model fast gguf/qwen3_moe", "model graphs gguf/qwen3_moe"], &[("LAZY", "1")], 2);
 }
 
-/// Slots for some experts; queued work is done only when somebody waits for it, so that a copy nobody waits for is missed.
+/// Only some experts have slots. Queued work runs only when the program waits for it, so a copy that it forgets to wait
+/// for is noticed.
 #[test]
 fn experts_in_slots() {
     passes(&["model slots gguf/qwen3_moe"], &[("LAZY", "1")], 1);
 }
 
-/// A GPU with a watchdog, and disks that stall for longer than it has patience: no kernel waits long enough to be ended.
+/// The GPU has a watchdog, and the disk stalls for longer than its limit. No kernel may wait so long that the watchdog
+/// ends it.
 #[test]
 fn kernels_give_up_before_a_watchdog_ends_them() {
     let Some(driver) = driver() else { return };
@@ -146,12 +148,14 @@ fn kernels_give_up_before_a_watchdog_ends_them() {
     assert!((0.2..0.5).contains(&waited), "a kernel waited for {waited} s");
 }
 
-/// After an error that loses the GPU's context, sessions refuse work with that error and ask the driver for nothing more.
+/// After an error that loses the GPU's context, sessions refuse work with that error, and make no more calls to the
+/// driver.
 #[test]
 fn a_lost_gpu_is_asked_for_nothing_more() {
     let Some(driver) = driver() else { return };
     let executable = std::env::current_exe().unwrap();
-    // The number of the launch that fails: in a prompt, in a token whose work is queued, in one whose work is recorded.
+    // Number of the launch that fails: in a prompt, in a token whose kernels are queued one by one, and in a CUDA
+    // graph.
     for launch in ["150", "300", "900"] {
         let mut command = emulated(driver, executable.to_str().unwrap());
         command.args(["a_session_on_a_gpu_that_fails", "--exact", "--ignored", "--nocapture"]);
@@ -165,7 +169,7 @@ fn a_lost_gpu_is_asked_for_nothing_more() {
     }
 }
 
-/// A part of the test above, in a process of its own: the GPU is lost for the whole process.
+/// Part of the test above, in a separate process, because the GPU is lost for the whole process.
 #[test]
 #[ignore = "needs an emulated GPU that fails"]
 fn a_session_on_a_gpu_that_fails() {
@@ -194,7 +198,8 @@ fn a_session_on_a_gpu_that_fails() {
     assert!(another.to_string().contains("must be restarted"), "{another}");
 }
 
-/// A GPU that cannot map memory takes all of it at the start; one that has too little says so.
+/// A GPU that cannot map memory reserves all of it at the start. A GPU with too little memory gives an error that says
+/// so.
 #[test]
 fn memory_of_other_gpus() {
     passes(&["model load models/qwen3_moe"], &[("MAPS", "0")], 1);
@@ -205,7 +210,7 @@ fn memory_of_other_gpus() {
     assert!(text.contains("bytes of VRAM, but 1048576 may be used"), "{text}");
 }
 
-/// Sessions of dense models and of those with experts, from files and from packs, on a disk that fails.
+/// Runs sessions of dense models and of models with experts, from files and from packs, on a failing disk.
 #[test]
 fn a_short_soak() {
     let Some(driver) = driver() else { return };

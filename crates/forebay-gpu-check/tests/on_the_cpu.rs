@@ -1,4 +1,4 @@
-//! What needs no GPU.
+//! Tests that need no GPU.
 
 mod soak;
 

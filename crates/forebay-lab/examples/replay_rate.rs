@@ -1,7 +1,8 @@
-//! How fast replays are: accesses per second of one thread, under every policy, on routing of a real model's shape.
+//! Measures the speed of replays: accesses per second of one thread, under every policy, on routing of a real model's
+//! shape.
 //!
-//! `cargo run --release -p forebay-lab --example replay_rate [ACCESSES [TRACE.csv]]`; the record is in
-//! `bench/results/`.
+//! Run it with `cargo run --release -p forebay-lab --example replay_rate [ACCESSES [TRACE.csv]]`. Results are
+//! recorded in `bench/results/`.
 
 use std::fs::File;
 use std::io::BufReader;
@@ -17,7 +18,8 @@ const LAYERS: u32 = 48;
 const EXPERTS: u32 = 128;
 const USED: usize = 8;
 
-/// Tokens of which each expert stays with probability 0.3, else comes from a skewed choice.
+/// Returns lookups of synthetic tokens. Each expert stays for the next token with probability 0.3. The others come
+/// from a skewed distribution.
 fn synthetic(accesses: usize) -> Lookups {
     let mut random = fastrand::Rng::with_seed(1);
     let mut below = move |end: u64| random.u64(..end);
@@ -43,7 +45,7 @@ fn synthetic(accesses: usize) -> Lookups {
     lookups
 }
 
-/// Microseconds to record one generated token, compression and writing to memory included.
+/// Returns the microseconds to record one generated token, including compression and writing to memory.
 fn recording_microseconds() -> f64 {
     const TOKENS: usize = 2000;
     let layer = RoutingLayer { experts: EXPERTS, used: USED as u32, expert_bytes: 1 };
@@ -88,7 +90,7 @@ fn main() {
     println!("policy  capacity  hit rate  million accesses/s");
     for policy in ReplayPolicy::all() {
         for share in [0.1, 0.25, 0.75] {
-            // Searching rankings need no more than a tenth to be timed.
+            // Rankings that search for their victim are slow. They are only timed with at most a million accesses.
             let is_list = matches!(
                 policy,
                 ReplayPolicy::Online(

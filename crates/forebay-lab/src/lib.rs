@@ -1,4 +1,4 @@
-//! What measures a model, a machine or a policy, and is not needed to run a model.
+//! Tools that measure a model, a machine or a policy. Running a model does not need them.
 
 #![forbid(unsafe_code)]
 

@@ -1,17 +1,17 @@
-//! What the HTML reports share: style, escaping, numbers, tables.
+//! Parts that the HTML reports share: style, escaping, numbers, tables.
 
 use std::fmt::Write as _;
 
 use serde::Serialize;
 
-/// Colours for light and dark, cards, tables.
+/// Style sheet with colours for light and dark, cards and tables.
 pub(crate) const STYLE: &str = include_str!("page.css");
 
-/// A report: one file that needs no other.
+/// Report: one HTML file that needs no other file.
 pub(crate) struct Document<'a> {
-    /// Text, as no other part is: these are HTML.
+    /// Title as plain text. All other parts are HTML.
     pub title: &'a str,
-    /// Beside [`STYLE`].
+    /// Style sheet that is added to [`STYLE`].
     pub style: &'a str,
     pub head: String,
     pub body: String,
@@ -19,10 +19,11 @@ pub(crate) struct Document<'a> {
     pub script: Option<Script<'a>>,
 }
 
-/// What a report does in the browser.
+/// Program that a report runs in the browser.
 pub(crate) struct Script<'a> {
-    /// The program, and JSON that it finds in the element `data`.
+    /// Source of the program.
     pub program: &'a str,
+    /// JSON that the program finds in the element `data`.
     pub data: String,
 }
 
@@ -50,7 +51,8 @@ impl Document<'_> {
     }
 }
 
-/// Fills the places of a page, in order and each once: what a name contains is never taken for a place to fill.
+/// Fills the placeholders of a page, in order and each once. A name that contains a placeholder is therefore never
+/// filled.
 pub(crate) fn fill(page: &str, parts: &[(&str, String)]) -> String {
     let mut html = String::with_capacity(1 << 18);
     let mut rest = page;
@@ -64,7 +66,7 @@ pub(crate) fn fill(page: &str, parts: &[(&str, String)]) -> String {
     html
 }
 
-/// Text that may stand in an element or an attribute.
+/// Escapes text for use in an element or an attribute.
 pub(crate) fn escape(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
@@ -81,7 +83,7 @@ pub(crate) fn escape(text: &str) -> String {
     safe
 }
 
-/// [`escape`] of a sentence in which no number is parted from its unit.
+/// Escapes a sentence and joins each number to its unit with a no-break space.
 pub(crate) fn sentence(text: &str) -> String {
     let units = ["%", "KiB", "MiB", "GiB", "TiB", "GB/s", "tokens/s", "ms"];
     let with =
@@ -89,18 +91,18 @@ pub(crate) fn sentence(text: &str) -> String {
     units.into_iter().fold(escape(text), with)
 }
 
-/// JSON that may stand in a script element.
+/// Returns JSON that is safe inside a script element.
 pub(crate) fn script_json(value: &impl Serialize) -> String {
     let text = serde_json::to_string(value).unwrap_or_else(|_| "null".to_owned());
     text.replace('<', "\\u003c").replace('>', "\\u003e").replace('&', "\\u0026")
 }
 
-/// The last part of a path.
+/// Returns the last part of a path.
 pub(crate) fn short_name(path: &str) -> &str {
     path.rsplit('/').find(|part| !part.is_empty()).unwrap_or(path)
 }
 
-/// A byte count with the unit that leaves few digits.
+/// Formats a byte count in the unit that leaves few digits.
 pub(crate) fn bytes(value: f64) -> String {
     let mut value = value;
     let units = ["B", "KiB", "MiB", "GiB", "TiB"];
@@ -113,7 +115,7 @@ pub(crate) fn bytes(value: f64) -> String {
     format!("{value:.digits$} {}", units[unit])
 }
 
-/// A duration with its unit.
+/// Formats a duration with its unit.
 pub(crate) fn time(seconds: f64) -> String {
     match seconds {
         s if s <= 0.0 => "0".to_owned(),
@@ -125,13 +127,13 @@ pub(crate) fn time(seconds: f64) -> String {
     }
 }
 
-/// A share, small ones with a digit more.
+/// Formats a share in percent. Shares between 0 and 10 % get one decimal.
 pub(crate) fn percent(share: f64) -> String {
     let digits = if share > 0.0 && share < 0.1 { 1 } else { 0 };
     format!("{:.digits$} %", share * 100.0)
 }
 
-/// Groups digits by three, with thin spaces.
+/// Formats a number with its digits in groups of three, separated by thin spaces.
 pub(crate) fn count(value: u64) -> String {
     let digits = value.to_string();
     let mut text = String::new();
@@ -144,7 +146,7 @@ pub(crate) fn count(value: u64) -> String {
     text
 }
 
-/// Cells are HTML. The first `text_columns` lean left.
+/// Appends a table. Cells are HTML. The first `text_columns` columns are aligned left.
 pub(crate) fn table(
     html: &mut String,
     title: &str,

@@ -1,4 +1,5 @@
-//! What holds for every trace: the bound, inclusion, curves, the cliff.
+//! Properties of every replay: Belady is a bound, larger LRU lists include smaller ones, and curves equal replays.
+//! Global LRU hits nothing below one token cycle.
 
 use std::collections::HashSet;
 
@@ -9,7 +10,7 @@ use forebay_stream::routing::{
 use forebay_stream::{Capacity, ExpertIndex, LayerIndex, Lookups, PolicyKind, Rule, Scope};
 use proptest::prelude::*;
 
-/// Reproducible choices.
+/// Source of reproducible random choices.
 struct Random(fastrand::Rng);
 
 impl Random {
@@ -21,7 +22,7 @@ impl Random {
         self.0.u64(..end)
     }
 
-    /// Distinct experts, low numbers more often.
+    /// Returns distinct experts. Low numbers are more frequent.
     fn experts(&mut self, of: u32, count: usize) -> Vec<ExpertIndex> {
         let mut chosen = Vec::new();
         while chosen.len() < count {
@@ -37,7 +38,7 @@ impl Random {
 
 const EXPERTS: u32 = 12;
 
-/// A prompt that touches much, then tokens.
+/// Returns the lookups of a prompt, which may touch many experts, and of `tokens` generated tokens.
 fn lookups(seed: u64, sizes: &[u64], tokens: usize, used: usize) -> Lookups {
     let mut random = Random::new(seed);
     let mut lookups = Lookups::new(sizes.iter().map(|&bytes| (EXPERTS, bytes)).collect());
@@ -93,7 +94,7 @@ proptest! {
             replay_observed(&lookups, ReplayPolicy::Online(policy), &shape, |batch| hits.push(batch.hits));
             hits
         };
-        // Batch for batch, so in sum, too.
+        // The larger list hits at least as often in every batch, and therefore in total.
         let (small_hits, large_hits) = (hit_by(small), hit_by(small + more));
         prop_assert!(small_hits.iter().zip(&large_hits).all(|(small, large)| small <= large));
     }
@@ -130,7 +131,7 @@ proptest! {
 
 #[test]
 fn below_one_token_cycle_only_global_recency_hits_nothing() {
-    // The same two experts of every layer, for ever: the easiest text there is.
+    // Every token uses the same two experts of every layer, which is the easiest routing there is.
     let layers = 6;
     let mut steady = Lookups::new(vec![(EXPERTS, 10); layers]);
     for _ in 0..30 {
@@ -139,12 +140,13 @@ fn below_one_token_cycle_only_global_recency_hits_nothing() {
         }
     }
     assert_eq!(steady.cycle_bytes(), 2 * 10 * layers as u64);
-    // By a batch: of a list that is one expert too small, the batch finds its younger one.
+    // The capacity is one whole batch short. If it were one expert short, every batch would still hit its younger
+    // expert.
     let below = Capacity::Bytes(steady.cycle_bytes() - 2 * 10);
     let of = |policy| hits(&steady, ReplayPolicy::Online(policy), below, false);
     assert_eq!(of(PolicyKind::LRU), 0);
     for policy in PolicyKind::ALL.into_iter().filter(|policy| policy.is_per_layer()) {
-        // One of two experts stays in every layer.
+        // Every layer has room for one of its two experts.
         assert_eq!(
             of(policy),
             if policy.rule == Rule::Random { of(policy) } else { 29 * 6 },
@@ -164,7 +166,7 @@ fn random_is_the_same_every_time_and_a_hot_list_stays() {
     assert_eq!(hits(&lookups, random, quarter, false), hits(&lookups, random, quarter, false));
     let shape = quarter.shape(Scope::PerLayer, lookups.layers(), false);
     let hot = replay(&lookups, ReplayPolicy::HotList(Scope::PerLayer), &shape).all;
-    // Every expert that is not on the list goes right after it was used: each of its lookups misses.
+    // An expert that is not on the list is evicted right after its use, so each of its lookups misses.
     let mut uses = vec![[0_u64; EXPERTS as usize]; 3];
     for (_, layer, experts) in lookups.batches() {
         experts.iter().for_each(|expert| uses[layer.0 as usize][expert.0 as usize] += 1);
@@ -176,7 +178,8 @@ fn random_is_the_same_every_time_and_a_hot_list_stays() {
     assert_eq!(hot.hits, uses.into_iter().map(of_layer).sum::<u64>());
 }
 
-/// A trace whose tokens choose what the one before chose, and whose scores know it.
+/// Returns a trace whose tokens mostly repeat the choices of the token before. Its scores predict the choices
+/// exactly.
 fn repeating(scores: bool) -> RoutingTrace {
     let layer = RoutingLayer { experts: 8, used: 2, expert_bytes: 100 };
     let header = RoutingHeader::new("m".into(), "a".into(), vec![layer; 2], LookupOrder::Ascending);
@@ -202,7 +205,8 @@ fn predictors_are_told_with_what_they_cost() {
     let at = |predictor, capacity| {
         predict(&trace, &lookups, PolicyKind::LAYER_LRU, capacity, predictor, 2).unwrap()
     };
-    // With nothing cached every expert is a miss; the router knows all of them, the lag all but those that change.
+    // With nothing cached, every expert is a miss. The router predicts all of them, and the lag all but those that
+    // change.
     let none = Capacity::ExpertsPerLayer(0);
     let router = at(Predictor::NextRouter, none);
     assert_eq!((router.lookups, router.foreseen, router.wasted_bytes), (160, 160, 0));
@@ -213,7 +217,7 @@ fn predictors_are_told_with_what_they_cost() {
         lag.foreseen > 130 && lag.wasted_bytes == (lag.reads_prefetched - lag.reads_useful) * 100
     );
     assert_eq!(lag.read_bytes_with, (lag.misses_with + lag.reads_prefetched) * 100);
-    // Slots for predicted experts are taken from the cache.
+    // Slots for predicted experts reduce the capacity of the cache.
     let three = at(Predictor::HotList, Capacity::ExpertsPerLayer(3));
     assert!(three.misses_without <= three.misses_with + three.reads_useful);
     let without = repeating(false);

@@ -1,4 +1,4 @@
-//! Synthetic models: loadable, the same for the same seed, and nothing left behind when they cannot be made.
+//! Synthetic models load and depend only on their seed. If one cannot be made, no file is left behind.
 
 use std::path::Path;
 

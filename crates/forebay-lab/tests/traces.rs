@@ -1,4 +1,4 @@
-//! Recorded routing of real models, replayed by the policy code that the engine runs: the published hit rates come out.
+//! Replays of real models' recorded routing give the published hit rates. They run the policy code of the engine.
 
 use std::fs::File;
 use std::io::{BufReader, Write as _};
@@ -16,7 +16,7 @@ fn recorded(name: &str) -> Option<RoutingTrace> {
     match File::open(&path) {
         Ok(file) => Some(RoutingTrace::from_csv(BufReader::new(file)).unwrap()),
         Err(error) => {
-            // Past the capture of the test harness, which hides what passing tests print.
+            // Write to stderr directly, because the test harness captures what passing tests print.
             let _ = writeln!(
                 std::io::stderr(),
                 "SKIPPED: no recorded routing at {}: {error}; FOREBAY_TRACES names its folder",
@@ -44,7 +44,7 @@ const LRU: ReplayPolicy = ReplayPolicy::Online(PolicyKind::LRU);
 
 #[test]
 fn the_recording_engines_own_counts() {
-    // Counted from the recordings: their rows say which accesses read from disk.
+    // These are counts from the recordings, whose rows say which accesses read from disk.
     for (name, capacity_mib, hits, of, published) in [
         ("qwen.route.csv", 4000, 29_597, 39_526, 74.9),
         ("gptoss.route.csv", 3000, 2066, 6375, 32.4),
@@ -56,7 +56,8 @@ fn the_recording_engines_own_counts() {
     }
 }
 
-/// Budget in MiB; then Belady, LRU, LFU, per-layer LRU, per-layer LFU, all without ageing, generated tokens only.
+/// Published hit rates of generated tokens in percent, all without ageing. A row holds the budget in MiB, then
+/// Belady, LRU, LFU, per-layer LRU and per-layer LFU.
 const PUBLISHED: [(u64, [f64; 5]); 6] = [
     (500, [45.3, 0.0, 26.6, 38.3, 38.3]),
     (1000, [62.7, 37.7, 40.2, 42.3, 45.1]),
@@ -79,10 +80,10 @@ fn the_published_table_of_generated_tokens() {
     for (capacity_mib, published) in PUBLISHED {
         for (policy, published) in policies.into_iter().zip(published) {
             let rate = 100.0 * at(&lookups, policy, capacity_mib).generate.hit_rate();
-            // One rounding of theirs.
+            // The published rates are rounded.
             assert!((rate - published).abs() <= 0.055, "{capacity_mib} MiB {policy}: {rate}");
         }
-        // Ours ages: no worse than counts for ever.
+        // The engine's LFU ages its counts. It must be no worse than counts that never age.
         let aged = ReplayPolicy::Online(PolicyKind::LAYER_LFU);
         let aged = 100.0 * at(&lookups, aged, capacity_mib).generate.hit_rate();
         assert!(aged >= published[4] - 0.051 && aged <= published[4] + 1.0, "{aged}");

@@ -1,4 +1,4 @@
-//! The one decoder: a batch of tokens in, logits out, whatever computes.
+//! The decoder: runs a batch of tokens through all layers of a backend and returns logits.
 
 use crate::ModelError;
 use crate::arch::Architecture;
@@ -31,28 +31,28 @@ pub enum LogitsWanted {
     All,
 }
 
-/// What tokens were routed to: rows `[tokens, layers, k]`.
+/// Recorded routing of tokens, as rows `[tokens, layers, k]`.
 #[derive(Debug, Clone, Default)]
 pub struct Routing {
     /// Chosen experts, best first; -1 in layers without experts.
     pub experts: Vec<i32>,
-    /// Their weights; 0 where there are none, and all 0 from a backend that does not give them
-    /// ([`Backend::gives_routing_weights`]).
+    /// Weights of the chosen experts; 0 in layers without experts. All are 0 if the backend does not support
+    /// [`Backend::routing_weights`].
     pub weights: Vec<f32>,
-    /// If they are wanted, rows `[tokens, experts of all layers]`: what each layer's router says of the token's state
-    /// one layer earlier ([`Backend::early_scores`]).
+    /// Scores from [`Backend::early_scores`], as rows `[tokens, experts of all layers]`. `None` if the caller does not
+    /// want them.
     pub scores: Option<Vec<f32>>,
 }
 
 impl Routing {
-    /// Forgets all rows and keeps their memory.
+    /// Removes all rows and keeps the allocated memory.
     pub fn clear(&mut self) {
         self.experts.clear();
         self.weights.clear();
         self.scores.iter_mut().for_each(Vec::clear);
     }
 
-    /// Adds rows for `tokens` tokens.
+    /// Appends empty rows for `tokens` tokens.
     fn grow(&mut self, tokens: usize, architecture: &Architecture) {
         let values = tokens * architecture.layers.len() * architecture.experts_per_token();
         self.experts.resize(self.experts.len() + values, -1);
@@ -64,8 +64,8 @@ impl Routing {
     }
 }
 
-/// Rows of one batch.
-struct RoutingRows<'a> {
+/// The rows of [`Routing`] that belong to one batch.
+pub(crate) struct RoutingRows<'a> {
     /// `[tokens, layers, k]`
     experts: &'a mut [i32],
     weights: &'a mut [f32],
@@ -73,7 +73,7 @@ struct RoutingRows<'a> {
     scores: Option<&'a mut [f32]>,
 }
 
-/// A model ready to compute: description, weights, and the backend with its cache.
+/// A model that is ready to compute: its description, weights, and a backend with a key/value cache.
 pub struct Decoder {
     architecture: Architecture,
     weights: Weights,
@@ -84,12 +84,12 @@ pub struct Decoder {
     watch: Option<PromptWatch>,
 }
 
-/// Called with the tokens of a prompt that are done and all of them, after each layer of each batch: tokens that are
-/// through some of the layers count in part. Must not allocate and should return at once.
+/// Progress callback for prompts, called after each layer of each batch with (tokens done, tokens in the prompt). Tokens
+/// that have passed some of the layers count in part. It must not allocate and should return quickly.
 pub type PromptWatch = Box<dyn FnMut(usize, usize) + Send>;
 
 impl Decoder {
-    /// A decoder that computes on `backend`, which was made for the same description and weights.
+    /// Creates a decoder. `backend` must have been created for the same description and weights.
     pub fn new(architecture: Architecture, weights: Weights, backend: Box<dyn Backend>) -> Decoder {
         Decoder {
             architecture,
@@ -114,70 +114,72 @@ impl Decoder {
         self.backend.as_ref()
     }
 
-    /// The blocks in host memory, where the backend computes with such.
+    /// Returns the residency of blocks in host memory, if the backend streams weights through it.
     pub fn residency(&self) -> Option<&Residency> {
         self.backend.residency()
     }
 
-    /// From now on tokens have the experts that somebody else says; `None`: those that the routers choose.
+    /// Makes tokens use the given experts from now on; `None` returns the choice to the routers.
     pub fn follow(&mut self, experts: Option<Box<dyn ChosenExperts>>) {
         self.followed = experts;
     }
 
-    /// Calls of [`Decoder::forward`] end with [`ModelError::Interrupted`] when `interrupt` says so.
+    /// Makes [`Decoder::forward`] return [`ModelError::Interrupted`] once `interrupt` is set.
     pub fn stop_on(&mut self, interrupt: &Interrupt) {
         self.interrupt = interrupt.clone();
     }
 
-    /// From now on, calls with more than one token tell `watch` how far they are.
+    /// Sets the progress callback for calls with more than one token.
     pub fn watch_prompts(&mut self, watch: Option<PromptWatch>) {
         self.watch = watch;
     }
 
-    /// Ends a generated token in the counters.
+    /// Closes the counters of a generated token.
     pub fn end_token(&mut self) {
         if let Some(residency) = self.backend.residency_mut() {
             residency.end_token();
         }
     }
 
-    /// Ends a prompt of `tokens` tokens in the counters.
+    /// Closes the counters of a prompt of `tokens` tokens.
     pub fn end_prompt(&mut self, tokens: usize) {
         if let Some(residency) = self.backend.residency_mut() {
             residency.end_prompt(tokens);
         }
     }
 
-    /// Bytes reserved for keys and values.
+    /// Returns the number of bytes reserved for keys and values.
     pub fn cache_bytes(&self) -> u64 {
         self.backend.cache_bytes()
     }
 
-    /// Positions that the cache can hold.
+    /// Returns the number of positions that the cache can hold.
     pub fn context(&self) -> usize {
         self.backend.context()
     }
 
-    /// Positions in the cache.
+    /// Returns the number of positions in the cache.
     pub fn position(&self) -> usize {
         self.position
     }
 
-    /// Forgets all positions from `position` on. Layers with a window keep little more than it: if that is too far back
-    /// for them, everything is forgotten. How many positions are left.
+    /// Drops all positions from `position` on and returns the number of positions left.
+    ///
+    /// Sliding-window layers keep little more than their window. If `position` is too far back for them, all positions
+    /// are dropped.
     pub fn truncate(&mut self, position: usize) -> usize {
         self.position = self.backend.truncate(self.position.min(position));
         self.position
     }
 
-    /// Runs `tokens` after what the cache holds and writes logits `[positions, vocabulary]`.
+    /// Runs `tokens` after the positions in the cache and writes logits `[positions, vocabulary]`.
     ///
-    /// `routing`, if given, gets the chosen experts of every token appended.
+    /// Appends the chosen experts of every token to `routing`, if given.
     ///
     /// # Errors
-    /// A full context, a token outside of the vocabulary, a failed read, values that are not
-    /// finite, or [`ModelError::Interrupted`]. After an error the cache holds what it held before the call, or nothing where that is too far back for
-    /// layers with a window ([`Decoder::truncate`]): [`Decoder::position`] says so.
+    /// Returns an error if the context is full, a token is outside the vocabulary, a read fails, values are not finite, or
+    /// the call was interrupted ([`ModelError::Interrupted`]). After an error, [`Decoder::position`] is the position before
+    /// the call, or 0 if sliding-window layers cannot go back that far ([`Decoder::truncate`]).
     pub fn forward(
         &mut self,
         tokens: &[u32],
@@ -189,14 +191,14 @@ impl Decoder {
         self.run(tokens, &mut Output::Logits(wanted, logits), routing)
     }
 
-    /// As [`Decoder::forward`], but gives only the `count` largest logits of the last token, with their ids, largest
-    /// first, of equals the lower id first.
+    /// Runs `tokens` like [`Decoder::forward`], but returns only the `count` largest logits of the last token, with their
+    /// ids, in descending order. Equal logits are sorted by id.
     ///
     /// # Errors
-    /// As [`Decoder::forward`].
+    /// Returns the errors of [`Decoder::forward`].
     ///
     /// # Panics
-    /// When `count` is 0 or more than the backend's [`Backend::largest_count`].
+    /// Panics if `count` is 0 or larger than the backend's [`Backend::largest_count`].
     pub fn forward_largest(
         &mut self,
         tokens: &[u32],
@@ -222,7 +224,7 @@ impl Decoder {
         for (index, tokens) in tokens.chunks(batch).enumerate() {
             let last = index == last_batch;
             let done = self.traced_batch(tokens, whole, last, output, routing.as_deref_mut());
-            // Steps that were cut short may have failed because of that, or not at all.
+            // An interrupted step may report an error of its own or none; the interrupt takes precedence.
             let cut_short = self.backend.was_cut_short();
             let done = if cut_short { Err(ModelError::Interrupted) } else { done };
             if let Err(error) = done {
@@ -245,7 +247,7 @@ impl Decoder {
         Ok(())
     }
 
-    /// As [`Decoder::forward_batch`], within a span that says what the pass found and read.
+    /// Runs [`Decoder::forward_batch`] in a tracing span that records cache hits, misses and reads of the pass.
     fn traced_batch(
         &mut self,
         tokens: &[u32],
@@ -338,22 +340,22 @@ impl Decoder {
     }
 }
 
-/// The call that a batch belongs to.
+/// The call of [`Decoder::forward`] that a batch belongs to.
 #[derive(Clone, Copy)]
 struct Whole {
-    /// Position of its first token.
+    /// Position of the call's first token.
     start: usize,
     tokens: usize,
 }
 
-/// What a call is for.
+/// The output that a call produces.
 enum Output<'a> {
     Logits(LogitsWanted, &'a mut Vec<f32>),
     Largest(usize, &'a mut Vec<(f32, u32)>),
 }
 
 impl Output<'_> {
-    /// How one of the call's batches ends.
+    /// Returns how a batch of this call ends.
     fn end(&self, last: bool) -> End {
         match self {
             Output::Logits(LogitsWanted::None, _) => End::Nothing,
@@ -364,9 +366,9 @@ impl Output<'_> {
     }
 }
 
-/// One layer: attention, then the feed-forward. Outputs of blocks are added to the residual stream by the norm of the
-/// next.
-fn layer_step(
+/// Runs one layer: attention, then the feed-forward. The norm of each block adds the output of the block before it to the
+/// residual stream.
+pub(crate) fn layer_step(
     backend: &mut dyn Backend,
     step: &Step<'_>,
     routing: Option<RoutingRows<'_>>,
@@ -381,6 +383,16 @@ fn layer_step(
     interrupt.check()?;
     backend.project_output(step)?;
     backend.norm(step, NextBlock::FeedForward, true)?;
+    feed_forward_step(backend, step, routing, interrupt)
+}
+
+/// Runs the feed-forward of one layer on the normed residual stream.
+pub(crate) fn feed_forward_step(
+    backend: &mut dyn Backend,
+    step: &Step<'_>,
+    routing: Option<RoutingRows<'_>>,
+    interrupt: &Interrupt,
+) -> Result<(), ModelError> {
     match step.layer_weights().feed_forward {
         FeedForwardWeights::Dense { .. } => backend.dense_feed_forward(step),
         FeedForwardWeights::Experts { .. } => {

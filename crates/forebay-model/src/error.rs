@@ -1,4 +1,4 @@
-//! What can go wrong between a catalog and its logits.
+//! Errors between a catalog and its logits.
 
 use forebay_compute::ComputeError;
 #[cfg(feature = "cuda")]
@@ -7,7 +7,7 @@ use forebay_format::FormatError;
 use forebay_store::StoreError;
 use forebay_stream::StreamError;
 
-/// Errors of descriptions, weights and the decoder.
+/// Errors of architectures, weights and the decoder.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
     #[error(
@@ -57,7 +57,7 @@ pub enum ModelError {
         needed_bytes: u64,
         given_bytes: u64,
         why: String,
-        /// The largest context that would do with what is given; `None` if none would.
+        /// Largest context that fits the available memory; `None` if none does.
         largest_context: Option<usize>,
     },
     #[error("the GPU has no kernels for {what}: use --device cpu")]

@@ -1,8 +1,9 @@
-//! Architecture descriptions and the one decoder that they drive.
+//! Model architectures and the decoder that they drive.
 //!
-//! A model family is data here ([`arch::Architecture`]): what differs between families is a value in
-//! the description, and the decoder reads it. The decoder never sees a file or a device: it drives a backend, which
-//! leases blocks from `forebay-stream` and computes on their bytes with `forebay-compute`, or computes on a GPU.
+//! A model family is data here ([`arch::Architecture`]): each difference between families is a value in the
+//! description, which the decoder reads. The decoder never accesses a file or a device itself. It drives a backend,
+//! which computes on the CPU or on a GPU. The CPU backend leases blocks from `forebay-stream` and computes on their
+//! bytes with `forebay-compute`.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(

@@ -1,25 +1,25 @@
-//! From logits to the next token.
+//! Sampling: chooses the next token from logits.
 
 use serde::{Deserialize, Serialize};
 
-/// How the next token is chosen. The filters apply in the order of the fields below the seed.
+/// Options for choosing the next token. The filters apply in the order of the fields below the seed.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Sampling {
-    /// The same seed, prompt and options give the same text.
+    /// Seed of the random numbers. The same seed, prompt and options give the same text.
     pub seed: u64,
-    /// Logits of recent tokens are divided by this (multiplied where negative); 1 is off.
+    /// Penalty for recent tokens: their logits are divided by it (multiplied if negative); 1 is off.
     /// Source: Keskar et al. 2019, "CTRL", section 4.1.
     pub repeat_penalty: f32,
-    /// Tokens looked back on for the penalty.
+    /// Number of recent tokens to which the penalty applies.
     pub repeat_window: usize,
     /// Keep the k likeliest tokens; 0 keeps all.
     pub top_k: usize,
     /// Keep the smallest set of tokens whose probability reaches p; 1 keeps all.
     /// Source: Holtzman et al. 2019, "The Curious Case of Neural Text Degeneration".
     pub top_p: f32,
-    /// Drop tokens less likely than this fraction of the likeliest; 0 keeps all.
+    /// Drop tokens less likely than this fraction of the likeliest token's probability; 0 keeps all.
     pub min_p: f32,
-    /// Divides the logits; 0 takes the likeliest token always.
+    /// Divisor of the logits; 0 always takes the likeliest token.
     pub temperature: f32,
 }
 
@@ -38,13 +38,13 @@ impl Default for Sampling {
 }
 
 impl Sampling {
-    /// The likeliest token, always.
+    /// Returns options that always take the likeliest token.
     pub fn greedy() -> Self {
         Sampling { temperature: 0.0, ..Sampling::default() }
     }
 }
 
-/// A sampler with its random state; buffers are reused from token to token.
+/// A sampler with its random state. Buffers are reused from token to token.
 pub struct Sampler {
     options: Sampling,
     random: SplitMix64,
@@ -59,7 +59,7 @@ impl Sampler {
         Sampler { options, random, candidates: Vec::with_capacity(vocabulary), penalised }
     }
 
-    /// How many of the largest logits decide, whatever the others are; `None`: all of them.
+    /// Returns how many of the largest logits are enough to choose a token; `None` if all are needed.
     pub fn deciding(&self) -> Option<usize> {
         let Sampling { temperature, top_k, repeat_penalty, repeat_window, .. } = self.options;
         let kept = match temperature <= 0.0 {
@@ -67,7 +67,8 @@ impl Sampler {
             false if top_k > 0 => top_k,
             false => return None,
         };
-        // A penalty above 1 makes logits smaller, never larger: so many of the largest may have to leave.
+        // A penalty above 1 lowers logits and never raises them, so at most `repeat_window` of the largest can drop
+        // out.
         match repeat_penalty {
             1.0 => Some(kept),
             penalty if penalty > 1.0 => Some(kept.saturating_add(repeat_window)),
@@ -75,14 +76,15 @@ impl Sampler {
         }
     }
 
-    /// Chooses a token. `recent` are the tokens so far, the latest last.
+    /// Chooses a token. `recent` holds the tokens so far, the latest last.
     pub fn sample(&mut self, logits: &[f32], recent: &[u32]) -> u32 {
         self.candidates.clear();
         self.candidates.extend(logits.iter().zip(0..).map(|(logit, id)| (*logit, id)));
         self.choose(recent)
     }
 
-    /// As [`Sampler::sample`], from at least so many of the largest logits, with their ids, as [`Sampler::deciding`] says.
+    /// Chooses a token like [`Sampler::sample`], from the largest logits and their ids. [`Sampler::deciding`] says how
+    /// many are needed.
     pub fn sample_from(&mut self, largest: &[(f32, u32)], recent: &[u32]) -> u32 {
         self.candidates.clear();
         self.candidates.extend_from_slice(largest);
@@ -107,13 +109,13 @@ impl Sampler {
         let window = recent.len().saturating_sub(self.options.repeat_window);
         self.penalised.clear();
         for id in &recent[window..] {
-            // A token is punished once, however often it occurred.
+            // A token is penalised once, however often it occurred.
             if self.penalised.contains(id) {
                 continue;
             }
             self.penalised.push(*id);
             let own = |candidate: &&mut (f32, u32)| candidate.1 == *id;
-            // All candidates stand in the order of their ids, some of them do not.
+            // If the candidates are the whole vocabulary, they are in the order of their ids; otherwise they are not.
             let found = match self.candidates.get(*id as usize).is_some_and(|own| own.1 == *id) {
                 true => self.candidates.get_mut(*id as usize),
                 false => self.candidates.iter_mut().find(own),
@@ -124,9 +126,9 @@ impl Sampler {
         }
     }
 
-    /// Sorts the candidates that may be drawn, likeliest first; ties go to the lower id.
+    /// Sorts the candidates that may be drawn, likeliest first. Ties go to the lower id.
     fn keep_top_k(&mut self) {
-        // Adding 0 makes 0 of -0, which is no smaller.
+        // Adding 0 turns -0 into 0, because `total_cmp` would order -0 below 0.
         let order = |a: &(f32, u32), b: &(f32, u32)| {
             (b.0 + 0.0).total_cmp(&(a.0 + 0.0)).then(a.1.cmp(&b.1))
         };
@@ -138,7 +140,7 @@ impl Sampler {
         self.candidates.sort_unstable_by(order);
     }
 
-    /// How many of the sorted candidates top-p and min-p keep, at least one.
+    /// Returns how many of the sorted candidates top-p and min-p keep, at least one.
     fn likely_count(&self) -> usize {
         let largest = self.candidates.first().map_or(0.0, |candidate| candidate.0);
         let total: f32 = self.candidates.iter().map(|(logit, _)| (logit - largest).exp()).sum();
@@ -173,7 +175,7 @@ impl Sampler {
     }
 }
 
-/// The token with the largest logit; ties go to the lower id.
+/// Returns the token with the largest logit. Ties go to the lower id.
 pub fn argmax(logits: &[f32]) -> u32 {
     let mut best = (f32::NEG_INFINITY, 0);
     for (logit, id) in logits.iter().zip(0..) {
@@ -194,14 +196,14 @@ fn likeliest(candidates: &[(f32, u32)]) -> u32 {
     best.1
 }
 
-/// Steele, Lea and Flood 2014, "Fast Splittable Pseudorandom Number Generators". One draw per
-/// token asks for nothing stronger, and its stream will not change with a library's version.
+/// The SplitMix64 generator (Steele, Lea and Flood 2014, "Fast Splittable Pseudorandom Number Generators"). One draw
+/// per token needs nothing stronger, and its stream cannot change with a library's version.
 struct SplitMix64 {
     state: u64,
 }
 
 impl SplitMix64 {
-    /// Uniform in [0, 1).
+    /// Returns a number uniformly distributed in [0, 1).
     fn unit(&mut self) -> f32 {
         self.state = self.state.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.state;

@@ -1,32 +1,32 @@
-//! What backends say of their memory and of what they moved: plain data.
+//! Statistics of the backends' memory and data transfers, as plain data.
 
 use forebay_stream::TierStatistics;
 use serde::Serialize;
 
 use crate::sharing::{CpuOffloadStatistics, SubLayerPlacement, SubLayerRates};
 
-/// Device memory, by what it is for.
+/// Use of device memory, by purpose.
 #[derive(Debug, Clone, Serialize)]
 pub struct VramUse {
-    /// `--vram`, else what was free.
+    /// `--vram` if given, otherwise the memory that was free.
     pub budget_bytes: u64,
-    /// Whether the user named the budget.
+    /// True if the user gave the budget.
     pub budget_chosen_by_user: bool,
-    /// The driver's context before anything was reserved, and room for the code of kernels.
+    /// The driver's context before any reservation, and room for the code of kernels.
     pub context_bytes: u64,
     pub weights_bytes: u64,
     pub kv_cache_bytes: u64,
     /// Activations, tables and small vectors.
     pub activation_bytes: u64,
-    /// The sum of these.
+    /// Sum of the four uses above.
     pub total_bytes: u64,
-    /// What the driver says is in use now, by all programs; `None` if it does not say.
+    /// Bytes in use now by all programs, as reported by the driver; `None` if it does not report them.
     pub driver_used_bytes: Option<u64>,
-    /// What the device has.
+    /// Total memory of the device, as reported by the driver.
     pub driver_total_bytes: Option<u64>,
 }
 
-/// What went to the GPU while tokens were computed, for statistics.
+/// Statistics of experts that were moved to the GPU while tokens were computed.
 #[derive(Debug, Clone, Serialize)]
 pub struct DeviceExperts {
     #[serde(flatten)]
@@ -35,57 +35,59 @@ pub struct DeviceExperts {
     pub pinned_bytes: u64,
     pub experts_copied: u64,
     pub bytes_copied: u64,
-    /// Experts that went back to host memory when others took their slots, because not all have a home there.
+    /// Experts copied back to RAM when VRAM evicted them, because RAM does not have a slot for every expert.
     pub experts_returned: u64,
     pub bytes_returned: u64,
-    /// Of tokens whose work is recorded: seconds in which the GPU waited to be told where experts are, reads from the
-    /// disk included, and seconds in which it copied them; and what the host took to find its answers, asked or not.
+    /// Times of tokens that run as a CUDA graph, in seconds. The GPU waited `answer_wait_seconds` to learn where
+    /// experts are, including disk reads, and copied experts for `copy_seconds`. The host took `answer_seconds` to find
+    /// its answers, whether the GPU asked for them or not.
     pub answer_wait_seconds: f64,
     pub answer_seconds: f64,
     pub copy_seconds: f64,
-    /// Layers of such tokens, and those in which all chosen experts were on the GPU: it did not ask.
+    /// Layers of such tokens, and those in which the GPU did not ask because all chosen experts were in VRAM.
     pub layers_served: u64,
     pub layers_resident: u64,
-    /// Tokens whose work gave up waiting for the host, because a watchdog would have ended it, and was done layer by layer.
+    /// Tokens whose CUDA graph stopped waiting for the host, because a watchdog would have ended it. They were computed
+    /// layer by layer instead.
     pub tokens_given_up: u64,
-    /// Experts that the CPU computed, and whether it helps and why; `None`: it may not.
+    /// Experts that the CPU computed, and the state of CPU offload; `None` if offload is not allowed.
     pub experts_on_cpu: u64,
     pub cpu_offload: Option<CpuOffloadStatistics>,
-    /// Parts of layers' batches, because not all of their experts fit at once.
+    /// Number of passes over parts of a layer's batch, needed when its experts do not all fit at once.
     pub passes: u64,
 }
 
-/// What a dense model that VRAM does not hold whole moved, for statistics.
+/// Statistics of a dense model that does not fit into VRAM as a whole.
 #[derive(Debug, Clone, Serialize)]
 pub struct DeviceSubLayers {
     #[serde(flatten)]
     pub placement: SubLayerPlacement,
     /// Host memory that the GPU copies from.
     pub pinned_bytes: u64,
-    /// Of it in huge pages; `None` where the system does not tell. The CPU reads small pages more slowly.
+    /// Part of it in huge pages; `None` if the system does not report it. The CPU reads small pages more slowly.
     pub huge_page_bytes: Option<u64>,
     pub bytes_copied: u64,
-    /// Weights that the CPU computed with.
+    /// Bytes of weights that the CPU computed with.
     pub bytes_on_cpu: u64,
-    /// What decided about the CPU's share.
+    /// Rates from which the CPU's share was planned.
     pub planned: Option<SubLayerRates>,
-    /// Where the time of single tokens and of batches of few went.
+    /// Times of single tokens and of small batches.
     pub few_tokens: PassTimes,
-    /// The same of prompts.
+    /// Times of prompts.
     pub many_tokens: PassTimes,
 }
 
-/// Passes of one kind. The parts add up to all but what the thread spent on queueing kernels and copies.
+/// Times of passes of one kind. The parts add up to the total, except for time spent queueing kernels and copies.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct PassTimes {
     pub passes: u64,
     pub seconds: f64,
-    /// Computing with units in host memory.
+    /// Time computing with sub-layers in host memory.
     pub cpu_seconds: f64,
-    /// Waiting for units on their way to VRAM.
+    /// Time waiting for sub-layers that are being copied to VRAM.
     pub copy_wait_seconds: f64,
-    /// Waiting for the GPU's kernels, with all that they need in VRAM.
+    /// Time waiting for the GPU's kernels while everything they need is in VRAM.
     pub gpu_wait_seconds: f64,
-    /// Waiting for units on their way from the disk to host memory.
+    /// Time waiting for sub-layers that are being read from the disk to host memory.
     pub disk_wait_seconds: f64,
 }

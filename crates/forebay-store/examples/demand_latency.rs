@@ -1,5 +1,5 @@
-//! How long a demanded block takes while a load saturates the disk, by the number of
-//! requests that the load may have there.
+//! Measures how long a demand read takes while a load saturates the disk. It varies the number of requests that the
+//! load may have at the disk.
 //!
 //! `cargo run --release -p forebay-store --example demand_latency FILE [engine] [seconds per case]`
 
@@ -72,7 +72,7 @@ impl Case<'_> {
         });
     }
 
-    /// Seconds that demand reads took, sorted. They follow each other with small pauses.
+    /// Runs demand reads with small pauses between them, and returns their durations in seconds, sorted.
     fn run(
         &mut self,
         arena: &Arena,

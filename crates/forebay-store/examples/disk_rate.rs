@@ -1,4 +1,4 @@
-//! How fast the engines read here: random blocks as experts have them, and one sequential stream.
+//! Measures how fast an engine reads on this machine: random blocks of the size of experts, and one sequential stream.
 //!
 //! `cargo run --release -p forebay-store --example disk_rate FILE [engine] [request KiB] [depth]
 //! [seconds]`
@@ -10,7 +10,7 @@ use forebay_store::{
     FileSet, IoKind, Priority, ReadEngine, StoreError, open_engine,
 };
 
-/// Blocks in flight at a time: about two tokens' experts of one layer.
+/// Number of blocks in flight at a time: about the experts of one layer for two tokens.
 const BLOCKS: usize = 18;
 const BLOCK_BYTES: u64 = 1 << 20;
 
@@ -68,7 +68,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Mean cost of a poll while blocks are being read.
+/// Returns the mean cost of a poll in nanoseconds while blocks are being read.
 fn poll_cost(
     engine: &mut dyn ReadEngine,
     files: &FileSet,
@@ -97,7 +97,7 @@ fn poll_cost(
     Ok(spent.as_nanos() as f64 / f64::from(polls.max(1)))
 }
 
-/// Where the next block lies.
+/// Generator of the positions of blocks.
 struct Places {
     file_bytes: u64,
     sequential: bool,
@@ -112,14 +112,14 @@ impl Places {
             self.state ^= self.state << 13;
             self.state ^= self.state >> 7;
             self.state ^= self.state << 17;
-            // Tensors in a GGUF file begin at multiples of 32.
+            // Tensors in a GGUF file begin at multiples of 32 bytes.
             self.state % (self.file_bytes - BLOCK_BYTES) / 32 * 32
         };
         Extent { file: FileIndex(0), offset, length: BLOCK_BYTES }
     }
 }
 
-/// Keeps `BLOCKS` reads in flight for `time`; bytes that were asked for per second.
+/// Keeps `BLOCKS` reads in flight for `time`, and returns the number of bytes requested per second.
 fn measure(
     engine: &mut dyn ReadEngine,
     files: &FileSet,

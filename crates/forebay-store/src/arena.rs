@@ -1,4 +1,4 @@
-//! Memory that is reserved once at start and handed out as slots with one owner each.
+//! Memory that is reserved once at start and handed out as slots, each with a single owner.
 
 use std::ffi::c_void;
 use std::ptr::{self, NonNull};
@@ -11,30 +11,29 @@ use crate::error::StoreError;
 use crate::huge_pages::huge_page_bytes;
 use crate::interrupt::Interrupt;
 
-/// Slots begin at multiples of this many bytes, and have a length that is one.
+/// Alignment of slots in bytes. Both the start and the length of a slot are multiples of it.
 pub const SLOT_ALIGNMENT: usize = 4096;
 
 const HUGE_PAGE: usize = 2 << 20;
-/// Unit of page tables; larger pages are multiples of it.
+/// Size of a small page in bytes. Larger pages are multiples of it.
 const PAGE: usize = 4096;
-/// Memory that one thread makes resident at a time.
+/// Number of bytes that one thread makes resident at a time.
 const POPULATE_CHUNK: usize = 64 << 20;
 
-/// An anonymous mapping, unmapped when the last slot and the last arena handle are gone.
+/// An anonymous mapping, which is unmapped when the last slot and the last arena handle are dropped.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     base: NonNull<u8>,
     length: usize,
-    /// The memory belongs to the caller and is not unmapped here.
+    /// True if the memory belongs to the caller and is not unmapped here.
     foreign: bool,
-    /// Every page is in memory.
+    /// True if every page is in memory.
     resident: AtomicBool,
 }
 
-// SAFETY: a mapping is only an address range; access to its bytes goes through `SlotBuffer`s, which
-// own disjoint ranges.
+// SAFETY: a mapping is only an address range. Its bytes are accessed through `SlotBuffer`s, which own disjoint ranges.
 unsafe impl Send for Mapping {}
-// SAFETY: as above; `Mapping` itself gives no access to the bytes.
+// SAFETY: as above. `Mapping` itself gives no access to the bytes.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
@@ -46,16 +45,15 @@ impl Mapping {
         self.length
     }
 
-    /// Whether every page is in memory.
+    /// Returns true if every page is in memory.
     pub(crate) fn is_resident(&self) -> bool {
         self.resident.load(Ordering::Acquire)
     }
 
-    /// Maps `length` bytes that begin on a huge page and may consist of them.
+    /// Maps `length` bytes, aligned to huge pages and advised to use them.
     fn new(length: usize) -> std::io::Result<Mapping> {
         let reserved = length.checked_add(HUGE_PAGE).ok_or(rustix::io::Errno::NOMEM)?;
-        // SAFETY: a fresh anonymous mapping at an address of the kernel's choice touches no
-        // existing memory.
+        // SAFETY: a fresh anonymous mapping at an address that the kernel chooses touches no existing memory.
         let raw = unsafe {
             mmap_anonymous(
                 ptr::null_mut(),
@@ -66,9 +64,8 @@ impl Mapping {
         };
         let head = raw.addr().next_multiple_of(HUGE_PAGE) - raw.addr();
         let tail = reserved - head - length;
-        // SAFETY: both trimmed ranges lie inside the mapping made above (head + length + tail ==
-        // reserved), nothing uses them, and their bounds are page aligned because length and huge
-        // page are.
+        // SAFETY: both trimmed ranges lie inside the mapping made above (head + length + tail == reserved), and nothing
+        // uses them. Their bounds are page aligned because `length` and `HUGE_PAGE` are.
         let base = unsafe {
             let base = raw.byte_add(head);
             if head > 0 {
@@ -80,14 +77,13 @@ impl Mapping {
             base
         };
         let base = NonNull::new(base.cast::<u8>()).ok_or(rustix::io::Errno::NOMEM)?;
-        // SAFETY: the range is our own mapping; this advice does not change its contents. A kernel
-        // without huge pages refuses it, which costs speed only.
+        // SAFETY: the range is our own mapping, and this advice does not change its contents. A kernel without huge
+        // pages refuses it, which only costs speed.
         let _ = unsafe { madvise(base.as_ptr().cast::<c_void>(), length, Advice::LinuxHugepage) };
         Ok(Mapping { base, length, foreign: false, resident: AtomicBool::new(false) })
     }
 
-    /// Makes every page resident now, so that neither a page fault nor running out of memory waits
-    /// in the hot path.
+    /// Makes every page resident now, so that page faults and out-of-memory errors do not occur in the hot path.
     fn make_resident(&self, interrupt: Option<&Interrupt>) -> std::io::Result<()> {
         if self.is_resident() {
             return Ok(());
@@ -129,18 +125,18 @@ impl Mapping {
         }
     }
 
-    /// Makes the pages of a range resident; leaves their contents alone.
+    /// Makes the pages of a range resident without changing their contents.
     fn populate(&self, start: usize, length: usize) -> std::io::Result<()> {
         let first = start / PAGE * PAGE;
         let end = (start + length).min(self.length);
-        // SAFETY: the range lies inside the mapping, and populating changes no byte.
+        // SAFETY: the range lies inside the mapping, and populating pages changes no byte.
         let populated = unsafe {
             let at = self.base.as_ptr().add(first);
             madvise(at.cast::<c_void>(), end - first, Advice::LinuxPopulateWrite)
         };
         match populated {
             Ok(()) => Ok(()),
-            // Linux before 5.14 does not know the advice: pages come with their first use.
+            // Linux before 5.14 does not know this advice. Pages then become resident when they are first used.
             Err(rustix::io::Errno::INVAL) => Ok(()),
             Err(error) => Err(error.into()),
         }
@@ -152,8 +148,8 @@ impl Drop for Mapping {
         if self.foreign {
             return;
         }
-        // SAFETY: the range was mapped by `new`, and this is its last user. It cannot fail for a
-        // range of ours.
+        // SAFETY: the range was mapped by `new`, and this is its last user. Unmapping a whole mapping of our own cannot
+        // fail.
         let _ = unsafe { munmap(self.base.as_ptr().cast::<c_void>(), self.length) };
     }
 }
@@ -166,21 +162,21 @@ pub struct Arena {
 }
 
 impl Arena {
-    /// Reserves `bytes` (rounded up to 4096), advised for huge pages, and makes them resident.
+    /// Reserves `bytes` (rounded up to a multiple of 4096), advised for huge pages, and makes them resident.
     ///
     /// # Errors
-    /// [`StoreError::Memory`] when the system does not give that much.
+    /// Returns [`StoreError::Memory`] if the system does not have that much memory.
     pub fn reserve(bytes: usize) -> Result<Arena, StoreError> {
         let arena = Arena::map(bytes)?;
         arena.make_resident()?;
         Ok(arena)
     }
 
-    /// As [`Arena::reserve`], but pages come into memory with their first use, or with
-    /// [`Arena::make_resident`]: a [`crate::Loader`] does it while it reads.
+    /// Reserves `bytes` like [`Arena::reserve`], but without making them resident. Pages become resident when they are
+    /// first used, or by [`Arena::make_resident`]. A [`crate::Loader`] makes them resident while it reads.
     ///
     /// # Errors
-    /// [`StoreError::Memory`] when the system has no such range of addresses.
+    /// Returns [`StoreError::Memory`] if the system has no free address range of that size.
     pub fn map(bytes: usize) -> Result<Arena, StoreError> {
         let used = Arc::new(AtomicUsize::new(0));
         if bytes == 0 {
@@ -194,18 +190,19 @@ impl Arena {
         Ok(Arena { mapping: Some(Arc::new(mapping)), used })
     }
 
-    /// Brings every page that is missing into memory, with several threads.
+    /// Makes every missing page resident, with several threads.
     ///
     /// # Errors
-    /// [`StoreError::Memory`].
+    /// Returns [`StoreError::Memory`] if the system does not have enough memory.
     pub fn make_resident(&self) -> Result<(), StoreError> {
         self.populate(None)
     }
 
-    /// As [`Arena::make_resident`], unless it is interrupted.
+    /// Makes every missing page resident like [`Arena::make_resident`], but stops early if `interrupt` is requested.
     ///
     /// # Errors
-    /// [`StoreError::Memory`], [`StoreError::Interrupted`].
+    /// Returns [`StoreError::Memory`] if the system does not have enough memory, and [`StoreError::Interrupted`] if it
+    /// was stopped.
     pub fn make_resident_unless(&self, interrupt: &Interrupt) -> Result<(), StoreError> {
         self.populate(Some(interrupt))?;
         interrupt.check()
@@ -217,11 +214,11 @@ impl Arena {
         made.map_err(|source| StoreError::Memory { bytes, source })
     }
 
-    /// Takes the next `bytes` (rounded up to 4096). Slots are not given back: an arena lives as
-    /// long as its plan.
+    /// Takes the next `bytes` (rounded up to a multiple of 4096) as a slot. Slots are never returned to the arena,
+    /// which lives as long as its plan.
     ///
     /// # Errors
-    /// [`StoreError::ArenaFull`].
+    /// Returns [`StoreError::ArenaFull`] if the arena has not enough bytes left.
     pub fn carve(&self, bytes: usize) -> Result<SlotBuffer, StoreError> {
         let full = |used: usize| StoreError::ArenaFull { wanted: bytes, free: self.bytes() - used };
         let length = bytes
@@ -239,23 +236,23 @@ impl Arena {
         }
     }
 
-    /// Bytes reserved.
+    /// Returns the number of bytes reserved.
     pub fn bytes(&self) -> usize {
         self.mapping.as_ref().map_or(0, |mapping| mapping.length)
     }
 
-    /// The reserved addresses, which a GPU's driver needs to pin them.
+    /// Returns the reserved address range, which a GPU driver needs to pin the memory.
     pub fn addresses(&self) -> std::ops::Range<usize> {
         let start = self.mapping.as_ref().map_or(0, |mapping| mapping.base().addr());
         start..start + self.bytes()
     }
 
-    /// Bytes that lie in huge pages; `None` where the system does not tell.
+    /// Returns the number of bytes that lie in huge pages, or `None` if the system does not report it.
     pub fn huge_page_bytes(&self) -> Option<u64> {
         huge_page_bytes(&self.addresses())
     }
 
-    /// Bytes carved so far.
+    /// Returns the number of bytes carved so far.
     pub fn used_bytes(&self) -> usize {
         self.used.load(Ordering::Relaxed)
     }
@@ -265,7 +262,7 @@ impl Arena {
     }
 }
 
-/// The one owner of a range of an arena; it keeps the arena's memory alive.
+/// The only owner of a range of an arena. It keeps the arena's memory alive.
 #[derive(Debug)]
 pub struct SlotBuffer {
     mapping: Option<Arc<Mapping>>,
@@ -274,23 +271,23 @@ pub struct SlotBuffer {
 }
 
 impl SlotBuffer {
-    /// A slot over memory that the caller owns, of any length and alignment.
+    /// Creates a slot over memory that the caller owns, of any length and alignment.
     ///
     /// # Safety
-    /// The range is initialised, valid for reads and writes, and not used elsewhere until this
-    /// slot is dropped. When an engine keeps the slot (a read that stalled), that is never.
+    /// The range must be initialised, valid for reads and writes, and not used elsewhere until this slot is dropped. If
+    /// an engine keeps the slot because a read stalled, it is never dropped.
     pub(crate) unsafe fn foreign(pointer: *mut u8, length: usize) -> SlotBuffer {
         let base = NonNull::new(pointer).unwrap_or(NonNull::dangling());
         let mapping = Mapping { base, length, foreign: true, resident: AtomicBool::new(true) };
         SlotBuffer { mapping: Some(Arc::new(mapping)), start: 0, length }
     }
 
-    /// A slot of no memory.
+    /// Creates a slot of no memory.
     pub(crate) fn empty() -> SlotBuffer {
         SlotBuffer { mapping: None, start: 0, length: 0 }
     }
 
-    /// Bytes, a multiple of 4096.
+    /// Returns the length in bytes, which is a multiple of 4096 for every slot that [`Arena::carve`] returned.
     pub fn len(&self) -> usize {
         self.length
     }
@@ -300,18 +297,18 @@ impl SlotBuffer {
     }
 
     pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: the range belongs to this slot alone and stays mapped while `self` lives;
-        // anonymous memory is initialised. A slot that an engine writes to is inside the engine, so
-        // no `&self` exists then.
+        // SAFETY: the range belongs to this slot alone and stays mapped while `self` lives. Anonymous memory is
+        // initialised, and so is foreign memory, as its owner promised. While an engine writes to a slot, the engine
+        // owns it, so no `&self` exists elsewhere.
         unsafe { std::slice::from_raw_parts(self.pointer(), self.length) }
     }
 
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: as in `as_slice`, and `&mut self` is the only access.
+        // SAFETY: as in `as_slice`. `&mut self` is the only access.
         unsafe { std::slice::from_raw_parts_mut(self.pointer(), self.length) }
     }
 
-    /// Brings the pages of this slot into memory.
+    /// Makes the pages of this slot resident.
     pub(crate) fn make_resident(&self) -> std::io::Result<()> {
         match &self.mapping {
             Some(mapping) if !mapping.is_resident() && self.length > 0 => {
@@ -321,10 +318,10 @@ impl SlotBuffer {
         }
     }
 
-    /// Two owners of the bytes before and from `at`.
+    /// Splits the slot into the bytes before `at` and those from `at` on.
     ///
     /// # Panics
-    /// If `at` is past the end.
+    /// Panics if `at` is past the end.
     pub(crate) fn split_at(self, at: usize) -> (SlotBuffer, SlotBuffer) {
         assert!(at <= self.length, "a slot of {} bytes cannot be split at {at}", self.length);
         let SlotBuffer { mapping, start, length } = self;
@@ -332,10 +329,10 @@ impl SlotBuffer {
         (head, SlotBuffer { mapping, start: start + at, length: length - at })
     }
 
-    /// Undoes [`SlotBuffer::split_at`].
+    /// Joins two slots that [`SlotBuffer::split_at`] made.
     ///
     /// # Panics
-    /// If `tail` does not follow.
+    /// Panics if `tail` does not follow this slot directly.
     pub(crate) fn join(self, tail: SlotBuffer) -> SlotBuffer {
         let same = match (&self.mapping, &tail.mapping) {
             (Some(head), Some(tail)) => Arc::ptr_eq(head, tail),
@@ -346,10 +343,11 @@ impl SlotBuffer {
         SlotBuffer { length: self.length + tail.length, ..self }
     }
 
-    /// First byte; for devices that write while the slot rests inside an engine.
+    /// Returns the address of the first byte, for devices that write to the slot while an engine owns it.
     pub(crate) fn pointer(&self) -> *mut u8 {
         match &self.mapping {
-            // SAFETY: `carve` checked that start + length lies inside the mapping.
+            // SAFETY: `carve` and `split_at` checked that start + length lies inside the mapping. A foreign slot is its
+            // whole mapping.
             Some(mapping) => unsafe { mapping.base().add(self.start) },
             None => NonNull::<u8>::dangling().as_ptr(),
         }

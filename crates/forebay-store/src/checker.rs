@@ -1,6 +1,5 @@
-//! What is done with bytes that arrived, beside the thread that reads: they are compared with their
-//! checksums, and brought into the form in which they are held. Threads of its own, which sleep while
-//! nothing is left to do, and the reading thread itself whenever it would only wait for the disk.
+//! Work on bytes that have arrived: verifying checksums, and relayout. Its own threads do the work and sleep while
+//! there is none. The reader thread takes part whenever it would otherwise only wait for the disk.
 
 use std::collections::VecDeque;
 use std::num::NonZero;
@@ -14,22 +13,22 @@ use crate::checks::{BadChunk, Checks};
 use crate::error::StoreError;
 use crate::relayout::{Copying, Making};
 
-/// Tasks for which a thread is woken: a single one is done sooner by the owner.
+/// Number of queued tasks per thread that is woken. The owner itself finishes a single task sooner.
 const WORTH_WAKING: usize = 2;
 
-/// Most threads. A virtual disk may answer 32 requests at once; what they brought, 4 MiB, must not
-/// hold up the computation that waits for it: one thread goes through memory that a disk has just
-/// written at 6 GB/s, so that three took 0.16 ms of every layer that missed experts.
+/// Maximum number of threads. A virtual disk may answer 32 requests at once. Their 4 MiB must not hold up the
+/// computation that waits for them. One thread reads memory that a disk has just written at 6 GB/s, so three threads
+/// took 0.16 ms of every layer that missed experts.
 const THREADS_MAX: usize = 8;
 
-/// How often a waiting owner makes sure that the threads still live.
+/// Interval at which a waiting owner checks that the threads are still running.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
-/// Bytes in memory that must match the checksums of whole chunks of a file.
+/// A range of memory that must match the checksums of whole chunks of a file.
 pub(crate) struct Span {
     pub file: FileIndex,
     pub checks: Checks,
-    /// Where the bytes are from.
+    /// File offset that the bytes were read from.
     pub offset: u64,
     pub memory: *const u8,
     pub bytes: usize,
@@ -43,24 +42,24 @@ pub(crate) enum Work {
 }
 
 struct Task {
-    /// Whose bytes they are; comes back in [`Answer`].
+    /// Id of the job that the bytes belong to. [`Answer`] returns it.
     job: u32,
     work: Work,
 }
 
-// SAFETY: the pointers are addresses whose bytes `Checker::begin` was promised, whichever thread does
-// the work.
+// SAFETY: the caller of `Checker::begin` promises that the memory behind the pointers may be used until the answer,
+// whichever thread does the work.
 unsafe impl Send for Task {}
 
 /// The answer to one piece of work.
 pub(crate) struct Answer {
     pub job: u32,
-    /// What was compared, if something was.
+    /// Result of the comparison, if the task was one.
     pub compared: Option<Compared>,
     pub took: Duration,
 }
 
-/// What comparing a [`Span`] has found.
+/// Result of comparing a [`Span`] with its checksums.
 pub(crate) struct Compared {
     pub file: FileIndex,
     pub bytes: u64,
@@ -68,11 +67,11 @@ pub(crate) struct Compared {
     pub bad: Option<BadChunk>,
 }
 
-/// Takes work and gives answers, in any order.
+/// Queue of work with its threads. Answers come in any order.
 pub(crate) struct Checker {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
-    /// Tasks that were taken and whose answers were not given yet.
+    /// Number of tasks that were begun and whose answers have not been returned yet.
     open: usize,
 }
 
@@ -93,8 +92,8 @@ struct State {
 }
 
 impl Checker {
-    /// Without a thread: [`Checker::take`] does the work, so that what happens on a virtual clock happens
-    /// in the same order every time.
+    /// Creates a checker without threads. [`Checker::take`] does the work, so that events on a virtual clock happen in
+    /// the same order every time.
     pub(crate) fn inline() -> Checker {
         Checker { shared: Arc::default(), threads: Vec::new(), open: 0 }
     }
@@ -110,28 +109,29 @@ impl Checker {
         Ok(checker)
     }
 
-    /// Takes work for a job.
+    /// Queues work for a job.
     ///
     /// # Safety
-    /// Memory that it reads is initialised, stays valid and is not written to, and memory that it writes
-    /// is valid and not used elsewhere, until its answer was given or the checker is dropped.
+    /// Both conditions must hold until [`Checker::take`] has returned the answer or the checker is dropped. Memory that
+    /// the work reads must be initialised, stay valid and not be written to. Memory that it writes must be valid and
+    /// not be used elsewhere.
     pub(crate) unsafe fn begin(&mut self, job: u32, work: Work) {
         self.shared.lock().queue.push_back(Task { job, work });
         self.open += 1;
     }
 
-    /// Tasks without an answer.
+    /// Returns the number of tasks whose answers have not been returned yet.
     pub(crate) fn open(&self) -> usize {
         self.open
     }
 
-    /// Appends the answers that are there, and wakes as many threads as there is work for.
+    /// Appends the available answers, and wakes as many threads as there is work for.
     pub(crate) fn take(&mut self, answers: &mut Vec<Answer>) {
         if self.open == 0 {
             return;
         }
         if self.threads.is_empty() {
-            while self.help() {}
+            while self.run_one() {}
         }
         let mut state = self.shared.lock();
         self.open -= state.answers.len();
@@ -143,8 +143,8 @@ impl Checker {
         }
     }
 
-    /// Does a task on the calling thread. `false`: all that were taken have been begun.
-    pub(crate) fn help(&self) -> bool {
+    /// Runs one queued task on the calling thread. Returns false if no task is queued.
+    pub(crate) fn run_one(&self) -> bool {
         if self.open == 0 {
             return false;
         }
@@ -154,10 +154,10 @@ impl Checker {
         true
     }
 
-    /// Waits until a thread has an answer for a task that it has begun.
+    /// Waits until there is an answer.
     ///
     /// # Errors
-    /// [`StoreError::Engine`] when a thread is gone: what it had begun is never answered.
+    /// Returns [`StoreError::Engine`] if a thread has ended, because its task will never be answered.
     pub(crate) fn wait(&self) -> Result<(), StoreError> {
         let mut state = self.shared.lock();
         state.owner_waits = true;
@@ -180,7 +180,7 @@ fn failed(source: std::io::Error) -> StoreError {
 }
 
 impl Drop for Checker {
-    /// Ends when nobody uses any memory any more.
+    /// Returns only after all threads have ended, so that none of them uses any task's memory afterwards.
     fn drop(&mut self) {
         let mut state = self.shared.lock();
         state.queue.clear();
@@ -195,11 +195,11 @@ impl Drop for Checker {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing panics while it holds the lock, so the state is whole even if it is poisoned.
+        // No code panics while it holds the lock, so the state is consistent even if the lock is poisoned.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A thread's life.
+    /// Runs one thread until the checker closes.
     fn serve(&self) {
         let mut state = self.lock();
         while !state.closing {
@@ -225,8 +225,8 @@ impl Task {
         let started = Instant::now();
         let compared = match &self.work {
             Work::Compare(span) => Some(span.compare()),
-            // SAFETY: `Checker::begin` was promised that memory that is read is initialised and at
-            // rest, and that nothing else uses what is written, until the answer, which is made here.
+            // SAFETY: the caller of `Checker::begin` promised that memory to be read is initialised and not written to,
+            // and that nothing else uses memory to be written, until the answer. The answer is made below.
             Work::Make(share) => unsafe {
                 share.run();
                 None
@@ -243,8 +243,8 @@ impl Task {
 
 impl Span {
     fn compare(&self) -> Compared {
-        // SAFETY: `Checker::begin` was promised memory that stays valid and unwritten until the
-        // answer, which is made here, was given.
+        // SAFETY: the caller of `Checker::begin` promised that the memory is initialised, stays valid and is not
+        // written to until the answer. The answer is made here.
         let bytes = unsafe { std::slice::from_raw_parts(self.memory, self.bytes) };
         let bad = self.checks.first_bad(self.offset, bytes);
         Compared { file: self.file, bytes: self.bytes as u64, bad }

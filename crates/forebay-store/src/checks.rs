@@ -1,5 +1,4 @@
-//! Checksums of what a file holds: which bytes must be read together, and whether they arrived
-//! whole.
+//! Checksums of a file: which bytes must be read together, and if the bytes that arrived are intact.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -8,10 +7,11 @@ use forebay_format::pack::{Chunk, ChunkIndex, checksum};
 
 use crate::error::StoreError;
 
-/// Chunks up to this size are checked on the stack: rows of embeddings are read for every token.
+/// Largest chunk in bytes that is verified in a buffer on the stack. Embedding rows are read for every token, so they
+/// must not allocate.
 const SMALL_BYTES: usize = 4096;
 
-/// Fills a buffer with the bytes at an offset.
+/// Function that fills a buffer with the bytes at a file offset.
 pub(crate) type ReadAt<'a> = dyn Fn(u64, &mut [u8]) -> Result<(), StoreError> + 'a;
 
 /// The checksums of one file. Clones share them.
@@ -20,12 +20,12 @@ pub(crate) struct Checks {
     index: Arc<ChunkIndex>,
 }
 
-/// A chunk whose bytes are not those that were written.
+/// A chunk that does not match its checksum.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BadChunk {
-    /// Bytes from the start of the file.
+    /// Offset in the file, in bytes.
     pub offset: u64,
-    /// The block that it belongs to, in words.
+    /// Name of the block that the chunk belongs to.
     pub place: String,
     pub expected: u64,
     pub found: u64,
@@ -36,7 +36,7 @@ impl Checks {
         Checks { index }
     }
 
-    /// A range extended to whole chunks; the range itself where nothing has checksums.
+    /// Returns a range extended to whole chunks, or the range itself if it has no checksums.
     pub fn cover(&self, range: Range<u64>) -> Range<u64> {
         match self.index.cover(range.start, range.end) {
             Some((start, end)) => start..end,
@@ -44,20 +44,20 @@ impl Checks {
         }
     }
 
-    /// Whether a range is one of whole chunks, or of bytes that have no checksums.
+    /// Returns true if a range consists of whole chunks, or of bytes that have no checksums.
     pub fn is_whole(&self, range: Range<u64>) -> bool {
         let checked = self.index.range();
         let apart = range.end <= checked.start || range.start >= checked.end;
         apart || self.index.cover(range.start, range.end) == Some((range.start, range.end))
     }
 
-    /// The chunks that share a byte with a range, in order.
+    /// Returns the chunks that overlap a range, in order.
     pub fn chunks(&self, range: Range<u64>) -> impl Iterator<Item = Chunk> + '_ {
         self.index.chunks(range.start, range.end)
     }
 
-    /// The first chunk of `bytes`, which were read at `offset` and are whole chunks, that is not as
-    /// it was written.
+    /// Returns the first chunk of `bytes` that does not match its checksum. `bytes` must be whole chunks, read from
+    /// `offset`.
     pub fn first_bad(&self, offset: u64, bytes: &[u8]) -> Option<BadChunk> {
         let end = offset + bytes.len() as u64;
         self.index.chunks(offset, end).find_map(|chunk| {
@@ -79,8 +79,8 @@ impl Checks {
         })
     }
 
-    /// Fills `out` with the bytes at `offset`, reading the chunks around them with `read`. Gives the
-    /// first chunk that is not as it was written; `out` must not be used then.
+    /// Fills `out` with the bytes at `offset`, using `read` to read the chunks around them. Returns the first chunk
+    /// that does not match its checksum, if any. In that case `out` must not be used.
     pub fn read(
         &self,
         offset: u64,

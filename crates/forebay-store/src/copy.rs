@@ -1,8 +1,8 @@
-//! Bytes of many extents into a new order, at the speed of the disk and through bounded memory.
+//! Copies the bytes of many extents into a new order, at the speed of the disk and with bounded memory.
 //!
-//! The output is cut into windows of a few MiB. A window's bytes are read by an engine, many
-//! requests deep; a few threads put them in order and hand them to the sink, which checks or writes
-//! them, several at a time.
+//! The output is cut into windows of a few MiB. An engine reads the bytes of the windows with many requests in flight.
+//! A few worker threads put the bytes of a window in order and pass them to the sink, which checks or writes them. The
+//! sink handles several windows at the same time.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -22,16 +22,16 @@ use crate::files::FileSet;
 use crate::layout::BlockLayout;
 use crate::page_cache::{CacheProbe, Cached};
 
-/// Bytes of a window.
+/// Size of a window in bytes, before it is cut to chunks or to its cost.
 const WINDOW_BYTES: u64 = 4 << 20;
-/// Memory for reads, and for windows that are put in order.
+/// Bytes of memory for reads. Windows that are put in order need more besides.
 const READ_BYTES: usize = 36 << 20;
 const WORKERS: usize = 4;
-/// What an extent is taken to cost beside its own bytes when a window is cut.
+/// Assumed cost of an extent in bytes, in addition to its own bytes, when a window is cut.
 const EXTENT_BYTES: u64 = 8 << 10;
 const WINDOW_COST_MAX: u64 = 8 << 20;
 
-/// Where one extent's bytes go.
+/// One extent and its position in the output.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Span {
     /// Offset in the output.
@@ -39,43 +39,43 @@ pub struct Span {
     pub from: Extent,
 }
 
-/// What the output consists of. Bytes that nothing gives are zeros.
+/// Description of the output. Bytes that neither the header nor a span provides are zeros.
 pub struct CopyJob<'a> {
-    /// The part of the output to make; its start is a multiple of 4096.
+    /// The part of the output to make. Its start must be a multiple of 4096.
     pub range: Range<u64>,
-    /// The first bytes of the output, from memory.
+    /// The first bytes of the output, which come from memory.
     pub header: &'a [u8],
-    /// Ascending and apart.
+    /// Extents of the output, in ascending order and without overlaps.
     pub spans: Vec<Span>,
-    /// Cut the output where its chunks end, so that every window has whole ones.
+    /// If present, the output is cut where these chunks end, so that every window consists of whole chunks.
     pub chunks: Option<&'a ChunkIndex>,
 }
 
-/// Takes windows of the output, from several threads, in any order.
+/// Receiver of windows of the output. It is called from several threads, in any order.
 pub trait Sink: Sync {
-    /// Takes `bytes` of the output from `offset` on. They are at an address aligned to 4096.
+    /// Takes `bytes` of the output from `offset` on. Their address is aligned to 4096.
     ///
     /// # Errors
-    /// Whatever ends the work.
+    /// Returns any error that is to stop the copy.
     fn take(&self, offset: u64, bytes: &[u8]) -> Result<(), StoreError>;
 }
 
-/// What copying did.
+/// Statistics of one copy.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CopyReport {
-    /// Bytes of the output.
+    /// Number of bytes of output.
     pub bytes: u64,
     pub bytes_read: u64,
     pub seconds: f64,
     pub engine: EngineInfo,
-    /// Memory for reads and windows.
+    /// Bytes of memory used for reads and windows.
     pub memory_bytes: u64,
 }
 
 struct Window {
     range: Range<u64>,
     layout: BlockLayout,
-    /// Which spans are in it.
+    /// Indices of the spans that overlap the window.
     spans: Range<usize>,
 }
 
@@ -88,16 +88,16 @@ impl Window {
     }
 }
 
-/// Opens the engine of a copy, which reads into slots of the arena.
+/// Function that opens the engine of a copy, which reads into slots of the arena.
 pub type OpenEngine<'a> =
     dyn Fn(&Arena, &EngineOptions) -> Result<Box<dyn ReadEngine>, StoreError> + 'a;
 
-/// Makes the output of `job` from `files`. `progress` gets bytes done and in all; false ends the
-/// work. The page cache keeps what it has of the files and gets nothing new, except from a memory
-/// map.
+/// Makes the output of `job` from `files`. `progress` is called with the number of bytes done and the total, and
+/// stops the copy by returning false. The page cache keeps what it has of the files and gets nothing new, except when
+/// a memory map is read.
 ///
 /// # Errors
-/// [`StoreError::Interrupted`]; errors of reading and of the sink.
+/// Returns [`StoreError::Interrupted`] if the copy was stopped, and the errors of reading and of the sink.
 pub fn copy(
     files: &FileSet,
     job: &CopyJob<'_>,
@@ -109,10 +109,10 @@ pub fn copy(
     copy_through(files, job, &open, sink, progress)
 }
 
-/// As [`copy`], with an engine of the caller's: for tests with a disk that misbehaves.
+/// Makes the output of `job` like [`copy`], with an engine that the caller opens, for tests with injected faults.
 ///
 /// # Errors
-/// As [`copy`].
+/// Returns the errors of [`copy`].
 pub fn copy_through(
     files: &FileSet,
     job: &CopyJob<'_>,
@@ -146,7 +146,7 @@ pub fn copy_through(
     let taken = Mutex::new(taken);
     let outcome = std::thread::scope(|scope| {
         for _ in 0..slots {
-            // The other end lives until everything is read.
+            // Sending cannot fail: the receiver lives until everything is read.
             let _ = give_back.send(arena.carve(slot_bytes)?);
         }
         for _ in 0..WORKERS {
@@ -182,25 +182,26 @@ pub fn copy_through(
     })
 }
 
-/// Which windows must be dropped from the page cache again when they have come.
+/// Returns, for each window, true if it must be dropped from the page cache after it was read.
 fn absent_windows(files: &FileSet, windows: &[Window], engine: &EngineInfo) -> Vec<bool> {
-    // What is read directly is never there; what is mapped cannot be dropped.
+    // Direct reads never fill the page cache, and mapped pages cannot be dropped from it.
     if engine.direct || engine.name == "mmap" {
         return vec![false; windows.len()];
     }
-    // Nothing shall come that was not asked for.
+    // Read-ahead would fill the page cache with bytes that nothing drops again.
     files.never_read_ahead();
     let probe = CacheProbe::new(files, None);
     windows.iter().map(|window| window.is_absent(&probe)).collect()
 }
 
-/// Ways to the threads that take windows, and back.
+/// Channels to the worker threads and back.
 struct Lines {
     give: Sender<(usize, SlotBuffer)>,
     free: Receiver<SlotBuffer>,
 }
 
-/// Reads all windows; ends early when `go_on` says so. `arrived` is told which have come.
+/// Reads all windows. Stops early if `go_on` returns false. Calls `arrived` with the index of each window that was
+/// read.
 fn read_all(
     files: &FileSet,
     windows: &[Window],
@@ -218,7 +219,7 @@ fn read_all(
             return Err(StoreError::Interrupted);
         }
         while next < windows.len() {
-            // With nothing to read, nothing can go on before a slot is free again.
+            // If no read is in flight, nothing can continue until a slot is free, so wait for one.
             let slot = match engine.in_flight() {
                 0 => lines.free.recv().ok(),
                 _ => lines.free.try_recv().ok(),
@@ -234,7 +235,7 @@ fn read_all(
             next += 1;
         }
         if engine.in_flight() == 0 {
-            // All threads that could give a slot back are gone.
+            // All threads that could return a slot have ended.
             return Err(StoreError::Interrupted);
         }
         engine.wait(&mut completions)?;
@@ -259,7 +260,7 @@ struct Shared<'a> {
 }
 
 impl Shared<'_> {
-    /// Takes windows until there are no more.
+    /// Runs one worker thread: handles windows until there are no more.
     fn work(
         &self,
         taken: &Mutex<Receiver<(usize, SlotBuffer)>>,
@@ -270,7 +271,7 @@ impl Shared<'_> {
             let received = taken.lock().unwrap_or_else(PoisonError::into_inner).recv();
             let Ok((index, slot)) = received else { return };
             if self.stop.load(Ordering::Relaxed) {
-                // The reader must not wait for a slot for ever.
+                // Return the slot, so that the reader does not wait for one forever.
                 let _ = give_back.send(slot);
                 continue;
             }
@@ -291,7 +292,8 @@ impl Shared<'_> {
         }
     }
 
-    /// The window's bytes, in the slot itself where they lie there as they are.
+    /// Returns the bytes of the window in order. If they are already in order in the slot, returns them from there
+    /// without copying.
     fn in_order<'b>(
         &self,
         window: &Window,
@@ -329,7 +331,7 @@ impl Shared<'_> {
     }
 }
 
-/// Cuts the output into windows that fit the memory.
+/// Cuts the output into windows that fit in memory.
 fn cut(files: &FileSet, job: &CopyJob<'_>) -> Vec<Window> {
     let mut windows = Vec::new();
     let mut start = job.range.start;
@@ -355,7 +357,7 @@ fn cut(files: &FileSet, job: &CopyJob<'_>) -> Vec<Window> {
     windows
 }
 
-/// The last end of a chunk up to `limit`, or the first one after `start`.
+/// Returns the last end of a chunk up to `limit`, or else the first one after `start`.
 fn chunk_end(chunks: &ChunkIndex, start: u64, limit: u64) -> u64 {
     match chunks.chunk_at(limit) {
         Some(chunk) if chunk.offset > start => chunk.offset,

@@ -1,5 +1,4 @@
-//! The floor below the scheduler: something that moves spans of files into memory, and nothing
-//! else.
+//! The interface below the scheduler: a device only moves spans of files into memory.
 
 use std::time::Duration;
 
@@ -10,11 +9,10 @@ use crate::error::StoreError;
 use crate::files::FileSet;
 use crate::trace::PageFaults;
 
-/// One span to read. Offset, length and memory keep the file's alignment.
+/// One span to read. Its offset, length and memory address have the file's alignment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Transfer {
-    /// Chosen by the scheduler, below the queue depth; free again when its [`Finished`] was
-    /// reported.
+    /// Key chosen by the scheduler, less than the queue depth. It can be used again once its [`Finished`] was reported.
     pub key: u32,
     pub file: FileIndex,
     pub offset: u64,
@@ -23,11 +21,10 @@ pub(crate) struct Transfer {
     pub priority: Priority,
 }
 
-// SAFETY: the pointer is an address that `Device::start` lends to the device, whichever of its
-// threads writes there.
+// SAFETY: the pointer is an address that `Device::start` lends to the device, whichever of its threads writes there.
 unsafe impl Send for Transfer {}
 
-/// How a transfer ended: bytes from its start, or an errno.
+/// Result of a transfer: the number of bytes read from its start, or an errno.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Finished {
     pub key: u32,
@@ -35,21 +32,21 @@ pub(crate) struct Finished {
 }
 
 pub(crate) trait Device: Send {
-    /// Takes a transfer; it may begin now or with [`Device::flush`].
+    /// Takes a transfer, which may begin now or at the next [`Device::flush`].
     ///
     /// # Safety
-    /// `transfer.memory` is valid for writes of `transfer.length` bytes and nothing else reads or
-    /// writes there until the transfer was reported as finished, or [`Device::writing`] is 0.
+    /// `transfer.memory` must be valid for writes of `transfer.length` bytes. Nothing else may read or write there
+    /// until the transfer was reported as finished, or [`Device::writing`] is 0.
     unsafe fn start(&mut self, transfer: Transfer) -> Result<(), StoreError>;
 
-    /// Begins everything that was taken, in one go.
+    /// Begins all transfers that were taken, together.
     fn flush(&mut self) -> Result<(), StoreError>;
 
-    /// Appends what has finished, without waiting.
+    /// Appends the transfers that have finished, without waiting.
     fn reap(&mut self, finished: &mut Vec<Finished>) -> Result<(), StoreError>;
 
-    /// Waits until `want` transfers have finished (fewer may come) or the time is over, then
-    /// appends what has.
+    /// Waits until `want` transfers have finished or the timeout expires, then appends the finished ones. It may return
+    /// with fewer than `want`.
     fn wait(
         &mut self,
         want: usize,
@@ -57,21 +54,22 @@ pub(crate) trait Device: Send {
         finished: &mut Vec<Finished>,
     ) -> Result<(), StoreError>;
 
-    /// Transfers that may still write to their memory.
+    /// Returns the number of transfers that may still write to their memory.
     fn writing(&self) -> usize;
 
-    /// The device's clock.
+    /// Returns the time of the device's clock.
     fn now(&self) -> Duration;
 
     fn describe(&self) -> EngineInfo;
 
-    /// What the last finished transfer with this key met in a memory map; `None` for other devices.
+    /// Returns the page faults of the last finished transfer with this key, or `None` if the device is not a memory
+    /// map.
     fn page_faults(&self, _key: u32) -> Option<PageFaults> {
         None
     }
 }
 
-/// Why `files` are not all read directly, for [`EngineInfo::why`]; `None` if they are.
+/// Returns the reason why some of `files` are not read directly, for [`EngineInfo::why`]. Returns `None` if all are.
 pub(crate) fn why_not_direct(files: &FileSet, direct: bool) -> Option<String> {
     if !direct {
         return Some("cached reads were asked for".to_owned());

@@ -1,4 +1,4 @@
-//! What callers see of reading: requests, answers, options, and the trait of all engines.
+//! The caller's interface for reading: requests, answers, options, and the trait of all engines.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,10 +15,10 @@ use crate::scheduler::Scheduler;
 use crate::uring::Uring;
 use crate::{mmap_device, pread};
 
-/// Names a block in errors.
+/// Name of a block in errors and traces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BlockLabel {
-    /// Dense block by its position in execution order.
+    /// A dense block, by its position in execution order.
     Dense(u32),
     Expert {
         layer: u32,
@@ -37,29 +37,29 @@ impl fmt::Display for BlockLabel {
     }
 }
 
-/// The order of requests that the kernel does not have yet.
+/// Priority of requests that have not been passed to the kernel yet, highest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Priority {
-    /// The computation waits for it.
+    /// The computation waits for the block.
     Demand,
-    /// Will be needed soon.
+    /// The block will be needed soon.
     ReadAhead,
-    /// May be needed soon: goes to the disk only while no demanded request is there, in
-    /// small requests, so that it is out of the way again when something is.
+    /// The block may be needed soon. It is read only while no demand request is at the disk, and in small requests, so
+    /// that it does not delay the next demand read for long.
     Prefetch,
-    /// Filling memory at start.
+    /// The block fills memory at start.
     Load,
 }
 
 impl Priority {
-    /// How many there are: queues by priority have this length.
+    /// Number of priorities, which is the length of a list of queues by priority.
     pub(crate) const COUNT: usize = Priority::Load as usize + 1;
 }
 
 /// One block to read. The engine owns the buffer until the completion hands it back.
 #[derive(Debug)]
 pub struct BlockRead {
-    /// Chosen by the caller; comes back in the completion. Ids of reads in flight should differ.
+    /// Id chosen by the caller and returned in the completion. Reads in flight should have different ids.
     pub id: u64,
     pub label: BlockLabel,
     pub layout: BlockLayout,
@@ -71,104 +71,100 @@ pub struct BlockRead {
 #[derive(Debug)]
 pub struct Completion {
     pub id: u64,
-    /// The slot; `None` only when the read stalled: the kernel may still write there, so the engine
-    /// keeps it.
+    /// The slot. It is `None` only if the read stalled: the kernel may still write to the slot, so the engine keeps it.
     pub buffer: Option<SlotBuffer>,
-    /// On success every part that the layout holds is complete in the buffer. On error its bytes mean
-    /// nothing.
+    /// Result of the read. On success, every part that the layout holds is complete in the buffer. On error, the bytes
+    /// in the buffer are meaningless.
     pub result: Result<ReadDone, ReadError>,
 }
 
-/// What a finished read cost.
+/// Cost of a finished read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReadDone {
-    /// Bytes that the disk gave, over-read head and tail included.
+    /// Number of bytes that the disk returned, including those over-read at the head and tail.
     pub bytes_read: u64,
     pub requests: u32,
 }
 
-/// Which path runs, for the statistics of every command.
+/// Description of the read path in use, for the statistics of every command.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct EngineInfo {
-    /// "io_uring", "pread", "mmap" or "simulated".
+    /// Name of the engine: "io_uring", "pread", "mmap" or "simulated".
     pub name: &'static str,
-    /// Whether every file is read past the page cache.
+    /// True if every file is read past the page cache.
     pub direct: bool,
-    /// Whether the arena is registered with the kernel.
+    /// True if the arena is registered with the kernel.
     pub registered_buffers: bool,
-    /// Why something faster is not in use; empty when nothing had to give way.
+    /// Reason why a faster path is not in use. Empty if the fastest one is.
     pub why: String,
 }
 
 /// Totals since the engine was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
 pub struct IoStatistics {
-    /// Bytes that the finished reads were asked for.
+    /// Number of bytes that the finished reads were asked for.
     pub bytes_requested: u64,
-    /// Bytes that the disk gave: over-read and repeated spans included.
+    /// Number of bytes that the disk returned, including over-read and repeated spans.
     pub bytes_read: u64,
     pub requests: u64,
-    /// Time with at least one request at the disk, as the engine noticed: a request counts as there
-    /// until `poll` or `wait` sees its end.
+    /// Time during which at least one request was at the disk, in seconds. A request counts until `poll` or `wait`
+    /// sees its end.
     pub busy_seconds: f64,
-    /// Requests that were repeated after an error or continued after a short read.
+    /// Number of requests that were repeated after an error or continued after a short read.
     pub retries: u64,
-    /// Bytes that were compared with their checksums, and the time that took, added up over the
-    /// threads that did it.
+    /// Number of bytes whose checksums were verified. `check_seconds` is the time that took, summed over all threads.
     pub bytes_checked: u64,
     pub check_seconds: f64,
-    /// The part of the waiting in which nothing was at the disk: the waiting thread compared checksums, or waited for threads
-    /// that did.
+    /// Part of the waiting time, in seconds, in which no request was at the disk. The waiting thread verified
+    /// checksums, or waited for threads that did.
     pub check_wait_seconds: f64,
-    /// Blocks whose bytes did not match their checksums.
+    /// Number of blocks whose bytes did not match their checksums.
     pub checksum_mismatches: u64,
-    /// Bytes that were brought into another form than files have, and the time of all threads that did it.
+    /// Number of bytes that a relayout made. `relayout_seconds` is the time that took, summed over all threads.
     pub bytes_relaid_out: u64,
     pub relayout_seconds: f64,
 }
 
-/// Reads blocks into slots, asynchronously.
+/// An engine that reads blocks into slots asynchronously.
 ///
-/// `submit` starts requests at once as far as the queue depth allows; `poll` and `wait` collect
-/// what has finished and start what still waits for a place.
+/// `submit` starts requests at once, as far as the queue depth allows. `poll` and `wait` collect reads that have
+/// finished, and start requests that were waiting for room in the queue.
 pub trait ReadEngine: Send {
-    /// Takes a read. Never fails: refusals come back as a completion.
+    /// Takes a read and starts it. This never fails: a read that is refused is returned as a completion.
     fn submit(&mut self, read: BlockRead);
 
-    /// As [`ReadEngine::submit`], but starts nothing: the next `submit`, `poll` or `wait` does, for
-    /// all that was queued in one call to the kernel.
+    /// Takes a read like [`ReadEngine::submit`], but does not start it. The next `submit`, `poll` or `wait` starts all
+    /// queued reads with one call to the kernel.
     fn queue(&mut self, read: BlockRead);
 
-    /// Appends what has finished, without waiting. Cheap when nothing has: no system call.
+    /// Appends the reads that have finished, without waiting. If none has, this is cheap: it makes no system call.
     ///
     /// # Errors
-    /// [`StoreError`] when the engine as a whole has failed; what goes wrong with one block is in
-    /// its completion.
+    /// Returns [`StoreError`] if the engine as a whole has failed. The failure of one block's read is in its
+    /// completion.
     fn poll(&mut self, done: &mut Vec<Completion>) -> Result<(), StoreError>;
 
-    /// Blocks in the kernel until at least one completion was appended or nothing is in flight. A
-    /// request that the disk holds for longer than the stall timeout ends its read with
-    /// [`ReadError::Stalled`].
+    /// Blocks in the kernel until at least one completion was appended or nothing is in flight. If a request stays at
+    /// the disk for longer than the stall timeout, its read ends with [`ReadError::Stalled`].
     ///
     /// # Errors
-    /// As [`ReadEngine::poll`]; [`StoreError::Interrupted`] when the files' [`Interrupt`] says so. Nothing is lost then:
-    /// what has finished, or will, is handed out by a later call.
+    /// Returns the errors of [`ReadEngine::poll`], and [`StoreError::Interrupted`] if the files' [`Interrupt`] was
+    /// requested. An interrupt loses nothing: a later call returns the reads that have finished or will finish.
     ///
     /// [`Interrupt`]: crate::Interrupt
     fn wait(&mut self, done: &mut Vec<Completion>) -> Result<(), StoreError>;
 
-    /// Gives up a read. Requests that the kernel does not have yet are dropped; the completion
-    /// still comes, with [`ReadError::Cancelled`], or with success if nothing was left to drop. An
-    /// unknown id is ignored.
+    /// Cancels a read. Requests that have not been passed to the kernel are dropped. The completion is still returned,
+    /// with [`ReadError::Cancelled`], or with success if nothing was left to drop. An unknown id is ignored.
     fn cancel(&mut self, id: u64);
 
     /// Raises a read that is in flight to [`Priority::Demand`]. An unknown id is ignored.
     fn promote(&mut self, id: u64);
 
-    /// Reads whose completions have not been handed out yet.
+    /// Returns the number of reads whose completions have not been returned yet.
     fn in_flight(&self) -> usize;
 
-    /// Whether what it hands out was compared with checksums, where there are any.
+    /// Returns true if the engine verifies the checksums of the blocks that it returns, if they have any.
     fn compares(&self) -> bool;
 
     fn describe(&self) -> EngineInfo;
@@ -176,15 +172,15 @@ pub trait ReadEngine: Send {
     fn io_statistics(&self) -> IoStatistics;
 }
 
-/// Which engine to open.
+/// Kind of engine to open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IoKind {
-    /// io_uring where it works, else the pread pool.
+    /// io_uring if it works, otherwise the pread pool.
     #[default]
     Auto,
     Uring,
     Pread,
-    /// Copies out of a memory map, page fault by page fault: what others do, for comparison.
+    /// Copies out of a memory map, page fault by page fault, for comparison with programs that do so.
     Mmap,
 }
 
@@ -215,30 +211,29 @@ impl FromStr for IoKind {
     }
 }
 
-/// How an engine reads.
+/// Options of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EngineOptions {
-    /// Requests at the disk at a time, 1 to 4096.
+    /// Maximum number of requests at the disk, 1 to 4096.
     pub queue_depth: usize,
-    /// Of these, how many may be read-ahead or load: bounds how long a demand read waits behind
-    /// them. 8 requests of 512 KiB nearly fill a fast NVMe disk; with 16 the slowest demand reads
-    /// take more than 10 ms.
+    /// Maximum number of requests at the disk that are not demand reads. It bounds how long a demand read waits behind
+    /// them. 8 requests of 512 KiB nearly saturate a fast NVMe disk. With 16, the slowest demand reads take more than
+    /// 10 ms.
     pub background_depth: usize,
     /// Largest request in bytes, a multiple of 4096 up to 1 GiB.
     pub request_bytes: usize,
-    /// Largest request of a demand read or a prefetch, also a multiple of 4096; `request_bytes` bounds
-    /// it too. A burst of a few megabytes ends earlier as many requests side by side than as few
-    /// large ones.
+    /// Largest request of a demand read or a prefetch in bytes, also a multiple of 4096. `request_bytes` limits it too.
+    /// A burst of a few megabytes finishes earlier as many parallel requests than as a few large ones.
     pub demand_request_bytes: usize,
-    /// How often a failed request is repeated before its block's read fails.
+    /// Number of times that a failed request is repeated before its block's read fails.
     pub retries: u32,
-    /// How long one request may stay at the disk.
+    /// Longest time that one request may stay at the disk.
     pub stall_timeout: Duration,
-    /// Read past the page cache where the files allow it.
+    /// True to read past the page cache if the files allow it.
     pub direct: bool,
-    /// Threads that read where the engine has any, 1 to 256.
+    /// Number of reader threads, 1 to 256, if the engine uses any.
     pub threads: usize,
-    /// Memory in which blocks are recast: room for the largest of them.
+    /// Bytes of memory for relayouts: room for the largest relayout of a block.
     pub relayout_bytes: usize,
 }
 
@@ -258,13 +253,13 @@ impl Default for EngineOptions {
     }
 }
 
-/// Requests at the disk at a time where checksums are compared. A virtual disk may answer all that it
-/// was given at once, when the last byte is there: with 66 requests, comparing began when reading
-/// had ended. With 32 the disk reads on meanwhile; fewer leave it idle.
+/// Queue depth if checksums are verified. A virtual disk may answer all its requests at once, when the last byte has
+/// arrived. With 66 requests, verifying began only when reading had ended. With 32, the disk reads on meanwhile. With
+/// fewer, it is idle.
 const CHECKED_DEPTH: usize = 32;
 
 impl EngineOptions {
-    /// The defaults for reading blocks of `files` on demand.
+    /// Returns the default options for reading blocks of `files` on demand.
     pub fn suited_to(files: &FileSet) -> EngineOptions {
         let defaults = EngineOptions::default();
         match files.is_checked() {
@@ -298,7 +293,7 @@ impl EngineOptions {
         Ok(())
     }
 
-    /// Largest request of a read of this priority.
+    /// Returns the largest request in bytes for a read of this priority.
     pub(crate) fn largest_request(&self, priority: Priority) -> u64 {
         let bytes = match priority {
             Priority::Demand | Priority::Prefetch => {
@@ -310,12 +305,11 @@ impl EngineOptions {
     }
 }
 
-/// Opens an engine for `files` that reads into slots of `arena` (slots of other arenas work too,
-/// more slowly).
+/// Opens an engine for `files` that reads into slots of `arena`. Slots of other arenas work too, but are slower.
 ///
 /// # Errors
-/// [`StoreError::Option`]; [`StoreError::Unavailable`] when `kind` names an engine that does not
-/// work here.
+/// Returns [`StoreError::Option`] if an option is out of range, and [`StoreError::Unavailable`] if `kind` names an
+/// engine that does not work here.
 pub fn open_engine(
     kind: IoKind,
     files: &FileSet,
@@ -325,10 +319,10 @@ pub fn open_engine(
     open(kind, files, arena, options, None)
 }
 
-/// As [`open_engine`], but the disk misbehaves as `faults` says: for tests of everything above.
+/// Opens an engine like [`open_engine`], with the disk faults of `faults` injected, for tests of the code above it.
 ///
 /// # Errors
-/// As [`open_engine`].
+/// Returns the errors of [`open_engine`].
 pub fn open_faulty_engine(
     kind: IoKind,
     files: &FileSet,
@@ -351,7 +345,7 @@ fn open(
         IoKind::Pread => None,
         IoKind::Mmap => {
             let device = mmap_device::open(files, options)?;
-            // What waits for a thread that copies is not at the disk.
+            // A request that waits for a copy thread is not at the disk, so allow only one for each thread.
             let queue_depth = device.threads();
             let background_depth = options.background_depth.min(queue_depth - 1).max(1);
             let options = EngineOptions { queue_depth, background_depth, ..*options };
@@ -367,7 +361,7 @@ fn open(
     scheduled(device, files, options, faults)
 }
 
-/// A device that is really there, and a checker beside it where something is to be checked or recast.
+/// Wraps a real device in a scheduler. Starts the threads of a checker only if checksums or relayouts need them.
 fn scheduled<D: Device + 'static>(
     device: D,
     files: &FileSet,

@@ -1,4 +1,4 @@
-//! What can go wrong, with the place as data.
+//! Error types, which carry the file, offset and block as data.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use crate::engine::BlockLabel;
 use crate::load::UploadError;
 use crate::output_file::OutputError;
 
-/// Errors of files, arena and engines as a whole. Those of one block's read are [`ReadError`].
+/// Error of a file, an arena or an engine as a whole. The error of one block's read is a [`ReadError`].
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     #[error("cannot open {}: {source}", file.display())]
@@ -66,7 +66,7 @@ pub enum StoreError {
     WrongThread { writing: usize },
 }
 
-/// Why the read of one block did not succeed. The bytes of its slot must not be used.
+/// Error of one block's read. The bytes of the block's slot must not be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
     #[error("cannot read {block} from {} at byte {offset}, after {attempts} attempts: {source}", file.display())]

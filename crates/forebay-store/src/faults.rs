@@ -1,5 +1,4 @@
-//! A disk that misbehaves on purpose: wraps any device, so that every engine is tested with the
-//! same faults.
+//! Fault injection: a wrapper around any device, so that every engine is tested with the same disk faults.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -11,18 +10,19 @@ use crate::engine::EngineInfo;
 use crate::error::StoreError;
 use crate::trace::PageFaults;
 
-/// What happens to a request.
+/// Kind of fault that hits a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultKind {
-    /// Fails with this errno.
+    /// The request fails with this errno.
     Error(i32),
-    /// Gives at most this many bytes; what follows them in memory is garbage.
+    /// The request returns at most this many bytes. The memory after them is garbage.
     Short(u32),
-    /// Succeeds, with one wrong bit in the first byte of the range that the request has; by chance, in its middle.
+    /// The request succeeds with one wrong bit. The bit is in the first byte of the fault's range that the request
+    /// reads. For a random fault, it is in the middle of the request.
     Flip,
-    /// Ends only after this time.
+    /// The request ends only after this time.
     Delay(Duration),
-    /// Does not end.
+    /// The request does not end.
     Never,
 }
 
@@ -30,45 +30,45 @@ pub enum FaultKind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
     pub file: FileIndex,
-    /// Bytes of the file.
+    /// Byte range of the file.
     pub range: Range<u64>,
     pub kind: FaultKind,
-    /// How many requests in the range it spares before it hits the first.
+    /// Number of requests in the range that succeed before the fault hits the first one.
     pub spares: u32,
-    /// How many requests it hits; `u32::MAX` is all of them.
+    /// Number of requests that the fault hits. `u32::MAX` means all of them.
     pub times: u32,
 }
 
-/// The faults of a run; the first that applies to a request is the one that happens.
+/// The faults of a run. If several apply to a request, the first one happens.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FaultPlan {
     pub faults: Vec<Fault>,
-    /// Besides, one request in so many fails with EIO, comes short or is late, chosen from the
-    /// seed; 0 is none.
+    /// One in this many of the other requests fails with EIO, is short or is late, as chosen from the seed. 0 means
+    /// none.
     pub random_one_in: u32,
-    /// Some of these have a wrong bit instead, which only checksums find.
+    /// True if some of the random faults are a wrong bit, which only checksums detect.
     pub random_flips: bool,
-    /// One request in so many begins an outage: it and all others fail with EIO until so many have,
-    /// which is more than retries take; 0 is none.
+    /// One in this many requests begins an outage. It and the requests after it fail with EIO, more often than retries
+    /// can make up for. 0 means none.
     pub outage_one_in: u32,
     pub seed: u64,
 }
 
-/// Requests that fail in an outage.
+/// Number of requests that fail in an outage.
 const OUTAGE_REQUESTS: u32 = 12;
 
 impl FaultPlan {
-    /// One fault that hits every request in `range`.
+    /// Creates a plan with one fault that hits every request in `range`.
     pub fn always(file: FileIndex, range: Range<u64>, kind: FaultKind) -> FaultPlan {
         FaultPlan::hitting(Fault { file, range, kind, spares: 0, times: u32::MAX })
     }
 
-    /// One fault that hits the first request in `range`.
+    /// Creates a plan with one fault that hits the first request in `range`.
     pub fn once(file: FileIndex, range: Range<u64>, kind: FaultKind) -> FaultPlan {
         FaultPlan::hitting(Fault { file, range, kind, spares: 0, times: 1 })
     }
 
-    /// One fault and nothing else.
+    /// Creates a plan with a single fault.
     pub fn hitting(fault: Fault) -> FaultPlan {
         FaultPlan { faults: vec![fault], ..FaultPlan::default() }
     }
@@ -100,8 +100,7 @@ impl FaultPlan {
         Some(match next_random(&mut self.seed) % kinds {
             0 => FaultKind::Error(libc::EIO),
             1 => {
-                // At least one aligned unit, else the request makes no progress and counts as
-                // failed.
+                // Return at least one aligned unit. Otherwise the request makes no progress and counts as failed.
                 let room = u64::from(transfer.length).saturating_sub(4096).max(1);
                 FaultKind::Short(4096 + (next_random(&mut self.seed) % room) as u32)
             }
@@ -114,13 +113,14 @@ impl FaultPlan {
         self.is_hit(self.outage_one_in)
     }
 
-    /// Throws dice of so many sides; 0 has none to win with.
+    /// Returns true with probability 1 in `one_in`, or never if that is 0.
     fn is_hit(&mut self, one_in: u32) -> bool {
         one_in > 0 && next_random(&mut self.seed).is_multiple_of(one_in.into())
     }
 }
 
-/// SplitMix64 (Steele, Lea, Flood 2014): enough for tests, and the same everywhere.
+/// Returns the next number of SplitMix64 (Steele, Lea, Flood 2014). It is good enough for tests, and the same on every
+/// machine.
 pub(crate) fn next_random(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
     let mut mixed = *state;
@@ -132,11 +132,11 @@ pub(crate) fn next_random(state: &mut u64) -> u64 {
 pub(crate) struct Faulty<D: Device> {
     inner: D,
     plan: FaultPlan,
-    /// Requests that the outage under way still takes.
+    /// Number of requests that the current outage will still fail.
     outage: u32,
-    /// What will happen to a transfer, by key.
+    /// Fault of each transfer in progress, by key.
     pending: Vec<Option<(FaultKind, Transfer)>>,
-    /// Late answers and when they are due.
+    /// Delayed answers and the times at which they are due.
     held: Vec<(Duration, Finished)>,
     scratch: Vec<Finished>,
 }
@@ -166,8 +166,7 @@ impl<D: Device> Faulty<D> {
         }
     }
 
-    /// Passes on what the inner device reported, changed by the faults, and the late answers that
-    /// are due.
+    /// Reports what the inner device reported, changed by the faults, and the delayed answers that are due.
     fn pass_on(&mut self, finished: &mut Vec<Finished>) {
         let now = self.inner.now();
         for mut end in self.scratch.drain(..) {
@@ -201,30 +200,30 @@ impl<D: Device> Faulty<D> {
     }
 }
 
-/// Overwrites what a short read did not give: whoever trusts those bytes gets caught.
+/// Overwrites the bytes that a short read did not return, so that tests detect code that uses them.
 fn spoil(transfer: &Transfer, given: u32) {
     let given = given.min(transfer.length) as usize;
-    // SAFETY: the memory is lent to the device until the transfer is reported, which has not
-    // happened yet; the inner device has finished with it; given <= length keeps the range inside.
+    // SAFETY: the memory is lent to the device until the transfer is reported, which has not happened yet. The inner
+    // device has finished with it. `given <= length` keeps the range inside.
     unsafe {
         let rest = transfer.memory.add(given);
         rest.write_bytes(0xA5, transfer.length as usize - given);
     }
 }
 
-/// Turns over a bit of what a request brought.
+/// Flips one bit of the bytes that a request read.
 fn flip(transfer: &Transfer, plan: &FaultPlan) {
     let start = plan
         .faults
         .iter()
         .find(|fault| fault.kind == FaultKind::Flip)
         .map(|fault| fault.range.start);
-    // By chance, where it surely is of the block: the edges of a request may be of its neighbours.
+    // For a random fault, flip a bit in the middle: the edges of a request may belong to other blocks.
     let middle = transfer.offset + u64::from(transfer.length / 2);
     let at = start.unwrap_or(middle).saturating_sub(transfer.offset);
     let at = at.min(u64::from(transfer.length).saturating_sub(1)) as usize;
-    // SAFETY: the memory is lent to the device until the transfer is reported, which has not
-    // happened yet; the inner device has finished with it; `at` lies inside.
+    // SAFETY: the memory is lent to the device until the transfer is reported, which has not happened yet. The inner
+    // device has finished with it, and `at` lies inside.
     unsafe {
         let byte = transfer.memory.add(at);
         byte.write(byte.read() ^ 0x10);
@@ -242,7 +241,7 @@ impl<D: Device> Device for Faulty<D> {
         if fault == Some(FaultKind::Never) {
             return Ok(());
         }
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: the caller makes the same promise to this function.
         unsafe { self.inner.start(transfer) }
     }
 
@@ -265,7 +264,7 @@ impl<D: Device> Device for Faulty<D> {
         let now = self.inner.now();
         let next_due = self.held.iter().map(|&(due, _)| due.saturating_sub(now)).min();
         let timeout = next_due.unwrap_or(timeout).min(timeout);
-        // Late answers would have the inner device wait for more than it can give.
+        // If answers are delayed, the inner device may have fewer than `want` transfers left to report.
         let want = if self.held.is_empty() { want } else { 1 };
         self.inner.wait(want, timeout, &mut self.scratch)?;
         self.pass_on(finished);

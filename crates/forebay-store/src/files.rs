@@ -18,13 +18,12 @@ use crate::interrupt::Interrupt;
 use crate::layout::BlockLayout;
 use crate::trace::{IoRecorder, ReadEnd, ReadRecord, Why, nanoseconds};
 
-/// Alignment of files that have no need of one. Parts keep the cache-line position that they have
-/// in the file.
+/// Alignment of files that need none. Parts keep their position within a cache line that they have in the file.
 const CACHED_ALIGNMENT: usize = 64;
-/// Alignment of files in memory: they stand for a disk in simulations.
+/// Alignment of files in memory, which represent a disk in simulations.
 const SIMULATED_ALIGNMENT: usize = 512;
 
-/// Open files in the order of their [`FileIndex`]. Clones share them.
+/// Open files, in the order of their [`FileIndex`]. Clones share them.
 #[derive(Clone, Debug)]
 pub struct FileSet {
     files: Arc<[StoredFile]>,
@@ -36,7 +35,7 @@ pub struct FileSet {
 pub(crate) struct StoredFile {
     pub path: PathBuf,
     pub bytes: u64,
-    /// Checksums of what is read; `None` where there are none or they shall not be looked at.
+    /// Checksums of the file, or `None` if it has none or they are not to be verified.
     pub checks: Option<Checks>,
     content: Content,
 }
@@ -54,22 +53,22 @@ struct DirectFile {
 }
 
 impl FileSet {
-    /// Opens every file for cached reads, and for direct reads (`O_DIRECT`) where its file system
-    /// can do them.
+    /// Opens every file for cached reads, and also for direct reads (`O_DIRECT`) if its file system supports them.
     ///
     /// # Errors
-    /// [`StoreError::Open`], [`StoreError::NotAFile`].
+    /// Returns [`StoreError::Open`] if a file cannot be opened, and [`StoreError::NotAFile`] if it is not a regular
+    /// file.
     pub fn open<P: AsRef<Path>>(paths: &[P]) -> Result<FileSet, StoreError> {
         let files =
             paths.iter().map(|path| StoredFile::open(path.as_ref())).collect::<Result<_, _>>()?;
         Ok(FileSet { files, recorder: None, interrupt: None })
     }
 
-    /// Opens the files of a model. With `verify`, what is read of a pack is compared with its
-    /// checksums, so that no damaged byte is ever handed out; other containers have none.
+    /// Opens the files of a model. With `verify`, every block of a pack is verified against its checksums, so that no
+    /// damaged byte is ever returned. Other containers have no checksums.
     ///
     /// # Errors
-    /// As [`FileSet::open`].
+    /// Returns the errors of [`FileSet::open`].
     pub fn of_catalog(catalog: &Catalog, verify: bool) -> Result<FileSet, StoreError> {
         let open = |path: &PathBuf| StoredFile::open(path);
         let mut files = catalog.files.iter().map(open).collect::<Result<Vec<_>, _>>()?;
@@ -81,30 +80,29 @@ impl FileSet {
         Ok(FileSet { files: files.into(), recorder: None, interrupt: None })
     }
 
-    /// Whether anything that is read is compared with checksums.
+    /// Returns true if any of the files is verified against checksums.
     pub fn is_checked(&self) -> bool {
         self.files.iter().any(|file| file.checks.is_some())
     }
 
-    /// Plans a slot for `extents` as [`BlockLayout::plan`] does, with room for the whole of every
-    /// chunk that has a checksum.
+    /// Plans a slot for `extents` like [`BlockLayout::plan`], with room for every whole chunk that has a checksum.
     pub fn plan(&self, extents: &[Extent], alignment: usize) -> BlockLayout {
         BlockLayout::plan_covering(extents, None, alignment, &|extent| self.cover(extent))
     }
 
-    /// As [`FileSet::plan`], for a block of which some extents may be recast once they are here.
+    /// Plans a slot like [`FileSet::plan`] for a block, which may have a relayout of some of its extents.
     pub fn plan_block(&self, block: &Block, alignment: usize) -> BlockLayout {
         let (extents, relayout) = (&block.extents, block.relayout.as_ref());
         BlockLayout::plan_covering(extents, relayout, alignment, &|extent| self.cover(extent))
     }
 
-    /// What must be read together with an extent, if it has checksums.
+    /// Returns the range that must be read for an extent if it has checksums.
     fn cover(&self, extent: &Extent) -> Option<Range<u64>> {
         let checks = self.file(extent.file)?.checks.as_ref()?;
         Some(checks.cover(extent.offset..extent.end()))
     }
 
-    /// Files that exist in memory only; the simulated engine reads them, the others refuse.
+    /// Creates files that exist only in memory. The simulated engine reads them, and the other engines refuse them.
     pub fn in_memory(images: Vec<Vec<u8>>) -> FileSet {
         let stored = |(index, image): (usize, Vec<u8>)| StoredFile {
             path: PathBuf::from(format!("memory-{index}")),
@@ -116,26 +114,29 @@ impl FileSet {
         FileSet { files, recorder: None, interrupt: None }
     }
 
-    /// The same files; engines that are opened for them, and small reads, are recorded.
+    /// Returns the same files with a recorder. Small reads of them, and the reads of engines opened for them, are
+    /// recorded.
     pub fn recorded(mut self, recorder: &IoRecorder) -> FileSet {
         self.recorder = Some(recorder.clone());
         self
     }
 
-    /// The same files; engines that are opened for them, loads, copies and small reads of them stop when `interrupt` says
-    /// so.
+    /// Returns the same files with an interrupt. Loads, copies and small reads of them, and engines opened for them,
+    /// stop when `interrupt` is requested.
     pub fn interruptible(mut self, interrupt: &Interrupt) -> FileSet {
         self.interrupt = Some(interrupt.clone());
         self
     }
 
-    /// The flag that ends reads of these files, if there is one.
+    /// Returns the interrupt that stops reads of these files, if there is one.
     pub fn interrupt(&self) -> Option<&Interrupt> {
         self.interrupt.as_ref()
     }
 
+    /// Returns an error if reads of these files are to stop.
+    ///
     /// # Errors
-    /// [`StoreError::Interrupted`] when reads of these files are to stop.
+    /// Returns [`StoreError::Interrupted`] if the interrupt was requested.
     pub fn check_interrupt(&self) -> Result<(), StoreError> {
         self.interrupt.as_ref().map_or(Ok(()), Interrupt::check)
     }
@@ -144,7 +145,7 @@ impl FileSet {
         self.recorder.as_ref()
     }
 
-    /// Number of files.
+    /// Returns the number of files.
     pub fn len(&self) -> usize {
         self.files.len()
     }
@@ -153,33 +154,33 @@ impl FileSet {
         self.files.is_empty()
     }
 
-    /// Size of a file in bytes when it was opened; `None` for an unknown index.
+    /// Returns the size in bytes that a file had when it was opened, or `None` for an unknown index.
     pub fn file_bytes(&self, index: FileIndex) -> Option<u64> {
         self.file(index).map(|file| file.bytes)
     }
 
-    /// Where a file is; `None` for an unknown index.
+    /// Returns the path of a file, or `None` for an unknown index.
     pub fn path(&self, index: FileIndex) -> Option<PathBuf> {
         self.file(index).map(|file| file.path.clone())
     }
 
-    /// Alignment that suits every file, for [`crate::BlockLayout::plan`]: a power of two up to
-    /// 4096.
+    /// Returns an alignment that suits every file, for [`crate::BlockLayout::plan`]. It is a power of two up to 4096.
     pub fn alignment(&self) -> usize {
         self.files.iter().map(StoredFile::planned_alignment).max().unwrap_or(CACHED_ALIGNMENT)
     }
 
-    /// Why some file is not read past the page cache; `None` if all are.
+    /// Returns the reason why some file is not read past the page cache, or `None` if all are.
     pub fn why_not_direct(&self) -> Option<String> {
         crate::device::why_not_direct(self, true)
     }
 
-    /// Fills `out` with the bytes of `extent` through the page cache: for norms, rows of embeddings
-    /// and other small reads.
+    /// Fills `out` with the bytes of `extent` through the page cache. It is meant for norms, embedding rows and other
+    /// small reads.
     ///
     /// # Errors
-    /// [`StoreError::UnexpectedEnd`] when the file ends before the extent does,
-    /// [`StoreError::Read`], [`StoreError::Corrupt`], [`StoreError::Interrupted`].
+    /// Returns [`StoreError::UnexpectedEnd`] if the file ends before the extent does, [`StoreError::Read`],
+    /// [`StoreError::Corrupt`], and [`StoreError::Interrupted`]. Returns [`StoreError::UnknownFile`] or
+    /// [`StoreError::BufferLength`] if the extent does not fit the files or `out`.
     pub fn read_exact(&self, extent: Extent, out: &mut [u8]) -> Result<(), StoreError> {
         self.check_interrupt()?;
         let file = self
@@ -194,7 +195,7 @@ impl FileSet {
         self.record_read(extent, None, Why::Small, || file.read_checked_at(extent.offset, out))
     }
 
-    /// As [`FileSet::read_exact`], for a part of a block that is loaded and without comparing it.
+    /// Fills `out` like [`FileSet::read_exact`], for a part of a block that is being loaded. Does not verify checksums.
     pub(crate) fn read_for_load(
         &self,
         index: FileIndex,
@@ -209,7 +210,7 @@ impl FileSet {
         self.record_read(extent, Some(block), Why::Load, || file.read_exact_at(offset, out))
     }
 
-    /// Reads, and tells the recorder if there is one.
+    /// Calls `read`, and records it if there is a recorder.
     fn record_read(
         &self,
         extent: Extent,
@@ -225,7 +226,8 @@ impl FileSet {
         result
     }
 
-    /// As `read_for_load`, where `read` brings bytes to a device. `attempt` counts the reads of one span.
+    /// Calls `read`, which loads a part of a block directly to a device, and records it if there is a recorder.
+    /// `attempt` is the number of the read within one span, from 0.
     pub(crate) fn record_straight(
         &self,
         extent: Extent,
@@ -246,11 +248,11 @@ impl FileSet {
         result
     }
 
-    /// Another descriptor of a file, opened with `O_DIRECT`, for a caller that reads by itself what must not pass
-    /// through the page cache.
+    /// Returns a new descriptor of a file, opened with `O_DIRECT`, for a caller that itself reads past the page cache.
     ///
     /// # Errors
-    /// [`StoreError::Unavailable`] when `engine` cannot read this file past the page cache, [`StoreError::Open`].
+    /// Returns [`StoreError::Unavailable`] if `engine` cannot read this file past the page cache, [`StoreError::Open`]
+    /// if the descriptor cannot be duplicated, and [`StoreError::UnknownFile`] for an unknown index.
     pub fn direct_descriptor(
         &self,
         index: FileIndex,
@@ -273,10 +275,10 @@ impl FileSet {
         Ok(copied.map_err(failed)?.into())
     }
 
-    /// The descriptors to read through.
+    /// Returns the descriptors to read through.
     ///
     /// # Errors
-    /// [`StoreError::Unavailable`] for files in memory, which `engine` cannot read.
+    /// Returns [`StoreError::Unavailable`] for files in memory, which `engine` cannot read.
     pub(crate) fn descriptors(
         &self,
         direct: bool,
@@ -327,10 +329,10 @@ fn cached_read(
     }
 }
 
-/// The type of the file system that `path` is on, as the kernel numbers it.
+/// Returns the kernel's number for the type of the file system that `path` is on.
 ///
 /// # Errors
-/// When the kernel does not tell.
+/// Returns an error if the kernel does not report the type.
 pub fn filesystem_type(path: &Path) -> std::io::Result<u64> {
     Ok(rustix::fs::statfs(path)?.f_type as u64)
 }
@@ -338,7 +340,7 @@ pub fn filesystem_type(path: &Path) -> std::io::Result<u64> {
 impl StoredFile {
     fn open(path: &Path) -> Result<StoredFile, StoreError> {
         let failed = |source| StoreError::Open { file: path.to_path_buf(), source };
-        // Looked at before opening: opening a named pipe would wait for its writer.
+        // Check the type before opening, because opening a named pipe would wait for its writer.
         if !std::fs::metadata(path).map_err(failed)?.is_file() {
             return Err(StoreError::NotAFile { file: path.to_path_buf() });
         }
@@ -361,7 +363,7 @@ impl StoredFile {
         }
     }
 
-    /// Alignment of offsets, lengths and memory that reads of this file must keep.
+    /// Returns the alignment that reads of this file need for offset, length and memory.
     pub(crate) fn read_alignment(&self, direct: bool) -> usize {
         match &self.content {
             Content::Disk { direct: Ok(file), .. } if direct => file.alignment,
@@ -370,7 +372,7 @@ impl StoredFile {
         }
     }
 
-    /// The descriptor to read through; `None` for a file in memory.
+    /// Returns the descriptor to read through, or `None` for a file in memory.
     pub(crate) fn descriptor(&self, direct: bool) -> Option<RawFd> {
         match &self.content {
             Content::Disk { direct: Ok(file), .. } if direct => Some(file.file.as_raw_fd()),
@@ -379,7 +381,7 @@ impl StoredFile {
         }
     }
 
-    /// Why this file cannot be read directly; `None` if it can.
+    /// Returns the reason why this file cannot be read directly, or `None` if it can.
     pub(crate) fn why_not_direct(&self) -> Option<&str> {
         match &self.content {
             Content::Disk { direct: Err(why), .. } => Some(why),
@@ -388,7 +390,7 @@ impl StoredFile {
         }
     }
 
-    /// One read, as a disk would answer it: as many bytes as there are up to the end of the file.
+    /// Reads once, like a disk: returns as many bytes as there are up to the end of the file.
     pub(crate) fn read_at(&self, offset: u64, out: &mut [u8]) -> std::io::Result<usize> {
         match &self.content {
             Content::Disk { cached, .. } => cached.read_at(out, offset),
@@ -401,11 +403,11 @@ impl StoredFile {
         }
     }
 
-    /// As `read_exact_at`; what has checksums is compared with them.
+    /// Fills `out` like `read_exact_at`, and verifies the bytes that have checksums.
     fn read_checked_at(&self, offset: u64, out: &mut [u8]) -> Result<(), StoreError> {
         let Some(checks) = &self.checks else { return self.read_exact_at(offset, out) };
         let read = |offset, out: &mut [u8]| self.read_exact_at(offset, out);
-        // Once more if need be: what is wrong may be the way here and not the disk.
+        // On a mismatch, read again: the bytes may have been damaged in transfer and not on the disk.
         if checks.read(offset, out, &read)?.is_none() {
             return Ok(());
         }
@@ -449,15 +451,14 @@ impl StoredFile {
 }
 
 impl DirectFile {
-    /// Opens `path` with `O_DIRECT` and asks for its alignment; the error says why that cannot be
-    /// done.
+    /// Opens `path` with `O_DIRECT` and asks for its alignment. The error gives the reason why that is impossible.
     fn open(path: &Path) -> Result<DirectFile, String> {
         let file = File::options()
             .read(true)
             .custom_flags(libc::O_DIRECT)
             .open(path)
             .map_err(|error| format!("its file system refuses O_DIRECT ({error})"))?;
-        // tmpfs takes the flag since Linux 6.6 but has no disk to read past the cache from.
+        // tmpfs accepts the flag since Linux 6.6, but has no disk to read from.
         if fstatfs(&file).is_ok_and(|status| status.f_type == libc::TMPFS_MAGIC) {
             return Err("it lies in memory (tmpfs)".to_owned());
         }
@@ -469,7 +470,7 @@ impl DirectFile {
                 }
                 status.stx_dio_offset_align.max(status.stx_dio_mem_align) as usize
             }
-            // Linux before 6.1, and file systems that do not say: 4096 suits every disk.
+            // Linux before 6.1 and some file systems do not report it. 4096 suits every disk.
             _ => SLOT_ALIGNMENT,
         };
         if !alignment.is_power_of_two() || alignment > SLOT_ALIGNMENT {

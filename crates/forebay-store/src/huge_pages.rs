@@ -1,15 +1,16 @@
-//! How much of a range of addresses lies in huge pages.
+//! Measures how much of an address range lies in huge pages.
 
 use std::ops::Range;
 
-/// Bytes of anonymous memory within `addresses` that lie in huge pages, by the kernel's account of this process; `None` where
-/// it gives none. Takes time in proportion to the process's memory: microseconds for each GiB in huge pages, some milliseconds
-/// in small ones.
+/// Returns the number of bytes of anonymous memory within `addresses` that lie in huge pages, as reported by the kernel
+/// for this process. Returns `None` if the kernel does not report it. The time is proportional to the memory of the
+/// process: microseconds per GiB in huge pages, and some milliseconds per GiB in small pages.
 pub(crate) fn huge_page_bytes(addresses: &Range<usize>) -> Option<u64> {
     bytes_in(&std::fs::read_to_string("/proc/self/smaps").ok()?, addresses)
 }
 
-/// The same, of the text of `smaps`. Mappings that reach beyond the range count as far as they may lie in it.
+/// Computes [`huge_page_bytes`] from the text of `smaps`. For a mapping that extends beyond the range, counts at most
+/// the bytes that lie inside.
 fn bytes_in(smaps: &str, addresses: &Range<usize>) -> Option<u64> {
     let (mut inside, mut found, mut bytes) = (0, false, 0);
     for line in smaps.lines() {
@@ -25,7 +26,7 @@ fn bytes_in(smaps: &str, addresses: &Range<usize>) -> Option<u64> {
     found.then_some(bytes)
 }
 
-/// The addresses at the beginning of a mapping's first line.
+/// Parses the addresses at the start of a mapping's first line.
 fn mapping_of(line: &str) -> Option<Range<usize>> {
     let (start, end) = line.split_once(' ')?.0.split_once('-')?;
     let address = |text| usize::from_str_radix(text, 16).ok();

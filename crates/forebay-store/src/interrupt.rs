@@ -1,4 +1,4 @@
-//! Asking long work to stop.
+//! Requests to stop long work.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,45 +6,47 @@ use std::time::Duration;
 
 use crate::error::StoreError;
 
-/// How long a wait may last before it looks at its [`Interrupt`] again. A request to stop is noticed after this time at
-/// the latest; twenty wake-ups per second of waiting cost nothing.
+/// Longest time that a wait lasts before it checks its [`Interrupt`] again. A request to stop is noticed within this
+/// time. Twenty wake-ups per second of waiting cost nothing.
 pub(crate) const LOOK: Duration = Duration::from_millis(50);
 
-/// How long the reads that an interrupted engine still has at the disk are waited for when it is dropped. The memory of
-/// those that take longer is leaked, never reused.
+/// Longest time that dropping an interrupted engine waits for the reads that it still has at the disk. The memory of
+/// reads that take longer is leaked and never reused.
 pub(crate) const DRAIN: Duration = Duration::from_millis(100);
 
-/// A request to stop, shared by those who ask and those who work. Clones share one flag.
+/// A flag that asks work to stop, shared by the requester and the work. Clones share one flag.
 ///
-/// Work that was given a clone ends soon after [`Interrupt::request`] with its error's `Interrupted` variant. It releases
-/// what it holds on the way, as after any other error.
+/// Work that was given a clone ends soon after [`Interrupt::request`], with the `Interrupted` variant of its error. It
+/// releases its resources, as after any other error.
 #[derive(Clone, Debug, Default)]
 pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    /// A flag that nobody has raised.
+    /// Creates a flag without a request.
     pub fn new() -> Interrupt {
         Interrupt::default()
     }
 
-    /// Asks the work to stop. May be called from any thread and any number of times.
+    /// Asks the work to stop. It may be called from any thread and any number of times.
     pub fn request(&self) {
         self.0.store(true, Ordering::SeqCst);
     }
 
-    /// Whether the work was asked to stop.
+    /// Returns true if the work was asked to stop.
     pub fn is_requested(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Takes the request back, so that the next piece of work can begin. Call it only when no work that holds this flag is
-    /// running: work that is about to stop might go on.
+    /// Withdraws the request, so that the next piece of work can begin. Call it only when no work that holds this flag
+    /// is running, because work that is about to stop might continue.
     pub fn clear(&self) {
         self.0.store(false, Ordering::SeqCst);
     }
 
+    /// Returns an error if the work was asked to stop.
+    ///
     /// # Errors
-    /// [`StoreError::Interrupted`] if the work was asked to stop.
+    /// Returns [`StoreError::Interrupted`] if the work was asked to stop.
     pub fn check(&self) -> Result<(), StoreError> {
         match self.is_requested() {
             true => Err(StoreError::Interrupted),
@@ -52,7 +54,7 @@ impl Interrupt {
         }
     }
 
-    /// The flag itself, for crates that know nothing of this type.
+    /// Returns the flag itself, for crates that do not know this type.
     pub fn flag(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.0)
     }

@@ -1,5 +1,4 @@
-//! One block's read in progress: how it is cut into requests, and what the answer to a request
-//! means.
+//! The read of one block in progress: how it is cut into requests, and what the answer to a request means.
 
 use std::path::Path;
 use std::time::Duration;
@@ -13,30 +12,31 @@ use crate::error::ReadError;
 use crate::layout::Region;
 use crate::relayout::Stage;
 
-/// Answers that say "not now" are repeated this often without counting as failures.
+/// Number of times that a request is repeated after EINTR or EAGAIN without counting as a failure.
 const TRANSIENT_REPEATS: u32 = 1000;
 
 #[derive(Debug)]
 pub(crate) struct Job {
     pub read: BlockRead,
-    /// The next span to request: region and position inside it.
+    /// Index of the region to request next. `position` is the offset in it.
     region: usize,
     position: u64,
-    /// Requests at the device.
+    /// Number of requests at the device.
     pub in_flight: u32,
     pub done: ReadDone,
-    /// Why the read fails once its requests are back; nothing more is requested then.
+    /// Error with which the read fails once its requests are back. Nothing more is requested then.
     pub outcome: Option<ReadError>,
-    /// The caller has its answer already; the buffer stays here until the device is done with it.
+    /// True if the caller already has its answer. The buffer stays here until the device is done with it.
     pub abandoned: bool,
-    /// Times that everything was read again because a checksum did not match.
+    /// Number of times that everything was read again because a checksum did not match.
     pub rereads: u32,
-    /// Spans that are being compared with their checksums, and bytes that have been; or shares of a recast.
+    /// Number of spans whose checksums are being verified, or of relayout tasks in progress. `checked_bytes` is the
+    /// number of bytes that have been verified.
     pub checking: u32,
     pub checked_bytes: u64,
-    /// The first chunk found that does not match.
+    /// The first chunk found that does not match its checksum.
     pub bad: Option<(FileIndex, BadChunk)>,
-    /// Of its recast, where it has one.
+    /// Stage of the block's relayout, if it has one.
     pub stage: Stage,
 }
 
@@ -47,20 +47,20 @@ pub(crate) struct Request {
     pub file: FileIndex,
     pub offset: u64,
     pub length: u64,
-    /// Where the span lands in the slot.
+    /// Offset of the span in the slot, in bytes.
     pub at: usize,
-    /// The request is complete when the file was read up to here.
+    /// File offset up to which the file must be read for the request to be complete.
     pub wanted_end: u64,
-    /// Failed attempts, and those that only met a busy kernel.
+    /// Number of failed attempts. `transient` counts those that only met a busy kernel.
     pub attempts: u32,
     pub transient: u32,
-    /// When the current attempt was started, on the device's clock.
+    /// Start time of the current attempt, on the device's clock.
     pub started: Duration,
-    /// Counts against the background depth.
+    /// True if the request counts against the background depth.
     pub background: bool,
-    /// The read's priority when the request began; it may be promoted since.
+    /// Priority of the read when the request began. The read may have been promoted since.
     pub why: Priority,
-    /// How often it was started again.
+    /// Number of times that the request was started again.
     pub again: u32,
 }
 
@@ -82,7 +82,7 @@ impl Job {
         }
     }
 
-    /// Begins anew, with everything still to be requested.
+    /// Starts over, with everything still to be requested.
     pub(crate) fn read_again(&mut self) {
         self.region = 0;
         self.position = 0;
@@ -90,24 +90,24 @@ impl Job {
         self.checked_bytes = 0;
     }
 
-    /// Whether all that was and will be requested is back from the device.
+    /// Returns true if nothing is left to request and all requests are back from the device.
     pub(crate) fn is_here(&self) -> bool {
         self.in_flight == 0 && !self.is_pending()
     }
 
-    /// Whether something is left to request.
+    /// Returns true if something is left to request.
     pub(crate) fn is_pending(&self) -> bool {
         self.outcome.is_none() && !self.abandoned && self.region < self.read.layout.regions.len()
     }
 
-    /// The file and offset that would be requested next, or were requested last.
+    /// Returns the file and offset that would be requested next. If nothing is left, returns the last region's.
     pub(crate) fn place(&self) -> Option<(FileIndex, u64)> {
         let regions = &self.read.layout.regions;
         let region = regions.get(self.region).or(regions.last())?;
         Some((region.file, region.offset + self.position))
     }
 
-    /// Cuts off the next request.
+    /// Cuts off and returns the next request.
     pub(crate) fn next_request(&mut self, job: u32, request_bytes: u64) -> Option<Request> {
         if !self.is_pending() {
             return None;
@@ -138,34 +138,34 @@ impl Job {
     }
 }
 
-/// Equal pieces rather than full ones and a crumb: a request costs about the same whatever its
-/// size.
+/// Returns the request size that cuts `length` into equal pieces. A small remainder would cost about as much as a full
+/// request.
 fn piece_bytes(length: u64, request_bytes: u64) -> u64 {
     let pieces = length.div_ceil(request_bytes).max(1);
     length.div_ceil(pieces).next_multiple_of(SLOT_ALIGNMENT as u64)
 }
 
-/// What to do with a request whose attempt has ended.
+/// Decision about a request whose attempt has ended.
 #[derive(Debug)]
 pub(crate) enum Verdict {
     Complete,
-    /// Start this one in its place: the same span again, or what a short read left over.
+    /// Start this request in its place: the same span again, or the rest that a short read left.
     Again(Request),
     Failed(ReadError),
 }
 
-/// What judging needs to know beside the request.
+/// Information that judging a request needs besides the request itself.
 pub(crate) struct Circumstances<'a> {
     pub path: &'a Path,
     /// Size of the file when it was opened.
     pub file_bytes: u64,
-    /// What offsets and lengths of this file must keep.
+    /// Alignment of offsets and lengths in this file.
     pub alignment: u64,
     pub retries: u32,
     pub block: BlockLabel,
 }
 
-/// Judges the end of an attempt: bytes from the start of the span, or an errno.
+/// Decides what follows the end of an attempt. `result` is the number of bytes from the start of the span, or an errno.
 pub(crate) fn judge(request: Request, result: Result<u32, i32>, about: &Circumstances) -> Verdict {
     match result {
         Ok(count) => judge_count(request, u64::from(count).min(request.length), about),
@@ -189,10 +189,10 @@ fn judge_count(mut request: Request, count: u64, about: &Circumstances) -> Verdi
     if count == 0 || end >= about.file_bytes {
         return ends(&request);
     }
-    // Go on at the last aligned byte: direct reads cannot begin in the middle of a unit.
+    // Continue at the last aligned byte, because direct reads cannot begin in the middle of a unit.
     let kept = count / about.alignment * about.alignment;
     if kept == 0 {
-        // Reads that always stop there: the file was cut within a unit after it was opened.
+        // If every attempt stops here, the file was truncated within a unit after it was opened.
         request.attempts += 1;
         return if request.attempts > about.retries {
             ends(&request)
@@ -213,7 +213,7 @@ fn judge_errno(mut request: Request, errno: i32, about: &Circumstances) -> Verdi
             request.transient += 1;
             Verdict::Again(request)
         }
-        // Asking again in the same way cannot help.
+        // Repeating the same request cannot succeed.
         libc::EINVAL | libc::EBADF | libc::EFAULT | libc::EOPNOTSUPP | libc::EISDIR => {
             request.attempts += 1;
             failed(request, error, about)

@@ -1,4 +1,4 @@
-//! Where the extents of a block land inside a slot, and which aligned spans are read for them.
+//! Slot layouts: where the extents of a block are put in a slot, and which aligned spans are read for them.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -8,38 +8,38 @@ use forebay_format::{Block, Extent, FileIndex, Relayout};
 use crate::arena::SLOT_ALIGNMENT;
 use crate::relayout::RelayoutBuffer;
 
-/// One extent of a block and its place in the slot.
+/// One extent of a block and its offset in the slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
     pub extent: Extent,
-    /// Where byte 0 of the extent lands inside the slot, in bytes.
+    /// Offset of the extent's first byte in the slot, in bytes.
     pub at: usize,
 }
 
-/// An aligned span of one file that is read as a whole; it covers one part, or several adjacent
-/// ones.
+/// An aligned span of one file that is read as a whole. It covers one part or several adjacent ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Region {
     pub file: FileIndex,
-    /// First byte in the file, a multiple of the alignment.
+    /// Offset of the first byte in the file, a multiple of the alignment.
     pub offset: u64,
-    /// Bytes to read, a multiple of the alignment; may reach past the end of the file.
+    /// Number of bytes to read, a multiple of the alignment. The span may extend past the end of the file.
     pub length: u64,
-    /// Where the span lands in the slot, a multiple of the alignment.
+    /// Offset of the span in the slot, a multiple of the alignment.
     pub at: usize,
-    /// End in the file of the last byte that a part needs.
+    /// File offset after the last byte that a part needs.
     pub wanted_end: u64,
 }
 
-/// The plan of one block's slot. Cloning shares it.
+/// The plan of one block's slot. Clones share its lists.
 #[derive(Clone, Debug)]
 pub struct BlockLayout {
     /// The extents in the order in which they were given.
     pub parts: Arc<[Part]>,
-    /// Where the parts that are held lie in the slot: the extents, but for what is recast.
+    /// Ranges of the held parts in the slot: the extents, except that a relayout replaces some of them by what it
+    /// makes.
     pub held: Arc<[Range<usize>]>,
     pub(crate) relayout: Option<Arc<RelayoutBuffer>>,
-    /// Bytes of the slot, a multiple of 4096.
+    /// Size of the slot in bytes, a multiple of 4096.
     pub slot_bytes: usize,
     pub(crate) regions: Arc<[Region]>,
     pub(crate) alignment: usize,
@@ -47,24 +47,23 @@ pub struct BlockLayout {
 }
 
 impl BlockLayout {
-    /// Plans a slot for `extents`, with room for what aligned reads bring along at head and tail.
+    /// Plans a slot for `extents`, with room for the extra bytes that aligned reads return at the head and tail.
     ///
-    /// `alignment` is [`crate::FileSet::alignment`], a power of two up to 4096. Extents of one file
-    /// whose aligned spans touch are read as one. As long as nothing merges, `slot_bytes` depends
-    /// on the lengths alone, not on the offsets: equal experts get equal slots. Extents that cannot
-    /// exist (they pass the end of the 64-bit range) give a slot that no arena can hold; the engine
-    /// refuses them too.
+    /// `alignment` is [`crate::FileSet::alignment`], a power of two up to 4096. Extents of one file whose aligned spans
+    /// touch are read as one. As long as none are merged, `slot_bytes` depends only on the lengths and not on the
+    /// offsets, so equal experts get equal slots. Extents that cannot exist, because they pass the end of the 64-bit
+    /// range, give a slot that no arena can hold. The engine refuses them too.
     pub fn plan(extents: &[Extent], alignment: usize) -> BlockLayout {
         Self::plan_covering(extents, None, alignment, &|_| None)
     }
 
-    /// As [`BlockLayout::plan`], for a block of which some extents may be recast once they are here.
+    /// Plans a slot like [`BlockLayout::plan`] for a block, which may have a relayout of some of its extents.
     pub fn plan_block(block: &Block, alignment: usize) -> BlockLayout {
         Self::plan_covering(&block.extents, block.relayout.as_ref(), alignment, &|_| None)
     }
 
-    /// As [`BlockLayout::plan_block`], for files of which some bytes must be read together: `cover` gives
-    /// the pages that have to be read for an extent, if it is one of them.
+    /// Plans a slot like [`BlockLayout::plan_block`], for files in which some bytes must be read together. `cover`
+    /// returns the range that must be read for an extent, or `None` if the extent has no such constraint.
     pub(crate) fn plan_covering(
         extents: &[Extent],
         relayout: Option<&Relayout>,
@@ -102,8 +101,9 @@ impl BlockLayout {
         }
     }
 
-    /// With places for the parts that a recast makes: from where the first of its extents is. It has one, whose place
-    /// they take, or all of the block. Where they need more than that, they go behind everything.
+    /// Adds the ranges of the parts that `relayout` makes. A relayout replaces either one extent, whose range the parts
+    /// take, or all extents of the block. The parts begin where the first of these extents is. If they need more bytes
+    /// than the extents have, they go after everything else.
     fn relayout(mut self, relayout: &Relayout) -> BlockLayout {
         let replaced = &self.parts[relayout.extents.clone()];
         let range = |part: &Part| part.at..part.at.saturating_add(part.extent.length as usize);
@@ -123,7 +123,7 @@ impl BlockLayout {
         let held: Vec<_> =
             before.iter().cloned().chain(made).chain(behind.iter().cloned()).collect();
         let from = replaced.iter().map(range).collect();
-        // More only where extents overlap in their file.
+        // If the parts take the range of their extents, the slot grows only if extents overlap in their file.
         let room = aligned_up(end as u64, SLOT_ALIGNMENT as u64) as usize;
         self.slot_bytes = self.slot_bytes.max(room);
         self.held = held.into();
@@ -132,24 +132,24 @@ impl BlockLayout {
         self
     }
 
-    /// The same bytes, left as they are read.
+    /// Returns the same layout without its relayout.
     pub(crate) fn as_read(&self) -> BlockLayout {
         BlockLayout { relayout: None, ..self.clone() }
     }
 
-    /// Bytes that the parts need, without what aligned reads bring along.
+    /// Returns the number of bytes that the parts need, without the extra bytes of aligned reads.
     pub fn wanted_bytes(&self) -> u64 {
         self.wanted_bytes
     }
 }
 
-/// Extents of one file that one read covers.
+/// A range of one file that one read covers, with its extents.
 struct Span {
     file: FileIndex,
     start: u64,
     end: u64,
     members: Vec<usize>,
-    /// Whether the span begins at an aligned byte wherever the extents lie.
+    /// True if the span begins at an aligned byte wherever its extents lie, as the chunks of a pack do.
     in_place: bool,
 }
 
@@ -176,8 +176,7 @@ fn place(extents: &[Extent], spans: &[Span], alignment: usize) -> BlockLayout {
             at: at as usize,
             wanted_end: span.end,
         });
-        // Room for the worst head, so that the size does not depend on where the span happens to
-        // begin.
+        // Leave room for the longest possible head, so that the size does not depend on where the span begins.
         let head = if span.in_place { span.start - offset } else { unit - 1 };
         let room = aligned_up((span.end - span.start).saturating_add(head), unit);
         at = at.saturating_add(room);
@@ -194,7 +193,7 @@ fn place(extents: &[Extent], spans: &[Span], alignment: usize) -> BlockLayout {
     }
 }
 
-/// Rounds up to a multiple of `unit`; down where the multiple passes the 64-bit range.
+/// Rounds up to a multiple of `unit`. If that would exceed the 64-bit range, returns the largest multiple instead.
 fn aligned_up(value: u64, unit: u64) -> u64 {
     value.div_ceil(unit).checked_mul(unit).unwrap_or(u64::MAX / unit * unit)
 }
@@ -241,7 +240,7 @@ mod tests {
         assert_eq!((empty.slot_bytes, empty.regions.len()), (0, 0));
     }
 
-    /// Of so many bytes, read in one piece with its neighbours.
+    /// Returns a block with three extents, adjacent in their file. The middle one has `bytes` bytes and a relayout.
     fn heads_among_others(rank: usize, ty: TensorType, bytes: u64) -> Block {
         let mut block = Block::default();
         block.push(extent(0, 1000, 300));

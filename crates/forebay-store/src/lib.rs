@@ -1,26 +1,26 @@
-//! Extents on disk become bytes in a buffer: the only layer that reads weights.
+//! Reads extents of files into buffers. This is the only layer that reads weights.
 //!
-//! An [`Arena`] is reserved once; it is carved into [`SlotBuffer`]s, each with one owner. A
-//! [`BlockLayout`] says where the extents of a block land inside a slot. A [`ReadEngine`] takes the
-//! slot together with the request and hands it back with the answer, so memory that the kernel may
-//! still write has no other owner.
+//! An [`Arena`] is reserved once and carved into [`SlotBuffer`]s, each with one owner. A [`BlockLayout`] describes
+//! where the extents of a block are put in a slot. A [`ReadEngine`] takes the slot together with the request and
+//! returns it with the answer. Memory that the kernel may still write to therefore has no other owner.
 //!
 //! ```text
-//! engine.rs     what callers see: ReadEngine, BlockRead, Completion, options, statistics
-//! scheduler.rs  one implementation of everything that all engines share: priorities, splitting, short
-//!               reads, retries, stalls, cancellation, draining
-//! device.rs     the narrow floor below it; uring.rs, pread.rs and simulated.rs only move bytes,
-//!               faults.rs wraps any of them and breaks them on purpose
-//! mmap_device.rs  another device: copies out of a memory map, to show what page faults cost
-//! pool.rs       the threads of pread.rs and mmap_device.rs
-//! reader.rs    blocks of any place and size into anybody's memory, over any engine
-//! trace.rs     a record of every request, for `forebay trace-io`
-//! checks.rs     checksums of packs, compared before a block is handed out
-//! checker.rs    who compares and recasts, and when: threads beside the one that reads
-//! recasting.rs  bytes of a block in the form in which they are held, where files have another
-//! copy.rs       bytes of many extents into a new order, through bounded memory
-//! interrupt.rs the flag that ends waits, loads and copies early
-//! output_file/  files that are written: nothing is destroyed, nothing unfinished shows
+//! engine.rs       the caller's interface: ReadEngine, BlockRead, Completion, options, statistics
+//! scheduler.rs    everything that all engines share: priorities, splitting, short reads, retries,
+//!                 stalls, cancellation, draining
+//! device.rs       the narrow interface below the scheduler; uring.rs, pread.rs and simulated.rs only
+//!                 move bytes, and faults.rs wraps any of them to inject faults
+//! mmap_device.rs  another device, which copies out of a memory map to show what page faults cost
+//! pool.rs         the threads of pread.rs and mmap_device.rs
+//! reader.rs       reads blocks of any offset and size into the caller's memory, with any engine
+//! load.rs         fills memory at start from the disk and the page cache together
+//! trace.rs        a record of every request, for `forebay trace-io`
+//! checks.rs       checksums of packs, verified before a block is returned
+//! checker.rs      threads beside the reader thread that verify checksums and do relayouts
+//! relayout.rs     relayout: converts the bytes of a block to the layout in which they are held
+//! copy.rs         copies the bytes of many extents into a new order, with bounded memory
+//! interrupt.rs    the flag that stops waits, loads and copies early
+//! output_file/    output files: no existing file is destroyed, and no unfinished file shows up
 //! ```
 
 mod arena;

@@ -1,12 +1,13 @@
-//! Filling memory with many blocks as fast as disk and page cache allow together.
+//! Fills memory with many blocks as fast as the disk and the page cache together allow.
 //!
-//! Blocks are cut into pieces. Scouts go through them in order: a piece that is wholly in the page
-//! cache is queued for threads that copy it; of another, the memory is made resident, and it is
-//! queued for the engine, which reads past the cache. Copies and reads run at the same time, and
-//! when the disk has nothing left to do while many copies wait, it takes some of those. All bytes
-//! land in their slots directly, unless the caller gives a ring to read into: see `staging.rs`.
-//! Memory that the processor does not write itself is filled through such a ring, see `remote.rs`, or by somebody who
-//! needs none of ours: `straight.rs`.
+//! A load cuts blocks into pieces, and page-cache probes go through the pieces in order. A piece that is wholly in
+//! the page cache is queued for the copy threads. For any other piece, the probe makes the memory resident and queues
+//! the piece for the engine, which reads past the cache. Copies and reads run at the same time. If the disk runs out
+//! of work while many copies wait, the engine takes some of those pieces.
+//!
+//! All bytes land in their slots directly, unless the caller provides a ring to read into (`staging.rs`). Memory that
+//! the CPU does not write itself is filled through such a ring (`remote.rs`), or by a [`DeviceReader`] that needs no
+//! host memory of ours (`straight.rs`).
 
 mod cached;
 mod landing;
@@ -42,11 +43,11 @@ use staging::{Stage, stage};
 pub use straight::{DeviceReader, DeviceSpan, StraightOptions, load_straight};
 pub use upload_plan::{UploadPart, UploadPlan};
 
-/// How often progress is told while only copies run.
+/// Interval between progress reports while only copies run.
 const PROGRESS_PAUSE: Duration = Duration::from_millis(50);
 
-/// Threads that copy from the ring; one is about as fast as a disk.
-const MOVERS: usize = 2;
+/// Number of threads that copy out of the ring. One thread is about as fast as a disk.
+const COPY_THREADS: usize = 2;
 
 /// One block to load.
 #[derive(Debug)]
@@ -56,23 +57,23 @@ pub struct LoadItem {
     pub buffer: SlotBuffer,
 }
 
-/// The answer to one [`LoadItem`], with the meaning of [`Completion`].
+/// The answer to one [`LoadItem`]. Its fields mean the same as those of [`Completion`].
 #[derive(Debug)]
 pub struct Loaded {
     pub buffer: Option<SlotBuffer>,
     pub result: Result<ReadDone, ReadError>,
 }
 
-/// How a load works.
+/// Options of a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadOptions {
-    /// What is asked of the page cache, copied or read at a time: bytes.
+    /// Size of a piece in bytes. A piece is probed in the page cache, copied or read as a unit.
     pub piece_bytes: u64,
-    /// Threads that copy from the page cache; 0 reads everything with the engine.
+    /// Number of threads that copy from the page cache. With 0, the engine reads everything.
     pub copy_threads: usize,
-    /// Threads that ask the page cache and make memory resident.
+    /// Number of page-cache probe threads, which also make memory resident.
     pub probe_threads: usize,
-    /// Bytes that the engine has at a time: enough for its queue.
+    /// Number of bytes that the engine has in flight at a time. It should be enough to fill the engine's queue.
     pub engine_bytes: u64,
 }
 
@@ -88,54 +89,55 @@ impl Default for LoadOptions {
     }
 }
 
-/// What a load did.
+/// Statistics of one load.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
 pub struct LoadStatistics {
-    /// Bytes of weights.
+    /// Number of bytes of weights.
     pub bytes: u64,
-    /// Of these, bytes that the engine read: from the disk where it reads directly.
+    /// The part of `bytes` that the engine read. With direct I/O, these came from the disk.
     pub engine_bytes: u64,
-    /// Of these, bytes that were copied from the page cache.
+    /// The part of `bytes` that was copied from the page cache.
     pub cached_bytes: u64,
-    /// Of the engine's bytes, those that were in the page cache too: the disk had time to spare.
+    /// The part of `engine_bytes` that was in the page cache too. The engine read it because the disk had
+    /// time to spare.
     pub engine_cached_bytes: u64,
     pub seconds: f64,
-    /// Processor time of all threads of the process.
+    /// CPU time of all threads of the process, in seconds.
     pub cpu_seconds: f64,
     pub copy_threads: usize,
-    /// Memory between file and destination, besides what the kernel has.
+    /// Bytes of staging memory between file and destination, without the kernel's own.
     pub staging_bytes: u64,
 }
 
-/// Processor time that this process has used so far, in seconds.
+/// Returns the CPU time that this process has used so far, in seconds.
 pub fn process_seconds() -> f64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the call writes the structure that it is given.
+    // SAFETY: the call only writes the structure that it is given, which is valid for writes.
     unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut time) };
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }
 
-/// Loads blocks with an engine and, beside it, copies from the page cache.
+/// Loads blocks with an engine, and at the same time copies cached pieces from the page cache.
 pub struct Loader<'a> {
-    /// Reads what is not cached; nothing of others may be in flight. If it does not compare with
-    /// checksums, because it was opened for files without, the loader does: on the way out of a
-    /// ring that is nearly free.
+    /// The engine that reads what is not cached. It must have no other reads in flight. If it does not verify
+    /// checksums, because it was opened for files without them, the loader does. Verifying while copying out of a ring
+    /// costs almost nothing.
     pub engine: &'a mut dyn ReadEngine,
-    /// The files of the items' layouts, with the checksums to compare with.
+    /// The files that the items' layouts refer to, with the checksums to verify against.
     pub files: &'a FileSet,
     pub options: LoadOptions,
-    /// Slots that the engine reads into, to be copied from there: where that is faster than reading
-    /// in place. Empty for no such detour.
+    /// Staging slots that the engine reads into and the copy threads copy out of, for disks where that is faster than
+    /// reading in place. If empty, the engine reads in place.
     pub ring: &'a mut Vec<SlotBuffer>,
 }
 
 impl Loader<'_> {
-    /// Fills the buffer of every item; answers are in the order of the items. After the first
-    /// failure nothing more is begun: the rest is [`ReadError::Cancelled`]. `progress` gets the
-    /// bytes that are done and those of all items, on this thread.
+    /// Fills the buffer of every item and returns the answers in the order of the items. After the first failure no
+    /// further read begins, and the remaining items get [`ReadError::Cancelled`]. `progress` is called on this thread
+    /// with the number of bytes done and the total.
     ///
     /// # Errors
-    /// [`StoreError`] when an engine as a whole fails or memory runs out.
+    /// Returns [`StoreError`] if the engine as a whole fails or memory runs out.
     pub fn load(
         self,
         items: Vec<LoadItem>,
@@ -144,10 +146,12 @@ impl Loader<'_> {
         self.load_while(items, &mut going_on(progress))
     }
 
-    /// As [`Loader::load`], but `progress` may end it: nothing more is begun then, and what the disk has is waited for.
+    /// Fills the buffer of every item like [`Loader::load`], but `progress` may stop the load. Then no further read
+    /// begins, and the call waits for the reads that the disk already has.
     ///
     /// # Errors
-    /// As [`Loader::load`]; [`StoreError::Interrupted`] if `progress` said so. The buffers are gone then.
+    /// Returns the errors of [`Loader::load`], and [`StoreError::Interrupted`] if `progress` stopped the load. In that
+    /// case the buffers are lost.
     pub fn load_while(
         self,
         items: Vec<LoadItem>,
@@ -173,10 +177,10 @@ impl Loader<'_> {
             }
         };
         std::thread::scope(|scope| {
-            // Inside, so that the movers end even if this thread panics.
+            // Moved into the scope so that the copy threads end even if this thread panics.
             let mut copy_path = copy_path;
             if let Some(copy_threads) = &copy_threads {
-                for _ in 0..MOVERS {
+                for _ in 0..COPY_THREADS {
                     scope.spawn(|| copy_threads.copy(&shared, landing));
                 }
             }
@@ -198,7 +202,7 @@ impl Loader<'_> {
             if let Err(error) = read {
                 shared.stop(error);
             }
-            // Without this side the movers end.
+            // Closing this side of the channel ends the copy threads.
             self.ring.extend(copy_path.close());
         });
         let (answers, totals) = shared.finish()?;
@@ -217,16 +221,16 @@ impl Loader<'_> {
         Ok((loaded, statistics))
     }
 
-    /// Brings everything of `plan`, which was made for these files, to a device through the ring, whose slots must have
-    /// room for [`UploadPlan::slot_bytes`]. Half of the ring is for what the engine reads and half for what the page
-    /// cache has, so that neither waits for the other. `progress` as for [`Loader::load`].
+    /// Loads everything in `plan`, which must have been made for these files, to a device through the ring. Every slot
+    /// of the ring must have room for [`UploadPlan::slot_bytes`]. Half of the ring is for pieces that the engine reads
+    /// and half for cached pieces, so that neither waits for the other. `progress` is called as in [`Loader::load`].
     ///
     /// # Errors
-    /// The first read that failed ([`StoreError::Block`]), what the device says, or an engine that fails as a whole.
-    /// Nothing is copied any more then.
+    /// Returns the first read that failed ([`StoreError::Block`]), an error of the device, or a failure of the engine
+    /// as a whole. No copy is running when it returns.
     ///
     /// # Panics
-    /// With fewer than two slots in the ring.
+    /// Panics if the ring has fewer than two slots.
     pub fn upload(
         self,
         plan: &UploadPlan,
@@ -236,13 +240,14 @@ impl Loader<'_> {
         self.upload_while(plan, upload, &mut going_on(progress))
     }
 
-    /// As [`Loader::upload`], but `progress` may end it: nothing is copied any more when this returns.
+    /// Loads `plan` to a device like [`Loader::upload`], but `progress` may stop the load. No copy is running when this
+    /// returns.
     ///
     /// # Errors
-    /// As [`Loader::upload`]; [`StoreError::Interrupted`] if `progress` said so.
+    /// Returns the errors of [`Loader::upload`], and [`StoreError::Interrupted`] if `progress` stopped the load.
     ///
     /// # Panics
-    /// As [`Loader::upload`].
+    /// Panics if the ring has fewer than two slots.
     pub fn upload_while(
         self,
         plan: &UploadPlan,
@@ -283,7 +288,7 @@ impl Loader<'_> {
             }
             copy_path.close();
         });
-        // Both, so that nothing is copied any more when an error is told.
+        // Drain both before returning any error, so that no copy is running then.
         let (read, copied) = (read_ring.drain(), copied_ring.drain());
         let (answers, totals) = shared.finish()?;
         self.ring.extend(read?);
@@ -292,7 +297,7 @@ impl Loader<'_> {
             let lost = ReadError::Cancelled { block: plan.label(index) };
             answer.map_or(Some(lost), |answer| answer.result.err())
         });
-        // A failure says more than the cancellations that it caused.
+        // Prefer the failure to the cancellations that it caused.
         if let Some(error) = failures.min_by_key(|e| matches!(e, ReadError::Cancelled { .. })) {
             return Err(error.into());
         }
@@ -307,7 +312,7 @@ impl Loader<'_> {
     }
 }
 
-/// A progress that never ends a load.
+/// Wraps a progress callback that never stops a load.
 fn going_on(progress: &mut dyn FnMut(u64, u64)) -> impl FnMut(u64, u64) -> ControlFlow<()> {
     |done, total| {
         progress(done, total);
@@ -315,16 +320,16 @@ fn going_on(progress: &mut dyn FnMut(u64, u64)) -> impl FnMut(u64, u64) -> Contr
     }
 }
 
-/// Which way pieces go that the engine reads.
+/// Path that a piece takes from the engine to its destination.
 enum CopyPath<'a> {
-    /// Straight to their places.
+    /// The engine reads the piece directly into its slot.
     InPlace,
     Staged(Stage),
     Remote(Outlet<'a>),
 }
 
 impl CopyPath<'_> {
-    /// Whether a piece can be begun; waits for room if `patient`.
+    /// Returns true if there is room to begin a piece. If `patient`, waits for room.
     fn has_room(&mut self, patient: bool, shared: &Shared) -> Result<bool, StoreError> {
         match self {
             CopyPath::InPlace => Ok(true),
@@ -333,7 +338,8 @@ impl CopyPath<'_> {
         }
     }
 
-    /// The slots of a stage, when everything is copied. A remote ring has all of its own.
+    /// Waits until everything is copied and returns the slots of a stage. Returns nothing for a remote ring, which
+    /// keeps its own slots.
     fn close(self) -> Vec<SlotBuffer> {
         match self {
             CopyPath::InPlace => Vec::new(),
@@ -346,7 +352,7 @@ impl CopyPath<'_> {
     }
 }
 
-/// Cuts every block; the first result has the number of pieces of each.
+/// Cuts every block into pieces. The first result has the number of pieces of each block.
 fn cut(
     items: Vec<LoadItem>,
     files: &FileSet,
@@ -362,7 +368,7 @@ fn cut(
     (counts, pieces)
 }
 
-/// Puts the pieces of every block together.
+/// Joins the pieces of every block.
 fn join(counts: Vec<(BlockLabel, usize)>, answers: Vec<Option<Completion>>) -> Vec<Loaded> {
     let mut answers = answers.into_iter();
     let mut whole = |(label, count): (BlockLabel, usize)| {
@@ -384,7 +390,7 @@ fn join(counts: Vec<(BlockLabel, usize)>, answers: Vec<Option<Completion>>) -> V
                     bytes_read: sum.bytes_read + done.bytes_read,
                     requests: sum.requests + done.requests,
                 }),
-                // A failure says more than the cancellations that it caused.
+                // Prefer the failure to the cancellations that it caused.
                 (Err(ReadError::Cancelled { .. }), Err(error)) => Err(error),
                 (Err(error), _) | (Ok(_), Err(error)) => Err(error),
             };
@@ -394,7 +400,7 @@ fn join(counts: Vec<(BlockLabel, usize)>, answers: Vec<Option<Completion>>) -> V
     counts.into_iter().map(&mut whole).collect()
 }
 
-/// Brings blocks that are here into the form in which they are held.
+/// Converts blocks that were read successfully to the layout in which they are held.
 fn relayout(
     files: &FileSet,
     layouts: &[BlockLayout],
@@ -409,19 +415,19 @@ fn relayout(
     relayout_all(files, here, scratch_bytes, Checker::start()?)
 }
 
-/// The thread that has the engine.
+/// The thread that owns the engine.
 struct Reader<'a> {
     shared: &'a Shared,
     engine: &'a mut dyn ReadEngine,
     files: &'a FileSet,
     engine_bytes: u64,
     landing: Landing<'a>,
-    /// Pieces being read to where they belong, if they must be compared there.
+    /// Pieces that are being read into their final slot and must be verified there, by piece index.
     in_place: HashMap<u64, (BlockLabel, Regions)>,
 }
 
 impl Reader<'_> {
-    /// Reads cold pieces until nothing is left for the engine.
+    /// Reads uncached pieces until nothing is left for the engine.
     fn read(
         &mut self,
         copy_path: &mut CopyPath<'_>,
@@ -434,7 +440,7 @@ impl Reader<'_> {
                 if !copy_path.has_room(in_flight == 0, self.shared)? {
                     break;
                 }
-                // Wait for work only when there is none to wait for at the disk.
+                // Wait for new work only if no read is in flight to wait for.
                 let pause = (in_flight == 0).then_some(PROGRESS_PAUSE);
                 match self.shared.next_cold(pause, in_flight, direct) {
                     Next::Piece(piece) => {
@@ -452,7 +458,7 @@ impl Reader<'_> {
                 let piece = self.shared.planned(completion.id);
                 in_flight -= piece.bytes.max(1);
                 if !direct && piece.cached == Cached::Nothing {
-                    // It went through the page cache only because there is no other way.
+                    // The read filled the page cache only because the engine cannot read past it.
                     self.files.forget_range(piece.file, piece.offset, piece.bytes);
                 }
                 self.end(completion, copy_path)?;

@@ -1,11 +1,11 @@
-//! Copies out of a memory map, page fault by page fault: how most programs bring weights in, built
-//! to be compared with.
+//! A device that copies out of a memory map, page fault by page fault. Most programs load weights this way; this device
+//! exists for comparison.
 //!
-//! A file that shrinks while it is mapped would end the process with SIGBUS at the next touch. So
-//! nothing here touches the map: the kernel copies out of it (`process_vm_readv` on ourselves, or
-//! reading `/proc/self/mem`), with the same faults and the same read-ahead, but with an error
-//! instead of a signal. The size of the file is asked again after each copy, because the rest of a
-//! page that lies behind the end reads as zeros.
+//! If a file shrinks while it is mapped, a program that touches the lost pages gets SIGBUS. So this module never
+//! touches the map. The kernel copies out of it: with `process_vm_readv` on this process, or by reading
+//! `/proc/self/mem`. Page faults and read-ahead are the same, but a failure is an error and not a signal. The size of
+//! the file is read again after each copy, because the part of the last page that lies behind the end of the file reads
+//! as zeros.
 
 use std::ffi::c_void;
 use std::fs::File;
@@ -23,28 +23,28 @@ use crate::pool::{Pool, SpanReader};
 use crate::trace::PageFaults;
 
 const NAME: &str = "mmap";
-/// Pages that `mincore` is asked about at a time.
+/// Maximum number of pages per call of `mincore`.
 const ASKED_PAGES: usize = 512;
 
 pub(crate) struct Mapped {
     maps: Vec<FileMap>,
     page_bytes: usize,
-    /// `/proc/self/mem`, where `process_vm_readv` is forbidden.
+    /// `/proc/self/mem`, if `process_vm_readv` is forbidden.
     memory: Option<File>,
-    /// Keeps the descriptors open.
+    /// File set, kept so that the descriptors stay open.
     _files: FileSet,
 }
 
-/// One whole file in the address space; never touched, only named to the kernel.
+/// One whole file in the address space. Only the kernel accesses the mapped memory.
 struct FileMap {
     base: *mut c_void,
     bytes: usize,
     descriptor: RawFd,
 }
 
-// SAFETY: an address range that no code of ours dereferences.
+// SAFETY: `base` is only an address; no code of this program dereferences it.
 unsafe impl Send for FileMap {}
-// SAFETY: as above.
+// SAFETY: the same reason as for `Send`.
 unsafe impl Sync for FileMap {}
 
 impl FileMap {
@@ -55,8 +55,8 @@ impl FileMap {
         }
         // SAFETY: the file set keeps the descriptor open.
         let file = unsafe { BorrowedFd::borrow_raw(descriptor) };
-        // SAFETY: a fresh mapping at an address of the kernel's choice touches no existing memory;
-        // nothing of ours ever dereferences it.
+        // SAFETY: the kernel chooses the address, so the new mapping touches no existing memory. No code of this
+        // program ever dereferences it.
         let base =
             unsafe { mmap(ptr::null_mut(), bytes, ProtFlags::READ, MapFlags::SHARED, file, 0)? };
         Ok(FileMap { base, bytes, descriptor })
@@ -75,7 +75,8 @@ impl FileMap {
 impl Drop for FileMap {
     fn drop(&mut self) {
         if self.bytes > 0 {
-            // SAFETY: mapped by `new`; the threads that copy from it have ended or keep `Shared`.
+            // SAFETY: `new` mapped this range. No thread copies from it any more, because a running thread keeps
+            // `Shared` and with it this map.
             let _ = unsafe { munmap(self.base, self.bytes) };
         }
     }
@@ -93,7 +94,8 @@ pub(crate) fn open(files: &FileSet, options: &EngineOptions) -> Result<Pool<Mapp
             StoreError::Unavailable { engine: NAME, why }
         })?),
     };
-    // One more than processors, so that read-ahead on all of them leaves one for demand.
+    // One more thread than processors: when read-ahead keeps one thread per processor busy, one thread is left for
+    // demand reads.
     let threads = std::thread::available_parallelism().map_or(1, usize::from) + 1;
     let threads = threads.min(options.threads).min(options.queue_depth);
     let info = describe(files, threads, memory.is_some());
@@ -105,7 +107,7 @@ pub(crate) fn open(files: &FileSet, options: &EngineOptions) -> Result<Pool<Mapp
 fn describe(files: &FileSet, threads: usize, through_proc: bool) -> EngineInfo {
     let how = if through_proc { "/proc/self/mem" } else { "process_vm_readv" };
     let owner = rustix::process::geteuid().as_raw();
-    // Since Linux 5.2 others see every page as present.
+    // Since Linux 5.2, `mincore` reports every page as present to users who may not write the file.
     let may_ask = |path: &std::path::Path| {
         let owned = std::fs::metadata(path).is_ok_and(|status| status.uid() == owner);
         owner == 0 || owned || rustix::fs::access(path, rustix::fs::Access::WRITE_OK).is_ok()
@@ -125,24 +127,25 @@ fn describe(files: &FileSet, threads: usize, through_proc: bool) -> EngineInfo {
     }
 }
 
-/// Whether the kernel lets us copy from our own address space.
+/// Returns true if this process may use `process_vm_readv` on its own address space.
 fn kernel_copies() -> bool {
     let source = [0x5A_u8; 8];
     let mut target = [0_u8; 8];
-    // SAFETY: both arrays are ours, alive, and as long as said.
+    // SAFETY: both arrays are local, alive and `source.len()` bytes long.
     let copied = unsafe { copy(source.as_ptr().cast(), target.as_mut_ptr(), source.len()) };
     copied == Ok(source.len()) && target == source
 }
 
-/// Has the kernel copy `length` bytes of this process; fewer when the source ends.
+/// Lets the kernel copy up to `length` bytes within this process. Returns the number of bytes copied, which is smaller
+/// if the mapped source ends early.
 ///
 /// # Safety
-/// `target` is valid for writes of `length` bytes and nothing else uses them. `source` may be any
-/// address: what is not mapped there is an error.
+/// `target` must be valid for writes of `length` bytes, and nothing else may use them. `source` may be any address: if
+/// it is not mapped, the kernel returns an error.
 unsafe fn copy(source: *const c_void, target: *mut u8, length: usize) -> Result<usize, i32> {
     let local = libc::iovec { iov_base: target.cast(), iov_len: length };
     let remote = libc::iovec { iov_base: source.cast_mut(), iov_len: length };
-    // SAFETY: the caller vouches for the target; the kernel checks the source.
+    // SAFETY: the caller promises that the target is valid, and the kernel checks the source.
     let copied = unsafe { libc::process_vm_readv(libc::getpid(), &local, 1, &remote, 1, 0) };
     usize::try_from(copied)
         .map_err(|_| std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
@@ -160,7 +163,7 @@ impl SpanReader for Mapped {
 }
 
 impl Mapped {
-    /// Pages of the span, and those of them that are not in the page cache.
+    /// Returns the number of pages of the span, and how many of them are not in the page cache.
     fn absent_pages(&self, transfer: &Transfer) -> (u32, u32) {
         let Some(map) = self.maps.get(transfer.file.0 as usize) else { return (0, 0) };
         let mut start = transfer.offset as usize / self.page_bytes * self.page_bytes;
@@ -171,7 +174,7 @@ impl Mapped {
             let mut resident = [0_u8; ASKED_PAGES];
             let bytes = (end - start).min(ASKED_PAGES * self.page_bytes);
             let asked_pages = bytes.div_ceil(self.page_bytes);
-            // SAFETY: start lies inside the mapping, and there is a byte for each page asked for.
+            // SAFETY: `start` lies inside the mapping, and `resident` has a byte for each page of the range.
             let asked = unsafe {
                 libc::mincore(map.base.byte_add(start), bytes, resident.as_mut_ptr().cast())
             };
@@ -185,8 +188,10 @@ impl Mapped {
         (pages, absent)
     }
 
+    /// Copies the span to the transfer's memory. Returns the number of bytes copied, or an errno.
+    ///
     /// # Safety
-    /// As [`SpanReader::read`].
+    /// The requirements of [`SpanReader::read`] apply.
     unsafe fn copy_span(&self, transfer: &Transfer) -> Result<u32, i32> {
         let map = self.maps.get(transfer.file.0 as usize).ok_or(libc::EBADF)?;
         let offset = usize::try_from(transfer.offset).map_err(|_| libc::EINVAL)?;
@@ -197,8 +202,8 @@ impl Mapped {
         let length = readable(map.size_now()?);
         let mut done = 0;
         while done < length {
-            // SAFETY: offset + length lies inside the mapping, and the caller promised
-            // memory of at least `length` bytes that nothing else touches.
+            // SAFETY: `offset + length` lies inside the mapping. The caller promised memory of at least `length` bytes
+            // that nothing else touches.
             let copied = unsafe {
                 let source = map.base.byte_add(offset + done);
                 self.copy(source, transfer.memory.add(done), length - done)
@@ -206,7 +211,7 @@ impl Mapped {
             match copied {
                 Ok(0) => break,
                 Ok(count) => done += count,
-                // What a touch would have answered with SIGBUS. The size says what was cut off.
+                // A direct access would have raised SIGBUS. The size of the file tells whether it was truncated.
                 Err(libc::EFAULT | libc::EIO) => {
                     return match readable(map.size_now()?) < length {
                         true => Ok(readable(map.size_now()?).min(done) as u32),
@@ -219,8 +224,10 @@ impl Mapped {
         Ok(done.min(readable(map.size_now()?)) as u32)
     }
 
+    /// Copies with [`copy`], or through `/proc/self/mem` if that is forbidden.
+    ///
     /// # Safety
-    /// As [`copy`].
+    /// The requirements of [`copy`] apply.
     unsafe fn copy(
         &self,
         source: *mut c_void,
@@ -231,8 +238,8 @@ impl Mapped {
             // SAFETY: the caller's promise is passed on.
             return unsafe { copy(source, target, length) };
         };
-        // SAFETY: the caller promises that these bytes are valid and not used elsewhere; arena memory
-        // and whatever stands for it is initialised.
+        // SAFETY: the caller promises that these bytes are valid and not used elsewhere. They are initialised, because
+        // they are arena memory or memory that is lent like it.
         let target = unsafe { std::slice::from_raw_parts_mut(target, length) };
         memory
             .read_at(target, source.addr() as u64)
@@ -240,7 +247,7 @@ impl Mapped {
     }
 }
 
-/// Faults of this thread so far that had to wait for a disk.
+/// Returns the number of major faults of this thread: those that had to wait for a disk.
 fn major_faults() -> i64 {
     // SAFETY: all zeros is a valid `rusage`.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };

@@ -1,9 +1,9 @@
-//! Which bytes of a file are in the page cache, and dropping them from there.
+//! Finds out which bytes of a file are in the page cache, and drops them from it.
 //!
-//! Three ways to ask, best first: `cachestat` (Linux 6.5), `mincore` on a mapping, and reads that
-//! must not wait. The last one works for files that the user may only read, of which the others
-//! say nothing or pretend; but the kernel takes a missing page that it is asked for as a reason to
-//! fetch it, so asking ends at the first one.
+//! There are three methods, best first: `cachestat` (Linux 6.5), `mincore` on a mapping, and reads
+//! that must not wait (`RWF_NOWAIT`). The last one also works for files that the user may only
+//! read: there `cachestat` may fail, and `mincore` may report every page as present. But a read of
+//! a missing page makes the kernel fetch it, so this method stops at the first missing page.
 
 use std::ffi::c_void;
 use std::io;
@@ -19,14 +19,15 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use crate::error::StoreError;
 use crate::files::FileSet;
 
-/// Number of the system call, the same on every architecture.
+/// Number of the system call `cachestat`, the same on every architecture.
 const CACHESTAT: libc::c_long = 451;
-/// How often dropping is tried: pages on their way to or from the disk cannot be dropped.
+/// Maximum number of attempts to drop a file's pages. Pages in transfer to or from the disk cannot
+/// be dropped, so one attempt may not be enough.
 const DROPS: usize = 5;
-/// Most of a file that is mapped at a time.
+/// Maximum number of bytes of a file that are mapped at a time.
 const MAPPED_BYTES: u64 = 1 << 30;
 
-/// How to ask the kernel.
+/// A way to ask the kernel which pages of a file are cached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CacheMethod {
@@ -59,11 +60,11 @@ impl CacheMethod {
     pub const ALL: [CacheMethod; 3] =
         [CacheMethod::Cachestat, CacheMethod::Mincore, CacheMethod::Nowait];
 
-    /// The best one that tells the truth about this file.
+    /// Returns the best method that gives true answers for this file.
     fn for_file(file: BorrowedFd<'_>) -> CacheMethod {
         match cachestat(file, 0, 1) {
             Ok(_) => CacheMethod::Cachestat,
-            // Linux before 6.5. For files of others `mincore` calls every page cached.
+            // Linux before 6.5. `mincore` reports every page of other users' files as cached.
             Err(error) if error.raw_os_error() == Some(libc::ENOSYS) && is_own(file) => {
                 CacheMethod::Mincore
             }
@@ -71,7 +72,8 @@ impl CacheMethod {
         }
     }
 
-    /// How many pages of a range are cached; `Nowait` counts those before the first that is not.
+    /// Returns how many pages of a range are cached. `Nowait` counts only up to the first missing
+    /// page.
     fn cached_pages(self, file: BorrowedFd<'_>, offset: u64, length: u64) -> io::Result<u64> {
         match self {
             CacheMethod::Cachestat => cachestat(file, offset, length).map(|counts| counts.cached),
@@ -85,7 +87,7 @@ fn page_bytes() -> u64 {
     rustix::param::page_size() as u64
 }
 
-/// Pages that a range of bytes touches.
+/// Returns the number of pages that a range of bytes touches.
 fn pages(offset: u64, length: u64) -> u64 {
     let page = page_bytes();
     if length == 0 { 0 } else { (offset + length).div_ceil(page) - offset / page }
@@ -94,8 +96,8 @@ fn pages(offset: u64, length: u64) -> u64 {
 fn cachestat(file: BorrowedFd<'_>, offset: u64, length: u64) -> io::Result<Counts> {
     let range = Range { offset, length };
     let mut counts = Counts::default();
-    // SAFETY: both structures have the kernel's layout and live across the call, which writes the
-    // second one only.
+    // SAFETY: both structures have the kernel's layout and outlive the call. The kernel writes only
+    // to the second one.
     let result = unsafe {
         libc::syscall(CACHESTAT, file.as_raw_fd(), &raw const range, &raw mut counts, 0_u32)
     };
@@ -115,8 +117,8 @@ fn mincore(file: BorrowedFd<'_>, offset: u64, length: u64) -> io::Result<u64> {
 
 fn mincore_mapped(file: BorrowedFd<'_>, offset: u64, length: usize) -> io::Result<u64> {
     let mut state = vec![0_u8; length.div_ceil(page_bytes() as usize)];
-    // SAFETY: a new mapping at an address of the kernel's choice; nothing reads through it. The
-    // vector has a byte for every page of it.
+    // SAFETY: the kernel chooses the address of the new mapping, and no code reads through it. The
+    // vector has a byte for every page of the mapping.
     let (result, error) = unsafe {
         let map = mmap(ptr::null_mut(), length, ProtFlags::READ, MapFlags::SHARED, file, offset)?;
         let result = libc::mincore(map.cast::<c_void>(), length, state.as_mut_ptr());
@@ -146,8 +148,8 @@ fn leading_pages(file: BorrowedFd<'_>, offset: u64, length: u64) -> io::Result<u
     Ok(pages(offset, length))
 }
 
-/// Whether the user owns the file or may write it: of other files the kernel keeps the page
-/// cache's state to itself.
+/// Returns true if the user owns the file or may write it. For other files the kernel does not
+/// reveal the state of the page cache.
 fn is_own(file: BorrowedFd<'_>) -> bool {
     let owner = rustix::fs::fstat(file).is_ok_and(|status| {
         let user = rustix::process::geteuid();
@@ -159,7 +161,7 @@ fn is_own(file: BorrowedFd<'_>) -> bool {
     }
 }
 
-/// How much of a range is in the page cache.
+/// Share of a range that is in the page cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cached {
     Nothing,
@@ -167,16 +169,18 @@ pub(crate) enum Cached {
     Whole,
 }
 
-/// A question that is asked often.
+/// Answers how much of a range is cached. It prepares once per file what every query needs.
 #[derive(Debug)]
 pub(crate) struct CacheProbe {
     files: FileSet,
-    /// Own descriptors where asking may start reads: they must not read ahead.
+    /// Method for each file, or `None` if the file has no page cache. A method that may start reads
+    /// has a descriptor of its own, on which read-ahead is off.
     methods: Vec<Option<(CacheMethod, Option<OwnedFd>)>>,
 }
 
 impl CacheProbe {
-    /// `method` forces one; else each file gets the best that works for it.
+    /// Prepares queries for `files`. If `method` is `None`, each file gets the best method that
+    /// works for it.
     pub(crate) fn new(files: &FileSet, method: Option<CacheMethod>) -> CacheProbe {
         let methods = (0..files.len() as u32).map(|index| {
             let cached = files.cached_file(FileIndex(index))?;
@@ -192,8 +196,9 @@ impl CacheProbe {
         CacheProbe { methods: methods.collect(), files: files.clone() }
     }
 
-    /// How much of a range is cached. What cannot be found out counts as a part: it is then read
-    /// from the disk and left alone in the cache, which is right in any case.
+    /// Returns how much of a range is cached. If the kernel does not tell, the answer is
+    /// [`Cached::Part`]: the caller then reads from the disk and leaves the cached pages alone,
+    /// which is always correct.
     pub(crate) fn ask(&self, file: FileIndex, offset: u64, length: u64) -> Cached {
         let Some(Some((method, own))) = self.methods.get(file.0 as usize) else {
             return Cached::Part;
@@ -202,7 +207,7 @@ impl CacheProbe {
         let counted = descriptor.map(|descriptor| method.cached_pages(descriptor, offset, length));
         match counted {
             Some(Ok(count)) if count == pages(offset, length) => Cached::Whole,
-            // Behind the first page that is missing there may be others that are not.
+            // `Nowait` stops at the first missing page, so later pages may still be cached.
             Some(Ok(0)) if *method != CacheMethod::Nowait => Cached::Nothing,
             _ => Cached::Part,
         }
@@ -210,11 +215,11 @@ impl CacheProbe {
 }
 
 impl FileSet {
-    /// How many bytes of all files are in the page cache, in whole pages, and how that was found
-    /// out. Files in memory have none.
+    /// Returns how many bytes of all files are in the page cache, in whole pages, and the method
+    /// that counted those of the last file. Files in memory count as 0.
     ///
     /// # Errors
-    /// [`StoreError::PageCache`] when the kernel does not tell.
+    /// Returns [`StoreError::PageCache`] if the kernel does not tell.
     pub fn cached_bytes(&self) -> Result<(u64, CacheMethod), StoreError> {
         let (mut total, mut method) = (0, CacheMethod::Cachestat);
         for (index, stored) in self.files().iter().enumerate() {
@@ -227,10 +232,11 @@ impl FileSet {
         Ok((total, method))
     }
 
-    /// Drops every page of these files from the page cache and makes sure that they are gone.
+    /// Drops every page of these files from the page cache and verifies that they are gone.
     ///
     /// # Errors
-    /// [`StoreError::StillCached`] when some stay, [`StoreError::PageCache`].
+    /// Returns [`StoreError::StillCached`] if some pages remain, and [`StoreError::PageCache`] if a
+    /// system call fails.
     pub fn drop_cached(&self) -> Result<(), StoreError> {
         for (index, stored) in self.files().iter().enumerate() {
             let Some(file) = self.cached_file(FileIndex(index as u32)) else { continue };
@@ -244,28 +250,28 @@ impl FileSet {
         Ok(())
     }
 
-    /// Drops the pages of a range that was not cached before it was read. Only advice: what fails
-    /// does no harm.
+    /// Drops the pages of a range that was not cached before it was read. This is only advice to
+    /// the kernel, so a failure is ignored.
     pub(crate) fn forget_range(&self, file: FileIndex, offset: u64, length: u64) {
         if let Some(file) = self.cached_file(file) {
-            // The kernel keeps pages that it is told only a part of.
+            // The kernel keeps a page if the range covers only a part of it.
             let start = offset / page_bytes() * page_bytes();
             let length = pages(offset, length) * page_bytes();
             let _ = fadvise(file, start, std::num::NonZeroU64::new(length), Advice::DontNeed);
         }
     }
 
-    /// From now on, cached reads bring into the page cache only what they are asked for.
+    /// Turns off read-ahead: cached reads then bring only the requested pages into the page cache.
     pub(crate) fn never_read_ahead(&self) {
         for index in 0..self.len() as u32 {
             if let Some(file) = self.cached_file(FileIndex(index)) {
-                // Only advice: what fails does no harm.
+                // This is only advice to the kernel, so a failure is ignored.
                 let _ = fadvise(file, 0, None, Advice::Random);
             }
         }
     }
 
-    /// The descriptor of cached reads; `None` for a file in memory.
+    /// Returns the descriptor for cached reads, or `None` for a file in memory.
     pub(crate) fn cached_file(&self, index: FileIndex) -> Option<BorrowedFd<'_>> {
         let descriptor = self.file(index)?.descriptor(false)?;
         // SAFETY: the set keeps the descriptor open for as long as the borrow lives.
@@ -273,12 +279,12 @@ impl FileSet {
     }
 }
 
-/// Bytes that stay cached in spite of everything.
+/// Drops the pages of a file. Returns how many bytes are still cached after the last attempt.
 fn drop_file(file: BorrowedFd<'_>, bytes: u64) -> io::Result<u64> {
     let method = CacheMethod::for_file(file);
     let mut left = 0;
     for attempt in 0..DROPS {
-        // Pages that are newer than the disk cannot be dropped.
+        // Dirty pages cannot be dropped, so write them to the disk first.
         rustix::fs::fdatasync(file)?;
         fadvise(file, 0, None, Advice::DontNeed)?;
         left = method.cached_pages(file, 0, bytes.max(1))? * page_bytes();
@@ -296,8 +302,8 @@ mod tests {
 
     const PAGES: u64 = 64;
 
-    /// A file on a disk, with only some of its pages cached; `None`, said aloud, where pages cannot
-    /// be dropped.
+    /// Creates a file on a disk with only some of its pages cached. Returns `None` and prints a
+    /// message if pages cannot be dropped here.
     fn half_cached(folder: &tempfile::TempDir) -> Option<FileSet> {
         let path = folder.path().join("weights");
         std::fs::write(&path, vec![3; (PAGES * page_bytes()) as usize - 100]).unwrap();
@@ -331,7 +337,7 @@ mod tests {
             (0, end, false),
             (40 * page, page, true),
         ];
-        // The method that may change what it asks about comes last.
+        // `Nowait` may itself change what is cached, so it comes last.
         for method in CacheMethod::ALL {
             let probe = CacheProbe::new(&files, Some(method));
             let file = files.cached_file(FileIndex(0)).unwrap();
@@ -339,7 +345,7 @@ mod tests {
                 continue;
             }
             for (offset, length, expected) in ranges {
-                // A quick disk brings a missing page while this method asks for it.
+                // A fast disk may deliver a missing page while this method asks for it.
                 if method == CacheMethod::Nowait && !expected {
                     continue;
                 }
@@ -362,7 +368,7 @@ mod tests {
 
         let file = files.cached_file(FileIndex(0)).unwrap();
         let length = 8 * page_bytes() as usize;
-        // SAFETY: a new mapping of the file that is only read, inside its length.
+        // SAFETY: the mapping is new, and it is only read inside the length of the file.
         unsafe {
             let map =
                 mmap(ptr::null_mut(), length, ProtFlags::READ, MapFlags::SHARED, file, 0).unwrap();

@@ -1,5 +1,5 @@
-//! Cutting a block's read into pieces that can come from different places, and putting the slot
-//! together again.
+//! Splits a block's read into pieces that can have different sources (page cache or disk), and
+//! joins the slot again.
 
 use std::sync::Arc;
 
@@ -8,11 +8,11 @@ use crate::engine::BlockLabel;
 use crate::files::FileSet;
 use crate::layout::{BlockLayout, Region};
 
-/// A part of a block that is read on its own, into its own part of the block's slot. Whatever is
-/// recast in the block is so when all of them are there.
+/// A part of a block that is read separately, into its own part of the block's slot. If the block
+/// needs a relayout, that happens after all pieces have arrived.
 #[derive(Debug)]
 pub(crate) struct Piece {
-    /// Which of the pieces; they are numbered in the order of memory.
+    /// Number of the piece. Pieces are numbered by ascending address.
     pub index: usize,
     pub label: BlockLabel,
     pub layout: BlockLayout,
@@ -20,9 +20,9 @@ pub(crate) struct Piece {
 }
 
 impl BlockLayout {
-    /// Where the slot is cut so that no piece reads more than `piece_bytes`, or a whole chunk that
-    /// has a checksum: pairs of the byte of
-    /// the slot where a piece begins and its layout. Together the pieces read the whole block.
+    /// Returns the offset in the slot and the layout of every piece. Together the pieces read the
+    /// whole block. No piece reads more than `piece_bytes`, unless one chunk with a checksum is
+    /// longer: chunks are never split.
     fn cut(&self, files: &FileSet, piece_bytes: u64) -> Vec<(usize, BlockLayout)> {
         let unit = self.alignment as u64;
         let step = (piece_bytes / unit * unit).max(unit);
@@ -31,7 +31,7 @@ impl BlockLayout {
         }
         let mut cuts = Vec::new();
         for region in self.regions.iter() {
-            // What aligned reads bring along at the head is not wanted.
+            // An aligned read may begin before the first part. These bytes are not wanted.
             let parts = self.parts.iter().map(|part| part.extent);
             let inside = parts.filter(|extent| {
                 let range = region.offset..region.wanted_end;
@@ -62,7 +62,7 @@ impl BlockLayout {
     }
 }
 
-/// Where the piece of a region that begins at `start` ends, bytes from the region's begin.
+/// Returns the end of the piece that begins at `start`. Both are bytes from the region's start.
 fn next_cut(files: &FileSet, region: &Region, start: u64, step: u64) -> u64 {
     let end = start + step;
     if end >= region.length {
@@ -79,10 +79,11 @@ fn next_cut(files: &FileSet, region: &Region, start: u64, step: u64) -> u64 {
     }
 }
 
-/// Cuts one block; `first` numbers its first piece. A block without bytes has one empty piece, and
-/// so has one whose slot is too small: its reader refuses it with an error.
+/// Splits one block into pieces. The first piece has the number `first`.
 ///
-/// Every piece but that one has exactly one region.
+/// A block without bytes gives one empty piece. A block whose slot is too small gives one piece
+/// with the whole layout, which the reader refuses with an error. In all other cases every piece
+/// has exactly one region.
 pub(crate) fn cut_block(
     first: usize,
     label: BlockLabel,
@@ -97,7 +98,7 @@ pub(crate) fn cut_block(
     }
     let mut pieces = Vec::with_capacity(cuts.len());
     let mut rest = buffer;
-    // From the end, so that each cut takes off one piece with what lies unused behind it.
+    // Split from the end, so that each piece keeps the unused bytes behind it.
     for (number, (at, layout)) in cuts.into_iter().enumerate().rev() {
         let (head, buffer) = rest.split_at(at);
         pieces.push(Piece { index: first + number, label, layout, buffer });

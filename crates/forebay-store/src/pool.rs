@@ -1,4 +1,5 @@
-//! Threads that each bring one span at a time: what devices share whose calls wait for the disk.
+//! A pool of reader threads, each of which reads one span at a time. Devices whose calls block
+//! until the disk answers share it.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -10,12 +11,14 @@ use crate::engine::{EngineInfo, Priority};
 use crate::error::StoreError;
 use crate::trace::PageFaults;
 
-/// How one thread brings one span.
+/// The way in which one reader thread reads one span.
 pub(crate) trait SpanReader: Send + Sync + 'static {
-    /// How the transfer ended, and what it met in a memory map if there is one.
+    /// Reads the span. Returns the number of bytes or an errno, and the page faults if the device
+    /// copies out of a memory map.
     ///
     /// # Safety
-    /// As [`Device::start`]: the transfer's memory is the caller's alone and initialised.
+    /// The requirements of [`Device::start`] apply: nothing else may use the transfer's memory, and
+    /// it must be initialised.
     unsafe fn read(&self, transfer: &Transfer) -> (Result<u32, i32>, Option<PageFaults>);
 }
 
@@ -25,7 +28,7 @@ pub(crate) struct Pool<R> {
     started: Instant,
     writing: usize,
     info: EngineInfo,
-    /// By transfer key, of the last transfer.
+    /// Page faults of the last transfer with each key.
     faults: Vec<Option<PageFaults>>,
 }
 
@@ -33,8 +36,8 @@ struct Shared<R> {
     state: Mutex<State>,
     work: Condvar,
     finished: Condvar,
-    /// Keeps descriptors and mappings, also for a thread that outlives the pool in a read that
-    /// never ends.
+    /// The reader with its descriptors and mappings. It stays alive for a thread that outlives the
+    /// pool because its read never ends.
     reader: R,
 }
 
@@ -43,7 +46,7 @@ struct State {
     /// One queue per priority.
     queues: [VecDeque<Transfer>; Priority::COUNT],
     finished: Vec<(Finished, Option<PageFaults>)>,
-    /// How many finished transfers the waiting owner wants; 0 when it does not wait.
+    /// Number of finished transfers that the owner waits for; 0 if it does not wait.
     wanted: usize,
     closing: bool,
 }
@@ -81,7 +84,7 @@ impl<R: SpanReader> Pool<R> {
         Ok(pool)
     }
 
-    /// Spans that are brought at a time.
+    /// Returns the number of threads, which is also the number of spans read at a time.
     pub(crate) fn threads(&self) -> usize {
         self.threads.len()
     }
@@ -90,7 +93,8 @@ impl<R: SpanReader> Pool<R> {
 impl<R: SpanReader> Shared<R> {
     fn serve(&self) {
         while let Some(transfer) = self.next() {
-            // SAFETY: passed on from `Device::start`; only this thread has the transfer.
+            // SAFETY: the caller of `Device::start` made this promise, and only this thread has the
+            // transfer.
             let (result, faults) = unsafe { self.reader.read(&transfer) };
             let mut state = self.lock();
             state.finished.push((Finished { key: transfer.key, result }, faults));
@@ -118,13 +122,13 @@ impl<R: SpanReader> Shared<R> {
 
 impl<R> Shared<R> {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing panics while it holds the lock, so the state is whole even if the lock is
+        // No code panics while it holds the lock, so the state is consistent even if the lock is
         // poisoned.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Moves what has finished to the owner, as the owner counts it.
+/// Moves the finished transfers to the owner's list and updates the owner's counts.
 fn hand_over(
     mut state: MutexGuard<'_, State>,
     writing: &mut usize,
@@ -192,7 +196,8 @@ impl<R> Drop for Pool<R> {
     fn drop(&mut self) {
         self.shared.lock().closing = true;
         self.shared.work.notify_all();
-        // A thread whose read never ends cannot be joined; it keeps what it needs alive by itself.
+        // A thread whose read never ends cannot be joined. It holds `shared`, so what it uses stays
+        // alive.
         if self.writing == 0 {
             for thread in self.threads.drain(..) {
                 let _ = thread.join();

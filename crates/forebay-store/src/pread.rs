@@ -1,4 +1,5 @@
-//! `pread` on threads: works everywhere, and shows what io_uring gains.
+//! A device that calls `pread` on threads. It works everywhere, and it is the baseline for
+//! io_uring.
 
 use std::os::fd::{BorrowedFd, RawFd};
 
@@ -13,11 +14,11 @@ const NAME: &str = "pread";
 
 pub(crate) struct Pread {
     descriptors: Vec<RawFd>,
-    /// Keeps the descriptors open.
+    /// File set, kept so that the descriptors stay open.
     _files: FileSet,
 }
 
-/// `refused` says why a faster engine is not used, if one was tried.
+/// Opens the device. `refused` is the reason why a faster engine is not used, if one was tried.
 pub(crate) fn open(
     files: &FileSet,
     options: &EngineOptions,
@@ -42,8 +43,8 @@ impl SpanReader for Pread {
         };
         // SAFETY: `_files` keeps the descriptor open for as long as `self` lives.
         let descriptor = unsafe { BorrowedFd::borrow_raw(descriptor) };
-        // SAFETY: the caller promises that the memory is valid for this many bytes, initialised and
-        // untouched by others.
+        // SAFETY: the caller promises that the memory is valid for this many bytes, initialised,
+        // and not used elsewhere.
         let memory =
             unsafe { std::slice::from_raw_parts_mut(transfer.memory, transfer.length as usize) };
         let read = rustix::io::pread(descriptor, memory, transfer.offset);

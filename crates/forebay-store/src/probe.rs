@@ -1,4 +1,4 @@
-//! What the disk and the page cache give at best: the limits that loads are compared with.
+//! Measures the best rates of the disk and the page cache. Loads are compared with these limits.
 
 use std::collections::VecDeque;
 use std::num::NonZero;
@@ -17,26 +17,26 @@ use crate::files::FileSet;
 use crate::layout::BlockLayout;
 use crate::load::process_seconds;
 
-/// Memory that copies go to in turn, at least: more than usual caches hold, and for many threads not so much that it shows in
-/// what the process needs.
+/// Minimum size of the memory that copies fill in turn, in bytes. It is larger than a usual CPU cache. It is small
+/// enough that the process does not need noticeably more memory, even with many threads.
 const COPY_BYTES: usize = 64 << 20;
 const COPY_BYTES_PER_THREAD: usize = 12 << 20;
 const COPY_PIECE: usize = 1 << 20;
 
-/// Plain reads of one size into a small ring of registered memory.
+/// A measurement with plain reads of one size into a small ring of registered memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskProbe {
     pub kind: IoKind,
-    /// A multiple of 4096.
+    /// Bytes per request, a multiple of 4096.
     pub request_bytes: usize,
-    /// Requests at the disk at a time; also threads, where threads read.
+    /// Number of requests in flight. With an engine that reads on threads, also the number of threads, up to 256.
     pub depth: usize,
-    /// Memory that reads go to in turn; at least what `depth` requests need is used. Little memory
-    /// shows what the disk gives, much what a load into place gets.
+    /// Size of the memory that reads fill in turn, in bytes; at least what `depth` requests need is used. With little
+    /// memory the probe measures the disk. With much memory it measures what a load into its final memory can reach.
     pub memory_bytes: usize,
 }
 
-/// How much a probe reads: no more than `bytes` unless `at_least` is not over yet, and nothing new after `at_most`.
+/// Length of a probe. It ends after `bytes`, but not before `at_least` has passed. It starts no read after `at_most`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProbeLength {
     pub bytes: u64,
@@ -45,7 +45,7 @@ pub struct ProbeLength {
 }
 
 impl ProbeLength {
-    /// As much as it can in this time.
+    /// Returns a length that is limited only by time.
     pub fn of_time(time: Duration) -> ProbeLength {
         ProbeLength { bytes: u64::MAX, at_least: time, at_most: time }
     }
@@ -55,7 +55,7 @@ impl ProbeLength {
     }
 }
 
-/// How fast that went.
+/// Result of [`DiskProbe::rate`].
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct DiskRate {
     pub bytes: u64,
@@ -65,7 +65,7 @@ pub struct DiskRate {
     pub engine: EngineInfo,
 }
 
-/// Seconds from asking to having, of single reads one after the other.
+/// Latencies of single reads, one after the other: seconds from the request to its completion.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 pub struct Latencies {
     pub reads: usize,
@@ -74,11 +74,12 @@ pub struct Latencies {
 }
 
 impl DiskProbe {
-    /// Reads `range` of a file in order, again from the start if it ends early.
+    /// Measures the rate of reading `range` of a file in order. If the range ends early, the probe starts again at its
+    /// beginning.
     ///
     /// # Errors
-    /// [`StoreError::Unavailable`] when the engine does not work here or the range is smaller than
-    /// one request; [`StoreError::Probe`] when a read fails.
+    /// Returns [`StoreError::Unavailable`] if the engine does not work here or the range is smaller than one request.
+    /// Returns [`StoreError::Probe`] if a read fails.
     pub fn rate(
         &self,
         files: &FileSet,
@@ -93,10 +94,10 @@ impl DiskProbe {
         self.run(files, file, steps, &offset, length, &mut seconds)
     }
 
-    /// Reads at random multiples of 4096 in `range`, one at a time, for about `time`.
+    /// Measures the latency of reads at random multiples of 4096 in `range`, one at a time, for about `time`.
     ///
     /// # Errors
-    /// As [`DiskProbe::rate`].
+    /// Returns the errors of [`DiskProbe::rate`].
     pub fn latency(
         &self,
         files: &FileSet,
@@ -107,7 +108,7 @@ impl DiskProbe {
         let steps = (range.end.saturating_sub(range.start) / 4096)
             .saturating_sub(self.request_bytes as u64 / 4096);
         let offset = |index: u64| {
-            // A multiplicative walk visits places without order and hardly any twice.
+            // A multiplicative walk visits offsets in no order and hardly ever visits one twice.
             let place = (index + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 16;
             range.start / 4096 * 4096 + place % steps.max(1) * 4096
         };
@@ -134,7 +135,7 @@ impl DiskProbe {
             let why = "the file is too small to measure the disk with".to_owned();
             return Err(StoreError::Unavailable { engine: "probe", why });
         }
-        // A layout has room for an extent that begins anywhere in a unit.
+        // A layout reserves room for an extent that begins anywhere in an alignment unit.
         let slot_bytes = self.request_bytes + SLOT_ALIGNMENT;
         let slots = self.depth.max(self.memory_bytes / slot_bytes);
         let arena = Arena::reserve(slots * slot_bytes)?;
@@ -156,7 +157,7 @@ impl DiskProbe {
         let mut begin = |engine: &mut dyn ReadEngine, buffer: SlotBuffer| {
             let extent = Extent { file, offset: offset(index), length: request_bytes };
             let layout = BlockLayout::plan(&[extent], SLOT_ALIGNMENT);
-            // Demand reads are cut smaller, for latency.
+            // The priority is not `Demand`: demand reads are split into smaller requests, for latency.
             let (label, priority) = (BlockLabel::Other(index), Priority::Load);
             engine.submit(BlockRead { id: index, label, layout, buffer, priority });
             index += 1;
@@ -197,19 +198,20 @@ fn probe_failed(error: ReadError) -> StoreError {
     StoreError::Probe { why: error.to_string() }
 }
 
-/// Bytes of the largest cache, 0 where the system does not tell.
+/// Returns the size of the L3 cache in bytes, or 0 if the system does not report it.
 pub fn last_cache_bytes() -> usize {
     let size = std::fs::read_to_string("/sys/devices/system/cpu/cpu0/cache/index3/size");
     let kib = size.ok().and_then(|text| text.trim().strip_suffix('K')?.parse::<usize>().ok());
     kib.unwrap_or(0) * 1024
 }
 
-/// Bytes per second that `threads` threads copy from the page cache into resident memory, for about
-/// `time`, from ranges of `bytes` bytes of a file that are cached already. `None` for a file that
-/// is not on a disk or has not even one piece of a MiB.
+/// Measures how many bytes per second `threads` threads copy from the page cache into resident memory, for about
+/// `time`. The caller has made sure that `range` of the file is cached. Returns `None` if the file is not on a disk or
+/// the range is shorter than 1 MiB.
 ///
 /// # Errors
-/// [`StoreError::Memory`], [`StoreError::Read`], [`StoreError::Interrupted`].
+/// Returns [`StoreError::Memory`] if memory cannot be reserved, [`StoreError::Read`] if a read fails, and
+/// [`StoreError::Interrupted`] if the caller asks the work to stop.
 pub fn copy_rate(
     files: &FileSet,
     file: FileIndex,
@@ -225,7 +227,7 @@ pub fn copy_rate(
         return Ok(None);
     }
     let threads = NonZero::new(threads).map_or(1, NonZero::get);
-    // A server's cache of 300 MiB would take what the threads' least memory is for, and no copy would reach the memory.
+    // The 300 MiB cache of a server would hold the minimum completely, and no copy would reach main memory.
     let bytes = COPY_BYTES.max(2 * last_cache_bytes());
     let places = (bytes / threads).max(COPY_BYTES_PER_THREAD) / COPY_PIECE;
     let slot_bytes = places * COPY_PIECE;

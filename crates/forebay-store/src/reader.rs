@@ -1,9 +1,9 @@
-//! Blocks of any place and size into anybody's memory, over any engine: the library's way in for
+//! Reads spans of any offset and length into the caller's memory, with any engine. This is the library's interface for
 //! programs that bring their own buffers.
 //!
-//! Where file offset, length and memory keep the alignment that the file's direct reads need, the
-//! disk writes straight to the destination. Everything else passes through a bounded ring of
-//! aligned staging slots, out of which only the wanted bytes are copied.
+//! If file offset, length and memory address have the alignment that direct reads of the file need, the disk writes
+//! directly to the destination. All other reads go through a bounded ring of aligned staging slots, and only the wanted
+//! bytes are copied out of them.
 
 mod owned;
 
@@ -24,18 +24,18 @@ use crate::layout::BlockLayout;
 
 pub use owned::{BlockAnswer, BlockReader, ReaderError};
 
-/// A span shorter than this is not split to have its middle read without a copy: a second request
-/// costs more than copying.
+/// Minimum number of bytes for which a span is split so that its aligned part is read without a copy. For a shorter
+/// part, a second request costs more than the copy.
 const WORTH_SPLITTING: usize = 128 << 10;
 
-/// How a reader reads.
+/// Options of a reader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReaderOptions {
     pub io: IoKind,
     pub engine: EngineOptions,
-    /// Memory for reads that cannot go straight to their destination, in bytes.
+    /// Size of the memory for reads that cannot go directly to their destination, in bytes.
     pub staging_bytes: usize,
-    /// Requests that may be unanswered at a time.
+    /// Maximum number of requests without an answer.
     pub requests_max: usize,
 }
 
@@ -53,12 +53,12 @@ impl Default for ReaderOptions {
 /// One span to read.
 #[derive(Clone, Copy, Debug)]
 pub struct ReadRequest {
-    /// Comes back with the answer, and names the request in errors.
+    /// Number chosen by the caller. The answer contains it, and errors name the request by it.
     pub tag: u64,
     pub file: FileIndex,
-    /// Bytes from the start of the file, of any alignment.
+    /// Offset from the start of the file in bytes, of any alignment.
     pub offset: u64,
-    /// Bytes, any number.
+    /// Number of bytes, of any alignment.
     pub length: usize,
     pub priority: Priority,
 }
@@ -67,16 +67,16 @@ pub struct ReadRequest {
 #[derive(Clone, Copy, Debug)]
 pub struct RawRequest {
     pub read: ReadRequest,
-    /// `read.length` bytes, of any alignment.
+    /// Start of `read.length` bytes, of any alignment.
     pub destination: *mut u8,
 }
 
-/// How a request ended.
+/// Outcome of a request.
 #[derive(Debug)]
 pub enum ReaderEnd {
-    /// All bytes are there.
+    /// All bytes have arrived.
     Done,
-    /// The bytes of the destination mean nothing.
+    /// The read failed, and the contents of the destination are undefined.
     Failed(ReadError),
 }
 
@@ -84,27 +84,27 @@ pub enum ReaderEnd {
 #[derive(Debug)]
 pub struct ReadAnswer {
     pub tag: u64,
-    /// Bytes that were asked for.
+    /// Number of bytes requested.
     pub bytes: u64,
     pub end: ReaderEnd,
-    /// False when the disk never answered and may still write to the destination: it must then stay
-    /// allocated for as long as the process lives.
+    /// False if the disk never answered and may still write to the destination. The destination must then stay
+    /// allocated until the process ends.
     pub destination_is_free: bool,
 }
 
 struct Operation {
-    /// Never used twice, unlike its place among the operations.
+    /// Unique number of the operation. Unlike its index in `operations`, it is never reused.
     ticket: u64,
     request: RawRequest,
-    /// Bytes that pieces were cut for.
+    /// Number of bytes for which pieces were made.
     cut: usize,
-    /// Pieces in the engine.
+    /// Number of pieces in the engine.
     in_flight: u32,
     failure: Option<ReadError>,
     destination_is_free: bool,
-    /// Only we write to the destination, never the disk.
+    /// True if the disk must never write to the destination, so that every piece is staged.
     is_staged: bool,
-    /// The safe interface keeps the owner of the memory here.
+    /// Buffer that owns the destination, if the request came through the safe interface.
     owner: Option<SlotBuffer>,
 }
 
@@ -118,8 +118,7 @@ impl Operation {
 #[derive(Clone, Copy)]
 struct Piece {
     operation: u32,
-    /// Where the wanted bytes go and where they lie in the staging slot; `None` when they were read
-    /// to their place.
+    /// Copy out of the staging slot, or `None` if the piece was read directly to its destination.
     copy: Option<Copying>,
 }
 
@@ -130,11 +129,11 @@ struct Copying {
     to: *mut u8,
 }
 
-/// The floor under [`BlockReader`] and the C interface: destinations are plain addresses.
+/// The unsafe reader on which [`BlockReader`] and the C interface are built. Destinations are plain addresses.
 ///
-/// It may be moved between threads while nothing is in flight; io_uring is then set up anew.
+/// It may move to another thread while nothing is in flight. With io_uring, a new ring is then set up.
 pub struct RawReader {
-    // First: closed before the memory that it writes to goes.
+    // This is the first field, so that the engine closes before the memory it writes to is freed.
     engine: Box<dyn ReadEngine>,
     files: FileSet,
     options: ReaderOptions,
@@ -144,27 +143,27 @@ pub struct RawReader {
     free_operations: Vec<u32>,
     unanswered: usize,
     tickets: u64,
-    /// Operations with pieces left to cut, by priority.
+    /// Operations that need more pieces, by priority.
     queues: [VecDeque<u32>; Priority::COUNT],
     pieces: Vec<Option<Piece>>,
     free_pieces: Vec<u32>,
-    /// By ticket.
+    /// Answers that were not handed out yet, each with its ticket and the owner of its destination.
     ready: VecDeque<(u64, ReadAnswer, Option<SlotBuffer>)>,
     completions: Vec<Completion>,
-    /// The thread whose requests are in an io_uring; others must leave it alone.
+    /// The thread that last used the reader. Other threads must not use an io_uring that holds its requests.
     owner: Option<ThreadId>,
     has_owner: bool,
 }
 
-// SAFETY: the addresses in operations and pieces are lent by `submit`'s contract to this reader,
-// whichever thread has it.
+// SAFETY: the addresses in operations and pieces are lent to this reader by the contract of `submit`, which does not
+// depend on the thread.
 unsafe impl Send for RawReader {}
 
 impl RawReader {
     /// Opens the files and an engine for them.
     ///
     /// # Errors
-    /// Files that cannot be opened, options out of range, an engine that does not work here.
+    /// Returns an error if a file cannot be opened, an option is out of range, or the engine does not work here.
     pub fn open<P: AsRef<Path>>(
         paths: &[P],
         options: &ReaderOptions,
@@ -204,17 +203,17 @@ impl RawReader {
         })
     }
 
-    /// Size of a file in bytes when it was opened.
+    /// Returns the size that a file had when it was opened, in bytes.
     pub fn file_bytes(&self, file: FileIndex) -> Option<u64> {
         self.files.file_bytes(file)
     }
 
-    /// Number of files.
+    /// Returns the number of files.
     pub fn files(&self) -> usize {
         self.files.len()
     }
 
-    /// Alignment of offset, length and memory with which this file is read without a copy.
+    /// Returns the alignment of offset, length and memory with which this file is read without a copy.
     pub fn alignment(&self, file: FileIndex) -> Option<usize> {
         self.files.file(file).map(|file| file.read_alignment(self.options.engine.direct))
     }
@@ -227,21 +226,20 @@ impl RawReader {
         self.engine.io_statistics()
     }
 
-    /// Requests whose answers have not been handed out yet.
+    /// Returns the number of requests whose answers have not been handed out yet.
     pub fn in_flight(&self) -> usize {
         self.unanswered
     }
 
-    /// Whether another request may be submitted.
+    /// Returns true if another request may be submitted.
     pub fn has_room(&self) -> bool {
         self.unanswered < self.options.requests_max
     }
 
-    /// Makes this thread the one that works with the reader.
+    /// Makes the calling thread the one that uses the reader.
     ///
     /// # Errors
-    /// [`StoreError::WrongThread`] while io_uring has requests of another thread; nothing has
-    /// changed then.
+    /// Returns [`StoreError::WrongThread`] while io_uring has requests of another thread. The reader is then unchanged.
     pub fn claim(&mut self) -> Result<(), StoreError> {
         let here = std::thread::current().id();
         let writing = self.engine.in_flight();
@@ -252,13 +250,14 @@ impl RawReader {
         Ok(())
     }
 
-    /// Takes a request if there [is room](RawReader::has_room); false if not. What is wrong with it
-    /// comes back as its answer. Nothing may have begun before the next [`RawReader::poll`] or
-    /// [`RawReader::wait`]: a batch is started in one go.
+    /// Accepts a request. Returns false if there [is no room](RawReader::has_room). If the request is invalid, its
+    /// answer contains the error. The request may not start before the next [`RawReader::poll`] or [`RawReader::wait`],
+    /// so that a batch starts with one call.
     ///
     /// # Safety
-    /// `destination` is valid for writes of `length` bytes and not used elsewhere until the answer
-    /// was handed out with `destination_is_free`, or [`RawReader::close`] has returned `Ok`.
+    /// `destination` must be valid for writes of `length` bytes. It must not be used elsewhere until the answer was
+    /// handed out with `destination_is_free`. If no answer was handed out, it must not be used before
+    /// [`RawReader::close`] has returned `Ok(true)`.
     pub unsafe fn submit(&mut self, request: RawRequest) -> bool {
         self.take(request, None, false).is_some()
     }
@@ -314,7 +313,7 @@ impl RawReader {
         })
     }
 
-    /// Gives the engine pieces while it has room.
+    /// Submits pieces to the engine while there is room for them.
     fn pump(&mut self) {
         while let Some(&key) = self.queues.iter().find_map(VecDeque::front) {
             let Some(operation) = self.operations[key as usize].as_ref() else { break };
@@ -328,7 +327,7 @@ impl RawReader {
         }
     }
 
-    /// False when there is no room now.
+    /// Starts the next piece of an operation. Returns false if there is no room for it now.
     fn start_piece(&mut self, key: u32) -> bool {
         let Some(operation) = self.operations[key as usize].as_mut() else { return true };
         let RawRequest { read, destination } = operation.request;
@@ -337,7 +336,7 @@ impl RawReader {
             .file(read.file)
             .map_or(SLOT_ALIGNMENT, |file| file.read_alignment(self.options.engine.direct));
         let offset = read.offset + operation.cut as u64;
-        // SAFETY: cut is less than the length of the destination.
+        // SAFETY: `cut` is less than the length of the destination.
         let to = unsafe { destination.add(operation.cut) };
         let left = read.length - operation.cut;
         let (length, is_direct) = match operation.is_staged {
@@ -353,10 +352,10 @@ impl RawReader {
         let extent = Extent { file: read.file, offset, length: length as u64 };
         let mut layout = BlockLayout::plan(&[extent], unit);
         let (buffer, copy) = if is_direct {
-            // The plan leaves room for what aligned reads bring along; there is nothing of it here.
+            // The plan reserves room for a head and tail around an unaligned span. This span is aligned and has none.
             layout.slot_bytes = length;
-            // SAFETY: `submit` was promised memory that is valid and not used elsewhere until the answer
-            // is handed out, which does not happen before the engine gives this slot back.
+            // SAFETY: the caller of `submit` promised memory that is valid and not used elsewhere until the answer is
+            // handed out. That does not happen before the engine returns this slot.
             (unsafe { SlotBuffer::foreign(to, length) }, None)
         } else {
             let Some(slot) = self.staging.pop() else { return false };
@@ -383,11 +382,12 @@ impl RawReader {
             match (&completion.result, &completion.buffer, piece.copy) {
                 (Ok(_), Some(slot), Some(copy)) => {
                     let wanted = &slot.as_slice()[copy.at..copy.at + copy.length];
-                    // SAFETY: `to` begins `length` bytes of the destination that no other piece
-                    // has, valid by the contract of `submit`; the slot is memory of our own.
+                    // SAFETY: `to` is the start of `length` bytes of the destination that no other piece has. They are
+                    // valid by the contract of `submit`. The staging slot belongs to this reader, so the two do not
+                    // overlap.
                     unsafe { copy.to.copy_from_nonoverlapping(wanted.as_ptr(), copy.length) };
                 }
-                // The disk may still write there.
+                // The engine kept a direct buffer: the disk may still write to the destination.
                 (_, None, None) => operation.destination_is_free = false,
                 _ => {}
             }
@@ -401,7 +401,7 @@ impl RawReader {
         }
     }
 
-    /// Answers an operation if nothing of it is left.
+    /// Makes the answer of an operation if no piece of it is left.
     fn conclude(&mut self, key: u32) {
         let place = &mut self.operations[key as usize];
         let finished = |operation: &mut Operation| operation.is_cut() && operation.in_flight == 0;
@@ -416,7 +416,7 @@ impl RawReader {
         let destination_is_free = operation.destination_is_free;
         let mut owner = operation.owner;
         if !destination_is_free {
-            // Never freed: the disk may write there.
+            // Leak the buffer: the disk may still write to it.
             std::mem::forget(owner.take());
         }
         let end = operation.failure.map_or(ReaderEnd::Done, ReaderEnd::Failed);
@@ -425,10 +425,10 @@ impl RawReader {
         self.ready.push_back((operation.ticket, answer, owner));
     }
 
-    /// Starts what waits and takes note of what has ended; never waits.
+    /// Starts waiting requests and collects finished ones, without waiting.
     ///
     /// # Errors
-    /// [`StoreError`] when the engine as a whole has failed.
+    /// Returns a [`StoreError`] if the engine as a whole has failed.
     pub fn progress(&mut self) -> Result<(), StoreError> {
         self.claim()?;
         self.pump();
@@ -438,10 +438,10 @@ impl RawReader {
         Ok(())
     }
 
-    /// The oldest answer that is there, without waiting.
+    /// Returns the oldest answer that is ready, without waiting.
     ///
     /// # Errors
-    /// As [`RawReader::progress`].
+    /// Returns the errors of [`RawReader::progress`].
     pub fn poll(&mut self) -> Result<Option<ReadAnswer>, StoreError> {
         if self.ready.is_empty() {
             self.progress()?;
@@ -449,22 +449,23 @@ impl RawReader {
         Ok(self.hand_out().map(|(answer, _)| answer))
     }
 
-    /// The next answer; waits for it. `None` when nothing is in flight.
+    /// Waits for the next answer and returns it. Returns `None` if nothing is in flight.
     ///
     /// # Errors
-    /// As [`RawReader::progress`].
+    /// Returns the errors of [`RawReader::progress`].
     pub fn wait(&mut self) -> Result<Option<ReadAnswer>, StoreError> {
         self.wait_until(|reader| !reader.ready.is_empty())?;
         Ok(self.hand_out().map(|(answer, _)| answer))
     }
 
-    /// Reads one span and waits for it; answers of other requests stay for later.
+    /// Reads one span and waits for it. Returns `None` if the reader has no room. Answers of other requests are kept
+    /// for later calls.
     ///
     /// # Errors
-    /// As [`RawReader::progress`]; the destination then belongs to the reader until it is closed.
+    /// Returns the errors of [`RawReader::progress`]. The destination then belongs to the reader until it is closed.
     ///
     /// # Safety
-    /// As [`RawReader::submit`].
+    /// The requirements of [`RawReader::submit`] apply.
     pub unsafe fn read(&mut self, request: RawRequest) -> Result<Option<ReadAnswer>, StoreError> {
         let Some(ticket) = self.take(request, None, false) else { return Ok(None) };
         self.wait_for(ticket)
@@ -478,7 +479,7 @@ impl RawReader {
         Ok(answer.map(|(_, answer, _)| answer))
     }
 
-    /// Nothing is copied to the destination of a staged operation any more.
+    /// Makes sure that nothing more is copied to the destination of a staged operation.
     fn disown(&mut self, ticket: u64) {
         let is_it = |place: &Option<Operation>| place.as_ref().is_some_and(|o| o.ticket == ticket);
         let Some(key) = self.operations.iter().position(is_it) else { return };
@@ -497,7 +498,7 @@ impl RawReader {
         while !enough(self) && self.unanswered > self.ready.len() {
             self.pump();
             if self.engine.in_flight() == 0 {
-                // Every staging slot was lost to reads that never ended.
+                // Reads that never end hold every staging slot, so the waiting requests cannot start.
                 self.fail_what_waits();
                 continue;
             }
@@ -530,8 +531,8 @@ impl RawReader {
         Some((answer, owner))
     }
 
-    /// Gives up all requests with this tag. Their answers still come: [`ReadError::Cancelled`], or
-    /// success if nothing was left to drop.
+    /// Cancels all requests with this tag. They still get an answer: [`ReadError::Cancelled`], or success if nothing
+    /// was left to cancel.
     pub fn cancel(&mut self, tag: u64) {
         let has_tag = |operation: &Operation| operation.request.read.tag == tag;
         self.cancel_where(has_tag);
@@ -557,21 +558,23 @@ impl RawReader {
         }
     }
 
-    /// Gives up everything and waits until the disk writes nowhere any more.
+    /// Cancels all requests and waits until the disk has stopped writing.
     ///
     /// # Errors
-    /// The engine has failed, or is used on the wrong thread: call again on the right one.
+    /// Returns an error if the engine has failed or this is the wrong thread. In the second case the caller should call
+    /// again on the right thread.
     pub fn drain(&mut self) -> Result<(), StoreError> {
         self.claim()?;
         self.cancel_where(|_| true);
         self.wait_until(|_| false)
     }
 
-    /// As [`RawReader::drain`]; then all is given back. False when a destination of an answer that
-    /// was not handed out yet must stay allocated for ever, because the disk never answered.
+    /// Cancels all requests as [`RawReader::drain`] does, and discards the answers that were not handed out. Returns
+    /// true if all destinations of these answers are free. Returns false if the disk never answered for one of them.
+    /// That destination must then stay allocated until the process ends.
     ///
     /// # Errors
-    /// As [`RawReader::drain`]; the reader stays open.
+    /// Returns the errors of [`RawReader::drain`]. The reader then stays open.
     pub fn close(&mut self) -> Result<bool, StoreError> {
         self.drain()?;
         let all_free = self.ready.iter().all(|(_, answer, _)| answer.destination_is_free);
@@ -584,13 +587,13 @@ impl RawReader {
 impl Drop for RawReader {
     fn drop(&mut self) {
         if self.drain().is_err() {
-            // Memory of ours that is still written to must not be reused.
+            // The disk may still write to buffers that the operations own. Leak them.
             std::mem::forget(std::mem::take(&mut self.operations));
         }
     }
 }
 
-/// How many of the next bytes to read at a time, and whether straight to their destination.
+/// Returns how many of the next bytes to read with one piece, and true if they go directly to their destination.
 fn cut(offset: u64, to: usize, left: usize, unit: usize, staging_bytes: usize) -> (usize, bool) {
     let head = (offset % unit as u64) as usize;
     let staged = left.min(staging_bytes - 2 * SLOT_ALIGNMENT);
@@ -602,7 +605,7 @@ fn cut(offset: u64, to: usize, left: usize, unit: usize, staging_bytes: usize) -
         let direct = whole == left || whole >= WORTH_SPLITTING;
         return if direct { (whole, true) } else { (staged, false) };
     }
-    // Up to the next aligned byte, if what follows is worth it.
+    // Read up to the next aligned byte, if the rest is long enough for a direct read.
     match left > WORTH_SPLITTING + unit {
         true => (unit - head, false),
         false => (staged, false),

@@ -1,6 +1,7 @@
-//! Bringing a block that was read into the form in which it is held: cut into tasks, for the threads
-//! that compare checksums. All shares are made in memory of their own first, since what is made lies
-//! where others are made from; then they are copied to their places.
+//! Converts a block from the layout that was read to the layout in which it is held in memory.
+//!
+//! The relayout of a block is split into shares, which the checker threads work on. Output and input of the shares
+//! overlap in the slot. So all shares are first written to scratch memory and then copied into the slot.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,10 +14,10 @@ use crate::error::StoreError;
 use crate::files::FileSet;
 use crate::layout::BlockLayout;
 
-/// What a thread makes or copies at a time: it and what it is made from stay in the core's cache.
+/// Number of bytes that a thread converts or copies at a time. Input and output fit into the core's cache.
 const SHARE_BYTES: usize = 256 << 10;
 
-/// Of a layout: where in the slot the extents are that are recast, and where the parts go.
+/// The relayout of a block's layout, with the ranges of the slot that it reads and writes.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct RelayoutBuffer {
     pub relayout: Relayout,
@@ -24,7 +25,7 @@ pub(crate) struct RelayoutBuffer {
     pub to: Range<usize>,
 }
 
-/// One share of a recast, from a slot to memory beside it.
+/// One share of a relayout, which reads from the slot and writes to scratch memory.
 pub(crate) struct Making {
     layout: Arc<RelayoutBuffer>,
     share: RelayoutShare,
@@ -32,7 +33,7 @@ pub(crate) struct Making {
     scratch: *mut u8,
 }
 
-/// Bytes to copy.
+/// One copy from scratch memory to the slot.
 pub(crate) struct Copying {
     from: *const u8,
     to: *mut u8,
@@ -40,49 +41,54 @@ pub(crate) struct Copying {
 }
 
 impl Making {
+    /// Converts this share.
+    ///
     /// # Safety
-    /// The slot, planned by the layout, is initialised and not written to, and the share of the
-    /// scratch memory is not used elsewhere.
+    /// The slot must have this layout, be initialised, and not be written to meanwhile. Nothing else may use this
+    /// share's part of the scratch memory.
     pub unsafe fn run(&self) {
         let from = |range: &Range<usize>| {
-            // SAFETY: the layout's ranges lie inside the slot; the caller vouches for it.
+            // SAFETY: the layout's ranges lie inside the slot, and the caller promises that the slot is initialised and
+            // not written to.
             unsafe { std::slice::from_raw_parts(self.slot.add(range.start), range.len()) }
         };
         let from: Vec<&[u8]> = self.layout.from.iter().map(from).collect();
         let Range { start, end } = self.share.out;
-        // SAFETY: the scratch memory has room for all shares, of which this one is ours.
+        // SAFETY: the scratch memory has room for all shares, and nothing else uses this share's part.
         let out = unsafe { std::slice::from_raw_parts_mut(self.scratch.add(start), end - start) };
         self.layout.relayout.make(&self.share, &from, out);
     }
 }
 
 impl Copying {
+    /// Copies the bytes.
+    ///
     /// # Safety
-    /// Both are valid for so many bytes, lie apart, and nothing else uses the target.
+    /// Source and target must be valid for `bytes` bytes and must not overlap. Nothing else may use the target.
     pub unsafe fn run(&self) {
         // SAFETY: the caller's promise is passed on.
         unsafe { self.to.copy_from_nonoverlapping(self.from, self.bytes) };
     }
 }
 
-/// How far a block is.
+/// Progress of a block's relayout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
     AsRead,
-    /// Another block has the scratch memory.
+    /// The block waits, because another block uses the scratch memory.
     Waiting,
     Made,
     Copied,
 }
 
-/// Memory in which shares are made, for one block at a time.
+/// Memory for the shares of one block at a time.
 #[derive(Debug)]
 pub(crate) struct Scratch {
     memory: Vec<u8>,
 }
 
 impl Scratch {
-    /// Pages that are never used are never there.
+    /// Reserves `bytes`. Pages that are never used take no physical memory.
     pub fn new(bytes: usize) -> Scratch {
         Scratch { memory: vec![0; bytes] }
     }
@@ -91,10 +97,10 @@ impl Scratch {
         self.memory.len()
     }
 
-    /// The tasks that make all shares of a block, for [`Checker::begin`].
+    /// Returns the tasks that convert all shares of a block, for [`Checker::begin`].
     ///
     /// # Panics
-    /// If it is too small.
+    /// Panics if the scratch memory is too small for the block.
     pub fn making(
         &mut self,
         layout: &Arc<RelayoutBuffer>,
@@ -107,23 +113,23 @@ impl Scratch {
         })
     }
 
-    /// The tasks that bring them to their places.
+    /// Returns the tasks that copy the converted bytes into the slot.
     pub fn copying(&self, layout: &RelayoutBuffer, slot: *mut u8) -> impl Iterator<Item = Work> {
         let (scratch, to) = (self.memory.as_ptr(), layout.to.clone());
         to.clone().step_by(SHARE_BYTES).map(move |at| {
             let bytes = SHARE_BYTES.min(to.end - at);
-            // SAFETY: the layout's places lie inside the slot, and as far from the first in the
-            // scratch memory, which `making` has found large enough.
+            // SAFETY: `to` lies inside the slot. `at - to.start` lies inside the scratch memory, because `making` has
+            // checked that it holds `to.len()` bytes.
             let (from, to) = unsafe { (scratch.add(at - to.start), slot.add(at)) };
             Work::Copy(Copying { from, to, bytes })
         })
     }
 }
 
-/// Recasts one block after the other on the threads of `checker`, which has nothing else to do.
+/// Converts one block after the other on the threads of `checker`, which must have no other work.
 ///
 /// # Errors
-/// A thread that has ended; [`StoreError::Interrupted`] when `files` say so.
+/// Returns an error if a thread has ended, and [`StoreError::Interrupted`] if the interrupt of `files` is raised.
 pub(crate) fn relayout_all<'a>(
     files: &FileSet,
     blocks: impl Iterator<Item = (&'a BlockLayout, &'a mut SlotBuffer)>,
@@ -131,7 +137,7 @@ pub(crate) fn relayout_all<'a>(
     checker: Checker,
 ) -> Result<(), StoreError> {
     let mut scratch = Scratch::new(scratch_bytes);
-    // Dropped before the memory that its threads use.
+    // Declared after `scratch`, so that it is dropped before the memory that its threads use.
     let mut checker = checker;
     let mut done = Vec::new();
     for (layout, slot) in blocks {
@@ -142,8 +148,8 @@ pub(crate) fn relayout_all<'a>(
         let copying: Vec<Work> = scratch.copying(layout, slot).collect();
         for tasks in [making, copying] {
             for work in tasks {
-                // SAFETY: the slot and the scratch memory are ours until all answers are here or the
-                // checker was dropped, and tasks that are under way together lie apart.
+                // SAFETY: this function keeps the slot and the scratch memory until all answers have arrived or the
+                // checker is dropped. Tasks that run at the same time do not overlap.
                 unsafe { checker.begin(0, work) };
             }
             finish(&mut checker, &mut done)?;
@@ -152,11 +158,11 @@ pub(crate) fn relayout_all<'a>(
     Ok(())
 }
 
-/// Waits for all that was begun, and takes part in it.
+/// Waits for all tasks that were begun. The calling thread works on them too.
 fn finish(checker: &mut Checker, done: &mut Vec<Answer>) -> Result<(), StoreError> {
     checker.take(done);
     while checker.open() > 0 {
-        if !checker.help() {
+        if !checker.run_one() {
             checker.wait()?;
         }
         checker.take(done);

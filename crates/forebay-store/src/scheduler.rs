@@ -1,5 +1,5 @@
-//! What all engines share: who goes first, how many requests are at the device, retries, stalls,
-//! cancellation, and that no buffer leaves while the device may write to it or the checker reads it.
+//! The scheduler that all engines share. It handles priorities, queue depth, retries, stalls and cancellation. It
+//! returns no buffer while the device may write to it or the checker uses it.
 
 mod checking;
 mod recording;
@@ -20,29 +20,30 @@ use crate::job::{Circumstances, Job, Request, Verdict, judge};
 use crate::relayout::Scratch;
 use crate::trace::{IoRecorder, ReadEnd};
 
-/// Finished requests that are worth waking up for where their bytes must be compared with checksums.
+/// Number of finished requests for which the scheduler wakes up if their bytes must be verified.
 const CHECKED_AT_A_TIME: usize = 4;
 
 pub(crate) struct Scheduler<D: Device> {
     device: D,
-    /// Before the jobs and what it recasts in: it has ended when their memory goes.
+    /// Checker of the arrived bytes. It is declared before `scratch` and `jobs`, so that its threads have ended before
+    /// that memory is freed.
     checker: Checker,
     scratch: Scratch,
-    /// The job that has the scratch memory, and those that wait for it.
+    /// The job that uses the scratch memory. The jobs in `to_relayout` wait for it.
     relayouts: Option<u32>,
     to_relayout: VecDeque<u32>,
     files: FileSet,
     options: EngineOptions,
     jobs: Vec<Option<Job>>,
     free_jobs: Vec<u32>,
-    /// Jobs whose callers wait for an answer.
+    /// Number of jobs whose callers wait for an answer.
     live_jobs: usize,
-    /// Jobs with something left to request, by priority.
+    /// Jobs that have more to request, by priority.
     queues: [VecDeque<u32>; Priority::COUNT],
     /// Requests at the device, by transfer key.
     requests: Vec<Option<Request>>,
     free_requests: Vec<u32>,
-    /// Requests at the device that count against the background depth.
+    /// Number of requests at the device that count against the background depth.
     background: usize,
     ready: Vec<Completion>,
     finished: Vec<Finished>,
@@ -50,12 +51,12 @@ pub(crate) struct Scheduler<D: Device> {
     statistics: IoStatistics,
     busy_before: Duration,
     busy_since: Option<Duration>,
-    /// When `poll` looks for stalled requests again.
+    /// Device time at which `poll` looks for stalled requests again.
     stall_check: Duration,
     /// A failure of the device that `submit` could not report.
     broken: Option<StoreError>,
     recorder: Option<IoRecorder>,
-    /// From the device's clock to the recorder's.
+    /// Difference from the device's clock to the recorder's clock.
     recorder_ahead: Duration,
 }
 
@@ -102,7 +103,7 @@ impl<D: Device> Scheduler<D> {
         self.requests.len() - self.free_requests.len()
     }
 
-    /// Refuses a read that cannot succeed before anything of it is requested.
+    /// Returns an error if the read cannot succeed. This is checked before anything is requested.
     fn check(&self, read: &BlockRead) -> Result<(), ReadError> {
         let (layout, block) = (&read.layout, read.label);
         if read.buffer.len() < layout.slot_bytes {
@@ -149,7 +150,7 @@ impl<D: Device> Scheduler<D> {
         Ok(())
     }
 
-    /// Starts requests while there are places for them.
+    /// Starts requests while the queue depths allow it.
     fn pump(&mut self) {
         while !self.free_requests.is_empty() {
             let Some(key) = self.next_job() else { break };
@@ -175,7 +176,7 @@ impl<D: Device> Scheduler<D> {
         self.queues.iter().any(|queue| !queue.is_empty())
     }
 
-    /// The job whose next request goes out, left at the front of its queue.
+    /// Returns the job whose request is started next. The job stays at the front of its queue.
     fn next_job(&self) -> Option<u32> {
         let [demand, read_ahead, prefetch, load] = &self.queues;
         if let Some(&job) = demand.front() {
@@ -188,7 +189,8 @@ impl<D: Device> Scheduler<D> {
         read_ahead.front().or(prefetch).or(load.front()).copied()
     }
 
-    /// Whether somebody waits for what is at the device. Nobody does for what has stalled.
+    /// Returns true if a demand request is at the device and its caller still waits for it. Callers of stalled requests
+    /// no longer wait.
     fn is_demand_at_device(&self) -> bool {
         let is_demand = |request: &Request| !request.background && self.is_waited_for(request);
         self.at_device() > self.background && self.requests.iter().flatten().any(is_demand)
@@ -198,7 +200,7 @@ impl<D: Device> Scheduler<D> {
         self.jobs[request.job as usize].as_ref().is_some_and(|job| !job.abandoned)
     }
 
-    /// Lends a span of the job's buffer to the device.
+    /// Starts a request: lends a span of the job's buffer to the device.
     fn start(&mut self, slot: u32, mut request: Request) {
         let now = self.device.now();
         self.busy_since.get_or_insert(now);
@@ -207,10 +209,9 @@ impl<D: Device> Scheduler<D> {
         let Some(job) = self.jobs[request.job as usize].as_mut() else { return };
         job.done.requests += 1;
         self.statistics.requests += 1;
-        // SAFETY: the span lies inside the slot: `check` compared the slot with the layout, and
-        // requests stay inside their region. Regions do not overlap, and neither do requests. The
-        // job owns the buffer and keeps it until all its requests are back; `drop` waits for them
-        // or leaks it.
+        // SAFETY: the span lies inside the slot, because `check` compared the slot with the layout and requests stay
+        // inside their region. Regions do not overlap, and neither do requests. The job owns the buffer and keeps it
+        // until all its requests are back. `drop` waits for them or leaks the buffer.
         let started = unsafe {
             self.device.start(Transfer {
                 key: slot,
@@ -236,7 +237,7 @@ impl<D: Device> Scheduler<D> {
         }
     }
 
-    /// Handles everything in `finished`.
+    /// Handles all requests in `finished`.
     fn settle(&mut self) {
         let mut finished = std::mem::take(&mut self.finished);
         for end in finished.drain(..) {
@@ -293,14 +294,14 @@ impl<D: Device> Scheduler<D> {
         }
     }
 
-    /// Notes why a job fails and drops what it has not requested yet.
+    /// Records why a job fails, and drops the requests that it has not started yet.
     fn fail(&mut self, key: u32, error: ReadError) {
         let Some(job) = self.jobs[key as usize].as_mut() else { return };
         job.outcome.get_or_insert(error);
         self.queues[job.read.priority as usize].retain(|&queued| queued != key);
     }
 
-    /// Frees a request's place; concludes its job if that was the last one.
+    /// Frees the slot of a request. If it was the job's last one, concludes the job.
     fn release(&mut self, slot: u32) {
         let Some(request) = self.requests[slot as usize].take() else { return };
         self.free_requests.push(slot);
@@ -311,7 +312,7 @@ impl<D: Device> Scheduler<D> {
         }
     }
 
-    /// Answers the caller if nothing of the job is at the device, at the checker or waits to go there.
+    /// Answers the caller if no part of the job is at the device or at the checker, or waits to go there.
     fn conclude(&mut self, key: u32) {
         let place = self.jobs[key as usize].as_ref();
         if !place.is_some_and(|job| job.is_here() && job.checking == 0) {
@@ -338,7 +339,8 @@ impl<D: Device> Scheduler<D> {
         self.jobs.iter().position(|job| job.as_ref().is_some_and(is_it)).map(|key| key as u32)
     }
 
-    /// Answers the callers whose requests are at the device for too long. Those buffers stay here.
+    /// Ends the reads whose requests are at the device for too long. Their callers get an error, and the scheduler
+    /// keeps their buffers.
     fn end_stalled(&mut self) {
         let now = self.device.now();
         for slot in 0..self.requests.len() {
@@ -370,7 +372,8 @@ impl<D: Device> Scheduler<D> {
         self.end_starved();
     }
 
-    /// For `poll`, which is called between computations and should cost next to nothing.
+    /// Calls [`end_stalled`](Self::end_stalled) at intervals. `poll` uses this, because it runs between computations
+    /// and must be cheap.
     fn end_stalled_sometimes(&mut self) {
         let now = self.device.now();
         if now >= self.stall_check {
@@ -379,7 +382,8 @@ impl<D: Device> Scheduler<D> {
         }
     }
 
-    /// What a stalled job left at the device must not keep read-ahead out for ever.
+    /// Stops counting a stalled job's requests against the background depth. Otherwise they would block read-ahead
+    /// forever.
     fn forget_background(&mut self, job: u32) {
         for request in self.requests.iter_mut().flatten() {
             if request.job == job && request.background {
@@ -389,7 +393,8 @@ impl<D: Device> Scheduler<D> {
         }
     }
 
-    /// When stalled requests fill every place, what waits behind them will never begin.
+    /// Fails all waiting jobs if stalled requests fill the whole queue depth, because then no waiting request can ever
+    /// start.
     fn end_starved(&mut self) {
         if !self.free_requests.is_empty() || self.queues.iter().all(VecDeque::is_empty) {
             return;
@@ -412,7 +417,7 @@ impl<D: Device> Scheduler<D> {
         }
     }
 
-    /// How long the device may be waited for before some request counts as stalled.
+    /// Returns how long to wait for the device before the oldest request counts as stalled.
     fn until_stall(&self) -> Duration {
         let now = self.device.now();
         let active = self.requests.iter().flatten().filter(|request| self.is_waited_for(request));
@@ -420,8 +425,8 @@ impl<D: Device> Scheduler<D> {
         (oldest + self.options.stall_timeout).saturating_sub(now)
     }
 
-    /// How many finished requests are worth waking up for: no job can be complete before as many as
-    /// it has at the device, but places for waiting requests must not stay empty for long.
+    /// Returns how many finished requests to wait for. A job cannot be complete before all its requests at the device
+    /// have finished. But the queue must not stay partly empty for long while requests wait.
     fn worth_waking(&self) -> usize {
         let whole = |job: &&Job| !job.is_pending() && !job.abandoned;
         let jobs = self.jobs.iter().flatten().filter(whole);
@@ -430,7 +435,7 @@ impl<D: Device> Scheduler<D> {
             true => self.at_device(),
             false => self.at_device() / 4,
         };
-        // Checksums are compared while the rest is on its way, not after it.
+        // Checksums should be verified while the remaining requests run, not after them.
         let checked = if self.files.is_checked() { CHECKED_AT_A_TIME } else { usize::MAX };
         first.min(refill).min(checked).max(1)
     }
@@ -494,9 +499,9 @@ impl<D: Device> ReadEngine for Scheduler<D> {
                 waited_since = self.most_urgent().map(|why| (self.device.now(), why));
             }
             let began = self.device.now();
-            if self.checker.help() {
+            if self.checker.run_one() {
                 self.count_check_wait(began);
-                // The next requests go out while others are compared.
+                // Collect finished requests, so that the next ones start during verification.
                 self.device.reap(&mut self.finished)?;
                 self.settle();
                 continue;
@@ -556,8 +561,7 @@ impl<D: Device> ReadEngine for Scheduler<D> {
 }
 
 impl<D: Device> Drop for Scheduler<D> {
-    /// Waits for what the device still writes. If that does not end, the memory is leaked rather
-    /// than reused.
+    /// Waits until the device has stopped writing. If it does not stop in time, the memory is leaked and never reused.
     fn drop(&mut self) {
         let interrupted = self.files.check_interrupt().is_err();
         let patience = if interrupted { DRAIN } else { self.options.stall_timeout };

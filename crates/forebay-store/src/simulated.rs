@@ -1,5 +1,5 @@
-//! A disk on a virtual clock: the same answers at the same virtual times for the same seed, as fast
-//! as memory.
+//! A simulated disk on a virtual clock. For the same seed it gives the same answers at the same virtual times. It runs
+//! at the speed of memory.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,7 +12,7 @@ use crate::error::StoreError;
 use crate::faults::{FaultPlan, next_random};
 use crate::files::FileSet;
 
-/// Time that passes only when a thread waits or advances it. Clones share it.
+/// A clock that moves only when a thread waits or advances it. Clones share the time.
 #[derive(Clone, Debug, Default)]
 pub struct VirtualClock {
     nanoseconds: Arc<AtomicU64>,
@@ -23,20 +23,20 @@ impl VirtualClock {
         Duration::from_nanos(self.nanoseconds.load(Ordering::Relaxed))
     }
 
-    /// Lets time pass, as computing would.
+    /// Moves the clock forward, as a computation would.
     pub fn advance(&self, by: Duration) {
         let by = u64::try_from(by.as_nanos()).unwrap_or(u64::MAX);
         self.nanoseconds.fetch_add(by, Ordering::Relaxed);
     }
 }
 
-/// How fast the simulated disk is.
+/// Speed of the simulated disk.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DiskModel {
     pub bytes_per_second: f64,
-    /// From the start of a request to its first byte.
+    /// Time from the start of a request to its first byte.
     pub latency: Duration,
-    /// Latency varies by up to this much more, chosen from the seed.
+    /// Maximum additional latency. The value for each request is chosen from the seed.
     pub jitter: Duration,
     pub seed: u64,
 }
@@ -52,10 +52,10 @@ impl Default for DiskModel {
     }
 }
 
-/// Opens the simulated engine: real bytes of `files` (on disk or in memory), virtual time.
+/// Opens the simulated engine. It reads real bytes of `files` (on disk or in memory) in virtual time.
 ///
 /// # Errors
-/// [`StoreError::Option`].
+/// Returns [`StoreError::Option`] if an option is out of range.
 pub fn open_simulated_engine(
     files: &FileSet,
     options: &EngineOptions,
@@ -82,23 +82,23 @@ struct Simulated {
     model: DiskModel,
     random: u64,
     clock: VirtualClock,
-    /// When the disk has transferred everything that was started.
+    /// Virtual time at which all started transfers are complete.
     free_at: Duration,
-    /// Transfers and when they end.
+    /// Started transfers with their end times, in order.
     pending: Vec<(Duration, Transfer)>,
 }
 
 impl Simulated {
     fn perform(&self, transfer: &Transfer) -> Result<u32, i32> {
         let file = self.files.file(transfer.file).ok_or(libc::EBADF)?;
-        // As strict as a real disk, so that a wrong alignment shows in simulation.
+        // The simulation is as strict as a real disk, so that it reveals a wrong alignment.
         let unit = file.read_alignment(self.direct) as u64;
         let aligned = [transfer.offset, transfer.length.into(), transfer.memory.addr() as u64];
         if aligned.iter().any(|value| value % unit != 0) {
             return Err(libc::EINVAL);
         }
-        // SAFETY: `Device::start` was promised valid memory of this length that nothing else touches
-        // until the transfer is reported; arena memory is always initialised.
+        // SAFETY: the caller of `Device::start` promised valid memory of this length that nothing else touches until
+        // the transfer is reported. Arena memory is always initialised.
         let memory =
             unsafe { std::slice::from_raw_parts_mut(transfer.memory, transfer.length as usize) };
         let mut done = 0;
@@ -129,7 +129,7 @@ impl Device for Simulated {
     }
 
     fn reap(&mut self, finished: &mut Vec<Finished>) -> Result<(), StoreError> {
-        // Transfers end in the order in which they were started: one disk, one line.
+        // Transfers end in the order in which they were started, because they share one disk.
         let now = self.clock.now();
         let ended = self.pending.iter().take_while(|(end, _)| *end <= now).count();
         for (_, transfer) in &self.pending[..ended] {
@@ -148,7 +148,7 @@ impl Device for Simulated {
         let now = self.clock.now();
         let last = want.min(self.pending.len()).checked_sub(1);
         let wanted_at = last.map_or(Duration::MAX, |index| self.pending[index].0);
-        // Less than what was wanted may be there: then only the stall timeout ends the wait.
+        // If fewer transfers are pending than the caller wants, only the timeout ends the wait.
         let until = match want > self.pending.len() {
             true => now + timeout,
             false => wanted_at.min(now + timeout),
@@ -158,7 +158,7 @@ impl Device for Simulated {
     }
 
     fn writing(&self) -> usize {
-        // Memory is written in `reap` only.
+        // Only `reap` writes to memory.
         0
     }
 

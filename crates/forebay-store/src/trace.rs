@@ -1,4 +1,4 @@
-//! Records what is read, when and why, into memory that is reserved at start.
+//! Records every read request (what, when and why) in memory that is reserved at start.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use forebay_format::FileIndex;
 
 use crate::engine::{BlockLabel, Priority};
 
-/// Why bytes were read.
+/// Reason for a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Why {
     /// The computation waited for the block.
@@ -30,10 +30,10 @@ impl From<Priority> for Why {
     }
 }
 
-/// How a request ended.
+/// Outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadEnd {
-    /// It gave the recorded number of bytes, which may be fewer than were asked for.
+    /// It returned the recorded number of bytes, which may be fewer than requested.
     Done,
     /// It failed with this errno.
     Failed(i32),
@@ -41,65 +41,68 @@ pub enum ReadEnd {
     Lost,
 }
 
-/// What a copy out of a memory map met.
+/// Page faults of one copy out of a memory map.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PageFaults {
-    /// Pages that the copy touched.
+    /// Number of pages that the copy touched.
     pub pages: u32,
-    /// Of these, pages that were not in the page cache right before, by `mincore`.
+    /// Number of these pages that were not in the page cache right before, according to `mincore`.
     pub absent: u32,
-    /// Faults that had to wait for the disk, by `getrusage` of the copying thread.
+    /// Number of faults that waited for the disk, according to `getrusage` of the copying thread.
     pub major: u32,
 }
 
-/// One request: an attempt to read one span. Times are in nanoseconds since the recorder was made.
+/// Record of one request, which is one attempt to read one span. Times are in nanoseconds since the
+/// recorder was created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadRecord {
     pub start_nanoseconds: u64,
-    /// Until the engine noticed the end.
+    /// Time until the engine noticed the end of the request.
     pub duration_nanoseconds: u64,
     pub file: FileIndex,
     pub offset: u64,
-    /// Bytes asked for.
+    /// Number of bytes requested.
     pub length: u32,
-    /// Bytes that came.
+    /// Number of bytes read.
     pub bytes: u32,
-    /// `None` for small reads.
+    /// Block that was read; `None` for small reads.
     pub block: Option<BlockLabel>,
     pub why: Why,
-    /// 0 for the first request of a span, then 1, 2, … for repeats and for what a short read left.
+    /// 0 for the first request of a span, then 1, 2, … for retries and for the rest after a short
+    /// read.
     pub attempt: u32,
     pub end: ReadEnd,
-    /// Only of memory maps.
+    /// Page faults; `None` unless the engine reads through a memory map.
     pub faults: Option<PageFaults>,
 }
 
-/// A time in which the caller of the engine stood still and waited for a read.
+/// Record of a period in which the caller of the engine was blocked and waited for a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitRecord {
     pub start_nanoseconds: u64,
     pub duration_nanoseconds: u64,
-    /// The most urgent read in flight when the wait began.
+    /// Reason of the most urgent read in flight when the wait began.
     pub why: Why,
 }
 
-/// What a recorder has kept, in the order in which it was noticed, and what it could not keep.
+/// The records of a recorder, in the order in which the engine noticed them, and the counts of
+/// those that did not fit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recording {
     pub reads: Vec<ReadRecord>,
     pub waits: Vec<WaitRecord>,
     pub dropped_reads: u64,
-    /// Bytes that the dropped reads gave.
+    /// Number of bytes read by the dropped reads.
     pub dropped_bytes: u64,
     pub dropped_waits: u64,
-    /// From the recorder's making to the taking of this recording.
+    /// Time from the creation of the recorder until this recording was taken.
     pub nanoseconds: u64,
 }
 
-/// Keeps up to a fixed number of records. Clones write to the same place.
+/// A recorder that keeps up to a fixed number of records. Clones share the records.
 ///
-/// Hand it to [`crate::FileSet::recorded`]: every engine that is opened for those files, and every
-/// small read of them, is recorded from then on.
+/// Pass it to [`crate::FileSet::recorded`]. From then on it records every engine that is opened for
+/// those files, and every small read of them.
 #[derive(Clone, Debug)]
 pub struct IoRecorder {
     shared: Arc<Shared>,
@@ -113,8 +116,8 @@ struct Shared {
 }
 
 impl IoRecorder {
-    /// Records that fit when nobody chooses: the address space of 200 MB, of which only what is
-    /// used becomes memory. At full speed of a 3 GB/s disk this lasts five minutes.
+    /// Default capacity in records. It reserves 200 MB of address space, of which only the used
+    /// part takes memory. At the full speed of a 3 GB/s disk it lasts for five minutes.
     pub const DEFAULT_CAPACITY: usize = 1 << 21;
 
     /// Reserves room for `capacity` reads and as many waits.
@@ -128,14 +131,15 @@ impl IoRecorder {
         IoRecorder { shared: Arc::new(shared) }
     }
 
-    /// Takes out what was recorded so far; the recorder keeps nothing afterwards.
+    /// Takes all records out of the recorder. Afterwards it keeps no new records and only counts
+    /// them as dropped.
     pub fn take(&self) -> Recording {
         let nanoseconds = nanoseconds(self.now());
         let taken = std::mem::take(&mut *self.lock());
         Recording { nanoseconds, ..taken }
     }
 
-    /// Time since the recorder was made.
+    /// Returns the time since the recorder was created.
     pub(crate) fn now(&self) -> Duration {
         self.shared.made.elapsed()
     }
@@ -161,7 +165,7 @@ impl IoRecorder {
     }
 
     fn lock(&self) -> MutexGuard<'_, Recording> {
-        // Nothing panics while it holds the lock.
+        // No code panics while it holds the lock, so the recording is consistent.
         self.shared.recording.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,5 +1,5 @@
-//! io_uring: one system call starts many reads, and the kernel writes into memory that it knows
-//! already.
+//! A device that reads with io_uring. One system call starts many reads, and the kernel writes to
+//! memory that was registered before.
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -15,13 +15,14 @@ use crate::error::StoreError;
 use crate::files::FileSet;
 
 const NAME: &str = "io_uring";
-/// The kernel takes at most 1 GiB per registered buffer.
+/// Maximum size of one registered buffer. The kernel accepts at most 1 GiB.
 const REGISTERED_BYTES: usize = 1 << 30;
-/// Pause before entering again when the kernel has no memory for requests.
+/// Pause before the kernel is entered again after it had no memory for requests.
 const BUSY_PAUSE: Duration = Duration::from_millis(1);
 
 pub(crate) struct Uring {
-    // First: the ring closes before the memory and the files that it refers to go.
+    // This is the first field, so that the ring closes before its memory is unmapped and its files
+    // are closed.
     ring: Ring,
     depth: u32,
     descriptors: Vec<RawFd>,
@@ -34,8 +35,8 @@ pub(crate) struct Uring {
 
 struct Ring {
     uring: IoUring,
-    /// Completions are posted only when the owner enters the kernel for them, and only it may
-    /// enter.
+    /// True if the kernel posts completions only when the owner thread enters it. No other thread
+    /// may then enter the kernel for this ring.
     deferred: bool,
     /// The thread that submitted first.
     owner: Option<ThreadId>,
@@ -43,10 +44,11 @@ struct Ring {
     why: Vec<String>,
 }
 
-/// Whether the kernel knows the arena.
+/// State of the arena's registration with the kernel.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Registration {
-    /// Not before its pages are in memory: registering would bring them there, one after the other.
+    /// The arena is registered once its pages are resident. Registration would otherwise fault them
+    /// in one after the other.
     Later,
     Done,
     Refused,
@@ -76,7 +78,8 @@ impl Uring {
         })
     }
 
-    /// Binds a deferring ring to the thread that uses it; a new thread gets a new ring.
+    /// Binds a ring with deferred completions to the thread that uses it. If another thread owned
+    /// it, builds a new ring.
     fn own(&mut self) -> Result<(), StoreError> {
         if !self.ring.deferred {
             return Ok(());
@@ -101,7 +104,7 @@ impl Uring {
         Ok(())
     }
 
-    /// The registered buffer that holds the whole span, if one does.
+    /// Returns the index of the registered buffer that contains the whole span, if there is one.
     fn buffer_index(&self, transfer: &Transfer) -> Option<u16> {
         let mapping = self.mapping.as_ref().filter(|_| self.ring.buffers == Registration::Done)?;
         let start = transfer.memory.addr().checked_sub(mapping.base().addr())?;
@@ -168,8 +171,8 @@ impl Ring {
         Ok(ring)
     }
 
-    /// Lets the kernel pin and map the arena once instead of at every request. Works without, so
-    /// failing is a remark.
+    /// Registers the arena, so that the kernel pins and maps it once and not for every request.
+    /// Reads also work without that, so a failure is only noted in `why`.
     fn register(&mut self, mapping: &Mapping) {
         let buffers: Vec<libc::iovec> = (0..mapping.length())
             .step_by(REGISTERED_BYTES)
@@ -178,7 +181,7 @@ impl Ring {
                 iov_len: REGISTERED_BYTES.min(mapping.length() - start),
             })
             .collect();
-        // SAFETY: the ranges tile the mapping; `Uring` keeps it mapped for longer than the ring
+        // SAFETY: the ranges tile the mapping, and `Uring` keeps it mapped for longer than the ring
         // lives.
         match unsafe { self.uring.submitter().register_buffers(&buffers) } {
             Ok(()) => self.buffers = Registration::Done,
@@ -203,7 +206,8 @@ fn explain(error: &std::io::Error) -> String {
     }
 }
 
-/// Errors of entering the kernel after which entering again is right.
+/// Returns true for errors of entering the kernel that are temporary, so that the caller may try
+/// again.
 fn is_passing(error: &std::io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY | libc::ETIME))
 }
@@ -218,13 +222,13 @@ impl Device for Uring {
         }
         let entry = self.entry(&transfer);
         // SAFETY: the caller promises that the memory stays valid and untouched until the transfer
-        // is reported; the files stay open in `_files`.
+        // is reported. The files stay open in `_files`.
         let pushed = unsafe { self.ring.uring.submission().push(&entry) };
         if pushed.is_err() {
-            // The queue has a place for every transfer of the queue depth, but the kernel may have
-            // left some there.
+            // The queue has an entry for every transfer of the queue depth, but the kernel may not
+            // have consumed all earlier entries.
             self.flush()?;
-            // SAFETY: as above.
+            // SAFETY: the same promises hold as for the first push.
             unsafe { self.ring.uring.submission().push(&entry) }.map_err(|error| {
                 let source = std::io::Error::other(error);
                 StoreError::Engine { engine: NAME, source }
@@ -241,15 +245,15 @@ impl Device for Uring {
         self.own()?;
         match self.ring.uring.submit() {
             Ok(_) => Ok(()),
-            // What stays in the queue goes with the next call.
+            // The entries that remain in the queue are submitted by the next call.
             Err(error) if is_passing(&error) => Ok(()),
             Err(source) => Err(StoreError::Engine { engine: NAME, source }),
         }
     }
 
     fn reap(&mut self, finished: &mut Vec<Finished>) -> Result<(), StoreError> {
-        // The kernel raises a flag when completions wait to be posted: without it this is a look at
-        // memory, no call.
+        // The kernel sets a flag when completions wait to be posted. If it is not set, only memory
+        // is read and no system call is made.
         let queue = self.ring.uring.submission();
         let (due, unsent) = (queue.taskrun(), !queue.is_empty());
         drop(queue);

@@ -5,15 +5,15 @@ use std::fmt;
 use forebay_store::{Block, BlockLabel};
 use serde::Serialize;
 
-/// A layer of the decoder, 0 first.
+/// Index of a decoder layer, counted from 0.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize)]
 pub struct LayerIndex(pub u32);
 
-/// An expert of one layer, 0 first.
+/// Index of an expert in its layer, counted from 0.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize)]
 pub struct ExpertIndex(pub u32);
 
-/// A block: what is moved and evicted whole.
+/// Name of a block, the unit that is moved and evicted as a whole.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize)]
 pub enum BlockId {
     /// A dense block by its position in execution order: the layers, then the chunks of the head.
@@ -32,7 +32,7 @@ impl fmt::Display for BlockId {
 }
 
 impl BlockId {
-    /// The store's name for it.
+    /// Returns the store's name for the block.
     pub(crate) fn label(self) -> BlockLabel {
         match self {
             BlockId::Dense(index) => BlockLabel::Dense(index),
@@ -48,20 +48,20 @@ impl BlockId {
 pub struct ModelBlocks {
     /// Every dense block in execution order: layer 0, layer 1, ..., then the chunks of the head.
     pub dense: Vec<Block>,
-    /// `[layer][expert]`; no experts for a dense layer.
+    /// Experts as `[layer][expert]`; a dense layer has none.
     pub experts: Vec<Vec<Block>>,
-    /// How many experts a token uses in one layer.
+    /// Number of experts that a token uses in one layer.
     pub experts_per_token: usize,
 }
 
 impl ModelBlocks {
-    /// Bytes of all blocks on disk.
+    /// Returns the bytes of all blocks on disk.
     pub fn total_bytes(&self) -> u64 {
         self.all().map(Block::bytes).fold(0_u64, u64::saturating_add)
     }
 
-    /// The most bytes of a block that come into another form once they are read: they need as many beside their slot,
-    /// while that lasts.
+    /// Returns the bytes of the largest relayout. Converting a block after reading needs this much memory beside its
+    /// slot.
     pub fn relayout_bytes(&self) -> u64 {
         let relayouts = self.all().filter_map(|block| block.relayout.as_ref());
         relayouts.map(|relayout| relayout.bytes() as u64).max().unwrap_or(0)

@@ -1,4 +1,4 @@
-//! What can go wrong, with what a caller can act on.
+//! Errors of this crate, with details that a caller can act on.
 
 use forebay_store::{ReadError, StoreError};
 
@@ -14,20 +14,20 @@ pub enum StreamError {
         size(*needed_bytes)
     )]
     BudgetTooSmall {
-        /// The smallest budget that works, in bytes.
+        /// Smallest budget that works, in bytes.
         needed_bytes: u64,
         given_bytes: u64,
         why: String,
     },
     #[error("unknown cache policy {name:?}; there are {}", policy_names())]
     UnknownPolicy { name: String },
-    /// The read of a block failed; the cause names file, offset and block. The residency stays usable unless a later call
-    /// says otherwise.
+    /// The read of a block failed. The cause names file, offset and block. The residency stays usable unless a later
+    /// call reports otherwise.
     #[error("{cause}")]
     Read { block: BlockId, cause: ReadError },
     #[error(transparent)]
     Store(StoreError),
-    /// The caller asked to stop. The residency stays usable: reads that are under way arrive later.
+    /// The caller asked to stop. The residency stays usable; reads in flight arrive later.
     #[error("interrupted")]
     Interrupted,
     #[error("the plan does not belong to these blocks: {why}")]
@@ -44,7 +44,7 @@ pub enum StreamError {
     LeasesHoldAllSlots { block: BlockId },
     #[error("no batch of experts has begun")]
     NoBatch,
-    /// Memory was lost to a read that never ended; nothing can be read any more. Never wrong bytes.
+    /// A read that never ended lost its memory, so nothing can be read any more. No wrong bytes are ever returned.
     #[error("streaming has stopped: {why}")]
     Stopped { why: String },
 }
@@ -62,7 +62,7 @@ fn policy_names() -> String {
     PolicyKind::ALL.map(PolicyKind::name).join(", ")
 }
 
-/// A size as a person reads it and as the command line takes it; rounded up, so that the shorter form works too.
+/// Formats a size for a person and for the command line. It is rounded up, so that the shorter form also works.
 fn size(bytes: u64) -> String {
     const UNITS: [(&str, u64); 3] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
     match UNITS.iter().find(|unit| bytes >= unit.1) {

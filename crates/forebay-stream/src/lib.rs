@@ -1,19 +1,19 @@
-//! The heart: which block of a model is in memory, who may be evicted, what is read next.
+//! Decides which blocks of a model are in memory, which one is evicted, and which one is read next.
 //!
 //! ```text
 //! blocks.rs      names of blocks, and where their bytes lie on disk
 //! plan/          memory plan of a model under a RAM budget (pure)
-//! policy.rs      who is evicted: rankings (pure)
+//! policy.rs      eviction policies: rankings (pure)
 //! cache/         the cache state machine that the residency and the replay share (pure)
-//! routing/       traces of which experts were chosen: recording, the file, the CSV form
-//! replay/        recorded routing through that state machine (pure)
-//! slots.rs       slots of the arena and the leases that pin them
-//! residency/     blocks in flight, resident and leased; the only part that talks to a read engine
-//! tier.rs        slots of a tier whose memory others own, as a GPU's (pure)
+//! routing/       traces of chosen experts: recording, the binary file, the CSV form
+//! replay/        runs recorded routing through that state machine (pure)
+//! slots.rs       slots of the arena, and the leases that pin them
+//! residency/     blocks in flight, resident and leased; the only part that calls a read engine
+//! tier.rs        slots of a tier whose memory the caller owns, such as VRAM (pure)
 //! statistics.rs  counters, per token and in total
 //! ```
 //!
-//! This crate knows no arithmetic and no file format: a block is a list of extents, an expert is a number.
+//! This crate contains no arithmetic and no file formats: a block is a list of extents, and an expert is a number.
 
 #![forbid(unsafe_code)]
 

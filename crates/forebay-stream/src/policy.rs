@@ -1,8 +1,8 @@
-//! Who is evicted. A policy is a rule, which ranks blocks by what is known of their use, and a scope: the
-//! blocks of one layer compete among themselves, or all layers together.
+//! Eviction policies. A policy consists of a rule and a scope. The rule ranks blocks by their use; the scope says if
+//! the blocks of one layer compete among themselves or with those of all layers.
 //!
-//! Layers are visited in a cycle. A global list by recency that is smaller than one token's cycle
-//! therefore never hits (sequential flooding); a list per layer has no such cliff.
+//! Layers are visited in a cycle. A global LRU list smaller than one token's cycle therefore never hits (sequential
+//! flooding). One list per layer has no such cliff.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,37 +11,38 @@ use serde::Serialize;
 
 use crate::error::StreamError;
 
-/// How blocks are ranked.
+/// Rule that ranks blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Rule {
-    /// The least recently used goes.
+    /// Evicts the least recently used block.
     Lru,
-    /// The least frequently used goes; old uses count less and less.
+    /// Evicts the least frequently used block. Old uses count less and less.
     Lfu,
-    /// The least frequently used goes; a use counts for ever.
+    /// Evicts the least frequently used block. Every use counts forever.
     LfuUnaged,
-    /// The one with the fewest uses (aged) for each lookup since its last use goes: frequency divided by age.
+    /// Evicts the block with the lowest frequency (aged) divided by the number of lookups since its last use.
     Lfru,
-    /// Segmented LRU (Karedla, Love, Wherry 1994): a second use promotes a block to a protected segment of four fifths of
-    /// the capacity, and the least recently used of the others goes.
+    /// Segmented LRU (Karedla, Love, Wherry 1994). A second use promotes a block to a protected segment of four fifths
+    /// of the capacity. Evicts the least recently used of the other blocks.
     Slru,
-    /// Blocks that the present pass over the layers has not used go first, those whose layer comes up last before the
-    /// others; then blocks of the present pass. After Least-Stale of SpecMD (arXiv 2602.03921), without its prefetching.
+    /// Evicts blocks first that the current pass over the layers has not used, starting with those whose layer comes up
+    /// last. Blocks used in the current pass follow. Based on Least-Stale of SpecMD (arXiv 2602.03921), without its
+    /// prefetching.
     LeastStale,
-    /// Any, by a generator with a fixed seed.
+    /// Evicts a random block, chosen by a generator with a fixed seed.
     Random,
 }
 
-/// Who competes for the same capacity.
+/// The blocks that compete for the same capacity.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Scope {
-    /// All layers together.
+    /// The experts of all layers compete.
     Global,
-    /// The experts of one layer; every layer has its own share.
+    /// The experts of each layer compete among themselves; every layer has its own share.
     PerLayer,
 }
 
-/// A cache policy that needs to know the past only: what the engine can run.
+/// A cache policy that uses only past lookups, so that the engine can run it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct PolicyKind {
     pub rule: Rule,
@@ -63,7 +64,7 @@ impl PolicyKind {
     pub const LAYER_SLRU: PolicyKind = per_layer(Rule::Slru);
     pub const LAYER_RANDOM: PolicyKind = per_layer(Rule::Random);
 
-    /// All policies. Least-stale has one scope: it is about the order of layers.
+    /// All policies. Least-stale exists only with global scope, because it is about the order of layers.
     pub const ALL: [PolicyKind; 13] = [
         PolicyKind::LAYER_LFU,
         PolicyKind::LAYER_LFU_UNAGED,
@@ -80,7 +81,7 @@ impl PolicyKind {
         PolicyKind::RANDOM,
     ];
 
-    /// The name on the command line: `layer-` for a policy per layer, then the rule.
+    /// Returns the name on the command line: the rule, after `layer-` for a per-layer policy.
     pub fn name(self) -> &'static str {
         match (self.scope, self.rule) {
             (Scope::Global, Rule::Lru) => "lru",
@@ -100,7 +101,7 @@ impl PolicyKind {
         }
     }
 
-    /// Whether the layers have a quota each, instead of one for all.
+    /// Returns true if each layer has its own quota.
     pub fn is_per_layer(self) -> bool {
         self.scope == Scope::PerLayer
     }
@@ -143,28 +144,28 @@ impl Serialize for PolicyKind {
     }
 }
 
-/// What the cache ranks by: a rule that the engine can run, or knowledge that only a replay has.
+/// Ranking used by the cache: a rule that the engine can run, or one that needs knowledge only a replay has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ranking {
     Online(Rule),
-    /// What was preloaded stays, and nothing else.
+    /// Keeps the fixed list of experts and evicts everything else first.
     Fixed,
-    /// The one whose next use is farthest away goes (Belady 1966).
+    /// Evicts the block whose next use is farthest away (Belady 1966).
     NextUse,
 }
 
 impl Ranking {
-    /// Whether a list in order of use finds the victim without a search.
+    /// Returns true if a list in order of use gives the victim without a search.
     pub(crate) fn is_list(self) -> bool {
         matches!(self, Ranking::Online(Rule::Lru | Rule::Slru))
     }
 
-    /// Whether frequencies are halved from time to time.
+    /// Returns true if frequencies are halved periodically.
     pub(crate) fn ages(self) -> bool {
         matches!(self, Ranking::Online(Rule::Lfu | Rule::Lfru))
     }
 
-    /// What a block is worth: the smallest value is evicted first. For rankings without a list.
+    /// Returns the worth of a block: the block with the smallest value is evicted first. For rankings without a list.
     pub(crate) fn worth(self, usage: &Usage, at: &Moment) -> (u64, u64) {
         match self {
             Ranking::Online(Rule::Lru | Rule::Slru) => (0, usage.last_use),
@@ -177,7 +178,7 @@ impl Ranking {
             }
             Ranking::Online(Rule::LeastStale) => {
                 let is_current = u64::from(usage.pass == at.pass) << 32;
-                // The layer just visited comes up last.
+                // The layer that was just visited comes up last.
                 let until = match at.victim_layer > at.layer {
                     true => at.victim_layer - at.layer,
                     false => at.victim_layer + at.layers - at.layer,
@@ -191,17 +192,17 @@ impl Ranking {
     }
 }
 
-/// When and for whom a victim is looked for.
+/// Context of one search for a victim.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Moment {
-    /// Lookups so far.
+    /// Number of lookups so far.
     pub clock: u64,
-    /// Passes over the layers so far.
+    /// Number of passes over the layers so far.
     pub pass: u32,
     /// The layer whose batch makes room, and the number of layers.
     pub layer: u32,
     pub layers: u32,
-    /// The state of the generator of random numbers.
+    /// State of the random number generator.
     pub drawn: u64,
     /// The candidate and its layer.
     pub victim: u64,
@@ -215,20 +216,20 @@ pub(crate) fn mix(number: u64) -> u64 {
     number ^ (number >> 31)
 }
 
-/// What is remembered of a block's use, also while it is not resident.
+/// Usage history of a block, kept even while it is not resident.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Usage {
-    /// Number of the lookup that used it last, 1 first; 0: never.
+    /// Number of the lookup that used it last, counted from 1; 0 if it was never used.
     pub last_use: u64,
-    /// When it is used next, where a replay knows that.
+    /// Batch that uses it next, if a replay knows that.
     pub next_use: u64,
-    /// Uses in fixed point ([`USE_WEIGHT`] each), halved when its layer ages.
+    /// Number of uses in fixed point ([`USE_WEIGHT`] each), halved when its layer ages.
     pub frequency: u32,
-    /// The pass over the layers that used it last.
+    /// Pass over the layers that used it last.
     pub pass: u32,
 }
 
-/// One use in [`Usage::frequency`]: leaves room for ten halvings.
+/// Weight of one use in [`Usage::frequency`]. It leaves room for ten halvings.
 const USE_WEIGHT: u32 = 1 << 10;
 
 /// A layer's counts are halved every time it has had this many lookups for each of its experts: about 20 tokens of a

@@ -9,13 +9,13 @@ use crate::blocks::BlockId;
 /// Index of a slot among all slots of a residency.
 pub(crate) type SlotIndex = u32;
 
-/// A place for one block.
+/// Memory for one block.
 #[derive(Debug)]
 pub(crate) struct Slot {
-    /// `None` while an engine writes it. Leases share it.
+    /// The slot's memory, which leases share; `None` while an engine writes to it.
     buffer: Option<Arc<SlotBuffer>>,
     pub bytes: u64,
-    /// The block whose bytes are here, or on their way.
+    /// The block that the slot holds or that is being read into it.
     pub block: Option<BlockId>,
     /// The read in flight.
     pub read: Option<ReadInFlight>,
@@ -28,14 +28,14 @@ pub(crate) struct ReadInFlight {
     pub purpose: Purpose,
 }
 
-/// Who a read is for.
+/// Purpose of a read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Purpose {
-    /// The computation waits for it.
+    /// A computation waits for the block.
     Demand,
-    /// It will probably be needed.
+    /// The block will probably be needed.
     Ahead,
-    /// Nobody any more; its bytes are dropped.
+    /// The read was abandoned and its bytes are dropped.
     Nobody,
 }
 
@@ -45,36 +45,36 @@ impl Slot {
         Slot { buffer: Some(Arc::new(buffer)), bytes, block: None, read: None }
     }
 
-    /// Whether a lease pins it.
+    /// Returns true if a lease pins the slot.
     pub fn is_leased(&self) -> bool {
         self.buffer.as_ref().is_some_and(|buffer| Arc::strong_count(buffer) > 1)
     }
 
-    /// Whether a read may start into it.
+    /// Returns true if a read may start into the slot.
     pub fn is_idle(&self) -> bool {
         self.read.is_none() && self.buffer.is_some() && !self.is_leased()
     }
 
-    /// Whether its memory is here, and not with an engine.
+    /// Returns true if the slot has its memory, that is, if no engine holds it.
     pub fn has_buffer(&self) -> bool {
         self.buffer.is_some()
     }
 
-    /// The memory, unless an engine has it.
+    /// Returns the memory, unless an engine holds it.
     pub fn memory(&self) -> Option<&[u8]> {
         self.buffer.as_ref().map(|buffer| buffer.as_slice())
     }
 
-    /// The memory, for an engine.
+    /// Takes the memory out of the slot, for an engine.
     ///
     /// # Panics
-    /// When it is leased, or with an engine already.
+    /// Panics if the slot is leased, or an engine already holds its memory.
     pub fn take_buffer(&mut self) -> SlotBuffer {
         let buffer = self.buffer.take().expect("an idle slot has its buffer");
         Arc::into_inner(buffer).expect("nothing is read into a leased slot")
     }
 
-    /// The memory comes back; `None`: it is lost.
+    /// Puts the memory back; `None` means that it is lost.
     pub fn put_buffer(&mut self, buffer: Option<SlotBuffer>) {
         self.buffer = buffer.map(Arc::new);
     }
@@ -85,32 +85,32 @@ impl Slot {
         Lease { block, slot: index, buffer: Arc::clone(buffer) }
     }
 
-    /// Whether the lease was given for this slot.
+    /// Returns true if the lease was given for this slot.
     pub fn gave(&self, lease: &Lease) -> bool {
         self.buffer.as_ref().is_some_and(|buffer| Arc::ptr_eq(buffer, &lease.buffer))
     }
 }
 
-/// A guard: while it lives, its block stays where it is.
+/// A guard that keeps its block in its slot while it lives.
 ///
-/// Read the bytes with [`crate::Residency::bytes`]. Dropping it on another thread is fine.
+/// Read the bytes with [`crate::Residency::bytes`]. A lease may be dropped on any thread.
 #[derive(Debug)]
 pub struct Lease {
     block: BlockId,
     pub(crate) slot: SlotIndex,
-    /// Shared with the slot: what is shared is not given to an engine.
+    /// Shared with the slot. Shared memory is never given to an engine.
     buffer: Arc<SlotBuffer>,
 }
 
 impl AsRef<[u8]> for Lease {
-    /// The whole slot.
+    /// Returns the whole slot.
     fn as_ref(&self) -> &[u8] {
         self.slot_bytes()
     }
 }
 
 impl Lease {
-    /// The block that it pins.
+    /// Returns the block that the lease pins.
     pub fn block(&self) -> BlockId {
         self.block
     }

@@ -6,62 +6,62 @@ use serde::Serialize;
 use crate::cache::CacheCounters;
 use crate::policy::PolicyKind;
 
-/// What streaming did since the start, or since the statistics were reset.
+/// Statistics of streaming since the start or the last reset.
 #[derive(Clone, Debug, Serialize)]
 pub struct StreamStatistics {
     pub policy: PolicyKind,
-    /// Experts looked up: one for each distinct expert of a layer's batch.
+    /// Number of lookups: one for each distinct expert of a layer's batch.
     pub lookups: u64,
-    /// Lookups that found their expert in memory.
+    /// Number of lookups that found their expert in memory.
     pub hits: u64,
     pub misses: u64,
-    /// Hits per lookup; 0 before the first one.
+    /// Hits per lookup; 0 before the first lookup.
     pub hit_rate: f64,
-    /// Experts that were not, or not longer, kept.
+    /// Number of experts that were evicted, or read and not kept.
     pub evictions: u64,
     /// Blocks read from disk.
     pub experts_read: u64,
     pub dense_blocks_read: u64,
-    /// Bytes that finished reads brought in, over-read head and tail included.
+    /// Bytes of completed reads, including the padding read before and after each range.
     pub bytes_read: u64,
-    /// Time that computing stood still for a block that was not there.
+    /// Time that the computation waited for blocks.
     pub wait_seconds: f64,
-    /// Tokens of prompts, and generated ones.
+    /// Number of prompt tokens, and of generated tokens.
     pub prompt_tokens: u64,
     pub generated_tokens: u64,
     pub faulted_experts_per_token: FaultedExperts,
-    /// Most experts that any one layer kept after one of its batches, since the start.
+    /// Largest number of experts that any layer kept after one of its batches, since the start.
     pub max_resident_per_layer: u32,
     pub peak_bytes: PeakBytes,
     pub prefetch: PrefetchCounters,
     pub io: IoCounters,
 }
 
-/// Misses per generated token; `None` before there are any.
+/// Misses per generated token; `None` before the first token.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
 pub struct FaultedExperts {
-    /// Over all generated tokens.
+    /// Average over all generated tokens.
     pub all: Option<f64>,
-    /// Without warm-up: the first quarter of the generated tokens, one at least, is left out.
+    /// Average without warm-up, which is the first quarter of the generated tokens and at least one.
     pub steady: Option<f64>,
 }
 
-/// The most memory in use at a time, by tier, in bytes.
+/// Peak memory in use, by tier, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct PeakBytes {
-    /// Reserved in RAM for slots.
+    /// Bytes reserved in RAM for slots.
     pub host_reserved: u64,
-    /// Of these, slots that held a block or were being read into.
+    /// Largest part of them in slots that held a block or were being read into.
     pub host_occupied: u64,
 }
 
-/// What prefetching of experts did.
+/// Counters of expert prefetching.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct PrefetchCounters {
     pub issued: u64,
-    /// Issued, and then looked up.
+    /// Prefetches whose expert was then looked up.
     pub used: u64,
-    /// Issued, and dropped without use, or failed.
+    /// Prefetches that failed or were dropped without use.
     pub wasted: u64,
 }
 
@@ -75,27 +75,27 @@ impl PrefetchCounters {
     }
 }
 
-/// The read engine's counters.
+/// Counters of the read engine.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
 pub struct IoCounters {
     pub bytes_requested: u64,
     pub bytes_read: u64,
     pub requests: u64,
     pub retries: u64,
-    /// Bytes that were compared with their checksums, and the time that took.
+    /// Bytes verified against their checksums, and the time that took.
     pub bytes_checked: u64,
     pub check_seconds: f64,
-    /// The part of `wait_seconds` in which nothing was at the disk any more and bytes were compared.
+    /// Part of `wait_seconds` in which no request was at the disk and checksums were being verified.
     pub check_wait_seconds: f64,
     pub checksum_mismatches: u64,
-    /// Bytes that were brought into another form than files have, and the time of all threads that did it.
+    /// Bytes converted by relayout, and the summed time of all threads that did it.
     pub bytes_relaid_out: u64,
     pub relayout_seconds: f64,
     /// Time with at least one request at the disk.
     pub busy_seconds: f64,
     /// Wall time of the same period.
     pub elapsed_seconds: f64,
-    /// Busy time per elapsed time.
+    /// Busy time divided by elapsed time.
     pub busy_fraction: f64,
 }
 
@@ -129,7 +129,7 @@ impl IoCounters {
 /// One generated token, or several successive ones in long runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct TokenRecord {
-    /// Tokens that the record sums up.
+    /// Number of tokens that the record sums up.
     pub tokens: u64,
     pub hits: u64,
     pub misses: u64,
@@ -158,11 +158,11 @@ pub(crate) struct Totals {
     pub prefetch: PrefetchCounters,
 }
 
-/// Generated tokens in a bounded number of records: when it is full, neighbours are summed up.
+/// Records of generated tokens, bounded in number. When the log is full, neighbouring records are merged.
 #[derive(Clone, Debug)]
 pub(crate) struct TokenLog {
     records: Vec<TokenRecord>,
-    /// Tokens that a record sums up.
+    /// Number of tokens that a new record sums up.
     tokens_per_record: u64,
     sampled: Totals,
     pub prompt_tokens: u64,
@@ -188,13 +188,13 @@ impl TokenLog {
         self.prompt_tokens = 0;
     }
 
-    /// What happened since the last sample belongs to a prompt.
+    /// Attributes the counts since the last sample to a prompt.
     pub fn end_prompt(&mut self, tokens: u64, now: &Totals) {
         self.prompt_tokens += tokens;
         self.sampled = *now;
     }
 
-    /// What happened since the last sample belongs to a generated token.
+    /// Attributes the counts since the last sample to a generated token.
     pub fn end_token(&mut self, now: &Totals) {
         let before = std::mem::replace(&mut self.sampled, *now);
         let record = TokenRecord {

@@ -1,8 +1,8 @@
-//! A tier whose memory this crate does not see, as a GPU's is: which expert lies in which of its slots.
+//! A tier whose memory the caller owns, such as VRAM. This module tracks which expert is in which slot.
 //!
-//! The same state machine as everywhere decides which experts stay. The caller owns the memory, brings the misses into the
-//! slots that it is given, and says when a slot may be overwritten: also those of experts that have to go, whose bytes it
-//! may want to keep elsewhere.
+//! The cache state machine of this crate decides which experts are kept. The caller copies misses into the slots that
+//! it is given, and says when a slot may be overwritten. This includes the slots of evicted experts, whose bytes the
+//! caller may first copy to another tier.
 
 use std::cmp::Reverse;
 
@@ -13,41 +13,41 @@ use crate::cache::{CacheCounters, CacheShape, CacheState};
 use crate::plan::MemoryPlan;
 use crate::policy::PolicyKind;
 
-/// Slots of a tier, counted from 0 in every pool of its plan, and the experts in them.
+/// The slots of a tier and the experts in them. Slots are counted from 0 in every pool of the plan.
 pub struct ExpertTier {
     plan: MemoryPlan,
     cache: CacheState,
-    /// Of every expert, layers one after the other.
+    /// Slot of every expert, ordered by layer.
     places: Vec<Option<u32>>,
-    /// Of every pool.
+    /// Free slots of every pool.
     free: Vec<Vec<u32>>,
-    /// Slots, and their pools, of experts that went when the batch began; not free yet.
+    /// Pools and slots of experts that were evicted when the batch began. These slots are not free yet.
     left: Vec<(u32, u32)>,
     pool_of_layer: Vec<u32>,
     evicted: Vec<(LayerIndex, ExpertIndex)>,
-    /// Of a batch, what comes here or is here.
+    /// Experts of the batch that are in the tier or will be copied there.
     admitted: Vec<ExpertIndex>,
     window: CacheCounters,
 }
 
-/// A layer's batch, by where its experts are. Lists are ascending, and reused.
+/// A layer's batch, grouped by where its experts are. Lists are ascending, and reused from batch to batch.
 #[derive(Clone, Debug, Default)]
 pub struct TierBatch {
     pub hits: Vec<ExpertIndex>,
-    /// To be brought.
+    /// Experts that the caller must copy into slots.
     pub misses: Vec<ExpertIndex>,
-    /// Not here, and not to come.
+    /// Experts that are not in the tier and are not admitted.
     pub elsewhere: Vec<ExpertIndex>,
-    /// What does not stay any more: not here, but for what the batch itself looks up.
+    /// Experts that are no longer kept. Those that the batch itself uses stay in their slots until they are released.
     pub gone: Vec<GoneExpert>,
 }
 
-/// An expert that does not stay in a tier.
+/// An expert that a tier no longer keeps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GoneExpert {
     pub layer: LayerIndex,
     pub expert: ExpertIndex,
-    /// The slot that still holds it, until [`ExpertTier::free_left`] or its release. `None`: it was to come only now.
+    /// Slot that holds the expert until [`ExpertTier::free_left`] or its release. `None` if it has not been copied yet.
     pub slot: Option<u32>,
 }
 
@@ -58,15 +58,15 @@ impl TierBatch {
     }
 }
 
-/// What was looked up in a tier, for statistics.
+/// Statistics of the lookups in a tier.
 #[derive(Clone, Debug, Serialize)]
 pub struct TierStatistics {
     pub policy: PolicyKind,
-    /// Slots for experts that stay, and for experts on their way.
+    /// Number of slots for experts that are kept, and for experts in transit.
     pub kept_slots: u64,
     pub transient_slots: u64,
     pub slot_bytes: u64,
-    /// Experts of the model.
+    /// Number of experts of the model.
     pub experts: u64,
     pub lookups: u64,
     pub hits: u64,
@@ -76,14 +76,14 @@ pub struct TierStatistics {
 }
 
 impl ExpertTier {
-    /// All slots empty.
+    /// Creates a tier with empty slots.
     pub fn new(plan: MemoryPlan) -> ExpertTier {
         let cache = CacheState::new(plan.policy, &CacheShape::from_plan(&plan));
         let mut pool_of_layer = vec![u32::MAX; plan.experts_per_layer.len()];
         for (index, pool) in plan.pools.iter().enumerate() {
             pool.layers.iter().for_each(|&layer| pool_of_layer[layer as usize] = index as u32);
         }
-        // The last one is taken first.
+        // Slots are taken from the end of the list.
         let free = plan.pools.iter().map(|pool| (0..pool.slots()).rev().collect()).collect();
         let most = plan.experts_per_layer.iter().copied().max().unwrap_or(0);
         ExpertTier {
@@ -99,34 +99,34 @@ impl ExpertTier {
         }
     }
 
-    /// The plan that it works by.
+    /// Returns the plan of the tier.
     pub fn plan(&self) -> &MemoryPlan {
         &self.plan
     }
 
-    /// The pool whose slots hold the experts of a layer.
+    /// Returns the pool whose slots hold the experts of a layer. For a layer without experts it returns no valid pool.
     ///
     /// # Panics
-    /// For a layer without experts.
+    /// Panics if the layer does not exist.
     pub fn pool(&self, layer: LayerIndex) -> usize {
         self.pool_of_layer[layer.0 as usize] as usize
     }
 
-    /// The slot that an expert lies in.
+    /// Returns the slot of an expert, if it has one.
     ///
     /// # Panics
-    /// If there is no such expert.
+    /// Panics if there is no such expert.
     pub fn slot(&self, layer: LayerIndex, expert: ExpertIndex) -> Option<u32> {
         self.places[self.cache.entry(layer, expert)]
     }
 
-    /// Begins the batch of a layer with distinct experts: counts the lookups and decides which experts stay. What the batch looks up is
-    /// here, once it was brought, until it is released. Of the misses, as many as `admits` says of their number come here,
-    /// those that were used most; the others are computed elsewhere and never here. What goes leaves its bytes where they are
-    /// until [`ExpertTier::free_left`].
+    /// Begins a batch of distinct experts of a layer: counts the lookups and decides which experts are kept. Hits and
+    /// admitted misses keep their slots until they are released. `admits` gets the number of misses and returns how
+    /// many of them to admit; those used most are admitted. The others go to `elsewhere` and never enter the tier.
+    /// Evicted experts keep their bytes until [`ExpertTier::free_left`].
     ///
     /// # Panics
-    /// If there is no such expert.
+    /// Panics if there is no such expert.
     pub fn begin(
         &mut self,
         layer: LayerIndex,
@@ -165,10 +165,10 @@ impl ExpertTier {
         self.evicted = evicted;
     }
 
-    /// Takes a slot for a miss; `None`: all are in use, and something has to be released first.
+    /// Takes a slot for a miss. Returns `None` if all slots are in use; the caller must then release an expert first.
     ///
     /// # Panics
-    /// If there is no such expert, or it has a slot.
+    /// Panics if there is no such expert, or it already has a slot.
     pub fn take(&mut self, layer: LayerIndex, expert: ExpertIndex) -> Option<u32> {
         let entry = self.cache.entry(layer, expert);
         assert!(self.places[entry].is_none(), "an expert is brought once");
@@ -177,29 +177,29 @@ impl ExpertTier {
         Some(slot)
     }
 
-    /// Nobody needs the bytes of experts that went when batches began: their slots can be taken.
+    /// Frees the slots of experts that were evicted when batches began. The caller must no longer need their bytes.
     pub fn free_left(&mut self) {
         self.left.drain(..).for_each(|(pool, slot)| self.free[pool as usize].push(slot));
     }
 
-    /// Slots that can be taken for experts of a layer.
+    /// Returns the number of slots that can be taken for experts of a layer.
     pub fn free_slots(&self, layer: LayerIndex) -> usize {
         self.free[self.pool(layer)].len()
     }
 
-    /// Whether an expert keeps its slot when its batch is over.
+    /// Returns true if an expert keeps its slot when its batch is over.
     pub fn stays(&self, layer: LayerIndex, expert: ExpertIndex) -> bool {
         self.cache.is_resident(layer, expert)
     }
 
-    /// An expert of the batch was computed with: its slot is free again, unless it stays.
+    /// Releases an expert of the batch after it was computed with. Its slot becomes free unless the expert is kept.
     pub fn release(&mut self, layer: LayerIndex, expert: ExpertIndex) {
         if !self.stays(layer, expert) {
             self.vacate(layer, expert);
         }
     }
 
-    /// An expert that was to come has not: it is not here, and its slot, if it had one, is free.
+    /// Removes an admitted expert that could not be copied. Its slot, if it had one, becomes free.
     pub fn forget(&mut self, layer: LayerIndex, expert: ExpertIndex) {
         self.cache.forget(layer, expert);
         self.vacate(layer, expert);
@@ -212,12 +212,12 @@ impl ExpertTier {
         }
     }
 
-    /// Starts counting anew.
+    /// Restarts the counters.
     pub fn reset_statistics(&mut self) {
         self.window = self.cache.counters();
     }
 
-    /// Counters since the start or the last reset.
+    /// Returns the counters since the start or the last reset.
     pub fn statistics(&self) -> TierStatistics {
         let mut counters = CacheCounters::default();
         counters.add_between(&self.window, &self.cache.counters());
@@ -245,15 +245,15 @@ mod tests {
     use crate::plan::Budget;
 
     fn tier(bytes: u64, policy: PolicyKind) -> ExpertTier {
-        // 4 layers, the second dense, two sizes of slots.
+        // 4 layers, of which the second is dense, and two slot sizes.
         let layers = [(12, 1024), (0, 0), (12, 4096), (12, 1024)];
         ExpertTier::new(Budget::plan_experts(&layers, 3, bytes, policy).unwrap())
     }
 
-    /// Runs batches as a backend does, with a memory whose slots say what was brought there.
+    /// Runs batches as a backend does. Its memory records which expert was copied into each slot.
     struct Device {
         tier: ExpertTier,
-        /// Misses of a batch that come.
+        /// Most misses of a batch that are admitted.
         admits: usize,
         memory: Vec<Vec<Option<(u32, u32)>>>,
     }
@@ -321,7 +321,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..Default::default() })]
 
-        /// Every slot holds what the tier says, for every policy and budget; and the counters are those of a replay.
+        /// For every policy and budget, every slot holds what the tier reports. If all misses are admitted, the
+        /// counters equal those of a replay.
         #[test]
         fn slots_hold_what_was_brought(
             kib in 13_u64..80,

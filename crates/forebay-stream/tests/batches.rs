@@ -1,4 +1,4 @@
-//! One layer's batch: hits first, passes, leases, prefetching.
+//! Tests of one layer's batch: hits first, chunks, leases, prefetching.
 
 mod support;
 
@@ -15,7 +15,7 @@ fn experts(numbers: impl IntoIterator<Item = u32>) -> Vec<ExpertIndex> {
     numbers.into_iter().map(ExpertIndex).collect()
 }
 
-/// A budget with at least this many kept experts for each layer.
+/// Returns a residency whose budget keeps at least this many experts for each layer.
 fn keeping(model: &Model, kept: u32) -> Residency {
     let budgets = model.budgets(200);
     let residencies = budgets
@@ -87,7 +87,7 @@ fn reads_go_on_without_anybody_waiting() {
     residency.begin_experts(LAYER, &experts(0..EXPERTS)).unwrap();
     let (mut seen, mut pass) = (0, Vec::new());
     while seen < EXPERTS as usize {
-        // All slots are leased then, and the next reads begin when the leases have ended.
+        // After the inner loop, all slots are leased. The next reads start when the leases are dropped.
         while pass.len() < PER_TOKEN.min(EXPERTS as usize - seen) {
             comes(&mut residency);
             assert!(residency.next_experts(&mut pass).unwrap());
@@ -108,7 +108,7 @@ fn a_leased_slot_is_not_reused_whatever_else_is_read() {
     let mut held = Vec::new();
     assert!(residency.next_experts(&mut held).unwrap());
     residency.end_experts();
-    // Two of three slots are left: enough for small batches.
+    // Two of three slots are left, which is enough for small batches.
     for turn in 0..40 {
         let others = experts([turn % EXPERTS, (turn + 3) % EXPERTS]);
         batch(&model, &mut residency, LayerIndex(1 + turn % 3), &others).unwrap();
@@ -133,7 +133,7 @@ fn right_predictions_are_used_and_wrong_ones_are_dropped() {
     let model = Model::new(25);
     let mut residency = keeping(&model, 1);
     residency.prefetch_experts(LAYER, &experts([1, 2])).unwrap();
-    // Once more changes nothing.
+    // A second prefetch of the same experts changes nothing.
     residency.prefetch_experts(LAYER, &experts([1, 2])).unwrap();
     batch(&model, &mut residency, LAYER, &experts([1, 5])).unwrap();
     let statistics = residency.statistics();
@@ -159,7 +159,7 @@ fn prefetches_never_evict_and_yield_to_misses() {
             residency.prefetch_experts(LayerIndex(1 + turn % 3), &experts(3..EXPERTS)).unwrap();
         }
         assert_eq!(residency.statistics().evictions, before.evictions);
-        // All slots that are not retained hold predicted experts now, none of them right.
+        // All slots that are not retained now hold predicted experts, and every prediction is wrong.
         batch(&model, &mut residency, LayerIndex(1), &experts([0, 1, 2])).unwrap();
         batch(&model, &mut residency, LayerIndex(3), &experts([0, 1, 2])).unwrap();
         batch(&model, &mut residency, LAYER, &experts([0, 1, 2])).unwrap();

@@ -1,4 +1,5 @@
-//! A disk that misbehaves: the right bytes, or an error that says where; and the residency goes on, or stops for good.
+//! Tests with a failing disk. A read gives the right bytes, or an error that says where it failed. Afterwards the
+//! residency continues, or stops for good.
 
 mod support;
 
@@ -12,7 +13,7 @@ const EIO: i32 = 5;
 const LAYER: LayerIndex = LayerIndex(2);
 const EXPERT: ExpertIndex = ExpertIndex(4);
 
-/// Where the last part of the expert lies: file and bytes.
+/// Returns the file and byte range of a block's last part.
 fn place(model: &Model, block: BlockId) -> (FileIndex, Range<u64>) {
     let extent = model.block(block).extents.last().unwrap();
     (extent.file, extent.offset..extent.end())
@@ -69,7 +70,7 @@ fn a_lasting_error_names_file_offset_and_block_and_spares_the_rest() {
         for _ in 0..3 {
             let error = batch(&model, &mut residency, LAYER, &experts(&[1, 4, 9])).unwrap_err();
             let StreamError::Read { block, cause } = &error else { panic!("{error}") };
-            // Its neighbours share a request with it.
+            // The expert's neighbours share a request with it.
             assert!(matches!(block, BlockId::Expert(LAYER, ExpertIndex(3..=5))), "{block}");
             let ReadError::Io { offset, attempts, .. } = cause else { panic!("{error}") };
             assert!(*offset < range.end && *attempts > 1);
@@ -138,7 +139,7 @@ fn a_read_that_never_ends_stops_everything_with_its_name() {
             panic!("{error}")
         };
         assert!(error.to_string().contains("expert 4 of layer 2"), "{error}");
-        // The kernel may still write there: nothing is read any more, and nothing wrong is handed out.
+        // The kernel may still write to the buffer. Nothing is read any more, and no wrong bytes are returned.
         let after = residency.dense(1).unwrap_err();
         assert!(matches!(after, StreamError::Stopped { .. }), "{after}");
         assert!(residency.begin_experts(LAYER, &experts(&[2])).is_err());

@@ -1,5 +1,5 @@
-//! Random routing under every policy and many budgets: every lease has the file's bytes, and the engine's counters are
-//! those of a replay.
+//! Tests with random routing under every policy and many budgets. Every lease has the file's bytes, and the engine's
+//! counters equal those of a replay.
 
 mod support;
 
@@ -12,7 +12,7 @@ use forebay_stream::{
 use proptest::prelude::*;
 use support::{EXPERTS, LAYERS, Model, PER_TOKEN, Random, routing, step};
 
-/// A prompt and some tokens; returns what was routed.
+/// Runs a prompt and some tokens. Returns the lookups.
 fn run(model: &Model, residency: &mut Residency, seed: u64, tokens: usize) -> Lookups {
     let mut random = Random::new(seed);
     let mut trace = Lookups::new(vec![(EXPERTS, 1); LAYERS as usize]);
@@ -100,7 +100,8 @@ fn everything_is_read_once_when_it_fits() {
     }
 }
 
-/// As a GPU takes blocks: in order, ahead of use, several leased at a time, and waiting for the one that is due only.
+/// Takes blocks as a GPU does: in order and ahead of use, with several leased at a time, waiting only for the block
+/// that is due.
 #[test]
 fn dense_blocks_are_taken_ahead() {
     let model = Model::new(5);
@@ -128,7 +129,7 @@ fn dense_blocks_are_taken_ahead() {
             assert_eq!(lease.block(), BlockId::Dense((due % pinned.len()) as u32));
             model.check(&residency, &lease);
         }
-        // Simulated time goes on while somebody waits only, so none that streams is there early.
+        // Simulated time advances only while the caller waits, so no streamed block arrives early.
         assert!(ahead_max > 1 || streamed == pinned.len(), "{ahead_max} ahead");
         let read = residency.statistics().dense_blocks_read as usize;
         assert!(read <= rounds * streamed, "{read} of {streamed} blocks that stream");
@@ -197,8 +198,8 @@ fn statistics_serialize_with_units_in_their_keys() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..Default::default() })]
 
-    /// Batches of any size, ended early or not, leases held across batches, prefetching: never other bytes than those on disk,
-    /// and a leased slot is not written to.
+    /// Runs batches of any size, some ended early, with prefetches and leases held across batches. Leases never have
+    /// other bytes than those on disk, and a leased slot is never written to.
     #[test]
     fn whatever_the_caller_does_the_bytes_are_right(
         seed in any::<u64>(),
@@ -219,7 +220,7 @@ proptest! {
             match random.below(5) {
                 0 => residency.prefetch_experts(layer, &experts).unwrap(),
                 1 => {
-                    // Ended early, at any point.
+                    // End the batch early, at any point.
                     residency.begin_experts(layer, &experts).unwrap();
                     let mut pass = Vec::new();
                     for _ in 0..random.below(3) {
@@ -242,7 +243,7 @@ proptest! {
             }
             held.iter().for_each(|(_, lease)| model.check(&residency, lease));
         }
-        // No slot was lost on the way.
+        // Batches still work, so no slot was lost.
         held.clear();
         for _ in 0..3 {
             step(&model, &mut residency, &routing(&mut random, PER_TOKEN)).unwrap();

@@ -1,4 +1,4 @@
-//! Two memories that share the experts: what one gives up, the other takes back.
+//! Tests of two memories as an exclusive cache: one takes back the experts that the other evicts.
 
 mod support;
 
@@ -10,7 +10,7 @@ use forebay_stream::{
 use proptest::prelude::*;
 use support::{EXPERTS, LAYERS, Model, PER_TOKEN, Random};
 
-/// A device's memory, and the host's behind it.
+/// A device's memory with the host's memory behind it.
 struct Both<'a> {
     model: &'a Model,
     host: Residency,
@@ -32,7 +32,7 @@ impl<'a> Both<'a> {
         Both { model, host, tier: ExpertTier::new(plan), memory, batch: TierBatch::default() }
     }
 
-    /// A token's batch of a layer, as a device does it; how many came from the disk.
+    /// Runs one token's batch of a layer as a device does. Returns the number of experts read from disk.
     fn token(&mut self, layer: LayerIndex, experts: &[ExpertIndex]) -> u64 {
         let Both { model, host, tier, memory, batch } = self;
         let before = host.statistics().experts_read;
@@ -78,7 +78,7 @@ impl<'a> Both<'a> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..Default::default() })]
 
-    /// Whatever the budgets and the policy: every expert has its own bytes, wherever it was meanwhile.
+    /// For every budget and policy, each expert keeps its own bytes while it moves between the memories.
     #[test]
     fn experts_keep_their_bytes_on_the_way(
         budget in 0_usize..40,

@@ -7,34 +7,34 @@ use crate::pretokenize::Splitter;
 use crate::vocabulary::Vocabulary;
 use crate::{TextError, byte_level};
 
-/// How text becomes the characters that the vocabulary is written in.
+/// Alphabet in which the vocabulary is written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Alphabet {
     /// Every byte is one character of the byte-level alphabet.
     ByteLevel,
-    /// The characters themselves with `▁` for the space; bytes of unknown characters are `<0xXX>`.
+    /// Plain characters with `▁` for the space. Bytes of unknown characters are `<0xXX>`.
     Characters,
 }
 
-/// Byte pair encoding: words by a [`Splitter`], merges by rank.
+/// Byte pair encoding. A [`Splitter`] makes words, and merges apply by rank.
 pub struct Bpe {
     splitter: Splitter,
     alphabet: Alphabet,
-    /// (left token, right token) -> (rank, joined token). The lowest rank is merged first.
+    /// Maps (left token, right token) to (rank, joined token). The lowest rank is merged first.
     merges: AHashMap<(u32, u32), (u32, u32)>,
-    /// The smallest piece of each byte: one byte-level character, or `<0xXX>`.
+    /// Smallest piece of each byte: one byte-level character, or `<0xXX>`.
     byte_tokens: [Option<u32>; 256],
-    /// A word that is a token is that token, whatever the merges say.
+    /// True if a word that is a token becomes that token, whatever the merges say.
     whole_words: bool,
     unknown: Option<u32>,
 }
 
 impl Bpe {
-    /// `merges` are texts of the form `left right`, the best first; `unknown` stands for bytes
-    /// without a token.
+    /// Builds the encoder. `merges` are texts of the form `left right`, the best first. `unknown`
+    /// is the token for bytes without one of their own.
     ///
     /// # Errors
-    /// A merge that names a text or makes a text that is no token.
+    /// Returns an error if a merge has a part or a result that is not a token.
     pub fn new<'a>(
         vocabulary: &Vocabulary,
         merges: impl ExactSizeIterator<Item = &'a [u8]>,
@@ -63,10 +63,10 @@ impl Bpe {
         Ok(Self { splitter, alphabet, merges: table, byte_tokens, whole_words, unknown })
     }
 
-    /// Appends the tokens of `text`, which holds no special tokens.
+    /// Appends the tokens of `text`, which must not contain special tokens.
     ///
     /// # Errors
-    /// [`TextError::NoTokenForByte`].
+    /// Returns [`TextError::NoTokenForByte`] if a byte has no token.
     pub fn encode(
         &self,
         vocabulary: &Vocabulary,
@@ -134,8 +134,8 @@ impl Bpe {
     }
 }
 
-/// The tokens of `left right` and of `leftright`. A text may begin with a space itself, so the
-/// separator is the first space after the first byte.
+/// Returns the tokens of `left right` and of `leftright`. A text may itself begin with a space, so
+/// the separator is the first space after the first byte.
 fn parse_merge(
     vocabulary: &Vocabulary,
     merge: &[u8],

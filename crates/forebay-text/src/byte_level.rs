@@ -1,11 +1,11 @@
 //! The byte alphabet of byte-level BPE: every byte is written as one printable character.
 //!
-//! Bytes that are printable in Latin-1 stand for themselves, the other 68 take the characters from
-//! U+0100 on, in order (Radford et al. 2019, "Language Models are Unsupervised Multitask Learners").
+//! Bytes that are printable in Latin-1 stand for themselves. The other 68 use the characters from U+0100 on, in order
+//! (Radford et al. 2019, "Language Models are Unsupervised Multitask Learners").
 
 use std::sync::OnceLock;
 
-/// The characters in use: the last one is U+0143.
+/// End of the characters in use. The last one is U+0143.
 const ALPHABET_END: usize = 0x144;
 
 struct Alphabet {
@@ -25,7 +25,7 @@ fn alphabet() -> &'static Alphabet {
         let mut stand_ins = '\u{100}'..;
         for byte in 0..=255u8 {
             let stand_in = if is_printable(byte) { Some(byte as char) } else { stand_ins.next() };
-            // 68 stand-ins are taken from a range of a million.
+            // The default is never used: 68 stand-ins are taken from a range of a million.
             let character = stand_in.unwrap_or('\0');
             of_byte[byte as usize] = character;
             of_char[character as usize] = Some(byte);
@@ -34,18 +34,18 @@ fn alphabet() -> &'static Alphabet {
     })
 }
 
-/// The character that stands for `byte`.
+/// Returns the character that stands for `byte`.
 pub fn char_of_byte(byte: u8) -> char {
     alphabet().of_byte[byte as usize]
 }
 
-/// The byte that `character` stands for.
+/// Returns the byte that `character` stands for.
 pub fn byte_of_char(character: char) -> Option<u8> {
     alphabet().of_char.get(character as usize).copied().flatten()
 }
 
-/// The bytes that a token's text stands for. Characters outside the alphabet stand for their own
-/// UTF-8 bytes: some vocabularies hold plain text among their normal tokens.
+/// Returns the bytes that a token's text stands for. Characters outside the alphabet stand for their own UTF-8 bytes,
+/// because some vocabularies hold plain text among their normal tokens.
 pub fn decode(token: &[u8]) -> Vec<u8> {
     let Ok(text) = std::str::from_utf8(token) else { return token.to_vec() };
     let mut bytes = Vec::with_capacity(token.len());

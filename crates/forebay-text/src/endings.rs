@@ -1,7 +1,7 @@
-//! Which tokens end a generation.
+//! Tokens that end a generation.
 //!
-//! Files name one end token; chat models end their turns with others, which are known by their
-//! texts.
+//! Files name one end token. Chat models end their turns with other tokens, which are recognised by
+//! their texts.
 
 use std::collections::BTreeSet;
 
@@ -31,7 +31,7 @@ const ENDINGS: &[&str] = &[
     "<eos>",
     "</s>",
     "<｜end▁of▁sentence｜>",
-    // Fill-in-the-middle: after these comes another file, or nothing.
+    // Fill-in-the-middle: another file follows these tokens, or nothing.
     "<|fim_pad|>",
     "<fim_pad>",
     "<|repo_name|>",
@@ -39,17 +39,19 @@ const ENDINGS: &[&str] = &[
     "<|file_sep|>",
 ];
 
-/// Whether the kinds of tokens in a model's files are right.
+/// Trust in the kinds of tokens in a model's files.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kinds {
-    /// As in `tokenizer.json`: a well-known text that is a normal token is just text.
+    /// The kinds are right, as in `tokenizer.json`: a well-known text that is a normal token is
+    /// just text.
     Reliable,
-    /// As in GGUF: some files mark well-known end tokens as normal; their kind is corrected.
+    /// The kinds may be wrong, as in GGUF: some files mark well-known end tokens as normal. Their
+    /// kind is corrected.
     Doubtful,
 }
 
-/// All tokens that end a generation, ascending: `named` by the model's files, or known by their
-/// texts.
+/// Returns all tokens that end a generation, in ascending order. These are the `named` tokens of
+/// the model's files and those recognised by their texts.
 pub fn find(
     vocabulary: &mut Vocabulary,
     kinds: Kinds,
@@ -65,7 +67,7 @@ pub fn find(
         }
     }
     let ends = |text: &str| vocabulary.id(text.as_bytes()).filter(|id| endings.contains(id));
-    // Harmony: `<|end|>` ends a message, after which the same turn goes on with another.
+    // In Harmony, `<|end|>` ends a message, and another message continues the same turn.
     let is_harmony = (ends("<|return|>").is_some() && ends("<|call|>").is_some())
         || (ends("<|flush|>").is_some()
             && (ends("<|call|>").is_some() || ends("<|calls|>").is_some()));

@@ -1,6 +1,6 @@
 use std::path::PathBuf;
 
-/// Why a tokenizer or template could not be built or applied.
+/// Error of building or applying a tokenizer or template.
 #[derive(Debug, thiserror::Error)]
 pub enum TextError {
     #[error("the model has no vocabulary: metadata key `{key}` is missing")]
@@ -54,7 +54,7 @@ pub enum TextError {
     #[error("the chat template is not valid: {reason}")]
     TemplateSyntax { reason: String },
 
-    /// The template called `raise_exception`: the conversation does not suit this model.
+    /// The template called `raise_exception`, because the conversation does not suit this model.
     #[error("the chat template refuses this conversation: {message}")]
     TemplateRefused { message: String },
 

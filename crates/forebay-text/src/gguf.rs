@@ -1,4 +1,4 @@
-//! A tokenizer from the metadata of a GGUF file.
+//! Tokenizers from the metadata of GGUF files.
 
 use forebay_format::{ByteStrings, GgufMetadata, Value};
 
@@ -27,10 +27,10 @@ const ADD_BOS: &str = "tokenizer.ggml.add_bos_token";
 const ADD_EOS: &str = "tokenizer.ggml.add_eos_token";
 const ADD_SPACE_PREFIX: &str = "tokenizer.ggml.add_space_prefix";
 
-/// Values of [`MODEL`] that are understood.
+/// Supported values of [`MODEL`].
 const MODELS: &[&str] = &["gpt2", "llama", "gemma4"];
 
-/// The rules of a tokenizer model where the file does not say otherwise.
+/// Rules of a tokenizer model, used unless the file says otherwise.
 struct Defaults {
     adds_bos: bool,
     bos: Option<u32>,
@@ -41,8 +41,8 @@ struct Defaults {
 /// Builds the tokenizer that the metadata describes.
 ///
 /// # Errors
-/// Keys that are missing, of the wrong type or inconsistent; models and pre-tokenizers that are
-/// not known.
+/// Returns an error if a key is missing, has the wrong type or is inconsistent, or if the model or
+/// pre-tokenizer is unknown.
 pub fn tokenizer(metadata: &GgufMetadata) -> Result<Tokenizer, TextError> {
     let model = string(metadata, MODEL)?.ok_or(TextError::MissingKey { key: MODEL })?;
     let mut vocabulary = vocabulary(metadata)?;
@@ -53,7 +53,7 @@ pub fn tokenizer(metadata: &GgufMetadata) -> Result<Tokenizer, TextError> {
             (None, Defaults { adds_bos: true, bos: Some(1), eos: Some(2), unknown: Some(0) })
         }
         "gpt2" | "gemma4" => {
-            // Files from before pre-tokenizers had names follow the default one.
+            // Files older than pre-tokenizer names use the default one.
             let named = string(metadata, PRE_TOKENIZER)?.unwrap_or("default");
             let splitter = Splitter::named(if model == "gemma4" { "gemma4" } else { named })?;
             let adds_bos = splitter.adds_bos();
@@ -112,8 +112,8 @@ fn vocabulary(metadata: &GgufMetadata) -> Result<Vocabulary, TextError> {
     Vocabulary::new(tokens.iter(), kinds)
 }
 
-/// Which tokens go around a text. An explicit wish for a token that the file does not have is an
-/// error; a default one is not.
+/// Returns the tokens that go around a text. It is an error if the file explicitly requests a token
+/// that it does not have. A default request for such a token is ignored.
 fn affixes(
     metadata: &GgufMetadata,
     defaults: &Defaults,
@@ -130,8 +130,9 @@ fn affixes(
     })
 }
 
-/// What special tokens swallow. GGUF does not carry this property; the models that have it are
-/// known by name. Phi-3: all but the ones that it took over from Llama swallow what follows them.
+/// Returns the whitespace that special tokens swallow. GGUF does not store this property, so the
+/// models that need it are recognised by name. In Phi-3, every special token swallows the
+/// whitespace after it, except those taken over from Llama.
 fn strip_rule<'a>(
     metadata: &'a GgufMetadata,
     vocabulary: &'a Vocabulary,
@@ -151,7 +152,7 @@ fn scores(metadata: &GgufMetadata) -> Result<Vec<f32>, TextError> {
     numbers.ok_or_else(|| wrong_type(SCORES, "an array of floats", value))
 }
 
-/// The token that `key` names. The default only counts if the vocabulary has it.
+/// Returns the token that `key` names. The default is used only if the vocabulary has it.
 fn token_id(
     metadata: &GgufMetadata,
     key: &'static str,

@@ -1,7 +1,7 @@
 //! A tokenizer from `tokenizer.json`, run by the `tokenizers` library.
 //!
-//! Encoding is the library's. Decoding is ours, as for GGUF: it must work token by token without
-//! giving out parts of characters.
+//! The library encodes. This crate decodes, as it does for GGUF, because decoding must work token
+//! by token and never return parts of characters.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -19,15 +19,16 @@ use crate::special::{SpecialTokens, Strip};
 use crate::tokenizer::{Affixes, Encoder, Tokenizer};
 use crate::vocabulary::{MAX_TOKENS, TokenKind, Vocabulary, byte_of_token};
 
-/// Larger files are no tokenizers (the largest known have 35 MB).
+/// Size limit of a tokenizer file in bytes. The largest known files have 35 MB.
 const MAX_FILE_BYTES: u64 = 256 << 20;
 
 /// The library's tokenizer.
 pub struct HuggingFace {
     tokenizer: tokenizers::Tokenizer,
-    /// A copy that takes the texts of special tokens for ordinary text; made when first needed.
+    /// A copy that treats the texts of special tokens as ordinary text. It is made when first
+    /// needed.
     plain: OnceLock<Box<tokenizers::Tokenizer>>,
-    /// Tokens around a text that the configuration wants in place of the library's own.
+    /// Tokens around a text that the configuration sets in place of the library's own.
     affixes: Option<Affixes>,
 }
 
@@ -59,9 +60,9 @@ impl HuggingFace {
         }
     }
 
-    /// Puts the wishes of `tokenizer_config.json` in place of what the library adds, where they
-    /// differ: files of several model families leave BOS to their configuration. Returns what goes
-    /// around a text now.
+    /// Applies the settings of `tokenizer_config.json` where they differ from what the library
+    /// adds. Files of several model families leave BOS to their configuration. Returns the tokens
+    /// that now go around a text.
     fn apply_wishes(
         &mut self,
         configuration: &Value,
@@ -73,7 +74,7 @@ impl HuggingFace {
             before: around_nothing.first().copied().filter(|id| Some(*id) == bos),
             after: around_nothing.last().copied().filter(|id| Some(*id) == eos && bos != eos),
         };
-        // Only these classes of transformers take a "no" from the configuration.
+        // Only these classes of transformers obey a `false` in the configuration.
         let class = configuration["tokenizer_class"].as_str().unwrap_or_default();
         let obeys_no = ["Llama", "Gemma", "Cohere"].iter().any(|family| class.contains(family));
         let wish =
@@ -93,7 +94,8 @@ impl HuggingFace {
     }
 }
 
-/// What the library answers, or why not. It unwraps in places that a broken file can reach.
+/// Calls the library and turns its errors and panics into a text. The library unwraps in places
+/// that a broken file can reach.
 fn guarded<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(result) => result.map_err(|error| error.to_string()),
@@ -104,7 +106,8 @@ fn guarded<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String>
 /// Builds the tokenizer of a Hugging Face folder.
 ///
 /// # Errors
-/// No `tokenizer.json`, or one that the library or our decoder does not understand.
+/// Returns an error if there is no `tokenizer.json`, or if the library or this crate's decoder does
+/// not understand it.
 pub fn tokenizer(metadata: &HfMetadata) -> Result<Tokenizer, TextError> {
     let document = metadata.tokenizer_json.as_ref().ok_or(TextError::NoTokenizerFile)?;
     let (path, bytes) = (document.path(), read(document)?);
@@ -112,7 +115,8 @@ pub fn tokenizer(metadata: &HfMetadata) -> Result<Tokenizer, TextError> {
         serde_json::from_slice(&bytes).map_err(|error| bad_file(path, error.to_string()))?;
     let library = guarded(|| {
         let mut library = tokenizers::Tokenizer::from_bytes(&bytes)?;
-        // Files remember how they were last used; a prompt must neither be cut nor padded.
+        // Files contain the settings of their last use, but a prompt must be neither cut nor
+        // padded.
         library.with_padding(None);
         library.with_truncation(None)?;
         Ok(library)
@@ -160,7 +164,7 @@ fn bad_file(path: &Path, reason: String) -> TextError {
     TextError::TokenizerFile { path: path.to_owned(), reason }
 }
 
-/// The table of all tokens, added ones included. Ids may have holes.
+/// Returns the table of all tokens, including added ones. Ids may have holes.
 fn vocabulary(
     library: &tokenizers::Tokenizer,
     decoder: &Decoder,
@@ -191,7 +195,8 @@ fn vocabulary(
     Vocabulary::new(texts.into_iter(), kinds)
 }
 
-/// The token that the configuration calls `name`, by text or, in `config.json`, by id.
+/// Returns the token that the configuration calls `name`. It is given by text or, in `config.json`,
+/// by id.
 fn named_token(
     vocabulary: &Vocabulary,
     tokenizer_config: &Value,
@@ -205,7 +210,7 @@ fn named_token(
         let id = u32::try_from(config.get(format!("{name}_id"))?.as_u64()?).ok()?;
         vocabulary.text(id).map(|_| id)
     };
-    // An entry of null says that there is no such token.
+    // An entry of null means that there is no such token.
     if entry.is_null() && tokenizer_config.get(name).is_some() {
         None
     } else {
@@ -213,7 +218,7 @@ fn named_token(
     }
 }
 
-/// The end tokens of `generation_config.json` and `config.json`: one id or a list.
+/// Returns the end tokens of `generation_config.json` and `config.json`: one id or a list.
 fn end_ids(metadata: &HfMetadata) -> impl Iterator<Item = u32> {
     [metadata.generation_config.as_ref(), Some(&metadata.config)]
         .into_iter()
@@ -226,15 +231,16 @@ fn end_ids(metadata: &HfMetadata) -> impl Iterator<Item = u32> {
         .filter_map(|id| u32::try_from(id.as_u64()?).ok())
 }
 
-/// What the `decoder` of a `tokenizer.json` does, as far as it is understood.
+/// Operations of the `decoder` of a `tokenizer.json`, as far as they are supported.
 struct Decoder {
     spelling: Spelling,
     has_byte_tokens: bool,
 }
 
 impl Decoder {
-    /// Understands `ByteLevel`, and sequences of replacing `▁` by a space, byte tokens and taking
-    /// one space off the beginning; gives the name of the first part that is something else.
+    /// Reads the description of a decoder. It supports `ByteLevel`, and sequences that replace `▁`
+    /// by a space, decode byte tokens and remove one leading space. Returns the name of the first
+    /// part that is not supported.
     fn new(description: &Value) -> Result<Self, String> {
         let parts = match description["decoders"].as_array() {
             Some(parts) => parts.as_slice(),

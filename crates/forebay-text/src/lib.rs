@@ -1,12 +1,12 @@
-//! Text in, token ids out, and back; and conversations into prompts.
+//! Conversion of text to token ids and back, and of conversations to prompts.
 //!
-//! A [`Tokenizer`] comes from a model's catalog: from the metadata of a GGUF, where byte pair
-//! encoding and SentencePiece are done here, or from a `tokenizer.json`, where the `tokenizers`
-//! library encodes. [`TextStream`] turns generated tokens into text as they come. A
-//! [`ChatTemplate`] renders messages into the prompt that the model was trained with.
+//! A [`Tokenizer`] is built from a model's catalog. For the metadata of a GGUF, this crate
+//! implements byte pair encoding and SentencePiece. For a `tokenizer.json`, the `tokenizers`
+//! library encodes. [`TextStream`] turns generated tokens into text as they arrive. A
+//! [`ChatTemplate`] renders messages into the prompt format that the model was trained with.
 //!
-//! Vocabularies and templates come from strangers: whatever they hold, the answer is an error, not
-//! a panic, and rendering is bounded in steps and depth.
+//! Vocabularies and templates are untrusted input. Whatever they hold, the result is an error and
+//! not a panic, and rendering is bounded in steps and depth.
 
 #![forbid(unsafe_code)]
 

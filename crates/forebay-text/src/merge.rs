@@ -1,24 +1,24 @@
-//! Merging of neighbours, the step that byte pair encoding and SentencePiece share.
+//! Merging of neighbours, the step that byte pair encoding and SentencePiece have in common.
 //!
 //! A word starts as its smallest pieces. While two neighbours form a token, the best pair is
-//! joined: the lowest key first, then the leftmost. A heap of candidate pairs gives O(n log n) for
-//! a word of n pieces, which matters because some tokenizers do not split text into words at all.
+//! joined: the lowest key first, then the leftmost. With a heap of candidate pairs, a word of n
+//! pieces takes O(n log n). This matters because some tokenizers do not split text into words.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// A piece of the word: a range of its bytes, and the token it is, if it is one.
+/// A piece of the word: a range of its bytes and its token, if it is one.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece {
     pub start: u32,
-    /// 0 once the piece was joined to its left neighbour.
+    /// Length in bytes; 0 once the piece was joined to its left neighbour.
     pub bytes: u32,
     pub token: Option<u32>,
     previous: u32,
     next: u32,
 }
 
-/// No neighbour.
+/// Index that means "no neighbour".
 const NONE: u32 = u32::MAX;
 
 /// A pair of neighbours that could be joined. The order of the fields is the order of joining.
@@ -27,12 +27,13 @@ struct Candidate {
     key: u32,
     left: u32,
     right: u32,
-    /// Of both pieces when the pair was found; another length means that one has changed since.
+    /// Length of both pieces when the pair was found. If it differs now, one of them has changed
+    /// since.
     bytes: u32,
     token: u32,
 }
 
-/// The pieces of one word, and the space to merge them; reused from word to word.
+/// Pieces of one word and the memory to merge them, reused from word to word.
 #[derive(Default)]
 pub struct Merger {
     pieces: Vec<Piece>,
@@ -57,7 +58,7 @@ impl Merger {
         self.pieces.push(Piece { start, bytes, token, previous, next: NONE });
     }
 
-    /// Joins pieces until no two neighbours form a token. `join` gives the key and the token of a
+    /// Joins pieces until no two neighbours form a token. `join` returns the key and the token of a
     /// pair of neighbours.
     pub fn merge(&mut self, join: impl Fn(&Piece, &Piece) -> Option<(u32, u32)>) {
         for left in 0..self.pieces.len().saturating_sub(1) as u32 {
@@ -100,7 +101,7 @@ impl Merger {
         }
     }
 
-    /// What is left, in the order of the word.
+    /// Returns the pieces that are left, in the order of the word.
     pub fn finished(&self) -> impl Iterator<Item = &Piece> {
         self.pieces.iter().filter(|piece| piece.bytes > 0)
     }
@@ -110,7 +111,7 @@ impl Merger {
 mod tests {
     use super::*;
 
-    /// Merges `word` by the rule that `ranks` lists pairs of texts, best first.
+    /// Merges `word` with `ranks`, a list of pairs of texts with the best first.
     fn merged(word: &str, ranks: &[(&str, &str)]) -> Vec<String> {
         let mut merger = Merger::default();
         word.chars().for_each(|c| merger.push(c.len_utf8() as u32, None));

@@ -1,27 +1,28 @@
-//! From tokens back to text.
+//! Conversion of tokens back to text.
 
 use crate::byte_level;
 use crate::vocabulary::{TokenKind, Vocabulary, byte_of_token};
 
-/// How the texts of normal tokens stand for bytes.
+/// Encoding of bytes in the texts of normal tokens.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Spelling {
     /// One character of the byte-level alphabet per byte.
     ByteLevel,
-    /// Plain text with `▁` for the space.
+    /// Plain text, with `▁` for the space.
     Underscore {
-        /// The text had a space put before it, to be taken off again.
+        /// True if the encoder puts a space before the text, so that decoding must remove it.
         space_prefix: bool,
     },
 }
 
 impl Spelling {
-    /// Whether one space is taken off the beginning of a text.
+    /// Returns true if one space is removed from the beginning of a text.
     pub fn drops_first_space(self) -> bool {
         self == Spelling::Underscore { space_prefix: true }
     }
 
-    /// The bytes of one token; nothing if it is hidden and `keep_special` is not set.
+    /// Returns the bytes of one token. Returns nothing for a hidden token unless `keep_special` is
+    /// set.
     pub fn bytes(self, vocabulary: &Vocabulary, id: u32, keep_special: bool) -> Vec<u8> {
         let (Some(text), Some(kind)) = (vocabulary.text(id), vocabulary.kind(id)) else {
             return Vec::new();

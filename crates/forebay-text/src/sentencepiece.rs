@@ -1,7 +1,8 @@
-//! SentencePiece BPE: merges by score, without words, with bytes for unknown characters.
+//! SentencePiece BPE: merges by score, without splitting into words, with bytes for unknown
+//! characters.
 //!
 //! The rule of Kudo and Richardson 2018 (SentencePiece, BPE mode): of all neighbours that form a
-//! token, join the pair with the highest score, then the leftmost.
+//! token, the pair with the highest score is joined first, then the leftmost.
 
 use crate::TextError;
 use crate::merge::Merger;
@@ -9,19 +10,19 @@ use crate::vocabulary::Vocabulary;
 
 /// A SentencePiece model with scores.
 pub struct SentencePiece {
-    /// Per token, mapped so that a higher score has a lower key.
+    /// One key per token. A higher score has a lower key.
     keys: Vec<u32>,
     byte_tokens: [Option<u32>; 256],
     unknown: Option<u32>,
-    /// A space goes before the text and before what follows a special token.
+    /// True if a space goes before the text and before text that follows a special token.
     space_prefix: bool,
 }
 
 impl SentencePiece {
-    /// One score per token.
+    /// Builds the encoder from one score per token.
     ///
     /// # Errors
-    /// Too few scores, or one that is not a number.
+    /// Returns an error if there are too few scores, or if one is not a number.
     pub fn new(
         vocabulary: &Vocabulary,
         scores: &[f32],
@@ -42,11 +43,11 @@ impl SentencePiece {
         Ok(Self { keys, byte_tokens: vocabulary.byte_tokens(), unknown, space_prefix })
     }
 
-    /// Appends the tokens of `text`, which holds no special tokens. `follows_special`: it is the
-    /// first text, or a special token came before it.
+    /// Appends the tokens of `text`, which must not contain special tokens. `follows_special` is
+    /// true if this is the first text or a special token comes before it.
     ///
     /// # Errors
-    /// [`TextError::NoTokenForByte`].
+    /// Returns [`TextError::NoTokenForByte`] if a byte has no token.
     pub fn encode(
         &self,
         vocabulary: &Vocabulary,
@@ -78,7 +79,7 @@ impl SentencePiece {
                 continue;
             }
             for byte in &bytes[piece.start as usize..][..piece.bytes as usize] {
-                // Some vocabularies hold the bytes themselves in place of `<0xXX>`.
+                // Some vocabularies contain the bytes themselves instead of `<0xXX>`.
                 let token = self.byte_tokens[*byte as usize]
                     .or_else(|| vocabulary.id(&[*byte]))
                     .or(self.unknown);
@@ -89,7 +90,7 @@ impl SentencePiece {
     }
 }
 
-/// A number that falls as `score` (not NaN) rises.
+/// Returns a number that falls as `score` (not NaN) rises.
 fn descending_key(score: f32) -> u32 {
     // -0.0 equals 0.0, so it must get the same key.
     let bits = (score + 0.0).to_bits();

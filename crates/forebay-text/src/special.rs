@@ -1,4 +1,4 @@
-//! Finding special tokens in text before it is split into words.
+//! Search for special tokens in text before it is split into words.
 
 use std::collections::BTreeMap;
 
@@ -7,14 +7,14 @@ use aho_corasick::{AhoCorasick, MatchKind};
 use crate::TextError;
 use crate::vocabulary::{TokenKind, Vocabulary};
 
-/// A part of a text: plain, or a special token.
+/// A part of a text: plain text or a special token.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fragment<'a> {
     Text(&'a str),
     Token(u32),
 }
 
-/// Which whitespace a special token swallows.
+/// Whitespace that a special token swallows.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Strip {
     pub left: bool,
@@ -24,25 +24,25 @@ pub struct Strip {
 struct Special {
     id: u32,
     bytes: usize,
-    /// Matched also where the text is not to be parsed for special tokens.
+    /// True if the token is also matched in text that is not parsed for special tokens.
     always: bool,
     strip: Strip,
 }
 
-/// All tokens that are matched as a whole. A longer token wins over a shorter one wherever they
-/// overlap; among equal ones the earlier in the text.
+/// All tokens that are matched as a whole. If matches overlap, the longer token wins. Among equally
+/// long ones, the earlier in the text wins.
 pub struct SpecialTokens {
-    /// The longest first, so an index is a rank.
+    /// Tokens with the longest first, so that an index is a rank.
     specials: Vec<Special>,
     finder: Option<AhoCorasick>,
 }
 
 impl SpecialTokens {
-    /// Every unknown, control and user-defined token of the vocabulary; `strip` says what each
-    /// swallows.
+    /// Collects every unknown, control and user-defined token of the vocabulary. `strip` returns
+    /// the whitespace that a token swallows.
     ///
     /// # Errors
-    /// More special text than the search automaton can hold.
+    /// Returns an error if the special tokens are too much text for the search automaton.
     pub fn new(vocabulary: &Vocabulary, strip: impl Fn(u32) -> Strip) -> Result<Self, TextError> {
         use TokenKind::{Control, Unknown, UserDefined};
         let mut specials: Vec<Special> = vocabulary
@@ -66,8 +66,8 @@ impl SpecialTokens {
         Ok(Self { specials, finder })
     }
 
-    /// Cuts `text` at special tokens. Without `parse_special` only the user-defined ones count, as
-    /// they are text that happens to be one token.
+    /// Cuts `text` at special tokens. Without `parse_special`, only user-defined tokens count,
+    /// because they are text that happens to be one token.
     pub fn split<'a>(&self, text: &'a str, parse_special: bool) -> Vec<Fragment<'a>> {
         let taken = self.accepted(text, parse_special);
         let mut fragments = Vec::with_capacity(2 * taken.len() + 1);
@@ -85,7 +85,8 @@ impl SpecialTokens {
         fragments
     }
 
-    /// The matches that stand, by the byte where each begins (with what it swallows).
+    /// Returns the accepted matches, keyed by the byte at which each begins, including the
+    /// whitespace that it swallows.
     fn accepted(&self, text: &str, parse_special: bool) -> BTreeMap<usize, Taken> {
         let Some(finder) = &self.finder else { return BTreeMap::new() };
         let mut matches: Vec<(usize, usize)> = finder
@@ -94,12 +95,14 @@ impl SpecialTokens {
             .filter(|(rank, start)| {
                 let special = &self.specials[*rank];
                 (parse_special || special.always)
-                    // A token may be a piece of a character; it is no part of whole characters.
+                    // A token can be a piece of a character. Such a token does not match inside
+                    // whole characters.
                     && text.is_char_boundary(*start)
                     && text.is_char_boundary(start + special.bytes)
             })
             .collect();
-        // Equal lengths are taken by the order of ids, as ranks are stable.
+        // Tokens of equal length follow the order of ids, because their ranks come from a stable
+        // sort.
         matches.sort_unstable();
         let mut taken: BTreeMap<usize, Taken> = BTreeMap::new();
         for (rank, start) in matches {
@@ -125,7 +128,7 @@ struct Taken {
     id: u32,
 }
 
-/// The whitespace of C's `isspace`, which the special tokens' attributes were defined with.
+/// Returns true for the whitespace of C's `isspace`, which defines the special tokens' attributes.
 fn is_space(byte: &u8) -> bool {
     matches!(byte, b' ' | b'\t'..=b'\r')
 }
@@ -163,7 +166,7 @@ mod tests {
         use Fragment::{Text, Token};
         let none = Strip::default();
         assert_eq!(split("a<s>é", true, none), [Text("a"), Token(1), Text("é")]);
-        // "<s><s>" from the middle on would be later than "<s>", but is longer.
+        // "<s><s>" could match from the second "<s>" on. That is later than "<s>" but longer.
         assert_eq!(split("<s><s><s>", true, none), [Token(2), Token(1)]);
         assert_eq!(split("<s><s>b", true, none), [Token(2), Text("b")]);
         assert_eq!(split("<s>[x]", false, none), [Text("<s>"), Token(3)]);

@@ -1,38 +1,39 @@
 use crate::Tokenizer;
 
-/// Turns tokens into text as they come, never giving out a part of a character.
+/// Converts tokens to text as they arrive, without ever returning a part of a character.
 ///
-/// All pieces together, with [`TextStream::finish`], equal [`Tokenizer::decode`] of all tokens.
+/// All pieces together, including [`TextStream::finish`], equal [`Tokenizer::decode`] of all
+/// tokens.
 pub struct TextStream<'t> {
     tokenizer: &'t Tokenizer,
-    /// Bytes that do not make a whole character yet: at most 3, between calls.
+    /// Bytes that do not form a whole character yet. There are at most 3 between calls.
     pending: Vec<u8>,
     keep_special: bool,
-    /// The next space begins the text and is dropped.
+    /// True if the next space begins the text and is dropped.
     drop_space: bool,
 }
 
 impl<'t> TextStream<'t> {
-    /// A stream whose first token begins a text: a space that the tokenizer puts before every text
-    /// is taken off.
+    /// Creates a stream whose first token begins a text. A space that the tokenizer puts before
+    /// every text is removed.
     pub fn new(tokenizer: &'t Tokenizer) -> Self {
         let drop_space = tokenizer.drops_first_space();
         Self { tokenizer, pending: Vec::new(), keep_special: false, drop_space }
     }
 
-    /// A stream that goes on where other text ended, so that a leading space belongs to it: what a
-    /// model appends to a prompt that was given as plain text.
+    /// Creates a stream that continues after other text, so that a leading space is kept. This fits
+    /// the text that a model appends to a prompt of plain text.
     pub fn continuing(tokenizer: &'t Tokenizer) -> Self {
         Self { drop_space: false, ..Self::new(tokenizer) }
     }
 
-    /// Whether special tokens are written out; they are hidden at first.
+    /// Sets whether special tokens are written out. They are hidden by default.
     pub fn keep_special(mut self, keep_special: bool) -> Self {
         self.keep_special = keep_special;
         self
     }
 
-    /// The text that is whole with this token. Ids outside the vocabulary give nothing.
+    /// Adds a token and returns the text that it completes. Ids outside the vocabulary are ignored.
     pub fn push(&mut self, id: u32) -> String {
         let bytes = self.tokenizer.token_bytes(id, self.keep_special);
         self.push_bytes(&bytes)
@@ -47,8 +48,8 @@ impl<'t> TextStream<'t> {
         self.pending.extend_from_slice(bytes);
         let mut text = String::new();
         let mut used = 0;
-        // The same replacement of invalid bytes as `String::from_utf8_lossy`, so that cutting the
-        // bytes elsewhere cannot change the text.
+        // This replaces invalid bytes exactly as `String::from_utf8_lossy` does, so that the text
+        // does not depend on where the bytes are cut.
         for chunk in self.pending.utf8_chunks() {
             text.push_str(chunk.valid());
             used += chunk.valid().len();
@@ -65,20 +66,21 @@ impl<'t> TextStream<'t> {
         text
     }
 
-    /// The bytes of an unfinished character as U+FFFD, where something that is not text follows.
+    /// Returns the bytes of an unfinished character as U+FFFD. The caller uses it before something
+    /// that is not text.
     pub fn flush(&mut self) -> String {
         let text = String::from_utf8_lossy(&self.pending).into_owned();
         self.pending.clear();
         text
     }
 
-    /// What is left at the end: a cut-off character becomes U+FFFD.
+    /// Returns the rest at the end of the stream. A cut-off character becomes U+FFFD.
     pub fn finish(mut self) -> String {
         self.flush()
     }
 }
 
-/// Whether bytes are the beginning of a character that more bytes can complete.
+/// Returns true if `bytes` are the beginning of a character that more bytes can complete.
 fn may_go_on(bytes: &[u8]) -> bool {
     std::str::from_utf8(bytes).is_err_and(|error| error.error_len().is_none())
 }

@@ -11,11 +11,11 @@ use crate::special::{Fragment, SpecialTokens};
 use crate::vocabulary::Vocabulary;
 use crate::{TextError, TextStream, gguf, huggingface};
 
-/// Longest text that can be encoded. No model reads so much at once, and merging takes about 60
+/// Length limit of a text to encode. No model reads that much at once, and merging takes about 60
 /// bytes of memory per byte of text.
 const MAX_TEXT_BYTES: u64 = 64 << 20;
 
-/// Text to token ids and back, as the model's files define it.
+/// Conversion between text and token ids, as the model's files define it.
 pub struct Tokenizer {
     pub(crate) vocabulary: Vocabulary,
     pub(crate) encoder: Encoder,
@@ -24,7 +24,7 @@ pub struct Tokenizer {
     pub(crate) bos: Option<u32>,
     pub(crate) eos: Option<u32>,
     pub(crate) affixes: Affixes,
-    /// Ascending.
+    /// Tokens that end a generation, in ascending order.
     pub(crate) eog: Vec<u32>,
     pub(crate) kind: String,
 }
@@ -32,11 +32,11 @@ pub struct Tokenizer {
 pub(crate) enum Encoder {
     Bpe(Bpe),
     SentencePiece(SentencePiece),
-    /// Finds special tokens and adds the ones around the text itself.
+    /// The library finds special tokens and adds those around the text itself.
     HuggingFace(HuggingFace),
 }
 
-/// The tokens that go around a text.
+/// Tokens around a text.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Affixes {
     pub before: Option<u32>,
@@ -44,11 +44,14 @@ pub(crate) struct Affixes {
 }
 
 impl Tokenizer {
-    /// The tokenizer of a model.
+    /// Builds the tokenizer of a model.
     ///
     /// # Errors
-    /// A GGUF without or with a broken vocabulary, a folder without `tokenizer.json`, or a
-    /// tokenizer of an unknown kind.
+    /// Returns an error in these cases:
+    ///
+    /// - A GGUF has no vocabulary or a broken one.
+    /// - A folder has no `tokenizer.json`.
+    /// - The kind of tokenizer is unknown.
     pub fn from_catalog(catalog: &Catalog) -> Result<Self, TextError> {
         match &catalog.source {
             Source::Gguf(metadata) => gguf::tokenizer(metadata),
@@ -56,28 +59,28 @@ impl Tokenizer {
         }
     }
 
-    /// The tokenizer that GGUF metadata describes.
+    /// Builds the tokenizer that GGUF metadata describes.
     ///
     /// # Errors
-    /// As [`Tokenizer::from_catalog`].
+    /// Returns the errors of [`Tokenizer::from_catalog`].
     pub fn from_gguf(metadata: &GgufMetadata) -> Result<Self, TextError> {
         gguf::tokenizer(metadata)
     }
 
-    /// The tokenizer of a Hugging Face folder.
+    /// Builds the tokenizer of a Hugging Face folder.
     ///
     /// # Errors
-    /// As [`Tokenizer::from_catalog`].
+    /// Returns the errors of [`Tokenizer::from_catalog`].
     pub fn from_hugging_face(metadata: &HfMetadata) -> Result<Self, TextError> {
         huggingface::tokenizer(metadata)
     }
 
-    /// The ids of `text`. `add_special`: with BOS and EOS where the model wants them.
-    /// `parse_special`: the texts of control tokens become those tokens; without it they are
-    /// ordinary text, as they must be in what a user typed.
+    /// Returns the ids of `text`. With `add_special`, BOS and EOS are added if the model requires
+    /// them. With `parse_special`, the texts of control tokens become those tokens. Without it they
+    /// are ordinary text, as they must be in user input.
     ///
     /// # Errors
-    /// A text longer than 64 MiB, or bytes that no token stands for.
+    /// Returns an error if the text is longer than 64 MiB or has bytes that no token stands for.
     pub fn encode(
         &self,
         text: &str,
@@ -126,8 +129,8 @@ impl Tokenizer {
         }
     }
 
-    /// The text of `ids`; `keep_special` writes control tokens out. Bytes that are no UTF-8 become
-    /// U+FFFD, ids outside the vocabulary nothing.
+    /// Returns the text of `ids`. With `keep_special`, control tokens are included. Invalid UTF-8
+    /// becomes U+FFFD, and ids outside the vocabulary are ignored.
     pub fn decode(&self, ids: &[u32], keep_special: bool) -> String {
         let mut stream = TextStream::new(self).keep_special(keep_special);
         let mut text: String = ids.iter().map(|id| stream.push(*id)).collect();
@@ -135,29 +138,31 @@ impl Tokenizer {
         text
     }
 
-    /// The bytes that one token stands for in the middle of a text; they need not be whole
-    /// characters. Nothing for control tokens, unless `keep_special`.
+    /// Returns the bytes of one token in the middle of a text. They need not be whole characters.
+    /// For control tokens the result is empty unless `keep_special` is set.
     pub fn token_bytes(&self, id: u32, keep_special: bool) -> Vec<u8> {
         self.spelling.bytes(&self.vocabulary, id, keep_special)
     }
 
-    /// The text of a control token, such as `<|im_end|>`; `None` for every token that is text.
+    /// Returns the text of a control token, such as `<|im_end|>`, or `None` for a token that is
+    /// text.
     pub fn control_text(&self, id: u32) -> Option<Cow<'_, str>> {
         self.vocabulary.kind(id).filter(|kind| kind.is_hidden())?;
         self.token_text(id)
     }
 
-    /// The token as the vocabulary writes it; invalid UTF-8 is replaced.
+    /// Returns the token as the vocabulary writes it, with invalid UTF-8 replaced.
     pub fn token_text(&self, id: u32) -> Option<Cow<'_, str>> {
         self.vocabulary.text(id).map(String::from_utf8_lossy)
     }
 
-    /// The token that the vocabulary writes as `text`.
+    /// Returns the token that the vocabulary writes as `text`.
     pub fn token_id(&self, text: &str) -> Option<u32> {
         self.vocabulary.id(text.as_bytes())
     }
 
-    /// Number of ids, holes and unused ones included. Models may have more rows of logits.
+    /// Returns the number of ids, including holes and unused ones. Models may have more rows of
+    /// logits.
     pub fn vocab_size(&self) -> usize {
         self.vocabulary.len()
     }
@@ -170,27 +175,27 @@ impl Tokenizer {
         self.eos
     }
 
-    /// Whether [`Tokenizer::encode`] with `add_special` begins with BOS.
+    /// Returns true if [`Tokenizer::encode`] with `add_special` begins with BOS.
     pub fn adds_bos(&self) -> bool {
         self.affixes.before.is_some()
     }
 
-    /// Whether a model that gives this token has ended its turn or text.
+    /// Returns true if this token ends the model's turn or text.
     pub fn is_end_of_generation(&self, id: u32) -> bool {
         self.eog.binary_search(&id).is_ok()
     }
 
-    /// All tokens that end a generation, ascending.
+    /// Returns all tokens that end a generation, in ascending order.
     pub fn eog_ids(&self) -> &[u32] {
         &self.eog
     }
 
-    /// What kind of tokenizer this is: `bpe (qwen2)`, `spm`, `hf (BPE)`.
+    /// Returns the kind of this tokenizer: `bpe (qwen2)`, `spm`, `hf (BPE)`.
     pub fn kind(&self) -> &str {
         &self.kind
     }
 
-    /// Whether a text begins with a space that its tokens have and it does not.
+    /// Returns true if decoding must remove a space that encoding put before the text.
     pub(crate) fn drops_first_space(&self) -> bool {
         self.spelling.drops_first_space()
     }

@@ -1,4 +1,4 @@
-//! The tokens of a model: text, kind, and the way back from text to id.
+//! Tokens of a model: text, kind, and lookup of ids by text.
 
 use std::sync::Arc;
 
@@ -6,26 +6,27 @@ use ahash::AHashMap;
 
 use crate::TextError;
 
-/// More tokens than any model has (the largest vocabularies have 262,144), few enough that a
-/// hostile file cannot ask for an absurd table.
+/// Limit of the number of tokens. It is more than any model has (the largest vocabularies have
+/// 262,144), but small enough that a hostile file cannot request an absurd table.
 pub const MAX_TOKENS: u64 = 1 << 22;
 
-/// What a token is for (`tokenizer.ggml.token_type` of GGUF).
+/// Kind of a token (`tokenizer.ggml.token_type` of GGUF).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TokenKind {
     Normal,
     Unknown,
-    /// Steers the model and is no part of the text, such as BOS.
+    /// A token that steers the model and is not part of the text, such as BOS.
     Control,
-    /// Added by hand, matched in any text.
+    /// A token added by hand and matched in any text.
     UserDefined,
     Unused,
-    /// Stands for one byte and is written `<0xXX>`.
+    /// A token that stands for one byte and is written `<0xXX>`.
     Byte,
 }
 
 impl TokenKind {
-    /// The kind of a GGUF token type number; unknown numbers are tokens that are never produced.
+    /// Returns the kind for a GGUF token type number. Unknown numbers are tokens that are never
+    /// produced.
     pub fn from_gguf(number: i64) -> Self {
         match number {
             1 => Self::Normal,
@@ -37,7 +38,7 @@ impl TokenKind {
         }
     }
 
-    /// Whether the token is part of the conversation's frame and hidden from its text.
+    /// Returns true if the token is part of the conversation's frame and hidden from its text.
     pub fn is_hidden(self) -> bool {
         matches!(self, Self::Unknown | Self::Control | Self::Unused)
     }
@@ -52,11 +53,12 @@ pub struct Vocabulary {
 }
 
 impl Vocabulary {
-    /// Builds the table from texts (raw bytes) and as many kinds. Empty texts are allowed and
+    /// Builds the table from texts (raw bytes) and one kind per text. Empty texts are allowed and
     /// stand for ids that have no token.
     ///
     /// # Errors
-    /// No token, too many, two of the same text, or kinds of another number.
+    /// Returns an error if there is no token, there are too many, two have the same text, or the
+    /// number of kinds differs from the number of texts.
     pub fn new<'a>(
         texts: impl ExactSizeIterator<Item = &'a [u8]>,
         kinds: Vec<TokenKind>,
@@ -93,16 +95,17 @@ impl Vocabulary {
         self.tokens.len()
     }
 
-    /// The token of exactly this text.
+    /// Returns the token with exactly this text.
     pub fn id(&self, text: &[u8]) -> Option<u32> {
-        // Merging asks for ever longer texts; beyond the longest token hashing them is waste.
+        // Merging looks up ever longer texts. Hashing texts beyond the longest token would be
+        // waste.
         if text.len() > self.longest_bytes {
             return None;
         }
         self.ids.get(text).copied()
     }
 
-    /// The raw bytes of the token's text.
+    /// Returns the raw bytes of the token's text.
     pub fn text(&self, id: u32) -> Option<&[u8]> {
         self.tokens.get(id as usize).map(|token| &token[..])
     }
@@ -117,18 +120,18 @@ impl Vocabulary {
         }
     }
 
-    /// All tokens of the kinds that `wanted` accepts, in the order of ids.
+    /// Returns all tokens of the kinds that `wanted` accepts, in the order of ids.
     pub fn of_kind(&self, wanted: impl Fn(TokenKind) -> bool) -> impl Iterator<Item = u32> {
         (0u32..).zip(&self.kinds).filter(move |(_, kind)| wanted(**kind)).map(|(id, _)| id)
     }
 
-    /// For every byte the token that is written `<0xXX>`.
+    /// Returns the token that is written `<0xXX>` for every byte.
     pub fn byte_tokens(&self) -> [Option<u32>; 256] {
         std::array::from_fn(|byte| self.id(format!("<0x{byte:02X}>").as_bytes()))
     }
 }
 
-/// The byte that a token of the form `<0xXX>` stands for.
+/// Returns the byte that a token of the form `<0xXX>` stands for.
 pub fn byte_of_token(text: &[u8]) -> Option<u8> {
     let digits = text.strip_prefix(b"<0x")?.strip_suffix(b">")?;
     if digits.len() != 2 || !digits.iter().all(u8::is_ascii_hexdigit) {

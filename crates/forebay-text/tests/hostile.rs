@@ -1,4 +1,4 @@
-//! Metadata that is wrong on purpose must give errors, not panics.
+//! Tests that deliberately wrong metadata gives errors, not panics.
 
 use forebay_format::{Array, ByteStrings, Document, GgufMetadata, HfMetadata, Value};
 use forebay_text::{TextError, Tokenizer};
@@ -17,7 +17,7 @@ fn metadata(entries: &[(&str, Value)]) -> GgufMetadata {
     metadata
 }
 
-/// A small model of byte pair encoding with `changes` in place of its own entries.
+/// Builds a small BPE tokenizer in which `changes` replace its own entries.
 fn bpe(changes: &[(&str, Value)]) -> Result<Tokenizer, TextError> {
     let own = [
         ("ggml.model", Value::from("gpt2")),
@@ -30,7 +30,7 @@ fn bpe(changes: &[(&str, Value)]) -> Result<Tokenizer, TextError> {
     Tokenizer::from_gguf(&metadata(&[&own, changes].concat()))
 }
 
-/// As [`bpe`], with SentencePiece.
+/// Builds a small SentencePiece tokenizer in which `changes` replace its own entries.
 fn spm(changes: &[(&str, Value)]) -> Result<Tokenizer, TextError> {
     let own = [
         ("ggml.model", Value::from("llama")),
@@ -47,7 +47,7 @@ fn the_small_models_themselves_work() {
     assert_eq!(tokenizer.encode("abba<s>", false, true).unwrap(), [2, 1, 0, 3]);
     let tokenizer = spm(&[]).unwrap();
     assert_eq!(tokenizer.encode("a a", true, false).unwrap(), [1, 5, 5]);
-    // No byte tokens: the unknown token takes their place.
+    // There are no byte tokens, so the unknown token takes their place.
     assert_eq!(tokenizer.encode("aé", false, false).unwrap(), [5, 0, 0]);
     assert!(tokenizer.adds_bos());
 }
@@ -72,7 +72,7 @@ fn keys_that_are_missing_or_of_the_wrong_type() {
     for key in ["ggml.add_bos_token", "ggml.add_eos_token"] {
         assert!(matches!(bpe(&[(key, Value::U32(1))]), Err(TextError::WrongType { .. })), "{key}");
     }
-    // EOS is wished for, but there is none.
+    // The metadata requests EOS, but there is none.
     let without = bpe(&[("ggml.add_eos_token", Value::Bool(true))]);
     assert!(matches!(without, Err(TextError::MissingKey { .. })));
 }
@@ -137,7 +137,7 @@ fn empty_and_invalid_token_texts_are_no_trouble() {
     assert_eq!(tokenizer.token_text(u32::MAX), None);
 }
 
-/// A small `tokenizer.json`; `added` are its added tokens.
+/// Returns a small `tokenizer.json`. `added` are its added tokens.
 fn tokenizer_json(added: serde_json::Value) -> serde_json::Value {
     json!({
         "version": "1.0",
@@ -210,7 +210,7 @@ fn broken_tokenizer_files() {
     let doubled = json!({"type": "BPE", "vocab": {"a": 0, "b": 0}, "merges": []});
     assert!(with("model", doubled).is_err());
     for added in [json!([added_token(u32::MAX, "x")]), json!([{"id": 3}]), json!("x"), json!([1])] {
-        // Whether refused or renumbered: no panic.
+        // These may be refused or renumbered, but they must not panic.
         hugging_face(tokenizer_json(added).to_string().as_bytes(), json!({})).ok();
     }
 }
@@ -218,7 +218,7 @@ fn broken_tokenizer_files() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever the lists hold, the answer is a tokenizer or an error.
+    /// Whatever the lists hold, the result is a tokenizer or an error.
     #[test]
     fn random_metadata_does_not_panic(
         tokens in prop::collection::vec("[ab▁<>s]{0,3}", 0..12),

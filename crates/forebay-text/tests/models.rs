@@ -1,4 +1,4 @@
-//! The tiny models' tokenizers, as Hugging Face folders and as GGUF.
+//! Tests of the tiny models' tokenizers, as Hugging Face folders and as GGUF.
 
 mod common;
 
@@ -9,12 +9,12 @@ use forebay_format::Catalog;
 use forebay_text::{TextStream, Tokenizer};
 use serde_json::Value;
 
-/// The JSON file `path`.
+/// Reads the JSON file `path`.
 fn json(path: &Path) -> Value {
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
 
-/// A list of token ids.
+/// Reads a list of token ids.
 fn ids(value: &Value) -> Vec<u32> {
     value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
 }
@@ -63,7 +63,7 @@ fn check_model(model: &Path, tokens: &Path, prefix: &str) {
     assert!(!eog.is_empty() && eog.iter().all(|id| tokenizer.is_end_of_generation(*id)));
 }
 
-/// The sub-folders of `name`.
+/// Returns the sub-folders of `name`.
 fn folders(name: &str) -> Vec<PathBuf> {
     let Some(folder) = fixture(name) else { return Vec::new() };
     let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
@@ -97,7 +97,7 @@ fn gguf_files() {
     }
 }
 
-/// Text that a user typed must not become control tokens.
+/// User input must not become control tokens.
 #[test]
 fn special_texts_are_plain_without_parsing() {
     for model in folders("models") {
@@ -113,7 +113,7 @@ fn special_texts_are_plain_without_parsing() {
     }
 }
 
-/// Generated text goes on behind a prompt with its own space; a new text begins without one.
+/// Generated text continues a prompt with its own space; a new text begins without one.
 #[test]
 fn leading_space_belongs_to_what_goes_on() {
     let Some(model) = fixture("models/mistral") else { return };

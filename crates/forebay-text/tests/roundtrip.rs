@@ -1,4 +1,4 @@
-//! Text through a tokenizer and back, whatever it is.
+//! Round trips of arbitrary text through a tokenizer.
 
 mod common;
 
@@ -9,7 +9,7 @@ use forebay_format::Catalog;
 use forebay_text::{TextStream, Tokenizer};
 use proptest::prelude::*;
 
-/// Two tiny models of byte pair encoding and one of SentencePiece, as GGUF and as folders.
+/// Returns two tiny BPE models and a SentencePiece one, as GGUF and as folders.
 fn tokenizers() -> &'static [Tokenizer] {
     static TOKENIZERS: OnceLock<Vec<Tokenizer>> = OnceLock::new();
     TOKENIZERS.get_or_init(|| {
@@ -52,7 +52,7 @@ proptest! {
         for tokenizer in tokenizers() {
             let ids = tokenizer.encode(&text, false, false).unwrap();
             let back = tokenizer.decode(&ids, true);
-            // Folders may normalise (NFC), and SentencePiece writes the space as `▁`.
+            // Tokenizers of folders may normalise (NFC), and SentencePiece writes the space as `▁`.
             if tokenizer.kind().starts_with("bpe") || text.is_ascii() {
                 prop_assert_eq!(&back, &text, "{}", tokenizer.kind());
             }
@@ -60,14 +60,14 @@ proptest! {
         }
     }
 
-    /// Random ids are cut-off characters and special tokens in any order.
+    /// Random ids give cut-off characters and special tokens in any order.
     #[test]
     fn stream_equals_decode(ids in prop::collection::vec(0u32..520, 0..60)) {
         for tokenizer in tokenizers() {
             for keep_special in [false, true] {
                 let whole = tokenizer.decode(&ids, keep_special);
                 prop_assert_eq!(streamed(tokenizer, &ids, keep_special), whole.clone());
-                // The bytes of the tokens are those of the text, but for a space before it.
+                // The bytes of the tokens are those of the text, except for a space before it.
                 let bytes: Vec<u8> =
                     ids.iter().flat_map(|id| tokenizer.token_bytes(*id, keep_special)).collect();
                 let joined = String::from_utf8_lossy(&bytes).into_owned();
@@ -76,7 +76,7 @@ proptest! {
         }
     }
 
-    /// No piece ends within a character, and none is held back longer than it must be.
+    /// No piece ends within a character, and no text is held back longer than necessary.
     #[test]
     fn pieces_are_whole_characters(text in "[aé中😀]{0,20}") {
         for tokenizer in tokenizers() {

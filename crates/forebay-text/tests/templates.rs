@@ -1,4 +1,4 @@
-//! Published chat templates against transformers, byte for byte.
+//! Comparison of published chat templates with transformers, byte for byte.
 
 mod common;
 
@@ -8,7 +8,7 @@ use common::fixture;
 use forebay_text::{ChatTemplate, CivilTime, RenderInput, TextError};
 use serde_json::Value;
 
-/// The JSON file `path`.
+/// Reads the JSON file `path`.
 fn json(path: &Path) -> Value {
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }

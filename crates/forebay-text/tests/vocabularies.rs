@@ -1,4 +1,4 @@
-//! Real vocabularies against the ids of llama.cpp.
+//! Comparison of real vocabularies with the ids of llama.cpp.
 
 mod common;
 
@@ -11,7 +11,7 @@ use forebay_format::Catalog;
 use forebay_text::{ChatTemplate, TextStream, Tokenizer};
 use serde_json::Value;
 
-/// The model of a packed vocabulary, and the folder that keeps its file.
+/// Opens the model of a packed vocabulary, and returns it with the folder that keeps its file.
 fn open(name: &str) -> Option<(Catalog, tempfile::TempDir)> {
     let packed = fixture(&format!("vocab/ggml-vocab-{name}.gguf.gz"))?;
     let mut bytes = Vec::new();
@@ -23,12 +23,12 @@ fn open(name: &str) -> Option<(Catalog, tempfile::TempDir)> {
     Some((Catalog::open(&path).unwrap(), folder))
 }
 
-/// The JSON file `path`.
+/// Reads the JSON file `path`.
 fn json(path: &Path) -> Value {
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
 
-/// A list of token ids.
+/// Reads a list of token ids.
 fn ids(value: &Value) -> Vec<u32> {
     value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
 }
@@ -45,7 +45,7 @@ fn check_case(tokenizer: &Tokenizer, case: &Value) -> Result<(), String> {
     }
     let plain = tokenizer.encode(text, false, false).map_err(|e| e.to_string())?;
     let decoded = tokenizer.decode(&plain, true);
-    // Swallowed whitespace and `▁` for a space do not come back.
+    // Swallowed whitespace and `▁` for a space are not restored.
     if decoded != text && !text.contains('▁') && !tokenizer.kind().contains("spm") {
         return Err(format!("{text:?} came back as {decoded:?}"));
     }

@@ -1,4 +1,4 @@
-//! The command line as it is typed. What it means is decided in [`crate::config`].
+//! Command-line arguments as the user types them. [`crate::config`] resolves them into a configuration.
 
 mod assess;
 mod cpu_offload;
@@ -212,7 +212,7 @@ pub struct ReplayArgs {
     pub json: bool,
 }
 
-/// A capacity as it was typed, and what that means.
+/// Capacity as the user typed it, and its parsed form.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CapacityArg {
     pub text: String,
@@ -508,7 +508,7 @@ pub enum IoArg {
     Mmap,
 }
 
-/// As [`IoArg`], and what reads to GPUs by itself.
+/// Read engines of [`IoArg`], and cuFile, which reads directly to GPUs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum LoadIoArg {
     Auto,
@@ -518,7 +518,7 @@ pub enum LoadIoArg {
     Cufile,
 }
 
-/// Where to compute.
+/// Device to compute on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Device {
     Auto,
@@ -562,8 +562,8 @@ fn count() -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(1..=u32::MAX.into())
 }
 
-/// The definition of the command line. A negative number is a value of the option before it, whose parser says what is wrong
-/// with it; and prose below the options is wrapped to the width of the terminal.
+/// Returns the definition of the command line. A negative number is a value of the option before it, whose parser
+/// then says what is wrong with it. Prose below the options is wrapped to the width of the terminal.
 pub fn command() -> clap::Command {
     let value = |argument: clap::Arg| match argument.is_positional()
         || !argument.get_action().takes_values()
@@ -582,7 +582,7 @@ pub fn command() -> clap::Command {
     one(<Cli as clap::CommandFactory>::command()).mut_subcommands(one)
 }
 
-/// Parses the arguments of a program, its name first.
+/// Parses the arguments of a program. The first one is the program's name.
 pub fn parse_all<I: IntoIterator<Item = T>, T: Into<std::ffi::OsString> + Clone>(
     arguments: I,
 ) -> Result<Cli, clap::Error> {
@@ -601,7 +601,7 @@ mod tests {
         Cli::command().debug_assert();
     }
 
-    /// The list decides which rows the test of outputs must have: a new path argument belongs there.
+    /// The test of outputs must have a row for every path in this list, so a new path argument belongs there.
     #[test]
     fn every_path_argument_is_listed_as_input_or_output() {
         let path = std::any::TypeId::of::<PathBuf>();

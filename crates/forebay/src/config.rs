@@ -1,6 +1,6 @@
-//! The one place where typed arguments become a resolved configuration.
+//! Resolves typed arguments into a configuration. No other module does this.
 //!
-//! Whatever cannot take effect is refused here, before any work.
+//! Options that cannot take effect are refused here, before any work.
 
 use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
@@ -21,36 +21,36 @@ use crate::demo;
 use crate::failure::{Outcome, usage};
 use crate::interrupt;
 
-/// What `run` shall do.
+/// Configuration of `run`.
 pub struct RunConfig {
     pub model: PathBuf,
-    /// No model was named: the demo model runs.
+    /// True if the user named no model, so that the demo model runs.
     pub demo: bool,
     pub prompt: PromptSource,
     pub raw: bool,
     pub template: TemplateConfig,
     pub hide_thinking: bool,
-    /// Files that were read for the prompt: no output may replace them.
+    /// Files that the prompt was read from. No output may replace them.
     pub inputs: Vec<PathBuf>,
     pub session: SessionOptions,
     pub answer: AnswerConfig,
     pub tracing: TracingArgs,
     pub routing: RoutingArgs,
-    /// Print statistics for people.
+    /// True to print statistics for people.
     pub stats: bool,
     pub json: bool,
 }
 
-/// Where the prompt comes from. Nothing given and nothing piped: a chat.
+/// Source of the prompt. If nothing is given and nothing piped, `run` starts a chat.
 #[derive(Debug, PartialEq, Eq)]
 pub struct PromptSource {
-    /// `--prompt`, TEXT or `--file`.
+    /// Text of `--prompt`, TEXT or `--file`.
     pub given: Option<String>,
-    /// Standard input is no terminal: what it holds is (part of) the prompt.
+    /// True if standard input is not a terminal. Its contents are then the prompt, or part of it.
     pub piped: bool,
 }
 
-/// What goes into the chat template beside the conversation.
+/// Inputs of the chat template besides the conversation.
 #[derive(Clone, Debug, Default)]
 pub struct TemplateConfig {
     pub system: Option<String>,
@@ -59,7 +59,7 @@ pub struct TemplateConfig {
 }
 
 impl TemplateConfig {
-    /// The first option that only a chat template can obey.
+    /// Returns the first given option that only has an effect through a chat template.
     pub fn option(&self) -> Option<&'static str> {
         let options = [
             (self.system.is_some(), "--system"),
@@ -69,7 +69,7 @@ impl TemplateConfig {
         options.into_iter().find(|(given, _)| *given).map(|(_, name)| name)
     }
 
-    /// The variables to set in a template of this format.
+    /// Returns the variables to set in a template of this format.
     pub fn variables(&self, format: &Format) -> Outcome<Map<String, Value>> {
         let mut variables = match self.think.map(|think| format.think(think)).transpose() {
             Ok(variables) => variables.unwrap_or_default(),
@@ -87,16 +87,16 @@ impl TemplateConfig {
     }
 }
 
-/// What a chat does when its context is full.
+/// Behaviour of a chat when its context is full.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnFull {
-    /// The oldest turns leave, and the others are read again.
+    /// Drops the oldest turns and processes the remaining ones again.
     #[default]
     Shift,
     Stop,
 }
 
-/// How an answer is made and when it ends.
+/// Sampling and limits of an answer.
 #[derive(Clone)]
 pub struct AnswerConfig {
     pub max_tokens: Option<usize>,
@@ -226,7 +226,7 @@ pub fn io_kind(io: IoArg) -> IoKind {
     }
 }
 
-/// What the user left open has other values for the demo model.
+/// Resolves sampling and limits. Options that the user did not give have other defaults for the demo model.
 fn answer(args: &SamplingArgs, demo: bool) -> Outcome<AnswerConfig> {
     if args.stop.iter().any(String::is_empty) {
         return usage("--stop is empty: write the text that shall end the answer");
@@ -249,14 +249,14 @@ fn answer(args: &SamplingArgs, demo: bool) -> Outcome<AnswerConfig> {
     })
 }
 
-/// A seed that is short enough to type again.
+/// Returns a seed that is short enough to retype.
 fn fresh_seed() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     (now.as_nanos() as u64 ^ u64::from(std::process::id()) << 16) % 1_000_000_000
 }
 
-/// The ids in `1,2,3` or in the file that `@FILE` names (separated by commas or white space,
-/// brackets of a JSON list allowed).
+/// Returns the ids in `1,2,3`, or in the file that `@FILE` names. Ids in a file are separated by commas or white space,
+/// and the brackets of a JSON list are allowed.
 pub fn token_ids(text: &str) -> Outcome<Vec<u32>> {
     let (source, text) = match text.strip_prefix('@') {
         None => ("--tokens".to_string(), text.to_string()),

@@ -1,4 +1,4 @@
-//! The demo model that ships with the project.
+//! Finds and describes the demo model that ships with the project.
 
 use std::path::{Path, PathBuf};
 
@@ -6,27 +6,28 @@ use anyhow::bail;
 use forebay_engine::ModelInfo;
 use forebay_model::sampling::Sampling;
 
-/// Where the demo model is, if not in one of the usual places.
+/// Environment variable with the path of the demo model, if it is not in one of the usual directories.
 pub const VARIABLE: &str = "FOREBAY_DEMO_MODEL";
 
-/// A beginning that shows the model well: it was trained on narrative fiction.
+/// A prompt that suits the model, which was trained on narrative fiction.
 pub const PROMPT: &str = "The old sailor looked out at the sea and";
 
-/// A small model repeats itself; this much penalty and this little heat keep it telling.
+/// Returns the sampling options for the demo model. A small model repeats itself, so they combine a repeat penalty with
+/// a low temperature.
 pub fn sampling() -> Sampling {
     Sampling { seed: 3, temperature: 0.7, repeat_penalty: 1.1, ..Sampling::default() }
 }
 
-/// Length of the demo answer in tokens; the model writes sense for a paragraph or two.
+/// Length of the demo answer in tokens. The model stays coherent for a paragraph or two.
 pub const MAX_TOKENS: usize = 200;
 
-/// What a newcomer may do after the first run.
+/// Suggestions for a new user after the first run.
 pub const NEXT: &str = "\
 next: forebay run --prompt 'def binary_search(items, target):'    the same model on other text
       forebay run MODEL.gguf --ram 8GiB                           a chat with a model of yours";
 
-/// Whether this is the demo model, wherever its file is. The file has a chat template, which came
-/// with the tokenizer; the model was never trained with it.
+/// Returns true if this is the demo model, wherever its file is. The file has a chat template, which came with the
+/// tokenizer. The model was never trained with it.
 pub fn is_demo(model: &ModelInfo) -> bool {
     model.architecture == "qwen3moe"
         && model.name.as_deref() == Some("hfB2")
@@ -36,8 +37,8 @@ pub fn is_demo(model: &ModelInfo) -> bool {
 
 const FILE: &str = "models/tales-moe-sticky-Q4_K_M.gguf";
 
-/// Finds the demo model: the path in `FOREBAY_DEMO_MODEL`, else `models/` in a directory above
-/// the executable, above the current directory, or in the source tree that this was built from.
+/// Finds the demo model. `FOREBAY_DEMO_MODEL` has precedence. Otherwise the search looks for `models/` above the
+/// executable, above the current directory, and above the source tree of this build.
 pub fn find() -> anyhow::Result<PathBuf> {
     if let Some(path) = std::env::var_os(VARIABLE).filter(|path| !path.is_empty()) {
         let path = PathBuf::from(path);

@@ -1,4 +1,4 @@
-//! How a command ends when it does not end well: exit status and the one line that says why.
+//! Failures of a command: exit status and the one line that explains them.
 
 use std::fmt::Write as _;
 use std::io;
@@ -9,22 +9,22 @@ use forebay_store::{OutputError, StoreError};
 
 use crate::interrupt;
 
-/// Why a command stopped. The variants are the exit statuses.
+/// Reason why a command stopped. Each variant has its exit status.
 #[derive(Debug)]
 pub enum Failure {
-    /// The command line asks for something that cannot be; exit status 2.
+    /// The command line asks for something impossible. Exit status 2.
     Usage(String),
-    /// The work failed; exit status 1.
+    /// The work failed. Exit status 1.
     Work(anyhow::Error),
-    /// Ctrl-C ended the work; what there is of a result was printed. Exit status 130.
+    /// Ctrl-C stopped the work, and the partial result was printed. Exit status 130.
     Interrupted,
 }
 
 pub type Outcome<T = ()> = Result<T, Failure>;
 
 impl Failure {
-    /// The process exit status. A reader that closed its end of the pipe has what it wanted, so
-    /// that is no failure.
+    /// Returns the exit status of the process. A reader that closed its end of a pipe has what it wanted, so a broken
+    /// pipe is no failure.
     pub fn status(&self) -> u8 {
         match self {
             Failure::Usage(_) => 2,
@@ -35,7 +35,7 @@ impl Failure {
         }
     }
 
-    /// The line for the person, without `error: `; `None` when there is nothing to say.
+    /// Returns the message for the user without `error: `, or `None` if there is nothing to print.
     pub fn line(&self) -> Option<String> {
         match self {
             Failure::Usage(text) => Some(one_line(text)),
@@ -56,10 +56,10 @@ impl<E: Into<anyhow::Error>> From<E> for Failure {
     }
 }
 
-/// Whether work ended because it was asked to.
+/// Returns true if the work stopped because of an interrupt.
 fn is_interrupt(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
-        // A reader can say it only inside an error of its own.
+        // An implementation of `Read` can only report the interrupt inside an `io::Error`.
         let inside = cause.downcast_ref().and_then(io::Error::get_ref);
         inside.is_some_and(|error| matches!(error.downcast_ref(), Some(StoreError::Interrupted)))
             || matches!(cause.downcast_ref(), Some(EngineError::Interrupted))
@@ -81,13 +81,13 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
     })
 }
 
-/// An output that may not be written is wrong usage, wherever in the program that is found out.
+/// Returns true if an output may not be written. This is a usage error, wherever the program detects it.
 fn is_refused_output(error: &anyhow::Error) -> bool {
     error.downcast_ref::<OutputError>().is_some_and(OutputError::is_refusal)
 }
 
-/// The chain of causes in one line. What another message of the chain repeats is left out: library
-/// errors differ in whether `Display` includes their source, and the file that they are about.
+/// Joins the chain of causes into one line. Text that another message of the chain repeats is left out, because library
+/// errors differ in whether `Display` includes their source or the file name.
 fn flatten(error: &anyhow::Error) -> String {
     let mut line = String::new();
     for cause in error.chain() {
@@ -95,7 +95,8 @@ fn flatten(error: &anyhow::Error) -> String {
         if line.contains(&text) {
             continue;
         }
-        // The same message with more behind it; a file called "dir" is no beginning of "directory".
+        // The same message with more text after it. The check for ':' keeps a file called "dir" from matching
+        // "directory".
         if text.strip_prefix(&line).is_some_and(|rest| rest.starts_with(':')) {
             line = text;
             continue;
@@ -108,7 +109,7 @@ fn flatten(error: &anyhow::Error) -> String {
     line
 }
 
-/// What the system reports in plain words, without its numbers.
+/// Replaces system error messages with plain words, without error numbers.
 fn in_words(text: &str) -> String {
     let mut text = text
         .replace("No such file or directory (os error 2)", "no such file or folder: check the path")
@@ -116,7 +117,7 @@ fn in_words(text: &str) -> String {
         .replace("Not a directory (os error 20)", "a file is where a folder is needed")
         .replace("Permission denied (os error 13)", "permission denied")
         .replace("No space left on device (os error 28)", "the disk is full");
-    // Others lose their number.
+    // Other messages only lose their number.
     while let Some(start) = text.find(" (os error ") {
         let Some(length) = text[start..].find(')') else { break };
         text.replace_range(start..start + length + 1, "");
@@ -124,8 +125,8 @@ fn in_words(text: &str) -> String {
     text
 }
 
-/// Control characters (a file name, a tensor name, a token may hold any) must neither break the
-/// line nor reach the terminal.
+/// Joins lines and replaces control characters, which file names, tensor names and tokens may contain. They must
+/// neither break the line nor reach the terminal.
 fn one_line(text: &str) -> String {
     let mut line = String::with_capacity(text.len());
     for part in text.split(['\n', '\r']).map(str::trim).filter(|part| !part.is_empty()) {

@@ -1,7 +1,7 @@
-//! What stands below the options in `--help`: examples first, then what a newcomer may miss.
+//! Text below the options in `--help`: examples first, then notes for new users.
 
-/// Joins the lines of every paragraph of prose, for the terminal to wrap. Indented lines (examples) and the line above them
-/// stay as they are.
+/// Joins the lines of every paragraph of prose, so that the terminal can wrap them. Indented lines (examples) and the
+/// line above them stay unchanged.
 pub fn reflow(text: &str) -> String {
     let paragraph = |text: &str| match text.lines().any(|line| line.starts_with(' ')) {
         true => text.to_owned(),

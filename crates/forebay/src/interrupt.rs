@@ -1,8 +1,8 @@
-//! Ctrl-C and SIGTERM. The first asks the command to stop, the second ends the program at once.
+//! Handles Ctrl-C and SIGTERM. The first signal asks the command to stop, the second ends the program immediately.
 //!
-//! Commands hand [`token`] to all long work and end with [`Failure::Interrupted`] soon after a press, with what they have.
-//! Nothing looks at the token while a command waits for input ([`waiting_for_input`]) or has no long work at all, so there
-//! the first press ends the program.
+//! Commands pass [`token`] to all long work. After a signal they soon end with [`Failure::Interrupted`] and their
+//! partial result. No code checks the token while a command waits for input ([`waiting_for_input`]) or if it has no
+//! long work. In these cases the first signal ends the program.
 //!
 //! [`Failure::Interrupted`]: crate::failure::Failure::Interrupted
 
@@ -17,17 +17,17 @@ use signal_hook::iterator::Signals;
 
 use crate::{output, unfinished};
 
-/// The exit status of a command that did not end by itself, as shells report SIGINT (128 + 2).
+/// Exit status of an interrupted command, as shells report SIGINT (128 + 2).
 pub const INTERRUPTED: u8 = 130;
 
-/// How long a program that ends at once waits for its last words, which nobody may be reading.
+/// Longest time that the final output may take before the program exits. The reader of its output may be blocked.
 const LAST_WORDS: Duration = Duration::from_millis(200);
 
 static TOKEN: LazyLock<Interrupt> = LazyLock::new(Interrupt::new);
 static COOPERATES: AtomicBool = AtomicBool::new(false);
 static WAITING: AtomicUsize = AtomicUsize::new(0);
 
-/// Installs the handler. Without one (some sandboxes forbid it) the signals end the program as usual.
+/// Installs the signal handler. Without it (some sandboxes forbid it), the signals end the program as usual.
 pub fn install() {
     let watch = |mut signals: Signals| {
         thread::Builder::new().name("signals".into()).spawn(move || {
@@ -41,26 +41,26 @@ pub fn install() {
     }
 }
 
-/// The flag that the first press raises.
+/// Returns the flag that the first signal sets.
 pub fn token() -> Interrupt {
     TOKEN.clone()
 }
 
-/// Forgets presses, so that the next piece of work can begin: before each answer of a chat.
+/// Clears earlier signals, so that the next piece of work can begin. A chat calls this before each answer.
 pub fn reset() {
     TOKEN.clear();
 }
 
-/// From now on, the command looks at [`token`] and ends by itself.
+/// Declares that the command checks [`token`] and ends by itself from now on.
 pub fn cooperate() {
     COOPERATES.store(true, Ordering::SeqCst);
 }
 
-/// While it lives, the command waits for input, and a press ends the program at once.
+/// Guard of a command that waits for input. While it exists, a signal ends the program immediately.
 #[must_use]
 pub struct Waiting(());
 
-/// Call this before blocking on standard input.
+/// Declares that the command waits for input until the guard is dropped. Call this before blocking on standard input.
 pub fn waiting_for_input() -> Waiting {
     WAITING.fetch_add(1, Ordering::SeqCst);
     Waiting(())
@@ -84,7 +84,8 @@ fn on_signal() {
 
 fn end_at_once() -> ! {
     forebay_store::remove_unfinished();
-    // A thread of its own: the command may hold standard output for as long as its reader sleeps.
+    // This runs on a separate thread, because the command may hold the lock of standard output while its reader is
+    // blocked.
     let (said, heard) = mpsc::channel();
     thread::spawn(move || {
         let _ = unfinished::print();

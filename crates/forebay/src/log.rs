@@ -1,4 +1,4 @@
-//! The log on standard error: `--log LEVEL`, or the environment variable `FOREBAY_LOG`.
+//! Log on standard error, set by `--log LEVEL` or the environment variable `FOREBAY_LOG`.
 
 use std::io::{self, IsTerminal as _};
 
@@ -8,32 +8,32 @@ use tracing_subscriber::fmt::format::FmtSpan;
 
 use crate::failure::{Failure, Outcome};
 
-/// The environment variable that `--log` overrides.
+/// Environment variable that `--log` overrides.
 const VARIABLE: &str = "FOREBAY_LOG";
 
-/// A checked value of `--log` or `FOREBAY_LOG`: directives for [`EnvFilter`].
+/// A valid value of `--log` or `FOREBAY_LOG`: directives for [`EnvFilter`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogFilter(String);
 
 impl LogFilter {
     /// Reads a level, or a list of directives such as `forebay_store=debug,forebay_engine=trace`.
     ///
-    /// A level alone applies to forebay's own crates. Libraries keep to warnings, so that `--log debug` shows
-    /// forebay's work and nothing else.
+    /// A level alone applies to forebay's own crates. Libraries stay at warnings, so that `--log debug` shows only
+    /// forebay's work.
     ///
     /// # Errors
-    /// A word that is no level, or a directive that cannot be parsed.
+    /// Returns an error if a word is not a level or a directive cannot be parsed.
     pub fn parse(text: &str) -> Result<LogFilter, String> {
         let text = text.trim();
         let level = text.parse::<LevelFilter>().ok();
-        // An empty text would parse as a level.
+        // An empty string would parse as a level.
         if let Some(level) = level.filter(|_| !text.is_empty()) {
             return Ok(LogFilter(match level {
                 LevelFilter::OFF | LevelFilter::ERROR => level.to_string(),
                 level => format!("warn,forebay={level}"),
             }));
         }
-        // EnvFilter takes any other single word for the name of a target and logs all of it.
+        // EnvFilter treats any other single word as the name of a target and logs all of it.
         let is_level_or_directive = |part: &str| {
             let part = part.trim();
             let is_level = !part.is_empty() && part.parse::<LevelFilter>().is_ok();
@@ -49,10 +49,10 @@ impl LogFilter {
     }
 }
 
-/// Starts the log with the value of `--log`, else with that of `FOREBAY_LOG`, else with warnings.
+/// Starts the log with the value of `--log`, otherwise of `FOREBAY_LOG`, otherwise with warnings.
 ///
 /// # Errors
-/// A value of `FOREBAY_LOG` that cannot be used.
+/// Returns an error if the value of `FOREBAY_LOG` is invalid.
 pub fn start(option: Option<LogFilter>) -> Outcome {
     let filter = match (option, std::env::var_os(VARIABLE)) {
         (Some(filter), _) => filter,

@@ -1,8 +1,8 @@
 //! The command line: `forebay run`, `plan`, `bench`, `load`, `doctor`, `inspect`, `logits`, `tokenize`,
-//! `render`, `synth`, `pack`, `verify`, `trace-io`, `replay`, `assess`.
+//! `render`, `synth`, `pack`, `verify`, `trace-io`, `replay`, `assess`, `completions`.
 //!
-//! `args` is what is typed, `config` what it means, `commands` what is done about it. Results go to
-//! standard output; progress, logs and statistics for people go to standard error.
+//! `args` defines the arguments, `config` resolves them, and `commands` runs the commands. Results go to standard
+//! output. Progress, logs and statistics for people go to standard error.
 
 mod args;
 mod chat;
@@ -38,7 +38,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             if let Failure::Interrupted = failure {
-                // Nobody may be reading, and the status says it, too.
+                // A failed write can be ignored: the exit status reports the interrupt, too.
                 let _ = unfinished::print();
                 output::tell!("interrupted");
             } else if let Some(line) = failure.line() {
@@ -80,7 +80,7 @@ fn dispatch(command: Command) -> Outcome {
     }
 }
 
-/// Whether a command hands the interrupt's token to its work. The others take moments.
+/// Returns true if a command passes the interrupt token to its work. The other commands take only moments.
 fn has_long_work(command: &Command) -> bool {
     match command {
         Command::Run(_)

@@ -1,4 +1,4 @@
-//! Opening models, the same way for every command.
+//! Opens models in the same way for every command.
 
 use std::path::Path;
 
@@ -10,9 +10,8 @@ use crate::failure::{Failure, Outcome};
 use crate::output;
 use crate::progress::BytesProgress;
 
-/// Opens a model with a progress bar for its loading. An option that does not suit the model is
-/// wrong usage, everything else failed work. `context_for` names the arguments that the context was
-/// derived from, where the user gave no `--ctx`.
+/// Opens a model and shows a progress bar while it loads. An option that does not fit the model is a usage error; every other
+/// error is a failure. `context_for` names the arguments that determined the context if the user gave no `--ctx`.
 pub fn session(model: &Path, options: &SessionOptions, context_for: &str) -> Outcome<Session> {
     check(model)?;
     let mut progress = BytesProgress::new("reading weights");
@@ -36,7 +35,7 @@ pub fn session(model: &Path, options: &SessionOptions, context_for: &str) -> Out
     }
 }
 
-/// The folder whose disk a model is on.
+/// Returns a folder on the model's disk.
 pub fn folder(model: &Path) -> &Path {
     match model.parent() {
         _ if model.is_dir() => model,
@@ -45,24 +44,24 @@ pub fn folder(model: &Path) -> &Path {
     }
 }
 
-/// Describes a model from its headers.
+/// Describes a model from its headers only.
 pub fn inspect(model: &Path) -> Outcome<Inspection> {
     check(model)?;
     forebay_engine::inspect(model).map_err(|error| named(error, model))
 }
 
-/// Opens a model's headers.
+/// Opens the headers of a model.
 pub fn catalog(model: &Path) -> Outcome<Catalog> {
     check(model)?;
     Catalog::open(model).map_err(|error| named(error, model))
 }
 
-/// An error about a model, with the model's path in front.
+/// Prefixes an error about a model with the model's path.
 pub fn named(error: impl Into<anyhow::Error>, model: &Path) -> Failure {
     Failure::from(error.into().context(model.display().to_string()))
 }
 
-/// Refuses a path that does not exist.
+/// Returns an error if the path does not exist.
 pub fn check(model: &Path) -> anyhow::Result<()> {
     let exists = model.try_exists().with_context(|| model.display().to_string())?;
     match exists {

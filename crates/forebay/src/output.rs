@@ -1,4 +1,4 @@
-//! Standard output: results only.
+//! Writes results to standard output and messages to standard error.
 
 use std::io::{self, IsTerminal as _, Write as _};
 
@@ -15,7 +15,7 @@ pub fn json<T: Serialize>(document: &T) -> Outcome {
     print(&text)
 }
 
-/// Prints text and lets it out at once, so that a reader follows a stream of tokens.
+/// Prints text and flushes it at once, so that a reader can follow a stream of tokens.
 pub fn print(text: &str) -> Outcome {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())?;
@@ -23,19 +23,19 @@ pub fn print(text: &str) -> Outcome {
     Ok(())
 }
 
-/// Whether standard error may carry styles: a terminal, and nobody asked for none
+/// Returns true if standard error may carry styles: it is a terminal, and the user did not disable styles
 /// (<https://no-color.org>).
 pub fn styled() -> bool {
     io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
-/// Writes to standard error for the person. Unlike `eprint!` this does not panic when nobody reads
-/// there any more: what it says is never the result.
+/// Writes a message to standard error. Unlike `eprint!`, this does not panic if standard error is closed, because
+/// messages are never the result.
 pub fn say(text: std::fmt::Arguments<'_>) {
     let _ = io::stderr().write_fmt(text);
 }
 
-/// `tell!("…", …)`: a line on standard error.
+/// `tell!("…", …)` writes a line to standard error.
 macro_rules! tell {
     () => { $crate::output::say(format_args!("\n")) };
     ($($part:tt)*) => {{
@@ -45,14 +45,14 @@ macro_rules! tell {
 }
 pub(crate) use tell;
 
-/// Which way a column leans.
+/// Alignment of a column.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Align {
     Left,
     Right,
 }
 
-/// Lays rows out in columns, two spaces apart, without trailing spaces. The first row is the head.
+/// Formats rows as columns, two spaces apart, without trailing spaces. The first row is the header.
 pub fn table(columns: &[Align], rows: &[Vec<String>]) -> String {
     let width = |column: usize| {
         rows.iter().filter_map(|row| row.get(column)).map(|c| c.chars().count()).max().unwrap_or(0)
@@ -76,7 +76,7 @@ pub fn table(columns: &[Align], rows: &[Vec<String>]) -> String {
     text
 }
 
-/// Groups the digits of a count by three: `30532122624` becomes `30 532 122 624`.
+/// Groups the digits of a number by three: `30532122624` becomes `30 532 122 624`.
 pub fn grouped(count: u64) -> String {
     let digits = count.to_string();
     let mut text = String::with_capacity(digits.len() * 4 / 3);

@@ -1,4 +1,5 @@
-//! What a command may write: the rule of [`forebay_store::Outputs`], with the files of models as inputs.
+//! Rules about the files that a command may write: those of [`forebay_store::Outputs`], with the files of models as
+//! inputs.
 
 use std::path::Path;
 
@@ -7,7 +8,8 @@ use forebay_store::{OutputError, OutputFile, Outputs};
 use crate::failure::{Outcome, usage};
 use crate::interrupt;
 
-/// The outputs of a command. `named`: the command line names one; `--force` has no effect otherwise.
+/// Returns the outputs of a command. `named` says that the command line names an output. Otherwise `--force` has no
+/// effect and is refused.
 pub fn begin(force: bool, named: bool) -> Outcome<Outputs> {
     if force && !named {
         return usage("--force replaces an output that exists: name an output, too");
@@ -15,25 +17,25 @@ pub fn begin(force: bool, named: bool) -> Outcome<Outputs> {
     Ok(Outputs::new(force))
 }
 
-/// Creates an output. A pipe waits for its reader, and Ctrl-C ends that.
+/// Creates an output. Opening a pipe waits for its reader, and Ctrl-C ends this wait.
 pub fn create(outputs: &mut Outputs, path: &Path) -> Result<OutputFile, OutputError> {
     let _waiting = interrupt::waiting_for_input();
     outputs.create(path)
 }
 
-/// Keeps every file of a model from being written.
+/// Forbids writing to any file of a model.
 pub fn protect_model(outputs: &mut Outputs, model: &Path) {
     for file in forebay_format::model_files(model) {
         outputs.protect(&file);
     }
 }
 
-/// Whether an output goes to standard output.
+/// Returns true if an output goes to standard output.
 pub fn is_standard(path: &Path) -> bool {
     path == Path::new("-") || path == Path::new("/dev/stdout")
 }
 
-/// Refuses standard output for `option`: `other` goes there.
+/// Refuses standard output for `option` because `other` goes there.
 pub fn not_standard(option: &str, path: &Path, other: &str) -> Outcome {
     if is_standard(path) {
         return usage(format!(
@@ -44,7 +46,7 @@ pub fn not_standard(option: &str, path: &Path, other: &str) -> Outcome {
     Ok(())
 }
 
-/// What messages call an output.
+/// Returns the name of an output in messages.
 pub fn shown(path: &Path) -> String {
     match is_standard(path) {
         true => "standard output".into(),

@@ -1,4 +1,4 @@
-//! Progress on standard error, for terminals only.
+//! Shows progress on standard error, for terminals only.
 
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,16 +9,16 @@ use indicatif::{HumanCount, HumanDuration, ProgressBar, ProgressStyle};
 
 use crate::{size, unfinished};
 
-/// Work that is done sooner needs no bar.
+/// Time after which a bar appears. Shorter work needs none.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// No rate is shown before this much time has passed: the first steps say nothing about it.
+/// Time before the first rate is shown. The first steps do not predict the rate.
 const FIRST_RATE: Duration = Duration::from_millis(250);
-/// How often the rate is measured, and the line written anew.
+/// Interval between measurements of the rate, and between updates of the line.
 const STEP: Duration = Duration::from_millis(100);
-/// Over about how much time the rate is averaged, in seconds.
+/// Approximate time over which the rate is averaged, in seconds.
 const SMOOTH_SECONDS: f64 = 3.0;
 
-/// What is counted.
+/// Unit that is counted.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Unit {
     Bytes,
@@ -34,17 +34,17 @@ impl Unit {
     }
 }
 
-/// How fast a count grows, averaged so that it neither jumps nor lags by much.
+/// Rate at which a count grows, averaged so that it neither jumps nor lags by much.
 #[derive(Default)]
 struct Rate {
-    /// Time of the first count and of the last one that was taken in.
+    /// Time and value of the first count. `last` has those of the latest count that was used.
     first: Option<(Duration, u64)>,
     last: (Duration, u64),
     per_second: Option<f64>,
 }
 
 impl Rate {
-    /// Takes in the count `done` at time `now`, counted from any fixed moment.
+    /// Adds the count `done` at time `now`, measured from any fixed moment.
     fn take(&mut self, now: Duration, done: u64) {
         let Some((began, before)) = self.first else {
             self.first = Some((now, done));
@@ -52,7 +52,7 @@ impl Rate {
             return;
         };
         if done < self.last.1 {
-            // The work began anew, as in the next of several runs.
+            // The work restarted, as in the next of several runs.
             *self = Rate::default();
             return self.take(now, done);
         }
@@ -72,20 +72,20 @@ impl Rate {
         self.last = (now, done);
     }
 
-    /// Counts per second, once it is known.
+    /// Returns the counts per second, once they are known.
     fn per_second(&self) -> Option<f64> {
         self.per_second.filter(|rate| *rate > 0.0)
     }
 }
 
-/// A bar over a known amount of work that appears when the work takes a while.
+/// A progress bar over a known amount of work. It appears once the work takes a while.
 struct Progress {
     what: String,
     unit: Unit,
     started: Instant,
     told: Option<Instant>,
     rate: Rate,
-    /// Reused from line to line.
+    /// Buffer that is reused from line to line.
     line: String,
     bar: Option<ProgressBar>,
 }
@@ -110,14 +110,14 @@ impl Progress {
         }
         let done = done.min(total);
         self.describe(done, total);
-        // The text goes first: each of these calls may draw.
+        // The text is set first, because each of these calls may draw.
         let bar = self.bar.get_or_insert_with(|| new_bar(&self.what, &self.line, total));
         bar.set_prefix(self.line.clone());
         bar.set_length(total);
         bar.set_position(done);
     }
 
-    /// Writes what stands behind the bar.
+    /// Writes the text behind the bar.
     fn describe(&mut self, done: u64, total: u64) {
         self.line.clear();
         let _ = match self.unit {
@@ -155,9 +155,9 @@ impl Drop for Progress {
 }
 
 fn new_bar(what: &str, line: &str, total: u64) -> ProgressBar {
-    // Draws nothing when standard error is no terminal.
+    // The bar draws nothing if standard error is not a terminal.
     let bar = ProgressBar::new(total).with_message(what.to_owned()).with_prefix(line.to_owned());
-    // As wide as the terminal leaves room for: a line that wraps cannot be erased in one piece.
+    // The bar is as wide as the terminal leaves room for. A line that wraps cannot be erased in one piece.
     if let Ok(style) = ProgressStyle::with_template("{msg} {wide_bar} {prefix}") {
         bar.set_style(style);
     }
@@ -194,14 +194,14 @@ impl TokensProgress {
 pub struct PromptProgress(Arc<Mutex<Option<Progress>>>);
 
 impl PromptProgress {
-    /// Shows the progress of every prompt that `session` reads, each until it is read.
+    /// Shows the progress of every prompt that `session` processes, until the prompt is done.
     pub fn watch(session: &mut Session) -> PromptProgress {
         let shown = Arc::new(Mutex::new(None));
         let watched = Arc::clone(&shown);
         session.watch_prompts(Some(Box::new(move |done, total| {
             let mut shown = watched.lock().unwrap_or_else(PoisonError::into_inner);
             if done >= total {
-                // What follows is the answer.
+                // The answer follows.
                 *shown = None;
                 return;
             }
@@ -219,7 +219,7 @@ impl Drop for PromptProgress {
     }
 }
 
-/// A count of steps that take seconds each.
+/// Progress in steps that take seconds each.
 pub struct StepProgress {
     bar: ProgressBar,
     steps: u64,
@@ -236,7 +236,7 @@ impl StepProgress {
         StepProgress { bar, steps }
     }
 
-    /// One more step is done.
+    /// Counts one more completed step.
     pub fn step(&self) {
         self.bar.inc(1);
         let done = self.bar.position();
@@ -261,7 +261,7 @@ mod tests {
     #[test]
     fn no_rate_is_shown_before_there_is_one() {
         let mut rate = Rate::default();
-        // A page cache that gives a gigabyte at once says nothing about the disk.
+        // The page cache can deliver a gigabyte at once, which does not predict the rate of the disk.
         rate.take(at(0), 0);
         rate.take(at(1), 1 << 30);
         rate.take(at(249), 1 << 30);
@@ -276,7 +276,7 @@ mod tests {
         (0..=20).for_each(|step| rate.take(at(step * 100), step * 100));
         let steady = rate.per_second().unwrap();
         assert!((steady - 1000.0).abs() < 1.0, "{steady}");
-        // One burst moves it by little, and a standstill lowers it.
+        // A burst changes the rate only a little, and a standstill lowers it.
         rate.take(at(2100), 4000);
         let burst = rate.per_second().unwrap();
         assert!(burst > steady && burst < 2.0 * steady, "{burst}");

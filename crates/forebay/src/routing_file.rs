@@ -1,4 +1,4 @@
-//! `--trace-routing`: the file that a session writes its routing to, from its first token on.
+//! The file of `--trace-routing`, to which a session writes its routing from its first token on.
 
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,13 +11,13 @@ use crate::failure::{Failure, Outcome};
 use crate::output;
 use crate::outputs;
 
-/// The file, without its name yet, if one was asked for.
+/// The file of the trace, if one was asked for. It gets its name when it is complete.
 pub struct RoutingFile {
     file: Option<Shared>,
     scores: bool,
 }
 
-/// The session writes to it, and we give it its name.
+/// File shared by the session, which writes to it, and [`RoutingFile`], which commits it.
 #[derive(Clone)]
 struct Shared(Arc<Mutex<OutputStream>>);
 
@@ -32,7 +32,7 @@ impl Write for Shared {
 }
 
 impl RoutingFile {
-    /// Creates the file, before the work.
+    /// Creates the file before the work starts.
     pub fn create(args: &RoutingArgs, outputs: &mut Outputs) -> Outcome<RoutingFile> {
         let mut file = None;
         if let Some(path) = &args.trace_routing {
@@ -43,7 +43,7 @@ impl RoutingFile {
         Ok(RoutingFile { file, scores: args.trace_scores })
     }
 
-    /// Has the session recorded.
+    /// Makes the session record its routing to the file.
     pub fn record(&self, session: &mut Session) -> Outcome {
         let Some(file) = &self.file else { return Ok(()) };
         session.record_routing(Box::new(file.clone()), self.scores).map_err(|error| match error {

@@ -1,4 +1,5 @@
-//! Byte counts as people write them: `8GiB`, `8G` and `8g` are the same, `8GB` is decimal, and a number needs a unit.
+//! Parses and formats byte counts as people write them: `8GiB`, `8G` and `8g` are the same, `8GB` is decimal, and a
+//! number needs a unit.
 
 const UNITS: [(&str, u32); 6] =
     [("B", 0), ("KiB", 10), ("MiB", 20), ("GiB", 30), ("TiB", 40), ("PiB", 50)];
@@ -8,8 +9,8 @@ const PREFIXES: &str = "kmgtp";
 
 const HOW: &str = "write a number and a unit, as in 8GiB or 512MiB";
 
-/// Parses a size: a number and a unit (any case). `G` and `GiB` are 2^30, `GB` is 10^9. A fraction needs a unit larger than
-/// bytes; what is left of a byte is dropped.
+/// Parses a size: a number and a unit (any case). `G` and `GiB` are 2^30, `GB` is 10^9. A fraction needs a unit larger
+/// than bytes, and the result is rounded down to whole bytes.
 pub fn parse(text: &str) -> Result<u64, String> {
     let text = text.trim();
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
@@ -19,13 +20,13 @@ pub fn parse(text: &str) -> Result<u64, String> {
         return Err(format!("not a size: {HOW}"));
     }
     if unit.trim().is_empty() {
-        return Err(without_sub_layer(number));
+        return Err(without_unit(number));
     }
     let factor = factor_of(unit.trim())?;
     if !fraction.is_empty() && factor == 1 {
         return Err(format!("not a whole number of bytes: {HOW}"));
     }
-    // Nine digits are finer than any byte count that a person means, and keep this in 128 bits.
+    // Nine digits are finer than any byte count that a person means, and the product then fits in 128 bits.
     let fraction = &fraction[..fraction.len().min(9)];
     let scale = 10u128.pow(fraction.len() as u32);
     let too_large = || "larger than any memory: at most 16383PiB".to_string();
@@ -39,8 +40,8 @@ pub fn parse(text: &str) -> Result<u64, String> {
     Ok(bytes)
 }
 
-/// A small bare number is meant in GiB, a large one in bytes.
-fn without_sub_layer(number: &str) -> String {
+/// Returns the error for a number without a unit. It suggests GiB for a small number and bytes for a large one.
+fn without_unit(number: &str) -> String {
     let meant = match number.parse::<f64>() {
         Ok(value) if value >= 4096.0 => format!("{number}B"),
         Ok(value) if value > 0.0 => format!("{number}GiB"),
@@ -49,7 +50,7 @@ fn without_sub_layer(number: &str) -> String {
     format!("a number without a unit: did you mean {meant}?")
 }
 
-/// Bytes in a unit.
+/// Returns the number of bytes in a unit.
 fn factor_of(unit: &str) -> Result<u64, String> {
     let lower = unit.to_ascii_lowercase();
     let unknown = || format!("unknown unit '{unit}': use KiB, MiB, GiB or TiB, or B for bytes");
@@ -65,12 +66,12 @@ fn factor_of(unit: &str) -> Result<u64, String> {
     }
 }
 
-/// Writes a byte count with the unit that leaves one to four digits before the point.
+/// Formats a byte count with the unit that leaves one to four digits before the point.
 pub fn format(bytes: u64) -> String {
     format_rate(bytes as f64)
 }
 
-/// As [`format`], for a fractional count such as a rate.
+/// Formats a fractional count such as a rate in the same way as [`format`].
 pub fn format_rate(bytes: f64) -> String {
     let mut value = bytes;
     let mut unit = 0;

@@ -1,5 +1,5 @@
-//! Statistics as a person likes to read them. Rates stand beside the limit they were measured
-//! against, shares beside the whole.
+//! Formats statistics for people. Rates stand beside the limit that they are measured against, and shares beside the
+//! whole.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -13,29 +13,29 @@ use crate::commands::plan;
 use crate::output;
 use crate::size::{format as bytes, format_rate};
 
-/// What the statistics follow.
+/// The work that the statistics describe.
 #[derive(Clone, Copy)]
 pub enum After<'a> {
     Answer(&'a Generation),
     Benchmark,
-    /// Much of the time went to the person's thinking, so shares of it say nothing.
+    /// Much of the time was spent waiting for the user, so shares of it mean nothing.
     Chat(&'a ChatFigures),
 }
 
-/// All answers of a chat so far.
+/// Figures of all answers of a chat so far.
 #[derive(Clone, Copy, Default)]
 pub struct ChatFigures {
-    /// Tokens that were read: those in the cache already do not count.
+    /// Number of prompt tokens that were processed. Tokens that were already in the cache do not count.
     pub prompt_tokens: usize,
     pub prompt_seconds: f64,
-    /// Without the first token of each answer, which comes with the prompt.
+    /// Number of generated tokens without the first one of each answer, which comes from the prompt.
     pub generated_tokens: usize,
     pub generate_seconds: f64,
     pub context_used: usize,
     pub turns_dropped: usize,
 }
 
-/// The block that `--stats` prints.
+/// Returns the text that `--stats` prints.
 pub fn block(session: &Session, path: &Path, after: After<'_>) -> String {
     let statistics = session.statistics();
     let mut lines: Vec<(&str, String)> = vec![
@@ -117,7 +117,7 @@ fn device(statistics: &SessionStatistics) -> String {
     }
 }
 
-/// When the model was ready, and on a GPU where the time went.
+/// Describes how long loading took, and on a GPU where the time went.
 fn loading(statistics: &SessionStatistics) -> String {
     let ready = format!("ready after {}", seconds(statistics.load_seconds));
     let Some(start) = &statistics.gpu_start else { return ready };
@@ -135,7 +135,7 @@ fn loading(statistics: &SessionStatistics) -> String {
     )
 }
 
-/// Our figure beside the driver's.
+/// Describes the use of device memory by forebay's own count and as reported by the driver.
 fn vram(used: &VramUse) -> String {
     let driver = match used.driver_used_bytes {
         None => "the driver does not say how much is in use".into(),
@@ -167,7 +167,7 @@ fn budget(statistics: &SessionStatistics) -> String {
     format!("{} of {kind}, {whose}{ram}", bytes(statistics.budget_bytes))
 }
 
-/// Where a dense model's layers are, and who computes them.
+/// Describes where a dense model's layers are, and which device computes them.
 fn layers(statistics: &SubLayerStatistics) -> String {
     let placement = &statistics.sub_layers.placement;
     let of = |counts: &SubLayerCounts| format!("{} ({})", counts.sub_layers, bytes(counts.bytes));
@@ -182,7 +182,7 @@ fn layers(statistics: &SubLayerStatistics) -> String {
     )
 }
 
-/// What passed through VRAM, and what the CPU did meanwhile.
+/// Describes the weights that passed through VRAM, and the CPU's work meanwhile.
 fn sub_layers_to_gpu(statistics: &SubLayerStatistics, stream: Option<&StreamStatistics>) -> String {
     let sub_layers = &statistics.sub_layers;
     let tokens = stream.map_or(0, |stream| stream.prompt_tokens + stream.generated_tokens).max(1);
@@ -210,7 +210,7 @@ fn sub_layers_to_gpu(statistics: &SubLayerStatistics, stream: Option<&StreamStat
     text
 }
 
-/// Where the time of passes over all layers went.
+/// Describes where the time of passes over all layers went.
 fn passes(times: &PassTimes) -> String {
     let each = |of: f64| format!("{:.1} ms", 1e3 * of / times.passes as f64);
     let waits = times.copy_wait_seconds + times.gpu_wait_seconds + times.disk_wait_seconds;
@@ -226,7 +226,7 @@ fn passes(times: &PassTimes) -> String {
     )
 }
 
-/// What the GPU keeps of the experts.
+/// Describes the experts that the GPU keeps.
 fn slots(experts: &DeviceExperts) -> String {
     let tier = &experts.tier;
     format!(
@@ -241,7 +241,7 @@ fn slots(experts: &DeviceExperts) -> String {
     )
 }
 
-/// What had to be copied to the GPU.
+/// Describes the experts that were copied to the GPU.
 fn to_gpu(experts: &DeviceExperts, stream: Option<&StreamStatistics>) -> String {
     let tokens = stream.map_or(0, |stream| stream.prompt_tokens + stream.generated_tokens);
     let each = match tokens {
@@ -261,7 +261,7 @@ fn to_gpu(experts: &DeviceExperts, stream: Option<&StreamStatistics>) -> String 
     text
 }
 
-/// Whether the CPU computes some of what is missing in VRAM, and why.
+/// Describes CPU offload: if the CPU computes some of the experts that are missing in VRAM, and why.
 fn cpu_offload(experts: &DeviceExperts) -> String {
     let Some(cpu_offload) = &experts.cpu_offload else {
         return "the GPU computes all experts: the bits of a GPU that holds all".into();
@@ -297,7 +297,7 @@ fn cpu_offload(experts: &DeviceExperts) -> String {
     format!("{state}{text}")
 }
 
-/// Of tokens whose recorded work fetches experts by itself.
+/// Describes the tokens whose CUDA graph fetches experts by itself.
 fn fetched(experts: &DeviceExperts) -> String {
     let layers = experts.layers_served as f64;
     let micros = |seconds: f64| seconds / layers * 1e6;
@@ -433,7 +433,7 @@ fn waited(stream: &StreamStatistics, shares: bool) -> String {
     text
 }
 
-/// Which path the bytes took.
+/// Describes the path that the bytes took.
 fn reader(statistics: &SessionStatistics) -> String {
     let engine = &statistics.io_engine;
     let direct = if engine.direct { "O_DIRECT" } else { "through the page cache" };

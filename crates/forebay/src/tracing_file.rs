@@ -1,4 +1,4 @@
-//! `--trace-io`: a recorder for the session, and the file at the end.
+//! The recorder of `--trace-io` for the session, and the file that is written at the end.
 
 use anyhow::Context as _;
 use forebay_engine::{Session, SessionOptions, TracedModel};
@@ -11,11 +11,11 @@ use crate::output;
 use crate::outputs;
 use crate::size;
 
-/// The file that will hold the trace, if one was asked for.
+/// The file for the trace and the recorder, if a trace was asked for.
 pub struct TracingFile(Option<(OutputStream, IoRecorder)>);
 
 impl TracingFile {
-    /// Creates the file, before the work, and has the session recorded.
+    /// Creates the file before the work starts, and makes the session record its reads.
     pub fn start(
         args: &TracingArgs,
         outputs: &mut Outputs,
@@ -26,7 +26,7 @@ impl TracingFile {
         Ok(tracing)
     }
 
-    /// Creates the file; what is to be recorded is the caller's to say.
+    /// Creates the file. The caller decides what is recorded.
     pub fn create(args: &TracingArgs, outputs: &mut Outputs) -> Outcome<TracingFile> {
         let Some(path) = &args.trace_io else { return Ok(TracingFile(None)) };
         outputs::not_standard("--trace-io", path, "the result of the command")?;
@@ -34,12 +34,12 @@ impl TracingFile {
         Ok(TracingFile(Some((file, IoRecorder::new(IoRecorder::DEFAULT_CAPACITY)))))
     }
 
-    /// For [`forebay_store::FileSet::recorded`].
+    /// Returns the recorder for [`forebay_store::FileSet::recorded`].
     pub fn recorder(&self) -> Option<&IoRecorder> {
         self.0.as_ref().map(|(_, recorder)| recorder)
     }
 
-    /// Closes the session, so that no read is left out, and writes the file.
+    /// Closes the session, so that no read is missing, and writes the file.
     pub fn finish(self, session: Session, command: &str) -> Outcome {
         let traced = session.traced_model().cloned();
         drop(session);
@@ -49,7 +49,7 @@ impl TracingFile {
         }
     }
 
-    /// Writes the file. The engine must be closed already.
+    /// Writes the file. The caller must have closed the engine.
     pub fn write(self, traced: &TracedModel, command: &str) -> Outcome {
         let Some((mut file, recorder)) = self.0 else { return Ok(()) };
         let header = TraceHeader { command: command.to_owned(), ..TraceHeader::new(traced) };

@@ -1,4 +1,4 @@
-//! What a command with `--json` prints when an interrupt ended it before it had its own document.
+//! The document that a command with `--json` prints if an interrupt ended it before it had its own document.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,11 +15,11 @@ struct Document {
     end: &'static str,
     command: &'static str,
     seconds: f64,
-    /// The work that was under way, as far as its size is known.
+    /// Progress of the current piece of work, if its size is known.
     progress: Option<Progress>,
 }
 
-/// How far a piece of work is.
+/// Progress of a piece of work.
 #[derive(Clone, Copy, Serialize)]
 pub struct Progress {
     pub unit: &'static str,
@@ -27,7 +27,7 @@ pub struct Progress {
     pub total: u64,
 }
 
-/// The command that runs, if it prints JSON.
+/// The running command, if it prints JSON.
 struct Running {
     command: &'static str,
     started: Instant,
@@ -35,10 +35,10 @@ struct Running {
 
 static RUNNING: Mutex<Option<Running>> = Mutex::new(None);
 static PROGRESS: Mutex<Option<Progress>> = Mutex::new(None);
-/// Whether standard output has its one document.
+/// True once standard output has its one document.
 static PRINTED: AtomicBool = AtomicBool::new(false);
 
-/// Call this before the command runs.
+/// Registers the command. Call this before it runs.
 pub fn begin(command: &Command) {
     let Some(command) = in_json(command) else { return };
     if let Ok(mut running) = RUNNING.lock() {
@@ -46,19 +46,19 @@ pub fn begin(command: &Command) {
     }
 }
 
-/// Notes how far the present piece of work is.
+/// Stores the progress of the current piece of work.
 pub fn note(progress: Progress) {
     if let Ok(mut last) = PROGRESS.lock() {
         *last = Some(progress);
     }
 }
 
-/// Says that a document is about to be printed. `false` if there was one already.
+/// Claims the right to print the one document. Returns false if it was already claimed.
 pub fn claim() -> bool {
     !PRINTED.swap(true, Ordering::SeqCst)
 }
 
-/// Prints the document, unless the command prints no JSON or has printed its own.
+/// Prints the document, unless the command prints no JSON or has printed its own document.
 pub fn print() -> Outcome {
     let Some((command, started)) = RUNNING
         .lock()
@@ -67,7 +67,7 @@ pub fn print() -> Outcome {
     else {
         return Ok(());
     };
-    // Two threads may come here when a second press meets the end of the command.
+    // Two threads may get here if a second signal arrives while the command ends.
     if !claim() {
         return Ok(());
     }
@@ -76,7 +76,7 @@ pub fn print() -> Outcome {
     output::json(&Document { end: "interrupted", command, seconds, progress })
 }
 
-/// The name of a command that was asked for JSON.
+/// Returns the name of the command if it was asked for JSON.
 fn in_json(command: &Command) -> Option<&'static str> {
     let (json, name) = match command {
         Command::Run(args) => (args.json, "run"),

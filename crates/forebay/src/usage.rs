@@ -1,4 +1,4 @@
-//! Errors of the command line parser, as one line in the form of all other errors.
+//! Formats errors of the command line parser as one line, in the form of all other errors.
 
 use std::process::ExitCode;
 
@@ -6,13 +6,13 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use crate::output;
 
-/// Prints what clap found: help and version as they are, an error as `error: …; tip: …`.
+/// Prints clap's result: help and version unchanged, an error as `error: …; tip: …`.
 pub fn report(error: &clap::Error) -> ExitCode {
     match error.kind() {
         ErrorKind::DisplayHelp
         | ErrorKind::DisplayVersion
         | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            // A reader that left (`forebay --help | head -1`) is no failure.
+            // A reader that closed the pipe (`forebay --help | head -1`) is no failure.
             let _ = error.print();
             ExitCode::from(error.exit_code() as u8)
         }
@@ -23,14 +23,14 @@ pub fn report(error: &clap::Error) -> ExitCode {
     }
 }
 
-/// The message without the pointer to the help.
+/// Returns the message without the pointer to the help.
 fn line(error: &clap::Error) -> String {
     let about = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.as_str()),
         _ => None,
     };
     match (error.kind(), about(ContextKind::InvalidArg), about(ContextKind::InvalidSubcommand)) {
-        // clap advises to write -- before it, which helps nobody who meant an option.
+        // clap suggests to write -- before it, which is wrong if the user meant an option.
         (ErrorKind::UnknownArgument, Some(argument), _) => {
             let what =
                 if argument.starts_with('-') { "unknown option" } else { "unexpected argument" };
@@ -48,10 +48,10 @@ fn line(error: &clap::Error) -> String {
     }
 }
 
-/// What Rust says of a number that is not made of digits.
+/// Rust's message for a number that does not consist of digits.
 const NOT_DIGITS: &str = "invalid digit found in string";
 
-/// Whether a word that is not a command looks like a model.
+/// Returns true if a word that is not a command looks like a model.
 fn is_path(word: &str) -> bool {
     word.contains(['.', '/']) || std::path::Path::new(word).exists()
 }
@@ -74,7 +74,7 @@ fn flatten(message: &str) -> String {
     parts.join("; ")
 }
 
-/// `forebay run` for an error in its arguments, `forebay` when no command was recognised.
+/// Returns `forebay run` for an error in the arguments of `run`, or `forebay` if no command was recognised.
 fn command(error: &clap::Error) -> String {
     let message = error.to_string();
     let usage = message.lines().find_map(|line| line.trim().strip_prefix("Usage: "));
@@ -84,7 +84,7 @@ fn command(error: &clap::Error) -> String {
     if named.len() == 2 {
         return named.join(" ");
     }
-    // An invalid value comes without a usage line; the command is the first argument then.
+    // The error of an invalid value has no usage line. In that case the command is the first argument.
     let typed = std::env::args().nth(1).unwrap_or_default();
     let known = <crate::args::Cli as clap::CommandFactory>::command();
     match known.find_subcommand(&typed) {

@@ -1,7 +1,7 @@
-//! The two files that `cargo xtask ptx` writes: the compressed PTX of all modules, and a manifest, which is text, so
-//! that a difference between two versions can be read.
+//! The two files that `cargo xtask ptx` writes: the compressed PTX of all modules, and a manifest. The manifest is
+//! text, so that a difference between two versions is readable.
 //!
-//! Every module is a zstd frame of its own, because a session needs about ten of the modules. Kernels of one source
+//! Every module is a separate zstd frame, because a session needs about ten of the modules. Kernels of one source
 //! resemble each other, so the longest PTX of a source is the base of the others: their frames refer to its text.
 
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use sha2::{Digest, Sha256};
 use super::manifest::Module;
 
 const LEVEL: i32 = 19;
-/// A base and a module must fit into the window of 2 MiB together, so that all of the base can be referred to.
+/// A base and a module must fit into the window of 2 MiB together, so that a frame can refer to all of the base.
 const WINDOW_LOG: u32 = 21;
 
 const HEADER: &str = "\
@@ -22,12 +22,12 @@ const HEADER: &str = "\
 # sources and options, SHA-256 of the PTX, bytes of PTX, the module that the frame refers to (or `-`), bytes of the frame.
 ";
 
-/// One module, compiled.
+/// One compiled module.
 pub struct Compiled<'a> {
     pub module: &'a Module,
     /// See [`super::manifest::hash`].
     pub source_hash: String,
-    /// As [`strip`] leaves it.
+    /// Output of [`strip`].
     pub ptx: String,
 }
 
@@ -37,7 +37,7 @@ pub struct Files {
     pub manifest: String,
 }
 
-/// A line of the manifest, as far as it can be compared without compressing.
+/// The part of a manifest line that can be compared without compressing.
 #[derive(PartialEq, Eq, Debug)]
 pub struct Line {
     pub name: String,
@@ -59,9 +59,9 @@ impl Compiled<'_> {
     }
 }
 
-/// A manifest, read.
+/// A parsed manifest.
 pub struct Manifest {
-    /// The compiler's version.
+    /// Version of the compiler.
     pub compiler: String,
     pub archive_hash: String,
     pub lines: Vec<Line>,
@@ -92,8 +92,8 @@ impl Manifest {
     }
 }
 
-/// The PTX without the compiler's comments and empty lines. Instructions for newer GPUs, which the loader uncovers, are
-/// comments too and stay. The first line names the module and its sources for the emulated driver.
+/// Returns the PTX without the compiler's comments and empty lines. Instructions for newer GPUs, which the loader
+/// uncovers, are also comments but are kept. The first line names the module and its sources for the emulated driver.
 pub fn strip(module: &Module, source_hash: &str, ptx: &str) -> String {
     let mut text = format!("// {} {source_hash}\n", module.name);
     for line in ptx.lines().map(str::trim_end).filter(|line| !line.is_empty()) {
@@ -128,7 +128,7 @@ pub fn build(compiler: &str, modules: &[Compiled]) -> Result<Files> {
     Ok(Files { archive, manifest })
 }
 
-/// By source: the first of the longest.
+/// Returns the base of each source: the longest PTX, or the first of the longest.
 fn bases<'a>(modules: &'a [Compiled<'a>]) -> BTreeMap<&'a str, &'a Compiled<'a>> {
     let mut bases = BTreeMap::new();
     for compiled in modules {
@@ -153,7 +153,7 @@ fn compress(text: &str, base: &str) -> Result<Vec<u8>> {
     Ok(encoder.finish()?)
 }
 
-/// The first half of the SHA-256 in hexadecimal: 128 bits tell versions apart and keep lines short.
+/// Returns the first half of the SHA-256 in hexadecimal. 128 bits tell versions apart and keep lines short.
 pub fn sha256(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().take(16).map(|byte| format!("{byte:02x}")).collect()
 }

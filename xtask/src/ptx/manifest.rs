@@ -1,4 +1,4 @@
-//! What is compiled: `kernels/modules.txt`, a line `NAME SOURCE ARCHITECTURE OPTION...` for each module.
+//! The modules to compile. `kernels/modules.txt` has a line `NAME SOURCE ARCHITECTURE OPTION...` for each.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -12,9 +12,9 @@ pub struct Module {
     pub name: String,
     /// A `.cu` file in the folder of kernels.
     pub source: String,
-    /// Such as `compute_80`.
+    /// Architecture, such as `compute_80`.
     pub architecture: String,
-    /// For the compiler, the architecture among them.
+    /// Options for the compiler, including the architecture.
     pub options: Vec<String>,
 }
 
@@ -50,7 +50,7 @@ fn parse(text: &str) -> Result<Vec<Module>> {
     Ok(modules)
 }
 
-/// The hash that ties a module's PTX to its sources, options and compiler, in hexadecimal.
+/// Returns the hash that ties a module's PTX to its sources, options and compiler, in hexadecimal.
 pub fn hash(kernels: &Path, module: &Module, version: &str) -> Result<String> {
     let mut all = Vec::new();
     let mut files = BTreeSet::new();
@@ -64,7 +64,7 @@ pub fn hash(kernels: &Path, module: &Module, version: &str) -> Result<String> {
     Ok(sha256(&all))
 }
 
-/// The file and all that it includes by a name in quotation marks.
+/// Collects the file and all files that it includes by a name in quotation marks.
 fn collect(kernels: &Path, file: &str, files: &mut BTreeSet<String>) -> Result<()> {
     if !files.insert(file.to_owned()) {
         return Ok(());

@@ -1,8 +1,8 @@
-//! `cargo xtask ptx`: compiles the CUDA kernels to PTX and packs it into one archive, which is committed, so that
+//! `cargo xtask ptx` compiles the CUDA kernels to PTX and packs it into one archive. The archive is committed, so that
 //! building needs no CUDA.
 //!
-//! The manifest beside the archive has a hash over the sources, the options and the compiler's version of each module; a
-//! test compares these hashes without a compiler.
+//! The manifest beside the archive has a hash over the sources, the options and the compiler's version of each module.
+//! A test compares these hashes without a compiler.
 
 mod archive;
 mod manifest;
@@ -22,8 +22,8 @@ const KERNELS: &str = "crates/forebay-cuda/kernels";
 const ARCHIVE: &str = "ptx.zst";
 const MANIFEST: &str = "ptx.txt";
 
-/// Brings the archive up to date. With `--check` compiles everything, writes nothing and answers whether the archive is
-/// what the compiler gives.
+/// Brings the archive up to date. With `--check`, compiles everything, writes nothing, and returns true if the archive
+/// equals the compiler's output.
 pub fn run(root: &Path, arguments: &[String]) -> Result<bool> {
     let check = match arguments {
         [] => false,
@@ -93,7 +93,7 @@ fn compile<'a>(
     Ok(Compiled { module, source_hash, ptx })
 }
 
-/// What `work` makes of each module, in their order, computed on all processors.
+/// Returns the results of `work` for each module, in the order of the modules, computed on all processors.
 fn for_all<'a, T: Send>(
     modules: &'a [Module],
     work: impl Fn(&'a Module) -> Result<T> + Sync,
@@ -123,7 +123,7 @@ fn read_manifest(kernels: &Path) -> Result<Manifest> {
     Manifest::parse(&text).with_context(|| path.display().to_string())
 }
 
-/// Whether the archive is the one that the manifest was written with. The loader's tests compare what is in it.
+/// Returns true if the archive is the one that the manifest was written with. The loader's tests compare its contents.
 fn archive_is_whole(kernels: &Path, manifest: &Manifest) -> Result<bool> {
     Ok(archive::sha256(&std::fs::read(kernels.join(ARCHIVE))?) == manifest.archive_hash)
 }
@@ -132,7 +132,8 @@ fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     std::fs::write(path, bytes).with_context(|| path.display().to_string())
 }
 
-/// Where compiled modules are kept by the hash of their sources, so that only what changed is compiled.
+/// Returns the folder that keeps compiled modules by the hash of their sources, so that only changed modules are
+/// compiled.
 fn cache_folder(root: &Path) -> PathBuf {
     let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
     target.unwrap_or_else(|| root.join("target")).join("ptx")
@@ -142,7 +143,7 @@ fn cache_folder(root: &Path) -> PathBuf {
 mod tests {
     use super::*;
 
-    /// Sources that were edited without `cargo xtask ptx` must not pass.
+    /// A source that was edited without a run of `cargo xtask ptx` must fail.
     #[test]
     fn committed_ptx_is_fresh() {
         let kernels = crate::repository_root().join(KERNELS);

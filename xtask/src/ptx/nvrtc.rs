@@ -1,4 +1,4 @@
-//! NVIDIA's run-time compiler, loaded from where the environment says.
+//! NVIDIA's run-time compiler, loaded from the folder that the environment names.
 
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::path::{Path, PathBuf};
@@ -26,11 +26,11 @@ const HOW_TO_GET: &str = "`pip install nvidia-cuda-nvrtc-cu12==12.4.127 nvidia-c
     GPU), then set FOREBAY_NVRTC to the folder of libnvrtc.so.12 (nvidia/cuda_nvrtc/lib) and FOREBAY_CUDA_INCLUDE to \
     that of cuda_fp16.h (nvidia/cuda_runtime/include)";
 
-/// The compiler, ready.
+/// The loaded compiler.
 pub struct Nvrtc {
     compiler: Library,
     include: PathBuf,
-    /// Such as `12.4`.
+    /// Version, such as `12.4`.
     pub version: String,
 }
 
@@ -46,19 +46,19 @@ impl Nvrtc {
             bail!("{} has no cuda_fp16.h; {HOW_TO_GET}", include.display());
         }
         let path = folder.join("libnvrtc.so.12");
-        // SAFETY: loading runs the initialisers of NVIDIA's library, which expect nothing of us.
+        // SAFETY: loading runs the initialisers of NVIDIA's library, which require nothing of the program.
         let library = unsafe { Library::new(&path) }
             .with_context(|| format!("cannot load {}; {HOW_TO_GET}", path.display()))?;
         let (mut major, mut minor) = (0, 0);
-        // SAFETY: the signature is that of nvrtc.h, the pointers are those of live integers.
+        // SAFETY: the signature is that of nvrtc.h, and the pointers are those of live integers.
         unsafe { library.get::<Version>(b"nvrtcVersion\0")?(&mut major, &mut minor) };
         Ok(Nvrtc { compiler: library, include, version: format!("{major}.{minor}") })
     }
 
-    /// The PTX of one source file.
+    /// Compiles one source file and returns its PTX.
     pub fn compile(&self, source: &Path, options: &[String], kernels: &Path) -> Result<String> {
         let text = CString::new(std::fs::read(source)?)?;
-        // The bare name, so that messages and PTX do not tell where the repository lies.
+        // The bare name is used, so that messages and PTX do not contain the path of the repository.
         let name = source.file_name().context("a source has a name")?.to_string_lossy();
         let name = CString::new(name.into_owned())?;
         let mut options: Vec<CString> =
@@ -69,7 +69,8 @@ impl Nvrtc {
         let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
         let mut program: Program = std::ptr::null_mut();
         let null = std::ptr::null();
-        // SAFETY: signatures of nvrtc.h; all strings end in NUL and outlive the calls; the program is destroyed once.
+        // SAFETY: the signatures are those of nvrtc.h. All strings end in NUL and outlive the calls. The program is
+        // destroyed once.
         unsafe {
             let create = self.compiler.get::<Create>(b"nvrtcCreateProgram\0")?;
             let made = create(&mut program, text.as_ptr(), name.as_ptr(), 0, null, null);
@@ -88,13 +89,13 @@ impl Nvrtc {
         }
     }
 
-    /// One of the texts that a program has.
+    /// Returns one of the texts of a program.
     ///
     /// # Safety
-    /// `program` is alive, and the two functions are NVRTC's for one text's size and the text.
+    /// `program` is alive, and the two functions are NVRTC's for the size of one text and for the text.
     unsafe fn text(&self, program: Program, size: &[u8], get: &[u8]) -> Result<String> {
         let mut bytes = 0;
-        // SAFETY: the caller's promise; the buffer is as long as the library asked for.
+        // SAFETY: by the caller's promise. The buffer is as long as the library requested.
         unsafe {
             self.check(self.compiler.get::<GetSize>(size)?(program, &mut bytes))?;
             let mut text = vec![0_u8; bytes.max(1)];
@@ -107,7 +108,7 @@ impl Nvrtc {
         if status == 0 {
             return Ok(());
         }
-        // SAFETY: signature of nvrtc.h; the text is a constant of the library.
+        // SAFETY: the signature is that of nvrtc.h, and the text is a constant of the library.
         let text = unsafe {
             CStr::from_ptr(self.compiler.get::<ErrorText>(b"nvrtcGetErrorString\0")?(status))
         };

@@ -14,7 +14,7 @@ struct Entry {
     used: bool,
 }
 
-/// Which rule may be broken where.
+/// Rules and the places where they may be broken.
 #[derive(Default)]
 pub struct AllowList {
     entries: BTreeMap<(String, String), Entry>,
@@ -44,7 +44,7 @@ impl AllowList {
         Ok(Self { entries })
     }
 
-    /// Whether `rule` may be broken at `place`; remembers that the entry was needed.
+    /// Returns true if `rule` may be broken at `place`, and records that the entry was needed.
     pub fn permits(&mut self, rule: &str, place: &str) -> bool {
         match self.entries.get_mut(&(rule.to_owned(), place.to_owned())) {
             Some(entry) => {
@@ -55,7 +55,7 @@ impl AllowList {
         }
     }
 
-    /// An exception that nothing needs any more fails, so that the list can only shrink.
+    /// Reports every exception that is no longer needed, so that the list can only shrink.
     pub fn check_all_used(&self, findings: &mut Vec<Finding>) {
         for ((rule, place), entry) in &self.entries {
             if !entry.used {

@@ -1,4 +1,4 @@
-//! The commands and flags that exist, asked of the binary itself.
+//! Commands and flags that exist, read from the help of the binary.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-/// Flags by subcommand; the empty name stands for `forebay` itself.
+/// Flags by subcommand. The empty name stands for `forebay` itself.
 pub struct CommandLine {
     flags: BTreeMap<String, BTreeSet<String>>,
 }
@@ -38,7 +38,8 @@ impl CommandLine {
         !command.is_empty() && self.flags.contains_key(command)
     }
 
-    /// Whether `command` takes `flag`; the empty command asks whether any does.
+    /// Returns true if `command` accepts `flag`. For the empty command, returns true if any command
+    /// accepts it.
     pub fn has_flag(&self, command: &str, flag: &str) -> bool {
         if command.is_empty() {
             return self.flags.values().any(|flags| flags.contains(flag));
@@ -67,13 +68,13 @@ fn help(root: &Path, command: Option<&str>) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// The names listed under `Commands:`.
+/// Returns the names listed under `Commands:`.
 fn commands_of(help: &str) -> Vec<String> {
     help.lines()
         .skip_while(|line| line.trim() != "Commands:")
         .skip(1)
         .take_while(|line| !line.trim().is_empty())
-        // Deeper lines continue a description.
+        // More indented lines continue a description.
         .filter(|line| line.len() - line.trim_start().len() <= 4)
         .filter_map(|line| line.split_whitespace().next())
         .filter(|name| *name != "help")
@@ -81,7 +82,7 @@ fn commands_of(help: &str) -> Vec<String> {
         .collect()
 }
 
-/// The long and short flags that begin a line.
+/// Returns the long and short flags that begin a line.
 fn flags_of(help: &str) -> BTreeSet<String> {
     let mut flags = BTreeSet::from(["--help".to_owned(), "-h".to_owned()]);
     for line in help.lines() {

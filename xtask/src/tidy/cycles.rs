@@ -1,7 +1,8 @@
-//! Files of one crate import each other in one direction only: bottom-up, without cycles.
+//! Checks that the files of one crate import each other without cycles.
 //!
-//! An import is a path of a `use` or of an expression that begins at `crate`, `super`, `self` or a child module. It leads
-//! to the file that defines the name, through any re-export. Code of tests does not count, nor does a `mod` declaration.
+//! An import is a path of a `use` or of an expression that begins at `crate`, `super`, `self` or a child module. It
+//! leads to the file that defines the name, through any re-export. Test code does not count, nor does a `mod`
+//! declaration.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::iter::Peekable;
@@ -10,15 +11,15 @@ use super::files::Repository;
 use super::scan::{matching_brace, words};
 use super::{Finding, Level};
 
-/// The crates whose files must not import each other in cycles. For the others the number of such imports is a note.
+/// Crates whose files must not import each other in cycles. For the others, the number of such imports is reported.
 const ORDERED: [&str; 2] = ["forebay-lab", "forebay-model"];
 
-/// Re-exports that a path is followed through, at most.
+/// Largest number of re-exports that a path is followed through.
 const HOPS_MAX: usize = 8;
 
 type ModulePath = Vec<String>;
 
-/// A path in `use` or elsewhere, and the name that it has from then on.
+/// A path in `use` or elsewhere, and the name that it is imported under.
 #[derive(Debug, PartialEq, Eq)]
 struct Import {
     path: Vec<String>,
@@ -31,7 +32,7 @@ struct Module {
     mentions: Vec<Vec<String>>,
 }
 
-/// The modules of one crate, by their path from the crate's root.
+/// Modules of one crate, by their path from the crate's root.
 struct Crate {
     modules: BTreeMap<ModulePath, Module>,
 }
@@ -59,7 +60,7 @@ pub fn check(repository: &Repository, findings: &mut Vec<Finding>) {
     }
 }
 
-/// The imports that a way leads back from.
+/// Returns the imports that are part of a cycle.
 fn in_cycles(imports: &BTreeSet<(String, String)>) -> Vec<&(String, String)> {
     let reaches = |from: &str, to: &str| {
         let (mut seen, mut waiting) = (BTreeSet::from([from]), vec![from]);
@@ -77,7 +78,7 @@ fn in_cycles(imports: &BTreeSet<(String, String)>) -> Vec<&(String, String)> {
 }
 
 impl Crate {
-    /// `None` for a crate that has neither a library nor a program at `src/main.rs`.
+    /// Reads a crate. Returns `None` if it has neither a library nor a program at `src/main.rs`.
     fn of(repository: &Repository, name: &str) -> Option<Crate> {
         let folder = format!("crates/{name}/src/");
         let sources: BTreeMap<&str, &str> = repository
@@ -107,7 +108,7 @@ impl Crate {
         Some(Crate { modules })
     }
 
-    /// Every import between two files.
+    /// Returns every import between two files.
     fn imports(&self) -> BTreeSet<(String, String)> {
         let mut found = BTreeSet::new();
         for (at, module) in &self.modules {
@@ -121,7 +122,8 @@ impl Crate {
         found
     }
 
-    /// The module that defines what `path` names inside of the module `at`; `None` for names of other crates.
+    /// Returns the module that defines what `path` names inside of the module `at`, or `None` for names of other
+    /// crates.
     fn definer(&self, at: &ModulePath, path: &[String], hops: usize) -> Option<ModulePath> {
         let (mut here, mut rest) = (at.clone(), path);
         match rest.first()?.as_str() {
@@ -159,7 +161,7 @@ impl Crate {
     }
 }
 
-/// The code with blanks in place of what `#[cfg(test)]` stands before: modules, declared or with a body.
+/// Returns the code with blanks in place of modules marked `#[cfg(test)]`, whether declared or with a body.
 fn without_tests(code: &str) -> String {
     let mut code = code.to_owned();
     while let Some(start) = code.find("#[cfg(test)]") {
@@ -175,7 +177,7 @@ fn without_tests(code: &str) -> String {
     code
 }
 
-/// Names of the modules that `mod NAME;` declares.
+/// Returns the names of the modules that `mod NAME;` declares.
 fn declared(code: &str) -> Vec<String> {
     let names = words(code, "mod").into_iter().filter_map(|start| {
         let tokens = tokens(&code[start..]);
@@ -186,7 +188,8 @@ fn declared(code: &str) -> Vec<String> {
     names.collect()
 }
 
-/// Words, `::` and single punctuation marks up to and with the first `;` or `{`, or all of `code` if `code` has neither.
+/// Returns words, `::` and single punctuation marks up to and including the first `;` or `{`, or all of `code` if it
+/// has neither.
 fn tokens(code: &str) -> Vec<&str> {
     Tokens(code).take_while_inclusive(|token| !matches!(*token, ";" | "{"))
 }
@@ -228,7 +231,7 @@ trait TakeWhileInclusive: Iterator + Sized {
 
 impl<I: Iterator> TakeWhileInclusive for I {}
 
-/// What `use` declarations name, and all paths of two words or more elsewhere.
+/// Returns the imports of `use` declarations, and all paths of two words or more elsewhere.
 fn paths(code: &str) -> (Vec<Import>, Vec<Vec<String>>) {
     let (mut uses, mut mentions) = (Vec::new(), Vec::new());
     let all: Vec<&str> = Tokens(code).collect();
@@ -258,7 +261,7 @@ fn is_name(token: &str) -> bool {
     token.starts_with(|c: char| c.is_alphabetic() || c == '_')
 }
 
-/// One tree of a `use` declaration behind `before`.
+/// Reads one tree of a `use` declaration that follows the path `before`.
 fn tree<'a>(
     tokens: &mut Peekable<impl Iterator<Item = &'a str>>,
     before: &[String],

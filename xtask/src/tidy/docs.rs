@@ -1,4 +1,4 @@
-//! Documentation that names commands, flags or files that do not exist.
+//! Checks documentation for commands, flags and files that do not exist.
 
 use super::Finding;
 use super::command_line::CommandLine;
@@ -53,7 +53,8 @@ fn literals(page: &str) -> Vec<Literal<'_>> {
             is_shell =
                 in_block && matches!(language.trim(), "" | "sh" | "bash" | "console" | "shell");
         } else if in_block {
-            // Output and other languages quote words that are no commands of ours.
+            // Program output and other languages contain words that are not commands of this
+            // project.
             if is_shell {
                 let text = text.trim().trim_start_matches("$ ");
                 let text = text.split(" #").next().unwrap_or_default();
@@ -80,7 +81,7 @@ fn links(page: &str) -> Vec<(usize, &str)> {
 fn check_command(text: &str, command_line: &CommandLine, fail: &mut dyn FnMut(String)) {
     for segment in text.split(['|', ';']).flat_map(|part| part.split("&&")) {
         let mut words: Vec<&str> = segment.split_whitespace().collect();
-        // Settings in front of a command.
+        // Variables may be set before a command.
         while words.first().is_some_and(|word| word.contains('=') && !word.starts_with('-')) {
             words.remove(0);
         }
@@ -113,7 +114,7 @@ fn check_command(text: &str, command_line: &CommandLine, fail: &mut dyn FnMut(St
 fn check_invocation(words: &[&str], command_line: &CommandLine, fail: &mut dyn FnMut(String)) {
     let Some((command, arguments)) = words.split_first() else { return };
     if !command.starts_with(|c: char| c.is_ascii_lowercase()) {
-        // `forebay --version`, or a placeholder such as `forebay COMMAND`.
+        // This is `forebay --version`, or a placeholder such as `forebay COMMAND`.
         if command.starts_with("--") && !command_line.has_flag("", command) {
             fail(format!("forebay takes no {command}"));
         }
@@ -135,7 +136,7 @@ fn check_invocation(words: &[&str], command_line: &CommandLine, fail: &mut dyn F
     }
 }
 
-/// Spans that can only mean a file of this repository must name one.
+/// Checks that spans that can only mean a file of this repository name an existing one.
 fn check_path(text: &str, page: &str, repository: &Repository, fail: &mut dyn FnMut(String)) {
     let plain = |c: char| c.is_ascii_alphanumeric() || "._-/".contains(c);
     for word in text.split_whitespace() {
@@ -158,7 +159,7 @@ fn check_path(text: &str, page: &str, repository: &Repository, fail: &mut dyn Fn
     }
 }
 
-/// Whether a path leads somewhere, seen from the page, the root or a crate.
+/// Returns true if a path exists relative to the page, the root or a crate.
 fn resolves(target: &str, page: &str, repository: &Repository) -> bool {
     let from = |base: &str| normalise(&format!("{base}/{target}"));
     repository.exists(&from(""))

@@ -1,4 +1,4 @@
-//! What the repository holds: every file that git tracks or would track, with the text of those that are text.
+//! Files of the repository: every file that git tracks or would track, with the contents of text files.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -10,18 +10,18 @@ use super::Finding;
 use super::scan::RustSource;
 
 const LARGEST_FILE_BYTES: u64 = 10_000_000;
-/// The one folder that may hold a larger file: the demo model.
+/// The only folder that may hold a larger file: the demo model.
 const LARGE_FILE_FOLDER: &str = "models/";
 
-/// One file, `path` relative to the root with `/` between folders.
+/// One file. `path` is relative to the root, with `/` between folders.
 pub struct File {
     pub path: String,
     pub bytes: u64,
-    /// `None` for binary files.
+    /// Contents, or `None` for binary files.
     pub text: Option<String>,
 }
 
-/// All files, and the Rust sources among them already scanned.
+/// All files, with the Rust sources among them already scanned.
 pub struct Repository {
     root: PathBuf,
     files: Vec<File>,
@@ -82,7 +82,7 @@ impl Repository {
         self.files.iter().find(|file| file.path == path)?.text.as_deref()
     }
 
-    /// Whether `path` is a file of the repository or a folder that holds one.
+    /// Returns true if `path` is a file of the repository or a folder that contains one.
     pub fn exists(&self, path: &str) -> bool {
         let path = path.trim_end_matches('/');
         if path.is_empty() || path == "." || self.paths.contains(path) {
@@ -94,23 +94,23 @@ impl Repository {
             || self.root.join(path).is_dir()
     }
 
-    /// Whether the path of some file in a folder ends like this.
+    /// Returns true if the path of some file in a folder ends with `end`.
     pub fn has_end(&self, end: &str) -> bool {
         self.paths.iter().any(|path| path.strip_suffix(end).is_some_and(|rest| rest.ends_with('/')))
     }
 
-    /// Whether some file has this name, in whichever folder.
+    /// Returns true if some file has this name, in any folder.
     pub fn has_name(&self, name: &str) -> bool {
         self.paths.iter().any(|path| file_name(path) == name)
     }
 }
 
-/// The part behind the last slash.
+/// Returns the part after the last slash.
 pub fn file_name(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
 }
 
-/// The part before the last slash, or nothing.
+/// Returns the part before the last slash, or nothing.
 pub fn folder(path: &str) -> &str {
     path.rsplit_once('/').map_or("", |(folder, _)| folder)
 }

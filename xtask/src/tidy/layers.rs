@@ -3,7 +3,7 @@
 use super::Finding;
 use super::files::Repository;
 
-/// Each crate with the crates that it may depend on.
+/// Crates, each with the crates that it may depend on.
 const LAYERS: [(&str, &[&str]); 13] = [
     ("forebay-format", &[]),
     ("forebay-text", &["forebay-format"]),
@@ -69,7 +69,7 @@ const LAYERS: [(&str, &[&str]); 13] = [
     ),
 ];
 
-/// Layers that get weight bytes handed to them and never open a file.
+/// Layers that receive weight bytes from their callers and never open a file.
 const WITHOUT_FILES: [&str; 4] = [
     "crates/forebay-stream/src/",
     "crates/forebay-compute/src/",
@@ -120,7 +120,7 @@ fn crate_of(path: &str) -> Option<&str> {
     path.strip_prefix("crates/")?.strip_suffix("/Cargo.toml")
 }
 
-/// Our own crates named under `[dependencies]`, with their lines. Tests may look up: dev-dependencies are free.
+/// Returns this project's crates under `[dependencies]`, with their lines. Dev-dependencies may be higher crates.
 fn dependencies(manifest: &str) -> Vec<(usize, &str)> {
     let mut in_dependencies = false;
     let mut found = Vec::new();

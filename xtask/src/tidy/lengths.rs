@@ -1,4 +1,4 @@
-//! Long files: a second subject hides in them. Clippy counts the lines of functions (`clippy.toml`).
+//! Reports long files, which often hold a second subject. Clippy limits functions (`clippy.toml`).
 
 use super::allow::AllowList;
 use super::scan::RustSource;

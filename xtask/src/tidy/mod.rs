@@ -1,5 +1,5 @@
-//! Rules of the house that no compiler checks. Plain text scanning: a rule that needs a parser is a rule that nobody
-//! can keep in mind.
+//! Project rules that no compiler checks. They scan plain text: a rule that needs a parser is too complicated to
+//! remember.
 
 mod allow;
 mod command_line;
@@ -24,19 +24,19 @@ use allow::AllowList;
 use command_line::CommandLine;
 use files::Repository;
 
-/// Whether a finding stops the build or is only said.
+/// Severity of a finding: whether it stops the build or is only reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
     Report,
     Fail,
 }
 
-/// One place that breaks a rule.
+/// One violation of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     pub level: Level,
     pub path: String,
-    /// First line is 1; 0 speaks of the whole file.
+    /// Line number from 1, or 0 for the whole file.
     pub line: usize,
     pub message: String,
 }
@@ -57,7 +57,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Runs every rule over the repository at `root`, prints what it finds, and answers whether nothing failed.
+/// Runs every rule over the repository at `root`, prints the findings, and returns true if none of them fails.
 pub fn run(root: &Path) -> Result<bool> {
     let repository = Repository::open(root)?;
     let mut allow = AllowList::read(&repository)?;

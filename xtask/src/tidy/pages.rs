@@ -1,4 +1,4 @@
-//! The size of the pages that everybody reads first.
+//! Limits the size of the pages that every user reads first.
 
 use super::Finding;
 use super::files::Repository;
@@ -6,7 +6,8 @@ use super::files::Repository;
 const README: &str = "README.md";
 const README_LINES: usize = 150;
 const PARAGRAPH_LINES: usize = 5;
-/// Without it, five lines could be of any length. Lines of tables are free.
+/// Length limit of a line, without which five lines could be of any length. Lines of tables are
+/// exempt.
 const LINE_CHARACTERS: usize = 120;
 const ARCHITECTURE: &str = "ARCHITECTURE.md";
 const ARCHITECTURE_WORDS: usize = 2000;

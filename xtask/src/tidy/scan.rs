@@ -1,13 +1,14 @@
-//! Rust text with comments and literals told apart from code, without parsing it.
+//! Separates comments and literals of Rust text from its code without parsing it.
 
 /// A Rust file in three views of equal length and equal line breaks.
 pub struct RustSource {
     pub path: String,
-    /// As it is.
+    /// The unchanged text.
     pub text: String,
-    /// Comments and the insides of string and character literals are blanks.
+    /// The text with blanks in place of comments and of the contents of string and character
+    /// literals.
     pub code: String,
-    /// Only comments; everything else is blanks.
+    /// The text with blanks in place of everything but comments.
     pub comments: String,
 }
 
@@ -17,7 +18,7 @@ impl RustSource {
         Self { path: path.to_owned(), text: text.to_owned(), code, comments }
     }
 
-    /// Line number, from 1, of a byte offset.
+    /// Returns the line number, from 1, of a byte offset.
     pub fn line_of(&self, offset: usize) -> usize {
         1 + self.code.as_bytes()[..offset].iter().filter(|byte| **byte == b'\n').count()
     }
@@ -58,7 +59,7 @@ fn separate(text: &str) -> (String, String) {
     (text(code), text(comments))
 }
 
-/// What begins at `at`, and where it ends.
+/// Returns the kind of the piece that begins at `at`, and the offset at which it ends.
 fn next_piece(bytes: &[u8], at: usize) -> (Kind, usize) {
     let rest = &bytes[at..];
     if rest.starts_with(b"//") {
@@ -79,7 +80,7 @@ fn next_piece(bytes: &[u8], at: usize) -> (Kind, usize) {
             None => (Kind::Code, at + 1),
         },
         _ => {
-            // Whole characters, so that every view stays valid UTF-8.
+            // Whole characters are taken, so that every view stays valid UTF-8.
             let length =
                 1 + rest[1..].iter().take_while(|byte| (0x80..0xC0).contains(*byte)).count();
             (Kind::Code, at + length)
@@ -106,7 +107,7 @@ fn block_comment_length(rest: &[u8]) -> usize {
     rest.len()
 }
 
-/// The length of `r"..."`, `br#"..."#` and the like, if one begins here.
+/// Returns the length of `r"..."`, `br#"..."#` or a similar literal, if one begins here.
 fn raw_string_length(rest: &[u8]) -> Option<usize> {
     let prefix = rest.iter().take(2).take_while(|byte| matches!(byte, b'b' | b'c' | b'r')).count();
     if prefix == 0 || rest[prefix - 1] != b'r' {
@@ -136,7 +137,7 @@ fn quoted_length(rest: &[u8], quote: u8) -> usize {
     rest.len()
 }
 
-/// The length of a character literal, or `None` for a lifetime.
+/// Returns the length of a character literal, or `None` for a lifetime.
 fn character_length(rest: &[u8]) -> Option<usize> {
     match rest.get(1)? {
         b'\\' => Some(quoted_length(rest, b'\'')),
@@ -155,7 +156,7 @@ fn is_identifier(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || byte == b'_'
 }
 
-/// Byte offsets at which `word` stands alone in `code`.
+/// Returns the byte offsets at which `word` occurs as a whole word in `code`.
 pub fn words(code: &str, word: &str) -> Vec<usize> {
     let bytes = code.as_bytes();
     code.match_indices(word)
@@ -168,7 +169,7 @@ pub fn words(code: &str, word: &str) -> Vec<usize> {
         .collect()
 }
 
-/// The offset behind the brace that closes the one at `open`.
+/// Returns the offset after the brace that closes the one at `open`.
 pub fn matching_brace(code: &str, open: usize) -> usize {
     let mut depth = 0usize;
     for (at, byte) in code.bytes().enumerate().skip(open) {

@@ -1,11 +1,12 @@
-//! `unsafe` only where the architecture puts it, and no unsafe function without what it asks of its callers. Clippy sees to
-//! blocks and to public functions, but does not tell private unsafe functions from safe ones with target features.
+//! Checks that `unsafe` appears only where the architecture allows it, and that every unsafe function documents its
+//! requirements. Clippy checks blocks and public functions, but does not tell private unsafe functions from safe ones
+//! with target features.
 
 use super::Finding;
 use super::scan::{RustSource, matching_brace, words};
 
-/// The crates that talk to the kernel, to the vector units, to the GPU's driver, and to programs in C; and the chore
-/// that calls NVIDIA's compiler.
+/// Crates that call the kernel, vector instructions, the GPU's driver, or C programs; and the task that calls NVIDIA's
+/// compiler.
 const HOMES: [&str; 5] = [
     "crates/forebay-store/",
     "crates/forebay-compute/",
@@ -21,7 +22,7 @@ pub fn check(source: &RustSource, findings: &mut Vec<Finding>) {
         let line = source.line_of(offset);
         let next = source.code[offset + "unsafe".len()..].trim_start();
         if next.starts_with('(') {
-            // An attribute such as `#[unsafe(no_mangle)]`.
+            // This is an attribute such as `#[unsafe(no_mangle)]`.
             continue;
         }
         if !at_home {
@@ -29,9 +30,10 @@ pub fn check(source: &RustSource, findings: &mut Vec<Finding>) {
             findings.push(Finding::fail(&source.path, line, message));
             continue;
         }
-        // The type of a function pointer promises nothing by itself, and the trait documents what its methods ask.
+        // The type of a function pointer makes no promise itself. For a method of a trait, the trait documents the
+        // requirements.
         let is_function = next.starts_with("fn") || next.starts_with("extern");
-        // A function has its name before the parenthesis, a type has not.
+        // A function has its name before the parenthesis, a type does not.
         let after_fn = match next.strip_prefix("extern") {
             Some(rest) => rest.split_once("fn").map(|(_, rest)| rest),
             None => next.strip_prefix("fn"),
@@ -45,7 +47,7 @@ pub fn check(source: &RustSource, findings: &mut Vec<Finding>) {
     }
 }
 
-/// The bodies of all `impl Trait for Type`.
+/// Returns the bodies of all `impl Trait for Type`.
 fn trait_implementations(code: &str) -> Vec<std::ops::Range<usize>> {
     let mut found = Vec::new();
     for start in words(code, "impl") {
@@ -60,7 +62,7 @@ fn trait_implementations(code: &str) -> Vec<std::ops::Range<usize>> {
     found
 }
 
-/// Whether the comments on this line or right above its statement give the reason.
+/// Returns true if the comments on this line or directly above its statement give the reason.
 fn is_explained(source: &RustSource, line: usize) -> bool {
     let comments: Vec<&str> = source.comments.lines().collect();
     let code: Vec<&str> = source.code.lines().collect();

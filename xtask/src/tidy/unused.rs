@@ -57,7 +57,7 @@ fn check_rust(repository: &Repository, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Whether cargo compiles this file without any `mod` that names it.
+/// Returns true if cargo compiles this file without a `mod` that names it.
 fn is_root(repository: &Repository, path: &str) -> bool {
     let (parent, name) = (folder(path), file_name(path));
     let package_of = |inner: &str| {
@@ -94,7 +94,7 @@ fn is_root(repository: &Repository, path: &str) -> bool {
     {
         return true;
     }
-    // A target that the manifest names by its path.
+    // A target whose path the manifest names.
     repository.files().iter().filter(|file| file_name(&file.path) == "Cargo.toml").any(|file| {
         let inside = folder(&file.path);
         let relative = if inside.is_empty() {
@@ -107,7 +107,7 @@ fn is_root(repository: &Repository, path: &str) -> bool {
     })
 }
 
-/// The files that the `mod` declarations, `#[path]` and `include!` of one file may mean.
+/// Returns the files that the `mod` declarations, `#[path]` and `include!` of one file may mean.
 fn modules(source: &RustSource, is_root: bool) -> Vec<String> {
     let here = folder(&source.path);
     let name = file_name(&source.path).trim_end_matches(".rs");
@@ -159,7 +159,7 @@ fn join(base: &str, name: &str) -> String {
     if base.is_empty() { name.to_owned() } else { format!("{base}/{name}") }
 }
 
-/// Takes `.` and `..` out of a path.
+/// Removes `.` and `..` from a path.
 pub fn normalise(path: &str) -> String {
     let mut parts: Vec<&str> = Vec::new();
     for part in path.split('/') {
@@ -193,7 +193,7 @@ fn check_others(repository: &Repository, findings: &mut Vec<Finding>) {
         }
         let mut clues = vec![name.to_owned()];
         if file.path.starts_with("fixtures/") || file.path.starts_with("fuzz/seeds/") {
-            // Tests and fuzz targets walk whole folders, so the folder's name is enough, down to the kind's own folder.
+            // Tests and fuzz targets read whole folders, so it is enough if a text names the innermost folder.
             let inside: Vec<&str> = folder(&file.path).split('/').skip(1).collect();
             clues.extend(inside.last().map(|last| (*last).to_owned()));
         }
@@ -213,7 +213,7 @@ fn check_others(repository: &Repository, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Files whose text says nothing about which other files are used.
+/// Returns true for files whose text does not show which other files are used.
 fn is_data(path: &str) -> bool {
     path == "Cargo.lock"
         || path.starts_with("fixtures/")

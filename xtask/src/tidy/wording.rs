@@ -1,4 +1,4 @@
-//! Text that a stranger could not follow: paths of one person's machine, unfinished places.
+//! Checks for text that only its author can follow: paths of one machine, and unfinished passages.
 
 use super::Finding;
 use super::files::Repository;
@@ -52,7 +52,7 @@ pub fn check_text(repository: &Repository, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Absolute paths whose first folder exists on one machine only.
+/// Reports absolute paths whose first folder exists on one machine only.
 fn check_paths(path: &str, line: usize, text: &str, findings: &mut Vec<Finding>) {
     for (at, _) in text.match_indices('/') {
         let before = text[..at].chars().next_back();

@@ -1,4 +1,4 @@
-//! Compiling programs in C against the header and the library.
+//! Compilation of C programs against the header and the library.
 
 use std::ffi::OsStr;
 use std::io::Write as _;
@@ -9,7 +9,7 @@ pub fn here() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The folder in which cargo puts the libraries that this test was built with.
+/// Returns the folder in which cargo puts the libraries that this test was built with.
 pub fn libraries() -> PathBuf {
     let test = std::env::current_exe().expect("a test has a path");
     let folder = test.parent().expect("in a folder").to_path_buf();
@@ -21,12 +21,13 @@ pub fn skip(why: &str) {
     let _ = writeln!(std::io::stderr(), "SKIPPED: {why}");
 }
 
-/// Compiles `tests/NAME.c` into a folder; `None` without a C compiler.
+/// Compiles `tests/NAME.c` into a folder. Returns `None` without a C compiler.
 pub fn compile(name: &str, folder: &Path) -> Option<PathBuf> {
     compile_linked(&format!("tests/{name}.c"), folder.join(name))
 }
 
-/// Compiles a source file of this crate and links it with the library; `None` without a C compiler.
+/// Compiles a source file of this crate and links it with the library. Returns `None` without a C
+/// compiler.
 pub fn compile_linked(source: &str, out: PathBuf) -> Option<PathBuf> {
     let libraries = libraries();
     let rpath = format!("-Wl,-rpath,{}", libraries.display());
@@ -40,7 +41,8 @@ pub fn compile_linked(source: &str, out: PathBuf) -> Option<PathBuf> {
     compile_with(source, out, &with)
 }
 
-/// Compiles `tests/driver.c` into a folder, under the names by which the driver is looked for.
+/// Compiles `tests/driver.c` into a folder, under the names by which the loader looks for the
+/// driver.
 #[allow(dead_code, reason = "only one of the tests has a GPU")]
 pub fn compile_driver(folder: &Path) -> Option<PathBuf> {
     let library = compile_with(

@@ -1,8 +1,8 @@
-//! Answers of gpt-oss: messages with a header of role, recipient and channel.
+//! Parser for answers of gpt-oss: messages with a header of role, recipient and channel.
 //!
 //! `<|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...`
 //!
-//! The marks are control tokens, so text that merely looks like one is text.
+//! The marks are control tokens, so text that only looks like a mark is text.
 
 use super::{Draft, Sink};
 use crate::Message;
@@ -11,7 +11,7 @@ pub struct Harmony {
     state: State,
     header: Header,
     draft: Draft,
-    /// A message body was begun.
+    /// True once a message body has begun.
     began: bool,
 }
 
@@ -28,7 +28,7 @@ enum Part {
     Call,
 }
 
-/// What stands before `<|message|>`. The recipient may be before or after the channel.
+/// Text before `<|message|>`. The recipient may be before or after the channel.
 #[derive(Default)]
 struct Header {
     role: String,
@@ -41,7 +41,7 @@ enum Place {
     #[default]
     Role,
     Channel,
-    /// The type of a tool call's arguments: always JSON.
+    /// Type of a tool call's arguments, which is always JSON.
     Constrain,
 }
 
@@ -54,7 +54,7 @@ impl Header {
         }
     }
 
-    /// The tool that the message is for.
+    /// Returns the tool that the message is for.
     fn recipient(&self) -> Option<&str> {
         let words = self.role.split_whitespace().chain(self.channel.split_whitespace());
         let mut named = words.filter_map(|word| word.strip_prefix("to="));
@@ -67,14 +67,14 @@ impl Header {
         }
         match self.channel.split_whitespace().next() {
             Some("analysis") => Part::Reasoning,
-            // Commentary without a recipient is for the user, as is everything final.
+            // Commentary without a recipient is for the user, and so is everything final.
             _ => Part::Content,
         }
     }
 }
 
 impl Harmony {
-    /// The parser begins where the prompt ends: in the header that the template opened.
+    /// Creates a parser that begins where the prompt ends: in the header that the template opened.
     pub fn new(prompt: &str) -> Harmony {
         let mut parser = Harmony {
             state: State::Header,
@@ -89,7 +89,7 @@ impl Harmony {
         parser
     }
 
-    /// Reads the header, or a part of it, that is in the prompt.
+    /// Reads the header, or the part of it, that is in the prompt.
     fn opened(&mut self, header: &str) {
         for part in header.split("<|").skip(1) {
             let Some((name, text)) = part.split_once("|>") else { continue };
@@ -138,7 +138,7 @@ impl Harmony {
     }
 
     pub fn finish(mut self, sink: Sink<'_>) -> Message {
-        // A model that does not keep to the format: all it wrote is a role without a message.
+        // The model did not follow the format: all of its output is a role without a message.
         let role = std::mem::take(&mut self.header.role);
         if !self.began && self.state == State::Header && self.header.place == Place::Role {
             let text = role.strip_prefix("assistant").unwrap_or(&role);

@@ -1,4 +1,4 @@
-//! Generated text to a message, piece by piece.
+//! Incremental parsing of generated text into a message.
 //!
 //! The message does not depend on how the text is cut into pieces.
 
@@ -11,12 +11,12 @@ use crate::{Format, Message};
 use harmony::Harmony;
 use tagged::Tagged;
 
-/// A part of an answer as it arrives. All parts of a kind together are that part of the message.
+/// A part of an answer as it arrives. All parts of one kind together form that part of the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event<'a> {
     Reasoning(&'a str),
     Content(&'a str),
-    /// A tool call begins; `index` counts the calls of the answer from 0.
+    /// A tool call begins. `index` counts the calls of the answer from 0.
     ToolCall {
         index: usize,
         name: &'a str,
@@ -28,10 +28,10 @@ pub enum Event<'a> {
     },
 }
 
-/// What a parser calls with each event.
+/// Function that a parser calls with each event.
 pub type Sink<'a> = &'a mut dyn FnMut(Event<'_>);
 
-/// Turns one answer of a model into a [`Message`].
+/// Parser that turns one answer of a model into a [`Message`].
 pub struct Parser {
     family: Family,
 }
@@ -43,8 +43,8 @@ enum Family {
 }
 
 impl Parser {
-    /// A parser for the answer to `prompt`, the rendered text: some templates open the thinking
-    /// part at its end.
+    /// Creates a parser for the answer to `prompt`, which is the rendered text. Some templates open
+    /// the thinking part at its end.
     pub fn new(format: &Format, prompt: &str) -> Parser {
         let family = match format.kind {
             Kind::Plain => Family::Plain(String::new()),
@@ -56,7 +56,7 @@ impl Parser {
         Parser { family }
     }
 
-    /// Takes generated text.
+    /// Parses a piece of generated text.
     pub fn text(&mut self, piece: &str, sink: Sink<'_>) {
         if piece.is_empty() {
             return;
@@ -71,7 +71,7 @@ impl Parser {
         }
     }
 
-    /// Takes a control token by its text, such as `<|channel|>`.
+    /// Parses a control token given by its text, such as `<|channel|>`.
     pub fn control(&mut self, name: &str, sink: Sink<'_>) {
         match &mut self.family {
             Family::Plain(_) => {}
@@ -80,8 +80,8 @@ impl Parser {
         }
     }
 
-    /// Ends the answer, wherever it was cut, and returns the message. What was held back because it
-    /// could have become a tag is reported first.
+    /// Ends the answer, wherever it was cut, and returns the message. Text that was held back
+    /// because it could have become a tag is reported first.
     pub fn finish(self, sink: Sink<'_>) -> Message {
         match self.family {
             Family::Plain(content) => Message::new("assistant", content),
@@ -91,11 +91,11 @@ impl Parser {
     }
 }
 
-/// The parts of a message while it is made; every addition is reported.
+/// Parts of an unfinished message. Every addition is reported.
 #[derive(Default)]
 pub(crate) struct Draft {
     pub message: Message,
-    /// A second piece of reasoning or content follows: an empty line keeps them apart.
+    /// True if another piece of reasoning or content follows, which an empty line must separate.
     pub separate: bool,
 }
 

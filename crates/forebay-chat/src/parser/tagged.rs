@@ -1,4 +1,4 @@
-//! Answers with `<think>...</think>` and tagged tool calls.
+//! Parser for answers with `<think>...</think>` and tagged tool calls.
 
 use super::tools::Tags;
 use super::{Draft, Sink};
@@ -13,17 +13,18 @@ pub struct Tagged {
     draft: Draft,
     /// Text that is not decided yet: it may be part of a tag, or white space before one.
     pending: String,
-    /// So many bytes of `pending` hold no beginning of the tag that ends a tool call.
+    /// Number of leading bytes of `pending` that cannot contain the start of a tool call's closing
+    /// tag.
     searched: usize,
-    /// White space is dropped until other text comes.
+    /// True while white space is dropped, until other text arrives.
     strip: bool,
-    /// The white space that was dropped before the tool call that is open.
+    /// White space that was dropped before the open tool call.
     before_call: String,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Nothing but white space so far: a thinking part may begin.
+    /// Only white space so far, so a thinking part may begin.
     Start,
     Thinking,
     Content,
@@ -55,7 +56,8 @@ impl Tagged {
         while self.step(sink) {}
     }
 
-    /// Some vocabularies have the tags as control tokens; other control tokens are not text.
+    /// Handles a control token. Some vocabularies have the tags as control tokens; others are not
+    /// text.
     pub fn control(&mut self, name: &str, sink: Sink<'_>) {
         let is_tool_tag = self.tools.as_ref().is_some_and(|(_, tags)| {
             name == tags.open
@@ -68,7 +70,8 @@ impl Tagged {
         }
     }
 
-    /// Decides about the beginning of what is pending; returns whether there may be more to decide.
+    /// Decides about the beginning of the pending text. Returns true if there may be more to
+    /// decide.
     fn step(&mut self, sink: Sink<'_>) -> bool {
         match self.state {
             State::Start => self.start(),
@@ -85,7 +88,7 @@ impl Tagged {
             (self.state, self.strip) = (State::Thinking, true);
             return true;
         }
-        // Also true if there is nothing but white space.
+        // Also true if there is only white space.
         if THINK.starts_with(text) {
             return false;
         }
@@ -101,7 +104,7 @@ impl Tagged {
             return true;
         }
         let decided = self.pending.len() - overlap(&self.pending, THINK_END);
-        // The white space before the closing tag is no part of the reasoning.
+        // The white space before the closing tag is not part of the reasoning.
         let decided = self.pending[..decided].trim_end().len();
         let text = self.take(decided, 0);
         self.reasoning(&text, sink);
@@ -149,7 +152,7 @@ impl Tagged {
         true
     }
 
-    /// Adds the call that `body` is. What is not a call stays in the content as it was written.
+    /// Adds the call in `body`. Text that is not a call stays in the content as it was written.
     fn end_call(&mut self, body: &str, close: &str, sink: Sink<'_>) {
         let Some((syntax, tags)) = &self.tools else { return };
         match syntax.parse(body) {
@@ -196,7 +199,8 @@ impl Tagged {
         text
     }
 
-    /// Takes `length` bytes off the beginning of what is pending and drops `tag` more.
+    /// Removes and returns the first `length` bytes of the pending text, and drops the next `tag`
+    /// bytes.
     fn take(&mut self, length: usize, tag: usize) -> String {
         let rest = self.pending.split_off(length + tag);
         let mut text = std::mem::replace(&mut self.pending, rest);
@@ -205,7 +209,7 @@ impl Tagged {
     }
 }
 
-/// The length in bytes of the longest end of `text` that begins `tag` without being all of it.
+/// Returns the length in bytes of the longest suffix of `text` that is a proper prefix of `tag`.
 fn overlap(text: &str, tag: &str) -> usize {
     let longest = text.len().min(tag.len() - 1);
     (1..=longest)

@@ -1,4 +1,4 @@
-//! The bodies of tool calls.
+//! Parsing of the bodies of tool calls.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -6,11 +6,11 @@ use serde_json::{Map, Value};
 
 use crate::ToolSyntax;
 
-/// The tags around the tool calls of a family.
+/// Tags around the tool calls of a family.
 pub struct Tags {
     pub open: &'static str,
     pub close: &'static str,
-    /// Tags around all calls of an answer; they say nothing.
+    /// Tags around all calls of an answer. They carry no information.
     pub wrappers: &'static [&'static str],
 }
 
@@ -26,7 +26,7 @@ impl ToolSyntax {
         }
     }
 
-    /// Name and arguments of the call that `body` is; `None` if it is not one.
+    /// Returns the name and arguments of the call in `body`, or `None` if it is not a call.
     pub(crate) fn parse(self, body: &str) -> Option<(String, String)> {
         match self {
             ToolSyntax::Json => json(body),
@@ -44,7 +44,7 @@ struct Call<'a> {
     arguments: Option<&'a RawValue>,
 }
 
-/// `{"name": "f", "arguments": {...}}`. The arguments keep the spelling of the model.
+/// Parses `{"name": "f", "arguments": {...}}`. The arguments stay as the model wrote them.
 fn json(body: &str) -> Option<(String, String)> {
     let call: Call<'_> = serde_json::from_str(body.trim()).ok()?;
     let arguments = call.arguments.map_or("{}", RawValue::get);
@@ -53,7 +53,7 @@ fn json(body: &str) -> Option<(String, String)> {
     Some((call.name, inner.unwrap_or_else(|_| arguments.to_owned())))
 }
 
-/// `<function=f><parameter=k>v</parameter></function>`
+/// Parses `<function=f><parameter=k>v</parameter></function>`.
 fn function_tags(body: &str) -> Option<(String, String)> {
     let rest = body.trim().strip_prefix("<function=")?;
     let (name, mut rest) = rest.split_once('>')?;
@@ -69,7 +69,7 @@ fn function_tags(body: &str) -> Option<(String, String)> {
     Some((name.trim().to_owned(), Value::Object(arguments).to_string()))
 }
 
-/// `f<arg_key>k</arg_key><arg_value>v</arg_value>`
+/// Parses `f<arg_key>k</arg_key><arg_value>v</arg_value>`.
 fn argument_tags(body: &str) -> Option<(String, String)> {
     let (name, mut rest) = body.split_at(body.find("<arg_key>").unwrap_or(body.len()));
     let name = name.trim();
@@ -87,7 +87,8 @@ fn argument_tags(body: &str) -> Option<(String, String)> {
     Some((name.to_owned(), Value::Object(arguments).to_string()))
 }
 
-/// V3.1: `f<｜tool▁sep｜>{...}`. V3 and R1: `function<｜tool▁sep｜>f`, then a code block of JSON.
+/// Parses the calls of DeepSeek. V3.1 writes `f<｜tool▁sep｜>{...}`. V3 and R1 write
+/// `function<｜tool▁sep｜>f`, then a code block of JSON.
 fn deepseek(body: &str) -> Option<(String, String)> {
     let (head, rest) = body.split_once("<｜tool▁sep｜>")?;
     if let Some((name, block)) = rest.split_once("```json") {
@@ -98,7 +99,8 @@ fn deepseek(body: &str) -> Option<(String, String)> {
     (!name.is_empty()).then(|| (name.to_owned(), rest.trim().to_owned()))
 }
 
-/// Values between tags carry no type: what reads as JSON is JSON, everything else is text.
+/// Converts a value between tags, which has no type. Valid JSON becomes JSON, and everything else
+/// becomes text.
 fn typed(value: &str) -> Value {
     match serde_json::from_str(value.trim()) {
         Ok(Value::String(_)) | Err(_) => Value::String(value.to_owned()),

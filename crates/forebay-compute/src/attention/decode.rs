@@ -1,18 +1,19 @@
-//! Attention of one token. The context is cut into chunks of fixed length; every (key/value head,
-//! chunk) is a task of its own whose partial result is joined with the others in order.
+//! Attention of one token. The context is cut into chunks of fixed length. Every pair of a
+//! key/value head and a chunk is a task, and the partial results are joined in order.
 
 use super::Attention;
 use crate::cpu::Cpu;
 use crate::kv::{KvCache, Read, with_rows};
 use crate::simd::{Kernel, LANES, Simd, dispatch};
 
-/// Positions of a chunk: 64 KiB of half-precision rows of 128, some microseconds of work.
+/// Number of positions in a chunk: 64 KiB of half-precision rows of 128 elements, which take some
+/// microseconds.
 pub(crate) const CHUNK: usize = 256;
 
-/// Multiply-adds below which a parallel region costs more than it saves.
+/// Number of multiply-adds below which a parallel region costs more than it saves.
 const SERIAL_WORK: usize = 128 * 1024;
 
-/// Accumulators of a block: enough to hide the latency of a multiply-add.
+/// Number of accumulators of a block, enough to hide the latency of a multiply-add.
 const BLOCK: usize = 8;
 
 pub(super) fn run(cpu: &Cpu, q: &[f32], cache: &KvCache, what: &Attention<'_>, out: &mut [f32]) {
@@ -25,8 +26,8 @@ pub(super) fn run(cpu: &Cpu, q: &[f32], cache: &KvCache, what: &Attention<'_>, o
     let first_chunk = start / CHUNK;
     let chunks = (end - 1) / CHUNK - first_chunk + 1;
 
-    // A task's part: the largest score and the sum of each query head, then their values.
-    // Rounded up to whole cache lines, so that workers do not share one.
+    // The output of one task: the largest score and the sum of each query head, then their values.
+    // It is rounded up to whole cache lines, so that workers do not share one.
     let part_len = (group * (2 + width)).next_multiple_of(16);
     let tasks = shape.kv_heads * chunks;
     let mut shared = cpu.shared_scratch();
@@ -48,7 +49,7 @@ pub(super) fn run(cpu: &Cpu, q: &[f32], cache: &KvCache, what: &Attention<'_>, o
             let values = cache.values(what.layer, kv_head);
             let (queries, scores, softcap) = (&*queries, &mut *scores, what.softcap);
             let positions = to - from;
-            // Rows wrap in whole chunks, so these follow one another.
+            // Rows wrap around only at whole chunks, so the rows of this chunk are contiguous.
             let row = from % shape.rows;
             with_rows!((keys, values) => {
                 let (stride, value_stride) = (key_stride / LANES, value_stride / LANES);
@@ -83,7 +84,7 @@ fn scale_queries(heads: &[f32], dim: usize, scale: f32, stride: usize, out: &mut
     }
 }
 
-/// Joins the chunks of one query head: each was normalised by its own largest score.
+/// Joins the chunks of one query head. Each chunk was normalised by its own largest score.
 fn join<'a>(
     parts: impl Iterator<Item = &'a [f32]> + Clone,
     member: usize,
@@ -105,7 +106,7 @@ fn join<'a>(
     out.iter_mut().for_each(|x| *x /= sum);
 }
 
-/// One key/value head's queries and one chunk of positions.
+/// Queries of one key/value head and one chunk of positions.
 struct Inputs<'a, R> {
     /// `[group, key stride]`, scaled.
     queries: &'a [f32],
@@ -114,21 +115,21 @@ struct Inputs<'a, R> {
     /// `[positions, value stride]`
     values: R,
     key_stride: usize,
-    /// Vectors from one value to the next.
+    /// Number of vectors from one value to the next.
     value_stride: usize,
     positions: usize,
     group: usize,
-    /// Elements of a value that are wanted: its first, in whole vectors.
+    /// Number of leading elements of a value that are needed, in whole vectors.
     width: usize,
     softcap: Option<f32>,
 }
 
-/// Attention within one chunk.
+/// Attention of one key/value head within one chunk.
 struct Chunk<'a, R> {
     inputs: Inputs<'a, R>,
-    /// `[group, CHUNK]`, scratch.
+    /// Scratch `[group, CHUNK]`.
     scores: &'a mut [f32],
-    /// Out: largest scores `[group]`, sums `[group]`, values `[group, width]`.
+    /// Output: largest scores `[group]`, sums `[group]`, values `[group, width]`.
     part: &'a mut [f32],
 }
 
@@ -172,7 +173,8 @@ impl<R: Read> Kernel for Chunk<'_, R> {
     }
 }
 
-/// Rows of the next block when `left` are left: many, so that a widened key serves many.
+/// Returns the number of rows in the next block if `left` rows remain. It is as large as possible,
+/// so that many rows share a widened key.
 #[inline(always)]
 fn row_block(left: usize) -> usize {
     match left {
@@ -182,7 +184,8 @@ fn row_block(left: usize) -> usize {
     }
 }
 
-/// Scores of `ROWS` queries with every key, `KEYS` keys at a time; `ROWS * KEYS` is [`BLOCK`].
+/// Computes scores of `ROWS` queries with every key, `KEYS` keys at a time. `ROWS * KEYS` is
+/// [`BLOCK`].
 #[inline(always)]
 fn dot_rows<S: Simd, R: Read, const ROWS: usize, const KEYS: usize>(
     simd: S,
@@ -196,7 +199,7 @@ fn dot_rows<S: Simd, R: Read, const ROWS: usize, const KEYS: usize>(
     let mut position = 0;
     while position < positions {
         let mut sums = [simd.splat(0.0); BLOCK];
-        // Past the end the last key is repeated; those scores are not used.
+        // Past the end the last key is repeated. Those scores are not used.
         let mut rows = [keys; KEYS];
         for (key, row) in rows.iter_mut().enumerate() {
             let at = (position + key).min(positions - 1) * vectors;
@@ -218,14 +221,15 @@ fn dot_rows<S: Simd, R: Read, const ROWS: usize, const KEYS: usize>(
         let mut block = [0.0; BLOCK];
         simd.store(simd.sums(sums), &mut block);
         for (row, block) in block.as_chunks::<KEYS>().0.iter().enumerate() {
-            // CHUNK is a multiple of KEYS, so a block past the end stays in its row.
+            // CHUNK is a multiple of KEYS, so a block that extends past the end stays in its row.
             scores[row * CHUNK + position..][..KEYS].copy_from_slice(block);
         }
         position += KEYS;
     }
 }
 
-/// Turns scores into weights `e^(score - largest)`; returns the largest and the weights' sum.
+/// Turns scores into weights `e^(score - largest)`. Returns the largest score and the sum of the
+/// weights.
 #[inline(always)]
 fn weigh<S: Simd>(
     simd: S,
@@ -241,7 +245,7 @@ fn weigh<S: Simd>(
             let x = simd.tanh(simd.mul(simd.load(block), simd.splat(1.0 / cap)));
             simd.store(simd.mul(x, simd.splat(cap)), block);
         }
-        // The cap has made the padding finite.
+        // The softcap made the padding finite, so it is reset to -inf.
         scores[positions..padded].fill(f32::NEG_INFINITY);
     }
     let blocks = scores[..padded].as_chunks_mut::<LANES>().0;
@@ -259,8 +263,8 @@ fn weigh<S: Simd>(
     (largest, simd.sum(sum))
 }
 
-/// Weighted sums of the values for `ROWS` queries, `VECTORS` vectors at a time; `ROWS * VECTORS`
-/// is [`BLOCK`].
+/// Computes weighted sums of the values for `ROWS` queries, `VECTORS` vectors at a time. `ROWS *
+/// VECTORS` is [`BLOCK`].
 #[inline(always)]
 fn sum_rows<S: Simd, R: Read, const ROWS: usize, const VECTORS: usize>(
     simd: S,
@@ -285,7 +289,7 @@ fn sum_rows<S: Simd, R: Read, const ROWS: usize, const VECTORS: usize>(
     }
 }
 
-/// The vectors of values from one on.
+/// Vectors of all values, starting at vector `vector` of each value.
 struct Columns<R> {
     values: R,
     value_stride: usize,

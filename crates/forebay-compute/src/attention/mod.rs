@@ -1,10 +1,10 @@
 //! Causal attention over the key/value cache, for groups of query heads that share a key/value
 //! head (Ainslie et al. 2023, "GQA").
 //!
-//! Two kernels: one token reads the cache once and is bound by memory, so it dots rows as they
-//! lie there ([`decode`]); a prompt re-uses every key for many queries, so it works on tiles that
-//! are widened to f32 once ([`prompt`]). Both cut their work by the shape of the problem, never by
-//! the number of threads.
+//! There are two kernels. A single token reads the cache once and is bound by memory, so [`decode`]
+//! computes dot products on the rows as they are stored. A prompt uses every key for many queries,
+//! so [`prompt`] works on tiles that are widened to f32 once. Both divide their work by the shape
+//! of the problem, never by the number of threads.
 
 mod decode;
 mod prompt;
@@ -16,29 +16,30 @@ pub(crate) use decode::CHUNK;
 use crate::cpu::Cpu;
 use crate::kv::KvCache;
 
-/// Which queries meet which part of the cache, and how scores are formed.
+/// Parameters of one attention operation: the cached positions that each query sees, and the form
+/// of the scores.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Attention<'a> {
-    /// The cache's layer.
+    /// Layer of the cache.
     pub layer: usize,
-    /// Query heads, a multiple of the cache's key/value heads: query head `h` uses key/value head
-    /// `h / (heads / kv_heads)`.
+    /// Number of query heads, a multiple of the cache's key/value heads. Query head `h` uses
+    /// key/value head `h / (heads / kv_heads)`.
     pub heads: usize,
-    /// Position of the first query token; the others follow one by one.
+    /// Position of the first query token. The others follow one by one.
     pub first_position: usize,
-    /// Multiplies every score: usually `1 / sqrt(head_dim)`.
+    /// Factor applied to every score, usually `1 / sqrt(head_dim)`.
     pub scale: f32,
-    /// A token sees itself and the `window - 1` positions before it; `None`: all before it.
+    /// Number of positions that a token sees: itself and the `window - 1` before it. `None` means
+    /// all positions before it.
     pub window: Option<usize>,
-    /// Squeezes scores to `cap * tanh(score / cap)` (Gemma 2).
+    /// Limit of the scores, which become `cap * tanh(score / cap)` (Gemma 2).
     pub softcap: Option<f32>,
-    /// A score for each query head that takes its share of the softmax and carries no value
-    /// (gpt-oss).
+    /// One score per query head that takes its share of the softmax and carries no value (gpt-oss).
     pub sinks: Option<&'a [f32]>,
 }
 
 impl Attention<'static> {
-    /// Plain causal attention over everything before.
+    /// Returns plain causal attention over all earlier positions.
     pub fn causal(layer: usize, heads: usize, first_position: usize, scale: f32) -> Self {
         let (window, softcap, sinks) = (None, None, None);
         Attention { layer, heads, first_position, scale, window, softcap, sinks }
@@ -46,7 +47,7 @@ impl Attention<'static> {
 }
 
 impl Attention<'_> {
-    /// The first position that a token at `position` sees.
+    /// Returns the first position that a token at `position` sees.
     fn first_visible(&self, position: usize) -> usize {
         self.window.map_or(0, |window| (position + 1).saturating_sub(window))
     }
@@ -57,14 +58,17 @@ impl Attention<'_> {
 }
 
 impl Cpu {
-    /// `out = softmax(scale * q k^T, masked) v` for every query token and head. `q` is
-    /// `[tokens, heads, head_dim_k]`, `out` `[tokens, heads, head_dim_v]`; the tokens' own keys
-    /// and values are already in the cache. Scores and sums are f32.
+    /// Computes `out = softmax(scale * q k^T, masked) v` for every query token and head. `q` is
+    /// `[tokens, heads, head_dim_k]` and `out` is `[tokens, heads, head_dim_v]`. The tokens' own
+    /// keys and values must already be in the cache. Scores and sums are f32.
     ///
     /// # Panics
-    /// When the lengths do not fit together, `heads` is no multiple of the cache's heads, the
-    /// window is 0 or larger than what the layer keeps, or the cache holds fewer positions than
-    /// the last token needs.
+    /// Panics in these cases:
+    ///
+    /// - The lengths do not fit together.
+    /// - `heads` is not a multiple of the cache's heads.
+    /// - The window is 0, or the layer does not keep all positions that a token sees.
+    /// - The cache holds fewer positions than the last token needs.
     pub fn attention(&self, q: &[f32], cache: &KvCache, what: &Attention<'_>, out: &mut [f32]) {
         let shape = cache.shape(what.layer);
         assert!(

@@ -1,11 +1,12 @@
 //! Attention of several tokens, tile by tile with a running softmax (Milakov and Gimelshein 2018,
 //! "Online normalizer calculation for softmax"; Dao et al. 2022, "FlashAttention").
 //!
-//! The queries of all heads of one key/value head, token by token, are the rows of a problem of
-//! their own: row `r` is head `r % group` of token `r / group`. A task is up to [`ROWS`] such rows
-//! against everything that they see. Scores are kept transposed, with the rows across the lanes:
-//! then only the queries need transposing, once for each task, and the softmax works lane by lane
-//! without any sum across a vector.
+//! Each key/value head is one problem. Its rows are the queries of all heads that use it, token by
+//! token: row `r` is head `r % group` of token `r / group`. A task computes up to [`ROWS`] such
+//! rows against everything that they see.
+//!
+//! Scores are kept transposed, with the rows across the lanes. Then only the queries need
+//! transposing, once per task, and the softmax works lane by lane without sums across a vector.
 
 use super::Attention;
 use crate::buffer::SharedSlice;
@@ -13,19 +14,20 @@ use crate::cpu::Cpu;
 use crate::kv::{HeadRows, KvCache, Read, Widen, with_rows};
 use crate::simd::{Kernel, LANES, Simd, dispatch};
 
-/// Rows of a strip: three vectors. Three times four keys fill twelve of the sixteen registers.
+/// Number of rows in a strip: three vectors. Three vectors times four keys fill twelve of the
+/// sixteen registers.
 const STRIP: usize = 3 * LANES;
 
-/// Rows of a task: enough to pay for widening the keys and values.
+/// Number of rows in a task, enough to pay for widening the keys and values.
 pub(super) const ROWS: usize = 3 * STRIP;
 
-/// Keys of a tile.
+/// Number of keys in a tile.
 pub(super) const KEYS: usize = 64;
 
-/// Keys of a score block.
+/// Number of keys in a score block.
 const KEY_BLOCK: usize = 4;
 
-/// Rows of a value block: six times two vectors.
+/// Number of rows in a value block of six rows times two vectors.
 const ROW_BLOCK: usize = 6;
 
 pub(super) fn run(cpu: &Cpu, q: &[f32], cache: &KvCache, what: &Attention<'_>, out: &mut [f32]) {
@@ -36,7 +38,8 @@ pub(super) fn run(cpu: &Cpu, q: &[f32], cache: &KvCache, what: &Attention<'_>, o
     let out = SharedSlice::new(out);
     cpu.pool.for_each_chunk_with_worker(tiles * shape.kv_heads, 1, |worker, tasks| {
         for task in tasks {
-            // The last tiles see the most: they come first, so that the workers end together.
+            // The last tiles see the most keys. They run first, so that the workers finish
+            // together.
             let tile = tiles - 1 - task / shape.kv_heads;
             let first_row = tile * ROWS;
             let task = Task {
@@ -63,7 +66,7 @@ struct Task<'a> {
     kv_head: usize,
     first_row: usize,
     rows: usize,
-    /// Of the cache, before positions come round to the first again.
+    /// Number of rows in the cache, after which positions wrap around to row 0.
     cache_rows: usize,
 }
 
@@ -134,18 +137,18 @@ impl Task<'_> {
         self.cache.values(self.what.layer, self.kv_head)
     }
 
-    /// The position of the `row`-th of this task's rows.
+    /// Returns the position of this task's row `row`.
     fn position(&self, row: usize) -> usize {
         self.what.first_position + (self.first_row + row) / self.group
     }
 
-    /// Token and query head of the `row`-th of this task's rows.
+    /// Returns the token and the query head of this task's row `row`.
     fn token_and_head(&self, row: usize) -> (usize, usize) {
         let row = self.first_row + row;
         (row / self.group, self.kv_head * self.group + row % self.group)
     }
 
-    /// Queries as `[strips, key stride, STRIP]`, scaled; absent rows and padding are 0.
+    /// Writes the scaled queries as `[strips, key stride, STRIP]`. Absent rows and padding are 0.
     fn transpose_queries(&self, q: &[f32], key_stride: usize, queries: &mut [f32]) {
         let dim = self.cache.shape(self.what.layer).head_dim_k;
         queries.fill(0.0);
@@ -159,11 +162,11 @@ impl Task<'_> {
         }
     }
 
-    /// Writes the first and the last key of the tile at `start` that each row sees, as numbers
-    /// within the tile; `false` when every row sees the whole tile.
+    /// Writes the first and the last key of the tile at `start` that each row sees, as indices
+    /// within the tile. Returns false if every row sees the whole tile.
     fn visible(&self, start: usize, positions: usize, first: &mut [f32], last: &mut [f32]) -> bool {
         let end = start + positions;
-        // Later rows see later keys, so the outermost rows decide.
+        // Later rows see later keys, so the first and the last row decide.
         if positions == KEYS
             && self.position(0) + 1 >= end
             && self.what.first_visible(self.position(self.rows - 1)) <= start
@@ -175,13 +178,13 @@ impl Task<'_> {
             let position = self.position(row.min(self.rows - 1));
             let seen = self.what.first_visible(position)..(position + 1).min(end);
             *first = seen.start.saturating_sub(start).min(KEYS) as f32;
-            // -1 when the row ends before the tile.
+            // -1 if the row ends before the tile.
             *last = seen.end.saturating_sub(start) as f32 - 1.0;
         }
         true
     }
 
-    /// Widens positions `start..start + positions`, and clears the rest of the last block.
+    /// Widens positions `start..start + positions` and clears the rest of the last block.
     fn widen(
         &self,
         rows: HeadRows<'_>,
@@ -192,7 +195,7 @@ impl Task<'_> {
     ) {
         let (used, rest) = out.split_at_mut(positions * stride);
         let (row, all) = (start % self.cache_rows, self.cache_rows);
-        // Those before the last row and those that wrapped.
+        // The part before the cache's last row, and the part that wrapped around.
         let (near, far) = used.split_at_mut(positions.min(all - row) * stride);
         for (from, out) in [(row, near), (0, far)] {
             with_rows!(rows => {
@@ -203,7 +206,7 @@ impl Task<'_> {
         rest.fill(0.0);
     }
 
-    /// Divides by the sums and brings the rows to their places in `out`.
+    /// Divides by the sums and writes the rows to their positions in `out`.
     fn finish(
         &self,
         largest: &[f32],
@@ -222,7 +225,7 @@ impl Task<'_> {
                 scale = own / (sums[row] * own + (sink - top).exp());
             }
             // SAFETY: every (token, head) is one row of exactly one task, so no other piece
-            // overlaps this one, and this one ends with the statement.
+            // overlaps this one. This piece is last used in the next statement.
             let out = unsafe { out.piece((token * self.what.heads + head) * dim, dim) };
             out.iter_mut().zip(values).for_each(|(out, x)| *out = x * scale);
         }
@@ -237,21 +240,21 @@ struct Tile<'a> {
     keys: &'a [f32],
     /// `[KEYS, value stride]`
     values: &'a [f32],
-    /// Keys that are there; the rest of the tile is 0.
+    /// Number of keys present. The rest of the tile is 0.
     positions: usize,
-    /// Elements of a value that are wanted: its first, in whole vectors.
+    /// Number of leading elements of a value that are needed, in whole vectors.
     width: usize,
-    /// `[strips, KEYS, STRIP]`, scratch: scores, then weights.
+    /// Scratch `[strips, KEYS, STRIP]`: scores, then weights.
     scores: &'a mut [f32],
-    /// `[rows, width]`, running.
+    /// Running weighted sums of values, `[rows, width]`.
     sums_of_values: &'a mut [f32],
     /// Largest score of each row so far.
     largest: &'a mut [f32],
     /// Sum of the weights of each row so far, relative to the largest score.
     sums: &'a mut [f32],
-    /// Scratch: what this tile's new largest score makes of the sums so far.
+    /// Scratch: factor by which this tile's new largest score scales the sums so far.
     decay: &'a mut [f32],
-    /// First and last visible key of each row, unless all are.
+    /// First and last visible key of each row, or `None` if every key is visible.
     visible: Option<(&'a [f32], &'a [f32])>,
     softcap: Option<f32>,
 }
@@ -304,7 +307,7 @@ impl Kernel for Tile<'_> {
     }
 }
 
-/// Scores of one strip with [`KEY_BLOCK`] keys.
+/// Computes scores of one strip with [`KEY_BLOCK`] keys.
 #[inline(always)]
 fn score_block<S: Simd>(simd: S, queries: &[f32], keys: &[f32], scores: &mut [f32]) {
     let stride = keys.len() / KEY_BLOCK;
@@ -330,9 +333,9 @@ fn score_block<S: Simd>(simd: S, queries: &[f32], keys: &[f32], scores: &mut [f3
     }
 }
 
-/// The running softmax of one strip and tile.
+/// State of the running softmax of one strip and tile.
 struct Softmax<'a> {
-    /// `[keys, STRIP]`: scores in, weights out.
+    /// Scores as input and weights as output, `[keys, STRIP]`.
     scores: &'a mut [f32],
     largest: &'a mut [f32],
     sums: &'a mut [f32],

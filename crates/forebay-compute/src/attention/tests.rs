@@ -1,4 +1,4 @@
-//! Both kernels against plain f64 attention.
+//! Comparison of both kernels with plain f64 attention.
 
 use super::{Attention, decode, prompt};
 use crate::cpu::{Arithmetic, Cpu, Isa};
@@ -12,7 +12,7 @@ struct Case {
     shape: KvShape,
     kind: KvType,
     q: Vec<f32>,
-    /// As they are stored.
+    /// Keys as they are stored.
     k: Vec<f32>,
     v: Vec<f32>,
     cache: KvCache,
@@ -66,7 +66,7 @@ impl Case {
         out
     }
 
-    /// The same by the definition, in f64.
+    /// Computes the same from the definition, in f64.
     fn reference(&self, what: &Attention<'_>, tokens: usize) -> Vec<f64> {
         let KvShape { kv_heads, head_dim_k, head_dim_v, .. } = self.shape;
         let mut out = Vec::new();
@@ -145,7 +145,7 @@ fn every_group_window_and_tail_agrees_with_f64() {
 #[test]
 fn values_in_keys_agree_with_f64() {
     let cpus = cpus();
-    // DeepSeek's own shape, and lengths that fill no vectors.
+    // The shape of DeepSeek, and lengths that do not fill vectors.
     for (heads, kv_heads, dims) in
         [(16, 1, (576, 512)), (3, 1, (44, 37)), (6, 2, (20, 20)), (2, 1, (12, 3))]
     {
@@ -174,7 +174,7 @@ fn a_cache_that_keeps_a_window_gives_the_bits_of_one_that_keeps_all() {
         for cpu in cpus() {
             let mut cache = KvCache::new(&[shape; 2], kind).unwrap();
             let mut first = 0;
-            // Prompts and single tokens by turns, across the ends of rows and of chunks.
+            // Alternating prompts and single tokens that cross the ends of rows and of chunks.
             for tokens in [100, 1, 77, 70, 1, 1, 5, 1].into_iter().cycle() {
                 let end = first + tokens;
                 if end > context {

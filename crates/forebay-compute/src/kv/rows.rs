@@ -1,24 +1,25 @@
-//! How rows of keys and values lie in memory, by type, and how kernels read them.
+//! Memory layout of rows of keys and values for each type, and access to them for kernels.
 
 use super::KvType;
 use crate::buffer::Buffer;
 use crate::cpu::Cpu;
 use crate::simd::{Kernel, LANES, Simd, dispatch};
 
-/// Elements that share a scale.
+/// Number of elements that share a scale.
 pub(super) const BLOCK: usize = 32;
 
-/// `[kv_heads, rows, stride]`.
+/// Rows of keys or values as `[kv_heads, rows, stride]`.
 pub(super) struct Plane {
     elements: Elements,
     rows: usize,
-    /// Elements of a row that hold data.
+    /// Number of elements in a row that hold data.
     dim: usize,
-    /// Elements from one row to the next.
+    /// Number of elements from one row to the next.
     stride: usize,
 }
 
-/// Scales lie apart: one for every [`BLOCK`] elements, half precision.
+/// Elements by type. Scales are stored separately, one half-precision scale for every [`BLOCK`]
+/// elements.
 enum Elements {
     F16(Buffer<u16>),
     F32(Buffer<f32>),
@@ -26,7 +27,7 @@ enum Elements {
         codes: Buffer<i8>,
         scales: Buffer<u16>,
     },
-    /// Two codes to a byte, the first in its low half.
+    /// Two codes per byte, the first in the low half.
     Q4 {
         codes: Buffer<u8>,
         scales: Buffer<u16>,
@@ -42,7 +43,8 @@ pub(crate) enum HeadRows<'a> {
     Q4(Q4Rows<'a>),
 }
 
-/// Evaluates the expression with a [`HeadRows`], or two of one cache, as what it is.
+/// Evaluates the expression with a [`HeadRows`], or with two of one cache, bound to the rows of the
+/// actual type.
 macro_rules! with_rows {
     ($rows:ident => $body:expr) => {{
         use $crate::kv::HeadRows;
@@ -66,12 +68,12 @@ macro_rules! with_rows {
 }
 pub(crate) use with_rows;
 
-/// A run of rows, as kernels read it: in vectors of eight elements.
+/// A run of rows that kernels read in vectors of eight elements.
 pub(crate) trait Read: Copy {
-    /// `len` vectors from `first` on.
+    /// Returns the `len` vectors from `first` on.
     fn vectors(self, first: usize, len: usize) -> Self;
 
-    /// Vector `at`, widened.
+    /// Loads and widens vector `at`.
     fn load<S: Simd>(self, simd: S, at: usize) -> S::V;
 }
 
@@ -81,9 +83,9 @@ type F32Rows<'a> = &'a [[f32; LANES]];
 #[derive(Clone, Copy)]
 pub(crate) struct Q8Rows<'a> {
     codes: &'a [[i8; LANES]],
-    /// Of the whole head.
+    /// Scales of the whole head.
     scales: &'a [u16],
-    /// The vector of the head that comes first here.
+    /// Index in the head of the first vector of this run.
     first: usize,
 }
 
@@ -146,7 +148,7 @@ impl Read for Q4Rows<'_> {
 }
 
 impl Plane {
-    /// `None` when the system refuses the memory.
+    /// Reserves the rows. Returns `None` if the system refuses the memory.
     pub(super) fn new(kind: KvType, heads: usize, rows: usize, dim: usize) -> Option<Plane> {
         let stride = kind.padded(dim)?;
         let len = heads.checked_mul(rows)?.checked_mul(stride)?;
@@ -213,7 +215,7 @@ impl Plane {
         }
     }
 
-    /// The row of `position`, widened.
+    /// Returns the row of `position`, widened.
     pub(super) fn read(&self, cpu: &Cpu, head: usize, position: usize) -> Vec<f32> {
         let mut out = vec![0.0; self.stride];
         let (vectors, rows) = (self.stride / LANES, self.head(head));
@@ -226,10 +228,10 @@ impl Plane {
     }
 }
 
-/// Widens rows.
+/// Kernel that widens rows.
 pub(crate) struct Widen<'a, R> {
     pub rows: R,
-    /// Whole vectors.
+    /// Output, in whole vectors.
     pub out: &'a mut [f32],
 }
 
@@ -244,7 +246,7 @@ impl<R: Read> Kernel for Widen<'_, R> {
     }
 }
 
-/// Rounds a row to half precision, padding included.
+/// Kernel that rounds a row to half precision, including the padding.
 struct Narrow<'a> {
     row: &'a [f32],
     out: &'a mut [u16],
@@ -273,8 +275,8 @@ enum Codes<'a> {
     Q4(&'a mut [u8]),
 }
 
-/// Rounds a row to codes and scales, padding included. CUDA's `store_row` does the same step by
-/// step, so that both devices keep the same bits.
+/// Kernel that rounds a row to codes and scales, including the padding. CUDA's `store_row` takes
+/// the same steps, so that both devices keep the same bits.
 struct Quantize<'a> {
     row: &'a [f32],
     codes: Codes<'a>,
@@ -304,7 +306,7 @@ impl Kernel for Quantize<'_> {
 
 type Block = [[f32; LANES]; BLOCK / LANES];
 
-/// Filled up with zeroes.
+/// Copies `x` to a block and pads it with zeroes.
 #[inline(always)]
 fn block_of(x: &[f32]) -> Block {
     let mut block = [[0.0; LANES]; BLOCK / LANES];
@@ -312,7 +314,7 @@ fn block_of(x: &[f32]) -> Block {
     block
 }
 
-/// The largest magnitude.
+/// Returns the largest magnitude.
 #[inline(always)]
 fn largest_of<S: Simd>(simd: S, block: &Block) -> f32 {
     let zero = simd.splat(0.0);
@@ -324,7 +326,7 @@ fn largest_of<S: Simd>(simd: S, block: &Block) -> f32 {
     simd.largest(largest)
 }
 
-/// Writes the codes, returns the scale.
+/// Writes the codes and returns the scale.
 #[inline(always)]
 fn quantize_q8<S: Simd>(simd: S, block: &Block, codes: &mut [i8]) -> u16 {
     let largest = largest_of(simd, block);
@@ -340,7 +342,7 @@ fn quantize_q8<S: Simd>(simd: S, block: &Block, codes: &mut [i8]) -> u16 {
 #[inline(always)]
 fn quantize_q4<S: Simd>(simd: S, block: &Block, codes: &mut [u8]) -> u16 {
     let largest = largest_of(simd, block);
-    // The first, if several are as far from 0.
+    // The first one, if several elements are equally far from 0.
     let extreme = block.as_flattened().iter().find(|x| x.abs() == largest).map_or(0.0, |x| *x);
     let scale = extreme / -8.0;
     let inverse = simd.splat(if scale != 0.0 { 1.0 / scale } else { 0.0 });

@@ -15,7 +15,7 @@ const SHAPE: KvShape = KvShape {
 
 const KINDS: [KvType; 4] = [KvType::F16, KvType::F32, KvType::Q8_0, KvType::Q4_0];
 
-/// A row as the definition of its type rounds it.
+/// Rounds a row as the definition of its type says.
 pub(crate) fn stored(row: &[f32], kind: KvType) -> Vec<f32> {
     let block = |x: &[f32]| -> Vec<f32> {
         let largest = x.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
@@ -60,7 +60,8 @@ fn rows_land_by_head_and_position_rounded_to_the_kind() {
 fn blocks_of_every_kind_of_numbers_are_rounded_as_defined() {
     let shape = KvShape { kv_heads: 1, head_dim_k: 64, ..SHAPE };
     let mut rows = vec![vec![0.0; 64], vec![-0.0; 64], vec![7.0; 64], vec![-7.0; 64]];
-    // The farthest from 0 twice, with either sign first; numbers whose scale is subnormal.
+    // The element farthest from 0 occurs twice, with either sign first. Then come numbers whose
+    // scale is subnormal.
     rows.push((0..64).map(|i| if i % 2 == 0 { 3.0 } else { -3.0 }).collect());
     rows.push((0..64).map(|i| if i % 2 == 0 { -3.0 } else { 3.0 }).collect());
     rows.push(random(7, 64).iter().map(|x| x * 1e-6).collect());
@@ -77,7 +78,8 @@ fn blocks_of_every_kind_of_numbers_are_rounded_as_defined() {
             let got = cache.key(&cpu, 0, 0, rows.len() - 3);
             let error = |(x, y): (&f32, &f32)| (x - y).abs();
             let worst = got.iter().zip(&random(0, 64)).map(error).fold(0.0, f32::max);
-            // Half a step; of four bits, the end with no code of its own is a whole step away.
+            // The bound is half a step. With four bits, one end of the range has no code and is a
+            // whole step away.
             let most = if kind == KvType::Q8_0 { 0.51 } else { 1.01 } * step;
             assert!(worst < most && worst > 0.3 * step, "{kind:?}: {worst}, a step is {step}");
         }
@@ -141,17 +143,17 @@ fn a_window_keeps_its_rows_and_says_how_far_back_it_goes() {
     for position in 1500 - rows..1500 {
         assert_eq!(cache.key(cpu, 0, 0, position), k[position * 8..][..8]);
     }
-    // The oldest row is position 1244: a token at 1343 sees it, one at 1342 would see one more.
+    // The oldest row is position 1244. A token at 1343 sees it; one at 1342 would see one more.
     assert_eq!((cache.resumable(1343), cache.resumable(1342)), (1343, 0));
     assert_eq!((cache.resumable(1500), cache.resumable(0)), (1500, 0));
     cache.truncate(1400);
-    // Rows beyond 1400 are taken still, whatever is written over them.
+    // Rows beyond 1400 still count as written, although new positions overwrite them.
     append(&mut cache, 1400, 1410);
     assert_eq!((cache.resumable(1343), cache.resumable(1342)), (1343, 0));
     cache.truncate(0);
     append(&mut cache, 0, 30);
     assert_eq!(cache.resumable(10), 10);
-    // Not a row too many was asked for: a run beside the window has exactly 157.
+    // The layer has no spare rows: beside the window there is room for a run of exactly 157.
     let all = std::panic::catch_unwind(|| shape.check_run(157));
     let more = std::panic::catch_unwind(|| shape.check_run(158));
     assert!(all.is_ok() && more.is_err());

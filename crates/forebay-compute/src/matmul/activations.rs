@@ -7,8 +7,8 @@ use super::types::{ActivationForm, activation_form};
 use crate::buffer::SharedSlice;
 use crate::cpu::{Arithmetic, Cpu, Isa};
 
-/// The left operand of matrix products: `[tokens, cols]` numbers, in F32 and in the rounded forms
-/// that the weight types at hand need. Reused from layer to layer; it keeps its memory.
+/// The left operand of matrix products: `[tokens, cols]` numbers in F32 and in the rounded forms
+/// that the weight types need. The buffer keeps its memory and is reused from layer to layer.
 #[derive(Default)]
 pub struct Activations {
     tokens: usize,
@@ -22,15 +22,15 @@ pub struct Activations {
 }
 
 impl Activations {
-    /// An empty buffer.
+    /// Creates an empty buffer.
     pub fn new() -> Activations {
         Activations::default()
     }
 
-    /// Takes over `x`, `[tokens, cols]`, in the forms that products with weights of `types` need.
+    /// Stores `x` `[tokens, cols]` in the forms that products with weights of `types` need.
     ///
     /// # Panics
-    /// When `x` is not `tokens * cols` long.
+    /// Panics if `x` is not `tokens * cols` long.
     pub fn prepare(
         &mut self,
         cpu: &Cpu,
@@ -47,7 +47,7 @@ impl Activations {
         (self.tokens, self.cols) = (tokens, cols);
         let needs = |wanted| types.iter().any(|ty| form(ty) == wanted);
         self.has_floats = needs(ActivationForm::Float);
-        // A row that does not divide into blocks meets no type of such blocks.
+        // A type with blocks of this size cannot have rows that are not whole blocks.
         self.has_small = needs(ActivationForm::Small) && cols.is_multiple_of(32);
         self.has_large = needs(ActivationForm::Large) && cols.is_multiple_of(BLOCK);
         if self.has_floats {
@@ -62,17 +62,17 @@ impl Activations {
         }
     }
 
-    /// Rows.
+    /// Returns the number of rows.
     pub fn tokens(&self) -> usize {
         self.tokens
     }
 
-    /// Elements of a row.
+    /// Returns the number of elements in a row.
     pub fn cols(&self) -> usize {
         self.cols
     }
 
-    /// Whether `prepare` made the form.
+    /// Returns true if `prepare` made the form.
     pub(crate) fn has(&self, form: ActivationForm) -> bool {
         match form {
             ActivationForm::Float => self.has_floats,
@@ -81,25 +81,25 @@ impl Activations {
         }
     }
 
-    /// One token in F32.
+    /// Returns one token in F32.
     pub(crate) fn floats(&self, token: usize) -> &[f32] {
         &self.floats[token * self.cols..][..self.cols]
     }
 
-    /// One token with a scale for every 32 elements.
+    /// Returns one token with a scale for every 32 elements.
     pub(crate) fn small(&self, token: usize) -> &[SmallBlock] {
         let blocks = self.cols.div_ceil(BLOCK);
         &self.small[token * blocks..][..blocks]
     }
 
-    /// One token with a scale for every 256 elements.
+    /// Returns one token with a scale for every 256 elements.
     pub(crate) fn large(&self, token: usize) -> &[LargeBlock] {
         let blocks = self.cols / BLOCK;
         &self.large[token * blocks..][..blocks]
     }
 }
 
-/// Rounds all of `x`, rows of `cols`, in parallel.
+/// Rounds `x`, which has rows of `cols` elements, in parallel.
 fn fill<B: Rounded>(cpu: &Cpu, blocks: &mut Vec<B>, x: &[f32], cols: usize) {
     let blocks_of_row = cols.div_ceil(BLOCK);
     let rows = x.len().checked_div(cols).unwrap_or(0);
@@ -108,7 +108,8 @@ fn fill<B: Rounded>(cpu: &Cpu, blocks: &mut Vec<B>, x: &[f32], cols: usize) {
     }
     let isa = cpu.isa();
     let blocks = SharedSlice::new(blocks);
-    // A quarter of a microsecond of work for each 1024 elements: a region for one row costs more.
+    // 1024 elements take a quarter of a microsecond, so a region for a single row would cost more
+    // than it saves.
     let rows_of_chunk = (1_usize << 14).div_ceil(cols.max(1));
     cpu.pool().for_each_chunk(rows, rows_of_chunk, |range| {
         for row in range {
@@ -119,7 +120,7 @@ fn fill<B: Rounded>(cpu: &Cpu, blocks: &mut Vec<B>, x: &[f32], cols: usize) {
     });
 }
 
-/// Rounds one row with the instructions of `isa`; the result is the same for all of them.
+/// Rounds one row with the instructions of `isa`. All instruction sets give the same result.
 fn round_row<B: Rounded>(isa: Isa, x: &[f32], blocks: &mut [B]) {
     #[cfg(target_arch = "x86_64")]
     if isa.has_avx2() {

@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-/// Bytes of a cache line, and of the widest vector register.
+/// Number of bytes in a cache line, and in the widest vector register.
 const LINE_BYTES: usize = 64;
 
 #[derive(Clone, Copy)]
@@ -10,7 +10,7 @@ const LINE_BYTES: usize = 64;
 struct Line([u8; LINE_BYTES]);
 
 mod sealed {
-    /// Numbers for which every bit pattern is a value and zero bits mean zero.
+    /// A number type for which every bit pattern is a value and zero bits mean zero.
     pub trait Plain: Copy {}
     impl Plain for i8 {}
     impl Plain for u8 {}
@@ -18,7 +18,7 @@ mod sealed {
     impl Plain for f32 {}
 }
 
-/// A buffer of numbers that grows to the largest length asked for and then stays.
+/// A buffer of numbers that grows to the largest length requested and never shrinks.
 pub(crate) struct AlignedVec<T> {
     lines: Vec<Line>,
     elements: PhantomData<T>,
@@ -31,14 +31,15 @@ impl<T> Default for AlignedVec<T> {
 }
 
 impl<T: sealed::Plain> AlignedVec<T> {
-    /// The first `len` elements, left over from earlier use, zero where never used.
+    /// Returns the first `len` elements. They hold the values of earlier use, or zero if never
+    /// used.
     pub(crate) fn first(&mut self, len: usize) -> &mut [T] {
         let lines = (len * size_of::<T>()).div_ceil(LINE_BYTES);
         if self.lines.len() < lines {
             self.lines.resize(lines, Line([0; LINE_BYTES]));
         }
-        // SAFETY: the lines hold at least `len` elements, are aligned for every T of `Plain`, are
-        // initialised, and any bits are a T; the borrow of self makes the slice exclusive.
+        // SAFETY: the lines hold at least `len` elements, are aligned for every T of `Plain`, and
+        // are initialised. Any bits are a valid T. The borrow of self makes the slice exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast::<T>(), len) }
     }
 }

@@ -1,4 +1,4 @@
-//! Products with F32 activations: weights are widened or dequantised a row at a time.
+//! Products with F32 activations. Weights are widened or dequantised one row at a time.
 
 use std::ops::Range;
 
@@ -7,13 +7,13 @@ use half::{bf16, f16};
 
 use super::task::{Scratch, Task};
 
-/// Sums that run side by side, so that the compiler may use vectors.
+/// Number of sums that run side by side, so that the compiler can use vectors.
 const LANES: usize = 16;
 
-/// Rows of any type.
+/// Computes rows of any type.
 ///
 /// # Safety
-/// As [`super::task::Kernel`].
+/// The requirements of [`super::task::Kernel`] hold.
 pub(crate) unsafe fn rows_portable(task: &Task, rows: Range<usize>, scratch: &mut Scratch) {
     let weights = scratch.floats.first(task.cols);
     for row in rows {
@@ -26,7 +26,7 @@ pub(crate) unsafe fn rows_portable(task: &Task, rows: Range<usize>, scratch: &mu
     }
 }
 
-/// The values of a row.
+/// Widens or dequantises a row to F32.
 pub(crate) fn widen_row(ty: TensorType, bytes: &[u8], weights: &mut [f32]) {
     match ty {
         TensorType::F32 => {

@@ -1,12 +1,13 @@
-//! Products of activations with weights as they lie in the model file.
+//! Products of activations with weights in the encoding of the model file.
 //!
-//! Weights are never repacked for good: they may have arrived from disk a moment ago. With
-//! [`Arithmetic::Fast`] activations are rounded to 8 bits for quantised weights and products run
-//! in integers; otherwise, and for types without a kernel, weights become F32 row by row.
+//! Weights are never repacked permanently, because they may have arrived from disk a moment ago.
+//! With [`Arithmetic::Fast`], activations for quantised weights are rounded to 8 bits and products
+//! are computed in integers. Otherwise, and for types without a kernel, weights are converted to
+//! F32 row by row.
 //!
-//! Each number of the output is computed by one thread in a fixed order that depends on the
-//! weight type and the number of tokens of its job alone, so results do not depend on threads,
-//! on chunks, on where weights lie or on what else a call computes.
+//! Each number of the output is computed by one thread in a fixed order. The order depends only on
+//! the weight type and on the number of tokens of the job. So results do not depend on threads,
+//! chunks, addresses of weights, or other jobs of the same call.
 
 mod activations;
 mod aligned;
@@ -36,27 +37,27 @@ use crate::cpu::{Arithmetic, Cpu, Isa};
 pub struct Matrix<'a> {
     /// Encoding of the elements.
     pub ty: TensorType,
-    /// Outputs.
+    /// Number of rows, which is the number of outputs.
     pub rows: usize,
-    /// Inputs; whole blocks of `ty`.
+    /// Number of columns, which is the number of inputs. A row is a whole number of blocks of `ty`.
     pub cols: usize,
-    /// The rows, one after the other, without gaps. Needs no alignment.
+    /// Bytes of the rows, one after the other without gaps. They need no alignment.
     pub data: &'a [u8],
 }
 
 /// One product: `out[t, r] = sum over c of x[tokens[t], c] * w[r, c]`.
 pub struct MatmulJob<'a> {
     pub w: Matrix<'a>,
-    /// Prepared for a list of types that has `w.ty` in it.
+    /// Activations, prepared for a list of types that includes `w.ty`.
     pub x: &'a Activations,
-    /// Which rows of `x`, in the order of the output; `None` for all.
+    /// Rows of `x` to multiply, in the order of the output; `None` for all.
     pub tokens: Option<&'a [u32]>,
-    /// `[selected tokens, w.rows]`.
+    /// Output, `[selected tokens, w.rows]`.
     pub out: &'a mut [f32],
 }
 
 impl Cpu {
-    /// Whether [`Cpu::matmul`] takes weights of this type.
+    /// Returns true if [`Cpu::matmul`] accepts weights of this type.
     pub fn supports(ty: TensorType) -> bool {
         can_dequantize(ty)
     }
@@ -64,17 +65,18 @@ impl Cpu {
     /// Computes all jobs in one parallel region.
     ///
     /// # Panics
-    /// When a job's type is not supported, its slices do not fit its shape, or its activations
+    /// Panics if a job's type is not supported, its slices do not fit its shape, or its activations
     /// were not prepared for its type.
     pub fn matmul(&self, jobs: &mut [MatmulJob<'_>]) {
         self.matmul_after(&mut || (), jobs);
     }
 
-    /// As [`Cpu::matmul`], but the calling thread first does something else, once, while the others
-    /// have begun: what would otherwise hold up all of them, such as handing reads to the disk.
+    /// Does the same as [`Cpu::matmul`], but the calling thread first runs `first` once, while the
+    /// other workers have already begun. It is for work that would otherwise delay all of them,
+    /// such as submitting reads to the disk.
     ///
     /// # Panics
-    /// As [`Cpu::matmul`], and when `first` does.
+    /// Panics as [`Cpu::matmul`] does, and if `first` panics.
     pub fn matmul_after(&self, first: &mut dyn FnMut(), jobs: &mut [MatmulJob<'_>]) {
         for job in jobs.iter() {
             let ty = job.w.ty;
@@ -84,7 +86,7 @@ impl Cpu {
         self.matmul.run(&self.pool, first, jobs, |ty, tokens| self.plan(ty, tokens));
     }
 
-    /// The form in which activations meet weights of type `ty`.
+    /// Returns the form of the activations that weights of type `ty` are multiplied with.
     fn form(&self, ty: TensorType) -> ActivationForm {
         match self.arithmetic {
             Arithmetic::Exact => ActivationForm::Float,
@@ -92,7 +94,8 @@ impl Cpu {
         }
     }
 
-    /// Chooses the kernel. Nothing but type and number of tokens may decide it (see the module).
+    /// Chooses the kernel. The choice may depend only on the type and the number of tokens (see the
+    /// module).
     fn plan(&self, ty: TensorType, tokens: usize) -> Plan {
         let rounded = self.form(ty) != ActivationForm::Float;
         #[cfg(target_arch = "x86_64")]

@@ -1,58 +1,57 @@
 //! Products with many tokens, tile by tile.
 //!
-//! A few rows of weights, as many as a vector has 32-bit lanes, are unpacked over a slab of
-//! columns into a panel in which the rows' numbers for the same columns lie side by side. One
-//! vector instruction then multiplies all these rows with one token's numbers, broadcast. Panels
-//! stay in the first cache while all tokens pass by, a few at a time, and unpacking is paid once
-//! for all of them.
+//! A panel holds a few rows of weights, as many as a vector has 32-bit lanes, unpacked over a slab
+//! of columns. The rows' numbers for the same columns are adjacent. One vector instruction then
+//! multiplies all these rows with one token's numbers, broadcast. A panel stays in the L1 cache
+//! while all tokens are multiplied with it, a few at a time, so each row is unpacked only once.
 //!
-//! This file walks through rows, columns and tokens; a [`PanelKernel`] packs and multiplies.
+//! This file iterates over rows, columns and tokens; a [`PanelKernel`] packs and multiplies.
 
 use std::ops::Range;
 
 use super::task::{ChunkRows, Scratch, Task};
 
-/// Rows that one call packs. Panels run through the tokens two at a time, and the activations of
-/// a block come from the second cache once for every two panels.
+/// Number of rows that one call packs. Two panels at a time are multiplied with the tokens, so the
+/// activations of a block are read from the L2 cache once for every two panels.
 pub(crate) const CHUNK: ChunkRows = ChunkRows::Batches(32, 64);
 
-/// Tokens of a block: their part of a slab stays in the second cache.
+/// Number of tokens in a block. Their part of a slab fits the L2 cache.
 const TOKENS_OF_BLOCK: usize = 64;
 
-/// How the weights of some types are packed and multiplied.
+/// Packing and multiplication for a set of weight types.
 ///
-/// A common condition of its unsafe methods: the machine has the kernel's instructions. They are
-/// `inline(always)`, to become part of a function that enables these.
+/// A common requirement of its unsafe methods: the machine has the kernel's instructions. The
+/// methods are `inline(always)`, so that they become part of a function that enables these.
 pub(crate) trait PanelKernel: Sized {
-    /// Rows of a panel.
+    /// Number of rows in a panel.
     const ROWS: usize;
-    /// Columns of a slab: whole blocks of weights and of activations.
+    /// Number of columns in a slab: whole blocks of weights and of activations.
     const SLAB: usize;
-    /// Most tokens of a tile.
+    /// Largest number of tokens in a tile.
     const TILE: usize;
-    /// Where one token's numbers for a slab begin.
+    /// Pointer to one token's numbers for a slab.
     type Token: Copy;
     /// One number for each row of a panel.
     type Sum: Copy;
 
-    /// Bytes of a panel of `columns`; a multiple of 32.
+    /// Returns the size in bytes of a panel of `columns` columns; a multiple of 32.
     fn panel_bytes(columns: usize) -> usize;
 
-    /// Packs some columns of the rows of a panel.
+    /// Packs the given columns of a panel's rows.
     ///
     /// # Safety
-    /// See the trait; `panel` has `panel_bytes(columns)`, aligned to 32.
+    /// See the trait. `panel` is valid for `panel_bytes(columns)` bytes and aligned to 32.
     unsafe fn pack(task: &Task, rows: &PanelRows, columns: Range<usize>, panel: *mut u8);
 
-    /// Bytes that `token` wants for each token of a block; a multiple of 32.
+    /// Returns the number of bytes that `token` needs for each token of a block; a multiple of 32.
     fn token_bytes() -> usize {
         0
     }
 
-    /// Finds, or makes in `buffer`, a token's numbers for some columns.
+    /// Returns a token's numbers for the given columns, which it may write to `buffer`.
     ///
     /// # Safety
-    /// See the trait; `buffer` has `token_bytes()`, aligned to 32.
+    /// See the trait. `buffer` is valid for `token_bytes()` bytes and aligned to 32.
     unsafe fn token(
         task: &Task,
         selected: usize,
@@ -60,37 +59,37 @@ pub(crate) trait PanelKernel: Sized {
         buffer: *mut u8,
     ) -> Self::Token;
 
-    /// The products of P panels with N tokens.
+    /// Returns the products of P panels with N tokens.
     ///
     /// # Safety
-    /// See the trait; panels and tokens were made for `columns` columns.
+    /// See the trait. The panels and tokens were prepared for `columns` columns.
     unsafe fn products<const N: usize, const P: usize>(
         panels: [*const u8; P],
         tokens: [Self::Token; N],
         columns: usize,
     ) -> [[Self::Sum; P]; N];
 
-    /// Adds the first `count` numbers to `out`, or sets `out` if they are the first to come.
+    /// Adds the first `count` numbers to `out`, or sets `out` to them if `is_first`.
     ///
     /// # Safety
-    /// See the trait; `out` is valid for `count` numbers, at most `ROWS`.
+    /// See the trait. `out` is valid for `count` numbers, at most `ROWS`.
     unsafe fn add(sum: Self::Sum, out: *mut f32, count: usize, is_first: bool);
 
-    /// Computes a tile; [`tile_sizes`](crate::matmul::panel::tile_sizes) writes it.
+    /// Computes a tile. [`tile_sizes`](crate::matmul::panel::tile_sizes) implements it.
     ///
     /// # Safety
-    /// As [`tile`].
+    /// The requirements of [`tile`] hold.
     unsafe fn any_tile(task: &Task, slab: &Slab, at: TileAt, tokens: &[Option<Self::Token>]);
 }
 
-/// The rows of a panel. A short last panel repeats the last row.
+/// Row numbers of a panel. A short last panel repeats the last row.
 pub(crate) struct PanelRows {
     first: usize,
     last: usize,
 }
 
 impl PanelRows {
-    /// Row `i` of the panel and the seven after it.
+    /// Returns row `i` of the panel and the seven after it.
     #[inline(always)]
     pub(crate) fn eight(&self, i: usize) -> [usize; 8] {
         let mut rows = [0; 8];
@@ -107,27 +106,27 @@ pub(crate) struct Slab {
     columns: Range<usize>,
     panels: *const u8,
     panel_bytes: usize,
-    /// Room for what [`PanelKernel::token`] makes.
+    /// Buffer for the numbers that [`PanelKernel::token`] writes.
     tokens: *mut u8,
 }
 
-/// Where a tile begins.
+/// Position of a tile.
 #[derive(Clone, Copy)]
 pub(crate) struct TileAt {
-    /// The first of its two panels, or the last of all.
+    /// Index of the first of the tile's two panels, or of the last panel.
     pub(crate) panel: usize,
     pub(crate) is_last_panel: bool,
-    /// Its first token, an index of those that were selected.
+    /// Index of the tile's first token among the selected tokens.
     pub(crate) selected: usize,
 }
 
-/// Writes [`PanelKernel::any_tile`], for the given numbers of tokens.
+/// Implements [`PanelKernel::any_tile`] for the given numbers of tokens.
 macro_rules! tile_sizes {
     ($($count:literal)*) => {
-        // SAFETY: the caller's duties are those that the trait's method states.
+        // SAFETY: the caller must meet the requirements of the trait's method.
         #[inline(always)]
         unsafe fn any_tile(task: &Task, slab: &Slab, at: TileAt, tokens: &[Option<Self::Token>]) {
-            // SAFETY: as for this function; so many tokens are there.
+            // SAFETY: as for this function. `tokens` has as many tokens as the tile.
             unsafe {
                 match (tokens.len(), at.is_last_panel) {
                     $(($count, true) => tile::<Self, $count, 1>(task, slab, at, tokens),)*
@@ -140,10 +139,11 @@ macro_rules! tile_sizes {
 }
 pub(crate) use tile_sizes;
 
-/// P panels with N tokens, into the output.
+/// Multiplies P panels with N tokens and adds the products to the output.
 ///
 /// # Safety
-/// See [`PanelKernel`]; so many panels and tokens are there, and the rows are the caller's.
+/// See [`PanelKernel`]. There are that many panels and tokens, and only the caller uses these rows
+/// of the output.
 #[inline(always)]
 pub(crate) unsafe fn tile<K: PanelKernel, const N: usize, const P: usize>(
     task: &Task,
@@ -167,10 +167,10 @@ pub(crate) unsafe fn tile<K: PanelKernel, const N: usize, const P: usize>(
     }
 }
 
-/// Computes rows of a task, from a multiple of the kernel's rows on.
+/// Computes rows of a task. The range starts at a multiple of the kernel's rows.
 ///
 /// # Safety
-/// As [`crate::matmul::task::Kernel`].
+/// The requirements of [`crate::matmul::task::Kernel`] hold.
 #[inline(always)]
 pub(crate) unsafe fn rows<K: PanelKernel>(task: &Task, rows: Range<usize>, scratch: &mut Scratch) {
     let panels = rows.len().div_ceil(K::ROWS);
@@ -193,7 +193,7 @@ pub(crate) unsafe fn rows<K: PanelKernel>(task: &Task, rows: Range<usize>, scrat
             columns: columns.clone(),
             panels: buffer,
             panel_bytes,
-            // SAFETY: behind the panels, inside the buffer.
+            // SAFETY: this is after the panels and inside the buffer.
             tokens: unsafe { buffer.add(panels * panel_bytes) },
         };
         for first in (0..task.token_count).step_by(TOKENS_OF_BLOCK) {
@@ -205,10 +205,10 @@ pub(crate) unsafe fn rows<K: PanelKernel>(task: &Task, rows: Range<usize>, scrat
     }
 }
 
-/// All panels of a slab with a block of tokens.
+/// Multiplies all panels of a slab with a block of tokens.
 ///
 /// # Safety
-/// As for [`rows`].
+/// The requirements of [`rows`] hold.
 #[inline(always)]
 unsafe fn block_of_tokens<K: PanelKernel>(task: &Task, slab: &Slab, tokens: Range<usize>) {
     let mut found = [None; TOKENS_OF_BLOCK];
@@ -231,8 +231,8 @@ unsafe fn block_of_tokens<K: PanelKernel>(task: &Task, slab: &Slab, tokens: Rang
     }
 }
 
-/// Most vectors of 16-bit products of codes up to `largest` with activations that can be added
-/// without overflow, as a power of two up to `limit`.
+/// Returns how many vectors of 16-bit products can be added without overflow, as a power of two up
+/// to `limit`. The products are of codes up to `largest` with activations.
 pub(crate) const fn sums_in_16_bits(largest: Option<i32>, limit: usize) -> usize {
     let Some(largest) = largest else { return 1 };
     let mut count = limit;

@@ -1,6 +1,7 @@
-//! Products with rounded activations without special instructions: the reference for the others.
+//! Products with rounded activations without special instructions. This is the reference for the
+//! other kernels.
 //!
-//! A row of weights is unpacked once and then meets every token.
+//! A row of weights is unpacked once and then multiplied with every token.
 
 use std::ops::Range;
 
@@ -8,10 +9,10 @@ use super::quantize::{LargeBlock, SmallBlock};
 use super::task::{Scratch, Task};
 use super::types::{Block32, Block256, Groups, f16_at};
 
-/// Rows of a type with blocks of 32.
+/// Computes rows of a type with blocks of 32.
 ///
 /// # Safety
-/// As [`super::task::Kernel`].
+/// The requirements of [`super::task::Kernel`] hold.
 pub(crate) unsafe fn rows32<F: Block32>(task: &Task, rows: Range<usize>, scratch: &mut Scratch) {
     let codes = scratch.codes.first(task.cols);
     let scales = scratch.floats.first(task.cols / 32 * 2);
@@ -47,7 +48,7 @@ fn dot32<F: Block32>(codes: &[i8], scales: &[f32], x: &[SmallBlock]) -> f32 {
     sum
 }
 
-/// The scales of a block of 256 as [`rows256`] keeps them while it needs them.
+/// Scales of one block of 256. [`rows256`] keeps those of the row at hand.
 #[derive(Default)]
 pub(crate) struct BlockScales {
     scale: f32,
@@ -55,10 +56,10 @@ pub(crate) struct BlockScales {
     groups: Groups,
 }
 
-/// Rows of a type with blocks of 256.
+/// Computes rows of a type with blocks of 256.
 ///
 /// # Safety
-/// As [`super::task::Kernel`].
+/// The requirements of [`super::task::Kernel`] hold.
 pub(crate) unsafe fn rows256<F: Block256>(task: &Task, rows: Range<usize>, scratch: &mut Scratch) {
     let codes = scratch.codes.first(task.cols);
     let scales = &mut scratch.block_scales;

@@ -1,24 +1,24 @@
 //! Rounding of activations to 8 bits, as llama.cpp does it for the dot product of each weight type.
 //!
-//! Types with blocks of 32 weights meet activations with one scale for every 32 elements, itself
-//! rounded to F16 (ggml's `Q8_0`); types with blocks of 256 meet one F32 scale for every 256
-//! (ggml's `Q8_K`). Unlike there, an exact half rounds to even: that is what vector instructions
-//! do, so every kernel family rounds alike.
+//! Weights in blocks of 32 are multiplied with activations that have one scale for every 32
+//! elements, rounded to F16 (ggml's `Q8_0`). Weights in blocks of 256 use one F32 scale for every
+//! 256 elements (ggml's `Q8_K`). Unlike in ggml, an exact half rounds to even, because vector
+//! instructions do so. Thus every kernel family rounds alike.
 //!
-//! In memory 256 elements lie together with their scales and sums, so that a kernel needs one
-//! pointer for each token.
+//! 256 elements are stored together with their scales and sums, so that a kernel needs one pointer
+//! for each token.
 
 use half::f16;
 
-/// Elements of one block in memory.
+/// Number of elements in one block in memory.
 pub(crate) const BLOCK: usize = 256;
 
-/// Up to 256 elements of a row, a scale for every 32. What a row lacks is zero.
+/// Up to 256 elements of a row, with a scale for every 32. Elements past the row's end are zero.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(crate) struct SmallBlock {
     pub(crate) codes: [i8; BLOCK],
-    /// Of each 32 elements.
+    /// Scale of each 32 elements.
     pub(crate) scales: [f32; 8],
     /// Sums of the codes of each 32 elements.
     pub(crate) sums: [i32; 8],
@@ -29,8 +29,8 @@ pub(crate) struct SmallBlock {
 #[repr(C, align(64))]
 pub(crate) struct LargeBlock {
     pub(crate) codes: [i8; BLOCK],
-    /// Sums of the codes of each 16 elements: first those of the even sixteens, then of the odd.
-    /// A kernel that holds 32 codes in two lanes meets their sums in the same lanes.
+    /// Sums of the codes of each 16 elements: first those of the even sixteens, then of the odd. A
+    /// kernel that holds 32 codes in two lanes thus finds their sums in the same lanes.
     pub(crate) half_sums: [i16; 16],
     /// Sums of the codes of each 32 elements.
     pub(crate) sums: [i16; 8],
@@ -41,10 +41,10 @@ pub(crate) struct LargeBlock {
 pub(crate) trait Rounded: Copy + Send + Sync {
     const ZERO: Self;
 
-    /// Takes over at most 256 elements, whole blocks of the form.
+    /// Rounds at most 256 elements, which must be whole blocks of the form.
     ///
-    /// Implementations are inlined, so that callers with more instructions at hand get them here.
-    /// A NaN in `x` makes the scale NaN: it is seen in every product and not rounded away.
+    /// Implementations are inlined, so that they use the instructions that the caller enables. A
+    /// NaN in `x` makes the scale NaN, so that it reaches every product and is not rounded away.
     fn round(&mut self, x: &[f32]);
 }
 
@@ -79,7 +79,7 @@ impl Rounded for LargeBlock {
     }
 }
 
-/// Rounds `x`, a multiple of 8 elements, and gives the common scale.
+/// Rounds `x`, a multiple of 8 elements, and returns the common scale.
 #[inline(always)]
 fn round_block(x: &[f32], codes: &mut [i8]) -> f32 {
     let largest = largest_magnitude(x);
@@ -92,9 +92,9 @@ fn round_block(x: &[f32], codes: &mut [i8]) -> f32 {
     largest / 127.0
 }
 
-/// The largest magnitude in `x`; NaN if there is one.
+/// Returns the largest magnitude in `x`, or NaN if an element is NaN.
 ///
-/// Compared as bits without the sign, where NaN is larger than every number.
+/// Magnitudes are compared as bits without the sign, where NaN is larger than every number.
 #[inline(always)]
 fn largest_magnitude(x: &[f32]) -> f32 {
     let mut lanes = [0_i32; 8];
@@ -107,8 +107,8 @@ fn largest_magnitude(x: &[f32]) -> f32 {
     f32::from_bits(lanes.into_iter().max().unwrap_or(0) as u32)
 }
 
-/// Rounds a number of at most 127 to the nearest integer, halves to even: adding 1.5 * 2^23
-/// leaves no bit for a fraction. Numbers that are out of range give something, not a fault.
+/// Rounds a number of at most 127 to the nearest integer, halves to even: adding 1.5 * 2^23 leaves
+/// no bit for a fraction. For a number out of range, the result is unspecified.
 #[inline(always)]
 fn nearest(x: f32) -> i8 {
     const SHIFT: f32 = 12_582_912.0;

@@ -1,4 +1,4 @@
-//! One call's work in a form that all workers can read, and the memory that calls reuse.
+//! The work of one call in a form that all workers can read, and the memory that calls reuse.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,57 +11,57 @@ use super::portable::BlockScales;
 use super::{Activations, MatmulJob};
 use crate::pool::Pool;
 
-/// Computes `rows` of a task for all its tokens.
+/// A function that computes `rows` of a task for all its tokens.
 ///
 /// # Safety
-/// The machine has the instructions of the kernel's family, the task's type is the kernel's, and
-/// no other call uses these rows of the task's output meanwhile.
+/// The machine has the instructions of the kernel's family, and the task's type is the kernel's. No other call uses
+/// these rows of the task's output at the same time.
 pub(crate) type Kernel = unsafe fn(&Task, Range<usize>, &mut Scratch);
 
-/// How a kernel wants to be called.
+/// A kernel and the chunks in which to call it.
 #[derive(Clone, Copy)]
 pub(crate) struct Plan {
     pub(crate) kernel: Kernel,
     pub(crate) rows: ChunkRows,
 }
 
-/// How many rows one call of a kernel is best given.
+/// Number of rows that one call of a kernel should get.
 #[derive(Clone, Copy)]
 pub(crate) enum ChunkRows {
-    /// Any number: the kernel reads each row once and is done with it.
+    /// Any number, because the kernel reads each row once.
     Any,
-    /// Multiples of the first, and up to the second if there is enough work for all threads: the
-    /// kernel does something once for all rows of a call.
+    /// Multiples of the first number, and up to the second if there is enough work for all threads. The kernel does
+    /// some work once for all rows of a call.
     Batches(usize, usize),
 }
 
-/// A [`MatmulJob`] with its borrows taken apart, so that workers can write different rows of its
-/// output at the same time. Lives no longer than the call that made it.
+/// A [`MatmulJob`] with its borrows turned into pointers, so that workers can write different rows of its output at the
+/// same time. It lives no longer than the call that made it.
 pub(crate) struct Task {
     pub(crate) ty: TensorType,
     pub(crate) rows: usize,
     pub(crate) cols: usize,
     pub(crate) row_bytes: usize,
-    /// Tokens that are computed; the rows of the output.
+    /// Number of tokens that are computed, which is the number of rows of the output.
     pub(crate) token_count: usize,
     weights: *const u8,
     activations: *const Activations,
-    /// Which rows of the activations; null for all in order.
+    /// Rows of the activations to use; null for all in order.
     tokens: *const u32,
     out: *mut f32,
     plan: Plan,
     chunk_rows: usize,
 }
 
-// SAFETY: a task's shared parts are only read; its output is written through `store` and
-// `out_row`, whose callers keep to rows of their own.
+// SAFETY: a task's shared parts are only read. Its output is written only at the addresses of `out_at`, and the callers
+// of that method keep to their own rows.
 unsafe impl Send for Task {}
 // SAFETY: as above.
 unsafe impl Sync for Task {}
 
 impl Task {
     /// # Panics
-    /// When the job's parts do not fit each other.
+    /// Panics if the job's parts do not fit each other.
     fn new(job: &mut MatmulJob<'_>, plan: Plan, token_count: usize) -> Task {
         let w = &job.w;
         let row_bytes = usize::try_from(w.ty.row_bytes(w.cols as u64).expect("whole blocks"))
@@ -88,12 +88,12 @@ impl Task {
         }
     }
 
-    /// The bytes of one row of weights.
+    /// Returns the bytes of one row of weights.
     #[inline(always)]
     pub(crate) fn row(&self, row: usize) -> &[u8] {
         debug_assert!(row < self.rows);
-        // SAFETY: `new` has checked that the weights are `rows * row_bytes` long; they outlive
-        // the call that the task belongs to.
+        // SAFETY: `new` has checked that the weights are `rows * row_bytes` long. They outlive the call that the task
+        // belongs to.
         unsafe {
             std::slice::from_raw_parts(self.weights.add(row * self.row_bytes), self.row_bytes)
         }
@@ -105,7 +105,7 @@ impl Task {
         unsafe { &*self.activations }
     }
 
-    /// Which row of the activations the `selected`-th token is.
+    /// Returns the row of the activations that belongs to the selected token `selected`.
     #[inline(always)]
     pub(crate) fn token(&self, selected: usize) -> usize {
         debug_assert!(selected < self.token_count);
@@ -119,14 +119,14 @@ impl Task {
     /// Writes one number of the output.
     ///
     /// # Safety
-    /// `selected < token_count`, `row < rows`, and no other thread uses this row meanwhile.
+    /// `selected < token_count`, `row < rows`, and no other thread uses this row at the same time.
     #[inline(always)]
     pub(crate) unsafe fn store(&self, selected: usize, row: usize, value: f32) {
         // SAFETY: inside the output, whose length `new` has checked.
         unsafe { *self.out_at(selected, row) = value };
     }
 
-    /// Where the output of a token and row lies.
+    /// Returns the address of the output of a token and row.
     ///
     /// # Safety
     /// `selected < token_count` and `row < rows`. Only the thread that computes that row may write to it.
@@ -142,7 +142,7 @@ impl Task {
     }
 }
 
-/// Memory of one worker.
+/// Scratch memory of one worker.
 #[derive(Default)]
 pub(crate) struct Scratch {
     pub(crate) codes: AlignedVec<i8>,
@@ -150,7 +150,7 @@ pub(crate) struct Scratch {
     pub(crate) block_scales: Vec<BlockScales>,
 }
 
-/// What products reuse from call to call.
+/// Memory that products reuse from call to call.
 pub(crate) struct Workspace {
     tasks: Mutex<Vec<Task>>,
     workers: Box<[Mutex<Scratch>]>,
@@ -162,7 +162,7 @@ impl Workspace {
         Workspace { tasks: Mutex::default(), workers }
     }
 
-    /// Computes all jobs in one parallel region; the caller does `first` before it joins in.
+    /// Computes all jobs in one parallel region. The caller runs `first` before it joins in.
     pub(crate) fn run(
         &self,
         pool: &Pool,
@@ -194,13 +194,13 @@ impl Workspace {
     }
 }
 
-/// Chunks for each thread in all that let threads finish at about the same time.
+/// Number of chunks for each thread, over all tasks, with which threads finish at about the same time.
 const CHUNKS_OF_THREAD: usize = 8;
 
-/// Decides how many rows a chunk of each task has. No output depends on it.
+/// Decides the number of rows in a chunk of each task. No output depends on it.
 fn cut(tasks: &mut [Task], threads: usize) {
     let bytes: usize = tasks.iter().map(|task| task.rows * task.row_bytes).sum();
-    // Below some kilobytes taking a chunk costs more than doing it.
+    // Below some kilobytes, taking a chunk costs more than computing it.
     let chunk_bytes = (bytes / (threads * CHUNKS_OF_THREAD)).clamp(8 << 10, 256 << 10);
     let batches = |task: &Task| match task.plan.rows {
         ChunkRows::Any => 0,
@@ -216,7 +216,7 @@ fn cut(tasks: &mut [Task], threads: usize) {
     }
 }
 
-/// Takes the next chunk of all tasks until none is left, or the pool must stop.
+/// Computes chunks of all tasks until none is left or the pool must stop.
 fn compute_chunks(pool: &Pool, tasks: &[Task], next: &AtomicUsize, scratch: &mut Scratch) {
     let mut rest = tasks.iter();
     let Some(mut task) = rest.next() else { return };
@@ -233,8 +233,8 @@ fn compute_chunks(pool: &Pool, tasks: &[Task], next: &AtomicUsize, scratch: &mut
         }
         let start = (chunk - first) * task.chunk_rows;
         let rows = start..task.rows.min(start + task.chunk_rows);
-        // SAFETY: the plan's kernel fits type and machine; the counter gives every chunk, and so
-        // every row, to one worker.
+        // SAFETY: the plan's kernel fits the type and the machine. The counter gives every chunk, and so every row, to
+        // one worker.
         unsafe { (task.plan.kernel)(task, rows, scratch) };
     }
 }

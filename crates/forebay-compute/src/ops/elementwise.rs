@@ -1,14 +1,14 @@
-//! Additions, and the weighted sums that join expert outputs.
+//! Additions, and the weighted sums that combine expert outputs.
 
 use super::{CHUNK_ELEMENTS, share};
 use crate::cpu::Cpu;
 use crate::simd::{Kernel, LANES, Simd, dispatch};
 
 impl Cpu {
-    /// `x += y`.
+    /// Computes `x += y`.
     ///
     /// # Panics
-    /// When the lengths differ.
+    /// Panics if the lengths differ.
     pub fn add_assign(&self, x: &mut [f32], y: &[f32]) {
         assert_eq!(x.len(), y.len(), "add_assign: lengths differ");
         let share = share(x.len(), 1);
@@ -20,7 +20,7 @@ impl Cpu {
     /// Adds `bias` to every row of `x` `[rows, bias.len()]`.
     ///
     /// # Panics
-    /// When `bias` is empty or `x` is no whole number of rows.
+    /// Panics if `bias` is empty or `x` is no whole number of rows.
     pub fn add_bias_rows(&self, x: &mut [f32], bias: &[f32]) {
         assert!(
             !bias.is_empty() && x.len().is_multiple_of(bias.len()),
@@ -34,16 +34,17 @@ impl Cpu {
         });
     }
 
-    /// `x = cap * tanh(x / cap)`: logits that stay within `cap` (Gemma 2 report, section 2).
+    /// Computes `x = cap * tanh(x / cap)`, which keeps logits within `cap` (Gemma 2 report, section
+    /// 2).
     pub fn softcap_in_place(&self, x: &mut [f32], cap: f32) {
         let share = share(x.len(), LANES);
         self.pool.for_each_chunk_mut(x, share, |_, _, x| dispatch(self, Softcap { x, cap }));
     }
 
-    /// `out += w * x`.
+    /// Computes `out += w * x`.
     ///
     /// # Panics
-    /// When the lengths differ.
+    /// Panics if the lengths differ.
     pub fn add_scaled(&self, out: &mut [f32], w: f32, x: &[f32]) {
         assert_eq!(out.len(), x.len(), "add_scaled: lengths differ");
         let share = share(out.len(), 1);
@@ -52,11 +53,12 @@ impl Cpu {
         });
     }
 
-    /// `out[rows[i]] += weights[i] * x[i]` for every row of `x` `[rows.len(), n]`, in order of
-    /// `i`; `out` is `[tokens, n]`. Brings the outputs of one expert back to its tokens.
+    /// Computes `out[rows[i]] += weights[i] * x[i]` for every row of `x` `[rows.len(), n]`, in
+    /// order of `i`. `out` is `[tokens, n]`. This scatters the outputs of one expert back to its
+    /// tokens.
     ///
     /// # Panics
-    /// When `n` is 0, the lengths do not fit together, or a row lies outside `out`.
+    /// Panics if `n` is 0, the lengths do not fit together, or a row lies outside `out`.
     pub fn add_scaled_rows(
         &self,
         out: &mut [f32],
@@ -71,8 +73,8 @@ impl Cpu {
         );
         assert_eq!(rows.len(), weights.len(), "add_scaled_rows: one weight for each row");
         assert_eq!(rows.len() * n, x.len(), "add_scaled_rows: x is not [rows, n]");
-        // A token may occur twice, so the rows themselves cannot be shared out; ranges of output
-        // rows can, each worker picking the inputs that fall into its own.
+        // A token may occur twice, so input rows cannot be divided among the workers. Ranges of
+        // output rows can: each worker picks the inputs that belong to its range.
         let share = if x.len() < super::PARALLEL_ELEMENTS {
             out.len().max(1)
         } else {
@@ -93,13 +95,15 @@ impl Cpu {
         });
     }
 
-    /// `out[t] += sum over j of weights[t, j] * parts[t, j]`, in order of `j`: the outputs of the
-    /// `k` experts of every token, joined in an order that does not depend on which arrived
-    /// first. `parts` `[any, n]` lie in the order computed; `rows` `[tokens, k]` says which row of
-    /// `parts` belongs to each choice. `weights` is `[tokens, k]`, `out` `[tokens, n]`.
+    /// Computes `out[t] += sum over j of weights[t, j] * parts[t, j]`, in order of `j`. This
+    /// combines the outputs of every token's `k` experts in an order that does not depend on which
+    /// expert was computed first.
+    ///
+    /// `parts` is `[any, n]`, in the order computed. `rows` `[tokens, k]` holds the row of `parts`
+    /// for each choice. `weights` is `[tokens, k]` and `out` is `[tokens, n]`.
     ///
     /// # Panics
-    /// When `n` or `k` is 0, the lengths do not fit together, or a row lies outside `parts`.
+    /// Panics if `n` or `k` is 0, the lengths do not fit together, or a row lies outside `parts`.
     pub fn combine_experts(
         &self,
         out: &mut [f32],
@@ -129,8 +133,8 @@ impl Cpu {
         });
     }
 
-    /// The place of the largest element, the lower of two equals; `None` when there is none that
-    /// is a number.
+    /// Returns the index of the largest element, the lowest index if there are equals. Returns
+    /// `None` if every element is NaN or `x` is empty.
     pub fn argmax(&self, x: &[f32]) -> Option<usize> {
         let mut best: Option<(usize, f32)> = None;
         for (index, &x) in x.iter().enumerate() {

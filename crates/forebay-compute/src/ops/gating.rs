@@ -1,10 +1,10 @@
-//! The activation of gated feed-forwards: what a gate lets through of `up`.
+//! Gated activations of feed-forward layers, which combine the gate and up projections.
 
 use super::share;
 use crate::cpu::Cpu;
 use crate::simd::{Kernel, LANES, Simd, dispatch};
 
-/// How a gate acts on `up` (Shazeer 2020, "GLU Variants Improve Transformer").
+/// Activation that combines `gate` and `up` (Shazeer 2020, "GLU Variants Improve Transformer").
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Gating {
     /// `silu(g) * u`, with `silu(g) = g / (1 + e^-g)`.
@@ -12,16 +12,16 @@ pub enum Gating {
     /// `gelu(g) * u`, with the approximation
     /// `gelu(g) = g/2 * (1 + tanh(sqrt(2/pi) * (g + 0.044715 g^3)))` (Hendrycks and Gimpel 2016).
     GeluTanh,
-    /// `(u + 1) * g / (1 + e^(-alpha g))`, where `g` is at most `limit` and `u` is within
+    /// `(u + 1) * g / (1 + e^(-alpha g))`, with `g` capped at `limit` and `u` clamped to
     /// `-limit..limit` (gpt-oss).
     Clamped { alpha: f32, limit: f32 },
 }
 
 impl Cpu {
-    /// `gate = gating(gate, up)`, element by element.
+    /// Computes `gate = gating(gate, up)` element by element.
     ///
     /// # Panics
-    /// When the lengths differ.
+    /// Panics if the lengths differ.
     pub fn gate_in_place(&self, gating: Gating, gate: &mut [f32], up: &[f32]) {
         assert_eq!(gate.len(), up.len(), "gate_in_place: lengths differ");
         match gating {
@@ -40,12 +40,12 @@ impl Cpu {
     }
 }
 
-/// One kind of gate, so that each has a loop of its own.
+/// One kind of gate. Each implementor gets a loop of its own.
 trait Gate: Copy + Sync {
     fn of<S: Simd>(self, simd: S, gate: S::V, up: S::V) -> S::V;
 }
 
-/// `x / (1 + e^-s)`.
+/// Returns `x / (1 + e^-s)`.
 #[inline(always)]
 fn times_logistic<S: Simd>(simd: S, x: S::V, s: S::V) -> S::V {
     let e = simd.exp(simd.sub(simd.splat(0.0), s));
@@ -68,7 +68,8 @@ struct GeluTanh;
 impl Gate for GeluTanh {
     #[inline(always)]
     fn of<S: Simd>(self, simd: S, gate: S::V, up: S::V) -> S::V {
-        // (1 + tanh(y)) / 2 is the logistic function of 2y, which loses nothing below zero.
+        // (1 + tanh(y)) / 2 equals the logistic function of 2y, which stays accurate for negative
+        // y.
         const SQRT_8_OVER_PI: f32 = 1.595_769;
         let cubic = simd.mul(simd.mul(gate, gate), simd.splat(0.044_715));
         let s = simd.mul(simd.mul_add(cubic, gate, gate), simd.splat(SQRT_8_OVER_PI));
@@ -85,7 +86,7 @@ struct Clamped {
 impl Gate for Clamped {
     #[inline(always)]
     fn of<S: Simd>(self, simd: S, gate: S::V, up: S::V) -> S::V {
-        // The second argument stays where it is NaN.
+        // `min` and `max` return their second argument if either is NaN, so NaN passes through.
         let (limit, lowest) = (simd.splat(self.limit), simd.splat(-self.limit));
         let gate = simd.min(limit, gate);
         let up = simd.min(limit, simd.max(lowest, up));
@@ -126,7 +127,7 @@ mod tests {
     const ALL: [Gating; 3] =
         [Gating::Silu, Gating::GeluTanh, Gating::Clamped { alpha: 1.702, limit: 7.0 }];
 
-    /// By the published formulas.
+    /// Computes the published formulas in f64.
     fn exact(gating: Gating, gate: f32, up: f32) -> f64 {
         let (g, u) = (f64::from(gate), f64::from(up));
         match gating {
@@ -147,7 +148,7 @@ mod tests {
     fn gates_are_accurate_also_in_tails_and_extremes() {
         for cpu in cpus() {
             for (gating, len) in ALL.into_iter().flat_map(|g| [1, 8, 13, 40_003].map(|n| (g, n))) {
-                // Far below 0 the formula itself loses its digits, in f64 too.
+                // For gates far below 0 the formula itself loses its digits, also in f64.
                 let spread = if gating == Gating::GeluTanh { 4.0 } else { 30.0 };
                 let mut gate: Vec<f32> = random(4, len).iter().map(|x| x * spread).collect();
                 gate[0] = -200.0;
@@ -159,7 +160,8 @@ mod tests {
                     let exact = exact(gating, before[i], up[i]);
                     let error = (f64::from(gate[i]) - exact).abs();
                     let (g, u) = (before[i], up[i]);
-                    // The exponent of e is itself rounded: that costs as many units as it has.
+                    // Rounding the argument of e^x costs about as many units in the last place as
+                    // its magnitude.
                     let bound = if gating == Gating::Silu { 1e-6 } else { 4e-6 };
                     assert!(
                         error <= bound * exact.abs() + 1e-30,

@@ -1,5 +1,6 @@
 //! Element-wise operations and small reductions between the large products. Each gives the same
-//! bits for every number of threads: work is cut by the data's shape, never by the pool's size.
+//! bits for every number of threads: the work is divided by the shape of the data, never by the
+//! size of the pool.
 
 mod elementwise;
 mod gating;
@@ -12,14 +13,14 @@ pub use gating::Gating;
 pub use rope::{RopeConfig, RopeLayout, RopeScaling, RopeTable};
 pub use router::{RouterGroups, RouterRule, Scoring};
 
-/// Elements below which an operation is not worth a parallel region (about 2 us).
+/// Number of elements below which an operation is not worth a parallel region (about 2 us).
 const PARALLEL_ELEMENTS: usize = 16 * 1024;
 
-/// Elements of one worker's share.
+/// Number of elements in one worker's share.
 const CHUNK_ELEMENTS: usize = 4 * 1024;
 
-/// Elements of one share when `total` elements come in rows of `row`: whole rows, and everything
-/// where a parallel region would not pay.
+/// Returns the number of elements in one share of `total` elements in rows of `row`. A share is a
+/// whole number of rows, or everything if a parallel region would not pay.
 fn share(total: usize, row: usize) -> usize {
     if total < PARALLEL_ELEMENTS {
         return total.max(1);

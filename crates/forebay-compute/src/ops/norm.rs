@@ -6,12 +6,12 @@ use crate::cpu::Cpu;
 use crate::simd::{Kernel, LANES, Simd, dispatch};
 
 impl Cpu {
-    /// `out[r] = weight * x[r] / sqrt(mean(x[r]^2) + eps)` for every row `r` of `x`, rows being as
-    /// long as `weight`: `[tokens, hidden]`, or `[tokens, heads, head_dim]` with a weight of
+    /// Computes `out[r] = weight * x[r] / sqrt(mean(x[r]^2) + eps)` for every row `r` of `x`. Rows
+    /// are as long as `weight`: `[tokens, hidden]`, or `[tokens, heads, head_dim]` with a weight of
     /// `head_dim` for the per-head norm of queries and keys.
     ///
     /// # Panics
-    /// When `weight` is empty, `x` is no whole number of rows, or `out` is not as long as `x`.
+    /// Panics if `weight` is empty, `x` is no whole number of rows, or `out` is not as long as `x`.
     pub fn rms_norm(&self, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
         assert_eq!(x.len(), out.len(), "rms_norm: x and out differ in length");
         let n = row_length(x, weight);
@@ -26,10 +26,10 @@ impl Cpu {
         });
     }
 
-    /// As [`Cpu::rms_norm`], with the result in the place of `x`.
+    /// Does the same as [`Cpu::rms_norm`] and writes the result over `x`.
     ///
     /// # Panics
-    /// When `weight` is empty or `x` is no whole number of rows.
+    /// Panics if `weight` is empty or `x` is no whole number of rows.
     pub fn rms_norm_in_place(&self, x: &mut [f32], weight: &[f32], eps: f32) {
         let n = row_length(x, weight);
         let share = share(x.len(), n);
@@ -40,11 +40,12 @@ impl Cpu {
         });
     }
 
-    /// As [`Cpu::rms_norm_in_place`], of the first `weight.len()` elements of every row of `x`
-    /// `[rows, row]`; the rest of a row stays (the latent part of DeepSeek's key rows).
+    /// Normalises the first `weight.len()` elements of every row of `x` `[rows, row]` in place, as
+    /// [`Cpu::rms_norm_in_place`] does. The rest of each row is unchanged. The latent part of
+    /// DeepSeek's key rows needs this.
     ///
     /// # Panics
-    /// When `weight` is empty or longer than a row, or `x` is no whole number of rows.
+    /// Panics if `weight` is empty or longer than a row, or `x` is no whole number of rows.
     pub fn rms_norm_leading(&self, x: &mut [f32], row: usize, weight: &[f32], eps: f32) {
         assert!(
             !weight.is_empty() && weight.len() <= row && x.len().is_multiple_of(row),

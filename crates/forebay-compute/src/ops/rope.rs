@@ -7,7 +7,7 @@ use super::share;
 use crate::cpu::Cpu;
 use crate::error::ComputeError;
 
-/// Which elements of a head turn together.
+/// Pairing of the elements of a head that are rotated together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RopeLayout {
     /// Elements `2i` and `2i + 1`: GGUF files of the llama, mistral and mixtral architectures.
@@ -16,45 +16,44 @@ pub enum RopeLayout {
     Neox,
 }
 
-/// How the angles are stretched beyond the context that a model was trained with.
+/// Rule that stretches the angles beyond the context that a model was trained with.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub enum RopeScaling {
     #[default]
     None,
-    /// All angles divided by `factor` (Chen et al. 2023, "Extending Context Window ... via
-    /// Positional Interpolation").
+    /// Divides all angles by `factor` (Chen et al. 2023, "Extending Context Window ... via Positional Interpolation").
     Linear { factor: f64 },
-    /// Llama 3.1: long wavelengths divided by `factor`, short ones kept, a ramp between.
+    /// The rule of Llama 3.1: divides long wavelengths by `factor`, keeps short ones, and uses a ramp between.
     Llama3 { factor: f64, low_freq_factor: f64, high_freq_factor: f64, original_context: f64 },
-    /// Peng et al. 2023, "YaRN", section 3.
+    /// The rule of Peng et al. 2023, "YaRN", section 3.
     Yarn {
         factor: f64,
         original_context: f64,
-        /// Rotations within the original context above which an angle is kept (usually 32).
+        /// Number of rotations within the original context above which an angle is kept (usually 32).
         beta_fast: f64,
-        /// Rotations below which an angle is divided by `factor` in full (usually 1).
+        /// Number of rotations below which an angle is divided by the full `factor` (usually 1).
         beta_slow: f64,
-        /// Rounds the ends of the ramp to whole dimensions, as all models but gpt-oss do.
+        /// True if the ends of the ramp are rounded to whole dimensions, as in all models but gpt-oss.
         truncate: bool,
-        /// Multiplies sine and cosine; `None` for the paper's `0.1 ln(factor) + 1`. See
+        /// Factor applied to sine and cosine. `None` selects the paper's `0.1 ln(factor) + 1`. See
         /// [`RopeScaling::yarn_magnitude`] for models that give `mscale` and `mscale_all_dim`.
         magnitude: Option<f64>,
     },
-    /// Ding et al. 2024, "LongRoPE", as Phi-3 uses it: each pair divided by a factor of its own, and sine and
-    /// cosine multiplied. There are factors for contexts up to the original one and others beyond, and the
-    /// right ones have to be in [`RopeConfig::frequency_factors`].
+    /// The rule of Ding et al. 2024, "LongRoPE", as Phi-3 uses it. Each pair is divided by its own factor, and sine and
+    /// cosine are multiplied by a magnitude. Contexts up to the original one have other factors than longer ones.
+    /// [`RopeConfig::frequency_factors`] must hold the right ones.
     LongRope {
         original_context: f64,
-        /// Up to the original context.
+        /// Magnitude for contexts up to the original one.
         short_magnitude: f64,
-        /// Beyond.
+        /// Magnitude for longer contexts.
         long_magnitude: f64,
     },
 }
 
 impl RopeScaling {
-    /// Whether a cache of `context` positions is beyond the original context of a rotation that has
-    /// other factors there.
+    /// Returns true if a cache of `context` positions is longer than the original context and the rule has other
+    /// factors there.
     pub fn is_long(self, context: usize) -> bool {
         match self {
             RopeScaling::LongRope { original_context, .. } => context as f64 > original_context,
@@ -62,13 +61,13 @@ impl RopeScaling {
         }
     }
 
-    /// The magnitude of LongRoPE for a context `factor` times the original one as the
-    /// configurations of Phi-3 have it where they do not say it.
+    /// Returns the default magnitude of LongRoPE for a context `factor` times the original one. Phi-3 uses it when its
+    /// configuration gives none.
     pub fn long_rope_magnitude(factor: f64, original_context: f64) -> f64 {
         if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / original_context.ln()).sqrt() }
     }
 
-    /// The `magnitude` of models that configure `mscale` and `mscale_all_dim` (DeepSeek-V2).
+    /// Returns the `magnitude` of models that configure `mscale` and `mscale_all_dim` (DeepSeek-V2).
     pub fn yarn_magnitude(factor: f64, mscale: f64, mscale_all_dim: f64) -> f64 {
         yarn_scale(factor, mscale) / yarn_scale(factor, mscale_all_dim)
     }
@@ -78,21 +77,21 @@ fn yarn_scale(factor: f64, mscale: f64) -> f64 {
     if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 }
 }
 
-/// What a [`RopeTable`] is made from.
+/// Input of [`RopeTable::new`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RopeConfig<'a> {
-    /// Elements of each head that turn; even. The rest pass unchanged.
+    /// Number of elements of each head that are rotated; even. The others are unchanged.
     pub rotary_dim: usize,
-    /// The first of them: 0 for all but DeepSeek, whose heads turn at their end.
+    /// Index of the first rotated element: 0 for all but DeepSeek, whose heads are rotated at their end.
     pub rotary_from: usize,
-    /// The base of the angles: 10000 in the paper.
+    /// Base of the angles: 10000 in the paper.
     pub theta: f64,
     pub layout: RopeLayout,
     pub scaling: RopeScaling,
-    /// Divides the frequency of each pair, after `scaling`: GGUF's `rope_freqs.weight`, or what
-    /// [`RopeScaling::LongRope`] needs; as long as there are pairs.
+    /// Divisors of each pair's frequency, applied after `scaling`: GGUF's `rope_freqs.weight`, or the factors of
+    /// [`RopeScaling::LongRope`]. One per pair.
     pub frequency_factors: Option<&'a [f32]>,
-    /// Positions to tabulate.
+    /// Number of positions to tabulate.
     pub context: usize,
 }
 
@@ -108,12 +107,15 @@ pub struct RopeTable {
 }
 
 impl RopeTable {
-    /// Tabulates the angles, in f64, rounded to f32 at the end.
+    /// Tabulates the angles in f64 and rounds them to f32 at the end.
     ///
     /// # Errors
-    /// [`ComputeError::Rope`] for an odd or zero `rotary_dim`, numbers that are not positive and
-    /// finite where they must be, frequency factors of another length, or a table that does not
-    /// fit into memory.
+    /// Returns [`ComputeError::Rope`] in these cases:
+    ///
+    /// - `rotary_dim` is odd or zero.
+    /// - A number that must be positive and finite is not.
+    /// - The frequency factors have the wrong length.
+    /// - The table does not fit into memory.
     pub fn new(config: &RopeConfig<'_>) -> Result<RopeTable, ComputeError> {
         let frequencies = frequencies(config)?;
         let pairs = frequencies.len();
@@ -144,37 +146,38 @@ impl RopeTable {
         Ok(RopeTable { rotary_dim, rotary_from, layout, context, table })
     }
 
-    /// Positions in the table.
+    /// Returns the number of positions in the table.
     pub fn context(&self) -> usize {
         self.context
     }
 
-    /// Elements of each head that turn.
+    /// Returns the number of elements of each head that are rotated.
     pub fn rotary_dim(&self) -> usize {
         self.rotary_dim
     }
 
-    /// The first element of each head that turns.
+    /// Returns the index of the first element of each head that is rotated.
     pub fn rotary_from(&self) -> usize {
         self.rotary_from
     }
 
-    /// Memory of the table.
+    /// Returns the size of the table in bytes.
     pub fn bytes(&self) -> u64 {
         (self.table.len() * size_of::<f32>()) as u64
     }
 
-    /// Which elements turn together.
+    /// Returns the pairing of the elements that are rotated together.
     pub fn layout(&self) -> RopeLayout {
         self.layout
     }
 
-    /// `[context, 2, rotary_dim / 2]`: a position's cosines, then its sines. For other devices.
+    /// Returns the table as `[context, 2, rotary_dim / 2]`: for each position the cosines, then the sines. Other
+    /// devices copy it.
     pub fn angles(&self) -> &[f32] {
         &self.table
     }
 
-    /// Turns one head.
+    /// Rotates one head.
     fn turn(&self, head: &mut [f32], position: usize) {
         let pairs = self.rotary_dim / 2;
         let row = &self.table[position * self.rotary_dim..][..self.rotary_dim];
@@ -202,12 +205,11 @@ impl RopeTable {
 }
 
 impl Cpu {
-    /// Turns the heads of `x` `[tokens, heads, head_dim]` in place, token `t` standing at
-    /// position `positions[t]`.
+    /// Rotates the heads of `x` `[tokens, heads, head_dim]` in place. Token `t` is at position `positions[t]`.
     ///
     /// # Panics
-    /// When `head_dim` is 0 or smaller than the table's rotary part, `x` is not that shape, or a
-    /// position lies beyond the table.
+    /// Panics if `head_dim` is 0 or smaller than the table's rotary part, `x` is not that shape, or a position lies
+    /// beyond the table.
     pub fn rope(&self, x: &mut [f32], head_dim: usize, positions: &[u32], table: &RopeTable) {
         assert!(
             head_dim > 0 && table.rotary_dim + table.rotary_from <= head_dim,
@@ -246,7 +248,7 @@ fn positive(name: &str, x: f64) -> Result<(), ComputeError> {
     if x.is_finite() && x > 0.0 { Ok(()) } else { fail(format!("{name} is {x}")) }
 }
 
-/// Radians by which each pair turns from one position to the next.
+/// Returns the angle in radians by which each pair is rotated from one position to the next.
 fn frequencies(config: &RopeConfig<'_>) -> Result<Vec<f64>, ComputeError> {
     let dim = config.rotary_dim;
     if dim == 0 || !dim.is_multiple_of(2) {
@@ -286,7 +288,7 @@ fn scale_frequencies(frequencies: &mut [f64], config: &RopeConfig<'_>) -> Result
             positive("the original context", original_context)?;
             for frequency in frequencies {
                 let rotations = original_context * *frequency / (2.0 * PI);
-                // 0 for the slow pairs, which are divided in full, 1 for the fast, which stay.
+                // 0 for the slow pairs, which are divided by the full factor, and 1 for the fast pairs, which are kept.
                 let kept = (rotations - low_freq_factor) / (high_freq_factor - low_freq_factor);
                 *frequency *= ramp(kept, factor);
             }
@@ -305,7 +307,7 @@ fn scale_frequencies(frequencies: &mut [f64], config: &RopeConfig<'_>) -> Result
             positive("beta_slow", beta_slow)?;
             positive("the magnitude", magnitude.unwrap_or(1.0))?;
             let dim = config.rotary_dim as f64;
-            // The dimension whose pair makes this many rotations within the original context.
+            // Dimension whose pair makes this many rotations within the original context.
             let dimension_of = |rotations: f64| {
                 dim * (original_context / (rotations * 2.0 * PI)).ln() / (2.0 * config.theta.ln())
             };
@@ -332,7 +334,7 @@ fn scale_frequencies(frequencies: &mut [f64], config: &RopeConfig<'_>) -> Result
     Ok(())
 }
 
-/// Between `1 / factor` (at `kept` 0 or less) and 1 (at 1 or more).
+/// Interpolates between `1 / factor` (`kept` 0 or less) and 1 (`kept` 1 or more).
 fn ramp(kept: f64, factor: f64) -> f64 {
     let kept = kept.clamp(0.0, 1.0);
     kept + (1.0 - kept) / factor
@@ -443,7 +445,7 @@ mod tests {
             };
             assert!((scaled / expected - 1.0).abs() < 1e-12, "pair {pair}");
         }
-        // The same as factors, which is how GGUF stores it.
+        // The same rule given as frequency factors, which is how GGUF stores it.
         let factors: Vec<f32> =
             scaled.iter().enumerate().map(|(pair, f)| (plain(pair) / f) as f32).collect();
         let by_factors = frequencies(&RopeConfig {
@@ -516,7 +518,7 @@ mod tests {
                 ..config(RopeLayout::Neox, scaling)
             };
             let table = RopeTable::new(&config).unwrap();
-            // Su, Lu et al.'s angles divided by the factors, in double precision.
+            // The angles of RoPE (Su, Lu et al.) divided by the factors, in double precision.
             for (position, row) in table.angles().chunks(8).enumerate() {
                 for (pair, factor) in factors.iter().enumerate() {
                     let angle = position as f64 * 1e4_f64.powf(-(pair as f64) / 4.0) / factor;

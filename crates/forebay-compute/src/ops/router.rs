@@ -4,46 +4,47 @@
 use crate::cpu::Cpu;
 use crate::error::ComputeError;
 
-/// How a logit becomes a score.
+/// Function that turns a logit into a score.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Scoring {
     /// Softmax over all experts (Mixtral, Qwen3-MoE, OLMoE).
     Softmax,
-    /// The logistic function of each logit by itself (DeepSeek-V3, GLM-4-MoE).
+    /// Logistic function of each logit separately (DeepSeek-V3, GLM-4-MoE).
     Sigmoid,
 }
 
-/// Experts in equal groups, of which each token first picks some (DeepSeek-V3 report,
-/// section 2.1.2, node-limited routing).
+/// Equal groups of experts. Each token first picks some of the groups (DeepSeek-V3 report, section
+/// 2.1.2, node-limited routing).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RouterGroups {
-    /// Groups that the experts are cut into, in order of expert id.
+    /// Number of groups that the experts are divided into, in order of expert id.
     pub n_groups: usize,
-    /// Groups that stay in the choice: those of the highest group score. No expert of another
-    /// group is chosen, whatever the scores: a correction bias may make those of the kept groups
-    /// negative, where an implementation that sets the others to 0 would choose them.
+    /// Number of groups that remain in the choice: those with the highest group score. Experts of
+    /// other groups are never chosen, whatever their scores. A correction bias can make the scores
+    /// of kept experts negative, and an implementation that sets the rejected ones to 0 would
+    /// choose those.
     pub groups_kept: usize,
-    /// A group's score is the sum of this many of its best experts' scores: 2 in DeepSeek-V3,
-    /// 1 in DeepSeek-V2.
+    /// Number of best experts whose scores are summed into the group's score: 2 in DeepSeek-V3, 1
+    /// in DeepSeek-V2.
     pub experts_scored: usize,
 }
 
-/// How a model's router chooses; a new architecture is a new value, not new code.
+/// Routing rule of a model. A new architecture is a new value, not new code.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RouterRule<'a> {
     pub scoring: Scoring,
-    /// Divides the chosen experts' weights by their sum.
+    /// True if the chosen experts' weights are divided by their sum.
     pub renormalise: bool,
-    /// Multiplies the weights at the end.
+    /// Factor applied to the weights at the end.
     pub scale: f32,
-    /// Added to the scores for the choice alone, not for the weights; one for each expert.
+    /// One bias per expert. It is added to the scores for the choice only, not for the weights.
     pub correction_bias: Option<&'a [f32]>,
     pub groups: Option<RouterGroups>,
 }
 
 impl RouterRule<'_> {
-    /// Softmax over all experts, then the best; what Mixtral (`renormalise`), Qwen3-MoE and
-    /// OLMoE (both by their configuration) do.
+    /// Returns the rule that takes the softmax over all experts and chooses the best ones. Mixtral
+    /// uses it with `renormalise`. Qwen3-MoE and OLMoE set `renormalise` in their configuration.
     pub fn softmax(renormalise: bool) -> RouterRule<'static> {
         RouterRule {
             scoring: Scoring::Softmax,
@@ -54,10 +55,10 @@ impl RouterRule<'_> {
         }
     }
 
-    /// Whether the rule can choose `k` of `experts`.
+    /// Checks that the rule can choose `k` of `experts`.
     ///
     /// # Errors
-    /// [`ComputeError::RouterRule`] says why not.
+    /// Returns [`ComputeError::RouterRule`] with the reason if it cannot.
     pub fn check(&self, experts: usize, k: usize) -> Result<(), ComputeError> {
         let why = if k == 0 {
             "a token needs at least one expert"
@@ -96,14 +97,14 @@ impl RouterGroups {
 
 impl Cpu {
     /// Chooses `k` experts for every token. `logits` is `[tokens, experts]`; `ids` and `weights`
-    /// are `[tokens, k]`, best expert first. Of equal experts (and groups) the lower id is chosen.
+    /// are `[tokens, k]`, best expert first. Ties between experts or groups go to the lower id.
     ///
     /// # Errors
-    /// [`ComputeError::RouterRule`] when the rule does not fit `experts` and `k`;
-    /// [`ComputeError::RouterLogit`] when a logit is not finite.
+    /// Returns [`ComputeError::RouterRule`] if the rule does not fit `experts` and `k`, and
+    /// [`ComputeError::RouterLogit`] if a logit is not finite.
     ///
     /// # Panics
-    /// When the lengths do not fit together.
+    /// Panics if the lengths do not fit together.
     pub fn route(
         &self,
         rule: &RouterRule<'_>,
@@ -166,13 +167,13 @@ fn score(scoring: Scoring, logits: &[f32], scores: &mut [f32]) {
     }
 }
 
-/// Takes the experts of all groups but the best out of the choice.
+/// Removes the experts of all groups but the best from the choice.
 fn keep_best_groups(groups: &RouterGroups, choice: &mut [f32], group_scores: &mut [f32]) {
     let size = choice.len() / groups.n_groups;
     for (score, group) in group_scores.iter_mut().zip(choice.chunks_exact(size)) {
         *score = sum_of_best(group, groups.experts_scored);
     }
-    // What `take_best` has taken is marked by -inf: those groups stay.
+    // `take_best` marks the groups that it takes with -inf. Those are the kept groups.
     for _ in 0..groups.groups_kept {
         take_best(group_scores);
     }
@@ -183,9 +184,9 @@ fn keep_best_groups(groups: &RouterGroups, choice: &mut [f32], group_scores: &mu
     }
 }
 
-/// The sum of the `count` largest elements, largest first.
+/// Returns the sum of the `count` largest elements, added from the largest down.
 fn sum_of_best(group: &[f32], count: usize) -> f32 {
-    // `count` is 1 or 2 in every known model: repeated scans beat sorting a copy.
+    // `count` is 1 or 2 in every known model, so repeated scans beat sorting a copy.
     let (mut sum, mut last, mut taken) = (0.0, f32::INFINITY, 0);
     while taken < count {
         let below = group.iter().copied().filter(|&x| x < last);
@@ -199,8 +200,8 @@ fn sum_of_best(group: &[f32], count: usize) -> f32 {
     sum
 }
 
-/// The place of the largest element, the lowest of equals, which is then out of the choice. The
-/// caller asks only while there is a finite element.
+/// Returns the index of the largest element, the lowest index if there are equals, and removes the
+/// element from the choice. The caller must make sure that there is a finite element.
 fn take_best(choice: &mut [f32]) -> usize {
     let mut best = 0;
     for (index, &x) in choice.iter().enumerate() {
@@ -216,7 +217,7 @@ fn scale_weights(rule: &RouterRule<'_>, weights: &mut [f32]) {
     let mut factor = rule.scale;
     if rule.renormalise {
         let sum: f32 = weights.iter().sum();
-        // Sigmoid scores may all underflow; their weights are then 0, as in the reference models.
+        // Sigmoid scores may all underflow. Then the weights are 0, as in the reference models.
         factor /= sum.max(1e-20);
     }
     weights.iter_mut().for_each(|weight| *weight *= factor);

@@ -5,10 +5,10 @@ use crate::cpu::Cpu;
 use crate::simd::{Kernel, LANES, Simd, dispatch};
 
 impl Cpu {
-    /// Replaces every row of `x` `[rows, cols]` by its softmax. `-inf` becomes 0.
+    /// Replaces every row of `x` `[rows, cols]` by its softmax. Elements of `-inf` become 0.
     ///
     /// # Panics
-    /// When `cols` is 0 or `x` is no whole number of rows.
+    /// Panics if `cols` is 0 or `x` is no whole number of rows.
     pub fn softmax_rows(&self, x: &mut [f32], cols: usize) {
         assert!(cols > 0 && x.len().is_multiple_of(cols), "softmax_rows: no whole rows");
         let share = share(x.len(), cols);

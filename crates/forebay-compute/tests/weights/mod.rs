@@ -1,4 +1,4 @@
-//! Random weights of every type, whose scales are finite.
+//! Random weights of every type, with finite scales.
 
 use forebay_format::TensorType;
 
@@ -17,12 +17,12 @@ impl Random {
         (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32) as u32
     }
 
-    /// In `-1.0..1.0`.
+    /// Returns a number in `-1.0..1.0`.
     pub fn unit(&mut self) -> f32 {
         (self.next() >> 8) as f32 / (1 << 23) as f32 - 1.0
     }
 
-    /// About normally distributed, with now and then a large one.
+    /// Returns a number from an approximately normal distribution, with an occasional large one.
     pub fn gaussian(&mut self) -> f32 {
         let sum: f32 = (0..6).map(|_| self.unit()).sum();
         sum * 0.7 * if self.next().is_multiple_of(64) { 8.0 } else { 1.0 }
@@ -33,7 +33,7 @@ impl Random {
     }
 }
 
-/// Where a block holds F16 scales; every other byte may be anything.
+/// Returns the positions of a block's F16 scales. Every other byte may have any value.
 fn f16_fields(ty: TensorType) -> &'static [usize] {
     use TensorType as T;
     match ty {
@@ -50,7 +50,7 @@ fn f16_fields(ty: TensorType) -> &'static [usize] {
     }
 }
 
-/// `elements` weights in whole blocks of `ty`.
+/// Returns `elements` random weights in whole blocks of `ty`.
 pub fn random_weights(ty: TensorType, elements: usize, random: &mut Random) -> Vec<u8> {
     let blocks = elements / ty.block_elements();
     let mut data = Vec::with_capacity(blocks * ty.block_bytes());
@@ -72,7 +72,7 @@ pub fn random_weights(ty: TensorType, elements: usize, random: &mut Random) -> V
             TensorType::MXFP4 => block[0] = 118 + block[0] % 12,
             // Four scales of 8 bits: keep sign and the top exponent bit clear.
             TensorType::NVFP4 => block[..4].iter_mut().for_each(|scale| *scale &= 0x3f),
-            // The F16 scale lies in the top halves of four words.
+            // The F16 scale is in the top halves of four words.
             TensorType::IQ1_M => block[55] = block[55] & 0x0f | 0x20,
             _ => {
                 for &at in f16_fields(ty) {

@@ -1,10 +1,10 @@
-//! What cuFile answers, in words.
+//! Errors of cuFile, as messages.
 
 use std::time::Duration;
 
 use crate::CudaError;
 
-/// Why cuFile cannot be used, or a call failed.
+/// Reasons why cuFile cannot be used or a call failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CuFileError {
     #[error(
@@ -23,14 +23,14 @@ pub enum CuFileError {
     NoAnswer { after: Duration },
     #[error("cuFile: {call} failed: {} (error {code})", meaning(*code))]
     Refused { call: &'static str, code: i32 },
-    /// The driver's own number, where cuFile passes it on.
+    /// The driver's own error number, where cuFile passes it on.
     #[error("cuFile: {call} failed: the driver answered error {code}")]
     Driver { call: &'static str, code: i32 },
     #[error(transparent)]
     Cuda(#[from] CudaError),
 }
 
-/// `CU_FILE_CUDA_DRIVER_ERROR`: the driver's number says more.
+/// `CU_FILE_CUDA_DRIVER_ERROR`; the driver's error number has the details.
 const CUDA_DRIVER_ERROR: i32 = 5011;
 /// `CU_FILE_DRIVER_ALREADY_OPEN`.
 pub(super) const ALREADY_OPEN: i32 = 5026;
@@ -45,7 +45,7 @@ impl CuFileError {
     }
 }
 
-/// `CUfileOpError` of cufile.h.
+/// Returns the meaning of a `CUfileOpError` of cufile.h.
 fn meaning(code: i32) -> &'static str {
     match code {
         5001 => {

@@ -1,8 +1,8 @@
-//! cuFile, NVIDIA's library that reads files to device memory: by itself from the disk where nvidia-fs is loaded
-//! (GPUDirect Storage), else through host memory of its own.
+//! cuFile, NVIDIA's library that reads files to device memory. Where nvidia-fs is loaded, it reads directly from the
+//! disk (GPUDirect Storage). Otherwise it reads through host memory of its own.
 //!
-//! Three floors: `sys` has the functions as they are, this file what owns what they give. Our own bindings and not
-//! cudarc's: those panic when a function is missing, and give answers of newer libraries a type that does not know them.
+//! `sys` holds the raw functions. This file holds the types that own what the functions return. These are our own
+//! bindings, because cudarc's panic when a function is missing and cannot represent answers of newer libraries.
 
 mod error;
 mod sys;
@@ -20,14 +20,14 @@ use crate::{CudaError, DeviceMemory, DevicePtr, Gpu};
 pub use error::CuFileError;
 use sys::{Description, DescriptionHandle, Functions, Handle, Properties, Status};
 
-/// How bytes come to the device.
+/// Path of the bytes from the disk to the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CuFileMode {
-    /// The disk writes to device memory; nvidia-fs has this version.
+    /// The disk writes to device memory through nvidia-fs of this version.
     Gds { nvfs: (u32, u32) },
     /// The disk writes to device memory by the kernel's own means (PCI peer to peer), without nvidia-fs.
     PeerToPeer,
-    /// Reads to host memory, and copies from there.
+    /// The library reads to host memory and copies from there.
     Compatibility,
 }
 
@@ -51,8 +51,8 @@ impl fmt::Display for CuFileMode {
 const PEER_TO_PEER_STATUS: u32 = 1 << 11;
 /// `CU_FILE_P2P_SUPPORTED` of the features, since CUDA 13.
 const PEER_TO_PEER_FEATURE: u32 = 1 << 4;
-/// How long starting the library may take; a second is usual. Version 1.20 reads on for ever where the system has no
-/// /proc/modules, which it looks for nvidia-fs in: a kernel without modules.
+/// Time limit for starting the library; a second is usual. Version 1.20 looks for nvidia-fs in /proc/modules. If that
+/// file is missing, as with a kernel without modules, it never stops reading.
 const START_TIME: Duration = Duration::from_secs(10);
 
 /// The library, open for one GPU.
@@ -66,14 +66,14 @@ struct Driver {
     context: Arc<CudaContext>,
     mode: CuFileMode,
     version: Option<i32>,
-    /// Whether somebody else in the process closes it.
+    /// True if other code in the process opened the library and therefore closes it.
     was_open: bool,
 }
 
 impl Drop for Driver {
     fn drop(&mut self) {
         if !self.was_open && bind(&self.context).is_ok() {
-            // SAFETY: it was opened by `CuFile::open` and is closed once, after every file and all memory.
+            // SAFETY: `CuFile::open` opened it, and it is closed once, after every file and all memory.
             let _ = unsafe { (self.functions.driver_close)() };
         }
     }
@@ -90,11 +90,11 @@ fn check(call: &'static str, status: Status) -> Result<(), CuFileError> {
 }
 
 impl CuFile {
-    /// Loads the library and starts it. It writes a log of its own, `cufile.log` in the current folder unless the
-    /// variable CUFILE_LOGFILE_PATH names another file (it takes no other advice about that).
+    /// Loads the library and starts it. The library writes a log of its own: `cufile.log` in the current folder,
+    /// unless the variable CUFILE_LOGFILE_PATH names another file. There is no other way to set its path.
     ///
     /// # Errors
-    /// No library, one that is too old, one that does not come back, or what it says.
+    /// Returns an error if there is no library, it is too old, it does not return in time, or it reports one.
     pub fn open(gpu: &Gpu) -> Result<CuFile, CuFileError> {
         gpu.bind()?;
         let functions = Functions::load()?;
@@ -106,7 +106,7 @@ impl CuFile {
         }
         let version = functions.get_version.and_then(|get_version| {
             let mut version = 0;
-            // SAFETY: the pointer is that of a live integer.
+            // SAFETY: the pointer is to a live integer.
             let status = unsafe { get_version(&mut version) };
             (status.code == 0).then_some(version)
         });
@@ -120,16 +120,16 @@ impl CuFile {
         self.driver.mode
     }
 
-    /// The library's version, such as `1.15.1`; `None` for one that does not say.
+    /// Returns the library's version, such as `1.15.1`, or `None` if the library does not tell.
     pub fn version(&self) -> Option<String> {
         let version = self.driver.version?;
         Some(format!("{}.{}.{}", version / 1000, version % 1000 / 10, version % 10))
     }
 
-    /// Makes a file known, which must be open with `O_DIRECT`.
+    /// Registers a file, which must be open with `O_DIRECT`.
     ///
     /// # Errors
-    /// What the library says: a file system that it refuses, above all.
+    /// Returns an error if the library does, most often because it refuses the file system.
     pub fn register_file(&self, file: OwnedFd) -> Result<CuFileHandle, CuFileError> {
         self.driver.bind()?;
         let descriptor = file.as_raw_fd();
@@ -140,50 +140,52 @@ impl CuFile {
         };
         description.handle.descriptor = descriptor;
         let mut handle = std::ptr::null_mut();
-        // SAFETY: both pointers are those of live values; the descriptor stays open as long as the handle.
+        // SAFETY: both pointers are to live values; the descriptor stays open as long as the handle.
         let status =
             unsafe { (self.driver.functions.handle_register)(&mut handle, &mut description) };
         check("cuFileHandleRegister", status)?;
         Ok(CuFileHandle { handle, driver: Arc::clone(&self.driver), _file: file })
     }
 
-    /// Device memory of `bytes` to read to. Where the disk can reach it, it is made known, which saves a copy on the
-    /// device; through host memory that would gain nothing. Memory that the library does not take (as large as it is, or
-    /// with the GPU's window too small) is read to all the same, and [`CuFileMemory::is_registered`] tells.
+    /// Allocates `bytes` of device memory to read to. The memory is registered where the disk can reach it, which
+    /// saves a copy on the device. In compatibility mode registering would gain nothing.
+    ///
+    /// The library may refuse memory because of its size or because the GPU's window is too small. It can then still
+    /// be read to, and [`CuFileMemory::is_registered`] returns false.
     ///
     /// # Errors
-    /// [`CudaError::OutOfMemory`], or whatever the driver says.
+    /// Returns [`CudaError::OutOfMemory`], or another error if a driver call fails.
     pub fn allocate(&self, gpu: &Gpu, bytes: usize) -> Result<CuFileMemory, CuFileError> {
         let memory = gpu.allocate(bytes)?;
         let driver = Arc::clone(&self.driver);
         let base = memory.ptr::<u8>().address() as *const c_void;
         let registered = driver.mode != CuFileMode::Compatibility && {
-            // SAFETY: the memory is ours and is taken back by `CuFileMemory` before it is freed.
+            // SAFETY: the memory is ours, and `CuFileMemory` deregisters it before it is freed.
             unsafe { (driver.functions.memory_register)(base, bytes, 0) }.code == 0
         };
         Ok(CuFileMemory { memory, registered, driver })
     }
 }
 
-/// Starts the library on a thread that is left behind if it does not come back.
+/// Starts the library on a thread that is left behind if the library does not return.
 fn start(functions: Functions, context: Arc<CudaContext>) -> Result<Status, CuFileError> {
     let (answer, answered) = std::sync::mpsc::sync_channel(1);
     let work = move || {
         if bind(&context).is_ok() {
-            // SAFETY: a context is current, which is all that it asks for.
+            // SAFETY: a context is current, which is the only precondition.
             let _ = answer.send(unsafe { (functions.driver_open)() });
         }
     };
-    // Without a thread nobody answers, and that is noticed at once.
+    // If the thread cannot be started, the channel closes and `recv_timeout` fails at once.
     let _ = std::thread::Builder::new().spawn(work);
     answered.recv_timeout(START_TIME).map_err(|_| CuFileError::NoAnswer { after: START_TIME })
 }
 
-/// How it works here, by the library's own word.
+/// Returns the mode that the library reports on this machine.
 fn mode_of(functions: &Functions) -> Result<CuFileMode, CuFileError> {
-    // SAFETY: numbers, for which zero is a value.
+    // SAFETY: the structure holds only numbers, for which zero is a valid value.
     let mut properties: Properties = unsafe { std::mem::zeroed() };
-    // SAFETY: the pointer is that of a live value with more room than the library's structure has.
+    // SAFETY: the pointer is to a live value that is larger than the library's structure.
     check("cuFileDriverGetProperties", unsafe { (functions.get_properties)(&mut properties) })?;
     let nvfs = (properties.nvfs_major, properties.nvfs_minor);
     let peer_to_peer = properties.status_flags & PEER_TO_PEER_STATUS != 0
@@ -202,15 +204,15 @@ pub struct CuFileHandle {
     _file: OwnedFd,
 }
 
-// SAFETY: the library's functions may be called by several threads for one handle.
+// SAFETY: several threads may call the library's functions for one handle.
 unsafe impl Send for CuFileHandle {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for CuFileHandle {}
 
 impl Drop for CuFileHandle {
     fn drop(&mut self) {
         if self.driver.bind().is_ok() {
-            // SAFETY: the handle came from the library and goes once; every read borrowed it and is over.
+            // SAFETY: the handle came from the library and is deregistered once. Every read borrowed it and has ended.
             unsafe { (self.driver.functions.handle_deregister)(self.handle) };
         }
     }
@@ -226,7 +228,7 @@ pub struct CuFileMemory {
 impl Drop for CuFileMemory {
     fn drop(&mut self) {
         if self.registered && self.driver.bind().is_ok() {
-            // SAFETY: it was registered by `CuFile::allocate`, goes once, and is freed afterwards.
+            // SAFETY: `CuFile::allocate` registered it. It is deregistered once and freed afterwards.
             let _ = unsafe { (self.driver.functions.memory_deregister)(self.base()) };
         }
     }
@@ -241,7 +243,7 @@ impl CuFileMemory {
         self.memory.bytes()
     }
 
-    /// Whether the disk writes to it without a detour.
+    /// Returns true if the disk writes to this memory directly.
     pub fn is_registered(&self) -> bool {
         self.registered
     }
@@ -250,14 +252,14 @@ impl CuFileMemory {
         self.memory.ptr::<u8>().address() as *mut c_void
     }
 
-    /// Reads up to `length` bytes from byte `offset` of a file to device address `to`, and waits for them. Gives how many
-    /// came: fewer than asked for at times, 0 at the end of the file.
+    /// Reads up to `length` bytes from byte `offset` of a file to device address `to`, and waits for them. Returns the
+    /// number of bytes read, which may be less than `length` and is 0 at the end of the file.
     ///
     /// # Errors
-    /// Those of the system by their number; others hold a [`CuFileError`].
+    /// Returns errors of the system by their number. Other errors hold a [`CuFileError`].
     ///
     /// # Panics
-    /// When the bytes do not lie in this memory.
+    /// Panics if the bytes do not lie in this memory.
     pub fn read(
         &self,
         file: &CuFileHandle,
@@ -265,13 +267,13 @@ impl CuFileMemory {
         length: usize,
         to: u64,
     ) -> std::io::Result<usize> {
-        // The library writes to host memory as well, if it is given such an address.
+        // The check is needed because the library also writes to host memory if it is given such an address.
         let at = to.checked_sub(self.ptr().address()).map(|at| at as usize);
         let at = at.filter(|&at| at <= self.bytes() && length <= self.bytes() - at);
         let at = at.unwrap_or_else(|| panic!("{length} bytes at {to:#x} are not of this memory"));
         self.driver.bind().map_err(std::io::Error::other)?;
         let read = self.driver.functions.read;
-        // SAFETY: the range is device memory of ours, by the check above; the handle is alive.
+        // SAFETY: the range is our own device memory, by the check above; the handle is alive.
         let count = unsafe { read(file.handle, self.base(), length, offset as i64, at as i64) };
         match count {
             0.. => Ok(count as usize),

@@ -1,5 +1,5 @@
-//! The functions of libcufile that we call, found at run time. Numbers stay numbers: what a newer library answers need
-//! not be in any list of ours.
+//! The functions of libcufile that this crate calls, found at run time. Answers stay plain numbers, because a newer
+//! library may return numbers that no list here contains.
 
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::mem::ManuallyDrop;
@@ -8,10 +8,10 @@ use libloading::{Library, Symbol};
 
 use super::CuFileError;
 
-/// Names and places that the library is looked for under: what the loader knows first, then the toolkit's usual place.
+/// Names and paths of the library, in the order of search: first what the loader knows, then the toolkit's usual path.
 const NAMES: [&str; 3] = ["libcufile.so.0", "libcufile.so", "/usr/local/cuda/lib64/libcufile.so.0"];
 
-/// `CUfileError_t`: cuFile's answer, and the driver's where that is the cause.
+/// `CUfileError_t`: cuFile's error, and the driver's error if that is the cause.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct Status {
@@ -22,7 +22,7 @@ pub(super) struct Status {
 /// `CUfileHandle_t`.
 pub(super) type Handle = *mut c_void;
 
-/// `CUfileDescr_t` of a file by its descriptor.
+/// `CUfileDescr_t` for a file given by its descriptor.
 #[repr(C)]
 pub(super) struct Description {
     pub kind: c_int,
@@ -50,19 +50,19 @@ pub(super) struct Properties {
     pub status_flags: c_uint,
     pub control_flags: c_uint,
     pub features: c_uint,
-    /// What we do not look at.
+    /// Fields that are not used here.
     pub rest: [u64; 64],
 }
 
 type NoArguments = unsafe extern "C" fn() -> Status;
 
-/// The library, which is never unloaded: it has threads of its own that outlive its last user.
+/// Functions of the library, which is never unloaded, because its own threads outlive its last user.
 #[derive(Clone, Copy)]
 pub(super) struct Functions {
     pub driver_open: NoArguments,
     pub driver_close: NoArguments,
     pub get_properties: unsafe extern "C" fn(*mut Properties) -> Status,
-    /// Not in the oldest libraries.
+    /// `None` in the oldest libraries.
     pub get_version: Option<unsafe extern "C" fn(*mut c_int) -> Status>,
     pub handle_register: unsafe extern "C" fn(*mut Handle, *mut Description) -> Status,
     pub handle_deregister: unsafe extern "C" fn(Handle),
@@ -75,10 +75,11 @@ impl Functions {
     pub fn load() -> Result<Functions, CuFileError> {
         let mut why = String::new();
         for name in NAMES {
-            // SAFETY: the library's initialisers expect nothing of us.
+            // SAFETY: the library's initialisers have no preconditions.
             match unsafe { Library::new(name) } {
                 Ok(library) => return Functions::of(&ManuallyDrop::new(library)),
-                // The first says why the loader refuses; the others, that there is nothing in another place.
+                // The first error says why the loader refuses the library; later ones only say that another path has
+                // none.
                 Err(error) if why.is_empty() => why = error.to_string(),
                 Err(_) => {}
             }
@@ -87,8 +88,8 @@ impl Functions {
     }
 
     fn of(library: &Library) -> Result<Functions, CuFileError> {
-        // SAFETY: names and types are those of cufile.h, and the library stays loaded. `cuFileDriverClose` is the name
-        // that its old form has kept; the new one is told apart by a number.
+        // SAFETY: names and types are those of cufile.h, and the library stays loaded. The old form of the close
+        // function is named `cuFileDriverClose`; the new form has a `_v2` suffix.
         unsafe {
             Ok(Functions {
                 driver_open: symbol(library, c"cuFileDriverOpen")?,
@@ -106,10 +107,12 @@ impl Functions {
     }
 }
 
+/// Finds a function of the library by its name.
+///
 /// # Safety
-/// `F` is the type of the function of this name, and the library is never unloaded.
+/// `F` must be the type of the function of this name, and the library must never be unloaded.
 unsafe fn symbol<F: Copy>(library: &Library, name: &'static CStr) -> Result<F, CuFileError> {
-    // SAFETY: as for this function.
+    // SAFETY: the caller guarantees the type, and the library stays loaded.
     let found: Result<Symbol<'_, F>, _> = unsafe { library.get(name.to_bytes_with_nul()) };
     let found =
         found.map_err(|_| CuFileError::MissingFunction { name: name.to_str().unwrap_or("") });

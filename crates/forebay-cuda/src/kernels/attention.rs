@@ -1,74 +1,80 @@
-//! Causal attention over the key/value cache: which kernel, cut into how many parts.
+//! Causal attention over the KV cache: choice of the kernel and the number of parts of a split context.
 
 use super::latent;
 use super::{AttentionInputs, KvElement, KvLayer, KvLayerShape, Rotation, RoundedActivations};
 use crate::launch::Launch;
 use crate::{CudaError, DevicePtr, Gpu};
 
-/// Tokens up to which the context is split, because there are too few queries to fill the GPU.
+/// Largest number of tokens for which the context is split, because so few queries do not fill the GPU.
 const DECODE_TOKENS_MAX: usize = 8;
-/// Most parts of a context; as in the kernels, which have room for twice as many. Joining more costs more than it gains.
+/// Maximum number of parts of a context; the same as in the kernels, which have room for twice as many. Joining more
+/// parts costs more than it gains.
 const SPLITS_MAX: usize = 64;
-/// Query rows that share what is read, and positions that a block takes at once; as in the decode kernel.
+/// Query rows that share one read of the cache, and positions that a block processes at once; the same as in the
+/// decode kernel.
 const COLUMNS: usize = 8;
 const DECODE_STEP: usize = 64;
-/// Contexts up to here are not cut: joining the parts takes longer than a few steps.
+/// Largest context that is not split, because joining the parts takes longer than a few steps.
 const ALONE: usize = 256;
-/// Positions that a block of the general kernel takes at once.
+/// Number of positions that a block of the general kernel processes at once.
 const GENERAL_STEP: usize = 16;
-/// Query rows of a block of the prompt kernel.
+/// Number of query rows of a block of the prompt kernel.
 const PROMPT_ROWS: usize = 64;
 const THREADS: u32 = 128;
-/// Longest head.
+/// Largest number of elements of a head.
 const DIM_MAX: usize = 576;
 
-/// Which queries meet which part of the cache, and how scores are formed; as the CPU's attention of the same name.
+/// Arguments of attention: the queries, the part of the cache that they see, and the form of scores. The CPU's type of
+/// the same name has the same meaning.
 #[derive(Clone, Copy)]
 pub struct Attention {
-    /// `[tokens, heads, dim_k]`
+    /// Queries `[tokens, heads, dim_k]`.
     pub q: DevicePtr<f32>,
-    /// `[tokens, heads, dim_v]`
+    /// Outputs `[tokens, heads, dim_v]`.
     pub out: DevicePtr<f32>,
-    /// Position of the first token; the others follow one by one. All are in the cache already.
+    /// Position of the first token; the others follow one by one. The keys and values of all tokens are in the cache
+    /// already.
     pub first_position: DevicePtr<u32>,
     pub tokens: usize,
-    /// A multiple of the cache's heads.
+    /// Number of query heads, a multiple of the cache's heads.
     pub heads: usize,
-    /// Multiplies every score.
+    /// Factor that multiplies every score.
     pub scale: f32,
-    /// A token sees itself and the `window - 1` positions before it.
+    /// Number of positions that a token sees: itself and the `window - 1` before it.
     pub window: Option<usize>,
-    /// Squeezes scores to `cap * tanh(score / cap)`.
+    /// Cap that limits scores to `cap * tanh(score / cap)`.
     pub softcap: Option<f32>,
-    /// A score for each query head that takes its share of the softmax and carries no value; null: none.
+    /// One more score per query head, which takes its share of the softmax and carries no value. Null if there is
+    /// none.
     pub sinks: DevicePtr<f32>,
-    /// What [`Gpu::attention_inputs`] would do first, where [`takes_inputs`]: `q` is its projection then.
+    /// Inputs on which attention first does the work of [`Gpu::attention_inputs`], if [`takes_inputs`] allows it. `q`
+    /// is then their projection.
     pub inputs: Option<AttentionInputs>,
-    /// Where `out` goes rounded, too, where [`rounds_outputs`].
+    /// Second output that gets `out` rounded, if [`rounds_outputs`] allows it.
     pub rounded: Option<RoundedActivations>,
 }
 
-/// Whether attention of so many tokens does the work of [`Gpu::attention_inputs`] by itself.
+/// Returns true if attention of `tokens` tokens does the work of [`Gpu::attention_inputs`] by itself.
 pub fn takes_inputs(shape: &KvLayerShape, tokens: usize) -> bool {
     tokens == 1 && !shape.values_in_keys && Family::of(shape, tokens) == Family::Decode
 }
 
-/// Whether attention of so many tokens can round its results for products in integers.
+/// Returns true if attention of `tokens` tokens can round its results for products in integers.
 pub fn rounds_outputs(shape: &KvLayerShape, tokens: usize) -> bool {
     Family::of(shape, tokens) == Family::Decode && shape.dim_v.is_multiple_of(32)
 }
 
-/// Memory for the parts of split contexts, shared by all layers.
+/// Scratch memory for the parts of split contexts, shared by all layers.
 #[derive(Clone, Copy)]
 pub struct AttentionScratch {
-    /// Aligned to 16 bytes.
+    /// Partial results, aligned to 16 bytes.
     pub parts: DevicePtr<f32>,
-    /// All 0 before the first call; every call leaves them so.
+    /// Counters that are 0 before the first call and after every call.
     pub tickets: DevicePtr<u32>,
     pub size: AttentionScratchSize,
 }
 
-/// How much of it there is.
+/// Size of [`AttentionScratch`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AttentionScratchSize {
     pub floats: usize,
@@ -76,7 +82,7 @@ pub struct AttentionScratchSize {
 }
 
 impl AttentionScratchSize {
-    /// Enough for both.
+    /// Returns a size that is enough for both.
     pub fn max(self, other: AttentionScratchSize) -> AttentionScratchSize {
         AttentionScratchSize {
             floats: self.floats.max(other.floats),
@@ -85,16 +91,16 @@ impl AttentionScratchSize {
     }
 }
 
-/// The kernels.
+/// Families of attention kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Family {
-    /// Few tokens, not f32, heads up to 256.
+    /// Few tokens, elements other than f32, heads up to 256.
     Decode,
-    /// Many tokens, not f32, heads up to 256.
+    /// Many tokens, elements other than f32, heads up to 256.
     Prompt,
-    /// Rows of DeepSeek's latent space, not f32.
+    /// Rows of DeepSeek's latent space, elements other than f32.
     Latent,
-    /// Everything else.
+    /// All other cases.
     General,
 }
 
@@ -112,7 +118,7 @@ impl Family {
     }
 }
 
-/// Blocks that share a context, and columns of each.
+/// Returns the number of blocks that share a context, and the number of columns of each.
 fn units(shape: &KvLayerShape, heads: usize, tokens: usize) -> (usize, usize) {
     match Family::of(shape, tokens) {
         Family::Latent => latent::units(tokens * heads),
@@ -125,7 +131,7 @@ fn units(shape: &KvLayerShape, heads: usize, tokens: usize) -> (usize, usize) {
 }
 
 impl AttentionScratchSize {
-    /// For `tokens` tokens of `heads` query heads over a context cut into `splits`.
+    /// Returns the size for `tokens` tokens of `heads` query heads over a context cut into `splits` parts.
     pub fn of(
         shape: &KvLayerShape,
         heads: usize,
@@ -142,14 +148,14 @@ impl AttentionScratchSize {
         let (units, columns) = units(shape, heads, tokens);
         let parts = units * splits * columns;
         let floats = parts * (shape.dim_v.next_multiple_of(4) + 2);
-        // A GPU with little shared memory computes latent rows by the general kernel.
+        // A GPU with little shared memory runs the general kernel on latent rows, which needs these tickets.
         let tickets = if family == Family::Latent { tokens * heads } else { units };
         AttentionScratchSize { floats, tickets }
     }
 }
 
 impl Attention {
-    /// The last arguments of the decode kernel.
+    /// Passes the last arguments of the decode kernel.
     fn pass_fused(&self, launch: Launch, shape: &KvLayerShape) -> Launch {
         let launch = match self.rounded {
             Some(rounded) => {
@@ -180,8 +186,9 @@ impl Attention {
     }
 }
 
-/// Into how many parts a GPU of so many multiprocessors cuts a context of up to `capacity` positions, for `tokens` tokens. One
-/// number serves every shorter context, too, so that a recorded graph stays valid; results depend on it in the last bits.
+/// Returns the number of parts into which a GPU with `multiprocessors` cuts a context of up to `capacity` positions,
+/// for `tokens` tokens. The same number is used for every shorter context, so that a captured CUDA graph stays valid.
+/// The last bits of the results depend on it.
 pub fn attention_splits(
     multiprocessors: u32,
     shape: &KvLayerShape,
@@ -197,7 +204,7 @@ pub fn attention_splits(
         return latent::splits(multiprocessors, tokens * heads, capacity);
     }
     let step = if family == Family::Decode { DECODE_STEP } else { GENERAL_STEP };
-    // Three blocks fit a multiprocessor.
+    // Three blocks fit one multiprocessor.
     let blocks = 3 * multiprocessors as usize;
     let most = match family {
         Family::Decode if capacity <= ALONE => 1,
@@ -207,7 +214,7 @@ pub fn attention_splits(
 }
 
 impl Gpu {
-    /// [`attention_splits`] for this GPU.
+    /// Returns [`attention_splits`] for this GPU.
     pub fn attention_splits(
         &self,
         shape: &KvLayerShape,
@@ -218,14 +225,16 @@ impl Gpu {
         attention_splits(self.multiprocessors(), shape, heads, tokens, capacity)
     }
 
-    /// `out = softmax(scale * q k^T, masked) v` for every query token and head, over a context cut into `splits`.
+    /// Computes `out = softmax(scale * q k^T, masked) v` for every query token and head, over a context cut into
+    /// `splits` parts.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     ///
     /// # Panics
-    /// When a buffer is too small, `heads` is no multiple of the cache's, heads are longer than 576, the window is 0 or too large for rows that
-    /// wrap, splits are none or too many, the scratch memory is too small, or a grid's limits are exceeded.
+    /// Panics if a buffer is too small, `heads` is not a multiple of the cache's heads, or heads are longer than 576.
+    /// Panics if the window is 0, or if it is missing or too large when rows wrap. Panics if `splits` is 0 or too
+    /// large, the scratch memory is too small, or a grid's limits are exceeded.
     pub fn attention(
         &self,
         what: &Attention,
@@ -304,7 +313,7 @@ impl Gpu {
     }
 }
 
-/// The modules that passes of few and of many tokens need.
+/// Returns the modules that passes of few and of many tokens need.
 pub(super) fn attention_modules(shape: &KvLayerShape) -> [&'static str; 2] {
     if latent::fits(shape) {
         return latent::modules(shape.element);
@@ -312,7 +321,7 @@ pub(super) fn attention_modules(shape: &KvLayerShape) -> [&'static str; 2] {
     [1, DECODE_TOKENS_MAX + 1].map(|tokens| kernel_of(shape, Family::of(shape, tokens)).0)
 }
 
-/// Module and kernel.
+/// Returns the names of the module and the kernel.
 fn kernel_of(shape: &KvLayerShape, family: Family) -> (&'static str, &'static str) {
     let dim = shape.dim_k.max(shape.dim_v);
     if family == Family::General {
@@ -329,7 +338,7 @@ fn kernel_of(shape: &KvLayerShape, family: Family) -> (&'static str, &'static st
         };
         return (module, kernel);
     }
-    // Of elements and of heads up to a length.
+    // Selects the module by element type and by the longest head that it supports.
     macro_rules! module {
         ($kernel:literal) => {
             match (shape.element, dim) {
@@ -399,7 +408,7 @@ mod tests {
                 let ptx = crate::ptx::text(module);
                 assert!(ptx.is_some_and(|text| text.contains("attention_latent_join(")));
             }
-            // One block for each multiprocessor, of 16 query rows or of 64.
+            // One block per multiprocessor, with 16 or 64 query rows.
             let splits = |heads, tokens| attention_splits(132, &shape, heads, tokens, context);
             assert_eq!((splits(16, 1), splits(128, 1), splits(16, 8)), (128, 66, 66));
             assert_eq!((splits(16, 9), attention_splits(132, &shape, 16, 1, 128)), (1, 1));

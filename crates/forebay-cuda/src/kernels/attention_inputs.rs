@@ -1,64 +1,66 @@
-//! What happens to queries, keys and values between their projections and attention, in one launch.
+//! The steps between the projections of queries, keys and values and attention, in one launch.
 
 use super::{KvElement, KvLayer, KvLayerShape};
 use crate::launch::Launch;
 use crate::{CudaError, DevicePtr, Gpu};
 
-/// Heads of a block, a warp each; as in the kernel.
+/// Number of heads of a block, one warp each; the same as in the kernel.
 const WARPS: usize = 4;
-/// Tokens that a grid's second dimension may count.
+/// Most tokens that a grid's second dimension can count.
 const TOKENS_MAX: usize = 65_535;
 
-/// One projection `[tokens, heads, dim]`, and what it still lacks; null pointers where it lacks nothing.
+/// One projection `[tokens, heads, dim]`, with the bias and norm that are still to be applied. Null pointers stand for
+/// none.
 #[derive(Clone, Copy)]
 pub struct HeadInput {
     pub projected: DevicePtr<f32>,
     /// `[heads, dim]`
     pub bias: DevicePtr<f32>,
-    /// Weight of the norm of every head, `[dim]`.
+    /// Weight `[dim]` of the norm of every head.
     pub norm: DevicePtr<f32>,
 }
 
 impl HeadInput {
-    /// A projection that needs neither bias nor norm.
+    /// Returns a projection that needs neither bias nor norm.
     pub fn plain(projected: DevicePtr<f32>) -> HeadInput {
         HeadInput { projected, bias: DevicePtr::null(), norm: DevicePtr::null() }
     }
 
-    /// Values that lie in their keys.
+    /// Returns the input for values that lie in their keys.
     pub fn none() -> HeadInput {
         HeadInput::plain(DevicePtr::null())
     }
 }
 
-/// The rotary position embedding, tabulated.
+/// The rotary position embedding as a table.
 #[derive(Clone, Copy)]
 pub struct Rotation {
-    /// `[positions, 2, rotary_dim / 2]`: a position's cosines, then its sines; as many positions as the cache has.
+    /// Table `[positions, 2, rotary_dim / 2]` with a position's cosines, then its sines. It has as many positions as
+    /// the cache.
     pub angles: DevicePtr<f32>,
-    /// Elements of each head that turn; even.
+    /// Number of elements of each head that are rotated; even.
     pub rotary_dim: usize,
-    /// The first of them.
+    /// First element that is rotated.
     pub rotary_from: usize,
-    /// Elements `2i` and `2i + 1` turn together, else `i` and `i + rotary_dim / 2`.
+    /// True if elements `2i` and `2i + 1` are rotated together; otherwise `i` and `i + rotary_dim / 2` are.
     pub interleaved: bool,
 }
 
-/// The projections of a run of tokens.
+/// The projections of consecutive tokens.
 #[derive(Clone, Copy)]
 pub struct AttentionInputs {
-    /// Left in place, ready for attention.
+    /// Queries. They are updated in place, ready for attention.
     pub q: HeadInput,
-    /// Ends in the cache; the projection stays as it is.
+    /// Keys. The result goes to the cache; the projection is not changed.
     pub k: HeadInput,
-    /// How many elements of each key its norm covers, its first; all in most models, the latent ones in DeepSeek's.
+    /// Number of leading elements of each key that its norm covers: all in most models, the latent ones in DeepSeek's.
     pub key_norm_dim: usize,
-    /// Ends in the cache; has no norm and does not turn. [`HeadInput::none`] where values lie in the keys.
+    /// Values. The result goes to the cache, without norm or rotation. [`HeadInput::none`] if values lie in the keys.
     pub v: HeadInput,
     pub heads: usize,
     pub norm_epsilon: f32,
     pub rotation: Option<Rotation>,
-    /// Position of each token `[tokens]`; those beyond the cache are left out.
+    /// Position of each token `[tokens]`; tokens beyond the cache are skipped.
     pub positions: DevicePtr<u32>,
 }
 
@@ -107,14 +109,16 @@ pub(super) fn inputs_module(element: KvElement) -> &'static str {
 }
 
 impl Gpu {
-    /// Adds biases, norms heads, turns queries and keys, and writes keys and values to the cache, for `tokens` tokens.
+    /// Adds biases, norms heads, rotates queries and keys, and writes keys and values to the cache, for `tokens`
+    /// tokens.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     ///
     /// # Panics
-    /// When a buffer is too small, the rotary part is odd or ends behind a head, the norm of keys covers none or too many elements, values have a
-    /// norm or come beside keys that hold them, or there are more than 65,535 tokens or rows that wrap.
+    /// Panics if a buffer is too small, if the rotary part is odd or ends beyond the head, or if the norm of keys
+    /// covers no or too many elements. Panics if values have a norm or are given although the keys hold them. Panics
+    /// if there are more than 65,535 tokens, or more tokens than rows when rows wrap.
     pub fn attention_inputs(
         &self,
         inputs: &AttentionInputs,

@@ -1,22 +1,22 @@
-//! Reading device memory as fast as it goes: what rates are compared with.
+//! Reading of device memory at full speed, as the reference for other rates.
 
 use crate::launch::Launch;
 use crate::{CudaError, DevicePtr, Gpu};
 
 impl Gpu {
-    /// Words that [`Gpu::read_all`] writes.
+    /// Returns the number of words that [`Gpu::read_all`] writes.
     pub fn read_all_words(&self) -> usize {
         self.multiprocessors() as usize * 4
     }
 
-    /// Reads `bytes` bytes, a multiple of 16, and leaves their parity in `out`, which has room for
-    /// [`Gpu::read_all_words`].
+    /// Reads `bytes` bytes, a multiple of 16, and writes their parity to `out`, which must have room for
+    /// [`Gpu::read_all_words`] words.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     ///
     /// # Panics
-    /// When a buffer is too small.
+    /// Panics if a buffer is too small.
     pub fn read_all(
         &self,
         x: DevicePtr<u8>,

@@ -1,10 +1,10 @@
-//! Rows put together from columns of others.
+//! Rows composed of columns of other rows.
 
 use crate::launch::Launch;
 use crate::{CudaError, DevicePtr, Gpu};
 
 const THREADS: usize = 256;
-/// Blocks beyond which threads take several elements.
+/// Maximum number of blocks; with more elements, each thread processes several.
 const BLOCKS_MAX: usize = 4096;
 
 /// The first columns of rows that begin every `stride` elements.
@@ -16,25 +16,25 @@ pub struct Columns {
 }
 
 impl Columns {
-    /// No columns.
+    /// Returns a value that stands for no columns.
     pub fn none() -> Columns {
         Columns { from: DevicePtr::null(), stride: 0, cols: 0 }
     }
 
-    /// Values from the first row's first to the last one's last.
+    /// Returns the number of values from the first of the first row to the last of the last row.
     fn values(&self, rows: usize) -> usize {
         rows.saturating_sub(1) * self.stride + self.cols
     }
 }
 
 impl Gpu {
-    /// `out [rows, a.cols + b.cols]`: of each row the columns of `a`, then those of `b`.
+    /// Writes `out [rows, a.cols + b.cols]`: for each row, the columns of `a`, then those of `b`.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     ///
     /// # Panics
-    /// When a buffer is too small, or a row has fewer columns than are asked for.
+    /// Panics if a buffer is too small, or if a row has fewer columns than are taken from it.
     pub fn join_columns(
         &self,
         [a, b]: [Columns; 2],

@@ -1,48 +1,48 @@
-//! Weights in the form in which other files hold the same values, from device memory to device memory.
+//! Relayout of weights from device memory to device memory: the same values in the form of another file format.
 
 use crate::launch::Launch;
 use crate::{CudaError, DevicePtr, Gpu};
 
 const GRID_Y_MAX: usize = 65_535;
-/// As in the kernels.
+/// Number of threads of a block; the same as in the kernels.
 const BLOCKS: usize = 128;
-/// Bytes of a block of [`forebay_format::TensorType::MXFP4`].
+/// Number of bytes of a block of [`forebay_format::TensorType::MXFP4`].
 const BLOCK_BYTES: usize = 17;
 const TILE: usize = 32;
 const TILE_ROWS: usize = 8;
 
-/// gpt-oss's MXFP4 as safetensors hold it.
+/// gpt-oss's MXFP4 weights as stored in safetensors.
 #[derive(Clone, Copy)]
 pub struct SplitMxfp4 {
-    /// `[rows, row_blocks, 16]`, aligned to 16 bytes.
+    /// Codes `[rows, row_blocks, 16]`, aligned to 16 bytes.
     pub blocks: DevicePtr<u8>,
-    /// `[rows, row_blocks]`
+    /// Scales `[rows, row_blocks]`.
     pub scales: DevicePtr<u8>,
     pub rows: usize,
     pub row_blocks: usize,
 }
 
-/// Matrices `[rows, cols]` at equal distances, of elements of `size` bytes.
+/// Equally spaced matrices `[rows, cols]` with elements of `size` bytes.
 #[derive(Clone, Copy)]
 pub struct Matrices {
     pub count: usize,
     pub rows: usize,
     pub cols: usize,
-    /// 2 or 4.
+    /// Number of bytes of an element, 2 or 4.
     pub size: usize,
-    /// Elements from one matrix to the next.
+    /// Number of elements from the start of one matrix to the start of the next.
     pub stride: usize,
 }
 
 impl Gpu {
-    /// `from` in the form of [`forebay_format::TensorType::MXFP4`], at any address. With two outputs, even rows go to the
-    /// first and odd ones to the second, as gate and up lie in one tensor; else `odd` is null.
+    /// Converts `from` to [`forebay_format::TensorType::MXFP4`], written at any address. With two outputs, even rows
+    /// go to `even` and odd rows to `odd`, because gate and up lie in one tensor. Otherwise `odd` is null.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     ///
     /// # Panics
-    /// When a buffer is too small, or `blocks` is not aligned to 16 bytes.
+    /// Panics if a buffer is too small, or if `blocks` is not aligned to 16 bytes.
     pub fn mxfp4_blocks(
         &self,
         from: &SplitMxfp4,
@@ -62,13 +62,14 @@ impl Gpu {
             .run(self)
     }
 
-    /// The transposes `[cols, rows]` of `matrices` of `from`, at distances of `to_stride` elements of `to`.
+    /// Transposes `matrices` of `from`. Writes the results `[cols, rows]` to `to`, spaced `to_stride` elements apart.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     ///
     /// # Panics
-    /// When a buffer is too small, elements are not of 2 or 4 bytes or not aligned, or with more than 65,535 matrices or tiles of rows.
+    /// Panics if a buffer is too small, elements do not have 2 or 4 bytes or are not aligned, or there are more than
+    /// 65,535 matrices or tiles of rows.
     pub fn transpose(
         &self,
         matrices: &Matrices,

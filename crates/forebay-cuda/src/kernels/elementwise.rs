@@ -1,4 +1,5 @@
-//! Biases, soft caps, the sum of the experts' outputs, a look for values that are not finite, and some words from the host.
+//! Biases, soft caps, the sum of the experts' outputs, a check for values that are not finite, and copies of words
+//! from the host.
 
 use std::ops::Range;
 
@@ -6,15 +7,15 @@ use crate::launch::Launch;
 use crate::{CudaError, DevicePtr, Gpu, HostWords};
 
 pub(super) const THREADS: usize = 256;
-/// Blocks that a grid's second dimension may have.
+/// Most blocks that a grid's second dimension may have.
 pub(super) const GRID_Y_MAX: usize = 65_535;
 
-/// Where kernels report rows with values that are not finite: the smallest `first_tag + row` stays there.
+/// Flag to which kernels report rows with values that are not finite. It keeps the smallest `first_tag + row`.
 #[derive(Clone, Copy)]
 pub struct FiniteFlag {
-    /// One word, `u32::MAX` while all is well.
+    /// One word, `u32::MAX` as long as all rows are finite.
     pub flag: DevicePtr<u32>,
-    /// Below 2^31, and so that no tag reaches it.
+    /// Tag of row 0. It is below 2^31 and small enough that no tag reaches 2^31.
     pub first_tag: usize,
 }
 
@@ -24,21 +25,21 @@ impl FiniteFlag {
     }
 }
 
-/// What the experts of every token gave, and how it adds up: the sum over j, in order, of
+/// Outputs of the experts of every token, and how to add them up. The result is the sum over j, in order, of
 /// `weights[t, j] * (parts[row_of_pair[t, j]] + bias[ids[t, j]])`, and then `shared[t]`.
 #[derive(Clone, Copy)]
 pub struct ExpertOutputs {
-    /// Outputs `[pairs, width]` in the order computed.
+    /// Outputs `[pairs, width]` in the order in which they were computed.
     pub parts: DevicePtr<f32>,
     /// `[tokens, k]`
     pub weights: DevicePtr<f32>,
-    /// Which row of `parts` is whose `[tokens, k]`.
+    /// Row of `parts` for each pair `[tokens, k]`.
     pub row_of_pair: DevicePtr<u32>,
-    /// The experts' biases `[experts, width]`; null: they have none.
+    /// Biases of the experts `[experts, width]`; null if there are none.
     pub bias: DevicePtr<f32>,
-    /// Chosen experts `[tokens, k]`; only looked at where there are biases.
+    /// Chosen experts `[tokens, k]`; read only if there are biases.
     pub ids: DevicePtr<u32>,
-    /// Outputs of a shared expert `[tokens, width]`; null: there is none.
+    /// Outputs of a shared expert `[tokens, width]`; null if there is none.
     pub shared: DevicePtr<f32>,
     pub width: usize,
     pub k: usize,
@@ -60,19 +61,19 @@ impl ExpertOutputs {
     }
 }
 
-/// Blocks for `count` threads.
+/// Returns the number of blocks for `count` threads.
 pub(super) fn blocks(count: usize) -> u32 {
     u32::try_from(count.div_ceil(THREADS)).expect("a grid fits 32 bits")
 }
 
 impl Gpu {
-    /// `x [rows, width] += bias [width]`.
+    /// Computes `x [rows, width] += bias [width]`.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     ///
     /// # Panics
-    /// When a buffer is too small.
+    /// Panics if a buffer is too small.
     pub fn add_bias_rows(
         &self,
         x: DevicePtr<f32>,
@@ -89,21 +90,21 @@ impl Gpu {
             .run(self)
     }
 
-    /// Copies `words` of pinned memory to the device by a kernel. Unlike [`Gpu::queue_upload`], it does not wait for copies of
-    /// other streams: the engine that copies to the device works them off one after the other.
+    /// Copies `words` of pinned memory to the device by a kernel. Unlike [`Gpu::queue_upload`], it does not wait for
+    /// copies of other streams, which the copy engine processes one after the other.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     ///
     /// # Panics
-    /// When the range is empty or beyond the end, or `to` is too small.
+    /// Panics if the range is empty or beyond the end, or if `to` is too small.
     pub fn read_words(
         &self,
         from: &HostWords,
         words: Range<usize>,
         to: DevicePtr<u32>,
     ) -> Result<(), CudaError> {
-        // The last word is asked for, too, so that the whole range is known to be there.
+        // Taking the address of the last word checks that the whole range exists.
         let (first, count) = (from.device(words.start), words.len());
         let _ = from.device(words.end - 1);
         let grid = (blocks(count), 1, 1);
@@ -114,13 +115,13 @@ impl Gpu {
             .run(self)
     }
 
-    /// `x = cap * tanh(x / cap)` for `x [rows, width]`.
+    /// Computes `x = cap * tanh(x / cap)` for `x [rows, width]`.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     ///
     /// # Panics
-    /// When `x` is too small.
+    /// Panics if `x` is too small.
     pub fn softcap(
         &self,
         x: DevicePtr<f32>,
@@ -136,13 +137,13 @@ impl Gpu {
             .run(self)
     }
 
-    /// Looks for rows of `x [rows, width]` with values that are not finite.
+    /// Reports rows of `x [rows, width]` with values that are not finite.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     ///
     /// # Panics
-    /// With more than 65,535 rows, or when a buffer is too small.
+    /// Panics if there are more than 65,535 rows or if a buffer is too small.
     pub fn check_finite(
         &self,
         x: DevicePtr<f32>,
@@ -151,7 +152,7 @@ impl Gpu {
         flag: FiniteFlag,
     ) -> Result<(), CudaError> {
         assert!(rows <= GRID_Y_MAX, "check_finite: {rows} rows");
-        // Every thread looks at a few elements, so that a row of logits takes no longer than its way from memory.
+        // Every thread checks a few elements, so that a row of logits takes no longer than reading it from memory.
         let grid = (blocks(width.div_ceil(8)), rows as u32, 1);
         Launch::new(self.kernel("elementwise", "check_finite")?, grid, (THREADS as u32, 1, 1))
             .ptr(x, rows * width)

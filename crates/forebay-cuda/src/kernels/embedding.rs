@@ -1,4 +1,4 @@
-//! Looking up rows of the embedding table.
+//! Look-up of rows of the embedding table.
 
 use forebay_format::TensorType;
 
@@ -7,30 +7,31 @@ use crate::launch::Launch;
 use crate::{CudaError, DevicePtr, Gpu};
 
 const THREADS: usize = 64;
-/// Elements that a thread decodes.
+/// Number of elements that one thread decodes.
 const GROUP: usize = 32;
 const TOKENS_MAX: usize = 65_535;
 
-/// An embedding table `[vocabulary, hidden]`, as it lies in the file.
+/// An embedding table `[vocabulary, hidden]`, in the format of the file.
 #[derive(Clone, Copy)]
 pub struct EmbeddingTable {
     pub ty: TensorType,
-    /// Device memory, or host memory that the GPU can read, aligned as [`weight_alignment`] says. Up to 15 bytes
-    /// before the first row and after the last may be read.
+    /// Device memory, or host memory that the GPU can read, aligned as [`weight_alignment`] requires. Kernels may read
+    /// up to 15 bytes before the first row and after the last.
     pub data: DevicePtr<u8>,
     pub vocabulary: usize,
     pub hidden: usize,
 }
 
 impl Gpu {
-    /// Decodes the rows of `ids [tokens]`, times `factor`, into `out [tokens, hidden]`. An id outside of the vocabulary gives NaN.
+    /// Decodes the rows of `ids [tokens]`, times `factor`, into `out [tokens, hidden]`. An id outside the vocabulary
+    /// gives NaN.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     ///
     /// # Panics
-    /// When a buffer is too small, the type is none of weights, a row is no whole number of blocks, the table is not aligned, or there are
-    /// more than 65,535 tokens.
+    /// Panics if a buffer is too small, the type has no kernels, a row is not a whole number of blocks, the table is
+    /// not aligned, or there are more than 65,535 tokens.
     pub fn embed(
         &self,
         table: &EmbeddingTable,

@@ -1,4 +1,4 @@
-//! Experts that recorded work asks the host for, and copies from pinned memory by itself.
+//! Experts that a CUDA graph requests from the host and copies from pinned memory by itself.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -8,55 +8,55 @@ use std::time::Duration;
 use crate::launch::Launch;
 use crate::{AddressTable, AddressTables, CudaError, DevicePtr, Gpu, HostWords, Pinned};
 
-/// As in the kernel.
+/// Number of threads of a block; the same as in the kernel.
 const THREADS: u32 = 512;
 pub const CHOSEN_MAX: usize = 32;
 const MISS_WORDS: usize = 10;
 const RETURN_WORDS: usize = 16;
-/// Of every question and every answer, so that none shares a line of a cache with another.
+/// Alignment of every question and every answer, so that no two of them share a cache line.
 const LINE_WORDS: usize = 32;
 
-/// What kernels of a token's run need to give up waiting for the host. Those of its kernels that come later then wait for nothing
-/// and what they compute means nothing.
+/// Arguments with which the kernels of a token's run give up waiting for the host. After that, later kernels of the
+/// run do not wait, and their results are meaningless.
 #[derive(Clone, Copy)]
 pub struct GivingUp {
-    /// How long a kernel waits.
+    /// Longest time that a kernel waits.
     pub bound: Duration,
-    /// `[1]`: the number of the last run that gave up, or 0.
+    /// One word: the number of the last run that gave up, or 0.
     pub run: DevicePtr<u32>,
-    /// The residual stream `[width]`, and where it is kept as it is when the run gives up.
+    /// The residual stream `[width]`, and a buffer that gets a copy of it when the run gives up.
     pub stream: DevicePtr<f32>,
     pub kept: DevicePtr<f32>,
-    /// A multiple of 4.
+    /// Number of elements of the stream, a multiple of 4.
     pub width: usize,
 }
 
-/// One token's experts of a layer, as a kernel fetches them.
+/// Arguments of a kernel that fetches one token's experts of a layer.
 #[derive(Clone, Copy)]
 pub struct ExpertFetch {
-    /// `[2]`: the number of the run, as [`ExpertMailbox::answer`] gets it, never 0 nor that of the run before; and 1 if `forced`
-    /// are chosen, else 0.
+    /// Two words. The first is the number of the run, as passed to [`ExpertMailbox::answer`]; it is never 0 nor the
+    /// number of the previous run. The second is 1 if `forced` are chosen, otherwise 0.
     pub now: DevicePtr<u32>,
-    /// `[k]` each.
+    /// Ids `[k]` of the experts that the router chose; `forced` has the same size.
     pub ids: DevicePtr<u32>,
     pub forced: DevicePtr<u32>,
-    /// `[2]`, 0 before and after.
+    /// Two words, 0 before and after.
     pub tickets: DevicePtr<u32>,
-    /// [`ExpertFetch::desk_words`] words, aligned to 16 bytes, the first of which is 0 before and after.
+    /// Buffer of [`ExpertFetch::desk_words`] words, aligned to 16 bytes. The first word is 0 before and after.
     pub desk: DevicePtr<u32>,
     /// The token's normed state `[hidden]`, if the mailbox takes it.
     pub x: DevicePtr<f32>,
-    /// Blocks that copy.
+    /// Number of blocks that copy.
     pub blocks: u32,
-    /// `None`: kernels wait as long as it takes.
+    /// `None` if kernels wait without a limit.
     pub giving_up: Option<GivingUp>,
 }
 
 impl ExpertFetch {
-    /// Blocks that copy as fast as PCIe is.
+    /// Number of blocks that copy at the full rate of PCIe.
     pub const BLOCKS: u32 = 16;
 
-    /// Words in which one block tells the others what the host says, for `k` experts.
+    /// Returns the number of words in which one block passes the host's answer to the other blocks, for `k` experts.
     pub fn desk_words(k: usize) -> usize {
         4 + answer_words(k).next_multiple_of(4)
     }
@@ -69,62 +69,65 @@ fn answer_words(k: usize) -> usize {
 /// A layer whose experts are fetched.
 #[derive(Clone, Copy)]
 pub struct FetchedLayer {
-    /// The number of its table in the mailbox's tables: addresses of the experts that are on the device and stay, 0 for the others.
+    /// Index of its table in the mailbox's tables. The table holds addresses of the experts that stay on the device,
+    /// and 0 for the others.
     pub table: usize,
-    /// The number of the table that gets the addresses of the chosen ones `[k]`, 0 where the answer says so.
+    /// Index of the table that gets the addresses of the chosen experts `[k]`. An address is 0 where the answer says
+    /// so.
     pub slots: usize,
-    /// Where an expert's parts lie in its slot, each at a multiple of 16, and how many bytes they have.
+    /// Offset of each part of an expert in its slot, a multiple of 16, and its length in bytes.
     pub parts: [(u64, u64); 3],
 }
 
-/// Pinned words for questions and answers, a place for each layer; and where the host computes, too, for what goes there
-/// and comes back. It owns the memory that experts go back to, of type `R`, until kernels have written it.
+/// Pinned words for questions and answers, with one place per layer. If the host computes experts, they also hold the
+/// state that goes to the host and the rows that come back. The mailbox owns the memory of type `R` that evicted
+/// experts go back to, until kernels have written it.
 pub struct ExpertMailbox<R> {
-    // Dropped first, and waits for the device then.
+    // Declared first, so that it is dropped first; its drop waits for the device.
     words: HostWords,
     tables: Arc<AddressTables>,
     layers: Vec<FetchedLayer>,
-    /// What goes back, in the order of answers.
+    /// Memory that experts go back to, in the order of answers.
     returning: VecDeque<ReturnUnderWay<R>>,
-    /// The last question that tells how far the device is: its run and its place.
+    /// Run and place of the last question, which tell how far the device is.
     seen: (u32, usize),
     k: usize,
-    /// Words of a place: those of the question, then those of the answer, then one that says that rows are there.
+    /// Offsets and size within a place: the question, then the answer, then a word that says that rows are there.
     asked_words: usize,
     done_at: usize,
     place_words: usize,
-    /// Values of the state that comes with a question, and of a row that goes back; 0: none do.
+    /// Number of values of the state that comes with a question, and of each row that goes back; 0 if there are none.
     hidden: usize,
     x_at: usize,
-    /// Where a run that gives up says its number and the place.
+    /// Offset of the words to which a run that gives up writes its number and the place.
     given_up_at: usize,
 }
 
-/// What a layer's kernel has said.
+/// State of a layer's kernel, as it reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExpertQuestion {
-    /// All chosen experts are on the device: it has gone on.
+    /// All chosen experts are on the device, and the kernel has gone on.
     Resident,
-    /// It waits for an answer.
+    /// The kernel waits for an answer.
     Waiting,
-    /// An earlier kernel of the run has given up: see [`ExpertMailbox::given_up`].
+    /// An earlier kernel of the run has given up; see [`ExpertMailbox::given_up`].
     GivenUp,
 }
 
-/// What the device is told about a layer of a token's run.
+/// Answer to the device about a layer of a token's run.
 #[derive(Clone, Copy)]
 pub struct ExpertAnswer<'a> {
-    /// Where the chosen experts will be `[k]`; null: somebody else computes with it.
+    /// Future slots of the chosen experts `[k]`; null for an expert that the host computes.
     pub slots: &'a [DevicePtr<u8>],
-    /// Numbers, in all tables, of experts that are not on the device any more, at most `2 * k`.
+    /// Indices, in all tables, of experts that are no longer on the device, at most `2 * k`.
     pub gone: &'a [u32],
 }
 
 /// An expert that goes back to pinned memory.
 pub struct ExpertReturn<R> {
-    /// Its parts, at multiples of 16.
+    /// Parts of the expert on the device, at multiples of 16.
     pub from: [DevicePtr<u8>; 3],
-    /// The memory that it goes to, and where its parts are there.
+    /// The memory that the expert goes to, and the byte ranges of its parts there.
     pub to: R,
     pub ranges: [Range<usize>; 3],
 }
@@ -133,29 +136,29 @@ struct ReturnUnderWay<R> {
     to: R,
     run: u32,
     place: usize,
-    /// What had been queued when the answer was given.
+    /// Value of [`Gpu::queued`] when the answer was given.
     queued: u64,
 }
 
-/// An expert that has to be copied.
+/// An expert that has to be copied to the device.
 #[derive(Clone, Copy)]
 pub struct ExpertMiss<'a> {
-    /// Its number in the layer's table, if it stays.
+    /// Index in the layer's table, if the expert stays on the device.
     pub stays_as: Option<u32>,
     pub to: DevicePtr<u8>,
-    /// Its parts in pinned memory, as long as the layer's are. They have to stay as they are until the kernel has run.
+    /// Its parts in pinned memory, as long as the layer's parts. They must not change until the kernel has run.
     pub from: [&'a [u8]; 3],
 }
 
 impl<R: AsMut<[u8]> + Send + 'static> ExpertMailbox<R> {
-    /// For `layers`, whose tokens choose `k` experts, at most 32. The host computes some of them from states of
-    /// `hidden` values, unless that is 0.
+    /// Creates a mailbox for `layers`, whose tokens choose `k` experts, at most 32. The host computes some of them
+    /// from states of `hidden` values, unless that is 0.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     ///
     /// # Panics
-    /// When parts are not aligned to 16 bytes or do not lie in their slots.
+    /// Panics if parts are not aligned to 16 bytes or do not lie in their slots.
     pub fn new(
         gpu: &Gpu,
         tables: Arc<AddressTables>,
@@ -196,13 +199,13 @@ impl<R: AsMut<[u8]> + Send + 'static> ExpertMailbox<R> {
         })
     }
 
-    /// Where the kernel of a place puts the addresses of the chosen experts.
+    /// Returns the table to which the kernel of a place writes the addresses of the chosen experts.
     pub fn slots(&self, place: usize) -> AddressTable {
         self.tables.table(self.layers[place].slots)
     }
 
-    /// Gives memory that experts went back to and that kernels have written: theirs have run if a later question of the run
-    /// or a later run's has come, or `gpu` was waited for since the answer.
+    /// Returns memory that an expert went back to, once the kernel has written it. The kernel has run if a later
+    /// question of the same run has come, or if the host has waited for `gpu` since the answer.
     pub fn returned(&mut self, gpu: &Gpu) -> Option<R> {
         let first = self.returning.front()?;
         let is_behind = if first.run == self.seen.0 { first.place < self.seen.1 } else { false };
@@ -210,7 +213,7 @@ impl<R: AsMut<[u8]> + Send + 'static> ExpertMailbox<R> {
             return None;
         }
         let first = self.returning.pop_front()?;
-        // A kernel that is queued for this answer only now finds none.
+        // The answer is cleared, so that a kernel which is queued for it only now does not find it.
         let at = first.place * self.place_words + self.asked_words;
         if self.words.load_acquire(at) == first.run {
             self.words.store_release(at, 0);
@@ -221,28 +224,28 @@ impl<R: AsMut<[u8]> + Send + 'static> ExpertMailbox<R> {
     /// Copies the state `[hidden]` that came with the last question that waits.
     ///
     /// # Panics
-    /// When `x` is not of that size.
+    /// Panics if `x` is not of that size.
     pub fn read_state(&self, x: &mut [f32]) {
         assert_eq!(x.len(), self.hidden);
         self.words.read(self.x_at, x);
     }
 
-    /// Puts a row of outputs where [`Gpu::take_rows`] finds it: that of the chosen expert number `pair`. Those of the layer
-    /// before must have been taken.
+    /// Writes the output row of the chosen expert number `pair` to where [`Gpu::take_rows`] finds it. The rows of the
+    /// previous layer must have been taken.
     ///
     /// # Panics
-    /// When there is no such row.
+    /// Panics if there is no such row.
     pub fn write_row(&mut self, pair: usize, row: &[f32]) {
         assert!(pair < self.k && row.len() == self.hidden);
         self.words.write(self.x_at + (1 + pair) * self.hidden, row);
     }
 
-    /// Says that the rows of run `run` are there.
+    /// Tells the kernel that all rows of run `run` have been written.
     pub fn rows_are_there(&mut self, place: usize, run: u32) {
         self.words.store_release(place * self.place_words + self.done_at, run);
     }
 
-    /// The place where run `run` has given up, if it has. Certain once its work has ended.
+    /// Returns the place where run `run` has given up, if it has. The answer is final once the run's work has ended.
     pub fn given_up(&self, run: u32) -> Option<usize> {
         if self.words.load_acquire(self.given_up_at) != run {
             return None;
@@ -252,10 +255,10 @@ impl<R: AsMut<[u8]> + Send + 'static> ExpertMailbox<R> {
         Some(place[0] as usize)
     }
 
-    /// Forgets that a run has given up, for it to go on. Nothing of it may be queued.
+    /// Resets the record that a run has given up, so that it can go on. No work of the run may be queued.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     pub fn forget_given_up(&mut self, gpu: &Gpu, of: &GivingUp) -> Result<(), CudaError> {
         self.words.store_release(self.given_up_at, 0);
         gpu.fill(of.run.cast(), 0, size_of::<u32>())
@@ -264,15 +267,16 @@ impl<R: AsMut<[u8]> + Send + 'static> ExpertMailbox<R> {
     /// Queues a copy of the state `[hidden]` to where [`ExpertMailbox::read_state`] finds it.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     pub fn queue_state(&self, gpu: &Gpu, x: DevicePtr<f32>) -> Result<(), CudaError> {
         gpu.queue_download(x.cast(), &self.words, self.x_at..self.x_at + self.hidden)
     }
 
-    /// The ids that the token of run `run` has chosen in a layer, if they have come, and what is wanted.
+    /// Copies the ids that the token of run `run` has chosen in a layer to `ids` and returns the kernel's question.
+    /// Returns `None` if the question has not come yet.
     ///
     /// # Panics
-    /// When `ids` is not for `k`.
+    /// Panics if `ids` does not have `k` elements.
     pub fn question(&mut self, place: usize, run: u32, ids: &mut [u32]) -> Option<ExpertQuestion> {
         assert_eq!(ids.len(), self.k);
         let at = place * self.place_words;
@@ -291,18 +295,20 @@ impl<R: AsMut<[u8]> + Send + 'static> ExpertMailbox<R> {
         Some(question)
     }
 
-    /// Nanoseconds that a layer waited for its answer, and that it copied, once what follows it has run.
+    /// Returns the nanoseconds that a layer waited for its answer and those that it copied. They are valid once the
+    /// work after it has run.
     pub fn times(&self, place: usize) -> [u32; 2] {
         let mut times = [0; 2];
         self.words.read(place * self.place_words + 2 + self.k, &mut times);
         times
     }
 
-    /// Answers the question of run `run`, once. At most `k` experts go back; [`ExpertMailbox::returned`] gives their memory.
+    /// Answers the question of run `run`, once. At most `k` experts go back; [`ExpertMailbox::returned`] returns their
+    /// memory.
     ///
     /// # Panics
-    /// With more than there can be, addresses that are not of whole slots, numbers that are not in the tables, and memory that is not
-    /// of `pinned` or not as long as the parts.
+    /// Panics if there are more entries than possible, if an address is not that of a whole slot, or if an index is
+    /// not in the tables. Panics if memory is not part of `pinned` or is not as long as the parts.
     #[allow(clippy::too_many_arguments, reason = "an answer and what proves it, each once")]
     pub fn answer<'m>(
         &mut self,
@@ -354,7 +360,7 @@ impl<R: AsMut<[u8]> + Send + 'static> ExpertMailbox<R> {
             let first = memory.as_ptr();
             words.write(at + 6, &ranges.map(|range| pinned.device_address(&memory[range])));
             words.write(at + 12, &bytes.map(|bytes| bytes as u32));
-            // Nobody else has it until it comes back, and moving it must not move its bytes.
+            // Only `returning` holds the memory until it comes back. Moving the value must not move its bytes.
             self.returning.push_back(ReturnUnderWay { to, run, place, queued: gpu.queued() });
             let last = self.returning.back_mut().map(|last| last.to.as_mut().as_ptr());
             assert_eq!(last, Some(first), "memory that an expert goes back to has moved");
@@ -365,14 +371,15 @@ impl<R: AsMut<[u8]> + Send + 'static> ExpertMailbox<R> {
 }
 
 impl Gpu {
-    /// Queues a kernel that asks the host, through place `place` of the mailbox, for the experts that are not on the device, waits
-    /// for the answer and copies them. [`ExpertMailbox::answer`] must come before, or follow each time it runs and waits.
+    /// Queues a kernel that requests the missing experts from the host through place `place` of the mailbox, waits for
+    /// the answer and copies them. The host must call [`ExpertMailbox::answer`] before, or each time the kernel runs
+    /// and waits.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     ///
     /// # Panics
-    /// When a buffer is too small.
+    /// Panics if a buffer is too small.
     pub fn fetch_experts<R: AsMut<[u8]> + Send + 'static>(
         &self,
         fetch: &ExpertFetch,
@@ -416,14 +423,15 @@ impl Gpu {
             .run(self)
     }
 
-    /// Queues a kernel that brings rows of outputs which the host computes to `out [k, hidden]`: those of the chosen experts
-    /// whose slot is null. [`ExpertMailbox::rows_are_there`] must follow each time it runs and there are such.
+    /// Queues a kernel that copies output rows which the host computes to `out [k, hidden]`. These are the rows of the
+    /// chosen experts whose slot is null. If there are any, [`ExpertMailbox::rows_are_there`] must follow each run of
+    /// the kernel.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     ///
     /// # Panics
-    /// When a buffer is too small.
+    /// Panics if a buffer is too small.
     pub fn take_rows<R: AsMut<[u8]> + Send + 'static>(
         &self,
         fetch: &ExpertFetch,
@@ -446,7 +454,7 @@ impl Gpu {
 }
 
 impl Launch {
-    /// The arguments that both kernels end with.
+    /// Passes the arguments that both kernels end with.
     fn giving_up(self, fetch: &ExpertFetch, words: &HostWords, at: usize, place: usize) -> Launch {
         let none = GivingUp {
             bound: Duration::ZERO,

@@ -1,33 +1,34 @@
-//! The gated activation of feed-forwards.
+//! The gated activation of feed-forward blocks.
 
 use super::elementwise::{GRID_Y_MAX, THREADS, blocks};
 use crate::launch::Launch;
 use crate::{CudaError, DevicePtr, Gpu};
 
-/// How a gate acts on `up`, as on the CPU.
+/// Function that combines gate and `up`, the same as on the CPU.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Gating {
     /// `silu(g) * u`
     Silu,
-    /// `gelu(g) * u`, by the approximation with tanh.
+    /// `gelu(g) * u`, approximated with tanh.
     GeluTanh,
     /// `(u + 1) * g / (1 + e^(-alpha g))`, where `g` is at most `limit` and `u` is within `-limit..limit`.
     Clamped { alpha: f32, limit: f32 },
 }
 
-/// Biases of experts, added before the gating.
+/// Biases of experts, added before the gated activation.
 #[derive(Clone, Copy)]
 pub struct GateBiases {
-    /// `[experts, width]`, as `up`.
+    /// Shape `[experts, width]`, the same as `up`.
     pub gate: DevicePtr<f32>,
     pub up: DevicePtr<f32>,
-    /// Experts of rows, or, with `pairs`, of pairs. Their slots may be found by other numbers.
+    /// Expert of each row, or of each pair if `pairs` is given. It may differ from the number by which the expert's
+    /// slot is found.
     pub ids: DevicePtr<u32>,
-    /// Which pair a row is: row r belongs to `ids[pairs[r]]`. Null: to `ids[r]`.
+    /// Pair of each row: row r belongs to expert `ids[pairs[r]]`, or to `ids[r]` if null.
     pub pairs: DevicePtr<u32>,
 }
 
-/// Rows `[rows, width]` of both halves of a feed-forward; `out` may be `gate`.
+/// Both halves of a feed-forward block, with rows `[rows, width]`. `out` may be `gate`.
 #[derive(Clone, Copy)]
 pub struct Gate {
     pub gate: DevicePtr<f32>,
@@ -40,7 +41,7 @@ pub struct Gate {
 }
 
 impl Gating {
-    /// As kernels number it, with alpha and limit.
+    /// Returns the kernels' number of the function, with alpha and limit.
     pub(super) fn arguments(self) -> (usize, f32, f32) {
         match self {
             Gating::Silu => (0, 0.0, 0.0),
@@ -51,13 +52,13 @@ impl Gating {
 }
 
 impl Gpu {
-    /// `out = gating(gate, up)`.
+    /// Computes `out = gating(gate, up)`.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     ///
     /// # Panics
-    /// When a buffer is too small or not aligned to 16 bytes.
+    /// Panics if a buffer is too small or not aligned to 16 bytes.
     pub fn gate(&self, gate: &Gate) -> Result<(), CudaError> {
         let none = (DevicePtr::null(), DevicePtr::null(), DevicePtr::null(), DevicePtr::null());
         let (gate_bias, up_bias, ids, pairs) =
@@ -65,7 +66,7 @@ impl Gpu {
         let pointers = [gate.gate, gate.up, gate.out, gate_bias, up_bias];
         let aligned = |pointer: &DevicePtr<f32>| pointer.address().is_multiple_of(16);
         assert!(pointers.iter().all(aligned), "gates are read by 16 bytes");
-        // Where rows do not matter they are one.
+        // Without biases, rows make no difference, so all values are one row.
         let (rows, width) = match gate.biases {
             Some(_) => (gate.rows, gate.width),
             None => (1, gate.rows * gate.width),

@@ -1,55 +1,55 @@
-//! The key/value cache of one layer on the device: its layout and its size.
+//! The KV cache of one layer on the device: its layout and its size.
 
 use crate::DevicePtr;
 use crate::launch::Launch;
 
-/// What one element of the cache is stored as.
+/// Storage format of one element of the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KvElement {
     F16,
     F32,
-    /// Bytes with a half-precision scale for every 32.
+    /// 8-bit integers, with a half-precision scale for every 32.
     Q8_0,
-    /// Halves of bytes with a half-precision scale for every 32.
+    /// 4-bit integers, with a half-precision scale for every 32.
     Q4_0,
 }
 
-/// The dimensions of one layer's cache.
+/// Dimensions of one layer's cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KvLayerShape {
     pub element: KvElement,
     pub kv_heads: usize,
-    /// Elements of a key.
+    /// Number of elements of a key.
     pub dim_k: usize,
-    /// Elements of a value.
+    /// Number of elements of a value.
     pub dim_v: usize,
-    /// A value is the first `dim_v` elements of its key, so that nothing is stored twice: DeepSeek's latent rows, which
-    /// all query heads share.
+    /// True if a value is the first `dim_v` elements of its key, so that nothing is stored twice. DeepSeek's latent
+    /// rows, which all query heads share, are stored so.
     pub values_in_keys: bool,
-    /// Positions that fit.
+    /// Maximum number of positions.
     pub context: usize,
-    /// Rows that are kept, position `p` in row `p % rows`: `context` where nothing is forgotten, else
-    /// [`KvLayerShape::rows_for_window`].
+    /// Number of rows that are kept, with position `p` in row `p % rows`. This is `context` if every position is kept,
+    /// otherwise [`KvLayerShape::rows_for_window`].
     pub rows: usize,
 }
 
-/// Rows that wrap are a multiple of this.
+/// The number of rows is a multiple of this if rows wrap.
 const ROWS_MULTIPLE: usize = 64;
 
 impl KvLayerShape {
-    /// Rows that a layer needs whose tokens see themselves and the `window - 1` positions before, when up to `batch` tokens
-    /// are written at once, which are all there before the first of them looks back. Never more than `context`.
+    /// Returns the number of rows for a layer whose tokens see themselves and the `window - 1` positions before. Up to
+    /// `batch` tokens are written at once, before the first of them looks back. Never returns more than `context`.
     pub fn rows_for_window(window: usize, batch: usize, context: usize) -> usize {
         let rows = window.saturating_add(batch.max(1) - 1).checked_next_multiple_of(ROWS_MULTIPLE);
         rows.map_or(context, |rows| rows.min(context))
     }
 
-    /// Bytes of the keys' plane, `[kv_heads, rows, row]`.
+    /// Returns the number of bytes of the key plane, `[kv_heads, rows, row]`.
     pub fn key_bytes(&self) -> u64 {
         self.plane_bytes(self.dim_k)
     }
 
-    /// Bytes of the values' plane; none where values lie in the keys.
+    /// Returns the number of bytes of the value plane, which is 0 if values lie in the keys.
     pub fn value_bytes(&self) -> u64 {
         if self.values_in_keys { 0 } else { self.plane_bytes(self.dim_v) }
     }
@@ -60,7 +60,7 @@ impl KvLayerShape {
         rows * match self.element {
             KvElement::F16 => 2 * dim.next_multiple_of(8),
             KvElement::F32 => 4 * dim.next_multiple_of(8),
-            // The scales lie behind all rows.
+            // The scales are stored behind all rows.
             KvElement::Q8_0 => 34 * dim.div_ceil(32),
             KvElement::Q4_0 => 18 * dim.div_ceil(32),
         }
@@ -68,7 +68,7 @@ impl KvLayerShape {
 }
 
 impl Launch {
-    /// Both planes of a layer.
+    /// Passes both planes of a layer.
     pub(super) fn planes(self, layer: &KvLayer) -> Launch {
         let KvLayerShape { values_in_keys, .. } = layer.shape;
         let key_bytes = layer.shape.key_bytes() as usize;
@@ -78,19 +78,19 @@ impl Launch {
     }
 }
 
-/// One layer's cache. Both planes are aligned to 16 bytes and begin as zeroes or anything else: kernels read only rows
-/// that were written.
+/// One layer's cache. Both planes are aligned to 16 bytes. Their initial contents do not matter, because kernels read
+/// only rows that were written.
 #[derive(Clone, Copy)]
 pub struct KvLayer {
     pub shape: KvLayerShape,
-    /// [`KvLayerShape::key_bytes`] bytes.
+    /// Key plane of [`KvLayerShape::key_bytes`] bytes.
     pub keys: DevicePtr<u8>,
-    /// [`KvLayerShape::value_bytes`] bytes; anything where values lie in the keys.
+    /// Value plane of [`KvLayerShape::value_bytes`] bytes. It is ignored if values lie in the keys.
     pub values: DevicePtr<u8>,
 }
 
 impl KvLayer {
-    /// Where kernels read values: both planes are one where values lie in the keys.
+    /// Returns the plane from which kernels read values: the key plane if values lie in the keys.
     pub(crate) fn value_plane(&self) -> DevicePtr<u8> {
         if self.shape.values_in_keys { self.keys } else { self.values }
     }

@@ -1,25 +1,27 @@
-//! Attention over rows of DeepSeek's latent space: 576 elements, which all query heads share and whose first 512 are the value.
+//! Attention over rows of DeepSeek's latent space. A row has 576 elements and is shared by all query heads; its first
+//! 512 elements are the value.
 
 use super::{Attention, AttentionScratch, AttentionScratchSize, KvElement, KvLayer, KvLayerShape};
 use crate::launch::Launch;
 use crate::{CudaError, Gpu};
 
-/// Elements of a key and of a value; as in the kernel.
+/// Number of elements of a key and of a value; the same as in the kernel.
 const DIMS: (usize, usize) = (576, 512);
-/// Query rows of a block: of a token with 16 heads, and of more.
+/// Query rows of a block: `FEW` for one token with 16 heads, `MANY` for more rows.
 const FEW: usize = 16;
 const MANY: usize = 64;
-/// Most parts of a context: about as many as a GPU has multiprocessors, since few heads make one block of each part.
+/// Maximum number of parts of a context, about the number of multiprocessors of a GPU. Few heads make only one block
+/// per part.
 pub(super) const SPLITS_MAX: usize = 128;
-/// Positions that are worth a part.
+/// Smallest number of positions that is worth a part.
 const STEP: usize = 64;
-/// Contexts up to here are not cut: joining the parts is a launch more.
+/// Largest context that is not split, because joining the parts takes one more launch.
 const ALONE: usize = 128;
 /// Columns of a block that joins parts, and its threads.
 const JOIN_COLUMNS: usize = 128;
 const JOIN_THREADS: u32 = 256;
 
-/// Whether the kernel is made for this cache.
+/// Returns true if the kernel supports this cache.
 pub(super) fn fits(shape: &KvLayerShape) -> bool {
     shape.values_in_keys
         && shape.kv_heads == 1
@@ -28,24 +30,27 @@ pub(super) fn fits(shape: &KvLayerShape) -> bool {
         && shape.element != KvElement::F32
 }
 
-/// Whether a block finds enough shared memory; GPUs of compute capability 8.6 and 8.9 have 99 KiB.
+/// Returns true if the GPU has enough shared memory for a block; compute capabilities 8.6 and 8.9 have 99 KiB.
 pub(super) fn runs_on(gpu: &Gpu) -> bool {
     shared_bytes(FEW) <= gpu.shared_memory()
 }
 
-/// What a block of so many query rows takes: queries, three tiles of 32 positions, four slices of scores, weights, factors.
+/// Returns the bytes of shared memory of a block with `rows` query rows. It holds queries, three tiles of 32
+/// positions, four slices of scores, weights and factors.
 fn shared_bytes(rows: usize) -> usize {
     let row = 2 * DIMS.0;
     rows * row + 3 * 32 * row + 4 * rows * 36 * 4 + rows * 40 * 2 + rows * 4
 }
 
-/// Blocks that share a context and columns of each, where shared memory is ample; else there are more and smaller ones.
+/// Returns the number of blocks that share a context, and the number of columns of each, if shared memory is ample.
+/// Otherwise blocks are smaller and more numerous.
 pub(super) fn units(rows: usize) -> (usize, usize) {
     let columns = if rows <= FEW { FEW } else { MANY };
     (rows.div_ceil(columns), columns)
 }
 
-/// Into how many parts a context of up to `capacity` positions is cut: one block fits a multiprocessor.
+/// Returns the number of parts into which a context of up to `capacity` positions is cut. One block fits one
+/// multiprocessor.
 pub(super) fn splits(multiprocessors: u32, rows: usize, capacity: usize) -> usize {
     if capacity <= ALONE {
         return 1;
@@ -63,7 +68,7 @@ pub(super) fn modules(element: KvElement) -> [&'static str; 2] {
     }
 }
 
-/// Queues the kernel, and the one that joins parts where there are several.
+/// Queues the kernel, and the kernel that joins parts if there are several.
 pub(super) fn launch(
     gpu: &Gpu,
     what: &Attention,

@@ -1,4 +1,4 @@
-//! Products of many tokens: on tensor cores, or in f32 where that is asked for.
+//! Products of many tokens, on tensor cores or, if requested, in f32.
 
 use forebay_format::TensorType;
 
@@ -6,24 +6,25 @@ use super::weights::{modules_of, weight_alignment};
 use crate::launch::Launch;
 use crate::{AddressTable, CudaError, DevicePtr, Gpu};
 
-/// Rows that a block on tensor cores computes.
+/// Number of rows that a block on tensor cores computes.
 const ROWS: usize = 128;
-/// Rows and tokens of a block of the exact kernel.
+/// Number of rows and of tokens of a block of the exact kernel.
 const EXACT_SIZE: usize = 64;
 
-/// How activations meet a weight type on tensor cores.
+/// Form of the activations for products with a weight type on tensor cores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NarrowForm {
-    /// Halves with a power of two for every row.
+    /// One half-precision number each, with a power of two for every row.
     Half,
-    /// Two halves whose sum is the number, with a power of two for every row.
+    /// Two half-precision numbers whose sum is the value, with a power of two for every row.
     HalfPair,
-    /// Two bfloats whose sum is the number.
+    /// Two bfloat16 numbers whose sum is the value.
     BfloatPair,
 }
 
-/// The form for weights of type `ty` with `cols` columns; `None` where tensor cores do not help and [`Gpu::matmul`] takes
-/// f32: F32 and F64 weights, and rows that are not whole times 16 bytes of activations.
+/// Returns the form for weights of type `ty` with `cols` columns. Returns `None` if [`Gpu::matmul`] takes f32, because
+/// tensor cores do not help. This holds for F32 and F64 weights, and for rows whose 16-bit activations are not whole
+/// multiples of 16 bytes.
 pub fn narrow_form(ty: TensorType, cols: usize) -> Option<NarrowForm> {
     match ty {
         TensorType::F32 | TensorType::F64 => None,
@@ -37,42 +38,42 @@ pub fn narrow_form(ty: TensorType, cols: usize) -> Option<NarrowForm> {
 /// Activations `[rows, cols]` as 16-bit numbers.
 #[derive(Clone, Copy)]
 pub struct NarrowActivations {
-    /// `[rows, cols]`, aligned to 16 bytes.
+    /// Values `[rows, cols]`, or the high parts of pairs, aligned to 16 bytes.
     pub high: DevicePtr<u16>,
-    /// `[rows, cols]`, aligned to 16 bytes; not used by [`NarrowForm::Half`].
+    /// Low parts of pairs `[rows, cols]`, aligned to 16 bytes; not used by [`NarrowForm::Half`].
     pub low: DevicePtr<u16>,
-    /// `[rows]`; not used by [`NarrowForm::BfloatPair`].
+    /// Power of two of each row `[rows]`; not used by [`NarrowForm::BfloatPair`].
     pub scales: DevicePtr<f32>,
 }
 
 /// Activations for [`Gpu::matmul`].
 #[derive(Clone, Copy)]
 pub enum MatmulInput {
-    /// In the form that [`narrow_form`] says.
+    /// Activations in the form that [`narrow_form`] returns.
     Narrow(NarrowActivations),
-    /// `[rows, cols]`, for products in f32: any type, any shape, slow.
+    /// Activations `[rows, cols]` for products in f32: any type, any shape, slow.
     Float(DevicePtr<f32>),
 }
 
-/// Which rows are multiplied with which weights.
+/// Weights of a product, and the rows that are multiplied with each.
 #[derive(Clone, Copy)]
 pub enum MatmulWeights {
     /// Row `t` of the output is row `t` of `x` times the matrix, for `tokens` rows.
     Dense { data: DevicePtr<u8>, tokens: usize },
     /// Entries `starts[e] .. starts[e + 1]` are multiplied with expert `e`.
     Experts {
-        /// The address of each expert's slot; 0 leaves an expert's outputs as they are.
+        /// Address of each expert's slot; 0 leaves the expert's outputs unchanged.
         slots: AddressTable,
         experts: usize,
-        /// Of the matrix in the slot.
+        /// Offset of the matrix in the slot.
         offset: u64,
-        /// `[experts + 1]`, the last is at most `entries`.
+        /// Bounds `[experts + 1]`; the last is at most `entries`.
         starts: DevicePtr<u32>,
-        /// Entry `i` reads row `token_rows[i]` of `x`; row `i` if null.
+        /// Row of `x` that each entry `i` reads; row `i` if null.
         token_rows: DevicePtr<u32>,
-        /// Entry `i` writes row `out_rows[i]`; row `i` if null.
+        /// Output row that each entry `i` writes; row `i` if null.
         out_rows: DevicePtr<u32>,
-        /// Most entries that there can be.
+        /// Maximum number of entries.
         entries: usize,
     },
 }
@@ -82,22 +83,22 @@ pub enum MatmulWeights {
 pub struct MatmulJob {
     pub ty: TensorType,
     pub weights: MatmulWeights,
-    /// Of one matrix.
+    /// Number of rows of one matrix.
     pub rows: usize,
     pub cols: usize,
     pub x: MatmulInput,
-    /// `[tokens or entries, rows]`.
+    /// Output `[tokens or entries, rows]`.
     pub out: DevicePtr<f32>,
 }
 
 impl Gpu {
-    /// Makes 16-bit numbers of `x [rows, cols]`.
+    /// Converts `x [rows, cols]` to 16-bit numbers.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     ///
     /// # Panics
-    /// When a buffer is too small.
+    /// Panics if a buffer is too small.
     pub fn narrow(
         &self,
         form: NarrowForm,
@@ -122,14 +123,16 @@ impl Gpu {
         launch.ptr(out.scales, rows).int(cols).run(self)
     }
 
-    /// Multiplies. The order of sums depends on the columns alone, so a row's result does not depend on the others.
+    /// Computes the product of `job`. The order of sums depends only on the columns, so a row's result does not depend
+    /// on other rows.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     ///
     /// # Panics
-    /// When a buffer is too small, a part does not lie in its slot, columns are not whole blocks, a matrix or its place in a slot is not aligned, or activations come as 16-bit
-    /// numbers where [`narrow_form`] has no form.
+    /// Panics if a buffer is too small, a part does not lie in its slot, columns are not whole blocks, or a matrix or
+    /// its offset in a slot is not aligned. Panics if activations are 16-bit numbers but [`narrow_form`] returns
+    /// `None`.
     pub fn matmul(&self, job: &MatmulJob) -> Result<(), CudaError> {
         let (ty, cols) = (job.ty, job.cols);
         let row_bytes = ty.row_bytes(cols as u64);
@@ -140,7 +143,7 @@ impl Gpu {
         };
         assert!(address.is_multiple_of(weight_alignment(ty) as u64), "{ty} is not aligned");
         let modules = modules_of(ty);
-        // Rows of `x` that are known to be read, and those of the output.
+        // Number of rows of `x` that are known to be read, and of rows of the output.
         let (x_rows, out_rows) = match job.weights {
             MatmulWeights::Dense { tokens, .. } => (tokens, tokens),
             MatmulWeights::Experts { token_rows, entries, .. } => {
@@ -181,7 +184,7 @@ impl Gpu {
     }
 }
 
-/// Whether tiles of many tokens would stay mostly empty.
+/// Returns true if tiles of many tokens would be mostly empty.
 fn is_few(weights: &MatmulWeights) -> bool {
     match *weights {
         MatmulWeights::Dense { tokens, .. } => tokens <= 32,
@@ -189,7 +192,7 @@ fn is_few(weights: &MatmulWeights) -> bool {
     }
 }
 
-/// Blocks for every tile of `size` tokens that there can be, times those along the rows.
+/// Returns a grid with blocks for every possible tile of `size` tokens, times `along_rows` blocks along the rows.
 fn grid(weights: &MatmulWeights, size: usize, along_rows: usize) -> (u32, u32, u32) {
     let tiles = match *weights {
         MatmulWeights::Dense { tokens, .. } => tokens.div_ceil(size),
@@ -199,7 +202,7 @@ fn grid(weights: &MatmulWeights, size: usize, along_rows: usize) -> (u32, u32, u
     (tiles as u32, along_rows as u32, 1)
 }
 
-/// The parameters that `tiles.cuh` names, for matrices of `bytes` bytes.
+/// Passes the parameters named in `tiles.cuh`, for matrices of `bytes` bytes.
 fn with_weights(launch: Launch, weights: &MatmulWeights, bytes: usize) -> Launch {
     match *weights {
         MatmulWeights::Dense { data, tokens } => {

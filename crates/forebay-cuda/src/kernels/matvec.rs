@@ -1,4 +1,4 @@
-//! Products of one to eight tokens with matrices that are read once.
+//! Products of one to eight tokens with matrices, which are read once.
 
 use forebay_format::TensorType;
 
@@ -10,37 +10,38 @@ use super::weights::{
 use crate::launch::Launch;
 use crate::{AddressTable, CudaError, DevicePtr, Gpu};
 
-/// Most tokens of one launch.
+/// Maximum number of tokens of one launch.
 pub const MATVEC_TOKENS: usize = 8;
-/// Most matrices of one launch.
+/// Maximum number of matrices of one launch.
 const MATRICES: usize = 4;
-/// Warps of a block.
+/// Number of warps of a block.
 const WARPS: usize = 4;
-/// Shared memory that blocks of one multiprocessor may take together: what compute capability 8.0 has, less some cache.
+/// Shared memory that the blocks of one multiprocessor may take together: that of compute capability 8.0, minus some
+/// for the cache.
 const SHARED_BYTES: usize = 150 << 10;
 
-/// What happens to the outputs of two matrices of one shape.
+/// Treatment of the outputs of two matrices of one shape.
 #[derive(Clone, Copy)]
 pub enum Pairing {
-    /// Every matrix has its output.
+    /// Every matrix has its own output.
     Separate,
-    /// The first matrix's output becomes `gating(first, second)`; the second's is not written.
+    /// The first matrix's output becomes `gating(first, second)`; the second matrix's output is not written.
     Gated {
         gating: Gating,
-        /// Added before, `[experts, rows]` each. Only experts may have them; their ids are by pair, without
-        /// [`GateBiases::pairs`].
+        /// Biases `[experts, rows]`, added before the gated activation. Only experts may have them. Their ids are by
+        /// pair, without [`GateBiases::pairs`].
         biases: Option<GateBiases>,
     },
 }
 
 impl Pairing {
-    /// Without biases.
+    /// Returns the gated pairing without biases.
     pub fn gated(gating: Gating) -> Pairing {
         Pairing::Gated { gating, biases: None }
     }
 }
 
-/// How the kernels number what they do; `Mode` in `matvec_arguments.cuh`.
+/// Mode of the kernels, with their numbers; `Mode` in `matvec_arguments.cuh`.
 #[derive(Clone, Copy)]
 enum Mode {
     Separate = 0,
@@ -48,13 +49,13 @@ enum Mode {
     Gated = 2,
 }
 
-/// The arguments that all kernels share.
+/// Arguments that all kernels share.
 struct Work {
     ty: TensorType,
-    /// Where the weights of experts are, if they are those of experts.
+    /// Addresses of the experts' slots, if the weights are those of experts.
     table: Option<AddressTable>,
     ids: DevicePtr<u32>,
-    /// Matrices, else their offsets in every slot.
+    /// Matrices; for experts, `offsets` holds their offsets in every slot instead.
     data: [DevicePtr<u8>; MATRICES],
     offsets: [u64; MATRICES],
     rows: [usize; MATRICES],
@@ -63,23 +64,25 @@ struct Work {
     tokens: usize,
     pairs_per_x: usize,
     mode: Mode,
-    /// In [`Mode::Gated`].
+    /// Function for [`Mode::Gated`].
     gating: Gating,
     biases: Option<GateBiases>,
-    /// Matrices or (token, slot) pairs, each with blocks of its own.
+    /// Number of matrices or (token, slot) pairs, each with its own blocks.
     items: usize,
 }
 
 impl Gpu {
-    /// Multiplies `tokens` tokens (1 to [`MATVEC_TOKENS`]) with up to four matrices of one type and width in one launch,
-    /// or in one launch per token where [`shares_reads`] is false. `x` is `[tokens, cols]`. The order of sums depends on type, columns and number of tokens alone.
+    /// Multiplies `tokens` tokens (1 to [`MATVEC_TOKENS`]) with up to four matrices of one type and width in one
+    /// launch, or in one launch per token if [`shares_reads`] is false. `x` is `[tokens, cols]`. The order of sums
+    /// depends only on type, columns and number of tokens.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     ///
     /// # Panics
-    /// When a buffer is too small; on a wrong number of tokens or matrices, columns that are not whole blocks, a matrix that is not aligned,
-    /// activations in the wrong form, and gating, or biases, of anything but two matrices with equally many rows.
+    /// Panics if a buffer is too small, the number of tokens or matrices is wrong, columns are not whole blocks, a
+    /// matrix is not aligned, or activations are in the wrong form. Panics if [`Pairing::Gated`] is asked for anything
+    /// but two matrices with equally many rows, or with biases.
     pub fn matvec(
         &self,
         ty: TensorType,
@@ -118,15 +121,16 @@ impl Gpu {
         work.run(self, x)
     }
 
-    /// Multiplies for each of `pairs` (token, slot) pairs a row of `x` with one or two matrices of the expert
-    /// `ids[pair]`. Row `pair / pairs_per_x` of `x` belongs to a pair: the experts per token where `x` has a row for each
-    /// token, 1 where it has one for each pair.
+    /// Multiplies a row of `x` with one or two matrices of the expert `ids[pair]`, for each of `pairs` (token, slot)
+    /// pairs. A pair uses row `pair / pairs_per_x` of `x`. `pairs_per_x` is the number of experts per token if `x` has
+    /// a row for each token, and 1 if it has one for each pair.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     ///
     /// # Panics
-    /// As [`Gpu::matvec`], and when a part does not lie in its slot; the alignment of slots cannot be checked.
+    /// Panics in the cases of [`Gpu::matvec`], and if a part does not lie in its slot. The alignment of slots cannot
+    /// be checked.
     #[allow(clippy::too_many_arguments, reason = "what the kernel needs to know, each once")]
     pub fn matvec_experts(
         &self,
@@ -194,13 +198,13 @@ impl Work {
         let blocks =
             (0..self.items.min(MATRICES)).map(|i| variant.blocks(self.rows_of(i), self.mode));
         let blocks = blocks.max().unwrap_or(0);
-        // Blocks beyond what fits at once would only start anew what these go on with.
+        // Blocks loop over the rows, so more blocks than fit at once would only repeat the start of the loop.
         let resident = gpu.multiprocessors() as usize * variant.blocks_per_multiprocessor;
         let grid = (blocks.min(resident.div_ceil(self.items.max(1))) as u32, self.items as u32, 1);
         let kernel = gpu.kernel(module_of(ty, self.tokens), variant.name)?;
         let launch = Launch::new(kernel, grid, (32 * WARPS as u32, 1, 1));
         let mut launch = launch.shared(variant.shared_bytes as u32);
-        // Rows of activations, and those of each output.
+        // Number of rows of activations, and of each output.
         let (x_rows, out_rows) = match self.table {
             Some(_) => (self.items.div_ceil(self.pairs_per_x), self.items),
             None => (self.tokens, self.tokens),
@@ -238,7 +242,7 @@ impl Work {
         biases.optional(ids, self.items).run(gpu)
     }
 
-    /// Rows of item `i`: experts all have those of the first.
+    /// Returns the rows of item `i`. Experts all have as many rows as the first.
     fn rows_of(&self, i: usize) -> usize {
         if self.table.is_none() { self.rows[i] } else { self.rows[0] }
     }
@@ -252,10 +256,10 @@ fn module_of(ty: TensorType, tokens: usize) -> &'static str {
     }
 }
 
-/// One of the kernels of a type, chosen by type, columns, tokens and whether there are experts.
+/// One of the kernels of a type, chosen by type, columns, tokens and whether the matrices are those of experts.
 struct Variant {
     name: &'static str,
-    /// Pairs of rows that a warp takes at once.
+    /// Pairs of rows that a warp processes at once.
     slots: usize,
     shared_bytes: usize,
     blocks_per_multiprocessor: usize,
@@ -264,7 +268,7 @@ struct Variant {
 impl Variant {
     fn of(ty: TensorType, cols: usize, tokens: usize, experts: bool) -> Variant {
         let run = run_of(ty);
-        // As in `matvec.cu`. Half-aligned pairs of groups take the most registers.
+        // The same as in `matvec.cu`. Half-aligned pairs of groups take the most registers.
         let unaligned_pair = run == 2 && weight_alignment(ty) < 16;
         let direct = |name, slots, blocks_per_multiprocessor| Variant {
             name,
@@ -274,10 +278,11 @@ impl Variant {
         };
         let (name, registers_allow) = match tokens {
             1 if !takes_rounded(ty) => return direct("matvec_1", 1, 4),
-            // With fewer columns than two steps of 32 lanes have, too many lanes would idle in the last.
+            // With fewer than 2048 columns, which is two steps of 32 lanes, too many lanes would idle in the last
+            // step.
             1 if cols < 2048 => return direct("matvec_short", 4 * run, 4),
             1 if experts => return direct("matvec_experts", 1, if unaligned_pair { 4 } else { 6 }),
-            // Those that have `fetch` in the kernels.
+            // These types have `fetch` in the kernels.
             1 if matches!(ty, TensorType::Q8_0 | TensorType::MXFP4) => {
                 return direct("matvec_1", 1, 4);
             }
@@ -295,7 +300,7 @@ impl Variant {
         Variant { name, slots: 1, shared_bytes, blocks_per_multiprocessor: fitting }
     }
 
-    /// Blocks that a matrix of `rows` rows can use.
+    /// Returns the number of blocks that a matrix of `rows` rows can use.
     fn blocks(&self, rows: usize, mode: Mode) -> usize {
         let pairs = match mode {
             Mode::Separate => rows.div_ceil(2),
@@ -305,12 +310,13 @@ impl Variant {
     }
 }
 
-/// Groups of 32 elements that a lane takes of a row at once: those types that have `unpack_two` in the kernels.
+/// Returns the number of groups of 32 elements that a lane takes of a row at once. It is 2 for types that have
+/// `unpack_two` in the kernels.
 fn run_of(ty: TensorType) -> usize {
     if matches!(ty, TensorType::Q4_K | TensorType::Q5_K | TensorType::Q6_K) { 2 } else { 1 }
 }
 
-/// Shared memory of a block: `Shape` in `matvec.cu`, and a margin for words that are read across the end.
+/// Returns the shared memory of a block: `Shape` in `matvec.cu`, and a margin for words that are read across the end.
 fn ring_bytes(ty: TensorType) -> usize {
     let segment = 32 * run_of(ty) * 32 / ty.block_elements() * ty.block_bytes();
     let chunks = (segment + 16 - weight_alignment(ty)).div_ceil(16);

@@ -1,4 +1,4 @@
-//! Launchers: one file for each family of kernels. They check shapes, choose the variant, and queue it.
+//! Kernel launchers, one file per family of kernels. They check shapes, choose the kernel variant and queue it.
 
 mod attention;
 mod attention_inputs;

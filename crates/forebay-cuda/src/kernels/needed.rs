@@ -1,4 +1,4 @@
-//! Which modules the passes of a model need, so that they can be loaded before the first.
+//! The modules that the passes of a model need, so that they can be loaded before the first pass.
 
 use forebay_format::TensorType;
 
@@ -8,21 +8,21 @@ use super::kv::KvLayerShape;
 use super::router::router_modules;
 use super::weights::modules_of;
 
-/// What of a model decides which kernels run.
+/// Properties of a model that decide which kernels run.
 #[derive(Clone, Copy, Debug)]
 pub struct ModelKernels<'a> {
-    /// Of all matrices but routers, without repetition.
+    /// Types of all matrices except routers, without duplicates.
     pub types: &'a [TensorType],
     pub embedding: TensorType,
     pub kv: &'a KvLayerShape,
-    /// Type and experts of the routers' matrices, if there are any.
+    /// Type of the routers' matrices and number of experts, if there are routers.
     pub router: Option<(TensorType, usize)>,
-    /// f32 throughout.
+    /// True if everything is computed in f32.
     pub exact: bool,
 }
 
-/// The modules, without repetition, for [`crate::Gpu::load_modules`]. Batches of two to eight
-/// tokens and rare shapes need others, which are loaded with their first launch.
+/// Returns the modules, without duplicates, for [`crate::Gpu::load_modules`]. Batches of two to eight tokens and rare
+/// shapes need other modules, which are loaded with their first launch.
 pub fn modules_needed(model: &ModelKernels<'_>) -> Vec<&'static str> {
     let mut needed = vec!["norm", "elementwise", "top_k", modules_of(model.embedding).embedding];
     needed.push(inputs_module(model.kv.element));

@@ -4,32 +4,32 @@ use super::{ExpertOutputs, FiniteFlag, RoundedActivations};
 use crate::launch::Launch;
 use crate::{CudaError, DevicePtr, Gpu};
 
-/// Threads of the largest block.
+/// Number of threads of the largest block.
 const THREADS_MAX: usize = 1024;
-/// Elements that a thread keeps in registers; as in the kernel.
+/// Number of elements that a thread keeps in registers; the same as in the kernel.
 const KEPT: usize = 16;
 
-/// What is added to the rows first.
+/// Values that are added to the rows before the norm.
 #[derive(Clone, Copy)]
 pub enum Added {
     Nothing,
-    /// `[rows, width]`
+    /// Rows `[rows, width]`.
     Rows(DevicePtr<f32>),
-    /// Each row gets the sum of its experts' outputs, weighted, and the shared expert's.
+    /// The weighted sum of each row's expert outputs, plus that of the shared expert.
     Experts(ExpertOutputs),
 }
 
-/// Where normed rows go.
+/// Buffers for normed rows.
 #[derive(Clone, Copy)]
 pub struct Normed {
-    /// `[rows, width]`
+    /// Normed rows `[rows, width]`.
     pub rows: DevicePtr<f32>,
-    /// The same, rounded for products in integers.
+    /// Second output that gets the same rows, rounded for products in integers.
     pub rounded: Option<RoundedActivations>,
 }
 
 impl Normed {
-    /// Not rounded.
+    /// Returns a value for rows that are not rounded.
     pub fn plain(rows: DevicePtr<f32>) -> Normed {
         Normed { rows, rounded: None }
     }
@@ -38,15 +38,15 @@ impl Normed {
 /// A norm over rows of `width` elements: `weight * x / sqrt(mean(x^2) + epsilon)`.
 #[derive(Clone, Copy)]
 pub struct Norm {
-    /// `[width]`, aligned to 16 bytes.
+    /// Weight `[width]`, aligned to 16 bytes.
     pub weight: DevicePtr<f32>,
     pub width: usize,
     pub epsilon: f32,
 }
 
 impl Norm {
-    /// Threads for a row: two quads of elements for each, while there are enough threads. By the width alone, since
-    /// the order of the sum depends on it.
+    /// Returns the number of threads for a row: one for every 8 elements, rounded up to a power of two and limited. It
+    /// depends only on the width, because the order of the sum depends on it.
     fn threads(&self) -> u32 {
         (self.width / 8).next_power_of_two().clamp(32, THREADS_MAX) as u32
     }
@@ -62,15 +62,15 @@ impl Norm {
 }
 
 impl Gpu {
-    /// `x += added`, then `out = norm(x)`, for `rows` rows: the end of one block and the beginning of the next. `out` may
-    /// be `x`. `flag`, if any, learns of rows that are not finite.
+    /// Computes `x += added`, then `out = norm(x)`, for `rows` rows: the end of one block and the beginning of the
+    /// next. `out` may be `x`. `flag`, if given, records rows that are not finite.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     ///
     /// # Panics
-    /// When a buffer is too small, or not aligned to 16 bytes though `width` is a multiple of 4; when rounding is wanted of rows that
-    /// are not whole groups of 32; when experts' outputs are of another width.
+    /// Panics if a buffer is too small, or if it is not aligned to 16 bytes although `width` is a multiple of 4.
+    /// Panics if rows are to be rounded but are not whole groups of 32, or if experts' outputs have another width.
     pub fn rms_norm(
         &self,
         x: DevicePtr<f32>,
@@ -88,7 +88,7 @@ impl Gpu {
         assert_eq!(experts.width, norm.width, "experts' outputs of another width");
         norm.check(&[x, out.rows, add, experts.parts, experts.bias]);
         let flag = flag.unwrap_or(FiniteFlag::none());
-        // Rounding needs the row in registers; a longer one is rounded afterwards.
+        // Rounding in this kernel needs the row in registers; a longer row is rounded afterwards.
         let at_once = norm.width <= KEPT * norm.threads() as usize;
         let rounded = out.rounded.filter(|_| at_once);
         let (codes, scales) = match rounded {

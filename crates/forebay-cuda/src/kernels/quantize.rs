@@ -6,27 +6,28 @@ use crate::{CudaError, DevicePtr, Gpu};
 /// Activations `[tokens, cols]` as 8-bit codes with a scale for every 32 of them; `cols` is a multiple of 32.
 #[derive(Clone, Copy)]
 pub struct RoundedActivations {
-    /// `[tokens, 2, cols / 32, 16]`: the first halves of all groups, then the second halves. Aligned to 16 bytes.
+    /// Codes `[tokens, 2, cols / 32, 16]`: the first halves of all groups, then the second halves. Aligned to 16
+    /// bytes.
     pub codes: DevicePtr<i8>,
-    /// `[tokens, cols / 32]` times 8 bytes: the scale as f32, and the sums of the two halves' codes as i16.
+    /// Scales `[tokens, cols / 32]` of 8 bytes each: the scale as f32, and the sums of the two halves' codes as i16.
     pub scales: DevicePtr<[u8; 8]>,
 }
 
 impl RoundedActivations {
-    /// Bytes of codes and of scales for `x [tokens, cols]`.
+    /// Returns the number of bytes of codes and of scales for `x [tokens, cols]`.
     pub fn bytes(tokens: usize, cols: usize) -> (usize, usize) {
         (tokens * cols, tokens * cols / 4)
     }
 }
 
 impl Gpu {
-    /// Rounds `x [tokens, cols]`.
+    /// Rounds `x [tokens, cols]` to `out`.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     ///
     /// # Panics
-    /// When a buffer is too small, or `cols` is not a multiple of 32.
+    /// Panics if a buffer is too small, or if `cols` is not a multiple of 32.
     pub fn quantize_q8(
         &self,
         x: DevicePtr<f32>,

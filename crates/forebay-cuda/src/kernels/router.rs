@@ -1,4 +1,4 @@
-//! Choosing experts, and sorting pairs of token and slot by expert.
+//! Choice of experts, and sorting of (token, slot) pairs by expert.
 
 use forebay_format::TensorType;
 
@@ -7,35 +7,35 @@ use super::weights::weight_alignment;
 use crate::launch::Launch;
 use crate::{CudaError, DevicePtr, Gpu};
 
-/// Of a block; as in the kernels.
+/// Number of warps of a block; the same as in the kernels.
 const WARPS: usize = 4;
 const EXPERTS_MAX: usize = 512;
 const LANES: usize = 32;
 
-/// Experts in equal groups, of which each token first picks some.
+/// Equal groups of experts, of which each token first picks some.
 #[derive(Clone, Copy, Debug)]
 pub struct RouterGroups {
-    /// At most 32.
+    /// Number of groups, at most 32.
     pub n_groups: usize,
     pub groups_kept: usize,
-    /// A group's score is the sum of this many of its best experts'.
+    /// Number of best experts in a group whose scores are summed for the group's score.
     pub experts_scored: usize,
 }
 
-/// How a layer's router chooses `k` of `experts`, at most 32 of 512.
+/// Rule by which a layer's router chooses `k` of `experts`, at most 32 of 512.
 #[derive(Clone, Copy)]
 pub struct RouterChoice {
     pub experts: usize,
     pub k: usize,
-    /// The logistic function of each logit, else the softmax over all.
+    /// True if scores are the logistic function of each logit; otherwise they are the softmax over all.
     pub sigmoid: bool,
-    /// Divides the chosen experts' weights by their sum.
+    /// True if the chosen experts' weights are divided by their sum.
     pub renormalise: bool,
-    /// Multiplies the weights at the end.
+    /// Factor that multiplies the weights at the end.
     pub scale: f32,
-    /// Added to the logits before they become scores `[experts]`; null: none.
+    /// Bias `[experts]` added to the logits before they become scores; null if there is none.
     pub logit_bias: DevicePtr<f32>,
-    /// Added to the scores for the choice alone `[experts]`; null: none.
+    /// Bias `[experts]` added to the scores for the choice alone; null if there is none.
     pub correction_bias: DevicePtr<f32>,
     pub groups: Option<RouterGroups>,
 }
@@ -55,30 +55,31 @@ impl RouterChoice {
     }
 }
 
-/// Pairs `token * k + slot` in the order of their experts.
+/// Pairs `token * k + slot`, sorted by expert.
 #[derive(Clone, Copy)]
 pub struct SortedPairs {
-    /// `[experts + 1]`: expert `e` has the places from `starts[e]` to `starts[e + 1]`.
+    /// Bounds `[experts + 1]`: the sorted pairs of expert `e` are those from `starts[e]` to `starts[e + 1]`.
     pub starts: DevicePtr<u32>,
-    /// Token of each place `[pairs]`.
+    /// Token of each sorted pair `[pairs]`.
     pub pair_tokens: DevicePtr<u32>,
-    /// Pair of each place `[pairs]`.
+    /// Index of each sorted pair before sorting `[pairs]`.
     pub pairs: DevicePtr<u32>,
-    /// Place of each pair `[pairs]`.
+    /// Row of each pair in the sorted order `[pairs]`.
     pub row_of_pair: DevicePtr<u32>,
 }
 
-/// A router's matrix `[experts, cols]`, of a type for which [`RouterMatrix::module`] has one.
+/// A router's matrix `[experts, cols]`, of a type that [`RouterMatrix::is_supported`] accepts.
 #[derive(Clone, Copy)]
 pub struct RouterMatrix {
     pub ty: TensorType,
-    /// Aligned as `weight_alignment` says.
+    /// Weights, aligned as [`weight_alignment`] requires.
     pub data: DevicePtr<u8>,
     pub cols: usize,
 }
 
 impl RouterMatrix {
-    /// The modules that multiply and choose at once, for up to 128, 256 and 512 experts, if this type has them.
+    /// Returns the modules that multiply and choose at once, for up to 128, 256 and 512 experts. Returns `None` if
+    /// this type has none.
     fn modules(ty: TensorType) -> Option<[&'static str; 3]> {
         match ty {
             TensorType::F32 => {
@@ -94,13 +95,14 @@ impl RouterMatrix {
         }
     }
 
-    /// Whether [`Gpu::route_few`] takes a matrix of this type.
+    /// Returns true if [`Gpu::route_few`] takes a matrix of this type.
     pub fn is_supported(ty: TensorType) -> bool {
         RouterMatrix::modules(ty).is_some()
     }
 }
 
-/// The modules that a router with a matrix of such a type needs: for few tokens, if there is one, and for many.
+/// Returns the modules that a router with a matrix of this type needs: the one for few tokens, if there is one, and
+/// those for many.
 pub(super) fn router_modules(
     ty: TensorType,
     experts: usize,
@@ -111,7 +113,7 @@ pub(super) fn router_modules(
 
 const ROUTERS: [&str; 3] = ["router_128", "router_256", "router_512"];
 
-/// What is for up to so many experts.
+/// Returns the name for this number of experts, of the names for up to 128, 256 and 512.
 fn of_size(experts: usize, names: [&'static str; 3]) -> &'static str {
     match experts {
         0..=128 => names[0],
@@ -120,20 +122,20 @@ fn of_size(experts: usize, names: [&'static str; 3]) -> &'static str {
     }
 }
 
-/// Where a choice goes.
+/// Buffers for the result of a choice.
 #[derive(Clone, Copy)]
 pub struct RouterOutputs {
-    /// `[tokens, k]`, best first, of equals the lower id.
+    /// Expert ids `[tokens, k]`, best first; of experts with equal scores, the lower id first.
     pub ids: DevicePtr<u32>,
     /// `[tokens, k]`
     pub weights: DevicePtr<f32>,
-    /// One word that is `u32::MAX` while all is well: gets the smallest token with a logit that is not finite. That
-    /// token's ids are some experts.
+    /// One word, `u32::MAX` as long as all logits are finite. Otherwise it gets the smallest token with a logit that
+    /// is not finite. That token's ids are valid but arbitrary.
     pub flag: DevicePtr<u32>,
 }
 
 impl RouterChoice {
-    /// The kernel's last arguments.
+    /// Passes the kernel's last arguments.
     fn pass(&self, launch: Launch, outputs: &RouterOutputs, tokens: usize) -> Launch {
         let none = RouterGroups { n_groups: 0, groups_kept: 0, experts_scored: 0 };
         let groups = self.groups.unwrap_or(none);
@@ -156,14 +158,15 @@ impl RouterChoice {
 }
 
 impl Gpu {
-    /// The logits `[tokens, experts]` of `x [tokens, cols]`, at most [`MATVEC_TOKENS`] tokens, and the choice, in one
-    /// launch. `tickets` `[tokens]` are 0 before and after.
+    /// Computes the logits `[tokens, experts]` of `x [tokens, cols]` and the choice, in one launch, for at most
+    /// [`MATVEC_TOKENS`] tokens. `tickets` `[tokens]` are 0 before and after.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     ///
     /// # Panics
-    /// When a buffer is too small, the choice is impossible or larger than the kernel's limits, or the matrix of another type or not aligned.
+    /// Panics if a buffer is too small, if the choice is impossible or larger than the kernel's limits, or if the
+    /// matrix is of another type or not aligned.
     #[allow(clippy::too_many_arguments, reason = "what the kernel needs to know, each once")]
     pub fn route_few(
         &self,
@@ -182,7 +185,7 @@ impl Gpu {
         let kernel = self.kernel(of_size(choice.experts, modules), "route_few")?;
         assert!(data.address().is_multiple_of(weight_alignment(ty) as u64), "router not aligned");
         let row_bytes = ty.row_bytes(cols as u64).unwrap_or_else(|| panic!("{cols} of {ty}"));
-        // Two rows for each warp.
+        // Each warp computes two rows.
         let grid = (choice.experts.div_ceil(2 * WARPS) as u32, 1, tokens as u32);
         let launch = Launch::new(kernel, grid, ((WARPS * LANES) as u32, 1, 1))
             .shared((2 * choice.experts * size_of::<f32>()) as u32)
@@ -198,10 +201,10 @@ impl Gpu {
     /// Chooses experts for `tokens` rows of `logits [tokens, experts]`.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     ///
     /// # Panics
-    /// When a buffer is too small, the choice is impossible or larger than the kernel's limits.
+    /// Panics if a buffer is too small, or if the choice is impossible or larger than the kernel's limits.
     pub fn route(
         &self,
         choice: &RouterChoice,
@@ -219,13 +222,13 @@ impl Gpu {
         choice.pass(launch, outputs, tokens).run(self)
     }
 
-    /// Sorts the pairs of `ids [tokens, k]` by expert, tokens ascending within one.
+    /// Sorts the pairs of `ids [tokens, k]` by expert; pairs of one expert are in ascending order of tokens.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     ///
     /// # Panics
-    /// When a buffer is too small.
+    /// Panics if a buffer is too small.
     pub fn sort_pairs(
         &self,
         ids: DevicePtr<u32>,
@@ -234,7 +237,7 @@ impl Gpu {
         k: usize,
         experts: usize,
     ) -> Result<(), CudaError> {
-        // One warp for each expert and one for the last start.
+        // One warp per expert, and one for the last bound.
         let grid = ((experts + 1).div_ceil(8) as u32, 1, 1);
         Launch::new(self.kernel("router_sort", "sort_pairs")?, grid, (256, 1, 1))
             .ptr(ids, tokens * k)

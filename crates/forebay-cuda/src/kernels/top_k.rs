@@ -1,15 +1,15 @@
-//! What the sampler needs of the logits: the largest, or the few largest.
+//! Selection of the largest logit, or the few largest, for the sampler.
 
 use crate::launch::Launch;
 use crate::{CudaError, DevicePtr, Gpu};
 
-/// Candidates that one block looks at; as in the kernel.
+/// Number of candidates that one block reads; the same as in the kernel.
 const SLICE: usize = 2048;
 const THREADS: u32 = 512;
-/// Most that one choice gives.
+/// Largest `k` of a selection.
 pub const TOP_K_MAX: usize = 256;
 
-/// A choice of the `k` largest of each row of `[rows, vocabulary]`; 1 to 256.
+/// A selection of the `k` largest of each row of `[rows, vocabulary]`, with `k` from 1 to 256.
 #[derive(Clone, Copy, Debug)]
 pub struct TopK {
     pub rows: usize,
@@ -18,13 +18,13 @@ pub struct TopK {
 }
 
 impl TopK {
-    /// Words of scratch memory.
+    /// Returns the number of words of scratch memory.
     pub fn scratch_words(&self) -> usize {
         let first = self.kept(self.vocabulary);
         first + self.kept(first / self.rows.max(1))
     }
 
-    /// Candidates that a pass over rows of `count` leaves, all rows together.
+    /// Returns the number of candidates that a pass over rows of `count` leaves, for all rows together.
     fn kept(&self, count: usize) -> usize {
         self.rows * count.div_ceil(SLICE) * self.k
     }
@@ -36,15 +36,15 @@ impl TopK {
 }
 
 impl Gpu {
-    /// The `k` largest logits of each row and their ids, both `[rows, k]`, largest first, of equals the lower id. NaN
-    /// is no candidate; a row with fewer candidates is filled up with id `u32::MAX` and NaN. `scratch` is
-    /// [`TopK::scratch_words`] long.
+    /// Writes the `k` largest logits of each row and their ids, both `[rows, k]`, largest first. Of equal logits, the
+    /// one with the lower id comes first. NaN is not a candidate; a row with fewer candidates is filled up with id
+    /// `u32::MAX` and NaN. `scratch` has [`TopK::scratch_words`] words.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     ///
     /// # Panics
-    /// When a buffer is too small, or `k` is 0 or above 256.
+    /// Panics if a buffer is too small, or if `k` is 0 or above 256.
     pub fn top_k(
         &self,
         what: &TopK,
@@ -64,14 +64,14 @@ impl Gpu {
                 .ptr(ids, what.rows * what.k)
                 .ptr(values, what.rows * what.k)
                 .int(count);
-            // The largest alone needs no sorting, and its kernel no `k`.
+            // The kernel for the largest alone does not sort and has no argument `k`.
             let launch = if what.k == 1 { launch } else { launch.int(what.k) };
             launch.run(self)
         })
     }
 
-    /// Calls `pass` with its grid, the logits (first pass) or the candidates before it, where those after it go, and
-    /// how many there are in a row, until one slice was left.
+    /// Calls `pass` until one slice was left. Its arguments are the grid, the logits (first pass only), the candidates
+    /// of the previous pass, the buffer for the new candidates, and the number of inputs in a row.
     fn passes(
         &self,
         what: &TopK,

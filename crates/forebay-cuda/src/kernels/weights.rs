@@ -1,17 +1,17 @@
-//! Which kernels a weight type has, and how matrices are named to them.
+//! The kernels that each weight type has, and the types that describe matrices to them.
 
 use forebay_format::{TensorType, can_dequantize};
 
 use crate::{AddressTable, DevicePtr, RoundedActivations};
 
-/// The modules of a type: names that end in the type's, in small letters.
+/// Modules of a type, whose names end in the type's name in lower case.
 pub(crate) struct TypeModules {
     pub(crate) ty: TensorType,
-    /// For one token.
+    /// Module for one token.
     pub(crate) matvec: &'static str,
-    /// For two to eight. `None` for rare types, which take one token after the other.
+    /// Module for two to eight tokens. `None` for rare types, which process one token after the other.
     pub(crate) matvec_few: Option<&'static str>,
-    /// `None` where there are no tensor cores for it.
+    /// Module for many tokens. `None` if tensor cores cannot compute with the type.
     pub(crate) matmul: Option<&'static str>,
     pub(crate) exact: &'static str,
     pub(crate) embedding: &'static str,
@@ -36,7 +36,8 @@ macro_rules! type_modules {
     };
 }
 
-/// Types that few models use. Kernels for several tokens are the largest of all, so these types have none.
+/// Returns true for types that few models use. Kernels for several tokens are the largest of all, so these types have
+/// none.
 const fn is_rare(ty: TensorType) -> bool {
     use TensorType as T;
     matches!(ty, T::F64 | T::F8_E5M2 | T::TQ1_0 | T::TQ2_0 | T::IQ1_S | T::IQ1_M)
@@ -51,58 +52,59 @@ static TYPES: &[TypeModules] = type_modules![
     TQ1_0 "tq1_0", TQ2_0 "tq2_0", MXFP4 "mxfp4", NVFP4 "nvfp4", Q1_0 "q1_0", Q2_0 "q2_0",
 ];
 
-/// The modules of type `ty`.
+/// Returns the modules of type `ty`.
 ///
 /// # Panics
-/// When the type has none.
+/// Panics if the type has none.
 pub(crate) fn modules_of(ty: TensorType) -> &'static TypeModules {
     TYPES.iter().find(|modules| modules.ty == ty).unwrap_or_else(|| panic!("no kernels for {ty}"))
 }
 
-/// Whether products with weights of this type run on the GPU: all that have values.
+/// Returns true if the GPU computes products with weights of this type, which holds for all types that can be
+/// dequantised.
 pub fn supports_weights(ty: TensorType) -> bool {
     can_dequantize(ty)
 }
 
-/// Whether [`crate::Gpu::matvec`] reads weights of type `ty` once for two to eight tokens. For rare types it reads them
-/// again for every token.
+/// Returns true if [`crate::Gpu::matvec`] reads weights of type `ty` once for two to eight tokens. Weights of rare
+/// types are read again for every token.
 ///
 /// # Panics
-/// When the type has no kernels; see [`supports_weights`].
+/// Panics if the type has no kernels; see [`supports_weights`].
 pub fn shares_reads(ty: TensorType) -> bool {
     modules_of(ty).matvec_few.is_some()
 }
 
-/// What a weight's address has to be a multiple of, in bytes: the largest power of two up to 16 that divides a block,
-/// so that every row, and every expert of a stack, is aligned like the first.
+/// Returns the alignment in bytes that a weight's address needs. It is the largest power of two up to 16 that divides
+/// the size of a block. Every row, and every expert of a stack, is then aligned like the first.
 pub fn weight_alignment(ty: TensorType) -> usize {
     1 << ty.block_bytes().trailing_zeros().min(4)
 }
 
-/// One matrix and where its product goes.
+/// One matrix, and the buffer for its product.
 #[derive(Clone, Copy)]
 pub struct DeviceMatrix {
-    /// `rows` rows without gaps, aligned as [`weight_alignment`] says. Up to 15 bytes before the first and after the
-    /// last may be read.
+    /// Matrix of `rows` rows without gaps, aligned as [`weight_alignment`] requires. Kernels may read up to 15 bytes
+    /// before the first row and after the last.
     pub data: DevicePtr<u8>,
     pub rows: usize,
     /// `[tokens, rows]`.
     pub out: DevicePtr<f32>,
 }
 
-/// The same matrices of many experts, wherever their slots are.
+/// The same matrices of many experts, each in the expert's slot.
 #[derive(Clone, Copy)]
 pub struct ExpertTable {
-    /// The address of each expert's slot; 0 where an expert has none, which leaves its outputs as they are.
+    /// Address of each expert's slot. It is 0 for an expert without a slot, whose outputs are left unchanged.
     pub slots: AddressTable,
-    /// Rows of each matrix.
+    /// Number of rows of each matrix.
     pub rows: usize,
 }
 
-/// One matrix in every expert's slot and where its product goes.
+/// One matrix in every expert's slot, and the buffer for its product.
 #[derive(Clone, Copy)]
 pub struct ExpertPart {
-    /// From the start of the slot.
+    /// Offset in bytes from the start of the slot.
     pub offset: u64,
     /// `[pairs, rows]`.
     pub out: DevicePtr<f32>,
@@ -116,7 +118,7 @@ pub enum MatvecInput {
 }
 
 impl MatvecInput {
-    /// The activations of one token.
+    /// Returns the activations of one token.
     pub(crate) fn token(self, token: usize, cols: usize) -> MatvecInput {
         match self {
             MatvecInput::Rounded(x) => MatvecInput::Rounded(RoundedActivations {
@@ -128,7 +130,8 @@ impl MatvecInput {
     }
 }
 
-/// Whether mat-vec kernels of this type take activations rounded to 8 bits: all types with blocks do.
+/// Returns true if mat-vec kernels of this type take activations rounded to 8 bits, as they do for all types with
+/// blocks.
 pub fn takes_rounded(ty: TensorType) -> bool {
     ty.is_quantized()
 }

@@ -1,4 +1,4 @@
-//! Memory bandwidth, and how fast kernels go through weights that no cache holds.
+//! Memory bandwidth, and the rate of kernels that read weights which no cache holds.
 
 use std::time::{Duration, Instant};
 
@@ -16,15 +16,15 @@ use crate::statistics::median;
 
 const COLS: usize = 4096;
 const ROUNDS: usize = 9;
-/// Tokens and rows of the products of prompts; a round takes some tens of milliseconds on two cores.
+/// Tokens of the prompt products. With these tokens and rows, a round takes some tens of milliseconds on two cores.
 const PROMPT_TOKENS: usize = 128;
 const PROMPT_ROWS: usize = 4096;
 const PROMPT_ROUNDS: usize = 3;
-/// Weights are at least this much memory, more where the last cache is large.
+/// Smallest size of the weights in bytes. They are larger if the last-level cache is large.
 const WEIGHTS_BYTES: usize = 256 << 20;
-/// Type of the weights that are gone through beside copies.
+/// Type of the weights that the CPU multiplies beside copies.
 pub const BESIDE_TYPE: TensorType = TensorType::Q4_K;
-/// Types that models come in.
+/// Weight types that models use.
 pub(super) const TYPES: [TensorType; 11] = [
     TensorType::Q4_K,
     TensorType::Q5_K,
@@ -39,27 +39,27 @@ pub(super) const TYPES: [TensorType; 11] = [
     TensorType::BF16,
 ];
 
-/// Plain use of memory by all threads.
+/// Rates of plain memory accesses by all threads.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct MemoryRate {
     pub read_bytes_per_second: f64,
-    /// Bytes copied: each is read once and written once.
+    /// Bytes copied per second. Each byte is read once and written once.
     pub copy_bytes_per_second: f64,
 }
 
-/// What memory and processor give.
+/// Rates of memory and processor.
 #[derive(Debug, Clone, Serialize)]
 pub struct ComputeReport {
     pub threads: usize,
     pub isa: String,
-    /// Memory that every measurement goes through, bytes.
+    /// Bytes of memory that every measurement goes through.
     pub working_set_bytes: usize,
     pub memory: MemoryRate,
     pub kernels: Vec<KernelRate>,
 }
 
 pub(super) fn measure(interrupt: &Interrupt) -> Result<ComputeReport, EngineError> {
-    // What is measured after an interrupt is cut short, and thrown away.
+    // After an interrupt, measurements are cut short and their results are discarded.
     let cpu = Cpu::new(0, Isa::selected()?, Arithmetic::Fast).stopping_on(interrupt.flag());
     let bytes = working_set();
     let arena = Arena::reserve(bytes)?;
@@ -92,7 +92,7 @@ pub(super) fn measure(interrupt: &Interrupt) -> Result<ComputeReport, EngineErro
     })
 }
 
-/// Rates that are measured several times, to see whether the machine is steady.
+/// Rates that are measured several times to see if the machine is steady.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SteadyRates {
     pub memory_bytes_per_second: f64,
@@ -100,7 +100,7 @@ pub(super) struct SteadyRates {
 }
 
 impl SteadyRates {
-    /// Measures as [`measure`] does, but one type alone.
+    /// Measures the rates as [`measure`] does, but for one type only.
     pub(super) fn measure() -> Result<SteadyRates, EngineError> {
         let cpu = Cpu::new(0, Isa::selected()?, Arithmetic::Fast);
         let arena = Arena::reserve(working_set())?;
@@ -111,7 +111,7 @@ impl SteadyRates {
         Ok(SteadyRates { memory_bytes_per_second, kernel_bytes_per_second })
     }
 
-    /// The same rates of a whole report; `None` if it lacks the kernel.
+    /// Returns the same rates from a whole report, or `None` if the report lacks the kernel.
     pub(super) fn of(report: &ComputeReport) -> Option<SteadyRates> {
         let kernel = report.kernels.iter().find(|kernel| kernel.name == BESIDE_TYPE.name())?;
         Some(SteadyRates {
@@ -121,8 +121,8 @@ impl SteadyRates {
     }
 }
 
-/// Bytes of weights per second that one token's products go through while `copy`, in the last `time` before it returns, copies
-/// something else; and what it returns.
+/// Measures one token's products while `copy` runs on another thread. Returns the bytes of weights per second, and the
+/// result of `copy`. `copy` must spend the last `time` before it returns on copies.
 pub(super) fn beside<T: Send>(
     time: Duration,
     copy: impl FnOnce() -> T + Send,
@@ -146,26 +146,27 @@ pub(super) fn beside<T: Send>(
         let copied = copying.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         (rounds, copied)
     });
-    // Copies need memory first, and give it back in the end.
+    // Excludes the start and the end of `copy`, where it allocates and frees memory.
     let within = |started: &Instant, spent: &Duration| {
         end.duration_since(*started) < time && end.duration_since(*started + *spent) > time / 8
     };
     let during = rounds.iter().filter(|(started, spent)| within(started, spent));
     let seconds = median(during.map(|(_, spent)| spent.as_secs_f64()));
-    // A processor that is slower than that has not noticed the copies.
+    // If no round lies in that window, the processor is so slow that the copies make no difference to it.
     let seconds = if seconds > 0.0 { seconds } else { rounds[0].1.as_secs_f64() };
     Ok((product.w.data.len() as f64 / seconds, copied))
 }
 
-/// Eight times the last cache, as far as memory allows. Going through twice as much again and again, a server's cache of
-/// 300 MiB still had so much of it that one measured 1.7 times the rate at which large models' weights then came.
+/// Returns eight times the size of the last-level cache, as far as memory allows. Twice the size was too little on a
+/// server with a cache of 300 MiB. The cache still held so much of it that the rate was 1.7 times that of a large
+/// model's weights.
 fn working_set() -> usize {
     let wanted = (8 * last_cache_bytes()).max(WEIGHTS_BYTES);
     let most = (free_bytes() / 4).max(16 << 20) as usize;
     wanted.min(most) / (1 << 20) * (1 << 20)
 }
 
-/// The least time of several rounds, after one that does not count, in seconds.
+/// Returns the least time of several rounds in seconds. The round before them does not count.
 fn fastest(mut work: impl FnMut()) -> f64 {
     fastest_of(ROUNDS, &mut work)
 }
@@ -180,7 +181,7 @@ fn fastest_of(rounds: usize, work: &mut dyn FnMut()) -> f64 {
     (0..rounds).map(|_| time()).fold(f64::INFINITY, f64::min)
 }
 
-/// Bytes per second of reading memory with all threads.
+/// Returns the bytes per second of reading memory with all threads.
 fn read_rate(cpu: &Cpu, memory: &[u8]) -> f64 {
     let seconds = fastest(|| {
         cpu.pool().for_each_chunk(memory.len(), 256 << 10, |range| {
@@ -204,7 +205,7 @@ fn bandwidth(cpu: &Cpu, memory: &mut [u8]) -> MemoryRate {
     MemoryRate { read_bytes_per_second, copy_bytes_per_second: half as f64 / copied }
 }
 
-/// Fills memory with weights of a type: some random rows, again and again.
+/// Fills memory with weights of a type: some random rows, repeated.
 pub(super) fn fill(ty: TensorType, memory: &mut [u8]) {
     const SOME: usize = 4 << 20;
     let row = ty.row_bytes(COLS as u64).unwrap_or(1) as usize;
@@ -218,7 +219,7 @@ pub(super) fn fill(ty: TensorType, memory: &mut [u8]) {
     }
 }
 
-/// Weights times tokens per second of a product with as many tokens as prompts bring.
+/// Returns the weights times tokens per second of a product with as many tokens as a prompt has.
 fn prompt(cpu: &Cpu, ty: TensorType, memory: &[u8]) -> f64 {
     let row_bytes = ty.row_bytes(COLS as u64).unwrap_or(1) as usize;
     let rows = PROMPT_ROWS.min(memory.len() / row_bytes);
@@ -233,7 +234,7 @@ fn prompt(cpu: &Cpu, ty: TensorType, memory: &[u8]) -> f64 {
     (rows * COLS * PROMPT_TOKENS) as f64 / seconds
 }
 
-/// One token's product with weights in memory.
+/// Product of one token with weights in memory.
 struct Product<'a> {
     w: Matrix<'a>,
     activations: Activations,
@@ -257,7 +258,7 @@ impl<'a> Product<'a> {
     }
 }
 
-/// Bytes of weights per second that one token's product goes through.
+/// Returns the bytes of weights per second of one token's product.
 fn kernel(cpu: &Cpu, ty: TensorType, memory: &[u8]) -> f64 {
     let mut product = Product::new(cpu, ty, memory);
     let seconds = fastest(|| product.compute(cpu));

@@ -1,61 +1,62 @@
-//! cuFile against the ring, as a machine profile has it.
+//! Results of the comparison of cuFile with the ring, as stored in a machine profile.
 
 use serde::{Deserialize, Serialize};
 
 use crate::load::CuFileRequests;
 
-/// cuFile must be better than the ring by this factor to be used: the ring's way uses the page cache and compares checksums.
+/// Factor by which cuFile must be faster than the ring to be used. The ring has advantages: it uses the page cache and
+/// verifies checksums.
 const WORTH_IT: f64 = 1.05;
 
-/// One way of asking cuFile.
+/// Requests to cuFile and their rate.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CuFileCase {
     #[serde(flatten)]
     pub requests: CuFileRequests,
-    /// From file to device; the best of several measurements.
+    /// Rate from file to device: the best of several measurements.
     pub bytes_per_second: f64,
 }
 
-/// cuFile, measured.
+/// Measured rates of cuFile.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CuFileRates {
-    /// The library's; `None` for one that does not say.
+    /// Version of the library. `None` if it does not report one.
     pub version: Option<String>,
-    /// How it works here, in words.
+    /// Mode in which cuFile works here, in words.
     pub mode: String,
-    /// Whether the disk writes to device memory, and not to host memory first.
+    /// True if the disk writes directly to device memory. False if data passes through host memory first.
     pub straight: bool,
-    /// Whether it has taken device memory as its own, which saves a copy there.
+    /// True if device memory is registered with cuFile, which saves a copy there.
     pub memory_is_registered: bool,
-    /// Bytes that each measurement loads.
+    /// Bytes loaded by each measurement.
     pub sample_bytes: u64,
     pub cases: Vec<CuFileCase>,
     pub best: CuFileCase,
-    /// What our own ring does with the same bytes, between these measurements.
+    /// Rate of forebay's own ring for the same bytes, measured between these measurements.
     pub ring_bytes_per_second: f64,
 }
 
 impl CuFileRates {
-    /// Whether loads to the GPU use it where they may.
+    /// Returns true if loads to the GPU use cuFile when they may.
     pub fn wins(&self) -> bool {
         self.best.bytes_per_second >= WORTH_IT * self.ring_bytes_per_second
     }
 }
 
-/// What of this loads have to know.
+/// The part of [`CuFileRates`] that loads need.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CuFileChoice {
-    /// The GPU that was measured.
+    /// Name of the GPU that was measured.
     pub gpu: String,
     pub requests: CuFileRequests,
     pub bytes_per_second: f64,
     pub ring_bytes_per_second: f64,
-    /// Whether loads shall use it where they may.
+    /// True if loads use cuFile when they may.
     pub wins: bool,
 }
 
 impl CuFileChoice {
-    /// What is to be used of a profile; `None` for what no load could do.
+    /// Returns the choice from a profile's rates, or `None` if no load could use these values.
     pub(super) fn of(gpu: &str, rates: &CuFileRates) -> Option<CuFileChoice> {
         let CuFileCase { requests, bytes_per_second } = rates.best;
         let ring_bytes_per_second = rates.ring_bytes_per_second;
@@ -70,7 +71,7 @@ impl CuFileChoice {
         good.then_some(found)
     }
 
-    /// How often the ring's rate its rate is.
+    /// Returns cuFile's rate divided by the ring's rate.
     pub fn gain(&self) -> f64 {
         self.bytes_per_second / self.ring_bytes_per_second
     }

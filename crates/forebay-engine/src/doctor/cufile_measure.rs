@@ -1,4 +1,4 @@
-//! cuFile against the ring: the same bytes of the same file to the same GPU, taking turns.
+//! Compares cuFile with the ring: both load the same bytes of the same file to the same GPU, taking turns.
 
 use forebay_cuda::{CuFileMode, Gpu};
 use forebay_format::{Extent, FileIndex};
@@ -10,22 +10,23 @@ use super::{ProfiledRead, ReadChoice};
 use crate::EngineError;
 use crate::load::{CuFileReader, CuFileRequests, GpuRing, RingRequest};
 
-/// Rounds over all cases, one after the other, so that a slow moment does not hit one case alone; the best of them counts.
+/// Number of rounds over all cases. Cases take turns so that a slow moment does not affect one case alone. The best
+/// round counts.
 const ROUNDS: usize = 3;
 
-/// What the disk shall take for one load, seconds.
+/// Time that the disk should take for one load, in seconds.
 const LOAD_SECONDS: f64 = 0.25;
 
-/// Bounds of what is loaded, bytes: the beginning of the file.
+/// Bounds of the size that is loaded from the beginning of the file, in bytes.
 const SAMPLE_BYTES: std::ops::RangeInclusive<u64> = 64 << 20..=1 << 30;
 
-/// Request MiB and threads: those that ask least of the processor first.
+/// Request size in MiB and number of threads of each case. Cases that ask least of the processor come first.
 const CASES: [(usize, usize); 5] = [(16, 4), (4, 8), (1, 16), (4, 16), (2, 32)];
 
-/// Measures cuFile beside the ring.
+/// Measures cuFile and the ring.
 ///
 /// # Errors
-/// Why cuFile cannot be used here.
+/// Returns an error if cuFile cannot be used here.
 pub(super) fn measure(
     gpu: &Gpu,
     subject: &Subject,
@@ -74,7 +75,7 @@ pub(super) fn measure(
     })
 }
 
-/// As much as keeps the disk busy for a moment, if the GPU has room.
+/// Returns the bytes that keep the disk busy for [`LOAD_SECONDS`], as far as the GPU has room.
 fn sample_bytes(gpu: &Gpu, subject: &Subject, read: &ProfiledRead) -> Result<u64, EngineError> {
     let wanted = (LOAD_SECONDS * read.bytes_per_second) as u64;
     let wanted = wanted.clamp(*SAMPLE_BYTES.start(), *SAMPLE_BYTES.end());

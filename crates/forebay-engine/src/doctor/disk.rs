@@ -1,4 +1,4 @@
-//! The disk by engine, request size and depth; the page cache by threads.
+//! Rates of the disk by engine, request size and depth, and of the page cache by threads.
 
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
@@ -17,29 +17,31 @@ use super::{DoctorRequest, ProfiledRead, folder_error};
 use crate::EngineError;
 use crate::statistics::median;
 
-/// Rounds over all cases, one after the other, so that neither a slow moment nor a burst hits one case alone. Of a case's
-/// rates the median counts: the best would be that of whoever came first after a pause, on a disk throttled by a token bucket.
+/// Number of rounds over all cases. Cases take turns so that neither a slow moment nor a burst affects one case alone.
+///
+/// The median of a case's rates counts. On a disk throttled by a token bucket, the best rate would belong to the first
+/// case after a pause.
 const ROUNDS: usize = 7;
 const CASE_TIME: Duration = Duration::from_millis(250);
 const LATENCY_TIME: Duration = Duration::from_millis(700);
 const COPY_TIME: Duration = Duration::from_millis(150);
-/// Part of the file that copies from the page cache use.
+/// Bytes of the file that copies from the page cache use.
 const COPIED_BYTES: u64 = 512 << 20;
-/// A case must be better by this factor to be preferred to one that asks less of the disk.
+/// Factor by which a case must be better to be preferred to one that asks less of the disk.
 const CLEARLY_BETTER: f64 = 1.03;
 
-/// Names of models end so. The folder's largest one is read where it is as large as [`SCRATCH_BYTES`] at least: what lies beneath a
-/// virtual disk keeps a small file that was just written, and has it faster than a model.
+/// File name extensions of models. The folder's largest model is read if it has at least [`SCRATCH_BYTES`]. The layer
+/// beneath a virtual disk caches a small file that was just written, and delivers it faster than a model.
 const MODEL_ENDINGS: [&str; 3] = ["gguf", "fbay", "safetensors"];
 
-/// Memory that stands for a model's.
+/// Bytes of memory as large as a model's.
 const LARGE_BYTES: usize = 1 << 30;
-/// Reading into a small ring and copying from there costs processor time: it must gain this much.
+/// Smallest gain that justifies reading into a small ring. The copy from the ring costs processor time.
 const WORTH_A_COPY: f64 = 1.15;
-/// A disk has bursts if the best reading was this much faster than half of them were.
+/// Ratio of the best reading to the median reading above which a disk has bursts.
 const BURSTS: f64 = 1.3;
 
-/// Engine, request KiB, depth: those that ask least of the disk first.
+/// Engine, request size in KiB, and depth of each case. Cases that ask least of the disk come first.
 const CASES: [(IoKind, usize, usize); 10] = [
     (IoKind::Uring, 512, 16),
     (IoKind::Uring, 512, 32),
@@ -53,86 +55,88 @@ const CASES: [(IoKind, usize, usize); 10] = [
     (IoKind::Pread, 1024, 16),
 ];
 
-/// One way of reading.
+/// Results of one way of reading.
 #[derive(Debug, Clone, Serialize)]
 pub struct DiskCase {
     pub engine: String,
     pub request_bytes: usize,
     pub queue_depth: usize,
     pub registered_buffers: bool,
-    /// The median of several measurements.
+    /// Median of several measurements.
     pub bytes_per_second: f64,
-    /// The worst and the best of them.
+    /// Worst of these measurements.
     pub bytes_per_second_min: f64,
+    /// Best of these measurements.
     pub bytes_per_second_max: f64,
     pub cpu_seconds_per_gigabyte: f64,
 }
 
-/// The same reads into a ring and into memory as large as a model's, in turn: medians.
+/// Median rates of the same reads into a ring and into memory as large as a model's, taking turns.
 #[derive(Debug, Clone, Serialize)]
 pub struct PlaceRates {
     pub ring_bytes_per_second: f64,
     pub in_place_bytes_per_second: f64,
-    /// The median over the rounds of how often the rate into place the rate into the ring was.
+    /// Median over the rounds of the ring rate divided by the in-place rate.
     pub ring_gain: f64,
 }
 
-/// How the disk's rate varies by itself.
+/// Variation of the disk's rate by itself.
 #[derive(Debug, Clone, Serialize)]
 pub struct DiskBursts {
-    /// The best of all readings, whatever the case.
+    /// Best of all readings, whatever the case.
     pub burst_bytes_per_second: f64,
-    /// The median of the readings of the chosen case.
+    /// Median of the readings of the chosen case.
     pub sustained_bytes_per_second: f64,
-    /// Whether the first is so much more that it says nothing about a load.
+    /// True if the burst rate is so much higher that it says nothing about a load.
     pub bursty: bool,
 }
 
-/// Copies out of the page cache.
+/// Rate of copies out of the page cache.
 #[derive(Debug, Clone, Serialize)]
 pub struct CopyRate {
     pub threads: usize,
     pub bytes_per_second: f64,
 }
 
-/// What the disk and its page cache give.
+/// Rates of the disk and its page cache.
 #[derive(Debug, Clone, Serialize)]
 pub struct DiskReport {
-    /// The file that was read: the one that was named, or the largest model in the folder; `None` for a temporary one.
+    /// File that was read: the one that the user named, or the largest model in the folder. `None` means a temporary
+    /// file.
     pub file: Option<PathBuf>,
     pub file_bytes: u64,
-    /// Whether reads pass the page cache by.
+    /// True if reads bypass the page cache.
     pub direct: bool,
-    /// Alignment of direct reads, bytes.
+    /// Alignment of direct reads in bytes.
     pub alignment: usize,
     pub cases: Vec<DiskCase>,
     pub best: ProfiledRead,
     pub bursts: DiskBursts,
-    /// The chosen case as it was measured among the others, and once more behind them: bytes per second.
+    /// Bytes per second of the chosen case, measured among the other cases and once more after them.
     pub same_case_twice: [f64; 2],
     pub places: PlaceRates,
     pub latency_64kib: Latencies,
     pub copies: Vec<CopyRate>,
     pub page_cache_method: CacheMethod,
-    /// Why some engine or path is not there, in words.
+    /// Reasons why some engine or path is not available, in words.
     pub remarks: Vec<String>,
 }
 
-/// The file that is read.
+/// File that is read.
 pub(crate) struct Subject {
     files: FileSet,
     file_bytes: u64,
-    /// Unless it is a temporary one.
+    /// Path of the file. `None` means a temporary file.
     file: Option<PathBuf>,
-    /// Keeps a temporary one.
+    /// Keeps the temporary file open.
     scratch: Option<Scratch>,
 }
 
 impl Subject {
-    /// The file that was named, else the largest model in the folder, else a temporary one.
+    /// Opens the file that the user named, the largest model in the folder, or else a temporary file.
     ///
     /// # Errors
-    /// A file that is too small, a folder that cannot be written, a disk without room.
+    /// Returns an error if the file is too small, the folder cannot be written, or the disk is full.
     pub(super) fn open(request: &DoctorRequest) -> Result<Subject, EngineError> {
         let in_folder = |source| folder_error(&request.folder, source);
         let file = match &request.file {
@@ -164,11 +168,11 @@ impl Subject {
         &self.files
     }
 
-    /// What `work` makes of the same file, opened by a name, which a temporary one has only meanwhile: cuFile refuses
-    /// files without.
+    /// Calls `work` with the same file, opened by a name, and returns its result. A temporary file has a name only
+    /// during the call. cuFile rejects files without a name.
     ///
     /// # Errors
-    /// Those of `work`; a file that cannot get a name.
+    /// Returns the errors of `work`. Returns an error if the file cannot get a name.
     pub(super) fn with_name<T>(
         &self,
         work: impl FnOnce(&FileSet) -> Result<T, EngineError>,
@@ -207,7 +211,7 @@ pub(super) fn measure(
         best.staging_bytes = 2 * best.queue_depth * best.request_bytes;
     }
     let same_case_twice = [best.bytes_per_second, places.ring_bytes_per_second];
-    // Measured once more: the best of many is better than it is, by chance.
+    // Measured once more, because the best of many noisy readings is too high.
     best.bytes_per_second = places.ring_bytes_per_second;
     best.in_place_bytes_per_second = places.in_place_bytes_per_second;
     step("latency of small reads");
@@ -233,7 +237,8 @@ pub(super) fn measure(
     })
 }
 
-/// The order of a round: every case is measured early and late, and before and after each other one, over the rounds.
+/// Returns the order of the cases in a round. Over the rounds, every case is measured early and late, and both before
+/// and after every other case.
 fn order(round: usize, cases: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..cases).collect();
     order.rotate_left(round * cases / ROUNDS);
@@ -243,7 +248,7 @@ fn order(round: usize, cases: usize) -> Vec<usize> {
     order
 }
 
-/// The largest model in a folder that is large enough to read.
+/// Returns the largest model in a folder that is large enough to measure with.
 fn largest_model(folder: &Path) -> std::io::Result<Option<PathBuf>> {
     let mut largest = None;
     for entry in std::fs::read_dir(folder)? {
@@ -257,7 +262,7 @@ fn largest_model(folder: &Path) -> std::io::Result<Option<PathBuf>> {
     Ok(largest.map(|(_, path)| path))
 }
 
-/// Readings of a file one after the other, each going on where the last one ended.
+/// Consecutive readings of a file. Each one starts where the last one ended.
 struct Readings<'a> {
     files: &'a FileSet,
     file_bytes: u64,
@@ -277,7 +282,7 @@ impl Readings<'_> {
     }
 }
 
-/// Measures every case that works here.
+/// Measures every case that works on this machine.
 fn cases(
     readings: &mut Readings<'_>,
     remarks: &mut Vec<String>,
@@ -343,7 +348,7 @@ impl DiskBursts {
     }
 }
 
-/// The first case that no other clearly beats.
+/// Returns the first case that no other case clearly beats.
 fn best(cases: &[DiskCase]) -> ProfiledRead {
     let top = cases.iter().map(|case| case.bytes_per_second).fold(0.0, f64::max);
     let chosen = cases.iter().find(|case| case.bytes_per_second * CLEARLY_BETTER >= top);
@@ -358,7 +363,7 @@ fn best(cases: &[DiskCase]) -> ProfiledRead {
     }
 }
 
-/// Rates into little and into much memory, in turn.
+/// Measures reads into a small ring and into large memory, taking turns.
 fn places(
     readings: &mut Readings<'_>,
     kind: IoKind,
@@ -382,14 +387,14 @@ fn places(
     })
 }
 
-/// Copies with 1, 2, 4, ... threads up to the number of processors.
+/// Measures copies with 1, 2, 4, ... threads up to the number of processors.
 fn copies(files: &FileSet, file_bytes: u64) -> Result<Vec<CopyRate>, EngineError> {
     let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
     let mut counts: Vec<usize> =
         std::iter::successors(Some(1), |n| Some(n * 2)).take_while(|&n| n < processors).collect();
     counts.push(processors);
     let range = 0..file_bytes.min(COPIED_BYTES);
-    // Makes the range cached; what it takes is not counted.
+    // Brings the range into the page cache. The time for this is not counted.
     let warm = Duration::from_secs(1);
     copy_rate(files, FileIndex(0), range.clone(), processors, warm)?;
     let mut found: Vec<CopyRate> =
@@ -407,7 +412,8 @@ fn copies(files: &FileSet, file_bytes: u64) -> Result<Vec<CopyRate>, EngineError
 mod tests {
     use super::*;
 
-    /// Rates, in turn, of a disk that gives 3.3 until 5 were spent and 1.7 from then on, by case.
+    /// Returns the rates of each case on a simulated disk, which gives 3.3 until 5 units are read, and 1.7 from then
+    /// on.
     fn throttled(cases: usize) -> Vec<Vec<f64>> {
         let (mut rates, mut spent) = (vec![Vec::new(); cases], 0.0);
         for round in 0..ROUNDS {

@@ -1,4 +1,4 @@
-//! GPUs: what a machine profile says of them.
+//! GPUs in the machine profile.
 
 use std::fmt::Display;
 
@@ -10,49 +10,50 @@ use super::cufile::CuFileRates;
 /// GPUs of this machine.
 #[derive(Debug, Clone, Serialize)]
 pub struct GpuReport {
-    /// How many the driver finds; the first is measured.
+    /// Number of GPUs that the driver finds. The first one is measured.
     pub count: usize,
     pub first: Option<GpuRates>,
-    /// Why nothing is measured; empty if something is.
+    /// Reason why no GPU is measured. It is empty if one is.
     pub why: String,
-    /// Why cuFile is not measured; empty if it is.
+    /// Reason why cuFile is not measured. It is empty if it is.
     pub why_not_cufile: String,
 }
 
-/// One GPU, measured. Rates are bytes per second.
+/// Measured rates of one GPU, in bytes per second.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct GpuRates {
     pub name: String,
     pub compute_capability: (i32, i32),
     pub multiprocessors: u32,
     pub memory_bytes: u64,
-    /// As the kernel module says it; `None` where it is not to be seen.
+    /// Driver version as reported by the kernel module. `None` if it is not visible.
     pub driver: Option<String>,
     pub pcie: Option<PcieRates>,
     pub pinned_copies: Vec<PinnedCopyRate>,
     pub pageable_copy_bytes_per_second: f64,
     pub memory_read_bytes_per_second: f64,
-    /// Bytes copied: each is read once and written once.
+    /// Bytes copied per second. Each byte is read once and written once.
     pub memory_copy_bytes_per_second: f64,
-    /// Weights that one token's products go through, by type. (Older profiles have none.)
+    /// Bytes of weights per second of one token's products, by type. Older profiles have none.
     #[serde(default)]
     pub kernels: Vec<KernelRate>,
-    /// The bus and the CPU at the same time. (Older profiles do not have it.)
+    /// Rates of the bus and the CPU at the same time. Older profiles do not have them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub beside_cpu: Option<BesideCpu>,
-    /// cuFile, where it works, beside the ring.
+    /// Rates of cuFile and of the ring. `None` if cuFile does not work.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cufile: Option<CuFileRates>,
 }
 
-/// Copies from pinned memory to the GPU while the CPU multiplies with weights in memory: both read it. Bytes per second.
+/// Rates of copies from pinned memory to the GPU and of products on the CPU at the same time, in bytes per second. Both
+/// read host memory.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct BesideCpu {
     pub copy_bytes_per_second: f64,
     pub cpu_bytes_per_second: f64,
 }
 
-/// How the GPU is connected, as the system says it.
+/// PCIe link of the GPU, as reported by the system.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PcieRates {
     pub address: String,
@@ -60,7 +61,7 @@ pub struct PcieRates {
     pub lanes: String,
 }
 
-/// Copies of one size, one after the other, between pinned memory and the GPU.
+/// Rates of consecutive copies of one size between pinned memory and the GPU.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PinnedCopyRate {
     pub bytes: usize,
@@ -68,7 +69,7 @@ pub struct PinnedCopyRate {
     pub from_device_bytes_per_second: f64,
 }
 
-/// Nothing measured of `count` GPUs, and why.
+/// Returns a report in which none of `count` GPUs is measured because of `error`.
 pub(crate) fn none(count: usize, error: &dyn Display) -> GpuReport {
     let why_not_cufile = format!("it reads to GPUs: {error}");
     GpuReport { count, first: None, why: error.to_string(), why_not_cufile }

@@ -1,4 +1,4 @@
-//! How fast a GPU's kernels go through weights that its cache does not hold, by quantisation type.
+//! Rates of a GPU's kernels by quantisation type, with weights that its cache does not hold.
 
 use forebay_cuda::{
     CudaError, DeviceMatrix, DevicePtr, Gpu, MatvecInput, Pairing, RoundedActivations, Timer,
@@ -11,21 +11,21 @@ use super::KernelRate;
 use super::compute::{TYPES, fill};
 
 const COLS: usize = 4096;
-/// One matrix. Its product takes long enough that launching it does not count.
+/// Bytes of one matrix. Its product takes so long that the launch time does not matter.
 const MATRIX_BYTES: usize = 64 << 20;
-/// All of them, gone through in turn: several times the largest cache (126 MiB on a B200).
+/// Bytes of all matrices, which are used in turn. This is several times the largest cache (126 MiB on a B200).
 const WEIGHTS_BYTES: usize = 512 << 20;
-/// What is made of random numbers; the rest repeats it.
+/// Bytes of random weights. The rest repeats them.
 const SOME_BYTES: usize = 4 << 20;
-/// Products that are queued at a time, one behind the other as in a model.
+/// Number of products that are queued at a time, one after the other as in a model.
 const QUEUED: usize = 8;
 const ROUNDS: usize = 9;
 
-/// Bytes of weights per second of products with one token, for every type that models come in. Loading the kernels of a
-/// type takes some tenths of a second when the driver sees them for the first time.
+/// Measures products with one token for every type that models use, in bytes of weights per second. Loading the kernels
+/// of a type takes some tenths of a second when the driver sees them for the first time.
 pub(super) fn measure(gpu: &Gpu) -> Result<Vec<KernelRate>, CudaError> {
     let free = gpu.memory_bytes()?.0 as usize;
-    // Kernels may read up to 15 bytes beside a matrix.
+    // Room for 16 bytes on each side, because kernels may read up to 15 bytes beside a matrix.
     let bytes = WEIGHTS_BYTES.min(free / 4).max(MATRIX_BYTES) / MATRIX_BYTES * MATRIX_BYTES;
     let weights = gpu.allocate(bytes + 32)?;
     let first = weights.ptr::<u8>().offset(16);
@@ -43,7 +43,7 @@ pub(super) fn measure(gpu: &Gpu) -> Result<Vec<KernelRate>, CudaError> {
         .collect()
 }
 
-/// Weights of a type, in one piece: some random rows, again and again.
+/// Fills `bytes` of device memory with weights of a type: some random rows, repeated.
 fn fill_device(
     gpu: &Gpu,
     ty: TensorType,
@@ -70,7 +70,7 @@ fn whole_rows(ty: TensorType, bytes: usize) -> usize {
     bytes / row_bytes(ty) * row_bytes(ty)
 }
 
-/// One token's activations in the forms that kernels take, and room for a product.
+/// Activations of one token in the forms that kernels take, and memory for a product.
 struct Inputs {
     floats: forebay_cuda::DeviceMemory,
     codes: forebay_cuda::DeviceMemory,
@@ -82,7 +82,7 @@ impl Inputs {
     fn new(gpu: &Gpu) -> Result<Inputs, CudaError> {
         let x: Vec<f32> = (0..COLS).map(|i| (i as f32 * 0.37).sin()).collect();
         let (codes, scales) = RoundedActivations::bytes(1, COLS);
-        // The narrowest rows are of one bit a weight.
+        // The narrowest rows have one bit per weight, so a matrix has at most this many rows.
         let out = 4 * MATRIX_BYTES / (COLS / 8);
         let inputs = Inputs {
             floats: gpu.allocate_with(&x)?,
@@ -123,7 +123,7 @@ impl Inputs {
                 })
             })
         };
-        // The first loads the kernels.
+        // The first round loads the kernels and does not count.
         round()?;
         let best = (0..ROUNDS).try_fold(f64::INFINITY, |best, _| Ok(best.min(round()?)))?;
         Ok((QUEUED * bytes) as f64 / best)

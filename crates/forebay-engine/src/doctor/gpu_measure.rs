@@ -1,4 +1,4 @@
-//! Measuring a GPU: how fast bytes get there and are read there.
+//! Measures the rates of copies to a GPU and of reads in its memory.
 
 use std::time::Duration;
 
@@ -10,23 +10,24 @@ use super::gpu::{BesideCpu, GpuRates, GpuReport, PcieRates, PinnedCopyRate, none
 use super::{ProfiledRead, compute, cufile_measure, gpu_kernels};
 use crate::EngineError;
 
-/// Sizes of copies that are measured: bytes.
+/// Sizes of the measured copies, in bytes.
 const COPY_SIZES: [usize; 6] = [64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20];
 const COPY_TIME: Duration = Duration::from_millis(100);
-/// Host memory that copies go through in turn, where they are smaller.
+/// Bytes of host memory that smaller copies cycle through.
 const COPY_SPAN: usize = 64 << 20;
-/// Copies beside the CPU: large ones, from more memory than a cache holds, for long enough that products begin and end in it.
+/// Size of the copies beside the CPU, in bytes. They are large and come from more memory than a cache holds. They go on
+/// long enough that whole products fit in that time.
 const BESIDE_BYTES: usize = 16 << 20;
 const BESIDE_SPAN: usize = 512 << 20;
 const BESIDE_TIME: Duration = Duration::from_secs(1);
-/// Device memory that is read or copied; more than any cache of a GPU.
+/// Bytes of device memory that are read or copied: more than any GPU's cache holds.
 const MEMORY_BYTES: usize = 1 << 30;
 const MEMORY_ROUNDS: usize = 9;
 
-/// Measures the first GPU, with a file for what reads to it. None, or one that fails, is said in words: the rest of the
-/// machine can be measured anyway.
+/// Measures the first GPU, with a file for the readers that load to it. If there is no GPU or it fails, the report says
+/// so in words, because the rest of the machine can still be measured.
 ///
-/// An interrupted measurement looks like one that failed: the caller must ask `interrupt` afterwards.
+/// An interrupted measurement looks like a failed one, so the caller must check `interrupt` afterwards.
 pub(crate) fn measure(subject: &Subject, read: &ProfiledRead, interrupt: &Interrupt) -> GpuReport {
     let count = match Gpu::count() {
         Ok(0) => return none(0, &CudaError::NoGpu),
@@ -46,7 +47,7 @@ pub(crate) fn measure(subject: &Subject, read: &ProfiledRead, interrupt: &Interr
     let mut why_not_cufile = String::new();
     match cufile_measure::measure(&gpu, subject, read) {
         Ok(measured) => rates.cufile = Some(measured),
-        // Nobody has asked for it here, as `load --io cufile` does.
+        // Reports the cause alone. The outer error mentions `--io cufile`, which the user did not give here.
         Err(EngineError::CuFile(error)) => why_not_cufile = error.to_string(),
         Err(error) => why_not_cufile = error.to_string(),
     }
@@ -91,7 +92,7 @@ fn rates(gpu: &Gpu, interrupt: &Interrupt) -> Result<GpuRates, EngineError> {
     })
 }
 
-/// Bytes per second of reading device memory, and of copying it.
+/// Returns the bytes per second of reading device memory, and of copying it.
 fn memory(gpu: &Gpu) -> Result<(f64, f64), CudaError> {
     let free = gpu.memory_bytes()?.0 as usize;
     let bytes = MEMORY_BYTES.min(free / 8 / 16 * 16);

@@ -1,4 +1,4 @@
-//! What this machine can do, measured, and written down where loads find it.
+//! Measures this machine and writes the results where loads find them.
 
 mod compute;
 mod cufile;
@@ -36,18 +36,18 @@ pub use quality::{Activity, ProfileQuality, QualityState, RepeatedReading};
 use compute::SteadyRates;
 use quality::Watch;
 
-/// What to measure.
+/// Options of a measurement.
 #[derive(Debug, Clone)]
 pub struct DoctorRequest {
-    /// The folder whose disk is measured.
+    /// Folder whose disk is measured.
     pub folder: PathBuf,
-    /// Measure with this file instead of the folder's largest model or a temporary one.
+    /// File to measure with, instead of the folder's largest model or a temporary file.
     pub file: Option<PathBuf>,
-    /// Ends the measurements early.
+    /// Interrupt that ends the measurements early.
     pub interrupt: Interrupt,
 }
 
-/// What `doctor` found.
+/// Report of [`examine`].
 #[derive(Debug, Clone, Serialize)]
 pub struct DoctorReport {
     pub machine: MachineIdentity,
@@ -56,7 +56,7 @@ pub struct DoctorReport {
     pub compute: ComputeReport,
     pub gpu: GpuReport,
     pub paths: Vec<IoPath>,
-    /// What else the machine did meanwhile.
+    /// Other activity of the machine during the measurement.
     pub activity: Activity,
     /// Rates that were measured more than once.
     pub repeated: Vec<RepeatedReading>,
@@ -64,16 +64,16 @@ pub struct DoctorReport {
     pub seconds: f64,
 }
 
-/// Measures the machine. `step` is told what begins.
+/// Measures the machine. `step` is called with the name of each step before it begins.
 ///
 /// # Errors
-/// A folder that cannot be written, a disk without room, failed reads.
+/// Returns an error if the folder cannot be written, the disk is full, or a read fails.
 pub fn examine(
     request: &DoctorRequest,
     step: &mut dyn FnMut(&'static str),
 ) -> Result<DoctorReport, EngineError> {
     let started = Instant::now();
-    // Before anything else: writing a temporary file is load, too.
+    // The watch starts first, because writing a temporary file is load, too.
     let watch = Watch::start();
     let _span = tracing::debug_span!("doctor", folder = %request.folder.display()).entered();
     let machine = MachineIdentity::here(&request.folder)
@@ -127,7 +127,7 @@ pub fn examine(
     })
 }
 
-/// The same cases at different times of the measurement.
+/// Returns the rates of the same cases at different times of the measurement.
 fn repeated(
     before: &SteadyRates,
     disk: &DiskReport,

@@ -1,16 +1,16 @@
-//! Which ways of reading work here, and why others do not.
+//! Lists which ways of reading work on this machine, and why others do not.
 
 use serde::Serialize;
 
 use super::disk::DiskReport;
 use super::gpu::GpuReport;
 
-/// One way, and whether it works.
+/// One way of reading.
 #[derive(Debug, Clone, Serialize)]
 pub struct IoPath {
     pub name: &'static str,
     pub works: bool,
-    /// How it works, or why it does not.
+    /// How it works, or the reason why it does not.
     pub about: String,
 }
 

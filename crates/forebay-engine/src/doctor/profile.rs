@@ -1,4 +1,4 @@
-//! The machine profile: a file that `doctor` writes and others read.
+//! Machine profile: a file that `doctor` writes and that planning and loading read.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -8,33 +8,33 @@ use serde::{Deserialize, Serialize};
 
 use super::{CuFileChoice, GpuRates, ProfileQuality};
 
-/// The meaning of the file's fields; another number is not read.
+/// Version of the file's format. Files with another version are rejected.
 pub const PROFILE_VERSION: u32 = 1;
 
-/// Which machine and which disk were measured.
+/// Identity of the machine and the disk that were measured.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MachineIdentity {
     pub cpu: String,
     pub processors: usize,
     pub kernel: String,
-    /// Number of the device that DIR is on, as `stat` gives it.
+    /// Device number of the folder's disk, as reported by `stat`.
     pub device: u64,
-    /// Type of its file system, as `statfs` gives it.
+    /// Type of its file system, as reported by `statfs`.
     pub filesystem: u64,
 }
 
-/// How loads read best, by measurement.
+/// Fastest way for loads to read, as measured.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ProfiledRead {
     /// `uring` or `pread`.
     pub engine: String,
     pub request_bytes: usize,
     pub queue_depth: usize,
-    /// Into a small ring of memory; what the disk sustains, where it has bursts.
+    /// Rate of reads into a small ring of memory. On a disk with bursts, it is the sustained rate.
     pub bytes_per_second: f64,
-    /// Into memory as large as a model's.
+    /// Rate of reads into memory as large as a model's.
     pub in_place_bytes_per_second: f64,
-    /// Ring to read into where that is clearly faster than reading in place; 0 where it is not.
+    /// Bytes of the ring to read into, if that is clearly faster than reading in place. Otherwise 0.
     pub staging_bytes: usize,
 }
 
@@ -46,53 +46,53 @@ pub struct MachineProfile {
     pub read: ProfiledRead,
     pub read_64kib_p50_seconds: f64,
     pub read_64kib_p99_seconds: f64,
-    /// Copies from the page cache, with the best number of threads.
+    /// Rate of copies from the page cache, with the best number of threads.
     pub cached_copy_bytes_per_second: Option<f64>,
     pub memory_read_bytes_per_second: f64,
     pub memory_copy_bytes_per_second: f64,
-    /// Threads that computed for the rates below; not in older profiles.
+    /// Number of threads that computed for the rates below. Older profiles do not have it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub threads: Option<usize>,
-    /// Weights that one token's products go through, by type.
+    /// Bytes of weights per second of one token's products, by type.
     pub kernels: Vec<KernelRate>,
-    /// The first GPU, if there is one.
+    /// Rates of the first GPU, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<GpuRates>,
-    /// The processor's last cache; not in older profiles.
+    /// Size of the processor's last-level cache. Older profiles do not have it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_cache_bytes: Option<u64>,
-    /// Whether the machine was idle when it was measured; not in older profiles.
+    /// Quality of the measurement, which depends on the machine being idle. Older profiles do not have it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quality: Option<ProfileQuality>,
 }
 
-/// How fast weights of one type are multiplied with one token.
+/// Rate of products of one token with weights of one type.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct KernelRate {
     #[serde(rename = "type")]
     pub name: String,
     pub bytes_per_second: f64,
-    /// Weights times tokens per second of products with many tokens, as prompts have them. (Not measured on GPUs, and not in
-    /// older profiles.)
+    /// Weights times tokens per second of products with many tokens, as in prompts. It is not measured on GPUs, and
+    /// older profiles do not have it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prompt_multiply_adds_per_second: Option<f64>,
 }
 
-/// How a load shall read, and who says so.
+/// Way that a load reads, and the reason for this choice.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ReadChoice {
     pub kind: IoKind,
     pub request_bytes: usize,
     pub queue_depth: usize,
-    /// Ring that loads read into; 0 to read in place.
+    /// Bytes of the ring that loads read into. 0 means to read in place.
     pub staging_bytes: usize,
-    /// cuFile as it was measured, for loads to that GPU.
+    /// Measured results of cuFile, for loads to the GPU that was measured.
     pub cufile: Option<CuFileChoice>,
     pub chosen_by: String,
 }
 
 impl ReadChoice {
-    /// What was measured, without a look at whether it makes sense.
+    /// Converts the measured values without checking if they make sense.
     pub(super) fn of(read: &ProfiledRead, cufile: Option<CuFileChoice>) -> ReadChoice {
         ReadChoice {
             kind: read.engine.parse().unwrap_or(IoKind::Auto),
@@ -106,7 +106,7 @@ impl ReadChoice {
 }
 
 impl MachineIdentity {
-    /// This machine, and the device of `folder`.
+    /// Returns the identity of this machine and of the device of `folder`.
     pub fn here(folder: &Path) -> std::io::Result<MachineIdentity> {
         let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let cpu = cpu.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
@@ -122,8 +122,8 @@ impl MachineIdentity {
 }
 
 impl MachineProfile {
-    /// Where the profile is kept: `forebay/machine.json` below `$XDG_CONFIG_HOME`, else below
-    /// `~/.config`. `None` without either.
+    /// Returns the path of the profile: `forebay/machine.json` below `$XDG_CONFIG_HOME`, or else below `~/.config`.
+    /// Returns `None` if neither is known.
     pub fn path() -> Option<PathBuf> {
         let named = |name| std::env::var_os(name).map(PathBuf::from);
         let base = named("XDG_CONFIG_HOME")
@@ -132,10 +132,10 @@ impl MachineProfile {
         Some(base.join("forebay/machine.json"))
     }
 
-    /// The profile that `doctor` saved, if it is of this machine and the disk of `folder`; else why there is none.
+    /// Reads the profile that `doctor` saved, if it is for this machine and the disk of `folder`.
     ///
     /// # Errors
-    /// A profile that is not there, damaged, or of another machine or disk, in words.
+    /// Returns the reason in words if the profile is missing or damaged, or if it is for another machine or disk.
     pub fn of_folder(folder: &Path) -> Result<MachineProfile, &'static str> {
         let found = MachineProfile::path().and_then(|path| std::fs::read_to_string(path).ok());
         let profile = MachineProfile::parse(&found.ok_or("no machine profile")?)?;
@@ -145,10 +145,10 @@ impl MachineProfile {
         }
     }
 
-    /// A profile from the text of its file, of whatever machine.
+    /// Parses a profile from the text of its file, whatever its machine.
     ///
     /// # Errors
-    /// A text that is none of this version, in words.
+    /// Returns an error in words if the text is not a profile of this version.
     pub fn parse(text: &str) -> Result<MachineProfile, &'static str> {
         match serde_json::from_str::<MachineProfile>(text) {
             Ok(profile) if profile.version == PROFILE_VERSION => Ok(profile),
@@ -156,8 +156,8 @@ impl MachineProfile {
         }
     }
 
-    /// How files in `folder` are read best: what the profile found, if there is one of this machine
-    /// and this disk, else what suits most disks.
+    /// Returns the best way to read files in `folder`. It comes from the profile, if there is one for this machine and
+    /// this disk. Otherwise it is a default that suits most disks.
     pub fn choice_for(folder: &Path) -> ReadChoice {
         let options = EngineOptions::default();
         let default = |why: &str| ReadChoice {
@@ -186,5 +186,5 @@ impl MachineProfile {
     }
 }
 
-/// Enough for every disk that was measured, and a fair share of one that others use too.
+/// Default queue depth. It is enough for every disk that was measured, and fair to other programs that use the disk.
 const DEFAULT_DEPTH: usize = 32;

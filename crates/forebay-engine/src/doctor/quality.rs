@@ -1,4 +1,4 @@
-//! Whether the machine was idle while it was measured, and whether its readings agree.
+//! Judges if the machine was idle while it was measured, and if its readings agree.
 
 use std::fs;
 use std::time::Instant;
@@ -6,20 +6,21 @@ use std::time::Instant;
 use forebay_store::process_seconds;
 use serde::{Deserialize, Serialize};
 
-/// Runnable and waiting tasks per processor in the minute before the measurement. An idle desktop has less than a tenth.
+/// Runnable and waiting tasks per processor in the minute before the measurement. An idle desktop has less than a
+/// tenth.
 const BUSY_LOAD: f64 = 0.5;
 /// Share of all processor time that the hypervisor gave to other virtual machines.
 const BUSY_STEAL: f64 = 0.05;
-/// Share of all processor time that other programs computed.
+/// Share of all processor time that other programs used.
 const BUSY_OTHERS: f64 = 0.10;
 /// Share of the time in which some task waited for a processor. The measurement's own threads wait a little, too.
 const BUSY_CPU_PRESSURE: f64 = 0.30;
 /// Share of the time in which some task waited for memory.
 const BUSY_MEMORY_PRESSURE: f64 = 0.05;
-/// Two readings of one case disagree if the larger is more than this many times the smaller.
+/// Largest ratio of two readings of one case that still agree.
 const AGREE: f64 = 1.15;
 
-/// How far a machine profile can be trusted.
+/// Trustworthiness of a machine profile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum QualityState {
@@ -27,25 +28,25 @@ pub enum QualityState {
     Good,
     /// Other programs or other virtual machines used the processors or the memory.
     Busy,
-    /// Nothing else was seen to run, but readings of the same case disagreed.
+    /// No other activity was seen, but readings of the same case disagreed.
     Unstable,
 }
 
-/// The quality of a machine profile.
+/// Quality of a machine profile.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ProfileQuality {
     pub state: QualityState,
-    /// What was found, in words; empty for a good profile.
+    /// Findings in words. Empty for a good profile.
     pub reasons: Vec<String>,
-    /// By which factor rates of the idle machine may differ from those of the profile; at least 1.
+    /// Factor by which rates of the idle machine may differ from those of the profile, at least 1.
     pub spread: f64,
 }
 
-/// One rate that was measured more than once, minutes or seconds apart.
+/// Rate that was measured more than once, seconds or minutes apart.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct RepeatedReading {
     pub name: String,
-    /// In the order in which they were measured.
+    /// Readings in the order in which they were measured.
     pub bytes_per_second: Vec<f64>,
 }
 
@@ -54,7 +55,7 @@ impl RepeatedReading {
         RepeatedReading { name: name.to_owned(), bytes_per_second }
     }
 
-    /// The largest reading divided by the smallest.
+    /// Returns the largest reading divided by the smallest.
     fn spread(&self) -> f64 {
         let readings = self.bytes_per_second.iter().copied();
         let smallest = readings.clone().fold(f64::INFINITY, f64::min);
@@ -63,24 +64,25 @@ impl RepeatedReading {
     }
 }
 
-/// What the machine did beside the measurement. Shares are from 0 to 1; `None` where the system does not tell.
+/// Activity of the machine beside the measurement. Shares are from 0 to 1, and `None` if the system does not report
+/// them.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Activity {
     pub processors: usize,
-    /// The load average of the minute before.
+    /// Load average of the minute before the measurement.
     pub load_before: Option<f64>,
-    /// Processor time that the hypervisor gave to others.
+    /// Share of processor time that the hypervisor gave to other virtual machines.
     pub steal_share: Option<f64>,
-    /// Processor time that other programs used for their own code.
+    /// Share of processor time that other programs used for their own code.
     pub others_share: Option<f64>,
-    /// Time in which some task waited for a processor.
+    /// Share of the time in which some task waited for a processor.
     pub cpu_pressure_share: Option<f64>,
-    /// Time in which some task waited for memory.
+    /// Share of the time in which some task waited for memory.
     pub memory_pressure_share: Option<f64>,
 }
 
 impl ProfileQuality {
-    /// Judges a measurement by what went on beside it and by its repeated readings.
+    /// Judges a measurement by the activity beside it and by its repeated readings.
     pub fn judge(activity: &Activity, readings: &[RepeatedReading]) -> ProfileQuality {
         let busy = activity.reasons();
         let spread = readings.iter().map(RepeatedReading::spread).fold(1.0, f64::max);
@@ -108,13 +110,13 @@ impl ProfileQuality {
 }
 
 impl Activity {
-    /// The part of the processors that the measurement could not have: at most nine tenths.
+    /// Returns the share of the processors that was not available to the measurement, at most nine tenths.
     fn taken_share(&self) -> f64 {
         let used = self.steal_share.unwrap_or(0.0) + self.others_share.unwrap_or(0.0);
         used.clamp(0.0, 0.9)
     }
 
-    /// Why the machine counts as busy, in words.
+    /// Returns the reasons why the machine counts as busy, in words.
     fn reasons(&self) -> Vec<String> {
         let processors = self.processors.max(1);
         let load = self.load_before.filter(|load| *load > BUSY_LOAD * processors as f64);
@@ -143,18 +145,18 @@ impl Activity {
 /// Counters of the system at one moment.
 struct Counters {
     at: Instant,
-    /// Ticks of all processors.
+    /// Ticks of all processors together.
     ticks: Option<ProcessorTicks>,
-    /// Processor time of this process: seconds.
+    /// Processor time of this process in seconds.
     own_seconds: f64,
     cpu_pressure_seconds: Option<f64>,
     memory_pressure_seconds: Option<f64>,
 }
 
-/// The first line of `/proc/stat`, as ticks since the start of the system.
+/// Ticks since the start of the system, from the first line of `/proc/stat`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct ProcessorTicks {
-    /// Time of programs' own code.
+    /// Ticks that programs spent in their own code.
     user: u64,
     steal: u64,
     all: u64,
@@ -165,7 +167,8 @@ impl ProcessorTicks {
     fn parse(stat: &str) -> Option<ProcessorTicks> {
         let first = stat.lines().next()?.strip_prefix("cpu ")?;
         let ticks: Vec<u64> = first.split_whitespace().map_while(|n| n.parse().ok()).collect();
-        // user nice system idle iowait irq softirq steal; guests are counted in user and nice already.
+        // The fields are user, nice, system, idle, iowait, irq, softirq and steal. The guest fields are already counted
+        // in user and nice.
         let counted = ticks.get(..8)?;
         let is_processor = |line: &&str| {
             line.strip_prefix("cpu")
@@ -180,7 +183,8 @@ impl ProcessorTicks {
     }
 }
 
-/// Seconds that some task waited since the start of the system, from a file in `/proc/pressure`.
+/// Returns the seconds that some task waited since the start of the system, from the text of a file in
+/// `/proc/pressure`.
 fn pressure_seconds(text: &str) -> Option<f64> {
     let some = text.lines().find_map(|line| line.strip_prefix("some "))?;
     let total = some.split_whitespace().find_map(|field| field.strip_prefix("total="))?;
@@ -218,7 +222,7 @@ impl Watch {
         Watch { load_before, start: Counters::now() }
     }
 
-    /// What else the machine did since the start.
+    /// Returns the other activity of the machine since the start.
     pub fn end(&self) -> Activity {
         let (start, end) = (&self.start, Counters::now());
         let seconds = end.at.duration_since(start.at).as_secs_f64().max(f64::MIN_POSITIVE);
@@ -243,7 +247,7 @@ impl Watch {
             activity.processors = end.processors.max(1);
             let all = end.all.saturating_sub(start.all).max(1) as f64;
             let user = end.user.saturating_sub(start.user) as f64 / all;
-            // All of this process's time counts as its own code, so that others are never blamed for it.
+            // All time of this process counts as its own code, so that it is never attributed to other programs.
             let own = own_seconds / (seconds * activity.processors as f64);
             activity.others_share = Some((user - own).clamp(0.0, 1.0));
             activity.steal_share = Some(end.steal.saturating_sub(start.steal) as f64 / all);

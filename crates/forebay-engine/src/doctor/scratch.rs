@@ -1,4 +1,4 @@
-//! A file of random bytes to measure the disk with, which is gone afterwards whatever happens.
+//! File of random bytes to measure the disk with. It disappears afterwards even if the process is killed.
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -10,17 +10,17 @@ use forebay_store::{Interrupt, TemporaryName};
 use super::folder_error;
 use crate::EngineError;
 
-/// Bytes of the file: large enough that a disk's own cache does not hold it.
+/// Size of the file in bytes: large enough that a disk's own cache does not hold it.
 pub(super) const SCRATCH_BYTES: u64 = 1 << 30;
 const PIECE: usize = 4 << 20;
-/// Pieces that are written before the disk has to have them.
+/// Number of pieces that are written between two syncs to the disk.
 const SYNCED_PIECES: u64 = 8;
 
-/// A file without a name: even a killed process leaves nothing behind. Others open it through the path of its
+/// File without a name, so that even a killed process leaves nothing behind. Readers open it through the path of its
 /// descriptor.
 pub(super) struct Scratch {
     path: PathBuf,
-    /// Where it gets a name.
+    /// Folder in which the file can get a name.
     folder: PathBuf,
     _file: File,
 }
@@ -33,11 +33,12 @@ impl Scratch {
         made.map_err(|source| folder_error(folder, source))
     }
 
-    /// Stops early, with an incomplete file, when it is interrupted.
+    /// Writes the file. An interrupt stops this early and leaves the file incomplete.
     fn write(folder: &Path, interrupt: &Interrupt) -> io::Result<Scratch> {
         let mut options = File::options();
         options.read(true).write(true).mode(0o600);
-        // One that never had a name can be given one. Not every file system has such files.
+        // A file that never had a name can be given one later. Not every file system supports such files, so the
+        // fallback creates a named file and removes its name.
         let mut file = match options.clone().custom_flags(libc::O_TMPFILE).open(folder) {
             Ok(file) => file,
             Err(_) => {
@@ -51,10 +52,10 @@ impl Scratch {
             if interrupt.is_requested() {
                 break;
             }
-            // Random, so that no disk and no file system makes it smaller than it is.
+            // The bytes are random so that no disk and no file system can compress them.
             random.fill(&mut piece);
             file.write_all(&piece)?;
-            // A slow disk may need seconds for all of it at once, and nobody could interrupt that.
+            // Syncing everything at once may take seconds on a slow disk, and could not be interrupted.
             if number.is_multiple_of(SYNCED_PIECES) {
                 file.sync_all()?;
             }
@@ -64,10 +65,10 @@ impl Scratch {
         Ok(Scratch { path, folder: folder.to_path_buf(), _file: file })
     }
 
-    /// Gives the file a name until the answer is dropped, for libraries that ask what the file is called.
+    /// Gives the file a name until the returned value is dropped. Some libraries ask for a file's name.
     ///
     /// # Errors
-    /// A file system whose files keep their first name.
+    /// Returns an error if the file system does not allow a file to get a name later.
     pub(super) fn named(&self) -> io::Result<TemporaryName> {
         use rustix::fs::{AtFlags, CWD, linkat};
         let link = |name: &Path| {

@@ -1,4 +1,4 @@
-//! All that the rest of this crate asks of GPUs. `no_gpu.rs` stands in its place in a build without CUDA.
+//! Everything that the rest of this crate needs from GPUs. `no_gpu.rs` replaces this module in a build without CUDA.
 
 mod open;
 mod place;
@@ -17,7 +17,7 @@ pub(crate) use open::Opening;
 use crate::EngineError;
 use crate::plan::{PlanRequest, PlannedModel};
 
-/// How a GPU keeps keys and values.
+/// Returns the type in which a GPU stores keys and values.
 fn element(kind: KvType) -> KvElement {
     match kind {
         KvType::F16 => KvElement::F16,
@@ -27,12 +27,13 @@ fn element(kind: KvType) -> KvElement {
     }
 }
 
-/// Whether an error says that there is no GPU to be used, whatever the model.
+/// Returns true if an error means that no GPU can be used, whatever the model.
 pub(crate) fn is_unusable(error: &EngineError) -> bool {
     matches!(error, EngineError::Cuda(_))
 }
 
-/// The same in words, and whether that is worth a line where nobody asked for a GPU: not without a driver.
+/// Returns the error in words, and true if it is worth a message to a user who did not ask for a GPU. A missing driver
+/// is not worth one.
 pub(crate) fn why_unusable(error: EngineError) -> (String, bool) {
     match error {
         EngineError::Cuda(error) => (error.to_string(), error != CudaError::NoDriver),
@@ -40,12 +41,12 @@ pub(crate) fn why_unusable(error: EngineError) -> (String, bool) {
     }
 }
 
-/// What is thought of a GPU that is not open.
+/// Returns the estimated facts of a GPU that is not open.
 pub(crate) fn estimate(multiprocessors: u32, total_bytes: u64) -> Option<Facts> {
     Some(Facts::estimate(multiprocessors, total_bytes))
 }
 
-/// What the GPU says of itself; `None` without one.
+/// Returns the facts that the GPU reports about itself, or `None` if there is no such GPU.
 pub(crate) fn facts(ordinal: usize) -> Option<Facts> {
     Facts::of(&Gpu::open(ordinal).ok()?).ok()
 }
@@ -54,15 +55,16 @@ pub(crate) fn total_bytes(facts: &Facts) -> u64 {
     facts.total_bytes
 }
 
-/// The error of a plan for a GPU where none is known.
+/// Returns the error for a GPU plan without a GPU in the profile.
 pub(crate) fn none_in_profile() -> EngineError {
     EngineError::NoGpuInProfile
 }
 
-/// How much of a model a GPU has room for.
+/// Returns how much of a model fits in the GPU's memory.
 ///
 /// # Errors
-/// Too little memory, with what would do; weights or routers that have no kernels.
+/// Returns an error if there is too little memory, and names the amount that works. Returns an error if there are no
+/// kernels for the weights or the router.
 pub(crate) fn share(
     model: &PlannedModel,
     facts: &Facts,
@@ -74,10 +76,11 @@ pub(crate) fn share(
 }
 
 impl PlannedModel {
-    /// How much of it a GPU has room for.
+    /// Returns how much of the model fits in the GPU's memory.
     ///
     /// # Errors
-    /// Too little memory, with what would do; weights or routers that have no kernels.
+    /// Returns an error if there is too little memory, and names the amount that works. Returns an error if there are
+    /// no kernels for the weights or the router.
     pub fn in_vram(&self, facts: &Facts, request: &PlanRequest) -> Result<DeviceShare, ModelError> {
         share(self, facts, request)
     }
@@ -88,7 +91,7 @@ mod tests {
     use super::*;
     use crate::plan::row_bytes;
 
-    /// Plans on machines without a GPU use `row_bytes` of `plan/model.rs`, sessions what the backend says.
+    /// Plans on machines without a GPU use `row_bytes` of `plan/model.rs`. Sessions use the sizes of the backend.
     #[test]
     fn plans_count_keys_and_values_as_the_backend_does() {
         for kind in [KvType::F16, KvType::F32, KvType::Q8_0, KvType::Q4_0] {

@@ -1,4 +1,4 @@
-//! Opening a GPU beside reading a model's description, and planning the model for it.
+//! Opens a GPU while a model's description is read, and plans the model for it.
 
 use std::path::Path;
 use std::thread::{Scope, ScopedJoinHandle};
@@ -13,7 +13,7 @@ use crate::plan::{Rates, sub_layer_rates};
 use crate::session::joined;
 use crate::{CpuOffload, EngineError, SessionOptions, device};
 
-/// A GPU that is being opened, if one is wanted.
+/// GPU that is being opened, if one is wanted.
 pub(crate) struct Opening<'scope>(
     Option<ScopedJoinHandle<'scope, (Result<Gpu, CudaError>, Duration)>>,
 );
@@ -33,17 +33,17 @@ impl<'scope> Opening<'scope> {
         }))
     }
 
-    /// Waits for it; `open_time` gets what opening took.
+    /// Waits for the GPU and stores the time that opening took in `open_time`.
     fn gpu(self, open_time: &mut Duration) -> Result<Gpu, CudaError> {
         let (gpu, time) = self.0.map(joined).ok_or(CudaError::NoGpu)?;
         *open_time = time;
         gpu
     }
 
-    /// How much of a model it has room for, and the CPU's part.
+    /// Plans how much of a model is in the GPU's memory, and what the CPU computes.
     ///
     /// # Errors
-    /// A GPU that cannot be used, a model that does not fit it, options that would have no effect.
+    /// Returns an error if the GPU cannot be used, if the model does not fit, or if an option would have no effect.
     pub fn plan(
         self,
         options: &SessionOptions,

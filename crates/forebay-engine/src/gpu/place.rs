@@ -1,4 +1,4 @@
-//! Bringing a session's weights to a GPU.
+//! Loads a session's weights to a GPU.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,8 +18,7 @@ use crate::session;
 use crate::{CpuOffload, EngineError, SessionOptions};
 
 impl Described<'_> {
-    /// Has the weights brought to the GPU through a ring. Nothing of them stays in host memory, but for what the GPU has no
-    /// room for.
+    /// Loads the weights to the GPU through a ring. Host memory keeps only the weights that do not fit in VRAM.
     pub fn on_gpu(
         self,
         plan: CudaPlan,
@@ -27,7 +26,7 @@ impl Described<'_> {
         options: &SessionOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Placed, EngineError> {
-        // A budget that is too small is refused before anything is read.
+        // A budget that is too small is rejected before anything is read.
         let (slots, sub_layers) = (plan.slots().is_some(), !plan.sub_layers().all_in_vram());
         let blocks = match (slots, sub_layers) {
             (true, _) => Some(memory::experts(self.weights)),
@@ -55,7 +54,8 @@ impl Described<'_> {
                 let weights = if slots {
                     HostWeights::Experts(HostExperts { residency, pinned, cpu: cpu_offload })
                 } else {
-                    // As many threads as the machine profile was made with: the rates that decided are theirs.
+                    // Uses as many threads as the machine profile was measured with, because the split is based on
+                    // their rates.
                     let cpu = cpu_sub_layers.then(|| session::host(options)).transpose()?;
                     HostWeights::SubLayers(HostSubLayers {
                         residency,
@@ -77,7 +77,8 @@ impl Described<'_> {
         })
     }
 
-    /// The CPU that may compute some of the experts that have no place in `slots`, if it may: it knows how to decide.
+    /// Returns the CPU workers that may compute experts without a slot in `slots`, with the rates for that decision.
+    /// Returns `None` if CPU offload is not possible.
     fn offload_cpu(
         &self,
         slots: &MemoryPlan,
@@ -123,7 +124,8 @@ impl Described<'_> {
         if options.check_weights {
             poison(gpu, &load.parts, &load.memory)?;
         }
-        // Before the modules: the driver lets nobody else in while it compiles one.
+        // The ring is opened before the modules are loaded, because the driver blocks all other calls while it compiles
+        // a module.
         let mut ring = GpuRing::open(gpu, request, &load.parts, &load.memory)?;
         let (filled, loaded) = thread::scope(|scope| {
             let modules = scope.spawn(|| {

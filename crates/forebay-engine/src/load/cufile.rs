@@ -1,5 +1,5 @@
-//! The way of weights to a GPU by cuFile, NVIDIA's library: threads that ask it for spans of files, straight to where
-//! they belong. It reads past the page cache and knows no checksums.
+//! Loads weights to a GPU with cuFile, NVIDIA's library. Threads ask cuFile for spans of files, which it writes
+//! straight to their final addresses. It bypasses the page cache and does not verify checksums.
 
 use std::io;
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use super::request::{CuFileRequests, CuFileUse};
 use crate::EngineError;
 use crate::doctor::CuFileChoice;
 
-/// What errors and statistics call it.
+/// Name of the engine in errors and statistics.
 const NAME: &str = "cufile";
 
-/// Files and device memory that cuFile knows. Clones share them.
+/// Files and device memory that are registered with cuFile. Clones share them.
 #[derive(Clone)]
 pub(crate) struct CuFileReader {
     known: Arc<Known>,
@@ -43,10 +43,11 @@ impl DeviceReader for Known {
 }
 
 impl CuFileReader {
-    /// Starts the library, makes all files known and takes `bytes` of device memory.
+    /// Starts the library, registers all files and allocates `bytes` of device memory.
     ///
     /// # Errors
-    /// No library, a file that cannot be read past the page cache or that the library refuses, not enough memory.
+    /// Returns an error if there is no library, if a file cannot be read with direct I/O or the library refuses it, or
+    /// if there is not enough memory.
     pub fn open(gpu: &Gpu, files: &FileSet, bytes: usize) -> Result<CuFileReader, EngineError> {
         let library = CuFile::open(gpu)?;
         let known = |index| {
@@ -79,10 +80,11 @@ impl CuFileReader {
         self.known.memory.is_registered()
     }
 
-    /// Brings everything of `plan`, whose addresses are of this memory, from the files that this was opened with.
+    /// Loads everything in `plan` from the files that this was opened with. The plan's addresses must lie in this
+    /// memory.
     ///
     /// # Errors
-    /// The first read that failed; files with checksums to compare with.
+    /// Returns the error of the first read that failed. Returns an error if the files have checksums to verify.
     pub fn fill(
         &self,
         files: &FileSet,
@@ -105,10 +107,11 @@ impl CuFileReader {
     }
 }
 
-/// Whether a load with `wanted` goes by cuFile, and how it is asked; where it might have but does not, why.
+/// Decides if a load with `wanted` uses cuFile. Returns the requests to cuFile, or the reason why it is not used
+/// although it might have been. The reason is empty if there is none.
 ///
 /// # Errors
-/// What rules it out where nothing else was to be used.
+/// Returns an error if `wanted` allows nothing but cuFile and cuFile cannot be used.
 pub(super) fn choose(
     wanted: CuFileUse,
     found: Option<&CuFileChoice>,
@@ -140,7 +143,7 @@ pub(super) fn choose(
             let bytes = (0..files.len() as u32).filter_map(|file| files.file_bytes(FileIndex(file)));
             let (bytes, cached) = (bytes.sum::<u64>(), files.cached_bytes()?.0);
             let absent = bytes.saturating_sub(if cold { 0 } else { cached });
-            // cuFile reads all of it from the disk, the ring only what the page cache has not.
+            // cuFile reads all bytes from the disk. The ring reads only those that are not in the page cache.
             if (absent as f64) < bytes as f64 / found.gain() {
                 return Ok(Err("the page cache, which cuFile does not use, is faster".to_owned()));
             }

@@ -1,5 +1,7 @@
-//! Weights on a GPU: every file's weights in one piece of device memory, at the distances that they have in the file.
-//! So a piece of a file is one copy, however small its tensors are, and they keep the file's alignment, which is
+//! Weights on a GPU. Each file's weights are in one piece of device memory, at the distances that they have in the
+//! file.
+//!
+//! So a piece of a file is one copy, however small its tensors are. The weights keep the file's alignment, which is
 //! enough for every kernel.
 
 use std::time::{Duration, Instant};
@@ -20,40 +22,40 @@ use super::{Destination, LoadRequest, Loaded, Sources, contents, repeat};
 use crate::doctor::ReadChoice;
 use crate::{EngineError, peak_resident_bytes};
 
-/// Device memory is mapped in pieces of this size.
+/// Size of the chunks in which device memory is mapped, in bytes.
 pub(super) const CHUNK_BYTES: usize = 64 << 20;
-/// Memory before the first weight and behind the last: kernels read up to 15 bytes beside a matrix.
+/// Bytes of memory before the first weight and after the last one. Kernels read up to 15 bytes beside a matrix.
 pub(super) const MARGIN: usize = SLOT_ALIGNMENT;
-/// How long copies to the device are measured.
+/// Duration of the measurement of copies to the device.
 const COPY_TIME: Duration = Duration::from_millis(200);
-/// Memory that these copies go through.
+/// Bytes of memory that these copies cycle through.
 const COPY_SPAN: usize = 32 << 20;
-/// What fills device memory, and whose that is.
+/// Reader that fills device memory, and the owner of that memory.
 enum DeviceReader<'a> {
-    /// The ring goes first: it may still copy.
+    /// Ring and its memory. The ring is dropped first because it may still be copying.
     Ring(Box<GpuRing<'a>>, WeightsPool),
     CuFile(CuFileReader, UploadPlan, CuFileRequests),
 }
 
-/// Device memory for all weights, and what fills it.
+/// Device memory for all weights, and its reader.
 pub(super) struct Device<'a> {
     reader: DeviceReader<'a>,
     gpu: Gpu,
     io: IoKind,
     request: DeviceRequest,
-    /// Names by place in the files, and where each weight is.
+    /// Names and extents of the weights.
     contents: Vec<(String, Extent)>,
     parts: Vec<UploadPart>,
     files: &'a FileSet,
     pool_bytes: usize,
     used_before_bytes: u64,
-    /// Why cuFile is not used although it might have been; empty without such a reason.
+    /// Reason why cuFile is not used although it might have been. It is empty if there is none.
     why_not_cufile: String,
-    /// Of opening the GPU, pinning and mapping.
+    /// Seconds for opening the GPU, pinning memory and mapping memory.
     seconds: [f64; 3],
 }
 
-/// Loads to the GPU `wanted`, as often as `request` says.
+/// Loads weights to the GPU `wanted` as often as `request` says.
 pub(crate) fn load(
     catalog: &Catalog,
     sources: &Sources,
@@ -132,7 +134,7 @@ impl<'a> Device<'a> {
         })
     }
 
-    /// What all parts lie in.
+    /// Returns the memory that contains all parts.
     fn memory(&self) -> DevicePtr<u8> {
         match &self.reader {
             DeviceReader::Ring(_, pool) => pool.ptr(),
@@ -140,7 +142,7 @@ impl<'a> Device<'a> {
         }
     }
 
-    /// How cuFile is asked; `None` for the ring.
+    /// Returns the requests to cuFile, or `None` for the ring.
     pub fn cufile(&self) -> Option<CuFileRequests> {
         match &self.reader {
             DeviceReader::Ring(..) => None,
@@ -148,7 +150,7 @@ impl<'a> Device<'a> {
         }
     }
 
-    /// What is known when all runs are done.
+    /// Returns the report, after all runs are done.
     pub fn report(&self, files: &FileSet) -> Result<DeviceReport, EngineError> {
         let read_back = match self.request.check {
             true => {
@@ -200,7 +202,7 @@ impl Destination for Device<'_> {
         if let DeviceReader::Ring(ring, _) = &mut self.reader
             && self.io == IoKind::Mmap
         {
-            // What a mapping brought into the page cache stays there until it is gone.
+            // Pages that a mapping brought into the page cache stay there until the mapping is dropped.
             ring.reopen_engine()?;
         }
         Ok(())
@@ -241,7 +243,8 @@ impl Destination for Device<'_> {
     }
 }
 
-/// The places of all weights in a pool, and how much memory they take: each file's lie as in the file.
+/// Returns the positions of all weights in a pool, and the size of the pool. The weights of each file are laid out as
+/// in the file.
 fn plan(contents: &[(String, Extent)], files: &FileSet) -> (Vec<UploadPart>, usize) {
     let (mut parts, mut end) = (Vec::new(), MARGIN as u64);
     for file in (0..files.len() as u32).map(FileIndex) {
@@ -258,18 +261,18 @@ fn plan(contents: &[(String, Extent)], files: &FileSet) -> (Vec<UploadPart>, usi
     (parts, end.saturating_add(MARGIN as u64) as usize)
 }
 
-/// Moves places that count from 0 to where memory is.
+/// Moves parts whose positions count from 0 to the address of their memory.
 fn place(parts: &mut [UploadPart], address: u64) {
     for part in parts {
         part.to += address;
     }
 }
 
-/// Whether there is room; gives the bytes in use now.
+/// Checks that `bytes` fit on the GPU and returns the bytes in use now.
 pub(super) fn fits(gpu: &Gpu, vram_bytes: Option<u64>, bytes: u64) -> Result<u64, EngineError> {
     let (free_bytes, total_bytes) = gpu.memory_bytes()?;
     let used_bytes = total_bytes - free_bytes;
-    // The pool takes whole chunks.
+    // The pool allocates whole chunks.
     let needed_bytes = bytes.checked_next_multiple_of(CHUNK_BYTES as u64).unwrap_or(u64::MAX);
     let name = || gpu.name().to_owned();
     if let Some(budget_bytes) = vram_bytes

@@ -1,4 +1,5 @@
-//! Weights in memory for somebody else to use: every tensor at an address, for as long as the caller keeps them.
+//! Weights in memory for use by a caller outside this crate. Every tensor has an address for as long as the caller
+//! keeps the weights.
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -11,50 +12,50 @@ use super::{Destination as _, DeviceRequest, Sources, contents};
 use crate::doctor::{MachineProfile, ReadChoice};
 use crate::{EngineError, gpu};
 
-/// What addresses of tensors on a GPU are multiples of: what CUDA's own allocations are, and DLPack asks for.
+/// Alignment of the addresses of tensors on a GPU. CUDA's own allocations have it, and DLPack requires it.
 pub(super) const DEVICE_ALIGNMENT: u64 = 256;
-/// The least pinned memory that a load to a GPU goes through, in bytes.
+/// Smallest amount of pinned memory that a load to a GPU can use, in bytes.
 const PINNED_BYTES_MIN: usize = 1 << 20;
-/// How many pieces the least ring has room for.
+/// Number of pieces that fit in the smallest ring.
 const LEAST_PIECES: usize = 8;
 
-/// What a caller may choose.
+/// Options of a load that a caller may choose.
 #[derive(Debug, Clone, Copy)]
 pub struct HoldRequest {
-    /// Who reads what is not in the page cache.
+    /// Read engine for data that is not in the page cache.
     pub io: IoKind,
-    /// Compare what is read of a pack with its checksums; only packs may go without.
+    /// True if blocks of a pack are verified against their checksums. It may be false only for packs.
     pub verify: bool,
-    /// The GPU to load to; host memory without.
+    /// GPU to load to. `None` means host memory.
     pub device: Option<DeviceRequest>,
 }
 
-/// A tensor and where it is.
+/// Tensor and its address.
 #[derive(Debug, Clone)]
 pub struct HeldTensor {
-    /// Name, type and shape, and the bytes of the file that it came from.
+    /// Name, type and shape, and the extent of the file that it was read from.
     pub info: TensorInfo,
-    /// Of the first byte, in the memory of the host or of the GPU. On a GPU a multiple of 256; on the host of the
-    /// size of an element.
+    /// Address of the first byte, in the memory of the host or of the GPU. It is a multiple of 256 on a GPU, and of an
+    /// element's size on the host.
     pub address: u64,
-    /// Bytes from one entry of the outermost dimension to the next. Inside an entry, elements follow each other.
+    /// Number of bytes from one entry of the outermost dimension to the next. The elements of an entry are contiguous.
     pub stride: u64,
 }
 
-/// Weights in memory; it is given back when this is dropped, on whatever thread.
+/// Weights in memory. The memory is freed when this is dropped, which may happen on any thread.
 pub struct HeldWeights {
     pub tensors: Vec<HeldTensor>,
-    /// The files that [`TensorInfo::extent`] counts.
+    /// Files that the file indexes of [`TensorInfo::extent`] refer to.
     pub files: Vec<PathBuf>,
-    /// The GPU; `None` for host memory.
+    /// Ordinal of the GPU. `None` means host memory.
     pub device: Option<usize>,
     pub statistics: LoadStatistics,
     pub engine: EngineInfo,
-    /// Opening the GPU, pinning and mapping memory: not in the seconds of the statistics.
+    /// Seconds for opening the GPU, and for pinning and mapping memory. They are not part of the statistics.
     pub setup_seconds: f64,
-    /// Pinned while the load went on; none is any more.
+    /// Bytes of memory that were pinned during the load. None is pinned afterwards.
     pub pinned_bytes: u64,
-    /// Positions in `tensors`, sorted by name.
+    /// Indexes into `tensors`, sorted by name.
     pub(super) by_name: Vec<usize>,
     pub(super) memory: Memory,
 }
@@ -65,14 +66,14 @@ pub(super) enum Memory {
 }
 
 impl HeldWeights {
-    /// The position of the tensor of this name.
+    /// Returns the index of the tensor with this name.
     pub fn find(&self, name: &str) -> Option<usize> {
         let found =
             self.by_name.binary_search_by(|&at| self.tensors[at].info.name.as_str().cmp(name));
         found.ok().map(|at| self.by_name[at])
     }
 
-    /// Bytes of memory that the weights take, with what alignment leaves unused.
+    /// Returns the bytes of memory that the weights take, including what alignment leaves unused.
     pub fn memory_bytes(&self) -> u64 {
         match &self.memory {
             Memory::Host(slots) => slots.iter().map(|slot| slot.len() as u64).sum(),
@@ -82,10 +83,10 @@ impl HeldWeights {
 }
 
 impl DeviceRequest {
-    /// The same through at most `bytes` of pinned memory.
+    /// Limits the pinned memory of the load to `bytes`.
     ///
     /// # Errors
-    /// [`EngineError::BadOption`] for less than 1 MiB.
+    /// Returns [`EngineError::BadOption`] if `bytes` is less than 1 MiB.
     pub fn within_pinned(self, bytes: usize) -> Result<DeviceRequest, EngineError> {
         if bytes < PINNED_BYTES_MIN {
             return Err(pinned_bytes_is(bytes, PINNED_BYTES_MIN));
@@ -103,13 +104,15 @@ pub(super) fn pinned_bytes_is(given: usize, least: usize) -> EngineError {
     }
 }
 
-/// Loads all weights of a file or folder and keeps them: safetensors with or without a configuration, GGUF files, packs.
-/// When this returns, every byte is there: on a GPU, too, nothing is queued any more. `progress` gets the bytes that are
-/// done and those of all, on this thread, and may end the load.
+/// Loads all weights of a file or folder and keeps them in memory. It accepts safetensors with or without a
+/// configuration, GGUF files, and packs.
+///
+/// All bytes are in memory when this returns. On a GPU, no copy is still queued. `progress` is called on this thread
+/// with the bytes that are done and the bytes in total, and may end the load.
 ///
 /// # Errors
-/// Files that are damaged or do not fit into memory, a GPU that cannot be used, failed reads;
-/// [`EngineError::Interrupted`] if `progress` ended it. No memory stays taken.
+/// Returns an error if files are damaged or do not fit into memory, if the GPU cannot be used, or if a read fails.
+/// Returns [`EngineError::Interrupted`] if `progress` ended the load. All memory is freed in these cases.
 pub fn hold(
     path: &Path,
     request: &HoldRequest,
@@ -181,8 +184,8 @@ fn to_host(
     })
 }
 
-/// Moves a tensor to where its elements can be used. A read that needs no copy leaves it as it lies in the file, which
-/// is as good as always a place for its type.
+/// Moves a tensor to an address that is aligned for its elements. A read without a copy leaves the tensor at its offset
+/// in the file, which is nearly always aligned already.
 fn align(tensor: &TensorInfo, slot: &mut SlotBuffer, layout: &mut BlockLayout) {
     let Some(part) = layout.parts.first().copied() else { return };
     if tensor.ty.is_quantized() || part.at.is_multiple_of(tensor.ty.block_bytes()) {
@@ -193,7 +196,7 @@ fn align(tensor: &TensorInfo, slot: &mut SlotBuffer, layout: &mut BlockLayout) {
     layout.parts = [forebay_store::Part { at: to, ..part }].into();
 }
 
-/// Where the bytes of files are in memory: extents in the order of the files, with the address of each.
+/// Addresses of file bytes in memory: extents in the order of the files, each with its address.
 struct Places(Vec<(Extent, u64)>);
 
 impl Places {
@@ -202,7 +205,7 @@ impl Places {
         Places(places)
     }
 
-    /// Address and stride of a tensor; `None` if its bytes do not lie as in the file.
+    /// Returns the address and the stride of a tensor, or `None` if its bytes are not laid out as in the file.
     fn of(&self, tensor: &TensorInfo) -> Option<(u64, u64)> {
         let mut addresses = tensor.extents().map(|extent| self.address(&extent));
         let first = addresses.next()??;
@@ -216,7 +219,7 @@ impl Places {
         Some((first, tensor.stride))
     }
 
-    /// The address of an extent, whose bytes follow each other in memory, too.
+    /// Returns the address of an extent, or `None` unless its bytes are contiguous in memory too.
     fn address(&self, extent: &Extent) -> Option<u64> {
         let behind =
             self.0.partition_point(|(it, _)| (it.file, it.offset) <= (extent.file, extent.offset));

@@ -1,4 +1,4 @@
-//! Weights in VRAM, for a caller to use.
+//! Weights in VRAM for use by a caller outside this crate.
 
 use std::ops::ControlFlow;
 
@@ -14,7 +14,7 @@ use super::{
 use crate::EngineError;
 use crate::doctor::ReadChoice;
 
-/// Device memory of weights; `None` only while it is being given back.
+/// Device memory of weights. `None` only while the memory is being freed.
 pub(crate) struct Pool(Option<WeightsPool>);
 
 impl Pool {
@@ -25,13 +25,13 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        // The last user may be a thread of another library, with a context of its own.
+        // The memory may be dropped on a thread of another library that has a CUDA context of its own.
         let _context = CallersContext::remember();
         drop(self.0.take());
     }
 }
 
-/// As [`super::hold()`], to a GPU.
+/// Loads weights to a GPU, as [`super::hold()`] does.
 pub(crate) fn hold(
     catalog: Catalog,
     sources: &Sources,
@@ -41,7 +41,7 @@ pub(crate) fn hold(
     progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
 ) -> Result<HeldWeights, EngineError> {
     let files = &sources.checked;
-    // Dropped last.
+    // Declared first, so that it is dropped after everything that uses the GPU.
     let _context = CallersContext::remember();
     let (mut tensors, mut parts, pool_bytes) = plan(catalog.tensors());
     let (gpu, open_seconds) = timed(|| Ok(Gpu::open(request.ordinal)?))?;
@@ -59,7 +59,7 @@ pub(crate) fn hold(
     let mut ring = GpuRing::open(&gpu, through, &parts, &[pool.ptr()])?;
     let pinned_bytes = ring.pinned_bytes();
     if pinned_bytes > ring_bytes as u64 {
-        // A chunk with one checksum is read whole, and there are four places for such.
+        // A chunk with a single checksum is read as a whole, and the ring has at least four slots of that size.
         return Err(pinned_bytes_is(ring_bytes, pinned_bytes as usize));
     }
     let contents = contents(&catalog);
@@ -85,12 +85,12 @@ pub(crate) fn hold(
     })
 }
 
-/// Places for all tensors on a device, from 0, and the memory for them: stacks whose entries lie apart in the file are
-/// in one piece here.
+/// Assigns device addresses, counted from 0, to all tensors, and returns the size of the memory. Stacks whose entries
+/// lie apart in the file are contiguous here.
 fn plan(tensors: &[TensorInfo]) -> (Vec<HeldTensor>, Vec<UploadPart>, usize) {
     let (mut held, mut parts, mut end) = (Vec::new(), Vec::new(), MARGIN as u64);
     for (number, info) in tensors.iter().enumerate() {
-        // What saturates fits into no device.
+        // A saturated address does not fit into any device.
         let address = end.checked_next_multiple_of(DEVICE_ALIGNMENT).unwrap_or(u64::MAX);
         let mut to = address;
         for extent in info.extents() {
@@ -133,7 +133,7 @@ mod tests {
             held.iter().map(|tensor| tensor.address + tensor.info.bytes()).collect();
         assert!(held.windows(2).zip(&ends).all(|(pair, &end)| end <= pair[1].address));
         assert!(bytes as u64 >= ends[2] + MARGIN as u64);
-        // The stack is in one piece.
+        // The stack is contiguous.
         assert_eq!(held[2].stride, 68);
         let apart: Vec<(u64, u64)> =
             parts[2..].iter().map(|part| (part.extent.offset, part.to - held[2].address)).collect();

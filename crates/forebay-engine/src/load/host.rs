@@ -1,4 +1,4 @@
-//! Weights in host memory: every block has a slot of its own.
+//! Weights in host memory. Every block has a slot of its own.
 
 use std::ops::ControlFlow;
 
@@ -13,10 +13,10 @@ use crate::EngineError;
 use crate::doctor::ReadChoice;
 use crate::memory::free_bytes;
 
-/// What is read at a time through a ring.
+/// Number of bytes read at a time through a ring.
 const PIECE_BYTES: u64 = 1 << 20;
 
-/// Host memory for all weights, and what fills it.
+/// Host memory for all weights, and the reader that fills it.
 pub(super) struct Host<'a> {
     sources: &'a Sources,
     io: IoKind,
@@ -26,15 +26,15 @@ pub(super) struct Host<'a> {
     reader: Reader,
 }
 
-/// The weights and their places in memory.
+/// Blocks of weights and their memory.
 struct Blocks {
-    /// What each is, by their labels.
+    /// Names of the blocks, indexed by their labels.
     names: Vec<String>,
     layouts: Vec<BlockLayout>,
     buffers: Vec<SlotBuffer>,
 }
 
-/// How blocks are read.
+/// Read engine and its settings.
 struct Reader {
     engine: Box<dyn ReadEngine>,
     options: LoadOptions,
@@ -54,7 +54,8 @@ impl<'a> Host<'a> {
         Ok(Host { sources, io, choice, arena, blocks, reader })
     }
 
-    /// Brings all weights into memory, once; `progress` may end it, and then the memory is gone.
+    /// Reads all weights into memory once. If `progress` ends the load, the buffers are freed and this cannot be filled
+    /// again.
     pub fn fill_while(
         &mut self,
         progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
@@ -65,7 +66,7 @@ impl<'a> Host<'a> {
         Ok(statistics)
     }
 
-    /// Every block's memory, and where in it its bytes are, in the order of [`contents`].
+    /// Returns every block's memory and the position of its bytes there, in the order of [`contents`].
     pub fn into_memory(self) -> Vec<(SlotBuffer, BlockLayout)> {
         self.blocks.buffers.into_iter().zip(self.blocks.layouts).collect()
     }
@@ -74,7 +75,7 @@ impl<'a> Host<'a> {
 impl Destination for Host<'_> {
     fn before_cold_run(&mut self) -> Result<(), EngineError> {
         if self.io == IoKind::Mmap {
-            // What a mapping brought into the page cache stays there until it is gone.
+            // Pages that a mapping brought into the page cache stay there until the mapping is dropped.
             self.reader = Reader::open(self.io, self.sources, &self.arena, self.choice)?;
         }
         Ok(())
@@ -102,7 +103,7 @@ fn plan(catalog: &Catalog, files: &FileSet) -> Vec<(String, BlockLayout)> {
     contents(catalog).into_iter().map(layout).collect()
 }
 
-/// Memory for all weights, if there is so much.
+/// Returns the bytes of memory for all weights, or an error if that much is not free.
 fn arena_bytes(plan: &[(String, BlockLayout)]) -> Result<usize, EngineError> {
     let needed = plan.iter().fold(0_u64, |sum, it| sum.saturating_add(it.1.slot_bytes as u64));
     let free = free_bytes();
@@ -145,9 +146,9 @@ impl Blocks {
     }
 }
 
-/// Memory to read into where the profile says that it pays.
+/// Reserves a ring to read into, of the size that the machine profile recommends (possibly empty).
 fn ring_of(choice: &ReadChoice) -> Result<(Arena, Vec<SlotBuffer>), EngineError> {
-    // A piece that is a whole block has a slot with room for unaligned ends.
+    // A slot has extra room because a piece that is a whole block may have unaligned ends.
     let slot_bytes = PIECE_BYTES as usize + 2 * SLOT_ALIGNMENT;
     let slots = choice.staging_bytes / PIECE_BYTES as usize;
     let arena = Arena::reserve(slots * slot_bytes)?;
@@ -156,7 +157,7 @@ fn ring_of(choice: &ReadChoice) -> Result<(Arena, Vec<SlotBuffer>), EngineError>
 }
 
 impl Reader {
-    /// Opens what reads.
+    /// Opens the read engine, and a ring if the profile recommends one.
     fn open(
         io: IoKind,
         sources: &Sources,
@@ -164,12 +165,12 @@ impl Reader {
         choice: &ReadChoice,
     ) -> Result<Reader, EngineError> {
         let kind = if io == IoKind::Auto { choice.kind } else { io };
-        // What others do has no detours.
+        // With a mapping the kernel does the reading, so a ring would only be a detour.
         let (ring_arena, ring) = match kind {
             IoKind::Mmap => (Arena::reserve(0)?, Vec::new()),
             _ => ring_of(choice)?,
         };
-        // The loader compares on the way out of the ring, where that is nearly free.
+        // With a ring, the loader verifies checksums as it copies out of the ring, where that is nearly free.
         let (target, files) = match ring.is_empty() {
             true => (arena, &sources.checked),
             false => (&ring_arena, &sources.unchecked),

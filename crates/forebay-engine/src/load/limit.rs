@@ -1,4 +1,4 @@
-//! What disk and page cache give at best, measured in the run that is compared with it.
+//! Limits of the disk and the page cache, measured in the same run as the load that is compared with them.
 
 use std::num::NonZero;
 use std::time::Duration;
@@ -12,73 +12,74 @@ use crate::EngineError;
 use crate::doctor::ReadChoice;
 use crate::statistics::median;
 
-/// How long the disk is read at a time beside runs that are not cold, and at least beside cold ones.
+/// Duration of one disk reading beside runs that are not cold, and the shortest duration beside cold runs.
 const SHORT: Duration = Duration::from_millis(600);
-/// How long at most beside cold ones.
+/// Longest duration of the readings beside one cold run.
 const LONG: Duration = Duration::from_secs(10);
-/// How long copies with one number of threads are measured.
+/// Duration of the measurement of copies with one number of threads.
 const COPY_TIME: Duration = Duration::from_millis(150);
 
-/// With this share in the page cache the disk does not matter.
+/// Share of the files in the page cache above which the disk does not matter.
 const MOSTLY: f64 = 0.95;
 
-/// What is measured beside the runs.
+/// Measurements made beside the runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Beside {
     Nothing,
-    /// The page cache, and the disk as shortly as it can be told.
+    /// The page cache, and the disk for the shortest time that gives a rate.
     Short,
     /// The disk for as long as the runs, which are cold.
     AsLong,
 }
 
-/// One plain reading of the disk: direct, into a small ring.
+/// One plain reading of the disk, with direct I/O into a small ring.
 #[derive(Debug, Clone, Serialize)]
 pub struct DiskReading {
-    /// Runs that had ended when it began.
+    /// Number of runs that had ended when the reading began.
     pub after_runs: usize,
     pub bytes: u64,
     pub seconds: f64,
     pub bytes_per_second: f64,
 }
 
-/// The limits of this run.
+/// Limits of this run.
 ///
-/// Disks that are throttled by a token bucket, as those of virtual machines are, give twice their rate for some gigabytes after a
-/// pause. A short reading catches such a burst and a load does not. So beside cold runs as much is read plainly
-/// as a run reads, up to ten seconds, before each and after the last, in two halves; and a run is held against the half
-/// right before it and the half right after it, which found the bucket as the run did.
+/// Disks that are throttled by a token bucket, as those of virtual machines are, give twice their rate for some
+/// gigabytes after a pause. A short reading sees such a burst, and a load does not. So the disk is read plainly before
+/// each cold run and after the last one, in two halves. Together the halves read as much as a run, for up to ten
+/// seconds. A run is compared with the half right before it and the half right after it, because these find the bucket
+/// in the same state as the run does.
 #[derive(Debug, Clone, Serialize)]
 pub struct LoadLimit {
-    /// The best of all plain readings; on a disk with bursts, more than it sustains.
+    /// Best of all plain readings. On a disk with bursts it is more than the disk sustains.
     pub disk: Option<DiskRate>,
     pub disk_request_bytes: usize,
     pub disk_queue_depth: usize,
-    /// The worst of these readings: how much the disk's rate varies by itself.
+    /// Worst of these readings, which shows how much the disk's rate varies by itself.
     pub disk_bytes_per_second_min: Option<f64>,
-    /// The median of the readings, if they were as long as the runs, which those beside cold runs are.
+    /// Median of the readings. `None` unless the readings are as long as the runs, as they are beside cold runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk_sustained_bytes_per_second: Option<f64>,
-    /// All of them, in order.
+    /// All readings in order.
     pub disk_readings: Vec<DiskReading>,
-    /// Copies from the page cache into memory that is resident: the best number of threads.
+    /// Rate of copies from the page cache into resident memory, with the best number of threads.
     pub copy_bytes_per_second: Option<f64>,
     pub copy_threads: Option<usize>,
-    /// Copies from pinned memory to the device, in pieces as large as those of the load.
+    /// Rate of copies from pinned memory to the device, in pieces as large as those of the load.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device_bytes_per_second: Option<f64>,
-    /// Why something is not measured; empty if everything is.
+    /// Reason why something was not measured. It is empty if everything was.
     pub why: String,
     #[serde(skip)]
     kind: IoKind,
     #[serde(skip)]
     beside: Beside,
-    /// The largest file, and its bytes.
+    /// Largest file, and its size in bytes.
     #[serde(skip)]
     file: (FileIndex, u64),
     #[serde(skip)]
     total_bytes: u64,
-    /// Where in the file the disk is measured next.
+    /// Offset in the file where the disk is measured next.
     #[serde(skip)]
     next: u64,
 }
@@ -106,7 +107,8 @@ impl LoadLimit {
         }
     }
 
-    /// Reads the disk plainly after so many runs, unless the load will hardly need it.
+    /// Reads the disk plainly after `after_runs` runs. Skips this if the page cache has nearly everything, or if
+    /// nothing is to be measured.
     pub(super) fn measure_disk(
         &mut self,
         files: &FileSet,
@@ -151,10 +153,11 @@ impl LoadLimit {
             memory_bytes: 0,
         };
         let (file, bytes) = self.file;
-        // Not what was read a moment ago: a layer below a virtual disk may still have it in memory.
+        // Reads a part of the file that was not read a moment ago, because a layer below a virtual disk may still have
+        // that in memory.
         let rate = probe.rate(files, file, self.next..bytes, length)?;
         self.next = self.next.saturating_add(rate.bytes) / 4096 * 4096;
-        // The rest of the file must not be so little that it would be read several times over.
+        // Start again at the beginning if the rest of the file is so small that the probe would read it several times.
         if self.next.saturating_add(rate.bytes / 2) > bytes {
             self.next = 0;
         }
@@ -173,7 +176,8 @@ impl LoadLimit {
         Ok(())
     }
 
-    /// What the disk gave a run, by number: what it gave next to it if the readings are as long as runs, else at best.
+    /// Returns the disk rate for a run. If the readings are as long as the runs, it is the rate of the readings next to
+    /// the run. Otherwise it is the best rate.
     pub(super) fn disk_for(&self, run: usize) -> Option<f64> {
         if self.disk_sustained_bytes_per_second.is_none() {
             return self.disk.as_ref().map(|disk| disk.bytes_per_second);
@@ -186,7 +190,7 @@ impl LoadLimit {
         (bytes > 0).then(|| bytes as f64 / seconds)
     }
 
-    /// What can be measured when all runs are done.
+    /// Takes the measurements that are made when all runs are done.
     pub(super) fn measure_again(
         &mut self,
         files: &FileSet,
@@ -206,8 +210,8 @@ impl LoadLimit {
         Ok(())
     }
 
-    /// Measures copies with 1, 2, 4, ... threads up to the number of processors. What is not cached
-    /// any more becomes so.
+    /// Measures copies with 1, 2, 4, ... threads up to the number of processors. Parts of the file that are no longer
+    /// cached are cached again.
     fn measure_copies(&mut self, files: &FileSet) -> Result<(), EngineError> {
         let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
         let (file, bytes) = self.file;
@@ -224,13 +228,15 @@ impl LoadLimit {
         }
     }
 
-    /// The least time for what a load had to read, from a disk of this rate, and to copy, side by side; `None` when a
-    /// limit that it needs was not measured. Weights on a device are held against disk and device alone: copies from the page
-    /// cache are work of our own.
+    /// Returns the least time for a load: it reads from a disk of this rate and copies side by side. Returns `None` if
+    /// a limit that the load needs was not measured.
+    ///
+    /// Weights on a device are compared with the disk and the device alone, because copies from the page cache are work
+    /// of forebay itself.
     pub(super) fn seconds(&self, load: &LoadStatistics, disk: Option<f64>) -> Option<f64> {
         let mut from_cache = load.cached_bytes + load.engine_cached_bytes;
         if disk.is_none() && from_cache as f64 > MOSTLY * load.bytes as f64 {
-            // The few bytes that were not cached would not show in a limit.
+            // The few bytes that were not cached make no difference to the limit.
             from_cache = load.bytes;
         }
         let from_disk = load.bytes.saturating_sub(from_cache);
@@ -251,7 +257,7 @@ impl LoadLimit {
 mod tests {
     use super::*;
 
-    /// Halves read before, between and after two runs of a GB each, on a disk that gives 4 GB/s for its first 1.5 GB and
+    /// Returns readings before, between and after two runs of 1 GB each. The disk gives 4 GB/s for its first 1.5 GB and
     /// 2 GB/s from then on.
     fn after_a_burst() -> LoadLimit {
         let reading = |after_runs, bytes_per_second: f64| DiskReading {
@@ -283,7 +289,7 @@ mod tests {
     #[test]
     fn a_cold_run_is_held_against_the_readings_next_to_it() {
         let limit = after_a_burst();
-        // Half of it in 0.125 s and half in 0.25 s.
+        // Half of the bytes take 0.125 s and half take 0.25 s.
         let first = limit.disk_for(0).unwrap();
         assert!((first / (1e9 / 0.375) - 1.0).abs() < 1e-9, "{first}");
         let second = limit.disk_for(1).unwrap();

@@ -1,5 +1,5 @@
-//! Bringing all weights of a model into memory of the host or of a GPU, and how fast that was against what disk, page
-//! cache and the way to the device give.
+//! Loads all weights of a model into the memory of the host or of a GPU. It compares the speed with the limits of the
+//! disk, the page cache and the bus to the device.
 
 #[cfg(feature = "cuda")]
 mod cufile;
@@ -43,115 +43,117 @@ pub use request::{CuFileRequests, CuFileUse, DeviceReport, DeviceRequest, ReadBa
 #[cfg(feature = "cuda")]
 pub(crate) use ring::{GpuRing, RingRequest, named};
 
-/// What a user may choose about a load.
+/// Options of a load that a user may choose.
 #[derive(Debug, Clone)]
 pub struct LoadRequest {
-    /// Who reads what is not in the page cache. [`IoKind::Auto`] is what the machine profile found
-    /// best, else io_uring where it works, else threads; [`IoKind::Mmap`] is the kernel, page by page:
-    /// the baseline.
+    /// Read engine for data that is not in the page cache. [`IoKind::Auto`] means the engine that the machine profile
+    /// found best. Without a profile it means io_uring if that works, otherwise threads. [`IoKind::Mmap`] is the
+    /// baseline: the kernel reads page by page.
     pub io: IoKind,
-    /// Drop the files from the page cache before every run.
+    /// True if the files are dropped from the page cache before every run.
     pub cold: bool,
-    /// Measure beside the runs what disk, page cache and the way to the device give: for moments, but beside cold runs the
-    /// disk for as long as they take.
+    /// True if the limits of the disk, the page cache and the bus to the device are measured between the runs. Each
+    /// measurement is short, except that beside cold runs the disk is measured for as long as a run takes.
     pub limit: bool,
-    /// Runs; the memory stays resident from the second on.
+    /// Number of runs. The memory is resident from the second run on.
     pub repeat: usize,
-    /// Compare what is read of a pack with its checksums.
+    /// True if blocks of a pack are verified against their checksums.
     pub verify: bool,
-    /// The GPU to load to; host memory without.
+    /// GPU to load to. `None` means host memory.
     pub device: Option<DeviceRequest>,
-    /// Gets every read of the runs, not those that measure the limits.
+    /// Recorder of every read of the runs. Reads that measure the limits are not recorded.
     pub recorder: Option<IoRecorder>,
-    /// Ends the load early.
+    /// Interrupt that ends the load early.
     pub interrupt: Interrupt,
 }
 
-/// One run.
+/// Results of one run.
 #[derive(Debug, Clone, Serialize)]
 pub struct LoadRun {
-    /// Bytes of the files that were in the page cache when it began.
+    /// Bytes of the files that were in the page cache when the run began.
     pub cached_before_bytes: u64,
-    /// The destination was in memory already: its pages had come with an earlier run.
+    /// True if the destination was resident because an earlier run had touched its pages.
     pub memory_was_resident: bool,
     #[serde(flatten)]
     pub statistics: LoadStatistics,
     pub bytes_per_second: f64,
     pub cpu_seconds_per_gigabyte: f64,
-    /// What the disk gave the plain readings that this run is held against.
+    /// Disk rate of the plain readings that this run is compared with.
     pub disk_bytes_per_second: Option<f64>,
-    /// How long disk and page cache need at their limits, working side by side.
+    /// Seconds that the disk and the page cache would need at their limits, working side by side.
     pub limit_seconds: Option<f64>,
-    /// `limit_seconds` of `seconds`.
+    /// Ratio of `limit_seconds` to the run's seconds.
     pub share_of_limit: Option<f64>,
 }
 
-/// What `load` did.
+/// Report of [`load`].
 #[derive(Debug, Clone, Serialize)]
 pub struct LoadReport {
     pub path: PathBuf,
     pub files: usize,
     pub weights_bytes: u64,
-    /// Memory reserved for them, whole pages.
+    /// Bytes of memory reserved for the weights, in whole pages.
     pub arena_bytes: u64,
     pub engine: ReadPath,
     pub checks: Checks,
     pub request_bytes: usize,
     pub queue_depth: usize,
-    /// Where engine, request size and depth come from.
+    /// Source of the engine, the request size and the queue depth.
     pub chosen_by: String,
     pub limit: LoadLimit,
     pub runs: Vec<LoadRun>,
-    /// The GPU that the weights are on; `None` for host memory.
+    /// GPU that the weights are on. `None` means host memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<DeviceReport>,
     /// Largest resident set of the process up to the end of the last run.
     pub peak_resident_bytes: Option<u64>,
-    /// What a trace of the runs is about; `None` without a recorder.
+    /// Model that a trace of the runs is about. `None` without a recorder.
     #[serde(skip)]
     pub traced: Option<TracedModel>,
 }
 
-/// The files for an engine that compares with checksums and for one that does not.
+/// Files of a load, in variants for different readers.
 pub(crate) struct Sources {
+    /// Files for an engine that verifies checksums.
     checked: FileSet,
+    /// Files for an engine that does not verify checksums.
     unchecked: FileSet,
-    /// For reads that are no part of a run: those that measure and those that compare.
+    /// Files for reads that are not part of a run: measurements and comparisons.
     unrecorded: FileSet,
 }
 
-/// What all runs together did.
+/// Results of all runs together.
 pub(crate) struct Loaded {
     pub engine: EngineInfo,
-    /// Of weights, and of the memory that they get.
+    /// Bytes of the weights, and of the memory reserved for them.
     pub bytes: (u64, u64),
     pub runs: Vec<LoadRun>,
     pub device: Option<DeviceReport>,
-    /// How cuFile was asked, if it was.
+    /// Requests to cuFile, if it was used.
     pub cufile: Option<CuFileRequests>,
     pub peak_resident_bytes: Option<u64>,
 }
 
-/// Where weights go.
+/// Memory that weights are loaded into.
 trait Destination {
-    /// Before a run of which nothing may be in the page cache.
+    /// Prepares for a run that must find nothing in the page cache.
     fn before_cold_run(&mut self) -> Result<(), EngineError>;
 
-    /// Brings all weights there, once.
+    /// Loads all weights once.
     fn fill(&mut self, progress: &mut dyn FnMut(u64, u64)) -> Result<LoadStatistics, EngineError>;
 
     fn engine(&self) -> EngineInfo;
 
-    /// Bytes of weights, and of the memory that they get.
+    /// Returns the bytes of the weights, and of the memory reserved for them.
     fn bytes(&self) -> (u64, u64);
 }
 
-/// Loads all weights of a model, one or several times. `progress` gets the bytes that are done and
-/// those of the model.
+/// Loads all weights of a model, once or several times. `progress` is called with the bytes that are done and the bytes
+/// in total.
 ///
 /// # Errors
-/// A model that is damaged or does not fit into memory, a page cache that cannot be dropped, failed
-/// reads; [`EngineError::Interrupted`].
+/// Returns an error if the model is damaged or does not fit into memory, if the page cache cannot be dropped, or if a
+/// read fails. Returns [`EngineError::Interrupted`] if the load was interrupted.
 pub fn load(
     model: &Path,
     request: &LoadRequest,
@@ -165,7 +167,7 @@ pub fn load(
     };
     let files = FileSet::of_catalog(&catalog, request.verify)?;
     let files = recorded(files.interruptible(&request.interrupt));
-    // The limits are those of reading alone.
+    // The limits are those of reading alone, without checksums.
     let unchecked = FileSet::open(&catalog.files)?.interruptible(&request.interrupt);
     let sources = Sources {
         unchecked: recorded(unchecked.clone()),
@@ -185,7 +187,7 @@ pub fn load(
         None => {
             let mut host = Host::new(&catalog, &sources, request.io, &choice)?;
             let runs = repeat(request, &sources, &mut limit, &mut host, progress)?;
-            // Before the page cache is measured, which takes memory of its own.
+            // Taken before the page cache is measured, because that needs memory of its own.
             let peak_resident_bytes = peak_resident_bytes();
             limit.measure_again(&sources.unrecorded, &runs)?;
             let (engine, bytes) = (host.engine(), host.bytes());
@@ -223,7 +225,7 @@ pub fn load(
     })
 }
 
-/// Runs that follow each other, without their limits.
+/// Performs all runs. Their limits are filled in later.
 fn repeat(
     request: &LoadRequest,
     sources: &Sources,
@@ -242,7 +244,7 @@ fn repeat(
         limit.measure_disk(&sources.unrecorded, cached_before_bytes, run)?;
         let mut statistics = destination.fill(progress)?;
         if request.io == IoKind::Mmap {
-            // What the page cache had came from there, whichever way asked for it.
+            // With a mapping, bytes that were in the page cache came from there, whichever component asked for them.
             statistics.cached_bytes = cached_before_bytes.min(statistics.bytes);
             statistics.engine_bytes = statistics.bytes - statistics.cached_bytes;
         }
@@ -279,7 +281,7 @@ impl LoadRun {
     }
 }
 
-/// What is loaded, and its name: the blocks of a pack, the tensors of other containers.
+/// Returns the names and extents of what is loaded: the blocks of a pack, or the tensors of other files.
 pub(crate) fn contents(catalog: &Catalog) -> Vec<(String, Extent)> {
     match &catalog.pack {
         Some(pack) => {
@@ -299,7 +301,7 @@ pub(crate) fn contents(catalog: &Catalog) -> Vec<(String, Extent)> {
 }
 
 impl ReadChoice {
-    /// The engine's options for a load, where nobody waits for a single block.
+    /// Returns the engine's options for a load, where no caller waits for a single block.
     pub(crate) fn engine_options(&self) -> EngineOptions {
         EngineOptions {
             queue_depth: self.queue_depth,

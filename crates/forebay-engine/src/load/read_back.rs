@@ -1,4 +1,4 @@
-//! Comparing device memory with the files that it was filled from.
+//! Compares device memory with the files that it was filled from.
 
 use std::time::Instant;
 
@@ -8,24 +8,24 @@ use forebay_store::{Extent, FileSet, UploadPart};
 use super::request::ReadBack;
 use crate::EngineError;
 
-/// What is read back at a time.
+/// Number of bytes that are read back at a time.
 const CHECK_BYTES: u64 = 16 << 20;
-/// What device memory holds before a load that is to be checked.
+/// Byte that fills device memory before a load that is to be checked.
 const POISON: u8 = 0xa5;
 
-/// Where `bytes` bytes at address `to` lie in one of the pieces of `memory`.
+/// Returns the pointer to `bytes` bytes at address `to`, if they lie in one of the pieces of `memory`.
 pub(crate) fn place_in(memory: &[DevicePtr<u8>], to: u64, bytes: usize) -> Option<DevicePtr<u8>> {
     let mut places = memory.iter().filter_map(|memory| memory.at(to));
     places.find(|place| place.len() >= bytes)
 }
 
-/// The same, of memory that was planned for them.
+/// Returns the same pointer, for parts that were planned to lie in `memory`.
 fn planned(memory: &[DevicePtr<u8>], to: u64, bytes: u64) -> DevicePtr<u8> {
     place_in(memory, to, bytes as usize).expect("parts lie in the memory that is planned for them")
 }
 
-/// Overwrites the places of `parts`: what an earlier run or another program left must not pass for what was loaded. They lie in
-/// `memory`.
+/// Overwrites `parts`, which lie in `memory`. Otherwise, data of an earlier run or of another program could pass for
+/// loaded data.
 pub(crate) fn poison(
     gpu: &Gpu,
     parts: &[UploadPart],
@@ -38,7 +38,7 @@ pub(crate) fn poison(
     Ok(gpu.synchronize()?)
 }
 
-/// The name of what an extent is of.
+/// Returns the name of the content that an extent belongs to.
 pub(crate) fn name_of(contents: &[(String, Extent)], of: &Extent) -> String {
     let holds = |extent: &Extent| {
         extent.file == of.file && (extent.offset..extent.end()).contains(&of.offset)
@@ -47,7 +47,7 @@ pub(crate) fn name_of(contents: &[(String, Extent)], of: &Extent) -> String {
     found.map_or_else(|| "weights".to_owned(), |(name, _)| name.clone())
 }
 
-/// Compares all parts, which lie in `memory`, with the files. `name` says what lies at an extent, for the error.
+/// Compares all parts, which lie in `memory`, with the files. `name` returns the name for an extent, for the error.
 pub(crate) fn read_back(
     gpu: &Gpu,
     files: &FileSet,
@@ -65,7 +65,7 @@ pub(crate) fn read_back(
             files.read_exact(Extent { offset, length, ..part.extent }, &mut expected)?;
             let from = planned(memory, part.to + done, length);
             let found = gpu.download(from, length as usize)?;
-            // Whole first: that is a comparison at the speed of memory.
+            // The whole piece is compared first, at the speed of memory.
             if found != expected {
                 let pairs = || found.iter().zip(&expected);
                 let at = pairs().position(|(found, expected)| found != expected);

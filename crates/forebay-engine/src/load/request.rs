@@ -1,32 +1,33 @@
-//! What may be chosen about a load to a GPU, and what is said of it.
+//! Options and report of a load to a GPU.
 
 use serde::{Deserialize, Serialize};
 
-/// At 2 MiB PCIe is within a few percent of its best.
+/// Default size of a piece. At 2 MiB, PCIe is within a few percent of its best rate.
 pub(super) const PIECE_BYTES: usize = 2 << 20;
 
-/// A small ring stays in the processor's last cache.
+/// Default size of the ring. A small ring stays in the processor's last-level cache.
 pub(super) const RING_BYTES: usize = 128 << 20;
 
-/// Which GPU, and how.
+/// GPU to load to, and how to load.
 #[derive(Debug, Clone, Copy)]
 pub struct DeviceRequest {
-    /// Counted from 0.
+    /// Index of the GPU, counted from 0.
     pub ordinal: usize,
-    /// All device memory that may be in use when the weights are there, what the driver needs included.
+    /// Limit on the device memory in use after the load, in bytes. It includes what the driver needs. `None` means no
+    /// limit.
     pub vram_bytes: Option<u64>,
-    /// Read everything back after the last run and compare it with the files.
+    /// True if everything is read back after the last run and compared with the files.
     pub check: bool,
-    /// What is read or copied at a time, a multiple of 4096.
+    /// Number of bytes that are read or copied at a time, a multiple of 4096.
     pub piece_bytes: usize,
-    /// Pinned memory that everything goes through: room for four pieces at least.
+    /// Bytes of pinned memory in the ring, which has room for at least four pieces.
     pub ring_bytes: usize,
-    /// Whether cuFile brings the weights and not the ring, which the fields above are about.
+    /// Choice of cuFile instead of the ring. The two fields above apply to the ring only.
     pub cufile: CuFileUse,
 }
 
 impl DeviceRequest {
-    /// For GPU `ordinal`, by the ring, without a bound and without a check.
+    /// Returns a request for GPU `ordinal` that uses the ring, with no memory limit and no check.
     pub fn new(ordinal: usize) -> DeviceRequest {
         let (piece_bytes, ring_bytes) = (PIECE_BYTES, RING_BYTES);
         let cufile = CuFileUse::Never;
@@ -34,65 +35,67 @@ impl DeviceRequest {
     }
 }
 
-/// The GPU's part in a load.
+/// Report about the GPU's part in a load.
 #[derive(Debug, Clone, Serialize)]
 pub struct DeviceReport {
     pub name: String,
     pub ordinal: usize,
     pub compute_capability: (i32, i32),
     pub memory_bytes: u64,
-    /// In use on the GPU before there was memory for weights, by the driver's count: the context, other programs.
+    /// Bytes in use on the GPU before memory for weights was allocated, as reported by the driver. They belong to the
+    /// CUDA context and to other programs.
     pub used_before_bytes: u64,
-    /// In use with all weights there.
+    /// Bytes in use after all weights are loaded.
     pub used_bytes: u64,
-    /// Device memory of the weights.
+    /// Bytes of device memory allocated for the weights.
     pub pool_bytes: u64,
-    /// Whether this memory can be given back in parts; else the driver cannot map memory.
+    /// True if parts of this memory can be freed. False if the driver cannot map memory.
     pub pool_is_elastic: bool,
-    /// Host memory of ours that the GPU copies from; none with cuFile, which has its own.
+    /// Bytes of pinned host memory that the GPU copies from. It is 0 with cuFile, which has its own.
     pub pinned_bytes: u64,
-    /// Of this at a time.
+    /// Bytes copied at a time.
     pub piece_bytes: usize,
-    /// Opening the GPU; pinning the ring, or starting cuFile and taking its memory; mapping device memory: once per
-    /// process, and not in the runs.
+    /// Seconds for opening the GPU. This and the next two times occur once per process and are not part of the runs.
     pub open_seconds: f64,
+    /// Seconds for pinning the ring, or for starting cuFile and allocating its memory.
     pub pin_seconds: f64,
+    /// Seconds for mapping device memory.
     pub map_seconds: f64,
-    /// Pinned copies as large as those of the load, alone.
+    /// Rate of pinned copies as large as those of the load, with nothing else running.
     pub copy_bytes_per_second: f64,
-    /// What was read back; `None` if nothing was to be.
+    /// Result of reading back. `None` if no check was requested.
     pub read_back: Option<ReadBack>,
 }
 
-/// Whether weights come to a GPU by cuFile.
+/// Choice of cuFile for loading weights to a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum CuFileUse {
-    /// By the ring.
+    /// Always use the ring.
     #[default]
     Never,
-    /// Where the machine profile has found it faster than the ring, and what is to be loaded allows it.
+    /// Use cuFile if the machine profile found it faster than the ring and the weights allow it.
     WhereFaster,
-    /// Or not at all.
+    /// Use cuFile, or fail.
     Always,
 }
 
-/// How cuFile is asked.
+/// Requests to cuFile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CuFileRequests {
-    /// What a thread asks for at a time, a multiple of 4096.
+    /// Number of bytes that a thread asks for at a time, a multiple of 4096.
     pub request_bytes: usize,
     pub threads: usize,
 }
 
 impl Default for CuFileRequests {
-    /// An estimate for machines that `doctor` has not measured: one read keeps the disk busy as long as a large request of
-    /// ours, and in compatibility mode each thread has one at a time.
+    /// Returns an estimate for machines that `doctor` has not measured. One read keeps the disk busy as long as one of
+    /// forebay's own large requests. In compatibility mode each thread has one read at a time.
     fn default() -> CuFileRequests {
         CuFileRequests { request_bytes: 4 << 20, threads: 16 }
     }
 }
 
-/// A comparison of device memory with the files; differences are errors.
+/// Result of comparing device memory with the files. Differences are errors.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct ReadBack {
     pub bytes: u64,

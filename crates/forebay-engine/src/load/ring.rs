@@ -1,4 +1,5 @@
-//! The way of weights to a GPU: a ring of pinned memory that threads and the read engine fill and the GPU empties.
+//! Loads weights to a GPU through a ring of pinned memory. Copy threads and the read engine fill the ring, and the GPU
+//! empties it.
 
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -16,28 +17,28 @@ use super::request::{PIECE_BYTES, RING_BYTES};
 use crate::EngineError;
 use crate::doctor::ReadChoice;
 
-/// What the engine is given beyond its queue, so that it has the next piece at hand.
+/// Bytes queued for the engine beyond its queue depth, so that its next piece is ready.
 const AHEAD_BYTES: usize = 8 << 20;
 
-/// How the ring is filled.
+/// Settings of the ring and of its readers.
 #[derive(Debug, Clone)]
 pub(crate) struct RingRequest<'a> {
     pub files: &'a FileSet,
-    /// Never [`IoKind::Auto`] where a profile has found something better.
+    /// Kind of read engine. It is not [`IoKind::Auto`] if a profile has found something better.
     pub io: IoKind,
     pub engine: EngineOptions,
-    /// Breaks reads on purpose.
+    /// Fault plan that makes reads fail on purpose.
     pub faults: Option<FaultPlan>,
-    /// Whether pieces that the page cache has may be copied from there, beside the engine.
+    /// True if copy threads may copy pieces that are in the page cache, beside the engine.
     pub copies: bool,
-    /// What is read or copied at a time, a multiple of 4096.
+    /// Number of bytes that are read or copied at a time, a multiple of 4096.
     pub piece_bytes: usize,
-    /// Pinned memory: room for four pieces at least.
+    /// Bytes of pinned memory. The ring has room for at least four pieces.
     pub ring_bytes: usize,
 }
 
 impl<'a> RingRequest<'a> {
-    /// The fastest way that is known: `io`, or what `choice` has found best.
+    /// Returns the fastest settings that are known, with the engine `io` or the one that `choice` found best.
     pub fn new(files: &'a FileSet, io: IoKind, choice: &ReadChoice) -> RingRequest<'a> {
         let io = if io == IoKind::Auto { choice.kind } else { io };
         RingRequest {
@@ -45,7 +46,7 @@ impl<'a> RingRequest<'a> {
             io,
             engine: choice.engine_options(),
             faults: None,
-            // With a mapping all reading is the kernel's.
+            // With a mapping, the kernel does all the reading.
             copies: io != IoKind::Mmap,
             piece_bytes: PIECE_BYTES,
             ring_bytes: RING_BYTES,
@@ -53,7 +54,8 @@ impl<'a> RingRequest<'a> {
     }
 }
 
-/// A ring for one set of parts. Fields are dropped in order: nothing is unpinned or freed that something before it uses.
+/// Ring that fills one set of parts. Fields are dropped in order, so memory is unpinned and freed only after everything
+/// that uses it.
 pub(crate) struct GpuRing<'a> {
     engine: Box<dyn ReadEngine>,
     slots: Vec<SlotBuffer>,
@@ -61,17 +63,18 @@ pub(crate) struct GpuRing<'a> {
     pinned: Pinned,
     arena: Arena,
     plan: UploadPlan,
-    /// What all parts lie in.
+    /// Memory that contains all parts.
     memory: Vec<DevicePtr<u8>>,
     request: RingRequest<'a>,
     pin_time: Duration,
 }
 
 impl<'a> GpuRing<'a> {
-    /// Pins memory for bringing `parts`, which lie in `memory`, to `gpu`, again and again if need be.
+    /// Pins memory for loading `parts`, which lie in `memory`, to `gpu`. The ring can be filled many times.
     ///
     /// # Errors
-    /// No memory, a limit on pinned memory, an engine that does not work here.
+    /// Returns an error if there is not enough memory, if a limit on pinned memory is exceeded, or if the engine does
+    /// not work here.
     pub fn open(
         gpu: &Gpu,
         request: RingRequest<'a>,
@@ -81,7 +84,7 @@ impl<'a> GpuRing<'a> {
         let started = Instant::now();
         let plan = UploadPlan::new(parts, request.files, request.piece_bytes as u64);
         let slot_bytes = plan.slot_bytes().max(1);
-        // Half of the ring is for reads and half for copies: a small model needs no more than all of its pieces twice.
+        // Half of the ring is for reads and half for copies, so a small model needs at most two slots for each piece.
         let most = (request.ring_bytes / slot_bytes).min(2 * plan.pieces()).max(4);
         let arena = Arena::reserve(most * slot_bytes)?;
         let carve = |_| arena.carve(slot_bytes);
@@ -94,16 +97,16 @@ impl<'a> GpuRing<'a> {
         Ok(GpuRing { engine, slots, copies, pinned, arena, plan, memory, request, pin_time })
     }
 
-    /// Opens the engine anew: what a mapping brought into the page cache stays there until it is gone.
+    /// Opens the engine anew, because pages that a mapping brought into the page cache stay there until it is dropped.
     pub fn reopen_engine(&mut self) -> Result<(), EngineError> {
         self.engine = open_reader(&self.request, &self.arena)?;
         Ok(())
     }
 
-    /// Brings all parts to their places. `progress` gets bytes done and bytes in all.
+    /// Loads all parts to their addresses. `progress` is called with the bytes that are done and the bytes in total.
     ///
     /// # Errors
-    /// The first read or copy that failed. Nothing is copied any more then.
+    /// Returns the error of the first read or copy that failed. No copies are in flight then.
     pub fn fill(
         &mut self,
         progress: &mut dyn FnMut(u64, u64),
@@ -114,10 +117,10 @@ impl<'a> GpuRing<'a> {
         })
     }
 
-    /// As [`GpuRing::fill`], but `progress` may end it.
+    /// Does the same as [`GpuRing::fill`], but `progress` may end the load.
     ///
     /// # Errors
-    /// As [`GpuRing::fill`]; [`StoreError::Interrupted`] if `progress` said so.
+    /// Returns the same errors as [`GpuRing::fill`], and [`StoreError::Interrupted`] if `progress` ended the load.
     pub fn fill_while(
         &mut self,
         progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
@@ -144,7 +147,7 @@ impl<'a> GpuRing<'a> {
         self.engine.describe()
     }
 
-    /// Bytes of all parts.
+    /// Returns the bytes of all parts.
     pub fn bytes(&self) -> u64 {
         self.plan.bytes()
     }
@@ -153,13 +156,14 @@ impl<'a> GpuRing<'a> {
         self.pinned.bytes() as u64
     }
 
-    /// How long it took to plan, to pin and to open the engine.
+    /// Returns how long it took to plan the load, pin memory and open the engine.
     pub fn pin_time(&self) -> Duration {
         self.pin_time
     }
 }
 
-/// What reads into the ring. It compares with checksums itself: nothing is on its way to the device before.
+/// Opens the engine that reads into the ring. The engine verifies checksums itself, so no data is copied to the device
+/// before that.
 fn open_reader(
     request: &RingRequest<'_>,
     arena: &Arena,
@@ -171,7 +175,7 @@ fn open_reader(
     })
 }
 
-/// Device memory, as the loader sees it: by its addresses.
+/// Device memory as the loader addresses it.
 struct Target<'a> {
     copies: &'a CopyStream,
     memory: &'a [DevicePtr<u8>],
@@ -206,7 +210,7 @@ impl Uploading for Copies {
     }
 }
 
-/// An error of [`GpuRing::fill`] with the name of the weight that could not be read.
+/// Converts an error of [`GpuRing::fill`], and adds the name of the weight that could not be read.
 pub(crate) fn named(
     error: StoreError,
     contents: &[(String, Extent)],

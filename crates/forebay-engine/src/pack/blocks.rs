@@ -1,7 +1,7 @@
-//! Which tensors form which block of a pack, derived from the blocks that the decoder streams.
+//! Assigns tensors to the blocks of a pack, following the blocks that the decoder streams.
 //!
-//! Nothing here knows a family: a model's description says which extents are a block, and the
-//! tensors are found by their place.
+//! Nothing here depends on a model family. The model's description says which extents form a block, and tensors are
+//! found by their position in the file.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use forebay_format::pack::{BlockKind, PlannedBlock, PlannedPiece};
 use forebay_format::{Block, Catalog, Extent, TensorInfo};
 use forebay_model::Weights;
 
-/// The blocks of a pack of `catalog`, in execution order.
+/// Returns the blocks of a pack of `catalog`, in execution order.
 pub fn blocks(catalog: &Catalog, weights: &Weights) -> Vec<PlannedBlock> {
     let mut order = Order { catalog, placed: vec![false; catalog.tensors().len()], blocks: vec![] };
     order.dense(BlockKind::Embedding, None, &[weights.embedding.extent]);
@@ -17,7 +17,8 @@ pub fn blocks(catalog: &Catalog, weights: &Weights) -> Vec<PlannedBlock> {
     for (layer, block) in weights.blocks.dense.iter().take(layers).enumerate() {
         let (index, experts) = (Some(layer as u32), &weights.blocks.experts[layer]);
         if experts.is_empty() {
-            // A GPU streams them one by one, and what has one checksum is read in one piece.
+            // Attention and feed-forward get a block each. A GPU streams these sub-layers one by one, and data with a
+            // single checksum must be read as a whole.
             let (first, all) = (weights.layers[layer].attention_parts, block.part_bytes().len());
             for parts in [0..first, first..all] {
                 order.dense(BlockKind::Layer, index, &block.slice(parts).extents);
@@ -27,7 +28,7 @@ pub fn blocks(catalog: &Catalog, weights: &Weights) -> Vec<PlannedBlock> {
             order.experts(layer as u32, experts);
         }
     }
-    // The head comes in ranges of rows of one tensor, or is the embedding.
+    // The head is stored as row ranges of one tensor, or is the embedding.
     let head = weights.blocks.dense.iter().skip(layers).flat_map(|block| &block.extents);
     let head: Vec<Extent> = head.copied().collect();
     order.dense(BlockKind::Head, None, &head);
@@ -43,7 +44,7 @@ struct Order<'a> {
 }
 
 impl Order<'_> {
-    /// A block of the tensors that hold `extents`, each whole, as far as no block has them yet.
+    /// Adds a block of the tensors that contain `extents`. Each tensor is added whole, unless a block already has it.
     fn dense(&mut self, kind: BlockKind, layer: Option<u32>, extents: &[Extent]) {
         let mut pieces = Vec::new();
         for extent in extents {
@@ -55,8 +56,8 @@ impl Order<'_> {
         self.blocks.push(PlannedBlock { kind, layer, expert: None, pieces });
     }
 
-    /// A block for every expert of a layer, in order, with the expert's entries of stacked tensors
-    /// and the tensors that are the expert's own.
+    /// Adds a block for every expert of a layer, in order. It has the expert's entries of stacked tensors and the
+    /// tensors that belong to this expert alone.
     fn experts(&mut self, layer: u32, experts: &[Block]) {
         let stacks = self.stacks(experts);
         for (expert, block) in experts.iter().enumerate() {
@@ -65,7 +66,7 @@ impl Order<'_> {
                 let Some(tensor) = self.tensor_at(extent) else { continue };
                 let entry = match stacks.get(&tensor) {
                     Some(true) => Some(expert as u64),
-                    // Not one entry for each expert: it stays whole, behind everything else.
+                    // The tensor does not have one entry for each expert, so it is stored whole after everything else.
                     Some(false) => continue,
                     None if self.placed[tensor] => continue,
                     None => None,
@@ -82,8 +83,7 @@ impl Order<'_> {
         }
     }
 
-    /// The tensors that more than one expert shares, and whether each has an entry for every expert,
-    /// in order.
+    /// Returns the tensors that experts share. The value is true if the tensor has an entry for every expert, in order.
     fn stacks(&self, experts: &[Block]) -> HashMap<usize, bool> {
         let mut stacks = HashMap::new();
         for (expert, block) in experts.iter().enumerate() {
@@ -102,7 +102,7 @@ impl Order<'_> {
         stacks
     }
 
-    /// The tensor that holds an extent.
+    /// Returns the index of the tensor that contains an extent.
     fn tensor_at(&self, extent: &Extent) -> Option<usize> {
         let tensors: &[TensorInfo] = self.catalog.tensors();
         let start = |tensor: &TensorInfo| (tensor.extent.file, tensor.extent.offset);

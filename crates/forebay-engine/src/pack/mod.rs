@@ -1,4 +1,4 @@
-//! Packs: made from other containers, verified, and turned back.
+//! Makes packs from other containers, verifies them, and restores their sources.
 
 mod blocks;
 mod restore;
@@ -22,14 +22,15 @@ use crate::statistics::ReadPath;
 pub use restore::{RestoreReport, to_gguf, to_hugging_face};
 pub use verify::{Damage, VerifyReport, verify};
 
-/// Called with bytes done and bytes in all; false stops the work and removes unfinished files.
+/// Callback that gets the bytes done and the bytes in total. If it returns false, the work stops and unfinished files
+/// are removed.
 pub type Progress<'a> = dyn FnMut(u64, u64) -> bool + 'a;
 
-/// How packs are read and written.
+/// Options for reading and writing packs.
 #[derive(Clone, Debug, Default)]
 pub struct PackOptions {
     pub io: IoKind,
-    /// Ends the work early; unfinished files are removed.
+    /// Interrupt that ends the work early. Unfinished files are removed.
     pub interrupt: Interrupt,
 }
 
@@ -39,33 +40,33 @@ impl From<IoKind> for PackOptions {
     }
 }
 
-/// What packing did.
+/// Report of [`pack`].
 #[derive(Clone, Debug, Serialize)]
 pub struct PackReport {
     pub path: PathBuf,
-    /// What it was made from.
+    /// Path of the model that the pack was made from.
     pub source: PathBuf,
     pub bytes: u64,
     pub source_bytes: u64,
     pub blocks: usize,
     pub experts: usize,
     pub chunks: u64,
-    /// From opening the source to a durable file.
+    /// Seconds from opening the source until the file is durable.
     pub seconds: f64,
     pub bytes_per_second: f64,
-    /// Memory for reads and writes in flight.
+    /// Bytes of memory for reads and writes in flight.
     pub buffer_bytes: u64,
     pub io_engine: ReadPath,
-    /// Whether blocks were written past the page cache.
+    /// True if blocks were written past the page cache.
     pub direct_writes: bool,
 }
 
-/// Makes the pack `out` of the model at `source`. The file appears when it is whole and on the disk.
+/// Makes the pack `out` from the model at `source`. The file appears when it is complete and on the disk.
 ///
 /// # Errors
-/// Models that cannot be opened or are not known, sources that are packs, a disk without room,
-/// failed reads and writes; [`EngineError::Interrupted`] when `options` or `progress` say stop.
-/// Nothing is left behind then.
+/// Returns an error if the model cannot be opened or is not known, if the source is a pack, if the disk is full, or if
+/// a read or write fails. Returns [`EngineError::Interrupted`] if `options` or `progress` stop the work. No file is
+/// left behind in these cases.
 pub fn pack(
     source: &Path,
     out: OutputFile,
@@ -124,7 +125,7 @@ fn zeros(count: u64) -> Vec<AtomicU64> {
     (0..count).map(|_| AtomicU64::new(0)).collect()
 }
 
-/// Makes checksums of what is written.
+/// Sink that writes the pack and computes the checksums of what it writes.
 struct Packing<'a> {
     file: &'a OutputFile,
     index: &'a ChunkIndex,
@@ -141,7 +142,7 @@ impl Sink for Packing<'_> {
     }
 }
 
-/// The bytes of a chunk in a window that begins at `offset`.
+/// Returns the bytes of a chunk in a window that begins at `offset`.
 fn slice<'b>(bytes: &'b [u8], offset: u64, chunk: &Chunk) -> &'b [u8] {
     let start = (chunk.offset - offset) as usize;
     &bytes[start..start + chunk.bytes as usize]

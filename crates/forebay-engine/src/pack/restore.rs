@@ -1,4 +1,4 @@
-//! Packs turned back into what they were made from.
+//! Restores the files that a pack was made from.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -13,11 +13,11 @@ use serde::Serialize;
 use super::{PackOptions, Progress};
 use crate::EngineError;
 
-/// What was written.
+/// Report of a restoration.
 #[derive(Clone, Debug, Serialize)]
 pub struct RestoreReport {
     pub path: PathBuf,
-    /// The pack.
+    /// Path of the pack.
     pub source: PathBuf,
     pub files: usize,
     pub bytes: u64,
@@ -25,10 +25,12 @@ pub struct RestoreReport {
     pub bytes_per_second: f64,
 }
 
-/// Writes the GGUF file that a pack was made from to `out`; a split set becomes one file. A single file comes back byte for byte, as far as its padding was zeros.
+/// Writes the GGUF file that a pack was made from to `out`. A split set becomes one file. A single file is restored
+/// byte for byte, provided that its padding was zeros.
 ///
 /// # Errors
-/// Packs of other sources, damage, a disk without room, failed writes; [`EngineError::Interrupted`].
+/// Returns an error if the pack has another kind of source or is damaged, if the disk is full, or if a write fails.
+/// Returns [`EngineError::Interrupted`] if the work was stopped.
 pub fn to_gguf(
     pack: &Path,
     out: OutputFile,
@@ -46,11 +48,11 @@ pub fn to_gguf(
     Ok(report(pack, &path, 1, restored.bytes, started))
 }
 
-/// Writes the Hugging Face folder that a pack was made from: the same weight files and the files
-/// beside them. `folder` may not exist yet, or must be empty.
+/// Writes the Hugging Face folder that a pack was made from: the same weight files and the files beside them. `folder`
+/// must be empty or not exist yet.
 ///
 /// # Errors
-/// As [`to_gguf`].
+/// Returns the same errors as [`to_gguf`].
 pub fn to_hugging_face(
     pack: &Path,
     folder: &Path,
@@ -71,7 +73,7 @@ pub fn to_hugging_face(
     match write_folder(&files, &restored, &documents, folder, io, &mut written, progress) {
         Ok(bytes) => Ok(report(pack, folder, restored.len() + documents.len(), bytes, started)),
         Err(error) => {
-            // Half a model must not be taken for one.
+            // An incomplete model must not be mistaken for a whole one.
             for path in &written {
                 let _ = std::fs::remove_file(path);
             }
@@ -83,7 +85,7 @@ pub fn to_hugging_face(
     }
 }
 
-/// Writes all files, lists them in `written` and returns their bytes.
+/// Writes all files, lists them in `written` and returns their total size in bytes.
 fn write_folder(
     files: &FileSet,
     restored: &[RestoredFile],
@@ -103,7 +105,7 @@ fn write_folder(
         before += file.bytes;
     }
     let mut bytes = total;
-    // Last, so that a folder with a config.json is a whole model.
+    // Documents are written last, so that a folder with a config.json is a complete model.
     for document in documents {
         let target = folder.join(&document.name);
         let file = OutputFile::create(&target)?;

@@ -1,4 +1,4 @@
-//! Reading a whole pack and comparing every checksum.
+//! Reads a whole pack and verifies every checksum.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -13,10 +13,10 @@ use super::{PackOptions, Progress, slice};
 use crate::EngineError;
 use crate::statistics::ReadPath;
 
-/// Damaged places that are listed; all are counted.
+/// Largest number of damaged chunks that are listed. All of them are counted.
 const LISTED_MAX: usize = 100;
 
-/// What `verify` found.
+/// Report of [`verify`].
 #[derive(Clone, Debug, Serialize)]
 pub struct VerifyReport {
     pub path: PathBuf,
@@ -24,30 +24,30 @@ pub struct VerifyReport {
     pub blocks: usize,
     pub chunks: u64,
     pub damaged_chunks: u64,
-    /// The first of them.
+    /// First damaged chunks.
     pub damage: Vec<Damage>,
     pub seconds: f64,
     pub bytes_per_second: f64,
     pub io_engine: ReadPath,
 }
 
-/// A chunk whose bytes are not those that were written.
+/// Chunk whose bytes differ from those that were written.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Damage {
-    /// Bytes from the start of the file.
+    /// Position of the chunk in bytes from the start of the file.
     pub offset: u64,
     pub bytes: u64,
-    /// The block, in words.
+    /// Name of the chunk's block, in words.
     pub block: String,
-    /// Tensors with bytes there; none where only padding is.
+    /// Names of the tensors with bytes in the chunk. Empty if it has only padding.
     pub tensors: Vec<String>,
 }
 
-/// Reads all of a pack. Damage in the tables is an error, damage in blocks is in the report.
+/// Reads all of a pack. Damage in the tables is an error. Damage in blocks is listed in the report.
 ///
 /// # Errors
-/// [`EngineError::NoPack`], damaged tables, failed reads; [`EngineError::Interrupted`] when
-/// `options` or `progress` say stop.
+/// Returns [`EngineError::NoPack`] if the file is not a pack. Returns an error if the tables are damaged or a read
+/// fails. Returns [`EngineError::Interrupted`] if `options` or `progress` stop the work.
 pub fn verify(
     path: &Path,
     options: impl Into<PackOptions>,
@@ -99,7 +99,7 @@ pub fn verify(
 fn damage(catalog: &Catalog, index: &ChunkIndex, chunk: &Chunk) -> Damage {
     let there = |extent: Extent| extent.offset < chunk.end() && extent.end() > chunk.offset;
     let tensors = catalog.tensors().iter().filter(|tensor| {
-        // The whole reach first: a stack has a piece for every expert.
+        // Tests the whole range first, because a stack has a piece for every expert.
         there(tensor.extent) && tensor.extents().any(there)
     });
     Damage {

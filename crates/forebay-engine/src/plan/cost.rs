@@ -1,7 +1,7 @@
-//! Seconds of a token and of a prompt, from what a model needs, where it lies and what the machine does.
+//! Seconds for a token and for a prompt, from the model's costs, the placement of its weights and the machine's rates.
 //!
-//! Sums are for what comes one after the other. Work that goes on beside other work takes the longer of both, and half of
-//! the shorter, where it begins and ends.
+//! Times of work that runs one after the other are summed. Work that runs side by side takes the longer time plus half
+//! of the shorter one, because it does not overlap where it begins and ends.
 
 use std::fmt;
 
@@ -15,57 +15,57 @@ use super::rates::{GpuCosts, Rates};
 use super::trust::{PredictedRate, Trust};
 use crate::CpuOffload;
 
-/// Where a model's weights are, and who computes.
+/// Placement of a model's weights, and the device that computes.
 #[derive(Debug, Clone)]
 pub enum Placement {
     /// Everything is in the GPU's memory.
     Vram,
-    /// The GPU computes. Experts that have no slot there are in pinned RAM, or come through it from the disk.
+    /// The GPU computes. Experts without a slot in VRAM are in pinned RAM, or are read from the disk through it.
     VramSlots {
         /// Slots for experts in VRAM.
         slots: MemoryPlan,
-        /// Homes of experts in RAM.
+        /// RAM slots for experts.
         host: MemoryPlan,
-        /// Whether the CPU computes some of those.
+        /// Choice of whether the CPU computes experts that are not in VRAM.
         cpu_offload: CpuOffload,
     },
-    /// Units of a dense model that have no place in the GPU's memory come from pinned RAM, or through it from the disk, or are
-    /// computed by the CPU.
+    /// The GPU computes a dense model, of which some sub-layers are not in VRAM. Those are copied from pinned RAM, read
+    /// from the disk through it, or computed by the CPU.
     SubLayers {
         sub_layers: SubLayerPlan,
-        /// Homes of those outside of VRAM in RAM.
+        /// RAM slots for the sub-layers that are not in VRAM.
         host: MemoryPlan,
     },
-    /// The CPU computes; blocks are in RAM, or come through it from the disk.
+    /// The CPU computes. Blocks are in RAM, or are read from the disk when they are needed.
     Ram(MemoryPlan),
 }
 
-/// What is done, and after how much.
+/// Amount of work that a prediction is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Work {
-    /// Tokens of the prompt.
+    /// Number of tokens in the prompt.
     pub prompt_tokens: usize,
-    /// Tokens in the context before the prompt, or before the token that is generated.
+    /// Number of tokens in the context before the prompt or before the generated token.
     pub depth: usize,
 }
 
-/// What takes time.
+/// Kind of work that takes time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cost {
-    /// Kernels that go through weights, keys and values in VRAM.
+    /// Kernels that read weights, keys and values in VRAM.
     GpuMemory,
-    /// Multiplications of prompts.
+    /// Multiplications for prompts on the GPU.
     GpuCompute,
-    /// Kernels of each layer that are latency, whatever their data.
+    /// Kernels of each layer that take a fixed time, whatever their data.
     GpuLayers,
-    /// The router's choice to the host, and the table of experts back.
+    /// Round trips to the host, which receives the router's choice and returns the table of experts.
     HostLoop,
-    /// Experts or layers from pinned RAM to VRAM.
+    /// Copies of experts or layers from pinned RAM to VRAM.
     Pcie,
     /// Products and attention on the CPU.
     Cpu,
-    /// Weights from the disk.
+    /// Reads of weights from the disk.
     Disk,
 }
 
@@ -83,40 +83,41 @@ impl fmt::Display for Cost {
     }
 }
 
-/// A rate, and what makes it.
+/// Predicted rate and the costs that lead to it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Speed {
-    /// What the cost model says, to compare plans with. People and documents get [`Speed::shown`].
+    /// Rate according to the cost model, for comparing plans. Users and documents get [`Speed::shown`] instead.
     #[serde(skip)]
     pub tokens_per_second: f64,
-    /// Seconds of one token, or of the whole prompt.
+    /// Seconds for one generated token, or for the whole prompt.
     #[serde(skip)]
     pub seconds: f64,
-    /// The rate to show.
+    /// Rate to show to the user.
     #[serde(flatten)]
     pub shown: PredictedRate,
-    /// What takes longest.
+    /// Cost that takes longest.
     pub limit: Cost,
-    /// Seconds of each kind of work. They overlap where work goes on beside other work.
+    /// Seconds of each kind of work. Their sum exceeds `seconds` if some of the work overlaps.
     pub costs: Vec<(Cost, f64)>,
-    /// Weights read from the disk: bytes.
+    /// Bytes of weights read from the disk.
     pub disk_bytes: f64,
 }
 
-/// What to expect.
+/// Predicted speed of one placement.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Prediction {
     pub generate: Speed,
     pub prompt: Speed,
-    /// Lookups of generated tokens that find their expert where it is computed with. `None` for dense models.
+    /// Share of the lookups of generated tokens that find the expert in the memory of the computing device. `None` for
+    /// dense models.
     pub hit_rate: Option<f64>,
-    /// Experts that a generated token waits for the disk for.
+    /// Mean number of experts for which a generated token waits for the disk.
     pub disk_experts_per_token: f64,
-    /// Experts of a generated token that are not in VRAM and that the CPU computes where they are.
+    /// Mean number of experts for each generated token that are not in VRAM and that the CPU computes.
     pub cpu_experts_per_token: f64,
 }
 
-/// Costs in the order in which they were met.
+/// Costs in the order in which they were first added.
 #[derive(Default)]
 pub(super) struct Sum {
     costs: Vec<(Cost, f64)>,
@@ -152,7 +153,7 @@ fn beside(a: f64, b: f64) -> f64 {
     a.max(b) + 0.5 * a.min(b)
 }
 
-/// All that a prediction is made of but the placement.
+/// Everything that a prediction depends on except the placement.
 #[derive(Clone, Copy)]
 pub(crate) struct Model<'a> {
     pub costs: &'a ModelCosts,
@@ -162,7 +163,7 @@ pub(crate) struct Model<'a> {
 }
 
 impl Model<'_> {
-    /// `None` where a GPU computes and the profile has none.
+    /// Predicts the speed of a placement. Returns `None` if a GPU computes and the profile has none.
     pub fn predict(&self, placement: &Placement) -> Option<Prediction> {
         let mut prediction = self.estimate(placement)?;
         let (doubt, last_cache_bytes) = (self.rates.doubt.as_ref(), self.rates.last_cache_bytes);
@@ -199,7 +200,7 @@ impl Model<'_> {
         self.costs.kv.bytes_read(self.work.depth)
     }
 
-    /// `vram` and `ram`: the share of experts there.
+    /// Predicts the speed if the GPU computes. `vram` and `ram` are the shares of the experts kept there.
     fn on_gpu(&self, gpu: &GpuCosts, vram: f64, ram: f64, cpu_offload: CpuOffload) -> Prediction {
         let costs = self.costs;
         let all = vram >= 1.0;
@@ -238,8 +239,8 @@ impl Model<'_> {
         }
     }
 
-    /// Seconds that a token waits for so many experts from the disk, all layers together: each layer that misses any waits for
-    /// a burst of its own.
+    /// Returns the seconds that a token waits for `experts` experts from the disk, all layers together. Each layer with
+    /// a miss waits for a burst of its own.
     fn bursts(&self, experts: f64) -> f64 {
         let layers = self.costs.expert_layers().count().max(1) as f64;
         let waiting = layers * (1.0 - (-experts / layers).exp());
@@ -269,13 +270,14 @@ impl Model<'_> {
         let experts = costs.experts() as f64 * batches;
         let missed = experts * self.touched_beyond(vram, tokens);
         let from_disk = experts * self.touched_beyond(found_by_a_prompt(vram, ram), tokens);
-        // Copies overlap with the products, in passes of some experts: the first copy comes before any product, the last product
-        // after all copies.
+        // Copies overlap with the products, in chunks of some experts. The first copy comes before any product, and the
+        // last product comes after all copies.
         let copying = beside(sum.add(Cost::Pcie, missed * copy_seconds), computing);
         let loops = costs.expert_layers().count() as f64 * batches * gpu.host_loop_seconds();
         let loops = sum.add(Cost::HostLoop, loops);
         sum.disk_bytes = from_disk * costs.bytes_per_expert();
-        // They go to RAM slots that were empty. Where the same few slots are read into again and again, the disk is faster.
+        // These reads fill RAM slots that were empty. The disk is faster if the same few slots are read into again and
+        // again.
         let disk_seconds = sum.disk_bytes / self.rates.disk_in_place;
         let reading = sum.add(Cost::Disk, disk_seconds);
         sum.speed(self.work.prompt_tokens as f64, beside(copying, reading) + loops)
@@ -285,7 +287,7 @@ impl Model<'_> {
         self.hits.touched_beyond(share, self.costs.used_share(), tokens)
     }
 
-    /// `share` of the experts is kept.
+    /// Predicts the speed if the CPU computes and RAM keeps `share` of the experts.
     fn on_cpu(&self, plan: &MemoryPlan, share: f64) -> Prediction {
         let (costs, rates) = (self.costs, self.rates);
         let hit_rate = self.hit_rate(share);
@@ -318,8 +320,8 @@ impl Model<'_> {
         }
     }
 
-    /// Seconds of a layer's experts: those that are there are computed with while the others are read, then these. How many
-    /// are missed is binomial.
+    /// Returns the seconds for a layer's experts. The CPU computes the resident experts while the missing ones are
+    /// read, and then computes those. The number of misses is binomial.
     fn experts_on_cpu(&self, experts: &ExpertCosts, hit_rate: f64, sum: &mut Sum) -> f64 {
         let used = experts.used;
         let one = self.rates.cpu_seconds(&experts.matrices);
@@ -361,14 +363,14 @@ impl Model<'_> {
     }
 }
 
-/// Tokens that a GPU takes through the layers together, at most.
+/// Largest number of tokens that a GPU takes through the layers together.
 pub(super) const GPU_BATCH_TOKENS: usize = 512;
 
 pub(super) fn batches(tokens: usize, most: usize) -> f64 {
     tokens.div_ceil(most).max(1) as f64
 }
 
-/// Bytes of dense blocks that go through the ring for every pass.
+/// Returns the bytes of dense blocks that pass through the ring in every pass.
 pub(super) fn streamed_bytes(plan: &MemoryPlan) -> u64 {
     let blocks = plan.dense.slot_bytes.iter().zip(&plan.dense.pinned);
     blocks.filter(|(_, pinned)| !**pinned).map(|(bytes, _)| bytes).sum()

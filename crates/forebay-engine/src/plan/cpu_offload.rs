@@ -1,6 +1,6 @@
-//! Experts that are not in VRAM: brought there, or computed by the CPU where they are.
+//! Experts that are not in VRAM: copied there, or computed by the CPU from RAM.
 //!
-//! The session that decides so while it runs has its rates from here, so what is predicted is what it does.
+//! A running session takes the rates for this decision from here too, so the prediction matches what the session does.
 
 use forebay_model::{Architecture, CpuOffloadRates, MissSplit, Weights};
 use forebay_stream::MemoryPlan;
@@ -11,23 +11,24 @@ use super::model::ModelCosts;
 use super::rates::{GpuCosts, Rates};
 use crate::CpuOffload;
 
-/// Copying an expert to the GPU and another one back takes this much longer than copying one (an H200).
+/// Time to copy an expert to the GPU and another one back, relative to copying one to the GPU (an H200).
 const BOTH_WAYS: f64 = 1.66;
 
-/// What the CPU takes to begin and to end with any number of a layer's experts: the state comes to the host, two regions of threads
-/// that are awake, rows go back. Measured with 8 threads on an H200's host. Seconds.
+/// Overhead of the CPU for any number of a layer's experts, in seconds. The hidden state is copied to the host, two
+/// thread-pool regions run on threads that are awake, and rows are copied back. Measured with 8 threads on an H200's
+/// host.
 const CPU_START_SECONDS: f64 = 20e-6;
 
-/// Of a token's missing experts.
+/// Cost of a token's missing experts.
 pub(super) struct Missing {
     pub seconds: f64,
-    /// Of them, those that the CPU computes.
+    /// Number of missing experts that the CPU computes.
     pub experts: f64,
 }
 
 impl Model<'_> {
-    /// Seconds of `missed` experts of a token, each lookup of which hits with probability `hit_rate`. `gives_back`: what is driven
-    /// out of VRAM goes back to RAM.
+    /// Returns the time for `missed` experts of a token, and how many of them the CPU computes. Each lookup hits with
+    /// probability `hit_rate`. `gives_back` is true if experts evicted from VRAM are copied back to RAM.
     pub(super) fn missing_experts(
         &self,
         gpu: &GpuCosts,
@@ -57,20 +58,20 @@ impl Model<'_> {
             begun += layers * probability * f64::from(u8::from(comes < misses));
         }
         let experts = (missed - brought).max(0.0);
-        // Of the same length side by side, more or less.
+        // The copies and the CPU's work run side by side and take about equally long.
         sum.add(Cost::Pcie, brought * rates.split.copy_seconds);
         let starting = begun * rates.split.cpu_start_seconds;
         sum.add(Cost::Cpu, starting + experts * rates.split.cpu_seconds);
         Missing { seconds, experts }
     }
 
-    /// Shares of a GPU's layers with experts, by how many they miss of a generated token's.
+    /// Returns the probability of each number of misses (the index) in one layer with experts, for one generated token.
     fn expected_misses(&self, hit_rate: f64) -> Vec<f64> {
         let used = self.costs.expert_layers().map(|experts| experts.used).max().unwrap_or(0);
         missing(used, hit_rate).map(|(_, probability)| probability).collect()
     }
 
-    /// By what it is decided who computes the experts that are not in VRAM.
+    /// Returns the rates that decide if the CPU computes experts that are not in VRAM.
     fn cpu_offload_rates(&self, gpu: &GpuCosts, gives_back: bool) -> CpuOffloadRates {
         let cpu = self.rates.for_cpu_offload();
         let bytes = self.costs.bytes_per_expert();
@@ -95,8 +96,8 @@ impl Model<'_> {
     }
 }
 
-/// How a session with these VRAM and RAM slots decides about CPU offload: by which rates, if there are some of this machine, and
-/// which misses it expects at first.
+/// Returns what a session with these VRAM and RAM slots needs to decide about CPU offload. The first part is this
+/// machine's rates, if they were measured. The second is the initial probability of each number of misses in a layer.
 pub(crate) fn offloading(
     architecture: &Architecture,
     weights: &Weights,

@@ -1,12 +1,13 @@
-//! How often a token finds its experts where they are wanted, by the share of the experts that is kept there.
+//! Hit rates: how often a token finds its experts in a memory, by the share of the experts that is kept there.
 
 use forebay_stream::{
     CacheShape, Capacity, Lookups, Phase, PolicyKind, ReplayCounters, RoutingTrace, replay_observed,
 };
 
-/// Hits of lookups by the share of all experts that is kept, `layer-lfu`, generated tokens: recorded routing of
-/// Qwen3-30B-A3B (top 6 of 128), `forebay replay qwen.route.csv --phase generate --policy layer-lfu --cut-batches`. Behind the
-/// last of these the recording is too short to tell: misses there are first uses in a text of 128 tokens.
+/// Hit rate by the share of all experts that is kept, for `layer-lfu` and generated tokens. It comes from recorded
+/// routing of Qwen3-30B-A3B (top 6 of 128): `forebay replay qwen.route.csv --phase generate --policy layer-lfu
+/// --cut-batches`. The recording is too short to tell more beyond the last point: misses there are first uses in a text
+/// of 128 tokens.
 const RECORDED: [(f64, f64); 8] = [
     (0.0, 0.0),
     (0.02, 0.181),
@@ -17,51 +18,55 @@ const RECORDED: [(f64, f64); 8] = [
     (0.25, 0.835),
     (0.30, 0.876),
 ];
-/// Of the recorded model: experts that a token uses, as a share of a layer's.
+/// Share of a layer's experts that a token of the recorded model uses.
 const RECORDED_USED_SHARE: f64 = 6.0 / 128.0;
 
-/// The rest goes to no misses at all, `TAIL_MISSES * ((1 - share) / (1 - TAIL_BEGIN)) ^ TAIL_POWER`: fitted to what a model of
-/// that shape (top 8) missed in VRAM and behind it in RAM on an H200.
+/// Start of the tail, beyond the recorded points, as a share of the experts. In the tail, misses fall to zero as
+/// `TAIL_MISSES * ((1 - share) / (1 - TAIL_BEGIN)) ^ TAIL_POWER`. This was fitted to a model of that shape (top 8) on
+/// an H200: its misses in VRAM, and in RAM behind VRAM.
 const TAIL_BEGIN: f64 = 0.35;
 const TAIL_MISSES: f64 = 0.095;
 const TAIL_POWER: f64 = 1.4;
 const TAIL_POINTS: usize = 26;
 
-/// A text repeats itself: `tokens` of a prompt touch as many experts as `tokens ^ this` independent ones. (The recording
-/// says 0.75 to 0.9 for 16 to 128 tokens, prompts of 512 on the H200 0.75 to 0.8.)
+/// Exponent for the repetition in a text: `tokens` of a prompt touch as many experts as `tokens ^ DISTINCT_POWER`
+/// independent tokens. The recording says 0.75 to 0.9 for 16 to 128 tokens. Prompts of 512 tokens on the H200 say 0.75
+/// to 0.8.
 const DISTINCT_POWER: f64 = 0.78;
 
-/// Batches of fewer tokens say little of what a long prompt touches.
+/// Smallest number of tokens in a batch that is counted. Smaller batches say little about what a long prompt touches.
 const PROMPT_TOKENS_LEAST: usize = 32;
 
-/// Steps of sums over the experts.
+/// Number of steps in sums over the experts.
 const STEPS: usize = 64;
 
-/// Shares at which recorded routing is replayed.
+/// Shares of kept experts at which recorded routing is replayed.
 const TRACE_SHARES: [f64; 16] =
     [0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0];
 
-/// Hit rate by share kept. It never falls, and is 1 where everything is kept.
+/// Hit rate by the share of the experts that is kept. It never falls, and it is 1 if everything is kept.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HitCurve {
     points: Vec<(f64, f64)>,
-    /// Of the model that it was found with, where that matters.
+    /// Share of the experts that a token uses in the model from which the curve comes. `None` if the curve does not
+    /// depend on it.
     used_share: Option<f64>,
-    /// What its prompts touched, where a recording has some. Their tokens are chosen otherwise than those that a model generates.
+    /// Experts that the recording's prompts touched. `None` if the recording has no prompt that is long enough. Prompts
+    /// have their own data because their tokens are not chosen by the model, as generated tokens are.
     prompts: Option<RecordedPrompts>,
 }
 
-/// What prompts touched in a recording.
+/// Experts that prompts touched in a recording.
 #[derive(Clone, Debug, PartialEq)]
 struct RecordedPrompts {
-    /// Of a batch, on the average.
+    /// Mean number of tokens in a batch.
     tokens: f64,
-    /// Share of all experts that a batch touched and that were not there, by the share that is kept.
+    /// Share of all experts that a batch touched and missed, by the share that is kept.
     beyond: Vec<(f64, f64)>,
 }
 
 impl Default for HitCurve {
-    /// Of recorded routing, for models of which nothing is recorded.
+    /// Returns the curve of the recorded model, for models without a recording of their own.
     fn default() -> HitCurve {
         let tail = (0..=TAIL_POINTS).map(|step| {
             let left = 1.0 - step as f64 / TAIL_POINTS as f64;
@@ -74,13 +79,14 @@ impl Default for HitCurve {
 }
 
 impl HitCurve {
-    /// Of routing to which every expert is as likely as any other.
+    /// Returns the curve of uniform random routing.
     pub fn uniform() -> HitCurve {
         HitCurve { points: vec![(0.0, 0.0), (1.0, 1.0)], used_share: None, prompts: None }
     }
 
-    /// The curve through `(share kept, hits per lookup)`, of a model whose tokens use `used_share` of the experts. `None` unless
-    /// both rise, from 0 to 1.
+    /// Returns the curve through points of `(share kept, hits per lookup)`, for a model whose tokens use `used_share`
+    /// of the experts. Returns `None` unless the points run from (0, 0) to (1, 1), shares rise, and hits never fall.
+    /// Also returns `None` if `used_share` is not positive.
     pub fn through(points: Vec<(f64, f64)>, used_share: f64) -> Option<HitCurve> {
         let rises = points.windows(2).all(|pair| pair[0].0 < pair[1].0 && pair[0].1 <= pair[1].1);
         let whole = points.first() == Some(&(0.0, 0.0)) && points.last() == Some(&(1.0, 1.0));
@@ -92,13 +98,15 @@ impl HitCurve {
         })
     }
 
-    /// What a policy makes of recorded routing. `None` if no token was generated in it, or none used an expert.
+    /// Replays recorded routing with a policy and returns its curve. Returns `None` if the recording has no generated
+    /// token that used an expert.
     pub fn of_trace(trace: &RoutingTrace, policy: PolicyKind) -> Option<HitCurve> {
         let used = trace.header().layers.iter().map(|layer| u64::from(layer.used)).sum();
         HitCurve::of_lookups(&Lookups::of(trace), used, policy)
     }
 
-    /// The same of lookups by a model of which a token uses `used` experts, all layers together.
+    /// Replays lookups with a policy and returns their curve, as [`HitCurve::of_trace`] does. `used` is the number of
+    /// experts that a token of the model uses in all layers together.
     pub fn of_lookups(lookups: &Lookups, used: u64, policy: PolicyKind) -> Option<HitCurve> {
         let sizes = lookups.layers();
         let experts: u64 = sizes.iter().map(|layer| u64::from(layer.0)).sum();
@@ -119,10 +127,11 @@ impl HitCurve {
         Some(HitCurve { prompts, ..curve })
     }
 
-    /// Hits per lookup where `share` of all experts is kept, of a model whose tokens use `used_share` of them.
+    /// Returns the hit rate if `share` of all experts is kept, for a model whose tokens use `used_share` of them.
     ///
-    /// A model that uses more experts for each token spreads its lookups more. Two recordings, top 6 and top 2 of 128, and
-    /// the synthetic top 8 lie over each other when the odds of a share are divided by the square root of what is used.
+    /// A model that uses more experts for each token spreads its lookups more. The curves of three models coincide when
+    /// the odds of a share are divided by the square root of the share that a token uses. The three are two recordings
+    /// (top 6 and top 2 of 128) and the synthetic model (top 8).
     pub fn at(&self, share: f64, used_share: f64) -> f64 {
         let share = share.clamp(0.0, 1.0);
         let odds = |of: f64| (of / used_share.max(f64::MIN_POSITIVE)).sqrt();
@@ -131,7 +140,8 @@ impl HitCurve {
         between(&self.points, share).unwrap_or(1.0)
     }
 
-    /// Share of all experts that a batch of `tokens` tokens of a prompt uses and that is not among the `kept` share.
+    /// Returns the share of all experts that a prompt batch of `tokens` tokens uses and that is not among the `kept`
+    /// share.
     pub fn touched_beyond(&self, kept: f64, used_share: f64, tokens: f64) -> f64 {
         let kept = kept.clamp(0.0, 1.0);
         let by_slopes = |kept, tokens| self.touched_by_slopes(kept, used_share, tokens);
@@ -144,7 +154,8 @@ impl HitCurve {
         }
     }
 
-    /// The same where nothing is known but the curve: the most used are kept, and an expert's use is the slope.
+    /// Returns the same if only the curve is known. It assumes that the most used experts are kept and that an expert's
+    /// use is the slope of the curve.
     fn touched_by_slopes(&self, kept: f64, used_share: f64, tokens: f64) -> f64 {
         let independent = tokens.max(1.0).powf(DISTINCT_POWER);
         let step = (1.0 - kept) / STEPS as f64;
@@ -160,17 +171,21 @@ impl HitCurve {
     }
 }
 
-/// What prompts of a recording touch while it is replayed.
+/// Counters of what the prompts of a recording touch while it is replayed.
 struct PromptCounts {
-    /// By batch: whether it is of a prompt long enough to tell, and of a layer that has been used before.
+    /// One entry for each batch: true if the batch is counted. A counted batch belongs to a prompt that is long enough,
+    /// and its layer was used before. If no batch meets the second condition, it does not apply (see `cold`).
     counts: Vec<bool>,
+    /// Mean number of tokens in a counted batch.
     tokens: f64,
-    /// Experts of their layers.
+    /// Number of experts in the layers of the counted batches, summed over these batches.
     experts: f64,
-    /// Whether no prompt came upon used layers: those that count touched all for the first time.
+    /// True if no long enough prompt met a layer that was used before. Then the counted prompts touched every expert
+    /// for the first time.
     cold: bool,
-    /// Lookups, then misses by the share that is kept: of all those batches.
+    /// Number of lookups in all counted batches.
     lookups: f64,
+    /// Number of misses in all counted batches, by the share that is kept.
     misses: Vec<(f64, f64)>,
 }
 
@@ -201,7 +216,7 @@ impl PromptCounts {
         PromptCounts { counts, tokens, experts, cold, lookups: found, misses: Vec::new() }
     }
 
-    /// Replays all, and notes what the prompts missed.
+    /// Replays all lookups and records how many the prompts missed.
     fn replay(
         &mut self,
         lookups: &Lookups,
@@ -219,8 +234,8 @@ impl PromptCounts {
         counters
     }
 
-    /// `None` where no prompt is long enough. Where all is kept nothing is missed; where all prompts are the first of their layers,
-    /// `curve` says what of the experts that they touch is kept.
+    /// Returns what the prompts touched, or `None` if no prompt is long enough. Nothing is missed if everything is
+    /// kept. If every prompt was the first use of its layers, `curve` says which part of the touched experts is kept.
     fn finish(self, curve: &HitCurve) -> Option<RecordedPrompts> {
         if self.experts == 0.0 {
             return None;
@@ -235,7 +250,7 @@ impl PromptCounts {
                 (true, true) => touched * by_slopes(share) / by_slopes(0.0),
                 (false, _) => 0.0,
             };
-            // More memory never misses more, but for chance.
+            // More memory never misses more, except for noise.
             least = f64::min(least, found);
             (share, least)
         });
@@ -244,7 +259,8 @@ impl PromptCounts {
     }
 }
 
-/// Between two of ascending points; behind the last, the last.
+/// Interpolates linearly between ascending points. Outside their range, returns the value of the nearest point. Returns
+/// `None` if there are no points.
 fn between(points: &[(f64, f64)], x: f64) -> Option<f64> {
     let after = points.partition_point(|point| point.0 < x);
     match (after.checked_sub(1).map(|before| points[before]), points.get(after)) {
@@ -255,8 +271,8 @@ fn between(points: &[(f64, f64)], x: f64) -> Option<f64> {
     }
 }
 
-/// Numbers of a layer's `used` experts that may be missing where a lookup hits with this probability, with how likely each is, as
-/// if lookups knew nothing of one another.
+/// Returns each possible number of missing experts among a layer's `used` ones, with its probability. Each lookup hits
+/// with probability `hit_rate`, independently of the others.
 pub fn missing(used: usize, hit_rate: f64) -> impl Iterator<Item = (usize, f64)> {
     let mut ways = 1.0;
     (0..=used).map(move |missed| {
@@ -268,21 +284,25 @@ pub fn missing(used: usize, hit_rate: f64) -> impl Iterator<Item = (usize, f64)>
     })
 }
 
-/// Of what RAM keeps beside VRAM, this share is not there already: who goes to RAM is not always who is wanted back. (Recorded routing
-/// on an H200: with 38 % of the experts in VRAM and 60 % in RAM 1.1 of 288 lookups read from the disk, with 24 % in RAM 13.4.)
+/// Share of the experts in RAM that counts in addition to those in VRAM. It is below 1 because the expert evicted to
+/// RAM is not always the one that is needed next. Measured with recorded routing on an H200 and 38 % of the experts in
+/// VRAM: 1.1 of 288 lookups read from the disk with 60 % in RAM, and 13.4 with 24 %.
 const DISTINCT_IN_RAM: f64 = 0.93;
 
-/// Share of the experts that is in VRAM or in RAM. Where RAM has no home for all, the two share them.
+/// Returns the share of the experts that is in VRAM or in RAM. If RAM does not have a slot for every expert, VRAM and
+/// RAM form an exclusive cache.
 pub fn share_in_either(vram: f64, ram: f64) -> f64 {
     (vram + DISTINCT_IN_RAM * ram).clamp(ram.max(vram), 1.0)
 }
 
-/// Of all experts, those that a prompt of 512 tokens and an answer of 128 have used: 112 of 128 of a layer, by the replay of a synthetic
-/// model's own routing (top 8).
+/// Share of all experts that a prompt of 512 tokens and an answer of 128 tokens use. In a replay of a synthetic model's
+/// own routing (top 8), they used 112 of a layer's 128 experts.
 const USED_BY_A_TURN: f64 = 0.875;
 
-/// Share of the experts that a prompt finds in VRAM or in RAM behind a turn as long as those of `bench`. Where RAM has a home for all,
-/// all are loaded at the start; else homes fill as experts are used, so what nobody has used is read, whatever there is room for.
+/// Returns the share of the experts that a prompt finds in VRAM or in RAM after a turn as long as those of `bench`.
+///
+/// If RAM has a slot for every expert, all are loaded at the start. Otherwise slots fill as experts are used. An expert
+/// that was never used is then read from the disk, even if there is room for it.
 pub fn found_by_a_prompt(vram: f64, ram: f64) -> f64 {
     let either = share_in_either(vram, ram);
     if ram < 1.0 { either.min(USED_BY_A_TURN).max(vram) } else { either }
@@ -304,13 +324,13 @@ mod tests {
             let hits: Vec<f64> = (0..=1000).map(|i| curve.at(i as f64 / 1000.0, used)).collect();
             assert!(hits.windows(2).all(|pair| pair[0] <= pair[1]));
         }
-        // Recorded: Qwen3-30B-A3B with 4000 MiB, 22.3 % of its experts, 81.7 %.
+        // Recorded for Qwen3-30B-A3B with 4000 MiB, which hold 22.3 % of its experts: a hit rate of 81.7 %.
         assert!((curve.at(0.223, RECORDED_USED_SHARE) - 0.817).abs() < 0.02);
-        // And gpt-oss-120b, top 2: with 10 % it hit 68 % of what it can hit at all.
+        // Recorded for gpt-oss-120b (top 2) with 10 % of its experts: 68 % of the hits that are possible at all.
         assert!((curve.at(0.1, 2.0 / 128.0) - 0.68).abs() < 0.05);
     }
 
-    /// Distinct experts of a layer in so many tokens of the recording: 34.7, 45.2, 55.2 and 75.0.
+    /// In the recording, 16, 32, 64 and 128 tokens use 34.7, 45.2, 55.2 and 75.0 distinct experts of a layer.
     #[test]
     fn prompts_touch_as_many_experts_as_recorded() {
         let curve = HitCurve::default();
@@ -321,7 +341,8 @@ mod tests {
         assert_eq!(curve.touched_beyond(1.0, 0.05, 512.0), 0.0);
     }
 
-    /// Two prompts of 64 tokens with an answer each: both touch experts 0 to 7 of 16, and the second 8 and 9, too.
+    /// Two prompts of 64 tokens with an answer each. Both touch experts 0 to 7 of 16, and the second also touches 8 and
+    /// 9.
     #[test]
     fn prompts_touch_what_those_of_a_recording_did() {
         let experts = |range: std::ops::Range<u32>| range.map(ExpertIndex).collect::<Vec<_>>();
@@ -341,18 +362,18 @@ mod tests {
         let beyond = |curve: &HitCurve, kept| curve.touched_beyond(kept, 2.0 / 16.0, 64.0);
         let behind = recorded(&[8, 10], 64);
         near(beyond(&behind, 0.0), 10.0 / 16.0);
-        // With room for 12 all 8 are there, and 2 come that nobody has used.
+        // With room for 12 experts, the first 8 are all there, and only the 2 new ones are missing.
         near(beyond(&behind, 0.8), 2.0 / 16.0);
         assert!((2.0 / 16.0..=8.0 / 16.0).contains(&beyond(&behind, 0.5)));
         near(beyond(&behind, 1.0), 0.0);
         let longer = behind.touched_beyond(0.0, 2.0 / 16.0, 512.0);
         assert!(longer > 10.0 / 16.0 && longer <= 1.0, "{longer}");
-        // The first prompt of all finds nothing, so the curve says what is kept of what it touches.
+        // The very first prompt finds nothing, so the curve says which part of its experts is kept.
         let first = recorded(&[8], 64);
         near(beyond(&first, 0.0), 8.0 / 16.0);
         assert!(beyond(&first, 0.5) < 8.0 / 16.0);
         near(beyond(&first, 1.0), 0.0);
-        // Of short ones nothing is taken.
+        // Prompts that are too short are not counted.
         let short = recorded(&[8, 10], PROMPT_TOKENS_LEAST - 1);
         assert_eq!((short.prompts.is_none(), behind.prompts.is_some()), (true, true));
     }

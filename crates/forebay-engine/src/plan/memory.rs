@@ -1,19 +1,19 @@
-//! Memory plans of sessions: the one place where both a session and a prediction get them.
+//! Memory plans of sessions. Both sessions and predictions get their plans from here.
 
 use forebay_model::{Weights, largest_context};
 use forebay_stream::{Budget, MemoryPlan, ModelBlocks, PolicyKind, StreamError};
 
 use crate::EngineError;
 
-/// The blocks that are in host memory where a GPU computes: experts, and nothing else.
+/// Returns the blocks that are in host memory when a GPU computes: the experts only.
 pub(crate) fn experts(weights: &Weights) -> ModelBlocks {
     ModelBlocks { dense: Vec::new(), ..weights.blocks.clone() }
 }
 
-/// Host memory for `blocks`: all of a model's, or those that a GPU has no room for.
+/// Plans host memory for `blocks`: all blocks of a model, or those that do not fit in VRAM.
 ///
 /// # Errors
-/// A budget that is too small, with the smallest that works.
+/// Returns an error if the budget is too small. The error names the smallest budget that works.
 pub(crate) fn host(
     weights: &Weights,
     blocks: &ModelBlocks,
@@ -23,12 +23,13 @@ pub(crate) fn host(
     Budget::plan(blocks, Some(ram_bytes), weights.small_bytes, policy)
 }
 
-/// Whether keys and values of `context` positions have room in RAM beside what is reserved for weights; `bytes_of` is
-/// what so many positions take. The system gives them memory when they are first written, and would end the
-/// program then.
+/// Checks that the keys and values of `context` positions fit in RAM beside the memory reserved for weights. `bytes_of`
+/// returns the bytes for a number of positions.
+///
+/// The operating system provides the memory only when it is first written, and would kill the process at that time.
 ///
 /// # Errors
-/// [`EngineError::CacheDoesNotFit`], with the largest context that has.
+/// Returns [`EngineError::CacheDoesNotFit`] if they do not fit. The error has the largest context that does.
 pub(crate) fn check_cache(
     context: usize,
     weights_bytes: u64,

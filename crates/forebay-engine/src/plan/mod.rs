@@ -1,17 +1,18 @@
-//! The planner: where a model's weights should be on a machine, how fast it will be there, and why not faster.
+//! The planner: where to put a model's weights on a machine, how fast the model will run there, and what limits the
+//! speed.
 //!
-//! A pure function of what is known of the model, the machine profile, the budgets and the expected hits. Memory is planned
-//! by the very functions that sessions use, so what is told here is what `run` does.
+//! A plan is a pure function of the model's facts, the machine profile, the budgets and the expected hit rates.
+//! Sessions plan their memory with the same functions, so a plan describes what `run` does.
 //!
 //! ```text
-//! model.rs    what a token costs a model
-//! rates.rs    what a machine does per second
-//! hits.rs     how often experts are found where they are wanted
-//! memory.rs   memory plans of sessions
-//! cost.rs     seconds of tokens and prompts
-//! help.rs     the same of experts that the CPU computes for a GPU
-//! units.rs    the same of dense models that VRAM does not hold
-//! trust.rs    whether a prediction is shown as a number, a range or nothing
+//! model.rs       cost of a token for a model
+//! rates.rs       rates of a machine, per second
+//! hits.rs        how often experts are found in VRAM and RAM
+//! memory.rs      memory plans of sessions
+//! cost.rs        seconds for tokens and prompts
+//! cpu_offload.rs seconds for experts that the CPU computes for a GPU
+//! sub_layers.rs  seconds for dense models that do not fit in VRAM
+//! trust.rs       decides if a prediction is shown as a number, a range or nothing
 //! ```
 
 mod cost;
@@ -47,40 +48,40 @@ pub(crate) use model::row_bytes;
 #[cfg(feature = "cuda")]
 pub(crate) use sub_layers::sub_layer_rates;
 
-/// What a gain is told for.
+/// Additional memory for which a plan reports the gain, in bytes.
 const ONE_MORE_BYTES: u64 = 1 << 30;
 
-/// Below this many generated tokens per second a person is told before waiting for it.
+/// Generated tokens per second below which the user is warned before the run.
 pub const SLOW_TOKENS_PER_SECOND: f64 = 2.0;
 
-/// What a user may choose, and what is free.
+/// Choices of the user, and the free memory.
 #[derive(Debug, Clone)]
 pub struct PlanRequest {
     pub device: DeviceChoice,
-    /// As `--vram`; `None`: what is free.
+    /// VRAM budget in bytes, as given by `--vram`. `None` means all free VRAM.
     pub vram_bytes: Option<u64>,
-    /// For weights in RAM.
+    /// RAM budget for weights, in bytes.
     pub ram_bytes: u64,
-    /// Whether the user named it.
+    /// True if the user chose the RAM budget.
     pub ram_chosen_by_user: bool,
-    /// RAM that weights, keys and values may take together; `None`: nobody knows, as of another machine.
+    /// Bytes of RAM that weights, keys and values may take together. `None` if unknown, as for another machine.
     pub ram_free_bytes: Option<u64>,
-    /// Positions of key/value cache.
+    /// Number of positions in the KV cache.
     pub context: usize,
-    /// How keys and values are kept.
+    /// Type in which keys and values are stored.
     pub cache: KvType,
     pub policy: PolicyKind,
-    /// As `--threads`; `None`: as many as the machine profile was made with.
+    /// Number of CPU threads, as given by `--threads`. `None` means as many as the machine profile was measured with.
     pub threads: Option<usize>,
-    /// Whether the CPU computes some of the experts that a GPU has no room for.
+    /// Choice of whether the CPU computes some of the experts that are not in VRAM.
     pub cpu_offload: CpuOffload,
     pub work: Work,
 }
 
 impl PlanRequest {
-    /// What a session with `options` and `context` positions will do.
+    /// Returns the request for a session with `options` and `context` positions.
     pub fn of_session(options: &SessionOptions, context: usize, work: Work) -> PlanRequest {
-        // As a session chooses: options that are for the CPU alone, and none for a GPU.
+        // A session chooses the CPU if there are options for the CPU alone and none for a GPU.
         let for_cpu = device::wanted_gpu(options).is_none();
         PlanRequest {
             device: match options.device {
@@ -106,23 +107,24 @@ impl PlanRequest {
 pub struct Plan {
     /// `cpu` or `cuda`.
     pub device: &'static str,
-    /// Device memory by what it is for; `None` where the CPU computes.
+    /// Device memory by purpose. `None` if the CPU computes.
     pub vram: Option<VramUse>,
-    /// Slots for experts in VRAM, if not all are there.
+    /// Slots for experts in VRAM. `None` unless some experts are not in VRAM.
     pub slots: Option<MemoryPlan>,
-    /// Where a dense model's layers are, if not all are in VRAM.
+    /// Placement of a dense model's sub-layers. `None` unless some of them are not in VRAM.
     pub sub_layers: Option<SubLayerPlacement>,
-    /// Blocks in RAM; `None` where all are in VRAM.
+    /// Blocks in RAM. `None` if all weights are in VRAM.
     pub host: Option<MemoryPlan>,
-    /// Keys and values in RAM: bytes.
+    /// Bytes of keys and values in RAM.
     pub host_kv_cache_bytes: u64,
     pub prediction: Prediction,
 }
 
-/// What one more GiB would bring: generated tokens per second with it.
+/// Predicted rates of generated tokens with one more GiB of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct OneMoreGib {
-    /// What the cost model says, to compare plans with; `None` where the device has no more, or none computes.
+    /// Rate with one more GiB of VRAM according to the cost model, for comparing plans. `None` if the GPU has no more
+    /// memory, or if there is no GPU.
     #[serde(skip)]
     pub vram_tokens_per_second: Option<f64>,
     #[serde(skip)]
@@ -131,14 +133,15 @@ pub struct OneMoreGib {
     pub shown: ShownGains,
 }
 
-/// What one more GiB would bring, as far as predictions can be trusted.
+/// Gains from one more GiB of memory, as far as predictions can be trusted.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct ShownGains {
-    /// `None` where numbers would mislead.
+    /// Rate with one more GiB of VRAM. `None` if a number would mislead.
     pub vram_tokens_per_second: Option<f64>,
     pub ram_tokens_per_second: Option<f64>,
-    /// The rate with it divided by the rate without; `None` where nothing is predicted.
+    /// Rate with one more GiB of VRAM divided by the rate without it. `None` if nothing is predicted.
     pub vram_gain: Option<f64>,
+    /// Rate with one more GiB of RAM divided by the rate without it. `None` if nothing is predicted.
     pub ram_gain: Option<f64>,
 }
 
@@ -156,18 +159,18 @@ impl OneMoreGib {
     }
 }
 
-/// The planner's answer.
+/// Result of [`Planner::plan`].
 #[derive(Debug, Clone, Serialize)]
 pub struct Planned {
     pub plan: Plan,
-    /// The other device, where there was a choice.
+    /// Plan for the other device, if there was a choice.
     pub other: Option<Plan>,
-    /// Why there was none although both were allowed.
+    /// Reason why there is no plan for the other device although both were allowed.
     pub why_not_other: Option<String>,
     pub one_more_gib: OneMoreGib,
 }
 
-/// A machine and a model on it.
+/// Planner for one model on one machine.
 pub struct Planner<'a> {
     model: &'a PlannedModel,
     rates: &'a Rates,
@@ -176,22 +179,22 @@ pub struct Planner<'a> {
 }
 
 impl<'a> Planner<'a> {
-    /// With memory that is thought to be free on the profile's GPU.
+    /// Creates a planner that estimates the free memory of the profile's GPU.
     pub fn new(model: &'a PlannedModel, rates: &'a Rates, hits: &'a HitCurve) -> Planner<'a> {
         let known = rates.gpu.as_ref();
         let facts = known.and_then(|gpu| gpu::estimate(gpu.multiprocessors, gpu.memory_bytes));
         Planner { model, rates, hits, facts }
     }
 
-    /// With what is known of the GPU itself.
+    /// Replaces the estimate by the facts of the GPU itself.
     pub fn with_facts(self, facts: Facts) -> Planner<'a> {
         Planner { facts: Some(facts), ..self }
     }
 
-    /// The best way to run the model within the budgets, by its predicted rate of generating.
+    /// Returns the way to run the model within the budgets that generates fastest, according to the prediction.
     ///
     /// # Errors
-    /// What cannot run within them, with the smallest that would do.
+    /// Returns an error if the model cannot run within the budgets. The error names the smallest budget that works.
     pub fn plan(&self, request: &PlanRequest) -> Result<Planned, EngineError> {
         let (device, tokens_per_second) = (Empty, Empty);
         let ram_bytes = request.ram_bytes;
@@ -218,13 +221,13 @@ impl<'a> Planner<'a> {
             .with_cache(architecture, request.cache)
     }
 
-    /// The same without a look at what else there would be.
+    /// Returns the best plan, without the alternatives and gains of [`Planner::plan`].
     pub fn best(&self, request: &PlanRequest) -> Result<Plan, EngineError> {
         let costs = self.costs(request);
         Ok(self.choose(&costs, request)?.0)
     }
 
-    /// The request with one more GiB of VRAM, where the device may be used.
+    /// Returns the request with one more GiB of VRAM, or `None` if no GPU may be used or the GPU has no more memory.
     fn more_vram(&self, request: &PlanRequest) -> Option<PlanRequest> {
         let facts = self.facts.filter(|_| request.device != DeviceChoice::Cpu)?;
         let total_bytes = gpu::total_bytes(&facts);
@@ -332,7 +335,7 @@ impl<'a> Planner<'a> {
     }
 }
 
-/// What the GPU that `device` means says of itself; `None` without one.
+/// Returns what the GPU selected by `device` reports about itself, or `None` if there is no such GPU.
 pub fn gpu_facts(device: DeviceChoice) -> Option<Facts> {
     let ordinal = match device {
         DeviceChoice::Cpu => return None,
@@ -342,7 +345,8 @@ pub fn gpu_facts(device: DeviceChoice) -> Option<Facts> {
     gpu::facts(ordinal)
 }
 
-/// What to expect of a model that is placed already. `None` where a GPU computes that the rates do not have.
+/// Predicts the speed of a model that is already placed. Returns `None` if a GPU computes and the rates do not have
+/// one.
 pub(crate) fn predict(
     architecture: &forebay_model::Architecture,
     weights: &forebay_model::Weights,
@@ -356,7 +360,8 @@ pub(crate) fn predict(
 }
 
 impl Plan {
-    /// Why generating will be slow, and what would help most, if it will be. `None`, too, where nothing is predicted.
+    /// Explains why generating will be slow and what would help most. Returns `None` if it will not be slow, or if
+    /// nothing is predicted.
     pub fn slow(&self) -> Option<String> {
         let generate = &self.prediction.generate;
         let is_slow = generate.tokens_per_second < SLOW_TOKENS_PER_SECOND;

@@ -1,4 +1,4 @@
-//! What a token costs a model: bytes of weights by type, multiplications, bytes of keys and values.
+//! Costs of one token for a model: bytes of weights by type, multiplications, bytes of keys and values.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use super::memory;
 use crate::inspect::ModelInfo;
 use crate::{EngineError, SessionOptions};
 
-/// A model of which everything is known that a plan needs, and no weights were read.
+/// Model with everything that a plan needs, opened without reading its weight matrices.
 pub struct PlannedModel {
     pub info: ModelInfo,
     pub(crate) architecture: Architecture,
@@ -21,10 +21,10 @@ pub struct PlannedModel {
 }
 
 impl PlannedModel {
-    /// Reads headers, norms and biases.
+    /// Opens a model and reads its headers, norms and biases.
     ///
     /// # Errors
-    /// A damaged or unknown file.
+    /// Returns an error if the file is damaged or its architecture is unknown.
     pub fn open(model: &Path) -> Result<PlannedModel, EngineError> {
         let catalog = Catalog::open(model)?;
         let architecture = Architecture::from_catalog(&catalog)?;
@@ -34,33 +34,33 @@ impl PlannedModel {
         Ok(PlannedModel { info, architecture, weights })
     }
 
-    /// Positions of context that a session with `options` reserves.
+    /// Returns the number of context positions that a session with `options` reserves.
     ///
     /// # Errors
-    /// More than the model was trained for.
+    /// Returns an error if that is more than the model was trained for.
     pub fn context(&self, options: &SessionOptions) -> Result<usize, EngineError> {
         crate::session::context(options, &self.architecture)
     }
 }
 
 impl PlannedModel {
-    /// The blocks that are in host memory where a GPU computes: experts, and nothing else.
+    /// Returns the blocks that are in host memory when a GPU computes: the experts only.
     pub fn expert_blocks(&self) -> ModelBlocks {
         memory::experts(&self.weights)
     }
 
-    /// Keys and values of `context` positions in host memory.
+    /// Returns the bytes of keys and values for `context` positions in host memory.
     pub(crate) fn cache_bytes(&self, context: usize, cache: KvType) -> u64 {
         forebay_model::cache_bytes(&self.architecture, context, cache)
     }
 }
 
-/// Some matrices that are used together.
+/// Weight matrices that are used together.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Matrices {
-    /// Bytes by type.
+    /// Bytes of weights by type.
     pub bytes: Vec<(TensorType, u64)>,
-    /// Multiplications for one token by type: elements.
+    /// Multiplications for one token by type, one for each element.
     pub elements: Vec<(TensorType, u64)>,
 }
 
@@ -80,47 +80,47 @@ impl Matrices {
     }
 }
 
-/// Experts of a layer.
+/// Experts of one layer.
 #[derive(Clone, Debug)]
 pub(crate) struct ExpertCosts {
     pub count: usize,
     pub used: usize,
-    /// Of one.
+    /// Matrices of one expert.
     pub matrices: Matrices,
 }
 
-/// One layer.
+/// Weights of one layer.
 #[derive(Clone, Debug)]
 pub(crate) struct LayerCosts {
     pub dense: Matrices,
-    /// Of it, a dense layer's gate, up and down.
+    /// Gate, up and down of a dense layer. They are also part of `dense`.
     pub feed_forward: Option<Matrices>,
     pub experts: Option<ExpertCosts>,
 }
 
-/// What every token has to go through.
+/// Costs of the whole model.
 #[derive(Clone, Debug)]
 pub(crate) struct ModelCosts {
     pub layers: Vec<LayerCosts>,
     pub head: Matrices,
     pub kv: KvCosts,
-    /// Tokens of a prompt that the CPU takes through the layers together, at most.
+    /// Largest number of prompt tokens that the CPU takes through the layers together.
     pub cpu_batch_tokens: usize,
 }
 
-/// Keys and values.
+/// Costs of keys and values.
 #[derive(Clone, Debug)]
 pub(crate) struct KvCosts {
-    /// Of a position in one layer, keys and values.
+    /// Bytes of keys and values for one position in one layer.
     layer_bytes: u64,
-    /// What layers see of a context.
+    /// Attention window of each layer, in positions. `None` if the layer sees the whole context.
     windows: Vec<Option<usize>>,
 }
 
 impl KvCosts {
     fn new(architecture: &Architecture, cache: KvType) -> KvCosts {
         let attention = &architecture.attention;
-        // With latent attention, values lie in the keys.
+        // With latent attention, the values are part of the keys.
         let value_bytes = match attention.latent {
             Some(_) => 0,
             None => row_bytes(cache, attention.value_dim),
@@ -132,7 +132,7 @@ impl KvCosts {
         }
     }
 
-    /// Bytes that a token after `depth` others reads.
+    /// Returns the bytes of keys and values that a token after `depth` others reads.
     pub fn bytes_read(&self, depth: usize) -> f64 {
         let seen = |window: &Option<usize>| window.map_or(depth, |window| window.min(depth));
         let rows: usize = self.windows.iter().map(seen).sum();
@@ -140,7 +140,7 @@ impl KvCosts {
     }
 }
 
-/// Bytes of the keys, or of the values, of one head at one position, as a GPU keeps them.
+/// Returns the bytes of the keys, or of the values, of one head at one position in a GPU's cache.
 pub(crate) fn row_bytes(cache: KvType, dim: usize) -> u64 {
     let dim = dim as u64;
     match cache {
@@ -152,7 +152,7 @@ pub(crate) fn row_bytes(cache: KvType, dim: usize) -> u64 {
 }
 
 impl ModelCosts {
-    /// With keys and values in f16.
+    /// Computes the costs of a model with keys and values in f16.
     pub fn new(architecture: &Architecture, weights: &Weights, context: usize) -> ModelCosts {
         let layers = weights.layers.iter().enumerate().map(|(index, layer)| {
             let attention = layer.attention.matrices();
@@ -187,12 +187,12 @@ impl ModelCosts {
         }
     }
 
-    /// With keys and values kept as `cache`.
+    /// Replaces the type of keys and values by `cache`.
     pub fn with_cache(self, architecture: &Architecture, cache: KvType) -> ModelCosts {
         ModelCosts { kv: KvCosts::new(architecture, cache), ..self }
     }
 
-    /// Bytes of weights that one token goes through.
+    /// Returns the bytes of weights that one token reads.
     pub fn token_bytes(&self) -> u64 {
         let of_layer = |layer: &LayerCosts| {
             let experts = layer.experts.as_ref();
@@ -206,22 +206,22 @@ impl ModelCosts {
         self.layers.iter().filter_map(|layer| layer.experts.as_ref())
     }
 
-    /// Experts of all layers.
+    /// Returns the number of experts in all layers.
     pub fn experts(&self) -> usize {
         self.expert_layers().map(|experts| experts.count).sum()
     }
 
-    /// Experts that a token uses in all layers.
+    /// Returns the number of experts that a token uses in all layers.
     pub fn lookups_per_token(&self) -> f64 {
         self.expert_layers().map(|experts| experts.used as f64).sum()
     }
 
-    /// Experts that a token uses in a layer, as a share of the layer's: the mean.
+    /// Returns the mean share of a layer's experts that a token uses.
     pub fn used_share(&self) -> f64 {
         self.lookups_per_token() / self.experts().max(1) as f64
     }
 
-    /// Bytes of one expert, the mean.
+    /// Returns the mean size of an expert in bytes.
     pub fn bytes_per_expert(&self) -> f64 {
         let bytes = |of: &ExpertCosts| of.count as u64 * of.matrices.total_bytes();
         let all: u64 = self.expert_layers().map(bytes).sum();

@@ -1,4 +1,4 @@
-//! What a machine does per second, from its profile, and what has to be estimated because no profile has it.
+//! Rates of a machine, from its profile. Rates that no profile has are estimated.
 
 use forebay_format::TensorType;
 
@@ -6,87 +6,94 @@ use super::model::Matrices;
 use super::trust::Doubt;
 use crate::doctor::{BESIDE_TYPE, BesideCpu, GpuRates, KernelRate, MachineProfile, PinnedCopyRate};
 
-/// Multiplications per second and processor for prompts where the profile has none: the slower of the measured processors
-/// (Zen 3 with AVX2, 62e9 for Q4_K and 34e9 for Q8_0 per core).
+/// Multiplications per second and processor for prompts, used if the profile has none. This is the slower of the
+/// measured processors (Zen 3 with AVX2, 62e9 for Q4_K and 34e9 for Q8_0 per core).
 const CPU_MULTIPLY_ADDS_PER_PROCESSOR: f64 = 40e9;
 
-/// Multiplications per second and multiprocessor for prompts, which no profile has. An H100 of 132 did 77e12 (llama-8b,
-/// Q4_K_M, 9641 tokens/s). Server GPUs have tensor cores of that speed; others have about half of it by their data sheets.
+/// Multiplications per second and multiprocessor for prompts, which no profile has. An H100 with 132 multiprocessors
+/// did 77e12 (llama-8b, Q4_K_M, 9641 tokens/s). Server GPUs have tensor cores of that speed. Other GPUs have about half
+/// of it according to their data sheets.
 const GPU_MULTIPLY_ADDS_SERVER: f64 = 0.58e12;
 const GPU_MULTIPLY_ADDS_OTHER: f64 = 0.27e12;
 
-/// Of the disk's rate, what dense blocks get that pass through the ring: one block is read ahead, so the disk pauses between
-/// blocks (llama-1b with half of its weights streamed: 2.3 of 3.2 GB/s).
+/// Fraction of the disk's rate that dense blocks get while they pass through the ring. One block is read ahead, so the
+/// disk pauses between blocks (llama-1b with half of its weights streamed: 2.3 of 3.2 GB/s).
 const RING_SHARE: f64 = 0.75;
 
-/// Time for each layer of the CPU, beside the products: norms, attention, and regions of threads that begin and end. Seconds.
+/// Time of the CPU for each layer in addition to the products, in seconds: norms, attention, and the start and end of
+/// thread-pool regions.
 const CPU_LAYER_SECONDS: f64 = 40e-6;
 
-/// Computing with experts of which some are missing now and then takes so much longer, beside the reading: the products are cut
-/// in two, and reads go through the same memory. What was left of 54.8 and 69 tokens/s of qwen3moe-30b with 6 layers, of which 4.3 and
-/// 0.6 experts were missing for each token; a model with experts of 119 KB loses as small a part.
+/// Extra computing time, as a fraction, if some experts are missing now and then. The reading is not included. The
+/// products are split in two, and reads use the same memory. Derived from 54.8 and 69 tokens/s of qwen3moe-30b with 6
+/// layers, where a token missed 4.3 and 0.6 experts. A model with experts of 119 KB loses as small a part.
 const CPU_STREAMED_SHARE: f64 = 0.5;
 
-/// Tokens for each expert where the CPU's products of prompts are half as fast as with many (qwen3moe-30b, 512 tokens).
+/// Tokens for each expert at which the CPU's prompt products run half as fast as with many tokens (qwen3moe-30b, 512
+/// tokens).
 const CPU_EXPERT_TOKENS_HALF_FAST: f64 = 24.0;
 
-/// One token's kernels of a layer that are not weights, in a CUDA graph: measured as what 422 tokens/s of qwen3moe-30b leave
-/// on an H200 (experts), and 403 of llama-8b on an H100 (dense). They are latencies, much the same on every GPU. Seconds.
+/// Time of one token's kernels in a layer that do not read weights, in a CUDA graph, in seconds. Derived from 422
+/// tokens/s of qwen3moe-30b on an H200 (experts) and 403 tokens/s of llama-8b on an H100 (dense). These are latencies,
+/// which are much the same on every GPU.
 const GPU_DENSE_LAYER_SECONDS: f64 = 17e-6;
 const GPU_EXPERT_LAYER_SECONDS: f64 = 35e-6;
 
-/// The router's choice for a batch of a prompt goes to the host and a table comes back, in every layer. Seconds.
+/// Time of a round trip to the host in each layer, for a prompt batch, in seconds. The router's choice is copied to the
+/// host, and a table of experts is copied back.
 const HOST_LOOP_SECONDS: f64 = 25e-6;
 
-/// One token's kernel that looks for a layer's experts; and for each that it has to bring, what asking the host takes and
-/// what its copy loses against large ones. Measured as 213 and 74 tokens/s of qwen3moe-30b with 30 and 177 experts brought
-/// for each token, on an H200. Seconds.
+/// Time of one token's kernel that looks up a layer's experts, in seconds. `BRING_SECONDS` is added for each expert
+/// that must be copied: the request to the host, and what its copy loses against large copies. Derived from 213 and 74
+/// tokens/s of qwen3moe-30b on an H200, with 30 and 177 experts copied for each token.
 const LOOK_SECONDS: f64 = 6e-6;
 const BRING_SECONDS: f64 = 12e-6;
 
-/// Of the rate of reading memory, what attention to a long context gets of keys and values (16 384 positions on an H100: 47
-/// to 75 %).
+/// Fraction of the memory read rate that attention to a long context gets for keys and values (16 384 positions on an
+/// H100: 47 to 75 %).
 const ATTENTION_SHARE: f64 = 0.5;
 
-/// One layer's kernels of a batch of a prompt. Seconds.
+/// Time of one layer's kernels for a prompt batch, in seconds.
 const GPU_PROMPT_LAYER_SECONDS: f64 = 0.2e-3;
 
-/// Tokens for each expert where its tensor cores are half busy: fitted to a prompt of 512 tokens on an H100 (qwen3moe-30b,
-/// 7396 tokens/s).
+/// Tokens for each expert at which the tensor cores are half busy. Fitted to a prompt of 512 tokens on an H100
+/// (qwen3moe-30b, 7396 tokens/s).
 const EXPERT_TOKENS_HALF_BUSY: f64 = 96.0;
 
-/// What is taken of a machine that `doctor` has not measured: of each processor and of all, and of a GPU behind PCIe 4. Bytes
-/// per second.
+/// Assumed rates of a machine that `doctor` has not measured, in bytes per second. Memory reads have a rate for each
+/// processor and one for all, and the GPU is behind PCIe 4.
 const USUAL_READ_PER_PROCESSOR: f64 = 8e9;
 const USUAL_READ: f64 = 60e9;
 const USUAL_DISK: f64 = 2e9;
 const USUAL_PINNED_COPY: f64 = 22e9;
 const USUAL_VRAM_READ: f64 = 600e9;
-/// Of the rate of reading memory, what the CPU's products get there.
+/// Fraction of the memory read rate that the CPU's products get on such a machine.
 const USUAL_KERNEL_SHARE: f64 = 0.8;
 
-/// What all the formulas divide by. Rates are bytes or multiplications per second.
+/// Rates that all the formulas divide by, in bytes or multiplications per second.
 #[derive(Clone, Debug)]
 pub struct Rates {
     pub(crate) disk: f64,
-    /// The same into memory as large as a model's, of which every part is read into for the first time.
+    /// Rate of the disk when it reads into memory as large as a model's, every part of which is filled for the first
+    /// time.
     pub(crate) disk_in_place: f64,
-    /// Seconds of a burst of demanded reads, in addition to the time of its bytes.
+    /// Seconds that a burst of demanded reads takes in addition to the time of its bytes.
     pub(crate) burst_seconds: f64,
     memory_read: f64,
     processors: usize,
     cpu: Vec<KernelRate>,
-    /// With which `cpu` was measured, and those that compute.
+    /// Number of threads with which `cpu` was measured.
     usual_threads: usize,
+    /// Number of threads that compute. `None` means `usual_threads`.
     threads: Option<usize>,
     pub(crate) gpu: Option<GpuCosts>,
-    /// Why these rates may be wrong, if there is a reason to think so.
+    /// Reason why these rates may be wrong, if there is one.
     pub(super) doubt: Option<Doubt>,
-    /// The processor's last cache, if the profile has it.
+    /// Size of the processor's last-level cache, if the profile has it.
     pub(super) last_cache_bytes: Option<u64>,
 }
 
-/// The same of a GPU.
+/// Rates of a GPU.
 #[derive(Clone, Debug)]
 pub(crate) struct GpuCosts {
     pub name: String,
@@ -100,14 +107,16 @@ pub(crate) struct GpuCosts {
 }
 
 impl Rates {
+    /// Takes the rates from a machine profile.
+    ///
     /// # Errors
-    /// A profile with rates that no machine has, in words.
+    /// Returns an error message if the profile contains rates that no machine has.
     pub fn new(profile: &MachineProfile) -> Result<Rates, &'static str> {
         let (p50, p99) = (profile.read_64kib_p50_seconds, profile.read_64kib_p99_seconds);
         let rates = Rates {
             disk: profile.read.bytes_per_second,
             disk_in_place: profile.read.in_place_bytes_per_second,
-            // The first request and the last one to come are what a burst waits for beside its bytes.
+            // In addition to its bytes, a burst waits for its first request and for the last one to complete.
             burst_seconds: 2.0 * p99.max(p50),
             memory_read: profile.memory_read_bytes_per_second,
             processors: profile.machine.processors.max(1),
@@ -132,7 +141,7 @@ impl Rates {
         all.iter().all(good).then_some(rates).ok_or("the machine profile is damaged")
     }
 
-    /// Of a machine that nobody has measured, with so many processors.
+    /// Returns assumed rates for a machine with `processors` processors that `doctor` has not measured.
     pub(crate) fn usual(processors: usize) -> Rates {
         let memory_read = (USUAL_READ_PER_PROCESSOR * processors as f64).min(USUAL_READ);
         Rates {
@@ -154,29 +163,31 @@ impl Rates {
         }
     }
 
-    /// With so many threads of the CPU instead of as many as it was measured with.
+    /// Returns the rates for `threads` CPU threads. `None` keeps the current number.
     pub fn with_threads(&self, threads: Option<usize>) -> Rates {
         Rates { threads: threads.or(self.threads), ..self.clone() }
     }
 
-    /// With as many threads as help a GPU: half of them, unless the user says how many.
+    /// Returns the rates for the threads that compute experts beside a GPU: half of them, unless the user chose a
+    /// number.
     pub(crate) fn for_cpu_offload(&self) -> Rates {
         self.with_threads(Some(self.threads.unwrap_or(self.usual_threads.div_ceil(2))))
     }
 
-    /// Of the threads that rates were measured with, those that compute.
+    /// Returns the number of computing threads as a share of the threads with which the rates were measured.
     fn threads_share(&self) -> f64 {
         let threads = self.threads.unwrap_or(self.usual_threads);
         (threads as f64 / self.usual_threads as f64).min(1.0)
     }
 
-    /// Of dense blocks of so many bytes that pass through the ring.
+    /// Returns the seconds for `bytes` of dense blocks to pass through the ring.
     pub(crate) fn ring_seconds(&self, bytes: f64) -> f64 {
         bytes / (RING_SHARE * self.disk)
     }
 
-    /// Bytes per second of the bus, which copies at `copy` alone, and of the CPU, which computes at `cpu` alone, while both read
-    /// host memory. Where nobody has measured it, they share what the CPU alone can have.
+    /// Returns the bytes per second of the bus and of the CPU while both read host memory. Alone, the bus copies at
+    /// `copy` and the CPU computes at `cpu`. If `doctor` has not measured this, they share the rate that the CPU alone
+    /// can have.
     pub(crate) fn both(&self, gpu: &GpuCosts, copy: f64, cpu: f64) -> (f64, f64) {
         match gpu.beside_cpu {
             Some(both) => {
@@ -191,17 +202,18 @@ impl Rates {
         }
     }
 
-    /// As [`Rates::both`] where `doctor` has measured it; else each alone, as how they share the memory is not known.
+    /// Returns [`Rates::both`] if `doctor` has measured it. Otherwise returns the rates of each alone, because it is
+    /// not known how they share the memory.
     pub(crate) fn beside(&self, gpu: &GpuCosts, copy: f64, cpu: f64) -> (f64, f64) {
         if gpu.beside_cpu.is_some() { self.both(gpu, copy, cpu) } else { (copy, cpu) }
     }
 
-    /// The GPU's name, if there is one.
+    /// Returns the GPU's name, if there is a GPU.
     pub fn gpu_name(&self) -> Option<&str> {
         self.gpu.as_ref().map(|gpu| gpu.name.as_str())
     }
 
-    /// Of one token's products with weights in RAM.
+    /// Returns the seconds for one token's products with weights in RAM.
     pub(crate) fn cpu_seconds(&self, matrices: &Matrices) -> f64 {
         let seconds = seconds(&matrices.bytes, |ty| rate_of(&self.cpu, ty, self.memory_read));
         seconds / streaming_share(self.threads_share())
@@ -211,17 +223,17 @@ impl Rates {
         CPU_LAYER_SECONDS
     }
 
-    /// Beyond `seconds` of computing with experts, where not all of them are there.
+    /// Returns the extra seconds for `seconds` of computing with experts if some of them are missing.
     pub(crate) fn cpu_streamed_seconds(&self, seconds: f64) -> f64 {
         CPU_STREAMED_SHARE * seconds
     }
 
-    /// Of attention to `bytes` of keys and values.
+    /// Returns the CPU's seconds for attention to `bytes` of keys and values.
     pub(crate) fn cpu_attention_seconds(&self, bytes: f64) -> f64 {
         bytes / (ATTENTION_SHARE * self.memory_read)
     }
 
-    /// Of `tokens` tokens' products of a prompt.
+    /// Returns the CPU's seconds for the products of `tokens` prompt tokens.
     pub(crate) fn cpu_prompt_seconds(&self, matrices: &Matrices, tokens: f64) -> f64 {
         let usual = CPU_MULTIPLY_ADDS_PER_PROCESSOR * self.processors as f64;
         let rate = |ty: TensorType| {
@@ -231,7 +243,7 @@ impl Rates {
         tokens * seconds(&matrices.elements, rate) / self.threads_share()
     }
 
-    /// Likewise of experts that get `each` tokens.
+    /// Returns the CPU's seconds for the products of `tokens` prompt tokens with experts that get `each` tokens each.
     pub(crate) fn cpu_expert_prompt_seconds(
         &self,
         matrices: &Matrices,
@@ -244,7 +256,7 @@ impl Rates {
 }
 
 impl GpuCosts {
-    /// Of a GPU that nobody has measured.
+    /// Returns assumed rates for a GPU that `doctor` has not measured.
     pub fn usual() -> GpuCosts {
         GpuCosts {
             name: String::new(),
@@ -281,7 +293,7 @@ impl GpuCosts {
         }
     }
 
-    /// Of one token's products with weights in VRAM.
+    /// Returns the seconds for one token's products with weights in VRAM.
     pub fn seconds(&self, matrices: &Matrices) -> f64 {
         seconds(&matrices.bytes, |ty| rate_of(&self.kernels, ty, self.memory_read))
     }
@@ -298,17 +310,18 @@ impl GpuCosts {
         HOST_LOOP_SECONDS
     }
 
-    /// Of the host's work for an expert that is brought.
+    /// Returns the seconds that the host spends for each expert that it copies to VRAM.
     pub fn bring_seconds(&self) -> f64 {
         BRING_SECONDS
     }
 
-    /// Of attention to `bytes` of keys and values.
+    /// Returns the GPU's seconds for attention to `bytes` of keys and values.
     pub fn attention_seconds(&self, bytes: f64) -> f64 {
         bytes / (ATTENTION_SHARE * self.memory_read)
     }
 
-    /// Bytes per second of copies of so many bytes from pinned memory: between two measured sizes by the logarithm.
+    /// Returns the bytes per second of copies of `bytes` bytes from pinned memory. Between two measured sizes, the rate
+    /// is interpolated over the logarithm of the size.
     pub fn copy_rate(&self, bytes: f64) -> f64 {
         let rate = |copy: &PinnedCopyRate| copy.to_device_bytes_per_second;
         let after = self.copies.partition_point(|copy| (copy.bytes as f64) < bytes);
@@ -323,12 +336,12 @@ impl GpuCosts {
         }
     }
 
-    /// Of `tokens` tokens' products of a prompt.
+    /// Returns the GPU's seconds for the products of `tokens` prompt tokens.
     pub fn prompt_seconds(&self, matrices: &Matrices, tokens: f64) -> f64 {
         tokens * seconds(&matrices.elements, |_| self.multiply_adds)
     }
 
-    /// Likewise of experts that get `each` tokens.
+    /// Returns the GPU's seconds for the products of `tokens` prompt tokens with experts that get `each` tokens each.
     pub fn expert_prompt_seconds(&self, matrices: &Matrices, tokens: f64, each: f64) -> f64 {
         let busy = each / (each + EXPERT_TOKENS_HALF_BUSY);
         self.prompt_seconds(matrices, tokens) / busy
@@ -339,8 +352,9 @@ impl GpuCosts {
     }
 }
 
-/// Of the rate of products that go through weights once, what a share of the threads keeps: 8 of 16 had 68 %, 15 had 95 % (an H200's
-/// host, beside copies), 1 of 2 had 60 % (an EPYC). Threads that share a core, and cores that share a memory, ask for less together.
+/// Returns the share of the product rate that a share of the threads keeps, for products that read weights once.
+/// Measured: 68 % with 8 of 16 threads and 95 % with 15 (an H200's host, beside copies), 60 % with 1 of 2 (an EPYC).
+/// Threads that share a core, and cores that share a memory, ask for less together.
 fn streaming_share(threads: f64) -> f64 {
     threads.powf(0.6)
 }
@@ -350,7 +364,8 @@ fn kernel_rates(kernels: &[KernelRate]) -> impl Iterator<Item = f64> {
     kernels.iter().map(|kernel| kernel.bytes_per_second).chain(prompts)
 }
 
-/// A type that was not measured goes at the rate of the slowest that was; where none was, at half of what reading gives.
+/// Returns the rate of a type. A type that was not measured gets the slowest measured rate. If no type was measured, it
+/// gets half of the memory read rate.
 fn rate_of(kernels: &[KernelRate], ty: TensorType, memory_read: f64) -> f64 {
     let known = kernels.iter().find(|known| known.name == ty.name());
     let slowest = || kernels.iter().map(|known| known.bytes_per_second).min_by(f64::total_cmp);

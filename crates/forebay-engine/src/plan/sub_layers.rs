@@ -1,7 +1,8 @@
-//! Dense models that VRAM does not hold: who computes what, and how long it takes.
+//! Dense models that do not fit in VRAM: which sub-layers the CPU computes, and how long a token takes.
 //!
-//! The bus and the CPU work at the same time, and both read host memory. Neither is done before its own share at its own
-//! rate, nor both before all bytes have left the memory. The CPU waits while the GPU computes; copies do not.
+//! The bus and the CPU work at the same time, and both read host memory. A token takes at least as long as either of
+//! them needs for its own share at its own rate. It also takes at least as long as host memory needs to deliver all the
+//! bytes. The CPU waits while the GPU computes; copies do not.
 
 use forebay_model::{Architecture, SubLayerPlan, SubLayerRates, Weights};
 use forebay_stream::MemoryPlan;
@@ -10,25 +11,27 @@ use super::cost::{Cost, Model, Prediction, Speed, Sum, batches, streamed_bytes};
 use super::model::{Matrices, ModelCosts};
 use super::rates::{GpuCosts, Rates};
 
-/// Bytes of one copy of a part: what a layer of a large model has, for which the rate is taken.
+/// Assumed size of one copy, in bytes, for which the copy rate is looked up. Parts of a large model's layers have this
+/// size.
 const PART_BYTES: f64 = (64 << 20) as f64;
 
-/// Time for each unit that the CPU computes, beside its products: the input comes to the host, threads wake, the output
-/// goes back. Estimated from the calls (one wait, two regions of threads, some KiB each way over the bus). Seconds.
+/// Overhead of each sub-layer that the CPU computes, in addition to its products, in seconds. The input is copied to
+/// the host, threads wake, and the output is copied back. Estimated from the calls: one wait, two thread-pool regions,
+/// and some KiB each way over the bus.
 const HAND_OVER_SECONDS: f64 = 80e-6;
 
-/// Time for each layer of which not all is recorded: its kernels are queued one by one, which was 1.2 to 1.6 times the
-/// recorded time on an H100 (bench/results/2026-11-21-h100-cuda.md). Seconds.
+/// Extra time for each layer that is not entirely in a CUDA graph, in seconds. Its kernels are queued one by one. That
+/// took 1.2 to 1.6 times as long as the CUDA graph on an H100 (bench/results/2026-11-21-h100-cuda.md).
 const QUEUED_LAYER_SECONDS: f64 = 15e-6;
 
-/// Of the disk's rate, what a pass over units gets that come from there: two slots in host memory are read into while others
-/// are used, so the disk seldom pauses.
+/// Fraction of the disk's rate that a pass gets for sub-layers read from the disk. Two slots in host memory are read
+/// into while others are used, so the disk seldom pauses.
 const DISK_SHARE: f64 = 0.95;
 
-/// What has to be known of the sub-layers that are not in VRAM.
+/// Sizes and number of the sub-layers that are not in VRAM.
 struct Outside {
     all_bytes: f64,
-    /// Of it, what the CPU may compute.
+    /// Bytes of the feed-forward sub-layers among them, which the CPU may compute.
     feed_forward_bytes: f64,
     feed_forwards: f64,
 }
@@ -50,14 +53,17 @@ impl Outside {
     }
 }
 
-/// Rates of one machine and model.
+/// Rates of one machine for one model.
 struct Machine {
-    /// Bytes per second of the bus and of the CPU alone, and while both read host memory.
+    /// Bytes per second that the bus copies while the CPU is idle.
     copy: f64,
+    /// Bytes per second that the CPU computes while the bus is idle, including the overhead of each sub-layer.
     cpu: f64,
+    /// Bytes per second of the bus and of the CPU while both read host memory.
     both: (f64, f64),
-    /// All of a token's work on the GPU, if the CPU does none, and bytes per second of what the CPU may compute there.
+    /// Seconds of GPU work for a token if the CPU computes nothing.
     gpu_seconds: f64,
+    /// Bytes per second of the GPU for the sub-layers that the CPU may compute.
     gpu: f64,
 }
 
@@ -86,7 +92,8 @@ impl Machine {
         }
     }
 
-    /// Of the bytes outside, those that are the CPU's if both are to be done at the same time.
+    /// Returns how many of the bytes outside VRAM the CPU should compute so that the CPU and the bus finish at the same
+    /// time.
     fn cpu_bytes(&self, outside: &Outside) -> f64 {
         let saved = 1.0 / self.cpu - 1.0 / self.gpu;
         let copying = outside.all_bytes / self.copy;
@@ -95,7 +102,7 @@ impl Machine {
     }
 }
 
-/// Rates by which a session shares units between bus and CPU.
+/// Returns the rates by which a session divides sub-layers between the bus and the CPU.
 pub(crate) fn sub_layer_rates(
     architecture: &Architecture,
     weights: &Weights,
@@ -145,8 +152,8 @@ impl Model<'_> {
         let copying = sum.add(Cost::Pcie, (outside.all_bytes - cpu_bytes) / machine.copy);
         let computing = sum.add(Cost::Cpu, cpu_bytes / machine.cpu);
         let reading = sum.add(Cost::Disk, disk_seconds);
-        // While the CPU waits for the GPU, copies have the memory for themselves. (For what the GPU does at least: the bound
-        // must not depend on the bus by way of who computes what.)
+        // While the CPU waits for the GPU, copies have host memory to themselves. This uses the least time that the GPU
+        // can need: the bound must not depend on the bus through the split of the work.
         let memory = machine.both.0 + machine.both.1;
         let alone = (1.0 - machine.copy / memory).max(0.0);
         let least = machine.gpu_seconds - outside.feed_forward_bytes / machine.gpu;
@@ -162,7 +169,7 @@ impl Model<'_> {
         }
     }
 
-    /// Every batch goes beside what has no place in VRAM once.
+    /// Predicts the prompt. Every batch copies all weights that are not in VRAM to the GPU once.
     fn prompt_with_sub_layers(
         &self,
         gpu: &GpuCosts,

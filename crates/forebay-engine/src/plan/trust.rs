@@ -1,9 +1,9 @@
-//! Whether a prediction is shown as a number, as a range, or not at all.
+//! Decides if a prediction is shown as a number, as a range, or not at all.
 //!
-//! `tests/accuracy.rs` compares predictions from good profiles with measurements: all are within a fifth, but for a
-//! small model with latent attention in VRAM (`docs/design/plans.md`). A profile of
-//! a busy machine, or of an older forebay that did not look, widens that to a range. A range too wide to be of use is left
-//! out, and so is a prediction for a model so small that work which no profile measures takes most of a token's time.
+//! `tests/accuracy.rs` compares predictions from good profiles with measurements. All are within a fifth, except for a
+//! small model with latent attention in VRAM (`docs/design/plans.md`). A profile of a busy machine, or of an older
+//! forebay that did not check this, widens the number to a range. A range too wide to be of use is left out. So is a
+//! prediction for a model so small that most of a token's time goes to work that no profile measures.
 
 use serde::Serialize;
 
@@ -11,57 +11,59 @@ use super::cost::Placement;
 use super::model::ModelCosts;
 use crate::doctor::{MachineProfile, QualityState};
 
-/// Measured rates are at least and at most this share of those predicted from a good profile: the bounds that `tests/accuracy.rs`
-/// holds predictions to, turned around.
+/// Bounds of the measured rate as a multiple of the rate predicted from a good profile. They are the reciprocals of the
+/// bounds that `tests/accuracy.rs` checks.
 const LEAST: f64 = 1.0 / 1.2;
 const MOST: f64 = 1.0 / 0.8;
 
-/// By how much rates of a profile may be wrong that does not say whether the machine was idle: a disk that `doctor` measured with
-/// 2.97 GB/s gave 1.7 GB/s to the runs that followed.
+/// Factor by which rates may be wrong if the profile does not say that the machine was idle. A disk that `doctor`
+/// measured at 2.97 GB/s gave 1.7 GB/s to the runs that followed.
 const UNKNOWN_SPREAD: f64 = 1.75;
 
-/// A range whose ends are further apart than this factor helps nobody decide.
+/// Largest useful ratio between the ends of a range. A wider range does not help the user decide.
 const WIDEST_RANGE: f64 = 5.0;
 
-/// Bytes of weights that one token must go through at least. Below, a processor's caches hold them from token to token, which no
-/// profile has a rate for, and fixed costs of a token (norms, attention, sampling, handing work to threads) are most of its time.
+/// Smallest number of weight bytes for each token for which a prediction is shown. Below it, a processor's caches hold
+/// the weights from token to token, and no profile has a rate for that. Fixed costs of a token (norms, attention,
+/// sampling, handing work to threads) then take most of its time.
 pub const LEAST_TOKEN_BYTES: u64 = 64 << 20;
 
-/// The rate to show for a prediction.
+/// Rate to show for a prediction.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct PredictedRate {
-    /// Tokens per second; `None` where only a range is known, or nothing.
+    /// Tokens per second. `None` if only a range is known, or nothing.
     pub tokens_per_second: Option<f64>,
-    /// Tokens per second that are to be expected at least; `None` where nothing is known.
+    /// Lowest tokens per second to expect. `None` if nothing is known.
     pub low_tokens_per_second: Option<f64>,
-    /// Tokens per second that are to be expected at most; `None` where nothing is known.
+    /// Highest tokens per second to expect. `None` if nothing is known.
     pub high_tokens_per_second: Option<f64>,
-    /// Why there is no number, in words.
+    /// Reason why there is no number, in words.
     pub uncertain_because: Option<String>,
 }
 
 impl PredictedRate {
-    /// No prediction, and why.
+    /// Returns no prediction, with the reason.
     pub fn none(why: impl Into<String>) -> PredictedRate {
         PredictedRate { uncertain_because: Some(why.into()), ..PredictedRate::default() }
     }
 
-    /// The lowest and the highest rate to expect; `None` where there is no prediction.
+    /// Returns the lowest and the highest rate to expect, or `None` if there is no prediction.
     pub fn range(&self) -> Option<(f64, f64)> {
         self.low_tokens_per_second.zip(self.high_tokens_per_second)
     }
 }
 
-/// What a profile's rates may be wrong by.
+/// Possible error of a profile's rates.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Doubt {
-    /// At least 1.
+    /// Factor by which the rates may be wrong, at least 1.
     pub spread: f64,
+    /// Reason for the doubt, in words.
     pub why: String,
 }
 
 impl Doubt {
-    /// `None` for a good profile.
+    /// Returns the doubt about a profile, or `None` for a good profile.
     pub fn of(profile: &MachineProfile) -> Option<Doubt> {
         let again = "run forebay doctor again when the machine is idle";
         let Some(quality) = &profile.quality else {
@@ -79,17 +81,18 @@ impl Doubt {
     }
 }
 
-/// How far predictions for one model on one machine can be trusted.
+/// Trustworthiness of the predictions for one model on one machine.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Trust {
-    /// Factors to the lowest and the highest rate; `None` where nothing is to be said.
+    /// Factors from the predicted rate to the lowest and the highest rate. `None` if nothing is shown.
     factors: Option<(f64, f64)>,
-    /// Why a number alone would mislead.
+    /// Reason why a number alone would mislead.
     why: Option<String>,
 }
 
 impl Trust {
-    /// `last_cache_bytes`: the processor's, if the profile has it.
+    /// Decides how far predictions for `placement` can be trusted. `last_cache_bytes` is the size of the processor's
+    /// last-level cache, if the profile has it.
     pub fn new(
         doubt: Option<&Doubt>,
         last_cache_bytes: Option<u64>,
@@ -113,7 +116,7 @@ impl Trust {
         Trust { factors, why: doubt.map(|doubt| doubt.why.clone()) }
     }
 
-    /// The rate to show for a predicted one.
+    /// Returns the rate to show for a predicted rate.
     pub fn shown(&self, tokens_per_second: f64) -> PredictedRate {
         PredictedRate {
             tokens_per_second: self.why.is_none().then_some(tokens_per_second),

@@ -1,10 +1,10 @@
-//! Reading reference logits and comparing with them.
+//! Reads reference logits and compares logits with them.
 
 use std::path::Path;
 
 use safetensors::SafeTensors;
 
-/// Families that this build runs, by the names of their fixtures as Hugging Face folders.
+/// Names of the fixtures in Hugging Face form, one for each family that this build runs.
 pub const HUGGING_FACE: [&str; 14] = [
     "llama",
     "llama3_rope",
@@ -21,7 +21,7 @@ pub const HUGGING_FACE: [&str; 14] = [
     "deepseek_v2_noq",
     "deepseek_v3",
 ];
-/// The same for GGUF files.
+/// Names of the fixtures in GGUF form.
 pub const GGUF: [&str; 17] = [
     "llama",
     "llama3_rope",
@@ -52,7 +52,7 @@ impl References {
         References { bytes: std::fs::read(path).unwrap() }
     }
 
-    /// Values of a tensor as f32, `None` if the file lacks it.
+    /// Returns the values of a tensor as f32, or `None` if the file lacks it.
     pub fn floats(&self, name: &str) -> Option<Vec<f32>> {
         let file = SafeTensors::deserialize(&self.bytes).unwrap();
         let tensor = file.tensor(name).ok()?;
@@ -68,13 +68,13 @@ impl References {
     }
 }
 
-/// How far tested logits are from the reference.
+/// Distance of tested logits from the reference.
 #[derive(Debug)]
 pub struct Distance {
     pub max_abs: f32,
-    /// KL(reference || tested) per position.
+    /// KL(reference || tested) of each position.
     pub kl: Vec<f64>,
-    /// Positions where the likeliest token differs, with the reference's gap to the second.
+    /// The reference's gap from the likeliest to the second token, for each position where the likeliest token differs.
     pub top1_misses: Vec<f32>,
 }
 
@@ -106,7 +106,7 @@ impl Distance {
         sorted[sorted.len() / 2]
     }
 
-    /// The largest gap at which the likeliest token differs.
+    /// Returns the largest gap at which the likeliest token differs.
     pub fn worst_miss(&self) -> f32 {
         self.top1_misses.iter().copied().fold(0.0, f32::max)
     }
@@ -129,7 +129,7 @@ fn divergence(reference: &[f32], tested: &[f32]) -> f64 {
     p.iter().zip(&q).map(|(p, q)| p.exp() * (p - q)).sum::<f64>().max(0.0)
 }
 
-/// `ids` of prompt `which` in a reference.json.
+/// Returns `ids` of prompt `which` in a reference.json.
 pub fn prompt(reference: &serde_json::Value, which: &str) -> Vec<u32> {
     numbers(&reference[which]["ids"])
 }

@@ -1,10 +1,10 @@
-//! Finding reference data.
+//! Finds reference data.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
-/// The fixtures' root: `FOREBAY_FIXTURES`, else the full set beside the project, else the small
-/// choice inside it.
+/// Returns the root of the fixtures: `FOREBAY_FIXTURES`, else the full set beside the project, else the small set
+/// inside it.
 pub fn fixtures() -> PathBuf {
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let candidates = [
@@ -16,13 +16,13 @@ pub fn fixtures() -> PathBuf {
     found.expect("the project's own fixtures/ are always there")
 }
 
-/// A path below the fixtures; `None`, said aloud, where this set lacks it.
+/// Returns a path below the fixtures. If this set lacks it, prints a message and returns `None`.
 pub fn fixture(relative: &str) -> Option<PathBuf> {
     let path = fixtures().join(relative);
     if path.exists() {
         return Some(path);
     }
-    // Past the capture of the test harness, which hides what passing tests print.
+    // Written directly to stderr, because the test harness captures what passing tests print.
     let _ = writeln!(std::io::stderr(), "SKIPPED: {relative} is not in {}", fixtures().display());
     None
 }

@@ -1,4 +1,4 @@
-//! What the tests of the planner share: machine profiles, models that nobody reads, requests.
+//! Shared parts of the planner tests: machine profiles, models without weights, and requests.
 #![allow(dead_code, reason = "every test file uses a part of it")]
 
 use std::path::Path;
@@ -15,7 +15,7 @@ pub fn profile(name: &str) -> MachineProfile {
     MachineProfile::parse(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
-/// A model of a real shape, whose weights nobody reads.
+/// Returns a model of a real shape whose weights are never read.
 pub fn model(arch: &str, layers: Option<u32>, quantisation: &str) -> PlannedModel {
     let quantisation = Some(quantisation.to_owned());
     model_of(arch, &SynthOptions { layers, quantisation, ..SynthOptions::default() })
@@ -38,13 +38,14 @@ pub fn request(device: DeviceChoice, vram: Option<u64>, ram: u64, context: usize
     PlanRequest::of_session(&options, context, Work { prompt_tokens: 512, depth: 0 })
 }
 
-/// The same where the CPU computes no experts for the GPU.
+/// Returns a request for the first GPU without CPU offload of experts.
 pub fn gpu_alone(vram: u64, ram: u64, context: usize) -> PlanRequest {
     let request = request(DeviceChoice::Cuda(0), Some(vram), ram, context);
     PlanRequest { cpu_offload: CpuOffload::Never, ..request }
 }
 
-/// The H200's host with what its bus and its CPU have together, as `doctor` measured it on 2026-11-22.
+/// Returns the profile of the H200's host with the rates of bus and CPU at the same time, as `doctor` measured them on
+/// 2026-11-22.
 pub fn h200_together() -> MachineProfile {
     let mut profile = profile("h200.json");
     for kernel in profile.kernels.iter_mut().filter(|kernel| kernel.name.ends_with("_K")) {

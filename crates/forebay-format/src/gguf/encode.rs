@@ -1,12 +1,12 @@
-//! The header of a GGUF file as bytes: what `parse` reads.
+//! Encodes the header of a GGUF file, which `parse` reads.
 
 use super::MAGIC;
 use super::metadata::GgufMetadata;
 use super::value::{Array, Value};
 use crate::TensorInfo;
 
-/// Everything before the padding in front of the tensor data. Extents count from the start of the
-/// data section. Types without a GGUF number are the caller's to refuse.
+/// Returns everything before the padding in front of the tensor data. Extents must count from the
+/// start of the data section. The caller must refuse types that have no GGUF number.
 pub fn header_bytes(metadata: &GgufMetadata, tensors: &[TensorInfo]) -> Vec<u8> {
     let mut out = MAGIC.to_vec();
     out.extend(metadata.version.to_le_bytes());
@@ -20,7 +20,7 @@ pub fn header_bytes(metadata: &GgufMetadata, tensors: &[TensorInfo]) -> Vec<u8> 
     for tensor in tensors {
         put_string(&mut out, tensor.name.as_bytes());
         out.extend((tensor.shape.len() as u32).to_le_bytes());
-        // The file has the contiguous dimension first.
+        // The file stores the contiguous dimension first.
         tensor.shape.iter().rev().for_each(|dim| out.extend(dim.to_le_bytes()));
         out.extend(tensor.ty.ggml_id().unwrap_or(u32::MAX).to_le_bytes());
         out.extend(tensor.extent.offset.to_le_bytes());

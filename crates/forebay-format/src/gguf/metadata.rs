@@ -5,10 +5,10 @@ use std::collections::HashMap;
 use super::value::{Array, ByteStrings, Value};
 use crate::FormatError;
 
-/// Metadata of a GGUF model, in the file's order. For a split set: that of its first file.
+/// Metadata of a GGUF model, in the file's order. For a split set, that of its first file.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct GgufMetadata {
-    /// Version of the container, 2 or 3.
+    /// Version of the container: 2 or 3.
     pub version: u32,
     entries: Vec<(String, Value)>,
     by_key: HashMap<String, usize>,
@@ -19,7 +19,7 @@ impl GgufMetadata {
         Self { version, ..Self::default() }
     }
 
-    /// Sets `key`; true if it was not there before.
+    /// Sets `key` to `value`. Returns true if the key is new.
     pub fn insert(&mut self, key: String, value: Value) -> bool {
         match self.by_key.get(&key) {
             Some(&at) => {
@@ -34,12 +34,12 @@ impl GgufMetadata {
         }
     }
 
-    /// All pairs in the order of the file.
+    /// Returns an iterator over all pairs in the file's order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &Value)> {
         self.entries.iter().map(|(key, value)| (key.as_str(), value))
     }
 
-    /// Number of keys.
+    /// Returns the number of keys.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
@@ -52,8 +52,9 @@ impl GgufMetadata {
         self.by_key.get(key).map(|&at| &self.entries[at].1)
     }
 
-    /// An integer that is not negative, of whatever width; `None` if the key is missing or holds
-    /// something else. The `require_` methods tell those two apart.
+    /// Returns the non-negative integer under `key`, which may have any width. Returns `None` if
+    /// the key is missing or holds something else. The `require_` methods tell those two cases
+    /// apart.
     pub fn u64(&self, key: &str) -> Option<u64> {
         self.get(key)?.as_u64()
     }
@@ -62,7 +63,7 @@ impl GgufMetadata {
         self.get(key)?.as_i64()
     }
 
-    /// A float of either width.
+    /// Returns the float of either width under `key`.
     pub fn f32(&self, key: &str) -> Option<f32> {
         self.get(key)?.as_f32()
     }
@@ -71,7 +72,7 @@ impl GgufMetadata {
         self.get(key)?.as_bool()
     }
 
-    /// A string of valid UTF-8.
+    /// Returns the string under `key`, if it is valid UTF-8.
     pub fn str(&self, key: &str) -> Option<&str> {
         self.get(key)?.as_str()
     }
@@ -84,28 +85,31 @@ impl GgufMetadata {
         self.get(key)?.as_strings()
     }
 
-    /// An array of integers that are not negative.
+    /// Returns the array of non-negative integers under `key`.
     pub fn u64s(&self, key: &str) -> Option<Vec<u64>> {
         self.array(key)?.to_u64s()
     }
 
-    /// An array of integers.
+    /// Returns the array of integers under `key`.
     pub fn i64s(&self, key: &str) -> Option<Vec<i64>> {
         self.array(key)?.to_i64s()
     }
 
-    /// An array of floats.
+    /// Returns the array of floats under `key`.
     pub fn f32s(&self, key: &str) -> Option<Vec<f32>> {
         self.array(key)?.to_f32s()
     }
 
-    /// `general.architecture`: the prefix of the model's own keys.
+    /// Returns `general.architecture`, the prefix of the model's own keys.
     pub fn architecture(&self) -> Option<&str> {
         self.str("general.architecture")
     }
 
+    /// Returns the non-negative integer under `key`.
+    ///
     /// # Errors
-    /// [`FormatError::MissingKey`], or [`FormatError::WrongKeyType`]; likewise below.
+    /// Returns [`FormatError::MissingKey`] if the key is missing, and [`FormatError::WrongKeyType`]
+    /// if it holds something else. The other `require_` methods return the same errors.
     pub fn require_u64(&self, key: &str) -> Result<u64, FormatError> {
         self.require(key, "an integer that is not negative", Value::as_u64)
     }

@@ -1,4 +1,4 @@
-//! One GGUF file's header: metadata and tensor table.
+//! Parser of one GGUF file's header: metadata and tensor table.
 
 use std::fs::File;
 use std::io::{BufReader, Read};
@@ -10,45 +10,46 @@ use super::value::{Array, ByteStrings, Value, ValueType};
 use super::{ALIGNMENT_KEY, ALIGNMENT_MAX, DEFAULT_ALIGNMENT, MAGIC};
 use crate::{Extent, FileIndex, FormatError, TensorInfo, TensorType};
 
-/// Arrays may hold arrays so deep. Files in the wild do not nest at all.
+/// Largest depth to which arrays may be nested. Files in the wild do not nest at all.
 pub(super) const NESTING_MAX: u64 = 4;
 
-/// ggml tensors have at most four dimensions.
+/// Largest number of dimensions of a ggml tensor.
 pub(super) const DIMENSIONS_MAX: u32 = 4;
 
 /// The tables at the start of one GGUF file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GgufHeader {
     pub metadata: GgufMetadata,
-    /// In the order of the file's table.
+    /// Tensors in the order of the file's table.
     pub tensors: Vec<TensorInfo>,
-    /// Where tensor data starts, in bytes from the start of the file.
+    /// Start of the tensor data, in bytes from the start of the file.
     pub data_offset: u64,
-    /// Every tensor's data starts at a multiple of this, in bytes.
+    /// Alignment of every tensor's data, in bytes.
     pub alignment: u64,
 }
 
 /// Parses the header of a whole GGUF file that lies in memory. Tensors must lie inside `bytes`.
 ///
 /// # Errors
-/// As for [`Catalog::open`](crate::Catalog::open), with empty paths.
+/// Returns the errors of [`Catalog::open`](crate::Catalog::open), with empty paths.
 pub fn parse_gguf_bytes(bytes: &[u8]) -> Result<GgufHeader, FormatError> {
     let file_bytes = bytes.len() as u64;
     parse(Reader::new(bytes, Path::new(""), file_bytes), FileIndex(0), file_bytes)
 }
 
-/// Parses a header that was cut off from its file, which had `file_bytes`; `path` is for errors.
+/// Parses a header that was cut from a file of `file_bytes` bytes. `path` is only used in errors.
 pub(crate) fn parse_header(
     header: &[u8],
     path: &Path,
     file_bytes: u64,
 ) -> Result<GgufHeader, FormatError> {
-    // The header's own length is what backs its claims, not a size that is written in it.
+    // Claimed lengths are checked against the header's own length. The file size passed by the
+    // caller is itself only a claim.
     parse(Reader::new(header, path, header.len() as u64), FileIndex(0), file_bytes)
 }
 
-/// Parses the header of the file at `path`, which is file number `index` of its model, and gives
-/// the file's size too. Only the header is read.
+/// Parses the header of the file at `path`, which is file number `index` of its model. Also returns
+/// the file's size. Only the header is read.
 pub(crate) fn parse_file(path: &Path, index: FileIndex) -> Result<(GgufHeader, u64), FormatError> {
     let file = File::open(path).map_err(FormatError::io(path))?;
     let file_bytes = file.metadata().map_err(FormatError::io(path))?.len();
@@ -56,12 +57,12 @@ pub(crate) fn parse_file(path: &Path, index: FileIndex) -> Result<(GgufHeader, u
     Ok((parse(Reader::new(buffered, path, file_bytes), index, file_bytes)?, file_bytes))
 }
 
-/// A row of the tensor table, before its place in the file is known.
+/// Row of the tensor table whose absolute offset in the file is not known yet.
 struct TensorRow {
     name: String,
     ty: TensorType,
     shape: Vec<u64>,
-    /// From the start of the data section.
+    /// Offset from the start of the data section.
     offset: u64,
     length: u64,
 }
@@ -82,8 +83,8 @@ fn parse<R: Read>(
     }
     let tensor_count = reader.u64("the number of tensors")?;
     let key_count = reader.u64("the number of metadata keys")?;
-    // A key: length, one letter, type, one byte. A tensor: length, one letter, number of
-    // dimensions, one dimension, type, offset.
+    // A key has a length, one letter, a type and one byte of value. A tensor has a length, one
+    // letter, a number of dimensions, one dimension, a type and an offset.
     reader.check_count("the metadata", key_count, 8 + 1 + 4 + 1)?;
     reader.check_count("the tensor table", tensor_count, 8 + 1 + 4 + 8 + 4 + 8)?;
 
@@ -244,7 +245,7 @@ fn read_tensor_row<R: Read>(reader: &mut Reader<'_, R>) -> Result<TensorRow, For
     for _ in 0..dimensions {
         shape.push(reader.u64("a dimension")?);
     }
-    // The file has the contiguous dimension first.
+    // The file stores the contiguous dimension first.
     shape.reverse();
     let id = reader.u32("a tensor type")?;
     let Some(ty) = TensorType::from_ggml_id(id) else {
@@ -256,7 +257,7 @@ fn read_tensor_row<R: Read>(reader: &mut Reader<'_, R>) -> Result<TensorRow, For
     Ok(TensorRow { name, ty, shape, offset, length })
 }
 
-/// Where a file's tensors lie.
+/// Position and limits of a file's tensor data.
 struct DataSection<'p> {
     path: &'p Path,
     index: FileIndex,
@@ -290,7 +291,7 @@ impl DataSection<'_> {
     }
 }
 
-/// No two tensors may share a name or a byte.
+/// Returns an error if two tensors share a name or a byte.
 fn check_distinct(path: &Path, tensors: &[TensorInfo]) -> Result<(), FormatError> {
     let mut by_place: Vec<&TensorInfo> = tensors.iter().collect();
     by_place.sort_by_key(|tensor| tensor.extent);

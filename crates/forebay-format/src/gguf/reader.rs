@@ -1,18 +1,18 @@
-//! Little-endian values from a file whose every length is suspect.
+//! Reader of little-endian values that trusts no length in the file.
 
 use std::io::{self, Read};
 use std::path::Path;
 
 use crate::FormatError;
 
-/// Largest header (metadata and tensor table together) that is read, in bytes. The largest
-/// published ones, with vocabularies of 256 thousand tokens and merges, stay below 32 MiB.
+/// Largest header (metadata and tensor table together) that is accepted, in bytes. The largest
+/// published headers, with vocabularies of 256 thousand tokens and merges, stay below 32 MiB.
 pub const HEADER_BYTES_MAX: u64 = 256 << 20;
 
-/// Memory for one read is reserved at most this far ahead of the bytes that have arrived.
+/// Largest amount of memory that a read reserves ahead of the bytes that have arrived.
 const CHUNK_BYTES: u64 = 1 << 20;
 
-/// Reads a header from its start and knows how many bytes are left to back a claim.
+/// Reader of a header from its start. It knows how many bytes are left to back a claimed length.
 pub struct Reader<'p, R> {
     inner: R,
     path: &'p Path,
@@ -29,12 +29,13 @@ impl<'p, R: Read> Reader<'p, R> {
         self.path
     }
 
-    /// Bytes from the start of the file to the next byte.
+    /// Returns the offset of the next byte from the start of the file.
     pub fn position(&self) -> u64 {
         self.position
     }
 
-    /// Fails unless `count` things of at least `bytes_min` bytes each can still follow.
+    /// Returns `count` if that many items of at least `bytes_min` bytes each can still follow.
+    /// Otherwise returns an error.
     pub fn check_count(
         &self,
         what: &'static str,
@@ -56,7 +57,7 @@ impl<'p, R: Read> Reader<'p, R> {
                 limit: HEADER_BYTES_MAX,
             });
         }
-        // Bounded by HEADER_BYTES_MAX, which fits every platform's usize.
+        // The count is at most HEADER_BYTES_MAX, which fits every platform's usize.
         Ok(count as usize)
     }
 
@@ -72,7 +73,7 @@ impl<'p, R: Read> Reader<'p, R> {
 
     fn fill(&mut self, what: &'static str, out: &mut [u8]) -> Result<(), FormatError> {
         self.inner.read_exact(out).map_err(|error| match error.kind() {
-            // The file shrank since its size was taken.
+            // The file was truncated after its size was read.
             io::ErrorKind::UnexpectedEof => self.truncated(what, out.len() as u64),
             _ => FormatError::Io { path: self.path.to_owned(), source: error },
         })?;
@@ -99,7 +100,7 @@ impl<'p, R: Read> Reader<'p, R> {
         Ok(u64::from_le_bytes(self.array(what)?))
     }
 
-    /// Appends `count` bytes to `out`.
+    /// Reads `count` bytes and appends them to `out`.
     pub fn bytes(
         &mut self,
         what: &'static str,
@@ -117,7 +118,7 @@ impl<'p, R: Read> Reader<'p, R> {
         Ok(())
     }
 
-    /// A length of 8 bytes and that many raw bytes.
+    /// Reads a length of 8 bytes and that many raw bytes.
     pub fn string(&mut self, what: &'static str) -> Result<Vec<u8>, FormatError> {
         let length = self.u64(what)?;
         let mut bytes = Vec::new();
@@ -125,7 +126,7 @@ impl<'p, R: Read> Reader<'p, R> {
         Ok(bytes)
     }
 
-    /// A string that names something: valid UTF-8 and not empty.
+    /// Reads the name of something: a string that is valid UTF-8 and not empty.
     pub fn name(&mut self, what: &'static str) -> Result<String, FormatError> {
         let offset = self.position;
         let bytes = self.string(what)?;

@@ -1,4 +1,5 @@
-//! A GGUF model in one file or in several: `NAME-00001-of-00003.gguf` and its siblings.
+//! Opens a GGUF model in one file, or in a split set such as `NAME-00001-of-00003.gguf` and its
+//! siblings.
 
 use std::path::{Path, PathBuf};
 
@@ -6,13 +7,14 @@ use super::parse::{GgufHeader, parse_file};
 use crate::catalog::folder_of;
 use crate::{Catalog, FileIndex, FormatError, Source};
 
-/// More files than any set has; keeps a hostile count from opening files without end.
+/// Upper limit on the number of files in a set, larger than any real set. It keeps a hostile count
+/// from opening files without end.
 const FILES_MAX: u64 = 9999;
 
 /// Opens a GGUF model. `path` may be any file of a split set.
 ///
 /// # Errors
-/// See [`Catalog::open`].
+/// Returns an error if the model cannot be opened, see [`Catalog::open`].
 pub fn open(path: &Path) -> Result<Catalog, FormatError> {
     let (header, file_bytes) = parse_file(path, FileIndex(0))?;
     let root = folder_of(path).to_owned();
@@ -52,7 +54,7 @@ impl SplitName {
         Ok(Self { prefix: prefix.to_owned(), count })
     }
 
-    /// The name of file `index`, counted from 0.
+    /// Returns the name of file `index`, counted from 0.
     fn file(&self, index: u64) -> String {
         format!("{}-{:05}-of-{:05}.gguf", self.prefix, index + 1, self.count)
     }

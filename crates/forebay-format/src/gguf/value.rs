@@ -31,7 +31,7 @@ impl ValueType {
         all.into_iter().find(|ty| *ty as u32 == id)
     }
 
-    /// The fewest bytes that a value of this type takes in a file.
+    /// Returns the smallest number of bytes that a value of this type takes in a file.
     pub(crate) fn bytes_min(self) -> u64 {
         use ValueType::*;
         match self {
@@ -44,7 +44,7 @@ impl ValueType {
     }
 }
 
-/// A metadata value. Strings are raw bytes, as files hold them; [`Value::as_str`] checks UTF-8.
+/// Metadata value. Strings are raw bytes, as files store them. [`Value::as_str`] checks for UTF-8.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Value {
     U8(u8),
@@ -80,13 +80,13 @@ pub enum Array {
     Array(Vec<Array>),
 }
 
-/// Many byte strings in one allocation: vocabularies have hundreds of thousands.
+/// Many byte strings in one allocation, because vocabularies have hundreds of thousands of them.
 ///
 /// The strings are raw bytes because tokens may be pieces of UTF-8 characters.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct ByteStrings {
     bytes: Vec<u8>,
-    /// Where each string ends in `bytes`; it starts where the one before ends.
+    /// End of each string in `bytes`. A string starts where the one before it ends.
     ends: Vec<usize>,
 }
 
@@ -100,19 +100,19 @@ impl ByteStrings {
         self.ends.is_empty()
     }
 
-    /// The bytes of string `index`.
+    /// Returns the bytes of string `index`.
     pub fn get(&self, index: usize) -> Option<&[u8]> {
         let end = *self.ends.get(index)?;
         let start = if index == 0 { 0 } else { self.ends[index - 1] };
         self.bytes.get(start..end)
     }
 
-    /// String `index`, if there is one and it is valid UTF-8.
+    /// Returns string `index`, if it exists and is valid UTF-8.
     pub fn get_str(&self, index: usize) -> Option<&str> {
         std::str::from_utf8(self.get(index)?).ok()
     }
 
-    /// All strings in order.
+    /// Returns an iterator over all strings in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &[u8]> + Clone {
         (0..self.len()).map(|index| self.get(index).unwrap_or_default())
     }
@@ -126,7 +126,7 @@ impl ByteStrings {
         Self { bytes: Vec::new(), ends: Vec::with_capacity(strings) }
     }
 
-    /// Appends the string that comes next in a file.
+    /// Reads the next string of a file and appends it.
     pub(crate) fn read_from<R: Read>(
         &mut self,
         reader: &mut Reader<'_, R>,
@@ -171,7 +171,7 @@ impl Value {
         }
     }
 
-    /// Any integer that is not negative.
+    /// Returns the value if it is a non-negative integer of any width.
     pub fn as_u64(&self) -> Option<u64> {
         match *self {
             Value::U64(value) => Some(value),
@@ -179,7 +179,7 @@ impl Value {
         }
     }
 
-    /// Any integer that fits.
+    /// Returns the value if it is an integer that fits an i64.
     pub fn as_i64(&self) -> Option<i64> {
         match *self {
             Value::U8(value) => Some(value.into()),
@@ -194,7 +194,7 @@ impl Value {
         }
     }
 
-    /// A float of either width, as f32.
+    /// Returns the value as an f32 if it is a float of either width.
     pub fn as_f32(&self) -> Option<f32> {
         match *self {
             Value::F32(value) => Some(value),
@@ -210,12 +210,12 @@ impl Value {
         }
     }
 
-    /// A string, if it is valid UTF-8.
+    /// Returns the string, if it is one and is valid UTF-8.
     pub fn as_str(&self) -> Option<&str> {
         std::str::from_utf8(self.as_bytes()?).ok()
     }
 
-    /// A string's bytes.
+    /// Returns the bytes of the string, if it is one.
     pub fn as_bytes(&self) -> Option<&[u8]> {
         match self {
             Value::String(bytes) => Some(bytes),
@@ -230,7 +230,7 @@ impl Value {
         }
     }
 
-    /// An array of strings.
+    /// Returns the strings, if the value is an array of strings.
     pub fn as_strings(&self) -> Option<&ByteStrings> {
         match self {
             Value::Array(Array::String(strings)) => Some(strings),
@@ -238,7 +238,7 @@ impl Value {
         }
     }
 
-    /// What this is, for messages: `U32`, `array of F32`.
+    /// Describes the value's type for messages, such as `U32` or `an array of F32`.
     pub fn describe(&self) -> String {
         match self {
             Value::Array(array) => format!("an array of {:?}", array.element_type()),
@@ -253,7 +253,7 @@ impl From<&str> for Value {
     }
 }
 
-/// Rust types that are a value as they are.
+/// Implements `From` for Rust types that correspond to one kind of value.
 macro_rules! value_from {
     ($($from:ty => $convert:expr),* $(,)?) => {$(
         impl From<$from> for Value {
@@ -278,7 +278,7 @@ value_from! {
 }
 
 impl Array {
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         match self {
             Array::U8(values) => values.len(),
@@ -319,7 +319,7 @@ impl Array {
         }
     }
 
-    /// All elements, if they are integers that fit.
+    /// Returns all elements, if they are integers that fit an i64.
     pub fn to_i64s(&self) -> Option<Vec<i64>> {
         fn widen<T: Copy + Into<i64>>(values: &[T]) -> Option<Vec<i64>> {
             Some(values.iter().map(|value| (*value).into()).collect())
@@ -337,7 +337,7 @@ impl Array {
         }
     }
 
-    /// All elements, if they are integers that are not negative.
+    /// Returns all elements, if they are non-negative integers.
     pub fn to_u64s(&self) -> Option<Vec<u64>> {
         match self {
             Array::U64(values) => Some(values.clone()),
@@ -345,7 +345,7 @@ impl Array {
         }
     }
 
-    /// All elements, if they are floats.
+    /// Returns all elements as f32, if they are floats.
     pub fn to_f32s(&self) -> Option<Vec<f32>> {
         match self {
             Array::F32(values) => Some(values.clone()),

@@ -1,4 +1,4 @@
-//! Writing GGUF files that are larger than memory: the header first, then data as it comes.
+//! Writer of GGUF files that are larger than memory: the header first, then the data as it arrives.
 //!
 //! ```
 //! # use forebay_format::{TensorType, gguf::writer::GgufWriter};
@@ -24,32 +24,32 @@ use super::value::{Array, Value};
 use crate::tensor_type::checked_bytes;
 use crate::{Extent, FileIndex, FormatError, TensorInfo, TensorType};
 
-/// Longest tensor name, in bytes: what ggml can hold.
+/// Longest tensor name that ggml can hold, in bytes.
 const NAME_BYTES_MAX: usize = 63;
 
-/// What a new GGUF file (version 3) will contain. Nothing is written before [`start`](Self::start).
+/// Description of a new GGUF file (version 3). Nothing is written before [`start`](Self::start).
 #[derive(Clone, Debug)]
 pub struct GgufWriter {
     path: PathBuf,
     metadata: GgufMetadata,
-    /// Offsets count from the start of the data section until `start` knows where that is.
+    /// Offsets count from the start of the data section until `place_tensors` adds that start.
     tensors: Vec<TensorInfo>,
     names: HashSet<String>,
 }
 
 impl GgufWriter {
-    /// A file that errors call `path`; nothing is created there.
+    /// Creates an empty description. Errors name the file as `path`, but nothing is created there.
     pub fn new(path: &Path) -> Self {
         let metadata = GgufMetadata::new(3);
         Self { path: path.to_owned(), metadata, tensors: Vec::new(), names: HashSet::new() }
     }
 
-    /// Sets a metadata key; keys are written in the order in which they were first set.
-    /// `general.alignment` takes effect for all tensors.
+    /// Sets a metadata key. Keys are written in the order in which they were first set.
+    /// `general.alignment` applies to all tensors.
     ///
     /// # Errors
-    /// [`FormatError::WriteKey`]: an empty key, or arrays nested too deep;
-    /// [`FormatError::InvalidAlignment`].
+    /// Returns [`FormatError::WriteKey`] if the key is empty or arrays are nested too deeply.
+    /// Returns [`FormatError::InvalidAlignment`] if `general.alignment` is not valid.
     pub fn set(&mut self, key: &str, value: impl Into<Value>) -> Result<(), FormatError> {
         let value = value.into();
         let why = match &value {
@@ -66,13 +66,14 @@ impl GgufWriter {
         alignment(&self.path, &self.metadata).map(|_| ())
     }
 
-    /// Adds a tensor behind those that are there. `shape` is outermost first, as in
+    /// Adds a tensor after those that were added before. `shape` is outermost first, as in
     /// [`TensorInfo::shape`].
     ///
     /// # Errors
-    /// [`FormatError::WriteTensor`]: a type that GGUF does not have, no or more than four
-    /// dimensions, a name that is empty or too long; [`FormatError::InvalidShape`];
-    /// [`FormatError::DuplicateTensor`].
+    /// - Returns [`FormatError::WriteTensor`] if GGUF does not have the type, the shape does not have one to four
+    ///   dimensions, or the name is empty or too long.
+    /// - Returns [`FormatError::InvalidShape`] if the shape is not valid.
+    /// - Returns [`FormatError::DuplicateTensor`] if a tensor of this name exists.
     pub fn add_tensor(
         &mut self,
         name: &str,
@@ -102,16 +103,16 @@ impl GgufWriter {
         Ok(())
     }
 
-    /// The header, padded up to the tensor data, and the tensors with their places in the file.
+    /// Returns the header, padded up to the tensor data, and the tensors with their final offsets.
     ///
     /// # Errors
-    /// [`FormatError::WriteFile`] if the file would be too large.
+    /// Returns [`FormatError::WriteFile`] if the file would be too large.
     pub fn into_header(mut self) -> Result<(Vec<u8>, Vec<TensorInfo>), FormatError> {
         let header = self.place_tensors()?;
         Ok((header, self.tensors))
     }
 
-    /// Gives every tensor its place and returns the header.
+    /// Assigns every tensor its offset and returns the header.
     fn place_tensors(&mut self) -> Result<Vec<u8>, FormatError> {
         let alignment = alignment(&self.path, &self.metadata)?;
         let too_large = || FormatError::WriteFile {
@@ -139,7 +140,8 @@ impl GgufWriter {
     /// Writes the header to `out`. Tensor data follows through the returned [`GgufData`].
     ///
     /// # Errors
-    /// [`FormatError::Io`]; [`FormatError::WriteFile`] if the file would be too large.
+    /// Returns [`FormatError::Io`] if writing fails, and [`FormatError::WriteFile`] if the file
+    /// would be too large.
     pub fn start<W: Write>(mut self, out: W) -> Result<GgufData<W>, FormatError> {
         let alignment = alignment(&self.path, &self.metadata)?;
         let header = self.place_tensors()?;
@@ -156,7 +158,7 @@ impl GgufWriter {
     }
 }
 
-/// How many arrays lie within each other.
+/// Returns the depth to which arrays are nested.
 fn depth(array: &Array) -> u64 {
     match array {
         Array::Array(arrays) => 1 + arrays.iter().map(depth).max().unwrap_or(0),
@@ -164,36 +166,39 @@ fn depth(array: &Array) -> u64 {
     }
 }
 
-/// A GGUF file whose header is written and whose tensor data is being streamed, tensor by tensor.
+/// GGUF file whose header is written and whose tensor data is being streamed, tensor by tensor.
 #[derive(Debug)]
 pub struct GgufData<W> {
     out: W,
     path: PathBuf,
     tensors: Vec<TensorInfo>,
     alignment: u64,
-    /// The tensor that takes the next byte.
+    /// Index of the tensor that takes the next byte.
     current: usize,
-    /// Bytes of that tensor that are written.
+    /// Number of bytes of that tensor that are already written.
     written_bytes: u64,
 }
 
 impl<W: Write> GgufData<W> {
-    /// All tensors with their final places in the file, in the order in which data is expected.
+    /// Returns all tensors with their final offsets, in the order in which data is expected.
     pub fn tensors(&self) -> &[TensorInfo] {
         &self.tensors
     }
 
-    /// The tensor that takes the next byte, and how many bytes it still lacks; `None` when all are
-    /// complete.
+    /// Returns the tensor that takes the next byte, and how many bytes it still lacks. Returns
+    /// `None` when all tensors are complete.
     pub fn next_tensor(&self) -> Option<(&TensorInfo, u64)> {
         let tensor = self.tensors.get(self.current)?;
         Some((tensor, tensor.extent.length - self.written_bytes))
     }
 
-    /// Appends bytes to the current tensor; after its last byte the next tensor is current.
+    /// Appends bytes to the current tensor. After its last byte, the next tensor becomes the
+    /// current one.
     ///
     /// # Errors
-    /// [`FormatError::WriteTensor`] for bytes beyond the tensor's end; [`FormatError::Io`].
+    /// Returns [`FormatError::WriteTensor`] if the bytes go beyond the tensor's end. Returns
+    /// [`FormatError::WriteFile`] if all tensors are complete. Returns [`FormatError::Io`] if
+    /// writing fails.
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), FormatError> {
         let Some((tensor, missing_bytes)) = self.next_tensor() else {
             let why = format!("{} bytes too many after the last tensor", bytes.len());
@@ -218,10 +223,10 @@ impl<W: Write> GgufData<W> {
         Ok(())
     }
 
-    /// Returns what the file was written to.
+    /// Returns the writer that was passed to [`GgufWriter::start`].
     ///
     /// # Errors
-    /// [`FormatError::WriteTensor`] if data is missing.
+    /// Returns [`FormatError::WriteTensor`] if data is missing.
     pub fn finish(self) -> Result<W, FormatError> {
         if let Some((tensor, missing_bytes)) = self.next_tensor() {
             let why = format!("{missing_bytes} of its bytes were never given");

@@ -1,4 +1,4 @@
-//! Which files of a folder make up a model.
+//! Finds the files of a folder that make up a model, and opens them.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -17,13 +17,13 @@ const SINGLE_FILE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
 /// Largest JSON or template file that is read, in bytes. An index of the largest published models
-/// has some 10 MB; `tokenizer.json` is not read here.
+/// has some 10 MB. `tokenizer.json` is not read here.
 const TEXT_BYTES_MAX: u64 = 64 << 20;
 
 /// Opens the model in a folder, or in the folder of the named file.
 ///
 /// # Errors
-/// See [`Catalog::open`].
+/// Returns an error if the model cannot be opened, see [`Catalog::open`].
 pub fn open(path: &Path) -> Result<Catalog, FormatError> {
     let root = if path.is_dir() { path } else { folder_of(path) };
     let metadata = read_metadata(&Folder::Disk(root))?;
@@ -34,7 +34,7 @@ pub fn open(path: &Path) -> Result<Catalog, FormatError> {
     } else if root.join(INDEX).exists() {
         open_shards(root)?
     } else if is_safetensors(path) {
-        // A single file under a name of its own choosing.
+        // This is a single file with a name of its own.
         let (header, file_bytes) = parse_file(path, FileIndex(0))?;
         (vec![(path.to_owned(), file_bytes)], header.tensors)
     } else {
@@ -44,11 +44,12 @@ pub fn open(path: &Path) -> Result<Catalog, FormatError> {
     Catalog::new(root.to_owned(), files, Source::HuggingFace(metadata), tensors)
 }
 
-/// Opens safetensors files that need not be a model: one file, or a folder's, without a `config.json` if there is none.
-/// A file is opened alone, whatever lies beside it; a folder without the usual names gives all that it has.
+/// Opens safetensors files that need not be a model: one file or those of a folder. A missing
+/// `config.json` is not an error. A named file is opened alone. From a folder with neither an index
+/// nor `model.safetensors`, all safetensors files are opened.
 ///
 /// # Errors
-/// See [`Catalog::open_weights`].
+/// Returns an error if the files cannot be opened, see [`Catalog::open_weights`].
 pub fn open_weights(path: &Path) -> Result<Catalog, FormatError> {
     let root = if path.is_dir() { path } else { folder_of(path) };
     let (files, tensors) = if !path.is_dir() {
@@ -86,7 +87,7 @@ pub fn open_weights(path: &Path) -> Result<Catalog, FormatError> {
     Catalog::new(root.to_owned(), files, Source::HuggingFace(metadata), tensors)
 }
 
-/// All tensors of these files.
+/// Returns the files with their sizes, and all of their tensors.
 fn open_each(paths: &[PathBuf]) -> Result<(Vec<SizedFile>, Vec<TensorInfo>), FormatError> {
     let (mut files, mut tensors) = (Vec::new(), Vec::new());
     for (number, path) in paths.iter().enumerate() {
@@ -101,15 +102,15 @@ pub(crate) fn is_safetensors(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "safetensors")
 }
 
-/// Where the files beside the weights are.
+/// Location of the files beside the weights.
 pub enum Folder<'a> {
     Disk(&'a Path),
-    /// In a pack at this path.
+    /// Documents of the pack at this path.
     Pack(&'a Path, &'a [crate::pack::Embedded]),
 }
 
 impl Folder<'_> {
-    /// What a file is called in errors.
+    /// Returns the path that errors show for a file.
     fn path(&self, name: &str) -> PathBuf {
         match self {
             Folder::Disk(root) => root.join(name),
@@ -117,7 +118,7 @@ impl Folder<'_> {
         }
     }
 
-    /// A whole file of bounded size; `None` if there is no such file.
+    /// Reads a whole file of bounded size. Returns `None` if there is no such file.
     fn read(&self, name: &str) -> Result<Option<Vec<u8>>, FormatError> {
         match self {
             Folder::Disk(root) => read_small(&root.join(name)),
@@ -140,7 +141,7 @@ impl Folder<'_> {
         }
     }
 
-    /// A JSON object from a file; `None` if there is no such file.
+    /// Reads a JSON object from a file. Returns `None` if there is no such file.
     fn json(&self, name: &str) -> Result<Option<Value>, FormatError> {
         let Some(bytes) = self.read(name)? else { return Ok(None) };
         parse_json(&self.path(name), &bytes).map(Some)
@@ -163,7 +164,8 @@ pub fn read_metadata(folder: &Folder<'_>) -> Result<HfMetadata, FormatError> {
     Ok(HfMetadata { config, tokenizer_json, tokenizer_config, generation_config, chat_template })
 }
 
-/// The folder has no `config.json`; say so, and point at GGUF files if there are any.
+/// Returns the error for a folder without `config.json`, which names a GGUF file if the folder has
+/// one.
 fn no_config(root: &Path) -> FormatError {
     let names = std::fs::read_dir(root).into_iter().flatten().flatten();
     let gguf = names.map(|entry| entry.path()).find(|path| {
@@ -206,7 +208,7 @@ fn chat_template(
     Ok(found.map(str::to_owned))
 }
 
-/// The tensors of all shards that the index names, and the shards in the order of their names.
+/// Returns all shards that the index names, in the order of their names, and their tensors.
 fn open_shards(root: &Path) -> Result<(Vec<SizedFile>, Vec<TensorInfo>), FormatError> {
     let index = root.join(INDEX);
     let json = read_json(&index)?.unwrap_or_default();
@@ -229,7 +231,7 @@ fn open_shards(root: &Path) -> Result<(Vec<SizedFile>, Vec<TensorInfo>), FormatE
         let (header, file_bytes) = parse_file(&path, FileIndex(number as u32))?;
         wanted.sort_unstable();
         let wants = |name: &str| wanted.binary_search(&name).is_ok();
-        // The index decides: what it does not assign to this file stays out.
+        // The index decides. Tensors that it does not assign to this file are left out.
         let kept: Vec<TensorInfo> =
             header.tensors.into_iter().filter(|tensor| wants(&tensor.name)).collect();
         if kept.len() < wanted.len() {
@@ -241,7 +243,8 @@ fn open_shards(root: &Path) -> Result<(Vec<SizedFile>, Vec<TensorInfo>), FormatE
     Ok((files, tensors))
 }
 
-/// The files that a folder's index names inside the folder; none if there is no index that can be read.
+/// Returns the files that a folder's index names inside the folder. Returns none if there is no
+/// readable index.
 pub(crate) fn shard_names(root: &Path) -> Vec<String> {
     let json = read_json(&root.join(INDEX)).ok().flatten().unwrap_or_default();
     let map = json.get("weight_map").and_then(Value::as_object);
@@ -252,7 +255,7 @@ pub(crate) fn shard_names(root: &Path) -> Vec<String> {
     names
 }
 
-/// Whether a name stays inside its folder.
+/// Returns true if a name is a single path component, which cannot leave its folder.
 fn is_plain(name: &str) -> bool {
     let mut parts = Path::new(name).components();
     matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None))
@@ -267,7 +270,8 @@ fn missing_tensor(index: &Path, shard: &str, wanted: &[&str], kept: &[TensorInfo
     }
 }
 
-/// A shard's path; an index must not lead out of its folder.
+/// Returns a shard's path. Returns an error if the name leads out of the folder or the file is
+/// missing.
 fn shard_path(root: &Path, index: &Path, shard: &str) -> Result<PathBuf, FormatError> {
     if !is_plain(shard) {
         let path = index.to_owned();
@@ -280,7 +284,7 @@ fn shard_path(root: &Path, index: &Path, shard: &str) -> Result<PathBuf, FormatE
     Ok(path)
 }
 
-/// A JSON object from a file; `None` if there is no such file.
+/// Reads a JSON object from a file. Returns `None` if there is no such file.
 fn read_json(path: &Path) -> Result<Option<Value>, FormatError> {
     let Some(bytes) = read_small(path)? else {
         return Ok(None);
@@ -297,7 +301,7 @@ fn parse_json(path: &Path, bytes: &[u8]) -> Result<Value, FormatError> {
     Err(FormatError::InvalidJson { path: path.to_owned(), what: "not a JSON object".into() })
 }
 
-/// A whole file of bounded size; `None` if there is no such file.
+/// Reads a whole file of bounded size. Returns `None` if there is no such file.
 fn read_small(path: &Path) -> Result<Option<Vec<u8>>, FormatError> {
     let file = match File::open(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),

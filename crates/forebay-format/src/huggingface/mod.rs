@@ -12,7 +12,7 @@ use serde_json::Value;
 pub(crate) use folder::{Folder, read_metadata};
 pub use folder::{open, open_weights};
 
-/// A file beside the weights: on disk, or inside a pack.
+/// File beside the weights: on disk, or inside a pack.
 #[derive(Clone, Debug)]
 pub struct Document {
     path: PathBuf,
@@ -20,25 +20,25 @@ pub struct Document {
 }
 
 impl Document {
-    /// A file on disk, read when it is needed.
+    /// Creates a document for a file on disk, which is read only when it is needed.
     pub fn on_disk(path: PathBuf) -> Document {
         Document { path, embedded: None }
     }
 
-    /// A file whose content is in memory already; `path` names it in errors.
+    /// Creates a document whose content is already in memory. `path` names it in errors.
     pub fn embedded(path: PathBuf, content: Arc<[u8]>) -> Document {
         Document { path, embedded: Some(content) }
     }
 
-    /// The file's name, for errors.
+    /// Returns the file's path, for errors.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     ///
     /// # Errors
-    /// As reading the file's metadata.
+    /// Returns an error if the file's metadata cannot be read.
     pub fn bytes(&self) -> std::io::Result<u64> {
         match &self.embedded {
             Some(content) => Ok(content.len() as u64),
@@ -46,10 +46,10 @@ impl Document {
         }
     }
 
-    /// The content.
+    /// Returns the content.
     ///
     /// # Errors
-    /// As reading the file.
+    /// Returns an error if the file cannot be read.
     pub fn read(&self) -> std::io::Result<Cow<'_, [u8]>> {
         match &self.embedded {
             Some(content) => Ok(Cow::Borrowed(content)),
@@ -58,17 +58,18 @@ impl Document {
     }
 }
 
-/// The files beside the weights of a Hugging Face model.
+/// Contents of the files beside the weights of a Hugging Face model.
 #[derive(Clone, Debug)]
 pub struct HfMetadata {
-    /// `config.json`: an object.
+    /// Content of `config.json`, which is an object.
     pub config: Value,
     pub tokenizer_json: Option<Document>,
-    /// `tokenizer_config.json`.
+    /// Content of `tokenizer_config.json`.
     pub tokenizer_config: Option<Value>,
-    /// `generation_config.json`.
+    /// Content of `generation_config.json`.
     pub generation_config: Option<Value>,
     /// Source of the chat template: `chat_template.jinja`, else `chat_template.json`, else the
-    /// entry in the tokenizer configuration (of several named ones, `default`).
+    /// entry in the tokenizer configuration. If there are several named templates, the one called
+    /// `default`.
     pub chat_template: Option<String>,
 }

@@ -1,4 +1,5 @@
-//! The header of one safetensors file: its length in 8 bytes, then JSON, then the data.
+//! Parser of one safetensors file's header. A file holds the header's length in 8 bytes, then the
+//! header as JSON, then the data.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -16,28 +17,28 @@ use crate::{Extent, FileIndex, FormatError, TensorInfo, TensorType};
 /// Largest header that the format allows, in bytes.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
 
-/// Bytes in front of the header: its length.
+/// Bytes of the header's length, which comes before the header.
 const LENGTH_BYTES: u64 = 8;
 
-/// The tensor table of one safetensors file.
+/// Tensor table of one safetensors file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SafetensorsHeader {
-    /// In the order of their data. The format allows no gaps and no overlap.
+    /// Tensors in the order of their data. The format allows no gaps and no overlap.
     pub tensors: Vec<TensorInfo>,
-    /// Where tensor data starts, in bytes from the start of the file.
+    /// Start of the tensor data, in bytes from the start of the file.
     pub data_offset: u64,
 }
 
 /// Parses the header of a whole safetensors file that lies in memory.
 ///
 /// # Errors
-/// As for [`Catalog::open`](crate::Catalog::open), with empty paths.
+/// Returns the errors of [`Catalog::open`](crate::Catalog::open), with empty paths.
 pub fn parse_safetensors_bytes(bytes: &[u8]) -> Result<SafetensorsHeader, FormatError> {
     parse(bytes, Path::new(""), bytes.len() as u64, FileIndex(0))
 }
 
-/// Parses the header of the file at `path`, which is file number `index` of its model, and gives
-/// the file's size too. Only the header is read.
+/// Parses the header of the file at `path`, which is file number `index` of its model. Also returns
+/// the file's size. Only the header is read.
 pub(crate) fn parse_file(
     path: &Path,
     index: FileIndex,
@@ -47,7 +48,7 @@ pub(crate) fn parse_file(
     Ok((parse(file, path, file_bytes, index)?, file_bytes))
 }
 
-/// Parses a header that was cut off from its file, which had `file_bytes`; `path` is for errors.
+/// Parses a header that was cut from a file of `file_bytes` bytes. `path` is only used in errors.
 pub(crate) fn parse_header(
     header: &[u8],
     path: &Path,
@@ -103,7 +104,7 @@ fn parse(
     if let Some(tensor) = doubled_name(&header) {
         return Err(FormatError::DuplicateTensor { path: path.to_owned(), tensor });
     }
-    // This checks dtypes, sizes against shapes, and that the tensors lie without gap or overlap.
+    // This checks dtypes, sizes against shapes, and that the tensors have no gap or overlap.
     let table: Metadata = serde_json::from_slice(&header)
         .map_err(|source| FormatError::SafetensorsHeader { path: path.to_owned(), source })?;
 
@@ -120,8 +121,8 @@ fn parse(
     Ok(SafetensorsHeader { tensors, data_offset })
 }
 
-/// A name that the header has twice. JSON parsers would let the last one win, silently; what is
-/// not JSON at all is left to them.
+/// Returns a name that appears twice in the header. JSON parsers would silently let the last one
+/// win. Returns `None` if the header is not JSON, which the caller's parser reports.
 fn doubled_name(header: &[u8]) -> Option<String> {
     struct Names(Option<String>);
 
@@ -165,7 +166,8 @@ fn tensor(
     };
     let shape: Vec<u64> = info.shape.iter().map(|dim| *dim as u64).collect();
     let length = checked_bytes(path, &name, ty, &shape)?;
-    // In range: the offsets were checked to follow each other up to the end of the file.
+    // This cannot overflow: the offsets were checked to follow each other up to the end of the
+    // file.
     let offset = data_offset + info.data_offsets.0 as u64;
     let extent = Extent { file: index, offset, length };
     Ok(TensorInfo::contiguous(name, ty, shape, extent))

@@ -1,13 +1,13 @@
-//! Which bytes of a pack which checksum covers.
+//! Index of the chunks of a pack and their checksums.
 
 use super::Block;
 
 /// A range of bytes with one checksum.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Chunk {
-    /// Place in the chunk table.
+    /// Index in the chunk table.
     pub number: u64,
-    /// Bytes from the start of the file.
+    /// Offset from the start of the file, in bytes.
     pub offset: u64,
     pub bytes: u64,
     /// XXH3-64 of the bytes.
@@ -15,13 +15,13 @@ pub struct Chunk {
 }
 
 impl Chunk {
-    /// The byte after the chunk.
+    /// Returns the offset of the byte after the chunk.
     pub fn end(&self) -> u64 {
         self.offset + self.bytes
     }
 }
 
-/// Blocks and checksums of a pack. The blocks follow each other without a gap.
+/// Blocks and checksums of a pack. The blocks follow each other without gaps.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ChunkIndex {
     blocks: Vec<Block>,
@@ -29,17 +29,18 @@ pub struct ChunkIndex {
 }
 
 impl ChunkIndex {
-    /// `blocks` without gaps; `checksums` of all their chunks in order.
+    /// Creates an index. `blocks` must have no gaps, and `checksums` holds those of all their
+    /// chunks in order.
     pub(super) fn new(blocks: Vec<Block>, checksums: Vec<u64>) -> ChunkIndex {
         ChunkIndex { blocks, checksums }
     }
 
-    /// In the order of the file.
+    /// Returns the blocks in file order.
     pub fn blocks(&self) -> &[Block] {
         &self.blocks
     }
 
-    /// Number of chunks in all blocks.
+    /// Returns the number of chunks in all blocks.
     pub fn len(&self) -> u64 {
         self.checksums.len() as u64
     }
@@ -48,19 +49,19 @@ impl ChunkIndex {
         self.checksums.is_empty()
     }
 
-    /// The bytes that have checksums: from the first block to the end of the file.
+    /// Returns the range of bytes that have checksums: from the first block to the end of the file.
     pub fn range(&self) -> std::ops::Range<u64> {
         let first = self.blocks.first().map_or(0, |block| block.offset);
         first..self.blocks.last().map_or(0, Block::end)
     }
 
-    /// The block that holds this byte.
+    /// Returns the block that holds this byte.
     pub fn block_at(&self, offset: u64) -> Option<&Block> {
         let after = self.blocks.partition_point(|block| block.offset <= offset);
         self.blocks[..after].last().filter(|block| offset < block.end())
     }
 
-    /// The chunk that holds this byte.
+    /// Returns the chunk that holds this byte.
     pub fn chunk_at(&self, offset: u64) -> Option<Chunk> {
         let block = self.block_at(offset)?;
         let size = u64::from(block.chunk_bytes);
@@ -74,7 +75,7 @@ impl ChunkIndex {
         })
     }
 
-    /// The chunks that share a byte with `start..end`, in order.
+    /// Returns the chunks that share a byte with `start..end`, in order.
     pub fn chunks(&self, start: u64, end: u64) -> impl Iterator<Item = Chunk> + '_ {
         let mut next = start;
         std::iter::from_fn(move || {
@@ -84,8 +85,8 @@ impl ChunkIndex {
         })
     }
 
-    /// `start..end` extended to whole chunks; `None` for a range that is empty or not all inside
-    /// blocks.
+    /// Extends `start..end` to whole chunks. Returns `None` if the range is empty or not entirely
+    /// inside blocks.
     pub fn cover(&self, start: u64, end: u64) -> Option<(u64, u64)> {
         let last = end.checked_sub(1).filter(|last| *last >= start)?;
         Some((self.chunk_at(start)?.offset, self.chunk_at(last)?.end()))

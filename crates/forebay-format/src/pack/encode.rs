@@ -1,4 +1,4 @@
-//! The front of a pack as bytes: what `parse` reads.
+//! Encodes the front of a pack, which `parse` reads.
 
 use super::tensors::TensorRow;
 use super::{CODEC_RAW, MAGIC, NO_INDEX, PAGE_BYTES, PackPlan, VERSION, checksum};
@@ -8,7 +8,8 @@ const TENSOR_ENTRY_BYTES: usize = 24;
 const BLOCK_ENTRY_BYTES: usize = 48;
 const CHUNK_ENTRY_BYTES: usize = 24;
 
-/// Bytes before the first block: the same before and after offsets are known.
+/// Returns the number of bytes before the first block. It is the same before and after offsets are
+/// known.
 pub fn front_bytes(plan: &PackPlan) -> u64 {
     let page = PAGE_BYTES as usize;
     let documents: usize = plan
@@ -31,7 +32,7 @@ fn row_bytes(row: &TensorRow) -> usize {
     TENSOR_ENTRY_BYTES + 8 * row.shape.len() + row.ty.name().len() + row.name.len()
 }
 
-/// Header and sections.
+/// Returns the header and all sections.
 pub fn front(plan: &PackPlan, checksums: &[u64]) -> Vec<u8> {
     assert_eq!(checksums.len(), chunk_count(plan), "every chunk has one checksum");
     let mut out = vec![0; PAGE_BYTES as usize];
@@ -64,7 +65,7 @@ impl Header {
         self.page[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
-    /// Appends a section, pads it to whole pages and notes it in the header.
+    /// Appends a section, pads it to whole pages and records it in the header.
     fn section(&mut self, out: &mut Vec<u8>, count: usize, write: impl FnOnce(&mut Vec<u8>)) {
         let offset = out.len();
         write(out);
@@ -109,7 +110,7 @@ fn put_blocks(out: &mut Vec<u8>, plan: &PackPlan) {
         out.extend(block.expert.unwrap_or(NO_INDEX).to_le_bytes());
         out.extend(block.chunk_bytes.to_le_bytes());
         out.extend(block.offset.to_le_bytes());
-        // Stored, and as the codecs give it back: the same for raw chunks.
+        // Stored and decoded sizes are equal for raw chunks.
         out.extend(block.bytes.to_le_bytes());
         out.extend(block.bytes.to_le_bytes());
         out.extend(block.first_chunk.to_le_bytes());

@@ -1,16 +1,16 @@
-//! The streaming container `.fbay`: blocks in the order in which they are used, each in one piece,
-//! aligned, and every byte under a checksum.
+//! The streaming container `.fbay`. It stores blocks in the order in which they are used. Each
+//! block is contiguous and aligned, and every byte has a checksum.
 //!
 //! `docs/pack-format.md` describes the file byte by byte.
 //!
 //! ```text
-//! mod.rs       what a pack says: blocks, embedded documents
-//! chunks.rs    which bytes which checksum covers
+//! mod.rs       contents of a pack: blocks, embedded documents
+//! chunks.rs    which bytes each checksum covers
 //! parse.rs     file to tables; section.rs reads one section of it
-//! tensors.rs   the tensor table, and that no two tensors share a byte
-//! plan.rs      where everything will lie in a new pack
+//! tensors.rs   the tensor table, with a check that no two tensors share a byte
+//! plan.rs      layout of a new pack
 //! encode.rs    tables to bytes
-//! restore.rs   how the files that a pack was made from are put together again
+//! restore.rs   puts the files that a pack was made from together again
 //! ```
 
 mod chunks;
@@ -30,40 +30,40 @@ pub use parse::{is_pack, open, parse_pack_bytes};
 pub use plan::{PackPlan, PlannedBlock, PlannedPiece};
 pub use restore::{RestoredFile, restore_gguf, restore_hugging_face, source_documents};
 
-/// What the names of packs end in.
+/// Extension of the file names of packs.
 pub const EXTENSION: &str = "fbay";
 
-/// The first bytes of every pack. The line ends and the end-of-file character catch transfers that
-/// took the file for text.
+/// First bytes of every pack. The line ends and the end-of-file character reveal a transfer that
+/// treated the file as text.
 pub(crate) const MAGIC: [u8; 8] = *b"FBAY\r\n\x1a\n";
 
-/// Packs of another major version are not read; a higher minor version adds only what may be
-/// ignored.
+/// Version of the format. Packs of another major version are refused. A higher minor version adds
+/// only what readers may ignore.
 pub(crate) const VERSION: (u16, u16) = (1, 0);
 
-/// Bytes of the header, and what sections and blocks start at multiples of.
+/// Number of bytes of the header. Sections and blocks start at multiples of this.
 pub const PAGE_BYTES: u64 = 4096;
 
-/// Tensors start at multiples of this many bytes inside their block.
+/// Alignment of tensors inside their block, in bytes.
 pub const TENSOR_ALIGNMENT: u64 = 256;
 
-/// Largest chunk of a block that is read whole: one read request.
+/// Largest chunk of a block that is read whole, in bytes: one read request.
 pub const CHUNK_BYTES_MAX: u64 = 128 << 10;
 
-/// Largest chunk that a reader accepts.
+/// Largest chunk that a reader accepts, in bytes.
 pub(crate) const CHUNK_BYTES_LIMIT: u64 = 4 << 20;
 
-/// The only codec so far: the bytes as they are.
+/// Codec of chunks that are stored unchanged, the only one so far.
 pub(crate) const CODEC_RAW: (u16, u16) = (0, 0);
 
 pub(crate) const NO_INDEX: u32 = u32::MAX;
 
-/// XXH3-64 (seed 0) of `bytes`: the checksum of everything in a pack.
+/// Returns XXH3-64 (seed 0) of `bytes`, the checksum of everything in a pack.
 pub fn checksum(bytes: &[u8]) -> u64 {
     twox_hash::XxHash3_64::oneshot(bytes)
 }
 
-/// What a pack was made from.
+/// Kind of model that a pack was made from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Origin {
     Gguf = 1,
@@ -79,7 +79,7 @@ impl fmt::Display for Origin {
     }
 }
 
-/// What a pack holds beside tensors.
+/// Contents of a pack beside its tensors.
 #[derive(Clone, Debug)]
 pub struct Pack {
     /// Major and minor version of the format.
@@ -90,44 +90,44 @@ pub struct Pack {
     pub chunks: Arc<ChunkIndex>,
 }
 
-/// What an embedded document is.
+/// Kind of an embedded document.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DocumentKind {
-    /// A file that lay beside the weights, whole.
+    /// A whole file that lay beside the weights.
     File = 1,
     /// Everything in front of the tensor data of a file that held weights.
     Header = 2,
 }
 
-/// A document inside a pack.
+/// Document inside a pack.
 #[derive(Clone, Debug)]
 pub struct Embedded {
     pub kind: DocumentKind,
-    /// A file name, without a folder.
+    /// File name without a folder.
     pub name: String,
     pub content: Arc<[u8]>,
-    /// For a header: bytes of the file that it was cut off from.
+    /// Size in bytes of the file that a header was cut from.
     pub source_bytes: u64,
 }
 
 impl Embedded {
-    /// Whether this is the whole file called `name`.
+    /// Returns true if this is the whole file called `name`.
     pub fn is_file(&self, name: &str) -> bool {
         self.kind == DocumentKind::File && self.name == name
     }
 }
 
-/// Whether `name` is a file name and cannot lead out of a folder.
+/// Returns true if `name` is a file name that cannot lead out of a folder.
 pub(crate) fn is_plain_name(name: &str) -> bool {
     let mut parts = Path::new(name).components();
     matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None))
         && !name.contains(['/', '\\', '\0'])
 }
 
-/// What a block is for.
+/// Purpose of a block.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum BlockKind {
-    /// The embedding table, of which single rows are read.
+    /// The embedding table, which is read in single rows.
     Embedding = 1,
     /// The matrices of a layer that every token needs.
     Layer = 2,
@@ -135,21 +135,21 @@ pub enum BlockKind {
     Expert = 3,
     /// The output projection, read in ranges of rows.
     Head = 4,
-    /// What is read at the start or not at all: norms, biases, tensors that the decoder does not
-    /// use.
+    /// Tensors that are read at the start or not at all: norms, biases, and those that the decoder
+    /// does not use.
     Other = 5,
 }
 
 impl BlockKind {
-    /// Whether the block is read as a whole, so that its chunks can be as large as read requests.
-    /// Others are read in parts, and have a checksum for every page.
+    /// Returns true if the block is read as a whole, so that its chunks can be as large as read
+    /// requests. Other blocks are read in parts and have a checksum for every page.
     pub(crate) fn is_read_whole(self) -> bool {
         matches!(self, BlockKind::Layer | BlockKind::Expert)
     }
 
     pub(crate) fn from_id(id: u32) -> BlockKind {
         use BlockKind::*;
-        // A newer minor version may know more kinds; their bytes are read all the same.
+        // A newer minor version may know more kinds. Their bytes can be read all the same.
         [Embedding, Layer, Expert, Head]
             .into_iter()
             .find(|kind| *kind as u32 == id)
@@ -157,29 +157,29 @@ impl BlockKind {
     }
 }
 
-/// One block of a pack.
+/// Block of a pack.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Block {
     pub kind: BlockKind,
     pub layer: Option<u32>,
     pub expert: Option<u32>,
-    /// Bytes from the start of the file, a multiple of 4096.
+    /// Offset from the start of the file in bytes, a multiple of 4096.
     pub offset: u64,
-    /// Bytes with the padding at the end, a multiple of 4096.
+    /// Number of bytes with the padding at the end, a multiple of 4096.
     pub bytes: u64,
-    /// Bytes of every chunk but the last, which may be shorter.
+    /// Number of bytes of every chunk but the last, which may be shorter.
     pub chunk_bytes: u32,
-    /// Number of the first chunk in the chunk table.
+    /// Index of the first chunk in the chunk table.
     pub first_chunk: u64,
 }
 
 impl Block {
-    /// The byte after the block.
+    /// Returns the offset of the byte after the block.
     pub fn end(&self) -> u64 {
         self.offset + self.bytes
     }
 
-    /// Number of chunks.
+    /// Returns the number of chunks.
     pub fn chunks(&self) -> u64 {
         self.bytes.div_ceil(u64::from(self.chunk_bytes))
     }

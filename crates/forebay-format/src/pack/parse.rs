@@ -1,4 +1,4 @@
-//! A pack's front, header and sections, into a catalog. Block data is not read.
+//! Parses a pack's front, header and sections, into a catalog. Block data is not read.
 
 use std::fs::File;
 use std::io::{BufReader, Read};
@@ -18,10 +18,10 @@ use crate::{Catalog, FormatError, Source, TensorInfo, gguf};
 const DOCUMENTS_MAX: u64 = 16_384;
 const BLOCKS_MAX: u64 = 1 << 20;
 
-/// Whether the file begins like a pack.
+/// Returns true if the file begins like a pack.
 ///
 /// # Errors
-/// [`FormatError::Io`].
+/// Returns [`FormatError::Io`] if the file cannot be read.
 pub fn is_pack(path: &Path) -> Result<bool, FormatError> {
     let file = File::open(path).map_err(FormatError::io(path))?;
     let mut start = Vec::with_capacity(MAGIC.len());
@@ -29,10 +29,10 @@ pub fn is_pack(path: &Path) -> Result<bool, FormatError> {
     Ok(start == MAGIC)
 }
 
-/// Opens a pack: reads and checks everything in front of the blocks.
+/// Opens a pack. Reads and checks everything in front of the blocks.
 ///
 /// # Errors
-/// See [`Catalog::open`].
+/// Returns an error if the pack cannot be opened, see [`Catalog::open`].
 pub fn open(path: &Path) -> Result<Catalog, FormatError> {
     let file = File::open(path).map_err(FormatError::io(path))?;
     let file_bytes = file.metadata().map_err(FormatError::io(path))?.len();
@@ -42,7 +42,7 @@ pub fn open(path: &Path) -> Result<Catalog, FormatError> {
 /// Parses a whole pack that lies in memory.
 ///
 /// # Errors
-/// As for [`Catalog::open`], with empty paths.
+/// Returns the errors of [`Catalog::open`], with empty paths.
 pub fn parse_pack_bytes(bytes: &[u8]) -> Result<Catalog, FormatError> {
     parse(bytes, Path::new(""), bytes.len() as u64)
 }
@@ -87,7 +87,7 @@ fn catalog(
     Ok(catalog)
 }
 
-/// What the source's own description says, from the embedded documents.
+/// Returns the source's own metadata from the embedded documents.
 fn source(path: &Path, origin: Origin, documents: &[Embedded]) -> Result<Source, FormatError> {
     if origin == Origin::HuggingFace {
         let metadata = read_metadata(&Folder::Pack(path, documents))?;
@@ -104,12 +104,12 @@ fn source(path: &Path, origin: Origin, documents: &[Embedded]) -> Result<Source,
     Ok(Source::Gguf(header.metadata))
 }
 
-/// The first page.
+/// Content of the first page.
 struct Header {
     version: (u16, u16),
     origin: Origin,
     data_offset: u64,
-    /// Documents, tensors, blocks, chunks.
+    /// Sections of documents, tensors, blocks and chunks.
     sections: [SectionExtent; 4],
 }
 
@@ -257,7 +257,7 @@ fn read_blocks<R: Read>(
     }
 }
 
-/// The checksums of all chunks.
+/// Reads the checksums of all chunks.
 fn read_chunks<R: Read>(
     section: &mut Section<'_, R>,
     blocks: &[Block],

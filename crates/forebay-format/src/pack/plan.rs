@@ -1,4 +1,4 @@
-//! Where everything will lie in a new pack. Pure: nothing is read or written here.
+//! Plans the layout of a new pack. The module reads and writes no files.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{Catalog, Extent, FormatError, Source, TensorInfo};
 
-/// A block of a new pack and the tensors that it takes, in order.
+/// Block of a new pack and the tensors that it contains, in order.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PlannedBlock {
     pub kind: BlockKind,
@@ -18,16 +18,17 @@ pub struct PlannedBlock {
     pub pieces: Vec<PlannedPiece>,
 }
 
-/// A tensor, or one entry of its outermost dimension.
+/// Tensor, or one entry of its outermost dimension.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PlannedPiece {
     /// Index into [`Catalog::tensors`] of the source.
     pub tensor: usize,
-    /// The entries of one tensor go to successive blocks, 0 first.
+    /// Index of the entry, or `None` for a whole tensor. The entries of one tensor go to successive
+    /// blocks, starting with 0.
     pub entry: Option<u64>,
 }
 
-/// A new pack, complete but for its data and checksums.
+/// Plan of a new pack, complete except for its data and checksums.
 #[derive(Debug)]
 pub struct PackPlan {
     pub(super) origin: Origin,
@@ -39,11 +40,11 @@ pub struct PackPlan {
 }
 
 impl PackPlan {
-    /// Lays out `blocks` of the tensors of `source`, behind tables and `documents`.
+    /// Lays out `blocks` of the tensors of `source`, after tables and `documents`.
     ///
     /// # Errors
-    /// [`FormatError::WriteTensor`] if the blocks do not take every tensor exactly once, or not as
-    /// the format can express it.
+    /// Returns [`FormatError::WriteTensor`] if the blocks do not contain every tensor exactly once,
+    /// or not as the format can express it.
     pub fn new(
         source: &Catalog,
         blocks: &[PlannedBlock],
@@ -74,37 +75,37 @@ impl PackPlan {
         Ok(plan)
     }
 
-    /// Size of the finished file.
+    /// Returns the size of the finished file in bytes.
     pub fn file_bytes(&self) -> u64 {
         self.file_bytes
     }
 
-    /// Where the blocks begin; everything before is [`Self::front`].
+    /// Returns the offset of the first block. Everything before it is [`Self::front`].
     pub fn data_offset(&self) -> u64 {
         self.blocks.first().map_or(self.file_bytes, |block| block.offset)
     }
 
-    /// In the order of the file, without gaps.
+    /// Returns the blocks in file order, without gaps.
     pub fn blocks(&self) -> &[Block] {
         &self.blocks
     }
 
-    /// The chunks, without their checksums.
+    /// Returns the chunks, with zeros in place of their checksums.
     pub fn chunk_index(&self) -> ChunkIndex {
         let chunks = self.blocks.last().map_or(0, |block| block.first_chunk + block.chunks());
         ChunkIndex::new(self.blocks.clone(), vec![0; chunks as usize])
     }
 
-    /// Where the source's bytes go: offsets in the pack, ascending, and what to copy there. Between
-    /// them are zeros.
+    /// Returns offsets in the pack, ascending, each with the extent of the source to copy there.
+    /// The gaps are zeros.
     pub fn spans(&self) -> &[(u64, Extent)] {
         &self.spans
     }
 
-    /// Header, documents and tables, with the checksums of all chunks in order.
+    /// Returns the header, documents and tables, with the checksums of all chunks in order.
     ///
     /// # Panics
-    /// If there are not as many checksums as chunks.
+    /// Panics if the number of checksums differs from the number of chunks.
     pub fn front(&self, checksums: &[u64]) -> Vec<u8> {
         encode::front(self, checksums)
     }
@@ -112,10 +113,10 @@ impl PackPlan {
 
 struct Builder<'a> {
     source: &'a Catalog,
-    /// Rows by tensor.
+    /// Index of each tensor's row, by the tensor's index.
     row_of: HashMap<usize, usize>,
     plan: &'a mut PackPlan,
-    /// Bytes of all blocks so far.
+    /// Number of bytes of all blocks so far.
     end: u64,
 }
 
@@ -152,7 +153,7 @@ impl Builder<'_> {
         Ok(())
     }
 
-    /// Makes or checks the table's row of a piece.
+    /// Creates the table row of a piece's tensor, or checks the existing one.
     fn row(
         &mut self,
         piece: &PlannedPiece,
@@ -187,7 +188,7 @@ impl Builder<'_> {
         }
     }
 
-    /// Every tensor is there, with all its pieces, in blocks of one size.
+    /// Returns an error unless every tensor is placed with all its pieces, in blocks of one size.
     fn check_complete(&self) -> Result<(), FormatError> {
         let placed: u64 = self.plan.rows.iter().map(|row| u64::from(row.pieces)).sum();
         let missing =
@@ -218,7 +219,8 @@ impl Builder<'_> {
     }
 }
 
-/// Equal chunks of at most one read request; single pages where parts of a block are read.
+/// Returns the chunk size of a block. Blocks that are read whole get equal chunks of at most one
+/// read request. Other blocks get chunks of one page.
 fn chunk_bytes(kind: BlockKind, bytes: u64) -> u32 {
     if !kind.is_read_whole() {
         return PAGE_BYTES as u32;

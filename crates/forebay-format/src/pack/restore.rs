@@ -1,5 +1,4 @@
-//! The way back: what of a source a pack keeps beside tensors, and how its files are put together
-//! again.
+//! Keeps the parts of a source that are not tensors, and puts the source's files together again.
 
 use std::fs::File;
 use std::io::Read;
@@ -11,8 +10,8 @@ use crate::gguf::writer::GgufWriter;
 use crate::huggingface::safetensors;
 use crate::{Catalog, Extent, FileIndex, FormatError, Source, TensorInfo, gguf};
 
-/// Files of a Hugging Face folder that a pack keeps where they exist: what describes the model, its
-/// tokenizer and templates, and the terms under which it may be used.
+/// Files of a Hugging Face folder that a pack keeps if they exist. They describe the model, its
+/// tokenizer and templates, and the terms of its licence.
 pub(crate) const FILES: [&str; 23] = [
     "LICENSE",
     "LICENSE.md",
@@ -39,29 +38,30 @@ pub(crate) const FILES: [&str; 23] = [
     "vocab.txt",
 ];
 
-/// Largest file that is kept.
+/// Largest file that is kept, in bytes.
 const FILE_BYTES_MAX: u64 = 256 << 20;
 
-/// Bytes that a restored file may have for each tensor beyond header and tensors: padding.
+/// Largest padding that a restored file may have for its header and for each tensor, in bytes.
 const PADDING_BYTES_MAX: u64 = 1 << 20;
 
-/// A file of the source as it will be written.
+/// File of the source as it will be written.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RestoredFile {
-    /// The name that it had; for GGUF a fixed one.
+    /// Name of the original file. GGUF files get a fixed name instead.
     pub name: String,
     pub bytes: u64,
-    /// The first bytes.
+    /// First bytes of the file, up to its tensor data.
     pub header: Vec<u8>,
-    /// Offsets in the file, ascending, and what to copy there from the pack. Between them are
+    /// Offsets in the file, ascending, each with the extent of the pack to copy there. The gaps are
     /// zeros.
     pub spans: Vec<(u64, Extent)>,
 }
 
-/// What a pack of `source` will keep of it beside tensors.
+/// Returns the documents of `source` that a pack keeps beside the tensors.
 ///
 /// # Errors
-/// [`FormatError::Io`]; errors of headers that changed since the catalog was opened.
+/// Returns [`FormatError::Io`] if a file cannot be read, and [`FormatError::LimitExceeded`] if a
+/// file is too large. Returns other errors if headers changed since the catalog was opened.
 pub fn source_documents(source: &Catalog) -> Result<Vec<Embedded>, FormatError> {
     let mut documents = Vec::new();
     let hugging_face = matches!(source.source, Source::HuggingFace(_));
@@ -92,7 +92,7 @@ pub fn source_documents(source: &Catalog) -> Result<Vec<Embedded>, FormatError> 
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             (header.data_offset, bytes, name)
         } else {
-            // The file's own name stays out: the same bytes make the same pack.
+            // The file's own name is not stored, so that the same bytes make the same pack.
             let (header, bytes) = gguf::parse::parse_file(path, index)?;
             let name = match count {
                 1 => "model.gguf".to_owned(),
@@ -113,10 +113,10 @@ fn read_start(path: &Path, bytes: u64) -> Result<Arc<[u8]>, FormatError> {
     Ok(content.into())
 }
 
-/// The GGUF file that a pack was made from; a split set becomes one file.
+/// Returns the GGUF file that a pack was made from. A split set becomes one file.
 ///
 /// # Errors
-/// [`FormatError::Restore`] for packs of other sources, or that lack a tensor.
+/// Returns [`FormatError::Restore`] if the pack was made from another source or lacks a tensor.
 pub fn restore_gguf(catalog: &Catalog) -> Result<RestoredFile, FormatError> {
     let (Some(pack), Source::Gguf(metadata)) = (&catalog.pack, &catalog.source) else {
         return Err(refuse(
@@ -152,10 +152,11 @@ pub fn restore_gguf(catalog: &Catalog) -> Result<RestoredFile, FormatError> {
     restored(catalog, &one, header, &tensors)
 }
 
-/// The files beside the weights of the folder that a pack was made from, and its weight files.
+/// Returns the files beside the weights of the folder that a pack was made from, and its weight
+/// files.
 ///
 /// # Errors
-/// [`FormatError::Restore`] for packs of other sources, or that lack a tensor.
+/// Returns [`FormatError::Restore`] if the pack was made from another source or lacks a tensor.
 pub fn restore_hugging_face(
     catalog: &Catalog,
 ) -> Result<(Vec<Embedded>, Vec<RestoredFile>), FormatError> {
@@ -181,7 +182,7 @@ fn headers(pack: &Pack) -> Vec<&Embedded> {
     pack.documents.iter().filter(|document| document.kind == DocumentKind::Header).collect()
 }
 
-/// A file with these tensors at the places that its header gives them.
+/// Returns a file with these tensors at the offsets that its header gives them.
 fn restored(
     catalog: &Catalog,
     document: &Embedded,

@@ -1,4 +1,4 @@
-//! One section of a pack's front, read in order while its checksum is made.
+//! Reader of one section of a pack's front, which also computes the section's checksum.
 
 use std::hash::Hasher as _;
 use std::io::Read;
@@ -9,34 +9,34 @@ use twox_hash::XxHash3_64;
 use super::PAGE_BYTES;
 use crate::FormatError;
 
-/// What the header says about a section.
+/// Header entry of a section.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SectionExtent {
-    /// Bytes from the start of the file.
+    /// Offset from the start of the file, in bytes.
     pub offset: u64,
-    /// Bytes without the padding up to the next page.
+    /// Number of bytes without the padding up to the next page.
     pub bytes: u64,
-    /// Entries.
+    /// Number of entries.
     pub count: u64,
     /// XXH3-64 of the section and its padding.
     pub checksum: u64,
 }
 
 impl SectionExtent {
-    /// The byte after the padding; `None` where that does not fit.
+    /// Returns the offset of the byte after the padding, or `None` if it overflows.
     pub fn end(&self) -> Option<u64> {
         self.offset.checked_add(self.bytes)?.checked_next_multiple_of(PAGE_BYTES)
     }
 }
 
-/// Reads a section front to back.
+/// Reader of one section from front to back.
 pub struct Section<'a, R> {
     reader: &'a mut R,
     path: &'a Path,
     name: &'static str,
     place: SectionExtent,
     hasher: XxHash3_64,
-    /// Bytes left, without padding.
+    /// Number of bytes left, without padding.
     left: u64,
 }
 
@@ -59,12 +59,12 @@ impl<'a, R: Read> Section<'a, R> {
         self.place.count
     }
 
-    /// Bytes left, without padding.
+    /// Returns the number of bytes left, without padding.
     pub fn left(&self) -> u64 {
         self.left
     }
 
-    /// An error about the next byte.
+    /// Returns an error about the next byte.
     pub fn damaged(&self, what: impl Into<String>) -> FormatError {
         FormatError::PackDamaged {
             path: self.path.to_owned(),
@@ -93,7 +93,7 @@ impl<'a, R: Read> Section<'a, R> {
         self.array().map(u64::from_le_bytes)
     }
 
-    /// `count` bytes; memory is reserved only for what the section still has.
+    /// Reads `count` bytes. Memory is reserved only if the section still has that many.
     pub fn bytes(&mut self, count: u64) -> Result<Vec<u8>, FormatError> {
         if count > self.left {
             return Err(self.damaged(format!("{count} bytes are claimed, {} are left", self.left)));
@@ -108,8 +108,8 @@ impl<'a, R: Read> Section<'a, R> {
         String::from_utf8(bytes).map_err(|_| self.damaged("a name is not valid UTF-8"))
     }
 
-    /// Reads what is left and compares the checksum. A wrong checksum is the better answer than
-    /// whatever `outcome` found wrong in damaged bytes.
+    /// Reads the rest of the section and compares the checksum. A wrong checksum replaces the error
+    /// in `outcome`, because damaged bytes explain it better.
     pub fn finish<T>(mut self, outcome: Result<T, FormatError>) -> Result<T, FormatError> {
         let unread = self.left;
         let end = self.place.end().unwrap_or(u64::MAX);

@@ -1,4 +1,5 @@
-//! The tensor table of a pack: where every tensor lies, and that no two share a byte.
+//! Reads the tensor table of a pack, and checks that every tensor lies in its block and no two
+//! overlap.
 
 use std::io::Read;
 use std::path::Path;
@@ -13,21 +14,22 @@ const TENSORS_MAX: u64 = 1 << 18;
 const NAME_BYTES_MAX: u32 = 4096;
 const DIMENSIONS_MAX: u8 = 8;
 
-/// A row of the table.
+/// Row of the table.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TensorRow {
     pub name: String,
     pub ty: TensorType,
     pub shape: Vec<u64>,
-    /// The block that holds the first piece.
+    /// Index of the block that holds the first piece.
     pub block: u32,
-    /// 1, or one for each entry of the outermost dimension, in as many successive blocks.
+    /// Number of pieces: 1, or one for each entry of the outermost dimension. The pieces lie in
+    /// successive blocks.
     pub pieces: u32,
-    /// Bytes from the start of the block to the piece; the same in all of them.
+    /// Offset of the piece from the start of its block, in bytes. It is the same for all pieces.
     pub offset: u64,
 }
 
-/// Reads the table; places are checked later, when the blocks are known.
+/// Reads the table. `place` checks the offsets later, when the blocks are known.
 pub fn read_rows<R: Read>(section: &mut Section<'_, R>) -> Result<Vec<TensorRow>, FormatError> {
     if section.count() > TENSORS_MAX {
         return Err(section.damaged(format!("{} tensors are too many", section.count())));
@@ -60,7 +62,7 @@ pub fn read_rows<R: Read>(section: &mut Section<'_, R>) -> Result<Vec<TensorRow>
     Ok(rows)
 }
 
-/// A row's piece in its first block.
+/// Row whose position in its first block is checked.
 struct Placed {
     row: TensorRow,
     piece_bytes: u64,
@@ -84,7 +86,7 @@ pub fn place(
         if !regular || !bytes.is_multiple_of(pieces) {
             return Err(damaged("has an impossible number of pieces"));
         }
-        // A row of blocks, all of one size, each with room for its piece.
+        // The row's blocks must all have one size, and each must have room for its piece.
         let first = row.block as usize;
         let of_row = first.checked_add(row.pieces as usize).and_then(|end| blocks.get(first..end));
         let of_row = of_row.ok_or_else(|| damaged("names blocks that do not exist"))?;
@@ -118,8 +120,9 @@ fn damaged(path: &Path, row: &TensorRow, blocks: &[Block], what: &str) -> Format
     }
 }
 
-/// No two tensors share a byte. Goes through the blocks in order with the tensors that have a piece
-/// there; every piece is looked at once, and has a byte of its own in the file.
+/// Returns an error if two tensors share a byte. Visits the blocks in order, together with the
+/// tensors that have a piece there. The work is bounded by the number of pieces, and each piece has
+/// bytes of its own in the file.
 fn check_distinct(path: &Path, placed: &[Placed], blocks: &[Block]) -> Result<(), FormatError> {
     let mut here: Vec<&Placed> = Vec::new();
     let mut coming = placed.iter().peekable();

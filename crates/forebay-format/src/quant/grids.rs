@@ -1,8 +1,8 @@
-//! Codebooks of the IQ types: the points of the lattices that their indices choose from.
+//! Codebooks of the IQ types: the lattice points that their indices select.
 //!
-//! They are constants of the format (ggml, `ggml-common.h`), stored here as packed codes: element
-//! `j` of a point is code `j` counted from the low bits. What a code stands for is said by the
-//! `*_LEVELS` of the type; unused codes do not occur.
+//! They are constants of the format (ggml, `ggml-common.h`), stored here as packed codes. Element
+//! `j` of a point is code `j`, counted from the low bits. The `*_LEVELS` table of the type gives
+//! the value of each code, and unused codes do not occur.
 
 /// Magnitudes that the codes of the IQ2 grids stand for.
 pub(super) const IQ2_LEVELS: [f32; 4] = [8.0, 25.0, 43.0, 0.0];

@@ -1,8 +1,8 @@
-//! Less than two bits through a codebook of -1, 0 and 1: IQ1_S, IQ1_M.
+//! Less than two bits per element through a codebook of -1, 0 and 1: IQ1_S, IQ1_M.
 //!
-//! A run of 8 elements is a point of a grid with 2048 points, shifted as a whole by `delta`, which
-//! is 1/8 or -1/8: value = `scale * (point + delta)` with `scale = d * (2 * sc + 1)`, `sc` of 3
-//! bits.
+//! A run of 8 elements is a point of a grid with 2048 points. The whole run is shifted by `delta`,
+//! which is 1/8 or -1/8. The value is `scale * (point + delta)` with `scale = d * (2 * sc + 1)`,
+//! where `sc` has 3 bits.
 //!
 //! | type | bytes, in order |
 //! |---|---|

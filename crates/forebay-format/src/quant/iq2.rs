@@ -1,9 +1,9 @@
-//! Two bits through codebooks: IQ2_XXS, IQ2_XS, IQ2_S.
+//! Two bits per element through codebooks: IQ2_XXS, IQ2_XS, IQ2_S.
 //!
-//! Blocks of 256 are cut into 8 groups of 32, a group into 4 runs of 8 elements. A run is a point
-//! of the type's grid with 8 signs; bit `j` of a sign byte negates element `j`. Where only 7 sign
-//! bits are stored, the eighth makes the number of set bits even. `d` is f16; a scale `sc` of 4
-//! bits means `d * (0.5 + sc) / 4`.
+//! A block of 256 elements is cut into 8 groups of 32, and a group into 4 runs of 8. A run is a
+//! point of the type's grid with 8 signs. Bit `j` of a sign byte negates element `j`. Where only 7
+//! sign bits are stored, the eighth makes the number of set bits even. `d` is f16. A scale `sc` of
+//! 4 bits means `d * (0.5 + sc) / 4`.
 //!
 //! | type | bytes, in order |
 //! |---|---|
@@ -14,13 +14,13 @@
 use super::grids::{IQ2_LEVELS, IQ2_S, IQ2_XS, IQ2_XXS};
 use super::{half, u16_at, u32_at};
 
-/// Seven stored signs and the eighth that their parity implies.
+/// Returns the seven stored signs and the eighth that their parity implies.
 pub(super) fn signs_of(stored: u32) -> u8 {
     let stored = (stored & 127) as u8;
     stored | ((stored.count_ones() as u8) & 1) << 7
 }
 
-/// `magnitude`, negated if bit `j` of `signs` is set.
+/// Returns `magnitude`, negated if bit `j` of `signs` is set.
 pub(super) fn signed(magnitude: f32, signs: u8, j: usize) -> f32 {
     if signs >> j & 1 == 1 { -magnitude } else { magnitude }
 }
@@ -29,7 +29,7 @@ fn scale_of(d: f32, sc: u8) -> f32 {
     d * (0.5 + f32::from(sc)) * 0.25
 }
 
-/// The scale of run `run` (0 to 3) of a group that keeps two scales in one byte.
+/// Returns the scale of run `run` (0 to 3) of a group that stores two scales in one byte.
 fn run_scale(d: f32, scales: u8, run: usize) -> f32 {
     scale_of(d, scales >> (run / 2 * 4) & 15)
 }

@@ -1,7 +1,7 @@
-//! Three bits through codebooks: IQ3_XXS, IQ3_S.
+//! Three bits per element through codebooks: IQ3_XXS, IQ3_S.
 //!
-//! As in IQ2, but a grid point has 4 elements, so that a run of 8 elements takes two points.
-//! `d` is f16.
+//! The layout follows IQ2, but a grid point has 4 elements, so a run of 8 elements takes two
+//! points. `d` is f16.
 //!
 //! | type | bytes, in order | scale |
 //! |---|---|---|

@@ -1,14 +1,15 @@
-//! Four bits through a table of 16 unevenly spaced levels: IQ4_NL, IQ4_XS.
+//! Four bits per element through a table of 16 unevenly spaced levels: IQ4_NL, IQ4_XS.
 //!
-//! Per 32 elements 16 bytes of nibbles: byte `i` holds element `i` (low) and `i + 16` (high).
+//! Every 32 elements take 16 bytes of nibbles: byte `i` holds element `i` (low) and `i + 16`
+//! (high).
 //!
 //! | type | elements | bytes, in order | value |
 //! |---|---|---|---|
 //! | IQ4_NL | 32 | `d` f16, 16 nibble bytes | `d * LEVELS[q]` |
 //! | IQ4_XS | 256 | `d` f16, `high` u16, `low` 4, 128 nibble bytes | `d * (sc - 32) * LEVELS[q]` |
 //!
-//! Scale `sc` of group `g` of 32: its low four bits are a nibble of `low` (even groups the low
-//! one), its high two are bits `2*g` of `high`.
+//! The low four bits of the scale `sc` of group `g` (32 elements) are a nibble of `low`, the low
+//! one for even groups. Its high two bits are bits `2*g` and `2*g + 1` of `high`.
 
 use super::{half, u16_at};
 

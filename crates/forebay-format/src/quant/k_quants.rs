@@ -12,14 +12,20 @@
 //! | Q6_K | `ql` 128, `qh` 64, `scales` 16 (i8), `d` | `d*sc * (q - 32)` |
 //!
 //! Two bits per element (`qs` of Q2_K and Q3_K, `qh` of Q6_K): element `128*n + 32*j + l` is in
-//! byte `32*n + l`, bits `2*j`. `hmask` of Q3_K and `qh` of Q5_K: element `32*j + l` is bit `j` of
-//! byte `l`, worth 4 and 16. Four bits of Q4_K and Q5_K: sub-blocks `2*p` and `2*p + 1` are the low
-//! and high nibbles of bytes `32*p ..`; of Q6_K: of 128 elements the first 64 are the low, the
-//! other 64 the high nibbles of 64 bytes. Scales of 6 bits: see `scale_q3` and `scale_and_minimum`.
+//! byte `32*n + l`, bits `2*j` and `2*j + 1`.
+//!
+//! One bit per element (`hmask` of Q3_K, `qh` of Q5_K): element `32*j + l` is bit `j` of byte `l`.
+//! The bit is worth 4 in Q3_K and 16 in Q5_K.
+//!
+//! Four bits per element of Q4_K and Q5_K: sub-blocks `2*p` and `2*p + 1` are the low and high
+//! nibbles of the 32 bytes from `32*p`. In Q6_K, 128 elements share 64 bytes: the first 64 elements
+//! are the low nibbles, the other 64 the high nibbles.
+//!
+//! Scales of 6 bits are described at `scale_q3` and `scale_and_minimum`.
 
 use super::half;
 
-/// The pairs of bits of sub-block `s` (16 elements) in 64 bytes.
+/// Returns the two-bit fields of sub-block `s` (16 elements) from `bytes`.
 fn pairs(bytes: &[u8], s: usize) -> impl Iterator<Item = u8> {
     let (n, shift, first) = (s / 8, s / 2 % 4 * 2, s % 2 * 16);
     bytes[32 * n + first..][..16].iter().map(move |byte| byte >> shift & 3)
@@ -37,8 +43,9 @@ pub(super) fn q2_k(block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Scale `s` of 16 in the 12 bytes of Q3_K: the first 8 bytes hold the low four bits (scales 0-7
-/// in the low nibbles), the last 4 the high two (scale `s` in byte `s % 4`).
+/// Returns scale `s` of the 16 that Q3_K stores in 12 bytes. The first 8 bytes hold the low four
+/// bits, scales 0-7 in the low nibbles. The last 4 bytes hold the high two bits, those of scale `s`
+/// in byte `s % 4`.
 fn scale_q3(scales: &[u8], s: usize) -> u8 {
     let low = scales[s % 8] >> (s / 8 * 4) & 15;
     let high = scales[8 + s % 4] >> (s / 4 * 2) & 3;
@@ -57,9 +64,9 @@ pub(super) fn q3_k(block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Scale and minimum `s` of 8 in the 12 bytes of Q4_K and Q5_K. The first four are the low six
-/// bits of bytes `s` and `s + 4`; of the others the low four bits share byte `s + 4`, the high two
-/// are on top of bytes `s - 4` and `s`.
+/// Returns scale and minimum `s` of the 8 that Q4_K and Q5_K store in 12 bytes. The first four are
+/// the low six bits of bytes `s` and `s + 4`. The low four bits of the others share byte `s + 4`,
+/// and their high two bits are on top of bytes `s - 4` and `s`.
 fn scale_and_minimum(scales: &[u8], s: usize) -> (f32, f32) {
     let (scale, minimum) = if s < 4 {
         (scales[s] & 63, scales[s + 4] & 63)
@@ -70,7 +77,7 @@ fn scale_and_minimum(scales: &[u8], s: usize) -> (f32, f32) {
     (f32::from(scale), f32::from(minimum))
 }
 
-/// The nibbles of sub-block `s` (32 elements) in 128 bytes.
+/// Returns the nibbles of sub-block `s` (32 elements) from 128 bytes.
 fn nibbles(qs: &[u8], s: usize) -> impl Iterator<Item = u8> {
     let shift = s % 2 * 4;
     qs[s / 2 * 32..][..32].iter().map(move |byte| byte >> shift & 15)

@@ -1,8 +1,8 @@
 //! Blocks of 32 with one scale: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0.
 //!
-//! `d` is the scale, `m` the smallest value. Nibbles: byte `i` holds element `i` in its low half
-//! and element `i + 16` in its high half. `qh` is a little-endian u32 whose bit `i` is the fifth
-//! bit of element `i`.
+//! `d` is the scale and `m` the smallest value. Byte `i` of the nibbles holds element `i` in its
+//! low half and element `i + 16` in its high half. `qh` is a little-endian u32 whose bit `i` is the
+//! fifth bit of element `i`.
 //!
 //! | type | bytes | value |
 //! |---|---|---|
@@ -14,7 +14,7 @@
 
 use super::{half, u32_at};
 
-/// Calls `value` with the 4 low bits of each of the 32 elements, and the element's number.
+/// Sets each of the 32 elements to `value` of its 4 low bits and its number.
 fn nibbles(qs: &[u8], out: &mut [f32], value: impl Fn(u8, usize) -> f32) {
     for (i, byte) in qs.iter().enumerate() {
         out[i] = value(byte & 15, i);
@@ -22,7 +22,7 @@ fn nibbles(qs: &[u8], out: &mut [f32], value: impl Fn(u8, usize) -> f32) {
     }
 }
 
-/// The fifth bit of element `i`, in its place above the nibble.
+/// Returns the fifth bit of element `i`, shifted above the nibble.
 fn fifth(qh: u32, i: usize) -> u8 {
     ((qh >> i & 1) << 4) as u8
 }

@@ -1,4 +1,5 @@
-//! One and two bits with one scale: Q1_0, Q2_0. `d` is f16, elements start at the low bits.
+//! One and two bits per element with one scale: Q1_0, Q2_0. `d` is f16. Elements start at the low
+//! bits.
 //!
 //! | type | elements | bytes, in order | value |
 //! |---|---|---|---|

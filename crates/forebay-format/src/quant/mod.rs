@@ -1,7 +1,8 @@
-//! Exact values of quantised blocks: the reference that every faster kernel is held against.
+//! Exact values of quantised blocks: the reference for every faster kernel.
 //!
 //! One file per family describes the layout of its blocks and decodes one block at a time. All
-//! scales of 16 bits are little-endian IEEE halves. Results equal ggml's `to_float` bit for bit.
+//! 16-bit scales are little-endian IEEE half-precision floats. Results equal ggml's `to_float` bit
+//! for bit.
 
 pub mod fp4;
 mod grids;
@@ -23,9 +24,9 @@ type DecodeBlock = fn(&[u8], &mut [f32]);
 /// Decodes `data`, whole blocks of type `ty`, into `out`.
 ///
 /// # Errors
-/// [`FormatError::NotDequantizable`] for integers, bools and bare exponents, which are not weights;
-/// [`FormatError::DequantizeLength`] if `data` is not
-/// exactly as many blocks as `out` has room for.
+/// Returns [`FormatError::NotDequantizable`] for integers, bools and bare exponents, which are not
+/// weights. Returns [`FormatError::DequantizeLength`] if `data` does not hold exactly as many
+/// elements as `out`.
 pub fn dequantize(ty: TensorType, data: &[u8], out: &mut [f32]) -> Result<(), FormatError> {
     let decode = decoder(ty).ok_or(FormatError::NotDequantizable { ty })?;
     if ty.row_bytes(out.len() as u64) != Some(data.len() as u64) {
@@ -39,7 +40,7 @@ pub fn dequantize(ty: TensorType, data: &[u8], out: &mut [f32]) -> Result<(), Fo
     Ok(())
 }
 
-/// Whether [`dequantize`] knows the type.
+/// Returns true if [`dequantize`] supports the type.
 pub fn can_dequantize(ty: TensorType) -> bool {
     decoder(ty).is_some()
 }
@@ -90,7 +91,7 @@ fn decoder(ty: TensorType) -> Option<DecodeBlock> {
     })
 }
 
-/// The f16 at byte `at` of a block, as f32.
+/// Returns the f16 at byte `at` of a block as an f32.
 fn half(block: &[u8], at: usize) -> f32 {
     half::f16::from_bits(u16_at(block, at)).to_f32()
 }

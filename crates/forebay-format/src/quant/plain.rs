@@ -1,4 +1,4 @@
-//! Elements that stand alone: little-endian floats.
+//! Plain floating-point elements, little-endian, one per block.
 
 use half::bf16;
 
@@ -16,14 +16,14 @@ pub(super) fn bf16(block: &[u8], out: &mut [f32]) {
     out[0] = bf16::from_bits(u16_at(block, 0)).to_f32();
 }
 
-/// Rounded to the nearest f32.
+/// Rounds the value to the nearest f32.
 pub(super) fn f64(block: &[u8], out: &mut [f32]) {
     let bits = u64::from(u32_at(block, 0)) | u64::from(u32_at(block, 4)) << 32;
     out[0] = f64::from_bits(bits) as f32;
 }
 
-/// E4M3 with bias 7, no infinities, not a number where all bits below the sign are set
-/// (arXiv 2209.05433, section 3).
+/// Decodes E4M3 with bias 7. There are no infinities, and the code with all bits below the sign set
+/// is NaN (arXiv 2209.05433, section 3).
 pub(super) fn f8_e4m3(block: &[u8], out: &mut [f32]) {
     let (exponent, mantissa) = (i32::from(block[0] >> 3 & 15), f32::from(block[0] & 7));
     let magnitude = match (block[0] & 0x7f, exponent) {
@@ -34,7 +34,7 @@ pub(super) fn f8_e4m3(block: &[u8], out: &mut [f32]) {
     out[0] = if block[0] >> 7 == 1 { -magnitude } else { magnitude };
 }
 
-/// E5M2: the upper byte of an f16.
+/// Decodes E5M2, which is the upper byte of an f16.
 pub(super) fn f8_e5m2(block: &[u8], out: &mut [f32]) {
     out[0] = half(&[0, block[0]], 0);
 }
@@ -51,7 +51,7 @@ mod tests {
 
     #[test]
     fn f8_values() {
-        // Largest, smallest subnormal, one, and minus one and a half.
+        // The codes are the largest value, the smallest subnormal, one, and minus one and a half.
         assert_eq!(decode(f8_e4m3, 0x7e), 448.0);
         assert_eq!(decode(f8_e4m3, 0x01), 0.001_953_125);
         assert_eq!(decode(f8_e4m3, 0x38), 1.0);

@@ -1,12 +1,14 @@
-//! Elements that are -1, 0 or 1 times one scale: TQ1_0, TQ2_0. Blocks of 256; value = `d * (q - 1)`.
+//! Elements that are -1, 0 or 1 times one scale: TQ1_0, TQ2_0. Blocks have 256 elements, and the
+//! value is `d * (q - 1)`.
 //!
-//! TQ2_0: 64 bytes, then `d` f16. Of each 32 bytes, element `32*k + l` is the pair of bits `k` of
-//! byte `l`.
+//! TQ2_0 stores 64 bytes, then `d` as f16. In each group of 32 bytes, element `32*k + l` is bit
+//! pair `k` of byte `l`.
 //!
-//! TQ1_0: 48 bytes of 5 elements, 4 bytes of 4 elements, then `d` f16. A byte holds digits in base
-//! 3 as a fraction of 256: multiply by `3^k` modulo 256, then the digit is three times that,
-//! shifted right by 8. Digit `k` of byte `l` is element `32*k + l` in the first 32 bytes; then the
-//! same with 16 bytes (from element 160), then with 4 (from element 240).
+//! TQ1_0 stores 48 bytes of 5 elements, 4 bytes of 4 elements, then `d` as f16. A byte holds base-3
+//! digits as a fraction of 256. To get digit `k`, multiply the byte by `3^k` modulo 256, multiply
+//! that by three, and shift right by 8. In the first 32 bytes, digit `k` of byte `l` is element
+//! `32*k + l`. The next 16 bytes (from element 160) and the last 4 (from element 240) follow the
+//! same pattern.
 
 use super::half;
 
@@ -30,7 +32,7 @@ pub(super) fn tq1_0(block: &[u8], out: &mut [f32]) {
     digits(&block[48..52], d, third);
 }
 
-/// All first digits of `bytes`, then all second ones, and so on until `out` is full.
+/// Decodes all first digits of `bytes`, then all second ones, and so on until `out` is full.
 fn digits(bytes: &[u8], d: f32, out: &mut [f32]) {
     let mut power = 1u8;
     for out in out.chunks_exact_mut(bytes.len()) {

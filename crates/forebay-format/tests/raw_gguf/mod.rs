@@ -1,10 +1,10 @@
-//! GGUF files written byte by byte, so that they can be wrong in any way.
+//! GGUF files written byte by byte, so that tests can make them invalid in any way.
 
-/// A tensor as the table states it, true or not.
+/// Entry of the tensor table, which may be false.
 #[derive(Clone)]
 pub struct RawTensor {
     pub name: Vec<u8>,
-    /// In the file's order: the contiguous dimension first.
+    /// Dimensions in the file's order: the contiguous dimension first.
     pub dimensions: Vec<u64>,
     pub ty: u32,
     pub offset: u64,
@@ -16,14 +16,14 @@ impl RawTensor {
     }
 }
 
-/// A file in pieces. `tensor_count` and `key_count` are true unless they are set.
+/// Parts of a GGUF file. `tensor_count` and `key_count` replace the true counts if they are set.
 #[derive(Clone)]
 pub struct RawGguf {
     pub magic: [u8; 4],
     pub version: u32,
     pub tensor_count: Option<u64>,
     pub key_count: Option<u64>,
-    /// Key, and type with value as they are in the file.
+    /// Keys, each with its type and value as they are encoded in the file.
     pub keys: Vec<(Vec<u8>, Vec<u8>)>,
     pub tensors: Vec<RawTensor>,
     pub alignment: usize,
@@ -44,7 +44,7 @@ impl RawGguf {
         }
     }
 
-    /// A valid file with a key of every kind and two tensors.
+    /// Returns a valid file with keys of several kinds and two tensors.
     pub fn small() -> Self {
         let mut file = Self::empty();
         file.key("general.architecture", 8, &string(b"llama"));
@@ -90,12 +90,12 @@ impl RawGguf {
     }
 }
 
-/// A string with its length in front.
+/// Encodes a string with its length in front.
 pub fn string(bytes: &[u8]) -> Vec<u8> {
     [&(bytes.len() as u64).to_le_bytes(), bytes].concat()
 }
 
-/// An array with the type and number of its elements in front.
+/// Encodes an array with the type and number of its elements in front.
 pub fn array(ty: u32, count: u64, elements: &[u8]) -> Vec<u8> {
     [&ty.to_le_bytes()[..], &count.to_le_bytes(), elements].concat()
 }

@@ -1,4 +1,4 @@
-// Half floats: bits, and conversions that round to the nearest, ties to even.
+// Half floats: their bits, and conversions that round to nearest, ties to even.
 #pragma once
 
 #include "device.h"
@@ -22,10 +22,10 @@ inline float half_to_float(uint16_t bits) {
 
 inline uint16_t float_to_half(float x) {
     const uint32_t bits = __float_as_uint(x), sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
-    if (magnitude > 0x7f800000) return 0x7fff;  // as the GPU's conversion, whatever NaN it was
+    if (magnitude > 0x7f800000) return 0x7fff;  // like the GPU's conversion, for every NaN
     if (magnitude >= 0x477ff000) return (uint16_t)(sign | 0x7c00);
     if (magnitude < 0x38800000) {
-        // Adding 0.5 leaves the bits above 2^-24 at the end, rounded.
+        // After adding 0.5, the low bits of the sum are the value in units of 2^-24, rounded.
         const uint32_t sum = __float_as_uint(__uint_as_float(magnitude) + 0.5f);
         return (uint16_t)(sign | (sum - 0x3f000000));
     }
@@ -38,7 +38,8 @@ inline uint16_t float_to_bfloat(float x) {
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-// Rounds once: to odd in f32, whose bits are enough to decide the rest.
+// Converts with a single rounding. The intermediate f32 is rounded to odd, which keeps enough information for the
+// second step.
 inline uint16_t double_to_half(double x) {
     float f = (float)x;
     if ((double)f != x && f - f == 0.0f) {
@@ -66,7 +67,7 @@ inline __half2 __float2half2_rn(float x) { return __half2half2(__float2half_rn(x
 inline __half2 __floats2half2_rn(float x, float y) { return {__float2half_rn(x), __float2half_rn(y)}; }
 inline float2 __half22float2(__half2 x) { return {__half2float(x.x), __half2float(x.y)}; }
 inline __half2 __hmul2(__half2 a, __half2 b) {
-    // A product of halves fits a float.
+    // The product of two halves is exact in f32.
     return __floats2half2_rn(__half2float(a.x) * __half2float(b.x), __half2float(a.y) * __half2float(b.y));
 }
 inline __half2 __hsub2(__half2 a, __half2 b) {

@@ -1,4 +1,5 @@
-// CUDA C++ as far as forebay's kernels use it, for the host's compiler. It comes before every kernel's source.
+// The subset of CUDA C++ that forebay's kernels use, for the host's compiler. It is included before every kernel's
+// source.
 #pragma once
 
 #include <limits.h>
@@ -13,7 +14,7 @@
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
-// One block runs at a time: what belongs to a block may belong to the module.
+// Only one block runs at a time, so memory of a block can be static memory of the module.
 #define __shared__ static
 #define __builtin_assume(x) ((void)0)
 
@@ -72,7 +73,7 @@ inline int __float2int_rn(float x) {
     return x < -0x1p31f ? INT_MIN : (int)lrintf(x);
 }
 
-// Rounded one by one: the empty statement keeps the compiler from joining them.
+// Rounds each operation: the empty statement keeps the compiler from fusing two of them.
 inline float emulated_rounded(float x) {
     __asm__("" : "+m"(x));
     return x;
@@ -118,7 +119,7 @@ inline uint4 __ldcv(const uint4 *p) { return *p; }
 inline bool __isGlobal(const void *) { return true; }
 inline size_t __cvta_generic_to_shared(const void *p) { return (size_t)p; }
 
-// Threads take turns at places where they wait only: whole operations on memory are never cut.
+// Threads switch only where they wait, so whole memory operations are never interrupted.
 template <class T> inline T atomicAdd(T *p, T x) {
     const T old = *p;
     *p = old + x;

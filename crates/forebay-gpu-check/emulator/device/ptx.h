@@ -1,12 +1,12 @@
-// The kernels' inline PTX, a function for each statement; `translate.cpp` says which text is which. Operands come in
-// their order, outputs first.
+// The kernels' inline PTX, with one function for each statement. `translate.cpp` maps statements to functions. Operands
+// are in the order of the statement, outputs first.
 #pragma once
 
 #include <time.h>
 
 #include "cuda_fp16.h"
 
-// The module's memory; shared addresses have 32 bits, of which this knows the others.
+// The module's shared memory. Shared addresses have only 32 bits; the upper bits are those of this array.
 extern "C" __attribute__((visibility("default"))) char emulated_shared_memory[];
 
 namespace ptx {
@@ -26,7 +26,7 @@ inline void ex2_approx_ftz(float &y, float x) {
     y = exp2f(x);
     if (y < 0x1p-126f) y = 0.0f;
 }
-// As __byte_perm, but a selector's top bit asks for copies of the byte's sign.
+// Does what __byte_perm does. In addition, a selector nibble with its top bit set replicates the byte's sign.
 inline void prmt(uint32_t &out, uint32_t a, uint32_t b, uint32_t selector) {
     out = __byte_perm(a, b, selector);
     for (int i = 0; i < 4; i++)
@@ -44,7 +44,7 @@ inline void ld_v2(uint32_t &x, uint32_t &y, const uint2 *from) {
     const uint2 all = *from;
     x = all.x, y = all.y;
 }
-// Words that the host writes and reads meanwhile: a thread that polls lets the host run.
+// Reads a word that the host writes at the same time. A thread that polls lets the host run.
 inline void ld_acquire_sys(uint32_t &x, const uint32_t *from) {
     emulated::device->let_host();
     x = __atomic_load_n(from, __ATOMIC_ACQUIRE);
@@ -83,7 +83,7 @@ inline void load_matrices(uint32_t *out[4], uint32_t address, bool transposed) {
         *out[i] = transposed ? at(column, row) | (uint32_t)at(column + 1, row) << 16
                              : at(row, column) | (uint32_t)at(row, column + 1) << 16;
     }
-    // Nobody writes there before all have read.
+    // No lane may write there before all have read.
     device->exchange(~0u, SYNC, nullptr, 0);
 }
 inline void ldmatrix(uint32_t &a, uint32_t &b, uint32_t &c, uint32_t &d, uint32_t address) {

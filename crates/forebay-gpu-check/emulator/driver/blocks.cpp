@@ -1,6 +1,6 @@
-// A block's threads are fibers. Each runs until it has to wait for others, of its warp or of its block; who comes next
-// is fixed, so that a kernel gives the same bits every time. Blocks run to their end one after the other: kernels may
-// wait for no block that comes later, and forebay's do not.
+// The threads of a block are fibers. Each runs until it has to wait for other threads of its warp or block. The order
+// of threads is fixed, so a kernel gives the same bits every time. Blocks run to their end one after the other.
+// Therefore a kernel must not wait for a later block, and forebay's do not.
 #include "blocks.h"
 
 #include <stdlib.h>
@@ -33,7 +33,7 @@ struct Copy {
 struct Thread {
     Fiber fiber;
     Index index;
-    // Copies that may still be under way, and how many groups of them were committed.
+    // Copies that may still be in flight, and the number of committed groups of copies.
     std::vector<Copy> copies;
     int groups;
 };
@@ -42,7 +42,8 @@ struct Warp {
     uint32_t alive, ready, arrived, at_barrier;
     Kind kind;
     unsigned operations;
-    // By turns: whoever has gone on may bring something to the next operation before all have read this one's.
+    // Slots of even and odd operations. A lane that has gone on may contribute to the next operation before all have
+    // read this one's slots.
     Slot slots[2][32];
 };
 
@@ -75,7 +76,7 @@ void go_to(int thread) {
     abort();
 }
 
-// The next lane after `lane` that can run, or -1.
+// Returns the next lane after `lane` that can run, or -1.
 int next_lane(const Warp &warp, int lane) {
     if (!warp.ready) return -1;
     if (block.backward) {
@@ -86,7 +87,7 @@ int next_lane(const Warp &warp, int lane) {
     return __builtin_ctz(after ? after : warp.ready);
 }
 
-// Lets others run until the current thread is ready again.
+// Lets other threads run until the current one is ready again.
 void wait() {
     const int own = block.current / 32, step = block.backward ? block.warp_count - 1 : 1;
     int lane = next_lane(block.warps[own], block.current % 32);
@@ -162,13 +163,14 @@ void copy(void *to, const void *from, int bytes, int zeroes) {
     if (((uintptr_t)to | (uintptr_t)from) & 15) fail("a copy to shared memory is not aligned to 16 bytes");
     Thread &thread = block.threads[block.current];
     thread.copies.push_back({to, from, bytes, zeroes, thread.groups});
-    // As early as a GPU may: what it overwrites, nobody may still have to read.
+    // Copies as early as a GPU may, which reveals kernels that still read the overwritten bytes.
     if (block.backward) do_copy(thread.copies.back());
 }
 
 void commit_copies() { block.threads[block.current].groups++; }
 
-// Forward, as late as a GPU may: what is read before it was waited for is never there by luck.
+// In forward order, copies as late as a GPU may. Bytes that a kernel reads without waiting for them are then never
+// there.
 void wait_copies(int pending) {
     Thread &thread = block.threads[block.current];
     size_t done = 0;
@@ -181,7 +183,7 @@ void wait_for_host() {
     if (!let_host()) fail("the watchdog has ended it: it waited for the host");
 }
 
-// A thread from its begin to its end.
+// Runs a thread from start to end.
 void run_thread() {
     block.entry->call(block.arguments);
     Warp &warp = block.warps[block.current / 32];
@@ -227,10 +229,10 @@ void run_block(const Grid &grid) {
         thread.copies.clear();
         thread.groups = 0;
         char *stack = block.stacks + (STACK_BYTES + GUARD_BYTES) * (size_t)i + GUARD_BYTES;
-        // Not all at the same offset of a page: they would push one another out of the cache.
+        // Stacks start at different offsets of a page. Otherwise they would evict each other from the CPU cache.
         thread.fiber.prepare(stack, STACK_BYTES - (size_t)i % 32 * 320, run_thread);
     }
-    // Undefined on a GPU: a NaN wherever nothing was written.
+    // Shared memory is undefined on a GPU: here, unwritten words are NaN.
     memset(runtime.dynamic_shared, 0xff, grid.shared_bytes);
     block.current = block.backward ? block.count - 1 : 0;
     Thread &first = block.threads[(size_t)block.current];

@@ -13,20 +13,20 @@ struct Grid {
     unsigned shared_bytes;
 };
 
-// How a module is called: `call` runs the current thread of a kernel.
+// Entry point of a kernel: `call` runs its current thread.
 struct Entry {
     std::string name;
     void (*call)(void *const *arguments);
-    // The end of what blocks have as dynamic shared memory; behind it lies a page that nobody may touch.
+    // The end of the blocks' dynamic shared memory. The page after it must not be accessed.
     char *shared_end;
 };
 
 extern Runtime runtime;
 
-// All blocks, one after the other. What went wrong, or nothing.
+// Runs all blocks, one after the other. Returns an error message, or an empty string.
 std::string run_blocks(const Entry &entry, const Grid &grid, void *const *arguments);
 
-// The kernel's name, block and thread, for messages; empty when none runs.
+// Returns the kernel's name, block and thread, for messages; an empty string if none runs.
 std::string where_it_runs();
 
 }  // namespace emulated

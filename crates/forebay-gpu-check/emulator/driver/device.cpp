@@ -16,7 +16,7 @@ bool started = false;
 Result broken = SUCCESS;
 int broken_calls = 0;
 int retained = 0;
-char context;  // the only one; its address is the handle
+char context;  // the only context; its address is the handle
 thread_local void *current = nullptr;
 
 const char *name_of(int error) {
@@ -128,7 +128,7 @@ EMULATED_CALL cuDevicePrimaryCtxRetain(void **out, int) {
 EMULATED_CALL cuDevicePrimaryCtxRelease_v2(int) {
     std::lock_guard<std::recursive_mutex> guard(lock);
     if (retained == 0) return INVALID_CONTEXT;
-    // The last owner takes all errors with it.
+    // The last release destroys the context, and its errors with it.
     if (--retained == 0) broken = SUCCESS;
     return SUCCESS;
 }

@@ -1,5 +1,5 @@
-// What the files of the driver share: its types, its errors and its lock. The names and numbers are those of the driver
-// API's documentation.
+// Types, errors and the lock that the files of the driver share. Names and numbers are those of the driver API's
+// documentation.
 #pragma once
 
 #include <mutex>
@@ -28,30 +28,31 @@ enum Result : int {
     ILLEGAL_STATE = 401,
 };
 
-// One call at a time: the GPU is one host thread's work.
+// Held during each call: the emulated GPU runs on one host thread at a time.
 extern std::recursive_mutex lock;
 
-// Says on stderr what the caller only gets as a number, and answers that number.
+// Prints the reason to stderr, because the caller gets only a number. Returns that number.
 Result refuse(Result result, const char *call, const char *why);
 
-// What every call on a context begins with: it is started, current on this thread, and no kernel has failed.
+// Checks that every call on a context makes first: the driver is initialised, the context is current on this thread,
+// and no kernel has failed.
 Result ready();
-// A failed kernel takes the context with it: every later call answers `why`.
+// Makes every later call return `why`, because a failed kernel destroys the context.
 void break_context(Result why);
-// Calls that came after that.
+// Returns the number of calls since then.
 int calls_when_broken();
 
-// For calls that may not come while this thread captures: they end the capture, too.
+// Check for calls that are not allowed while this thread captures. Such a call also invalidates the capture.
 Result outside_capture(const char *call);
-// Does all that streams still have to do.
+// Runs all queued work of all streams.
 void finish_all();
-// For a kernel that waits for the host. False: the watchdog ends it.
+// Called by a kernel that waits for the host. Returns false if the watchdog ends it.
 bool let_host();
 
 int setting_or(const char *name, int otherwise);
-// 90 for compute capability 9.0.
+// Returns the compute capability, such as 90 for 9.0.
 int capability();
-// Bytes of shared memory that a block may have in all.
+// Returns the largest amount of shared memory of a block, in bytes.
 int shared_memory();
 
 }  // namespace emulated

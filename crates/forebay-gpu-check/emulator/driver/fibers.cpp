@@ -6,8 +6,8 @@ namespace emulated {
 
 #if defined(__x86_64__)
 
-// The registers that a call has to keep, and the stack. The system's own functions for this also set the signal mask,
-// two system calls for each switch, and a warp's sum is 160 switches.
+// Saves the registers that a call must preserve, and switches stacks. `swapcontext` also sets the signal mask, which
+// takes two system calls for each switch, and a warp's sum takes 160 switches.
 extern "C" void emulated_switch(void **from, void *to);
 __asm__(R"(
     .text
@@ -35,7 +35,7 @@ emulated_switch:
 
 void Fiber::prepare(char *stack, size_t bytes, void (*run)()) {
     void **top = (void **)((uintptr_t)(stack + bytes) & ~(uintptr_t)15);
-    *--top = nullptr;  // where `run` would return to; it also aligns the stack as after a call
+    *--top = nullptr;  // the return address of `run`; it also aligns the stack as after a call
     *--top = (void *)run;
     for (int i = 0; i < 6; i++) *--top = nullptr;
     stack_pointer_ = top;

@@ -1,4 +1,4 @@
-// Threads of the GPU as contexts of one host thread.
+// Fibers: threads of the GPU as contexts of one host thread.
 #pragma once
 
 #include <stddef.h>
@@ -11,9 +11,9 @@ namespace emulated {
 
 class Fiber {
 public:
-    // Begins `run` on the fiber's own stack when it is first switched to. `run` never returns.
+    // Makes the fiber start `run` on its own stack when it is first switched to. `run` never returns.
     void prepare(char *stack, size_t bytes, void (*run)());
-    // Goes on with `to` and comes back when another fiber switches here again.
+    // Continues with `to`. Returns when another fiber switches back to this one.
     void switch_to(Fiber &to);
 
 private:

@@ -1,5 +1,5 @@
-// Every allocation ends where its pages end, so that a kernel which reads or writes behind it is caught at once. What
-// was not written yet is NaN.
+// Every allocation ends at the end of a page, so a kernel that accesses bytes beyond it is caught at once. Unwritten
+// memory is NaN.
 #include "memory.h"
 
 #include <errno.h>
@@ -24,7 +24,7 @@ struct Allocation {
 };
 
 struct Ranges {
-    // Begin to end; neighbours are not joined.
+    // Maps the start of each range to its end. Adjacent ranges are not joined.
     std::map<uint64_t, uint64_t> all;
 
     bool holds(uint64_t from, size_t bytes) const {
@@ -38,8 +38,8 @@ struct Ranges {
 };
 
 std::map<uint64_t, Allocation> allocations;
-std::map<uint64_t, size_t> reserved, mapped;  // addresses, and memory behind them
-std::map<uint64_t, size_t> chunks;            // handles
+std::map<uint64_t, size_t> reserved, mapped;  // reserved addresses, and those with memory mapped
+std::map<uint64_t, size_t> chunks;            // bytes of each memory handle
 Ranges device, pinned;
 size_t used = 0;
 uint64_t next_handle = 1;
@@ -127,7 +127,7 @@ EMULATED_CALL cuMemHostRegister_v2(void *address, size_t bytes, unsigned) {
     const auto next = pinned.all.lower_bound(from);
     const bool before = next != pinned.all.begin() && std::prev(next)->second > from;
     if (before || (next != pinned.all.end() && next->first < to)) return HOST_MEMORY_ALREADY_REGISTERED;
-    // Mapped at all: only then does this call not fail.
+    // The real call fails for memory that is not mapped, so this checks the mapping.
     if (msync((void *)(from / page * page), to - from / page * page, MS_ASYNC) != 0)
         return refuse(INVALID_VALUE, "cuMemHostRegister", "memory that is not mapped");
     pinned.all[from] = to;
@@ -147,7 +147,7 @@ EMULATED_CALL cuMemHostUnregister(void *address) {
     return pinned.all.erase((uint64_t)address) ? SUCCESS : HOST_MEMORY_NOT_REGISTERED;
 }
 
-// Addresses that memory is put behind: pages that may not be touched until memory is mapped.
+// Reserved addresses are pages that must not be accessed until memory is mapped to them.
 
 EMULATED_CALL cuMemGetAllocationGranularity(size_t *bytes, const void *, int) {
     *bytes = CHUNK;
@@ -160,7 +160,7 @@ EMULATED_CALL cuMemAddressReserve(uint64_t *address, size_t bytes, size_t, uint6
     void *pages = mmap(nullptr, bytes + CHUNK, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (pages == MAP_FAILED) return OUT_OF_MEMORY;
     *address = ((uint64_t)pages + CHUNK - 1) / CHUNK * CHUNK;
-    // What is before and behind stays: nothing may be there.
+    // The pages before and after the aligned range stay mapped as guards.
     reserved[*address] = bytes;
     return SUCCESS;
 }
@@ -223,7 +223,7 @@ EMULATED_CALL cuMemUnmap(uint64_t address, size_t bytes) {
     const auto found = mapped.find(address);
     if (found == mapped.end() || found->second != bytes)
         return refuse(INVALID_VALUE, "cuMemUnmap", "nothing is mapped there");
-    // New pages in the place of the old: their memory is given back.
+    // New pages replace the old ones, whose memory is returned to the system.
     mmap((void *)address, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
     device.all.erase(address);
     mapped.erase(found);

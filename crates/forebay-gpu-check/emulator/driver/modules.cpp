@@ -36,7 +36,7 @@ struct Listed {
     std::vector<std::string> options;
 };
 
-// Whether the manifest has the module that `first`, the first line of a PTX text, names with the hash of its sources.
+// Returns true if the manifest lists the module and the source hash that `first`, the first line of a PTX text, names.
 bool is_committed(const std::string &kernels, const std::string &first) {
     std::istringstream lines(read_file(kernels + "/ptx.txt"));
     std::string line, name, architecture, hash;
@@ -47,7 +47,7 @@ bool is_committed(const std::string &kernels, const std::string &first) {
     return false;
 }
 
-// Which module a PTX text is, by its first line: `// NAME HASH`.
+// Finds the module of a PTX text by its first line: `// NAME HASH`.
 Listed recognise(const std::string &kernels, const std::string &ptx) {
     std::istringstream lines(read_file(kernels + "/modules.txt"));
     std::string line, slashes, name;
@@ -64,7 +64,7 @@ Listed recognise(const std::string &kernels, const std::string &ptx) {
     throw Unknown("PTX that is not among the committed modules: " + line_of(ptx));
 }
 
-// A name for what a text is compiled to.
+// Returns a file name for the compiled form of a text.
 std::string name_of(const std::string &text) {
     uint64_t hash = 14695981039346656037u;
     for (unsigned char c : text) hash = (hash ^ c) * 1099511628211u;
@@ -86,13 +86,14 @@ void run(const std::vector<std::string> &command) {
     if (status != 0) throw Unknown(command[0] + " does not compile " + command.back());
 }
 
-// What the parameters of PTX types take.
+// Returns the number of bytes of a parameter of a PTX type.
 size_t bytes_of(const std::string &type) { return (size_t)atoi(type.c_str() + 1) / 8; }
 
 void read_entries(const std::string &ptx, Module &module) {
     static const std::regex entry(R"(\.entry (\w+)\()"), parameter(R"(\.param \.(?:align \d+ \.)?(\w+) \w+(\[)?)"),
         threads(R"(\.maxntid (\d+), (\d+), (\d+))"), fixed(R"(\.shared \.align \d+ \.b8 \w+\[(\d+)\])");
-    // Shared memory may be declared before the entries; what is there is counted for each.
+    // Counts the shared memory that is declared from the start of an entry's body up to the next entry. Declarations
+    // before the first entry are not counted.
     for (std::sregex_iterator it(ptx.begin(), ptx.end(), entry), end; it != end; ++it) {
         Kernel kernel;
         kernel.entry.name = (*it)[1];
@@ -118,7 +119,7 @@ void read_entries(const std::string &ptx, Module &module) {
     }
 }
 
-// More than any GPU's block may have, and pages behind it, whatever their size.
+// More shared memory than a block of any GPU has, and guard pages after it for every page size.
 constexpr size_t SHARED_BYTES = 256 << 10, GUARD_BYTES = 64 << 10;
 
 std::string whole_source(const std::string &kernels, const Listed &listed, const Module &module) {
@@ -149,7 +150,7 @@ extern "C" __attribute__((visibility("default"))) void emulated_start(emulated::
     return text;
 }
 
-// The library of a source, compiled unless it is in the cache.
+// Returns the library of a source. Compiles it unless it is in the cache.
 std::string compile(const std::string &name, const std::string &text, const std::vector<std::string> &options) {
     const std::string shims = setting("FOREBAY_EMULATOR") + "/device", cache = setting("FOREBAY_EMULATOR_CACHE");
     const char *compiler = getenv("CXX");
@@ -157,7 +158,7 @@ std::string compile(const std::string &name, const std::string &text, const std:
                                         "-fno-strict-aliasing", "-fwrapv", "-fPIC", "-shared", "-Wl,-Bsymbolic", "-w",
                                         "-fvisibility=hidden", "-fno-gnu-unique", "-I" + shims};
 #if defined(__x86_64__)
-    // A GPU joins products and sums, which needs the instruction here.
+    // A GPU fuses products and sums, which needs the FMA instruction here.
     if (__builtin_cpu_supports("fma")) command.push_back("-mfma");
     if (__builtin_cpu_supports("avx2")) command.insert(command.end(), {"-mavx2", "-mf16c"});
 #endif
@@ -168,7 +169,7 @@ std::string compile(const std::string &name, const std::string &text, const std:
     mkdir(cache.c_str(), 0777);
     const std::string base = cache + "/" + name + "-" + name_of(key), library = base + ".so";
     if (access(library.c_str(), R_OK) == 0) return library;
-    // Several processes may compile the same: each to a name of its own, and the last one's stays.
+    // Several processes may compile the same module. Each writes to a separate file, and the last rename wins.
     const std::string own = base + "." + std::to_string(getpid());
     std::ofstream(own + ".cpp") << text;
     command.insert(command.end(), {"-o", own + ".so", own + ".cpp"});

@@ -1,4 +1,4 @@
-// Modules: PTX that is recognised, and its source, compiled for this machine.
+// Modules: PTX is recognised by its first line, and its CUDA source is compiled for this machine.
 #pragma once
 
 #include <stddef.h>
@@ -13,17 +13,17 @@ namespace emulated {
 
 struct Kernel {
     Entry entry;
-    // Bytes of each parameter.
+    // Number of bytes of each parameter.
     std::vector<size_t> parameters;
-    // `.maxntid`.
+    // Largest number of threads of a block, from `.maxntid`.
     unsigned most_threads;
-    // What the PTX declares.
+    // Bytes of shared memory that the PTX declares.
     int static_shared;
-    // How much it may be given beyond; callers may change it.
+    // Largest number of bytes of dynamic shared memory, which callers may change.
     int dynamic_shared_max;
-    // It waits by itself for the kernel before.
+    // True if the kernel itself waits for the previous one.
     bool waits;
-    // It waits for words that the host writes.
+    // True if the kernel waits for words that the host writes.
     bool asks_host;
 };
 
@@ -31,7 +31,7 @@ struct Module {
     std::map<std::string, Kernel> kernels;
 };
 
-// The module whose PTX this is, for a GPU of `capability`, 90 for 9.0. Throws `Unknown`.
+// Loads the module of this PTX text for a GPU of `capability`, such as 90 for 9.0. Throws `Unknown`.
 Module *load_module(const std::string &ptx, int capability);
 
 }  // namespace emulated

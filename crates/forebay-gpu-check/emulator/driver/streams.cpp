@@ -1,6 +1,6 @@
-// Streams, events, graphs, and what is queued on them. Work is done at once, or, with FOREBAY_EMULATOR_LAZY, only when
-// somebody waits for it: then nothing is there by luck that should have been waited for. Work that waits for the host is
-// done by a thread of its own.
+// Streams, events, graphs, and the work queued on them. Work normally runs at once. With FOREBAY_EMULATOR_LAZY it runs
+// only when the program waits for it, which reveals missing waits. Work that waits for the host runs on a separate
+// thread.
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,16 +27,16 @@ using Work = std::function<void()>;
 
 struct Graph {
     std::vector<Work> work;
-    // Some of it waits for the host.
+    // True if a kernel of the graph waits for the host.
     bool asks_host = false;
 };
 
 struct Stream {
     std::deque<Work> queue;
-    // A thread of its own is at it, and that thread, until somebody has seen it end.
+    // True while a separate thread works on the queue, and that thread, which a later call joins.
     bool busy = false;
     std::thread thread;
-    // While it captures: what, and whose it is.
+    // The graph that the stream captures, if any, and the thread that captures.
     std::shared_ptr<Graph> captured;
     std::thread::id owner;
     bool invalid = false;
@@ -57,7 +57,7 @@ double now() {
     return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
-// Gives the other threads a chance. Nothing of the driver may be relied on across it.
+// Lets other threads run. The driver's state may change during this call.
 void let_others() {
     lock.unlock();
     usleep(5);
@@ -74,12 +74,12 @@ void work_off(Stream *stream) {
 
 void finish(Stream *stream) {
     while (stream->busy) let_others();
-    // It has given back the lock, and what is left of it needs none.
+    // The thread has released the lock and needs it no more.
     if (stream->thread.joinable()) stream->thread.join();
     work_off(stream);
 }
 
-// What waits for the host cannot be done in a call of the host's.
+// Starts a thread for work that waits for the host, because a call of the host would block it.
 void start_thread(Stream *stream) {
     if (stream->thread.joinable()) stream->thread.join();
     stream->busy = true;
@@ -112,7 +112,7 @@ Result queue(Stream *stream, Work work, bool asks_host = false) {
     return ready();
 }
 
-// A wild address in a kernel: says where before the process ends as it would have.
+// Handles an invalid address in a kernel. Prints the place before the process ends as it would without the handler.
 void say_where(int signal, siginfo_t *info, void *) {
     char text[400];
     const std::string place = where_it_runs();
@@ -135,16 +135,17 @@ void watch_addresses() {
     sigaction(SIGBUS, &action, nullptr);
 }
 
-// With FOREBAY_EMULATOR_WATCHDOG: seconds after which a kernel that waits for the host is ended. Real ones allow more.
+// With FOREBAY_EMULATOR_WATCHDOG: seconds after which a kernel that waits for the host is ended. Real watchdogs allow
+// more.
 constexpr double WATCHDOG_SECONDS = 0.5;
-// When the kernel that runs first looked at a word of the host's (0: it has not), whether the watchdog has ended it, and the
-// longest wait of all.
+// Time at which the running kernel first read a word of the host (0: not yet), and the longest wait of all kernels. The
+// flag is true if the watchdog has ended the running kernel.
 double first_look = 0.0, longest_wait = 0.0;
 bool ended_by_watchdog = false;
-// Kernels that were launched, for FOREBAY_EMULATOR_BREAK.
+// Number of launched kernels, for FOREBAY_EMULATOR_BREAK.
 int launches = 0;
 
-// With FOREBAY_EMULATOR_TIMES: what each kernel took on this machine, which tells where a check's time goes.
+// With FOREBAY_EMULATOR_TIMES: the time of each kernel on this machine, to find the slow parts of a check.
 struct Times {
     std::map<std::string, std::pair<int, double>> all;
 
@@ -171,7 +172,7 @@ struct Launch {
     std::vector<uint64_t> values;
 
     void run() {
-        // Blocks of one kernel at a time: another thread's may be waiting for the host.
+        // Only one kernel runs at a time. A kernel of another thread may be waiting for the host.
         static bool running = false;
         while (running) let_others();
         running = true;
@@ -207,12 +208,12 @@ Result copy(Stream *stream, void *to, const void *from, size_t bytes, const char
         return refuse(STREAM_CAPTURE_UNSUPPORTED, call, "pageable memory in a graph");
     }
     if (pageable && host == from) {
-        // The driver has taken the bytes when the call returns.
+        // The driver has copied the bytes by the time the call returns.
         auto bytes_taken = std::make_shared<std::vector<char>>((const char *)from, (const char *)from + bytes);
         return queue(stream, [=] { memcpy(to, bytes_taken->data(), bytes); });
     }
     const Result result = queue(stream, [=] { memmove(to, from, bytes); });
-    // Into pageable memory the call waits.
+    // A copy to pageable memory is synchronous.
     if (pageable) finish(stream);
     return result;
 }
@@ -276,7 +277,7 @@ EMULATED_CALL cuStreamQuery(Stream *stream) {
     EMULATED_READY();
     if (!streams.count(stream)) return INVALID_HANDLE;
     if (stream->busy) return NOT_READY;
-    // Whoever asks again and again gets an answer in the end.
+    // A program that polls must get an answer eventually.
     finish(stream);
     return ready();
 }
@@ -358,7 +359,7 @@ EMULATED_CALL cuEventRecord(Event *event, Stream *stream) {
 
 EMULATED_CALL cuEventQuery(Event *event) {
     EMULATED_READY();
-    // Whoever asks again and again gets an answer in the end.
+    // A program that polls must get an answer eventually.
     if (event->pending) finish(event->pending);
     return ready();
 }
@@ -397,7 +398,7 @@ EMULATED_CALL cuMemsetD8Async(uint64_t to, unsigned char value, size_t bytes, St
     return queue(stream, [=] { memset((void *)to, value, bytes); });
 }
 
-// What the code of a module takes.
+// Bytes of device memory that a module's code takes.
 static const size_t MODULE_BYTES = 256 << 10;
 
 EMULATED_CALL cuModuleLoadData(Module **module, const void *image) {
@@ -474,7 +475,7 @@ const char *wrong_launch(const LaunchConfig &config, const Kernel &kernel) {
     if (config.grid[0] > 0x7fffffff || config.grid[1] > 65535 || config.grid[2] > 65535) return "too many blocks";
     if ((int)config.shared_bytes > kernel.dynamic_shared_max) return "more shared memory than was asked for";
     for (unsigned i = 0; i < config.attribute_count; i++) {
-        // 6: programmatic stream serialization, from 9.0 on.
+        // Attribute 6 is programmatic stream serialization, which exists from 9.0 on.
         if (config.attributes[i].id != 6) return "an attribute that is not emulated";
         if (capability() < 90) return "an attribute of newer GPUs";
         if (config.attributes[i].value.programmatic_serialization && !kernel.waits)

@@ -1,5 +1,5 @@
-// The kernels are ordinary C++ with the shims of `device`, but for two things that macros do not reach: inline PTX, and
-// arrays of dynamic shared memory, which are declared without saying where they lie.
+// With the shims in `device`, the kernels are ordinary C++, apart from two things that macros cannot replace: inline
+// PTX, and arrays of dynamic shared memory, whose declarations have no address.
 #include "translate.h"
 
 #include <ctype.h>
@@ -15,7 +15,7 @@ namespace emulated {
 
 namespace {
 
-// Inline PTX without its white space, and the function of `ptx.h` that does the same.
+// Maps inline PTX without white space to the function of `ptx.h` that does the same.
 const std::map<std::string, std::string> STATEMENTS = {
     {"//90:griddepcontrol.wait;", "nothing"},
     {"cvt.f32.f16%0,%1;", "cvt_f32_f16"},
@@ -45,19 +45,19 @@ const std::map<std::string, std::string> STATEMENTS = {
 
 bool is_word(char c) { return isalnum((unsigned char)c) || c == '_'; }
 
-// The end of what begins at `i` and is no code: a string with its quotes, a comment; `i` itself if it is code.
+// Returns the end of the string (with its quotes) or comment that begins at `i`, or `i` itself if code begins there.
 size_t skip(const std::string &text, size_t i) {
     if (text.compare(i, 2, "//") == 0) return std::min(text.find('\n', i), text.size());
     if (text.compare(i, 2, "/*") == 0) return std::min(text.find("*/", i), text.size() - 2) + 2;
     if (text[i] != '"' && text[i] != '\'') return i;
-    // A mark inside a number, as in 1'000.
+    // A digit separator, as in 1'000.
     if (text[i] == '\'' && i > 0 && isalnum((unsigned char)text[i - 1])) return i;
     size_t end = i + 1;
     while (end < text.size() && text[end] != text[i]) end += text[end] == '\\' ? 2 : 1;
     return std::min(end + 1, text.size());
 }
 
-// `text` cut at every `mark` that is in no string and in no brackets.
+// Splits `text` at every `mark` that is not in a string, comment or bracket.
 std::vector<std::string> split(const std::string &text, char mark) {
     std::vector<std::string> parts(1);
     int depth = 0;
@@ -81,7 +81,7 @@ std::vector<std::string> split(const std::string &text, char mark) {
 
 bool is_blank(const std::string &text) { return text.find_first_not_of(" \t\r\n\\") == std::string::npos; }
 
-// The neighbouring strings of `text`, joined, without white space.
+// Joins the adjacent strings of `text` and removes white space.
 std::string statement_of(const std::string &text) {
     std::string out;
     bool inside = false;
@@ -92,7 +92,7 @@ std::string statement_of(const std::string &text) {
     return out;
 }
 
-// `"=r"(x)` without what stands before the bracket.
+// Returns `"=r"(x)` without the part before the bracket.
 std::string operand_of(const std::string &text) {
     const size_t first = text.find('"'), last = text.find('"', first + 1);
     const size_t open = text.find('(', last), close = text.rfind(')');
@@ -101,7 +101,7 @@ std::string operand_of(const std::string &text) {
     return text.substr(open, close + 1 - open);
 }
 
-// What is between the brackets of an `asm`, as a call.
+// Turns the text between the brackets of an `asm` into a call.
 std::string call_of(const std::string &text) {
     const std::vector<std::string> parts = split(text, ':');
     const std::string statement = statement_of(parts[0]);

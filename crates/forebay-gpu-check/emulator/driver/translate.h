@@ -1,4 +1,4 @@
-// CUDA C++ into what the host's compiler reads.
+// Translates CUDA C++ for the host's compiler.
 #pragma once
 
 #include <stdexcept>
@@ -6,15 +6,16 @@
 
 namespace emulated {
 
-// What cannot be emulated, or is not there.
+// Thrown if something cannot be emulated or is missing.
 struct Unknown : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-// The text of a file.
+// Returns the text of a file.
 std::string read_file(const std::string &path);
 
-// `source` of the folder with all that it includes by a name in quotation marks, as one text. Throws `Unknown`.
+// Returns `source`, a file of the folder, as one text with all files that it includes by a name in quotation marks.
+// Throws `Unknown`.
 std::string translate(const std::string &folder, const std::string &source);
 
 }  // namespace emulated

@@ -1,4 +1,4 @@
-//! Attention of all kernels against f64 arithmetic and the CPU.
+//! Compares all attention kernels with f64 arithmetic and with the CPU.
 
 mod bench;
 mod case;
@@ -15,31 +15,32 @@ pub fn benches() -> Vec<Bench> {
     bench::benches()
 }
 
-/// Query and key/value heads: groups of 1, 4, 8 and 5.
+/// Query and key/value heads. The groups have 1, 4, 8 and 5 query heads.
 const GROUPS: [(usize, usize); 4] = [(3, 3), (8, 2), (16, 2), (5, 1)];
 
-/// Relative to the sum of the magnitudes that an output was added up from.
+/// Tolerance relative to the sum of magnitudes that an output was added up from.
 const EXACT: f64 = 2e-5;
-/// Keys and values are rounded to halves, queries and weights are not.
+/// Tolerance if keys and values are rounded to halves, but queries and weights are not.
 const BYTES_AS_HALVES: f64 = 3e-3;
-/// Queries and weights are rounded to halves.
+/// Tolerance if queries and weights are rounded to halves.
 const HALVES: f64 = 3e-3;
 const BYTES_AND_HALVES: f64 = 5e-3;
-/// The same for rows of 576, whose products add up more of it, over a million results.
+/// The same tolerance for rows of 576. Their longer products accumulate more rounding error, and there are over a
+/// million results.
 const LATENT_HALVES: f64 = 6e-3;
 const LATENT_BYTES: f64 = 1e-2;
 
 const DECODE: [(usize, usize); 9] =
     [(0, 1), (1, 1), (62, 1), (63, 1), (64, 1), (1000, 1), (1003, 3), (0, 8), (517, 8)];
 const PROMPT: [(usize, usize); 6] = [(0, 9), (0, 64), (0, 65), (37, 65), (190, 130), (301, 16)];
-/// Both few tokens and many.
+/// Spans of few tokens and of many.
 const GENERAL: [(usize, usize); 6] = [(0, 1), (511, 1), (130, 5), (0, 9), (37, 40), (100, 33)];
 
-/// One token, a few, and prompts, of 16 and 128 heads.
+/// Spans of one token, a few tokens and prompts, with 16 and 128 heads.
 const LATENT: [(usize, usize); 8] =
     [(0, 1), (511, 1), (600, 1), (63, 2), (130, 5), (0, 9), (37, 40), (100, 33)];
 
-/// Types that kernels beside the general one know.
+/// Types that the specialised kernels support.
 const FAST: [(KvElement, &str); 3] =
     [(KvElement::F16, "f16"), (KvElement::Q8_0, "q8_0"), (KvElement::Q4_0, "q4_0")];
 
@@ -72,7 +73,7 @@ pub fn checks() -> Vec<Check> {
     checks
 }
 
-/// All of `spans` (first position, tokens), each with some of the variations, the common shapes with all.
+/// Checks all `spans` (first position, tokens). Each runs with one of the variations, and common shapes with all.
 fn check(
     family: &str,
     name: &str,
@@ -99,7 +100,7 @@ fn check(
     Check::new(format!("attention {family} {name} {dim_k}/{dim_v}"), run)
 }
 
-/// Values that lie in their keys: DeepSeek's shapes, and short ones, which other kernels compute.
+/// Checks values that are a part of their keys: DeepSeek's shapes, and short ones, which other kernels compute.
 fn latent(context: &Context, element: KvElement) -> Result<Outcome> {
     let mut outcome = Outcome::same::<f32>(&[], &[]);
     for (heads, (dim_k, dim_v)) in [(16, (576, 512)), (128, (576, 512)), (6, (40, 32))] {
@@ -115,8 +116,8 @@ fn latent(context: &Context, element: KvElement) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// Caches that keep a window give the bits of one that keeps all: of gpt-oss, with sinks, of Gemma 3, and of a head that only
-/// the general kernel knows.
+/// Checks that caches that keep a window give the same bits as caches that keep all positions. The shapes are those of
+/// gpt-oss (with sinks), of Gemma 3, and of a head that only the general kernel supports.
 fn windows(context: &Context, element: KvElement) -> Result<Outcome> {
     let mut outcome = Outcome::same::<f32>(&[], &[]);
     let shapes = [((64, 8), 64, 128, true), ((8, 4), 256, 1024, false), ((4, 2), 300, 100, true)];
@@ -137,7 +138,8 @@ fn windows(context: &Context, element: KvElement) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// Every number of splits gives the same but for rounding, also far more than there is context for.
+/// Checks that results do not depend on the number of splits, apart from rounding. It also tests far more splits than
+/// the context can fill.
 fn splits(context: &Context) -> Result<Outcome> {
     let mut outcome = Outcome::same::<f32>(&[], &[]);
     for (element, dim_k) in [(KvElement::F16, 128), (KvElement::F32, 128), (KvElement::F16, 64)] {

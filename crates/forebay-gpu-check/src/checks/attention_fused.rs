@@ -1,4 +1,5 @@
-//! A single token's attention that finishes its inputs and rounds its results by itself: the bits of one after the other.
+//! A single token's attention that also finishes its inputs and rounds its results. Its results are bit-identical to
+//! those of separate kernels.
 
 use anyhow::Result;
 use forebay_cuda::{
@@ -55,7 +56,7 @@ fn all(context: &Context, element: KvElement) -> Result<Outcome> {
         plain,
         Case { bias: true, norm: false, interleaved: true, ..plain },
         Case { heads: 5, kv_heads: 5, rotary_dim: 64, bias: true, sinks: true, ..plain },
-        // More query heads share a key head than a block takes.
+        // More query heads share a key head than a block processes.
         Case { heads: 36, kv_heads: 2, dim_k: 64, dim_v: 64, rotary_dim: 32, ..plain },
         Case { dim_k: 96, dim_v: 96, rotary_dim: 96, window: Some(50), sinks: true, ..plain },
         Case { heads: 8, dim_k: 256, dim_v: 256, rotary_dim: 256, ..plain },
@@ -76,7 +77,7 @@ fn all(context: &Context, element: KvElement) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// A cache with `position` tokens in it.
+/// A cache that holds `position` tokens.
 struct Cache {
     keys: DeviceMemory,
     values: DeviceMemory,
@@ -98,7 +99,7 @@ fn one(context: &Context, case: &Case, position: usize, splits: usize) -> Result
     let Case { element, heads, kv_heads, dim_k, dim_v, rotary_dim, .. } = *case;
     let (gpu, tokens) = (&context.gpu, position + 1);
     let (values_in_keys, capacity) = (false, 704);
-    // A window keeps no more than it needs: rows wrap.
+    // A layer with a window keeps no more rows than it needs, so the rows wrap.
     let rows_of = |window| KvLayerShape::rows_for_window(window, 1, capacity);
     let rows = case.window.map_or(capacity, rows_of);
     let shape =

@@ -1,4 +1,4 @@
-//! Bias, norm of heads, rotation and the way into the cache, against the CPU.
+//! Compares biases, norms of heads, rotation and storing in the cache with the CPU.
 
 use anyhow::Result;
 use forebay_compute::{KvCache, KvShape, RopeConfig, RopeLayout, RopeScaling, RopeTable};
@@ -46,7 +46,7 @@ struct Case {
     kv_heads: usize,
     dim_k: usize,
     dim_v: usize,
-    /// The first `dim_v` elements of keys are values, too; they are normed, queries are not.
+    /// True if the first `dim_v` elements of keys are also the values. They are normed; queries are not.
     latent: bool,
     rotary_dim: usize,
     rotary_from: usize,
@@ -102,7 +102,7 @@ fn all(context: &Context, element: KvElement) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// A projection and what the CPU makes of it.
+/// A projection, and the result that the CPU computes from it.
 struct Projection {
     projected: Vec<f32>,
     bias: Vec<f32>,
@@ -122,7 +122,7 @@ impl Projection {
         Projection { projected, bias, norm, expected }
     }
 
-    /// With the first `norm_dim` elements of each head normed.
+    /// Norms the first `norm_dim` elements of each head of the expected result, and rotates it.
     fn finish(
         &mut self,
         context: &Context,
@@ -166,7 +166,7 @@ fn one(
     tokens: usize,
 ) -> Result<Outcome> {
     let gpu = &context.gpu;
-    // One position fewer than the tokens need, if there are several: the last must be left out.
+    // With several tokens, the cache has one position fewer than they need, so the last one must be skipped.
     let (capacity, spare) = if tokens > 1 { (first + tokens - 1, 1) } else { (first + 4, 0) };
     let Case { heads, kv_heads, dim_k, dim_v, .. } = *case;
     let table = rope(case, capacity + spare)?;
@@ -229,7 +229,7 @@ fn one(
     };
     gpu.attention_inputs(&inputs, &layer, tokens)?;
 
-    // Without a norm all is rounded as the CPU rounds it; with one, sums differ in the last bits.
+    // Without a norm, the GPU rounds exactly as the CPU does. With one, sums differ in the last bits.
     let tolerance = if case.norm { 3e-6 } else { 0.0 };
     let written = tokens - spare;
     let got = gpu.download(inputs.q.projected, written * heads * dim_k)?;
@@ -242,23 +242,23 @@ fn one(
         for (at, row) in projection.expected.chunks(dim).take(written * kv_heads).enumerate() {
             let (token, head) = (at / kv_heads, at % kv_heads);
             let got = cache.row(head, first + token);
-            // Half a step of the type, or of the block's scale.
+            // The tolerance is half a step of the type, or of the block's scale.
             let largest = row.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
             let step = match element {
                 KvElement::F32 => tolerance,
                 KvElement::F16 => 5e-4,
                 KvElement::Q8_0 => 4.5e-3 * f64::from(largest),
-                // What lies at the end with no code of its own is a whole step away.
+                // A value at the end of the range without its own code is a whole step away.
                 KvElement::Q4_0 => 0.13 * f64::from(largest),
             };
             let label = format!("{name} of token {token}, head {head}");
             outcome = outcome.worse(compare(&got[..dim], row, step, &label));
-            // The same input is kept as the same bits here and there.
+            // The same input must be stored as the same bits on both devices.
             if tolerance == 0.0 {
                 let kept = kept_on_cpu(context, element, row)?;
                 outcome = outcome.worse(compare(&got[..dim], &kept, 0.0, &label));
             }
-            // Padding is read by the kernels.
+            // The kernels read the padding, so it must be zero.
             outcome = outcome.worse(compare(&got[dim..], &vec![0.0; got.len() - dim], 0.0, &label));
         }
         for head in 0..kv_heads {
@@ -272,7 +272,7 @@ fn one(
     Ok(outcome)
 }
 
-/// A row as the CPU's cache keeps it.
+/// Returns a row as the CPU's cache stores it.
 fn kept_on_cpu(context: &Context, element: KvElement, row: &[f32]) -> Result<Vec<f32>> {
     let shape = KvShape {
         kv_heads: 1,
@@ -288,7 +288,7 @@ fn kept_on_cpu(context: &Context, element: KvElement, row: &[f32]) -> Result<Vec
     Ok(cache.key(&context.cpu, 0, 0, 0))
 }
 
-/// Relative to each number, or to 1 where it is smaller.
+/// Compares with a tolerance relative to each number, or to 1 if the number is smaller.
 fn compare(got: &[f32], expected: &[f32], tolerance: f64, label: &str) -> Outcome {
     if tolerance == 0.0 {
         let mut outcome = Outcome::same(got, expected);
@@ -301,7 +301,7 @@ fn compare(got: &[f32], expected: &[f32], tolerance: f64, label: &str) -> Outcom
     outcome
 }
 
-/// A downloaded plane, read as its layout says.
+/// A downloaded plane of the cache, with its layout.
 struct Plane {
     bytes: Vec<u8>,
     shape: KvLayerShape,
@@ -309,7 +309,7 @@ struct Plane {
 }
 
 impl Plane {
-    /// A row with its padding; what was never written is NaN.
+    /// Returns a row with its padding. Elements that were never written are NaN.
     fn row(&self, head: usize, position: usize) -> Vec<f32> {
         let row = head * self.shape.context + position;
         let half = |at: usize| f16::from_le_bytes([self.bytes[at], self.bytes[at + 1]]).to_f32();

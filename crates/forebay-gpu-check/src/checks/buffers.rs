@@ -1,4 +1,5 @@
-//! What safe code cannot do: use memory of the GPU beyond its end or after it was freed, or have kernels follow other addresses.
+//! Misuse that must be refused: GPU memory beyond its end or after it was freed, and other addresses in the tables that
+//! kernels follow.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Weights in other forms, against the CPU.
+//! Compares conversions of weights to other layouts with the CPU.
 
 use anyhow::Result;
 use forebay_cuda::{DevicePtr, Matrices, SplitMxfp4};
@@ -23,7 +23,7 @@ fn bytes(random: &mut Random, count: usize) -> Vec<u8> {
     (0..count).map(|_| random.next() as u8).collect()
 }
 
-/// At addresses of every kind; what is beside them stays.
+/// Converts to addresses of every alignment. Bytes beside the output must not change.
 fn mxfp4(context: &Context) -> Result<Outcome> {
     let gpu = &context.gpu;
     let mut outcome = Outcome::same::<u8>(&[], &[]);
@@ -83,7 +83,7 @@ fn transposes(context: &Context) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// Gate and up of one expert of gpt-oss.
+/// Measures the gate and up matrices of one expert of gpt-oss.
 fn bench_mxfp4(context: &Context) -> Result<Measured> {
     let (rows, row_blocks) = (5760, 90);
     let (blocks, scales) = (rows * row_blocks * 16, rows * row_blocks);
@@ -103,7 +103,7 @@ fn bench_mxfp4(context: &Context) -> Result<Measured> {
     Ok(Measured { seconds, bytes: 2.0 * (blocks + scales) as f64, flops: 0.0 })
 }
 
-/// The matrices of DeepSeek-V3's heads that make keys, of one layer.
+/// Measures the matrices of DeepSeek-V3's heads that produce keys, for one layer.
 fn bench_transpose(context: &Context) -> Result<Measured> {
     let matrices = Matrices { count: 128, rows: 128, cols: 512, size: 2, stride: 256 * 512 };
     let all = matrices.rows * matrices.cols;

@@ -1,4 +1,4 @@
-//! Biases and soft caps against the CPU.
+//! Compares biases, soft caps and copies of words with the CPU.
 
 use anyhow::Result;
 
@@ -51,7 +51,7 @@ fn softcaps(context: &Context) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// Ranges of words that the host writes anew each time; what is beside them stays.
+/// Copies ranges of words that the host rewrites each time. Words beside them must not change.
 fn words(context: &Context) -> Result<Outcome> {
     let gpu = &context.gpu;
     let all: Vec<f32> = Random::new(1).gaussians(3000);

@@ -1,4 +1,4 @@
-//! Rows of the embedding table against the exact decoders.
+//! Compares rows of the embedding table with the exact decoders.
 
 use anyhow::Result;
 use forebay_cuda::EmbeddingTable;
@@ -14,7 +14,8 @@ pub fn checks() -> Vec<Check> {
     TensorType::all().iter().copied().filter(|&ty| can_dequantize(ty)).map(check).collect()
 }
 
-/// Random bytes are valid blocks, scales that are not finite included: all bits have to agree, but for which NaN.
+/// Checks rows of random bytes, which are valid blocks; some scales are not finite. All bits must agree, except those
+/// of NaNs.
 fn rows(context: &Context, ty: TensorType) -> Result<Outcome> {
     let (vocabulary, hidden) = (37, 768);
     let row_bytes = hidden / ty.block_elements() * ty.block_bytes();
@@ -33,7 +34,7 @@ fn rows(context: &Context, ty: TensorType) -> Result<Outcome> {
     let out = context.poisoned(expected.len())?;
     let table = EmbeddingTable { ty, data: table.ptr(), vocabulary, hidden };
     let mut outcome = Outcome::same::<f32>(&[], &[]);
-    // Without a factor all bits stay; with one each element is rounded once more.
+    // Without a factor all bits are kept. With one, each element is rounded once more.
     for factor in [1.0, 33.75] {
         context.gpu.embed(&table, device_ids.ptr(), out.ptr(), ids.len(), factor)?;
         let got = context.gpu.download(out.ptr(), expected.len())?;
@@ -43,13 +44,13 @@ fn rows(context: &Context, ty: TensorType) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// All bits agree, but for which NaN.
+/// Passes if all bits agree, except those of NaNs.
 fn compare(got: &[f32], expected: &[f32]) -> Outcome {
     let bits = |x: &[f32]| {
         let bits = |x: &f32| if x.is_nan() { u32::MAX } else { x.to_bits() };
         x.iter().map(bits).collect::<Vec<_>>()
     };
-    // Written as numbers where they differ.
+    // Differences are reported as numbers, not as bits.
     if bits(got) == bits(expected) {
         return Outcome::same::<f32>(&[], &[]);
     }

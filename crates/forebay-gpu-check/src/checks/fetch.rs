@@ -1,4 +1,4 @@
-//! Experts that recorded work asks the host for: what is copied, what the tables say afterwards.
+//! Experts that a CUDA graph requests from the host: what is copied, and what the tables contain afterwards.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use crate::bench::{Bench, Measured, median_seconds};
 use crate::harness::{Check, Context, Outcome};
 use crate::random::Random;
 
-/// How long an answer may take on an emulated device.
+/// Longest time that a question may take on an emulated device.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 pub fn checks() -> Vec<Check> {
@@ -48,14 +48,14 @@ pub fn benches() -> Vec<Bench> {
 
 /// Pinned memory of random bytes.
 struct Source {
-    // Before what it pins.
+    // Declared before the memory that it pins, so that it is dropped first.
     pinned: Pinned,
     slot: SlotBuffer,
-    /// What kernels write.
+    /// Memory that kernels write.
     back: Vec<SlotBuffer>,
 }
 
-/// Memory that experts go back to.
+/// Memory for an expert that goes back to the host.
 struct Back(SlotBuffer);
 
 impl AsMut<[u8]> for Back {
@@ -65,7 +65,7 @@ impl AsMut<[u8]> for Back {
 }
 
 impl Source {
-    /// `bytes` to read, and `back` pieces of `back_bytes` to write.
+    /// Reserves `bytes` to read, and `back` pieces of `back_bytes` to write.
     fn new(context: &Context, bytes: usize, (back, back_bytes): (usize, usize)) -> Result<Source> {
         let arena = Arena::reserve(bytes + back * back_bytes)?;
         let mut slot = arena.carve(bytes)?;
@@ -83,7 +83,7 @@ impl Source {
     }
 }
 
-/// What a kernel and its host need.
+/// Buffers that a fetching kernel and its host share.
 struct Desk {
     mailbox: ExpertMailbox<Back>,
     words: DeviceMemory,
@@ -94,10 +94,10 @@ struct Desk {
 }
 
 const EXPERTS: usize = 24;
-/// Number of the layer's first expert in the tables.
+/// Index of the layer's first expert in the tables.
 const FIRST: usize = 16;
 const K: usize = 3;
-/// What goes to the host with a question.
+/// State that goes to the host with a question.
 const STATE: [f32; 8] = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0];
 
 impl Desk {
@@ -140,20 +140,21 @@ impl Desk {
         Ok(gpu.upload(forced, self.fetch.forced)?)
     }
 
-    /// All entries of the tables of experts.
+    /// Returns all entries of the tables of experts.
     fn table(&self, context: &Context) -> Result<Vec<u64>> {
         let mut all = self.tables.download(&context.gpu, 0)?;
         all.extend(self.tables.download(&context.gpu, 1)?);
         Ok(all)
     }
 
-    /// Addresses of the chosen experts.
+    /// Returns the addresses of the chosen experts.
     fn slots(&self, context: &Context) -> Result<Vec<u64>> {
         Ok(self.tables.download(&context.gpu, 2)?)
     }
 }
 
-/// The rows after a run: the last one's first is what the host computed, nobody has written the others.
+/// Checks the rows after a run. The first row of the last run is the one that the host computed. No kernel has written
+/// the others.
 fn rows_of(run: u32, rows: &[f32]) -> Outcome {
     let bits = |rows: &[f32]| rows.iter().map(|x| x.to_bits()).collect::<Vec<u32>>();
     let (first, others) = rows.split_at(STATE.len());
@@ -165,7 +166,8 @@ fn rows_of(run: u32, rows: &[f32]) -> Outcome {
     }
 }
 
-/// Three tokens: misses, all there, and forced ones of which one goes, back to pinned memory, and one is somebody else's.
+/// Runs three tokens: one with misses, one whose experts are all there, and one with forced experts. In the last one,
+/// one expert is evicted to pinned memory, and the host computes another.
 fn fetched(context: &Context, bytes: [usize; 3], shifts: [usize; 3]) -> Result<Outcome> {
     let gpu = &context.gpu;
     let Source { pinned, slot: source, back: goes_to } =
@@ -173,7 +175,7 @@ fn fetched(context: &Context, bytes: [usize; 3], shifts: [usize; 3]) -> Result<O
     let source = source.as_slice();
     let mut goes_to = goes_to.into_iter().map(Back).next();
     let mut came_back = None;
-    // A byte beside each part must stay as it is.
+    // A byte beside each part must not change.
     let mut offsets = [0; 3];
     for part in 1..3 {
         offsets[part] = (offsets[part - 1] + bytes[part - 1] + 1).next_multiple_of(16);
@@ -191,7 +193,7 @@ fn fetched(context: &Context, bytes: [usize; 3], shifts: [usize; 3]) -> Result<O
         to: slot(number),
         from: [0, 1, 2].map(|part| &source[from(number)[part]..][..bytes[part]]),
     };
-    // Back to other odd addresses, and as if it were of another layer: a little smaller.
+    // The evicted expert goes to other odd addresses. It is a little smaller, as if it belonged to another layer.
     let back = |part: usize| 300_001 + 100_000 * part + 3 * shifts[part];
     let back_bytes = |part: usize| bytes[part] - part;
     let rows = context.poisoned(K * STATE.len())?;
@@ -247,7 +249,7 @@ fn fetched(context: &Context, bytes: [usize; 3], shifts: [usize; 3]) -> Result<O
                 outcome = outcome.worse(Outcome::same(&[nothing], &[true]).at("too early"));
                 (table[at(1)], table[at(0)]) = (slot(3).address(), 0);
                 slots_held[3] = Some(3);
-                // Somebody else's.
+                // The host computes this expert.
                 let mut x = [0.0; STATE.len()];
                 desk.mailbox.read_state(&mut x);
                 outcome = outcome.worse(Outcome::same(&x, &STATE).at("state"));
@@ -276,7 +278,7 @@ fn fetched(context: &Context, bytes: [usize; 3], shifts: [usize; 3]) -> Result<O
         }
         outcome = outcome.worse(Outcome::same(&got, &expected).at(&format!("run {run}")));
     }
-    // Memory of an arena begins as zeroes.
+    // Memory of an arena is zeroed at first.
     let mut expected = vec![0; source.len()];
     for (part, at) in from(1).into_iter().enumerate() {
         let (to, bytes) = (back(part), back_bytes(part));
@@ -286,13 +288,13 @@ fn fetched(context: &Context, bytes: [usize; 3], shifts: [usize; 3]) -> Result<O
     Ok(outcome.worse(Outcome::same(came_back.as_mut(), &expected).at("what went back")))
 }
 
-/// How long kernels wait here before they give up, and how much later the host answers.
+/// How long kernels wait before they give up, and how much later the host answers.
 const BOUND: Duration = Duration::from_millis(40);
 const LATE: Duration = Duration::from_millis(120);
 
-/// A run of two layers whose host is late: with the answer of the first one, or with the row that it computes of it. The run
-/// ends by itself and has changed no table that the answer does not ask for; the same kernels, queued again with everything there,
-/// do what they would have done.
+/// Runs two layers whose host is late: with the answer of the first layer, or with the row that it computes for it. The
+/// run must end by itself, and change only tables that the answer names. The same kernels, queued again when everything
+/// is there, must give the usual result.
 fn gives_up(context: &Context, without_answer: bool) -> Result<Outcome> {
     const BYTES: usize = 4096;
     let gpu = &context.gpu;
@@ -323,7 +325,7 @@ fn gives_up(context: &Context, without_answer: bool) -> Result<Outcome> {
         to: slot(number),
         from: from(number).map(|at| source.bytes(at, BYTES)),
     };
-    // The last of the three is the host's.
+    // The host computes the last of the three experts.
     let slots = [slot(0), slot(1), DevicePtr::null()];
     let misses = [miss(0, ids[0]), miss(1, ids[1])];
     let answer = ExpertAnswer { slots: &slots, gone: &[] };
@@ -366,7 +368,7 @@ fn gives_up(context: &Context, without_answer: bool) -> Result<Outcome> {
     }
     let got = desk.table(context)?;
     outcome = outcome.worse(Outcome::same(&got, &table).at("tables of the run that gave up"));
-    // The host has what was missing, and goes on.
+    // The host now has what was missing, and continues.
     if without_answer {
         answer(&mut desk);
         named(&mut table);
@@ -401,7 +403,7 @@ fn bench_both_ways(context: &Context, shift: usize, blocks: u32) -> Result<Measu
     bench_ways(context, (4, 4), shift, blocks)
 }
 
-/// The bytes of one way count.
+/// Measures a fetch. Only the bytes of one direction count.
 fn bench_ways(
     context: &Context,
     (misses, back): (usize, usize),

@@ -1,4 +1,4 @@
-//! The gated activation against the CPU and the published formulas.
+//! Compares the gated activations with the CPU and with the published formulas.
 
 use anyhow::Result;
 use forebay_compute::Gating as CpuGating;
@@ -8,7 +8,7 @@ use crate::bench::{Bench, Measured, median_seconds};
 use crate::harness::{Check, Context, Outcome};
 use crate::random::Random;
 
-/// gpt-oss's clamps.
+/// gpt-oss's clamped gating.
 const CLAMPED: Gating = Gating::Clamped { alpha: 1.702, limit: 7.0 };
 
 pub fn checks() -> Vec<Check> {
@@ -45,7 +45,7 @@ fn on_cpu(gating: Gating) -> CpuGating {
     }
 }
 
-/// By the published formula.
+/// Computes the published formula.
 pub fn exact(gating: Gating, gate: f64, up: f64) -> f64 {
     match gating {
         Gating::Silu => gate / (1.0 + (-gate).exp()) * up,
@@ -61,7 +61,7 @@ pub fn exact(gating: Gating, gate: f64, up: f64) -> f64 {
     }
 }
 
-/// Against the formula and the CPU.
+/// Compares with the formula and with the CPU.
 fn compare(context: &Context, gating: Gating, gate: &[f32], up: &[f32], got: &[f32]) -> Outcome {
     let pairs = gate.iter().zip(up);
     let expected: Vec<f64> =
@@ -69,8 +69,9 @@ fn compare(context: &Context, gating: Gating, gate: &[f32], up: &[f32], got: &[f
     let mut cpu = gate.to_vec();
     context.cpu.gate_in_place(on_cpu(gating), &mut cpu, up);
     let cpu: Vec<f64> = cpu.iter().map(|x| f64::from(*x)).collect();
-    // Far below zero results are smaller than any f32; of the others the formula itself loses digits there, in f64 too, and
-    // the rounding of an exponent counts as often as it is large.
+    // Far below zero, results of SiLU are smaller than any f32. The other formulas lose digits there, even in f64.
+    // Also, the relative error of an exponential is the absolute rounding error of its argument, which grows with the
+    // argument.
     let (floor, tolerance) = if gating == Gating::Silu { (1e-28, 1e-6) } else { (1e-6, 4e-6) };
     let outcome = Outcome::of(got, &expected, |i| expected[i].abs().max(floor), tolerance);
     let beside = |i: usize| expected[i].abs().max(1e-6);
@@ -107,7 +108,8 @@ fn plain(context: &Context, gating: Gating) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// Rows in the order of pairs, and in an order of their own; the same bits as biases added before.
+/// Checks rows in the order of pairs and in another order. Results must be bit-identical to adding the biases
+/// beforehand.
 fn biased(context: &Context, gating: Gating) -> Result<Outcome> {
     let (gpu, experts) = (&context.gpu, 7);
     let mut outcome = Outcome::same::<f32>(&[], &[]);

@@ -1,4 +1,4 @@
-//! Loads: what lies in device memory afterwards is what the files have, whichever way it came.
+//! Checks that after a load, device memory holds the bytes of the files, whichever way they were read.
 
 use std::cell::OnceCell;
 use std::path::Path;
@@ -15,9 +15,9 @@ use crate::bench::{Bench, Measured};
 use crate::harness::{Check, Context, Outcome};
 use crate::random::Random;
 
-/// Device memory that is mapped and given back in a measurement.
+/// Bytes of device memory that are mapped and unmapped in a measurement.
 const POOL_BYTES: usize = 1 << 30;
-/// Of 34 MiB each in the file of measurements: 4 GiB together.
+/// Number of tensors of 34 MiB each in the file of measurements: 4 GiB together.
 const TENSORS: usize = 120;
 const MODEL: &str = "model.gguf";
 
@@ -34,7 +34,7 @@ pub fn checks() -> Vec<Check> {
     checks
 }
 
-/// A file of large tensors with small ones between them, as models have.
+/// Writes a file of large tensors with small ones between them, as in real models.
 fn write_model(path: &Path) -> Result<()> {
     let mut writer = GgufWriter::new(path);
     writer.set("general.architecture", "llama")?;
@@ -68,14 +68,14 @@ fn loaded(io: IoKind, cold: bool) -> Result<Outcome> {
         recorder: None,
         interrupt: Interrupt::new(),
     };
-    // A byte that differs is an error.
+    // With these options, a wrong byte is an error.
     let report = load(&path, &request, &mut |_, _| {})?;
     let read_back = report.device.and_then(|device| device.read_back);
     let bytes = read_back.map_or(0, |read_back| read_back.bytes);
     Ok(Outcome::same(&[bytes], &[report.weights_bytes]))
 }
 
-/// What is mapped keeps its bytes while the pool grows and shrinks.
+/// Checks that mapped memory keeps its bytes while the pool grows and shrinks.
 fn pool(context: &Context) -> Result<Outcome> {
     let gpu = &context.gpu;
     let chunk = 2 << 20;
@@ -99,7 +99,7 @@ pub fn benches() -> Vec<Bench> {
         Bench::new(name, move |context| map_and_unmap(context, megabytes << 20))
     };
     let rings = [(1, 32), (1, 64), (1, 128), (2, 64), (2, 128), (2, 256), (4, 128), (4, 256)];
-    // Goes when the last measurement does.
+    // The folder is deleted after the last measurement.
     let folder: Rc<OnceCell<TempDir>> = Rc::default();
     let load = |(piece, ring): (usize, usize)| {
         let (name, folder) = (format!("load/warm/{piece} MiB of {ring} MiB"), Rc::clone(&folder));
@@ -108,7 +108,7 @@ pub fn benches() -> Vec<Bench> {
     sizes.into_iter().map(pool).chain(rings.into_iter().map(load)).collect()
 }
 
-/// Writes the file of all measurements; it is in the page cache then.
+/// Writes the file of all measurements, which is then in the page cache.
 fn write_large_model() -> Result<TempDir> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join(MODEL);
@@ -132,7 +132,7 @@ fn write_large_model() -> Result<TempDir> {
     Ok(folder)
 }
 
-/// The best of several loads of a cached file: other work only makes them slower.
+/// Measures the best of several loads of a cached file. Other work on the machine can only slow a load down.
 fn warm(folder: &OnceCell<TempDir>, piece_bytes: usize, ring_bytes: usize) -> Result<Measured> {
     let folder = match folder.get() {
         Some(folder) => folder,

@@ -1,4 +1,4 @@
-//! Products with many tokens, on tensor cores and in f32, against f64.
+//! Compares products with many tokens, on tensor cores and in f32, with f64 arithmetic.
 
 use std::sync::Arc;
 
@@ -14,10 +14,10 @@ use crate::harness::{Check, Context, Outcome};
 use crate::random::Random;
 use crate::weights::{Weights, random_weights, types};
 
-/// Relative to the product of the norms of row and activations: f32 sums of exact products.
+/// Tolerance of f32 sums of exact products, relative to the product of the norms of row and activations.
 const EXACT: f64 = 1e-5;
-/// Both factors rounded to 11 bits: 2^-12 each on average less, and errors of single elements average out. One wrong
-/// element of a few hundred is still far above.
+/// Tolerance if both factors are rounded to 11 bits. Each relative error is at most 2^-12, less on average, and the
+/// errors of single elements average out. One wrong element among a few hundred still exceeds this by far.
 const HALF: f64 = 5e-4;
 
 pub fn checks() -> Vec<Check> {
@@ -40,7 +40,7 @@ pub fn checks() -> Vec<Check> {
     checks
 }
 
-/// The sum of both parts, times the scale, is the number to within 2^-16 of the row's largest.
+/// Checks that the sum of both parts, times the scale, is the number to within 2^-16 of the row's largest.
 fn narrowing(context: &Context, form: NarrowForm) -> Result<Outcome> {
     let (rows, cols, gpu) = (5, 1032, &context.gpu);
     let mut x = Random::new(3).gaussians(rows * cols);
@@ -78,14 +78,14 @@ fn narrowing(context: &Context, form: NarrowForm) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// Activations on the device, as a product wants them.
+/// Activations on the device, in the form that a product takes.
 struct Input {
     form: MatmulInput,
     _memory: Vec<DeviceMemory>,
 }
 
 impl Input {
-    /// In f32 if there is no form.
+    /// Uploads `x`, in f32 if `form` is `None`.
     fn new(context: &Context, form: Option<NarrowForm>, x: &[f32], cols: usize) -> Result<Input> {
         let device = context.upload(x)?;
         let Some(form) = form else {
@@ -100,7 +100,7 @@ impl Input {
             scales: memory[2].ptr(),
         };
         context.gpu.narrow(form, device.ptr(), out, rows, cols)?;
-        // Freeing `device` waits for the GPU.
+        // Dropping `device` waits for the GPU.
         Ok(Input { form: MatmulInput::Narrow(out), _memory: memory })
     }
 }
@@ -109,7 +109,7 @@ fn tolerance(ty: TensorType, exact: bool) -> f64 {
     match ty {
         _ if exact => EXACT,
         TensorType::F16 => EXACT,
-        // 16 bits of the activations.
+        // The activations keep 16 bits.
         TensorType::BF16 => 2.0 * EXACT,
         _ => HALF,
     }
@@ -132,7 +132,7 @@ fn dense(context: &Context, ty: TensorType, exact: bool) -> Result<Outcome> {
             worst = worst.worse(dense_case(context, ty, exact, &weights, &x)?.at(&case));
         }
     }
-    // Many tokens and many steps, fewer rows.
+    // Many tokens and many steps, but fewer rows.
     let mut random = Random::new(1);
     let weights = Weights::random(context, ty, 5, 4096, &mut random)?;
     let x = random.gaussians(512 * 4096);
@@ -164,7 +164,7 @@ fn dense_case(
     Ok(outcome.worse(same.at("again")))
 }
 
-/// `got [tokens, rows]` against the exact product.
+/// Compares `got [tokens, rows]` with the exact product.
 fn compare(weights: &Weights, x: &[f32], got: &[f32], tolerance: f64) -> Outcome {
     let x: Vec<f64> = x.iter().map(|x| f64::from(*x)).collect();
     let tokens = x.chunks(weights.cols);
@@ -173,8 +173,8 @@ fn compare(weights: &Weights, x: &[f32], got: &[f32], tolerance: f64) -> Outcome
     Outcome::of(got, &expected, |i| norms[i], tolerance)
 }
 
-/// Entries of each expert: none at the start, in the middle and at the end, one, exactly a tile, and more than one. The
-/// 34 that follow make the search for a tile go beyond the first 32 experts.
+/// Number of entries of each expert: none (at the start, in the middle and at the end), one, exactly a tile, and more
+/// than a tile. The 34 experts that follow extend the search for a tile beyond the first 32.
 const COUNTS: [usize; 7] = [0, 40, 1, 0, 32, 130, 0];
 const MORE_EXPERTS: usize = 34;
 /// The expert without a slot.
@@ -217,7 +217,7 @@ fn experts(context: &Context, ty: TensorType, exact: bool) -> Result<Outcome> {
     let x = random.gaussians(tokens as usize * cols);
     let form = if exact { None } else { narrow_form(ty, cols) };
     let input = Input::new(context, form, &x, cols)?;
-    // Room for more entries than there are.
+    // Largest number of entries, more than there are.
     let most = 49 * experts;
     let with_room = |rows: &[u32]| {
         let mut rows = rows.to_vec();
@@ -247,7 +247,7 @@ fn experts(context: &Context, ty: TensorType, exact: bool) -> Result<Outcome> {
         })?;
         Ok(gpu.download(out.ptr(), entries * rows)?)
     };
-    // More room than entries chooses the large tiles.
+    // A capacity above the number of entries selects the large tiles.
     let (sorted, scattered) = (run(false, entries)?, run(true, most)?);
     let mut worst = Outcome::same::<u8>(&[], &[]);
     for (expert, weights) in &weights {
@@ -299,7 +299,7 @@ fn bench(context: &Context, ty: TensorType, tokens: usize) -> Result<Measured> {
     Ok(Measured { seconds, bytes: data.len() as f64, flops })
 }
 
-/// The gate of a layer's experts for a prompt of 512 tokens, 8 experts each, evenly spread.
+/// Measures the gate matrix of a layer's experts for a prompt of 512 tokens with 8 experts each, evenly distributed.
 fn bench_experts(context: &Context) -> Result<Measured> {
     let (ty, experts, rows, cols, tokens) = (TensorType::Q4_K, 128, 768, 2048, 512);
     let entries = tokens * 8;

@@ -1,4 +1,4 @@
-//! Products with few tokens, against f64 products of the exact weights with the activations as rounded.
+//! Compares products of few tokens with f64 products of the exact weights and the rounded activations.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::harness::{Check, Context, Outcome};
 use crate::random::Random;
 use crate::weights::{Weights, random_weights, types};
 
-/// Relative to the product of the norms of row and activations.
+/// Tolerance relative to the product of the norms of row and activations.
 const TOLERANCE: f64 = 1e-5;
 
 pub fn checks() -> Vec<Check> {
@@ -29,7 +29,7 @@ pub fn checks() -> Vec<Check> {
     checks
 }
 
-/// Activations on the device in the form that a type takes, and what values they have then.
+/// Activations on the device in the form that a type takes, and the values they have in that form.
 pub struct Input {
     pub form: MatvecInput,
     _memory: [DeviceMemory; 2],
@@ -61,7 +61,7 @@ impl Input {
     }
 }
 
-/// Columns to try: the fewest, some that leave lanes idle, and many.
+/// Returns the numbers of columns to test: the fewest, some that leave lanes idle, and many.
 pub fn widths(ty: TensorType) -> Vec<usize> {
     let block = ty.block_elements();
     if !takes_rounded(ty) {
@@ -111,7 +111,7 @@ fn shapes(context: &Context, ty: TensorType) -> Result<Outcome> {
     Ok(worst)
 }
 
-/// `got [tokens, rows]` against `x [tokens, cols]` times the weights.
+/// Compares `got [tokens, rows]` with `x [tokens, cols]` times the weights.
 pub fn compare(weights: &Weights, x: &[f64], got: &[f32]) -> Outcome {
     let tokens = x.chunks(weights.cols);
     let (expected, norms): (Vec<f64>, Vec<f64>) =
@@ -119,7 +119,7 @@ pub fn compare(weights: &Weights, x: &[f64], got: &[f32]) -> Outcome {
     Outcome::of(got, &expected, |i| norms[i], TOLERANCE)
 }
 
-/// Two tokens with four experts each; gate and up apart and joined, then down for every pair.
+/// Checks two tokens with four experts each: gate and up separately and joined, then down for every pair.
 fn experts(context: &Context, ty: TensorType) -> Result<Outcome> {
     let (tokens, used, rows, gpu) = (2, 4, 35, &context.gpu);
     let mut worst = Outcome::same::<u8>(&[], &[]);
@@ -128,7 +128,7 @@ fn experts(context: &Context, ty: TensorType) -> Result<Outcome> {
         let pool = Pool::random(context, ty, rows, cols, &mut random)?;
         let ids: Vec<u32> = vec![5, 0, 3, 4, 1, 5, 2, 0];
         let device_ids = context.upload(&ids)?;
-        // An expert's slot and its bias are found by numbers that differ.
+        // The slot and the bias of an expert have different indices, to tell them apart.
         let bias_of = |id: u32| (id + 1) % 6;
         let bias_ids = context.upload(&ids.iter().map(|id| bias_of(*id)).collect::<Vec<_>>())?;
         let table = ExpertTable { slots: pool.table.table(0), rows };
@@ -206,19 +206,19 @@ fn experts(context: &Context, ty: TensorType) -> Result<Outcome> {
 /// The expert of [`Pool`] that has no slot.
 const MISSING: u32 = 4;
 
-/// Ways to join gate and up, and whether with biases.
+/// Ways to join gate and up; the flag is true if there are biases.
 const GATED: [(Gating, bool); 3] = [
     (Gating::Silu, false),
     (Gating::GeluTanh, false),
     (Gating::Clamped { alpha: 1.702, limit: 7.0 }, true),
 ];
 
-/// Six experts of two matrices in slots that are neither in order nor neighbours.
+/// Six experts of two matrices each, in slots that are neither ordered nor adjacent.
 struct Pool {
     experts: Vec<[Weights; 2]>,
     part_bytes: u64,
     table: AddressTables,
-    /// `[experts, rows]`, of gate and up alike.
+    /// `[experts, rows]`, used for both gate and up.
     bias_values: Vec<f32>,
     biases: DeviceMemory,
 }
@@ -262,7 +262,7 @@ impl Pool {
     }
 }
 
-/// Gate and up of a dense feed-forward.
+/// Checks the joined gate and up matrices of a dense feed-forward.
 fn joined(
     context: &Context,
     ty: TensorType,
@@ -283,7 +283,7 @@ fn joined(
     Ok(worst)
 }
 
-/// `gating(gate + bias, up + bias)`; an error in either counts with the size of the other.
+/// Compares with `gating(gate + bias, up + bias)`. The norm weights an error in one factor with the size of the other.
 fn compare_gated(
     gating: Gating,
     [gate, up]: [&Weights; 2],
@@ -295,7 +295,7 @@ fn compare_gated(
         let ((gate, gate_norm), (up, up_norm)) = (gate.dot(row, x), up.dot(row, x));
         let bias = bias.map_or(0.0, |bias| f64::from(bias[row]));
         let (gate, up) = (gate + bias, up + bias);
-        // Of `up + 1` where that is a factor.
+        // The clamped gating multiplies by `up + 1` instead of `up`.
         let one = f64::from(u8::from(matches!(gating, Gating::Clamped { .. })));
         let inner = gating::exact(gating, gate, 1.0 - one).abs();
         let slope = 1.2 * gate_norm * (up + one).abs() + inner * up_norm;
@@ -328,7 +328,7 @@ pub fn benches() -> Vec<Bench> {
     benches
 }
 
-/// Random bytes cost seconds for large matrices: a few rows, many times.
+/// Repeats a few random rows, because random bytes for a whole large matrix take seconds.
 fn repeated_weights(ty: TensorType, rows: usize, cols: usize) -> Vec<u8> {
     let some = random_weights(ty, 16 * cols, &mut Random::new(1));
     some.iter().copied().cycle().take(some.len() / 16 * rows).collect()
@@ -352,7 +352,7 @@ fn bench(
     Ok(Measured { seconds, bytes: data.len() as f64, flops: 2.0 * (tokens * rows * cols) as f64 })
 }
 
-/// Eight experts of 128 for one token, others in each turn.
+/// Measures eight experts of 128 for one token, with different experts in each turn.
 fn bench_experts(
     context: &Context,
     ty: TensorType,

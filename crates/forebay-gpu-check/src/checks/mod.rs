@@ -74,7 +74,7 @@ mod tests {
                 assert!(passed, "{report:#}");
             }
             Err(error) => {
-                // Past the harness, which would hide it.
+                // Writes to stderr directly, because the test harness would capture `eprintln!`.
                 let _ = writeln!(std::io::stderr(), "SKIPPED: no kernel was checked: {error}");
             }
         }

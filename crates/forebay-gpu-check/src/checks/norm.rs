@@ -1,4 +1,4 @@
-//! Norms against the CPU and f64 arithmetic.
+//! Compares norms with the CPU and with f64 arithmetic.
 
 use anyhow::Result;
 use forebay_cuda::{Added, DevicePtr, ExpertOutputs, FiniteFlag, Norm, Normed, RoundedActivations};
@@ -48,7 +48,7 @@ fn over_shapes(
     Ok(outcome)
 }
 
-/// Rows and weight.
+/// Returns random rows and a weight.
 fn inputs(rows: usize, width: usize) -> (Vec<f32>, Vec<f32>) {
     let mut random = Random::new(width as u64);
     (random.gaussians(rows * width), random.gaussians(width))
@@ -63,7 +63,7 @@ fn expected(x: &[f32], weight: &[f32]) -> Vec<f64> {
     x.chunks(weight.len()).flat_map(row).collect()
 }
 
-/// Relative to each number, and close to the CPU, too.
+/// Compares with the exact result and with the CPU. The tolerance is relative to each number.
 fn compare(context: &Context, got: &[f32], x: &[f32], weight: &[f32]) -> Outcome {
     let exact = expected(x, weight);
     let mut cpu = vec![f32::NAN; x.len()];
@@ -73,7 +73,7 @@ fn compare(context: &Context, got: &[f32], x: &[f32], weight: &[f32]) -> Outcome
     Outcome::of(got, &exact, norm, TOLERANCE).worse(Outcome::of(got, &cpu, norm, TOLERANCE))
 }
 
-/// Rows normed without anything else.
+/// Norms rows without any addition or rounding.
 fn plain(
     context: &Context,
     x: DevicePtr<f32>,
@@ -111,11 +111,11 @@ fn after_addition(context: &Context, rows: usize, width: usize) -> Result<Outcom
     added(context, &x, &weight, Added::Rows(device_add.ptr()), &sums)
 }
 
-/// Experts' outputs: parts, weights, and rows in an order of their own.
+/// Returns random outputs of experts: parts, weights, and a permutation of the rows.
 fn expert_outputs(tokens: usize, k: usize, width: usize) -> (Vec<f32>, Vec<f32>, Vec<u32>) {
     let pairs = tokens * k;
     let mut random = Random::new(width as u64);
-    // A step without a common divisor visits every row.
+    // A step that is coprime with the number of pairs visits every row.
     let step = (1..).map(|i| pairs / 2 + i).find(|&step| gcd(step, pairs) == 1).unwrap_or(1);
     let rows = (0..pairs).map(|pair| (pair * step % pairs) as u32).collect();
     (random.gaussians(pairs * width), random.gaussians(pairs), rows)
@@ -166,7 +166,7 @@ fn after_experts(context: &Context, rows: usize, width: usize) -> Result<Outcome
     Ok(outcome)
 }
 
-/// The rows become `sums`, bit for bit, and are normed.
+/// Checks that the rows become `sums`, bit for bit, and are then normed.
 fn added(
     context: &Context,
     x: &[f32],
@@ -185,7 +185,7 @@ fn added(
     Ok(compare(context, &got, sums, weight).worse(Outcome::same(&got_sums, sums)))
 }
 
-/// What comes out rounded is what rounding the rows gives, bit for bit, zeros and NaN included.
+/// Checks that the fused rounding gives the same bits as rounding the rows afterwards, including zeroes and NaN.
 fn rounded(context: &Context, rows: usize, width: usize) -> Result<Outcome> {
     if !width.is_multiple_of(32) {
         return Ok(Outcome::same::<f32>(&[], &[]));

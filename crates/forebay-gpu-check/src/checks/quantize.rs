@@ -1,4 +1,4 @@
-//! Activations rounded to 8 bits.
+//! Checks and measures the rounding of activations to 8 bits.
 
 use anyhow::Result;
 use forebay_cuda::{DeviceMemory, DevicePtr, RoundedActivations};
@@ -15,7 +15,7 @@ pub fn benches() -> Vec<Bench> {
     vec![Bench::new("quantize q8 1x4096", |context| bench_q8(context, 1, 4096))]
 }
 
-/// Codes of 32 activations and what lies beside them: the scale and the sums of the halves.
+/// Rounds 32 activations. Returns their codes, the scale, and the sums of both halves.
 pub fn round_group(x: &[f32]) -> (Vec<i8>, f32, [i16; 2]) {
     let largest = x.iter().fold(0.0_f32, |a, b| a.max(b.abs()));
     let inverse = if largest > 1e-36 { 127.0 / largest } else { 0.0 };
@@ -25,7 +25,7 @@ pub fn round_group(x: &[f32]) -> (Vec<i8>, f32, [i16; 2]) {
     (codes, largest / 127.0, sums)
 }
 
-/// What the kernel should write for `x [tokens, cols]`.
+/// Returns what the kernel should write for `x [tokens, cols]`.
 fn expected(x: &[f32], cols: usize) -> (Vec<i8>, Vec<[u8; 8]>) {
     let (mut codes, mut scales) = (Vec::new(), Vec::new());
     for x in x.chunks(cols) {
@@ -43,7 +43,7 @@ fn expected(x: &[f32], cols: usize) -> (Vec<i8>, Vec<[u8; 8]>) {
     (codes, scales)
 }
 
-/// `x [tokens, cols]` rounded on the device; the memory is both parts of the result.
+/// Rounds `x [tokens, cols]` on the device. The returned memory holds both parts of the result.
 pub fn rounded(
     context: &Context,
     x: DevicePtr<f32>,

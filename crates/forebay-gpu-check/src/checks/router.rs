@@ -1,4 +1,4 @@
-//! Choice of experts and sorting of pairs against the CPU.
+//! Compares the choice of experts and the sorting of pairs with the CPU.
 
 use anyhow::Result;
 use forebay_compute::{RouterGroups as CpuGroups, RouterRule, Scoring};
@@ -46,7 +46,7 @@ struct Case {
     renormalise: bool,
     bias: bool,
     logit_bias: bool,
-    /// Groups, how many stay, and how many experts count.
+    /// Number of groups, of groups that are kept, and of experts that count for a group's score.
     groups: Option<(usize, usize, usize)>,
 }
 
@@ -76,10 +76,10 @@ fn choices(context: &Context) -> Result<Outcome> {
         sigmoid,
         Case { experts: 256, groups: Some((8, 4, 2)), ..sigmoid },
         Case { experts: 256, logit_bias: true, groups: Some((8, 4, 2)), ..sigmoid },
-        // DeepSeek-V2, and its Lite.
+        // DeepSeek-V2 and DeepSeek-V2-Lite.
         Case { experts: 160, k: 6, renormalise: false, groups: Some((8, 3, 1)), ..plain },
         Case { experts: 64, k: 6, renormalise: false, ..plain },
-        // gpt-oss, of which a softmax of all renormalised is a softmax of the chosen.
+        // gpt-oss: renormalising a softmax over all experts gives a softmax over the chosen ones.
         Case { experts: 32, k: 4, logit_bias: true, ..plain },
         Case { experts: 128, k: 4, logit_bias: true, ..plain },
         Case { experts: 64, k: 8, groups: Some((32, 5, 2)), ..sigmoid },
@@ -95,7 +95,7 @@ fn choices(context: &Context) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// Logits, with only nine different values when there are to be ties.
+/// Returns random logits. If `ties` is true, they have only nine different values.
 fn logits(case: &Case, ties: bool) -> Vec<f32> {
     let mut random = Random::new((case.experts * case.k) as u64);
     let logits = random.gaussians(case.tokens * case.experts);
@@ -138,7 +138,7 @@ fn choice(context: &Context, case: &Case, ties: bool) -> Result<Outcome> {
         .worse(Outcome::same(&gpu.download::<u32>(flag.ptr(), 1)?, &[u32::MAX])))
 }
 
-/// Of a router, on both sides.
+/// Biases of a router, on the host and on the device.
 struct Biases {
     scores: Vec<f32>,
     logits: Vec<f32>,
@@ -146,7 +146,7 @@ struct Biases {
 }
 
 impl Biases {
-    /// Halves and quarters, which add up without rounding, so that ties stay ties.
+    /// Creates biases of halves and quarters, which add up without rounding, so that ties stay ties.
     fn random(context: &Context, experts: usize) -> Result<Biases> {
         let mut random = Random::new(11);
         let mut quarters = || (random.unit() * 2.0).round() / 4.0;
@@ -182,7 +182,7 @@ fn outputs(ids: &DeviceMemory, weights: &DeviceMemory, flag: &DeviceMemory) -> R
     RouterOutputs { ids: ids.ptr(), weights: weights.ptr(), flag: flag.ptr() }
 }
 
-/// Product and choice in one launch give the bits of one after the other, and leave the tickets as they were.
+/// Checks that product and choice in one launch give the same bits as two launches, and leave the tickets at 0.
 fn at_once(context: &Context) -> Result<Outcome> {
     let gpu = &context.gpu;
     let mut outcome = Outcome::same::<f32>(&[], &[]);
@@ -227,7 +227,7 @@ fn at_once(context: &Context) -> Result<Outcome> {
                 gpu.route_few(&choice, router, x.ptr(), logits, &places, tickets.ptr(), tokens)?;
             }
             let logits = twice.logits.ptr();
-            // One by one: the order of sums depends on the number of tokens.
+            // Computes token by token, because the order of sums depends on the number of tokens.
             for token in 0..tokens {
                 let out = logits.offset(token * experts);
                 let product = DeviceMatrix { data: matrix.ptr(), rows: experts, out };
@@ -244,13 +244,13 @@ fn at_once(context: &Context) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// What a router leaves.
+/// Outputs of a router.
 struct Choice {
     logits: DeviceMemory,
     ids: DeviceMemory,
     weights: DeviceMemory,
     flag: DeviceMemory,
-    /// Of logits, and of ids.
+    /// Number of logits, and of ids.
     counts: [usize; 2],
 }
 
@@ -288,7 +288,7 @@ impl Choice {
     }
 }
 
-/// The first bad token is reported, ids exist all the same.
+/// Checks that the first bad token is reported, and that all ids are still valid.
 fn reports(context: &Context) -> Result<Outcome> {
     let (gpu, tokens, experts, k) = (&context.gpu, 9, 64, 8);
     let mut logits = Random::new(3).gaussians(tokens * experts);
@@ -317,14 +317,14 @@ fn plain_choice(experts: usize, k: usize) -> RouterChoice {
     }
 }
 
-/// `k` different experts for every token.
+/// Returns `k` different experts for every token.
 fn random_ids(tokens: usize, experts: usize, k: usize) -> Vec<u32> {
     let mut random = Random::new((tokens + experts) as u64);
     let mut ids = Vec::new();
     for _ in 0..tokens {
         let start = ids.len();
         while ids.len() < start + k {
-            // Squared, so that some experts are chosen often and others never.
+            // The square makes some experts frequent and others rare.
             let unit = f64::from(random.unit().abs());
             let id = ((unit * unit * experts as f64) as u32).min(experts as u32 - 1);
             if !ids[start..].contains(&id) {

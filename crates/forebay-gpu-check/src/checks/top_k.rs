@@ -1,4 +1,4 @@
-//! The largest logits and their ids against sorting.
+//! Compares the largest logits and their ids with a sort.
 
 use std::cmp::Ordering;
 
@@ -24,7 +24,7 @@ pub fn benches() -> Vec<Bench> {
 const SHAPES: [(usize, usize); 8] =
     [(1, 1), (2, 7), (3, 2048), (1, 2049), (2, 32_000), (1, 151_936), (1, 262_145), (5, 5000)];
 
-/// Logits with many ties, zeroes of both signs, infinities and NaN.
+/// Returns logits with many ties, zeroes of both signs, infinities and NaN.
 fn logits(rows: usize, vocabulary: usize) -> Vec<f32> {
     let mut random = Random::new((rows + vocabulary) as u64);
     let mut logits: Vec<f32> =

@@ -1,4 +1,4 @@
-//! What is asked of both sessions, and that both answer the same, after any error, too.
+//! The calls made to both sessions. Their results must be the same, even after errors.
 
 use std::ops::ControlFlow;
 
@@ -12,18 +12,18 @@ use crate::fault_profile::{self, After};
 use crate::pair::Pair;
 use crate::random::Random;
 
-/// Attempts that a call may take: disks here recover.
+/// Number of attempts that a call may take, since these disks recover.
 const ATTEMPTS: usize = 300;
-/// Tokens that go through the model one by one.
+/// Largest number of tokens that are computed one at a time.
 const ALONE: usize = 12;
 
-/// Whether a session can go on.
+/// State of a session after a call or a conversation.
 #[derive(PartialEq, Eq)]
 pub enum Then {
     GoesOn,
     /// The conversation has filled the context.
     Full,
-    /// Another session has to be opened.
+    /// The session has stopped, and another one must be opened.
     Stopped,
 }
 
@@ -32,11 +32,11 @@ struct Turn {
     prompt: Vec<u32>,
     tokens: usize,
     sampling: Sampling,
-    /// The caller stops after so many.
+    /// Number of tokens after which the caller stops the answer.
     cancel_after: Option<usize>,
 }
 
-/// What a turn gave, or gave before it failed.
+/// Result of a turn, or what it generated before it failed.
 struct Answer {
     tokens: Vec<u32>,
     end: Result<StopReason, EngineError>,
@@ -51,7 +51,7 @@ impl Turn {
         let sampling = match random.next() % 3 {
             0 => Sampling::greedy(),
             1 => Sampling { seed, ..Sampling::default() },
-            // All logits are needed for that.
+            // These settings need all logits.
             _ => Sampling { seed, top_k: 0, repeat_penalty: 1.1, ..Sampling::default() },
         };
         let cancel_after = random.next().is_multiple_of(4).then(|| 1 + random.next() as usize % 8);
@@ -71,7 +71,8 @@ impl Turn {
         Answer { tokens, end: end.map(|generation| generation.stop_reason) }
     }
 
-    /// What is left after `done` tokens, of which the last did not go through the model.
+    /// Returns the part of the turn that remains after `done` tokens. The last of them has not gone through the model
+    /// yet.
     fn rest(&self, done: &[u32]) -> Turn {
         Turn {
             prompt: done.last().map_or_else(|| self.prompt.clone(), |&last| vec![last]),
@@ -83,10 +84,10 @@ impl Turn {
 }
 
 impl Pair {
-    /// Some calls of every kind.
+    /// Makes a few random calls to both sessions and compares the results.
     ///
     /// # Errors
-    /// Answers that differ, and errors that are not the disk's.
+    /// Returns an error if results differ, or if a call fails for another reason than the disk.
     pub fn converse(&mut self, random: &mut Random, tally: &mut Tally) -> Result<Then> {
         self.reference.reset();
         self.streaming.reset();
@@ -145,11 +146,11 @@ impl Pair {
             if self.failed(error, tally)? == After::Stopped {
                 return Ok(Then::Stopped);
             }
-            // The last token failed on its way, or the prompt did.
+            // The last token's pass has failed, or the prompt's.
             let kept = self.streaming.cached_tokens();
             let fed = if said.is_empty() { 0 } else { turn.prompt.len() + said.len() - 1 };
             if kept.is_empty() && before + fed > 0 && self.streaming.has_windows() {
-                // What was said before is behind the window of layers that keep no more.
+                // Layers with a window no longer hold the positions from before this call.
                 return Ok(self.begin_anew(tally));
             }
             let right = kept == &self.reference.cached_tokens()[..before + fed];
@@ -159,7 +160,7 @@ impl Pair {
                 kept.len(),
                 before + fed
             );
-            // Chance begins anew with every call, so only the likeliest tokens can be gone on with.
+            // Every call restarts the random generator, so only a greedy answer can be resumed.
             if turn.sampling.temperature == 0.0 && random.next().is_multiple_of(2) {
                 tally.resumed += 1;
             } else {
@@ -173,7 +174,7 @@ impl Pair {
         bail!("the disk recovers, but {ATTEMPTS} calls failed")
     }
 
-    /// Both forget the conversation.
+    /// Resets both sessions.
     fn begin_anew(&mut self, tally: &mut Tally) -> Then {
         self.reference.reset();
         self.streaming.reset();
@@ -188,10 +189,10 @@ impl Pair {
         self.compare_logits(&ids, alone, tally)
     }
 
-    /// Goes through as many tokens as the context holds, so that all memory that a session has at the start is in use.
+    /// Computes as many tokens as the context holds, so that all memory reserved at the start is in use.
     ///
     /// # Errors
-    /// As [`Pair::converse`].
+    /// Returns an error in the same cases as [`Pair::converse`], and if the session stops.
     pub fn fill(&mut self, random: &mut Random, tally: &mut Tally) -> Result<()> {
         let ids = ids(self.reference.context(), &self.reference, random);
         match self.compare_logits(&ids, false, tally)? {
@@ -229,7 +230,7 @@ impl Pair {
         bail!("the disk recovers, but {ATTEMPTS} calls failed")
     }
 
-    /// Calls that are refused, and change nothing.
+    /// Makes calls that both sessions must refuse, and that must change nothing.
     fn call_badly(&mut self, random: &mut Random, tally: &mut Tally) -> Result<()> {
         let vocabulary = self.reference.vocab_size() as u32;
         let room = self.reference.context() - self.reference.cached_tokens().len();
@@ -254,7 +255,7 @@ impl Pair {
         Ok(())
     }
 
-    /// Counts an error that has to be the disk's.
+    /// Counts an error and returns the state it leaves the session in. Fails if the disk did not cause the error.
     fn failed(&mut self, error: EngineError, tally: &mut Tally) -> Result<After> {
         let (what, after) = fault_profile::name(error, &self.path)?;
         *tally.errors.entry(what).or_default() += 1;
@@ -268,7 +269,7 @@ impl Pair {
     }
 }
 
-/// Short prompts most often, now and then one of several batches.
+/// Returns a random prompt length: short most often, several batches now and then.
 fn length(random: &mut Random) -> usize {
     let longest = [8, 8, 8, 60, 60, 700][random.next() as usize % 6];
     1 + random.next() as usize % longest

@@ -1,4 +1,4 @@
-//! How the disk fails.
+//! Fault profiles of the simulated disk.
 
 use std::path::Path;
 use std::time::Duration;
@@ -11,26 +11,27 @@ use forebay_stream::StreamError;
 
 use crate::random::Random;
 
-/// What kind of disk a session has.
+/// Kind of disk that a session reads from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultProfile {
-    /// A good one.
+    /// A healthy disk.
     Fair,
-    /// Short reads, errors, late answers, and wrong bits where there are checksums: now and then.
+    /// Now and then: short reads, errors, late answers, and flipped bits where there are checksums.
     Intermittent,
-    /// The same of every second request, or of every eighth where bits flip: bytes that are wrong twice are refused.
+    /// The same faults in every second request, or in every eighth if bits flip, because bytes that are wrong twice are
+    /// refused.
     Storm,
-    /// As drizzle; besides, now and then it is gone for longer than retries last.
+    /// Intermittent faults. In addition, the disk is sometimes gone for longer than retries last.
     Outage,
-    /// Some places take tens of milliseconds.
+    /// Reads of some ranges take tens of milliseconds.
     Slow,
     /// One request never ends.
     DeadRead,
 }
 
-/// Places that are slow.
+/// Number of ranges that are slow.
 const SLOW_PLACES: u32 = 12;
-/// Bytes of a place that is slow or dead.
+/// Number of bytes of a range that is slow or dead.
 const PLACE_BYTES: u64 = 64 << 10;
 
 impl FaultProfile {
@@ -45,9 +46,9 @@ impl FaultProfile {
         }
     }
 
-    /// The faults of such a disk with the model at `path` on it.
+    /// Returns the faults of such a disk that holds the model at `path`.
     pub fn faults(self, path: &Path, random: &mut Random) -> Option<FaultPlan> {
-        // Wrong bits of files without checksums would be wrong tokens, and nobody's fault.
+        // Without checksums, a flipped bit could not be detected and would give wrong tokens.
         let random_flips = path.extension().is_some_and(|end| end == "fbay");
         let seed = u64::from(random.next());
         let plan = FaultPlan { random_flips, seed, ..FaultPlan::default() };
@@ -76,23 +77,24 @@ impl FaultProfile {
     }
 }
 
-/// A fault somewhere in the model's file, or in the first of a folder's.
+/// Creates a fault at a random place in the model's file, or in the first file of a folder.
 fn fault(path: &Path, kind: FaultKind, times: u32, random: &mut Random) -> Fault {
     let bytes = std::fs::metadata(path).map_or(0, |data| data.len()).max(PLACE_BYTES);
     let start = (u64::from(random.next()) << 32 | u64::from(random.next())) % bytes;
     Fault { file: FileIndex(0), range: start..start + PLACE_BYTES, kind, spares: 0, times }
 }
 
-/// What a call that met a bad disk left behind.
+/// State of a session after a call that met a disk fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum After {
-    /// The session goes on.
+    /// The session can be used again.
     Usable,
-    /// Memory was lost to a read that did not end: another session has to be opened.
+    /// Memory was lost to a read that did not end, so another session must be opened.
     Stopped,
 }
 
-/// Which of the disk's errors this is and what follows; any other error is given back. It has to say where it happened.
+/// Names a disk error and returns the state it leaves the session in. Returns an error if the disk did not cause
+/// `error`, or if its message does not say where the fault happened.
 pub fn name(error: EngineError, path: &Path) -> Result<(&'static str, After)> {
     let (cause, opening) = match &error {
         EngineError::Stream(error) | EngineError::Model(ModelError::Stream(error)) => match error {

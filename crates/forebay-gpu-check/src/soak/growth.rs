@@ -1,4 +1,4 @@
-//! What the process holds, and whether it grows.
+//! Resources that the process holds, and a check that they do not grow.
 
 use std::fs;
 use std::thread::sleep;
@@ -8,38 +8,43 @@ use anyhow::{Context as _, Result};
 use forebay_cuda::Gpu;
 use serde::Serialize;
 
-/// With fewer samples nothing can be said.
+/// Smallest number of samples from which growth can be judged.
 const SAMPLES_MIN: usize = 8;
-/// What ends with a session may end a little after it: so long is waited for it.
+/// Threads and files of a session may end shortly after it. A sample waits at most this long for them.
 const SETTLES_WITHIN: Duration = Duration::from_secs(3);
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
-/// Host and device memory that may come beside a fiftieth: allocators cut and keep pieces of what they get.
+/// Number of recent samples whose lowest counts a new sample waits for.
+const RECENT_SAMPLES: usize = 4;
+/// Host and device memory that may be added beyond 2 %, because allocators split and keep pieces of what they get.
 const SLACK_BYTES: u64 = 4 << 20;
 
-/// Between two rounds, when only the lasting sessions are open.
+/// Resource use between two rounds, when only the lasting sessions are open.
 #[derive(Clone, Copy, Serialize)]
 struct Sample {
     pub seconds: f64,
     pub resident_bytes: u64,
-    /// Memory that the kernel keeps in its place, for reads.
+    /// Memory that the operating system keeps in place for reads.
     pub pinned_bytes: u64,
     pub mappings: u64,
     pub descriptors: u64,
     pub threads: u64,
-    /// By the driver's count; 0 without a GPU.
+    /// VRAM in use as reported by the driver; 0 without a GPU.
     pub vram_bytes: u64,
 }
 
 impl Sample {
-    /// When there are no more threads and files than in the sample before, or they have had their time to end.
-    fn settled(started: Instant, gpu: Option<&Gpu>, before: Option<&Sample>) -> Result<Sample> {
+    /// Takes a sample once there are no more threads and files than in the lowest of the recent samples of `before`, or
+    /// when their time to end is over. The last sample alone would not do: on a slow machine it may have been taken
+    /// too early itself.
+    fn settled(started: Instant, gpu: Option<&Gpu>, before: &[Sample]) -> Result<Sample> {
         let asked = Instant::now();
+        let recent = &before[before.len().saturating_sub(RECENT_SAMPLES)..];
         loop {
             let sample = Sample::now(started.elapsed().as_secs_f64(), gpu)?;
             let is_more = |before: &Sample| {
                 sample.threads > before.threads || sample.descriptors > before.descriptors
             };
-            if !before.is_some_and(is_more) || asked.elapsed() > SETTLES_WITHIN {
+            if !recent.iter().any(is_more) || asked.elapsed() > SETTLES_WITHIN {
                 return Ok(sample);
             }
             sleep(LOOK_AGAIN);
@@ -69,18 +74,18 @@ impl Sample {
     }
 }
 
-/// Samples in the order of time.
+/// Samples in chronological order.
 #[derive(Default, Serialize)]
 pub struct Growth {
     samples: Vec<Sample>,
 }
 
-/// One quantity, at two times.
+/// One quantity at two times.
 struct Compared {
     name: &'static str,
     warm: u64,
     end: u64,
-    /// What the end may have.
+    /// Largest value of `end` that does not count as growth.
     allowed: u64,
 }
 
@@ -88,14 +93,14 @@ impl Growth {
     /// Takes the next sample.
     ///
     /// # Errors
-    /// What the system says when it is asked.
+    /// Returns an error if the system or the driver cannot be queried.
     pub fn sample(&mut self, started: Instant, gpu: Option<&Gpu>) -> Result<()> {
-        let sample = Sample::settled(started, gpu, self.samples.last())?;
+        let sample = Sample::settled(started, gpu, &self.samples)?;
         self.samples.push(sample);
         Ok(())
     }
 
-    /// The second quarter of the samples beside the last.
+    /// Compares the second quarter of the samples with the last quarter.
     fn compared(&self) -> Vec<Compared> {
         let quarters = self.samples.len() / 4;
         let values = |quarter: usize, of: fn(&Sample) -> u64| {
@@ -107,7 +112,8 @@ impl Growth {
         };
         let middle = |of: fn(&Sample) -> u64, exact: bool| {
             let (warm, end) = (values(1, of), values(3, of));
-            // What is counted is given back some time after a session, so its floor tells; memory swings.
+            // Counted resources are released some time after a session ends, so their minimum is compared. Memory
+            // fluctuates, so its median is compared.
             let at = |values: &[u64]| match exact {
                 true => values.first().copied().unwrap_or(0),
                 false => values.get(values.len() / 2).copied().unwrap_or(0),
@@ -122,7 +128,7 @@ impl Growth {
             let (warm, end) = middle(of, false);
             Compared { name, warm, end, allowed: warm + warm / 50 + SLACK_BYTES }
         };
-        // The kernel unpins what a ring had some time after its end.
+        // The operating system unpins a ring's memory some time after the ring is closed.
         let pinned = count("pinned bytes", |sample| sample.pinned_bytes);
         vec![
             memory("resident bytes", |sample| sample.resident_bytes),
@@ -133,7 +139,7 @@ impl Growth {
         ]
     }
 
-    /// What has grown, in words, or why that cannot be told.
+    /// Returns a sentence for each quantity that has grown, or the reason why growth cannot be judged.
     pub fn grown(&self) -> Vec<String> {
         let beyond = |of: &Compared| {
             let Compared { name, warm, end, allowed } = of;

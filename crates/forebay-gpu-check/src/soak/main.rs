@@ -1,5 +1,5 @@
-//! `soak`: sessions at tight budgets on a disk that fails, held against sessions that have everything in memory, for as long
-//! as you like. A wrong token, an unclear error and anything that grows ends it with status 1.
+//! `soak`: compares sessions at tight budgets on a failing disk with sessions that have everything in memory, for as
+//! long as requested. A wrong token, an unclear error or a resource that grows ends it with status 1.
 
 mod conversation;
 mod fault_profile;
@@ -27,7 +27,7 @@ use growth::Growth;
 use pair::{Pair, Place};
 use random::Random;
 
-/// Conversations of a pair that is opened for one round.
+/// Number of conversations of a pair of sessions that is opened for one round.
 const CONVERSATIONS: usize = 3;
 
 /// Compares sessions that stream from a bad disk with resident ones, and looks for leaks.
@@ -70,32 +70,38 @@ fn device(text: &str) -> Result<DeviceChoice, String> {
     }
 }
 
-/// What was done.
+/// Counts of what the soak did.
 #[derive(Default, Serialize)]
 pub struct Tally {
     rounds: usize,
     sessions_opened: u64,
     conversations: u64,
-    /// Tokens and logits that were compared with those of a resident session.
+    /// Number of tokens that were compared with those of a resident session.
     tokens_compared: u64,
+    /// Number of logits that were compared with those of a resident session.
     logits_compared: u64,
     cancelled: u64,
     truncated: u64,
-    /// Calls that had to fail, in the same way on both sides.
+    /// Number of calls that had to fail, in the same way in both sessions.
     bad_calls: u64,
-    /// Errors that reached the user, by what they were.
+    /// Number of errors that reached the caller, by kind.
     errors: BTreeMap<&'static str, u64>,
-    /// Of these, after how many the session went on where it was, or took the call from its beginning.
+    /// Number of errors after which the call was resumed where it was.
     resumed: u64,
+    /// Number of errors after which the call was repeated from its beginning.
     repeated: u64,
-    /// Conversations that both sides forgot, because layers with a window could not go back to where a call began.
+    /// Number of conversations that both sessions forgot, because layers with a window could not go back to where a
+    /// call began.
     forgotten: u64,
-    /// Of the sessions that were compared: requests to the disk that were repeated, and bytes.
+    /// Number of disk requests of the streaming sessions that were repeated.
     retries: u64,
+    /// Number of checksum mismatches in the streaming sessions.
     checksum_mismatches: u64,
+    /// Number of bytes that the streaming sessions read.
     bytes_read: u64,
-    /// With which sessions.
+    /// Duration of the longest round.
     longest_round_seconds: f64,
+    /// Description of the sessions of the longest round.
     longest_round: String,
 }
 
@@ -149,7 +155,7 @@ fn run(arguments: &Arguments) -> Result<Report> {
         None => started.elapsed().as_secs_f64() >= 60.0 * arguments.minutes,
     };
     let mut tally = Tally::default();
-    // Sessions that last all the time, beside those that come and go.
+    // Sessions that stay open for the whole run, beside those opened for one round.
     let mut lasting = Vec::new();
     for model in &models {
         let mut random = Random::new(arguments.seed);

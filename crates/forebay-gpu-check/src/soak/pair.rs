@@ -1,4 +1,5 @@
-//! Two sessions of one model: one has everything in memory and a good disk, the other has neither.
+//! Two sessions of one model. The reference has everything in memory and a healthy disk; the streaming session has
+//! neither.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -14,35 +15,36 @@ use crate::Tally;
 use crate::fault_profile::{self, FaultProfile};
 use crate::random::Random;
 
-/// Attempts to open a session on a bad disk, before the disk gets better.
+/// Number of attempts to open a session on a failing disk. Later attempts get a healthy disk.
 const BAD_STARTS: usize = 8;
 const STARTS_MAX: usize = 20;
-/// Longer than this a read that has a dead place may not take.
+/// Read timeout for a disk with a dead range.
 const DEAD_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// The CPU computes no part of a dense model for the GPU: it would round in its own way.
+/// Rates with which the CPU computes no part of a dense model, because it would round differently from the GPU.
 const NOTHING_ON_CPU: SubLayerRates =
     SubLayerRates { copy_bytes_per_second: 1e12, cpu_bytes_per_second: 1.0, gpu_seconds: 0.0 };
 
-/// Where sessions compute.
+/// Device, threads and context of the sessions.
 pub struct Place {
     pub device: DeviceChoice,
     pub threads: usize,
-    /// Positions of key/value cache, at most.
+    /// Largest context, in positions of the KV cache.
     pub context: usize,
 }
 
 pub struct Pair {
     pub path: PathBuf,
     fault_profile: FaultProfile,
-    /// Of the session that streams.
+    /// Options of the streaming session.
     options: SessionOptions,
     pub reference: Session,
     pub streaming: Session,
 }
 
 impl Pair {
-    /// Opens both with random options, and budgets between the smallest and two thirds of what the model takes.
+    /// Opens both sessions with random options. The streaming one gets budgets between the smallest and two thirds of
+    /// what the model takes.
     pub fn open(
         path: &Path,
         place: &Place,
@@ -72,7 +74,7 @@ impl Pair {
         Ok(Pair { path: path.to_owned(), fault_profile, options: tight, reference, streaming })
     }
 
-    /// Adds what was read since the start.
+    /// Adds the reads of the streaming session since its start to `tally`.
     pub fn count_reads(&self, tally: &mut Tally) {
         if let Some(stream) = self.streaming.statistics().stream {
             tally.retries += stream.io.retries;
@@ -97,7 +99,7 @@ impl std::fmt::Display for Pair {
     }
 }
 
-/// Options that must not change what comes out, and some that do and are the same for both sessions.
+/// Returns random options. Some must not change results; the others are the same for both sessions.
 fn by_chance(path: &Path, place: &Place, random: &mut Random) -> Result<SessionOptions> {
     let model = PlannedModel::open(path)?;
     let mut one_in = |sides: u32| random.next().is_multiple_of(sides);
@@ -131,13 +133,13 @@ fn by_chance(path: &Path, place: &Place, random: &mut Random) -> Result<SessionO
     Ok(SessionOptions { context: Some(context), policy, ..options })
 }
 
-/// A budget from the smallest one to two thirds of the way to `whole`; the smallest ones most often.
+/// Returns a random budget between the smallest one and two thirds of the way to `whole`. Small ones are most frequent.
 fn between(least: u64, whole: u64, random: &mut Random) -> u64 {
     let percent = [0, 0, 5, 20, 66][random.next() as usize % 5];
     least + whole.saturating_sub(least) * percent / 100
 }
 
-/// The smallest budget that works, as the refusal of less says it.
+/// Returns the smallest budget that works, taken from the error that refuses a smaller one.
 fn needed(path: &Path, options: SessionOptions) -> Result<u64> {
     match Session::open(path, &options, &mut |_, _| {}) {
         Err(error) => error.needed_bytes().ok_or(error).map_err(Into::into),
@@ -149,7 +151,7 @@ fn open(path: &Path, options: &SessionOptions) -> Result<Session> {
     Session::open(path, options, &mut |_, _| {}).with_context(|| path.display().to_string())
 }
 
-/// Opens a session on a bad disk, which may take several attempts.
+/// Opens a session on a failing disk, which may take several attempts.
 fn start(
     path: &Path,
     options: &mut SessionOptions,
@@ -162,7 +164,7 @@ fn start(
         options.faults = fault_profile.faults(path, random);
         match Session::open(path, options, &mut |_, _| {}) {
             Ok(session) => return Ok(session),
-            // The driver's own share has grown since the budget was chosen.
+            // The driver's own memory use has grown since the budget was chosen.
             Err(EngineError::Model(ModelError::VramTooSmall { needed_bytes, .. })) => {
                 options.vram_bytes = Some(needed_bytes);
             }

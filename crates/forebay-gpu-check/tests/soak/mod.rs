@@ -1,12 +1,13 @@
-//! What a soak of a minute or less shows.
+//! Runs a soak of at most a minute and checks its report.
 
 use std::path::Path;
 use std::process::Command;
 
-/// Runs the program on a dense model and on one with experts, and expects that it compared much and met many faults.
+/// Runs the program on a dense model and on a model with experts. Fails unless it compared many results and met many
+/// faults.
 pub fn passes(command: &mut Command, fixtures: &Path) {
     command.arg("--json");
-    // Memory goes back at once, so that what is resident is what is in use.
+    // Lets malloc return memory at once, so that resident memory is the memory in use.
     command.env("MALLOC_MMAP_THRESHOLD_", "65536").env("MALLOC_TRIM_THRESHOLD_", "65536");
     command.env("MALLOC_ARENA_MAX", "2");
     for model in ["llama_k/llama_k-Q4_K_M.gguf", "qwen3_moe/qwen3_moe-Q8_0.gguf"] {

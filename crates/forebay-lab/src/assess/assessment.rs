@@ -1,4 +1,4 @@
-//! What an assessment says.
+//! The results of an assessment.
 
 use serde::Serialize;
 
@@ -8,41 +8,43 @@ use super::record::PromptForm;
 use super::residency::ResidencyOverTime;
 use super::sweep::PolicyCurve;
 
-/// What was found out about one model.
+/// Assessment of one model.
 #[derive(Clone, Debug, Serialize)]
 pub struct Assessment {
-    /// The name of the file or folder, without its path.
+    /// File or folder name of the model, without its path.
     pub name: String,
     pub path: String,
     pub architecture: String,
     pub layers: usize,
     pub expert_layers: usize,
-    /// Most experts of a layer, and how many of them a token uses.
+    /// Largest number of experts in a layer.
     pub experts: u32,
+    /// Bytes of all weights.
     pub experts_per_token: usize,
     /// Bytes of the model's weights, and of its experts.
+    /// Bytes of all experts.
     pub weights_bytes: u64,
     pub expert_bytes: u64,
-    /// RAM that this machine had for weights: three quarters of what was free, and what the session had taken.
+    /// RAM available for weights on this machine: three quarters of the free RAM plus the RAM that the session holds.
     pub memory_bytes: u64,
-    /// Bytes of the experts that one token uses: a global LRU list that is smaller never hits.
+    /// Bytes of the experts that one token uses in all layers. A global LRU cache smaller than this never hits.
     pub cycle_bytes: u64,
     pub sampling_seed: u64,
-    /// All domains in turns.
+    /// All domains, in turns.
     pub mixed: Section,
     pub domains: Vec<Section>,
     pub residency: ResidencyOverTime,
-    /// Speed by budgets with the policy that `residency` names.
+    /// Predicted speed by memory budget, with the policy that `residency` names.
     pub predictions: Option<Predictions>,
-    /// Why there are none.
+    /// Reason why `predictions` is `None`.
     pub not_predicted: Option<String>,
-    /// What the recording itself ran with, and at which speed; `None` where nothing was generated.
+    /// Measured speed of the recording and its prediction; `None` if nothing was generated.
     pub measured: Option<Measured>,
-    /// What was recorded on, in the order of the recording.
+    /// Prompts in the order of the recording.
     pub prompts: Vec<RecordedPrompt>,
-    /// Tokens of prompts that did not fit the context.
+    /// Number of prompt tokens that did not fit the context.
     pub prompt_tokens_cut: usize,
-    /// The answer, in sentences.
+    /// Verdict, one paragraph per element.
     pub verdict: Vec<String>,
 }
 
@@ -55,17 +57,18 @@ pub struct RecordedPrompt {
     pub generated_tokens: usize,
 }
 
-/// The speed of the recording, and what would have been predicted for it: how far predictions can be trusted here.
+/// Measured speed of the recording beside the prediction for it. The difference shows how far predictions can be
+/// trusted.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Measured {
     pub tokens_per_second: f64,
     pub compute_seconds_per_token: f64,
     pub wait_seconds_per_token: f64,
-    /// `None` without the rates of the machine that it ran on.
+    /// Prediction for the recording; `None` if the rates of the machine are unknown.
     pub predicted: Option<Prediction>,
 }
 
-/// One domain, or all in turns.
+/// Results for one domain, or for all domains in turns.
 #[derive(Clone, Debug, Serialize)]
 pub struct Section {
     pub name: String,
@@ -74,18 +77,19 @@ pub struct Section {
 }
 
 impl Section {
-    /// A policy's curve, by its name.
+    /// Returns the curve of the policy with this name.
     pub fn curve(&self, policy: &str) -> Option<&PolicyCurve> {
         self.curves.iter().find(|curve| curve.policy == policy)
     }
 }
 
-/// The share of hits that a cache should reach to be called good enough, and the one for comfort.
+/// Hit rate at which a cache counts as good enough.
 pub(super) const GOOD_HIT_RATE: f64 = 0.75;
+/// Hit rate at which a cache counts as comfortable.
 pub(super) const COMFORTABLE_HIT_RATE: f64 = 0.9;
 
 impl Assessment {
-    /// The recording's own speed beside its prediction, in a sentence.
+    /// Returns a sentence with the recording's own speed and its prediction.
     pub fn about_measured(&self) -> Option<String> {
         let measured = self.measured.as_ref()?;
         let predicted = measured.predicted.as_ref()?;
@@ -101,7 +105,7 @@ impl Assessment {
         ))
     }
 
-    /// What speeds are predicted from, or why not, in sentences.
+    /// Returns sentences that name the source of the predicted speeds, or the reason why there are none.
     pub fn about_predictions(&self) -> Vec<String> {
         let Some(predictions) = &self.predictions else {
             let why = self.not_predicted.as_deref().unwrap_or_default();
@@ -116,7 +120,7 @@ impl Assessment {
         [about].into_iter().chain(not).collect()
     }
 
-    /// How the prompts were put to the model, in a sentence.
+    /// Returns a sentence about how the prompts were given to the model.
     pub fn about_prompts(&self) -> String {
         let of = |form| {
             let of_form = self.prompts.iter().filter(move |prompt| prompt.form == form);

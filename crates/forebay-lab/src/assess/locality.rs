@@ -1,39 +1,39 @@
-//! What routing looks like by itself, without any cache: how often experts come back, and how evenly they are used.
+//! Properties of the routing itself, without any cache: how soon experts come back and how evenly they are used.
 
 use serde::Serialize;
 
 use super::record::{Passage, RoutingShape};
 
-/// Windows in which distinct experts are counted, in tokens.
+/// Lengths of the windows in which distinct experts are counted, in tokens.
 const WINDOWS: [usize; 3] = [16, 64, 256];
-/// Points of the curve of growth for each factor of e in tokens.
+/// Number of points of the growth curve for each factor of e in tokens.
 const GROWTH_STEPS_PER_E: usize = 8;
 
-/// Figures of a sequence of tokens, prompts and continuations one after the other.
+/// Routing statistics of a sequence of tokens: prompts and continuations, one after the other.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Locality {
     pub prompt_tokens: usize,
     pub generated_tokens: usize,
-    /// Share of a token's experts that the token before it used in the same layer; the first tokens of prompts do
-    /// not count.
+    /// Share of a token's experts that the previous token used in the same layer. The first tokens of prompts do not
+    /// count.
     pub token_overlap: f64,
-    /// The same for each layer; `None` for a layer without experts.
+    /// The same share for each layer; `None` for a layer without experts.
     pub token_overlap_per_layer: Vec<Option<f64>>,
     pub windows: Vec<WindowExperts>,
-    /// After how many tokens an expert is used again.
+    /// Uses by reuse distance in tokens.
     pub reuse: Vec<ReuseClass>,
-    /// Uses of experts that were not used before.
+    /// Number of uses of experts that were not used before.
     pub first_uses: u64,
     /// Entropy of each layer's usage in bits; `None` for a layer without experts.
     pub usage_entropy_bits_per_layer: Vec<Option<f64>>,
-    /// Mean of the entropies, as a share of what even usage would have.
+    /// Mean entropy as a share of the entropy of even usage.
     pub usage_entropy_share: f64,
-    /// Experts of the layer that used most of them in the whole sequence. Without a capacity it grows with the length
-    /// of the text, until it is the number of experts; so it says little.
+    /// Largest number of distinct experts that a layer used in the whole sequence. This says little: without a capacity
+    /// it grows with the length of the text, up to the number of experts.
     pub max_resident_per_layer: usize,
-    /// `(tokens, experts used so far as a share of all)`.
+    /// Growth curve: `(tokens, share of all experts used so far)`.
     pub growth: Vec<(usize, f64)>,
-    /// Uses `[layer][expert]`.
+    /// Number of uses, `[layer][expert]`.
     pub usage: Vec<Vec<u64>>,
 }
 
@@ -41,13 +41,13 @@ pub struct Locality {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct WindowExperts {
     pub tokens: usize,
-    /// Mean over layers and windows; `None` where the sequence is shorter.
+    /// Mean over layers and windows; `None` if the sequence is shorter than a window.
     pub experts_per_layer: Option<f64>,
-    /// The same as a share of the layer's experts.
+    /// The same mean as a share of the layer's experts.
     pub share: Option<f64>,
 }
 
-/// Uses of experts whose last use was `from` to `to` tokens before: 1 is the token before.
+/// Number of uses of experts whose last use was `from` to `to` tokens earlier. A distance of 1 is the previous token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct ReuseClass {
     pub from: usize,
@@ -70,7 +70,7 @@ pub fn measure(shape: &RoutingShape, passages: &[&Passage]) -> Locality {
                 layer.token(chosen, time, index == 0);
             }
             time += 1;
-            // Evenly on a logarithmic scale.
+            // Points are evenly spaced on a logarithmic scale.
             if time >= next || time == total {
                 next = time + (time / GROWTH_STEPS_PER_E).max(1);
                 let used: u64 = layers.iter().map(|layer| layer.distinct as u64).sum();
@@ -136,29 +136,30 @@ fn ratio(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
 }
 
-/// Shannon's entropy of how uses spread over experts, in bits.
+/// Returns Shannon's entropy of the distribution of uses over experts, in bits.
 fn entropy_bits(uses: &[u64]) -> f64 {
     let total: u64 = uses.iter().sum();
     let term = |&count: &u64| {
         let share = count as f64 / total as f64;
         -share * share.log2()
     };
-    // Adding zero makes the negative zero of a single term positive.
+    // Adding zero turns the negative zero of a single term into a positive one.
     uses.iter().filter(|&&count| count > 0).map(term).sum::<f64>() + 0.0
 }
 
-/// One layer on its way through the tokens.
+/// State of one layer while tokens pass through it.
 struct LayerUse {
     uses: Vec<u64>,
-    /// Number of the token that used it last, from 1; 0: never.
+    /// Number of the last token that used each expert, counted from 1; 0 if none did.
     last: Vec<usize>,
     distinct: usize,
-    /// Experts of tokens that have one before them in their passage, and those that it used too.
+    /// Number of uses in tokens that follow another token of their passage.
     pairs: u64,
+    /// Number of these uses whose expert the previous token used too.
     kept: u64,
     reuse: Vec<u64>,
     windows: [Window; WINDOWS.len()],
-    /// Chosen experts of past tokens, as far back as the largest window.
+    /// Chosen experts of the most recent tokens, as many as the largest window.
     past: std::collections::VecDeque<Vec<usize>>,
 }
 
@@ -252,7 +253,7 @@ mod tests {
     use super::super::record::PromptForm;
     use super::*;
 
-    /// One layer with experts and one without; every token uses two of four.
+    /// One layer with experts and one without; every token uses two of four experts.
     fn passage(tokens: &[[i32; 2]], prompt_tokens: usize) -> Passage {
         let routing = tokens.iter().flat_map(|&[a, b]| [a, b, -1, -1]).collect();
         Passage {
@@ -274,10 +275,10 @@ mod tests {
         let passages = [passage(&[[0, 1], [0, 2], [2, 0]], 2), passage(&[[0, 3], [1, 0]], 1)];
         let found = measure(&shape(), &[&passages[0], &passages[1]]);
         assert_eq!((found.prompt_tokens, found.generated_tokens), (3, 2));
-        // Token 1 keeps 0; token 2 keeps both; token 4 keeps 0: 4 of 6.
+        // Token 1 keeps expert 0, token 2 keeps both, and token 4 keeps expert 0: 4 of 6.
         assert_eq!(found.token_overlap, 4.0 / 6.0);
         assert_eq!(found.token_overlap_per_layer, [Some(4.0 / 6.0), None]);
-        // 0 after 1, 0 and 2 after 1, 0 after 1 (over the border of the passages), 0 after 1, 1 after 4.
+        // Expert 0 after 1 token, 0 and 2 after 1, 0 after 1 (across the border of the passages), 0 after 1, 1 after 4.
         let classes: Vec<(usize, usize, u64)> =
             found.reuse.iter().map(|class| (class.from, class.to, class.uses)).collect();
         assert_eq!(classes, [(1, 1, 5), (2, 3, 0), (4, 7, 1)]);
@@ -294,14 +295,14 @@ mod tests {
 
     #[test]
     fn windows_slide() {
-        // 16 tokens of experts 0 and 1, then one of 2 and 3: windows of 16 see 2, then 4 experts.
+        // 16 tokens of experts 0 and 1, then one of 2 and 3: windows of 16 contain 2, then 4 experts.
         let mut tokens = vec![[0, 1]; 16];
         tokens.push([2, 3]);
         let passage = passage(&tokens, 1);
         let found = measure(&shape(), &[&passage]);
         assert_eq!(found.windows[0].experts_per_layer, Some(3.0));
         assert_eq!(found.windows[0].share, Some(0.75));
-        // Sixteen more of 2 and 3: what left the window is gone.
+        // After 16 more tokens of experts 2 and 3, the window no longer counts experts 0 and 1.
         tokens.extend([[2, 3]; 16]);
         let long = self::passage(&tokens, 1);
         let found = measure(&shape(), &[&long]);

@@ -1,16 +1,16 @@
-//! How small an expert cache will do for a model: routing recorded on prompts, measured, replayed through caches of
-//! all sizes, and put into words.
+//! Finds how small an expert cache may be for a model. It records routing on prompts, measures it, replays it through
+//! caches of all sizes, and states a verdict.
 //!
 //! ```text
-//! prompts.rs    the texts that ship with the project, or the user's
-//! record.rs     which experts the model chooses on them
-//! locality.rs   what routing looks like without a cache
+//! prompts.rs    the texts that ship with the project, or the user's own
+//! record.rs     recorded routing of the model on these texts
+//! locality.rs   properties of the routing without a cache
 //! sweep.rs      miss ratios by policy and capacity, through the engine's own cache state machine
 //! residency.rs  one cache over time
-//! predict.rs    tokens per second by budgets of RAM and VRAM, from the planner
-//! verdict.rs    what to do about it
+//! predict.rs    tokens per second by RAM and VRAM budget, from the planner
+//! verdict.rs    the verdict in sentences
 //! plot/         figures as SVG
-//! page.rs       all of it as one HTML file
+//! page.rs       all results as one HTML file
 //! ```
 
 mod assessment;
@@ -43,20 +43,20 @@ pub use record::{
 pub use residency::{ResidencyOverTime, Stretch};
 pub use sweep::{CurvePoint, PolicyCurve};
 
-/// What an assessment is of, beside the recording.
+/// Inputs of an assessment other than the recording.
 pub struct Subject<'a> {
     pub model: &'a Path,
-    /// What the session of the recording was opened with.
+    /// Options of the session that made the recording.
     pub options: &'a SessionOptions,
     pub sampling_seed: u64,
-    /// The machine that speeds are predicted for, or why they cannot be.
+    /// Machine to predict speeds for, or the reason why none can be predicted.
     pub machine: Result<&'a Machine, &'a str>,
 }
 
-/// Measures a recording of a model that `session` has open.
+/// Assesses a recording of the model that `session` has open.
 ///
 /// # Errors
-/// A model whose headers cannot be read any more; [`EngineError::Interrupted`].
+/// Returns [`EngineError::Interrupted`] if the user interrupts the work.
 pub fn assess(
     subject: &Subject<'_>,
     session: &Session,
@@ -80,11 +80,11 @@ pub fn assess(
         })
         .collect::<Result<_, _>>()?;
     let most = shape.layers.iter().map(|layer| layer.0).max().unwrap_or(1);
-    // A quarter is where models differ most.
+    // Models differ most when a quarter of the experts is kept.
     let kept = most.div_ceil(4).max(1);
     let residency = residency::over_time(recording, &mixed_passages, policy, kept);
     interrupt.check()?;
-    // With what this session itself has taken.
+    // Adds the RAM that this session itself holds.
     let memory_bytes =
         forebay_engine::default_budget_bytes() + session.plan().map_or(0, |plan| plan.arena_bytes);
     let (predictions, not_predicted) = match predicted(subject, session, recording, memory_bytes) {
@@ -133,7 +133,7 @@ fn section(
     Ok(Section { name, locality, curves })
 }
 
-/// What the planner says of the machine with the hits of the mixed domains; else why it cannot.
+/// Returns the planner's predictions with the hits of the mixed domains. The error is the reason why there are none.
 fn predicted(
     subject: &Subject<'_>,
     session: &Session,
@@ -153,15 +153,15 @@ fn predicted(
     predict::predictions(machine, &model, &hits, &request)
 }
 
-/// What is predicted: tokens at the beginning of a text.
+/// Work to predict: tokens at the beginning of a text.
 const WORK: Work = Work { prompt_tokens: 1, depth: 0 };
 
 fn hits(recording: &Recording, passages: &[&Passage], policy: PolicyKind) -> Option<HitCurve> {
     HitCurve::of_lookups(&recording.lookups(passages), recording.shape.lookups_per_token(), policy)
 }
 
-/// The recording's own speed, and what the cost model says of it: of its own placement and policy,
-/// its passages in their order.
+/// Returns the recording's measured speed and its prediction by the cost model. The prediction uses the placement and
+/// policy of the recording, and its passages in their order.
 fn measured(subject: &Subject<'_>, session: &Session, recording: &Recording) -> Option<Measured> {
     let time = recording.generating_time()?;
     let predicted = || {

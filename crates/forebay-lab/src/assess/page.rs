@@ -1,11 +1,11 @@
-//! The report: one file, no network, no scripts, light and dark.
+//! The report: one HTML file without network access or scripts, for light and dark colour schemes.
 
 use super::assessment::{Assessment, Section};
 use super::plot::{self, Figure};
 use super::predict::{Prediction, VramCurve};
 use crate::page::{Document, bytes, count, escape, percent, sentence, table};
 
-/// Draws assessments, one model after the other; several are compared first.
+/// Returns the report on assessments, one model after the other. Several models are compared first.
 pub fn page(models: &[Assessment]) -> String {
     let names: Vec<&str> = models.iter().map(|model| model.name.as_str()).collect();
     let title = format!("Expert caches for {}", names.join(" and "));
@@ -94,7 +94,7 @@ fn compared(models: &[Assessment]) -> Vec<Vec<String>> {
         let window =
             model.mixed.locality.windows.get(1).and_then(|window| window.experts_per_layer);
         vec![
-            // The colours of the chart below.
+            // Colour of the model in the chart below.
             format!(
                 "<span class=\"swatch {}\"></span>{}",
                 SWATCHES[index % 8],
@@ -113,7 +113,7 @@ fn compared(models: &[Assessment]) -> Vec<Vec<String>> {
     models.iter().enumerate().map(row).collect()
 }
 
-/// Classes of the shared style with the colours of the charts.
+/// Classes of the shared style that have the colours of the charts.
 const SWATCHES: [&str; 8] = [
     "plain",
     "c-experts",
@@ -219,7 +219,7 @@ fn prediction_tables(html: &mut String, model: &Assessment) {
     let row = |p: &Prediction| {
         vec![
             bytes(p.ram_bytes as f64),
-            // What a phone shows without scrolling.
+            // A phone shows these columns without scrolling.
             rate(p),
             percent(p.hit_rate),
             bytes(p.read_bytes_per_token),

@@ -5,25 +5,25 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-/// What is done with a text.
+/// Use of a text as a prompt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PromptKind {
-    /// It is continued as it is.
+    /// The model continues the text as it is.
     #[default]
     Completion,
-    /// It is what a user says: the model's chat template goes around it, where there is one.
+    /// The text is a user message. It is put into the model's chat template, if the model has one.
     Chat,
 }
 
-/// One text to begin with.
+/// One prompt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Prompt {
-    /// Prompts of one domain are also reported by themselves.
+    /// Name of the domain. Results are also reported for each domain alone.
     #[serde(default = "own_domain")]
     pub domain: String,
-    /// Of people or of programs, for the reader of the report.
+    /// Natural or programming language, for the reader of the report.
     #[serde(default)]
     pub language: String,
     #[serde(default)]
@@ -31,12 +31,12 @@ pub struct Prompt {
     pub text: String,
 }
 
-/// What prompts without a domain belong to.
+/// Returns the domain of prompts that name none.
 fn own_domain() -> String {
     "prompts".to_owned()
 }
 
-/// Why a file holds no prompts.
+/// Reasons why no prompts can be read from a file.
 #[derive(Debug, thiserror::Error)]
 pub enum PromptError {
     #[error("{}: {source}", path.display())]
@@ -57,17 +57,17 @@ pub enum PromptError {
     TooMany { path: PathBuf, what: &'static str, count: usize, most: usize },
 }
 
-/// The longest file that is read.
+/// Size limit of a prompt file in bytes.
 pub const PROMPT_FILE_BYTES_MAX: u64 = 16 << 20;
 const PROMPTS_MAX: usize = 4096;
 const DOMAINS_MAX: usize = 24;
 const NAME_CHARACTERS_MAX: usize = 40;
 
-/// The prompts that ship with the project: narrative, technical text, code, reasoning and dialogue, in several
-/// languages. They were written for it; licence MIT OR Apache-2.0.
+/// Returns the prompts that ship with the project: narrative, technical text, code, reasoning and dialogue, in several
+/// languages. They were written for this project; licence MIT OR Apache-2.0.
 ///
 /// # Panics
-/// Never: a test reads them.
+/// Never panics: a test reads all of them.
 pub fn shipped() -> Vec<Prompt> {
     let lines = include_str!("prompts/shipped.jsonl").lines();
     lines
@@ -75,17 +75,20 @@ pub fn shipped() -> Vec<Prompt> {
         .collect()
 }
 
-/// Reads the user's prompts. A file whose first character is `{` holds one JSON object per line with the fields of
-/// [`Prompt`], of which only `text` must be there; any other is plain text, and a line of three dashes ends a prompt.
+/// Reads the user's prompts.
+///
+/// A file whose first character is `{` has one JSON object per line with the fields of [`Prompt`]; only `text` is
+/// required. Any other file is plain text in which a line of three dashes ends a prompt.
 ///
 /// # Errors
-/// What cannot be read, is too long, or holds no prompts; with the number of the prompt (1 first) that is wrong.
+/// Returns an error if the file cannot be read, is too long, or has no prompts. If one prompt is invalid, the error has
+/// its number, counted from 1.
 pub fn read(path: &Path) -> Result<Vec<Prompt>, PromptError> {
     let path_buf = || path.to_path_buf();
     let unreadable = |source| PromptError::Unreadable { path: path_buf(), source };
     let file = std::fs::File::open(path).map_err(unreadable)?;
     let mut bytes = Vec::new();
-    // A limit on what is read, not on what the size says: a pipe has none.
+    // Limits the bytes read, not the file size, because a pipe has no size.
     file.take(PROMPT_FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(unreadable)?;
     if bytes.len() as u64 > PROMPT_FILE_BYTES_MAX {
         return Err(PromptError::TooLong { path: path_buf() });
@@ -111,7 +114,7 @@ pub fn read(path: &Path) -> Result<Vec<Prompt>, PromptError> {
     Ok(prompts)
 }
 
-/// Each domain once, in the order of its first prompt.
+/// Returns each domain once, in the order of its first prompt.
 pub fn domains(prompts: &[Prompt]) -> Vec<&str> {
     let mut names: Vec<&str> = Vec::new();
     for prompt in prompts {
@@ -136,7 +139,7 @@ fn one(line: &str) -> Result<Prompt, String> {
         return Err("its text is empty".to_owned());
     }
     for name in [&mut prompt.domain, &mut prompt.language] {
-        // Names go to terminals and into tables.
+        // Names are printed to terminals and in tables, so control characters must not get through.
         *name = name.trim().chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
         if name.chars().count() > NAME_CHARACTERS_MAX {
             return Err(format!("a name of more than {NAME_CHARACTERS_MAX} characters"));
@@ -158,7 +161,7 @@ fn plain(text: &str) -> Vec<Prompt> {
             open.push('\n');
         }
     }
-    // White space at the end would be a token of its own that the continuation cannot join.
+    // Trailing white space would become a token of its own that the continuation cannot join.
     let texts = texts.iter().map(|text| text.trim_matches('\n').trim_end());
     let prompt = |text: &str| Prompt {
         domain: own_domain(),
@@ -232,7 +235,7 @@ mod tests {
             assert!(error.contains(why), "{why} is missing in: {error}");
         }
         assert!(written(&vec![b'x'; (PROMPT_FILE_BYTES_MAX + 1) as usize]).is_err());
-        // Braces within braces: JSON's own limit of depth, not our stack, ends them.
+        // JSON's own depth limit stops nested brackets before the stack overflows.
         let deep = format!("{{\"text\": {}", "[".repeat(1 << 20));
         assert!(written(deep.as_bytes()).is_err());
         assert!(read(Path::new("/no/such/file")).is_err());

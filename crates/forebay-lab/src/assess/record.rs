@@ -1,4 +1,4 @@
-//! Recording which experts a model chooses on a set of prompts and on what it makes of them.
+//! Records which experts a model chooses on a set of prompts and on its own continuations.
 
 use forebay_engine::{EngineError, Session};
 use forebay_model::sampling::Sampling;
@@ -9,28 +9,28 @@ use serde_json::{Map, json};
 
 use super::prompts::{Prompt, PromptKind};
 
-/// What the model is and what one expert of each layer weighs.
+/// Shape of a model's routing: number and size of the experts in each layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RoutingShape {
-    /// `(experts, bytes of the largest of them)` of each layer; no experts in a dense one.
+    /// `(experts, bytes of the largest expert)` of each layer; 0 experts in a dense layer.
     pub layers: Vec<(u32, u64)>,
-    /// Experts that a token uses in a layer.
+    /// Number of experts that a token uses in a layer.
     pub experts_per_token: usize,
 }
 
 impl RoutingShape {
-    /// Bytes of all experts.
+    /// Returns the bytes of all experts.
     pub fn expert_bytes(&self) -> u64 {
         self.layers.iter().map(|&(experts, bytes)| u64::from(experts) * bytes).sum()
     }
 
-    /// Experts that one token uses, all layers together.
+    /// Returns the number of experts that one token uses in all layers.
     pub fn lookups_per_token(&self) -> u64 {
         let used = |layer: &(u32, u64)| u64::from(layer.0).min(self.experts_per_token as u64);
         self.layers.iter().map(used).sum()
     }
 
-    /// Bytes of the experts that one token uses in all layers: the cycle below which a global list by recency
+    /// Returns the bytes of the experts that one token uses in all layers. A global LRU cache smaller than this cycle
     /// never hits.
     pub fn cycle_bytes(&self) -> u64 {
         let used = |experts: u32| u64::from(experts).min(self.experts_per_token as u64);
@@ -38,61 +38,61 @@ impl RoutingShape {
     }
 }
 
-/// How a prompt became tokens.
+/// Form in which a prompt was tokenized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PromptForm {
-    /// As it is.
+    /// The text as it is.
     Text,
-    /// Inside of the model's chat template.
+    /// The text inside the model's chat template.
     ChatTemplate,
-    /// As it is, although it is a chat's: the model has no template.
+    /// The text as it is, although it is a chat prompt, because the model has no template.
     NoChatTemplate,
 }
 
-/// Routing of one prompt and of its continuation.
+/// Routing of one prompt and its continuation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Passage {
     pub domain: usize,
     pub prompt_tokens: usize,
-    /// `[tokens, layers, k]`, -1 in layers without experts; the prompt's tokens first.
+    /// Chosen experts `[tokens, layers, k]`, -1 in layers without experts. The prompt's tokens come first.
     pub routing: Vec<i32>,
     pub form: PromptForm,
-    /// Tokens of the prompt that did not fit the context.
+    /// Number of prompt tokens that did not fit the context.
     pub cut_tokens: usize,
-    /// How many tokens the engine takes at once: a longer prompt is several batches.
+    /// Number of tokens in a batch of the engine. A longer prompt is several batches.
     pub batch_tokens: usize,
 }
 
-/// What was recorded of one model.
+/// Recording of one model.
 #[derive(Clone, Debug)]
 pub struct Recording {
     pub shape: RoutingShape,
     /// Names of the domains, in the order of the prompts.
     pub domains: Vec<String>,
     pub passages: Vec<Passage>,
-    /// What generating took, passage by passage.
+    /// Generating time of each passage.
     pub times: Vec<GeneratingTime>,
 }
 
-/// What generating a passage took.
+/// Time to generate one passage, or all passages.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GeneratingTime {
     pub tokens: usize,
     pub seconds: f64,
-    /// Of these, without anything to compute, because a block was not there yet.
+    /// Part of `seconds` in which nothing could be computed because a block was not there yet.
     pub wait_seconds: f64,
 }
 
 impl Passage {
-    /// Tokens of prompt and continuation that went through the model.
+    /// Returns the number of tokens of prompt and continuation that went through the model.
     pub fn tokens(&self, shape: &RoutingShape) -> usize {
         self.routing.len() / (shape.layers.len() * shape.experts_per_token).max(1)
     }
 }
 
 impl Recording {
-    /// What generating all passages took; `None` where nothing was generated.
+    /// Returns the time to generate all passages; `None` if nothing was generated.
     pub fn generating_time(&self) -> Option<GeneratingTime> {
         let all = GeneratingTime {
             tokens: self.times.iter().map(|time| time.tokens).sum(),
@@ -102,7 +102,8 @@ impl Recording {
         (all.tokens > 0 && all.seconds > 0.0).then_some(all)
     }
 
-    /// The passages of one domain, or of all domains in turns: the first prompt of each, the second of each, ...
+    /// Returns the passages of one domain, or of all domains in turns: the first prompt of each, the second of each,
+    /// and so on.
     pub fn passages_of(&self, domain: Option<usize>) -> Vec<&Passage> {
         match domain {
             Some(domain) => self.passages.iter().filter(|p| p.domain == domain).collect(),
@@ -119,8 +120,8 @@ impl Recording {
         }
     }
 
-    /// The batches of passages, one after the other, as the engine looks experts up: distinct experts of a prompt's
-    /// batch by their number, and each generated token by itself.
+    /// Returns the batches of passages, one after the other, as the engine looks experts up. A prompt's batch has its
+    /// distinct experts in ascending order; each generated token is a batch of its own.
     pub fn lookups(&self, passages: &[&Passage]) -> Lookups {
         let mut lookups = Lookups::new(self.shape.layers.clone());
         let mut batch = Vec::new();
@@ -159,18 +160,18 @@ impl Recording {
     }
 }
 
-/// How a recording goes.
+/// Options of a recording.
 #[derive(Clone, Debug)]
 pub struct RecordOptions {
-    /// Tokens to generate after each prompt; fewer where the model ends its text before.
+    /// Number of tokens to generate after each prompt. The model may end its text earlier.
     pub tokens: usize,
-    /// How the next token is chosen. A fixed seed makes recordings repeatable.
+    /// Sampling of the next token. A fixed seed makes recordings repeatable.
     pub sampling: Sampling,
-    /// Chat prompts are continued as they are, too.
+    /// True to continue chat prompts as they are, without the chat template.
     pub raw: bool,
 }
 
-/// Sizes of this model's experts; `None` for a model without experts.
+/// Returns the sizes of the model's experts; `None` for a model without experts.
 pub fn routing_shape(session: &Session) -> Option<RoutingShape> {
     let layers = session.routing_layers().ok()?;
     let shape = RoutingShape {
@@ -180,14 +181,15 @@ pub fn routing_shape(session: &Session) -> Option<RoutingShape> {
     (shape.expert_bytes() > 0 && shape.experts_per_token > 0).then_some(shape)
 }
 
-/// Feeds every prompt, lets the model go on, and records the experts that it chooses. `progress` gets the tokens
-/// done and the most that there may be.
+/// Runs every prompt and its continuation, and records the chosen experts. Calls `progress` with the number of tokens
+/// done and the largest total possible.
 ///
-/// Routing does not depend on the budget that the session runs with. A trace that
-/// [`Session::record_routing`] began gets a turn for each prompt.
+/// Routing does not depend on the budget of the session. A trace begun with [`Session::record_routing`] gets a turn for
+/// each prompt.
 ///
 /// # Errors
-/// A model without experts ([`EngineError::DenseModel`]) or tokenizer, a template that refuses a prompt, failed reads.
+/// Returns an error if the model has no experts ([`EngineError::DenseModel`]) or no tokenizer, a template refuses a
+/// prompt, or a read fails.
 pub fn record_prompts(
     session: &mut Session,
     prompts: &[Prompt],
@@ -198,7 +200,7 @@ pub fn record_prompts(
         return Err(EngineError::DenseModel { path: session.info().path.clone() });
     };
     let names = super::prompts::domains(prompts);
-    // Room for the answer: half of the context where it is short.
+    // Leaves room for the answer, but at most half of the context.
     let prompt_max = session.context() - options.tokens.min(session.context() / 2);
     let mut read = Vec::with_capacity(prompts.len());
     for prompt in prompts {
@@ -244,7 +246,7 @@ pub fn record_prompts(
     Ok(Recording { shape, domains, passages, times })
 }
 
-/// Ids of a prompt, and how they were made.
+/// Returns the ids of a prompt and the form they were made from.
 fn prompt_ids(
     session: &Session,
     prompt: &Prompt,
@@ -264,7 +266,7 @@ fn prompt_ids(
         now: None,
     })?;
     let mut ids = tokenizer.encode(&text, false, true)?;
-    // Some templates write the token that begins a text, others leave it to the tokenizer.
+    // Some templates write the BOS token, others leave it to the tokenizer.
     if let Some(bos) = tokenizer.bos_id().filter(|_| tokenizer.adds_bos())
         && ids.first() != Some(&bos)
     {

@@ -1,4 +1,4 @@
-//! Who is resident when: one layer's cache over time, and the misses of all layers.
+//! Residency over time: one layer's cache, and the misses of all layers.
 
 use crate::replay::{ReplayPolicy, replay_observed};
 use forebay_stream::{CacheShape, CacheState, ExpertIndex, LayerIndex, Lookups, Phase, PolicyKind};
@@ -7,42 +7,43 @@ use serde::Serialize;
 use super::record::{Passage, Recording};
 use super::sweep;
 
-/// Columns of the map of one layer, at most.
+/// Largest number of columns in the map of one layer.
 const TOKENS_MAX: usize = 360;
 
-/// A stretch of tokens of one domain.
+/// A run of tokens of one domain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Stretch {
     pub domain: String,
     pub generated_tokens: usize,
 }
 
-/// Misses over time, and one layer looked at closely.
+/// Misses over time, and a map of one layer.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ResidencyOverTime {
     pub policy: String,
-    /// Experts that each layer keeps.
+    /// Number of experts that each layer keeps.
     pub kept_per_layer: u32,
-    /// Experts missed by each generated token, all layers together.
+    /// Number of experts that each generated token missed, in all layers.
     pub misses_per_token: Vec<u32>,
-    /// Which domains the tokens are of, in order.
+    /// Domains of the tokens, in order.
     pub stretches: Vec<Stretch>,
-    /// The layer of the map: the one with the median of misses.
+    /// Layer of the map: the one with the median number of misses.
     pub layer: usize,
-    /// Of the map's tokens, the first among the generated ones.
+    /// Index of the map's first token among the generated tokens.
     pub map_start: usize,
-    /// For each of the map's tokens one letter per expert: `.` absent, `r` resident, `h` used and resident, `m` used
-    /// and missed.
+    /// One letter per expert for each token of the map: `.` absent, `r` resident, `h` used and resident, `m` used and
+    /// missed.
     pub map: Vec<String>,
-    /// Mean misses of the first eight generated tokens of a passage, and of the others: what a switch of domains costs.
+    /// Mean misses of the first eight generated tokens of a passage: the cost of a switch of domains.
     pub misses_after_switch: Option<f64>,
+    /// Mean misses of the other generated tokens.
     pub misses_elsewhere: Option<f64>,
 }
 
-/// Tokens after a switch that are counted apart.
+/// Number of tokens that count as directly after a switch.
 const AFTER_SWITCH: usize = 8;
 
-/// Runs passages through a cache of `kept_per_layer` experts per layer, with a policy per layer.
+/// Runs passages through a cache with a policy per layer and `kept_per_layer` experts per layer.
 pub fn over_time(
     recording: &Recording,
     passages: &[&Passage],
@@ -67,7 +68,7 @@ pub fn over_time(
         from = end;
     }
     let layer = median_layer(&lookups, policy, &shape);
-    // From the middle, where the cache has seen everything: switches of domains are there, too.
+    // The map is from the middle, where the cache is warm and domains still switch.
     let map_start = misses_per_token.len().saturating_sub(TOKENS_MAX) / 2;
     let map = map(&lookups, policy, &shape, layer, map_start);
     ResidencyOverTime {
@@ -100,7 +101,7 @@ impl Mean {
     }
 }
 
-/// The layer with the median of misses among those with experts.
+/// Returns the layer with the median number of misses among the layers with experts.
 fn median_layer(lookups: &Lookups, policy: PolicyKind, shape: &CacheShape) -> usize {
     let mut misses = vec![0_u64; shape.layers.len()];
     replay_observed(lookups, ReplayPolicy::Online(policy), shape, |batch| {

@@ -1,4 +1,4 @@
-//! Recorded routing through caches of many capacities: miss ratios by policy.
+//! Runs recorded routing through caches of many capacities and computes miss ratios by policy.
 
 use std::thread;
 
@@ -9,52 +9,53 @@ use serde::Serialize;
 use super::record::RoutingShape;
 use crate::replay::{ReplayPolicy, replay_observed};
 
-/// Capacities of a curve, at most.
+/// Largest number of capacities in a curve.
 const CAPACITIES_MAX: u32 = 32;
-/// The same where a victim is searched among all experts of the model: for thousands of experts that takes its time.
+/// Largest number of capacities for a policy that searches its victim among all experts of the model. This search is
+/// slow with thousands of experts.
 const CAPACITIES_MAX_SEARCHED: u32 = 8;
 
 /// One policy over all capacities.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PolicyCurve {
     pub policy: String,
-    /// It needs to know the future, or the whole recording: a bound, not something to run.
+    /// True if the policy needs to know the future or the whole recording. It is a bound and cannot run in the engine.
     pub is_bound: bool,
     pub points: Vec<CurvePoint>,
 }
 
-/// One capacity. Rates are of generated tokens; prompts go through the cache before them and warm it.
+/// One capacity. Rates count generated tokens only. Prompts go through the cache before them and warm it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct CurvePoint {
-    /// Experts kept, as a share of all.
+    /// Kept experts as a share of all.
     pub share: f64,
-    /// The same in bytes of the model's file.
+    /// Capacity in bytes of the model's file.
     pub capacity_bytes: u64,
     pub hit_rate: f64,
-    /// Misses per generated token: over all, and without the first quarter.
+    /// Misses per generated token: over all tokens, and without the first quarter.
     pub faulted_experts_per_token: FaultedExperts,
     pub missed_bytes_per_token: f64,
 }
 
-/// What generated tokens met.
+/// Cache statistics of the generated tokens.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Met {
     pub lookups: u64,
     pub hits: u64,
     pub missed_bytes: u64,
-    /// Layers of tokens that missed at least one expert.
+    /// Number of (token, layer) pairs that missed at least one expert.
     pub layers_missed: u64,
     /// Misses of each generated token.
     pub misses: Vec<u32>,
 }
 
 impl Met {
-    /// Hits per lookup; 0 before the first.
+    /// Returns the hits per lookup, or 0 without lookups.
     pub fn hit_rate(&self) -> f64 {
         if self.lookups == 0 { 0.0 } else { self.hits as f64 / self.lookups as f64 }
     }
 
-    /// Misses per token, as the engine's statistics define them.
+    /// Returns the misses per token, defined as in the engine's statistics.
     pub fn faulted(&self) -> FaultedExperts {
         let mean = |misses: &[u32]| {
             let sum: u64 = misses.iter().map(|&misses| u64::from(misses)).sum();
@@ -64,13 +65,14 @@ impl Met {
         FaultedExperts { all: mean(&self.misses), steady: mean(&self.misses[warm_up..]) }
     }
 
-    /// `sum` for each generated token.
+    /// Returns `sum` divided by the number of generated tokens.
     pub fn per_token(&self, sum: u64) -> f64 {
         sum as f64 / self.misses.len().max(1) as f64
     }
 }
 
-/// The cache that keeps `slots` experts of each layer, or for a global policy the bytes of as many.
+/// Returns the shape of a cache that keeps `slots` experts of each layer. A global policy gets the same number of bytes
+/// in one group.
 pub fn shape_of(scope: Scope, routing: &RoutingShape, slots: u32) -> CacheShape {
     let bytes = |&(experts, bytes): &(u32, u64)| u64::from(slots.min(experts)) * bytes;
     let per_layer = scope == Scope::PerLayer;
@@ -91,7 +93,7 @@ pub fn shape_of(scope: Scope, routing: &RoutingShape, slots: u32) -> CacheShape 
     }
 }
 
-/// Numbers of experts kept per layer, from 1 to all, that a curve has points for.
+/// Returns the numbers of kept experts per layer that a curve has points for, from 1 to all.
 fn capacities(routing: &RoutingShape, points_max: u32) -> Vec<u32> {
     let most = routing.layers.iter().map(|layer| layer.0).max().unwrap_or(0);
     let points = most.min(points_max);
@@ -99,7 +101,7 @@ fn capacities(routing: &RoutingShape, points_max: u32) -> Vec<u32> {
     (1..=points).map(at).collect()
 }
 
-/// Replays lookups through the state machine that the engine runs.
+/// Replays lookups through the same state machine that the engine runs.
 pub fn simulate(lookups: &Lookups, policy: ReplayPolicy, shape: &CacheShape) -> Met {
     let mut met = Met::default();
     let mut last_layer = None;
@@ -108,7 +110,7 @@ pub fn simulate(lookups: &Lookups, policy: ReplayPolicy, shape: &CacheShape) -> 
             last_layer = None;
             return;
         }
-        // Layers come in order: a lower one begins the next token.
+        // Layers come in ascending order, so a layer that is not higher begins the next token.
         if last_layer.is_none_or(|last| batch.layer <= last) {
             met.misses.push(0);
         }
@@ -125,13 +127,13 @@ pub fn simulate(lookups: &Lookups, policy: ReplayPolicy, shape: &CacheShape) -> 
     met
 }
 
-/// The policies of a report, the engine's default first.
+/// Policies of a report, the engine's default first.
 pub const SHOWN: [&str; 7] =
     ["layer-lfu", "layer-lru", "lfu", "lru", "random", "hot-list", "belady"];
-/// Of these, what is looked at for each domain.
+/// Policies that are also run for each domain.
 pub const SHOWN_BY_DOMAIN: [&str; 2] = ["layer-lfu", "layer-lru"];
 
-/// The curves of a report, each on a thread of its own. Points are missing if it is interrupted.
+/// Computes the curves of a report, each on its own thread. Points are missing after an interrupt.
 pub fn curves(
     lookups: &Lookups,
     routing: &RoutingShape,
@@ -158,7 +160,7 @@ fn curve(
         let met = simulate(lookups, policy, &shape_of(policy.scope(), routing, slots));
         point(routing, slots, &met)
     };
-    // A global list by recency needs no search.
+    // A global LRU list needs no search.
     let is_searched = policy.scope() == Scope::Global && policy.name() != "lru";
     let experts: u32 = routing.layers.iter().map(|layer| layer.0).sum();
     let few = is_searched && experts > SEARCHED_EXPERTS_MAX;
@@ -171,7 +173,7 @@ fn curve(
     }
 }
 
-/// Models with more experts have fewer points of searched policies.
+/// Number of experts above which searched policies get fewer points ([`CAPACITIES_MAX_SEARCHED`]).
 const SEARCHED_EXPERTS_MAX: u32 = 1024;
 
 fn point(routing: &RoutingShape, slots: u32, met: &Met) -> CurvePoint {
@@ -187,13 +189,13 @@ fn point(routing: &RoutingShape, slots: u32, met: &Met) -> CurvePoint {
 }
 
 impl PolicyCurve {
-    /// The smallest capacity from which on the hit rate is at least `wanted`.
+    /// Returns the smallest capacity from which on the hit rate is at least `wanted`.
     pub fn reaches(&self, wanted: f64) -> Option<&CurvePoint> {
         let below = self.points.iter().rposition(|point| point.hit_rate < wanted);
         self.points.get(below.map_or(0, |index| index + 1))
     }
 
-    /// The point whose share is nearest to `share`.
+    /// Returns the point whose share is nearest to `share`.
     pub fn at(&self, share: f64) -> Option<&CurvePoint> {
         let distance = |point: &&CurvePoint| (point.share - share).abs();
         self.points.iter().min_by(|a, b| distance(a).total_cmp(&distance(b)))
@@ -205,7 +207,7 @@ mod tests {
     use super::*;
     use forebay_stream::{ExpertIndex, LayerIndex};
 
-    /// Two layers of four experts, 100 and 50 bytes; a token uses one of each.
+    /// Two layers of four experts, of 100 and 50 bytes. A token uses one expert of each.
     fn routing() -> RoutingShape {
         RoutingShape { layers: vec![(4, 100), (4, 50)], experts_per_token: 1 }
     }
@@ -229,7 +231,7 @@ mod tests {
     fn a_hand_made_trace_by_layer_and_slot() {
         let policy: ReplayPolicy = "layer-lru".parse().unwrap();
         let met = simulate(&trace(), policy, &shape_of(policy.scope(), &routing(), 1));
-        // Layer 0 keeps 1 of the prompt: hit, miss, hit, miss. Layer 1 keeps 2: hit, hit, miss, miss.
+        // Layer 0 keeps expert 1 of the prompt: hit, miss, hit, miss. Layer 1 keeps expert 2: hit, hit, miss, miss.
         assert_eq!((met.lookups, met.hits), (8, 4));
         assert_eq!(met.missed_bytes, 2 * 100 + 2 * 50);
         assert_eq!(met.misses, [0, 1, 1, 2]);
@@ -237,7 +239,7 @@ mod tests {
         let faulted = met.faulted();
         assert_eq!((faulted.all, faulted.steady), (Some(1.0), Some(4.0 / 3.0)));
         let all = simulate(&trace(), policy, &shape_of(policy.scope(), &routing(), 4));
-        // First uses only: expert 3 of both layers.
+        // Only first uses miss: expert 3 of both layers.
         assert_eq!(all.misses, [0, 0, 1, 1]);
     }
 
@@ -265,7 +267,7 @@ mod tests {
         let curves = curves(&trace(), &routing(), &SHOWN, &Interrupt::new());
         for curve in &curves {
             let last = curve.points.last().unwrap();
-            // First uses only: a list of favourites reads its experts once, too.
+            // Only first uses miss; a hot list also reads its experts once.
             assert_eq!((last.share, last.capacity_bytes, last.hit_rate), (1.0, 600, 0.75));
         }
         assert_eq!(curves.iter().map(|curve| curve.is_bound).filter(|&bound| bound).count(), 2);

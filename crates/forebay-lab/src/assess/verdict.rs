@@ -1,16 +1,16 @@
-//! The answer in sentences that a person can act on.
+//! States the verdict of an assessment in sentences that tell the user what to do.
 
 use super::assessment::{Assessment, COMFORTABLE_HIT_RATE, GOOD_HIT_RATE, Section};
 use super::predict::{Prediction, Predictions};
 use super::sweep::PolicyCurve;
 use crate::page::{bytes, percent};
 
-/// The share of the experts at which models are compared.
+/// Share of the experts at which models are compared.
 const QUARTER: f64 = 0.25;
-/// Domains whose hit rates differ by less are not told apart.
+/// Smallest difference of hit rates between domains that the verdict mentions.
 const POINTS_WORTH_TELLING: f64 = 0.03;
 
-/// What to make of an assessment.
+/// Returns the verdict, one paragraph per element.
 pub fn words(assessment: &Assessment) -> Vec<String> {
     let mixed = &assessment.mixed;
     let Some(engine) = mixed.curves.first() else { return Vec::new() };
@@ -77,7 +77,7 @@ fn cliff(assessment: &Assessment, engine: &PolicyCurve) -> Option<String> {
     let cycle = assessment.cycle_bytes as f64;
     let share = cycle / assessment.expert_bytes.max(1) as f64;
     let lru = assessment.mixed.curve("lru")?;
-    // The largest capacity of the curve that lies below one token's cycle.
+    // Finds the largest capacity of the curve that is smaller than one token's cycle.
     let below = lru.points.iter().rposition(|point| (point.capacity_bytes as f64) < cycle)?;
     let (global, layered) = (lru.points.get(below)?, engine.points.get(below)?);
     Some(format!(
@@ -159,7 +159,8 @@ fn domains(assessment: &Assessment, engine: &PolicyCurve) -> Option<String> {
     Some(said)
 }
 
-/// What it needs of RAM: how much there is, and how fast the CPU is with that and with less.
+/// Returns the sentence about RAM: how much this machine has, and the CPU speed with that much and
+/// with less.
 fn needs(memory_bytes: u64, weights_bytes: u64, predictions: Option<&Predictions>) -> String {
     let free = bytes(memory_bytes as f64);
     let curve = predictions.map_or(&[][..], |predictions| &predictions.by_ram);
@@ -200,7 +201,8 @@ fn needs(memory_bytes: u64, weights_bytes: u64, predictions: Option<&Predictions
     format!("{first}. {}.", steps(curve, least, all))
 }
 
-/// The same of a GPU's memory, and what less RAM beside it costs.
+/// Returns the sentence about VRAM: the GPU speed with all VRAM and with less, and the cost of less
+/// RAM beside it.
 fn on_gpu(predictions: &Predictions) -> Option<String> {
     let curve = predictions.by_vram.first()?;
     let (least, most) = (curve.points.first()?, curve.points.last()?);
@@ -238,7 +240,7 @@ fn on_gpu(predictions: &Predictions) -> Option<String> {
     Some(said)
 }
 
-/// Which budgets reach which share of the speed with the most memory.
+/// Returns the budgets that reach nine tenths and half of the speed with the most memory.
 fn steps(curve: &[Prediction], least: &Prediction, most: &Prediction) -> String {
     let size = |p: &Prediction| bytes(p.budget_bytes() as f64);
     format!(
@@ -250,7 +252,7 @@ fn steps(curve: &[Prediction], least: &Prediction, most: &Prediction) -> String 
     )
 }
 
-/// The smallest budget with so much of the speed of `most`.
+/// Returns the smallest budget that reaches `share` of the speed of `most`.
 fn reaching<'a>(curve: &'a [Prediction], share: f64, most: &'a Prediction) -> &'a Prediction {
     let wanted = share * most.tokens_per_second;
     curve.iter().find(|p| p.tokens_per_second >= wanted).unwrap_or(most)
@@ -341,7 +343,7 @@ mod tests {
              RAM. Nine tenths of that speed need 7.00 GiB, half of it 4.00 GiB; the least that works, 2.00 GiB, gives about 20 \
              tokens/s. At 4.00 GiB of VRAM, 4.00 GiB of RAM instead of 16.0 GiB leave about 11 tokens/s of 40."
         );
-        // A model that fits.
+        // With a model that fits.
         table.by_vram.truncate(1);
         table.by_vram[0].points[3].kept_share = 1.0;
         let fits = on_gpu(&table).unwrap();

@@ -1,32 +1,33 @@
 //! LRU at every capacity in one pass, by stack distances (Mattson, Gecsei, Slutz, Traiger 1970).
 //!
-//! The resident experts of an LRU list are always the youngest of its stack as far as they fit, also if they differ in
-//! size: what lies above an expert only grows until it is used again, so what did not fit once does not fit later.
-//! A lookup therefore hits in every capacity of at least its distance: the bytes of the experts used since, and its own.
+//! The resident experts of an LRU list are always the youngest of its stack: as many as fit. This also holds for
+//! experts of different sizes. The bytes above an expert only grow until it is used again, so an expert that did not
+//! fit once does not fit later. A lookup therefore hits at every capacity of at least its distance. The distance is
+//! the bytes of the experts used since the last use, plus those of the expert itself.
 
 use forebay_stream::{CacheShape, Lookups, Phase, Scope};
 
 use super::layers::flat;
 
-/// Distances are counted in at most this many steps.
+/// Largest number of steps in which distances are counted.
 const STEPS_MAX: u64 = 1 << 21;
 
-/// Hits of an LRU list at every capacity in bytes.
+/// Hits of an LRU cache at every capacity in bytes.
 #[derive(Clone, Debug)]
 pub struct LruCurve {
-    /// Distances are rounded up to multiples of this; 1 step is the greatest common divisor of the experts' sizes where
-    /// that is fine enough, and the curve then exact.
+    /// Size of a step. Distances are rounded up to multiples of it. It is the greatest common divisor of the experts'
+    /// sizes if that needs at most `STEPS_MAX` steps, and the curve is then exact.
     pub resolution_bytes: u64,
-    /// Lists that share the capacity: the layers with experts, or 1.
+    /// Number of LRU lists that share the capacity: the number of layers with experts, or 1.
     pub lists: u64,
-    /// Lookups by distance in steps: `[prompt, generate]`.
+    /// Number of lookups by distance in steps: `[prompt, generate]`.
     by_distance: Vec<[u64; 2]>,
     lookups: [u64; 2],
 }
 
 impl LruCurve {
-    /// Goes through the lookups once. With whole batches (`batch_may_exceed`, see [`CacheShape::batch_may_exceed`]) an
-    /// expert of its list's last batch hits whatever the capacity.
+    /// Computes the curve in one pass over the lookups. If `batch_may_exceed` is true (see
+    /// [`CacheShape::batch_may_exceed`]), an expert of its list's last batch hits at every capacity.
     pub fn of(lookups: &Lookups, scope: Scope, batch_may_exceed: bool) -> LruCurve {
         let shape = CacheShape::from_bytes(scope, lookups.layers(), 0);
         let with_experts = lookups.layers().iter().filter(|layer| layer.0 > 0).count().max(1);
@@ -55,7 +56,7 @@ impl LruCurve {
             .filter(|of| of.experts > 0)
             .for_each(|of| members[of.group] += of.experts);
         let mut stacks: Vec<Stack> = members.into_iter().map(Stack::new).collect();
-        // The batch of its list that used an entry last; 0: none.
+        // Number of the batch of its list that last used an entry, or 0 if there is none.
         let mut used_by = vec![0_u64; entries];
         let mut batches = vec![0_u64; shape.groups.len()];
         let mut place = vec![NOWHERE; entries];
@@ -84,19 +85,20 @@ impl LruCurve {
         }
     }
 
-    /// Lookups of prompts and of generated tokens.
+    /// Returns the number of lookups of prompts and of generated tokens.
     pub fn lookups(&self) -> [u64; 2] {
         self.lookups
     }
 
-    /// Hits among lookups of prompts and of generated tokens with a capacity in bytes.
+    /// Returns the number of hits of prompts and of generated tokens at a capacity in bytes.
     pub fn hits(&self, capacity_bytes: u64) -> [u64; 2] {
         let steps = (capacity_bytes / self.lists / self.resolution_bytes) as usize;
         let reached = &self.by_distance[..self.by_distance.len().min(steps.saturating_add(1))];
         reached.iter().fold([0; 2], |sum, at| [sum[0] + at[0], sum[1] + at[1]])
     }
 
-    /// `(capacity in bytes, hits of prompts, hits of generated tokens)` wherever they change, ascending.
+    /// Returns `(capacity in bytes, [hits of prompts, hits of generated tokens])` wherever the hits change, in
+    /// ascending order.
     pub fn points(&self) -> impl Iterator<Item = (u64, [u64; 2])> + '_ {
         let mut sum = [0; 2];
         let changes = self.by_distance.iter().enumerate().filter(|(_, at)| **at != [0, 0]);
@@ -113,12 +115,12 @@ fn greatest_common_divisor(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }
 
-/// Bytes by time of last use, in a Fenwick tree (1994); times are packed anew when they run out, so the memory
-/// depends on the number of entries only.
+/// LRU stack: bytes by time of last use, in a Fenwick tree (1994). Times are renumbered when they run out, so the
+/// memory depends only on the number of entries.
 struct Stack {
-    /// `sums[i]` is the sum of the `i & -i` places up to `i`; 1 first.
+    /// `sums[i]` is the sum of the `i & -i` positions that end at `i`. Positions count from 1.
     sums: Vec<u64>,
-    /// The entry at every place, and its bytes.
+    /// Entry at every position, and its bytes.
     at: Vec<(u32, u64)>,
     next: u32,
     total: u64,
@@ -126,12 +128,12 @@ struct Stack {
 
 impl Stack {
     fn new(entries: u32) -> Stack {
-        // Twice the entries: packing costs a constant for each use.
+        // With twice the entries, renumbering adds a constant cost to each use.
         let places = (2 * entries as usize + 2).next_power_of_two();
         Stack { sums: vec![0; places], at: vec![(NOWHERE, 0); places], next: 1, total: 0 }
     }
 
-    /// Bytes of what was used since the entry at `place`, and its own.
+    /// Returns the bytes of the entries used since the entry at `place`, plus its own.
     fn distance(&self, place: u32) -> u64 {
         let mut before = 0;
         let mut index = place as usize - 1;
@@ -151,7 +153,7 @@ impl Stack {
         }
     }
 
-    /// Makes an entry the youngest.
+    /// Makes an entry the youngest of the stack.
     fn use_entry(&mut self, entry: u32, bytes: u64, place: &mut [u32]) {
         let old = place[entry as usize];
         if old != NOWHERE {
@@ -181,7 +183,7 @@ impl Stack {
             }
         }
         self.next = kept as u32;
-        // The tree of all places in one sweep.
+        // This builds the tree of all positions in one sweep.
         self.sums.iter_mut().zip(&self.at).for_each(|(sum, at)| *sum = at.1);
         for index in 1..self.sums.len() {
             let parent = index + (index & index.wrapping_neg());

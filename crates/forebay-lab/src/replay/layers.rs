@@ -1,6 +1,6 @@
-//! Experts of all layers in one list.
+//! Numbering of the experts of all layers in one list.
 
-/// First entry of every layer, and the number of entries: layers one after the other.
+/// Returns the index of every layer's first entry, and the number of entries. The layers follow each other.
 pub(super) fn flat(layers: impl Iterator<Item = u32>) -> (Vec<usize>, usize) {
     let mut end = 0;
     let mut first = Vec::new();

@@ -1,5 +1,5 @@
-//! Recorded routing through the engine's cache state machine: every policy and bounds on them, LRU at all capacities, and
-//! predictors of experts.
+//! Replays of recorded routing: every policy of the engine and bounds on them, LRU at all capacities, and predictors
+//! of experts. Replays run the engine's cache state machine.
 
 mod curve;
 mod layers;

@@ -12,18 +12,20 @@ use serde::Serialize;
 
 use super::layers::flat;
 
-/// A policy that a replay can run: one of the engine's, or one that knows the trace.
+/// Policy that a replay can run: one of the engine's, or one that knows the trace.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum ReplayPolicy {
     Online(PolicyKind),
-    /// Only the experts that the trace uses most stay: the best of all fixed choices, as nobody can make it beforehand.
+    /// Keeps a fixed set of experts: those that the trace uses most. For experts of one size, this is the best fixed
+    /// set, but an engine cannot know it in advance.
     HotList(Scope),
-    /// The expert whose next use is farthest away goes: the bound for experts of one size, and very near it for others.
+    /// Evicts the expert whose next use is farthest away. This is the bound for experts of one size, and very close
+    /// to it for others.
     Belady(Scope),
 }
 
 impl ReplayPolicy {
-    /// All policies, the bounds last.
+    /// Returns all policies, with the bounds last.
     pub fn all() -> Vec<ReplayPolicy> {
         let online = PolicyKind::ALL.into_iter().map(ReplayPolicy::Online);
         let scopes = [Scope::PerLayer, Scope::Global];
@@ -31,7 +33,7 @@ impl ReplayPolicy {
         online.chain(knowing).chain(scopes.map(ReplayPolicy::Belady)).collect()
     }
 
-    /// The name on the command line.
+    /// Returns the name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             ReplayPolicy::Online(policy) => policy.name(),
@@ -42,7 +44,7 @@ impl ReplayPolicy {
         }
     }
 
-    /// Who competes for the same capacity.
+    /// Returns the scope in which experts compete for capacity.
     pub fn scope(self) -> Scope {
         match self {
             ReplayPolicy::Online(policy) => policy.scope,
@@ -79,18 +81,18 @@ impl Serialize for ReplayPolicy {
     }
 }
 
-/// Runs lookups through the cache, which is empty at first and stays warm from the prompt to the generated tokens.
+/// Runs the lookups through a cache that is empty at first. It stays warm from the prompt to the generated tokens.
 ///
 /// # Panics
-/// If the shape has fewer layers or experts than the trace.
+/// Panics if the shape has fewer layers or experts than the trace.
 pub fn replay(lookups: &Lookups, policy: ReplayPolicy, shape: &CacheShape) -> ReplayCounters {
     replay_observed(lookups, policy, shape, |_| {})
 }
 
-/// As [`replay`], and shows every batch's outcome.
+/// Runs the same replay as [`replay`], and passes the outcome of every batch to `observe`.
 ///
 /// # Panics
-/// As [`replay`].
+/// Panics if the shape has fewer layers or experts than the trace.
 pub fn replay_observed(
     lookups: &Lookups,
     policy: ReplayPolicy,
@@ -103,10 +105,11 @@ pub fn replay_observed(
     })
 }
 
-/// As [`replay_observed`], until `observe` says otherwise. The counters are then those of the batches so far.
+/// Runs the same replay as [`replay_observed`] until `observe` breaks. The counters then cover only the batches so
+/// far.
 ///
 /// # Panics
-/// As [`replay`].
+/// Panics if the shape has fewer layers or experts than the trace.
 pub fn replay_while(
     lookups: &Lookups,
     policy: ReplayPolicy,
@@ -136,7 +139,8 @@ pub fn replay_while(
     }
 }
 
-/// For every lookup the number of the batch that looks the same expert up next.
+/// Returns, for every lookup, the number of the batch that looks up the same expert next. It is `u64::MAX` if there
+/// is none.
 fn next_uses(lookups: &Lookups, shape: &CacheShape) -> Vec<u64> {
     let (first, entries) = flat(shape.layers.iter().map(|layer| layer.experts));
     let mut coming = vec![u64::MAX; entries];
@@ -154,7 +158,8 @@ fn next_uses(lookups: &Lookups, shape: &CacheShape) -> Vec<u64> {
     next
 }
 
-/// The experts that are looked up most for what they cost, as far as each group has room; of equals the first.
+/// Returns the experts with the most lookups for their cost, as many as each group has room for. Ties go to the lower
+/// layer, then to the lower expert.
 fn hot_list(lookups: &Lookups, shape: &CacheShape) -> Vec<(LayerIndex, ExpertIndex)> {
     let (first, entries) = flat(shape.layers.iter().map(|layer| layer.experts));
     let mut uses = vec![0_u64; entries];

@@ -1,7 +1,7 @@
-//! What prefetching predicted experts would have brought, and what it would have cost.
+//! Benefit and cost of prefetching predicted experts, computed by replay.
 //!
-//! Predicted experts of a layer are read before its router runs, into slots of their own, as in the engine. They evict nothing
-//! from the cache, but their slots are capacity that the cache does not have.
+//! As in the engine, the predicted experts of a layer are read before its router runs, into slots of their own. They
+//! evict nothing from the cache, but their slots reduce its capacity.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,21 +13,22 @@ use serde::Serialize;
 
 use super::layers::flat;
 
-/// A way to predict the experts of a token in a layer.
+/// Method of predicting a token's experts in a layer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Predictor {
-    /// The experts that the previous token chose there.
+    /// Predicts the experts that the previous token chose in the layer.
     Lag,
-    /// The experts that were chosen there most often so far.
+    /// Predicts the experts that tokens chose most often in the layer so far.
     HotList,
-    /// The largest scores of the layer's router on the token's state one layer earlier: for traces with scores.
+    /// Predicts the largest scores of the layer's router on the token's state one layer earlier. The trace must have
+    /// scores.
     NextRouter,
 }
 
 impl Predictor {
     pub const ALL: [Predictor; 3] = [Predictor::Lag, Predictor::HotList, Predictor::NextRouter];
 
-    /// The name on the command line.
+    /// Returns the name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Predictor::Lag => "lag",
@@ -54,35 +55,39 @@ impl FromStr for Predictor {
     }
 }
 
-/// The effect of predictions while text was generated.
+/// Effect of predictions on generated tokens. The recall is `foreseen / lookups`, and the precision is `foreseen /
+/// predictions`.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
 pub struct Prediction {
-    /// Lookups of generated tokens, the experts predicted for them, and how many experts were in both, in memory or not. The
-    /// recall is `foreseen / lookups`, the precision `foreseen / guesses`.
+    /// Number of lookups of generated tokens.
     pub lookups: u64,
+    /// Number of experts predicted for generated tokens.
     pub predictions: u64,
+    /// Number of predicted experts that were looked up, in memory or not.
     pub foreseen: u64,
-    /// Misses with all of the capacity and no predictions.
+    /// Number of misses without predictions, when the cache has all of the capacity.
     pub misses_without: u64,
-    /// Misses that were not predicted: those that a token waits for.
+    /// Number of misses that were not predicted, which a token waits for.
     pub misses_with: u64,
-    /// Reads of predicted experts, and those of them that were needed.
+    /// Number of reads of predicted experts.
     pub reads_prefetched: u64,
+    /// Number of reads of predicted experts that the token needed.
     pub reads_useful: u64,
-    /// Bytes that were read for nothing.
+    /// Bytes of predicted experts that were read but not needed.
     pub wasted_bytes: u64,
     /// Bytes of capacity that hold predicted experts instead of cached ones.
     pub displaced_bytes: u64,
-    /// Bytes read for generated tokens without predictions, and with them.
+    /// Bytes read for generated tokens without predictions.
     pub read_bytes_without: u64,
+    /// Bytes read for generated tokens with predictions.
     pub read_bytes_with: u64,
 }
 
-/// Replays the trace with `depth` predicted experts for each generated token and layer. `None`: the predictor needs scores, and
-/// the trace has none.
+/// Replays the trace with `depth` predicted experts for each generated token and layer. Returns `None` if the
+/// predictor needs scores and the trace has none.
 ///
 /// # Panics
-/// If `lookups` are not the trace's own.
+/// Panics if `lookups` are not those of `trace`.
 pub fn predict(
     trace: &RoutingTrace,
     lookups: &Lookups,
@@ -148,7 +153,7 @@ pub fn predict(
     Some(prediction)
 }
 
-/// Makes the predictions.
+/// State of a predictor during a replay.
 struct OnlinePredictor<'a> {
     trace: &'a RoutingTrace,
     predictor: Predictor,
@@ -176,7 +181,7 @@ impl<'a> OnlinePredictor<'a> {
         experts.iter().for_each(|expert| self.uses[first + expert.0 as usize] += 1);
     }
 
-    /// The predicted experts for a token in a layer, the best first.
+    /// Returns the predicted experts of a token in a layer, the likeliest first. `Lag` keeps the order of the trace.
     fn predict(&mut self, token: usize, layer: usize) -> &[ExpertIndex] {
         self.ranked.clear();
         let experts = self.trace.header().layers[layer].experts;

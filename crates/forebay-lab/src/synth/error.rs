@@ -1,14 +1,15 @@
-//! What can go wrong while a model is made, and who may stop it.
+//! Errors and the progress callback of [`super::synthesize`].
 
 use forebay_format::FormatError;
 use forebay_store::OutputError;
 
 use super::recipe::Recipe;
 
-/// Called with the bytes written so far and in total; false stops the work and removes the unfinished file.
+/// Progress callback, called with the bytes written so far and in total. Returning false stops the work and removes the
+/// unfinished file.
 pub type Progress<'a> = dyn FnMut(u64, u64) -> bool + 'a;
 
-/// Errors of making a model.
+/// Errors of [`super::synthesize`].
 #[derive(Debug, thiserror::Error)]
 pub enum SynthError {
     #[error("no architecture is called {name:?}; known: {}", known.join(", "))]
@@ -35,7 +36,7 @@ pub enum SynthError {
 
 impl From<FormatError> for SynthError {
     fn from(error: FormatError) -> Self {
-        // A failed write tells its own path and cause.
+        // A failed write already has its own path and cause.
         match error {
             FormatError::Io { path, source } => match source.downcast::<OutputError>() {
                 Ok(error) => Self::Output(error),

@@ -1,11 +1,11 @@
-//! The shapes of real models, as their published configurations give them, and small ones with the same features.
+//! Shapes of real models from their published configurations, and small shapes with the same features.
 
 use super::shapes::{
     Experts, FeedForward, LatentAttention, LlamaRopeScaling, Norms, QkNorm, RopeScaling, Scores,
     Shape,
 };
 
-/// As in the models that have nothing else to say.
+/// Defaults that most models with experts share.
 const EXPERTS: Experts = Experts {
     width: 0,
     experts: 0,
@@ -147,14 +147,14 @@ const DEEPSEEK_V3_EXPERTS: Experts = Experts {
     ..EXPERTS
 };
 
-/// Without the layer that predicts a token further, which converters leave out.
+/// The multi-token prediction layer is left out, as converters do.
 const DEEPSEEK_V3: Shape = Shape {
     name: "deepseek-v3",
     architecture: "deepseek2",
     hidden: 7168,
     layers: 61,
     heads: 128,
-    // As far as its cache and the metadata are concerned.
+    // The cache and the metadata see one key/value head of latent and rotated elements.
     kv_heads: 1,
     head_dim: 576,
     rotary_dim: 64,
@@ -253,7 +253,7 @@ const GLM_EXPERTS: Experts = Experts {
     ..EXPERTS
 };
 
-/// Without the layer that predicts a token further: no token needs it.
+/// The multi-token prediction layer is left out, because generating does not need it.
 const GLM_45_AIR: Shape = Shape {
     name: "glm-4.5-air",
     architecture: "glm4moe",
@@ -271,7 +271,7 @@ const GLM_45_AIR: Shape = Shape {
     ..LLAMA
 };
 
-/// Every shape, the ones named most often first.
+/// All shapes, the most used first.
 pub const SHAPES: [Shape; 21] = [
     QWEN3_MOE_30B,
     LLAMA_1B,
@@ -474,7 +474,7 @@ pub const SHAPES: [Shape; 21] = [
     },
 ];
 
-/// The shape of that name.
+/// Returns the shape with this name.
 pub fn find(name: &str) -> Option<&'static Shape> {
     SHAPES.iter().find(|shape| shape.name == name)
 }

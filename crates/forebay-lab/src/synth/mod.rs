@@ -1,6 +1,6 @@
-//! Models of a real architecture's exact shape with random weights, for benchmarks and tests.
+//! Writes models with the exact shape of a real architecture and random weights, for benchmarks and tests.
 //!
-//! They load wherever the real ones do, have the same size and the same speed, and write nonsense.
+//! They load wherever the real models do, and have the same size and speed. Their output is nonsense.
 
 mod error;
 mod known;
@@ -23,21 +23,21 @@ use known::SHAPES;
 use recipe::Recipe;
 use shapes::Shape;
 
-/// What to make.
+/// Options of [`synthesize`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SynthOptions {
-    /// A mix as in `Q4_K_M`, or a type for all matrices as in `Q8_0`; case does not matter. That of published files if
-    /// `None`.
+    /// A mix such as `Q4_K_M`, or one type for all matrices such as `Q8_0`; case does not matter. `None` means the
+    /// quantisation of the published files.
     pub quantisation: Option<String>,
-    /// Layers to write; all that the architecture has if `None`.
+    /// Number of layers to write; `None` means all layers of the architecture.
     pub layers: Option<u32>,
-    /// Experts of a token; as many as the architecture has if `None`.
+    /// Number of experts that a token uses; `None` means as many as in the architecture.
     pub experts_used: Option<u32>,
-    /// DeepSeek's keys and values of a head come out of one tensor, as converters wrote it until 2025.
+    /// True to write DeepSeek's key and value matrices of all heads as one tensor, as converters did until 2025.
     pub heads_in_one_tensor: bool,
-    /// The same seed gives the same file, byte for byte.
+    /// Random seed. The same seed gives the same file, byte for byte.
     pub seed: u64,
-    /// Threads that make weights; the file does not depend on it.
+    /// Number of threads that make weights. The file does not depend on it.
     pub threads: usize,
 }
 
@@ -54,11 +54,11 @@ impl Default for SynthOptions {
     }
 }
 
-/// What was made.
+/// Description of a written model.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SynthReport {
     pub path: PathBuf,
-    /// The name that was asked for, such as `qwen3moe-30b`.
+    /// Requested name, such as `qwen3moe-30b`.
     pub shape: String,
     /// `general.architecture` of the file.
     pub architecture: String,
@@ -66,24 +66,24 @@ pub struct SynthReport {
     pub layers: u32,
     pub tensors: usize,
     pub parameters: u64,
-    /// Size of the file.
+    /// Size of the file in bytes.
     pub bytes: u64,
-    /// From the first byte to a durable file.
+    /// Time from the start until the file was durable.
     pub seconds: f64,
     pub bytes_per_second: f64,
 }
 
-/// The names that [`synthesize`] knows.
+/// Returns the names that [`synthesize`] knows.
 pub fn architectures() -> impl ExactSizeIterator<Item = &'static str> {
     SHAPES.iter().map(|shape| shape.name)
 }
 
-/// Writes a GGUF file with the shape of `arch` to `out`. The file appears under its name only when it is complete and on
-/// the disk.
+/// Writes a GGUF file with the shape of `arch` to `out`. The file appears under its name only when it is complete and
+/// durable.
 ///
 /// # Errors
-/// Unknown names, a number of layers that the architecture does not have, an output that cannot be written (also
-/// when the disk is full: nothing is left behind), or `progress` that says stop.
+/// Returns an error if a name is unknown, the architecture does not have that many layers or experts, the output cannot
+/// be written, or `progress` returns false. No file is left behind, even when the disk is full.
 pub fn synthesize(
     arch: &str,
     out: OutputFile,
@@ -118,7 +118,7 @@ pub fn synthesize(
     })
 }
 
-/// The shape, but with so many experts for a token.
+/// Returns the shape with `asked` experts per token.
 fn with_experts_used(mut shape: Shape, asked: Option<u32>) -> Result<Shape, SynthError> {
     let Some(asked) = asked else { return Ok(shape) };
     let name = shape.name;
@@ -134,11 +134,11 @@ fn with_experts_used(mut shape: Shape, asked: Option<u32>) -> Result<Shape, Synt
     }
 }
 
-/// Writes a file as [`synthesize`] does, but with a hole in the place of its data: for everything that reads no weights, as
-/// plans do. File systems keep no room for a hole; read, it is zeroes.
+/// Writes the file that [`synthesize`] would write, but with a hole instead of its data. This suits everything that
+/// reads no weights, such as plans. The hole takes no disk space and reads as zeros.
 ///
 /// # Errors
-/// As [`synthesize`].
+/// Returns the errors of [`synthesize`], except those of `progress`.
 pub fn hollow(arch: &str, out: &Path, options: &SynthOptions) -> Result<(), SynthError> {
     let (shape, recipe, layers) = choice(arch, options)?;
     let tensors = plan::tensors(&shape, &recipe, layers)?;
@@ -166,7 +166,7 @@ fn choice(arch: &str, options: &SynthOptions) -> Result<(Shape, Recipe, u32), Sy
     Ok((shape, recipe, layers))
 }
 
-/// A file with everything but its data.
+/// Returns a writer for everything but the data.
 fn writer(
     out: &Path,
     shape: &Shape,

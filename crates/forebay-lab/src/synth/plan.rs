@@ -1,4 +1,4 @@
-//! From a shape and a recipe to metadata and the list of tensors, in the order of llama-quantize.
+//! Converts a shape and a recipe into metadata and the list of tensors, in the order of llama-quantize.
 
 use forebay_format::gguf::writer::GgufWriter;
 use forebay_format::random_weights::Content;
@@ -15,18 +15,18 @@ use super::shapes::{
 pub struct PlannedTensor {
     pub name: String,
     pub ty: TensorType,
-    /// Outermost first.
+    /// Dimensions, outermost first.
     pub shape: Vec<u64>,
     pub content: Content,
 }
 
-/// Norm weights lie around one, biases around zero, this far.
+/// Spread of norm weights around one, and of biases around zero.
 const SMALL_SPREAD: f32 = 0.1;
 
 /// Standard deviation of the embeddings of models with experts.
 const EMBEDDING_DEVIATION: f32 = 1.0;
 
-/// Writes the keys that describe `shape` with `layers` layers; the tokenizer's are not among them.
+/// Writes the keys that describe `shape` with `layers` layers, without those of the tokenizer.
 pub fn describe(
     shape: &Shape,
     recipe: &Recipe,
@@ -138,7 +138,7 @@ fn describe_experts(
         .map_or(Ok(()), |normalised| writer.set(&key("expert_weights_norm"), normalised))
 }
 
-/// All tensors of a model.
+/// Returns all tensors of a model.
 pub fn tensors(
     shape: &Shape,
     recipe: &Recipe,
@@ -227,7 +227,8 @@ impl List<'_> {
         Ok(())
     }
 
-    /// Keys and values from the latent vector are two stacks of a matrix for each head, that of the keys transposed.
+    /// Adds the tensors of latent attention. Unless `one_tensor` is set, the matrices that make keys and values from
+    /// the latent vector are two stacks with a matrix for each head. The matrices of the keys are transposed.
     fn latent_attention(&mut self, latent: &LatentAttention, layer: u32) -> Result<(), SynthError> {
         let name = |part: &str| format!("blk.{layer}.{part}");
         let (hidden, heads) = (u64::from(self.shape.hidden), u64::from(self.shape.heads));
@@ -256,7 +257,7 @@ impl List<'_> {
         self.matrix(name("attn_output.weight"), Role::AttentionOutput, layer, &output)
     }
 
-    /// `suffix` is that of the tensors' names.
+    /// Adds a dense feed-forward. `suffix` is part of the tensor names.
     fn feed_forward(&mut self, layer: u32, suffix: &str, width: u64) -> Result<(), SynthError> {
         let name = |part: &str| format!("blk.{layer}.ffn_{part}{suffix}.weight");
         let hidden = u64::from(self.shape.hidden);
@@ -290,10 +291,13 @@ impl List<'_> {
         }
     }
 
-    /// Routers see mostly the embeddings, so these decide how experts are chosen. Half of every row
-    /// is the same, which makes some experts far more popular than others, and the other half has to
-    /// say where a token goes. They are large beside what the layers add, so a layer's router
-    /// would choose much the same one layer earlier. Both as in recorded routing of trained models.
+    /// Adds the embedding matrix. For a model with experts, it makes routing resemble the recorded routing of trained
+    /// models.
+    ///
+    /// Routers see mostly the embeddings, so the embeddings decide how experts are chosen. Half of every row is the
+    /// same in all rows, which makes some experts far more popular than others. The other half distinguishes tokens.
+    /// The embeddings are large compared with what the layers add. So a layer's router would choose much the same
+    /// experts one layer earlier.
     fn embedding(&mut self, vocabulary: u64, hidden: u64) -> Result<(), SynthError> {
         let name = "token_embd.weight".to_owned();
         self.matrix(name, Role::Embedding, 0, &[vocabulary, hidden])?;
@@ -321,8 +325,8 @@ impl List<'_> {
         self.typed(name, ty, shape)
     }
 
-    /// Weights with a standard deviation of one over the square root of what a row sums up: activations then keep
-    /// their size from layer to layer.
+    /// Adds a matrix of random weights. Their standard deviation is one over the square root of the row length, so
+    /// activations keep their size from layer to layer.
     fn typed(&mut self, name: String, ty: TensorType, shape: &[u64]) -> Result<(), SynthError> {
         let columns = shape.last().copied().unwrap_or(1);
         let content = Content::weights(ty, 1.0 / (columns as f32).sqrt())
@@ -331,7 +335,7 @@ impl List<'_> {
         Ok(())
     }
 
-    /// Norm weights or biases.
+    /// Adds norm weights or biases.
     fn vector(&mut self, name: String, shape: &[u64], center: f32) {
         let content = Content::Floats { ty: TensorType::F32, center, spread: SMALL_SPREAD };
         self.tensors.push(PlannedTensor {
@@ -359,7 +363,7 @@ mod tests {
         tensors.iter().map(size).sum()
     }
 
-    /// Sizes of the published files of these models: Q4_K_M, but MXFP4 of gpt-oss.
+    /// Compares with the sizes of published files of these models: Q4_K_M, and MXFP4 for gpt-oss.
     #[test]
     fn sizes_are_those_of_real_files() {
         for (shape, gigabytes) in [
@@ -383,7 +387,7 @@ mod tests {
         }
     }
 
-    /// Numbers of weights, in billions, as published.
+    /// Compares with published numbers of weights, in billions.
     #[test]
     fn weights_are_as_many_as_published() {
         for (shape, billions) in [

@@ -1,11 +1,11 @@
-//! Which type each tensor gets. The mixes follow what llama-quantize does for the same file types, so that sizes and
-//! speeds are those of the files that people have.
+//! Chooses the type of each tensor. The mixes follow llama-quantize for the same file types, so sizes and speeds match
+//! published files.
 
 use forebay_format::TensorType;
 
 use super::shapes::{FeedForward, Shape};
 
-/// What a matrix does in the model, as far as the mixes care.
+/// Function of a matrix in the model, as far as the mixes distinguish it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     Embedding,
@@ -16,7 +16,7 @@ pub enum Role {
     AttentionOutput,
     GateOrUp,
     Down,
-    /// What the mixes do not care about.
+    /// All other matrices, which get the base type.
     Other,
 }
 
@@ -24,7 +24,7 @@ pub enum Role {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Recipe {
     pub name: &'static str,
-    /// `general.file_type`.
+    /// Value of `general.file_type`.
     pub file_type: u32,
     base: TensorType,
     mix: Mix,
@@ -37,7 +37,7 @@ enum Mix {
     Q3KM,
     Q4KM,
     Q5KM,
-    /// Stacks of matrices, such as experts, of the base type, all else Q8_0.
+    /// Stacks of matrices, such as experts, get the base type; everything else gets Q8_0.
     StacksOnly,
 }
 
@@ -50,7 +50,7 @@ const MIXES: [Recipe; 5] = [
 ];
 
 impl Recipe {
-    /// A mix by its name, else the type of that name for every matrix.
+    /// Returns the mix with this name, or a recipe that uses the type with this name for every matrix.
     pub fn find(name: &str) -> Option<Self> {
         if let Some(mix) = MIXES.iter().find(|mix| mix.name.eq_ignore_ascii_case(name)) {
             return Some(*mix);
@@ -60,7 +60,7 @@ impl Recipe {
         Some(Self { name: base.name(), file_type, base: *base, mix: Mix::Uniform })
     }
 
-    /// Every name that [`find`](Self::find) knows.
+    /// Returns every name that [`find`](Self::find) knows.
     pub fn names() -> Vec<&'static str> {
         let uniform = TensorType::all().iter().filter(|ty| uniform_file_type(**ty).is_some());
         let mut names: Vec<_> = MIXES.iter().map(|mix| mix.name).collect();
@@ -68,7 +68,7 @@ impl Recipe {
         names
     }
 
-    /// The type of a tensor `[.., rows, columns]` in layer `layer` of `layers`.
+    /// Returns the type of a tensor `[.., rows, columns]` in layer `layer` of `layers`.
     pub fn type_of(
         &self,
         role: Role,
@@ -102,7 +102,7 @@ impl Recipe {
         match (role, self.mix) {
             (Role::Output, _) => Q6_K,
             (Role::Embedding, _) if shape.tied => Q6_K,
-            // Small beside eight experts, so precision is nearly free there.
+            // These matrices are small beside eight experts, so precision is nearly free.
             (Role::Key | Role::Value, _) if few_experts => Q8_0,
             (Role::Value, Mix::Q2K) => {
                 if shared_heads {
@@ -119,7 +119,7 @@ impl Recipe {
                 }
             }
             (Role::Value | Role::Down, Mix::Q4KM | Mix::Q5KM) if favoured => Q6_K,
-            // Eight query heads share a value head in the largest llama.
+            // In the largest llama eight query heads share a value head, so the value matrices are small.
             (Role::Value, Mix::Q4KM) if shape.architecture == "llama" && layers == 80 => Q5_K,
             (Role::AttentionOutput, Mix::Q2K | Mix::Q3KM | Mix::Q4KM) if few_experts => Q5_K,
             (Role::AttentionOutput | Role::Down, Mix::Q2K) => Q3_K,
@@ -136,13 +136,13 @@ impl Recipe {
     }
 }
 
-/// The layers that get more bits: the first and last eighth, and every third between.
+/// Returns true for the layers that get more bits: the first and last eighth, and every third between.
 fn favoured(layer: u32, layers: u32) -> bool {
     let eighth = layers / 8;
     layer < eighth || layer >= 7 * layers / 8 || (layer - eighth) % 3 == 2
 }
 
-/// What llama-quantize takes where rows are no multiple of the block.
+/// Returns the type that llama-quantize takes if rows are not a multiple of the block.
 fn narrower(ty: TensorType, columns: u64) -> TensorType {
     let narrower = match ty {
         TensorType::Q4_K => TensorType::Q5_0,
@@ -160,7 +160,8 @@ fn narrower(ty: TensorType, columns: u64) -> TensorType {
     }
 }
 
-/// `general.file_type` of a file whose matrices all have this type; `None` for types that are no weights.
+/// Returns the `general.file_type` of a file whose matrices all have this type; `None` for types that cannot hold
+/// weights.
 fn uniform_file_type(ty: TensorType) -> Option<u32> {
     Some(match ty {
         TensorType::F32 => 0,
@@ -237,7 +238,7 @@ mod tests {
         let shape = find("llama-8b").unwrap();
         assert_eq!(recipe.type_of(Role::Down, shape, 0, 32, &[8, 96]), TensorType::Q5_0);
         assert_eq!(recipe.type_of(Role::Down, shape, 0, 32, &[8, 97]), TensorType::F16);
-        // gpt-oss's experts, and its other matrices.
+        // gpt-oss: its experts, and its other matrices.
         let (recipe, shape) = (Recipe::find("MXFP4_MOE").unwrap(), find("gpt-oss-20b").unwrap());
         let experts = [32, 2880, 2880];
         assert_eq!(recipe.type_of(Role::Down, shape, 0, 24, &experts), TensorType::MXFP4);

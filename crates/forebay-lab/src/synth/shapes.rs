@@ -1,6 +1,6 @@
-//! What the shape of a model is. A shape is data; nothing but their list knows a model by name.
+//! The shape of a model. A shape is data; only the list of shapes knows models by name.
 
-/// What follows attention in every layer.
+/// The block that follows attention in every layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum FeedForward {
     Dense { width: u32 },
@@ -10,32 +10,33 @@ pub enum FeedForward {
 /// A mixture of experts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Experts {
-    /// Of each expert.
+    /// Width of each expert.
     pub width: u32,
     pub experts: u32,
-    /// Per token.
+    /// Number of experts that a token uses.
     pub used: u32,
-    /// Width of the dense layers; where there are none, the metadata names it and no tensor has it.
+    /// Width of the dense layers. If there are none, the metadata has this width but no tensor does.
     pub dense_width: u32,
-    /// The metadata names the experts' width apart from the dense one.
+    /// True if the metadata has a key for the experts' width besides the dense width.
     pub names_width: bool,
-    /// Layers at the beginning that have no experts.
+    /// Number of layers at the beginning that have no experts.
     pub dense_layers: u32,
-    /// Experts that every token uses, joined to one that is so many times as wide.
+    /// Number of experts that every token uses. They are joined to one expert that is this many times as wide.
     pub shared: u32,
     pub scores: Scores,
-    /// Groups that experts come in, and how many of them a token uses.
+    /// Number of expert groups, and number of groups that a token uses.
     pub groups: Option<(u32, u32)>,
-    /// What the metadata says about the weights of the chosen: a factor, and whether they are normalised.
+    /// Factor of the chosen experts' weights, if the metadata has one.
     pub weights_scale: Option<f32>,
+    /// True if the chosen experts' weights are normalised; `None` if the metadata does not say.
     pub weights_norm: Option<bool>,
-    /// A bias of the scores for the choice alone.
+    /// True if scores get a bias that affects only the choice of experts.
     pub correction_bias: bool,
-    /// The router and every matrix of every expert have a bias.
+    /// True if the router and every matrix of every expert have a bias.
     pub biases: bool,
 }
 
-/// How a router's outputs become scores, as far as the metadata says.
+/// Function that turns a router's outputs into scores, if the metadata names it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scores {
     Unsaid,
@@ -53,18 +54,19 @@ pub enum QkNorm {
     WholeProjection,
 }
 
-/// Which norms a layer has, by the names that files give them.
+/// Norms of a layer, by their tensor names in files.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Norms {
     /// `attn_norm` and `ffn_norm`.
     Plain,
-    /// The second is called `post_attention_norm`.
+    /// `attn_norm` and `post_attention_norm`, the norm before the feed-forward.
     SecondAfterAttention,
-    /// Both, and one behind each block.
+    /// `attn_norm` and `ffn_norm`, and one norm after each of the two blocks.
     Sandwich,
 }
 
-/// Rope scaling of Llama 3: `factor` for wavelengths beyond `original_context`, nothing for short ones.
+/// Rope scaling of Llama 3: divides frequencies by `factor` for wavelengths beyond `original_context`, and leaves short
+/// wavelengths unchanged.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LlamaRopeScaling {
     pub factor: f32,
@@ -73,11 +75,11 @@ pub struct LlamaRopeScaling {
     pub original_context: f32,
 }
 
-/// How angles are changed for contexts longer than those of the first training.
+/// Change of the rotation angles for contexts longer than those of the first training.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RopeScaling {
     None,
-    /// As a tensor of divisors.
+    /// Divisors of the frequencies, stored as a tensor.
     Llama(LlamaRopeScaling),
     Linear {
         factor: f32,
@@ -93,42 +95,43 @@ pub enum RopeScaling {
 /// Attention whose keys and values are products of a short latent vector (DeepSeek-V2 report, section 2.1).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LatentAttention {
-    /// Queries are made by way of so many numbers; 0: directly.
+    /// Length of the vector that queries are made from; 0 if they are made directly.
     pub query_rank: u32,
-    /// Numbers that keys and values are made of.
+    /// Length of the latent vector that keys and values are made from.
     pub latent: u32,
-    /// Of a head's keys: elements that do not rotate, and those that do, which all heads share.
+    /// Number of elements of a head's key that do not rotate.
     pub unrotated: u32,
+    /// Number of elements of a head's key that rotate; all heads share them.
     pub rotated: u32,
-    /// Of a head's values.
+    /// Number of elements of a head's value.
     pub value: u32,
-    /// What makes keys and values lies in one tensor, as in files until 2025.
+    /// True if one tensor holds the matrices that make keys and values, as in files until 2025.
     pub one_tensor: bool,
 }
 
-/// One model.
+/// Shape of one model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Shape {
     pub name: &'static str,
     /// `general.architecture`, which is also the prefix of the model's own keys.
     pub architecture: &'static str,
-    /// That of published files.
+    /// Quantisation of published files.
     pub quantisation: &'static str,
     pub hidden: u32,
     pub layers: u32,
     pub heads: u32,
     pub kv_heads: u32,
     pub head_dim: u32,
-    /// Elements of a head that rotate.
+    /// Number of elements of a head that rotate.
     pub rotary_dim: u32,
     pub latent_attention: Option<LatentAttention>,
     pub feed_forward: FeedForward,
     pub vocabulary: u32,
     pub context: u32,
-    /// Positions that some of the layers see; which ones, the architecture says.
+    /// Number of positions that sliding-window layers see. The architecture determines which layers these are.
     pub window: Option<u32>,
     pub rope_base: f32,
-    /// Of layers with a window, where it is another.
+    /// Rope base of sliding-window layers, if it differs.
     pub rope_base_windowed: Option<f32>,
     pub rope_scaling: RopeScaling,
     pub norm_epsilon: f32,
@@ -136,16 +139,16 @@ pub struct Shape {
     pub qk_norm: QkNorm,
     pub qkv_bias: bool,
     pub output_bias: bool,
-    /// A score for each head that no position has.
+    /// True if each head has an attention sink: a score that belongs to no position.
     pub sinks: bool,
-    /// The output projection is the embedding.
+    /// True if the output projection is the embedding matrix.
     pub tied: bool,
     pub pre_tokenizer: &'static str,
     pub adds_bos: bool,
 }
 
 impl Shape {
-    /// How the model's layer `layer` has a mixture of experts, if it has one.
+    /// Returns the experts of layer `layer`; `None` if the layer is dense.
     pub fn experts_of(&self, layer: u32) -> Option<Experts> {
         match self.feed_forward {
             FeedForward::Experts(experts) if layer >= experts.dense_layers => Some(experts),
@@ -153,7 +156,7 @@ impl Shape {
         }
     }
 
-    /// Width of the dense layers, of which there may be none.
+    /// Returns the width of the dense layers. There may be none.
     pub fn dense_width(&self) -> u32 {
         match self.feed_forward {
             FeedForward::Dense { width } => width,
@@ -163,8 +166,8 @@ impl Shape {
 }
 
 impl LlamaRopeScaling {
-    /// What each frequency of a head is divided by: 1 for short wavelengths, `factor` for those beyond the original
-    /// context, a blend between (Llama 3.1, published reference code).
+    /// Returns the divisor of each frequency of a head. It is 1 for short wavelengths, `factor` for wavelengths beyond
+    /// the original context, and a blend between (Llama 3.1, published reference code).
     pub fn divisors(&self, head_dim: u32, base: f32) -> Vec<f32> {
         let longest = self.original_context / self.low_frequency_factor;
         let shortest = self.original_context / self.high_frequency_factor;

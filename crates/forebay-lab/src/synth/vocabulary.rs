@@ -1,5 +1,5 @@
-//! A tokenizer of the right size: bytes, a few merges so that text becomes fewer tokens than bytes, syllables to fill
-//! the rest, and the markers that begin and end a text.
+//! Makes a tokenizer of the right size. It has the bytes, a few merges so that text becomes fewer tokens than bytes,
+//! syllables to fill the rest, and the BOS and EOS tokens.
 
 use std::collections::HashSet;
 
@@ -15,7 +15,7 @@ const CONTROL: i32 = 3;
 const BEGIN: &str = "<|begin_of_text|>";
 const END: &str = "<|end_of_text|>";
 
-/// Writes the `tokenizer.ggml.*` keys for a byte-level BPE of exactly `shape.vocabulary` tokens.
+/// Writes the `tokenizer.ggml.*` keys of a byte-level BPE with exactly `shape.vocabulary` tokens.
 pub fn describe(shape: &Shape, writer: &mut GgufWriter) -> Result<(), FormatError> {
     let count = shape.vocabulary as usize;
     let (mut tokens, merges) = text_tokens(count - 2);
@@ -38,7 +38,7 @@ fn strings(all: &[String]) -> ByteStrings {
     all.iter().collect()
 }
 
-/// `count` tokens, the 256 bytes first, and the merges that lead to those of them that text can reach.
+/// Returns `count` tokens, starting with the 256 bytes, and the merges for the tokens that text can become.
 fn text_tokens(count: usize) -> (Vec<String>, Vec<String>) {
     let mut tokens: Vec<String> = (0..=255).map(|byte| byte_character(byte).to_string()).collect();
     let mut known: HashSet<String> = tokens.iter().cloned().collect();
@@ -57,7 +57,7 @@ fn text_tokens(count: usize) -> (Vec<String>, Vec<String>) {
         known.insert(token.clone());
         tokens.push(token);
     }
-    // No merge leads here: text never becomes these tokens, but a model may write them.
+    // No merge makes these tokens, so text never becomes them, but a model may write them.
     let mut number = 0;
     while tokens.len() < count {
         let token = format!("{space}{}", syllables(number));
@@ -69,7 +69,7 @@ fn text_tokens(count: usize) -> (Vec<String>, Vec<String>) {
     (tokens, merges)
 }
 
-/// A pronounceable word, another for every number.
+/// Returns a pronounceable word, a different one for every number.
 fn syllables(mut number: usize) -> String {
     const CONSONANTS: &[u8] = b"bdfgklmnprstvz";
     const VOWELS: &[u8] = b"aeiou";
@@ -86,8 +86,8 @@ fn syllables(mut number: usize) -> String {
     }
 }
 
-/// The printable character that stands for a byte in a byte-level vocabulary (GPT-2): itself where it is printable
-/// Latin-1, otherwise the next unused one from U+0100.
+/// Returns the printable character that stands for a byte in a byte-level vocabulary (GPT-2). Printable Latin-1
+/// characters stand for themselves. The others use the next free characters from U+0100.
 fn byte_character(byte: u8) -> char {
     let is_printable = |byte: u8| matches!(byte, 33..=126 | 161..=172 | 174..=255);
     if is_printable(byte) {

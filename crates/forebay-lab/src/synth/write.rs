@@ -1,4 +1,4 @@
-//! Making the weights with several threads while one writes them, in order, at the speed of the disk.
+//! Makes weights on several threads while one thread writes them, in order, at the speed of the disk.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -12,10 +12,10 @@ use forebay_store::OutputStream;
 use super::error::{Progress, SynthError};
 use super::plan::PlannedTensor;
 
-/// Bytes that are made and written at once.
+/// Bytes that are made and written at a time.
 const PIECE_BYTES: usize = 4 << 20;
 
-/// Pieces in memory per thread: one being made, one waiting for its turn.
+/// Number of buffers per thread: one to fill, the others for pieces that wait to be written.
 const BUFFERS_PER_THREAD: usize = 3;
 
 /// A part of a tensor.
@@ -25,10 +25,11 @@ struct Piece {
     bytes: usize,
 }
 
-/// Writes the data of all tensors; the file's content does not depend on `threads`.
+/// Writes the data of all tensors. The content of the file does not depend on `threads`.
 ///
 /// # Errors
-/// [`SynthError::Format`] when the file cannot be written; [`SynthError::Interrupted`].
+/// Returns [`SynthError::Format`] if the file cannot be written, and [`SynthError::Interrupted`] if `progress` returns
+/// false.
 pub fn write_all(
     tensors: &[PlannedTensor],
     data: &mut GgufData<OutputStream>,
@@ -43,7 +44,7 @@ pub fn write_all(
     let stop = AtomicBool::new(false);
     let (give_back, free) = channel();
     for _ in 0..threads.max(1) * BUFFERS_PER_THREAD {
-        // The other end lives until the end of this function.
+        // Cannot fail: the receiver lives until the end of this function.
         let _ = give_back.send(Vec::new());
     }
     let free = Mutex::new(free);
@@ -81,8 +82,8 @@ fn cut(tensors: &[PlannedTensor]) -> Vec<Piece> {
     pieces
 }
 
-/// Makes pieces until none is left. A buffer is taken before a piece, so the piece that is to be written next always
-/// has one.
+/// Makes pieces until none is left. A thread takes a buffer before a piece, so the piece that must be written next
+/// always has one.
 fn make(
     pieces: &[Piece],
     tensors: &[PlannedTensor],
@@ -127,7 +128,7 @@ fn write_in_order(
         };
         data.write(&buffer)?;
         bytes_done += buffer.len() as u64;
-        // Nobody may be left to take it; then it is simply freed.
+        // If all making threads have ended, the buffer is freed.
         let _ = give_back.send(buffer);
         if !progress(bytes_done, total_bytes) {
             return Err(SynthError::Interrupted);

@@ -1,4 +1,4 @@
-//! From records to figures.
+//! Computes a report from the records of a trace.
 
 use std::collections::BTreeMap;
 
@@ -14,12 +14,13 @@ use super::report::{
 };
 use super::timeline::{self, Depth, seconds};
 
-/// Entries of a latency histogram: up to 2^(96/4) microseconds, 17 seconds.
+/// Number of classes in a latency histogram. They reach 2^(96/4) microseconds, 17 seconds.
 const LATENCY_CLASSES: usize = 96;
-/// The largest map of experts that is counted.
+/// Largest number of experts that are counted one by one.
 const EXPERTS_MAX: u64 = 1 << 20;
 
-/// Sums a trace up. Without a `limit` the best 100 ms of the trace itself stand for it.
+/// Computes the report of a trace. Without a `limit`, the best 100 ms of the trace itself are the
+/// limit.
 pub fn analyse(trace: &Trace, limit: Option<Limit>) -> Report {
     let Trace { header, recording } = trace;
     let depth = timeline::depth(recording);
@@ -96,7 +97,7 @@ fn components(header: &TraceHeader, recording: &Recording) -> Vec<ComponentRepor
     let mut members: BTreeMap<Component, (Follower, Vec<&ReadRecord>)> = BTreeMap::new();
     for read in order {
         let (follower, reads) = members.entry(header.component(read)).or_default();
-        // What is read again does not say how the model is read.
+        // Repeated reads do not show in which pattern the model is read.
         if read.attempt == 0 {
             follower.add(read);
         }

@@ -1,4 +1,4 @@
-//! Which part of the model a read belongs to.
+//! Maps reads to the parts of the model that they belong to.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use forebay_stream::ModelBlocks;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// A part of the model whose reads are looked at together.
+/// A part of the model whose reads are reported together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Component {
@@ -36,7 +36,7 @@ impl Component {
         Component::Other,
     ];
 
-    /// For people.
+    /// Returns the name for display.
     pub fn name(self) -> &'static str {
         match self {
             Component::Embedding => "embedding",
@@ -64,7 +64,7 @@ impl Component {
     }
 }
 
-/// A tensor and its place.
+/// A tensor and its extent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TensorEntry {
     pub name: String,
@@ -76,12 +76,12 @@ pub struct TensorEntry {
     pub length: u64,
 }
 
-/// A block and the extents that it is made of.
+/// A block and its extents.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlockEntry {
     pub block: BlockName,
     pub component: Component,
-    /// File, offset and length of each.
+    /// File, offset and length of each extent.
     pub extents: Vec<(u32, u64, u64)>,
 }
 
@@ -94,7 +94,7 @@ pub(super) fn tensors(catalog: &Catalog) -> Vec<TensorEntry> {
         offset: extent.offset,
         length: extent.length,
     };
-    // In a pack the experts of a stack lie apart: an entry for each.
+    // In a pack the experts of a stack are not contiguous, so each gets an entry.
     let all = catalog.tensors().iter();
     let mut tensors: Vec<TensorEntry> =
         all.flat_map(|tensor| tensor.extents().map(move |extent| entry(tensor, extent))).collect();
@@ -123,7 +123,7 @@ pub(super) fn blocks(blocks: &ModelBlocks) -> Vec<BlockEntry> {
     entries
 }
 
-/// A block's name in a trace: `dense.3`, `expert.4.17` or `other.5`.
+/// Name of a block in a trace: `dense.3`, `expert.4.17` or `other.5`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BlockName(pub BlockLabel);
 

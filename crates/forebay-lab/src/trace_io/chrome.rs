@@ -1,8 +1,8 @@
-//! A trace as Chrome trace events, which Perfetto and chrome://tracing open.
+//! Writes a trace as Chrome trace events, which Perfetto and chrome://tracing open.
 //!
-//! The format is described in "Trace Event Format" of the Chromium project. Slices of one thread must not overlap unless
-//! one contains the other, so every read takes the first row of its process that is free when it starts: the rows are the
-//! depth of the queue.
+//! "Trace Event Format" of the Chromium project describes the format. Slices of one thread must not overlap unless one
+//! contains the other. So every read takes the first row of its process that is free when it starts, and the number of
+//! rows is the queue depth.
 
 use std::collections::BTreeMap;
 use std::io::{Result, Write};
@@ -61,10 +61,11 @@ struct Event<'a, A> {
 struct ReadArguments<'a> {
     file: &'a str,
     offset: u64,
-    /// Bytes asked for, and bytes that came.
+    /// Requested bytes.
     length: u32,
+    /// Bytes that the read returned.
     bytes: u32,
-    /// The priority: `demand`, `ahead`, `load` or `small`.
+    /// Reason of the read: `demand`, `ahead`, `load` or `small`.
     why: &'static str,
     component: Component,
     path: &'static str,
@@ -81,7 +82,7 @@ struct ReadArguments<'a> {
 
 #[derive(Serialize)]
 struct WaitArguments {
-    /// The priority of the most urgent read in flight.
+    /// Reason of the most urgent read in flight.
     why: &'static str,
 }
 
@@ -100,11 +101,11 @@ struct About<'a> {
     dropped_waits: u64,
 }
 
-/// Writes the trace as one JSON document of Chrome trace events: a slice per read, with what was read from where, and a
-/// slice per wait.
+/// Writes the trace as one JSON document of Chrome trace events. It has a slice for each read, with its file, offset
+/// and path, and a slice for each wait.
 ///
 /// # Errors
-/// Those of `out`.
+/// Returns an error if writing to `out` fails.
 pub fn write_chrome(mut out: impl Write, trace: &Trace) -> Result<()> {
     let Trace { header, recording } = trace;
     let about = About {
@@ -156,7 +157,7 @@ fn arguments<'a>(header: &'a TraceHeader, read: &ReadRecord) -> ReadArguments<'a
     }
 }
 
-/// Where the bytes came from, as far as the trace tells.
+/// Returns the source of the bytes, as far as the trace shows it.
 fn path(header: &TraceHeader, read: &ReadRecord) -> &'static str {
     match read.faults {
         _ if read.why == Why::Small => "through the page cache",
@@ -169,13 +170,13 @@ fn path(header: &TraceHeader, read: &ReadRecord) -> &'static str {
 
 struct Events<W> {
     out: W,
-    /// When each row of a group is free, in nanoseconds.
+    /// End of the last slice in each row of a group, in nanoseconds.
     rows: BTreeMap<u32, Vec<u64>>,
     any: bool,
 }
 
 impl<W: Write> Events<W> {
-    /// A slice from `start` on for `duration` nanoseconds, in the first row that is free. Slices of a group come sorted by
+    /// Adds a slice of `duration` nanoseconds from `start` in the first free row. Slices of a group must come sorted by
     /// their start.
     fn slice(
         &mut self,

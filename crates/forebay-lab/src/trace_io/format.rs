@@ -1,4 +1,5 @@
-//! The trace file: JSON lines, compressed with zstd. `docs/io-trace.md` describes it.
+//! Reads and writes the trace file: JSON lines, compressed with zstd. `docs/io-trace.md` describes
+//! it.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
@@ -9,12 +10,13 @@ use serde::{Deserialize, Serialize};
 use super::blocks::BlockName;
 use super::header::{FORMAT, TraceHeader, VERSION};
 
-/// The longest line that is read, the header's: a table of a few hundred thousand blocks.
+/// Largest line to read, in bytes. The header is the longest line: a table of a few hundred
+/// thousand blocks.
 const LINE_BYTES_MAX: u64 = 256 << 20;
-/// The most records that are read: what a recorder of the largest useful size keeps.
+/// Largest number of records to read: as many as the largest useful recorder keeps.
 const RECORDS_MAX: usize = 1 << 25;
 
-/// Why, in the words of the trace.
+/// Returns the word that the trace uses for a reason.
 pub(super) fn why_word(why: Why) -> &'static str {
     match why {
         Why::Demand => "demand",
@@ -28,7 +30,7 @@ fn why_of(word: &str) -> Option<Why> {
     [Why::Demand, Why::ReadAhead, Why::Load, Why::Small].into_iter().find(|&w| why_word(w) == word)
 }
 
-/// Every line after the header.
+/// Any line after the header.
 #[derive(Serialize, Deserialize)]
 struct Line {
     kind: Kind,
@@ -70,7 +72,7 @@ enum Kind {
     End,
 }
 
-/// The totals in the last line, by which a reader can see that the trace is complete.
+/// Totals in the last line, which show a reader that the trace is complete.
 #[derive(Serialize, Deserialize)]
 struct Totals {
     reads: u64,
@@ -140,7 +142,7 @@ pub struct Trace {
     pub recording: Recording,
 }
 
-/// Why a trace cannot be read or written.
+/// Reasons why a trace cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
     #[error("cannot be read: {0}")]
@@ -160,7 +162,7 @@ pub enum TraceError {
 /// Writes a trace.
 ///
 /// # Errors
-/// Those of `out`.
+/// Returns an error if writing to `out` fails.
 pub fn write(out: impl Write, trace: &Trace) -> std::io::Result<()> {
     let mut encoder = zstd::Encoder::new(out, 3)?;
     encoder.include_checksum(true)?;
@@ -202,18 +204,19 @@ pub fn write(out: impl Write, trace: &Trace) -> std::io::Result<()> {
 /// Reads a trace file.
 ///
 /// # Errors
-/// [`TraceError`], in words that say what is wrong with it.
+/// Returns an error if the file cannot be read, or is not a complete and undamaged trace of this
+/// version.
 pub fn open(path: &Path) -> Result<Trace, TraceError> {
     read(std::fs::File::open(path)?)
 }
 
-/// A trace is compressed; every other file begins otherwise.
+/// First bytes of every trace file, because traces are compressed with zstd.
 const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 
 /// Reads a trace.
 ///
 /// # Errors
-/// As [`open`].
+/// Returns the errors of [`open`].
 pub fn read(input: impl Read) -> Result<Trace, TraceError> {
     let mut input = BufReader::new(input);
     let found = input.fill_buf()?;
@@ -261,7 +264,7 @@ struct Lines<R: BufRead> {
 }
 
 impl<R: BufRead> Lines<R> {
-    /// Reads the next line; false at the end.
+    /// Reads the next line. Returns false at the end.
     fn next(&mut self) -> Result<bool, TraceError> {
         self.line.clear();
         let mut limited = (&mut self.input).take(LINE_BYTES_MAX);
@@ -336,7 +339,7 @@ fn read_of(line: Line, header: &TraceHeader) -> Result<ReadRecord, String> {
     })
 }
 
-/// Compares what the last line says with what was read.
+/// Checks the totals of the last line against the records that were read.
 fn end(line: Line, recording: &mut Recording) -> Result<(), TraceError> {
     let Some(totals) = line.totals else {
         return Err(TraceError::CutOff("its last record has no totals".into()));

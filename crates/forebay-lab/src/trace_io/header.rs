@@ -1,4 +1,4 @@
-//! What a trace is about: its first line.
+//! The first line of a trace, which describes the model and the run.
 
 use forebay_engine::TracedModel;
 use forebay_store::{BlockLabel, ReadRecord};
@@ -10,24 +10,24 @@ use super::blocks::{self, BlockEntry, Component, TensorEntry};
 pub(super) const FORMAT: &str = "forebay-io-trace";
 pub(super) const VERSION: u32 = 1;
 
-/// What the records are about: the first line of a trace.
+/// First line of a trace.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TraceHeader {
     pub format: String,
     pub version: u32,
     /// Version of the program that wrote the trace.
     pub forebay: String,
-    /// What was run, as in "run" or "bench".
+    /// Command that was run, such as "run" or "bench".
     pub command: String,
     pub model: String,
     pub architecture: String,
     pub files: Vec<FileEntry>,
     pub engine: EngineEntry,
-    /// Layers of the model; dense blocks from this number on are the output projection.
+    /// Number of layers of the model. Dense blocks from this number on are the output projection.
     pub layers: u32,
-    /// Most experts of any layer.
+    /// Largest number of experts in a layer.
     pub experts_per_layer: u32,
-    /// Sorted by file and offset.
+    /// Tensors sorted by file and offset.
     pub tensors: Vec<TensorEntry>,
     pub blocks: Vec<BlockEntry>,
 }
@@ -47,8 +47,8 @@ pub struct EngineEntry {
 }
 
 impl TraceHeader {
-    /// Describes a model and how it was read. Without `blocks` the reads are told apart by the
-    /// tensors that they touch.
+    /// Describes a model and how it was read. Without `blocks`, only the tensors that a read
+    /// touches determine its component.
     pub fn new(traced: &TracedModel) -> TraceHeader {
         let TracedModel { catalog, architecture, blocks, engine } = traced;
         let blocks = blocks.as_ref();
@@ -81,8 +81,8 @@ impl TraceHeader {
         }
     }
 
-    /// The component of a read. Blocks of experts and of the output projection say it themselves;
-    /// else it is the component of the tensor that has most of the bytes.
+    /// Returns the component of a read. Blocks of experts and of the output projection determine it
+    /// themselves. Otherwise it is the component of the tensor that has most of the read's bytes.
     pub fn component(&self, read: &ReadRecord) -> Component {
         match read.block {
             Some(BlockLabel::Expert { .. }) => return Component::Experts,
@@ -101,7 +101,7 @@ impl TraceHeader {
         let overlap = |tensor: &&TensorEntry| {
             tensor_end(tensor).min(end).saturating_sub(tensor.offset.max(start))
         };
-        // The first of several that have as much.
+        // If several tensors have equally many bytes, the first one counts.
         met.rev_max_by_key(overlap).map_or(Component::Other, |tensor| tensor.component)
     }
 }

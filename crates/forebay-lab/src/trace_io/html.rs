@@ -1,4 +1,4 @@
-//! The page: one file, no network, light and dark.
+//! The HTML page of a trace: one file without network access, for light and dark colour schemes.
 
 use std::collections::BTreeSet;
 
@@ -12,12 +12,12 @@ use crate::page::{
     Document, Script, bytes, count, escape, fill, percent, script_json, short_name, table, time,
 };
 
-/// Points of the map of offsets, at most; more are merged into coarser ones.
+/// Largest number of points in the map of offsets. With more points, the map gets a coarser grid.
 const POINTS_MAX: usize = 40_000;
 /// Columns and rows of the finest map.
 const FINEST_GRID: (u32, u32) = (960, 480);
 
-/// Draws a trace. `report` is its analysis.
+/// Returns the page of a trace. `report` is its analysis.
 pub fn page(trace: &Trace, report: &Report) -> String {
     let title = format!("I/O trace of {}", short_name(&report.model));
     let parts = [("@TILES@", tiles(report)), ("@TABLES@", tables(report))];
@@ -107,7 +107,7 @@ fn tables(report: &Report) -> String {
     let with_bar = |part: u64, class: &str| {
         let share = 100.0 * part as f64 / total;
         let figure = bytes(part as f64);
-        // Less than that is a speck.
+        // A narrower bar would be a speck.
         if share < 1.0 {
             return figure;
         }
@@ -206,7 +206,7 @@ fn data(trace: &Trace, report: &Report) -> String {
     }
     let files = trace.header.files.iter().map(|file| json!([short_name(&file.path), file.bytes]));
     let points = points.iter().map(|(component, cells)| {
-        // Differences are shorter than numbers.
+        // Differences take fewer characters than the numbers.
         let mut last = 0;
         let steps: Vec<u32> = cells.iter().map(|&c| c - std::mem::replace(&mut last, c)).collect();
         json!([component.name(), steps])
@@ -237,7 +237,7 @@ fn data(trace: &Trace, report: &Report) -> String {
     }))
 }
 
-/// The cells, `column * rows + row`, in which a part of the model was read.
+/// Returns the cells, `column * rows + row`, in which each part of the model was read.
 fn map(trace: &Trace, total: f64, (columns, rows): (u32, u32)) -> Vec<(Component, BTreeSet<u32>)> {
     let mut before = 0.0;
     let starts: Vec<f64> = trace

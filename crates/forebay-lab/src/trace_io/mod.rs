@@ -1,4 +1,4 @@
-//! I/O traces: the file, what it says about how a model was read, the page that shows it, and the form that other viewers read.
+//! I/O traces: the file format, the report on how a model was read, its HTML page, and export to Chrome trace events.
 
 mod analysis;
 mod blocks;

@@ -14,7 +14,7 @@ const bytes = value => scaled(value, ["B", "KiB", "MiB", "GiB", "TiB"], 1024);
 const time = s => s === 0 ? "0" : s < 1e-3 ? (s * 1e6).toFixed(0) + " µs" : s < 1 ? +(s * 1e3).toPrecision(3) + " ms" : +s.toPrecision(4) + " s";
 const percent = share => (share * 100).toFixed(share > 0 && share < 0.1 ? 1 : 0) + " %";
 
-/* A step that makes about `count` round ticks. */
+/* Returns a step that makes about `count` round ticks. */
 function step(most, count, base) {
   const rough = most / count;
   if (!(rough > 0)) return 1;
@@ -67,7 +67,7 @@ function valueAxis(s, top, bottom, most, base, text) {
   }
 }
 
-/* What the pointer is over: `find` gives the text or nothing. */
+/* Shows a tooltip over a canvas: `find` returns the text for a pointer position, or nothing. */
 const hovers = {};
 function hover(id, find) {
   hovers[id] = find;

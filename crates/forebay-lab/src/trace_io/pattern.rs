@@ -1,21 +1,23 @@
-//! Sequential, random, or something between.
+//! Classifies reads as sequential, random, or a mixture.
 
 use std::collections::VecDeque;
 
 use forebay_store::ReadRecord;
 use serde::Serialize;
 
-/// A request counts as sequential when it begins where one of this many earlier requests of its
-/// component ended: several streams at a time are still streams.
+/// Number of earlier requests that a request may continue. A request is sequential if it begins
+/// where one of this many earlier requests of its component ended, so several streams at a time
+/// also count as sequential.
 pub const WINDOW: usize = 64;
-/// Aligned reads overlap their neighbours by less than this; small ones by less than themselves.
+/// Aligned reads overlap their neighbours by less than this many bytes. Smaller reads overlap by
+/// less than their own length.
 const OVERLAP_BYTES: u64 = 4096;
-/// Share of sequential requests from which on a component is called sequential.
+/// Smallest share of sequential requests for which a component is called sequential.
 pub const SEQUENTIAL_AT_LEAST: f64 = 0.8;
-/// Share of sequential requests up to which a component is called random.
+/// Largest share of sequential requests for which a component is called random.
 pub const RANDOM_AT_MOST: f64 = 0.2;
 
-/// How the requests of a component follow each other.
+/// Access pattern of the requests of a component.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Pattern {
@@ -27,7 +29,7 @@ pub enum Pattern {
 }
 
 impl Pattern {
-    /// For people.
+    /// Returns the name for display.
     pub fn name(self) -> &'static str {
         match self {
             Pattern::Sequential => "sequential",
@@ -38,7 +40,7 @@ impl Pattern {
     }
 }
 
-/// Counts the requests that continue another one.
+/// Counts the requests that continue an earlier one.
 #[derive(Default)]
 pub(super) struct Follower {
     /// File and end of the latest requests.
@@ -48,7 +50,7 @@ pub(super) struct Follower {
 }
 
 impl Follower {
-    /// Takes the next request, in the order in which they began.
+    /// Adds the next request. Requests must come in the order of their start.
     pub(super) fn add(&mut self, read: &ReadRecord) {
         let (file, start) = (read.file.0, read.offset);
         let overlap = OVERLAP_BYTES.min(read.length.into());
@@ -62,7 +64,8 @@ impl Follower {
         self.ends.push_back((file, start.saturating_add(u64::from(read.length))));
     }
 
-    /// Share of the requests after the first one that continue another; 0 before there are two.
+    /// Returns the share of the requests after the first one that continue another; 0 with fewer
+    /// than two requests.
     pub(super) fn share(&self) -> f64 {
         match self.requests {
             0 | 1 => 0.0,

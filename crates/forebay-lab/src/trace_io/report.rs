@@ -1,11 +1,11 @@
-//! What a trace says, in figures. Raw units.
+//! The statistics of a trace, in bytes and seconds.
 
 use serde::Serialize;
 
 use super::blocks::Component;
 use super::pattern::Pattern;
 
-/// Everything that `forebay trace-io` reports.
+/// All statistics that `forebay trace-io` reports.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     pub model: String,
@@ -14,15 +14,15 @@ pub struct Report {
     pub engine: String,
     pub direct: bool,
     pub engine_why: String,
-    /// From the start of the recording to its end.
+    /// Time from the start of the recording to its end.
     pub seconds: f64,
     pub requests: u64,
-    /// Bytes that came.
+    /// Bytes that the reads returned.
     pub bytes: u64,
-    /// Requests that repeat another one or read what a short one left.
+    /// Number of requests that repeat another one or read the rest of a short one.
     pub repeated: u64,
     pub failed: u64,
-    /// Requests without an answer.
+    /// Number of requests without an answer.
     pub lost: u64,
     pub dropped_requests: u64,
     pub dropped_bytes: u64,
@@ -31,14 +31,14 @@ pub struct Report {
     pub reasons: Vec<ReasonReport>,
     pub utilisation: Utilisation,
     pub stalls: Stalls,
-    /// Of memory maps only.
+    /// Page faults; only for reads through memory maps.
     pub pages: Option<PageReport>,
     pub experts: Option<ExpertReads>,
     pub timeline: Timeline,
 }
 
-/// Latencies in seconds; all 0 without requests. Quantiles are the smallest value that at least
-/// that share does not exceed (nearest rank).
+/// Latencies in seconds; all are 0 without requests. A quantile is the smallest latency that at
+/// least this share of the requests does not exceed (nearest rank).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Quantiles {
     pub p50_seconds: f64,
@@ -47,7 +47,7 @@ pub struct Quantiles {
     pub max_seconds: f64,
 }
 
-/// Requests of at least `from_bytes` and less than twice that.
+/// Requests of at least `from_bytes` and less than twice as many bytes.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SizeClass {
     pub from_bytes: u64,
@@ -70,15 +70,15 @@ pub struct ComponentReport {
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ReasonReport {
-    /// "demand", "ahead", "load" or "small".
+    /// Reason: "demand", "ahead", "load" or "small".
     pub why: &'static str,
     pub requests: u64,
     pub bytes: u64,
     pub latency: Quantiles,
-    /// The latencies by size class.
+    /// Latencies by size class.
     pub sizes: Vec<SizeClass>,
-    /// Requests by latency: entry `i` counts those from 2^(i/4) to 2^((i+1)/4) microseconds, the
-    /// first one also what is shorter.
+    /// Number of requests by latency. Entry `i` counts latencies from 2^(i/4) to 2^((i+1)/4)
+    /// microseconds. The first and the last entry also count shorter and longer ones.
     pub latency_histogram: Vec<u64>,
 }
 
@@ -86,7 +86,7 @@ pub struct ReasonReport {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Limit {
     pub bytes_per_second: f64,
-    /// Where the figure comes from, in words.
+    /// Source of the rate, in words.
     pub source: String,
 }
 
@@ -95,11 +95,11 @@ pub struct Utilisation {
     pub limit: Limit,
     /// Time with at least one request at the disk.
     pub busy_seconds: f64,
-    /// Over the whole recording.
+    /// Rate over the whole recording.
     pub bytes_per_second: f64,
-    /// Over the busy time.
+    /// Rate over the busy time.
     pub busy_bytes_per_second: f64,
-    /// The rate while busy, as a share of the limit.
+    /// Rate over the busy time as a share of the limit.
     pub busy_share_of_limit: f64,
     /// Requests at the disk, averaged over the busy time.
     pub depth_mean: f64,
@@ -111,31 +111,31 @@ pub struct Utilisation {
 pub struct Stalls {
     pub count: u64,
     pub seconds: f64,
-    /// Of the whole recording.
+    /// Share of the whole recording.
     pub share: f64,
-    /// Of these, waits for a demand read.
+    /// Number of waits for a demand read.
     pub demand_count: u64,
     pub demand_seconds: f64,
     pub length: Quantiles,
     pub dropped: u64,
 }
 
-/// What copying out of a memory map met.
+/// Page faults of copies out of a memory map.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct PageReport {
     pub pages: u64,
-    /// Not in the page cache right before the copy.
+    /// Pages that were not in the page cache right before the copy.
     pub absent_pages: u64,
     /// Faults that waited for the disk.
     pub major_faults: u64,
 }
 
-/// What was read of each expert, layer by layer.
+/// Reads of each expert.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ExpertReads {
     pub layers: u32,
     pub experts: u32,
-    /// `[layers, experts]`, row by row.
+    /// Numbers of requests, `[layers, experts]`, row by row.
     pub requests: Vec<u32>,
     pub bytes: Vec<u64>,
 }
@@ -144,12 +144,12 @@ pub struct ExpertReads {
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Timeline {
     pub slice_seconds: f64,
-    /// Bytes of each slice, by why: demand, ahead, load, small.
+    /// Bytes of each slice by reason: demand, ahead, load, small.
     pub bytes: [Vec<f64>; 4],
-    /// Share of the slice with a request at the disk.
+    /// Share of each slice with a request at the disk.
     pub busy: Vec<f64>,
-    /// Share of the slice in which the computation waited.
+    /// Share of each slice in which the computation waited.
     pub waiting: Vec<f64>,
-    /// Mean requests at the disk.
+    /// Mean number of requests at the disk in each slice.
     pub depth: Vec<f64>,
 }

@@ -1,4 +1,4 @@
-//! A trace small enough to be counted by hand.
+//! Tests with a trace that is small enough to be counted by hand.
 
 use forebay_store::{BlockLabel, FileIndex, ReadEnd, ReadRecord, Recording, WaitRecord, Why};
 
@@ -30,7 +30,8 @@ fn tensor(name: &str, component: Component, offset: u64, length: u64) -> TensorE
     TensorEntry { name: name.into(), ty: "F32".into(), component, file: 0, offset, length }
 }
 
-/// 1 s: the dense block of layer 0 in four pieces, experts at odd places, one retry, small reads.
+/// Returns a trace of 1 s: the dense block of layer 0 in four pieces, experts at odd offsets, one
+/// retry, one small read.
 fn trace() -> Trace {
     let dense = BlockLabel::Dense(0);
     let reads = vec![
@@ -130,7 +131,7 @@ fn figures_are_those_counted_by_hand() {
     close(used.busy_bytes_per_second, 294_912.0 / 0.44);
     close(used.depth_mean, (0.1 + 0.2 + 0.1 + 0.1 + 0.01 + 0.03 + 0.04 + 0.1) / 0.44);
     assert_eq!(used.depth_max, 2);
-    // Between 0 and 100 ms: one whole request and half of another one.
+    // Between 0 and 100 ms there are one whole request and half of another one.
     close(used.limit.bytes_per_second, 65_536.0 * 1.5 / 0.1);
 
     assert_eq!((report.stalls.count, report.stalls.demand_count), (3, 2));
@@ -194,7 +195,8 @@ fn damaged_files_are_refused_in_words() {
     for at in 0..file.len() {
         let mut damaged = file.clone();
         damaged[at] ^= 0x10;
-        // A flag of the frame's header may be without meaning; the records never are.
+        // A flag in the zstd frame header may have no effect. Then the trace must read back
+        // unchanged.
         if let Ok(read) = super::read(&damaged[..]) {
             assert_eq!(read, trace(), "byte {at}");
         }
@@ -223,7 +225,7 @@ fn hostile_names_stay_text() {
     assert!(!html.contains("<img"), "a model's name became an element");
     assert!(!html.contains("<b>because"), "a reason became an element");
     assert!(html.contains("&lt;img src=x"));
-    // The page's own two scripts, and nothing from outside.
+    // The page has its own two scripts, and nothing from outside.
     assert_eq!(html.matches("</script>").count(), 2);
     for outside in ["http://", "https://", "src=\"", "@import", "url("] {
         assert!(!html.contains(outside), "{outside}");
@@ -239,7 +241,7 @@ fn an_empty_trace_is_reported_and_drawn() {
     assert!(page(&trace, &report).contains("</html>"));
 }
 
-/// Every event of a document, after a look at what the format asks of all of them.
+/// Returns every event of a document. Checks the fields that the format requires of all events.
 fn chrome_events(trace: &Trace) -> Vec<serde_json::Value> {
     let mut written = Vec::new();
     write_chrome(&mut written, trace).unwrap();
@@ -286,7 +288,7 @@ fn chrome_events_are_slices_that_do_not_overlap() {
         };
         assert!(named("process_name") && named("thread_name"), "{slice}");
     }
-    // Two reads at a time at most, small ones and waits apart.
+    // At most two reads overlap; small reads and waits have rows of their own.
     assert_eq!(ends.len(), 4);
     let failed = slices.iter().find(|slice| slice["args"]["errno"] == 5).unwrap();
     assert_eq!((&failed["name"], &failed["cat"]), (&"expert.0.2".into(), &"demand".into()));

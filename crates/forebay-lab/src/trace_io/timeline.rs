@@ -1,12 +1,12 @@
-//! A recording cut into slices of time.
+//! Cuts a recording into slices of time.
 
 use forebay_store::{ReadRecord, Recording, Why};
 
 use super::report::Timeline;
 
-/// Slices of a [`Timeline`].
+/// Number of slices of a [`Timeline`].
 pub(super) const SLICES: usize = 240;
-/// The window whose best rate stands for the limit when nobody measured one.
+/// Window in seconds whose best rate is the limit if none was measured.
 const BEST_WINDOW: f64 = 0.1;
 const BEST_STEP: f64 = 0.01;
 const STEPS_MAX: usize = 1 << 20;
@@ -45,7 +45,7 @@ impl Bins {
             level += step;
             level
         });
-        // Differences of large sums leave crumbs.
+        // Differences of large sums leave rounding errors below zero.
         self.edges.iter().zip(whole).map(|(edge, whole)| (edge + whole).max(0.0)).collect()
     }
 }
@@ -54,7 +54,7 @@ pub(super) fn seconds(nanoseconds: u64) -> f64 {
     nanoseconds as f64 * 1e-9
 }
 
-/// Start and end of a record in seconds.
+/// Returns start and end of a record in seconds.
 pub(super) fn span(start_nanoseconds: u64, duration_nanoseconds: u64) -> (f64, f64) {
     let end = start_nanoseconds.saturating_add(duration_nanoseconds);
     (seconds(start_nanoseconds), seconds(end))
@@ -64,19 +64,20 @@ fn read_span(read: &ReadRecord) -> (f64, f64) {
     span(read.start_nanoseconds, read.duration_nanoseconds)
 }
 
-/// Requests that go through the engine: small reads do not.
+/// Returns the requests that go through the read engine. Small reads do not.
 pub(super) fn at_engine(recording: &Recording) -> impl Iterator<Item = &ReadRecord> {
     recording.reads.iter().filter(|read| read.why != Why::Small)
 }
 
-/// From the start of the recording to its end, or to the last record that is later.
+/// Returns the time from the start of the recording to its end, or to the end of a record that is
+/// later.
 pub(super) fn duration(recording: &Recording) -> f64 {
     let reads = recording.reads.iter().map(|read| read_span(read).1);
     let waits = recording.waits.iter().map(|w| span(w.start_nanoseconds, w.duration_nanoseconds).1);
     reads.chain(waits).fold(seconds(recording.nanoseconds), f64::max)
 }
 
-/// How requests lie over each other.
+/// Overlap of the requests.
 #[derive(Default)]
 pub(super) struct Depth {
     /// Disjoint intervals with at least one request.
@@ -96,7 +97,8 @@ pub(super) fn depth(recording: &Recording) -> Depth {
         changes.push((start.saturating_add(read.duration_nanoseconds), -1));
         found.request_seconds += seconds(read.duration_nanoseconds);
     }
-    // At the same moment the ends come first: one request followed by the next is no depth of two.
+    // At equal times the ends come first, so a request that directly follows another does not count
+    // as depth two.
     changes.sort_unstable();
     let (mut level, mut since) = (0_i64, 0);
     for (time, change) in changes {
@@ -147,7 +149,8 @@ pub(super) fn timeline(recording: &Recording, depth: &Depth) -> Timeline {
     }
 }
 
-/// The highest rate over 100 ms, in bytes per second; over the busy time if that is shorter.
+/// Returns the highest rate over 100 ms, in bytes per second. A shorter busy time gives the rate
+/// over the busy time.
 pub(super) fn best_rate(recording: &Recording, busy_seconds: f64) -> f64 {
     let bytes: f64 = at_engine(recording).map(|read| f64::from(read.bytes)).sum();
     if busy_seconds <= BEST_WINDOW {

@@ -1,4 +1,4 @@
-//! The description that one decoder can run.
+//! Model architectures that the decoder can run.
 
 use forebay_compute::{
     Gating, KvShape, RopeConfig, RopeLayout, RopeScaling, RopeTable, RouterGroups, RouterRule,
@@ -8,98 +8,99 @@ use serde::Serialize;
 
 use crate::ModelError;
 
-/// A description that one decoder can run.
+/// Description of a model that the decoder can run.
 #[derive(Debug, Clone, Serialize)]
 pub struct Architecture {
-    /// The family's name in the field, for example `qwen3moe`.
+    /// Common name of the family, for example `qwen3moe`.
     pub family: &'static str,
-    /// Name given by the model's author, where the file says one.
+    /// Name given by the model's author, if the file has one.
     pub name: Option<String>,
     pub hidden: usize,
     pub vocabulary: usize,
-    /// Positions the model was trained for.
+    /// Number of positions the model was trained for.
     pub context_trained: usize,
     pub norm_epsilon: f32,
     pub norms: NormLayout,
-    /// Multiplies the rows of the embedding table.
+    /// Factor for the rows of the embedding table.
     pub embedding_scale: f32,
-    /// Squeezes logits to `cap * tanh(logit / cap)`.
+    /// Cap of the logits, which become `cap * tanh(logit / cap)`.
     pub logit_softcap: Option<f32>,
     pub attention: Attention,
-    /// The rotations that layers choose from.
+    /// Rotary embeddings; each layer uses one of them.
     pub ropes: Vec<Rope>,
-    /// How the feed-forwards' gates work, those of experts too.
+    /// Gating of all feed-forwards, including those of experts.
     #[serde(skip)]
     pub gating: Gating,
     /// One entry per layer.
     pub layers: Vec<Layer>,
-    /// The output projection is the embedding table.
+    /// True if the output projection is the embedding table.
     pub tied_embeddings: bool,
-    /// How this file names its tensors.
+    /// Tensor naming of the source.
     pub naming: Naming,
 }
 
-/// Where a layer has norms.
+/// Position of the norms in a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum NormLayout {
-    /// Before each block.
+    /// A norm before attention and before the feed-forward.
     Pre,
-    /// Before each block, and of its output before that is added to the residual stream (Gemma).
+    /// A norm before each of them, and one on its output before that is added to the residual stream (Gemma).
     Sandwich,
 }
 
-/// Shape of the attention, the same in all layers: as it meets the cache.
+/// Shape of the attention, as the KV cache sees it. It is the same in all layers.
 #[derive(Debug, Clone, Serialize)]
 pub struct Attention {
     pub heads: usize,
     pub kv_heads: usize,
-    /// Elements of a query and a key.
+    /// Number of elements of a query and of a key.
     pub head_dim: usize,
-    /// Elements of a value.
+    /// Number of elements of a value.
     pub value_dim: usize,
-    /// Multiplies every score.
+    /// Factor for every score.
     pub scale: f32,
-    /// Squeezes scores to `cap * tanh(score / cap)` (Gemma 2).
+    /// Cap of the scores, which become `cap * tanh(score / cap)` (Gemma 2).
     pub softcap: Option<f32>,
-    /// Every head has a score that takes its share of the softmax and carries no value (gpt-oss).
+    /// True if every head has a sink: a score that takes its share of the softmax and has no value (gpt-oss).
     pub sinks: bool,
     pub bias: AttentionBias,
     pub qk_norm: QkNorm,
-    /// Keys and values are projections of one small vector, which is all that is cached.
+    /// Shape of latent attention, in which keys and values are projections of one small vector. Only this vector is
+    /// cached.
     pub latent: Option<Latent>,
 }
 
 impl Attention {
-    /// Elements of a token's output before the output projection.
+    /// Returns the number of elements of a token's output before the output projection.
     pub fn output_width(&self) -> usize {
         self.heads * self.latent.map_or(self.value_dim, |latent| latent.value)
     }
 }
 
-/// Multi-head latent attention (DeepSeek-V2, section 2.1), computed in latent space: the matrices that would make keys
-/// and values of the latent vector are multiplied with queries and outputs instead. A cached key is the latent vector
-/// and the part that rotates, and its value is the latent vector in it.
+/// Multi-head latent attention (DeepSeek-V2, section 2.1), computed in latent space. The matrices that would turn the
+/// latent vector into keys and values are multiplied with queries and outputs instead. A cached key consists of the
+/// latent vector and the rotating part; its value is the latent vector in it.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Latent {
-    /// Width that queries pass through on their way, if they do.
+    /// Width of the low-rank query projection, if there is one.
     pub query_rank: Option<usize>,
-    /// Elements of the latent vector.
+    /// Number of elements of the latent vector.
     pub rank: usize,
-    /// Elements of a head's query that do not rotate.
+    /// Number of elements of a head's query that do not rotate.
     pub plain: usize,
-    /// Those that do.
+    /// Number of elements of a head's query that rotate.
     pub rotary: usize,
-    /// Elements of a head's value.
+    /// Number of elements of a head's value.
     pub value: usize,
 }
 
-/// Which projections carry a bias.
+/// Projections that have a bias.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum AttentionBias {
     None,
-    /// q, k and v, not the output projection (qwen2).
+    /// q, k and v have a bias, but not the output projection (qwen2).
     Qkv,
-    /// All four projections (llama with `attention_bias`).
+    /// All four projections have a bias (llama with `attention_bias`).
     All,
 }
 
@@ -114,7 +115,7 @@ pub enum QkNorm {
 }
 
 impl Latent {
-    /// The attention that it becomes in latent space, with a magnitude that queries and keys both have.
+    /// Returns the equivalent attention in latent space. Queries and keys are both scaled by `magnitude`.
     pub(super) fn attention(self, heads: usize, magnitude: f32) -> Attention {
         Attention {
             heads,
@@ -135,26 +136,26 @@ impl Latent {
 #[derive(Debug, Clone, Serialize)]
 pub struct Rope {
     pub theta: f64,
-    /// Leading dimensions of each head that rotate.
+    /// Number of leading dimensions of each head that rotate.
     pub rotary_dim: usize,
     #[serde(skip)]
     pub layout: RopeLayout,
     #[serde(skip)]
     pub scaling: RopeScaling,
-    /// Of pairs' frequencies, where the description brings them; a GGUF file has them as tensors.
+    /// Factors of the frequencies, if the configuration has them. A GGUF file has them as tensors.
     #[serde(skip)]
     pub factors: Option<RopeFactors>,
 }
 
-/// LongRoPE's factors in a GGUF file, beyond the original context and up to it.
+/// Tensors with LongRoPE's factors in a GGUF file: for contexts beyond the original one, and up to it.
 pub(crate) const LONG_FACTORS: &str = "rope_factors_long.weight";
 pub(crate) const SHORT_FACTORS: &str = "rope_factors_short.weight";
 
-/// Divisors of the frequencies, a number for each pair.
+/// Divisors of the rotary frequencies, one for each pair.
 #[derive(Debug, Clone, PartialEq)]
 pub enum RopeFactors {
     Always(Vec<f32>),
-    /// LongRoPE's, up to its original context and beyond.
+    /// LongRoPE's factors up to its original context, and beyond it.
     ByContext {
         short: Vec<f32>,
         long: Vec<f32>,
@@ -162,9 +163,9 @@ pub enum RopeFactors {
 }
 
 impl RopeFactors {
-    /// Those of a cache for `context` positions. The cache decides and not what is in it, so that a
-    /// rotation never changes under keys that were turned already, and the same text gives the same logits
-    /// however it comes in.
+    /// Returns the factors for a KV cache of `context` positions. They depend on the size of the cache and not on its
+    /// contents. A rotation therefore never changes for keys that are already cached, and the same text gives the same
+    /// logits however it is split into batches.
     fn at(&self, scaling: RopeScaling, context: usize) -> Option<&[f32]> {
         match (self, scaling) {
             (RopeFactors::Always(factors), _) => Some(factors),
@@ -179,20 +180,20 @@ impl RopeFactors {
 /// One decoder layer.
 #[derive(Debug, Clone, Serialize)]
 pub struct Layer {
-    /// Positions a token attends to, itself included; all when absent.
+    /// Number of positions that a token attends to, including itself; `None` means all.
     pub window: Option<usize>,
-    /// Which of [`Architecture::ropes`].
+    /// Index into [`Architecture::ropes`].
     pub rope: usize,
     pub feed_forward: FeedForward,
 }
 
 impl Layer {
-    /// Positions whose keys and values the layer keeps, of a context whose tokens come in batches of up to `batch`.
+    /// Returns the number of positions whose keys and values the layer keeps, for batches of up to `batch` tokens.
     pub fn kv_rows(&self, batch: usize, context: usize) -> usize {
         self.window.map_or(context, |window| KvShape::rows_for_window(window, batch, context))
     }
 
-    /// Experts of the layer; 0 in a dense one.
+    /// Returns the number of experts of the layer; 0 for a dense layer.
     pub fn experts(&self) -> usize {
         match &self.feed_forward {
             FeedForward::Dense { .. } => 0,
@@ -222,25 +223,25 @@ pub struct Experts {
     pub count: usize,
     pub used: usize,
     pub width: usize,
-    /// How the router's logits become scores.
+    /// Function that turns the router's logits into scores.
     #[serde(skip)]
     pub scoring: Scoring,
-    /// Weights of the chosen experts are divided by their sum.
+    /// True if the weights of the chosen experts are divided by their sum.
     pub renormalise: bool,
     pub scale: f32,
-    /// Something is added to the scores for the choice alone.
+    /// True if a bias is added to the scores for the selection only.
     pub correction_bias: bool,
-    /// A token chooses groups of experts first.
+    /// Groups of experts, if a token first chooses groups.
     #[serde(skip)]
     pub groups: Option<RouterGroups>,
-    /// The router and all matrices of experts have biases.
+    /// True if the router and all expert matrices have biases.
     pub bias: bool,
-    /// Width of the feed-forward that every token has beside its experts; 0: none.
+    /// Width of the shared experts that every token uses; 0 if there are none.
     pub shared_width: usize,
 }
 
-/// Groups of a router's choice, if there are several: models with a correction bias score them by their best two experts
-/// (DeepSeek-V3), others by the best (DeepSeek-V2).
+/// Returns the expert groups of a router, if there are several. Models with a correction bias score a group by its best
+/// two experts (DeepSeek-V3), and others by its best one (DeepSeek-V2).
 pub(super) fn groups(
     n_groups: usize,
     groups_kept: usize,
@@ -251,7 +252,7 @@ pub(super) fn groups(
 }
 
 impl Experts {
-    /// The choice, for a layer's correction bias.
+    /// Returns the router's selection rule, with a layer's correction bias.
     pub fn rule<'a>(&self, correction_bias: Option<&'a [f32]>) -> RouterRule<'a> {
         RouterRule {
             scoring: self.scoring,
@@ -263,24 +264,24 @@ impl Experts {
     }
 }
 
-/// How tensors are named in the source.
+/// Naming scheme of the tensors in the source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum Naming {
     Gguf,
-    /// With what the names of all tensors but the head's begin with: `model.`, and more where the language model is a
-    /// part of a larger one.
+    /// Hugging Face names. All but the head's name start with `root`: `model.`, or a longer prefix if the language
+    /// model is part of a larger one.
     HuggingFace {
         root: &'static str,
     },
 }
 
 impl Architecture {
-    /// Experts a token uses in a layer, the largest over the layers; 0 for a dense model.
+    /// Returns the number of experts a token uses in a layer, as the maximum over the layers; 0 for a dense model.
     pub fn experts_per_token(&self) -> usize {
         self.expert_layers().map(|experts| experts.used).max().unwrap_or(0)
     }
 
-    /// The expert layers' descriptions, in order.
+    /// Returns the descriptions of the expert layers, in order.
     pub fn expert_layers(&self) -> impl Iterator<Item = &Experts> {
         self.layers.iter().filter_map(|layer| match &layer.feed_forward {
             FeedForward::Experts(experts) => Some(experts),
@@ -288,7 +289,7 @@ impl Architecture {
         })
     }
 
-    /// Width of the widest dense feed-forward; 0 where every layer has experts.
+    /// Returns the width of the widest dense feed-forward; 0 if every layer has experts.
     pub(crate) fn dense_width(&self) -> usize {
         let widths = self.layers.iter().map(|layer| match layer.feed_forward {
             FeedForward::Dense { width } => width,
@@ -297,15 +298,16 @@ impl Architecture {
         widths.max().unwrap_or(0)
     }
 
-    /// Width of the widest feed-forward that every token has beside its experts.
+    /// Returns the width of the widest shared experts.
     pub(crate) fn shared_width(&self) -> usize {
         self.expert_layers().map(|experts| experts.shared_width).max().unwrap_or(0)
     }
 
-    /// The rotary position embeddings for `context` positions; `factors` are the file's, for ropes without their own.
+    /// Returns the rotary tables for `context` positions. `factors` are those of the file, used for ropes without their
+    /// own.
     ///
     /// # Errors
-    /// Numbers that cannot be tabulated.
+    /// Returns an error if the parameters give a table that cannot be computed.
     pub(crate) fn rope_tables(
         &self,
         factors: Option<&RopeFactors>,
@@ -418,7 +420,7 @@ impl Experts {
     }
 }
 
-/// Of something that has elements, far above any model: keeps products of hostile values inside usize.
+/// Checks a size. The limit is far above any model, and keeps products of hostile values within `usize`.
 fn check_size(key: &str, value: usize) -> Result<(), ModelError> {
     check(key, value, value > 0 && value < 1 << 24, "it must be from 1 to 16 million")
 }

@@ -1,4 +1,4 @@
-//! From a catalog to a description.
+//! Reads an architecture from a catalog.
 
 use forebay_format::{Catalog, Source};
 
@@ -7,11 +7,11 @@ use super::{gguf, huggingface};
 use crate::ModelError;
 
 impl Architecture {
-    /// Reads the description from a catalog's metadata.
+    /// Reads the architecture from a catalog's metadata.
     ///
     /// # Errors
-    /// An unknown architecture is refused with the list of known ones; so are missing keys and
-    /// values that no model can have.
+    /// Returns an error if the architecture is unknown, and names the known ones. Also returns an error if a key is
+    /// missing or has a value that no model can have.
     pub fn from_catalog(catalog: &Catalog) -> Result<Self, ModelError> {
         let architecture = match &catalog.source {
             Source::Gguf(metadata) => gguf::describe(catalog, metadata)?,

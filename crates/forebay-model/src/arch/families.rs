@@ -1,52 +1,53 @@
-//! The families that the decoder runs: what sets each apart, as a table.
+//! The model families that the decoder runs, as a table of their differences.
 
 use super::architecture::{NormLayout, QkNorm};
 use forebay_compute::{Gating, RopeLayout};
 
-/// What a family fixes that its metadata does not say.
+/// Properties of a family that its metadata does not give.
 #[derive(Debug, Clone, Copy)]
 pub struct Family {
     pub name: &'static str,
-    /// `general.architecture` of its GGUF form.
+    /// `general.architecture` of the family's GGUF files.
     pub gguf: &'static str,
-    /// Every `model_type` of its Hugging Face form.
+    /// Every `model_type` of the family's Hugging Face models.
     pub huggingface: &'static [&'static str],
-    /// Pairs that rotate together: GGUF's converter reorders q and k for some families.
+    /// Layout of the pairs that rotate together. GGUF's converter reorders q and k for some families.
     pub gguf_rope: RopeLayout,
     pub hf_rope: RopeLayout,
-    /// Base of the rotation in windowed layers, where it is another and not scaled.
+    /// Base of the rotation in windowed layers, if it differs there. Such a rotation is not scaled.
     pub window_theta: Option<f64>,
     pub windows: Windows,
-    /// q, k and v always carry a bias.
+    /// True if q, k and v always have a bias.
     pub qkv_bias: bool,
     pub qk_norm: QkNorm,
     pub sinks: bool,
-    /// Attention is multi-head latent attention.
+    /// True if attention is multi-head latent attention.
     pub latent: bool,
     pub norms: NormLayout,
-    /// Hugging Face's weights of norms lack the 1 that they are added to.
+    /// True if Hugging Face norm weights lack 1, which is added to them when they are read.
     pub norms_less_one: bool,
-    /// The embedding is multiplied by the root of the hidden size.
+    /// True if the embedding is multiplied by the square root of the hidden size.
     pub scaled_embedding: bool,
     pub gating: Gating,
-    /// The feed-forward is a mixture of experts, at least in some layers.
+    /// True if the feed-forward is a mixture of experts, at least in some layers.
     pub experts: bool,
-    /// Router and experts have biases.
+    /// True if router and experts have biases.
     pub expert_bias: bool,
-    /// Default where the metadata does not say whether expert weights are renormalised.
+    /// True if expert weights are renormalised when the metadata does not say so.
     pub renormalise: bool,
-    /// Names of tensors that are not the usual ones: role, in GGUF, in Hugging Face's form.
+    /// Tensor names that differ from the usual ones: role, GGUF name, Hugging Face name.
     pub names: &'static [(&'static str, &'static str, &'static str)],
 }
 
-/// Which layers have a sliding window, where the metadata does not name them.
+/// Layers with a sliding window, if the metadata does not name them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Windows {
-    /// None of GGUF, all of Hugging Face that say a window: GGUF does not carry it for these families.
+    /// No layer of a GGUF file, because the format does not carry the window for these families. In Hugging Face
+    /// models, every layer if the configuration has a window.
     NotInGguf,
-    /// Those that the metadata says.
+    /// The layers for which the metadata gives a window.
     AsSaid,
-    /// All but each of this number: of 6 the last.
+    /// All layers except every n-th one: with 6, the last of each six has no window.
     ButEvery(usize),
 }
 
@@ -72,7 +73,7 @@ const BASE: Family = Family {
     names: &[],
 };
 
-/// What all Gemmas have.
+/// Common properties of all Gemma models.
 const GEMMA: Family = Family {
     norms: NormLayout::Sandwich,
     norms_less_one: true,
@@ -85,8 +86,8 @@ const GEMMA: Family = Family {
     ..BASE
 };
 
-/// Families by name. Mixtral and Mistral are `llama` in GGUF: mixtral is the one with experts, and
-/// mistral's sliding window is not carried by the format.
+/// All families. Mixtral and Mistral are both `llama` in GGUF: mixtral is the one with experts, and the format does not
+/// carry mistral's sliding window.
 const FAMILIES: &[Family] = &[
     Family {
         name: "llama",
@@ -203,19 +204,19 @@ const FAMILIES: &[Family] = &[
 ];
 
 impl Family {
-    /// What rows of the embedding table are multiplied with.
+    /// Returns the factor for the rows of the embedding table.
     pub fn embedding_scale(&self, hidden: usize) -> f32 {
         if self.scaled_embedding { (hidden as f32).sqrt() } else { 1.0 }
     }
 
-    /// Which rotation a layer with such a window has.
+    /// Returns the index of the rotation of a layer with this window.
     pub fn rope_of(&self, window: Option<usize>) -> usize {
         usize::from(self.window_theta.is_some() && window.is_some())
     }
 }
 
 impl Windows {
-    /// Whether layer `index` slides where the metadata has a window but does not name layers.
+    /// Returns true if layer `index` has a window when the metadata gives a window without naming layers.
     pub fn slides(self, index: usize) -> bool {
         match self {
             Windows::NotInGguf | Windows::AsSaid => true,
@@ -224,27 +225,27 @@ impl Windows {
     }
 }
 
-/// The family of a GGUF file, told apart by its experts where two families share a name.
+/// Returns the family of a GGUF file. If two families share a name, experts distinguish them.
 pub fn from_gguf(architecture: &str, has_experts: bool) -> Option<&'static Family> {
     FAMILIES.iter().find(|family| family.gguf == architecture && family.experts == has_experts)
 }
 
-/// The family of a Hugging Face `model_type`.
+/// Returns the family of a Hugging Face `model_type`.
 pub fn from_huggingface(model_type: &str) -> Option<&'static Family> {
     FAMILIES.iter().find(|family| family.huggingface.contains(&model_type))
 }
 
-/// A family by its name here.
+/// Returns a family by its [`Family::name`].
 pub fn by_name(name: &str) -> Option<&'static Family> {
     FAMILIES.iter().find(|family| family.name == name)
 }
 
-/// Names of all families, for messages and documentation.
+/// Returns the names of all families, for messages and documentation.
 pub fn known_families() -> impl Iterator<Item = &'static str> {
     FAMILIES.iter().map(|family| family.name)
 }
 
-/// The names in one line.
+/// Returns the names of all families in one line.
 pub fn known_list() -> String {
     known_families().collect::<Vec<_>>().join(", ")
 }

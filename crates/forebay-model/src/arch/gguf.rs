@@ -1,4 +1,4 @@
-//! Reads a description from GGUF metadata. Keys: the GGUF specification, "LLM" section.
+//! Reads an architecture from GGUF metadata. The keys are in the "LLM" section of the GGUF specification.
 
 use forebay_compute::{RopeScaling, Scoring};
 use forebay_format::{Catalog, GgufMetadata};
@@ -40,7 +40,7 @@ impl Keys<'_> {
         };
         let number = match value.as_u64() {
             Some(number) => number,
-            // Some converters write one value per layer; equal values are one value.
+            // Some converters write one value per layer. Equal values count as one.
             None => match value.as_array().and_then(|array| array.to_u64s()) {
                 Some(list) if !list.is_empty() && list.iter().all(|item| *item == list[0]) => {
                     list[0]
@@ -59,7 +59,7 @@ impl Keys<'_> {
         self.metadata.f32(&self.path(key))
     }
 
-    /// `mscale_all_dim / 10`.
+    /// Returns the value `mscale_all_dim / 10`, unless it is 0.
     fn log_multiplier(&self) -> Option<f32> {
         self.optional_float("rope.scaling.yarn_log_multiplier").filter(|m| *m != 0.0)
     }
@@ -95,7 +95,7 @@ pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architectu
         logit_softcap: keys.optional_float("final_logit_softcapping"),
         ropes: ropes(&keys, family, &attention, catalog)?,
         attention: Attention {
-            // GLM-4.5-Air has none where GLM-4.5 has.
+            // GLM-4.5-Air has no such norms, but GLM-4.5 does.
             qk_norm: if heads_norm { family.qk_norm } else { QkNorm::None },
             ..attention
         },
@@ -122,7 +122,7 @@ fn attention(
         head_dim,
         value_dim: keys.optional_count("attention.value_length")?.unwrap_or(head_dim),
         scale: keys.optional_float("attention.scale").unwrap_or_else(|| {
-            // The Gemmas with 27 billion parameters, known by their layers, scale so.
+            // The Gemma models with 27 billion parameters, recognised by their layer count, scale this way.
             let per_head = [("gemma2", 46), ("gemma3", 62)].contains(&(family.name, layers));
             1.0 / (if per_head { usual() } else { head_dim } as f32).sqrt()
         }),
@@ -135,7 +135,8 @@ fn attention(
     if !family.latent {
         return Ok(grouped);
     }
-    // Where both matrices of a head are in one tensor, as converters wrote it until 2025, lengths are those of heads.
+    // Until 2025, converters wrote both matrices of a head into one tensor. The lengths in such files are those of a
+    // head.
     let one_tensor = catalog.tensor("blk.0.attn_k_b.weight").is_none();
     let name = "blk.0.attn_kv_b.weight";
     if one_tensor && catalog.tensor(name).is_none() {
@@ -159,7 +160,8 @@ fn attention(
         rotary,
         value: keys.count(value_length)?,
     };
-    // YaRN's magnitude, where the file says it, is that of queries and keys together, and no part of the rotation.
+    // If the file gives YaRN's magnitude, it applies to queries and keys together. The rotation then does not include
+    // it.
     let magnitude = match (keys.log_multiplier(), keys.optional_float("rope.scaling.factor")) {
         (Some(multiplier), Some(factor)) if factor > 1.0 => 1.0 + multiplier * factor.ln(),
         _ => 1.0,
@@ -167,7 +169,7 @@ fn attention(
     Ok(latent.attention(heads, magnitude))
 }
 
-/// Rows of the embedding table: files may carry more rows than the tokenizer has tokens.
+/// Returns the rows of the embedding table. A file may have more rows than the tokenizer has tokens.
 fn vocabulary(catalog: &Catalog, family: &Family) -> Result<usize, ModelError> {
     let embedding = catalog.tensor("token_embd.weight").ok_or(ModelError::MissingTensor {
         name: "token_embd.weight".into(),
@@ -186,7 +188,7 @@ fn bias(catalog: &Catalog, family: &Family) -> AttentionBias {
     }
 }
 
-/// The rotation of every layer, and behind it that of windowed layers where it is another.
+/// Returns the rotation of the layers, followed by that of windowed layers if it differs.
 fn ropes(
     keys: &Keys<'_>,
     family: &Family,
@@ -199,7 +201,7 @@ fn ropes(
     let factor = keys.optional_float("rope.scaling.factor").map_or(1.0, f64::from);
     let scaling = match kind {
         _ if catalog.tensor("rope_freqs.weight").is_some() => RopeScaling::None,
-        // Not all files that have the factors say what they are for.
+        // Some files have the factors, but do not name the scaling type.
         Some("longrope") | None if kind.is_some() || catalog.tensor(LONG_FACTORS).is_some() => {
             long_rope(keys, family, catalog)?
         }
@@ -211,7 +213,7 @@ fn ropes(
             beta_fast: keys.optional_float("rope.scaling.yarn_beta_fast").map_or(32.0, f64::from),
             beta_slow: keys.optional_float("rope.scaling.yarn_beta_slow").map_or(1.0, f64::from),
             truncate: true,
-            // What is in the scale of attention is not in the rotation, too.
+            // The scale of attention already includes the magnitude, so the rotation must not.
             magnitude: keys.log_multiplier().map(|_| 1.0),
         },
         Some(other) => {
@@ -231,7 +233,7 @@ fn ropes(
     Ok(std::iter::once(rope).chain(windows).collect())
 }
 
-/// Converters write one magnitude, for the whole context.
+/// Returns LongRoPE's scaling. Converters write one magnitude for the whole context.
 fn long_rope(
     keys: &Keys<'_>,
     family: &Family,
@@ -256,7 +258,7 @@ fn layers(
     family: &'static Family,
 ) -> Result<Vec<Layer>, ModelError> {
     let count = keys.count("block_count")?;
-    // A layer has tensors, so a count above the number of tensors is damage, not a model.
+    // Every layer has tensors, so a count above the number of tensors means a damaged file.
     if count > catalog.tensors().len() {
         return Err(ModelError::BadValue {
             key: keys.path("block_count"),
@@ -264,7 +266,7 @@ fn layers(
             expected: format!("the file has only {} tensors", catalog.tensors().len()),
         });
     }
-    // The last layers may be there to predict further tokens; they are not needed for the next.
+    // The last layers may exist only to predict further tokens. They are not needed for the next token.
     let count = count.saturating_sub(keys.optional_count("nextn_predict_layers")?.unwrap_or(0));
     let window = match family.windows {
         Windows::NotInGguf => None,
@@ -297,7 +299,7 @@ fn experts(
     let renormalise =
         keys.metadata.bool(&keys.path("expert_weights_norm")).unwrap_or(family.renormalise);
     let scoring = match keys.optional_count("expert_gating_func")? {
-        // 3: the softmax of the chosen experts alone, which is that of all, renormalised.
+        // Value 3 is the softmax over the chosen experts only. This equals the softmax over all, renormalised.
         None | Some(0 | 1 | 3) => Scoring::Softmax,
         Some(2) => Scoring::Sigmoid,
         Some(other) => {

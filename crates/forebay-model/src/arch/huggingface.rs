@@ -1,5 +1,5 @@
-//! Reads a description from a Hugging Face `config.json`, in the form that published models have
-//! and in the one that transformers 5 writes (`rope_parameters` in place of `rope_scaling`).
+//! Reads an architecture from a Hugging Face `config.json`. Supports the form of published models and the one that
+//! transformers 5 writes (`rope_parameters` instead of `rope_scaling`).
 
 use forebay_compute::{Gating, RopeLayout, RopeScaling, Scoring};
 use forebay_format::{Catalog, HfMetadata};
@@ -13,7 +13,7 @@ use super::families::{self, Family, Windows};
 use super::names::Names;
 use crate::ModelError;
 
-/// Positions that a model was first trained for, before its rotation was stretched.
+/// Key of the number of positions that a model was first trained for, before its rotation was scaled.
 const ORIGINAL_CONTEXT: &str = "original_max_position_embeddings";
 
 struct Config<'a> {
@@ -30,7 +30,7 @@ impl Config<'_> {
         }
     }
 
-    /// A whole number; `null` is the same as absent.
+    /// Returns a whole number. `null` counts as absent.
     fn optional_count(&self, key: &str) -> Result<Option<usize>, ModelError> {
         match self.json.get(key) {
             None | Some(Value::Null) => Ok(None),
@@ -61,7 +61,7 @@ impl Config<'_> {
         self.json.get(key).and_then(Value::as_f64)
     }
 
-    /// Gemma ties the output projection to the embedding and does not always say so.
+    /// Returns true if the output projection is tied to the embedding. Gemma ties them without always saying so.
     fn is_tied(&self, family: &Family) -> bool {
         let said = self.json.get("tie_word_embeddings").and_then(Value::as_bool);
         said.unwrap_or(family.scaled_embedding)
@@ -74,7 +74,7 @@ impl Config<'_> {
 
 /// Describes the model of a Hugging Face folder.
 pub fn describe(catalog: &Catalog, metadata: &HfMetadata) -> Result<Architecture, ModelError> {
-    // A model that sees has the language model's description inside.
+    // A multimodal model has the language model's description in `text_config`.
     let json = metadata.config.get("text_config").unwrap_or(&metadata.config);
     let model_type = json.get("model_type").and_then(Value::as_str).unwrap_or("");
     let family = families::from_huggingface(model_type).ok_or_else(|| {
@@ -106,14 +106,14 @@ pub fn describe(catalog: &Catalog, metadata: &HfMetadata) -> Result<Architecture
     })
 }
 
-/// What the names of tensors begin with.
+/// Returns the prefix of the tensor names.
 fn root(catalog: &Catalog) -> &'static str {
     let roots = ["language_model.model.", "model.language_model."];
     let has = |root: &&str| catalog.tensor(&format!("{root}embed_tokens.weight")).is_some();
     roots.into_iter().find(has).unwrap_or("model.")
 }
 
-/// How the gates work; refuses variants of known families that would run but give wrong text.
+/// Returns the gating. Refuses variants of known families that would run but generate wrong text.
 fn gating(config: &Config<'_>, family: &Family) -> Result<Gating, ModelError> {
     let refuse = |key: &str, value: &str, expected: &str| {
         Err(ModelError::BadValue {
@@ -194,7 +194,7 @@ fn attention(
         let factor = parameters.float("factor").unwrap_or(1.0);
         let all = parameters.float("mscale_all_dim").filter(|all| *all != 0.0);
         let magnitude = match (rope.scaling, all) {
-            // The quotient of a magnitude and that of nothing is the magnitude.
+            // The quotient of a magnitude and that of 0 is the magnitude itself.
             (RopeScaling::Yarn { .. }, Some(all)) => RopeScaling::yarn_magnitude(factor, all, 0.0),
             _ => 1.0,
         };
@@ -237,15 +237,15 @@ fn attention(
     Ok((attention, std::iter::once(all).chain(windowed).collect()))
 }
 
-/// The parameters of a rotation: an object of their own, one for each kind of layers in it (transformers 5), or beside
-/// the other keys.
+/// Parameters of a rotation. They are in an object of their own, possibly with one object for each kind of layer
+/// (transformers 5), or beside the other keys.
 struct Parameters<'a> {
     own: Option<&'a Value>,
     beside: &'a Value,
 }
 
 impl<'a> Parameters<'a> {
-    /// Of the layers of kind `scope`, where kinds have their own.
+    /// Returns the parameters for layers of kind `scope`, if each kind has its own.
     fn of(config: &Config<'a>, scope: Option<&str>) -> Parameters<'a> {
         let objects = ["rope_scaling", "rope_parameters"];
         let mut found = objects.iter().filter_map(|key| config.json.get(*key));
@@ -306,8 +306,8 @@ impl<'a> Parameters<'a> {
         }
     }
 
-    /// The context of a model that was stretched by this much is `factor` times the original one, which
-    /// configurations have in one of two places, or is the whole.
+    /// Returns LongRoPE's scaling. The context of such a model is `factor` times the original one. Configurations have
+    /// the original context in one of two places; otherwise it is the whole context.
     fn long_rope(&self) -> Result<RopeScaling, ModelError> {
         let whole = self.needed("max_position_embeddings")?;
         let beside = self.beside.get(ORIGINAL_CONTEXT).and_then(Value::as_f64);
@@ -374,7 +374,7 @@ fn layers(
         .collect()
 }
 
-/// Whether layer `index` has experts (qwen3_moe: `decoder_sparse_step`, `mlp_only_layers`; deepseek:
+/// Returns true if layer `index` has experts (qwen3_moe: `decoder_sparse_step`, `mlp_only_layers`; deepseek:
 /// `first_k_dense_replace`, `moe_layer_freq`).
 fn is_sparse(config: &Config<'_>, index: usize) -> Result<bool, ModelError> {
     let dense_only = config
@@ -391,7 +391,7 @@ fn is_sparse(config: &Config<'_>, index: usize) -> Result<bool, ModelError> {
 
 fn experts(config: &Config<'_>, family: &Family) -> Result<Experts, ModelError> {
     let text = |key: &str| config.json.get(key).and_then(Value::as_str);
-    // Only models of the third DeepSeek generation and those after them choose so; not all of them say it.
+    // Only the third DeepSeek generation and later models select this way, and not all of them say so.
     let is_third = text("model_type").is_some_and(|of| ["deepseek_v3", "glm4_moe"].contains(&of));
     let correction_bias = text("topk_method").map_or(is_third, |method| method == "noaux_tc");
     let scoring = match text("scoring_func") {
@@ -428,10 +428,10 @@ fn experts(config: &Config<'_>, family: &Family) -> Result<Experts, ModelError> 
     })
 }
 
-/// The sliding window of layer `index`.
+/// Returns the sliding window of layer `index`, if it has one.
 ///
-/// `layer_types` rules where it is given; else the qwen families have one only with `use_sliding_window`, from
-/// `max_window_layers` on, and others in all layers or as their pattern says.
+/// If `layer_types` is present, it decides. Otherwise the qwen families have a window only with `use_sliding_window`,
+/// from layer `max_window_layers` on. Other families have it in all layers or by their pattern.
 fn window(config: &Config<'_>, family: &Family, index: usize) -> Result<Option<usize>, ModelError> {
     let Some(window) = config.optional_count("sliding_window")? else { return Ok(None) };
     if let Some(types) = config.json.get("layer_types").and_then(Value::as_array) {

@@ -1,4 +1,4 @@
-//! What a model is, as data: read from a catalog's metadata, obeyed by the decoder.
+//! Model architectures as data. They are read from a catalog's metadata and drive the decoder.
 
 mod architecture;
 mod catalog;

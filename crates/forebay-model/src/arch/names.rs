@@ -1,9 +1,10 @@
-//! Names of tensors by role, for each form a model comes in.
+//! Tensor names by role, for each naming scheme.
 
 use super::architecture::Naming;
 use super::families::Family;
 
-/// Role, in GGUF behind `blk.N.`, in Hugging Face's form behind `model.layers.N.`: what families have in common.
+/// Role, name after `blk.N.` in GGUF, and name after `model.layers.N.` in Hugging Face's scheme, common to the
+/// families.
 const LAYER: &[(&str, &str, &str)] = &[
     ("q", "attn_q.weight", "self_attn.q_proj.weight"),
     ("k", "attn_k.weight", "self_attn.k_proj.weight"),
@@ -38,7 +39,7 @@ const LAYER: &[(&str, &str, &str)] = &[
     ("expert_gate", "ffn_gate_exps.weight", "mlp.experts.{expert}.gate_proj.weight"),
     ("expert_up", "ffn_up_exps.weight", "mlp.experts.{expert}.up_proj.weight"),
     ("expert_down", "ffn_down_exps.weight", "mlp.experts.{expert}.down_proj.weight"),
-    // Without `_blocks` and `_scales`.
+    // Prefix of the name; `_blocks` or `_scales` is appended.
     ("expert_gate_up", "", "mlp.experts.gate_up_proj"),
     ("expert_gate_bias", "ffn_gate_exps.bias", ""),
     ("expert_up_bias", "ffn_up_exps.bias", ""),
@@ -64,7 +65,7 @@ impl Names {
         self.family.name
     }
 
-    /// What the file's weights of norms lack.
+    /// Returns the offset that must be added to the file's norm weights.
     pub fn norm_offset(&self) -> f32 {
         match self.naming {
             Naming::HuggingFace { .. } if self.family.norms_less_one => 1.0,
@@ -94,7 +95,7 @@ impl Names {
         }
     }
 
-    /// A tensor of layer `layer` by its role in the decoder.
+    /// Returns the name of a tensor of layer `layer` by its role in the decoder.
     pub fn layer(&self, layer: usize, role: &str) -> String {
         let with_role = |names: &'static [(&str, &str, &str)]| {
             names.iter().find(|(of, _, _)| *of == role).map(|(_, gguf, hf)| (*gguf, *hf))
@@ -104,7 +105,8 @@ impl Names {
         self.pick(&format!("blk.{layer}.{gguf}"), &format!("model.layers.{layer}.{hf}"))
     }
 
-    /// An expert's matrix: GGUF stacks all experts in one tensor, so `expert` does not show there.
+    /// Returns the name of an expert's matrix. GGUF stacks all experts in one tensor, so its names do not depend on
+    /// `expert`.
     pub fn expert(&self, layer: usize, expert: usize, role: &str) -> String {
         self.layer(layer, role).replace("{expert}", &expert.to_string())
     }

@@ -1,9 +1,8 @@
-//! What the decoder asks of the device that computes.
+//! The interface between the decoder and the device that computes.
 //!
-//! The decoder drives a backend step by step and never sees numbers: a backend holds the residual stream, the
-//! key/value cache and the weights it computes with, wherever they are. Steps of a layer come in the order of the
-//! methods below. The residual stream is complete after [`Backend::norm`] with `add`, so that a block is a place where
-//! another backend could go on.
+//! The decoder drives a backend step by step and never sees numbers. The backend holds the residual stream, the key/value
+//! cache and its weights. The decoder calls the steps of a layer in the order of the methods below. The residual stream is
+//! complete after [`Backend::norm`] with `add`, so another backend could continue from there.
 
 pub mod cpu;
 #[cfg(feature = "cuda")]
@@ -17,13 +16,13 @@ use crate::sharing::SubLayerPlan;
 use crate::statistics::{DeviceExperts, DeviceSubLayers, VramUse};
 use crate::weights::{LayerWeights, Weights};
 
-/// Experts chosen by the caller instead of the routers: for measurements of models whose routers know
-/// nothing.
+/// Experts chosen by the caller instead of the routers. Benchmarks use it for models with random weights, whose routers
+/// are untrained.
 pub trait ChosenExperts {
-    /// Begins a batch of so many tokens.
+    /// Begins a batch of `tokens` tokens.
     fn begin(&mut self, tokens: usize);
 
-    /// The experts of the batch's tokens in a layer, `[tokens, k]`, all of them the layer's.
+    /// Returns the experts of the batch's tokens in a layer, `[tokens, k]`. All are valid experts of that layer.
     fn experts(&self, layer: usize) -> &[u32];
 }
 
@@ -32,13 +31,13 @@ pub trait ChosenExperts {
 pub struct Step<'a> {
     pub architecture: &'a Architecture,
     pub weights: &'a Weights,
-    /// The number of layers stands for what comes after the last.
+    /// Index of the layer. The number of layers means the steps after the last layer.
     pub layer: usize,
     /// Position of the batch's first token.
     pub position: usize,
     /// Tokens in the batch.
     pub count: usize,
-    /// Experts `[tokens, k]` that the layer's tokens are to have instead of those that the router chooses.
+    /// Experts `[tokens, k]` that replace the router's choice in this layer.
     pub chosen: Option<&'a [u32]>,
 }
 
@@ -47,10 +46,10 @@ impl<'a> Step<'a> {
         &self.weights.layers[self.layer]
     }
 
-    /// The description of this layer's experts.
+    /// Returns the description of this layer's experts.
     ///
     /// # Panics
-    /// When the layer has none: weights with experts come from a description with experts.
+    /// Panics if the layer has no experts.
     pub fn experts(&self) -> &'a Experts {
         match &self.architecture.layers[self.layer].feed_forward {
             FeedForward::Experts(experts) => experts,
@@ -58,7 +57,7 @@ impl<'a> Step<'a> {
         }
     }
 
-    /// The layer whose output [`Backend::norm`] adds.
+    /// Returns the layer whose output [`Backend::norm`] adds.
     pub fn added_layer(&self, block: NextBlock) -> usize {
         match block {
             NextBlock::FeedForward => self.layer,
@@ -67,40 +66,40 @@ impl<'a> Step<'a> {
     }
 }
 
-/// What comes in with a batch, and what is wanted of it.
+/// The input of a batch and the outputs that the decoder will ask for.
 #[derive(Clone, Copy)]
 pub struct Batch<'a> {
     pub tokens: &'a [u32],
     pub end: End,
-    /// Whether [`Backend::route`] and [`Backend::recorded_routing`] will be asked for the experts.
+    /// True if the decoder will ask [`Backend::route`] and [`Backend::recorded_routing`] for the chosen experts.
     pub routing: bool,
-    /// Who says which experts the tokens have, if not the routers do.
+    /// Experts that replace the routers' choice.
     pub chosen: Option<&'a dyn ChosenExperts>,
-    /// Whether [`Backend::early_scores`] will be asked; only of a backend that gives them.
+    /// True if the decoder will call [`Backend::early_scores`]. The backend must support it.
     pub scores: bool,
 }
 
-/// How a batch ends.
+/// The call that ends a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum End {
-    /// With [`Backend::end`].
+    /// [`Backend::end`]: no logits.
     Nothing,
-    /// With [`Backend::head`].
+    /// [`Backend::head`]: all logits.
     Logits,
-    /// With [`Backend::largest`] of so many.
+    /// [`Backend::largest`] with this count.
     Largest(usize),
 }
 
-/// What has to follow after [`Backend::begin`].
+/// The steps that the decoder must run after [`Backend::begin`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Begun {
     /// All steps of all layers, then the head or the end.
     Layers,
-    /// The end alone: the backend knows the other steps from an earlier batch and does them there.
+    /// Only the end. The backend replays the other steps from a CUDA graph.
     Recorded,
 }
 
-/// What a norm prepares the input of.
+/// The block whose input a norm prepares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NextBlock {
     Attention,
@@ -108,16 +107,16 @@ pub enum NextBlock {
     Head,
 }
 
-/// How a backend computes, for statistics.
+/// Description of a backend, for statistics.
 #[derive(Debug, Clone)]
 pub struct ComputeInfo {
-    /// Host threads that compute.
+    /// Number of host threads that compute.
     pub threads: usize,
-    /// The kernel family.
+    /// Kernel family, for example an instruction set.
     pub isa: String,
     /// The device and its arithmetic, in words.
     pub description: String,
-    /// Device memory, where it is not the host's.
+    /// Use of device memory, for devices with their own memory.
     pub vram: Option<VramUse>,
 }
 
@@ -125,141 +124,143 @@ pub struct ComputeInfo {
 pub trait Backend {
     fn info(&self) -> ComputeInfo;
 
-    /// Most tokens of a batch.
+    /// Returns the largest number of tokens in a batch.
     fn batch_tokens(&self) -> usize;
 
-    /// Positions that the key/value cache can hold.
+    /// Returns the number of positions that the key/value cache can hold.
     fn context(&self) -> usize;
 
-    /// Bytes reserved for keys and values.
+    /// Returns the number of bytes reserved for keys and values.
     fn cache_bytes(&self) -> u64;
 
-    /// Forgets keys and values from `position` on, or all of them where a layer with a window has given up what a token
-    /// there would see. The position to go on from: `position` or 0.
+    /// Drops keys and values from `position` on and returns the position to continue from: `position` or 0.
+    ///
+    /// It is 0 if a sliding-window layer no longer has the positions that a token at `position` attends to.
     fn truncate(&mut self, position: usize) -> usize;
 
-    /// The blocks in host memory that it computes with, if it does.
+    /// Returns the residency of blocks in host memory, if the backend streams weights through it.
     fn residency(&self) -> Option<&Residency>;
 
     fn residency_mut(&mut self) -> Option<&mut Residency>;
 
-    /// The slots of a device that does not hold all experts.
+    /// Returns the plan of expert slots on a device that holds part of the experts.
     fn slots(&self) -> Option<&MemoryPlan> {
         None
     }
 
-    /// What experts did on a device that does not hold all of them.
+    /// Returns expert statistics of a device that holds part of the experts.
     fn device_experts(&self) -> Option<DeviceExperts> {
         None
     }
 
-    /// Where the units of a dense model are, on a device that does not hold all of them.
+    /// Returns the placement of a dense model's sub-layers on a device that holds part of them.
     fn sub_layers(&self) -> Option<&SubLayerPlan> {
         None
     }
 
-    /// What moved there.
+    /// Returns sub-layer statistics of a device that holds part of them.
     fn device_sub_layers(&self) -> Option<DeviceSubLayers> {
         None
     }
 
-    /// Makes the embedding of the batch's tokens the residual stream.
+    /// Writes the embeddings of the batch's tokens into the residual stream.
     ///
     /// # Errors
-    /// A failed read or device.
+    /// Returns an error if a read or the device fails.
     fn begin(&mut self, step: &Step<'_>, batch: &Batch<'_>) -> Result<Begun, ModelError>;
 
-    /// Gets the layer's dense block.
+    /// Makes the layer's dense block available.
     ///
     /// # Errors
-    /// A failed read.
+    /// Returns an error if the read fails.
     fn enter_layer(&mut self, step: &Step<'_>) -> Result<(), ModelError>;
 
-    /// With `add`, adds the last block's output to the residual stream and looks for values that are not finite; then
-    /// norms the stream as input of `block`, which is not the head.
+    /// Normalises the residual stream as the input of `block`, which is not the head. With `add`, first adds the output
+    /// of the previous block to the stream and checks that all values are finite.
     ///
     /// # Errors
-    /// Values that are not finite, now or in [`Backend::head`] or [`Backend::end`], or a failed device.
+    /// Returns an error if the device fails or values are not finite. A backend may report non-finite values later, from
+    /// [`Backend::head`] or [`Backend::end`].
     fn norm(&mut self, step: &Step<'_>, block: NextBlock, add: bool) -> Result<(), ModelError>;
 
-    /// Queries, keys and values of the normed input: products, biases, norms of heads, rotation; keys and values go into
-    /// the cache.
+    /// Computes queries, keys and values of the normalised input: products, biases, head norms, rotary embedding. Writes
+    /// keys and values to the cache.
     ///
     /// # Errors
-    /// A failed read or device.
+    /// Returns an error if a read or the device fails.
     fn project(&mut self, step: &Step<'_>) -> Result<(), ModelError>;
 
-    /// Attention of the queries over the cache.
+    /// Computes attention of the queries over the cache.
     ///
     /// # Errors
-    /// A failed device.
+    /// Returns an error if the device fails.
     fn attend(&mut self, step: &Step<'_>) -> Result<(), ModelError>;
 
-    /// The attention block's output.
+    /// Computes the output projection of attention.
     ///
     /// # Errors
-    /// A failed read or device.
+    /// Returns an error if a read or the device fails.
     fn project_output(&mut self, step: &Step<'_>) -> Result<(), ModelError>;
 
-    /// A dense feed-forward block's output.
+    /// Computes a dense feed-forward block.
     ///
     /// # Errors
-    /// A failed read or device.
+    /// Returns an error if a read or the device fails.
     fn dense_feed_forward(&mut self, step: &Step<'_>) -> Result<(), ModelError>;
 
-    /// Whether [`Backend::early_scores`] can be asked.
+    /// Returns true if the backend supports [`Backend::early_scores`].
     fn gives_early_scores(&self) -> bool {
         false
     }
 
-    /// What this layer's router says of every token's state one layer earlier: after that layer's attention and before
-    /// its feed-forward, or in the first layer of the embedding. That state is what a prediction of this layer's experts can
-    /// be made from while the layer before still computes. Rows `[tokens, experts of all layers]` of scores as the
-    /// router's product gives them.
+    /// Computes early scores: the scores that this layer's router gives to each token's state one layer earlier. That
+    /// state is the one between attention and feed-forward of the previous layer, or the embedding for the first layer.
+    /// A predictor can use these scores while the previous layer still computes. Writes raw router scores as rows
+    /// `[tokens, experts of all layers]`.
     ///
     /// # Errors
-    /// Scores that are not finite, a failed read or device.
+    /// Returns an error if scores are not finite, or a read or the device fails.
     ///
     /// # Panics
-    /// When the backend does not give them, or the batch began without `scores`.
+    /// Panics if the backend does not support it, or if the batch began without `scores`.
     fn early_scores(&mut self, step: &Step<'_>, scores: &mut [f32]) -> Result<(), ModelError> {
         let _ = (step, scores);
         panic!("scores of a backend that does not give them");
     }
 
-    /// Chooses experts for every token, with the router's weights for those that [`Step::chosen`] names; `routing`, if
-    /// given, gets them as rows `[tokens, layers, k]`, now or from [`Backend::recorded_routing`].
+    /// Chooses experts for every token. Experts from [`Step::chosen`] get the router's weights. Writes the choice to
+    /// `routing`, if given, as rows `[tokens, layers, k]`, now or in [`Backend::recorded_routing`].
     ///
     /// # Errors
-    /// Scores that are not finite, a failed read or device.
+    /// Returns an error if scores are not finite, or a read or the device fails.
     fn route(&mut self, step: &Step<'_>, routing: Option<&mut [i32]>) -> Result<(), ModelError>;
 
-    /// The experts of a single token that the backend has recorded and only done when the batch ended, as rows
-    /// `[1, layers, k]`. Asked after the end of every batch with [`Batch::routing`].
+    /// Writes the experts of a single token that a CUDA graph computed, as rows `[1, layers, k]`. The decoder calls it
+    /// after the end of every batch with [`Batch::routing`].
     fn recorded_routing(&self, step: &Step<'_>, routing: &mut [i32]) {
         let _ = (step, routing);
     }
 
-    /// Whether [`Backend::routing_weights`] has something to say.
+    /// Returns true if the backend supports [`Backend::routing_weights`].
     fn gives_routing_weights(&self) -> bool {
         false
     }
 
-    /// The weights of the experts that [`Backend::route`] chose last, as rows `[tokens, layers, k]`.
+    /// Writes the weights of the experts that [`Backend::route`] chose last, as rows `[tokens, layers, k]`.
     fn routing_weights(&self, step: &Step<'_>, weights: &mut [f32]) {
         let _ = (step, weights);
     }
 
-    /// The chosen experts' outputs, weighted and added up: the feed-forward block's output.
+    /// Computes the feed-forward block: the weighted sum of the chosen experts' outputs.
     ///
     /// # Errors
-    /// A failed read or device.
+    /// Returns an error if a read or the device fails.
     fn experts(&mut self, step: &Step<'_>) -> Result<(), ModelError>;
 
-    /// Adds the last block's output, norms rows `first ..` of the batch, and appends their logits.
+    /// Adds the last block's output, normalises rows `first..` of the batch, and appends their logits.
     ///
     /// # Errors
-    /// Values that are not finite, a failed read or device.
+    /// Returns an error if values are not finite, or a read or the device fails.
     fn head(
         &mut self,
         step: &Step<'_>,
@@ -267,25 +268,24 @@ pub trait Backend {
         logits: &mut Vec<f32>,
     ) -> Result<(), ModelError>;
 
-    /// Whether steps since the last call ended early because of the session's interrupt. What they computed must not be
-    /// used then.
+    /// Returns true if the session's interrupt ended steps early since the last call. Their results are then invalid.
     fn was_cut_short(&self) -> bool {
         false
     }
 
-    /// How many of the largest logits [`Backend::largest`] can give; 0: it cannot.
+    /// Returns the largest count that [`Backend::largest`] supports; 0 if it is not supported.
     fn largest_count(&self) -> usize {
         0
     }
 
-    /// As [`Backend::head`] for the batch's last row, but gives only the `count` largest logits with their ids, largest
-    /// first, of equals the lower id first.
+    /// Computes the `count` largest logits of the batch's last row, with their ids, in descending order. Equal logits are
+    /// sorted by id.
     ///
     /// # Errors
-    /// As [`Backend::head`].
+    /// Returns the errors of [`Backend::head`].
     ///
     /// # Panics
-    /// When `count` is 0 or more than [`Backend::largest_count`].
+    /// Panics if `count` is 0 or larger than [`Backend::largest_count`].
     fn largest(
         &mut self,
         step: &Step<'_>,
@@ -299,7 +299,7 @@ pub trait Backend {
     /// Ends a batch that needs no logits.
     ///
     /// # Errors
-    /// Values that are not finite, a failed device.
+    /// Returns an error if values are not finite or the device fails.
     fn end(&mut self, step: &Step<'_>) -> Result<(), ModelError>;
 }
 
@@ -326,9 +326,10 @@ pub fn record_rows<T: Copy, R>(
     }
 }
 
-/// The most positions below `context` of which `fits` says so; a context that fits is no larger than one that does not.
+/// Returns the largest context below `context` for which `fits` returns true. `fits` must be monotonic: a context smaller
+/// than one that fits also fits.
 pub fn largest_context(context: usize, fits: impl Fn(usize) -> bool) -> Option<usize> {
-    // None fits, or the largest found so far does; `beyond` does not.
+    // `largest` is 0 or fits; `beyond` does not fit.
     let (mut largest, mut beyond) = (0, context);
     while beyond > largest + 1 {
         let middle = largest.midpoint(beyond);

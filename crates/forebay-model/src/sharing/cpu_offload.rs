@@ -1,19 +1,22 @@
 //! CPU offload of experts: whether the CPU computes experts that are not in VRAM, and how many of a layer's.
 //!
-//! The two devices round differently. The decision therefore depends on the routing so far and on rates, never on timing: the
-//! same tokens lead to the same decision. CPU offload costs time in every layer, even if no expert is missing there, and output
-//! is then not bit-identical to a GPU that holds all experts. It is therefore off while few experts are missing. The decision is
-//! made for several tokens at a time, from the misses of the tokens before.
+//! The two devices round differently. The decision therefore depends on the routing so far and on rates, never on
+//! timing: the same tokens lead to the same decision.
+//!
+//! CPU offload costs time in every layer, even if no expert is missing there. Its output is not bit-identical to that
+//! of a GPU that holds all experts. It is therefore off while few experts are missing. The decision is made for
+//! several tokens at a time, from the misses of the tokens before.
 
 use serde::Serialize;
 
-/// The assumed cost of CPU offload per layer, whatever is missing there. A kernel waits for the CPU's rows, threads are awake
-/// beside the one that drives the GPU, and an expert that the CPU computes does not reach VRAM for later tokens. On an H200,
-/// tokens took 9 us longer than their experts explain. The rest is the margin by which CPU offload has to win.
+/// Assumed cost of CPU offload per layer, for any number of missing experts. A kernel waits for the CPU's rows, and
+/// CPU threads stay awake beside the thread that drives the GPU. An expert that the CPU computes does not reach VRAM
+/// for later tokens. On an H200, tokens took 9 us per layer longer than their experts explain. The rest is the margin
+/// by which CPU offload has to win.
 const LAYER_SECONDS: f64 = 16e-6;
 
-/// Tokens between two decisions. The misses of a layer are then averages of hundreds of counts, and the worst misses after the
-/// start of a text or a change of subject are over.
+/// Number of tokens between two decisions. The misses of a layer are then averages of hundreds of counts. The many
+/// misses after the start of a text or a change of subject are over by then.
 const DECIDED_TOKENS: usize = 16;
 
 /// Seconds for the experts of a layer that are not in VRAM, by computing device.
@@ -30,15 +33,15 @@ pub struct MissSplit {
 }
 
 impl MissSplit {
-    /// How many of `misses` are brought to the GPU, so that both are done soonest; one at least, so that what is used comes
-    /// to be there.
+    /// Returns how many of `misses` experts are copied to the GPU so that both devices finish soonest. This is at
+    /// least one, so that experts in use reach VRAM.
     pub fn brought(&self, misses: usize) -> usize {
         let seconds = |brought: &usize| self.seconds_with(*brought, misses);
-        // The last of equals: rather on the GPU.
+        // The iteration is reversed, so equal times favour the GPU.
         (1..=misses).rev().min_by(|a, b| seconds(a).total_cmp(&seconds(b))).unwrap_or(0)
     }
 
-    /// Until `misses` experts are computed.
+    /// Returns the seconds until `misses` experts are computed.
     pub fn seconds(&self, misses: usize) -> f64 {
         self.seconds_with(self.brought(misses), misses)
     }
@@ -64,13 +67,14 @@ pub struct CpuOffloadRates {
 }
 
 impl CpuOffloadRates {
-    /// Seconds for `misses` experts of a layer, without and with CPU offload.
+    /// Returns the seconds for `misses` experts of a layer, without and with CPU offload.
     pub fn seconds(&self, misses: usize) -> [f64; 2] {
         let alone = misses as f64 * self.copy_alone_seconds;
         [alone, self.split.seconds(misses) + LAYER_SECONDS]
     }
 
-    /// The mean seconds that CPU offload saves per layer if `counts[m]` layers miss `m` experts. Negative if it costs time.
+    /// Returns the mean seconds that CPU offload saves per layer if `counts[m]` layers miss `m` experts. The result
+    /// is negative if it costs time.
     pub fn saved(&self, counts: &[f64]) -> f64 {
         let layers: f64 = counts.iter().sum();
         let saved = counts.iter().enumerate().map(|(misses, layers)| {
@@ -81,26 +85,28 @@ impl CpuOffloadRates {
     }
 }
 
-/// How CPU offload is decided.
+/// Rule that turns CPU offload on and off.
 #[derive(Debug, Clone, PartialEq)]
 pub enum CpuOffloadMode {
-    /// It is always on.
+    /// CPU offload is always on.
     Always,
-    /// By misses. At first they are expected ones: `expected[m]` of the layers miss `m` experts.
+    /// CPU offload depends on misses. Until misses are counted, they are expected ones: `expected[m]` of the layers
+    /// miss `m` experts.
     ByMisses { expected: Vec<f64> },
 }
 
-/// Whether CPU offload is on, and why, for statistics.
+/// State of CPU offload and the reasons for it, for statistics.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct CpuOffloadStatistics {
-    /// It is on whatever is missing.
+    /// True if CPU offload is always on, for any number of misses.
     pub always: bool,
     pub is_on: bool,
     /// True if rates come from a machine profile, false if they were measured at the start.
     pub from_profile: bool,
     pub rates: CpuOffloadRates,
-    /// The basis of the last decision: misses per layer, and seconds that CPU offload saves per layer.
+    /// Misses per layer on which the last decision was based.
     pub misses_per_layer: f64,
+    /// Seconds per layer that CPU offload saves with these misses.
     pub saved_seconds_per_layer: f64,
     /// True if these misses were counted, false if they were expected.
     pub counted: bool,
@@ -108,17 +114,17 @@ pub struct CpuOffloadStatistics {
     pub changes: u64,
 }
 
-/// The state of that decision.
+/// State of the decision about CPU offload.
 pub struct CpuOffloadControl {
     statistics: CpuOffloadStatistics,
-    /// Of single tokens since the last decision: layers by what they missed.
+    /// Number of layers by their number of misses, for single tokens since the last decision.
     counts: Vec<f64>,
-    /// Layers with experts.
+    /// Number of layers with experts.
     layers: usize,
 }
 
 impl CpuOffloadControl {
-    /// For tokens that choose `used` experts in each of `layers` layers.
+    /// Creates the state for tokens that choose `used` experts in each of `layers` layers.
     pub fn new(
         wanted: &CpuOffloadMode,
         (rates, from_profile): (CpuOffloadRates, bool),
@@ -151,17 +157,17 @@ impl CpuOffloadControl {
         self.statistics
     }
 
-    /// Who computes how many; `None`: the GPU all.
+    /// Returns how the devices share missing experts, or `None` if the GPU computes all of them.
     pub fn split(&self) -> Option<MissSplit> {
         self.statistics.is_on.then_some(self.statistics.rates.split)
     }
 
-    /// A layer of a single token missed so many experts.
+    /// Counts the misses in one layer of a single token.
     pub fn note(&mut self, misses: usize) {
         self.counts[misses] += 1.0;
     }
 
-    /// Called before a batch: decides again if it is time, and returns whether CPU offload is on.
+    /// Decides again if it is time, and returns true if CPU offload is on. The caller calls this before each batch.
     pub fn decide(&mut self) -> bool {
         if self.counts.iter().sum::<f64>() >= (DECIDED_TOKENS * self.layers) as f64 {
             let mut counts = std::mem::take(&mut self.counts);
@@ -195,17 +201,17 @@ mod tests {
 
     #[test]
     fn both_are_done_about_together() {
-        // 2.8 MB at 50 GB/s, and at 70.
+        // 2.8 MB at 50 GB/s for copies, and at 70 GB/s for the CPU.
         let server = split(56e-6, 40e-6);
         assert_eq!(server.brought(0), 0);
         assert_eq!(server.brought(1), 1, "what is used comes to the GPU");
         assert_eq!(server.brought(2), 1);
         assert_eq!(server.brought(8), 3);
-        // PCIe of a laptop: 12 GB/s.
+        // The PCIe bus of a laptop: 12 GB/s.
         assert_eq!(split(230e-6, 60e-6).brought(8), 1);
-        // A slow CPU is left alone.
+        // A slow CPU computes no experts.
         assert_eq!(split(56e-6, 1e-3).brought(8), 8);
-        // Memory that is no faster than the bus alone leaves nothing to win.
+        // If memory is no faster than the bus, CPU offload saves nothing.
         let narrow = MissSplit { both_seconds: 56e-6, ..server };
         assert_eq!((narrow.brought(8), narrow.seconds(8)), (8, 8.0 * 56e-6));
         for misses in 0..64 {
@@ -215,7 +221,7 @@ mod tests {
         }
     }
 
-    /// An H200 and 8 threads beside it: what one of 48 layers misses of 6 experts with 37 % and 90 % of hits.
+    /// Rates of an H200 with 8 CPU threads.
     const SERVER: CpuOffloadRates = CpuOffloadRates {
         split: MissSplit {
             copy_seconds: 74e-6,
@@ -225,14 +231,16 @@ mod tests {
         },
         copy_alone_seconds: 68e-6,
     };
+    /// Fraction of layers by their number of misses of 6 experts, with 37 % of hits in 48 layers.
     const UNIFORM: [f64; 7] = [0.003, 0.029, 0.12, 0.26, 0.32, 0.21, 0.058];
+    /// The same with 90 % of hits.
     const RECORDED: [f64; 7] = [0.61, 0.22, 0.10, 0.045, 0.02, 0.005, 0.0];
 
     #[test]
     fn cpu_offload_pays_for_many_misses_and_not_for_few() {
         assert!(SERVER.saved(&UNIFORM) > 80e-6, "{}", SERVER.saved(&UNIFORM));
         assert!(SERVER.saved(&RECORDED) < 0.0, "{}", SERVER.saved(&RECORDED));
-        // By a slow bus they are.
+        // With a slow bus, CPU offload pays for few misses too.
         let copy = 230e-6;
         let split = MissSplit { copy_seconds: copy, ..SERVER.split };
         let slow = CpuOffloadRates { split, copy_alone_seconds: copy };
@@ -261,13 +269,13 @@ mod tests {
         assert_eq!(cpu_offload.split(), Some(SERVER.split));
         let said = cpu_offload.statistics();
         assert!(said.counted && said.misses_per_layer == 3.5 && said.changes == 1, "{said:?}");
-        // And back, also in the middle of a layer's count.
+        // The decision is reversed when misses become few.
         for _ in 1..DECIDED_TOKENS {
             assert!(token(&mut cpu_offload, [1, 0]));
         }
         assert!(!token(&mut cpu_offload, [0, 0]));
         assert_eq!(cpu_offload.statistics().changes, 2);
-        // Expected to be worth it from the beginning.
+        // CPU offload is expected to pay from the start.
         assert!(by_misses(UNIFORM).decide());
         let mut always = CpuOffloadControl::new(&CpuOffloadMode::Always, (SERVER, false), 2, 6);
         for _ in 0..2 * DECIDED_TOKENS {

@@ -1,4 +1,5 @@
-//! How a GPU and the host share a model that does not fit VRAM: decisions by sizes and rates, without a device.
+//! Sharing of a model between a GPU and the host when it does not fit VRAM. Decisions follow from sizes and rates,
+//! without a device.
 
 mod cpu_offload;
 mod sub_layers;
@@ -12,12 +13,12 @@ pub use cpu_offload::{CpuOffloadMode, CpuOffloadRates, CpuOffloadStatistics, Mis
 pub(crate) use sub_layers::{ALIGNMENT, attention_of, feed_forward_of};
 pub use sub_layers::{SubLayer, SubLayerCounts, SubLayerPlacement, SubLayerPlan, SubLayerRates};
 
-/// What a GPU has room for.
+/// The part of a model that a GPU has room for.
 #[derive(Debug, Clone)]
 pub struct DeviceShare {
-    /// Where the layers' dense weights are.
+    /// Locations of the layers' dense weights.
     pub sub_layers: SubLayerPlan,
     pub vram: VramUse,
-    /// For experts, if not all fit.
+    /// Slots for experts, if not all of them fit.
     pub slots: Option<MemoryPlan>,
 }

@@ -1,9 +1,11 @@
-//! Units of a dense model that VRAM does not hold: what moves, where each lives, and who computes it.
+//! Sub-layers of a dense model that VRAM does not hold: which of them are streamed, where each is stored, and which
+//! device computes it.
 //!
-//! Every layer has two units, attention (q, k, v, o) and feed-forward (gate, up, down). What has no place in VRAM lives in
-//! host memory and passes through a ring in VRAM, in the order in which it is computed; of the feed-forwards, the CPU
-//! computes some where they are while the ring fills. Units of either fate are spread evenly over the model, so that bus
-//! and CPU are busy at the same time and a small ring is enough.
+//! Every layer has two sub-layers, attention (q, k, v, o) and feed-forward (gate, up, down). Those that are not in
+//! VRAM are stored in host memory and pass through a ring in VRAM, in the order in which they are computed. Some
+//! feed-forwards do not use the ring: the CPU computes them in host memory while the ring fills. The sub-layers in
+//! each place are spread evenly over the model. Bus and CPU are then busy at the same time, and a small ring is
+//! enough.
 
 use std::ops::Range;
 
@@ -12,33 +14,35 @@ use serde::Serialize;
 
 use crate::weights::Weights;
 
-/// Everything begins at a multiple of this. It is also the margin around weights, of which kernels may read some bytes.
+/// Alignment in bytes of everything in device memory. It is also the margin around weights, because kernels may read
+/// a few bytes of it.
 pub const ALIGNMENT: u64 = 256;
 
-/// Units of a layer.
+/// Number of sub-layers of a layer.
 const OF_LAYER: usize = 2;
 
-/// The numbers of a layer's units, in the order of execution.
+/// Returns the number of a layer's attention. Sub-layers are numbered in the order of execution.
 pub fn attention_of(layer: usize) -> usize {
     OF_LAYER * layer
 }
 
+/// Returns the number of a layer's feed-forward.
 pub fn feed_forward_of(layer: usize) -> usize {
     OF_LAYER * layer + 1
 }
 
-/// What is known of one unit.
+/// A sub-layer, and where it is stored and computed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SubLayer {
     pub layer: usize,
-    /// Of the layer's dense block: attention has the first.
+    /// Parts of the layer's dense block. Attention has the first ones.
     pub parts: Range<usize>,
-    /// In VRAM, by part: with what aligns them.
+    /// Bytes in VRAM by part, including alignment.
     part_bytes: Vec<u64>,
-    /// On disk and in host memory.
+    /// Bytes on disk and in host memory.
     pub bytes: u64,
     pub in_vram: bool,
-    /// For batches of few tokens, the CPU computes it.
+    /// True if the CPU computes the sub-layer for batches of few tokens.
     pub on_cpu: bool,
 }
 
@@ -52,42 +56,42 @@ impl SubLayer {
     }
 }
 
-/// What decides who computes: rates of a machine while bus and CPU work at the same time.
+/// Rates of a machine while bus and CPU work at the same time. They decide which device computes a sub-layer.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct SubLayerRates {
-    /// From pinned memory to VRAM: bytes per second.
+    /// Bytes per second of copies from pinned memory to VRAM.
     pub copy_bytes_per_second: f64,
-    /// One token's products on the CPU: bytes of weights per second.
+    /// Bytes of weights per second of one token's products on the CPU.
     pub cpu_bytes_per_second: f64,
-    /// The GPU's own time for a token, in which the CPU waits.
+    /// Seconds per token in which the GPU computes and the CPU waits.
     pub gpu_seconds: f64,
 }
 
-/// The units of a dense model and where they are.
+/// The sub-layers of a dense model and where they are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SubLayerPlan {
-    /// In the order of execution.
+    /// Sub-layers in the order of execution.
     pub sub_layers: Vec<SubLayer>,
-    /// Of the ring in VRAM; 0 where no unit passes through it.
+    /// Bytes of the ring in VRAM; 0 if no sub-layer passes through it.
     pub ring_bytes: u64,
 }
 
-/// Some units.
+/// Number and bytes of some sub-layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct SubLayerCounts {
     pub sub_layers: usize,
     pub bytes: u64,
 }
 
-/// Where units are, in numbers. There are two for each layer: attention and feed-forward.
+/// Counts of sub-layers by location. Every layer has two: attention and feed-forward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct SubLayerPlacement {
     pub in_vram: SubLayerCounts,
-    /// That always come over the bus.
+    /// Sub-layers that always come over the bus.
     pub streamed: SubLayerCounts,
-    /// That the CPU computes for few tokens at a time; for more, they come over the bus, too.
+    /// Sub-layers that the CPU computes for few tokens at a time. For more tokens, they come over the bus too.
     pub on_cpu: SubLayerCounts,
-    /// Of VRAM, for units on their way.
+    /// Bytes of the ring in VRAM for streamed sub-layers.
     pub ring_bytes: u64,
 }
 
@@ -108,7 +112,7 @@ impl SubLayerPlan {
         }
     }
 
-    /// All sub-layers are in VRAM.
+    /// Creates a plan with all sub-layers in VRAM.
     pub fn resident(weights: &Weights) -> SubLayerPlan {
         let mut sub_layers = Vec::new();
         for layer in 0..weights.layers.len() {
@@ -129,21 +133,22 @@ impl SubLayerPlan {
         SubLayerPlan { sub_layers, ring_bytes: 0 }
     }
 
-    /// No unit in VRAM, and no ring yet.
+    /// Moves all sub-layers out of VRAM. The plan has no ring yet.
     pub fn moved_out(mut self) -> SubLayerPlan {
         self.sub_layers.iter_mut().for_each(|sub_layer| sub_layer.in_vram = false);
         self
     }
 
-    /// As many bytes of sub-layers in VRAM as fit `bytes` beside a ring for the others.
+    /// Places as many bytes of sub-layers in VRAM as fit in `bytes` beside a ring for the others.
     ///
-    /// Attention comes first: it cannot be the CPU's. Whatever stays is spread evenly. The ring holds the largest unit
-    /// and the part of the next that makes it go on filling while that one waits for its turn; with room for two of the
-    /// largest, a llama-70b on a PCIe 5 bus generates 3 % faster than with the least, and with three 1 % faster still,
-    /// which is less than the same bytes save as places of units.
+    /// Attention comes first, because the CPU cannot compute it. The sub-layers in VRAM are spread evenly. The ring
+    /// holds at least the largest sub-layer and a part of the next. It then continues to fill while the first one
+    /// waits for its turn. The ring gets up to twice the largest sub-layer. On a PCIe 5 bus, a llama-70b generates
+    /// 3 % faster with two than with the least, and another 1 % faster with three. The third would save less time
+    /// than sub-layers in the same bytes.
     ///
     /// # Errors
-    /// The bytes that would be enough.
+    /// Returns the smallest number of bytes that is enough if `bytes` is too small.
     pub fn within(mut self, bytes: u64) -> Result<SubLayerPlan, u64> {
         let largest = self.sub_layers.iter().map(SubLayer::device_bytes).max().unwrap_or(0);
         let part = self
@@ -153,7 +158,7 @@ impl SubLayerPlan {
             .max()
             .copied()
             .unwrap_or(0);
-        // A unit goes round the end of the ring part by part, and each may leave a gap there.
+        // A sub-layer wraps around the end of the ring part by part, and each part may leave a gap there.
         let least = largest + part;
         self.ring_bytes = bytes.min(2 * largest.max(part));
         let left = bytes.checked_sub(least).map(|_| bytes - self.ring_bytes).ok_or(least)?;
@@ -169,7 +174,8 @@ impl SubLayerPlan {
         Ok(self)
     }
 
-    /// Whether a unit is one of so many of its kind, spread evenly.
+    /// Returns true if a sub-layer is among those chosen. The counts say how many of each kind are chosen, spread
+    /// evenly.
     fn is_chosen(&self, sub_layer: usize, (attention, feed_forward): (usize, usize)) -> bool {
         let count = if sub_layer.is_multiple_of(OF_LAYER) { attention } else { feed_forward };
         is_spread(sub_layer / OF_LAYER, count, self.sub_layers.len() / OF_LAYER)
@@ -184,12 +190,12 @@ impl SubLayerPlan {
         chosen.map(|(_, sub_layer)| sub_layer.device_bytes()).sum()
     }
 
-    /// Units that have no place in VRAM.
+    /// Returns the sub-layers that are not in VRAM, with their numbers.
     pub fn outside(&self) -> impl Iterator<Item = (usize, &SubLayer)> {
         self.sub_layers.iter().enumerate().filter(|(_, sub_layer)| !sub_layer.in_vram)
     }
 
-    /// Whether a part of a layer's dense block is.
+    /// Returns true if a part of a layer's dense block is in VRAM.
     pub fn is_in_vram(&self, layer: usize, part: usize) -> bool {
         let sub_layers = &self.sub_layers[OF_LAYER * layer..][..OF_LAYER];
         sub_layers.iter().any(|sub_layer| sub_layer.in_vram && sub_layer.parts.contains(&part))
@@ -199,12 +205,12 @@ impl SubLayerPlan {
         self.outside().next().is_none()
     }
 
-    /// Whether the CPU has something to compute.
+    /// Returns true if the CPU computes any sub-layer.
     pub fn cpu_takes_part(&self) -> bool {
         self.sub_layers.iter().any(|sub_layer| sub_layer.on_cpu)
     }
 
-    /// The blocks that host memory is for: sub-layers that are not in VRAM, in order.
+    /// Returns the blocks for host memory: the sub-layers that are not in VRAM, in order.
     pub fn host_blocks(&self, weights: &Weights) -> ModelBlocks {
         let block = |sub_layer: &SubLayer| {
             weights.blocks.dense[sub_layer.layer].slice(sub_layer.parts.clone())
@@ -216,8 +222,8 @@ impl SubLayerPlan {
         }
     }
 
-    /// Gives the CPU as many of the feed-forwards outside of VRAM as make a token take the least time: the others come
-    /// over the bus meanwhile. Of equals the fewest, spread evenly.
+    /// Assigns feed-forwards outside VRAM to the CPU, as many as minimise the time of a token. The others come over
+    /// the bus meanwhile. Of equally fast numbers, the smallest is used. The feed-forwards are spread evenly.
     pub fn share_with_cpu(&mut self, rates: &SubLayerRates) {
         let candidates: &[usize] = &(0..self.sub_layers.len())
             .filter(|&sub_layer| {
@@ -245,7 +251,7 @@ impl SubLayerPlan {
     }
 }
 
-/// Whether number `index` of `all` is one of `count` that are spread evenly.
+/// Returns true if number `index` of `all` is one of `count` that are spread evenly.
 fn is_spread(index: usize, count: usize, all: usize) -> bool {
     (index + 1) * count / all > index * count / all
 }
@@ -254,7 +260,7 @@ fn is_spread(index: usize, count: usize, all: usize) -> bool {
 mod tests {
     use super::*;
 
-    /// Layers as those of llama-70b, in units of 64 KiB: some have larger matrices.
+    /// Layers with the sizes of llama-70b in units of 64 KiB, some with a larger down matrix.
     fn model(layers: usize) -> SubLayerPlan {
         let sub_layer = |layer: usize, parts: Range<usize>, sizes: &[u64]| {
             let part_bytes: Vec<u64> = sizes.iter().map(|size| size << 16).collect();

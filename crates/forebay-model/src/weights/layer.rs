@@ -1,4 +1,4 @@
-//! One layer: which tensors form its blocks, and its vectors.
+//! Builds one layer: the tensors that form its blocks, and its vectors.
 
 use forebay_format::Block;
 
@@ -20,10 +20,10 @@ pub(super) struct LayerBuilder<'a> {
 }
 
 impl LayerBuilder<'_> {
-    /// The layer, its dense block, and the block of each of its experts, if it has any.
+    /// Returns the layer, its dense block, and the blocks of its experts, if it has any.
     ///
     /// # Errors
-    /// As [`super::Weights::new`].
+    /// Returns the same errors as [`super::Weights::new`].
     pub fn build(
         &self,
         tensors: &mut Tensors<'_>,
@@ -85,7 +85,7 @@ impl LayerBuilder<'_> {
         Ok((layer, dense, experts))
     }
 
-    /// The next part of the dense block.
+    /// Appends a matrix to the dense block as its next part.
     fn matrix(
         &self,
         tensors: &Tensors<'_>,
@@ -98,7 +98,7 @@ impl LayerBuilder<'_> {
         Ok(PartMatrix { part: dense.push(extent), ..matrix })
     }
 
-    /// A vector of a length, if one is wanted.
+    /// Reads a vector, if `length` is given.
     fn vector(
         &self,
         tensors: &mut Tensors<'_>,
@@ -195,7 +195,7 @@ impl LayerBuilder<'_> {
         Ok(ExpertVectors { router_bias, correction_bias, biases })
     }
 
-    /// Of gate, up and down, `[experts, rows]` each.
+    /// Reads the biases of gate, up and down, `[experts, rows]` each.
     fn expert_biases(
         &self,
         tensors: &mut Tensors<'_>,
@@ -205,7 +205,7 @@ impl LayerBuilder<'_> {
         let mut rows = |role: &str, width: usize| tensors.rows(&self.name(role), count, width);
         let [gate, up] = match self.architecture.naming {
             Naming::Gguf => [rows("expert_gate_bias", width)?, rows("expert_up_bias", width)?],
-            // Values of gate and up by turns.
+            // The tensor holds values of gate and up alternately.
             Naming::HuggingFace { .. } => {
                 let both = rows("expert_gate_up_bias", 2 * width)?;
                 [0, 1].map(|first| both.iter().skip(first).step_by(2).copied().collect())
@@ -218,7 +218,7 @@ impl LayerBuilder<'_> {
         self.names.layer(self.index, role)
     }
 
-    /// Gate, up and down of every expert, as parts 0, 1 and 2 of the expert's block.
+    /// Returns gate, up and down of every expert as parts 0, 1 and 2 of the expert's block.
     fn experts(
         &self,
         tensors: &Tensors<'_>,

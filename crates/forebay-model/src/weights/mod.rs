@@ -1,9 +1,8 @@
-//! From a catalog to what the decoder needs: which bytes form which block, and the small vectors
-//! that stay in memory.
+//! Turns a catalog into what the decoder needs: the bytes of each block, and the small vectors that stay in memory.
 //!
-//! Matrices are never read here: they are described as parts of blocks, and the residency brings
-//! them, in the form that products need where a file has another (`recast.rs`). Norm weights and biases are read at once, because they are small and every token needs
-//! them.
+//! Matrices are not read here. They are described as parts of blocks, which the residency reads. If a file holds a
+//! matrix in another form than products need, the block has a relayout (`relayout.rs`). Norm weights and biases are
+//! read at once, because they are small and every token needs them.
 
 mod layer;
 mod parts;
@@ -23,8 +22,8 @@ pub use parts::{
 };
 use tensors::Tensors;
 
-/// The embedding table. Rows are read on demand: a token needs one row of a table that can be
-/// hundreds of megabytes.
+/// The embedding table. Rows are read on demand, because a token needs one row of a table that can be hundreds of
+/// megabytes.
 #[derive(Debug, Clone, Copy)]
 pub struct Embedding {
     pub extent: Extent,
@@ -32,29 +31,29 @@ pub struct Embedding {
     pub row_bytes: usize,
 }
 
-/// Everything the decoder knows of the weights.
+/// Description of all weights, for the decoder.
 #[derive(Debug)]
 pub struct Weights {
     pub layers: Vec<LayerWeights>,
     pub final_norm: Vec<f32>,
     pub head: Vec<HeadChunk>,
     pub embedding: Embedding,
-    /// Per-dimension divisors of the rotary frequencies, where the file brings them.
+    /// Divisors of the rotary frequencies for each pair of dimensions, if the file has them.
     pub rope_factors: Option<RopeFactors>,
     pub blocks: ModelBlocks,
     /// Bytes of the vectors held in memory.
     pub small_bytes: u64,
 }
 
-/// Bytes that one chunk of the output projection aims at. Small enough that the projection can
-/// pass through two slots of a small budget, large enough to read at full speed.
+/// Target size in bytes of one chunk of the output projection. It is small enough that the projection fits two slots of
+/// a small budget, and large enough to read at full speed.
 const HEAD_CHUNK_BYTES: u64 = 8 << 20;
 
 impl Weights {
     /// Describes the blocks of a model and reads its small vectors.
     ///
     /// # Errors
-    /// Missing tensors, shapes that contradict the metadata, unreadable files.
+    /// Returns an error if a tensor is missing, a shape contradicts the metadata, or a file cannot be read.
     pub fn new(
         catalog: &Catalog,
         architecture: &Architecture,
@@ -94,7 +93,7 @@ impl Weights {
         Ok(Weights { layers, final_norm, head, embedding, rope_factors, blocks, small_bytes })
     }
 
-    /// All weight types that the decoder's products meet, without repetition.
+    /// Returns all weight types of matrices in the decoder's products, without repetition.
     pub fn matrix_types(&self) -> Vec<TensorType> {
         let mut types = self.types_without_routers();
         for router in self.routers() {
@@ -105,7 +104,7 @@ impl Weights {
         types
     }
 
-    /// The routers of all layers that have one, each `[experts, hidden]`.
+    /// Returns the routers of all layers that have one, each `[experts, hidden]`.
     pub fn routers(&self) -> impl Iterator<Item = &PartMatrix> {
         self.layers.iter().filter_map(|layer| match &layer.feed_forward {
             FeedForwardWeights::Experts { router, .. } => Some(router),
@@ -113,7 +112,7 @@ impl Weights {
         })
     }
 
-    /// As [`Weights::matrix_types`], of all matrices but routers.
+    /// Returns the weight types of all matrices except routers, without repetition.
     pub fn types_without_routers(&self) -> Vec<TensorType> {
         let mut types = Vec::new();
         let mut add = |matrix: &PartMatrix| {
@@ -148,7 +147,7 @@ fn embedding(
     Ok(Embedding { extent, ty: matrix.ty, row_bytes })
 }
 
-/// The output projection in chunks of whole rows, appended to the dense blocks.
+/// Splits the output projection into chunks of whole rows, and appends them to the dense blocks.
 fn head(
     architecture: &Architecture,
     names: &Names,
@@ -158,7 +157,7 @@ fn head(
     let name = if architecture.tied_embeddings { names.embedding() } else { names.head() };
     let (matrix, extent) = tensors.matrix(&name, architecture.vocabulary, architecture.hidden)?;
     let row_bytes = extent.length / matrix.rows as u64;
-    // Whole panels of the matrix kernels: 16 rows.
+    // Chunks consist of whole panels of the matrix kernels, which have 16 rows.
     let rows_per_chunk =
         ((HEAD_CHUNK_BYTES / row_bytes.max(1)).max(1) as usize).next_multiple_of(16);
     let mut chunks = Vec::new();

@@ -1,4 +1,4 @@
-//! What layers are made of: matrices as parts of blocks, and vectors.
+//! The contents of layers: matrices as parts of blocks, and vectors.
 
 use forebay_format::TensorType;
 
@@ -11,33 +11,33 @@ pub struct PartMatrix {
     pub cols: usize,
 }
 
-/// One layer's matrices (by part of the layer's dense block) and resident vectors.
+/// One layer's matrices (parts of the layer's dense block) and resident vectors.
 #[derive(Debug)]
 pub struct LayerWeights {
     pub attention_norm: Vec<f32>,
-    /// Of the block's output, where the description has such norms.
+    /// Norm of the attention's output, if the architecture has such norms.
     pub attention_post_norm: Option<Vec<f32>>,
     pub feed_forward_norm: Vec<f32>,
     pub feed_forward_post_norm: Option<Vec<f32>>,
     pub attention: AttentionWeights,
-    /// One for each head.
+    /// Attention sinks, one for each head.
     pub sinks: Option<Vec<f32>>,
     pub o: PartMatrix,
     pub o_bias: Option<Vec<f32>>,
-    /// Parts of the dense block that belong to attention. Those of the feed-forward, or a router and shared experts,
-    /// follow.
+    /// Number of parts of the dense block that belong to attention. The feed-forward matrices, or router and shared
+    /// experts, follow.
     pub attention_parts: usize,
     pub feed_forward: FeedForwardWeights,
 }
 
-/// What makes queries, keys and values.
+/// Weights that produce queries, keys and values.
 #[derive(Debug)]
 pub enum AttentionWeights {
     Grouped(GroupedWeights),
     Latent(LatentWeights),
 }
 
-/// Every key/value head serves a group of query heads.
+/// Grouped-query attention: every key/value head serves a group of query heads.
 #[derive(Debug)]
 pub struct GroupedWeights {
     pub q: PartMatrix,
@@ -53,38 +53,38 @@ pub struct GroupedWeights {
 /// Multi-head latent attention.
 #[derive(Debug)]
 pub struct LatentWeights {
-    /// Where queries pass through a smaller width: the matrix to it, and the norm there.
+    /// First matrix of a low-rank query projection and the norm after it; `None` for a single query matrix.
     pub q_a: Option<(PartMatrix, Vec<f32>)>,
-    /// `[heads * (plain + rotary), ..]`
+    /// Query projection `[heads * (plain + rotary), ..]`.
     pub q: PartMatrix,
-    /// `[rank + rotary, hidden]`: the latent vector, and the part of all keys that rotates.
+    /// Projection `[rank + rotary, hidden]` to the latent vector and the rotating part that all keys share.
     pub kv_a: PartMatrix,
     pub kv_a_norm: Vec<f32>,
-    /// `[rank, plain]` for each head: from a query to one in latent space.
+    /// Matrix `[rank, plain]` for each head, which maps a query into latent space.
     pub k_b: HeadMatrices,
-    /// `[value, rank]` for each head: from a sum of latent vectors to one of values.
+    /// Matrix `[value, rank]` for each head, which maps a sum of latent vectors to a sum of values.
     pub v_b: HeadMatrices,
 }
 
-/// A matrix for each head, one behind the other.
+/// One matrix for each head, stored consecutively.
 #[derive(Debug, Clone, Copy)]
 pub struct HeadMatrices {
-    /// Of one head.
+    /// Matrix of one head.
     pub matrix: PartMatrix,
-    /// Bytes of one head.
+    /// Bytes of one head's matrix.
     pub bytes: usize,
     pub heads: usize,
 }
 
 impl HeadMatrices {
-    /// Of all heads in one.
+    /// Returns the matrices of all heads as one.
     pub fn all(&self) -> PartMatrix {
         PartMatrix { rows: self.heads * self.matrix.rows, ..self.matrix }
     }
 }
 
 impl AttentionWeights {
-    /// All matrices but the output projection, those of all heads in one.
+    /// Returns all matrices except the output projection. The matrices of all heads count as one.
     pub fn matrices(&self) -> Vec<PartMatrix> {
         match self {
             AttentionWeights::Grouped(of) => vec![of.q, of.k, of.v],
@@ -100,31 +100,31 @@ impl AttentionWeights {
 pub enum FeedForwardWeights {
     /// Matrices in the layer's dense block.
     Dense { gate: PartMatrix, up: PartMatrix, down: PartMatrix },
-    /// The router is in the dense block, as is the feed-forward that every token has; gate, up and down are the parts of
-    /// each expert's block.
+    /// A mixture of experts. The router and the shared experts are in the dense block; gate, up and down are the parts
+    /// of each expert's block.
     Experts {
         router: PartMatrix,
         gate: PartMatrix,
         up: PartMatrix,
         down: PartMatrix,
-        /// Gate, up and down.
+        /// Gate, up and down of the shared experts.
         shared: Option<[PartMatrix; 3]>,
         vectors: Box<ExpertVectors>,
     },
 }
 
-/// What routers and experts have beside their matrices.
+/// Vectors of routers and experts.
 #[derive(Debug, Default)]
 pub struct ExpertVectors {
-    /// `[experts]`, added to the logits.
+    /// Bias `[experts]` that is added to the logits.
     pub router_bias: Option<Vec<f32>>,
-    /// `[experts]`, added to the scores for the choice alone.
+    /// Bias `[experts]` that is added to the scores for the selection only.
     pub correction_bias: Option<Vec<f32>>,
-    /// Of gate and up `[experts, width]`, of down `[experts, hidden]`.
+    /// Biases of gate and up `[experts, width]`, and of down `[experts, hidden]`.
     pub biases: Option<[Vec<f32>; 3]>,
 }
 
-/// Rows `first_row ..` of the output projection: one dense block.
+/// Rows `first_row ..` of the output projection, which form one dense block.
 #[derive(Debug, Clone, Copy)]
 pub struct HeadChunk {
     pub first_row: usize,

@@ -1,5 +1,5 @@
-//! Weights that Hugging Face folders, and GGUF files of older converters, hold in another form than products need: what is
-//! read, and how it becomes what is held.
+//! Weights that need a relayout, because Hugging Face folders and GGUF files of older converters hold them in another
+//! form than products need.
 
 use forebay_format::{Block, Step, TensorType};
 
@@ -8,14 +8,15 @@ use super::tensors::Tensors;
 use crate::ModelError;
 use crate::arch::{Experts, Latent, Naming};
 
-/// Elements of a block of MXFP4, and its bytes without the scale.
+/// Elements of an MXFP4 block, and its bytes without the scale.
 const MXFP4_ELEMENTS: usize = 32;
 const MXFP4_NIBBLES: usize = 16;
 
-/// Both stacks of latent attention, out of `kv_b_proj` `[heads * (plain + value), rank]`.
+/// Adds both matrix stacks of latent attention, made from `kv_b_proj` `[heads * (plain + value), rank]`, to the dense
+/// block.
 ///
 /// # Errors
-/// A tensor that is not there, of another shape, or of a type that is none of weights.
+/// Returns an error if the tensor is missing, has another shape, or has a type that weights cannot have.
 pub fn heads(
     tensors: &Tensors<'_>,
     dense: &mut Block,
@@ -39,15 +40,16 @@ pub fn heads(
     Ok((stack(keys, bytes[0]), stack(values, bytes[1])))
 }
 
-/// Whether the files hold experts as `_blocks` and `_scales`: gpt-oss alone does, and alone has biases of experts.
+/// Returns true if the files hold experts as `_blocks` and `_scales`. Only gpt-oss does, and only gpt-oss has expert
+/// biases.
 pub fn experts_need_relayout(naming: Naming, experts: &Experts) -> bool {
     matches!(naming, Naming::HuggingFace { .. }) && experts.bias
 }
 
-/// Gate, up and down of every expert, and the experts' blocks. `gate_up` has rows of both by turns.
+/// Returns gate, up and down of every expert, and the experts' blocks. `gate_up` holds rows of gate and up alternately.
 ///
 /// # Errors
-/// Tensors that are not there, or of other shapes or types.
+/// Returns an error if a tensor is missing or has another shape or type.
 pub fn experts(
     tensors: &Tensors<'_>,
     name: &dyn Fn(&str) -> String,
@@ -64,7 +66,7 @@ pub fn experts(
                 .into(),
         });
     }
-    // Rows of both matrices, and blocks of 32 elements of each.
+    // Role, rows and columns of each stored matrix. A row has `cols` / 32 MXFP4 blocks.
     let matrices = [("expert_gate_up", 2 * width, hidden), ("expert_down", hidden, width)];
     for (role, _, cols) in matrices {
         if !cols.is_multiple_of(MXFP4_ELEMENTS) {

@@ -1,4 +1,4 @@
-//! Looks tensors up and checks them against what the description asks for.
+//! Looks up tensors and checks them against the architecture.
 
 use forebay_format::{Catalog, Extent, TensorInfo, TensorType, dequantize};
 use forebay_store::FileSet;
@@ -19,7 +19,7 @@ impl<'a> Tensors<'a> {
         Tensors { catalog, files, names, vector_bytes: 0 }
     }
 
-    /// Bytes of the vectors read so far, as they lie in memory.
+    /// Returns the bytes in memory of the vectors read so far.
     pub fn vector_bytes(&self) -> u64 {
         self.vector_bytes
     }
@@ -31,12 +31,12 @@ impl<'a> Tensors<'a> {
             .ok_or_else(|| ModelError::MissingTensor { name: name.into(), family })
     }
 
-    /// A tensor that a model may have.
+    /// Returns a tensor that a model may lack.
     pub fn optional(&self, name: &str) -> Option<&'a TensorInfo> {
         self.catalog.tensor(name)
     }
 
-    /// A matrix `[rows, cols]`, as part 0, and where its bytes are.
+    /// Returns a matrix `[rows, cols]`, as part 0, and its extent.
     pub fn matrix(
         &self,
         name: &str,
@@ -50,7 +50,7 @@ impl<'a> Tensors<'a> {
         Ok((PartMatrix { part: 0, ty: tensor.ty, rows, cols }, tensor.extent))
     }
 
-    /// As [`Tensors::matrix`], of `count` matrices `[count, rows, cols]`, one behind the other.
+    /// Returns one of `count` matrices `[count, rows, cols]` stored consecutively, and the extent of all.
     pub fn stack(
         &self,
         name: &str,
@@ -65,7 +65,7 @@ impl<'a> Tensors<'a> {
         Ok((PartMatrix { part: 0, ty: tensor.ty, rows, cols }, tensor.extent))
     }
 
-    /// One matrix per expert: a stacked tensor `[experts, rows, cols]`, or a tensor per expert.
+    /// Returns one matrix per expert, from a stacked tensor `[experts, rows, cols]` or from one tensor per expert.
     pub fn expert_matrices(
         &self,
         name_of: &dyn Fn(usize) -> String,
@@ -99,7 +99,7 @@ impl<'a> Tensors<'a> {
         Ok((matrix, extents.collect::<Result<_, _>>()?))
     }
 
-    /// A tensor of bytes, and where each entry of its outermost dimension is.
+    /// Returns the extent of each entry in the outermost dimension of a tensor of bytes.
     pub fn byte_stack(&self, name: &str, shape: &[usize]) -> Result<Vec<Extent>, ModelError> {
         let tensor = self.find(name)?;
         let shape: Vec<u64> = shape.iter().map(|&length| length as u64).collect();
@@ -111,12 +111,12 @@ impl<'a> Tensors<'a> {
         (0..shape[0]).map(|entry| tensor.outer_slice(entry, 1).ok_or_else(wrong)).collect()
     }
 
-    /// A vector, read and widened to f32.
+    /// Reads a vector and widens it to f32.
     pub fn vector(&mut self, name: &str, length: usize) -> Result<Vec<f32>, ModelError> {
         self.floats(name, &[length as u64])
     }
 
-    /// As [`Tensors::vector`], of `count` vectors `[count, length]`.
+    /// Reads `count` vectors `[count, length]` and widens them to f32.
     pub fn rows(
         &mut self,
         name: &str,
@@ -126,7 +126,7 @@ impl<'a> Tensors<'a> {
         self.floats(name, &[count as u64, length as u64])
     }
 
-    /// The weights of a norm, as they are multiplied with.
+    /// Reads the weights of a norm, with the family's offset added.
     pub fn norm(&mut self, name: &str, length: usize) -> Result<Vec<f32>, ModelError> {
         let offset = self.names.norm_offset();
         let mut values = self.vector(name, length)?;
@@ -149,7 +149,7 @@ impl<'a> Tensors<'a> {
         Ok(values)
     }
 
-    /// A vector that a model may lack.
+    /// Reads a vector that a model may lack.
     pub fn optional_vector(
         &mut self,
         name: &str,
@@ -173,7 +173,7 @@ fn expect_shape(tensor: &TensorInfo, expected: &[u64]) -> Result<(), ModelError>
     })
 }
 
-/// Only stacks of experts may lie apart.
+/// Checks that a tensor is contiguous. Only stacks of experts may consist of several pieces.
 fn expect_contiguous(tensor: &TensorInfo) -> Result<(), ModelError> {
     match tensor.is_contiguous() {
         true => Ok(()),

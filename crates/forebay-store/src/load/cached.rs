@@ -1,4 +1,4 @@
-//! Copies of pieces that the page cache has, by many threads.
+//! Copies cached pieces out of the page cache, on many threads.
 
 use super::landing::{Landing, read_error};
 use super::shared::Shared;
@@ -7,9 +7,9 @@ use crate::error::ReadError;
 use crate::files::FileSet;
 use crate::pieces::Piece;
 
-/// The work of one thread: copies pieces until none is left for copies.
+/// Runs one copy thread: copies pieces until no cached piece is left.
 pub(super) fn copy_cached(shared: &Shared, files: &FileSet) {
-    // Compares while the bytes are in this core's cache.
+    // Verify here, while the bytes are in this core's cache.
     let landing = Landing::new(files, false);
     let (mut done, mut next) = (Vec::new(), Vec::new());
     while shared.next_cached(&mut done, &mut next) {

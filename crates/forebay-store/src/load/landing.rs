@@ -1,4 +1,4 @@
-//! The last step of a piece: its bytes are at their place, and those of a pack are what was written.
+//! The last step of loading a piece: puts its bytes in their slot and, for a pack, verifies their checksums.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -15,31 +15,31 @@ use crate::error::{ReadError, StoreError};
 use crate::files::FileSet;
 use crate::layout::Region;
 
-/// What of a piece's slot was read from where.
+/// Regions of a piece: which bytes of its slot were read from where.
 pub(super) type Regions = Arc<[Region]>;
 
-/// Fills a place with the bytes at an offset of a file.
+/// Function that fills a buffer with the bytes at an offset of a file.
 pub(super) type ReadPart<'a> = dyn Fn(u64, &mut [u8]) -> Result<(), ReadError> + 'a;
 
-/// Compares pieces with their checksums where the engine does not.
+/// Verifies the checksums of pieces if the engine does not.
 #[derive(Clone, Copy)]
 pub(super) struct Landing<'a> {
-    /// Files whose checksums are to be looked at.
+    /// The files whose checksums are verified. `None` if nothing is to be verified here.
     files: Option<&'a FileSet>,
 }
 
 impl<'a> Landing<'a> {
-    /// For pieces of an engine that compares what it reads, or does not.
+    /// Creates a `Landing` that verifies pieces if the files have checksums and the engine does not verify them.
     pub fn new(files: &'a FileSet, engine_compares: bool) -> Landing<'a> {
         Landing { files: Some(files).filter(|files| files.is_checked() && !engine_compares) }
     }
 
-    /// Whether pieces must come here to be compared.
+    /// Returns true if pieces must be verified here.
     pub fn compares(&self) -> bool {
         self.files.is_some()
     }
 
-    /// Moves the first `bytes` of a piece from the slot of a ring to its destination.
+    /// Copies the first `bytes` of a piece from a ring slot to its destination, and verifies them.
     pub fn move_over(
         &self,
         label: BlockLabel,
@@ -68,8 +68,8 @@ impl<'a> Landing<'a> {
         Ok(())
     }
 
-    /// Fills a region of a piece with `read`, which gets an offset of the file and the place of the
-    /// bytes from there: chunk by chunk where they are to be compared.
+    /// Fills a region of a piece with `read`, and verifies it. `read` gets a file offset and the buffer for the bytes
+    /// there. A region with checksums is read chunk by chunk.
     pub fn fill(
         &self,
         label: BlockLabel,
@@ -90,7 +90,7 @@ impl<'a> Landing<'a> {
         for chunk in checks.chunks(range) {
             let start = (chunk.offset - region.offset) as usize;
             let end = start + chunk.bytes as usize;
-            // With what lies before the first one, if anything does.
+            // For the first chunk, this includes any bytes before it.
             read(region.offset + done as u64, &mut out[done..end])?;
             good &= checksum(&out[start..end]) == chunk.checksum;
             done = end;
@@ -99,7 +99,7 @@ impl<'a> Landing<'a> {
         if good { Ok(()) } else { self.read_again(label, region, out) }
     }
 
-    /// Compares a piece that was read in place.
+    /// Verifies a piece that was read in place.
     pub fn settle(&self, completion: &mut Completion, label: BlockLabel, regions: &[Region]) {
         let Some(buffer) = completion.buffer.as_mut().filter(|_| completion.result.is_ok()) else {
             return;
@@ -121,7 +121,7 @@ impl<'a> Landing<'a> {
         self.files?.file(region.file)?.checks.as_ref()
     }
 
-    /// Once more, another way: what is wrong may be the way here and not the disk.
+    /// Reads a region again, through the page cache. The bytes may have been damaged in transfer and not on the disk.
     fn read_again(
         &self,
         label: BlockLabel,
@@ -136,7 +136,7 @@ impl<'a> Landing<'a> {
     }
 }
 
-/// The error of reading a region of a block through the page cache, with the block's name.
+/// Converts the error of reading a region through the page cache to one that names the block.
 pub(super) fn read_error(
     error: StoreError,
     block: BlockLabel,
@@ -162,13 +162,13 @@ pub(super) fn read_error(
     }
 }
 
-/// Where in the slot the wanted bytes of a region are.
+/// Returns the range of the slot that holds the wanted bytes of a region.
 fn span(region: &Region) -> Range<usize> {
     region.at..region.at + (region.wanted_end - region.offset) as usize
 }
 
-/// Copies one region chunk by chunk; `false` when a chunk is not as it was written, or the region
-/// is not made of whole chunks.
+/// Copies one region chunk by chunk. Returns false if a chunk does not match its checksum, or if the region does not
+/// consist of whole chunks.
 fn copy_checked(checks: &Checks, region: &Region, to: &mut [u8], from: &[u8]) -> bool {
     if !checks.is_whole(region.offset..region.wanted_end) {
         return false;

@@ -1,13 +1,13 @@
-//! Copies to memory that nobody reads soon: what is written need not be fetched into the cache
-//! first, and does not push the ring out of it. Reading is the limit, so a checksum of the bytes on
-//! their way costs next to nothing.
+//! Copies with non-temporal stores, for memory that is not read soon. The destination need not be fetched into the
+//! CPU cache first, and does not push the ring out of it. Reading is the bottleneck, so computing a checksum during
+//! the copy costs almost nothing.
 
 use forebay_format::pack::checksum;
 
-/// Copies bytes past the cache.
+/// Copies bytes past the CPU cache.
 ///
 /// # Panics
-/// When the lengths differ.
+/// Panics if the lengths differ.
 pub(super) fn copy(to: &mut [u8], from: &[u8]) {
     assert_eq!(to.len(), from.len(), "a copy has one length");
     #[cfg(target_arch = "x86_64")]
@@ -19,7 +19,7 @@ pub(super) fn copy(to: &mut [u8], from: &[u8]) {
         let whole = to.len() / x86::STRIPE * x86::STRIPE;
         to[whole..].copy_from_slice(&from[whole..]);
         if whole > 0 {
-            // SAFETY: the machine has AVX2.
+            // SAFETY: the CPU has AVX2, as checked above.
             unsafe { x86::copy(&mut to[..whole], &from[..whole]) };
         }
         return;
@@ -27,10 +27,10 @@ pub(super) fn copy(to: &mut [u8], from: &[u8]) {
     to.copy_from_slice(from);
 }
 
-/// Copies bytes past the cache and gives their [`checksum`].
+/// Copies bytes past the CPU cache and returns their [`checksum`].
 ///
 /// # Panics
-/// When the lengths differ.
+/// Panics if the lengths differ.
 pub(super) fn copy_with_checksum(to: &mut [u8], from: &[u8]) -> u64 {
     assert_eq!(to.len(), from.len(), "a copy has one length");
     #[cfg(target_arch = "x86_64")]
@@ -38,15 +38,15 @@ pub(super) fn copy_with_checksum(to: &mut [u8], from: &[u8]) -> u64 {
         && to.as_ptr().addr().is_multiple_of(x86::ALIGNMENT)
         && std::arch::is_x86_feature_detected!("avx2")
     {
-        // SAFETY: the machine has AVX2.
+        // SAFETY: the CPU has AVX2, as checked above.
         return unsafe { x86::copy_with_checksum(to, from) };
     }
     copy(to, from);
     checksum(from)
 }
 
-/// XXH3-64 as the xxHash specification describes it for long inputs (doc/xxhash_spec.md, version
-/// 0.2.0, "Long inputs"), with seed 0 and the default secret, in one pass with the copy.
+/// XXH3-64 for long inputs, computed in the same pass as the copy, with seed 0 and the default secret. It follows the
+/// xxHash specification (doc/xxhash_spec.md, version 0.2.0, "Long inputs").
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use std::arch::x86_64::{
@@ -55,15 +55,15 @@ mod x86 {
         _mm256_srli_epi64, _mm256_storeu_si256, _mm256_stream_si256, _mm256_xor_si256,
     };
 
-    /// What stores past the cache need of an address.
+    /// Address alignment in bytes that non-temporal stores need.
     pub const ALIGNMENT: usize = 32;
-    /// What one step of either copy takes.
+    /// Number of bytes that one step of either copy handles.
     pub const STRIPE: usize = 64;
-    /// Inputs up to this length have another checksum.
+    /// Longest input, in bytes, for which XXH3 uses a different algorithm.
     pub const SHORT: usize = 240;
-    /// Stripes up to the end of the secret, which every next one meets 8 bytes further on.
+    /// Bytes of the stripes between two scrambles. Each stripe uses the secret 8 bytes further on, until its end.
     const BLOCK: usize = (SECRET.len() - STRIPE) / 8 * STRIPE;
-    /// How far ahead bytes are asked for: what the hardware foresees ends at the page.
+    /// Prefetch distance in bytes. It is needed because the hardware prefetcher stops at the end of a page.
     const AHEAD: usize = 2048;
 
     const PRIME32: [u64; 3] = [0x9E37_79B1, 0x85EB_CA77, 0xC2B2_AE3D];
@@ -91,7 +91,7 @@ mod x86 {
     ];
 
     /// # Panics
-    /// When the lengths differ or are no whole stripes, or `to` is not aligned.
+    /// Panics if the lengths differ or are not a whole number of stripes, or if `to` is not aligned.
     #[target_feature(enable = "avx2")]
     pub fn copy(to: &mut [u8], from: &[u8]) {
         assert!(to.len() == from.len() && from.len().is_multiple_of(STRIPE));
@@ -99,18 +99,18 @@ mod x86 {
         for (to, from) in to.chunks_exact_mut(STRIPE).zip(from.chunks_exact(STRIPE)) {
             move_stripe(to, from);
         }
-        // Others must see these stores when they see what follows.
+        // Non-temporal stores are weakly ordered: other threads must see them before any later store.
         _mm_sfence();
     }
 
-    /// Copies a stripe; the result is its bytes.
+    /// Copies a stripe and returns its bytes.
     #[inline]
     #[target_feature(enable = "avx2")]
     fn move_stripe(to: &mut [u8], from: &[u8]) -> [__m256i; 2] {
         let ahead = from.as_ptr().wrapping_add(AHEAD);
         let halves = [load(&from[..32]), load(&from[32..64])];
-        // SAFETY: asking for memory ahead of time touches none. Both callers have checked that `to`
-        // is aligned, and it has the 64 bytes of a stripe.
+        // SAFETY: a prefetch accesses no memory, so its address may be out of bounds. Both callers have checked that
+        // `to` is aligned, and it has the 64 bytes of a stripe.
         unsafe {
             _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
             _mm256_stream_si256(to.as_mut_ptr().cast(), halves[0]);
@@ -123,12 +123,12 @@ mod x86 {
     #[target_feature(enable = "avx2")]
     fn load(bytes: &[u8]) -> __m256i {
         assert!(bytes.len() >= 32);
-        // SAFETY: there are 32 bytes.
+        // SAFETY: the assertion above guarantees 32 readable bytes, and the load needs no alignment.
         unsafe { _mm256_loadu_si256(bytes.as_ptr().cast()) }
     }
 
     /// # Panics
-    /// When the lengths differ, are 240 or less, or `to` is not aligned.
+    /// Panics if the lengths differ or are at most 240, or if `to` is not aligned.
     #[target_feature(enable = "avx2")]
     pub fn copy_with_checksum(to: &mut [u8], from: &[u8]) -> u64 {
         assert!(to.len() == from.len() && from.len() > SHORT);
@@ -137,13 +137,12 @@ mod x86 {
             PRIME32[2], PRIME64[0], PRIME64[1], PRIME64[2], PRIME64[3], PRIME32[1], PRIME64[4],
             PRIME32[0],
         ];
-        // SAFETY: eight numbers of 64 bits are two vectors.
+        // SAFETY: eight 64-bit numbers are exactly two vectors, and the loads need no alignment.
         let mut sums = unsafe {
             let start = start.as_ptr().cast::<__m256i>();
             [_mm256_loadu_si256(start), _mm256_loadu_si256(start.add(1))]
         };
-        // The last stripe ends with the input and may overlap the one before; it is never the end
-        // of a block.
+        // The last stripe ends where the input ends and may overlap the one before. It never completes a block.
         let blocks = (from.len() - 1) / BLOCK;
         let (from_blocks, from_rest) = from.split_at(blocks * BLOCK);
         let (to_blocks, to_rest) = to.split_at_mut(blocks * BLOCK);
@@ -165,12 +164,12 @@ mod x86 {
         to_tail.copy_from_slice(&from_rest[whole..]);
         let last = &from[from.len() - STRIPE..];
         take(&mut sums, [load(last), load(&last[32..])], &SECRET[SECRET.len() - STRIPE - 7..]);
-        // Others must see these stores when they see what follows.
+        // Non-temporal stores are weakly ordered: other threads must see them before any later store.
         _mm_sfence();
         merge(&sums, from.len() as u64)
     }
 
-    /// Takes a stripe into the sums.
+    /// Accumulates a stripe into the sums.
     #[inline]
     #[target_feature(enable = "avx2")]
     fn take(sums: &mut [__m256i; 2], stripe: [__m256i; 2], secret: &[u8]) {
@@ -201,7 +200,7 @@ mod x86 {
     fn merge(sums: &[__m256i; 2], length: u64) -> u64 {
         let mut numbers = [0_u64; 8];
         for (four, sum) in numbers.chunks_exact_mut(4).zip(sums) {
-            // SAFETY: four numbers are 32 bytes.
+            // SAFETY: four 64-bit numbers are 32 writable bytes, and the store needs no alignment.
             unsafe { _mm256_storeu_si256(four.as_mut_ptr().cast(), *sum) };
         }
         let key = |at: usize| {
@@ -245,7 +244,7 @@ mod tests {
         let aligned = room.as_ptr().align_offset(32);
         let lengths = (0..3200).chain([4096, 16_384, 65_535, 65_536, 65_537, 69_999]);
         for length in lengths {
-            // Aligned as blocks of a pack are, and not.
+            // Aligned like the blocks of a pack, and unaligned.
             for shift in [0, 5] {
                 let to = &mut room[aligned + shift..][..length];
                 to.fill(0);

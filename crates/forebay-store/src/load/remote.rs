@@ -1,5 +1,5 @@
-//! Loads to memory that the processor does not write itself, such as a GPU's. Every piece is filled into a slot of a
-//! ring and goes on from there, by copies that run while other slots are being filled.
+//! Loads to memory that the CPU does not write itself, such as a GPU's. Every piece is read into a slot of a ring.
+//! Asynchronous copies bring it to the device while other slots are being filled.
 
 use std::collections::VecDeque;
 use std::error::Error;
@@ -16,18 +16,18 @@ use crate::error::{ReadError, StoreError};
 use crate::files::FileSet;
 use crate::pieces::Piece;
 
-/// Why a copy to the device failed, in the words of the copying code.
+/// Error of a copy to the device, as reported by the [`Upload`] implementation.
 pub type UploadError = Box<dyn Error + Send + Sync>;
 
-/// How often a thread that waits for a slot looks whether the load has ended.
+/// Interval at which a thread that waits for a slot checks if the load has ended.
 const STOP_PAUSE: Duration = Duration::from_millis(50);
 
-/// Memory that is filled by copies which go on by themselves.
+/// Memory that is filled by asynchronous copies.
 pub trait Upload: Sync {
-    /// Begins copies out of a slot, which is owned until all of them are done.
+    /// Begins copies out of a slot and owns the slot until all of them are done.
     ///
     /// # Errors
-    /// Whatever the device says; the slot may be lost.
+    /// Returns any error of the device. The slot may then be lost.
     fn begin(
         &self,
         slot: SlotBuffer,
@@ -35,7 +35,7 @@ pub trait Upload: Sync {
     ) -> Result<Box<dyn Uploading>, UploadError>;
 }
 
-/// Bytes of a slot and where they go.
+/// A range of bytes in a slot and its destination.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UploadCopy {
     pub range: Range<usize>,
@@ -43,22 +43,23 @@ pub struct UploadCopy {
     pub to: u64,
 }
 
-/// Copies of one slot that were begun. They end in the order in which they were begun, or nearly.
+/// Copies out of one slot, in progress. Copies end in about the order in which they began.
 pub trait Uploading: Send {
-    /// Whether they are done, without waiting.
+    /// Returns true if the copies are done. Does not wait.
     ///
     /// # Errors
-    /// Whatever the device says.
+    /// Returns any error of the device.
     fn is_done(&self) -> Result<bool, UploadError>;
 
-    /// Waits for them and gives the slot back.
+    /// Waits for the copies and returns the slot.
     ///
     /// # Errors
-    /// Whatever the device says; the slot is lost then.
+    /// Returns any error of the device. The slot is then lost.
     fn finish(self: Box<Self>) -> Result<SlotBuffer, UploadError>;
 }
 
-/// Slots that are free, and those whose copies go on. Slots that are being filled belong to the filling threads.
+/// A ring of slots: those that are free and those that are being copied from. A slot that is being filled belongs to
+/// the thread that fills it.
 pub(super) struct Ring<'a> {
     upload: &'a dyn Upload,
     slots: Mutex<Slots>,
@@ -66,13 +67,13 @@ pub(super) struct Ring<'a> {
 }
 
 struct Slots {
-    /// The last one freed is taken first: it is the likeliest to be in a cache.
+    /// Free slots. The one freed last is taken first, because it is most likely to be in a CPU cache.
     free: Vec<SlotBuffer>,
     going: VecDeque<Box<dyn Uploading>>,
 }
 
 impl Slots {
-    /// A slot that is free, or whose copy is done.
+    /// Takes a slot that is free or whose copies are done.
     fn take(&mut self) -> Result<Option<SlotBuffer>, StoreError> {
         match self.free.pop() {
             Some(slot) => Ok(Some(slot)),
@@ -80,7 +81,7 @@ impl Slots {
         }
     }
 
-    /// The slot of the oldest copies, if they are done.
+    /// Takes the slot of the oldest copies, if they are done.
     fn emptied(&mut self) -> Result<Option<SlotBuffer>, StoreError> {
         match self.going.front().map(|first| first.is_done()) {
             None | Some(Ok(false)) => return Ok(None),
@@ -105,8 +106,8 @@ impl<'a> Ring<'a> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A slot, if one is to be had now. Slots whose copies are done come first: the fewer pages a virtual disk writes
-    /// to, the faster it is.
+    /// Takes a slot if one is available now. Slots whose copies are done come first, because a virtual disk is faster
+    /// the fewer pages it writes to.
     pub fn try_take(&self) -> Result<Option<SlotBuffer>, StoreError> {
         let mut slots = self.lock();
         while let Some(slot) = slots.emptied()? {
@@ -115,14 +116,14 @@ impl<'a> Ring<'a> {
         Ok(slots.free.pop())
     }
 
-    /// Waits for a slot; `None` when the load ends meanwhile.
+    /// Waits for a slot. Returns `None` if the load ends first.
     pub fn take(&self, shared: &Shared) -> Result<Option<SlotBuffer>, StoreError> {
         let mut slots = self.lock();
         loop {
             if let Some(slot) = slots.take()? {
                 return Ok(Some(slot));
             }
-            // Each waits for a copy of its own, outside the lock.
+            // Each thread waits for a different copy, without holding the lock.
             if let Some(copy) = slots.going.pop_front() {
                 drop(slots);
                 return finish(copy).map(Some);
@@ -135,7 +136,7 @@ impl<'a> Ring<'a> {
         }
     }
 
-    /// Sends what was read into a slot on its way, or takes the slot back if nothing was.
+    /// Begins the copies out of a slot that was filled, or frees the slot if its read failed.
     pub fn leave(
         &self,
         completion: &mut Completion,
@@ -153,7 +154,7 @@ impl<'a> Ring<'a> {
         Ok(())
     }
 
-    /// All slots, when every copy is done.
+    /// Waits for every copy and returns all slots.
     pub fn drain(self) -> Result<Vec<SlotBuffer>, StoreError> {
         let slots = self.slots.into_inner().unwrap_or_else(PoisonError::into_inner);
         let Slots { mut free, going } = slots;
@@ -164,11 +165,11 @@ impl<'a> Ring<'a> {
     }
 }
 
-/// The ring as the thread with the engine sees it.
+/// The ring as seen by the thread that owns the engine.
 pub(super) struct Outlet<'a> {
     ring: &'a Ring<'a>,
     copies: &'a [Arc<[UploadCopy]>],
-    /// For the next piece.
+    /// Slot reserved for the next piece.
     held: Option<SlotBuffer>,
 }
 
@@ -177,7 +178,7 @@ impl<'a> Outlet<'a> {
         Outlet { ring, copies, held: None }
     }
 
-    /// Whether a piece can be begun; waits for a slot if `patient`.
+    /// Returns true if there is a slot to begin a piece. If `patient`, waits for a slot.
     pub fn has_room(&mut self, patient: bool, shared: &Shared) -> Result<bool, StoreError> {
         if self.held.is_none() {
             self.held = match patient {
@@ -199,13 +200,13 @@ impl<'a> Outlet<'a> {
         self.ring.leave(completion, &self.copies[completion.id as usize])
     }
 
-    /// Gives back what was not used.
+    /// Returns an unused slot to the ring.
     pub fn close(self) {
         self.ring.lock().free.extend(self.held);
     }
 }
 
-/// The work of one thread: fills slots with pieces that the page cache has, until none is left.
+/// Runs one copy thread: fills slots with cached pieces until none is left.
 pub(super) fn upload_cached(
     shared: &Shared,
     files: &FileSet,
@@ -223,7 +224,7 @@ fn fill_slots(
     ring: &Ring<'_>,
     copies: &[Arc<[UploadCopy]>],
 ) -> Result<(), StoreError> {
-    // Compares while the bytes are in this core's cache.
+    // Verify here, while the bytes are in this core's cache.
     let landing = Landing::new(files, false);
     let (mut done, mut next) = (Vec::new(), Vec::new());
     while shared.next_cached(&mut done, &mut next) {

@@ -1,4 +1,4 @@
-//! What the threads of a load share: who gets which piece, and the answers.
+//! State that the threads of a load share: the queues of pieces and the answers.
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -14,23 +14,24 @@ use crate::interrupt::Interrupt;
 use crate::page_cache::{CacheProbe, Cached};
 use crate::pieces::Piece;
 
-/// Pieces that a probing thread takes at a time: several huge pages, so that two threads seldom want the same one.
+/// Number of pieces that a probe thread takes at a time. They span several huge pages, so that two threads seldom
+/// touch the same one.
 const BATCH: usize = 8;
-/// Most pieces that a thread which copies takes at a time.
+/// Maximum number of pieces that a copy thread takes at a time.
 const COPIED_AT_ONCE: usize = 4;
-/// What the disk gets of the cached pieces before it is known how fast it is: bytes.
-const FIRST_HELP: u64 = 4 << 20;
+/// Number of bytes of cached pieces that the disk may have while its speed is unknown.
+const FIRST_CACHED_BYTES: u64 = 4 << 20;
 
-/// An answer to "what shall I do next?".
+/// Answer to a thread that asks for work.
 pub(super) enum Next {
     Piece(Piece),
-    /// Nothing now; ask again.
+    /// There is no work now, but there may be later.
     NotYet,
-    /// Nothing any more.
+    /// There will be no more work.
     End,
 }
 
-/// What is known of a piece while an engine has it.
+/// Description of a piece, available while an engine owns the piece itself.
 #[derive(Clone, Copy)]
 pub(super) struct Planned {
     pub file: FileIndex,
@@ -44,25 +45,25 @@ struct State {
     unseen: std::vec::IntoIter<Piece>,
     cold: VecDeque<Piece>,
     cached: VecDeque<Piece>,
-    /// Probing threads that may still bring work.
+    /// Number of probe threads that may still queue work.
     probe_threads: usize,
     cached_left_bytes: u64,
     planned: Vec<Planned>,
     answers: Vec<Option<Completion>>,
     totals: LoadStatistics,
-    /// No piece is begun any more.
+    /// True if no further piece may begin.
     stopped: bool,
     failure: Option<StoreError>,
 }
 
 pub(super) struct Shared {
     state: Mutex<State>,
-    /// The state has changed, as far as the thread with the engine is concerned.
+    /// Signals a change of state to the thread that owns the engine.
     news: Condvar,
-    /// There is something to copy, or there never will be.
+    /// Signals that there is something to copy, or that there never will be.
     to_copy: Condvar,
     started: Instant,
-    /// Threads that copy.
+    /// Number of copy threads, at least 1.
     copiers: usize,
     interrupt: Option<Interrupt>,
 }
@@ -97,7 +98,7 @@ impl Shared {
         }
     }
 
-    /// Ends the load if it was asked to stop. Every thread of the load calls this before it takes more work.
+    /// Stops the load if an interrupt was requested. Every thread of the load calls this before it takes more work.
     fn look(&self) {
         if self.interrupt.as_ref().is_some_and(Interrupt::is_requested) {
             self.stop(StoreError::Interrupted);
@@ -105,17 +106,16 @@ impl Shared {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing panics while it holds the lock, so the state is whole even if the lock is
-        // poisoned.
+        // No code panics while it holds the lock, so the state is consistent even if the lock is poisoned.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The work of one probing thread.
+    /// Runs one probe thread.
     pub fn probe_thread(&self, probe: Option<&CacheProbe>) {
         loop {
             self.look();
             let mut state = self.lock();
-            // What is not taken here comes back as cancelled, with its slot.
+            // `finish` returns the pieces that are not taken here as cancelled, with their slots.
             let wanted = if state.stopped { 0 } else { BATCH };
             let batch: Vec<Piece> = state.unseen.by_ref().take(wanted).collect();
             if batch.is_empty() {
@@ -129,8 +129,8 @@ impl Shared {
                 .into_iter()
                 .filter_map(|piece| {
                     let cached = probe.map_or(Cached::Part, |probe| ask(probe, &piece));
-                    // The thread that copies a piece meets its pages when they are in its cache
-                    // anyway.
+                    // The copy thread makes the pages of a cached piece resident when it writes to them, which is
+                    // when they enter its CPU cache anyway.
                     let ready = match cached {
                         Cached::Whole => Ok(()),
                         _ => piece.buffer.make_resident(),
@@ -170,12 +170,19 @@ impl Shared {
         }
     }
 
-    /// The next piece for the engine, which has `in_flight` bytes. Waits at most `pause` for one.
-    pub fn next_cold(&self, pause: Option<Duration>, in_flight: u64, may_offload: bool) -> Next {
+    /// Returns the next piece for the engine, which has `in_flight` bytes in flight. Waits at most `pause` for one.
+    /// With `may_take_cached`, the engine also gets some of the cached pieces once no uncached piece is left.
+    pub fn next_cold(
+        &self,
+        pause: Option<Duration>,
+        in_flight: u64,
+        may_take_cached: bool,
+    ) -> Next {
         let mut state = self.lock();
         let deadline = pause.map(|pause| Instant::now() + pause);
         loop {
-            if let Some(next) = state.for_engine(in_flight, may_offload, self.started.elapsed()) {
+            if let Some(next) = state.for_engine(in_flight, may_take_cached, self.started.elapsed())
+            {
                 return next;
             }
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
@@ -189,8 +196,8 @@ impl Shared {
         }
     }
 
-    /// Takes the answers to copied pieces and gives the next ones, several at a time, so that many
-    /// threads do not queue up here; waits for them. `false`: nothing is left to copy.
+    /// Takes the answers to copied pieces, then waits for the next pieces and appends them to `next`. It gives several
+    /// at a time so that many threads do not contend for the lock. Returns false if nothing is left to copy.
     pub fn next_cached(&self, done: &mut Vec<Completion>, next: &mut Vec<Piece>) -> bool {
         self.look();
         let mut state = self.lock();
@@ -211,11 +218,11 @@ impl Shared {
             state = self.to_copy.wait(state).unwrap_or_else(PoisonError::into_inner);
         };
         if found {
-            // Few at the end, so that all threads end together.
+            // Give fewer near the end, so that all threads finish at about the same time.
             let count = (state.cached.len() / (2 * self.copiers)).clamp(1, COPIED_AT_ONCE);
             next.extend(state.cached.drain(..count));
         }
-        // The next thread looks at what is left, or finds the end.
+        // Wake the next thread, which takes pieces that are left or finds that there are none.
         let wake = !found || !state.cached.is_empty();
         drop(state);
         if wake {
@@ -228,25 +235,25 @@ impl Shared {
         self.lock().planned[id as usize]
     }
 
-    /// Takes the answer to a piece that the engine read.
+    /// Records the answer to a piece that the engine read.
     pub fn answer(&self, completion: Completion) {
         if self.lock().answer(completion, false) {
             self.tell_all();
         }
     }
 
-    /// Wakes the threads that wait here.
+    /// Wakes all waiting threads.
     fn tell_all(&self) {
         self.news.notify_all();
         self.to_copy.notify_all();
     }
 
-    /// Whether nothing is begun any more.
+    /// Returns true if no further piece may begin.
     pub fn is_stopped(&self) -> bool {
         self.lock().stopped
     }
 
-    /// Ends the load because something other than one read failed.
+    /// Stops the load because of a failure other than that of a single read.
     pub fn stop(&self, failure: StoreError) {
         let mut state = self.lock();
         state.stopped = true;
@@ -255,13 +262,13 @@ impl Shared {
         self.tell_all();
     }
 
-    /// Bytes that have arrived.
+    /// Returns the number of bytes that have arrived.
     pub fn done_bytes(&self) -> u64 {
         let state = self.lock();
         state.totals.engine_bytes + state.totals.cached_bytes
     }
 
-    /// Tells how many of `bytes` have arrived; the answer may end the load.
+    /// Reports to `progress` how many of `bytes` have arrived. Stops the load if `progress` returns `Break`.
     pub fn tell(&self, bytes: u64, progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>) {
         self.look();
         if progress(self.done_bytes().min(bytes), bytes).is_break() {
@@ -269,7 +276,7 @@ impl Shared {
         }
     }
 
-    /// The answers by piece; pieces that were never begun come back as cancelled.
+    /// Returns the answers by piece. Pieces that never began are returned as cancelled.
     pub fn finish(self) -> Result<(Vec<Option<Completion>>, LoadStatistics), StoreError> {
         let state = self.state.into_inner().unwrap_or_else(PoisonError::into_inner);
         let State { unseen, cold, cached, mut answers, totals, failure, .. } = state;
@@ -297,7 +304,7 @@ fn ask(probe: &CacheProbe, piece: &Piece) -> Cached {
 }
 
 impl State {
-    /// Takes the answer to a piece. `true`: others may want to know.
+    /// Records the answer to a piece. Returns true if waiting threads must be woken.
     fn answer(&mut self, completion: Completion, copied: bool) -> bool {
         let Planned { bytes, cached, .. } = self.planned[completion.id as usize];
         let was_cached = cached == Cached::Whole;
@@ -317,8 +324,13 @@ impl State {
         self.stopped || self.cached_left_bytes == 0
     }
 
-    /// What the engine shall read; `None` if that is not known yet.
-    fn for_engine(&mut self, in_flight: u64, may_offload: bool, elapsed: Duration) -> Option<Next> {
+    /// Returns the next work of the engine, or `None` if that is not known yet.
+    fn for_engine(
+        &mut self,
+        in_flight: u64,
+        may_take_cached: bool,
+        elapsed: Duration,
+    ) -> Option<Next> {
         if self.stopped {
             return Some(Next::End);
         }
@@ -328,22 +340,22 @@ impl State {
         if self.probe_threads > 0 {
             return None;
         }
-        if self.cached.is_empty() || !may_offload {
+        if self.cached.is_empty() || !may_take_cached {
             return Some(Next::End);
         }
-        if in_flight < self.cpu_offload_bytes(elapsed) {
-            // From the end: the copies come from the front.
+        if in_flight < self.cached_bytes_to_take(elapsed) {
+            // Take from the back, because the copy threads take from the front.
             return self.cached.pop_back().map(Next::Piece);
         }
-        // Whether the disk may take more is seen when something that it has is done.
+        // Decide again if the disk may take more when one of its reads is done.
         Some(if in_flight > 0 { Next::NotYet } else { Next::End })
     }
 
-    /// How many bytes of what is cached the disk may have at a time: half of what it can read until
-    /// the copies are done, so that nobody waits for it at the end.
-    fn cpu_offload_bytes(&self, elapsed: Duration) -> u64 {
+    /// Returns how many bytes of cached pieces the disk may have at a time. That is half of what it can read until the
+    /// copies are done, so that the copy threads do not wait for the disk at the end.
+    fn cached_bytes_to_take(&self, elapsed: Duration) -> u64 {
         if self.totals.engine_bytes == 0 {
-            return FIRST_HELP.min(self.cached_left_bytes / 8);
+            return FIRST_CACHED_BYTES.min(self.cached_left_bytes / 8);
         }
         let seconds = elapsed.as_secs_f64();
         let disk = self.totals.engine_bytes as f64 / seconds;

@@ -1,5 +1,5 @@
-//! A detour through a small ring of memory, for machines where the disk writes to few pages faster
-//! than to many: virtual disks that are served by copying.
+//! Reads that go through a small ring of memory. Some virtual disks are served by copying, and write to few pages
+//! faster than to many.
 
 use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -11,13 +11,13 @@ use crate::arena::SlotBuffer;
 use crate::engine::{BlockLabel, Completion};
 use crate::pieces::Piece;
 
-/// Something that was read and must be copied to its place.
+/// A piece that was read into the ring and must be copied to its destination.
 struct Arrived {
     completion: Completion,
     place: Place,
 }
 
-/// Where a piece belongs that is read into the ring.
+/// Destination of a piece that is read into the ring.
 struct Place {
     label: BlockLabel,
     regions: Regions,
@@ -25,24 +25,24 @@ struct Place {
     bytes: usize,
 }
 
-/// The ring of a load, as the thread that reads sees it.
+/// The ring of a load, as seen by the reader thread.
 pub(super) struct Stage {
     free: Vec<SlotBuffer>,
-    /// Of what is being read, by piece.
+    /// Destinations of the pieces that are being read, by piece index.
     reading: HashMap<u64, Place>,
-    /// Slots of the ring that are being copied from.
+    /// Number of ring slots that are being copied from.
     copying: usize,
     arrived: Sender<Arrived>,
     emptied: Receiver<SlotBuffer>,
 }
 
-/// The other side: threads that copy.
+/// The ring of a load, as seen by the copy threads.
 pub(super) struct CopyThreads {
     arrived: Mutex<Receiver<Arrived>>,
     emptied: Sender<SlotBuffer>,
 }
 
-/// Both sides of a ring.
+/// Creates both sides of a ring.
 pub(super) fn stage(ring: Vec<SlotBuffer>) -> (Stage, CopyThreads) {
     let (arrived, taken) = channel();
     let (emptied, back) = channel();
@@ -52,7 +52,7 @@ pub(super) fn stage(ring: Vec<SlotBuffer>) -> (Stage, CopyThreads) {
 }
 
 impl Stage {
-    /// Whether a piece can be begun; waits for a slot if `patient`, as long as one will come.
+    /// Returns true if there is a slot to begin a piece. If `patient`, waits for a slot while any is being copied from.
     pub fn has_room(&mut self, patient: bool) -> bool {
         while let Ok(slot) = self.emptied.try_recv() {
             self.take_back(slot);
@@ -71,7 +71,7 @@ impl Stage {
         self.free.push(slot);
     }
 
-    /// Gives a piece a slot of the ring in place of its own; `false` if it does not fit there.
+    /// Replaces the buffer of a piece by a slot of the ring. Returns false if the piece does not fit in a free slot.
     pub fn enter(&mut self, piece: &mut Piece) -> bool {
         let bytes = piece.layout.slot_bytes;
         let fits = bytes > 0 && bytes <= piece.buffer.len();
@@ -85,21 +85,22 @@ impl Stage {
         true
     }
 
-    /// Passes the answer to a piece on to be copied. It comes back if the piece is at its place.
+    /// Passes a finished piece to the copy threads. Returns the completion if there is nothing to copy, because the
+    /// piece was read in place or its read failed.
     pub fn leave(&mut self, mut completion: Completion) -> Option<Completion> {
         let Some(place) = self.reading.remove(&completion.id) else { return Some(completion) };
         if completion.result.is_ok() {
             self.copying += 1;
-            // The copy threads live until this side is gone.
+            // Sending cannot fail: the copy threads run until this side is dropped.
             let _ = self.arrived.send(Arrived { completion, place });
             return None;
         }
-        // A slot that the kernel may still write stays with the engine; the ring goes on without.
+        // After a stall, the kernel may still write to the slot, so the engine keeps it. The ring continues without it.
         self.free.extend(completion.buffer.replace(place.destination));
         Some(completion)
     }
 
-    /// The ring, when everything is copied.
+    /// Waits until everything is copied and returns the slots of the ring.
     pub fn finish(mut self) -> Vec<SlotBuffer> {
         while self.copying > 0 {
             match self.emptied.recv() {
@@ -112,7 +113,7 @@ impl Stage {
 }
 
 impl CopyThreads {
-    /// The work of one thread that copies.
+    /// Runs one copy thread.
     pub fn copy(&self, shared: &Shared, landing: Landing<'_>) {
         loop {
             let next = self.arrived.lock().unwrap_or_else(PoisonError::into_inner).recv();

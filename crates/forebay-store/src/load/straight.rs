@@ -1,5 +1,6 @@
-//! Loads that pass host memory by, as far as the caller can see: threads that each ask another library to bring a span of
-//! a file to the device, and wait. What reads is the caller's; that all bytes come, once, is checked here.
+//! Loads that bypass host memory, as far as the caller can see. Each thread asks another library to bring a span of a
+//! file to the device, and waits for it. The caller provides the [`DeviceReader`] that reads. This module ensures that
+//! every byte is read exactly once.
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,22 +15,23 @@ use crate::engine::BlockLabel;
 use crate::error::{ReadError, StoreError};
 use crate::files::FileSet;
 
-/// Brings spans of files to memory of a device. Called by many threads at a time.
+/// Reads spans of files into memory of a device. Many threads call it at the same time.
 ///
-/// It owns the device's memory: a load that is given up because a read hangs leaves a thread behind, which holds it.
+/// It owns the device's memory. If a load is abandoned because a read hangs, the thread that it leaves behind still
+/// holds that memory.
 pub trait DeviceReader: Send + Sync {
-    /// What errors and statistics call it.
+    /// Returns the name used in errors and statistics.
     fn name(&self) -> &'static str;
 
-    /// Reads as much as it can of a span, from its first byte, and waits until it is on the device. Gives the number of
-    /// bytes: 0 at the end of the file alone.
+    /// Reads as much of a span as it can, from its first byte, and waits until the bytes are on the device. Returns the
+    /// number of bytes, which is 0 only at the end of the file.
     ///
     /// # Errors
-    /// Whatever the system or the device says. [`io::ErrorKind::Interrupted`] is no failure.
+    /// Returns any error of the system or the device. [`io::ErrorKind::Interrupted`] does not count as a failure.
     fn read(&self, span: DeviceSpan) -> io::Result<usize>;
 }
 
-/// Bytes of a file and their place on the device.
+/// A span of a file and its address on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceSpan {
     pub file: FileIndex,
@@ -39,14 +41,14 @@ pub struct DeviceSpan {
     pub to: u64,
 }
 
-/// How such a load works.
+/// Options of a load with a [`DeviceReader`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StraightOptions {
-    /// Threads that read, each one span at a time; at least 1.
+    /// Number of threads, each of which reads one span at a time. 0 counts as 1.
     pub threads: usize,
-    /// How often a read that failed is repeated.
+    /// Number of times that the failed reads of one span are repeated.
     pub retries: u32,
-    /// How long one read may take.
+    /// Longest time that one read may take.
     pub stall_timeout: Duration,
 }
 
@@ -58,13 +60,13 @@ impl Default for StraightOptions {
     }
 }
 
-/// What the threads share, and what stays with one that hangs.
+/// State that the threads share. A thread that hangs keeps it alive.
 struct Work {
     reader: Arc<dyn DeviceReader>,
     files: FileSet,
     spans: Vec<(BlockLabel, DeviceSpan)>,
     retries: u32,
-    /// The span that is begun next; none is when this is past the last.
+    /// Index of the span to begin next. No span begins once it is past the last.
     next: AtomicUsize,
     state: Mutex<State>,
     changed: Condvar,
@@ -72,19 +74,20 @@ struct Work {
 
 struct State {
     done_bytes: u64,
-    /// What each thread reads, and since when.
+    /// For each thread: the start time of its current read, and the index of the span.
     reading: Vec<Option<(Instant, usize)>>,
-    /// Threads that have not ended.
+    /// Number of threads that have not ended.
     running: usize,
     failure: Option<ReadError>,
 }
 
-/// Brings everything of `plan`, which was made for these files, to a device. `progress` gets the bytes that are done and
-/// those of the plan.
+/// Loads everything in `plan`, which must have been made for these files, to a device. `progress` is called with the
+/// number of bytes done and the total.
 ///
 /// # Errors
-/// [`StoreError::Interrupted`] when the files' [`crate::Interrupt`] says so; the first read that failed ([`StoreError::Block`]), and [`StoreError::Unavailable`] for files that are to be compared
-/// with checksums: nobody here sees their bytes.
+/// Returns [`StoreError::Interrupted`] if the files' [`crate::Interrupt`] was requested, and [`StoreError::Block`] for
+/// the first read that failed. Returns [`StoreError::Unavailable`] for files whose checksums must be verified, because
+/// the host never sees their bytes.
 pub fn load_straight(
     reader: &Arc<dyn DeviceReader>,
     files: &FileSet,
@@ -124,7 +127,7 @@ pub fn load_straight(
     }
     work.watch(options.stall_timeout, &mut |done| progress(done, bytes))?;
     for handle in handles {
-        // All of them have ended, or are about to.
+        // `watch` has returned, so every thread has ended or is about to.
         handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     }
     let (done, failure) = {
@@ -146,19 +149,20 @@ pub fn load_straight(
 
 impl Work {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing panics while it holds the lock.
+        // No code panics while it holds the lock.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets no thread begin anything any more.
+    /// Prevents all threads from beginning another span.
     fn stop(&self) {
         self.next.store(self.spans.len(), Ordering::Relaxed);
     }
 
-    /// Waits until all threads have ended, or one has read for too long.
+    /// Waits until all threads have ended.
     ///
     /// # Errors
-    /// [`ReadError::Stalled`]; [`StoreError::Interrupted`]. Threads that still read then end by themselves.
+    /// Returns [`ReadError::Stalled`] if a read takes longer than `patience`, and [`StoreError::Interrupted`]. Threads
+    /// that are still reading then end by themselves.
     fn watch(&self, patience: Duration, progress: &mut dyn FnMut(u64)) -> Result<(), StoreError> {
         let mut state = self.lock();
         while state.running > 0 {
@@ -178,7 +182,7 @@ impl Work {
                 return Err(ReadError::Stalled { file, offset, block, waited: patience }.into());
             }
             let done = state.done_bytes;
-            // The callback may take its time.
+            // The callback may be slow, so do not hold the lock while it runs.
             drop(state);
             progress(done);
             state = self.lock();
@@ -190,7 +194,7 @@ impl Work {
         self.files.path(file).unwrap_or_default()
     }
 
-    /// Brings one span, in as many reads as it takes.
+    /// Reads one whole span, in as many reads as it takes. Calls `began` before each of them.
     fn bring(
         &self,
         block: BlockLabel,
@@ -221,7 +225,7 @@ impl Work {
                     span.length -= count;
                 }
                 Ok(_) => {
-                    // Nobody knows what lies behind the span now.
+                    // The bytes after the span on the device may have been overwritten.
                     let source = io::Error::other("more bytes came than were asked for");
                     return Err(failed(source, attempts + 1));
                 }
@@ -238,7 +242,7 @@ impl Work {
     }
 }
 
-/// One thread's part. That it has ended is noticed even if it panics.
+/// One running thread. Dropping it reports the end of the thread, even if the thread panics.
 struct Running {
     work: Arc<Work>,
     number: usize,

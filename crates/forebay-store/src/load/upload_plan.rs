@@ -1,4 +1,5 @@
-//! Which bytes of which files go where on a device, cut into pieces: what one read brings and a few copies take on.
+//! Plans of loads to a device: which bytes of which files go to which address. A plan is cut into pieces, each of
+//! which is one read followed by a few copies.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -15,17 +16,18 @@ use crate::files::FileSet;
 use crate::layout::{BlockLayout, Region};
 use crate::pieces::Piece;
 
-/// Bytes that nobody wants between two parts: up to here it is cheaper to read on than to begin another read.
+/// Largest gap in bytes between two parts that is read along. Beginning another read costs more.
 const READ_OVER: u64 = 64 << 10;
-/// Bytes that nobody wants between two parts that have them between their places, too: they are copied along.
+/// Largest gap in bytes between two parts that is copied along, if the same gap is between their device addresses.
 const COPY_OVER: u64 = SLOT_ALIGNMENT as u64;
-/// Smaller copies waste the way to the device: no piece is cut so that less of a part is left over.
+/// Smallest remainder of a part in bytes that a cut between pieces leaves. Smaller copies waste the bandwidth to the
+/// device.
 const LEAST_COPY: u64 = 256 << 10;
 
-/// Bytes of a file and their place on the device.
+/// An extent of a file and its address on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UploadPart {
-    /// What it belongs to, for errors and traces.
+    /// The block that the part belongs to, for errors and traces.
     pub label: BlockLabel,
     pub extent: Extent,
     /// Address of the first byte, as the [`super::Upload`] counts addresses.
@@ -46,7 +48,7 @@ struct Planned {
     copies: Arc<[UploadCopy]>,
 }
 
-/// Parts that follow each other in a file and on the device: one copy, if it were not too long.
+/// Parts that are adjacent both in a file and on the device. They need one copy, unless that would be too long.
 #[derive(Clone, Copy)]
 struct Stretch {
     label: BlockLabel,
@@ -57,8 +59,8 @@ struct Stretch {
 }
 
 impl UploadPlan {
-    /// Plans to bring `parts`, in any order, from `files`. A piece reads at most `piece_bytes`, or one chunk with a
-    /// checksum if that is longer.
+    /// Plans the load of `parts` from `files`. The parts may be in any order. A piece reads at most `piece_bytes`, or
+    /// one chunk with a checksum if that is longer.
     pub fn new(parts: &[UploadPart], files: &FileSet, piece_bytes: u64) -> UploadPlan {
         let unit = SLOT_ALIGNMENT as u64;
         let step = (piece_bytes / unit * unit).max(unit);
@@ -85,22 +87,23 @@ impl UploadPlan {
         UploadPlan { pieces, bytes }
     }
 
-    /// How many reads or copies out of the page cache it takes.
+    /// Returns the number of pieces: reads, or copies out of the page cache.
     pub fn pieces(&self) -> usize {
         self.pieces.len()
     }
 
-    /// Bytes of all parts.
+    /// Returns the number of bytes of all parts.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// What every slot of the ring must have room for.
+    /// Returns the number of bytes that every slot of the ring must have room for.
     pub fn slot_bytes(&self) -> usize {
         self.pieces.iter().map(|piece| piece.layout.slot_bytes).max().unwrap_or(0)
     }
 
-    /// What each copy of the pieces brings, in the order of the files: without the bytes around and between them.
+    /// Returns the span of each copy, in the order of the files. The bytes that pieces read around and between the
+    /// copies are left out.
     pub(super) fn straight(&self) -> Vec<(BlockLabel, DeviceSpan)> {
         let spans = self.pieces.iter().flat_map(|piece| {
             let region = piece.layout.regions[0];
@@ -113,12 +116,12 @@ impl UploadPlan {
         spans.collect()
     }
 
-    /// What piece number `index` belongs to.
+    /// Returns the label of the piece with this index.
     pub(super) fn label(&self, index: usize) -> BlockLabel {
         self.pieces[index].label
     }
 
-    /// The pieces, without slots, and where each goes.
+    /// Returns the pieces, without slots, and the copies of each.
     pub(super) fn cut(&self) -> (Vec<Piece>, Vec<Arc<[UploadCopy]>>) {
         let piece = |(index, planned): (usize, &Planned)| Piece {
             index,
@@ -131,10 +134,10 @@ impl UploadPlan {
     }
 }
 
-/// Joins neighbours; the result is in the order of the files.
+/// Joins adjacent parts into stretches. The result is in the order of the files.
 fn stretches(parts: &[UploadPart]) -> Vec<Stretch> {
     let mut parts: Vec<&UploadPart> = parts.iter().filter(|part| part.extent.length > 0).collect();
-    // The gap between two places may be overwritten only if it belongs to no other part.
+    // The gap between two device addresses may be overwritten only if it belongs to no other part.
     parts.sort_by_key(|part| part.to);
     let pairs = parts.windows(2).map(|pair| (pair[0].to, pair[1].to));
     let next_place: HashMap<u64, u64> = pairs.collect();
@@ -160,9 +163,9 @@ fn stretches(parts: &[UploadPart]) -> Vec<Stretch> {
     stretches
 }
 
-/// Where the piece that begins at `at` ends, in a file without checksums: as late as it may, but not where it would
-/// leave a short rest of a stretch on either side. (To end pieces with whole experts was slower: 30 GB/s, not 36, where
-/// two experts of 0.84 MiB are a piece.)
+/// Returns the end of the piece that begins at `at`, in a file without checksums. The piece is as long as allowed, but
+/// is not cut where a short remainder of a stretch would be left on either side. (Ending pieces with whole experts was
+/// slower: 30 GB/s instead of 36 when a piece is two experts of 0.84 MiB.)
 fn part_cut(run: &[Stretch], at: u64, end: u64, step: u64) -> u64 {
     let page = SLOT_ALIGNMENT as u64;
     let limit = (at / page * page).saturating_add(step);
@@ -183,7 +186,7 @@ fn part_cut(run: &[Stretch], at: u64, end: u64, step: u64) -> u64 {
     .max(at / page * page + page)
 }
 
-/// As [`part_cut`], where pieces are whole chunks.
+/// Returns the end of the piece that begins at `at`, in a file with checksums, where pieces consist of whole chunks.
 fn chunk_cut(checks: &Checks, at: u64, end: u64, step: u64) -> u64 {
     let limit = checks.cover(at..at + 1).start.saturating_add(step);
     if end <= limit {
@@ -193,7 +196,7 @@ fn chunk_cut(checks: &Checks, at: u64, end: u64, step: u64) -> u64 {
     if chunk.start > at { chunk.start } else { chunk.end.min(end) }
 }
 
-/// The piece that brings `range` of a file: `run` begins with the stretch that the range begins in.
+/// Plans the piece that reads `range` of a file. The first stretch of `run` is the one that the range begins in.
 fn piece(run: &[Stretch], range: Range<u64>, checks: Option<&Checks>) -> Planned {
     let page = SLOT_ALIGNMENT as u64;
     let covered = checks.map_or(range.clone(), |checks| checks.cover(range.clone()));
@@ -210,7 +213,7 @@ fn piece(run: &[Stretch], range: Range<u64>, checks: Option<&Checks>) -> Planned
         UploadCopy { range, to: stretch.to + (start - stretch.start) }
     });
     let copies: Arc<[UploadCopy]> = copies.collect();
-    // Beyond every file if it does not fit: the engine refuses it.
+    // If the length overflows, use one beyond the end of every file, which the engine refuses.
     let length = (covered.end - offset).checked_next_multiple_of(page).unwrap_or(u64::MAX);
     let region = Region { file: run[0].file, offset, length, at: 0, wanted_end: covered.end };
     let layout = BlockLayout {
@@ -238,7 +241,7 @@ mod tests {
         UploadPart { label: BlockLabel::Other(offset), extent, to }
     }
 
-    /// Lengths of all copies, piece by piece.
+    /// Returns the lengths of all copies, piece by piece.
     fn copies(parts: &[UploadPart], piece_bytes: u64) -> Vec<Vec<usize>> {
         let files = FileSet::in_memory(vec![Vec::new()]);
         let plan = UploadPlan::new(parts, &files, piece_bytes);
@@ -248,10 +251,10 @@ mod tests {
 
     #[test]
     fn neighbours_on_both_sides_are_one_copy() {
-        // In the file's order, with a gap that is nobody's on the device.
+        // In file order, with a gap that belongs to no part on the device.
         let parts = [part(1000, 500, 8000), part(1500, 20, 8500), part(1540, 60, 8540)];
         assert_eq!(copies(&parts, STEP), [[600]]);
-        // The gap is a third one's.
+        // The gap on the device belongs to a third part.
         let parts = [part(1000, 500, 8000), part(1540, 60, 8540), part(9000, 10, 8510)];
         assert_eq!(copies(&parts, STEP), [[500, 60, 10]]);
     }
@@ -286,7 +289,7 @@ mod tests {
         ) {
             let (mut parts, mut at, mut to) = (Vec::new(), 0, 5);
             for (number, &(gap, length, apart)) in given.iter().enumerate() {
-                // Often without a gap, on either side.
+                // Often without a gap, both in the file and on the device.
                 at += if gap < 60_000 { gap % 50 } else { gap };
                 to += if apart < 200 { 0 } else { apart };
                 parts.push(UploadPart { label: BlockLabel::Other(number as u64), ..part(at, length, to) });
@@ -294,7 +297,7 @@ mod tests {
             }
             let files = FileSet::in_memory(vec![Vec::new()]);
             let plan = UploadPlan::new(&parts, &files, piece_bytes);
-            // What device memory then holds: the offset in the file of each byte, from 1.
+            // The device memory after the load: for each byte, its file offset plus 1.
             let mut memory = vec![0_u64; to as usize];
             for piece in &plan.pieces {
                 let region = piece.layout.regions[0];

@@ -1,9 +1,9 @@
-//! Why an output was refused or could not be written.
+//! Errors of output files: refusals and failed writes.
 
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
-/// Errors of output files. Each names the path as the caller gave it.
+/// An error of an output file. Every message names the path as the caller gave it.
 #[derive(Debug, thiserror::Error)]
 pub enum OutputError {
     #[error("{}: exists already: choose another name, or replace it with --force", path.display())]
@@ -51,7 +51,8 @@ pub enum OutputError {
 }
 
 impl OutputError {
-    /// The request itself is wrong (as opposed to work that failed): exit status 2.
+    /// Returns true if the request itself is wrong, as opposed to work that failed. The program
+    /// then exits with status 2.
     pub fn is_refusal(&self) -> bool {
         use OutputError::*;
         match self {
@@ -64,12 +65,13 @@ impl OutputError {
         }
     }
 
-    /// The reader of a pipe closed its end.
+    /// Returns true if the write failed because the reader of a pipe closed its end.
     pub fn is_broken_pipe(&self) -> bool {
         matches!(self, OutputError::Write { cause, .. } if cause.kind() == ErrorKind::BrokenPipe)
     }
 
-    /// The folder of `path` does not take a new file.
+    /// Returns the error for a `path` that could not be created. It explains what is wrong with the
+    /// folder of `path`.
     pub(super) fn create(path: &Path, error: &io::Error) -> OutputError {
         let folder = super::rules::folder_of(path).display();
         let why = match error.kind() {
@@ -98,7 +100,7 @@ impl From<OutputError> for io::Error {
     }
 }
 
-/// What the system reports, without its number.
+/// Returns the system's error message without its number.
 fn in_words(error: &io::Error) -> String {
     match error.kind() {
         ErrorKind::StorageFull => "the disk is full".into(),

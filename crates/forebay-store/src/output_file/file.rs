@@ -1,4 +1,4 @@
-//! A file that gets its name when it is whole, written at the speed of the disk.
+//! A file that gets its name only when it is complete, written at the speed of the disk.
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, ErrorKind, Write as _};
@@ -17,54 +17,55 @@ use super::temporary::TemporaryName;
 use super::{OutputError, OutputStream, Outputs};
 use crate::arena::SLOT_ALIGNMENT;
 
-/// An output that is not there before [`commit`](OutputFile::commit). Writes may come from several threads, in any order.
-/// Dropping it unfinished leaves nothing.
+/// An output that does not appear before [`commit`](OutputFile::commit). Several threads may write, in any order. If it
+/// is dropped before that, nothing remains on the disk.
 ///
-/// Whole pages at aligned addresses go past the page cache where the file system allows it: buffered writes of gigabytes push
-/// out what others have there, and are slower.
+/// Whole pages at aligned addresses bypass the page cache where the file system allows it. Buffered writes of gigabytes
+/// are slower, and they evict the cached pages of other programs.
 #[derive(Debug)]
 pub struct OutputFile {
-    /// As the caller gave it.
+    /// Path as the caller gave it.
     path: PathBuf,
     kind: Kind,
     cached: File,
     past_cache: Option<File>,
-    /// Some file systems refuse writes past the cache only when they come.
+    /// True until a direct write is refused. Some file systems accept `O_DIRECT` on opening and refuse only the write.
     past_cache_works: AtomicBool,
 }
 
 #[derive(Debug)]
 enum Kind {
-    /// A device, a pipe or standard output: written as it is.
+    /// A device, a pipe or standard output, which is written directly.
     Direct,
-    /// A regular file, to be.
+    /// A regular file that gets its name on commit.
     Regular {
-        /// Links resolved.
+        /// Path of the file to create or replace, with symbolic links resolved.
         target: PathBuf,
-        /// `None`: the file has no name at all, so that even a killed process leaves nothing.
+        /// Temporary name. `None` if the file has no name at all, so that even a killed process leaves nothing behind.
         temporary: Option<TemporaryName>,
         replace: bool,
     },
 }
 
 impl OutputFile {
-    /// A new file; one that exists is refused. For programs that write one file and read none: others use [`Outputs`].
+    /// Creates a new file, and refuses a path that exists. This is for programs that write one file and read none;
+    /// other programs use [`Outputs`].
     ///
     /// # Errors
-    /// See [`Outputs::create`].
+    /// Returns the errors of [`Outputs::create`].
     pub fn create(path: &Path) -> Result<OutputFile, OutputError> {
         Outputs::new(false).create(path)
     }
 
-    /// A file that takes the place of what has its name.
+    /// Creates a file that replaces the existing file of this name, if there is one.
     ///
     /// # Errors
-    /// See [`Outputs::create`].
+    /// Returns the errors of [`Outputs::create`].
     pub fn replace(path: &Path) -> Result<OutputFile, OutputError> {
         Outputs::new(true).create(path)
     }
 
-    /// What `path` leads to may be written.
+    /// Opens the output at `path`. The caller has checked that it may be written.
     pub(super) fn open(path: &Path, replace: bool) -> Result<OutputFile, OutputError> {
         let failed = |error: io::Error| OutputError::create(path, &error);
         let found = fs::metadata(path).ok();
@@ -104,15 +105,16 @@ impl OutputFile {
         }
     }
 
-    /// The output as the caller named it.
+    /// Returns the path as the caller gave it.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Refuses pipes and terminals, for formats that are not written front to back.
+    /// Returns this file if it can seek. Formats that are not written front to back use this to refuse pipes and
+    /// terminals.
     ///
     /// # Errors
-    /// [`OutputError::NotSeekable`].
+    /// Returns [`OutputError::NotSeekable`] for a pipe or terminal.
     pub fn seekable(self) -> Result<OutputFile, OutputError> {
         match rustix::fs::tell(&self.cached) {
             Ok(_) => Ok(self),
@@ -120,20 +122,22 @@ impl OutputFile {
         }
     }
 
-    /// Writes front to back from now on.
+    /// Converts this file to a stream that is written front to back.
     pub fn into_stream(self) -> OutputStream {
         OutputStream::new(self)
     }
 
-    /// Whether [`write_at`](Self::write_at) is not for this output.
+    /// Returns true if this output is written with [`append`](Self::append) and not with [`write_at`](Self::write_at).
     pub(super) fn is_direct(&self) -> bool {
         matches!(self.kind, Kind::Direct)
     }
 
-    /// Reserves room on the disk, so that a full one shows before any work. The file has this length then.
+    /// Reserves `bytes` on the disk, so that a full disk is noticed before any work. A regular file then has this
+    /// length.
     ///
     /// # Errors
-    /// [`OutputError::NoRoom`], [`OutputError::Write`].
+    /// Returns [`OutputError::NoRoom`] if the disk or quota has too little room, and [`OutputError::Write`] for other
+    /// failures.
     pub fn reserve(&self, bytes: u64) -> Result<(), OutputError> {
         if self.is_direct() {
             return Ok(());
@@ -147,11 +151,11 @@ impl OutputFile {
         match fallocate(&self.cached, FallocateFlags::empty(), 0, bytes.max(1)) {
             Ok(()) if bytes > 0 => Ok(()),
             Err(Errno::NOSPC | Errno::DQUOT) => {
-                // What was reserved before the disk was full counts as free.
+                // The failed call may have reserved a part. Release it, so that it counts as free below.
                 let _ = self.cached.set_len(0);
                 Err(no_room(free()))
             }
-            // A file system that cannot reserve: look, and hope that no other program takes the room.
+            // This file system cannot reserve room. Only check that there is enough; another program may still take it.
             Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
                 let free = free();
                 if free < bytes {
@@ -163,7 +167,7 @@ impl OutputFile {
         }
     }
 
-    /// Whether whole pages are written past the page cache.
+    /// Returns true if writes of whole pages bypass the page cache.
     pub fn is_past_cache(&self) -> bool {
         self.past_cache_works.load(Ordering::Relaxed)
     }
@@ -171,7 +175,7 @@ impl OutputFile {
     /// Writes `bytes` at `offset`.
     ///
     /// # Errors
-    /// [`OutputError::Write`].
+    /// Returns [`OutputError::Write`] if the system refuses the write.
     pub fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), OutputError> {
         let aligned = offset.is_multiple_of(SLOT_ALIGNMENT as u64)
             && bytes.as_ptr().addr().is_multiple_of(SLOT_ALIGNMENT);
@@ -202,7 +206,7 @@ impl OutputFile {
         self.cached.write_all_at(pages, offset).map_err(|error| self.failed(error))
     }
 
-    /// Writes behind what was written last; for outputs that are [direct](Self::is_direct).
+    /// Appends `bytes` to an output that is [direct](Self::is_direct).
     pub(super) fn append(&self, bytes: &[u8]) -> Result<(), OutputError> {
         (&self.cached).write_all(bytes).map_err(|error| self.failed(error))
     }
@@ -211,11 +215,11 @@ impl OutputFile {
         OutputError::Write { path: self.path.clone(), cause }
     }
 
-    /// Brings everything to the disk and gives the file its name.
+    /// Syncs everything to the disk and gives the file its name.
     ///
     /// # Errors
-    /// [`OutputError::Appeared`] if another program took the name meanwhile and this file may not replace it;
-    /// [`OutputError::Write`].
+    /// Returns [`OutputError::Appeared`] if another program took the name meanwhile and this file may not replace it.
+    /// Returns [`OutputError::Write`] if the file cannot be synced or named.
     pub fn commit(self) -> Result<(), OutputError> {
         let Kind::Regular { target, temporary, replace } = &self.kind else { return Ok(()) };
         let replaced = fs::metadata(target).ok().filter(|found| *replace && found.is_file());
@@ -236,8 +240,8 @@ impl OutputFile {
             ErrorKind::AlreadyExists => OutputError::Appeared { path: self.path.clone() },
             _ => self.failed(error),
         })?;
-        // The name is durable only with its folder. Some file systems refuse to sync one; the data is safe by then, so that
-        // is no failure.
+        // The name is durable only after a sync of the folder. Some file systems refuse that. The data is safe by then,
+        // so a refusal is not an error.
         if let Ok(folder) = File::open(folder_of(target)) {
             let _ = folder.sync_all();
         }
@@ -245,45 +249,46 @@ impl OutputFile {
     }
 }
 
-/// The replaced file may have been for fewer or more eyes than a new one.
+/// Gives `file` the permissions of the file that it replaces. They may be narrower or wider than those of a new file.
 fn keep_permissions(file: &File, permissions: Permissions) {
-    // A file system without permissions has none to lose.
+    // A failure is ignored: a file system without permissions has none to lose.
     let _ = file.set_permissions(permissions);
 }
 
-/// A file without a name that can be given one; `None` where the file system or the system cannot do that.
+/// Creates a file without a name that can be given one later. Returns `None` if the kernel or file system cannot do
+/// that.
 fn unnamed(folder: &Path) -> Option<File> {
     let mut options = File::options();
     options.read(true).write(true).custom_flags(libc::O_TMPFILE);
-    // Some systems have such files but cannot name them; better to know now than after hours of work. A file can get its first
-    // name only once, so another one is tried.
+    // Some systems can create such files but cannot name them. This must be known now, not after hours of work. A file
+    // can get its first name only once, so the test names a file of its own.
     let tried = options.open(folder).ok()?;
     TemporaryName::make(folder, |name| link(&tried, name)).ok()?;
     options.open(folder).ok()
 }
 
-/// A file with a temporary name, for where [`unnamed`] finds none.
+/// Creates a file with a temporary name, for folders where [`unnamed`] returns `None`.
 fn named(folder: &Path) -> io::Result<(TemporaryName, File)> {
     let mut options = File::options();
     options.read(true).write(true).create_new(true);
     TemporaryName::make(folder, |name| options.open(name))
 }
 
-/// The path that opens the file behind a descriptor.
+/// Returns a path that opens the file behind a descriptor.
 fn descriptor_path(file: &File) -> PathBuf {
     format!("/proc/self/fd/{}", file.as_raw_fd()).into()
 }
 
-/// Gives an unnamed file a name that nothing has.
+/// Gives an unnamed file a name. Fails if the name exists.
 fn link(file: &File, name: &Path) -> io::Result<()> {
     linkat(CWD, descriptor_path(file), CWD, name, AtFlags::SYMLINK_FOLLOW).map_err(io::Error::from)
 }
 
-/// Renames a file, but not over another one.
+/// Renames a file. Fails if the new name exists.
 fn rename_to_new(from: &Path, to: &Path) -> io::Result<()> {
     match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
         Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
-            // The file system has no such rename. The first program that creates the name owns it.
+            // The file system has no such rename. Creating the name first proves that no other program had it.
             File::options().write(true).create_new(true).open(to)?;
             fs::rename(from, to)
         }
@@ -300,7 +305,7 @@ mod tests {
         fs::read_dir(folder).unwrap().count()
     }
 
-    /// As on a file system without unnamed files.
+    /// Opens an output as on a file system without unnamed files.
     fn with_temporary_name(target: &Path, replace: bool) -> OutputFile {
         let mut file = OutputFile::open(target, replace).unwrap();
         let made = named(folder_of(target)).unwrap();
@@ -325,7 +330,7 @@ mod tests {
             assert_eq!(names(folder.path()), 0);
             let file = open(&target, false).unwrap();
             file.reserve(10_000).unwrap();
-            // Aligned and not, in the wrong order.
+            // Aligned and unaligned writes, out of order.
             file.write_at(8192, &slot.as_slice()[8192..10_000]).unwrap();
             file.write_at(0, &bytes[..8192]).unwrap();
             file.write_at(4096, &slot.as_slice()[4096..8192]).unwrap();

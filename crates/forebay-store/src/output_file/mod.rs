@@ -1,10 +1,13 @@
-//! Output files that never destroy anything: the one rule for every command that writes.
+//! Output files that never destroy anything. Every command that writes a file uses them.
 //!
-//! [`Outputs`] decides before the work starts. It refuses a file that exists (unless the caller asked to replace it), a
-//! directory, a file that the command reads, and two outputs with one name. Devices and pipes are written directly.
-//! Everything else is an [`OutputFile`]: written without a name (or, where the file system cannot do that, under a
-//! temporary name), synced to the disk, and named last. Until then nothing shows in the folder, and nothing stays there after
-//! an error or a killed process. [`OutputStream`] writes such a file front to back.
+//! [`Outputs`] decides before the work starts whether an output may be written. It refuses a file that exists (unless
+//! the caller asked to replace it), a directory, a file that the command reads, and two outputs with one name. Devices
+//! and pipes are written directly.
+//!
+//! Everything else is an [`OutputFile`]. It is written without a name, synced to the disk, and named last. Until then
+//! the folder does not show it, and an error or a killed process leaves nothing behind. Where the file system has no
+//! unnamed files, the output has a temporary name, which only a killed process (`SIGKILL`) leaves behind.
+//! [`OutputStream`] writes an output front to back.
 //!
 //! ```
 //! # use forebay_store::Outputs;

@@ -1,4 +1,4 @@
-//! What a command may write.
+//! Checks of the paths that a command may write.
 
 use std::ffi::OsString;
 use std::fs::{self, File, Metadata};
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use super::OutputError;
 use super::file::OutputFile;
 
-/// The inputs and outputs of one command. Every output is created through it, before the work starts.
+/// The inputs and outputs of one command. The command creates every output with it, before the work starts.
 #[derive(Debug)]
 pub struct Outputs {
     replace: bool,
@@ -18,7 +18,7 @@ pub struct Outputs {
     claimed: Vec<Place>,
 }
 
-/// A file of this system, whatever name it is reached by.
+/// Identity of a file, independent of the name that leads to it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Inode {
     device: u64,
@@ -31,7 +31,7 @@ impl Inode {
     }
 }
 
-/// Where an output goes.
+/// Identity of an output: an existing file, or a new name in a folder.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Place {
     Existing(Inode),
@@ -39,23 +39,24 @@ enum Place {
 }
 
 impl Outputs {
-    /// No inputs yet. With `replace` (`--force`), regular files that exist may be replaced.
+    /// Returns a set without inputs and outputs. With `replace` (`--force`), existing regular files may be replaced.
     pub fn new(replace: bool) -> Outputs {
         Outputs { replace, inputs: Vec::new(), claimed: Vec::new() }
     }
 
-    /// Names a file that the command reads. A path that leads to no regular file needs no protection.
+    /// Registers a file that the command reads, so that no output replaces it. A path that does not lead to a regular
+    /// file is ignored.
     pub fn protect(&mut self, input: &Path) {
         if let Some(metadata) = fs::metadata(input).ok().filter(Metadata::is_file) {
             self.inputs.push((Inode::of(&metadata), input.to_path_buf()));
         }
     }
 
-    /// Decides whether `path` may be written, and creates the file, still without its name. `-` and `/dev/stdout` are
-    /// standard output; devices and pipes are opened. Opening a pipe waits for its reader.
+    /// Checks that `path` may be written, and creates the file, which does not have its name yet. `-` and `/dev/stdout`
+    /// mean standard output. Devices and pipes are opened; opening a pipe waits for its reader.
     ///
     /// # Errors
-    /// An [`OutputError`] that [is a refusal](OutputError::is_refusal), or [`OutputError::Create`].
+    /// Returns an [`OutputError`] that [is a refusal](OutputError::is_refusal), or [`OutputError::Create`].
     pub fn create(&mut self, path: &Path) -> Result<OutputFile, OutputError> {
         let owned = || path.to_path_buf();
         if path == Path::new("-") || path == Path::new("/dev/stdout") {
@@ -79,11 +80,12 @@ impl Outputs {
         OutputFile::open(path, self.replace)
     }
 
-    /// Checks that `path` is a folder that new files can go to: empty, or not there yet. With `replace` it may hold files.
-    /// Each file in it is still created on its own.
+    /// Checks that `path` is a folder for new files: it is empty or does not exist yet. With `replace` it may contain
+    /// files. The caller still creates each file in it with [`create`](Self::create).
     ///
     /// # Errors
-    /// [`OutputError::NotEmpty`], [`OutputError::NotADirectory`], [`OutputError::Create`].
+    /// Returns [`OutputError::NotEmpty`], [`OutputError::NotADirectory`], or [`OutputError::Create`] if the folder
+    /// cannot be read.
     pub fn check_folder(&self, path: &Path) -> Result<(), OutputError> {
         let first = fs::read_dir(path).map(|mut entries| entries.next());
         match first {
@@ -137,8 +139,8 @@ impl Outputs {
         Ok(())
     }
 
-    /// What the shell connected. It opened and emptied a file before we could refuse; but a file that is appended to can still
-    /// be saved.
+    /// Opens the standard output that the shell connected. With `>`, the shell has already emptied the file. With `>>`,
+    /// the refusal still saves an input from being appended to.
     fn standard_output(&mut self, path: &Path) -> Result<OutputFile, OutputError> {
         let failed = |error: io::Error| OutputError::create(path, &error);
         let file = File::from(io::stdout().as_fd().try_clone_to_owned().map_err(failed)?);
@@ -162,7 +164,7 @@ fn new_place(path: &Path) -> Result<Place, OutputError> {
     Ok(Place::New { folder: Inode::of(&folder), name: name.to_owned() })
 }
 
-/// The folder that a path's file is in.
+/// Returns the folder that contains `path`.
 pub(super) fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }

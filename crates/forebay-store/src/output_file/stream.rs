@@ -1,11 +1,12 @@
 //! An output that is written front to back, at the speed of the disk.
 //!
-//! Buffered writes of gigabytes go through the page cache, push out what others have there, and reach a third of what the disk of
-//! the machine that this was measured on takes (0.25 of 0.7 GB/s). So whole aligned pieces go past the cache where
-//! the file system allows it; the end of the file goes the usual way.
+//! Buffered writes of gigabytes evict the page cache of other programs. They also reached only a third of the disk's
+//! rate where this was measured (0.25 of 0.7 GB/s). So whole aligned pieces bypass the page cache where the file system
+//! allows it. Only the end of the file is written through the cache.
 //!
-//! Pieces are written by several threads: a disk has several under way at a time, and where a file is kept in memory each
-//! thread asks for pages of its own, which takes one thread as long as a slow disk (0.5 GB/s, measured).
+//! Several threads write the pieces, for two reasons. A disk needs several writes in flight. On a file system in
+//! memory, the kernel allocates the pages in the writing thread, and one thread is then as slow as a slow disk (0.5
+//! GB/s, measured).
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -16,17 +17,17 @@ use std::thread::JoinHandle;
 use super::{OutputError, OutputFile};
 use crate::arena::SLOT_ALIGNMENT;
 
-/// Bytes per write; also how much is gathered from small writes.
+/// Number of bytes per write. Smaller writes of the caller are gathered up to this size.
 const PIECE_BYTES: usize = 4 << 20;
 
-/// Threads that write, and pieces that are under way at most.
+/// Maximum number of writer threads. It is also the maximum number of pieces in flight.
 const WRITERS: usize = 8;
 
-/// Room for one piece of the file at an aligned address.
+/// A buffer for one piece of the file, at an aligned address.
 #[derive(Debug)]
 struct Piece {
     room: Vec<u8>,
-    /// Where the aligned part begins.
+    /// Index in `room` where the aligned part begins.
     start: usize,
     filled: usize,
 }
@@ -38,7 +39,7 @@ impl Piece {
         Self { room, start, filled: 0 }
     }
 
-    /// Takes what fits of `bytes`; returns how much that was.
+    /// Copies as much of `bytes` as fits. Returns the number of bytes copied.
     fn take(&mut self, bytes: &[u8]) -> usize {
         let count = bytes.len().min(PIECE_BYTES - self.filled);
         let at = self.start + self.filled;
@@ -52,17 +53,17 @@ impl Piece {
     }
 }
 
-/// An [`OutputFile`] that takes bytes in order. An error may be that of bytes written earlier. [`Write::flush`] passes on to a
-/// pipe or device what was gathered; regular files are only complete after [`commit`](Self::commit).
+/// An [`OutputFile`] that is written in order. A write may return the error of bytes written earlier. [`Write::flush`]
+/// writes gathered bytes to a pipe or device. A regular file is complete only after [`commit`](Self::commit).
 #[derive(Debug)]
 pub struct OutputStream {
     writers: Vec<Writer>,
     file: Arc<OutputFile>,
-    /// What is being gathered.
+    /// The piece that is being gathered.
     piece: Piece,
-    /// Where that begins in the file, a multiple of [`PIECE_BYTES`].
+    /// Offset of `piece` in the file, in bytes; a multiple of [`PIECE_BYTES`].
     offset: u64,
-    /// Pieces that are written, and how that went, with the number of the writer that is free again.
+    /// Channel on which the writers return written pieces with their results.
     written: (Sender<Written>, Receiver<Written>),
     under_way: usize,
 }
@@ -81,15 +82,15 @@ impl OutputStream {
         }
     }
 
-    /// The output as the caller named it.
+    /// Returns the path as the caller gave it.
     pub fn path(&self) -> &Path {
         self.file.path()
     }
 
-    /// Writes what is left, brings everything to the disk and gives the file its name.
+    /// Writes the remaining bytes, syncs everything to the disk and gives the file its name.
     ///
     /// # Errors
-    /// As [`OutputFile::commit`].
+    /// Returns the errors of [`OutputFile::commit`], and those of earlier writes.
     pub fn commit(mut self) -> Result<(), OutputError> {
         if self.file.is_direct() {
             return self.file.append(self.piece.bytes());
@@ -98,7 +99,7 @@ impl OutputStream {
             self.free_writer().map_err(|error| self.failed(error))?;
         }
         self.file.write_at(self.offset, self.piece.bytes())?;
-        // The threads share the file; joining them leaves it to us.
+        // The writer threads share the file. Once they are joined, this is the only reference.
         self.writers.clear();
         Arc::into_inner(self.file).expect("its writers have ended").commit()
     }
@@ -110,7 +111,7 @@ impl OutputStream {
         }
     }
 
-    /// Hands the full piece to a writer.
+    /// Sends the gathered piece to a writer. Writes it here if the output is direct.
     fn write_piece(&mut self) -> io::Result<()> {
         if self.file.is_direct() {
             self.file.append(self.piece.bytes())?;
@@ -132,7 +133,7 @@ impl OutputStream {
         Ok(())
     }
 
-    /// Waits for a writer: its number and its piece, which is empty again.
+    /// Waits until a writer is free. Returns its number and its piece, which is empty again.
     fn free_writer(&mut self) -> io::Result<(usize, Piece)> {
         let (writer, mut piece, result) = self.written.1.recv().map_err(io::Error::other)?;
         self.under_way -= 1;
@@ -161,7 +162,7 @@ impl Write for OutputStream {
 /// A thread that writes pieces.
 #[derive(Debug)]
 struct Writer {
-    /// `None` only while it ends.
+    /// Sender of pieces with their file offsets. It is `None` only while the writer is being dropped.
     pieces: Option<Sender<(u64, Piece)>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -190,7 +191,7 @@ impl Drop for Writer {
     fn drop(&mut self) {
         self.pieces = None;
         if let Some(thread) = self.thread.take() {
-            // It does not panic; if it did, the pieces that it never answered for are an error already.
+            // The thread does not panic. If it did, its unanswered pieces would already have been an error.
             let _ = thread.join();
         }
     }

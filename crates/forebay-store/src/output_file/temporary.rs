@@ -4,37 +4,38 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-/// Names that are tried before giving up; leftovers of killed processes may occupy some.
+/// Maximum number of names that are tried. Killed processes may have left some behind.
 const ATTEMPTS: u32 = 1000;
 
-/// Every temporary name that is in use.
+/// Every temporary name of this process.
 static UNFINISHED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-/// Removes every temporary name of this process. For a signal handler's thread that is about to end the process: the owners
-/// of these files must not go on.
+/// Removes every file that has a temporary name of this process. Only a signal handler's thread that is about to end
+/// the process calls this, because the owners of these files must not continue.
 pub fn remove_unfinished() {
     for path in UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
-        // There is nothing better to do about a failure than to go on with the others.
+        // If one removal fails, the best that can be done is to try the others.
         let _ = std::fs::remove_file(path);
     }
 }
 
-/// A name in a folder that is removed on drop, and by [`remove_unfinished`].
+/// A file name that is removed on drop and by [`remove_unfinished`].
 #[derive(Debug)]
 pub struct TemporaryName {
     path: PathBuf,
 }
 
 impl TemporaryName {
-    /// Calls `make` with names `.forebay-….partial` in `folder` until it does not find one taken.
+    /// Calls `make` with names `.forebay-….partial` in `folder` until one is free.
     ///
     /// # Errors
-    /// Those of `make`, except [`ErrorKind::AlreadyExists`].
+    /// Returns the errors of `make`, except [`ErrorKind::AlreadyExists`]. Returns an error if too many names are taken.
     pub fn make<T>(
         folder: &Path,
         mut make: impl FnMut(&Path) -> io::Result<T>,
     ) -> io::Result<(TemporaryName, T)> {
-        // Held while the file is made: `remove_unfinished` must not run between its creation and its entry in the list.
+        // The lock is held while the file is made: `remove_unfinished` must not run between its creation and its entry
+        // in the list.
         let mut unfinished = UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner);
         for attempt in 0..ATTEMPTS {
             let path = folder.join(format!(".forebay-{}-{attempt}.partial", std::process::id()));
@@ -58,7 +59,7 @@ impl TemporaryName {
 
 impl Drop for TemporaryName {
     fn drop(&mut self) {
-        // After a rename the name is gone, and this does nothing.
+        // After a rename the name is gone, and this call fails without effect.
         let _ = std::fs::remove_file(&self.path);
         let mut unfinished = UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner);
         unfinished.retain(|path| *path != self.path);

@@ -1,4 +1,4 @@
-//! The safe way in: a read owns its buffer until its answer brings it back.
+//! The safe interface of the reader: a read owns its buffer until the answer returns it.
 
 use std::path::Path;
 
@@ -10,8 +10,8 @@ use crate::engine::{EngineInfo, IoStatistics, Priority};
 use crate::error::{ReadError, StoreError};
 use crate::files::FileSet;
 
-/// Reads spans of files of any place and size, many at a time, into memory that the caller owns
-/// again with the answer.
+/// Reads many spans of files at a time, of any offset and length. The answer returns each buffer to
+/// the caller.
 ///
 /// ```
 /// use forebay_store::{BlockReader, FileIndex, Priority, ReadRequest, ReaderOptions};
@@ -49,7 +49,8 @@ pub struct BlockReader {
 #[derive(Debug)]
 pub struct BlockAnswer {
     pub tag: u64,
-    /// The filled buffer. On an error the buffer is gone, because the disk may still have it.
+    /// The filled buffer. A read that fails does not return its buffer, because the disk may still
+    /// write to it.
     pub result: Result<SlotBuffer, ReadError>,
 }
 
@@ -67,10 +68,10 @@ pub enum ReaderError {
 }
 
 impl BlockReader {
-    /// Opens the files; a [`FileIndex`] counts them from 0.
+    /// Opens the files. A [`FileIndex`] is the position in `paths`, from 0.
     ///
     /// # Errors
-    /// As [`RawReader::open`].
+    /// Returns the errors of [`RawReader::open`].
     pub fn open<P: AsRef<Path>>(
         paths: &[P],
         options: &ReaderOptions,
@@ -78,26 +79,27 @@ impl BlockReader {
         Ok(BlockReader { raw: RawReader::open(paths, options)? })
     }
 
-    /// As [`BlockReader::open`], for files that are open.
+    /// Opens a reader for files that are open already.
     ///
     /// # Errors
-    /// As [`RawReader::open`].
+    /// Returns the errors of [`RawReader::open`].
     pub fn over(files: FileSet, options: &ReaderOptions) -> Result<BlockReader, StoreError> {
         Ok(BlockReader { raw: RawReader::over(files, options)? })
     }
 
-    /// Memory of at least `bytes` bytes that suits every file.
+    /// Allocates a buffer of at least `bytes` bytes that has the alignment for every file.
     ///
     /// # Errors
-    /// [`StoreError::Memory`].
+    /// Returns [`StoreError::Memory`] if the memory cannot be reserved.
     pub fn buffer(&self, bytes: usize) -> Result<SlotBuffer, StoreError> {
         Arena::reserve(bytes)?.carve(bytes)
     }
 
-    /// Fills `out` from `offset` on, and waits for it.
+    /// Reads the bytes from `offset` on into `out`, and waits until it is full.
     ///
     /// # Errors
-    /// A failed read, an end of the file before the end of `out`, a failed engine.
+    /// Returns an error if the read fails, the file ends before `out` is full, or the engine has
+    /// failed. Returns [`ReaderError::Full`] if too many reads are unanswered.
     pub fn read(
         &mut self,
         file: FileIndex,
@@ -109,7 +111,7 @@ impl BlockReader {
         let read = ReadRequest { tag: 0, file, offset, length, priority: Priority::Demand };
         let limit = self.raw.options.requests_max;
         let request = RawRequest { read, destination: out.as_mut_ptr() };
-        // Staged: a disk that never answers must not keep the caller's memory.
+        // The read is staged, because a disk that never answers must not keep the caller's memory.
         let ticket = self.raw.take(request, None, true).ok_or(ReaderError::Full { limit })?;
         let answer = self.raw.wait_for(ticket);
         if answer.is_err() {
@@ -121,10 +123,11 @@ impl BlockReader {
         }
     }
 
-    /// Starts a read into the beginning of `buffer`, which the answer brings back.
+    /// Starts a read into the beginning of `buffer`. The answer returns the buffer.
     ///
     /// # Errors
-    /// [`ReaderError::Full`], [`ReaderError::BufferTooSmall`]; everything else is in the answer.
+    /// Returns [`ReaderError::Full`] or [`ReaderError::BufferTooSmall`], or [`ReaderError::Store`]
+    /// if the engine has failed. Errors of the read itself are in the answer.
     pub fn submit(&mut self, read: ReadRequest, mut buffer: SlotBuffer) -> Result<(), ReaderError> {
         if buffer.len() < read.length {
             let (wanted, given) = (read.length, buffer.len());
@@ -139,30 +142,30 @@ impl BlockReader {
         Ok(())
     }
 
-    /// The next answer; waits for it. `None` when nothing is in flight.
+    /// Waits for the next answer and returns it. Returns `None` if nothing is in flight.
     ///
     /// # Errors
-    /// A failed engine.
+    /// Returns an error if the engine has failed.
     pub fn wait(&mut self) -> Result<Option<BlockAnswer>, ReaderError> {
         self.raw.wait_until(|reader| !reader.ready.is_empty())?;
         Ok(self.raw.hand_out().and_then(answered))
     }
 
-    /// The next answer that is there, without waiting.
+    /// Returns the next answer that is ready, without waiting.
     ///
     /// # Errors
-    /// A failed engine.
+    /// Returns an error if the engine has failed.
     pub fn poll(&mut self) -> Result<Option<BlockAnswer>, ReaderError> {
         self.raw.progress()?;
         Ok(self.raw.hand_out().and_then(answered))
     }
 
-    /// As [`RawReader::cancel`].
+    /// Cancels all reads with this tag, as [`RawReader::cancel`] does.
     pub fn cancel(&mut self, tag: u64) {
         self.raw.cancel(tag);
     }
 
-    /// Reads whose answers have not been handed out yet.
+    /// Returns the number of reads whose answers have not been handed out yet.
     pub fn in_flight(&self) -> usize {
         self.raw.in_flight()
     }
@@ -179,7 +182,7 @@ impl BlockReader {
 fn answered((answer, owner): (ReadAnswer, Option<SlotBuffer>)) -> Option<BlockAnswer> {
     let result = match answer.end {
         ReaderEnd::Failed(error) => Err(error),
-        // A read that succeeded has its owner.
+        // A read that succeeded always has its buffer here.
         ReaderEnd::Done => Ok(owner?),
     };
     Some(BlockAnswer { tag: answer.tag, result })

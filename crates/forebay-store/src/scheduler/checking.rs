@@ -1,4 +1,4 @@
-//! Between a request's end and its block's: its bytes are compared with their checksums.
+//! Verifies the bytes of finished requests against their checksums before the block is complete.
 
 use std::time::Duration;
 
@@ -10,8 +10,8 @@ use crate::error::ReadError;
 use crate::job::{Job, Request};
 
 impl<D: Device> Scheduler<D> {
-    /// Hands over what one request brought, if it is made of whole chunks. The rest is compared when
-    /// all of the block is there.
+    /// Sends the bytes of one request to the checker, if they are whole chunks. Other bytes are verified when the whole
+    /// block has arrived.
     pub(super) fn begin_check(&mut self, request: &Request) {
         let Some(file) = self.files.file(request.file) else { return };
         let Some(checks) = &file.checks else { return };
@@ -21,9 +21,9 @@ impl<D: Device> Scheduler<D> {
         }
         let Some(job) = self.jobs[request.job as usize].as_mut() else { return };
         job.checking += 1;
-        // SAFETY: `check` compared the slot with the layout, so the span lies inside. Its request has
-        // ended, and no other one writes there; the job keeps the buffer until all answers are here
-        // or the checker has been dropped.
+        // SAFETY: `check` compared the slot with the layout, so the span lies inside the slot. Its request has ended,
+        // and no other request writes there. The job keeps the buffer until all answers have arrived or the checker is
+        // dropped.
         unsafe {
             let span = Span {
                 file: request.file,
@@ -36,7 +36,7 @@ impl<D: Device> Scheduler<D> {
         }
     }
 
-    /// Hands over what could not be compared request by request. `false`: there is nothing.
+    /// Sends the bytes that could not be verified request by request to the checker. Returns false if there are none.
     pub(super) fn begin_last_checks(&mut self, key: u32) -> bool {
         let Some(job) = self.jobs[key as usize].as_mut() else { return false };
         let regions = job.read.layout.regions.iter();
@@ -52,7 +52,8 @@ impl<D: Device> Scheduler<D> {
         for region in regions {
             let Some(checks) = checked(region.file) else { continue };
             job.checking += 1;
-            // SAFETY: as in `begin_check`; no request of the job is at the device.
+            // SAFETY: the reasons in `begin_check` apply: the span lies inside the slot, no request of the job is at
+            // the device, and the job keeps the buffer.
             unsafe {
                 let span = Span {
                     file: region.file,
@@ -67,7 +68,7 @@ impl<D: Device> Scheduler<D> {
         true
     }
 
-    /// Takes in the answers that are there.
+    /// Handles the checker's answers that are ready.
     pub(super) fn settle_checks(&mut self) {
         let mut answers = std::mem::take(&mut self.answers);
         loop {
@@ -103,13 +104,13 @@ impl<D: Device> Scheduler<D> {
         self.conclude(key);
     }
 
-    /// Whether a block is here but for the answers of the checker's thread.
+    /// Returns true if a block has arrived completely and only lacks answers of the checker's threads.
     pub(super) fn waits_for_checker(&self) -> bool {
         let waits = |job: &Job| job.checking > 0 && job.is_here();
         self.checker.open() > 0 && self.jobs.iter().flatten().any(waits)
     }
 
-    /// Notes a wait for comparisons that ends now, if there was nothing else to wait for.
+    /// Adds the time since `began` to the time spent waiting for verification, if nothing was at the device meanwhile.
     pub(super) fn count_check_wait(&mut self, began: Duration) {
         if self.at_device() == 0 {
             let waited = self.device.now().saturating_sub(began);
@@ -117,7 +118,7 @@ impl<D: Device> Scheduler<D> {
         }
     }
 
-    /// What a mismatch leads to. `true`: the job is read again.
+    /// Handles a checksum mismatch of a job. Returns true if the job is read again.
     pub(super) fn reads_again(&mut self, key: u32) -> bool {
         let Some(job) = self.jobs[key as usize].as_mut() else { return false };
         if job.outcome.is_some() || job.abandoned {
@@ -128,7 +129,7 @@ impl<D: Device> Scheduler<D> {
         self.statistics.checksum_mismatches += 1;
         let block = job.read.label;
         if job.rereads == 0 {
-            // What is wrong may be the way here and not the disk.
+            // The bytes may be correct on the disk and have changed on the way to memory.
             tracing::warn!(%block, offset, "a checksum does not match; reading again");
             job.read_again();
             self.statistics.retries += 1;

@@ -1,4 +1,4 @@
-//! What the recorder is told, if there is one.
+//! Writes the scheduler's events to the recorder, if there is one.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ impl<D: Device> Scheduler<D> {
         });
     }
 
-    /// Takes note of what ended while the engine is being closed.
+    /// Records the requests that ended while the engine is being closed.
     pub(super) fn record_all_finished(&mut self) {
         for end in std::mem::take(&mut self.finished) {
             self.record_finished(&end);

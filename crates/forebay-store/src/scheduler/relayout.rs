@@ -1,4 +1,4 @@
-//! The last step of a block of which some extents are recast: its bytes are here and compared.
+//! The relayout of a block: the last step, after all its bytes have arrived and were verified.
 
 use super::Scheduler;
 use crate::checker::Work;
@@ -6,7 +6,8 @@ use crate::device::Device;
 use crate::relayout::Stage;
 
 impl<D: Device> Scheduler<D> {
-    /// Has what was read brought into the form in which it is held. `true`: that is under way.
+    /// Starts the next stage of the job's relayout. Returns true if it is in progress, and false if there is nothing to
+    /// do.
     pub(super) fn relayout(&mut self, key: u32) -> bool {
         let Some(job) = self.jobs[key as usize].as_mut() else { return false };
         let Some(layout) = job.read.layout.relayout.clone() else { return false };
@@ -37,10 +38,10 @@ impl<D: Device> Scheduler<D> {
         job.stage = next;
         job.checking += tasks.len() as u32;
         for work in tasks {
-            // SAFETY: `check` compared the slot with the layout, and the scratch memory with what the
-            // layout needs. Nothing of the job is at the device any more, and it keeps its buffer until
-            // all answers are here or the checker was dropped; no other job has the scratch memory.
-            // Shares lie apart, and copies begin when all of them are made.
+            // SAFETY: `check` compared the slot with the layout, and the scratch memory with what the layout needs. No
+            // request of the job is at the device any more. The job keeps its buffer until all answers have arrived or
+            // the checker is dropped. No other job uses the scratch memory. Shares do not overlap, and copies begin
+            // when all shares are made.
             unsafe { self.checker.begin(key, work) };
         }
         true

@@ -1,4 +1,5 @@
-//! Copies: the right bytes in the new order, or an error; the page cache stays as it was.
+//! Tests of copies: the right bytes arrive in the new order, or there is an error. The page cache
+//! does not change.
 
 use std::sync::Mutex;
 
@@ -13,7 +14,7 @@ const EIO: i32 = 5;
 const BYTES: usize = 9_000_001;
 const HEADER: &[u8] = b"what comes first";
 
-/// Takes everything up to the first byte that it refuses.
+/// A sink that collects all bytes, and fails when it gets the byte at `refuses`.
 struct Collected {
     bytes: Mutex<Vec<u8>>,
     refuses: Option<u64>,
@@ -31,7 +32,8 @@ impl Sink for Collected {
     }
 }
 
-/// The file from its end to its begin, in pieces of odd sizes with gaps between them.
+/// Returns pieces of odd sizes that copy the file from its end to its beginning, with gaps between
+/// them.
 fn spans() -> Vec<Span> {
     let (mut noise, mut to, mut end, mut spans) = (Noise(9), 5000, BYTES as u64, Vec::new());
     while end > 700_000 {
@@ -46,7 +48,7 @@ fn bench(kind: Kind) -> Bench {
     Bench::new(kind, small_requests(), FaultPlan::default(), &[BYTES])
 }
 
-/// Copies with an engine of its own.
+/// Copies all spans with a new engine. Returns the report and the copied bytes.
 fn copied(
     bench: &Bench,
     kind: Kind,
@@ -124,7 +126,7 @@ fn the_page_cache_keeps_what_it_has_and_gets_nothing_new() {
     for direct in [true, false] {
         let bench = bench(Kind::Pread);
         if bench.files.drop_cached().is_err() {
-            // `half_cached` says why.
+            // `half_cached` prints the reason.
             half_cached(&bench.files);
             return;
         }

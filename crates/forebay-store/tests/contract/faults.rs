@@ -1,4 +1,5 @@
-//! A disk that fails: retried, or an error that says where. Never wrong bytes.
+//! Tests of a failing disk: reads are retried, or fail with an error that says where. No read
+//! returns wrong bytes.
 
 use std::time::{Duration, Instant};
 
@@ -70,7 +71,7 @@ fn reads_that_give_nothing_end() {
             let mut bench = Bench::new(kind, small_requests(), faults, &[100_000]);
             bench.submit(1, Priority::Demand, &[extent(0, 700, 60_000)]);
             let error = bench.finish_one().result.unwrap_err();
-            // Cached reads can go on at any byte, one after the other.
+            // A cached read can continue at any byte, so one byte per attempt is enough for it.
             if given == 0 || bench.engine.describe().direct {
                 assert!(matches!(error, ReadError::UnexpectedEnd { .. }), "{error}");
             }
@@ -116,7 +117,7 @@ fn a_read_that_never_ends_is_reported_in_time() {
         assert!(error.to_string().contains("expert 1 of layer 4"), "{error}");
         assert!(started.elapsed() < Duration::from_secs(2), "{kind:?}");
 
-        // Not even what gives way to demand gives way to what has stalled.
+        // A prefetch waits for demand reads, but not for a demand read that has stalled.
         for priority in [Priority::Demand, Priority::Prefetch] {
             bench.submit(3, priority, &[extent(0, 0, 30_000)]);
             let after = bench.finish_one();

@@ -1,4 +1,4 @@
-//! Loads: the right bytes arrive whether they come from the disk, from the page cache or from both.
+//! Tests of loads: the right bytes arrive, whether they come from the disk, the page cache or both.
 
 use forebay_store::{
     Arena, BlockLabel, BlockLayout, EngineOptions, Extent, FaultKind, FaultPlan, FileIndex,
@@ -15,7 +15,7 @@ fn options() -> LoadOptions {
     LoadOptions { piece_bytes: 64 << 10, copy_threads: 3, probe_threads: 2, engine_bytes: 300_000 }
 }
 
-/// Blocks of odd sizes at odd places that together are most of the file.
+/// Returns blocks of odd sizes at odd offsets, which together are most of the file.
 fn blocks(bytes: usize) -> Vec<Vec<Extent>> {
     let (mut noise, mut at, mut blocks) = (Noise(5), 7, Vec::new());
     while at + 400_000 < bytes as u64 {
@@ -59,7 +59,7 @@ fn load(bench: &mut Bench, blocks: &[Vec<Extent>]) -> (Vec<Loaded>, LoadStatisti
     load_staged(bench, blocks, 0, options())
 }
 
-/// Without copies from the page cache.
+/// Loads without copies from the page cache.
 fn load_alone(bench: &mut Bench, blocks: &[Vec<Extent>]) -> (Vec<Loaded>, LoadStatistics) {
     load_staged(bench, blocks, 0, LoadOptions { copy_threads: 0, ..options() })
 }
@@ -99,7 +99,7 @@ fn loads_from_disk_from_the_page_cache_and_from_both() {
             assert_eq!(statistics.cached_bytes, 0);
             continue;
         }
-        // What was just written is cached. The engine may have helped with some of it.
+        // The files were just written, so they are cached. The engine may have read some pieces.
         assert!(statistics.cached_bytes > statistics.bytes / 2, "{kind:?}: {statistics:?}");
         if !half_cached(&bench.files) {
             continue;
@@ -111,7 +111,7 @@ fn loads_from_disk_from_the_page_cache_and_from_both() {
         assert_eq!(statistics.cached_bytes + statistics.engine_bytes, statistics.bytes);
 
         if kind == Kind::Mmap {
-            // What is mapped stays in the page cache.
+            // Mapped pages stay in the page cache.
             continue;
         }
         bench.files.drop_cached().unwrap();
@@ -156,7 +156,7 @@ fn a_load_through_the_page_cache_leaves_there_what_was_there() {
     let (loaded, _) = load(&mut bench, &blocks);
     verify(&bench, &blocks, loaded, "cached");
     let after = bench.files.cached_bytes().unwrap().0;
-    // Reading ahead brings a few pages beyond what was read.
+    // Read-ahead of the kernel may add a few pages.
     assert!(after >= before && after < before + BYTES as u64 / 4, "{before} {after}");
 }
 
@@ -171,13 +171,14 @@ fn an_engine_alone_gives_the_same_bytes() {
     }
 }
 
-/// Whether every read of a load will meet the engine's disk. Copies from the page cache do not, and
-/// an engine that reads through it makes what it reads ahead fit to be copied.
+/// Returns true if every read of a load goes to the engine's disk. Copies from the page cache do
+/// not. If an engine reads through the page cache, its read-ahead creates more pages to copy.
 fn meets_the_disk(bench: &Bench, kind: Kind) -> bool {
     kind == Kind::Simulated || (bench.engine.describe().direct && bench.files.drop_cached().is_ok())
 }
 
-/// The one failure of a load; the rest is done or cancelled, and every slot comes back.
+/// Returns the first failure of a load that is not a cancellation. Checks the number of slots that
+/// did not come back.
 fn only_failure(loaded: Vec<Loaded>, slots_lost: usize) -> ReadError {
     let lost = loaded.iter().filter(|loaded| loaded.buffer.is_none()).count();
     assert_eq!(lost, slots_lost);

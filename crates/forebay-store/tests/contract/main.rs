@@ -1,5 +1,5 @@
-//! One contract for all engines: every case here runs on io_uring, the pread pool and the simulated
-//! disk.
+//! One contract for all engines. Unless a case is about one engine, it runs on io_uring, the pread
+//! pool, the memory map and the simulated disk, as far as they work here.
 
 mod copying;
 mod faults;

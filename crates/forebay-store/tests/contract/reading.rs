@@ -1,4 +1,4 @@
-//! The right bytes arrive, whatever the extents look like.
+//! Tests that the right bytes arrive, whatever the extents look like.
 
 use std::collections::HashMap;
 use std::io::Write as _;
@@ -64,7 +64,7 @@ fn adjacent_extents_cost_one_request() {
     }
 }
 
-/// Thousands of random blocks, many in flight, slots reused, with and without random faults.
+/// Reads thousands of random blocks, many of them in flight at a time, into reused slots.
 fn random_reads(kind: Kind, faults: FaultPlan, reads: u64) {
     const SLOT: usize = 200 << 10;
     let sizes = [3_000_000, 1_234_567, 4096];
@@ -125,7 +125,8 @@ fn thousands_of_random_reads_from_a_bad_disk() {
     }
 }
 
-/// An outage takes more requests than retries do, and ends: reads fail, then they are right again.
+/// An outage lasts for more requests than a read has retries, and then ends. So reads fail during
+/// it and succeed after it.
 #[test]
 fn outages_outlast_retries_and_end() {
     for kind in kinds() {

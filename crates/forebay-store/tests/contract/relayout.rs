@@ -1,4 +1,4 @@
-//! Blocks of which extents are recast when they are here.
+//! Tests of blocks whose layout is converted after they have arrived.
 
 use forebay_store::{
     Block, BlockLabel, BlockLayout, BlockRead, Completion, EngineOptions, FaultKind, FaultPlan,
@@ -10,7 +10,7 @@ use super::support::{Bench, extent, kinds, small_requests};
 const BLOCKS: u64 = 6;
 const ROWS: usize = 1000;
 const ROW_BLOCKS: usize = 40;
-/// Elements and scales of one block: several shares for the threads.
+/// Bytes of the elements and of the scales of one block. They make several shares for the threads.
 const LENGTHS: [u64; 2] = [16 * (ROWS * ROW_BLOCKS) as u64, (ROWS * ROW_BLOCKS) as u64];
 const BYTES: u64 = LENGTHS[0] + LENGTHS[1];
 
@@ -40,7 +40,7 @@ fn submit_all(bench: &mut Bench) {
     }
 }
 
-/// The parts that are held are what the block's description makes of the file.
+/// Checks that the parts in the slot are what the block's relayout makes of the file.
 fn verify(bench: &Bench, done: &Completion) {
     let block = block(done.id);
     let read = |index: usize| {
@@ -91,7 +91,7 @@ fn a_failed_read_skips_its_relayout_and_delays_no_other_block() {
                 Err(_) => failed.push(done.id),
             }
         }
-        // A request may bring the end of the block before along.
+        // The aligned read of block 1 may also cover the bad byte, because block 2's scales follow.
         assert!(failed.contains(&2) && failed.iter().all(|id| [1, 2].contains(id)), "{failed:?}");
         let relayout = BLOCKS - failed.len() as u64;
         assert_eq!(bench.engine.io_statistics().bytes_relaid_out, relayout * BYTES, "{kind:?}");

@@ -1,4 +1,4 @@
-//! The order of requests, and what happens to reads that are not wanted any more.
+//! Tests of the order of requests, and of reads that are cancelled or dropped.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,8 @@ use forebay_store::{
 
 use crate::support::{Bench, Kind, extent, kinds, small_requests, stalling_after};
 
-/// One request at a time, and the first takes long enough for everything else to queue up.
+/// Opens an engine with a queue depth of one. The first request takes long enough for all others to
+/// queue up.
 fn one_at_a_time(kind: Kind) -> Bench {
     let options = EngineOptions { queue_depth: 1, ..small_requests() };
     let late = FaultKind::Delay(Duration::from_millis(50));
@@ -128,8 +129,8 @@ fn a_demand_read_waits_a_bounded_time_behind_read_ahead() {
     let mut done = Vec::new();
     engine.wait(&mut done).unwrap();
     assert_eq!(done[0].id, 2);
-    // 8 requests of 512 KiB before it, and itself, at 1 GB/s: 5.2 ms, not the 64 ms of the whole
-    // read-ahead.
+    // It waits for 8 requests of 512 KiB and its own 1 MiB. At 1 GB/s this takes 5.2 ms, not the 64
+    // ms of the whole read-ahead.
     assert!(clock.now() < Duration::from_millis(6), "{:?}", clock.now());
 }
 
@@ -190,7 +191,7 @@ fn dropping_an_engine_waits_for_the_disk() {
                 bench.submit(id, Priority::Demand, &[extent(0, id * 77_777, 200_000)]);
             }
             drop(bench.engine);
-            // Nothing may be written any more: this memory is the caller's again.
+            // The memory belongs to the caller again, so the disk must no longer write to it.
             let rest = bench.arena.bytes() - bench.arena.used_bytes();
             let mut slot = bench.arena.carve(rest).unwrap();
             slot.as_mut_slice().fill(3);

@@ -1,4 +1,4 @@
-//! Loads whose bytes another library brings to the device: all of them arrive, whatever that library does.
+//! Tests of loads in which another library reads into device memory. All bytes arrive, whatever that library does.
 
 use std::fs::File;
 use std::io;
@@ -17,16 +17,16 @@ use crate::support::{Noise, extent};
 const BYTES: usize = 3_000_001;
 const PIECE: u64 = 64 << 10;
 
-/// What the reader does instead of reading everything at once.
+/// Misbehaviour of the reader.
 #[derive(Clone, Copy, PartialEq)]
 enum Trouble {
     Nothing,
-    /// Gives any part of what was asked for, and is interrupted now and then.
+    /// Reads only a part of each request, and is interrupted now and then.
     Short,
-    /// Fails so many times in a row, then works.
+    /// Fails this many times in a row, then works.
     Fails(usize),
     Hangs,
-    /// Says that it gave more than was asked for.
+    /// Reports that it read more than requested.
     TooMuch,
 }
 
@@ -93,7 +93,7 @@ fn setup(trouble: Trouble) -> Setup {
     Setup { files, image, reader: Arc::new(reader), _folder: folder }
 }
 
-/// Parts of odd sizes, apart from each other on the device and in another order.
+/// Returns parts of odd sizes. On the device they have gaps between them and the reverse order.
 fn parts() -> Vec<UploadPart> {
     let (mut noise, mut at, mut parts) = (Noise(3), 11, Vec::new());
     while at + 400_000 < BYTES as u64 {

@@ -1,4 +1,4 @@
-//! Files with known bytes, and engines of every kind over them.
+//! Files with known bytes, and engines of every kind that read them.
 
 use std::io::Write as _;
 use std::time::Duration;
@@ -17,7 +17,7 @@ pub enum Kind {
     Simulated,
 }
 
-/// The engines that work here. Says so when one is missing.
+/// Returns the engines that work here. Prints a message for each one that does not.
 pub fn kinds() -> Vec<Kind> {
     let files = FileSet::in_memory(Vec::new());
     let arena = Arena::reserve(4096).unwrap();
@@ -37,7 +37,7 @@ pub fn kinds() -> Vec<Kind> {
     kinds
 }
 
-/// Deterministic noise.
+/// A deterministic generator of random numbers.
 pub struct Noise(pub u64);
 
 impl Noise {
@@ -67,7 +67,7 @@ pub fn extent(file: u32, offset: u64, length: u64) -> Extent {
     Extent { file: FileIndex(file), offset, length }
 }
 
-/// An engine over files of known content.
+/// An engine and the files of known content that it reads.
 pub struct Bench {
     pub engine: Box<dyn ReadEngine>,
     pub files: FileSet,
@@ -122,7 +122,7 @@ impl Bench {
         BlockRead { id, label, layout, buffer, priority }
     }
 
-    /// Waits until nothing is in flight; completions in the order in which they came.
+    /// Waits until nothing is in flight. Returns the completions in the order of their arrival.
     pub fn finish(&mut self) -> Vec<Completion> {
         let mut done = Vec::new();
         while self.engine.in_flight() > 0 {
@@ -174,8 +174,8 @@ pub fn open(
     open_faulty_engine(kind, files, arena, options, faults)
 }
 
-/// Leaves only every other 256 KiB of the files in the page cache; false, said aloud, where pages
-/// cannot be dropped.
+/// Leaves only every other 256 KiB of the first file in the page cache. Returns false and prints a
+/// message if pages cannot be dropped.
 pub fn half_cached(files: &FileSet) -> bool {
     if let Err(error) = files.drop_cached() {
         let _ = writeln!(std::io::stderr(), "SKIPPED: half of a page cache: {error}");

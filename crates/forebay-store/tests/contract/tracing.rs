@@ -1,4 +1,5 @@
-//! What a recorder keeps is what the engine did; a memory map says what it met.
+//! Tests that the recorder keeps what the engine did, and that a memory map reports its page
+//! faults.
 
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use forebay_store::{
 
 use crate::support::{Bench, Kind, Noise, extent, kinds, small_requests, stalling_after};
 
-/// Random reads of all priorities, some of them cancelled.
+/// Submits random reads of all priorities and cancels some of them.
 fn work(bench: &mut Bench) {
     let mut noise = Noise(5);
     for id in 0..60 {
@@ -99,12 +100,12 @@ fn a_memory_map_counts_the_pages_that_it_copies() {
     let pages: u32 = recording.reads.iter().filter_map(|r| r.faults).map(|f| f.pages).sum();
     let page_bytes = rustix::param::page_size();
     assert_eq!(pages as usize, 300_000_usize.div_ceil(page_bytes));
-    // The file was written a moment ago: its pages are in memory.
+    // The file was written a moment ago, so its pages are in the page cache.
     assert!(recording.reads.iter().filter_map(|r| r.faults).all(|f| f.absent == 0));
 }
 
-/// A file that shrinks under a map is SIGBUS for most programs; here it is an error, and the bytes
-/// of reads that succeed are never zeros in place of weights.
+/// If a mapped file shrinks, most programs get SIGBUS. Here the read returns an error. A read that
+/// succeeds never returns zeros in place of weights.
 #[test]
 fn a_mapped_file_may_shrink_while_it_is_read() {
     if !kinds().contains(&Kind::Mmap) {

@@ -1,4 +1,5 @@
-//! Loads to a device: the right bytes arrive, and no slot of the ring is used again while it is copied from.
+//! Tests of loads to a device: the right bytes arrive, and no slot of the ring is reused while the device copies from
+//! it.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -15,11 +16,11 @@ const BYTES: usize = 3_000_001;
 const PIECE: usize = 64 << 10;
 const RING_SLOT: usize = PIECE + 8192;
 
-/// A device that copies as late as it may: when a thread waits, or asks for the third time.
+/// A device that copies as late as possible: when a thread waits for it, or asks for the third time.
 struct Device {
     memory: Arc<Mutex<Vec<u8>>>,
     copies: AtomicUsize,
-    /// Copies from this one on fail.
+    /// Number of the first copy that fails. All later copies fail too.
     fails_at: usize,
 }
 
@@ -60,7 +61,7 @@ impl Uploading for Copy {
     }
 }
 
-/// Tensors as they follow each other in a file, with little between them, and one far away.
+/// Returns tensors that follow each other in a file with small gaps, one at its end, and two in another file.
 fn tensors() -> Vec<Extent> {
     let (mut noise, mut at, mut tensors) = (Noise(11), 7, Vec::new());
     while at + 400_000 < BYTES as u64 {
@@ -75,16 +76,16 @@ fn tensors() -> Vec<Extent> {
     tensors
 }
 
-/// How tensors lie on the device.
+/// Order of the tensors on the device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Places {
-    /// As in the file.
+    /// The order of the file.
     Same,
-    /// From the last to the first, and apart.
+    /// From the last to the first, with gaps.
     Scattered,
 }
 
-/// Where each tensor goes, and the bytes of all places.
+/// Returns the destination of each tensor, and the size of the device memory in bytes.
 fn parts(places: Places) -> (Vec<UploadPart>, usize) {
     let mut at = 4096;
     let mut parts: Vec<UploadPart> = tensors()
@@ -162,7 +163,7 @@ fn everything_arrives_from_disk_from_the_page_cache_and_from_both() {
                     let wanted: u64 = tensors().iter().map(|extent| extent.length).sum();
                     assert_eq!(done.unwrap().bytes, wanted);
                     verify(&bench, &memory, places, &format!("{kind:?}, {case}, {slots} slots"));
-                    // Neighbours in the file travel together, however small and wherever they go.
+                    // Neighbours in the file share a piece, however small they are and wherever they go.
                     let most = match places {
                         Places::Same => BYTES.div_ceil(PIECE) + 3,
                         Places::Scattered => 2 * BYTES.div_ceil(PIECE),

@@ -1,9 +1,9 @@
-//! Lists of entries in order of use, oldest first; nothing is allocated after the start.
+//! Lists of entries in order of use, oldest first. Memory is allocated only at construction.
 
-/// Doubly linked lists through one array: an entry is in one list at most.
+/// Doubly linked lists in one array. An entry is in at most one list.
 #[derive(Clone, Debug)]
 pub(super) struct Lists {
-    /// Before and after, for every entry and then for the ends of every list, which close its ring.
+    /// Previous and next index of every entry, followed by those of one end node for each list, which closes its ring.
     links: Vec<[u32; 2]>,
     entries: u32,
 }
@@ -12,7 +12,7 @@ const BEFORE: usize = 0;
 const AFTER: usize = 1;
 
 impl Lists {
-    /// Empty lists `0 .. lists` for entries `0 .. entries`.
+    /// Creates empty lists `0 .. lists` for entries `0 .. entries`.
     pub fn new(entries: usize, lists: usize) -> Lists {
         let links = (0..(entries + lists) as u32).map(|index| [index, index]).collect();
         Lists { links, entries: entries as u32 }
@@ -22,30 +22,30 @@ impl Lists {
         self.entries + list as u32
     }
 
-    /// The oldest entry of a list.
+    /// Returns the oldest entry of a list.
     pub fn first(&self, list: usize) -> Option<u32> {
         self.after(self.end(list))
     }
 
-    /// The next younger entry of the same list.
+    /// Returns the next younger entry of the same list.
     pub fn after(&self, entry: u32) -> Option<u32> {
         let next = self.links[entry as usize][AFTER];
         (next < self.entries).then_some(next)
     }
 
-    /// Appends an entry that is in no list, as the youngest.
+    /// Appends an entry that is in no list, as the youngest of `list`.
     pub fn push(&mut self, list: usize, entry: u32) {
         let end = self.end(list);
         self.link_before(end, entry);
     }
 
-    /// Puts an entry that is in no list before all others, as the oldest.
+    /// Inserts an entry that is in no list, as the oldest of `list`.
     pub fn push_oldest(&mut self, list: usize, entry: u32) {
         let next = self.links[self.end(list) as usize][AFTER];
         self.link_before(next, entry);
     }
 
-    /// Takes an entry out of its list.
+    /// Removes an entry from its list.
     pub fn remove(&mut self, entry: u32) {
         let [before, after] = self.links[entry as usize];
         self.links[before as usize][AFTER] = after;

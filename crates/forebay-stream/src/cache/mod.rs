@@ -1,9 +1,9 @@
-//! The cache state machine: which experts are resident, and what happens to them when a layer's batch
-//! looks experts up. Pure and deterministic: no clock, no I/O. The engine and the replay of traces both run
-//! exactly this code, so the replay of a recorded run gives the engine's own counters.
+//! The cache state machine: which experts are resident, and how this changes when a layer's batch looks experts up. It
+//! is pure and deterministic, without a clock or I/O. The engine and the replay of traces both run this code, so the
+//! replay of a recorded run reproduces the engine's counters.
 //!
-//! Accounting: one lookup per distinct expert and layer batch. Eviction happens after the batch, and never
-//! takes an expert of the batch while another one can go.
+//! Accounting: each distinct expert of a layer batch counts as one lookup. Eviction happens after the batch, and takes
+//! an expert of the batch only if no other expert is left.
 
 mod lists;
 mod shape;
@@ -16,49 +16,49 @@ use crate::policy::{AGEING_LOOKUPS_PER_EXPERT, Moment, PolicyKind, Ranking, Rule
 use lists::Lists;
 pub use shape::{CacheShape, LayerShape};
 
-/// What was looked up so far.
+/// Counts of lookups and evictions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct CacheCounters {
-    /// Distinct experts per layer batch.
+    /// Lookups: one for each distinct expert of a layer batch.
     pub lookups: u64,
     /// Lookups that found their expert resident.
     pub hits: u64,
-    /// Experts that were resident and had to go, or that were read and not retained.
+    /// Resident experts that were evicted, and experts that were read but not retained.
     pub evictions: u64,
 }
 
 impl CacheCounters {
-    /// Lookups that did not find their expert.
+    /// Returns the number of lookups that did not find their expert.
     pub fn misses(&self) -> u64 {
         self.lookups - self.hits
     }
 
-    /// Adds what happened from one sample to another.
+    /// Adds the counts between two samples.
     pub(crate) fn add_between(&mut self, from: &CacheCounters, to: &CacheCounters) {
         self.lookups += to.lookups - from.lookups;
         self.hits += to.hits - from.hits;
         self.evictions += to.evictions - from.evictions;
     }
 
-    /// Hits per lookup; 0 before the first one.
+    /// Returns hits per lookup, or 0 before the first lookup.
     pub fn hit_rate(&self) -> f64 {
         if self.lookups == 0 { 0.0 } else { self.hits as f64 / self.lookups as f64 }
     }
 }
 
-/// The resident experts of all layers, and their use so far.
+/// The resident experts of all layers, and the usage statistics of all experts.
 #[derive(Clone, Debug)]
 pub struct CacheState {
     ranking: Ranking,
     layers: Vec<Layer>,
     groups: Vec<Group>,
     entries: Vec<Entry>,
-    /// For rankings by lists, two for each group: what was used once, and what is protected.
+    /// For rankings that use lists: two lists for each group, one of entries used once and one of protected entries.
     lists: Lists,
     batch_may_exceed: bool,
     clock: u64,
     batch: u64,
-    /// Passes over the layers, the layer that was looked at last, and whether its batch is complete.
+    /// Number of passes over the layers, the layer looked up last, and true if its batch is complete.
     pass: u32,
     last_layer: u32,
     batch_is_over: bool,
@@ -70,7 +70,7 @@ pub struct CacheState {
 struct Layer {
     shape: LayerShape,
     first: usize,
-    /// Lookups until the counts are halved.
+    /// Number of lookups until the counts are halved.
     until_ageing: u64,
     resident: u32,
     resident_max: u32,
@@ -80,9 +80,9 @@ struct Layer {
 struct Group {
     capacity: u64,
     used: u64,
-    /// Of these, what is protected (segmented LRU).
+    /// Part of `used` that is protected (segmented LRU).
     protected: u64,
-    /// Entries that are resident, in no order; empty where lists are kept.
+    /// Resident entries in arbitrary order; empty if the ranking uses lists.
     resident: Vec<u32>,
 }
 
@@ -90,34 +90,34 @@ struct Group {
 struct Entry {
     usage: Usage,
     layer: u32,
-    /// Where it stands in its group's `resident`, or the segment whose list it is in; `ABSENT` when it is not resident.
+    /// Index in the group's `resident`, or the segment whose list holds the entry; `ABSENT` if it is not resident.
     position: u32,
-    /// The last batch that touched it.
+    /// Number of the last batch that touched the entry.
     batch: u64,
 }
 
 const ABSENT: u32 = u32::MAX;
 
-/// The segments of a group, as an entry's position.
+/// Segments of a group, stored as an entry's position.
 const PROBATION: u32 = 0;
 const PROTECTED: u32 = 1;
 
-/// Segmented LRU protects this share of a group's capacity.
+/// Share of a group's capacity that segmented LRU protects, as a fraction.
 const PROTECTED_SHARE: (u64, u64) = (4, 5);
 
 impl CacheState {
-    /// An empty cache.
+    /// Creates an empty cache.
     ///
     /// # Panics
-    /// If a layer with experts names a group that does not exist, or there are 2^32 experts.
+    /// Panics if a layer with experts names a group that does not exist, or if there are 2^32 experts.
     pub fn new(policy: PolicyKind, shape: &CacheShape) -> CacheState {
         CacheState::with_ranking(Ranking::Online(policy.rule), shape)
     }
 
-    /// An empty cache that ranks as `ranking` says; [`CacheState::new`] for the policies that the engine runs.
+    /// Creates an empty cache with the given ranking. For the policies that the engine runs, use [`CacheState::new`].
     ///
     /// # Panics
-    /// As [`CacheState::new`].
+    /// Panics as [`CacheState::new`] does.
     pub fn with_ranking(ranking: Ranking, shape: &CacheShape) -> CacheState {
         let mut entries = Vec::new();
         let mut layers = Vec::with_capacity(shape.layers.len());
@@ -137,7 +137,7 @@ impl CacheState {
         }
         let lists = if ranking.is_list() { 2 * shape.groups.len() } else { 0 };
         assert!(entries.len() + lists < ABSENT as usize, "too many experts");
-        // Room for every member, so that nothing is allocated later.
+        // Reserve room for every member, so that nothing is allocated later.
         let room = |members: usize| if lists > 0 { 0 } else { members };
         let groups = shape.groups.iter().zip(members).map(|(&capacity, members)| Group {
             capacity,
@@ -167,28 +167,29 @@ impl CacheState {
         cache
     }
 
-    /// Experts of a layer; 0 for a dense or an unknown one.
+    /// Returns the number of experts of a layer; 0 for a dense or unknown layer.
     pub fn experts(&self, layer: LayerIndex) -> u32 {
         self.layers.get(layer.0 as usize).map_or(0, |layer| layer.shape.experts)
     }
 
-    /// Whether an expert is resident, without counting a lookup.
+    /// Returns true if an expert is resident. Does not count as a lookup.
     pub fn is_resident(&self, layer: LayerIndex, expert: ExpertIndex) -> bool {
         self.entries[self.entry(layer, expert)].position != ABSENT
     }
 
-    /// How often an expert was used lately: what frequency rules rank by.
+    /// Returns the aged use count of an expert, by which frequency rules rank.
     ///
     /// # Panics
-    /// If there is no such expert.
+    /// Panics if there is no such expert.
     pub fn frequency(&self, layer: LayerIndex, expert: ExpertIndex) -> u32 {
         self.entries[self.entry(layer, expert)].usage.frequency
     }
 
-    /// Looks an expert up and records its use. Within a batch, later lookups count as more recent.
+    /// Looks an expert up and records its use. Returns true if the expert is resident. Within a batch, later lookups
+    /// count as more recent.
     ///
     /// # Panics
-    /// If there is no such expert.
+    /// Panics if there is no such expert.
     pub fn lookup(&mut self, layer: LayerIndex, expert: ExpertIndex) -> bool {
         let index = self.entry(layer, expert);
         self.record_use(layer, index);
@@ -198,10 +199,10 @@ impl CacheState {
         hit
     }
 
-    /// Records a use for which nobody has to look here: the expert counts as used, and no lookup is counted.
+    /// Records a use of an expert that another tier served. No lookup is counted.
     ///
     /// # Panics
-    /// If there is no such expert.
+    /// Panics if there is no such expert.
     pub fn note_use(&mut self, layer: LayerIndex, expert: ExpertIndex) {
         self.record_use(layer, self.entry(layer, expert));
     }
@@ -221,7 +222,7 @@ impl CacheState {
         }
     }
 
-    /// As [`CacheState::lookup`]; `next_use` is the number of the batch that uses the expert next.
+    /// Looks an expert up like [`CacheState::lookup`]. `next_use` is the number of the batch that uses the expert next.
     pub fn lookup_knowing(
         &mut self,
         layer: LayerIndex,
@@ -233,9 +234,9 @@ impl CacheState {
         self.lookup(layer, expert)
     }
 
-    /// Ends a layer's batch: what it touched becomes resident, then the group is cut to its capacity, the least
-    /// worthy of the others first, the batch's own only when no others are left. Appends to `evicted` what is no longer
-    /// resident, of the batch or not.
+    /// Ends a layer's batch. The experts that it touched become resident, then experts are evicted until the group fits
+    /// its capacity: first other experts in order of worth, then those of the batch. Appends every expert that is no
+    /// longer resident to `evicted`, whether it belongs to the batch or not.
     pub fn retain(
         &mut self,
         layer: LayerIndex,
@@ -261,11 +262,12 @@ impl CacheState {
         layer.resident_max = layer.resident_max.max(layer.resident);
     }
 
-    /// An expert comes that nobody has looked up: it becomes resident, and the group is cut to its capacity. What the last batch
-    /// touched stays, the expert itself may go. Appends to `evicted` what is no longer resident.
+    /// Admits an expert without a lookup. The expert becomes resident, then the group is cut to its capacity. Experts
+    /// of the last batch are not evicted, but the new expert itself may be. Appends every expert that is no longer
+    /// resident to `evicted`.
     ///
     /// # Panics
-    /// If there is no such expert.
+    /// Panics if there is no such expert.
     pub fn admit(
         &mut self,
         layer: LayerIndex,
@@ -287,7 +289,7 @@ impl CacheState {
         layer.resident_max = layer.resident_max.max(layer.resident);
     }
 
-    /// A resident expert is somebody else's from now on.
+    /// Removes a resident expert that another tier holds from now on. This does not count as an eviction.
     pub fn give_away(&mut self, layer: LayerIndex, expert: ExpertIndex) {
         let index = self.entry(layer, expert);
         if self.entries[index].position != ABSENT {
@@ -295,13 +297,13 @@ impl CacheState {
         }
     }
 
-    /// Makes an expert resident that was loaded before any lookup. The caller keeps to the capacity.
+    /// Makes an expert resident that was loaded before any lookup. The caller must respect the capacity.
     pub(crate) fn preload(&mut self, layer: LayerIndex, expert: ExpertIndex) {
         let index = self.entry(layer, expert);
         if self.entries[index].position == ABSENT {
             self.enter(index);
             if self.ranking.is_list() {
-                // Never used yet: before all that were.
+                // Never used yet, so it is older than every used entry.
                 let list = self.list_of(index);
                 self.lists.push_oldest(list, index as u32);
             }
@@ -310,13 +312,13 @@ impl CacheState {
         layer.resident_max = layer.resident_max.max(layer.resident);
     }
 
-    /// Names an expert that a fixed list holds.
+    /// Marks an expert as a member of a fixed list ([`Ranking::Fixed`]).
     pub fn fix(&mut self, layer: LayerIndex, expert: ExpertIndex) {
         let index = self.entry(layer, expert);
         self.entries[index].usage.frequency = 1;
     }
 
-    /// An expert that was to become resident could not be loaded, or was lost.
+    /// Removes an expert that could not be loaded, or whose bytes were lost.
     pub(crate) fn forget(&mut self, layer: LayerIndex, expert: ExpertIndex) {
         let index = self.entry(layer, expert);
         if self.entries[index].position != ABSENT {
@@ -324,34 +326,34 @@ impl CacheState {
         }
     }
 
-    /// Totals since the start.
+    /// Returns the counts since the start.
     pub fn counters(&self) -> CacheCounters {
         self.counters
     }
 
-    /// For each layer, the most experts that it had resident after one of its batches.
+    /// Returns, for each layer, the largest number of experts that were resident after one of its batches.
     pub fn resident_max(&self) -> impl Iterator<Item = u32> + '_ {
         self.layers.iter().map(|layer| layer.resident_max)
     }
 
-    /// Resident experts of a layer now.
+    /// Returns the number of experts of a layer that are resident now.
     pub fn resident(&self, layer: LayerIndex) -> u32 {
         self.layers.get(layer.0 as usize).map_or(0, |layer| layer.resident)
     }
 
-    /// Flat number of an expert: layers one after the other.
+    /// Returns the flat number of an expert, counted through all layers.
     pub(crate) fn entry(&self, layer: LayerIndex, expert: ExpertIndex) -> usize {
         let of = &self.layers[layer.0 as usize];
         assert!(expert.0 < of.shape.experts, "layer {} has no expert {}", layer.0, expert.0);
         of.first + expert.0 as usize
     }
 
-    /// Experts of all layers.
+    /// Returns the number of experts of all layers.
     pub(crate) fn entries(&self) -> usize {
         self.entries.len()
     }
 
-    /// What a batch touched is resident from now on, and the youngest.
+    /// Makes an entry resident and the youngest of its list.
     fn insert(&mut self, index: usize) {
         let position = self.entries[index].position;
         if !self.ranking.is_list() {
@@ -390,13 +392,13 @@ impl CacheState {
         layer.resident += 1;
     }
 
-    /// The list that a resident entry belongs to.
+    /// Returns the list of a resident entry.
     fn list_of(&self, index: usize) -> usize {
         let entry = &self.entries[index];
         2 * self.layers[entry.layer as usize].shape.group + entry.position as usize
     }
 
-    /// Cuts a group to its capacity for a batch of `layer`, the least worthy first.
+    /// Evicts the least worthy entries until a group fits its capacity, for a batch of `layer`.
     fn cut(
         &mut self,
         group: usize,
@@ -436,7 +438,7 @@ impl CacheState {
         }
     }
 
-    /// Protected entries beyond the share for them go back, the least recently used first.
+    /// Moves protected entries beyond the protected share back to probation, least recently used first.
     fn unprotect(&mut self, group: usize) {
         let share = self.groups[group].capacity / PROTECTED_SHARE.1 * PROTECTED_SHARE.0
             + self.groups[group].capacity % PROTECTED_SHARE.1 * PROTECTED_SHARE.0
@@ -460,7 +462,7 @@ impl CacheState {
         (!is_touched || !self.batch_may_exceed).then_some(victim)
     }
 
-    /// The oldest entry that the batch did not touch, else the oldest.
+    /// Returns the oldest entry that the batch did not touch, or the oldest of all if there is none.
     fn oldest(&self, group: usize) -> Option<usize> {
         let lists = [2 * group + PROBATION as usize, 2 * group + PROTECTED as usize];
         for list in lists {
@@ -475,10 +477,10 @@ impl CacheState {
         lists.iter().find_map(|&list| self.lists.first(list)).map(|entry| entry as usize)
     }
 
-    /// A scan: it costs microseconds where the miss that it makes room for costs a disk read.
+    /// Finds the victim by a scan. This takes microseconds, while the miss that needs the room takes a disk read.
     fn least_by_scan(&mut self, group: usize, layer: LayerIndex) -> Option<usize> {
         self.drawn = mix(self.drawn.wrapping_add(0x9e37_79b9_7f4a_7c15));
-        // Who knows the future need not keep what the batch brought, unless the accounting says so.
+        // A ranking that knows the future need not keep the batch's experts, unless the accounting requires it.
         let spares_batch = self.batch_may_exceed || matches!(self.ranking, Ranking::Online(_));
         let moment = Moment {
             clock: self.clock,

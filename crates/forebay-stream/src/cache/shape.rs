@@ -1,16 +1,16 @@
-//! What a cache is made for: layers, and the capacities that they share.
+//! The shape of a cache: its layers, and the capacities that they share.
 
 use crate::plan::MemoryPlan;
 use crate::policy::Scope;
 
-/// One layer as the cache sees it.
+/// Shape of one layer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LayerShape {
-    /// Experts of the layer; 0 for a dense one.
+    /// Number of experts of the layer; 0 for a dense layer.
     pub experts: u32,
-    /// What one expert takes of its group's capacity: 1 for slots, or bytes.
+    /// Capacity of the group that one expert takes: 1 if the capacity is in slots, or its bytes.
     pub cost: u64,
-    /// The group whose capacity it shares.
+    /// Index of the group whose capacity the layer shares.
     pub group: usize,
 }
 
@@ -20,15 +20,16 @@ pub struct CacheShape {
     pub layers: Vec<LayerShape>,
     /// Capacity of every group, in the unit of [`LayerShape::cost`].
     pub groups: Vec<u64>,
-    /// Whether a batch that is larger than the capacity stays whole until the next batch of its group, as in the engine
-    /// that recorded the published traces. Ours keeps to the capacity.
+    /// True if a batch larger than the capacity stays resident until the next batch of its group, as in the engine that
+    /// recorded the published traces. Forebay's engine respects the capacity.
     pub batch_may_exceed: bool,
-    /// Layers all of whose experts are loaded before the first lookup.
+    /// For each layer, true if all its experts are loaded before the first lookup.
     pub preloaded: Vec<bool>,
 }
 
 impl CacheShape {
-    /// The cache of a memory plan: counted in slots, one group per layer or, for a global policy, per pool.
+    /// Returns the cache shape of a memory plan, counted in slots. There is one group per layer or, for a global
+    /// policy, per pool.
     pub fn from_plan(plan: &MemoryPlan) -> CacheShape {
         let mut layers: Vec<LayerShape> = plan
             .experts_per_layer
@@ -45,7 +46,7 @@ impl CacheShape {
                     layers[layer as usize].group = index;
                 }
             }
-            // Layers without experts belong to no pool; any group will do.
+            // Layers without experts belong to no pool, so any group will do.
             for layer in layers.iter_mut().filter(|layer| layer.experts == 0) {
                 layer.group = 0;
             }
@@ -54,7 +55,7 @@ impl CacheShape {
         CacheShape { layers, groups, batch_may_exceed: false, preloaded }
     }
 
-    /// The same after [`crate::Residency::preload`]: what fits whole is there from the start.
+    /// Returns the shape after [`crate::Residency::preload`]: layers whose experts all fit are loaded from the start.
     pub fn after_preload(mut self, plan: &MemoryPlan) -> CacheShape {
         for pool in plan.pools.iter().filter(|pool| pool.transient_slots == 0) {
             pool.layers.iter().for_each(|&layer| self.preloaded[layer as usize] = true);
@@ -62,8 +63,9 @@ impl CacheShape {
         self
     }
 
-    /// A cache of `capacity_bytes` for layers with `(experts, bytes of one expert)`: one group, or for policies per
-    /// layer the same share of the bytes for each layer. Accounting as in the published replays of recorded traces.
+    /// Returns the shape of a cache of `capacity_bytes` for layers with `(experts, bytes of one expert)`. It has one
+    /// group, or for per-layer policies one group per layer with an equal share of the bytes. Accounting follows the
+    /// published replays of recorded traces.
     pub fn from_bytes(scope: Scope, layers: &[(u32, u64)], capacity_bytes: u64) -> CacheShape {
         let with_experts = layers.iter().filter(|layer| layer.0 > 0).count().max(1) as u64;
         let shape = |(index, &(experts, cost)): (usize, &(u32, u64))| LayerShape {

@@ -1,6 +1,6 @@
 use super::*;
 
-/// Layers of 16 experts in slots: `per_layer` each, or the same number together.
+/// Creates a cache for layers of 16 experts, with `per_layer` slots for each layer or the same total in one group.
 fn cache(policy: PolicyKind, layers: u32, per_layer: u64) -> CacheState {
     let global = !policy.is_per_layer();
     let group = |layer: u32| if global { 0 } else { layer as usize };
@@ -27,7 +27,7 @@ fn use_batch(cache: &mut CacheState, layer: u32, experts: &[u32]) -> (usize, Vec
 
 #[test]
 fn a_global_list_smaller_than_a_token_never_hits_where_layers_of_their_own_do() {
-    // 8 layers x 3 experts = 24 for a token; 16 slots, together or 2 for each layer.
+    // 8 layers x 3 experts = 24 for a token; 16 slots, in one group or 2 for each layer.
     let mut rates = Vec::new();
     for policy in [PolicyKind::LAYER_LRU, PolicyKind::LAYER_LFU, PolicyKind::LRU] {
         let mut cache = cache(policy, 8, 2);
@@ -38,7 +38,7 @@ fn a_global_list_smaller_than_a_token_never_hits_where_layers_of_their_own_do() 
         }
         rates.push(cache.counters().hit_rate());
     }
-    // Two of three stay, from the second token on.
+    // Two of three experts are kept from the second token on.
     assert_eq!(rates, [2.0 / 3.0 * 19.0 / 20.0, 2.0 / 3.0 * 19.0 / 20.0, 0.0]);
 }
 
@@ -49,7 +49,7 @@ fn recency_evicts_the_oldest_and_spares_the_batch() {
     assert_eq!(use_batch(&mut cache, 0, &[0]), (1, vec![]));
     assert_eq!(use_batch(&mut cache, 0, &[7]), (0, vec![1]));
     assert_eq!(use_batch(&mut cache, 0, &[2, 8]), (1, vec![0]));
-    // More than fit: the others go first, then the batch's own, oldest first.
+    // The batch exceeds the capacity: other experts are evicted first, then the batch's own, oldest first.
     assert_eq!(use_batch(&mut cache, 0, &[3, 4, 5, 6]), (0, vec![7, 2, 8, 3]));
     assert_eq!(cache.resident(LayerIndex(0)), 3);
     assert_eq!(cache.resident_max().collect::<Vec<_>>(), [3]);
@@ -64,7 +64,7 @@ fn frequency_keeps_favourites_remembers_the_absent_and_forgives_in_time() {
     use_batch(&mut cache, 0, &[4]);
     assert_eq!(use_batch(&mut cache, 0, &[5]), (0, vec![4]), "3 is the favourite");
     assert_eq!(use_batch(&mut cache, 0, &[4]), (0, vec![5]), "4 was used before");
-    // A new favourite replaces the old one although it was used as often long ago.
+    // A new favourite replaces the old one, although the old one was used as often long ago.
     let mut turns = 0;
     while cache.is_resident(LayerIndex(0), ExpertIndex(3)) {
         use_batch(&mut cache, 0, &[6]);

@@ -1,7 +1,7 @@
-//! Experts: pools of equal slots, one for each size class, and how a budget is spent on them.
+//! Expert pools: equal slots for each size class, and how a budget is spent on them.
 //!
-//! A pool has `kept` slots, which the policy fills, and `transient` ones, into which misses are read. The pool makes no
-//! difference between them: a miss takes a free slot, and the batch's end decides which experts stay.
+//! A pool has `kept` slots, which the policy fills, and `transient` slots, into which misses are read. The pool makes
+//! no difference between the two: a miss takes any free slot, and the end of the batch decides which experts are kept.
 
 use serde::Serialize;
 
@@ -11,19 +11,19 @@ pub struct ExpertPool {
     pub slot_bytes: u64,
     /// Layers whose experts use this pool.
     pub layers: Vec<u32>,
-    /// Slots for experts that stay.
+    /// Number of slots for experts that are kept.
     pub kept_slots: u32,
-    /// Slots for experts on their way; at least those of one token, 0 when every expert has a slot.
+    /// Number of slots for experts in transit: at least those of one token, or 0 if every expert has a slot.
     pub transient_slots: u32,
 }
 
 impl ExpertPool {
-    /// Slots of both kinds.
+    /// Returns the number of slots of both kinds.
     pub fn slots(&self) -> u32 {
         self.kept_slots + self.transient_slots
     }
 
-    /// Bytes of all slots.
+    /// Returns the bytes of all slots.
     pub fn bytes(&self) -> u64 {
         self.slot_bytes.saturating_mul(u64::from(self.slots()))
     }
@@ -35,7 +35,7 @@ struct Class {
     slot_bytes: u64,
     layers: Vec<u32>,
     experts: u32,
-    /// Transient slots at least, and at most.
+    /// Smallest and largest number of transient slots.
     transient: (u32, u32),
 }
 
@@ -60,15 +60,15 @@ impl Growth {
     }
 }
 
-/// A transient slot is added for this many kept ones, up to twice what a token needs: it deepens the reading of
-/// prompts and makes room for prefetching, but a kept slot saves more.
+/// One transient slot is added for this many kept slots, up to twice what a token needs. Transient slots let prompts
+/// read further ahead and make room for prefetches, but a kept slot saves more reads.
 const KEPT_PER_TRANSIENT: u32 = 64;
 
-/// Sizes that differ by less than one part in this many share a class.
+/// Sizes that differ by at most one part in this many share a class.
 const CLASS_TOLERANCE: u64 = 32;
 
 impl Classes {
-    /// Layers whose slots differ by at most a few percent share a pool.
+    /// Creates classes in which layers with slot sizes within a few percent share a pool.
     pub fn by_size(experts: &[(u32, u64)], per_token: u32) -> Classes {
         let mut sizes: Vec<u64> = experts.iter().filter(|l| l.0 > 0).map(|l| l.1).collect();
         sizes.sort_unstable_by(|a, b| b.cmp(a));
@@ -82,13 +82,14 @@ impl Classes {
         Classes::with_tops(experts, &tops, per_token)
     }
 
-    /// One class whose slots hold any expert.
+    /// Creates one class whose slots hold any expert.
     pub fn one_for_all(experts: &[(u32, u64)], per_token: u32) -> Classes {
         let top = experts.iter().filter(|l| l.0 > 0).map(|l| l.1).max();
         Classes::with_tops(experts, top.as_slice(), per_token)
     }
 
-    /// `tops`: slot sizes, falling. A layer belongs to the smallest that holds it.
+    /// Creates classes with the slot sizes `tops`, in falling order. A layer belongs to the smallest size that holds
+    /// its experts.
     fn with_tops(experts: &[(u32, u64)], tops: &[u64], per_token: u32) -> Classes {
         let mut classes: Vec<Class> = tops
             .iter()
@@ -118,7 +119,7 @@ impl Classes {
         self.classes.len()
     }
 
-    /// Bytes of the experts of one token, in every class.
+    /// Returns the bytes of one token's experts, summed over all classes.
     pub fn smallest_bytes(&self) -> u64 {
         self.classes.iter().fold(0_u64, |sum, class| {
             sum.saturating_add(class.slot_bytes.saturating_mul(u64::from(class.transient.0)))
@@ -130,7 +131,7 @@ impl Classes {
         Growth { kept_per_layer: vec![0; self.experts_per_layer.len()], slots }
     }
 
-    /// Spends what a plan without pinned experts leaves over on transient slots.
+    /// Spends the bytes that remain on transient slots, for a plan that keeps no experts.
     pub fn widen(&self, bytes: u64) -> Growth {
         let mut growth = self.start();
         let mut left = bytes.saturating_sub(self.smallest_bytes());
@@ -143,7 +144,7 @@ impl Classes {
         growth
     }
 
-    /// Buys slots in a fixed sequence, one more expert for each layer in turn, until one is too dear.
+    /// Buys slots in a fixed order, one more expert for each layer in turn, until one does not fit.
     pub fn grow(&self, bytes: u64) -> Growth {
         let mut growth = self.start();
         let mut spent = self.smallest_bytes();
@@ -173,7 +174,7 @@ impl Classes {
         growth
     }
 
-    /// Every expert of the class has a slot: nothing will ever be evicted.
+    /// Marks all experts of a class as kept. Every expert then has a slot, and nothing is ever evicted.
     fn keep_all(&self, class: usize, growth: &mut Growth) {
         for &layer in &self.classes[class].layers {
             growth.kept_per_layer[layer as usize] = self.experts_per_layer[layer as usize];
@@ -206,7 +207,7 @@ impl Classes {
 }
 
 impl Class {
-    /// `(kept, transient)` with one more kept slot; all are kept once there are as many slots as experts.
+    /// Returns `(kept, transient)` with one more kept slot. All are kept once there are as many slots as experts.
     fn with_one_more(&self, (kept, transient): (u32, u32)) -> (u32, u32) {
         let kept = kept + 1;
         let transient = transient.max((kept / KEPT_PER_TRANSIENT).min(self.transient.1));

@@ -1,8 +1,8 @@
-//! The memory plan of a model under a RAM budget. Pure: the same model and budget give the same plan.
+//! The memory plan of a model under a RAM budget. Planning is pure: the same model and budget give the same plan.
 //!
-//! First come the minimum (a ring of two slots for the dense blocks, and slots for the experts of one token in one
-//! layer), then as many pinned dense blocks as fit, then experts. What the budget buys follows a fixed
-//! sequence, so more budget never keeps fewer experts.
+//! The minimum comes first: a ring of two slots for the dense blocks, and slots for the experts of one token in one
+//! layer. Then come as many pinned dense blocks as fit, and then experts. The budget is spent in a fixed order, so a
+//! larger budget never keeps fewer experts.
 
 mod dense;
 mod experts;
@@ -18,52 +18,53 @@ use crate::error::StreamError;
 use crate::policy::PolicyKind;
 use experts::{Classes, Growth};
 
-/// What memory is used for, in bytes and slots. Slots are multiples of 4096 bytes.
+/// Use of memory, in bytes and slots. Slots are multiples of 4096 bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct MemoryPlan {
     pub policy: PolicyKind,
-    /// The budget that it was made for; `None`: no limit.
+    /// RAM budget of the plan; `None` means no limit.
     pub ram_bytes: Option<u64>,
-    /// Of the budget, what others use: weights that are always resident, staging, memory in which blocks are recast.
+    /// Part of the budget for other uses: weights that are always resident, staging buffers, scratch memory for
+    /// relayout.
     pub reserved_bytes: u64,
     pub dense: DensePlan,
     /// One pool for each size class of experts.
     pub pools: Vec<ExpertPool>,
-    /// Experts of every layer, 0 for a dense one.
+    /// Number of experts of every layer; 0 for a dense layer.
     pub experts_per_layer: Vec<u32>,
-    /// Experts that every layer may keep. A global policy shares the sum of a pool's layers instead.
+    /// Number of experts that every layer may keep. A global policy shares the sum over a pool's layers instead.
     pub kept_per_layer: Vec<u32>,
-    /// Bytes of all slots: what the arena needs.
+    /// Bytes of all slots, which is the size of the arena.
     pub arena_bytes: u64,
-    /// Whether every block stays in memory once it was read.
+    /// True if every block stays in memory once it was read.
     pub fully_resident: bool,
 }
 
 impl MemoryPlan {
-    /// Kept slots of all pools.
+    /// Returns the number of kept slots of all pools.
     pub fn kept_slots(&self) -> u64 {
         self.pools.iter().map(|pool| u64::from(pool.kept_slots)).sum()
     }
 
-    /// Experts of all layers.
+    /// Returns the number of experts of all layers.
     pub fn experts(&self) -> u64 {
         self.experts_per_layer.iter().map(|&experts| u64::from(experts)).sum()
     }
 
-    /// Experts that are kept, as a share of all; 0 without experts.
+    /// Returns the fraction of the experts that is kept; 0 for a model without experts.
     pub fn kept_share(&self) -> f64 {
         self.kept_slots() as f64 / self.experts().max(1) as f64
     }
 }
 
-/// Plans memory within a budget.
+/// Namespace for planning memory within a budget.
 pub struct Budget;
 
 impl Budget {
-    /// The plan for a model whose streamed blocks, together with `reserved_bytes` of others, must stay within `ram_bytes`.
+    /// Plans a model whose streamed blocks, together with `reserved_bytes` for other uses, must fit `ram_bytes`.
     ///
     /// # Errors
-    /// [`StreamError::BudgetTooSmall`] with the smallest budget that works.
+    /// Returns [`StreamError::BudgetTooSmall`] with the smallest budget that works.
     pub fn plan(
         blocks: &ModelBlocks,
         ram_bytes: Option<u64>,
@@ -74,11 +75,10 @@ impl Budget {
         Sizes::of(blocks).plan(ram_bytes, reserved_bytes, policy)
     }
 
-    /// The plan for experts alone, in `bytes` of a memory where an expert of each of `layers`, `(experts, slot bytes)`,
-    /// takes as much.
+    /// Plans only experts, in `bytes` of a tier such as VRAM. `layers` holds `(experts, slot bytes)` of each layer.
     ///
     /// # Errors
-    /// [`StreamError::BudgetTooSmall`] with the smallest number of bytes that works.
+    /// Returns [`StreamError::BudgetTooSmall`] with the smallest number of bytes that works.
     pub fn plan_experts(
         layers: &[(u32, u64)],
         experts_per_token: usize,
@@ -89,7 +89,7 @@ impl Budget {
         sizes.plan(Some(bytes), 0, policy)
     }
 
-    /// The smallest budget that works, in bytes.
+    /// Returns the smallest budget that works, in bytes.
     pub fn smallest(blocks: &ModelBlocks, reserved_bytes: u64) -> u64 {
         let sizes = Sizes::of(blocks);
         let smallest = sizes.smallest(&sizes.candidates());
@@ -97,10 +97,10 @@ impl Budget {
     }
 }
 
-/// Slot bytes of every block, and how many experts a token needs at once.
+/// Slot bytes of every block, and the number of experts that a token needs at once.
 struct Sizes {
     dense: Vec<u64>,
-    /// `(experts, slot bytes of the largest)` of every layer.
+    /// `(experts, slot bytes of the largest expert)` of every layer.
     experts: Vec<(u32, u64)>,
     experts_per_token: u32,
 }
@@ -140,12 +140,13 @@ impl Sizes {
         }
     }
 
-    /// A pool for each size class; or one for all, which may be the only way to fit a small budget.
+    /// Returns the possible divisions into classes: one pool for each size class, or one for all experts. The latter
+    /// may be the only one that fits a small budget.
     fn candidates(&self) -> Vec<Classes> {
         let separate = Classes::by_size(&self.experts, self.experts_per_token);
         let mut all = vec![Classes::one_for_all(&self.experts, self.experts_per_token)];
         if separate.len() > 1 {
-            // The last of equals wins in `max_by_key`.
+            // `max_by_key` returns the last of several equal candidates, so this one wins a tie.
             all.push(separate);
         }
         all
@@ -176,7 +177,7 @@ impl Sizes {
     }
 }
 
-/// Bytes of a slot for a block: what its layout needs for any alignment that a disk may ask for.
+/// Returns the slot bytes of a block: what its layout needs for any alignment that a disk may require.
 fn slot_bytes(block: &Block) -> u64 {
     BlockLayout::plan_block(block, SLOT_ALIGNMENT).slot_bytes as u64
 }

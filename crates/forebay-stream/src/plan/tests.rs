@@ -3,7 +3,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Lays blocks of the given sizes out one after the other, with gaps so that no reads merge.
+/// Places blocks of the given sizes one after the other, with gaps so that no reads merge.
 struct Layout {
     offset: u64,
 }
@@ -19,7 +19,8 @@ impl Layout {
     }
 }
 
-/// 6 layers, the first dense, two sizes of experts; a head in two chunks that are larger than the layers.
+/// Returns a model of 6 layers, of which the first is dense, with experts of two sizes. Its head has two chunks that
+/// are larger than the layers.
 fn model() -> ModelBlocks {
     let mut layout = Layout { offset: 100 };
     let layers = (0..6).map(|layer| layout.block(&[50_000 + 3000 * layer, 9000]));

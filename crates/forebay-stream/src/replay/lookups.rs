@@ -1,36 +1,37 @@
-//! What a cache is asked for: layer batches of distinct experts, without the tokens behind them.
+//! The lookups of a trace: layer batches of distinct experts, without the tokens that chose them.
 
 use crate::blocks::{ExpertIndex, LayerIndex};
 use crate::routing::{LookupOrder, Phase, RoutingTrace};
 
-/// What one layer's batch touched.
+/// One layer's batch.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Batch {
     phase: Phase,
     layer: LayerIndex,
     tokens: u32,
-    /// The batch of the recording.
+    /// Index of the batch in the recording.
     source: u32,
-    /// Where its experts end in the list.
+    /// End of its experts in the list.
     end: usize,
 }
 
-/// Lookups, batch by batch: what a replay reads.
+/// Lookups, batch by batch; the input of a replay.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Lookups {
-    /// Experts, and bytes of one of them, for each layer.
+    /// Number of experts, and bytes of one expert, for each layer.
     layers: Vec<(u32, u64)>,
     batches: Vec<Batch>,
     experts: Vec<ExpertIndex>,
 }
 
 impl Lookups {
-    /// Layers with `(experts, bytes of one expert)` and no batches yet.
+    /// Creates lookups without batches, for layers with `(experts, bytes of one expert)`.
     pub fn new(layers: Vec<(u32, u64)>) -> Lookups {
         Lookups { layers, batches: Vec::new(), experts: Vec::new() }
     }
 
-    /// Every batch of a recording, each expert once, in the order in which the engine that recorded it looks them up.
+    /// Returns every batch of a recording with each expert once, in the order in which the recording engine looks them
+    /// up.
     pub fn of(trace: &RoutingTrace) -> Lookups {
         let header = trace.header();
         let mut lookups = Lookups::new(header.layer_sizes());
@@ -40,7 +41,7 @@ impl Lookups {
         for (source, batch) in trace.batches().enumerate() {
             for layer in 0..header.layers.len() {
                 open.clear();
-                // From the last token on: the first that is seen is the last use.
+                // Tokens are visited last to first, so the first occurrence of an expert is its last use.
                 for token in batch.tokens.clone().rev() {
                     let chosen = trace.experts(token, layer);
                     for expert in chosen.rev() {
@@ -63,15 +64,15 @@ impl Lookups {
         lookups
     }
 
-    /// `(experts, bytes of one expert)` of each layer.
+    /// Returns `(experts, bytes of one expert)` of each layer.
     pub fn layers(&self) -> &[(u32, u64)] {
         &self.layers
     }
 
-    /// Adds a batch of so many tokens: distinct experts, the one used last at the end.
+    /// Appends a batch of `tokens` tokens. The experts must be distinct, with the one used last at the end.
     ///
     /// # Panics
-    /// If there is no such layer or the layer has no such expert.
+    /// Panics if there is no such layer, or the layer has no such expert.
     pub fn push(
         &mut self,
         phase: Phase,
@@ -86,7 +87,7 @@ impl Lookups {
         self.batches.push(Batch { phase, layer, tokens, source: 0, end });
     }
 
-    /// Every batch: phase, layer, experts.
+    /// Returns phase, layer and experts of every batch.
     pub fn batches(&self) -> impl Iterator<Item = (Phase, LayerIndex, &[ExpertIndex])> {
         let starts = std::iter::once(0).chain(self.batches.iter().map(|batch| batch.end));
         let experts = &self.experts;
@@ -96,29 +97,29 @@ impl Lookups {
             .map(move |(batch, start)| (batch.phase, batch.layer, &experts[start..batch.end]))
     }
 
-    /// Tokens of every batch.
+    /// Returns the number of tokens of every batch.
     pub fn tokens(&self) -> impl Iterator<Item = usize> {
         self.batches.iter().map(|batch| batch.tokens as usize)
     }
 
-    /// For every batch, its batch of the recording ([`RoutingTrace::batch`]).
+    /// Returns, for every batch, the index of its batch in the recording ([`RoutingTrace::batch`]).
     pub fn sources(&self) -> impl Iterator<Item = usize> {
         self.batches.iter().map(|batch| batch.source as usize)
     }
 
-    /// Lookups in all.
+    /// Returns the number of lookups.
     pub fn len(&self) -> usize {
         self.experts.len()
     }
 
-    /// Whether there are none.
+    /// Returns true if there are no lookups.
     pub fn is_empty(&self) -> bool {
         self.experts.is_empty()
     }
 
-    /// Bytes of the experts of one token in all layers, T: a global list by recency that is smaller, by a layer's batch, hits
-    /// nothing while text is generated. The most that any token uses, from one visit of the first layer to the next; 0
-    /// without generated tokens.
+    /// Returns the bytes T of one token's experts in all layers: the largest sum of any generated token, from one visit
+    /// of the first layer to the next. A global LRU cache that is smaller than T by one layer's batch never hits during
+    /// generation. Returns 0 if there are no generated tokens.
     pub fn cycle_bytes(&self) -> u64 {
         let (mut most, mut sum, mut last) = (0, 0, u32::MAX);
         for (phase, layer, experts) in self.batches() {
@@ -134,7 +135,7 @@ impl Lookups {
         most
     }
 
-    /// Bytes of all experts.
+    /// Returns the bytes of all experts.
     pub fn total_bytes(&self) -> u64 {
         let of = |&(experts, bytes): &(u32, u64)| u64::from(experts).saturating_mul(bytes);
         self.layers.iter().map(of).fold(0, u64::saturating_add)

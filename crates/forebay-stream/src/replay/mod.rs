@@ -1,4 +1,4 @@
-//! Recorded routing through the cache state machine that the engine runs, under any policy and capacity.
+//! Runs recorded routing through the engine's cache state machine, under any policy and capacity.
 
 mod lookups;
 
@@ -13,19 +13,19 @@ use crate::routing::Phase;
 
 pub use lookups::Lookups;
 
-/// How much may stay.
+/// Capacity of a cache.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Capacity {
-    /// Bytes in all; policies per layer give each layer with experts the same share of them.
+    /// Total bytes. A per-layer policy gives each layer with experts an equal share.
     Bytes(u64),
-    /// A share of the experts, 0 to 1: of each layer's, or of all, rounded down.
+    /// Fraction of the experts, 0 to 1, rounded down: of each layer's experts, or of all for a global policy.
     Share(f64),
-    /// So many experts for each layer; global policies share the sum.
+    /// Number of experts for each layer. A global policy shares the sum.
     ExpertsPerLayer(u32),
 }
 
 impl Capacity {
-    /// The cache of this capacity. `batch_may_exceed`: see [`CacheShape::batch_may_exceed`].
+    /// Returns the cache shape of this capacity. For `batch_may_exceed`, see [`CacheShape::batch_may_exceed`].
     pub fn shape(self, scope: Scope, layers: &[(u32, u64)], batch_may_exceed: bool) -> CacheShape {
         let per_layer = |(experts, _): &(u32, u64)| match self {
             Capacity::Share(share) => (f64::from(*experts) * share.clamp(0.0, 1.0)) as u64,
@@ -55,7 +55,7 @@ impl Capacity {
     }
 }
 
-/// What a replay counted.
+/// Counters of a replay.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct ReplayCounters {
     pub all: CacheCounters,
@@ -63,29 +63,29 @@ pub struct ReplayCounters {
     pub generate: CacheCounters,
 }
 
-/// What one batch of a replay did.
+/// Outcome of one batch of a replay.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BatchOutcome {
     pub phase: Phase,
     pub layer: LayerIndex,
     pub lookups: u32,
     pub hits: u32,
-    /// Experts of the layer that are resident after it.
+    /// Number of the layer's experts that are resident after the batch.
     pub resident: u32,
 }
 
-/// Runs lookups through the cache, which is empty at first and stays warm from the prompt to the generated tokens.
+/// Runs lookups through a cache that is empty at first and stays warm from the prompt to the generated tokens.
 ///
 /// # Panics
-/// If the shape has fewer layers or experts than the trace.
+/// Panics if the shape has fewer layers or experts than the trace.
 pub fn replay(lookups: &Lookups, policy: PolicyKind, shape: &CacheShape) -> ReplayCounters {
     replay_observed(lookups, policy, shape, |_| {})
 }
 
-/// As [`replay`], and shows every batch's outcome.
+/// Runs lookups like [`replay`], and passes every batch's outcome to `observe`.
 ///
 /// # Panics
-/// As [`replay`].
+/// Panics as [`replay`] does.
 pub fn replay_observed(
     lookups: &Lookups,
     policy: PolicyKind,
@@ -100,11 +100,12 @@ pub fn replay_observed(
     })
 }
 
-/// Runs lookups through `cache` and shows every batch's outcome, until `observe` says otherwise; the counters are then
-/// those of the batches so far. `lookup` looks one expert up; it gets the number of the lookup, counted from 0.
+/// Runs lookups through `cache` and passes every batch's outcome to `observe`, until it returns [`ControlFlow::Break`].
+/// Returns the counters of the batches so far. `lookup` looks one expert up; its last argument is the number of the
+/// lookup, counted from 0.
 ///
 /// # Panics
-/// If the cache has fewer layers or experts than the trace.
+/// Panics if the cache has fewer layers or experts than the trace.
 pub fn replay_through(
     mut cache: CacheState,
     lookups: &Lookups,

@@ -1,4 +1,4 @@
-//! Dense blocks: pinned ones, and the ring that the others go round in, read ahead in the order of execution.
+//! Dense blocks: pinned blocks, and the ring through which the other blocks are streamed in execution order.
 
 use forebay_store::{BlockLayout, Priority};
 
@@ -11,12 +11,12 @@ use crate::slots::{Lease, Purpose, SlotIndex};
 pub(super) struct DenseBlocks {
     pub layouts: Vec<BlockLayout>,
     pub places: Vec<Place>,
-    /// The slot of a pinned block.
+    /// Slot of each block; `None` for a block that is not pinned.
     pub ram_slots: Vec<Option<SlotIndex>>,
     ring: Vec<SlotIndex>,
-    /// The block that was asked for last.
+    /// The block that the caller requested last.
     current: u32,
-    /// Execution begins anew after this many blocks.
+    /// Number of blocks after which execution starts again at block 0.
     cycle: u32,
 }
 
@@ -31,13 +31,13 @@ impl DenseBlocks {
         DenseBlocks { layouts, places, ram_slots, ring, current: 0, cycle: blocks }
     }
 
-    /// The block of the ring that is wanted next after `index`.
+    /// Returns the first block after `index`, in execution order, that is streamed through the ring.
     fn next_streamed(&self, index: u32) -> Option<u32> {
         let after = (index + 1..self.cycle).chain(0..(index + 1).min(self.cycle));
         after.into_iter().find(|&next| self.ram_slots[next as usize].is_none())
     }
 
-    /// Whether a block is one of the next few of the ring, for which slots are meant.
+    /// Returns true if the block is one of the next streamed blocks, as many as the ring has slots.
     fn is_ahead(&self, block: Option<BlockId>) -> bool {
         let Some(BlockId::Dense(block)) = block else { return false };
         let mut next = self.current;
@@ -52,11 +52,11 @@ impl DenseBlocks {
 }
 
 impl Residency {
-    /// Leases a dense block, waiting for it where needed, and reads the next ones ahead.
+    /// Leases a dense block and reads the next ones ahead. Waits for the block if it is not in memory yet.
     ///
     /// # Errors
-    /// [`StreamError::Read`] when it cannot be read, [`StreamError::LeasesHoldAllSlots`] when the caller still leases
-    /// as many blocks of the ring as it has slots.
+    /// Returns [`StreamError::Read`] if the block cannot be read.
+    /// Returns [`StreamError::LeasesHoldAllSlots`] if the caller still holds leases on every slot of the ring.
     pub fn dense(&mut self, index: u32) -> Result<Lease, StreamError> {
         let block = BlockId::Dense(index);
         if index as usize >= self.dense.places.len() {
@@ -91,11 +91,12 @@ impl Residency {
         }
     }
 
-    /// As [`Residency::dense`], but never waits: `None` while the block is on its way, or leases hold all slots that it might
-    /// be read into.
+    /// Leases a dense block like [`Residency::dense`], but never waits. Returns `None` while the block is being read,
+    /// or while leases hold all slots that could take it.
     ///
     /// # Errors
-    /// Errors of the engine. A failed read is tried again, and told when somebody waits for it.
+    /// Returns an error if the read engine fails. A failed read is retried; only a call that waits for the block
+    /// reports it.
     pub fn dense_if_here(&mut self, index: u32) -> Result<Option<Lease>, StreamError> {
         let block = BlockId::Dense(index);
         if index as usize >= self.dense.places.len() {
@@ -114,7 +115,7 @@ impl Residency {
         Ok(lease)
     }
 
-    /// A lease of a dense block if it is in memory; never waits and starts nothing.
+    /// Returns a lease of a dense block if it is in memory. Never waits and starts no read.
     pub fn dense_if_present(&self, index: u32) -> Option<Lease> {
         match self.dense.places.get(index as usize)? {
             Place::Present(slot) => {
@@ -124,13 +125,13 @@ impl Residency {
         }
     }
 
-    /// Says that execution begins anew after the first `blocks` dense blocks, until told otherwise: all but the last
-    /// batch of a prompt leave out the head, which then need not be read ahead.
+    /// Sets the number of dense blocks after which execution starts again, until the next call. All but the last batch
+    /// of a prompt skip the head, so its chunks need not be read ahead.
     pub fn set_dense_cycle(&mut self, blocks: usize) {
         self.dense.cycle = blocks.clamp(1, self.dense.places.len().max(1)) as u32;
     }
 
-    /// Starts the reads of the next blocks of the ring, as far as slots are idle.
+    /// Starts the reads of the next streamed blocks, one for each idle slot of the ring.
     pub(super) fn read_dense_ahead(&mut self) {
         let mut index = self.dense.current;
         for _ in 0..self.dense.ring.len() {
@@ -147,7 +148,7 @@ impl Residency {
         }
     }
 
-    /// A slot of the ring whose block is not one of the next.
+    /// Returns an idle slot of the ring whose block is not one of the next streamed blocks.
     fn idle_ring_slot(&self) -> Option<SlotIndex> {
         self.dense.ring.iter().copied().find(|&slot| {
             let slot = &self.slots[slot as usize];
@@ -155,7 +156,8 @@ impl Residency {
         })
     }
 
-    /// The slot for a block that is needed now; `None`: after a wait.
+    /// Returns the slot for a block that is needed now. Returns `None` if the caller must wait for a read and try
+    /// again.
     fn slot_for_dense(&mut self, index: u32) -> Result<Option<SlotIndex>, StreamError> {
         let ram_slot = self.dense.ram_slots[index as usize];
         if ram_slot.is_some() {
@@ -169,7 +171,7 @@ impl Residency {
         if idle.is_some() {
             return Ok(idle);
         }
-        // Read-ahead for a future that did not come.
+        // A wrong prediction: the block in this slot was read ahead, but another block was requested.
         match ring.clone().find(|&slot| self.slots[slot as usize].read.is_some()) {
             Some(slot) => {
                 self.abandon_read(slot);

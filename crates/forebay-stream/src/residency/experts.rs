@@ -1,7 +1,8 @@
-//! The experts of one layer's batch: hits at once, misses as they arrive, in waves when they are more than fit.
+//! The experts of one layer's batch. Hits are leased at once and misses as they arrive, in several chunks if they do
+//! not all fit.
 //!
-//! Who stays after the batch depends on its lookups only, so it is decided as soon as they are known. A miss
-//! that will stay goes to its slot for good; the others pass through: their slot is free again when their lease ends.
+//! Which experts are kept after the batch depends only on the lookups, so this is decided as soon as they are known. A
+//! miss that will be kept goes to its final slot. The slot of any other miss is free again when its lease ends.
 
 use forebay_store::{BlockLayout, Priority, ReadError};
 
@@ -12,12 +13,12 @@ use crate::slots::{Lease, Purpose, ReadInFlight, Slot, SlotIndex};
 
 /// State of the experts.
 pub(super) struct ExpertBlocks {
-    /// Layouts and places of all experts, layers one after the other.
+    /// Layouts and places of all experts, ordered by layer.
     pub layouts: Vec<BlockLayout>,
     pub places: Vec<Place>,
     pub pool_of_layer: Vec<u32>,
     pub pools: Vec<Pool>,
-    /// Slots that hold, or will hold, experts that nobody has asked for yet; oldest first.
+    /// Slots with prefetched experts that no batch has looked up yet, arrived or being read; oldest first.
     pub prefetched: Vec<SlotIndex>,
 }
 
@@ -26,7 +27,7 @@ pub(super) struct Pool {
     first: SlotIndex,
     end: SlotIndex,
     free: Vec<SlotIndex>,
-    /// Slots whose block need not stay but may still be leased.
+    /// Slots whose expert has been evicted but may still be leased.
     leaving: Vec<SlotIndex>,
 }
 
@@ -41,7 +42,7 @@ impl Pool {
         (self.first..self.end).contains(&slot)
     }
 
-    /// A slot that nothing holds.
+    /// Takes a slot that neither the cache nor a lease holds.
     pub fn take_free(&mut self, slots: &[Slot]) -> Option<SlotIndex> {
         let unleased = |&slot: &SlotIndex| !slots[slot as usize].is_leased();
         self.free.pop().or_else(|| {
@@ -51,17 +52,17 @@ impl Pool {
     }
 }
 
-/// The batch that is open, if any. All lists are reused.
+/// The open batch, if any. All lists are reused from batch to batch.
 pub(super) struct Batch {
     layer: Option<LayerIndex>,
     hits: Vec<(ExpertIndex, Lease)>,
     /// Misses whose read has not started, last first.
     pending: Vec<ExpertIndex>,
-    /// Misses on their way.
+    /// Number of misses that are being read.
     in_flight: usize,
     arrived: Vec<ExpertIndex>,
     pub evicted: Vec<(LayerIndex, ExpertIndex)>,
-    /// The first of its reads that failed.
+    /// First failure of one of the batch's reads.
     pub failure: Option<StreamError>,
 }
 
@@ -79,18 +80,18 @@ impl Batch {
         }
     }
 
-    /// Whether it is open for `layer`.
+    /// Returns true if the batch is open for `layer`.
     pub fn is_of(&self, layer: LayerIndex) -> bool {
         self.layer == Some(layer)
     }
 }
 
 impl Residency {
-    /// Begins the batch of a layer: counts the lookups, leases the hits and starts the reads of misses as slots allow. The
-    /// experts must be distinct; a later one counts as used later. An unfinished batch is ended first.
+    /// Begins the batch of a layer: counts the lookups, leases the hits, and starts reads of misses as slots allow. The
+    /// experts must be distinct, and later ones count as used later. An unfinished batch is ended first.
     ///
     /// # Errors
-    /// [`StreamError::NoSuchBlock`], [`StreamError::ExpertNamedTwice`]; errors of the engine.
+    /// Returns [`StreamError::NoSuchBlock`], [`StreamError::ExpertNamedTwice`], or an error of the read engine.
     pub fn begin_experts(
         &mut self,
         layer: LayerIndex,
@@ -118,12 +119,13 @@ impl Residency {
         Ok(())
     }
 
-    /// Appends leases to `out`: at first all hits, if there are any; then each time what has arrived since, waiting for at
-    /// least one. `false`: nothing is left, and nothing was appended. Dropping the leases of a wave makes room for the next.
+    /// Appends leases to `out`. The first call appends all hits, if there are any; each later call appends the misses
+    /// that have arrived since, and waits for at least one. Returns `false` if nothing is left; nothing was appended
+    /// then. When the caller drops the leases of one chunk, their slots become free for the next.
     ///
     /// # Errors
-    /// [`StreamError::Read`] with the block's name when a read failed for good; that ends the batch.
-    /// [`StreamError::LeasesHoldAllSlots`] when the next wave has no room.
+    /// Returns [`StreamError::Read`] with the block's name if a read failed for good. This ends the batch.
+    /// Returns [`StreamError::LeasesHoldAllSlots`] if the next chunk has no free slot.
     pub fn next_experts(
         &mut self,
         out: &mut Vec<(ExpertIndex, Lease)>,
@@ -140,23 +142,24 @@ impl Residency {
         outcome
     }
 
-    /// Whether [`Residency::next_experts`] has something to give without waiting; reads go on as with [`Residency::progress`].
+    /// Returns true if [`Residency::next_experts`] would not have to wait. Also continues reads, as
+    /// [`Residency::progress`] does.
     ///
     /// # Errors
-    /// Errors of the engine.
+    /// Returns an error if the read engine fails.
     pub fn experts_are_ready(&mut self) -> Result<bool, StreamError> {
         self.progress()?;
         Ok(!self.batch.hits.is_empty() || !self.batch.arrived.is_empty())
     }
 
-    /// Ends the batch. What has not arrived by now is given up.
+    /// Ends the batch. Reads that have not finished are cancelled.
     pub fn end_experts(&mut self) {
         let Some(layer) = self.batch.layer.take() else { return };
         self.batch.hits.clear();
         while let Some(expert) = self.batch.arrived.pop() {
             self.let_pass(layer, expert);
         }
-        // What was to stay but never came is not resident.
+        // The reads of these experts never started, so they are not resident, even if they were to be kept.
         while let Some(expert) = self.batch.pending.pop() {
             self.cache.forget(layer, expert);
         }
@@ -194,19 +197,19 @@ impl Residency {
         }
     }
 
-    /// No read is under way that could bring the batch on.
+    /// Returns the error for a batch that cannot proceed because no read is in flight.
     fn nothing_to_wait_for(&mut self, layer: LayerIndex) -> StreamError {
         if let Some(&expert) = self.batch.pending.last() {
             return StreamError::LeasesHoldAllSlots { block: BlockId::Expert(layer, expert) };
         }
-        // Rather no answer than an endless wait.
+        // Stop rather than wait forever.
         let why = "the read engine has lost a read".to_owned();
         self.stopped = Some(why.clone());
         StreamError::Stopped { why }
     }
 
     fn hand_out(&mut self, layer: LayerIndex, out: &mut Vec<(ExpertIndex, Lease)>) {
-        // Taken out while the slots are looked at; put back for its capacity.
+        // The list is moved out because the loop borrows `self`, and moved back to keep its capacity.
         let mut arrived = std::mem::take(&mut self.batch.arrived);
         for expert in arrived.drain(..) {
             let block = BlockId::Expert(layer, expert);
@@ -218,7 +221,7 @@ impl Residency {
         self.batch.arrived = arrived;
     }
 
-    /// An expert that does not stay leaves its slot when its lease ends.
+    /// Frees the slot of an expert that the cache does not keep; if it is leased, when the last lease ends.
     fn let_pass(&mut self, layer: LayerIndex, expert: ExpertIndex) {
         if self.cache.is_resident(layer, expert) {
             return;
@@ -237,12 +240,12 @@ impl Residency {
                 let lease = self.slots[slot as usize].lease(slot, block);
                 self.batch.hits.push((expert, lease));
             }
-            // A resident expert is present, except while it is preloaded; then it is waited for like a miss.
+            // A resident expert is always present, except during a preload. It is then treated like a miss.
             Place::Reading(_) | Place::Absent => self.batch.pending.push(expert),
         }
     }
 
-    /// Decides who stays, and lets the others go.
+    /// Decides which experts are kept, and frees the slots of evicted ones.
     fn retain(&mut self, layer: LayerIndex, experts: &[ExpertIndex]) {
         let mut evicted = std::mem::take(&mut self.batch.evicted);
         self.cache.retain(layer, experts, &mut evicted);
@@ -253,14 +256,15 @@ impl Residency {
         self.batch.evicted = evicted;
     }
 
-    /// An expert does not stay any more. What has arrived for the batch passes when it is handed out.
+    /// Frees the slot of an evicted expert. If it has arrived for the open batch, the slot is freed after the lease is
+    /// handed out.
     pub(super) fn let_go(&mut self, layer: LayerIndex, expert: ExpertIndex) {
         if !(self.batch.is_of(layer) && self.batch.arrived.contains(&expert)) {
             self.let_pass(layer, expert);
         }
     }
 
-    /// Claims the misses that are here or on their way already, before others can take their slots.
+    /// Claims misses that are already prefetched or being read, before other reads can take their slots.
     fn claim_prefetched(&mut self, layer: LayerIndex) {
         let mut pending = std::mem::take(&mut self.batch.pending);
         pending.retain(|&expert| match *self.place(BlockId::Expert(layer, expert)) {
@@ -280,14 +284,14 @@ impl Residency {
         self.batch.pending = pending;
     }
 
-    /// Starts the reads of the open batch's misses whose slots have become free meanwhile.
+    /// Starts reads of the open batch's misses into slots that have become free.
     pub(super) fn start_freed(&mut self) {
         if let Some(layer) = self.batch.layer {
             self.start_misses(layer);
         }
     }
 
-    /// Starts the reads of pending misses, as far as there are slots.
+    /// Starts reads of pending misses while there are free slots.
     fn start_misses(&mut self, layer: LayerIndex) {
         while let Some(&expert) = self.batch.pending.last() {
             if self.engine.in_flight() >= READS_MAX {
@@ -295,7 +299,7 @@ impl Residency {
             }
             let block = BlockId::Expert(layer, expert);
             if *self.place(block) != Place::Absent {
-                // Prefetched since the batch began.
+                // A prefetch of this expert started after the batch began.
                 self.claim_prefetched(layer);
                 continue;
             }
@@ -306,14 +310,14 @@ impl Residency {
         }
     }
 
-    /// A slot for an expert of `layer`, if need be one that prefetching holds.
+    /// Takes a slot for an expert of `layer`. If no slot is free, takes one from a prefetched expert.
     pub(super) fn take_slot(&mut self, layer: LayerIndex) -> Option<SlotIndex> {
         let pool = self.experts.pool_of_layer[layer.0 as usize] as usize;
         let free = self.experts.pools[pool].take_free(&self.slots);
         free.or_else(|| self.reclaim_prefetched(pool))
     }
 
-    /// Gives a slot back, at once or when its last lease ends.
+    /// Returns a slot to its pool. A leased slot is reused only after its last lease ends.
     pub(super) fn free_slot(&mut self, layer: LayerIndex, slot: SlotIndex) {
         let pool = self.experts.pool_of_layer[layer.0 as usize] as usize;
         let pool = &mut self.experts.pools[pool];
@@ -336,7 +340,7 @@ impl Residency {
                 self.batch.in_flight -= 1;
                 self.batch.arrived.push(expert);
             }
-            // Preloaded, or prefetched: it waits where it is.
+            // The expert was preloaded or prefetched: it stays in its slot until a batch uses it.
             Purpose::Demand | Purpose::Ahead => {}
             Purpose::Nobody => {
                 self.vacate(slot);
@@ -360,7 +364,7 @@ impl Residency {
         if read.purpose == Purpose::Demand && self.batch.is_of(layer) {
             self.batch.in_flight -= 1;
             if cancelled {
-                // It had been given up before somebody asked for it after all.
+                // The read was cancelled, and then the batch requested the same expert.
                 self.batch.pending.push(expert);
                 return;
             }
@@ -372,7 +376,7 @@ impl Residency {
         self.cache.forget(layer, expert);
     }
 
-    /// Cancels the reads of a layer's experts that somebody waited for, as a batch that has ended early.
+    /// Cancels the demanded reads of a layer's experts, for example after its batch has ended early.
     pub(super) fn give_up_reads(&mut self, layer: LayerIndex) {
         let pool = self.experts.pool_of_layer[layer.0 as usize] as usize;
         let slots = self.experts.pools.get(pool).map_or(0..0, |pool| pool.first..pool.end);
@@ -398,7 +402,7 @@ impl Residency {
             if expert.0 >= known {
                 return Err(StreamError::NoSuchBlock { block: BlockId::Expert(layer, expert) });
             }
-            // Ascending lists, the usual ones, are checked in one step for each expert.
+            // Ascending lists, the usual case, take one comparison for each expert.
             ascending &= index == 0 || experts[index - 1] < expert;
             if !ascending && experts[..index].contains(&expert) {
                 return Err(StreamError::ExpertNamedTwice { layer: layer.0, expert: expert.0 });

@@ -1,7 +1,7 @@
-//! Blocks in flight, resident and leased. The only part that talks to a read engine.
+//! State of all blocks: absent, being read, resident or leased. Only this module calls a read engine.
 //!
-//! Every read goes into a slot that nothing else uses, and a block can be leased only after its read succeeded:
-//! a failed, short or cancelled read never becomes bytes that are computed with.
+//! Every read goes into a slot that nothing else uses, and a block can be leased only after its read succeeded. Bytes
+//! of a failed, short or cancelled read are therefore never used in a computation.
 
 mod dense;
 mod experts;
@@ -24,19 +24,19 @@ use dense::DenseBlocks;
 use experts::{Batch, ExpertBlocks};
 pub use returns::Returning;
 
-/// Where a block is.
+/// Location of a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Place {
     Absent,
-    /// On its way into a slot.
+    /// The block is being read into this slot.
     Reading(SlotIndex),
     Present(SlotIndex),
 }
 
-/// Reads in flight at most; the engine has its own, finer limit on requests.
+/// Most blocks in flight. The engine has its own, finer limit on requests.
 const READS_MAX: usize = 64;
 
-/// The state of every block of a model: brings them into the arena's slots and hands out leases.
+/// State of every block of a model. Reads blocks into the arena's slots and hands out leases.
 pub struct Residency {
     plan: MemoryPlan,
     cache: CacheState,
@@ -45,11 +45,11 @@ pub struct Residency {
     dense: DenseBlocks,
     experts: ExpertBlocks,
     batch: Batch,
-    /// Reused from call to call.
+    /// Buffer for completions, reused from call to call.
     completions: Vec<Completion>,
-    /// The first failure of a read that the computation waits for, outside the open batch.
+    /// First failure of a demanded read that does not belong to the open batch.
     failure: Option<StreamError>,
-    /// Why nothing can be read any more.
+    /// Reason why nothing can be read any more.
     stopped: Option<String>,
     reads_started: u64,
     occupied_bytes: u64,
@@ -59,7 +59,7 @@ pub struct Residency {
     window: Window,
 }
 
-/// Where the statistics start.
+/// Starting point of the statistics.
 struct Window {
     since: Instant,
     totals: Totals,
@@ -67,40 +67,40 @@ struct Window {
 }
 
 impl Residency {
-    /// The plan that it works by.
+    /// Returns the memory plan.
     pub fn plan(&self) -> &MemoryPlan {
         &self.plan
     }
 
-    /// Which read path runs.
+    /// Returns a description of the read path in use.
     pub fn engine_info(&self) -> forebay_store::EngineInfo {
         self.engine.describe()
     }
 
-    /// The bytes of part `part` of a leased block, as on the disk but for what is recast. They stay where
-    /// they are as long as the lease lives, whatever happens here meanwhile.
+    /// Returns the bytes of part `part` of a leased block. They are the bytes on disk, or the result of the relayout if
+    /// the block has one. They do not move while the lease lives.
     ///
     /// # Panics
-    /// If the lease is another residency's, or the block has no such part.
+    /// Panics if the lease belongs to another residency, or the block has no such part.
     pub fn bytes<'lease>(&self, lease: &'lease Lease, part: usize) -> &'lease [u8] {
         &lease.slot_bytes()[self.range(lease, part)]
     }
 
-    /// Where part `part` of a leased block lies in the bytes that the lease is a reference to.
+    /// Returns the byte range of part `part` in the slot of a leased block.
     ///
     /// # Panics
-    /// As [`Residency::bytes`].
+    /// Panics as [`Residency::bytes`] does.
     pub fn range(&self, lease: &Lease, part: usize) -> std::ops::Range<usize> {
         let slot = &self.slots[lease.slot as usize];
         assert!(slot.gave(lease), "the lease of {} belongs to another residency", lease.block());
         self.layout(lease.block()).held[part].clone()
     }
 
-    /// Hands waiting reads to the disk, those of an open batch for which leases have made room, too, and takes in what has
-    /// arrived, without waiting: for moments between, or beside, computations.
+    /// Submits queued reads and takes in completed ones, without waiting. This includes misses of the open batch for
+    /// which dropped leases have made room. Callers use it between or beside computations.
     ///
     /// # Errors
-    /// Errors of the engine.
+    /// Returns an error if the read engine fails.
     pub fn progress(&mut self) -> Result<(), StreamError> {
         self.start_freed();
         if self.engine.in_flight() == 0 {
@@ -109,34 +109,35 @@ impl Residency {
         self.poll()
     }
 
-    /// The memory of slots that no read is under way to, whatever is in them: for measuring how fast it is read.
+    /// Returns the memory of all slots that no read is writing to, whatever it contains. Used to measure memory
+    /// bandwidth.
     pub fn slot_memory(&self) -> impl Iterator<Item = &[u8]> {
         self.slots.iter().filter_map(Slot::memory)
     }
 
-    /// Number of parts of a block.
+    /// Returns the number of parts of a block.
     pub fn parts(&self, lease: &Lease) -> usize {
         self.layout(lease.block()).held.len()
     }
 
-    /// Ends a generated token: what was counted since the last end belongs to it.
+    /// Ends a generated token. Counts since the previous end are attributed to it.
     pub fn end_token(&mut self) {
         let now = self.totals();
         self.log.end_token(&now);
     }
 
-    /// Ends the processing of `tokens` tokens of a prompt.
+    /// Ends the processing of `tokens` prompt tokens.
     pub fn end_prompt(&mut self, tokens: usize) {
         let now = self.totals();
         self.log.end_prompt(tokens as u64, &now);
     }
 
-    /// Generated tokens, oldest first; in runs of more than 4096 tokens a record sums up several.
+    /// Returns records of generated tokens, oldest first. After more than 4096 tokens, one record sums up several.
     pub fn token_records(&self) -> &[TokenRecord] {
         self.log.records()
     }
 
-    /// Starts counting anew, for instance after a warm-up. Peaks and `max_resident_per_layer` stay.
+    /// Restarts the counters, for instance after a warm-up. Peaks and `max_resident_per_layer` are kept.
     pub fn reset_statistics(&mut self) {
         let now = self.totals();
         self.log.reset(&now);
@@ -144,7 +145,7 @@ impl Residency {
             Window { since: Instant::now(), totals: now, io: self.engine.io_statistics() };
     }
 
-    /// Counters since the start or the last reset.
+    /// Returns the counters since the start or the last reset.
     pub fn statistics(&self) -> StreamStatistics {
         let (now, from) = (self.totals(), &self.window.totals);
         let mut cache = crate::cache::CacheCounters::default();
@@ -218,18 +219,18 @@ impl Residency {
         self.engine.queue(BlockRead { id, label: block.label(), layout, buffer, priority });
     }
 
-    /// Forgets the block of a slot that nothing reads into.
+    /// Removes the block from a slot that no read is writing to.
     fn vacate(&mut self, slot: SlotIndex) {
         let Some(block) = self.slots[slot as usize].block.take() else { return };
         self.occupied_bytes -= self.slots[slot as usize].bytes;
-        // The block may have been read again elsewhere while a lease held it here.
+        // The block may have been read into another slot while a lease held it here.
         let place = self.place(block);
         if matches!(*place, Place::Present(at) | Place::Reading(at) if at == slot) {
             *place = Place::Absent;
         }
     }
 
-    /// Turns a read in flight into a demanded one.
+    /// Marks a read in flight as demanded, and raises its priority.
     fn demand_read(&mut self, slot: SlotIndex) {
         if let Some(read) = &mut self.slots[slot as usize].read {
             read.purpose = Purpose::Demand;
@@ -237,7 +238,7 @@ impl Residency {
         }
     }
 
-    /// Gives a read in flight up; its completion frees the slot.
+    /// Cancels a read in flight. Its completion frees the slot.
     fn abandon_read(&mut self, slot: SlotIndex) {
         if let Some(read) = &mut self.slots[slot as usize].read {
             read.purpose = Purpose::Nobody;
@@ -245,7 +246,7 @@ impl Residency {
         }
     }
 
-    /// Takes in what has finished, without waiting.
+    /// Takes in completed reads without waiting.
     fn poll(&mut self) -> Result<(), StreamError> {
         self.check_running()?;
         let polled = self.engine.poll(&mut self.completions);

@@ -1,4 +1,4 @@
-//! Reading experts before anybody asks for them. Off unless called: it reorders bandwidth, it does not make any.
+//! Prefetching of predicted experts. It runs only when called, because it reorders disk reads and adds no bandwidth.
 
 use forebay_store::Priority;
 
@@ -8,11 +8,11 @@ use crate::error::StreamError;
 use crate::slots::{Purpose, SlotIndex};
 
 impl Residency {
-    /// Reads experts that `layer` will probably use, most probable first, into slots that are free now. It never evicts, and a
-    /// miss that needs the slot takes it back.
+    /// Reads experts that `layer` will probably use into free slots, most probable first. Never evicts an expert, and
+    /// gives up the slot if a miss needs it.
     ///
     /// # Errors
-    /// [`StreamError::NoSuchBlock`]; errors of the engine.
+    /// Returns [`StreamError::NoSuchBlock`] or an error of the read engine.
     pub fn prefetch_experts(
         &mut self,
         layer: LayerIndex,
@@ -38,10 +38,10 @@ impl Residency {
         Ok(())
     }
 
-    /// A slot of the pool that prefetching holds, given back: at once when its block has arrived, else with the completion of
-    /// the read, which is cancelled.
+    /// Takes a slot of the pool from a prefetched expert. If its read is still in flight, this cancels the read and
+    /// returns `None`; the completion then frees the slot.
     pub(super) fn reclaim_prefetched(&mut self, pool: usize) -> Option<SlotIndex> {
-        // The newest prediction is dropped first: it is the least probable, or for the most distant layer.
+        // The newest prediction is dropped first: it is the least probable one, or for the most distant layer.
         let held = |slot: &SlotIndex| self.experts.pools[pool].owns(*slot);
         let position = self.experts.prefetched.iter().rposition(held)?;
         let slot = self.experts.prefetched.swap_remove(position);
@@ -54,7 +54,7 @@ impl Residency {
         Some(slot)
     }
 
-    /// A miss finds its expert prefetched.
+    /// Counts a prefetched expert as used, and no longer treats its slot as prefetched.
     pub(super) fn use_prefetched(&mut self, slot: SlotIndex) {
         if let Some(position) = self.experts.prefetched.iter().position(|&other| other == slot) {
             self.experts.prefetched.swap_remove(position);
@@ -62,7 +62,7 @@ impl Residency {
         }
     }
 
-    /// Drops the predictions for `layer`, whose time has passed.
+    /// Drops unused predictions for `layer` after its batch has ended.
     pub(super) fn drop_prefetches(&mut self, layer: LayerIndex) {
         let mut index = 0;
         while index < self.experts.prefetched.len() {

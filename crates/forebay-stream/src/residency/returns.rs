@@ -1,7 +1,9 @@
-//! Experts that another tier keeps, too: what it has need not be here, and what it gives up may come back.
+//! Exchange of experts with another tier, usually VRAM. RAM need not hold what that tier holds, and may take back what
+//! it evicts.
 //!
-//! With room for all experts here, nothing changes hands. Else an expert is in one of the two memories, and both
-//! together hold as many as they have slots. All uses of an expert, in either memory, decide whether it stays here.
+//! If RAM holds all experts of a pool, nothing is exchanged. Otherwise the two memories form an exclusive cache: an
+//! expert is in one of them, and together they hold as many experts as they have slots. Uses in either memory count
+//! when RAM decides which experts to keep.
 
 use std::ops::Range;
 
@@ -11,7 +13,8 @@ use super::{Place, Residency};
 use crate::blocks::{BlockId, ExpertIndex, LayerIndex};
 use crate::slots::SlotIndex;
 
-/// A slot of an expert on its way back from another tier, for [`Residency::has_returned`]: without that, its memory is lost.
+/// An expert that is being copied back from another tier, and its slot. Pass it to [`Residency::has_returned`], or the
+/// slot's memory is lost.
 #[must_use]
 pub struct Returning {
     layer: LayerIndex,
@@ -22,33 +25,33 @@ pub struct Returning {
 }
 
 impl Returning {
-    /// Where the bytes of gate, up and down belong in the slot.
+    /// Returns the ranges of the slot into which gate, up and down must be copied.
     pub fn parts(&self) -> [Range<usize>; 3] {
         self.parts.clone()
     }
 }
 
 impl AsMut<[u8]> for Returning {
-    /// The whole slot.
+    /// Returns the whole slot.
     fn as_mut(&mut self) -> &mut [u8] {
         self.buffer.as_mut_slice()
     }
 }
 
 impl Residency {
-    /// Records uses of experts that nobody has to look for here.
+    /// Records uses of experts that another tier served, without looking them up here.
     ///
     /// # Panics
-    /// If there is no such expert.
+    /// Panics if there is no such expert.
     pub fn note_uses(&mut self, layer: LayerIndex, experts: &[ExpertIndex]) {
         experts.iter().for_each(|&expert| self.cache.note_use(layer, expert));
     }
 
-    /// An expert of the open batch, or of the last one, is in another tier from now on: it need not stay here once its
-    /// leases have ended.
+    /// Records that another tier now holds an expert of the open or last batch. The expert's slot in RAM is freed when
+    /// its leases have ended.
     ///
     /// # Panics
-    /// If there is no such expert.
+    /// Panics if there is no such expert.
     pub fn hand_over(&mut self, layer: LayerIndex, expert: ExpertIndex) {
         if self.keeps_all_of(layer) {
             return;
@@ -57,11 +60,11 @@ impl Residency {
         self.let_go(layer, expert);
     }
 
-    /// Another tier does not keep an expert any more: a slot for its bytes, if it is worth more than what is here. `None` also
-    /// where it is here, or nothing is free.
+    /// Returns a slot for an expert that another tier is about to evict, if the expert is worth more than those in RAM.
+    /// Returns `None` if it is not, if it is already in RAM, or if no slot is free.
     ///
     /// # Panics
-    /// If there is no such expert, or it has not three parts.
+    /// Panics if there is no such expert, or it does not have three parts.
     pub fn take_back(&mut self, layer: LayerIndex, expert: ExpertIndex) -> Option<Returning> {
         let block = BlockId::Expert(layer, expert);
         if self.keeps_all_of(layer) || *self.place(block) != Place::Absent {
@@ -86,12 +89,12 @@ impl Residency {
         Some(Returning { layer, expert, slot, buffer, parts })
     }
 
-    /// The bytes of all parts are there.
+    /// Makes the expert resident after the caller has copied all its parts into the slot.
     pub fn has_returned(&mut self, returning: Returning) {
         let Returning { layer, expert, slot, buffer, .. } = returning;
         let block = BlockId::Expert(layer, expert);
         self.slots[slot as usize].put_buffer(Some(buffer));
-        // It may have been wanted, or others been worth more, meanwhile.
+        // Meanwhile a batch may have read the expert, or the cache may have evicted it again.
         if *self.place(block) != Place::Absent || !self.cache.is_resident(layer, expert) {
             self.free_slot(layer, slot);
             return;

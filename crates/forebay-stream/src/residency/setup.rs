@@ -1,4 +1,4 @@
-//! Carving the arena, and loading what stays.
+//! Setup: carving the arena into slots, and loading the blocks that always stay in memory.
 
 use std::time::Instant;
 
@@ -18,10 +18,10 @@ use crate::slots::{Purpose, Slot, SlotIndex};
 use crate::statistics::{TokenLog, Totals};
 
 impl Residency {
-    /// Carves the slots of `plan` from `arena`, of which at least `plan.arena_bytes` must be free. Nothing is read yet.
+    /// Carves the slots of `plan` from `arena`, which must have at least `plan.arena_bytes` free. Reads nothing yet.
     ///
     /// # Errors
-    /// [`StreamError::PlanMismatch`] when the plan is not one for these blocks; errors of the arena.
+    /// Returns [`StreamError::PlanMismatch`] if the plan was made for other blocks, or an error of the arena.
     pub fn new(
         blocks: &ModelBlocks,
         plan: MemoryPlan,
@@ -84,15 +84,15 @@ impl Residency {
         })
     }
 
-    /// Reads what has a slot of its own: the pinned dense blocks and, for classes of experts that fit whole, all
-    /// experts. `progress` gets the bytes of slots that are filled and those that will be.
+    /// Reads every block that has a slot of its own: the pinned dense blocks, and all experts of pools that hold all of
+    /// their experts. Calls `progress` with the bytes loaded so far and the total.
     ///
     /// # Errors
-    /// The first read that failed.
+    /// Returns the error of the first read that failed.
     pub fn preload(&mut self, progress: &mut dyn FnMut(u64, u64)) -> Result<(), StreamError> {
         let preloaded = self.try_preload(progress);
         if preloaded.is_err() {
-            // What is still on its way would be counted as the next batch's.
+            // Otherwise completions of reads in flight would be counted as the next batch's.
             let layers = 0..self.plan.experts_per_layer.len() as u32;
             layers.for_each(|layer| self.give_up_reads(LayerIndex(layer)));
         }
@@ -105,7 +105,7 @@ impl Residency {
         let mut done = 0;
         let (mut next, mut first_open) = (0, 0);
         progress(0, total);
-        // Blocks mostly arrive in order; the oldest one that is missing decides how far we are.
+        // Blocks arrive mostly in order, so progress is counted up to the oldest missing block.
         while let Some(&oldest) = wanted.get(first_open) {
             if let Place::Present(_) = *self.place(oldest) {
                 done += self.layout(oldest).wanted_bytes();
@@ -128,11 +128,12 @@ impl Residency {
         Ok(())
     }
 
-    /// As [`Residency::preload`], but what is in the page cache is copied from there by threads while the engine
-    /// reads the rest, and other threads make the memory resident. Nothing may be in flight.
+    /// Loads the same blocks as [`Residency::preload`], but takes file ranges in the page cache from there. Copy
+    /// threads do this while the engine reads the rest, and other threads make the memory resident. No read may be in
+    /// flight.
     ///
     /// # Errors
-    /// As [`Residency::preload`].
+    /// Returns the same errors as [`Residency::preload`].
     pub fn preload_with_copies(
         &mut self,
         files: &FileSet,
@@ -156,7 +157,7 @@ impl Residency {
             items.push(LoadItem { label, layout, buffer });
         }
         self.occupied_bytes_max = self.occupied_bytes_max.max(self.occupied_bytes);
-        // Blocks are read in place: this engine knows the arena.
+        // Blocks are read directly into their slots, because this engine knows the arena.
         let ring = &mut Vec::new();
         let loader = Loader { engine: self.engine.as_mut(), files, options, ring };
         let (loaded, statistics) = loader.load(items, progress).inspect_err(|error| {
@@ -171,7 +172,7 @@ impl Residency {
         }
     }
 
-    /// The slot where a block stays.
+    /// Returns the slot in which a block will stay.
     fn slot_for_preload(&mut self, block: BlockId) -> Result<SlotIndex, StreamError> {
         let slot = match block {
             BlockId::Dense(index) => self.dense.ram_slots[index as usize],
@@ -183,7 +184,7 @@ impl Residency {
         slot.ok_or(StreamError::LeasesHoldAllSlots { block })
     }
 
-    /// Takes in the answer to one block of a preload.
+    /// Takes in the result of one block of a preload.
     fn take_loaded(&mut self, block: BlockId, slot: SlotIndex, loaded: Loaded) {
         let lost = loaded.buffer.is_none();
         self.slots[slot as usize].put_buffer(loaded.buffer);
@@ -222,7 +223,7 @@ impl Residency {
         wanted
     }
 
-    /// Sees to it that a block is on its way.
+    /// Starts the read of a block, unless it is present or already being read.
     fn preload_block(&mut self, block: BlockId) -> Result<(), StreamError> {
         if let BlockId::Expert(layer, expert) = block {
             self.cache.preload(layer, expert);
@@ -258,7 +259,7 @@ fn pool_of_layer(plan: &MemoryPlan) -> Vec<u32> {
     of
 }
 
-/// A plan made for other blocks would put bytes into slots that are too small.
+/// Checks that the plan was made for these blocks. Otherwise bytes could be read into slots that are too small.
 fn check(blocks: &ModelBlocks, plan: &MemoryPlan, files: &FileSet) -> Result<(), StreamError> {
     let mismatch = |why: String| Err(StreamError::PlanMismatch { why });
     if files.alignment() > SLOT_ALIGNMENT {

@@ -1,4 +1,4 @@
-//! The CSV form of published traces: comments name model and layers, then a row for every routed expert.
+//! The CSV form of published traces. Comment lines name model and layers; then each routed expert has one row.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, Read as _, Write};
@@ -10,22 +10,23 @@ use super::{
     Rows, Turn,
 };
 
-/// No line of a trace is longer.
+/// Longest line that is read as one; no line of a real trace is longer.
 const LINE_BYTES_MAX: u64 = 1 << 16;
 
-/// Of a token's choices, one of so many must be named, after the first ones.
+/// After the first `PLACES_UNQUESTIONED` choices, rows must name at least one choice in this many.
 const PLACES_PER_ROW_MAX: usize = 64;
 const PLACES_UNQUESTIONED: usize = 1 << 20;
 
 impl RoutingTrace {
-    /// Reads the CSV form: `# model=… n_expert=N n_expert_used=N` and `# layer=N expert_bytes=N`, then one row for each
-    /// routed expert with turn, phase (0 prompt, 1 generate), step, layer, slot, expert and weight as its first columns.
+    /// Reads the CSV form. Comment lines `# model=… n_expert=N n_expert_used=N` and `# layer=N expert_bytes=N` come
+    /// first. Each row describes one routed expert; its first columns are turn, phase (0 prompt, 1 generate), step,
+    /// layer, slot, expert and weight.
     ///
-    /// A turn's prompt is one batch, its generated tokens are one each. Prompts come before their answers; the rows of a
-    /// turn's prompt may come layer by layer.
+    /// A turn's prompt is one batch, and each generated token is a batch of its own. Prompts come before their answers.
+    /// The rows of a turn's prompt may be ordered by layer.
     ///
     /// # Errors
-    /// [`RoutingError::Line`] with the line.
+    /// Returns [`RoutingError::Line`] with the line number.
     pub fn from_csv(input: impl BufRead) -> Result<RoutingTrace, RoutingError> {
         let mut reader = Reader::default();
         let mut input = input;
@@ -46,11 +47,11 @@ impl RoutingTrace {
         reader.finish()
     }
 
-    /// Writes the CSV form, without the columns `residency` and `expert_bytes` behind the weight: what the recording
-    /// engine's cache held is not part of a trace.
+    /// Writes the CSV form, without the columns `residency` and `expert_bytes` after the weight. They describe the
+    /// recording engine's cache, which is not part of a trace.
     ///
     /// # Errors
-    /// Those of `out`.
+    /// Returns an error if `out` fails.
     pub fn write_csv(&self, out: &mut impl Write) -> io::Result<()> {
         let header = self.header();
         let one_line = |text: &str| text.split_whitespace().collect::<Vec<_>>().join("_");
@@ -105,14 +106,14 @@ struct Reader {
     experts: u32,
     used: u32,
     layers: Vec<RoutingLayer>,
-    /// Made at the first row.
+    /// The trace, created at the first row.
     trace: Option<RoutingTrace>,
     /// Turn, phase and step (0 in a prompt) of the open batch.
     key: Option<(u64, Phase, u64)>,
-    /// The open batch: choices and weights by step.
+    /// Choices and weights of the open batch, by step.
     open: BTreeMap<u64, (Vec<u16>, Vec<f32>)>,
     rows: usize,
-    /// Places for choices, named or not.
+    /// Number of choices allocated, named by a row or not.
     places: usize,
 }
 
@@ -250,7 +251,7 @@ impl Reader {
             if self.places > CHOICES_MAX || self.open.len() == BATCH_TOKENS_MAX as usize {
                 return Err("there are more tokens than this program keeps in memory".to_owned());
             }
-            // Else a few rows with far-fetched steps would take a lot of memory.
+            // Without this limit, a few rows with scattered steps would take a lot of memory.
             if self.places > PLACES_PER_ROW_MAX * self.rows + PLACES_UNQUESTIONED {
                 return Err("most layers of the tokens before are missing".to_owned());
             }

@@ -1,4 +1,4 @@
-//! The first record of a routing trace: what it is about.
+//! The header of a routing trace: model, layers, and what is recorded.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,58 +7,58 @@ use super::RoutingError;
 pub(super) const FORMAT: &str = "forebay-routing";
 pub(super) const VERSION: u32 = 1;
 
-/// No model has more; a trace that says so is broken.
+/// Limits that no real model exceeds. A trace that does is damaged.
 pub(super) const LAYERS_MAX: usize = 1 << 12;
 pub(super) const EXPERTS_MAX: u32 = u16::MAX as u32;
 pub(super) const EXPERT_BYTES_MAX: u64 = 1 << 40;
-/// Choices of one token in all layers.
+/// Most choices of one token in all layers.
 const WIDTH_MAX: u64 = 1 << 13;
-/// Router scores of one token in all layers.
+/// Most router scores of one token in all layers.
 const SCORES_MAX: u64 = 1 << 20;
 
 /// One layer of the recorded model.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RoutingLayer {
-    /// 0 for a dense layer.
+    /// Number of experts; 0 for a dense layer.
     pub experts: u32,
-    /// Experts that a token uses.
+    /// Number of experts that a token uses.
     pub used: u32,
-    /// Bytes of one expert: what a cache pays for it.
+    /// Bytes of one expert, the cost of keeping it in a cache.
     pub expert_bytes: u64,
 }
 
-/// In which order the recording engine looks up the distinct experts of a batch: later ones count as more recent.
+/// Order in which the recording engine looks up the distinct experts of a batch. Later ones count as more recent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LookupOrder {
-    /// By number: this engine.
+    /// By number, as forebay's engine does.
     Ascending,
-    /// By their last use in the batch, token by token: the engine of the CSV form.
+    /// By last use in the batch, token by token, as the engine of the CSV form does.
     LastUse,
 }
 
-/// What a trace is about.
+/// Description of a trace.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RoutingHeader {
     pub format: String,
     pub version: u32,
-    /// The program that recorded, with its version.
+    /// Program that recorded the trace, with its version.
     pub recorder: String,
     pub model: String,
     pub architecture: String,
     pub layers: Vec<RoutingLayer>,
-    /// Fingerprint of the tokenizer, in hexadecimal; traces with the same one can be compared token by token.
+    /// Fingerprint of the tokenizer, in hexadecimal. Traces with the same fingerprint can be compared token by token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokenizer: Option<String>,
     pub order: LookupOrder,
-    /// Whether every choice has its weight.
+    /// True if every choice has its weight.
     pub weights: bool,
-    /// Whether every token has its router scores, taken one layer early.
+    /// True if every token has its router scores, computed one layer early.
     pub scores: bool,
 }
 
 impl RoutingHeader {
-    /// A header of this format's version.
+    /// Creates a header of the current version.
     pub fn new(
         model: String,
         architecture: String,
@@ -79,12 +79,12 @@ impl RoutingHeader {
         }
     }
 
-    /// `(experts, bytes of one expert)` of each layer.
+    /// Returns `(experts, bytes of one expert)` of each layer.
     pub fn layer_sizes(&self) -> Vec<(u32, u64)> {
         self.layers.iter().map(|layer| (layer.experts, layer.expert_bytes)).collect()
     }
 
-    /// Refuses what no model is.
+    /// Returns an error if the header is impossible for a model.
     pub(super) fn check(&self) -> Result<(), RoutingError> {
         let wrong = |why: String| Err(RoutingError::Header(why));
         if self.layers.len() > LAYERS_MAX {

@@ -1,6 +1,6 @@
-//! Routing traces: which experts every token chose in every layer, and what came of it for each token.
+//! Routing traces: the experts that every token chose in every layer, with their weights and router scores.
 //!
-//! `docs/routing-trace.md` describes the file. Reading and writing works on streams: this crate opens no files.
+//! `docs/routing-trace.md` describes the file. Reading and writing work on streams; this crate opens no files.
 
 mod csv;
 mod header;
@@ -19,7 +19,7 @@ pub use reader::{read, read_any, read_uncompressed};
 pub use recorder::RoutingRecorder;
 pub use writer::RoutingWriter;
 
-/// Whether a batch belongs to a prompt or to a generated token.
+/// Phase of a batch: a prompt or a generated token.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Phase {
@@ -30,9 +30,10 @@ pub enum Phase {
 /// A prompt and the answer to it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct Turn {
-    /// XXH3 of the prompt's token ids, four bytes each, least significant first; `None` where the recording does not say.
+    /// XXH3 of the prompt's token ids, four bytes each, least significant first; `None` if the recording does not have
+    /// it.
     pub prompt_hash: Option<u64>,
-    /// Tokens of the prompt that were fed: without what was in the cache already.
+    /// Number of prompt tokens that were processed, without those already in the KV cache.
     pub prompt_tokens: u32,
 }
 
@@ -40,13 +41,13 @@ pub struct Turn {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RoutingBatch {
     pub phase: Phase,
-    /// Number of the turn, 0 first.
+    /// Number of the turn, counted from 0.
     pub turn: usize,
-    /// Tokens, counted from the start of the trace.
+    /// Range of tokens, counted from the start of the trace.
     pub tokens: Range<usize>,
 }
 
-/// Why a trace cannot be read or written.
+/// Errors of reading or writing a trace.
 #[derive(Debug, thiserror::Error)]
 pub enum RoutingError {
     #[error("cannot be read: {0}")]
@@ -59,13 +60,13 @@ pub enum RoutingError {
     Header(String),
     #[error("record {record} is damaged: {why}")]
     Record {
-        /// Number of the record, 1 first.
+        /// Number of the record, counted from 1.
         record: u64,
         why: String,
     },
     #[error("line {line}: {why}")]
     Line {
-        /// Line number in the CSV form, 1 first.
+        /// Line number in the CSV form, counted from 1.
         line: usize,
         why: String,
     },
@@ -75,23 +76,23 @@ pub enum RoutingError {
     TooLarge { limit: usize },
 }
 
-/// In a row of choices: this token did not go through the layer.
+/// Marks a choice in a layer that the token did not go through.
 pub(crate) const NONE: u16 = u16::MAX;
 
-/// Choices that a trace in memory may hold: 1 GiB of them.
+/// Most choices that a trace in memory may hold: 1 GiB of them.
 pub(crate) const CHOICES_MAX: usize = 1 << 29;
 
 /// A recording in memory: a row of choices for every token, and how tokens were batched.
 #[derive(Clone, PartialEq, Debug)]
 pub struct RoutingTrace {
     header: RoutingHeader,
-    /// Where each layer's choices are in a row; the last is the width of a row.
+    /// Offset of each layer's choices in a row, followed by the width of a row.
     offsets: Vec<usize>,
-    /// `[tokens, width]`, best first.
+    /// Experts `[tokens, width]`, best first.
     choices: Vec<u16>,
-    /// As `choices`; empty without weights.
+    /// Weights in the order of `choices`; empty for a trace without weights.
     weights: Vec<f32>,
-    /// `[tokens, sum of experts]`; empty without scores.
+    /// Scores `[tokens, sum of experts]`; empty for a trace without scores.
     scores: Vec<f32>,
     /// Phase, turn and end of every batch.
     batches: Vec<(Phase, u32, usize)>,
@@ -100,7 +101,7 @@ pub struct RoutingTrace {
 }
 
 impl RoutingTrace {
-    /// A trace without tokens.
+    /// Creates a trace without tokens.
     pub fn new(header: RoutingHeader) -> RoutingTrace {
         let mut end = 0;
         let ends = header.layers.iter().map(|layer| {
@@ -124,7 +125,7 @@ impl RoutingTrace {
         &self.header
     }
 
-    /// Tokens of all batches.
+    /// Returns the number of tokens of all batches.
     pub fn tokens(&self) -> usize {
         self.tokens
     }
@@ -133,24 +134,25 @@ impl RoutingTrace {
         &self.turns
     }
 
-    /// Choices of one token in all layers.
+    /// Returns the number of choices of one token in all layers.
     pub fn width(&self) -> usize {
         self.offsets.last().copied().unwrap_or(0)
     }
 
-    /// All batches in the order in which they were computed.
+    /// Returns all batches in the order in which they were computed.
     pub fn batches(&self) -> impl DoubleEndedIterator<Item = RoutingBatch> + '_ {
         (0..self.batches.len()).map(|index| self.batch(index))
     }
 
-    /// One batch of [`RoutingTrace::batches`].
+    /// Returns one batch of [`RoutingTrace::batches`].
     pub fn batch(&self, index: usize) -> RoutingBatch {
         let start = index.checked_sub(1).map_or(0, |before| self.batches[before].2);
         let (phase, turn, end) = self.batches[index];
         RoutingBatch { phase, turn: turn as usize, tokens: start..end }
     }
 
-    /// The experts that a token chose in a layer, as the router ranked them; none where it did not go through the layer.
+    /// Returns the experts that a token chose in a layer, as the router ranked them. Returns none if the token did not
+    /// go through the layer.
     pub fn experts(
         &self,
         token: usize,
@@ -161,7 +163,8 @@ impl RoutingTrace {
         chosen.iter().filter(|&&id| id != NONE).map(|&id| ExpertIndex(id.into()))
     }
 
-    /// The weights of a token's choices in a layer, for the same slots as [`RoutingTrace::experts`] has; empty without weights.
+    /// Returns the weights of a token's choices in a layer, one for each slot of the layer. Returns an empty slice for
+    /// a trace without weights.
     pub fn weights(&self, token: usize, layer: usize) -> &[f32] {
         if self.weights.is_empty() {
             return &[];
@@ -170,7 +173,8 @@ impl RoutingTrace {
         &row[self.offsets[layer]..self.offsets[layer + 1]]
     }
 
-    /// What the layer's router says of every expert on the token's state one layer earlier; empty without scores.
+    /// Returns the scores of every expert by the layer's router, computed on the token's state one layer earlier.
+    /// Returns an empty slice for a trace without scores.
     pub fn scores(&self, token: usize, layer: usize) -> &[f32] {
         if self.scores.is_empty() {
             return &[];
@@ -182,16 +186,16 @@ impl RoutingTrace {
         &self.scores[start..start + self.header.layers[layer].experts as usize]
     }
 
-    /// Begins a turn: following batches belong to it.
+    /// Begins a turn. The batches that follow belong to it.
     pub fn begin_turn(&mut self, turn: Turn) {
         self.turns.push(turn);
     }
 
-    /// Adds tokens that went through the model together: rows `[tokens, width]` of choices and, if the header says so, of
-    /// weights, and `[tokens, experts of all layers]` of scores.
+    /// Appends tokens that went through the model together. The rows are `[tokens, width]` for choices and, if the
+    /// header says so, weights, and `[tokens, experts of all layers]` for scores.
     ///
     /// # Errors
-    /// What a trace may not hold, in words.
+    /// Returns a message that says why a trace cannot hold these rows.
     pub fn push(&mut self, phase: Phase, rows: Rows<'_>) -> Result<(), String> {
         rows.check(&self.header, &self.offsets)?;
         if self.turns.is_empty() {
@@ -205,7 +209,7 @@ impl RoutingTrace {
         Ok(())
     }
 
-    /// The rows of some tokens.
+    /// Returns the rows of a range of tokens.
     pub fn rows(&self, tokens: Range<usize>) -> Rows<'_> {
         let of = |width: usize| tokens.start * width..tokens.end * width;
         let scored = self.header.layers.iter().map(|layer| layer.experts as usize).sum();
@@ -222,15 +226,15 @@ impl RoutingTrace {
     }
 }
 
-/// What some tokens chose.
+/// Choices, weights and scores of some tokens.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Rows<'a> {
     pub tokens: usize,
-    /// `[tokens, width]`: experts, best first; 65535 where a token did not go through the layer.
+    /// Experts `[tokens, width]`, best first; 65535 if a token did not go through the layer.
     pub choices: &'a [u16],
-    /// As `choices`, or nothing.
+    /// Weights in the order of `choices`, or nothing.
     pub weights: &'a [f32],
-    /// `[tokens, experts of all layers]`, or nothing.
+    /// Scores `[tokens, experts of all layers]`, or nothing.
     pub scores: &'a [f32],
 }
 

@@ -1,4 +1,4 @@
-//! Reading a trace. Nothing is believed: memory grows with what was read, never with what a record claims.
+//! Reads a trace. The input is not trusted: memory grows with the bytes read, never with what a record claims.
 
 use std::io::{self, BufRead, BufReader, Cursor, Read};
 
@@ -6,20 +6,19 @@ use super::header::{FORMAT, VERSION};
 use super::writer::{BATCH, END, TURN};
 use super::{CHOICES_MAX, Phase, RoutingError, RoutingHeader, RoutingTrace, Rows, Turn};
 
-/// The longest header: names and 4096 layers.
+/// Longest header: names and 4096 layers.
 const HEADER_BYTES_MAX: u32 = 4 << 20;
-/// The most tokens of a batch. Batches that a model computes at once are far smaller; those of the CSV form are whole
-/// prompts.
+/// Most tokens of a batch. A model computes far smaller batches at once, but a batch of the CSV form is a whole prompt.
 pub(super) const BATCH_TOKENS_MAX: u32 = 1 << 24;
-/// Values that are taken in at a time.
+/// Number of values that are read at a time.
 const VALUES_AT_A_TIME: usize = 1 << 14;
-/// How a zstd frame begins (RFC 8878, section 3.1.1).
+/// Start of a zstd frame (RFC 8878, section 3.1.1).
 const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 
-/// Reads a trace in either form: the binary one or CSV.
+/// Reads a trace in the binary or CSV form.
 ///
 /// # Errors
-/// [`RoutingError`]: what is wrong and where.
+/// Returns a [`RoutingError`] that says what is wrong and where.
 pub fn read_any(input: impl Read) -> Result<RoutingTrace, RoutingError> {
     let mut input = BufReader::with_capacity(1 << 16, input);
     let mut start = [0; 4];
@@ -34,7 +33,7 @@ pub fn read_any(input: impl Read) -> Result<RoutingTrace, RoutingError> {
     let input = Cursor::new(start[..known].to_vec()).chain(input);
     match is_binary {
         true => read(input),
-        // A first line that cannot be read is no line of a trace.
+        // If not even the first line can be read, the input is not a trace.
         false => RoutingTrace::from_csv(BufReader::new(input)).map_err(|error| match error {
             RoutingError::Line { line: 1, why } => {
                 RoutingError::NotATrace(format!("line 1: {why}"))
@@ -47,15 +46,15 @@ pub fn read_any(input: impl Read) -> Result<RoutingTrace, RoutingError> {
 /// Reads a binary trace.
 ///
 /// # Errors
-/// As [`read_any`].
+/// Returns the same errors as [`read_any`].
 pub fn read(input: impl Read) -> Result<RoutingTrace, RoutingError> {
     read_uncompressed(BufReader::with_capacity(1 << 16, zstd::Decoder::new(input)?))
 }
 
-/// Reads what is inside the compression of a binary trace.
+/// Reads the uncompressed content of a binary trace.
 ///
 /// # Errors
-/// As [`read_any`].
+/// Returns the same errors as [`read_any`].
 pub fn read_uncompressed(mut input: impl BufRead) -> Result<RoutingTrace, RoutingError> {
     let header = header(&mut input)?;
     let mut reader = Records { trace: RoutingTrace::new(header), input, records: 0, batches: 0 };
@@ -82,7 +81,7 @@ fn header(input: &mut impl Read) -> Result<RoutingHeader, RoutingError> {
     if json.len() < length as usize {
         return Err(RoutingError::CutOff("in its header".into()));
     }
-    // The version comes first: another one may have another header.
+    // The version is checked first, because another version may have another header.
     #[derive(serde::Deserialize)]
     struct Versioned {
         format: String,
@@ -101,7 +100,7 @@ fn header(input: &mut impl Read) -> Result<RoutingHeader, RoutingError> {
     Ok(header)
 }
 
-/// An input that ended too early is a trace that is cut off; other errors are what they are.
+/// Reports an input that ended too early as a trace that is cut off, and returns other errors unchanged.
 fn ended(error: io::Error, place: &str) -> RoutingError {
     match error.kind() {
         io::ErrorKind::UnexpectedEof => RoutingError::CutOff(place.to_owned()),
@@ -117,7 +116,7 @@ struct Records<R: BufRead> {
 }
 
 impl<R: BufRead> Records<R> {
-    /// Takes in one record; `false` after the last.
+    /// Reads one record. Returns `false` after the last.
     fn next(&mut self) -> Result<bool, RoutingError> {
         self.records += 1;
         let [tag] = self.bytes()?;
@@ -180,7 +179,7 @@ impl<R: BufRead> Records<R> {
         Ok(())
     }
 
-    /// Reads `count` values, some at a time.
+    /// Reads `count` values in small chunks.
     fn fill<T, const N: usize>(
         &mut self,
         count: usize,
@@ -209,7 +208,7 @@ impl<R: BufRead> Records<R> {
                 "{found:?} turns, batches and tokens were found where {claimed:?} were written"
             )));
         }
-        // Also makes the decoder compare its checksum.
+        // Reading to the end also makes the decoder verify its checksum.
         match self.input.fill_buf()?.is_empty() {
             true => Ok(()),
             false => Err(self.damaged("something follows the last record".into())),

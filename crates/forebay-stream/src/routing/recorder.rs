@@ -1,4 +1,4 @@
-//! Recording an engine: its rows of routing become a trace.
+//! Records an engine: writes its rows of routing as a trace.
 
 use std::io::{self, Write};
 
@@ -6,26 +6,26 @@ use twox_hash::XxHash3_64;
 
 use super::{NONE, Phase, RoutingHeader, RoutingWriter, Rows, Turn};
 
-/// Writes what a decoder reports: rows `[tokens, layers, k]` of experts, -1 where there are none, and of weights, and
-/// rows `[tokens, experts of all layers]` of scores.
+/// Writes the routing that a decoder reports. Rows of experts and weights are `[tokens, layers, k]`, with expert -1 for
+/// unused places. Rows of scores are `[tokens, experts of all layers]`.
 pub struct RoutingRecorder {
     writer: RoutingWriter<Box<dyn Write + Send>>,
-    /// Experts that each layer uses, and the most of any.
+    /// Number of experts that each layer uses, and the largest of them.
     used: Vec<usize>,
     most: usize,
     has_weights: bool,
-    /// Scores of a token; 0: none are kept.
+    /// Number of scores of a token; 0 if no scores are kept.
     scored: usize,
-    /// Reused from batch to batch.
+    /// Buffers, reused from batch to batch.
     choices: Vec<u16>,
     weights: Vec<f32>,
 }
 
 impl RoutingRecorder {
-    /// Writes the header of the recording.
+    /// Creates a recorder and writes the header of the recording.
     ///
     /// # Errors
-    /// Those of `out`, and a header without experts.
+    /// Returns an error if `out` fails, or if the header has no experts.
     pub fn new(out: Box<dyn Write + Send>, header: RoutingHeader) -> io::Result<RoutingRecorder> {
         let used: Vec<usize> = header.layers.iter().map(|layer| layer.used as usize).collect();
         Ok(RoutingRecorder {
@@ -45,18 +45,18 @@ impl RoutingRecorder {
     /// Begins a turn with the tokens of its prompt.
     ///
     /// # Errors
-    /// Those of the output.
+    /// Returns an error if the output fails.
     pub fn turn(&mut self, prompt: &[u32]) -> io::Result<()> {
         let bytes: Vec<u8> = prompt.iter().flat_map(|id| id.to_le_bytes()).collect();
         let prompt_hash = Some(XxHash3_64::oneshot(&bytes));
         self.writer.turn(Turn { prompt_hash, prompt_tokens: prompt.len() as u32 })
     }
 
-    /// Records `experts` and `weights` `[tokens, layers, k]`, which went through the model `batch_tokens` at a time, and
-    /// `scores` `[tokens, experts of all layers]` if the header has them.
+    /// Records `experts` and `weights` `[tokens, layers, k]`, which went through the model in batches of
+    /// `batch_tokens`. Also records `scores` `[tokens, experts of all layers]` if the header has them.
     ///
     /// # Errors
-    /// Those of the output, and rows that do not suit the header.
+    /// Returns an error if the output fails, or if the rows do not match the header.
     pub fn record(
         &mut self,
         phase: Phase,
@@ -91,7 +91,7 @@ impl RoutingRecorder {
     /// Ends the trace.
     ///
     /// # Errors
-    /// Those of the output.
+    /// Returns an error if the output fails.
     pub fn finish(self) -> io::Result<()> {
         self.writer.finish().map(drop)
     }

@@ -12,7 +12,7 @@ fn header(weights: bool, scores: bool) -> RoutingHeader {
     RoutingHeader { weights, scores, tokenizer: Some("00ff".into()), ..header }
 }
 
-/// Two prompts with an answer each.
+/// Returns a trace of two prompts with an answer each.
 fn sample(weights: bool, scores: bool) -> RoutingTrace {
     let mut trace = RoutingTrace::new(header(weights, scores));
     let mut push = |phase, choices: &[u16]| {
@@ -96,7 +96,7 @@ fn a_recorder_cuts_batches_as_the_engine_does() {
     let out = Shared::default();
     let mut recorder = RoutingRecorder::new(Box::new(out.clone()), header(true, true)).unwrap();
     recorder.turn(&[1, 2, 3]).unwrap();
-    // [3 tokens, 3 layers, 2]; the first layer is dense, the third uses one.
+    // [3 tokens, 3 layers, 2]; the first layer is dense, and the third uses one expert.
     let experts = [-1, -1, 5, 4, 3, -1, -1, -1, 0, 1, 2, -1, -1, -1, 3, 2, 1, -1];
     let weights: Vec<f32> = (0..18).map(|value| value as f32).collect();
     // Six and four experts in the two layers that have any.
@@ -137,7 +137,7 @@ fn a_trace_that_is_cut_anywhere_is_refused() {
 fn damage_is_named() {
     let good = uncompressed(&sample(true, false));
     let body = good.windows(2).rposition(|pair| pair == [b'}', TURN]).unwrap() + 1;
-    // After the turn (14 bytes): tag, phase, tokens, choices, weights.
+    // The turn takes 14 bytes. Tag, phase, tokens, choices and weights follow.
     let batch = body + 14;
     let change = |at: usize, bytes: &[u8]| {
         let mut damaged = good.clone();

@@ -1,16 +1,16 @@
-//! Writing a trace as it comes: memory for one batch, whatever the trace's length.
+//! Writes a trace incrementally. It holds one batch in memory, whatever the trace's length.
 
 use std::io::{self, Write};
 
 use super::header::FORMAT;
 use super::{Phase, RoutingHeader, RoutingTrace, Rows, Turn};
 
-/// What stands before every record.
+/// Tag bytes before each kind of record.
 pub(super) const TURN: u8 = 1;
 pub(super) const BATCH: u8 = 2;
 pub(super) const END: u8 = 3;
 
-/// Level of compression: a token's record must cost microseconds.
+/// Compression level. It is low because writing a token's record must take only microseconds.
 const LEVEL: i32 = 3;
 
 /// Writes a routing trace, record by record.
@@ -21,15 +21,15 @@ pub struct RoutingWriter<W: Write> {
     turns: u64,
     batches: u64,
     tokens: u64,
-    /// Reused from batch to batch.
+    /// Buffer for a record, reused from batch to batch.
     record: Vec<u8>,
 }
 
 impl<W: Write> RoutingWriter<W> {
-    /// Writes the header.
+    /// Creates a writer and writes the header.
     ///
     /// # Errors
-    /// Those of `out`; a header that no reader would take is [`io::ErrorKind::InvalidInput`].
+    /// Returns an error if `out` fails. A header that no reader would accept is [`io::ErrorKind::InvalidInput`].
     pub fn new(out: W, header: RoutingHeader) -> io::Result<RoutingWriter<W>> {
         header.check().map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
         let mut out = zstd::Encoder::new(out, LEVEL)?;
@@ -46,7 +46,7 @@ impl<W: Write> RoutingWriter<W> {
     /// Begins a turn.
     ///
     /// # Errors
-    /// Those of the output.
+    /// Returns an error if the output fails.
     pub fn turn(&mut self, turn: Turn) -> io::Result<()> {
         self.turns += 1;
         self.record.clear();
@@ -60,7 +60,7 @@ impl<W: Write> RoutingWriter<W> {
     /// Writes tokens that went through the model together.
     ///
     /// # Errors
-    /// Those of the output; rows that do not suit the header are [`io::ErrorKind::InvalidInput`].
+    /// Returns an error if the output fails. Rows that do not match the header are [`io::ErrorKind::InvalidInput`].
     pub fn batch(&mut self, phase: Phase, rows: Rows<'_>) -> io::Result<()> {
         let wrong = |why: String| io::Error::new(io::ErrorKind::InvalidInput, why);
         rows.check(&self.header, &self.offsets).map_err(wrong)?;
@@ -79,10 +79,10 @@ impl<W: Write> RoutingWriter<W> {
         self.out.write_all(&self.record)
     }
 
-    /// Writes the end, by which a reader knows that the trace is whole, and gives the output back.
+    /// Writes the end record, which tells a reader that the trace is complete, and returns the output.
     ///
     /// # Errors
-    /// Those of the output.
+    /// Returns an error if the output fails.
     pub fn finish(mut self) -> io::Result<W> {
         self.record.clear();
         self.record.push(END);
@@ -100,7 +100,7 @@ impl RoutingTrace {
     /// Writes the whole trace.
     ///
     /// # Errors
-    /// Those of `out`.
+    /// Returns an error if `out` fails.
     pub fn write<W: Write>(&self, out: W) -> io::Result<W> {
         let mut writer = RoutingWriter::new(out, self.header.clone())?;
         let mut turns = 0;

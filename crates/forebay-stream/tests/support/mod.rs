@@ -1,4 +1,4 @@
-//! A model of random bytes, and a residency over it.
+//! A model of random bytes, and a residency for it.
 #![allow(dead_code, reason = "every test file uses a part of it")]
 
 use std::time::Duration;
@@ -12,7 +12,7 @@ use forebay_stream::{
     PolicyKind, Residency, Step, StreamError, TensorType,
 };
 
-/// Reproducible choices.
+/// Reproducible random choices.
 pub struct Random(fastrand::Rng);
 
 impl Random {
@@ -28,7 +28,7 @@ impl Random {
         self.0.u64(..end)
     }
 
-    /// Distinct experts of a layer, ascending, the first ones more often.
+    /// Returns distinct experts of a layer in ascending order; low numbers are more frequent.
     pub fn experts(&mut self, known: u32, count: usize) -> Vec<ExpertIndex> {
         let mut chosen: Vec<u32> = Vec::new();
         while chosen.len() < count.min(known as usize) {
@@ -42,7 +42,7 @@ impl Random {
     }
 }
 
-/// Blocks, and the files that they lie in.
+/// Blocks, and the contents of the files that hold them.
 pub struct Model {
     pub blocks: ModelBlocks,
     pub images: Vec<Vec<u8>>,
@@ -56,12 +56,12 @@ fn heads() -> Step {
     Step::Heads { extent: 0, heads: 5, plain: 3, value: 4, rank: 10, ty: TensorType::F16 }
 }
 
-/// Parts of it have more bytes than it.
+/// Returns a step whose parts have more bytes than its input.
 fn quantised_heads() -> Step {
     Step::Heads { extent: 0, heads: 5, plain: 3, value: 4, rank: 32, ty: TensorType::Q8_0 }
 }
 
-/// Of gate and up, and of down.
+/// Returns the steps for gate and up, and for down.
 fn four_bits() -> Vec<Step> {
     vec![
         Step::Mxfp4 { blocks: 0, scales: 2, rows: 40, row_blocks: 3, turns: 2 },
@@ -70,9 +70,9 @@ fn four_bits() -> Vec<Step> {
 }
 
 impl Model {
-    /// Layer 0 is dense; the other layers have experts of two sizes, of which the last layer's are recast, as is a part of
-    /// layers 1 and 2. Blocks lie at odd offsets in two files, the three parts of
-    /// an expert far from each other.
+    /// Creates a model. Layer 0 is dense, and the other layers have experts of two sizes. The last layer's experts and
+    /// a part of layers 1 and 2 need a relayout. Blocks lie at odd offsets in two files, and the three parts of an
+    /// expert are far apart.
     pub fn new(seed: u64) -> Model {
         let mut random = Random::new(seed);
         let mut ends = [333_u64, 77];
@@ -129,14 +129,14 @@ impl Model {
         }
     }
 
-    /// Every part of a lease has exactly the file's bytes, or what is made from them.
+    /// Checks that every part of a lease has exactly the file's bytes, or the result of their relayout.
     pub fn check(&self, residency: &Residency, lease: &Lease) {
         let parts: Vec<&[u8]> =
             (0..residency.parts(lease)).map(|part| residency.bytes(lease, part)).collect();
         self.check_parts(lease.block(), &parts);
     }
 
-    /// These are a block's parts.
+    /// Checks that these are a block's parts.
     pub fn check_parts<Part: AsRef<[u8]>>(&self, block: BlockId, parts: &[Part]) {
         let of = self.block(block);
         let read = |extent: &Extent| {
@@ -182,7 +182,7 @@ impl Model {
         })
     }
 
-    /// With real files, by io_uring or pread.
+    /// Creates a residency over real files, read by io_uring or `pread`.
     pub fn real(
         &self,
         kind: IoKind,
@@ -220,7 +220,7 @@ impl Model {
         residency
     }
 
-    /// Budgets from the smallest to one that holds everything.
+    /// Returns budgets from the smallest to one that holds everything.
     pub fn budgets(&self, count: u64) -> Vec<Option<u64>> {
         let smallest = Budget::smallest(&self.blocks, 0);
         let all = Budget::plan(&self.blocks, None, 0, PolicyKind::LAYER_LRU).unwrap();
@@ -230,7 +230,8 @@ impl Model {
     }
 }
 
-/// So small that a block takes several; repeated so often that only lasting faults are seen.
+/// Returns options with requests so small that a block takes several, and so many retries that only lasting faults are
+/// reported.
 fn small_requests() -> EngineOptions {
     EngineOptions {
         request_bytes: 4096,
@@ -242,7 +243,7 @@ fn small_requests() -> EngineOptions {
     }
 }
 
-/// One step of a decoder: every layer's dense block, then its experts, then the head. Checks all bytes.
+/// Runs one decoder step: every layer's dense block and experts, then the head. Checks all bytes.
 pub fn step(
     model: &Model,
     residency: &mut Residency,
@@ -263,7 +264,7 @@ pub fn step(
     Ok(())
 }
 
-/// One layer's batch, in as many waves as it takes. Every expert must come exactly once.
+/// Runs one layer's batch, in as many chunks as it takes. Checks that every expert arrives exactly once.
 pub fn batch(
     model: &Model,
     residency: &mut Residency,
@@ -288,7 +289,7 @@ pub fn batch(
     Ok(())
 }
 
-/// What a token or a prompt chooses in every layer.
+/// Returns the experts that a token or a prompt chooses in every layer.
 pub fn routing(random: &mut Random, per_layer: usize) -> Vec<Vec<ExpertIndex>> {
     (0..LAYERS)
         .map(|layer| if layer == 0 { Vec::new() } else { random.experts(EXPERTS, per_layer) })

@@ -1,7 +1,7 @@
-//! Splitting text into the words within which byte pair encoding merges.
+//! Split of text into the words within which byte pair encoding merges.
 //!
-//! A pre-tokenizer is a sequence of patterns. Each cuts the pieces that the one before left;
-//! matches and what lies between them both become pieces.
+//! A pre-tokenizer is a sequence of patterns. Each one cuts the pieces that the previous one left.
+//! The matches and the text between them become pieces.
 
 mod rules;
 
@@ -13,22 +13,22 @@ use crate::TextError;
 pub use rules::GEMMA_4;
 use rules::{Pattern, RULES, Rule};
 
-/// What a match that is only whitespace leaves to the word behind it.
+/// Rule for the last character of a match that is only whitespace.
 ///
-/// The published patterns end in `\s+(?!\S)|\s+`: a run of whitespace gives its last character to
-/// the word that follows. Done here instead of by the look-ahead, every pattern is a regular
-/// expression proper, which runs in linear time on any text.
+/// The published patterns end in `\s+(?!\S)|\s+`: a run of whitespace leaves its last character to
+/// the word that follows. Handling this here instead of by look-ahead keeps every pattern a true
+/// regular expression, which runs in linear time on any text.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Tail {
     /// The pattern has no such ending.
     Whole,
-    /// Any run of two and more characters gives its last one away.
+    /// Any run of two or more characters leaves its last one to the next word.
     Any,
-    /// As `Any`, except for runs that end in a line break (which the pattern matches on its own).
+    /// Like `Any`, except for runs that end in a line break, which the pattern matches separately.
     NotLineBreak,
 }
 
-/// The pre-tokenizer that a model names.
+/// A pre-tokenizer that a model names.
 pub struct Splitter {
     name: &'static str,
     rule: &'static Rule,
@@ -36,10 +36,11 @@ pub struct Splitter {
 }
 
 impl Splitter {
-    /// The splitter of a name in `tokenizer.ggml.pre`.
+    /// Returns the splitter for a name in `tokenizer.ggml.pre`.
     ///
     /// # Errors
-    /// [`TextError::UnknownPreTokenizer`]: another pre-tokenizer would silently give wrong ids.
+    /// Returns [`TextError::UnknownPreTokenizer`] for an unknown name, because another
+    /// pre-tokenizer would silently give wrong ids.
     pub fn named(name: &str) -> Result<Self, TextError> {
         let mut rules =
             RULES.iter().flat_map(|rule| rule.names.iter().map(move |name| (name, rule)));
@@ -58,22 +59,23 @@ impl Splitter {
         Ok(Self { name: known, rule, stages: stages.collect::<Result<_, _>>()? })
     }
 
-    /// The name that it was asked for by.
+    /// Returns the name that was requested.
     pub fn name(&self) -> &'static str {
         self.name
     }
 
-    /// Whether a word that is a token is taken as it is, without merging.
+    /// Returns true if a word that is a token is used as it is, without merging.
     pub fn whole_words(&self) -> bool {
         self.rule.whole_words
     }
 
-    /// Whether models with this pre-tokenizer begin with BOS unless their file says otherwise.
+    /// Returns true if models with this pre-tokenizer begin with BOS unless their file says
+    /// otherwise.
     pub fn adds_bos(&self) -> bool {
         self.rule.adds_bos
     }
 
-    /// The words of `text`, in order and without gaps.
+    /// Returns the words of `text`, in order and without gaps.
     pub fn split<'a>(&self, text: &'a str) -> impl Iterator<Item = &'a str> {
         let mut pieces: Vec<_> = std::iter::once(0..text.len()).collect();
         let mut finer = Vec::new();
@@ -88,7 +90,7 @@ impl Splitter {
     }
 }
 
-/// Appends the pieces of `text`, which begins at `offset` of the whole.
+/// Appends the pieces of `text`, which starts at `offset` in the whole text.
 fn cut(regex: &Regex, tail: Tail, text: &str, offset: usize, out: &mut Vec<Range<usize>>) {
     let mut done = 0;
     while let Some(found) = regex.find_at(text, done) {
@@ -107,7 +109,7 @@ fn cut(regex: &Regex, tail: Tail, text: &str, offset: usize, out: &mut Vec<Range
     }
 }
 
-/// How many bytes at its end a match leaves to the next word.
+/// Returns the number of bytes at the end of a match that are left to the next word.
 fn given_away(text: &str, found: Range<usize>, tail: Tail) -> usize {
     let run = &text[found.clone()];
     let Some(last) = run.chars().next_back() else { return 0 };
@@ -123,7 +125,7 @@ fn given_away(text: &str, found: Range<usize>, tail: Tail) -> usize {
     if run.chars().all(char::is_whitespace) { last.len_utf8() } else { 0 }
 }
 
-/// All names that [`Splitter::named`] accepts.
+/// Returns all names that [`Splitter::named`] accepts.
 pub fn known_names() -> impl Iterator<Item = &'static str> {
     RULES.iter().flat_map(|rule| rule.names).copied()
 }

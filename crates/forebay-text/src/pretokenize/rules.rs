@@ -1,12 +1,12 @@
-//! The pre-tokenizers by name.
+//! Pre-tokenizers by name.
 //!
-//! The patterns are those of the models' own `tokenizer.json`, with the ending
-//! `\s+(?!\S)|\s+` written as `\s+` and a [`Tail`], and possessive quantifiers written as greedy
-//! ones (the classes beside them are disjoint, so both match alike).
+//! The patterns are those of the models' own `tokenizer.json`, with two changes. The ending
+//! `\s+(?!\S)|\s+` is written as `\s+` and a [`Tail`]. Possessive quantifiers are written as greedy
+//! ones; the adjacent classes are disjoint, so both match alike.
 
 use super::Tail;
 
-/// A pattern and what its whitespace matches give away.
+/// A pattern and the rule for its whitespace matches.
 pub struct Pattern(pub &'static str, pub Tail);
 
 /// One pre-tokenizer.
@@ -17,7 +17,7 @@ pub struct Rule {
     pub adds_bos: bool,
 }
 
-/// GPT-2; in stages before it, others cut out digits or punctuation.
+/// GPT-2. Other stages before it may cut out digits or punctuation.
 const GPT_2: Pattern =
     Pattern(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+", Tail::Any);
 
@@ -96,14 +96,15 @@ const fn whole(pattern: &'static str) -> Pattern {
     Pattern(pattern, Tail::Whole)
 }
 
-/// A rule without extras.
+/// Creates a rule without extras.
 const fn plain(names: &'static [&'static str], patterns: &'static [Pattern]) -> Rule {
     Rule { names, patterns, whole_words: false, adds_bos: false }
 }
 
 const PUNCTUATION_BLOOM: &str = r" ?[^(\s|.,!?…。，、।۔،)]+";
 
-/// The one that works on plain characters with `▁` for the space, not on the byte alphabet.
+/// The pre-tokenizer that works on plain characters with `▁` for the space, not on the byte
+/// alphabet.
 pub const GEMMA_4: &str = "gemma4";
 
 pub const RULES: &[Rule] = &[
@@ -214,8 +215,8 @@ pub const RULES: &[Rule] = &[
     plain(&["kimi-k2"], &[KIMI_K2]),
     plain(&["bloom", "poro-chat", "gpt3-finnish"], &[whole(PUNCTUATION_BLOOM)]),
     plain(&["viking"], &[whole(PUNCTUATION_BLOOM), whole(r"\p{N}")]),
-    // Merges cross words here; only line breaks are kept apart. A run of them that is a token is
-    // that token, which its merges give too.
+    // Merges cross words here; only line breaks are separated. A run of line breaks that is a token
+    // also results from its merges, so `whole_words` is not needed.
     Rule {
         names: &[GEMMA_4],
         patterns: &[whole(r"[^\n]+|\n+")],

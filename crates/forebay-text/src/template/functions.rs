@@ -1,4 +1,4 @@
-//! What transformers adds to Jinja.
+//! Functions, filters and tests that transformers adds to Jinja.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use minijinja::{Environment, Error, ErrorKind, Value};
 
 use super::{CivilTime, json};
 
-/// The message of `raise_exception`, carried through the engine as the cause of its error.
+/// Message of `raise_exception`. It passes through the engine as the cause of the engine's error.
 #[derive(Debug)]
 pub struct Refusal(pub String);
 
@@ -19,7 +19,7 @@ impl fmt::Display for Refusal {
 
 impl std::error::Error for Refusal {}
 
-/// Adds `raise_exception` and `tojson`, and the test `iterable` as Jinja has it.
+/// Adds `raise_exception` and `tojson`, and the test `iterable` with Jinja's meaning.
 pub fn install(environment: &mut Environment<'static>) {
     environment.add_function("raise_exception", raise_exception);
     environment.add_filter("tojson", tojson);
@@ -39,14 +39,14 @@ fn raise_exception(message: &Value) -> Result<Value, Error> {
         .with_source(refusal))
 }
 
-/// MiniJinja takes none for an empty sequence; in Python it is no sequence at all, and templates
-/// ask `tools is iterable and tools | length > 0`.
+/// Implements the test `iterable`. MiniJinja treats none as an empty sequence. In Python it is not
+/// a sequence at all, and templates test `tools is iterable and tools | length > 0`.
 fn is_iterable(value: &Value) -> bool {
     !value.is_none() && value.try_iter().is_ok()
 }
 
-/// `json.dumps` of Python with `ensure_ascii=False`, which is what transformers puts in place of
-/// Jinja's own filter: nothing is escaped for HTML.
+/// Implements Python's `json.dumps` with `ensure_ascii=False`. transformers uses it in place of
+/// Jinja's own filter, so nothing is escaped for HTML.
 fn tojson(value: &Value, options: Kwargs) -> Result<String, Error> {
     let indent: Option<Value> = options.get("indent")?;
     let indent = match indent.filter(|indent| !indent.is_none()) {

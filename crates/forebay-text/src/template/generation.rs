@@ -1,10 +1,10 @@
 //! `{% generation %}` blocks, which mark the assistant's text for training.
 //!
-//! They change nothing in a prompt. A `with` block without variables is the same block for the
-//! engine: it prints its body, keeps assignments inside, and handles the whitespace around its
+//! The blocks change nothing in a prompt. For the engine, a `with` block without variables is
+//! equivalent: it prints its body, keeps assignments inside, and handles the whitespace around its
 //! tags.
 
-/// The source with its generation tags turned into `with` tags.
+/// Returns the source with its generation tags turned into `with` tags.
 pub fn without_generation_tags(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
@@ -26,9 +26,9 @@ pub fn without_generation_tags(source: &str) -> String {
     out
 }
 
-/// If `tag` begins with a generation tag: what takes its place, and the source behind it.
+/// Returns the replacement of a generation tag and the source after it, if `tag` begins with one.
 fn replaced(tag: &str) -> Option<(String, &str)> {
-    // The end is searched behind the beginning: `{%}` is no tag.
+    // The end is searched after the beginning, because `{%}` is not a tag.
     let (inside, behind) = tag.strip_prefix("{%")?.split_once("%}")?;
     let word = inside.trim_matches(|c: char| c.is_whitespace() || c == '-' || c == '+');
     let replacement = match word {

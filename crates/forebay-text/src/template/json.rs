@@ -1,16 +1,16 @@
-//! JSON into templates, and out of them the way Python's `json.dumps` writes it.
+//! Conversion of JSON to template values, and back to JSON as Python's `json.dumps` writes it.
 
 use minijinja::value::ValueKind;
 use minijinja::{Error, ErrorKind, Value};
 
-/// Widest indentation.
+/// Largest indentation in characters.
 pub const INDENT_MAX: usize = 64;
 
-/// Deepest value that is written, and longest text: templates can build both without end.
+/// Limits of the nesting and the length of written JSON. Templates can build both without end.
 const DEPTH_MAX: usize = 128;
 const OUTPUT_BYTES_MAX: usize = 64 << 20;
 
-/// A JSON value as a template sees it; objects keep their order.
+/// Converts a JSON value to a template value. Objects keep their order.
 pub fn to_template_value(value: &serde_json::Value) -> Value {
     use serde_json::Value as Json;
     match value {
@@ -29,7 +29,7 @@ pub fn to_template_value(value: &serde_json::Value) -> Value {
     }
 }
 
-/// Number of values, the ones inside others included.
+/// Returns the number of values, including those inside others.
 pub fn count(value: &serde_json::Value) -> u64 {
     use serde_json::Value as Json;
     1 + match value {
@@ -39,9 +39,9 @@ pub fn count(value: &serde_json::Value) -> u64 {
     }
 }
 
-/// How `json.dumps` lays its text out.
+/// Text layout of `json.dumps`.
 pub struct Style {
-    /// One level; with it, every item is on its own line.
+    /// Indentation of one level. If set, every item is on its own line.
     indent: Option<String>,
     item_separator: String,
     key_separator: String,
@@ -50,8 +50,8 @@ pub struct Style {
 }
 
 impl Style {
-    /// `separators`: after items, after keys. Python's own are `, ` and `: `; on separate lines the
-    /// first is `,`.
+    /// Creates a style. `separators` are the texts after items and after keys. Python's defaults
+    /// are `, ` and `: `. If items are on separate lines, the first default is `,`.
     pub fn new(
         indent: Option<String>,
         separators: Option<(String, String)>,
@@ -64,10 +64,11 @@ impl Style {
         Self { indent, item_separator, key_separator, sort_keys, ensure_ascii }
     }
 
-    /// The text of `value`.
+    /// Returns `value` as JSON text.
     ///
     /// # Errors
-    /// Values that JSON cannot hold, and absurdly deep or long ones.
+    /// Returns an error if JSON cannot represent a value, or if the nesting or the text exceeds its
+    /// limit.
     pub fn dump(&self, value: &Value) -> Result<String, Error> {
         let mut out = String::new();
         self.write(value, 0, &mut out)?;
@@ -180,7 +181,7 @@ fn push_escape(unit: u16, out: &mut String) {
     out.push_str(&format!("\\u{unit:04x}"));
 }
 
-/// A float as Python's `repr` writes it: the shortest digits that read back to the same number,
+/// Formats a float as Python's `repr` does: the shortest digits that read back to the same number,
 /// with an exponent below 1e-4 and from 1e16 on.
 fn float(value: f64) -> String {
     if value.is_nan() {

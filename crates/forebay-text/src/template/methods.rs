@@ -1,10 +1,10 @@
-//! Methods of Python's strings that templates use beyond those of `minijinja-contrib`.
+//! Methods of Python's strings that templates use and that `minijinja-contrib` does not have.
 
 use minijinja::value::{Rest, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
 
-/// Called where the engine does not know a method. Methods that change a value in place, such as
-/// `append`, are unknown on purpose: the sandbox of transformers forbids them too.
+/// Handles methods that the engine does not know. Methods that change a value in place, such as
+/// `append`, are deliberately unknown: the sandbox of transformers forbids them too.
 pub fn unknown_method(
     state: &mut State,
     value: &Value,
@@ -49,8 +49,9 @@ fn not_empty(separator: &str) -> Result<&str, Error> {
     Ok(separator)
 }
 
-/// `rsplit(separator, most splits)` with a separator; splitting at whitespace from the right is
-/// the same as from the left unless the number of splits is limited, which no template does.
+/// Implements `rsplit(separator, most splits)`, which requires a separator. Splitting at whitespace
+/// from the right differs from splitting from the left only if the number of splits is limited, and
+/// no template does that.
 fn rsplit(text: &str, args: &[Value]) -> Result<Value, Error> {
     let (separator, most, rest): (&str, Option<usize>, Rest<Value>) = from_args(args)?;
     if !rest.is_empty() {

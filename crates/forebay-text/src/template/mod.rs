@@ -1,8 +1,8 @@
-//! Chat templates: conversations into prompts, as `apply_chat_template` of transformers does.
+//! Chat templates: render conversations to prompts, as `apply_chat_template` of transformers does.
 //!
-//! Templates are Jinja programs that come with a model, so they are untrusted. A render has a
-//! budget of steps, and runs on a stack that the values which so many steps can nest do not
-//! overflow. Memory is not bounded: a template that doubles a text over and over can use it up.
+//! Templates are Jinja programs that are part of a model, so they are untrusted. A render has a
+//! budget of steps. Its stack is large enough for the deepest values that so many steps can build.
+//! Memory is not bounded: a template that doubles a text over and over can use it up.
 
 mod functions;
 mod generation;
@@ -21,16 +21,16 @@ use crate::TextError;
 use functions::Refusal;
 pub use time::CivilTime;
 
-/// Steps that every render may take, and further ones per JSON value of the conversation. The
-/// largest published templates take 1,200 for ten messages, about 40 per value.
+/// Number of steps that every render may take, and of additional steps per JSON value of the
+/// conversation. The largest published templates take 1,200 for ten messages, about 40 per value.
 const STEPS_BASE: u64 = 200_000;
 const STEPS_PER_VALUE: u64 = 300;
 const STEPS_MAX: u64 = 3_000_000;
 
-/// Nesting of macros, loops and calls.
+/// Limit of the nesting of macros, loops and calls.
 const DEPTH_LIMIT: usize = 200;
 
-/// Longest template source. Published ones stay below 64 KiB.
+/// Length limit of a template's source. Published ones stay below 64 KiB.
 const SOURCE_BYTES_MAX: usize = 512 << 10;
 
 /// A model's chat template.
@@ -42,19 +42,19 @@ pub struct ChatTemplate {
     environment: Environment<'static>,
 }
 
-/// What a template sees.
+/// Input of a template.
 #[derive(Clone, Debug, Default)]
 pub struct RenderInput {
     /// A list of objects with `role` and `content`.
     pub messages: serde_json::Value,
     /// Descriptions of functions that the model may call.
     pub tools: Option<serde_json::Value>,
-    /// End the prompt where the model's answer begins.
+    /// True if the prompt ends where the model's answer begins.
     pub add_generation_prompt: bool,
-    /// Further variables, such as `enable_thinking`. They win over the ones above and over
-    /// `bos_token` and `eos_token`.
+    /// Additional variables, such as `enable_thinking`. They take precedence over the fields above
+    /// and over `bos_token` and `eos_token`.
     pub variables: Map<String, serde_json::Value>,
-    /// What `strftime_now` takes for now; the system's clock (UTC) if there is nothing.
+    /// Time that `strftime_now` uses. `None` selects the system's clock (UTC).
     pub now: Option<CivilTime>,
 }
 
@@ -62,10 +62,11 @@ const NAME: &str = "chat_template";
 const TEMPLATE_KEY: &str = "tokenizer.chat_template";
 
 impl ChatTemplate {
-    /// The template of a model, if it has one.
+    /// Returns the template of a model, if it has one.
     ///
     /// # Errors
-    /// [`TextError::TemplateSyntax`], or [`TextError::WrongType`] for one that is no text.
+    /// Returns [`TextError::TemplateSyntax`] if the template is not valid, and
+    /// [`TextError::WrongType`] if it is not text.
     pub fn from_catalog(catalog: &Catalog) -> Result<Option<Self>, TextError> {
         let (source, bos, eos) = match &catalog.source {
             Source::Gguf(metadata) => {
@@ -97,10 +98,10 @@ impl ChatTemplate {
         Self::from_source(source, bos.unwrap_or_default(), eos.unwrap_or_default()).map(Some)
     }
 
-    /// A template from its text; `bos` and `eos` become its `bos_token` and `eos_token`.
+    /// Creates a template from its text. `bos` and `eos` become its `bos_token` and `eos_token`.
     ///
     /// # Errors
-    /// [`TextError::TemplateSyntax`].
+    /// Returns [`TextError::TemplateSyntax`] if the template is not valid.
     pub fn from_source(source: &str, bos: &str, eos: &str) -> Result<Self, TextError> {
         let syntax = |reason: String| TextError::TemplateSyntax { reason };
         if source.len() > SOURCE_BYTES_MAX {
@@ -114,7 +115,7 @@ impl ChatTemplate {
         environment.set_unknown_method_callback(methods::unknown_method);
         functions::install(&mut environment);
         let program = generation::without_generation_tags(source);
-        // The shortest operator that nests, a minus sign, is one byte.
+        // The shortest operator that nests, a minus sign, takes one byte.
         let levels = program.len() as u64;
         let added = stack::with_room(levels, || environment.add_template_owned(NAME, program))?;
         added.map_err(|error| syntax(describe(&error)))?;
@@ -126,16 +127,16 @@ impl ChatTemplate {
         })
     }
 
-    /// The template as the model's files have it.
+    /// Returns the template as the model's files have it.
     pub fn source(&self) -> &str {
         &self.source
     }
 
-    /// The variables that the template reads and that are not part of every conversation, such as
-    /// `enable_thinking`, in alphabetical order.
+    /// Returns the variables that the template reads and that are not part of every conversation,
+    /// such as `enable_thinking`, in alphabetical order.
     ///
     /// # Errors
-    /// [`TextError::TemplateFailed`] where the system has no memory for the analysis.
+    /// Returns [`TextError::TemplateFailed`] if the system has no memory for the analysis.
     pub fn variables(&self) -> Result<Vec<String>, TextError> {
         const ALWAYS_SET: [&str; 5] =
             ["messages", "tools", "add_generation_prompt", "bos_token", "eos_token"];
@@ -154,11 +155,11 @@ impl ChatTemplate {
         Ok(names)
     }
 
-    /// The prompt for a conversation.
+    /// Renders the prompt for a conversation.
     ///
     /// # Errors
-    /// [`TextError::TemplateRefused`] where the template raises an exception,
-    /// [`TextError::TemplateFailed`] for everything else, too many steps included.
+    /// Returns [`TextError::TemplateRefused`] if the template raises an exception, and
+    /// [`TextError::TemplateFailed`] for every other failure, including too many steps.
     pub fn render(&self, input: &RenderInput) -> Result<String, TextError> {
         let tools = input.tools.as_ref().unwrap_or(&serde_json::Value::Null);
         let values = json::count(&input.messages) + json::count(tools);
@@ -198,7 +199,7 @@ fn failure(error: &minijinja::Error) -> TextError {
     TextError::TemplateFailed { reason: describe(error) }
 }
 
-/// What went wrong and in which line of the template.
+/// Describes an error and the line of the template in which it occurred.
 fn describe(error: &minijinja::Error) -> String {
     if error.kind() == ErrorKind::OutOfFuel {
         return "it does not come to an end".to_owned();

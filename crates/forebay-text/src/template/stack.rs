@@ -1,6 +1,6 @@
-//! Room for recursion that the template engine does not limit.
+//! Stack for recursion that the template engine does not limit.
 //!
-//! The engine limits how deep templates call, but values and chains of operators can nest as deep
+//! The engine limits how deep templates call. But values and chains of operators can nest as deep
 //! as a template has steps or bytes, and printing, comparing and dropping them recurses. Measured:
 //! 300 bytes of stack per level to print a list of lists, 450 to compile `1 + 1 + ...`.
 
@@ -11,11 +11,11 @@ use crate::TextError;
 const BYTES_PER_LEVEL: u64 = 640;
 const BYTES_BASE: u64 = 16 << 20;
 
-/// Runs `work` on a stack with room for `levels` levels. The stack is address space; memory is
-/// used only as deep as `work` goes.
+/// Runs `work` on a stack for `levels` levels of recursion. The stack is reserved as address space;
+/// memory is used only as deep as `work` goes.
 ///
 /// # Errors
-/// The stack cannot be reserved, or `work` panicked.
+/// Returns an error if the stack cannot be reserved or `work` panicked.
 pub fn with_room<T: Send>(levels: u64, work: impl FnOnce() -> T + Send) -> Result<T, TextError> {
     let bytes = BYTES_BASE + BYTES_PER_LEVEL * levels;
     let failed = |reason: String| TextError::TemplateFailed { reason };

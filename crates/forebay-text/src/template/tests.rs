@@ -88,7 +88,7 @@ fn long_expressions_do_not_overflow_the_stack() {
         format!("{{{{ {}1 }}}}", links("[")),
         links("{% if 1 %}"),
     ] {
-        // Whether they are refused, fail or print something: they return.
+        // These may be refused, fail or print something, but they must return.
         plain(&source).ok();
     }
     assert!(matches!(plain(&links("abc").repeat(2)), Err(TextError::TemplateSyntax { .. })));

@@ -10,7 +10,7 @@ use minijinja::{Error, ErrorKind};
 pub struct CivilTime(DateTime);
 
 impl CivilTime {
-    /// The system's clock, in UTC.
+    /// Returns the time of the system's clock in UTC.
     pub fn now() -> Self {
         Self::at(Timestamp::now())
     }
@@ -19,16 +19,16 @@ impl CivilTime {
         Self(tz::Offset::UTC.to_datetime(moment))
     }
 
-    /// Reads `YYYY-MM-DDTHH:MM:SS`; a blank may stand for the `T`.
+    /// Parses `YYYY-MM-DDTHH:MM:SS`. A space may replace the `T`.
     pub fn parse(text: &str) -> Option<Self> {
         let formats = ["%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S"];
         formats.iter().find_map(|format| DateTime::strptime(format, text).ok()).map(Self)
     }
 
-    /// Formats as Python's `strftime` does in the C locale; `%-d` drops leading zeros.
+    /// Formats as Python's `strftime` does in the C locale. `%-d` drops leading zeros.
     ///
     /// # Errors
-    /// A directive that is not known.
+    /// Returns an error if a directive is not known.
     pub fn format(&self, format: &str) -> Result<String, Error> {
         strtime::format(as_in_python(format), self.0).map_err(|_| {
             let message = format!("strftime_now does not know a directive of {format:?}");
@@ -37,7 +37,8 @@ impl CivilTime {
     }
 }
 
-/// Directives that Python formats in another way, in the C locale and without a time zone.
+/// Translates the directives that Python formats differently, in the C locale and without a time
+/// zone.
 fn as_in_python(format: &str) -> String {
     let mut out = String::with_capacity(format.len() + 16);
     let mut characters = format.chars();

@@ -1,4 +1,4 @@
-//! What is typed after `forebay assess`.
+//! Arguments of `forebay assess`.
 
 use std::path::PathBuf;
 

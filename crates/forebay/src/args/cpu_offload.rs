@@ -1,4 +1,4 @@
-//! Whether the CPU computes experts for a GPU.
+//! Options that decide if the CPU computes experts for a GPU.
 
 use clap::Args;
 use forebay_engine::CpuOffload;
@@ -17,7 +17,7 @@ pub struct CpuOffloadArgs {
 }
 
 impl CpuOffloadArgs {
-    /// What they come to.
+    /// Returns the setting that the options select.
     pub fn resolve(&self) -> CpuOffload {
         match (self.cpu_experts, self.no_cpu_experts) {
             (true, _) => CpuOffload::Always,

@@ -1,4 +1,4 @@
-//! Values of options, also of `/set` in a chat.
+//! Parsers of option values, which `/set` in a chat also uses.
 
 pub fn non_negative(text: &str) -> Result<f32, String> {
     number(text, |x| x >= 0.0, "must be a number of at least 0")

@@ -1,4 +1,4 @@
-//! What is typed after `forebay plan`.
+//! Arguments of `forebay plan`.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! What is typed after `forebay run`.
+//! Arguments of `forebay run`.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! One answer: from a conversation to a parsed message, with stop texts and a full context.
+//! Generates one answer: renders the prompt, handles stop texts and a full context, and parses the message.
 
 use std::ops::ControlFlow;
 
@@ -17,7 +17,7 @@ use crate::progress::PromptProgress;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum End {
-    /// The model said that it is done.
+    /// The model ended its turn.
     Finished,
     /// A `--stop` text appeared.
     StopText,
@@ -27,23 +27,23 @@ pub enum End {
     Interrupted,
 }
 
-/// What came of a prompt.
+/// The answer to a prompt.
 pub struct Answer {
-    /// Parsed; its content ends before the stop text.
+    /// The parsed message. Its content ends before the stop text.
     pub message: Message,
     pub end: End,
     pub generation: Generation,
-    /// Turns that left the conversation because the context was full.
+    /// Number of turns dropped from the conversation because the context was full.
     pub turns_dropped: usize,
 }
 
-/// Where the parts of an answer go as they come.
+/// Receives the parts of an answer as they are generated.
 pub type Sink<'a> = &'a mut dyn FnMut(Event<'_>) -> Outcome;
 
-/// Makes the model answer the conversation's last message. The message is returned and not added.
-/// Only what the cache does not hold is read.
+/// Generates the answer to the conversation's last message. Returns the answer without adding it to the conversation. The
+/// model reads only the tokens that are not in the KV cache.
 ///
-/// With [`OnFull::Shift`], the oldest turns leave a full context and what is left is read again.
+/// With [`OnFull::Shift`] and a full context, drops the oldest turns and reads the shortened conversation again.
 pub fn generate(
     session: &mut Session,
     conversation: &mut Conversation,
@@ -104,7 +104,7 @@ pub fn generate(
     Ok(Answer { message, end, generation: total, turns_dropped })
 }
 
-/// Adds the next part of an answer.
+/// Adds the counts and tokens of the next part of an answer.
 fn add(total: &mut Generation, part: Generation) {
     total.tokens.extend_from_slice(&part.tokens);
     total.stop_reason = part.stop_reason;
@@ -113,7 +113,7 @@ fn add(total: &mut Generation, part: Generation) {
     total.generate_seconds += part.generate_seconds;
 }
 
-/// The prompt of the conversation, shortened where there is no room for it and an answer.
+/// Returns the prompt of the conversation. Shortens it if the context has no room for the prompt and an answer.
 fn fitting_prompt(
     session: &Session,
     conversation: &mut Conversation,
@@ -139,20 +139,33 @@ fn fitting_prompt(
     Ok(prompt)
 }
 
-/// Drops turns until half of the context is free, so that it is not read again at every turn. The
-/// newest turn always stays. `beside`: tokens of the answer that go behind the prompt.
+/// Drops the oldest turns until half of the context is free, so that later turns rarely read the history again. Keeps the
+/// newest turn. `beside` is the number of answer tokens that follow the prompt.
+///
+/// Rendering and encoding a long history is slow, so a binary search finds the smallest number of turns to drop.
 fn shortened(session: &Session, conversation: &mut Conversation, beside: usize) -> Outcome<Prompt> {
-    loop {
-        let prompt = conversation.prompt(session)?;
-        if prompt.ids.len() + beside <= session.context() / 2
-            || !conversation.history.drop_oldest_turn()
-        {
-            return Ok(prompt);
+    let whole = conversation.history.clone();
+    let without = |turns: usize| {
+        let mut history = whole.clone();
+        for _ in 0..turns {
+            history.drop_oldest_turn();
+        }
+        history
+    };
+    let (mut fewest, mut enough) = (0, whole.turns().saturating_sub(1));
+    while fewest < enough {
+        let middle = fewest.midpoint(enough);
+        conversation.history = without(middle);
+        match conversation.prompt(session)?.ids.len() + beside <= session.context() / 2 {
+            true => enough = middle,
+            false => fewest = middle + 1,
         }
     }
+    conversation.history = without(enough);
+    conversation.prompt(session)
 }
 
-/// What helps where a context is too small.
+/// Lists the remedies for a context that is too small.
 fn remedy(session: &Session, conversation: &Conversation) -> String {
     let most = session.info().context_trained;
     let mut ways = Vec::new();
@@ -166,7 +179,7 @@ fn remedy(session: &Session, conversation: &Conversation) -> String {
     ways.join(", or ")
 }
 
-/// Says that an answer was cut because the context is full.
+/// Returns the note for an answer that was cut because the context is full.
 pub fn context_full(session: &Session) -> String {
     let (context, most) = (session.context(), session.info().context_trained);
     let more = match context < most {
@@ -176,7 +189,7 @@ pub fn context_full(session: &Session) -> String {
     format!("the answer is cut: the context of {context} tokens is full; {more}")
 }
 
-/// Tokens on their way from the model to the reader.
+/// Converts tokens to events and sends them to the sink.
 struct Shown<'a, 's> {
     tokenizer: &'a Tokenizer,
     stream: TextStream<'a>,
@@ -184,7 +197,7 @@ struct Shown<'a, 's> {
     output: Output<'s>,
 }
 
-/// Where events go; content passes the stop filter.
+/// Sends events to the sink; content passes through the stop filter first.
 struct Output<'s> {
     filter: StopFilter,
     sink: Sink<'s>,
@@ -230,7 +243,7 @@ impl<'a, 's> Shown<'a, 's> {
         config: &AnswerConfig,
         sink: Sink<'s>,
     ) -> Shown<'a, 's> {
-        // An answer to a template is a text of its own; without one it continues a text.
+        // With a template the answer is a new text; without one it continues the prompt's text.
         let stream = match conversation.templated() {
             true => TextStream::new(tokenizer),
             false => TextStream::continuing(tokenizer),
@@ -256,7 +269,7 @@ impl<'a, 's> Shown<'a, 's> {
         }
     }
 
-    /// Shows what is still held back; returns the message and whether a stop text ended it.
+    /// Sends the text that is still held back. Returns the message, and true if a stop text ended it.
     fn finish(self) -> Outcome<(Message, bool)> {
         let Shown { stream, mut parser, mut output, .. } = self;
         let mut sink = |event: Event<'_>| output.take(event);

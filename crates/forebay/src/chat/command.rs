@@ -1,4 +1,4 @@
-//! What a person types in the chat.
+//! Parses the lines that a user types in the chat.
 
 /// A message, or a command.
 #[derive(Debug, PartialEq, Eq)]
@@ -15,7 +15,7 @@ pub enum Line {
     Set(Option<(String, String)>),
     Save(String),
     Load(String),
-    /// A command with a mistake in it, in words.
+    /// An invalid command, with the reason.
     Wrong(String),
 }
 
@@ -32,18 +32,18 @@ pub const HELP: &str = "\
 \"\"\" begins and ends a message of several lines; a paste is one message.
 Ctrl-C stops the answer; at the prompt it quits.";
 
-/// The mark around a message of several lines.
+/// Delimiter of a message with several lines.
 const QUOTES: &str = "\"\"\"";
 
-/// Whether more lines belong to what was typed so far: an open `\"\"\"` block.
+/// Returns true if the text so far has an open `\"\"\"` block, so more lines follow.
 pub fn is_open(text: &str) -> bool {
     let text = text.trim_start();
     let text = text.strip_prefix("/system").unwrap_or(text).trim_start();
     text.strip_prefix(QUOTES).is_some_and(|rest| !rest.contains(QUOTES))
 }
 
-/// Understands one input. A slash begins a command only if a known word follows, or if the word is
-/// all there is: a path or a pasted text may begin with a slash.
+/// Parses one input. A slash starts a command only before a known word, or if the word is the whole input. Other text
+/// with a slash may be a path or pasted.
 pub fn parse(input: &str) -> Line {
     let text = input.trim();
     if text.is_empty() {
@@ -89,7 +89,7 @@ fn say(input: &str) -> Line {
     }
 }
 
-/// The text inside `\"\"\"` marks, without the line breaks beside them.
+/// Returns the text between `\"\"\"` delimiters, without the line breaks next to them.
 fn unquoted(text: &str) -> &str {
     let Some(inner) = text.strip_prefix(QUOTES) else { return text };
     let inner = inner.strip_suffix(QUOTES).unwrap_or(inner);

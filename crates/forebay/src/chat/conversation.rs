@@ -1,4 +1,4 @@
-//! What the model shall have read before its next answer.
+//! The conversation so far and the prompt that it renders to.
 
 use forebay_chat::{Format, History};
 use forebay_engine::Session;
@@ -7,24 +7,24 @@ use serde_json::{Map, Value};
 
 use crate::failure::Outcome;
 
-/// A conversation and how it becomes a prompt.
+/// A conversation and the settings that turn it into a prompt.
 pub struct Conversation {
     pub history: History,
     format: Format,
-    /// Without a template, the texts of all messages are one text that the model continues.
+    /// True if the chat template is used. If false, the model continues the concatenated texts of all messages.
     templated: bool,
-    /// Variables of the template, such as `enable_thinking`.
+    /// Template variables, such as `enable_thinking`.
     pub variables: Map<String, Value>,
 }
 
-/// A conversation as the model reads it.
+/// A rendered conversation.
 pub struct Prompt {
     pub text: String,
     pub ids: Vec<u32>,
 }
 
 impl Conversation {
-    /// An empty conversation. `templated`: the model has a chat template and it is to be used.
+    /// Creates an empty conversation. `templated` selects the model's chat template, if it has one.
     pub fn new(session: &Session, templated: bool) -> Outcome<Conversation> {
         let template = session.chat_template().filter(|_| templated);
         let format = Format::recognise(template, session.tokenizer().ok())?;
@@ -44,7 +44,7 @@ impl Conversation {
         self.templated
     }
 
-    /// The prompt for the next answer.
+    /// Renders and encodes the prompt for the next answer.
     pub fn prompt(&self, session: &Session) -> Outcome<Prompt> {
         let messages = self.history.messages();
         let text = match session.chat_template().filter(|_| self.templated) {
@@ -56,9 +56,9 @@ impl Conversation {
     }
 }
 
-/// Encodes a whole context. Special tokens that are written in it count as such, since templates
-/// write them. BOS is added where the tokenizer wants it and the text does not begin with it: the
-/// output of `forebay render` may be continued with `forebay run --raw`.
+/// Encodes a whole context. Special tokens in the text are encoded as such, because templates write them. Adds BOS if the
+/// tokenizer requires it and the text does not start with it, so `forebay run --raw` accepts the output of
+/// `forebay render`.
 pub fn encode(tokenizer: &Tokenizer, text: &str, templated: bool) -> anyhow::Result<Vec<u32>> {
     let bos = tokenizer.bos_id().filter(|_| tokenizer.adds_bos());
     if templated {
@@ -79,8 +79,8 @@ pub fn encode(tokenizer: &Tokenizer, text: &str, templated: bool) -> anyhow::Res
     Ok(ids)
 }
 
-/// How many ids at the start of `wanted` the cache holds already. One is always left to process:
-/// the next token needs the logits of the last.
+/// Returns how many ids at the start of `wanted` are already in the cache. At least one id is left to process, because the
+/// next token needs the logits of the last one.
 pub fn reusable(cached: &[u32], wanted: &[u32]) -> usize {
     let common = cached.iter().zip(wanted).take_while(|(a, b)| a == b).count();
     common.min(wanted.len().saturating_sub(1))

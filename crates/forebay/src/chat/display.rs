@@ -1,4 +1,4 @@
-//! An answer on the screen: content on standard output, thinking and tool calls on standard error.
+//! Shows an answer: content on standard output, thinking and tool calls on standard error.
 
 use forebay_chat::Event;
 
@@ -8,12 +8,12 @@ use crate::output;
 const DIM: &str = "\u{1b}[2m";
 const NORMAL: &str = "\u{1b}[0m";
 
-/// Shows one answer as it comes. Thinking is dim; where styles are off it is between two lines.
+/// Shows one answer while it is generated. Thinking is dim; without styles it is between two marker lines.
 pub struct Display {
     hide_thinking: bool,
     styled: bool,
     shown: Shown,
-    /// Content ended with a line break, or there was none.
+    /// True if the content is empty or ends with a line break.
     at_line_start: bool,
 }
 
@@ -36,7 +36,7 @@ impl Display {
             Event::Reasoning(_) if self.hide_thinking => Ok(()),
             Event::Reasoning(text) => {
                 self.turn_to(Shown::Thinking)?;
-                // Dim text is made normal after every piece: Ctrl-C may come between two.
+                // Every piece resets the style, because Ctrl-C may end the program between two pieces.
                 match self.styled {
                     true => output::say(format_args!("{DIM}{text}{NORMAL}")),
                     false => output::say(format_args!("{text}")),
@@ -61,7 +61,7 @@ impl Display {
         }
     }
 
-    /// Ends the answer with a line break, an empty one too if there is an answer.
+    /// Ends the output with a line break. An empty answer gets one only if generation succeeded.
     pub fn finish(mut self, answered: bool) -> Outcome {
         if self.shown == Shown::Nothing && answered {
             return output::print("\n");

@@ -1,4 +1,4 @@
-//! `/save` and `/load`.
+//! Files of the chat commands `/save` and `/load`.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -19,7 +19,7 @@ pub fn save(history: &History, path: &Path) -> anyhow::Result<()> {
     Ok(file.commit()?)
 }
 
-/// Reads a conversation that [`save`] wrote, or another list of messages in JSON.
+/// Reads a conversation written by [`save`], or any JSON list of messages.
 pub fn load(path: &Path) -> anyhow::Result<History> {
     let shown = path.display();
     let text = std::fs::read_to_string(path).with_context(|| format!("{shown}: cannot be read"))?;

@@ -1,4 +1,4 @@
-//! Lines from a person: with an editor on a terminal, plainly where there is none.
+//! Reads the user's input: with a line editor on a terminal, otherwise as plain lines.
 
 use std::borrow::Cow;
 use std::fs;
@@ -21,29 +21,29 @@ use crate::output;
 const PROMPT: &str = "> ";
 const CONTINUED: &str = ". ";
 
-/// Inputs that are kept between starts.
+/// Number of inputs kept in the history file.
 const HISTORY_LENGTH: usize = 1000;
 
-/// The kernel keeps so many bytes of a line that is typed at a terminal, and drops the rest.
+/// Largest line, in bytes, that the kernel's terminal driver passes on; it drops the rest.
 const TERMINAL_LINE_BYTES: usize = 4095;
 
-/// What came.
+/// One input from the user.
 pub enum Input {
     Text(String),
-    /// The end of input, or Ctrl-D.
+    /// End of input, or Ctrl-D.
     End,
     /// Ctrl-C at the prompt.
     Interrupted,
 }
 
-/// Where inputs come from.
+/// Source of the user's inputs.
 pub enum Reader {
     Editor(Box<Reedline>),
     Plain,
 }
 
 impl Reader {
-    /// An editor if a person types and sees the screen; else plain lines.
+    /// Creates a line editor if standard input, output and error are terminals; otherwise reads plain lines.
     pub fn new() -> Reader {
         let terminal = io::stdin().is_terminal() && io::stdout().is_terminal();
         match terminal && io::stderr().is_terminal() {
@@ -52,8 +52,7 @@ impl Reader {
         }
     }
 
-    /// The next input. Several lines come as one where the person pasted them or put them between
-    /// `\"\"\"` marks.
+    /// Reads the next input. Pasted lines and lines between `\"\"\"` delimiters form one input.
     pub fn read(&mut self) -> Outcome<Input> {
         let _waiting = interrupt::waiting_for_input();
         match self {
@@ -91,7 +90,7 @@ fn editor() -> Reedline {
     }
 }
 
-/// The inputs of earlier chats: only their owner may read them.
+/// Opens the history of earlier inputs. Only its owner may read the file.
 fn history() -> anyhow::Result<FileBackedHistory> {
     let path = history_path().context("neither XDG_STATE_HOME nor HOME is set")?;
     let failed = || format!("{}: cannot be written", path.display());
@@ -107,7 +106,7 @@ fn history() -> anyhow::Result<FileBackedHistory> {
     FileBackedHistory::with_file(HISTORY_LENGTH, path.clone()).with_context(failed)
 }
 
-/// `forebay/chat-history` below `$XDG_STATE_HOME`, else below `~/.local/state`.
+/// Returns `forebay/chat-history` below `$XDG_STATE_HOME`, or below `~/.local/state`.
 fn history_path() -> Option<PathBuf> {
     let named = |name: &str| std::env::var_os(name).map(PathBuf::from);
     let state = named("XDG_STATE_HOME").filter(|path| path.is_absolute());
@@ -115,7 +114,7 @@ fn history_path() -> Option<PathBuf> {
     Some(state.or_else(home)?.join(Path::new("forebay/chat-history")))
 }
 
-/// Reads lines until a block is closed.
+/// Reads lines until the open block is closed.
 fn plain() -> Outcome<Input> {
     let mut text = String::new();
     loop {
@@ -142,7 +141,7 @@ fn plain() -> Outcome<Input> {
     }
 }
 
-/// Enter sends the text unless a block is open.
+/// Makes Enter send the text unless a block is open.
 struct Blocks;
 
 impl Validator for Blocks {
@@ -154,7 +153,7 @@ impl Validator for Blocks {
     }
 }
 
-/// What is typed has the terminal's own colours.
+/// Shows the typed text in the terminal's own colours.
 struct Unstyled;
 
 impl Highlighter for Unstyled {

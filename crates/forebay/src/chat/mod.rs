@@ -30,16 +30,16 @@ use input::{Input, Reader};
 pub struct Chat<'a> {
     session: &'a mut Session,
     config: &'a RunConfig,
-    /// As the command line said, and as `/set` changed it since.
+    /// Settings from the command line, with the changes made by `/set`.
     answer: AnswerConfig,
     think: Option<Think>,
     conversation: Conversation,
     figures: ChatFigures,
-    /// A shift was announced already.
+    /// True if the user has already been told about a context shift.
     announced_shift: bool,
 }
 
-/// Begins a conversation as the command line wants it.
+/// Creates a conversation with the settings of the command line.
 pub fn begin(session: &Session, config: &RunConfig) -> Outcome<Conversation> {
     let templated =
         session.chat_template().is_some() && !config.raw && !demo::is_demo(session.info());
@@ -56,7 +56,7 @@ pub fn begin(session: &Session, config: &RunConfig) -> Outcome<Conversation> {
     Ok(conversation)
 }
 
-/// Reads messages and answers them until the person leaves.
+/// Reads messages and answers them until the user quits.
 pub fn run(session: &mut Session, config: &RunConfig) -> Outcome {
     let conversation = begin(session, config)?;
     output::tell!("/help lists the commands, /bye or Ctrl-D quits");
@@ -133,8 +133,8 @@ impl Chat<'_> {
         Ok(())
     }
 
-    /// One turn. A turn that failed is told and forgotten, so that the conversation can go on; a
-    /// closed standard output ends it.
+    /// Runs one turn. After a failure, prints the error and drops the turn, so the conversation can continue. A closed
+    /// standard output ends the chat.
     fn say(&mut self, text: String) -> Outcome {
         let before = self.conversation.history.clone();
         self.conversation.history.push(Message::new("user", text));
@@ -156,7 +156,7 @@ impl Chat<'_> {
         }
     }
 
-    /// Answers the last message; an answer that did not begin is not added.
+    /// Answers the last message. Does not add an answer that was interrupted before its first token.
     fn respond(&mut self) -> Outcome<End> {
         let mut display = Display::new(self.config.hide_thinking);
         let answered =
@@ -183,7 +183,7 @@ impl Chat<'_> {
             &answer.generation;
         self.figures.prompt_tokens += prompt_tokens;
         self.figures.prompt_seconds += prompt_seconds;
-        // The first token comes with the prompt.
+        // The first token is part of prompt processing.
         self.figures.generated_tokens += tokens.len().saturating_sub(1);
         self.figures.generate_seconds += generate_seconds;
         self.figures.turns_dropped += answer.turns_dropped;

@@ -1,4 +1,4 @@
-//! `/set`: what can be changed during a chat.
+//! The chat command `/set`: settings that can change during a chat.
 
 use std::fmt::Write as _;
 
@@ -8,7 +8,7 @@ use super::Chat;
 use crate::args::parse;
 
 impl Chat<'_> {
-    /// Changes one setting; the error says what would be right.
+    /// Changes one setting. The error names the accepted values.
     pub fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
         let sampling = &mut self.answer.sampling;
         match name.replace('-', "_").as_str() {
@@ -34,7 +34,7 @@ impl Chat<'_> {
         Ok(())
     }
 
-    /// All settings with their values.
+    /// Lists all settings with their values.
     pub fn settings(&self) -> String {
         let sampling = &self.answer.sampling;
         let max_tokens = self.answer.max_tokens.map_or("none".to_owned(), |most| most.to_string());

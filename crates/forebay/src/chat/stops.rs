@@ -1,29 +1,29 @@
-//! Stop strings: text is held back while it could still become one.
+//! Stop strings: the filter holds back text that may be the start of a stop string.
 
-/// Passes generated text through until a stop string appears. Neither a stop string nor a part of
-/// it is ever let out, so long as the stream goes through [`push`](StopFilter::push).
+/// Passes generated text through until a stop string appears. It never returns a stop string or a part of one, if all text
+/// goes through [`push`](StopFilter::push).
 pub struct StopFilter {
     stops: Vec<String>,
     held: String,
 }
 
-/// What came out of the filter.
+/// Output of the filter.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Passed {
-    /// Text that is certain to lie before every stop string.
+    /// Text before any stop string.
     pub text: String,
-    /// A stop string was complete: the answer ends here.
+    /// True if a stop string was complete. The answer ends here.
     pub stopped: bool,
 }
 
 impl StopFilter {
-    /// A filter for these stop strings; empty ones are ignored.
+    /// Creates a filter for these stop strings. Empty strings are ignored.
     pub fn new(stops: &[String]) -> StopFilter {
         let stops = stops.iter().filter(|stop| !stop.is_empty()).cloned().collect();
         StopFilter { stops, held: String::new() }
     }
 
-    /// Adds text; returns what may be shown.
+    /// Adds text and returns the text that can be shown.
     pub fn push(&mut self, text: &str) -> Passed {
         self.held.push_str(text);
         let first = self.stops.iter().filter_map(|stop| self.held.find(stop.as_str())).min();
@@ -36,13 +36,13 @@ impl StopFilter {
         Passed { text: std::mem::replace(&mut self.held, rest), stopped: false }
     }
 
-    /// The text still held back; it did not become a stop string.
+    /// Returns the text still held back, which did not become a stop string.
     pub fn finish(self) -> String {
         self.held
     }
 }
 
-/// The length in bytes of the longest end of `text` that begins `stop`.
+/// Returns the length in bytes of the longest suffix of `text` that is a prefix of `stop`.
 fn overlap(text: &str, stop: &str) -> usize {
     let longest = text.len().min(stop.len());
     (1..=longest)
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn characters_stay_whole() {
-        // "é" and "è" share their first byte: half a character must not be split off.
+        // "é" and "è" share their first byte; the filter must not split a character.
         assert_eq!(run(&["é!"], &["è", "é", "?"]), ("èé?".into(), false));
         assert_eq!(run(&["é"], &["è"]), ("è".into(), false));
     }

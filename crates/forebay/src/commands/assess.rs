@@ -1,4 +1,4 @@
-//! `forebay assess`: how small an expert cache will do for a model.
+//! The command `forebay assess`: measures how small an expert cache can be for a model.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -40,7 +40,7 @@ pub fn run(args: AssessArgs) -> Outcome {
     if let Some(folder) = &args.svg {
         outputs.check_folder(folder)?;
         if !folder.exists() {
-            // Shows whether the folder can be made; nothing is left of this.
+            // Check that the folder can be created, then remove it again.
             Outputs::new(false).create(folder)?;
         }
     }
@@ -48,7 +48,7 @@ pub fn run(args: AssessArgs) -> Outcome {
         Some(path) => prompts::read(path)?,
         None => prompts::shipped(),
     };
-    // All models before any recording, which may take minutes.
+    // Open all models before the first recording, because recordings can take minutes.
     for model in &args.models {
         if open::inspect(model)?.model.experts == 0 {
             return Err(EngineError::DenseModel { path: model.clone() }.into());
@@ -81,7 +81,7 @@ pub fn run(args: AssessArgs) -> Outcome {
     }
 }
 
-/// Everything that the command reads is safe from its outputs.
+/// Protects every input of the command from being overwritten by its outputs.
 fn begin(args: &AssessArgs) -> Outcome<Outputs> {
     if let (true, Some(path)) = (args.json, &args.output) {
         outputs::not_standard("-o", path, "the JSON document")?;
@@ -102,7 +102,7 @@ fn one(
 ) -> Outcome<Assessment> {
     let machine = match (machine(args.profile.as_deref(), model), &args.profile) {
         (Err(why), Some(_)) => return Err(why.into()),
-        // Nobody asked for speeds: the report says why there are none.
+        // Without a profile the report has no predicted speeds and gives the reason.
         (found, _) => found.map_err(|why| format!("{why:#}")),
     };
     let mut session = open::session(model, options, "an assessment")?;
@@ -125,7 +125,7 @@ fn one(
     assess::assess(&subject, &session, &recording).map_err(|error| open::named(error, model))
 }
 
-/// The machine that `file` is the profile of; else this one, with the disk that `model` is on.
+/// Returns the machine of the profile `file`, or this machine with the disk of `model`.
 fn machine(file: Option<&Path>, model: &Path) -> anyhow::Result<Machine> {
     let profile = plan::profile(file, model)?;
     let name = match file {
@@ -138,7 +138,7 @@ fn machine(file: Option<&Path>, model: &Path) -> anyhow::Result<Machine> {
     Ok(Machine { name, rates: plan::rates(&profile)?, is_here: file.is_none() })
 }
 
-/// Writes every figure of every model, and what compares them; returns how many.
+/// Writes the figures of every model and the comparison. Returns the number of files.
 fn draw(folder: &Path, models: &[Assessment], outputs: &mut Outputs) -> anyhow::Result<usize> {
     std::fs::create_dir_all(folder)
         .with_context(|| format!("{}: cannot be made", folder.display()))?;
@@ -146,7 +146,7 @@ fn draw(folder: &Path, models: &[Assessment], outputs: &mut Outputs) -> anyhow::
     let mut used: Vec<String> = Vec::new();
     for model in models {
         let mut name = file_name(&model.name);
-        // The same name from two folders.
+        // Two folders may hold models with the same name.
         if used.contains(&name) {
             name = format!("{name}-{}", used.len() + 1);
         }
@@ -169,7 +169,7 @@ fn draw(folder: &Path, models: &[Assessment], outputs: &mut Outputs) -> anyhow::
     Ok(drawn.len())
 }
 
-/// A name that is good on every file system.
+/// Returns a name that is valid on every file system.
 fn file_name(name: &str) -> String {
     let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
     let name = name.strip_suffix(".gguf").or(name.strip_suffix(".fbay")).unwrap_or(name);

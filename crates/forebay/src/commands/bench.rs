@@ -1,4 +1,4 @@
-//! `forebay bench`: prompt and generation speed.
+//! `forebay bench` measures prompt and generation speed.
 
 use std::path::Path;
 
@@ -26,23 +26,23 @@ struct Document<'a> {
     prompt: Option<Summary>,
     generate: Option<Summary>,
     runs: &'a [BenchRun],
-    /// Where experts came from, if not from the model's routers.
+    /// Source of the chosen experts, if not the model's routers.
     #[serde(skip_serializing_if = "Option::is_none")]
     routing_from: Option<&'a Path>,
     plan: Option<&'a MemoryPlan>,
     statistics: SessionStatistics,
 }
 
-/// One measure over all runs.
+/// Summary of one measurement over all runs.
 #[derive(Serialize)]
 struct Summary {
     tokens: usize,
     tokens_per_second_median: f64,
     tokens_per_second_min: f64,
     tokens_per_second_max: f64,
-    /// By the machine profile; `None` where a number would mislead.
+    /// Rate predicted from the machine profile, or `None` where a number would mislead.
     tokens_per_second_predicted: Option<f64>,
-    /// The same with its range, or why there is none.
+    /// Prediction with its range, or the reason why there is none.
     predicted: PredictedRate,
 }
 
@@ -59,7 +59,7 @@ pub fn run(args: BenchArgs) -> Outcome {
     let longer = longer.into_iter().rev().max_by_key(|(_, tokens)| *tokens);
     let longer = longer.map_or("--depth", |(name, _)| name);
     let context_for = if options.context.is_some() { "--ctx" } else { longer };
-    // The two parts run one after the other, each right behind the depth.
+    // The prompt and the generated tokens both start right after the depth, one after the other.
     let longest = args.depth.saturating_add(args.prompt_tokens.max(args.gen_tokens));
     options.context.get_or_insert(longest);
     let named = args.tracing.trace_io.is_some() || args.routing.trace_routing.is_some();
@@ -81,11 +81,11 @@ pub fn run(args: BenchArgs) -> Outcome {
     let mut runs = Vec::with_capacity(args.repeat);
     let progress = StepProgress::new("measured", args.repeat as u64 + 1);
     for run in 0..=args.repeat {
-        // The seed differs from run to run: the same tokens would find their experts in place.
+        // The seed differs from run to run, because the same tokens would find their experts in the cache.
         let measured =
             session.bench(args.prompt_tokens, args.gen_tokens, args.depth, run as u64)?;
         progress.step();
-        // The first run warms up the caches of the processor, the memory and the residency.
+        // The first run warms up the processor's caches, the memory and the residency.
         if run > 0 {
             runs.push(measured);
         }
@@ -124,13 +124,14 @@ pub fn run(args: BenchArgs) -> Outcome {
     shown
 }
 
-/// What is expected to be found in memory: by the routing that the session followed or recorded, if there is a curve in it.
+/// Returns the expected cache hits: those of the routing that the session followed or recorded, if a curve can be made
+/// of it.
 fn hits(args: &BenchArgs, policy: PolicyKind) -> HitCurve {
     let followed = args.routing_trace.as_deref();
     if followed == Some(Path::new("uniform")) {
         return HitCurve::uniform();
     }
-    // A pipe that was written to cannot be read again.
+    // A pipe cannot be read again after it was written.
     let recorded = args.routing.trace_routing.as_deref().filter(|path| path.is_file());
     let trace = followed.or(recorded);
     trace.and_then(|path| plan::hits(path, policy).ok()).unwrap_or_default()

@@ -1,4 +1,4 @@
-//! `forebay completions`: the completion script of a shell.
+//! `forebay completions` prints the completion script of a shell.
 
 use clap::CommandFactory as _;
 

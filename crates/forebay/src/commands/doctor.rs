@@ -1,4 +1,4 @@
-//! `forebay doctor`: the machine in figures, and the profile that loads use.
+//! `forebay doctor` measures the machine and saves the profile that loads use.
 
 use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
@@ -22,9 +22,9 @@ use crate::size;
 struct Document<'a> {
     #[serde(flatten)]
     report: &'a DoctorReport,
-    /// Where the profile was saved.
+    /// Path of the saved profile.
     saved: Option<&'a Path>,
-    /// Why it could not be saved.
+    /// Reason why the profile could not be saved.
     not_saved: Option<String>,
 }
 
@@ -44,7 +44,7 @@ pub fn run(args: DoctorArgs) -> Outcome {
     let saved = destination
         .map(|path| save(&report.profile, &path, measured.as_deref()).map(|()| path))
         .transpose();
-    // A profile that cannot be saved is no reason to throw away minutes of measuring.
+    // Failing to save the profile must not discard minutes of measurements.
     let path = saved.as_ref().ok().and_then(Option::as_deref);
     if args.json {
         let not_saved = saved.as_ref().err().map(|error| format!("{error:#}"));
@@ -57,8 +57,8 @@ pub fn run(args: DoctorArgs) -> Outcome {
     Ok(())
 }
 
-/// Where the profile goes, after writing as much there as a profile takes and removing it again: a folder that cannot be
-/// written and a full disk are found before minutes of measuring.
+/// Returns the path for the profile. Writes as much data there as a profile takes and removes it again, so that an
+/// unwritable folder or a full disk is detected before minutes of measurements.
 fn check_destination(measured: Option<&Path>) -> anyhow::Result<PathBuf> {
     let path =
         MachineProfile::path().context("neither XDG_CONFIG_HOME nor HOME is set: use --no-save")?;
@@ -81,10 +81,11 @@ fn check_destination(measured: Option<&Path>) -> anyhow::Result<PathBuf> {
     Ok(path)
 }
 
-/// More than a profile takes.
+/// Number of bytes for the test write, larger than any profile.
 const PROFILE_BYTES: usize = 32 << 10;
 
-/// The profile is this program's own file: a new one takes the place of the old one. The file that is measured stays.
+/// Creates the file for the profile. It replaces the previous profile, which is forebay's own file. It must not replace
+/// the file that is measured.
 fn create(path: &Path, measured: Option<&Path>) -> Result<OutputFile, OutputError> {
     let mut outputs = Outputs::new(true);
     measured.iter().for_each(|file| outputs.protect(file));
@@ -101,7 +102,7 @@ fn save(
     Ok(file.commit()?)
 }
 
-/// Says on standard error that the profile is not good, if so, and what follows.
+/// Prints a warning if the quality of the profile is not good, with the consequences.
 fn advise(profile: &MachineProfile) {
     let Some(quality) = profile.quality.as_ref().filter(|quality| !quality.is_good()) else {
         return;
@@ -305,7 +306,7 @@ fn gpu(report: &GpuReport) -> String {
     output::table(&[Align::Left, Align::Left], &rows)
 }
 
-/// cuFile beside the ring that loads go through without it.
+/// Compares cuFile with the ring that loads use without it.
 fn cufile(rates: &CuFileRates) -> [(&'static str, String); 2] {
     let version = rates.version.as_ref().map_or_else(String::new, |version| format!("{version}, "));
     let cases: Vec<String> = rates

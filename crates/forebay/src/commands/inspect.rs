@@ -1,4 +1,4 @@
-//! `forebay inspect`: what a model file holds, from its headers alone.
+//! `forebay inspect` describes the contents of a model file from its headers alone.
 
 use forebay_engine::{Feature, Inspection, ModelInfo};
 use forebay_format::TensorInfo;
@@ -124,7 +124,7 @@ fn summary(inspection: &Inspection) -> String {
     output::table(&[Align::Left, Align::Left], &rows)
 }
 
-/// What sets the model apart.
+/// Formats the features that distinguish the model from a plain decoder.
 fn features(features: &[Feature]) -> String {
     let row = |feature: &Feature| vec![feature.name.to_owned(), feature.detail.clone()];
     let rows: Vec<Vec<String>> = features.iter().map(row).collect();
@@ -141,7 +141,7 @@ fn types(model: &ModelInfo) -> String {
     shares("weights in", model.weights_bytes, rows)
 }
 
-/// A table of parts with their share of the whole.
+/// Formats a table of parts with their share of the whole.
 fn shares<'a>(
     head: &str,
     total_bytes: u64,

@@ -1,4 +1,5 @@
-//! `forebay load`: all weights into memory of the host or of a GPU, against the limit of the way there.
+//! `forebay load` loads all weights into the memory of the host or of a GPU, and compares the rate with the limit of
+//! the path.
 
 use forebay_engine::EngineError;
 use forebay_engine::load::{
@@ -48,7 +49,7 @@ pub fn run(args: LoadArgs) -> Outcome {
     output::print(&describe(&report))
 }
 
-/// Who reads where cuFile does not.
+/// Returns the read engine that is used where cuFile is not.
 fn io_kind(io: LoadIoArg) -> IoKind {
     match io {
         LoadIoArg::Auto | LoadIoArg::Cufile => IoKind::Auto,
@@ -58,7 +59,7 @@ fn io_kind(io: LoadIoArg) -> IoKind {
     }
 }
 
-/// The GPU to load to; `None` for host memory.
+/// Returns the GPU to load to, or `None` for host memory.
 fn device(args: &LoadArgs) -> Outcome<Option<DeviceRequest>> {
     let cufile = match args.io {
         LoadIoArg::Auto => CuFileUse::WhereFaster,
@@ -87,7 +88,7 @@ fn by_cufile(report: &LoadReport) -> bool {
     report.engine.name == "cufile"
 }
 
-/// Decimal units: what disks and links are sold in.
+/// Formats a rate in decimal units, in which disks and links are sold.
 fn rate(bytes_per_second: f64) -> String {
     format!("{:.2} GB/s", bytes_per_second * 1e-9)
 }
@@ -129,7 +130,7 @@ fn about(report: &LoadReport) -> String {
     };
     let requests = size::format(report.request_bytes as u64);
     let mut read_by = format!("{}, {path}, requests of {requests}", engine.name);
-    // A mapping has as many at a time as threads, which it says itself.
+    // A mapping has as many requests in flight as threads, and its own description says so.
     if engine.name != "mmap" {
         read_by.push_str(&format!(", {} at a time", report.queue_depth));
     }
@@ -137,7 +138,7 @@ fn about(report: &LoadReport) -> String {
     let staging = report.runs.iter().map(|run| run.statistics.staging_bytes).max().unwrap_or(0);
     lines.push(("chosen by", report.chosen_by.clone()));
     if !engine.why.is_empty() {
-        // What cuFile says is how it works; others say what they have given way for.
+        // cuFile's text describes how it works. Other engines' text says why a faster one is not used.
         let about = if by_cufile(report) { "how" } else { "because" };
         lines.push((about, engine.why.clone()));
     }
@@ -166,7 +167,7 @@ fn about(report: &LoadReport) -> String {
     output::table(&[Align::Left, Align::Left], &rows)
 }
 
-/// What the disk gave plain readings, and what of it the runs are held against.
+/// Describes the rate of plain reads from the disk, and the part that runs are compared with.
 fn disk(limit: &LoadLimit) -> Vec<(&'static str, String)> {
     let Some(best) = limit.disk.as_ref().map(|disk| disk.bytes_per_second) else {
         return Vec::new();

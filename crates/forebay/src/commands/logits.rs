@@ -1,4 +1,4 @@
-//! `forebay logits`: logits of given tokens to a safetensors file, for conformance tests.
+//! `forebay logits` writes the logits of given tokens to a safetensors file, for conformance tests.
 
 use std::io::{self, Write};
 use std::time::Instant;
@@ -57,7 +57,7 @@ pub fn run(args: LogitsArgs) -> Outcome {
     }];
     if args.routing {
         let experts = session.info().experts_per_token;
-        // A dense model chooses no experts: its routing is an empty tensor.
+        // A dense model chooses no experts, so its routing is an empty tensor.
         let layers = routing.len().checked_div(ids.len() * experts).unwrap_or(0);
         tensors.push(Tensor {
             name: "routing",
@@ -109,8 +109,8 @@ impl Data<'_> {
     }
 }
 
-/// Writes the safetensors form: length of the header, header, data without gaps. Nothing in it
-/// depends on anything but the tensors, so equal results are equal files.
+/// Writes a safetensors file: length of the header, header, data without gaps. The file depends only on the tensors, so
+/// equal results give equal files.
 fn write(out: &mut impl Write, tensors: &[Tensor<'_>]) -> io::Result<u64> {
     let mut header = Map::new();
     let mut end = 0;
@@ -125,7 +125,7 @@ fn write(out: &mut impl Write, tensors: &[Tensor<'_>]) -> io::Result<u64> {
         header.insert(tensor.name.into(), entry);
     }
     let mut header = serde_json::Value::Object(header).to_string().into_bytes();
-    // Spaces, so that the data begins at a multiple of eight.
+    // Spaces make the data begin at a multiple of eight.
     header.resize(header.len().next_multiple_of(8), b' ');
     out.write_all(&(header.len() as u64).to_le_bytes())?;
     out.write_all(&header)?;

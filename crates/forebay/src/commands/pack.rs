@@ -1,4 +1,4 @@
-//! `forebay pack`: a model into the container made for streaming, and back.
+//! `forebay pack` converts a model into the container made for streaming, and back.
 
 use std::path::Path;
 
@@ -62,7 +62,7 @@ fn restore(args: &PackArgs, mut outputs: Outputs, options: PackOptions) -> Outco
     }
 }
 
-/// A pack and its copy back are not written front to back.
+/// Creates an output that can be written in any order: packs and GGUF files are not written front to back.
 fn create(outputs: &mut Outputs, out: &Path, args: &PackArgs) -> Outcome<OutputFile> {
     if args.json {
         outputs::not_standard("-o", out, "the JSON document")?;
@@ -70,7 +70,7 @@ fn create(outputs: &mut Outputs, out: &Path, args: &PackArgs) -> Outcome<OutputF
     Ok(outputs::create(outputs, out)?.seekable()?)
 }
 
-/// How packs are read, until Ctrl-C.
+/// Returns the options for reading packs. Ctrl-C interrupts the reads.
 pub fn options(io: IoArg) -> PackOptions {
     PackOptions { io: config::io_kind(io), interrupt: interrupt::token() }
 }
@@ -90,7 +90,7 @@ pub fn work<T>(
     match done {
         Ok(report) => Ok(report),
         Err(EngineError::Output(error)) => Err(error.into()),
-        // These name their file, which may be the output.
+        // These errors name their own file, which may be the output.
         Err(EngineError::Store(error)) => Err(error.into()),
         Err(error) => Err(open::named(error, model)),
     }

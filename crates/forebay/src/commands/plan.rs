@@ -1,4 +1,5 @@
-//! `forebay plan`: where a model would be on a machine, how fast it would run there, and why not faster.
+//! `forebay plan` shows where a model's weights would be on a machine, how fast it would run, and what limits the
+//! speed.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -25,7 +26,7 @@ use crate::open;
 use crate::output::{self, Align};
 use crate::size;
 
-/// Tokens of the prompt that is told about.
+/// Number of tokens of the prompt whose speed is predicted.
 const PROMPT_TOKENS: usize = 512;
 
 #[derive(Serialize)]
@@ -45,12 +46,12 @@ struct Document<'a> {
     warnings: &'a [String],
 }
 
-/// What was asked, and what of it is estimated.
+/// The user's request, and the part of it that is estimated.
 struct Asked<'a> {
     args: &'a PlanArgs,
     request: PlanRequest,
     profile: MachineProfile,
-    /// Whether nobody asked the GPU how much of its memory is free.
+    /// True if the free memory of the GPU was estimated rather than queried.
     estimated: bool,
 }
 
@@ -73,7 +74,7 @@ pub fn run(args: PlanArgs) -> Outcome {
     let work = Work { prompt_tokens: PROMPT_TOKENS, depth: 0 };
     let mut request = PlanRequest::of_session(&options, context, work);
     if args.profile.is_none() {
-        // Who names more RAM than is free here asks for a machine that has it.
+        // If the user names more RAM than is free here, the plan is for a machine that has it.
         request.ram_free_bytes = Some(free_bytes().max(args.ram.unwrap_or(0)));
     }
     let mut planner = Planner::new(&model, &rates, &hits);
@@ -109,7 +110,7 @@ pub fn run(args: PlanArgs) -> Outcome {
     Ok(())
 }
 
-/// Refuses options for a GPU where none computes, as `run` does.
+/// Refuses options for a GPU where no GPU computes, as `run` does.
 fn takes_effect(options: &SessionOptions, has_gpu: bool) -> Outcome {
     let Some(name) = options.gpu_option() else { return Ok(()) };
     match options.device {
@@ -138,7 +139,7 @@ fn options(args: &PlanArgs) -> SessionOptions {
     }
 }
 
-/// The profile in `file`; else this machine's, with the disk that `model` is on.
+/// Reads the profile in `file`, or this machine's profile with the disk that `model` is on.
 pub fn profile(file: Option<&Path>, model: &Path) -> anyhow::Result<MachineProfile> {
     match file {
         Some(path) => {
@@ -152,18 +153,18 @@ pub fn profile(file: Option<&Path>, model: &Path) -> anyhow::Result<MachineProfi
     }
 }
 
-/// What a profile says of the machine.
+/// Returns the rates in a profile.
 pub fn rates(profile: &MachineProfile) -> anyhow::Result<Rates> {
     Rates::new(profile).map_err(|why| anyhow!("{why}: run forebay doctor again"))
 }
 
-/// What `policy` makes of recorded routing.
+/// Returns the hit curve of `policy` for recorded routing.
 pub fn hits(path: &Path, policy: PolicyKind) -> anyhow::Result<HitCurve> {
     HitCurve::of_trace(&replay::open(path)?, policy)
         .ok_or_else(|| anyhow!("{}: this trace has no generated tokens", path.display()))
 }
 
-/// What a person should know before loading.
+/// Returns the warnings that a user should see before loading.
 fn warnings(planned: &Planned) -> Vec<String> {
     let slow = planned.plan.slow().map(|why| {
         let rate = rate_in_words(&planned.plan.prediction.generate.shown);
@@ -264,7 +265,7 @@ fn placement(plan: &Plan) -> String {
     }
 }
 
-/// A dense model that VRAM does not hold.
+/// Describes the placement of a dense model that VRAM does not hold whole.
 fn sub_layers_in_words(sub_layers: &SubLayerPlacement, host: &MemoryPlan) -> String {
     let of = |counts: &SubLayerCounts, all: usize| {
         format!("{} of {all} ({})", counts.sub_layers, size::format(counts.bytes))
@@ -288,7 +289,7 @@ fn sub_layers_in_words(sub_layers: &SubLayerPlacement, host: &MemoryPlan) -> Str
     )
 }
 
-/// `all`: what would be there.
+/// Describes the weights in RAM. `all` names the weights for the case that RAM holds all of them.
 fn in_ram(host: &MemoryPlan, all: &str) -> String {
     if host.fully_resident {
         return format!("{all} are in RAM");
@@ -354,7 +355,7 @@ fn hit_rates(plan: &Plan, from: &str) -> Option<String> {
     ))
 }
 
-/// `None` where nothing is predicted.
+/// Describes the gain from one more GiB of memory, or returns `None` where nothing is predicted.
 fn one_more(planned: &Planned) -> Option<String> {
     let gain = |what: &str, gain: f64, then: Option<f64>| match (gain - 1.0, then) {
         (more, _) if more < 0.005 => format!("GiB of {what}: no faster"),
@@ -377,7 +378,7 @@ fn instead(planned: &Planned) -> Option<String> {
     planned.why_not_other.as_ref().map(|why| format!("no other device: {why}"))
 }
 
-/// A number, a range, or that there is neither.
+/// Formats a rate as a number, a range, or the statement that there is no prediction.
 fn rate_in_words(rate: &PredictedRate) -> String {
     match (rate.tokens_per_second, rate.range()) {
         (Some(rate), _) => format!("{} tokens/s", tokens(rate)),
@@ -386,7 +387,7 @@ fn rate_in_words(rate: &PredictedRate) -> String {
     }
 }
 
-/// Three digits are more than a prediction knows.
+/// Formats a rate with three digits. A prediction is not more accurate than that.
 fn tokens(per_second: f64) -> String {
     match per_second {
         rate if rate >= 100.0 => format!("{rate:.0}"),
@@ -395,8 +396,8 @@ fn tokens(per_second: f64) -> String {
     }
 }
 
-/// The planner's answer for a session on this machine; `None` where `doctor` has not measured it, or nothing can run, which
-/// the session then says itself.
+/// Returns the plan of a session on this machine. Returns `None` if `doctor` has not measured the machine, or if
+/// nothing can run. In the latter case the session reports the error itself.
 fn of_session(model: &Path, options: &SessionOptions) -> Option<Planned> {
     let profile = MachineProfile::of_folder(open::folder(model)).ok()?;
     let rates = Rates::new(&profile).ok()?;
@@ -408,7 +409,7 @@ fn of_session(model: &Path, options: &SessionOptions) -> Option<Planned> {
     Planner::new(&planned, &rates, &HitCurve::default()).plan(&request).ok()
 }
 
-/// Makes a session do as planned, where it has the choice, and says before loading what will be slow.
+/// Makes a session follow the plan where the user left the choice. Warns before loading if the model will be slow.
 pub fn follow(model: &Path, options: &mut SessionOptions) {
     let Some(planned) = of_session(model, options) else { return };
     let only_for_gpu = !options.cuda_graphs || options.cpu_offload != CpuOffload::Auto;
@@ -425,7 +426,7 @@ pub fn follow(model: &Path, options: &mut SessionOptions) {
     warnings(&planned).iter().for_each(|warning| output::tell!("warning: {warning}"));
 }
 
-/// The rate of an answer as expected of the session by this machine's profile.
+/// Returns the rate of an answer that this machine's profile predicts for the session.
 pub fn predicted_answer(model: &Path, session: &Session, answer: &Generation) -> PredictedRate {
     let depth = answer.prompt_tokens + answer.tokens.len() / 2;
     let work = Work { prompt_tokens: answer.prompt_tokens.max(1), depth };
@@ -435,10 +436,10 @@ pub fn predicted_answer(model: &Path, session: &Session, answer: &Generation) ->
     }
 }
 
-/// What to expect of a session by this machine's profile.
+/// Returns the prediction for a session from this machine's profile.
 ///
 /// # Errors
-/// Why there is no prediction, in words.
+/// Returns the reason, in words, if there is no prediction.
 pub fn predicted(
     model: &Path,
     session: &Session,

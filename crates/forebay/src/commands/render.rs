@@ -1,4 +1,4 @@
-//! `forebay render`: messages to the prompt that the chat template makes.
+//! `forebay render` prints the prompt that the chat template makes of messages.
 
 use std::io::Read as _;
 
@@ -34,7 +34,7 @@ pub fn run(args: RenderArgs) -> Outcome {
     output::print(&prompt)
 }
 
-/// A list of messages, or an object that holds them and what else the template may see.
+/// Parses a list of messages, or an object with messages and other inputs of the template.
 fn parse(text: &str) -> anyhow::Result<RenderInput> {
     let wanted = "write a list of messages, as in [{\"role\": \"user\", \"content\": \"Hello\"}], \
                   or an object with `messages`";
@@ -60,7 +60,7 @@ fn parse(text: &str) -> anyhow::Result<RenderInput> {
         Some(Value::Object(variables)) => variables,
         Some(other) => bail!("`variables` must be an object, not {other}"),
     };
-    // Whatever else the object holds is for the template too, as in {"enable_thinking": false}.
+    // The other members of the object are variables of the template, as in {"enable_thinking": false}.
     object.extend(variables);
     let variables = object;
     Ok(RenderInput { messages, tools, add_generation_prompt, variables, now: None })

@@ -1,4 +1,4 @@
-//! `forebay replay`: recorded routing under any cache policy and capacity.
+//! `forebay replay` replays recorded routing with any cache policy and capacity.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -25,12 +25,12 @@ use crate::size::format as bytes;
 #[derive(Serialize)]
 struct Document {
     phase: PhaseArg,
-    /// Whether a batch stays whole although it is larger than the capacity.
+    /// True if a batch is kept whole even if it is larger than the capacity.
     batch_may_exceed: bool,
     traces: Vec<Report>,
 }
 
-/// One trace.
+/// Results for one trace.
 #[derive(Serialize)]
 struct Report {
     path: PathBuf,
@@ -45,19 +45,19 @@ struct Report {
     predictions: Vec<Predictions>,
 }
 
-/// One policy at one capacity.
+/// Result of one policy at one capacity.
 #[derive(Serialize)]
 struct Replay {
     policy: ReplayPolicy,
     capacity: String,
-    /// Of the phase that was asked for.
+    /// Hit rate of the selected phase.
     hit_rate: f64,
-    /// Misses for each generated token; `null` without generated tokens.
+    /// Misses for each generated token, or `null` without generated tokens.
     faulted_experts_per_token: Option<f64>,
     counters: ReplayCounters,
 }
 
-/// One predictor at one capacity.
+/// Result of one predictor at one capacity.
 #[derive(Serialize)]
 struct Predictions {
     predictor: &'static str,
@@ -68,7 +68,7 @@ struct Predictions {
     prediction: Prediction,
 }
 
-/// Capacities when none is asked for, as shares of the experts.
+/// Default capacities, as shares of the experts.
 const DEFAULT_SHARES: [&str; 6] = ["5%", "10%", "25%", "50%", "75%", "90%"];
 
 pub fn run(args: ReplayArgs) -> Outcome {
@@ -105,7 +105,7 @@ pub fn run(args: ReplayArgs) -> Outcome {
     output::print(&if args.csv { csv(&document) } else { text(&document) })
 }
 
-/// Reads a trace, whatever its form.
+/// Reads a trace in any of its forms.
 pub fn open(path: &Path) -> anyhow::Result<RoutingTrace> {
     let named = || path.display().to_string();
     let file = File::open(path).with_context(named)?;
@@ -113,7 +113,7 @@ pub fn open(path: &Path) -> anyhow::Result<RoutingTrace> {
     routing::read_any(file).with_context(named)
 }
 
-/// A file whose reads fail once the command is interrupted: large traces take seconds to read.
+/// A file whose reads fail once the command is interrupted. Large traces take seconds to read.
 struct Interruptible {
     file: File,
     interrupt: Interrupt,
@@ -226,7 +226,7 @@ fn predict_all(
     let depth = args.predictions.unwrap_or(most);
     let mut found = Vec::new();
     for &policy in policies {
-        // Who knows the future needs no guesses.
+        // A policy that knows the future needs no predictions.
         let ReplayPolicy::Online(online) = policy else { continue };
         interrupt::token().check()?;
         let made = predict(trace, lookups, online, capacity.capacity, predictor, depth);
@@ -279,7 +279,7 @@ fn csv(document: &Document) -> String {
     text
 }
 
-/// A field that may hold anything (RFC 4180).
+/// Quotes a CSV field if it needs quotes (RFC 4180).
 fn quoted(text: &str) -> String {
     match text.contains([',', '"', '\n', '\r']) {
         true => format!("\"{}\"", text.replace('"', "\"\"")),
@@ -333,7 +333,7 @@ fn summary(report: &Report) -> String {
     })
 }
 
-/// Policies down, capacities across, hits of 100 lookups.
+/// Formats hits per 100 lookups as a table with a row for each policy and a column for each capacity.
 fn rates(report: &Report, phase: PhaseArg) -> String {
     let mut capacities: Vec<&str> = Vec::new();
     for replay in &report.replays {

@@ -1,4 +1,4 @@
-//! `forebay run`: one answer, or a chat.
+//! The command `forebay run`: one answer, or a chat.
 
 use std::io::Read as _;
 use std::path::Path;
@@ -34,7 +34,7 @@ struct Document<'a> {
     prompt: &'a str,
     /// The answer, without thinking and tool calls.
     text: &'a str,
-    /// What the model thought before it answered.
+    /// The model's thinking before the answer.
     reasoning: Option<&'a str>,
     tool_calls: Value,
     end: End,
@@ -45,9 +45,9 @@ struct Document<'a> {
     generate_seconds: f64,
     prompt_tokens_per_second: f64,
     generate_tokens_per_second: f64,
-    /// By the machine profile; `None` where a number would mislead.
+    /// Prediction from the machine profile; `None` if a single number would mislead.
     generate_tokens_per_second_predicted: Option<f64>,
-    /// The same with its range, or why there is none.
+    /// The prediction with its range, or the reason why there is none.
     generate_predicted: PredictedRate,
     seed: u64,
     model: &'a ModelInfo,
@@ -80,13 +80,13 @@ pub fn run(args: RunArgs) -> Outcome {
         Some(prompt) => single(&mut session, &config, &prompt),
         None => chat::run(&mut session, &config),
     };
-    // A run that failed is worth looking at, too; why it failed is what is said then.
+    // The traces of a failed run are written, too. Its own error takes precedence.
     let routed = routing.finish(&mut session);
     let traced = tracing.finish(session, "run");
     outcome.and(routed).and(traced)
 }
 
-/// Half of what the experts take, so that the first run already streams.
+/// Returns half of the experts' bytes, so the demo already streams.
 fn demo_budget(model: &Path) -> Outcome<u64> {
     Ok(open::inspect(model)?.model.expert_bytes / 2)
 }
@@ -100,7 +100,7 @@ fn announce(session: &Session) {
     );
 }
 
-/// Refuses options that need a chat template, or another one, before any weight is read.
+/// Checks options that need a chat template, before any weight is read.
 fn check_template(config: &RunConfig) -> Outcome {
     let Some(option) = config.template.option() else { return Ok(()) };
     let inspection = open::inspect(&config.model)?;
@@ -113,7 +113,7 @@ fn check_template(config: &RunConfig) -> Outcome {
     config.template.variables(&Format::recognise(Some(&template), None)?).map(drop)
 }
 
-/// The prompt, with what is on standard input behind it; `None` for a chat.
+/// Returns the prompt followed by piped standard input, or `None` for a chat.
 fn prompt(config: &RunConfig) -> Outcome<Option<String>> {
     let piped = if config.prompt.piped { read_input()? } else { String::new() };
     let has_piped = !piped.trim().is_empty();
@@ -142,11 +142,11 @@ fn read_input() -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// One prompt, one answer.
+/// Answers one prompt.
 fn single(session: &mut Session, config: &RunConfig, prompt: &str) -> Outcome {
     let mut conversation = chat::begin(session, config)?;
     conversation.history.push(Message::new("user", prompt));
-    // Text that the model continues reads better with its beginning.
+    // The model continues this text, so show the text first.
     if config.demo && !config.json {
         output::print(prompt)?;
     }
@@ -181,7 +181,7 @@ fn single(session: &mut Session, config: &RunConfig, prompt: &str) -> Outcome {
     outcome
 }
 
-/// An answer that Ctrl-C ended is not what was asked for.
+/// Returns a failure for an answer that Ctrl-C ended.
 fn outcome(end: End) -> Outcome {
     match end {
         End::Interrupted => Err(Failure::Interrupted),

@@ -1,4 +1,4 @@
-//! `forebay synth`: a model of a real architecture's exact shape with random weights.
+//! `forebay synth` writes a model with the exact shape of a real architecture and random weights.
 
 use std::num::NonZero;
 

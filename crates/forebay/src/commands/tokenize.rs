@@ -1,4 +1,4 @@
-//! `forebay tokenize`: text to token ids.
+//! `forebay tokenize` converts text to token ids.
 
 use std::io::Read as _;
 
@@ -22,7 +22,7 @@ struct Document<'a> {
 #[derive(Serialize)]
 struct Token {
     id: u32,
-    /// The bytes that this token alone stands for, as text where they are whole characters.
+    /// Bytes of this token alone, as text where they are whole characters.
     text: String,
 }
 

@@ -1,4 +1,4 @@
-//! `forebay trace-io`: how a model was read, in figures and as a page.
+//! `forebay trace-io` shows how a model was read, in figures and as a page.
 
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
@@ -19,7 +19,7 @@ pub fn run(args: TraceIoArgs) -> Outcome {
     let to_standard = named.iter().any(|(_, path)| path.is_some_and(outputs::is_standard));
     let standard = if args.json { "the JSON document" } else { "the page" };
     for (option, path) in named {
-        // One document at most goes to standard output.
+        // At most one document can go to standard output.
         let taken = args.json
             || option == "--chrome" && args.html.as_deref().is_some_and(outputs::is_standard);
         if let (true, Some(path)) = (taken, path) {
@@ -51,7 +51,7 @@ pub fn run(args: TraceIoArgs) -> Outcome {
     }
 }
 
-/// Writes an output, and says on standard error where to open it.
+/// Writes an output, and prints to standard error where to open it.
 fn write(
     file: OutputFile,
     path: &Path,
@@ -67,7 +67,7 @@ fn write(
     Ok(())
 }
 
-/// The limit that was asked for, else what the machine profile holds.
+/// Returns the limit from the command line, or else the disk rate of the machine profile.
 fn limit(asked: Option<u64>) -> anyhow::Result<Option<Limit>> {
     if let Some(rate) = asked {
         let source = "given with --limit".to_owned();
@@ -83,13 +83,13 @@ fn limit(asked: Option<u64>) -> anyhow::Result<Option<Limit>> {
     }))
 }
 
-/// The best cold rate that a machine profile tells.
+/// Returns the disk's best cold read rate from a machine profile.
 fn disk_rate(profile: &serde_json::Value) -> Option<f64> {
     let rate = profile.pointer("/read/bytes_per_second")?.as_f64()?;
     (rate.is_finite() && rate > 0.0).then_some(rate)
 }
 
-/// Where the measured rates of this machine are kept.
+/// Returns the path of this machine's profile.
 fn profile_path() -> Option<PathBuf> {
     let from = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
     let configuration = match from("XDG_CONFIG_HOME") {
@@ -164,7 +164,7 @@ fn summary(report: &Report) -> String {
     text
 }
 
-/// What not every trace has.
+/// Returns the lines that only some traces have.
 fn remarks(report: &Report) -> Vec<(&'static str, String)> {
     let mut lines = Vec::new();
     if let Some(pages) = report.pages {

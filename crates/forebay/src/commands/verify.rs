@@ -1,4 +1,4 @@
-//! `forebay verify`: every checksum of a pack.
+//! `forebay verify` checks every checksum of a pack.
 
 use anyhow::anyhow;
 use forebay_engine::pack::{self, Damage};

@@ -1,4 +1,4 @@
-//! `assess`: from a model and prompts to figures, a page and a verdict.
+//! Tests `assess`: from a model and prompts to figures, a page and a verdict.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ const PROMPTS: &str = r#"{"domain": "tales", "language": "en", "text": "Once upo
 {"domain": "tales", "text": "The old sailor looked out at the sea and"}
 "#;
 
-/// A folder with a prompt file; paths in it as text.
+/// A folder with a prompt file. Paths in it are text.
 struct Folder(tempfile::TempDir);
 
 impl Folder {
@@ -25,7 +25,7 @@ impl Folder {
         self.0.path().join(name).to_str().unwrap().to_owned()
     }
 
-    /// What `assess` says of a model on the CPU by one of the folder's prompt files.
+    /// Returns the document of `assess` for a model on the CPU with one of the folder's prompt files.
     fn assess(&self, model: &str, prompts: &str, tokens: &str, more: &[&str]) -> Value {
         let prompts = self.path(prompts);
         let common = ["assess", model, "--prompts", &prompts, "--tokens", tokens];
@@ -43,7 +43,7 @@ impl Folder {
     }
 }
 
-/// What every number of a document must be: finite, shares from 0 to 1.
+/// Checks that every share in a document is from 0 to 1.
 fn check_shares(value: &Value) {
     match value {
         Value::Object(fields) => {
@@ -64,7 +64,7 @@ fn check_shares(value: &Value) {
 #[test]
 fn a_model_is_recorded_measured_and_drawn() {
     let folder = Folder::new();
-    // A name that would be markup if anything forgot to escape it.
+    // This name would become markup if any output failed to escape it.
     let hostile = folder.path("<img src=x onerror=alert(1)>&\"'@BODY@.gguf");
     std::os::unix::fs::symlink(demo(), &hostile).unwrap();
     let (page, figures) = (folder.path("report.html"), folder.path("figures"));
@@ -104,7 +104,7 @@ fn a_model_is_recorded_measured_and_drawn() {
     {
         assert!(best["hit_rate"].as_f64() >= other["hit_rate"].as_f64(), "{best} {other}");
     }
-    // Less than one token's cycle: a global list by recency never hits.
+    // This capacity is smaller than one token's cycle, so a global LRU list never hits.
     let small = &of("lru")["points"][2];
     assert!(small["capacity_bytes"].as_u64() < model["cycle_bytes"].as_u64());
     assert_eq!(small["hit_rate"], 0.0);
@@ -124,7 +124,7 @@ fn a_model_is_recorded_measured_and_drawn() {
         let svg = std::fs::read_to_string(&figure).unwrap();
         assert!(svg.starts_with("<?xml") && svg.trim_end().ends_with("</svg>"), "{figure:?}");
         assert!(svg.contains("prefers-color-scheme: dark") && !svg.contains("NaN"), "{figure:?}");
-        // By itself it says what it is, above what is drawn.
+        // The figure describes itself: its title and caption stand above the drawing.
         let [title, caption] = ["title", "desc"].map(|element| {
             let (_, text) = svg.split_once(&format!("<{element}>")).unwrap();
             text.split('<').next().unwrap()
@@ -152,7 +152,7 @@ fn the_same_seed_gives_the_same_figures_whatever_the_budget() {
 fn replay_of_the_recorded_trace_counts_the_same() {
     let folder = Folder::new();
     let trace = folder.path("assess.routing");
-    // One domain: the report takes its prompts in the order of the recording.
+    // There is only one domain, so the report takes its prompts in the order of the recording.
     let prompts = "The old sailor looked out\n---\nOnce upon a time there was\n";
     std::fs::write(folder.path("plain.txt"), prompts).unwrap();
     let document = folder.assess(&demo(), "plain.txt", "8", &["--trace-routing", &trace]);
@@ -161,7 +161,7 @@ fn replay_of_the_recorded_trace_counts_the_same() {
         let curve = curves.iter().find(|curve| curve["policy"] == policy).unwrap();
         let point = &curve["points"][7];
         assert_eq!(point["share"], 0.25);
-        // Policies of all layers together have the bytes of as many: experts differ in size.
+        // Policies for all layers together get the bytes of the same number of experts, because experts differ in size.
         let capacity = match policy {
             "layer-lfu" => "8/layer".to_owned(),
             _ => format!("{}B", point["capacity_bytes"]),
@@ -174,28 +174,28 @@ fn replay_of_the_recorded_trace_counts_the_same() {
     assert!(forebay(&two).failed(2).contains("one model"));
 }
 
-/// A machine profile of the planner's tests.
+/// Returns the path of a machine profile of the planner's tests.
 fn profile(name: &str) -> String {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../forebay-engine/tests/profiles");
     tests.join(name).to_str().unwrap().to_owned()
 }
 
-/// A model with experts that is large enough for predictions: two layers of a real shape with random weights.
+/// Makes a model with experts that is large enough for predictions: two layers of a real shape with random weights.
 fn large(folder: &Folder) -> String {
     let model = folder.path("large.gguf");
     forebay(&["synth", "olmoe-7b", &model, "--layers", "2"]).ok();
     model
 }
 
-/// The speeds of a report are those of `plan` with the hits of the very recording, on either device
-/// and with every budget.
+/// The speeds of a report are those of `plan` with the hits of the same recording, on either device and with every
+/// budget.
 #[test]
 fn speeds_are_what_the_planner_says_of_the_recorded_trace() {
     let folder = Folder::new();
     let (trace, page) = (folder.path("assess.routing"), folder.path("report.html"));
     let large = large(&folder);
     let (figures, desktop) = (folder.path("figures"), profile("desktop.json"));
-    // One domain: the report takes its prompts in the order of the recording.
+    // There is only one domain, so the report takes its prompts in the order of the recording.
     let prompts = "The old sailor looked out\n---\nOnce upon a time there was\n";
     std::fs::write(folder.path("plain.txt"), prompts).unwrap();
     let more = ["--trace-routing", &trace, "--profile", &desktop, "-o", &page, "--svg", &figures];
@@ -225,7 +225,7 @@ fn speeds_are_what_the_planner_says_of_the_recorded_trace() {
         );
         assert_eq!(point["read_bytes_per_token"], prediction["generate"]["disk_bytes"]);
     }
-    // Either ends with everything where it is computed with, and less RAM is never faster.
+    // Each curve ends where all experts are in the memory of the device that computes. Less RAM is never faster.
     for curve in [&by_ram, &rows(&by_vram[0]["points"])] {
         assert_eq!(curve.last().unwrap()["kept_share"], 1.0);
         assert!(curve[0]["kept_share"].as_f64().unwrap() < 0.1, "{}", curve[0]);
@@ -248,7 +248,7 @@ fn speeds_are_what_the_planner_says_of_the_recorded_trace() {
     }
     assert!(Path::new(&figures).join("large-speed-gpu.svg").exists());
 
-    // The same without a GPU, and the same from a profile that does not say whether the machine was idle.
+    // The next cases are a profile without a GPU, and a profile that does not say whether the machine was idle.
     let no_gpu = profile("epyc-2core.json");
     let document = folder.assess(&large, "plain.txt", "2", &["--profile", &no_gpu]);
     let predicted = &document["models"][0]["predictions"];
@@ -277,14 +277,14 @@ fn what_cannot_be_predicted_is_said() {
     assert!(why.contains("the model is too small to predict"), "{why}");
     let verdict = document["models"][0]["verdict"].to_string();
     assert!(!verdict.contains("tokens/s"), "{verdict}");
-    // A profile that was asked for has to be one, before anything is recorded.
+    // A requested profile must be valid. This is checked before anything is recorded.
     std::fs::write(folder.path("bad.json"), "{}").unwrap();
     let (model, bad) = (demo(), folder.path("bad.json"));
     let line = forebay(&["assess", &model, "--device", "cpu", "--profile", &bad]).failed(1);
     assert!(line.contains("bad.json") && line.contains("damaged"), "{line}");
 }
 
-/// Every `hit_rate` in a document.
+/// Returns every `hit_rate` in a document.
 fn hit_rates(value: &Value) -> Vec<f64> {
     match value {
         Value::Object(fields) => {
@@ -319,7 +319,7 @@ fn what_cannot_be_assessed_is_said() {
     let (model, page) = (demo(), folder.path("report.html"));
     let dense = fixture("gguf/llama_k").expect("the project holds this fixture");
     let dense = gguf_in(&dense);
-    // The dense one is refused before the other is recorded.
+    // The dense model is refused before the other model is recorded.
     let line = forebay(&["assess", &model, &dense, "-o", &page]).failed(1);
     assert!(line.contains("dense model") && line.contains("no experts"), "{line}");
     for (prompts, why) in [
@@ -338,7 +338,7 @@ fn what_cannot_be_assessed_is_said() {
     let line = forebay(&["assess", "no/such/model"]).failed(1);
     assert!(line.contains("no/such/model"), "{line}");
     assert_eq!(folder.names(), ["bad", "prompts.jsonl"]);
-    // A disk that is full, without root: nothing of the page is left.
+    // A full disk, simulated without root, leaves nothing of the page.
     let prompts = folder.path("prompts.jsonl");
     let shell = "trap '' XFSZ; ulimit -f 8; exec \"$0\" \"$@\"";
     let binary = env!("CARGO_BIN_EXE_forebay");
@@ -362,7 +362,7 @@ fn what_cannot_be_assessed_is_said() {
     assert_eq!(folder.names(), ["bad", "prompts.jsonl"]);
 }
 
-/// The GGUF file in a folder.
+/// Returns the GGUF file in a folder.
 fn gguf_in(folder: &Path) -> String {
     let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let mut files = entries.filter(|path| path.extension().is_some_and(|end| end == "gguf"));

@@ -1,4 +1,4 @@
-//! Bad input: exit status 1 or 2, one clear line, nothing left behind.
+//! Tests bad input: exit status 1 or 2, one clear line, no files left behind.
 
 use std::fs;
 use std::path::Path;
@@ -66,7 +66,7 @@ fn devices_that_are_not_there_are_refused() {
     ] {
         let model = moe();
         let line = words(line).into_iter().map(|word| word.replace("MODEL", &model));
-        // Hidden from the driver, if there is one.
+        // An existing GPU is hidden from the driver.
         let mut arguments =
             vec!["CUDA_VISIBLE_DEVICES=".into(), env!("CARGO_BIN_EXE_forebay").into()];
         arguments.extend(line);
@@ -179,7 +179,7 @@ fn an_unknown_architecture_is_named() {
 fn a_budget_too_small_names_the_smallest() {
     let said = forebay(&["run", &demo(), "--prompt", "x", "--ram", "64KiB"]).failed(1);
     assert!(said.contains("smallest that works is"), "{said}");
-    // What it names does work.
+    // The budget that the error names works.
     let smallest = format!("{}B", crate::harness::smallest_ram(&demo(), 64));
     let ram = ["--ram", &smallest, "--ctx", "64", "--max-tokens", "2"];
     forebay(&[&["run", &demo(), "--prompt", "The sea", "--raw"][..], &ram].concat()).ok();
@@ -232,7 +232,7 @@ fn a_reader_that_leaves_is_no_failure() {
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");
     assert_eq!(output.status.code(), Some(0));
 
-    // The same for standard error: statistics that nobody reads are no reason to fail.
+    // The same applies to standard error: a command must not fail because its statistics are not read.
     let mut child = Command::new(env!("CARGO_BIN_EXE_forebay"))
         .args(["run", "--max-tokens", "2"])
         .stdout(Stdio::piped())
@@ -243,7 +243,7 @@ fn a_reader_that_leaves_is_no_failure() {
     assert_eq!(child.wait_with_output().unwrap().status.code(), Some(0));
 }
 
-/// Files that people take for a model, and what is said of them.
+/// Files that people mistake for a model, and the text of their errors.
 #[test]
 fn what_a_file_seems_to_be_is_said() {
     let directory = tempfile::tempdir().unwrap();
@@ -272,7 +272,7 @@ fn what_a_file_seems_to_be_is_said() {
     }
 }
 
-/// Every argument that names a file to read, with one that is missing and with a folder in its place.
+/// Every argument that names a file to read, with a missing file and with a folder in its place.
 #[test]
 fn missing_files_and_folders_are_said_in_words() {
     let directory = tempfile::tempdir().unwrap();

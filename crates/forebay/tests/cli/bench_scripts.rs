@@ -1,5 +1,5 @@
-//! The scripts below `bench/` that compare with llama.cpp, with programs that only print what such
-//! programs print: tables and ratios are right, and a stopped program leaves nothing behind.
+//! Tests the scripts below `bench/` that compare with llama.cpp. The programs that they run are replaced by scripts
+//! that print typical output. Tables and ratios must be right, and a stopped program must leave nothing behind.
 
 use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
@@ -7,7 +7,7 @@ use std::path::Path;
 
 use crate::harness::{Ran, command, workspace};
 
-/// `bench --json` of a model with experts beyond VRAM, and of a dense one.
+/// Prints `bench --json` of a model with experts beyond VRAM, and of a dense model.
 const BENCH: &str = r#"#!/bin/sh
 case "$*" in
     plan*) echo 'a plan' ;;
@@ -28,7 +28,7 @@ impl Folder {
         Folder(tempfile::tempdir().unwrap())
     }
 
-    /// A program of this text; its path.
+    /// Writes a program with this text and returns its path.
     fn program(&self, name: &str, text: &str) -> String {
         let path = self.0.path().join(name);
         std::fs::write(&path, text).unwrap();
@@ -37,7 +37,7 @@ impl Folder {
     }
 }
 
-/// Runs a script of `bench/` with variables.
+/// Runs a script of `bench/` with environment variables.
 fn bench(script: &str, variables: &[&str], arguments: &[&str]) -> Ran {
     let script = workspace().join("bench").join(script);
     let all = [variables, &["bash", script.to_str().unwrap()], arguments].concat();
@@ -53,15 +53,15 @@ fn experts_beyond_vram_are_compared() {
     let table = bench("beyond-vram.sh", &variables, &[&llama, "m.gguf"]).ok().stdout;
     let own = "| generate, own routing | 60.0 | 20.0 | **3.00** | 90% | 0% | 1% |";
     assert!(table.contains(own), "{table}");
-    // Who is chosen makes no difference to llama.cpp.
+    // The choice of experts makes no difference to llama.cpp.
     assert!(table.contains("| generate, uniform | 60.0 | 20.0 | **3.00** |"), "{table}");
-    // One that never answers.
+    // This program never answers.
     let llama = folder.program("llama-bench", "#!/bin/sh\nexec sleep 60\n");
     let table = bench("beyond-vram.sh", &variables, &[&llama, "m.gguf"]).ok().stdout;
     assert!(table.contains("| generate, own routing | 60.0 | no 8 tokens in 2 s | - |"), "{table}");
 }
 
-/// What `inspect --json` says of 16 layers with 4 experts of 256 MiB: 7 of 16 GiB fit beside a GiB.
+/// Output of `inspect --json` for 16 layers with 4 experts of 256 MiB. 7 of the 16 GiB fit beside 1 GiB.
 const INSPECT: &str =
     r#"{"layers": 16, "experts": 4, "bytes_per_expert": 268435456, "weights_bytes": 17179869184}"#;
 
@@ -72,7 +72,8 @@ fn llama_cpp_gets_as_many_experts_as_fit() {
     let forebay = format!("FOREBAY={}", folder.program("forebay", &text));
     let used = folder.0.path().join("used");
     let used = used.to_str().unwrap();
-    // Of so many layers as it was given, the others' experts take a GiB each; some ask for a GiB more.
+    // The program uses 1 GiB for the experts of each layer that `-ncmoe` does not exclude. The cases add or subtract 1
+    // GiB.
     for (more, expected) in [(0, 8), (1024, 9), (-1024, 7)] {
         let text = format!(
             "#!/bin/sh\nwhile [ \"$1\" != -ncmoe ]; do shift; done\n\
@@ -97,7 +98,7 @@ fn dense_models_beyond_vram_are_compared() {
     let folder = Folder::new();
     let forebay = format!("FOREBAY={}", folder.program("forebay", BENCH));
     let variables = [forebay.as_str(), "PAIRS=1", "PROMPTS=", "NGL=7", "LIMIT=20"];
-    // Says how many layers it was given.
+    // This program prints how many layers it was given.
     let text =
         "#!/bin/sh\nwhile [ \"$1\" != -ngl ]; do shift; done\necho \"[{\\\"avg_ts\\\": $2}]\"\n";
     let llama = folder.program("llama-bench", text);
@@ -106,7 +107,8 @@ fn dense_models_beyond_vram_are_compared() {
     assert!(table.contains(row), "{table}");
 }
 
-/// A program that is stopped, its child, and one that goes on by itself.
+/// Script that limits memory and runs a program past its time limit. The program is stopped, but its child continues
+/// until the script removes the memory limit. The script is killed before that unless `$2` is `ends`.
 const LIMITED: &str = r#"
 set -euo pipefail
 . "$0"
@@ -132,7 +134,7 @@ fn nothing_is_left_of_a_limit_of_memory() {
         return;
     }
     let folder = Folder::new();
-    // Its own session: a kill of the program does not reach the child.
+    // The child has its own session, so killing the program does not reach the child.
     let llama = folder.program("llama-bench", "#!/bin/sh\nsetsid sleep 600 &\nsleep 600\n");
     let trapped = format!("trap unlimit_memory EXIT\n{LIMITED}");
     for (script, how) in [(LIMITED, "ends"), (&trapped, "is killed")] {

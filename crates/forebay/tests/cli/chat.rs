@@ -1,4 +1,4 @@
-//! The chat of `run`, on a terminal.
+//! Tests the chat of `run` on a terminal.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -9,16 +9,16 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
 use crate::harness::{Ran, chat_model, demo, forebay, model_with_template};
 
-/// Ctrl-D at the begin of a line: the end of input.
+/// Ctrl-D at the beginning of a line, which ends the input.
 const END_OF_INPUT: &str = "\x04";
 const O_NOCTTY: i32 = rustix::fs::OFlags::NOCTTY.bits() as i32;
 
-/// Runs the binary with this text typed at a terminal; what it says comes through pipes.
+/// Runs the binary with this text typed at a terminal. Its output goes to pipes.
 fn typed(arguments: &[&str], text: &str) -> Ran {
     typed_with_log(arguments, text, "off")
 }
 
-/// The same, with a log on standard error.
+/// Runs the binary as [`typed`] does, with a log on standard error.
 fn typed_with_log(arguments: &[&str], text: &str, log: &str) -> Ran {
     let keyboard = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal");
     grantpt(&keyboard).expect("the terminal is ours");
@@ -34,7 +34,7 @@ fn typed_with_log(arguments: &[&str], text: &str, log: &str) -> Ran {
         .stderr(Stdio::piped())
         .spawn()
         .expect("the binary starts");
-    // The terminal keeps what is typed, line by line, until somebody reads it.
+    // The terminal keeps the typed lines until the program reads them.
     let mut keyboard = File::from(keyboard);
     keyboard.write_all(text.as_bytes()).expect("typed");
     let output = child.wait_with_output().expect("the binary ends");
@@ -45,7 +45,7 @@ fn typed_with_log(arguments: &[&str], text: &str, log: &str) -> Ran {
     }
 }
 
-/// What the model says to a text that it continues.
+/// Returns the model's continuation of a text.
 fn continued(arguments: &[&str], text: &str) -> String {
     forebay(&[arguments, &["--prompt", text]].concat()).ok().stdout
 }
@@ -67,7 +67,7 @@ fn a_chat_remembers_its_turns_until_reset_and_ends_with_its_input() {
     }
 }
 
-/// A turn reads what is new: all but the last token of what was said before is in the cache.
+/// A turn processes only new tokens: all but the last token of the earlier turns are in the cache.
 #[test]
 fn a_turn_does_not_read_the_turns_before_it_again() {
     let demo = demo();
@@ -83,7 +83,7 @@ fn a_turn_does_not_read_the_turns_before_it_again() {
     let turns: Vec<_> = log.lines().filter(|line| line.contains("reused=")).map(of).collect();
     let [(first, none), (second, reused)] = turns[..] else { panic!("two turns: {log}") };
     assert_eq!(none, 0);
-    // The eighth token of the answer was chosen last and not read.
+    // The eighth token of the answer was chosen last and not fed.
     assert!(reused >= first + 7 && reused < second, "{turns:?}");
 }
 
@@ -106,7 +106,7 @@ fn the_demo_named_by_its_path_continues_text() {
     assert!(by_path.stderr.contains("not trained to chat"), "{}", by_path.stderr);
 }
 
-/// The prompt ids of each turn in the log.
+/// Returns the prompt ids of each turn in the log.
 fn prompts(log: &str) -> Vec<Vec<u32>> {
     let lists = log.split("ids=[").skip(1).filter_map(|rest| rest.split(']').next());
     lists.map(|list| list.split(", ").map(|id| id.parse().unwrap()).collect()).collect()
@@ -136,10 +136,10 @@ fn the_oldest_turns_leave_a_full_context_and_it_is_said_once() {
     for ids in &all {
         assert!(ids.len() <= 160 && text(ids).contains(&format!(" {} ", system.trim())), "{ids:?}");
     }
-    // The last prompt is that of the messages that are left, by the template.
+    // The template makes the last prompt from the remaining messages.
     assert!(all[7].len() < 8 * (all[0].len() - 10), "nothing left the conversation");
 
-    // With stop, the answer is cut and one line says why; later turns get one line each.
+    // With `stop`, the answer is cut and one line gives the reason. Later turns get one line each.
     let ran = typed(&[&base[..], &["--on-full", "stop"]].concat(), &typed_text).ok();
     let lines: Vec<&str> = ran.stderr.lines().filter(|line| line.contains("context")).collect();
     assert!(!ran.stderr.contains("the oldest turns leave"), "{}", ran.stderr);
@@ -160,8 +160,8 @@ fn an_answer_goes_on_when_the_context_fills_in_the_middle_of_it() {
     assert!(log.contains("1 turns left it"), "{log}");
     let all = prompts(&log);
     let [first, second, third] = &all[..] else { panic!("three prompts: {log}") };
-    // The third is read in the middle of the second answer: without the first turn, with the
-    // answer so far behind the prompt.
+    // The third prompt is processed in the middle of the second answer. It lacks the first turn, and the answer so far
+    // follows it.
     assert!(third.len() < second.len() && third.len() > first.len(), "{log}");
 }
 

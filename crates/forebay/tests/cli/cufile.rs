@@ -1,5 +1,6 @@
-//! Loads to a GPU by cuFile, on an imagined GPU: a driver and a cuFile of ours, which the loader finds first. They keep
-//! the device's memory in the host's and read with pread, so what arrives can be compared, and they misbehave as told.
+//! Tests loads to a GPU with cuFile on an imagined GPU. The loader finds a fake CUDA driver and a fake cuFile first.
+//! They keep the device's memory in host memory and read with pread, so the tests can compare what arrives. They fail
+//! on request.
 
 use std::path::Path;
 use std::process::Command;
@@ -38,7 +39,8 @@ impl Machine {
 
     fn without_cufile() -> Machine {
         let machine = Machine::new();
-        // Not missing, for there may be a real one elsewhere: what is found first is none.
+        // These files are not simply missing, because there may be a real library elsewhere. The loader finds them
+        // first, and they are not libraries.
         for name in ["libcufile.so.0", "libcufile.so"] {
             std::fs::write(machine.folder.path().join(name), "not a library").unwrap();
         }
@@ -70,7 +72,7 @@ impl Machine {
         self.folder.path().join("log")
     }
 
-    /// A profile of this machine in which cuFile and the ring had these rates.
+    /// Saves a profile of this machine with these rates of cuFile and the ring.
     fn save_profile(&self, model: &str, gpu: &str, cufile: f64, ring: f64) {
         let requests = CuFileRequests { request_bytes: 256 << 10, threads: 3 };
         let best = CuFileCase { requests, bytes_per_second: cufile };
@@ -127,7 +129,7 @@ impl Machine {
     }
 }
 
-/// Whether files beside the tests can be read past the page cache at all.
+/// Returns true if files beside the tests can be read past the page cache.
 fn direct() -> bool {
     let report = forebay(&["load", &demo(), "--io", "pread", "--json"]).json();
     let direct = report["engine"]["direct"] == true;
@@ -142,7 +144,7 @@ fn direct() -> bool {
 fn the_imagined_gpu_takes_loads_by_the_ring() {
     let machine = Machine::new();
     let report = machine.load("", &demo(), &["--io", "uring", "--repeat", "2"]);
-    // Where there is no io_uring, threads do.
+    // Where io_uring is missing, `--io pread` reads with threads.
     let report = match report.status {
         Some(0) => report,
         _ => machine.load("", &demo(), &["--io", "pread"]),
@@ -218,7 +220,7 @@ fn what_cufile_cannot_do_is_said_in_words() {
     }
     let said = Machine::without_cufile().load("", &demo, &["--io", "cufile"]).failed(1);
     assert!(said.contains("--io cufile") && said.contains("is not there"), "{said}");
-    // A file system without a disk.
+    // `/dev/shm` is a file system without a disk.
     if Path::new("/dev/shm").is_dir() {
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
         let model = folder.path().join("model.gguf");
@@ -261,7 +263,7 @@ fn auto_takes_cufile_where_the_profile_says_that_it_won_and_nothing_speaks_again
         let report = machine.load("", model, more).json();
         (report["engine"]["name"].as_str().unwrap().to_owned(), report)
     };
-    // The file was written a moment ago: without --cold, the page cache has it.
+    // The file was just written, so without `--cold` it is in the page cache.
     machine.save_profile(model, "Imagined GPU", 3.3e9, 3.0e9);
     let (name, report) = engine(&[]);
     assert_eq!(name, "pread");
@@ -273,23 +275,23 @@ fn auto_takes_cufile_where_the_profile_says_that_it_won_and_nothing_speaks_again
         (&(256 << 10).into(), &3.into())
     );
     assert_eq!(report["chosen_by"], "the machine profile");
-    // The library may be gone since it was measured.
+    // The library may have been removed since it was measured.
     let gone = Machine::without_cufile();
     gone.save_profile(model, "Imagined GPU", 3.3e9, 3.0e9);
     let report = gone.load("", model, &["--cold"]).json();
     assert_eq!(report["engine"]["name"], "pread");
     assert!(report["engine"]["why"].as_str().unwrap().contains("is not there"), "{report}");
-    // By hand the profile counts for the requests alone.
+    // With `--io cufile` the profile only decides about the requests.
     let (name, report) = engine(&["--io", "cufile"]);
     assert_eq!((name.as_str(), &report["queue_depth"]), ("cufile", &3.into()));
     assert!(report["chosen_by"].as_str().unwrap().starts_with("the command line"), "{report}");
     assert_eq!(engine(&["--cold", "--io", "pread"]).0, "pread");
-    // Not by enough, or on another GPU.
+    // In these profiles cuFile is not faster by enough, or the rates are those of another GPU.
     for (gpu, cufile) in [("Imagined GPU", 3.1e9), ("Another GPU", 6e9)] {
         machine.save_profile(model, gpu, cufile, 3.0e9);
         assert_eq!(engine(&["--cold"]).0, "pread", "{gpu}, {cufile}");
     }
-    // Checksums are worth more.
+    // Verification of checksums has precedence over cuFile.
     let pack = machine.folder.path().join("model.fbay");
     let pack = pack.to_str().unwrap();
     forebay(&["pack", &moe(), "-o", pack]).ok();

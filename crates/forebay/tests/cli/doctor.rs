@@ -1,4 +1,4 @@
-//! `forebay doctor`: what it checks before it measures, and what it says of a busy machine.
+//! Tests `forebay doctor`: its checks before it measures, and its report on a busy machine.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::harness::{Ran, command};
 
-/// Less than a measurement takes.
+/// Time limit that is shorter than a measurement.
 const AT_ONCE: Duration = Duration::from_secs(10);
 
 fn doctor(config: &Path, folder: &Path) -> Command {
@@ -33,7 +33,7 @@ fn a_profile_that_cannot_be_saved_is_said_before_measuring() {
     let started = Instant::now();
     let line = ran(doctor(&file, folder.path())).failed(1);
     assert!(line.contains("--no-save") && started.elapsed() < AT_ONCE, "{line}");
-    // A folder where not even root can write.
+    // Not even root can write to this folder.
     let line = ran(doctor(Path::new("/proc/self"), folder.path())).failed(1);
     assert!(line.contains("--no-save") && started.elapsed() < AT_ONCE, "{line}");
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
@@ -57,8 +57,8 @@ fn a_full_disk_is_said_before_measuring() {
     assert_eq!(left, 0, "nothing half-written stays");
 }
 
-/// One measurement, which takes half a minute: other threads compute all the time, and the folder of the profile goes
-/// away before the end.
+/// One measurement takes half a minute. Other threads compute all the time, and the folder of the profile is removed
+/// before the end.
 #[test]
 fn a_busy_machine_is_noticed_and_its_report_is_not_lost() {
     let folder = tempfile::tempdir().unwrap();
@@ -78,7 +78,7 @@ fn a_busy_machine_is_noticed_and_its_report_is_not_lost() {
         let mut command = doctor(&config, folder.path());
         let command = command.arg("--json").stdout(Stdio::piped()).stderr(Stdio::piped());
         let child = command.spawn().unwrap();
-        // The check makes the folder; its file is gone again before the measurement begins.
+        // The check creates the folder. It removes its test file before the measurement begins.
         let profile_folder = config.join("forebay");
         while !profile_folder.exists() {
             std::thread::sleep(Duration::from_millis(5));

@@ -1,11 +1,11 @@
-//! Running the binary, and finding the reference data.
+//! Runs the binary and finds the reference data.
 
 use std::ffi::OsStr;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// What a run of the binary gave.
+/// Result of a run of the binary.
 pub struct Ran {
     pub status: Option<i32>,
     pub stdout: String,
@@ -58,7 +58,7 @@ pub fn command<A: AsRef<OsStr>>(program: &str, arguments: &[A], input: &str) -> 
         .stderr(Stdio::piped())
         .spawn()
         .expect("the binary starts");
-    // A command that does not read its input closes the pipe; that is its right.
+    // A command that does not read its input may close the pipe, so a failed write is ignored.
     let _ = child.stdin.take().expect("piped").write_all(input.as_bytes());
     let output = child.wait_with_output().expect("the binary ends");
     Ran {
@@ -73,7 +73,7 @@ pub fn words(line: &str) -> Vec<String> {
     line.split(' ').map(String::from).collect()
 }
 
-/// What `replay` says of the one trace in `path`, cut into the batches of a session.
+/// Returns the report of `replay` for the one trace in `path`, cut into the batches of a session.
 pub fn replayed(trace: &str, policy: &str, capacity: &str, more: &str) -> serde_json::Value {
     let line =
         format!("replay TRACE --cut-batches --json --policy {policy} --capacity {capacity}{more}");
@@ -86,8 +86,8 @@ pub fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// A file or folder of the reference data: from `FOREBAY_FIXTURES`, beside the clone, or from the
-/// small choice in the project. Its absence is said aloud.
+/// Returns a file or folder of the reference data: from `FOREBAY_FIXTURES`, beside the clone, or from the small set in
+/// the project. If it is missing, prints a message and returns `None`.
 pub fn fixture(path: &str) -> Option<PathBuf> {
     let roots = [
         std::env::var_os("FOREBAY_FIXTURES").map(PathBuf::from),
@@ -96,7 +96,7 @@ pub fn fixture(path: &str) -> Option<PathBuf> {
     ];
     let found = roots.into_iter().flatten().map(|root| root.join(path)).find(|path| path.exists());
     if found.is_none() {
-        // Past the capture of the test harness, which hides what passing tests print.
+        // Written directly to stderr, because the test harness captures what passing tests print.
         let _ = writeln!(
             std::io::stderr(),
             "SKIPPED: no fixture {path}: set FOREBAY_FIXTURES to the full set"
@@ -105,18 +105,18 @@ pub fn fixture(path: &str) -> Option<PathBuf> {
     found
 }
 
-/// The mixture-of-experts model that every clone has.
+/// Returns the mixture-of-experts model that every clone has.
 pub fn moe() -> String {
     let path = fixture("models/qwen3_moe").expect("the project holds this fixture");
     path.to_str().expect("UTF-8").to_string()
 }
 
-/// The demo model that every clone has.
+/// Returns the demo model that every clone has.
 pub fn demo() -> String {
     workspace().join("models/tales-moe-sticky-Q4_K_M.gguf").to_str().expect("UTF-8").to_string()
 }
 
-/// The smallest RAM budget that a model runs with, as the refusal of a smaller one says it.
+/// Returns the smallest RAM budget that a model runs with, from the error for a smaller one.
 pub fn smallest_ram(model: &str, context: usize) -> u64 {
     let context = context.to_string();
     let arguments = ["run", model, "--prompt", "x", "--ram", "1B", "--ctx", &context];
@@ -135,14 +135,14 @@ pub fn copy_folder(from: &Path, to: &Path) {
     }
 }
 
-/// A model with the chat template of Qwen3 and a context of 16,384 tokens, in a new folder.
+/// Makes a model with the chat template of Qwen3 and a context of 16,384 tokens in a new folder.
 pub fn chat_model(folder: &Path) -> String {
     let template = fixture("templates/Qwen-Qwen3-0.6B.jinja").expect("the project holds it");
     let source = std::fs::read_to_string(template).unwrap();
     model_with_template(folder, &source, 16384)
 }
 
-/// A tiny model with this chat template and context, in a new folder.
+/// Makes a tiny model with this chat template and context in a new folder.
 pub fn model_with_template(folder: &Path, template: &str, context: usize) -> String {
     copy_folder(moe().as_ref(), folder);
     std::fs::write(folder.join("chat_template.jinja"), template).unwrap();

@@ -1,4 +1,4 @@
-//! Help, version, completions: what a newcomer meets first.
+//! Tests help, version and completions, which new users see first.
 
 use crate::harness::{command, forebay};
 
@@ -70,7 +70,8 @@ fn help_fits_terminals_of_80_and_100_columns() {
             // clap does not wrap usage lines.
             for line in help.lines().filter(|line| !line.starts_with("Usage:")) {
                 assert!(line.chars().count() <= columns, "{name}: {line}");
-                // Text that continues an example, or a paragraph whose lines were broken twice: a short line before more text.
+                // This finds text that continues an example, and paragraphs whose lines were broken twice: a short line
+                // before more text.
                 let example =
                     before.starts_with("  ") && !line.is_empty() && !line.starts_with(' ');
                 assert!(!example, "{name} at {columns}: {before} / {line}");

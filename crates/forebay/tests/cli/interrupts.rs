@@ -1,4 +1,5 @@
-//! Ctrl-C in the middle of each long command: it ends soon, with status 130, says so in JSON, and leaves nothing behind.
+//! Tests Ctrl-C in the middle of each long command. The command ends soon with status 130, reports it in JSON, and
+//! leaves no files behind.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -15,17 +16,18 @@ use tempfile::TempDir;
 
 use crate::harness::{demo, forebay};
 
-/// Far more than the bar, which `bench/interrupt.sh` measures: tests run side by side on busy machines.
+/// Time limit for a command's end, far longer than the limit in `bench/interrupt.sh`, because tests run in parallel on
+/// busy machines.
 const SOON: Duration = Duration::from_secs(10);
-/// Nothing here takes that long unless it is broken.
+/// Time limit that only a broken command reaches.
 const LONG: Duration = Duration::from_secs(120);
 
-/// A command that is under way.
+/// A running command.
 struct Started {
     child: Child,
 }
 
-/// How a command ended after the signal.
+/// Result of a command that ended after the signal.
 struct Ended {
     status: Option<i32>,
     stdout: String,
@@ -47,7 +49,7 @@ impl Started {
         started
     }
 
-    /// Waits for something that the command does.
+    /// Waits until `done` returns true. `what` describes the condition.
     fn until(&self, what: &str, done: impl Fn() -> bool) {
         let since = Instant::now();
         while !done() {
@@ -64,13 +66,14 @@ impl Started {
         tasks.flatten().any(|task| name(task).is_ok_and(|name| name.trim() == "signals"))
     }
 
-    /// Whether the command has this file open.
+    /// Returns true if the command has this file open.
     fn has_open(&self, path: &Path) -> bool {
         let Ok(open) = fs::read_dir(format!("/proc/{}/fd", self.child.id())) else { return false };
         open.flatten().any(|fd| fs::read_link(fd.path()).is_ok_and(|to| to == path))
     }
 
-    /// Whether the command writes a file in this folder, which has no name, or a temporary one, until it is whole.
+    /// Returns true if the command has written more than 1 MiB to a file in this folder. Until the file is complete, it
+    /// has no name or a temporary one.
     fn has_unnamed(&self, folder: &Path) -> bool {
         let Ok(open) = fs::read_dir(format!("/proc/{}/fd", self.child.id())) else { return false };
         let length = |fd: &Path| fs::metadata(fd).map_or(0, |found| found.len());
@@ -85,7 +88,7 @@ impl Started {
         let mut lines = log.lines();
         let found = lines.by_ref().map_while(Result::ok).any(|line| line.contains(text));
         assert!(found, "{text} is not logged");
-        // The rest must not fill the pipe.
+        // The remaining lines are read so that they do not fill the pipe.
         thread::spawn(move || lines.for_each(drop));
     }
 
@@ -113,7 +116,7 @@ impl Started {
 }
 
 impl Ended {
-    /// The one document, which says that the command did not end by itself.
+    /// Returns the one JSON document, which says that the command was interrupted.
     #[track_caller]
     fn document(&self) -> Value {
         assert_eq!(self.status, Some(130), "{}", self.stderr);
@@ -124,12 +127,13 @@ impl Ended {
     }
 }
 
-/// More text than the demo model reads in a moment.
+/// Returns a text that takes the demo model more than a moment to process.
 fn long_prompt() -> String {
     "Once upon a time there was a little dog who lived in a big house. ".repeat(45)
 }
 
-/// A sparse model file of some hundred megabytes, whose weights are zeros: slow to read and to compute with.
+/// Makes a sparse model file of some hundred megabytes, whose weights are zeros. It is slow to read and to compute
+/// with.
 fn large_model(directory: &TempDir) -> String {
     let path = directory.path().join("large.gguf");
     hollow("llama-1b", &path, &SynthOptions::default()).expect("written");
@@ -220,7 +224,7 @@ fn verifying_ends() {
     let directory = tempfile::tempdir().unwrap();
     let pack = directory.path().join("demo.fbay");
     forebay(&["pack", &demo(), "-o", pack.to_str().unwrap()]).ok();
-    // Stopped as soon as it has the file, so that it cannot end before the signal is there.
+    // The command is stopped as soon as it has opened the file, so that it cannot end before the signal arrives.
     let started = Started::new(&["verify", pack.to_str().unwrap(), "--io", "pread", "--json"]);
     started.until("the pack to be open", || started.has_open(&pack));
     started.signal(Signal::STOP);
@@ -313,7 +317,7 @@ fn a_command_that_waits_for_its_input_ends_at_once() {
 fn two_signals_end_the_program_at_once_with_one_document() {
     let started = Started::new(&["load", &demo(), "--repeat", "100000", "--no-limit", "--json"]);
     thread::sleep(Duration::from_millis(300));
-    // Both wait until the program goes on.
+    // Both signals stay pending until the program continues.
     started.signal(Signal::STOP);
     started.signal(Signal::INT);
     started.signal(Signal::TERM);

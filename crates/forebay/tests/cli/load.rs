@@ -1,4 +1,4 @@
-//! `forebay load` and `forebay doctor`.
+//! Tests `forebay load` and `forebay doctor`.
 
 use std::ffi::OsStr;
 use std::io::Write as _;
@@ -6,7 +6,7 @@ use std::process::Command;
 
 use crate::harness::{Ran, demo, forebay, moe};
 
-/// Runs the binary with a configuration folder of its own.
+/// Runs the binary with its own configuration folder.
 fn configured<A: AsRef<OsStr>>(folder: &std::path::Path, arguments: &[A]) -> Ran {
     let output = Command::new(env!("CARGO_BIN_EXE_forebay"))
         .args(arguments)
@@ -20,7 +20,7 @@ fn configured<A: AsRef<OsStr>>(folder: &std::path::Path, arguments: &[A]) -> Ran
     }
 }
 
-/// A profile of this machine and of the disk that `model` is on, as `doctor` saves it.
+/// Returns a profile of this machine and of the disk that `model` is on, in the form that `doctor` saves.
 fn profile(model: &str, staging_bytes: usize) -> String {
     use forebay_engine::doctor::{MachineIdentity, MachineProfile, PROFILE_VERSION, ProfiledRead};
     let folder = std::path::Path::new(model).parent().unwrap();
@@ -185,7 +185,7 @@ fn a_load_is_traced_whole() {
         let arguments = ["load", &demo(), "--io", io, "--trace-io", trace, "--json", "--force"];
         let report = configured(folder.path(), &arguments).json();
         let traced = forebay(&["trace-io", trace, "--json"]).json();
-        // Reads of whole sectors bring a little more than was wanted.
+        // Reads of whole sectors transfer a little more than requested.
         let (read, wanted) =
             (traced["bytes"].as_u64().unwrap(), report["weights_bytes"].as_u64().unwrap());
         assert!((wanted..wanted + (4 << 20)).contains(&read), "{io}: {read} of {wanted}");
@@ -205,7 +205,7 @@ fn a_damaged_pack_is_not_loaded() {
     bytes[middle] ^= 1;
     std::fs::write(&pack, bytes).unwrap();
     for io in ["auto", "pread", "mmap"] {
-        // The second look is said, too, so there may be a line before the error.
+        // The second read is reported, too, so there may be a line before the error.
         let Ran { status, stderr, .. } = forebay(&["load", path, "--io", io]);
         assert_eq!(status, Some(1), "{io}: {stderr}");
         assert!(stderr.contains("model.fbay") && stderr.contains("checksum"), "{io}: {stderr}");

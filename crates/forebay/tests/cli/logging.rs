@@ -1,4 +1,4 @@
-//! `--log` and `FOREBAY_LOG`: spans on standard error, and results alone on standard output.
+//! Tests `--log` and `FOREBAY_LOG`: spans go to standard error, and standard output has only results.
 
 use std::process::Command;
 
@@ -24,7 +24,7 @@ fn run(options: &[&str], variable: Option<&str>) -> Ran {
     }
 }
 
-/// The lines that tell when a span of this name ended and how long it took.
+/// Returns the log lines that report when a span of this name ended and how long it took.
 fn closes<'a>(log: &'a str, level: &str, name: &str) -> Vec<&'a str> {
     let is_close = |line: &&str| {
         let Some((spans, rest)) = line.rsplit_once("}: forebay_") else { return false };
@@ -48,7 +48,7 @@ fn debug_tells_what_was_done_and_how_long_it_took() {
     for name in ["open", "catalog", "tokenizer", "plan", "load", "fill", "prompt", "prompt_batch"] {
         assert!(!closes(log, "DEBUG", name).is_empty(), "{name} is missing in: {log}");
     }
-    // The prompt gives the first token, and the others need a pass each.
+    // The prompt yields the first token, and each other token needs one pass.
     let tokens = closes(log, "DEBUG", "token");
     assert_eq!(tokens.len(), 3, "{log}");
     assert!(tokens[0].contains("hits=") && tokens[0].contains("misses=0"), "{}", tokens[0]);
@@ -71,7 +71,7 @@ fn trace_tells_every_layer_read_and_eviction() {
     for said in [": lookup layer=", ": evict layer=", ": read block=", " seconds=", " misses="] {
         assert!(log.lines().any(|line| line.contains("TRACE") && line.contains(said)), "{said}");
     }
-    // Without the level, the same spans of one crate alone.
+    // A directive for one crate logs the spans of that crate alone.
     let store = run(&["--ram", "12MiB", "--log", "forebay_store=trace"], None).ok().stderr;
     assert!(store.contains("forebay_store") && !store.contains("forebay_stream"), "{store}");
 }

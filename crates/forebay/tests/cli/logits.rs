@@ -1,4 +1,4 @@
-//! `logits`: the same bytes under every budget, policy and read engine, and near the reference.
+//! Tests `logits`: the same bytes with every budget, policy and read engine, and close to the reference.
 
 use std::fs;
 use std::path::Path;

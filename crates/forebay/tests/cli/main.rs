@@ -1,4 +1,4 @@
-//! End to end, by the real binary.
+//! End-to-end tests of the real binary.
 
 mod assess;
 mod bad_input;

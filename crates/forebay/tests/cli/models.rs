@@ -1,4 +1,4 @@
-//! `inspect`, `bench` and `synth`.
+//! Tests `inspect`, `bench` and `synth`.
 
 use std::fs;
 use std::path::Path;
@@ -24,7 +24,7 @@ fn inspect_knows_the_demo_model() {
     }
 }
 
-/// A synthetic model of each family runs, and `inspect` says what sets it apart.
+/// A synthetic model of each family runs, and `inspect` lists its special features.
 #[test]
 fn families_run_and_say_what_is_special() {
     let directory = tempfile::tempdir().unwrap();
@@ -60,7 +60,7 @@ fn families_run_and_say_what_is_special() {
         }
         assert_eq!(document["kv_bytes_per_position"], kv_bytes, "{arch}");
         let kept = &document["kv_bytes_per_position_kept"];
-        // Of two layers, gpt-oss has one with a window, gemma3 both.
+        // Of the two layers, one has a window in gpt-oss, and both have one in gemma3.
         let share = match arch {
             "gpt-oss-tiny" => 2_usize,
             "gemma3-tiny" => 0,
@@ -71,14 +71,15 @@ fn families_run_and_say_what_is_special() {
     }
 }
 
-/// Layers behind the last predict further tokens. Opening the model says once that they are left out.
+/// Layers after the last one predict further tokens. Opening the model reports once that they are left out.
 #[test]
 fn what_predicts_further_tokens_is_left_out_with_a_word() {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
     let file = path("glm.gguf");
     forebay(&["synth", "glm-4.5-tiny", &file]).ok();
-    // A key of the same length with a 2 takes the place of another one with a 2, so that two of four layers are such.
+    // The key replaces another key of the same length whose value is also 2. Two of the four layers then predict
+    // further tokens.
     let (usual, further) = (b"general.quantization_version", b"glm4moe.nextn_predict_layers");
     let mut bytes = fs::read(&file).unwrap();
     let at = bytes.windows(usual.len()).position(|window| window == usual).unwrap();

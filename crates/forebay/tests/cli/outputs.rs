@@ -1,4 +1,5 @@
-//! Outputs never destroy: every command that writes, against everything that it must not overwrite.
+//! Tests that outputs never destroy files: every command that writes is run against every file that it must not
+//! overwrite.
 
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
@@ -8,8 +9,8 @@ use std::time::Duration;
 
 use crate::harness::{Ran, command, demo, forebay, moe, words};
 
-/// One output of one command. In the line, `OUT` is the output, and `MODEL`, `PACK`, `TRACE`, `ROUTING` and `PROMPTS` are
-/// files of [`Place`].
+/// One output of one command. In the command line, `OUT` is the output, and `MODEL`, `PACK`, `TRACE`, `ROUTING` and
+/// `PROMPTS` are files of [`Place`].
 struct Row {
     command: &'static str,
     argument: &'static str,
@@ -19,14 +20,14 @@ struct Row {
     to: To,
 }
 
-/// What an output may be besides a regular file.
+/// Kind of file that an output may be, besides a regular file.
 #[derive(Clone, Copy, PartialEq)]
 enum To {
-    /// A pipe, and standard output, which carries nothing else then.
+    /// A pipe, or standard output, which then carries only this output.
     Stream,
-    /// A pipe; standard output has the command's result.
+    /// A pipe. Standard output has the command's result.
     Pipe,
-    /// Only what can be written out of order.
+    /// Only a file that can be written in any order.
     Seekable,
 }
 
@@ -101,7 +102,7 @@ const ROWS: [Row; 16] = [
     row("pack", "--to-gguf", "PACK", To::Seekable, "pack PACK --to-gguf OUT"),
 ];
 
-/// These write folders, and have a test of their own.
+/// These outputs are folders and have a test of their own.
 const FOLDERS: [(&str, &str); 2] = [("assess", "--svg"), ("pack", "--to-huggingface")];
 
 /// Copies of all inputs, and a folder for outputs.
@@ -146,14 +147,14 @@ impl Place {
         forebay(&self.arguments(row, out, force))
     }
 
-    /// Every input, byte for byte.
+    /// Returns the bytes of every input.
     fn inputs(&self) -> Vec<Vec<u8>> {
         ["MODEL", "PACK", "TRACE", "ROUTING", "PROMPTS"]
             .map(|name| fs::read(self.path(name)).unwrap())
             .into()
     }
 
-    /// Names of the folder for outputs.
+    /// Returns the names in the folder for outputs.
     fn names(&self) -> Vec<String> {
         let entries = fs::read_dir(self.path("out")).unwrap();
         let mut names: Vec<String> =
@@ -163,7 +164,7 @@ impl Place {
     }
 }
 
-/// The first line of the message that a refusal gives, after one or more notes.
+/// Checks that a command refused an output: status 2, a message that contains `wanted`, and empty standard output.
 #[track_caller]
 fn refused(ran: Ran, wanted: &str, line: &str) {
     assert_eq!(ran.status, Some(2), "{line}: {}", ran.stderr);
@@ -243,7 +244,7 @@ fn every_file_of_a_model_is_an_input() {
         refused(forebay(&logits), "which this command reads", &name);
         assert!(fs::read(&name).unwrap() == before);
     }
-    // What else is read, and outputs of other runs in the same folder.
+    // Other files that are read are protected, too. Outputs of other runs in the same folder may be replaced.
     let (ids, prompts) = (text("ids"), text("prompts"));
     fs::write(&ids, "1,2").unwrap();
     fs::write(&prompts, "The sea").unwrap();
@@ -343,7 +344,7 @@ fn an_input_that_standard_output_appends_to_is_refused() {
 #[test]
 fn a_full_disk_leaves_nothing_new_and_the_old_file_whole() {
     let place = Place::new();
-    // A limit on the size of files fails writes as a full disk does, and needs no root.
+    // A limit on the size of files makes writes fail as on a full disk, and needs no root.
     let shell = "trap '' XFSZ; ulimit -f 0; exec \"$0\" \"$@\"";
     let binary = env!("CARGO_BIN_EXE_forebay");
     for row in &ROWS {
@@ -377,7 +378,7 @@ fn interrupted_or_killed_work_leaves_the_whole_file_or_none() {
     let inputs = place.inputs();
     for row in &ROWS {
         let out = place.path("out/file");
-        // The whole file, to compare with where it is always the same.
+        // The complete file, for comparison where it is always the same.
         place.run(row, &out, false).ok();
         let is_same = ["logits", "replay", "synth", "pack"].contains(&row.command)
             && row.argument != "--trace-io";
@@ -401,7 +402,7 @@ fn interrupted_or_killed_work_leaves_the_whole_file_or_none() {
                 .unwrap();
             std::thread::sleep(Duration::from_millis(milliseconds));
             let process = child.id().to_string();
-            // It may have ended by itself.
+            // The process may have ended by itself.
             let _ = Command::new("kill").args(["-s", signal, &process]).status();
             child.wait().unwrap();
             let at = format!("{} {signal} after {milliseconds} ms", row.line);

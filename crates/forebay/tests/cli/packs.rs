@@ -1,4 +1,4 @@
-//! `pack`, `verify`, and packs in every command that takes a model.
+//! Tests `pack`, `verify`, and packs in every command that takes a model.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! `forebay plan`, and what `run` and `bench` make of a machine profile.
+//! Tests `forebay plan`, and how `run` and `bench` use a machine profile.
 
 use std::path::Path;
 use std::process::Command;
@@ -17,7 +17,8 @@ fn demo() -> String {
     crate::harness::demo()
 }
 
-/// A model that is large enough for predictions and small enough for tests: a file of the right shape full of zeros.
+/// Makes a model that is large enough for predictions and small enough for tests: a file of the right shape, full of
+/// zeros.
 fn hollow_model(folder: &Path) -> String {
     let path = folder.join("model.gguf");
     let options = SynthOptions {
@@ -29,7 +30,7 @@ fn hollow_model(folder: &Path) -> String {
     path.to_str().unwrap().to_owned()
 }
 
-/// The profile `name` with another quality: `state`, and by which factor its rates may be wrong.
+/// Writes the profile `name` with another quality: `state`, and the factor by which its rates may be wrong.
 fn profile_of_quality(folder: &Path, name: &str, quality: Option<(QualityState, f64)>) -> String {
     let text = std::fs::read_to_string(profile(name)).unwrap();
     let mut profile = MachineProfile::parse(&text).unwrap();
@@ -66,7 +67,8 @@ fn a_plan_in_words() {
     assert!(text.contains("of a token's experts are found in RAM"), "{text}");
 }
 
-/// The demo's weights stay in a processor's caches, and fixed costs are most of a token's time.
+/// The demo's weights fit in a processor's caches, and fixed costs take most of a token's time, so its speed is not
+/// predicted.
 #[test]
 fn a_tiny_model_has_no_prediction() {
     let line = format!("plan {} --profile {} --device cpu", demo(), profile("epyc-2core.json"));
@@ -129,7 +131,7 @@ fn a_plan_as_a_document() {
     let plan = forebay(&words(&line)).json();
     assert_eq!((&plan["plan"]["device"], &plan["context"]), (&"cpu".into(), &128.into()));
     assert_eq!(plan["plan"]["prediction"]["generate"]["limit"], "disk");
-    // The same slots as those of a session.
+    // The plan has the same slots as a session.
     let line = format!(
         "bench {} --ram {ram}B --device cpu --ctx 128 --prompt-tokens 4 --gen-tokens 4 --repeat 1 --json",
         demo()
@@ -172,7 +174,7 @@ fn recorded_routing_replaces_the_usual_hits() {
     assert!(recorded > 0.0 && recorded < 1.0 && (recorded - usual).abs() > 0.001);
 }
 
-/// A profile of this machine and the disk that `model` is on, below a configuration folder of its own.
+/// Saves a profile of this machine and of the disk that `model` is on in its own configuration folder.
 fn saved_profile(folder: &Path, model: &str, faster: f64, quality: Option<(QualityState, f64)>) {
     let here = MachineIdentity::here(Path::new(model).parent().unwrap()).unwrap();
     let text = profile_of_quality(folder, "epyc-2core.json", quality);
@@ -185,7 +187,7 @@ fn saved_profile(folder: &Path, model: &str, faster: f64, quality: Option<(Quali
     std::fs::write(path, serde_json::to_string(&profile).unwrap()).unwrap();
 }
 
-/// Runs the binary with a configuration folder: what it wrote to standard output and to standard error.
+/// Runs the binary with a configuration folder. Returns its standard output and standard error.
 fn configured(folder: &Path, line: &str) -> (String, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
     command.args(words(line)).env("XDG_CONFIG_HOME", folder).env_remove("FOREBAY_LOG");
@@ -216,7 +218,7 @@ fn run_and_bench_know_the_prediction() {
     assert!(rate > 10.0 && !errors.contains("warning"), "{rate} {errors}");
     let table = with_profile(&bench.replace(" --json", "")).0;
     assert!(table.lines().next().unwrap().ends_with("predicted"), "{table}");
-    // A profile that says nothing of the machine's quiet.
+    // This profile does not say whether the machine was idle.
     saved_profile(folder.path(), &model, 1.0, None);
     let generate = predicted(&with_profile(&bench).0);
     assert!(generate["tokens_per_second_predicted"].is_null(), "{generate}");
@@ -224,7 +226,7 @@ fn run_and_bench_know_the_prediction() {
     let (table, errors) = with_profile(&bench.replace(" --json", ""));
     assert!(table.lines().nth(2).unwrap().contains(" to "), "{table}");
     assert!(errors.contains("prediction: the machine profile is of an older forebay"), "{errors}");
-    // A machine so slow that a person should know.
+    // This machine is so slow that the user is warned.
     saved_profile(folder.path(), &model, 1e-3, good);
     let errors = with_profile(&bench).1;
     assert!(errors.contains("warning: generating will be slow, "), "{errors}");
@@ -246,8 +248,8 @@ fn an_answer_stands_beside_its_prediction() {
     assert!(!format!("{text}{errors}").contains("predicted"), "{errors}");
 }
 
-/// Cards of 8 to 24 GiB with 16 and 64 GB of RAM, slow and fast buses and disks, each a profile in a file: plans stay within what
-/// there is, and more is never slower.
+/// Tests cards of 8 to 24 GiB with 16 and 64 GB of RAM, and slow and fast buses and disks, each with its own profile.
+/// Plans stay within the budgets, and more of a resource is never slower.
 #[test]
 fn machines_that_people_have() {
     let folder = tempfile::tempdir().unwrap();
@@ -284,12 +286,12 @@ fn machines_that_people_have() {
             }
             rates.push((at, rate));
         }
-        // The best of these machines is worth having.
+        // The best of these machines is much faster than the worst.
         assert!(rates[23].1 > 1.5 * rates[0].1, "{arch}: {rates:?}");
     }
 }
 
-/// Whether the CPU helps, and with how many threads, is planned as sessions take it.
+/// `plan` handles the options for CPU offload and threads as sessions do.
 #[test]
 fn cpu_offload_and_its_threads_are_planned() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! `--trace-routing` and `replay`: what was recorded is what the engine counted.
+//! Tests `--trace-routing` and `replay`: the recording matches the engine's counters.
 
 use std::path::Path;
 
@@ -31,7 +31,7 @@ fn a_recording_replays_to_the_engines_hit_rate() {
         .json();
         let kept = &run["plan"]["kept_per_layer"];
         let kept: Vec<u64> = kept.as_array().unwrap().iter().map(|k| k.as_u64().unwrap()).collect();
-        // The capacities of one policy are those of the plan only if all layers keep the same number.
+        // One capacity matches the plan only if all layers keep the same number of experts.
         let capacity = format!("{}/layer", kept[0]);
         let report = replayed(&trace, policy, &capacity, "");
         let stream = &run["statistics"]["stream"];
@@ -101,11 +101,11 @@ fn recorded_scores_are_for_the_predictor_that_needs_them() {
     let found = forebay(&[&replayed[..], &["--capacity", "25%", "--json"]].concat()).json();
     let found = &found["traces"][0]["predictions"][0];
     let recall = found["foreseen"].as_f64().unwrap() / found["lookups"].as_f64().unwrap();
-    // At random it would be an eighth.
+    // Uniform random predictions would have a recall of one eighth.
     assert!(recall > 0.5, "{recall}");
     let table = forebay(&["replay", &trace, "--predict", "next-router"]).ok().stdout;
     assert!(table.contains("recall") && table.contains("precision"), "{table}");
-    // Recording is no part of the answer.
+    // Recording does not change the answer.
     assert_eq!(forebay(&[&text[..], &["--force"]].concat()).ok().stdout, with);
 }
 

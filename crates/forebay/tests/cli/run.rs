@@ -1,4 +1,4 @@
-//! `run`: the first thing a newcomer does.
+//! Tests `run`, the first command that new users try.
 
 use serde_json::Value;
 
@@ -57,7 +57,7 @@ fn the_seed_decides() {
 fn a_stop_text_is_never_printed() {
     let base = ["run", &demo(), "--raw", "--temperature", "0", "--prompt", "Once upon a time"];
     let whole = forebay(&[&base[..], &["--max-tokens", "30"]].concat()).ok().stdout;
-    // Some text from the middle, across a token border.
+    // The stop text is from the middle of the answer and crosses a token boundary.
     let stop: String = whole.trim_end().chars().skip(20).take(9).collect();
     let expected = whole.split(&stop).next().unwrap();
     let ran = forebay(&[&base[..], &["--max-tokens", "30", "--stop", &stop]].concat()).ok();
@@ -110,7 +110,7 @@ fn a_prompt_in_every_form() {
     assert_eq!(run(&["-f", file.to_str().unwrap()], ""), expected);
     let positional = ["run", &demo(), "Once upon a time", "--raw", "--temperature", "0", "-n", "8"];
     assert_eq!(forebay(&positional).ok().stdout, expected);
-    // A prompt and text on standard input: both, with an empty line between.
+    // If both a prompt and text on standard input are given, they are joined by an empty line.
     let document = |arguments: &[&str], input: &str| {
         forebay_with_input(&[&base[..], &["--json"], arguments].concat(), input).json()
     };
@@ -181,7 +181,7 @@ fn options_of_the_template_reach_it_or_are_refused() {
 #[test]
 fn thinking_is_apart_from_the_answer() {
     let directory = tempfile::tempdir().unwrap();
-    // What follows <think> is thinking; this model never closes it.
+    // Text after <think> is thinking. This model never closes it.
     let source =
         "{% for m in messages %}({{ m.role }}) {{ m.content }} {% endfor %}<think>{# </think> #}";
     let model = model_with_template(&directory.path().join("model"), source, 512);

@@ -1,4 +1,4 @@
-//! The chat in a real pseudo-terminal, with its line editor.
+//! Tests the chat in a real pseudo-terminal, with its line editor.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -18,12 +18,12 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const PASTE_BEGIN: &str = "\u{1b}[200~";
 const PASTE_END: &str = "\u{1b}[201~";
 
-/// A program on a terminal of its own.
+/// A program on its own terminal.
 struct Terminal {
     keyboard: File,
     child: Child,
     screen: Arc<Mutex<String>>,
-    /// So much of the screen was looked at.
+    /// Number of bytes of the screen that were already examined.
     seen: usize,
 }
 
@@ -56,10 +56,10 @@ impl Terminal {
         let shared = screen.clone();
         std::thread::spawn(move || {
             let mut bytes = [0; 4096];
-            // The terminal's end is an error on Linux.
+            // Linux reports the end of the terminal as an error.
             while let Ok(length @ 1..) = output.read(&mut bytes) {
                 let text = String::from_utf8_lossy(&bytes[..length]).into_owned();
-                // The editor asks where the cursor is.
+                // The editor asks for the position of the cursor.
                 for _ in text.matches("\u{1b}[6n") {
                     let _ = answers.write_all(b"\x1b[1;1R");
                 }
@@ -70,13 +70,13 @@ impl Terminal {
     }
 
     fn keys(&mut self, text: &str) {
-        // A terminal takes a few kilobytes at a time.
+        // A terminal accepts a few kilobytes at a time.
         for piece in text.as_bytes().chunks(256) {
             self.keyboard.write_all(piece).expect("typed");
         }
     }
 
-    /// Waits until new output holds `text`; returns the output since the last wait.
+    /// Waits until new output contains `text`. Returns the output since the last wait.
     fn wait(&mut self, text: &str) -> String {
         let started = Instant::now();
         loop {
@@ -91,12 +91,12 @@ impl Terminal {
         }
     }
 
-    /// Waits until the editor is ready: it asks for the cursor.
+    /// Waits until the editor is ready, which is when it asks for the cursor.
     fn ready(&mut self) {
         self.wait("\u{1b}[6n");
     }
 
-    /// Types a line; returns what the program wrote until it was ready again.
+    /// Types a line. Returns the program's output until it was ready again.
     fn line(&mut self, text: &str) -> String {
         self.keys(text);
         self.keys("\r");
@@ -109,7 +109,7 @@ impl Terminal {
     }
 }
 
-/// The text without escape sequences that begin with `ESC [`.
+/// Returns the text without escape sequences that begin with `ESC [`.
 fn plain(output: &str) -> String {
     let mut parts = output.split("\u{1b}[");
     let mut text = parts.next().unwrap_or_default().to_owned();
@@ -120,7 +120,7 @@ fn plain(output: &str) -> String {
     text
 }
 
-/// The ids of the last prompt in the log.
+/// Returns the ids of the last prompt in the log.
 fn prompt_ids(output: &str) -> Vec<u32> {
     let text = plain(output);
     let (_, rest) = text.rsplit_once("ids=[").expect("the log has the ids");
@@ -166,11 +166,11 @@ fn four_turns_with_a_long_paste_are_saved_and_loaded_token_for_token() {
     chat.line(&format!("/save {}", at("b.json")));
     assert_eq!(std::fs::read_to_string(at("b.json")).unwrap(), saved);
     assert_eq!(prompt_ids(&chat.line("And now?")), expected);
-    // Ctrl-D at an empty line.
+    // Ctrl-D on an empty line ends the chat.
     chat.keys("\u{4}");
     assert_eq!(chat.status(), Some(0));
 
-    // The prompt is what the template makes of the saved messages.
+    // The template makes the prompt from the saved messages.
     let mut all: Vec<serde_json::Value> = messages.clone();
     all.push(serde_json::json!({"role": "user", "content": "And now?"}));
     let prompt =
@@ -202,7 +202,7 @@ fn earlier_inputs_come_back_and_ctrl_c_at_the_prompt_quits() {
 
     let mut chat = Terminal::start(&arguments, &state);
     chat.ready();
-    // Twice the arrow up: before the last input.
+    // Pressing the up arrow twice goes to the input before the last one.
     chat.keys("\u{1b}[A");
     chat.wait("/bye");
     chat.keys("\u{1b}[A");

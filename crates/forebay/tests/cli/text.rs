@@ -1,4 +1,4 @@
-//! `tokenize` and `render` against the reference data.
+//! Tests `tokenize` and `render` against the reference data.
 
 use serde_json::{Value, json};
 

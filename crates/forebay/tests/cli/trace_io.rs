@@ -1,4 +1,4 @@
-//! `--trace-io` and `trace-io`: what was recorded is what the engine counted.
+//! Tests `--trace-io` and `trace-io`: the recording matches the engine's counters.
 
 use serde_json::Value;
 
@@ -28,7 +28,7 @@ fn a_trace_has_what_the_statistics_say() {
         assert_eq!(report["engine"], run["statistics"]["io_engine"]["name"]);
         let experts = report["experts"]["requests"].as_array().unwrap();
         assert_eq!(experts.len() as u64, report["experts"]["layers"].as_u64().unwrap() * 32);
-        // Rows of the embedding table: one for each token of prompt and answer but the last.
+        // Small reads are rows of the embedding table: one for each token of prompt and answer except the last.
         let small = reasons.iter().find(|reason| reason["why"] == "small").unwrap();
         assert!(small["requests"].as_u64() >= run["generated_tokens"].as_u64(), "{small}");
         assert_eq!(report["pages"] == Value::Null, io != "mmap");
@@ -72,7 +72,7 @@ fn a_trace_that_does_not_fit_is_an_error_and_leaves_nothing() {
     let trace = folder.path().join("run.trace");
     let html = folder.path().join("page.html");
     let (trace, html) = (trace.to_str().unwrap(), html.to_str().unwrap());
-    // A limit on the size of files fails writes as a full disk does, and needs no root.
+    // A limit on the size of files makes writes fail as on a full disk, and needs no root.
     let limited = |arguments: &[&str]| {
         let shell = "trap '' XFSZ; ulimit -f 1; exec \"$0\" \"$@\"";
         let binary = env!("CARGO_BIN_EXE_forebay");

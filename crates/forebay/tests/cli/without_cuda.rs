@@ -1,4 +1,4 @@
-//! A build without the cargo feature `cuda`: GPUs are refused in words, everything else works.
+//! Tests a build without the cargo feature `cuda`: GPUs are refused with a clear message, and everything else works.
 
 use crate::harness::forebay;
 

@@ -1,7 +1,8 @@
-//! Products with few tokens: a row's codes are unpacked once and meet every token in registers.
+//! Products with few tokens. A row's codes are unpacked once and multiplied with every token in
+//! registers.
 //!
-//! Memory is the limit here, so a row is read once, front to back, with the following bytes asked
-//! for early.
+//! Memory is the limit here, so a row is read once from front to back, and the bytes that follow
+//! are prefetched.
 
 use std::ops::Range;
 
@@ -10,13 +11,13 @@ use super::vector::sum_lanes;
 use crate::matmul::quantize::{LargeBlock, SmallBlock};
 use crate::matmul::task::{Scratch, Task};
 
-/// How far ahead of the bytes in use memory is asked for.
+/// Distance in bytes between the bytes in use and the prefetched ones.
 const AHEAD: usize = 2048;
 
-/// Most tokens that one pass over a row serves. With more, panels are faster.
+/// Largest number of tokens in one pass over a row. With more, panels are faster.
 pub(crate) const TOKENS: usize = 3;
 
-/// Calls `$kernel::<F, N>` for all tokens, `TOKENS` at a time, then the rest at once.
+/// Calls `$kernel::<F, N>` for all tokens, `TOKENS` at a time, and then once for the rest.
 macro_rules! for_tokens {
     ($kernel:ident, $task:ident, $row:ident) => {{
         let mut first = 0;
@@ -34,10 +35,10 @@ macro_rules! for_tokens {
 
 pub(crate) use for_tokens;
 
-/// Rows of a type with blocks of 32.
+/// Computes rows of a type with blocks of 32.
 ///
 /// # Safety
-/// As [`crate::matmul::task::Kernel`].
+/// The requirements of [`crate::matmul::task::Kernel`] hold.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) unsafe fn rows32<F: Scales>(task: &Task, rows: Range<usize>, _: &mut Scratch) {
     for row in rows {
@@ -46,10 +47,10 @@ pub(crate) unsafe fn rows32<F: Scales>(task: &Task, rows: Range<usize>, _: &mut 
     }
 }
 
-/// Rows of a type with blocks of 256.
+/// Computes rows of a type with blocks of 256.
 ///
 /// # Safety
-/// As [`crate::matmul::task::Kernel`].
+/// The requirements of [`crate::matmul::task::Kernel`] hold.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) unsafe fn rows256<F: GroupLanes>(task: &Task, rows: Range<usize>, _: &mut Scratch) {
     for row in rows {
@@ -58,10 +59,10 @@ pub(crate) unsafe fn rows256<F: GroupLanes>(task: &Task, rows: Range<usize>, _: 
     }
 }
 
-/// One row and tokens `first..first + N`.
+/// Computes one row for tokens `first..first + N`.
 ///
 /// # Safety
-/// As for [`rows32`], and these are tokens of the task.
+/// The requirements of [`rows32`] hold, and these are tokens of the task.
 #[inline(always)]
 unsafe fn row32<F: Scales, const N: usize>(task: &Task, row: usize, first: usize) {
     let bytes = task.row(row);
@@ -69,7 +70,7 @@ unsafe fn row32<F: Scales, const N: usize>(task: &Task, row: usize, first: usize
     let blocks = task.cols / 32;
     let x: [&[SmallBlock]; N] =
         std::array::from_fn(|t| task.activations().small(task.token(first + t)));
-    // SAFETY: blocks are whole, those of x as many; the kernel's caller promises the rest.
+    // SAFETY: blocks are whole, and x has as many. The kernel's caller promises the rest.
     unsafe {
         let mut sums = [_mm256_setzero_ps(); N];
         for eight in 0..blocks / 8 {
@@ -101,7 +102,7 @@ unsafe fn eight_blocks<F: Scales, const N: usize>(
     sums: &mut [__m256; N],
 ) {
     let stride = F::TYPE.block_bytes();
-    // SAFETY: by the caller's promise; x holds 8 blocks, zero where there are fewer.
+    // SAFETY: by the caller's promise. x holds 8 blocks, zero where there are fewer.
     unsafe {
         let w_scales = F::scales(w, stride, count);
         let mut scales = [[0.0_f32; 8]; N];
@@ -135,17 +136,17 @@ unsafe fn eight_blocks<F: Scales, const N: usize>(
     }
 }
 
-/// One row and tokens `first..first + N`.
+/// Computes one row for tokens `first..first + N`.
 ///
 /// # Safety
-/// As for [`rows256`], and these are tokens of the task.
+/// The requirements of [`rows256`] hold, and these are tokens of the task.
 #[inline(always)]
 unsafe fn row256<F: GroupLanes, const N: usize>(task: &Task, row: usize, first: usize) {
     let bytes = task.row(row);
     let stride = F::TYPE.block_bytes();
     let x: [&[LargeBlock]; N] =
         std::array::from_fn(|t| task.activations().large(task.token(first + t)));
-    // SAFETY: blocks are whole, those of x as many; the kernel's caller promises the rest.
+    // SAFETY: blocks are whole, and x has as many. The kernel's caller promises the rest.
     unsafe {
         let mut sums = [_mm256_setzero_ps(); N];
         for i in 0..task.cols / 256 {
@@ -203,7 +204,7 @@ unsafe fn one_block<F: GroupLanes, const N: usize>(
     }
 }
 
-/// Products of 32 weight codes and activation codes, added in pairs.
+/// Returns the products of 32 weight codes and activation codes, added in pairs.
 ///
 /// # Safety
 /// The machine has AVX2.
@@ -214,21 +215,21 @@ unsafe fn multiply<F: Codes>(codes: __m256i, x_codes: __m256i) -> __m256i {
         if F::LARGEST.is_some() {
             return _mm256_maddubs_epi16(codes, x_codes);
         }
-        // The instruction wants one side without signs: move the weight's to the activation.
+        // The instruction needs one unsigned side: move the sign of the weight to the activation.
         let x_codes = _mm256_sign_epi8(x_codes, codes);
         _mm256_maddubs_epi16(_mm256_abs_epi8(codes), x_codes)
     }
 }
 
-/// Asks for the memory `AHEAD` bytes behind `at..at + len`.
+/// Prefetches the memory `AHEAD` bytes after `at..at + len`.
 ///
 /// # Safety
-/// None beyond the machine having SSE: an address that does not exist is ignored.
+/// The machine has SSE. An address that does not exist is ignored.
 #[inline(always)]
 pub(crate) unsafe fn prefetch(at: *const u8, len: usize) {
     for line in 0..len.div_ceil(64) {
         let at = at.wrapping_add(AHEAD + line * 64);
-        // SAFETY: prefetching touches no memory as far as the program can tell.
+        // SAFETY: a prefetch does not access memory as far as the program can observe.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
     }
 }

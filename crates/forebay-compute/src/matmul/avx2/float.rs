@@ -14,7 +14,7 @@ use crate::matmul::task::{Kernel, Scratch, Task};
 pub(crate) trait Widen {
     const BYTES: usize;
 
-    /// Eight numbers.
+    /// Loads eight numbers.
     ///
     /// # Safety
     /// `at` is readable for eight numbers, and the machine has AVX2, FMA and F16C.
@@ -55,7 +55,7 @@ impl Widen for Brain {
     }
 }
 
-/// The kernel for few tokens.
+/// Returns the kernel for few tokens.
 pub(crate) fn few_tokens(ty: TensorType) -> Kernel {
     match ty {
         TensorType::F32 => rows::<Full>,
@@ -65,13 +65,13 @@ pub(crate) fn few_tokens(ty: TensorType) -> Kernel {
     }
 }
 
-/// Rows of a plain type.
+/// Computes rows of a plain type.
 ///
 /// # Safety
-/// As [`Kernel`].
+/// The requirements of [`Kernel`] hold.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn rows<W: Widen>(task: &Task, rows: Range<usize>, scratch: &mut Scratch) {
-    // The elements behind the last eight, widened and filled up with zeroes.
+    // The elements after the last eight, widened and padded with zeroes.
     let whole = task.cols / 8 * 8;
     let tail = scratch.floats.first(8);
     for row in rows {
@@ -83,13 +83,13 @@ unsafe fn rows<W: Widen>(task: &Task, rows: Range<usize>, scratch: &mut Scratch)
     }
 }
 
-/// Rows of any type, through a row of F32.
+/// Computes rows of any type. Each row is first dequantised to F32.
 ///
 /// # Safety
-/// As [`Kernel`].
+/// The requirements of [`Kernel`] hold.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn rows_dequantised(task: &Task, rows: Range<usize>, scratch: &mut Scratch) {
-    // A block may be shorter than eight elements of padding: round up.
+    // `cols` need not be a multiple of eight, so the row is padded.
     let padded = task.cols.next_multiple_of(8);
     let weights = scratch.floats.first(padded + 8);
     for row in rows {
@@ -101,10 +101,10 @@ unsafe fn rows_dequantised(task: &Task, rows: Range<usize>, scratch: &mut Scratc
     }
 }
 
-/// One row and all tokens.
+/// Computes one row for all tokens.
 ///
 /// # Safety
-/// `w` is readable for the row; the rest as [`Kernel`].
+/// `w` is readable for the row, and the requirements of [`Kernel`] hold.
 #[inline(always)]
 unsafe fn row_all_tokens<W: Widen>(task: &Task, row: usize, w: *const u8, tail: &[f32]) {
     let mut first = 0;
@@ -122,10 +122,10 @@ unsafe fn row_all_tokens<W: Widen>(task: &Task, row: usize, w: *const u8, tail: 
     }
 }
 
-/// One row and tokens `first..first + N`, with U sums side by side for each.
+/// Computes one row for tokens `first..first + N`, with U sums side by side for each token.
 ///
 /// # Safety
-/// As for [`row_all_tokens`], and these are tokens of the task.
+/// The requirements of [`row_all_tokens`] hold, and these are tokens of the task.
 #[inline(always)]
 unsafe fn row_tokens<W: Widen, const N: usize, const U: usize>(
     task: &Task,

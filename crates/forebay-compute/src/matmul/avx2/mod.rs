@@ -22,7 +22,7 @@ pub(crate) use float::{Brain, Full, Half, Widen};
 pub(crate) use panel_float::pack_floats;
 pub(crate) use vector::{add_to, store, transpose};
 
-/// The kernel for rounded activations, if the type has one.
+/// Returns the kernel for rounded activations, if the type has one.
 pub(crate) fn plan_rounded(ty: TensorType, tokens: usize) -> Option<Plan> {
     if tokens > dot::TOKENS
         && let Some(kernel) = many_tokens(ty)
@@ -32,7 +32,7 @@ pub(crate) fn plan_rounded(ty: TensorType, tokens: usize) -> Option<Plan> {
     Some(Plan { kernel: few_tokens(ty)?, rows: ChunkRows::Any })
 }
 
-/// The kernel for F32 activations.
+/// Returns the kernel for F32 activations.
 pub(crate) fn plan_float(ty: TensorType, tokens: usize) -> Plan {
     if tokens > dot::TOKENS {
         let kernel = match ty {
@@ -54,10 +54,10 @@ fn few_tokens(ty: TensorType) -> Option<Kernel> {
     }
 }
 
-/// [`super::panel::rows`] with the instructions of this family.
+/// Runs [`super::panel::rows`] with the instructions of this family.
 ///
 /// # Safety
-/// As [`Kernel`].
+/// The requirements of [`Kernel`] hold.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn panels<K: PanelKernel>(task: &Task, rows: Range<usize>, scratch: &mut Scratch) {
     // SAFETY: as for this function.

@@ -1,7 +1,8 @@
 //! Panels of types with blocks of 256 and unsigned codes.
 //!
 //! Within a block everything is an integer: products of codes are added in 16 bits as long as they
-//! fit, then multiplied with the group's scale into 32 bits. Floats come in once per block.
+//! fit, then multiplied with the group's scale into 32 bits. Only the block's own scale and offset
+//! are floats.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -16,8 +17,8 @@ use crate::matmul::task::Task;
 
 pub(crate) struct Panel256<F>(PhantomData<F>);
 
-/// A packed block of eight rows: codes, four columns of each row in turn; the scales of the
-/// groups, twice for each row; pairs of offsets of neighbouring groups; the blocks' own scales.
+/// Layout of a packed block of eight rows: codes, four columns of each row in turn; the scales of
+/// the groups, twice for each row; pairs of offsets of neighbouring groups; the blocks' own scales.
 impl<F: GroupLanes> Panel256<F> {
     const CODES: usize = 0;
     const SCALES: usize = Self::CODES + 64 * VECTOR;
@@ -30,7 +31,8 @@ impl<F: GroupLanes> Panel256<F> {
     /// Packs one block of eight rows.
     ///
     /// # Safety
-    /// As [`PanelKernel::pack`]; `blocks` point to blocks, `to` to `BYTES` bytes.
+    /// The requirements of [`PanelKernel::pack`] hold, `blocks` point to blocks, and `to` points to
+    /// `BYTES` bytes.
     #[inline(always)]
     unsafe fn pack_block(blocks: [*const u8; ROWS], to: *mut u8) {
         // SAFETY: by the caller's promise; the constants lay out `BYTES`.
@@ -68,11 +70,12 @@ impl<F: GroupLanes> Panel256<F> {
         }
     }
 
-    /// Stores the scales, doubled: `lower` has those of groups of 32 number 0 to 3 in both lanes,
-    /// `upper` those of 4 to 7; lanes are the halves of a group where it has two scales.
+    /// Stores the scales, doubled. If groups have 32 elements, `lower` holds groups 0 to 3 in both
+    /// lanes and `upper` holds groups 4 to 7. If they have 16, the two lanes hold the scales of the
+    /// two halves of each 32 elements.
     ///
     /// # Safety
-    /// As [`Self::pack_block`].
+    /// The requirements of [`Self::pack_block`] hold.
     #[inline(always)]
     unsafe fn store_scales(lower: [__m256i; ROWS], upper: [__m256i; ROWS], to: *mut u8) {
         // SAFETY: by the caller's promise.
@@ -95,7 +98,7 @@ impl<F: GroupLanes> Panel256<F> {
     /// Adds one block's products to `sums`.
     ///
     /// # Safety
-    /// As [`PanelKernel::products`]; the pointers are to one packed block each.
+    /// The requirements of [`PanelKernel::products`] hold, and each pointer is to one packed block.
     #[inline(always)]
     unsafe fn tile_block<const N: usize, const P: usize>(
         panels: [*const u8; P],
@@ -132,10 +135,10 @@ impl<F: GroupLanes> Panel256<F> {
         }
     }
 
-    /// Adds one group's products, scaled, to `products`.
+    /// Adds one group's scaled products to `products`.
     ///
     /// # Safety
-    /// As [`Self::tile_block`]; the pointers are to the group's codes.
+    /// The requirements of [`Self::tile_block`] hold, and the pointers are to the group's codes.
     #[inline(always)]
     unsafe fn tile_group<const N: usize, const P: usize>(
         codes: [*const u8; P],
@@ -169,10 +172,10 @@ impl<F: GroupLanes> Panel256<F> {
         }
     }
 
-    /// The offsets of all groups times the sums of the activations.
+    /// Returns the offsets of all groups times the sums of the activations.
     ///
     /// # Safety
-    /// As [`Self::tile_block`].
+    /// The requirements of [`Self::tile_block`] hold.
     #[inline(always)]
     unsafe fn offset_products(panel: *const u8, x: *const LargeBlock) -> __m256i {
         // SAFETY: by the caller's promise.

@@ -13,8 +13,8 @@ use crate::matmul::task::Task;
 
 pub(crate) struct Panel32<F>(PhantomData<F>);
 
-/// A packed block of eight rows: codes, four columns of each row in turn, then the scales, then
-/// the offsets where there are any.
+/// Layout of a packed block of eight rows: codes, four columns of each row in turn; the scales; the
+/// offsets, if the type has offsets.
 impl<F: Scales> Panel32<F> {
     const SCALE: usize = 8 * VECTOR;
     const OFFSET: usize = Self::SCALE + VECTOR;
@@ -23,7 +23,7 @@ impl<F: Scales> Panel32<F> {
     /// Adds the products of up to 8 blocks to `sums`.
     ///
     /// # Safety
-    /// As [`PanelKernel::products`]; the panels hold `count` blocks.
+    /// The requirements of [`PanelKernel::products`] hold, and the panels hold `count` blocks.
     #[inline(always)]
     unsafe fn tile_blocks<const N: usize, const P: usize>(
         panels: [*const u8; P],
@@ -33,7 +33,7 @@ impl<F: Scales> Panel32<F> {
     ) {
         // SAFETY: by the caller's promise.
         unsafe {
-            // What codes are too large by, or what offsets are multiplied with.
+            // The correction for codes that are too large, or the factor of the offsets.
             let mut zeroes = [[0_i32; 8]; N];
             let mut offsets = [[0.0_f32; 8]; N];
             for t in 0..N {
@@ -69,10 +69,10 @@ impl<F: Scales> Panel32<F> {
         }
     }
 
-    /// The products of a block's codes.
+    /// Returns the products of a block's codes.
     ///
     /// # Safety
-    /// As [`Self::tile_blocks`]; the pointers are to the block.
+    /// The requirements of [`Self::tile_blocks`] hold, and the pointers are to the block.
     #[inline(always)]
     unsafe fn products<const N: usize, const P: usize>(
         panels: [*const u8; P],
@@ -133,7 +133,7 @@ impl<F: Scales> PanelKernel for Panel32<F> {
                 }
                 store_columns(codes, to, 8);
             }
-            // Eight blocks of one row have their scales unpacked at once.
+            // The scales of eight blocks of one row are unpacked at once.
             let blocks = columns.len() / 32;
             for first in (0..blocks).step_by(8) {
                 let count = (blocks - first).min(8);
@@ -187,7 +187,7 @@ impl<F: Scales> PanelKernel for Panel32<F> {
 }
 
 /// Stores a vector of eight rows' scales for each of the first `count` of eight blocks, `stride`
-/// bytes apart. `scales` gives one row's.
+/// bytes apart. `scales` returns the scales of one row.
 ///
 /// # Safety
 /// The machine has AVX2 and `to` is valid for these vectors.

@@ -1,4 +1,4 @@
-//! Panels of F32, from types that are plain numbers or have no other kernel.
+//! Panels of F32 made from types that are plain numbers or have no other kernel.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -9,13 +9,13 @@ use crate::matmul::float::widen_row;
 use crate::matmul::panel::{PanelKernel, PanelRows, Slab, TileAt, tile, tile_sizes};
 use crate::matmul::task::Task;
 
-/// Columns of a slab; a multiple of every block length.
+/// Number of columns in a slab; a multiple of every block length.
 const SLAB: usize = 256;
 
 /// A plain number type.
 pub(crate) struct Plain<W>(PhantomData<W>);
 
-/// Any type, dequantised a slab at a time.
+/// Any type, dequantised one slab at a time.
 pub(crate) struct Dequantised;
 
 impl<W: Widen> PanelKernel for Plain<W> {
@@ -70,7 +70,7 @@ impl<W: Widen> PanelKernel for Plain<W> {
     }
 }
 
-/// Packs some columns of eight rows; vectors of eight numbers start `stride` bytes apart.
+/// Packs the given columns of eight rows. The vectors of eight numbers start `stride` bytes apart.
 ///
 /// # Safety
 /// The machine has AVX2, FMA and F16C, and `panel` is valid for these vectors.

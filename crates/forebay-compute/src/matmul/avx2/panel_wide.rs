@@ -1,8 +1,8 @@
 //! Panels of types whose codes use all 8 bits with a sign.
 //!
-//! Two products of 8 bits each barely fit 16, so nothing could be added up before it is widened.
-//! Widening both sides beforehand, to 16 bits, needs as many multiplications and fewer of the
-//! other instructions.
+//! The sum of two products of 8-bit codes barely fits 16 bits, so products would have to be widened
+//! before they are added. Widening both factors to 16 bits beforehand needs as many multiplications
+//! and fewer of the other instructions.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -16,19 +16,19 @@ use crate::matmul::types::{Block256, Format, Iq4Nl, Iq4Xs, Q8_0};
 
 pub(crate) struct PanelWide<F>(PhantomData<F>);
 
-/// What [`PanelWide`] asks of a type.
+/// A weight type that [`PanelWide`] supports.
 pub(crate) trait Wide: Codes {
-    /// Elements of a block.
+    /// Number of elements in a block.
     const BLOCK: usize;
 
-    /// The scales of the groups of 32 elements from `group` on of a row, up to `count` (at most
-    /// 8), then zeroes. `group` is a multiple of 8.
+    /// Loads the scales of a row's groups of 32 elements from `group` on, up to `count` (at most
+    /// 8), then zeroes. `group` must be a multiple of 8.
     ///
     /// # Safety
     /// The machine has AVX2, FMA and F16C, and the row has these groups.
     unsafe fn scales(row: *const u8, group: usize, count: usize) -> __m256;
 
-    /// A token's codes and scales for the 256 elements of `block`.
+    /// Returns a token's codes and scales for the 256 elements of `block`.
     fn activations(task: &Task, token: usize, block: usize) -> (*const i8, [f32; 8]);
 }
 
@@ -59,7 +59,7 @@ impl Wide for Iq4Xs {
 
     #[inline(always)]
     unsafe fn scales(row: *const u8, group: usize, _: usize) -> __m256 {
-        // SAFETY: by the caller's promise; 8 groups are a block.
+        // SAFETY: by the caller's promise. 8 groups are one block.
         unsafe {
             let block = row.add(group / 8 * Self::TYPE.block_bytes());
             let groups = _mm256_castsi256_si128(Self::lanes(block).scales);
@@ -75,19 +75,19 @@ impl Wide for Iq4Xs {
     }
 }
 
-/// 256 widened activations: of each 32 first the even ones, then the odd ones.
+/// 256 widened activations. Within each 32, the even ones come first, then the odd ones.
 #[repr(C, align(32))]
 pub(crate) struct WideBlock {
     codes: [[i16; 32]; 8],
     scales: [f32; 8],
 }
 
-/// Bytes of 32 packed columns of eight rows: codes, of four columns first the even and then the
-/// odd ones of each row in turn; then the scales.
+/// Size in bytes of 32 packed columns of eight rows. The codes come first: for every four columns,
+/// the even columns of each row in turn, then the odd columns. The scales follow.
 const GROUP_BYTES: usize = SCALE + VECTOR;
 const SCALE: usize = 16 * VECTOR;
 
-/// The even bytes of a vector as 16-bit integers, and the odd ones.
+/// Widens the even bytes of a vector, and the odd ones, to 16-bit integers.
 ///
 /// # Safety
 /// The machine has AVX2.
@@ -160,7 +160,7 @@ impl<F: Wide> PanelKernel for PanelWide<F> {
         let to = buffer.cast::<WideBlock>();
         for (i, block) in (columns.start / 256..columns.end.div_ceil(256)).enumerate() {
             let (codes, scales) = F::activations(task, token, block);
-            // SAFETY: the buffer has room for a slab; activations are whole blocks of 256.
+            // SAFETY: the buffer has room for a slab, and activations are whole blocks of 256.
             unsafe {
                 let to = to.add(i);
                 for group in 0..8 {
@@ -209,10 +209,10 @@ impl<F: Wide> PanelKernel for PanelWide<F> {
     }
 }
 
-/// The products of 32 columns.
+/// Returns the products of 32 columns.
 ///
 /// # Safety
-/// As [`PanelKernel::products`]; the pointers are to the codes.
+/// The requirements of [`PanelKernel::products`] hold, and the pointers are to the codes.
 #[inline(always)]
 unsafe fn products<const N: usize, const P: usize>(
     panels: [*const u8; P],

@@ -1,8 +1,8 @@
-//! What AVX2 kernels ask of a weight type, and the pieces that types build their answers from.
+//! Traits for weight types that AVX2 kernels unpack, and helpers for their implementations.
 //!
 //! Everything here is `inline(always)`, so that it becomes part of a kernel, which enables the
-//! instructions. A common condition: the machine has AVX2, FMA and F16C, and `block` points to a
-//! whole block of the type.
+//! instructions. A common requirement of the unsafe functions: the machine has AVX2, FMA and F16C,
+//! and `block` points to a whole block of the type.
 
 pub(crate) use std::arch::x86_64::*;
 
@@ -10,19 +10,19 @@ use crate::matmul::types::{Block32, Block256, Format};
 
 /// Unpacking of codes.
 pub(crate) trait Codes: Format {
-    /// The codes of elements `32 * group..32 * (group + 1)`; see [`Format::codes`].
+    /// Loads the codes of elements `32 * group..32 * (group + 1)`; see [`Format::codes`].
     ///
     /// # Safety
-    /// See the module; `group` is less than the block's number of groups.
+    /// See the module. Also, `group` is less than the block's number of groups.
     unsafe fn load(block: *const u8, group: usize) -> __m256i;
 }
 
 /// Scales of blocks of 32.
 pub(crate) trait Scales: Block32 + Codes {
-    /// The scales of `count` (at most 8) blocks that lie `stride` bytes apart, then zeroes.
+    /// Loads the scales of `count` (at most 8) blocks that are `stride` bytes apart, then zeroes.
     ///
     /// # Safety
-    /// See the module, for all these blocks.
+    /// See the module. The requirement holds for all these blocks.
     #[inline(always)]
     unsafe fn scales(blocks: *const u8, stride: usize, count: usize) -> __m256 {
         // SAFETY: as for this function.
@@ -32,24 +32,25 @@ pub(crate) trait Scales: Block32 + Codes {
 
 /// Scales of the groups of a block of 256.
 pub(crate) trait GroupLanes: Block256 + Codes {
-    /// The scales and offsets of all groups.
+    /// Loads the scales and offsets of all groups.
     ///
     /// # Safety
     /// See the module.
     unsafe fn lanes(block: *const u8) -> Lanes;
 }
 
-/// Word `g` of 128-bit lane `l` belongs to elements `32 * g + 16 * l..` (16 of them), as lane `l`
-/// of [`Codes::load`] of group `g` does. Groups of 32 have the same in both lanes.
+/// Scales and offsets of a block's groups. Word `g` of 128-bit lane `l` belongs to the 16 elements
+/// from `32 * g + 16 * l` on, as does lane `l` of [`Codes::load`] of group `g`. For groups of 32,
+/// both lanes are equal.
 pub(crate) struct Lanes {
     pub(crate) scales: __m256i,
     pub(crate) offsets: __m256i,
 }
 
-/// `count` (at most 8) F16 numbers that lie `stride` bytes apart, then zeroes.
+/// Loads `count` (at most 8) F16 numbers that are `stride` bytes apart, then zeroes.
 ///
 /// # Safety
-/// See the module; all numbers are readable.
+/// See the module. All numbers are readable.
 #[inline(always)]
 pub(crate) unsafe fn halves(first: *const u8, stride: usize, count: usize) -> __m256 {
     let mut bits = [0; 8];
@@ -62,10 +63,10 @@ pub(crate) unsafe fn halves(first: *const u8, stride: usize, count: usize) -> __
     unsafe { _mm256_cvtph_ps(_mm_setr_epi16(a, b, c, d, e, f, g, h)) }
 }
 
-/// The F16 number at `at`.
+/// Loads the F16 number at `at`.
 ///
 /// # Safety
-/// See the module; the number is readable.
+/// See the module. The number is readable.
 #[inline(always)]
 pub(crate) unsafe fn half_at(at: *const u8) -> f32 {
     // SAFETY: the caller promises that it is readable, and the instructions.
@@ -75,10 +76,10 @@ pub(crate) unsafe fn half_at(at: *const u8) -> f32 {
     }
 }
 
-/// The 4-bit codes of 16 bytes: low halves first, then high halves.
+/// Loads the 4-bit codes of 16 bytes: low halves first, then high halves.
 ///
 /// # Safety
-/// See the module; the bytes are readable.
+/// See the module. The bytes are readable.
 #[inline(always)]
 pub(crate) unsafe fn nibbles_at(at: *const u8) -> __m256i {
     // SAFETY: the caller promises that they are readable, and the instructions.
@@ -89,10 +90,10 @@ pub(crate) unsafe fn nibbles_at(at: *const u8) -> __m256i {
     }
 }
 
-/// 32 bits, lowest first, as bytes of value 0 or 16.
+/// Loads 32 bits, lowest first, as bytes of value 0 or 16.
 ///
 /// # Safety
-/// See the module; the bits are readable.
+/// See the module. The bits are readable.
 #[inline(always)]
 pub(crate) unsafe fn fifth_bits_at(at: *const u8) -> __m256i {
     // SAFETY: the caller promises that they are readable, and the instructions.
@@ -111,8 +112,8 @@ pub(crate) unsafe fn fifth_bits_at(at: *const u8) -> __m256i {
     }
 }
 
-/// In each byte, moves bit `from` to bit `to`, its neighbours along with it, and keeps `mask`.
-/// `from` and `to` are meant to be known when compiling.
+/// Moves bit `from` of each byte, with its neighbours, to bit `to`, and keeps the bits of `mask`.
+/// `from` and `to` should be known at compile time.
 ///
 /// # Safety
 /// See the module.
@@ -129,20 +130,20 @@ pub(crate) unsafe fn bits(bytes: __m256i, from: usize, to: usize, mask: i8) -> _
     }
 }
 
-/// The entries of `table` that bytes of 0..16 name.
+/// Looks up the entries of `table` for indices in 0..16.
 ///
 /// # Safety
 /// See the module.
 #[inline(always)]
 pub(crate) unsafe fn look_up(table: &[i8; 16], indices: __m256i) -> __m256i {
-    // SAFETY: the caller promises the instructions; the table is 16 bytes long.
+    // SAFETY: the caller promises the instructions, and the table is 16 bytes long.
     unsafe {
         let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
         _mm256_shuffle_epi8(table, indices)
     }
 }
 
-/// 8 bytes as 16-bit integers, in both lanes: [`Lanes`] of groups of 32.
+/// Widens 8 bytes to 16-bit integers in both lanes, as [`Lanes`] has them for groups of 32.
 ///
 /// # Safety
 /// See the module.
@@ -152,7 +153,8 @@ pub(crate) unsafe fn both_lanes(bytes: u64) -> __m256i {
     unsafe { _mm256_broadcastsi128_si256(_mm_cvtepu8_epi16(_mm_cvtsi64_si128(bytes as i64))) }
 }
 
-/// 16 signed bytes as 16-bit integers, the even ones in the first lane: [`Lanes`] of groups of 16.
+/// Widens 16 signed bytes to 16-bit integers, the even ones in the first lane, as [`Lanes`] has
+/// them for groups of 16.
 ///
 /// # Safety
 /// See the module.

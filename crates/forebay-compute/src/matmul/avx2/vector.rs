@@ -2,13 +2,13 @@
 
 pub(super) use std::arch::x86_64::*;
 
-/// Bytes of a vector.
+/// Size of a vector in bytes.
 pub(super) const VECTOR: usize = 32;
 
-/// Rows of a panel: the lanes of a vector.
+/// Number of rows in a panel, which is the number of lanes in a vector.
 pub(super) const ROWS: usize = 8;
 
-/// The sum of all lanes.
+/// Returns the sum of all lanes.
 ///
 /// # Safety
 /// The machine has AVX.
@@ -22,7 +22,7 @@ pub(super) unsafe fn sum_lanes(v: __m256) -> f32 {
     }
 }
 
-/// Turns eight rows of eight 32-bit lanes into eight columns.
+/// Transposes eight rows of eight 32-bit lanes into eight columns.
 ///
 /// # Safety
 /// The machine has AVX2.
@@ -53,7 +53,7 @@ pub(crate) unsafe fn transpose(rows: [__m256i; 8]) -> [__m256i; 8] {
 /// Stores the first `count` columns of eight rows.
 ///
 /// # Safety
-/// The machine has AVX2 and `to` is valid for so many vectors.
+/// The machine has AVX2 and `to` is valid for `count` vectors.
 #[inline(always)]
 pub(super) unsafe fn store_columns(rows: [__m256i; 8], to: *mut u8, count: usize) {
     // SAFETY: by the caller's promise.
@@ -64,15 +64,15 @@ pub(super) unsafe fn store_columns(rows: [__m256i; 8], to: *mut u8, count: usize
     }
 }
 
-/// Gives `vector` back, but lets the compiler not see that it does: it would otherwise regroup
-/// long sums into pairs of products, for which there are too few registers.
+/// Returns `vector` unchanged, but hides this from the compiler. Otherwise the compiler would
+/// regroup long sums into pairs of products, for which there are too few registers.
 ///
 /// # Safety
 /// The machine has AVX2.
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(super) unsafe fn keep(mut vector: __m256i) -> __m256i {
-    // SAFETY: no instruction at all.
+    // SAFETY: the assembly is only a comment.
     unsafe {
         std::arch::asm!(
             "/* {0} */",
@@ -99,13 +99,13 @@ pub(crate) unsafe fn store(at: *mut u8, vector: __m256i) {
     unsafe { _mm256_storeu_si256(at.cast(), vector) }
 }
 
-/// Adds the first `count` lanes to `out`, or sets `out` if they are the first to come.
+/// Adds the first `count` lanes to `out`, or sets `out` to them if `is_first`.
 ///
 /// # Safety
 /// `out` is valid for `count` numbers, and the machine has AVX2.
 #[inline(always)]
 pub(crate) unsafe fn add_to(out: *mut f32, count: usize, sum: __m256, is_first: bool) {
-    // SAFETY: by the caller's promise; lanes that are masked out are not touched.
+    // SAFETY: by the caller's promise. Lanes that are masked out are not accessed.
     unsafe {
         if count == ROWS {
             let before = if is_first { _mm256_setzero_ps() } else { _mm256_loadu_ps(out) };

@@ -1,5 +1,5 @@
-//! Products with few tokens, 64 codes at a time. See the AVX2 kernels of the same name, from
-//! which these differ in width and in fused multiplication and addition.
+//! Products with few tokens, 64 codes at a time. They differ from the AVX2 kernels of the same
+//! names in width and in fused multiplication and addition.
 
 use std::ops::Range;
 
@@ -10,10 +10,10 @@ use crate::matmul::task::{Scratch, Task};
 
 pub(crate) use crate::matmul::avx2::{TOKENS, for_tokens, prefetch};
 
-/// Rows of a type with blocks of 32.
+/// Computes rows of a type with blocks of 32.
 ///
 /// # Safety
-/// As [`crate::matmul::task::Kernel`].
+/// The requirements of [`crate::matmul::task::Kernel`] hold.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(crate) unsafe fn rows32<F: Scales>(task: &Task, rows: Range<usize>, _: &mut Scratch) {
     for row in rows {
@@ -22,10 +22,10 @@ pub(crate) unsafe fn rows32<F: Scales>(task: &Task, rows: Range<usize>, _: &mut 
     }
 }
 
-/// Rows of a type with blocks of 256 and unsigned codes.
+/// Computes rows of a type with blocks of 256 and unsigned codes.
 ///
 /// # Safety
-/// As [`crate::matmul::task::Kernel`].
+/// The requirements of [`crate::matmul::task::Kernel`] hold.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(crate) unsafe fn rows256<F: GroupLanes>(task: &Task, rows: Range<usize>, _: &mut Scratch) {
     const { assert!(F::LARGEST.is_some(), "sums of two products must fit 16 bits") };
@@ -35,10 +35,10 @@ pub(crate) unsafe fn rows256<F: GroupLanes>(task: &Task, rows: Range<usize>, _: 
     }
 }
 
-/// One row and tokens `first..first + N`.
+/// Computes one row for tokens `first..first + N`.
 ///
 /// # Safety
-/// As for [`rows32`], and these are tokens of the task.
+/// The requirements of [`rows32`] hold, and these are tokens of the task.
 #[inline(always)]
 unsafe fn row32<F: Scales, const N: usize>(task: &Task, row: usize, first: usize) {
     let bytes = task.row(row);
@@ -46,14 +46,14 @@ unsafe fn row32<F: Scales, const N: usize>(task: &Task, row: usize, first: usize
     let blocks = task.cols / 32;
     let x: [&[SmallBlock]; N] =
         std::array::from_fn(|t| task.activations().small(task.token(first + t)));
-    // SAFETY: blocks are whole, those of x as many; the kernel's caller promises the rest.
+    // SAFETY: blocks are whole, and x has as many. The kernel's caller promises the rest.
     unsafe {
         let mut sums = [_mm512_setzero_ps(); N];
         for from in (0..blocks).step_by(8) {
             let w = bytes.as_ptr().add(from * stride);
             prefetch(w, 8 * stride);
             let x = std::array::from_fn(|t| x[t].get_unchecked(from / 8));
-            // The common case apart, so that its number of blocks is known.
+            // The common case is separate, so that the compiler knows its number of blocks.
             match blocks - from {
                 8.. => eight_blocks::<F, N>(w, x, 8, &mut sums),
                 rest => eight_blocks::<F, N>(w, x, rest, &mut sums),
@@ -77,7 +77,7 @@ unsafe fn eight_blocks<F: Scales, const N: usize>(
     sums: &mut [__m512; N],
 ) {
     let stride = F::TYPE.block_bytes();
-    // SAFETY: by the caller's promise; x holds 8 blocks, zero where there are fewer.
+    // SAFETY: by the caller's promise. x holds 8 blocks, zero where there are fewer.
     unsafe {
         let w_scales = F::scales(w, stride, count);
         let mut scales = [_mm512_setzero_ps(); N];
@@ -117,17 +117,17 @@ unsafe fn eight_blocks<F: Scales, const N: usize>(
     }
 }
 
-/// One row and tokens `first..first + N`.
+/// Computes one row for tokens `first..first + N`.
 ///
 /// # Safety
-/// As for [`rows256`], and these are tokens of the task.
+/// The requirements of [`rows256`] hold, and these are tokens of the task.
 #[inline(always)]
 unsafe fn row256<F: GroupLanes, const N: usize>(task: &Task, row: usize, first: usize) {
     let bytes = task.row(row);
     let stride = F::TYPE.block_bytes();
     let x: [&[LargeBlock]; N] =
         std::array::from_fn(|t| task.activations().large(task.token(first + t)));
-    // SAFETY: blocks are whole, those of x as many; the kernel's caller promises the rest.
+    // SAFETY: blocks are whole, and x has as many. The kernel's caller promises the rest.
     unsafe {
         let mut sums = [_mm512_setzero_ps(); N];
         for i in 0..task.cols / 256 {
@@ -190,7 +190,7 @@ unsafe fn one_block<F: GroupLanes, const N: usize>(
     }
 }
 
-/// Codes as bytes without sign: those with a sign are 128 too large then.
+/// Converts codes to unsigned bytes. Signed codes become 128 too large.
 ///
 /// # Safety
 /// The machine has AVX-512.
@@ -203,7 +203,7 @@ unsafe fn unsigned<F: Codes>(codes: __m512i) -> __m512i {
     unsafe { _mm512_xor_si512(codes, _mm512_set1_epi8(i8::MIN)) }
 }
 
-/// Two halves of a vector.
+/// Joins two halves of a vector.
 ///
 /// # Safety
 /// The machine has AVX-512.

@@ -1,4 +1,4 @@
-//! Kernels for AVX-512 with VNNI. What they do not speed up is left to AVX2.
+//! Kernels for AVX-512 with VNNI. Where these would not be faster, the AVX2 kernels are used.
 
 use std::ops::Range;
 
@@ -14,7 +14,7 @@ mod panel_float;
 mod panel_rounded;
 mod scales;
 
-/// The kernel for rounded activations, if the type has one.
+/// Returns the kernel for rounded activations, if the type has one.
 pub(crate) fn plan_rounded(ty: TensorType, tokens: usize) -> Option<Plan> {
     if tokens > dot::TOKENS
         && let Some(kernel) = many_tokens(ty)
@@ -27,7 +27,7 @@ pub(crate) fn plan_rounded(ty: TensorType, tokens: usize) -> Option<Plan> {
     }
 }
 
-/// The kernel for F32 activations.
+/// Returns the kernel for F32 activations.
 pub(crate) fn plan_float(ty: TensorType, tokens: usize) -> Plan {
     if tokens > dot::TOKENS {
         let kernel = match ty {
@@ -41,7 +41,7 @@ pub(crate) fn plan_float(ty: TensorType, tokens: usize) -> Plan {
     avx2::plan_float(ty, tokens)
 }
 
-/// IQ4_XS is missing: it is left to AVX2.
+/// Returns the kernel for few tokens. IQ4_XS has none here and uses the AVX2 kernel.
 fn few_tokens(ty: TensorType) -> Option<Kernel> {
     use dot::{rows32, rows256};
     types::kernel_by_type!(ty, rows32, rows256)
@@ -67,10 +67,10 @@ fn many_tokens(ty: TensorType) -> Option<Kernel> {
     })
 }
 
-/// [`super::panel::rows`] with the instructions of this family.
+/// Runs [`super::panel::rows`] with the instructions of this family.
 ///
 /// # Safety
-/// As [`Kernel`].
+/// The requirements of [`Kernel`] hold.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn panels<K: PanelKernel>(task: &Task, rows: Range<usize>, scratch: &mut Scratch) {
     // SAFETY: as for this function.

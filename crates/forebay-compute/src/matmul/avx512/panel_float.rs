@@ -1,4 +1,4 @@
-//! Panels of F32, from plain number types.
+//! Panels of F32 made from plain number types.
 
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
@@ -12,7 +12,7 @@ use crate::matmul::task::Task;
 /// A plain number type.
 pub(crate) struct Plain<W>(PhantomData<W>);
 
-/// Bytes of a vector.
+/// Size of a vector in bytes.
 const VECTOR: usize = 64;
 
 impl<W: Widen> PanelKernel for Plain<W> {

@@ -1,8 +1,9 @@
-//! Panels of all types that meet rounded activations.
+//! Panels of all types that are multiplied with rounded activations.
 //!
 //! The family's instruction multiplies unsigned with signed bytes and adds four products to 32
-//! bits, so 16 rows advance by four columns at once. What codes are too large by is subtracted
-//! beforehand, times the sum of the activations; scales are F32 and come in once per group.
+//! bits, so 16 rows advance by four columns at once. Codes are too large as unsigned bytes. The
+//! sums start with a correction for this: the excess times the sum of the activations. Scales are
+//! F32 and are applied once per group.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -15,23 +16,23 @@ use crate::matmul::task::Task;
 
 pub(crate) struct PanelRounded<F>(PhantomData<F>);
 
-/// Bytes of a vector.
+/// Size of a vector in bytes.
 const VECTOR: usize = 64;
 
 /// 256 activations. Groups are numbered in the order of their elements.
 #[repr(C, align(32))]
 pub(crate) struct TokenBlock {
     codes: [i8; 256],
-    /// What the sum of products of each group starts with.
+    /// Start value of each group's sum of products.
     starts: [i32; 16],
-    /// What offsets of each group are multiplied with.
+    /// Factor of each group's offsets.
     sums: [f32; 16],
-    /// Of each 32 elements.
+    /// Scale of each 32 elements.
     scales: [f32; 8],
 }
 
-/// 32 packed columns: codes, four columns of each row in turn; then for each group scales; then,
-/// where there are any, for each group offsets.
+/// Layout of 32 packed columns: codes, four columns of each row in turn; the scales of each group;
+/// the offsets of each group, if the type has offsets.
 impl<F: FloatScales> PanelRounded<F> {
     const GROUPS: usize = 32 / F::GROUP;
     const SCALES: usize = 8 * VECTOR;
@@ -41,7 +42,7 @@ impl<F: FloatScales> PanelRounded<F> {
     /// Packs eight rows into one half of every vector of a panel.
     ///
     /// # Safety
-    /// As [`PanelKernel::pack`]; `to` points to the half.
+    /// The requirements of [`PanelKernel::pack`] hold, and `to` points to the half.
     #[inline(always)]
     unsafe fn pack_eight(task: &Task, rows: [usize; 8], columns: Range<usize>, to: *mut u8) {
         let stride = F::TYPE.block_bytes();
@@ -81,10 +82,10 @@ impl<F: FloatScales> PanelRounded<F> {
         }
     }
 
-    /// Stores eight rows' numbers for the groups of `count` times 32 columns.
+    /// Stores the numbers of eight rows for the groups of `count` times 32 columns.
     ///
     /// # Safety
-    /// As [`Self::pack_eight`].
+    /// The requirements of [`Self::pack_eight`] hold.
     #[inline(always)]
     unsafe fn store_groups(numbers: [[__m256i; 8]; 2], to: *mut u8, count: usize) {
         // SAFETY: by the caller's promise.
@@ -100,7 +101,7 @@ impl<F: FloatScales> PanelRounded<F> {
     /// Adds the products of up to 256 columns to `sums`.
     ///
     /// # Safety
-    /// As [`PanelKernel::products`]; `count` times 32 columns.
+    /// The requirements of [`PanelKernel::products`] hold for `count` times 32 columns.
     #[inline(always)]
     unsafe fn block<const N: usize, const P: usize>(
         panels: [*const u8; P],
@@ -138,10 +139,10 @@ impl<F: FloatScales> PanelRounded<F> {
         }
     }
 
-    /// The products of one group's codes.
+    /// Returns the products of one group's codes.
     ///
     /// # Safety
-    /// As [`Self::block`].
+    /// The requirements of [`Self::block`] hold.
     #[inline(always)]
     unsafe fn group<const N: usize, const P: usize>(
         panels: [*const u8; P],
@@ -171,11 +172,11 @@ impl<F: FloatScales> PanelRounded<F> {
     }
 }
 
-/// Puts a row's numbers into place for a transposition.
+/// Stores a row's numbers in `numbers` for a transposition.
 #[inline(always)]
 fn set(numbers: &mut [[__m256i; 8]; 2], row: usize, halves: Halves) {
     for (numbers, half) in numbers.iter_mut().zip(halves) {
-        // SAFETY: no instruction at all.
+        // SAFETY: the cast compiles to no instruction.
         numbers[row] = unsafe { _mm256_castps_si256(half) };
     }
 }
@@ -188,10 +189,10 @@ unsafe fn load_floats(at: *const u8) -> __m512 {
     unsafe { _mm512_loadu_ps(at.cast()) }
 }
 
-/// Adds the lanes of a vector to two times eight rows of output.
+/// Adds the lanes of a vector to two groups of eight rows of output.
 ///
 /// # Safety
-/// As [`PanelKernel::add`].
+/// The requirements of [`PanelKernel::add`] hold.
 #[inline(always)]
 pub(super) unsafe fn add_sixteen(sum: __m512, out: *mut f32, count: usize, is_first: bool) {
     // SAFETY: by the caller's promise.
@@ -238,7 +239,7 @@ impl<F: FloatScales> PanelKernel for PanelRounded<F> {
         let token = task.token(selected);
         let to = buffer.cast::<TokenBlock>();
         for (i, block) in (columns.start / 256..columns.end.div_ceil(256)).enumerate() {
-            // SAFETY: the buffer has room for a slab, and is written whole.
+            // SAFETY: the buffer has room for a slab, and `fill` writes all of it.
             let to = unsafe { &mut *to.add(i) };
             fill::<F>(to, F::activations(task, token, block));
         }
@@ -283,7 +284,7 @@ impl<F: FloatScales> PanelKernel for PanelRounded<F> {
     }
 }
 
-/// Takes over 256 activations.
+/// Copies 256 activations to `to`.
 #[inline(always)]
 fn fill<F: FloatScales>(to: &mut TokenBlock, x: X<'_>) {
     match x {

@@ -1,44 +1,44 @@
-//! What panels of AVX-512 ask of a weight type: all types alike, as scales and offsets in F32 for
-//! groups of 16 or 32 elements.
+//! Scales of weight types for the AVX-512 panels. All types have the same form: scales and offsets
+//! in F32 for groups of 16 or 32 elements.
 
 use crate::matmul::avx2::unpack::*;
 use crate::matmul::quantize::{LargeBlock, SmallBlock};
 use crate::matmul::task::Task;
 use crate::matmul::types::{Block32, Block256, Format};
 
-/// What codes are too large by once they are bytes without sign.
+/// Returns the amount by which codes are too large as unsigned bytes.
 pub(crate) const fn zero<F: Format>() -> i32 {
     if F::LARGEST.is_some() { F::ZERO } else { 128 }
 }
 
-/// Numbers for the groups of 256 elements: element `g` of the first vector belongs to the group
-/// that starts at 32 * g, of the second to the group that starts at 32 * g + 16 where groups have
-/// 16 elements.
+/// Numbers for the groups of 256 elements. Element `g` of the first vector belongs to the group
+/// that starts at 32 * g. If groups have 16 elements, element `g` of the second vector belongs to
+/// the group that starts at 32 * g + 16.
 pub(crate) type Halves = [__m256; 2];
 
-/// A weight type whose groups have scales, and perhaps offsets, that become F32.
+/// A weight type whose groups have scales, and possibly offsets, that are converted to F32.
 pub(crate) trait FloatScales: Codes {
-    /// Elements of a block.
+    /// Number of elements in a block.
     const BLOCK: usize;
-    /// Elements of a group, 16 or 32.
+    /// Number of elements in a group: 16 or 32.
     const GROUP: usize;
-    /// Whether `offset * (sum of activations)` is subtracted.
+    /// True if `offset * (sum of activations)` is subtracted.
     const HAS_OFFSETS: bool;
-    /// Whether 256 activations have one scale, not one for every 32.
+    /// True if 256 activations share one scale, false if every 32 have one.
     const LARGE: bool;
 
-    /// Scales, and offsets, of a row's elements from `32 * first` on, up to `count` times 32 (at
-    /// most 8), then zeroes; `first` is a multiple of 8.
+    /// Returns the scales and offsets of a row's elements from `32 * first` on, for `count` times
+    /// 32 elements (at most 8 times), then zeroes. `first` must be a multiple of 8.
     ///
     /// # Safety
     /// The machine has AVX2, FMA and F16C, and the row has these elements.
     unsafe fn scales(row: *const u8, first: usize, count: usize) -> (Halves, Halves);
 
-    /// A token's numbers for the 256 elements of `block`.
+    /// Returns a token's activations for the 256 elements of `block`.
     fn activations(task: &Task, token: usize, block: usize) -> X<'_>;
 }
 
-/// 256 activations in the form that a type meets.
+/// 256 activations in the form that a type needs.
 pub(crate) enum X<'a> {
     Small(&'a SmallBlock),
     Large(&'a LargeBlock),
@@ -77,7 +77,7 @@ macro_rules! blocks_of_256 {
 
             #[inline(always)]
             unsafe fn scales(row: *const u8, first: usize, _: usize) -> (Halves, Halves) {
-                // SAFETY: as for this function; 8 times 32 are a block.
+                // SAFETY: as for this function. 8 times 32 elements are one block.
                 unsafe { scales256::<Self>(row.add(first / 8 * Self::TYPE.block_bytes())) }
             }
 
@@ -91,7 +91,7 @@ macro_rules! blocks_of_256 {
 blocks_of_256!(Q2K Q3K Q4K Q5K Q6K Iq4Xs);
 
 /// # Safety
-/// As [`FloatScales::scales`].
+/// The requirements of [`FloatScales::scales`] hold.
 #[inline(always)]
 unsafe fn scales32<F: Scales>(row: *const u8, first: usize, count: usize) -> (Halves, Halves) {
     let stride = F::TYPE.block_bytes();
@@ -99,7 +99,7 @@ unsafe fn scales32<F: Scales>(row: *const u8, first: usize, count: usize) -> (Ha
     unsafe {
         let none = _mm256_setzero_ps();
         let blocks = row.add(first * stride);
-        // Offsets are added in these types.
+        // These types add their offsets, so the sign is changed.
         let offsets = match F::OFFSET_AT {
             Some(at) => _mm256_sub_ps(none, halves(blocks.add(at), stride, count)),
             None => none,
@@ -109,7 +109,7 @@ unsafe fn scales32<F: Scales>(row: *const u8, first: usize, count: usize) -> (Ha
 }
 
 /// # Safety
-/// As [`FloatScales::scales`], for one block.
+/// The requirements of [`FloatScales::scales`] hold for one block.
 #[inline(always)]
 unsafe fn scales256<F: GroupLanes>(block: *const u8) -> (Halves, Halves) {
     // SAFETY: by the caller's promise.
@@ -120,7 +120,7 @@ unsafe fn scales256<F: GroupLanes>(block: *const u8) -> (Halves, Halves) {
     }
 }
 
-/// 16-bit integers times `scale`, a vector for each 128-bit lane.
+/// Multiplies 16-bit integers by `scale`. Each 128-bit lane becomes one vector.
 ///
 /// # Safety
 /// The machine has AVX2.

@@ -24,7 +24,7 @@ impl Block32 for Iq4Nl {
     const OFFSET_AT: Option<usize> = None;
 }
 
-/// The values that a 4-bit index stands for, denser near zero; also those of `IQ4_XS`.
+/// Values of the 4-bit indices, denser near zero. `IQ4_XS` uses the same table.
 #[rustfmt::skip]
 pub(super) const TABLE: [i8; 16] = [
     -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,

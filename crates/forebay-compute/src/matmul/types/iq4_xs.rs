@@ -32,8 +32,8 @@ impl Block256 for Iq4Xs {
     }
 }
 
-/// The 8 scales, still 32 too large, as bytes of a number. Their high quarters lie in 2 bytes,
-/// then come 4 bytes of low halves.
+/// Returns the 8 scales, still 32 too large, as the bytes of a number. In the block, 2 bytes hold
+/// their high 2 bits, then 4 bytes hold their low 4 bits.
 #[inline(always)]
 fn scale_bytes(block: &[u8]) -> u64 {
     let mut high = u64::from(u16::from_le_bytes([block[2], block[3]]));

@@ -1,9 +1,9 @@
-//! The block layouts that kernels read without dequantising them first. One file for each type.
+//! Block layouts that kernels read without dequantising them first. Each type has a file.
 //!
 //! Every type is described as small integers with scales. A kernel multiplies the integers with
-//! rounded activations and applies scales and offsets to the sums, so it needs to know of a type
-//! only what [`Format`] tells, and how the scales of a block come about: one number for 32
-//! elements ([`Block32`]) or a small table for 256 ([`Block256`]).
+//! rounded activations and applies scales and offsets to the sums. So it needs only [`Format`] and
+//! the scales of a block: one number for 32 elements ([`Block32`]) or a small table for 256
+//! ([`Block256`]).
 
 use forebay_format::TensorType;
 
@@ -35,65 +35,65 @@ pub(crate) use q5_k::Q5K;
 pub(crate) use q6_k::Q6K;
 pub(crate) use q8_0::Q8_0;
 
-/// What a block's integers are. The value of an element is `scale * (code - ZERO)`, minus or plus
-/// an offset where the type has one.
+/// Integer codes of a block. The value of an element is `scale * (code - ZERO)`, plus or minus an
+/// offset if the type has one.
 pub(crate) trait Format {
     const TYPE: TensorType;
-    /// What a code of value zero is stored as.
+    /// Stored code of the value zero.
     const ZERO: i32;
-    /// Largest code of a type whose codes are never negative; `None` where codes use all 8 bits
-    /// with a sign. Tells how many products fit 16 bits.
+    /// Largest code of a type whose codes are never negative; `None` if codes use all 8 bits with a
+    /// sign. It determines how many products fit 16 bits.
     const LARGEST: Option<i32>;
 
-    /// The codes of elements `32 * group..32 * (group + 1)` of a block.
+    /// Writes the codes of elements `32 * group..32 * (group + 1)` of a block to `codes`.
     fn codes(block: &[u8], group: usize, codes: &mut [i8; 32]);
 }
 
 /// A block of 32 elements with one scale.
 pub(crate) trait Block32: Format {
-    /// Where the F16 offset lies that is added to every element, if there is one.
+    /// Position in the block of the F16 offset that is added to every element, if the type has one.
     const OFFSET_AT: Option<usize>;
 
-    /// The scale: an F16 at the start of the block, but for one type.
+    /// Returns the scale: an F16 at the start of the block in all types but one.
     #[inline(always)]
     fn scale(block: &[u8]) -> f32 {
         f16_at(block, 0)
     }
 }
 
-/// A block of 256 elements. Groups of 16 or 32 have integer scales, relative to the block's own: an
-/// element is `scale * scales[g] * (code - ZERO) - offset * offsets[g]`.
+/// A block of 256 elements. Groups of 16 or 32 elements have integer scales relative to the block's
+/// own scale. An element is `scale * scales[g] * (code - ZERO) - offset * offsets[g]`.
 pub(crate) trait Block256: Format {
-    /// Elements of a group: 16 or 32.
+    /// Number of elements in a group: 16 or 32.
     const GROUP: usize;
-    /// Where the block's F16 scale lies.
+    /// Position in the block of its F16 scale.
     const SCALE_AT: usize;
-    /// Where the F16 scale of the offsets lies, if there are any.
+    /// Position in the block of the F16 scale of the offsets, if the type has offsets.
     const OFFSET_AT: Option<usize>;
 
-    /// The scales and offsets of the `256 / GROUP` groups.
+    /// Returns the scales and offsets of the `256 / GROUP` groups.
     fn groups(block: &[u8]) -> Groups;
 }
 
-/// The integer scales and offsets of a block's groups; see [`Block256::groups`].
+/// Integer scales and offsets of a block's groups; see [`Block256::groups`].
 #[derive(Default)]
 pub(crate) struct Groups {
     pub(crate) scales: [i16; 16],
     pub(crate) offsets: [i16; 16],
 }
 
-/// The form in which activations meet a weight type.
+/// Form of the activations that a weight type is multiplied with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ActivationForm {
-    /// F32.
+    /// F32 without rounding.
     Float,
-    /// 8 bits, a scale for every 32 elements.
+    /// 8 bits, with a scale for every 32 elements.
     Small,
-    /// 8 bits, a scale for every 256 elements.
+    /// 8 bits, with a scale for every 256 elements.
     Large,
 }
 
-/// The form for weights of type `ty` when activations may be rounded.
+/// Returns the form for weights of type `ty` when activations may be rounded.
 pub(crate) fn activation_form(ty: TensorType) -> ActivationForm {
     use TensorType as T;
     match ty {
@@ -105,19 +105,19 @@ pub(crate) fn activation_form(ty: TensorType) -> ActivationForm {
     }
 }
 
-/// The F16 number at byte `at`.
+/// Reads the F16 number at byte `at`.
 #[inline(always)]
 pub(crate) fn f16_at(block: &[u8], at: usize) -> f32 {
     half::f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
 }
 
-/// The little-endian number at byte `at`.
+/// Reads the little-endian number at byte `at`.
 #[inline(always)]
 pub(crate) fn u32_at(block: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]])
 }
 
-/// Spreads 16 bytes of two 4-bit codes: low halves first, then high halves.
+/// Unpacks 16 bytes of two 4-bit codes each: low halves first, then high halves.
 #[inline(always)]
 fn nibbles(bytes: &[u8], codes: &mut [i8; 32]) {
     for (i, byte) in bytes[..16].iter().enumerate() {
@@ -134,7 +134,7 @@ fn fifth_bits(bits: u32, codes: &mut [i8; 32]) {
     }
 }
 
-/// Bytes of numbers, lowest first, as 16-bit integers.
+/// Widens the bytes of `words`, lowest first, to 16-bit integers.
 #[inline(always)]
 fn widen<const N: usize>(words: [u64; N]) -> [i16; 16] {
     let mut wide = [0; 16];
@@ -144,9 +144,9 @@ fn widen<const N: usize>(words: [u64; N]) -> [i16; 16] {
     wide
 }
 
-/// The kernel of a type, if it has one, from two functions that are generic over types: the first
-/// for blocks of 32, the second for blocks of 256 with codes that lack a sign. IQ4_XS, whose codes
-/// have one, is the caller's to add.
+/// Selects the kernel of a type, if it has one, from two functions that are generic over types. The
+/// first is for blocks of 32, the second for blocks of 256 with unsigned codes. The caller must
+/// handle IQ4_XS, which has blocks of 256 with signed codes.
 macro_rules! kernel_by_type {
     ($ty:expr, $rows32:ident, $rows256:ident) => {{
         use $crate::matmul::types;

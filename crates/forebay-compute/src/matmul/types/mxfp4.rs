@@ -29,10 +29,11 @@ impl Block32 for Mxfp4 {
     }
 }
 
-/// Twice the value of each 4-bit float, plus `ZERO` so that none is negative.
+/// Twice the value of each 4-bit float, plus `ZERO` so that no entry is negative.
 const TABLE: [i8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
 
-/// `2^(exponent - 128)`: half of the scale, because the table holds doubles.
+/// Returns `2^(exponent - 128)`, which is half of the scale, because the table holds doubled
+/// values.
 #[inline(always)]
 fn half_power(exponent: u8) -> f32 {
     f32::from_bits(match exponent {

@@ -32,8 +32,9 @@ impl Block256 for Q3K {
     }
 }
 
-/// The 16 scales, still 32 too large, as bytes of two numbers. Their low halves lie in 8 bytes,
-/// first in the low bits; then come 4 bytes of high quarters.
+/// Returns the 16 scales, still 32 too large, as the bytes of two numbers. In the block, 8 bytes
+/// hold the low 4 bits of the scales, and 4 more bytes hold the high 2 bits. Low nibbles come
+/// first.
 #[inline(always)]
 fn scale_bytes(block: &[u8]) -> [u64; 2] {
     let (first, second, high) = (u32_at(block, 96), u32_at(block, 100), u32_at(block, 104));

@@ -32,8 +32,8 @@ impl Block256 for Q4K {
     }
 }
 
-/// The eight 6-bit scales and eight 6-bit offsets that `Q4_K` and `Q5_K` pack into bytes 4..16,
-/// as bytes of two numbers.
+/// Returns the eight 6-bit scales and the eight 6-bit offsets as the bytes of two numbers. `Q4_K`
+/// and `Q5_K` pack them into bytes 4..16.
 #[inline(always)]
 pub(super) fn six_bits(block: &[u8]) -> [u64; 2] {
     let (low, middle, high) = (u32_at(block, 4), u32_at(block, 8), u32_at(block, 12));

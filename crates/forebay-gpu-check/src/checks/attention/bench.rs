@@ -1,4 +1,4 @@
-//! Attention of one token and of prompts, by context: bytes are those of the positions that are seen.
+//! Measures attention of one token and of prompts, by context. The bytes are those of the visible positions.
 
 use anyhow::Result;
 use forebay_cuda::{
@@ -9,7 +9,7 @@ use crate::bench::{Bench, Measured, ROTATION_BYTES, median_seconds};
 use crate::harness::Context;
 use crate::random::Random;
 
-/// Query and key/value heads of 128 elements.
+/// Numbers of query and key/value heads, of 128 elements each.
 const SHAPES: [(usize, usize); 2] = [(32, 8), (32, 4)];
 
 pub fn benches() -> Vec<Bench> {
@@ -47,7 +47,7 @@ pub fn benches() -> Vec<Bench> {
     benches
 }
 
-/// One token of a layer that sees and keeps a window, far behind it: gpt-oss and Gemma 3.
+/// Measures one token of a layer that keeps only a window, at a position far beyond the window: gpt-oss and Gemma 3.
 fn windowed(
     name: &str,
     element: KvElement,
@@ -64,7 +64,7 @@ fn windowed(
     Bench::new(label, move |context| measure(context, &shape, &call))
 }
 
-/// Rows of 576 that all heads share.
+/// Measures rows of 576 that all heads share.
 fn latent(name: &str, element: KvElement, heads: usize, (first, tokens): (usize, usize)) -> Bench {
     let context = first + tokens;
     let (kv_heads, dim_k, dim_v, values_in_keys) = (1, 576, 512, true);
@@ -75,7 +75,8 @@ fn latent(name: &str, element: KvElement, heads: usize, (first, tokens): (usize,
     Bench::new(label, move |context| measure(context, &shape, &call))
 }
 
-/// One token over keys of 192 and values of 128 for every head, as DeepSeek's would be if latent vectors were expanded.
+/// Measures one token over keys of 192 and values of 128 for every head. DeepSeek's attention would be this if latent
+/// vectors were expanded.
 fn expanded(heads: usize, first: usize) -> Bench {
     let shape = KvLayerShape {
         element: KvElement::F16,
@@ -107,7 +108,7 @@ fn bench(
     Bench::new(label, move |context| measure(context, &shape, &call))
 }
 
-/// What attends to the cache.
+/// The queries of one attention call.
 struct Call {
     heads: usize,
     /// Position of the first token.
@@ -120,11 +121,11 @@ fn measure(context: &Context, shape: &KvLayerShape, call: &Call) -> Result<Measu
     let Call { heads, first, tokens, window } = *call;
     let gpu = &context.gpu;
     let plane = (shape.key_bytes() as usize).next_multiple_of(256);
-    // Layer after layer, so that no cache is found in L2.
+    // Rotates through the layers, so that no cache is found in L2.
     let layer_bytes = plane + (shape.value_bytes() as usize).next_multiple_of(256);
     let layers = ROTATION_BYTES.div_ceil(layer_bytes).clamp(2, 64);
     let memory = gpu.allocate(layers * layer_bytes)?;
-    // Every element a small number in each of the types.
+    // Every element is a small number in each of the types.
     gpu.fill(memory.ptr(), 0x11, layers * layer_bytes)?;
     let q = context.upload(&Random::new(3).gaussians(tokens * heads * shape.dim_k))?;
     let out = context.poisoned(tokens * heads * shape.dim_v)?;
@@ -152,7 +153,7 @@ fn measure(context: &Context, shape: &KvLayerShape, call: &Call) -> Result<Measu
         let layer = KvLayer { shape: *shape, keys, values: keys.offset(plane) };
         gpu.attention(&what, &layer, splits, &scratch)
     })?;
-    // Pairs of a query and a key that it sees.
+    // Number of pairs of a query and a key that it sees.
     let pairs = match window {
         None => tokens as f64 * (first as f64 + (tokens + 1) as f64 / 2.0),
         Some(window) => (tokens * window) as f64,

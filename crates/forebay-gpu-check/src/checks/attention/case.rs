@@ -1,4 +1,4 @@
-//! One problem: its inputs, what should come out, and what does.
+//! A single attention problem: its inputs, the expected output, and the run on the GPU.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use half::f16;
 use crate::harness::{Context, Outcome};
 use crate::random::Random;
 
-/// Positions that the cache has room for beyond the last: they stay poisoned.
+/// Number of positions for which the cache has room beyond the last one. They stay poisoned.
 const SPARE: usize = 5;
 const SCALE: f32 = 0.17;
 
@@ -24,9 +24,9 @@ pub struct Case {
     pub kv_heads: usize,
     pub dim_k: usize,
     pub dim_v: usize,
-    /// Values are the first elements of keys.
+    /// True if values are the first elements of keys.
     pub values_in_keys: bool,
-    /// The window that the cache keeps; all positions else.
+    /// The window that the cache keeps, or `None` if it keeps all positions.
     pub kept: Option<usize>,
     /// Position of the first query token.
     pub first: usize,
@@ -59,7 +59,7 @@ impl Variation {
     }
 }
 
-/// A cache filled on the device by its own kernel, and the same numbers here, rounded as the cache rounds them.
+/// A cache that the GPU kernel filled, and the same numbers on the host, rounded as the cache rounds them.
 pub struct Inputs {
     case: Case,
     q: Vec<f32>,
@@ -67,10 +67,10 @@ pub struct Inputs {
     /// `[positions, kv_heads, dim]`
     keys: Vec<f32>,
     values: Vec<f32>,
-    /// The CPU's cache, of all positions.
+    /// The CPU's cache, which keeps all positions.
     cache: KvCache,
     layer: KvLayer,
-    /// What the addresses in `layer` belong to.
+    /// Memory that the addresses in `layer` point to.
     _planes: [DeviceMemory; 2],
     device_q: DeviceMemory,
     device_sinks: DeviceMemory,
@@ -107,7 +107,7 @@ fn stored_nibbles(block: &[f32]) -> Vec<f32> {
     block.iter().map(|x| ((x * inverse + 8.5).floor().min(15.0) - 8.0) * scale).collect()
 }
 
-/// The CPU's name for a type.
+/// Returns the CPU's name for a type.
 pub fn cpu_type(element: KvElement) -> KvType {
     match element {
         KvElement::F16 => KvType::F16,
@@ -118,7 +118,7 @@ pub fn cpu_type(element: KvElement) -> KvType {
 }
 
 impl Case {
-    /// A cache that keeps all positions, with values apart from keys.
+    /// Creates a case with a cache that keeps all positions and stores values separately from keys.
     pub fn of(
         element: KvElement,
         (heads, kv_heads): (usize, usize),
@@ -141,7 +141,7 @@ impl Case {
         KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, context, rows }
     }
 
-    /// What the kernels for this case round.
+    /// Returns the tolerance for what the kernels of this case round.
     pub fn tolerance(&self) -> f64 {
         // Kernels for few tokens and short heads split queries and weights into two halves.
         match (self.element, self.dim_k <= 256, self.tokens <= 8) {
@@ -151,23 +151,27 @@ impl Case {
             (KvElement::Q8_0, true, true) => super::BYTES_AS_HALVES,
             (KvElement::Q8_0, true, false) => super::BYTES_AND_HALVES,
             (KvElement::Q8_0, false, _) => super::LATENT_BYTES,
-            // As bytes: these bound what is rounded beyond the cache.
+            // As for q8_0. The reference uses the stored values, so the tolerance covers only rounding outside the
+            // cache.
             (KvElement::Q4_0, true, true) => super::BYTES_AS_HALVES,
             (KvElement::Q4_0, true, false) => super::BYTES_AND_HALVES,
             (KvElement::Q4_0, false, _) => super::LATENT_BYTES,
         }
     }
 
-    /// Random inputs; the cache is written in two runs.
+    /// Creates random inputs. The positions before the query tokens are written to the cache first, then their own.
     pub fn inputs(self, context: &Context) -> Result<Inputs> {
         let Case { element, heads, kv_heads, dim_k, dim_v, first, tokens, .. } = self;
         let gpu = &context.gpu;
         let mut random = Random::new((first * 31 + tokens * 7 + dim_k) as u64);
-        let mut sub_layers = |count: usize| (0..count).map(|_| random.unit()).collect::<Vec<f32>>();
-        let (k, v) =
-            (sub_layers(self.end() * kv_heads * dim_k), sub_layers(self.end() * kv_heads * dim_v));
-        let q: Vec<f32> = sub_layers(tokens * heads * dim_k).iter().map(|x| x * 4.0).collect();
-        let sinks: Vec<f32> = sub_layers(heads).iter().map(|x| x * 4.0).collect();
+        let mut random_values =
+            |count: usize| (0..count).map(|_| random.unit()).collect::<Vec<f32>>();
+        let (k, v) = (
+            random_values(self.end() * kv_heads * dim_k),
+            random_values(self.end() * kv_heads * dim_v),
+        );
+        let q: Vec<f32> = random_values(tokens * heads * dim_k).iter().map(|x| x * 4.0).collect();
+        let sinks: Vec<f32> = random_values(heads).iter().map(|x| x * 4.0).collect();
 
         let shape = self.shape();
         let (key_bytes, value_bytes) = (shape.key_bytes() as usize, shape.value_bytes() as usize);
@@ -188,7 +192,7 @@ impl Case {
                 true => HeadInput::none(),
                 false => HeadInput::plain(v.ptr()),
             };
-            // Queries ride along; those of the first run are not looked at, so any memory will do.
+            // The kernel also takes queries. Their results are not used here, so the memory can hold anything.
             let q = context.poisoned((to - from) * heads * dim_k)?;
             let inputs = AttentionInputs {
                 q: HeadInput::plain(q.ptr()),
@@ -245,7 +249,8 @@ impl Case {
 }
 
 impl Inputs {
-    /// Runs twice, into poisoned memory, and compares with f64 arithmetic, the CPU, and itself.
+    /// Runs twice, into poisoned memory. Compares the result with f64 arithmetic, with the CPU, and with the second
+    /// run.
     pub fn check(
         &self,
         context: &Context,
@@ -304,10 +309,10 @@ impl Inputs {
         Ok(gpu.download(out.ptr(), count)?)
     }
 
-    /// By the definition, and the sum of magnitudes that each output was added up from.
+    /// Returns the result by definition, and the sum of magnitudes that each output was added up from.
     fn reference(&self, variation: &Variation) -> (Vec<f64>, Vec<f64>) {
         let Case { heads, kv_heads, dim_k, dim_v, first, tokens, .. } = self.case;
-        // Rows in f64 once, by head.
+        // Converts the rows to f64 once, grouped by head.
         let rows = |x: &[f32], dim: usize| {
             let mut by_head: BTreeMap<usize, Vec<Vec<f64>>> = BTreeMap::new();
             for (at, row) in x.chunks(dim).enumerate() {

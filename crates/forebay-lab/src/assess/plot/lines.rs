@@ -1,29 +1,29 @@
-//! Curves and bars over two axes.
+//! Line charts and bar charts.
 
 use super::svg::{Anchor, LEFT, RIGHT, Svg, step};
 
 /// One line of a chart.
 pub(super) struct Series {
     pub name: String,
-    /// Number of its colour.
+    /// Index of the line's colour.
     pub colour: usize,
     pub style: &'static str,
-    /// `x`, `y` and what is said about the point.
+    /// Points: `x`, `y` and the tooltip.
     pub points: Vec<(f64, f64, String)>,
 }
 
-/// What is written at an axis.
+/// Range, ticks and labels of an axis.
 pub(super) struct Axis<'a> {
     pub least: f64,
     pub most: f64,
-    /// Bytes: ticks at powers of two times a small number.
+    /// True for bytes: the distance of ticks is a power of two.
     pub is_binary: bool,
     pub ticks: f64,
     pub text: &'a dyn Fn(f64) -> String,
     pub name: &'a str,
 }
 
-/// A line across, with its name.
+/// A vertical line with a name.
 pub(super) struct Mark {
     pub x: f64,
     pub name: String,
@@ -31,7 +31,7 @@ pub(super) struct Mark {
 
 const HEIGHT: f64 = 190.0;
 
-/// Draws lines; `second` says the same x in another unit below.
+/// Draws lines. `second` formats a second label in another unit for each x tick.
 pub(super) fn chart(
     label: &str,
     x_axis: &Axis<'_>,
@@ -56,7 +56,7 @@ pub(super) fn chart(
     if let Some(mark) = mark.filter(|mark| mark.x <= x_axis.most) {
         let x = at(mark.x, 0.0).0;
         svg.line("mark", (x, top), (x, bottom));
-        // Beside the line, on the side that has room, and high up: curves fall.
+        // The name is on the side of the line that has room, at the top because curves fall.
         match x < (LEFT + RIGHT) / 2.0 {
             true => svg.text(x + 4.0, top + 10.0, Anchor::Start, &mark.name),
             false => svg.text(x - 4.0, top + 10.0, Anchor::End, &mark.name),
@@ -94,7 +94,7 @@ fn frame(
             () => Anchor::Middle,
         };
         svg.text(x, bottom + 14.0, anchor, &(x_axis.text)(value));
-        // Byte counts are long: every other one.
+        // Byte counts are long, so only every other one is drawn.
         if let Some(second) = second.filter(|_| index % 2 == 0) {
             svg.text(x, bottom + 27.0, anchor, &second(value));
         }
@@ -115,7 +115,7 @@ fn ticks(axis: &Axis<'_>) -> Vec<f64> {
     (0..=count).map(|index| first + index as f64 * by).collect()
 }
 
-/// Draws bars: name, share and what is said about each.
+/// Draws bars. Each has a name, a share and a tooltip.
 pub(super) fn bars(label: &str, name: &str, bars: &[(String, f64, String)]) -> String {
     let mut svg = Svg::new();
     let most = bars.iter().map(|bar| bar.1).fold(0.0, f64::max).max(1e-9);

@@ -1,18 +1,18 @@
-//! Pictures of many cells: usage by layer and expert, residency over time.
+//! Maps of many cells: usage by layer and expert, and residency over time.
 
 use std::fmt::Write as _;
 
 use super::svg::{Anchor, LEFT, RIGHT, Svg, step};
 use crate::assess::{Locality, ResidencyOverTime};
 
-/// How much more than even use the strongest colour means.
+/// Usage, as a multiple of even use, that gets the strongest colour.
 const STRONGEST: f64 = 4.0;
-/// Steps of colour: one path for each keeps the file small.
+/// Number of shades. Each shade is one path, which keeps the file small.
 const SHADES: usize = 12;
-/// Tokens that the line of misses is averaged over.
+/// Number of tokens that the line of misses is averaged over.
 const SMOOTH: usize = 8;
 
-/// Layers down, experts across; stronger is used more.
+/// Draws usage with layers down and experts across. A stronger colour means more uses.
 pub(super) fn usage(label: &str, locality: &Locality) -> String {
     let mut svg = Svg::new();
     let layers: Vec<(usize, &Vec<u64>)> =
@@ -54,13 +54,13 @@ pub(super) fn usage(label: &str, locality: &Locality) -> String {
     svg.finish(label)
 }
 
-/// The step of colour for so many times of even use.
+/// Returns the shade for a multiple of even use.
 fn shade(times: f64) -> usize {
     let much = (times / STRONGEST).min(1.0).sqrt();
     ((much * SHADES as f64) as usize).min(SHADES - 1)
 }
 
-/// Misses of each generated token, with the domain that it belongs to.
+/// Draws the misses of each generated token and the domain that it belongs to.
 pub(super) fn misses(label: &str, over_time: &ResidencyOverTime, domains: &[&str]) -> String {
     let mut svg = Svg::new();
     let colour = |domain: &str| domains.iter().position(|name| *name == domain).unwrap_or(0) + 1;
@@ -113,7 +113,8 @@ fn token_axis(svg: &mut Svg, tokens: usize, y: f64, first: usize) {
     svg.reach(y + 21.0);
 }
 
-/// One layer's experts down, tokens across: who is resident, who is used, who is missed.
+/// Draws one layer with experts down and tokens across. Cells show which experts are resident, used
+/// and missed.
 pub(super) fn residency(label: &str, over_time: &ResidencyOverTime) -> String {
     let mut svg = Svg::new();
     let states = [(b'r', "resident"), (b'h', "used, was there"), (b'm', "used, was missed")];

@@ -1,4 +1,4 @@
-//! The figures of an assessment, as SVG: the same in the page and as files.
+//! The figures of an assessment as SVG, for the report and for separate files.
 
 mod lines;
 mod maps;
@@ -10,28 +10,28 @@ use super::sweep::PolicyCurve;
 use crate::page::{bytes, escape, percent};
 use lines::{Axis, Mark, Series};
 
-/// Colours for both schemes; the page has them in its style.
+/// Colours for light and dark schemes. The report includes them in its style.
 pub(super) const STYLE: &str = include_str!("plot.css");
 const COLOURS: usize = 8;
 
-/// One picture.
+/// One figure.
 #[derive(Clone, Debug)]
 pub struct Figure {
-    /// For file names: letters and dashes.
+    /// Identifier for file names: letters and dashes.
     pub id: &'static str,
     pub title: String,
-    /// What to see in it.
+    /// Explanation of the figure.
     pub caption: String,
-    /// An SVG element that takes its colours from the page.
+    /// SVG element that takes its colours from the page.
     pub svg: String,
 }
 
 impl Figure {
-    /// The picture as a file of its own, for light and dark, with what stands around it in the page.
+    /// Returns the figure as a complete SVG file for light and dark schemes, with its title and caption.
     pub fn standalone(&self) -> String {
         /// Room for the title above the drawing, which begins at 0.
         const HEAD: f64 = 30.0;
-        // Of the page's style, what says which colour is which.
+        // The part of the page's style that defines the colours.
         let variables = crate::page::STYLE.split("* {").next().unwrap_or_default();
         let style =
             format!("<style>{variables}\nsvg {{ background: var(--card); }}\n{STYLE}</style>");
@@ -50,7 +50,7 @@ impl Figure {
     }
 }
 
-/// All figures of one model.
+/// Returns all figures of one model.
 pub fn figures(assessment: &Assessment) -> Vec<Figure> {
     let mut all = vec![
         by_policy(assessment),
@@ -65,7 +65,7 @@ pub fn figures(assessment: &Assessment) -> Vec<Figure> {
     all
 }
 
-/// Models against each other.
+/// Returns the figures that compare models.
 pub fn comparison(models: &[Assessment]) -> Vec<Figure> {
     let mixed: Vec<(String, &Section)> =
         models.iter().map(|model| (model.name.clone(), &model.mixed)).collect();
@@ -211,7 +211,7 @@ fn growth(assessment: &Assessment) -> Figure {
     }
 }
 
-/// Lines of growth; tokens on a logarithmic axis, as most of it is over after a few hundred.
+/// Draws growth curves. The token axis is logarithmic because most growth is over after a few hundred tokens.
 fn growth_chart(sections: &[(String, &Section)], first_is_thick: bool) -> String {
     let line = |(index, (name, section)): (usize, &(String, &Section))| {
         let point = |&(tokens, share): &(usize, f64)| {
@@ -322,7 +322,7 @@ fn reuse(assessment: &Assessment) -> Figure {
     }
 }
 
-/// Speed by RAM on the CPU, and by VRAM on a GPU.
+/// Returns the figures of speed by RAM on the CPU and by VRAM on a GPU.
 fn speeds(assessment: &Assessment) -> Vec<Figure> {
     let Some(predictions) = &assessment.predictions else { return Vec::new() };
     let policy = &assessment.residency.policy;
@@ -379,7 +379,7 @@ fn speed_chart(label: &str, budget: &str, series: &[Series]) -> String {
     let most = points().map(|point| point.1).fold(0.0, f64::max);
     let size = |value: f64| bytes(value);
     let count = |value: f64| format!("{value:.0}");
-    // The driver's own part of VRAM may be most of it.
+    // The driver's own part of VRAM may be most of it, so the axis may begin above zero.
     let least_bytes = points().map(|point| point.0).fold(f64::INFINITY, f64::min);
     let least = if least_bytes > most_bytes / 2.0 { least_bytes } else { 0.0 };
     let (ticks, text) = (4.0, &size);
@@ -395,7 +395,7 @@ fn speed_chart(label: &str, budget: &str, series: &[Series]) -> String {
     lines::chart(label, &x_axis, &y_axis, series, None, None)
 }
 
-/// The line that says how much memory a good hit rate takes, for tables.
+/// Returns the memory that a good hit rate takes, for tables.
 pub(super) fn needed(assessment: &Assessment) -> String {
     let curve = assessment.mixed.curves.first();
     match curve.and_then(|curve| curve.reaches(GOOD_HIT_RATE)) {

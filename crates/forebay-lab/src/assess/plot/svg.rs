@@ -1,18 +1,18 @@
-//! A drawing under construction. All text that comes from outside goes through [`escape`].
+//! Builder for an SVG drawing. All text from outside goes through [`escape`].
 
 use std::fmt::Write as _;
 
 use crate::page::escape;
 
-/// Width of every drawing in its own units: about a phone's, so that text stays readable there.
+/// Width of every drawing in its own units. It is about a phone's width, so that text stays readable there.
 pub(super) const WIDTH: f64 = 440.0;
 pub(super) const LEFT: f64 = 46.0;
 pub(super) const RIGHT: f64 = WIDTH - 10.0;
 const LEGEND_LINE: f64 = 17.0;
-/// Mean width of a character of the legend.
+/// Mean width of a character in the legend.
 const CHARACTER: f64 = 5.9;
 
-/// Which way text lies from its point.
+/// Side of its point on which a text lies.
 #[derive(Clone, Copy)]
 pub(super) enum Anchor {
     Start,
@@ -31,8 +31,8 @@ impl Svg {
         Svg { body: String::new(), height: 0.0 }
     }
 
-    /// The element, described for those who do not see it. It is a document of its own as soon as its colours are
-    /// in it ([`super::Figure::standalone`]).
+    /// Returns the SVG element, with `label` as its text for screen readers. [`super::Figure::standalone`] adds the
+    /// colours that make it a complete document.
     pub fn finish(self, label: &str) -> String {
         format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {:.0}\" role=\"img\" aria-label=\"{}\">{}</svg>",
@@ -42,7 +42,7 @@ impl Svg {
         )
     }
 
-    /// The drawing reaches down to here at least.
+    /// Makes the drawing reach down to `y` at least.
     pub fn reach(&mut self, y: f64) {
         self.height = self.height.max(y);
     }
@@ -82,7 +82,7 @@ impl Svg {
         let _ = write!(self.body, "<path class=\"{class}\" d=\"{path}\"/>");
     }
 
-    /// A rectangle `[x, y, width, height]`; `tip` is shown when the pointer rests on it.
+    /// Adds a rectangle `[x, y, width, height]`. `tip` is its tooltip.
     pub fn rect(&mut self, class: &str, [x, y, width, height]: [f64; 4], opacity: f64, tip: &str) {
         let opacity =
             if opacity < 1.0 { format!(" opacity=\"{opacity:.2}\"") } else { String::new() };
@@ -108,7 +108,8 @@ impl Svg {
         }
     }
 
-    /// Names with their colours (`(name, class of a small mark)`), in as many lines as they need; returns where they end.
+    /// Adds a legend of `(name, class of a small mark)` entries, in as many lines as they need. Returns the y below the
+    /// legend.
     pub fn legend(&mut self, entries: &[(String, String)]) -> f64 {
         let (mut x, mut y) = (LEFT, 12.0);
         for (name, class) in entries {
@@ -128,12 +129,12 @@ impl Svg {
     }
 }
 
-/// Wide scripts take two columns.
+/// Returns the width of a character in columns; wide scripts take two.
 fn columns(c: char) -> f64 {
     if c as u32 >= 0x1100 { 2.0 } else { 1.0 }
 }
 
-/// A step that makes about `count` round ticks up to `most`.
+/// Returns a step that makes about `count` round ticks up to `most`.
 pub(super) fn step(most: f64, count: f64) -> f64 {
     let rough = most / count;
     if !(rough > 0.0 && rough.is_finite()) {

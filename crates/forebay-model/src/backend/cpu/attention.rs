@@ -1,4 +1,4 @@
-//! The attention block: projections, the way into the cache, attention, output projection.
+//! The attention block: projections, append to the KV cache, attention, output projection.
 
 use forebay_compute::{Attention, MatmulJob, Matrix};
 use forebay_stream::{Lease, Residency};
@@ -65,8 +65,8 @@ impl CpuBackend {
         Ok(())
     }
 
-    /// Queries in latent space `[tokens, heads, rank + rotary]`, and as keys the latent vectors with the parts that
-    /// rotate.
+    /// Computes queries in latent space `[tokens, heads, rank + rotary]`, and keys that consist of the latent vector
+    /// and the rotating part.
     fn project_latent(
         &mut self,
         step: &Step<'_>,
@@ -117,7 +117,8 @@ impl CpuBackend {
         let k = &mut scratch.k[..count * head_dim];
         join_rows([latents, k_rotary], [rank, rotary], k);
 
-        // Queries meet latent vectors: the matrix that would make keys of these turns those instead.
+        // Queries are compared with latent vectors, so the matrix that would turn these into keys is applied to the
+        // queries.
         scratch.inner.prepare(cpu, q_plain, count * heads, plain, &[weights.k_b.matrix.ty]);
         let by_head = &mut at.by_head[..count * heads * rank];
         let jobs = HeadJobs { weights: &weights.k_b, count, batch: at.batch };
@@ -156,7 +157,7 @@ impl CpuBackend {
         let attention = &step.architecture.attention;
         let mut attended = &scratch.attended[..count * attention.heads * attention.value_dim];
         if let AttentionWeights::Latent(of) = &weights.attention {
-            // From sums of latent vectors to sums of values.
+            // Map sums of latent vectors to sums of values.
             let (heads, rank, rows) = (attention.heads, attention.value_dim, of.v_b.matrix.rows);
             let at = &mut scratch.latent;
             scratch.inner.prepare(cpu, attended, count * heads, rank, &[of.v_b.matrix.ty]);
@@ -186,13 +187,14 @@ impl CpuBackend {
 /// Products of every head's rows with the head's matrix.
 struct HeadJobs<'a> {
     weights: &'a HeadMatrices,
-    /// Tokens, and those that the rows are for.
+    /// Number of tokens, and the number of tokens per head in `rows`.
     count: usize,
     batch: usize,
 }
 
 impl HeadJobs<'_> {
-    /// `x` is `[count * heads, cols]`, `out` `[heads, count, rows]`; `memory` is for the jobs.
+    /// Returns one job for each head. `x` is `[count * heads, cols]`, and `out` is `[heads, count, rows]`. The jobs use
+    /// the allocation of `memory`.
     fn fill<'a>(
         &self,
         memory: &mut Vec<MatmulJob<'static>>,
@@ -217,7 +219,7 @@ impl HeadJobs<'_> {
     }
 }
 
-/// The two parts of every row.
+/// Splits every row into two parts.
 fn split_rows(rows: &[f32], parts: [&mut [f32]; 2], [first, second]: [usize; 2]) {
     let [a, b] = parts;
     let parts = a.chunks_exact_mut(first).zip(b.chunks_exact_mut(second));

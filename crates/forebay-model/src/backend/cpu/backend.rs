@@ -1,4 +1,4 @@
-//! The CPU as a backend: the order of its steps.
+//! The CPU backend and its sequence of steps.
 
 use forebay_compute::{Cpu, KvCache, KvShape, KvType, MatmulJob, RopeTable};
 use forebay_format::dequantize;
@@ -15,29 +15,29 @@ use crate::backend::{
 };
 use crate::weights::{FeedForwardWeights, PartMatrix, Weights};
 
-/// The CPU with its key/value cache, and where blocks are leased.
+/// The CPU with its KV cache, and the residency from which it leases blocks.
 pub struct CpuBackend {
     pub(super) cpu: Cpu,
     pub(super) files: FileSet,
     pub(super) residency: Residency,
-    /// The dense block of the layer under way.
+    /// Lease of the current layer's dense block.
     pub(super) lease: Option<Lease>,
     pub(super) cache: KvCache,
-    /// Of [`Architecture::ropes`].
+    /// Tables of [`Architecture::ropes`].
     pub(super) ropes: Vec<RopeTable>,
     pub(super) scratch: Scratch,
-    /// 0, 1, 2 ... for the whole context.
+    /// The numbers 0, 1, 2 ... for the whole context.
     pub(super) positions: Vec<u32>,
     /// Most tokens that go through the layers together.
     pub(super) batch: usize,
-    /// Read experts of the next layer ahead by its router's guess.
+    /// True if the next layer's experts are prefetched by its router's prediction.
     pub(super) prefetch: bool,
-    /// The residual stream `[tokens, hidden]` as the layer before left it to its feed-forward, in batches whose early
-    /// scores are recorded; empty in others.
+    /// Residual stream `[tokens, hidden]` as the previous layer passed it to its feed-forward. Filled in batches whose
+    /// early scores are recorded; empty in others.
     pub(super) early: Vec<f32>,
 }
 
-/// The caches of all layers for `context` positions.
+/// Returns the KV cache shapes of all layers for `context` positions.
 fn cache_shapes(architecture: &Architecture, context: usize) -> Vec<KvShape> {
     let batch = batch_tokens(architecture, context);
     let attention = &architecture.attention;
@@ -53,7 +53,7 @@ fn cache_shapes(architecture: &Architecture, context: usize) -> Vec<KvShape> {
     architecture.layers.iter().map(shape).collect()
 }
 
-/// Bytes that keys and values of `context` positions take in host memory.
+/// Returns the bytes that keys and values of `context` positions take in host memory.
 pub fn cache_bytes(architecture: &Architecture, context: usize, kind: KvType) -> u64 {
     let shapes = cache_shapes(architecture, context);
     let bytes = shapes.iter().map(|shape| shape.bytes(kind).unwrap_or(u64::MAX));
@@ -61,12 +61,12 @@ pub fn cache_bytes(architecture: &Architecture, context: usize, kind: KvType) ->
 }
 
 impl CpuBackend {
-    /// Reserves activations and `context` positions of key/value cache; `residency` has all blocks. With `prefetch`, experts of the next layer are
-    /// read ahead by its router's guess while a single token is computed: of no effect where everything is resident,
-    /// and never changes a result.
+    /// Reserves activations and a KV cache for `context` positions. `residency` must hold all blocks. With `prefetch`,
+    /// the next layer's experts are read ahead while a single token is computed, as its router predicts. This never
+    /// changes a result, and has no effect if everything is resident.
     ///
     /// # Errors
-    /// A rotary embedding or a context that the description's numbers do not allow.
+    /// Returns an error if the architecture's numbers allow no rotary tables or no cache for this context.
     #[allow(clippy::too_many_arguments, reason = "each is moved in once")]
     pub fn new(
         architecture: &Architecture,
@@ -98,8 +98,8 @@ impl CpuBackend {
         })
     }
 
-    /// Adds the last block's output to the residual stream. A NaN would spread to every later token and look like a
-    /// model that writes nonsense, so there must be none.
+    /// Adds the last block's output to the residual stream. Returns an error for a NaN, because it would spread to
+    /// every later token and look like a model that writes nonsense.
     fn add(&mut self, step: &Step<'_>, block: NextBlock) -> Result<(), ModelError> {
         let hidden = step.architecture.hidden;
         let added = &step.weights.layers[step.added_layer(block)];
@@ -111,8 +111,8 @@ impl CpuBackend {
         norm_in_place(&self.cpu, out, post_norm.as_deref(), step.architecture.norm_epsilon);
         let x = &mut self.scratch.x[..step.count * hidden];
         self.cpu.add_assign(x, out);
-        // A sum of magnitudes is finite only if all are, and vectorises; overflow of the sum
-        // itself would need values that no later norm could use either.
+        // A sum of magnitudes is finite only if all values are, and it vectorises. The sum itself overflows only for
+        // values that no later norm could use either.
         let finite = |row: &[f32]| row.iter().map(|value| value.abs()).sum::<f32>().is_finite();
         match x.chunks_exact(hidden).position(|row| !finite(row)) {
             None => Ok(()),
@@ -123,7 +123,7 @@ impl CpuBackend {
         }
     }
 
-    /// A gated feed-forward of the layer's dense block: of the normed stream into `block_out`.
+    /// Computes a gated feed-forward of the layer's dense block, from the normed stream into `block_out`.
     fn gated(&mut self, step: &Step<'_>, parts: [PartMatrix; 3]) -> Result<(), ModelError> {
         let [gate, up, down] = parts;
         let CpuBackend { cpu, residency, lease, scratch, .. } = self;
@@ -148,8 +148,8 @@ impl CpuBackend {
         matmul_beside_reads(cpu, residency, &mut [job])
     }
 
-    /// While this layer's experts are on their way: what would the next layer's router choose for
-    /// the token as it is now? Reads those experts ahead, on what the demand leaves of the disk.
+    /// Predicts which experts the next layer's router would choose for the token's current state, while this layer's
+    /// experts are being read. Reads them ahead with the disk bandwidth that demanded reads leave.
     fn prefetch_next(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
         let next = Step { layer: step.layer + 1, ..*step };
         let Some(layer) = step.weights.layers.get(next.layer) else { return Ok(()) };
@@ -160,7 +160,8 @@ impl CpuBackend {
         let CpuBackend { cpu, residency, scratch, .. } = self;
         let Some(lease) = residency.dense_if_present(next.layer as u32) else { return Ok(()) };
         let hidden = step.architecture.hidden;
-        // This layer's products have their input from `normed` already; `block_out` may hold a shared expert's output.
+        // This layer's products have already taken their input from `normed`, but `block_out` may hold a shared
+        // expert's output.
         let normed = &mut scratch.normed[..hidden];
         let epsilon = step.architecture.norm_epsilon;
         cpu.rms_norm(&scratch.x[..hidden], &layer.feed_forward_norm, epsilon, normed);
@@ -234,17 +235,17 @@ impl Backend for CpuBackend {
         }
         let early = if batch.scores { step.count * step.architecture.hidden } else { 0 };
         self.early.resize(early, 0.0);
-        // A batch without logits skips the head: its chunks must not be read ahead in vain.
+        // A batch without logits skips the head, so its chunks must not be read ahead.
         let head = if batch.end == End::Nothing { 0 } else { step.weights.head.len() };
         self.residency.set_dense_cycle(step.architecture.layers.len() + head);
         Ok(Begun::Layers)
     }
 
     fn enter_layer(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
-        // The last block's slot is free before another is asked for.
+        // Free the last block's slot before another block is requested.
         self.lease = None;
         self.lease = Some(self.residency.dense(step.layer as u32)?);
-        // The feed-forward's output is added by the next norm only, so this is still the stream without it.
+        // Only the next norm adds the feed-forward's output, so this is still the stream without it.
         let stream = &self.scratch.x[..self.early.len()];
         self.early.copy_from_slice(stream);
         Ok(())
@@ -289,7 +290,8 @@ impl Backend for CpuBackend {
         true
     }
 
-    /// Computed here and not one layer earlier, when a guess would need them: this layer's router is in memory now.
+    /// Computes the scores here and not one layer earlier, when a prediction would need them, because this layer's
+    /// router is in memory now.
     fn early_scores(&mut self, step: &Step<'_>, scores: &mut [f32]) -> Result<(), ModelError> {
         let FeedForwardWeights::Experts { router, vectors, .. } =
             &step.layer_weights().feed_forward
@@ -299,7 +301,7 @@ impl Backend for CpuBackend {
         let CpuBackend { cpu, residency, lease, scratch, early, .. } = self;
         let lease = lease.as_ref().expect("the layer was entered");
         let (experts, count, hidden) = (step.experts().count, step.count, step.architecture.hidden);
-        // `block_out` has been added, and `inner` is free until the experts.
+        // `block_out` has already been added, and `inner` is free until the experts are computed.
         let normed = &mut scratch.block_out[..count * hidden];
         let weight = &step.layer_weights().feed_forward_norm;
         cpu.rms_norm(&early[..count * hidden], weight, step.architecture.norm_epsilon, normed);
@@ -337,7 +339,7 @@ impl Backend for CpuBackend {
         self.cpu.matmul(&mut [MatmulJob { w, x: input, tokens: None, out: &mut *out }]);
         add_bias(&self.cpu, out, vectors.router_bias.as_deref());
         if shared.is_none() {
-            // The dense block is done with; its slot may take the next layer while experts compute.
+            // The dense block is no longer needed. Its slot may take the next layer while experts are computed.
             self.lease = None;
         }
         let rule = experts.rule(vectors.correction_bias.as_deref());
@@ -348,7 +350,7 @@ impl Backend for CpuBackend {
         }
         moe.begin(step.layer, &mut self.residency)?;
         if let Some(shared) = shared {
-            // Beside the reads of those that are missing.
+            // Runs while the missing experts are being read.
             self.gated(step, *shared)?;
             self.lease = None;
         }
@@ -386,7 +388,7 @@ impl Backend for CpuBackend {
             hidden,
             count,
         };
-        // What every token has is in `block_out` already.
+        // The output of the shared experts, if any, is already in `block_out`.
         let (block_out, normed) = (&mut scratch.block_out, &mut scratch.normed);
         let (out, beside) = match shared {
             None => (&mut block_out[..count * hidden], None),
@@ -400,7 +402,7 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    /// In chunks of the vocabulary.
+    /// Computes the logits in chunks of the vocabulary.
     fn head(
         &mut self,
         step: &Step<'_>,
@@ -426,7 +428,7 @@ impl Backend for CpuBackend {
             let chunk_rows = chunk.matrix.rows;
             let x = &scratch.input;
             if rows == 1 {
-                // A chunk of one row of logits is contiguous: write in place.
+                // For a single row of logits, a chunk's part is contiguous, so it is written in place.
                 let start = base + chunk.first_row;
                 let out = &mut logits[start..start + chunk_rows];
                 matmul_beside_reads(cpu, residency, &mut [MatmulJob { w, x, tokens: None, out }])?;

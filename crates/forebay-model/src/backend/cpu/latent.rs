@@ -7,14 +7,14 @@ use crate::arch::Latent;
 /// Activations of latent attention, for one batch.
 #[derive(Default)]
 pub struct LatentScratch {
-    /// Where queries pass through `[tokens, query rank]`.
+    /// Output of the first query matrix `[tokens, query rank]`.
     pub(super) q_a: Vec<f32>,
     /// Queries `[tokens, heads, plain + rotary]`.
     pub(super) q: Vec<f32>,
-    /// The parts of queries that rotate `[tokens, heads, rotary]`, and those that do not, of all heads.
+    /// Rotating parts of queries `[tokens, heads, rotary]`, and the other parts `[tokens, heads, plain]`.
     pub(super) q_rotary: Vec<f32>,
     pub(super) q_plain: Vec<f32>,
-    /// `[tokens, rank + rotary]`, then apart.
+    /// Output of the latent projection `[tokens, rank + rotary]`, and its rotating part.
     pub(super) kv_a: Vec<f32>,
     pub(super) k_rotary: Vec<f32>,
     /// Products of one matrix for each head `[heads, tokens, rows]`.
@@ -48,7 +48,7 @@ impl LatentScratch {
         }
     }
 
-    /// Floats that a token of a batch takes.
+    /// Returns the number of floats for one token of a batch.
     pub fn floats_per_token(latent: Option<&Latent>, heads: usize) -> usize {
         latent.map_or(0, |latent| {
             let Latent { query_rank, rank, plain, rotary, value } = *latent;

@@ -1,4 +1,4 @@
-//! The CPU: computes on leased blocks, while others are read.
+//! The CPU backend. It computes on leased blocks while others are being read.
 
 mod attention;
 mod backend;

@@ -1,8 +1,8 @@
-//! The mixture-of-experts step: router scores -> chosen experts -> leases -> products -> combined.
+//! The mixture-of-experts step: router scores -> chosen experts -> leases -> products -> combined outputs.
 //!
-//! Experts are computed as they become available: those in memory first, then each as it arrives
-//! from the disk. Every (token, slot) pair has its own output row and rows are added up in slot
-//! order at the end, so the result does not depend on the order of arrival.
+//! Experts are computed as they become available: first those in memory, then each one as it arrives from the disk.
+//! Every (token, slot) pair has its own output row. Rows are added up in slot order at the end, so the result does not
+//! depend on the order of arrival.
 
 use forebay_compute::RouterRule;
 use forebay_compute::{Activations, Cpu, Gating, MatmulJob};
@@ -13,8 +13,8 @@ use crate::ModelError;
 use crate::arch::{Architecture, Experts};
 use crate::weights::PartMatrix;
 
-/// Bytes of gate and up outputs that one group of experts may take: experts that are ready
-/// together are computed in groups, so that a long prompt does not need all of them at once.
+/// Bytes that the gate and up outputs of one group of experts may take. Experts that are ready together are computed in
+/// groups, so that a long prompt does not need all of these outputs at once.
 const GROUP_BYTES: usize = 16 << 20;
 
 /// One layer's step over a batch.
@@ -23,11 +23,11 @@ pub struct MoeStep<'a> {
     pub gate: PartMatrix,
     pub up: PartMatrix,
     pub down: PartMatrix,
-    /// Of gate, up and down, `[experts, rows]` each.
+    /// Biases of gate, up and down, `[experts, rows]` each.
     pub biases: Option<&'a [Vec<f32>; 3]>,
     pub gating: Gating,
     pub hidden: usize,
-    /// Tokens in the batch.
+    /// Number of tokens in the batch.
     pub count: usize,
 }
 
@@ -38,13 +38,14 @@ pub struct MoeScratch {
     /// Chosen experts and their weights `[tokens, k]`.
     ids: Vec<u32>,
     weights: Vec<f32>,
-    /// Tokens of each expert, experts ascending; `starts[e] .. starts[e + 1]` are expert e's.
+    /// Start of each expert's tokens in `pair_tokens`, which is sorted by expert; `starts[e] .. starts[e + 1]` are
+    /// expert e's.
     starts: Vec<usize>,
     pair_tokens: Vec<u32>,
     /// The pair `token * k + slot` of each entry of `pair_tokens`.
     pairs: Vec<u32>,
     touched: Vec<ExpertIndex>,
-    /// The next layer's router scores `[experts]` for one token, and what they make it choose.
+    /// The next layer's router scores `[experts]` for one token, and the experts chosen from them.
     pub prediction_scores: Vec<f32>,
     predicted_ids: Vec<u32>,
     prediction_weights: Vec<f32>,
@@ -55,7 +56,7 @@ pub struct MoeScratch {
     gate: Vec<f32>,
     up: Vec<f32>,
     inner: Activations,
-    /// 0, 1, 2 ...: row selections of `inner`.
+    /// The numbers 0, 1, 2 ... as row selections of `inner`.
     rows: Vec<u32>,
     ready: Vec<(ExpertIndex, Lease)>,
     /// Always empty between calls; kept for its memory.
@@ -90,7 +91,7 @@ impl MoeScratch {
         }
     }
 
-    /// Bytes that [`MoeScratch::reserve`] takes.
+    /// Returns the bytes that [`MoeScratch::reserve`] takes.
     pub fn bytes(architecture: &Architecture, batch: usize) -> u64 {
         let size = Sizes::of(architecture, batch);
         let floats = batch * size.experts
@@ -99,11 +100,11 @@ impl MoeScratch {
         4 * floats as u64
     }
 
-    /// Chooses experts for every token, or takes those that are `chosen` with the weights of the router's choice, and sorts
-    /// the pairs by expert.
+    /// Chooses experts for every token and sorts the pairs by expert. If `chosen` is given, these experts replace the
+    /// router's choice but keep its weights.
     ///
     /// # Errors
-    /// Scores that are not finite.
+    /// Returns an error if a score is not finite.
     pub fn route(
         &mut self,
         cpu: &Cpu,
@@ -119,7 +120,7 @@ impl MoeScratch {
         if let Some(chosen) = chosen {
             ids.copy_from_slice(chosen);
         }
-        // A counting sort: pairs of one expert end up together, tokens ascending.
+        // Counting sort: pairs of one expert become adjacent, with tokens ascending.
         let starts = &mut self.starts[..experts.count + 1];
         starts.fill(0);
         for id in ids.iter() {
@@ -138,30 +139,30 @@ impl MoeScratch {
             self.pairs[*place] = pair as u32;
             *place += 1;
         }
-        // Placing moved every start to its end: shift back.
+        // Filling moved every start to the end of its range, so shift the starts back.
         starts.copy_within(0..experts.count, 1);
         starts[0] = 0;
         Ok(())
     }
 
-    /// The chosen experts `[tokens, k]`.
+    /// Returns the chosen experts `[tokens, k]`.
     pub fn chosen(&self, count: usize, experts: &Experts) -> &[u32] {
         &self.ids[..count * experts.used]
     }
 
-    /// Their weights `[tokens, k]`.
+    /// Returns the weights of the chosen experts `[tokens, k]`.
     pub fn chosen_weights(&self, count: usize, experts: &Experts) -> &[f32] {
         &self.weights[..count * experts.used]
     }
 
-    /// Leases those of the touched experts that are in memory and starts the reads of the others.
+    /// Leases the touched experts that are in memory, and starts the reads of the others.
     pub fn begin(&self, layer: usize, residency: &mut Residency) -> Result<(), ModelError> {
         residency.begin_experts(LayerIndex(layer as u32), &self.touched)?;
         Ok(())
     }
 
-    /// Starts reads of the experts that `layer` will probably choose for one token, from its
-    /// router's scores on an earlier state of the token. A prediction that cannot be made is no error.
+    /// Starts reads of the experts that `layer` will probably choose for one token. The prediction uses its router's
+    /// scores on an earlier state of the token. If no prediction can be made, nothing is read and no error is returned.
     pub fn prefetch(
         &mut self,
         cpu: &Cpu,
@@ -177,15 +178,15 @@ impl MoeScratch {
             return Ok(());
         }
         self.predictions.clear();
-        // Best first. Of what had to be read, a third of the last quarter was used, two thirds of the
-        // rest.
+        // Best first, without the last quarter. Of the predicted experts that had to be read, one third of the last
+        // quarter was used, but two thirds of the others.
         let head = &ids[..k - k / 4];
         self.predictions.extend(head.iter().map(|id| ExpertIndex(*id)));
         residency.prefetch_experts(LayerIndex(layer as u32), &self.predictions)?;
         Ok(())
     }
 
-    /// Computes each of the experts that [`MoeScratch::begin`] asked for as soon as it is there.
+    /// Computes each expert requested by [`MoeScratch::begin`] as soon as it is in memory.
     pub fn compute(
         &mut self,
         step: &MoeStep<'_>,
@@ -202,7 +203,7 @@ impl MoeScratch {
         Ok(())
     }
 
-    /// The experts that are ready, pass by pass; `ready` is left with the leases of the last pass.
+    /// Computes the experts in passes, as they become ready. Leaves the leases of the last pass in `ready` if it fails.
     fn compute_passes(
         &mut self,
         step: &MoeStep<'_>,
@@ -226,7 +227,8 @@ impl MoeScratch {
         Ok(())
     }
 
-    /// The longest run of ready experts whose pairs fit one group, at least one expert.
+    /// Returns the end of the longest run of ready experts whose pairs fit one group (at least one expert), and its
+    /// number of pairs.
     fn group(&self, ready: &[(ExpertIndex, Lease)], from: usize) -> (usize, usize) {
         let mut pairs = 0;
         for (index, (expert, _)) in ready.iter().enumerate().skip(from) {
@@ -244,8 +246,8 @@ impl MoeScratch {
         self.starts[expert]..self.starts[expert + 1]
     }
 
-    /// Gate and up of all the group's experts in one parallel region, then down in another. While
-    /// the other threads begin, this one sees to the reads under way.
+    /// Computes gate and up of all the group's experts in one parallel region, then down in another. While the other
+    /// threads start, the calling thread advances the reads in flight.
     fn compute_group(
         &mut self,
         step: &MoeStep<'_>,
@@ -303,7 +305,7 @@ impl MoeScratch {
         Ok(())
     }
 
-    /// Adds the experts' biases of gate (0), up (1) or down (2) to what the group computed.
+    /// Adds the experts' biases of gate (0), up (1) or down (2) to the group's outputs.
     fn add_biases<const N: usize>(
         &mut self,
         step: &MoeStep<'_>,
@@ -329,7 +331,7 @@ impl MoeScratch {
         }
     }
 
-    /// Adds up every token's expert outputs, weighted, in slot order, into `out` `[tokens, hidden]`.
+    /// Adds up every token's weighted expert outputs in slot order, into `out` `[tokens, hidden]`.
     pub fn combine(&self, step: &MoeStep<'_>, cpu: &Cpu, out: &mut [f32]) {
         let pairs = step.count * step.experts.used;
         out.fill(0.0);
@@ -343,11 +345,11 @@ impl MoeScratch {
 struct Group<'a> {
     leases: &'a [(ExpertIndex, Lease)],
     pairs: usize,
-    /// Row of `outputs` where the group's first pair goes.
+    /// Row of `outputs` for the group's first pair.
     first_row: usize,
 }
 
-/// Largest sizes over the layers.
+/// Largest sizes over all layers.
 struct Sizes {
     experts: usize,
     width: usize,

@@ -1,4 +1,4 @@
-//! Products of leased matrices, and what is done to their rows.
+//! Products of leased matrices, and operations on their rows.
 
 use forebay_compute::{Cpu, MatmulJob, Matrix};
 use forebay_stream::{Lease, Residency};
@@ -6,7 +6,7 @@ use forebay_stream::{Lease, Residency};
 use crate::ModelError;
 use crate::weights::PartMatrix;
 
-/// Part `part` of a leased block as a matrix.
+/// Returns part `part` of a leased block as a matrix.
 pub(in crate::backend) fn matrix<'lease>(
     residency: &Residency,
     lease: &'lease Lease,
@@ -16,8 +16,8 @@ pub(in crate::backend) fn matrix<'lease>(
     Matrix { ty: part.ty, rows: part.rows, cols: part.cols, data }
 }
 
-/// Computes `jobs`; while the other threads begin with them, this one hands waiting reads to the
-/// disk and takes in what has arrived.
+/// Computes `jobs`. While the other threads start on them, the calling thread submits queued reads to the disk and
+/// takes in completed ones.
 pub(in crate::backend) fn matmul_beside_reads(
     cpu: &Cpu,
     residency: &mut Residency,
@@ -28,8 +28,8 @@ pub(in crate::backend) fn matmul_beside_reads(
     Ok(progress?)
 }
 
-/// An empty vector of jobs for other borrows, with the old one's memory: the step runs for every
-/// layer of every token and must not allocate.
+/// Returns an empty vector of jobs for other borrows, with the old one's memory. The step runs for every layer of every
+/// token and must not allocate.
 pub(in crate::backend) fn recycle<'a, 'b>(mut jobs: Vec<MatmulJob<'a>>) -> Vec<MatmulJob<'b>> {
     jobs.clear();
     jobs.into_iter().map(|_| unreachable!("the vector was cleared")).collect()
@@ -41,7 +41,7 @@ pub(super) fn add_bias(cpu: &Cpu, rows: &mut [f32], bias: Option<&[f32]>) {
     }
 }
 
-/// Norms every run of `weight.len()` values: a head, or a whole projection.
+/// Normalises every run of `weight.len()` values: a head, or a whole projection.
 pub(super) fn norm_in_place(cpu: &Cpu, values: &mut [f32], weight: Option<&[f32]>, epsilon: f32) {
     if let Some(weight) = weight {
         cpu.rms_norm_in_place(values, weight, epsilon);

@@ -9,13 +9,13 @@ use forebay_compute::Activations;
 /// Most tokens that go through the layers together.
 const BATCH_TOKENS_MAX: usize = 512;
 
-/// Bytes that the activations of a batch may take. They are beside the user's budget, within the
-/// allowance that the documentation states for the process itself.
+/// Bytes that the activations of a batch may take. They are not part of the user's budget, but of the documented
+/// allowance for the process itself.
 const ACTIVATION_BYTES_MAX: u64 = 112 << 20;
 
-/// Tokens that go through the layers together: as many as the activations' allowance has room
-/// for. The same for every memory budget, because which kernel runs depends on the number of
-/// tokens, and streamed output must equal resident output.
+/// Returns the number of tokens that go through the layers together: as many as the activations' allowance has room
+/// for. It is the same for every memory budget. The choice of kernels depends on the number of tokens, and streamed
+/// output must equal resident output.
 pub fn batch_tokens(architecture: &Architecture, context: usize) -> usize {
     let mut batch = BATCH_TOKENS_MAX;
     while batch > 32 && activation_bytes(architecture, batch) > ACTIVATION_BYTES_MAX {
@@ -24,7 +24,7 @@ pub fn batch_tokens(architecture: &Architecture, context: usize) -> usize {
     batch.min(context)
 }
 
-/// Bytes of activation buffers for batches of `batch` tokens.
+/// Returns the bytes of activation buffers for batches of `batch` tokens.
 fn activation_bytes(architecture: &Architecture, batch: usize) -> u64 {
     Scratch::floats_per_token(architecture) as u64 * batch as u64 * 4
         + MoeScratch::bytes(architecture, batch)
@@ -46,7 +46,7 @@ pub struct Scratch {
     pub gate: Vec<f32>,
     pub up: Vec<f32>,
     pub input: Activations,
-    /// Of the feed-forward in the dense block, beside which experts' may be needed.
+    /// Input of the feed-forward in the dense block. It is separate because `input` may still be needed by the experts.
     pub dense_input: Activations,
     pub inner: Activations,
     pub embedding_row: Vec<u8>,
@@ -79,7 +79,7 @@ impl Scratch {
         }
     }
 
-    /// Floats that a token of a batch takes, its quantised copies included.
+    /// Returns the number of floats for one token of a batch, including its quantised copies.
     fn floats_per_token(architecture: &Architecture) -> usize {
         let attention = &architecture.attention;
         let q_width = attention.heads * attention.head_dim;
@@ -87,7 +87,7 @@ impl Scratch {
         let width = architecture.dense_width().max(architecture.shared_width());
         let latent = LatentScratch::floats_per_token(attention.latent.as_ref(), attention.heads);
         3 * architecture.hidden + 2 * q_width + 2 * kv_width + 2 * width + latent
-            // Quantised activations: a byte per value for each of two forms, and scales.
+            // Quantised activations take one byte per value in each of two forms, and scales.
             + (architecture.hidden.max(q_width) + width) * 5 / 8
     }
 }

@@ -1,4 +1,4 @@
-//! The attention block: projections, the way into the cache, attention, output projection.
+//! The attention block: projections, KV cache writes, attention, output projection.
 
 use forebay_compute::RopeLayout;
 use forebay_cuda::{
@@ -14,14 +14,14 @@ use crate::arch::{Latent, QkNorm};
 use crate::backend::Step;
 use crate::weights::{AttentionWeights, GroupedWeights, HeadMatrices, LatentWeights};
 
-/// Projections, and what they still lack that differs between the kinds of attention.
+/// Projections, and those parameters of their remaining steps that differ between the kinds of attention.
 struct HeadInputs {
     q: HeadInput,
     k: HeadInput,
     v: HeadInput,
-    /// Elements of a key that its norm is for.
+    /// Number of elements of a key that its norm covers.
     key_norm_dim: usize,
-    /// The first element of a head that turns.
+    /// Index of the first element of a head that is rotated.
     rotary_from: usize,
 }
 
@@ -75,7 +75,8 @@ impl CudaBackend {
         self.take_inputs(step, inputs)
     }
 
-    /// What projections still lack is done now, or by attention.
+    /// Finishes the projections: bias, norm, rotation and KV cache writes. If the attention kernel can do this,
+    /// leaves it to that kernel.
     fn take_inputs(&mut self, step: &Step<'_>, inputs: HeadInputs) -> Result<(), ModelError> {
         let HeadInputs { q, k, v, key_norm_dim, rotary_from } = inputs;
         let index = step.architecture.layers[step.layer].rope;
@@ -103,7 +104,8 @@ impl CudaBackend {
         Ok(())
     }
 
-    /// Queries in latent space `[tokens, heads, rank + rotary]`; latent vectors with the parts that rotate are the keys.
+    /// Computes queries in latent space `[tokens, heads, rank + rotary]`. The keys are the latent vectors together
+    /// with the parts that rotate.
     fn project_latent(
         &mut self,
         step: &Step<'_>,
@@ -135,8 +137,8 @@ impl CudaBackend {
             }
         }
 
-        // What does not rotate goes through the matrices that would make keys of latent vectors. Attention's output is
-        // not needed yet: its memory takes the products.
+        // The elements that do not rotate are multiplied by the matrices that would make keys of latent vectors. The
+        // products use the memory of attention's output, which is not needed yet.
         let rows = count * attention.heads;
         let (q, parts) = (self.float(at.latent.q), self.float(at.latent.heads));
         let stride = plain + rotary;
@@ -165,7 +167,7 @@ impl CudaBackend {
         step.architecture.attention.latent.expect("the weights are of latent attention")
     }
 
-    /// Sees to it that many tokens' rows are known in the order of heads.
+    /// Makes the row order by head available for batches of many tokens.
     fn sort_heads(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
         let is_known = step.count == 1 || self.sorted_heads == step.count;
         if is_known || self.products.is_few(step.count) {
@@ -182,7 +184,7 @@ impl CudaBackend {
         Ok(())
     }
 
-    /// Products of every head's rows of `x` with one of the layer's two stacks.
+    /// Multiplies every head's rows of `x` by one of the layer's two stacks.
     fn multiply_heads(
         &self,
         step: &Step<'_>,
@@ -192,7 +194,7 @@ impl CudaBackend {
         out: DevicePtr<f32>,
     ) -> Result<(), ModelError> {
         let at = &self.at().latent;
-        // What is recorded of single tokens must not depend on what was computed before.
+        // The CUDA graph of a single token must not depend on what earlier batches have uploaded.
         let [starts, rows] = match step.count {
             1 => [at.single, at.single],
             _ => [at.starts, at.rows],
@@ -215,7 +217,7 @@ impl CudaBackend {
         let (attention, at) = (&step.architecture.attention, self.at());
         let splits = self.attention_splits(step);
         let (shape, out) = (&self.plan.kv_shape, self.float(at.attended));
-        // Rows of heads, which latent attention goes on with, are rounded in another order than rows of tokens.
+        // Latent attention continues with rows of heads, which are rounded in another order than rows of tokens.
         let rounds = rounds_outputs(shape, step.count) && attention.latent.is_none();
         let rounded = match rounds {
             true => self.products.rounded_too(out, step.count, attention.heads * shape.dim_v),

@@ -1,4 +1,4 @@
-//! The GPU as a backend: the order of its steps.
+//! The GPU backend: the order of its steps.
 
 use forebay_compute::Cpu;
 use forebay_cuda::{
@@ -24,7 +24,8 @@ use crate::sharing::{SubLayerPlan, attention_of, feed_forward_of};
 use crate::statistics::{DeviceExperts, DeviceSubLayers, VramUse};
 use crate::weights::{FeedForwardWeights, PartMatrix, Weights};
 
-/// Contexts up to here share one way to split attention, longer ones that of the next power of two.
+/// Contexts up to this length split attention in the same way. A longer context is split like one of the next power
+/// of two.
 const SMALLEST_CAPACITY: usize = 256;
 
 /// A GPU with a model in its memory.
@@ -35,25 +36,26 @@ pub struct CudaBackend {
     pub(super) products: Products,
     pub(super) exchange: Exchange,
     pub(super) graphs: Graphs,
-    /// If the embedding table is not on the GPU.
+    /// Rows of the embedding table, if the table is not on the GPU.
     pub(super) embedding_rows: Option<EmbeddingRows>,
-    /// Units of a dense model, if not all of them are on the GPU.
+    /// Sub-layers of a dense model, if not all of them are on the GPU.
     pub(super) sub_layers: Option<StreamedSubLayers>,
     /// Experts, if not all of them are on the GPU.
     pub(super) streamed: Option<Streamed>,
-    /// Types whose products with two to eight tokens are made one token after the other, for the description.
+    /// Weight types whose products with two to eight tokens are computed token by token, as a text for
+    /// [`ComputeInfo`].
     one_by_one: String,
-    /// The batch at hand was a token whose recorded work asked for its experts.
+    /// True if the current batch is a token whose CUDA graph asked the host for its experts.
     pub(super) served: bool,
-    /// Its recorded work has given up, and is done layer by layer.
+    /// True while this token is finished layer by layer, because its graph gave up.
     pub(super) resuming: bool,
-    /// The projections at hand, if attention finishes them by itself.
+    /// Current projections, if attention finishes them.
     pub(super) inputs: Option<AttentionInputs>,
-    /// What the next norm adds, if the last block's output is not where it usually is.
+    /// Output that the next norm adds, if it is not in its usual place.
     pub(super) outputs: Option<Added>,
-    /// Tokens for which rows of latent attention are sorted by head.
+    /// Number of tokens for which the rows of latent attention are sorted by head.
     pub(super) sorted_heads: usize,
-    /// Positions below this were written since the cache was last empty: their rows are taken.
+    /// Positions below this were written since the cache was last empty, so their rows are taken.
     pub(super) written: usize,
     pub(super) vocabulary: usize,
     pub(super) flags: Vec<u32>,
@@ -138,13 +140,13 @@ impl CudaBackend {
         KvLayer { shape, keys: self.arena.kv(keys), values: self.arena.kv(values) }
     }
 
-    /// Where what follows the block number `block` reports rows that are not finite: blocks are counted from the
-    /// attention of layer 0, so that the first one wins.
+    /// Returns the flag in which kernels report rows that are not finite after block number `block`. Blocks are
+    /// counted from the attention of layer 0, so the first one wins.
     pub(super) fn finite_flag(&self, block: usize, first_row: usize) -> FiniteFlag {
         FiniteFlag { flag: self.exchange.flags(), first_tag: block * self.at().batch + first_row }
     }
 
-    /// What is added is normed first, where the description has such norms.
+    /// Norms the output of a block before it is added, if the model has such norms.
     pub(super) fn post_norm(
         &self,
         step: &Step<'_>,
@@ -166,7 +168,7 @@ impl CudaBackend {
         Ok(added)
     }
 
-    /// Into how many parts the context is cut.
+    /// Returns the number of parts that attention splits the context into.
     pub(super) fn attention_splits(&self, step: &Step<'_>) -> usize {
         let shape = &self.plan.kv_shape;
         let end = step.position + step.count;
@@ -174,7 +176,7 @@ impl CudaBackend {
         self.gpu.attention_splits(shape, step.architecture.attention.heads, step.count, capacity)
     }
 
-    /// Logits of rows `from ..` of the normed stream.
+    /// Queues the logits of `rows` rows of the normed stream, starting at row `from`.
     pub(super) fn queue_head_rows(
         &self,
         step: &Step<'_>,
@@ -194,7 +196,7 @@ impl CudaBackend {
         Ok(())
     }
 
-    /// Ends a batch with the logits of its last row, all or the largest, and waits for them.
+    /// Ends a batch with the logits of its last row, all of them or the largest, and waits for them.
     pub(super) fn finish_row(&mut self, step: &Step<'_>, end: End) -> Result<(), ModelError> {
         if !self.graphs.is_replayed() {
             self.queue_end(step, end)?;
@@ -204,7 +206,7 @@ impl CudaBackend {
         self.check(step)
     }
 
-    /// Queues the last norm, the logits of the last row, all or the largest, and their way to the host.
+    /// Queues the last norm, the logits of the last row (all of them or the largest), and their copy to the host.
     pub(super) fn queue_end(&mut self, step: &Step<'_>, end: End) -> Result<(), ModelError> {
         self.norm(step, NextBlock::Head, true)?;
         self.queue_head_rows(step, step.count - 1, 1)?;
@@ -218,7 +220,7 @@ impl CudaBackend {
         Ok(self.exchange.queue_down(&self.gpu, end)?)
     }
 
-    /// Queues what is recorded of the batch at hand, if it is, and answers what it asks.
+    /// Queues the CUDA graph of the current batch, if it has one, and answers the graph's questions.
     pub(super) fn queue_recorded(&mut self, weights: &Weights) -> Result<(), ModelError> {
         let CudaBackend { gpu, plan, arena, graphs, streamed, .. } = self;
         let Some(graph) = graphs.finish(gpu)? else { return Ok(()) };
@@ -230,7 +232,7 @@ impl CudaBackend {
         Ok(())
     }
 
-    /// Waits for the batch and reports what its kernels found.
+    /// Waits for the batch and reports values that its kernels found not to be finite.
     pub(super) fn check(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
         if let Some(sub_layers) = &mut self.sub_layers {
             sub_layers.end(&self.gpu)?;
@@ -239,13 +241,13 @@ impl CudaBackend {
         self.report_flags(step, usize::MAX)
     }
 
-    /// Reports values that were not finite in layers up to number `last`, the feed-forward of that one left out, as the flags
-    /// that have come say.
+    /// Returns an error if the flags on the host report values that are not finite in layers up to number `last`.
+    /// Ignores the feed-forward of layer `last`.
     pub(super) fn report_flags(&self, step: &Step<'_>, last: usize) -> Result<(), ModelError> {
         let batch = self.at().batch;
         let layers = step.architecture.layers.len();
         let stream = Some(self.flags[0]).filter(|tag| *tag != u32::MAX).map(|tag| {
-            // Two blocks of every layer, then the logits.
+            // Every layer has two blocks. The logits are the last block.
             let (block, row) = (tag as usize / batch, tag as usize % batch);
             (block, row)
         });
@@ -263,7 +265,7 @@ impl CudaBackend {
     }
 }
 
-/// Says which weight types have no kernels for batches of two to eight tokens, if there are any.
+/// Names the weight types that have no kernels for batches of two to eight tokens, if there are any.
 fn one_by_one(weights: &Weights, exact: bool) -> String {
     let types = weights.matrix_types().into_iter().filter(|&ty| !exact && !shares_reads(ty));
     let names: Vec<String> = types.map(|ty| ty.to_string()).collect();
@@ -310,7 +312,8 @@ impl Backend for CudaBackend {
         self.plan.vram.kv_cache_bytes
     }
 
-    /// Kernels read no position that the batch does not ask for, so nothing is to be done, if it can be.
+    /// Returns the position to continue from. Kernels read no position that the batch does not ask for, so nothing
+    /// has to be erased.
     fn truncate(&mut self, position: usize) -> usize {
         let position = self.plan.kv.resumable(self.written, position);
         if position == 0 {
@@ -479,7 +482,7 @@ impl Backend for CudaBackend {
     }
 }
 
-/// The kernels' name for how gates work.
+/// Converts the description's gating to the kernels' type.
 pub(super) fn device_gating(gating: forebay_compute::Gating) -> Gating {
     match gating {
         forebay_compute::Gating::Silu => Gating::Silu,

@@ -1,4 +1,4 @@
-//! How a batch begins on a GPU, also one that has no room for the embedding table: the tokens' rows then come from the file.
+//! Start of a batch on a GPU. If VRAM has no room for the embedding table, the tokens' rows are read from the file.
 
 use forebay_cuda::{EmbeddingTable, MATVEC_TOKENS};
 
@@ -10,12 +10,12 @@ use crate::ModelError;
 use crate::backend::{Batch, Begun, End, Step};
 
 impl CudaBackend {
-    /// Makes the embedding of the batch's tokens the residual stream, unless that is recorded.
+    /// Writes the embeddings of the batch's tokens to the residual stream, unless a CUDA graph does so.
     pub fn begin_batch(&mut self, step: &Step<'_>, batch: &Batch<'_>) -> Result<Begun, ModelError> {
-        // A batch that failed may have left what its next step would have taken.
+        // A failed batch may have left values for steps that it did not reach.
         (self.inputs, self.outputs) = (None, None);
         self.written = self.written.max(step.position + step.count);
-        // It waits for what an earlier batch may have left behind, so that whatever is pinned is free afterwards.
+        // `take` waits for work of an earlier batch, so all pinned memory is free afterwards.
         let ids = self.embedding_rows.as_ref().map_or(batch.tokens, |rows| &rows.ids[..step.count]);
         self.exchange.take(&self.gpu, ids, step.position)?;
         if let Some(rows) = &mut self.embedding_rows {
@@ -26,7 +26,7 @@ impl CudaBackend {
         }
         (self.served, self.resuming) = (false, false);
         let mut one = step.count == 1 && batch.end != End::Nothing;
-        // Only work that asks the host tells it the experts and can be told which to take.
+        // Without streamed experts, a graph neither reports the chosen ids nor accepts ids chosen by the caller.
         one &= self.streamed.is_some() || !batch.routing && batch.chosen.is_none();
         let cpu_offloads = self.streamed.as_mut().is_some_and(Streamed::decide_cpu_offload);
         let key = GraphKey { splits: self.attention_splits(step), end: batch.end, cpu_offloads };

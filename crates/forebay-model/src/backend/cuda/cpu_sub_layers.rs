@@ -1,8 +1,8 @@
-//! Feed-forwards that the CPU computes where they are, in host memory, for few tokens at a time.
+//! Feed-forwards that the CPU computes in host memory, for few tokens at a time.
 //!
-//! Input and output lie in pinned memory: the norm before writes the one and the norm behind reads the other, over the bus.
-//! Copies of some KiB would cost little by themselves, but the engine that copies to the device works off one copy after the
-//! other, and the ring keeps it busy with matrices of 100 MB and more, which take milliseconds each.
+//! Input and output are in pinned memory. The norm before writes the input over the bus, and the norm after reads the
+//! output. Copies of a few KiB would cost little by themselves. But the copy engine to the device processes one copy
+//! after the other, and the ring keeps it busy with matrices of 100 MB and more. These take milliseconds each.
 
 use forebay_compute::{Activations, Cpu, Gating, MatmulJob};
 use forebay_cuda::{CudaError, DevicePtr, Gpu, HostWords};
@@ -12,7 +12,7 @@ use crate::ModelError;
 use crate::backend::cpu::{matmul_beside_reads, matrix};
 use crate::weights::PartMatrix;
 
-/// A feed-forward's matrices, each with its part of the unit's block.
+/// A feed-forward's matrices, each with its part of the sub-layer's block.
 #[derive(Clone, Copy)]
 pub struct SubLayerMatrices {
     pub gate: PartMatrix,
@@ -21,10 +21,10 @@ pub struct SubLayerMatrices {
     pub gating: Gating,
 }
 
-/// The CPU beside a GPU, with memory for what goes between them.
+/// The CPU that computes sub-layers, with buffers for its exchange with the GPU.
 pub struct CpuSubLayers {
     cpu: Cpu,
-    /// Normed inputs `[tokens, hidden]`, then outputs likewise.
+    /// Normed inputs `[tokens, hidden]`, followed by outputs of the same shape.
     words: HostWords,
     outputs_at: usize,
     x: Vec<f32>,
@@ -35,10 +35,10 @@ pub struct CpuSubLayers {
 }
 
 impl CpuSubLayers {
-    /// For up to `tokens` tokens and feed-forwards `width` wide.
+    /// Creates buffers for up to `tokens` tokens of `hidden` values and feed-forwards `width` wide.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     pub fn new(
         gpu: &Gpu,
         cpu: Cpu,
@@ -62,21 +62,21 @@ impl CpuSubLayers {
         &self.cpu
     }
 
-    /// Where kernels write normed inputs `[tokens, hidden]`.
+    /// Returns the address where kernels write normed inputs `[tokens, hidden]`.
     pub fn inputs(&self) -> DevicePtr<f32> {
         self.words.device(0).cast()
     }
 
-    /// Where kernels find outputs `[tokens, hidden]`.
+    /// Returns the address where kernels read outputs `[tokens, hidden]`.
     pub fn outputs(&self) -> DevicePtr<f32> {
         self.words.device(self.outputs_at).cast()
     }
 
-    /// Computes a leased unit for the inputs, which must have come. Nothing that is queued may still read the outputs before.
-    /// Reads go on meanwhile.
+    /// Computes a leased sub-layer for the inputs, which must have arrived. No queued kernel may still read the
+    /// previous outputs. Reads continue meanwhile.
     ///
     /// # Errors
-    /// A failed read beside the products.
+    /// Returns an error if a read fails beside the products.
     pub fn compute(
         &mut self,
         host: &mut Residency,
@@ -95,7 +95,7 @@ impl CpuSubLayers {
         matmul_beside_reads(cpu, host, &mut jobs)?;
         cpu.gate_in_place(of.gating, gate, up);
         inner.prepare(cpu, gate, tokens, width, &[of.down.ty]);
-        // The input was read: its memory is the output's.
+        // The input is no longer needed, so its memory takes the output.
         let w = matrix(host, lease, &of.down);
         let mut jobs = [MatmulJob { w, x: inner, tokens: None, out: &mut *x }];
         matmul_beside_reads(cpu, host, &mut jobs)?;

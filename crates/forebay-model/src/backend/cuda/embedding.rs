@@ -1,4 +1,4 @@
-//! Rows of an embedding table that a GPU has no room for.
+//! Rows of an embedding table for which VRAM has no room.
 
 use forebay_cuda::{CudaError, Gpu, HostWords};
 use forebay_store::FileSet;
@@ -12,19 +12,19 @@ use crate::weights::Weights;
 /// Rows of the embedding table, read from a file.
 pub struct EmbeddingRows {
     files: FileSet,
-    /// As on the disk, one behind the other.
+    /// Contiguous rows in the format of the file.
     rows: Vec<u8>,
-    /// The same in pinned memory, where a kernel reads each of them once.
+    /// Copy of `rows` in pinned memory, where a kernel reads each row once.
     pub(super) words: HostWords,
-    /// 0, 1, 2 ...: the rows of a batch's tokens.
+    /// 0, 1, 2 ...: indices of the rows of a batch's tokens.
     pub(super) ids: Vec<u32>,
 }
 
 impl EmbeddingRows {
-    /// If the table is not on the GPU.
+    /// Creates the buffers. Returns `None` if the table is in VRAM.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     pub fn new(
         gpu: &Gpu,
         plan: &DevicePlan,
@@ -44,7 +44,10 @@ impl EmbeddingRows {
         }))
     }
 
-    /// Reads the rows of `tokens`. Nothing that is queued may still read those before.
+    /// Reads the rows of `tokens`. No queued work may still read the previous rows.
+    ///
+    /// # Errors
+    /// Returns an error if a read fails.
     pub fn read(&mut self, step: &Step<'_>, tokens: &[u32]) -> Result<(), ModelError> {
         let embedding = &step.weights.embedding;
         let rows = self.rows.chunks_exact_mut(embedding.row_bytes);

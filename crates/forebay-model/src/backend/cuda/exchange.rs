@@ -1,17 +1,18 @@
-//! What the host and the device exchange with every batch: tokens and positions there, flags and one row of logits back.
+//! Words that the host and the device exchange with every batch. The host sends tokens and positions, and gets flags
+//! and one row of logits back.
 
 use forebay_cuda::{CudaError, DevicePtr, Gpu, HostWords, TOP_K_MAX};
 
 use super::layout::ExchangeLayout;
 use crate::backend::End;
 
-/// Pinned copies of [`ExchangeLayout`]: first what goes to the device, then what comes back.
+/// Pinned copy of [`ExchangeLayout`]: first the words for the device, then the words for the host.
 pub struct Exchange {
     words: HostWords,
     layout: ExchangeLayout,
-    /// Of the places.
+    /// Device address of the exchanged words.
     device: DevicePtr<u32>,
-    /// Work is queued that may use the words.
+    /// True if queued work may use the words.
     in_use: bool,
 }
 
@@ -22,7 +23,7 @@ impl Exchange {
         device: DevicePtr<u32>,
     ) -> Result<Exchange, CudaError> {
         let mut words = gpu.host_words(layout.up_words() + layout.down_words())?;
-        // Flags are down until a kernel raises them.
+        // Flags are cleared until a kernel sets them.
         words.write(layout.batch_words, &vec![u32::MAX; layout.flag_words]);
         Ok(Exchange { words, layout, device, in_use: false })
     }
@@ -35,25 +36,27 @@ impl Exchange {
         self.device.offset(self.layout.batch)
     }
 
-    /// Word 0 is for the residual stream and the logits, then one for each layer's router.
+    /// Returns the address of the flags. Word 0 is for the residual stream and the logits, followed by one word for
+    /// each layer's router.
     pub fn flags(&self) -> DevicePtr<u32> {
         self.device.offset(self.layout.batch_words)
     }
 
-    /// Ids of the largest logits; their values follow.
+    /// Returns the address of the ids of the largest logits. Their values follow the ids.
     pub fn largest(&self) -> DevicePtr<u32> {
         self.device.offset(self.layout.up_words())
     }
 
-    /// Rows of logits.
+    /// Returns the address of the rows of logits.
     pub fn logits(&self) -> DevicePtr<f32> {
         self.largest().offset(2 * TOP_K_MAX).cast()
     }
 
-    /// Takes the tokens of a batch, which stand at `position` and after it.
+    /// Takes the tokens of a batch, the first of which is at `position`. If an earlier batch may still use the words,
+    /// waits for it.
     ///
     /// # Errors
-    /// A failed device: an earlier batch may have to be waited for.
+    /// Returns an error if the device fails while an earlier batch is waited for.
     pub fn take(&mut self, gpu: &Gpu, tokens: &[u32], position: usize) -> Result<(), CudaError> {
         if self.in_use {
             gpu.synchronize()?;
@@ -66,24 +69,24 @@ impl Exchange {
         Ok(())
     }
 
-    /// The words of the batch at hand are used once more.
+    /// Marks the words as used again by the current batch.
     pub fn use_again(&mut self) {
         self.in_use = true;
     }
 
-    /// Queues the way of tokens, positions and lowered flags to the device: by a kernel, since units on their way to the next pass
-    /// would hold up a copy for many milliseconds.
+    /// Queues a kernel that copies tokens, positions and cleared flags to the device. A queued copy would wait behind
+    /// copies of sub-layers for the next pass, which take many milliseconds.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     pub fn queue_up(&self, gpu: &Gpu) -> Result<(), CudaError> {
         gpu.read_words(&self.words, 0..self.layout.up_words(), self.device)
     }
 
-    /// Queues the way of the flags, and of what a batch that ends so leaves, to the host.
+    /// Queues the copy of the flags, and of the results that `end` asks for, to the host.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     pub fn queue_down(&self, gpu: &Gpu, end: End) -> Result<(), CudaError> {
         let words = match end {
             End::Nothing => self.layout.flag_words,
@@ -94,10 +97,10 @@ impl Exchange {
         gpu.queue_download(self.flags(), &self.words, first..first + words)
     }
 
-    /// Waits for all that is queued, and gives the flags.
+    /// Waits for all queued work and reads the flags.
     ///
     /// # Errors
-    /// What went wrong in queued work.
+    /// Returns an error if a driver call or queued work failed.
     pub fn wait(&mut self, gpu: &Gpu, flags: &mut [u32]) -> Result<(), CudaError> {
         gpu.synchronize()?;
         self.in_use = false;
@@ -105,13 +108,13 @@ impl Exchange {
         Ok(())
     }
 
-    /// Appends the row of logits that came with the last flags.
+    /// Appends the row of logits that was copied together with the last flags.
     pub fn append_row(&self, logits: &mut Vec<f32>) {
         let first = self.layout.up_words() + self.layout.flag_words + 2 * TOP_K_MAX;
         self.words.append(first, self.layout.vocabulary, logits);
     }
 
-    /// Appends the `count` largest logits that came with the last flags.
+    /// Appends the `count` largest logits that were copied together with the last flags.
     pub fn append_largest(&self, count: usize, largest: &mut Vec<(f32, u32)>) {
         let (mut ids, mut values) = ([0_u32; TOP_K_MAX], [0.0_f32; TOP_K_MAX]);
         let first = self.layout.up_words() + self.layout.flag_words;

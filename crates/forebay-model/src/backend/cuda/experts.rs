@@ -1,5 +1,4 @@
-//! A layer's experts on a GPU: the router's choice, and products with whom it chose, wherever the
-//! weights are.
+//! A layer's experts on a GPU: the router's choice, and products with the chosen experts, wherever their weights are.
 
 use forebay_compute::Scoring;
 use forebay_cuda::{
@@ -18,8 +17,8 @@ use crate::backend::{Step, record_routing};
 use crate::weights::{FeedForwardWeights, PartMatrix};
 
 impl CudaBackend {
-    /// Queues the router and what its choice sets going: fetching, sorting, and copies of the ids for
-    /// whoever needs them on the host.
+    /// Queues the router and the work that follows its choice: fetching and sorting experts, and copying the ids to
+    /// the host if the host needs them.
     pub(super) fn choose_experts(
         &mut self,
         step: &Step<'_>,
@@ -95,7 +94,7 @@ impl CudaBackend {
         Ok(())
     }
 
-    /// All products of a layer's experts; the next norm adds them up.
+    /// Computes all products of a layer's experts. The next norm adds them up.
     pub(super) fn multiply_experts(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
         let mut streamed = self.streamed.take();
         let computed = self.compute_experts(step, streamed.as_mut());
@@ -104,7 +103,7 @@ impl CudaBackend {
         Ok(())
     }
 
-    /// The products of `multiply_experts`, part by part if they come so.
+    /// Computes the products for `multiply_experts`, in several passes if the experts arrive so.
     fn compute_experts(
         &self,
         step: &Step<'_>,
@@ -122,7 +121,7 @@ impl CudaBackend {
         let sorted = self.sorted_pairs();
         let fetched = streamed.is_some() && (self.graphs.is_capturing() || self.resuming);
         let (slots, ids) = match fetched {
-            // In the order of the choice.
+            // This table is in the order of the router's choice.
             true => (DeviceArena::chosen_table(&self.plan, step.layer), at.identity),
             false => (step.layer, at.expert_ids),
         };
@@ -152,7 +151,7 @@ impl CudaBackend {
             gate: gate_bias,
             up: up_bias,
             ids: chosen,
-            // Entries of many tokens are in the order of experts.
+            // Entries of many tokens are sorted by expert.
             pairs: if is_few { DevicePtr::null() } else { sorted.pairs },
         });
         let gating = device_gating(step.architecture.gating);
@@ -207,7 +206,8 @@ impl CudaBackend {
         })
     }
 
-    /// The output of the feed-forward that every token has beside its experts; null: there is none.
+    /// Computes the shared expert, which processes every token. Returns the address of its output, or null if the
+    /// layer has none.
     fn compute_shared(&self, step: &Step<'_>) -> Result<DevicePtr<f32>, ModelError> {
         let FeedForwardWeights::Experts { shared: Some([gate, up, down]), .. } =
             step.layer_weights().feed_forward
@@ -223,7 +223,7 @@ impl CudaBackend {
         Ok(down.out)
     }
 
-    /// The router's pairs, sorted by expert.
+    /// Returns the buffers of the router's pairs, sorted by expert.
     fn sorted_pairs(&self) -> SortedPairs {
         SortedPairs {
             starts: self.arena.activation(self.at().starts),

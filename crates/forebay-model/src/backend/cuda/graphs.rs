@@ -1,7 +1,7 @@
-//! One token's work, recorded and queued with one call.
+//! CUDA graphs of single tokens. The work of a token is captured once and then queued with one call.
 //!
-//! Tokens differ in what lies in memory: their id, their position, the cache. The kernels and their arguments are the
-//! same, but for a few ways: each makes a recording of its own.
+//! Tokens differ in what lies in memory: their id, their position, the KV cache. Their kernels and arguments differ
+//! only by [`GraphKey`], so each key has a graph of its own.
 
 use std::collections::{HashMap, HashSet};
 
@@ -9,49 +9,50 @@ use forebay_cuda::{CudaError, Gpu, Graph};
 
 use crate::backend::End;
 
-/// What tells recordings apart.
+/// Properties by which graphs differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct GraphKey {
-    /// Parts that the context is cut into.
+    /// Number of parts that attention splits the context into.
     pub splits: usize,
     pub end: End,
-    /// The CPU computes some of the experts that are not on the GPU.
+    /// True if the CPU computes some of the experts that are not on the GPU.
     pub cpu_offloads: bool,
 }
 
-/// What is done with the batch at hand.
+/// State of the current batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Work is queued as it comes.
+    /// Kernels are queued one by one.
     Direct,
-    /// It is written down.
+    /// The batch is being captured.
     Recording(GraphKey),
-    /// It was written down before.
+    /// A graph captured earlier is replayed.
     Recorded(GraphKey),
 }
 
-/// Recordings by their way.
+/// Graphs by key, and the state of the current batch.
 pub struct Graphs {
     graphs: HashMap<GraphKey, Graph>,
     state: State,
-    /// Ends that a token came to directly, so that all kernels on the way are loaded: that cannot be recorded.
+    /// Ends with which a token has run without a graph, so that all kernels it needs are loaded. Modules cannot be
+    /// loaded during a capture.
     warm: HashSet<End>,
     enabled: bool,
 }
 
 impl Graphs {
-    /// None yet; never any unless `enabled`.
+    /// Creates an empty set of graphs. Captures nothing unless `enabled`.
     pub fn new(enabled: bool) -> Graphs {
         Graphs { graphs: HashMap::new(), state: State::Direct, warm: HashSet::new(), enabled }
     }
 
-    /// Begins a batch: one that can be recorded has a way. Whether it is recorded already.
+    /// Starts a batch. A batch that can be captured has a key. Returns true if the batch replays a graph.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     pub fn begin(&mut self, gpu: &Gpu, key: Option<GraphKey>) -> Result<bool, CudaError> {
         if let State::Recording(_) = self.state {
-            // The batch before failed.
+            // The previous batch failed.
             gpu.abort_capture();
         }
         self.state = State::Direct;
@@ -65,20 +66,20 @@ impl Graphs {
         Ok(matches!(self.state, State::Recorded(_)))
     }
 
-    /// Whether the batch at hand is recorded already.
+    /// Returns true if the current batch replays a graph.
     pub fn is_replayed(&self) -> bool {
         matches!(self.state, State::Recorded(_))
     }
 
-    /// Whether the batch at hand is being recorded.
+    /// Returns true if the current batch is being captured.
     pub fn is_capturing(&self) -> bool {
         matches!(self.state, State::Recording(_))
     }
 
-    /// Ends a batch: what was recorded, now or before, is to be queued; `None`: all was queued as it came.
+    /// Ends a batch and its capture. Returns the graph to queue, or `None` if the kernels are already queued.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     pub fn finish(&mut self, gpu: &Gpu) -> Result<Option<&Graph>, CudaError> {
         let key = match std::mem::replace(&mut self.state, State::Direct) {
             State::Direct => return Ok(None),

@@ -1,4 +1,4 @@
-//! Where everything lies in device memory: known before any of it is reserved.
+//! Layout of device memory, computed before any memory is reserved.
 
 use forebay_compute::resumable;
 use forebay_cuda::{
@@ -13,13 +13,13 @@ use crate::arch::{Architecture, Attention, Layer};
 use crate::sharing::{ALIGNMENT, SubLayerPlan};
 use crate::weights::{FeedForwardWeights, PartMatrix, Weights};
 
-/// Most tokens that go through the layers together.
+/// Maximum number of tokens that go through the layers together.
 pub const BATCH_TOKENS: usize = 512;
 
-/// Most rows of logits that are on the device at once.
+/// Maximum number of rows of logits that are on the device at once.
 pub const HEAD_ROWS: usize = 32;
 
-/// Hands out places of a piece of memory that is reserved later.
+/// Assigns offsets in memory that is reserved later.
 #[derive(Debug, Default)]
 pub struct LayoutBuilder {
     end: u64,
@@ -32,32 +32,32 @@ impl LayoutBuilder {
         at
     }
 
-    /// Bytes of everything handed out, with a margin behind.
+    /// Returns the number of bytes assigned so far, with a margin at the end.
     pub fn bytes(&self) -> u64 {
         self.end.next_multiple_of(ALIGNMENT) + ALIGNMENT
     }
 }
 
-/// Experts of one layer.
+/// Layout of one layer's experts.
 #[derive(Debug, Clone, Copy)]
 pub struct ExpertLayout {
-    /// Where all of them are in a row, if they are.
+    /// Offset of the first expert, if all experts are in VRAM. The others follow it.
     pub first: u64,
     pub slot_bytes: u64,
-    /// Of gate, up and down in a slot.
+    /// Offsets of gate, up and down in a slot.
     pub parts: [u64; 3],
     pub part_bytes: [u64; 3],
     pub count: usize,
 }
 
-/// Places of all matrices.
+/// Offsets of all matrices.
 #[derive(Debug, Default)]
 pub struct WeightLayout {
-    /// By layer and part of the layer's dense block; `None`: it passes through the ring.
+    /// Offset by layer and part of the layer's dense block; `None` if the part passes through the ring.
     pub layers: Vec<Vec<Option<u64>>>,
-    /// For units on their way.
+    /// Offset of the ring for streamed sub-layers.
     pub ring: u64,
-    /// The chunks of the output projection follow one another without gaps.
+    /// Offset of the output projection, whose chunks follow one another without gaps.
     pub head: u64,
     pub embedding: EmbeddingLocation,
     pub dense: LayoutBuilder,
@@ -65,21 +65,24 @@ pub struct WeightLayout {
     pub experts: LayoutBuilder,
 }
 
-/// Where the rows of the embedding table are.
+/// Location of the rows of the embedding table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum EmbeddingLocation {
     /// The table is the output projection.
     #[default]
     Head,
-    /// The whole table.
+    /// The whole table is in VRAM, at this offset.
     Table(u64),
-    /// The table stays on the disk; rows of a batch's tokens are in pinned memory, where kernels read them.
+    /// The table stays on the disk. The rows of a batch's tokens are in pinned memory, where kernels read them.
     Rows,
 }
 
 impl WeightLayout {
-    /// With places for the units that `units` has in VRAM, and for its ring; with the embedding table, if it is not the output
-    /// projection, unless it `stays_on_disk`.
+    /// Lays out the sub-layers that `sub_layers` places in VRAM, its ring, and the output projection. The embedding
+    /// table gets an offset too, unless it is the output projection or `stays_on_disk`.
+    ///
+    /// # Errors
+    /// Returns an error if a row of an expert's matrix does not consist of whole blocks.
     pub fn new(
         architecture: &Architecture,
         weights: &Weights,
@@ -120,14 +123,14 @@ impl WeightLayout {
         Ok(layout)
     }
 
-    /// Places all experts, layer by layer.
+    /// Assigns an offset to every expert, layer by layer.
     pub fn place_experts(&mut self) {
         for of in self.experts_of.iter_mut().flatten() {
             of.first = self.experts.take(of.slot_bytes * of.count as u64);
         }
     }
 
-    /// Places slots for some of them: where each pool begins.
+    /// Assigns offsets to slots for some of the experts. Returns the offset of each pool.
     pub fn place_pools(&mut self, plan: &MemoryPlan) -> Vec<u64> {
         plan.pools.iter().map(|pool| self.experts.take(pool.bytes())).collect()
     }
@@ -154,17 +157,18 @@ fn matrix_bytes(matrix: &PartMatrix) -> Result<u64, ModelError> {
     Ok(row * matrix.rows as u64)
 }
 
-/// What is exchanged with the host, in words that follow one another, so that a copy each way is enough: ids `[batch]`,
-/// positions `[batch]`, flags, ids and values of the largest logits `[2, TOP_K_MAX]`, logits `[HEAD_ROWS, vocabulary]`.
+/// Layout of the words exchanged with the host. They are contiguous, so one copy each way is enough: ids `[batch]`,
+/// positions `[batch]`, flags, ids and values of the largest logits `[2, TOP_K_MAX]`, logits
+/// `[HEAD_ROWS, vocabulary]`.
 #[derive(Debug, Clone, Copy)]
 pub struct ExchangeLayout {
     pub batch: usize,
-    /// Of ids and positions, with what fills up the last aligned piece.
+    /// Words of ids and positions, padded to the alignment.
     pub batch_words: usize,
-    /// Likewise of flags.
+    /// Words of flags, padded to the alignment.
     pub flag_words: usize,
     pub vocabulary: usize,
-    /// Of everything.
+    /// Total number of words.
     pub words: usize,
 }
 
@@ -178,25 +182,25 @@ impl ExchangeLayout {
         ExchangeLayout { batch, batch_words, flag_words, vocabulary, words }
     }
 
-    /// What the host sends.
+    /// Returns the number of words that the host sends.
     pub fn up_words(&self) -> usize {
         self.batch_words + self.flag_words
     }
 
-    /// What the host gets at most: flags, the largest logits, one row of all.
+    /// Returns the maximum number of words that the host receives: flags, the largest logits, and one row of logits.
     pub fn down_words(&self) -> usize {
         self.flag_words + 2 * TOP_K_MAX + self.vocabulary
     }
 }
 
-/// Places of activations and of what else a forward pass needs, all in one piece of memory.
+/// Offsets of activations and of the other buffers of a forward pass, all in one piece of memory.
 #[derive(Debug)]
 pub struct ActivationLayout {
     pub layout: LayoutBuilder,
     pub batch: usize,
     pub exchange: u64,
     pub exchange_layout: ExchangeLayout,
-    /// `[batch, hidden]` each.
+    /// Residual stream, normed stream and block output, `[batch, hidden]` each.
     pub x: u64,
     pub normed: u64,
     pub block_out: u64,
@@ -204,11 +208,11 @@ pub struct ActivationLayout {
     pub k: u64,
     pub v: u64,
     pub attended: u64,
-    /// `[batch, width]`, or `[pairs, width]` of experts.
+    /// Outputs of gate and up: `[batch, width]`, or `[pairs, width]` for experts.
     pub gate: u64,
     pub up: u64,
     pub scores: u64,
-    /// Of the choice of the largest logits.
+    /// Scratch memory of the selection of the largest logits.
     pub top_k_scratch: u64,
     pub router_tickets: u64,
     pub expert_ids: u64,
@@ -220,7 +224,7 @@ pub struct ActivationLayout {
     /// 0, 1, 2 ... for the pairs of few tokens.
     pub identity: u64,
     pub identity_count: usize,
-    /// `[pairs, hidden]`.
+    /// Output rows of experts `[pairs, hidden]`.
     pub outputs: u64,
     pub codes: u64,
     pub code_scales: u64,
@@ -230,29 +234,33 @@ pub struct ActivationLayout {
     pub attention_parts: u64,
     pub attention_tickets: u64,
     pub attention_size: AttentionScratchSize,
-    /// Of every rotation.
+    /// Angles of every rotation.
     pub ropes: Vec<u64>,
-    /// Of latent attention.
+    /// Buffers of latent attention.
     pub latent: LatentLayout,
-    /// The output of the feed-forward that every token has beside its experts `[batch, hidden]`, and its inner activations.
+    /// Output `[batch, hidden]` of the shared expert, which processes every token.
     pub shared: u64,
+    /// Inner activations of the shared expert.
     pub shared_gate: u64,
     pub shared_up: u64,
-    /// Entries of all tables of addresses: of each layer's experts and of those that a token chooses, and of the matrices of
-    /// heads.
+    /// Total number of entries of the address tables. The first is for experts: those of each layer and those that a
+    /// token chooses. The second is for the matrices of heads.
     pub table_entries: [usize; 2],
-    /// For single tokens that fetch experts: what the host tells them beforehand, tickets, and what the host answers.
+    /// For single tokens that fetch experts: the words that the host sends before the token's work is queued.
     pub fetch: u64,
+    /// Tickets of the blocks of the fetch kernel.
     pub fetch_tickets: u64,
+    /// Words in which one block of the fetch kernel passes the host's answer to the others.
     pub fetch_desk: u64,
-    /// The number of the run that gave up waiting for the host, and the residual stream `[hidden]` at that time.
+    /// Number of the run that gave up waiting for the host.
     pub fetch_given_up: u64,
+    /// Copy of the residual stream `[hidden]` at the time when the run gave up.
     pub fetch_kept: u64,
     pub vectors: u64,
 }
 
 impl ActivationLayout {
-    /// Bytes of everything, the tables of addresses included, which have memory of their own.
+    /// Returns the bytes of all buffers and of the address tables, which have memory of their own.
     pub fn bytes(&self) -> u64 {
         let tables = self.table_entries.map(|entries| AddressTables::bytes(entries) as u64);
         self.layout.bytes()
@@ -279,7 +287,7 @@ impl ActivationLayout {
         let experts = architecture.expert_layers().map(|e| e.count).max().unwrap_or(0);
         let expert_width = architecture.expert_layers().map(|e| e.width).max().unwrap_or(0);
         let dense_width = architecture.dense_width();
-        // Values of a feed-forward's inner activations, and of the widest input of a product, per token.
+        // Values per token: the inner activations of a feed-forward, then the widest input of a product.
         let inner = dense_width.max(used * expert_width);
         let heads_width = attention.heads * attention.value_dim;
         let widest = [q_width, heads_width, attention.output_width(), inner, shared_width];
@@ -345,25 +353,26 @@ impl ActivationLayout {
     }
 }
 
-/// Activations that latent attention needs beside the others.
+/// Offsets of activations that only latent attention needs.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LatentLayout {
-    /// Where queries pass through `[batch, query rank]`.
+    /// Compressed queries `[batch, query rank]`, if the model has them.
     pub q_a: u64,
     /// Queries `[batch, heads, plain + rotary]`.
     pub q: u64,
-    /// `[batch, rank + rotary]`
+    /// Latent vectors and the parts of keys that rotate `[batch, rank + rotary]`.
     pub kv_a: u64,
-    /// Before attention the parts of queries that do not rotate `[batch, heads, plain]`, after it values
+    /// Before attention, the parts of queries that do not rotate `[batch, heads, plain]`. After attention, values
     /// `[batch, heads, value]`.
     pub heads: u64,
-    /// Which head an entry of few tokens belongs to: 0, 1 ... of each token.
+    /// Head of each entry for few tokens: 0, 1 ... for each token.
     pub ids: u64,
     pub ids_count: usize,
-    /// 0, 1 ... heads: of one token both what `starts` and what `rows` are of many.
+    /// 0, 1 ... heads. For a single token, this is both `starts` and `rows`.
     pub single: u64,
-    /// Of many tokens, where each head's entries begin `[heads + 1]`, and the row of each entry.
+    /// For many tokens, the index of each head's first entry `[heads + 1]`.
     pub starts: u64,
+    /// For many tokens, the row of each entry.
     pub rows: u64,
 }
 
@@ -390,7 +399,8 @@ impl LatentLayout {
     }
 }
 
-/// For every number of tokens that splits its context, at the largest context.
+/// Returns the scratch size that is enough for every number of tokens that splits its context, at the largest
+/// context.
 fn attention_scratch(
     multiprocessors: u32,
     kv: &KvLayerShape,
@@ -402,25 +412,26 @@ fn attention_scratch(
     })
 }
 
-/// Places of keys and values.
+/// Offsets of keys and values.
 #[derive(Debug)]
 pub struct KvLayout {
     pub layout: LayoutBuilder,
     pub layers: Vec<KvLayerLayout>,
 }
 
-/// Places of a layer's.
+/// Offsets of one layer's keys and values.
 #[derive(Debug, Clone, Copy)]
 pub struct KvLayerLayout {
     window: Option<usize>,
-    /// Positions that are kept.
+    /// Number of positions that are kept.
     pub rows: usize,
     pub keys: u64,
     pub values: u64,
 }
 
 impl KvLayout {
-    /// For layers of `shape`, but for their rows, whose tokens come in batches of up to `batch`.
+    /// Lays out the KV cache of layers of `shape`, except for their rows. Each layer's rows follow from its window
+    /// and from batches of up to `batch` tokens.
     pub fn new(shape: &KvLayerShape, layers: &[Layer], batch: usize) -> KvLayout {
         let mut layout = LayoutBuilder::default();
         let place = |layer: &Layer| {
@@ -433,13 +444,14 @@ impl KvLayout {
         KvLayout { layout, layers }
     }
 
-    /// The largest position, at most `len`, from which all layers may go on.
+    /// Returns the largest position, at most `len`, from which all layers can continue.
     pub fn resumable(&self, written: usize, len: usize) -> usize {
         let of = |layer: &KvLayerLayout| resumable(layer.window, layer.rows, written, len);
         self.layers.iter().map(of).min().unwrap_or(len)
     }
 
-    /// With at least `bytes`, for who needs memory before the first token.
+    /// Makes the cache at least `bytes` large, because the relayout of weights uses its memory before the first
+    /// token.
     pub fn with_room_for(mut self, bytes: u64) -> KvLayout {
         self.layout.end = self.layout.end.max(bytes);
         self

@@ -1,4 +1,4 @@
-//! The device's memory: what a model needs of it, and which weights belong where.
+//! Device memory: how much of it a model needs, and which weights go where.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,44 +19,46 @@ use crate::sharing::{ALIGNMENT, DeviceShare, SubLayerPlan};
 use crate::statistics::VramUse;
 use crate::weights::{AttentionWeights, LayerWeights, Weights};
 
-/// What kernels' code may take in device memory, modules being loaded when they are first used.
+/// Device memory assumed for the code of kernels, whose modules are loaded when they are first used.
 const CODE_BYTES: u64 = 64 << 20;
 
-/// Most that one context is thought to take; what is in use beyond belongs to other programs.
+/// Largest size assumed of a driver context. Memory in use beyond it belongs to other programs.
 const CONTEXT_BYTES_MAX: u64 = 1 << 30;
 
-/// What the driver's context takes before anything else is there, where no GPU was asked. On an H200 it was 0.51 GiB.
+/// Size assumed of the driver's context, before any allocation, if no GPU was queried. On an H200 it was 0.51 GiB.
 const CONTEXT_BYTES_USUAL: u64 = 525 << 20;
 
-/// What a memory plan needs to know of a GPU.
+/// Properties of a GPU that a memory plan depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceFacts {
     pub multiprocessors: u32,
-    /// Device memory that nobody uses, with a context open.
+    /// Free device memory, with a context open.
     pub free_bytes: u64,
     pub total_bytes: u64,
 }
 
 impl DeviceFacts {
-    /// Of an open GPU.
+    /// Queries the facts of an open GPU.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     pub fn of(gpu: &Gpu) -> Result<DeviceFacts, CudaError> {
         let (free_bytes, total_bytes) = gpu.memory_bytes()?;
         Ok(DeviceFacts { multiprocessors: gpu.multiprocessors(), free_bytes, total_bytes })
     }
 
-    /// Of a GPU that is not open: thought to be used by nobody, with a context of the usual size.
+    /// Estimates the facts of a GPU that is not open. Assumes that no program uses it and that a context has the
+    /// usual size.
     pub fn estimate(multiprocessors: u32, total_bytes: u64) -> DeviceFacts {
         let free_bytes = total_bytes.saturating_sub(CONTEXT_BYTES_USUAL);
         DeviceFacts { multiprocessors, free_bytes, total_bytes }
     }
 
-    /// What [`super::CudaPlan::new`] finds on such a GPU.
+    /// Returns the plan that [`super::CudaPlan::new`] makes for such a GPU.
     ///
     /// # Errors
-    /// [`ModelError::VramTooSmall`]; weights or routers that have no kernels.
+    /// Returns [`ModelError::VramTooSmall`] if VRAM is too small, and an error for weights or routers that have no
+    /// kernels.
     pub fn plan(
         &self,
         architecture: &Architecture,
@@ -71,12 +73,12 @@ impl DeviceFacts {
     }
 }
 
-/// Where everything will lie.
+/// Layout of everything in device memory.
 pub struct DevicePlan {
     pub sub_layers: SubLayerPlan,
     pub kv_shape: KvLayerShape,
     pub weights: WeightLayout,
-    /// Slots for experts, where not all of them have one.
+    /// Slots for experts, if not all of them fit.
     pub tier: Option<DeviceTier>,
     pub kv: KvLayout,
     pub activations: ActivationLayout,
@@ -84,14 +86,14 @@ pub struct DevicePlan {
     pub vram: VramUse,
 }
 
-/// Experts on a device that does not hold all of them.
+/// Slots for experts on a device that does not hold all of them.
 pub struct DeviceTier {
     pub plan: MemoryPlan,
-    /// Where each pool's slots begin.
+    /// Offset of each pool's first slot.
     pub pools: Vec<u64>,
 }
 
-/// What a GPU has of a model, but for experts.
+/// Everything that a GPU holds of a model, before experts are placed.
 struct Share {
     sub_layers: SubLayerPlan,
     vectors: Vectors,
@@ -101,7 +103,7 @@ struct Share {
 }
 
 impl Share {
-    /// With a place for the embedding table, unless it `stays_on_disk`.
+    /// Lays out the share. It includes the embedding table unless the table `stays_on_disk`.
     fn new(
         facts: &DeviceFacts,
         architecture: &Architecture,
@@ -130,13 +132,18 @@ impl Share {
 }
 
 impl DevicePlan {
-    /// Plans a model with `kv_shape.context` positions: on the device whole if it fits. Of a model with experts, else everything
-    /// but experts, and slots for as many experts as fit beside it; of a dense model, else everything but the embedding
-    /// table, and if that is too much, too, as many units as fit beside a ring for the others.
+    /// Plans a model with `kv_shape.context` positions. If the whole model fits, all of it is on the device.
+    /// Otherwise:
+    ///
+    /// - For a model with experts, everything but experts is on the device, with slots for as many experts as fit
+    ///   beside it.
+    /// - For a dense model, the embedding table stays on the disk. If this is not enough, as many sub-layers as fit
+    ///   are in VRAM, beside a ring for the others.
     ///
     /// # Errors
-    /// Weights of types that have no kernels, routers beyond the kernels' limits, and
-    /// [`ModelError::VramTooSmall`] with the bytes that would do, and the context that would.
+    /// Returns an error for weights of types that have no kernels and for routers beyond the kernels' limits. Returns
+    /// [`ModelError::VramTooSmall`], with the bytes that would be enough and the largest context that fits, if VRAM
+    /// is too small.
     pub fn new(
         facts: &DeviceFacts,
         architecture: &Architecture,
@@ -159,7 +166,7 @@ impl DevicePlan {
         })
     }
 
-    /// [`DevicePlan::new`], which says what context would do.
+    /// Makes the plan for [`DevicePlan::new`], but does not search for a context that fits.
     fn within(
         facts: &DeviceFacts,
         architecture: &Architecture,
@@ -174,7 +181,7 @@ impl DevicePlan {
         let mut share = share_with(SubLayerPlan::resident(weights), false)?;
         let DeviceFacts { free_bytes: free, total_bytes: total, .. } = *facts;
         let context_bytes = total.saturating_sub(free).min(CONTEXT_BYTES_MAX) + CODE_BYTES;
-        // The context is there already, so what is free must hold the others.
+        // The driver's context already exists, so only the rest has to fit in free memory.
         let available = free + context_bytes - CODE_BYTES;
         let budget_bytes = vram_bytes.map_or(available, |vram| vram.min(available));
         let left = budget_bytes.saturating_sub(context_bytes);
@@ -223,23 +230,23 @@ impl DevicePlan {
         Ok(DevicePlan { sub_layers, kv_shape, weights, tier, kv, activations, vectors, vram })
     }
 
-    /// The address of a slot of pool `pool` of the tier.
+    /// Returns the address of a slot of pool `pool` of the tier.
     ///
     /// # Panics
-    /// Where all experts are on the device.
+    /// Panics if all experts are on the device.
     pub fn slot(&self, arena: &DeviceArena, pool: usize, slot: u32) -> DevicePtr<u8> {
         let tier = self.tier.as_ref().expect("slots are for experts that come and go");
         arena.experts(tier.pools[pool] + u64::from(slot) * tier.plan.pools[pool].slot_bytes)
     }
 }
 
-/// What the least that a model needs is made of, in words.
+/// The least memory that a model needs, for error messages.
 struct WhatIsNeeded<'a> {
-    /// What has no choice.
+    /// Everything that must be on the device.
     share: &'a Share,
     context_bytes: u64,
     kv_shape: &'a KvLayerShape,
-    /// For one token's experts, or for units on their way.
+    /// Bytes for one token's experts, or for streamed sub-layers.
     more_bytes: u64,
 }
 
@@ -262,7 +269,7 @@ impl fmt::Display for WhatIsNeeded<'_> {
     }
 }
 
-/// Slots within `bytes`; if they are too few, the bytes that would do.
+/// Plans slots within `bytes`. If they are too few, the error is the number of bytes that would be enough.
 fn plan_tier(
     layout: &WeightLayout,
     architecture: &Architecture,
@@ -273,7 +280,7 @@ fn plan_tier(
         |of: &Option<ExpertLayout>| of.map_or((0, 0), |of| (of.count as u32, of.slot_bytes));
     let layers: Vec<(u32, u64)> = layout.experts_of.iter().map(of_layer).collect();
     let used = architecture.experts_per_token();
-    // Places of pools are aligned.
+    // Offsets of pools are aligned.
     let bytes = bytes.saturating_sub(ALIGNMENT * layers.len() as u64);
     Budget::plan_experts(&layers, used, bytes, policy).map_err(|error| match error {
         StreamError::BudgetTooSmall { needed_bytes, .. } => {
@@ -313,21 +320,24 @@ fn check_kernels(architecture: &Architecture, weights: &Weights) -> Result<(), M
     Ok(())
 }
 
-/// Everything that a model has on the device, reserved at once.
+/// Device memory of a model, reserved at once.
 pub struct DeviceArena {
     dense: Arc<DeviceMemory>,
     experts: Arc<DeviceMemory>,
     kv: DeviceMemory,
     activations: DeviceMemory,
-    /// Of the experts of each layer, then of those that a token chooses in each, if experts come and go.
+    /// Address tables of the experts of each layer, then of the experts that a token chooses in each layer. The
+    /// latter serve only if not all experts are in VRAM.
     expert_tables: Arc<AddressTables>,
-    /// Of the matrices of heads: those of keys and of values by layer.
+    /// Address tables of the matrices of heads: two for each layer, those of keys and those of values.
     head_tables: AddressTables,
 }
 
 impl DeviceArena {
+    /// Reserves the memory for `plan`, with address tables for tokens that choose `used` experts in a layer.
+    ///
     /// # Errors
-    /// Memory that somebody else took meanwhile.
+    /// Returns an error if memory cannot be allocated, for example because another program has taken it meanwhile.
     pub fn reserve(
         gpu: &Gpu,
         plan: &DevicePlan,
@@ -360,28 +370,30 @@ impl DeviceArena {
             kv: take(plan.kv.layout.bytes())?,
             activations: take(plan.activations.layout.bytes())?,
         };
-        // Tickets of attention begin at 0; no other memory is read before it was written.
+        // Tickets, and the words of kernels that fetch experts, must start at 0. No other memory is read before it is
+        // written.
         let activations = &arena.activations;
         gpu.fill(activations.ptr(), 0, activations.bytes())?;
         Ok(arena)
     }
 
-    /// All memory that weights are brought to.
+    /// Returns the addresses of all memory that weights are loaded into.
     pub fn of_weights(&self) -> [DevicePtr<u8>; 2] {
         [self.dense.ptr(), self.experts.ptr()]
     }
 
-    /// Tables of addresses of experts: by layer those of all, which are tables `0 ..`, and those that a token has chosen.
+    /// Returns the address tables of experts. Tables `0 ..` are those of each layer, followed by those of the experts
+    /// that a token has chosen.
     pub fn expert_tables(&self) -> &Arc<AddressTables> {
         &self.expert_tables
     }
 
-    /// The number of the table of what a token has chosen in a layer.
+    /// Returns the number of the table of the experts that a token has chosen in a layer.
     pub fn chosen_table(plan: &DevicePlan, layer: usize) -> usize {
         plan.weights.experts_of.len() + layer
     }
 
-    /// The matrices of heads of one of a layer's two stacks: keys', values'.
+    /// Returns the address table of one of a layer's two stacks of per-head matrices: 0 for keys, 1 for values.
     pub fn head_table(&self, layer: usize, stack: usize) -> AddressTable {
         self.head_tables.table(2 * layer + stack)
     }
@@ -403,10 +415,10 @@ impl DeviceArena {
     }
 }
 
-/// Copies vectors and tables to the device: what is computed, or already in host memory.
+/// Copies vectors and tables to the device. These are computed, or already in host memory.
 ///
 /// # Errors
-/// A failed device.
+/// Returns an error if the device fails.
 pub fn upload_tables(
     gpu: &Gpu,
     plan: &DevicePlan,
@@ -423,7 +435,7 @@ pub fn upload_tables(
     gpu.upload(&identity, arena.activation(activations.identity))?;
     upload_latent_tables(gpu, plan, arena, weights)?;
     for (layer, experts) in plan.weights.experts_of.iter().enumerate() {
-        // With slots the tables begin empty.
+        // If experts have slots, the tables start empty.
         let Some(experts) = experts.as_ref().filter(|_| plan.tier.is_none()) else { continue };
         let address = |expert| {
             let at = experts.first + expert as u64 * experts.slot_bytes;
@@ -435,7 +447,7 @@ pub fn upload_tables(
     Ok(())
 }
 
-/// Where the matrices of every head are, where there is one for each.
+/// Uploads the addresses of per-head matrices and the tables that go with them, for layers that have such matrices.
 fn upload_latent_tables(
     gpu: &Gpu,
     plan: &DevicePlan,

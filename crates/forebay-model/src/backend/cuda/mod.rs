@@ -1,7 +1,10 @@
-//! An NVIDIA GPU. Where it holds the whole model, every step queues kernels and nothing waits for them until the logits
-//! are copied to the host; what one token needs is recorded and queued with one call from then on. Where not all experts
-//! fit, the host sees every router's choice and brings what is missing. Of a dense model that does not fit, units of layers
-//! pass through a ring, and the CPU computes some.
+//! The NVIDIA GPU backend.
+//!
+//! If the whole model is in VRAM, every step queues kernels, and the host waits only for the copy of the logits. The
+//! work of a single token is captured once as a CUDA graph and then queued with one call.
+//!
+//! If not all experts fit, the host sees every router's choice and brings the missing experts. If a dense model does
+//! not fit, its sub-layers pass through a ring, and the CPU computes some of them.
 
 mod attention;
 mod backend;

@@ -1,7 +1,9 @@
-//! Experts that the CPU computes where they are, in host memory, while the GPU computes others: for few tokens at a time.
+//! CPU offload of experts: the CPU computes some experts in host memory while the GPU computes others. It is used for
+//! batches of few tokens.
 //!
-//! The normed input comes to the host, rows of outputs go back to where the GPU's own would be. How many of a batch's
-//! missing experts are the CPU's depends on their number and on rates alone, never on what happens to be ready: see `help`.
+//! The normed input is copied to the host. Output rows are copied back to where the GPU's own rows would be. The
+//! CPU's share of a batch's missing experts depends only on their number and on rates, never on timing: see
+//! `sharing/cpu_offload.rs`.
 
 use std::time::{Duration, Instant};
 
@@ -14,20 +16,23 @@ use crate::backend::cpu::{matmul_beside_reads, matrix, recycle};
 use crate::sharing::{CpuOffloadControl, CpuOffloadMode, CpuOffloadRates, MissSplit};
 use crate::weights::{FeedForwardWeights, LayerWeights, PartMatrix};
 
-/// Experts of one measurement beside a single one, how often it is repeated, with which pauses, and how long copies go on
-/// beside it.
+/// Number of experts in the larger measurement. The smaller one has a single expert.
 const MEASURED_EXPERTS: usize = 8;
+/// Number of times that both measurements are repeated.
 const MEASURED_ROUNDS: usize = 16;
+/// Pause before each measurement.
 const MEASURED_PAUSE: Duration = Duration::from_micros(300);
+/// Time for which copies to the GPU run beside the measurements.
 const MEASURED_TIME: Duration = Duration::from_millis(30);
 
-/// How long the CPU's threads stay awake for the next layer's: longer than most layers take.
+/// Time for which the CPU's threads spin while they wait for the next layer: longer than most layers take.
 const AWAKE: Duration = Duration::from_micros(500);
 
-/// Bringing inputs to the host and rows of outputs back: some KiB each way, and words that are waited for.
+/// Assumed seconds to copy inputs to the host and output rows back: a few KiB each way, plus words that the other
+/// side polls.
 const EXCHANGE_SECONDS: f64 = 8e-6;
 
-/// Until they are measured.
+/// Placeholder for rates that are not measured yet.
 const UNMEASURED: CpuOffloadRates = CpuOffloadRates {
     split: MissSplit {
         copy_seconds: 0.0,
@@ -38,11 +43,11 @@ const UNMEASURED: CpuOffloadRates = CpuOffloadRates {
     copy_alone_seconds: 0.0,
 };
 
-/// A CPU that may take part.
+/// A CPU for CPU offload.
 pub struct OffloadCpu {
     pub cpu: Cpu,
     pub wanted: CpuOffloadMode,
-    /// As a machine profile has them; `None`: they are measured.
+    /// Rates from a machine profile; `None` if they have to be measured.
     pub rates: Option<CpuOffloadRates>,
 }
 
@@ -52,12 +57,12 @@ pub struct ExpertMatrices<'a> {
     pub gate: PartMatrix,
     pub up: PartMatrix,
     pub down: PartMatrix,
-    /// Of gate and up, and of down, which the GPU adds.
+    /// Biases of gate, up and down. The GPU adds those of down.
     pub biases: Option<&'a [Vec<f32>; 3]>,
     pub gating: Gating,
 }
 
-/// Of a layer, if it has experts.
+/// Returns the matrices of a layer's experts, or `None` if the layer is dense.
 pub fn expert_matrices(layer: &LayerWeights, gating: Gating) -> Option<ExpertMatrices<'_>> {
     match &layer.feed_forward {
         FeedForwardWeights::Dense { .. } => None,
@@ -71,24 +76,24 @@ pub fn expert_matrices(layer: &LayerWeights, gating: Gating) -> Option<ExpertMat
     }
 }
 
-/// Where a batch's rows are on the GPU.
+/// Device addresses and shape of a batch's rows.
 #[derive(Clone, Copy)]
 pub struct BatchRows {
-    /// `[tokens, hidden]`
+    /// Normed inputs `[tokens, hidden]`.
     pub normed: DevicePtr<f32>,
-    /// `[tokens, used, hidden]`
+    /// Output rows `[tokens, used, hidden]`.
     pub outputs: DevicePtr<f32>,
     pub tokens: usize,
     pub used: usize,
     pub hidden: usize,
 }
 
-/// The CPU beside a GPU, with memory for what goes between them.
+/// The CPU that computes experts, with buffers for its exchange with the GPU.
 pub struct CpuExperts {
     cpu: Cpu,
     pub gating: Gating,
     pub cpu_offload: CpuOffloadControl,
-    /// Normed inputs, then rows of outputs by pair.
+    /// Normed inputs, followed by an output row for each pair of a token and a chosen expert.
     words: HostWords,
     outputs_at: usize,
     x: Vec<f32>,
@@ -98,23 +103,24 @@ pub struct CpuExperts {
     up: Vec<f32>,
     inner: Activations,
     out: Vec<f32>,
-    /// 0, 1, 2 ...: rows of `inner`.
+    /// 0, 1, 2 ...: row indices of `inner`.
     rows: Vec<u32>,
-    /// Pairs in the order computed, and their tokens.
+    /// Pairs in the order in which they are computed.
     pairs: Vec<u32>,
+    /// Token of each pair in `pairs`.
     pair_tokens: Vec<u32>,
-    /// Pairs of each expert.
+    /// Number of pairs of each expert.
     groups: Vec<usize>,
     /// Always empty between calls; kept for its memory.
     jobs: Vec<MatmulJob<'static>>,
 }
 
 impl CpuExperts {
-    /// Memory for `tokens` tokens at most, of which each chooses `used` experts in each of `layers` layers, and rates, if they
-    /// are not given, as measured on the matrices `of` one.
+    /// Creates buffers for at most `tokens` tokens, each of which chooses `used` experts in each of `layers` layers.
+    /// If no rates are given, measures them with matrices of the shapes in `of`.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     pub fn new(
         gpu: &Gpu,
         OffloadCpu { cpu, wanted, rates }: OffloadCpu,
@@ -156,7 +162,8 @@ impl CpuExperts {
         Ok(experts)
     }
 
-    /// How long copies to the GPU and the CPU's products take while both go on: they share the memory's bandwidth.
+    /// Measures the time of copies to the GPU and of the CPU's products while both run, because they share the memory
+    /// bandwidth.
     fn measure(
         &mut self,
         gpu: &Gpu,
@@ -165,7 +172,7 @@ impl CpuExperts {
     ) -> Result<CpuOffloadRates, CudaError> {
         let bytes = expert_bytes(of);
         let slots: Vec<&[u8]> = host.slot_memory().filter(|slot| slot.len() >= bytes).collect();
-        // Each once, spread over the memory: when tokens are computed, no cache holds them either.
+        // Uses each slot once, spread over the memory. During decoding, no CPU cache holds the experts either.
         let of_round = 1 + MEASURED_EXPERTS;
         let step = (slots.len() / (MEASURED_ROUNDS * of_round)).max(1);
         let mut spread = slots.iter().copied().step_by(step).cycle();
@@ -175,7 +182,7 @@ impl CpuExperts {
                 .spawn(|| gpu.pinned_copy_rate(Direction::ToDevice, part, 8 * part, MEASURED_TIME));
             let (mut one, mut many) = (Vec::new(), Vec::new());
             for _ in 0..MEASURED_ROUNDS {
-                // Between layers the GPU computes.
+                // During decoding, the GPU computes between the CPU's layers.
                 std::thread::sleep(MEASURED_PAUSE);
                 one.push(self.time(of, spread.by_ref().take(1)));
                 std::thread::sleep(MEASURED_PAUSE);
@@ -195,7 +202,7 @@ impl CpuExperts {
         Ok(CpuOffloadRates { split, copy_alone_seconds: copy_seconds })
     }
 
-    /// Seconds for products of one token with whatever is in the memory `of` experts.
+    /// Returns the seconds for the products of one token with experts. Any bytes serve as their weights.
     fn time<'a>(
         &mut self,
         of: &ExpertMatrices<'_>,
@@ -223,10 +230,10 @@ impl CpuExperts {
         started.elapsed().as_secs_f64()
     }
 
-    /// Brings a batch's normed input to the host; waits for all that is queued.
+    /// Copies a batch's normed input to the host. Waits for all queued work.
     ///
     /// # Errors
-    /// What went wrong in queued work.
+    /// Returns an error if a driver call or queued work failed.
     pub fn take_input(&mut self, gpu: &Gpu, rows: &BatchRows) -> Result<(), CudaError> {
         let count = rows.tokens * rows.hidden;
         gpu.queue_download(rows.normed.cast(), &self.words, 0..count)?;
@@ -236,11 +243,11 @@ impl CpuExperts {
         Ok(())
     }
 
-    /// Computes leased experts for the tokens that chose them, `chosen [tokens, used]`, and queues the way of their rows to
-    /// the GPU. What was begun there goes on meanwhile.
+    /// Computes leased experts for the tokens that chose them, `chosen [tokens, used]`, and queues the copies of
+    /// their output rows to the GPU. Kernels that were queued before run meanwhile.
     ///
     /// # Errors
-    /// A failed read beside the products, or a failed device.
+    /// Returns an error if a read beside the products or the device fails.
     pub fn compute(
         &mut self,
         gpu: &Gpu,
@@ -261,11 +268,11 @@ impl CpuExperts {
         Ok(())
     }
 
-    /// As [`CpuExperts::compute`] for a single token whose recorded work has sent its state with the question of a layer and
-    /// takes the rows by itself.
+    /// Computes leased experts like [`CpuExperts::compute`], for a single token that runs as a CUDA graph. The graph
+    /// has sent the state with a layer's question, and takes the output rows by itself.
     ///
     /// # Errors
-    /// A failed read beside the products.
+    /// Returns an error if a read fails beside the products.
     pub fn compute_for(
         &mut self,
         mailbox: &mut ExpertMailbox<Returning>,
@@ -284,7 +291,7 @@ impl CpuExperts {
         Ok(())
     }
 
-    /// Rows of outputs, in the order of `pairs`, for what was taken as input.
+    /// Computes output rows for the current input, in the order of `pairs`.
     fn rows_of(
         &mut self,
         host: &mut Residency,
@@ -314,7 +321,7 @@ impl CpuExperts {
         self.products(&mut Source::Leased { host, leases }, of)
     }
 
-    /// Gate and up of all experts in one parallel region, down in another.
+    /// Computes gate and up of all experts in one parallel region, and down in another.
     fn products(
         &mut self,
         source: &mut Source<'_, '_>,
@@ -366,9 +373,9 @@ impl CpuExperts {
     }
 }
 
-/// Where the weights of experts are.
+/// Location of the experts' weights.
 enum Source<'a, 'host> {
-    /// In any memory: gate, up and down.
+    /// Gate, up and down of each expert, in any memory.
     Measured(&'a [[&'a [u8]; 3]]),
     Leased {
         host: &'host mut Residency,
@@ -387,7 +394,7 @@ impl<'a> Source<'a, '_> {
         }
     }
 
-    /// Computes; reads go on meanwhile.
+    /// Computes `jobs`. Reads continue meanwhile.
     fn matmul(&mut self, cpu: &Cpu, jobs: &mut [MatmulJob<'_>]) -> Result<(), ModelError> {
         match self {
             Source::Measured(_) => {

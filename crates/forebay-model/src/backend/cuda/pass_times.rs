@@ -1,10 +1,10 @@
-//! Where the time of passes over a dense model's units goes, as the thread sees it that drives the GPU and computes.
+//! Time of passes over a dense model's sub-layers, as seen by the thread that drives the GPU and computes.
 
 use std::time::{Duration, Instant};
 
 use crate::statistics::PassTimes;
 
-/// What the thread does.
+/// Activity of the thread.
 #[derive(Clone, Copy, Default)]
 enum Doing {
     #[default]
@@ -15,12 +15,13 @@ enum Doing {
     WaitingForDisk,
 }
 
-/// The clock of one pass. It counts only when the pass is finished: one that failed says nothing.
+/// The clock of one pass. Its times count only when the pass has finished, because the times of a failed pass say
+/// nothing.
 #[derive(Default)]
 pub struct PassClock {
     since: Option<Instant>,
     doing: Doing,
-    /// By what is done.
+    /// Time spent, by activity.
     spent: [Duration; 5],
 }
 

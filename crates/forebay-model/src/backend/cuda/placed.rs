@@ -1,4 +1,4 @@
-//! Where blocks lie in device memory, and what of which file goes there.
+//! Device addresses of blocks, and the file extents that are loaded there.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use super::layout::EmbeddingLocation;
 use super::memory::{DeviceArena, DevicePlan};
 use crate::weights::Weights;
 
-/// A block, and where each of its parts is on the device, if it is there.
+/// A block and the device address of each of its parts, if the part is on the device.
 pub struct DeviceBlock<'a> {
     pub label: BlockLabel,
     pub block: &'a Block,
@@ -18,8 +18,9 @@ pub struct DeviceBlock<'a> {
 }
 
 impl DeviceBlock<'_> {
-    /// Where each extent goes: to its part's place, but those that are recast one behind the other from the place of the
-    /// first part that they become. All these parts together have room for them, and may have more.
+    /// Returns the address where each extent is loaded, which is that of its part. Extents that need a relayout are
+    /// loaded one after the other, starting at the first part that they become. All these parts together have room
+    /// for them, and may have more.
     pub fn landings(&self) -> Vec<Option<DevicePtr<u8>>> {
         let Some(relayout) = &self.block.relayout else { return self.parts.clone() };
         let Range { start, end } = relayout.extents.clone();
@@ -35,7 +36,8 @@ impl DeviceBlock<'_> {
     }
 }
 
-/// All blocks that are on the device, wholly or in part.
+/// Returns all dense blocks, and all experts unless experts have slots. A dense block's parts may be outside the
+/// device.
 pub fn placed_blocks<'a>(
     plan: &DevicePlan,
     arena: &DeviceArena,
@@ -68,7 +70,7 @@ pub fn placed_blocks<'a>(
     placed
 }
 
-/// What of which file goes to which address of the device: all matrices that stay there.
+/// Returns the extents of files to load and their device addresses, for all matrices that stay on the device.
 pub fn upload_parts(plan: &DevicePlan, arena: &DeviceArena, weights: &Weights) -> Vec<UploadPart> {
     let mut parts = Vec::new();
     let mut add = |label, extent: &Extent, to: DevicePtr<u8>| {

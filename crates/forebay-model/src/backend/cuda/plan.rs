@@ -1,4 +1,4 @@
-//! From a model that is described to one on a GPU.
+//! Planning and loading of a model on a GPU.
 
 use forebay_cuda::{
     CudaError, DevicePtr, Gpu, KvElement, KvLayerShape, MATVEC_TOKENS, ModelKernels, modules_needed,
@@ -20,7 +20,7 @@ use crate::arch::Architecture;
 use crate::sharing::{SubLayerPlan, SubLayerRates};
 use crate::weights::Weights;
 
-/// A model that was found to fit a GPU, before its weights are read.
+/// Plan of a model that fits a GPU, before its weights are read.
 pub struct CudaPlan {
     gpu: Gpu,
     plan: DevicePlan,
@@ -30,7 +30,7 @@ pub struct CudaPlan {
 }
 
 impl CudaPlan {
-    /// The key/value cache of a layer that keeps all of `context` positions.
+    /// Returns the shape of the KV cache of a layer that keeps all of `context` positions.
     pub fn cache(architecture: &Architecture, context: usize, element: KvElement) -> KvLayerShape {
         let attention = &architecture.attention;
         KvLayerShape {
@@ -44,12 +44,13 @@ impl CudaPlan {
         }
     }
 
-    /// Finds out how much of a model `gpu` has room for with such a cache; `exact` computes in f32 throughout.
-    /// `vram_bytes` bounds all device memory, the driver's context included; `policy` says which experts stay if not
-    /// all fit.
+    /// Plans how much of a model is placed on `gpu`, with such a KV cache. `exact` computes in f32 throughout.
+    /// `vram_bytes` bounds all device memory, including the driver's context. `policy` chooses the experts that stay
+    /// in VRAM if not all fit.
     ///
     /// # Errors
-    /// [`ModelError::VramTooSmall`]; weights or routers that have no kernels; whatever the driver says.
+    /// Returns [`ModelError::VramTooSmall`] if VRAM is too small. Returns an error for weights or routers that have
+    /// no kernels, or if a driver call fails.
     pub fn new(
         gpu: Gpu,
         architecture: &Architecture,
@@ -64,40 +65,46 @@ impl CudaPlan {
         Ok(CudaPlan { gpu, plan, exact, record: true, sub_layer_rates: None })
     }
 
-    /// Queues every kernel by itself, where single tokens' work would be recorded as a CUDA graph. Same results.
+    /// Disables CUDA graphs, so that the kernels of single tokens are queued one by one too. The results are the
+    /// same.
     pub fn without_graphs(mut self) -> CudaPlan {
         self.record = false;
         self
     }
 
-    /// Slots for experts, if not all of them fit.
+    /// Returns the slots for experts, if not all of them fit.
     pub fn slots(&self) -> Option<&MemoryPlan> {
         self.plan.tier.as_ref().map(|tier| &tier.plan)
     }
 
-    /// Where the layers' dense weights are: those that are not in VRAM are in host memory.
+    /// Returns where the layers' dense weights are. Sub-layers that are not in VRAM are in host memory.
     pub fn sub_layers(&self) -> &SubLayerPlan {
         &self.plan.sub_layers
     }
 
-    /// Has the CPU compute as many of the units that are not in VRAM as `rates` make it worth.
+    /// Assigns sub-layers outside VRAM to the CPU, as many as `rates` make worthwhile.
     pub fn share_with_cpu(mut self, rates: &SubLayerRates) -> CudaPlan {
         self.plan.sub_layers.share_with_cpu(rates);
         self.sub_layer_rates = Some(*rates);
         self
     }
 
-    /// What decided about the CPU's share, if something did.
+    /// Returns the rates that decided the CPU's share, if there are any.
     pub fn sub_layer_rates(&self) -> Option<SubLayerRates> {
         self.sub_layer_rates
     }
 
-    /// Reserves the memory and has `fill` bring the weights into it: all parts must be there when it returns, as files have them. It may load
-    /// the modules meanwhile; those that it leaves are loaded when they are first needed. What it returns comes back, but for
-    /// what is in host memory: experts, where [`CudaPlan::slots`] are not enough for all, or [`CudaPlan::units`].
+    /// Reserves the memory and calls `fill` to load the weights into it. When `fill` returns, all parts must be
+    /// there, in the layout of their files. `fill` may load the modules meanwhile. Modules that it does not load are
+    /// loaded when they are first needed.
+    ///
+    /// `fill` returns the weights in host memory and a value that is passed on to the caller. The weights in host
+    /// memory are experts, if [`CudaPlan::slots`] are not enough for all of them, or sub-layers that
+    /// [`CudaPlan::sub_layers`] does not place in VRAM.
     ///
     /// # Errors
-    /// Memory that somebody else took meanwhile, a failed device, and what `fill` says.
+    /// Returns an error if memory cannot be allocated, for example because another program has taken it meanwhile.
+    /// Also returns an error if the device or `fill` fails.
     pub fn load<T, E: From<ModelError>>(
         self,
         architecture: &Architecture,
@@ -139,18 +146,18 @@ impl CudaPlan {
     }
 }
 
-/// What a GPU still lacks of a model that memory is reserved for.
+/// Weights that a model's reserved device memory still needs.
 pub struct WeightsToLoad<'a> {
     pub gpu: &'a Gpu,
-    /// Everything that comes from files as it is, with addresses of the GPU.
+    /// Everything that is copied unchanged from files, with device addresses.
     pub parts: Vec<UploadPart>,
-    /// What the parts lie in.
+    /// Memory that contains the parts.
     pub memory: [DevicePtr<u8>; 2],
-    /// For [`Gpu::load_modules`].
+    /// Modules for [`Gpu::load_modules`].
     pub modules: Vec<&'static str>,
 }
 
-/// What of a model is in host memory beside a GPU.
+/// Weights of a model that are in host memory beside a GPU.
 pub enum HostWeights {
     Nothing,
     Experts(HostExperts),
@@ -158,11 +165,11 @@ pub enum HostWeights {
 }
 
 impl CudaBackend {
-    /// `records`: single tokens' work may be recorded. Exact products go by the experts' order, not by that of the
-    /// choice, so theirs is not.
+    /// Attaches the experts in host memory. `records` allows single tokens to run as CUDA graphs. Exact products use
+    /// the order of experts instead of the router's order, so exact tokens do not run as graphs.
     ///
     /// # Panics
-    /// When all experts are on the GPU.
+    /// Panics if the model has no experts, or the plan has no slots for them.
     fn attach_experts(
         &mut self,
         host: HostExperts,

@@ -1,4 +1,5 @@
-//! Products with dense matrices and with experts: which kernels, and activations in the form that they take.
+//! Products with dense matrices and with experts: chooses the kernels and converts activations to the form that they
+//! take.
 
 use std::cell::Cell;
 
@@ -12,7 +13,7 @@ use forebay_format::TensorType;
 use crate::ModelError;
 use crate::weights::PartMatrix;
 
-/// A matrix on the device and where its product goes.
+/// A matrix on the device and the address of its product.
 #[derive(Clone, Copy)]
 pub struct Product {
     pub matrix: PartMatrix,
@@ -20,53 +21,55 @@ pub struct Product {
     pub out: DevicePtr<f32>,
 }
 
-/// One layer's experts and their entries: what [`Products::experts`] multiplies with.
+/// One layer's experts and their entries: the operands of [`Products::experts`].
 #[derive(Clone, Copy)]
 pub struct ExpertEntries {
     pub slots: AddressTable,
     pub experts: usize,
-    /// Tokens and experts of each.
+    /// Number of tokens.
     pub tokens: usize,
+    /// Number of experts of each token.
     pub used: usize,
     /// Chosen experts `[tokens, used]`.
     pub ids: DevicePtr<u32>,
-    /// Where each expert's entries begin, and the token of each: pairs sorted by expert.
+    /// Index of each expert's first entry. Entries are pairs of a token and an expert, sorted by expert.
     pub starts: DevicePtr<u32>,
+    /// Token of each entry.
     pub pair_tokens: DevicePtr<u32>,
 }
 
-/// One part of every expert and where its products go.
+/// One part of every expert and the address of its products.
 #[derive(Clone, Copy)]
 pub struct ExpertProduct {
     pub matrix: PartMatrix,
-    /// In an expert's slot.
+    /// Offset of the part in an expert's slot.
     pub offset: u64,
     pub out: DevicePtr<f32>,
 }
 
-/// Which row of the activations an entry reads.
+/// Row of the activations that an entry reads.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Rows {
-    /// That of its token.
+    /// The row of the entry's token.
     Token,
-    /// Its own.
+    /// The entry's own row.
     Entry,
 }
 
-/// Memory for rounded activations, and how products are computed.
+/// Buffers for rounded activations, and the choice of kernels.
 pub struct Products {
-    /// f32 throughout.
+    /// True if all products are computed in f32.
     pub exact: bool,
     rounded: RoundedActivations,
     narrow: NarrowActivations,
-    /// The activations that `rounded` holds, if they are still the same.
+    /// Address of the activations whose rounded values are in `rounded`; `None` if the activations have changed.
     rounded_of: Cell<Option<u64>>,
-    /// Whether any matrix takes rounded activations.
+    /// True if any matrix takes rounded activations.
     rounds: bool,
 }
 
 impl Products {
-    /// `rounds`: whether any matrix takes rounded activations.
+    /// Creates the state. `rounds` is true if any matrix takes rounded activations.
     pub fn new(
         exact: bool,
         rounds: bool,
@@ -76,7 +79,8 @@ impl Products {
         Products { exact, rounded, narrow, rounded_of: Cell::new(None), rounds }
     }
 
-    /// Says that `x [tokens, cols]` gets new values: whether, and where, whoever writes them has to round them too.
+    /// Notes that `x [tokens, cols]` gets new values. If the kernel that writes them must also write them rounded,
+    /// returns where.
     pub fn rounded_too(
         &self,
         x: DevicePtr<f32>,
@@ -88,19 +92,19 @@ impl Products {
         wanted.then_some(self.rounded)
     }
 
-    /// Says that `x` got new values.
+    /// Notes that `x` got new values.
     pub fn changed(&self, x: DevicePtr<f32>) {
         if self.rounded_of.get() == Some(x.address()) {
             self.rounded_of.set(None);
         }
     }
 
-    /// Whether batches of `tokens` go through the mat-vec kernels.
+    /// Returns true if batches of `tokens` use the mat-vec kernels.
     pub fn is_few(&self, tokens: usize) -> bool {
         !self.exact && tokens <= MATVEC_TOKENS
     }
 
-    /// Multiplies `x [tokens, cols]` with up to four matrices of equally many columns.
+    /// Multiplies `x [tokens, cols]` by up to four matrices with the same number of columns.
     pub fn dense(
         &self,
         gpu: &Gpu,
@@ -113,7 +117,7 @@ impl Products {
             self.round_for(gpu, x, tokens, cols, products.iter().map(|p| p.matrix.ty))?;
             for (first, product) in products.iter().enumerate() {
                 let ty = product.matrix.ty;
-                // All of one type in one launch, with the first of them.
+                // The first product of a type launches all products of that type.
                 if products[..first].iter().any(|earlier| earlier.matrix.ty == ty) {
                     continue;
                 }
@@ -144,7 +148,7 @@ impl Products {
         Ok(())
     }
 
-    /// `gate.out = gating(x * gate, x * up)` for `x [tokens, cols]`.
+    /// Computes `gate.out = gating(x * gate, x * up)` for `x [tokens, cols]`.
     pub fn gated(
         &self,
         gpu: &Gpu,
@@ -170,7 +174,7 @@ impl Products {
         Ok(())
     }
 
-    /// As [`Products::gated`], for every entry with its expert, whose biases are added first.
+    /// Computes [`Products::gated`] for every entry with its expert. The expert's biases are added before the gating.
     pub fn gated_experts(
         &self,
         gpu: &Gpu,
@@ -201,8 +205,8 @@ impl Products {
         Ok(())
     }
 
-    /// Multiplies rows `[tokens, heads, cols]` of `x` with the matrix of their head; the output is
-    /// `[tokens, heads, rows]`. `rows` says for many tokens, which row each entry in the order of heads is.
+    /// Multiplies rows `[tokens, heads, cols]` of `x` by the matrix of their head. The output is
+    /// `[tokens, heads, rows]`. For many tokens, `rows` gives the row of each entry in the order of heads.
     pub fn heads(
         &self,
         gpu: &Gpu,
@@ -235,8 +239,8 @@ impl Products {
         Ok(())
     }
 
-    /// Multiplies every entry's row of `x` with parts of its expert. Entries are in the order of tokens where there are
-    /// few of them, else in the order of experts.
+    /// Multiplies every entry's row of `x` by parts of its expert. Few tokens have their entries in the order of
+    /// tokens, many tokens in the order of experts.
     pub fn experts(
         &self,
         gpu: &Gpu,
@@ -287,7 +291,7 @@ impl Products {
         Ok(())
     }
 
-    /// Rounds `x`, unless it is already, if a type among `types` takes it so.
+    /// Rounds `x` if any of `types` takes rounded activations and `rounded` does not hold them yet.
     fn round_for(
         &self,
         gpu: &Gpu,
@@ -310,7 +314,7 @@ impl Products {
         }
     }
 
-    /// `x` in the form that `ty` takes; `made` is the form that is there already.
+    /// Returns `x` in the form that `ty` takes. `made` is the form that already exists.
     fn many_input(
         &self,
         gpu: &Gpu,

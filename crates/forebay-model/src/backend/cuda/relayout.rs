@@ -1,5 +1,5 @@
-//! Weights that files hold in another form than kernels read: they come as they
-//! are, to where they will be, and are brought into the other form there when all have arrived.
+//! Relayout of weights whose layout in files differs from the layout that kernels read. They are loaded unchanged to
+//! their final memory. The relayout happens there when all of them have arrived.
 
 use std::num::NonZero;
 use std::thread;
@@ -11,14 +11,14 @@ use super::memory::{DeviceArena, DevicePlan};
 use super::placed::placed_blocks;
 use crate::weights::Weights;
 
-/// Recasts, in stream order, what was brought to the device as it is in files. The key/value cache, which nobody uses
-/// yet, has room for one block of that.
+/// Converts, in stream order, all weights on the device that are still in the layout of their files. The KV cache,
+/// which is not in use yet, is the workspace. It has room for one block.
 ///
-/// Budget for gpt-oss-20b: 12 GB of experts are read and written twice, 12 ms at 4 TB/s, in 2304 kernels and as many
-/// copies of 5 us; loading takes 0.3 s at best.
+/// Budget for gpt-oss-20b: 12 GB of experts are read and written twice. This takes 12 ms at 4 TB/s, in 2304 kernels
+/// and as many copies of 5 us. Loading takes 0.3 s at best.
 ///
 /// # Errors
-/// Whatever the driver says.
+/// Returns an error if a driver call fails.
 pub fn relayout_all(
     gpu: &Gpu,
     plan: &DevicePlan,
@@ -32,7 +32,7 @@ pub fn relayout_all(
         let from: Option<Vec<_>> = landings.iter().copied().collect();
         let to: Option<Vec<_>> =
             placed.parts[start..start + relayout.parts()].iter().copied().collect();
-        // Else they pass through host memory, in their other form already.
+        // Other blocks pass through host memory and are already converted there.
         let Some((from, to)) = from.zip(to) else { continue };
         if relayout.steps.iter().all(has_kernel) {
             run(gpu, relayout, &from, &to, arena.kv(0))?;
@@ -43,12 +43,12 @@ pub fn relayout_all(
     Ok(())
 }
 
-/// What is decoded on the way is made on the host.
+/// Returns true if a kernel does the step. Steps that also decode weights are done on the host.
 fn has_kernel(step: &Step) -> bool {
     !matches!(*step, Step::Heads { ty, .. } if Step::transposed(ty) != ty)
 }
 
-/// Has the bytes come back, and makes the parts by the host's threads.
+/// Downloads a block's bytes, converts them with host threads, and uploads the parts.
 fn run_on_host(
     gpu: &Gpu,
     block: &Block,

@@ -1,4 +1,4 @@
-//! A ring of device memory that pieces of different sizes go round in: placed in order, released in order.
+//! A ring of device memory for pieces of different sizes. Pieces are placed in order and released in order.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -6,14 +6,15 @@ use std::sync::Arc;
 
 use crate::sharing::ALIGNMENT;
 
-/// Which bytes are in use. `M` says when what read a piece is done: it may be written over from then on.
+/// Allocation state of the ring. `M` marks when the readers of a piece have finished. From then on the piece may be
+/// overwritten.
 pub struct Ring<M> {
     bytes: u64,
-    /// Where the next piece goes, if it fits there.
+    /// Offset of the next piece, if it fits there.
     head: u64,
-    /// Oldest first.
+    /// Placed pieces, oldest first.
     pieces: VecDeque<Piece<M>>,
-    /// Of the pieces, those that were released: the oldest.
+    /// Number of released pieces, which are the oldest in `pieces`.
     released: usize,
 }
 
@@ -22,7 +23,7 @@ struct Piece<M> {
     done: Option<Arc<M>>,
 }
 
-/// A place, and what has to be done before it is written.
+/// Offset of a new piece, and what must finish before the piece is written.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Taken<M> {
     pub at: u64,
@@ -34,8 +35,8 @@ impl<M> Ring<M> {
         Ring { bytes, head: 0, pieces: VecDeque::new(), released: 0 }
     }
 
-    /// Places a piece behind the last one; `None` until older ones are released. Pieces that lie within
-    /// [`Ring::new`]'s bytes together with the largest of them always have room when all others are released.
+    /// Places a piece after the last one. Returns `None` until older pieces are released. A group of pieces always
+    /// fits once all others are released, if the ring is as large as the group plus its largest piece.
     pub fn take(&mut self, bytes: u64) -> Option<Taken<M>> {
         let bytes = bytes.next_multiple_of(ALIGNMENT);
         let behind = self.head + bytes <= self.bytes;
@@ -48,7 +49,7 @@ impl<M> Ring<M> {
         if place.end > self.bytes || over > self.released {
             return None;
         }
-        // What was released last among them was done last.
+        // Pieces finish in the order of their release, so the last of them is enough.
         let after = self.pieces.drain(..over).next_back().and_then(|piece| piece.done);
         self.released -= over;
         self.head = place.end;
@@ -56,10 +57,10 @@ impl<M> Ring<M> {
         Some(Taken { at, after })
     }
 
-    /// The oldest `count` pieces that are in use may be written over once `done` says so.
+    /// Releases the oldest `count` pieces that are in use. They may be overwritten once `done` is reached.
     ///
     /// # Panics
-    /// When fewer are in use.
+    /// Panics if fewer are in use.
     pub fn release(&mut self, count: usize, done: M) {
         let done = Arc::new(done);
         for piece in self.pieces.range_mut(self.released..self.released + count) {
@@ -68,10 +69,10 @@ impl<M> Ring<M> {
         self.released += count;
     }
 
-    /// Forgets the `count` pieces that were placed last. Nothing has read them.
+    /// Removes the `count` pieces that were placed last. Nothing may have read them.
     ///
     /// # Panics
-    /// When fewer are in use.
+    /// Panics if fewer are in use.
     pub fn forget_last(&mut self, count: usize) {
         let left = self.pieces.len() - count;
         assert!(left >= self.released, "released pieces are still read");
@@ -80,7 +81,7 @@ impl<M> Ring<M> {
         }
     }
 
-    /// Forgets all pieces: nothing reads any.
+    /// Removes all pieces. Nothing may still read any of them.
     pub fn clear(&mut self) {
         self.pieces.clear();
         (self.head, self.released) = (0, 0);
@@ -118,7 +119,8 @@ mod tests {
         assert_eq!(at(&mut ring, 11), None, "larger than the ring");
     }
 
-    /// Units as layers have them, in the least ring that is promised to be enough, from every beginning.
+    /// Sub-layers with the sizes of a real model, in the smallest ring that is guaranteed to be enough, from every
+    /// start offset.
     #[test]
     fn a_sub_layer_always_has_room_when_it_is_alone() {
         let sub_layers: [&[u64]; 2] = [&[38, 5, 7, 38], &[132, 132, 193]];

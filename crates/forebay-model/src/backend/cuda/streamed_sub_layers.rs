@@ -1,8 +1,10 @@
-//! Units of a dense model on their way: from host memory, or from the disk behind it, through a ring in VRAM or to the CPU.
+//! Streamed sub-layers of a dense model. They come from host memory, or from the disk behind it, and go through a
+//! ring in VRAM or to the CPU.
 //!
-//! The order never changes, so units are taken ahead as far as there is room, each pass going on into the next: leased in
-//! host memory one after the other, then copied part by part beside the kernels, or kept for the CPU. Whatever waits for
-//! what does so on the GPU: the host waits for the disk, and for the inputs of what the CPU computes.
+//! The order of sub-layers never changes. They are therefore taken ahead as far as there is room, and each pass
+//! continues into the next. A taken sub-layer is leased in host memory. Its parts are then copied beside the kernels,
+//! or it is kept for the CPU. Kernels and copies wait for each other on the GPU. Within a pass, the host waits only
+//! for the disk and for the inputs of sub-layers that the CPU computes.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -20,16 +22,17 @@ use crate::sharing::{SubLayerPlan, SubLayerRates};
 use crate::statistics::{DeviceSubLayers, PassTimes};
 use crate::weights::PartMatrix;
 
-/// Where units live that are not in VRAM. Fields are dropped in order: nothing is unpinned that is still leased.
+/// Host memory of the sub-layers that are not in VRAM. Fields are dropped in order, so memory is unpinned only after
+/// its leases have ended.
 pub struct HostSubLayers {
     pub residency: Residency,
-    /// All of its memory, that the GPU copies from.
+    /// Pins all memory of `residency`, because the GPU copies from it.
     pub pinned: Pinned,
-    /// Of it in huge pages; `None` where the system does not tell.
+    /// Bytes of that memory in huge pages; `None` if the system does not report them.
     pub huge_page_bytes: Option<u64>,
-    /// For the units that are the CPU's, if any are.
+    /// The CPU that computes some sub-layers, if the plan assigns it any.
     pub cpu: Option<Cpu>,
-    /// What decided which are.
+    /// Rates that decided which sub-layers the CPU computes.
     pub planned: Option<SubLayerRates>,
 }
 
@@ -43,35 +46,35 @@ impl AsRef<[u8]> for SharedLease {
     }
 }
 
-/// A unit that was taken ahead.
+/// A sub-layer that was taken ahead.
 struct Taken {
     lease: SharedLease,
-    /// Where its parts are in the ring, those whose copies have begun; `None`: it is the CPU's.
+    /// Ring offsets of the parts whose copies have started; `None` if the CPU computes the sub-layer.
     parts: Option<Vec<u64>>,
-    /// The number of the last copy.
+    /// Number of the sub-layer's last copy.
     last_copy: u64,
 }
 
-/// A unit that does not stay in VRAM.
+/// A sub-layer that is not in VRAM.
 struct Outside {
-    /// Number of the unit.
+    /// Number of the sub-layer in the model.
     sub_layer: usize,
-    /// Of the layer's dense block.
+    /// Parts of the layer's dense block that belong to the sub-layer.
     parts: Range<usize>,
     bytes: u64,
     on_cpu: bool,
 }
 
-/// Units of one model on their way.
+/// State of one model's streamed sub-layers.
 pub struct StreamedSubLayers {
-    // Before what they copy from.
+    // Dropped before the memory that the copies read.
     in_flight: VecDeque<InFlight<SharedLease>>,
-    /// Copies that were waited for: the number of the first one in flight.
+    /// Number of copies that have finished. This is also the number of the first copy in flight.
     copies_done: u64,
-    /// In the order of execution, the unit at hand not among them.
+    /// Sub-layers taken ahead, in the order of execution, without the current one.
     taken: VecDeque<Taken>,
     current: Option<Taken>,
-    /// The last copy that kernels which are queued wait for, unless it was waited for.
+    /// Number of the last copy that queued kernels wait for; `None` if the host has waited for it.
     held: Option<u64>,
     host: Residency,
     _pinned: Pinned,
@@ -80,22 +83,24 @@ pub struct StreamedSubLayers {
     ring: Ring<Marker>,
     ring_at: DevicePtr<u8>,
     outside: Vec<Outside>,
-    /// Which of `outside` is at hand or next, and which is taken next, counted from the beginning of the pass.
+    /// Index in `outside` of the current or next sub-layer, counted from the start of the pass.
     executed: usize,
+    /// Index of the next sub-layer to take, counted from the start of the pass. It continues into the next pass.
     next: usize,
-    /// Whether the CPU takes part in the pass, and probably in the one after.
+    /// True if the CPU takes part in this pass.
     few: bool,
+    /// True if the CPU probably takes part in the next pass.
     few_next: bool,
     clock: PassClock,
     counts: DeviceSubLayers,
 }
 
 impl StreamedSubLayers {
-    /// For what `plan` has no place for in VRAM, with its ring at `ring_at`. The CPU takes part in passes of up to `few`
-    /// tokens of `hidden` values, with feed-forwards up to `width` wide.
+    /// Creates the state for the sub-layers that `plan` does not place in VRAM, with the ring at `ring_at`. The CPU
+    /// takes part in passes of up to `few` tokens of `hidden` values, with feed-forwards up to `width` wide.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     pub fn new(
         gpu: &Gpu,
         plan: &SubLayerPlan,
@@ -149,7 +154,7 @@ impl StreamedSubLayers {
         &mut self.host
     }
 
-    /// The CPU, if it takes part.
+    /// Returns the CPU, if it computes sub-layers.
     pub fn cpu(&self) -> Option<&Cpu> {
         self.cpu.as_ref().map(CpuSubLayers::cpu)
     }
@@ -158,23 +163,23 @@ impl StreamedSubLayers {
         self.counts.clone()
     }
 
-    /// Begins a pass over all units, of `few` tokens or of more; what is taken beyond its end is for a pass of few tokens if
-    /// `few_next` says so.
+    /// Starts a pass over all sub-layers. `few` says that the pass has few tokens, so the CPU takes part. `few_next`
+    /// predicts the same of the next pass, whose first sub-layers are taken during this one.
     ///
     /// # Errors
-    /// A failed device.
+    /// Returns an error if the device fails.
     pub fn begin(&mut self, gpu: &Gpu, few: bool, few_next: bool) -> Result<(), ModelError> {
         self.clock = PassClock::started();
         let all = self.outside.len();
         match self.executed == all && self.next >= all {
             true => self.next -= all,
-            // The pass before failed.
+            // The previous pass failed.
             false if self.executed > 0 || self.current.is_some() => self.give_up(gpu)?,
             false => {}
         }
         self.executed = 0;
         (self.few, self.few_next) = (few, few_next);
-        // What was taken ahead for another kind of pass is taken anew, and so is all behind it.
+        // Sub-layers that were taken for the other kind of pass are taken again, and so are all after them.
         let is_right =
             |(taken, outside): (&Taken, &Outside)| taken.parts.is_none() == (few && outside.on_cpu);
         let right = self.taken.iter().zip(&self.outside).take_while(|pair| is_right(*pair)).count();
@@ -185,10 +190,10 @@ impl StreamedSubLayers {
         Ok(())
     }
 
-    /// Ends the pass: waits for all that is queued.
+    /// Ends the pass: waits for all queued work.
     ///
     /// # Errors
-    /// What went wrong in queued work.
+    /// Returns an error if a driver call or queued work failed.
     pub fn end(&mut self, gpu: &Gpu) -> Result<(), ModelError> {
         self.wait_for_gpu(gpu)?;
         let times =
@@ -197,7 +202,8 @@ impl StreamedSubLayers {
         Ok(())
     }
 
-    /// Waits for all that is queued, first for the copies that kernels wait for: the two are told apart.
+    /// Waits for all queued work. Waits first for the copies that kernels depend on, so that the two waits are
+    /// counted separately.
     fn wait_for_gpu(&mut self, gpu: &Gpu) -> Result<(), ModelError> {
         if let Some(last) = self.held.take() {
             self.clock.waits_for_copies();
@@ -209,8 +215,8 @@ impl StreamedSubLayers {
         Ok(())
     }
 
-    /// Where the norm before `unit` writes its input and the norm behind it finds its output, if the CPU computes it in this
-    /// pass.
+    /// Returns where the norm before `sub_layer` writes its input and where the norm after it reads its output.
+    /// Returns `None` unless the CPU computes the sub-layer in this pass.
     pub fn exchanged(&self, sub_layer: usize) -> Option<[DevicePtr<f32>; 2]> {
         let outside = self.outside.get(self.executed)?;
         let cpu = self.cpu.as_ref()?;
@@ -218,19 +224,19 @@ impl StreamedSubLayers {
         is_its.then(|| [cpu.inputs(), cpu.outputs()])
     }
 
-    /// Makes the unit the one at hand: kernels queued from now on find it in VRAM at [`StreamedSubLayers::part`], or the CPU finds
-    /// it in host memory.
+    /// Makes `sub_layer` the current one. Kernels queued from now on read it in VRAM at [`StreamedSubLayers::part`],
+    /// or the CPU reads it in host memory.
     ///
     /// # Errors
-    /// A failed read or device.
+    /// Returns an error if a read or the device fails.
     ///
     /// # Panics
-    /// When it is not the next that VRAM does not hold.
+    /// Panics if it is not the next sub-layer outside VRAM.
     pub fn enter(&mut self, gpu: &Gpu, sub_layer: usize) -> Result<(), ModelError> {
         assert_eq!(self.outside[self.executed].sub_layer, sub_layer, "sub-layers run in order");
         self.feed()?;
         if self.taken.is_empty() {
-            // Whatever waits to be read may wait for a slot of host memory that is copied from.
+            // The read may need a slot of host memory that a copy still reads.
             self.clock.waits_for_disk();
             self.finish_copies(u64::MAX)?;
             let lease = self.host.dense(self.executed as u32)?;
@@ -246,7 +252,7 @@ impl StreamedSubLayers {
                 "the ring holds a sub-layer"
             );
             self.held = Some(entered.last_copy);
-            // Copies are done in their order, so the last one is enough; or it is done already.
+            // Copies finish in order, so the last one is enough. It may have finished already.
             let ahead = entered.last_copy.checked_sub(self.copies_done);
             if let Some(last) = ahead.and_then(|ahead| self.in_flight.get(ahead as usize)) {
                 self.copies.hold(gpu, last)?;
@@ -256,10 +262,10 @@ impl StreamedSubLayers {
         Ok(())
     }
 
-    /// Where a part of the layer's dense block is in VRAM, of the unit at hand.
+    /// Returns the VRAM address of a part of the layer's dense block, which belongs to the current sub-layer.
     ///
     /// # Panics
-    /// When it is the CPU's, or none is at hand.
+    /// Panics if the CPU computes the current sub-layer, or there is none.
     pub fn part(&self, part: usize) -> DevicePtr<u8> {
         let first = self.outside[self.executed].parts.start;
         let parts = self.current.as_ref().and_then(|sub_layer| sub_layer.parts.as_ref());
@@ -267,10 +273,10 @@ impl StreamedSubLayers {
         self.ring_at.offset(parts[part - first] as usize)
     }
 
-    /// Ends the unit at hand, whose kernels are queued.
+    /// Ends the current sub-layer, whose kernels are queued.
     ///
     /// # Errors
-    /// A failed read or device.
+    /// Returns an error if a read or the device fails.
     pub fn leave(&mut self, gpu: &Gpu) -> Result<(), ModelError> {
         if let Some(parts) = self.current.take().and_then(|sub_layer| sub_layer.parts) {
             self.ring.release(parts.len(), self.copies.mark(gpu)?);
@@ -279,13 +285,13 @@ impl StreamedSubLayers {
         self.feed()
     }
 
-    /// The CPU computes the unit at hand for `tokens` rows; see [`StreamedSubLayers::exchanged`].
+    /// Computes the current sub-layer for `tokens` rows on the CPU; see [`StreamedSubLayers::exchanged`].
     ///
     /// # Errors
-    /// A failed read or device.
+    /// Returns an error if a read or the device fails.
     ///
     /// # Panics
-    /// When the unit is not the CPU's.
+    /// Panics if the current sub-layer is not one that the CPU computes.
     pub fn compute_on_cpu(
         &mut self,
         gpu: &Gpu,
@@ -315,7 +321,7 @@ impl StreamedSubLayers {
         Ok(())
     }
 
-    /// Takes as many of the next units as there is room for. Never waits.
+    /// Takes as many of the next sub-layers as there is room for. Never waits.
     fn feed(&mut self) -> Result<(), ModelError> {
         while let Some(oldest) = self.in_flight.front() {
             if !oldest.is_done()? {
@@ -334,7 +340,7 @@ impl StreamedSubLayers {
         Ok(())
     }
 
-    /// Takes the next unit, which is leased.
+    /// Takes the next sub-layer, which the caller has leased.
     fn take(&mut self, lease: Lease) {
         let all = self.outside.len();
         let few = if self.next < all { self.few } else { self.few_next };
@@ -344,7 +350,8 @@ impl StreamedSubLayers {
         self.next += 1;
     }
 
-    /// Begins copies of the unit that was taken last; whether all of them have begun: the ring had room.
+    /// Starts copies of the sub-layer that was taken last. Returns true if all of them have started, false if the
+    /// ring is full.
     fn copy_newest(&mut self) -> Result<bool, ModelError> {
         let Some(newest) = self.taken.back_mut() else { return Ok(true) };
         let Some(parts) = &mut newest.parts else { return Ok(true) };
@@ -375,7 +382,7 @@ impl StreamedSubLayers {
         Ok(())
     }
 
-    /// Forgets all units on their way, when nothing uses them any more.
+    /// Waits for the GPU and drops all sub-layers that were taken.
     fn give_up(&mut self, gpu: &Gpu) -> Result<(), ModelError> {
         gpu.synchronize()?;
         self.finish_copies(u64::MAX)?;

@@ -1,4 +1,4 @@
-//! Steps of a layer whose unit is not in VRAM.
+//! Steps of a layer whose sub-layers may be outside VRAM.
 
 use forebay_compute::Cpu;
 use forebay_cuda::{Added, DevicePtr};
@@ -11,7 +11,7 @@ use crate::sharing::feed_forward_of;
 use crate::weights::PartMatrix;
 
 impl CudaBackend {
-    /// Sees to it that kernels or the CPU find a unit, wherever it lives.
+    /// Makes a sub-layer available to kernels or to the CPU, wherever it is.
     pub fn enter_sub_layer(&mut self, sub_layer: usize) -> Result<(), ModelError> {
         match &mut self.sub_layers {
             Some(sub_layers) if !self.plan.sub_layers.sub_layers[sub_layer].in_vram => {
@@ -21,7 +21,7 @@ impl CudaBackend {
         }
     }
 
-    /// Ends a unit that was entered.
+    /// Ends a sub-layer that was entered.
     pub fn leave_sub_layer(&mut self, sub_layer: usize) -> Result<(), ModelError> {
         match &mut self.sub_layers {
             Some(sub_layers) if !self.plan.sub_layers.sub_layers[sub_layer].in_vram => {
@@ -31,18 +31,19 @@ impl CudaBackend {
         }
     }
 
-    /// Where the norm before a layer's feed-forward writes its input and the norm behind it finds its output, if the CPU
-    /// computes it.
+    /// Returns where the norm before a layer's feed-forward writes its input and where the norm after it reads its
+    /// output. Returns `None` unless the CPU computes the feed-forward.
     pub fn exchanged(&self, layer: usize) -> Option<[DevicePtr<f32>; 2]> {
         self.sub_layers.as_ref().and_then(|sub_layers| sub_layers.exchanged(feed_forward_of(layer)))
     }
 
-    /// What computes beside the GPU, if something does.
+    /// Returns the CPU that computes sub-layers beside the GPU, if there is one.
     pub fn cpu_beside(&self) -> Option<&Cpu> {
         self.sub_layers.as_ref().and_then(StreamedSubLayers::cpu)
     }
 
-    /// Has the CPU compute the feed-forward that was entered, gate, up and down, if it is to; whether it did.
+    /// Computes the feed-forward that was entered (gate, up and down) on the CPU, if it is assigned to the CPU.
+    /// Returns true if it is.
     pub fn compute_sub_layer_on_cpu(
         &mut self,
         step: &Step<'_>,

@@ -1,13 +1,13 @@
-//! Norm weights and biases, which every token needs: copied to the device once, one behind the other.
+//! Norm weights and biases, which every token needs. They are copied to the device once, one after the other.
 
 use forebay_cuda::DevicePtr;
 
 use crate::weights::{AttentionWeights, FeedForwardWeights, LayerWeights, Weights};
 
-/// Floats that a vector's beginning is a multiple of: norms read 16 bytes at once.
+/// Alignment of a vector's start, in floats. Norms read 16 bytes at once.
 const ALIGNMENT: usize = 64;
 
-/// The vectors of one layer, each an index into all floats; `None` where the layer has none.
+/// Vectors of one layer, each as an index into all floats; `None` if the layer has no such vector.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LayerVectors {
     pub attention_norm: usize,
@@ -21,16 +21,17 @@ pub struct LayerVectors {
     pub q_norm: Option<usize>,
     pub k_norm: Option<usize>,
     pub sinks: Option<usize>,
-    /// Of latent attention.
+    /// Norm of compressed queries in latent attention.
     pub q_a_norm: Option<usize>,
+    /// Norm of latent vectors in latent attention.
     pub kv_a_norm: Option<usize>,
     pub router_bias: Option<usize>,
     pub correction_bias: Option<usize>,
-    /// Of all experts' gate, up and down.
+    /// Biases of all experts' gate, up and down.
     pub expert_biases: [Option<usize>; 3],
 }
 
-/// All vectors in one.
+/// All vectors, concatenated.
 #[derive(Debug, Default)]
 pub struct Vectors {
     pub floats: Vec<f32>,
@@ -94,7 +95,7 @@ impl Vectors {
     }
 }
 
-/// A vector that may be missing, as kernels take it.
+/// Returns the address of a vector, or null if there is none, as kernels expect it.
 pub fn optional(vectors: DevicePtr<f32>, at: Option<usize>) -> DevicePtr<f32> {
     at.map_or(DevicePtr::null(), |at| vectors.offset(at))
 }

@@ -1,4 +1,5 @@
-//! Tokens whose recorded work has given up waiting for the host: what is known of where, and answers that are given beforehand.
+//! Tokens whose CUDA graph gave up waiting for the host: finds the layer, and gives the answers of the remaining
+//! layers in advance.
 
 use forebay_cuda::{CudaError, DevicePtr, GivingUp, Gpu};
 use forebay_stream::LayerIndex;
@@ -9,7 +10,7 @@ use crate::ModelError;
 use crate::weights::Weights;
 
 impl Streamed {
-    /// How kernels give up, if they do.
+    /// Returns the parameters with which kernels give up, or `None` if they wait without a limit.
     pub(super) fn giving_up(&self, plan: &DevicePlan, arena: &DeviceArena) -> Option<GivingUp> {
         let (service, at) = (self.service.as_ref()?, &plan.activations);
         Some(GivingUp {
@@ -21,10 +22,11 @@ impl Streamed {
         })
     }
 
-    /// Waits for the token's work if it may have given up, and gives the layer from which it has to be done anew.
+    /// Waits for the token's work if it may have given up. Returns the layer from which the work must be repeated, if
+    /// it gave up.
     ///
     /// # Errors
-    /// What went wrong in queued work.
+    /// Returns an error if a driver call or queued work failed.
     pub fn given_up(&self, gpu: &Gpu) -> Result<Option<LayerIndex>, CudaError> {
         let Some(service) = self.service.as_ref().filter(|service| service.bound.is_some()) else {
             return Ok(None);
@@ -33,10 +35,10 @@ impl Streamed {
         Ok(service.mailbox.given_up(service.run).map(|place| service.layers[place]))
     }
 
-    /// Has the token at hand go on from the layer that gave up: its residual stream is as it was there.
+    /// Restores the residual stream of the layer that gave up, so that the current token can continue there.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     pub fn go_on(
         &mut self,
         gpu: &Gpu,
@@ -51,11 +53,11 @@ impl Streamed {
         gpu.copy(from, to, size_of::<f32>() * giving_up.width)
     }
 
-    /// Answers what a layer's kernel is going to ask, before it is queued, unless that was done when it asked in vain. `ids` are
-    /// those of its router, `x` is its normed state.
+    /// Answers a layer's question before its kernel is queued. Does nothing if the host has already answered it, but
+    /// too late for the graph. `ids` is the router's choice and `x` its normed state.
     ///
     /// # Errors
-    /// A failed read or device.
+    /// Returns an error if a read or the device fails.
     pub fn answer_beforehand(
         &mut self,
         on: &LayerOfDevice<'_>,
@@ -83,7 +85,7 @@ impl Streamed {
             0 => self.ids.read(0, chosen),
             _ => self.service.as_ref().expect("it serves").words.read(2 + place * used, chosen),
         }
-        // The layers before have copied what they had to.
+        // Kernels of earlier layers have finished their copies.
         self.let_go(on.gpu);
         let answered = self.answer_and_compute(on, weights, place, chosen, None);
         self.service.as_mut().expect("it serves").chosen = all;

@@ -1,9 +1,12 @@
-//! Experts that do not all fit the GPU: slots there, and the others' homes in pinned host memory.
+//! Streaming of experts that do not all fit in VRAM. Some are in VRAM slots, the others in RAM slots of pinned host
+//! memory.
 //!
-//! The router's choice comes to the host within the layer. What is in a slot is computed with where it is; the rest is
-//! copied into slots beside the kernels, in waves if it is more than fits, or computed by the CPU. Single tokens whose
-//! work is recorded fetch it themselves: see `serve`. Every pair of a token and an expert has a row of its own, and rows
-//! are added up in the router's order: what comes out does not depend on what was where.
+//! The router's choice is copied to the host within the layer. Experts in VRAM slots are computed where they are. The
+//! others are copied into slots beside the kernels, in several passes if they do not fit at once, or computed by the
+//! CPU. Single tokens that run as CUDA graphs fetch experts themselves: see `serve`.
+//!
+//! Every pair of a token and an expert has an output row of its own, and rows are added in the router's order. The
+//! result does not depend on where each expert was.
 
 mod given_up;
 mod passes;
@@ -25,52 +28,54 @@ use crate::ModelError;
 use crate::sharing::{CpuOffloadControl, MissSplit};
 use crate::statistics::DeviceExperts;
 
-/// Where experts live that are not on the GPU. Fields are dropped in order: nothing is unpinned that is still leased.
+/// Host memory of the experts that are not in VRAM. Fields are dropped in order, so memory is unpinned only after its
+/// leases have ended.
 pub struct HostExperts {
     pub residency: Residency,
-    /// All of its memory, that the GPU copies from.
+    /// Pins all memory of `residency`, because the GPU copies from it.
     pub pinned: Pinned,
-    /// Computes some of what is missing on the GPU.
+    /// The CPU that computes some of the experts missing in VRAM.
     pub cpu: Option<OffloadCpu>,
 }
 
-/// Experts on their way through a GPU.
+/// State of experts that are streamed through a GPU.
 pub struct Streamed {
-    // Before what they copy from.
+    // Dropped before the memory that the copies read.
     in_flight: VecDeque<InFlight<Lease>>,
-    /// On their way back.
+    /// Evicted experts on their way back to host memory.
     returning: VecDeque<InFlight<Returning>>,
-    /// Of recorded tokens; `None`: tokens' work is queued as it comes.
+    /// State for tokens that run as CUDA graphs; `None` if the kernels of all tokens are queued one by one.
     service: Option<Service>,
     passes: VecDeque<ExpertPass>,
-    /// Experts of the waves, one after the other.
+    /// Experts of `passes`, pass by pass.
     in_passes: VecDeque<ExpertIndex>,
-    /// What has come to host memory: for the GPU, and for the CPU.
+    /// Experts that have arrived in host memory and are for the GPU.
     ready: Vec<(ExpertIndex, Lease)>,
+    /// Experts that have arrived in host memory and are for the CPU.
     for_cpu: Vec<(ExpertIndex, Lease)>,
     host: Residency,
     pinned: Pinned,
     cpu: Option<CpuExperts>,
     tier: ExpertTier,
     copies: CopyStream,
-    /// Chosen ids as the GPU sends them.
+    /// Chosen ids, as sent by the GPU.
     ids: HostWords,
-    /// Tables on their way, one for every wave of a layer.
+    /// Staging memory for uploads of tables, one for every pass of a layer.
     tables: TableStaging,
     tables_used: usize,
     tables_max: usize,
-    /// What every layer's table on the GPU says.
+    /// Contents of every layer's table on the GPU, if known.
     on_device: Vec<Vec<u64>>,
-    /// Whether it does: kernels may have changed it.
+    /// By layer, true if `on_device` is up to date. Kernels may have changed the table.
     is_known: Vec<bool>,
     layer: LayerIndex,
     touched: Vec<ExpertIndex>,
     batch: TierBatch,
-    /// Of the batch, what is not on the GPU.
+    /// Experts of the batch that are not on the GPU.
     wanted: Vec<ExpertIndex>,
     seen: Vec<bool>,
     pass: Vec<ExpertIndex>,
-    /// Most misses of one wave.
+    /// Maximum number of misses in one pass.
     pass_misses: usize,
     hits_are_done: bool,
     host_is_done: bool,
@@ -82,13 +87,13 @@ pub struct Streamed {
     passes_done: u64,
 }
 
-/// A part of a batch that is queued, and whose slots are not yet free.
+/// A part of a batch that is queued and whose slots are not yet free.
 pub(super) struct ExpertPass {
     experts: usize,
     done: Marker,
 }
 
-/// A layer's part of the GPU.
+/// One layer, and the GPU with its plan and memory.
 pub struct LayerOfDevice<'a> {
     pub gpu: &'a Gpu,
     pub plan: &'a DevicePlan,
@@ -97,15 +102,15 @@ pub struct LayerOfDevice<'a> {
 }
 
 impl Streamed {
-    /// For the tier of `plan`, with batches of `tokens` tokens that choose `used` experts each. The CPU may take part
-    /// in batches of up to `few` tokens; `of` are matrices as those of all layers with experts. `serves`: single tokens'
-    /// work may be recorded.
+    /// Creates the state for the tier of `plan`, with batches of `tokens` tokens that choose `used` experts each. The
+    /// CPU may take part in batches of up to `few` tokens. The matrices in `of` have the shapes of those in all
+    /// layers with experts. `serves` allows single tokens to run as CUDA graphs.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     ///
     /// # Panics
-    /// Without a tier.
+    /// Panics if `plan` has no tier.
     pub fn new(
         (gpu, plan, arena): (&Gpu, &DevicePlan, &DeviceArena),
         host: HostExperts,
@@ -191,20 +196,20 @@ impl Streamed {
         }
     }
 
-    /// Decides whether the CPU helps in the batch that begins.
+    /// Decides whether the CPU computes experts in the batch that starts. Returns true if it does.
     pub fn decide_cpu_offload(&mut self) -> bool {
         self.cpu.as_mut().is_some_and(|cpu| cpu.cpu_offload.decide())
     }
 
-    /// Whether the CPU helps in the batch at hand, and how much.
+    /// Returns how the GPU and the CPU share missing experts in the current batch, or `None` if CPU offload is off.
     fn split(&self) -> Option<MissSplit> {
         self.cpu.as_ref().map(|cpu| &cpu.cpu_offload).and_then(CpuOffloadControl::split)
     }
 
-    /// Waits for the ids that the router chose `[tokens, k]`, and all that was queued before.
+    /// Copies the ids that the router chose, `[tokens, k]`, to the host. Waits for all queued work.
     ///
     /// # Errors
-    /// What went wrong in queued work.
+    /// Returns an error if a driver call or queued work failed.
     pub fn take_ids(
         &mut self,
         gpu: &Gpu,
@@ -218,7 +223,7 @@ impl Streamed {
         Ok(())
     }
 
-    /// Whatever a batch before left is done with.
+    /// Releases what the previous batch, which has finished, still holds.
     fn finish_before(&mut self, gpu: &Gpu) {
         self.passes.clear();
         self.in_passes.clear();
@@ -228,11 +233,11 @@ impl Streamed {
         self.let_go(gpu);
     }
 
-    /// Looks the experts of a layer's batch up, decides who computes what is not on the GPU, and has that brought to host
-    /// memory. `rows`, if the batch has few tokens: the CPU may take part.
+    /// Looks up the experts of a layer's batch and decides which device computes those that are not on the GPU.
+    /// Starts to bring them to host memory. `rows` is given if the batch has few tokens, so the CPU may take part.
     ///
     /// # Errors
-    /// Ids that are no experts: the router's scores were not finite. A failed read.
+    /// Returns an error if ids are no experts because the router's scores were not finite, or if a read fails.
     pub fn begin(
         &mut self,
         on: &LayerOfDevice<'_>,
@@ -271,7 +276,7 @@ impl Streamed {
     /// Notes which experts of a layer are chosen.
     ///
     /// # Errors
-    /// Ids that are no experts.
+    /// Returns an error if ids are no experts.
     fn touch(&mut self, layer: usize, chosen: &[u32]) -> Result<(), ModelError> {
         let count = self.on_device[layer].len();
         self.seen[..count].fill(false);
@@ -299,13 +304,13 @@ impl Streamed {
         if let (Some(cpu), Some(rows), false) =
             (&mut self.cpu, rows, self.batch.elsewhere.is_empty())
         {
-            // Before the GPU has anything to do: it would have to be waited for.
+            // This waits for all queued work, so it must come before new kernels are queued.
             cpu.take_input(on.gpu, rows)?;
         }
         Ok(())
     }
 
-    /// Ends a batch that failed: what did not come is not here.
+    /// Ends a batch that failed. Removes experts that did not arrive from the tier.
     fn give_up(&mut self) {
         self.host.end_experts();
         self.ready.clear();

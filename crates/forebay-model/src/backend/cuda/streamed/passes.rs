@@ -1,5 +1,5 @@
-//! A batch's experts in waves: what has come to host memory goes to slots beside the kernels of the wave before, while the disk reads
-//! on.
+//! Computes a batch's experts in passes. Experts that have arrived in host memory are copied to slots while the
+//! kernels of the previous pass run and the disk reads the next experts.
 
 use forebay_cuda::Gpu;
 use forebay_stream::{ExpertIndex, Lease};
@@ -8,11 +8,12 @@ use super::super::on_cpu::{BatchRows, ExpertMatrices};
 use super::{ExpertPass, LayerOfDevice, Streamed};
 use crate::ModelError;
 
-/// Copies of experts that are queued at a time. The driver has whoever queues many more wait (a prompt's 147 of 27 MB each took 63 ms to
-/// queue on an H200), and meanwhile nobody sends the next reads to the disk.
+/// Maximum number of bytes of expert copies that are queued at a time. If many more are queued, the driver blocks the
+/// calling thread. A prompt's 147 copies of 27 MB each took 63 ms to queue on an H200. A blocked thread cannot send
+/// the next reads to the disk.
 const QUEUED_BYTES: u64 = 64 << 20;
 
-/// Who has something to do in a wave.
+/// Devices that have work in a pass.
 #[derive(Clone, Copy, Debug)]
 pub struct PassWork {
     pub gpu: bool,
@@ -20,16 +21,16 @@ pub struct PassWork {
 }
 
 impl Streamed {
-    /// Queues the way of the next experts to the GPU and makes the layer's table name them, and nothing else of the batch.
-    /// `None`: the batch is computed whole.
+    /// Queues copies of the next experts to the GPU. Makes the layer's table name these experts and no others of the
+    /// batch. Returns `None` once the whole batch is computed.
     ///
     /// # Errors
-    /// A failed read or device; the batch is over then.
+    /// Returns an error if a read or the device fails. This ends the batch.
     pub fn next_pass(&mut self, on: &LayerOfDevice<'_>) -> Result<Option<PassWork>, ModelError> {
         match self.try_next_pass(on) {
             Ok(more) => Ok(more),
             Err(error) => {
-                // Copies may still write slots that others are given next.
+                // Queued copies may still write slots that other experts get next.
                 let _ = on.gpu.synchronize();
                 self.give_up();
                 Err(error)
@@ -57,10 +58,10 @@ impl Streamed {
         Ok(Some(work))
     }
 
-    /// The CPU's part of a wave, while the GPU is at its own.
+    /// Computes the CPU's experts of a pass, while the GPU computes its own.
     ///
     /// # Errors
-    /// A failed read or device; the batch is over then.
+    /// Returns an error if a read or the device fails. This ends the batch.
     pub fn compute_on_cpu(
         &mut self,
         gpu: &Gpu,
@@ -80,13 +81,13 @@ impl Streamed {
         computed
     }
 
-    /// What has come to host memory, waiting for it if there is nothing else to do.
+    /// Takes the experts that have arrived in host memory. Waits for them if there is nothing else to do.
     fn take_ready(&mut self) -> Result<(), ModelError> {
         if self.host_is_done || !self.ready.is_empty() {
             return Ok(());
         }
-        // Reads go on only when somebody looks at them, so no copy is waited for longer than its own time. Their leases,
-        // and what comes back, may be what the next reads wait for.
+        // Reads continue only when this thread polls them, so it waits for one copy at a time. The next reads may
+        // need the slots of copies' leases and of evicted experts that are on their way back.
         while !self.host.experts_are_ready()? {
             if !self.hits_are_done {
                 return Ok(());
@@ -108,17 +109,17 @@ impl Streamed {
         Ok(())
     }
 
-    /// Waits for the first of the batch's copies that are on their way. `false`: none is.
+    /// Waits for the batch's oldest copy in flight. Returns false if there is none.
     fn finish_a_copy(&mut self) -> bool {
-        // What goes back was begun before.
+        // Copies of evicted experts were started before.
         if self.finish_a_return() {
             return true;
         }
-        // If the device has failed, whatever is queued next says so.
+        // If the device has failed, the next queued call reports it.
         self.in_flight.pop_front().is_some_and(|copy| copy.finish().is_ok())
     }
 
-    /// Begins copies of what is ready, as far as there are slots. Reads go on meanwhile.
+    /// Starts copies of ready experts, as far as there are slots. Reads continue meanwhile.
     fn copy_ready(&mut self, on: &LayerOfDevice<'_>) -> Result<(), ModelError> {
         let layout = on.plan.weights.experts_of[on.layer].expect("the layer has experts");
         let expert_bytes: u64 = layout.part_bytes.iter().sum();
@@ -151,7 +152,7 @@ impl Streamed {
         Ok(())
     }
 
-    /// Makes the layer's table on the GPU name the experts of the wave, and none of the batch's others.
+    /// Makes the layer's table on the GPU name the experts of the pass, and no others of the batch.
     fn name_pass(&mut self, on: &LayerOfDevice<'_>) -> Result<(), ModelError> {
         let Streamed { tier, on_device, is_known, touched, pass, layer, seen, .. } = self;
         touched.iter().for_each(|expert| seen[expert.0 as usize] = false);
@@ -178,17 +179,18 @@ impl Streamed {
         Ok(on.gpu.queue_table(tables, on.layer, table, &mut self.tables, at)?)
     }
 
-    /// Ends a wave whose kernels are queued.
+    /// Ends a pass whose kernels are queued.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     pub fn end_pass(&mut self, gpu: &Gpu) -> Result<(), ModelError> {
         if self.pass.is_empty() {
             return Ok(());
         }
         let is_last = self.host_is_done && self.ready.is_empty() && self.hits_are_done;
         if is_last {
-            // The next layer's copies begin after its ids have come, and those come after these kernels.
+            // The next layer's copies start after its ids have arrived, and the ids arrive after these kernels have
+            // run.
             self.pass.iter().for_each(|&expert| self.tier.release(self.layer, expert));
             return Ok(());
         }
@@ -198,14 +200,14 @@ impl Streamed {
         Ok(())
     }
 
-    /// Ends a batch all of whose kernels are queued.
+    /// Ends a batch whose kernels are all queued.
     pub fn end(&mut self) {
         while let Some(pass) = self.passes.pop_front() {
             self.release(&pass);
         }
     }
 
-    /// Gives back what the first wave's experts do not need any more.
+    /// Releases the experts of the oldest pass.
     fn release(&mut self, pass: &ExpertPass) {
         let experts = self.in_passes.drain(..pass.experts);
         experts.for_each(|expert| self.tier.release(self.layer, expert));

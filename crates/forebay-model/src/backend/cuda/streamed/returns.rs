@@ -1,7 +1,8 @@
-//! Experts between VRAM and host memory where neither holds all: who comes leaves its home there to who goes.
+//! Exclusive caching of experts in VRAM and RAM, when neither holds all of them: a promoted expert frees its RAM slot
+//! for the evicted one.
 //!
-//! What both hold together is as much as they have slots. An expert that goes is copied back beside those that come, by
-//! the other direction of the bus, which is idle else.
+//! Together, both memories hold as many experts as they have slots. An evicted expert is copied back while promoted
+//! experts arrive. It uses the other direction of the bus, which is idle otherwise.
 
 use forebay_cuda::{CudaError, DevicePtr, ExpertReturn, Gpu};
 use forebay_stream::{ExpertIndex, GoneExpert, TierBatch};
@@ -9,7 +10,8 @@ use forebay_stream::{ExpertIndex, GoneExpert, TierBatch};
 use super::super::memory::{DeviceArena, DevicePlan};
 use super::Streamed;
 
-/// Where gate, up and down of an expert that goes are, and how many bytes they have.
+/// Returns the addresses and sizes in bytes of an evicted expert's gate, up and down. Returns `None` if the expert is
+/// in no slot.
 fn parts(
     plan: &DevicePlan,
     arena: &DeviceArena,
@@ -22,18 +24,18 @@ fn parts(
 }
 
 impl Streamed {
-    /// What of the batch comes to stay needs no home in host memory, unless all have one.
+    /// Frees the RAM slots of experts that the batch promotes to VRAM, unless RAM holds all experts.
     pub(super) fn hand_over(&mut self) {
         let Streamed { tier, host, batch, layer, .. } = self;
         let stays = |expert: &&ExpertIndex| tier.stays(*layer, **expert);
         batch.misses.iter().filter(stays).for_each(|&expert| host.hand_over(*layer, expert));
     }
 
-    /// Begins to copy what the batch drives out back to host memory, as far as it is worth a home there. Copies that are begun
-    /// later may overwrite it.
+    /// Starts copying experts that the batch evicts back to host memory, as far as they are worth a RAM slot. Copies
+    /// that start later may overwrite their VRAM slots.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     pub(super) fn begin_returns(
         &mut self,
         plan: &DevicePlan,
@@ -54,7 +56,8 @@ impl Streamed {
         Ok(())
     }
 
-    /// As [`Streamed::begin_returns`], for a kernel that copies. Their slots are free with [`Streamed::let_go`].
+    /// Lists the same copies as [`Streamed::begin_returns`] for a kernel to make, up to one for each expert that a
+    /// token chooses. [`Streamed::let_go`] frees the VRAM slots.
     pub(super) fn queue_returns(&mut self, plan: &DevicePlan, arena: &DeviceArena) {
         let Streamed { tier, host, batch, service, .. } = self;
         let service = service.as_mut().expect("it serves");
@@ -72,22 +75,23 @@ impl Streamed {
         }
     }
 
-    /// Waits until what was begun has come back.
+    /// Waits until all copies that were started by [`Streamed::begin_returns`] have finished.
     pub(super) fn finish_returns(&mut self) {
         while self.finish_a_return() {}
     }
 
-    /// Waits for the first of them. `false`: there is none.
+    /// Waits for the oldest of these copies. Returns false if there is none.
     pub(super) fn finish_a_return(&mut self) -> bool {
         let Some(returning) = self.returning.pop_front() else { return false };
-        // If the device has failed, whatever is queued next says so, and the slot is lost with it.
+        // If the device has failed, the next queued call reports it, and the RAM slot is lost.
         if let Ok(returned) = returning.finish() {
             self.host.has_returned(returned);
         }
         true
     }
 
-    /// What kernels copied, they have copied.
+    /// Releases the leases, RAM slots and VRAM slots that copies of earlier kernels used. These kernels must have
+    /// run.
     pub(super) fn let_go(&mut self, gpu: &Gpu) {
         let Streamed { service, host, tier, .. } = self;
         if let Some(service) = service {

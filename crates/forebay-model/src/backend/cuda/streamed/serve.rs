@@ -1,12 +1,13 @@
-//! Single tokens whose work is recorded: kernels ask for experts, and the host answers beside them.
+//! Serving of single tokens that run as CUDA graphs: kernels ask for experts, and the host answers while they run.
 //!
-//! Tables on the GPU say where the experts are that stay there. A kernel that finds all that a layer's router chose goes
-//! on at once. Else it waits for an answer, which names a slot for each and what to copy there, and copies by itself.
-//! The host decides in the order of the layers by the ids that each sends, whether it is waited for or not, so that its
-//! own view and the tables stay the same.
+//! Tables on the GPU hold the addresses of the experts that stay there. If a kernel finds all experts that a layer's
+//! router chose, it goes on at once. Otherwise it waits for an answer, which names a slot for each expert and what to
+//! copy there. The kernel makes the copies. Each layer sends its ids, whether its kernel waits or not. The host
+//! decides by these ids in the order of the layers, so that its own view and the tables stay the same.
 //!
-//! A GPU with a watchdog ends kernels that run long, and a disk may take long. There a kernel gives up after a while, and the host
-//! goes on from that layer with each answer given before its kernel is queued: see `resume.rs`.
+//! A GPU with a watchdog ends kernels that run long, and the disk may be slow. On such a GPU, a kernel gives up after
+//! a while. The host then continues from that layer, and gives each answer before it queues the kernel: see
+//! `resume.rs`.
 
 use std::time::Instant;
 
@@ -23,7 +24,8 @@ use crate::ModelError;
 use crate::backend::ChosenExperts;
 use crate::weights::Weights;
 
-/// Answers for the layers that have had none when it ends, whatever ended it: the GPU must not wait for ever.
+/// Guard of a token that is served. When dropped, for whatever reason, it answers all layers that have had no answer,
+/// so that the GPU does not wait forever.
 struct Serving<'a> {
     gpu: &'a Gpu,
     streamed: &'a mut Streamed,
@@ -43,16 +45,16 @@ impl Drop for Serving<'_> {
 }
 
 impl Streamed {
-    /// Whether single tokens' work can be recorded.
+    /// Returns true if single tokens can run as CUDA graphs.
     pub fn serves(&self) -> bool {
         self.service.is_some()
     }
 
-    /// Begins a token whose work is recorded or becomes so: it has the experts that somebody else says, if anybody
-    /// does. The token before is done.
+    /// Starts a token whose CUDA graph is captured or replayed. If `chosen` is given, the token uses the caller's
+    /// experts instead of the router's. The previous token must have finished.
     ///
     /// # Panics
-    /// Where tokens' work cannot be recorded.
+    /// Panics if tokens cannot run as CUDA graphs.
     pub fn begin_token(&mut self, gpu: &Gpu, chosen: Option<&dyn ChosenExperts>) {
         self.finish_before(gpu);
         let service = self.service.as_mut().expect("it serves");
@@ -70,10 +72,10 @@ impl Streamed {
         }
     }
 
-    /// Queues the way of what [`Streamed::begin_token`] wrote to the GPU; to be recorded.
+    /// Queues the copy to the GPU of what [`Streamed::begin_token`] wrote. The copy becomes part of the graph.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     pub fn queue_token(
         &self,
         gpu: &Gpu,
@@ -85,26 +87,28 @@ impl Streamed {
         gpu.queue_upload(&service.words, 0..words, arena.activation(plan.activations.fetch))
     }
 
-    /// Queues the kernel that fetches a layer's experts, whose ids are at `ids`, for the normed state `x`; to be recorded.
+    /// Queues the kernel that fetches a layer's experts, whose ids are at `ids`, for the normed state `x`. The kernel
+    /// becomes part of the graph, unless the token is being finished layer by layer.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     pub fn queue_fetch(
         &self,
         on: &LayerOfDevice<'_>,
         ids: DevicePtr<u32>,
         x: DevicePtr<f32>,
     ) -> Result<(), CudaError> {
-        // The state comes along for the CPU only.
+        // Only CPU offload needs the state.
         let x = if self.split().is_some() { x } else { DevicePtr::null() };
         let (fetch, place) = self.fetch(on, ids, x);
         on.gpu.fetch_experts(&fetch, &self.service.as_ref().expect("it serves").mailbox, place)
     }
 
-    /// Queues the way of the rows that the CPU computes of a layer, if it does, to `outputs`; to be recorded.
+    /// Queues the copy to `outputs` of the rows that the CPU computes in a layer, if CPU offload is on. The copy
+    /// becomes part of the graph, unless the token is being finished layer by layer.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     pub fn queue_rows(
         &self,
         on: &LayerOfDevice<'_>,
@@ -118,7 +122,7 @@ impl Streamed {
         on.gpu.take_rows(&fetch, &service.mailbox, place, outputs)
     }
 
-    /// What a layer's fetch works with, and its place in the mailbox.
+    /// Returns the arguments of a layer's fetch, and the layer's place in the mailbox.
     fn fetch(
         &self,
         on: &LayerOfDevice<'_>,
@@ -143,10 +147,10 @@ impl Streamed {
         (fetch, place)
     }
 
-    /// Brings the tables on the GPU up to date, before a token's recorded work is queued.
+    /// Brings the tables on the GPU up to date before a token's graph is queued.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     pub fn upload_tables(
         &mut self,
         gpu: &Gpu,
@@ -167,7 +171,7 @@ impl Streamed {
             };
             let table: Vec<u64> = (0..on_device[index].len()).map(address).collect();
             arena.expert_tables().upload(gpu, index, &table)?;
-            // Kernels will change it.
+            // Kernels will change the table.
             on_device[index].fill(0);
             is_known[index] = false;
         }
@@ -175,10 +179,10 @@ impl Streamed {
         Ok(())
     }
 
-    /// Answers what the queued work of the token asks. The work goes on when this returns.
+    /// Answers the questions of the token's queued graph. The graph may still be running when this returns.
     ///
     /// # Errors
-    /// A failed read or device. The work ends all the same, and what it computes means nothing.
+    /// Returns an error if a read or the device fails. The graph ends nevertheless, but its results are invalid.
     pub fn serve(
         &mut self,
         gpu: &Gpu,
@@ -194,14 +198,14 @@ impl Streamed {
                 Ok(false) => break,
                 Err(error) => {
                     drop(serving);
-                    // Copies may still read what is leased.
+                    // Kernels may still copy leased experts.
                     let _ = gpu.synchronize();
                     self.give_up();
                     return Err(error);
                 }
             }
         }
-        // The GPU waits for none that is left: it has given up.
+        // All layers are answered, or the GPU has given up. Either way it waits for no further answer.
         serving.answered = layers;
         if let Some(service) = &mut serving.streamed.service {
             service.times_are_due = true;
@@ -209,7 +213,7 @@ impl Streamed {
         Ok(())
     }
 
-    /// Answers a layer's question. `false`: there is none, because the GPU has given up in an earlier layer.
+    /// Answers a layer's question. Returns false if there is none, because the GPU gave up in an earlier layer.
     fn serve_layer(
         &mut self,
         gpu: &Gpu,
@@ -225,10 +229,10 @@ impl Streamed {
         let question = service.wait_for_question(gpu, place, chosen);
         let served = match question {
             Err(error) => Err(error.into()),
-            // What the layers before have not copied, they will.
+            // Kernels of earlier layers may still be copying, so their leases are kept.
             Ok(ExpertQuestion::GivenUp) => Ok(false),
             Ok(question) => {
-                // The layers before have copied what they had to.
+                // Kernels of earlier layers have finished their copies.
                 self.let_go(gpu);
                 let is_waiting = Some(question == ExpertQuestion::Waiting);
                 let on = LayerOfDevice { gpu, plan, arena, layer: layer.0 as usize };
@@ -239,7 +243,8 @@ impl Streamed {
         served
     }
 
-    /// Answers the question of a layer, whose kernel waits, does not, or is still to be queued, and computes what is the CPU's.
+    /// Answers the question of a layer and computes the CPU's experts. `is_waiting` tells whether the layer's kernel
+    /// waits for the answer. It is `None` if the kernel is not queued yet.
     pub(super) fn answer_and_compute(
         &mut self,
         on: &LayerOfDevice<'_>,
@@ -271,7 +276,7 @@ impl Streamed {
         computed
     }
 
-    /// The experts that the last token was given, by layer.
+    /// Passes the experts of the last token to `take`, layer by layer.
     pub fn served_experts(&self, mut take: impl FnMut(usize, &[u32])) {
         let service = self.service.as_ref().expect("it serves");
         let all = service.layers.iter().zip(service.chosen.chunks_exact(service.used));
@@ -299,7 +304,7 @@ impl Streamed {
         wanted.clear();
         wanted.extend(missing.iter().chain(elsewhere));
         wanted.sort_unstable();
-        // Else the GPU computes with something else than is thought.
+        // Otherwise the GPU would compute with other experts than the host assumes.
         let waits = !wanted.is_empty();
         assert_eq!(is_waiting.unwrap_or(waits), waits, "the tables on the GPU are not the tier's");
         if !wanted.is_empty() {
@@ -332,7 +337,7 @@ impl Streamed {
         let copied = leases.len();
         let misses = misses[..copied].iter().flatten();
         let slot = |&id: &u32| {
-            // The CPU's have none.
+            // Experts that the CPU computes have no slot.
             let slot = tier.slot(layer, ExpertIndex(id));
             slot.map_or(DevicePtr::null(), |slot| plan.slot(arena, pool, slot))
         };
@@ -350,7 +355,7 @@ impl Streamed {
         times.resident += u64::from(!waits);
         *experts_copied += copied as u64;
         *bytes_copied += copied as u64 * layout.part_bytes.iter().sum::<u64>();
-        // The next answer is given when these kernels have run.
+        // The next answer is given only after these kernels have run.
         touched.iter().for_each(|&expert| tier.release(layer, expert));
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! What serving single tokens takes besides the experts themselves.
+//! State for serving single tokens that run as CUDA graphs, besides the experts themselves.
 
 use std::hint::spin_loop;
 use std::thread::yield_now;
@@ -12,36 +12,37 @@ use forebay_stream::{ExpertIndex, LayerIndex, Lease, Returning};
 
 use super::super::memory::{DeviceArena, DevicePlan};
 
-/// Looks at a question that has not come, before other threads get a turn between them, and before the driver is asked
-/// whether anything is still running.
+/// Number of polls for a question before the thread lets other threads run between polls. Once in as many polls, it
+/// also asks the driver whether anything is still running.
 const LOOKS: u32 = 1 << 14;
 
-/// What serving takes besides the experts themselves.
+/// State for serving single tokens that run as CUDA graphs.
 pub(super) struct Service {
     pub(super) mailbox: ExpertMailbox<Returning>,
-    /// As on the device: the run's number, whether ids are forced, and those `[layers, k]`.
+    /// Words for the device: the run's number, whether ids are forced, and the forced ids `[layers, k]`.
     pub(super) words: HostWords,
     /// Layers with experts.
     pub(super) layers: Vec<LayerIndex>,
+    /// Number of the run, which is the current token's.
     pub(super) run: u32,
     pub used: usize,
-    /// Places that have an answer in this run.
+    /// Number of places that have an answer in this run. A place is the index of a layer in `layers`.
     pub(super) answered: usize,
-    /// The tables on the GPU are what the tier says.
+    /// True if the tables on the GPU agree with the tier.
     pub(super) tables_are_right: bool,
     /// Experts in host memory that kernels may still be copying.
     pub leases: Vec<(ExpertIndex, Lease)>,
-    /// Of the token at hand, by place `[layers, k]`.
+    /// Chosen ids of the current token, by place `[layers, k]`.
     pub(super) chosen: Vec<u32>,
     pub(super) slots: Vec<DevicePtr<u8>>,
     pub(super) gone: Vec<u32>,
     pub returns: Vec<ExpertReturn<Returning>>,
     pub(super) times: ServiceTimes,
-    /// The last token's times are still to be read.
+    /// True if the last token's times have not been read yet.
     pub(super) times_are_due: bool,
-    /// How long a kernel waits for the host; `None`: as long as it takes.
+    /// How long a kernel waits for the host; `None` if it waits without a limit.
     pub(super) bound: Option<Duration>,
-    /// Values of the residual stream.
+    /// Number of values of the residual stream.
     pub(super) width: usize,
 }
 
@@ -56,18 +57,18 @@ pub(super) struct ServiceTimes {
 }
 
 impl Service {
-    /// For tokens that choose `used` experts each and have a residual stream of `width` values. The CPU may compute some of them
-    /// from states of `hidden` values, unless that is 0.
+    /// Creates the state for tokens that choose `used` experts each and have a residual stream of `width` values. The
+    /// CPU may compute some of the experts from states of `hidden` values, unless `hidden` is 0.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// Returns an error if a driver call fails.
     pub fn new(
         (gpu, plan, arena): (&Gpu, &DevicePlan, &DeviceArena),
         used: usize,
         width: usize,
         hidden: usize,
     ) -> Result<Service, CudaError> {
-        // A recording cannot load it.
+        // Modules cannot be loaded during a capture.
         gpu.load_modules(&["fetch"])?;
         let all = &plan.weights.experts_of;
         let layers: Vec<LayerIndex> =
@@ -110,12 +111,12 @@ impl Service {
         times
     }
 
-    /// Somebody else has changed where experts are.
+    /// Notes that a batch that is not served has moved experts, so the tables on the GPU are out of date.
     pub fn forget_tables(&mut self) {
         self.tables_are_right = false;
     }
 
-    /// Of the last token, once its work is done.
+    /// Returns the times of the last token, once its work is done.
     pub(super) fn last_times(&self) -> ServiceTimes {
         let mut sum = ServiceTimes::default();
         for place in 0..self.layers.len() {
@@ -129,10 +130,10 @@ impl Service {
         sum
     }
 
-    /// Waits for the ids that a layer's token has chosen, and for what the GPU wants.
+    /// Waits for the ids that the token has chosen in a layer, and for what its kernel needs.
     ///
     /// # Errors
-    /// What went wrong in queued work.
+    /// Returns an error if a driver call or queued work failed.
     pub(super) fn wait_for_question(
         &mut self,
         gpu: &Gpu,
@@ -151,20 +152,20 @@ impl Service {
             }
             yield_now();
             if looks.is_multiple_of(LOOKS) && gpu.is_idle()? {
-                // It may have come in between.
+                // The question may have come in between.
                 let question = self.mailbox.question(place, self.run, ids);
                 return Ok(question.expect("work that has ended has asked"));
             }
         }
     }
 
-    /// Ends the wait of all layers from place `first` on, with nothing to compute with.
+    /// Ends the wait of all layers from place `first` on, with answers that name no experts.
     pub(super) fn dismiss(&mut self, first: usize, gpu: &Gpu, pinned: &Pinned) {
         self.slots.clear();
         self.slots.resize(self.used, DevicePtr::null());
         let answer = ExpertAnswer { slots: &self.slots, gone: &[] };
         for place in first..self.layers.len() {
-            // What has an answer may be copying by it.
+            // The kernel of a place that has an answer may be copying by it.
             if place >= self.answered {
                 let (misses, returns) = ([].iter(), [].into_iter());
                 self.mailbox.answer(gpu, place, self.run, &answer, misses, returns, pinned);
