@@ -1,7 +1,7 @@
 //! Vectors of eight floats. Kernels are written once against [`Simd`] and compiled for AVX2 and, in
 //! a portable form, for the compilation target's own instructions.
 //!
-//! A value of [`Avx2`] is the proof that the machine has the instructions. Only [`dispatch`] makes
+//! A value of `Avx2` is the proof that the machine has the instructions. Only [`dispatch`] makes
 //! one. Every kernel function is `inline(always)`, so that it becomes part of the function that
 //! enables the instructions.
 

@@ -71,7 +71,7 @@ pub fn format(bytes: u64) -> String {
     format_rate(bytes as f64)
 }
 
-/// Formats a fractional count such as a rate in the same way as [`format`].
+/// Formats a fractional count such as a rate in the same way as [`format()`].
 pub fn format_rate(bytes: f64) -> String {
     let mut value = bytes;
     let mut unit = 0;
