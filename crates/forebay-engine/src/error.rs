@@ -74,8 +74,8 @@ pub enum EngineError {
     )]
     OverBudget { gpu: String, needed_bytes: u64, used_bytes: u64, budget_bytes: u64 },
     #[error(
-        "{place} on the device is not what the file has, first at byte {offset} of {}: \
-         a copy went wrong; load again, and look after the GPU if it stays so",
+        "{place} on the device differs from the file, first at byte {offset} of {}: \
+         a copy went wrong; load again, and check the GPU if this repeats",
         file.display()
     )]
     ReadBack { place: String, file: PathBuf, offset: u64 },
@@ -84,7 +84,7 @@ pub enum EngineError {
     #[error("{place}: {cause}")]
     Load { place: String, cause: ReadError },
     #[error(
-        "{}: tensor {tensor:?} is in blocks that do not follow each other, so it has no one place in host memory; \
+        "{}: tensor {tensor:?} is in blocks that are not contiguous, so it cannot be one range of host memory; \
          pack the model again, or load it to a GPU",
         path.display()
     )]

@@ -215,7 +215,7 @@ pub enum FormatError {
     )]
     PackChecksum { path: PathBuf, what: String, offset: u64, expected: u64, found: u64 },
 
-    #[error("{}: the pack makes no sense at byte {offset}: {what}; get the file again", show(path))]
+    #[error("{}: the pack is invalid at byte {offset}: {what}; get the file again", show(path))]
     PackDamaged { path: PathBuf, offset: u64, what: String },
 
     #[error(

@@ -15,7 +15,7 @@ pub enum ModelError {
          newer forebay"
     )]
     UnknownArchitecture { name: String, known: String },
-    #[error("{source_name} does not say '{key}', which the {family} architecture needs")]
+    #[error("{source_name} has no '{key}', which the {family} architecture needs")]
     MissingKey { source_name: String, key: String, family: &'static str },
     #[error("'{key}' is {value}, but {expected}")]
     BadValue { key: String, value: String, expected: String },

@@ -39,7 +39,7 @@ pub enum StoreError {
     UnknownFile { index: u32, files: usize },
     #[error("an extent of {extent_bytes} bytes was to be read into a buffer of {buffer_bytes}")]
     BufferLength { extent_bytes: u64, buffer_bytes: usize },
-    #[error("cannot tell or change what the page cache has of {}: {source}", file.display())]
+    #[error("cannot query or drop the cached pages of {}: {source}", file.display())]
     PageCache { file: PathBuf, source: std::io::Error },
     #[error(
         "{bytes} bytes of {} stay in the page cache although they were dropped: another program has \
@@ -98,7 +98,7 @@ pub enum ReadError {
         found: u64,
     },
     #[error(
-        "the layout of {block} would read parts of what has one checksum in {} at byte {offset}; \
+        "the layout of {block} would read only a part of a checksummed range in {} at byte {offset}; \
          plan it with the files that it is read from",
         file.display()
     )]

@@ -44,16 +44,17 @@ pub struct Cli {
 
 #[derive(Subcommand)]
 pub enum Command {
-    /// Generate text or chat; without MODEL, the demo model that ships with the project
+    /// Generate text or chat; without MODEL, run the demo model that ships with the project
     #[command(after_help = help::RUN)]
     Run(RunArgs),
-    /// Where a model would be on a machine, how fast it would run, and what limits it
+    /// Predict where a model's weights go on a machine, how fast it runs, and what limits it
     #[command(after_help = help::PLAN)]
     Plan(PlanArgs),
     /// Measure prompt and generation speed
     #[command(after_help = help::BENCH)]
     Bench(BenchArgs),
-    /// Find out how small an expert cache will do: record routing, replay it at all sizes, say what to do
+    /// Find out how small an expert cache can be: record routing, replay it at all cache sizes, and
+    /// explain the result
     #[command(after_help = help::ASSESS)]
     Assess(AssessArgs),
     /// Report how a model was read, from a file that --trace-io wrote
@@ -62,10 +63,11 @@ pub enum Command {
     /// Replay recorded routing under any cache policy and capacity
     #[command(after_help = help::REPLAY)]
     Replay(ReplayArgs),
-    /// Bring all weights of a model into memory, and compare the rate with the disk's limit
+    /// Load all weights of a model into memory and compare the rate with the disk's limit
     #[command(after_help = help::LOAD)]
     Load(LoadArgs),
-    /// Measure this machine: disk, page cache, memory, kernels; loads use what it finds
+    /// Measure this machine (disk, page cache, memory, kernels) and save a profile that loads and plans
+    /// use
     #[command(after_help = help::DOCTOR)]
     Doctor(DoctorArgs),
     /// Show what a model file holds, without reading its weights
@@ -77,7 +79,7 @@ pub enum Command {
     /// Turn text into token ids
     #[command(after_help = help::TOKENIZE)]
     Tokenize(TokenizeArgs),
-    /// Turn messages (JSON on standard input) into the prompt that the chat template makes
+    /// Convert messages (JSON on standard input) into a prompt with the model's chat template
     #[command(after_help = help::RENDER)]
     Render(RenderArgs),
     /// Write a model of a real architecture's exact shape with random weights
@@ -177,15 +179,15 @@ pub struct ReplayArgs {
     /// (repeatable) [default: all]
     #[arg(long, value_name = "NAME", value_parser = replay_policy())]
     pub policy: Vec<ReplayPolicy>,
-    /// What may stay in memory: a size (4GiB), a share of the experts (25%), or experts of each layer
+    /// Cache capacity: a size (4GiB), a share of the experts (25%), or a number of experts per layer
     /// (32/layer) (repeatable) [default: shares from 5% to 90%]
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub capacity: Vec<CapacityArg>,
-    /// Whose hits are told; the cache is warm from the prompt in any case
+    /// Tokens whose hits are reported; the prompt warms the cache in any case
     #[arg(long, value_enum, value_name = "PHASE", default_value_t = PhaseArg::All)]
     pub phase: PhaseArg,
-    /// Keep to the capacity also when one batch is larger, as this engine does; else a batch stays
-    /// whole until the next one
+    /// Never exceed the capacity, like the engine; without this option, a larger batch stays in the
+    /// cache until the next one
     #[arg(long)]
     pub cut_batches: bool,
     /// Also report what prefetching predicted experts would bring and cost: lag (the previous token's
@@ -251,8 +253,8 @@ pub struct TraceIoArgs {
     /// Replace OUT if it exists
     #[arg(long)]
     pub force: bool,
-    /// What the disk can do per second, as in 3.3GiB [default: what doctor measured on this
-    /// machine, else the best 100 ms of the trace]
+    /// Disk limit per second, for example 3.3GiB [default: what doctor measured on this machine, else
+    /// the best 100 ms of the trace]
     #[arg(long, value_name = "RATE", value_parser = size::parse, allow_hyphen_values = true)]
     pub limit: Option<u64>,
     /// Print one JSON document
@@ -281,8 +283,8 @@ pub struct BenchArgs {
     pub budget: BudgetArgs,
     #[command(flatten)]
     pub tracing: TracingArgs,
-    /// Take every token's experts from a recorded trace, as --trace-routing and replay have them, or at random
-    /// (`uniform`), in place of what random weights would choose
+    /// Use experts from a recorded trace (--trace-routing, or the CSV form) or uniform random ones
+    /// (`uniform`) instead of the router's choice, which means nothing for random weights
     #[arg(long, value_name = "FILE|uniform", value_hint = ValueHint::FilePath)]
     pub routing_trace: Option<PathBuf>,
     #[command(flatten)]
@@ -297,26 +299,26 @@ pub struct LoadArgs {
     /// GGUF file (or one file of a split set), pack, or Hugging Face folder
     #[arg(value_hint = ValueHint::AnyPath)]
     pub model: PathBuf,
-    /// Who reads what is not in the page cache: io_uring, threads with pread, the kernel through a
-    /// mapping, or what the machine profile says; cufile is NVIDIA's library, which reads everything
-    /// from the disk to the GPU
+    /// Read engine for data that is not in the page cache: io_uring, threads with pread, a memory map,
+    /// or the machine profile's choice; cufile, NVIDIA's library, reads everything from the disk to the
+    /// GPU
     #[arg(long, value_enum, value_name = "NAME", default_value_t = LoadIoArg::Auto)]
     pub io: LoadIoArg,
-    /// Drop the model's files from the page cache before every run, and read the disk plainly before and after each for as
-    /// long, at most 10 seconds at a time, to tell what it sustains
+    /// Drop the model's files from the page cache before every run. Also read the disk before and after
+    /// each run, together as much as the run reads, at most 10 seconds, to measure its sustained rate
     #[arg(long)]
     pub cold: bool,
     /// Only load: do not measure what disk and page cache give
     #[arg(long)]
     pub no_limit: bool,
-    /// Runs; from the second on the memory is in place already
+    /// Number of runs; from the second run on, the memory is already allocated
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = count())]
     pub repeat: usize,
-    /// Where the weights go: cpu, which is host memory, cuda, or cuda:N
+    /// Device to load to: cpu (host memory), cuda or cuda:N
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub device: Device,
-    /// GPU memory that may be in use when the weights are there, as in 8GiB; more than that is an
-    /// error [default: all that is free]
+    /// Limit on the GPU memory in use after loading, for example 8GiB; more is an error [default: all
+    /// free memory]
     #[arg(long, value_name = "SIZE", value_parser = size::parse, allow_hyphen_values = true)]
     pub vram: Option<u64>,
     /// After the last run, read everything back from the GPU and compare it with the files
@@ -334,8 +336,8 @@ pub struct LoadArgs {
 
 #[derive(Args)]
 pub struct DoctorArgs {
-    /// The folder whose disk is measured, with its largest model, or else a temporary file of 1 GiB
-    /// [default: this folder]
+    /// Folder on the disk to measure; reads its largest model, or a temporary file of 1 GiB [default:
+    /// current folder]
     #[arg(value_hint = ValueHint::DirPath)]
     pub dir: Option<PathBuf>,
     /// Read this file of at least 1 GiB instead; it should be on the disk of DIR

@@ -117,7 +117,7 @@ pub fn run(args: RunArgs) -> Outcome<RunConfig> {
         return usage("--json needs a prompt: give --prompt TEXT, or text on standard input");
     }
     if args.chat.on_full.is_some() && (demo || prompt.given.is_some() || prompt.piped) {
-        return usage("--on-full is for chats: a single prompt has no turns that could leave");
+        return usage("--on-full is for chats: a single prompt has no turns to drop");
     }
     if let Some(OnFullArg::Stop) = args.chat.on_full {
         answer.on_full = OnFull::Stop;

@@ -56,7 +56,7 @@ pub fn find() -> anyhow::Result<PathBuf> {
         }
     }
     bail!(
-        "the demo model {FILE} is neither above this program nor above the current directory: \
+        "the demo model {FILE} was not found in any folder above this program or the current directory: \
          name a model (forebay run MODEL) or set {VARIABLE} to its path"
     )
 }

@@ -13,11 +13,11 @@ pub fn reflow(text: &str) -> String {
 pub const TOP: &str = "\
 Start here:
   forebay run                    the demo model writes a story
-  forebay run MODEL --ram 8GiB   chat with a model that need not fit in 8 GiB
+  forebay run MODEL --ram 8GiB   chat with a model larger than 8 GiB
   forebay inspect MODEL          what the model is made of
 
 Exit status: 0 done, 1 the work failed, 2 wrong usage, 130 ended by Ctrl-C.
---log debug says on standard error what is done and how long it takes (docs/logging.md).";
+--log debug logs each step and its duration to standard error (docs/logging.md).";
 
 pub const RUN: &str = "\
 Examples:
@@ -30,8 +30,8 @@ Examples:
   forebay render model.gguf < messages.json | forebay run model.gguf --raw
   forebay run model.gguf -p Hello --temperature 0 --json
 
-The answer goes to standard output, what the model thinks to standard error. In a chat, /help lists
-the commands. What you type is remembered in forebay/chat-history below $XDG_STATE_HOME, else below
+The answer goes to standard output, the model's thinking to standard error. In a chat, /help lists
+the commands. Your input is saved in forebay/chat-history below $XDG_STATE_HOME, else below
 ~/.local/state. Ctrl-C stops the answer; at the prompt it quits.";
 
 pub const PLAN: &str = "\
@@ -41,9 +41,9 @@ Examples:
   forebay plan model.gguf --profile other.json --vram 16GiB --ram 64GiB
   forebay plan model.gguf --ram 8GiB --routing story.routing
 
-No weights are read. Speeds are predicted from a machine profile and from how often experts were found
-in memory in recorded routing, usually within a fifth of what is measured. From a profile of a busy
-machine a speed is a range; for a model of a few megabytes there is none.";
+No weights are read. Speeds are predicted from a machine profile and from the hit rates of recorded
+routing, usually within 20 % of the measured speed. If the machine was busy when it was measured,
+speeds are ranges. There is no prediction for a model of a few megabytes.";
 
 pub const BENCH: &str = "\
 Examples:
@@ -61,8 +61,8 @@ Examples:
   forebay assess model.gguf --ram 8GiB --svg figures/
 
 A prompt file holds one JSON object per line with `text` and, if you like, `domain`, `language` and
-`kind` (completion or chat); or plain texts with a line --- between them. Routing does not depend on
---ram: it only decides how long the recording takes. Speeds are told where doctor has saved a profile.";
+`kind` (completion or chat); or plain texts with a line --- between them. --ram changes how long the
+recording takes, but not the routing. Speeds are predicted if forebay doctor has saved a profile.";
 
 pub const TRACE_IO: &str = "\
 Examples:
@@ -87,10 +87,10 @@ Examples:
 
 Policies: recency (lru, slru), frequency (lfu, which forgets with time; lfu-unaged, which does not),
 both (lfru), the order of layers (least-stale), any (random); each for all layers together or, with
-layer- in front, for each layer by itself. hot-list and belady know the trace: what the best fixed
-choice, and what the best cache of all, would hit.
+layer- in front, for each layer by itself. hot-list and belady know the whole trace: they show the
+hits of the best fixed set of experts and of the best possible cache.
 
-A batch looks each of its experts up once; what goes is decided behind it.";
+A batch looks up each of its experts once. Experts are evicted after the batch.";
 
 pub const INSPECT: &str = "\
 Examples:
@@ -107,9 +107,9 @@ Examples:
   forebay load folder/ --device cuda:1 --vram 24GiB --check
   forebay load model.gguf --device cuda --io cufile --cold
 
-What is in the page cache is copied from there by several threads; the rest is read past it, so
-that a load does not push out what others need. All of the model must fit into free memory: the
-host's, or the GPU's. On the way to a GPU weights pass through a small ring of pinned memory.";
+Several threads copy cached file ranges from the page cache. The others are read with direct I/O, so
+a load does not evict other programs' data. The whole model must fit into free memory of the host or
+the GPU. Weights for a GPU pass through a small ring of pinned memory.";
 
 pub const DOCTOR: &str = "\
 Examples:
@@ -119,7 +119,7 @@ Examples:
 
 The profile is saved as forebay/machine.json below $XDG_CONFIG_HOME, else below ~/.config, and holds
 for this machine and the disk of DIR. Nothing else is left behind. Measure while the machine is idle:
-doctor notices other work, says so, and marks the profile, whose predictions are ranges then.";
+if other programs are busy, doctor warns and marks the profile, and predictions from it are ranges.";
 
 pub const LOGITS: &str = "\
 Examples:
@@ -167,14 +167,14 @@ Examples:
   forebay pack model.fbay --to-huggingface folder/
 
 In a pack every block of weights is one piece, in the order in which blocks are used, and every
-byte has a checksum. The weights are the same to the bit, and so is what the model answers.";
+byte has a checksum. The weights and the model's answers stay bit-identical.";
 
 pub const VERIFY: &str = "\
 Examples:
   forebay verify model.fbay
   forebay verify model.fbay --json
 
-Damage is listed with the block and the tensors that it is in; exit status 1 then.";
+If the pack is damaged, verify lists the damaged blocks and tensors and exits with status 1.";
 
 #[cfg(test)]
 mod tests {

@@ -61,7 +61,7 @@ impl RoutingFile {
         let path = file.path().display().to_string();
         file.commit()?;
         output::tell!(
-            "{path}: a trace of the routing; forebay replay shows what a cache makes of it"
+            "{path}: routing trace; forebay replay shows the hit rates of any cache on it"
         );
         Ok(())
     }

@@ -139,7 +139,7 @@ fn loading(statistics: &SessionStatistics) -> String {
 fn vram(used: &VramUse) -> String {
     let driver = match used.driver_used_bytes {
         None => "the driver does not say how much is in use".into(),
-        Some(driver) => format!("the driver says {} are in use", bytes(driver)),
+        Some(driver) => format!("{} in use as reported by the driver", bytes(driver)),
     };
     format!(
         "{} by our count: weights {}, KV cache {}, activations {}, context and kernels {}; {driver}",
@@ -155,7 +155,7 @@ fn budget(statistics: &SessionStatistics) -> String {
     let share = percent(statistics.budget_bytes as f64, statistics.weights_bytes as f64);
     let whose = match statistics.budget_chosen_by_user {
         true => format!("{share} of the model"),
-        false => "what this machine has free".into(),
+        false => "chosen from the free memory".into(),
     };
     let kind = if statistics.vram.is_some() { "VRAM" } else { "RAM" };
     let ram = match &statistics.device_sub_layers {
@@ -174,7 +174,7 @@ fn layers(statistics: &SubLayerStatistics) -> String {
     let all =
         placement.in_vram.sub_layers + placement.streamed.sub_layers + placement.on_cpu.sub_layers;
     format!(
-        "attention and feed-forward are {all} parts: VRAM holds {}, {} pass through {} of it, the CPU computes {}",
+        "{all} sub-layers: VRAM holds {}, {} are streamed through {} of VRAM, the CPU computes {}",
         of(&placement.in_vram),
         of(&placement.streamed),
         bytes(placement.ring_bytes),
@@ -201,7 +201,7 @@ fn sub_layers_to_gpu(statistics: &SubLayerStatistics, stream: Option<&StreamStat
         let planned = sub_layers.planned.map_or(rate, |rates| rates.cpu_bytes_per_second);
         let _ = write!(
             text,
-            "; {} computed with on the CPU at {}/s ({}/s expected)",
+            "; the CPU computed {} of weights at {}/s ({}/s expected)",
             bytes(sub_layers.bytes_on_cpu),
             format_rate(rate),
             format_rate(planned)
@@ -215,7 +215,7 @@ fn passes(times: &PassTimes) -> String {
     let each = |of: f64| format!("{:.1} ms", 1e3 * of / times.passes as f64);
     let waits = times.copy_wait_seconds + times.gpu_wait_seconds + times.disk_wait_seconds;
     format!(
-        "{} of {}: CPU computing {}, waiting for copies {}, for the GPU {}, for the disk {}, the rest {}",
+        "{} passes of {} each: CPU computing {}, waiting for copies {}, for the GPU {}, for the disk {}, other {}",
         times.passes,
         each(times.seconds),
         each(times.cpu_seconds),
@@ -230,7 +230,8 @@ fn passes(times: &PassTimes) -> String {
 fn slots(experts: &DeviceExperts) -> String {
     let tier = &experts.tier;
     format!(
-        "VRAM keeps {} of {} experts ({}), {} more on their way; {} hit rate: {} of {} lookups found their expert in VRAM",
+        "VRAM keeps {} of {} experts ({}), with {} more slots for experts in transit; {} hit rate: {} of {} lookups \
+         found their expert in VRAM",
         tier.kept_slots,
         tier.experts,
         tier.policy,
@@ -256,7 +257,7 @@ fn to_gpu(experts: &DeviceExperts, stream: Option<&StreamStatistics>) -> String 
     );
     if experts.experts_returned > 0 {
         let (count, returned) = (experts.experts_returned, bytes(experts.bytes_returned));
-        let _ = write!(text, "; {count} back to RAM, {returned}, when others took their slots");
+        let _ = write!(text, "; {count} evicted experts ({returned}) moved back to RAM");
     }
     text
 }
@@ -264,7 +265,7 @@ fn to_gpu(experts: &DeviceExperts, stream: Option<&StreamStatistics>) -> String 
 /// Describes CPU offload: if the CPU computes some of the experts that are missing in VRAM, and why.
 fn cpu_offload(experts: &DeviceExperts) -> String {
     let Some(cpu_offload) = &experts.cpu_offload else {
-        return "the GPU computes all experts: the bits of a GPU that holds all".into();
+        return "off: the GPU computes all experts, and output is bit-identical to a fully resident run".into();
     };
     let micros = |seconds: f64| seconds * 1e6;
     let (split, saved) = (&cpu_offload.rates.split, micros(cpu_offload.saved_seconds_per_layer));
@@ -289,7 +290,7 @@ fn cpu_offload(experts: &DeviceExperts) -> String {
         if cpu_offload.from_profile { "by the machine profile" } else { "measured at the start" };
     let _ = write!(
         text,
-        "; {} experts were computed on it ({:.0} us each, {:.0} us to bring one to VRAM, {from})",
+        "; the CPU computed {} experts ({:.0} us each; a copy to VRAM takes {:.0} us; {from})",
         experts.experts_on_cpu,
         micros(split.cpu_seconds),
         micros(split.copy_seconds)
@@ -308,7 +309,8 @@ fn fetched(experts: &DeviceExperts) -> String {
         ),
     };
     format!(
-        "{:.0} % of {} layers found all their experts in VRAM; on average a layer waited {:.0} us to be told where the others are, and copied for {:.0} us{given_up}",
+        "{:.0} % of {} layers found all their experts in VRAM; on average a layer waited {:.0} us for the host to \
+         locate the others, and copied for {:.0} us{given_up}",
         100.0 * experts.layers_resident as f64 / layers,
         experts.layers_served,
         micros(experts.answer_wait_seconds),
@@ -359,7 +361,7 @@ fn chat(figures: &ChatFigures, context: usize) -> [(&'static str, String); 3] {
     };
     let left = match figures.turns_dropped {
         0 => String::new(),
-        turns => format!("; {turns} turns left it because it was full"),
+        turns => format!("; {turns} old turns were dropped because it was full"),
     };
     [
         ("prompts", part(figures.prompt_tokens, figures.prompt_seconds)),
@@ -444,8 +446,8 @@ fn reader(statistics: &SessionStatistics) -> String {
     };
     let checks = match statistics.checksums {
         Checks::None => "",
-        Checks::On => "; every read compared with its checksum",
-        Checks::Off => "; checksums not looked at (--no-verify)",
+        Checks::On => "; every read verified against its checksum",
+        Checks::Off => "; checksums not verified (--no-verify)",
     };
     format!("{}, {direct}{registered}{why}{checks}", engine.name)
 }

@@ -57,7 +57,7 @@ impl<'scope> Opening<'scope> {
             return Err(EngineError::BadOption {
                 name: "--cpu-experts",
                 value: "given".into(),
-                expected: "--exact has the GPU compute all: leave one of them out".into(),
+                expected: "with --exact the GPU computes everything: leave one of them out".into(),
             });
         }
         let gpu = self.gpu(open_time)?;

@@ -125,9 +125,9 @@ pub(super) fn choose(
         CuFileUse::Always if files.is_checked() => Err(EngineError::BadOption {
             name: "--io",
             value: NAME.to_owned(),
-            expected: "what it reads of a pack cannot be compared with the checksums: give --no-verify, too, or \
-                       another --io"
-                .to_owned(),
+            expected:
+                "cuFile cannot verify the checksums of a pack: add --no-verify, or use another --io"
+                    .to_owned(),
         }),
         CuFileUse::Always => Ok(Ok(found.map(|found| found.requests).unwrap_or_default())),
         CuFileUse::WhereFaster => {
@@ -140,7 +140,8 @@ pub(super) fn choose(
             if let Some(why) = files.why_not_direct() {
                 return Ok(Err(format!("cuFile, the faster way here, reads directly: {why}")));
             }
-            let bytes = (0..files.len() as u32).filter_map(|file| files.file_bytes(FileIndex(file)));
+            let bytes =
+                (0..files.len() as u32).filter_map(|file| files.file_bytes(FileIndex(file)));
             let (bytes, cached) = (bytes.sum::<u64>(), files.cached_bytes()?.0);
             let absent = bytes.saturating_sub(if cold { 0 } else { cached });
             // cuFile reads all bytes from the disk. The ring reads only those that are not in the page cache.

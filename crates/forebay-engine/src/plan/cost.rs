@@ -75,7 +75,7 @@ impl fmt::Display for Cost {
             Cost::GpuMemory => "GPU memory",
             Cost::GpuCompute => "GPU arithmetic",
             Cost::GpuLayers => "latency of the GPU's layers",
-            Cost::HostLoop => "asking the host for experts",
+            Cost::HostLoop => "round trips to the host for experts",
             Cost::Pcie => "PCIe",
             Cost::Cpu => "CPU",
             Cost::Disk => "disk",

@@ -373,12 +373,9 @@ impl Plan {
             Cost::Pcie => {
                 "every token waits for weights from RAM: more VRAM would help".to_owned()
             }
-            Cost::Cpu => {
-                "the CPU computes, and takes that long for this model's weights: a GPU would help"
-                    .to_owned()
-            }
+            Cost::Cpu => "the CPU is the bottleneck for this model: a GPU would help".to_owned(),
             Cost::GpuMemory | Cost::GpuCompute | Cost::GpuLayers | Cost::HostLoop => {
-                "the GPU takes that long for this model".to_owned()
+                "the GPU is the bottleneck for this model".to_owned()
             }
         })
     }

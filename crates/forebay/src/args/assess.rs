@@ -14,7 +14,8 @@ pub struct AssessArgs {
     /// Record on these instead of the prompts that ship with the program: JSON lines or plain text
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub prompts: Option<PathBuf>,
-    /// Continue chat prompts as they are, too: for a model that was not trained with the template in its file
+    /// Do not apply the chat template to chat prompts, for models that were not trained with the template
+    /// in their file
     #[arg(long)]
     pub raw: bool,
     /// Tokens to generate after each prompt; fewer where the model ends its text before
@@ -33,7 +34,7 @@ pub struct AssessArgs {
     /// Write the report: one page without network access
     #[arg(short, long, value_name = "OUT", value_hint = ValueHint::FilePath, help_heading = "Output")]
     pub output: Option<PathBuf>,
-    /// Write every figure as an SVG file into this folder: an empty one, or one to be made
+    /// Write every figure as an SVG file into this folder, which must be empty or not exist yet
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath, help_heading = "Output")]
     pub svg: Option<PathBuf>,
     /// Replace output files that exist

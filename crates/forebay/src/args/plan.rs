@@ -25,10 +25,10 @@ pub struct PlanArgs {
     /// Positions of context to reserve [default: what the model was trained for, at most 4096]
     #[arg(short, long, value_name = "N", value_parser = count())]
     pub ctx: Option<usize>,
-    /// Where to compute: cpu, cuda or cuda:N; auto takes what is predicted to generate faster
+    /// Where to compute: cpu, cuda or cuda:N; auto takes the device that is predicted to generate faster
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     pub device: Device,
-    /// How keys and values are kept
+    /// Type of the KV cache
     #[arg(long, value_enum, value_name = "TYPE", default_value_t = KvTypeArg::F16)]
     pub kv_type: KvTypeArg,
     #[command(flatten)]
@@ -36,14 +36,15 @@ pub struct PlanArgs {
     /// Compute threads of the CPU [default: as many as the machine profile was made with]
     #[arg(short, long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=256))]
     pub threads: Option<usize>,
-    /// Which expert leaves when another needs its place
+    /// Expert eviction policy
     #[arg(long, value_name = "NAME", default_value_t = SessionOptions::default().policy)]
     #[arg(value_parser = policy())]
     pub policy: PolicyKind,
-    /// A machine profile, as doctor saves it: of another machine, for example [default: this machine's]
+    /// Machine profile that forebay doctor saved, for example on another machine [default: this
+    /// machine's]
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub profile: Option<PathBuf>,
-    /// Expect the hits of this recorded routing (--trace-routing, or the CSV form) [default: those of a published
+    /// Take hit rates from this recorded routing (--trace-routing, or the CSV form) [default: a published
     /// recording of Qwen3-30B-A3B]
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub routing: Option<PathBuf>,

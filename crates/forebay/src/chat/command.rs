@@ -58,7 +58,7 @@ pub fn parse(input: &str) -> Line {
     let one_line = !text.contains('\n');
     let alone = |line: Line| match argument {
         "" => line,
-        _ => Line::Wrong(format!("/{word} takes nothing behind it")),
+        _ => Line::Wrong(format!("/{word} takes no argument")),
     };
     match word {
         "system" => Line::System((!argument.is_empty()).then(|| unquoted(argument).to_owned())),

@@ -84,7 +84,7 @@ fn editor() -> Reedline {
     match history() {
         Ok(history) => editor.with_history(Box::new(history)),
         Err(error) => {
-            output::tell!("note: what you type is not remembered after this chat: {error:#}");
+            output::tell!("note: the input history cannot be saved: {error:#}");
             editor
         }
     }

@@ -104,9 +104,7 @@ impl Chat<'_> {
                 None => output::tell!("there is no system message"),
             },
             Line::System(Some(_)) if !self.conversation.templated() => {
-                output::tell!(
-                    "error: without a chat template there is no place for a system message"
-                );
+                output::tell!("error: a system message needs a chat template");
             }
             Line::System(text) => {
                 self.conversation.history.set_system(text);
@@ -190,8 +188,8 @@ impl Chat<'_> {
         if answer.turns_dropped > 0 && !self.announced_shift {
             self.announced_shift = true;
             output::tell!(
-                "note: the context of {} tokens was full: the oldest turns leave it from now on (/stats counts \
-                 them); --on-full stop ends answers instead",
+                "note: the context of {} tokens is full: the oldest turns are dropped from now on (/stats counts \
+                 them); use --on-full stop to end answers instead",
                 self.session.context()
             );
         }

@@ -147,14 +147,17 @@ fn describe(report: &DoctorReport, saved: Option<&Path>) -> String {
     ));
     let places = &report.disk.places;
     let side_by_side = format!(
-        "into place: {}, into a ring in turn with it: {}",
+        "reads into the final memory: {}, alternating with reads into a ring: {}",
         rate(places.in_place_bytes_per_second),
         rate(places.ring_bytes_per_second)
     );
     text.push_str(&match best.staging_bytes {
-        0 => format!("{side_by_side}: no detour needed\n"),
+        0 => format!("{side_by_side}: loads to host memory need no ring\n"),
         bytes => {
-            format!("{side_by_side}: so through a ring of {}\n", size::format(bytes as u64))
+            format!(
+                "{side_by_side}: loads to host memory use a ring of {}\n",
+                size::format(bytes as u64)
+            )
         }
     });
     text.push_str(&quality(&report.profile));
@@ -196,14 +199,14 @@ fn disk(report: &DoctorReport) -> String {
     let bursts = &report.disk.bursts;
     if bursts.bursty {
         text.push_str(&format!(
-            "this disk bursts to {}, sustained {}: of each case's readings the median counts\n",
+            "this disk bursts to {} and sustains {}: each rate above is a median of several readings\n",
             rate(bursts.burst_bytes_per_second),
             rate(bursts.sustained_bytes_per_second)
         ));
     }
     let small = &report.disk.latency_64kib;
     text.push_str(&format!(
-        "64 KiB alone: half within {:.0} us, 99 % within {:.0} us, of {} reads\n",
+        "latency of single 64 KiB reads: median {:.0} us, p99 {:.0} us, of {} reads\n",
         small.p50_seconds * 1e6,
         small.p99_seconds * 1e6,
         small.reads
@@ -243,7 +246,7 @@ fn memory(report: &DoctorReport) -> String {
 
 fn gpu(report: &GpuReport) -> String {
     let Some(gpu) = &report.first else {
-        return format!("GPU: none that can be used: {}\n", report.why);
+        return format!("GPU: no usable GPU: {}\n", report.why);
     };
     let (major, minor) = gpu.compute_capability;
     let mut about = format!(

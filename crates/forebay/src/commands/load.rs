@@ -77,7 +77,9 @@ fn device(args: &LoadArgs) -> Outcome<Option<DeviceRequest>> {
             return usage("--check reads weights back from a GPU: give --device cuda, too");
         }
         Device::Cpu => return Ok(None),
-        Device::Auto => return usage("--device auto: say where to load to: cpu, cuda or cuda:N"),
+        Device::Auto => {
+            return usage("--device auto is not supported here: use cpu, cuda or cuda:N");
+        }
         Device::Cuda(ordinal) => ordinal.unwrap_or(0) as usize,
     };
     let (vram_bytes, check) = (args.vram, args.check);
@@ -186,7 +188,7 @@ fn disk(limit: &LoadLimit) -> Vec<(&'static str, String)> {
                     rate(best)
                 ),
             ),
-            ("", "each run is held against the readings right before and after it".to_owned()),
+            ("", "each run is compared with the readings directly before and after it".to_owned()),
         ],
         None => vec![(
             "this disk",

@@ -199,7 +199,7 @@ impl Asked<'_> {
         lines.extend(instead(planned).map(|text| ("instead", text)));
         lines.extend(generate.shown.uncertain_because.clone().map(|text| ("caution", text)));
         if self.estimated && plan.device == "cuda" {
-            let text = "free VRAM, from what the GPU has: nobody else is thought to use it";
+            let text = "free VRAM, from the GPU's total memory; assumes that no other program uses the GPU";
             lines.push(("estimated", text.into()));
         }
         let rows: Vec<Vec<String>> =
@@ -246,13 +246,13 @@ fn of_model(model: &ModelInfo) -> String {
 fn placement(plan: &Plan) -> String {
     match (&plan.slots, &plan.host) {
         (Some(slots), Some(host)) => format!(
-            "the GPU computes; it holds what every token needs and {} of {} experts; {} from there as needed",
+            "the GPU computes; VRAM holds the dense weights and {} of {} experts; the others are copied from {}",
             slots.kept_slots(),
             slots.experts(),
             match host.fully_resident {
-                true => "all experts are in pinned RAM and come".into(),
+                true => "pinned RAM, which holds all experts".into(),
                 false => format!(
-                    "{} experts are in pinned RAM, the rest on the disk, and come",
+                    "pinned RAM, which holds {} experts, or read from the disk",
                     host.kept_slots()
                 ),
             }
@@ -281,8 +281,7 @@ fn sub_layers_in_words(sub_layers: &SubLayerPlacement, host: &MemoryPlan) -> Str
         ),
     };
     format!(
-        "the GPU computes; of the layers' attention and feed-forward it holds {} parts, the others pass through {} of \
-         VRAM{cpu}; {}",
+        "the GPU computes; VRAM holds {} sub-layers, the others are streamed through {} of VRAM{cpu}; {}",
         of(&sub_layers.in_vram, all),
         size::format(sub_layers.ring_bytes),
         in_ram(host, "they")
@@ -416,7 +415,7 @@ pub fn follow(model: &Path, options: &mut SessionOptions) {
     let cpu = options.device == DeviceChoice::Auto && planned.plan.device == "cpu";
     if let Some(gpu) = planned.other.as_ref().filter(|_| cpu && !only_for_gpu) {
         output::tell!(
-            "device: cpu, {}; the GPU: {} (--device cuda takes it anyway)",
+            "device: cpu, predicted {}; the GPU: {} (use --device cuda to choose it anyway)",
             rate_in_words(&planned.plan.prediction.generate.shown),
             rate_in_words(&gpu.prediction.generate.shown)
         );

@@ -38,7 +38,7 @@ pub fn run(args: VerifyArgs) -> Outcome {
     }
     if !args.json {
         output::tell!(
-            "{}: whole; {} in {} blocks, {} checksums, {:.1} s, {}/s",
+            "{}: undamaged; {} in {} blocks, {} checksums, {:.1} s, {}/s",
             report.path.display(),
             size::format(report.bytes),
             output::grouped(report.blocks as u64),

@@ -122,9 +122,9 @@ fn the_oldest_turns_leave_a_full_context_and_it_is_said_once() {
     let typed_text = format!("{}\n{END_OF_INPUT}", lines.join("\n"));
     let base = ["run", &model, "-n", "6", "--temperature", "0", "--ctx", "160", "--system", "STAY"];
     let ran = typed_with_log(&base, &typed_text, "forebay::chat=trace").ok();
-    let notes = ran.stderr.matches("the oldest turns leave").count();
+    let notes = ran.stderr.matches("the oldest turns are dropped").count();
     assert_eq!(notes, 1, "{}", ran.stderr);
-    assert!(ran.stderr.contains("turns left it because it was full"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("old turns were dropped because it was full"), "{}", ran.stderr);
     assert!(!ran.stderr.contains("error:"), "{}", ran.stderr);
     let all = prompts(&ran.stderr);
     assert_eq!(all.len(), 8);
@@ -142,7 +142,7 @@ fn the_oldest_turns_leave_a_full_context_and_it_is_said_once() {
     // With `stop`, the answer is cut and one line gives the reason. Later turns get one line each.
     let ran = typed(&[&base[..], &["--on-full", "stop"]].concat(), &typed_text).ok();
     let lines: Vec<&str> = ran.stderr.lines().filter(|line| line.contains("context")).collect();
-    assert!(!ran.stderr.contains("the oldest turns leave"), "{}", ran.stderr);
+    assert!(!ran.stderr.contains("the oldest turns are dropped"), "{}", ran.stderr);
     assert!(
         lines.iter().all(|line| line.contains("--ctx") || line.contains("tokens used")),
         "{lines:?}"
@@ -157,7 +157,7 @@ fn an_answer_goes_on_when_the_context_fills_in_the_middle_of_it() {
     let text = format!("Six\nTwo\n{END_OF_INPUT}");
     let arguments = ["run", &model, "-n", "30", "--temperature", "0", "--ctx", "84", "--stats"];
     let log = typed_with_log(&arguments, &text, "forebay::chat=trace").ok().stderr;
-    assert!(log.contains("1 turns left it"), "{log}");
+    assert!(log.contains("1 old turns were dropped"), "{log}");
     let all = prompts(&log);
     let [first, second, third] = &all[..] else { panic!("three prompts: {log}") };
     // The third prompt is processed in the middle of the second answer. It lacks the first turn, and the answer so far

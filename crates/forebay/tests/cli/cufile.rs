@@ -197,7 +197,7 @@ fn a_byte_that_cufile_gets_wrong_is_found_by_the_check() {
         return;
     }
     let said = Machine::new().load("wrong", &demo(), &["--io", "cufile"]).failed(1);
-    assert!(said.contains("on the device is not what the file has"), "{said}");
+    assert!(said.contains("on the device differs from the file"), "{said}");
 }
 
 #[test]

@@ -153,7 +153,7 @@ fn cold_runs_are_held_against_readings_next_to_them() {
         assert!((run["limit_seconds"].as_f64().unwrap() / least - 1.0).abs() < 1e-9);
     }
     let said = configured(folder.path(), &arguments).ok().stdout;
-    assert!(said.contains("sustained") && said.contains("right before and after"), "{said}");
+    assert!(said.contains("sustained") && said.contains("directly before and after"), "{said}");
 
     let only = configured(folder.path(), &[&json[..], &["--no-limit"]].concat()).json();
     assert_eq!(only["limit"]["disk_readings"].as_array().map(Vec::len), Some(0));

@@ -230,7 +230,7 @@ fn run_and_bench_know_the_prediction() {
     saved_profile(folder.path(), &model, 1e-3, good);
     let errors = with_profile(&bench).1;
     assert!(errors.contains("warning: generating will be slow, "), "{errors}");
-    assert!(errors.contains("the CPU computes"), "{errors}");
+    assert!(errors.contains("the CPU is the bottleneck"), "{errors}");
 }
 
 #[test]
