@@ -68,10 +68,22 @@ impl Sample {
             pinned_bytes: kib("VmPin:")? + kib("VmLck:")?,
             mappings: fs::read_to_string("/proc/self/maps")?.lines().count() as u64,
             descriptors: entries("/proc/self/fd")?,
-            threads: entries("/proc/self/task")?,
+            threads: threads()?,
             vram_bytes: vram.map_or(0, |(free, total)| total - free),
         })
     }
+}
+
+/// Returns the number of the process's threads. It leaves out the workers that the kernel starts for io_uring requests that
+/// would block: the kernel ends them after five idle seconds.
+fn threads() -> Result<u64> {
+    let mut count = 0;
+    for task in fs::read_dir("/proc/self/task")? {
+        // A thread that has just ended has no name any more.
+        let Ok(name) = fs::read_to_string(task?.path().join("comm")) else { continue };
+        count += u64::from(!name.starts_with("iou-"));
+    }
+    Ok(count)
 }
 
 /// Samples in chronological order.
