@@ -7,13 +7,15 @@
 # checks included), hangs over ten seconds and allocations beyond the input's size + 64 MiB are findings.
 set -euo pipefail
 
+# FUZZ_PROFILE names another profile of fuzz/Cargo.toml.
+profile=${FUZZ_PROFILE:-release}
 host=$(rustc -vV | sed -n 's/^host: //p')
 build() {
     # Naming the host as target keeps build scripts and procedural macros without instrumentation.
     RUSTFLAGS="--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
 -Cllvm-args=-sanitizer-coverage-trace-compares" \
-        cargo build --release --target "$host" "$@"
+        cargo build --locked --profile "$profile" --target "$host" "$@"
 }
 
 if [ "$*" = --build ]; then
@@ -47,6 +49,6 @@ if [ "$target" = template ]; then
         fi
     done
 fi
-exec "${CARGO_TARGET_DIR:-target}/$host/release/$target" "corpus/$target" "${seeds[@]}" \
+exec "${CARGO_TARGET_DIR:-target}/$host/$profile/$target" "corpus/$target" "${seeds[@]}" \
     -artifact_prefix="artifacts/$target/" -max_total_time="$seconds" \
     -timeout=10 -rss_limit_mb=1024 -max_len=65536 -print_final_stats=1 "$@"
