@@ -49,7 +49,7 @@ struct Arguments {
     /// Also check whole models: the folder of the fixtures.
     #[arg(long, value_name = "DIR")]
     models: Option<PathBuf>,
-    /// Which GPU, counted from 0.
+    /// Index of the GPU to use, counted from 0.
     #[arg(long, default_value_t = 0)]
     gpu: usize,
 }

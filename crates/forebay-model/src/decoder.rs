@@ -23,7 +23,7 @@ macro_rules! pass_span {
     };
 }
 
-/// Which positions of a call get logits.
+/// The positions of a call for which logits are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogitsWanted {
     None,

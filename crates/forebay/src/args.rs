@@ -421,7 +421,7 @@ pub struct RenderArgs {
 
 #[derive(Args)]
 pub struct SynthArgs {
-    /// Which shape to write
+    /// Architecture whose shape is written
     #[arg(value_parser = PossibleValuesParser::new(synth::architectures()))]
     pub arch: String,
     /// The GGUF file to write

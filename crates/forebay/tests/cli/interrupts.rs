@@ -186,12 +186,19 @@ fn sigterm_is_as_good() {
     assert_eq!(document["command"], "bench");
 }
 
+/// Starts a command, interrupts it after `time`, and returns its JSON document, which must name the command.
+fn interrupted_after(time: Duration, arguments: &[&str]) -> Value {
+    let started = Started::new(arguments);
+    thread::sleep(time);
+    let document = started.interrupt().document();
+    assert_eq!(document["command"], arguments[0]);
+    document
+}
+
 #[test]
 fn a_load_ends() {
-    let started = Started::new(&["load", &demo(), "--repeat", "100000", "--no-limit", "--json"]);
-    thread::sleep(Duration::from_millis(300));
-    let document = started.interrupt().document();
-    assert_eq!(document["command"], "load");
+    let arguments = ["load", &demo(), "--repeat", "100000", "--no-limit", "--json"];
+    let document = interrupted_after(Duration::from_millis(300), &arguments);
     assert_eq!(document["progress"]["unit"], "bytes", "{document}");
 }
 
@@ -241,10 +248,7 @@ fn measuring_the_machine_ends() {
     fs::File::create(&file).unwrap().set_len(2 << 30).unwrap();
     let folder = directory.path().to_str().unwrap();
     let arguments = ["doctor", folder, "--file", file.to_str().unwrap(), "--no-save", "--json"];
-    let started = Started::new(&arguments);
-    thread::sleep(Duration::from_millis(500));
-    let document = started.interrupt().document();
-    assert_eq!(document["command"], "doctor");
+    interrupted_after(Duration::from_millis(500), &arguments);
     assert_eq!(names(directory.path()), ["file"]);
 }
 
@@ -264,10 +268,7 @@ fn an_assessment_leaves_nothing_behind() {
         "1024",
         "--json",
     ];
-    let started = Started::new(&arguments);
-    thread::sleep(Duration::from_millis(1000));
-    let document = started.interrupt().document();
-    assert_eq!(document["command"], "assess");
+    interrupted_after(Duration::from_millis(1000), &arguments);
     assert_eq!(names(out.path()), [""; 0]);
 }
 
@@ -289,10 +290,7 @@ fn the_logits_of_a_prompt_leave_nothing_behind() {
         "1",
         "--json",
     ];
-    let started = Started::new(&arguments);
-    thread::sleep(Duration::from_millis(500));
-    let document = started.interrupt().document();
-    assert_eq!(document["command"], "logits");
+    interrupted_after(Duration::from_millis(500), &arguments);
     assert_eq!(names(out.path()), [""; 0]);
 }
 
