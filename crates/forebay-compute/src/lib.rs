@@ -12,6 +12,7 @@ mod kv;
 mod matmul;
 mod ops;
 mod pool;
+mod row_kind;
 mod simd;
 #[cfg(test)]
 mod testing;
@@ -25,3 +26,4 @@ pub use ops::{
     Gating, RopeConfig, RopeLayout, RopeScaling, RopeTable, RouterGroups, RouterRule, Scoring,
 };
 pub use pool::Pool;
+pub use row_kind::RowKind;

@@ -224,8 +224,8 @@ impl Session {
     ) -> Result<(), EngineError> {
         let Some(count) = few else { return self.feed(phase, tokens) };
         let mut largest = std::mem::take(&mut self.largest);
-        let fed = self.forward(phase, |decoder, rows| {
-            decoder.forward_largest(tokens, count, &mut largest, rows)
+        let fed = self.forward(phase, |decoder, kind, rows| {
+            decoder.forward_largest(kind, tokens, count, &mut largest, rows)
         });
         self.largest = largest;
         fed?;
@@ -236,8 +236,8 @@ impl Session {
     /// Runs tokens and keeps the logits of the last one.
     fn feed(&mut self, phase: Phase, tokens: &[u32]) -> Result<(), EngineError> {
         let mut logits = std::mem::take(&mut self.logits);
-        let fed = self.forward(phase, |decoder, rows| {
-            decoder.forward(tokens, LogitsWanted::Last, &mut logits, rows)
+        let fed = self.forward(phase, |decoder, kind, rows| {
+            decoder.forward(kind, tokens, LogitsWanted::Last, &mut logits, rows)
         });
         self.logits = logits;
         fed?;

@@ -6,6 +6,7 @@ use forebay_model::sampling::{Sampler, Sampling};
 use forebay_model::{LogitsWanted, Routing};
 use forebay_stream::Phase;
 
+use crate::routing_log::row_kind;
 use crate::{EngineError, Session};
 
 /// Routing of a prompt and of its continuation, and the time that the continuation took.
@@ -90,7 +91,13 @@ impl Session {
         rows: &mut Routing,
     ) -> Result<(), EngineError> {
         rows.clear();
-        self.decoder.forward(ids, LogitsWanted::Last, &mut self.logits, Some(rows))?;
+        self.decoder.forward(
+            row_kind(phase),
+            ids,
+            LogitsWanted::Last,
+            &mut self.logits,
+            Some(rows),
+        )?;
         self.cached.extend_from_slice(ids);
         self.record(phase, rows)
     }

@@ -3,6 +3,7 @@
 use std::hash::Hasher as _;
 use std::io::Write;
 
+use forebay_compute::RowKind;
 use forebay_model::arch::{Experts, FeedForward};
 use forebay_model::{Decoder, ModelError, Routing};
 use forebay_stream::routing::{LookupOrder, RoutingHeader, RoutingLayer, RoutingRecorder};
@@ -112,13 +113,13 @@ impl Session {
     pub(crate) fn forward(
         &mut self,
         phase: Phase,
-        run: impl FnOnce(&mut Decoder, Option<&mut Routing>) -> Result<(), ModelError>,
+        run: impl FnOnce(&mut Decoder, RowKind, Option<&mut Routing>) -> Result<(), ModelError>,
     ) -> Result<(), EngineError> {
         let rows = self.routing.as_mut().map(|log| {
             log.rows.clear();
             &mut log.rows
         });
-        let ran = run(&mut self.decoder, rows);
+        let ran = run(&mut self.decoder, row_kind(phase), rows);
         // After an error, the decoder may have dropped more tokens than the failed ones.
         self.forget_as_decoder();
         ran?;
@@ -145,6 +146,14 @@ fn write(
     let scores = rows.scores.as_deref().unwrap_or(&[]);
     let recorded = recorder.record(phase, &rows.experts, &rows.weights, scores, batch_tokens);
     recorded.map_err(EngineError::RoutingTrace)
+}
+
+/// Returns the kind of the rows of a phase.
+pub(crate) fn row_kind(phase: Phase) -> RowKind {
+    match phase {
+        Phase::Prompt => RowKind::Prompt,
+        Phase::Generate => RowKind::Decode,
+    }
 }
 
 /// Returns the XXH3 hash of all tokens of the vocabulary in the order of their ids, each preceded by its length.

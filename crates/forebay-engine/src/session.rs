@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
-use forebay_compute::{Arithmetic, Cpu, Isa, KvType, default_threads};
+use forebay_compute::{Arithmetic, Cpu, Isa, KvType, RowKind, default_threads};
 use forebay_format::Catalog;
 use forebay_model::{
     Architecture, CpuOffloadRates, Decoder, LogitsWanted, PromptWatch, SubLayerRates, Weights,
@@ -419,13 +419,13 @@ impl Session {
             Some(experts) => {
                 let mut rows = self.routing_rows();
                 let all = LogitsWanted::All;
-                self.decoder.forward(tokens, all, &mut logits, Some(&mut rows))?;
+                self.decoder.forward(RowKind::Prompt, tokens, all, &mut logits, Some(&mut rows))?;
                 self.record(Phase::Prompt, &rows)?;
                 experts.append(&mut rows.experts);
             }
             None => {
-                self.forward(Phase::Prompt, |decoder, rows| {
-                    decoder.forward(tokens, LogitsWanted::All, &mut logits, rows)
+                self.forward(Phase::Prompt, |decoder, kind, rows| {
+                    decoder.forward(kind, tokens, LogitsWanted::All, &mut logits, rows)
                 })?;
             }
         }
@@ -440,8 +440,8 @@ impl Session {
         self.begin_turn(&[])?;
         let (mut logits, mut row) = (Vec::new(), Vec::new());
         for token in tokens {
-            self.forward(Phase::Generate, |decoder, rows| {
-                decoder.forward(&[*token], LogitsWanted::Last, &mut row, rows)
+            self.forward(Phase::Generate, |decoder, kind, rows| {
+                decoder.forward(kind, &[*token], LogitsWanted::Last, &mut row, rows)
             })?;
             self.cached.push(*token);
             self.decoder.end_token();

@@ -4,6 +4,7 @@ use crate::ModelError;
 use crate::arch::Architecture;
 use crate::backend::{Backend, Batch, Begun, ChosenExperts, End, NextBlock, Step};
 use crate::weights::{FeedForwardWeights, Weights};
+use forebay_compute::RowKind;
 use forebay_store::Interrupt;
 use forebay_stream::Residency;
 use tracing::field::Empty;
@@ -172,7 +173,7 @@ impl Decoder {
         self.position
     }
 
-    /// Runs `tokens` after the positions in the cache and writes logits `[positions, vocabulary]`.
+    /// Runs `tokens`, all of one kind, after the positions in the cache and writes logits `[positions, vocabulary]`.
     ///
     /// Appends the chosen experts of every token to `routing`, if given.
     ///
@@ -182,13 +183,14 @@ impl Decoder {
     /// the call, or 0 if sliding-window layers cannot go back that far ([`Decoder::truncate`]).
     pub fn forward(
         &mut self,
+        kind: RowKind,
         tokens: &[u32],
         wanted: LogitsWanted,
         logits: &mut Vec<f32>,
         routing: Option<&mut Routing>,
     ) -> Result<(), ModelError> {
         logits.clear();
-        self.run(tokens, &mut Output::Logits(wanted, logits), routing)
+        self.run(kind, tokens, &mut Output::Logits(wanted, logits), routing)
     }
 
     /// Runs `tokens` like [`Decoder::forward`], but returns only the `count` largest logits of the last token, with their
@@ -201,17 +203,19 @@ impl Decoder {
     /// Panics if `count` is 0 or larger than the backend's [`Backend::largest_count`].
     pub fn forward_largest(
         &mut self,
+        kind: RowKind,
         tokens: &[u32],
         count: usize,
         largest: &mut Vec<(f32, u32)>,
         routing: Option<&mut Routing>,
     ) -> Result<(), ModelError> {
         largest.clear();
-        self.run(tokens, &mut Output::Largest(count, largest), routing)
+        self.run(kind, tokens, &mut Output::Largest(count, largest), routing)
     }
 
     fn run(
         &mut self,
+        kind: RowKind,
         tokens: &[u32],
         output: &mut Output<'_>,
         mut routing: Option<&mut Routing>,
@@ -220,7 +224,7 @@ impl Decoder {
         let start = self.position;
         let batch = self.backend.batch_tokens();
         let last_batch = tokens.len().div_ceil(batch).saturating_sub(1);
-        let whole = Whole { start, tokens: tokens.len() };
+        let whole = Whole { start, tokens: tokens.len(), kind };
         for (index, tokens) in tokens.chunks(batch).enumerate() {
             let last = index == last_batch;
             let done = self.traced_batch(tokens, whole, last, output, routing.as_deref_mut());
@@ -284,8 +288,15 @@ impl Decoder {
         let Decoder { architecture, weights, backend, position, followed, interrupt, watch } = self;
         interrupt.check()?;
         let (count, layers) = (tokens.len(), architecture.layers.len());
-        let step =
-            Step { architecture, weights, layer: 0, position: *position, count, chosen: None };
+        let step = Step {
+            architecture,
+            weights,
+            layer: 0,
+            position: *position,
+            count,
+            kind: whole.kind,
+            chosen: None,
+        };
         let end = output.end(last);
         if let Some(followed) = followed {
             followed.begin(count);
@@ -346,6 +357,7 @@ struct Whole {
     /// Position of the call's first token.
     start: usize,
     tokens: usize,
+    kind: RowKind,
 }
 
 /// The output that a call produces.

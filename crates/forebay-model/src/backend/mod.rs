@@ -8,6 +8,7 @@ pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 
+use forebay_compute::RowKind;
 use forebay_stream::{MemoryPlan, Residency};
 
 use crate::ModelError;
@@ -37,6 +38,8 @@ pub struct Step<'a> {
     pub position: usize,
     /// Tokens in the batch.
     pub count: usize,
+    /// Kind of all rows of the batch, which selects the arithmetic.
+    pub kind: RowKind,
     /// Experts `[tokens, k]` that replace the router's choice in this layer.
     pub chosen: Option<&'a [u32]>,
 }
