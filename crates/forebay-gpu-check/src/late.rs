@@ -45,10 +45,17 @@ pub fn check(context: &Context, path: &Path, ids: &[u32], ordinal: usize) -> Res
         let expected = session.logits_one_by_one(&ids)?;
         // Reads made while opening the session have another reason and do not count.
         let reads = recorder.take().reads;
-        let reads = reads.iter().filter(|read| read.why == Why::Demand).count() as u32;
+        let of_file = |file: FileIndex| {
+            let demanded = reads.iter().filter(|read| read.why == Why::Demand);
+            demanded.filter(|read| read.file == file).count() as u32
+        };
+        // A model may consist of several files. The one with the most reads stalls.
+        let files = reads.iter().map(|read| read.file);
+        let file = files.max_by_key(|file| of_file(*file)).context("the model reads nothing")?;
+        let reads = of_file(file);
         drop(session);
         let fault = |(index, stall): (u32, Duration)| Fault {
-            file: FileIndex(0),
+            file,
             range: 0..u64::MAX,
             kind: FaultKind::Delay(stall),
             spares: reads / 4 * (2 + index),
