@@ -12,7 +12,7 @@
 
 use std::time::{Duration, Instant};
 
-use forebay_compute::{Activations, Arithmetic, Cpu, Isa, MatmulJob, Matrix};
+use forebay_compute::{Activations, Arithmetic, Cpu, Isa, MatmulJob, Matrix, RowKind};
 use forebay_format::TensorType;
 
 #[path = "../tests/weights/mod.rs"]
@@ -99,14 +99,14 @@ fn bandwidth(options: &Options, cpu: &Cpu, data: &[u8]) -> f64 {
     data.len() as f64 / time.as_secs_f64()
 }
 
-fn product(options: &Options, cpu: &Cpu, w: Matrix<'_>, tokens: usize) -> Duration {
+fn product(options: &Options, cpu: &Cpu, w: Matrix<'_>, tokens: usize, kind: RowKind) -> Duration {
     let mut random = weights::Random::new(2);
     let x = random.gaussians(tokens * COLS);
     let mut activations = Activations::new();
     activations.prepare(cpu, &x, tokens, COLS, &[w.ty]);
     let mut out = vec![0.0; tokens * w.rows];
     fastest(options, cpu.pool().threads(), || {
-        cpu.matmul(&mut [MatmulJob { w, x: &activations, tokens: None, out: &mut out }]);
+        cpu.matmul(&mut [MatmulJob { w, x: &activations, tokens: None, kind, out: &mut out }]);
     })
 }
 
@@ -128,16 +128,19 @@ fn main() {
             print!("{:8}{:>8}", ty.name(), cpu.pool().threads());
             if options.rounds <= 100 {
                 let limit = bandwidth(&options, cpu, &data);
-                let rate = data.len() as f64 / product(&options, cpu, w, 1).as_secs_f64();
+                let rate =
+                    data.len() as f64 / product(&options, cpu, w, 1, RowKind::Decode).as_secs_f64();
                 print!("  1 token: {:6.2} GB/s", rate / 1e9);
                 print!(" ({:3.0} % of {:5.2})", 100.0 * rate / limit, limit / 1e9);
             }
             for &tokens in &options.tokens {
                 let rows = options.rows;
                 let w = Matrix { ty, rows, cols: COLS, data: &data[..rows * row_bytes] };
-                let time = product(&options, cpu, w, tokens).as_secs_f64();
-                let rate = (tokens * options.rows * COLS) as f64 / time;
-                print!("  {tokens} tokens: {:6.1} GMAC/s", rate / 1e9);
+                for (name, kind) in [("decode", RowKind::Decode), ("prompt", RowKind::Prompt)] {
+                    let time = product(&options, cpu, w, tokens, kind).as_secs_f64();
+                    let rate = (tokens * options.rows * COLS) as f64 / time;
+                    print!("  {tokens} {name} rows: {:6.1} GMAC/s", rate / 1e9);
+                }
             }
             println!();
         }

@@ -6,8 +6,8 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use forebay_compute::{
-    Arithmetic, Attention, Cpu, Gating, Isa, KvCache, KvShape, KvType, RopeConfig, RopeLayout,
-    RopeScaling, RopeTable, RouterRule,
+    Arithmetic, Attention, AttentionRun, Cpu, Gating, Isa, KV_BLOCK, KvCache, KvLayer, KvShape,
+    KvType, RopeConfig, RopeLayout, RopeScaling, RopeTable, RouterRule, RowKind,
 };
 
 /// Returns the time of the fastest of several runs in seconds.
@@ -100,29 +100,26 @@ fn elementwise(cpu: &Cpu) -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-fn filled(cpu: &Cpu, kv_heads: usize, dim: usize, context: usize) -> KvCache {
-    let shape = KvShape {
-        kv_heads,
-        head_dim_k: dim,
-        head_dim_v: dim,
-        values_in_keys: false,
-        context,
-        window: None,
-        rows: context,
-    };
-    let mut cache = KvCache::new(&[shape], KvType::F16).expect("the cache fits");
+/// Returns a cache with `context` positions, and their table.
+fn filled(cpu: &Cpu, kv_heads: usize, dim: usize, context: usize) -> (KvCache, Vec<u32>) {
+    let shape = KvShape { kv_heads, head_dim_k: dim, head_dim_v: dim, values_in_keys: false };
+    let table: Vec<u32> = (1..=context.div_ceil(KV_BLOCK) as u32).collect();
+    let layer = KvLayer { shape, group: 0 };
+    let cache = KvCache::new(&[layer], &[table.len() + 1], KvType::F16);
+    let mut cache = cache.expect("the cache fits");
     let rows = numbers(context * kv_heads * dim);
-    cache.append(cpu, 0, 0, &rows, &rows).expect("the context has room");
-    cache
+    cache.write(cpu, 0, &table, 0, &rows, &rows);
+    (cache, table)
 }
 
 fn prompt(cpu: &Cpu, heads: usize, kv_heads: usize, dim: usize) {
     let tokens = 512;
-    let cache = filled(cpu, kv_heads, dim, tokens);
+    let (cache, table) = filled(cpu, kv_heads, dim, tokens);
     let q = numbers(tokens * heads * dim);
     let mut out = vec![0.0; q.len()];
-    let what = Attention::causal(0, heads, 0, 1.0 / (dim as f32).sqrt());
-    let seconds = best(|| cpu.attention(&q, &cache, &what, black_box(&mut out)));
+    let what = Attention::causal(0, heads, 1.0 / (dim as f32).sqrt());
+    let run = AttentionRun { kind: RowKind::Prompt, first_position: 0, tokens, table: &table };
+    let seconds = best(|| cpu.attention(&q, &cache, &what, &[run], black_box(&mut out)));
     let products = (tokens * (tokens + 1) / 2 * heads * dim * 2) as f64;
     println!(
         "attention, prompt of {tokens}, {heads}/{kv_heads} heads of {dim}: {:.2} ms, {:.1} G multiply-adds/s for each thread",
@@ -135,9 +132,11 @@ fn decode(cpu: &Cpu, heads: usize, kv_heads: usize, dim: usize) {
     let q = numbers(heads * dim);
     let mut out = vec![0.0; q.len()];
     for context in [128, 1024, 8192] {
-        let cache = filled(cpu, kv_heads, dim, context);
-        let what = Attention::causal(0, heads, context - 1, 1.0 / (dim as f32).sqrt());
-        let seconds = best(|| cpu.attention(&q, &cache, &what, black_box(&mut out)));
+        let (cache, table) = filled(cpu, kv_heads, dim, context);
+        let what = Attention::causal(0, heads, 1.0 / (dim as f32).sqrt());
+        let first_position = context - 1;
+        let run = AttentionRun { kind: RowKind::Decode, first_position, tokens: 1, table: &table };
+        let seconds = best(|| cpu.attention(&q, &cache, &what, &[run], black_box(&mut out)));
         let bytes = cache.bytes() as f64;
         println!(
             "attention, one token at {context}, {heads}/{kv_heads} heads of {dim}: {:.1} us, {:.1} GB/s of cache",

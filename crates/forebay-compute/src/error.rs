@@ -25,9 +25,6 @@ pub enum ComputeError {
     /// The size of the key/value cache cannot be represented or reserved.
     #[error("a key/value cache of {bytes:?} bytes cannot be reserved")]
     CacheTooLarge { bytes: Option<u64> },
-    /// Some positions are beyond the end of the key/value cache.
-    #[error("positions {first}..{end} do not fit a context of {context}")]
-    ContextFull { first: usize, end: usize, context: usize },
 }
 
 fn names(isas: &[Isa]) -> String {

@@ -17,10 +17,10 @@ mod simd;
 #[cfg(test)]
 mod testing;
 
-pub use attention::Attention;
+pub use attention::{Attention, AttentionRun};
 pub use cpu::{Arithmetic, Cpu, Isa, default_threads};
 pub use error::ComputeError;
-pub use kv::{KvCache, KvShape, KvType, resumable};
+pub use kv::{KV_BLOCK, KvCache, KvLayer, KvShape, KvType, rows_for_window};
 pub use matmul::{Activations, MatmulJob, Matrix};
 pub use ops::{
     Gating, RopeConfig, RopeLayout, RopeScaling, RopeTable, RouterGroups, RouterRule, Scoring,

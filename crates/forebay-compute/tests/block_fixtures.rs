@@ -3,7 +3,7 @@
 use std::io::Write as _;
 use std::path::PathBuf;
 
-use forebay_compute::{Activations, Arithmetic, Cpu, Isa, MatmulJob, Matrix};
+use forebay_compute::{Activations, Arithmetic, Cpu, Isa, MatmulJob, Matrix, RowKind};
 use forebay_format::{TensorType, dequantize};
 use safetensors::SafeTensors;
 
@@ -30,12 +30,18 @@ fn floats(file: &SafeTensors<'_>, name: &str) -> Vec<f32> {
 
 /// Multiplies the four rows of `ty` with `x`, repeated `tokens` times, and returns each token's
 /// row.
-fn product(cpu: &Cpu, ty: TensorType, data: &[u8], x: &[f32], tokens: usize) -> Vec<f32> {
+fn product(
+    cpu: &Cpu,
+    ty: TensorType,
+    data: &[u8],
+    x: &[f32],
+    (tokens, kind): (usize, RowKind),
+) -> Vec<f32> {
     let mut activations = Activations::new();
     activations.prepare(cpu, &x.repeat(tokens), tokens, x.len(), &[ty]);
     let mut out = vec![f32::NAN; tokens * 4];
     let w = Matrix { ty, rows: 4, cols: x.len(), data };
-    cpu.matmul(&mut [MatmulJob { w, x: &activations, tokens: None, out: &mut out }]);
+    cpu.matmul(&mut [MatmulJob { w, x: &activations, tokens: None, kind, out: &mut out }]);
     out
 }
 
@@ -54,9 +60,12 @@ fn products_of_all_types_meet_the_reference() {
             let expected = floats(&file, &format!("{ty}.matvec"));
             let mut weights = vec![0.0; 4 * x.len()];
             dequantize(ty, data.data(), &mut weights).unwrap();
-            for tokens in [1, 2, 17] {
-                let exact = product(&exact, ty, data.data(), &x, tokens);
-                let fast = product(&fast, ty, data.data(), &x, tokens);
+            for (tokens, kind) in [1, 2, 17]
+                .into_iter()
+                .flat_map(|tokens| [(tokens, RowKind::Prompt), (tokens, RowKind::Decode)])
+            {
+                let exact = product(&exact, ty, data.data(), &x, (tokens, kind));
+                let fast = product(&fast, ty, data.data(), &x, (tokens, kind));
                 for i in 0..tokens * 4 {
                     let row = &weights[i % 4 * x.len()..][..x.len()];
                     let terms = || row.iter().zip(&x).map(|(w, x)| w * x);

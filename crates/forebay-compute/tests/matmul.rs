@@ -1,6 +1,6 @@
 //! Comparison of products of every weight type and every kernel family with models in F64.
 
-use forebay_compute::{Activations, Arithmetic, Cpu, Isa, MatmulJob, Matrix};
+use forebay_compute::{Activations, Arithmetic, Cpu, Isa, MatmulJob, Matrix, RowKind};
 use forebay_format::{TensorType, dequantize};
 use half::f16;
 
@@ -39,6 +39,7 @@ struct Case {
     data: Vec<u8>,
     x: Vec<f32>,
     tokens: usize,
+    kind: RowKind,
 }
 
 impl Case {
@@ -46,12 +47,12 @@ impl Case {
         ty: TensorType,
         rows: usize,
         cols: usize,
-        tokens: usize,
+        (tokens, kind): (usize, RowKind),
         random: &mut Random,
     ) -> Case {
         let data = random_weights(ty, rows * cols, random);
         let x = random.gaussians(tokens * cols);
-        Case { ty, rows, cols, data, x, tokens }
+        Case { ty, rows, cols, data, x, tokens, kind }
     }
 
     fn matrix(&self) -> Matrix<'_> {
@@ -64,7 +65,13 @@ impl Case {
         let count = selection.map_or(self.tokens, <[u32]>::len);
         let mut out = vec![f32::NAN; count * self.rows];
         let w = self.matrix();
-        cpu.matmul(&mut [MatmulJob { w, x: &x, tokens: selection, out: &mut out }]);
+        cpu.matmul(&mut [MatmulJob {
+            w,
+            x: &x,
+            tokens: selection,
+            kind: self.kind,
+            out: &mut out,
+        }]);
         out
     }
 
@@ -102,6 +109,12 @@ impl Case {
     }
 }
 
+/// Returns every number of tokens with both kinds of rows.
+fn in_both_kinds<const N: usize>(tokens: [usize; N]) -> impl Iterator<Item = (usize, RowKind)> {
+    let kinds = |tokens| [(tokens, RowKind::Prompt), (tokens, RowKind::Decode)];
+    tokens.into_iter().flat_map(kinds)
+}
+
 fn cpu(isa: Isa, arithmetic: Arithmetic) -> Cpu {
     Cpu::new(2, isa, arithmetic)
 }
@@ -123,8 +136,8 @@ fn rounded_products_follow_the_formula_for_all_token_counts() {
     for isa in Isa::supported() {
         let cpu = cpu(isa, Arithmetic::Fast);
         for (ty, block) in ROUNDED {
-            for tokens in TOKENS {
-                let case = Case::random(ty, 37, 512, tokens, &mut random);
+            for (tokens, kind) in in_both_kinds(TOKENS) {
+                let case = Case::random(ty, 37, 512, (tokens, kind), &mut random);
                 let model = case.model(&case.rounded(block));
                 assert_close(&case.run(&cpu, None), &model, 1e-6, &format!("{isa} {ty} {tokens}"));
             }
@@ -138,8 +151,8 @@ fn float_products_follow_the_formula_for_all_token_counts() {
     for isa in Isa::supported() {
         let cpu = cpu(isa, Arithmetic::Fast);
         for ty in FLOATS {
-            for tokens in TOKENS {
-                let case = Case::random(ty, 37, 512, tokens, &mut random);
+            for (tokens, kind) in in_both_kinds(TOKENS) {
+                let case = Case::random(ty, 37, 512, (tokens, kind), &mut random);
                 let x: Vec<f64> = case.x.iter().map(|&x| f64::from(x)).collect();
                 let model = case.model(&x);
                 assert_close(&case.run(&cpu, None), &model, 1e-6, &format!("{isa} {ty} {tokens}"));
@@ -154,8 +167,8 @@ fn exact_products_of_every_type_keep_activations() {
     for isa in Isa::supported() {
         let cpu = cpu(isa, Arithmetic::Exact);
         for &ty in TensorType::all().iter().filter(|&&ty| Cpu::supports(ty)) {
-            for tokens in [1, 3, 20] {
-                let case = Case::random(ty, 19, 512, tokens, &mut random);
+            for (tokens, kind) in in_both_kinds([1, 3, 20]) {
+                let case = Case::random(ty, 19, 512, (tokens, kind), &mut random);
                 let x: Vec<f64> = case.x.iter().map(|&x| f64::from(x)).collect();
                 let model = case.model(&x);
                 assert_close(&case.run(&cpu, None), &model, 1e-6, &format!("{isa} {ty} {tokens}"));
@@ -171,10 +184,12 @@ fn families_agree_with_the_portable_one() {
     for isa in Isa::supported() {
         let cpu = cpu(isa, Arithmetic::Fast);
         for ty in ROUNDED.iter().map(|(ty, _)| *ty).chain(FLOATS) {
-            for (rows, cols, tokens) in
+            for ((rows, cols, tokens), kind) in
                 [(64, 2048, 1), (33, 1280, 2), (16, 2304, 4), (50, 1024, 33)]
+                    .into_iter()
+                    .flat_map(|shape| [(shape, RowKind::Prompt), (shape, RowKind::Decode)])
             {
-                let case = Case::random(ty, rows, cols, tokens, &mut random);
+                let case = Case::random(ty, rows, cols, (tokens, kind), &mut random);
                 let (a, b) = (case.run(&cpu, None), case.run(&portable, None));
                 let largest = b.iter().fold(0.0_f32, |a, b| a.max(b.abs()));
                 for (a, b) in a.iter().zip(&b) {
@@ -194,12 +209,34 @@ fn small_and_odd_shapes() {
         for (ty, block) in ROUNDED.into_iter().chain(FLOATS.map(|ty| (ty, 1))) {
             let unit = ty.block_elements();
             for (rows, blocks) in [(1, 1), (7, 3), (8, 5), (9, 9), (17, 11), (31, 1)] {
-                for tokens in [1, 4, 9] {
-                    let case = Case::random(ty, rows, blocks * unit, tokens, &mut random);
+                for (tokens, kind) in in_both_kinds([1, 4, 9]) {
+                    let case = Case::random(ty, rows, blocks * unit, (tokens, kind), &mut random);
                     let plain = || case.x.iter().map(|&x| f64::from(x)).collect();
                     let x = if block > 1 { case.rounded(block) } else { plain() };
                     let what = format!("{isa} {ty} {rows}x{blocks}x{tokens}");
                     assert_close(&case.run(&cpu, None), &case.model(&x), 1e-6, &what);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_has_the_same_bits_alone_and_beside_any_others() {
+    let mut random = Random::new(10);
+    for (isa, arithmetic) in Isa::supported()
+        .into_iter()
+        .flat_map(|isa| [(isa, Arithmetic::Fast), (isa, Arithmetic::Exact)])
+    {
+        let cpu = cpu(isa, arithmetic);
+        for ty in ROUNDED.iter().map(|(ty, _)| *ty).chain(FLOATS) {
+            for (tokens, kind) in in_both_kinds([2, 3, 4, 7, 70]) {
+                let case = Case::random(ty, 37, 768, (tokens, kind), &mut random);
+                let all = case.run(&cpu, None);
+                for row in 0..tokens {
+                    let alone = case.run(&cpu, Some(&[row as u32]));
+                    let what = format!("{isa} {arithmetic} {ty} {kind:?} row {row} of {tokens}");
+                    assert_eq!(bits(&alone), bits(&all[row * 37..][..37]), "{what}");
                 }
             }
         }
@@ -212,8 +249,13 @@ fn selected_tokens_equal_a_product_of_these_tokens_alone() {
     for isa in Isa::supported() {
         let cpu = cpu(isa, Arithmetic::Fast);
         for ty in ROUNDED.iter().map(|(ty, _)| *ty).chain(FLOATS) {
-            let case = Case::random(ty, 24, 512, 40, &mut random);
-            for selection in [&[17_u32][..], &[3, 39], &[0, 5, 1, 38, 22], &[9; 21]] {
+            for (kind, selection) in
+                [RowKind::Prompt, RowKind::Decode].into_iter().flat_map(|kind| {
+                    let selections = [&[17_u32][..], &[3, 39], &[0, 5, 1, 38, 22], &[9; 21]];
+                    selections.map(|selection| (kind, selection))
+                })
+            {
+                let case = Case::random(ty, 24, 512, (40, kind), &mut random);
                 let gathered = Case {
                     x: selection.iter().flat_map(|&t| token(&case, t).to_vec()).collect(),
                     tokens: selection.len(),
@@ -240,8 +282,8 @@ fn threads_rows_in_one_job_and_other_jobs_do_not_change_a_bit() {
     for isa in Isa::supported() {
         let [one, three] = [1, 3].map(|threads| Cpu::new(threads, isa, Arithmetic::Fast));
         for ty in ROUNDED.iter().map(|(ty, _)| *ty).chain(FLOATS) {
-            for tokens in [1, 3, 40] {
-                let case = Case::random(ty, 200, 768, tokens, &mut random);
+            for (tokens, kind) in in_both_kinds([1, 3, 40]) {
+                let case = Case::random(ty, 200, 768, (tokens, kind), &mut random);
                 let whole = case.run(&one, None);
                 assert_eq!(bits(&whole), bits(&case.run(&three, None)), "{isa} {ty} {tokens}");
                 // The same rows as two jobs of one call, split at a row where no kernel would
@@ -252,8 +294,8 @@ fn threads_rows_in_one_job_and_other_jobs_do_not_change_a_bit() {
                 let (upper, lower) = case.data.split_at(case.data.len() / 200 * 77);
                 let matrix = |rows, data| Matrix { ty, rows, cols: case.cols, data };
                 three.matmul(&mut [
-                    MatmulJob { w: matrix(77, upper), x: &x, tokens: None, out: &mut a },
-                    MatmulJob { w: matrix(123, lower), x: &x, tokens: None, out: &mut b },
+                    MatmulJob { w: matrix(77, upper), x: &x, tokens: None, kind, out: &mut a },
+                    MatmulJob { w: matrix(123, lower), x: &x, tokens: None, kind, out: &mut b },
                 ]);
                 for t in 0..tokens {
                     let expected = bits(&whole[t * 200..][..200]);
@@ -271,15 +313,15 @@ fn arbitrary_bytes_do_no_harm_and_nan_is_seen() {
     for isa in Isa::supported() {
         let cpu = cpu(isa, Arithmetic::Fast);
         for &ty in TensorType::all().iter().filter(|&&ty| Cpu::supports(ty)) {
-            for tokens in [1, 2, 30] {
-                let mut case = Case::random(ty, 16, 768, tokens, &mut random);
+            for (tokens, kind) in in_both_kinds([1, 2, 30]) {
+                let mut case = Case::random(ty, 16, 768, (tokens, kind), &mut random);
                 case.data.iter_mut().for_each(|byte| *byte = random.next() as u8);
                 case.run(&cpu, None);
             }
         }
         for (ty, _) in ROUNDED {
-            for tokens in [1, 2, 30] {
-                let mut case = Case::random(ty, 9, 768, tokens, &mut random);
+            for (tokens, kind) in in_both_kinds([1, 2, 30]) {
+                let mut case = Case::random(ty, 9, 768, (tokens, kind), &mut random);
                 case.x[5] = f32::NAN;
                 let out = case.run(&cpu, None);
                 assert!(out[..9].iter().all(|x| x.is_nan()), "{isa} {ty}: a NaN was lost");
@@ -295,9 +337,9 @@ fn extreme_codes_do_not_overflow() {
     for isa in Isa::supported() {
         let cpu = cpu(isa, Arithmetic::Fast);
         for (ty, block) in ROUNDED {
-            for tokens in [1, 6] {
+            for (tokens, kind) in in_both_kinds([1, 6]) {
                 let case = |byte, sign| {
-                    let mut case = Case::random(ty, 16, 512, tokens, &mut Random::new(9));
+                    let mut case = Case::random(ty, 16, 512, (tokens, kind), &mut Random::new(9));
                     weights::fill_codes(ty, &mut case.data, byte);
                     case.x.fill(sign);
                     case

@@ -10,7 +10,8 @@ static constexpr float LOG2_E = 1.4426950408889634f;
 
 // Sizes and rules of one call.
 struct AttentionShape {
-    int tokens, heads, kv_heads, dim_k, dim_v, context;
+    // `context` is the number of positions of a table.
+    int heads, kv_heads, dim_k, dim_v, context;
     // Number of positions that a token sees, itself included; 0: all up to itself.
     int window;
     float scale;
@@ -23,9 +24,27 @@ struct Span {
     int from, to;
 };
 
+__device__ inline bool is_in(const Span &span, int position) { return position >= span.from && position < span.to; }
+
 // Returns the first position that a token at `position` sees.
 __device__ inline int first_visible(int position, int window) {
     return window > 0 ? max(0, position + 1 - window) : 0;
+}
+
+// Returns the positions that a token at `position` sees, with the first of them rounded down to a multiple of `step`.
+// Parts and tiles then begin at absolute multiples, so a tile never crosses a block of the cache without need.
+// Positions before the first visible one must be masked, and their rows may hold anything.
+__device__ inline Span span_of_token(int position, int window, int context, int step) {
+    return Span{first_visible(position, window) / step * step, min(position + 1, context)};
+}
+
+// Returns the number of parts into which the context of a row is cut that ends at position `end` - 1. It follows from
+// the row's own position and from `limit`, which follows from the GPU and the model. So a row's bits do not depend on the
+// other rows of the pass. The host computes the same (`row_splits` in attention.rs). A part is worth at least `step`
+// positions, and contexts up to `alone` are not cut.
+__device__ inline int splits_of(int end, int limit, int step, int alone) {
+    const u32 capacity = max(256u, 1u << (32 - __clz(end - 1)));
+    return capacity <= (u32)alone ? 1 : (int)min((u32)limit, capacity / step);
 }
 
 // Turns the dot product of a query and a key into a score.
@@ -53,7 +72,8 @@ __device__ inline Span share_of(Span all, int split, int splits, int step, int &
 }
 
 // Partial results of one unit of work that are still to be joined. A unit has `columns` query rows. Each split stores
-// an unnormalised sum of values, the largest score and the sum of weights.
+// an unnormalised sum of values, the largest score and the sum of weights. Every unit has room for `splits` splits, the
+// limit for any row, and uses as many as its own row has.
 struct Parts {
     float *values;  // [units, splits, columns, stride]
     float2 *stats;  // [units, splits, columns]: largest score, sum of weights

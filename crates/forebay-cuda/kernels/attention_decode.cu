@@ -1,15 +1,20 @@
-// Attention of a few tokens. The context is read once, by warps that are independent of each other until the end.
+// Attention of generated tokens. Each token of the pass is a unit of its own, with its own position and table, so the
+// tokens may belong to different sequences. Its context is read once, by warps that are independent of each other until
+// the end.
 //
-// A block processes eight query rows (token, head) that share a key/value head. Scores are queries times keys. The 16
-// rows of the query operand are the eight rows rounded to halves and their eight rounding errors. The sums are computed
+// A block processes eight query heads of a token that share a key/value head. Scores are queries times keys. The 16
+// rows of the query operand are the eight heads rounded to halves and their eight rounding errors. The sums are computed
 // transposed, as values times weights, because a score is then already in the lane that needs its weight. Fragments are
 // loaded directly from global memory. The order of a sum's terms does not matter, so each lane takes 8 adjacent
 // elements where the instruction expects 2 and 2. Weights are also split into two halves. That gives f32 accuracy at
 // little cost, because memory is the limit.
 //
-// For a single token, the kernel can take the raw projections. Every block finishes the queries that it needs by
-// itself. The block that has the token's own position also finishes and stores key and value first. That costs less
-// than another launch.
+// A tile is one block of the cache. Its number is looked up one tile ahead.
+//
+// If all tokens belong to different sequences, the kernel can take the raw projections. Every block finishes the queries
+// that it needs by itself. The block that has the token's own position also finishes and stores key and value first. That
+// costs less than another launch. Several tokens of one sequence need `attention_inputs` before, because each of them
+// reads the keys of those before it.
 //
 // HEAD_DIM is the capacity for elements of a head: 64, 96, 128 or 256.
 #include "activation.cuh"
@@ -19,19 +24,14 @@
 
 static constexpr int WARPS = 4;
 static constexpr int COLUMNS = 8;
-static constexpr int TILE = 16;
+static constexpr int TILE = KV_BLOCK;
+// Positions that a block processes at once. A part of a context is worth at least as many.
+static constexpr int STEP = WARPS * TILE;
+// Contexts of up to this many positions are not cut, because joining the parts takes longer than a few steps.
+static constexpr int ALONE = 256;
 static constexpr int KEY_CHUNKS = (HEAD_DIM + 31) / 32;
 static constexpr int VALUE_CHUNKS = (HEAD_DIM + 63) / 64;
 static constexpr int PART_STRIDE = VALUE_CHUNKS * 64 + 2;
-
-// A query row of this kv head. Columns are numbered through the tokens' groups of heads.
-struct Row {
-    int token, head;
-};
-
-__device__ inline Row row_of(int column, int group, int kv_head) {
-    return Row{column / group, kv_head * group + column % group};
-}
 
 // Queries as operand fragments, [chunk of 32 elements][half of it][lane]: rounded values and rounding errors alternate.
 typedef uint4 Queries[KEY_CHUNKS][2][32];
@@ -55,7 +55,7 @@ __device__ inline void load_queries(Queries &queries, F row_at, int dim_k, int c
     }
 }
 
-// One token's raw projections and the parameters of `attention_inputs` that finish them. If `k` is null, that kernel
+// The tokens' raw projections and the parameters of `attention_inputs` that finish them. If `k` is null, that kernel
 // has already run.
 struct Inputs {
     const float *k, *v, *q_bias, *k_bias, *v_bias, *q_norm, *k_norm, *angles;
@@ -66,25 +66,25 @@ struct Inputs {
 // Rows of `memory` while inputs are finished: queries, key, value, both norms, and angles.
 enum InputRow { KEY = COLUMNS, VALUE, QUERY_NORM, KEY_NORM, ANGLES, INPUT_ROWS };
 
-// Loads the projections of one kv head and of `columns` of its query heads, from head `first_head` on, into shared
-// memory. Then finishes the queries and the key. All loads are issued at once, so they cost one latency.
-__device__ inline void finish_inputs(float *memory, const float *q, const Inputs &in, int dim_k, int dim_v, int first_head,
-                                     int columns, int kv_head, int position) {
+// Loads the projections of one kv head and of `columns` query heads into shared memory. `first_head` is the first of
+// these among the heads of all tokens, and `kv_head` is counted in the same way. `head` and `kv` are their numbers
+// within the token. Then finishes the queries and the key. All loads are issued at once, so they cost one latency.
+__device__ inline void finish_inputs(float *memory, const float *q, const Inputs &in, int dim_k, int dim_v,
+                                     size_t first_head, int head, int columns, size_t kv_head, int kv, int position) {
     for (int at = threadIdx.x; at < INPUT_ROWS * HEAD_DIM; at += WARPS * 32) {
         const int row = at / HEAD_DIM, i = at % HEAD_DIM;
         const float *from = nullptr, *bias = nullptr;
         int dim = dim_k;
         if (row < COLUMNS) {
-            const size_t first = (size_t)(first_head + row) * dim_k;
-            if (row < columns) from = q + first;
-            if (in.q_bias) bias = in.q_bias + first;
+            if (row < columns) from = q + (first_head + row) * dim_k;
+            if (in.q_bias) bias = in.q_bias + (head + row) * dim_k;
         } else if (row == KEY) {
-            from = in.k + (size_t)kv_head * dim_k;
-            if (in.k_bias) bias = in.k_bias + (size_t)kv_head * dim_k;
+            from = in.k + kv_head * dim_k;
+            if (in.k_bias) bias = in.k_bias + kv * dim_k;
         } else if (row == VALUE) {
             dim = dim_v;
-            from = in.v + (size_t)kv_head * dim_v;
-            if (in.v_bias) bias = in.v_bias + (size_t)kv_head * dim_v;
+            from = in.v + kv_head * dim_v;
+            if (in.v_bias) bias = in.v_bias + kv * dim_v;
         } else if (row == ANGLES) {
             dim = in.rotary_dim;
             if (in.angles) from = in.angles + (size_t)position * in.rotary_dim;
@@ -113,16 +113,17 @@ struct Running {
     float values[VALUE_CHUNKS * 4][4];
 };
 
-// The tiles of a split, as a lane sees them.
+// The tiles of a token, as a lane sees them.
 struct Tiles {
-    KvRows<KvType> keys, values;
-    int to;
+    KvHead<KvType> keys, values;
+    // Positions that the token sees of a split.
+    Span seen;
     // First element of each chunk. Chunks beyond the end of a row repeat its last elements: queries are 0 there, and
     // those values are discarded.
     int key_at[KEY_CHUNKS], value_at[VALUE_CHUNKS];
 
-    __device__ inline Tiles(const KvRows<KvType> &keys, const KvRows<KvType> &values, int to)
-        : keys(keys), values(values), to(to) {
+    __device__ inline Tiles(const KvHead<KvType> &keys, const KvHead<KvType> &values, Span seen)
+        : keys(keys), values(values), seen(seen) {
         const int lane = threadIdx.x & 31;
 #pragma unroll
         for (int chunk = 0; chunk < KEY_CHUNKS; chunk++)
@@ -132,25 +133,33 @@ struct Tiles {
             value_at[chunk] = min(chunk * 64 + lane / 4 * 8, values.stride - 8);
     }
 
-    // Loads keys g and g + 8 of the sixteen from `first` on. Rows past the end repeat the last one; their weights are
-    // 0.
-    __device__ inline void load_keys(Eight<KvType> (&k)[KEY_CHUNKS][2], int first) const {
+    // Returns row i of the tile that begins at `first`. Rows before and after what is seen repeat the nearest row that
+    // is, because theirs may hold anything; their weights are 0. Of a tile after the last one, any row will do: the
+    // number of rows left is then negative, and large without its sign.
+    __device__ inline int row(int i, int first) const {
+        return (int)min((u32)max(i, seen.from - first), (u32)(seen.to - 1 - first));
+    }
+
+    // Loads keys g and g + 8 of the tile that begins at `first` and is block `number` of the pool.
+    __device__ inline void load_keys(Eight<KvType> (&k)[KEY_CHUNKS][2], u32 number, int first) const {
         const int g = (threadIdx.x & 31) / 4;
+        const KvBlock<KvType> block = keys.block(number);
 #pragma unroll
         for (int half = 0; half < 2; half++)
 #pragma unroll
             for (int chunk = 0; chunk < KEY_CHUNKS; chunk++)
-                k[chunk][half].load(keys, min(first + g + 8 * half, to - 1), key_at[chunk]);
+                k[chunk][half].load(block, row(g + 8 * half, first), key_at[chunk]);
     }
 
     // Loads values p, p + 1, p + 8 and p + 9.
-    __device__ inline void load_values(Eight<KvType> (&v)[VALUE_CHUNKS][4], int first) const {
+    __device__ inline void load_values(Eight<KvType> (&v)[VALUE_CHUNKS][4], u32 number, int first) const {
         const int p = threadIdx.x % 4 * 2;
+        const KvBlock<KvType> block = values.block(number);
 #pragma unroll
         for (int j = 0; j < 4; j++)
 #pragma unroll
             for (int chunk = 0; chunk < VALUE_CHUNKS; chunk++)
-                v[chunk][j].load(values, min(first + p + (j & 1) + 8 * (j >> 1), to - 1), value_at[chunk]);
+                v[chunk][j].load(block, row(p + (j & 1) + 8 * (j >> 1), first), value_at[chunk]);
     }
 };
 
@@ -177,11 +186,11 @@ __device__ inline void multiply_keys(float (&dots)[4], const Queries &queries,
                                  (sums[half][0][i + 2] + sums[half][1][i + 2]);
 }
 
-// Turns the dot products of the sixteen positions from `first` on into weights, and adds the weighted values. Query row
-// g is at position `own`.
+// Turns the dot products of the sixteen positions from `first` on into weights, and adds the weighted values. Positions
+// outside `seen` get no weight.
 __device__ inline void add_tile(Running &running, float (&scores)[4],
                                 const Eight<KvType> (&v)[VALUE_CHUNKS][4], const AttentionShape &shape,
-                                int first, int to, int own) {
+                                int first, Span seen) {
     const int p = threadIdx.x % 4 * 2;
     if (shape.softcap > 0.0f) {
         const float inner = shape.scale / shape.softcap, outer = shape.softcap * LOG2_E;
@@ -191,11 +200,10 @@ __device__ inline void add_tile(Running &running, float (&scores)[4],
 #pragma unroll
         for (int i = 0; i < 4; i++) scores[i] *= shape.scale * LOG2_E;
     }
-    const int from = first_visible(own, shape.window), last = min(own, to - 1);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const int position = first + p + i % 2 + 8 * (i / 2);
-        if (position < from || position > last) scores[i] = -INFINITE;
+        if (!is_in(seen, position)) scores[i] = -INFINITE;
     }
     float largest = fmaxf(fmaxf(scores[0], scores[1]), fmaxf(scores[2], scores[3]));
     largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
@@ -283,75 +291,76 @@ struct Output {
     i8 *codes;
     ActivationScale *scales;
 
-    // Stores elements at .. at + 3 of a row's head. All lanes must call this; nothing is stored if `there` is false.
-    __device__ inline void store(float4 x, bool there, Row row, int at, const AttentionShape &shape) const {
+    // Stores elements at .. at + 3 of a token's head. All lanes must call this; nothing is stored if `there` is false.
+    __device__ inline void store(float4 x, bool there, int token, int head, int at, const AttentionShape &shape) const {
         if (there) {
-            float *to = rows + ((size_t)row.token * shape.heads + row.head) * shape.dim_v + at;
+            float *to = rows + ((size_t)token * shape.heads + head) * shape.dim_v + at;
             const float values[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
             for (int j = 0; j < 4; j++)
                 if (at + j < shape.dim_v) to[j] = values[j];
         }
         if (codes)
-            round_quad(x, there, row.token, row.head * shape.dim_v + at, shape.heads * shape.dim_v, codes, scales);
+            round_quad(x, there, token, head * shape.dim_v + at, shape.heads * shape.dim_v, codes, scales);
     }
 };
 
-// Grid (splits, kv_heads * chunks of 8 query rows). q [tokens, heads, dim_k]. The tokens are at positions from
-// positions[0] on. `memory` is that of Parts with stride `dim_v` rounded up to 4.
+// Grid (largest number of splits of a token, tokens * kv_heads * chunks of 8 query heads). q [tokens, heads, dim_k]. A
+// token has up to `limit` splits (`splits_of`), and `memory` is that of Parts for `limit` splits, with stride `dim_v`
+// rounded up to 4.
 extern "C" __global__ void __launch_bounds__(WARPS * 32, HEAD_DIM > 128 ? 2 : 3)
-    attention_decode(const float *q, void *key_plane, void *value_plane, const u32 *positions, const float *sinks,
-                     float *out, float *memory, u32 *tickets, int tokens, int heads, int kv_heads, int dim_k, int dim_v,
-                     int context, int rows, int window, float scale, float softcap, i8 *codes, ActivationScale *scales,
-                     const float *k_input, const float *v_input, const float *q_bias, const float *k_bias,
-                     const float *v_bias, const float *q_norm, const float *k_norm, const float *angles,
-                     int rotary_dim, int rotary_from, int interleaved, float eps) {
+    attention_decode(const float *q, KV_PARAMETERS, const float *sinks, float *out, float *memory, u32 *tickets,
+                     int limit, int heads, int kv_heads, int dim_k, int dim_v, int context, int window, float scale,
+                     float softcap, i8 *codes, ActivationScale *scales, const float *k_input, const float *v_input,
+                     const float *q_bias, const float *k_bias, const float *v_bias, const float *q_norm,
+                     const float *k_norm, const float *angles, int rotary_dim, int rotary_from, int interleaved,
+                     float eps) {
     wait_for_previous();
     __shared__ Queries queries;
     __shared__ __align__(16) Shared shared;
-    const AttentionShape shape{tokens, heads, kv_heads, dim_k, dim_v, context, window, scale, softcap};
+    const KvLayer cache{KV_ARGUMENTS};
+    const AttentionShape shape{heads, kv_heads, dim_k, dim_v, context, window, scale, softcap};
     const Inputs inputs{k_input, v_input, q_bias,     k_bias,      v_bias,      q_norm,
                         k_norm,  angles,  rotary_dim, rotary_from, interleaved, eps};
     const Output output{out, codes, scales};
-    const int group = heads / kv_heads, columns = tokens * group;
-    const int chunks = (columns + COLUMNS - 1) / COLUMNS;
-    const int unit = blockIdx.y, kv_head_index = unit / chunks, first_column = unit % chunks * COLUMNS;
-    const int own_columns = min(COLUMNS, columns - first_column);
-    const int start = (int)positions[0];
-    const Span all{first_visible(start, window), min(start + tokens, context)};
+    const int group = heads / kv_heads, chunks = (group + COLUMNS - 1) / COLUMNS;
+    const int unit = blockIdx.y, token = unit / (kv_heads * chunks), kv_head_index = unit / chunks % kv_heads;
+    const int first_column = unit % chunks * COLUMNS, first_head = kv_head_index * group + first_column;
+    const int own_columns = min(COLUMNS, group - first_column);
+    const int position = (int)positions[token];
+    const u32 *const table = cache.table(token);
+    const Span all = span_of_token(position, window, context, TILE);
+    const int splits = splits_of(all.to, limit, STEP, ALONE);
     int active;
-    Span span = share_of(all, blockIdx.x, gridDim.x, WARPS * TILE, active);
+    const Span span = share_of(all, blockIdx.x, splits, STEP, active);
     if ((int)blockIdx.x >= active) return;
-    // The cache is a ring of `rows` rows. From here on, positions count from the start of the turn of the first visible
-    // position.
-    const int turns = turns_before(all.from, rows);
-    span.from -= turns;
-    span.to -= turns;
 
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    const KvRows<KvType> keys = kv_head<KvType>(key_plane, dim_k, kv_head_index, kv_heads, rows);
-    const KvRows<KvType> values =
-        kv_values<KvType>(key_plane, value_plane, dim_k, dim_v, kv_head_index, kv_heads, rows);
+    int first = span.from + warp * TILE;
+    // The number of the warp's first block, and of its next one. Tiles after the last one repeat the last block.
+    const int last_block = (span.to - 1) / TILE;
+    u32 block = load_now(table + min(first / TILE, last_block));
+    u32 next = load_now(table + min(first / TILE + WARPS, last_block));
+    const KvHead<KvType> keys = cache.keys_of(dim_k, kv_head_index, kv_heads);
+    const KvHead<KvType> values = cache.values_of(dim_k, dim_v, kv_head_index, kv_heads);
     if (k_input) {
         float *inputs_at = &shared.values[0][0][0];
-        const int first_head = kv_head_index * group + first_column;
-        finish_inputs(inputs_at, q, inputs, dim_k, dim_v, first_head, own_columns, kv_head_index, start);
+        finish_inputs(inputs_at, q, inputs, dim_k, dim_v, (size_t)token * heads + first_head, first_head, own_columns,
+                      (size_t)token * kv_heads + kv_head_index, kv_head_index, position);
         load_queries(queries, [=](int column) { return inputs_at + column * HEAD_DIM; }, dim_k, own_columns);
         // Blocks with the same kv head and the same split store the same bytes.
-        if ((int)blockIdx.x == active - 1 && start < context) {
-            if (warp == 0) store_row(keys, start - turns, inputs_at + KEY * HEAD_DIM, dim_k, lane);
-            if (warp == 1) store_row(values, start - turns, inputs_at + VALUE * HEAD_DIM, dim_v, lane);
+        if ((int)blockIdx.x == active - 1 && position < context && warp < 2) {
+            const u32 own = table[position / KV_BLOCK];
+            const int at = position % KV_BLOCK;
+            if (own != 0 && warp == 0) store_row(keys.block(own), at, inputs_at + KEY * HEAD_DIM, dim_k, lane);
+            if (own != 0 && warp == 1) store_row(values.block(own), at, inputs_at + VALUE * HEAD_DIM, dim_v, lane);
         }
     } else {
-        const auto row_at = [=](int column) {
-            const Row row = row_of(first_column + column, group, kv_head_index);
-            return q + ((size_t)row.token * heads + row.head) * dim_k;
-        };
-        load_queries(queries, row_at, dim_k, own_columns);
+        const float *const from = q + ((size_t)token * heads + first_head) * dim_k;
+        load_queries(queries, [=](int column) { return from + column * dim_k; }, dim_k, own_columns);
     }
     __syncthreads();
-    const Tiles tiles(keys, values, span.to);
-    const int own = start - turns + min(first_column + lane / 4, columns - 1) / group;
+    const Tiles tiles(keys, values, Span{max(span.from, first_visible(position, window)), span.to});
     Running running;
     running.largest = -INFINITE;
     running.sum = 0.0f;
@@ -359,17 +368,18 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, HEAD_DIM > 128 ? 2 : 3)
     for (int t = 0; t < VALUE_CHUNKS * 4; t++)
 #pragma unroll
         for (int i = 0; i < 4; i++) running.values[t][i] = 0.0f;
-    int first = span.from + warp * TILE;
     Eight<KvType> k[KEY_CHUNKS][2];
-    if (first < span.to) tiles.load_keys(k, first);
-    for (; first < span.to; first += WARPS * TILE) {
+    if (first < span.to) tiles.load_keys(k, block, first);
+    for (; first < span.to; first += STEP) {
         Eight<KvType> v[VALUE_CHUNKS][4];
-        tiles.load_values(v, first);
+        tiles.load_values(v, block, first);
         float scores[4];
         multiply_keys(scores, queries, k);
         // Loads the next tile's keys while this tile is processed. After the last tile they are not used.
-        tiles.load_keys(k, first + WARPS * TILE);
-        add_tile(running, scores, v, shape, first, span.to, own);
+        tiles.load_keys(k, next, first + STEP);
+        block = next;
+        next = load_now(table + min(first / TILE + 2 * WARPS, last_block));
+        add_tile(running, scores, v, shape, first, tiles.seen);
     }
     leave(shared, running);
     __syncthreads();
@@ -380,22 +390,22 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, HEAD_DIM > 128 ? 2 : 3)
         for (int base = 0; base < COLUMNS * quads; base += WARPS * 32) {
             const int i = base + threadIdx.x, column = min(i / quads, COLUMNS - 1), at = i % quads * 4;
             const bool there = i < COLUMNS * quads && column < own_columns;
-            const Row row = row_of(first_column + min(column, own_columns - 1), group, kv_head_index);
+            const int head = first_head + min(column, own_columns - 1);
             float2 stats;
             const float2 low = join_warps(shared, column, at, stats), high = join_warps(shared, column, at + 2, stats);
             float factor = 1.0f, sum = stats.y;
             if (sinks) {
-                const float sink = sinks[row.head] * LOG2_E, largest = fmaxf(stats.x, sink);
+                const float sink = sinks[head] * LOG2_E, largest = fmaxf(stats.x, sink);
                 factor = weight(stats.x, largest);
                 sum = sum * factor + weight(sink, largest);
             }
             factor /= sum;
-            output.store(make_float4(low.x * factor, low.y * factor, high.x * factor, high.y * factor), there, row, at,
-                         shape);
+            output.store(make_float4(low.x * factor, low.y * factor, high.x * factor, high.y * factor), there, token,
+                         head, at, shape);
         }
         return;
     }
-    const Parts parts(memory, tickets, gridDim.y, gridDim.x, COLUMNS, stride);
+    const Parts parts(memory, tickets, gridDim.y, limit, COLUMNS, stride);
     const int pairs = stride / 2;
     for (int i = threadIdx.x; i < COLUMNS * pairs; i += WARPS * 32) {
         const int column = i / pairs, at = i % pairs * 2;
@@ -410,18 +420,16 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, HEAD_DIM > 128 ? 2 : 3)
     float(*factors)[SPLITS_MAX] = (float(*)[SPLITS_MAX])shared.values;
     float *inverse = &shared.sum[0][0];
     for (int column = warp; column < own_columns; column += WARPS) {
-        const Row row = row_of(first_column + column, group, kv_head_index);
-        const float *sink = sinks ? sinks + row.head : nullptr;
+        const float *sink = sinks ? sinks + first_head + column : nullptr;
         const float x = join_factors(parts, unit, column, active, sink, factors[column]);
         if (lane == 0) inverse[column] = x;
     }
     __syncthreads();
     for (int base = 0; base < own_columns * quads; base += WARPS * 32) {
         const int i = base + threadIdx.x, column = min(i / quads, own_columns - 1), at = i % quads * 4;
-        const Row row = row_of(first_column + column, group, kv_head_index);
         const float4 sum = join_values(parts, unit, column, active, at, factors[column]);
         const float factor = inverse[column];
         output.store(make_float4(sum.x * factor, sum.y * factor, sum.z * factor, sum.w * factor),
-                     i < own_columns * quads, row, at, shape);
+                     i < own_columns * quads, token, first_head + column, at, shape);
     }
 }

@@ -5,20 +5,25 @@
 static constexpr int WARPS = 4;
 // Number of positions that a warp takes at once, so that their loads overlap.
 static constexpr int TILE = 4;
+// Positions that a block processes at once: one block of the cache. A part of a context is worth at least as many.
+static constexpr int STEP = WARPS * TILE;
+static_assert(STEP == KV_BLOCK, "a tile lies in one block");
 
 // State of one query row. A lane owns N elements: lane, lane + 32, ...
 template <int N> struct Running {
     float largest, sum, values[N];
 };
 
+// Adds the tile of positions from `first` on. `keys` and `values` are their block. Positions outside `seen` get no weight,
+// and the nearest row that is seen is read for them, because theirs may hold anything.
 template <int N>
-__device__ inline void tile(Running<N> &running, const float (&q)[N], const KvRows<KvType> &keys,
-                            const KvRows<KvType> &values, const AttentionShape &shape, int first, int to) {
+__device__ inline void tile(Running<N> &running, const float (&q)[N], const KvBlock<KvType> &keys,
+                            const KvBlock<KvType> &values, const AttentionShape &shape, int first, Span seen) {
     const int lane = threadIdx.x & 31;
     float scores[TILE];
 #pragma unroll
     for (int j = 0; j < TILE; j++) {
-        const int row = min(first + j, to - 1);
+        const int row = min(max(first + j, seen.from), seen.to - 1) % KV_BLOCK;
         float dot = 0.0f;
 #pragma unroll
         for (int n = 0; n < N; n++)
@@ -29,7 +34,7 @@ __device__ inline void tile(Running<N> &running, const float (&q)[N], const KvRo
 #pragma unroll
     for (int j = 0; j < TILE; j++) {
         const float dot = warp_sum(scores[j]);
-        scores[j] = first + j < to ? score(dot, shape) : -INFINITE;
+        scores[j] = is_in(seen, first + j) ? score(dot, shape) : -INFINITE;
         largest = fmaxf(largest, scores[j]);
     }
     const float factor = weight(running.largest, largest);
@@ -39,7 +44,7 @@ __device__ inline void tile(Running<N> &running, const float (&q)[N], const KvRo
     for (int n = 0; n < N; n++) running.values[n] *= factor;
 #pragma unroll
     for (int j = 0; j < TILE; j++) {
-        const int row = min(first + j, to - 1);
+        const int row = min(max(first + j, seen.from), seen.to - 1) % KV_BLOCK;
         const float w = weight(scores[j], largest);
         running.sum += w;
 #pragma unroll
@@ -50,31 +55,24 @@ __device__ inline void tile(Running<N> &running, const float (&q)[N], const KvRo
 }
 
 template <int N>
-__device__ inline void attention(const float *q, void *key_plane, void *value_plane,
-                                 const u32 *positions, const float *sinks, float *out, float *memory,
-                                 u32 *tickets, const AttentionShape &shape, int rows) {
+__device__ inline void attention(const float *q, const KvLayer &cache, const float *sinks, float *out, float *memory,
+                                 u32 *tickets, int limit, const AttentionShape &shape) {
     __shared__ float warp_values[WARPS][32 * N];
     __shared__ float warp_largest[WARPS], warp_sums[WARPS], factors[SPLITS_MAX];
     __shared__ float inverse;
     const int head = blockIdx.y, token = blockIdx.z, unit = token * shape.heads + head;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    const int position = (int)positions[0] + token;
-    const Span all{first_visible(position, shape.window), min(position + 1, shape.context)};
+    const int position = (int)cache.positions[token];
+    const Span all = span_of_token(position, shape.window, shape.context, STEP);
+    const int splits = splits_of(all.to, limit, STEP, 0);
     int active;
-    Span span = share_of(all, blockIdx.x, gridDim.x, WARPS * TILE, active);
+    const Span span = share_of(all, blockIdx.x, splits, STEP, active);
     if ((int)blockIdx.x >= active) return;
-    // The cache is a ring of `rows` rows. From here on, positions count from the start of the turn of the first visible
-    // position.
-    const int turns = turns_before(all.from, rows);
-    span.from -= turns;
-    span.to -= turns;
 
+    const u32 *const table = cache.table(token);
     const int kv_head_index = head / (shape.heads / shape.kv_heads);
-    const KvRows<KvType> keys =
-        kv_head<KvType>(key_plane, shape.dim_k, kv_head_index, shape.kv_heads, rows);
-    const KvRows<KvType> values =
-        kv_values<KvType>(key_plane, value_plane, shape.dim_k, shape.dim_v, kv_head_index, shape.kv_heads,
-                          rows);
+    const KvHead<KvType> keys = cache.keys_of(shape.dim_k, kv_head_index, shape.kv_heads);
+    const KvHead<KvType> values = cache.values_of(shape.dim_k, shape.dim_v, kv_head_index, shape.kv_heads);
     float queries[N];
     Running<N> running;
     running.largest = -INFINITE;
@@ -85,8 +83,14 @@ __device__ inline void attention(const float *q, void *key_plane, void *value_pl
         queries[n] = i < shape.dim_k ? q[(size_t)unit * shape.dim_k + i] : 0.0f;
         running.values[n] = 0.0f;
     }
-    for (int first = span.from + warp * TILE; first < span.to; first += WARPS * TILE)
-        tile<N>(running, queries, keys, values, shape, first, span.to);
+    const Span seen{max(span.from, first_visible(position, shape.window)), span.to};
+    const int last_block = (span.to - 1) / KV_BLOCK;
+    u32 next = table[span.from / KV_BLOCK];
+    for (int first = span.from + warp * TILE; first < span.to; first += STEP) {
+        const u32 block = next;
+        next = table[min(first / KV_BLOCK + 1, last_block)];
+        tile<N>(running, queries, keys.block(block), values.block(block), shape, first, seen);
+    }
 #pragma unroll
     for (int n = 0; n < N; n++) warp_values[warp][lane + 32 * n] = running.values[n];
     if (lane == 0) {
@@ -100,7 +104,7 @@ __device__ inline void attention(const float *q, void *key_plane, void *value_pl
     for (int w = 0; w < WARPS; w++) sum += warp_sums[w] * weight(warp_largest[w], largest);
     const float *sink = sinks ? sinks + head : nullptr;
     out += (size_t)unit * shape.dim_v;
-    if (gridDim.x == 1) {
+    if (active == 1) {
         // There is only one part, so no memory for parts is needed. That matters for long prompts.
         const float top = sink ? fmaxf(largest, *sink * LOG2_E) : largest;
         const float all_weights =
@@ -114,7 +118,7 @@ __device__ inline void attention(const float *q, void *key_plane, void *value_pl
     }
 
     const int stride = (shape.dim_v + 3) / 4 * 4;
-    const Parts parts(memory, tickets, gridDim.y * gridDim.z, gridDim.x, 1, stride);
+    const Parts parts(memory, tickets, gridDim.y * gridDim.z, limit, 1, stride);
     const size_t index = parts.index(unit, blockIdx.x, 0);
     for (int i = threadIdx.x; i < stride; i += WARPS * 32) {
         float x = 0.0f;
@@ -138,16 +142,16 @@ __device__ inline void attention(const float *q, void *key_plane, void *value_pl
     }
 }
 
-// Grid (splits, heads, tokens). q [tokens, heads, dim_k], out [tokens, heads, dim_v]. The tokens are at positions from
-// positions[0] on. With more than one split, `memory` is that of Parts for one column, with stride `dim_v` rounded up
-// to 4.
-#define ATTENTION_GENERAL(NAME, N)                                                                                \
+// Grid (largest number of splits of a token, heads, tokens). q [tokens, heads, dim_k], out [tokens, heads, dim_v]. The
+// tokens may belong to different sequences. A token has up to `limit` splits (`splits_of`). If that is more than one,
+// `memory` is that of Parts for one column and `limit` splits, with stride `dim_v` rounded up to 4.
+#define ATTENTION_GENERAL(NAME, N)                                                                              \
     extern "C" __global__ void __launch_bounds__(WARPS * 32)                                                    \
-        NAME(const float *q, void *keys, void *values, const u32 *positions, const float *sinks, float *out,    \
-             float *memory, u32 *tickets, int tokens, int heads, int kv_heads, int dim_k, int dim_v,            \
-             int context, int rows, int window, float scale, float softcap) {                                   \
-        const AttentionShape shape{tokens, heads, kv_heads, dim_k, dim_v, context, window, scale, softcap};    \
-        attention<N>(q, keys, values, positions, sinks, out, memory, tickets, shape, rows);                     \
+        NAME(const float *q, KV_PARAMETERS, const float *sinks, float *out, float *memory, u32 *tickets,        \
+             int limit, int heads, int kv_heads, int dim_k, int dim_v, int context, int window, float scale,    \
+             float softcap) {                                                                                   \
+        const AttentionShape shape{heads, kv_heads, dim_k, dim_v, context, window, scale, softcap};             \
+        attention<N>(q, KvLayer{KV_ARGUMENTS}, sinks, out, memory, tickets, limit, shape);                      \
     }
 
 ATTENTION_GENERAL(attention_general_128, 4)

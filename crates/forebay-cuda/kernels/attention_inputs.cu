@@ -7,14 +7,14 @@ static constexpr int WARPS = 4;
 // q [tokens, heads, dim_k] is changed in place. It keeps its values if bias, norm and angles are all null, and it may
 // be null if `heads` is 0. k [tokens, kv_heads, dim_k] and v [tokens, kv_heads, dim_v] go to the cache; v is null if
 // the values are a part of the keys. Only the first `key_norm_dim` elements of a key are normed. angles [positions, 2,
-// rotary_dim / 2] are cosines and sines. A position beyond the context is not written. One warp for each head of each
-// token: grid (heads, tokens).
+// rotary_dim / 2] are cosines and sines. The tokens may belong to different sequences. A position beyond the `context`
+// positions of a table, or without a block, is not written. One warp for each head of each token: grid (heads, tokens).
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
     attention_inputs(float *q, const float *k, const float *v, const float *q_bias,
                      const float *k_bias, const float *v_bias, const float *q_norm,
-                     const float *k_norm, const float *angles, const u32 *positions, void *keys,
-                     void *values, int heads, int kv_heads, int dim_k, int dim_v, int key_norm_dim,
-                     int rotary_dim, int rotary_from, int interleaved, int context, int rows, float eps) {
+                     const float *k_norm, const float *angles, KV_PARAMETERS, int heads, int kv_heads, int dim_k,
+                     int dim_v, int key_norm_dim, int rotary_dim, int rotary_from, int interleaved, int context,
+                     float eps) {
     wait_for_previous();
     extern __shared__ float shared[];
     const int lane = threadIdx.x & 31;
@@ -22,6 +22,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     const int head = blockIdx.x * WARPS + (threadIdx.x >> 5);
     const size_t token = blockIdx.y;
     if (head >= heads + (v ? 2 : 1) * kv_heads) return;
+    const KvLayer cache{KV_ARGUMENTS};
     const u32 position = positions[token];
     if (position >= (u32)context) return;
 
@@ -41,7 +42,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     if (query) {
         for (int i = lane; i < dim; i += 32) q[first + i] = row[i];
     } else {
-        const KvRows<KvType> plane = kv_head<KvType>(value ? values : keys, dim, member, kv_heads, rows);
-        store_row(plane, (int)position % rows, row, dim, lane);
+        const u32 block = cache.table(token)[position / KV_BLOCK];
+        if (block == 0) return;
+        const KvHead<KvType> plane = kv_head<KvType>(value ? value_plane : key_plane, block_bytes, dim, member, kv_heads);
+        store_row(plane.block(block), position % KV_BLOCK, row, dim, lane);
     }
 }

@@ -1,7 +1,8 @@
 // Attention over latent rows (DeepSeek-AI 2024, "DeepSeek-V2", section 2.1). All query heads share one row of 576
 // elements for each position. The row is the key, and its first 512 elements are the value.
 //
-// A block takes ROWS query rows, ordered by (token, head), through a share of the context. Each row it reads serves all
+// A block takes ROWS query rows, ordered by (token, head), through a share of the context. Of a prompt, they may be of
+// several tokens. A generated token shares no block with others, because it may belong to another sequence. Each row it reads serves all
 // of them twice, as key and as value. The sums for 64 rows of 512 values fill half the registers of a multiprocessor.
 // That decides the rest:
 // - Queries stay in shared memory.
@@ -14,7 +15,10 @@
 // sixth of what tensor cores do in that time. A separate kernel joins the parts of a context. The sums of 128 parts are
 // 4 MB, too much for the one block that ends last.
 //
-// ROWS is 64, or 16 for up to 16 rows and where shared memory is small.
+// ROWS is 64, or 16 for generated tokens with up to 16 heads and where shared memory is small.
+//
+// As in attention_prompt.cu, tiles begin at absolute multiples of KEYS, and a tile that a row does not see changes nothing
+// in it.
 #include "attention.cuh"
 #include "attention_tiles.cuh"
 
@@ -23,6 +27,8 @@ static constexpr int WARPS = ROWS == 16 ? 4 : 8;
 static constexpr int THREADS = WARPS * 32;
 // Number of positions of a tile.
 static constexpr int KEYS = 32;
+// Smallest number of positions that is worth a part of a context.
+static constexpr int STEP = 64;
 static constexpr int STAGES = 3;
 // Slices of a row of 576, each of nine products of 16, and the query rows of a warp while it multiplies keys, in tiles
 // of 16.
@@ -49,41 +55,55 @@ struct Shared {
     float factors[ROWS];
 };
 
+// The blocks of the tile that begins at `first`.
+struct TileBlocks {
+    u32 low, high;
+
+    __device__ inline TileBlocks(const u32 *table, int first) {
+        const uint2 x = *(const uint2 *)(table + first / KV_BLOCK);
+        low = x.x, high = x.y;
+    }
+    template <class T> __device__ inline KvBlock<T> of_row(const KvHead<T> &head, int row) const {
+        return head.block(row < KV_BLOCK ? low : high);
+    }
+};
+static_assert(KEYS == 2 * KV_BLOCK, "a tile is two blocks");
+
 // A tile that is being loaded. Halves are copied asynchronously. Other types wait in registers until `finish` converts
 // them.
 template <class T> struct Fetch {
     static constexpr int PIECES = KEYS * (DIM_K / 8) / THREADS;
     Eight<T> pieces[PIECES];
 
-    // Starts to load the positions from `first` on. There are none from `to` on.
-    __device__ inline void begin(__half *, const KvRows<T> &rows, int first, int to) {
+    // Starts to load the positions from `first` on.
+    __device__ inline void begin(__half *, const KvHead<T> &head, const TileBlocks &blocks, int, Span) {
 #pragma unroll
         for (int n = 0; n < PIECES; n++) {
             const int at = threadIdx.x + n * THREADS, row = at / (DIM_K / 8), i = at % (DIM_K / 8) * 8;
-            pieces[n].load(rows, first + row < to ? first + row : to - 1, i);
+            pieces[n].load(blocks.of_row(head, row), row % KV_BLOCK, i);
         }
     }
-    // Stores the converted tile. Rows from `to` on become zeroes.
-    __device__ inline void finish(__half *tile, int first, int to) {
+    // Stores the converted tile. Rows outside `seen` become zeroes.
+    __device__ inline void finish(__half *tile, int first, Span seen) {
 #pragma unroll
         for (int n = 0; n < PIECES; n++) {
             const int at = threadIdx.x + n * THREADS, row = at / (DIM_K / 8), piece = at % (DIM_K / 8);
             *(uint4 *)(tile + piece_at(row, piece)) =
-                first + row < to ? pieces[n].halves() : make_uint4(0, 0, 0, 0);
+                is_in(seen, first + row) ? pieces[n].halves() : make_uint4(0, 0, 0, 0);
         }
     }
 };
 
 template <> struct Fetch<KvF16> {
-    __device__ inline void begin(__half *tile, const KvRows<KvF16> &rows, int first, int to) {
+    __device__ inline void begin(__half *tile, const KvHead<KvF16> &head, const TileBlocks &blocks, int first, Span seen) {
 #pragma unroll
         for (int n = 0; n < KEYS * (DIM_K / 8) / THREADS; n++) {
             const int at = threadIdx.x + n * THREADS, row = at / (DIM_K / 8), piece = at % (DIM_K / 8);
-            const bool there = first + row < to;
-            load_eight_to(tile + piece_at(row, piece), rows, there ? first + row : to - 1, piece * 8, there);
+            load_eight_to(tile + piece_at(row, piece), blocks.of_row(head, row), row % KV_BLOCK, piece * 8,
+                          is_in(seen, first + row));
         }
     }
-    __device__ inline void finish(__half *, int, int) {}
+    __device__ inline void finish(__half *, int, Span) {}
 };
 
 static_assert(KEYS * (DIM_K / 8) % THREADS == 0, "every thread brings as many pieces");
@@ -150,15 +170,9 @@ struct Running {
     float largest, sum;
 };
 
-// Rules for which positions a query row sees and how scores are formed.
-struct Rule {
-    int window;
-    float softcap;
-};
-
-// Turns the scores of `row` for the positions from `first` on into weights, four in each lane. The row is at position
-// `own`.
-__device__ inline void weigh(Shared &shared, Running &running, const Rule &rule, int row, int first, int own) {
+// Turns the scores of `row` for the positions from `first` on into weights, four in each lane. The row sees the positions
+// `seen`.
+__device__ inline void weigh(Shared &shared, Running &running, float softcap, int row, int first, Span seen) {
     const int part = threadIdx.x % 8 * 4;
     float4 x = *(const float4 *)(shared.scores[0] + row * SCORE_STRIDE + part);
 #pragma unroll
@@ -167,21 +181,20 @@ __device__ inline void weigh(Shared &shared, Running &running, const Rule &rule,
         x = make_float4(x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w);
     }
     float scores[4] = {x.x, x.y, x.z, x.w};
-    const int from = first_visible(own, rule.window);
     float largest = running.largest;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        if (rule.softcap > 0.0f) scores[i] = rule.softcap * LOG2_E * tanh_fast(scores[i]);
-        const int position = first + part + i;
-        if (position > own || position < from) scores[i] = -INFINITE;
+        if (softcap > 0.0f) scores[i] = softcap * LOG2_E * tanh_fast(scores[i]);
+        if (!is_in(seen, first + part + i)) scores[i] = -INFINITE;
         largest = fmaxf(largest, scores[i]);
     }
 #pragma unroll
     for (int distance = 1; distance < 8; distance *= 2)
         largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, distance));
-    // While no position is visible yet, all scores are -inf. The difference must not become NaN.
-    const float base = largest == -INFINITE ? 0.0f : largest - WEIGHT_SHIFT;
-    const float factor = exp2_fast(running.largest - base - WEIGHT_SHIFT);
+    // While no position is visible yet, all scores are -inf, and their differences must not become NaN. The factor is
+    // exactly 1 if the largest score stays.
+    const float finite = fmaxf(largest, LOWEST), base = finite - WEIGHT_SHIFT;
+    const float factor = exp2_fast(running.largest - finite);
     running.largest = largest;
 #pragma unroll
     for (int i = 0; i < 4; i++) scores[i] = exp2_fast(scores[i] - base);
@@ -234,59 +247,89 @@ __device__ inline void add_values(Values &values, const Shared &shared, const __
     }
 }
 
-// Returns the parts of a context that are to be joined: `Parts` without tickets, ROWS columns of 512.
-__device__ inline Parts parts_of(float *memory, int units, int splits) {
-    return Parts(memory, nullptr, units, splits, ROWS, DIM_V);
+// Returns the parts of contexts that are to be joined: `Parts` without tickets, ROWS columns of 512.
+__device__ inline Parts parts_of(float *memory, int units, int limit) {
+    return Parts(memory, nullptr, units, limit, ROWS, DIM_V);
+}
+
+// The query rows of a block.
+struct Unit {
+    // First row and number of rows, counted through all tokens.
+    int first, rows;
+    // Token whose table the rows read.
+    int token;
+    // Row r is at `position + (offset + r) / heads`.
+    int position, offset, heads;
+
+    __device__ inline int position_of(int row) const { return position + (offset + row) / heads; }
+};
+
+// Returns unit number `unit`. Of a prompt, units follow one another through all tokens, which are at consecutive
+// positions. Otherwise each token has units of its own.
+__device__ inline Unit unit_of(int unit, const u32 *positions, int tokens, int heads, bool prompt) {
+    if (prompt) {
+        const int first = unit * ROWS;
+        return Unit{first, min(ROWS, tokens * heads - first), 0, (int)positions[0], first, heads};
+    }
+    const int units = (heads + ROWS - 1) / ROWS, token = unit / units, offset = unit % units * ROWS;
+    return Unit{token * heads + offset, min(ROWS, heads - offset), token, (int)positions[token], offset, heads};
 }
 
 // Returns the share `split` of the positions that the query rows of `unit` see.
-__device__ inline Span span_of(int unit, int split, int splits, int start, int tokens, int heads, int context, int window,
-                               int &active) {
-    const int first = start + unit * ROWS / heads;
-    const int last = start + min(unit * ROWS + ROWS - 1, tokens * heads - 1) / heads;
-    const Span all{first_visible(first, window), min(last + 1, context)};
-    return share_of(all, split, splits, KEYS, active);
+__device__ inline Span span_of(const Unit &unit, int split, int limit, int context, int window, int &active) {
+    const Span all{first_visible(unit.position_of(0), window) / KEYS * KEYS,
+                   min(unit.position_of(unit.rows - 1) + 1, context)};
+    return share_of(all, split, splits_of(all.to, limit, STEP, 0), KEYS, active);
 }
 
-// Grid (splits, groups of ROWS query rows). q [tokens, heads, 576], out [tokens, heads, 512]. The tokens are at
-// positions from positions[0] on, and their own rows are already in the cache. `memory` is that of `parts_of`. If the
-// context has only one part, results go to `out`; otherwise `attention_latent_join` must follow.
+// Grid (largest number of splits of a token, units). q [tokens, heads, 576], out [tokens, heads, 512]. The tokens' own
+// rows are already in the cache. If `prompt` is not 0, the tokens are consecutive ones of one sequence, and `limit` is
+// 1. Otherwise a token has up to `limit` splits (`splits_of`). `memory` is that of `parts_of`. Results of a token with
+// one part go to `out`; for others, `attention_latent_join` must follow.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    attention_latent(const float *q, void *plane, const u32 *positions, const float *sinks, float *out, float *memory,
+    attention_latent(const float *q, KV_PARAMETERS, const float *sinks, float *out, float *memory, int limit, int prompt,
                      int tokens, int heads, int context, int window, float scale, float softcap) {
     wait_for_previous();
     extern __shared__ __align__(16) char dynamic_shared[];
     Shared &shared = *(Shared *)dynamic_shared;
+    const KvLayer cache{KV_ARGUMENTS};
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     // The last rows see the most positions, so they begin first.
-    const int unit = (int)(gridDim.y - 1 - blockIdx.y), first_row = unit * ROWS;
-    const int rows = min(ROWS, tokens * heads - first_row);
-    const int start = (int)positions[0];
+    const int unit_index = gridDim.y - 1 - blockIdx.y;
+    const Unit unit = unit_of(unit_index, positions, tokens, heads, prompt != 0);
+    const int first_row = unit.first, rows = unit.rows;
     int active;
-    const Span span = span_of(unit, blockIdx.x, gridDim.x, start, tokens, heads, context, window, active);
+    const Span span = span_of(unit, blockIdx.x, limit, context, window, active);
     if ((int)blockIdx.x >= active) return;
-    const KvRows<KvType> keys = kv_head<KvType>(plane, DIM_K, 0, 1, context);
-    const Rule rule{window, softcap};
+    // Rows before the first visible position may hold anything.
+    const Span loaded{max(span.from, first_visible(unit.position_of(0), window)), span.to};
+    const u32 *const table = cache.table(unit.token);
+    const KvHead<KvType> keys = cache.keys_of(DIM_K, 0, 1);
+    // Tiles after the last one have the blocks of the last one. They are not loaded.
+    const int last_tile = (span.to - 1) / KEYS * KEYS;
 
     Fetch<KvType> fetch;
 #pragma unroll
     for (int stage = 0; stage < STAGES - 1; stage++) {
         const int first = span.from + stage * KEYS;
-        fetch.begin(shared.tiles[stage], keys, first, span.to);
-        fetch.finish(shared.tiles[stage], first, span.to);
+        fetch.begin(shared.tiles[stage], keys, TileBlocks(table, min(first, last_tile)), first, loaded);
+        fetch.finish(shared.tiles[stage], first, loaded);
         commit_tile();
     }
+    // The numbers are loaded one tile before their use.
+    TileBlocks blocks(table, min(span.from + (STAGES - 1) * KEYS, last_tile));
     load_queries(shared.queries, q + (size_t)first_row * DIM_K, rows,
                  softcap > 0.0f ? scale / softcap : scale * LOG2_E);
     Running running[SOFT_PASSES];
-    int own[SOFT_PASSES];
+    Span seen[SOFT_PASSES];
 #pragma unroll
     for (int pass = 0; pass < SOFT_PASSES; pass++) {
         const int row = warp * SOFT_ROWS + pass * 4 + lane / 8;
         running[pass].largest = -INFINITE;
         running[pass].sum = 0.0f;
-        // Positions beyond the share are not visible.
-        own[pass] = min(start + (first_row + min(row, rows - 1)) / heads, span.to - 1);
+        const int own = unit.position_of(min(row, rows - 1));
+        // Positions outside the share are not visible.
+        seen[pass] = Span{first_visible(own, window), min(own + 1, span.to)};
     }
     Values values;
 #pragma unroll
@@ -302,24 +345,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         __syncthreads();  // The tile is loaded, and no warp reads the one before any more.
         const int next = first + (STAGES - 1) * KEYS;
         __half *const free = shared.tiles[stage == 0 ? STAGES - 1 : stage - 1];
-        if (next < span.to) fetch.begin(free, keys, next, span.to);
+        if (next < span.to) fetch.begin(free, keys, blocks, next, loaded);
         commit_tile();
+        blocks = TileBlocks(table, min(next + KEYS, last_tile));
         const __half *const tile = shared.tiles[stage];
         multiply_keys(shared, tile);
         __syncthreads();  // The scores of all slices are stored.
 #pragma unroll
         for (int pass = 0; pass < SOFT_PASSES; pass++)
-            weigh(shared, running[pass], rule, warp * SOFT_ROWS + pass * 4 + lane / 8, first, own[pass]);
+            weigh(shared, running[pass], softcap, warp * SOFT_ROWS + pass * 4 + lane / 8, first, seen[pass]);
         __syncthreads();  // The weights are stored.
         add_values(values, shared, tile);
-        if (next < span.to) fetch.finish(free, next, span.to);
+        if (next < span.to) fetch.finish(free, next, loaded);
         stage = stage == STAGES - 1 ? 0 : stage + 1;
     }
     wait_for_tiles<0>();
     __syncthreads();  // No warp reads the factors any more.
 
     const bool alone = active == 1;
-    const Parts parts = parts_of(memory, gridDim.y, gridDim.x);
+    const Parts parts = parts_of(memory, gridDim.y, limit);
 #pragma unroll
     for (int pass = 0; pass < SOFT_PASSES; pass++) {
         const int row = warp * SOFT_ROWS + pass * 4 + lane / 8;
@@ -333,7 +377,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             const float largest = fmaxf(base, sink), shrink = exp2_fast(base - largest);
             shared.factors[row] = shrink / (sum * shrink + exp2_fast(sink - largest));
         } else {
-            parts.stats[parts.index(unit, blockIdx.x, row)] = make_float2(base, sum);
+            parts.stats[parts.index(unit_index, blockIdx.x, row)] = make_float2(base, sum);
         }
     }
     __syncthreads();
@@ -345,7 +389,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             if (row >= rows) continue;
             const float factor = alone ? shared.factors[row] : 1.0f;
             float *const to = alone ? out + (size_t)(first_row + row) * DIM_V
-                                    : parts.values + parts.index(unit, blockIdx.x, row) * DIM_V;
+                                    : parts.values + parts.index(unit_index, blockIdx.x, row) * DIM_V;
 #pragma unroll
             for (int n = 0; n < COLUMNS / 8; n++)
                 *(float2 *)(to + warp * COLUMNS + n * 8 + lane % 4 * 2) =
@@ -357,24 +401,25 @@ static constexpr int JOIN_WARPS = 8, JOIN_COLUMNS = 128;
 // Number of parts that a warp loads at once.
 static constexpr int JOIN_BATCH = 8;
 
-// Joins the parts of `attention_latent` with the same `splits`. Grid (quarters of 512, tokens * heads). Each warp adds
-// up every eighth part, four columns in each lane.
+// Joins the parts of generated tokens that `attention_latent` computed with the same `limit`. Grid (quarters of 512,
+// tokens * heads). Each warp adds up every eighth part, four columns in each lane.
 extern "C" __global__ void __launch_bounds__(JOIN_WARPS * 32)
-    attention_latent_join(const u32 *positions, const float *sinks, float *out, float *memory, int splits, int tokens,
+    attention_latent_join(const u32 *positions, const float *sinks, float *out, float *memory, int limit, int tokens,
                           int heads, int context, int window) {
     wait_for_previous();
     __shared__ float factors[SPLITS_MAX];
     __shared__ float4 sums[JOIN_WARPS][32];
     __shared__ float inverse;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    const int row = blockIdx.y, unit = row / ROWS, column = row % ROWS;
+    const int row = blockIdx.y, head = row % heads, units = (heads + ROWS - 1) / ROWS;
+    const int unit = row / heads * units + head / ROWS, column = head % ROWS;
     int active;
-    span_of(unit, 0, splits, (int)positions[0], tokens, heads, context, window, active);
+    span_of(unit_of(unit, positions, tokens, heads, false), 0, limit, context, window, active);
     // A single part has already gone to `out`.
     if (active <= 1) return;
-    const Parts parts = parts_of(memory, (tokens * heads + ROWS - 1) / ROWS, splits);
+    const Parts parts = parts_of(memory, tokens * units, limit);
     if (warp == 0) {
-        const float *const sink = sinks ? sinks + row % heads : nullptr;
+        const float *const sink = sinks ? sinks + head : nullptr;
         const float x = join_factors(parts, unit, column, active, sink, factors);
         if (lane == 0) inverse = x;
     }

@@ -77,8 +77,8 @@ template <class T> struct Eight;
 template <> struct Eight<KvF16> {
     uint4 raw;
 
-    __device__ inline void load(const KvRows<KvF16> &rows, int position, int i) {
-        raw = load_now((const uint4 *)(rows.row(position) + i));
+    __device__ inline void load(const KvBlock<KvF16> &block, int row, int i) {
+        raw = load_now((const uint4 *)(block.row(row) + i));
     }
     __device__ inline uint4 halves() const { return raw; }
 };
@@ -87,9 +87,9 @@ template <> struct Eight<KvQ8> {
     uint2 codes;
     u16 scale;
 
-    __device__ inline void load(const KvRows<KvQ8> &rows, int position, int i) {
-        codes = load_now((const uint2 *)(rows.row(position) + i));
-        scale = load_now((const u16 *)(rows.row_scales(position) + i / 32));
+    __device__ inline void load(const KvBlock<KvQ8> &block, int row, int i) {
+        codes = load_now((const uint2 *)(block.row(row) + i));
+        scale = load_now((const u16 *)(block.row_scales(row) + i / 32));
     }
     __device__ inline uint4 halves() const {
         return scaled_halves<128>(codes.x ^ 0x80808080u, codes.y ^ 0x80808080u, scale);
@@ -100,9 +100,9 @@ template <> struct Eight<KvQ4> {
     u32 codes;
     u16 scale;
 
-    __device__ inline void load(const KvRows<KvQ4> &rows, int position, int i) {
-        codes = load_now((const u32 *)(rows.row(position) + i / 2));
-        scale = load_now((const u16 *)(rows.row_scales(position) + i / 32));
+    __device__ inline void load(const KvBlock<KvQ4> &block, int row, int i) {
+        codes = load_now((const u32 *)(block.row(row) + i / 2));
+        scale = load_now((const u16 *)(block.row_scales(row) + i / 32));
     }
     __device__ inline uint4 halves() const {
         const u32 even = codes & 0x0f0f0f0fu, odd = codes >> 4 & 0x0f0f0f0fu;

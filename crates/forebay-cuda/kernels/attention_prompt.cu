@@ -1,5 +1,9 @@
-// Attention of many tokens on tensor cores. A block takes 64 query rows of one head through the keys they see, tile by
+// Attention of prompts on tensor cores. A block takes 64 query rows of one head through the keys they see, tile by
 // tile (Dao 2023, "FlashAttention-2"). Operands are halves; sums and the softmax are f32.
+//
+// The bits of a row depend on its own position and sequence alone, wherever the prompt is cut into batches:
+// - Tiles begin at absolute multiples of KEYS.
+// - A tile that a row does not see changes nothing in the row: its weights are 0, and the factor for the sums is 1.
 //
 // HEAD_DIM is the capacity for elements of a head: 64, 96, 128 or 256. Shorter heads are padded with zeroes.
 #include "attention.cuh"
@@ -12,19 +16,52 @@ static constexpr int KEYS = HEAD_DIM > 128 ? 32 : 64;
 // Halves from one row of a tile to the next. The padding puts eight rows in different banks.
 static constexpr int STRIDE = HEAD_DIM + 8;
 
-// Loads positions first .. first + KEYS into `tile`. Elements are zero from position `to` on and beyond the end of a
-// head. Halves are copied asynchronously until `wait_for_tiles`; other types are converted at once.
-__device__ inline void load_tile(__half *tile, const KvRows<KvType> &rows, int first, int to) {
-    constexpr int EIGHTS = HEAD_DIM / 8;
+// Number of threads of a block.
+static constexpr int THREADS = WARPS * 32;
+
+// The blocks of a tile.
+struct TileBlocks {
+    u32 numbers[KEYS / KV_BLOCK];
+
+    // Loads the numbers for the tile that begins at `first`, a multiple of KEYS, with one load.
+    __device__ inline TileBlocks(const u32 *table, int first) {
+        const u32 *const from = table + first / KV_BLOCK;
+        if constexpr (KEYS == 64) {
+            const uint4 x = *(const uint4 *)from;
+            numbers[0] = x.x, numbers[1] = x.y, numbers[2] = x.z, numbers[3] = x.w;
+        } else {
+            const uint2 x = *(const uint2 *)from;
+            numbers[0] = x.x, numbers[1] = x.y;
+        }
+    }
+};
+
+// Loads positions first .. first + KEYS into `tile`. Elements are zero outside the positions `seen` and beyond the end
+// of a head. Halves are copied asynchronously until `wait_for_tiles`; other types are converted at once.
+__device__ inline void load_tile(__half *tile, const KvHead<KvType> &head, const TileBlocks &blocks, int first, Span seen) {
+    constexpr int EIGHTS = HEAD_DIM / 8, ROWS_AT_ONCE = THREADS / EIGHTS;
+    // Hides the thread's number from the compiler, which would otherwise keep the offsets of all rows in registers from tile
+    // to tile, and spill others.
+    u32 thread = threadIdx.x;
+    asm volatile("" : "+r"(thread));
 #pragma unroll
-    for (int at = threadIdx.x; at < KEYS * EIGHTS; at += WARPS * 32) {
-        const int row = at / EIGHTS, i = at % EIGHTS * 8;
-        const bool there = first + row < to && i < rows.stride;
-        const int position = there ? first + row : to - 1;
-        load_eight_to(tile + row * STRIDE + i, rows, position, there ? i : 0, there);
+    for (int n = 0; n < KEYS * EIGHTS / THREADS; n++) {
+        // Most heads divide the threads evenly, and then a thread's rows are all at the same elements.
+        const bool even = THREADS % EIGHTS == 0;
+        const u32 at = thread + n * THREADS;
+        const int row = even ? thread / EIGHTS + n * ROWS_AT_ONCE : at / EIGHTS;
+        const int i = (even ? thread : at) % EIGHTS * 8;
+        // All threads load from one block, or from two adjacent ones, so no number is looked up by a variable index.
+        const int low = n * THREADS / EIGHTS / KV_BLOCK, high = (n * THREADS + THREADS - 1) / EIGHTS / KV_BLOCK;
+        const u32 number = low == high || row < high * KV_BLOCK ? blocks.numbers[low] : blocks.numbers[high];
+        const int own = even ? thread / EIGHTS + n * ROWS_AT_ONCE % KV_BLOCK : row % KV_BLOCK;
+        const bool there = is_in(seen, first + row) && i < head.stride;
+        load_eight_to(tile + row * STRIDE + i, head.block(number), own, there ? i : 0, there);
     }
     commit_tile();
 }
+
+static_assert(KEYS * (HEAD_DIM / 8) % THREADS == 0, "every thread loads as many elements");
 
 // State of rows g and g + 8 of the warp's 16, with g = lane / 4.
 struct Running {
@@ -84,9 +121,10 @@ __device__ inline void weigh(float (&scores)[KEYS / 8][4], Running &running, con
             largest = fmaxf(largest, fmaxf(scores[n][2 * r], scores[n][2 * r + 1]));
         largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
         largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
-        // While no key is visible yet, all scores are -inf. The difference must not become NaN.
-        const float base = largest == -INFINITE ? 0.0f : largest - WEIGHT_SHIFT;
-        const float factor = exp2_fast(running.largest[r] - base - WEIGHT_SHIFT);
+        // While no key is visible yet, all scores are -inf, and their differences must not become NaN. The factor is
+        // exactly 1 if the largest score stays.
+        const float finite = fmaxf(largest, LOWEST), base = finite - WEIGHT_SHIFT;
+        const float factor = exp2_fast(running.largest[r] - finite);
         running.largest[r] = largest;
         float sum = 0.0f;
 #pragma unroll
@@ -131,33 +169,28 @@ __device__ inline u32 load_query(const float *row, int i, int dim, bool there, f
     return pack(low, high);
 }
 
-// Grid (rows of 64 tokens, heads). q [tokens, heads, dim_k], out [tokens, heads, dim_v]. The tokens are at positions
-// from positions[0] on, and their own keys and values are already in the cache.
-extern "C" __global__ void __launch_bounds__(WARPS * 32, HEAD_DIM > 128 ? 2 : 3)
-    attention_prompt(const float *q, void *key_plane, void *value_plane, const u32 *positions,
-                     const float *sinks, float *out, int tokens, int heads, int kv_heads, int dim_k,
-                     int dim_v, int context, int rows, int window, float scale, float softcap) {
+// Grid (rows of 64 tokens, heads). q [tokens, heads, dim_k], out [tokens, heads, dim_v]. The tokens are consecutive
+// ones of the first row's sequence, and their own keys and values are already in the cache.
+extern "C" __global__ void __launch_bounds__(THREADS, HEAD_DIM > 128 ? 2 : 3)
+    attention_prompt(const float *q, KV_PARAMETERS, const float *sinks, float *out, int tokens, int heads, int kv_heads,
+                     int dim_k, int dim_v, int context, int window, float scale, float softcap) {
     __shared__ __align__(16) __half key_tile[KEYS * STRIDE];
     __shared__ __align__(16) __half value_tile[KEYS * STRIDE];
+    const KvLayer cache{KV_ARGUMENTS};
     const int head = blockIdx.y, kv_head_index = head / (heads / kv_heads);
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     // The last rows see the most keys, so they begin first.
     const int first_row = (int)(gridDim.x - 1 - blockIdx.x) * ROWS;
-    int start = (int)positions[0];
+    const int start = (int)positions[0];
+    const u32 *const table = cache.table(0);
     const int token = first_row + warp * 16 + lane / 4;
-    const KvRows<KvType> keys = kv_head<KvType>(key_plane, dim_k, kv_head_index, kv_heads, rows);
-    const KvRows<KvType> values =
-        kv_values<KvType>(key_plane, value_plane, dim_k, dim_v, kv_head_index, kv_heads, rows);
+    const KvHead<KvType> keys = cache.keys_of(dim_k, kv_head_index, kv_heads);
+    const KvHead<KvType> values = cache.values_of(dim_k, dim_v, kv_head_index, kv_heads);
     const Rule rule{window, softcap};
-    Span span{first_visible(start + first_row, window), min(start + min(first_row + ROWS, tokens), context)};
-    // The cache is a ring of `rows` rows. From here on, positions count from the start of the turn of the first visible
-    // position.
-    const int turns = turns_before(span.from, rows);
-    span.from -= turns;
-    span.to -= turns;
-    start -= turns;
+    const Span span{first_visible(start + first_row, window), min(start + min(first_row + ROWS, tokens), context)};
+    const int last_tile = (span.to - 1) / KEYS * KEYS, first_tile = min(span.from / KEYS * KEYS, last_tile);
 
-    load_tile(key_tile, keys, span.from, span.to);
+    load_tile(key_tile, keys, TileBlocks(table, first_tile), first_tile, span);
     u32 queries[HEAD_DIM / 16][4];
     const float factor = softcap > 0.0f ? scale / softcap : scale * LOG2_E;
 #pragma unroll
@@ -180,14 +213,16 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, HEAD_DIM > 128 ? 2 : 3)
 #pragma unroll
         for (int i = 0; i < 4; i++) running.values[n][i] = 0.0f;
 
-    for (int first = span.from; first < span.to; first += KEYS) {
+    for (int first = first_tile; first < span.to; first += KEYS) {
+        const TileBlocks own(table, first);
         wait_for_tiles<0>();
         __syncthreads();  // The keys are loaded, and no warp reads the old values any more.
-        load_tile(value_tile, values, first, span.to);
+        load_tile(value_tile, values, own, first, span);
         float scores[KEYS / 8][4];
         multiply_keys(scores, queries, key_tile);
+        // Numbers are loaded as late as possible, because registers are short.
         __syncthreads();  // No warp reads the keys any more.
-        load_tile(key_tile, keys, first + KEYS, span.to);
+        load_tile(key_tile, keys, TileBlocks(table, min(first + KEYS, (span.to - 1) / KEYS * KEYS)), first + KEYS, span);
         weigh(scores, running, rule, first, start + token);
         wait_for_tiles<1>();
         __syncthreads();  // The values are loaded.

@@ -20,6 +20,9 @@ __device__ inline void load_matrices_transposed(u32 (&r)[4], const __half *from)
                  : "memory");
 }
 
+// A number below all scores. Subtracting it from -inf leaves -inf.
+static constexpr float LOWEST = -1e38f;
+
 // exp2 to within 2 units in the last place. Results below the normal numbers are 0.
 __device__ inline float exp2_fast(float x) {
     float y;
@@ -28,17 +31,16 @@ __device__ inline float exp2_fast(float x) {
 }
 
 // Loads eight elements, or zeroes if `there` is false. The address must be readable in either case.
-__device__ inline void load_eight_to(__half *target, const KvRows<KvF16> &rows, int position, int i,
-                                     bool there) {
+__device__ inline void load_eight_to(__half *target, const KvBlock<KvF16> &block, int row, int i, bool there) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(target)),
-                 "l"(rows.row(position) + i), "r"(there ? 16 : 0)
+                 "l"(block.row(row) + i), "r"(there ? 16 : 0)
                  : "memory");
 }
 
 template <class T>
-__device__ inline void load_eight_to(__half *target, const KvRows<T> &rows, int position, int i, bool there) {
+__device__ inline void load_eight_to(__half *target, const KvBlock<T> &block, int row, int i, bool there) {
     Eight<T> x;
-    x.load(rows, position, i);
+    x.load(block, row, i);
     *(uint4 *)target = there ? x.halves() : make_uint4(0, 0, 0, 0);
 }
 

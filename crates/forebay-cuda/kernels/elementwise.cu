@@ -1,4 +1,5 @@
 // Biases, gated activations, soft caps, a check for values that are not finite, and a copy of words from the host.
+#include "experts.cuh"
 #include "gating.cuh"
 
 // x [rows, width] += bias [width]. The grid's second dimension counts rows.
@@ -13,7 +14,7 @@ extern "C" __global__ void __launch_bounds__(256)
 // out [rows, width] = gating(gate, up); `out` may be `gate`. If `ids` is not null, row r belongs to expert
 // ids[pairs[r]], or ids[r] if `pairs` is null, and its biases [experts, width] are added first. If `ids` is null, the
 // launcher passes all rows as one, so that quads of elements are aligned for any width. With `ids`, quads are aligned
-// only if the width is a multiple of 4.
+// only if the width is a multiple of 4. Rows without an expert get values that mean nothing.
 extern "C" __global__ void __launch_bounds__(256)
     gate(const float *gates, const float *ups, float *out, u64 width, int rows, int gating, float alpha, float limit,
          const float *gate_bias, const float *up_bias, const u32 *ids, const u32 *pairs) {
@@ -22,7 +23,8 @@ extern "C" __global__ void __launch_bounds__(256)
     const bool quad = i + 4 <= width && (!ids || width % 4 == 0);
     for (u64 row = blockIdx.y; row < (u64)rows; row += gridDim.y) {
         const u64 at = row * width + i;
-        const u64 bias = ids ? ids[pairs ? pairs[row] : row] * width + i : 0;
+        const u32 id = ids ? ids[pairs ? pairs[row] : row] : NO_EXPERT;
+        const u64 bias = id == NO_EXPERT ? 0 : id * width + i;
         if (quad) {
             float4 g = *(const float4 *)(gates + at), u = *(const float4 *)(ups + at);
             if (ids) {

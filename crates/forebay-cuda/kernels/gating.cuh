@@ -1,4 +1,5 @@
-// Gated activation functions, applied to the outputs of the gate and up matrices.
+// Gated activation functions, applied to the outputs of the gate and up matrices. Roundings are explicit, so that all
+// kernels give the same bits.
 #pragma once
 
 #include "common.cuh"
@@ -6,16 +7,16 @@
 enum Gating { SILU = 0, GELU_TANH = 1, CLAMPED = 2 };
 
 // x / (1 + e^-s)
-__device__ __forceinline__ float times_logistic(float x, float s) { return x / (1.0f + expf(-s)); }
+__device__ __forceinline__ float times_logistic(float x, float s) { return x / __fadd_rn(1.0f, expf(-s)); }
 
 // `alpha` and `limit` apply to CLAMPED only. The comparisons propagate NaN, which fminf would not.
 __device__ __forceinline__ float gated(int gating, float gate, float up, float alpha, float limit) {
     if (gating == SILU) return times_logistic(gate, gate) * up;
     if (gating == GELU_TANH) {
         // (1 + tanh(y)) / 2 is the logistic function of 2y, which keeps precision below zero. 1.59... is sqrt(8/pi).
-        return times_logistic(gate, 1.5957691f * (gate + 0.044715f * gate * gate * gate)) * up;
+        return times_logistic(gate, 1.5957691f * __fmaf_rn(0.044715f * gate * gate, gate, gate)) * up;
     }
     gate = gate > limit ? limit : gate;
     up = up > limit ? limit : up < -limit ? -limit : up;
-    return (up + 1.0f) * times_logistic(gate, alpha * gate);
+    return __fadd_rn(up, 1.0f) * times_logistic(gate, alpha * gate);
 }

@@ -8,16 +8,15 @@ __device__ inline void pair_of(int pair, int pairs, int interleaved, int &i, int
     j = interleaved ? 2 * pair + 1 : pair + pairs;
 }
 
-// Writes `row` [dim] to the cache, with all lanes of a warp.
+// Writes `row` [dim] to row `at` of a block, with all lanes of a warp.
 template <class T>
-__device__ inline void store_row(const KvRows<T> &rows, int position, const float *row, int dim,
-                                 int lane) {
-    for (int i = lane; i < rows.stride; i += 32) {
+__device__ inline void store_row(const KvBlock<T> &block, int at, const float *row, int dim, int lane) {
+    for (int i = lane; i < block.stride; i += 32) {
         const float x = i < dim ? row[i] : 0.0f;
         if constexpr (T::BITS == 16) {
-            rows.row(position)[i] = __float2half_rn(x);
+            block.row(at)[i] = __float2half_rn(x);
         } else if constexpr (T::BITS == 32) {
-            rows.row(position)[i] = x;
+            block.row(at)[i] = x;
         } else {
             // The stride is a multiple of 32, so all lanes are active here, with one block of 32 in each iteration. The
             // CPU's cache rounds in the same way, step by step.
@@ -26,7 +25,7 @@ __device__ inline void store_row(const KvRows<T> &rows, int position, const floa
             if constexpr (T::BITS == 8) {
                 scale = largest / 127.0f;
                 const float inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
-                rows.row(position)[i] = (i8)__float2int_rn(x * inverse);
+                block.row(at)[i] = (i8)__float2int_rn(x * inverse);
             } else {
                 // The element farthest from 0; the first one if there are several.
                 const u32 farthest = __ballot_sync(~0u, fabsf(x) == largest);
@@ -34,9 +33,9 @@ __device__ inline void store_row(const KvRows<T> &rows, int position, const floa
                 const float inverse = scale != 0.0f ? 1.0f / scale : 0.0f;
                 const u32 code = (u32)fminf(__fadd_rn(__fmul_rn(x, inverse), 8.5f), 15.0f);
                 const u32 next = __shfl_down_sync(~0u, code, 1);
-                if (lane % 2 == 0) rows.row(position)[i / 2] = (u8)(code | next << 4);
+                if (lane % 2 == 0) block.row(at)[i / 2] = (u8)(code | next << 4);
             }
-            if (lane == 0) rows.row_scales(position)[i / 32] = __float2half_rn(scale);
+            if (lane == 0) block.row_scales(at)[i / 32] = __float2half_rn(scale);
         }
     }
 }

@@ -1,15 +1,21 @@
-// The KV cache of one layer: a sequence of rows for each key/value head. Position p is stored in row p % count: a layer
-// with sliding-window attention keeps fewer rows than there are positions.
+// The paged KV cache. A block holds KV_BLOCK positions of one sequence, for all layers of a group. A sequence's table
+// gives the number of the block of the pool that holds positions 16n ... 16n + 15, or 0. Block 0 of every pool is
+// the null block: it is all zeroes and never written.
 //
-// A plane (the keys or the values) is [kv_heads, count, stride] elements. f16 and f32 rows are padded with zeroes to a
-// multiple of 8 elements. q8_0 rows are padded to 32 and hold bytes. q4_0 rows are padded to 32 and hold two elements
-// in a byte, the first in its low half. Quantised types have a half-float scale for every 32 elements. The scales
-// follow the whole plane, at an address that is a multiple of 16: [kv_heads, count, stride / 32].
+// A block is one piece of memory. It contains the keys of the group's first layer, then its values, then the next
+// layer's. A plane (the keys or the values of a layer) is [kv_heads, KV_BLOCK, stride] elements. f16 and f32 rows are
+// padded with zeroes to a multiple of 8 elements. q8_0 rows are padded to 32 and hold bytes. q4_0 rows are padded to 32
+// and hold two elements in a byte, the first in its low half. Quantised types have a half-float scale for every 32
+// elements. The scales follow the elements of the plane: [kv_heads, KV_BLOCK, stride / 32]. All of these pieces are
+// multiples of 16 bytes long.
 //
 // If the values are the first elements of the keys, both planes are the same memory.
 #pragma once
 #include <cuda_fp16.h>
 #include "common.cuh"
+
+// Positions of a block.
+static constexpr int KV_BLOCK = 16;
 
 struct KvF16 {
     typedef __half Element;
@@ -44,57 +50,73 @@ template <class T> __device__ inline int kv_stride(int dim) {
     return (dim + T::PADDING - 1) / T::PADDING * T::PADDING;
 }
 
-// Returns an offset that can be subtracted from every position that is at least `first`. It is a multiple of `count`,
-// so rows stay the same. All positions of a window that begins at `first` are then below twice `count`.
-__device__ inline int turns_before(int first, int count) { return first / count * count; }
+// Rows of one head in one block. Row i is position 16n + i.
+template <class T> struct KvBlock {
+    u8 *rows;
+    // `scales` is the distance from the rows to their scales.
+    int stride, scales;
 
-// Rows of one head. Positions must be below twice `count`.
-template <class T> struct KvRows {
-    typename T::Element *rows;
-    __half *scales;
-    int stride, count;
-
-    // Position modulo `count`, for a position below twice `count`: as unsigned numbers, the smaller of the position and
-    // the position minus `count` is below `count`.
-    __device__ inline size_t index(int position) const { return min((u32)position, (u32)(position - count)); }
-    __device__ inline typename T::Element *row(int position) const {
-        return rows + index(position) * (T::BITS == 4 ? stride / 2 : stride);
+    __device__ inline typename T::Element *row(int i) const {
+        return (typename T::Element *)rows + i * (T::BITS == 4 ? stride / 2 : stride);
     }
     // Only for types that have scales.
-    __device__ inline __half *row_scales(int position) const { return scales + index(position) * (stride / 32); }
+    __device__ inline __half *row_scales(int i) const { return (__half *)(rows + scales) + i * (stride / 32); }
 };
 
-// Returns the rows of head `head` of the plane at `plane`.
-template <class T>
-__device__ inline KvRows<T> kv_head(void *plane, int dim, int head, int heads, int count) {
+// Rows of one head in all blocks.
+template <class T> struct KvHead {
+    u8 *rows;  // in block 0
+    u32 block_bytes;
+    int stride, scales;
+
+    __device__ inline KvBlock<T> block(u32 number) const {
+        return KvBlock<T>{rows + (u64)number * block_bytes, stride, scales};
+    }
+};
+
+// Returns the rows of head `head` of the plane at `plane` in block 0.
+template <class T> __device__ inline KvHead<T> kv_head(u8 *plane, u32 block_bytes, int dim, int head, int heads) {
     const int stride = kv_stride<T>(dim);
-    const size_t first = (size_t)head * count * stride;
-    KvRows<T> rows;
-    rows.rows = (typename T::Element *)plane + (T::BITS == 4 ? first / 2 : first);
-    rows.scales = nullptr;
-    rows.stride = stride;
-    rows.count = count;
-    if constexpr (T::BITS <= 8)
-        rows.scales = (__half *)((u8 *)plane + (size_t)heads * count * stride * T::BITS / 8) + first / 32;
-    return rows;
+    const int head_bytes = KV_BLOCK * stride * T::BITS / 8, scale_bytes = KV_BLOCK * (stride / 32) * 2;
+    return KvHead<T>{plane + head * head_bytes, block_bytes, stride, (heads - head) * head_bytes + head * scale_bytes};
 }
 
-// Returns the rows of the values of head `head`. Only the first `dim_v` elements of each row are values.
-template <class T>
-__device__ inline KvRows<T> kv_values(void *key_plane, void *value_plane, int dim_k, int dim_v, int head,
-                                      int heads, int count) {
-    return kv_head<T>(value_plane, value_plane == key_plane ? dim_k : dim_v, head, heads, count);
-}
+// Kernel parameters for one layer of the cache, and for where the rows of a pass belong in it.
+// - key_plane, value_plane: the planes in block 0
+// - tables [tables, table_stride]: block numbers. table_stride is a multiple of 4, and `tables` of 16 bytes.
+// - table_of_row, positions: the table and the position of each row of the pass
+#define KV_PARAMETERS                                                                                          \
+    u8 *key_plane, u8 *value_plane, u32 block_bytes, const u32 *tables, int table_stride,                \
+        const u32 *table_of_row, const u32 *positions
+#define KV_ARGUMENTS key_plane, value_plane, block_bytes, tables, table_stride, table_of_row, positions
 
-// Returns one element as f32.
-template <class T> __device__ inline float kv_element(const KvRows<T> &rows, int position, int i) {
+struct KvLayer {
+    u8 *key_plane, *value_plane;
+    u32 block_bytes;
+    const u32 *tables;
+    int table_stride;
+    const u32 *table_of_row, *positions;
+
+    // Returns the table of a row's sequence.
+    __device__ inline const u32 *table(int row) const { return tables + (size_t)table_of_row[row] * table_stride; }
+    __device__ inline KvHead<KvType> keys_of(int dim_k, int head, int heads) const {
+        return kv_head<KvType>(key_plane, block_bytes, dim_k, head, heads);
+    }
+    // Only the first `dim_v` elements of each row are values.
+    __device__ inline KvHead<KvType> values_of(int dim_k, int dim_v, int head, int heads) const {
+        return kv_head<KvType>(value_plane, block_bytes, value_plane == key_plane ? dim_k : dim_v, head, heads);
+    }
+};
+
+// Returns element i of row `row` as f32.
+template <class T> __device__ inline float kv_element(const KvBlock<T> &block, int row, int i) {
     if constexpr (T::BITS == 4)
-        return __half2float(rows.row_scales(position)[i / 32]) *
-               (float)((rows.row(position)[i / 2] >> i % 2 * 4 & 15) - 8);
+        return __half2float(block.row_scales(row)[i / 32]) *
+               (float)((block.row(row)[i / 2] >> i % 2 * 4 & 15) - 8);
     else if constexpr (T::BITS == 8)
-        return __half2float(rows.row_scales(position)[i / 32]) * (float)rows.row(position)[i];
+        return __half2float(block.row_scales(row)[i / 32]) * (float)block.row(row)[i];
     else if constexpr (T::BITS == 16)
-        return __half2float(rows.row(position)[i]);
+        return __half2float(block.row(row)[i]);
     else
-        return rows.row(position)[i];
+        return block.row(row)[i];
 }

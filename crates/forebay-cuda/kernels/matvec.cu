@@ -1,4 +1,4 @@
-// Products of one to eight tokens with a matrix of blocks: out[t, r] = sum over c of x[t, c] * w[r, c].
+// Products of a few tokens with a matrix of blocks: out[t, r] = sum over c of x[t, c] * w[r, c].
 //
 // Time budget. Weights are read once, at the speed of device memory. That is 20 bytes per clock and multiprocessor on
 // an H200 (4.8 TB/s, 132 of them, 1.8 GHz) and 12 on an H100 (3.1 TB/s, 1.96 GHz). A multiprocessor issues four
@@ -15,7 +15,9 @@
 // of a pair of rows. A lane takes one unit of both rows and multiplies both with the same activations. Small matrices,
 // and types that are faster that way, are loaded directly to registers: see matvec_direct.cuh.
 //
-// The order in which the sums of a row are added depends only on the type and the number of columns.
+// The order in which the sums of a row are added depends only on the type and the number of columns. It is the same in
+// all kernels with 32 lanes for each row. Those with fewer lanes serve rows of less than 2048 columns, for any number of
+// tokens. So a token's bits do not depend on the tokens beside it.
 #include "matvec_direct.cuh"
 #include "pipeline.cuh"
 
@@ -87,7 +89,7 @@ __device__ __forceinline__ void matvec(const i8 *codes, const ActivationScale *s
     extern __shared__ uint4 ring[];
     RowPairs work;
     ids = nullptr;  // this kernel never serves experts: their ids are known too late for the early copies
-    find_rows(work, MATVEC_ARGUMENTS);
+    find_rows<TOKENS>(work, MATVEC_ARGUMENTS);
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const int groups = cols / 32, stride = gridDim.x * WARPS;
     const u8 *const mine = (const u8 *)ring + warp * S::STAGES * S::STAGE;
@@ -115,7 +117,8 @@ __device__ __forceinline__ void matvec(const i8 *codes, const ActivationScale *s
             Input first[U::RUN];
             if (group < groups) {
 #pragma unroll
-                for (int r = 0; r < U::RUN; r++) first[r].load(codes, scales, 0, groups, group + r * U::APART);
+                for (int r = 0; r < U::RUN; r++)
+                    first[r].load(codes, scales, work.first_token, groups, group + r * U::APART);
             }
             copy_wait<S::STAGES - 2>();
             // The stage is loaded for all lanes, and no lane reads the one before it any more.
@@ -135,11 +138,12 @@ __device__ __forceinline__ void matvec(const i8 *codes, const ActivationScale *s
                 for (int t = 0; t < TOKENS; t++)
 #pragma unroll
                     for (int r = 0; r < U::RUN; r++) {
-                        Input x = first[r];
                         // Tokens that do not exist repeat the last one, and are not stored.
-                        if (t > 0) x.load(codes, scales, min(t, tokens - 1), groups, group + r * U::APART);
+                        const int token = min(work.first_token + t, tokens - 1);
+                        Input x = first[r];
+                        if (t > 0) x.load(codes, scales, token, groups, group + r * U::APART);
 #pragma unroll
-                        for (int j = 0; j < 2; j++) sums[j][t] += dot<W>(w[j][r], x);
+                        for (int j = 0; j < 2; j++) sums[j][t] = add_dot<W>(sums[j][t], w[j][r], x);
                     }
             }
             to_fill += S::STAGE;
@@ -150,7 +154,8 @@ __device__ __forceinline__ void matvec(const i8 *codes, const ActivationScale *s
 #pragma unroll
         for (int t = 0; t < TOKENS; t++) {
             const float first = warp_sum(sums[0][t]), second = warp_sum(sums[1][t]);
-            if (lane == 0 && t < tokens) store_pair(work, pair, t, first, second, MATVEC_ARGUMENTS);
+            const int token = work.first_token + t;
+            if (lane == 0 && token < tokens) store_pair(work, pair, token, first, second, MATVEC_ARGUMENTS);
             sums[0][t] = sums[1][t] = 0.0f;
         }
     }
@@ -172,16 +177,18 @@ __device__ __forceinline__ void matvec_one(const i8 *codes, const ActivationScal
     }
 
 typedef Shape<WEIGHT> S;
-// One module for one token and another for a few tokens. Most sessions never need the second, so the driver need not
+// Rows of less than 2048 columns: 32 lanes for each row would be too many.
+static constexpr int SHORT_LANES = 8 / S::RUN, SHORT_STEPS = S::RUN == 2 ? 1 : 3;
+// One module for one token at once and another for more. Most sessions never need the second, so the driver need not
 // compile it.
 #ifdef FEW
 KERNEL(matvec_2, S::BLOCKS_2, (matvec<WEIGHT, 2>))
 KERNEL(matvec_4, S::BLOCKS_8, (matvec<WEIGHT, 4>))
 KERNEL(matvec_8, S::BLOCKS_8, (matvec<WEIGHT, 8>))
+KERNEL(matvec_short_4, 4, (matvec_direct<WEIGHT, SHORT_LANES, SHORT_STEPS, 4>))
 #else
 KERNEL(matvec_1, S::BLOCKS, matvec_one<WEIGHT>)
-// One token, experts.
-KERNEL(matvec_experts, S::DIRECT_BLOCKS, (matvec_direct<WEIGHT, 32, S::DIRECT_STEPS>))
-// One token, rows of less than 2048 columns: 32 lanes for each row would be too many.
-KERNEL(matvec_short, 4, (matvec_direct<WEIGHT, 8 / S::RUN, S::RUN == 2 ? 1 : 3>))
+// Experts, one token each.
+KERNEL(matvec_experts, S::DIRECT_BLOCKS, (matvec_direct<WEIGHT, 32, S::DIRECT_STEPS, 1>))
+KERNEL(matvec_short, 4, (matvec_direct<WEIGHT, SHORT_LANES, SHORT_STEPS, 1>))
 #endif

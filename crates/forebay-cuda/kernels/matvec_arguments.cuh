@@ -1,6 +1,7 @@
 // Arguments of all mat-vec kernels: which matrices to multiply, and where results go.
 #pragma once
 
+#include "experts.cuh"
 #include "gating.cuh"
 
 // Two adjacent rows of one matrix, or one row each of two matrices, are computed together: a "pair of rows".
@@ -14,39 +15,48 @@ struct RowPairs {
     bool two;      // two matrices
     bool gated;    // out[0] gets gating(row of the first matrix, row of the second)
     float *out[2];
-    size_t x_row;  // of token 0
+    u32 item;          // the (token, slot) pair, for experts
+    size_t x_row;      // of the block's first token
+    int first_token;   // of the block; `tokens` counts all tokens of the launch
 };
 
 enum Mode { SEPARATE = 0, PAIRED = 1, GATED = 2 };
 
 // Kernel parameters.
-// - Without `ids`, the matrices are at w0 ..., and blockIdx.y selects one (SEPARATE) or is 0.
-// - With `ids`, blockIdx.y is a (token, slot) pair, whose expert is at table[ids[pair]], and w0, w1 are offsets in the
-//   slot.
+// - Without `ids`, the matrices are at w0 ..., and blockIdx.y selects one (SEPARATE) or is 0. blockIdx.z counts groups of
+//   as many tokens as the kernel takes at once. All groups progress through a matrix together, so that most of them find
+//   its bytes in the L2 cache.
+// - With `ids`, a (token, slot) pair takes the place of blockIdx.y: order[blockIdx.y], or blockIdx.y if `order` is null.
+//   Pairs of one expert that are adjacent in `order` read its bytes at about the same time. The expert is at
+//   table[ids[pair]], and w0, w1 are offsets in the slot. A pair with the id NO_EXPERT writes nothing. blockIdx.z is 0.
 // - GATED joins two matrices by `gating`. With `ids`, rows bias_ids[pair] of bias0 and bias1 [experts, rows], if not
 //   null, are added before.
 #define MATVEC_PARAMETERS                                                                                      \
-    const u64 *table, const u32 *ids, u64 w0, u64 w1, u64 w2, u64 w3, int rows0, int rows1, int rows2,         \
-        int rows3, float *out0, float *out1, float *out2, float *out3, int cols, u64 row_bytes, int tokens,    \
-        int pairs_per_x, int mode, int gating, float alpha, float limit, const float *bias0,               \
+    const u64 *table, const u32 *ids, const u32 *order, u64 w0, u64 w1, u64 w2, u64 w3, int rows0, int rows1,  \
+        int rows2, int rows3, float *out0, float *out1, float *out2, float *out3, int cols, u64 row_bytes,     \
+        int tokens, int pairs_per_x, int mode, int gating, float alpha, float limit, const float *bias0,       \
         const float *bias1, const u32 *bias_ids
 #define MATVEC_ARGUMENTS                                                                                       \
-    table, ids, w0, w1, w2, w3, rows0, rows1, rows2, rows3, out0, out1, out2, out3, cols, row_bytes, tokens,   \
-        pairs_per_x, mode, gating, alpha, limit, bias0, bias1, bias_ids
+    table, ids, order, w0, w1, w2, w3, rows0, rows1, rows2, rows3, out0, out1, out2, out3, cols, row_bytes,    \
+        tokens, pairs_per_x, mode, gating, alpha, limit, bias0, bias1, bias_ids
 
-// Fills `work`. Returns false if there is nothing to do because the expert has no slot.
-__device__ __forceinline__ bool find_rows(RowPairs &work, MATVEC_PARAMETERS) {
-    const int item = blockIdx.y;
+// Fills `work` for a kernel that takes TOKENS tokens at once. Returns false if there is nothing to do: the pair has no
+// expert, or the expert has no slot.
+template <int TOKENS> __device__ __forceinline__ bool find_rows(RowPairs &work, MATVEC_PARAMETERS) {
+    u32 item = blockIdx.y;
     work.rows = rows0;
     work.out[0] = out0;
     work.out[1] = out1;
-    work.x_row = 0;
+    work.x_row = work.first_token = blockIdx.z * TOKENS;
     work.row_bytes = row_bytes;
     work.two = mode != SEPARATE;
     work.gated = mode == GATED;
     u64 first = w0, second = w1;
     if (ids) {
-        const u64 slot = table[ids[item]];
+        if (order) item = order[item];
+        const u32 id = ids[item];
+        if (id == NO_EXPERT) return false;
+        const u64 slot = table[id];
         if (slot == 0) return false;
         first += slot;
         second += slot;
@@ -58,6 +68,7 @@ __device__ __forceinline__ bool find_rows(RowPairs &work, MATVEC_PARAMETERS) {
         work.rows = item == 1 ? rows1 : item == 2 ? rows2 : rows3;
         work.out[0] = item == 1 ? out1 : item == 2 ? out2 : out3;
     }
+    work.item = item;
     work.base[0] = first;
     work.base[1] = work.two ? second : first + row_bytes;
     work.pitch = work.two ? row_bytes : 2 * row_bytes;
@@ -81,13 +92,13 @@ __device__ __forceinline__ bool has_row(const RowPairs &work, int pair, int j) {
     return work.two ? pair < work.rows : 2 * pair + j < work.rows;
 }
 
-// Stores the two results of a pair for one token.
+// Stores the two results of a pair of rows for one token.
 __device__ __forceinline__ void store_pair(const RowPairs &work, int pair, int token, float first, float second,
                                            MATVEC_PARAMETERS) {
     const size_t at = (size_t)token * work.rows;
     if (work.gated) {
         if (ids && bias0) {
-            const size_t bias = bias_ids[blockIdx.y] * (size_t)work.rows + pair;
+            const size_t bias = bias_ids[work.item] * (size_t)work.rows + pair;
             first += bias0[bias];
             second += bias1[bias];
         }

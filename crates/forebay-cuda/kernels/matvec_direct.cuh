@@ -1,4 +1,4 @@
-// Products of one token whose weights are loaded directly from device memory to registers.
+// Products whose weights are loaded directly from device memory to registers.
 #pragma once
 
 #include "matvec_arguments.cuh"
@@ -10,8 +10,8 @@
 // the L1 cache.
 //
 // LANES lanes share a row: 32, or fewer where rows are short. STEPS steps along the columns are loaded before the first
-// is used.
-template <class W, int LANES, int STEPS>
+// is used. A block multiplies them with TOKENS tokens.
+template <class W, int LANES, int STEPS, int TOKENS>
 __device__ __forceinline__ void matvec_direct(const i8 *codes, const ActivationScale *scales, MATVEC_PARAMETERS) {
     using U = Unit<W>;
     constexpr int GROUPS = W::ELEMENTS / 32, UNITS = GROUPS / U::RUN, SLOTS = 32 / LANES;
@@ -19,18 +19,20 @@ __device__ __forceinline__ void matvec_direct(const i8 *codes, const ActivationS
     static_assert(LANES >= UNITS, "a row's lanes take whole blocks");
     wait_for_previous();
     RowPairs work;
-    if (!find_rows(work, MATVEC_ARGUMENTS)) return;
+    if (!find_rows<TOKENS>(work, MATVEC_ARGUMENTS)) return;
     const int lane = threadIdx.x & 31, warps = blockDim.x >> 5, warp = threadIdx.x >> 5;
     const int of_row = lane % LANES, slot = lane / LANES;
     const int unit = of_row % UNITS, block = of_row / UNITS;
     const int groups = cols / 32, first_group = block * GROUPS + U::first_of(unit);
-    const int stride = gridDim.x * warps * SLOTS;
+    const int stride = gridDim.x * warps * SLOTS, present = tokens - work.first_token;
+    codes += work.x_row * cols;
+    scales += work.x_row * groups;
     for (int first = (blockIdx.x * warps + warp) * SLOTS; first < work.count; first += stride) {
         const int pair = first + slot;
         const u8 *rows[2];
 #pragma unroll
         for (int j = 0; j < 2; j++) rows[j] = row_of(work, pair, j) + block * W::BYTES;
-        float sums[2] = {};
+        float sums[2][TOKENS] = {};
         for (int group = first_group; group < groups; group += STEPS * GROUPS_OF_STEP) {
             Group w[STEPS][2][U::RUN];
 #pragma unroll
@@ -45,27 +47,35 @@ __device__ __forceinline__ void matvec_direct(const i8 *codes, const ActivationS
             for (int s = 0; s < STEPS; s++)
                 if (group + s * GROUPS_OF_STEP < groups)
 #pragma unroll
-                    for (int r = 0; r < U::RUN; r++) {
-                        Input x;
-                        x.load(codes, scales, work.x_row, groups, group + s * GROUPS_OF_STEP + r * U::APART);
+                    for (int t = 0; t < TOKENS; t++)
 #pragma unroll
-                        for (int j = 0; j < 2; j++) sums[j] += dot<W>(w[s][j][r], x);
-                    }
+                        for (int r = 0; r < U::RUN; r++) {
+                            // Tokens that do not exist repeat the last one, and are not stored.
+                            const int row = t == 0 ? 0 : min(t, present - 1);
+                            Input x;
+                            x.load(codes, scales, row, groups, group + s * GROUPS_OF_STEP + r * U::APART);
+#pragma unroll
+                            for (int j = 0; j < 2; j++) sums[j][t] = add_dot<W>(sums[j][t], w[s][j][r], x);
+                        }
             rows[0] += STEPS * SEGMENT;
             rows[1] += STEPS * SEGMENT;
         }
         __syncwarp();
 #pragma unroll
-        for (int distance = LANES / 2; distance > 0; distance >>= 1) {
-            sums[0] += __shfl_xor_sync(~0u, sums[0], distance);
-            sums[1] += __shfl_xor_sync(~0u, sums[1], distance);
+        for (int t = 0; t < TOKENS; t++) {
+#pragma unroll
+            for (int distance = LANES / 2; distance > 0; distance >>= 1) {
+                sums[0][t] += __shfl_xor_sync(~0u, sums[0][t], distance);
+                sums[1][t] += __shfl_xor_sync(~0u, sums[1][t], distance);
+            }
+            if (of_row == 0 && pair < work.count && (t == 0 || t < present))
+                store_pair(work, pair, work.first_token + t, sums[0][t], sums[1][t], MATVEC_ARGUMENTS);
         }
-        if (of_row == 0 && pair < work.count) store_pair(work, pair, 0, sums[0], sums[1], MATVEC_ARGUMENTS);
     }
 }
 
-// For large matrices of blocks of 32 whose type separates fetching from decoding. Weights are loaded STEPS steps ahead
-// into registers; the first load comes before the kernel waits for the previous one. MXFP4's blocks of 17 bytes are
+// For one token and large matrices of blocks of 32, whose type separates fetching from decoding. Weights are loaded STEPS
+// steps ahead into registers; the first load comes before the kernel waits for the previous one. MXFP4's blocks of 17 bytes are
 // badly aligned in shared memory. Registers allow four blocks per multiprocessor, and most matrices fill those evenly.
 // If more blocks fitted, those of the next launch would occupy the rest, and some multiprocessors would finish late.
 template <class W, int STEPS>
@@ -74,7 +84,7 @@ __device__ __forceinline__ void matvec_ahead(const i8 *codes, const ActivationSc
     constexpr int SEGMENT = 32 * W::BYTES;
     ids = nullptr;  // this kernel never serves experts: they are known only after the wait
     RowPairs work;
-    find_rows(work, MATVEC_ARGUMENTS);
+    find_rows<1>(work, MATVEC_ARGUMENTS);
     const int lane = threadIdx.x & 31, warps = blockDim.x >> 5;
     const int groups = cols / 32, stride = gridDim.x * warps;
     int pair = blockIdx.x * warps + (threadIdx.x >> 5);
@@ -106,6 +116,8 @@ __device__ __forceinline__ void matvec_ahead(const i8 *codes, const ActivationSc
             aim();
         }
     };
+    codes += work.x_row * cols;
+    scales += work.x_row * groups;
     aim();
     read();
     wait_for_previous();
@@ -127,13 +139,13 @@ __device__ __forceinline__ void matvec_ahead(const i8 *codes, const ActivationSc
                 for (int j = 0; j < 2; j++) {
                     Group w;
                     W::decode(now[s][j], w);
-                    sums[j] += dot<W>(w, x);
+                    sums[j] = add_dot<W>(sums[j], w, x);
                 }
             }
         group += 32 * STEPS;
         if (group - lane < groups) continue;
         const float first = warp_sum(sums[0]), second = warp_sum(sums[1]);
-        if (lane == 0) store_pair(work, pair, 0, first, second, MATVEC_ARGUMENTS);
+        if (lane == 0) store_pair(work, pair, work.first_token, first, second, MATVEC_ARGUMENTS);
         pair += stride;
         if (pair >= work.count) break;
         group = lane;

@@ -49,8 +49,9 @@ struct Input {
     }
 };
 
-// Returns the product of one group of weights with one group of activations.
-template <class W> __device__ __forceinline__ float dot(const Group &w, const Input &x) {
+// Returns `total` plus the product of one group of weights with one group of activations. Roundings are explicit, so that
+// all kernels give the same bits, whatever the compiler would fuse in each.
+template <class W> __device__ __forceinline__ float add_dot(float total, const Group &w, const Input &x) {
     int first = __dp4a((int)w.codes[0], x.low.x, __dp4a((int)w.codes[1], x.low.y, 0));
     first = __dp4a((int)w.codes[2], x.low.z, __dp4a((int)w.codes[3], x.low.w, first));
     int second = __dp4a((int)w.codes[4], x.high.x, __dp4a((int)w.codes[5], x.high.y, 0));
@@ -59,12 +60,15 @@ template <class W> __device__ __forceinline__ float dot(const Group &w, const In
     const int sum = sums[0] + sums[1];
     float value;
     if constexpr (W::HALVES) {
-        value = w.scale[0] * (float)(first - W::ZERO * sums[0]);
-        value += w.scale[1] * (float)(second - W::ZERO * sums[1]);
-        if constexpr (W::OFFSET) value += w.offset[0] * (float)sums[0] + w.offset[1] * (float)sums[1];
+        value = __fmul_rn(w.scale[0], (float)(first - W::ZERO * sums[0]));
+        value = __fmaf_rn(w.scale[1], (float)(second - W::ZERO * sums[1]), value);
+        if constexpr (W::OFFSET) {
+            value = __fmaf_rn(w.offset[0], (float)sums[0], value);
+            value = __fmaf_rn(w.offset[1], (float)sums[1], value);
+        }
     } else {
-        value = w.scale[0] * (float)(first + second - W::ZERO * sum);
-        if constexpr (W::OFFSET) value += w.offset[0] * (float)sum;
+        value = __fmul_rn(w.scale[0], (float)(first + second - W::ZERO * sum));
+        if constexpr (W::OFFSET) value = __fmaf_rn(w.offset[0], (float)sum, value);
     }
-    return value * x.scale.scale;
+    return __fmaf_rn(value, x.scale.scale, total);
 }

@@ -1,4 +1,4 @@
-// Products of one to eight tokens with a matrix of floats.
+// Products of a few tokens with a matrix of floats.
 #include "matvec_float.cuh"
 
 #define KERNEL(NAME, TOKENS, BLOCKS)                                                                           \

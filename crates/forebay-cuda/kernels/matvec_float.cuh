@@ -1,5 +1,5 @@
-// Products of one to eight tokens with a matrix of floats. Weights and activations are converted to f32 and added in
-// f32.
+// Products of a few tokens with a matrix of floats. Weights and activations are converted to f32 and added in f32. The
+// order of sums depends only on the number of columns.
 //
 // For the time budget see matvec.cu. A BF16 weight costs two instructions for its two bytes, so memory is the limit as
 // long as enough bytes are in flight. Every lane loads 8 elements of two rows, four times, before it uses the first.
@@ -53,7 +53,7 @@ __device__ __forceinline__ void add_eight(const Eight<W> (&w)[2], const float *x
 #pragma unroll
         for (int i = 0; i < 8; i++)
 #pragma unroll
-            for (int j = 0; j < 2; j++) sums[j][t] += w[j].at(i) * values[i];
+            for (int j = 0; j < 2; j++) sums[j][t] = __fmaf_rn(w[j].at(i), values[i], sums[j][t]);
     }
 }
 
@@ -95,17 +95,18 @@ __device__ __forceinline__ void add_singly(const u8 *const (&rows)[2], const flo
 #pragma unroll
             for (int t = 0; t < TOKENS; t++) {
                 const float value = x[(size_t)min(t, tokens - 1) * cols + i];
-                sums[0][t] += first * value;
-                sums[1][t] += second * value;
+                sums[0][t] = __fmaf_rn(first, value, sums[0][t]);
+                sums[1][t] = __fmaf_rn(second, value, sums[1][t]);
             }
         }
 }
 
 template <class W, int TOKENS> __device__ __forceinline__ void matvec(const float *x, MATVEC_PARAMETERS) {
     RowPairs work;
-    if (!find_rows(work, MATVEC_ARGUMENTS)) return;
+    if (!find_rows<TOKENS>(work, MATVEC_ARGUMENTS)) return;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     x += work.x_row * cols;
+    const int present = tokens - work.first_token;
     for (int pair = blockIdx.x * WARPS + warp; pair < work.count; pair += gridDim.x * WARPS) {
         // With an odd number of rows, the last pair has no second row: the first is computed twice.
         const u64 second_base = has_row(work, pair, 1) ? work.base[1] : work.base[0];
@@ -116,15 +117,16 @@ template <class W, int TOKENS> __device__ __forceinline__ void matvec(const floa
         const int end = cols / 8 * 8;
         float sums[2][TOKENS] = {};
         if (aligned) {
-            add_aligned<W, TOKENS>(rows, x, cols, tokens, lane, sums);
+            add_aligned<W, TOKENS>(rows, x, cols, present, lane, sums);
         } else {
-            add_singly<W, TOKENS>(rows, x, cols, tokens, lane * 8, end, 8, sums);
+            add_singly<W, TOKENS>(rows, x, cols, present, lane * 8, end, 8, sums);
         }
-        add_singly<W, TOKENS>(rows, x, cols, tokens, end + lane, cols, 1, sums);
+        add_singly<W, TOKENS>(rows, x, cols, present, end + lane, cols, 1, sums);
 #pragma unroll
         for (int t = 0; t < TOKENS; t++) {
             const float first = warp_sum(sums[0][t]), second = warp_sum(sums[1][t]);
-            if (lane == 0 && t < tokens) store_pair(work, pair, t, first, second, MATVEC_ARGUMENTS);
+            if (lane == 0 && t < present)
+                store_pair(work, pair, work.first_token + t, first, second, MATVEC_ARGUMENTS);
         }
     }
 }

@@ -1,4 +1,4 @@
-// The router of one to eight tokens in one launch. All blocks compute logits, and the block that ends last chooses the
+// The router of a few tokens in one launch. All blocks compute logits, and the block that ends last chooses the
 // experts. As separate launches, each of the two takes longer to start and end than to compute.
 //
 // EXPERTS is the capacity: 128, 256 or 512.
@@ -12,8 +12,8 @@ __device__ inline void choose(const float *x, u64 matrix, int cols, u64 row_byte
                                  ROUTER_PARAMETERS) {
     __shared__ u32 ticket;
     const int token = blockIdx.z;
-    matvec<W, 1>(x + (size_t)token * cols, nullptr, nullptr, matrix, 0, 0, 0, experts, 0, 0, 0,
-                 logits + (size_t)token * experts, nullptr, nullptr, nullptr, cols, row_bytes, 1, 1, SEPARATE, SILU, 0, 0, nullptr, nullptr, nullptr);
+    matvec<W, 1>(x, nullptr, nullptr, nullptr, matrix, 0, 0, 0, experts, 0, 0, 0, logits, nullptr, nullptr, nullptr, cols,
+                 row_bytes, tokens, 1, SEPARATE, SILU, 0, 0, nullptr, nullptr, nullptr);
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {

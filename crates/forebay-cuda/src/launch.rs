@@ -9,7 +9,7 @@ use crate::module::Kernel;
 use crate::{CudaError, DevicePtr, Gpu};
 
 /// Maximum number of arguments of a kernel.
-const MOST: usize = 32;
+const MOST: usize = 40;
 
 /// A kernel with its grid and its arguments, in the order of its declaration.
 pub(crate) struct Launch {

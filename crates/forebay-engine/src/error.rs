@@ -27,6 +27,10 @@ pub enum EngineError {
     Output(#[from] OutputError),
     #[error(transparent)]
     Stream(StreamError),
+    #[error("{waiting} requests wait already, and no more may")]
+    QueueFull { waiting: usize },
+    #[error("the KV cache is full: {0}; give a larger --ctx or run fewer sequences at a time")]
+    OutOfBlocks(#[from] crate::kv::OutOfBlocks),
     #[error(transparent)]
     Model(ModelError),
     #[error(transparent)]

@@ -1,7 +1,8 @@
 //! Routing that replaces the model's own: a recorded trace, or uniform random routing. It gives models with random
 //! weights the locality of a real model, or none.
 
-use forebay_model::ChosenExperts;
+use forebay_compute::RowKind;
+use forebay_model::{ChosenExperts, Run};
 use forebay_stream::routing::RoutingLayer;
 use forebay_stream::{Phase, RoutingTrace};
 
@@ -10,8 +11,8 @@ use crate::{EngineError, Session};
 /// Source of the experts that tokens choose.
 #[derive(Debug, Clone)]
 pub enum RoutingSource {
-    /// A trace of the same shape as the model's routing. Batches of several tokens take the tokens of its prompts, and
-    /// single tokens take its generated tokens. At the end of the trace, tokens start again at its beginning, and all
+    /// A trace of the same shape as the model's routing. Prompts take the tokens of its prompts, and generated tokens take
+    /// its generated tokens. Every sequence begins at a place of its own in the trace. At the end of the trace, tokens start again at its beginning, and all
     /// experts are renumbered. Renumbering makes the experts that an earlier pass left in a cache as useless as a
     /// change of subject would.
     Trace(Box<RoutingTrace>),
@@ -25,7 +26,8 @@ struct Followed {
     /// Tokens of the trace that were part of a prompt.
     prompt: Vec<usize>,
     generated: Vec<usize>,
-    taken: [usize; 2],
+    /// Number of tokens that each sequence has taken: of prompts, and generated.
+    taken: Vec<[usize; 2]>,
     /// Experts of the current batch for each layer, as `[tokens, used]`.
     rows: Vec<Vec<u32>>,
     random: fastrand::Rng,
@@ -38,14 +40,19 @@ impl Session {
     /// Returns [`EngineError::NoExperts`] for a dense model and [`EngineError::OtherRouting`] for a trace of another
     /// shape.
     pub fn follow_routing(&mut self, source: RoutingSource) -> Result<(), EngineError> {
-        let followed = Followed::new(source, self.routing_layers()?)?;
-        self.decoder.follow(Some(Box::new(followed)));
+        let sequences = self.runner.decoder.backend().tables();
+        let followed = Followed::new(source, self.routing_layers()?, sequences)?;
+        self.runner.decoder.follow(Some(Box::new(followed)));
         Ok(())
     }
 }
 
 impl Followed {
-    fn new(source: RoutingSource, layers: Vec<RoutingLayer>) -> Result<Followed, EngineError> {
+    fn new(
+        source: RoutingSource,
+        layers: Vec<RoutingLayer>,
+        sequences: usize,
+    ) -> Result<Followed, EngineError> {
         let (mut prompt, mut generated) = (Vec::new(), Vec::new());
         if let RoutingSource::Trace(trace) = &source {
             let of = &trace.header().layers;
@@ -93,7 +100,7 @@ impl Followed {
             layers,
             prompt,
             generated,
-            taken: [0; 2],
+            taken: vec![[0; 2]; sequences],
             rows,
             random: fastrand::Rng::with_seed(1),
         })
@@ -114,12 +121,14 @@ impl Followed {
 }
 
 impl ChosenExperts for Followed {
-    fn begin(&mut self, tokens: usize) {
+    fn begin(&mut self, runs: &[Run]) {
         self.rows.iter_mut().for_each(Vec::clear);
-        for _ in 0..tokens {
-            let phase = usize::from(tokens == 1);
-            let taken = self.taken[phase];
-            self.taken[phase] += 1;
+        for run in runs.iter().flat_map(|run| std::iter::repeat_n(run, run.count)) {
+            let phase = usize::from(run.kind == RowKind::Decode);
+            let list = if phase == 1 { &self.generated } else { &self.prompt };
+            let start = list.len() * run.table / self.taken.len();
+            let taken = start + self.taken[run.table][phase];
+            self.taken[run.table][phase] += 1;
             for layer in 0..self.layers.len() {
                 let RoutingSource::Trace(trace) = &self.source else {
                     self.push_uniform(layer);

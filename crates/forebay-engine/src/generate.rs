@@ -3,13 +3,13 @@
 use std::ops::ControlFlow;
 use std::time::Instant;
 
-use forebay_model::LogitsWanted;
 use forebay_model::sampling::{Sampler, Sampling};
 use forebay_store::process_seconds;
 use forebay_stream::Phase;
 use serde::Serialize;
 use tracing::field::Empty;
 
+use crate::runner::{Logits, Outputs};
 use crate::{EngineError, Session};
 
 /// Limits and sampling of one generation.
@@ -151,7 +151,7 @@ impl Session {
         let mut sampler = Sampler::new(options.sampling.clone(), self.vocab_size());
         let limit = options.max_tokens.unwrap_or(usize::MAX);
         // If the device can select the few logits that the sampler needs, the others need not be copied to the host.
-        let can = self.decoder.backend().largest_count();
+        let can = self.runner.decoder.backend().largest_count();
         let few = sampler.deciding().filter(|count| *count <= can);
         self.begin_turn(prompt)?;
         let reading =
@@ -169,7 +169,7 @@ impl Session {
                 generate_seconds: 0.0,
             });
         }
-        self.decoder.end_prompt(prompt.len());
+        self.runner.decoder.end_prompt(prompt.len());
         let generating = Instant::now();
         let span = tracing::debug_span!("generate", tokens = Empty, end = Empty).entered();
         let mut tokens = Vec::new();
@@ -181,7 +181,7 @@ impl Session {
                 Some(_) => sampler.sample_from(&self.largest, &self.cached),
                 None => sampler.sample(&self.logits, &self.cached),
             };
-            if !options.ignore_end && self.ends(id, options) {
+            if self.ends_with(id, options) {
                 break StopReason::End;
             }
             tokens.push(id);
@@ -197,7 +197,7 @@ impl Session {
             if !unless_interrupted(self.feed_for(Phase::Generate, &[id], few))? {
                 break StopReason::Interrupted;
             }
-            self.decoder.end_token();
+            self.runner.decoder.end_token();
         };
         span.record("tokens", tokens.len());
         span.record("end", tracing::field::debug(stop_reason));
@@ -210,7 +210,11 @@ impl Session {
         })
     }
 
-    fn ends(&self, id: u32, options: &GenerateOptions) -> bool {
+    /// Returns true if the token ends an answer.
+    pub(crate) fn ends_with(&self, id: u32, options: &GenerateOptions) -> bool {
+        if options.ignore_end {
+            return false;
+        }
         let by_model = self.tokenizer().is_ok_and(|tokenizer| tokenizer.is_end_of_generation(id));
         by_model || options.stop_ids.contains(&id)
     }
@@ -224,25 +228,20 @@ impl Session {
     ) -> Result<(), EngineError> {
         let Some(count) = few else { return self.feed(phase, tokens) };
         let mut largest = std::mem::take(&mut self.largest);
-        let fed = self.forward(phase, |decoder, kind, rows| {
-            decoder.forward_largest(kind, tokens, count, &mut largest, rows)
-        });
+        largest.clear();
+        let output = &mut Outputs::Largest(count, &mut largest);
+        let fed = self.forward(phase, tokens, Logits::Last, output);
         self.largest = largest;
-        fed?;
-        self.cached.extend_from_slice(tokens);
-        Ok(())
+        fed
     }
 
     /// Runs tokens and keeps the logits of the last one.
     fn feed(&mut self, phase: Phase, tokens: &[u32]) -> Result<(), EngineError> {
         let mut logits = std::mem::take(&mut self.logits);
-        let fed = self.forward(phase, |decoder, kind, rows| {
-            decoder.forward(kind, tokens, LogitsWanted::Last, &mut logits, rows)
-        });
+        logits.clear();
+        let fed = self.forward(phase, tokens, Logits::Last, &mut Outputs::Logits(&mut logits));
         self.logits = logits;
-        fed?;
-        self.cached.extend_from_slice(tokens);
-        Ok(())
+        fed
     }
 
     /// Measures the time of a prompt of `prompt_tokens`, then of `generate_tokens` single tokens. Both start after
@@ -266,26 +265,26 @@ impl Session {
         let (prompt, generated) = ids.split_at(prompt_tokens);
         self.reset();
         self.begin_turn(prompt)?;
-        let threads = self.decoder.backend().info().threads;
+        let threads = self.runner.decoder.backend().info().threads;
         if !before.is_empty() {
             self.feed(Phase::Prompt, before)?;
-            self.decoder.end_prompt(before.len());
+            self.runner.decoder.end_prompt(before.len());
         }
         let clocks = Clocks::start();
         if !prompt.is_empty() {
             self.feed(Phase::Prompt, prompt)?;
-            self.decoder.end_prompt(prompt.len());
+            self.runner.decoder.end_prompt(prompt.len());
         }
         let (prompt_seconds, prompt_processors_busy) = clocks.read(threads);
         let kept = self.truncate(depth);
         if kept < depth {
             self.feed(Phase::Prompt, &before[kept..])?;
-            self.decoder.end_prompt(depth - kept);
+            self.runner.decoder.end_prompt(depth - kept);
         }
         let clocks = Clocks::start();
         for id in generated {
             self.feed(Phase::Generate, std::slice::from_ref(id))?;
-            self.decoder.end_token();
+            self.runner.decoder.end_token();
         }
         let (generate_seconds, generate_processors_busy) = clocks.read(threads);
         Ok(BenchRun {

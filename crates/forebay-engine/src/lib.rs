@@ -9,6 +9,7 @@
 
 mod device;
 pub mod doctor;
+pub mod engine;
 mod error;
 mod features;
 mod followed;
@@ -19,28 +20,37 @@ mod gpu;
 #[path = "no_gpu.rs"]
 mod gpu;
 mod inspect;
+#[allow(
+    dead_code,
+    unused_imports,
+    reason = "forks and preemption are tested, and have no caller yet"
+)]
+mod kv;
 pub mod load;
 mod memory;
 pub mod pack;
+mod parallel;
 mod passage;
 mod placed;
 pub mod plan;
 mod routing_log;
+mod runner;
 mod session;
 mod statistics;
 mod traced;
 
 pub use device::DeviceChoice;
+pub use engine::Engine;
 pub use error::EngineError;
 pub use features::Feature;
 pub use followed::RoutingSource;
-pub use forebay_model::PromptWatch;
 pub use forebay_store::Interrupt;
 pub use generate::{BenchRun, GenerateOptions, Generation, StopReason};
 pub use inspect::{BlockKindBytes, Inspection, ModelInfo, TypeBytes, block_kind, inspect};
 pub use memory::{default_budget_bytes, free_bytes, peak_resident_bytes};
+pub use parallel::ParallelRun;
 pub use passage::RecordedPassage;
 pub use placed::GpuStart;
-pub use session::{CpuOffload, KvCacheType, Session, SessionOptions};
+pub use session::{CpuOffload, KvCacheType, PromptWatch, Session, SessionOptions};
 pub use statistics::{Checks, ReadPath, SessionStatistics, SubLayerStatistics};
 pub use traced::TracedModel;

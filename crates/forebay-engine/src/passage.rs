@@ -2,11 +2,12 @@
 
 use std::time::Instant;
 
+use forebay_model::Routing;
 use forebay_model::sampling::{Sampler, Sampling};
-use forebay_model::{LogitsWanted, Routing};
 use forebay_stream::Phase;
 
 use crate::routing_log::row_kind;
+use crate::runner::{Logits, Outputs};
 use crate::{EngineError, Session};
 
 /// Routing of a prompt and of its continuation, and the time that the continuation took.
@@ -41,7 +42,7 @@ impl Session {
         self.begin_turn(prompt)?;
         self.record_tokens(Phase::Prompt, prompt, &mut rows)?;
         routing.append(&mut rows.experts);
-        self.decoder.end_prompt(prompt.len());
+        self.runner.decoder.end_prompt(prompt.len());
         let (started, waited) = (Instant::now(), self.wait_seconds());
         for generated in 0..count {
             step(prompt.len() + generated);
@@ -57,14 +58,14 @@ impl Session {
             }
             self.record_tokens(Phase::Generate, &[id], &mut rows)?;
             routing.append(&mut rows.experts);
-            self.decoder.end_token();
+            self.runner.decoder.end_token();
         }
         Ok(RecordedPassage {
             routing,
             generated_tokens: self.cached.len() - prompt.len(),
             generate_seconds: started.elapsed().as_secs_f64(),
             wait_seconds: self.wait_seconds() - waited,
-            batch_tokens: self.decoder.backend().batch_tokens(),
+            batch_tokens: self.runner.decoder.backend().batch_tokens(),
         })
     }
 
@@ -80,7 +81,7 @@ impl Session {
     }
 
     fn wait_seconds(&self) -> f64 {
-        self.decoder.residency().map_or(0.0, |residency| residency.statistics().wait_seconds)
+        self.runner.decoder.residency().map_or(0.0, |residency| residency.statistics().wait_seconds)
     }
 
     /// Runs tokens and replaces `rows` with their routing.
@@ -91,14 +92,12 @@ impl Session {
         rows: &mut Routing,
     ) -> Result<(), EngineError> {
         rows.clear();
-        self.decoder.forward(
-            row_kind(phase),
-            ids,
-            LogitsWanted::Last,
-            &mut self.logits,
-            Some(rows),
-        )?;
-        self.cached.extend_from_slice(ids);
+        let mut logits = std::mem::take(&mut self.logits);
+        logits.clear();
+        let output = &mut Outputs::Logits(&mut logits);
+        let ran = self.run_tokens(row_kind(phase), ids, Logits::Last, output, Some(rows));
+        self.logits = logits;
+        ran?;
         self.record(phase, rows)
     }
 }

@@ -7,7 +7,7 @@
 
 use forebay_compute::Cpu;
 use forebay_format::Catalog;
-use forebay_model::{Architecture, Backend, CpuBackend, Weights, cache_bytes};
+use forebay_model::{Architecture, Backend, CacheSize, CpuBackend, Weights, cache_bytes};
 use forebay_store::{
     Arena, EngineInfo, EngineOptions, FileSet, IoKind, LoadOptions, LoadStatistics, ReadEngine,
     open_engine, open_faulty_engine,
@@ -79,9 +79,9 @@ impl Described<'_> {
     ) -> Result<Placed, EngineError> {
         let host = self.host_plan(self.weights.blocks.clone(), options)?;
         let budget_bytes = host.budget_bytes;
-        let kind = options.kv_type();
+        let (kind, sequences) = (options.kv_type(), options.sequences);
         memory::check_cache(self.context, host.plan.arena_bytes, free_bytes(), |context| {
-            cache_bytes(self.architecture, context, kind)
+            cache_bytes(self.architecture, CacheSize { kind, context, sequences })
         })?;
         let (residency, _) = self.fill_host(host, options, progress)?;
         let (plan, info) = (residency.plan().clone(), residency.engine_info());
@@ -94,8 +94,7 @@ impl Described<'_> {
             cpu,
             self.files,
             residency,
-            self.context,
-            kind,
+            CacheSize { kind, context: self.context, sequences },
             options.prefetch,
         )?;
         Ok(Placed {

@@ -4,13 +4,14 @@ use std::hash::Hasher as _;
 use std::io::Write;
 
 use forebay_compute::RowKind;
+use forebay_model::Routing;
 use forebay_model::arch::{Experts, FeedForward};
-use forebay_model::{Decoder, ModelError, Routing};
 use forebay_stream::routing::{LookupOrder, RoutingHeader, RoutingLayer, RoutingRecorder};
 use forebay_stream::{Block, Phase};
 use forebay_text::Tokenizer;
 use twox_hash::XxHash3_64;
 
+use crate::runner::{Logits, Outputs};
 use crate::{EngineError, Session};
 
 /// A recording in progress.
@@ -34,7 +35,7 @@ impl Session {
         scores: bool,
     ) -> Result<(), EngineError> {
         let header = RoutingHeader { scores, ..self.routing_header()? };
-        if scores && !self.decoder.backend().gives_early_scores() {
+        if scores && !self.runner.decoder.backend().gives_early_scores() {
             return Err(EngineError::NoScores);
         }
         let recorder = RoutingRecorder::new(out, header).map_err(EngineError::RoutingTrace)?;
@@ -65,8 +66,8 @@ impl Session {
     /// # Errors
     /// Returns [`EngineError::NoExperts`] if all layers are dense.
     pub fn routing_layers(&self) -> Result<Vec<RoutingLayer>, EngineError> {
-        let architecture = self.decoder.architecture();
-        let blocks = &self.decoder.weights().blocks.experts;
+        let architecture = self.runner.decoder.architecture();
+        let blocks = &self.runner.decoder.weights().blocks.experts;
         let bytes = |layer: usize| {
             blocks.get(layer).and_then(|of| of.iter().map(Block::bytes).max()).unwrap_or(0)
         };
@@ -96,7 +97,7 @@ impl Session {
         let header = RoutingHeader::new(model, family, layers, LookupOrder::Ascending);
         Ok(RoutingHeader {
             tokenizer: self.tokenizer.as_deref().map(fingerprint),
-            weights: self.decoder.backend().gives_routing_weights(),
+            weights: self.runner.decoder.backend().gives_routing_weights(),
             ..header
         })
     }
@@ -113,25 +114,27 @@ impl Session {
     pub(crate) fn forward(
         &mut self,
         phase: Phase,
-        run: impl FnOnce(&mut Decoder, RowKind, Option<&mut Routing>) -> Result<(), ModelError>,
+        tokens: &[u32],
+        logits: Logits,
+        output: &mut Outputs<'_>,
     ) -> Result<(), EngineError> {
-        let rows = self.routing.as_mut().map(|log| {
+        let mut log = self.routing.take();
+        let rows = log.as_mut().map(|log| {
             log.rows.clear();
             &mut log.rows
         });
-        let ran = run(&mut self.decoder, row_kind(phase), rows);
-        // After an error, the decoder may have dropped more tokens than the failed ones.
-        self.forget_as_decoder();
+        let ran = self.run_tokens(row_kind(phase), tokens, logits, output, rows);
+        self.routing = log;
         ran?;
         let Some(log) = &mut self.routing else { return Ok(()) };
-        let batch_tokens = self.decoder.backend().batch_tokens();
+        let batch_tokens = self.runner.decoder.backend().batch_tokens();
         let RoutingLog { recorder, rows } = log;
         write(recorder, phase, rows, batch_tokens)
     }
 
     /// Records rows that the caller obtained from [`Session::routing_rows`].
     pub(crate) fn record(&mut self, phase: Phase, rows: &Routing) -> Result<(), EngineError> {
-        let batch_tokens = self.decoder.backend().batch_tokens();
+        let batch_tokens = self.runner.decoder.backend().batch_tokens();
         let Some(log) = &mut self.routing else { return Ok(()) };
         write(&mut log.recorder, phase, rows, batch_tokens)
     }

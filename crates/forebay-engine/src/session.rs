@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use forebay_compute::{Arithmetic, Cpu, Isa, KvType, RowKind, default_threads};
 use forebay_format::Catalog;
 use forebay_model::{
-    Architecture, CpuOffloadRates, Decoder, LogitsWanted, PromptWatch, SubLayerRates, Weights,
+    Architecture, CpuOffloadRates, Decoder, ModelError, Routing, SubLayerRates, Weights,
 };
 use forebay_store::{FaultPlan, FileSet, Interrupt, IoKind, IoRecorder};
 use forebay_stream::{MemoryPlan, Phase, PolicyKind, Residency};
@@ -18,9 +18,11 @@ use tracing::field::Empty;
 use crate::device::{self, DeviceChoice};
 use crate::gpu;
 use crate::inspect::ModelInfo;
+use crate::kv::SequenceId;
 use crate::placed::{Described, GpuStart};
 use crate::plan::{self, HitCurve, Placement, Prediction, Rates, Work};
 use crate::routing_log::RoutingLog;
+use crate::runner::{Logits, Outputs, Rows, Runner};
 use crate::statistics::{Checks, ReadPath, SubLayerStatistics};
 use crate::traced::TracedModel;
 use crate::{EngineError, SessionStatistics, peak_resident_bytes};
@@ -35,6 +37,8 @@ pub struct SessionOptions {
     pub ram_bytes: Option<u64>,
     /// Number of positions in the key/value cache. `None` uses the trained context, at most 4096.
     pub context: Option<usize>,
+    /// Number of sequences that have room for a whole context at a time.
+    pub sequences: usize,
     /// Number of worker threads. `None` uses one per physical core.
     pub threads: Option<usize>,
     /// True for f32 activations and an f32 key/value cache.
@@ -134,6 +138,7 @@ impl Default for SessionOptions {
             vram_bytes: None,
             ram_bytes: None,
             context: None,
+            sequences: 1,
             threads: None,
             exact: false,
             kv_cache: KvCacheType::F16,
@@ -160,10 +165,21 @@ impl Default for SessionOptions {
 
 impl SessionOptions {
     /// Returns [`SessionOptions::cpu_offload`], or [`CpuOffload::Never`] in exact arithmetic.
+    ///
+    /// With several sequences, the automatic choice is [`CpuOffload::Never`] too. It depends on the misses of the last
+    /// tokens, so the sequences beside a token would change its bits.
     pub(crate) fn cpu_offload_possible(&self) -> CpuOffload {
-        if self.exact { CpuOffload::Never } else { self.cpu_offload }
+        match self.cpu_offload {
+            _ if self.exact => CpuOffload::Never,
+            CpuOffload::Auto if self.sequences > 1 => CpuOffload::Never,
+            chosen => chosen,
+        }
     }
 }
+
+/// Progress callback for prompts, called after each layer of each pass with (tokens done, tokens in the prompt). Tokens
+/// that have passed some of the layers count in part. It must not allocate and should return quickly.
+pub type PromptWatch = Box<dyn FnMut(usize, usize) + Send>;
 
 /// Number of positions reserved if the user does not choose one. It is enough for a long conversation and affordable on
 /// a small machine.
@@ -171,7 +187,10 @@ const DEFAULT_CONTEXT: usize = 4096;
 
 /// An open model with its key/value cache.
 pub struct Session {
-    pub(crate) decoder: Decoder,
+    pub(crate) runner: Runner,
+    /// The only sequence of this session.
+    sequence: SequenceId,
+    watch: Option<PromptWatch>,
     pub(crate) tokenizer: Option<Arc<Tokenizer>>,
     chat_template: Option<ChatTemplate>,
     info: ModelInfo,
@@ -268,8 +287,12 @@ impl Session {
         options.interrupt.check()?;
         let mut decoder = Decoder::new(architecture, weights, placed.backend);
         decoder.stop_on(&options.interrupt);
+        let mut runner = Runner::new(decoder);
+        let (sequence, _) = runner.begin(&[]);
         Ok(Session {
-            decoder,
+            runner,
+            sequence,
+            watch: None,
             tokenizer,
             chat_template,
             info,
@@ -298,7 +321,7 @@ impl Session {
 
     /// Reports the progress of prompts of more than one token to `watch` from now on: tokens done and total tokens.
     pub fn watch_prompts(&mut self, watch: Option<PromptWatch>) {
-        self.decoder.watch_prompts(watch);
+        self.watch = watch;
     }
 
     /// Returns a description of the model.
@@ -313,13 +336,13 @@ impl Session {
 
     /// Returns the plan of the expert slots on a GPU that does not hold all experts.
     pub fn slots(&self) -> Option<&MemoryPlan> {
-        self.decoder.backend().slots()
+        self.runner.decoder.backend().slots()
     }
 
     /// Returns the speed predicted from the rates of a machine profile, for cache hits as in `hits`. Returns `None` if
     /// the GPU that computes is not in the profile.
     pub fn predicted(&self, rates: &Rates, hits: &HitCurve, work: Work) -> Option<Prediction> {
-        let sub_layers = self.decoder.backend().sub_layers();
+        let sub_layers = self.runner.decoder.backend().sub_layers();
         let placement = match (self.slots(), self.plan.clone()) {
             (None, Some(host)) if let Some(sub_layers) = sub_layers => {
                 Placement::SubLayers { sub_layers: sub_layers.clone(), host }
@@ -330,7 +353,8 @@ impl Session {
             (None, Some(plan)) => Placement::Ram(plan),
             (_, None) => Placement::Vram,
         };
-        let (architecture, weights) = (self.decoder.architecture(), self.decoder.weights());
+        let (architecture, weights) =
+            (self.runner.decoder.architecture(), self.runner.decoder.weights());
         let rates = rates.with_threads(self.threads);
         plan::predict(architecture, weights, self.context(), (&rates, hits), &placement, work)
     }
@@ -368,12 +392,12 @@ impl Session {
 
     /// Returns the number of logits per position.
     pub fn vocab_size(&self) -> usize {
-        self.decoder.architecture().vocabulary
+        self.runner.decoder.architecture().vocabulary
     }
 
     /// Returns the number of positions that the key/value cache can hold.
     pub fn context(&self) -> usize {
-        self.decoder.context()
+        self.runner.decoder.backend().context()
     }
 
     /// Returns the token ids in the key/value cache.
@@ -382,22 +406,17 @@ impl Session {
     }
 
     /// Drops all cached tokens from `position` on, and returns how many are left. Layers with a window keep little more
-    /// than the window. If `position` is too far back for them, this drops all tokens.
+    /// than the window. If `position` is too far back for them, this drops more tokens.
     pub fn truncate(&mut self, position: usize) -> usize {
-        self.decoder.truncate(position);
-        self.forget_as_decoder();
-        self.cached.len()
-    }
-
-    /// Drops cached tokens that the decoder has dropped.
-    pub(crate) fn forget_as_decoder(&mut self) {
-        self.cached.truncate(self.decoder.position());
+        let kept = self.runner.truncate(self.sequence, position);
+        self.cached.truncate(kept);
+        kept
     }
 
     /// Returns true if some layers keep little more than their window, so that [`Session::truncate`] may have to drop
     /// all tokens.
     pub fn has_windows(&self) -> bool {
-        self.decoder.architecture().layers.iter().any(|layer| layer.window.is_some())
+        self.runner.decoder.architecture().layers.iter().any(|layer| layer.window.is_some())
     }
 
     /// Drops all cached tokens.
@@ -418,36 +437,104 @@ impl Session {
         match routing {
             Some(experts) => {
                 let mut rows = self.routing_rows();
-                let all = LogitsWanted::All;
-                self.decoder.forward(RowKind::Prompt, tokens, all, &mut logits, Some(&mut rows))?;
+                let output = &mut Outputs::Logits(&mut logits);
+                self.run_tokens(RowKind::Prompt, tokens, Logits::All, output, Some(&mut rows))?;
                 self.record(Phase::Prompt, &rows)?;
                 experts.append(&mut rows.experts);
             }
             None => {
-                self.forward(Phase::Prompt, |decoder, kind, rows| {
-                    decoder.forward(kind, tokens, LogitsWanted::All, &mut logits, rows)
-                })?;
+                let output = &mut Outputs::Logits(&mut logits);
+                self.forward(Phase::Prompt, tokens, Logits::All, output)?;
             }
         }
-        self.cached.extend_from_slice(tokens);
-        self.decoder.end_prompt(tokens.len());
+        self.runner.decoder.end_prompt(tokens.len());
         Ok(logits)
+    }
+
+    /// Ends the session's own sequence, so that an engine can use all of the cache.
+    pub(crate) fn end_sequence(&mut self) {
+        self.runner.end(self.sequence);
+        self.cached.clear();
+    }
+
+    /// Begins the session's own sequence again.
+    pub(crate) fn begin_sequence(&mut self) {
+        (self.sequence, _) = self.runner.begin(&[]);
+    }
+
+    /// Runs tokens behind the cached ones, in as many passes as they need, and adds them to the cached ones. Appends the
+    /// logits that are wanted to `output`, and the chosen experts of every token to `routing`, if given.
+    ///
+    /// After an error, the cached tokens are those before the call, or fewer ([`Session::truncate`]).
+    pub(crate) fn run_tokens(
+        &mut self,
+        kind: RowKind,
+        tokens: &[u32],
+        logits: Logits,
+        output: &mut Outputs<'_>,
+        mut routing: Option<&mut Routing>,
+    ) -> Result<(), EngineError> {
+        let (used, context) = (self.cached.len(), self.context());
+        if used + tokens.len() > context {
+            return Err(ModelError::ContextFull { used, context, wanted: tokens.len() }.into());
+        }
+        let batch = self.runner.decoder.backend().batch_tokens();
+        let last = tokens.len().div_ceil(batch).saturating_sub(1);
+        let mut done = 0;
+        for (index, part) in tokens.chunks(batch).enumerate() {
+            let wanted =
+                if logits == Logits::Last && index != last { Logits::None } else { logits };
+            let rows = Rows { sequence: self.sequence, kind, tokens: part, logits: wanted };
+            let mut watch = self.watch.as_mut().filter(|_| tokens.len() > 1).map(|watch| {
+                move |layers: usize, all: usize| {
+                    watch(done + part.len() * layers / all, tokens.len())
+                }
+            });
+            let watch = watch.as_mut().map(|watch| watch as &mut dyn FnMut(usize, usize));
+            let ran = self.runner.pass(&[rows], output, routing.as_deref_mut(), watch);
+            if let Err(error) = ran {
+                self.truncate(used);
+                return Err(error);
+            }
+            self.cached.extend_from_slice(part);
+            done += part.len();
+        }
+        Ok(())
     }
 
     /// Returns the logits like [`Session::logits`], but feeds every token to the model by itself, as in generation.
     pub fn logits_one_by_one(&mut self, tokens: &[u32]) -> Result<Vec<f32>, EngineError> {
         self.reset();
         self.begin_turn(&[])?;
-        let (mut logits, mut row) = (Vec::new(), Vec::new());
-        for token in tokens {
-            self.forward(Phase::Generate, |decoder, kind, rows| {
-                decoder.forward(kind, &[*token], LogitsWanted::Last, &mut row, rows)
-            })?;
-            self.cached.push(*token);
-            self.decoder.end_token();
-            logits.extend_from_slice(&row);
-        }
+        let mut logits = Vec::new();
+        self.add_one_by_one(tokens, &mut logits)?;
         Ok(logits)
+    }
+
+    /// Returns the logits of the last token of `prompt`, and of every token of `answer`, which are fed one by one: those
+    /// from which generation chose the answer.
+    pub fn logits_of_answer(
+        &mut self,
+        prompt: &[u32],
+        answer: &[u32],
+    ) -> Result<Vec<f32>, EngineError> {
+        self.reset();
+        self.begin_turn(prompt)?;
+        let mut logits = Vec::new();
+        let output = &mut Outputs::Logits(&mut logits);
+        self.forward(Phase::Prompt, prompt, Logits::Last, output)?;
+        self.runner.decoder.end_prompt(prompt.len());
+        self.add_one_by_one(answer, &mut logits)?;
+        Ok(logits)
+    }
+
+    fn add_one_by_one(&mut self, tokens: &[u32], logits: &mut Vec<f32>) -> Result<(), EngineError> {
+        for token in tokens {
+            let output = &mut Outputs::Logits(logits);
+            self.forward(Phase::Generate, &[*token], Logits::Last, output)?;
+            self.runner.decoder.end_token();
+        }
+        Ok(())
     }
 
     /// Returns the model that a trace of this session's reads belongs to, or `None` without a recorder.
@@ -457,7 +544,7 @@ impl Session {
 
     /// Returns the statistics so far.
     pub fn statistics(&self) -> SessionStatistics {
-        let compute = self.decoder.backend().info();
+        let compute = self.runner.decoder.backend().info();
         SessionStatistics {
             device: self.device.clone(),
             why_not_cuda: self.why_not_cuda.clone(),
@@ -468,7 +555,7 @@ impl Session {
             weights_bytes: self.info.weights_bytes,
             expert_bytes: self.info.expert_bytes,
             arena_bytes: self.plan.as_ref().map_or(0, |plan| plan.arena_bytes),
-            kv_cache_bytes: self.decoder.cache_bytes(),
+            kv_cache_bytes: self.runner.decoder.backend().cache_bytes(),
             peak_resident_bytes: peak_resident_bytes(),
             load_seconds: self.load_seconds,
             gpu_start: self.gpu_start.clone(),
@@ -478,11 +565,14 @@ impl Session {
             policy: self.policy.to_string(),
             io_engine: self.read_path.clone(),
             checksums: self.checks,
-            device_experts: self.decoder.backend().device_experts(),
-            device_sub_layers: self.decoder.backend().device_sub_layers().map(|sub_layers| {
-                SubLayerStatistics { sub_layers, ram_budget_bytes: self.ram_budget_bytes }
-            }),
-            stream: self.decoder.residency().map(Residency::statistics),
+            device_experts: self.runner.decoder.backend().device_experts(),
+            device_sub_layers: self.runner.decoder.backend().device_sub_layers().map(
+                |sub_layers| SubLayerStatistics {
+                    sub_layers,
+                    ram_budget_bytes: self.ram_budget_bytes,
+                },
+            ),
+            stream: self.runner.decoder.residency().map(Residency::statistics),
         }
     }
 }

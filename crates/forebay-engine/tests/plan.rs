@@ -54,10 +54,11 @@ fn windows_are_planned_as_they_are_kept() {
         found.plan.host_kv_cache_bytes
     };
     let [short, long, longer] = [300, 1000, 2000].map(bytes);
-    // One of two layers has a window. Beyond its rows, only the other layer's cache grows.
-    let of_position = short / 300;
-    assert_eq!((longer - long) / 1000, of_position / 2);
-    assert_eq!(long, of_position / 2 * (1000 + 768));
+    // One of two layers has a window: 768 positions, and a block for its other end. Each has a block that is never written.
+    let block = short / 40;
+    assert_eq!(short, 2 * (19 + 1) * block);
+    assert_eq!(long, (63 + 1 + 49 + 1) * block);
+    assert_eq!(longer, (125 + 1 + 49 + 1) * block);
 }
 
 /// A session reserves exactly the memory that was planned for it.

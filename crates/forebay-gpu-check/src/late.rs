@@ -15,7 +15,7 @@ use crate::slots::PAYS;
 /// How long kernels wait on a GPU that has no watchdog.
 const BOUND: Duration = Duration::from_millis(100);
 /// How long the disk stalls: first after half of the reads, then after three quarters.
-const STALLS: [Duration; 2] = [Duration::from_secs(5), Duration::from_secs(1)];
+const STALLS: [Duration; 2] = [Duration::from_secs(1), Duration::from_millis(500)];
 /// Number of tokens that are computed one at a time. The first ones are queued kernel by kernel; the later ones run as
 /// a CUDA graph.
 const TOKENS: usize = 10;

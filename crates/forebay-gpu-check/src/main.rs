@@ -8,6 +8,7 @@ mod late;
 #[path = "../../forebay-engine/tests/support/logits.rs"]
 #[allow(dead_code, reason = "shared with the tests of the engine, which read routing, too")]
 mod logits;
+mod many;
 mod models;
 mod older;
 #[path = "../../forebay-compute/tests/weights/mod.rs"]

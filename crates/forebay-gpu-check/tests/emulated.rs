@@ -16,7 +16,7 @@ use forebay_model::ModelError;
 use forebay_model::sampling::Sampling;
 
 /// Checks that take little time, at least one of each family.
-const KERNELS: [&str; 18] = [
+const KERNELS: [&str; 35] = [
     "buffers",
     "norm",
     "quantize",
@@ -29,11 +29,28 @@ const KERNELS: [&str; 18] = [
     "attention prompt f16 24/16",
     "attention prompt q8_0 24/16",
     "attention general f32 33/17",
+    "attention rows f16 64/64",
+    "attention rows q8_0 576/512",
+    "attention rows f32 64/64",
+    "attention cuts q4_0 64/64",
+    "attention cuts f16 256/256",
+    "attention cuts f16 576/512",
+    "attention after inputs f16",
     "embedding Q6_K",
     "matvec Q4_K",
     "matvec TQ2_0",
     "matvec-experts MXFP4",
     "matmul-experts Q4_K",
+    "alone matvec Q4_K",
+    "alone matvec Q5_0",
+    "alone matvec Q8_0",
+    "alone matvec TQ2_0",
+    "alone matvec BF16",
+    "alone matvec-experts Q4_K",
+    "alone matvec-experts MXFP4",
+    "alone matmul Q4_K",
+    "alone matmul BF16",
+    "alone exact Q4_K",
     "load",
 ];
 
@@ -96,14 +113,15 @@ fn passes(only: &[&str], settings: &[(&str, &str)], least: usize) {
 
 #[test]
 fn kernels() {
-    passes(&KERNELS, &[], 28);
+    passes(&KERNELS, &[], 46);
 }
 
 /// Runs threads and blocks in reverse order, and queued work only when the program waits for it.
 #[test]
 fn kernels_in_another_order() {
-    let only = ["norm", "router", "top_k", "attention prompt f16 24/16"];
-    passes(&only, &[("ORDER", "backward"), ("LAZY", "1")], 13);
+    let only =
+        ["norm", "router", "top_k", "attention prompt f16 24/16", "alone matvec-experts Q4_K"];
+    passes(&only, &[("ORDER", "backward"), ("LAZY", "1")], 15);
 }
 
 #[test]
@@ -130,6 +148,12 @@ fn models_with_experts() {
 #[test]
 fn experts_in_slots() {
     passes(&["model slots gguf/qwen3_moe"], &[("LAZY", "1")], 1);
+}
+
+/// Requests that run together give the bits that each gives alone.
+#[test]
+fn many_sequences() {
+    passes(&["model many gguf/qwen3_moe", "model many models/gemma3"], &[("LAZY", "1")], 1);
 }
 
 /// The GPU has a watchdog, and the disk stalls for longer than its limit. No kernel may wait so long that the watchdog

@@ -1,8 +1,8 @@
-//! The decoder: runs a batch of tokens through all layers of a backend and returns logits.
+//! The decoder: runs the rows of a pass through all layers of a backend and returns logits.
 
 use crate::ModelError;
 use crate::arch::Architecture;
-use crate::backend::{Backend, Batch, Begun, ChosenExperts, End, NextBlock, Step};
+use crate::backend::{Backend, Batch, Begun, ChosenExperts, End, NextBlock, Run, Step};
 use crate::weights::{FeedForwardWeights, Weights};
 use forebay_compute::RowKind;
 use forebay_store::Interrupt;
@@ -74,33 +74,44 @@ pub(crate) struct RoutingRows<'a> {
     scores: Option<&'a mut [f32]>,
 }
 
-/// A model that is ready to compute: its description, weights, and a backend with a key/value cache.
+/// A model that is ready to compute: its description, weights, and a backend with pools of KV blocks.
 pub struct Decoder {
     architecture: Architecture,
     weights: Weights,
     backend: Box<dyn Backend>,
-    position: usize,
     followed: Option<Box<dyn ChosenExperts>>,
     interrupt: Interrupt,
-    watch: Option<PromptWatch>,
 }
 
-/// Progress callback for prompts, called after each layer of each batch with (tokens done, tokens in the prompt). Tokens
-/// that have passed some of the layers count in part. It must not allocate and should return quickly.
-pub type PromptWatch = Box<dyn FnMut(usize, usize) + Send>;
+/// The rows of a pass.
+#[derive(Clone, Copy)]
+pub struct Pass<'a> {
+    /// Tokens of all rows, run by run.
+    pub tokens: &'a [u32],
+    /// The runs; all decode rows come before all prompt rows. The blocks of their positions are set
+    /// ([`Backend::set_block`]).
+    pub runs: &'a [Run],
+    /// Rows whose logits are wanted, ascending.
+    pub outputs: &'a [u32],
+}
+
+/// The logits that a pass returns for every row in [`Pass::outputs`].
+pub enum Output<'a> {
+    /// All logits: appends `[outputs, vocabulary]`.
+    Logits(&'a mut Vec<f32>),
+    /// The largest logits with their ids, in descending order: appends `[outputs, count]`. Equal logits are sorted by id.
+    Largest(usize, &'a mut Vec<(f32, u32)>),
+}
+
+/// Progress callback for passes, called after each layer with (layers done, layers). It must not allocate and should
+/// return quickly.
+pub type PassWatch<'a> = &'a mut dyn FnMut(usize, usize);
 
 impl Decoder {
     /// Creates a decoder. `backend` must have been created for the same description and weights.
     pub fn new(architecture: Architecture, weights: Weights, backend: Box<dyn Backend>) -> Decoder {
-        Decoder {
-            architecture,
-            weights,
-            backend,
-            position: 0,
-            followed: None,
-            interrupt: Interrupt::new(),
-            watch: None,
-        }
+        let interrupt = Interrupt::new();
+        Decoder { architecture, weights, backend, followed: None, interrupt }
     }
 
     pub fn architecture(&self) -> &Architecture {
@@ -115,6 +126,11 @@ impl Decoder {
         self.backend.as_ref()
     }
 
+    /// Returns the backend, to set and copy KV blocks between passes.
+    pub fn backend_mut(&mut self) -> &mut dyn Backend {
+        self.backend.as_mut()
+    }
+
     /// Returns the residency of blocks in host memory, if the backend streams weights through it.
     pub fn residency(&self) -> Option<&Residency> {
         self.backend.residency()
@@ -125,14 +141,9 @@ impl Decoder {
         self.followed = experts;
     }
 
-    /// Makes [`Decoder::forward`] return [`ModelError::Interrupted`] once `interrupt` is set.
+    /// Makes [`Decoder::pass`] return [`ModelError::Interrupted`] once `interrupt` is set.
     pub fn stop_on(&mut self, interrupt: &Interrupt) {
         self.interrupt = interrupt.clone();
-    }
-
-    /// Sets the progress callback for calls with more than one token.
-    pub fn watch_prompts(&mut self, watch: Option<PromptWatch>) {
-        self.watch = watch;
     }
 
     /// Closes the counters of a generated token.
@@ -149,124 +160,70 @@ impl Decoder {
         }
     }
 
-    /// Returns the number of bytes reserved for keys and values.
-    pub fn cache_bytes(&self) -> u64 {
-        self.backend.cache_bytes()
-    }
-
-    /// Returns the number of positions that the cache can hold.
-    pub fn context(&self) -> usize {
-        self.backend.context()
-    }
-
-    /// Returns the number of positions in the cache.
-    pub fn position(&self) -> usize {
-        self.position
-    }
-
-    /// Drops all positions from `position` on and returns the number of positions left.
-    ///
-    /// Sliding-window layers keep little more than their window. If `position` is too far back for them, all positions
-    /// are dropped.
-    pub fn truncate(&mut self, position: usize) -> usize {
-        self.position = self.backend.truncate(self.position.min(position));
-        self.position
-    }
-
-    /// Runs `tokens`, all of one kind, after the positions in the cache and writes logits `[positions, vocabulary]`.
-    ///
-    /// Appends the chosen experts of every token to `routing`, if given.
+    /// Runs the rows of a pass through all layers: writes their keys and values to their blocks, and the logits that the
+    /// caller wants to `output`. Appends the chosen experts of every row to `routing`, if given.
     ///
     /// # Errors
-    /// Returns an error if the context is full, a token is outside the vocabulary, a read fails, values are not finite, or
-    /// the call was interrupted ([`ModelError::Interrupted`]). After an error, [`Decoder::position`] is the position before
-    /// the call, or 0 if sliding-window layers cannot go back that far ([`Decoder::truncate`]).
-    pub fn forward(
-        &mut self,
-        kind: RowKind,
-        tokens: &[u32],
-        wanted: LogitsWanted,
-        logits: &mut Vec<f32>,
-        routing: Option<&mut Routing>,
-    ) -> Result<(), ModelError> {
-        logits.clear();
-        self.run(kind, tokens, &mut Output::Logits(wanted, logits), routing)
-    }
-
-    /// Runs `tokens` like [`Decoder::forward`], but returns only the `count` largest logits of the last token, with their
-    /// ids, in descending order. Equal logits are sorted by id.
-    ///
-    /// # Errors
-    /// Returns the errors of [`Decoder::forward`].
+    /// Returns an error if a token is outside the vocabulary, a read fails, values are not finite, or the call was
+    /// interrupted ([`ModelError::Interrupted`]). The blocks of the pass's own positions then hold anything; all other
+    /// positions are unchanged.
     ///
     /// # Panics
-    /// Panics if `count` is 0 or larger than the backend's [`Backend::largest_count`].
-    pub fn forward_largest(
+    /// Panics if the runs and tokens do not fit each other or the backend's limits.
+    pub fn pass(
         &mut self,
-        kind: RowKind,
-        tokens: &[u32],
-        count: usize,
-        largest: &mut Vec<(f32, u32)>,
+        pass: &Pass<'_>,
+        mut output: Output<'_>,
         routing: Option<&mut Routing>,
+        watch: Option<PassWatch<'_>>,
     ) -> Result<(), ModelError> {
-        largest.clear();
-        self.run(kind, tokens, &mut Output::Largest(count, largest), routing)
+        self.check(pass)?;
+        let kept = output.len();
+        let done = self.traced_pass(pass, &mut output, routing, watch);
+        // An interrupted step may report an error of its own or none; the interrupt takes precedence.
+        let cut_short = self.backend.was_cut_short();
+        let done = if cut_short { Err(ModelError::Interrupted) } else { done };
+        if done.is_err() {
+            output.truncate(kept);
+        }
+        done
     }
 
-    fn run(
-        &mut self,
-        kind: RowKind,
-        tokens: &[u32],
-        output: &mut Output<'_>,
-        mut routing: Option<&mut Routing>,
-    ) -> Result<(), ModelError> {
-        self.check(tokens)?;
-        let start = self.position;
-        let batch = self.backend.batch_tokens();
-        let last_batch = tokens.len().div_ceil(batch).saturating_sub(1);
-        let whole = Whole { start, tokens: tokens.len(), kind };
-        for (index, tokens) in tokens.chunks(batch).enumerate() {
-            let last = index == last_batch;
-            let done = self.traced_batch(tokens, whole, last, output, routing.as_deref_mut());
-            // An interrupted step may report an error of its own or none; the interrupt takes precedence.
-            let cut_short = self.backend.was_cut_short();
-            let done = if cut_short { Err(ModelError::Interrupted) } else { done };
-            if let Err(error) = done {
-                self.truncate(start);
-                return Err(error);
+    fn check(&self, pass: &Pass<'_>) -> Result<(), ModelError> {
+        let rows: usize = pass.runs.iter().map(|run| run.count).sum();
+        assert_eq!(rows, pass.tokens.len(), "the runs have as many rows as there are tokens");
+        assert!((1..=self.backend.batch_tokens()).contains(&rows), "{rows} rows in a pass");
+        assert!(pass.runs.is_sorted_by_key(|run| run.kind == RowKind::Prompt), "decode rows first");
+        let vocabulary = self.architecture.vocabulary;
+        if let Some(id) = pass.tokens.iter().find(|id| **id as usize >= vocabulary) {
+            return Err(ModelError::TokenOutOfRange { id: *id, vocabulary });
+        }
+        let context = self.backend.context();
+        for run in pass.runs {
+            assert!(run.count > 0 && run.table < self.backend.tables(), "{run:?}");
+            if run.position + run.count > context {
+                let (used, wanted) = (run.position, run.count);
+                return Err(ModelError::ContextFull { used, context, wanted });
             }
         }
         Ok(())
     }
 
-    fn check(&self, tokens: &[u32]) -> Result<(), ModelError> {
-        let vocabulary = self.architecture.vocabulary;
-        if let Some(id) = tokens.iter().find(|id| **id as usize >= vocabulary) {
-            return Err(ModelError::TokenOutOfRange { id: *id, vocabulary });
-        }
-        let (used, context) = (self.position, self.context());
-        if used + tokens.len() > context {
-            return Err(ModelError::ContextFull { used, context, wanted: tokens.len() });
-        }
-        Ok(())
-    }
-
-    /// Runs [`Decoder::forward_batch`] in a tracing span that records cache hits, misses and reads of the pass.
-    fn traced_batch(
+    /// Runs [`Decoder::run`] in a tracing span that records cache hits, misses and reads of the pass.
+    fn traced_pass(
         &mut self,
-        tokens: &[u32],
-        whole: Whole,
-        last: bool,
+        pass: &Pass<'_>,
         output: &mut Output<'_>,
         routing: Option<&mut Routing>,
+        watch: Option<PassWatch<'_>>,
     ) -> Result<(), ModelError> {
-        let (position, count) = (self.position, tokens.len());
-        let span = match count {
-            1 => pass_span!("token", position, count),
-            _ => pass_span!("prompt_batch", position, count),
+        let (position, count) = (pass.runs[0].position, pass.tokens.len());
+        let span = match pass.runs.iter().any(|run| run.kind == RowKind::Prompt) {
+            false => pass_span!("token", position, count),
+            true => pass_span!("prompt_batch", position, count),
         };
         let before = self.residency().filter(|_| !span.is_disabled()).map(Residency::statistics);
-        let done = span.in_scope(|| self.forward_batch(tokens, whole, last, output, routing));
+        let done = span.in_scope(|| self.run(pass, output, routing, watch));
         if let (Some(before), Some(residency)) = (before, self.residency()) {
             let now = residency.statistics();
             span.record("hits", now.hits - before.hits);
@@ -277,33 +234,34 @@ impl Decoder {
         done
     }
 
-    fn forward_batch(
+    fn run(
         &mut self,
-        tokens: &[u32],
-        whole: Whole,
-        last: bool,
+        pass: &Pass<'_>,
         output: &mut Output<'_>,
         mut routing: Option<&mut Routing>,
+        mut watch: Option<PassWatch<'_>>,
     ) -> Result<(), ModelError> {
-        let Decoder { architecture, weights, backend, position, followed, interrupt, watch } = self;
+        let Decoder { architecture, weights, backend, followed, interrupt } = self;
         interrupt.check()?;
-        let (count, layers) = (tokens.len(), architecture.layers.len());
+        let (count, layers) = (pass.tokens.len(), architecture.layers.len());
+        let of_decode = pass.runs.iter().filter(|run| run.kind == RowKind::Decode);
         let step = Step {
             architecture,
             weights,
             layer: 0,
-            position: *position,
+            runs: pass.runs,
             count,
-            kind: whole.kind,
+            decode: of_decode.map(|run| run.count).sum(),
+            outputs: pass.outputs,
             chosen: None,
         };
-        let end = output.end(last);
+        let end = if pass.outputs.is_empty() { End::Nothing } else { output.end() };
         if let Some(followed) = followed {
-            followed.begin(count);
+            followed.begin(pass.runs);
         }
         let scores = routing.as_deref().and_then(|routing| routing.scores.as_ref());
         let batch = Batch {
-            tokens,
+            tokens: pass.tokens,
             end,
             routing: routing.is_some(),
             chosen: followed.as_deref(),
@@ -328,52 +286,46 @@ impl Decoder {
                 scores: routing.scores.as_mut().map(|scores| &mut scores[score_start..]),
             });
             layer_step(backend.as_mut(), &step, rows, interrupt)?;
-            if let Some(watch) = watch.as_mut().filter(|_| whole.tokens > 1) {
-                let before = step.position - whole.start;
-                watch(before + count * (layer + 1) / (layers + 1), whole.tokens);
+            if let Some(watch) = &mut watch {
+                watch(layer + 1, layers + 1);
             }
         }
-        *position += count;
         let step = Step { layer: layers, ..step };
         match (end, output) {
             (End::Nothing, _) => backend.end(&step),
-            (_, Output::Logits(LogitsWanted::All, logits)) => backend.head(&step, 0, logits),
-            (_, Output::Logits(_, logits)) => backend.head(&step, count - 1, logits),
+            (_, Output::Logits(logits)) => backend.head(&step, logits),
             (_, Output::Largest(count, largest)) => backend.largest(&step, *count, largest),
         }?;
         if let Some(routing) = routing {
             backend.recorded_routing(&step, &mut routing.experts[row_start..]);
         }
-        if let Some(watch) = watch.as_mut().filter(|_| whole.tokens > 1) {
-            watch(*position - whole.start, whole.tokens);
+        if let Some(watch) = &mut watch {
+            watch(layers + 1, layers + 1);
         }
         Ok(())
     }
 }
 
-/// The call of [`Decoder::forward`] that a batch belongs to.
-#[derive(Clone, Copy)]
-struct Whole {
-    /// Position of the call's first token.
-    start: usize,
-    tokens: usize,
-    kind: RowKind,
-}
-
-/// The output that a call produces.
-enum Output<'a> {
-    Logits(LogitsWanted, &'a mut Vec<f32>),
-    Largest(usize, &'a mut Vec<(f32, u32)>),
-}
-
 impl Output<'_> {
-    /// Returns how a batch of this call ends.
-    fn end(&self, last: bool) -> End {
+    /// Returns how a pass with this output ends.
+    fn end(&self) -> End {
         match self {
-            Output::Logits(LogitsWanted::None, _) => End::Nothing,
-            Output::Logits(LogitsWanted::Last, _) | Output::Largest(..) if !last => End::Nothing,
-            Output::Logits(..) => End::Logits,
+            Output::Logits(_) => End::Logits,
             Output::Largest(count, _) => End::Largest(*count),
+        }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Output::Logits(logits) => logits.len(),
+            Output::Largest(_, largest) => largest.len(),
+        }
+    }
+
+    fn truncate(&mut self, len: usize) {
+        match self {
+            Output::Logits(logits) => logits.truncate(len),
+            Output::Largest(_, largest) => largest.truncate(len),
         }
     }
 }
@@ -426,9 +378,6 @@ pub(crate) fn feed_forward_step(
 
 impl std::fmt::Debug for Decoder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Decoder")
-            .field("family", &self.architecture.family)
-            .field("position", &self.position)
-            .finish_non_exhaustive()
+        f.debug_struct("Decoder").field("family", &self.architecture.family).finish_non_exhaustive()
     }
 }

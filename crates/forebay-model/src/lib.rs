@@ -21,14 +21,14 @@ mod statistics;
 pub mod weights;
 
 pub use arch::Architecture;
-pub use backend::cpu::{CpuBackend, batch_tokens, cache_bytes};
+pub use backend::cpu::{CacheSize, CpuBackend, batch_tokens, cache_bytes};
 #[cfg(feature = "cuda")]
 pub use backend::cuda::{
     CudaBackend, CudaPlan, DeviceFacts, HostExperts, HostSubLayers, HostWeights, OffloadCpu,
     WeightsToLoad,
 };
-pub use backend::{Backend, ChosenExperts, ComputeInfo, largest_context};
-pub use decoder::{Decoder, LogitsWanted, PromptWatch, Routing};
+pub use backend::{Backend, ChosenExperts, ComputeInfo, KvGroup, Run, largest_context};
+pub use decoder::{Decoder, Output, Pass, PassWatch, Routing};
 pub use error::ModelError;
 pub use sharing::{
     CpuOffloadMode, CpuOffloadRates, CpuOffloadStatistics, DeviceShare, MissSplit, SubLayer,

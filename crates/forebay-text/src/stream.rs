@@ -1,11 +1,14 @@
+use std::ops::Deref;
+
 use crate::Tokenizer;
 
 /// Converts tokens to text as they arrive, without ever returning a part of a character.
 ///
 /// All pieces together, including [`TextStream::finish`], equal [`Tokenizer::decode`] of all
 /// tokens.
-pub struct TextStream<'t> {
-    tokenizer: &'t Tokenizer,
+pub struct TextStream<T> {
+    /// A reference to a tokenizer, borrowed or shared.
+    tokenizer: T,
     /// Bytes that do not form a whole character yet. There are at most 3 between calls.
     pending: Vec<u8>,
     keep_special: bool,
@@ -13,17 +16,17 @@ pub struct TextStream<'t> {
     drop_space: bool,
 }
 
-impl<'t> TextStream<'t> {
+impl<T: Deref<Target = Tokenizer>> TextStream<T> {
     /// Creates a stream whose first token begins a text. A space that the tokenizer puts before
     /// every text is removed.
-    pub fn new(tokenizer: &'t Tokenizer) -> Self {
+    pub fn new(tokenizer: T) -> Self {
         let drop_space = tokenizer.drops_first_space();
         Self { tokenizer, pending: Vec::new(), keep_special: false, drop_space }
     }
 
     /// Creates a stream that continues after other text, so that a leading space is kept. This fits
     /// the text that a model appends to a prompt of plain text.
-    pub fn continuing(tokenizer: &'t Tokenizer) -> Self {
+    pub fn continuing(tokenizer: T) -> Self {
         Self { drop_space: false, ..Self::new(tokenizer) }
     }
 

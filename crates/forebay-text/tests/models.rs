@@ -121,7 +121,9 @@ fn leading_space_belongs_to_what_goes_on() {
     let ids = tokenizer.encode("the", false, false).unwrap();
     let mut new = TextStream::new(&tokenizer);
     let mut continuing = TextStream::continuing(&tokenizer);
-    let text = |stream: &mut TextStream| ids.iter().map(|id| stream.push(*id)).collect::<String>();
+    let text = |stream: &mut TextStream<&Tokenizer>| {
+        ids.iter().map(|id| stream.push(*id)).collect::<String>()
+    };
     assert_eq!(text(&mut new), "the");
     assert_eq!(text(&mut continuing), " the");
 }

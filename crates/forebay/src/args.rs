@@ -279,6 +279,9 @@ pub struct BenchArgs {
     /// Runs to measure, after one to warm up
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = count())]
     pub repeat: usize,
+    /// Measure so many sequences together, one number after the other (such as 1,2,4,8)
+    #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = count(), conflicts_with_all = ["depth", "trace_routing"])]
+    pub parallel: Vec<usize>,
     #[command(flatten)]
     pub budget: BudgetArgs,
     #[command(flatten)]

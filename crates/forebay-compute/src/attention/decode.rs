@@ -1,14 +1,19 @@
-//! Attention of one token. The context is cut into chunks of fixed length. Every pair of a
-//! key/value head and a chunk is a task, and the partial results are joined in order.
+//! Attention of generated tokens. The context is cut into chunks of fixed length. For every token,
+//! each pair of a key/value head and a chunk is a task, and the partial results are joined in order.
 
-use super::Attention;
+use std::ops::Range;
+
+use super::{Attention, AttentionRun};
 use crate::cpu::Cpu;
-use crate::kv::{KvCache, Read, with_rows};
+use crate::kv::{KV_BLOCK, KvCache, Read, with_rows};
 use crate::simd::{Kernel, LANES, Simd, dispatch};
 
 /// Number of positions in a chunk: 64 KiB of half-precision rows of 128 elements, which take some
 /// microseconds.
 pub(crate) const CHUNK: usize = 256;
+
+/// Number of KV blocks in a chunk.
+const BLOCKS: usize = CHUNK / KV_BLOCK;
 
 /// Number of multiply-adds below which a parallel region costs more than it saves.
 const SERIAL_WORK: usize = 128 * 1024;
@@ -16,50 +21,63 @@ const SERIAL_WORK: usize = 128 * 1024;
 /// Number of accumulators of a block, enough to hide the latency of a multiply-add.
 const BLOCK: usize = 8;
 
-pub(super) fn run(cpu: &Cpu, q: &[f32], cache: &KvCache, what: &Attention<'_>, out: &mut [f32]) {
+pub(super) fn run(
+    cpu: &Cpu,
+    q: &[f32],
+    cache: &KvCache,
+    what: &Attention<'_>,
+    runs: &[AttentionRun<'_>],
+    out: &mut [f32],
+) {
     let shape = cache.shape(what.layer);
     let group = what.heads / shape.kv_heads;
     let (key_stride, value_stride) = (cache.key_stride(what.layer), cache.value_stride(what.layer));
     let width = cache.value_width(what.layer);
-    let end = what.first_position + 1;
-    let start = what.first_visible(what.first_position);
-    let first_chunk = start / CHUNK;
-    let chunks = (end - 1) / CHUNK - first_chunk + 1;
 
     // The output of one task: the largest score and the sum of each query head, then their values.
     // It is rounded up to whole cache lines, so that workers do not share one.
     let part_len = (group * (2 + width)).next_multiple_of(16);
-    let tasks = shape.kv_heads * chunks;
+    let chunks: usize = rows(runs, what).map(|row| row.chunks()).sum();
     let mut shared = cpu.shared_scratch();
-    let parts = shared.floats(tasks * part_len);
+    let parts = shared.floats(shape.kv_heads * chunks * part_len);
 
-    let work = shape.kv_heads * (end - start) * group * (key_stride + width);
-    let tasks_at_once = if work < SERIAL_WORK { tasks } else { 1 };
+    let positions: usize = rows(runs, what).map(|row| row.end - row.start).sum();
+    let work = shape.kv_heads * positions * group * (key_stride + width);
+    let tasks_at_once = if work < SERIAL_WORK { shape.kv_heads * chunks } else { 1 };
     cpu.pool.for_each_chunk_mut(parts, tasks_at_once * part_len, |worker, at, parts| {
         let mut scratch = cpu.worker_scratch(worker);
         let scratch = scratch.floats(group * (key_stride + CHUNK));
         let (queries, scores) = scratch.split_at_mut(group * key_stride);
         for (task, part) in parts.chunks_exact_mut(part_len).enumerate() {
-            let task = at / part_len + task;
-            let (kv_head, chunk) = (task / chunks, first_chunk + task % chunks);
-            let heads = &q[kv_head * group * shape.head_dim_k..][..group * shape.head_dim_k];
+            let (index, row, kv_head, chunk) =
+                task_at(runs, what, shape.kv_heads, at / part_len + task);
+            let heads = &q[index * what.heads * shape.head_dim_k..];
+            let heads = &heads[kv_head * group * shape.head_dim_k..][..group * shape.head_dim_k];
             scale_queries(heads, shape.head_dim_k, what.scale, key_stride, queries);
-            let (from, to) = (start.max(chunk * CHUNK), end.min((chunk + 1) * CHUNK));
-            let keys = cache.keys(what.layer, kv_head);
-            let values = cache.values(what.layer, kv_head);
+            let (from, to) = (row.start.max(chunk * CHUNK), row.end.min((chunk + 1) * CHUNK));
+            // Whole blocks are read. The scores of positions before `from` are not used.
+            let blocks = from / KV_BLOCK..to.div_ceil(KV_BLOCK);
+            let table = &row.table[blocks.clone()];
+            let first = blocks.start * KV_BLOCK;
+            let first_rows = (
+                cache.keys(what.layer, table[0], kv_head),
+                cache.values(what.layer, table[0], kv_head),
+            );
             let (queries, scores, softcap) = (&*queries, &mut *scores, what.softcap);
-            let positions = to - from;
-            // Rows wrap around only at whole chunks, so the rows of this chunk are contiguous.
-            let row = from % shape.rows;
+            let (keys, values) = first_rows;
             with_rows!((keys, values) => {
-                let (stride, value_stride) = (key_stride / LANES, value_stride / LANES);
+                let (mut key_blocks, mut value_blocks) = ([keys; BLOCKS], [values; BLOCKS]);
+                for (at, &block) in table.iter().enumerate().skip(1) {
+                    key_blocks[at] = Read::of(cache.keys(what.layer, block, kv_head));
+                    value_blocks[at] = Read::of(cache.values(what.layer, block, kv_head));
+                }
                 let inputs = Inputs {
                     queries,
-                    keys: keys.vectors(row * stride, positions * stride),
-                    values: values.vectors(row * value_stride, positions * value_stride),
+                    keys: &key_blocks[..table.len()],
+                    values: &value_blocks[..table.len()],
                     key_stride,
-                    value_stride,
-                    positions,
+                    value_stride: value_stride / LANES,
+                    positions: from - first..to - first,
                     group,
                     width,
                     softcap,
@@ -68,11 +86,63 @@ pub(super) fn run(cpu: &Cpu, q: &[f32], cache: &KvCache, what: &Attention<'_>, o
             });
         }
     });
-    for (head, out) in out.chunks_exact_mut(shape.head_dim_v).enumerate() {
-        let (kv_head, member) = (head / group, head % group);
-        let parts = parts[kv_head * chunks * part_len..].chunks_exact(part_len).take(chunks);
-        join(parts, member, group, width, what.sink(head), out);
+    let mut parts = &*parts;
+    for (row, out) in rows(runs, what).zip(out.chunks_exact_mut(what.heads * shape.head_dim_v)) {
+        let chunks = row.chunks();
+        let (own, rest) = parts.split_at(shape.kv_heads * chunks * part_len);
+        for (head, out) in out.chunks_exact_mut(shape.head_dim_v).enumerate() {
+            let (kv_head, member) = (head / group, head % group);
+            let of_head = own[kv_head * chunks * part_len..].chunks_exact(part_len).take(chunks);
+            join(of_head, member, group, width, what.sink(head), out);
+        }
+        parts = rest;
     }
+}
+
+/// One query row and the positions that it sees.
+struct Row<'a> {
+    start: usize,
+    end: usize,
+    table: &'a [u32],
+}
+
+impl Row<'_> {
+    /// Returns the number of chunks that the visible positions touch.
+    fn chunks(&self) -> usize {
+        (self.end - 1) / CHUNK - self.start / CHUNK + 1
+    }
+}
+
+/// Returns the rows of all runs.
+fn rows<'a>(
+    runs: &'a [AttentionRun<'a>],
+    what: &'a Attention<'_>,
+) -> impl Iterator<Item = Row<'a>> {
+    let row = move |run: &'a AttentionRun<'a>, token: usize| {
+        let position = run.first_position + token;
+        Row { start: what.first_visible(position), end: position + 1, table: run.table }
+    };
+    runs.iter().flat_map(move |run| (0..run.tokens).map(move |token| row(run, token)))
+}
+
+/// Returns the row of task number `task` with its index, the key/value head and the number of the chunk. The tasks of a
+/// row are `[kv_heads, chunks]`.
+fn task_at<'a>(
+    runs: &'a [AttentionRun<'a>],
+    what: &'a Attention<'_>,
+    kv_heads: usize,
+    task: usize,
+) -> (usize, Row<'a>, usize, usize) {
+    let mut left = task;
+    for (index, row) in rows(runs, what).enumerate() {
+        let chunks = row.chunks();
+        if left < kv_heads * chunks {
+            let chunk = row.start / CHUNK + left % chunks;
+            return (index, row, left / chunks, chunk);
+        }
+        left -= kv_heads * chunks;
+    }
+    unreachable!("there are tasks for the rows alone")
 }
 
 /// Copies query heads, multiplied by `scale` and padded with zeroes to `stride`.
@@ -110,14 +180,15 @@ fn join<'a>(
 struct Inputs<'a, R> {
     /// `[group, key stride]`, scaled.
     queries: &'a [f32],
-    /// `[positions, key stride]`
-    keys: R,
-    /// `[positions, value stride]`
-    values: R,
+    /// The chunk's blocks, `[KV_BLOCK, key stride]` each.
+    keys: &'a [R],
+    /// The chunk's blocks, `[KV_BLOCK, value stride]` each.
+    values: &'a [R],
     key_stride: usize,
     /// Number of vectors from one value to the next.
     value_stride: usize,
-    positions: usize,
+    /// The visible positions, counted from the first block on.
+    positions: Range<usize>,
     group: usize,
     /// Number of leading elements of a value that are needed, in whole vectors.
     width: usize,
@@ -133,7 +204,7 @@ struct Chunk<'a, R> {
     part: &'a mut [f32],
 }
 
-impl<R: Read> Kernel for Chunk<'_, R> {
+impl<'a, R: Read<'a>> Kernel for Chunk<'_, R> {
     type Output = ();
 
     #[inline(always)]
@@ -147,26 +218,27 @@ impl<R: Read> Kernel for Chunk<'_, R> {
             let q = &queries[head * key_stride..(head + rows) * key_stride];
             let s = &mut scores[head * CHUNK..(head + rows) * CHUNK];
             match rows {
-                4 => dot_rows::<S, R, 4, 2>(simd, q, keys, s, positions),
-                2 => dot_rows::<S, R, 2, 4>(simd, q, keys, s, positions),
-                _ => dot_rows::<S, R, 1, 8>(simd, q, keys, s, positions),
+                4 => dot_rows::<S, R, 4, 2>(simd, q, keys, s, positions.end),
+                2 => dot_rows::<S, R, 2, 4>(simd, q, keys, s, positions.end),
+                _ => dot_rows::<S, R, 1, 8>(simd, q, keys, s, positions.end),
             }
             head += rows;
         }
         let (largest, rest) = part.split_at_mut(group);
         let (sums, sums_of_values) = rest.split_at_mut(group);
         for (head, scores) in scores.chunks_exact_mut(CHUNK).take(group).enumerate() {
-            (largest[head], sums[head]) = weigh(simd, scores, positions, softcap);
+            (largest[head], sums[head]) = weigh(simd, scores, positions.clone(), softcap);
         }
+        let columns = Columns { values, value_stride, vector: 0, positions };
         let mut head = 0;
         while head < group {
             let rows = row_block(group - head);
             let p = &scores[head * CHUNK..(head + rows) * CHUNK];
             let o = &mut sums_of_values[head * width..(head + rows) * width];
             match rows {
-                4 => sum_rows::<S, R, 4, 2>(simd, p, values, value_stride, o, positions),
-                2 => sum_rows::<S, R, 2, 4>(simd, p, values, value_stride, o, positions),
-                _ => sum_rows::<S, R, 1, 8>(simd, p, values, value_stride, o, positions),
+                4 => sum_rows::<S, R, 4, 2>(simd, p, &columns, o),
+                2 => sum_rows::<S, R, 2, 4>(simd, p, &columns, o),
+                _ => sum_rows::<S, R, 1, 8>(simd, p, &columns, o),
             }
             head += rows;
         }
@@ -184,70 +256,70 @@ fn row_block(left: usize) -> usize {
     }
 }
 
-/// Computes scores of `ROWS` queries with every key, `KEYS` keys at a time. `ROWS * KEYS` is
-/// [`BLOCK`].
+/// Computes scores of `ROWS` queries with the first `positions` keys of the blocks, `KEYS` keys at a time. `ROWS * KEYS`
+/// is [`BLOCK`].
 #[inline(always)]
-fn dot_rows<S: Simd, R: Read, const ROWS: usize, const KEYS: usize>(
+fn dot_rows<'a, S: Simd, R: Read<'a>, const ROWS: usize, const KEYS: usize>(
     simd: S,
     queries: &[f32],
-    keys: R,
+    blocks: &[R],
     scores: &mut [f32],
     positions: usize,
 ) {
     let vectors = queries.len() / ROWS / LANES;
     let queries = queries.as_chunks::<LANES>().0;
-    let mut position = 0;
-    while position < positions {
-        let mut sums = [simd.splat(0.0); BLOCK];
-        // Past the end the last key is repeated. Those scores are not used.
-        let mut rows = [keys; KEYS];
-        for (key, row) in rows.iter_mut().enumerate() {
-            let at = (position + key).min(positions - 1) * vectors;
-            *row = keys.vectors(at, vectors);
-        }
-        for vector in 0..vectors {
-            let mut k = [simd.splat(0.0); KEYS];
-            for key in 0..KEYS {
-                k[key] = rows[key].load(simd, vector);
+    for (block, &keys) in blocks.iter().enumerate() {
+        let first = block * KV_BLOCK;
+        let last = (positions - first).min(KV_BLOCK) - 1;
+        for position in (0..=last).step_by(KEYS) {
+            let mut sums = [simd.splat(0.0); BLOCK];
+            // Past the end the last key is repeated. Those scores are not used.
+            let mut rows = [keys; KEYS];
+            for (key, row) in rows.iter_mut().enumerate() {
+                *row = keys.vectors((position + key).min(last) * vectors, vectors);
             }
-            for row in 0..ROWS {
-                let q = simd.load(&queries[row * vectors + vector]);
+            for vector in 0..vectors {
+                let mut k = [simd.splat(0.0); KEYS];
                 for key in 0..KEYS {
-                    let sum = &mut sums[row * KEYS + key];
-                    *sum = simd.mul_add(q, k[key], *sum);
+                    k[key] = rows[key].load(simd, vector);
+                }
+                for row in 0..ROWS {
+                    let q = simd.load(&queries[row * vectors + vector]);
+                    for key in 0..KEYS {
+                        let sum = &mut sums[row * KEYS + key];
+                        *sum = simd.mul_add(q, k[key], *sum);
+                    }
                 }
             }
+            let mut block = [0.0; BLOCK];
+            simd.store(simd.sums(sums), &mut block);
+            for (row, block) in block.as_chunks::<KEYS>().0.iter().enumerate() {
+                // A KV block is a multiple of KEYS, so what extends past the end stays in its row.
+                scores[row * CHUNK + first + position..][..KEYS].copy_from_slice(block);
+            }
         }
-        let mut block = [0.0; BLOCK];
-        simd.store(simd.sums(sums), &mut block);
-        for (row, block) in block.as_chunks::<KEYS>().0.iter().enumerate() {
-            // CHUNK is a multiple of KEYS, so a block that extends past the end stays in its row.
-            scores[row * CHUNK + position..][..KEYS].copy_from_slice(block);
-        }
-        position += KEYS;
     }
 }
 
-/// Turns scores into weights `e^(score - largest)`. Returns the largest score and the sum of the
-/// weights.
+/// Turns the scores of `positions` into weights `e^(score - largest)`, and those before them into 0. Returns the largest
+/// score and the sum of the weights.
 #[inline(always)]
 fn weigh<S: Simd>(
     simd: S,
     scores: &mut [f32],
-    positions: usize,
+    positions: Range<usize>,
     softcap: Option<f32>,
 ) -> (f32, f32) {
-    let padded = positions.next_multiple_of(LANES);
-    scores[positions..padded].fill(f32::NEG_INFINITY);
-    let blocks = scores[..padded].as_chunks_mut::<LANES>().0;
+    let padded = positions.end.next_multiple_of(LANES);
     if let Some(cap) = softcap {
-        for block in &mut *blocks {
+        scores[positions.end..padded].fill(0.0);
+        for block in scores[..padded].as_chunks_mut::<LANES>().0 {
             let x = simd.tanh(simd.mul(simd.load(block), simd.splat(1.0 / cap)));
             simd.store(simd.mul(x, simd.splat(cap)), block);
         }
-        // The softcap made the padding finite, so it is reset to -inf.
-        scores[positions..padded].fill(f32::NEG_INFINITY);
     }
+    scores[..positions.start].fill(f32::NEG_INFINITY);
+    scores[positions.end..padded].fill(f32::NEG_INFINITY);
     let blocks = scores[..padded].as_chunks_mut::<LANES>().0;
     let mut largest = simd.splat(f32::MIN);
     for block in &*blocks {
@@ -263,65 +335,70 @@ fn weigh<S: Simd>(
     (largest, simd.sum(sum))
 }
 
+/// Vectors of all values of a chunk, starting at vector `vector` of each value.
+struct Columns<'a, R> {
+    /// The chunk's blocks.
+    values: &'a [R],
+    value_stride: usize,
+    vector: usize,
+    /// The visible positions, counted from the first block on.
+    positions: Range<usize>,
+}
+
 /// Computes weighted sums of the values for `ROWS` queries, `VECTORS` vectors at a time. `ROWS *
 /// VECTORS` is [`BLOCK`].
 #[inline(always)]
-fn sum_rows<S: Simd, R: Read, const ROWS: usize, const VECTORS: usize>(
+fn sum_rows<'a, S: Simd, R: Read<'a>, const ROWS: usize, const VECTORS: usize>(
     simd: S,
     weights: &[f32],
-    values: R,
-    value_stride: usize,
+    all: &Columns<'_, R>,
     out: &mut [f32],
-    positions: usize,
 ) {
     let vectors = out.len() / ROWS / LANES;
     let out = out.as_chunks_mut::<LANES>().0;
+    let columns = |vector| Columns { vector, positions: all.positions.clone(), ..*all };
     let mut vector = 0;
     while vector + VECTORS <= vectors {
-        let columns = Columns { values, value_stride, vector };
-        sum_block::<S, R, ROWS, VECTORS>(simd, weights, columns, out, positions);
+        sum_block::<S, R, ROWS, VECTORS>(simd, weights, &columns(vector), out);
         vector += VECTORS;
     }
     while vector < vectors {
-        let columns = Columns { values, value_stride, vector };
-        sum_block::<S, R, ROWS, 1>(simd, weights, columns, out, positions);
+        sum_block::<S, R, ROWS, 1>(simd, weights, &columns(vector), out);
         vector += 1;
     }
 }
 
-/// Vectors of all values, starting at vector `vector` of each value.
-struct Columns<R> {
-    values: R,
-    value_stride: usize,
-    vector: usize,
-}
-
 #[inline(always)]
-fn sum_block<S: Simd, R: Read, const ROWS: usize, const VECTORS: usize>(
+fn sum_block<'a, S: Simd, R: Read<'a>, const ROWS: usize, const VECTORS: usize>(
     simd: S,
     weights: &[f32],
-    columns: Columns<R>,
+    columns: &Columns<'_, R>,
     out: &mut [[f32; LANES]],
-    positions: usize,
 ) {
-    let Columns { values, value_stride, vector } = columns;
+    let Columns { values: blocks, value_stride, vector, ref positions } = *columns;
     let vectors = out.len() / ROWS;
     let mut sums = [[simd.splat(0.0); VECTORS]; ROWS];
-    let mut weights_of = [weights; ROWS];
-    for (row, weights_of) in weights_of.iter_mut().enumerate() {
-        *weights_of = &weights[row * CHUNK..][..positions];
-    }
-    let rows = (0..positions).map(|position| position * value_stride + vector);
-    for (position, first) in rows.enumerate() {
-        let value = values.vectors(first, VECTORS);
-        let mut v = [simd.splat(0.0); VECTORS];
-        for (i, v) in v.iter_mut().enumerate() {
-            *v = value.load(simd, i);
+    for (block, values) in blocks.iter().enumerate() {
+        let first = block * KV_BLOCK;
+        // The first position of the first block may not be visible.
+        let from = positions.start.saturating_sub(first);
+        let to = (positions.end - first).min(KV_BLOCK);
+        let mut weights_of = [weights; ROWS];
+        for (row, weights_of) in weights_of.iter_mut().enumerate() {
+            *weights_of = &weights[row * CHUNK + first..][..to];
         }
-        for row in 0..ROWS {
-            let weight = simd.splat(weights_of[row][position]);
-            for i in 0..VECTORS {
-                sums[row][i] = simd.mul_add(weight, v[i], sums[row][i]);
+        #[allow(clippy::needless_range_loop, reason = "the index is that of the values, too")]
+        for position in from..to {
+            let value = values.vectors(position * value_stride + vector, VECTORS);
+            let mut v = [simd.splat(0.0); VECTORS];
+            for (i, v) in v.iter_mut().enumerate() {
+                *v = value.load(simd, i);
+            }
+            for row in 0..ROWS {
+                let weight = simd.splat(weights_of[row][position]);
+                for i in 0..VECTORS {
+                    sums[row][i] = simd.mul_add(weight, v[i], sums[row][i]);
+                }
             }
         }
     }

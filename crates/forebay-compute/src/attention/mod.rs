@@ -1,10 +1,11 @@
 //! Causal attention over the key/value cache, for groups of query heads that share a key/value
 //! head (Ainslie et al. 2023, "GQA").
 //!
-//! There are two kernels. A single token reads the cache once and is bound by memory, so [`decode`]
-//! computes dot products on the rows as they are stored. A prompt uses every key for many queries,
-//! so [`prompt`] works on tiles that are widened to f32 once. Both divide their work by the shape
-//! of the problem, never by the number of threads.
+//! There are two kernels, one for each kind of row. A generated token reads the cache once and is
+//! bound by memory, so [`decode`] computes dot products on the rows as they are stored. A prompt
+//! uses every key for many queries, so [`prompt`] works on tiles that are widened to f32 once. Both
+//! divide their work at absolute positions. So a row's result depends on its kind, its position and
+//! its own sequence, and on nothing else.
 
 mod decode;
 mod prompt;
@@ -14,7 +15,8 @@ mod tests;
 pub(crate) use decode::CHUNK;
 
 use crate::cpu::Cpu;
-use crate::kv::KvCache;
+use crate::kv::{KV_BLOCK, KvCache};
+use crate::row_kind::RowKind;
 
 /// Parameters of one attention operation: the cached positions that each query sees, and the form
 /// of the scores.
@@ -25,8 +27,6 @@ pub struct Attention<'a> {
     /// Number of query heads, a multiple of the cache's key/value heads. Query head `h` uses
     /// key/value head `h / (heads / kv_heads)`.
     pub heads: usize,
-    /// Position of the first query token. The others follow one by one.
-    pub first_position: usize,
     /// Factor applied to every score, usually `1 / sqrt(head_dim)`.
     pub scale: f32,
     /// Number of positions that a token sees: itself and the `window - 1` before it. `None` means
@@ -40,10 +40,21 @@ pub struct Attention<'a> {
 
 impl Attention<'static> {
     /// Returns plain causal attention over all earlier positions.
-    pub fn causal(layer: usize, heads: usize, first_position: usize, scale: f32) -> Self {
+    pub fn causal(layer: usize, heads: usize, scale: f32) -> Self {
         let (window, softcap, sinks) = (None, None, None);
-        Attention { layer, heads, first_position, scale, window, softcap, sinks }
+        Attention { layer, heads, scale, window, softcap, sinks }
     }
+}
+
+/// Consecutive query tokens of one sequence.
+#[derive(Debug, Clone, Copy)]
+pub struct AttentionRun<'a> {
+    pub kind: RowKind,
+    /// Position of the first token. The others follow one by one.
+    pub first_position: usize,
+    pub tokens: usize,
+    /// The sequence's blocks in the layer's group. Entries before a token's window may be 0.
+    pub table: &'a [u32],
 }
 
 impl Attention<'_> {
@@ -59,17 +70,25 @@ impl Attention<'_> {
 
 impl Cpu {
     /// Computes `out = softmax(scale * q k^T, masked) v` for every query token and head. `q` is
-    /// `[tokens, heads, head_dim_k]` and `out` is `[tokens, heads, head_dim_v]`. The tokens' own
-    /// keys and values must already be in the cache. Scores and sums are f32.
+    /// `[tokens, heads, head_dim_k]` and `out` is `[tokens, heads, head_dim_v]`, with the tokens of all
+    /// `runs` one after the other. The tokens' own keys and values must already be in the cache. Scores and
+    /// sums are f32.
     ///
     /// # Panics
     /// Panics in these cases:
     ///
     /// - The lengths do not fit together.
     /// - `heads` is not a multiple of the cache's heads.
-    /// - The window is 0, or the layer does not keep all positions that a token sees.
-    /// - The cache holds fewer positions than the last token needs.
-    pub fn attention(&self, q: &[f32], cache: &KvCache, what: &Attention<'_>, out: &mut [f32]) {
+    /// - The window is 0.
+    /// - A table has no entry for a position that a token sees.
+    pub fn attention(
+        &self,
+        q: &[f32],
+        cache: &KvCache,
+        what: &Attention<'_>,
+        runs: &[AttentionRun<'_>],
+        out: &mut [f32],
+    ) {
         let shape = cache.shape(what.layer);
         assert!(
             shape.kv_heads > 0 && what.heads > 0 && what.heads.is_multiple_of(shape.kv_heads),
@@ -78,30 +97,39 @@ impl Cpu {
             shape.kv_heads
         );
         assert!(shape.head_dim_k > 0 && shape.head_dim_v > 0, "attention: empty heads");
-        let row = what.heads * shape.head_dim_k;
-        let tokens = q.len() / row;
+        let (row, out_row) = (what.heads * shape.head_dim_k, what.heads * shape.head_dim_v);
+        let tokens: usize = runs.iter().map(|run| run.tokens).sum();
         assert_eq!(q.len(), tokens * row, "attention: q is not [tokens, heads, head_dim_k]");
         assert_eq!(
             out.len(),
-            tokens * what.heads * shape.head_dim_v,
+            tokens * out_row,
             "attention: out is not [tokens, heads, head_dim_v]"
         );
         assert!(what.window != Some(0), "attention: a window of 0 sees nothing");
         assert!(what.sinks.is_none_or(|sinks| sinks.len() == what.heads), "attention: sinks");
-        let sees_no_more = what.window.is_some_and(|window| shape.window >= Some(window));
-        assert!(shape.rows >= shape.context || sees_no_more, "attention: {what:?} over {shape:?}");
-        if tokens > 0 {
-            shape.check_run(tokens);
+        for run in runs {
+            let blocks = (run.first_position + run.tokens).div_ceil(KV_BLOCK);
+            assert!(run.table.len() >= blocks, "attention: {run:?} has no blocks");
         }
-        assert!(
-            what.first_position + tokens <= cache.layer_len(what.layer),
-            "attention: the cache of layer {} ends before the last token",
-            what.layer
-        );
-        match tokens {
-            0 => {}
-            1 => decode::run(self, q, cache, what, out),
-            _ => prompt::run(self, q, cache, what, out),
+        let (mut q, mut out, mut runs) = (q, out, runs);
+        while let Some(run) = runs.first() {
+            // Adjacent decode rows are computed together, however many sequences they belong to.
+            let count = match run.kind {
+                RowKind::Prompt => 1,
+                RowKind::Decode => {
+                    runs.iter().take_while(|run| run.kind == RowKind::Decode).count()
+                }
+            };
+            let (together, rest) = runs.split_at(count);
+            let tokens: usize = together.iter().map(|run| run.tokens).sum();
+            let (own_q, rest_q) = q.split_at(tokens * row);
+            let (own_out, rest_out) = out.split_at_mut(tokens * out_row);
+            match run.kind {
+                _ if tokens == 0 => {}
+                RowKind::Prompt => prompt::run(self, own_q, cache, what, run, own_out),
+                RowKind::Decode => decode::run(self, own_q, cache, what, together, own_out),
+            }
+            (q, out, runs) = (rest_q, rest_out, rest);
         }
     }
 }

@@ -8,10 +8,10 @@
 //! Scores are kept transposed, with the rows across the lanes. Then only the queries need
 //! transposing, once per task, and the softmax works lane by lane without sums across a vector.
 
-use super::Attention;
+use super::{Attention, AttentionRun};
 use crate::buffer::SharedSlice;
 use crate::cpu::Cpu;
-use crate::kv::{HeadRows, KvCache, Read, Widen, with_rows};
+use crate::kv::{HeadRows, KV_BLOCK, KvCache, Read, Widen, with_rows};
 use crate::simd::{Kernel, LANES, Simd, dispatch};
 
 /// Number of rows in a strip: three vectors. Three vectors times four keys fill twelve of the
@@ -30,7 +30,14 @@ const KEY_BLOCK: usize = 4;
 /// Number of rows in a value block of six rows times two vectors.
 const ROW_BLOCK: usize = 6;
 
-pub(super) fn run(cpu: &Cpu, q: &[f32], cache: &KvCache, what: &Attention<'_>, out: &mut [f32]) {
+pub(super) fn run(
+    cpu: &Cpu,
+    q: &[f32],
+    cache: &KvCache,
+    what: &Attention<'_>,
+    run: &AttentionRun<'_>,
+    out: &mut [f32],
+) {
     let shape = cache.shape(what.layer);
     let group = what.heads / shape.kv_heads;
     let rows = q.len() / shape.head_dim_k / shape.kv_heads;
@@ -46,11 +53,11 @@ pub(super) fn run(cpu: &Cpu, q: &[f32], cache: &KvCache, what: &Attention<'_>, o
                 cpu,
                 cache,
                 what,
+                run,
                 group,
                 kv_head: task % shape.kv_heads,
                 first_row,
                 rows: ROWS.min(rows - first_row),
-                cache_rows: shape.rows,
             };
             task.run(worker, q, &out);
         }
@@ -62,12 +69,11 @@ struct Task<'a> {
     cpu: &'a Cpu,
     cache: &'a KvCache,
     what: &'a Attention<'a>,
+    run: &'a AttentionRun<'a>,
     group: usize,
     kv_head: usize,
     first_row: usize,
     rows: usize,
-    /// Number of rows in the cache, after which positions wrap around to row 0.
-    cache_rows: usize,
 }
 
 impl Task<'_> {
@@ -101,13 +107,16 @@ impl Task<'_> {
         sums.fill(0.0);
         sums_of_values.fill(0.0);
         let end = self.position(self.rows - 1) + 1;
-        let mut start = self.what.first_visible(self.position(0));
+        // Tiles begin at absolute positions. So it does not matter with which rows a row is computed.
+        let mut start = self.what.first_visible(self.position(0)) / KEYS * KEYS;
         while start < end {
             let positions = KEYS.min(end - start);
             let masked = self.visible(start, positions, first, last);
-            self.widen(self.keys(), start, positions, key_stride, keys);
+            let keys_of = |block| self.cache.keys(layer, block, self.kv_head);
+            self.widen(keys_of, start, positions, key_stride, keys);
             if !shape.values_in_keys {
-                self.widen(self.values(), start, positions, value_stride, values);
+                let values_of = |block| self.cache.values(layer, block, self.kv_head);
+                self.widen(values_of, start, positions, value_stride, values);
             }
             let tile = Tile {
                 queries,
@@ -129,17 +138,9 @@ impl Task<'_> {
         self.finish(largest, sums, sums_of_values, width, out);
     }
 
-    fn keys(&self) -> HeadRows<'_> {
-        self.cache.keys(self.what.layer, self.kv_head)
-    }
-
-    fn values(&self) -> HeadRows<'_> {
-        self.cache.values(self.what.layer, self.kv_head)
-    }
-
     /// Returns the position of this task's row `row`.
     fn position(&self, row: usize) -> usize {
-        self.what.first_position + (self.first_row + row) / self.group
+        self.run.first_position + (self.first_row + row) / self.group
     }
 
     /// Returns the token and the query head of this task's row `row`.
@@ -184,22 +185,22 @@ impl Task<'_> {
         true
     }
 
-    /// Widens positions `start..start + positions` and clears the rest of the last block.
-    fn widen(
-        &self,
-        rows: HeadRows<'_>,
+    /// Widens positions `start..start + positions` and clears the rest of the tile. `rows_of` returns the rows of a
+    /// block. Tiles are whole blocks.
+    fn widen<'a>(
+        &'a self,
+        rows_of: impl Fn(u32) -> HeadRows<'a>,
         start: usize,
         positions: usize,
         stride: usize,
         out: &mut [f32],
     ) {
         let (used, rest) = out.split_at_mut(positions * stride);
-        let (row, all) = (start % self.cache_rows, self.cache_rows);
-        // The part before the cache's last row, and the part that wrapped around.
-        let (near, far) = used.split_at_mut(positions.min(all - row) * stride);
-        for (from, out) in [(row, near), (0, far)] {
+        let blocks = &self.run.table[start / KV_BLOCK..];
+        for (out, block) in used.chunks_mut(KV_BLOCK * stride).zip(blocks) {
+            let rows = rows_of(*block);
             with_rows!(rows => {
-                let rows = rows.vectors(from * stride / LANES, out.len() / LANES);
+                let rows = rows.vectors(0, out.len() / LANES);
                 dispatch(self.cpu, Widen { rows, out });
             });
         }

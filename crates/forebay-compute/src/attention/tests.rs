@@ -1,9 +1,10 @@
 //! Comparison of both kernels with plain f64 attention.
 
-use super::{Attention, decode, prompt};
+use super::{Attention, AttentionRun, decode, prompt};
 use crate::cpu::{Arithmetic, Cpu, Isa};
 use crate::kv::tests::stored;
-use crate::kv::{KvCache, KvShape, KvType};
+use crate::kv::{KV_BLOCK, KvCache, KvLayer, KvShape, KvType};
+use crate::row_kind::RowKind;
 use crate::testing::{cpus, random};
 
 /// A problem, its inputs, and a cache filled with them.
@@ -16,11 +17,20 @@ struct Case {
     k: Vec<f32>,
     v: Vec<f32>,
     cache: KvCache,
+    /// Blocks of the only sequence, in no order.
+    table: Vec<u32>,
 }
 
-fn shape(kv_heads: usize, (head_dim_k, head_dim_v): (usize, usize), context: usize) -> KvShape {
-    let (values_in_keys, window, rows) = (false, None, context);
-    KvShape { kv_heads, head_dim_k, head_dim_v, values_in_keys, context, window, rows }
+fn shape(kv_heads: usize, (head_dim_k, head_dim_v): (usize, usize)) -> KvShape {
+    KvShape { kv_heads, head_dim_k, head_dim_v, values_in_keys: false }
+}
+
+/// Returns a table whose blocks are in no order for `context` positions, and the number of blocks of its pool.
+fn shuffled(context: usize) -> (Vec<u32>, usize) {
+    let blocks = context.div_ceil(KV_BLOCK);
+    let mut table: Vec<u32> = (1..=blocks as u32).rev().collect();
+    table.rotate_left(blocks / 3);
+    (table, blocks + 1)
 }
 
 const KINDS: [KvType; 4] = [KvType::F16, KvType::F32, KvType::Q8_0, KvType::Q4_0];
@@ -34,44 +44,75 @@ impl Case {
         kind: KvType,
     ) -> Case {
         let (head_dim_k, head_dim_v) = dims;
-        Case::of(heads, shape(kv_heads, (head_dim_k, head_dim_v), context), kind)
+        Case::of(heads, shape(kv_heads, (head_dim_k, head_dim_v)), context, kind)
     }
 
-    fn of(heads: usize, shape: KvShape, kind: KvType) -> Case {
-        let KvShape { kv_heads, head_dim_k, head_dim_v, values_in_keys, context, .. } = shape;
+    fn of(heads: usize, shape: KvShape, context: usize, kind: KvType) -> Case {
+        let KvShape { kv_heads, head_dim_k, head_dim_v, values_in_keys } = shape;
         let q = random(1, context * heads * head_dim_k).iter().map(|x| x * 3.0).collect();
         let k = random(2, context * kv_heads * head_dim_k);
         let v = if values_in_keys { 0 } else { context * kv_heads * head_dim_v };
         let v = random(3, v);
-        let mut cache = KvCache::new(&[shape; 2], kind).unwrap();
+        let (table, blocks) = shuffled(context);
+        let layer = KvLayer { shape, group: 0 };
+        let mut cache = KvCache::new(&[layer; 2], &[blocks], kind).unwrap();
         let cpu = Cpu::new(1, Isa::detect(), Arithmetic::Fast);
-        cache.append(&cpu, 1, 0, &k, &v).unwrap();
+        cache.write(&cpu, 1, &table, 0, &k, &v);
         let k: Vec<f32> = k.chunks(head_dim_k).flat_map(|row| stored(row, kind)).collect();
         let v = match values_in_keys {
             true => k.chunks(head_dim_k).flat_map(|k| &k[..head_dim_v]).copied().collect(),
             false => v.chunks(head_dim_v).flat_map(|row| stored(row, kind)).collect(),
         };
-        Case { heads, shape, kind, q, k, v, cache }
+        Case { heads, shape, kind, q, k, v, cache, table }
     }
 
-    fn what(&self, first_position: usize) -> Attention<'static> {
-        Attention::causal(1, self.heads, first_position, 0.3)
+    fn what(&self) -> Attention<'static> {
+        Attention::causal(1, self.heads, 0.3)
     }
 
-    fn run(&self, cpu: &Cpu, what: &Attention<'_>, tokens: usize) -> Vec<f32> {
+    /// Computes `tokens` rows from position `first` on.
+    fn run(
+        &self,
+        cpu: &Cpu,
+        what: &Attention<'_>,
+        kind: RowKind,
+        (first, tokens): (usize, usize),
+    ) -> Vec<f32> {
+        self.run_all(cpu, what, &[(kind, first, tokens)])
+    }
+
+    /// Computes several runs in one call.
+    fn run_all(
+        &self,
+        cpu: &Cpu,
+        what: &Attention<'_>,
+        runs: &[(RowKind, usize, usize)],
+    ) -> Vec<f32> {
         let row = self.heads * self.shape.head_dim_k;
-        let q = &self.q[what.first_position * row..][..tokens * row];
-        let mut out = vec![f32::NAN; tokens * self.heads * self.shape.head_dim_v];
-        cpu.attention(q, &self.cache, what, &mut out);
+        let q: Vec<f32> = runs
+            .iter()
+            .flat_map(|(_, first, tokens)| &self.q[first * row..][..tokens * row])
+            .copied()
+            .collect();
+        let mut out = vec![f32::NAN; q.len() / row * self.heads * self.shape.head_dim_v];
+        let table = &self.table[..];
+        let run = |&(kind, first_position, tokens): &(RowKind, usize, usize)| AttentionRun {
+            kind,
+            first_position,
+            tokens,
+            table,
+        };
+        let runs: Vec<AttentionRun<'_>> = runs.iter().map(run).collect();
+        cpu.attention(&q, &self.cache, what, &runs, &mut out);
         out
     }
 
     /// Computes the same from the definition, in f64.
-    fn reference(&self, what: &Attention<'_>, tokens: usize) -> Vec<f64> {
+    fn reference(&self, what: &Attention<'_>, (first, tokens): (usize, usize)) -> Vec<f64> {
         let KvShape { kv_heads, head_dim_k, head_dim_v, .. } = self.shape;
         let mut out = Vec::new();
         for (token, head) in (0..tokens).flat_map(|t| (0..self.heads).map(move |h| (t, h))) {
-            let position = what.first_position + token;
+            let position = first + token;
             let kv_head = head / (self.heads / kv_heads);
             let q = &self.q[(position * self.heads + head) * head_dim_k..][..head_dim_k];
             let sees = |other: usize| what.window.is_none_or(|window| other + window > position);
@@ -100,16 +141,16 @@ impl Case {
         out
     }
 
-    /// Checks every backend against one reference.
-    fn check(&self, cpus: &[Cpu], what: &Attention<'_>, tokens: usize) {
-        let reference = self.reference(what, tokens);
-        for cpu in cpus {
-            let out = self.run(cpu, what, tokens);
+    /// Checks both kinds of rows on every backend against one reference.
+    fn check(&self, cpus: &[Cpu], what: &Attention<'_>, rows: (usize, usize)) {
+        let reference = self.reference(what, rows);
+        for (cpu, kind) in cpus.iter().flat_map(|cpu| ROW_KINDS.map(|kind| (cpu, kind))) {
+            let out = self.run(cpu, what, kind, rows);
             assert_eq!(out.len(), reference.len());
             for (i, (&x, exact)) in out.iter().zip(&reference).enumerate() {
                 assert!(
                     (f64::from(x) - exact).abs() < 1e-5,
-                    "{} kernels, {:?}, {:?}, {tokens} tokens, {what:?}: out[{i}] = {x}, not {exact}",
+                    "{} kernels, {:?}, {:?}, {kind:?} rows {rows:?}, {what:?}: out[{i}] = {x}, not {exact}",
                     cpu.isa(),
                     self.shape,
                     self.kind
@@ -118,6 +159,8 @@ impl Case {
         }
     }
 }
+
+const ROW_KINDS: [RowKind; 2] = [RowKind::Prompt, RowKind::Decode];
 
 #[test]
 fn every_group_window_and_tail_agrees_with_f64() {
@@ -134,8 +177,8 @@ fn every_group_window_and_tail_agrees_with_f64() {
         for kind in KINDS {
             let case = Case::new(heads, kv_heads, dims, 100, kind);
             for window in [None, Some(1), Some(16), Some(70)] {
-                for (first, tokens) in [(0, 1), (99, 1), (0, 2), (3, 5), (60, 30), (0, 100)] {
-                    case.check(&cpus, &Attention { window, ..case.what(first) }, tokens);
+                for rows in [(0, 1), (99, 1), (0, 2), (3, 5), (60, 30), (0, 100)] {
+                    case.check(&cpus, &Attention { window, ..case.what() }, rows);
                 }
             }
         }
@@ -150,46 +193,41 @@ fn values_in_keys_agree_with_f64() {
         [(16, 1, (576, 512)), (3, 1, (44, 37)), (6, 2, (20, 20)), (2, 1, (12, 3))]
     {
         for kind in KINDS {
-            let shape = KvShape { values_in_keys: true, ..shape(kv_heads, dims, 300) };
-            let case = Case::of(heads, shape, kind);
-            for (first, tokens) in [(0, 1), (299, 1), (3, 5), (250, 30)] {
+            let shape = KvShape { values_in_keys: true, ..shape(kv_heads, dims) };
+            let case = Case::of(heads, shape, 300, kind);
+            for rows in [(0, 1), (299, 1), (3, 5), (250, 30)] {
                 let scale = 1.0 / (dims.0 as f32).sqrt();
-                case.check(&cpus, &Attention { scale, ..case.what(first) }, tokens);
+                case.check(&cpus, &Attention { scale, ..case.what() }, rows);
                 let window = Some(70);
-                case.check(&cpus, &Attention { scale, window, ..case.what(first) }, tokens);
+                case.check(&cpus, &Attention { scale, window, ..case.what() }, rows);
             }
         }
     }
 }
 
 #[test]
-fn a_cache_that_keeps_a_window_gives_the_bits_of_one_that_keeps_all() {
+fn blocks_before_the_window_are_not_needed() {
     let (window, context) = (150, 1400);
     for kind in KINDS {
         let case = Case::new(4, 2, (40, 24), context, kind);
-        let rows = KvShape::rows_for_window(window, 100, context);
-        assert!(rows < 300);
-        let shape = KvShape { window: Some(window), rows, ..case.shape };
-        let (k, v) = (random(2, context * 2 * 40), random(3, context * 2 * 24));
         for cpu in cpus() {
-            let mut cache = KvCache::new(&[shape; 2], kind).unwrap();
-            let mut first = 0;
-            // Alternating prompts and single tokens that cross the ends of rows and of chunks.
-            for tokens in [100, 1, 77, 70, 1, 1, 5, 1].into_iter().cycle() {
-                let end = first + tokens;
-                if end > context {
-                    break;
-                }
-                cache
-                    .append(&cpu, 1, first, &k[first * 80..end * 80], &v[first * 48..end * 48])
-                    .unwrap();
-                let what = Attention { window: Some(window), ..case.what(first) };
+            for (row_kind, first, tokens) in [
+                (RowKind::Prompt, 700, 100),
+                (RowKind::Prompt, 933, 1),
+                (RowKind::Decode, 700, 1),
+                (RowKind::Decode, 1399, 1),
+            ] {
+                let what = Attention { window: Some(window), ..case.what() };
+                let mut table = case.table.clone();
+                table[..(first + 1 - window) / KV_BLOCK].fill(0);
+                let run =
+                    AttentionRun { kind: row_kind, first_position: first, tokens, table: &table };
                 let mut out = vec![f32::NAN; tokens * 4 * 24];
-                cpu.attention(&case.q[first * 160..end * 160], &cache, &what, &mut out);
-                assert!(out == case.run(&cpu, &what, tokens), "{kind:?} {tokens} at {first}");
-                first = end;
+                let q = &case.q[first * 160..(first + tokens) * 160];
+                cpu.attention(q, &case.cache, &what, &[run], &mut out);
+                let whole = case.run(&cpu, &what, row_kind, (first, tokens));
+                assert!(out == whole, "{kind:?} {row_kind:?} {tokens} at {first}");
             }
-            assert!(first > 4 * rows);
         }
     }
 }
@@ -197,8 +235,8 @@ fn a_cache_that_keeps_a_window_gives_the_bits_of_one_that_keeps_all() {
 #[test]
 fn groups_larger_than_a_tile_work() {
     let case = Case::new(prompt::ROWS + 5, 1, (8, 8), 20, KvType::F16);
-    for (first, tokens) in [(19, 1), (0, 20), (5, 3)] {
-        case.check(&cpus(), &case.what(first), tokens);
+    for rows in [(19, 1), (0, 20), (5, 3)] {
+        case.check(&cpus(), &case.what(), rows);
     }
 }
 
@@ -211,11 +249,10 @@ fn chunk_and_tile_edges_agree_with_f64() {
     for edge in edges {
         for position in edge - 2..edge + 2 {
             for window in [None, Some(edge), Some(edge - 1), Some(300), Some(7)] {
-                let what = Attention { window, ..case.what(position) };
-                case.check(&cpus, &what, 1);
+                let what = Attention { window, ..case.what() };
+                case.check(&cpus, &what, (position, 1));
                 let start = position - prompt::KEYS / 2;
-                let what = Attention { window, ..case.what(start) };
-                case.check(&cpus, &what, prompt::KEYS / 2);
+                case.check(&cpus, &what, (start, prompt::KEYS / 2));
             }
         }
     }
@@ -227,25 +264,62 @@ fn sinks_and_caps_agree_with_f64() {
     let sinks = [-2.0, 0.0, 1.5, 30.0];
     for softcap in [None, Some(2.0), Some(50.0)] {
         for sinks in [None, Some(&sinks[..])] {
-            for (first, tokens) in [(99, 1), (10, 90)] {
-                case.check(&cpus(), &Attention { softcap, sinks, ..case.what(first) }, tokens);
+            for rows in [(99, 1), (10, 90)] {
+                case.check(&cpus(), &Attention { softcap, sinks, ..case.what() }, rows);
             }
         }
     }
 }
 
 #[test]
-fn a_prompt_gives_what_its_tokens_give_one_by_one() {
+fn rows_have_the_same_bits_wherever_a_prompt_is_cut_and_whatever_is_beside_them() {
+    for kind in KINDS {
+        let case = Case::new(6, 2, (40, 24), 700, kind);
+        let row = case.heads * case.shape.head_dim_v;
+        let sinks = [-2.0, 0.0, 1.5, 30.0, 1.0, 2.0];
+        for cpu in cpus() {
+            for (window, softcap, sinks) in [
+                (None, None, None),
+                (Some(33), None, Some(&sinks[..])),
+                (Some(300), Some(5.0), None),
+            ] {
+                let what = Attention { window, softcap, sinks, ..case.what() };
+                for row_kind in ROW_KINDS {
+                    let whole = case.run(&cpu, &what, row_kind, (0, 700));
+                    // Cuts inside tiles, at their ends, and single rows.
+                    let cuts = [0, 1, 2, 47, 64, 65, 200, 256, 257, 511, 640, 699, 700];
+                    let runs: Vec<_> =
+                        cuts.windows(2).map(|cut| (row_kind, cut[0], cut[1] - cut[0])).collect();
+                    for run in &runs {
+                        let own = case.run_all(&cpu, &what, &[*run]);
+                        assert!(own == whole[run.1 * row..][..own.len()], "{kind:?} {run:?}");
+                    }
+                    assert!(case.run_all(&cpu, &what, &runs) == whole, "{kind:?} {row_kind:?}");
+                }
+                // Rows of both kinds in one call.
+                let mixed = [
+                    (RowKind::Decode, 699, 1),
+                    (RowKind::Decode, 5, 1),
+                    (RowKind::Prompt, 100, 70),
+                    (RowKind::Prompt, 300, 1),
+                ];
+                let alone: Vec<f32> =
+                    mixed.iter().flat_map(|run| case.run_all(&cpu, &what, &[*run])).collect();
+                assert!(case.run_all(&cpu, &what, &mixed) == alone, "{kind:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn both_kinds_of_rows_agree() {
     let case = Case::new(8, 2, (32, 32), 300, KvType::F16);
     for cpu in cpus() {
         for window in [None, Some(33)] {
-            let row = case.heads * case.shape.head_dim_v;
-            let together = case.run(&cpu, &Attention { window, ..case.what(0) }, 300);
-            for position in 0..300 {
-                let alone = case.run(&cpu, &Attention { window, ..case.what(position) }, 1);
-                for (a, b) in alone.iter().zip(&together[position * row..]) {
-                    assert!((a - b).abs() < 1e-5);
-                }
+            let what = Attention { window, ..case.what() };
+            let [prompt, decode] = ROW_KINDS.map(|kind| case.run(&cpu, &what, kind, (0, 300)));
+            for (a, b) in prompt.iter().zip(&decode) {
+                assert!((a - b).abs() < 1e-5);
             }
         }
     }
@@ -257,7 +331,8 @@ fn the_number_of_threads_changes_no_bit() {
     for isa in Isa::supported() {
         let run = |threads| {
             let cpu = Cpu::new(threads, isa, Arithmetic::Fast);
-            (case.run(&cpu, &case.what(699), 1), case.run(&cpu, &case.what(100), 600))
+            let of = |kind, rows| case.run(&cpu, &case.what(), kind, rows);
+            (of(RowKind::Decode, (690, 10)), of(RowKind::Prompt, (100, 600)))
         };
         let alone = run(1);
         for threads in [2, 3, 7] {

@@ -1,4 +1,8 @@
-//! The key/value cache of one sequence.
+//! The key/value cache: blocks of positions, which sequences take from pools.
+//!
+//! A block holds the keys and values of [`KV_BLOCK`] positions for all layers of a group. A sequence has a table for each
+//! group: entry `position / KV_BLOCK` is the number of the block that holds the position. The caller decides which
+//! sequence has which blocks. Block 0 of every pool is never written; its number stands for "no block".
 
 mod rows;
 #[cfg(test)]
@@ -6,11 +10,14 @@ pub(crate) mod tests;
 
 pub(crate) use rows::{HeadRows, Read, Widen, with_rows};
 
-use self::rows::{BLOCK, Plane};
+use self::rows::{BLOCK, Elements};
 use crate::attention::CHUNK;
 use crate::cpu::Cpu;
 use crate::error::ComputeError;
 use crate::simd::LANES;
+
+/// Number of positions of a block.
+pub const KV_BLOCK: usize = 16;
 
 /// Storage type of the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -29,7 +36,7 @@ pub enum KvType {
 impl KvType {
     /// Returns the size in bytes of one row of `dim` elements, padded to whole vectors or blocks.
     /// Returns `None` if that does not fit 64 bits.
-    fn row_bytes(self, dim: usize) -> Option<u64> {
+    pub(crate) fn row_bytes(self, dim: usize) -> Option<u64> {
         let stride = self.padded(dim)? as u64;
         match self {
             KvType::F16 => stride.checked_mul(2),
@@ -49,7 +56,7 @@ impl KvType {
     }
 }
 
-/// The dimensions of one layer of a [`KvCache`].
+/// Form of the keys and values of one layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct KvShape {
     pub kv_heads: usize,
@@ -60,94 +67,110 @@ pub struct KvShape {
     /// True if a value is the first `head_dim_v` elements of its key, so that nothing is stored
     /// twice. DeepSeek's latent rows, which all query heads share, are stored this way.
     pub values_in_keys: bool,
-    /// Number of positions that fit.
-    pub context: usize,
-    /// Number of positions that a token sees: itself and the `window - 1` before it. `None` means
-    /// all positions before it.
-    pub window: Option<usize>,
-    /// Number of rows that are kept, with position `p` in row `p % rows`. It is `context` if
-    /// nothing is forgotten, else [`KvShape::rows_for_window`].
-    pub rows: usize,
 }
 
 impl KvShape {
-    /// Returns the number of rows that a layer with a `window` needs when up to `batch` tokens are
-    /// appended at once. All of them are in the cache before the first one looks back. The result
-    /// is never more than `context`.
-    pub fn rows_for_window(window: usize, batch: usize, context: usize) -> usize {
-        // Chunks of attention begin at multiples of their length, and none may wrap around the end
-        // of the rows.
-        let rows = window.saturating_add(batch.max(1) - 1).checked_next_multiple_of(CHUNK);
-        rows.map_or(context, |rows| rows.min(context))
-    }
-
-    /// Returns the largest position, at most `len`, from which computation can resume after the
-    /// positions below `written` were computed. This is `len`, or 0 if a token at `len` would see a
-    /// row that a later position has overwritten.
-    pub fn resumable(&self, written: usize, len: usize) -> usize {
-        resumable(self.window, self.rows, written, len)
-    }
-
-    /// Returns the number of bytes that a layer of this shape reserves, or `None` if that does not
-    /// fit 64 bits.
-    pub fn bytes(&self, kind: KvType) -> Option<u64> {
+    /// Returns the number of bytes that a layer of this shape takes in every block, or `None` if
+    /// that does not fit 64 bits.
+    pub fn block_bytes(&self, kind: KvType) -> Option<u64> {
         let values = if self.values_in_keys { 0 } else { kind.row_bytes(self.head_dim_v)? };
         let row = kind.row_bytes(self.head_dim_k)?.checked_add(values)?;
-        [self.kv_heads, self.rows]
-            .into_iter()
-            .try_fold(row, |bytes, factor| bytes.checked_mul(factor as u64))
+        row.checked_mul(self.kv_heads as u64)?.checked_mul(KV_BLOCK as u64)
     }
 }
 
-/// Does the same as [`KvShape::resumable`] for any cache of a layer that keeps `rows` positions.
-pub fn resumable(window: Option<usize>, rows: usize, written: usize, len: usize) -> usize {
-    let oldest = window.map_or(0, |window| (len + 1).saturating_sub(window));
-    if written.saturating_sub(rows) <= oldest { len } else { 0 }
+/// Returns the number of positions that a layer with a `window` must keep when up to `batch` tokens
+/// are appended at once. All of them are in the cache before the first one looks back. The result
+/// is never more than `context`.
+pub fn rows_for_window(window: usize, batch: usize, context: usize) -> usize {
+    let rows = window.saturating_add(batch.max(1) - 1).checked_next_multiple_of(CHUNK);
+    rows.map_or(context, |rows| rows.min(context))
 }
 
-/// Keys and values of every position seen so far, for every layer.
+/// One layer of a [`KvCache`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct KvLayer {
+    pub shape: KvShape,
+    /// Number of the layer's group, from 0 on.
+    pub group: usize,
+}
+
+/// Pools of blocks of keys and values, one pool for each group of layers.
 ///
 /// Memory is reserved at creation, and the system supplies it when positions are first written.
-/// Each key/value head of a layer is one run of rows, which attention reads from front to back.
+/// Each key/value head of a layer is one run of [`KV_BLOCK`] rows in a block.
 pub struct KvCache {
     kind: KvType,
     layers: Vec<Layer>,
+    groups: Vec<Group>,
 }
 
 struct Layer {
     shape: KvShape,
+    group: usize,
     keys: Plane,
-    /// `None` if the values are part of the keys.
-    values: Option<Plane>,
-    /// Number of positions that are valid.
-    len: usize,
-    /// End of the positions that were written since the cache was last empty. Their rows may hold
-    /// newer positions.
-    written: usize,
+    /// The plane of the keys if the values are part of them.
+    values: Plane,
+}
+
+/// The keys or the values of a layer within a block: `[kv_heads, KV_BLOCK, stride]`.
+#[derive(Clone, Copy)]
+struct Plane {
+    /// First element in the block.
+    first: usize,
+    /// Number of elements of a row that hold data.
+    dim: usize,
+    /// Number of elements from one row to the next.
+    stride: usize,
+}
+
+struct Group {
+    /// `[blocks, block elements]`
+    elements: Elements,
+    block_elements: usize,
+    block_bytes: u64,
+    blocks: usize,
 }
 
 impl KvCache {
-    /// Reserves a cache with one layer for each of `shapes`.
+    /// Reserves the blocks of all groups. `blocks` is the number of blocks of each group, with block 0.
     ///
     /// # Errors
     /// Returns [`ComputeError::CacheTooLarge`] if the system refuses the memory.
     ///
     /// # Panics
-    /// Panics if a shape is not valid:
-    ///
-    /// - Values that are part of their keys are longer than the keys.
-    /// - The window is 0.
-    /// - There are fewer rows than positions, and the layer has no window or the rows are not whole
-    ///   chunks of attention.
-    /// - There are more rows than positions.
-    pub fn new(shapes: &[KvShape], kind: KvType) -> Result<KvCache, ComputeError> {
-        let bytes = sum_of_bytes(shapes.iter(), kind);
+    /// Panics if a layer's group has no entry in `blocks`, or if values that are part of their keys are
+    /// longer than the keys.
+    pub fn new(
+        layers: &[KvLayer],
+        blocks: &[usize],
+        kind: KvType,
+    ) -> Result<KvCache, ComputeError> {
+        let bytes = KvCache::bytes_of(layers, blocks, kind);
         let refused = || ComputeError::CacheTooLarge { bytes };
         if bytes.is_none_or(|bytes| isize::try_from(bytes).is_err()) {
             return Err(refused());
         }
-        let layers = shapes.iter().map(|shape| Layer::new(*shape, kind).ok_or_else(refused));
-        Ok(KvCache { kind, layers: layers.collect::<Result<_, _>>()? })
+        let mut block_elements = vec![0; blocks.len()];
+        let layers: Vec<Layer> = layers
+            .iter()
+            .map(|layer| Layer::new(layer, kind, &mut block_elements[layer.group]))
+            .collect();
+        let groups = blocks.iter().zip(block_elements).map(|(&blocks, block_elements)| {
+            let elements = Elements::zeroed(kind, blocks.checked_mul(block_elements)?)?;
+            let block_bytes = kind.row_bytes(block_elements)?;
+            Some(Group { elements, block_elements, block_bytes, blocks })
+        });
+        let groups = groups.collect::<Option<Vec<Group>>>().ok_or_else(refused)?;
+        Ok(KvCache { kind, layers, groups })
+    }
+
+    /// Returns the bytes that [`KvCache::new`] reserves, or `None` if they do not fit 64 bits.
+    pub fn bytes_of(layers: &[KvLayer], blocks: &[usize], kind: KvType) -> Option<u64> {
+        layers.iter().try_fold(0_u64, |sum, layer| {
+            let bytes = layer.shape.block_bytes(kind)?;
+            sum.checked_add(bytes.checked_mul(blocks[layer.group] as u64)?)
+        })
     }
 
     /// Returns the dimensions of `layer`.
@@ -158,9 +181,12 @@ impl KvCache {
         &self.layers[layer].shape
     }
 
-    /// Returns the number of positions that fit every layer.
-    pub fn context(&self) -> usize {
-        self.layers.iter().map(|layer| layer.shape.context).min().unwrap_or(0)
+    /// Returns the group of `layer`.
+    ///
+    /// # Panics
+    /// Panics if there is no such layer.
+    pub fn group(&self, layer: usize) -> usize {
+        self.layers[layer].group
     }
 
     /// Returns the storage type of the elements.
@@ -168,137 +194,151 @@ impl KvCache {
         self.kind
     }
 
+    /// Returns the number of blocks of `group`, with block 0.
+    ///
+    /// # Panics
+    /// Panics if there is no such group.
+    pub fn blocks(&self, group: usize) -> usize {
+        self.groups[group].blocks
+    }
+
+    /// Returns the number of bytes of a block of `group`.
+    ///
+    /// # Panics
+    /// Panics if there is no such group.
+    pub fn block_bytes(&self, group: usize) -> u64 {
+        self.groups[group].block_bytes
+    }
+
     /// Returns the number of bytes reserved.
     pub fn bytes(&self) -> u64 {
-        let shapes = self.layers.iter().map(|layer| &layer.shape);
-        sum_of_bytes(shapes, self.kind).expect("counted when it was reserved")
+        self.groups.iter().map(|group| group.block_bytes * group.blocks as u64).sum()
     }
 
-    /// Returns the number of positions that every layer holds.
-    pub fn len(&self) -> usize {
-        self.layers.iter().map(|layer| layer.len).min().unwrap_or(0)
-    }
-
-    /// Returns true if some layer holds no position.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Returns the number of positions that `layer` holds.
+    /// Writes a run of tokens at `position`, `position + 1`, ... of `layer`, in the blocks of `table`. `k` is `[tokens,
+    /// kv_heads, head_dim_k]`. `v` is `[tokens, kv_heads, head_dim_v]`, or empty if the values are part of the keys.
     ///
     /// # Panics
-    /// Panics if there is no such layer.
-    pub fn layer_len(&self, layer: usize) -> usize {
-        self.layers[layer].len
-    }
-
-    /// Returns the largest position, at most `len`, from which computation can resume. This is
-    /// `len`, or 0 if a layer with a window has forgotten positions that a token there would see.
-    pub fn resumable(&self, len: usize) -> usize {
-        let of = |layer: &Layer| layer.shape.resumable(layer.written, len);
-        self.layers.iter().map(of).min().unwrap_or(0)
-    }
-
-    /// Forgets every position from `len` on.
-    ///
-    /// # Panics
-    /// Panics if computation cannot resume at `len` ([`KvCache::resumable`]).
-    pub fn truncate(&mut self, len: usize) {
-        assert_eq!(self.resumable(len), len, "truncate: a window before {len} is gone");
-        for layer in &mut self.layers {
-            layer.len = layer.len.min(len);
-            if len == 0 {
-                layer.written = 0;
+    /// Panics if there is no such layer, if `k` and `v` do not have those shapes, or if `table` has no block for a
+    /// position.
+    pub fn write(
+        &mut self,
+        cpu: &Cpu,
+        layer: usize,
+        table: &[u32],
+        position: usize,
+        k: &[f32],
+        v: &[f32],
+    ) {
+        let KvCache { layers, groups, .. } = self;
+        let layer = &layers[layer];
+        let KvShape { kv_heads, head_dim_k, head_dim_v, values_in_keys } = layer.shape;
+        let row = (kv_heads * head_dim_k).max(1);
+        let tokens = k.len() / row;
+        assert!(k.len() == tokens * kv_heads * head_dim_k, "write: k is no whole token");
+        let value_row = if values_in_keys { 0 } else { kv_heads * head_dim_v };
+        assert!(v.len() == tokens * value_row, "write: v does not fit k");
+        let group = &mut groups[layer.group];
+        for token in 0..tokens {
+            let position = position + token;
+            let block = table[position / KV_BLOCK] as usize;
+            assert!((1..group.blocks).contains(&block), "write: position {position} has no block");
+            let first = block * group.block_elements;
+            let k = &k[token * row..][..row];
+            layer.keys.write(cpu, &mut group.elements, first, position % KV_BLOCK, k);
+            let v = &v[token * value_row..][..value_row];
+            if !v.is_empty() {
+                layer.values.write(cpu, &mut group.elements, first, position % KV_BLOCK, v);
             }
         }
     }
 
-    /// Writes a run of tokens at `position`, `position + 1`, ... of `layer` and forgets all
-    /// positions after the run. `k` is `[tokens, kv_heads, head_dim_k]`. `v` is `[tokens, kv_heads,
-    /// head_dim_v]`, or empty if the values are part of the keys.
-    ///
-    /// # Errors
-    /// Returns [`ComputeError::ContextFull`] if the run does not fit.
+    /// Copies the content of block `from` to block `to` of a group.
     ///
     /// # Panics
-    /// Panics in these cases:
+    /// Panics if there are no such blocks, or `to` is 0.
+    pub fn copy_block(&mut self, group: usize, from: u32, to: u32) {
+        let Group { elements, block_elements, blocks, .. } = &mut self.groups[group];
+        let (from, to) = (from as usize, to as usize);
+        assert!(to != 0 && from.max(to) < *blocks, "copy_block: {from} to {to} of {blocks}");
+        elements.copy(from * *block_elements, to * *block_elements, *block_elements);
+    }
+
+    /// Appends the content of a block to `bytes`, [`KvCache::block_bytes`] long.
     ///
-    /// - There is no such layer, or `k` and `v` do not have those shapes.
-    /// - The run would leave a gap after the positions that the layer holds.
-    /// - The layer has a window and too few rows to hold the run beside it.
-    /// - The layer has forgotten positions that the run would see.
-    pub fn append(
-        &mut self,
-        cpu: &Cpu,
-        layer: usize,
-        position: usize,
-        k: &[f32],
-        v: &[f32],
-    ) -> Result<(), ComputeError> {
-        let layer = &mut self.layers[layer];
-        let KvShape { kv_heads, head_dim_k, head_dim_v, context, .. } = layer.shape;
-        let row = (kv_heads * head_dim_k).max(1);
-        let tokens = k.len() / row;
-        assert!(k.len() == tokens * kv_heads * head_dim_k, "append: k is no whole token");
-        let value_row = if layer.values.is_some() { kv_heads * head_dim_v } else { 0 };
-        assert!(v.len() == tokens * value_row, "append: v does not fit k");
-        assert!(position <= layer.len, "append: a gap before position {position}");
-        let end = position.saturating_add(tokens);
-        if end > context {
-            return Err(ComputeError::ContextFull { first: position, end, context });
-        }
-        assert_eq!(
-            layer.shape.resumable(layer.written, position),
-            position,
-            "append: a window before {position} is gone"
-        );
-        layer.shape.check_run(tokens);
-        layer.keys.write(cpu, kv_heads, position, k);
-        if let Some(values) = &mut layer.values {
-            values.write(cpu, kv_heads, position, v);
-        }
-        layer.len = end;
-        layer.written = if position == 0 { end } else { layer.written.max(end) };
-        Ok(())
+    /// # Panics
+    /// Panics if there is no such block.
+    pub fn save_block(&self, group: usize, block: u32, bytes: &mut Vec<u8>) {
+        let Group { elements, block_elements, .. } = &self.groups[group];
+        elements.save(block as usize * block_elements, *block_elements, bytes);
+    }
+
+    /// Replaces the content of a block by that of [`KvCache::save_block`].
+    ///
+    /// # Panics
+    /// Panics if there is no such block, `block` is 0, or `bytes` is not [`KvCache::block_bytes`] long.
+    pub fn restore_block(&mut self, group: usize, block: u32, bytes: &[u8]) {
+        let Group { elements, block_elements, block_bytes, .. } = &mut self.groups[group];
+        assert!(block != 0 && bytes.len() as u64 == *block_bytes, "restore_block: {block}");
+        elements.restore(block as usize * *block_elements, *block_elements, bytes);
     }
 
     /// Returns one stored key, widened, as `head_dim_k` elements.
     ///
     /// # Panics
     /// Panics if there is no such layer, head or row.
-    pub fn key(&self, cpu: &Cpu, layer: usize, kv_head: usize, position: usize) -> Vec<f32> {
-        self.layers[layer].keys.read(cpu, kv_head, position)
+    pub fn key(
+        &self,
+        cpu: &Cpu,
+        layer: usize,
+        table: &[u32],
+        kv_head: usize,
+        position: usize,
+    ) -> Vec<f32> {
+        let rows = self.keys(layer, table[position / KV_BLOCK], kv_head);
+        let Plane { dim, stride, .. } = self.layers[layer].keys;
+        read_row(cpu, rows, position % KV_BLOCK, stride, dim)
     }
 
     /// Returns one stored value, widened, as `head_dim_v` elements.
     ///
     /// # Panics
     /// Panics if there is no such layer, head or row.
-    pub fn value(&self, cpu: &Cpu, layer: usize, kv_head: usize, position: usize) -> Vec<f32> {
+    pub fn value(
+        &self,
+        cpu: &Cpu,
+        layer: usize,
+        table: &[u32],
+        kv_head: usize,
+        position: usize,
+    ) -> Vec<f32> {
+        let rows = self.values(layer, table[position / KV_BLOCK], kv_head);
+        let stride = self.layers[layer].values.stride;
+        read_row(cpu, rows, position % KV_BLOCK, stride, self.layers[layer].shape.head_dim_v)
+    }
+
+    /// Returns the rows of one head's keys in a block, [`KvCache::key_stride`] elements each.
+    #[inline]
+    pub(crate) fn keys(&self, layer: usize, block: u32, kv_head: usize) -> HeadRows<'_> {
         let layer = &self.layers[layer];
-        let mut value = layer.value_plane().read(cpu, kv_head, position);
-        value.truncate(layer.shape.head_dim_v);
-        value
+        self.groups[layer.group].rows(layer.keys, block, kv_head)
     }
 
-    /// Returns all rows of one head's keys, [`KvCache::key_stride`] elements each.
-    pub(crate) fn keys(&self, layer: usize, kv_head: usize) -> HeadRows<'_> {
-        self.layers[layer].keys.head(kv_head)
-    }
-
-    /// Returns all rows of one head's values, [`KvCache::value_stride`] elements each.
-    pub(crate) fn values(&self, layer: usize, kv_head: usize) -> HeadRows<'_> {
-        self.layers[layer].value_plane().head(kv_head)
+    /// Returns the rows of one head's values in a block, [`KvCache::value_stride`] elements each.
+    #[inline]
+    pub(crate) fn values(&self, layer: usize, block: u32, kv_head: usize) -> HeadRows<'_> {
+        let layer = &self.layers[layer];
+        self.groups[layer.group].rows(layer.values, block, kv_head)
     }
 
     /// Returns the number of elements from one key to the next.
     pub(crate) fn key_stride(&self, layer: usize) -> usize {
-        self.layers[layer].keys.stride()
+        self.layers[layer].keys.stride
     }
 
     /// Returns the number of elements from one value to the next.
     pub(crate) fn value_stride(&self, layer: usize) -> usize {
-        self.layers[layer].value_plane().stride()
+        self.layers[layer].values.stride
     }
 
     /// Returns the number of elements of a value, rounded up to whole vectors. The extra elements
@@ -308,37 +348,47 @@ impl KvCache {
     }
 }
 
-impl KvShape {
-    /// Panics if the rows cannot hold a run of `tokens` and the window that its first token sees.
-    pub(crate) fn check_run(&self, tokens: usize) {
-        let fits = match self.window {
-            Some(window) => (window - 1).saturating_add(tokens) <= self.rows,
-            None => false,
-        };
-        assert!(self.rows >= self.context || fits, "{tokens} tokens at once in {self:?}");
-    }
+fn read_row(cpu: &Cpu, rows: HeadRows<'_>, row: usize, stride: usize, dim: usize) -> Vec<f32> {
+    let (mut out, vectors) = (vec![0.0; stride], stride / LANES);
+    with_rows!(rows => {
+        crate::simd::dispatch(cpu, Widen { rows: rows.vectors(row * vectors, vectors), out: &mut out });
+    });
+    out.truncate(dim);
+    out
 }
 
-/// Returns the number of bytes of all layers, or `None` if that does not fit 64 bits.
-fn sum_of_bytes<'a>(mut shapes: impl Iterator<Item = &'a KvShape>, kind: KvType) -> Option<u64> {
-    shapes.try_fold(0_u64, |sum, shape| sum.checked_add(shape.bytes(kind)?))
+impl Group {
+    #[inline]
+    fn rows(&self, plane: Plane, block: u32, kv_head: usize) -> HeadRows<'_> {
+        let rows = KV_BLOCK * plane.stride;
+        self.elements
+            .rows(block as usize * self.block_elements + plane.first + kv_head * rows, rows)
+    }
 }
 
 impl Layer {
-    /// Reserves a layer. Returns `None` if the system refuses the memory.
-    fn new(shape: KvShape, kind: KvType) -> Option<Layer> {
-        let KvShape { head_dim_k, head_dim_v, rows, context, window, .. } = shape;
-        assert!(!shape.values_in_keys || head_dim_v <= head_dim_k, "{shape:?}: values are longer");
-        assert!(window != Some(0), "{shape:?}: a window of 0 sees nothing");
-        // Rows that wrap around must be whole chunks, and there must be a window.
-        let wraps = rows > 0 && rows.is_multiple_of(CHUNK) && window.is_some();
-        assert!(rows == context || rows < context && wraps, "{shape:?}: rows do not fit");
-        let plane = |dim: usize| Plane::new(kind, shape.kv_heads, rows, dim);
-        let values = if shape.values_in_keys { None } else { Some(plane(head_dim_v)?) };
-        Some(Layer { shape, keys: plane(head_dim_k)?, values, len: 0, written: 0 })
+    /// Lays the layer out behind the first `*end` elements of a block, which it moves.
+    fn new(layer: &KvLayer, kind: KvType, end: &mut usize) -> Layer {
+        let KvShape { kv_heads, head_dim_k, head_dim_v, values_in_keys } = layer.shape;
+        assert!(!values_in_keys || head_dim_v <= head_dim_k, "{layer:?}: values are longer");
+        let mut plane = |dim: usize| {
+            let stride = kind.padded(dim).expect("the bytes were counted");
+            let first = *end;
+            *end += kv_heads * KV_BLOCK * stride;
+            Plane { first, dim, stride }
+        };
+        let keys = plane(head_dim_k);
+        let values = if values_in_keys { keys } else { plane(head_dim_v) };
+        Layer { shape: layer.shape, group: layer.group, keys, values }
     }
+}
 
-    fn value_plane(&self) -> &Plane {
-        self.values.as_ref().unwrap_or(&self.keys)
+impl Plane {
+    /// Writes `x` `[heads, dim]` in row `row` of the block that begins at element `block`.
+    fn write(self, cpu: &Cpu, elements: &mut Elements, block: usize, row: usize, x: &[f32]) {
+        for (head, x) in x.chunks_exact(self.dim).enumerate() {
+            let first = block + self.first + (head * KV_BLOCK + row) * self.stride;
+            elements.write(cpu, first, self.stride, x);
+        }
     }
 }

@@ -8,19 +8,9 @@ use crate::simd::{Kernel, LANES, Simd, dispatch};
 /// Number of elements that share a scale.
 pub(super) const BLOCK: usize = 32;
 
-/// Rows of keys or values as `[kv_heads, rows, stride]`.
-pub(super) struct Plane {
-    elements: Elements,
-    rows: usize,
-    /// Number of elements in a row that hold data.
-    dim: usize,
-    /// Number of elements from one row to the next.
-    stride: usize,
-}
-
 /// Elements by type. Scales are stored separately, one half-precision scale for every [`BLOCK`]
 /// elements.
-enum Elements {
+pub(super) enum Elements {
     F16(Buffer<u16>),
     F32(Buffer<f32>),
     Q8 {
@@ -69,7 +59,13 @@ macro_rules! with_rows {
 pub(crate) use with_rows;
 
 /// A run of rows that kernels read in vectors of eight elements.
-pub(crate) trait Read: Copy {
+pub(crate) trait Read<'a>: Copy {
+    /// Returns rows that are known to be of this type.
+    ///
+    /// # Panics
+    /// Panics if they are of another type.
+    fn of(rows: HeadRows<'a>) -> Self;
+
     /// Returns the `len` vectors from `first` on.
     fn vectors(self, first: usize, len: usize) -> Self;
 
@@ -83,7 +79,7 @@ type F32Rows<'a> = &'a [[f32; LANES]];
 #[derive(Clone, Copy)]
 pub(crate) struct Q8Rows<'a> {
     codes: &'a [[i8; LANES]],
-    /// Scales of the whole head.
+    /// Scales of the head's rows in the block.
     scales: &'a [u16],
     /// Index in the head of the first vector of this run.
     first: usize,
@@ -96,7 +92,13 @@ pub(crate) struct Q4Rows<'a> {
     first: usize,
 }
 
-impl Read for F32Rows<'_> {
+impl<'a> Read<'a> for F32Rows<'a> {
+    #[inline(always)]
+    fn of(rows: HeadRows<'a>) -> Self {
+        let HeadRows::F32(rows) = rows else { unreachable!("a cache has one type") };
+        rows
+    }
+
     #[inline(always)]
     fn vectors(self, first: usize, len: usize) -> Self {
         &self[first..first + len]
@@ -108,7 +110,13 @@ impl Read for F32Rows<'_> {
     }
 }
 
-impl Read for F16Rows<'_> {
+impl<'a> Read<'a> for F16Rows<'a> {
+    #[inline(always)]
+    fn of(rows: HeadRows<'a>) -> Self {
+        let HeadRows::F16(rows) = rows else { unreachable!("a cache has one type") };
+        rows
+    }
+
     #[inline(always)]
     fn vectors(self, first: usize, len: usize) -> Self {
         &self[first..first + len]
@@ -120,7 +128,13 @@ impl Read for F16Rows<'_> {
     }
 }
 
-impl Read for Q8Rows<'_> {
+impl<'a> Read<'a> for Q8Rows<'a> {
+    #[inline(always)]
+    fn of(rows: HeadRows<'a>) -> Self {
+        let HeadRows::Q8(rows) = rows else { unreachable!("a cache has one type") };
+        rows
+    }
+
     #[inline(always)]
     fn vectors(self, first: usize, len: usize) -> Self {
         Q8Rows { codes: &self.codes[first..first + len], first: self.first + first, ..self }
@@ -133,7 +147,13 @@ impl Read for Q8Rows<'_> {
     }
 }
 
-impl Read for Q4Rows<'_> {
+impl<'a> Read<'a> for Q4Rows<'a> {
+    #[inline(always)]
+    fn of(rows: HeadRows<'a>) -> Self {
+        let HeadRows::Q4(rows) = rows else { unreachable!("a cache has one type") };
+        rows
+    }
+
     #[inline(always)]
     fn vectors(self, first: usize, len: usize) -> Self {
         Q4Rows { codes: &self.codes[first..first + len], first: self.first + first, ..self }
@@ -147,84 +167,128 @@ impl Read for Q4Rows<'_> {
     }
 }
 
-impl Plane {
-    /// Reserves the rows. Returns `None` if the system refuses the memory.
-    pub(super) fn new(kind: KvType, heads: usize, rows: usize, dim: usize) -> Option<Plane> {
-        let stride = kind.padded(dim)?;
-        let len = heads.checked_mul(rows)?.checked_mul(stride)?;
+impl Elements {
+    /// Reserves `len` elements, a multiple of [`BLOCK`]. Returns `None` if the system refuses the memory.
+    pub(super) fn zeroed(kind: KvType, len: usize) -> Option<Elements> {
         let scales = || Buffer::zeroed(len / BLOCK);
-        let elements = match kind {
+        Some(match kind {
             KvType::F16 => Elements::F16(Buffer::zeroed(len)?),
             KvType::F32 => Elements::F32(Buffer::zeroed(len)?),
             KvType::Q8_0 => Elements::Q8 { codes: Buffer::zeroed(len)?, scales: scales()? },
             KvType::Q4_0 => Elements::Q4 { codes: Buffer::zeroed(len / 2)?, scales: scales()? },
-        };
-        Some(Plane { elements, rows, dim, stride })
+        })
     }
 
-    pub(super) fn stride(&self) -> usize {
-        self.stride
-    }
-
-    pub(super) fn head(&self, head: usize) -> HeadRows<'_> {
-        let len = self.rows * self.stride;
-        let (first, blocks) = (head * len, head * len / BLOCK);
-        match &self.elements {
+    /// Returns the `len` elements from `first` on as rows. Both are whole vectors, and whole blocks for types with
+    /// scales.
+    #[inline]
+    pub(super) fn rows(&self, first: usize, len: usize) -> HeadRows<'_> {
+        let (blocks, block_count) = (first / BLOCK, len / BLOCK);
+        match self {
             Elements::F16(x) => HeadRows::F16(x.as_slice()[first..][..len].as_chunks().0),
             Elements::F32(x) => HeadRows::F32(x.as_slice()[first..][..len].as_chunks().0),
             Elements::Q8 { codes, scales } => HeadRows::Q8(Q8Rows {
                 codes: codes.as_slice()[first..][..len].as_chunks().0,
-                scales: &scales.as_slice()[blocks..][..len / BLOCK],
+                scales: &scales.as_slice()[blocks..][..block_count],
                 first: 0,
             }),
             Elements::Q4 { codes, scales } => HeadRows::Q4(Q4Rows {
                 codes: codes.as_slice()[first / 2..][..len / 2].as_chunks().0,
-                scales: &scales.as_slice()[blocks..][..len / BLOCK],
+                scales: &scales.as_slice()[blocks..][..block_count],
                 first: 0,
             }),
         }
     }
 
-    /// Writes `x` `[tokens, heads, dim]` at `position`.
-    pub(super) fn write(&mut self, cpu: &Cpu, heads: usize, position: usize, x: &[f32]) {
-        if x.is_empty() {
-            return;
-        }
-        let (rows, dim, stride) = (self.rows, self.dim, self.stride);
-        for (at, row) in x.chunks_exact(dim).enumerate() {
-            let (token, head) = (at / heads, at % heads);
-            let first = (head * rows + (position + token) % rows) * stride;
-            let blocks = first / BLOCK..(first + stride) / BLOCK;
-            match &mut self.elements {
-                Elements::F32(x) => x.as_mut_slice()[first..][..dim].copy_from_slice(row),
-                Elements::F16(x) => {
-                    let out = &mut x.as_mut_slice()[first..][..stride];
-                    dispatch(cpu, Narrow { row, out });
-                }
-                Elements::Q8 { codes, scales } => {
-                    let codes = &mut codes.as_mut_slice()[first..][..stride];
-                    let scales = &mut scales.as_mut_slice()[blocks];
-                    dispatch(cpu, Quantize { row, codes: Codes::Q8(codes), scales });
-                }
-                Elements::Q4 { codes, scales } => {
-                    let codes = &mut codes.as_mut_slice()[first / 2..][..stride / 2];
-                    let scales = &mut scales.as_mut_slice()[blocks];
-                    dispatch(cpu, Quantize { row, codes: Codes::Q4(codes), scales });
-                }
+    /// Writes `row` and its padding to the `stride` elements from `first` on.
+    pub(super) fn write(&mut self, cpu: &Cpu, first: usize, stride: usize, row: &[f32]) {
+        let blocks = first / BLOCK..(first + stride) / BLOCK;
+        match self {
+            Elements::F32(x) => x.as_mut_slice()[first..][..row.len()].copy_from_slice(row),
+            Elements::F16(x) => {
+                let out = &mut x.as_mut_slice()[first..][..stride];
+                dispatch(cpu, Narrow { row, out });
+            }
+            Elements::Q8 { codes, scales } => {
+                let codes = &mut codes.as_mut_slice()[first..][..stride];
+                let scales = &mut scales.as_mut_slice()[blocks];
+                dispatch(cpu, Quantize { row, codes: Codes::Q8(codes), scales });
+            }
+            Elements::Q4 { codes, scales } => {
+                let codes = &mut codes.as_mut_slice()[first / 2..][..stride / 2];
+                let scales = &mut scales.as_mut_slice()[blocks];
+                dispatch(cpu, Quantize { row, codes: Codes::Q4(codes), scales });
             }
         }
     }
 
-    /// Returns the row of `position`, widened.
-    pub(super) fn read(&self, cpu: &Cpu, head: usize, position: usize) -> Vec<f32> {
-        let mut out = vec![0.0; self.stride];
-        let (vectors, rows) = (self.stride / LANES, self.head(head));
-        let at = position % self.rows * vectors;
-        with_rows!(rows => {
-            dispatch(cpu, Widen { rows: rows.vectors(at, vectors), out: &mut out });
-        });
-        out.truncate(self.dim);
-        out
+    /// Copies `len` elements.
+    pub(super) fn copy(&mut self, from: usize, to: usize, len: usize) {
+        let scales = from / BLOCK..(from + len) / BLOCK;
+        match self {
+            Elements::F16(x) => x.as_mut_slice().copy_within(from..from + len, to),
+            Elements::F32(x) => x.as_mut_slice().copy_within(from..from + len, to),
+            Elements::Q8 { codes, scales: of } => {
+                codes.as_mut_slice().copy_within(from..from + len, to);
+                of.as_mut_slice().copy_within(scales, to / BLOCK);
+            }
+            Elements::Q4 { codes, scales: of } => {
+                codes.as_mut_slice().copy_within(from / 2..(from + len) / 2, to / 2);
+                of.as_mut_slice().copy_within(scales, to / BLOCK);
+            }
+        }
+    }
+
+    /// Appends `len` elements to `bytes`: elements or codes, then scales.
+    pub(super) fn save(&self, first: usize, len: usize, bytes: &mut Vec<u8>) {
+        let blocks = first / BLOCK..(first + len) / BLOCK;
+        match self {
+            Elements::F16(x) => {
+                let x = &x.as_slice()[first..][..len];
+                bytes.extend(x.iter().flat_map(|x| x.to_le_bytes()));
+            }
+            Elements::F32(x) => {
+                let x = &x.as_slice()[first..][..len];
+                bytes.extend(x.iter().flat_map(|x| x.to_le_bytes()));
+            }
+            Elements::Q8 { codes, scales } => {
+                let codes = &codes.as_slice()[first..][..len];
+                bytes.extend(codes.iter().map(|code| code.cast_unsigned()));
+                bytes.extend(scales.as_slice()[blocks].iter().flat_map(|x| x.to_le_bytes()));
+            }
+            Elements::Q4 { codes, scales } => {
+                bytes.extend_from_slice(&codes.as_slice()[first / 2..][..len / 2]);
+                bytes.extend(scales.as_slice()[blocks].iter().flat_map(|x| x.to_le_bytes()));
+            }
+        }
+    }
+
+    /// Replaces `len` elements by those that [`Elements::save`] wrote.
+    pub(super) fn restore(&mut self, first: usize, len: usize, bytes: &[u8]) {
+        let halves = |out: &mut [u16], bytes: &[u8]| {
+            for (out, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
+                *out = u16::from_le_bytes(*bytes);
+            }
+        };
+        let blocks = first / BLOCK..(first + len) / BLOCK;
+        match self {
+            Elements::F16(x) => halves(&mut x.as_mut_slice()[first..][..len], bytes),
+            Elements::F32(x) => {
+                let out = &mut x.as_mut_slice()[first..][..len];
+                for (out, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
+                    *out = f32::from_le_bytes(*bytes);
+                }
+            }
+            Elements::Q8 { codes, scales } => {
+                let out = &mut codes.as_mut_slice()[first..][..len];
+                out.iter_mut().zip(bytes).for_each(|(out, byte)| *out = byte.cast_signed());
+                halves(&mut scales.as_mut_slice()[blocks], &bytes[len..]);
+            }
+            Elements::Q4 { codes, scales } => {
+                codes.as_mut_slice()[first / 2..][..len / 2].copy_from_slice(&bytes[..len / 2]);
+                halves(&mut scales.as_mut_slice()[blocks], &bytes[len / 2..]);
+            }
+        }
     }
 }
 
@@ -235,7 +299,7 @@ pub(crate) struct Widen<'a, R> {
     pub out: &'a mut [f32],
 }
 
-impl<R: Read> Kernel for Widen<'_, R> {
+impl<'a, R: Read<'a>> Kernel for Widen<'_, R> {
     type Output = ();
 
     #[inline(always)]

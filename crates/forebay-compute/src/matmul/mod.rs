@@ -6,8 +6,8 @@
 //! F32 row by row.
 //!
 //! Each number of the output is computed by one thread in a fixed order. The order depends only on
-//! the weight type and on the number of tokens of the job. So results do not depend on threads,
-//! chunks, addresses of weights, or other jobs of the same call.
+//! the weight type and on the kind of the rows. So results do not depend on threads, chunks,
+//! addresses of weights, other rows, or other jobs of the same call.
 
 mod activations;
 mod aligned;
@@ -31,6 +31,7 @@ use task::{ChunkRows, Kernel, Plan};
 use types::{ActivationForm, activation_form};
 
 use crate::cpu::{Arithmetic, Cpu, Isa};
+use crate::row_kind::RowKind;
 
 /// A matrix of weights: `rows` rows of `cols` elements, encoded as `ty`.
 #[derive(Clone, Copy)]
@@ -52,6 +53,8 @@ pub struct MatmulJob<'a> {
     pub x: &'a Activations,
     /// Rows of `x` to multiply, in the order of the output; `None` for all.
     pub tokens: Option<&'a [u32]>,
+    /// Kind of these rows, which selects the kernel.
+    pub kind: RowKind,
     /// Output, `[selected tokens, w.rows]`.
     pub out: &'a mut [f32],
 }
@@ -83,7 +86,7 @@ impl Cpu {
             assert!(Cpu::supports(ty), "{ty} weights are not supported");
             assert!(job.x.has(self.form(ty)), "activations were not prepared for {ty} weights");
         }
-        self.matmul.run(&self.pool, first, jobs, |ty, tokens| self.plan(ty, tokens));
+        self.matmul.run(&self.pool, first, jobs, |ty, kind| self.plan(ty, kind));
     }
 
     /// Returns the form of the activations that weights of type `ty` are multiplied with.
@@ -94,21 +97,21 @@ impl Cpu {
         }
     }
 
-    /// Chooses the kernel. The choice may depend only on the type and the number of tokens (see the
+    /// Chooses the kernel. The choice may depend only on the type and the kind of the rows (see the
     /// module).
-    fn plan(&self, ty: TensorType, tokens: usize) -> Plan {
+    fn plan(&self, ty: TensorType, kind: RowKind) -> Plan {
         let rounded = self.form(ty) != ActivationForm::Float;
         #[cfg(target_arch = "x86_64")]
         if let Some(plan) = match (self.isa, rounded) {
-            (Isa::Avx512Vnni, true) => avx512::plan_rounded(ty, tokens),
-            (Isa::Avx512Vnni, false) => Some(avx512::plan_float(ty, tokens)),
-            (Isa::Avx2, true) => avx2::plan_rounded(ty, tokens),
-            (Isa::Avx2, false) => Some(avx2::plan_float(ty, tokens)),
+            (Isa::Avx512Vnni, true) => avx512::plan_rounded(ty, kind),
+            (Isa::Avx512Vnni, false) => Some(avx512::plan_float(ty, kind)),
+            (Isa::Avx2, true) => avx2::plan_rounded(ty, kind),
+            (Isa::Avx2, false) => Some(avx2::plan_float(ty, kind)),
             (Isa::Portable, _) => None,
         } {
             return plan;
         }
-        let _ = tokens;
+        let _ = kind;
         let kernel = if rounded { portable_kernel(ty) } else { float::rows_portable };
         Plan { kernel, rows: ChunkRows::Any }
     }

@@ -10,6 +10,7 @@ use super::aligned::AlignedVec;
 use super::portable::BlockScales;
 use super::{Activations, MatmulJob};
 use crate::pool::Pool;
+use crate::row_kind::RowKind;
 
 /// A function that computes `rows` of a task for all its tokens.
 ///
@@ -168,13 +169,13 @@ impl Workspace {
         pool: &Pool,
         first: &mut dyn FnMut(),
         jobs: &mut [MatmulJob<'_>],
-        plan: impl Fn(TensorType, usize) -> Plan,
+        plan: impl Fn(TensorType, RowKind) -> Plan,
     ) {
         let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
         tasks.clear();
         for job in jobs {
             let count = job.tokens.map_or(job.x.tokens(), <[u32]>::len);
-            let task = Task::new(job, plan(job.w.ty, count), count);
+            let task = Task::new(job, plan(job.w.ty, job.kind), count);
             if task.rows > 0 && count > 0 {
                 tasks.push(task);
             }

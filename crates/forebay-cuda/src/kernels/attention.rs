@@ -1,41 +1,49 @@
 //! Causal attention over the KV cache: choice of the kernel and the number of parts of a split context.
 
 use super::latent;
-use super::{AttentionInputs, KvElement, KvLayer, KvLayerShape, Rotation, RoundedActivations};
+use super::{
+    AttentionInputs, KvElement, KvLayer, KvLayerShape, PassRows, Rotation, RoundedActivations,
+    RowKind,
+};
 use crate::launch::Launch;
 use crate::{CudaError, DevicePtr, Gpu};
 
-/// Largest number of tokens for which the context is split, because so few queries do not fill the GPU.
-const DECODE_TOKENS_MAX: usize = 8;
-/// Maximum number of parts of a context; the same as in the kernels, which have room for twice as many. Joining more
-/// parts costs more than it gains.
-const SPLITS_MAX: usize = 64;
-/// Query rows that share one read of the cache, and positions that a block processes at once; the same as in the
-/// decode kernel.
+/// Query rows that share one read of the cache; the same as in the decode kernel.
 const COLUMNS: usize = 8;
-const DECODE_STEP: usize = 64;
-/// Largest context that is not split, because joining the parts takes longer than a few steps.
-const ALONE: usize = 256;
-/// Number of positions that a block of the general kernel processes at once.
-const GENERAL_STEP: usize = 16;
+/// Contexts up to this length are split in the same way. A longer context is split like one of the next power of two; the
+/// same as in the kernels.
+const SMALLEST_CAPACITY: usize = 256;
 /// Number of query rows of a block of the prompt kernel.
 const PROMPT_ROWS: usize = 64;
 const THREADS: u32 = 128;
 /// Largest number of elements of a head.
 const DIM_MAX: usize = 576;
 
+/// How a family of kernels cuts contexts into parts; the same as in the kernels.
+pub(super) struct SplitRule {
+    /// Smallest number of positions that is worth a part.
+    pub step: usize,
+    /// Largest capacity that is not split, because joining the parts takes longer than a few steps.
+    pub alone: usize,
+    /// Largest number of parts; the kernels have room for twice as many, or as many of latent rows. Joining more parts
+    /// costs more than it gains.
+    pub most: usize,
+}
+
+const DECODE_SPLITS: SplitRule = SplitRule { step: 64, alone: 256, most: 64 };
+const GENERAL_SPLITS: SplitRule = SplitRule { step: 16, alone: 0, most: 64 };
+
 /// Arguments of attention: the queries, the part of the cache that they see, and the form of scores. The CPU's type of
 /// the same name has the same meaning.
 #[derive(Clone, Copy)]
 pub struct Attention {
-    /// Queries `[tokens, heads, dim_k]`.
+    /// Queries `[rows, heads, dim_k]`.
     pub q: DevicePtr<f32>,
-    /// Outputs `[tokens, heads, dim_v]`.
+    /// Outputs `[rows, heads, dim_v]`.
     pub out: DevicePtr<f32>,
-    /// Position of the first token; the others follow one by one. The keys and values of all tokens are in the cache
-    /// already.
-    pub first_position: DevicePtr<u32>,
-    pub tokens: usize,
+    /// The query rows, whose own keys and values are in the cache already, except for `inputs`. Rows of a prompt are
+    /// consecutive tokens of one sequence. Generated tokens may belong to any sequences.
+    pub rows: PassRows,
     /// Number of query heads, a multiple of the cache's heads.
     pub heads: usize,
     /// Factor that multiplies every score.
@@ -48,20 +56,21 @@ pub struct Attention {
     /// none.
     pub sinks: DevicePtr<f32>,
     /// Inputs on which attention first does the work of [`Gpu::attention_inputs`], if [`takes_inputs`] allows it. `q`
-    /// is then their projection.
+    /// is then their projection. No two of the rows may belong to the same sequence, because a row would not wait for
+    /// the keys of another.
     pub inputs: Option<AttentionInputs>,
     /// Second output that gets `out` rounded, if [`rounds_outputs`] allows it.
     pub rounded: Option<RoundedActivations>,
 }
 
-/// Returns true if attention of `tokens` tokens does the work of [`Gpu::attention_inputs`] by itself.
-pub fn takes_inputs(shape: &KvLayerShape, tokens: usize) -> bool {
-    tokens == 1 && !shape.values_in_keys && Family::of(shape, tokens) == Family::Decode
+/// Returns true if attention of such rows does the work of [`Gpu::attention_inputs`] by itself.
+pub fn takes_inputs(shape: &KvLayerShape, kind: RowKind) -> bool {
+    !shape.values_in_keys && Family::of(shape, kind) == Family::Decode
 }
 
-/// Returns true if attention of `tokens` tokens can round its results for products in integers.
-pub fn rounds_outputs(shape: &KvLayerShape, tokens: usize) -> bool {
-    Family::of(shape, tokens) == Family::Decode && shape.dim_v.is_multiple_of(32)
+/// Returns true if attention of such rows can round its results for products in integers.
+pub fn rounds_outputs(shape: &KvLayerShape, kind: RowKind) -> bool {
+    Family::of(shape, kind) == Family::Decode && shape.dim_v.is_multiple_of(32)
 }
 
 /// Scratch memory for the parts of split contexts, shared by all layers.
@@ -91,12 +100,27 @@ impl AttentionScratchSize {
     }
 }
 
+/// The numbers of parts into which the contexts of a pass's rows are cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttentionSplits {
+    /// Limit for every row. It follows from the GPU and the model, and the last bits of the results depend on it. The
+    /// kernels compute a row's number of parts from the limit and the row's position.
+    pub limit: usize,
+    /// Largest number of any row of the pass. Results do not depend on it.
+    pub most: usize,
+}
+
+impl AttentionSplits {
+    /// Contexts of prompts are not cut, because their rows fill a GPU.
+    const PROMPT: AttentionSplits = AttentionSplits { limit: 1, most: 1 };
+}
+
 /// Families of attention kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Family {
-    /// Few tokens, elements other than f32, heads up to 256.
+pub(super) enum Family {
+    /// Generated tokens, elements other than f32, heads up to 256.
     Decode,
-    /// Many tokens, elements other than f32, heads up to 256.
+    /// Prompts, elements other than f32, heads up to 256.
     Prompt,
     /// Rows of DeepSeek's latent space, elements other than f32.
     Latent,
@@ -105,61 +129,114 @@ enum Family {
 }
 
 impl Family {
-    fn of(shape: &KvLayerShape, tokens: usize) -> Family {
+    fn of(shape: &KvLayerShape, kind: RowKind) -> Family {
         if latent::fits(shape) {
             Family::Latent
         } else if shape.element == KvElement::F32 || shape.dim_k.max(shape.dim_v) > 256 {
             Family::General
-        } else if tokens <= DECODE_TOKENS_MAX {
-            Family::Decode
         } else {
-            Family::Prompt
+            match kind {
+                RowKind::Decode => Family::Decode,
+                RowKind::Prompt => Family::Prompt,
+            }
         }
     }
-}
 
-/// Returns the number of blocks that share a context, and the number of columns of each.
-fn units(shape: &KvLayerShape, heads: usize, tokens: usize) -> (usize, usize) {
-    match Family::of(shape, tokens) {
-        Family::Latent => latent::units(tokens * heads),
-        Family::Decode => {
-            let rows = tokens * (heads / shape.kv_heads);
-            (shape.kv_heads * rows.div_ceil(COLUMNS), COLUMNS)
+    /// Returns the family that runs on a GPU, which may have too little shared memory for latent rows.
+    fn on(gpu: &Gpu, shape: &KvLayerShape, kind: RowKind) -> Family {
+        match Family::of(shape, kind) {
+            Family::Latent if !latent::runs_on(gpu) => Family::General,
+            family => family,
         }
-        Family::Prompt | Family::General => (tokens * heads, 1),
+    }
+
+    /// Returns the number of blocks that share the context of a generated token, and the number of columns of each.
+    fn units(self, shape: &KvLayerShape, heads: usize) -> (usize, usize) {
+        match self {
+            Family::Latent => latent::units(heads),
+            Family::Decode => {
+                (shape.kv_heads * (heads / shape.kv_heads).div_ceil(COLUMNS), COLUMNS)
+            }
+            Family::Prompt | Family::General => (heads, 1),
+        }
+    }
+
+    fn split_rule(self) -> SplitRule {
+        match self {
+            Family::Latent => latent::SPLITS,
+            Family::Decode | Family::Prompt => DECODE_SPLITS,
+            Family::General => GENERAL_SPLITS,
+        }
+    }
+
+    /// Returns the largest number of parts for which a GPU with `multiprocessors` has a use for one generated token.
+    fn limit(self, multiprocessors: u32, shape: &KvLayerShape, heads: usize) -> usize {
+        // Three blocks fit one multiprocessor, or one of latent rows.
+        let blocks = if self == Family::Latent { 1 } else { 3 } * multiprocessors as usize;
+        (blocks / self.units(shape, heads).0).clamp(1, self.split_rule().most)
+    }
+
+    /// Returns the number of parts into which the context of a generated token is cut that ends at `end`: `splits_of` of
+    /// the kernels.
+    fn splits(self, limit: usize, end: usize) -> usize {
+        let SplitRule { step, alone, .. } = self.split_rule();
+        let capacity = end.next_power_of_two().max(SMALLEST_CAPACITY);
+        if capacity <= alone { 1 } else { limit.min(capacity / step) }
+    }
+
+    /// Returns the scratch memory for rows that have up to `limit` parts. A single part needs none.
+    pub(super) fn scratch(
+        self,
+        shape: &KvLayerShape,
+        heads: usize,
+        rows: &PassRows,
+        limit: usize,
+    ) -> AttentionScratchSize {
+        if rows.kind == RowKind::Prompt || limit == 1 {
+            return AttentionScratchSize::default();
+        }
+        let (units, columns) = self.units(shape, heads);
+        let parts = rows.count * units * limit * columns;
+        let floats = parts * (shape.dim_v.next_multiple_of(4) + 2);
+        let tickets = if self == Family::Latent { 0 } else { rows.count * units };
+        AttentionScratchSize { floats, tickets }
     }
 }
 
 impl AttentionScratchSize {
-    /// Returns the size for `tokens` tokens of `heads` query heads over a context cut into `splits` parts.
+    /// Returns the size for passes of up to `rows` generated tokens on a GPU with `multiprocessors`. Prompts need none.
     pub fn of(
+        multiprocessors: u32,
         shape: &KvLayerShape,
         heads: usize,
-        tokens: usize,
-        splits: usize,
+        rows: usize,
     ) -> AttentionScratchSize {
-        let family = Family::of(shape, tokens);
-        if family == Family::Prompt || family == Family::General && splits == 1 {
-            return AttentionScratchSize::default();
+        let rows = PassRows {
+            kind: RowKind::Decode,
+            count: rows,
+            positions: DevicePtr::null(),
+            tables: DevicePtr::null(),
+        };
+        let of = |family: Family| {
+            let limit = family.splits(family.limit(multiprocessors, shape, heads), shape.context);
+            family.scratch(shape, heads, &rows, limit)
+        };
+        let family = Family::of(shape, RowKind::Decode);
+        match family {
+            // A GPU with little shared memory runs the general kernel on latent rows.
+            Family::Latent => of(family).max(of(Family::General)),
+            _ => of(family),
         }
-        if family == Family::Latent && splits == 1 {
-            return AttentionScratchSize::default();
-        }
-        let (units, columns) = units(shape, heads, tokens);
-        let parts = units * splits * columns;
-        let floats = parts * (shape.dim_v.next_multiple_of(4) + 2);
-        // A GPU with little shared memory runs the general kernel on latent rows, which needs these tickets.
-        let tickets = if family == Family::Latent { tokens * heads } else { units };
-        AttentionScratchSize { floats, tickets }
     }
 }
 
 impl Attention {
     /// Passes the last arguments of the decode kernel.
     fn pass_fused(&self, launch: Launch, shape: &KvLayerShape) -> Launch {
+        let tokens = self.rows.count;
         let launch = match self.rounded {
             Some(rounded) => {
-                let values = self.tokens * self.heads * shape.dim_v;
+                let values = tokens * self.heads * shape.dim_v;
                 launch.ptr(rounded.codes, values).ptr(rounded.scales, values / 32)
             }
             None => launch.null().null(),
@@ -171,8 +248,8 @@ impl Attention {
         assert_eq!(inputs.heads, self.heads, "other heads");
         let rotation = inputs.rotation.unwrap_or(Rotation::none());
         launch
-            .ptr(inputs.k.projected, self.tokens * shape.kv_heads * shape.dim_k)
-            .ptr(inputs.v.projected, self.tokens * shape.kv_heads * shape.dim_v)
+            .ptr(inputs.k.projected, tokens * shape.kv_heads * shape.dim_k)
+            .ptr(inputs.v.projected, tokens * shape.kv_heads * shape.dim_v)
             .optional(inputs.q.bias, self.heads * shape.dim_k)
             .optional(inputs.k.bias, shape.kv_heads * shape.dim_k)
             .optional(inputs.v.bias, shape.kv_heads * shape.dim_v)
@@ -186,81 +263,79 @@ impl Attention {
     }
 }
 
-/// Returns the number of parts into which a GPU with `multiprocessors` cuts a context of up to `capacity` positions,
-/// for `tokens` tokens. The same number is used for every shorter context, so that a captured CUDA graph stays valid.
-/// The last bits of the results depend on it.
-pub fn attention_splits(
-    multiprocessors: u32,
-    shape: &KvLayerShape,
-    heads: usize,
-    tokens: usize,
-    capacity: usize,
-) -> usize {
-    let family = Family::of(shape, tokens);
-    if tokens > DECODE_TOKENS_MAX {
-        return 1;
-    }
-    if family == Family::Latent {
-        return latent::splits(multiprocessors, tokens * heads, capacity);
-    }
-    let step = if family == Family::Decode { DECODE_STEP } else { GENERAL_STEP };
-    // Three blocks fit one multiprocessor.
-    let blocks = 3 * multiprocessors as usize;
-    let most = match family {
-        Family::Decode if capacity <= ALONE => 1,
-        _ => capacity.div_ceil(step).clamp(1, SPLITS_MAX),
-    };
-    (blocks / units(shape, heads, tokens).0).clamp(1, most)
-}
-
 impl Gpu {
-    /// Returns [`attention_splits`] for this GPU.
+    /// Returns how the contexts of rows are cut, the longest of which ends at `end`. The limit covers every position of
+    /// the shape's context.
     pub fn attention_splits(
         &self,
         shape: &KvLayerShape,
         heads: usize,
-        tokens: usize,
-        capacity: usize,
-    ) -> usize {
-        attention_splits(self.multiprocessors(), shape, heads, tokens, capacity)
+        kind: RowKind,
+        end: usize,
+    ) -> AttentionSplits {
+        if kind == RowKind::Prompt {
+            return AttentionSplits::PROMPT;
+        }
+        let family = Family::on(self, shape, kind);
+        let limit = family.limit(self.multiprocessors(), shape, heads);
+        self.attention_splits_with(limit, shape, end)
     }
 
-    /// Computes `out = softmax(scale * q k^T, masked) v` for every query token and head, over a context cut into
-    /// `splits` parts.
+    /// Returns what [`Gpu::attention_splits`] returns for generated tokens on a GPU with another limit. Checks use it.
+    pub fn attention_splits_with(
+        &self,
+        limit: usize,
+        shape: &KvLayerShape,
+        end: usize,
+    ) -> AttentionSplits {
+        let family = Family::on(self, shape, RowKind::Decode);
+        // No row has more parts than one at the end of the context, so parts beyond need no memory.
+        let limit = family.splits(limit.clamp(1, family.split_rule().most), shape.context);
+        AttentionSplits { limit, most: family.splits(limit, end) }
+    }
+
+    /// Returns the scratch memory that [`Gpu::attention`] needs.
+    pub fn attention_scratch(
+        &self,
+        shape: &KvLayerShape,
+        heads: usize,
+        rows: &PassRows,
+        splits: AttentionSplits,
+    ) -> AttentionScratchSize {
+        Family::on(self, shape, rows.kind).scratch(shape, heads, rows, splits.limit)
+    }
+
+    /// Computes `out = softmax(scale * q k^T, masked) v` for every query row and head. `splits` comes from
+    /// [`Gpu::attention_splits`], with at least the largest end of all rows.
     ///
     /// # Errors
     /// Returns an error if a driver call fails.
     ///
     /// # Panics
     /// Panics if a buffer is too small, `heads` is not a multiple of the cache's heads, or heads are longer than 576.
-    /// Panics if the window is 0, or if it is missing or too large when rows wrap. Panics if `splits` is 0 or too
-    /// large, the scratch memory is too small, or a grid's limits are exceeded.
+    /// Panics if the window is 0, if `splits` is 0 or too large, the scratch memory is too small, or a grid's limits are
+    /// exceeded.
     pub fn attention(
         &self,
         what: &Attention,
         layer: &KvLayer,
-        splits: usize,
+        splits: AttentionSplits,
         scratch: &AttentionScratch,
     ) -> Result<(), CudaError> {
         layer.check();
         let shape = &layer.shape;
-        let Attention { tokens, heads, .. } = *what;
+        let Attention { rows, heads, .. } = *what;
+        let (tokens, kind) = (rows.count, rows.kind);
         assert!(heads > 0 && heads.is_multiple_of(shape.kv_heads), "{heads} heads over {shape:?}");
         assert!(shape.dim_k.max(shape.dim_v) <= DIM_MAX, "{shape:?} has too long heads");
         assert!(what.window != Some(0), "a window of 0 sees nothing");
-        let fits = |window: usize| window.saturating_add(tokens) <= shape.rows + 1;
+        let family = Family::on(self, shape, kind);
+        let limits = 1..=if kind == RowKind::Prompt { 1 } else { family.split_rule().most };
         assert!(
-            shape.rows == shape.context || what.window.is_some_and(fits),
-            "{tokens} tokens with a window of {:?} in {shape:?}",
-            what.window
+            limits.contains(&splits.limit) && (1..=splits.limit).contains(&splits.most),
+            "{splits:?}"
         );
-        let family = match Family::of(shape, tokens) {
-            Family::Latent if !latent::runs_on(self) => Family::General,
-            family => family,
-        };
-        let most = if latent::fits(shape) { latent::SPLITS_MAX } else { SPLITS_MAX };
-        assert!((1..=most).contains(&splits), "{splits} splits");
-        let needed = AttentionScratchSize::of(shape, heads, tokens, splits);
+        let needed = family.scratch(shape, heads, &rows, splits.limit);
         assert!(
             needed.max(scratch.size) == scratch.size,
             "attention needs scratch memory of {needed:?}, has {:?}",
@@ -273,36 +348,34 @@ impl Gpu {
             return latent::launch(self, what, layer, splits, scratch);
         }
         let (module, kernel) = kernel_of(shape, family);
-        let units = units(shape, heads, tokens).0;
         let grid = match family {
-            Family::Decode => (splits, units, 1),
+            Family::Decode => (splits.most, tokens * family.units(shape, heads).0, 1),
             Family::Prompt => (tokens.div_ceil(PROMPT_ROWS), heads, 1),
-            Family::General => (splits, heads, tokens),
+            Family::General => (splits.most, heads, tokens),
             Family::Latent => unreachable!("launched by itself"),
         };
         assert!(grid.1 < 65_536 && grid.2 < 65_536, "attention: a grid of {grid:?}");
         let grid = (grid.0 as u32, grid.1 as u32, grid.2 as u32);
         let mut launch = Launch::new(self.kernel(module, kernel)?, grid, (THREADS, 1, 1))
             .ptr(what.q, tokens * heads * shape.dim_k)
-            .planes(layer)
-            .ptr(what.first_position, 1)
+            .cache(layer, &rows)
             .optional(what.sinks, heads)
             .ptr(what.out, tokens * heads * shape.dim_v);
-        if family != Family::Prompt {
-            launch = launch
+        launch = match family {
+            Family::Prompt => launch.int(tokens),
+            _ => launch
                 .optional(scratch.parts, needed.floats)
-                .optional(scratch.tickets, needed.tickets);
-        }
-        assert!(what.rounded.is_none() || rounds_outputs(shape, tokens), "not rounded: {shape:?}");
-        assert!(what.inputs.is_none() || takes_inputs(shape, tokens), "{tokens} tokens' inputs");
+                .optional(scratch.tickets, needed.tickets)
+                .int(splits.limit),
+        };
+        assert!(what.rounded.is_none() || rounds_outputs(shape, kind), "not rounded: {shape:?}");
+        assert!(what.inputs.is_none() || takes_inputs(shape, kind), "inputs of {kind:?} rows");
         launch = launch
-            .int(tokens)
             .int(heads)
             .int(shape.kv_heads)
             .int(shape.dim_k)
             .int(shape.dim_v)
             .int(shape.context)
-            .int(shape.rows)
             .int(what.window.map_or(0, |window| window.min(shape.context)))
             .float(what.scale)
             .float(what.softcap.unwrap_or(0.0));
@@ -313,12 +386,12 @@ impl Gpu {
     }
 }
 
-/// Returns the modules that passes of few and of many tokens need.
+/// Returns the modules that passes of both kinds need.
 pub(super) fn attention_modules(shape: &KvLayerShape) -> [&'static str; 2] {
     if latent::fits(shape) {
         return latent::modules(shape.element);
     }
-    [1, DECODE_TOKENS_MAX + 1].map(|tokens| kernel_of(shape, Family::of(shape, tokens)).0)
+    [RowKind::Decode, RowKind::Prompt].map(|kind| kernel_of(shape, Family::of(shape, kind)).0)
 }
 
 /// Returns the names of the module and the kernel.
@@ -368,22 +441,25 @@ fn kernel_of(shape: &KvLayerShape, family: Family) -> (&'static str, &'static st
 mod tests {
     use super::*;
 
+    const ELEMENTS: [KvElement; 4] =
+        [KvElement::F16, KvElement::F32, KvElement::Q8_0, KvElement::Q4_0];
+
+    fn shape(element: KvElement, kv_heads: usize, (dim_k, dim_v): (usize, usize)) -> KvLayerShape {
+        let (values_in_keys, context) = (false, 16_384);
+        KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, context }
+    }
+
+    fn latent_shape(element: KvElement) -> KvLayerShape {
+        KvLayerShape { values_in_keys: true, ..shape(element, 1, (576, 512)) }
+    }
+
     #[test]
     fn every_shape_has_a_module_that_exists() {
-        for element in [KvElement::F16, KvElement::F32, KvElement::Q8_0, KvElement::Q4_0] {
+        for element in ELEMENTS {
             for dim in [8, 64, 65, 96, 100, 128, 129, 256, 257, 576] {
-                for tokens in [1, 8, 9, 500] {
-                    let shape = KvLayerShape {
-                        element,
-                        kv_heads: 2,
-                        dim_k: dim,
-                        dim_v: 8,
-                        values_in_keys: false,
-                        context: 99,
-                        rows: 99,
-                    };
-                    let family = Family::of(&shape, tokens);
-                    let (module, kernel) = kernel_of(&shape, family);
+                for kind in [RowKind::Prompt, RowKind::Decode] {
+                    let shape = shape(element, 2, (dim, 8));
+                    let (module, kernel) = kernel_of(&shape, Family::of(&shape, kind));
                     let ptx = crate::ptx::text(module);
                     assert!(ptx.is_some_and(|text| text.contains(&format!("{kernel}("))));
                 }
@@ -393,60 +469,52 @@ mod tests {
 
     #[test]
     fn latent_rows_have_modules_and_scratch_of_their_own() {
-        let (kv_heads, dim_k, dim_v, values_in_keys, context) = (1, 576, 512, true, 16_384);
         for element in [KvElement::F16, KvElement::Q8_0, KvElement::Q4_0] {
-            let shape = KvLayerShape {
-                element,
-                kv_heads,
-                dim_k,
-                dim_v,
-                values_in_keys,
-                context,
-                rows: context,
-            };
+            let shape = latent_shape(element);
             for module in attention_modules(&shape) {
                 let ptx = crate::ptx::text(module);
                 assert!(ptx.is_some_and(|text| text.contains("attention_latent_join(")));
             }
             // One block per multiprocessor, with 16 or 64 query rows.
-            let splits = |heads, tokens| attention_splits(132, &shape, heads, tokens, context);
-            assert_eq!((splits(16, 1), splits(128, 1), splits(16, 8)), (128, 66, 66));
-            assert_eq!((splits(16, 9), attention_splits(132, &shape, 16, 1, 128)), (1, 1));
-            let size = AttentionScratchSize::of(&shape, 16, 1, 128);
-            assert_eq!(size, AttentionScratchSize { floats: 16 * 128 * 514, tickets: 16 });
+            let limit = |heads| Family::Latent.limit(132, &shape, heads);
+            assert_eq!((limit(16), limit(128)), (128, 66));
+            // The tickets are for GPUs that run the general kernel.
+            let size = AttentionScratchSize::of(132, &shape, 16, 2);
+            assert_eq!(size, AttentionScratchSize { floats: 2 * 16 * 128 * 514, tickets: 32 });
         }
-        let exact = KvElement::F32;
-        let shape = KvLayerShape {
-            element: exact,
-            kv_heads,
-            dim_k,
-            dim_v,
-            values_in_keys,
-            context,
-            rows: context,
-        };
-        assert_eq!(attention_modules(&shape), ["attention_general_f32"; 2]);
+        let exact = latent_shape(KvElement::F32);
+        assert_eq!(attention_modules(&exact), ["attention_general_f32"; 2]);
     }
 
     #[test]
-    fn scratch_is_counted_by_sub_layer() {
-        let (element, kv_heads, dim) = (KvElement::F16, 8, 128);
-        let (dim_k, dim_v, values_in_keys, context) = (dim, dim, false, 99);
-        let shape = KvLayerShape {
-            element,
-            kv_heads,
-            dim_k,
-            dim_v,
-            values_in_keys,
-            context,
-            rows: context,
-        };
-        let size = |tokens, splits| AttentionScratchSize::of(&shape, 32, tokens, splits);
-        assert_eq!(size(1, 5), AttentionScratchSize { floats: 8 * 5 * 8 * 130, tickets: 8 });
-        assert_eq!(size(3, 5).tickets, 16);
-        assert_eq!(size(9, 1), AttentionScratchSize::default());
-        let exact = KvLayerShape { element: KvElement::F32, ..shape };
-        assert_eq!(AttentionScratchSize::of(&exact, 32, 9, 1), AttentionScratchSize::default());
-        assert_eq!(AttentionScratchSize::of(&exact, 32, 2, 5).tickets, 64);
+    fn a_rows_splits_follow_from_its_position() {
+        let shape = shape(KvElement::F16, 8, (128, 128));
+        let limit = Family::Decode.limit(132, &shape, 32);
+        assert_eq!(limit, 49);
+        let splits = |end| Family::Decode.splits(limit, end);
+        let ends = [1, 256, 257, 512, 513, 1024, 2048, 4096, 16_384];
+        assert_eq!(ends.map(splits), [1, 1, 8, 8, 16, 16, 32, 49, 49]);
+        assert_eq!(
+            [1, 256, 257, 2000].map(|end| Family::General.splits(20, end)),
+            [16, 16, 20, 20]
+        );
+        assert_eq!([1, 256, 257, 9000].map(|end| Family::Latent.splits(66, end)), [4, 4, 8, 66]);
+    }
+
+    #[test]
+    fn scratch_is_counted_by_rows_and_limit() {
+        let plain = shape(KvElement::F16, 8, (128, 128));
+        let size = |shape: &KvLayerShape, rows| AttentionScratchSize::of(132, shape, 32, rows);
+        let floats = 8 * 49 * 8 * 130;
+        assert_eq!(size(&plain, 1), AttentionScratchSize { floats, tickets: 8 });
+        assert_eq!(size(&plain, 3), AttentionScratchSize { floats: 3 * floats, tickets: 24 });
+        // A context that is never cut needs none.
+        let short = KvLayerShape { context: 99, ..plain };
+        assert_eq!(size(&short, 1), AttentionScratchSize::default());
+        let exact = KvLayerShape { element: KvElement::F32, ..plain };
+        assert_eq!(
+            size(&exact, 2),
+            AttentionScratchSize { floats: 2 * 32 * 12 * 130, tickets: 64 }
+        );
     }
 }

@@ -1,6 +1,6 @@
 //! The steps between the projections of queries, keys and values and attention, in one launch.
 
-use super::{KvElement, KvLayer, KvLayerShape};
+use super::{KvElement, KvLayer, KvLayerShape, PassRows};
 use crate::launch::Launch;
 use crate::{CudaError, DevicePtr, Gpu};
 
@@ -46,7 +46,7 @@ pub struct Rotation {
     pub interleaved: bool,
 }
 
-/// The projections of consecutive tokens.
+/// The projections of a pass's rows.
 #[derive(Clone, Copy)]
 pub struct AttentionInputs {
     /// Queries. They are updated in place, ready for attention.
@@ -60,8 +60,6 @@ pub struct AttentionInputs {
     pub heads: usize,
     pub norm_epsilon: f32,
     pub rotation: Option<Rotation>,
-    /// Position of each token `[tokens]`; tokens beyond the cache are skipped.
-    pub positions: DevicePtr<u32>,
 }
 
 impl Rotation {
@@ -109,8 +107,8 @@ pub(super) fn inputs_module(element: KvElement) -> &'static str {
 }
 
 impl Gpu {
-    /// Adds biases, norms heads, rotates queries and keys, and writes keys and values to the cache, for `tokens`
-    /// tokens.
+    /// Adds biases, norms heads, rotates queries and keys, and writes keys and values to the cache. Skips rows beyond the
+    /// context. Keys and values without a block are not written.
     ///
     /// # Errors
     /// Returns an error if a driver call fails.
@@ -118,23 +116,19 @@ impl Gpu {
     /// # Panics
     /// Panics if a buffer is too small, if the rotary part is odd or ends beyond the head, or if the norm of keys
     /// covers no or too many elements. Panics if values have a norm or are given although the keys hold them. Panics
-    /// if there are more than 65,535 tokens, or more tokens than rows when rows wrap.
+    /// if there are more than 65,535 rows.
     pub fn attention_inputs(
         &self,
         inputs: &AttentionInputs,
         layer: &KvLayer,
-        tokens: usize,
+        pass: &PassRows,
     ) -> Result<(), CudaError> {
         layer.check();
-        let shape = &layer.shape;
+        let (shape, tokens) = (&layer.shape, pass.count);
         let AttentionInputs { q, k, v, heads, .. } = *inputs;
         inputs.check(shape);
         let rotation = inputs.rotation.unwrap_or(Rotation::none());
         assert!(tokens <= TOKENS_MAX, "attention_inputs: {tokens} tokens");
-        assert!(
-            shape.rows == shape.context || tokens <= shape.rows,
-            "{tokens} tokens in {shape:?}"
-        );
         let module = inputs_module(shape.element);
         let rows = heads + if shape.values_in_keys { 1 } else { 2 } * shape.kv_heads;
         let grid = (rows.div_ceil(WARPS) as u32, tokens as u32, 1);
@@ -150,8 +144,7 @@ impl Gpu {
             .optional(q.norm, shape.dim_k)
             .optional(k.norm, inputs.key_norm_dim)
             .optional(rotation.angles, shape.context * rotation.rotary_dim)
-            .ptr(inputs.positions, tokens)
-            .planes(layer)
+            .cache(layer, pass)
             .int(heads)
             .int(shape.kv_heads)
             .int(shape.dim_k)
@@ -161,7 +154,6 @@ impl Gpu {
             .int(rotation.rotary_from)
             .int(usize::from(rotation.interleaved))
             .int(shape.context)
-            .int(shape.rows)
             .float(inputs.norm_epsilon)
             .run(self)
     }

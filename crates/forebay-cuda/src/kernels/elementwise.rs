@@ -37,7 +37,7 @@ pub struct ExpertOutputs {
     pub row_of_pair: DevicePtr<u32>,
     /// Biases of the experts `[experts, width]`; null if there are none.
     pub bias: DevicePtr<f32>,
-    /// Chosen experts `[tokens, k]`; read only if there are biases.
+    /// Chosen experts `[tokens, k]`. A slot with [`super::NO_EXPERT`] adds nothing.
     pub ids: DevicePtr<u32>,
     /// Outputs of a shared expert `[tokens, width]`; null if there is none.
     pub shared: DevicePtr<f32>,

@@ -1,7 +1,14 @@
-//! The KV cache of one layer on the device: its layout and its size.
+//! The paged KV cache on the device: the layout of blocks, and the tables that find them.
 
+use super::PassRows;
 use crate::DevicePtr;
 use crate::launch::Launch;
+
+/// Number of positions in a block; the same as in the kernels.
+pub const KV_BLOCK: usize = 16;
+
+/// The length of a table is a multiple of this, because kernels look up several blocks with one load.
+const TABLE_MULTIPLE: usize = 4;
 
 /// Storage format of one element of the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -26,91 +33,140 @@ pub struct KvLayerShape {
     /// True if a value is the first `dim_v` elements of its key, so that nothing is stored twice. DeepSeek's latent
     /// rows, which all query heads share, are stored so.
     pub values_in_keys: bool,
-    /// Maximum number of positions.
+    /// Maximum number of positions of a sequence.
     pub context: usize,
-    /// Number of rows that are kept, with position `p` in row `p % rows`. This is `context` if every position is kept,
-    /// otherwise [`KvLayerShape::rows_for_window`].
-    pub rows: usize,
 }
 
-/// The number of rows is a multiple of this if rows wrap.
-const ROWS_MULTIPLE: usize = 64;
-
 impl KvLayerShape {
-    /// Returns the number of rows for a layer whose tokens see themselves and the `window - 1` positions before. Up to
-    /// `batch` tokens are written at once, before the first of them looks back. Never returns more than `context`.
-    pub fn rows_for_window(window: usize, batch: usize, context: usize) -> usize {
-        let rows = window.saturating_add(batch.max(1) - 1).checked_next_multiple_of(ROWS_MULTIPLE);
-        rows.map_or(context, |rows| rows.min(context))
+    /// Returns the number of blocks of a sequence that keeps all of its positions.
+    pub fn blocks(&self) -> usize {
+        self.context.div_ceil(KV_BLOCK)
     }
 
-    /// Returns the number of bytes of the key plane, `[kv_heads, rows, row]`.
+    /// Returns the number of blocks for a layer whose tokens see themselves and the `window - 1` positions before. A
+    /// position's block is then used again for later positions. Up to `batch` tokens are written at once, before the
+    /// first of them looks back, and they may begin anywhere in a block. Never returns more than
+    /// [`KvLayerShape::blocks`].
+    pub fn blocks_for_window(&self, window: usize, batch: usize) -> usize {
+        let positions = window.saturating_add(batch.max(1) - 1);
+        // Two positions side by side may lie in two blocks.
+        let blocks = (positions.saturating_add(KV_BLOCK - 2)) / KV_BLOCK + 1;
+        blocks.min(self.blocks())
+    }
+
+    /// Returns the length of a sequence's table, with padding.
+    pub fn table_stride(&self) -> usize {
+        self.blocks().next_multiple_of(TABLE_MULTIPLE)
+    }
+
+    /// Returns the number of bytes of the layer's keys in a block.
     pub fn key_bytes(&self) -> u64 {
         self.plane_bytes(self.dim_k)
     }
 
-    /// Returns the number of bytes of the value plane, which is 0 if values lie in the keys.
+    /// Returns the number of bytes of the layer's values in a block, which is 0 if values lie in the keys.
     pub fn value_bytes(&self) -> u64 {
         if self.values_in_keys { 0 } else { self.plane_bytes(self.dim_v) }
     }
 
+    /// Returns the number of bytes of the layer in a block.
+    pub fn block_bytes(&self) -> u64 {
+        self.key_bytes() + self.value_bytes()
+    }
+
     fn plane_bytes(&self, dim: usize) -> u64 {
-        let rows = (self.kv_heads * self.rows) as u64;
+        let rows = (self.kv_heads * KV_BLOCK) as u64;
         let dim = dim as u64;
         rows * match self.element {
             KvElement::F16 => 2 * dim.next_multiple_of(8),
             KvElement::F32 => 4 * dim.next_multiple_of(8),
-            // The scales are stored behind all rows.
+            // The scales are stored behind all rows of the plane.
             KvElement::Q8_0 => 34 * dim.div_ceil(32),
             KvElement::Q4_0 => 18 * dim.div_ceil(32),
         }
     }
 }
 
-impl Launch {
-    /// Passes both planes of a layer.
-    pub(super) fn planes(self, layer: &KvLayer) -> Launch {
-        let KvLayerShape { values_in_keys, .. } = layer.shape;
-        let key_bytes = layer.shape.key_bytes() as usize;
-        let value_bytes =
-            if values_in_keys { key_bytes } else { layer.shape.value_bytes() as usize };
-        self.ptr(layer.keys, key_bytes).ptr(layer.value_plane(), value_bytes)
-    }
+/// A pool of blocks for the layers of a group, which are alike. A block holds the keys and values of all these layers.
+///
+/// Block 0 is the null block, to which tables point where a sequence has no block. The caller fills it with zeroes, and
+/// no kernel writes to it. The initial contents of the other blocks do not matter, because no row counts that was not
+/// written.
+#[derive(Clone, Copy)]
+pub struct KvPool {
+    /// Memory of the blocks, aligned to 16 bytes.
+    pub memory: DevicePtr<u8>,
+    /// Number of blocks, including the null block.
+    pub blocks: usize,
+    /// Number of bytes from one block to the next.
+    pub block_bytes: usize,
 }
 
-/// One layer's cache. Both planes are aligned to 16 bytes. Their initial contents do not matter, because kernels read
-/// only rows that were written.
+/// The tables of all sequences for the layers of a group `[count, stride]`. Entry n of a table is the number of the
+/// block that holds positions `16n .. 16n + 16`. The entries of a layer with a window repeat.
+#[derive(Clone, Copy)]
+pub struct KvTables {
+    /// Block numbers, aligned to 16 bytes.
+    pub blocks: DevicePtr<u32>,
+    /// [`KvLayerShape::table_stride`] of the group's layers.
+    pub stride: usize,
+    pub count: usize,
+}
+
+/// One layer's cache.
 #[derive(Clone, Copy)]
 pub struct KvLayer {
     pub shape: KvLayerShape,
-    /// Key plane of [`KvLayerShape::key_bytes`] bytes.
-    pub keys: DevicePtr<u8>,
-    /// Value plane of [`KvLayerShape::value_bytes`] bytes. It is ignored if values lie in the keys.
-    pub values: DevicePtr<u8>,
+    pub pool: KvPool,
+    pub tables: KvTables,
+    /// Offset of the layer's keys in a block; its values follow.
+    pub offset: usize,
 }
 
 impl KvLayer {
-    /// Returns the plane from which kernels read values: the key plane if values lie in the keys.
-    pub(crate) fn value_plane(&self) -> DevicePtr<u8> {
-        if self.shape.values_in_keys { self.keys } else { self.values }
+    /// Returns the keys and the values of the null block, from which kernels find those of the others. They are the same if
+    /// values lie in the keys.
+    fn planes(&self) -> [DevicePtr<u8>; 2] {
+        let keys = self.pool.memory.offset(self.offset);
+        let values = if self.shape.values_in_keys { 0 } else { self.shape.key_bytes() as usize };
+        [keys, keys.offset(values)]
     }
 
     pub(crate) fn check(&self) {
-        let aligned = |pointer: DevicePtr<u8>| pointer.address().is_multiple_of(16);
-        assert!(
-            aligned(self.keys) && aligned(self.value_plane()),
-            "planes begin at multiples of 16 bytes"
-        );
-        let shape = &self.shape;
+        let KvLayer { shape, pool, tables, .. } = self;
         assert!(shape.kv_heads > 0 && shape.dim_k > 0 && shape.dim_v > 0, "{shape:?} is empty");
         assert!(
             !shape.values_in_keys || shape.dim_v <= shape.dim_k,
             "{shape:?}: values are longer"
         );
-        assert!((1..=shape.context).contains(&shape.rows), "{shape:?}: rows do not fit");
-        // Kernels count positions and a plane's rows in 32 bits.
-        assert!(shape.context < 1 << 31, "{shape:?} has too many positions");
-        assert!(shape.kv_heads * shape.rows < 1 << 31, "{shape:?} has too many rows");
+        // Kernels count positions in 32 bits, and round their number up to a power of two.
+        assert!((1..1 << 30).contains(&shape.context), "{shape:?} has too many positions");
+        let aligned = pool.memory.address().is_multiple_of(16)
+            && self.offset.is_multiple_of(16)
+            && pool.block_bytes.is_multiple_of(16)
+            && tables.blocks.address().is_multiple_of(16);
+        assert!(aligned, "blocks, planes and tables begin at multiples of 16 bytes");
+        assert!(pool.block_bytes < 1 << 32, "blocks of {} bytes", pool.block_bytes);
+        let end = self.offset + shape.block_bytes() as usize;
+        assert!(end <= pool.block_bytes, "a layer's block ends at {end} of {}", pool.block_bytes);
+        assert_eq!(tables.stride, shape.table_stride(), "the tables of {shape:?}");
+    }
+}
+
+impl Launch {
+    /// Passes a layer's cache and where the rows of a pass belong in it, as `KV_PARAMETERS` of the kernels.
+    pub(super) fn cache(self, layer: &KvLayer, rows: &PassRows) -> Launch {
+        let KvLayer { pool, tables, offset, .. } = *layer;
+        let [keys, values] = layer.planes();
+        let behind_keys = pool.blocks * pool.block_bytes - offset;
+        let behind_values = behind_keys - (values.address() - keys.address()) as usize;
+        self.ptr(keys, behind_keys)
+            .ptr(values, behind_values)
+            .u64(pool.block_bytes as u64)
+            .ptr(tables.blocks, tables.count * tables.stride)
+            .int(tables.stride)
+            .ptr(rows.tables, rows.count)
+            .ptr(rows.positions, rows.count)
     }
 }
 
@@ -118,34 +174,52 @@ impl KvLayer {
 mod tests {
     use super::*;
 
-    #[test]
-    fn rows_are_padded_and_scales_counted() {
-        let shape = |element| KvLayerShape {
-            element,
-            kv_heads: 3,
-            dim_k: 80,
-            dim_v: 20,
-            values_in_keys: false,
-            context: 10,
-            rows: 10,
-        };
-        assert_eq!(shape(KvElement::F16).key_bytes(), 30 * 160);
-        assert_eq!(shape(KvElement::F16).value_bytes(), 30 * 48);
-        assert_eq!(shape(KvElement::F32).value_bytes(), 30 * 96);
-        assert_eq!(shape(KvElement::Q8_0).key_bytes(), 30 * (96 + 6));
-        assert_eq!(shape(KvElement::Q8_0).value_bytes(), 30 * (32 + 2));
-        assert_eq!(shape(KvElement::Q4_0).key_bytes(), 30 * (48 + 6));
-        let latent = KvLayerShape { values_in_keys: true, ..shape(KvElement::F16) };
-        assert_eq!((latent.key_bytes(), latent.value_bytes()), (30 * 160, 0));
-        let few = KvLayerShape { context: 100, ..shape(KvElement::F16) };
-        assert_eq!(few.key_bytes(), 30 * 160);
+    fn shape(element: KvElement) -> KvLayerShape {
+        let (kv_heads, dim_k, dim_v, values_in_keys, context) = (3, 80, 20, false, 10);
+        KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, context }
     }
 
     #[test]
-    fn a_window_has_rows_for_itself_and_a_batch_beside_it() {
-        let rows = KvLayerShape::rows_for_window;
-        assert_eq!((rows(128, 512, 131_072), rows(128, 513, 131_072)), (640, 640));
-        assert_eq!((rows(128, 514, 131_072), rows(1024, 1, 4096)), (704, 1024));
-        assert_eq!((rows(128, 512, 500), rows(usize::MAX, 2, 500)), (500, 500));
+    fn rows_are_padded_and_scales_counted() {
+        let rows = 3 * 16;
+        assert_eq!(shape(KvElement::F16).key_bytes(), rows * 160);
+        assert_eq!(shape(KvElement::F16).value_bytes(), rows * 48);
+        assert_eq!(shape(KvElement::F32).value_bytes(), rows * 96);
+        assert_eq!(shape(KvElement::Q8_0).key_bytes(), rows * (96 + 6));
+        assert_eq!(shape(KvElement::Q8_0).value_bytes(), rows * (32 + 2));
+        assert_eq!(shape(KvElement::Q4_0).key_bytes(), rows * (48 + 6));
+        assert_eq!(shape(KvElement::Q4_0).block_bytes(), rows * (48 + 6 + 16 + 2));
+        let latent = KvLayerShape { values_in_keys: true, ..shape(KvElement::F16) };
+        assert_eq!((latent.key_bytes(), latent.value_bytes()), (rows * 160, 0));
+        for element in [KvElement::F16, KvElement::F32, KvElement::Q8_0, KvElement::Q4_0] {
+            for dim in 1..70 {
+                let of = KvLayerShape { kv_heads: 1, dim_k: dim, ..shape(element) };
+                assert!(of.key_bytes().is_multiple_of(16), "{of:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_window_has_blocks_for_itself_and_a_batch_beside_it() {
+        let blocks = |window, batch, context| {
+            KvLayerShape { context, ..shape(KvElement::F16) }.blocks_for_window(window, batch)
+        };
+        assert_eq!((blocks(1, 1, 1000), blocks(2, 1, 1000), blocks(18, 1, 1000)), (1, 2, 3));
+        assert_eq!((blocks(128, 512, 131_072), blocks(usize::MAX, 2, 500)), (41, 32));
+        for (window, batch) in [(1, 1), (5, 3), (16, 16), (17, 1), (100, 31)] {
+            // A first token at any position sees no block that the last one's replaces.
+            let ring = blocks(window, batch, 1 << 20);
+            let replaced = (200..300).any(|first: usize| {
+                (first + batch - 1) / KV_BLOCK >= (first + 1 - window) / KV_BLOCK + ring
+            });
+            assert!(!replaced, "{window} {batch}");
+        }
+    }
+
+    #[test]
+    fn tables_have_whole_loads() {
+        let strides = [1, 16, 17, 64, 65, 1000]
+            .map(|context| KvLayerShape { context, ..shape(KvElement::F16) }.table_stride());
+        assert_eq!(strides, [4, 4, 4, 4, 8, 64]);
     }
 }

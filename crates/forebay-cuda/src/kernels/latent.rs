@@ -1,22 +1,21 @@
 //! Attention over rows of DeepSeek's latent space. A row has 576 elements and is shared by all query heads; its first
 //! 512 elements are the value.
 
-use super::{Attention, AttentionScratch, AttentionScratchSize, KvElement, KvLayer, KvLayerShape};
+use super::attention::{Family, SplitRule};
+use super::{
+    Attention, AttentionScratch, AttentionSplits, KvElement, KvLayer, KvLayerShape, RowKind,
+};
 use crate::launch::Launch;
 use crate::{CudaError, Gpu};
 
 /// Number of elements of a key and of a value; the same as in the kernel.
 const DIMS: (usize, usize) = (576, 512);
-/// Query rows of a block: `FEW` for one token with 16 heads, `MANY` for more rows.
+/// Query rows of a block: `FEW` for generated tokens with up to 16 heads, `MANY` for others.
 const FEW: usize = 16;
 const MANY: usize = 64;
-/// Maximum number of parts of a context, about the number of multiprocessors of a GPU. Few heads make only one block
-/// per part.
-pub(super) const SPLITS_MAX: usize = 128;
-/// Smallest number of positions that is worth a part.
-const STEP: usize = 64;
-/// Largest context that is not split, because joining the parts takes one more launch.
-const ALONE: usize = 128;
+/// How contexts are cut. There are as many parts as a GPU has multiprocessors, because few heads make only one block per
+/// part. Even short contexts are worth the launch that joins their parts.
+pub(super) const SPLITS: SplitRule = SplitRule { step: 64, alone: 0, most: 128 };
 /// Columns of a block that joins parts, and its threads.
 const JOIN_COLUMNS: usize = 128;
 const JOIN_THREADS: u32 = 256;
@@ -26,7 +25,6 @@ pub(super) fn fits(shape: &KvLayerShape) -> bool {
     shape.values_in_keys
         && shape.kv_heads == 1
         && (shape.dim_k, shape.dim_v) == DIMS
-        && shape.rows == shape.context
         && shape.element != KvElement::F32
 }
 
@@ -42,21 +40,11 @@ fn shared_bytes(rows: usize) -> usize {
     rows * row + 3 * 32 * row + 4 * rows * 36 * 4 + rows * 40 * 2 + rows * 4
 }
 
-/// Returns the number of blocks that share a context, and the number of columns of each, if shared memory is ample.
-/// Otherwise blocks are smaller and more numerous.
-pub(super) fn units(rows: usize) -> (usize, usize) {
-    let columns = if rows <= FEW { FEW } else { MANY };
-    (rows.div_ceil(columns), columns)
-}
-
-/// Returns the number of parts into which a context of up to `capacity` positions is cut. One block fits one
-/// multiprocessor.
-pub(super) fn splits(multiprocessors: u32, rows: usize, capacity: usize) -> usize {
-    if capacity <= ALONE {
-        return 1;
-    }
-    let most = capacity.div_ceil(STEP).clamp(1, SPLITS_MAX);
-    (multiprocessors as usize / units(rows).0).clamp(1, most)
+/// Returns the number of blocks that share the context of a generated token, and the number of columns of each, if shared
+/// memory is ample. Otherwise blocks are smaller and more numerous.
+pub(super) fn units(heads: usize) -> (usize, usize) {
+    let columns = if heads <= FEW { FEW } else { MANY };
+    (heads.div_ceil(columns), columns)
 }
 
 pub(super) fn modules(element: KvElement) -> [&'static str; 2] {
@@ -73,34 +61,39 @@ pub(super) fn launch(
     gpu: &Gpu,
     what: &Attention,
     layer: &KvLayer,
-    splits: usize,
+    splits: AttentionSplits,
     scratch: &AttentionScratch,
 ) -> Result<(), CudaError> {
-    let Attention { tokens, heads, .. } = *what;
+    let (tokens, heads, kind) = (what.rows.count, what.heads, what.rows.kind);
     assert!(what.rounded.is_none() && what.inputs.is_none(), "latent rows are not fused");
     assert!(what.q.address().is_multiple_of(16) && what.out.address().is_multiple_of(16));
     let rows = tokens * heads;
-    let few = rows <= FEW || shared_bytes(MANY) > gpu.shared_memory();
+    let is_small = shared_bytes(MANY) > gpu.shared_memory();
+    let few = kind == RowKind::Decode && heads <= FEW || is_small;
     let modules = modules(layer.shape.element);
     let (module, columns, threads) =
         if few { (modules[0], FEW, 128) } else { (modules[1], MANY, 256) };
-    let units = rows.div_ceil(columns);
-    assert!(rows < 65_536 || splits == 1 && units < 65_536, "attention of {rows} rows");
-    let floats = AttentionScratchSize::of(&layer.shape, heads, tokens, splits).floats;
+    let units = match kind {
+        RowKind::Prompt => rows.div_ceil(columns),
+        RowKind::Decode => tokens * heads.div_ceil(columns),
+    };
+    assert!(rows < 65_536 || splits.most == 1 && units < 65_536, "attention of {rows} rows");
+    let floats = Family::Latent.scratch(&layer.shape, heads, &what.rows, splits.limit).floats;
     let context = layer.shape.context;
     let window = what.window.map_or(0, |window| window.min(context));
     Launch::new(
         gpu.kernel(module, "attention_latent")?,
-        (splits as u32, units as u32, 1),
+        (splits.most as u32, units as u32, 1),
         (threads, 1, 1),
     )
     .shared(shared_bytes(columns) as u32)
     .ptr(what.q, rows * DIMS.0)
-    .ptr(layer.keys, layer.shape.key_bytes() as usize)
-    .ptr(what.first_position, 1)
+    .cache(layer, &what.rows)
     .optional(what.sinks, heads)
     .ptr(what.out, rows * DIMS.1)
-    .ptr(scratch.parts, floats)
+    .optional(scratch.parts, floats)
+    .int(splits.limit)
+    .int(usize::from(kind == RowKind::Prompt))
     .int(tokens)
     .int(heads)
     .int(context)
@@ -108,16 +101,16 @@ pub(super) fn launch(
     .float(what.scale)
     .float(what.softcap.unwrap_or(0.0))
     .run(gpu)?;
-    if splits == 1 {
+    if splits.most == 1 {
         return Ok(());
     }
     let grid = ((DIMS.1 / JOIN_COLUMNS) as u32, rows as u32, 1);
     Launch::new(gpu.kernel(module, "attention_latent_join")?, grid, (JOIN_THREADS, 1, 1))
-        .ptr(what.first_position, 1)
+        .ptr(what.rows.positions, tokens)
         .optional(what.sinks, heads)
         .ptr(what.out, rows * DIMS.1)
         .ptr(scratch.parts, floats)
-        .int(splits)
+        .int(splits.limit)
         .int(tokens)
         .int(heads)
         .int(context)

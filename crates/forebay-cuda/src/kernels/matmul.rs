@@ -1,4 +1,4 @@
-//! Products of many tokens, on tensor cores or, if requested, in f32.
+//! Products of prompt rows, on tensor cores or, if requested, in f32.
 
 use forebay_format::TensorType;
 
@@ -160,8 +160,11 @@ impl Gpu {
                 let form = narrow_form(ty, cols);
                 let form = form.unwrap_or_else(|| panic!("{ty} with {cols} columns takes f32"));
                 let parts = if form == NarrowForm::Half { 1 } else { 2 };
-                let (name, size) =
-                    if is_few(&job.weights) { ("matmul_32", 32) } else { ("matmul_128", 128) };
+                let (name, size) = if has_small_tiles(&job.weights) {
+                    ("matmul_32", 32)
+                } else {
+                    ("matmul_128", 128)
+                };
                 let module = modules.matmul.unwrap_or_else(|| panic!("{ty} takes f32"));
                 let grid = grid(&job.weights, size, job.rows.div_ceil(ROWS));
                 // Two buffers for a step's 64 columns of 16 bits; see `Plan` in `matmul.cu`.
@@ -184,8 +187,8 @@ impl Gpu {
     }
 }
 
-/// Returns true if tiles of many tokens would be mostly empty.
-fn is_few(weights: &MatmulWeights) -> bool {
+/// Returns true if tiles of 128 tokens would be mostly empty. Tiles of 32 tokens give the same bits.
+fn has_small_tiles(weights: &MatmulWeights) -> bool {
     match *weights {
         MatmulWeights::Dense { tokens, .. } => tokens <= 32,
         MatmulWeights::Experts { experts, entries, .. } => entries <= 48 * experts,

@@ -1,17 +1,20 @@
-//! Products of one to eight tokens with matrices, which are read once.
+//! Products of decode rows with matrices. The bits of a row do not depend on the number of rows.
 
 use forebay_format::TensorType;
 
 use super::gating::{GateBiases, Gating};
 use super::weights::{
-    DeviceMatrix, ExpertPart, ExpertTable, MatvecInput, modules_of, shares_reads, takes_rounded,
+    DeviceMatrix, ExpertPairs, ExpertPart, ExpertTable, MatvecInput, modules_of, takes_rounded,
     weight_alignment,
 };
 use crate::launch::Launch;
 use crate::{AddressTable, CudaError, DevicePtr, Gpu};
 
-/// Maximum number of tokens of one launch.
-pub const MATVEC_TOKENS: usize = 8;
+/// Maximum number of decode rows, which are one token each, of one launch.
+pub const DECODE_ROWS: usize = 32;
+/// Number of columns from which all lanes of a warp share a row. Fewer columns are less than two steps of 32 lanes, so too
+/// many lanes would idle in the last step.
+const LONG: usize = 2048;
 /// Maximum number of matrices of one launch.
 const MATRICES: usize = 4;
 /// Number of warps of a block.
@@ -55,6 +58,7 @@ struct Work {
     /// Addresses of the experts' slots, if the weights are those of experts.
     table: Option<AddressTable>,
     ids: DevicePtr<u32>,
+    order: DevicePtr<u32>,
     /// Matrices; for experts, `offsets` holds their offsets in every slot instead.
     data: [DevicePtr<u8>; MATRICES],
     offsets: [u64; MATRICES],
@@ -72,9 +76,9 @@ struct Work {
 }
 
 impl Gpu {
-    /// Multiplies `tokens` tokens (1 to [`MATVEC_TOKENS`]) with up to four matrices of one type and width in one
-    /// launch, or in one launch per token if [`shares_reads`] is false. `x` is `[tokens, cols]`. The order of sums
-    /// depends only on type, columns and number of tokens.
+    /// Multiplies `tokens` tokens (1 to [`DECODE_ROWS`]) with up to four matrices of one type and width. `x` is
+    /// `[tokens, cols]`. The order of sums depends only on type and columns, so every token gets the bits that it gets
+    /// alone.
     ///
     /// # Errors
     /// Returns an error if a driver call fails.
@@ -93,16 +97,7 @@ impl Gpu {
         pairing: Pairing,
     ) -> Result<(), CudaError> {
         assert!((1..=MATRICES).contains(&matrices.len()), "{} matrices", matrices.len());
-        assert!((1..=MATVEC_TOKENS).contains(&tokens), "{tokens} tokens");
-        if tokens > 1 && !shares_reads(ty) {
-            return (0..tokens).try_for_each(|token| {
-                let mut one = [matrices[0]; MATRICES];
-                for (one, matrix) in one.iter_mut().zip(matrices) {
-                    *one = DeviceMatrix { out: matrix.out.offset(token * matrix.rows), ..*matrix };
-                }
-                self.matvec(ty, &one[..matrices.len()], x.token(token, cols), 1, cols, pairing)
-            });
-        }
+        assert!((1..=DECODE_ROWS).contains(&tokens), "{tokens} tokens");
         let mut work = Work::new(ty, cols, tokens);
         for (i, matrix) in matrices.iter().enumerate() {
             let aligned = matrix.data.address().is_multiple_of(weight_alignment(ty) as u64);
@@ -121,9 +116,8 @@ impl Gpu {
         work.run(self, x)
     }
 
-    /// Multiplies a row of `x` with one or two matrices of the expert `ids[pair]`, for each of `pairs` (token, slot)
-    /// pairs. A pair uses row `pair / pairs_per_x` of `x`. `pairs_per_x` is the number of experts per token if `x` has
-    /// a row for each token, and 1 if it has one for each pair.
+    /// Multiplies a row of `x` with one or two matrices of the pair's expert, for each of `pairs`. A pair uses row
+    /// `pair / pairs.per_row` of `x`. The bits of a pair's output do not depend on the other pairs, nor on the order.
     ///
     /// # Errors
     /// Returns an error if a driver call fails.
@@ -137,15 +131,13 @@ impl Gpu {
         ty: TensorType,
         experts: ExpertTable,
         parts: &[ExpertPart],
-        ids: DevicePtr<u32>,
-        pairs: usize,
+        pairs: ExpertPairs,
         x: MatvecInput,
-        pairs_per_x: usize,
         cols: usize,
         pairing: Pairing,
     ) -> Result<(), CudaError> {
         assert!((1..=2).contains(&parts.len()), "{} parts", parts.len());
-        assert!(pairs_per_x > 0, "no pairs for a row of activations");
+        assert!(pairs.per_row > 0, "no pairs for a row of activations");
         let mut work = Work::new(ty, cols, 1);
         for (i, part) in parts.iter().enumerate() {
             let aligned = part.offset.is_multiple_of(weight_alignment(ty) as u64);
@@ -161,8 +153,8 @@ impl Gpu {
             assert!(biases.is_none_or(|biases| biases.pairs.is_null()), "pairs are in order");
             work.biases = biases;
         }
-        (work.table, work.ids) = (Some(experts.slots), ids);
-        (work.pairs_per_x, work.items) = (pairs_per_x, pairs);
+        (work.table, work.ids, work.order) = (Some(experts.slots), pairs.ids, pairs.order);
+        (work.pairs_per_x, work.items) = (pairs.per_row, pairs.count);
         work.run(self, x)
     }
 }
@@ -173,6 +165,7 @@ impl Work {
             ty,
             table: None,
             ids: DevicePtr::null(),
+            order: DevicePtr::null(),
             data: [DevicePtr::null(); MATRICES],
             offsets: [0; MATRICES],
             rows: [0; MATRICES],
@@ -198,10 +191,13 @@ impl Work {
         let blocks =
             (0..self.items.min(MATRICES)).map(|i| variant.blocks(self.rows_of(i), self.mode));
         let blocks = blocks.max().unwrap_or(0);
-        // Blocks loop over the rows, so more blocks than fit at once would only repeat the start of the loop.
+        let groups = self.tokens.div_ceil(variant.tokens);
+        // Blocks loop over the rows, so more blocks than fit at once would only repeat the start of the loop. Also, all
+        // groups of tokens are then computed together, and share the L2 cache.
         let resident = gpu.multiprocessors() as usize * variant.blocks_per_multiprocessor;
-        let grid = (blocks.min(resident.div_ceil(self.items.max(1))) as u32, self.items as u32, 1);
-        let kernel = gpu.kernel(module_of(ty, self.tokens), variant.name)?;
+        let along_rows = blocks.min(resident.div_ceil((self.items * groups).max(1)));
+        let grid = (along_rows as u32, self.items as u32, groups as u32);
+        let kernel = gpu.kernel(variant.module, variant.name)?;
         let launch = Launch::new(kernel, grid, (32 * WARPS as u32, 1, 1));
         let mut launch = launch.shared(variant.shared_bytes as u32);
         // Number of rows of activations, and of each output.
@@ -219,9 +215,12 @@ impl Work {
         launch = match self.table {
             Some(table) => {
                 let ends = (0..MATRICES).map(|i| self.offsets[i] + bytes(i) as u64);
-                launch.table(table, 1, ends.max().unwrap_or(0)).ptr(self.ids, self.items)
+                launch
+                    .table(table, 1, ends.max().unwrap_or(0))
+                    .ptr(self.ids, self.items)
+                    .optional(self.order, self.items)
             }
-            None => launch.null().null(),
+            None => launch.null().null().null(),
         };
         launch = (0..MATRICES).fold(launch, |launch, i| match self.table {
             Some(_) => launch.u64(self.offsets[i]),
@@ -248,17 +247,13 @@ impl Work {
     }
 }
 
-fn module_of(ty: TensorType, tokens: usize) -> &'static str {
-    let modules = modules_of(ty);
-    match tokens {
-        1 => modules.matvec,
-        _ => modules.matvec_few.unwrap_or_else(|| panic!("{tokens} tokens in one launch of {ty}")),
-    }
-}
-
-/// One of the kernels of a type, chosen by type, columns, tokens and whether the matrices are those of experts.
+/// One of the kernels of a type, chosen by type, columns, tokens and whether the matrices are those of experts. All that
+/// serve the same type and columns add in the same order.
 struct Variant {
+    module: &'static str,
     name: &'static str,
+    /// Tokens that a block processes at once.
+    tokens: usize,
     /// Pairs of rows that a warp processes at once.
     slots: usize,
     shared_bytes: usize,
@@ -267,37 +262,58 @@ struct Variant {
 
 impl Variant {
     fn of(ty: TensorType, cols: usize, tokens: usize, experts: bool) -> Variant {
-        let run = run_of(ty);
+        let (run, modules) = (run_of(ty), modules_of(ty));
         // The same as in `matvec.cu`. Half-aligned pairs of groups take the most registers.
         let unaligned_pair = run == 2 && weight_alignment(ty) < 16;
         let direct = |name, slots, blocks_per_multiprocessor| Variant {
+            module: modules.matvec,
             name,
+            tokens: 1,
             slots,
             shared_bytes: 0,
             blocks_per_multiprocessor,
         };
-        let (name, registers_allow) = match tokens {
-            1 if !takes_rounded(ty) => return direct("matvec_1", 1, 4),
-            // With fewer than 2048 columns, which is two steps of 32 lanes, too many lanes would idle in the last
-            // step.
-            1 if cols < 2048 => return direct("matvec_short", 4 * run, 4),
-            1 if experts => return direct("matvec_experts", 1, if unaligned_pair { 4 } else { 6 }),
-            // These types have `fetch` in the kernels.
-            1 if matches!(ty, TensorType::Q8_0 | TensorType::MXFP4) => {
-                return direct("matvec_1", 1, 4);
-            }
-            1 if unaligned_pair => ("matvec_1", 4),
-            1 => ("matvec_1", 7 - run),
-            2 => ("matvec_2", if run == 2 { 4 } else { 6 }),
-            3..=4 => ("matvec_4", 5 - run),
-            _ => ("matvec_8", 5 - run),
+        // The module for several tokens, if it is needed and exists. Otherwise every token has its own blocks.
+        let few = modules.matvec_few.filter(|_| tokens > 1);
+        let (name, at_once) = match tokens {
+            2 => ("matvec_2", 2),
+            3..=4 => ("matvec_4", 4),
+            _ => ("matvec_8", 8),
         };
         if !takes_rounded(ty) {
-            return direct(name, 1, 4);
+            let one = direct("matvec_1", 1, 4);
+            return few.map_or(one, |module| Variant {
+                module,
+                name,
+                tokens: at_once,
+                ..direct(name, 1, 4)
+            });
         }
-        let shared_bytes = ring_bytes(ty);
-        let fitting = (SHARED_BYTES / shared_bytes).clamp(1, registers_allow);
-        Variant { name, slots: 1, shared_bytes, blocks_per_multiprocessor: fitting }
+        if cols < LONG {
+            let one = direct("matvec_short", 4 * run, 4);
+            return few.map_or(one, |module| Variant {
+                module,
+                tokens: 4,
+                ..direct("matvec_short_4", 4 * run, 4)
+            });
+        }
+        if experts {
+            return direct("matvec_experts", 1, if unaligned_pair { 4 } else { 6 });
+        }
+        let ring = |module, name, tokens, registers_allow| {
+            let shared_bytes = ring_bytes(ty);
+            let fitting = (SHARED_BYTES / shared_bytes).clamp(1, registers_allow);
+            let blocks_per_multiprocessor = fitting;
+            Variant { module, name, tokens, slots: 1, shared_bytes, blocks_per_multiprocessor }
+        };
+        match few {
+            Some(module) if tokens == 2 => ring(module, name, 2, if run == 2 { 4 } else { 6 }),
+            Some(module) => ring(module, name, at_once, 5 - run),
+            // These types have `fetch` in the kernels.
+            None if matches!(ty, TensorType::Q8_0 | TensorType::MXFP4) => direct("matvec_1", 1, 4),
+            None if unaligned_pair => ring(modules.matvec, "matvec_1", 1, 4),
+            None => ring(modules.matvec, "matvec_1", 1, 7 - run),
+        }
     }
 
     /// Returns the number of blocks that a matrix of `rows` rows can use.
@@ -335,17 +351,12 @@ mod tests {
         let mut texts = std::collections::HashMap::new();
         for &ty in TensorType::all().iter().filter(|ty| supports_weights(**ty)) {
             for cols in [256, 4096] {
-                for tokens in 1..=if shares_reads(ty) { MATVEC_TOKENS } else { 1 } {
-                    for experts in [false, true] {
-                        let (name, module) =
-                            (Variant::of(ty, cols, tokens, experts).name, module_of(ty, tokens));
-                        let text = texts.entry(module).or_insert_with(|| crate::ptx::text(module));
-                        let entry = format!(".entry {name}(");
-                        assert!(
-                            text.as_ref().is_some_and(|text| text.contains(&entry)),
-                            "{module} {name}"
-                        );
-                    }
+                for (tokens, experts) in (1..=DECODE_ROWS).map(|n| (n, false)).chain([(1, true)]) {
+                    let Variant { module, name, .. } = Variant::of(ty, cols, tokens, experts);
+                    let text = texts.entry(module).or_insert_with(|| crate::ptx::text(module));
+                    let entry = format!(".entry {name}(");
+                    let has = text.as_ref().is_some_and(|text| text.contains(&entry));
+                    assert!(has, "{module} {name}");
                 }
             }
         }

@@ -17,11 +17,12 @@ mod needed;
 mod norm;
 mod quantize;
 mod router;
+mod rows;
 mod top_k;
 mod weights;
 
 pub use attention::{
-    Attention, AttentionScratch, AttentionScratchSize, attention_splits, rounds_outputs,
+    Attention, AttentionScratch, AttentionScratchSize, AttentionSplits, rounds_outputs,
     takes_inputs,
 };
 pub use attention_inputs::{AttentionInputs, HeadInput, Rotation};
@@ -34,17 +35,18 @@ pub use fetch::{
     FetchedLayer, GivingUp,
 };
 pub use gating::{Gate, GateBiases, Gating};
-pub use kv::{KvElement, KvLayer, KvLayerShape};
+pub use kv::{KV_BLOCK, KvElement, KvLayer, KvLayerShape, KvPool, KvTables};
 pub use matmul::{
     MatmulInput, MatmulJob, MatmulWeights, NarrowActivations, NarrowForm, narrow_form,
 };
-pub use matvec::{MATVEC_TOKENS, Pairing};
+pub use matvec::{DECODE_ROWS, Pairing};
 pub use needed::{ModelKernels, modules_needed};
 pub use norm::{Added, Norm, Normed};
 pub use quantize::RoundedActivations;
 pub use router::{RouterChoice, RouterGroups, RouterMatrix, RouterOutputs, SortedPairs};
+pub use rows::{PassRows, RowKind};
 pub use top_k::{TOP_K_MAX, TopK};
 pub use weights::{
-    DeviceMatrix, ExpertPart, ExpertTable, MatvecInput, shares_reads, supports_weights,
-    takes_rounded, weight_alignment,
+    DeviceMatrix, ExpertPairs, ExpertPart, ExpertTable, MatvecInput, NO_EXPERT, shares_reads,
+    supports_weights, takes_rounded, weight_alignment,
 };

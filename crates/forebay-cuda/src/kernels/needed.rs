@@ -21,7 +21,7 @@ pub struct ModelKernels<'a> {
     pub exact: bool,
 }
 
-/// Returns the modules, without duplicates, for [`crate::Gpu::load_modules`]. Batches of two to eight tokens and rare
+/// Returns the modules, without duplicates, for [`crate::Gpu::load_modules`]. Passes of several decode rows and rare
 /// shapes need other modules, which are loaded with their first launch.
 pub fn modules_needed(model: &ModelKernels<'_>) -> Vec<&'static str> {
     let mut needed = vec!["norm", "elementwise", "top_k", modules_of(model.embedding).embedding];
@@ -65,15 +65,7 @@ mod tests {
         for element in [KvElement::F16, KvElement::F32, KvElement::Q8_0, KvElement::Q4_0] {
             for dim in [64, 80, 96, 128, 256, 576] {
                 let (kv_heads, dim_k, dim_v, values_in_keys, context) = (2, dim, dim, false, 9);
-                let kv = KvLayerShape {
-                    element,
-                    kv_heads,
-                    dim_k,
-                    dim_v,
-                    values_in_keys,
-                    context,
-                    rows: context,
-                };
+                let kv = KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, context };
                 for exact in [false, true] {
                     let (embedding, router) = (TensorType::Q4_K, Some((TensorType::F32, 200)));
                     let model = ModelKernels { types: &types, embedding, kv: &kv, router, exact };

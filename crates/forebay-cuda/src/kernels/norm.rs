@@ -96,10 +96,9 @@ impl Gpu {
             None => (DevicePtr::null(), DevicePtr::null()),
         };
         assert!(out.rounded.is_none() || norm.width.is_multiple_of(32), "no whole groups of 32");
-        assert!(
-            experts.k == 0 || !experts.parts.is_null() && !experts.row_of_pair.is_null(),
-            "experts without outputs"
-        );
+        let pointers = [experts.row_of_pair, experts.ids];
+        let complete = !experts.parts.is_null() && !pointers.iter().any(|ids| ids.is_null());
+        assert!(experts.k == 0 || complete, "experts without outputs");
         let (values, pairs) = (rows * norm.width, rows * experts.k);
         let (grid, block) = ((rows as u32, 1, 1), (norm.threads(), 1, 1));
         let kernel = if experts.bias.is_null() { "rms_norm" } else { "rms_norm_biased" };

@@ -2,7 +2,7 @@
 
 use forebay_format::TensorType;
 
-use super::MATVEC_TOKENS;
+use super::DECODE_ROWS;
 use super::weights::weight_alignment;
 use crate::launch::Launch;
 use crate::{CudaError, DevicePtr, Gpu};
@@ -55,10 +55,11 @@ impl RouterChoice {
     }
 }
 
-/// Pairs `token * k + slot`, sorted by expert.
+/// Pairs `token * k + slot`, sorted by expert. Pairs with [`super::NO_EXPERT`] come last.
 #[derive(Clone, Copy)]
 pub struct SortedPairs {
-    /// Bounds `[experts + 1]`: the sorted pairs of expert `e` are those from `starts[e]` to `starts[e + 1]`.
+    /// Bounds `[experts + 1]`: the sorted pairs of expert `e` are those from `starts[e]` to `starts[e + 1]`. The last
+    /// bound is the number of pairs that have an expert.
     pub starts: DevicePtr<u32>,
     /// Token of each sorted pair `[pairs]`.
     pub pair_tokens: DevicePtr<u32>,
@@ -101,8 +102,8 @@ impl RouterMatrix {
     }
 }
 
-/// Returns the modules that a router with a matrix of this type needs: the one for few tokens, if there is one, and
-/// those for many.
+/// Returns the modules that a router with a matrix of this type needs: the one for decode rows, if there is one, and
+/// those for prompt rows.
 pub(super) fn router_modules(
     ty: TensorType,
     experts: usize,
@@ -159,7 +160,7 @@ impl RouterChoice {
 
 impl Gpu {
     /// Computes the logits `[tokens, experts]` of `x [tokens, cols]` and the choice, in one launch, for at most
-    /// [`MATVEC_TOKENS`] tokens. `tickets` `[tokens]` are 0 before and after.
+    /// [`DECODE_ROWS`] tokens. `tickets` `[tokens]` are 0 before and after.
     ///
     /// # Errors
     /// Returns an error if a driver call fails.
@@ -179,7 +180,7 @@ impl Gpu {
         tokens: usize,
     ) -> Result<(), CudaError> {
         choice.check();
-        assert!(tokens <= MATVEC_TOKENS, "{tokens} tokens");
+        assert!(tokens <= DECODE_ROWS, "{tokens} tokens");
         let RouterMatrix { ty, data, cols } = matrix;
         let modules = RouterMatrix::modules(ty).unwrap_or_else(|| panic!("a router of {ty}"));
         let kernel = self.kernel(of_size(choice.experts, modules), "route_few")?;

@@ -7,11 +7,11 @@ use crate::{AddressTable, DevicePtr, RoundedActivations};
 /// Modules of a type, whose names end in the type's name in lower case.
 pub(crate) struct TypeModules {
     pub(crate) ty: TensorType,
-    /// Module for one token.
+    /// Module for products of one token at once.
     pub(crate) matvec: &'static str,
-    /// Module for two to eight tokens. `None` for rare types, which process one token after the other.
+    /// Module for products of two to eight tokens at once. `None` for rare types.
     pub(crate) matvec_few: Option<&'static str>,
-    /// Module for many tokens. `None` if tensor cores cannot compute with the type.
+    /// Module for prompt rows. `None` if tensor cores cannot compute with the type.
     pub(crate) matmul: Option<&'static str>,
     pub(crate) exact: &'static str,
     pub(crate) embedding: &'static str,
@@ -66,8 +66,8 @@ pub fn supports_weights(ty: TensorType) -> bool {
     can_dequantize(ty)
 }
 
-/// Returns true if [`crate::Gpu::matvec`] reads weights of type `ty` once for two to eight tokens. Weights of rare
-/// types are read again for every token.
+/// Returns true if [`crate::Gpu::matvec`] reads weights of type `ty` once for several tokens. Weights of rare types are
+/// read again for every token.
 ///
 /// # Panics
 /// Panics if the type has no kernels; see [`supports_weights`].
@@ -101,6 +101,23 @@ pub struct ExpertTable {
     pub rows: usize,
 }
 
+/// The expert id of a (token, slot) pair that has no expert, because its row only pads a CUDA graph.
+pub const NO_EXPERT: u32 = u32::MAX;
+
+/// The (token, slot) pairs of a product with experts. Outputs are in the order of pairs.
+#[derive(Clone, Copy)]
+pub struct ExpertPairs {
+    /// Expert of each pair `[count]`. The outputs of a pair with [`NO_EXPERT`] are left unchanged.
+    pub ids: DevicePtr<u32>,
+    /// Order in which the pairs are computed, a permutation of them; null for ascending order. Pairs of one expert that
+    /// are adjacent share reads through the L2 cache.
+    pub order: DevicePtr<u32>,
+    pub count: usize,
+    /// Number of adjacent pairs that use one row of the activations: the number of experts per token if there is a row
+    /// for each token, and 1 if there is one for each pair.
+    pub per_row: usize,
+}
+
 /// One matrix in every expert's slot, and the buffer for its product.
 #[derive(Clone, Copy)]
 pub struct ExpertPart {
@@ -115,19 +132,6 @@ pub struct ExpertPart {
 pub enum MatvecInput {
     Rounded(RoundedActivations),
     Float(DevicePtr<f32>),
-}
-
-impl MatvecInput {
-    /// Returns the activations of one token.
-    pub(crate) fn token(self, token: usize, cols: usize) -> MatvecInput {
-        match self {
-            MatvecInput::Rounded(x) => MatvecInput::Rounded(RoundedActivations {
-                codes: x.codes.offset(token * cols),
-                scales: x.scales.offset(token * cols / 32),
-            }),
-            MatvecInput::Float(x) => MatvecInput::Float(x.offset(token * cols)),
-        }
-    }
 }
 
 /// Returns true if mat-vec kernels of this type take activations rounded to 8 bits, as they do for all types with

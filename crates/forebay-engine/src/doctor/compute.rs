@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use forebay_compute::{Activations, Arithmetic, Cpu, Isa, MatmulJob, Matrix};
+use forebay_compute::{Activations, Arithmetic, Cpu, Isa, MatmulJob, Matrix, RowKind};
 use forebay_format::TensorType;
 use forebay_format::random_weights::Content;
 use forebay_store::{Arena, Interrupt, last_cache_bytes};
@@ -228,8 +228,9 @@ fn prompt(cpu: &Cpu, ty: TensorType, memory: &[u8]) -> f64 {
     let mut activations = Activations::new();
     activations.prepare(cpu, &x, PROMPT_TOKENS, COLS, &[ty]);
     let mut out = vec![0.0; rows * PROMPT_TOKENS];
+    let kind = RowKind::Prompt;
     let mut work =
-        || cpu.matmul(&mut [MatmulJob { w, x: &activations, tokens: None, out: &mut out }]);
+        || cpu.matmul(&mut [MatmulJob { w, x: &activations, tokens: None, kind, out: &mut out }]);
     let seconds = fastest_of(PROMPT_ROUNDS, &mut work);
     (rows * COLS * PROMPT_TOKENS) as f64 / seconds
 }
@@ -254,7 +255,8 @@ impl<'a> Product<'a> {
 
     fn compute(&mut self, cpu: &Cpu) {
         let Product { w, activations, out } = self;
-        cpu.matmul(&mut [MatmulJob { w: *w, x: activations, tokens: None, out }]);
+        let kind = RowKind::Decode;
+        cpu.matmul(&mut [MatmulJob { w: *w, x: activations, tokens: None, kind, out }]);
     }
 }
 

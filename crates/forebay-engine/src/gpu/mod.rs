@@ -71,7 +71,7 @@ pub(crate) fn share(
     request: &PlanRequest,
 ) -> Result<DeviceShare, ModelError> {
     let PlannedModel { architecture, weights, .. } = model;
-    let cache = CudaPlan::cache(architecture, request.context, element(request.cache));
+    let cache = CudaPlan::cache(architecture, request.context, element(request.cache), 1);
     facts.plan(architecture, weights, cache, request.vram_bytes, request.policy)
 }
 
@@ -105,11 +105,11 @@ mod tests {
                     dim_v,
                     values_in_keys,
                     context: 1,
-                    rows: 1,
                 };
                 let values = if values_in_keys { 0 } else { row_bytes(kind, dim_v) };
                 let planned = 3 * (row_bytes(kind, dim_k) + values);
-                assert_eq!(planned, shape.key_bytes() + shape.value_bytes(), "{kind:?} {dim_k}");
+                let block = forebay_cuda::KV_BLOCK as u64;
+                assert_eq!(block * planned, shape.block_bytes(), "{kind:?} {dim_k}");
             }
         }
     }

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use forebay_compute::KvType;
 use forebay_format::{Catalog, TensorType};
+use forebay_model::CacheSize;
 use forebay_model::weights::{FeedForwardWeights, PartMatrix};
 use forebay_model::{Architecture, Weights};
 use forebay_store::FileSet;
@@ -51,7 +52,8 @@ impl PlannedModel {
 
     /// Returns the bytes of keys and values for `context` positions in host memory.
     pub(crate) fn cache_bytes(&self, context: usize, cache: KvType) -> u64 {
-        forebay_model::cache_bytes(&self.architecture, context, cache)
+        let size = CacheSize { kind: cache, context, sequences: 1 };
+        forebay_model::cache_bytes(&self.architecture, size)
     }
 }
 

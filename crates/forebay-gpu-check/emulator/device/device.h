@@ -79,12 +79,14 @@ inline float emulated_rounded(float x) {
     return x;
 }
 inline float __fmul_rn(float a, float b) { return emulated_rounded(a * b); }
+inline float __fmaf_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 inline float __fadd_rn(float a, float b) { return emulated_rounded(a + b); }
 inline float __fsub_rn(float a, float b) { return emulated_rounded(a - b); }
 inline float __fdividef(float a, float b) { return a / b; }
 
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
+inline int __clz(int x) { return x ? __builtin_clz(x) : 32; }
 inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
     return (unsigned)(((uint64_t)high << 32 | low) >> (shift & 31));
 }

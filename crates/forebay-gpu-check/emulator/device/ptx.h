@@ -16,6 +16,8 @@ inline char *shared(uint32_t address) {
 }
 
 inline void nothing() {}
+// A value that the compiler must not know.
+inline void hidden(uint32_t &) {}
 inline void cvt_f32_f16(float &x, uint16_t bits) { x = emulated::half_to_float(bits); }
 inline void cvt_f16x2_f32(uint32_t &packed, float high, float low) {
     packed = (uint32_t)emulated::float_to_half(high) << 16 | emulated::float_to_half(low);

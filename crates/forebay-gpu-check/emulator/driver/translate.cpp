@@ -17,6 +17,7 @@ namespace {
 
 // Maps inline PTX without white space to the function of `ptx.h` that does the same.
 const std::map<std::string, std::string> STATEMENTS = {
+    {"", "hidden"},
     {"//90:griddepcontrol.wait;", "nothing"},
     {"cvt.f32.f16%0,%1;", "cvt_f32_f16"},
     {"cvt.rn.f16x2.f32%0,%1,%2;", "cvt_f16x2_f32"},

@@ -4,10 +4,10 @@ mod bench;
 mod case;
 
 use anyhow::Result;
-use forebay_cuda::KvElement;
+use forebay_cuda::{KvElement, RowKind};
 
-pub use self::case::cpu_type;
-use self::case::{Case, Variation};
+use self::case::Case;
+pub use self::case::{Variation, cpu_type};
 use crate::bench::Bench;
 use crate::harness::{Check, Context, Outcome};
 
@@ -32,7 +32,8 @@ const LATENT_BYTES: f64 = 1e-2;
 
 const DECODE: [(usize, usize); 9] =
     [(0, 1), (1, 1), (62, 1), (63, 1), (64, 1), (1000, 1), (1003, 3), (0, 8), (517, 8)];
-const PROMPT: [(usize, usize); 6] = [(0, 9), (0, 64), (0, 65), (37, 65), (190, 130), (301, 16)];
+const PROMPT: [(usize, usize); 7] =
+    [(0, 1), (0, 64), (0, 65), (37, 65), (190, 130), (301, 16), (700, 3)];
 /// Spans of few tokens and of many.
 const GENERAL: [(usize, usize); 6] = [(0, 1), (511, 1), (130, 5), (0, 9), (37, 40), (100, 33)];
 
@@ -73,9 +74,14 @@ pub fn checks() -> Vec<Check> {
     checks
 }
 
+/// Returns the kind of rows in checks of both: few are generated tokens.
+fn kind_of(tokens: usize) -> RowKind {
+    if tokens <= 8 { RowKind::Decode } else { RowKind::Prompt }
+}
+
 /// Checks all `spans` (first position, tokens). Each runs with one of the variations, and common shapes with all.
 fn check(
-    family: &str,
+    family: &'static str,
     name: &str,
     element: KvElement,
     (dim_k, dim_v): (usize, usize),
@@ -87,7 +93,12 @@ fn check(
         let mut outcome = Outcome::same::<f32>(&[], &[]);
         for (i, &(first, tokens)) in spans.iter().enumerate() {
             let (heads, kv_heads) = GROUPS[(i + dim_k / 8) % GROUPS.len()];
-            let case = Case::of(element, (heads, kv_heads), (dim_k, dim_v), (first, tokens));
+            let kind = match family {
+                "decode" => RowKind::Decode,
+                "prompt" => RowKind::Prompt,
+                _ => kind_of(tokens),
+            };
+            let case = Case::of(element, (heads, kv_heads), (dim_k, dim_v), kind, (first, tokens));
             let inputs = case.inputs(context)?;
             let variations = Variation::all();
             let chosen = if thorough { 0..variations.len() } else { i % 6..i % 6 + 1 };
@@ -105,7 +116,8 @@ fn latent(context: &Context, element: KvElement) -> Result<Outcome> {
     let mut outcome = Outcome::same::<f32>(&[], &[]);
     for (heads, (dim_k, dim_v)) in [(16, (576, 512)), (128, (576, 512)), (6, (40, 32))] {
         for (i, &(first, tokens)) in LATENT.iter().enumerate() {
-            let case = Case::of(element, (heads, 1), (dim_k, dim_v), (first, tokens));
+            let case =
+                Case::of(element, (heads, 1), (dim_k, dim_v), kind_of(tokens), (first, tokens));
             let case = Case { values_in_keys: true, ..case };
             let tolerance = case.tolerance();
             let variation = Variation::all()[i % 6];
@@ -123,7 +135,7 @@ fn windows(context: &Context, element: KvElement) -> Result<Outcome> {
     let shapes = [((64, 8), 64, 128, true), ((8, 4), 256, 1024, false), ((4, 2), 300, 100, true)];
     for (heads, dim, window, sinks) in shapes {
         for (first, tokens) in [(10, 1), (700, 1), (2047, 1), (1279, 5), (250, 30), (1990, 70)] {
-            let case = Case::of(element, heads, (dim, dim), (first, tokens));
+            let case = Case::of(element, heads, (dim, dim), kind_of(tokens), (first, tokens));
             let few = Case { kept: Some(window), ..case };
             let variation = Variation::windowed(window, sinks);
             let kept = few.inputs(context)?;
@@ -132,18 +144,18 @@ fn windows(context: &Context, element: KvElement) -> Result<Outcome> {
             let all = case.inputs(context)?.run(context, &variation, None)?;
             let few = kept.run(context, &variation, None)?;
             let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-            outcome = outcome.worse(Outcome::same(&bits(&few), &bits(&all)).at("rows that wrap"));
+            outcome = outcome.worse(Outcome::same(&bits(&few), &bits(&all)).at("a ring of blocks"));
         }
     }
     Ok(outcome)
 }
 
-/// Checks that results do not depend on the number of splits, apart from rounding. It also tests far more splits than
-/// the context can fill.
+/// Checks that results do not depend on the limit for the number of splits, apart from rounding.
 fn splits(context: &Context) -> Result<Outcome> {
     let mut outcome = Outcome::same::<f32>(&[], &[]);
     for (element, dim_k) in [(KvElement::F16, 128), (KvElement::F32, 128), (KvElement::F16, 64)] {
-        let case = Case::of(element, (10, 2), (dim_k, dim_k), (700, 2));
+        let kind = RowKind::Decode;
+        let case = Case::of(element, (10, 2), (dim_k, dim_k), kind, (700, 2));
         let inputs = case.inputs(context)?;
         for variation in &Variation::all() {
             for splits in [1, 2, 3, 7, 11, 64] {

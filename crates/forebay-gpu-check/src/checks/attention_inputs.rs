@@ -1,13 +1,14 @@
 //! Compares biases, norms of heads, rotation and storing in the cache with the CPU.
 
 use anyhow::Result;
-use forebay_compute::{KvCache, KvShape, RopeConfig, RopeLayout, RopeScaling, RopeTable};
+use forebay_compute::{KvCache, KvLayer, KvShape, RopeConfig, RopeLayout, RopeScaling, RopeTable};
 use forebay_cuda::{
-    AttentionInputs, DevicePtr, HeadInput, KvElement, KvLayer, KvLayerShape, Rotation,
+    AttentionInputs, DevicePtr, HeadInput, KV_BLOCK, KvElement, KvLayerShape, Rotation, RowKind,
 };
 use half::f16;
 
 use super::attention::cpu_type;
+use super::paged::{PagedCache, Rows};
 use crate::bench::{Bench, Measured, median_seconds};
 use crate::harness::{Check, Context, Outcome};
 use crate::random::Random;
@@ -185,14 +186,10 @@ fn one(
         dim_v,
         values_in_keys: case.latent,
         context: capacity,
-        rows: capacity,
     };
-    let planes = [shape.key_bytes(), shape.value_bytes()];
-    let keys = context.poisoned((planes[0] as usize).div_ceil(4))?;
-    let values = context.poisoned((planes[1] as usize).div_ceil(4))?;
-    let layer = KvLayer { shape, keys: keys.ptr(), values: values.ptr() };
-    let numbers: Vec<u32> = (first as u32..(first + tokens) as u32).collect();
-    let positions = context.upload(&numbers)?;
+    // The tokens are of the second of two sequences.
+    let cache = PagedCache::new(context, shape, 2, None)?;
+    let rows = Rows::run(context, RowKind::Prompt, 1, first..first + tokens)?;
     let angles = match &table {
         Some(table) => Some(context.upload(table.angles())?),
         None => None,
@@ -225,23 +222,22 @@ fn one(
             rotary_from: case.rotary_from,
             interleaved: case.layout == RopeLayout::Interleaved,
         }),
-        positions: positions.ptr(),
     };
-    gpu.attention_inputs(&inputs, &layer, tokens)?;
+    gpu.attention_inputs(&inputs, &cache.layer(), &rows.pass())?;
 
     // Without a norm, the GPU rounds exactly as the CPU does. With one, sums differ in the last bits.
     let tolerance = if case.norm { 3e-6 } else { 0.0 };
     let written = tokens - spare;
     let got = gpu.download(inputs.q.projected, written * heads * dim_k)?;
     let mut outcome = compare(&got, &q.expected[..got.len()], tolerance, "q");
-    let planes = [("keys", layer.keys, &k, dim_k), ("values", layer.values, &v, dim_v)];
-    for (name, plane, projection, dim) in planes.into_iter().take(if case.latent { 1 } else { 2 }) {
-        let bytes = if name == "keys" { shape.key_bytes() } else { shape.value_bytes() };
-        let bytes = gpu.download::<u8>(plane, bytes as usize)?;
-        let cache = Plane { bytes, shape, dim };
+    let bytes = &cache.bytes(gpu)?;
+    let planes = [("keys", 0, &k, dim_k), ("values", shape.key_bytes() as usize, &v, dim_v)];
+    for (name, offset, projection, dim) in planes.into_iter().take(if case.latent { 1 } else { 2 })
+    {
+        let cache = Plane { bytes, cache: &cache, offset, dim };
         for (at, row) in projection.expected.chunks(dim).take(written * kv_heads).enumerate() {
             let (token, head) = (at / kv_heads, at % kv_heads);
-            let got = cache.row(head, first + token);
+            let got = cache.row(1, head, first + token);
             // The tolerance is half a step of the type, or of the block's scale.
             let largest = row.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
             let step = match element {
@@ -262,8 +258,9 @@ fn one(
             outcome = outcome.worse(compare(&got[dim..], &vec![0.0; got.len() - dim], 0.0, &label));
         }
         for head in 0..kv_heads {
-            for position in (0..first).chain(first + written..capacity) {
-                let row = cache.row(head, position);
+            let others = (0..first).chain(first + written..capacity).map(|at| (1, at));
+            for (sequence, position) in others.chain((0..capacity).map(|at| (0, at))) {
+                let row = cache.row(sequence, head, position);
                 let untouched = row.iter().all(|x| x.is_nan());
                 anyhow::ensure!(untouched, "{name} of position {position}, head {head}: {row:?}");
             }
@@ -274,18 +271,11 @@ fn one(
 
 /// Returns a row as the CPU's cache stores it.
 fn kept_on_cpu(context: &Context, element: KvElement, row: &[f32]) -> Result<Vec<f32>> {
-    let shape = KvShape {
-        kv_heads: 1,
-        head_dim_k: row.len(),
-        head_dim_v: 1,
-        values_in_keys: true,
-        context: 1,
-        window: None,
-        rows: 1,
-    };
-    let mut cache = KvCache::new(&[shape], cpu_type(element))?;
-    cache.append(&context.cpu, 0, 0, row, &[])?;
-    Ok(cache.key(&context.cpu, 0, 0, 0))
+    let shape = KvShape { kv_heads: 1, head_dim_k: row.len(), head_dim_v: 1, values_in_keys: true };
+    let layer = KvLayer { shape, group: 0 };
+    let mut cache = KvCache::new(&[layer], &[2], cpu_type(element))?;
+    cache.write(&context.cpu, 0, &[1], 0, row, &[]);
+    Ok(cache.key(&context.cpu, 0, &[1], 0, 0))
 }
 
 /// Compares with a tolerance relative to each number, or to 1 if the number is smaller.
@@ -301,19 +291,23 @@ fn compare(got: &[f32], expected: &[f32], tolerance: f64, label: &str) -> Outcom
     outcome
 }
 
-/// A downloaded plane of the cache, with its layout.
-struct Plane {
-    bytes: Vec<u8>,
-    shape: KvLayerShape,
+/// The keys or the values of a downloaded cache.
+struct Plane<'a> {
+    bytes: &'a [u8],
+    cache: &'a PagedCache,
+    /// Offset of the plane in the layer's part of a block.
+    offset: usize,
     dim: usize,
 }
 
-impl Plane {
+impl Plane<'_> {
     /// Returns a row with its padding. Elements that were never written are NaN.
-    fn row(&self, head: usize, position: usize) -> Vec<f32> {
-        let row = head * self.shape.context + position;
-        let half = |at: usize| f16::from_le_bytes([self.bytes[at], self.bytes[at + 1]]).to_f32();
-        match self.shape.element {
+    fn row(&self, sequence: usize, head: usize, position: usize) -> Vec<f32> {
+        let row = head * KV_BLOCK + position % KV_BLOCK;
+        let bytes = &self.bytes[self.cache.block_at(sequence, position) + self.offset..];
+        let shape = &self.cache.shape;
+        let half = |at: usize| f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32();
+        match shape.element {
             KvElement::F16 => {
                 let stride = self.dim.next_multiple_of(8);
                 (0..stride).map(|i| half(2 * (row * stride + i))).collect()
@@ -322,25 +316,25 @@ impl Plane {
                 let stride = self.dim.next_multiple_of(8);
                 let value = |i: usize| {
                     let at = 4 * (row * stride + i);
-                    f32::from_le_bytes(self.bytes[at..at + 4].try_into().expect("four bytes"))
+                    f32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
                 };
                 (0..stride).map(value).collect()
             }
             KvElement::Q8_0 => {
                 let stride = self.dim.next_multiple_of(32);
-                let scales = self.shape.kv_heads * self.shape.context * stride;
+                let scales = shape.kv_heads * KV_BLOCK * stride;
                 let value = |i: usize| {
                     let scale = half(scales + 2 * ((row * stride + i) / 32));
-                    scale * f32::from(self.bytes[row * stride + i] as i8)
+                    scale * f32::from(bytes[row * stride + i] as i8)
                 };
                 (0..stride).map(value).collect()
             }
             KvElement::Q4_0 => {
                 let stride = self.dim.next_multiple_of(32);
-                let scales = self.shape.kv_heads * self.shape.context * stride / 2;
+                let scales = shape.kv_heads * KV_BLOCK * stride / 2;
                 let value = |i: usize| {
                     let at = row * stride + i;
-                    let code = self.bytes[at / 2] >> (at % 2 * 4) & 15;
+                    let code = bytes[at / 2] >> (at % 2 * 4) & 15;
                     half(scales + 2 * (at / 32)) * (f32::from(code) - 8.0)
                 };
                 (0..stride).map(value).collect()
@@ -371,20 +365,11 @@ fn measure(context: &Context, tokens: usize) -> Result<Measured> {
     let v = context.upload(&random.gaussians(tokens * kv_heads * dim))?;
     let norm = context.upload(&random.gaussians(dim))?;
     let (element, dim_k, dim_v) = (KvElement::F16, dim, dim);
-    let (values_in_keys, context_of) = (false, capacity);
-    let shape = KvLayerShape {
-        element,
-        kv_heads,
-        dim_k,
-        dim_v,
-        values_in_keys,
-        context: context_of,
-        rows: context_of,
-    };
-    let keys = context.poisoned(shape.key_bytes() as usize / 4)?;
-    let values = context.poisoned(shape.value_bytes() as usize / 4)?;
-    let layer = KvLayer { shape, keys: keys.ptr(), values: values.ptr() };
-    let positions = context.upload(&(0..tokens as u32).collect::<Vec<_>>())?;
+    let values_in_keys = false;
+    let shape = KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, context: capacity };
+    let cache = PagedCache::new(context, shape, 1, None)?;
+    let rows = Rows::run(context, RowKind::Prompt, 0, 0..tokens)?;
+    let (layer, pass) = (cache.layer(), rows.pass());
     let input = |projected| HeadInput { norm: norm.ptr(), ..HeadInput::plain(projected) };
     let inputs = AttentionInputs {
         q: input(q.ptr()),
@@ -399,10 +384,9 @@ fn measure(context: &Context, tokens: usize) -> Result<Measured> {
             rotary_from: 0,
             interleaved: false,
         }),
-        positions: positions.ptr(),
     };
     let seconds =
-        median_seconds(context, |_| context.gpu.attention_inputs(&inputs, &layer, tokens))?;
+        median_seconds(context, |_| context.gpu.attention_inputs(&inputs, &layer, &pass))?;
     let bytes = tokens * dim * (heads * 8 + kv_heads * 2 * 6);
     Ok(Measured { seconds, bytes: bytes as f64, flops: 0.0 })
 }

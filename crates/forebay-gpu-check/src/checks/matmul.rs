@@ -1,4 +1,4 @@
-//! Compares products with many tokens, on tensor cores and in f32, with f64 arithmetic.
+//! Compares products of prompt rows, on tensor cores and in f32, with f64 arithmetic.
 
 use std::sync::Arc;
 
@@ -79,14 +79,19 @@ fn narrowing(context: &Context, form: NarrowForm) -> Result<Outcome> {
 }
 
 /// Activations on the device, in the form that a product takes.
-struct Input {
-    form: MatmulInput,
+pub struct Input {
+    pub form: MatmulInput,
     _memory: Vec<DeviceMemory>,
 }
 
 impl Input {
     /// Uploads `x`, in f32 if `form` is `None`.
-    fn new(context: &Context, form: Option<NarrowForm>, x: &[f32], cols: usize) -> Result<Input> {
+    pub fn new(
+        context: &Context,
+        form: Option<NarrowForm>,
+        x: &[f32],
+        cols: usize,
+    ) -> Result<Input> {
         let device = context.upload(x)?;
         let Some(form) = form else {
             return Ok(Input { form: MatmulInput::Float(device.ptr()), _memory: vec![device] });

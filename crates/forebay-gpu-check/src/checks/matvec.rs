@@ -1,11 +1,11 @@
-//! Compares products of few tokens with f64 products of the exact weights and the rounded activations.
+//! Compares products of decode rows with f64 products of the exact weights and the rounded activations.
 
 use std::sync::Arc;
 
 use anyhow::Result;
 use forebay_cuda::{
-    AddressTables, DeviceMatrix, DeviceMemory, DevicePtr, ExpertPart, ExpertTable, GateBiases,
-    Gating, MatvecInput, Pairing, takes_rounded,
+    AddressTables, DeviceMatrix, DeviceMemory, DevicePtr, ExpertPairs, ExpertPart, ExpertTable,
+    GateBiases, Gating, MatvecInput, Pairing, takes_rounded,
 };
 use forebay_format::TensorType;
 
@@ -127,7 +127,7 @@ fn experts(context: &Context, ty: TensorType) -> Result<Outcome> {
         let mut random = Random::new(cols as u64);
         let pool = Pool::random(context, ty, rows, cols, &mut random)?;
         let ids: Vec<u32> = vec![5, 0, 3, 4, 1, 5, 2, 0];
-        let device_ids = context.upload(&ids)?;
+        let (device_ids, device_order) = (context.upload(&ids)?, context.upload(&ORDER)?);
         // The slot and the bias of an expert have different indices, to tell them apart.
         let bias_of = |id: u32| (id + 1) % 6;
         let bias_ids = context.upload(&ids.iter().map(|id| bias_of(*id)).collect::<Vec<_>>())?;
@@ -144,18 +144,9 @@ fn experts(context: &Context, ty: TensorType) -> Result<Outcome> {
                     .zip(&out)
                     .map(|(offset, out)| ExpertPart { offset: *offset, out: out.ptr() })
                     .collect();
-                let (ids, pairs) = (device_ids.ptr(), ids.len());
-                gpu.matvec_experts(
-                    ty,
-                    table,
-                    &parts,
-                    ids,
-                    pairs,
-                    input.form,
-                    pairs_per_x,
-                    cols,
-                    pairing,
-                )?;
+                let (ids, order) = (device_ids.ptr(), device_order.ptr());
+                let pairs = ExpertPairs { ids, order, count: ORDER.len(), per_row: pairs_per_x };
+                gpu.matvec_experts(ty, table, &parts, pairs, input.form, cols, pairing)?;
                 out.iter().map(|out| Ok(gpu.download(out.ptr(), count)?)).collect()
             };
             let apart = run(&[0, pool.part_bytes], Pairing::Separate)?;
@@ -203,8 +194,11 @@ fn experts(context: &Context, ty: TensorType) -> Result<Outcome> {
     Ok(worst)
 }
 
+/// The order in which the kernel visits the eight pairs.
+const ORDER: [u32; 8] = [3, 1, 7, 0, 2, 6, 5, 4];
+
 /// The expert of [`Pool`] that has no slot.
-const MISSING: u32 = 4;
+pub const MISSING: u32 = 4;
 
 /// Ways to join gate and up; the flag is true if there are biases.
 const GATED: [(Gating, bool); 3] = [
@@ -214,17 +208,17 @@ const GATED: [(Gating, bool); 3] = [
 ];
 
 /// Six experts of two matrices each, in slots that are neither ordered nor adjacent.
-struct Pool {
+pub struct Pool {
     experts: Vec<[Weights; 2]>,
-    part_bytes: u64,
-    table: AddressTables,
+    pub part_bytes: u64,
+    pub table: AddressTables,
     /// `[experts, rows]`, used for both gate and up.
     bias_values: Vec<f32>,
-    biases: DeviceMemory,
+    pub biases: DeviceMemory,
 }
 
 impl Pool {
-    fn random(
+    pub fn random(
         context: &Context,
         ty: TensorType,
         rows: usize,
@@ -386,7 +380,8 @@ fn bench_experts(
     };
     let seconds = median_seconds(context, |turn| {
         let ids = ids.ptr::<u32>().offset(turn * used % count);
-        context.gpu.matvec_experts(ty, table, &parts, ids, used, input.form, 1, cols, pairing)
+        let pairs = ExpertPairs { ids, order: DevicePtr::null(), count: used, per_row: 1 };
+        context.gpu.matvec_experts(ty, table, &parts, pairs, input.form, cols, pairing)
     })?;
     Ok(Measured { seconds, bytes: (data.len() * used) as f64, flops: 0.0 })
 }

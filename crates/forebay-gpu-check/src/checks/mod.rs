@@ -1,8 +1,10 @@
 //! The checks and measurements, one file for each family of kernels.
 
+mod alone;
 mod attention;
 mod attention_fused;
 mod attention_inputs;
+mod attention_rows;
 mod buffers;
 mod convert;
 mod elementwise;
@@ -13,6 +15,7 @@ mod load;
 mod matmul;
 mod matvec;
 mod norm;
+mod paged;
 mod quantize;
 mod router;
 mod top_k;
@@ -25,6 +28,7 @@ pub fn checks() -> Vec<Check> {
         quantize::checks(),
         matvec::checks(),
         matmul::checks(),
+        alone::checks(),
         norm::checks(),
         elementwise::checks(),
         gating::checks(),
@@ -35,6 +39,7 @@ pub fn checks() -> Vec<Check> {
         attention_inputs::checks(),
         attention::checks(),
         attention_fused::checks(),
+        attention_rows::checks(),
         buffers::checks(),
         convert::checks(),
         load::checks(),

@@ -1,7 +1,9 @@
 //! Compares norms with the CPU and with f64 arithmetic.
 
 use anyhow::Result;
-use forebay_cuda::{Added, DevicePtr, ExpertOutputs, FiniteFlag, Norm, Normed, RoundedActivations};
+use forebay_cuda::{
+    Added, DevicePtr, ExpertOutputs, FiniteFlag, NO_EXPERT, Norm, Normed, RoundedActivations,
+};
 
 use crate::bench::{Bench, Measured, median_seconds};
 use crate::harness::{Check, Context, Outcome};
@@ -131,14 +133,26 @@ fn after_experts(context: &Context, rows: usize, width: usize) -> Result<Outcome
     for (k, biased, has_shared) in
         [(1, false, false), (3, false, false), (8, false, true), (4, true, false), (6, true, true)]
     {
-        let (parts, weights, row_of_pair) = expert_outputs(rows, k, width);
+        let (mut parts, weights, row_of_pair) = expert_outputs(rows, k, width);
         let (experts, mut random) = (11, Random::new(k as u64));
-        let ids: Vec<u32> = (0..rows * k).map(|_| random.next() % experts as u32).collect();
+        let mut ids: Vec<u32> = (0..rows * k).map(|_| random.next() % experts as u32).collect();
         let (bias, shared) = (random.gaussians(experts * width), random.gaussians(x.len()));
         let mut sums = vec![0.0; x.len()];
         let mut whole = parts.clone();
+        if rows > 1 {
+            // The last row has no experts, and nothing has written its outputs.
+            for pair in (rows - 1) * k..rows * k {
+                let row = row_of_pair[pair] as usize * width;
+                ids[pair] = NO_EXPERT;
+                parts[row..][..width].fill(f32::NAN);
+                whole[row..][..width].fill(0.0);
+            }
+        }
         if biased {
             for (pair, &row) in row_of_pair.iter().enumerate() {
+                if ids[pair] == NO_EXPERT {
+                    continue;
+                }
                 let bias = &bias[ids[pair] as usize * width..][..width];
                 context.cpu.add_bias_rows(&mut whole[row as usize * width..][..width], bias);
             }
@@ -156,7 +170,7 @@ fn after_experts(context: &Context, rows: usize, width: usize) -> Result<Outcome
             weights: weights.ptr(),
             row_of_pair: row_of_pair.ptr(),
             bias: if biased { bias.ptr() } else { DevicePtr::null() },
-            ids: if biased { ids.ptr() } else { DevicePtr::null() },
+            ids: ids.ptr(),
             shared: if has_shared { shared.ptr() } else { DevicePtr::null() },
             width,
             k,

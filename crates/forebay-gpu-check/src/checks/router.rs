@@ -3,11 +3,12 @@
 use anyhow::Result;
 use forebay_compute::{RouterGroups as CpuGroups, RouterRule, Scoring};
 use forebay_cuda::{
-    DeviceMatrix, DeviceMemory, DevicePtr, MatvecInput, Pairing, RouterChoice, RouterGroups,
-    RouterMatrix, RouterOutputs, SortedPairs,
+    DECODE_ROWS, DeviceMatrix, DeviceMemory, DevicePtr, MatvecInput, NO_EXPERT, Pairing,
+    RouterChoice, RouterGroups, RouterMatrix, RouterOutputs, SortedPairs,
 };
 use forebay_format::TensorType;
 
+use super::alone::ROW_COUNTS;
 use crate::bench::{Bench, Measured, median_seconds};
 use crate::harness::{Check, Context, Outcome};
 use crate::random::Random;
@@ -17,6 +18,7 @@ pub fn checks() -> Vec<Check> {
     vec![
         Check::new("router choice", choices),
         Check::new("router of few tokens at once", at_once),
+        Check::new("router rows alone", alone),
         Check::new("router reports what is not finite", reports),
         Check::new("router pairs sorted", sorted),
     ]
@@ -208,7 +210,7 @@ fn at_once(context: &Context) -> Result<Outcome> {
         (Case { renormalise: false, groups: Some((8, 3, 1)), ..plain(160, 6) }, 5120),
         (Case { logit_bias: true, ..plain(128, 4) }, 2880),
     ];
-    for (ty, tokens) in types.into_iter().zip([1, 3, 8]) {
+    for (ty, tokens) in types.into_iter().zip([1, 3, 9]) {
         for (case, cols) in cases {
             let Case { experts, k, .. } = case;
             let matrix =
@@ -227,18 +229,48 @@ fn at_once(context: &Context) -> Result<Outcome> {
                 gpu.route_few(&choice, router, x.ptr(), logits, &places, tickets.ptr(), tokens)?;
             }
             let logits = twice.logits.ptr();
-            // Computes token by token, because the order of sums depends on the number of tokens.
-            for token in 0..tokens {
-                let out = logits.offset(token * experts);
-                let product = DeviceMatrix { data: matrix.ptr(), rows: experts, out };
-                let x = MatvecInput::Float(x.ptr::<f32>().offset(token * cols));
-                gpu.matvec(ty, &[product], x, 1, cols, Pairing::Separate)?;
-            }
+            let product = DeviceMatrix { data: matrix.ptr(), rows: experts, out: logits };
+            let x = MatvecInput::Float(x.ptr());
+            gpu.matvec(ty, &[product], x, tokens, cols, Pairing::Separate)?;
             gpu.route(&choice, logits, &twice.outputs(), tokens)?;
             let mut next = once.compare(context, &twice)?;
             next.place.insert_str(0, &format!("{ty}, {tokens} tokens, {k} of {experts}: "));
             let left = gpu.download::<u32>(tickets.ptr(), tokens)?;
             outcome = outcome.worse(next).worse(Outcome::same(&left, &vec![0; tokens]));
+        }
+    }
+    Ok(outcome)
+}
+
+/// Checks that up to 32 rows at once get the bits that each gets alone.
+fn alone(context: &Context) -> Result<Outcome> {
+    let (gpu, experts, k, most) = (&context.gpu, 60, 4, DECODE_ROWS);
+    let mut outcome = Outcome::same::<f32>(&[], &[]);
+    let types = [TensorType::F32, TensorType::F16, TensorType::BF16];
+    for (ty, cols) in types.into_iter().flat_map(|ty| [(ty, 64), (ty, 1001), (ty, 2880)]) {
+        let matrix = context.upload(&random_weights(ty, experts * cols, &mut Random::new(5)))?;
+        let router = RouterMatrix { ty, data: matrix.ptr(), cols };
+        let x = context.upload(&Random::new(9).gaussians(most * cols))?;
+        let tickets = context.upload(&vec![0_u32; most])?;
+        let choice = plain_choice(experts, k);
+        let run = |first: usize, tokens: usize| -> Result<[Vec<u32>; 3]> {
+            let out = Choice::new(context, tokens, experts, k)?;
+            let (x, logits) = (x.ptr::<f32>().offset(first * cols), out.logits.ptr());
+            gpu.route_few(&choice, router, x, logits, &out.outputs(), tickets.ptr(), tokens)?;
+            Ok([
+                gpu.download(out.logits.ptr(), tokens * experts)?,
+                gpu.download(out.ids.ptr(), tokens * k)?,
+                gpu.download(out.weights.ptr(), tokens * k)?,
+            ])
+        };
+        let rows = (0..most).map(|row| run(row, 1)).collect::<Result<Vec<_>>>()?;
+        for tokens in ROW_COUNTS {
+            for (i, got) in run(0, tokens)?.iter().enumerate() {
+                let expected: Vec<u32> =
+                    rows[..tokens].iter().flat_map(|of| of[i].clone()).collect();
+                let case = format!("{ty}, {cols} columns, {tokens} rows");
+                outcome = outcome.worse(Outcome::same(got, &expected).at(&case));
+            }
         }
     }
     Ok(outcome)
@@ -338,8 +370,13 @@ fn random_ids(tokens: usize, experts: usize, k: usize) -> Vec<u32> {
 fn sorted(context: &Context) -> Result<Outcome> {
     let gpu = &context.gpu;
     let mut outcome = Outcome::same::<f32>(&[], &[]);
-    for (tokens, experts, k) in [(1, 1, 1), (1, 128, 8), (5, 8, 2), (512, 128, 8), (300, 511, 7)] {
-        let (ids, pairs) = (random_ids(tokens, experts, k), tokens * k);
+    let shapes = [(1, 1, 1), (1, 128, 8), (5, 8, 2), (512, 128, 8), (300, 511, 7)];
+    // The last rows of some shapes have no experts.
+    for ((tokens, experts, k), without) in
+        shapes.into_iter().zip([0; 5]).chain([((32, 128, 8), 5), ((3, 8, 2), 3)])
+    {
+        let (mut ids, pairs) = (random_ids(tokens, experts, k), tokens * k);
+        ids[pairs - without * k..].fill(NO_EXPERT);
         let device = context.upload(&ids)?;
         let out = context.poisoned(experts + 1 + 3 * pairs)?;
         let at = |index: usize| out.ptr::<u32>().offset(index);

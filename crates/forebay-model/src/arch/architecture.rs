@@ -1,8 +1,8 @@
 //! Model architectures that the decoder can run.
 
 use forebay_compute::{
-    Gating, KvShape, RopeConfig, RopeLayout, RopeScaling, RopeTable, RouterGroups, RouterRule,
-    Scoring,
+    Gating, KV_BLOCK, RopeConfig, RopeLayout, RopeScaling, RopeTable, RouterGroups, RouterRule,
+    Scoring, rows_for_window,
 };
 use serde::Serialize;
 
@@ -188,11 +188,6 @@ pub struct Layer {
 }
 
 impl Layer {
-    /// Returns the number of positions whose keys and values the layer keeps, for batches of up to `batch` tokens.
-    pub fn kv_rows(&self, batch: usize, context: usize) -> usize {
-        self.window.map_or(context, |window| KvShape::rows_for_window(window, batch, context))
-    }
-
     /// Returns the number of experts of the layer; 0 for a dense layer.
     pub fn experts(&self) -> usize {
         match &self.feed_forward {
@@ -276,6 +271,32 @@ pub enum Naming {
 }
 
 impl Architecture {
+    /// Returns the attention windows of the layers, each once, in the order in which they first occur. The layers with
+    /// one window are a group, whose keys and values share blocks.
+    pub fn kv_windows(&self) -> Vec<Option<usize>> {
+        let mut windows = Vec::new();
+        for layer in &self.layers {
+            if !windows.contains(&layer.window) {
+                windows.push(layer.window);
+            }
+        }
+        windows
+    }
+
+    /// Returns the number of KV blocks that each group's pool needs for `sequences` sequences of up to `context` positions
+    /// and passes of up to `batch` rows, with block 0.
+    pub fn kv_blocks(&self, batch: usize, context: usize, sequences: usize) -> Vec<usize> {
+        let positions = |window: Option<usize>| {
+            window.map_or(context, |window| rows_for_window(window, batch, context))
+        };
+        // Neither end of a window lies at the end of a block.
+        let blocks = |window: Option<usize>| {
+            let all = context.div_ceil(KV_BLOCK);
+            (positions(window).div_ceil(KV_BLOCK) + 1).min(all)
+        };
+        self.kv_windows().into_iter().map(|window| 1 + sequences * blocks(window)).collect()
+    }
+
     /// Returns the number of experts a token uses in a layer, as the maximum over the layers; 0 for a dense model.
     pub fn experts_per_token(&self) -> usize {
         self.expert_layers().map(|experts| experts.used).max().unwrap_or(0)

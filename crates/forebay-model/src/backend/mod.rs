@@ -1,7 +1,7 @@
 //! The interface between the decoder and the device that computes.
 //!
-//! The decoder drives a backend step by step and never sees numbers. The backend holds the residual stream, the key/value
-//! cache and its weights. The decoder calls the steps of a layer in the order of the methods below. The residual stream is
+//! The decoder drives a backend step by step and never sees numbers. The backend holds the residual stream, the pools of
+//! key/value blocks, the tables of the sequences, and its weights. The decoder calls the steps of a layer in the order of the methods below. The residual stream is
 //! complete after [`Backend::norm`] with `add`, so another backend could continue from there.
 
 pub mod cpu;
@@ -19,28 +19,41 @@ use crate::weights::{LayerWeights, Weights};
 
 /// Experts chosen by the caller instead of the routers. Benchmarks use it for models with random weights, whose routers
 /// are untrained.
-pub trait ChosenExperts {
-    /// Begins a batch of `tokens` tokens.
-    fn begin(&mut self, tokens: usize);
+pub trait ChosenExperts: Send {
+    /// Begins a pass with the rows of `runs`.
+    fn begin(&mut self, runs: &[Run]);
 
-    /// Returns the experts of the batch's tokens in a layer, `[tokens, k]`. All are valid experts of that layer.
+    /// Returns the experts of the pass's rows in a layer, `[rows, k]`. All are valid experts of that layer.
     fn experts(&self, layer: usize) -> &[u32];
 }
 
-/// A batch of tokens on its way through one layer.
+/// Consecutive rows of one sequence in a pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Run {
+    /// Number of the sequence's tables in the backend ([`Backend::set_block`]).
+    pub table: usize,
+    pub kind: RowKind,
+    /// Position of the first row.
+    pub position: usize,
+    pub count: usize,
+}
+
+/// A pass on its way through one layer.
 #[derive(Clone, Copy)]
 pub struct Step<'a> {
     pub architecture: &'a Architecture,
     pub weights: &'a Weights,
     /// Index of the layer. The number of layers means the steps after the last layer.
     pub layer: usize,
-    /// Position of the batch's first token.
-    pub position: usize,
-    /// Tokens in the batch.
+    /// The rows of the pass. All decode rows come before all prompt rows.
+    pub runs: &'a [Run],
+    /// Number of rows.
     pub count: usize,
-    /// Kind of all rows of the batch, which selects the arithmetic.
-    pub kind: RowKind,
-    /// Experts `[tokens, k]` that replace the router's choice in this layer.
+    /// Number of decode rows, which are the first.
+    pub decode: usize,
+    /// Rows whose logits are wanted, ascending.
+    pub outputs: &'a [u32],
+    /// Experts `[rows, k]` that replace the router's choice in this layer.
     pub chosen: Option<&'a [u32]>,
 }
 
@@ -67,11 +80,32 @@ impl<'a> Step<'a> {
             NextBlock::Attention | NextBlock::Head => self.layer.saturating_sub(1),
         }
     }
+
+    /// Returns the kind of the rows of a pass whose rows are all of one kind.
+    pub fn kind(&self) -> RowKind {
+        if self.decode > 0 { RowKind::Decode } else { RowKind::Prompt }
+    }
+
+    /// Returns the position of a row in its sequence.
+    ///
+    /// # Panics
+    /// Panics if there is no such row.
+    pub fn position_of(&self, row: usize) -> usize {
+        let mut first = 0;
+        for run in self.runs {
+            if row < first + run.count {
+                return run.position + row - first;
+            }
+            first += run.count;
+        }
+        panic!("row {row} of {}", self.count);
+    }
 }
 
-/// The input of a batch and the outputs that the decoder will ask for.
+/// The input of a pass and the outputs that the decoder will ask for.
 #[derive(Clone, Copy)]
 pub struct Batch<'a> {
+    /// Tokens of all rows.
     pub tokens: &'a [u32],
     pub end: End,
     /// True if the decoder will ask [`Backend::route`] and [`Backend::recorded_routing`] for the chosen experts.
@@ -82,14 +116,25 @@ pub struct Batch<'a> {
     pub scores: bool,
 }
 
+/// A group of layers with the same attention window, and its pool of KV blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvGroup {
+    /// Number of positions that a token sees: itself and the ones before it. `None` means all.
+    pub window: Option<usize>,
+    /// Number of blocks in the pool. Block 0 is never used and stands for "no block".
+    pub blocks: usize,
+    /// Number of bytes of a block: [`forebay_compute::KV_BLOCK`] positions of all layers of the group.
+    pub block_bytes: u64,
+}
+
 /// The call that ends a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum End {
     /// [`Backend::end`]: no logits.
     Nothing,
-    /// [`Backend::head`]: all logits.
+    /// [`Backend::head`]: all logits of the rows in [`Step::outputs`].
     Logits,
-    /// [`Backend::largest`] with this count.
+    /// [`Backend::largest`] with this count, for the rows in [`Step::outputs`].
     Largest(usize),
 }
 
@@ -124,22 +169,66 @@ pub struct ComputeInfo {
 }
 
 /// A device that runs the steps of a decoder.
-pub trait Backend {
+pub trait Backend: Send {
     fn info(&self) -> ComputeInfo;
 
-    /// Returns the largest number of tokens in a batch.
+    /// Returns the largest number of rows in a pass.
     fn batch_tokens(&self) -> usize;
 
-    /// Returns the number of positions that the key/value cache can hold.
+    /// Returns the largest number of decode rows in a pass.
+    fn decode_rows(&self) -> usize;
+
+    /// Returns true if a pass may have rows of both kinds, and of several prompts. Otherwise a pass has decode rows only, or
+    /// one run of prompt rows.
+    fn mixes_rows(&self) -> bool;
+
+    /// Returns the number of sequences that can have tables at a time.
+    fn tables(&self) -> usize;
+
+    /// Returns the number of positions that one sequence can have.
     fn context(&self) -> usize;
 
     /// Returns the number of bytes reserved for keys and values.
     fn cache_bytes(&self) -> u64;
 
-    /// Drops keys and values from `position` on and returns the position to continue from: `position` or 0.
+    /// Returns the groups of layers and their pools of KV blocks, in the order of [`Architecture::kv_windows`].
+    fn kv_groups(&self) -> Vec<KvGroup>;
+
+    /// Makes `block` hold the positions from `index * KV_BLOCK` on of the sequence with number `table`, for the layers of `group`. 0
+    /// means that no row of the next passes sees these positions.
     ///
-    /// It is 0 if a sliding-window layer no longer has the positions that a token at `position` attends to.
-    fn truncate(&mut self, position: usize) -> usize;
+    /// # Errors
+    /// Returns an error if the device fails.
+    fn set_block(
+        &mut self,
+        table: usize,
+        group: usize,
+        index: usize,
+        block: u32,
+    ) -> Result<(), ModelError>;
+
+    /// Copies the content of a KV block to another of the same group.
+    ///
+    /// # Errors
+    /// Returns an error if the device fails.
+    fn copy_block(&mut self, group: usize, from: u32, to: u32) -> Result<(), ModelError>;
+
+    /// Appends the content of a KV block to `bytes`.
+    ///
+    /// # Errors
+    /// Returns an error if the device fails.
+    fn save_block(
+        &mut self,
+        group: usize,
+        block: u32,
+        bytes: &mut Vec<u8>,
+    ) -> Result<(), ModelError>;
+
+    /// Replaces the content of a KV block by what [`Backend::save_block`] returned.
+    ///
+    /// # Errors
+    /// Returns an error if the device fails.
+    fn restore_block(&mut self, group: usize, block: u32, bytes: &[u8]) -> Result<(), ModelError>;
 
     /// Returns the residency of blocks in host memory, if the backend streams weights through it.
     fn residency(&self) -> Option<&Residency>;
@@ -260,16 +349,11 @@ pub trait Backend {
     /// Returns an error if a read or the device fails.
     fn experts(&mut self, step: &Step<'_>) -> Result<(), ModelError>;
 
-    /// Adds the last block's output, normalises rows `first..` of the batch, and appends their logits.
+    /// Adds the last block's output, normalises the rows in [`Step::outputs`], and appends their logits.
     ///
     /// # Errors
     /// Returns an error if values are not finite, or a read or the device fails.
-    fn head(
-        &mut self,
-        step: &Step<'_>,
-        first: usize,
-        logits: &mut Vec<f32>,
-    ) -> Result<(), ModelError>;
+    fn head(&mut self, step: &Step<'_>, logits: &mut Vec<f32>) -> Result<(), ModelError>;
 
     /// Returns true if the session's interrupt ended steps early since the last call. Their results are then invalid.
     fn was_cut_short(&self) -> bool {
@@ -281,8 +365,8 @@ pub trait Backend {
         0
     }
 
-    /// Computes the `count` largest logits of the batch's last row, with their ids, in descending order. Equal logits are
-    /// sorted by id.
+    /// Appends the `count` largest logits of every row in [`Step::outputs`], with their ids, in descending order. Equal
+    /// logits are sorted by id.
     ///
     /// # Errors
     /// Returns the errors of [`Backend::head`].

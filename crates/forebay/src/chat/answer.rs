@@ -192,7 +192,7 @@ pub fn context_full(session: &Session) -> String {
 /// Converts tokens to events and sends them to the sink.
 struct Shown<'a, 's> {
     tokenizer: &'a Tokenizer,
-    stream: TextStream<'a>,
+    stream: TextStream<&'a Tokenizer>,
     parser: Parser,
     output: Output<'s>,
 }

@@ -1,5 +1,7 @@
 //! `forebay bench` measures prompt and generation speed.
 
+mod parallel;
+
 use std::path::Path;
 
 use forebay_engine::plan::{HitCurve, PredictedRate, Work};
@@ -7,6 +9,7 @@ use forebay_engine::{BenchRun, ModelInfo, RoutingSource, Session, SessionStatist
 use forebay_stream::{MemoryPlan, PolicyKind};
 use serde::Serialize;
 
+use self::parallel::ParallelSummary;
 use crate::args::BenchArgs;
 use crate::commands::{plan, replay};
 use crate::config;
@@ -26,6 +29,9 @@ struct Document<'a> {
     prompt: Option<Summary>,
     generate: Option<Summary>,
     runs: &'a [BenchRun],
+    /// Measurements of several sequences together.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    parallel: Vec<ParallelSummary>,
     /// Source of the chosen experts, if not the model's routers.
     #[serde(skip_serializing_if = "Option::is_none")]
     routing_from: Option<&'a Path>,
@@ -61,7 +67,13 @@ pub fn run(args: BenchArgs) -> Outcome {
     let context_for = if options.context.is_some() { "--ctx" } else { longer };
     // The prompt and the generated tokens both start right after the depth, one after the other.
     let longest = args.depth.saturating_add(args.prompt_tokens.max(args.gen_tokens));
+    let longest = if args.parallel.is_empty() {
+        longest
+    } else {
+        args.prompt_tokens.saturating_add(args.gen_tokens)
+    };
     options.context.get_or_insert(longest);
+    options.sequences = args.parallel.iter().copied().max().unwrap_or(1);
     let named = args.tracing.trace_io.is_some() || args.routing.trace_routing.is_some();
     let mut outputs = outputs::begin(args.tracing.force, named)?;
     outputs::protect_model(&mut outputs, &args.model);
@@ -78,6 +90,25 @@ pub fn run(args: BenchArgs) -> Outcome {
         session.follow_routing(source)?;
     }
     routing.record(&mut session)?;
+    if !args.parallel.is_empty() {
+        let parallel = parallel::measure(&mut session, &args)?;
+        let shown = match args.json {
+            true => output::json(&Document {
+                path: &args.model,
+                model: session.info(),
+                prompt: None,
+                generate: None,
+                runs: &[],
+                parallel,
+                routing_from: args.routing_trace.as_deref(),
+                plan: session.plan(),
+                statistics: session.statistics(),
+            }),
+            false => parallel::print(&session, &args, &parallel),
+        };
+        tracing.finish(session, "bench")?;
+        return shown;
+    }
     let mut runs = Vec::with_capacity(args.repeat);
     let progress = StepProgress::new("measured", args.repeat as u64 + 1);
     for run in 0..=args.repeat {
@@ -113,6 +144,7 @@ pub fn run(args: BenchArgs) -> Outcome {
             prompt,
             generate,
             runs: &runs,
+            parallel: Vec::new(),
             routing_from: args.routing_trace.as_deref(),
             plan: session.plan(),
             statistics: session.statistics(),

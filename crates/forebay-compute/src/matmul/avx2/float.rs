@@ -113,21 +113,25 @@ unsafe fn row_all_tokens<W: Widen>(task: &Task, row: usize, w: *const u8, tail: 
         // SAFETY: as for this function.
         unsafe {
             match count {
-                1 => row_tokens::<W, 1, 4>(task, row, w, tail, first),
-                2 => row_tokens::<W, 2, 2>(task, row, w, tail, first),
-                _ => row_tokens::<W, { TOKENS }, 2>(task, row, w, tail, first),
+                1 => row_tokens::<W, 1>(task, row, w, tail, first),
+                2 => row_tokens::<W, 2>(task, row, w, tail, first),
+                _ => row_tokens::<W, { TOKENS }>(task, row, w, tail, first),
             }
         }
         first += count;
     }
 }
 
-/// Computes one row for tokens `first..first + N`, with U sums side by side for each token.
+/// Number of sums that run side by side for each token. It is the same for every number of tokens, because the order of a
+/// token's sums must not depend on the tokens beside it.
+const U: usize = 4;
+
+/// Computes one row for tokens `first..first + N`.
 ///
 /// # Safety
 /// The requirements of [`row_all_tokens`] hold, and these are tokens of the task.
 #[inline(always)]
-unsafe fn row_tokens<W: Widen, const N: usize, const U: usize>(
+unsafe fn row_tokens<W: Widen, const N: usize>(
     task: &Task,
     row: usize,
     w: *const u8,

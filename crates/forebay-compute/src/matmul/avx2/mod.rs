@@ -7,6 +7,7 @@ use forebay_format::TensorType;
 use super::panel::{CHUNK, PanelKernel};
 use super::task::{ChunkRows, Kernel, Plan, Scratch, Task};
 use super::types;
+use crate::row_kind::RowKind;
 
 mod dot;
 mod float;
@@ -23,8 +24,8 @@ pub(crate) use panel_float::pack_floats;
 pub(crate) use vector::{add_to, store, transpose};
 
 /// Returns the kernel for rounded activations, if the type has one.
-pub(crate) fn plan_rounded(ty: TensorType, tokens: usize) -> Option<Plan> {
-    if tokens > dot::TOKENS
+pub(crate) fn plan_rounded(ty: TensorType, kind: RowKind) -> Option<Plan> {
+    if kind == RowKind::Prompt
         && let Some(kernel) = many_tokens(ty)
     {
         return Some(Plan { kernel, rows: CHUNK });
@@ -33,8 +34,8 @@ pub(crate) fn plan_rounded(ty: TensorType, tokens: usize) -> Option<Plan> {
 }
 
 /// Returns the kernel for F32 activations.
-pub(crate) fn plan_float(ty: TensorType, tokens: usize) -> Plan {
-    if tokens > dot::TOKENS {
+pub(crate) fn plan_float(ty: TensorType, kind: RowKind) -> Plan {
+    if kind == RowKind::Prompt {
         let kernel = match ty {
             TensorType::F32 => panels::<panel_float::Plain<float::Full>>,
             TensorType::F16 => panels::<panel_float::Plain<float::Half>>,

@@ -8,6 +8,7 @@ use super::avx2;
 use super::panel::{CHUNK, PanelKernel};
 use super::task::{ChunkRows, Kernel, Plan, Scratch, Task};
 use super::types;
+use crate::row_kind::RowKind;
 
 mod dot;
 mod panel_float;
@@ -15,30 +16,30 @@ mod panel_rounded;
 mod scales;
 
 /// Returns the kernel for rounded activations, if the type has one.
-pub(crate) fn plan_rounded(ty: TensorType, tokens: usize) -> Option<Plan> {
-    if tokens > dot::TOKENS
+pub(crate) fn plan_rounded(ty: TensorType, kind: RowKind) -> Option<Plan> {
+    if kind == RowKind::Prompt
         && let Some(kernel) = many_tokens(ty)
     {
         return Some(Plan { kernel, rows: CHUNK });
     }
     match few_tokens(ty) {
         Some(kernel) => Some(Plan { kernel, rows: ChunkRows::Any }),
-        None => avx2::plan_rounded(ty, tokens),
+        None => avx2::plan_rounded(ty, kind),
     }
 }
 
 /// Returns the kernel for F32 activations.
-pub(crate) fn plan_float(ty: TensorType, tokens: usize) -> Plan {
-    if tokens > dot::TOKENS {
+pub(crate) fn plan_float(ty: TensorType, kind: RowKind) -> Plan {
+    if kind == RowKind::Prompt {
         let kernel = match ty {
             TensorType::F32 => panels::<panel_float::Plain<avx2::Full>>,
             TensorType::F16 => panels::<panel_float::Plain<avx2::Half>>,
             TensorType::BF16 => panels::<panel_float::Plain<avx2::Brain>>,
-            _ => return avx2::plan_float(ty, tokens),
+            _ => return avx2::plan_float(ty, kind),
         };
         return Plan { kernel, rows: CHUNK };
     }
-    avx2::plan_float(ty, tokens)
+    avx2::plan_float(ty, kind)
 }
 
 /// Returns the kernel for few tokens. IQ4_XS has none here and uses the AVX2 kernel.

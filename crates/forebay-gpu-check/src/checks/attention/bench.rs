@@ -2,7 +2,8 @@
 
 use anyhow::Result;
 use forebay_cuda::{
-    Attention, AttentionScratch, AttentionScratchSize, DevicePtr, KvElement, KvLayer, KvLayerShape,
+    Attention, AttentionScratch, DevicePtr, KV_BLOCK, KvElement, KvLayer, KvLayerShape, KvPool,
+    KvTables, PassRows, RowKind,
 };
 
 use crate::bench::{Bench, Measured, ROTATION_BYTES, median_seconds};
@@ -56,9 +57,8 @@ fn windowed(
     window: usize,
 ) -> Bench {
     let context = 16_384;
-    let rows = KvLayerShape::rows_for_window(window, 512, context);
     let (dim_k, dim_v, values_in_keys) = (dim, dim, false);
-    let shape = KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, context, rows };
+    let shape = KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, context };
     let label = format!("attention window {name} {heads}/{kv_heads}x{dim}, {window} of {context}");
     let call = Call { heads, first: context - 1, tokens: 1, window: Some(window) };
     Bench::new(label, move |context| measure(context, &shape, &call))
@@ -68,8 +68,7 @@ fn windowed(
 fn latent(name: &str, element: KvElement, heads: usize, (first, tokens): (usize, usize)) -> Bench {
     let context = first + tokens;
     let (kv_heads, dim_k, dim_v, values_in_keys) = (1, 576, 512, true);
-    let shape =
-        KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, context, rows: context };
+    let shape = KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, context };
     let label = format!("attention latent {name} {heads} heads, {tokens} tokens at {context}");
     let call = Call { heads, first, tokens, window: None };
     Bench::new(label, move |context| measure(context, &shape, &call))
@@ -85,7 +84,6 @@ fn expanded(heads: usize, first: usize) -> Bench {
         dim_v: 128,
         values_in_keys: false,
         context: first + 1,
-        rows: first + 1,
     };
     let label = format!("attention latent, expanded f16 {heads} heads, 1 tokens at {first}");
     let call = Call { heads, first, tokens: 1, window: None };
@@ -102,13 +100,13 @@ fn bench(
     let context = first + tokens;
     let label = format!("attention {family} {name} {heads}/{kv_heads}x128 at {context}");
     let (dim_k, dim_v, values_in_keys) = (128, 128, false);
-    let shape =
-        KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, context, rows: context };
+    let shape = KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, context };
     let call = Call { heads, first, tokens, window: None };
     Bench::new(label, move |context| measure(context, &shape, &call))
 }
 
-/// The queries of one attention call.
+/// The queries of one attention call. Up to 8 tokens are generated ones, all at the first position of sequences that share
+/// their blocks.
 struct Call {
     heads: usize,
     /// Position of the first token.
@@ -120,26 +118,33 @@ struct Call {
 fn measure(context: &Context, shape: &KvLayerShape, call: &Call) -> Result<Measured> {
     let Call { heads, first, tokens, window } = *call;
     let gpu = &context.gpu;
-    let plane = (shape.key_bytes() as usize).next_multiple_of(256);
+    let block_bytes = shape.block_bytes() as usize;
+    let ring = window.map_or(shape.blocks(), |window| shape.blocks_for_window(window, 512));
     // Rotates through the layers, so that no cache is found in L2.
-    let layer_bytes = plane + (shape.value_bytes() as usize).next_multiple_of(256);
+    let layer_bytes = (1 + ring) * block_bytes;
     let layers = ROTATION_BYTES.div_ceil(layer_bytes).clamp(2, 64);
     let memory = gpu.allocate(layers * layer_bytes)?;
     // Every element is a small number in each of the types.
     gpu.fill(memory.ptr(), 0x11, layers * layer_bytes)?;
     let q = context.upload(&Random::new(3).gaussians(tokens * heads * shape.dim_k))?;
     let out = context.poisoned(tokens * heads * shape.dim_v)?;
-    let positions = context.upload(&[first as u32])?;
-    let splits = gpu.attention_splits(shape, heads, tokens, shape.context);
-    let size = AttentionScratchSize::of(shape, heads, tokens, splits);
+    let kind = if tokens <= 8 { RowKind::Decode } else { RowKind::Prompt };
+    let own = |row: usize| first + if kind == RowKind::Prompt { row } else { 0 };
+    let positions = context.upload(&(0..tokens).map(|row| own(row) as u32).collect::<Vec<_>>())?;
+    let tables = context.upload(&vec![0_u32; tokens])?;
+    let stride = shape.table_stride();
+    let numbers: Vec<u32> = (0..stride).map(|n| 1 + (n % ring) as u32).collect();
+    let blocks = context.upload(&numbers)?;
+    let splits = gpu.attention_splits(shape, heads, kind, first + tokens);
+    let rows = PassRows { kind, count: tokens, positions: positions.ptr(), tables: tables.ptr() };
+    let size = gpu.attention_scratch(shape, heads, &rows, splits);
     let parts = context.poisoned(size.floats.max(1))?;
     let tickets = context.upload(&vec![0_u32; size.tickets.max(1)])?;
     let scratch = AttentionScratch { parts: parts.ptr(), tickets: tickets.ptr(), size };
     let what = Attention {
         q: q.ptr(),
         out: out.ptr(),
-        first_position: positions.ptr(),
-        tokens,
+        rows,
         heads,
         scale: 1.0 / (shape.dim_k as f32).sqrt(),
         window,
@@ -149,8 +154,10 @@ fn measure(context: &Context, shape: &KvLayerShape, call: &Call) -> Result<Measu
         rounded: None,
     };
     let seconds = median_seconds(context, |turn| {
-        let keys: DevicePtr<u8> = memory.ptr::<u8>().offset(turn % layers * layer_bytes);
-        let layer = KvLayer { shape: *shape, keys, values: keys.offset(plane) };
+        let memory: DevicePtr<u8> = memory.ptr::<u8>().offset(turn % layers * layer_bytes);
+        let pool = KvPool { memory, blocks: 1 + ring, block_bytes };
+        let tables = KvTables { blocks: blocks.ptr(), stride, count: 1 };
+        let layer = KvLayer { shape: *shape, pool, tables, offset: 0 };
         gpu.attention(&what, &layer, splits, &scratch)
     })?;
     // Number of pairs of a query and a key that it sees.
@@ -158,11 +165,11 @@ fn measure(context: &Context, shape: &KvLayerShape, call: &Call) -> Result<Measu
         None => tokens as f64 * (first as f64 + (tokens + 1) as f64 / 2.0),
         Some(window) => (tokens * window) as f64,
     };
-    let rows_seen = window.map_or(shape.rows, |window| window + tokens - 1);
-    let share = rows_seen as f64 / shape.rows as f64;
+    let rows_seen = window.map_or(shape.context, |window| window);
+    let reads = if kind == RowKind::Decode { tokens } else { 1 };
     Ok(Measured {
         seconds,
-        bytes: (shape.key_bytes() + shape.value_bytes()) as f64 * share,
+        bytes: (reads * rows_seen * block_bytes) as f64 / KV_BLOCK as f64,
         flops: pairs * heads as f64 * (shape.dim_k + shape.dim_v) as f64 * 2.0,
     })
 }

@@ -3,13 +3,15 @@
 use std::collections::BTreeMap;
 
 use anyhow::Result;
-use forebay_compute::{Attention as CpuAttention, KvCache, KvShape, KvType};
-use forebay_cuda::{
-    Attention, AttentionInputs, AttentionScratch, AttentionScratchSize, DeviceMemory, DevicePtr,
-    HeadInput, KvElement, KvLayer, KvLayerShape,
+use forebay_compute::{
+    Attention as CpuAttention, AttentionRun, KV_BLOCK, KvCache, KvLayer, KvShape, KvType,
+    RowKind as CpuRowKind,
 };
+use forebay_cuda::{DeviceMemory, DevicePtr, KvElement, KvLayerShape, RowKind};
 use half::f16;
 
+use super::super::attention_rows::{Call, attend};
+use super::super::paged::{PagedCache, Rows};
 use crate::harness::{Context, Outcome};
 use crate::random::Random;
 
@@ -28,6 +30,7 @@ pub struct Case {
     pub values_in_keys: bool,
     /// The window that the cache keeps, or `None` if it keeps all positions.
     pub kept: Option<usize>,
+    pub kind: RowKind,
     /// Position of the first query token.
     pub first: usize,
     pub tokens: usize,
@@ -36,9 +39,9 @@ pub struct Case {
 /// Rules of masking and scoring.
 #[derive(Clone, Copy, Debug)]
 pub struct Variation {
-    window: Option<usize>,
-    softcap: Option<f32>,
-    sinks: bool,
+    pub window: Option<usize>,
+    pub softcap: Option<f32>,
+    pub sinks: bool,
 }
 
 impl Variation {
@@ -69,12 +72,10 @@ pub struct Inputs {
     values: Vec<f32>,
     /// The CPU's cache, which keeps all positions.
     cache: KvCache,
-    layer: KvLayer,
-    /// Memory that the addresses in `layer` point to.
-    _planes: [DeviceMemory; 2],
+    paged: PagedCache,
     device_q: DeviceMemory,
     device_sinks: DeviceMemory,
-    positions: DeviceMemory,
+    rows: Rows,
 }
 
 /// Rounds a row as the cache does.
@@ -123,10 +124,11 @@ impl Case {
         element: KvElement,
         (heads, kv_heads): (usize, usize),
         (dim_k, dim_v): (usize, usize),
+        kind: RowKind,
         (first, tokens): (usize, usize),
     ) -> Case {
         let (values_in_keys, kept) = (false, None);
-        Case { element, heads, kv_heads, dim_k, dim_v, values_in_keys, kept, first, tokens }
+        Case { element, heads, kv_heads, dim_k, dim_v, values_in_keys, kept, kind, first, tokens }
     }
 
     fn end(&self) -> usize {
@@ -136,15 +138,13 @@ impl Case {
     fn shape(&self) -> KvLayerShape {
         let Case { element, kv_heads, dim_k, dim_v, values_in_keys, .. } = *self;
         let context = self.end() + SPARE;
-        let rows_of = |window| KvLayerShape::rows_for_window(window, self.tokens, context);
-        let rows = self.kept.map_or(context, rows_of);
-        KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, context, rows }
+        KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, context }
     }
 
     /// Returns the tolerance for what the kernels of this case round.
     pub fn tolerance(&self) -> f64 {
-        // Kernels for few tokens and short heads split queries and weights into two halves.
-        match (self.element, self.dim_k <= 256, self.tokens <= 8) {
+        // Kernels for generated tokens and short heads split queries and weights into two halves.
+        match (self.element, self.dim_k <= 256, self.kind == RowKind::Decode) {
             (KvElement::F32, ..) | (KvElement::F16, true, true) => super::EXACT,
             (KvElement::F16, true, false) => super::HALVES,
             (KvElement::F16, false, _) => super::LATENT_HALVES,
@@ -162,7 +162,6 @@ impl Case {
     /// Creates random inputs. The positions before the query tokens are written to the cache first, then their own.
     pub fn inputs(self, context: &Context) -> Result<Inputs> {
         let Case { element, heads, kv_heads, dim_k, dim_v, first, tokens, .. } = self;
-        let gpu = &context.gpu;
         let mut random = Random::new((first * 31 + tokens * 7 + dim_k) as u64);
         let mut random_values =
             |count: usize| (0..count).map(|_| random.unit()).collect::<Vec<f32>>();
@@ -174,40 +173,16 @@ impl Case {
         let sinks: Vec<f32> = random_values(heads).iter().map(|x| x * 4.0).collect();
 
         let shape = self.shape();
-        let (key_bytes, value_bytes) = (shape.key_bytes() as usize, shape.value_bytes() as usize);
-        let planes =
-            [context.poisoned(key_bytes.div_ceil(4))?, context.poisoned(value_bytes.div_ceil(4))?];
-        let layer = KvLayer { shape, keys: planes[0].ptr(), values: planes[1].ptr() };
+        let ring = self.kept.map(|window| shape.blocks_for_window(window, tokens));
+        let paged = PagedCache::new(context, shape, 1, ring)?;
         let device_q = context.upload(&q)?;
-        let before =
-            (0..first).step_by(shape.rows).map(|from| (from, first.min(from + shape.rows)));
-        for (from, to) in before.chain([(first, self.end())]) {
-            let numbers: Vec<u32> = (from as u32..to as u32).collect();
-            let (positions, k) = (
-                context.upload(&numbers)?,
-                context.upload(&k[from * kv_heads * dim_k..to * kv_heads * dim_k])?,
-            );
-            let v = context.upload(&v[from * kv_heads * dim_v..to * kv_heads * dim_v])?;
-            let values = match self.values_in_keys {
-                true => HeadInput::none(),
-                false => HeadInput::plain(v.ptr()),
-            };
-            // The kernel also takes queries. Their results are not used here, so the memory can hold anything.
-            let q = context.poisoned((to - from) * heads * dim_k)?;
-            let inputs = AttentionInputs {
-                q: HeadInput::plain(q.ptr()),
-                k: HeadInput::plain(k.ptr()),
-                key_norm_dim: dim_k,
-                v: values,
-                heads,
-                norm_epsilon: 0.0,
-                rotation: None,
-                positions: positions.ptr(),
-            };
-            gpu.attention_inputs(&inputs, &layer, to - from)?;
-            gpu.synchronize()?;
-        }
-        let positions = context.upload(&[first as u32])?;
+        let (keys, values) = (context.upload(&k)?, context.upload(&v)?);
+        let (keys, values) = (keys.ptr::<f32>(), values.ptr::<f32>());
+        paged.fill(context, 0, 0..first, keys, values)?;
+        let own = first * kv_heads;
+        let (keys, values) = (keys.offset(own * dim_k), values.offset(own * dim_v));
+        paged.fill(context, 0, first..self.end(), keys, values)?;
+        let rows = Rows::run(context, self.kind, 0, first..self.end())?;
         let device_sinks = context.upload(&sinks)?;
         let cache = self.cpu_cache(context, &k, &v)?;
         let keys = k.chunks(dim_k).flat_map(|row| stored(row, element)).collect();
@@ -222,29 +197,25 @@ impl Case {
             keys,
             values,
             cache,
-            layer,
-            _planes: planes,
+            paged,
             device_q,
             device_sinks,
-            positions,
+            rows,
         })
     }
 
     fn cpu_cache(&self, context: &Context, k: &[f32], v: &[f32]) -> Result<KvCache> {
         let Case { kv_heads, dim_k: head_dim_k, dim_v: head_dim_v, values_in_keys, .. } = *self;
-        let capacity = self.end();
-        let shape = KvShape {
-            kv_heads,
-            head_dim_k,
-            head_dim_v,
-            values_in_keys,
-            context: capacity,
-            window: None,
-            rows: capacity,
-        };
-        let mut cache = KvCache::new(&[shape], cpu_type(self.element))?;
-        cache.append(&context.cpu, 0, 0, k, if values_in_keys { &[] } else { v })?;
+        let shape = KvShape { kv_heads, head_dim_k, head_dim_v, values_in_keys };
+        let (layer, table) = (KvLayer { shape, group: 0 }, self.cpu_table());
+        let mut cache = KvCache::new(&[layer], &[table.len() + 1], cpu_type(self.element))?;
+        cache.write(&context.cpu, 0, &table, 0, k, if values_in_keys { &[] } else { v });
         Ok(cache)
+    }
+
+    /// Returns the blocks of the CPU's cache.
+    fn cpu_table(&self) -> Vec<u32> {
+        (1..=self.end().div_ceil(KV_BLOCK) as u32).collect()
     }
 }
 
@@ -279,34 +250,18 @@ impl Inputs {
         variation: &Variation,
         splits: Option<usize>,
     ) -> Result<Vec<f32>> {
-        let (case, gpu) = (&self.case, &context.gpu);
-        let shape = self.layer.shape;
-        let (heads, tokens) = (case.heads, case.tokens);
-        let splits =
-            splits.unwrap_or_else(|| gpu.attention_splits(&shape, heads, tokens, case.end()));
-        let size = AttentionScratchSize::of(&shape, heads, tokens, splits);
-        let parts = context.poisoned(size.floats.max(1))?;
-        let tickets = context.upload(&vec![0_u32; size.tickets.max(1)])?;
-        let scratch = AttentionScratch { parts: parts.ptr(), tickets: tickets.ptr(), size };
-        let count = tokens * heads * case.dim_v;
-        let out = context.poisoned(count)?;
-        let what = Attention {
+        let sinks = if variation.sinks { self.device_sinks.ptr() } else { DevicePtr::null() };
+        let call = Call {
             q: self.device_q.ptr(),
-            out: out.ptr(),
-            first_position: self.positions.ptr(),
-            tokens,
-            heads,
+            rows: self.rows.pass(),
+            heads: self.case.heads,
+            end: self.case.end(),
             scale: SCALE,
-            window: variation.window,
-            softcap: variation.softcap,
-            sinks: if variation.sinks { self.device_sinks.ptr() } else { DevicePtr::null() },
-            inputs: None,
-            rounded: None,
+            variation: *variation,
+            sinks,
+            limit: splits,
         };
-        gpu.attention(&what, &self.layer, splits, &scratch)?;
-        let left = gpu.download::<u32>(scratch.tickets, size.tickets)?;
-        anyhow::ensure!(left.iter().all(|&ticket| ticket == 0), "tickets stay: {left:?}");
-        Ok(gpu.download(out.ptr(), count)?)
+        attend(context, &call, &self.paged.layer())
     }
 
     /// Returns the result by definition, and the sum of magnitudes that each output was added up from.
@@ -353,10 +308,13 @@ impl Inputs {
             window: variation.window,
             softcap: variation.softcap,
             sinks: variation.sinks.then_some(&self.sinks[..]),
-            ..CpuAttention::causal(0, heads, first, SCALE)
+            ..CpuAttention::causal(0, heads, SCALE)
         };
         let mut out = vec![f32::NAN; tokens * heads * dim_v];
-        context.cpu.attention(&self.q, &self.cache, &what, &mut out);
+        let table = self.case.cpu_table();
+        let kind = CpuRowKind::Prompt;
+        let run = AttentionRun { kind, first_position: first, tokens, table: &table };
+        context.cpu.attention(&self.q, &self.cache, &what, &[run], &mut out);
         out
     }
 }

@@ -1,10 +1,12 @@
 //! The attention block: projections, append to the KV cache, attention, output projection.
 
-use forebay_compute::{Attention, MatmulJob, Matrix};
+use forebay_compute::{Attention, AttentionRun, MatmulJob, Matrix};
 use forebay_stream::{Lease, Residency};
 
 use super::backend::CpuBackend;
-use super::products::{add_bias, matmul_beside_reads, matrix, norm_in_place, recycle};
+use super::products::{
+    RowsByKind, add_bias, both_kinds, matmul_beside_reads, matrix, norm_in_place, recycle,
+};
 use crate::ModelError;
 use crate::arch::Latent;
 use crate::backend::Step;
@@ -16,14 +18,21 @@ impl CpuBackend {
             AttentionWeights::Grouped(weights) => self.project_grouped(step, weights)?,
             AttentionWeights::Latent(weights) => self.project_latent(step, weights)?,
         }
-        let CpuBackend { cpu, cache, scratch, .. } = self;
+        let CpuBackend { cpu, cache, tables, scratch, .. } = self;
         let attention = &step.architecture.attention;
-        let k = &scratch.k[..step.count * attention.kv_heads * attention.head_dim];
-        let values = match attention.latent {
-            None => step.count * attention.kv_heads * attention.value_dim,
+        let k_row = attention.kv_heads * attention.head_dim;
+        let v_row = match attention.latent {
+            None => attention.kv_heads * attention.value_dim,
             Some(_) => 0,
         };
-        cache.append(cpu, step.layer, step.position, k, &scratch.v[..values])?;
+        let group = cache.group(step.layer);
+        let mut first = 0;
+        for run in step.runs {
+            let k = &scratch.k[first * k_row..][..run.count * k_row];
+            let v = &scratch.v[first * v_row..][..run.count * v_row];
+            cache.write(cpu, step.layer, &tables[run.table][group], run.position, k, v);
+            first += run.count;
+        }
         Ok(())
     }
 
@@ -42,23 +51,17 @@ impl CpuBackend {
         let v = &mut scratch.v[..count * weights.v.rows];
         let types = [weights.q.ty, weights.k.ty, weights.v.ty];
         scratch.input.prepare(cpu, normed, count, hidden, &types);
-        let input = &scratch.input;
-        let job = |part, out| MatmulJob {
-            w: matrix(residency, lease, part),
-            x: input,
-            tokens: None,
-            out,
-        };
-        let mut jobs =
-            [job(&weights.q, &mut *q), job(&weights.k, &mut *k), job(&weights.v, &mut *v)];
-        matmul_beside_reads(cpu, residency, &mut jobs)?;
+        let (x, rows) = (&scratch.input, scratch.rows.of(step));
+        let [a, b] = both_kinds(matrix(residency, lease, &weights.q), x, rows, q);
+        let [c, d] = both_kinds(matrix(residency, lease, &weights.k), x, rows, k);
+        let [e, f] = both_kinds(matrix(residency, lease, &weights.v), x, rows, v);
+        matmul_beside_reads(cpu, residency, &mut [a, b, c, d, e, f])?;
         add_bias(cpu, q, weights.q_bias.as_deref());
         add_bias(cpu, k, weights.k_bias.as_deref());
         add_bias(cpu, v, weights.v_bias.as_deref());
         let epsilon = step.architecture.norm_epsilon;
         norm_in_place(cpu, q, weights.q_norm.as_deref(), epsilon);
         norm_in_place(cpu, k, weights.k_norm.as_deref(), epsilon);
-        let positions = &positions[step.position..step.position + count];
         let rope = &ropes[step.architecture.layers[step.layer].rope];
         cpu.rope(q, head_dim, positions, rope);
         cpu.rope(k, head_dim, positions, rope);
@@ -90,16 +93,15 @@ impl CpuBackend {
         let out = if weights.q_a.is_some() { &mut *q_a } else { &mut *q };
         let (w, x) = (matrix(residency, lease, first), &scratch.input);
         let w_kv = matrix(residency, lease, &weights.kv_a);
-        let mut jobs = [
-            MatmulJob { w, x, tokens: None, out },
-            MatmulJob { w: w_kv, x, tokens: None, out: &mut *kv_a },
-        ];
-        matmul_beside_reads(cpu, residency, &mut jobs)?;
+        let rows = scratch.rows.of(step);
+        let [a, b] = both_kinds(w, x, rows, out);
+        let [c, d] = both_kinds(w_kv, x, rows, kv_a);
+        matmul_beside_reads(cpu, residency, &mut [a, b, c, d])?;
         if let Some((_, norm)) = &weights.q_a {
             cpu.rms_norm_in_place(q_a, norm, epsilon);
             scratch.inner.prepare(cpu, q_a, count, norm.len(), &[weights.q.ty]);
             let (w, x) = (matrix(residency, lease, &weights.q), &scratch.inner);
-            let mut jobs = [MatmulJob { w, x, tokens: None, out: &mut *q }];
+            let mut jobs = both_kinds(w, x, scratch.rows.of(step), q);
             matmul_beside_reads(cpu, residency, &mut jobs)?;
         }
 
@@ -110,7 +112,6 @@ impl CpuBackend {
         let k_rotary = &mut at.k_rotary[..count * rotary];
         split_rows(kv_a, [&mut *latents, &mut *k_rotary], [rank, rotary]);
         cpu.rms_norm_in_place(latents, &weights.kv_a_norm, epsilon);
-        let positions = &positions[step.position..step.position + count];
         let rope = &ropes[step.architecture.layers[step.layer].rope];
         cpu.rope(q_rotary, rotary, positions, rope);
         cpu.rope(k_rotary, rotary, positions, rope);
@@ -121,7 +122,7 @@ impl CpuBackend {
         // queries.
         scratch.inner.prepare(cpu, q_plain, count * heads, plain, &[weights.k_b.matrix.ty]);
         let by_head = &mut at.by_head[..count * heads * rank];
-        let jobs = HeadJobs { weights: &weights.k_b, count, batch: at.batch };
+        let jobs = HeadJobs { weights: &weights.k_b, decode: step.decode, count, batch: at.batch };
         let inner = &scratch.inner;
         let mut jobs = jobs.fill(&mut at.jobs, residency, lease, inner, &at.rows, by_head);
         matmul_beside_reads(cpu, residency, &mut jobs)?;
@@ -143,11 +144,21 @@ impl CpuBackend {
             window,
             softcap: attention.softcap,
             sinks: step.layer_weights().sinks.as_deref(),
-            ..Attention::causal(step.layer, heads, step.position, attention.scale)
+            ..Attention::causal(step.layer, heads, attention.scale)
         };
-        let q = &self.scratch.q[..tokens * heads * attention.head_dim];
-        let attended = &mut self.scratch.attended[..tokens * heads * attention.value_dim];
-        self.cpu.attention(q, &self.cache, &what, attended);
+        let CpuBackend { cpu, cache, tables, scratch, .. } = self;
+        let group = cache.group(step.layer);
+        let mut runs = recycle_runs(std::mem::take(&mut scratch.runs));
+        runs.extend(step.runs.iter().map(|run| AttentionRun {
+            kind: run.kind,
+            first_position: run.position,
+            tokens: run.count,
+            table: &tables[run.table][group],
+        }));
+        let q = &scratch.q[..tokens * heads * attention.head_dim];
+        let attended = &mut scratch.attended[..tokens * heads * attention.value_dim];
+        cpu.attention(q, cache, &what, &runs, attended);
+        scratch.runs = recycle_runs(runs);
     }
 
     pub(super) fn project_layer_output(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
@@ -162,7 +173,7 @@ impl CpuBackend {
             let at = &mut scratch.latent;
             scratch.inner.prepare(cpu, attended, count * heads, rank, &[of.v_b.matrix.ty]);
             let by_head = &mut at.by_head[..count * heads * rows];
-            let jobs = HeadJobs { weights: &of.v_b, count, batch: at.batch };
+            let jobs = HeadJobs { weights: &of.v_b, decode: step.decode, count, batch: at.batch };
             let inner = &scratch.inner;
             let mut jobs = jobs.fill(&mut at.jobs, residency, lease, inner, &at.rows, by_head);
             matmul_beside_reads(cpu, residency, &mut jobs)?;
@@ -177,8 +188,8 @@ impl CpuBackend {
         scratch.input.prepare(cpu, attended, count, weights.o.cols, &[weights.o.ty]);
         let out = &mut scratch.block_out[..count * step.architecture.hidden];
         let w = matrix(residency, lease, &weights.o);
-        let job = MatmulJob { w, x: &scratch.input, tokens: None, out: &mut *out };
-        matmul_beside_reads(cpu, residency, &mut [job])?;
+        let mut jobs = both_kinds(w, &scratch.input, scratch.rows.of(step), &mut *out);
+        matmul_beside_reads(cpu, residency, &mut jobs)?;
         add_bias(cpu, out, weights.o_bias.as_deref());
         Ok(())
     }
@@ -187,13 +198,15 @@ impl CpuBackend {
 /// Products of every head's rows with the head's matrix.
 struct HeadJobs<'a> {
     weights: &'a HeadMatrices,
-    /// Number of tokens, and the number of tokens per head in `rows`.
+    /// Number of decode rows, which are the first, and of all rows.
+    decode: usize,
     count: usize,
+    /// Number of rows per head in `rows`.
     batch: usize,
 }
 
 impl HeadJobs<'_> {
-    /// Returns one job for each head. `x` is `[count * heads, cols]`, and `out` is `[heads, count, rows]`. The jobs use
+    /// Returns one job for each head and kind of rows. `x` is `[count * heads, cols]`, and `out` is `[heads, count, rows]`. The jobs use
     /// the allocation of `memory`.
     fn fill<'a>(
         &self,
@@ -212,11 +225,17 @@ impl HeadJobs<'_> {
             out = rest;
             let data = &data[head * bytes..][..bytes];
             let w = Matrix { ty: matrix.ty, rows: matrix.rows, cols: matrix.cols, data };
-            let tokens = Some(&rows[head * self.batch..][..self.count]);
-            jobs.push(MatmulJob { w, x, tokens, out: own });
+            let (decode, prompt) = rows[head * self.batch..][..self.count].split_at(self.decode);
+            jobs.extend(both_kinds(w, x, RowsByKind { decode, prompt }, own));
         }
         jobs
     }
+}
+
+/// Returns an empty vector of runs for other borrows, with the old one's memory.
+fn recycle_runs<'a, 'b>(mut runs: Vec<AttentionRun<'a>>) -> Vec<AttentionRun<'b>> {
+    runs.clear();
+    runs.into_iter().map(|_| unreachable!("the vector was cleared")).collect()
 }
 
 /// Splits every row into two parts.

@@ -1,17 +1,19 @@
 //! The CPU backend and its sequence of steps.
 
-use forebay_compute::{Cpu, KvCache, KvShape, KvType, MatmulJob, RopeTable};
+use forebay_compute::{
+    Cpu, KV_BLOCK, KvCache, KvLayer, KvShape, KvType, MatmulJob, RopeTable, RowKind,
+};
 use forebay_format::dequantize;
 use forebay_store::FileSet;
 use forebay_stream::{Lease, Residency};
 
 use super::moe::MoeStep;
-use super::products::{add_bias, matmul_beside_reads, matrix, norm_in_place};
+use super::products::{add_bias, both_kinds, matmul_beside_reads, matrix, norm_in_place};
 use super::scratch::{Scratch, batch_tokens};
 use crate::ModelError;
 use crate::arch::{Architecture, Layer};
 use crate::backend::{
-    Backend, Batch, Begun, ComputeInfo, End, NextBlock, Step, record_routing, record_rows,
+    Backend, Batch, Begun, ComputeInfo, End, KvGroup, NextBlock, Step, record_routing, record_rows,
 };
 use crate::weights::{FeedForwardWeights, PartMatrix, Weights};
 
@@ -23,75 +25,93 @@ pub struct CpuBackend {
     /// Lease of the current layer's dense block.
     pub(super) lease: Option<Lease>,
     pub(super) cache: KvCache,
+    /// KV blocks of every sequence, `[tables][groups]`.
+    pub(super) tables: Vec<Vec<Vec<u32>>>,
+    windows: Vec<Option<usize>>,
+    context: usize,
     /// Tables of [`Architecture::ropes`].
     pub(super) ropes: Vec<RopeTable>,
     pub(super) scratch: Scratch,
-    /// The numbers 0, 1, 2 ... for the whole context.
+    /// Position of every row of the pass.
     pub(super) positions: Vec<u32>,
-    /// Most tokens that go through the layers together.
+    /// Most rows that go through the layers together.
     pub(super) batch: usize,
     /// True if the next layer's experts are prefetched by its router's prediction.
     pub(super) prefetch: bool,
-    /// Residual stream `[tokens, hidden]` as the previous layer passed it to its feed-forward. Filled in batches whose
+    /// Residual stream `[rows, hidden]` as the previous layer passed it to its feed-forward. Filled in passes whose
     /// early scores are recorded; empty in others.
     pub(super) early: Vec<f32>,
 }
 
-/// Returns the KV cache shapes of all layers for `context` positions.
-fn cache_shapes(architecture: &Architecture, context: usize) -> Vec<KvShape> {
-    let batch = batch_tokens(architecture, context);
-    let attention = &architecture.attention;
-    let shape = |layer: &Layer| KvShape {
+/// Sizes of a key/value cache.
+#[derive(Debug, Clone, Copy)]
+pub struct CacheSize {
+    pub kind: KvType,
+    /// Number of positions that one sequence can have.
+    pub context: usize,
+    /// Number of sequences.
+    pub sequences: usize,
+}
+
+/// Returns the layers of the KV cache.
+fn cache_layers(architecture: &Architecture) -> Vec<KvLayer> {
+    let (attention, windows) = (&architecture.attention, architecture.kv_windows());
+    let shape = KvShape {
         kv_heads: attention.kv_heads,
         head_dim_k: attention.head_dim,
         head_dim_v: attention.value_dim,
         values_in_keys: attention.latent.is_some(),
-        context,
-        window: layer.window,
-        rows: layer.kv_rows(batch, context),
     };
-    architecture.layers.iter().map(shape).collect()
+    let group = |layer: &Layer| windows.iter().position(|window| *window == layer.window);
+    let layer = |layer| KvLayer { shape, group: group(layer).expect("every window is listed") };
+    architecture.layers.iter().map(layer).collect()
 }
 
-/// Returns the bytes that keys and values of `context` positions take in host memory.
-pub fn cache_bytes(architecture: &Architecture, context: usize, kind: KvType) -> u64 {
-    let shapes = cache_shapes(architecture, context);
-    let bytes = shapes.iter().map(|shape| shape.bytes(kind).unwrap_or(u64::MAX));
-    bytes.fold(0, u64::saturating_add)
+/// Returns the bytes that keys and values take in host memory.
+pub fn cache_bytes(architecture: &Architecture, size: CacheSize) -> u64 {
+    let batch = batch_tokens(architecture, size.context);
+    let blocks = architecture.kv_blocks(batch, size.context, size.sequences);
+    let bytes = KvCache::bytes_of(&cache_layers(architecture), &blocks, size.kind);
+    bytes.unwrap_or(u64::MAX)
 }
 
 impl CpuBackend {
-    /// Reserves activations and a KV cache for `context` positions. `residency` must hold all blocks. With `prefetch`,
-    /// the next layer's experts are read ahead while a single token is computed, as its router predicts. This never
-    /// changes a result, and has no effect if everything is resident.
+    /// Reserves activations and a KV cache. `residency` must hold all blocks. With `prefetch`, the next layer's experts are
+    /// read ahead while a single token is computed, as its router predicts. This never changes a result, and has no effect
+    /// if everything is resident.
     ///
     /// # Errors
     /// Returns an error if the architecture's numbers allow no rotary tables or no cache for this context.
-    #[allow(clippy::too_many_arguments, reason = "each is moved in once")]
     pub fn new(
         architecture: &Architecture,
         weights: &Weights,
         cpu: Cpu,
         files: FileSet,
         residency: Residency,
-        context: usize,
-        kv_type: KvType,
+        size: CacheSize,
         prefetch: bool,
     ) -> Result<CpuBackend, ModelError> {
+        let CacheSize { kind, context, sequences } = size;
         let batch = batch_tokens(architecture, context);
-        let cache = KvCache::new(&cache_shapes(architecture, context), kv_type)?;
+        let blocks = architecture.kv_blocks(batch, context, sequences);
+        let cache = KvCache::new(&cache_layers(architecture), &blocks, kind)?;
         let ropes = architecture.rope_tables(weights.rope_factors.as_ref(), context)?;
         let scratch = Scratch::reserve(architecture, weights, batch);
         let prefetch = prefetch && !residency.plan().fully_resident;
+        let windows = architecture.kv_windows();
+        let table = vec![0; context.div_ceil(KV_BLOCK)];
         Ok(CpuBackend {
             cpu,
             files,
             residency,
             lease: None,
             cache,
+            tables: vec![vec![table; windows.len()]; sequences],
+            windows,
+            context,
             ropes,
             scratch,
-            positions: (0..context as u32).collect(),
+            positions: Vec::with_capacity(batch),
             batch,
             prefetch,
             early: Vec::new(),
@@ -117,7 +137,7 @@ impl CpuBackend {
         match x.chunks_exact(hidden).position(|row| !finite(row)) {
             None => Ok(()),
             Some(row) => {
-                let (layer, token) = (step.added_layer(block), step.position + row);
+                let (layer, token) = (step.added_layer(block), step.position_of(row));
                 Err(ModelError::NumericFailure { layer, token })
             }
         }
@@ -133,19 +153,17 @@ impl CpuBackend {
         scratch.dense_input.prepare(cpu, normed, count, hidden, &[gate.ty, up.ty]);
         let gate_out = &mut scratch.gate[..count * width];
         let up_out = &mut scratch.up[..count * width];
-        let x = &scratch.dense_input;
-        let mut jobs = [
-            MatmulJob { w: matrix(residency, lease, &gate), x, tokens: None, out: gate_out },
-            MatmulJob { w: matrix(residency, lease, &up), x, tokens: None, out: up_out },
-        ];
-        matmul_beside_reads(cpu, residency, &mut jobs)?;
+        let (x, rows) = (&scratch.dense_input, scratch.rows.of(step));
+        let [a, b] = both_kinds(matrix(residency, lease, &gate), x, rows, gate_out);
+        let [c, d] = both_kinds(matrix(residency, lease, &up), x, rows, up_out);
+        matmul_beside_reads(cpu, residency, &mut [a, b, c, d])?;
         let inner = &mut scratch.gate[..count * width];
         cpu.gate_in_place(step.architecture.gating, inner, &scratch.up[..count * width]);
         scratch.inner.prepare(cpu, inner, count, width, &[down.ty]);
         let out = &mut scratch.block_out[..count * hidden];
         let w = matrix(residency, lease, &down);
-        let job = MatmulJob { w, x: &scratch.inner, tokens: None, out };
-        matmul_beside_reads(cpu, residency, &mut [job])
+        let mut jobs = both_kinds(w, &scratch.inner, scratch.rows.of(step), out);
+        matmul_beside_reads(cpu, residency, &mut jobs)
     }
 
     /// Predicts which experts the next layer's router would choose for the token's current state, while this layer's
@@ -167,8 +185,8 @@ impl CpuBackend {
         cpu.rms_norm(&scratch.x[..hidden], &layer.feed_forward_norm, epsilon, normed);
         scratch.inner.prepare(cpu, normed, 1, hidden, &[router.ty]);
         let out = &mut scratch.moe.prediction_scores[..experts.count];
-        let w = matrix(residency, &lease, router);
-        cpu.matmul(&mut [MatmulJob { w, x: &scratch.inner, tokens: None, out: &mut *out }]);
+        let (w, kind) = (matrix(residency, &lease, router), RowKind::Decode);
+        cpu.matmul(&mut [MatmulJob { w, x: &scratch.inner, tokens: None, kind, out: &mut *out }]);
         add_bias(cpu, out, vectors.router_bias.as_deref());
         drop(lease);
         let rule = experts.rule(vectors.correction_bias.as_deref());
@@ -194,18 +212,64 @@ impl Backend for CpuBackend {
         self.cpu.pool().was_cut_short()
     }
 
+    fn decode_rows(&self) -> usize {
+        self.batch
+    }
+
+    fn mixes_rows(&self) -> bool {
+        true
+    }
+
+    fn tables(&self) -> usize {
+        self.tables.len()
+    }
+
     fn context(&self) -> usize {
-        self.cache.context()
+        self.context
     }
 
     fn cache_bytes(&self) -> u64 {
         self.cache.bytes()
     }
 
-    fn truncate(&mut self, position: usize) -> usize {
-        let position = self.cache.resumable(position);
-        self.cache.truncate(position);
-        position
+    fn kv_groups(&self) -> Vec<KvGroup> {
+        let group = |(group, window): (usize, &Option<usize>)| KvGroup {
+            window: *window,
+            blocks: self.cache.blocks(group),
+            block_bytes: self.cache.block_bytes(group),
+        };
+        self.windows.iter().enumerate().map(group).collect()
+    }
+
+    fn set_block(
+        &mut self,
+        table: usize,
+        group: usize,
+        index: usize,
+        block: u32,
+    ) -> Result<(), ModelError> {
+        self.tables[table][group][index] = block;
+        Ok(())
+    }
+
+    fn copy_block(&mut self, group: usize, from: u32, to: u32) -> Result<(), ModelError> {
+        self.cache.copy_block(group, from, to);
+        Ok(())
+    }
+
+    fn save_block(
+        &mut self,
+        group: usize,
+        block: u32,
+        bytes: &mut Vec<u8>,
+    ) -> Result<(), ModelError> {
+        self.cache.save_block(group, block, bytes);
+        Ok(())
+    }
+
+    fn restore_block(&mut self, group: usize, block: u32, bytes: &[u8]) -> Result<(), ModelError> {
+        self.cache.restore_block(group, block, bytes);
+        Ok(())
     }
 
     fn residency(&self) -> Option<&Residency> {
@@ -219,6 +283,10 @@ impl Backend for CpuBackend {
     /// Reads the tokens' rows of the embedding table into the residual stream.
     fn begin(&mut self, step: &Step<'_>, batch: &Batch<'_>) -> Result<Begun, ModelError> {
         self.lease = None;
+        self.positions.clear();
+        for run in step.runs {
+            self.positions.extend((run.position..run.position + run.count).map(|at| at as u32));
+        }
         let embedding = &step.weights.embedding;
         let row_bytes = embedding.row_bytes as u64;
         let rows = self.scratch.x.chunks_exact_mut(step.architecture.hidden);
@@ -308,10 +376,10 @@ impl Backend for CpuBackend {
         scratch.inner.prepare(cpu, normed, count, hidden, &[router.ty]);
         let out = &mut scratch.moe.scores[..count * experts];
         let w = matrix(residency, lease, router);
-        cpu.matmul(&mut [MatmulJob { w, x: &scratch.inner, tokens: None, out: &mut *out }]);
+        cpu.matmul(&mut both_kinds(w, &scratch.inner, scratch.rows.of(step), out));
         add_bias(cpu, out, vectors.router_bias.as_deref());
         if let Some(value) = out.iter().position(|score| !score.is_finite()) {
-            let (layer, token) = (step.layer, step.position + value / experts);
+            let (layer, token) = (step.layer, step.position_of(value / experts));
             return Err(ModelError::NumericFailure { layer, token });
         }
         let described = &step.architecture.layers;
@@ -332,11 +400,11 @@ impl Backend for CpuBackend {
         let (experts, count, hidden) = (step.experts(), step.count, step.architecture.hidden);
         let lease = self.lease.as_ref().expect("the layer was entered");
         let w = matrix(&self.residency, lease, router);
-        let Scratch { input, normed, moe, .. } = &mut self.scratch;
+        let Scratch { input, normed, moe, rows, .. } = &mut self.scratch;
         let types = [router.ty, gate.ty, up.ty];
         input.prepare(&self.cpu, &normed[..count * hidden], count, hidden, &types);
         let out = &mut moe.scores[..count * experts.count];
-        self.cpu.matmul(&mut [MatmulJob { w, x: input, tokens: None, out: &mut *out }]);
+        self.cpu.matmul(&mut both_kinds(w, input, rows.of(step), out));
         add_bias(&self.cpu, out, vectors.router_bias.as_deref());
         if shared.is_none() {
             // The dense block is no longer needed. Its slot may take the next layer while experts are computed.
@@ -354,7 +422,7 @@ impl Backend for CpuBackend {
             self.gated(step, *shared)?;
             self.lease = None;
         }
-        if self.prefetch && count == 1 {
+        if self.prefetch && count == 1 && step.decode == 1 {
             self.prefetch_next(step)?;
         }
         Ok(())
@@ -387,6 +455,7 @@ impl Backend for CpuBackend {
             gating: step.architecture.gating,
             hidden,
             count,
+            decode: step.decode,
         };
         // The output of the shared experts, if any, is already in `block_out`.
         let (block_out, normed) = (&mut scratch.block_out, &mut scratch.normed);
@@ -403,22 +472,22 @@ impl Backend for CpuBackend {
     }
 
     /// Computes the logits in chunks of the vocabulary.
-    fn head(
-        &mut self,
-        step: &Step<'_>,
-        first: usize,
-        logits: &mut Vec<f32>,
-    ) -> Result<(), ModelError> {
+    fn head(&mut self, step: &Step<'_>, logits: &mut Vec<f32>) -> Result<(), ModelError> {
         self.add(step, NextBlock::Head)?;
         self.lease = None;
         let CpuBackend { cpu, residency, scratch, .. } = self;
         let (hidden, vocabulary) = (step.architecture.hidden, step.architecture.vocabulary);
-        let rows = step.count - first;
-        let x = &scratch.x[first * hidden..step.count * hidden];
+        let rows = step.outputs.len();
+        let block_out = &mut scratch.block_out[..rows * hidden];
+        for (row, to) in step.outputs.iter().zip(block_out.chunks_exact_mut(hidden)) {
+            to.copy_from_slice(&scratch.x[*row as usize * hidden..][..hidden]);
+        }
         let normed = &mut scratch.normed[..rows * hidden];
-        cpu.rms_norm(x, &step.weights.final_norm, step.architecture.norm_epsilon, normed);
+        cpu.rms_norm(block_out, &step.weights.final_norm, step.architecture.norm_epsilon, normed);
         let ty = step.weights.head[0].matrix.ty;
         scratch.input.prepare(cpu, normed, rows, hidden, &[ty]);
+        let decode = step.outputs.partition_point(|row| (*row as usize) < step.decode);
+        let selected = scratch.rows.split(decode, rows);
         let base = logits.len();
         logits.resize(base + rows * vocabulary, 0.0);
         let layers = step.architecture.layers.len();
@@ -431,12 +500,12 @@ impl Backend for CpuBackend {
                 // For a single row of logits, a chunk's part is contiguous, so it is written in place.
                 let start = base + chunk.first_row;
                 let out = &mut logits[start..start + chunk_rows];
-                matmul_beside_reads(cpu, residency, &mut [MatmulJob { w, x, tokens: None, out }])?;
+                matmul_beside_reads(cpu, residency, &mut both_kinds(w, x, selected, out))?;
                 continue;
             }
             scratch.chunk_logits.resize(rows * chunk_rows, 0.0);
             let out = &mut scratch.chunk_logits[..];
-            matmul_beside_reads(cpu, residency, &mut [MatmulJob { w, x, tokens: None, out }])?;
+            matmul_beside_reads(cpu, residency, &mut both_kinds(w, x, selected, out))?;
             for (row, values) in scratch.chunk_logits.chunks_exact(chunk_rows).enumerate() {
                 let start = base + row * vocabulary + chunk.first_row;
                 logits[start..start + chunk_rows].copy_from_slice(values);
@@ -448,7 +517,7 @@ impl Backend for CpuBackend {
         match logits[base..].iter().position(|value| !value.is_finite()) {
             None => Ok(()),
             Some(index) => {
-                let token = step.position + first + index / vocabulary;
+                let token = step.position_of(step.outputs[index / vocabulary] as usize);
                 Err(ModelError::NumericFailure { layer: layers, token })
             }
         }

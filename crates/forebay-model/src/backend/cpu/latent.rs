@@ -44,7 +44,7 @@ impl LatentScratch {
             values: floats(heads * latent.value),
             rows: rows.map(|row| row as u32).collect(),
             batch,
-            jobs: Vec::with_capacity(heads),
+            jobs: Vec::with_capacity(2 * heads),
         }
     }
 

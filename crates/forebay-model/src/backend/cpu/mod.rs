@@ -7,6 +7,6 @@ mod moe;
 mod products;
 mod scratch;
 
-pub use backend::{CpuBackend, cache_bytes};
+pub use backend::{CacheSize, CpuBackend, cache_bytes};
 pub(in crate::backend) use products::{matmul_beside_reads, matrix, recycle};
 pub use scratch::batch_tokens;

@@ -8,7 +8,7 @@ use forebay_compute::RouterRule;
 use forebay_compute::{Activations, Cpu, Gating, MatmulJob};
 use forebay_stream::{ExpertIndex, LayerIndex, Lease, Residency};
 
-use super::products::{matmul_beside_reads, matrix, recycle};
+use super::products::{RowsByKind, both_kinds, matmul_beside_reads, matrix, recycle};
 use crate::ModelError;
 use crate::arch::{Architecture, Experts};
 use crate::weights::PartMatrix;
@@ -27,8 +27,9 @@ pub struct MoeStep<'a> {
     pub biases: Option<&'a [Vec<f32>; 3]>,
     pub gating: Gating,
     pub hidden: usize,
-    /// Number of tokens in the batch.
+    /// Number of rows in the pass, and of decode rows, which are the first.
     pub count: usize,
+    pub decode: usize,
 }
 
 /// Buffers of the step, reserved at start.
@@ -86,7 +87,7 @@ impl MoeScratch {
             inner: Activations::new(),
             rows: (0..size.group_pairs as u32).collect(),
             ready: Vec::with_capacity(size.experts),
-            jobs: Vec::with_capacity(2 * size.experts),
+            jobs: Vec::with_capacity(4 * size.experts),
             group_pairs: size.group_pairs,
         }
     }
@@ -268,15 +269,15 @@ impl MoeScratch {
                 self.row_of_pair[*pair as usize] = row as u32;
                 row += 1;
             }
-            let tokens = Some(&self.pair_tokens[range.clone()]);
+            let tokens = &self.pair_tokens[range.clone()];
+            let (decode, prompt) = tokens.split_at(decode_pairs(tokens, step.decode));
+            let rows = RowsByKind { decode, prompt };
             let (out, rest) = gate_left.split_at_mut(range.len() * width);
             gate_left = rest;
-            let w = matrix(residency, lease, &step.gate);
-            jobs.push(MatmulJob { w, x: input, tokens, out });
+            jobs.extend(both_kinds(matrix(residency, lease, &step.gate), input, rows, out));
             let (out, rest) = up_left.split_at_mut(range.len() * width);
             up_left = rest;
-            let w = matrix(residency, lease, &step.up);
-            jobs.push(MatmulJob { w, x: input, tokens, out });
+            jobs.extend(both_kinds(matrix(residency, lease, &step.up), input, rows, out));
         }
         matmul_beside_reads(cpu, residency, &mut jobs)?;
         let jobs = recycle(jobs);
@@ -291,12 +292,16 @@ impl MoeScratch {
         let mut inner_row = 0;
         for (expert, lease) in group.leases {
             let expert = expert.0 as usize;
-            let count = self.starts[expert + 1] - self.starts[expert];
+            let range = self.starts[expert]..self.starts[expert + 1];
+            let count = range.len();
             let (out, rest) = left.split_at_mut(count * step.hidden);
             left = rest;
-            let tokens = Some(&self.rows[inner_row..inner_row + count]);
+            let rows = &self.rows[inner_row..inner_row + count];
+            let of_decode = decode_pairs(&self.pair_tokens[range], step.decode);
+            let (decode, prompt) = rows.split_at(of_decode);
+            let rows = RowsByKind { decode, prompt };
             let w = matrix(residency, lease, &step.down);
-            jobs.push(MatmulJob { w, x: &self.inner, tokens, out });
+            jobs.extend(both_kinds(w, &self.inner, rows, out));
             inner_row += count;
         }
         matmul_beside_reads(cpu, residency, &mut jobs)?;
@@ -339,6 +344,11 @@ impl MoeScratch {
         let weights = &self.weights[..pairs];
         cpu.combine_experts(out, step.hidden, step.experts.used, weights, &self.outputs, rows);
     }
+}
+
+/// Returns how many of an expert's rows, which are ascending, are among the first `decode` rows.
+fn decode_pairs(rows: &[u32], decode: usize) -> usize {
+    rows.partition_point(|row| (*row as usize) < decode)
 }
 
 /// Experts that are computed together.

@@ -1,6 +1,6 @@
 //! Products of leased matrices, and operations on their rows.
 
-use forebay_compute::{Cpu, MatmulJob, Matrix};
+use forebay_compute::{Activations, Cpu, MatmulJob, Matrix, RowKind};
 use forebay_stream::{Lease, Residency};
 
 use crate::ModelError;
@@ -14,6 +14,25 @@ pub(in crate::backend) fn matrix<'lease>(
 ) -> Matrix<'lease> {
     let data = residency.bytes(lease, part.part);
     Matrix { ty: part.ty, rows: part.rows, cols: part.cols, data }
+}
+
+/// Rows of activations by their kind.
+#[derive(Clone, Copy)]
+pub(super) struct RowsByKind<'a> {
+    pub decode: &'a [u32],
+    pub prompt: &'a [u32],
+}
+
+/// Returns the products of `w` with the decode rows and with the prompt rows. `out` is `[rows, w.rows]`, decode rows first.
+pub(super) fn both_kinds<'a>(
+    w: Matrix<'a>,
+    x: &'a Activations,
+    rows: RowsByKind<'a>,
+    out: &'a mut [f32],
+) -> [MatmulJob<'a>; 2] {
+    let (decode, prompt) = out.split_at_mut(rows.decode.len() * w.rows);
+    let job = |tokens, kind, out| MatmulJob { w, x, tokens: Some(tokens), kind, out };
+    [job(rows.decode, RowKind::Decode, decode), job(rows.prompt, RowKind::Prompt, prompt)]
 }
 
 /// Computes `jobs`. While the other threads start on them, the calling thread submits queued reads to the disk and

@@ -2,9 +2,11 @@
 
 use super::latent::LatentScratch;
 use super::moe::MoeScratch;
+use super::products::RowsByKind;
 use crate::arch::Architecture;
+use crate::backend::Step;
 use crate::weights::Weights;
-use forebay_compute::Activations;
+use forebay_compute::{Activations, AttentionRun};
 
 /// Most tokens that go through the layers together.
 const BATCH_TOKENS_MAX: usize = 512;
@@ -14,8 +16,7 @@ const BATCH_TOKENS_MAX: usize = 512;
 const ACTIVATION_BYTES_MAX: u64 = 112 << 20;
 
 /// Returns the number of tokens that go through the layers together: as many as the activations' allowance has room
-/// for. It is the same for every memory budget. The choice of kernels depends on the number of tokens, and streamed
-/// output must equal resident output.
+/// for. No result depends on it.
 pub fn batch_tokens(architecture: &Architecture, context: usize) -> usize {
     let mut batch = BATCH_TOKENS_MAX;
     while batch > 32 && activation_bytes(architecture, batch) > ACTIVATION_BYTES_MAX {
@@ -52,6 +53,25 @@ pub struct Scratch {
     pub embedding_row: Vec<u8>,
     pub chunk_logits: Vec<f32>,
     pub moe: MoeScratch,
+    pub rows: RowNumbers,
+    /// Always empty between calls; kept for its memory.
+    pub runs: Vec<AttentionRun<'static>>,
+}
+
+/// The numbers 0, 1, 2 ... of the rows of a pass.
+pub struct RowNumbers(Vec<u32>);
+
+impl RowNumbers {
+    /// Returns the rows of a pass by their kind.
+    pub fn of(&self, step: &Step<'_>) -> RowsByKind<'_> {
+        self.split(step.decode, step.count)
+    }
+
+    /// Returns the first `count` rows, of which the first `decode` are decode rows.
+    pub fn split(&self, decode: usize, count: usize) -> RowsByKind<'_> {
+        let (decode, prompt) = self.0[..count].split_at(decode);
+        RowsByKind { decode, prompt }
+    }
 }
 
 impl Scratch {
@@ -76,6 +96,8 @@ impl Scratch {
             embedding_row: vec![0; weights.embedding.row_bytes],
             chunk_logits: Vec::new(),
             moe: MoeScratch::reserve(architecture, batch),
+            rows: RowNumbers((0..batch as u32).collect()),
+            runs: Vec::new(),
         }
     }
 

@@ -3,11 +3,12 @@
 use forebay_compute::RopeLayout;
 use forebay_cuda::{
     Added, Attention, AttentionInputs, AttentionScratch, Columns, DevicePtr, HeadInput, Norm,
-    Normed, Rotation, rounds_outputs, takes_inputs,
+    Normed, PassRows, Rotation, rounds_outputs, takes_inputs,
 };
 
 use super::backend::CudaBackend;
-use super::products::{ExpertEntries, ExpertProduct};
+use super::products::{ExpertEntries, ExpertProduct, Rows};
+use super::row_kind::row_kind;
 use super::vectors::optional;
 use crate::ModelError;
 use crate::arch::{Latent, QkNorm};
@@ -26,6 +27,16 @@ struct HeadInputs {
 }
 
 impl CudaBackend {
+    /// Returns the rows of the current batch.
+    fn pass_rows(&self, step: &Step<'_>) -> PassRows {
+        PassRows {
+            kind: row_kind(step),
+            count: step.count,
+            positions: self.exchange.positions(),
+            tables: self.exchange.tables(),
+        }
+    }
+
     pub(super) fn project_layer(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
         match &step.layer_weights().attention {
             AttentionWeights::Grouped(weights) => self.project_grouped(step, weights),
@@ -45,7 +56,7 @@ impl CudaBackend {
             self.product(step, weights.v, at.v),
         ];
         let gpu = &self.gpu;
-        self.products.dense(gpu, self.float(at.normed), step.count, &products)?;
+        self.products.dense(gpu, self.float(at.normed), Rows::of(step), &products)?;
         let input = |projected: u64, bias: Option<usize>, norm: Option<usize>| HeadInput {
             projected: self.float(projected),
             bias: optional(self.vectors(), bias),
@@ -94,12 +105,14 @@ impl CudaBackend {
                 rotary_from,
                 interleaved: rope.layout == RopeLayout::Interleaved,
             }),
-            positions: self.exchange.positions(),
         };
-        if takes_inputs(&self.plan.kv_shape, step.count) {
+        // A row sees the keys of the rows before it in its own sequence only if they are in the cache before attention
+        // begins.
+        let alone = step.runs.iter().all(|run| run.count == 1);
+        if alone && takes_inputs(&self.plan.kv_shape, row_kind(step)) {
             self.inputs = Some(inputs);
         } else {
-            self.gpu.attention_inputs(&inputs, &self.kv_layer(step), step.count)?;
+            self.gpu.attention_inputs(&inputs, &self.kv_layer(step), &self.pass_rows(step))?;
         }
         Ok(())
     }
@@ -121,19 +134,19 @@ impl CudaBackend {
         match &weights.q_a {
             None => {
                 let q = self.product(step, weights.q, at.latent.q);
-                self.products.dense(gpu, normed, count, &[q, kv_a])?;
+                self.products.dense(gpu, normed, Rows::of(step), &[q, kv_a])?;
             }
             Some((matrix, _)) => {
                 let q_a = self.product(step, *matrix, at.latent.q_a);
-                self.products.dense(gpu, normed, count, &[q_a, kv_a])?;
+                self.products.dense(gpu, normed, Rows::of(step), &[q_a, kv_a])?;
                 let weight = vectors.q_a_norm.expect("queries that pass through have a norm");
                 let norm =
                     Norm { weight: self.vectors().offset(weight), width: matrix.rows, epsilon };
-                let rounded = self.products.rounded_too(q_a.out, count, matrix.rows);
+                let rounded = self.products.rounded_too(q_a.out, Rows::of(step), matrix.rows);
                 let out = Normed { rows: q_a.out, rounded };
                 gpu.rms_norm(q_a.out, Added::Nothing, &norm, out, count, None)?;
                 let q = self.product(step, weights.q, at.latent.q);
-                self.products.dense(gpu, q_a.out, count, &[q])?;
+                self.products.dense(gpu, q_a.out, Rows::of(step), &[q])?;
             }
         }
 
@@ -170,7 +183,7 @@ impl CudaBackend {
     /// Makes the row order by head available for batches of many tokens.
     fn sort_heads(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
         let is_known = step.count == 1 || self.sorted_heads == step.count;
-        if is_known || self.products.is_few(step.count) {
+        if is_known || self.products.takes_matvec(step.kind()) {
             return Ok(());
         }
         let (heads, count) = (step.architecture.attention.heads, step.count);
@@ -202,9 +215,10 @@ impl CudaBackend {
         let entries = ExpertEntries {
             slots: self.arena.head_table(step.layer, stack),
             experts: weights.heads,
-            tokens: step.count,
+            rows: Rows::of(step),
             used: weights.heads,
             ids: self.arena.activation(at.ids),
+            order: DevicePtr::null(),
             starts: self.arena.activation(starts),
             pair_tokens: DevicePtr::null(),
         };
@@ -218,9 +232,9 @@ impl CudaBackend {
         let splits = self.attention_splits(step);
         let (shape, out) = (&self.plan.kv_shape, self.float(at.attended));
         // Latent attention continues with rows of heads, which are rounded in another order than rows of tokens.
-        let rounds = rounds_outputs(shape, step.count) && attention.latent.is_none();
+        let rounds = rounds_outputs(shape, row_kind(step)) && attention.latent.is_none();
         let rounded = match rounds {
-            true => self.products.rounded_too(out, step.count, attention.heads * shape.dim_v),
+            true => self.products.rounded_too(out, Rows::of(step), attention.heads * shape.dim_v),
             false => None,
         };
         if rounded.is_none() {
@@ -231,8 +245,7 @@ impl CudaBackend {
             out,
             inputs,
             rounded,
-            first_position: self.exchange.positions(),
-            tokens: step.count,
+            rows: self.pass_rows(step),
             heads: attention.heads,
             scale: attention.scale,
             window: step.architecture.layers[step.layer].window,
@@ -258,7 +271,7 @@ impl CudaBackend {
             self.products.changed(values);
             attended = values;
         }
-        self.products.dense(&self.gpu, attended, step.count, &[product])?;
+        self.products.dense(&self.gpu, attended, Rows::of(step), &[product])?;
         if let Some(bias) = self.layer_vectors(step).o_bias {
             let bias = self.vectors().offset(bias);
             self.gpu.add_bias_rows(product.out, bias, step.count, step.architecture.hidden)?;

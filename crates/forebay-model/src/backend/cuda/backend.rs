@@ -2,31 +2,31 @@
 
 use forebay_compute::Cpu;
 use forebay_cuda::{
-    Added, AttentionInputs, DevicePtr, FiniteFlag, Gating, Gpu, KvLayer, KvLayerShape,
-    MATVEC_TOKENS, NarrowActivations, Norm, Normed, RoundedActivations, TOP_K_MAX, TopK,
-    shares_reads, takes_rounded,
+    Added, AttentionInputs, AttentionSplits, DECODE_ROWS, DevicePtr, FiniteFlag, Gating, Gpu,
+    KvLayer, NarrowActivations, Norm, Normed, RoundedActivations, TOP_K_MAX, TopK, shares_reads,
+    takes_rounded,
 };
 use forebay_stream::{MemoryPlan, Residency};
 
 use super::embedding::EmbeddingRows;
 use super::exchange::Exchange;
 use super::graphs::Graphs;
-use super::layout::{ActivationLayout, HEAD_ROWS, KvLayerLayout};
+use super::kv_layout::TableMirror;
+use super::layout::{ActivationLayout, HEAD_ROWS};
 use super::memory::{self, DeviceArena, DevicePlan};
-use super::products::{Product, Products};
+use super::products::{Product, Products, Rows};
+use super::row_kind::row_kind;
 use super::streamed::Streamed;
 use super::streamed_sub_layers::StreamedSubLayers;
 use super::vectors::LayerVectors;
 use crate::ModelError;
 use crate::arch::Architecture;
-use crate::backend::{Backend, Batch, Begun, ComputeInfo, End, NextBlock, Step, record_routing};
+use crate::backend::{
+    Backend, Batch, Begun, ComputeInfo, End, KvGroup, NextBlock, Step, record_routing,
+};
 use crate::sharing::{SubLayerPlan, attention_of, feed_forward_of};
 use crate::statistics::{DeviceExperts, DeviceSubLayers, VramUse};
 use crate::weights::{FeedForwardWeights, PartMatrix, Weights};
-
-/// Contexts up to this length split attention in the same way. A longer context is split like one of the next power
-/// of two.
-const SMALLEST_CAPACITY: usize = 256;
 
 /// A GPU with a model in its memory.
 pub struct CudaBackend {
@@ -42,8 +42,7 @@ pub struct CudaBackend {
     pub(super) sub_layers: Option<StreamedSubLayers>,
     /// Experts, if not all of them are on the GPU.
     pub(super) streamed: Option<Streamed>,
-    /// Weight types whose products with two to eight tokens are computed token by token, as a text for
-    /// [`ComputeInfo`].
+    /// Weight types that are read again for every decode row, as a text for [`ComputeInfo`].
     one_by_one: String,
     /// True if the current batch is a token whose CUDA graph asked the host for its experts.
     pub(super) served: bool,
@@ -55,8 +54,8 @@ pub struct CudaBackend {
     pub(super) outputs: Option<Added>,
     /// Number of tokens for which the rows of latent attention are sorted by head.
     pub(super) sorted_heads: usize,
-    /// Positions below this were written since the cache was last empty, so their rows are taken.
-    pub(super) written: usize,
+    /// KV tables of all sequences.
+    pub(super) tables: TableMirror,
     pub(super) vocabulary: usize,
     pub(super) flags: Vec<u32>,
     pub(super) chosen: Vec<u32>,
@@ -99,7 +98,7 @@ impl CudaBackend {
             inputs: None,
             outputs: None,
             sorted_heads: 0,
-            written: 0,
+            tables: TableMirror::new(&gpu, &plan.kv, &plan.kv_shape)?,
             vocabulary: architecture.vocabulary,
             flags: vec![0; 1 + architecture.layers.len()],
             chosen: vec![0; at.batch * architecture.experts_per_token()],
@@ -134,10 +133,15 @@ impl CudaBackend {
         Product { matrix, data, out: self.float(out) }
     }
 
+    /// Returns the address of a KV block and its size in bytes.
+    fn block(&self, group: usize, block: u32) -> (DevicePtr<u8>, usize) {
+        let of = &self.plan.kv.groups[group];
+        assert!((block as usize) < of.blocks, "block {block} of {}", of.blocks);
+        (self.arena.kv(of.block(block)), of.block_bytes as usize)
+    }
+
     pub(super) fn kv_layer(&self, step: &Step<'_>) -> KvLayer {
-        let KvLayerLayout { rows, keys, values, .. } = self.plan.kv.layers[step.layer];
-        let shape = KvLayerShape { rows, ..self.plan.kv_shape };
-        KvLayer { shape, keys: self.arena.kv(keys), values: self.arena.kv(values) }
+        self.plan.kv.layer(self.arena.kv(0), &self.plan.kv_shape, step.layer)
     }
 
     /// Returns the flag in which kernels report rows that are not finite after block number `block`. Blocks are
@@ -168,12 +172,13 @@ impl CudaBackend {
         Ok(added)
     }
 
-    /// Returns the number of parts that attention splits the context into.
-    pub(super) fn attention_splits(&self, step: &Step<'_>) -> usize {
+    /// Returns how attention cuts the contexts of the batch's rows.
+    pub(super) fn attention_splits(&self, step: &Step<'_>) -> AttentionSplits {
         let shape = &self.plan.kv_shape;
-        let end = step.position + step.count;
-        let capacity = end.next_power_of_two().max(SMALLEST_CAPACITY).min(shape.context);
-        self.gpu.attention_splits(shape, step.architecture.attention.heads, step.count, capacity)
+        let ends = step.runs.iter().map(|run| run.position + run.count);
+        let end = ends.max().expect("a pass has rows");
+        let heads = step.architecture.attention.heads;
+        self.gpu.attention_splits(shape, heads, row_kind(step), end)
     }
 
     /// Queues the logits of `rows` rows of the normed stream, starting at row `from`.
@@ -187,7 +192,8 @@ impl CudaBackend {
         let matrix = PartMatrix { rows: vocabulary, ..step.weights.head[0].matrix };
         let (data, out) = (self.arena.dense(self.plan.weights.head), self.exchange.logits());
         let x = self.float(self.at().normed).offset(from * step.architecture.hidden);
-        self.products.dense(&self.gpu, x, rows, &[Product { matrix, data, out }])?;
+        let of_step = Rows { kind: step.kind(), count: rows };
+        self.products.dense(&self.gpu, x, of_step, &[Product { matrix, data, out }])?;
         if let Some(cap) = step.architecture.logit_softcap {
             self.gpu.softcap(out, rows, vocabulary, cap)?;
         }
@@ -196,8 +202,8 @@ impl CudaBackend {
         Ok(())
     }
 
-    /// Ends a batch with the logits of its last row, all of them or the largest, and waits for them.
-    pub(super) fn finish_row(&mut self, step: &Step<'_>, end: End) -> Result<(), ModelError> {
+    /// Ends a pass with the largest logits of the wanted rows, or with all logits of a single one, and waits for them.
+    pub(super) fn finish_rows(&mut self, step: &Step<'_>, end: End) -> Result<(), ModelError> {
         if !self.graphs.is_replayed() {
             self.queue_end(step, end)?;
         }
@@ -206,18 +212,20 @@ impl CudaBackend {
         self.check(step)
     }
 
-    /// Queues the last norm, the logits of the last row (all of them or the largest), and their copy to the host.
+    /// Queues the last norm, the logits of the wanted rows (the largest, or all of a single row), and their copy to the
+    /// host.
     pub(super) fn queue_end(&mut self, step: &Step<'_>, end: End) -> Result<(), ModelError> {
         self.norm(step, NextBlock::Head, true)?;
-        self.queue_head_rows(step, step.count - 1, 1)?;
+        let (first, rows) = wanted_rows(step);
+        self.queue_head_rows(step, first, rows)?;
         if let End::Largest(count) = end {
-            let what = TopK { rows: 1, vocabulary: step.architecture.vocabulary, k: count };
+            let what = TopK { rows, vocabulary: step.architecture.vocabulary, k: count };
             let scratch = self.arena.activation(self.at().top_k_scratch);
             let ids = self.exchange.largest();
-            let values = ids.offset(count).cast();
+            let values = ids.offset(rows * count).cast();
             self.gpu.top_k(&what, self.exchange.logits(), scratch, ids, values)?;
         }
-        Ok(self.exchange.queue_down(&self.gpu, end)?)
+        Ok(self.exchange.queue_down(&self.gpu, end, rows)?)
     }
 
     /// Queues the CUDA graph of the current batch, if it has one, and answers the graph's questions.
@@ -259,19 +267,29 @@ impl CudaBackend {
         match stream.into_iter().chain(router).min() {
             None => Ok(()),
             Some((layer, row)) => {
-                Err(ModelError::NumericFailure { layer, token: step.position + row })
+                Err(ModelError::NumericFailure { layer, token: step.position_of(row) })
             }
         }
     }
 }
 
-/// Names the weight types that have no kernels for batches of two to eight tokens, if there are any.
+/// Returns the first of the rows whose logits are wanted, and their number. They are adjacent: all rows, or the last one.
+///
+/// # Panics
+/// Panics if they are not adjacent.
+fn wanted_rows(step: &Step<'_>) -> (usize, usize) {
+    let (first, last) = (step.outputs[0] as usize, step.outputs[step.outputs.len() - 1] as usize);
+    assert_eq!(last - first + 1, step.outputs.len(), "wanted rows are not adjacent");
+    (first, step.outputs.len())
+}
+
+/// Names the weight types that have no kernels for several decode rows, if there are any.
 fn one_by_one(weights: &Weights, exact: bool) -> String {
     let types = weights.matrix_types().into_iter().filter(|&ty| !exact && !shares_reads(ty));
     let names: Vec<String> = types.map(|ty| ty.to_string()).collect();
     match names.is_empty() {
         true => String::new(),
-        false => format!(", {} token by token in batches of up to 8", names.join(" and ")),
+        false => format!(", {} read again for every decode row", names.join(" and ")),
     }
 }
 
@@ -312,14 +330,58 @@ impl Backend for CudaBackend {
         self.plan.vram.kv_cache_bytes
     }
 
-    /// Returns the position to continue from. Kernels read no position that the batch does not ask for, so nothing
-    /// has to be erased.
-    fn truncate(&mut self, position: usize) -> usize {
-        let position = self.plan.kv.resumable(self.written, position);
-        if position == 0 {
-            self.written = 0;
-        }
-        position
+    fn decode_rows(&self) -> usize {
+        self.at().decode_rows
+    }
+
+    fn mixes_rows(&self) -> bool {
+        false
+    }
+
+    fn tables(&self) -> usize {
+        self.plan.kv.sequences()
+    }
+
+    fn kv_groups(&self) -> Vec<KvGroup> {
+        self.plan.kv.groups.iter().map(|group| group.described()).collect()
+    }
+
+    fn set_block(
+        &mut self,
+        table: usize,
+        group: usize,
+        index: usize,
+        block: u32,
+    ) -> Result<(), ModelError> {
+        self.tables.set(table, group, index, block);
+        Ok(())
+    }
+
+    fn copy_block(&mut self, group: usize, from: u32, to: u32) -> Result<(), ModelError> {
+        let (from, bytes) = self.block(group, from);
+        let (to, _) = self.block(group, to);
+        self.gpu.copy(from, to, bytes)?;
+        Ok(())
+    }
+
+    fn save_block(
+        &mut self,
+        group: usize,
+        block: u32,
+        bytes: &mut Vec<u8>,
+    ) -> Result<(), ModelError> {
+        let (from, count) = self.block(group, block);
+        let start = bytes.len();
+        bytes.resize(start + count, 0);
+        self.gpu.download_into(from, &mut bytes[start..])?;
+        Ok(())
+    }
+
+    fn restore_block(&mut self, group: usize, block: u32, bytes: &[u8]) -> Result<(), ModelError> {
+        let (to, count) = self.block(group, block);
+        assert_eq!(bytes.len(), count, "a block of another group");
+        self.gpu.upload(bytes, to)?;
+        Ok(())
     }
 
     fn residency(&self) -> Option<&Residency> {
@@ -383,7 +445,7 @@ impl Backend for CudaBackend {
         }
         let rounded = match exchanged {
             Some(_) => None,
-            None => self.products.rounded_too(rows, step.count, step.architecture.hidden),
+            None => self.products.rounded_too(rows, Rows::of(step), step.architecture.hidden),
         };
         self.gpu.rms_norm(x, added, &norm, Normed { rows, rounded }, step.count, flag)?;
         Ok(())
@@ -413,9 +475,9 @@ impl Backend for CudaBackend {
             let (gpu, at) = (&self.gpu, self.at());
             let pair = [self.product(step, gate, at.gate), self.product(step, up, at.up)];
             let gating = device_gating(step.architecture.gating);
-            self.products.gated(gpu, gating, self.float(at.normed), step.count, pair)?;
+            self.products.gated(gpu, gating, self.float(at.normed), Rows::of(step), pair)?;
             let down = self.product(step, down, at.block_out);
-            self.products.dense(gpu, self.float(at.gate), step.count, &[down])?;
+            self.products.dense(gpu, self.float(at.gate), Rows::of(step), &[down])?;
         }
         self.leave_sub_layer(sub_layer)
     }
@@ -436,27 +498,23 @@ impl Backend for CudaBackend {
         self.multiply_experts(step)
     }
 
-    fn head(
-        &mut self,
-        step: &Step<'_>,
-        first: usize,
-        logits: &mut Vec<f32>,
-    ) -> Result<(), ModelError> {
+    fn head(&mut self, step: &Step<'_>, logits: &mut Vec<f32>) -> Result<(), ModelError> {
         let vocabulary = step.architecture.vocabulary;
-        if step.count - first == 1 {
-            self.finish_row(step, End::Logits)?;
+        let (first, wanted) = wanted_rows(step);
+        if wanted == 1 {
+            self.finish_rows(step, End::Logits)?;
             self.exchange.append_row(logits);
             return Ok(());
         }
         self.norm(step, NextBlock::Head, true)?;
-        for from in (first..step.count).step_by(HEAD_ROWS) {
-            let rows = HEAD_ROWS.min(step.count - from);
+        for from in (first..first + wanted).step_by(HEAD_ROWS) {
+            let rows = HEAD_ROWS.min(first + wanted - from);
             self.queue_head_rows(step, from, rows)?;
             let base = logits.len();
             logits.resize(base + rows * vocabulary, 0.0);
             self.gpu.download_into(self.exchange.logits(), &mut logits[base..])?;
         }
-        self.exchange.queue_down(&self.gpu, End::Nothing)?;
+        self.exchange.queue_down(&self.gpu, End::Nothing, 0)?;
         self.check(step)
     }
 
@@ -470,14 +528,14 @@ impl Backend for CudaBackend {
         count: usize,
         largest: &mut Vec<(f32, u32)>,
     ) -> Result<(), ModelError> {
-        self.finish_row(step, End::Largest(count))?;
-        self.exchange.append_largest(count, largest);
+        self.finish_rows(step, End::Largest(count))?;
+        self.exchange.append_largest(count, step.outputs.len(), largest);
         Ok(())
     }
 
     fn end(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
         self.norm(step, NextBlock::Head, true)?;
-        self.exchange.queue_down(&self.gpu, End::Nothing)?;
+        self.exchange.queue_down(&self.gpu, End::Nothing, 0)?;
         self.check(step)
     }
 }
@@ -491,4 +549,4 @@ pub(super) fn device_gating(gating: forebay_compute::Gating) -> Gating {
     }
 }
 
-const _: () = assert!(HEAD_ROWS > MATVEC_TOKENS, "rows of a prompt's logits go to tensor cores");
+const _: () = assert!(HEAD_ROWS <= DECODE_ROWS, "rows of logits may be decode rows");

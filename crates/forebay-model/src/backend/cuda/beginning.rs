@@ -1,8 +1,10 @@
 //! Start of a batch on a GPU. If VRAM has no room for the embedding table, the tokens' rows are read from the file.
 
-use forebay_cuda::{EmbeddingTable, MATVEC_TOKENS};
+use forebay_compute::RowKind;
+use forebay_cuda::EmbeddingTable;
 
 use super::backend::CudaBackend;
+use super::exchange::KvPlace;
 use super::graphs::GraphKey;
 use super::layout::EmbeddingLocation;
 use super::streamed::Streamed;
@@ -12,24 +14,44 @@ use crate::backend::{Batch, Begun, End, Step};
 impl CudaBackend {
     /// Writes the embeddings of the batch's tokens to the residual stream, unless a CUDA graph does so.
     pub fn begin_batch(&mut self, step: &Step<'_>, batch: &Batch<'_>) -> Result<Begun, ModelError> {
+        assert!(
+            step.decode == 0 && step.runs.len() == 1 || step.decode == step.count,
+            "mixed rows"
+        );
+        let is_decode = step.kind() == RowKind::Decode;
+        assert!(
+            !is_decode || step.count <= self.at().decode_rows,
+            "{} generated tokens",
+            step.count
+        );
         // A failed batch may have left values for steps that it did not reach.
         (self.inputs, self.outputs) = (None, None);
-        self.written = self.written.max(step.position + step.count);
         // `take` waits for work of an earlier batch, so all pinned memory is free afterwards.
         let ids = self.embedding_rows.as_ref().map_or(batch.tokens, |rows| &rows.ids[..step.count]);
-        self.exchange.take(&self.gpu, ids, step.position)?;
+        let places = step.runs.iter().flat_map(|run| {
+            let table = run.table as u32;
+            let positions = run.position..run.position + run.count;
+            positions.map(move |position| KvPlace { position: position as u32, table })
+        });
+        self.exchange.take(&self.gpu, ids, places)?;
+        self.tables.queue(&self.gpu, &self.plan.kv, self.arena.kv(0))?;
         if let Some(rows) = &mut self.embedding_rows {
             rows.read(step, batch.tokens)?;
         }
         if let Some(sub_layers) = &mut self.sub_layers {
-            sub_layers.begin(&self.gpu, step.count <= MATVEC_TOKENS, batch.end != End::Nothing)?;
+            sub_layers.begin(&self.gpu, is_decode, batch.end != End::Nothing)?;
         }
         (self.served, self.resuming) = (false, false);
-        let mut one = step.count == 1 && batch.end != End::Nothing;
+        // All logits of several rows are copied row by row, which is no work for a graph.
+        let few_results = step.count == 1 || matches!(batch.end, End::Largest(_));
+        let mut one = is_decode && few_results && step.outputs.len() == step.count;
+        // The kernel that fetches experts serves one row.
+        one &= step.count == 1 || self.streamed.is_none();
         // Without streamed experts, a graph neither reports the chosen ids nor accepts ids chosen by the caller.
         one &= self.streamed.is_some() || !batch.routing && batch.chosen.is_none();
         let cpu_offloads = self.streamed.as_mut().is_some_and(Streamed::decide_cpu_offload);
-        let key = GraphKey { splits: self.attention_splits(step), end: batch.end, cpu_offloads };
+        let splits = self.attention_splits(step).most;
+        let key = GraphKey { rows: step.count, splits, end: batch.end, cpu_offloads };
         let is_replayed = self.graphs.begin(&self.gpu, one.then_some(key))?;
         let asks = is_replayed || self.graphs.is_capturing();
         let streamed = self.streamed.as_mut().filter(|_| asks);

@@ -4,7 +4,7 @@
 //! output. Copies of a few KiB would cost little by themselves. But the copy engine to the device processes one copy
 //! after the other, and the ring keeps it busy with matrices of 100 MB and more. These take milliseconds each.
 
-use forebay_compute::{Activations, Cpu, Gating, MatmulJob};
+use forebay_compute::{Activations, Cpu, Gating, MatmulJob, RowKind};
 use forebay_cuda::{CudaError, DevicePtr, Gpu, HostWords};
 use forebay_stream::{Lease, Residency};
 
@@ -90,14 +90,16 @@ impl CpuSubLayers {
         words.read(0, x);
         input.prepare(cpu, x, tokens, hidden, &[of.gate.ty, of.up.ty]);
         let (gate, up) = (&mut gate[..tokens * width], &mut up[..tokens * width]);
-        let job = |part, x, out| MatmulJob { w: matrix(host, lease, part), x, tokens: None, out };
+        let kind = RowKind::Decode;
+        let job =
+            |part, x, out| MatmulJob { w: matrix(host, lease, part), x, tokens: None, kind, out };
         let mut jobs = [job(&of.gate, &*input, &mut *gate), job(&of.up, &*input, &mut *up)];
         matmul_beside_reads(cpu, host, &mut jobs)?;
         cpu.gate_in_place(of.gating, gate, up);
         inner.prepare(cpu, gate, tokens, width, &[of.down.ty]);
         // The input is no longer needed, so its memory takes the output.
         let w = matrix(host, lease, &of.down);
-        let mut jobs = [MatmulJob { w, x: inner, tokens: None, out: &mut *x }];
+        let mut jobs = [MatmulJob { w, x: inner, tokens: None, kind, out: &mut *x }];
         matmul_beside_reads(cpu, host, &mut jobs)?;
         words.write(*outputs_at, x);
         Ok(())

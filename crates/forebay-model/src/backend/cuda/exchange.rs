@@ -1,10 +1,18 @@
-//! Words that the host and the device exchange with every batch. The host sends tokens and positions, and gets flags
-//! and one row of logits back.
+//! Words that the host and the device exchange with every batch. The host sends tokens and where they belong in the KV
+//! cache, and gets flags and one row of logits back.
 
 use forebay_cuda::{CudaError, DevicePtr, Gpu, HostWords, TOP_K_MAX};
 
 use super::layout::ExchangeLayout;
 use crate::backend::End;
+
+/// Where a row of a batch belongs in the KV cache.
+pub struct KvPlace {
+    /// Position in the row's sequence.
+    pub position: u32,
+    /// Number of the sequence's tables, the same in every group of layers.
+    pub table: u32,
+}
 
 /// Pinned copy of [`ExchangeLayout`]: first the words for the device, then the words for the host.
 pub struct Exchange {
@@ -36,6 +44,11 @@ impl Exchange {
         self.device.offset(self.layout.batch)
     }
 
+    /// Returns the address of the number of each row's KV table.
+    pub fn tables(&self) -> DevicePtr<u32> {
+        self.device.offset(2 * self.layout.batch)
+    }
+
     /// Returns the address of the flags. Word 0 is for the residual stream and the logits, followed by one word for
     /// each layer's router.
     pub fn flags(&self) -> DevicePtr<u32> {
@@ -49,22 +62,28 @@ impl Exchange {
 
     /// Returns the address of the rows of logits.
     pub fn logits(&self) -> DevicePtr<f32> {
-        self.largest().offset(2 * TOP_K_MAX).cast()
+        self.largest().offset(self.layout.largest_words).cast()
     }
 
-    /// Takes the tokens of a batch, the first of which is at `position`. If an earlier batch may still use the words,
-    /// waits for it.
+    /// Takes the tokens of a batch and their places in the KV cache. If an earlier batch may still use the words, waits
+    /// for it.
     ///
     /// # Errors
     /// Returns an error if the device fails while an earlier batch is waited for.
-    pub fn take(&mut self, gpu: &Gpu, tokens: &[u32], position: usize) -> Result<(), CudaError> {
+    pub fn take(
+        &mut self,
+        gpu: &Gpu,
+        tokens: &[u32],
+        places: impl Iterator<Item = KvPlace>,
+    ) -> Result<(), CudaError> {
         if self.in_use {
             gpu.synchronize()?;
         }
         self.in_use = true;
         self.words.write(0, tokens);
-        for row in 0..tokens.len() {
-            self.words.write(self.layout.batch + row, &[(position + row) as u32]);
+        for (row, KvPlace { position, table }) in (0..tokens.len()).zip(places) {
+            self.words.write(self.layout.batch + row, &[position]);
+            self.words.write(2 * self.layout.batch + row, &[table]);
         }
         Ok(())
     }
@@ -74,7 +93,7 @@ impl Exchange {
         self.in_use = true;
     }
 
-    /// Queues a kernel that copies tokens, positions and cleared flags to the device. A queued copy would wait behind
+    /// Queues a kernel that copies tokens, their places and cleared flags to the device. A queued copy would wait behind
     /// copies of sub-layers for the next pass, which take many milliseconds.
     ///
     /// # Errors
@@ -83,14 +102,15 @@ impl Exchange {
         gpu.read_words(&self.words, 0..self.layout.up_words(), self.device)
     }
 
-    /// Queues the copy of the flags, and of the results that `end` asks for, to the host.
+    /// Queues the copy of the flags, and of the results that `end` asks for `rows` rows, to the host. There are logits of
+    /// one row at most.
     ///
     /// # Errors
     /// Returns an error if a driver call fails.
-    pub fn queue_down(&self, gpu: &Gpu, end: End) -> Result<(), CudaError> {
+    pub fn queue_down(&self, gpu: &Gpu, end: End, rows: usize) -> Result<(), CudaError> {
         let words = match end {
             End::Nothing => self.layout.flag_words,
-            End::Largest(count) => self.layout.flag_words + 2 * count,
+            End::Largest(count) => self.layout.flag_words + 2 * count * rows,
             End::Logits => self.layout.down_words(),
         };
         let first = self.layout.up_words();
@@ -110,16 +130,18 @@ impl Exchange {
 
     /// Appends the row of logits that was copied together with the last flags.
     pub fn append_row(&self, logits: &mut Vec<f32>) {
-        let first = self.layout.up_words() + self.layout.flag_words + 2 * TOP_K_MAX;
+        let first = self.layout.up_words() + self.layout.flag_words + self.layout.largest_words;
         self.words.append(first, self.layout.vocabulary, logits);
     }
 
-    /// Appends the `count` largest logits that were copied together with the last flags.
-    pub fn append_largest(&self, count: usize, largest: &mut Vec<(f32, u32)>) {
+    /// Appends the `count` largest logits of each of `rows` rows, which were copied together with the last flags.
+    pub fn append_largest(&self, count: usize, rows: usize, largest: &mut Vec<(f32, u32)>) {
         let (mut ids, mut values) = ([0_u32; TOP_K_MAX], [0.0_f32; TOP_K_MAX]);
         let first = self.layout.up_words() + self.layout.flag_words;
-        self.words.read(first, &mut ids[..count]);
-        self.words.read(first + count, &mut values[..count]);
-        largest.extend(values.into_iter().zip(ids).take(count));
+        for row in 0..rows {
+            self.words.read(first + row * count, &mut ids[..count]);
+            self.words.read(first + (rows + row) * count, &mut values[..count]);
+            largest.extend(values.into_iter().zip(ids).take(count));
+        }
     }
 }

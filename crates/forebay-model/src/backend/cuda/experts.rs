@@ -9,7 +9,7 @@ use forebay_cuda::{
 use super::backend::{CudaBackend, device_gating};
 use super::memory::DeviceArena;
 use super::on_cpu::{BatchRows, expert_matrices};
-use super::products::{ExpertEntries, ExpertProduct, Rows};
+use super::products::{EntryRow, ExpertEntries, ExpertProduct, Rows};
 use super::streamed::{LayerOfDevice, Streamed};
 use super::vectors::optional;
 use crate::ModelError;
@@ -51,12 +51,13 @@ impl CudaBackend {
             flag: self.exchange.flags().offset(1 + step.layer),
         };
         let (x, logits) = (self.float(at.normed), product.out);
-        if self.products.is_few(step.count) && RouterMatrix::is_supported(router.ty) {
+        let by_row = self.products.takes_matvec(step.kind());
+        if by_row && RouterMatrix::is_supported(router.ty) {
             let matrix = RouterMatrix { ty: router.ty, data: product.data, cols: router.cols };
             let tickets = self.arena.activation(at.router_tickets);
             gpu.route_few(&choice, matrix, x, logits, &outputs, tickets, step.count)?;
         } else {
-            self.products.dense(gpu, x, step.count, &[product])?;
+            self.products.dense(gpu, x, Rows::of(step), &[product])?;
             gpu.route(&choice, logits, &outputs, step.count)?;
         }
         if self.resuming
@@ -77,7 +78,8 @@ impl CudaBackend {
         if let Some(chosen) = step.chosen {
             gpu.upload(chosen, ids)?;
         }
-        if !self.products.is_few(step.count) {
+        // The mat-vec kernels need no order. They compute the pairs of one expert together if there are several rows.
+        if !by_row || step.count > 1 {
             let sorted = self.sorted_pairs();
             gpu.sort_pairs(ids, &sorted, step.count, experts.used, experts.count)?;
         }
@@ -125,12 +127,16 @@ impl CudaBackend {
             true => (DeviceArena::chosen_table(&self.plan, step.layer), at.identity),
             false => (step.layer, at.expert_ids),
         };
+        let by_row = self.products.takes_matvec(step.kind());
+        // A single row has one pair for each expert. Rows that fetch experts have not been sorted.
+        let is_ordered = by_row && step.count > 1 && !fetched;
         let entries = ExpertEntries {
             slots: self.arena.expert_tables().table(slots),
             experts: experts.count,
-            tokens: step.count,
+            rows: Rows::of(step),
             used: experts.used,
             ids: self.arena.activation(ids),
+            order: if is_ordered { sorted.pairs } else { DevicePtr::null() },
             starts: sorted.starts,
             pair_tokens: sorted.pair_tokens,
         };
@@ -144,20 +150,19 @@ impl CudaBackend {
         let (x, inner) = (self.float(at.normed), self.float(at.gate));
         let vectors = self.layer_vectors(step);
         let chosen = self.arena.activation(at.expert_ids);
-        let is_few = self.products.is_few(step.count);
         let [gate_bias, up_bias, down_bias] =
             vectors.expert_biases.map(|bias| optional(self.vectors(), bias));
         let biases = (!gate_bias.is_null()).then_some(GateBiases {
             gate: gate_bias,
             up: up_bias,
             ids: chosen,
-            // Entries of many tokens are sorted by expert.
-            pairs: if is_few { DevicePtr::null() } else { sorted.pairs },
+            // Outputs are otherwise sorted by expert.
+            pairs: if by_row { DevicePtr::null() } else { sorted.pairs },
         });
         let gating = device_gating(step.architecture.gating);
         let compute = || {
             self.products.gated_experts(gpu, gating, biases, x, &entries, pair)?;
-            self.products.experts(gpu, inner, &entries, Rows::Entry, &down)
+            self.products.experts(gpu, inner, &entries, EntryRow::Own, &down)
         };
         match streamed {
             None => compute()?,
@@ -176,7 +181,7 @@ impl CudaBackend {
                     used: experts.used,
                     hidden: step.architecture.hidden,
                 };
-                let few = self.products.is_few(step.count).then_some(&rows);
+                let few = by_row.then_some(&rows);
                 streamed.begin(&on, chosen, few)?;
                 while let Some(work) = streamed.next_pass(&on)? {
                     if work.gpu {
@@ -190,7 +195,7 @@ impl CudaBackend {
                 streamed.end();
             }
         }
-        let row_of_pair = match self.products.is_few(step.count) {
+        let row_of_pair = match by_row {
             true => self.arena.activation(at.identity),
             false => sorted.row_of_pair,
         };
@@ -217,9 +222,9 @@ impl CudaBackend {
         let (gpu, at) = (&self.gpu, self.at());
         let pair = [self.product(step, gate, at.shared_gate), self.product(step, up, at.shared_up)];
         let gating = device_gating(step.architecture.gating);
-        self.products.gated(gpu, gating, self.float(at.normed), step.count, pair)?;
+        self.products.gated(gpu, gating, self.float(at.normed), Rows::of(step), pair)?;
         let down = self.product(step, down, at.shared);
-        self.products.dense(gpu, self.float(at.shared_gate), step.count, &[down])?;
+        self.products.dense(gpu, self.float(at.shared_gate), Rows::of(step), &[down])?;
         Ok(down.out)
     }
 

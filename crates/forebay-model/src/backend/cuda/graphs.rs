@@ -1,4 +1,4 @@
-//! CUDA graphs of single tokens. The work of a token is captured once and then queued with one call.
+//! CUDA graphs of single generated tokens. The work of a token is captured once and then queued with one call.
 //!
 //! Tokens differ in what lies in memory: their id, their position, the KV cache. Their kernels and arguments differ
 //! only by [`GraphKey`], so each key has a graph of its own.
@@ -12,7 +12,9 @@ use crate::backend::End;
 /// Properties by which graphs differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct GraphKey {
-    /// Number of parts that attention splits the context into.
+    /// Number of decode rows.
+    pub rows: usize,
+    /// Largest number of parts into which attention cuts the context of one of the tokens.
     pub splits: usize,
     pub end: End,
     /// True if the CPU computes some of the experts that are not on the GPU.
@@ -34,9 +36,9 @@ enum State {
 pub struct Graphs {
     graphs: HashMap<GraphKey, Graph>,
     state: State,
-    /// Ends with which a token has run without a graph, so that all kernels it needs are loaded. Modules cannot be
-    /// loaded during a capture.
-    warm: HashSet<End>,
+    /// Numbers of rows and ends with which a pass has run without a graph, so that all kernels it needs are loaded.
+    /// Modules cannot be loaded during a capture.
+    warm: HashSet<(usize, End)>,
     enabled: bool,
 }
 
@@ -59,7 +61,7 @@ impl Graphs {
         let Some(key) = key.filter(|_| self.enabled) else { return Ok(false) };
         if self.graphs.contains_key(&key) {
             self.state = State::Recorded(key);
-        } else if !self.warm.insert(key.end) {
+        } else if !self.warm.insert((key.rows, key.end)) {
             gpu.begin_capture()?;
             self.state = State::Recording(key);
         }

@@ -1,15 +1,14 @@
 //! Layout of device memory, computed before any memory is reserved.
 
-use forebay_compute::resumable;
 use forebay_cuda::{
-    AddressTables, AttentionScratchSize, ExpertFetch, KvLayerShape, MATVEC_TOKENS,
-    RoundedActivations, TOP_K_MAX, TopK, attention_splits,
+    AddressTables, AttentionScratchSize, DECODE_ROWS, ExpertFetch, KvLayerShape,
+    RoundedActivations, TOP_K_MAX, TopK,
 };
 
 use forebay_stream::{Block, MemoryPlan};
 
 use crate::ModelError;
-use crate::arch::{Architecture, Attention, Layer};
+use crate::arch::{Architecture, Attention};
 use crate::sharing::{ALIGNMENT, SubLayerPlan};
 use crate::weights::{FeedForwardWeights, PartMatrix, Weights};
 
@@ -26,10 +25,16 @@ pub struct LayoutBuilder {
 }
 
 impl LayoutBuilder {
-    fn take(&mut self, bytes: u64) -> u64 {
+    /// Returns the offset of the next `bytes` bytes.
+    pub fn take(&mut self, bytes: u64) -> u64 {
         let at = self.end.next_multiple_of(ALIGNMENT);
         self.end = at + bytes;
         at
+    }
+
+    /// Assigns at least `bytes` bytes in all.
+    pub fn reach(&mut self, bytes: u64) {
+        self.end = self.end.max(bytes);
     }
 
     /// Returns the number of bytes assigned so far, with a margin at the end.
@@ -158,28 +163,31 @@ fn matrix_bytes(matrix: &PartMatrix) -> Result<u64, ModelError> {
 }
 
 /// Layout of the words exchanged with the host. They are contiguous, so one copy each way is enough: ids `[batch]`,
-/// positions `[batch]`, flags, ids and values of the largest logits `[2, TOP_K_MAX]`, logits
+/// positions `[batch]`, numbers of KV tables `[batch]`, flags, ids and values of the largest logits `[2, rows, TOP_K_MAX]`, logits
 /// `[HEAD_ROWS, vocabulary]`.
 #[derive(Debug, Clone, Copy)]
 pub struct ExchangeLayout {
     pub batch: usize,
-    /// Words of ids and positions, padded to the alignment.
+    /// Words of ids, positions and table numbers, padded to the alignment.
     pub batch_words: usize,
     /// Words of flags, padded to the alignment.
     pub flag_words: usize,
+    /// Words of ids and values of the largest logits.
+    pub largest_words: usize,
     pub vocabulary: usize,
     /// Total number of words.
     pub words: usize,
 }
 
 impl ExchangeLayout {
-    fn new(architecture: &Architecture, batch: usize) -> ExchangeLayout {
+    fn new(architecture: &Architecture, batch: usize, decode_rows: usize) -> ExchangeLayout {
         let whole = |words: usize| words.next_multiple_of(ALIGNMENT as usize / 4);
-        let (batch_words, flag_words) = (whole(2 * batch), whole(1 + architecture.layers.len()));
+        let (batch_words, flag_words) = (whole(3 * batch), whole(1 + architecture.layers.len()));
         let vocabulary = architecture.vocabulary;
         let rows = batch.min(HEAD_ROWS);
-        let words = batch_words + flag_words + 2 * TOP_K_MAX + rows * vocabulary;
-        ExchangeLayout { batch, batch_words, flag_words, vocabulary, words }
+        let largest_words = 2 * TOP_K_MAX * decode_rows;
+        let words = batch_words + flag_words + largest_words + rows * vocabulary;
+        ExchangeLayout { batch, batch_words, flag_words, largest_words, vocabulary, words }
     }
 
     /// Returns the number of words that the host sends.
@@ -189,8 +197,17 @@ impl ExchangeLayout {
 
     /// Returns the maximum number of words that the host receives: flags, the largest logits, and one row of logits.
     pub fn down_words(&self) -> usize {
-        self.flag_words + 2 * TOP_K_MAX + self.vocabulary
+        self.flag_words + self.largest_words + self.vocabulary
     }
+}
+
+/// Size of a KV cache on a GPU.
+#[derive(Debug, Clone, Copy)]
+pub struct KvSize {
+    /// Shape of a layer, for one sequence.
+    pub shape: KvLayerShape,
+    /// Number of sequences that have room for a whole context.
+    pub sequences: usize,
 }
 
 /// Offsets of activations and of the other buffers of a forward pass, all in one piece of memory.
@@ -198,6 +215,8 @@ impl ExchangeLayout {
 pub struct ActivationLayout {
     pub layout: LayoutBuilder,
     pub batch: usize,
+    /// Maximum number of generated tokens that go through the layers together.
+    pub decode_rows: usize,
     pub exchange: u64,
     pub exchange_layout: ExchangeLayout,
     /// Residual stream, normed stream and block output, `[batch, hidden]` each.
@@ -270,12 +289,15 @@ impl ActivationLayout {
     pub fn new(
         multiprocessors: u32,
         architecture: &Architecture,
-        kv: &KvLayerShape,
+        cache: &KvSize,
         vector_floats: usize,
     ) -> ActivationLayout {
         let mut layout = LayoutBuilder::default();
+        let kv = &cache.shape;
         let batch = BATCH_TOKENS.min(kv.context);
-        let few = batch.min(MATVEC_TOKENS);
+        let few = batch.min(DECODE_ROWS);
+        // One row of each sequence.
+        let decode_rows = few.min(cache.sequences);
         let attention = &architecture.attention;
         let hidden = architecture.hidden;
         let q_width = attention.heads * attention.head_dim;
@@ -292,15 +314,17 @@ impl ActivationLayout {
         let heads_width = attention.heads * attention.value_dim;
         let widest = [q_width, heads_width, attention.output_width(), inner, shared_width];
         let widest = widest.into_iter().fold(hidden, usize::max);
-        let attention_size = attention_scratch(multiprocessors, kv, attention.heads);
-        let exchange_layout = ExchangeLayout::new(architecture, batch);
-        let top_k = TopK { rows: 1, vocabulary: architecture.vocabulary, k: TOP_K_MAX };
+        let attention_size =
+            AttentionScratchSize::of(multiprocessors, kv, attention.heads, decode_rows);
+        let exchange_layout = ExchangeLayout::new(architecture, batch, decode_rows);
+        let top_k = TopK { rows: decode_rows, vocabulary: architecture.vocabulary, k: TOP_K_MAX };
         let mut words = |count: usize| layout.take(4 * count as u64);
         let expert_layers = architecture.expert_layers().map(|of| of.count + used).sum();
         let table_entries = [expert_layers, 2 * heads_of_latent * architecture.layers.len()];
         let (codes, code_scales) = RoundedActivations::bytes(few, widest);
         ActivationLayout {
             batch,
+            decode_rows,
             exchange: words(exchange_layout.words),
             exchange_layout,
             x: words(batch * hidden),
@@ -384,7 +408,7 @@ impl LatentLayout {
     ) -> LatentLayout {
         let Some(latent) = attention.latent else { return LatentLayout::default() };
         let heads = attention.heads;
-        let ids_count = batch.min(MATVEC_TOKENS) * heads;
+        let ids_count = batch.min(DECODE_ROWS) * heads;
         LatentLayout {
             q_a: words(batch * latent.query_rank.unwrap_or(0)),
             q: words(batch * attention.heads * (latent.plain + latent.rotary)),
@@ -396,64 +420,5 @@ impl LatentLayout {
             starts: words(heads + 1),
             rows: words(batch * heads),
         }
-    }
-}
-
-/// Returns the scratch size that is enough for every number of tokens that splits its context, at the largest
-/// context.
-fn attention_scratch(
-    multiprocessors: u32,
-    kv: &KvLayerShape,
-    heads: usize,
-) -> AttentionScratchSize {
-    (1..=MATVEC_TOKENS).fold(AttentionScratchSize::default(), |size, tokens| {
-        let splits = attention_splits(multiprocessors, kv, heads, tokens, kv.context);
-        size.max(AttentionScratchSize::of(kv, heads, tokens, splits))
-    })
-}
-
-/// Offsets of keys and values.
-#[derive(Debug)]
-pub struct KvLayout {
-    pub layout: LayoutBuilder,
-    pub layers: Vec<KvLayerLayout>,
-}
-
-/// Offsets of one layer's keys and values.
-#[derive(Debug, Clone, Copy)]
-pub struct KvLayerLayout {
-    window: Option<usize>,
-    /// Number of positions that are kept.
-    pub rows: usize,
-    pub keys: u64,
-    pub values: u64,
-}
-
-impl KvLayout {
-    /// Lays out the KV cache of layers of `shape`, except for their rows. Each layer's rows follow from its window
-    /// and from batches of up to `batch` tokens.
-    pub fn new(shape: &KvLayerShape, layers: &[Layer], batch: usize) -> KvLayout {
-        let mut layout = LayoutBuilder::default();
-        let place = |layer: &Layer| {
-            let rows = layer.kv_rows(batch, shape.context);
-            let shape = KvLayerShape { rows, ..*shape };
-            let (keys, values) = (layout.take(shape.key_bytes()), layout.take(shape.value_bytes()));
-            KvLayerLayout { window: layer.window, rows, keys, values }
-        };
-        let layers = layers.iter().map(place).collect();
-        KvLayout { layout, layers }
-    }
-
-    /// Returns the largest position, at most `len`, from which all layers can continue.
-    pub fn resumable(&self, written: usize, len: usize) -> usize {
-        let of = |layer: &KvLayerLayout| resumable(layer.window, layer.rows, written, len);
-        self.layers.iter().map(of).min().unwrap_or(len)
-    }
-
-    /// Makes the cache at least `bytes` large, because the relayout of weights uses its memory before the first
-    /// token.
-    pub fn with_room_for(mut self, bytes: u64) -> KvLayout {
-        self.layout.end = self.layout.end.max(bytes);
-        self
     }
 }

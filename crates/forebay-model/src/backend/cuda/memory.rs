@@ -10,7 +10,8 @@ use forebay_cuda::{
 };
 use forebay_stream::{Budget, MemoryPlan, PolicyKind, StreamError};
 
-use super::layout::{ActivationLayout, ExpertLayout, KvLayout, WeightLayout};
+use super::kv_layout::KvLayout;
+use super::layout::{ActivationLayout, ExpertLayout, KvSize, WeightLayout};
 use super::vectors::Vectors;
 use crate::ModelError;
 use crate::arch::Architecture;
@@ -63,7 +64,7 @@ impl DeviceFacts {
         &self,
         architecture: &Architecture,
         weights: &Weights,
-        cache: KvLayerShape,
+        cache: KvSize,
         vram_bytes: Option<u64>,
         policy: PolicyKind,
     ) -> Result<DeviceShare, ModelError> {
@@ -108,16 +109,16 @@ impl Share {
         facts: &DeviceFacts,
         architecture: &Architecture,
         weights: &Weights,
-        kv_shape: &KvLayerShape,
+        cache: &KvSize,
         sub_layers: SubLayerPlan,
         stays_on_disk: bool,
     ) -> Result<Share, ModelError> {
         let vectors = Vectors::new(weights);
         let (multiprocessors, floats) = (facts.multiprocessors, vectors.floats.len());
-        let activations = ActivationLayout::new(multiprocessors, architecture, kv_shape, floats);
+        let activations = ActivationLayout::new(multiprocessors, architecture, cache, floats);
         Ok(Share {
             weights: WeightLayout::new(architecture, weights, &sub_layers, stays_on_disk)?,
-            kv: KvLayout::new(kv_shape, &architecture.layers, activations.batch)
+            kv: KvLayout::new(cache, architecture, activations.batch)
                 .with_room_for(weights.blocks.relayout_bytes()),
             activations,
             vectors,
@@ -132,7 +133,7 @@ impl Share {
 }
 
 impl DevicePlan {
-    /// Plans a model with `kv_shape.context` positions. If the whole model fits, all of it is on the device.
+    /// Plans a model with a KV cache of this size. If the whole model fits, all of it is on the device.
     /// Otherwise:
     ///
     /// - For a model with experts, everything but experts is on the device, with slots for as many experts as fit
@@ -148,18 +149,19 @@ impl DevicePlan {
         facts: &DeviceFacts,
         architecture: &Architecture,
         weights: &Weights,
-        kv_shape: KvLayerShape,
+        cache: KvSize,
         vram_bytes: Option<u64>,
         policy: PolicyKind,
     ) -> Result<DevicePlan, ModelError> {
         check_kernels(architecture, weights)?;
         let plan = |context: usize| {
-            let kv_shape = KvLayerShape { context, rows: context, ..kv_shape };
-            Self::within(facts, architecture, weights, kv_shape, vram_bytes, policy)
+            let cache = KvSize { shape: KvLayerShape { context, ..cache.shape }, ..cache };
+            Self::within(facts, architecture, weights, cache, vram_bytes, policy)
         };
-        plan(kv_shape.context).map_err(|error| match error {
+        plan(cache.shape.context).map_err(|error| match error {
             ModelError::VramTooSmall { needed_bytes, given_bytes, why, .. } => {
-                let largest_context = largest_context(kv_shape.context, |less| plan(less).is_ok());
+                let largest_context =
+                    largest_context(cache.shape.context, |less| plan(less).is_ok());
                 ModelError::VramTooSmall { needed_bytes, given_bytes, why, largest_context }
             }
             error => error,
@@ -171,12 +173,12 @@ impl DevicePlan {
         facts: &DeviceFacts,
         architecture: &Architecture,
         weights: &Weights,
-        kv_shape: KvLayerShape,
+        cache: KvSize,
         vram_bytes: Option<u64>,
         policy: PolicyKind,
     ) -> Result<DevicePlan, ModelError> {
         let share_with = |sub_layers: SubLayerPlan, stays_on_disk: bool| {
-            Share::new(facts, architecture, weights, &kv_shape, sub_layers, stays_on_disk)
+            Share::new(facts, architecture, weights, &cache, sub_layers, stays_on_disk)
         };
         let mut share = share_with(SubLayerPlan::resident(weights), false)?;
         let DeviceFacts { free_bytes: free, total_bytes: total, .. } = *facts;
@@ -188,7 +190,7 @@ impl DevicePlan {
         let all_experts = share.weights.experts_of.iter().flatten();
         let expert_bytes: u64 = all_experts.map(|of| of.slot_bytes * of.count as u64).sum();
         let too_small = |share: &Share, more_bytes: u64| {
-            let what = WhatIsNeeded { share, context_bytes, kv_shape: &kv_shape, more_bytes };
+            let what = WhatIsNeeded { share, context_bytes, cache: &cache, more_bytes };
             let needed_bytes = context_bytes + share.bytes() + more_bytes;
             let why = what.to_string();
             let given_bytes = budget_bytes;
@@ -227,6 +229,7 @@ impl DevicePlan {
             driver_total_bytes: None,
         };
         let Share { sub_layers, vectors, weights, kv, activations } = share;
+        let kv_shape = cache.shape;
         Ok(DevicePlan { sub_layers, kv_shape, weights, tier, kv, activations, vectors, vram })
     }
 
@@ -245,7 +248,7 @@ struct WhatIsNeeded<'a> {
     /// Everything that must be on the device.
     share: &'a Share,
     context_bytes: u64,
-    kv_shape: &'a KvLayerShape,
+    cache: &'a KvSize,
     /// Bytes for one token's experts, or for streamed sub-layers.
     more_bytes: u64,
 }
@@ -259,7 +262,7 @@ impl fmt::Display for WhatIsNeeded<'_> {
         };
         let (dense, kv, activations) =
             (weights.dense.bytes(), kv.layout.bytes(), activations.bytes());
-        let (context, positions) = (self.context_bytes, self.kv_shape.context);
+        let (context, positions) = (self.context_bytes, self.cache.shape.context);
         write!(
             out,
             "{dense} bytes of {what}, {} for {more}, {kv} of KV cache for {positions} positions, {activations} of activations, \
@@ -434,6 +437,7 @@ pub fn upload_tables(
     let identity: Vec<u32> = (0..activations.identity_count as u32).collect();
     gpu.upload(&identity, arena.activation(activations.identity))?;
     upload_latent_tables(gpu, plan, arena, weights)?;
+    plan.kv.clear(gpu, arena.kv(0), &plan.kv_shape)?;
     for (layer, experts) in plan.weights.experts_of.iter().enumerate() {
         // If experts have slots, the tables start empty.
         let Some(experts) = experts.as_ref().filter(|_| plan.tier.is_none()) else { continue };

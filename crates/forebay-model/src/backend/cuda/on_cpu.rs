@@ -7,7 +7,7 @@
 
 use std::time::{Duration, Instant};
 
-use forebay_compute::{Activations, Cpu, Gating, MatmulJob, Matrix};
+use forebay_compute::{Activations, Cpu, Gating, MatmulJob, Matrix, RowKind};
 use forebay_cuda::{CudaError, DevicePtr, Direction, ExpertMailbox, Gpu, HostWords};
 use forebay_stream::{ExpertIndex, Lease, Residency, Returning};
 
@@ -338,7 +338,13 @@ impl CpuExperts {
             for (part, left) in [(&of.gate, &mut gate_left), (&of.up, &mut up_left)] {
                 let (out, rest) = std::mem::take(left).split_at_mut(group * width);
                 *left = rest;
-                jobs.push(MatmulJob { w: source.matrix(index, part), x: &self.input, tokens, out });
+                jobs.push(MatmulJob {
+                    w: source.matrix(index, part),
+                    x: &self.input,
+                    tokens,
+                    kind: RowKind::Decode,
+                    out,
+                });
             }
         }
         source.matmul(&self.cpu, &mut jobs)?;
@@ -365,7 +371,7 @@ impl CpuExperts {
             let tokens = Some(&self.rows[row..row + group]);
             row += group;
             let w = source.matrix(index, &of.down);
-            jobs.push(MatmulJob { w, x: &self.inner, tokens, out });
+            jobs.push(MatmulJob { w, x: &self.inner, tokens, kind: RowKind::Decode, out });
         }
         source.matmul(&self.cpu, &mut jobs)?;
         self.jobs = recycle(jobs);

@@ -1,7 +1,7 @@
 //! Planning and loading of a model on a GPU.
 
 use forebay_cuda::{
-    CudaError, DevicePtr, Gpu, KvElement, KvLayerShape, MATVEC_TOKENS, ModelKernels, modules_needed,
+    CudaError, DECODE_ROWS, DevicePtr, Gpu, KvElement, KvLayerShape, ModelKernels, modules_needed,
 };
 use forebay_store::{FileSet, UploadPart};
 use forebay_stream::{MemoryPlan, PolicyKind};
@@ -9,6 +9,7 @@ use forebay_stream::{MemoryPlan, PolicyKind};
 use super::backend::CudaBackend;
 use super::embedding::EmbeddingRows;
 use super::graphs::Graphs;
+use super::layout::KvSize;
 use super::memory::{DeviceArena, DeviceFacts, DevicePlan};
 use super::on_cpu::expert_matrices;
 use super::placed::upload_parts;
@@ -30,18 +31,23 @@ pub struct CudaPlan {
 }
 
 impl CudaPlan {
-    /// Returns the shape of the KV cache of a layer that keeps all of `context` positions.
-    pub fn cache(architecture: &Architecture, context: usize, element: KvElement) -> KvLayerShape {
+    /// Returns the size of a KV cache for `sequences` sequences of up to `context` positions.
+    pub fn cache(
+        architecture: &Architecture,
+        context: usize,
+        element: KvElement,
+        sequences: usize,
+    ) -> KvSize {
         let attention = &architecture.attention;
-        KvLayerShape {
+        let shape = KvLayerShape {
             element,
             kv_heads: attention.kv_heads,
             dim_k: attention.head_dim,
             dim_v: attention.value_dim,
             values_in_keys: attention.latent.is_some(),
             context,
-            rows: context,
-        }
+        };
+        KvSize { shape, sequences }
     }
 
     /// Plans how much of a model is placed on `gpu`, with such a KV cache. `exact` computes in f32 throughout.
@@ -55,7 +61,7 @@ impl CudaPlan {
         gpu: Gpu,
         architecture: &Architecture,
         weights: &Weights,
-        cache: KvLayerShape,
+        cache: KvSize,
         exact: bool,
         vram_bytes: Option<u64>,
         policy: PolicyKind,
@@ -177,7 +183,7 @@ impl CudaBackend {
         weights: &Weights,
         records: bool,
     ) -> Result<(), CudaError> {
-        let sizes = (self.at().batch, MATVEC_TOKENS, architecture.experts_per_token());
+        let sizes = (self.at().batch, DECODE_ROWS, architecture.experts_per_token());
         let gating = architecture.gating;
         let of = weights.layers.iter().find_map(|layer| expert_matrices(layer, gating));
         let of = of.expect("a model with slots for experts has some");
@@ -193,7 +199,7 @@ impl CudaBackend {
         host: HostSubLayers,
         architecture: &Architecture,
     ) -> Result<(), CudaError> {
-        let sizes = (MATVEC_TOKENS, architecture.hidden, architecture.dense_width());
+        let sizes = (DECODE_ROWS, architecture.hidden, architecture.dense_width());
         let ring = self.arena.dense(self.plan.weights.ring);
         let sub_layers =
             StreamedSubLayers::new(&self.gpu, &self.plan.sub_layers, ring, host, sizes)?;

@@ -3,15 +3,32 @@
 
 use std::cell::Cell;
 
+use forebay_compute::RowKind;
 use forebay_cuda::{
-    AddressTable, DeviceMatrix, DevicePtr, ExpertPart, ExpertTable, Gate, GateBiases, Gating, Gpu,
-    MATVEC_TOKENS, MatmulInput, MatmulJob, MatmulWeights, MatvecInput, NarrowActivations,
+    AddressTable, DECODE_ROWS, DeviceMatrix, DevicePtr, ExpertPairs, ExpertPart, ExpertTable, Gate,
+    GateBiases, Gating, Gpu, MatmulInput, MatmulJob, MatmulWeights, MatvecInput, NarrowActivations,
     NarrowForm, Pairing, RoundedActivations, narrow_form, takes_rounded,
 };
 use forebay_format::TensorType;
 
 use crate::ModelError;
+use crate::backend::Step;
 use crate::weights::PartMatrix;
+
+/// Rows of activations, one for each token.
+#[derive(Clone, Copy)]
+pub struct Rows {
+    /// Kind of all rows, which selects the kernels.
+    pub kind: RowKind,
+    pub count: usize,
+}
+
+impl Rows {
+    /// Returns the rows of a step.
+    pub fn of(step: &Step<'_>) -> Rows {
+        Rows { kind: step.kind(), count: step.count }
+    }
+}
 
 /// A matrix on the device and the address of its product.
 #[derive(Clone, Copy)]
@@ -26,16 +43,30 @@ pub struct Product {
 pub struct ExpertEntries {
     pub slots: AddressTable,
     pub experts: usize,
-    /// Number of tokens.
-    pub tokens: usize,
-    /// Number of experts of each token.
+    pub rows: Rows,
+    /// Number of experts of each row.
     pub used: usize,
-    /// Chosen experts `[tokens, used]`.
+    /// Chosen experts `[rows, used]`.
     pub ids: DevicePtr<u32>,
-    /// Index of each expert's first entry. Entries are pairs of a token and an expert, sorted by expert.
+    /// For the mat-vec kernels, the order in which pairs of a row and an expert are computed. Null for ascending order.
+    pub order: DevicePtr<u32>,
+    /// Index of each expert's first entry. Entries are pairs of a row and an expert, sorted by expert.
     pub starts: DevicePtr<u32>,
-    /// Token of each entry.
+    /// Row of each entry.
     pub pair_tokens: DevicePtr<u32>,
+}
+
+impl ExpertEntries {
+    /// Returns the number of pairs of a row and an expert.
+    fn count(&self) -> usize {
+        self.rows.count * self.used
+    }
+
+    /// Returns the pairs for the mat-vec kernels.
+    fn pairs(&self, row: EntryRow) -> ExpertPairs {
+        let per_row = if row == EntryRow::Token { self.used } else { 1 };
+        ExpertPairs { ids: self.ids, order: self.order, count: self.count(), per_row }
+    }
 }
 
 /// One part of every expert and the address of its products.
@@ -49,14 +80,15 @@ pub struct ExpertProduct {
 
 /// Row of the activations that an entry reads.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Rows {
+pub enum EntryRow {
     /// The row of the entry's token.
     Token,
     /// The entry's own row.
-    Entry,
+    Own,
 }
 
-/// Buffers for rounded activations, and the choice of kernels.
+/// Buffers for rounded activations, and the choice of kernels. The choice depends on the kind of the rows and never on
+/// their number, so a row's bits do not depend on the rows beside it.
 pub struct Products {
     /// True if all products are computed in f32.
     pub exact: bool,
@@ -79,15 +111,19 @@ impl Products {
         Products { exact, rounded, narrow, rounded_of: Cell::new(None), rounds }
     }
 
-    /// Notes that `x [tokens, cols]` gets new values. If the kernel that writes them must also write them rounded,
-    /// returns where.
+    /// Notes that `x [rows, cols]` gets new values. If the kernel that writes them must also write them rounded, returns
+    /// where.
+    ///
+    /// # Panics
+    /// Panics if there are more than [`DECODE_ROWS`] decode rows.
     pub fn rounded_too(
         &self,
         x: DevicePtr<f32>,
-        tokens: usize,
+        rows: Rows,
         cols: usize,
     ) -> Option<RoundedActivations> {
-        let wanted = self.rounds && self.is_few(tokens) && cols.is_multiple_of(32);
+        let wanted = self.rounds && self.takes_matvec(rows.kind) && cols.is_multiple_of(32);
+        assert!(!wanted || rows.count <= DECODE_ROWS, "{} decode rows", rows.count);
         self.rounded_of.set(wanted.then_some(x.address()));
         wanted.then_some(self.rounded)
     }
@@ -99,21 +135,21 @@ impl Products {
         }
     }
 
-    /// Returns true if batches of `tokens` use the mat-vec kernels.
-    pub fn is_few(&self, tokens: usize) -> bool {
-        !self.exact && tokens <= MATVEC_TOKENS
+    /// Returns true if rows of this kind use the mat-vec kernels.
+    pub fn takes_matvec(&self, kind: RowKind) -> bool {
+        !self.exact && kind == RowKind::Decode
     }
 
-    /// Multiplies `x [tokens, cols]` by up to four matrices with the same number of columns.
+    /// Multiplies `x [rows, cols]` by up to four matrices with the same number of columns.
     pub fn dense(
         &self,
         gpu: &Gpu,
         x: DevicePtr<f32>,
-        tokens: usize,
+        rows: Rows,
         products: &[Product],
     ) -> Result<(), ModelError> {
-        let cols = products[0].matrix.cols;
-        if self.is_few(tokens) {
+        let (tokens, cols) = (rows.count, products[0].matrix.cols);
+        if self.takes_matvec(rows.kind) {
             self.round_for(gpu, x, tokens, cols, products.iter().map(|p| p.matrix.ty))?;
             for (first, product) in products.iter().enumerate() {
                 let ty = product.matrix.ty;
@@ -127,7 +163,7 @@ impl Products {
                     matrices[count] = device_matrix(product);
                     count += 1;
                 }
-                let input = self.few_input(ty, x);
+                let input = self.decode_input(ty, x);
                 gpu.matvec(ty, &matrices[..count], input, tokens, cols, Pairing::Separate)?;
             }
             return Ok(());
@@ -135,7 +171,7 @@ impl Products {
         let mut form = None;
         for product in products {
             let ty = product.matrix.ty;
-            let input = self.many_input(gpu, ty, x, tokens, cols, &mut form)?;
+            let input = self.prompt_input(gpu, ty, x, tokens, cols, &mut form)?;
             gpu.matmul(&MatmulJob {
                 ty,
                 weights: MatmulWeights::Dense { data: product.data, tokens },
@@ -148,27 +184,27 @@ impl Products {
         Ok(())
     }
 
-    /// Computes `gate.out = gating(x * gate, x * up)` for `x [tokens, cols]`.
+    /// Computes `gate.out = gating(x * gate, x * up)` for `x [rows, cols]`.
     pub fn gated(
         &self,
         gpu: &Gpu,
         gating: Gating,
         x: DevicePtr<f32>,
-        tokens: usize,
+        rows: Rows,
         [gate, up]: [Product; 2],
     ) -> Result<(), ModelError> {
         let (ty, cols) = (gate.matrix.ty, gate.matrix.cols);
-        if self.is_few(tokens) && ty == up.matrix.ty {
-            self.round_for(gpu, x, tokens, cols, [ty].into_iter())?;
+        if self.takes_matvec(rows.kind) && ty == up.matrix.ty {
+            self.round_for(gpu, x, rows.count, cols, [ty].into_iter())?;
             let matrices = [device_matrix(&gate), device_matrix(&up)];
-            let input = self.few_input(ty, x);
-            gpu.matvec(ty, &matrices, input, tokens, cols, Pairing::gated(gating))?;
+            let input = self.decode_input(ty, x);
+            gpu.matvec(ty, &matrices, input, rows.count, cols, Pairing::gated(gating))?;
             self.changed(gate.out);
             return Ok(());
         }
-        self.dense(gpu, x, tokens, &[gate, up])?;
+        self.dense(gpu, x, rows, &[gate, up])?;
         self.changed(gate.out);
-        let (width, rows) = (gate.matrix.rows, tokens);
+        let (width, rows) = (gate.matrix.rows, rows.count);
         let (gate, up) = (gate.out, up.out);
         gpu.gate(&Gate { gate, up, out: gate, rows, width, gating, biases: None })?;
         Ok(())
@@ -185,28 +221,28 @@ impl Products {
         [gate, up]: [ExpertProduct; 2],
     ) -> Result<(), ModelError> {
         let ty = gate.matrix.ty;
-        let rows = entries.tokens * entries.used;
-        if self.is_few(entries.tokens) && ty == up.matrix.ty {
+        if self.takes_matvec(entries.rows.kind) && ty == up.matrix.ty {
             let cols = gate.matrix.cols;
-            self.round_for(gpu, x, entries.tokens, cols, [ty].into_iter())?;
+            self.round_for(gpu, x, entries.rows.count, cols, [ty].into_iter())?;
             let table = ExpertTable { slots: entries.slots, rows: gate.matrix.rows };
             let parts = [gate, up].map(|part| ExpertPart { offset: part.offset, out: part.out });
-            let input = self.few_input(ty, x);
-            let (ids, used) = (entries.ids, entries.used);
+            let input = self.decode_input(ty, x);
+            let pairs = entries.pairs(EntryRow::Token);
             let pairing = Pairing::Gated { gating, biases };
-            gpu.matvec_experts(ty, table, &parts, ids, rows, input, used, cols, pairing)?;
+            gpu.matvec_experts(ty, table, &parts, pairs, input, cols, pairing)?;
             self.changed(gate.out);
             return Ok(());
         }
-        self.experts(gpu, x, entries, Rows::Token, &[gate, up])?;
+        self.experts(gpu, x, entries, EntryRow::Token, &[gate, up])?;
         self.changed(gate.out);
+        let rows = entries.count();
         let (width, gate, up) = (gate.matrix.rows, gate.out, up.out);
         gpu.gate(&Gate { gate, up, out: gate, rows, width, gating, biases })?;
         Ok(())
     }
 
     /// Multiplies rows `[tokens, heads, cols]` of `x` by the matrix of their head. The output is
-    /// `[tokens, heads, rows]`. For many tokens, `rows` gives the row of each entry in the order of heads.
+    /// `[tokens, heads, rows]`. For prompt rows, `rows` gives the row of each entry in the order of heads.
     pub fn heads(
         &self,
         gpu: &Gpu,
@@ -215,11 +251,11 @@ impl Products {
         rows: DevicePtr<u32>,
         product: ExpertProduct,
     ) -> Result<(), ModelError> {
-        if self.is_few(entries.tokens) {
-            return self.experts(gpu, x, entries, Rows::Entry, &[product]);
+        if self.takes_matvec(entries.rows.kind) {
+            return self.experts(gpu, x, entries, EntryRow::Own, &[product]);
         }
         let (ty, cols) = (product.matrix.ty, product.matrix.cols);
-        let count = entries.tokens * entries.used;
+        let count = entries.count();
         gpu.matmul(&MatmulJob {
             ty,
             weights: MatmulWeights::Experts {
@@ -233,44 +269,44 @@ impl Products {
             },
             rows: product.matrix.rows,
             cols,
-            x: self.many_input(gpu, ty, x, count, cols, &mut None)?,
+            x: self.prompt_input(gpu, ty, x, count, cols, &mut None)?,
             out: product.out,
         })?;
         Ok(())
     }
 
-    /// Multiplies every entry's row of `x` by parts of its expert. Few tokens have their entries in the order of
-    /// tokens, many tokens in the order of experts.
+    /// Multiplies every entry's row of `x` by parts of its expert. Outputs for the mat-vec kernels are in the order of
+    /// rows, others in the order of experts.
     pub fn experts(
         &self,
         gpu: &Gpu,
         x: DevicePtr<f32>,
         entries: &ExpertEntries,
-        rows: Rows,
+        row: EntryRow,
         products: &[ExpertProduct],
     ) -> Result<(), ModelError> {
         let cols = products[0].matrix.cols;
-        let pairs = entries.tokens * entries.used;
-        let x_rows = if rows == Rows::Token { entries.tokens } else { pairs };
+        let pairs = entries.count();
+        let x_rows = if row == EntryRow::Token { entries.rows.count } else { pairs };
         let types = products.iter().map(|product| product.matrix.ty);
-        if self.is_few(entries.tokens) {
+        if self.takes_matvec(entries.rows.kind) {
             self.round_for(gpu, x, x_rows, cols, types)?;
             for product in products {
                 let ty = product.matrix.ty;
                 let table = ExpertTable { slots: entries.slots, rows: product.matrix.rows };
                 let part = [ExpertPart { offset: product.offset, out: product.out }];
-                let per_x = if rows == Rows::Token { entries.used } else { 1 };
-                let (input, ids) = (self.few_input(ty, x), entries.ids);
+                let (input, pairs) = (self.decode_input(ty, x), entries.pairs(row));
                 let pairing = Pairing::Separate;
-                gpu.matvec_experts(ty, table, &part, ids, pairs, input, per_x, cols, pairing)?;
+                gpu.matvec_experts(ty, table, &part, pairs, input, cols, pairing)?;
             }
             return Ok(());
         }
-        let token_rows = if rows == Rows::Token { entries.pair_tokens } else { DevicePtr::null() };
+        let token_rows =
+            if row == EntryRow::Token { entries.pair_tokens } else { DevicePtr::null() };
         let mut form = None;
         for product in products {
             let ty = product.matrix.ty;
-            let input = self.many_input(gpu, ty, x, x_rows, cols, &mut form)?;
+            let input = self.prompt_input(gpu, ty, x, x_rows, cols, &mut form)?;
             gpu.matmul(&MatmulJob {
                 ty,
                 weights: MatmulWeights::Experts {
@@ -307,7 +343,7 @@ impl Products {
         Ok(())
     }
 
-    fn few_input(&self, ty: TensorType, x: DevicePtr<f32>) -> MatvecInput {
+    fn decode_input(&self, ty: TensorType, x: DevicePtr<f32>) -> MatvecInput {
         match takes_rounded(ty) {
             true => MatvecInput::Rounded(self.rounded),
             false => MatvecInput::Float(x),
@@ -315,7 +351,7 @@ impl Products {
     }
 
     /// Returns `x` in the form that `ty` takes. `made` is the form that already exists.
-    fn many_input(
+    fn prompt_input(
         &self,
         gpu: &Gpu,
         ty: TensorType,

@@ -1,0 +1,308 @@
+//! Many sequences on one model: requests wait, run together in passes, and report what they generate.
+//!
+//! [`Engine::step`] runs one pass: one row for every request that generates, and a part of the prompts of others. What a
+//! request generates depends on its own prompt, options and seed alone, never on the requests beside it, and not on when
+//! they come or end.
+
+mod active;
+mod request;
+mod schedule;
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use forebay_model::ModelError;
+use forebay_model::sampling::Sampler;
+
+use self::active::Active;
+pub use self::request::{
+    Event, GeneratedToken, Request, RequestEnd, RequestId, RequestStatistics, Sink,
+};
+use self::schedule::{Limits, Part, Progress};
+use crate::runner::{Logits, Outputs, Rows};
+use crate::{EngineError, Session};
+
+/// Limits of an [`Engine`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EngineOptions {
+    /// Most requests that run at a time. `None` is what [`SessionOptions::sequences`](crate::SessionOptions::sequences)
+    /// has room for.
+    pub running: Option<usize>,
+    /// Most prompt rows in a pass that also has rows of generating requests. Fewer rows make the pauses of these shorter.
+    /// `None` is what the backend takes.
+    pub prompt_rows: Option<usize>,
+    /// Most requests that wait.
+    pub waiting: usize,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        EngineOptions { running: None, prompt_rows: None, waiting: 1024 }
+    }
+}
+
+/// An open model that runs many requests.
+pub struct Engine {
+    session: Session,
+    limits: Limits,
+    waiting_most: usize,
+    /// Requests that have not begun, the next one first.
+    waiting: VecDeque<Waiting>,
+    running: Vec<Active>,
+    next_id: u64,
+    // Buffers that are reused from pass to pass.
+    parts: Vec<Part>,
+    logits: Vec<f32>,
+    largest: Vec<(f32, u32)>,
+}
+
+struct Waiting {
+    id: RequestId,
+    request: Request,
+    sink: Sink,
+    submitted: Instant,
+}
+
+impl Engine {
+    /// Takes over an open model. The session's own sequence ends.
+    pub fn new(mut session: Session, options: &EngineOptions) -> Engine {
+        session.end_sequence();
+        let backend = session.runner.decoder.backend();
+        let rows = backend.batch_tokens();
+        let running = options.running.unwrap_or(usize::MAX);
+        let limits = Limits {
+            running: running.min(backend.tables()).min(backend.decode_rows()).max(1),
+            rows,
+            prompt_rows: options.prompt_rows.unwrap_or(rows).clamp(1, rows),
+        };
+        Engine {
+            session,
+            limits,
+            waiting_most: options.waiting,
+            waiting: VecDeque::new(),
+            running: Vec::new(),
+            next_id: 0,
+            parts: Vec::new(),
+            logits: Vec::new(),
+            largest: Vec::new(),
+        }
+    }
+
+    /// Returns the open model, for its description and statistics.
+    pub fn session(&self) -> &Session {
+        &self.session
+    }
+
+    /// Ends all requests and returns the open model.
+    pub fn into_session(mut self) -> Session {
+        self.cancel_all();
+        self.session.begin_sequence();
+        self.session
+    }
+
+    /// Returns the most requests that run at a time.
+    pub fn running_most(&self) -> usize {
+        self.limits.running
+    }
+
+    /// Returns the number of requests that wait, and of those that run.
+    pub fn load(&self) -> (usize, usize) {
+        (self.waiting.len(), self.running.len())
+    }
+
+    /// Queues a request behind those of the same or a higher priority. `sink` gets its events from [`Engine::step`].
+    ///
+    /// # Errors
+    /// Returns an error if the prompt is empty or longer than the context, has a token outside the vocabulary, or if too
+    /// many requests wait.
+    pub fn submit(&mut self, request: Request, sink: Sink) -> Result<RequestId, EngineError> {
+        self.check(&request)?;
+        let id = RequestId(self.next_id);
+        self.next_id += 1;
+        let behind = |other: &Waiting| other.request.priority >= request.priority;
+        let at = self.waiting.partition_point(behind);
+        self.waiting.insert(at, Waiting { id, request, sink, submitted: Instant::now() });
+        Ok(id)
+    }
+
+    fn check(&self, request: &Request) -> Result<(), EngineError> {
+        if request.prompt.is_empty() {
+            return Err(EngineError::EmptyPrompt);
+        }
+        let (context, wanted) = (self.session.context(), request.prompt.len());
+        if wanted > context {
+            return Err(ModelError::ContextFull { used: 0, context, wanted }.into());
+        }
+        let vocabulary = self.session.vocab_size();
+        if let Some(&id) = request.prompt.iter().find(|id| **id as usize >= vocabulary) {
+            return Err(ModelError::TokenOutOfRange { id, vocabulary }.into());
+        }
+        if self.waiting.len() >= self.waiting_most {
+            return Err(EngineError::QueueFull { waiting: self.waiting.len() });
+        }
+        Ok(())
+    }
+
+    /// Ends a request. Its sink gets [`RequestEnd::Cancelled`]. Does nothing if the request has ended already.
+    pub fn cancel(&mut self, id: RequestId) {
+        if let Some(at) = self.waiting.iter().position(|waiting| waiting.id == id)
+            && let Some(waiting) = self.waiting.remove(at)
+        {
+            waiting.end(RequestEnd::Cancelled);
+        }
+        if let Some(at) = self.running.iter().position(|active| active.id == id) {
+            self.end(at, RequestEnd::Cancelled);
+        }
+    }
+
+    /// Ends all requests.
+    pub fn cancel_all(&mut self) {
+        for waiting in self.waiting.drain(..) {
+            waiting.end(RequestEnd::Cancelled);
+        }
+        while !self.running.is_empty() {
+            self.end(0, RequestEnd::Cancelled);
+        }
+    }
+
+    /// Runs passes until no request is left.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Engine::step`].
+    pub fn drain(&mut self) -> Result<(), EngineError> {
+        while self.step()? {}
+        Ok(())
+    }
+
+    /// Starts waiting requests as far as there is room, and runs one pass. Returns false if there is nothing to do.
+    ///
+    /// # Errors
+    /// Returns an error if a read or the device fails, or if the session is interrupted. No request has changed then, and
+    /// another step tries the same rows again. A request whose own values are not finite ends with
+    /// [`RequestEnd::Failed`], and the others go on.
+    pub fn step(&mut self) -> Result<bool, EngineError> {
+        self.begin_waiting();
+        if self.running.is_empty() {
+            return Ok(false);
+        }
+        let mut parts = std::mem::take(&mut self.parts);
+        let progress = self.running.iter().map(|active| match active.prompt_left() {
+            0 => Progress::Generates,
+            left => Progress::Reads(left),
+        });
+        schedule::choose(&self.limits, progress, &mut parts);
+        let ran = match self.run(&parts) {
+            Err(EngineError::Model(ModelError::NumericFailure { .. })) if parts.len() > 1 => {
+                self.run_one_by_one(&parts)
+            }
+            ran => ran,
+        };
+        self.parts = parts;
+        self.end_finished();
+        ran.map(|()| true)
+    }
+
+    /// Starts the requests that there is room for.
+    fn begin_waiting(&mut self) {
+        while self.running.len() < self.limits.running
+            && let Some(waiting) = self.waiting.pop_front()
+        {
+            let Waiting { id, request, sink, submitted } = waiting;
+            let (sequence, cached) = self.session.runner.begin(&request.prompt);
+            let sampler = Sampler::new(request.options.sampling.clone(), self.session.vocab_size());
+            let text = request.text.then(|| self.session.tokenizer.clone()).flatten();
+            let active = Active::new(id, request, sink, sequence, cached, sampler, submitted, text);
+            self.running.push(active);
+        }
+    }
+
+    /// Runs every part in a pass of its own, so that only the requests with broken values fail.
+    fn run_one_by_one(&mut self, parts: &[Part]) -> Result<(), EngineError> {
+        for part in parts {
+            match self.run(std::slice::from_ref(part)) {
+                Err(error @ EngineError::Model(ModelError::NumericFailure { .. })) => {
+                    self.running[part.index].end = Some(RequestEnd::Failed(error.to_string()));
+                }
+                ran => ran?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs the parts in one pass, and gives every request whose prompt is read its next token.
+    fn run(&mut self, parts: &[Part]) -> Result<(), EngineError> {
+        let can = self.session.runner.decoder.backend().largest_count();
+        let Engine { session, running, logits, largest, .. } = self;
+        let rows = |part: &Part| {
+            let active = &running[part.index];
+            let ends = part.count == active.prompt_left() || part.decodes;
+            Rows {
+                sequence: active.sequence,
+                kind: part.kind(),
+                tokens: active.next_tokens(part.count),
+                logits: if ends { Logits::Last } else { Logits::None },
+            }
+        };
+        let rows: Vec<Rows<'_>> = parts.iter().map(rows).collect();
+        // If the device can select the few logits that the samplers need, the others need not be copied to the host.
+        let needed = parts
+            .iter()
+            .map(|part| running[part.index].deciding())
+            .try_fold(0, |a, b| Some(a.max(b?)));
+        let few = needed.filter(|count| *count <= can);
+        logits.clear();
+        largest.clear();
+        let mut output = match few {
+            Some(count) => Outputs::Largest(count, largest),
+            None => Outputs::Logits(logits),
+        };
+        session.runner.pass(&rows, &mut output, None, None)?;
+        let vocabulary = session.vocab_size();
+        let mut row = 0;
+        for part in parts {
+            let active = &mut self.running[part.index];
+            let wants = active.advance(part.count);
+            if !wants {
+                continue;
+            }
+            let chosen = match few {
+                Some(count) => active.choose_from(&self.largest[row * count..][..count]),
+                None => active.choose(&self.logits[row * vocabulary..][..vocabulary]),
+            };
+            row += 1;
+            let full = self.session.runner.len(active.sequence) >= self.session.context();
+            let ends = self.session.ends_with(chosen.id, &active.options);
+            active.take(chosen, ends, full);
+        }
+        Ok(())
+    }
+
+    fn end_finished(&mut self) {
+        let mut at = 0;
+        while at < self.running.len() {
+            match self.running[at].end.take() {
+                Some(end) => self.end(at, end),
+                None => at += 1,
+            }
+        }
+    }
+
+    fn end(&mut self, at: usize, end: RequestEnd) {
+        let active = self.running.remove(at);
+        self.session.runner.end(active.sequence);
+        active.finish(end);
+    }
+}
+
+impl Waiting {
+    fn end(self, end: RequestEnd) {
+        let Waiting { request, mut sink, submitted, .. } = self;
+        let statistics = RequestStatistics {
+            prompt_tokens: request.prompt.len(),
+            waited_seconds: submitted.elapsed().as_secs_f64(),
+            total_seconds: submitted.elapsed().as_secs_f64(),
+            ..RequestStatistics::default()
+        };
+        let _ = sink(Event::Finished { end, text: String::new(), statistics });
+    }
+}

@@ -1,0 +1,85 @@
+//! What a request asks for, and what it reports.
+
+use std::ops::ControlFlow;
+
+use serde::Serialize;
+
+use crate::GenerateOptions;
+
+/// A prompt and how to continue it.
+#[derive(Debug, Clone, Default)]
+pub struct Request {
+    pub prompt: Vec<u32>,
+    pub options: GenerateOptions,
+    /// Waiting requests with a higher priority begin first. Equal ones begin in the order in which they came.
+    pub priority: i32,
+    /// Number of the likeliest tokens to report with every generated token, with their logarithmic probabilities. `None`
+    /// reports no probabilities.
+    pub logprobs: Option<usize>,
+    /// True to report the text of the tokens too. The model must have a tokenizer.
+    pub text: bool,
+}
+
+/// Number of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestId(pub(super) u64);
+
+/// Receiver of a request's events. After `ControlFlow::Break`, the request ends with [`RequestEnd::Stopped`].
+pub type Sink = Box<dyn FnMut(Event) -> ControlFlow<()> + Send>;
+
+/// Something that happened to a request.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Event {
+    Token(GeneratedToken),
+    /// The last event.
+    Finished {
+        end: RequestEnd,
+        /// Rest of the text: a character that the last token began and no other ended, as U+FFFD.
+        text: String,
+        statistics: RequestStatistics,
+    },
+}
+
+/// A token that the model generated.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GeneratedToken {
+    pub id: u32,
+    /// Text that this token completes. Empty if it only begins a character, or if no text was asked for.
+    pub text: String,
+    /// Logarithm of the token's probability before filters and temperature, if asked for.
+    pub logprob: Option<f32>,
+    /// The likeliest tokens with the logarithms of their probabilities, likeliest first.
+    pub likeliest: Vec<(u32, f32)>,
+}
+
+/// Reason why a request ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RequestEnd {
+    /// The model chose an end token or a stop id.
+    End,
+    MaxTokens,
+    ContextFull,
+    /// The sink asked to stop.
+    Stopped,
+    /// [`Engine::cancel`](super::Engine::cancel) was called.
+    Cancelled,
+    /// The request's own values were not finite.
+    Failed(String),
+}
+
+/// Counts and times of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
+pub struct RequestStatistics {
+    pub prompt_tokens: usize,
+    /// Tokens of the prompt whose keys and values were there already.
+    pub cached_tokens: usize,
+    pub generated_tokens: usize,
+    /// Seconds from the call of [`Engine::submit`](super::Engine::submit) until the request began.
+    pub waited_seconds: f64,
+    /// Seconds from the call of [`Engine::submit`](super::Engine::submit) to the first token.
+    pub first_token_seconds: Option<f64>,
+    pub total_seconds: f64,
+    /// Number of passes that the request had rows in.
+    pub passes: usize,
+}

@@ -1,0 +1,83 @@
+//! The choice of the rows of a pass: pure and deterministic.
+
+use forebay_compute::RowKind;
+
+/// Limits of a pass.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Most requests that run at a time.
+    pub running: usize,
+    /// Most rows.
+    pub rows: usize,
+    /// Most prompt rows beside decode rows.
+    pub prompt_rows: usize,
+}
+
+/// What a running request needs next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Progress {
+    /// So many tokens of its prompt are left.
+    Reads(usize),
+    Generates,
+}
+
+/// Rows of one request in a pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Part {
+    /// Index of the request among the running ones.
+    pub index: usize,
+    pub count: usize,
+    /// True for the row of a generated token.
+    pub decodes: bool,
+}
+
+impl Part {
+    pub fn kind(&self) -> RowKind {
+        if self.decodes { RowKind::Decode } else { RowKind::Prompt }
+    }
+}
+
+/// Chooses the rows of the next pass: one for every request that generates, then prompt rows in the order of the requests.
+pub fn choose(
+    limits: &Limits,
+    progress: impl Iterator<Item = Progress> + Clone,
+    parts: &mut Vec<Part>,
+) {
+    parts.clear();
+    let generating = progress.clone().enumerate().filter(|(_, of)| *of == Progress::Generates);
+    parts.extend(generating.map(|(index, _)| Part { index, count: 1, decodes: true }));
+    let most = if parts.is_empty() { limits.rows } else { limits.prompt_rows };
+    let mut left = most.min(limits.rows.saturating_sub(parts.len()));
+    for (index, of) in progress.enumerate() {
+        let Progress::Reads(tokens) = of else { continue };
+        let count = tokens.min(left);
+        if count > 0 {
+            parts.push(Part { index, count, decodes: false });
+            left -= count;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn decode_rows_come_first_and_prompts_share_what_is_left() {
+        let limits = Limits { running: 8, rows: 20, prompt_rows: 12 };
+        let mut parts = Vec::new();
+        let mut chosen = |progress: &[Progress]| {
+            choose(&limits, progress.iter().copied(), &mut parts);
+            parts.iter().map(|part| (part.index, part.count, part.decodes)).collect::<Vec<_>>()
+        };
+        let (reads, generates) = (Progress::Reads, Progress::Generates);
+        assert_eq!(
+            chosen(&[reads(10), generates, reads(10), generates]),
+            [(1, 1, true), (3, 1, true), (0, 10, false), (2, 2, false)]
+        );
+        assert_eq!(chosen(&[reads(30), reads(1)]), [(0, 20, false)]);
+        assert_eq!(chosen(&[reads(3), reads(4)]), [(0, 3, false), (1, 4, false)]);
+        assert_eq!(chosen(&[generates]), [(0, 1, true)]);
+        assert_eq!(chosen(&[]), []);
+    }
+}

@@ -1,0 +1,109 @@
+//! Identity of a block: its rows, and a hash of them and of everything before them.
+
+use forebay_compute::RowKind;
+use twox_hash::XxHash3_128;
+
+/// Positions in a KV block.
+pub const KV_BLOCK: usize = 16;
+
+/// The token of one position, and how it was computed.
+///
+/// Keys and values of a prompt row and of a generated row differ by rounding, so the kind is part of the identity.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Row {
+    pub token: u32,
+    pub kind: RowKind,
+}
+
+/// Hash of a block's rows and of all rows before them in its sequence, with the manager's salt.
+///
+/// Equal hashes mean equal keys and values, bit for bit, in every layer. A later tier in RAM or on disk can use the hash,
+/// together with the layer group, as its key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct BlockHash(pub u128);
+
+impl BlockHash {
+    /// The hash "before" the first block of a sequence.
+    pub(super) const ROOT: BlockHash = BlockHash(0);
+}
+
+/// Rows of a block and their hash.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Content {
+    pub hash: BlockHash,
+    /// Unused entries are 0.
+    tokens: [u32; KV_BLOCK],
+    /// Bit `i` is set if row `i` was generated.
+    generated: u16,
+    rows: u8,
+}
+
+impl Content {
+    /// Returns the content of a block with 1 to 16 `rows` that follows a block with the hash `previous`.
+    pub fn new(salt: u64, previous: BlockHash, rows: &[Row]) -> Content {
+        let (tokens, generated) = Self::pack(rows);
+        let mut bytes = [0; 16 + 4 * KV_BLOCK + 3];
+        bytes[..16].copy_from_slice(&previous.0.to_le_bytes());
+        for (to, token) in bytes[16..].chunks_exact_mut(4).zip(tokens) {
+            to.copy_from_slice(&token.to_le_bytes());
+        }
+        let [.., low, high, count] = &mut bytes;
+        [*low, *high] = generated.to_le_bytes();
+        *count = rows.len() as u8;
+        let hash = BlockHash(XxHash3_128::oneshot_with_seed(salt, &bytes));
+        Content { hash, tokens, generated, rows: rows.len() as u8 }
+    }
+
+    /// Returns true if these are the block's rows.
+    ///
+    /// This is a second check of the block's own rows. The rows before the block are covered by the hash only.
+    pub fn holds(&self, rows: &[Row]) -> bool {
+        usize::from(self.rows) == rows.len() && (self.tokens, self.generated) == Self::pack(rows)
+    }
+
+    fn pack(rows: &[Row]) -> ([u32; KV_BLOCK], u16) {
+        let (mut tokens, mut generated) = ([0; KV_BLOCK], 0);
+        for (index, row) in rows.iter().enumerate() {
+            tokens[index] = row.token;
+            generated |= u16::from(row.kind == RowKind::Decode) << index;
+        }
+        (tokens, generated)
+    }
+
+    #[cfg(test)]
+    pub fn row(&self, index: usize) -> Row {
+        let decode = self.generated >> index & 1 == 1;
+        let kind = if decode { RowKind::Decode } else { RowKind::Prompt };
+        Row { token: self.tokens[index], kind }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hash_covers_salt_previous_block_tokens_kinds_and_count() {
+        let row = |token, kind| Row { token, kind };
+        let rows = [row(0, RowKind::Prompt); KV_BLOCK];
+        let hash =
+            |salt, previous, rows: &[Row]| Content::new(salt, BlockHash(previous), rows).hash;
+        let reference = hash(1, 2, &rows);
+        assert_eq!(reference, hash(1, 2, &rows));
+        let mut others = vec![hash(2, 2, &rows), hash(1, 3, &rows), hash(1, 2, &rows[..15])];
+        for index in 0..KV_BLOCK {
+            for other in [row(1, RowKind::Prompt), row(0, RowKind::Decode)] {
+                let mut rows = rows;
+                rows[index] = other;
+                others.push(hash(1, 2, &rows));
+                assert!(
+                    !Content::new(1, BlockHash(2), &rows).holds(&[row(0, RowKind::Prompt); 16])
+                );
+            }
+        }
+        for (index, other) in others.iter().enumerate() {
+            assert_ne!(*other, reference);
+            assert!(!others[..index].contains(other));
+        }
+    }
+}

@@ -1,0 +1,271 @@
+//! Pool of the blocks of one layer group: references, cached blocks and the index by hash.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+use super::content::{BlockHash, Content, Row};
+
+/// Number of a block in the pool of a layer group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct BlockId(u32);
+
+impl BlockId {
+    /// The null block, which is never given out. In a table, it means that the entry is absent.
+    pub const NULL: BlockId = BlockId(0);
+
+    /// Returns the position of the block in its pool, in blocks.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// Hasher for keys that already are hashes.
+#[derive(Default)]
+struct KeyIsHash(u64);
+
+impl Hasher for KeyIsHash {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("the key is a u128");
+    }
+
+    fn write_u128(&mut self, key: u128) {
+        self.0 = key as u64;
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Block {
+    references: u32,
+    /// Rows of a full block that the index knows.
+    content: Option<Content>,
+    /// Neighbours in a ring. A cached block is in the ring of cached blocks, which starts and ends at the null block. A full
+    /// block with references is in the ring of blocks with the same content. Any other block is alone.
+    previous: BlockId,
+    next: BlockId,
+}
+
+/// Blocks of one layer group.
+///
+/// Invariant: if a block with some content has references, no block with the same content is cached. So a cached block has
+/// no equals, and one pair of links is enough for both rings.
+#[derive(Debug)]
+pub(super) struct Pool {
+    blocks: Vec<Block>,
+    /// Blocks without content and references. The last one is given out first.
+    free: Vec<BlockId>,
+    cached: usize,
+    /// One of the blocks with a content. It is never iterated over, because the order is not deterministic.
+    index: HashMap<BlockHash, BlockId, BuildHasherDefault<KeyIsHash>>,
+    evictions: u64,
+}
+
+impl Pool {
+    /// Creates a pool of `blocks` blocks, of which the first is the null block.
+    pub fn new(blocks: usize) -> Pool {
+        assert!(blocks > 0, "a pool needs a null block");
+        let count = u32::try_from(blocks).expect("block numbers have 32 bits");
+        let block = |index| {
+            let own = BlockId(index);
+            Block { references: 0, content: None, previous: own, next: own }
+        };
+        Pool {
+            blocks: (0..count).map(block).collect(),
+            free: (1..count).rev().map(BlockId).collect(),
+            cached: 0,
+            // A map that is at most half full removes the traces of removed keys in place.
+            index: HashMap::with_capacity_and_hasher(2 * blocks, BuildHasherDefault::default()),
+            evictions: 0,
+        }
+    }
+
+    /// Returns the number of blocks without the null block.
+    pub fn total(&self) -> usize {
+        self.blocks.len() - 1
+    }
+
+    pub fn free(&self) -> usize {
+        self.free.len()
+    }
+
+    pub fn cached(&self) -> usize {
+        self.cached
+    }
+
+    /// Returns the number of blocks that can be given out: free and cached ones.
+    pub fn available(&self) -> usize {
+        self.free.len() + self.cached
+    }
+
+    pub fn evictions(&self) -> u64 {
+        self.evictions
+    }
+
+    pub fn references(&self, block: BlockId) -> u32 {
+        self.blocks[block.index()].references
+    }
+
+    pub fn hash(&self, block: BlockId) -> Option<BlockHash> {
+        self.blocks[block.index()].content.map(|content| content.hash)
+    }
+
+    /// Returns true if a sequence that holds the block may write into it.
+    pub fn is_writable(&self, block: BlockId) -> bool {
+        let Block { references, content, .. } = &self.blocks[block.index()];
+        *references == 1 && content.is_none()
+    }
+
+    /// Returns true if other referenced blocks have the same content.
+    pub fn has_equals(&self, block: BlockId) -> bool {
+        let Block { references, next, .. } = self.blocks[block.index()];
+        references > 0 && next != block
+    }
+
+    pub fn contains(&self, hash: BlockHash) -> bool {
+        self.index.contains_key(&hash)
+    }
+
+    /// Returns a full block with these rows and this hash.
+    pub fn find(&self, hash: BlockHash, rows: &[Row]) -> Option<BlockId> {
+        let found = *self.index.get(&hash)?;
+        self.blocks[found.index()]
+            .content
+            .is_some_and(|content| content.holds(rows))
+            .then_some(found)
+    }
+
+    /// Adds a reference to a full block.
+    pub fn acquire(&mut self, block: BlockId) {
+        if self.blocks[block.index()].references == 0 {
+            self.unlink(block);
+            self.cached -= 1;
+        }
+        self.blocks[block.index()].references += 1;
+    }
+
+    /// Adds a reference to a block that has one already.
+    pub fn share(&mut self, block: BlockId) {
+        debug_assert!(self.references(block) > 0);
+        self.blocks[block.index()].references += 1;
+    }
+
+    /// Drops a reference. After the last one, the block is cached if nothing else holds its content, otherwise free.
+    pub fn release(&mut self, block: BlockId) {
+        debug_assert_ne!(block, BlockId::NULL);
+        let has_equals = self.has_equals(block);
+        let Block { references, content, .. } = &mut self.blocks[block.index()];
+        *references -= 1;
+        if *references > 0 {
+            return;
+        }
+        if content.is_some() && !has_equals {
+            self.link_before(block, BlockId::NULL);
+            self.cached += 1;
+        } else {
+            self.withdraw(block);
+            self.free.push(block);
+        }
+    }
+
+    /// Makes a written block full: its content can be found from now on.
+    pub fn publish(&mut self, block: BlockId, content: Content) {
+        debug_assert!(self.is_writable(block));
+        if let Some(&equal) = self.index.get(&content.hash) {
+            if self.blocks[equal.index()].content != Some(content) {
+                // A collision of hashes. The block stays private.
+                return;
+            }
+            if self.references(equal) == 0 {
+                self.forget(content.hash);
+            } else {
+                self.link_before(block, equal);
+            }
+        }
+        self.blocks[block.index()].content = Some(content);
+        self.index.entry(content.hash).or_insert(block);
+    }
+
+    /// Takes a free block and gives it one reference.
+    pub fn take_free(&mut self) -> Option<BlockId> {
+        let block = self.free.pop()?;
+        self.blocks[block.index()].references = 1;
+        Some(block)
+    }
+
+    /// Makes the least recently used cached block free, and returns the hash of its content.
+    pub fn evict(&mut self) -> Option<BlockHash> {
+        let oldest = self.blocks[BlockId::NULL.index()].next;
+        let hash = self.hash(oldest)?;
+        self.forget(hash);
+        self.evictions += 1;
+        Some(hash)
+    }
+
+    /// Removes the content of a block with references from the index.
+    pub fn withdraw(&mut self, block: BlockId) {
+        let next = self.blocks[block.index()].next;
+        self.unlink(block);
+        let Some(content) = self.blocks[block.index()].content.take() else { return };
+        if self.index.get(&content.hash) == Some(&block) {
+            if next == block {
+                self.index.remove(&content.hash);
+            } else {
+                self.index.insert(content.hash, next);
+            }
+        }
+    }
+
+    /// Removes all blocks with a hash from the index. A cached block becomes free.
+    pub fn forget(&mut self, hash: BlockHash) {
+        while let Some(&block) = self.index.get(&hash) {
+            if self.references(block) == 0 {
+                self.unlink(block);
+                self.cached -= 1;
+                self.free.push(block);
+            }
+            self.withdraw(block);
+        }
+    }
+
+    fn unlink(&mut self, block: BlockId) {
+        let Block { previous, next, .. } = self.blocks[block.index()];
+        self.blocks[previous.index()].next = next;
+        self.blocks[next.index()].previous = previous;
+        let own = &mut self.blocks[block.index()];
+        (own.previous, own.next) = (block, block);
+    }
+
+    /// Puts a block that is alone before another one in its ring.
+    fn link_before(&mut self, block: BlockId, next: BlockId) {
+        let previous = std::mem::replace(&mut self.blocks[next.index()].previous, block);
+        self.blocks[previous.index()].next = block;
+        let own = &mut self.blocks[block.index()];
+        (own.previous, own.next) = (previous, next);
+    }
+
+    #[cfg(test)]
+    pub fn free_list(&self) -> &[BlockId] {
+        &self.free
+    }
+
+    /// Returns the cached blocks, least recently used first.
+    #[cfg(test)]
+    pub fn cached_list(&self) -> Vec<BlockId> {
+        let next = |block: &BlockId| Some(self.blocks[block.index()].next);
+        let blocks = std::iter::successors(next(&BlockId::NULL), next);
+        blocks.take_while(|block| *block != BlockId::NULL).collect()
+    }
+
+    #[cfg(test)]
+    pub fn content(&self, block: BlockId) -> Option<&Content> {
+        self.blocks[block.index()].content.as_ref()
+    }
+
+    #[cfg(test)]
+    pub fn block_ids(&self) -> impl Iterator<Item = BlockId> + use<> {
+        (1..self.blocks.len() as u32).map(BlockId)
+    }
+}

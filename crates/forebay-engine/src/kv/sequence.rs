@@ -1,0 +1,169 @@
+//! Sequences: their rows, hashes and tables.
+
+use super::content::{BlockHash, KV_BLOCK, Row};
+use super::pool::BlockId;
+
+/// A sequence of a [`BlockManager`](super::BlockManager).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct SequenceId {
+    slot: u32,
+    /// Number of sequences that had this slot before. It unmasks ids of released sequences.
+    generation: u32,
+}
+
+impl SequenceId {
+    /// Returns a small number that no other living sequence has. Released numbers are used again.
+    ///
+    /// Backends can use it as the row of the sequence in an array of tables.
+    pub fn slot(self) -> usize {
+        self.slot as usize
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum State {
+    #[default]
+    Vacant,
+    Running,
+    Suspended,
+}
+
+/// State of one sequence.
+///
+/// Invariant of a running sequence: in every group, the table's entries below `first_seen(len)` are absent, and all others
+/// are present. A suspended sequence has empty tables.
+#[derive(Debug, Default)]
+pub(super) struct Sequence {
+    generation: u32,
+    state: State,
+    /// One for each committed position.
+    pub rows: Vec<Row>,
+    /// One for each block whose 16 rows are committed.
+    pub hashes: Vec<BlockHash>,
+    /// One table for each layer group.
+    pub tables: Vec<Vec<BlockId>>,
+}
+
+impl Sequence {
+    /// Returns the number of committed positions.
+    pub fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Returns the rows of a full block.
+    pub fn block_rows(&self, index: usize) -> &[Row] {
+        &self.rows[index * KV_BLOCK..(index + 1) * KV_BLOCK]
+    }
+
+    /// Returns the block of a table's entry, which is null if absent.
+    pub fn entry(&self, group: usize, index: usize) -> BlockId {
+        self.tables[group].get(index).copied().unwrap_or(BlockId::NULL)
+    }
+
+    /// Returns the hash of the last full block before a block.
+    pub fn hash_before(&self, index: usize) -> BlockHash {
+        if index == 0 { BlockHash::ROOT } else { self.hashes[index - 1] }
+    }
+
+    fn clear(&mut self) {
+        self.rows.clear();
+        self.hashes.clear();
+        self.tables.iter_mut().for_each(Vec::clear);
+    }
+}
+
+/// All sequences. Slots of released sequences keep their memory for new ones.
+#[derive(Debug)]
+pub(super) struct Sequences {
+    slots: Vec<Sequence>,
+    vacant: Vec<u32>,
+    groups: usize,
+}
+
+impl Sequences {
+    pub fn new(groups: usize) -> Sequences {
+        Sequences { slots: Vec::new(), vacant: Vec::new(), groups }
+    }
+
+    /// Starts an empty sequence.
+    pub fn start(&mut self) -> SequenceId {
+        let slot = self.vacant.pop().unwrap_or_else(|| {
+            let tables = vec![Vec::new(); self.groups];
+            self.slots.push(Sequence { tables, ..Sequence::default() });
+            self.slots.len() as u32 - 1
+        });
+        let sequence = &mut self.slots[slot as usize];
+        sequence.state = State::Running;
+        SequenceId { slot, generation: sequence.generation }
+    }
+
+    /// Ends a sequence, whose blocks are already released.
+    pub fn end(&mut self, id: SequenceId) {
+        let sequence = self.known(id);
+        sequence.clear();
+        sequence.state = State::Vacant;
+        sequence.generation = sequence.generation.wrapping_add(1);
+        self.vacant.push(id.slot);
+    }
+
+    /// Returns two different sequences that exist.
+    pub fn pair(&mut self, from: SequenceId, to: SequenceId) -> (&Sequence, &mut Sequence) {
+        let found = self.slots.get_disjoint_mut([from.slot(), to.slot()]);
+        let [from, to] = found.expect("two different sequences");
+        (from, to)
+    }
+
+    /// Returns a running sequence.
+    ///
+    /// # Panics
+    /// Panics if it is suspended or released.
+    pub fn running(&mut self, id: SequenceId) -> &mut Sequence {
+        let sequence = self.known(id);
+        assert_eq!(sequence.state, State::Running, "{id:?} is not running");
+        sequence
+    }
+
+    /// Returns a suspended sequence.
+    ///
+    /// # Panics
+    /// Panics if it is running or released.
+    pub fn suspended(&mut self, id: SequenceId) -> &mut Sequence {
+        let sequence = self.known(id);
+        assert_eq!(sequence.state, State::Suspended, "{id:?} is not suspended");
+        sequence
+    }
+
+    /// Returns a running or suspended sequence.
+    ///
+    /// # Panics
+    /// Panics if it is released.
+    pub fn known(&mut self, id: SequenceId) -> &mut Sequence {
+        self.check(id);
+        &mut self.slots[id.slot()]
+    }
+
+    /// Returns a running or suspended sequence.
+    ///
+    /// # Panics
+    /// Panics if it is released.
+    pub fn get(&self, id: SequenceId) -> &Sequence {
+        self.check(id);
+        &self.slots[id.slot()]
+    }
+
+    pub fn suspend(&mut self, id: SequenceId) {
+        let sequence = self.running(id);
+        sequence.tables.iter_mut().for_each(Vec::clear);
+        sequence.state = State::Suspended;
+    }
+
+    pub fn resume(&mut self, id: SequenceId) {
+        self.suspended(id).state = State::Running;
+    }
+
+    fn check(&self, id: SequenceId) {
+        let Sequence { generation, state, .. } = &self.slots[id.slot()];
+        let exists = *generation == id.generation && *state != State::Vacant;
+        assert!(exists, "{id:?} is released");
+    }
+}

@@ -1,0 +1,146 @@
+//! Random calls with small pools, checked against the naive model after each call.
+
+use proptest::prelude::*;
+
+use super::super::GroupConfig;
+use super::model::{MORE_MAX, World};
+
+#[derive(Debug, Clone)]
+enum Call {
+    /// A prompt: the first tokens of one of three texts, then some others.
+    Admit {
+        text: u32,
+        cut: usize,
+        rest: Vec<u32>,
+    },
+    /// A pass of some sequences with these numbers of rows, for which some more are reserved.
+    Pass {
+        choices: Vec<(usize, usize)>,
+        more: usize,
+        tokens: Vec<u32>,
+    },
+    Truncate {
+        choice: usize,
+        share: f64,
+    },
+    Fork(usize),
+    Release(usize),
+    Suspend(usize),
+    Resume(usize),
+    ResumeCached(usize),
+}
+
+fn call() -> impl Strategy<Value = Call> {
+    let choice = || 0..1000_usize;
+    let tokens = |count| prop::collection::vec(0..2_u32, count);
+    let passes = prop::collection::vec((choice(), 1..50_usize), 1..4);
+    prop_oneof![
+        4 => (0..3_u32, 0..130_usize, tokens(0..20))
+            .prop_map(|(text, cut, rest)| Call::Admit { text, cut, rest }),
+        14 => (passes, prop_oneof![3 => Just(0), 1 => 1..MORE_MAX], tokens(1..20))
+            .prop_map(|(choices, more, tokens)| Call::Pass { choices, more, tokens }),
+        2 => (choice(), 0.0..1.0).prop_map(|(choice, share)| Call::Truncate { choice, share }),
+        2 => choice().prop_map(Call::Fork),
+        2 => choice().prop_map(Call::Release),
+        1 => choice().prop_map(Call::Suspend),
+        1 => choice().prop_map(Call::Resume),
+        1 => choice().prop_map(Call::ResumeCached),
+    ]
+}
+
+fn groups() -> impl Strategy<Value = Vec<GroupConfig>> {
+    let windows = prop::sample::select(vec![
+        vec![None],
+        vec![None, Some(20)],
+        vec![Some(1), None],
+        vec![Some(40)],
+        vec![Some(16), Some(33)],
+        vec![None, Some(17), None],
+    ]);
+    (windows, prop::collection::vec(2..40_usize, 3)).prop_map(|(windows, blocks)| {
+        let group = |(window, blocks)| GroupConfig { window, blocks, block_bytes: 1 };
+        windows.into_iter().zip(blocks).map(group).collect()
+    })
+}
+
+/// Returns one of the sequences that are suspended, or one of those that are not.
+fn choose(world: &World, choice: usize, suspended: bool) -> Option<usize> {
+    let sequences = world.sequences.iter().enumerate();
+    let fitting = sequences.filter(|(_, sequence)| sequence.saved.is_some() == suspended);
+    let fitting: Vec<usize> = fitting.map(|(index, _)| index).collect();
+    (!fitting.is_empty()).then(|| fitting[choice % fitting.len()])
+}
+
+fn make(world: &mut World, call: &Call) {
+    match call {
+        Call::Admit { text, cut, rest } => {
+            let text = (0..*cut as u32).map(|position| (position / 5 + text * (position / 40)) % 7);
+            world.admit(&text.chain(rest.iter().copied()).collect::<Vec<_>>());
+        }
+        Call::Pass { choices, more, tokens } => {
+            let (mut chosen, mut rows) = (Vec::new(), Vec::new());
+            for &(choice, count) in choices {
+                if let Some(index) = choose(world, choice, false)
+                    && !chosen.contains(&index)
+                {
+                    chosen.push(index);
+                    rows.push(1 + count % world.batch);
+                }
+            }
+            world.pass(&chosen, &rows, *more, tokens);
+        }
+        Call::Truncate { choice, share } => {
+            if let Some(index) = choose(world, *choice, false) {
+                let len = world.sequences[index].histories.len();
+                world.truncate(index, (len as f64 * share.sqrt() * 1.05) as usize);
+            }
+        }
+        Call::Fork(choice) => {
+            choose(world, *choice, false).into_iter().for_each(|index| world.fork(index));
+        }
+        Call::Release(choice) => {
+            if !world.sequences.is_empty() {
+                world.release(choice % world.sequences.len());
+            }
+        }
+        Call::Suspend(choice) => {
+            choose(world, *choice, false).into_iter().for_each(|index| world.suspend(index));
+        }
+        Call::Resume(choice) => {
+            choose(world, *choice, true).into_iter().for_each(|index| world.resume(index));
+        }
+        Call::ResumeCached(choice) => {
+            choose(world, *choice, true).into_iter().for_each(|index| world.resume_cached(index));
+        }
+    }
+}
+
+fn run(groups: &[GroupConfig], batch: usize, calls: &[Call], check: bool) -> Vec<String> {
+    let mut world = World::new(groups, batch);
+    for call in calls {
+        make(&mut world, call);
+        if check {
+            world.check();
+        }
+    }
+    while !world.sequences.is_empty() {
+        world.release(0);
+    }
+    world.check();
+    assert!(world.manager.group_statistics().all(|statistics| statistics.referenced == 0));
+    world.log
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..Default::default() })]
+
+    #[test]
+    fn random_calls_agree_with_a_naive_model(
+        groups in groups(),
+        batch in 1..50_usize,
+        calls in prop::collection::vec(call(), 1..150),
+    ) {
+        let log = run(&groups, batch, &calls, true);
+        prop_assert!(log == run(&groups, batch, &calls, false), "the same calls, other results");
+    }
+}

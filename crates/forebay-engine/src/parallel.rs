@@ -1,0 +1,173 @@
+//! Measurement of several sequences that run together.
+
+use std::time::Instant;
+
+use forebay_compute::RowKind;
+use serde::Serialize;
+
+use crate::kv::SequenceId;
+use crate::runner::{Logits, Outputs, Rows};
+use crate::{EngineError, Session};
+
+/// Measurements of one run of several sequences.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct ParallelRun {
+    pub sequences: usize,
+    /// Tokens of the prompt of each sequence.
+    pub prompt_tokens: usize,
+    /// Tokens that each sequence generates.
+    pub generate_tokens: usize,
+    pub prompt_seconds: f64,
+    pub generate_seconds: f64,
+    /// Prompt tokens of all sequences per second.
+    pub prompt_tokens_per_second: f64,
+    /// Generated tokens of all sequences per second.
+    pub generate_tokens_per_second: f64,
+    /// Generated tokens of one sequence per second.
+    pub generate_tokens_per_second_each: f64,
+    /// Seconds from the start until the prompt of a sequence is processed, on average over the sequences.
+    pub first_token_seconds: f64,
+    /// Experts that a pass of generated tokens uses, and those of them that were not in memory, over all layers. `None` if
+    /// no residency counts them.
+    pub experts_per_pass: Option<f64>,
+    pub missing_experts_per_pass: Option<f64>,
+}
+
+impl Session {
+    /// Measures `sequences` sequences that run together: the time of their prompts, then of `generate_tokens` passes with one
+    /// row for each. Ids are pseudo-random, as in [`Session::bench`].
+    ///
+    /// # Errors
+    /// Returns an error if the tokens do not fit the context or if a read fails.
+    ///
+    /// # Panics
+    /// Panics if the session has no room for so many sequences ([`Session::sequences`]), or if there are none.
+    pub fn bench_parallel(
+        &mut self,
+        sequences: usize,
+        prompt_tokens: usize,
+        generate_tokens: usize,
+        seed: u64,
+    ) -> Result<ParallelRun, EngineError> {
+        assert!((1..=self.sequences()).contains(&sequences), "{sequences} sequences");
+        self.end_sequence();
+        let ids: Vec<SequenceId> = (0..sequences).map(|_| self.runner.begin(&[]).0).collect();
+        let measured = self.measure(&ids, prompt_tokens, generate_tokens, seed);
+        for id in ids {
+            self.runner.end(id);
+        }
+        self.begin_sequence();
+        measured
+    }
+
+    /// Returns the number of sequences that can run together.
+    pub fn sequences(&self) -> usize {
+        let backend = self.runner.decoder.backend();
+        backend.tables().min(backend.decode_rows())
+    }
+
+    fn measure(
+        &mut self,
+        ids: &[SequenceId],
+        prompt_tokens: usize,
+        generate_tokens: usize,
+        seed: u64,
+    ) -> Result<ParallelRun, EngineError> {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let vocabulary = self.vocab_size().max(1) as u32;
+        let mut tokens =
+            |count: usize| -> Vec<u32> { (0..count).map(|_| random.u32(..vocabulary)).collect() };
+        let backend = self.runner.decoder.backend();
+        let (batch, few) = (backend.batch_tokens(), backend.largest_count().min(1));
+        let (mut logits, mut largest) = (Vec::new(), Vec::new());
+        let mut run = |session: &mut Session, rows: &[Rows<'_>]| {
+            logits.clear();
+            largest.clear();
+            let mut output = match few {
+                0 => Outputs::Logits(&mut logits),
+                count => Outputs::Largest(count, &mut largest),
+            };
+            session.runner.pass(rows, &mut output, None, None)
+        };
+
+        let started = Instant::now();
+        let mut first_tokens = 0.0;
+        let prompts: Vec<Vec<u32>> = ids.iter().map(|_| tokens(prompt_tokens)).collect();
+        // All prompts, one after the other, cut into passes.
+        let mut done = vec![0; ids.len()];
+        while done.iter().any(|done| *done < prompt_tokens) {
+            let mut left = batch;
+            let mut rows = Vec::new();
+            for ((id, prompt), done) in ids.iter().zip(&prompts).zip(&mut done) {
+                let count = (prompt_tokens - *done).min(left);
+                if count == 0 {
+                    continue;
+                }
+                let tokens = &prompt[*done..*done + count];
+                *done += count;
+                left -= count;
+                let logits = if *done == prompt_tokens { Logits::Last } else { Logits::None };
+                rows.push(Rows { sequence: *id, kind: RowKind::Prompt, tokens, logits });
+            }
+            run(self, &rows)?;
+            let ended = rows.iter().filter(|rows| rows.logits == Logits::Last).count();
+            first_tokens += ended as f64 * started.elapsed().as_secs_f64();
+        }
+        let prompt_seconds = started.elapsed().as_secs_f64();
+        if prompt_tokens > 0 {
+            self.runner.decoder.end_prompt(prompt_tokens * ids.len());
+        }
+
+        let before = self.experts_so_far();
+        let started = Instant::now();
+        for _ in 0..generate_tokens {
+            let tokens = tokens(ids.len());
+            let row = |(id, token): (&SequenceId, _)| Rows {
+                sequence: *id,
+                kind: RowKind::Decode,
+                tokens: std::slice::from_ref(token),
+                logits: Logits::Last,
+            };
+            let rows: Vec<Rows<'_>> = ids.iter().zip(&tokens).map(row).collect();
+            run(self, &rows)?;
+            self.runner.decoder.end_token();
+        }
+        let generate_seconds = started.elapsed().as_secs_f64();
+        let rate = |tokens: usize, seconds: f64| {
+            if tokens > 0 && seconds > 0.0 { tokens as f64 / seconds } else { 0.0 }
+        };
+        let per_pass = before.zip(self.experts_so_far()).filter(|_| generate_tokens > 0);
+        let per_pass = per_pass.map(|(before, now)| {
+            [now[0] - before[0], now[1] - before[1]].map(|x| x as f64 / generate_tokens as f64)
+        });
+        Ok(ParallelRun {
+            sequences: ids.len(),
+            prompt_tokens,
+            generate_tokens,
+            prompt_seconds,
+            generate_seconds,
+            prompt_tokens_per_second: rate(prompt_tokens * ids.len(), prompt_seconds),
+            generate_tokens_per_second: rate(generate_tokens * ids.len(), generate_seconds),
+            generate_tokens_per_second_each: rate(generate_tokens, generate_seconds),
+            first_token_seconds: first_tokens / ids.len() as f64,
+            experts_per_pass: per_pass.map(|of| of[0]),
+            missing_experts_per_pass: per_pass.map(|of| of[1]),
+        })
+    }
+
+    /// Returns the number of experts that passes have used so far, and how many of them were not in memory.
+    fn experts_so_far(&self) -> Option<[u64; 2]> {
+        let decoder = &self.runner.decoder;
+        decoder.architecture().expert_layers().next()?;
+        match decoder.backend().device_experts() {
+            Some(experts) => {
+                let tier = experts.tier;
+                Some([tier.hits + tier.misses, tier.misses])
+            }
+            None => decoder.residency().map(|residency| {
+                let statistics = residency.statistics();
+                [statistics.hits + statistics.misses, statistics.misses]
+            }),
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! Tests invariant 10: what a request generates depends on its own sequence alone. Tokens and logarithmic probabilities are
+//! equal to the bit, alone or beside any others, whatever comes or ends when, resident and streamed.
+
+mod support;
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use forebay_engine::engine::{EngineOptions, Event, Request, RequestEnd};
+use forebay_engine::{Engine, EngineError, GenerateOptions, Session, SessionOptions};
+use forebay_model::sampling::Sampling;
+use forebay_stream::StreamError;
+use support::fixture;
+
+const CONTEXT: usize = 160;
+
+fn open(path: &Path, ram_bytes: Option<u64>, sequences: usize) -> Result<Session, EngineError> {
+    let options = SessionOptions {
+        ram_bytes,
+        context: Some(CONTEXT),
+        threads: Some(2),
+        sequences,
+        ..SessionOptions::default()
+    };
+    Session::open(path, &options, &mut |_, _| {})
+}
+
+/// Returns the smallest budget that works, from the error that a budget of one byte causes.
+fn smallest(path: &Path) -> u64 {
+    match open(path, Some(1), 1) {
+        Err(EngineError::Stream(StreamError::BudgetTooSmall { needed_bytes, .. })) => needed_bytes,
+        Err(error) => panic!("one byte must be refused as too small: {error}"),
+        Ok(_) => panic!("one byte must be refused"),
+    }
+}
+
+fn models() -> Vec<PathBuf> {
+    [
+        "gguf/qwen3_moe_k/qwen3_moe_k-Q4_K_M.gguf",
+        "gguf/llama_k/llama_k-Q4_K_M.gguf",
+        "gguf/gpt_oss/gpt_oss-Q4_K_M.gguf",
+        "gguf/gemma3/gemma3-BF16.gguf",
+        "gguf/deepseek_v2_k/deepseek_v2_k-Q4_K_M.gguf",
+        "models/qwen3_moe",
+        "models/mixtral",
+        "models/glm4_moe",
+        "models/deepseek_v3",
+    ]
+    .iter()
+    .filter_map(|name| fixture(name))
+    .collect()
+}
+
+/// A request with the step before which it comes, and the number of tokens after which it is cancelled.
+struct Planned {
+    request: Request,
+    comes: usize,
+    stops: Option<usize>,
+}
+
+/// What a request reported: ids, and bits of their logarithmic probabilities.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+struct Answer {
+    tokens: Vec<(u32, u32)>,
+    end: Option<RequestEnd>,
+}
+
+fn planned(random: &mut fastrand::Rng, vocabulary: usize, prefix: &[u32]) -> Planned {
+    let count = random.usize(1..60);
+    // Half of the prompts share a beginning.
+    let shared = if random.bool() { prefix } else { &[] };
+    let own: Vec<u32> = (0..count).map(|_| random.u32(..vocabulary as u32)).collect();
+    let sampling = match random.bool() {
+        true => Sampling::greedy(),
+        false => Sampling { seed: random.u64(..), ..Sampling::default() },
+    };
+    let request = Request {
+        prompt: shared.iter().copied().chain(own).collect(),
+        options: GenerateOptions::exactly(random.usize(1..25), sampling),
+        priority: random.i32(0..2),
+        logprobs: Some(2),
+        text: false,
+    };
+    let stops = (random.usize(..4) == 0).then(|| random.usize(1..10));
+    Planned { request, comes: random.usize(..40), stops }
+}
+
+/// Runs all requests, each submitted before its step, and returns their answers.
+fn run(session: Session, options: &EngineOptions, all: &[Planned]) -> (Session, Vec<Answer>) {
+    let mut engine = Engine::new(session, options);
+    let answers = Arc::new(Mutex::new(vec![Answer::default(); all.len()]));
+    let mut step = 0;
+    let mut left = all.len();
+    while left > 0 || engine.load() != (0, 0) {
+        for (index, planned) in all.iter().enumerate().filter(|(_, of)| of.comes == step) {
+            let (answers, stops) = (answers.clone(), planned.stops);
+            let sink = Box::new(move |event: Event| {
+                let answer = &mut answers.lock().unwrap()[index];
+                match event {
+                    Event::Token(token) => {
+                        assert_eq!(token.likeliest.len(), 2);
+                        let bits = token.logprob.expect("asked for").to_bits();
+                        answer.tokens.push((token.id, bits ^ token.likeliest[1].1.to_bits()));
+                        if stops == Some(answer.tokens.len()) {
+                            return ControlFlow::Break(());
+                        }
+                    }
+                    Event::Finished { end, .. } => answer.end = Some(end),
+                }
+                ControlFlow::Continue(())
+            });
+            engine.submit(planned.request.clone(), sink).unwrap();
+            left -= 1;
+        }
+        engine.step().unwrap();
+        step += 1;
+    }
+    let answers = answers.lock().unwrap().clone();
+    (engine.into_session(), answers)
+}
+
+#[test]
+fn requests_are_answered_as_if_they_were_alone() {
+    for (number, path) in models().into_iter().enumerate() {
+        let mut random = fastrand::Rng::with_seed(number as u64);
+        let mut alone = open(&path, None, 1).unwrap();
+        let vocabulary = alone.vocab_size();
+        let prefix: Vec<u32> = (0..40).map(|_| random.u32(..vocabulary as u32)).collect();
+        let all: Vec<Planned> =
+            (0..12).map(|_| planned(&mut random, vocabulary, &prefix)).collect();
+        let mut expected = Vec::new();
+        for planned in &all {
+            let (request, stops) = (planned.request.clone(), planned.stops);
+            let one = [Planned { request, comes: 0, stops }];
+            let answers;
+            (alone, answers) = run(alone, &EngineOptions::default(), &one);
+            expected.extend(answers);
+        }
+        drop(alone);
+        assert!(expected.iter().all(|answer| !answer.tokens.is_empty() && answer.end.is_some()));
+        for (ram, running, prompt_rows) in
+            [(None, 12, None), (None, 5, Some(1)), (Some(smallest(&path)), 7, Some(17))]
+        {
+            let session = open(&path, ram, running).unwrap();
+            let options = EngineOptions { prompt_rows, ..EngineOptions::default() };
+            let (_, answers) = run(session, &options, &all);
+            for (index, (answer, expected)) in answers.iter().zip(&expected).enumerate() {
+                assert_eq!(answer, expected, "{}, {running} at a time, {index}", path.display());
+            }
+        }
+    }
+}
+
+#[test]
+fn prompts_that_begin_alike_are_read_once() {
+    let Some(path) = fixture("gguf/qwen3_moe_k/qwen3_moe_k-Q4_K_M.gguf") else { return };
+    let mut engine = Engine::new(open(&path, None, 3).unwrap(), &EngineOptions::default());
+    let prefix: Vec<u32> = (0..100).map(|index| index * 7 % 90).collect();
+    let cached = Arc::new(Mutex::new(Vec::new()));
+    for own in 0..5 {
+        let prompt = prefix.iter().copied().chain([own, own + 1]).collect();
+        let options = GenerateOptions::exactly(2, Sampling::greedy());
+        let to = cached.clone();
+        let sink = Box::new(move |event: Event| {
+            if let Event::Finished { statistics, .. } = event {
+                to.lock().unwrap().push(statistics.cached_tokens);
+            }
+            ControlFlow::Continue(())
+        });
+        engine.submit(Request { prompt, options, ..Request::default() }, sink).unwrap();
+        engine.drain().unwrap();
+    }
+    // Six whole blocks of 16 are shared.
+    assert_eq!(*cached.lock().unwrap(), [0, 96, 96, 96, 96]);
+}
+
+#[test]
+fn a_prompt_cut_anywhere_gives_the_same_bits() {
+    for path in models() {
+        let mut session = open(&path, None, 1).unwrap();
+        let vocabulary = session.vocab_size();
+        let tokens: Vec<u32> =
+            (0..130).map(|index| ((index * 7919 + 13) % vocabulary) as u32).collect();
+        let request = |_| Request {
+            prompt: tokens.clone(),
+            options: GenerateOptions::exactly(3, Sampling::greedy()),
+            logprobs: Some(2),
+            ..Request::default()
+        };
+        let mut expected = None;
+        // Beside a request that generates, a prompt is read in parts of so many rows.
+        for rows in [1, 2, 3, 9, 16, 33, 64, 100, 130] {
+            let other = Planned {
+                request: Request {
+                    prompt: vec![1, 2, 3],
+                    options: GenerateOptions::exactly(150, Sampling::greedy()),
+                    logprobs: Some(2),
+                    ..Request::default()
+                },
+                comes: 0,
+                stops: None,
+            };
+            drop(session);
+            session = open(&path, None, 2).unwrap();
+            let cut = Planned { request: request(()), comes: 3, stops: None };
+            let options = EngineOptions { prompt_rows: Some(rows), ..EngineOptions::default() };
+            let answers;
+            (session, answers) = run(session, &options, &[other, cut]);
+            let expected = expected.get_or_insert_with(|| answers.clone());
+            assert_eq!(&answers, expected, "{}, {rows} rows", path.display());
+        }
+    }
+}
+
+#[test]
+fn requests_that_cannot_run_are_refused() {
+    let Some(path) = fixture("gguf/llama_k/llama_k-Q4_K_M.gguf") else { return };
+    let options = EngineOptions { waiting: 1, ..EngineOptions::default() };
+    let mut engine = Engine::new(open(&path, None, 1).unwrap(), &options);
+    let mut submit = |prompt: Vec<u32>| {
+        let request = Request { prompt, ..Request::default() };
+        engine.submit(request, Box::new(|_| ControlFlow::Continue(()))).map_err(|e| e.to_string())
+    };
+    assert!(submit(vec![]).unwrap_err().contains("prompt"));
+    assert!(submit(vec![1; CONTEXT + 1]).unwrap_err().contains("context"));
+    assert!(submit(vec![u32::MAX]).unwrap_err().contains("vocabulary"));
+    assert!(submit(vec![1]).is_ok());
+    assert!(submit(vec![1]).unwrap_err().contains("requests wait"));
+}
