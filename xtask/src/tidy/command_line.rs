@@ -1,7 +1,7 @@
 //! Commands and flags that exist, read from the help of the binary.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
@@ -14,10 +14,11 @@ pub struct CommandLine {
 impl CommandLine {
     /// Builds the binary if needed and reads its `--help`, subcommand by subcommand.
     pub fn ask_the_binary(root: &Path) -> Result<Self> {
-        let top = help(root, None)?;
+        let program = build(root)?;
+        let top = help(&program, None)?;
         let mut flags = BTreeMap::from([(String::new(), flags_of(&top))]);
         for command in commands_of(&top) {
-            let text = help(root, Some(&command))?;
+            let text = help(&program, Some(&command))?;
             flags.insert(command, flags_of(&text));
         }
         Ok(Self { flags })
@@ -51,16 +52,32 @@ impl CommandLine {
     }
 }
 
-fn help(root: &Path, command: Option<&str>) -> Result<String> {
+/// Builds the program and returns its path.
+///
+/// The whole workspace is built, because the tests have built it already. For one package, cargo would choose other features
+/// and build everything again.
+fn build(root: &Path) -> Result<PathBuf> {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
-    let output = Command::new(cargo)
-        .args(["run", "--release", "--quiet", "--package", "forebay", "--"])
+    let status = Command::new(cargo)
+        .args(["build", "--profile", "ci", "--quiet", "--workspace", "--bins"])
+        .current_dir(root)
+        .status()
+        .context("cannot start cargo")?;
+    if !status.success() {
+        bail!("the program does not compile");
+    }
+    let target = std::env::var_os("CARGO_TARGET_DIR");
+    let target = target.map_or_else(|| root.join("target"), PathBuf::from);
+    Ok(target.join("ci").join("forebay"))
+}
+
+fn help(program: &Path, command: Option<&str>) -> Result<String> {
+    let output = Command::new(program)
         .args(command)
         .arg("--help")
         .env("NO_COLOR", "1")
-        .current_dir(root)
         .output()
-        .context("cannot start cargo")?;
+        .with_context(|| format!("cannot start {}", program.display()))?;
     if !output.status.success() {
         let what = command.unwrap_or_default();
         bail!("`forebay {what} --help` failed: {}", String::from_utf8_lossy(&output.stderr).trim());
