@@ -213,6 +213,13 @@ fn a_prompt_cut_anywhere_gives_the_same_bits() {
     }
 }
 
+/// A server runs the engine on a thread of its own.
+#[test]
+fn an_engine_can_move_to_another_thread() {
+    fn moves<T: Send>() {}
+    moves::<Engine>();
+}
+
 #[test]
 fn requests_that_cannot_run_are_refused() {
     let Some(path) = fixture("gguf/llama_k/llama_k-Q4_K_M.gguf") else { return };

@@ -15,6 +15,7 @@ mod logits;
 mod models;
 mod outputs;
 mod packs;
+mod parallel;
 mod plan;
 mod replay;
 mod run;

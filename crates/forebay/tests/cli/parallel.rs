@@ -1,0 +1,41 @@
+//! Tests `forebay bench --parallel`.
+
+use crate::harness::{demo, forebay, words};
+
+#[test]
+fn several_sequences_are_measured_together() {
+    let line = format!(
+        "bench {} --device cpu --parallel 1,3 --prompt-tokens 20 --gen-tokens 4 --repeat 2 --json",
+        demo()
+    );
+    let document = forebay(&words(&line)).json();
+    assert!(document["prompt"].is_null() && document["generate"].is_null());
+    let parallel = document["parallel"].as_array().unwrap();
+    assert_eq!(parallel.len(), 2);
+    for (summary, sequences) in parallel.iter().zip([1, 3]) {
+        assert_eq!(summary["sequences"], sequences);
+        assert_eq!(summary["runs"].as_array().unwrap().len(), 2);
+        let number = |key: &str| summary[key].as_f64().unwrap_or_else(|| panic!("{key}"));
+        let (all, each) =
+            (number("generate_tokens_per_second"), number("generate_tokens_per_second_each"));
+        assert!(number("prompt_tokens_per_second") > 0.0 && number("first_token_seconds") > 0.0);
+        assert!(all > 0.0 && (all / each / f64::from(sequences) - 1.0).abs() < 0.5);
+        // The demo model is a mixture of experts: three tokens use more of them than one.
+        assert!(number("experts_per_pass") > 0.0);
+    }
+    let experts = |index: usize| parallel[index]["experts_per_pass"].as_f64().unwrap();
+    assert!(experts(1) > experts(0), "{parallel:?}");
+}
+
+#[test]
+fn what_cannot_be_measured_together_is_refused() {
+    for (options, words_of_error) in [
+        ("--parallel 0", "--parallel"),
+        ("--parallel 1,x", "--parallel"),
+        ("--parallel 2 --depth 8", "--depth"),
+    ] {
+        let line = format!("bench {} --device cpu {options}", demo());
+        let error = forebay(&words(&line)).failed(2);
+        assert!(error.contains(words_of_error), "{options}: {error}");
+    }
+}
