@@ -16,6 +16,8 @@ use crate::slots::PAYS;
 const BOUND: Duration = Duration::from_millis(100);
 /// How long the disk stalls: first after half of the reads, then after three quarters.
 const STALLS: [Duration; 2] = [Duration::from_secs(1), Duration::from_millis(500)];
+/// The same on a GPU with a watchdog, which ends kernels that run for seconds.
+const LONG_STALLS: [Duration; 2] = [Duration::from_secs(5), Duration::from_secs(1)];
 /// Number of tokens that are computed one at a time. The first ones are queued kernel by kernel; the later ones run as
 /// a CUDA graph.
 const TOKENS: usize = 10;
@@ -27,6 +29,8 @@ const TOKENS: usize = 10;
 /// Returns an error if the model cannot be opened or the disk kept no kernel waiting.
 pub fn check(context: &Context, path: &Path, ids: &[u32], ordinal: usize) -> Result<Outcome> {
     let ids: Vec<u32> = ids.iter().copied().cycle().take(TOKENS).collect();
+    let has_watchdog = context.gpu.host_wait_bound().is_some();
+    let stalls = if has_watchdog { LONG_STALLS } else { STALLS };
     let mut worst = Outcome::same::<u8>(&[], &[]);
     for cpu_offload in [CpuOffload::Never, CpuOffload::Auto] {
         let mut options = SessionOptions {
@@ -35,7 +39,7 @@ pub fn check(context: &Context, path: &Path, ids: &[u32], ordinal: usize) -> Res
             threads: (cpu_offload != CpuOffload::Never).then_some(2),
             cpu_offload,
             cpu_offload_rates: Some(PAYS),
-            gpu_wait_bound: context.gpu.host_wait_bound().is_none().then_some(BOUND),
+            gpu_wait_bound: (!has_watchdog).then_some(BOUND),
             ..SessionOptions::default()
         };
         options.ram_bytes = Some(least_ram(path, &options)?);
@@ -61,7 +65,7 @@ pub fn check(context: &Context, path: &Path, ids: &[u32], ordinal: usize) -> Res
             spares: reads / 4 * (2 + index),
             times: 1,
         };
-        let faults = (0..).zip(STALLS).map(fault).collect();
+        let faults = (0..).zip(stalls).map(fault).collect();
         let faults = Some(FaultPlan { faults, ..FaultPlan::default() });
         let (mut session, _) = open_with_least(path, &SessionOptions { faults, ..options }, 0)?;
         let began = Instant::now();
@@ -69,7 +73,7 @@ pub fn check(context: &Context, path: &Path, ids: &[u32], ordinal: usize) -> Res
         let took = began.elapsed();
         let what = format!("{cpu_offload:?}, {reads} reads, {took:?}");
         let experts = session.statistics().device_experts.context("experts come and go")?;
-        ensure!(took > STALLS[0], "{what}: the disk did not stall while tokens were computed");
+        ensure!(took > stalls[0], "{what}: the disk did not stall while tokens were computed");
         ensure!(experts.tokens_given_up > 0, "{what}: no kernel gave up: {experts:?}");
         ensure!(
             (experts.experts_on_cpu > 0) == (cpu_offload == CpuOffload::Auto),
