@@ -11,6 +11,7 @@ mod schedule;
 use std::collections::VecDeque;
 use std::time::Instant;
 
+use forebay_compute::RowKind;
 use forebay_model::ModelError;
 use forebay_model::sampling::Sampler;
 
@@ -235,10 +236,10 @@ impl Engine {
         let Engine { session, running, logits, largest, .. } = self;
         let rows = |part: &Part| {
             let active = &running[part.index];
-            let ends = part.count == active.prompt_left() || part.decodes;
+            let ends = part.count == active.prompt_left() || part.kind == RowKind::Decode;
             Rows {
                 sequence: active.sequence,
-                kind: part.kind(),
+                kind: part.kind,
                 tokens: active.next_tokens(part.count),
                 logits: if ends { Logits::Last } else { Logits::None },
             }

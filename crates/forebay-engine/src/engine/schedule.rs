@@ -13,7 +13,7 @@ pub struct Limits {
     pub prompt_rows: usize,
 }
 
-/// What a running request needs next.
+/// The next work of a running request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
     /// So many tokens of its prompt are left.
@@ -27,14 +27,7 @@ pub struct Part {
     /// Index of the request among the running ones.
     pub index: usize,
     pub count: usize,
-    /// True for the row of a generated token.
-    pub decodes: bool,
-}
-
-impl Part {
-    pub fn kind(&self) -> RowKind {
-        if self.decodes { RowKind::Decode } else { RowKind::Prompt }
-    }
+    pub kind: RowKind,
 }
 
 /// Chooses the rows of the next pass: one for every request that generates, then prompt rows in the order of the requests.
@@ -45,14 +38,14 @@ pub fn choose(
 ) {
     parts.clear();
     let generating = progress.clone().enumerate().filter(|(_, of)| *of == Progress::Generates);
-    parts.extend(generating.map(|(index, _)| Part { index, count: 1, decodes: true }));
+    parts.extend(generating.map(|(index, _)| Part { index, count: 1, kind: RowKind::Decode }));
     let most = if parts.is_empty() { limits.rows } else { limits.prompt_rows };
     let mut left = most.min(limits.rows.saturating_sub(parts.len()));
     for (index, of) in progress.enumerate() {
         let Progress::Reads(tokens) = of else { continue };
         let count = tokens.min(left);
         if count > 0 {
-            parts.push(Part { index, count, decodes: false });
+            parts.push(Part { index, count, kind: RowKind::Prompt });
             left -= count;
         }
     }
@@ -68,7 +61,10 @@ mod tests {
         let mut parts = Vec::new();
         let mut chosen = |progress: &[Progress]| {
             choose(&limits, progress.iter().copied(), &mut parts);
-            parts.iter().map(|part| (part.index, part.count, part.decodes)).collect::<Vec<_>>()
+            parts
+                .iter()
+                .map(|part| (part.index, part.count, part.kind == RowKind::Decode))
+                .collect::<Vec<_>>()
         };
         let (reads, generates) = (Progress::Reads, Progress::Generates);
         assert_eq!(

@@ -148,7 +148,7 @@ impl CpuBackend {
         };
         let CpuBackend { cpu, cache, tables, scratch, .. } = self;
         let group = cache.group(step.layer);
-        let mut runs = recycle_runs(std::mem::take(&mut scratch.runs));
+        let mut runs = recycle(std::mem::take(&mut scratch.runs));
         runs.extend(step.runs.iter().map(|run| AttentionRun {
             kind: run.kind,
             first_position: run.position,
@@ -158,7 +158,7 @@ impl CpuBackend {
         let q = &scratch.q[..tokens * heads * attention.head_dim];
         let attended = &mut scratch.attended[..tokens * heads * attention.value_dim];
         cpu.attention(q, cache, &what, &runs, attended);
-        scratch.runs = recycle_runs(runs);
+        scratch.runs = recycle(runs);
     }
 
     pub(super) fn project_layer_output(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
@@ -206,8 +206,8 @@ struct HeadJobs<'a> {
 }
 
 impl HeadJobs<'_> {
-    /// Returns one job for each head and kind of rows. `x` is `[count * heads, cols]`, and `out` is `[heads, count, rows]`. The jobs use
-    /// the allocation of `memory`.
+    /// Returns one job for each head and kind of rows. `x` is `[count * heads, cols]`, and `out` is
+    /// `[heads, count, rows]`. The jobs use the allocation of `memory`.
     fn fill<'a>(
         &self,
         memory: &mut Vec<MatmulJob<'static>>,
@@ -230,12 +230,6 @@ impl HeadJobs<'_> {
         }
         jobs
     }
-}
-
-/// Returns an empty vector of runs for other borrows, with the old one's memory.
-fn recycle_runs<'a, 'b>(mut runs: Vec<AttentionRun<'a>>) -> Vec<AttentionRun<'b>> {
-    runs.clear();
-    runs.into_iter().map(|_| unreachable!("the vector was cleared")).collect()
 }
 
 /// Splits every row into two parts.

@@ -280,7 +280,7 @@ impl MoeScratch {
             jobs.extend(both_kinds(matrix(residency, lease, &step.up), input, rows, out));
         }
         matmul_beside_reads(cpu, residency, &mut jobs)?;
-        let jobs = recycle(jobs);
+        let jobs = recycle::<MatmulJob, MatmulJob>(jobs);
 
         self.add_biases(step, cpu, group, [0, 1]);
         let inner = &mut self.gate[..group.pairs * width];

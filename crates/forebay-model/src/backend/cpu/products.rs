@@ -47,11 +47,12 @@ pub(in crate::backend) fn matmul_beside_reads(
     Ok(progress?)
 }
 
-/// Returns an empty vector of jobs for other borrows, with the old one's memory. The step runs for every layer of every
-/// token and must not allocate.
-pub(in crate::backend) fn recycle<'a, 'b>(mut jobs: Vec<MatmulJob<'a>>) -> Vec<MatmulJob<'b>> {
-    jobs.clear();
-    jobs.into_iter().map(|_| unreachable!("the vector was cleared")).collect()
+/// Returns an empty vector with the old one's memory. `A` and `B` are one type with different lifetimes. The step runs for
+/// every layer of every token and must not allocate.
+pub(in crate::backend) fn recycle<A, B>(mut values: Vec<A>) -> Vec<B> {
+    const { assert!(size_of::<A>() == size_of::<B>() && align_of::<A>() == align_of::<B>()) };
+    values.clear();
+    values.into_iter().map(|_| unreachable!("the vector was cleared")).collect()
 }
 
 pub(super) fn add_bias(cpu: &Cpu, rows: &mut [f32], bias: Option<&[f32]>) {

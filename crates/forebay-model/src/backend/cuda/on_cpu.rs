@@ -348,7 +348,7 @@ impl CpuExperts {
             }
         }
         source.matmul(&self.cpu, &mut jobs)?;
-        let jobs = recycle(jobs);
+        let jobs = recycle::<MatmulJob, MatmulJob>(jobs);
         if let (Some([gate, up, _]), Source::Leased { leases, .. }) = (of.biases, &*source) {
             let mut row = 0;
             for ((expert, _), group) in leases.iter().zip(&self.groups) {
