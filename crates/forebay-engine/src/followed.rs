@@ -12,9 +12,9 @@ use crate::{EngineError, Session};
 #[derive(Debug, Clone)]
 pub enum RoutingSource {
     /// A trace of the same shape as the model's routing. Prompts take the tokens of its prompts, and generated tokens take
-    /// its generated tokens. Every sequence begins at a place of its own in the trace. At the end of the trace, tokens start again at its beginning, and all
-    /// experts are renumbered. Renumbering makes the experts that an earlier pass left in a cache as useless as a
-    /// change of subject would.
+    /// its generated tokens. Every sequence begins at a place of its own in the trace. At the end of the trace, tokens
+    /// start again at its beginning, and all experts are renumbered. Renumbering makes the experts that an earlier pass
+    /// left in a cache as useless as a change of subject would.
     Trace(Box<RoutingTrace>),
     /// Uniform random routing: all experts are equally likely.
     Uniform,

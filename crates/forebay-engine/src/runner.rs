@@ -10,7 +10,7 @@ use crate::kv::{BlockManager, Changes, GroupConfig, SequenceId};
 pub(crate) struct Runner {
     pub decoder: Decoder,
     blocks: BlockManager,
-    /// What the backend must do before the next pass.
+    /// Work for the backend before the next pass.
     changes: Changes,
     // Buffers that are reused from pass to pass.
     tokens: Vec<u32>,

@@ -1,4 +1,4 @@
-//! What a request asks for, and what it reports.
+//! Requests, and the events that report their results.
 
 use std::ops::ControlFlow;
 

@@ -43,7 +43,7 @@ pub struct BlockCopy {
     pub to: BlockId,
 }
 
-/// What a backend must do before its next pass. Calls append to the lists, so one value serves all sequences of a pass.
+/// Work for a backend before its next pass. Calls append to the lists, so one value serves all sequences of a pass.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Changes {
     /// Changed entries of tables, in order. A later entry replaces an earlier one.

@@ -1,4 +1,4 @@
-//! What the block manager counts.
+//! Statistics of the block manager.
 
 /// Blocks of one layer group. `total` is the sum of `free`, `cached` and `referenced`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! What must hold after every call.
+//! Checks of the invariants that hold after every call.
 
 use std::collections::HashMap;
 
