@@ -177,7 +177,7 @@ fn measurements_end_and_leave_no_file() {
     for (step_to_stop, file) in [("a file to read", None), ("the disk", Some(file))] {
         let interrupt = Interrupt::new();
         let folder = directory.path().to_path_buf();
-        let request = DoctorRequest { folder, file, interrupt: interrupt.clone() };
+        let request = DoctorRequest { folder, file, quick: false, interrupt: interrupt.clone() };
         let mut asked = None;
         let examined = doctor::examine(&request, &mut |step| {
             if step == step_to_stop {

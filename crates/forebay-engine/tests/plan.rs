@@ -228,8 +228,8 @@ impl Machine {
     }
 }
 
-#[test]
-fn more_of_any_resource_is_never_slower() {
+/// Checks that a machine with more of one resource is never predicted to be slower with a model.
+fn more_is_never_slower(arch: &str) {
     let steps: [fn(&mut Machine, usize); 5] = [
         |machine, step| machine.vram_gib = [8, 10, 12, 16, 20, 24][step],
         |machine, step| machine.ram_gib = [16, 17, 24, 32, 48, 64][step],
@@ -237,33 +237,50 @@ fn more_of_any_resource_is_never_slower() {
         |machine, step| machine.disk = [1.6, 2.0, 3.0, 4.0, 5.5, 7.0][step],
         |machine, step| machine.cpu = [30.0, 35.0, 40.0, 50.0, 65.0, 80.0][step],
     ];
-    let models = ["qwen3moe-30b", "mixtral-8x7b", "llama-8b", "llama-70b"];
-    for arch in models {
-        let model = model(arch, None, "Q4_K_M");
-        for corner in 0..16_usize {
-            let together = corner >= 8;
-            // The other resources stay at their low or high end.
-            let high = |bit: usize| 5 * (corner >> bit & 1);
-            for (varied, vary) in steps.iter().enumerate() {
-                let mut before: Option<([f64; 5], Machine)> = None;
-                for step in 0..6 {
-                    let (vram_gib, ram_gib, pcie, disk, cpu) = (0, 0, 0.0, 0.0, 0.0);
-                    let mut machine = Machine { vram_gib, ram_gib, pcie, disk, cpu, together };
-                    for (other, set) in steps.iter().enumerate() {
-                        set(&mut machine, high((other + varied) % 3));
-                    }
-                    vary(&mut machine, step);
-                    let rates = machine.rates(&model);
-                    if let Some((before, less)) = before {
-                        let faster = before.iter().zip(&rates).all(|(a, b)| *b >= a * (1.0 - 1e-9));
-                        assert!(faster, "{arch}: {less:?} {before:?}, {machine:?} {rates:?}");
-                    }
-                    assert!(rates[0] >= rates[1].max(rates[2]), "auto takes the better");
-                    before = Some((rates, machine));
+    let model = model(arch, None, "Q4_K_M");
+    for corner in 0..16_usize {
+        let together = corner >= 8;
+        // The other resources stay at their low or high end.
+        let high = |bit: usize| 5 * (corner >> bit & 1);
+        for (varied, vary) in steps.iter().enumerate() {
+            let mut before: Option<([f64; 5], Machine)> = None;
+            for step in 0..6 {
+                let (vram_gib, ram_gib, pcie, disk, cpu) = (0, 0, 0.0, 0.0, 0.0);
+                let mut machine = Machine { vram_gib, ram_gib, pcie, disk, cpu, together };
+                for (other, set) in steps.iter().enumerate() {
+                    set(&mut machine, high((other + varied) % 3));
                 }
+                vary(&mut machine, step);
+                let rates = machine.rates(&model);
+                if let Some((before, less)) = before {
+                    let faster = before.iter().zip(&rates).all(|(a, b)| *b >= a * (1.0 - 1e-9));
+                    assert!(faster, "{arch}: {less:?} {before:?}, {machine:?} {rates:?}");
+                }
+                assert!(rates[0] >= rates[1].max(rates[2]), "auto takes the better");
+                before = Some((rates, machine));
             }
         }
     }
+}
+
+#[test]
+fn more_of_any_resource_is_never_slower_with_many_small_experts() {
+    more_is_never_slower("qwen3moe-30b");
+}
+
+#[test]
+fn more_of_any_resource_is_never_slower_with_few_large_experts() {
+    more_is_never_slower("mixtral-8x7b");
+}
+
+#[test]
+fn more_of_any_resource_is_never_slower_with_a_dense_model() {
+    more_is_never_slower("llama-8b");
+}
+
+#[test]
+fn more_of_any_resource_is_never_slower_with_a_large_dense_model() {
+    more_is_never_slower("llama-70b");
 }
 
 proptest! {

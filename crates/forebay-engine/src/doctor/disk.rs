@@ -22,6 +22,8 @@ use crate::statistics::median;
 /// The median of a case's rates counts. On a disk throttled by a token bucket, the best rate would belong to the first
 /// case after a pause.
 const ROUNDS: usize = 7;
+/// The same for a quick measurement.
+const QUICK_ROUNDS: usize = 2;
 const CASE_TIME: Duration = Duration::from_millis(250);
 const LATENCY_TIME: Duration = Duration::from_millis(700);
 const COPY_TIME: Duration = Duration::from_millis(150);
@@ -196,12 +198,14 @@ impl Subject {
 
 pub(super) fn measure(
     subject: &Subject,
+    is_quick: bool,
     step: &mut dyn FnMut(&'static str),
 ) -> Result<DiskReport, EngineError> {
+    let rounds = if is_quick { QUICK_ROUNDS } else { ROUNDS };
     let (files, file_bytes) = (&subject.files, subject.file_bytes);
     step("the disk");
     let mut remarks: Vec<String> = files.why_not_direct().into_iter().collect();
-    let mut readings = Readings { files, file_bytes, next: 0 };
+    let mut readings = Readings { files, file_bytes, next: 0, rounds };
     let cases = cases(&mut readings, &mut remarks)?;
     let mut best = best(&cases);
     let kind = best.engine.parse().unwrap_or(IoKind::Auto);
@@ -218,7 +222,7 @@ pub(super) fn measure(
     let probe = DiskProbe { kind, request_bytes: 64 << 10, depth: 1, memory_bytes: 0 };
     let latency_64kib = probe.latency(files, FileIndex(0), 0..file_bytes, LATENCY_TIME)?;
     step("the page cache");
-    let copies = copies(files, file_bytes)?;
+    let copies = copies(files, file_bytes, rounds)?;
     let (_, page_cache_method) = files.cached_bytes()?;
     Ok(DiskReport {
         file: subject.file.clone(),
@@ -239,9 +243,9 @@ pub(super) fn measure(
 
 /// Returns the order of the cases in a round. Over the rounds, every case is measured early and late, and both before
 /// and after every other case.
-fn order(round: usize, cases: usize) -> Vec<usize> {
+fn order(round: usize, rounds: usize, cases: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..cases).collect();
-    order.rotate_left(round * cases / ROUNDS);
+    order.rotate_left(round * cases / rounds);
     if round % 2 == 1 {
         order.reverse();
     }
@@ -267,6 +271,8 @@ struct Readings<'a> {
     files: &'a FileSet,
     file_bytes: u64,
     next: u64,
+    /// Number of readings of each case.
+    rounds: usize,
 }
 
 impl Readings<'_> {
@@ -288,8 +294,8 @@ fn cases(
     remarks: &mut Vec<String>,
 ) -> Result<Vec<DiskCase>, EngineError> {
     let mut found: Vec<Option<Vec<DiskRate>>> = vec![Some(Vec::new()); CASES.len()];
-    for round in 0..ROUNDS {
-        for case in order(round, CASES.len()) {
+    for round in 0..readings.rounds {
+        for case in order(round, readings.rounds, CASES.len()) {
             let Some(rates) = &mut found[case] else { continue };
             let (kind, kib, depth) = CASES[case];
             let (request_bytes, bytes_per_second) = (kib << 10, Empty);
@@ -371,10 +377,10 @@ fn places(
 ) -> Result<PlaceRates, EngineError> {
     let (request_bytes, depth) = (read.request_bytes, read.queue_depth);
     let sizes = [0, LARGE_BYTES];
-    let mut rounds = Vec::with_capacity(ROUNDS);
-    for round in 0..ROUNDS {
+    let mut rounds = Vec::with_capacity(readings.rounds);
+    for round in 0..readings.rounds {
         let mut rates = [0.0; 2];
-        for place in order(round, sizes.len()) {
+        for place in order(round, readings.rounds, sizes.len()) {
             let probe = DiskProbe { kind, request_bytes, depth, memory_bytes: sizes[place] };
             rates[place] = readings.rate(&probe)?.bytes_per_second;
         }
@@ -388,7 +394,7 @@ fn places(
 }
 
 /// Measures copies with 1, 2, 4, ... threads up to the number of processors.
-fn copies(files: &FileSet, file_bytes: u64) -> Result<Vec<CopyRate>, EngineError> {
+fn copies(files: &FileSet, file_bytes: u64, rounds: usize) -> Result<Vec<CopyRate>, EngineError> {
     let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
     let mut counts: Vec<usize> =
         std::iter::successors(Some(1), |n| Some(n * 2)).take_while(|&n| n < processors).collect();
@@ -399,7 +405,7 @@ fn copies(files: &FileSet, file_bytes: u64) -> Result<Vec<CopyRate>, EngineError
     copy_rate(files, FileIndex(0), range.clone(), processors, warm)?;
     let mut found: Vec<CopyRate> =
         counts.into_iter().map(|threads| CopyRate { threads, bytes_per_second: 0.0 }).collect();
-    for _ in 0..ROUNDS {
+    for _ in 0..rounds {
         for copy in &mut found {
             let rate = copy_rate(files, FileIndex(0), range.clone(), copy.threads, COPY_TIME)?;
             copy.bytes_per_second = copy.bytes_per_second.max(rate.unwrap_or(0.0));
@@ -417,7 +423,7 @@ mod tests {
     fn throttled(cases: usize) -> Vec<Vec<f64>> {
         let (mut rates, mut spent) = (vec![Vec::new(); cases], 0.0);
         for round in 0..ROUNDS {
-            for case in order(round, cases) {
+            for case in order(round, ROUNDS, cases) {
                 let rate = if spent < 5.0 { 3.3 } else { 1.7 };
                 spent += rate * CASE_TIME.as_secs_f64();
                 rates[case].push(rate);
@@ -442,7 +448,7 @@ mod tests {
         for cases in [2, CASES.len()] {
             let mut places = vec![Vec::new(); cases];
             for round in 0..ROUNDS {
-                let order = order(round, cases);
+                let order = order(round, ROUNDS, cases);
                 order.iter().enumerate().for_each(|(place, &case)| places[case].push(place));
             }
             for places in places {

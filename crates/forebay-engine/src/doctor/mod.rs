@@ -43,6 +43,8 @@ pub struct DoctorRequest {
     pub folder: PathBuf,
     /// File to measure with, instead of the folder's largest model or a temporary file.
     pub file: Option<PathBuf>,
+    /// Measures every case of the disk twice instead of seven times.
+    pub quick: bool,
     /// Interrupt that ends the measurements early.
     pub interrupt: Interrupt,
 }
@@ -81,7 +83,7 @@ pub fn examine(
     step("a file to read");
     let subject = disk::Subject::open(request)?;
     let before = SteadyRates::measure()?;
-    let disk = disk::measure(&subject, step)?;
+    let disk = disk::measure(&subject, request.quick, step)?;
     step("memory and kernels");
     let compute = compute::measure(&request.interrupt)?;
     step("GPU");

@@ -11,12 +11,16 @@ const ATTEMPTS: u32 = 1000;
 static UNFINISHED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 /// Removes every file that has a temporary name of this process. Only a signal handler's thread that is about to end
-/// the process calls this, because the owners of these files must not continue.
+/// the process calls this, because the owners of these files must not continue. A thread that creates or removes such a
+/// file afterwards waits until the process ends.
 pub fn remove_unfinished() {
-    for path in UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+    let mut unfinished = UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner);
+    for path in unfinished.drain(..) {
         // If one removal fails, the best that can be done is to try the others.
         let _ = std::fs::remove_file(path);
     }
+    // The lock is never released: a file that is created now would stay.
+    std::mem::forget(unfinished);
 }
 
 /// A file name that is removed on drop and by [`remove_unfinished`].

@@ -31,7 +31,8 @@ struct Document<'a> {
 pub fn run(args: DoctorArgs) -> Outcome {
     let folder = args.dir.unwrap_or_else(|| PathBuf::from("."));
     let measured = args.file.clone();
-    let request = DoctorRequest { folder, file: args.file, interrupt: interrupt::token() };
+    let request =
+        DoctorRequest { folder, file: args.file, quick: args.quick, interrupt: interrupt::token() };
     let destination = match args.no_save {
         true => None,
         false => Some(check_destination(measured.as_deref())?),
