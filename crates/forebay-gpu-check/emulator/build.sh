@@ -8,7 +8,7 @@ if [ -e "$out/libcuda.so.1" ] && [ -z "$(find "$here" -newer "$out/libcuda.so.1"
     exit 0
 fi
 own=$out/libcuda.$$
-"${CXX:-g++}" -std=c++17 -O2 -Wall -Wextra -fPIC -shared -fvisibility=hidden -o "$own" "$here"/driver/*.cpp -ldl
+"${CXX:-g++}" -std=c++17 -O3 -march=native -Wall -Wextra -fPIC -shared -fvisibility=hidden -o "$own" "$here"/driver/*.cpp -ldl
 mv "$own" "$out/libcuda.so.1"
 # cudarc looks for this name first.
 ln -sf libcuda.so.1 "$out/libcuda.so"

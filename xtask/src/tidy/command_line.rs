@@ -54,12 +54,12 @@ impl CommandLine {
 
 /// Builds the program and returns its path.
 ///
-/// The whole workspace is built, because the tests have built it already. For one package, cargo would choose other features
-/// and build everything again.
+/// All targets of the workspace are built, because `cargo test --workspace` has built them already. For fewer packages
+/// or targets, cargo would choose other features of dependencies and build everything again.
 fn build(root: &Path) -> Result<PathBuf> {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
     let status = Command::new(cargo)
-        .args(["build", "--profile", "ci", "--quiet", "--workspace", "--bins"])
+        .args(["build", "--profile", "ci", "--quiet", "--workspace", "--all-targets"])
         .current_dir(root)
         .status()
         .context("cannot start cargo")?;

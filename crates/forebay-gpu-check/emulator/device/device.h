@@ -4,6 +4,7 @@
 
 #include <limits.h>
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "runtime.h"
@@ -140,6 +141,7 @@ inline unsigned atomicMin(unsigned *p, unsigned x) {
 inline void __threadfence() { __asm__ volatile("" ::: "memory"); }
 inline void __threadfence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 
+inline void __trap() { abort(); }
 inline void __syncthreads() { emulated::device->barrier(0); }
 inline int __syncthreads_or(int value) { return emulated::device->barrier(value != 0); }
 inline void __syncwarp(unsigned mask = ~0u) { emulated::device->exchange(mask, emulated::SYNC, nullptr, 0); }

@@ -76,17 +76,10 @@ inline void cp_async_wait(int pending) { emulated::device->wait_copies(pending);
 // Lane l gives the address of row l % 8 of matrix l / 8.
 inline void load_matrices(uint32_t *out[4], uint32_t address, bool transposed) {
     using namespace emulated;
-    const Slot *slots = device->exchange(~0u, LOAD_MATRICES, &address, 1);
-    const int lane = emulated::lane(), row = lane / 4, column = lane % 4 * 2;
-    for (int i = 0; i < 4; i++) {
-        const auto at = [&](int r, int c) {
-            return ((const uint16_t *)shared(slots[8 * i + r].words[0]))[c];
-        };
-        *out[i] = transposed ? at(column, row) | (uint32_t)at(column + 1, row) << 16
-                             : at(row, column) | (uint32_t)at(row, column + 1) << 16;
-    }
-    // No lane may write there before all have read.
-    device->exchange(~0u, SYNC, nullptr, 0);
+    const uint64_t row = (uint64_t)(size_t)shared(address);
+    const uint32_t words[] = {(uint32_t)row, (uint32_t)(row >> 32), transposed};
+    const Slot *slots = device->exchange(~0u, LOAD_MATRICES, words, 3);
+    for (int i = 0; i < 4; i++) *out[i] = slots[emulated::lane()].words[3 + i];
 }
 inline void ldmatrix(uint32_t &a, uint32_t &b, uint32_t &c, uint32_t &d, uint32_t address) {
     uint32_t *out[4] = {&a, &b, &c, &d};

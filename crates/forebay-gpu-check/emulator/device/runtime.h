@@ -9,7 +9,8 @@ struct Index {
     unsigned x, y, z;
 };
 
-// Words that one lane contributes to an operation of its warp. A tensor-core product needs 4 + 2 + 4 words.
+// Words that one lane contributes to an operation of its warp, and those of its results. A tensor-core product needs
+// 4 + 2 + 4 words; a load of matrices an address, a flag and 4 results.
 struct Slot {
     uint32_t words[12];
 };

@@ -63,7 +63,7 @@ struct Block {
 
 Block block;
 
-void go_to(int thread) {
+inline void go_to(int thread) {
     const int from = block.current;
     block.current = thread;
     runtime.thread = block.threads[thread].index;
@@ -77,7 +77,7 @@ void go_to(int thread) {
 }
 
 // Returns the next lane after `lane` that can run, or -1.
-int next_lane(const Warp &warp, int lane) {
+inline int next_lane(const Warp &warp, int lane) {
     if (!warp.ready) return -1;
     if (block.backward) {
         const uint32_t before = warp.ready & ((1u << lane) - 1);
@@ -87,17 +87,22 @@ int next_lane(const Warp &warp, int lane) {
     return __builtin_ctz(after ? after : warp.ready);
 }
 
-// Lets other threads run until the current one is ready again.
-void wait() {
+// Lets a thread of another warp run.
+__attribute__((noinline)) void go_to_another_warp() {
     const int own = block.current / 32, step = block.backward ? block.warp_count - 1 : 1;
-    int lane = next_lane(block.warps[own], block.current % 32);
-    if (lane >= 0) return go_to(own * 32 + lane);
     for (int i = 1, warp = own; i < block.warp_count; i++) {
         warp = (warp + step) % block.warp_count;
-        lane = next_lane(block.warps[warp], block.backward ? 0 : 31);
+        const int lane = next_lane(block.warps[warp], block.backward ? 0 : 31);
         if (lane >= 0) return go_to(warp * 32 + lane);
     }
     fail("all threads of the block wait for others");
+}
+
+// Lets other threads run until the current one is ready again.
+inline void wait() {
+    const int own = block.current / 32, lane = next_lane(block.warps[own], block.current % 32);
+    if (lane >= 0) return go_to(own * 32 + lane);
+    go_to_another_warp();
 }
 
 void release(uint32_t &waiting, Warp &warp) {
@@ -108,6 +113,7 @@ void release(uint32_t &waiting, Warp &warp) {
 void finish_operation(Warp &warp) {
     Slot *slots = warp.slots[warp.operations % 2];
     if (warp.kind == MMA_F16 || warp.kind == MMA_BF16) multiply_tiles(slots, warp.kind == MMA_BF16);
+    if (warp.kind == LOAD_MATRICES) load_tiles(slots);
     warp.operations++;
     release(warp.arrived, warp);
 }
