@@ -1,4 +1,4 @@
-// Fetches the experts of one token from inside a CUDA graph. The kernel copies experts that are not on the device from
+// Fetches the experts of one or more rows from inside a CUDA graph. The kernel copies experts that are not on the device from
 // pinned host memory. The host decides which experts to copy and where they go. The kernel asks it, and it answers,
 // through words that both sides can access, so the driver launches and copies nothing in between.
 //
@@ -9,13 +9,11 @@
 #include "common.cuh"
 
 #define THREADS 512
-#define CHOSEN_MAX 32
 // Words of a missing expert: its index in the table of retained experts (or ~0), its destination, and the sources of
 // its three parts.
 #define MISS_WORDS 10
 // Words of an expert that goes back to the host: the sources, destinations and sizes in bytes of its three parts.
 #define BACK_WORDS 16
-#define RECORD_WORDS (4 + (4 + MISS_WORDS + BACK_WORDS) * CHOSEN_MAX)
 
 // Reads a word that the host also writes.
 __device__ __forceinline__ u32 read_acquire(const u32 *from) {
@@ -152,55 +150,51 @@ __device__ __forceinline__ void copy_back(u64 to, u64 from, u32 bytes, u32 first
     if (first < rest) ((u8 *)to)[behind + first] = __ldcg((const u8 *)from + behind + first);
 }
 
-// Fetches one token's experts of one layer. Grid (blocks): any number. `tickets` [2] and the first word of `desk` [4 +
-// RECORD_WORDS] are 0 before and after.
+// Fetches the experts of one layer that a run's rows chose: k pairs of a row and an expert, at most THREADS. Two pairs
+// may have the same expert. Grid (blocks): any number. Dynamic shared memory: R = 4 + (4 + MISS_WORDS + BACK_WORDS) * k
+// words. `tickets` [2] and the first word of `desk` [4 + R] are 0 before and after.
 //
-// - now [2]: the number of this token's run (never 0, never that of the previous run), and 1 if `forced` [k] replaces
-//   `ids` [k], else 0.
+// - now [2]: the number of this run (never 0, never that of the previous run), and 1 if `forced` [k] replaces `ids` [k],
+//   else 0. If it does, `ids` is overwritten.
 // - tables: addresses of all experts that are retained on the device, those of this layer from index `first` on; 0
 //   means not on the device.
-// - slots [k]: receives the addresses of the chosen experts; 0 means that the host computes this expert.
-// - asked (host) [2 + k + 2]: receives the run's number, 1 if the kernel waits for an answer, and the chosen ids. When
-//   all experts are there, it also receives the nanoseconds spent waiting and copying.
+// - slots [experts]: receives the addresses of the chosen experts, by id; 0 means that the host computes this expert.
+// - asked (host) [4 + k]: receives the run's number, 1 if the kernel waits for an answer, and from word 4 on the chosen
+//   ids. When all experts are there, words 2 and 3 receive the nanoseconds spent waiting and copying.
 // - x [hidden]: if not null, it is copied to x_host (host) with a question that waits.
-// - answer (host) [RECORD_WORDS]: the run's number, which the host writes last; the number of misses, of words to
-//   clear, and of experts that go back; the addresses for `slots` [k]; misses [k][MISS_WORDS]; indices of words of
-//   `tables` to clear [2k]; and experts that go back [k][BACK_WORDS]. Nothing else may access the memory that those are
-//   copied from and to. The kernel does not read the answer if all chosen experts are on the device.
+// - answer (host) [R]: the run's number, which the host writes last; k * 65536 + the number of misses; the number of
+//   words to clear, and of experts that go back; the address of each pair's expert [k]; misses [k][MISS_WORDS]; indices of words of `tables` to
+//   clear [2k]; and experts that go back [k][BACK_WORDS]. Nothing else may access the memory that those are copied from
+//   and to. The kernel does not read the answer if all chosen experts are on the device.
 // - bound: longest wait for an answer in nanoseconds; 0: no limit. If no answer comes, `stream` [width] is copied to
 //   `kept`, `given_up` [1] receives the run's number, and `given_up_host` [2] that number and `place`. A run that has
-//   given up waits for nothing more, copies nothing and leaves the tables unchanged. Its `slots` are all 0, and `asked`
-//   [1] is 2.
+//   given up waits for nothing more, copies nothing and leaves the tables unchanged. The `slots` of its experts are 0, and
+//   `asked` [1] is 2.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    fetch_experts(const u32 *now, const u32 *ids, const u32 *forced, int k, u64 *tables, int first, u64 *slots,
+    fetch_experts(const u32 *now, u32 *ids, const u32 *forced, int k, u64 *tables, int first, u64 *slots,
                   u32 *tickets, u32 *desk, u32 *asked, const u32 *answer, const float *x, float *x_host, int hidden,
                   u64 part0, u64 part1, u64 part2, int bytes0, int bytes1, int bytes2, u32 bound, int place,
                   const float *stream, float *kept, int width, u32 *given_up, u32 *given_up_host) {
     wait_for_previous();
-    __shared__ __align__(16) u32 record[RECORD_WORDS];
-    __shared__ u32 missing, asks, last, told_word;
+    extern __shared__ __align__(16) u32 record[];
+    __shared__ u32 asks, last, told_word;
     // This is also true in a block that begins after another block of this kernel has given up. Such a block
     // would otherwise find out below.
     const bool is_over = bound != 0 && *(const volatile u32 *)given_up == now[0];
     const int lane = threadIdx.x, pieces = (4 + (4 + MISS_WORDS + BACK_WORDS) * k + 3) / 4;
     uint4 *const told = (uint4 *)desk + 1;
     u64 *const answered = (u64 *)desk + 1;
+    const u32 id = lane < k ? (now[1] ? forced : ids)[lane] : 0;
     u64 slot = 1;
-    if (lane < 32) {
-        if (lane < k && !is_over) slot = tables[first + (now[1] ? forced : ids)[lane]];
-        const bool absent = __any_sync(~0u, slot == 0);
-        if (lane == 0) {
-            missing = absent;
-            // The first block to arrive asks.
-            asks = atomicAdd(tickets, 1u) == 0;
-        }
-    }
-    __syncthreads();
+    if (lane < k && !is_over) slot = tables[first + id];
+    // The first block to arrive asks.
+    if (lane == 0) asks = atomicAdd(tickets, 1u) == 0;
+    const bool missing = __syncthreads_or(slot == 0);
     if (asks) {
         const u64 begun = nanoseconds();
         if (x && missing)
             for (int i = lane; i < hidden / 4; i += THREADS) ((uint4 *)x_host)[i] = ((const uint4 *)x)[i];
-        if (lane < k) asked[2 + lane] = (now[1] ? forced : ids)[lane];
+        if (lane < k) asked[4 + lane] = id;
         if (lane == 0) asked[1] = is_over ? 2 : missing;
         __threadfence_system();
         __syncthreads();
@@ -210,7 +204,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             told_word = !missing || wait_for_host(answer, run, bound) ? 1 : 2;
             const u64 end = nanoseconds();
             *answered = end;
-            asked[2 + k] = missing ? (u32)(end - begun) : 0;
+            asked[2] = missing ? (u32)(end - begun) : 0;
         }
         __syncthreads();
         if (missing && told_word == 1)
@@ -230,12 +224,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         __syncthreads();
     }
     const bool has_answer = missing && told_word == 1;
+    u32 missed = 0;
     if (has_answer) {
         for (int i = lane; i < pieces; i += THREADS) ((uint4 *)record)[i] = __ldcg(told + i);
         __syncthreads();
+        // The entries of an answer for another number of pairs would be elsewhere.
+        if (record[1] >> 16 != k) __trap();
+        missed = record[1] & 0xffff;
         // PCIe transfers in both directions at once if different blocks copy. Half of the blocks saturate either
         // direction.
-        const u32 outward = record[3] == 0 ? 0 : record[1] == 0 ? gridDim.x : gridDim.x / 2, inward = gridDim.x - outward;
+        const u32 outward = record[3] == 0 ? 0 : missed == 0 ? gridDim.x : gridDim.x / 2, inward = gridDim.x - outward;
         const bool is_outward = blockIdx.x >= inward;
         const u32 all = (is_outward ? outward : inward) * THREADS;
         const u32 first = (is_outward ? blockIdx.x - inward : blockIdx.x) * THREADS + threadIdx.x;
@@ -245,7 +243,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             const u64 *const places = (const u64 *)back;
             for (int part = 0; part < 3; part++) copy_back(places[3 + part], places[part], back[12 + part], first, all);
         }
-        for (u32 m = 0; m < record[1] && !is_outward; m++) {
+        for (u32 m = 0; m < missed && !is_outward; m++) {
             const u64 *const places = (const u64 *)(misses + m * MISS_WORDS + 2);
             copy_part(places[0] + part0, places[1], bytes0, first, all);
             copy_part(places[0] + part1, places[2], bytes1, first, all);
@@ -258,32 +256,36 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (lane == 0) last = atomicAdd(tickets + 1, 1u) == gridDim.x - 1;
     __syncthreads();
     // The last block changes the tables, after all blocks have read them.
-    if (!last || lane >= 32) return;
+    if (!last) return;
     __threadfence();
     if (has_answer) {
         const u32 *const misses = record + 4 + 2 * k, *const cleared = misses + MISS_WORDS * k;
         if (lane < k) slot = ((const u64 *)(record + 4))[lane];
-        for (u32 i = lane; i < record[2]; i += 32) tables[cleared[i]] = 0;
-        __syncwarp();
-        if (lane < record[1] && misses[MISS_WORDS * lane] != ~0u)
+        for (u32 i = lane; i < record[2]; i += THREADS) tables[cleared[i]] = 0;
+        __syncthreads();
+        if (lane < missed && misses[MISS_WORDS * lane] != ~0u)
             tables[misses[MISS_WORDS * lane]] = *(const u64 *)(misses + MISS_WORDS * lane + 2);
     }
-    if (lane < k) slots[lane] = is_over || (missing && !has_answer) ? 0 : slot;
+    if (lane < k) {
+        slots[id] = is_over || (missing && !has_answer) ? 0 : slot;
+        // Later kernels read the ids, too.
+        if (now[1]) ids[lane] = id;
+    }
     if (lane == 0) {
         tickets[0] = tickets[1] = desk[0] = 0;
-        asked[3 + k] = has_answer ? (u32)(nanoseconds() - *(const volatile u64 *)answered) : 0;
+        asked[3] = has_answer ? (u32)(nanoseconds() - *(const volatile u64 *)answered) : 0;
     }
 }
 
-// Copies the rows of `out` [k, hidden] that the host has computed: those whose slot is 0. Grid (k). The host writes the
+// Copies the rows of `out` [k, hidden] that the host has computed: those whose expert's slot is 0. Grid (k). The host writes the
 // run's number to `done` (host) when `rows` (host) [k, hidden] are ready. The other parameters are those of
 // fetch_experts. A run that gives up, or has given up, leaves `out` unchanged.
 extern "C" __global__ void __launch_bounds__(256)
-    take_rows(const u32 *now, const u64 *slots, const u32 *done, const float *rows, float *out, int hidden, u32 bound, int place,
-              const float *stream, float *kept, int width, u32 *given_up, u32 *given_up_host) {
+    take_rows(const u32 *now, const u32 *ids, const u64 *slots, const u32 *done, const float *rows, float *out, int hidden,
+              u32 bound, int place, const float *stream, float *kept, int width, u32 *given_up, u32 *given_up_host) {
     wait_for_previous();
     __shared__ u32 is_there, tells;
-    if (slots[blockIdx.x] != 0) return;
+    if (slots[ids[blockIdx.x]] != 0) return;
     if (threadIdx.x == 0) {
         const u32 run = now[0];
         tells = 0;

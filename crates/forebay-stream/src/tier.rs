@@ -182,6 +182,13 @@ impl ExpertTier {
         self.left.drain(..).for_each(|(pool, slot)| self.free[pool as usize].push(slot));
     }
 
+    /// Frees the slots of evicted experts as [`ExpertTier::free_left`] does, except those for which `is_needed` returns
+    /// true. It gets their pools and slots.
+    pub fn free_left_unless(&mut self, mut is_needed: impl FnMut(usize, u32) -> bool) {
+        let free = self.left.extract_if(.., |&mut (pool, slot)| !is_needed(pool as usize, slot));
+        free.for_each(|(pool, slot)| self.free[pool as usize].push(slot));
+    }
+
     /// Returns the number of slots that can be taken for experts of a layer.
     pub fn free_slots(&self, layer: LayerIndex) -> usize {
         self.free[self.pool(layer)].len()

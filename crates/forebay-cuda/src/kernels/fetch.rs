@@ -10,7 +10,9 @@ use crate::{AddressTable, AddressTables, CudaError, DevicePtr, Gpu, HostWords, P
 
 /// Number of threads of a block; the same as in the kernel.
 const THREADS: u32 = 512;
-pub const CHOSEN_MAX: usize = 32;
+/// Maximum number of pairs of a row and an expert that one kernel fetches. The answer for more does not fit the shared
+/// memory that every GPU gives a block.
+pub const FETCHED_PAIRS_MAX: usize = 384;
 const MISS_WORDS: usize = 10;
 const RETURN_WORDS: usize = 16;
 /// Alignment of every question and every answer, so that no two of them share a cache line.
@@ -24,27 +26,29 @@ pub struct GivingUp {
     pub bound: Duration,
     /// One word: the number of the last run that gave up, or 0.
     pub run: DevicePtr<u32>,
-    /// The residual stream `[width]`, and a buffer that gets a copy of it when the run gives up.
+    /// The residual stream `[width]` of all rows, and a buffer that gets a copy of it when the run gives up.
     pub stream: DevicePtr<f32>,
     pub kept: DevicePtr<f32>,
     /// Number of elements of the stream, a multiple of 4.
     pub width: usize,
 }
 
-/// Arguments of a kernel that fetches one token's experts of a layer.
+/// Arguments of a kernel that fetches the experts of a layer for `k` pairs of a row and an expert.
 #[derive(Clone, Copy)]
 pub struct ExpertFetch {
     /// Two words. The first is the number of the run, as passed to [`ExpertMailbox::answer`]; it is never 0 nor the
     /// number of the previous run. The second is 1 if `forced` are chosen, otherwise 0.
     pub now: DevicePtr<u32>,
-    /// Ids `[k]` of the experts that the router chose; `forced` has the same size.
+    /// Number of pairs.
+    pub k: usize,
+    /// Ids `[k]` of the experts that the router chose; `forced` has the same size and may replace them.
     pub ids: DevicePtr<u32>,
     pub forced: DevicePtr<u32>,
     /// Two words, 0 before and after.
     pub tickets: DevicePtr<u32>,
     /// Buffer of [`ExpertFetch::desk_words`] words, aligned to 16 bytes. The first word is 0 before and after.
     pub desk: DevicePtr<u32>,
-    /// The token's normed state `[hidden]`, if the mailbox takes it.
+    /// The normed state `[hidden]` of a single row, if the mailbox takes it.
     pub x: DevicePtr<f32>,
     /// Number of blocks that copy.
     pub blocks: u32,
@@ -56,7 +60,7 @@ impl ExpertFetch {
     /// Number of blocks that copy at the full rate of PCIe.
     pub const BLOCKS: u32 = 16;
 
-    /// Returns the number of words in which one block passes the host's answer to the other blocks, for `k` experts.
+    /// Returns the number of words in which one block passes the host's answer to the other blocks, for `k` pairs.
     pub fn desk_words(k: usize) -> usize {
         4 + answer_words(k).next_multiple_of(4)
     }
@@ -72,8 +76,8 @@ pub struct FetchedLayer {
     /// Index of its table in the mailbox's tables. The table holds addresses of the experts that stay on the device,
     /// and 0 for the others.
     pub table: usize,
-    /// Index of the table that gets the addresses of the chosen experts `[k]`. An address is 0 where the answer says
-    /// so.
+    /// Index of the table of the same length that gets the addresses of the chosen experts. An address is 0 where the
+    /// answer says so.
     pub slots: usize,
     /// Offset of each part of an expert in its slot, a multiple of 16, and its length in bytes.
     pub parts: [(u64, u64); 3],
@@ -91,7 +95,8 @@ pub struct ExpertMailbox<R> {
     returning: VecDeque<ReturnUnderWay<R>>,
     /// Run and place of the last question, which tell how far the device is.
     seen: (u32, usize),
-    k: usize,
+    /// Maximum number of pairs of a question.
+    pairs_max: usize,
     /// Offsets and size within a place: the question, then the answer, then a word that says that rows are there.
     asked_words: usize,
     done_at: usize,
@@ -114,10 +119,10 @@ pub enum ExpertQuestion {
     GivenUp,
 }
 
-/// Answer to the device about a layer of a token's run.
+/// Answer to the device about a layer of a run.
 #[derive(Clone, Copy)]
 pub struct ExpertAnswer<'a> {
-    /// Future slots of the chosen experts `[k]`; null for an expert that the host computes.
+    /// Future slot of each pair's expert `[k]`; null for an expert that the host computes.
     pub slots: &'a [DevicePtr<u8>],
     /// Indices, in all tables, of experts that are no longer on the device, at most `2 * k`.
     pub gone: &'a [u32],
@@ -151,45 +156,47 @@ pub struct ExpertMiss<'a> {
 }
 
 impl<R: AsMut<[u8]> + Send + 'static> ExpertMailbox<R> {
-    /// Creates a mailbox for `layers`, whose tokens choose `k` experts, at most 32. The host computes some of them
-    /// from states of `hidden` values, unless that is 0.
+    /// Creates a mailbox for `layers`, and runs with up to `pairs_max` pairs of a row and an expert. The host computes
+    /// some of them from states of `hidden` values, unless that is 0.
     ///
     /// # Errors
     /// Returns an error if a driver call fails.
     ///
     /// # Panics
-    /// Panics if parts are not aligned to 16 bytes or do not lie in their slots.
+    /// Panics if there are more pairs than [`FETCHED_PAIRS_MAX`], or if parts are not aligned to 16 bytes or do not lie in
+    /// their slots.
     pub fn new(
         gpu: &Gpu,
         tables: Arc<AddressTables>,
         layers: Vec<FetchedLayer>,
-        k: usize,
+        pairs_max: usize,
         hidden: usize,
     ) -> Result<ExpertMailbox<R>, CudaError> {
-        assert!((1..=CHOSEN_MAX).contains(&k), "a token chooses {k} experts");
+        assert!((1..=FETCHED_PAIRS_MAX).contains(&pairs_max), "{pairs_max} pairs");
         assert!(hidden.is_multiple_of(4), "16 bytes are copied at once");
         for layer in &layers {
             let (table, slots) = (tables.table(layer.table), tables.table(layer.slots));
-            assert!(slots.len() >= k && slots.slot_bytes() <= table.slot_bytes(), "chosen slots");
+            let is_enough = slots.len() >= table.len() && slots.slot_bytes() <= table.slot_bytes();
+            assert!(is_enough, "chosen slots");
             let is_right = |(at, bytes): &(u64, u64)| {
                 at.is_multiple_of(16) && at + bytes <= table.slot_bytes() && *bytes < 1 << 31
             };
             assert!(layer.parts.iter().all(is_right), "parts {:?} of a slot", layer.parts);
         }
         let places = layers.len();
-        let asked_words = (4 + k).next_multiple_of(LINE_WORDS);
-        let done_at = asked_words + answer_words(k).next_multiple_of(LINE_WORDS);
+        let asked_words = (4 + pairs_max).next_multiple_of(LINE_WORDS);
+        let done_at = asked_words + answer_words(pairs_max).next_multiple_of(LINE_WORDS);
         let place_words = done_at + LINE_WORDS;
         let x_at = places * place_words;
-        let given_up_at = (x_at + (1 + k) * hidden).next_multiple_of(LINE_WORDS);
+        let given_up_at = (x_at + (1 + pairs_max) * hidden).next_multiple_of(LINE_WORDS);
         let words = gpu.host_words(given_up_at + LINE_WORDS)?;
         Ok(ExpertMailbox {
             words,
             tables,
             layers,
-            returning: VecDeque::with_capacity(2 * k),
+            returning: VecDeque::with_capacity(2 * pairs_max),
             seen: (0, 0),
-            k,
+            pairs_max,
             asked_words,
             done_at,
             place_words,
@@ -230,13 +237,13 @@ impl<R: AsMut<[u8]> + Send + 'static> ExpertMailbox<R> {
         self.words.read(self.x_at, x);
     }
 
-    /// Writes the output row of the chosen expert number `pair` to where [`Gpu::take_rows`] finds it. The rows of the
+    /// Writes the output row of pair number `pair` to where [`Gpu::take_rows`] finds it. The rows of the
     /// previous layer must have been taken.
     ///
     /// # Panics
     /// Panics if there is no such row.
     pub fn write_row(&mut self, pair: usize, row: &[f32]) {
-        assert!(pair < self.k && row.len() == self.hidden);
+        assert!(pair < self.pairs_max && row.len() == self.hidden);
         self.words.write(self.x_at + (1 + pair) * self.hidden, row);
     }
 
@@ -272,20 +279,20 @@ impl<R: AsMut<[u8]> + Send + 'static> ExpertMailbox<R> {
         gpu.queue_download(x.cast(), &self.words, self.x_at..self.x_at + self.hidden)
     }
 
-    /// Copies the ids that the token of run `run` has chosen in a layer to `ids` and returns the kernel's question.
-    /// Returns `None` if the question has not come yet.
+    /// Copies the ids that the rows of run `run` have chosen in a layer to `ids`, which has one element for each pair, and
+    /// returns the kernel's question. Returns `None` if the question has not come yet.
     ///
     /// # Panics
-    /// Panics if `ids` does not have `k` elements.
+    /// Panics if `ids` has too many elements.
     pub fn question(&mut self, place: usize, run: u32, ids: &mut [u32]) -> Option<ExpertQuestion> {
-        assert_eq!(ids.len(), self.k);
+        assert!(ids.len() <= self.pairs_max, "{} pairs", ids.len());
         let at = place * self.place_words;
         if self.words.load_acquire(at) != run {
             return None;
         }
         let mut wanted = [0_u32];
         self.words.read(at + 1, &mut wanted);
-        self.words.read(at + 2, ids);
+        self.words.read(at + 4, ids);
         let question = match wanted[0] {
             0 => ExpertQuestion::Resident,
             1 => ExpertQuestion::Waiting,
@@ -299,11 +306,11 @@ impl<R: AsMut<[u8]> + Send + 'static> ExpertMailbox<R> {
     /// work after it has run.
     pub fn times(&self, place: usize) -> [u32; 2] {
         let mut times = [0; 2];
-        self.words.read(place * self.place_words + 2 + self.k, &mut times);
+        self.words.read(place * self.place_words + 2, &mut times);
         times
     }
 
-    /// Answers the question of run `run`, once. At most `k` experts go back; [`ExpertMailbox::returned`] returns their
+    /// Answers the question of run `run`, once. As many experts go back as there are pairs, at most; [`ExpertMailbox::returned`] returns their
     /// memory.
     ///
     /// # Panics
@@ -316,13 +323,14 @@ impl<R: AsMut<[u8]> + Send + 'static> ExpertMailbox<R> {
         place: usize,
         run: u32,
         answer: &ExpertAnswer<'_>,
-        misses: impl Iterator<Item = &'m ExpertMiss<'m>>,
+        misses: impl Iterator<Item = ExpertMiss<'m>>,
         returns: impl ExactSizeIterator<Item = ExpertReturn<R>>,
         pinned: &Pinned,
     ) {
-        let (k, ExpertAnswer { slots, gone }) = (self.k, *answer);
-        let (returned, mut missed) = (returns.len(), 0);
-        assert!(slots.len() == k && gone.len() <= 2 * k && returned <= k, "more than was chosen");
+        let ExpertAnswer { slots, gone } = *answer;
+        let (k, returned, mut missed) = (slots.len(), returns.len(), 0);
+        assert!(k <= self.pairs_max, "{k} pairs");
+        assert!(gone.len() <= 2 * k && returned <= k, "more than was chosen");
         let FetchedLayer { table, parts, .. } = self.layers[place];
         let table = self.tables.table(table);
         let (all, first) = (self.tables.all().len(), table.number());
@@ -365,7 +373,8 @@ impl<R: AsMut<[u8]> + Send + 'static> ExpertMailbox<R> {
             let last = self.returning.back_mut().map(|last| last.to.as_mut().as_ptr());
             assert_eq!(last, Some(first), "memory that an expert goes back to has moved");
         }
-        words.write(at + 1, &[missed as u32, gone.len() as u32, returned as u32]);
+        let counts = [(k << 16 | missed) as u32, gone.len() as u32, returned as u32];
+        words.write(at + 1, &counts);
         words.store_release(at, run);
     }
 }
@@ -386,10 +395,11 @@ impl Gpu {
         mailbox: &ExpertMailbox<R>,
         place: usize,
     ) -> Result<(), CudaError> {
-        let ExpertMailbox { k, tables, .. } = mailbox;
+        let (k, tables) = (fetch.k, &mailbox.tables);
         let FetchedLayer { table, slots, parts } = mailbox.layers[place];
         let table = tables.table(table);
         assert!(fetch.blocks >= 2, "some copy in, some out");
+        assert!(k <= mailbox.pairs_max, "{k} pairs");
         let asked = mailbox.words.device(place * mailbox.place_words);
         let (x, x_host) = match mailbox.hidden {
             0 => (DevicePtr::null(), DevicePtr::null()),
@@ -399,17 +409,18 @@ impl Gpu {
         let hidden = if fetch.x.is_null() { 0 } else { mailbox.hidden };
         let asked_words = 4 + k;
         Launch::new(self.kernel("fetch", "fetch_experts")?, (fetch.blocks, 1, 1), (THREADS, 1, 1))
+            .shared(4 * answer_words(k) as u32)
             .ptr(fetch.now, 2)
-            .optional(fetch.ids, *k)
-            .ptr(fetch.forced, *k)
-            .int(*k)
+            .ptr(fetch.ids, k)
+            .ptr(fetch.forced, k)
+            .int(k)
             .ptr(tables.all(), table.number() + table.len())
             .int(table.number())
-            .ptr(tables.table(slots).first(), *k)
+            .ptr(tables.table(slots).first(), table.len())
             .ptr(fetch.tickets, 2)
-            .ptr(fetch.desk, ExpertFetch::desk_words(*k))
+            .ptr(fetch.desk, ExpertFetch::desk_words(k))
             .ptr(asked, asked_words)
-            .ptr(asked.offset(mailbox.asked_words), answer_words(*k))
+            .ptr(asked.offset(mailbox.asked_words), answer_words(k))
             .optional(x, hidden)
             .optional(x_host, hidden)
             .int(mailbox.hidden)
@@ -440,10 +451,13 @@ impl Gpu {
         out: DevicePtr<f32>,
     ) -> Result<(), CudaError> {
         let words = &mailbox.words;
-        let (k, hidden) = (mailbox.k, mailbox.hidden);
+        let (k, hidden) = (fetch.k, mailbox.hidden);
+        assert!(k <= mailbox.pairs_max, "{k} pairs");
+        let slots = mailbox.slots(place);
         Launch::new(self.kernel("fetch", "take_rows")?, (k as u32, 1, 1), (256, 1, 1))
             .ptr(fetch.now, 2)
-            .ptr(mailbox.slots(place).first(), k)
+            .ptr(fetch.ids, k)
+            .ptr(slots.first(), slots.len())
             .ptr(words.device(place * mailbox.place_words + mailbox.done_at), 1)
             .ptr(words.device(mailbox.x_at + hidden), k * hidden)
             .ptr(out, k * hidden)

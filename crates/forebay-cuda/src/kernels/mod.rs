@@ -31,8 +31,8 @@ pub use convert::{Matrices, SplitMxfp4};
 pub use elementwise::{ExpertOutputs, FiniteFlag};
 pub use embedding::EmbeddingTable;
 pub use fetch::{
-    CHOSEN_MAX, ExpertAnswer, ExpertFetch, ExpertMailbox, ExpertMiss, ExpertQuestion, ExpertReturn,
-    FetchedLayer, GivingUp,
+    ExpertAnswer, ExpertFetch, ExpertMailbox, ExpertMiss, ExpertQuestion, ExpertReturn,
+    FETCHED_PAIRS_MAX, FetchedLayer, GivingUp,
 };
 pub use gating::{Gate, GateBiases, Gating};
 pub use kv::{KV_BLOCK, KvElement, KvLayer, KvLayerShape, KvPool, KvTables};

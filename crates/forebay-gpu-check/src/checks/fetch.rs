@@ -25,6 +25,7 @@ pub fn checks() -> Vec<Check> {
         check("fetch aligned experts", [4096, 48, 70_000], [0, 16, 32]),
         check("fetch experts from odd addresses", [1003, 33, 40_001], [1, 6, 15]),
         check("fetch experts from multiples of four", [64, 15, 8196], [4, 8, 12]),
+        Check::new("fetch for many rows", fetched_for_rows),
         Check::new("fetch gives up without an answer", |context| gives_up(context, true)),
         Check::new("fetch gives up without rows", |context| gives_up(context, false)),
     ]
@@ -113,13 +114,14 @@ impl Desk {
         let words = gpu.allocate_with(&vec![0_u32; 4 + 2 * k])?;
         let slot_bytes = parts[2].0 + parts[2].1;
         let table = |entries| TableSize { entries, slot_bytes };
-        let sizes = [table(FIRST), table(EXPERTS - FIRST), table(k)];
+        let sizes = [table(FIRST), table(EXPERTS - FIRST), table(EXPERTS - FIRST)];
         let tables = Arc::new(gpu.address_tables(memory.clone(), &sizes)?);
         let desk = gpu.allocate_with(&vec![0_u32; ExpertFetch::desk_words(k)])?;
         let x = context.upload(&STATE)?;
         let at = |word: usize| words.ptr::<u32>().offset(word);
         let fetch = ExpertFetch {
             now: at(0),
+            k,
             tickets: at(2),
             desk: desk.ptr(),
             x: x.ptr(),
@@ -147,9 +149,22 @@ impl Desk {
         Ok(all)
     }
 
-    /// Returns the addresses of the chosen experts.
+    /// Returns the address of each pair's expert, as the ids and the table of the chosen experts on the device give it.
     fn slots(&self, context: &Context) -> Result<Vec<u64>> {
-        Ok(self.tables.download(&context.gpu, 2)?)
+        let slots = self.tables.download(&context.gpu, 2)?;
+        let ids: Vec<u32> = context.gpu.download(self.fetch.ids, self.fetch.k)?;
+        Ok(ids.into_iter().map(|id| slots[id as usize]).collect())
+    }
+
+    /// Waits for the question of a place.
+    fn question(&mut self, place: usize, run: u32, asked: &mut [u32]) -> Result<ExpertQuestion> {
+        let began = Instant::now();
+        loop {
+            if let Some(question) = self.mailbox.question(place, run, asked) {
+                return Ok(question);
+            }
+            ensure!(began.elapsed() < PATIENCE, "run {run}: no question came");
+        }
     }
 }
 
@@ -211,13 +226,7 @@ fn fetched(context: &Context, bytes: [usize; 3], shifts: [usize; 3]) -> Result<O
         gpu.fetch_experts(&desk.fetch, &desk.mailbox, 1)?;
         gpu.take_rows(&desk.fetch, &desk.mailbox, 1, rows.ptr())?;
         let mut asked = [0; K];
-        let began = Instant::now();
-        let question = loop {
-            if let Some(question) = desk.mailbox.question(1, run, &mut asked) {
-                break question;
-            }
-            ensure!(began.elapsed() < PATIENCE, "run {run}: no question came");
-        };
+        let question = desk.question(1, run, &mut asked)?;
         let is_waiting = question == ExpertQuestion::Waiting;
         outcome = outcome.worse(Outcome::same(&asked, &chosen).at("asked for"));
         outcome = outcome.worse(Outcome::same(&[is_waiting], &[run != 2]).at("waits"));
@@ -228,7 +237,7 @@ fn fetched(context: &Context, bytes: [usize; 3], shifts: [usize; 3]) -> Result<O
                 let slots = [slot(0), slot(1), slot(2)];
                 let answer = ExpertAnswer { slots: &slots, gone: &[] };
                 let nothing = [].into_iter();
-                desk.mailbox.answer(gpu, 1, run, &answer, misses.iter(), nothing, &pinned);
+                desk.mailbox.answer(gpu, 1, run, &answer, misses.into_iter(), nothing, &pinned);
                 (table[at(5)], table[at(0)]) = (slot(0).address(), slot(1).address());
                 slots_held = [Some(0), Some(1), Some(2), None];
                 slots
@@ -243,7 +252,7 @@ fn fetched(context: &Context, bytes: [usize; 3], shifts: [usize; 3]) -> Result<O
                     ranges: [0, 1, 2].map(|part| back(part)..back(part) + back_bytes(part)),
                 });
                 let answer = ExpertAnswer { slots: &slots, gone: &gone };
-                let (misses, returns) = (misses.iter(), returns.into_iter());
+                let (misses, returns) = (misses.into_iter(), returns.into_iter());
                 desk.mailbox.answer(gpu, 1, run, &answer, misses, returns, &pinned);
                 let nothing = desk.mailbox.returned(gpu).is_none();
                 outcome = outcome.worse(Outcome::same(&[nothing], &[true]).at("too early"));
@@ -286,6 +295,76 @@ fn fetched(context: &Context, bytes: [usize; 3], shifts: [usize; 3]) -> Result<O
     }
     let mut came_back = came_back.context("nothing came back")?;
     Ok(outcome.worse(Outcome::same(came_back.as_mut(), &expected).at("what went back")))
+}
+
+/// Fetches experts for the pairs of many rows, most of which share an expert with another row. Then again, when all are
+/// there, and then with other experts, one of which takes the slot of an expert that leaves.
+fn fetched_for_rows(context: &Context) -> Result<Outcome> {
+    const BYTES: usize = 4096;
+    const PAIRS: usize = 100;
+    const SLOTS: usize = 6;
+    let gpu = &context.gpu;
+    let source = Source::new(context, 1 << 20, (0, 0))?;
+    let memory = Arc::new(gpu.allocate(SLOTS * 3 * BYTES)?);
+    gpu.fill(memory.ptr(), 0xa5, memory.bytes())?;
+    let parts = [0, 1, 2].map(|part| (part * BYTES as u64, BYTES as u64));
+    let mut desk = Desk::new(context, &memory, PAIRS, parts, 3)?;
+    let slot = |number: usize| memory.ptr::<u8>().offset(number * 3 * BYTES);
+    let from = |id: u32| [0, 1, 2].map(|part| 32_768 * (3 * id as usize + part) + 16);
+    // Expert in each slot, if any.
+    let mut held: [Option<u32>; SLOTS] = [None; SLOTS];
+    let mut outcome = Outcome::same::<u8>(&[], &[]);
+    // Experts that are chosen, those of them that come with their slots, and those that leave.
+    type Run = (&'static [u32], &'static [(u32, usize)], &'static [u32]);
+    let runs: [Run; 3] = [
+        (&[6, 0, 3, 7], &[(0, 0), (3, 1), (6, 2), (7, 3)], &[]),
+        (&[7, 6, 0], &[], &[]),
+        (&[1, 0, 2, 4], &[(1, 3), (2, 4), (4, 5)], &[7]),
+    ];
+    for (run, (experts, comes, leaves)) in (1..).zip(runs) {
+        let ids: Vec<u32> =
+            (0..PAIRS).map(|pair| experts[(7 * pair + pair / 5) % experts.len()]).collect();
+        let (ids, forced) = if run == 3 { (vec![0; PAIRS], ids) } else { (ids, Vec::new()) };
+        let chosen = if forced.is_empty() { ids.clone() } else { forced.clone() };
+        desk.upload(context, run, &ids, &forced)?;
+        gpu.fetch_experts(&desk.fetch, &desk.mailbox, 0)?;
+        let mut asked = [0; PAIRS];
+        let question = desk.question(0, run, &mut asked)?;
+        outcome = outcome.worse(Outcome::same(&asked[..], &chosen).at("asked for"));
+        let is_waiting = question == ExpertQuestion::Waiting;
+        outcome = outcome.worse(Outcome::same(&[is_waiting], &[!comes.is_empty()]).at("waits"));
+        comes.iter().for_each(|&(id, at)| held[at] = Some(id));
+        let slot_of = |id: u32| held.iter().position(|of| *of == Some(id)).map(slot);
+        let slots: Option<Vec<DevicePtr<u8>>> = chosen.iter().map(|&id| slot_of(id)).collect();
+        let slots = slots.context("every chosen expert has a slot")?;
+        if is_waiting {
+            let misses = comes.iter().map(|&(id, at)| ExpertMiss {
+                stays_as: Some(id),
+                to: slot(at),
+                from: from(id).map(|at| source.bytes(at, BYTES)),
+            });
+            let gone: Vec<u32> = leaves.iter().map(|id| FIRST as u32 + id).collect();
+            let answer = ExpertAnswer { slots: &slots, gone: &gone };
+            let nothing = [].into_iter();
+            desk.mailbox.answer(gpu, 0, run, &answer, misses, nothing, &source.pinned);
+        }
+        gpu.synchronize()?;
+        let expected: Vec<u64> = slots.iter().map(|slot| slot.address()).collect();
+        outcome = outcome.worse(Outcome::same(&desk.slots(context)?, &expected).at("slots"));
+        let mut table = [0_u64; EXPERTS];
+        let mut expected = vec![0xa5; memory.bytes()];
+        for (number, id) in held.iter().enumerate().filter_map(|(at, id)| Some((at, (*id)?))) {
+            table[FIRST + id as usize] = slot(number).address();
+            for (part, at) in from(id).into_iter().enumerate() {
+                let bytes = &source.slot.as_slice()[at..][..BYTES];
+                expected[(3 * number + part) * BYTES..][..BYTES].copy_from_slice(bytes);
+            }
+        }
+        outcome = outcome.worse(Outcome::same(&desk.table(context)?, &table).at("tables"));
+        let got: Vec<u8> = gpu.download(memory.ptr(), memory.bytes())?;
+        outcome = outcome.worse(Outcome::same(&got, &expected).at(&format!("run {run}")));
+    }
+    Ok(outcome)
 }
 
 /// How long kernels wait before they give up, and how much later the host answers.
@@ -331,7 +410,7 @@ fn gives_up(context: &Context, without_answer: bool) -> Result<Outcome> {
     let answer = ExpertAnswer { slots: &slots, gone: &[] };
     let answer = |desk: &mut Desk| {
         let nothing = [].into_iter();
-        desk.mailbox.answer(gpu, 0, run, &answer, misses.iter(), nothing, &source.pinned);
+        desk.mailbox.answer(gpu, 0, run, &answer, misses.into_iter(), nothing, &source.pinned);
     };
     if !without_answer {
         answer(&mut desk);
@@ -438,7 +517,7 @@ fn bench_ways(
     };
     let returns: Vec<ExpertReturn<Back>> = (0..back).filter_map(goes).collect();
     let answer = ExpertAnswer { slots: &slots, gone: &[] };
-    let (all, returns) = (all.iter(), returns.into_iter());
+    let (all, returns) = (all.into_iter(), returns.into_iter());
     desk.mailbox.answer(gpu, 0, 1, &answer, all, returns, &pinned);
     let seconds = median_seconds(context, |_| gpu.fetch_experts(&desk.fetch, &desk.mailbox, 0))?;
     Ok(Measured { seconds, bytes: (misses * 3 * PART) as f64, flops: 0.0 })

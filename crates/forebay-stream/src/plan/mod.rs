@@ -13,9 +13,9 @@ use serde::Serialize;
 pub use dense::DensePlan;
 pub use experts::ExpertPool;
 
-use crate::blocks::ModelBlocks;
+use crate::blocks::{LayerIndex, ModelBlocks};
 use crate::error::StreamError;
-use crate::policy::PolicyKind;
+use crate::policy::{PolicyKind, Scope};
 use experts::{Classes, Growth};
 
 /// Use of memory, in bytes and slots. Slots are multiples of 4096 bytes.
@@ -44,6 +44,25 @@ impl MemoryPlan {
     /// Returns the number of kept slots of all pools.
     pub fn kept_slots(&self) -> u64 {
         self.pools.iter().map(|pool| u64::from(pool.kept_slots)).sum()
+    }
+
+    /// Returns the number of distinct experts of a layer that one batch can have in slots at once, while the slots of
+    /// `busy` experts that it evicts are not free yet. The experts of the batch before must have been released. Returns 0
+    /// for a layer without experts.
+    pub fn slots_at_once(&self, layer: LayerIndex, busy: usize) -> usize {
+        let Some(pool) = self.pools.iter().find(|pool| pool.layers.contains(&layer.0)) else {
+            return 0;
+        };
+        if pool.transient_slots == 0 {
+            // All experts of the pool are kept, and none is ever evicted.
+            return self.experts_per_layer[layer.0 as usize] as usize;
+        }
+        // A batch evicts its own experts last, so it keeps as many of them as the policy allows in the layer.
+        let kept = match self.policy.scope {
+            Scope::Global => pool.kept_slots,
+            Scope::PerLayer => self.kept_per_layer[layer.0 as usize],
+        };
+        (kept as usize + pool.transient_slots as usize).saturating_sub(busy)
     }
 
     /// Returns the number of experts of all layers.

@@ -45,20 +45,19 @@ impl CudaBackend {
         // All logits of several rows are copied row by row, which is no work for a graph.
         let few_results = step.count == 1 || matches!(batch.end, End::Largest(_));
         let mut one = is_decode && few_results && step.outputs.len() == step.count;
-        // The kernel that fetches experts serves one row.
-        one &= step.count == 1 || self.streamed.is_none();
         // Without streamed experts, a graph neither reports the chosen ids nor accepts ids chosen by the caller.
         one &= self.streamed.is_some() || !batch.routing && batch.chosen.is_none();
         let cpu_offloads = self.streamed.as_mut().is_some_and(Streamed::decide_cpu_offload);
+        one &= self.streamed.as_ref().is_none_or(|streamed| streamed.serves_rows(step.count));
         let splits = self.attention_splits(step).most;
         let key = GraphKey { rows: step.count, splits, end: batch.end, cpu_offloads };
         let is_replayed = self.graphs.begin(&self.gpu, one.then_some(key))?;
         let asks = is_replayed || self.graphs.is_capturing();
         let streamed = self.streamed.as_mut().filter(|_| asks);
         if let Some(streamed) = streamed {
-            streamed.begin_token(&self.gpu, batch.chosen);
+            streamed.begin_run(&self.gpu, step.count, batch.chosen);
             if !is_replayed {
-                streamed.queue_token(&self.gpu, &self.plan, &self.arena)?;
+                streamed.queue_run(&self.gpu, &self.plan, &self.arena)?;
             }
         }
         if is_replayed {

@@ -2,8 +2,8 @@
 
 use forebay_compute::Scoring;
 use forebay_cuda::{
-    Added, DevicePtr, ExpertOutputs, GateBiases, RouterChoice, RouterGroups, RouterMatrix,
-    RouterOutputs, SortedPairs,
+    Added, CudaError, DevicePtr, ExpertOutputs, GateBiases, RouterChoice, RouterGroups,
+    RouterMatrix, RouterOutputs, SortedPairs,
 };
 
 use super::backend::{CudaBackend, device_gating};
@@ -68,21 +68,18 @@ impl CudaBackend {
                 .answer_beforehand(&on, step.weights, ids, x)
                 .and_then(|()| Ok(streamed.queue_fetch(&on, ids, x)?));
             self.streamed = Some(streamed);
-            return queued;
+            return queued.and_then(|()| Ok(self.sort_pairs(step, ids)?));
         }
         if self.graphs.is_capturing()
             && let Some(streamed) = &self.streamed
         {
-            return Ok(streamed.queue_fetch(&self.layer_of_device(step.layer), ids, x)?);
+            streamed.queue_fetch(&self.layer_of_device(step.layer), ids, x)?;
+            return Ok(self.sort_pairs(step, ids)?);
         }
         if let Some(chosen) = step.chosen {
             gpu.upload(chosen, ids)?;
         }
-        // The mat-vec kernels need no order. They compute the pairs of one expert together if there are several rows.
-        if !by_row || step.count > 1 {
-            let sorted = self.sorted_pairs();
-            gpu.sort_pairs(ids, &sorted, step.count, experts.used, experts.count)?;
-        }
+        self.sort_pairs(step, ids)?;
         let chosen = &mut self.chosen[..step.count * experts.used];
         match (&mut self.streamed, &routing) {
             (Some(streamed), _) => streamed.take_ids(&self.gpu, ids, chosen)?,
@@ -94,6 +91,16 @@ impl CudaBackend {
             record_routing(chosen, routing, step.layer, layers, step.count);
         }
         Ok(())
+    }
+
+    /// Queues the sorting of the pairs of a row and an expert, for kernels that need it.
+    fn sort_pairs(&self, step: &Step<'_>, ids: DevicePtr<u32>) -> Result<(), CudaError> {
+        // The mat-vec kernels need no order. They compute the pairs of one expert together if there are several rows.
+        if self.products.takes_matvec(step.kind()) && step.count == 1 {
+            return Ok(());
+        }
+        let experts = step.experts();
+        self.gpu.sort_pairs(ids, &self.sorted_pairs(), step.count, experts.used, experts.count)
     }
 
     /// Computes all products of a layer's experts. The next norm adds them up.
@@ -122,20 +129,19 @@ impl CudaBackend {
         let layout = self.plan.weights.experts_of[step.layer].expect("the layer has experts");
         let sorted = self.sorted_pairs();
         let fetched = streamed.is_some() && (self.graphs.is_capturing() || self.resuming);
-        let (slots, ids) = match fetched {
-            // This table is in the order of the router's choice.
-            true => (DeviceArena::chosen_table(&self.plan, step.layer), at.identity),
-            false => (step.layer, at.expert_ids),
+        let slots = match fetched {
+            true => DeviceArena::chosen_table(&self.plan, step.layer),
+            false => step.layer,
         };
         let by_row = self.products.takes_matvec(step.kind());
-        // A single row has one pair for each expert. Rows that fetch experts have not been sorted.
-        let is_ordered = by_row && step.count > 1 && !fetched;
+        // A single row has one pair for each expert.
+        let is_ordered = by_row && step.count > 1;
         let entries = ExpertEntries {
             slots: self.arena.expert_tables().table(slots),
             experts: experts.count,
             rows: Rows::of(step),
             used: experts.used,
-            ids: self.arena.activation(ids),
+            ids: self.arena.activation(at.expert_ids),
             order: if is_ordered { sorted.pairs } else { DevicePtr::null() },
             starts: sorted.starts,
             pair_tokens: sorted.pair_tokens,

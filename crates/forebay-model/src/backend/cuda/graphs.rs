@@ -1,7 +1,7 @@
-//! CUDA graphs of single generated tokens. The work of a token is captured once and then queued with one call.
+//! CUDA graphs of decode rows. The work of a pass is captured once and then queued with one call.
 //!
-//! Tokens differ in what lies in memory: their id, their position, the KV cache. Their kernels and arguments differ
-//! only by [`GraphKey`], so each key has a graph of its own.
+//! Passes differ in what lies in memory: tokens, positions, the KV cache. Their kernels and arguments differ only by
+//! [`GraphKey`], so each key has a graph of its own.
 
 use std::collections::{HashMap, HashSet};
 

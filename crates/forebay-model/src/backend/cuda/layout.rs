@@ -1,7 +1,7 @@
 //! Layout of device memory, computed before any memory is reserved.
 
 use forebay_cuda::{
-    AddressTables, AttentionScratchSize, DECODE_ROWS, ExpertFetch, KvLayerShape,
+    AddressTables, AttentionScratchSize, DECODE_ROWS, ExpertFetch, FETCHED_PAIRS_MAX, KvLayerShape,
     RoundedActivations, TOP_K_MAX, TopK,
 };
 
@@ -262,10 +262,12 @@ pub struct ActivationLayout {
     /// Inner activations of the shared expert.
     pub shared_gate: u64,
     pub shared_up: u64,
-    /// Total number of entries of the address tables. The first is for experts: those of each layer and those that a
-    /// token chooses. The second is for the matrices of heads.
+    /// Total number of entries of the address tables. The first is for experts: all of each layer, and again those that
+    /// the rows of a pass choose. The second is for the matrices of heads.
     pub table_entries: [usize; 2],
-    /// For single tokens that fetch experts: the words that the host sends before the token's work is queued.
+    /// Maximum number of decode rows whose experts one kernel fetches.
+    pub fetch_rows: usize,
+    /// For rows whose experts a kernel fetches: the words that the host sends before their work is queued.
     pub fetch: u64,
     /// Tickets of the blocks of the fetch kernel.
     pub fetch_tickets: u64,
@@ -273,7 +275,7 @@ pub struct ActivationLayout {
     pub fetch_desk: u64,
     /// Number of the run that gave up waiting for the host.
     pub fetch_given_up: u64,
-    /// Copy of the residual stream `[hidden]` at the time when the run gave up.
+    /// Copy of the residual stream `[fetch_rows, hidden]` at the time when the run gave up.
     pub fetch_kept: u64,
     pub vectors: u64,
 }
@@ -319,7 +321,9 @@ impl ActivationLayout {
         let exchange_layout = ExchangeLayout::new(architecture, batch, decode_rows);
         let top_k = TopK { rows: decode_rows, vocabulary: architecture.vocabulary, k: TOP_K_MAX };
         let mut words = |count: usize| layout.take(4 * count as u64);
-        let expert_layers = architecture.expert_layers().map(|of| of.count + used).sum();
+        let expert_layers = architecture.expert_layers().map(|of| 2 * of.count).sum();
+        let fetch_rows = decode_rows.min(FETCHED_PAIRS_MAX / used.max(1));
+        let fetch_pairs = fetch_rows * used;
         let table_entries = [expert_layers, 2 * heads_of_latent * architecture.layers.len()];
         let (codes, code_scales) = RoundedActivations::bytes(few, widest);
         ActivationLayout {
@@ -366,11 +370,12 @@ impl ActivationLayout {
             shared_gate: words(batch * shared_width),
             shared_up: words(batch * shared_width),
             table_entries,
-            fetch: words(2 + architecture.layers.len() * used),
+            fetch_rows,
+            fetch: words(2 + architecture.layers.len() * fetch_pairs),
             fetch_tickets: words(2),
-            fetch_desk: words(ExpertFetch::desk_words(used)),
+            fetch_desk: words(ExpertFetch::desk_words(fetch_pairs)),
             fetch_given_up: words(1),
-            fetch_kept: words(hidden),
+            fetch_kept: words(fetch_rows * hidden),
             vectors: words(vector_floats),
             layout,
         }

@@ -8,7 +8,7 @@ use forebay_cuda::{
     AddressTable, AddressTables, CudaError, DeviceMemory, DevicePtr, Gpu, KvLayerShape, Pod,
     TableSize, supports_weights, weight_alignment,
 };
-use forebay_stream::{Budget, MemoryPlan, PolicyKind, StreamError};
+use forebay_stream::{Budget, LayerIndex, MemoryPlan, PolicyKind, StreamError};
 
 use super::kv_layout::KvLayout;
 use super::layout::{ActivationLayout, ExpertLayout, KvSize, WeightLayout};
@@ -201,7 +201,8 @@ impl DevicePlan {
             share.weights.place_experts();
         } else if expert_bytes > 0 {
             let left = left.saturating_sub(share.bytes());
-            let planned = plan_tier(&share.weights, architecture, left, policy);
+            let rows = share.activations.fetch_rows;
+            let planned = plan_tier(&share.weights, architecture, rows, left, policy);
             let plan = planned.map_err(|least| too_small(&share, least))?;
             let pools = share.weights.place_pools(&plan);
             tier = Some(DeviceTier { plan, pools });
@@ -276,6 +277,7 @@ impl fmt::Display for WhatIsNeeded<'_> {
 fn plan_tier(
     layout: &WeightLayout,
     architecture: &Architecture,
+    rows: usize,
     bytes: u64,
     policy: PolicyKind,
 ) -> Result<MemoryPlan, u64> {
@@ -285,12 +287,39 @@ fn plan_tier(
     let used = architecture.experts_per_token();
     // Offsets of pools are aligned.
     let bytes = bytes.saturating_sub(ALIGNMENT * layers.len() as u64);
-    Budget::plan_experts(&layers, used, bytes, policy).map_err(|error| match error {
+    let plan = |at_once: usize| Budget::plan_experts(&layers, at_once, bytes, policy);
+    let least = plan(used).map_err(|error| match error {
         StreamError::BudgetTooSmall { needed_bytes, .. } => {
             needed_bytes + ALIGNMENT * layers.len() as u64
         }
         _ => u64::MAX,
-    })
+    })?;
+    // A kernel fetches the experts of several rows only if they have slots at once. More slots for experts in transit
+    // make room for that. They are worth it if most slots remain for experts that are kept.
+    let missing = |plan: &MemoryPlan, rows: usize| {
+        let of_layer = |(layer, &(experts, _)): (usize, &(u32, u64))| {
+            let wanted = (experts as usize).min(rows * used);
+            wanted.saturating_sub(plan.slots_at_once(LayerIndex(layer as u32), used))
+        };
+        layers.iter().enumerate().map(of_layer).max().unwrap_or(0)
+    };
+    let transient = least.pools.iter().map(|pool| pool.transient_slots).max().unwrap_or(0);
+    let halves = std::iter::successors(Some(rows), |rows| Some(rows / 2));
+    for rows in halves.take_while(|&rows| rows > 1) {
+        let more = missing(&least, rows);
+        if more == 0 {
+            break;
+        }
+        // Each of these slots is one less for all layers together, which costs a layer a slot now and then.
+        let wider = plan(transient as usize + more + more.div_ceil(layers.len()) + 1);
+        let is_right = |wider: &MemoryPlan| {
+            missing(wider, rows) == 0 && 8 * wider.kept_slots() >= 7 * least.kept_slots()
+        };
+        if let Some(wider) = wider.ok().filter(is_right) {
+            return Ok(wider);
+        }
+    }
+    Ok(least)
 }
 
 fn check_kernels(architecture: &Architecture, weights: &Weights) -> Result<(), ModelError> {
@@ -337,28 +366,25 @@ pub struct DeviceArena {
 }
 
 impl DeviceArena {
-    /// Reserves the memory for `plan`, with address tables for tokens that choose `used` experts in a layer.
+    /// Reserves the memory for `plan`.
     ///
     /// # Errors
     /// Returns an error if memory cannot be allocated, for example because another program has taken it meanwhile.
     pub fn reserve(
         gpu: &Gpu,
         plan: &DevicePlan,
-        used: usize,
         weights: &Weights,
     ) -> Result<DeviceArena, CudaError> {
         let take = |bytes: u64| gpu.allocate(bytes as usize);
         let (dense, experts) =
             (take(plan.weights.dense.bytes())?, take(plan.weights.experts.bytes())?);
         let (dense, experts) = (Arc::new(dense), Arc::new(experts));
-        let size = |entries: usize, of: &Option<ExpertLayout>| match of {
-            Some(of) => TableSize { entries, slot_bytes: of.slot_bytes },
+        let size = |of: &Option<ExpertLayout>| match of {
+            Some(of) => TableSize { entries: of.count, slot_bytes: of.slot_bytes },
             None => TableSize { entries: 0, slot_bytes: 0 },
         };
-        let of_layers = plan.weights.experts_of.iter();
-        let all = of_layers.clone().map(|of| size(of.map_or(0, |of| of.count), of));
-        let chosen = of_layers.map(|of| size(used, of));
-        let expert_sizes: Vec<TableSize> = all.chain(chosen).collect();
+        let all = plan.weights.experts_of.iter().map(size);
+        let expert_sizes: Vec<TableSize> = all.clone().chain(all).collect();
         let of_heads = |layer: &LayerWeights| match &layer.attention {
             AttentionWeights::Latent(of) => [&of.k_b, &of.v_b]
                 .map(|stack| TableSize { entries: stack.heads, slot_bytes: stack.bytes as u64 }),
@@ -386,12 +412,13 @@ impl DeviceArena {
     }
 
     /// Returns the address tables of experts. Tables `0 ..` are those of each layer, followed by those of the experts
-    /// that a token has chosen.
+    /// that the rows of a pass have chosen.
     pub fn expert_tables(&self) -> &Arc<AddressTables> {
         &self.expert_tables
     }
 
-    /// Returns the number of the table of the experts that a token has chosen in a layer.
+    /// Returns the number of the table of the experts that the rows of a pass have chosen in a layer, by id. The kernel
+    /// that fetches experts writes it.
     pub fn chosen_table(plan: &DevicePlan, layer: usize) -> usize {
         plan.weights.experts_of.len() + layer
     }

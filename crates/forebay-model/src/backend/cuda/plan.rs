@@ -119,8 +119,7 @@ impl CudaPlan {
         fill: impl FnOnce(&WeightsToLoad<'_>) -> Result<(HostWeights, T), E>,
     ) -> Result<(CudaBackend, T), E> {
         let CudaPlan { gpu, plan, exact, record, .. } = self;
-        let used = architecture.experts_per_token();
-        let arena = DeviceArena::reserve(&gpu, &plan, used, weights).map_err(ModelError::from)?;
+        let arena = DeviceArena::reserve(&gpu, &plan, weights).map_err(ModelError::from)?;
         let types = weights.types_without_routers();
         let router = weights.routers().next().map(|router| (router.ty, router.rows));
         let mut modules = modules_needed(&ModelKernels {
@@ -171,7 +170,7 @@ pub enum HostWeights {
 }
 
 impl CudaBackend {
-    /// Attaches the experts in host memory. `records` allows single tokens to run as CUDA graphs. Exact products use
+    /// Attaches the experts in host memory. `records` allows decode rows to run as CUDA graphs. Exact products use
     /// the order of experts instead of the router's order, so exact tokens do not run as graphs.
     ///
     /// # Panics

@@ -1,4 +1,4 @@
-//! Tokens whose CUDA graph gave up waiting for the host: finds the layer, and gives the answers of the remaining
+//! Passes whose CUDA graph gave up waiting for the host: finds the layer, and gives the answers of the remaining
 //! layers in advance.
 
 use forebay_cuda::{CudaError, DevicePtr, GivingUp, Gpu};
@@ -18,7 +18,7 @@ impl Streamed {
             run: arena.activation(at.fetch_given_up),
             stream: arena.activation(at.x),
             kept: arena.activation(at.fetch_kept),
-            width: service.width,
+            width: service.rows * service.width,
         })
     }
 
@@ -71,19 +71,19 @@ impl Streamed {
         if place < service.answered {
             return Ok(());
         }
-        let used = service.used;
+        let pairs = service.pairs_of(place);
         let mut all = std::mem::take(&mut service.chosen);
-        let chosen = &mut all[place * used..][..used];
+        let chosen = &mut all[pairs.clone()];
         let mut forced = [0_u32];
         service.words.read(1, &mut forced);
-        on.gpu.queue_download(ids, &self.ids, 0..used)?;
+        on.gpu.queue_download(ids, &self.ids, 0..pairs.len())?;
         if self.split().is_some() {
             self.service.as_ref().expect("it serves").mailbox.queue_state(on.gpu, x)?;
         }
         on.gpu.synchronize()?;
         match forced[0] {
             0 => self.ids.read(0, chosen),
-            _ => self.service.as_ref().expect("it serves").words.read(2 + place * used, chosen),
+            _ => self.service.as_ref().expect("it serves").words.read(2 + pairs.start, chosen),
         }
         // Kernels of earlier layers have finished their copies.
         self.let_go(on.gpu);

@@ -104,7 +104,7 @@ pub struct LayerOfDevice<'a> {
 impl Streamed {
     /// Creates the state for the tier of `plan`, with batches of `tokens` tokens that choose `used` experts each. The
     /// CPU may take part in batches of up to `few` tokens. The matrices in `of` have the shapes of those in all
-    /// layers with experts. `serves` allows single tokens to run as CUDA graphs.
+    /// layers with experts. `serves` allows decode rows to run as CUDA graphs.
     ///
     /// # Errors
     /// Returns an error if a driver call fails.

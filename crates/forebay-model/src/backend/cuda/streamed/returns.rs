@@ -56,23 +56,27 @@ impl Streamed {
         Ok(())
     }
 
-    /// Lists the same copies as [`Streamed::begin_returns`] for a kernel to make, up to one for each expert that a
-    /// token chooses. [`Streamed::let_go`] frees the VRAM slots.
+    /// Lists the same copies as [`Streamed::begin_returns`] for a kernel to make, up to one for each expert that a row
+    /// chooses. [`Streamed::let_go`] frees their VRAM slots; those of other evicted experts become free at once.
     pub(super) fn queue_returns(&mut self, plan: &DevicePlan, arena: &DeviceArena) {
         let Streamed { tier, host, batch, service, .. } = self;
         let service = service.as_mut().expect("it serves");
         service.returns.clear();
+        service.returned_slots.clear();
         for gone in &batch.gone {
             if service.returns.len() == service.used {
                 break;
             }
-            let Some(parts) = parts(plan, arena, tier.pool(gone.layer), gone) else { continue };
+            let pool = tier.pool(gone.layer);
+            let Some(parts) = parts(plan, arena, pool, gone) else { continue };
             let Some(to) = host.take_back(gone.layer, gone.expert) else { continue };
             let ranges = to.parts();
+            service.returned_slots.extend(gone.slot.map(|slot| (pool, slot)));
             service.returns.push(ExpertReturn { from: parts.map(|(from, _)| from), to, ranges });
             self.experts_returned += 1;
             self.bytes_returned += parts.iter().map(|(_, bytes)| bytes).sum::<u64>();
         }
+        tier.free_left_unless(|pool, slot| service.returned_slots.contains(&(pool, slot)));
     }
 
     /// Waits until all copies that were started by [`Streamed::begin_returns`] have finished.

@@ -1,7 +1,7 @@
-//! Serving of single tokens that run as CUDA graphs: kernels ask for experts, and the host answers while they run.
+//! Serving of decode rows that run as CUDA graphs: kernels ask for experts, and the host answers while they run.
 //!
 //! Tables on the GPU hold the addresses of the experts that stay there. If a kernel finds all experts that a layer's
-//! router chose, it goes on at once. Otherwise it waits for an answer, which names a slot for each expert and what to
+//! router chose for all rows, it goes on at once. Otherwise it waits for an answer, which names a slot for each expert and what to
 //! copy there. The kernel makes the copies. Each layer sends its ids, whether its kernel waits or not. The host
 //! decides by these ids in the order of the layers, so that its own view and the tables stay the same.
 //!
@@ -12,7 +12,7 @@
 use std::time::Instant;
 
 use forebay_cuda::{
-    CHOSEN_MAX, CudaError, DevicePtr, ExpertAnswer, ExpertFetch, ExpertMiss, ExpertQuestion, Gpu,
+    CudaError, DevicePtr, ExpertAnswer, ExpertFetch, ExpertMiss, ExpertQuestion, Gpu,
 };
 use forebay_stream::{ExpertIndex, LayerIndex, Lease, TierBatch};
 
@@ -24,7 +24,7 @@ use crate::ModelError;
 use crate::backend::ChosenExperts;
 use crate::weights::Weights;
 
-/// Guard of a token that is served. When dropped, for whatever reason, it answers all layers that have had no answer,
+/// Guard of a run that is served. When dropped, for whatever reason, it answers all layers that have had no answer,
 /// so that the GPU does not wait forever.
 struct Serving<'a> {
     gpu: &'a Gpu,
@@ -45,50 +45,66 @@ impl Drop for Serving<'_> {
 }
 
 impl Streamed {
-    /// Returns true if single tokens can run as CUDA graphs.
+    /// Returns true if decode rows can run as CUDA graphs.
     pub fn serves(&self) -> bool {
         self.service.is_some()
     }
 
-    /// Starts a token whose CUDA graph is captured or replayed. If `chosen` is given, the token uses the caller's
-    /// experts instead of the router's. The previous token must have finished.
+    /// Returns true if `rows` decode rows can run as a CUDA graph in the current batch: the experts that they choose in
+    /// a layer always have slots at once. The CPU computes experts for a single row only.
+    pub fn serves_rows(&self, rows: usize) -> bool {
+        let Some(service) = &self.service else { return false };
+        let has_slots = |layer: &LayerIndex| {
+            let experts = self.on_device[layer.0 as usize].len();
+            let at_once = self.tier.plan().slots_at_once(*layer, service.used);
+            at_once >= experts.min(rows * service.used)
+        };
+        rows == 1
+            || rows <= service.rows_max
+                && self.split().is_none()
+                && service.layers.iter().all(has_slots)
+    }
+
+    /// Starts `rows` rows whose CUDA graph is captured or replayed. If `chosen` is given, the rows use the caller's
+    /// experts instead of the router's. The previous run must have finished.
     ///
     /// # Panics
-    /// Panics if tokens cannot run as CUDA graphs.
-    pub fn begin_token(&mut self, gpu: &Gpu, chosen: Option<&dyn ChosenExperts>) {
+    /// Panics if so many rows cannot run as CUDA graphs.
+    pub fn begin_run(&mut self, gpu: &Gpu, rows: usize, chosen: Option<&dyn ChosenExperts>) {
         self.finish_before(gpu);
         let service = self.service.as_mut().expect("it serves");
         if std::mem::take(&mut service.times_are_due) {
             service.last_times().add_to(&mut service.times);
         }
         service.run = service.run.wrapping_add(1).max(1);
-        service.answered = 0;
+        assert!(rows <= service.rows_max, "{rows} rows");
+        (service.rows, service.answered) = (rows, 0);
         service.words.write(0, &[service.run, u32::from(chosen.is_some())]);
         if let Some(chosen) = chosen {
             for (place, layer) in service.layers.iter().enumerate() {
-                let at = 2 + place * service.used;
+                let at = 2 + service.pairs_of(place).start;
                 service.words.write(at, chosen.experts(layer.0 as usize));
             }
         }
     }
 
-    /// Queues the copy to the GPU of what [`Streamed::begin_token`] wrote. The copy becomes part of the graph.
+    /// Queues the copy to the GPU of what [`Streamed::begin_run`] wrote. The copy becomes part of the graph.
     ///
     /// # Errors
     /// Returns an error if a driver call fails.
-    pub fn queue_token(
+    pub fn queue_run(
         &self,
         gpu: &Gpu,
         plan: &DevicePlan,
         arena: &DeviceArena,
     ) -> Result<(), CudaError> {
         let service = self.service.as_ref().expect("it serves");
-        let words = 2 + service.layers.len() * service.used;
+        let words = 2 + service.layers.len() * service.pairs();
         gpu.queue_upload(&service.words, 0..words, arena.activation(plan.activations.fetch))
     }
 
     /// Queues the kernel that fetches a layer's experts, whose ids are at `ids`, for the normed state `x`. The kernel
-    /// becomes part of the graph, unless the token is being finished layer by layer.
+    /// becomes part of the graph, unless the run is being finished layer by layer.
     ///
     /// # Errors
     /// Returns an error if a driver call fails.
@@ -105,7 +121,7 @@ impl Streamed {
     }
 
     /// Queues the copy to `outputs` of the rows that the CPU computes in a layer, if CPU offload is on. The copy
-    /// becomes part of the graph, unless the token is being finished layer by layer.
+    /// becomes part of the graph, unless the run is being finished layer by layer.
     ///
     /// # Errors
     /// Returns an error if a driver call fails.
@@ -118,7 +134,8 @@ impl Streamed {
         if self.split().is_none() {
             return Ok(());
         }
-        let (fetch, place) = self.fetch(on, DevicePtr::null(), DevicePtr::null());
+        let ids = on.arena.activation(on.plan.activations.expert_ids);
+        let (fetch, place) = self.fetch(on, ids, DevicePtr::null());
         on.gpu.take_rows(&fetch, &service.mailbox, place, outputs)
     }
 
@@ -132,12 +149,13 @@ impl Streamed {
         let service = self.service.as_ref().expect("it serves");
         let layer = LayerIndex(on.layer as u32);
         let place = service.layers.binary_search(&layer).expect("the layer has experts");
-        let (at, used) = (&on.plan.activations, service.used);
+        let at = &on.plan.activations;
         let now: DevicePtr<u32> = on.arena.activation(at.fetch);
         let fetch = ExpertFetch {
             now,
+            k: service.pairs(),
             ids,
-            forced: now.offset(2 + place * used),
+            forced: now.offset(2 + service.pairs_of(place).start),
             tickets: on.arena.activation(at.fetch_tickets),
             desk: on.arena.activation(at.fetch_desk),
             x,
@@ -147,7 +165,7 @@ impl Streamed {
         (fetch, place)
     }
 
-    /// Brings the tables on the GPU up to date before a token's graph is queued.
+    /// Brings the tables on the GPU up to date before a graph is queued.
     ///
     /// # Errors
     /// Returns an error if a driver call fails.
@@ -179,7 +197,7 @@ impl Streamed {
         Ok(())
     }
 
-    /// Answers the questions of the token's queued graph. The graph may still be running when this returns.
+    /// Answers the questions of the queued graph. The graph may still be running when this returns.
     ///
     /// # Errors
     /// Returns an error if a read or the device fails. The graph ends nevertheless, but its results are invalid.
@@ -225,7 +243,7 @@ impl Streamed {
         let service = self.service.as_mut().expect("it serves");
         let layer = service.layers[place];
         let mut all = std::mem::take(&mut service.chosen);
-        let chosen = &mut all[place * service.used..][..service.used];
+        let chosen = &mut all[service.pairs_of(place)];
         let question = service.wait_for_question(gpu, place, chosen);
         let served = match question {
             Err(error) => Err(error.into()),
@@ -276,10 +294,10 @@ impl Streamed {
         computed
     }
 
-    /// Passes the experts of the last token to `take`, layer by layer.
+    /// Passes the experts of the last run, `[rows, used]`, to `take`, layer by layer.
     pub fn served_experts(&self, mut take: impl FnMut(usize, &[u32])) {
         let service = self.service.as_ref().expect("it serves");
-        let all = service.layers.iter().zip(service.chosen.chunks_exact(service.used));
+        let all = service.layers.iter().zip(service.chosen.chunks_exact(service.pairs()));
         all.for_each(|(layer, ids)| take(layer.0 as usize, ids));
     }
 
@@ -327,15 +345,16 @@ impl Streamed {
         };
         let pool = tier.pool(layer);
         leases.append(ready);
-        let mut misses = [const { None }; CHOSEN_MAX];
-        for ((expert, lease), miss) in leases.iter().zip(&mut misses) {
-            let slot = tier.take(layer, *expert).expect("a token's experts have slots at once");
+        for (expert, _) in &*leases {
+            tier.take(layer, *expert).expect("the experts of a pass have slots at once");
+        }
+        let misses = leases.iter().map(|(expert, lease)| {
+            let slot = tier.slot(layer, *expert).expect("it was taken");
             let from = [0, 1, 2].map(|part| host.bytes(lease, part));
             let stays_as = tier.stays(layer, *expert).then_some(expert.0);
-            *miss = Some(ExpertMiss { stays_as, to: plan.slot(arena, pool, slot), from });
-        }
+            ExpertMiss { stays_as, to: plan.slot(arena, pool, slot), from }
+        });
         let copied = leases.len();
-        let misses = misses[..copied].iter().flatten();
         let slot = |&id: &u32| {
             // Experts that the CPU computes have no slot.
             let slot = tier.slot(layer, ExpertIndex(id));

@@ -1,6 +1,7 @@
-//! State for serving single tokens that run as CUDA graphs, besides the experts themselves.
+//! State for serving decode rows that run as CUDA graphs, besides the experts themselves.
 
 use std::hint::spin_loop;
+use std::ops::Range;
 use std::thread::yield_now;
 use std::time::Duration;
 
@@ -16,29 +17,35 @@ use super::super::memory::{DeviceArena, DevicePlan};
 /// also asks the driver whether anything is still running.
 const LOOKS: u32 = 1 << 14;
 
-/// State for serving single tokens that run as CUDA graphs.
+/// State for serving decode rows that run as CUDA graphs.
 pub(super) struct Service {
     pub(super) mailbox: ExpertMailbox<Returning>,
-    /// Words for the device: the run's number, whether ids are forced, and the forced ids `[layers, k]`.
+    /// Words for the device: the run's number, whether ids are forced, and the forced ids `[layers, pairs]`.
     pub(super) words: HostWords,
     /// Layers with experts.
     pub(super) layers: Vec<LayerIndex>,
-    /// Number of the run, which is the current token's.
+    /// Number of the run, which is that of the current pass.
     pub(super) run: u32,
+    /// Number of experts that a row chooses.
     pub used: usize,
+    /// Number of rows of the run, and its maximum.
+    pub(super) rows: usize,
+    pub(super) rows_max: usize,
     /// Number of places that have an answer in this run. A place is the index of a layer in `layers`.
     pub(super) answered: usize,
     /// True if the tables on the GPU agree with the tier.
     pub(super) tables_are_right: bool,
     /// Experts in host memory that kernels may still be copying.
     pub leases: Vec<(ExpertIndex, Lease)>,
-    /// Chosen ids of the current token, by place `[layers, k]`.
+    /// Chosen ids of the run, by place `[layers, pairs]`.
     pub(super) chosen: Vec<u32>,
     pub(super) slots: Vec<DevicePtr<u8>>,
     pub(super) gone: Vec<u32>,
     pub returns: Vec<ExpertReturn<Returning>>,
+    /// Pools and slots of `returns`.
+    pub returned_slots: Vec<(usize, u32)>,
     pub(super) times: ServiceTimes,
-    /// True if the last token's times have not been read yet.
+    /// True if the last run's times have not been read yet.
     pub(super) times_are_due: bool,
     /// How long a kernel waits for the host; `None` if it waits without a limit.
     pub(super) bound: Option<Duration>,
@@ -57,8 +64,8 @@ pub(super) struct ServiceTimes {
 }
 
 impl Service {
-    /// Creates the state for tokens that choose `used` experts each and have a residual stream of `width` values. The
-    /// CPU may compute some of the experts from states of `hidden` values, unless `hidden` is 0.
+    /// Creates the state for rows that choose `used` experts each and have a residual stream of `width` values. The
+    /// CPU may compute some of the experts of a single row from states of `hidden` values, unless `hidden` is 0.
     ///
     /// # Errors
     /// Returns an error if a driver call fails.
@@ -83,24 +90,39 @@ impl Service {
             }
         };
         let fetched = layers.iter().map(fetched).collect();
+        let rows_max = plan.activations.fetch_rows;
+        let (tables, pairs) = (arena.expert_tables().clone(), rows_max * used);
         Ok(Service {
-            mailbox: ExpertMailbox::new(gpu, arena.expert_tables().clone(), fetched, used, hidden)?,
+            mailbox: ExpertMailbox::new(gpu, tables, fetched, pairs, hidden)?,
             answered: 0,
-            words: gpu.host_words(2 + layers.len() * used)?,
+            words: gpu.host_words(2 + layers.len() * pairs)?,
             run: 0,
             used,
+            rows: 0,
+            rows_max,
             tables_are_right: false,
-            leases: Vec::with_capacity(used),
-            chosen: vec![0; layers.len() * used],
-            slots: Vec::with_capacity(used),
-            gone: Vec::with_capacity(2 * used),
+            leases: Vec::with_capacity(pairs),
+            chosen: vec![0; layers.len() * pairs],
+            slots: Vec::with_capacity(pairs),
+            gone: Vec::with_capacity(2 * pairs),
             returns: Vec::with_capacity(used),
+            returned_slots: Vec::with_capacity(used),
             times: ServiceTimes::default(),
             times_are_due: false,
             bound: gpu.host_wait_bound(),
             width,
             layers,
         })
+    }
+
+    /// Returns the number of pairs of a row and an expert that the run has in a layer.
+    pub(super) fn pairs(&self) -> usize {
+        self.rows * self.used
+    }
+
+    /// Returns the range of a place's pairs among those of all layers.
+    pub(super) fn pairs_of(&self, place: usize) -> Range<usize> {
+        place * self.pairs()..(place + 1) * self.pairs()
     }
 
     pub fn times(&self) -> ServiceTimes {
@@ -116,7 +138,7 @@ impl Service {
         self.tables_are_right = false;
     }
 
-    /// Returns the times of the last token, once its work is done.
+    /// Returns the times of the last run, once its work is done.
     pub(super) fn last_times(&self) -> ServiceTimes {
         let mut sum = ServiceTimes::default();
         for place in 0..self.layers.len() {
@@ -130,7 +152,7 @@ impl Service {
         sum
     }
 
-    /// Waits for the ids that the token has chosen in a layer, and for what its kernel needs.
+    /// Waits for the ids that the run's rows have chosen in a layer, and for what its kernel needs.
     ///
     /// # Errors
     /// Returns an error if a driver call or queued work failed.
@@ -162,12 +184,12 @@ impl Service {
     /// Ends the wait of all layers from place `first` on, with answers that name no experts.
     pub(super) fn dismiss(&mut self, first: usize, gpu: &Gpu, pinned: &Pinned) {
         self.slots.clear();
-        self.slots.resize(self.used, DevicePtr::null());
+        self.slots.resize(self.pairs(), DevicePtr::null());
         let answer = ExpertAnswer { slots: &self.slots, gone: &[] };
         for place in first..self.layers.len() {
             // The kernel of a place that has an answer may be copying by it.
             if place >= self.answered {
-                let (misses, returns) = ([].iter(), [].into_iter());
+                let (misses, returns) = ([].into_iter(), [].into_iter());
                 self.mailbox.answer(gpu, place, self.run, &answer, misses, returns, pinned);
             }
             self.mailbox.rows_are_there(place, self.run);
