@@ -3,18 +3,22 @@
 //! A [`Format`] is recognised from a model's chat template and vocabulary. [`Format::render`] turns
 //! [`Message`]s into the prompt that the template defines. A [`Parser`] turns generated tokens back
 //! into a message: reasoning, content and tool calls. It reports them as they arrive, so that a
-//! caller can show an unfinished answer. [`History`] holds a conversation of parsed messages.
+//! caller can show an unfinished answer. An [`AnswerStream`] does so with token ids and stop texts.
+//! [`History`] holds a conversation of parsed messages.
 //!
 //! The crate does no input or output: no terminal, no HTTP.
 
 #![forbid(unsafe_code)]
 
+mod answer;
 mod error;
 mod format;
 mod history;
 mod message;
 mod parser;
+mod stops;
 
+pub use answer::AnswerStream;
 pub use error::ChatError;
 pub use format::{Format, Think, ToolSyntax};
 pub use history::History;

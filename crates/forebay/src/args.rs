@@ -50,6 +50,9 @@ pub enum Command {
     /// Predict where a model's weights go on a machine, how fast it runs, and what limits it
     #[command(after_help = help::PLAN)]
     Plan(PlanArgs),
+    /// Answer a file of requests, several at a time, and go on where earlier work was interrupted
+    #[command(after_help = help::BATCH)]
+    Batch(BatchArgs),
     /// Measure prompt and generation speed
     #[command(after_help = help::BENCH)]
     Bench(BenchArgs),
@@ -335,6 +338,38 @@ pub struct LoadArgs {
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,
+}
+
+/// Number of requests that are answered at a time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Parallel {
+    Auto,
+    Fixed(usize),
+}
+
+#[derive(Args)]
+pub struct BatchArgs {
+    /// GGUF file (or one file of a split set), pack, or Hugging Face folder
+    #[arg(value_hint = ValueHint::AnyPath)]
+    pub model: PathBuf,
+    /// Requests, one JSON object a line, as in OpenAI's batch files
+    #[arg(value_name = "IN.jsonl", value_hint = ValueHint::FilePath)]
+    pub input: PathBuf,
+    /// Write the answers to this file, in the order of the requests. Until all are there, they are in
+    /// OUT.jsonl.partial
+    #[arg(short, long, value_name = "OUT.jsonl", value_hint = ValueHint::FilePath)]
+    pub output: PathBuf,
+    /// Replace an output that exists, and a .partial file of another batch
+    #[arg(long)]
+    pub force: bool,
+    /// Answer so many requests at a time; auto takes 8, or fewer if memory has no room for their contexts
+    #[arg(long, value_name = "N|auto", value_parser = parse::parallel, default_value = "auto")]
+    pub parallel: Parallel,
+    /// Most tokens of an answer, if its request names no limit
+    #[arg(short = 'n', long, value_name = "N", value_parser = count(), default_value = "1024")]
+    pub max_tokens: usize,
+    #[command(flatten)]
+    pub budget: BudgetArgs,
 }
 
 #[derive(Args)]

@@ -45,6 +45,18 @@ No weights are read. Speeds are predicted from a machine profile and from the hi
 routing, usually within 20 % of the measured speed. If the machine was busy when it was measured,
 speeds are ranges. There is no prediction for a model of a few megabytes.";
 
+pub const BATCH: &str = "\
+Examples:
+  forebay batch model.gguf requests.jsonl -o answers.jsonl
+  forebay batch model.gguf requests.jsonl -o answers.jsonl --vram 8GiB --parallel 4
+
+A line of IN.jsonl, with url /v1/completions or /v1/chat/completions:
+  {\"custom_id\": \"a\", \"method\": \"POST\", \"url\": \"/v1/chat/completions\",
+   \"body\": {\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}], \"max_tokens\": 100}}
+
+After an interrupt, the same command goes on where it ended. Without --ctx, the context is as long as the
+longest request needs. A request without a seed gets one from the file and its line.";
+
 pub const BENCH: &str = "\
 Examples:
   forebay bench model.gguf

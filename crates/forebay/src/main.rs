@@ -5,6 +5,7 @@
 //! output. Progress, logs and statistics for people go to standard error.
 
 mod args;
+mod batch;
 mod chat;
 mod commands;
 mod config;
@@ -63,6 +64,7 @@ fn dispatch(command: Command) -> Outcome {
     match command {
         Command::Run(args) => commands::run::run(args),
         Command::Plan(args) => commands::plan::run(args),
+        Command::Batch(args) => commands::batch::run(args),
         Command::Bench(args) => commands::bench::run(args),
         Command::Replay(args) => commands::replay::run(args),
         Command::Assess(args) => commands::assess::run(args),
@@ -84,6 +86,7 @@ fn dispatch(command: Command) -> Outcome {
 fn has_long_work(command: &Command) -> bool {
     match command {
         Command::Run(_)
+        | Command::Batch(_)
         | Command::Bench(_)
         | Command::Replay(_)
         | Command::Assess(_)

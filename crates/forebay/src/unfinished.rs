@@ -81,6 +81,7 @@ fn in_json(command: &Command) -> Option<&'static str> {
     let (json, name) = match command {
         Command::Run(args) => (args.json, "run"),
         Command::Plan(args) => (args.json, "plan"),
+        Command::Batch(_) => (false, "batch"),
         Command::Bench(args) => (args.json, "bench"),
         Command::Assess(args) => (args.json, "assess"),
         Command::TraceIo(args) => (args.json, "trace-io"),

@@ -2,13 +2,12 @@
 
 use std::ops::ControlFlow;
 
-use forebay_chat::{Event, Message, Parser};
+use forebay_chat::{AnswerStream, Event, Message};
 use forebay_engine::{GenerateOptions, Generation, Session, StopReason};
-use forebay_text::{TextStream, Tokenizer};
+use forebay_text::Tokenizer;
 use serde::Serialize;
 
 use super::conversation::{self, Conversation, Prompt};
-use super::stops::{Passed, StopFilter};
 use crate::config::{AnswerConfig, OnFull};
 use crate::failure::{Failure, Outcome};
 use crate::progress::PromptProgress;
@@ -53,13 +52,11 @@ pub fn generate(
     let before = conversation.history.turns();
     let Prompt { text, mut ids } = fitting_prompt(session, conversation, config)?;
     let tokenizer = session.shared_tokenizer()?;
-    let mut shown = Shown::new(
-        &tokenizer,
-        conversation,
-        Parser::new(conversation.format(), &text),
-        config,
-        sink,
-    );
+    // With a template the answer is a new text; without one it continues the prompt's text.
+    let continues = !conversation.templated();
+    let stream =
+        AnswerStream::new(&*tokenizer, conversation.format(), &text, continues, &config.stops);
+    let mut shown = Shown { stream, sink, failure: None };
     let mut total = Generation {
         tokens: Vec::new(),
         stop_reason: StopReason::End,
@@ -189,81 +186,18 @@ pub fn context_full(session: &Session) -> String {
     format!("the answer is cut: the context of {context} tokens is full; {more}")
 }
 
-/// Converts tokens to events and sends them to the sink.
+/// Sends the events of an answer to a sink that may fail.
 struct Shown<'a, 's> {
-    tokenizer: &'a Tokenizer,
-    stream: TextStream<&'a Tokenizer>,
-    parser: Parser,
-    output: Output<'s>,
-}
-
-/// Sends events to the sink; content passes through the stop filter first.
-struct Output<'s> {
-    filter: StopFilter,
+    stream: AnswerStream<&'a Tokenizer>,
     sink: Sink<'s>,
-    content: String,
-    stopped: bool,
     failure: Option<Failure>,
 }
 
-impl Output<'_> {
-    fn take(&mut self, event: Event<'_>) {
-        if self.stopped || self.failure.is_some() {
-            return;
-        }
-        match event {
-            Event::Content(text) => {
-                let passed = self.filter.push(text);
-                self.pass(passed);
-            }
-            other => self.send(other),
-        }
-    }
-
-    fn pass(&mut self, passed: Passed) {
-        self.stopped |= passed.stopped;
-        if !passed.text.is_empty() {
-            self.content.push_str(&passed.text);
-            self.send(Event::Content(&passed.text));
-        }
-    }
-
-    fn send(&mut self, event: Event<'_>) {
-        if let Err(failure) = (self.sink)(event) {
-            self.failure = Some(failure);
-        }
-    }
-}
-
-impl<'a, 's> Shown<'a, 's> {
-    fn new(
-        tokenizer: &'a Tokenizer,
-        conversation: &Conversation,
-        parser: Parser,
-        config: &AnswerConfig,
-        sink: Sink<'s>,
-    ) -> Shown<'a, 's> {
-        // With a template the answer is a new text; without one it continues the prompt's text.
-        let stream = match conversation.templated() {
-            true => TextStream::new(tokenizer),
-            false => TextStream::continuing(tokenizer),
-        };
-        let filter = StopFilter::new(&config.stops);
-        let output = Output { filter, sink, content: String::new(), stopped: false, failure: None };
-        Shown { tokenizer, stream, parser, output }
-    }
-
+impl Shown<'_, '_> {
     fn push(&mut self, id: u32) -> ControlFlow<()> {
-        let Shown { tokenizer, stream, parser, output } = self;
-        let mut sink = |event: Event<'_>| output.take(event);
-        match tokenizer.control_text(id) {
-            None => parser.text(&stream.push(id), &mut sink),
-            Some(name) => {
-                parser.text(&stream.flush(), &mut sink);
-                parser.control(&name, &mut sink);
-            }
-        }
-        match output.stopped || output.failure.is_some() {
+        let Shown { stream, sink, failure } = self;
+        let stopped = stream.push(id, &mut |event| send(event, sink, failure));
+        match stopped || failure.is_some() {
             true => ControlFlow::Break(()),
             false => ControlFlow::Continue(()),
         }
@@ -271,19 +205,18 @@ impl<'a, 's> Shown<'a, 's> {
 
     /// Sends the text that is still held back. Returns the message, and true if a stop text ended it.
     fn finish(self) -> Outcome<(Message, bool)> {
-        let Shown { stream, mut parser, mut output, .. } = self;
-        let mut sink = |event: Event<'_>| output.take(event);
-        parser.text(&stream.finish(), &mut sink);
-        let mut message = parser.finish(&mut sink);
-        if !output.stopped && output.failure.is_none() {
-            let filter = std::mem::replace(&mut output.filter, StopFilter::new(&[]));
-            let rest = filter.finish();
-            output.pass(Passed { text: rest, stopped: false });
+        let Shown { stream, sink, mut failure } = self;
+        let finished = stream.finish(&mut |event| send(event, sink, &mut failure));
+        match failure {
+            Some(failure) => Err(failure),
+            None => Ok(finished),
         }
-        if let Some(failure) = output.failure {
-            return Err(failure);
-        }
-        message.content = output.content;
-        Ok((message, output.stopped))
+    }
+}
+
+/// Sends an event, unless an earlier one failed.
+fn send(event: Event<'_>, sink: Sink<'_>, failure: &mut Option<Failure>) {
+    if failure.is_none() {
+        *failure = sink(event).err();
     }
 }

@@ -7,7 +7,6 @@ mod display;
 mod files;
 mod input;
 mod settings;
-mod stops;
 
 use std::path::Path;
 
@@ -22,7 +21,7 @@ use crate::output;
 use crate::statistics::{self, After, ChatFigures};
 use answer::{Answer, End};
 use command::Line;
-pub use conversation::Conversation;
+pub use conversation::{Conversation, encode};
 pub use display::Display;
 use input::{Input, Reader};
 

@@ -1,6 +1,7 @@
 //! The commands, one file for each.
 
 pub mod assess;
+pub mod batch;
 pub mod bench;
 pub mod completions;
 pub mod doctor;

@@ -2,6 +2,7 @@
 
 mod assess;
 mod bad_input;
+mod batch;
 mod bench_scripts;
 mod chat;
 mod cufile;

@@ -1,0 +1,5 @@
+//! Batches: a file of requests, and a file of their answers.
+
+pub mod journal;
+pub mod openai;
+pub mod prepared;

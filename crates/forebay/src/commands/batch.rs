@@ -1,0 +1,309 @@
+//! The command `forebay batch`: a file of requests in, a file of answers out.
+
+use std::collections::HashMap;
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context as _, anyhow};
+use forebay_chat::{AnswerStream, Format};
+use forebay_engine::engine::{EngineOptions, Event, Request, RequestEnd};
+use forebay_engine::{Engine, EngineError, Session, SessionOptions};
+use forebay_model::ModelError;
+use forebay_store::Outputs;
+use forebay_text::{ChatTemplate, Tokenizer};
+use serde_json::{Value, json};
+use twox_hash::XxHash3_128;
+
+use crate::args::{BatchArgs, Parallel};
+use crate::batch::journal::Journal;
+use crate::batch::openai::{self, Choice, Identity, Line, Refusal};
+use crate::batch::prepared::{Preparation, Prepared};
+use crate::commands::plan;
+use crate::config;
+use crate::failure::{Failure, Outcome, usage};
+use crate::open;
+use crate::output;
+use crate::outputs;
+use crate::progress::StepProgress;
+
+/// Sequences that run together if `--parallel` is `auto` and memory has room for their contexts.
+const PARALLEL: usize = 8;
+
+/// A finished answer: number of the request, number of the choice, and the answer itself.
+type Finished = (usize, usize, Choice);
+
+pub fn run(args: BatchArgs) -> Outcome {
+    let mut options = config::session(&args.budget)?;
+    if outputs::is_standard(&args.output) {
+        return usage("-o - cannot be taken up again after an interrupt: name a file");
+    }
+    let text = std::fs::read_to_string(&args.input)
+        .with_context(|| format!("{}: cannot be read as text", args.input.display()))?;
+    let lines = openai::lines(&text).map_err(|why| anyhow!("{}: {why}", args.input.display()))?;
+    if lines.is_empty() {
+        return Err(anyhow!("{}: there is no request", args.input.display()).into());
+    }
+    // Refuses an output that cannot be written, before any work.
+    drop(outputs::create(&mut rules(&args)?, &args.output)?);
+    if args.output.metadata().is_ok_and(|about| !about.is_file()) {
+        let out = args.output.display();
+        return usage(format!(
+            "-o {out} is no regular file: a batch that is interrupted needs one"
+        ));
+    }
+
+    let hash = XxHash3_128::oneshot(text.as_bytes());
+    let catalog = open::catalog(&args.model)?;
+    let named = |error| open::named(error, &args.model);
+    let tokenizer = Tokenizer::from_catalog(&catalog).map_err(named)?;
+    let template = ChatTemplate::from_catalog(&catalog).map_err(named)?;
+    let preparation = Preparation {
+        tokenizer: &tokenizer,
+        template: template.as_ref(),
+        format: Format::recognise(template.as_ref(), Some(&tokenizer))?,
+        max_tokens: args.max_tokens,
+        seed: hash as u64,
+    };
+    let all: Vec<Result<Prepared, Refusal>> =
+        lines.iter().enumerate().map(|(number, line)| preparation.prepare(number, line)).collect();
+    let longest = all.iter().flatten().map(Prepared::positions).max();
+    let trained = open::inspect(&args.model)?.model.context_trained;
+    options.context.get_or_insert(longest.unwrap_or(1).min(trained));
+
+    let settings = settings(&args, &options, hash)?;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
+    let mut journal = Journal::open(&args.output, settings, lines.len(), now, args.force)?;
+    let before = journal.answered();
+    if before > 0 {
+        output::tell!("{before} of {} requests are answered already", lines.len());
+    }
+    let model = model_name(&args.model);
+    let batch = Batch { lines: &lines, all: &all, hash, created: journal.created, model: &model };
+    if journal.answered() < lines.len() {
+        plan::follow(&args.model, &mut options);
+        let done = batch.answer(&args, options, &mut journal);
+        if let Err(failure) = done {
+            output::tell!(
+                "{} of {} requests are answered: the same command goes on from there",
+                journal.answered(),
+                lines.len()
+            );
+            return Err(failure);
+        }
+    }
+    let mut errors = 0;
+    journal.finish(&mut rules(&args)?, &args.output, |answer| {
+        errors += usize::from(openai::is_error(answer));
+    })?;
+    output::tell!("{} answers are in {}", lines.len(), args.output.display());
+    if errors > 0 {
+        output::tell!(
+            "note: {errors} of them are errors, which say what is wrong with the request"
+        );
+    }
+    Ok(())
+}
+
+/// Returns the rules for the output.
+fn rules(args: &BatchArgs) -> Outcome<Outputs> {
+    let mut rules = outputs::begin(args.force, true)?;
+    outputs::protect_model(&mut rules, &args.model);
+    rules.protect(&args.input);
+    Ok(rules)
+}
+
+/// Returns everything that the answers depend on. The number of sequences is not part of it, because a sequence's answer
+/// does not depend on others.
+fn settings(args: &BatchArgs, options: &SessionOptions, hash: u128) -> Outcome<Value> {
+    let mut files = Vec::new();
+    for file in forebay_format::model_files(&args.model) {
+        let about = std::fs::metadata(&file).with_context(|| file.display().to_string())?;
+        let changed = about.modified().ok().and_then(|at| at.duration_since(UNIX_EPOCH).ok());
+        let path = std::fs::canonicalize(&file).with_context(|| file.display().to_string())?;
+        files.push(json!([path, about.len(), changed.map(|at| at.as_nanos().to_string())]));
+    }
+    Ok(json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "input": format!("{hash:032x}"),
+        "model": files,
+        "--max-tokens": args.max_tokens,
+        "--ctx": options.context,
+        "--device": format!("{:?}", options.device),
+        "--kv-type": format!("{:?}", options.kv_cache),
+        "--exact": options.exact,
+        "--cpu-experts": format!("{:?}", options.cpu_offload),
+    }))
+}
+
+/// Returns the name of the model in answers to requests that name none.
+fn model_name(model: &Path) -> String {
+    let name = std::fs::canonicalize(model).unwrap_or_else(|_| model.to_owned());
+    name.file_stem().map_or_else(String::new, |name| name.to_string_lossy().into_owned())
+}
+
+/// The requests of a batch.
+struct Batch<'a> {
+    lines: &'a [Line],
+    all: &'a [Result<Prepared, Refusal>],
+    hash: u128,
+    created: u64,
+    model: &'a str,
+}
+
+impl Batch<'_> {
+    /// Answers all requests that the journal lacks.
+    fn answer(&self, args: &BatchArgs, options: SessionOptions, journal: &mut Journal) -> Outcome {
+        for (number, refusal) in self.all.iter().enumerate() {
+            if let (Err(refusal), false) = (refusal, journal.has(number)) {
+                self.refuse(number, refusal, journal)?;
+            }
+        }
+        let left = (0..self.lines.len()).filter(|&number| !journal.has(number));
+        let left: Vec<usize> = left.collect();
+        if left.is_empty() {
+            return Ok(());
+        }
+        let session = open_for(args, options)?;
+        let tokenizer = session.shared_tokenizer()?;
+        let mut engine = Engine::new(session, &EngineOptions::default());
+        // A few requests wait, so that the place of one that ends is taken at once.
+        let queued = 2 * engine.running_most();
+        let (sender, finished) = mpsc::channel::<Finished>();
+        let mut open: HashMap<usize, Vec<Option<Choice>>> = HashMap::new();
+        let progress = StepProgress::new("answered", left.len() as u64);
+        let mut left = left.into_iter();
+        let mut has_work = true;
+        while has_work {
+            while engine.load().0 < queued
+                && let Some(number) = left.next()
+            {
+                let Ok(prepared) = &self.all[number] else { continue };
+                match submit(&mut engine, &tokenizer, number, prepared, &sender) {
+                    Ok(()) => {
+                        open.insert(number, (0..prepared.choices).map(|_| None).collect());
+                    }
+                    Err(refusal) => {
+                        self.refuse(number, &refusal, journal)?;
+                        progress.step();
+                    }
+                }
+            }
+            let stepped = engine.step();
+            self.write_finished(&finished, &mut open, journal, &progress)?;
+            has_work = stepped? || left.len() > 0;
+        }
+        Ok(())
+    }
+
+    /// Writes the answers of requests all of whose choices are finished.
+    fn write_finished(
+        &self,
+        finished: &Receiver<Finished>,
+        open: &mut HashMap<usize, Vec<Option<Choice>>>,
+        journal: &mut Journal,
+        progress: &StepProgress,
+    ) -> Outcome {
+        for (number, index, choice) in finished.try_iter() {
+            let Some(choices) = open.get_mut(&number) else { continue };
+            choices[index] = Some(choice);
+            if choices.iter().any(Option::is_none) {
+                continue;
+            }
+            let choices: Vec<Choice> =
+                open.remove(&number).into_iter().flatten().flatten().collect();
+            let wanted = self.all[number].as_ref().ok().and_then(|of| of.model.as_deref());
+            let line = &self.lines[number];
+            let unique = self.unique(number);
+            journal
+                .add(number, &openai::answered(line, wanted, &self.identity(&unique), &choices))?;
+            progress.step();
+        }
+        Ok(())
+    }
+
+    fn refuse(&self, number: usize, refusal: &Refusal, journal: &mut Journal) -> Outcome {
+        let unique = self.unique(number);
+        let line = &self.lines[number];
+        journal.add(number, &openai::refused(line, &self.identity(&unique), refusal))
+    }
+
+    fn unique(&self, number: usize) -> String {
+        format!("{:016x}_{}", self.hash as u64, number + 1)
+    }
+
+    fn identity<'a>(&'a self, unique: &'a str) -> Identity<'a> {
+        Identity { unique, created: self.created, model: self.model }
+    }
+}
+
+/// Opens the model with room for the sequences of `--parallel`. `auto` takes as many as fit.
+fn open_for(args: &BatchArgs, options: SessionOptions) -> Outcome<Session> {
+    let mut sequences = match args.parallel {
+        Parallel::Auto => PARALLEL,
+        Parallel::Fixed(number) => number,
+    };
+    loop {
+        let options = SessionOptions { sequences, ..options.clone() };
+        match open::session(&args.model, &options, "the longest request") {
+            Err(Failure::Work(error))
+                if args.parallel == Parallel::Auto && sequences > 1 && is_too_small(&error) =>
+            {
+                sequences /= 2;
+            }
+            opened => return opened,
+        }
+    }
+}
+
+/// Returns true if the model did not open because memory is too small.
+fn is_too_small(error: &anyhow::Error) -> bool {
+    error.downcast_ref().and_then(EngineError::needed_bytes).is_some()
+}
+
+/// Submits every choice of a request.
+fn submit(
+    engine: &mut Engine,
+    tokenizer: &std::sync::Arc<Tokenizer>,
+    number: usize,
+    prepared: &Prepared,
+    finished: &Sender<Finished>,
+) -> Result<(), Refusal> {
+    for index in 0..prepared.choices {
+        let mut request: Request = prepared.request.clone();
+        request.options.sampling.seed = request.options.sampling.seed.wrapping_add(index as u64);
+        let Prepared { text, format, continues, stops, .. } = prepared;
+        let stream = AnswerStream::new(tokenizer.clone(), format, text, *continues, stops);
+        let (mut stream, finished) = (Some(stream), finished.clone());
+        let sink = move |event: Event| {
+            let Some(of) = &mut stream else { return ControlFlow::Break(()) };
+            match event {
+                Event::Token(token) => match of.push(token.id, &mut |_| {}) {
+                    true => ControlFlow::Break(()),
+                    false => ControlFlow::Continue(()),
+                },
+                Event::Finished { end, statistics, .. } => {
+                    let message = stream.take().map(|of| of.finish(&mut |_| {}).0);
+                    if end != RequestEnd::Cancelled {
+                        let message = message.unwrap_or_default();
+                        let choice = Choice { message, end, statistics };
+                        // The receiver is gone only if the batch has failed.
+                        let _ = finished.send((number, index, choice));
+                    }
+                    ControlFlow::Continue(())
+                }
+            }
+        };
+        let submitted = engine.submit(request, Box::new(sink));
+        if let Err(error) = submitted {
+            let too_long = matches!(error, EngineError::Model(ModelError::ContextFull { .. }));
+            return Err(Refusal {
+                message: error.to_string(),
+                param: None,
+                code: too_long.then_some("context_length_exceeded"),
+            });
+        }
+    }
+    Ok(())
+}

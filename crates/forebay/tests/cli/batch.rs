@@ -1,0 +1,281 @@
+//! Tests `forebay batch`: answers do not depend on what runs beside them or on interrupts, and no file is lost.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::harness::{Ran, demo, forebay};
+
+/// A folder with a file of requests.
+struct Place {
+    folder: tempfile::TempDir,
+}
+
+impl Place {
+    fn new(requests: &[Value]) -> Place {
+        let place = Place { folder: tempfile::tempdir().unwrap() };
+        place.write("in.jsonl", requests);
+        place
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn write(&self, name: &str, requests: &[Value]) {
+        let lines: Vec<String> = requests.iter().map(|request| format!("{request}\n")).collect();
+        fs::write(self.path(name), lines.concat()).unwrap();
+    }
+
+    fn arguments(&self, out: &str, more: &[&str]) -> Vec<String> {
+        let [input, out] = ["in.jsonl", out].map(|name| self.path(name));
+        let [input, out] = [input, out].map(|path| path.to_str().unwrap().to_owned());
+        let mut arguments = vec!["batch".to_owned(), demo(), input, "-o".to_owned(), out];
+        arguments.extend(["--device", "cpu"].iter().chain(more).map(|word| (*word).to_owned()));
+        arguments
+    }
+
+    fn run(&self, out: &str, more: &[&str]) -> Ran {
+        forebay(&self.arguments(out, more))
+    }
+
+    fn names(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.folder.path()).unwrap();
+        let mut names: Vec<String> =
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+}
+
+fn completion(id: &str, mut body: Value) -> Value {
+    body["max_tokens"] = body.get("max_tokens").cloned().unwrap_or(json!(12));
+    json!({ "custom_id": id, "method": "POST", "url": "/v1/completions", "body": body })
+}
+
+/// Returns the requests that most tests use. Some sample with a seed of their own, some without one.
+fn requests() -> Vec<Value> {
+    let prompts = ["Once upon a time", "The old king", "A small dog", "In the forest"];
+    let request = |index: usize| {
+        let mut body = json!({ "prompt": prompts[index % 4], "max_tokens": 6 + 5 * (index % 4) });
+        match index % 3 {
+            0 => body["temperature"] = json!(0),
+            1 => body["seed"] = json!(index),
+            _ => body["n"] = json!(2),
+        }
+        completion(&format!("request {index}"), body)
+    };
+    (0..12).map(request).collect()
+}
+
+/// Reads the answers without the time at which the batch began.
+fn answers(path: &Path) -> Vec<Value> {
+    let text = fs::read_to_string(path).unwrap();
+    let line = |line: &str| {
+        let mut answer: Value = serde_json::from_str(line).unwrap();
+        if let Some(body) = answer["response"]["body"].as_object_mut() {
+            body.remove("created");
+        }
+        answer
+    };
+    text.lines().map(line).collect()
+}
+
+#[test]
+fn answers_do_not_depend_on_the_requests_beside_them() {
+    let place = Place::new(&requests());
+    place.run("one", &["--parallel", "1"]).ok();
+    place.run("three", &["--parallel", "3"]).ok();
+    place.run("auto", &[]).ok();
+    let one = answers(&place.path("one"));
+    assert_eq!(one, answers(&place.path("three")));
+    assert_eq!(one, answers(&place.path("auto")));
+    assert_eq!(place.names(), ["auto", "in.jsonl", "one", "three"]);
+    for (index, answer) in one.iter().enumerate() {
+        assert_eq!(answer["custom_id"], format!("request {index}"), "in the order of the input");
+        let response = &answer["response"];
+        assert_eq!((&response["status_code"], &answer["error"]), (&json!(200), &Value::Null));
+        let choices = response["body"]["choices"].as_array().unwrap();
+        assert_eq!(choices.len(), if index % 3 == 2 { 2 } else { 1 });
+        let wanted = choices.len() * (6 + 5 * (index % 4));
+        assert_eq!(response["body"]["usage"]["completion_tokens"], wanted);
+        assert!(choices.iter().all(|choice| choice["finish_reason"] == "length"), "{answer}");
+    }
+    // Without a seed, two choices and two requests with the same prompt get other random numbers.
+    let text = |index: usize, choice: usize| &one[index]["response"]["body"]["choices"][choice];
+    assert_ne!(text(2, 0)["text"], text(2, 1)["text"]);
+    // Whether it runs in a batch or alone, a greedy answer is the same.
+    let arguments = [
+        "run",
+        &demo(),
+        "--raw",
+        "--device",
+        "cpu",
+        "-p",
+        "Once upon a time",
+        "--temperature",
+        "0",
+    ];
+    let alone = forebay(&[&arguments[..], &["-n", "6", "--json"]].concat()).json();
+    assert_eq!(text(0, 0)["text"], alone["text"]);
+}
+
+#[test]
+fn work_that_is_killed_goes_on_without_loss_or_repetition() {
+    let place = Place::new(&requests());
+    place.run("whole", &[]).ok();
+    let expected = answers(&place.path("whole"));
+    let mut random = 1_u32;
+    for round in 0..20 {
+        let out = format!("out{round}");
+        // A few kills, and an interrupt in between.
+        for signal in ["KILL", "INT", "KILL"] {
+            random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let mut child = Command::new(env!("CARGO_BIN_EXE_forebay"))
+                .args(place.arguments(&out, &["--parallel", "3"]))
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .spawn()
+                .unwrap();
+            std::thread::sleep(Duration::from_millis(u64::from(random >> 16) % 250));
+            let process = child.id().to_string();
+            // The process may have ended by itself.
+            let _ = Command::new("kill").args(["-s", signal, &process]).status();
+            child.wait().unwrap();
+        }
+        if !place.path(&out).exists() {
+            place.run(&out, &[]).ok();
+        }
+        assert_eq!(answers(&place.path(&out)), expected, "round {round}");
+        assert!(!place.path(&format!("{out}.partial")).exists());
+    }
+}
+
+#[test]
+fn a_line_that_was_cut_is_answered_again() {
+    let place = Place::new(&requests());
+    place.run("whole", &[]).ok();
+    // A journal with some answers and the beginning of another.
+    let mut child = Command::new(env!("CARGO_BIN_EXE_forebay"))
+        .args(place.arguments("out", &["--parallel", "1"]))
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let partial = place.path("out.partial");
+    while fs::read_to_string(&partial).unwrap_or_default().lines().count() < 4 {
+        assert!(child.try_wait().unwrap().is_none(), "the batch ended too soon");
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let journal = fs::read(&partial).unwrap();
+    let end = journal.iter().rposition(|byte| *byte == b'\n').unwrap();
+    fs::write(&partial, &journal[..end - 3]).unwrap();
+    let ran = place.run("out", &[]).ok();
+    assert!(ran.stderr.contains("of 12 requests are answered already"), "{}", ran.stderr);
+    assert_eq!(answers(&place.path("out")), answers(&place.path("whole")));
+}
+
+#[test]
+fn other_files_and_other_batches_are_left_alone() {
+    let place = Place::new(&requests());
+    fs::write(place.path("out"), "precious").unwrap();
+    let line = place.run("out", &[]).failed(2);
+    assert!(line.contains("--force"), "{line}");
+    place.run("out", &["--force"]).ok();
+    assert_eq!(answers(&place.path("out")).len(), 12);
+    // A file that is no journal is not replaced, not even with --force.
+    fs::write(place.path("new.partial"), "precious").unwrap();
+    for more in [&[][..], &["--force"]] {
+        let line = place.run("new", more).failed(2);
+        assert!(line.contains("is no journal"), "{line}");
+    }
+    assert_eq!(fs::read(place.path("new.partial")).unwrap(), b"precious");
+    // The journal of another batch is replaced only with --force.
+    let journal = |settings: &Value| {
+        let header = json!({ "forebay_batch": 1, "created": 1, "settings": settings });
+        fs::write(place.path("third.partial"), format!("{header}\n")).unwrap();
+    };
+    journal(&json!({ "--max-tokens": 3 }));
+    let line = place.run("third", &[]).failed(2);
+    assert!(line.contains("--max-tokens") && line.contains("--force"), "{line}");
+    place.run("third", &["--force"]).ok();
+    for (out, why) in [("-", "name a file"), ("/dev/null", "no regular file")] {
+        let input = place.path("in.jsonl");
+        let line = forebay(&["batch", &demo(), input.to_str().unwrap(), "-o", out]).failed(2);
+        assert!(line.contains(why), "{line}");
+    }
+    // The input is never an output.
+    let line = place.run("in.jsonl", &["--force"]).failed(2);
+    assert!(line.contains("which this command reads"), "{line}");
+    assert_eq!(place.names(), ["in.jsonl", "new.partial", "out", "third"]);
+}
+
+#[test]
+fn two_processes_do_not_share_a_batch() {
+    let place = Place::new(&requests());
+    let partial = place.path("out.partial");
+    let journal = fs::File::create(&partial).unwrap();
+    journal.lock().unwrap();
+    let line = place.run("out", &[]).failed(1);
+    assert!(line.contains("another process works on this batch"), "{line}");
+    drop(journal);
+    // An empty journal is that of a process that was killed at its beginning.
+    place.run("out", &[]).ok();
+}
+
+#[test]
+fn a_request_that_cannot_be_run_is_refused_alone() {
+    let chat = |id: &str, body: Value| json!({ "custom_id": id, "url": "/v1/chat/completions", "body": body });
+    let messages = json!([{ "role": "user", "content": "Hello" }]);
+    let place = Place::new(&[
+        completion("good", json!({ "prompt": "The sea", "temperature": 0 })),
+        completion("streams", json!({ "prompt": "The sea", "stream": true })),
+        completion("typo", json!({ "prompt": "The sea", "temprature": 1 })),
+        completion("long", json!({ "prompt": vec![1; 5000] })),
+        completion("no such token", json!({ "prompt": [4_000_000_000_u32] })),
+        completion("empty", json!({ "prompt": Vec::<u32>::new() })),
+        chat("role", json!({ "messages": [{ "role": "king", "content": "x" }] })),
+        chat("effort", json!({ "messages": messages, "reasoning_effort": "high" })),
+        completion("stops", json!({ "prompt": "Once upon a time", "stop": ["a", "e", "i", "o"] })),
+    ]);
+    let ran = place.run("out", &["--ctx", "512"]).ok();
+    assert!(ran.stderr.contains("7 of them are errors"), "{}", ran.stderr);
+    let answers = answers(&place.path("out"));
+    let error = |index: usize| {
+        let response = &answers[index]["response"];
+        assert_eq!(response["status_code"], 400, "{response}");
+        response["body"]["error"].clone()
+    };
+    assert_eq!(answers[0]["response"]["status_code"], 200);
+    assert_eq!(error(1)["param"], "stream");
+    assert!(error(2)["message"].as_str().unwrap().contains("temprature"));
+    assert_eq!(error(3)["code"], "context_length_exceeded");
+    assert_eq!(error(4)["type"], "invalid_request_error");
+    assert_eq!(error(5)["param"], "prompt");
+    assert_eq!(error(6)["param"], "messages");
+    assert_eq!(error(7)["param"], "reasoning_effort");
+    let stopped = &answers[8]["response"]["body"]["choices"][0];
+    assert_eq!(stopped["finish_reason"], "stop");
+    assert!(!stopped["text"].as_str().unwrap().contains(['a', 'e', 'i', 'o']), "{stopped}");
+}
+
+#[test]
+fn a_file_that_is_no_batch_is_an_error() {
+    let place = Place::new(&[]);
+    for (text, why) in [
+        ("", "there is no request"),
+        ("{", "line 1: not JSON"),
+        ("\n{\"custom_id\": \"a\"}", "line 2: url must be"),
+    ] {
+        fs::write(place.path("in.jsonl"), text).unwrap();
+        let line = place.run("out", &[]).failed(1);
+        assert!(line.contains(why), "{line}");
+    }
+    assert_eq!(place.names(), ["in.jsonl"]);
+    let line = place.run("out", &["--parallel", "0"]).failed(2);
+    assert!(line.contains("--parallel"), "{line}");
+}
