@@ -495,8 +495,8 @@ mod tests {
         ] {
             assert!(prompt(name, value).is_ok(), "{name}");
         }
-        let unknown = prompt("temprature", json!(1)).unwrap_err();
-        assert!(unknown.message.contains("temprature"), "{}", unknown.message);
+        let unknown = prompt("heat", json!(1)).unwrap_err();
+        assert!(unknown.message.contains("heat"), "{}", unknown.message);
     }
 
     #[test]

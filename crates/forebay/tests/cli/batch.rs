@@ -234,7 +234,7 @@ fn a_request_that_cannot_be_run_is_refused_alone() {
     let place = Place::new(&[
         completion("good", json!({ "prompt": "The sea", "temperature": 0 })),
         completion("streams", json!({ "prompt": "The sea", "stream": true })),
-        completion("typo", json!({ "prompt": "The sea", "temprature": 1 })),
+        completion("typo", json!({ "prompt": "The sea", "heat": 1 })),
         completion("long", json!({ "prompt": vec![1; 5000] })),
         completion("no such token", json!({ "prompt": [4_000_000_000_u32] })),
         completion("empty", json!({ "prompt": Vec::<u32>::new() })),
@@ -252,7 +252,7 @@ fn a_request_that_cannot_be_run_is_refused_alone() {
     };
     assert_eq!(answers[0]["response"]["status_code"], 200);
     assert_eq!(error(1)["param"], "stream");
-    assert!(error(2)["message"].as_str().unwrap().contains("temprature"));
+    assert!(error(2)["message"].as_str().unwrap().contains("heat"));
     assert_eq!(error(3)["code"], "context_length_exceeded");
     assert_eq!(error(4)["type"], "invalid_request_error");
     assert_eq!(error(5)["param"], "prompt");
