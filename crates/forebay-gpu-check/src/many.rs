@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use forebay_engine::engine::{EngineOptions, Event, Request};
 use forebay_engine::{CpuOffload, DeviceChoice, Engine, GenerateOptions, Session, SessionOptions};
 use forebay_model::sampling::Sampling;
@@ -16,7 +16,7 @@ use crate::sessions::{CONTEXT, open, open_with_least};
 const TOGETHER: usize = 5;
 
 /// Ids and bits of the logarithmic probabilities that every request reported.
-type Answers = Vec<Vec<[u32; 2]>>;
+pub type Answers = Vec<Vec<[u32; 2]>>;
 
 /// Compares requests that come one after the other, run together and end at different times with the same requests alone:
 /// resident, and with slots for only some of the experts.
@@ -46,8 +46,32 @@ pub fn check(path: &Path, ids: &[u32], slots: bool, ordinal: usize) -> Result<Ou
         let (session, _) = open_with_least(path, &options(TOGETHER), 0)?;
         let (_, together) = run(session, &requests)?;
         worst = worst.worse(same(&together, &alone).at("slots"));
+        let (session, together) = run(open_with_room(path, &options(TOGETHER))?, &requests)?;
+        ensure_rows_were_served(&session)?;
+        worst = worst.worse(same(&together, &alone).at("slots for all rows"));
     }
     Ok(worst)
+}
+
+/// Opens a session with slots for most experts but not for all, so that kernels fetch the experts of several rows.
+///
+/// # Errors
+/// Returns an error if the model cannot be opened.
+pub fn open_with_room(path: &Path, options: &SessionOptions) -> Result<Session> {
+    let (least, _) = open_with_least(path, options, 0)?;
+    let more = least.info().expert_bytes * 3 / 4;
+    drop(least);
+    Ok(open_with_least(path, options, more)?.0)
+}
+
+/// Fails unless kernels have fetched the experts of several rows at a time.
+///
+/// # Errors
+/// Returns an error if they have not.
+pub fn ensure_rows_were_served(session: &Session) -> Result<()> {
+    let experts = session.statistics().device_experts.context("some experts are not in VRAM")?;
+    ensure!(experts.rows_served > experts.layers_served, "only single rows: {experts:?}");
+    Ok(())
 }
 
 /// Returns requests of different lengths. Those with probabilities copy all logits to the host; the others copy only the
@@ -64,7 +88,10 @@ fn requests(ids: &[u32]) -> Vec<Request> {
 }
 
 /// Runs the requests, of which one more comes with every second pass.
-fn run(session: Session, requests: &[Request]) -> Result<(Session, Answers)> {
+///
+/// # Errors
+/// Returns an error if a request fails.
+pub fn run(session: Session, requests: &[Request]) -> Result<(Session, Answers)> {
     let mut engine = Engine::new(session, &EngineOptions::default());
     let answers = Arc::new(Mutex::new(vec![Vec::new(); requests.len()]));
     let mut step = 0;
@@ -97,6 +124,7 @@ fn run(session: Session, requests: &[Request]) -> Result<(Session, Answers)> {
     Ok((engine.into_session(), answers))
 }
 
-fn same(found: &Answers, expected: &Answers) -> Outcome {
+/// Compares answers bit for bit.
+pub fn same(found: &Answers, expected: &Answers) -> Outcome {
     Outcome::same(found.concat().as_flattened(), expected.concat().as_flattened())
 }

@@ -46,6 +46,8 @@ pub struct DeviceExperts {
     pub copy_seconds: f64,
     /// Layers of such tokens, and those in which the GPU did not ask because all chosen experts were in VRAM.
     pub layers_served: u64,
+    /// Sum of the rows over these layers.
+    pub rows_served: u64,
     pub layers_resident: u64,
     /// Tokens whose CUDA graph stopped waiting for the host, because a watchdog would have ended it. They were computed
     /// layer by layer instead.

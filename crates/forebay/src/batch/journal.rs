@@ -95,7 +95,8 @@ impl Journal {
                     journal.read(&mut file).with_context(named)?;
                     return Ok(journal);
                 }
-                // A journal whose first line was cut holds nothing.
+                // Nothing is lost with a journal without answers.
+                Some((_, length)) if file.metadata().with_context(named)?.len() == length => {}
                 None if file.metadata().with_context(named)?.len() == 0 => {}
                 Some(_) if force => {}
                 Some((header, _)) => {
@@ -180,6 +181,14 @@ impl Journal {
         }
         self.end += bytes.len() as u64;
         Ok(())
+    }
+
+    /// Removes the journal if it has no answers.
+    pub fn discard_if_empty(self) {
+        if self.answered() == 0 {
+            // It would do no harm.
+            let _ = std::fs::remove_file(&self.path);
+        }
     }
 
     /// Writes all answers to `out`, in the order of the requests, and removes the journal. Calls `look` with each answer.

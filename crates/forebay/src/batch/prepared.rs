@@ -6,6 +6,7 @@ use forebay_chat::Format;
 use forebay_engine::GenerateOptions;
 use forebay_engine::engine::Request;
 use forebay_text::{ChatTemplate, Tokenizer};
+use twox_hash::XxHash3_64;
 
 use super::openai::{Input, Line, Refusal, Wanted, wanted};
 use crate::chat::encode;
@@ -44,7 +45,9 @@ impl Preparation<'_> {
         let Wanted { input, max_tokens, mut sampling, has_seed, stops, choices, model } =
             wanted(line)?;
         if !has_seed {
-            sampling.seed = self.seed.wrapping_add(number as u64);
+            // Choices count up from the seed, so seeds of neighbouring lines must be far apart.
+            let line = (number as u64).to_le_bytes();
+            sampling.seed = XxHash3_64::oneshot_with_seed(self.seed, &line);
         }
         let (text, ids, format, continues) = match input {
             Input::Text(text) => {

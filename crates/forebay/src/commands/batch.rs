@@ -85,11 +85,14 @@ pub fn run(args: BatchArgs) -> Outcome {
         plan::follow(&args.model, &mut options);
         let done = batch.answer(&args, options, &mut journal);
         if let Err(failure) = done {
-            output::tell!(
-                "{} of {} requests are answered: the same command goes on from there",
-                journal.answered(),
-                lines.len()
-            );
+            let answered = journal.answered();
+            if answered > 0 {
+                output::tell!(
+                    "{answered} of {} requests are answered: the same command goes on from there",
+                    lines.len()
+                );
+            }
+            journal.discard_if_empty();
             return Err(failure);
         }
     }

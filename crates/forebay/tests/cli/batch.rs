@@ -195,14 +195,16 @@ fn other_files_and_other_batches_are_left_alone() {
     }
     assert_eq!(fs::read(place.path("new.partial")).unwrap(), b"precious");
     // The journal of another batch is replaced only with --force.
-    let journal = |settings: &Value| {
-        let header = json!({ "forebay_batch": 1, "created": 1, "settings": settings });
-        fs::write(place.path("third.partial"), format!("{header}\n")).unwrap();
-    };
-    journal(&json!({ "--max-tokens": 3 }));
+    let header = json!({ "forebay_batch": 1, "created": 1, "settings": { "--max-tokens": 3 } });
+    fs::write(place.path("third.partial"), format!("{header}\n0\t{{}}\n")).unwrap();
     let line = place.run("third", &[]).failed(2);
     assert!(line.contains("--max-tokens") && line.contains("--force"), "{line}");
     place.run("third", &["--force"]).ok();
+    // Without answers, it is replaced.
+    fs::write(place.path("fourth.partial"), format!("{header}\n")).unwrap();
+    place.run("fourth", &[]).ok();
+    // Nothing stays of a batch whose model cannot be opened.
+    place.run("fifth", &["--ram", "1MiB"]).failed(1);
     for (out, why) in [("-", "name a file"), ("/dev/null", "no regular file")] {
         let input = place.path("in.jsonl");
         let line = forebay(&["batch", &demo(), input.to_str().unwrap(), "-o", out]).failed(2);
@@ -211,7 +213,7 @@ fn other_files_and_other_batches_are_left_alone() {
     // The input is never an output.
     let line = place.run("in.jsonl", &["--force"]).failed(2);
     assert!(line.contains("which this command reads"), "{line}");
-    assert_eq!(place.names(), ["in.jsonl", "new.partial", "out", "third"]);
+    assert_eq!(place.names(), ["fourth", "in.jsonl", "new.partial", "out", "third"]);
 }
 
 #[test]

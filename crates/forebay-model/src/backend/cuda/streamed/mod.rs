@@ -184,6 +184,7 @@ impl Streamed {
             answer_seconds: times.host_seconds,
             copy_seconds: times.copy_seconds,
             layers_served: times.layers,
+            rows_served: times.rows,
             layers_resident: times.resident,
             tokens_given_up: times.given_up,
             experts_copied: self.experts_copied,

@@ -336,7 +336,7 @@ impl Streamed {
         self.queue_returns(plan, arena);
         let Streamed { tier, batch, host, touched, pinned, ready, service, .. } = self;
         let (experts_copied, bytes_copied) = (&mut self.experts_copied, &mut self.bytes_copied);
-        let Service { mailbox, leases, slots, gone, returns, run, times, answered, .. } =
+        let Service { mailbox, leases, slots, gone, returns, run, rows, times, answered, .. } =
             service.as_mut().expect("it serves");
         let layout = plan.weights.experts_of[layer.0 as usize].expect("the layer has experts");
         let tables = arena.expert_tables();
@@ -371,6 +371,7 @@ impl Streamed {
         }
         *answered = place + 1;
         times.layers += 1;
+        times.rows += *rows as u64;
         times.resident += u64::from(!waits);
         *experts_copied += copied as u64;
         *bytes_copied += copied as u64 * layout.part_bytes.iter().sum::<u64>();

@@ -59,6 +59,7 @@ pub(super) struct ServiceTimes {
     pub host_seconds: f64,
     pub copy_seconds: f64,
     pub layers: u64,
+    pub rows: u64,
     pub resident: u64,
     pub given_up: u64,
 }
@@ -202,6 +203,7 @@ impl ServiceTimes {
         sum.answer_wait_seconds += self.answer_wait_seconds;
         sum.copy_seconds += self.copy_seconds;
         sum.layers += self.layers;
+        sum.rows += self.rows;
         sum.resident += self.resident;
         sum.given_up += self.given_up;
     }
