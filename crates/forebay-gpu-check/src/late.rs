@@ -5,13 +5,10 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use forebay_engine::engine::Request;
-use forebay_engine::{CpuOffload, DeviceChoice, GenerateOptions, SessionOptions};
-use forebay_model::sampling::Sampling;
+use forebay_engine::{CpuOffload, DeviceChoice, SessionOptions};
 use forebay_store::{Fault, FaultKind, FaultPlan, FileIndex, IoRecorder, Why};
 
 use crate::harness::{Context, Outcome};
-use crate::many;
 use crate::sessions::{CONTEXT, least_ram, open_with_least};
 use crate::slots::PAYS;
 
@@ -24,11 +21,9 @@ const LONG_STALLS: [Duration; 2] = [Duration::from_secs(5), Duration::from_secs(
 /// Number of tokens that are computed one at a time. The first ones are queued kernel by kernel; the later ones run as
 /// a CUDA graph.
 const TOKENS: usize = 10;
-/// Number of tokens that each of several requests generates.
-const LONG: usize = 24;
 
 /// Compares logits of single tokens with and without stalls. Does so once with all experts computed by the GPU, and
-/// once with some computed by the CPU. Then compares requests that run together.
+/// once with some computed by the CPU.
 ///
 /// # Errors
 /// Returns an error if the model cannot be opened or the disk kept no kernel waiting.
@@ -52,8 +47,26 @@ pub fn check(context: &Context, path: &Path, ids: &[u32], ordinal: usize) -> Res
         let recorded = SessionOptions { recorder: Some(recorder.clone()), ..options.clone() };
         let (mut session, _) = open_with_least(path, &recorded, 0)?;
         let expected = session.logits_one_by_one(&ids)?;
+        // Reads made while opening the session have another reason and do not count.
+        let reads = recorder.take().reads;
+        let of_file = |file: FileIndex| {
+            let demanded = reads.iter().filter(|read| read.why == Why::Demand);
+            demanded.filter(|read| read.file == file).count() as u32
+        };
+        // A model may consist of several files. The one with the most reads stalls.
+        let files = reads.iter().map(|read| read.file);
+        let file = files.max_by_key(|file| of_file(*file)).context("the model reads nothing")?;
+        let reads = of_file(file);
         drop(session);
-        let (faults, reads) = stalled(&recorder, stalls)?;
+        let fault = |(index, stall): (u32, Duration)| Fault {
+            file,
+            range: 0..u64::MAX,
+            kind: FaultKind::Delay(stall),
+            spares: reads / 4 * (2 + index),
+            times: 1,
+        };
+        let faults = (0..).zip(stalls).map(fault).collect();
+        let faults = Some(FaultPlan { faults, ..FaultPlan::default() });
         let (mut session, _) = open_with_least(path, &SessionOptions { faults, ..options }, 0)?;
         let began = Instant::now();
         let found = session.logits_one_by_one(&ids)?;
@@ -69,67 +82,5 @@ pub fn check(context: &Context, path: &Path, ids: &[u32], ordinal: usize) -> Res
         );
         worst = worst.worse(Outcome::same(&found, &expected).at(&what));
     }
-    Ok(worst.worse(check_rows(path, &ids, ordinal, (!has_watchdog).then_some(BOUND), stalls)?))
-}
-
-/// Compares requests that run together with and without stalls.
-fn check_rows(
-    path: &Path,
-    ids: &[u32],
-    ordinal: usize,
-    gpu_wait_bound: Option<Duration>,
-    stalls: [Duration; 2],
-) -> Result<Outcome> {
-    let mut options = SessionOptions {
-        device: DeviceChoice::Cuda(ordinal),
-        context: Some(CONTEXT),
-        cpu_offload: CpuOffload::Never,
-        gpu_wait_bound,
-        sequences: 2,
-        ..SessionOptions::default()
-    };
-    options.ram_bytes = Some(least_ram(path, &options)?);
-    // Most passes have a row of each, so they replay a graph.
-    let request = |prompt: &[u32]| Request {
-        prompt: prompt.to_vec(),
-        options: GenerateOptions::exactly(LONG, Sampling::greedy()),
-        ..Request::default()
-    };
-    let requests: Vec<Request> = ids.chunks(2).take(2).map(request).collect();
-    let recorder = IoRecorder::new(1 << 16);
-    let recorded = SessionOptions { recorder: Some(recorder.clone()), ..options.clone() };
-    let (session, expected) = many::run(many::open_with_room(path, &recorded)?, &requests)?;
-    many::ensure_rows_were_served(&session)?;
-    drop(session);
-    let (faults, reads) = stalled(&recorder, stalls)?;
-    let options = SessionOptions { faults, ..options };
-    let (session, found) = many::run(many::open_with_room(path, &options)?, &requests)?;
-    let experts = session.statistics().device_experts.context("experts come and go")?;
-    let what = format!("several rows, {reads} reads");
-    ensure!(experts.tokens_given_up > 0, "{what}: no kernel gave up: {experts:?}");
-    Ok(many::same(&found, &expected).at(&what))
-}
-
-/// Returns faults that stall the disk after half and after three quarters of the reads that were recorded, and the number
-/// of these reads.
-fn stalled(recorder: &IoRecorder, stalls: [Duration; 2]) -> Result<(Option<FaultPlan>, u32)> {
-    // Reads made while opening the session have another reason and do not count.
-    let reads = recorder.take().reads;
-    let of_file = |file: FileIndex| {
-        let demanded = reads.iter().filter(|read| read.why == Why::Demand);
-        demanded.filter(|read| read.file == file).count() as u32
-    };
-    // A model may consist of several files. The one with the most reads stalls.
-    let files = reads.iter().map(|read| read.file);
-    let file = files.max_by_key(|file| of_file(*file)).context("the model reads nothing")?;
-    let reads = of_file(file);
-    let fault = |(index, stall): (u32, Duration)| Fault {
-        file,
-        range: 0..u64::MAX,
-        kind: FaultKind::Delay(stall),
-        spares: reads / 4 * (2 + index),
-        times: 1,
-    };
-    let faults = (0..).zip(stalls).map(fault).collect();
-    Ok((Some(FaultPlan { faults, ..FaultPlan::default() }), reads))
+    Ok(worst)
 }

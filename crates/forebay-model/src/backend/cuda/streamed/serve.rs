@@ -51,13 +51,15 @@ impl Streamed {
     }
 
     /// Returns true if `rows` decode rows can run as a CUDA graph in the current batch: the experts that they choose in
-    /// a layer always have slots at once. The CPU computes experts for a single row only.
+    /// a layer always have slots at once, in VRAM and in RAM. The CPU computes experts for a single row only.
     pub fn serves_rows(&self, rows: usize) -> bool {
         let Some(service) = &self.service else { return false };
         let has_slots = |layer: &LayerIndex| {
             let experts = self.on_device[layer.0 as usize].len();
             let at_once = self.tier.plan().slots_at_once(*layer, service.used);
-            at_once >= experts.min(rows * service.used)
+            // Those that are missing are all leased in RAM until the kernel has copied them.
+            let leased = self.host.plan().slots_at_once(*layer, 0);
+            at_once.min(leased) >= experts.min(rows * service.used)
         };
         rows == 1
             || rows <= service.rows_max
