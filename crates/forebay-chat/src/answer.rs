@@ -70,8 +70,8 @@ impl<T: Deref<Target = Tokenizer> + Clone> AnswerStream<T> {
         parser.text(&stream.finish(), &mut take);
         let mut message = parser.finish(&mut take);
         if !output.stopped {
-            let filter = std::mem::replace(&mut output.filter, StopFilter::new(&[]));
-            output.pass(Passed { text: filter.finish(), stopped: false }, sink);
+            let text = output.filter.finish();
+            output.pass(Passed { text, stopped: false }, sink);
         }
         message.content = output.content;
         (message, output.stopped)

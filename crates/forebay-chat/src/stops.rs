@@ -37,8 +37,8 @@ impl StopFilter {
     }
 
     /// Returns the text still held back, which did not become a stop string.
-    pub fn finish(self) -> String {
-        self.held
+    pub fn finish(&mut self) -> String {
+        std::mem::take(&mut self.held)
     }
 }
 

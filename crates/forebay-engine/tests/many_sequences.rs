@@ -59,7 +59,7 @@ struct Planned {
     stops: Option<usize>,
 }
 
-/// What a request reported: ids, and bits of their logarithmic probabilities.
+/// Report of a request: ids, and bits of their logarithmic probabilities.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 struct Answer {
     tokens: Vec<(u32, u32)>,

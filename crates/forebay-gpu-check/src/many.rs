@@ -16,7 +16,7 @@ use crate::sessions::{CONTEXT, open, open_with_least};
 const TOGETHER: usize = 5;
 
 /// Ids and bits of the logarithmic probabilities that every request reported.
-pub type Answers = Vec<Vec<[u32; 2]>>;
+type Answers = Vec<Vec<[u32; 2]>>;
 
 /// Compares requests that come one after the other, run together and end at different times with the same requests alone:
 /// resident, and with slots for only some of the experts.
@@ -58,7 +58,7 @@ pub fn check(path: &Path, ids: &[u32], slots: bool, ordinal: usize) -> Result<Ou
 ///
 /// # Errors
 /// Returns an error if the model cannot be opened or if kernels fetched for single rows only.
-pub fn run_served(
+fn run_served(
     path: &Path,
     options: &SessionOptions,
     requests: &[Request],
@@ -97,7 +97,7 @@ fn requests(ids: &[u32]) -> Vec<Request> {
 ///
 /// # Errors
 /// Returns an error if a request fails.
-pub fn run(session: Session, requests: &[Request]) -> Result<(Session, Answers)> {
+fn run(session: Session, requests: &[Request]) -> Result<(Session, Answers)> {
     let mut engine = Engine::new(session, &EngineOptions::default());
     let answers = Arc::new(Mutex::new(vec![Vec::new(); requests.len()]));
     let mut step = 0;
@@ -131,6 +131,6 @@ pub fn run(session: Session, requests: &[Request]) -> Result<(Session, Answers)>
 }
 
 /// Compares answers bit for bit.
-pub fn same(found: &Answers, expected: &Answers) -> Outcome {
+fn same(found: &Answers, expected: &Answers) -> Outcome {
     Outcome::same(found.concat().as_flattened(), expected.concat().as_flattened())
 }

@@ -366,7 +366,7 @@ pub struct BatchArgs {
     #[arg(long, value_name = "N|auto", value_parser = parse::parallel, default_value = "auto")]
     pub parallel: Parallel,
     /// Most tokens of an answer, if its request names no limit
-    #[arg(short = 'n', long, value_name = "N", value_parser = count(), default_value = "1024")]
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 1024, value_parser = count())]
     pub max_tokens: usize,
     #[command(flatten)]
     pub budget: BudgetArgs,

@@ -17,7 +17,7 @@ const COMPLETION_TOKENS: usize = 16;
 const CHOICES_MAX: usize = 128;
 const STOPS_MAX: usize = 4;
 
-/// What a request asks for.
+/// Endpoint that a request names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Endpoint {
     Completions,
@@ -234,7 +234,7 @@ pub fn wanted(line: &Line) -> Result<Wanted, Refusal> {
     let limit = limit.map(|(_, limit)| limit);
     let is_chat = line.endpoint == Endpoint::Chat;
     let input = match is_chat {
-        true => chat(&line.body, body.prompt.is_some(), &body)?,
+        true => chat(&body)?,
         false => completion(body.prompt.take(), body.messages.is_some())?,
     };
     Ok(Wanted {
@@ -290,11 +290,11 @@ fn completion(prompt: Option<Prompt>, has_messages: bool) -> Result<Input, Refus
     }
 }
 
-fn chat(value: &Value, has_prompt: bool, body: &Body) -> Result<Input, Refusal> {
-    if has_prompt {
+fn chat(body: &Body) -> Result<Input, Refusal> {
+    if body.prompt.is_some() {
         return Err(Refusal::of("prompt", "a prompt is for /v1/completions"));
     }
-    let messages = Message::list_from_json(value)
+    let messages = Message::list_from_json(body.messages.as_ref().unwrap_or(&Value::Null))
         .map_err(|error| Refusal::of("messages", error.to_string()))?;
     if messages.is_empty() {
         return Err(Refusal::of("messages", "there is no message"));

@@ -1,7 +1,5 @@
 //! Requests with their prompts as tokens, ready to run.
 
-use std::sync::Arc;
-
 use forebay_chat::Format;
 use forebay_engine::GenerateOptions;
 use forebay_engine::engine::Request;
@@ -11,7 +9,7 @@ use twox_hash::XxHash3_64;
 use super::openai::{Input, Line, Refusal, Wanted, wanted};
 use crate::chat::encode;
 
-/// What turns requests into prompts.
+/// Settings with which requests become prompts.
 pub struct Preparation<'a> {
     pub tokenizer: &'a Tokenizer,
     pub template: Option<&'a ChatTemplate>,
@@ -27,7 +25,7 @@ pub struct Prepared {
     /// Text of the prompt, which says how the answer begins.
     pub text: String,
     pub request: Request,
-    pub format: Arc<Format>,
+    pub format: Format,
     /// True if the answer continues the text of the prompt.
     pub continues: bool,
     pub stops: Vec<String>,
@@ -85,7 +83,7 @@ impl Preparation<'_> {
             ..GenerateOptions::default()
         };
         let request = Request { prompt: ids, options, ..Request::default() };
-        Ok(Prepared { text, request, format: Arc::new(format), continues, stops, choices, model })
+        Ok(Prepared { text, request, format, continues, stops, choices, model })
     }
 
     fn encode(

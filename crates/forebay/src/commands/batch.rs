@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -55,10 +56,10 @@ pub fn run(args: BatchArgs) -> Outcome {
     }
 
     let hash = XxHash3_128::oneshot(text.as_bytes());
-    let catalog = open::catalog(&args.model)?;
+    let inspection = open::inspect(&args.model)?;
     let named = |error| open::named(error, &args.model);
-    let tokenizer = Tokenizer::from_catalog(&catalog).map_err(named)?;
-    let template = ChatTemplate::from_catalog(&catalog).map_err(named)?;
+    let tokenizer = Tokenizer::from_catalog(&inspection.catalog).map_err(named)?;
+    let template = ChatTemplate::from_catalog(&inspection.catalog).map_err(named)?;
     let preparation = Preparation {
         tokenizer: &tokenizer,
         template: template.as_ref(),
@@ -69,8 +70,7 @@ pub fn run(args: BatchArgs) -> Outcome {
     let all: Vec<Result<Prepared, Refusal>> =
         lines.iter().enumerate().map(|(number, line)| preparation.prepare(number, line)).collect();
     let longest = all.iter().flatten().map(Prepared::positions).max();
-    let trained = open::inspect(&args.model)?.model.context_trained;
-    options.context.get_or_insert(longest.unwrap_or(1).min(trained));
+    options.context.get_or_insert(longest.unwrap_or(1).min(inspection.model.context_trained));
 
     let settings = settings(&args, &options, hash)?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
@@ -268,7 +268,7 @@ fn is_too_small(error: &anyhow::Error) -> bool {
 /// Submits every choice of a request.
 fn submit(
     engine: &mut Engine,
-    tokenizer: &std::sync::Arc<Tokenizer>,
+    tokenizer: &Arc<Tokenizer>,
     number: usize,
     prepared: &Prepared,
     finished: &Sender<Finished>,
