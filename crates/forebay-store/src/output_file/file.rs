@@ -1,7 +1,7 @@
 //! A file that gets its name only when it is complete, written at the speed of the disk.
 
 use std::fs::{self, File, Permissions};
-use std::io::{self, ErrorKind, Write as _};
+use std::io::{self, ErrorKind, Seek as _, Write as _};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
@@ -226,15 +226,9 @@ impl OutputFile {
         if let Some(replaced) = replaced {
             keep_permissions(&self.cached, replaced.permissions());
         }
-        let named = self.cached.sync_all().and_then(|()| match (temporary, *replace) {
-            (None, false) => link(&self.cached, target),
-            (None, true) => {
-                let linked =
-                    TemporaryName::make(folder_of(target), |name| link(&self.cached, name));
-                linked.and_then(|(name, ())| fs::rename(name.path(), target))
-            }
-            (Some(name), false) => rename_to_new(name.path(), target),
-            (Some(name), true) => fs::rename(name.path(), target),
+        let named = self.cached.sync_all().and_then(|()| match temporary {
+            None => name_unnamed(&self.cached, target, *replace),
+            Some(name) => rename(name.path(), target, *replace),
         });
         named.map_err(|error| match error.kind() {
             ErrorKind::AlreadyExists => OutputError::Appeared { path: self.path.clone() },
@@ -260,11 +254,34 @@ fn keep_permissions(file: &File, permissions: Permissions) {
 fn unnamed(folder: &Path) -> Option<File> {
     let mut options = File::options();
     options.read(true).write(true).custom_flags(libc::O_TMPFILE);
-    // Some systems can create such files but cannot name them. This must be known now, not after hours of work. A file
-    // can get its first name only once, so the test names a file of its own.
-    let tried = options.open(folder).ok()?;
-    TemporaryName::make(folder, |name| link(&tried, name)).ok()?;
-    options.open(folder).ok()
+    let file = options.open(folder).ok()?;
+    // Some systems can create such files but cannot name them, most often because they have no /proc. A name that exists is
+    // refused only after the file was found there. A name that does not would stay behind a process that is killed.
+    let refused = link(&file, &folder.join(".")).err()?;
+    (refused.kind() == ErrorKind::AlreadyExists).then_some(file)
+}
+
+/// Gives an unnamed file its name. If the file system refuses that for a file without a name, copies the file.
+fn name_unnamed(file: &File, target: &Path, replace: bool) -> io::Result<()> {
+    let linked = match replace {
+        false => link(file, target),
+        true => TemporaryName::make(folder_of(target), |name| link(file, name))
+            .and_then(|(name, ())| fs::rename(name.path(), target)),
+    };
+    match linked {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => copy_to(file, target, replace),
+        named => named,
+    }
+}
+
+/// Writes the bytes and permissions of `file` to a new file, which then gets the name.
+fn copy_to(mut file: &File, target: &Path, replace: bool) -> io::Result<()> {
+    let (name, mut copy) = named(folder_of(target))?;
+    file.rewind()?;
+    io::copy(&mut file, &mut copy)?;
+    keep_permissions(&copy, file.metadata()?.permissions());
+    copy.sync_all()?;
+    rename(name.path(), target, replace)
 }
 
 /// Creates a file with a temporary name, for folders where [`unnamed`] returns `None`.
@@ -282,6 +299,14 @@ fn descriptor_path(file: &File) -> PathBuf {
 /// Gives an unnamed file a name. Fails if the name exists.
 fn link(file: &File, name: &Path) -> io::Result<()> {
     linkat(CWD, descriptor_path(file), CWD, name, AtFlags::SYMLINK_FOLLOW).map_err(io::Error::from)
+}
+
+/// Renames a file. Fails if the new name exists, unless that is replaced.
+fn rename(from: &Path, to: &Path, replace: bool) -> io::Result<()> {
+    match replace {
+        true => fs::rename(from, to),
+        false => rename_to_new(from, to),
+    }
 }
 
 /// Renames a file. Fails if the new name exists.
@@ -351,6 +376,26 @@ mod tests {
             assert_eq!((names(folder.path()), mode & 0o777), (1, 0o640));
             fs::remove_file(&target).unwrap();
         }
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_named_is_copied() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("out");
+        let file = OutputFile::open(&target, false).unwrap();
+        file.write_at(0, b"whole").unwrap();
+        copy_to(&file.cached, &target, false).unwrap();
+        assert_eq!(fs::read(&target).unwrap(), b"whole");
+        let again = copy_to(&file.cached, &target, false).unwrap_err();
+        assert_eq!(again.kind(), ErrorKind::AlreadyExists);
+        file.write_at(0, b"WHOLE").unwrap();
+        keep_permissions(&file.cached, std::os::unix::fs::PermissionsExt::from_mode(0o640));
+        copy_to(&file.cached, &target, true).unwrap();
+        let mode =
+            std::os::unix::fs::PermissionsExt::mode(&target.metadata().unwrap().permissions());
+        assert_eq!((fs::read(&target).unwrap(), mode & 0o777), (b"WHOLE".to_vec(), 0o640));
+        drop(file);
+        assert_eq!(names(folder.path()), 1);
     }
 
     #[test]
