@@ -12,10 +12,14 @@ use crate::{EngineError, Session};
 #[derive(Debug, Clone)]
 pub enum RoutingSource {
     /// A trace of the same shape as the model's routing. Prompts take the tokens of its prompts, and generated tokens take
-    /// its generated tokens. Every sequence begins at a place of its own in the trace. At the end of the trace, tokens
-    /// start again at its beginning, and all experts are renumbered. Renumbering makes the experts that an earlier pass
-    /// left in a cache as useless as a change of subject would.
+    /// its generated tokens. Every sequence begins at a place of its own in the trace, and goes on at its beginning after
+    /// its end. When a sequence has taken as many tokens as the trace has, all experts are renumbered for it. Renumbering
+    /// makes the experts that an earlier round left in a cache as useless as a change of subject would. A sequence begins
+    /// in the round of the sequence that has taken most, so sequences that run together use the same numbers.
     Trace(Box<RoutingTrace>),
+    /// The same with the experts of every layer in another order for every sequence, so that sequences share experts only
+    /// by chance.
+    Unrelated(Box<RoutingTrace>),
     /// Uniform random routing: all experts are equally likely.
     Uniform,
 }
@@ -26,11 +30,23 @@ struct Followed {
     /// Tokens of the trace that were part of a prompt.
     prompt: Vec<usize>,
     generated: Vec<usize>,
-    /// Number of tokens that each sequence has taken: of prompts, and generated.
-    taken: Vec<[usize; 2]>,
+    tables: Vec<Table>,
+    /// Number of sequences that have begun.
+    begun: u64,
     /// Experts of the current batch for each layer, as `[tokens, used]`.
     rows: Vec<Vec<u32>>,
     random: fastrand::Rng,
+}
+
+/// What is known of the sequence of one table.
+#[derive(Clone, Default)]
+struct Table {
+    /// Number of tokens taken by this and earlier sequences: of prompts, and generated.
+    taken: [usize; 2],
+    /// Position behind the last row.
+    end: usize,
+    /// Number of every expert of the trace, for [`RoutingSource::Unrelated`]. Empty before the first sequence.
+    order: Vec<Vec<u32>>,
 }
 
 impl Session {
@@ -54,7 +70,7 @@ impl Followed {
         sequences: usize,
     ) -> Result<Followed, EngineError> {
         let (mut prompt, mut generated) = (Vec::new(), Vec::new());
-        if let RoutingSource::Trace(trace) = &source {
+        if let Some(trace) = source.trace() {
             let of = &trace.header().layers;
             // The model may have been cut to its first layers.
             let same = of.len() >= layers.len()
@@ -100,10 +116,38 @@ impl Followed {
             layers,
             prompt,
             generated,
-            taken: vec![[0; 2]; sequences],
+            tables: vec![Table::default(); sequences],
+            begun: 0,
             rows,
             random: fastrand::Rng::with_seed(1),
         })
+    }
+
+    /// Adds the experts of a sequence's next token.
+    fn push_row(&mut self, run: &Run) {
+        let phase = usize::from(run.kind == RowKind::Decode);
+        let tables = self.tables.len();
+        let table = &mut self.tables[run.table];
+        let taken = table.taken[phase];
+        table.taken[phase] += 1;
+        let Some(trace) = self.source.trace() else {
+            (0..self.layers.len()).for_each(|layer| self.push_uniform(layer));
+            return;
+        };
+        let table = &self.tables[run.table];
+        let list = if phase == 1 { &self.generated } else { &self.prompt };
+        let start = list.len() * run.table / tables;
+        let (token, round) = (list[(start + taken) % list.len()], taken / list.len());
+        for (layer, row) in self.rows.iter_mut().enumerate() {
+            let experts = self.layers[layer].experts;
+            // 41 is coprime to the numbers of experts that models have.
+            let renamed = |id: u32| (id + (round as u32).wrapping_mul(41)) % experts;
+            let ids = trace.experts(token, layer).map(|expert| renamed(expert.0));
+            match table.order.get(layer) {
+                Some(order) => row.extend(ids.map(|id| order[id as usize])),
+                None => row.extend(ids),
+            }
+        }
     }
 
     fn push_uniform(&mut self, layer: usize) {
@@ -120,28 +164,45 @@ impl Followed {
     }
 }
 
+impl RoutingSource {
+    fn trace(&self) -> Option<&RoutingTrace> {
+        match self {
+            RoutingSource::Trace(trace) | RoutingSource::Unrelated(trace) => Some(trace),
+            RoutingSource::Uniform => None,
+        }
+    }
+}
+
+impl Followed {
+    /// Starts a new sequence in a table.
+    fn begin_sequence(&mut self, table: usize) {
+        let most = |phase: usize| self.tables.iter().map(|of| of.taken[phase]).max().unwrap_or(0);
+        let taken = [most(0), most(1)];
+        self.begun += 1;
+        let order = if matches!(self.source, RoutingSource::Unrelated(_)) {
+            let mut random = fastrand::Rng::with_seed(self.begun);
+            let shuffled = |layer: &RoutingLayer| {
+                let mut order: Vec<u32> = (0..layer.experts).collect();
+                random.shuffle(&mut order);
+                order
+            };
+            self.layers.iter().map(shuffled).collect()
+        } else {
+            Vec::new()
+        };
+        self.tables[table] = Table { taken, end: 0, order };
+    }
+}
+
 impl ChosenExperts for Followed {
     fn begin(&mut self, runs: &[Run]) {
         self.rows.iter_mut().for_each(Vec::clear);
-        for run in runs.iter().flat_map(|run| std::iter::repeat_n(run, run.count)) {
-            let phase = usize::from(run.kind == RowKind::Decode);
-            let list = if phase == 1 { &self.generated } else { &self.prompt };
-            let start = list.len() * run.table / self.taken.len();
-            let taken = start + self.taken[run.table][phase];
-            self.taken[run.table][phase] += 1;
-            for layer in 0..self.layers.len() {
-                let RoutingSource::Trace(trace) = &self.source else {
-                    self.push_uniform(layer);
-                    continue;
-                };
-                let list = if phase == 1 { &self.generated } else { &self.prompt };
-                let (token, round) = (list[taken % list.len()], taken / list.len());
-                let experts = self.layers[layer].experts;
-                // 41 is coprime to the numbers of experts that models have.
-                let renamed = |id: u32| (id + (round as u32).wrapping_mul(41)) % experts;
-                let ids = trace.experts(token, layer).map(|expert| renamed(expert.0));
-                self.rows[layer].extend(ids);
+        for run in runs {
+            if run.position == 0 || run.position < self.tables[run.table].end {
+                self.begin_sequence(run.table);
             }
+            self.tables[run.table].end = run.position + run.count;
+            (0..run.count).for_each(|_| self.push_row(run));
         }
     }
 

@@ -1,13 +1,16 @@
 //! Measurement of several sequences that run together.
 
+use std::ops::ControlFlow;
 use std::time::Instant;
 
 use forebay_compute::RowKind;
+use forebay_model::sampling::Sampling;
 use serde::Serialize;
 
+use crate::engine::{Event, Request};
 use crate::kv::SequenceId;
 use crate::runner::{Logits, Outputs, Rows};
-use crate::{EngineError, Session};
+use crate::{Engine, EngineError, GenerateOptions, Session};
 
 /// Measurements of one run of several sequences.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -31,6 +34,67 @@ pub struct ParallelRun {
     /// no residency counts them.
     pub experts_per_pass: Option<f64>,
     pub missing_experts_per_pass: Option<f64>,
+    /// Sequences that generate in one pass, on average: fewer than run together if an [`Engine`] chose so.
+    pub generating_per_pass: f64,
+}
+
+impl Engine {
+    /// Measures `sequences` requests that come at once, with the engine's choice of how many of them generate in a pass.
+    /// Rates of generated tokens are those of passes without prompt tokens. Ids of prompts are pseudo-random.
+    ///
+    /// # Errors
+    /// Returns an error if the tokens do not fit the context or if a read fails.
+    pub fn bench_parallel(
+        &mut self,
+        sequences: usize,
+        prompt_tokens: usize,
+        generate_tokens: usize,
+        seed: u64,
+    ) -> Result<ParallelRun, EngineError> {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let vocabulary = self.session().vocab_size().max(1) as u32;
+        let (sender, firsts) = std::sync::mpsc::channel();
+        for _ in 0..sequences {
+            let prompt = (0..prompt_tokens.max(1)).map(|_| random.u32(..vocabulary)).collect();
+            let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
+            let options = GenerateOptions::exactly(generate_tokens, sampling);
+            let sender = sender.clone();
+            let sink = Box::new(move |event| {
+                if let Event::Finished { statistics, .. } = event {
+                    let _ = sender.send(statistics.first_token_seconds.unwrap_or(0.0));
+                }
+                ControlFlow::Continue(())
+            });
+            let request = Request { prompt, options, priority: 0, logprobs: None, text: false };
+            self.submit(request, sink)?;
+        }
+        let (before, experts_before) = (self.statistics(), self.session().experts_so_far());
+        self.drain()?;
+        let now = self.statistics();
+        let per = |amount: f64, seconds: f64| if seconds > 0.0 { amount / seconds } else { 0.0 };
+        let passes = (now.generate_passes - before.generate_passes) as f64;
+        let rows = (now.generate_rows - before.generate_rows) as f64;
+        let generate_seconds = now.generate_seconds - before.generate_seconds;
+        let prompt_seconds = now.prompt_seconds - before.prompt_seconds;
+        let prompts = (now.prompt_tokens - before.prompt_tokens) as f64;
+        let experts = experts_before.zip(self.session().experts_so_far());
+        let counted =
+            |of: usize| experts.map(|(before, now)| per((now[of] - before[of]) as f64, passes));
+        Ok(ParallelRun {
+            sequences,
+            prompt_tokens,
+            generate_tokens,
+            prompt_seconds,
+            generate_seconds,
+            prompt_tokens_per_second: per(prompts, prompt_seconds),
+            generate_tokens_per_second: per(rows, generate_seconds),
+            generate_tokens_per_second_each: per(passes, generate_seconds),
+            first_token_seconds: firsts.try_iter().sum::<f64>() / sequences.max(1) as f64,
+            experts_per_pass: counted(0),
+            missing_experts_per_pass: counted(1),
+            generating_per_pass: per(rows, passes),
+        })
+    }
 }
 
 impl Session {
@@ -152,11 +216,12 @@ impl Session {
             first_token_seconds: first_tokens / ids.len() as f64,
             experts_per_pass: per_pass.map(|of| of[0]),
             missing_experts_per_pass: per_pass.map(|of| of[1]),
+            generating_per_pass: ids.len() as f64,
         })
     }
 
     /// Returns the number of experts that passes have used so far, and how many of them were not in memory.
-    fn experts_so_far(&self) -> Option<[u64; 2]> {
+    pub(crate) fn experts_so_far(&self) -> Option<[u64; 2]> {
         let decoder = &self.runner.decoder;
         decoder.architecture().expert_layers().next()?;
         match decoder.backend().device_experts() {

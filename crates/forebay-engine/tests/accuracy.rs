@@ -89,7 +89,7 @@ fn experts_in_slots() {
 fn models_in_vram() {
     let rates = Rates::new(&profile("h200.json")).unwrap();
     let at = |model: &PlannedModel, depth: usize| {
-        let work = Work { prompt_tokens: 512, depth };
+        let work = Work::alone(512, depth);
         let request = request(DeviceChoice::Cuda(0), None, 90 * GIB, depth + 1024);
         let request = PlanRequest { work, ..request };
         let found = Planner::new(model, &rates, &HitCurve::default()).plan(&request).unwrap();
@@ -227,7 +227,7 @@ fn vram_and_ram_together_hold_part_of_the_experts() {
     let options = SynthOptions { experts_used: Some(6), ..SynthOptions::default() };
     let model = model_of("qwen3moe-30b", &options);
     for (prompt_tokens, measured) in [(512, 3075.8), (2048, 3273.6)] {
-        let work = Work { prompt_tokens, depth: 0 };
+        let work = Work::alone(prompt_tokens, 0);
         let request = PlanRequest { work, ..gpu_alone(8 * GIB, 90 * GIB, 2048) };
         let hits = HitCurve::default();
         let found = Planner::new(&model, &rates, &hits).plan(&request).unwrap().plan.prediction;

@@ -46,7 +46,7 @@ fn windows_are_planned_as_they_are_kept() {
     let model = PlannedModel::open(&path).unwrap();
     let bytes = |context| {
         let options = SessionOptions { context: Some(context), ..SessionOptions::default() };
-        let work = Work { prompt_tokens: 512, depth: 0 };
+        let work = Work::alone(512, 0);
         let request = PlanRequest::of_session(&options, context, work);
         let found = plan(&model, &profile("epyc-2core.json"), &request).unwrap();
         let session = Session::open(&path, &options, &mut |_, _| {}).unwrap();
@@ -76,7 +76,7 @@ fn sessions_have_the_slots_that_were_planned() {
             context: Some(128),
             ..SessionOptions::default()
         };
-        let work = Work { prompt_tokens: 512, depth: 0 };
+        let work = Work::alone(512, 0);
         let request = PlanRequest::of_session(&options, 128, work);
         let found = plan(&model, &profile("epyc-2core.json"), &request).unwrap();
         let session = Session::open(&path, &options, &mut |_, _| {}).unwrap();

@@ -41,7 +41,7 @@ pub fn generate(session: &mut Session, prompt: &[u32], count: usize) -> Result<V
 /// Returns the share of the model that the planner gives to the GPU.
 fn planned(path: &Path, options: &SessionOptions) -> Result<DeviceShare> {
     let facts = plan::gpu_facts(options.device).context("there is a GPU")?;
-    let work = Work { prompt_tokens: 1, depth: 0 };
+    let work = Work::alone(1, 0);
     let request = PlanRequest::of_session(options, CONTEXT, work);
     Ok(PlannedModel::open(path)?.in_vram(&facts, &request)?)
 }

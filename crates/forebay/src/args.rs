@@ -285,6 +285,10 @@ pub struct BenchArgs {
     /// Measure so many sequences together, one number after the other (such as 1,2,4,8)
     #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = count(), conflicts_with_all = ["depth", "trace_routing"])]
     pub parallel: Vec<usize>,
+    /// With --parallel: run the sequences as requests, of which the engine lets as many generate at a
+    /// time as gives most tokens per second
+    #[arg(long, requires = "parallel")]
+    pub scheduled: bool,
     #[command(flatten)]
     pub budget: BudgetArgs,
     #[command(flatten)]
@@ -293,6 +297,10 @@ pub struct BenchArgs {
     /// (`uniform`) instead of the router's choice, which means nothing for random weights
     #[arg(long, value_name = "FILE|uniform", value_hint = ValueHint::FilePath)]
     pub routing_trace: Option<PathBuf>,
+    /// With --routing-trace FILE: renumber the experts for every sequence, so that sequences share
+    /// experts only by chance
+    #[arg(long, requires = "routing_trace")]
+    pub unrelated: bool,
     #[command(flatten)]
     pub routing: RoutingArgs,
     /// Print one JSON document

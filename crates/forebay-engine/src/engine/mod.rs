@@ -5,17 +5,19 @@
 //! they come or end.
 
 mod active;
+mod batch_size;
 mod request;
 mod schedule;
 
 use std::collections::VecDeque;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use forebay_compute::RowKind;
 use forebay_model::ModelError;
 use forebay_model::sampling::Sampler;
 
 use self::active::Active;
+use self::batch_size::{BatchSize, Measured};
 pub use self::request::{
     Event, GeneratedToken, Request, RequestEnd, RequestId, RequestStatistics, Sink,
 };
@@ -32,20 +34,52 @@ pub struct EngineOptions {
     /// Most prompt rows in a pass that also has rows of generating requests. Fewer rows make the pauses of these shorter.
     /// `None` is what the backend takes.
     pub prompt_rows: Option<usize>,
+    /// Most requests that generate in one pass. `None` lets the engine measure which number gives most tokens per second.
+    pub generating: Option<usize>,
+    /// Longest time between two tokens of a request that the engine aims for. Prompts of others are then read in parts
+    /// that are as short as this needs, and if not all requests generate in one pass, they take turns. `None` is for most
+    /// tokens per second: requests that would wait for others to end do not begin before.
+    pub max_latency: Option<Duration>,
     /// Most requests that wait.
     pub waiting: usize,
 }
 
 impl Default for EngineOptions {
     fn default() -> Self {
-        EngineOptions { running: None, prompt_rows: None, waiting: 1024 }
+        EngineOptions {
+            running: None,
+            prompt_rows: None,
+            generating: None,
+            max_latency: None,
+            waiting: 1024,
+        }
     }
+}
+
+/// Work of an [`Engine`] since it was opened.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct EngineStatistics {
+    /// Passes with prompt rows, which may also have rows of generating requests.
+    pub prompt_passes: u64,
+    pub prompt_tokens: u64,
+    pub prompt_seconds: f64,
+    /// Passes in which all rows are those of generating requests.
+    pub generate_passes: u64,
+    /// Rows of those passes, one for each request that generates.
+    pub generate_rows: u64,
+    pub generate_seconds: f64,
 }
 
 /// An open model that runs many requests.
 pub struct Engine {
     session: Session,
     limits: Limits,
+    /// The choice of the number of requests that generate in a pass, if the engine makes it.
+    batch_size: Option<BatchSize>,
+    latency: Option<Latency>,
+    statistics: EngineStatistics,
+    /// Experts that were not in memory at the last measurement.
+    missed: u64,
     waiting_most: usize,
     /// Requests that have not begun, the next one first.
     waiting: VecDeque<Waiting>,
@@ -56,6 +90,19 @@ pub struct Engine {
     logits: Vec<f32>,
     largest: Vec<(f32, u32)>,
 }
+
+/// What keeps the time between two tokens of a request short.
+struct Latency {
+    most: Duration,
+    /// Most prompt rows beside decode rows, as passes have shown.
+    prompt_rows: usize,
+    /// When the requests that generate now began their turn.
+    turn_began: Instant,
+}
+
+/// Prompt rows beside decode rows at first and at least, if there is a longest latency.
+const PROMPT_ROWS_FIRST: usize = 64;
+const PROMPT_ROWS_LEAST: usize = 16;
 
 struct Waiting {
     id: RequestId,
@@ -71,12 +118,22 @@ impl Engine {
         let backend = session.runner.decoder.backend();
         let rows = backend.batch_tokens();
         let running = options.running.unwrap_or(usize::MAX);
-        let limits = Limits {
-            running: running.min(backend.tables()).min(backend.decode_rows()).max(1),
-            rows,
-            prompt_rows: options.prompt_rows.unwrap_or(rows).clamp(1, rows),
-        };
+        let running = running.min(backend.tables()).min(backend.decode_rows()).max(1);
+        let prompt_rows = options.prompt_rows.unwrap_or(rows).clamp(1, rows);
+        let decode_rows = options.generating.unwrap_or(running).clamp(1, running);
+        let limits = Limits { running, rows, prompt_rows, decode_rows };
+        // Only experts that are not in memory can make a pass of fewer rows better.
+        let chooses = options.generating.is_none() && session.experts_so_far().is_some();
+        let latency = options.max_latency.map(|most| Latency {
+            most,
+            prompt_rows: PROMPT_ROWS_FIRST.min(prompt_rows),
+            turn_began: Instant::now(),
+        });
         Engine {
+            batch_size: chooses.then(|| BatchSize::new(running, running)),
+            latency,
+            statistics: EngineStatistics::default(),
+            missed: 0,
             session,
             limits,
             waiting_most: options.waiting,
@@ -109,6 +166,16 @@ impl Engine {
     /// Returns the number of requests that wait, and of those that run.
     pub fn load(&self) -> (usize, usize) {
         (self.waiting.len(), self.running.len())
+    }
+
+    /// Returns the most requests that generate in one pass at present.
+    pub fn generating_most(&self) -> usize {
+        self.limits.decode_rows
+    }
+
+    /// Returns what the engine has done.
+    pub fn statistics(&self) -> EngineStatistics {
+        self.statistics
     }
 
     /// Queues a request behind those of the same or a higher priority. `sink` gets its events from [`Engine::step`].
@@ -187,25 +254,92 @@ impl Engine {
             return Ok(false);
         }
         let mut parts = std::mem::take(&mut self.parts);
+        self.take_turns();
         let progress = self.running.iter().map(|active| match active.prompt_left() {
             0 => Progress::Generates,
             left => Progress::Reads(left),
         });
-        schedule::choose(&self.limits, progress, &mut parts);
+        let prompt_rows = self.latency.as_ref().map(|latency| latency.prompt_rows);
+        let prompt_rows = prompt_rows.unwrap_or(self.limits.prompt_rows);
+        schedule::choose(&Limits { prompt_rows, ..self.limits }, progress, &mut parts);
+        let started = Instant::now();
         let ran = match self.run(&parts) {
             Err(EngineError::Model(ModelError::NumericFailure { .. })) if parts.len() > 1 => {
                 self.run_one_by_one(&parts)
             }
             ran => ran,
         };
+        if ran.is_ok() {
+            self.note(&parts, started.elapsed());
+        }
         self.parts = parts;
         self.end_finished();
         ran.map(|()| true)
     }
 
-    /// Starts the requests that there is room for.
+    /// Lets other requests generate if some wait for it and those that generate now have had their share of the time.
+    fn take_turns(&mut self) {
+        let Some(latency) = &mut self.latency else { return };
+        let generates = |active: &Active| active.prompt_left() == 0;
+        let generating = self.running.iter().filter(|active| generates(active)).count();
+        let turns = generating.div_ceil(self.limits.decode_rows);
+        if turns > 1 && latency.turn_began.elapsed() * turns as u32 >= latency.most {
+            latency.turn_began = Instant::now();
+            let mut left = self.limits.decode_rows;
+            let had_turn = |active: &mut Active| {
+                let had = left > 0 && generates(active);
+                left -= usize::from(had);
+                had
+            };
+            let had: Vec<Active> = self.running.extract_if(.., had_turn).collect();
+            self.running.extend(had);
+        }
+    }
+
+    /// Takes the time of a pass into account for the next ones.
+    fn note(&mut self, parts: &[Part], time: Duration) {
+        let rows = |kind| parts.iter().filter(move |part| part.kind == kind).map(|part| part.count);
+        let (prompt_rows, decode_rows): (usize, usize) =
+            (rows(RowKind::Prompt).sum(), rows(RowKind::Decode).sum());
+        let statistics = &mut self.statistics;
+        if prompt_rows > 0 {
+            statistics.prompt_passes += 1;
+            statistics.prompt_tokens += prompt_rows as u64;
+            statistics.prompt_seconds += time.as_secs_f64();
+            self.session.runner.decoder.end_prompt(prompt_rows);
+            if let Some(latency) = self.latency.as_mut().filter(|_| decode_rows > 0) {
+                let least = PROMPT_ROWS_LEAST.min(self.limits.prompt_rows);
+                if time > latency.most {
+                    latency.prompt_rows = (latency.prompt_rows / 2).max(least);
+                } else if time * 2 < latency.most && prompt_rows == latency.prompt_rows {
+                    latency.prompt_rows = (latency.prompt_rows * 2).min(self.limits.prompt_rows);
+                }
+            }
+            return;
+        }
+        statistics.generate_passes += 1;
+        statistics.generate_rows += decode_rows as u64;
+        statistics.generate_seconds += time.as_secs_f64();
+        self.session.runner.decoder.end_token();
+        if let Some(batch_size) = &mut self.batch_size {
+            let available = (self.running.len() + self.waiting.len()).min(self.limits.running);
+            let seconds = time.as_secs_f64();
+            batch_size.note(Measured { rows: decode_rows, available, seconds }, || {
+                let missed = self.session.experts_so_far().map_or(0, |of| of[1]);
+                std::mem::replace(&mut self.missed, missed) < missed
+            });
+            self.limits.decode_rows = batch_size.rows();
+        }
+    }
+
+    /// Starts the requests that there is room for. If the longest latency does not matter, only those start that generate
+    /// as soon as their prompt is read.
     fn begin_waiting(&mut self) {
-        while self.running.len() < self.limits.running
+        let most = match self.latency {
+            Some(_) => self.limits.running,
+            None => self.limits.decode_rows,
+        };
+        while self.running.len() < most
             && let Some(waiting) = self.waiting.pop_front()
         {
             let Waiting { id, request, sink, submitted } = waiting;

@@ -11,6 +11,8 @@ pub struct Limits {
     pub rows: usize,
     /// Most prompt rows beside decode rows.
     pub prompt_rows: usize,
+    /// Most decode rows.
+    pub decode_rows: usize,
 }
 
 /// The next work of a running request.
@@ -30,7 +32,8 @@ pub struct Part {
     pub kind: RowKind,
 }
 
-/// Chooses the rows of the next pass: one for every request that generates, then prompt rows in the order of the requests.
+/// Chooses the rows of the next pass: one for each of the first requests that generate, then prompt rows in the order of the
+/// requests.
 pub fn choose(
     limits: &Limits,
     progress: impl Iterator<Item = Progress> + Clone,
@@ -38,7 +41,8 @@ pub fn choose(
 ) {
     parts.clear();
     let generating = progress.clone().enumerate().filter(|(_, of)| *of == Progress::Generates);
-    parts.extend(generating.map(|(index, _)| Part { index, count: 1, kind: RowKind::Decode }));
+    let decode = generating.map(|(index, _)| Part { index, count: 1, kind: RowKind::Decode });
+    parts.extend(decode.take(limits.decode_rows));
     let most = if parts.is_empty() { limits.rows } else { limits.prompt_rows };
     let mut left = most.min(limits.rows.saturating_sub(parts.len()));
     for (index, of) in progress.enumerate() {
@@ -57,7 +61,7 @@ mod tests {
 
     #[test]
     fn decode_rows_come_first_and_prompts_share_what_is_left() {
-        let limits = Limits { running: 8, rows: 20, prompt_rows: 12 };
+        let limits = Limits { running: 8, rows: 20, prompt_rows: 12, decode_rows: 2 };
         let mut parts = Vec::new();
         let mut chosen = |progress: &[Progress]| {
             choose(&limits, progress.iter().copied(), &mut parts);
@@ -73,7 +77,7 @@ mod tests {
         );
         assert_eq!(chosen(&[reads(30), reads(1)]), [(0, 20, false)]);
         assert_eq!(chosen(&[reads(3), reads(4)]), [(0, 3, false), (1, 4, false)]);
-        assert_eq!(chosen(&[generates]), [(0, 1, true)]);
+        assert_eq!(chosen(&[generates, generates, generates]), [(0, 1, true), (1, 1, true)]);
         assert_eq!(chosen(&[]), []);
     }
 }

@@ -71,7 +71,12 @@ pub(crate) fn share(
     request: &PlanRequest,
 ) -> Result<DeviceShare, ModelError> {
     let PlannedModel { architecture, weights, .. } = model;
-    let cache = CudaPlan::cache(architecture, request.context, element(request.cache), 1);
+    let cache = CudaPlan::cache(
+        architecture,
+        request.context,
+        element(request.cache),
+        request.work.sequences.max(1),
+    );
     facts.plan(architecture, weights, cache, request.vram_bytes, request.policy)
 }
 

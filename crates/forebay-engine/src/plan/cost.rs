@@ -9,7 +9,7 @@ use forebay_model::SubLayerPlan;
 use forebay_stream::MemoryPlan;
 use serde::Serialize;
 
-use super::hits::{HitCurve, found_by_a_prompt, missing, share_in_either};
+use super::hits::{HitCurve, found_by_a_prompt, missing, share_in_either, used_together};
 use super::model::{ExpertCosts, ModelCosts};
 use super::rates::{GpuCosts, Rates};
 use super::trust::{PredictedRate, Trust};
@@ -47,6 +47,15 @@ pub struct Work {
     pub prompt_tokens: usize,
     /// Number of tokens in the context before the prompt or before the generated token.
     pub depth: usize,
+    /// Number of unrelated sequences that generate together, one token each in a pass.
+    pub sequences: usize,
+}
+
+impl Work {
+    /// Returns the work of one sequence.
+    pub fn alone(prompt_tokens: usize, depth: usize) -> Work {
+        Work { prompt_tokens, depth, sequences: 1 }
+    }
 }
 
 /// Kind of work that takes time.
@@ -89,7 +98,7 @@ pub struct Speed {
     /// Rate according to the cost model, for comparing plans. Users and documents get [`Speed::shown`] instead.
     #[serde(skip)]
     pub tokens_per_second: f64,
-    /// Seconds for one generated token, or for the whole prompt.
+    /// Seconds for one pass with a token of each sequence, or for the whole prompt.
     #[serde(skip)]
     pub seconds: f64,
     /// Rate to show to the user.
@@ -99,7 +108,7 @@ pub struct Speed {
     pub limit: Cost,
     /// Seconds of each kind of work. Their sum exceeds `seconds` if some of the work overlaps.
     pub costs: Vec<(Cost, f64)>,
-    /// Bytes of weights read from the disk.
+    /// Bytes of weights read from the disk in those seconds.
     pub disk_bytes: f64,
 }
 
@@ -192,12 +201,28 @@ impl Model<'_> {
         })
     }
 
+    /// Returns the hit rate of the experts that a pass of generated tokens uses.
     pub(super) fn hit_rate(&self, share: f64) -> f64 {
-        self.hits.at(share, self.costs.used_share())
+        self.hits.together(share, self.costs.used_share(), self.work.sequences)
     }
 
+    /// Returns the bytes of keys and values that a pass reads.
     pub(super) fn kv_bytes(&self) -> f64 {
-        self.costs.kv.bytes_read(self.work.depth)
+        self.sequences() * self.costs.kv.bytes_read(self.work.depth)
+    }
+
+    pub(super) fn sequences(&self) -> f64 {
+        self.work.sequences.max(1) as f64
+    }
+
+    /// Returns the number of experts of a layer that a pass of generated tokens uses.
+    pub(super) fn used(&self, experts: &ExpertCosts) -> f64 {
+        used_together(experts.count, experts.used, self.work.sequences)
+    }
+
+    /// Returns the number of experts that a pass of generated tokens uses in all layers.
+    fn used_in_all(&self) -> f64 {
+        self.costs.expert_layers().map(|experts| self.used(experts)).sum()
     }
 
     /// Predicts the speed if the GPU computes. `vram` and `ram` are the shares of the experts kept there.
@@ -205,21 +230,22 @@ impl Model<'_> {
         let costs = self.costs;
         let all = vram >= 1.0;
         let either = share_in_either(vram, ram);
-        let lookups = costs.lookups_per_token();
+        let (rows, pairs) = (gpu.rows(self.sequences()), self.sequences());
+        let lookups = self.used_in_all();
         let (hit_rate, found) = (self.hit_rate(vram), self.hit_rate(either));
         let (missed, from_disk) = (lookups * (1.0 - hit_rate), lookups * (1.0 - found));
         let expert_bytes = costs.bytes_per_expert();
         let copy_seconds = expert_bytes / gpu.copy_rate(expert_bytes);
 
         let mut sum = Sum::default();
-        let mut seconds = sum.add(Cost::GpuMemory, gpu.seconds(&costs.head));
+        let mut seconds = sum.add(Cost::GpuMemory, rows * gpu.seconds(&costs.head));
         seconds += sum.add(Cost::GpuMemory, gpu.attention_seconds(self.kv_bytes()));
         for layer in &costs.layers {
-            let used = layer
-                .experts
-                .as_ref()
-                .map_or(0.0, |experts| experts.used as f64 * gpu.seconds(&experts.matrices));
-            seconds += sum.add(Cost::GpuMemory, gpu.seconds(&layer.dense) + used);
+            // Every row multiplies with its experts on its own.
+            let used = layer.experts.as_ref().map_or(0.0, |experts| {
+                pairs * experts.used as f64 * gpu.seconds(&experts.matrices)
+            });
+            seconds += sum.add(Cost::GpuMemory, rows * gpu.seconds(&layer.dense) + used);
             seconds += sum.add(Cost::GpuLayers, gpu.layer_seconds(layer.experts.is_some()));
             if layer.experts.is_some() && !all {
                 seconds += sum.add(Cost::HostLoop, gpu.look_seconds());
@@ -231,11 +257,11 @@ impl Model<'_> {
         seconds += sum.add(Cost::Disk, self.bursts(from_disk));
         sum.disk_bytes = from_disk * expert_bytes;
         Prediction {
-            generate: sum.speed(1.0, seconds),
+            generate: sum.speed(self.sequences(), seconds),
             prompt: self.prompt_on_gpu(gpu, vram, ram, copy_seconds),
             hit_rate: (lookups > 0.0).then_some(hit_rate),
-            disk_experts_per_token: from_disk,
-            cpu_experts_per_token: on_cpu.experts,
+            disk_experts_per_token: from_disk / self.sequences(),
+            cpu_experts_per_token: on_cpu.experts / self.sequences(),
         }
     }
 
@@ -292,30 +318,32 @@ impl Model<'_> {
         let (costs, rates) = (self.costs, self.rates);
         let hit_rate = self.hit_rate(share);
         let mut sum = Sum::default();
-        let mut dense = sum.add(Cost::Cpu, rates.cpu_seconds(&costs.head));
+        let rows = rates.cpu_rows(self.sequences());
+        let mut dense = sum.add(Cost::Cpu, rows * rates.cpu_seconds(&costs.head));
         dense += sum.add(Cost::Cpu, rates.cpu_attention_seconds(self.kv_bytes()));
         let mut experts = 0.0;
         let mut from_disk = 0.0;
         for layer in &costs.layers {
-            let of_dense = rates.cpu_seconds(&layer.dense) + rates.cpu_layer_seconds();
+            let of_dense = rows * rates.cpu_seconds(&layer.dense) + rates.cpu_layer_seconds();
             dense += sum.add(Cost::Cpu, of_dense);
             if let Some(of_layer) = &layer.experts {
                 experts += self.experts_on_cpu(of_layer, hit_rate, &mut sum);
+                let used = self.used(of_layer);
                 if !plan.fully_resident {
-                    let computing = of_layer.used as f64 * rates.cpu_seconds(&of_layer.matrices);
+                    let computing = used * rates.cpu_seconds(&of_layer.matrices);
                     experts += sum.add(Cost::Cpu, rates.cpu_streamed_seconds(computing));
                 }
-                from_disk += of_layer.used as f64 * (1.0 - hit_rate);
+                from_disk += used * (1.0 - hit_rate);
             }
         }
         let streamed = streamed_bytes(plan) as f64;
         let reading = sum.add(Cost::Disk, rates.ring_seconds(streamed));
         sum.disk_bytes = streamed + from_disk * costs.bytes_per_expert();
         Prediction {
-            generate: sum.speed(1.0, beside(dense, reading) + experts),
+            generate: sum.speed(self.sequences(), beside(dense, reading) + experts),
             prompt: self.prompt_on_cpu(streamed, share),
             hit_rate: (costs.experts() > 0).then_some(hit_rate),
-            disk_experts_per_token: from_disk,
+            disk_experts_per_token: from_disk / self.sequences(),
             cpu_experts_per_token: 0.0,
         }
     }
@@ -323,8 +351,10 @@ impl Model<'_> {
     /// Returns the seconds for a layer's experts. The CPU computes the resident experts while the missing ones are
     /// read, and then computes those. The number of misses is binomial.
     fn experts_on_cpu(&self, experts: &ExpertCosts, hit_rate: f64, sum: &mut Sum) -> f64 {
-        let used = experts.used;
-        let one = self.rates.cpu_seconds(&experts.matrices);
+        let used = self.used(experts).round() as usize;
+        let pairs = self.sequences() * experts.used as f64;
+        let rows = self.rates.cpu_rows(pairs / self.used(experts).max(1.0));
+        let one = rows * self.rates.cpu_seconds(&experts.matrices);
         let read = experts.matrices.total_bytes() as f64 / self.rates.disk;
         sum.add(Cost::Cpu, used as f64 * one);
         missing(used, hit_rate)

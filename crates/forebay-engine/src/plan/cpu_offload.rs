@@ -67,7 +67,8 @@ impl Model<'_> {
 
     /// Returns the probability of each number of misses (the index) in one layer with experts, for one generated token.
     fn expected_misses(&self, hit_rate: f64) -> Vec<f64> {
-        let used = self.costs.expert_layers().map(|experts| experts.used).max().unwrap_or(0);
+        let used = self.costs.expert_layers().map(|experts| self.used(experts).round() as usize);
+        let used = used.max().unwrap_or(0);
         missing(used, hit_rate).map(|(_, probability)| probability).collect()
     }
 
@@ -107,7 +108,7 @@ pub(crate) fn offloading(
 ) -> (Option<CpuOffloadRates>, Vec<f64>) {
     let costs = ModelCosts::new(architecture, weights, 1);
     let hits = HitCurve::default();
-    let work = Work { prompt_tokens: 1, depth: 0 };
+    let work = Work::alone(1, 0);
     let usual = Rates::usual(1);
     let model = Model { costs: &costs, rates: rates.unwrap_or(&usual), hits: &hits, work };
     let gpu = rates.and_then(|rates| rates.gpu.as_ref());

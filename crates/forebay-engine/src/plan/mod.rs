@@ -170,6 +170,17 @@ pub struct Planned {
     pub one_more_gib: OneMoreGib,
 }
 
+/// Predicted rate of several sequences that generate together.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Together {
+    pub sequences: usize,
+    /// Tokens of all sequences per second according to the cost model, for comparing plans.
+    #[serde(skip)]
+    pub tokens_per_second: f64,
+    #[serde(flatten)]
+    pub shown: PredictedRate,
+}
+
 /// Planner for one model on one machine.
 pub struct Planner<'a> {
     model: &'a PlannedModel,
@@ -227,6 +238,24 @@ impl<'a> Planner<'a> {
         Ok(self.choose(&costs, request)?.0)
     }
 
+    /// Returns the plans for several numbers of sequences that generate together: powers of two up to `most`. Numbers for
+    /// which memory has no room are left out.
+    pub fn together(&self, request: &PlanRequest, most: usize) -> Vec<Together> {
+        let numbers = std::iter::successors(Some(1), |number| Some(2 * number));
+        let planned = numbers.take_while(|number| *number <= most).map_while(|sequences| {
+            let work = Work { sequences, ..request.work };
+            let cpu_offload = match request.cpu_offload {
+                CpuOffload::Auto if sequences > 1 => CpuOffload::Never,
+                chosen => chosen,
+            };
+            let plan = self.best(&PlanRequest { work, cpu_offload, ..request.clone() }).ok()?;
+            let generate = plan.prediction.generate;
+            let tokens_per_second = generate.tokens_per_second;
+            Some(Together { sequences, tokens_per_second, shown: generate.shown })
+        });
+        planned.collect()
+    }
+
     /// Returns the request with one more GiB of VRAM, or `None` if no GPU may be used or the GPU has no more memory.
     fn more_vram(&self, request: &PlanRequest) -> Option<PlanRequest> {
         let facts = self.facts.filter(|_| request.device != DeviceChoice::Cpu)?;
@@ -271,7 +300,8 @@ impl<'a> Planner<'a> {
         let weights = &self.model.weights;
         let host = memory::host(weights, &weights.blocks, request.ram_bytes, request.policy)?;
         let free_bytes = request.ram_free_bytes.unwrap_or(u64::MAX);
-        let cache_bytes = |context| self.model.cache_bytes(context, request.cache);
+        let sequences = request.work.sequences.max(1);
+        let cache_bytes = |context| self.model.cache_bytes(context, sequences, request.cache);
         memory::check_cache(request.context, host.arena_bytes, free_bytes, cache_bytes)?;
         let placement = Placement::Ram(host.clone());
         Ok(Plan {

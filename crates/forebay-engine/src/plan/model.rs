@@ -50,9 +50,9 @@ impl PlannedModel {
         memory::experts(&self.weights)
     }
 
-    /// Returns the bytes of keys and values for `context` positions in host memory.
-    pub(crate) fn cache_bytes(&self, context: usize, cache: KvType) -> u64 {
-        let size = CacheSize { kind: cache, context, sequences: 1 };
+    /// Returns the bytes of keys and values in host memory for `sequences` times `context` positions.
+    pub(crate) fn cache_bytes(&self, context: usize, sequences: usize, cache: KvType) -> u64 {
+        let size = CacheSize { kind: cache, context, sequences };
         forebay_model::cache_bytes(&self.architecture, size)
     }
 }

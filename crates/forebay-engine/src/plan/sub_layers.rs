@@ -120,7 +120,7 @@ pub(super) fn rates_of(
     sub_layers: &SubLayerPlan,
 ) -> SubLayerRates {
     let hits = super::HitCurve::default();
-    let work = super::Work { prompt_tokens: 1, depth: 0 };
+    let work = super::Work::alone(1, 0);
     let model = Model { costs, rates, hits: &hits, work };
     let usual = GpuCosts::usual();
     let outside = Outside::of(sub_layers);
@@ -147,10 +147,11 @@ impl Model<'_> {
         let disk_seconds = from_disk / (DISK_SHARE * self.rates.disk);
         let cpu_bytes = machine.cpu_bytes(&outside);
         let mut sum = Sum::default();
-        let on_gpu = machine.gpu_seconds - cpu_bytes / machine.gpu;
+        let on_gpu = gpu.rows(self.sequences()) * (machine.gpu_seconds - cpu_bytes / machine.gpu);
         sum.add(Cost::GpuMemory, on_gpu);
         let copying = sum.add(Cost::Pcie, (outside.all_bytes - cpu_bytes) / machine.copy);
-        let computing = sum.add(Cost::Cpu, cpu_bytes / machine.cpu);
+        let cpu_rows = self.rates.cpu_rows(self.sequences());
+        let computing = sum.add(Cost::Cpu, cpu_rows * cpu_bytes / machine.cpu);
         let reading = sum.add(Cost::Disk, disk_seconds);
         // While the CPU waits for the GPU, copies have host memory to themselves. This uses the least time that the GPU
         // can need: the bound must not depend on the bus through the split of the work.
@@ -161,7 +162,7 @@ impl Model<'_> {
         sum.disk_bytes = from_disk;
         let seconds = copying.max(computing + on_gpu).max(both).max(reading);
         Prediction {
-            generate: sum.speed(1.0, seconds),
+            generate: sum.speed(self.sequences(), seconds),
             prompt: self.prompt_with_sub_layers(gpu, &outside, machine.copy, from_disk),
             hit_rate: None,
             disk_experts_per_token: 0.0,

@@ -35,7 +35,7 @@ pub fn request(device: DeviceChoice, vram: Option<u64>, ram: u64, context: usize
         ram_bytes: Some(ram),
         ..SessionOptions::default()
     };
-    PlanRequest::of_session(&options, context, Work { prompt_tokens: 512, depth: 0 })
+    PlanRequest::of_session(&options, context, Work::alone(512, 0))
 }
 
 /// Returns a request for the first GPU without CPU offload of experts.

@@ -102,7 +102,8 @@ fn a_file_that_shrinks_is_an_unexpected_end() {
 fn a_read_that_never_ends_is_reported_in_time() {
     for kind in kinds() {
         let faults = FaultPlan::always(FileIndex(0), 40_000..40_001, FaultKind::Never);
-        let mut bench = Bench::new(kind, stalling_after(150), faults, &[100_000]);
+        // The read that works must be over before that, on a busy machine too.
+        let mut bench = Bench::new(kind, stalling_after(600), faults, &[100_000]);
         let started = Instant::now();
         bench.submit(1, Priority::Demand, &[extent(0, 5, 90_000)]);
         bench.submit(2, Priority::Demand, &[extent(0, 60_000, 30_000)]);
@@ -113,9 +114,9 @@ fn a_read_that_never_ends_is_reported_in_time() {
         assert!(stalled.buffer.is_none());
         let error = stalled.result.unwrap_err();
         let ReadError::Stalled { offset, waited, .. } = &error else { panic!("{error}") };
-        assert!(*offset <= 40_000 && *waited >= Duration::from_millis(150));
+        assert!(*offset <= 40_000 && *waited >= Duration::from_millis(600));
         assert!(error.to_string().contains("expert 1 of layer 4"), "{error}");
-        assert!(started.elapsed() < Duration::from_secs(2), "{kind:?}");
+        assert!(started.elapsed() < Duration::from_secs(20), "{kind:?}");
 
         // A prefetch waits for demand reads, but not for a demand read that has stalled.
         for priority in [Priority::Demand, Priority::Prefetch] {
@@ -134,7 +135,7 @@ fn polling_sees_a_stall_too() {
         bench.submit(1, Priority::Demand, &[extent(0, 5, 1000)]);
         let (mut done, started) = (Vec::new(), Instant::now());
         while done.is_empty() {
-            assert!(started.elapsed() < Duration::from_secs(2), "{kind:?}");
+            assert!(started.elapsed() < Duration::from_secs(20), "{kind:?}");
             std::thread::sleep(Duration::from_millis(5));
             bench.engine.poll(&mut done).unwrap();
         }

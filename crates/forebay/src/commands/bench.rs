@@ -83,15 +83,27 @@ pub fn run(args: BenchArgs) -> Outcome {
     plan::follow(&args.model, &mut options);
     let mut session = open::session(&args.model, &options, context_for)?;
     if let Some(path) = &args.routing_trace {
-        let source = match path.as_os_str() == "uniform" {
-            true => RoutingSource::Uniform,
-            false => RoutingSource::Trace(Box::new(replay::open(path)?)),
+        let source = if path.as_os_str() == "uniform" {
+            RoutingSource::Uniform
+        } else {
+            let trace = Box::new(replay::open(path)?);
+            match args.unrelated {
+                true => RoutingSource::Unrelated(trace),
+                false => RoutingSource::Trace(trace),
+            }
         };
         session.follow_routing(source)?;
     }
     routing.record(&mut session)?;
     if !args.parallel.is_empty() {
-        let parallel = parallel::measure(&mut session, &args)?;
+        let depth = args.prompt_tokens + args.gen_tokens / 2;
+        let predict = |session: &Session, sequences: usize| {
+            let work = Work { sequences, ..Work::alone(args.prompt_tokens.max(1), depth) };
+            let predicted =
+                plan::predicted(&args.model, session, || hits(&args, options.policy), work);
+            predicted.map_or_else(PredictedRate::none, |of| of.generate.shown)
+        };
+        let (session, parallel) = parallel::measure(session, &args, predict)?;
         let shown = match args.json {
             true => output::json(&Document {
                 path: &args.model,
@@ -125,7 +137,7 @@ pub fn run(args: BenchArgs) -> Outcome {
     let mut prompt = summary(args.prompt_tokens, runs.iter().map(|r| r.prompt_tokens_per_second));
     let mut generate = summary(args.gen_tokens, runs.iter().map(|r| r.generate_tokens_per_second));
     let depth = args.depth + args.gen_tokens / 2;
-    let work = Work { prompt_tokens: args.prompt_tokens.max(1), depth };
+    let work = Work::alone(args.prompt_tokens.max(1), depth);
     let recorded = routing.finish(&mut session);
     let hits = || hits(&args, options.policy);
     let rates = match plan::predicted(&args.model, &session, hits, work) {
@@ -188,6 +200,15 @@ fn summary(tokens: usize, rates: impl Iterator<Item = f64>) -> Option<Summary> {
     })
 }
 
+/// Formats a predicted rate for a table.
+fn in_words(predicted: &PredictedRate) -> String {
+    match (predicted.tokens_per_second, predicted.range()) {
+        (Some(rate), _) => format!("{rate:.2}"),
+        (None, Some((low, high))) => format!("{low:.2} to {high:.2}"),
+        (None, None) => "none".into(),
+    }
+}
+
 fn print(
     session: &Session,
     args: &BenchArgs,
@@ -204,11 +225,7 @@ fn print(
             format!("{:.2}", summary.tokens_per_second_median),
             format!("{:.2}", summary.tokens_per_second_min),
             format!("{:.2}", summary.tokens_per_second_max),
-            match (summary.predicted.tokens_per_second, summary.predicted.range()) {
-                (Some(rate), _) => format!("{rate:.2}"),
-                (None, Some((low, high))) => format!("{low:.2} to {high:.2}"),
-                (None, None) => "none".into(),
-            },
+            in_words(&summary.predicted),
         ]);
     }
     let mut columns = [Align::Right; 6];

@@ -8,7 +8,7 @@ use anyhow::{Context as _, anyhow};
 use forebay_engine::doctor::MachineProfile;
 use forebay_engine::plan::{
     HitCurve, Plan, PlanRequest, Planned, PlannedModel, Planner, PredictedRate, Prediction, Rates,
-    Speed, Work,
+    Speed, Together, Work,
 };
 use forebay_engine::{
     CpuOffload, DeviceChoice, EngineError, Generation, ModelInfo, Session, SessionOptions,
@@ -29,6 +29,9 @@ use crate::size;
 /// Number of tokens of the prompt whose speed is predicted.
 const PROMPT_TOKENS: usize = 512;
 
+/// Largest number of sequences whose speed together is predicted: the most that a GPU runs.
+const SEQUENCES_MOST: usize = 32;
+
 #[derive(Serialize)]
 struct Document<'a> {
     path: &'a Path,
@@ -43,6 +46,9 @@ struct Document<'a> {
     free_vram_is_estimated: bool,
     #[serde(flatten)]
     planned: &'a Planned,
+    /// Number of sequences that generate most tokens per second together. `None` if nothing is predicted.
+    best_sequences: Option<usize>,
+    together: &'a [Together],
     warnings: &'a [String],
 }
 
@@ -71,7 +77,7 @@ pub fn run(args: PlanArgs) -> Outcome {
         None => HitCurve::default(),
         Some(path) => hits(path, args.policy)?,
     };
-    let work = Work { prompt_tokens: PROMPT_TOKENS, depth: 0 };
+    let work = Work::alone(PROMPT_TOKENS, 0);
     let mut request = PlanRequest::of_session(&options, context, work);
     if args.profile.is_none() {
         // If the user names more RAM than is free here, the plan is for a machine that has it.
@@ -87,6 +93,7 @@ pub fn run(args: PlanArgs) -> Outcome {
         planner = planner.with_facts(facts);
     }
     let planned = planner.plan(&request).map_err(named)?;
+    let together = planner.together(&request, SEQUENCES_MOST);
     let asked = Asked { args: &args, request, profile, estimated };
     let warnings = warnings(&planned);
     if args.json {
@@ -102,10 +109,12 @@ pub fn run(args: PlanArgs) -> Outcome {
             expected_hits_from: asked.hits_from(),
             free_vram_is_estimated: estimated,
             planned: &planned,
+            best_sequences: best_together(&together).map(|best| best.sequences),
+            together: &together,
             warnings: &warnings,
         });
     }
-    output::print(&asked.text(&model.info, rates.gpu_name(), &planned))?;
+    output::print(&asked.text(&model.info, rates.gpu_name(), &planned, &together))?;
     warnings.iter().for_each(|warning| output::tell!("warning: {warning}"));
     Ok(())
 }
@@ -181,7 +190,13 @@ impl Asked<'_> {
         }
     }
 
-    fn text(&self, model: &ModelInfo, gpu: Option<&str>, planned: &Planned) -> String {
+    fn text(
+        &self,
+        model: &ModelInfo,
+        gpu: Option<&str>,
+        planned: &Planned,
+        together: &[Together],
+    ) -> String {
         let plan = &planned.plan;
         let mut lines = vec![
             ("model", of_model(model)),
@@ -195,6 +210,7 @@ impl Asked<'_> {
         let prompt = format!("{}, {} tokens", speed(&plan.prediction.prompt), PROMPT_TOKENS);
         lines.push(("prompt", prompt));
         lines.extend(hit_rates(plan, &self.hits_from()).map(|text| ("experts", text)));
+        lines.extend(together_in_words(together).map(|text| ("together", text)));
         lines.extend(one_more(planned).map(|text| ("one more", text)));
         lines.extend(instead(planned).map(|text| ("instead", text)));
         lines.extend(generate.shown.uncertain_because.clone().map(|text| ("caution", text)));
@@ -354,6 +370,21 @@ fn hit_rates(plan: &Plan, from: &str) -> Option<String> {
     ))
 }
 
+/// Returns the number of sequences that generate most tokens per second together, if anything is predicted.
+fn best_together(together: &[Together]) -> Option<&Together> {
+    let predicted = together.iter().filter(|of| of.shown.range().is_some());
+    predicted.max_by(|a, b| a.tokens_per_second.total_cmp(&b.tokens_per_second))
+}
+
+/// Describes the best number of sequences that generate together.
+fn together_in_words(together: &[Together]) -> Option<String> {
+    let best = best_together(together)?;
+    Some(match best.sequences {
+        1 => "one sequence at a time gives most tokens/s, if sequences are unrelated".into(),
+        number => format!("{number} sequences give most: {} in all", rate_in_words(&best.shown)),
+    })
+}
+
 /// Describes the gain from one more GiB of memory, or returns `None` where nothing is predicted.
 fn one_more(planned: &Planned) -> Option<String> {
     let gain = |what: &str, gain: f64, then: Option<f64>| match (gain - 1.0, then) {
@@ -402,7 +433,7 @@ fn of_session(model: &Path, options: &SessionOptions) -> Option<Planned> {
     let rates = Rates::new(&profile).ok()?;
     let planned = PlannedModel::open(model).ok()?;
     let context = planned.context(options).ok()?;
-    let work = Work { prompt_tokens: PROMPT_TOKENS, depth: 0 };
+    let work = Work::alone(PROMPT_TOKENS, 0);
     let mut request = PlanRequest::of_session(options, context, work);
     request.ram_free_bytes = Some(free_bytes());
     Planner::new(&planned, &rates, &HitCurve::default()).plan(&request).ok()
@@ -428,7 +459,7 @@ pub fn follow(model: &Path, options: &mut SessionOptions) {
 /// Returns the rate of an answer that this machine's profile predicts for the session.
 pub fn predicted_answer(model: &Path, session: &Session, answer: &Generation) -> PredictedRate {
     let depth = answer.prompt_tokens + answer.tokens.len() / 2;
-    let work = Work { prompt_tokens: answer.prompt_tokens.max(1), depth };
+    let work = Work::alone(answer.prompt_tokens.max(1), depth);
     match predicted(model, session, HitCurve::default, work) {
         Ok(predicted) => predicted.generate.shown,
         Err(why) => PredictedRate::none(why),

@@ -1,6 +1,8 @@
 //! `forebay bench --parallel` measures several sequences that run together.
 
-use forebay_engine::{ParallelRun, Session};
+use forebay_engine::engine::EngineOptions;
+use forebay_engine::plan::PredictedRate;
+use forebay_engine::{Engine, ParallelRun, Session};
 use serde::Serialize;
 
 use crate::args::BenchArgs;
@@ -25,11 +27,20 @@ pub struct ParallelSummary {
     experts_per_pass: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     missing_experts_per_pass: Option<f64>,
+    /// Sequences that generate in one pass, on average.
+    generating_per_pass: f64,
+    /// Predicted rate of so many unrelated sequences.
+    #[serde(rename = "generate_predicted")]
+    predicted: PredictedRate,
     runs: Vec<ParallelRun>,
 }
 
-/// Measures every number of sequences that `args` ask for.
-pub fn measure(session: &mut Session, args: &BenchArgs) -> Outcome<Vec<ParallelSummary>> {
+/// Measures every number of sequences that `args` ask for. Returns the session, too.
+pub fn measure(
+    mut session: Session,
+    args: &BenchArgs,
+    predict: impl Fn(&Session, usize) -> PredictedRate,
+) -> Outcome<(Session, Vec<ParallelSummary>)> {
     if let Some(most) = args.parallel.iter().find(|most| **most > session.sequences()) {
         let largest = session.sequences();
         return usage(format!(
@@ -40,22 +51,31 @@ pub fn measure(session: &mut Session, args: &BenchArgs) -> Outcome<Vec<ParallelS
     let progress = StepProgress::new("measured", steps as u64);
     let mut summaries = Vec::with_capacity(args.parallel.len());
     for &sequences in &args.parallel {
-        let mut runs = Vec::with_capacity(args.repeat);
-        for run in 0..=args.repeat {
-            let (prompt, generate) = (args.prompt_tokens, args.gen_tokens);
-            let measured = session.bench_parallel(sequences, prompt, generate, run as u64)?;
-            progress.step();
-            // The first run warms up the processor's caches, the memory and the residency.
-            if run > 0 {
-                runs.push(measured);
+        let (prompt, generate) = (args.prompt_tokens, args.gen_tokens);
+        // The first run warms up the processor's caches, the memory and the residency.
+        let mut runs = Vec::with_capacity(args.repeat + 1);
+        if args.scheduled {
+            let options = EngineOptions { running: Some(sequences), ..EngineOptions::default() };
+            let mut engine = Engine::new(session, &options);
+            for run in 0..=args.repeat {
+                runs.push(engine.bench_parallel(sequences, prompt, generate, run as u64)?);
+                progress.step();
+            }
+            session = engine.into_session();
+        } else {
+            for run in 0..=args.repeat {
+                runs.push(session.bench_parallel(sequences, prompt, generate, run as u64)?);
+                progress.step();
             }
         }
-        summaries.push(summary(sequences, runs));
+        runs.remove(0);
+        let predicted = predict(&session, sequences);
+        summaries.push(summary(sequences, runs, predicted));
     }
-    Ok(summaries)
+    Ok((session, summaries))
 }
 
-fn summary(sequences: usize, runs: Vec<ParallelRun>) -> ParallelSummary {
+fn summary(sequences: usize, runs: Vec<ParallelRun>, predicted: PredictedRate) -> ParallelSummary {
     let sorted = |of: fn(&ParallelRun) -> f64| {
         let mut values: Vec<f64> = runs.iter().map(of).collect();
         values.sort_by(f64::total_cmp);
@@ -82,6 +102,8 @@ fn summary(sequences: usize, runs: Vec<ParallelRun>) -> ParallelSummary {
         first_token_seconds: median(|run| run.first_token_seconds),
         experts_per_pass: counts(|run| run.experts_per_pass.unwrap_or(0.0)),
         missing_experts_per_pass: counts(|run| run.missing_experts_per_pass.unwrap_or(0.0)),
+        generating_per_pass: median(|run| run.generating_per_pass),
+        predicted,
         runs,
     }
 }
@@ -91,10 +113,12 @@ pub fn print(session: &Session, args: &BenchArgs, summaries: &[ParallelSummary])
         "sequences",
         "prompt tokens/s",
         "generate tokens/s",
+        "predicted",
         "of each",
         "first token s",
         "experts a pass",
         "missing",
+        "at a time",
     ];
     let mut rows = vec![head.map(String::from).to_vec()];
     let count = |of: Option<f64>| of.map_or("-".into(), |of| format!("{of:.1}"));
@@ -103,13 +127,15 @@ pub fn print(session: &Session, args: &BenchArgs, summaries: &[ParallelSummary])
             summary.sequences.to_string(),
             format!("{:.2}", summary.prompt_tokens_per_second),
             format!("{:.2}", summary.generate_tokens_per_second),
+            super::in_words(&summary.predicted),
             format!("{:.2}", summary.generate_tokens_per_second_each),
             format!("{:.3}", summary.first_token_seconds),
             count(summary.experts_per_pass),
             count(summary.missing_experts_per_pass),
+            format!("{:.1}", summary.generating_per_pass),
         ]);
     }
-    output::print(&output::table(&[Align::Right; 7], &rows))?;
+    output::print(&output::table(&[Align::Right; 9], &rows))?;
     if let Some(source) = &args.routing_trace {
         output::say(format_args!("  routing  from {}, not the model's own\n", source.display()));
     }
