@@ -16,6 +16,7 @@ use forebay_text::{ChatTemplate, TextError, Tokenizer};
 use tracing::field::Empty;
 
 use crate::device::{self, DeviceChoice};
+use crate::doctor::MachineProfile;
 use crate::gpu;
 use crate::inspect::ModelInfo;
 use crate::kv::SequenceId;
@@ -357,6 +358,19 @@ impl Session {
             (self.runner.decoder.architecture(), self.runner.decoder.weights());
         let rates = rates.with_threads(self.threads);
         plan::predict(architecture, weights, self.context(), (&rates, hits), &placement, work)
+    }
+
+    /// Returns a function that predicts the tokens per second of several unrelated sequences that generate together. It uses
+    /// usual rates where `doctor` has not measured this machine.
+    pub(crate) fn predict_together(&self) -> impl Fn(usize) -> Option<f64> + '_ {
+        let profile = MachineProfile::of_folder(&self.root).ok();
+        let known = profile.and_then(|profile| Rates::new(&profile).ok());
+        let rates = known.unwrap_or_else(Rates::usual_here);
+        move |sequences| {
+            let work = Work { sequences, ..Work::alone(1, self.context() / 2) };
+            let predicted = self.predicted(&rates, &HitCurve::default(), work)?;
+            Some(predicted.generate.tokens_per_second)
+        }
     }
 
     /// Returns the device with the reason for it, if forebay chose it itself and there was a choice.

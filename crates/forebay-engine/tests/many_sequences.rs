@@ -6,6 +6,7 @@ mod support;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use forebay_engine::engine::{EngineOptions, Event, Request, RequestEnd};
 use forebay_engine::{Engine, EngineError, GenerateOptions, Session, SessionOptions};
@@ -139,16 +140,62 @@ fn requests_are_answered_as_if_they_were_alone() {
         }
         drop(alone);
         assert!(expected.iter().all(|answer| !answer.tokens.is_empty() && answer.end.is_some()));
-        for (ram, running, prompt_rows) in
-            [(None, 12, None), (None, 5, Some(1)), (Some(smallest(&path)), 7, Some(17))]
-        {
+        let usual = EngineOptions::default;
+        let all_turns = Some(Duration::ZERO);
+        let variants = [
+            (None, 12, usual()),
+            (None, 5, EngineOptions { prompt_rows: Some(1), ..usual() }),
+            (Some(smallest(&path)), 7, EngineOptions { prompt_rows: Some(17), ..usual() }),
+            (None, 6, EngineOptions { generating: Some(2), ..usual() }),
+            (None, 6, EngineOptions { generating: Some(2), max_latency: all_turns, ..usual() }),
+        ];
+        for (ram, running, options) in variants {
             let session = open(&path, ram, running).unwrap();
-            let options = EngineOptions { prompt_rows, ..EngineOptions::default() };
             let (_, answers) = run(session, &options, &all);
             for (index, (answer, expected)) in answers.iter().zip(&expected).enumerate() {
-                assert_eq!(answer, expected, "{}, {running} at a time, {index}", path.display());
+                assert_eq!(answer, expected, "{}, {options:?}, {index}", path.display());
             }
         }
+    }
+}
+
+/// Returns the requests in the order in which they got tokens.
+fn order_of_tokens(options: &EngineOptions) -> Option<Vec<usize>> {
+    let path = fixture("gguf/qwen3_moe_k/qwen3_moe_k-Q4_K_M.gguf")?;
+    let mut engine = Engine::new(open(&path, None, 4).unwrap(), options);
+    let order = Arc::new(Mutex::new(Vec::new()));
+    for index in 0..4 {
+        let order = order.clone();
+        let sink = Box::new(move |event: Event| {
+            if matches!(event, Event::Token(_)) {
+                order.lock().unwrap().push(index);
+            }
+            ControlFlow::Continue(())
+        });
+        let options = GenerateOptions::exactly(6, Sampling::greedy());
+        engine.submit(Request { prompt: vec![7; 3], options, ..Request::default() }, sink).unwrap();
+    }
+    engine.drain().unwrap();
+    let statistics = engine.statistics();
+    assert_eq!(statistics.generate_rows, 4 * 5, "the first token of each is of a prompt");
+    assert!(statistics.prompt_tokens > 0 && statistics.generate_seconds > 0.0);
+    Some(std::mem::take(&mut *order.lock().unwrap()))
+}
+
+#[test]
+fn requests_generate_one_after_the_other_or_take_turns() {
+    let one = EngineOptions { generating: Some(1), ..EngineOptions::default() };
+    let Some(order) = order_of_tokens(&one) else { return };
+    assert!(order.is_sorted(), "one after the other: {order:?}");
+    let turns = EngineOptions { max_latency: Some(Duration::ZERO), ..one };
+    let order = order_of_tokens(&turns).expect("it was there");
+    // Prompts are read together, and each gives its first token. Then every request in turn gets one.
+    let (firsts, later) = order.split_at(4);
+    assert_eq!(firsts, [0, 1, 2, 3]);
+    for turn in later.chunks(4) {
+        let mut turn = turn.to_vec();
+        turn.sort_unstable();
+        assert_eq!(turn, [0, 1, 2, 3], "{order:?}");
     }
 }
 

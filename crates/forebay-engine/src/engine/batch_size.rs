@@ -4,8 +4,9 @@
 //! are in memory. Experts that are not in memory may turn this around: unrelated requests use different experts, push
 //! each other's experts out of memory, and a pass of many rows may wait longer for them than the same rows one after the
 //! other. No model of this is good enough to decide, because it depends on what the requests have in common. So the engine
-//! measures: it runs some passes of a size, tries the next smaller and the next larger size, and keeps the one that
-//! generates most. A size that lost is tried again ever more seldom.
+//! measures: it begins with the size that the planner predicts to be best for unrelated requests, runs some passes, tries the
+//! next smaller and the next larger size, and keeps the one that generates most. A size that lost is tried again ever more
+//! seldom.
 
 /// Passes after a change whose time does not count, because the cache has to adapt.
 const SKIPPED_PASSES: usize = 8;
@@ -16,9 +17,12 @@ const MEASURED_PASSES: usize = 16;
 /// A size replaces another if its rate is higher by this factor.
 const BETTER: f64 = 1.03;
 
-/// Measurements until a size that lost is tried again: after the first time, and at most. The pause doubles every time.
-const PAUSE_FIRST: u32 = 4;
-const PAUSE_MOST: u32 = 64;
+/// Seconds of passes until a size that lost is tried again: after the first time, and at most. They double every time.
+const PAUSE_FIRST: f64 = 5.0;
+const PAUSE_MOST: f64 = 60.0;
+
+/// A pause is at least so many times as long as the measurement that was lost.
+const PAUSE_PER_MEASUREMENT: f64 = 20.0;
 
 /// The choice of the number of requests that generate in one pass.
 #[derive(Debug, Clone)]
@@ -31,12 +35,13 @@ pub struct BatchSize {
     tried_against: Option<usize>,
     /// Number of passes at the start of this measurement that do not count.
     skipped: usize,
-    /// Number of passes of this measurement, and the tokens and seconds of those that count.
+    /// Number of passes of this measurement, their seconds, and the tokens and seconds of those that count.
     passes: usize,
+    all_seconds: f64,
     tokens: usize,
     seconds: f64,
-    /// Number of measurements so far.
-    measured: u32,
+    /// Seconds of all passes so far.
+    now_seconds: f64,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -44,9 +49,9 @@ struct Size {
     rows: usize,
     /// Tokens per second when it was measured last.
     rate: f64,
-    /// Number of the measurement from which on it is tried again.
-    due: u32,
-    pause: u32,
+    /// Value of [`BatchSize::now_seconds`] from which on it is tried again.
+    due: f64,
+    pause: f64,
 }
 
 /// What a pass of generated tokens took.
@@ -59,21 +64,28 @@ pub struct Measured {
 }
 
 impl BatchSize {
-    /// Starts with `first` rows; at most `most` can run.
-    pub fn new(first: usize, most: usize) -> BatchSize {
+    /// Starts with the size of the highest rate that `predict` returns for a number of rows, or with `most`, the most rows
+    /// that can run, if it returns `None`.
+    pub fn new(most: usize, predict: impl Fn(usize) -> Option<f64>) -> BatchSize {
         let powers = (0..usize::BITS - 1).map(|power| 1 << power).take_while(|rows| *rows < most);
-        let size = |rows| Size { rows, rate: 0.0, due: 0, pause: PAUSE_FIRST };
+        let size = |rows| Size { rows, rate: 0.0, due: 0.0, pause: PAUSE_FIRST };
         let sizes: Vec<Size> = powers.chain([most.max(1)]).map(size).collect();
-        let now = sizes.partition_point(|size| size.rows < first).min(sizes.len() - 1);
+        let predicted: Option<Vec<f64>> = sizes.iter().map(|size| predict(size.rows)).collect();
+        let best = predicted.and_then(|rates| {
+            let best = rates.into_iter().enumerate().max_by(|a, b| a.1.total_cmp(&b.1));
+            best.map(|(index, _)| index)
+        });
+        let now = best.unwrap_or(sizes.len() - 1);
         BatchSize {
             sizes,
             now,
             tried_against: None,
             skipped: SKIPPED_PASSES,
             passes: 0,
+            all_seconds: 0.0,
             tokens: 0,
             seconds: 0.0,
-            measured: 0,
+            now_seconds: 0.0,
         }
     }
 
@@ -85,40 +97,43 @@ impl BatchSize {
     /// Notes what a pass of generated tokens took. `misses` returns true if passes since its last call waited for experts.
     pub fn note(&mut self, pass: Measured, misses: impl FnOnce() -> bool) {
         self.passes += 1;
+        self.all_seconds += pass.seconds;
+        self.now_seconds += pass.seconds;
         if self.passes > self.skipped {
             self.tokens += pass.rows;
             self.seconds += pass.seconds;
         }
         if self.passes == self.skipped + MEASURED_PASSES {
             let before = self.now;
-            self.measured += 1;
             self.sizes[before].rate = self.tokens as f64 / self.seconds.max(f64::MIN_POSITIVE);
             self.decide(pass.available, misses());
             self.skipped = if self.now == before { 0 } else { SKIPPED_PASSES };
-            (self.passes, self.tokens, self.seconds) = (0, 0, 0.0);
+            (self.passes, self.all_seconds, self.tokens, self.seconds) = (0, 0.0, 0, 0.0);
         }
     }
 
     /// Chooses the next size after the current one was measured.
     fn decide(&mut self, available: usize, misses: bool) {
         if let Some(other) = self.tried_against.take() {
-            let (tried, measured) = (self.sizes[self.now], self.measured);
-            if tried.rate < BETTER * self.sizes[other].rate {
-                let size = &mut self.sizes[self.now];
-                size.due = measured + size.pause;
-                size.pause = (2 * size.pause).min(PAUSE_MOST);
-                self.now = other;
+            let lost = if self.sizes[self.now].rate < BETTER * self.sizes[other].rate {
+                std::mem::replace(&mut self.now, other)
+            } else {
+                other
+            };
+            let least = PAUSE_PER_MEASUREMENT * self.all_seconds;
+            let size = &mut self.sizes[lost];
+            size.due = self.now_seconds + size.pause.max(least);
+            size.pause = (2.0 * size.pause).min(PAUSE_MOST);
+            self.sizes[self.now].pause = PAUSE_FIRST;
+            if lost != other {
                 return;
             }
-            self.sizes[self.now].pause = PAUSE_FIRST;
-            // The other one has just been measured.
-            self.sizes[other].due = measured + self.sizes[other].pause;
         }
         let more = (self.sizes[self.now].rows < available && self.now + 1 < self.sizes.len())
             .then_some(self.now + 1);
         // Without misses, more rows share what a pass reads, so fewer cannot be better.
         let fewer = self.now.checked_sub(1).filter(|_| misses);
-        let is_due = |index: &usize| self.sizes[*index].due <= self.measured;
+        let is_due = |index: &usize| self.sizes[*index].due <= self.now_seconds;
         if let Some(next) = fewer.filter(is_due).or(more.filter(is_due)) {
             self.tried_against = Some(self.now);
             self.now = next;
@@ -151,24 +166,35 @@ mod tests {
 
     #[test]
     fn unrelated_requests_run_one_by_one_and_related_ones_together() {
-        // Seconds that were measured on an H200 with recorded routing, one renumbered for each sequence.
-        let unrelated = |rows: usize| [0.0, 4.0, 9.6, 0.0, 25.0, 0.0, 0.0, 0.0, 56.0][rows] * 1e-3;
-        let related = |rows: usize| [0.0, 4.0, 5.8, 0.0, 8.9, 0.0, 0.0, 0.0, 15.0][rows] * 1e-3;
+        // Milliseconds of passes on an H200 with recorded routing, renumbered for each sequence and not.
+        let by_rows = |of: [f64; 4]| move |rows: usize| of[rows.ilog2() as usize] * 1e-3;
+        let unrelated = by_rows([4.0, 9.6, 25.0, 56.0]);
+        let related = by_rows([4.0, 5.6, 8.7, 13.2]);
         for first in [1, 2, 8] {
-            let mut sizes = BatchSize::new(first, 8);
-            run(&mut sizes, 8, 300, true, unrelated);
-            let (rate, last) = run(&mut sizes, 8, 4000, true, unrelated);
-            assert!(last <= 2 && rate > 0.9 * 250.0, "from {first}: {rate}, {last}");
-            // Other requests come.
-            run(&mut sizes, 8, 4000, true, related);
+            let start = |rows| Some(if rows == first { 2.0 } else { 1.0 });
+            let mut sizes = BatchSize::new(8, start);
+            assert_eq!(sizes.rows(), first);
+            run(&mut sizes, 8, 200, true, unrelated);
+            let (rate, _) = run(&mut sizes, 8, 4000, true, unrelated);
+            assert!(rate > 0.95 * 250.0, "from {first}: {rate}");
+            // Other requests come. It takes a while until the larger sizes are tried again.
+            run(&mut sizes, 8, 30_000, true, related);
             let (rate, last) = run(&mut sizes, 8, 4000, true, related);
-            assert!(last >= 4 && rate > 0.93 * 533.0, "from {first}: {rate}, {last}");
+            assert!(last >= 4 && rate > 0.95 * 606.0, "from {first}: {rate}, {last}");
         }
     }
 
     #[test]
+    fn the_first_measurements_cost_little() {
+        let related = |rows: usize| [4.0, 5.6, 8.7, 13.2][rows.ilog2() as usize] * 1e-3;
+        let mut sizes = BatchSize::new(8, |rows| Some(1.0 / rows as f64));
+        let (rate, last) = run(&mut sizes, 8, 200, true, related);
+        assert!(last == 8 && rate > 0.85 * 606.0, "{rate}, {last}");
+    }
+
+    #[test]
     fn without_misses_all_run_together() {
-        let mut sizes = BatchSize::new(1, 6);
+        let mut sizes = BatchSize::new(6, |rows| Some(-(rows as f64)));
         assert_eq!(sizes.rows(), 1);
         let seconds = |rows: usize| 1e-3 + 1e-4 * rows as f64;
         let (_, last) = run(&mut sizes, 6, 200, false, seconds);
@@ -180,19 +206,21 @@ mod tests {
 
     #[test]
     fn sizes_are_powers_of_two_and_what_can_run() {
-        let rows = |first, most| BatchSize::new(first, most).rows();
-        assert_eq!(
-            (rows(1, 1), rows(3, 8), rows(9, 12), rows(99, 12), rows(0, 4)),
-            (1, 4, 12, 12, 1)
-        );
+        let rows = |most: usize| {
+            let sizes = BatchSize::new(most, |_| None).sizes;
+            sizes.iter().map(|size| size.rows).collect::<Vec<_>>()
+        };
+        assert_eq!((rows(1), rows(2), rows(4)), (vec![1], vec![1, 2], vec![1, 2, 4]));
+        assert_eq!(rows(12), [1, 2, 4, 8, 12]);
+        assert_eq!(BatchSize::new(12, |_| None).rows(), 12);
     }
 
     #[test]
     fn fewer_requests_than_the_size_are_measured_too() {
-        let mut sizes = BatchSize::new(4, 4);
+        let mut sizes = BatchSize::new(4, |_| None);
         for rows in [4, 3].into_iter().cycle().take(SKIPPED_PASSES + MEASURED_PASSES) {
             sizes.note(Measured { rows, available: rows, seconds: 0.5 }, || false);
         }
-        assert_eq!((sizes.measured, sizes.rows(), sizes.sizes[2].rate), (1, 4, 7.0));
+        assert_eq!((sizes.rows(), sizes.sizes[2].rate), (4, 7.0));
     }
 }

@@ -34,7 +34,8 @@ pub struct EngineOptions {
     /// Most prompt rows in a pass that also has rows of generating requests. Fewer rows make the pauses of these shorter.
     /// `None` is what the backend takes.
     pub prompt_rows: Option<usize>,
-    /// Most requests that generate in one pass. `None` lets the engine measure which number gives most tokens per second.
+    /// Most requests that generate in one pass. `None` lets the engine find the number that gives most tokens per second, by
+    /// prediction and measurement.
     pub generating: Option<usize>,
     /// Longest time between two tokens of a request that the engine aims for. Prompts of others are then read in parts
     /// that are as short as this needs, and if not all requests generate in one pass, they take turns. `None` is for most
@@ -120,17 +121,21 @@ impl Engine {
         let running = options.running.unwrap_or(usize::MAX);
         let running = running.min(backend.tables()).min(backend.decode_rows()).max(1);
         let prompt_rows = options.prompt_rows.unwrap_or(rows).clamp(1, rows);
-        let decode_rows = options.generating.unwrap_or(running).clamp(1, running);
-        let limits = Limits { running, rows, prompt_rows, decode_rows };
         // Only experts that are not in memory can make a pass of fewer rows better.
         let chooses = options.generating.is_none() && session.experts_so_far().is_some();
+        let batch_size = chooses.then(|| BatchSize::new(running, session.predict_together()));
+        let decode_rows = match &batch_size {
+            Some(batch_size) => batch_size.rows(),
+            None => options.generating.unwrap_or(running).clamp(1, running),
+        };
+        let limits = Limits { running, rows, prompt_rows, decode_rows };
         let latency = options.max_latency.map(|most| Latency {
             most,
             prompt_rows: PROMPT_ROWS_FIRST.min(prompt_rows),
             turn_began: Instant::now(),
         });
         Engine {
-            batch_size: chooses.then(|| BatchSize::new(running, running)),
+            batch_size,
             latency,
             statistics: EngineStatistics::default(),
             missed: 0,

@@ -79,14 +79,10 @@ impl<'scope> Opening<'scope> {
         let rates = options.sub_layer_rates.unwrap_or_else(|| {
             let profile = MachineProfile::of_folder(folder).ok();
             let known = profile.and_then(|profile| Rates::new(&profile).ok());
-            let rates = known.unwrap_or_else(|| Rates::usual(processors()));
+            let rates = known.unwrap_or_else(Rates::usual_here);
             let rates = rates.with_threads(options.threads);
             sub_layer_rates(architecture, weights, context, &rates, plan.sub_layers())
         });
         Ok(plan.share_with_cpu(&rates))
     }
-}
-
-fn processors() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
 }

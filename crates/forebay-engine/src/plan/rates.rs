@@ -169,6 +169,12 @@ impl Rates {
         }
     }
 
+    /// Returns assumed rates for this machine and a GPU, if `doctor` has not measured it.
+    pub(crate) fn usual_here() -> Rates {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        Rates { gpu: Some(GpuCosts::usual()), ..Rates::usual(processors) }
+    }
+
     /// Returns the rates for `threads` CPU threads. `None` keeps the current number.
     pub fn with_threads(&self, threads: Option<usize>) -> Rates {
         Rates { threads: threads.or(self.threads), ..self.clone() }
