@@ -315,7 +315,6 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, HEAD_DIM > 128 ? 2 : 3)
                      const float *q_bias, const float *k_bias, const float *v_bias, const float *q_norm,
                      const float *k_norm, const float *angles, int rotary_dim, int rotary_from, int interleaved,
                      float eps) {
-    wait_for_previous();
     __shared__ Queries queries;
     __shared__ __align__(16) Shared shared;
     const KvLayer cache{KV_ARGUMENTS};
@@ -333,14 +332,17 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, HEAD_DIM > 128 ? 2 : 3)
     const int splits = splits_of(all.to, limit, STEP, ALONE);
     int active;
     const Span span = share_of(all, blockIdx.x, splits, STEP, active);
-    if ((int)blockIdx.x >= active) return;
-
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     int first = span.from + warp * TILE;
-    // The number of the warp's first block, and of its next one. Tiles after the last one repeat the last block.
-    const int last_block = (span.to - 1) / TILE;
+    // The number of the warp's first block, and of its next one. Tiles after the last one repeat the last block. A part that
+    // is not active lies behind the positions of the row, but in the table.
+    const int last_block = min(max(span.to - 1, 0), context - 1) / TILE;
     u32 block = load_now(table + min(first / TILE, last_block));
     u32 next = load_now(table + min(first / TILE + WARPS, last_block));
+    // Positions and tables were written before the pass's first kernel ended, so they are read before this.
+    wait_for_previous();
+    if ((int)blockIdx.x >= active) return;
+
     const KvHead<KvType> keys = cache.keys_of(dim_k, kv_head_index, kv_heads);
     const KvHead<KvType> values = cache.values_of(dim_k, dim_v, kv_head_index, kv_heads);
     if (k_input) {

@@ -9,8 +9,10 @@ typedef signed char i8;
 
 // Waits until all work queued before has ended and its writes are visible. On GPUs of compute capability 9.0 and up, a
 // kernel that begins with this starts while the previous kernel is ending. Before the call, a kernel may read only data
-// that no kernel writes, such as weights. Pointers to anything else must not be __restrict__, or the compiler may move
-// reads up here. Either every kernel of a module calls this or none.
+// that no kernel writes, such as weights, or that a kernel before the previous one wrote, such as the positions of a pass:
+// a kernel starts when all blocks of the previous one have ended, and these have waited for the kernels before. Pointers
+// to anything else must not be __restrict__, or the compiler may move reads up here. Either every kernel of a module calls
+// this or none.
 //
 // Kernels do not trigger the start of the next one early (launch_dependents). That was tried: waiting blocks occupy the
 // places of working blocks, and tokens come 14 % slower.

@@ -8,21 +8,22 @@
 //! next smaller and the next larger size, and keeps the one that generates most. A size that lost is tried again ever more
 //! seldom.
 
-/// Passes after a change whose time does not count, because the cache has to adapt.
-const SKIPPED_PASSES: usize = 8;
+/// Tokens after a change whose time does not count, because the cache has to adapt, and the least number of passes for
+/// them.
+const SKIPPED: (usize, usize) = (32, 8);
 
-/// Passes whose rate is compared.
-const MEASURED_PASSES: usize = 16;
+/// Tokens whose rate is compared, and the least number of passes for them.
+const MEASURED: (usize, usize) = (64, 16);
 
 /// A size replaces another if its rate is higher by this factor.
 const BETTER: f64 = 1.03;
 
 /// Seconds of passes until a size that lost is tried again: after the first time, and at most. They double every time.
-const PAUSE_FIRST: f64 = 5.0;
+const PAUSE_FIRST: f64 = 1.0;
 const PAUSE_MOST: f64 = 60.0;
 
 /// A pause is at least so many times as long as the measurement that was lost.
-const PAUSE_PER_MEASUREMENT: f64 = 20.0;
+const PAUSE_PER_MEASUREMENT: f64 = 8.0;
 
 /// The choice of the number of requests that generate in one pass.
 #[derive(Debug, Clone)]
@@ -33,8 +34,8 @@ pub struct BatchSize {
     now: usize,
     /// Index of the size that it is compared with, if `now` is tried.
     tried_against: Option<usize>,
-    /// Number of passes at the start of this measurement that do not count.
-    skipped: usize,
+    /// True if the size has just changed, so that the first passes do not count.
+    changed: bool,
     /// Number of passes of this measurement, their seconds, and the tokens and seconds of those that count.
     passes: usize,
     all_seconds: f64,
@@ -80,7 +81,7 @@ impl BatchSize {
             sizes,
             now,
             tried_against: None,
-            skipped: SKIPPED_PASSES,
+            changed: true,
             passes: 0,
             all_seconds: 0.0,
             tokens: 0,
@@ -96,18 +97,21 @@ impl BatchSize {
 
     /// Notes what a pass of generated tokens took. `misses` returns true if passes since its last call waited for experts.
     pub fn note(&mut self, pass: Measured, misses: impl FnOnce() -> bool) {
+        let passes = |(tokens, least): (usize, usize)| least.max(tokens / self.rows());
+        let skipped = if self.changed { passes(SKIPPED) } else { 0 };
+        let all = skipped + passes(MEASURED);
         self.passes += 1;
         self.all_seconds += pass.seconds;
         self.now_seconds += pass.seconds;
-        if self.passes > self.skipped {
+        if self.passes > skipped {
             self.tokens += pass.rows;
             self.seconds += pass.seconds;
         }
-        if self.passes == self.skipped + MEASURED_PASSES {
+        if self.passes == all {
             let before = self.now;
             self.sizes[before].rate = self.tokens as f64 / self.seconds.max(f64::MIN_POSITIVE);
             self.decide(pass.available, misses());
-            self.skipped = if self.now == before { 0 } else { SKIPPED_PASSES };
+            self.changed = self.now != before;
             (self.passes, self.all_seconds, self.tokens, self.seconds) = (0, 0.0, 0, 0.0);
         }
     }
@@ -188,8 +192,8 @@ mod tests {
     fn the_first_measurements_cost_little() {
         let related = |rows: usize| [4.0, 5.6, 8.7, 13.2][rows.ilog2() as usize] * 1e-3;
         let mut sizes = BatchSize::new(8, |rows| Some(1.0 / rows as f64));
-        let (rate, last) = run(&mut sizes, 8, 200, true, related);
-        assert!(last == 8 && rate > 0.85 * 606.0, "{rate}, {last}");
+        let (rate, last) = run(&mut sizes, 8, 300, true, related);
+        assert!(last == 8 && rate > 0.8 * 606.0, "{rate}, {last}");
     }
 
     #[test]
@@ -218,7 +222,7 @@ mod tests {
     #[test]
     fn fewer_requests_than_the_size_are_measured_too() {
         let mut sizes = BatchSize::new(4, |_| None);
-        for rows in [4, 3].into_iter().cycle().take(SKIPPED_PASSES + MEASURED_PASSES) {
+        for rows in [4, 3].into_iter().cycle().take(SKIPPED.1 + MEASURED.1) {
             sizes.note(Measured { rows, available: rows, seconds: 0.5 }, || false);
         }
         assert_eq!((sizes.rows(), sizes.sizes[2].rate), (4, 7.0));
