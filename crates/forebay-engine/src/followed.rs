@@ -17,8 +17,8 @@ pub enum RoutingSource {
     /// makes the experts that an earlier round left in a cache as useless as a change of subject would. A sequence begins
     /// in the round of the sequence that has taken most, so sequences that run together use the same numbers.
     Trace(Box<RoutingTrace>),
-    /// The same with the experts of every layer in another order for every sequence, so that sequences share experts only
-    /// by chance.
+    /// The same with the experts of every layer in another order for every sequence, as if the sequences had nothing in
+    /// common.
     Unrelated(Box<RoutingTrace>),
     /// Uniform random routing: all experts are equally likely.
     Uniform,

@@ -297,8 +297,8 @@ pub struct BenchArgs {
     /// (`uniform`) instead of the router's choice, which means nothing for random weights
     #[arg(long, value_name = "FILE|uniform", value_hint = ValueHint::FilePath)]
     pub routing_trace: Option<PathBuf>,
-    /// With --routing-trace FILE: renumber the experts for every sequence, so that sequences share
-    /// experts only by chance
+    /// With --routing-trace FILE: renumber the experts for every sequence, as if the sequences had
+    /// nothing in common
     #[arg(long, requires = "routing_trace")]
     pub unrelated: bool,
     #[command(flatten)]

@@ -19,11 +19,11 @@ const MEASURED: (usize, usize) = (64, 16);
 const BETTER: f64 = 1.03;
 
 /// Seconds of passes until a size that lost is tried again: after the first time, and at most. They double every time.
-const PAUSE_FIRST: f64 = 1.0;
+const PAUSE_FIRST: f64 = 2.0;
 const PAUSE_MOST: f64 = 60.0;
 
 /// A pause is at least so many times as long as the measurement that was lost.
-const PAUSE_PER_MEASUREMENT: f64 = 8.0;
+const PAUSE_PER_MEASUREMENT: f64 = 20.0;
 
 /// The choice of the number of requests that generate in one pass.
 #[derive(Debug, Clone)]

@@ -177,7 +177,7 @@ fn at_the_largest_context_of_a_model_no_larger_one_is_recommended() {
     assert!(line.contains("holds 64") && !line.contains("--ctx"), "{line}");
     let line = forebay(&["run", &model, "-p", &long, "-c", "32"]).failed(1);
     assert!(line.contains("larger --ctx (this model: at most 64)"), "{line}");
-    // With chance, an answer could end before the context is full.
+    // A sampled answer could end before the context is full.
     let ran = forebay(&["run", &model, "-p", "Hello", "--temperature", "0"]).ok();
     assert!(ran.stderr.contains("is full; this model has no larger one"), "{}", ran.stderr);
     assert_eq!(ran.stderr.lines().count(), 1, "{}", ran.stderr);

@@ -28,11 +28,43 @@ fn several_sequences_are_measured_together() {
 }
 
 #[test]
+fn the_engine_chooses_how_many_generate_at_a_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let trace = folder.path().join("routing.csv");
+    let generate = format!(
+        "run {} --device cpu -p Once --temperature 0 -n 12 --trace-routing {}",
+        demo(),
+        trace.display()
+    );
+    forebay(&words(&generate)).ok();
+    let measure = |options: &str| {
+        let line = format!(
+            "bench {} --device cpu --parallel 3 --prompt-tokens 2 --gen-tokens 5 --repeat 1 --json{options}",
+            demo()
+        );
+        forebay(&words(&line)).json()["parallel"][0].take()
+    };
+    let all = measure(" --scheduled");
+    // Everything is in memory, so nothing speaks against all of them.
+    assert_eq!(all["generating_per_pass"], 3.0);
+    let rates = ["prompt_tokens_per_second", "generate_tokens_per_second", "first_token_seconds"];
+    assert!(rates.iter().all(|rate| all[rate].as_f64().unwrap() > 0.0), "{all}");
+    let experts = |options: &str| {
+        let options = format!(" --routing-trace {}{options}", trace.display());
+        measure(&options)["experts_per_pass"].as_f64().unwrap()
+    };
+    let (related, unrelated) = (experts(""), experts(" --unrelated"));
+    assert!(unrelated > related, "other numbers share less: {unrelated} and {related}");
+}
+
+#[test]
 fn what_cannot_be_measured_together_is_refused() {
     for (options, words_of_error) in [
         ("--parallel 0", "--parallel"),
         ("--parallel 1,x", "--parallel"),
         ("--parallel 2 --depth 8", "--depth"),
+        ("--scheduled", "--parallel"),
+        ("--unrelated", "--routing-trace"),
     ] {
         let line = format!("bench {} --device cpu {options}", demo());
         let error = forebay(&words(&line)).failed(2);

@@ -55,6 +55,7 @@ fn a_plan_in_words() {
         "the GPU computes, and all weights are in its memory",
         "tokens/s; time goes to ",
         "GiB of VRAM: no faster",
+        "32 sequences give most: ",
         "--device cpu: ",
     ] {
         assert!(text.contains(part), "{part}: {text}");
@@ -131,6 +132,9 @@ fn a_plan_as_a_document() {
     let plan = forebay(&words(&line)).json();
     assert_eq!((&plan["plan"]["device"], &plan["context"]), (&"cpu".into(), &128.into()));
     assert_eq!(plan["plan"]["prediction"]["generate"]["limit"], "disk");
+    // The demo's speed is not predicted, so no number of sequences is the best.
+    assert!(plan["best_sequences"].is_null());
+    assert_eq!(plan["together"][1]["sequences"], 2);
     // The plan has the same slots as a session.
     let line = format!(
         "bench {} --ram {ram}B --device cpu --ctx 128 --prompt-tokens 4 --gen-tokens 4 --repeat 1 --json",
