@@ -23,6 +23,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         device: DeviceChoice::Cpu,
         context: Some(256),
         sequences: 2,
+        for_engine: true,
         ..SessionOptions::default()
     };
     let session = Session::open(Path::new(model), &options, &mut |_done, _total| {})?;

@@ -205,4 +205,16 @@ mod tests {
         let prefetch = SessionOptions { prefetch: true, ..SessionOptions::default() };
         assert_eq!(host_option(&prefetch), Some("--prefetch"));
     }
+
+    #[test]
+    fn only_a_session_for_one_sequence_chooses_cpu_offload_by_misses() {
+        let possible = |sequences, for_engine, cpu_offload| {
+            let options = SessionOptions::default();
+            SessionOptions { sequences, for_engine, cpu_offload, ..options }.cpu_offload_possible()
+        };
+        assert_eq!(possible(1, false, CpuOffload::Auto), CpuOffload::Auto);
+        assert_eq!(possible(2, false, CpuOffload::Auto), CpuOffload::Never);
+        assert_eq!(possible(1, true, CpuOffload::Auto), CpuOffload::Never);
+        assert_eq!(possible(2, true, CpuOffload::Always), CpuOffload::Always);
+    }
 }

@@ -40,6 +40,9 @@ pub struct SessionOptions {
     pub context: Option<usize>,
     /// Number of sequences that have room for a whole context at a time.
     pub sequences: usize,
+    /// True if an [`Engine`](crate::Engine) will run the session. Bits of a request then do not depend on others, even if
+    /// there is room for one sequence only.
+    pub for_engine: bool,
     /// Number of worker threads. `None` uses one per physical core.
     pub threads: Option<usize>,
     /// True for f32 activations and an f32 key/value cache.
@@ -140,6 +143,7 @@ impl Default for SessionOptions {
             ram_bytes: None,
             context: None,
             sequences: 1,
+            for_engine: false,
             threads: None,
             exact: false,
             kv_cache: KvCacheType::F16,
@@ -167,12 +171,12 @@ impl Default for SessionOptions {
 impl SessionOptions {
     /// Returns [`SessionOptions::cpu_offload`], or [`CpuOffload::Never`] in exact arithmetic.
     ///
-    /// With several sequences, the automatic choice is [`CpuOffload::Never`] too. It depends on the misses of the last
-    /// tokens, so the sequences beside a token would change its bits.
+    /// With several sequences, and for an [`Engine`](crate::Engine), the automatic choice is [`CpuOffload::Never`] too. It
+    /// depends on the misses of the last tokens, so other sequences would change the bits of a token.
     pub(crate) fn cpu_offload_possible(&self) -> CpuOffload {
         match self.cpu_offload {
             _ if self.exact => CpuOffload::Never,
-            CpuOffload::Auto if self.sequences > 1 => CpuOffload::Never,
+            CpuOffload::Auto if self.sequences > 1 || self.for_engine => CpuOffload::Never,
             chosen => chosen,
         }
     }

@@ -370,7 +370,8 @@ pub struct BatchArgs {
     /// Replace an output that exists, and a .partial file of another batch
     #[arg(long)]
     pub force: bool,
-    /// Answer so many requests at a time; auto takes 8, or fewer if memory has no room for their contexts
+    /// Answer so many requests at a time; auto takes as many as the planner finds best, at least 8, or
+    /// fewer if memory has no room for their contexts
     #[arg(long, value_name = "N|auto", value_parser = parse::parallel, default_value = "auto")]
     pub parallel: Parallel,
     /// Most tokens of an answer, if its request names no limit

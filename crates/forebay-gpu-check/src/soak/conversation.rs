@@ -13,7 +13,7 @@ use crate::pair::Pair;
 use crate::random::Random;
 
 /// Number of attempts that a call may take, since these disks recover.
-const ATTEMPTS: usize = 300;
+pub const ATTEMPTS: usize = 300;
 /// Largest number of tokens that are computed one at a time.
 const ALONE: usize = 12;
 
@@ -28,22 +28,22 @@ pub enum Then {
 }
 
 /// A turn of a conversation.
-struct Turn {
-    prompt: Vec<u32>,
+pub struct Turn {
+    pub prompt: Vec<u32>,
     tokens: usize,
     sampling: Sampling,
     /// Number of tokens after which the caller stops the answer.
-    cancel_after: Option<usize>,
+    pub cancel_after: Option<usize>,
 }
 
 /// Result of a turn, or what it generated before it failed.
-struct Answer {
-    tokens: Vec<u32>,
-    end: Result<StopReason, EngineError>,
+pub struct Answer {
+    pub tokens: Vec<u32>,
+    pub end: Result<StopReason, EngineError>,
 }
 
 impl Turn {
-    fn by_chance(session: &Session, random: &mut Random) -> Turn {
+    pub fn random(session: &Session, random: &mut Random) -> Turn {
         let room = session.context() - session.cached_tokens().len();
         let prompt = ids(length(random).min(room), session, random);
         let tokens = 1 + random.next() as usize % 24;
@@ -58,10 +58,13 @@ impl Turn {
         Turn { prompt, tokens, sampling, cancel_after }
     }
 
-    fn of(&self, session: &mut Session) -> Answer {
-        let options = GenerateOptions::exactly(self.tokens, self.sampling.clone());
+    pub fn options(&self) -> GenerateOptions {
+        GenerateOptions::exactly(self.tokens, self.sampling.clone())
+    }
+
+    pub fn of(&self, session: &mut Session) -> Answer {
         let mut tokens = Vec::new();
-        let end = session.generate(&self.prompt, &options, &mut |id| {
+        let end = session.generate(&self.prompt, &self.options(), &mut |id| {
             tokens.push(id);
             match self.cancel_after {
                 Some(count) if tokens.len() >= count => ControlFlow::Break(()),
@@ -69,17 +72,6 @@ impl Turn {
             }
         });
         Answer { tokens, end: end.map(|generation| generation.stop_reason) }
-    }
-
-    /// Returns the part of the turn that remains after `done` tokens. The last of them has not gone through the model
-    /// yet.
-    fn rest(&self, done: &[u32]) -> Turn {
-        Turn {
-            prompt: done.last().map_or_else(|| self.prompt.clone(), |&last| vec![last]),
-            tokens: self.tokens - done.len(),
-            sampling: self.sampling.clone(),
-            cancel_after: self.cancel_after.map(|count| count - done.len()),
-        }
     }
 }
 
@@ -122,19 +114,17 @@ impl Pair {
     }
 
     fn say(&mut self, random: &mut Random, tally: &mut Tally) -> Result<Then> {
-        let turn = Turn::by_chance(&self.reference, random);
+        let turn = Turn::random(&self.reference, random);
         let before = self.reference.cached_tokens().len();
         let expected = turn.of(&mut self.reference);
         let reason = expected.end?;
         tally.cancelled += u64::from(reason == StopReason::Stopped);
-        let mut said: Vec<u32> = Vec::new();
         for _ in 0..ATTEMPTS {
-            let answer = turn.rest(&said).of(&mut self.streaming);
-            said.extend(answer.tokens);
+            let Answer { tokens: said, end } = turn.of(&mut self.streaming);
             if !expected.tokens.starts_with(&said) {
                 bail!("WRONG TOKENS: {said:?} instead of {:?}", expected.tokens);
             }
-            let error = match answer.end {
+            let error = match end {
                 Ok(found) => {
                     let whole = said == expected.tokens && found == reason;
                     ensure!(whole, "{found:?} after {} tokens, not {reason:?}", said.len());
@@ -160,16 +150,12 @@ impl Pair {
                 kept.len(),
                 before + fed
             );
-            // Every call restarts the random generator, so only a greedy answer can be resumed.
-            if turn.sampling.temperature == 0.0 && random.next().is_multiple_of(2) {
-                tally.resumed += 1;
-            } else {
-                if self.streaming.truncate(before) < before {
-                    return Ok(self.begin_anew(tally));
-                }
-                said.clear();
-                tally.repeated += 1;
+            // A call reads its tokens as a prompt, which rounds otherwise than generating does. So the answer cannot be
+            // resumed. Passes of an engine can (`run_together`).
+            if self.streaming.truncate(before) < before {
+                return Ok(self.begin_anew(tally));
             }
+            tally.repeated += 1;
         }
         bail!("the disk recovers, but {ATTEMPTS} calls failed")
     }

@@ -8,6 +8,7 @@ mod pair;
 #[path = "../../../forebay-compute/tests/weights/mod.rs"]
 #[allow(dead_code, reason = "shared with the tests of the CPU's products")]
 mod random;
+mod together;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -76,6 +77,8 @@ pub struct Tally {
     rounds: usize,
     sessions_opened: u64,
     conversations: u64,
+    /// Number of requests that ran beside others.
+    together: u64,
     /// Number of tokens that were compared with those of a resident session.
     tokens_compared: u64,
     /// Number of logits that were compared with those of a resident session.
@@ -169,22 +172,21 @@ fn run(arguments: &Arguments) -> Result<Report> {
         let mut random = Random::new(arguments.seed ^ (tally.rounds as u64 + 1) << 16);
         let which = random.next() as usize % lasting.len();
         let round = tally.rounds;
-        let talked = lasting[which].converse(&mut random, &mut tally);
-        let then = talked
-            .with_context(|| format!("round {round}, a lasting session: {}", lasting[which]))?;
-        ensure!(
-            then != Then::Stopped,
-            "round {round}: a lasting session stopped: {}",
-            lasting[which]
-        );
+        let pair = lasting.swap_remove(which);
+        let name = format!("round {round}, a lasting session: {pair}");
+        let (pair, then) = talk(pair, &mut random, &mut tally).with_context(|| name.clone())?;
+        ensure!(then != Then::Stopped, "it stopped: {name}");
+        lasting.push(pair);
         let began = Instant::now();
         let model = &models[random.next() as usize % models.len()];
         let fault_profile = FaultProfile::any(&mut random);
         let mut pair = Pair::open(model, &place, fault_profile, &mut random, &mut tally)
             .with_context(|| format!("round {round}, {}, {fault_profile:?}", model.display()))?;
+        let name = format!("round {round}: {pair}");
         for _ in 0..CONVERSATIONS {
-            let talked = pair.converse(&mut random, &mut tally);
-            if talked.with_context(|| format!("round {round}: {pair}"))? == Then::Stopped {
+            let then;
+            (pair, then) = talk(pair, &mut random, &mut tally).with_context(|| name.clone())?;
+            if then == Then::Stopped {
                 break;
             }
         }
@@ -207,6 +209,15 @@ fn run(arguments: &Arguments) -> Result<Report> {
     Ok(Report { seconds: started.elapsed().as_secs_f64(), tally, growth })
 }
 
+/// Has a conversation, or runs requests together.
+fn talk(mut pair: Pair, random: &mut Random, tally: &mut Tally) -> Result<(Pair, Then)> {
+    if random.next().is_multiple_of(3) {
+        return pair.run_together(random, tally);
+    }
+    let then = pair.converse(random, tally)?;
+    Ok((pair, then))
+}
+
 fn json(report: &Report) -> Result<String> {
     Ok(serde_json::to_string_pretty(report)?)
 }
@@ -217,11 +228,12 @@ fn text(report: &Report) -> String {
         tally.errors.iter().map(|(what, count)| format!("{count} {what}")).collect();
     let lines = [
         format!(
-            "{:.1} min: {} rounds, {} sessions, {} conversations",
+            "{:.1} min: {} rounds, {} sessions, {} conversations, {} requests beside others",
             report.seconds / 60.0,
             tally.rounds,
             tally.sessions_opened,
-            tally.conversations
+            tally.conversations,
+            tally.together
         ),
         format!(
             "{} tokens and {} logits are those of resident sessions",

@@ -35,9 +35,9 @@ pub struct Place {
 
 pub struct Pair {
     pub path: PathBuf,
-    fault_profile: FaultProfile,
+    pub(crate) fault_profile: FaultProfile,
     /// Options of the streaming session.
-    options: SessionOptions,
+    pub(crate) options: SessionOptions,
     pub reference: Session,
     pub streaming: Session,
 }
@@ -52,7 +52,7 @@ impl Pair {
         random: &mut Random,
         tally: &mut Tally,
     ) -> Result<Pair> {
-        let options = by_chance(path, place, random)?;
+        let options = random_options(path, place, random)?;
         let mut tight = options.clone();
         let reference = open(path, &options)?;
         if let Some(vram) = reference.statistics().vram {
@@ -91,16 +91,17 @@ impl std::fmt::Display for Pair {
         write!(
             f,
             "{}, {fault_profile:?}, VRAM {vram_bytes:?}, RAM {ram_bytes:?}, exact {exact}, {kv_cache:?}, {policy}, {io:?}, \
-             prefetch {}, graphs {}",
+             prefetch {}, graphs {}, sequences {}",
             path.display(),
             options.prefetch,
-            options.cuda_graphs
+            options.cuda_graphs,
+            options.sequences
         )
     }
 }
 
 /// Returns random options. Some must not change results; the others are the same for both sessions.
-fn by_chance(path: &Path, place: &Place, random: &mut Random) -> Result<SessionOptions> {
+fn random_options(path: &Path, place: &Place, random: &mut Random) -> Result<SessionOptions> {
     let model = PlannedModel::open(path)?;
     let mut one_in = |sides: u32| random.next().is_multiple_of(sides);
     let exact = one_in(3);
@@ -129,8 +130,9 @@ fn by_chance(path: &Path, place: &Place, random: &mut Random) -> Result<SessionO
         },
     };
     let context = model.context(&options)?.min(place.context);
+    let sequences = 1 + random.next() as usize % 4;
     let policy = PolicyKind::ALL[random.next() as usize % PolicyKind::ALL.len()];
-    Ok(SessionOptions { context: Some(context), policy, ..options })
+    Ok(SessionOptions { context: Some(context), sequences, policy, ..options })
 }
 
 /// Returns a random budget between the smallest one and two thirds of the way to `whole`. Small ones are most frequent.

@@ -20,6 +20,7 @@ pub fn passes(command: &mut Command, fixtures: &Path) {
     let count = |name: &str| report[name].as_u64().unwrap();
     for (name, least) in [
         ("tokens_compared", 100),
+        ("together", 10),
         ("logits_compared", 10_000),
         ("cancelled", 1),
         ("truncated", 1),

@@ -29,7 +29,7 @@ use crate::output;
 use crate::outputs;
 use crate::progress::StepProgress;
 
-/// Sequences that run together if `--parallel` is `auto` and memory has room for their contexts.
+/// Least number of sequences that run together if `--parallel` is `auto` and memory has room for their contexts.
 const PARALLEL: usize = 8;
 
 /// A finished answer: number of the request, number of the choice, and the answer itself.
@@ -83,6 +83,7 @@ pub fn run(args: BatchArgs) -> Outcome {
     let batch = Batch { lines: &lines, all: &all, hash, created: journal.created, model: &model };
     if journal.answered() < lines.len() {
         plan::follow(&args.model, &mut options);
+        options.for_engine = true;
         let done = batch.answer(&args, options, &mut journal);
         if let Err(failure) = done {
             let answered = journal.answered();
@@ -168,7 +169,8 @@ impl Batch<'_> {
         if left.is_empty() {
             return Ok(());
         }
-        let session = open_for(args, options)?;
+        let choices = |number: &usize| self.all[*number].as_ref().map_or(0, |of| of.choices);
+        let session = open_for(args, options, left.iter().map(choices).sum())?;
         let tokenizer = session.shared_tokenizer()?;
         let mut engine = Engine::new(session, &EngineOptions::default());
         // A few requests wait, so that the place of one that ends is taken at once.
@@ -241,10 +243,14 @@ impl Batch<'_> {
     }
 }
 
-/// Opens the model with room for the sequences of `--parallel`. `auto` takes as many as fit.
-fn open_for(args: &BatchArgs, options: SessionOptions) -> Outcome<Session> {
+/// Opens the model with room for the sequences of `--parallel`. `auto` takes as many as are predicted to be best, as many
+/// as fit, and no more than there are answers to generate.
+fn open_for(args: &BatchArgs, options: SessionOptions, answers: usize) -> Outcome<Session> {
     let mut sequences = match args.parallel {
-        Parallel::Auto => PARALLEL,
+        Parallel::Auto => {
+            let best = plan::best_sequences(&args.model, &options);
+            best.unwrap_or(PARALLEL).max(PARALLEL).min(answers.max(1))
+        }
         Parallel::Fixed(number) => number,
     };
     loop {

@@ -181,18 +181,19 @@ fn hits(args: &BenchArgs, policy: PolicyKind) -> HitCurve {
     trace.and_then(|path| plan::hits(path, policy).ok()).unwrap_or_default()
 }
 
+/// Returns the median of values in ascending order, or `None` if there are none.
+fn median(ascending: &[f64]) -> Option<f64> {
+    let upper = *ascending.get(ascending.len() / 2)?;
+    Some(f64::midpoint(ascending[(ascending.len() - 1) / 2], upper))
+}
+
 fn summary(tokens: usize, rates: impl Iterator<Item = f64>) -> Option<Summary> {
     let mut rates: Vec<f64> = rates.collect();
     rates.sort_by(f64::total_cmp);
     let (&min, &max) = (rates.first()?, rates.last()?);
-    let middle = rates.len() / 2;
-    let median = match rates.len() % 2 {
-        0 => (rates[middle - 1] + rates[middle]) / 2.0,
-        _ => rates[middle],
-    };
     (tokens > 0).then_some(Summary {
         tokens,
-        tokens_per_second_median: median,
+        tokens_per_second_median: median(&rates)?,
         tokens_per_second_min: min,
         tokens_per_second_max: max,
         tokens_per_second_predicted: None,

@@ -429,6 +429,25 @@ fn tokens(per_second: f64) -> String {
 /// Returns the plan of a session on this machine. Returns `None` if `doctor` has not measured the machine, or if
 /// nothing can run. In the latter case the session reports the error itself.
 fn of_session(model: &Path, options: &SessionOptions) -> Option<Planned> {
+    with_planner(model, options, |planner, request| planner.plan(request).ok())
+}
+
+/// Returns the number of sequences, up to the most that a GPU runs, that a session on this machine generates most tokens
+/// per second with. Returns `None` if nothing is predicted.
+pub fn best_sequences(model: &Path, options: &SessionOptions) -> Option<usize> {
+    with_planner(model, options, |planner, request| {
+        let together = planner.together(request, SEQUENCES_MOST);
+        best_together(&together).map(|best| best.sequences)
+    })
+}
+
+/// Calls `ask` with a planner for this machine and the request of a session. Returns `None` if `doctor` has not measured
+/// the machine, or if the model cannot be planned.
+fn with_planner<T>(
+    model: &Path,
+    options: &SessionOptions,
+    ask: impl FnOnce(&Planner<'_>, &PlanRequest) -> Option<T>,
+) -> Option<T> {
     let profile = MachineProfile::of_folder(open::folder(model)).ok()?;
     let rates = Rates::new(&profile).ok()?;
     let planned = PlannedModel::open(model).ok()?;
@@ -436,7 +455,7 @@ fn of_session(model: &Path, options: &SessionOptions) -> Option<Planned> {
     let work = Work::alone(PROMPT_TOKENS, 0);
     let mut request = PlanRequest::of_session(options, context, work);
     request.ram_free_bytes = Some(free_bytes());
-    Planner::new(&planned, &rates, &HitCurve::default()).plan(&request).ok()
+    ask(&Planner::new(&planned, &rates, &HitCurve::default()), &request)
 }
 
 /// Makes a session follow the plan where the user left the choice. Warns before loading if the model will be slow.

@@ -76,16 +76,24 @@ fn llama_cpp_gets_as_many_experts_as_fit() {
     // GiB.
     for (more, expected) in [(0, 8), (1024, 9), (-1024, 7)] {
         let text = format!(
-            "#!/bin/sh\nwhile [ \"$1\" != -ncmoe ]; do shift; done\n\
-             echo $((1024 * (16 - $2) + {more})) >{used}\nsleep 0.4\necho 0 >{used}\n\
+            "#!/bin/sh\nput() {{ echo $1 >{used}.new; mv {used}.new {used}; }}\n\
+             while [ \"$1\" != -ncmoe ]; do shift; done\n\
+             use=$((1024 * (16 - $2) + {more}))\nput $use\n\
+             case \"$*\" in *'-n 1 '*)\n\
+             until [ \"$(cat {used}.seen)\" = $use ]; do sleep 0.02; done ;;\nesac\nput 0\n\
              echo \"[{{\\\"avg_ts\\\": $2}}]\"\n"
         );
         let llama = folder.program("llama-bench", &text);
         std::fs::write(used, "0\n").unwrap();
-        folder.program("nvidia-smi", &format!("#!/bin/sh\ncat {used}\n"));
+        // It says what it has answered, because the program must not end before its memory was seen when the script
+        // looks for what fits, which is with `-n 1`.
+        folder.program(
+            "nvidia-smi",
+            &format!("#!/bin/sh\nuse=$(cat {used})\necho $use\necho $use >{used}.seen\n"),
+        );
         let folder = folder.0.path().to_str().unwrap();
         let path = format!("PATH={folder}:{}", std::env::var("PATH").unwrap());
-        let variables = [&forebay, "PAIRS=1", "PROMPTS=", "GENERATE=8", "LIMIT=5", &path];
+        let variables = [&forebay, "PAIRS=1", "PROMPTS=", "GENERATE=8", "LIMIT=30", &path];
         let ran = bench("beyond-vram.sh", &variables, &[&llama, "m.gguf"]).ok();
         assert!(ran.stderr.contains(&format!("-ncmoe {expected}\n")), "{more}: {}", ran.stderr);
         let row = format!("| generate, own routing | 60.0 | {expected}.0 |");

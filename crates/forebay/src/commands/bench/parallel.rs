@@ -81,14 +81,7 @@ fn summary(sequences: usize, runs: Vec<ParallelRun>, predicted: PredictedRate) -
         values.sort_by(f64::total_cmp);
         values
     };
-    let median = |of: fn(&ParallelRun) -> f64| {
-        let values = sorted(of);
-        let middle = values.len() / 2;
-        match values.len() % 2 {
-            0 if middle > 0 => f64::midpoint(values[middle - 1], values[middle]),
-            _ => values.get(middle).copied().unwrap_or(0.0),
-        }
-    };
+    let median = |of: fn(&ParallelRun) -> f64| super::median(&sorted(of)).unwrap_or(0.0);
     let generate = sorted(|run| run.generate_tokens_per_second);
     let counted = runs.iter().all(|run| run.experts_per_pass.is_some());
     let counts = |of: fn(&ParallelRun) -> f64| counted.then(|| median(of));
