@@ -211,7 +211,7 @@ fn run(arguments: &Arguments) -> Result<Report> {
 
 /// Has a conversation, or runs requests together.
 fn talk(mut pair: Pair, random: &mut Random, tally: &mut Tally) -> Result<(Pair, Then)> {
-    if random.next().is_multiple_of(3) {
+    if random.next().is_multiple_of(4) {
         return pair.run_together(random, tally);
     }
     let then = pair.converse(random, tally)?;

@@ -15,7 +15,7 @@ use crate::pair::Pair;
 use crate::random::Random;
 
 /// Most requests of a round.
-const REQUESTS: u32 = 8;
+const REQUESTS: u32 = 5;
 
 /// Passes within which they come.
 const COME_WITHIN: u32 = 30;
