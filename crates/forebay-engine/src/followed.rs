@@ -38,7 +38,7 @@ struct Followed {
     random: fastrand::Rng,
 }
 
-/// What is known of the sequence of one table.
+/// State of the sequence of one table.
 #[derive(Clone, Default)]
 struct Table {
     /// Number of tokens taken by this and earlier sequences: of prompts, and generated.
@@ -123,6 +123,25 @@ impl Followed {
         })
     }
 
+    /// Starts a new sequence in a table.
+    fn begin_sequence(&mut self, table: usize) {
+        let most = |phase: usize| self.tables.iter().map(|of| of.taken[phase]).max().unwrap_or(0);
+        let taken = [most(0), most(1)];
+        self.begun += 1;
+        let order = if matches!(self.source, RoutingSource::Unrelated(_)) {
+            let mut random = fastrand::Rng::with_seed(self.begun);
+            let shuffled = |layer: &RoutingLayer| {
+                let mut order: Vec<u32> = (0..layer.experts).collect();
+                random.shuffle(&mut order);
+                order
+            };
+            self.layers.iter().map(shuffled).collect()
+        } else {
+            Vec::new()
+        };
+        self.tables[table] = Table { taken, end: 0, order };
+    }
+
     /// Adds the experts of a sequence's next token.
     fn push_row(&mut self, run: &Run) {
         let phase = usize::from(run.kind == RowKind::Decode);
@@ -170,27 +189,6 @@ impl RoutingSource {
             RoutingSource::Trace(trace) | RoutingSource::Unrelated(trace) => Some(trace),
             RoutingSource::Uniform => None,
         }
-    }
-}
-
-impl Followed {
-    /// Starts a new sequence in a table.
-    fn begin_sequence(&mut self, table: usize) {
-        let most = |phase: usize| self.tables.iter().map(|of| of.taken[phase]).max().unwrap_or(0);
-        let taken = [most(0), most(1)];
-        self.begun += 1;
-        let order = if matches!(self.source, RoutingSource::Unrelated(_)) {
-            let mut random = fastrand::Rng::with_seed(self.begun);
-            let shuffled = |layer: &RoutingLayer| {
-                let mut order: Vec<u32> = (0..layer.experts).collect();
-                random.shuffle(&mut order);
-                order
-            };
-            self.layers.iter().map(shuffled).collect()
-        } else {
-            Vec::new()
-        };
-        self.tables[table] = Table { taken, end: 0, order };
     }
 }
 

@@ -259,8 +259,7 @@ impl Session {
     ) -> Result<BenchRun, EngineError> {
         let count = depth + prompt_tokens + generate_tokens;
         let mut random = fastrand::Rng::with_seed(seed);
-        let vocabulary = self.vocab_size() as u32;
-        let ids: Vec<u32> = (0..count).map(|_| random.u32(..vocabulary.max(1))).collect();
+        let ids = self.random_ids(count, &mut random);
         let (before, ids) = ids.split_at(depth);
         let (prompt, generated) = ids.split_at(prompt_tokens);
         self.reset();

@@ -52,12 +52,10 @@ impl Engine {
         seed: u64,
     ) -> Result<ParallelRun, EngineError> {
         let mut random = fastrand::Rng::with_seed(seed);
-        let vocabulary = self.session().vocab_size().max(1) as u32;
         let (sender, firsts) = std::sync::mpsc::channel();
         for _ in 0..sequences {
-            let prompt = (0..prompt_tokens.max(1)).map(|_| random.u32(..vocabulary)).collect();
-            let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
-            let options = GenerateOptions::exactly(generate_tokens, sampling);
+            let prompt = self.session().random_ids(prompt_tokens.max(1), &mut random);
+            let options = GenerateOptions::exactly(generate_tokens, Sampling::greedy());
             let sender = sender.clone();
             let sink = Box::new(move |event| {
                 if let Event::Finished { statistics, .. } = event {
@@ -65,13 +63,11 @@ impl Engine {
                 }
                 ControlFlow::Continue(())
             });
-            let request = Request { prompt, options, priority: 0, logprobs: None, text: false };
-            self.submit(request, sink)?;
+            self.submit(Request { prompt, options, ..Request::default() }, sink)?;
         }
         let (before, experts_before) = (self.statistics(), self.session().experts_so_far());
         self.drain()?;
         let now = self.statistics();
-        let per = |amount: f64, seconds: f64| if seconds > 0.0 { amount / seconds } else { 0.0 };
         let passes = (now.generate_passes - before.generate_passes) as f64;
         let rows = (now.generate_rows - before.generate_rows) as f64;
         let generate_seconds = now.generate_seconds - before.generate_seconds;
@@ -138,9 +134,6 @@ impl Session {
         seed: u64,
     ) -> Result<ParallelRun, EngineError> {
         let mut random = fastrand::Rng::with_seed(seed);
-        let vocabulary = self.vocab_size().max(1) as u32;
-        let mut tokens =
-            |count: usize| -> Vec<u32> { (0..count).map(|_| random.u32(..vocabulary)).collect() };
         let backend = self.runner.decoder.backend();
         let (batch, few) = (backend.batch_tokens(), backend.largest_count().min(1));
         let (mut logits, mut largest) = (Vec::new(), Vec::new());
@@ -156,7 +149,8 @@ impl Session {
 
         let started = Instant::now();
         let mut first_tokens = 0.0;
-        let prompts: Vec<Vec<u32>> = ids.iter().map(|_| tokens(prompt_tokens)).collect();
+        let prompts: Vec<Vec<u32>> =
+            ids.iter().map(|_| self.random_ids(prompt_tokens, &mut random)).collect();
         // All prompts, one after the other, cut into passes.
         let mut done = vec![0; ids.len()];
         while done.iter().any(|done| *done < prompt_tokens) {
@@ -185,7 +179,7 @@ impl Session {
         let before = self.experts_so_far();
         let started = Instant::now();
         for _ in 0..generate_tokens {
-            let tokens = tokens(ids.len());
+            let tokens = self.random_ids(ids.len(), &mut random);
             let row = |(id, token): (&SequenceId, _)| Rows {
                 sequence: *id,
                 kind: RowKind::Decode,
@@ -197,9 +191,6 @@ impl Session {
             self.runner.decoder.end_token();
         }
         let generate_seconds = started.elapsed().as_secs_f64();
-        let rate = |tokens: usize, seconds: f64| {
-            if tokens > 0 && seconds > 0.0 { tokens as f64 / seconds } else { 0.0 }
-        };
         let per_pass = before.zip(self.experts_so_far()).filter(|_| generate_tokens > 0);
         let per_pass = per_pass.map(|(before, now)| {
             [now[0] - before[0], now[1] - before[1]].map(|x| x as f64 / generate_tokens as f64)
@@ -210,14 +201,20 @@ impl Session {
             generate_tokens,
             prompt_seconds,
             generate_seconds,
-            prompt_tokens_per_second: rate(prompt_tokens * ids.len(), prompt_seconds),
-            generate_tokens_per_second: rate(generate_tokens * ids.len(), generate_seconds),
-            generate_tokens_per_second_each: rate(generate_tokens, generate_seconds),
+            prompt_tokens_per_second: per((prompt_tokens * ids.len()) as f64, prompt_seconds),
+            generate_tokens_per_second: per((generate_tokens * ids.len()) as f64, generate_seconds),
+            generate_tokens_per_second_each: per(generate_tokens as f64, generate_seconds),
             first_token_seconds: first_tokens / ids.len() as f64,
             experts_per_pass: per_pass.map(|of| of[0]),
             missing_experts_per_pass: per_pass.map(|of| of[1]),
             generating_per_pass: ids.len() as f64,
         })
+    }
+
+    /// Returns pseudo-random ids of tokens.
+    pub(crate) fn random_ids(&self, count: usize, random: &mut fastrand::Rng) -> Vec<u32> {
+        let vocabulary = self.vocab_size().max(1) as u32;
+        (0..count).map(|_| random.u32(..vocabulary)).collect()
     }
 
     /// Returns the number of experts that passes have used so far, and how many of them were not in memory.
@@ -235,4 +232,9 @@ impl Session {
             }),
         }
     }
+}
+
+/// Returns an amount per second or pass, or 0 if there were none.
+fn per(amount: f64, of: f64) -> f64 {
+    if of > 0.0 { amount / of } else { 0.0 }
 }

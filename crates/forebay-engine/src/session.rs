@@ -16,7 +16,6 @@ use forebay_text::{ChatTemplate, TextError, Tokenizer};
 use tracing::field::Empty;
 
 use crate::device::{self, DeviceChoice};
-use crate::doctor::MachineProfile;
 use crate::gpu;
 use crate::inspect::ModelInfo;
 use crate::kv::SequenceId;
@@ -102,6 +101,14 @@ pub enum CpuOffload {
     Never,
 }
 
+impl CpuOffload {
+    /// Returns the choice for a sequence that other sequences run beside or before. The automatic choice depends on the misses
+    /// of the last tokens, so others would change the bits of a token; nothing is offloaded then.
+    pub(crate) fn beside_others(self) -> CpuOffload {
+        if self == CpuOffload::Auto { CpuOffload::Never } else { self }
+    }
+}
+
 /// The type of keys and values in the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KvCacheType {
@@ -171,12 +178,11 @@ impl Default for SessionOptions {
 impl SessionOptions {
     /// Returns [`SessionOptions::cpu_offload`], or [`CpuOffload::Never`] in exact arithmetic.
     ///
-    /// With several sequences, and for an [`Engine`](crate::Engine), the automatic choice is [`CpuOffload::Never`] too. It
-    /// depends on the misses of the last tokens, so other sequences would change the bits of a token.
+    /// With several sequences, and for an [`Engine`](crate::Engine), the automatic choice is [`CpuOffload::Never`] too.
     pub(crate) fn cpu_offload_possible(&self) -> CpuOffload {
         match self.cpu_offload {
             _ if self.exact => CpuOffload::Never,
-            CpuOffload::Auto if self.sequences > 1 || self.for_engine => CpuOffload::Never,
+            chosen if self.sequences > 1 || self.for_engine => chosen.beside_others(),
             chosen => chosen,
         }
     }
@@ -367,9 +373,7 @@ impl Session {
     /// Returns a function that predicts the tokens per second of several unrelated sequences that generate together. It uses
     /// usual rates where `doctor` has not measured this machine.
     pub(crate) fn predict_together(&self) -> impl Fn(usize) -> Option<f64> + '_ {
-        let profile = MachineProfile::of_folder(&self.root).ok();
-        let known = profile.and_then(|profile| Rates::new(&profile).ok());
-        let rates = known.unwrap_or_else(Rates::usual_here);
+        let rates = Rates::of_folder(&self.root).unwrap_or_else(Rates::usual_here);
         move |sequences| {
             let work = Work { sequences, ..Work::alone(1, self.context() / 2) };
             let predicted = self.predicted(&rates, &HitCurve::default(), work)?;

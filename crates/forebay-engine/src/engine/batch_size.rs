@@ -55,7 +55,7 @@ struct Size {
     pause: f64,
 }
 
-/// What a pass of generated tokens took.
+/// Measurement of a pass of generated tokens.
 #[derive(Debug, Clone, Copy)]
 pub struct Measured {
     pub rows: usize,

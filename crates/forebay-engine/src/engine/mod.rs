@@ -92,7 +92,7 @@ pub struct Engine {
     largest: Vec<(f32, u32)>,
 }
 
-/// What keeps the time between two tokens of a request short.
+/// State that keeps the time between two tokens of a request short.
 struct Latency {
     most: Duration,
     /// Most prompt rows beside decode rows, as passes have shown.
@@ -122,7 +122,8 @@ impl Engine {
         let running = running.min(backend.tables()).min(backend.decode_rows()).max(1);
         let prompt_rows = options.prompt_rows.unwrap_or(rows).clamp(1, rows);
         // Only experts that are not in memory can make a pass of fewer rows better.
-        let chooses = options.generating.is_none() && session.experts_so_far().is_some();
+        let has_choice = running > 1 && options.generating.is_none();
+        let chooses = has_choice && session.experts_so_far().is_some();
         let batch_size = chooses.then(|| BatchSize::new(running, session.predict_together()));
         let decode_rows = match &batch_size {
             Some(batch_size) => batch_size.rows(),
@@ -171,11 +172,6 @@ impl Engine {
     /// Returns the number of requests that wait, and of those that run.
     pub fn load(&self) -> (usize, usize) {
         (self.waiting.len(), self.running.len())
-    }
-
-    /// Returns the most requests that generate in one pass at present.
-    pub fn generating_most(&self) -> usize {
-        self.limits.decode_rows
     }
 
     /// Returns what the engine has done.

@@ -8,7 +8,6 @@ use forebay_cuda::{CudaError, Gpu};
 use forebay_model::{Architecture, CudaPlan, Weights};
 
 use super::element;
-use crate::doctor::MachineProfile;
 use crate::plan::{Rates, sub_layer_rates};
 use crate::session::joined;
 use crate::{CpuOffload, EngineError, SessionOptions, device};
@@ -77,9 +76,7 @@ impl<'scope> Opening<'scope> {
             return Ok(plan);
         }
         let rates = options.sub_layer_rates.unwrap_or_else(|| {
-            let profile = MachineProfile::of_folder(folder).ok();
-            let known = profile.and_then(|profile| Rates::new(&profile).ok());
-            let rates = known.unwrap_or_else(Rates::usual_here);
+            let rates = Rates::of_folder(folder).unwrap_or_else(Rates::usual_here);
             let rates = rates.with_threads(options.threads);
             sub_layer_rates(architecture, weights, context, &rates, plan.sub_layers())
         });

@@ -89,8 +89,7 @@ impl Described<'_> {
         if cpu_offload == CpuOffload::Never {
             return Ok(None);
         }
-        let profile = MachineProfile::of_folder(&self.catalog.root).ok();
-        let rates = profile.and_then(|profile| Rates::new(&profile).ok());
+        let rates = Rates::of_folder(&self.catalog.root);
         let rates = rates.map(|rates| rates.with_threads(options.threads));
         let (architecture, weights) = (self.architecture, self.weights);
         let (known, expected) =

@@ -53,7 +53,7 @@ pub struct Work {
 
 impl Work {
     /// Returns the work of one sequence.
-    pub fn alone(prompt_tokens: usize, depth: usize) -> Work {
+    pub const fn alone(prompt_tokens: usize, depth: usize) -> Work {
         Work { prompt_tokens, depth, sequences: 1 }
     }
 }

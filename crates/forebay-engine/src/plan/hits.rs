@@ -144,9 +144,9 @@ impl HitCurve {
     /// experts one uses says nothing about another.
     ///
     /// Each sequence keeps as many experts as if it had a part of the memory. Parts overlap as random sets of experts do,
-    /// and the parts of the others hold what a sequence does not find in its own with the same probability. A replay of recorded routing with the
-    /// experts renumbered for each sequence misses 110, 326 and 829 of 564, 1074 and 1957 experts with 2, 4 and 8 sequences
-    /// and 36 % of the experts kept; this says 103, 317 and 805.
+    /// and the parts of the others hold what a sequence does not find in its own with the same probability. A replay of
+    /// recorded routing with the experts renumbered for each sequence misses 110, 326 and 829 of 564, 1074 and 1957 experts
+    /// with 2, 4 and 8 sequences and 36 % of the experts kept; this says 103, 317 and 805.
     pub fn together(&self, share: f64, used_share: f64, sequences: usize) -> f64 {
         let parts = 1.0 / sequences.max(1) as f64;
         let share = share.clamp(0.0, 1.0);

@@ -244,10 +244,8 @@ impl<'a> Planner<'a> {
         let numbers = std::iter::successors(Some(1), |number| Some(2 * number));
         let planned = numbers.take_while(|number| *number <= most).map_while(|sequences| {
             let work = Work { sequences, ..request.work };
-            let cpu_offload = match request.cpu_offload {
-                CpuOffload::Auto if sequences > 1 => CpuOffload::Never,
-                chosen => chosen,
-            };
+            let chosen = request.cpu_offload;
+            let cpu_offload = if sequences > 1 { chosen.beside_others() } else { chosen };
             let plan = self.best(&PlanRequest { work, cpu_offload, ..request.clone() }).ok()?;
             let generate = plan.prediction.generate;
             let tokens_per_second = generate.tokens_per_second;

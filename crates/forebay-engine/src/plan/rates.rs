@@ -1,5 +1,7 @@
 //! Rates of a machine, from its profile. Rates that no profile has are estimated.
 
+use std::path::Path;
+
 use forebay_format::TensorType;
 
 use super::model::Matrices;
@@ -113,6 +115,11 @@ pub(crate) struct GpuCosts {
 }
 
 impl Rates {
+    /// Returns the rates of this machine with the disk of a folder, or `None` if `doctor` has not measured them.
+    pub(crate) fn of_folder(folder: &Path) -> Option<Rates> {
+        Rates::new(&MachineProfile::of_folder(folder).ok()?).ok()
+    }
+
     /// Takes the rates from a machine profile.
     ///
     /// # Errors

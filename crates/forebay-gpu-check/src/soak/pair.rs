@@ -35,9 +35,9 @@ pub struct Place {
 
 pub struct Pair {
     pub path: PathBuf,
-    pub(crate) fault_profile: FaultProfile,
+    pub fault_profile: FaultProfile,
     /// Options of the streaming session.
-    pub(crate) options: SessionOptions,
+    pub options: SessionOptions,
     pub reference: Session,
     pub streaming: Session,
 }

@@ -20,7 +20,7 @@ const REQUESTS: u32 = 5;
 /// Passes within which they come.
 const COME_WITHIN: u32 = 30;
 
-/// What a request has got.
+/// Events that a request has got.
 #[derive(Default, Clone)]
 struct Got {
     tokens: Vec<u32>,

@@ -154,7 +154,7 @@ fn predicted(
 }
 
 /// Work to predict: tokens at the beginning of a text.
-const WORK: Work = Work { prompt_tokens: 1, depth: 0, sequences: 1 };
+const WORK: Work = Work::alone(1, 0);
 
 fn hits(recording: &Recording, passages: &[&Passage], policy: PolicyKind) -> Option<HitCurve> {
     HitCurve::of_lookups(&recording.lookups(passages), recording.shape.lookups_per_token(), policy)

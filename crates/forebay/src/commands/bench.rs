@@ -2,6 +2,7 @@
 
 mod parallel;
 
+use std::cell::LazyCell;
 use std::path::Path;
 
 use forebay_engine::plan::{HitCurve, PredictedRate, Work};
@@ -97,10 +98,10 @@ pub fn run(args: BenchArgs) -> Outcome {
     routing.record(&mut session)?;
     if !args.parallel.is_empty() {
         let depth = args.prompt_tokens + args.gen_tokens / 2;
+        let hits = LazyCell::new(|| hits(&args, options.policy));
         let predict = |session: &Session, sequences: usize| {
             let work = Work { sequences, ..Work::alone(args.prompt_tokens.max(1), depth) };
-            let predicted =
-                plan::predicted(&args.model, session, || hits(&args, options.policy), work);
+            let predicted = plan::predicted(&args.model, session, || hits.clone(), work);
             predicted.map_or_else(PredictedRate::none, |of| of.generate.shown)
         };
         let (session, parallel) = parallel::measure(session, &args, predict)?;
