@@ -23,7 +23,7 @@ mod inspect;
 #[allow(
     dead_code,
     unused_imports,
-    reason = "forks and preemption are tested, and have no caller yet"
+    reason = "forks and statistics are tested, and have no caller yet"
 )]
 mod kv;
 pub mod load;
@@ -37,6 +37,7 @@ mod routing_log;
 mod runner;
 mod session;
 mod statistics;
+mod swap;
 mod traced;
 
 pub use device::DeviceChoice;

@@ -7,7 +7,9 @@
 
 use forebay_compute::Cpu;
 use forebay_format::Catalog;
-use forebay_model::{Architecture, Backend, CacheSize, CpuBackend, Weights, cache_bytes};
+use forebay_model::{
+    Architecture, Backend, CacheSize, CpuBackend, KvCapacity, Weights, cache_bytes,
+};
 use forebay_store::{
     Arena, EngineInfo, EngineOptions, FileSet, IoKind, LoadOptions, LoadStatistics, ReadEngine,
     open_engine, open_faulty_engine,
@@ -79,9 +81,11 @@ impl Described<'_> {
     ) -> Result<Placed, EngineError> {
         let host = self.host_plan(self.weights.blocks.clone(), options)?;
         let budget_bytes = host.budget_bytes;
-        let (kind, sequences) = (options.kv_type(), options.sequences);
+        let kind = options.kv_type();
+        let capacity = options.kv_capacity(self.context)?;
         memory::check_cache(self.context, host.plan.arena_bytes, free_bytes(), |context| {
-            cache_bytes(self.architecture, CacheSize { kind, context, sequences })
+            let capacity = KvCapacity { context, ..capacity };
+            cache_bytes(self.architecture, CacheSize { kind, capacity })
         })?;
         let (residency, _) = self.fill_host(host, options, progress)?;
         let (plan, info) = (residency.plan().clone(), residency.engine_info());
@@ -94,7 +98,7 @@ impl Described<'_> {
             cpu,
             self.files,
             residency,
-            CacheSize { kind, context: self.context, sequences },
+            CacheSize { kind, capacity },
             options.prefetch,
         )?;
         Ok(Placed {

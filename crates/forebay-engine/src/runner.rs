@@ -4,19 +4,32 @@ use forebay_compute::RowKind;
 use forebay_model::{Decoder, ModelError, Output, Pass, PassWatch, Routing, Run};
 
 use crate::EngineError;
-use crate::kv::{BlockManager, Changes, GroupConfig, SequenceId};
+use crate::kv::{BlockManager, Changes, GroupConfig, Row, SavedBlock, SequenceId};
+use crate::swap::{SwapSlot, SwapSpace};
 
 /// The decoder with the sequences whose keys and values are in its blocks.
 pub(crate) struct Runner {
     pub decoder: Decoder,
     blocks: BlockManager,
+    swap: SwapSpace,
     /// Work for the backend before the next pass.
     changes: Changes,
     // Buffers that are reused from pass to pass.
     tokens: Vec<u32>,
     runs: Vec<Run>,
     outputs: Vec<u32>,
+    moved: Vec<SavedBlock>,
 }
+
+/// Copy of a sequence in the swap space.
+pub(crate) struct SavedSequence {
+    rows: Vec<Row>,
+    /// Every block by the index of its layer group, and its index in the sequence's table.
+    blocks: Vec<(usize, usize, SwapSlot)>,
+}
+
+/// Most bytes of swap space if the caller does not choose them.
+const SWAP_BYTES_MOST: u64 = 4 << 30;
 
 /// Consecutive rows of one sequence, behind the rows that it has.
 #[derive(Clone, Copy)]
@@ -52,8 +65,9 @@ impl Outputs<'_> {
 }
 
 impl Runner {
-    /// Takes over a decoder, in whose blocks nothing is written yet.
-    pub fn new(decoder: Decoder) -> Runner {
+    /// Takes over a decoder, in whose blocks nothing is written yet. Suspended sequences take up to `swap_bytes` of host
+    /// memory; `None` is as much as the decoder's blocks have, at most 4 GiB.
+    pub fn new(decoder: Decoder, swap_bytes: Option<u64>) -> Runner {
         let backend = decoder.backend();
         let group = |group: forebay_model::KvGroup| GroupConfig {
             window: group.window,
@@ -63,21 +77,131 @@ impl Runner {
         let groups: Vec<GroupConfig> = backend.kv_groups().into_iter().map(group).collect();
         // Blocks do not outlive the process, so nothing else needs to be told apart.
         let blocks = BlockManager::new(&groups, backend.batch_tokens(), 0);
+        let block_bytes = groups.iter().map(|group| group.block_bytes);
+        let swap_bytes = swap_bytes.unwrap_or(backend.cache_bytes().min(SWAP_BYTES_MOST));
         Runner {
+            swap: SwapSpace::new(block_bytes, swap_bytes),
             decoder,
             blocks,
             changes: Changes::default(),
             tokens: Vec::new(),
             runs: Vec::new(),
             outputs: Vec::new(),
+            moved: Vec::new(),
         }
     }
 
-    /// Begins a sequence with the longest prefix of `prompt` whose keys and values are in blocks already. Returns the
-    /// sequence and the length of that prefix, which is less than the prompt.
-    pub fn begin(&mut self, prompt: &[u32]) -> (SequenceId, usize) {
-        let admission = self.blocks.admit(prompt, &mut self.changes);
-        (admission.sequence, admission.hit_tokens)
+    /// Begins a sequence with the longest prefix of `rows` whose keys and values are in blocks already. Returns the
+    /// sequence and the length of that prefix, which is less than that of the rows.
+    pub fn begin(&mut self, rows: &[Row]) -> (SequenceId, usize) {
+        let admission = self.blocks.admit(rows, &mut self.changes);
+        (admission.sequence, admission.hit_rows)
+    }
+
+    /// Returns the number of blocks in each layer group that sequences may still need before they have their most rows, but
+    /// at most `most` for each sequence.
+    pub fn blocks_left(
+        &self,
+        sequences: impl Iterator<Item = (SequenceId, usize)>,
+        most: usize,
+    ) -> Vec<usize> {
+        let mut left = vec![0; self.blocks.groups()];
+        for (sequence, most_rows) in sequences {
+            let needed = self.blocks.blocks_needed(most_rows, 0);
+            let held = self.blocks.blocks_held(sequence);
+            for (left, (needed, held)) in left.iter_mut().zip(needed.zip(held)) {
+                *left += needed.saturating_sub(held).min(most);
+            }
+        }
+        left
+    }
+
+    /// Does the same as [`Runner::begin`] if there is room for all rows, and `left_free` blocks of each layer group remain
+    /// free. Returns `None` otherwise.
+    pub fn begin_with_room(
+        &mut self,
+        rows: &[Row],
+        left_free: &[usize],
+    ) -> Option<(SequenceId, usize)> {
+        let begun = self.begin(rows);
+        let blocks = &self.blocks;
+        let needed = blocks.blocks_needed(rows.len(), 0).zip(blocks.blocks_held(begun.0));
+        let needed = needed.map(|(needed, held)| needed.saturating_sub(held));
+        if has_room(blocks, needed, left_free) {
+            return Some(begun);
+        }
+        self.end(begun.0);
+        None
+    }
+
+    /// Copies a sequence to the swap space and ends it. Returns `None`, and ends it all the same, if the swap space has no
+    /// room.
+    ///
+    /// # Errors
+    /// Returns an error if memory cannot be reserved or the device fails. The sequence goes on then.
+    pub fn suspend(&mut self, sequence: SequenceId) -> Result<Option<SavedSequence>, EngineError> {
+        // Blocks get their content before they are copied.
+        self.apply_changes()?;
+        let mut saved =
+            SavedSequence { rows: self.blocks.rows(sequence).to_vec(), blocks: Vec::new() };
+        let copied = self.copy_blocks(sequence, &mut saved);
+        if let Ok(true) = copied {
+            self.end(sequence);
+            return Ok(Some(saved));
+        }
+        self.forget(saved);
+        copied?;
+        self.end(sequence);
+        Ok(None)
+    }
+
+    /// Copies the blocks of a sequence to the swap space. Returns false if it has no room for all.
+    fn copy_blocks(
+        &mut self,
+        sequence: SequenceId,
+        saved: &mut SavedSequence,
+    ) -> Result<bool, EngineError> {
+        let Runner { decoder, blocks, swap, .. } = self;
+        for SavedBlock { group, index, block } in blocks.blocks_to_save(sequence) {
+            let Some(slot) = swap.take(decoder.backend(), group)? else { return Ok(false) };
+            saved.blocks.push((group, index, slot));
+            let (_, _, slot) = &saved.blocks[saved.blocks.len() - 1];
+            decoder.backend_mut().save_block(group, block.index() as u32, swap.bytes_mut(slot))?;
+        }
+        Ok(true)
+    }
+
+    /// Begins a saved sequence where it ended, if there is room for its blocks and its next row, and `left_free` blocks of
+    /// each layer group remain free. The copy stays as it is.
+    ///
+    /// # Errors
+    /// Returns an error if the device fails.
+    pub fn resume(
+        &mut self,
+        saved: &SavedSequence,
+        left_free: &[usize],
+    ) -> Result<Option<SequenceId>, EngineError> {
+        let needed = self.blocks.blocks_needed(saved.rows.len() + 1, 0);
+        if !has_room(&self.blocks, needed, left_free) {
+            return Ok(None);
+        }
+        self.moved.clear();
+        let sequence = self.blocks.restore(&saved.rows, &mut self.moved, &mut self.changes)?;
+        self.apply_changes()?;
+        for &SavedBlock { group, index, block } in &self.moved {
+            let found = saved.blocks.binary_search_by_key(&(group, index), |(g, i, _)| (*g, *i));
+            let at = found.expect("all blocks that the next token sees were saved");
+            let bytes = self.swap.bytes(&saved.blocks[at].2);
+            self.decoder.backend_mut().restore_block(group, block.index() as u32, bytes)?;
+        }
+        Ok(Some(sequence))
+    }
+
+    /// Frees the swap space of a copy.
+    pub fn forget(&mut self, saved: SavedSequence) {
+        for (_, _, slot) in saved.blocks {
+            self.swap.release(slot);
+        }
     }
 
     /// Ends a sequence. Its blocks stay where they are until others need them.
@@ -175,4 +299,14 @@ impl Runner {
         self.changes.clear();
         Ok(())
     }
+}
+
+/// Returns true if every layer group has as many free blocks as are needed and left free.
+fn has_room(
+    blocks: &BlockManager,
+    needed: impl Iterator<Item = usize>,
+    left_free: &[usize],
+) -> bool {
+    let wanted = needed.zip(left_free).map(|(needed, left_free)| needed + left_free);
+    wanted.zip(blocks.free_blocks()).all(|(wanted, free)| wanted <= free)
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use forebay_compute::{Arithmetic, Cpu, Isa, KvType, RowKind, default_threads};
 use forebay_format::Catalog;
 use forebay_model::{
-    Architecture, CpuOffloadRates, Decoder, ModelError, Routing, SubLayerRates, Weights,
+    Architecture, CpuOffloadRates, Decoder, KvCapacity, ModelError, Routing, SubLayerRates, Weights,
 };
 use forebay_store::{FaultPlan, FileSet, Interrupt, IoKind, IoRecorder};
 use forebay_stream::{MemoryPlan, Phase, PolicyKind, Residency};
@@ -37,8 +37,16 @@ pub struct SessionOptions {
     pub ram_bytes: Option<u64>,
     /// Number of positions in the key/value cache. `None` uses the trained context, at most 4096.
     pub context: Option<usize>,
-    /// Number of sequences that have room for a whole context at a time.
+    /// Most sequences at a time.
     pub sequences: usize,
+    /// Number of positions in the key/value cache for all sequences together, at least [`SessionOptions::context`]. `None`
+    /// gives every sequence room for the whole context. With fewer positions, an [`Engine`](crate::Engine) suspends
+    /// sequences when there is no room for all.
+    pub kv_tokens: Option<usize>,
+    /// Most bytes of RAM for the keys and values of suspended sequences. They are reserved when they are needed. A sequence
+    /// for which there is no room is computed again, which gives the same bits. `None` is as much as the key/value cache
+    /// has, at most 4 GiB.
+    pub swap_bytes: Option<u64>,
     /// True if an [`Engine`](crate::Engine) will run the session. Bits of a request then do not depend on others, even if
     /// there is room for one sequence only.
     pub for_engine: bool,
@@ -131,6 +139,22 @@ impl KvCacheType {
 }
 
 impl SessionOptions {
+    /// Returns what the key/value cache has room for if a sequence has `context` positions.
+    ///
+    /// # Errors
+    /// Returns an error if there are too few positions for one sequence.
+    pub(crate) fn kv_capacity(&self, context: usize) -> Result<KvCapacity, EngineError> {
+        let tokens = self.kv_tokens;
+        if let Some(tokens) = tokens.filter(|tokens| *tokens < context) {
+            return Err(EngineError::BadOption {
+                name: "--kv-tokens",
+                value: tokens.to_string(),
+                expected: format!("one sequence (--ctx) has up to {context} positions"),
+            });
+        }
+        Ok(KvCapacity { context, sequences: self.sequences, tokens })
+    }
+
     /// Returns the type of the keys and values in the cache.
     pub(crate) fn kv_type(&self) -> KvType {
         match (self.exact, self.kv_cache) {
@@ -150,6 +174,8 @@ impl Default for SessionOptions {
             ram_bytes: None,
             context: None,
             sequences: 1,
+            kv_tokens: None,
+            swap_bytes: None,
             for_engine: false,
             threads: None,
             exact: false,
@@ -298,7 +324,7 @@ impl Session {
         options.interrupt.check()?;
         let mut decoder = Decoder::new(architecture, weights, placed.backend);
         decoder.stop_on(&options.interrupt);
-        let mut runner = Runner::new(decoder);
+        let mut runner = Runner::new(decoder, options.swap_bytes);
         let (sequence, _) = runner.begin(&[]);
         Ok(Session {
             runner,

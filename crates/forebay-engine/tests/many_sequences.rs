@@ -17,13 +17,11 @@ use support::fixture;
 const CONTEXT: usize = 160;
 
 fn open(path: &Path, ram_bytes: Option<u64>, sequences: usize) -> Result<Session, EngineError> {
-    let options = SessionOptions {
-        ram_bytes,
-        context: Some(CONTEXT),
-        threads: Some(2),
-        sequences,
-        ..SessionOptions::default()
-    };
+    open_with(path, SessionOptions { ram_bytes, sequences, ..SessionOptions::default() })
+}
+
+fn open_with(path: &Path, options: SessionOptions) -> Result<Session, EngineError> {
+    let options = SessionOptions { context: Some(CONTEXT), threads: Some(2), ..options };
     Session::open(path, &options, &mut |_, _| {})
 }
 
@@ -156,7 +154,131 @@ fn requests_are_answered_as_if_they_were_alone() {
                 assert_eq!(answer, expected, "{}, {options:?}, {index}", path.display());
             }
         }
+        // The cache has room for one or two sequences, and the swap space for all copies, some, or none.
+        for (swap_bytes, kv_tokens) in
+            [(None, CONTEXT), (Some(0), CONTEXT + 70), (Some(300_000), CONTEXT)]
+        {
+            let short = SessionOptions {
+                sequences: 6,
+                kv_tokens: Some(kv_tokens),
+                swap_bytes,
+                ..SessionOptions::default()
+            };
+            let session = open_with(&path, short).unwrap();
+            let (_, answers) = run(session, &usual(), &all);
+            for (index, (answer, expected)) in answers.iter().zip(&expected).enumerate() {
+                assert_eq!(answer, expected, "{}, {swap_bytes:?}, {index}", path.display());
+            }
+        }
     }
+}
+
+/// Runs four long requests of two priorities in a cache for little more than one of them. Returns the answers' tokens, and
+/// how often requests were suspended and computed again.
+fn run_short_of_room(
+    path: &Path,
+    swap_bytes: u64,
+    kv_tokens: Option<usize>,
+) -> (Vec<Vec<u32>>, u64, u64) {
+    let options = SessionOptions {
+        sequences: 4,
+        kv_tokens,
+        swap_bytes: Some(swap_bytes),
+        ..SessionOptions::default()
+    };
+    let mut engine = Engine::new(open_with(path, options).unwrap(), &EngineOptions::default());
+    let answers = Arc::new(Mutex::new(vec![Vec::new(); 4]));
+    let suspended = Arc::new(Mutex::new(0));
+    for index in 0..4 {
+        let (answers, suspended) = (answers.clone(), suspended.clone());
+        let sink = Box::new(move |event: Event| {
+            match event {
+                Event::Token(token) => answers.lock().unwrap()[index].push(token.id),
+                Event::Finished { statistics, end, .. } => {
+                    assert_eq!(end, RequestEnd::MaxTokens);
+                    *suspended.lock().unwrap() += statistics.suspended as u64;
+                }
+            }
+            ControlFlow::Continue(())
+        });
+        let options = GenerateOptions::exactly(60, Sampling { seed: 3, ..Sampling::default() });
+        let prompt = (0..50).map(|at| (at * 11 + index as u32) % 90).collect();
+        let priority = (index % 2) as i32;
+        engine.submit(Request { prompt, options, priority, ..Request::default() }, sink).unwrap();
+        // The later ones find the first ones generating.
+        (0..5).for_each(|_| assert!(engine.step().unwrap()));
+    }
+    engine.drain().unwrap();
+    let statistics = engine.statistics();
+    assert_eq!(*suspended.lock().unwrap(), statistics.suspended);
+    let answers = std::mem::take(&mut *answers.lock().unwrap());
+    (answers, statistics.suspended, statistics.computed_again)
+}
+
+#[test]
+fn suspended_requests_go_on_where_they_were() {
+    let names = ["gguf/qwen3_moe_k/qwen3_moe_k-Q4_K_M.gguf", "gguf/gpt_oss/gpt_oss-Q4_K_M.gguf"];
+    for path in names.iter().filter_map(|name| fixture(name)) {
+        let (expected, suspended, _) = run_short_of_room(&path, 0, None);
+        assert_eq!(suspended, 0, "all have room");
+        let (answers, suspended, computed_again) =
+            run_short_of_room(&path, u64::MAX, Some(CONTEXT));
+        assert_eq!((answers, computed_again), (expected.clone(), 0));
+        assert!(suspended > 0);
+        let (answers, suspended, computed_again) = run_short_of_room(&path, 0, Some(CONTEXT));
+        assert_eq!((answers, computed_again), (expected, suspended));
+        assert!(suspended > 0);
+    }
+}
+
+#[test]
+fn a_request_of_a_higher_priority_takes_the_place_of_others() {
+    let Some(path) = fixture("gguf/llama_k/llama_k-Q4_K_M.gguf") else { return };
+    let mut engine = Engine::new(open(&path, None, 1).unwrap(), &EngineOptions::default());
+    let order = Arc::new(Mutex::new(Vec::new()));
+    for (index, priority) in [0, 0, 1].into_iter().enumerate() {
+        let order = order.clone();
+        let sink = Box::new(move |event: Event| {
+            if let Event::Finished { .. } = event {
+                order.lock().unwrap().push(index);
+            }
+            ControlFlow::Continue(())
+        });
+        let options = GenerateOptions::exactly(10, Sampling::greedy());
+        let request = Request { prompt: vec![7; 3], options, priority, ..Request::default() };
+        engine.submit(request, sink).unwrap();
+        assert!(engine.step().unwrap());
+    }
+    engine.drain().unwrap();
+    assert_eq!(*order.lock().unwrap(), [2, 0, 1]);
+    assert_eq!(engine.statistics().suspended, 1);
+}
+
+#[test]
+fn suspended_requests_can_be_cancelled() {
+    let Some(path) = fixture("gguf/llama_k/llama_k-Q4_K_M.gguf") else { return };
+    let mut engine = Engine::new(open(&path, None, 1).unwrap(), &EngineOptions::default());
+    let ends = Arc::new(Mutex::new(Vec::new()));
+    let mut submit = |engine: &mut Engine, priority| {
+        let ends = ends.clone();
+        let sink = Box::new(move |event: Event| {
+            if let Event::Finished { end, statistics, .. } = event {
+                ends.lock().unwrap().push((end, statistics.generated_tokens));
+            }
+            ControlFlow::Continue(())
+        });
+        let options = GenerateOptions::exactly(10, Sampling::greedy());
+        let request = Request { prompt: vec![7; 3], options, priority, ..Request::default() };
+        engine.submit(request, sink).unwrap()
+    };
+    let first = submit(&mut engine, 0);
+    (0..4).for_each(|_| assert!(engine.step().unwrap()));
+    submit(&mut engine, 1);
+    assert!(engine.step().unwrap());
+    assert_eq!(engine.load(), (1, 1));
+    engine.cancel(first);
+    engine.drain().unwrap();
+    assert_eq!(*ends.lock().unwrap(), [(RequestEnd::Cancelled, 4), (RequestEnd::MaxTokens, 10)]);
 }
 
 /// Returns the requests in the order in which they got tokens.

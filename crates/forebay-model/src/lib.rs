@@ -20,14 +20,14 @@ mod sharing;
 mod statistics;
 pub mod weights;
 
-pub use arch::Architecture;
+pub use arch::{Architecture, KvCapacity};
 pub use backend::cpu::{CacheSize, CpuBackend, batch_tokens, cache_bytes};
 #[cfg(feature = "cuda")]
 pub use backend::cuda::{
     CudaBackend, CudaPlan, DeviceFacts, HostExperts, HostSubLayers, HostWeights, OffloadCpu,
     WeightsToLoad,
 };
-pub use backend::{Backend, ChosenExperts, ComputeInfo, KvGroup, Run, largest_context};
+pub use backend::{Backend, ChosenExperts, ComputeInfo, HostMemory, KvGroup, Run, largest_context};
 pub use decoder::{Decoder, Output, Pass, PassWatch, Routing};
 pub use error::ModelError;
 pub use sharing::{

@@ -264,12 +264,13 @@ impl KvCache {
         elements.copy(from * *block_elements, to * *block_elements, *block_elements);
     }
 
-    /// Appends the content of a block to `bytes`, [`KvCache::block_bytes`] long.
+    /// Copies the content of a block to `bytes`.
     ///
     /// # Panics
-    /// Panics if there is no such block.
-    pub fn save_block(&self, group: usize, block: u32, bytes: &mut Vec<u8>) {
-        let Group { elements, block_elements, .. } = &self.groups[group];
+    /// Panics if there is no such block, or `bytes` is not [`KvCache::block_bytes`] long.
+    pub fn save_block(&self, group: usize, block: u32, bytes: &mut [u8]) {
+        let Group { elements, block_elements, block_bytes, .. } = &self.groups[group];
+        assert_eq!(bytes.len() as u64, *block_bytes, "save_block: {block}");
         elements.save(block as usize * block_elements, *block_elements, bytes);
     }
 

@@ -239,26 +239,32 @@ impl Elements {
         }
     }
 
-    /// Appends `len` elements to `bytes`: elements or codes, then scales.
-    pub(super) fn save(&self, first: usize, len: usize, bytes: &mut Vec<u8>) {
+    /// Copies `len` elements to `bytes`: elements or codes, then scales.
+    pub(super) fn save(&self, first: usize, len: usize, bytes: &mut [u8]) {
+        let halves = |bytes: &mut [u8], x: &[u16]| {
+            for (bytes, x) in bytes.as_chunks_mut().0.iter_mut().zip(x) {
+                *bytes = x.to_le_bytes();
+            }
+        };
         let blocks = first / BLOCK..(first + len) / BLOCK;
         match self {
-            Elements::F16(x) => {
-                let x = &x.as_slice()[first..][..len];
-                bytes.extend(x.iter().flat_map(|x| x.to_le_bytes()));
-            }
+            Elements::F16(x) => halves(bytes, &x.as_slice()[first..][..len]),
             Elements::F32(x) => {
                 let x = &x.as_slice()[first..][..len];
-                bytes.extend(x.iter().flat_map(|x| x.to_le_bytes()));
+                for (bytes, x) in bytes.as_chunks_mut().0.iter_mut().zip(x) {
+                    *bytes = x.to_le_bytes();
+                }
             }
             Elements::Q8 { codes, scales } => {
+                let (to, scales_to) = bytes.split_at_mut(len);
                 let codes = &codes.as_slice()[first..][..len];
-                bytes.extend(codes.iter().map(|code| code.cast_unsigned()));
-                bytes.extend(scales.as_slice()[blocks].iter().flat_map(|x| x.to_le_bytes()));
+                to.iter_mut().zip(codes).for_each(|(to, code)| *to = code.cast_unsigned());
+                halves(scales_to, &scales.as_slice()[blocks]);
             }
             Elements::Q4 { codes, scales } => {
-                bytes.extend_from_slice(&codes.as_slice()[first / 2..][..len / 2]);
-                bytes.extend(scales.as_slice()[blocks].iter().flat_map(|x| x.to_le_bytes()));
+                let (to, scales_to) = bytes.split_at_mut(len / 2);
+                to.copy_from_slice(&codes.as_slice()[first / 2..][..len / 2]);
+                halves(scales_to, &scales.as_slice()[blocks]);
             }
         }
     }

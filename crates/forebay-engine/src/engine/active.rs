@@ -3,17 +3,20 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use forebay_compute::RowKind;
 use forebay_model::sampling::Sampler;
 use forebay_text::{TextStream, Tokenizer};
 
 use super::request::{
     Event, GeneratedToken, Request, RequestEnd, RequestId, RequestStatistics, Sink,
 };
+use super::waiting::Submitted;
 use crate::GenerateOptions;
-use crate::kv::SequenceId;
+use crate::kv::{Row, SequenceId};
 
 pub struct Active {
     pub id: RequestId,
+    pub priority: i32,
     pub options: GenerateOptions,
     pub sequence: SequenceId,
     /// Why the request ends after this pass.
@@ -32,18 +35,15 @@ pub struct Active {
 }
 
 impl Active {
-    #[allow(clippy::too_many_arguments, reason = "each is moved in once")]
+    /// Starts a request whose sequence has `cached` rows of the prompt.
     pub fn new(
         id: RequestId,
-        request: Request,
-        sink: Sink,
-        sequence: SequenceId,
-        cached: usize,
+        Submitted { request, sink, submitted }: Submitted,
+        (sequence, cached): (SequenceId, usize),
         sampler: Sampler,
-        submitted: Instant,
         tokenizer: Option<Arc<Tokenizer>>,
     ) -> Active {
-        let Request { prompt, options, logprobs, .. } = request;
+        let Request { prompt, options, priority, logprobs, .. } = *request;
         let statistics = RequestStatistics {
             prompt_tokens: prompt.len(),
             cached_tokens: cached,
@@ -53,6 +53,7 @@ impl Active {
         let no_tokens = options.max_tokens == Some(0);
         Active {
             id,
+            priority,
             options,
             sequence,
             end: no_tokens.then_some(RequestEnd::MaxTokens),
@@ -66,6 +67,36 @@ impl Active {
             submitted,
             statistics,
         }
+    }
+
+    /// Continues with a sequence that has the first `done` rows.
+    pub fn resume(&mut self, sequence: SequenceId, done: usize) {
+        (self.sequence, self.done) = (sequence, done);
+    }
+
+    /// Returns the number of rows that are computed.
+    pub fn done(&self) -> usize {
+        self.done
+    }
+
+    /// Returns all rows that were computed when the request was suspended, or are to be computed next.
+    pub fn rows(&self) -> Vec<Row> {
+        let kind = |index: usize| match index < self.prompt_len {
+            true => RowKind::Prompt,
+            false => RowKind::Decode,
+        };
+        let rows = self.tokens.iter().enumerate();
+        rows.map(|(index, &token)| Row { token, kind: kind(index) }).collect()
+    }
+
+    /// Returns the most rows that the sequence can have at its end, in a context of so many positions.
+    pub fn most_rows(&self, context: usize) -> usize {
+        let generated = self.options.max_tokens.unwrap_or(context);
+        self.prompt_len.saturating_add(generated).min(context)
+    }
+
+    pub fn note_suspended(&mut self) {
+        self.statistics.suspended += 1;
     }
 
     /// Returns the number of prompt tokens that are not computed yet.

@@ -8,13 +8,13 @@ mod active;
 mod batch_size;
 mod request;
 mod schedule;
+mod waiting;
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use forebay_compute::RowKind;
 use forebay_model::ModelError;
-use forebay_model::sampling::Sampler;
 
 use self::active::Active;
 use self::batch_size::{BatchSize, Measured};
@@ -22,6 +22,7 @@ pub use self::request::{
     Event, GeneratedToken, Request, RequestEnd, RequestId, RequestStatistics, Sink,
 };
 use self::schedule::{Limits, Part, Progress};
+use self::waiting::{State, Submitted, Waiting};
 use crate::runner::{Logits, Outputs, Rows};
 use crate::{EngineError, Session};
 
@@ -69,6 +70,10 @@ pub struct EngineStatistics {
     /// Rows of those passes, one for each request that generates.
     pub generate_rows: u64,
     pub generate_seconds: f64,
+    /// Number of times that a request was suspended for another one.
+    pub suspended: u64,
+    /// Number of suspended requests that were computed again, because the swap space was full.
+    pub computed_again: u64,
 }
 
 /// An open model that runs many requests.
@@ -104,13 +109,6 @@ struct Latency {
 /// Prompt rows beside decode rows at first and at least, if there is a longest latency.
 const PROMPT_ROWS_FIRST: usize = 64;
 const PROMPT_ROWS_LEAST: usize = 16;
-
-struct Waiting {
-    id: RequestId,
-    request: Request,
-    sink: Sink,
-    submitted: Instant,
-}
 
 impl Engine {
     /// Takes over an open model. The session's own sequence ends.
@@ -188,9 +186,9 @@ impl Engine {
         self.check(&request)?;
         let id = RequestId(self.next_id);
         self.next_id += 1;
-        let behind = |other: &Waiting| other.request.priority >= request.priority;
-        let at = self.waiting.partition_point(behind);
-        self.waiting.insert(at, Waiting { id, request, sink, submitted: Instant::now() });
+        let (priority, submitted) = (request.priority, Instant::now());
+        let state = State::New(Submitted { request: Box::new(request), sink, submitted });
+        self.queue(Waiting { id, priority, state });
         Ok(id)
     }
 
@@ -217,7 +215,7 @@ impl Engine {
         if let Some(at) = self.waiting.iter().position(|waiting| waiting.id == id)
             && let Some(waiting) = self.waiting.remove(at)
         {
-            waiting.end(RequestEnd::Cancelled);
+            self.end_waiting(waiting, RequestEnd::Cancelled);
         }
         if let Some(at) = self.running.iter().position(|active| active.id == id) {
             self.end(at, RequestEnd::Cancelled);
@@ -226,8 +224,8 @@ impl Engine {
 
     /// Ends all requests.
     pub fn cancel_all(&mut self) {
-        for waiting in self.waiting.drain(..) {
-            waiting.end(RequestEnd::Cancelled);
+        while let Some(waiting) = self.waiting.pop_front() {
+            self.end_waiting(waiting, RequestEnd::Cancelled);
         }
         while !self.running.is_empty() {
             self.end(0, RequestEnd::Cancelled);
@@ -250,10 +248,20 @@ impl Engine {
     /// another step tries the same rows again. A request whose own values are not finite ends with
     /// [`RequestEnd::Failed`], and the others go on.
     pub fn step(&mut self) -> Result<bool, EngineError> {
-        self.begin_waiting();
-        if self.running.is_empty() {
-            return Ok(false);
+        loop {
+            self.begin_waiting()?;
+            if self.running.is_empty() {
+                return Ok(false);
+            }
+            match self.step_of_running() {
+                Err(EngineError::OutOfBlocks(_)) if self.make_room()? => {}
+                ran => return ran.map(|()| true),
+            }
         }
+    }
+
+    /// Runs one pass of the requests that run.
+    fn step_of_running(&mut self) -> Result<(), EngineError> {
         let mut parts = std::mem::take(&mut self.parts);
         self.take_turns();
         let progress = self.running.iter().map(|active| match active.prompt_left() {
@@ -275,7 +283,7 @@ impl Engine {
         }
         self.parts = parts;
         self.end_finished();
-        ran.map(|()| true)
+        ran
     }
 
     /// Lets other requests generate if some wait for it and those that generate now have had their share of the time.
@@ -333,25 +341,6 @@ impl Engine {
         }
     }
 
-    /// Starts the requests that there is room for. If the longest latency does not matter, only those start that generate
-    /// as soon as their prompt is read.
-    fn begin_waiting(&mut self) {
-        let most = match self.latency {
-            Some(_) => self.limits.running,
-            None => self.limits.decode_rows,
-        };
-        while self.running.len() < most
-            && let Some(waiting) = self.waiting.pop_front()
-        {
-            let Waiting { id, request, sink, submitted } = waiting;
-            let (sequence, cached) = self.session.runner.begin(&request.prompt);
-            let sampler = Sampler::new(request.options.sampling.clone(), self.session.vocab_size());
-            let text = request.text.then(|| self.session.tokenizer.clone()).flatten();
-            let active = Active::new(id, request, sink, sequence, cached, sampler, submitted, text);
-            self.running.push(active);
-        }
-    }
-
     /// Runs every part in a pass of its own, so that only the requests with broken values fail.
     fn run_one_by_one(&mut self, parts: &[Part]) -> Result<(), EngineError> {
         for part in parts {
@@ -371,12 +360,11 @@ impl Engine {
         let Engine { session, running, logits, largest, .. } = self;
         let rows = |part: &Part| {
             let active = &running[part.index];
-            let ends = part.count == active.prompt_left() || part.kind == RowKind::Decode;
             Rows {
                 sequence: active.sequence,
                 kind: part.kind,
                 tokens: active.next_tokens(part.count),
-                logits: if ends { Logits::Last } else { Logits::None },
+                logits: if has_logits(active, part) { Logits::Last } else { Logits::None },
             }
         };
         let rows: Vec<Rows<'_>> = parts.iter().map(rows).collect();
@@ -397,15 +385,15 @@ impl Engine {
         let mut row = 0;
         for part in parts {
             let active = &mut self.running[part.index];
-            let wants = active.advance(part.count);
-            if !wants {
+            let own = row;
+            row += usize::from(has_logits(active, part));
+            if !active.advance(part.count) {
                 continue;
             }
             let chosen = match few {
-                Some(count) => active.choose_from(&self.largest[row * count..][..count]),
-                None => active.choose(&self.logits[row * vocabulary..][..vocabulary]),
+                Some(count) => active.choose_from(&self.largest[own * count..][..count]),
+                None => active.choose(&self.logits[own * vocabulary..][..vocabulary]),
             };
-            row += 1;
             let full = self.session.runner.len(active.sequence) >= self.session.context();
             let ends = self.session.ends_with(chosen.id, &active.options);
             active.take(chosen, ends, full);
@@ -430,15 +418,8 @@ impl Engine {
     }
 }
 
-impl Waiting {
-    fn end(self, end: RequestEnd) {
-        let Waiting { request, mut sink, submitted, .. } = self;
-        let statistics = RequestStatistics {
-            prompt_tokens: request.prompt.len(),
-            waited_seconds: submitted.elapsed().as_secs_f64(),
-            total_seconds: submitted.elapsed().as_secs_f64(),
-            ..RequestStatistics::default()
-        };
-        let _ = sink(Event::Finished { end, text: String::new(), statistics });
-    }
+/// Returns true if the last row of a part has logits: it is generated, or the last one of its prompt. A row of a request
+/// that is computed again may have logits that are not used, because its next token is known.
+fn has_logits(active: &Active, part: &Part) -> bool {
+    part.kind == RowKind::Decode || part.count == active.prompt_left()
 }

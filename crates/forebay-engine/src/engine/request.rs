@@ -80,6 +80,8 @@ pub struct RequestStatistics {
     /// Seconds from the call of [`Engine::submit`](super::Engine::submit) to the first token.
     pub first_token_seconds: Option<f64>,
     pub total_seconds: f64,
+    /// Number of times that the request was suspended for others.
+    pub suspended: usize,
     /// Number of passes that the request had rows in.
     pub passes: usize,
 }

@@ -6,7 +6,7 @@ mod place;
 use forebay_compute::KvType;
 use forebay_cuda::{CudaError, Gpu, KvElement};
 pub use forebay_model::DeviceFacts as Facts;
-use forebay_model::{CudaPlan, DeviceShare, ModelError};
+use forebay_model::{CudaPlan, DeviceShare, KvCapacity, ModelError};
 
 pub(crate) use crate::doctor::gpu_measure::measure;
 pub(crate) use crate::load::device::load;
@@ -71,12 +71,9 @@ pub(crate) fn share(
     request: &PlanRequest,
 ) -> Result<DeviceShare, ModelError> {
     let PlannedModel { architecture, weights, .. } = model;
-    let cache = CudaPlan::cache(
-        architecture,
-        request.context,
-        element(request.cache),
-        request.work.sequences.max(1),
-    );
+    let sequences = request.work.sequences.max(1);
+    let capacity = KvCapacity { context: request.context, sequences, tokens: None };
+    let cache = CudaPlan::cache(architecture, element(request.cache), capacity);
     facts.plan(architecture, weights, cache, request.vram_bytes, request.policy)
 }
 

@@ -1,6 +1,4 @@
-//! Admission of a prompt: the longest prefix that the pools already hold.
-
-use forebay_compute::RowKind;
+//! Admission of a sequence: the longest prefix of its rows that the pools already hold.
 
 use super::content::{BlockHash, Content, KV_BLOCK, Row};
 use super::manager::{BlockManager, Changes, TableEntry};
@@ -10,22 +8,22 @@ use super::sequence::SequenceId;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Admission {
     pub sequence: SequenceId,
-    /// Tokens at the start of the prompt that need not be computed: a multiple of [`KV_BLOCK`], less than the prompt.
-    pub hit_tokens: usize,
+    /// Rows at the start that need not be computed: a multiple of [`KV_BLOCK`], less than all.
+    pub hit_rows: usize,
 }
 
 impl BlockManager {
-    /// Begins a sequence with the longest prefix of a prompt that is in the pools.
+    /// Begins a sequence with the longest prefix of `rows` that is in the pools.
     ///
-    /// A prefix of `p` tokens is a hit if all groups have the full blocks that a token at position `p` sees, computed as
-    /// prompt rows. The last token is never part of it, because its logits are needed.
+    /// A prefix of `p` rows is a hit if all groups have the full blocks that a token at position `p` sees, computed as
+    /// rows of the same kinds. The last row is never part of it, because its logits are needed.
     ///
-    /// The sequence has `hit_tokens` committed positions. The caller computes the rest of the prompt. This takes no block
-    /// from the free ones, but cached blocks that are hit can no longer be evicted.
-    pub fn admit(&mut self, prompt: &[u32], changes: &mut Changes) -> Admission {
+    /// The sequence has `hit_rows` committed positions. The caller computes the rest. This takes no block from the free
+    /// ones, but cached blocks that are hit can no longer be evicted.
+    pub fn admit(&mut self, rows: &[Row], changes: &mut Changes) -> Admission {
         let id = self.sequences.start();
-        let hit_blocks = self.find_prefix(id, prompt);
-        let sequence = self.sequences.running(id);
+        let hit_blocks = self.find_prefix(id, rows);
+        let sequence = self.sequences.get_mut(id);
         for group in 0..self.groups.len() {
             let first = self.groups[group].first_seen(hit_blocks * KV_BLOCK);
             sequence.tables[group].resize(hit_blocks, Default::default());
@@ -38,23 +36,22 @@ impl BlockManager {
                 changes.entries.push(TableEntry { sequence: id, group, index, block });
             }
         }
-        let hit_tokens = hit_blocks * KV_BLOCK;
-        self.statistics.prompt_tokens_total += prompt.len() as u64;
-        self.statistics.hit_tokens_total += hit_tokens as u64;
-        Admission { sequence: id, hit_tokens }
+        let hit_rows = hit_blocks * KV_BLOCK;
+        self.statistics.rows_total += rows.len() as u64;
+        self.statistics.hit_rows_total += hit_rows as u64;
+        Admission { sequence: id, hit_rows }
     }
 
     /// Fills the rows and hashes of a new sequence with the longest hit, and returns its length in blocks.
-    fn find_prefix(&mut self, id: SequenceId, prompt: &[u32]) -> usize {
-        let sequence = self.sequences.running(id);
+    fn find_prefix(&mut self, id: SequenceId, rows: &[Row]) -> usize {
+        let sequence = self.sequences.get_mut(id);
         // For each group, the number of consecutive blocks found up to the current one.
         self.marks.clear();
         self.marks.resize(self.groups.len(), 0);
         let (mut hit_blocks, mut hash) = (0, BlockHash::ROOT);
-        let shareable = &prompt[..prompt.len().saturating_sub(1)];
-        'blocks: for (index, tokens) in shareable.chunks_exact(KV_BLOCK).enumerate() {
-            let rows = tokens.iter().map(|&token| Row { token, kind: RowKind::Prompt });
-            sequence.rows.extend(rows);
+        let shareable = &rows[..rows.len().saturating_sub(1)];
+        'blocks: for (index, rows) in shareable.chunks_exact(KV_BLOCK).enumerate() {
+            sequence.rows.extend_from_slice(rows);
             hash = Content::new(self.salt, hash, sequence.block_rows(index)).hash;
             sequence.hashes.push(hash);
             let end = index + 1;

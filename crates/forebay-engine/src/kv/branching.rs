@@ -15,17 +15,11 @@ impl BlockManager {
     /// This takes no block from the free ones, but cached blocks that are used again can no longer be evicted.
     ///
     /// # Panics
-    /// Panics if the sequence is suspended or released.
+    /// Panics if the sequence is released.
     pub fn truncate(&mut self, id: SequenceId, len: usize, changes: &mut Changes) -> usize {
-        self.sequences.running(id);
-        self.fall_back(id, len, changes)
-    }
-
-    /// Truncates a sequence to the largest position up to `len` from which it can resume.
-    pub(super) fn fall_back(&mut self, id: SequenceId, len: usize, changes: &mut Changes) -> usize {
         let kept = self.last_resumable(id, len);
         let kept_blocks = kept.div_ceil(KV_BLOCK);
-        let sequence = self.sequences.known(id);
+        let sequence = self.sequences.get_mut(id);
         for group in 0..self.groups.len() {
             let first = self.groups[group].first_seen(kept);
             let pool = self.groups.pool(group);
@@ -83,9 +77,9 @@ impl BlockManager {
     /// the other sequence has reserved beyond its length is not shared.
     ///
     /// # Panics
-    /// Panics if the sequence is suspended or released.
+    /// Panics if the sequence is released.
     pub fn fork(&mut self, id: SequenceId, changes: &mut Changes) -> SequenceId {
-        self.sequences.running(id);
+        self.sequences.get_mut(id);
         let child_id = self.sequences.start();
         let (parent, child) = self.sequences.pair(id, child_id);
         child.rows.extend_from_slice(&parent.rows);
@@ -103,24 +97,20 @@ impl BlockManager {
         child_id
     }
 
-    /// Ends a running or suspended sequence. Its full blocks stay cached until their room is needed.
+    /// Ends a sequence. Its full blocks stay cached until their room is needed.
     ///
     /// Its table is void afterwards. No changes are reported for it.
     ///
     /// # Panics
     /// Panics if the sequence is released already.
     pub fn release(&mut self, id: SequenceId) {
-        self.drop_blocks(id);
-        self.sequences.end(id);
-    }
-
-    /// Drops all references of a sequence, from its end to its start: blocks are evicted before those they depend on.
-    pub(super) fn drop_blocks(&mut self, id: SequenceId) {
-        let sequence = self.sequences.known(id);
+        // From the end to the start, so that blocks are evicted before the blocks that they depend on.
+        let sequence = self.sequences.get_mut(id);
         for (group, table) in sequence.tables.iter().enumerate() {
             let present = table.iter().rev().filter(|&&block| block != BlockId::NULL);
             present.for_each(|&block| self.groups.pool(group).release(block));
         }
+        self.sequences.end(id);
     }
 }
 

@@ -10,9 +10,16 @@ pub const KV_BLOCK: usize = 16;
 ///
 /// Keys and values of a prompt row and of a generated row differ by rounding, so the kind is part of the identity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Row {
+pub struct Row {
     pub token: u32,
     pub kind: RowKind,
+}
+
+impl Row {
+    /// Returns a row for every token of a prompt.
+    pub fn of_prompt(tokens: &[u32]) -> Vec<Row> {
+        tokens.iter().map(|&token| Row { token, kind: RowKind::Prompt }).collect()
+    }
 }
 
 /// Hash of a block's rows and of all rows before them in its sequence, with the manager's salt.
@@ -25,6 +32,14 @@ pub struct BlockHash(pub u128);
 impl BlockHash {
     /// The hash "before" the first block of a sequence.
     pub(super) const ROOT: BlockHash = BlockHash(0);
+}
+
+/// Returns the hashes of the full blocks of a sequence with these rows.
+pub(super) fn hashes(salt: u64, rows: &[Row]) -> impl Iterator<Item = BlockHash> {
+    rows.chunks_exact(KV_BLOCK).scan(BlockHash::ROOT, move |hash, rows| {
+        *hash = Content::new(salt, *hash, rows).hash;
+        Some(*hash)
+    })
 }
 
 /// Rows of a block and their hash.

@@ -100,14 +100,14 @@ impl BlockManager {
     /// Returns an error if a group has too few blocks. Then nothing has changed, in any group.
     ///
     /// # Panics
-    /// Panics if the sequence is suspended or released.
+    /// Panics if the sequence is released.
     pub fn reserve(
         &mut self,
         id: SequenceId,
         upto: usize,
         changes: &mut Changes,
     ) -> Result<(), OutOfBlocks> {
-        let sequence = self.sequences.running(id);
+        let sequence = self.sequences.get_mut(id);
         if upto <= sequence.len() {
             return Ok(());
         }
@@ -123,7 +123,7 @@ impl BlockManager {
         }
         for group in 0..self.groups.len() {
             // New blocks come first. A copy that is not necessary is made only if another block is left for it.
-            let sequence = self.sequences.running(id);
+            let sequence = self.sequences.get_mut(id);
             for index in sequence.tables[group].len()..end {
                 let block = self.groups.take(group);
                 sequence.tables[group].push(block);
@@ -156,7 +156,7 @@ impl BlockManager {
         }
         let to = self.groups.take(group);
         self.groups.pool(group).release(block);
-        let sequence = self.sequences.running(id);
+        let sequence = self.sequences.get_mut(id);
         let index = sequence.len() / KV_BLOCK;
         sequence.tables[group][index] = to;
         changes.copies.push(BlockCopy { group, from: block, to });
@@ -169,9 +169,9 @@ impl BlockManager {
     /// reference; their entries become absent.
     ///
     /// # Panics
-    /// Panics if the sequence is suspended or released, or if the rows were not reserved after the last fork.
+    /// Panics if the sequence is released, or if the rows were not reserved after the last fork.
     pub fn commit(&mut self, id: SequenceId, tokens: &[u32], kind: RowKind, changes: &mut Changes) {
-        let sequence = self.sequences.running(id);
+        let sequence = self.sequences.get_mut(id);
         if tokens.is_empty() {
             return;
         }
@@ -216,6 +216,11 @@ impl BlockManager {
     /// Panics if the sequence is released or the group does not exist.
     pub fn table(&self, id: SequenceId, group: usize) -> &[BlockId] {
         &self.sequences.get(id).tables[group]
+    }
+
+    /// Returns the number of layer groups.
+    pub fn groups(&self) -> usize {
+        self.groups.len()
     }
 
     /// Returns the number of blocks that can be given out in each layer group: free and cached ones.

@@ -42,8 +42,8 @@
 //! # Order of work
 //!
 //! For each pass: [`BlockManager::reserve`] for every sequence, apply the [`Changes`], run the pass,
-//! [`BlockManager::commit`] for every sequence. [`Changes::copies`], blocks to save ([`BlockManager::suspend`]) and blocks
-//! to restore ([`BlockManager::resume`]) must be moved in the order of the calls that reported them, and before the next
+//! [`BlockManager::commit`] for every sequence. [`Changes::copies`], blocks to save ([`BlockManager::blocks_to_save`]) and
+//! blocks to restore ([`BlockManager::restore`]) must be moved in the order of the calls that reported them, and before the next
 //! pass. A block may appear in several of them.
 
 mod admission;
@@ -52,17 +52,17 @@ mod content;
 mod groups;
 mod manager;
 mod pool;
+mod saving;
 mod sequence;
 mod statistics;
-mod suspension;
 #[cfg(test)]
 mod tests;
 
 pub use admission::Admission;
-pub use content::{BlockHash, KV_BLOCK};
+pub use content::{BlockHash, KV_BLOCK, Row};
 pub use groups::GroupConfig;
 pub use manager::{BlockCopy, BlockManager, Changes, OutOfBlocks, TableEntry};
 pub use pool::BlockId;
+pub use saving::SavedBlock;
 pub use sequence::SequenceId;
 pub use statistics::{GroupStatistics, KvStatistics};
-pub use suspension::SavedBlock;

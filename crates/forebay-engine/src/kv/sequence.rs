@@ -20,22 +20,14 @@ impl SequenceId {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum State {
-    #[default]
-    Vacant,
-    Running,
-    Suspended,
-}
-
 /// State of one sequence.
 ///
 /// Invariant of a running sequence: in every group, the table's entries below `first_seen(len)` are absent, and all others
-/// are present. A suspended sequence has empty tables.
+/// are present.
 #[derive(Debug, Default)]
 pub(super) struct Sequence {
     generation: u32,
-    state: State,
+    exists: bool,
     /// One for each committed position.
     pub rows: Vec<Row>,
     /// One for each block whose 16 rows are committed.
@@ -93,15 +85,15 @@ impl Sequences {
             self.slots.len() as u32 - 1
         });
         let sequence = &mut self.slots[slot as usize];
-        sequence.state = State::Running;
+        sequence.exists = true;
         SequenceId { slot, generation: sequence.generation }
     }
 
     /// Ends a sequence, whose blocks are already released.
     pub fn end(&mut self, id: SequenceId) {
-        let sequence = self.known(id);
+        let sequence = self.get_mut(id);
         sequence.clear();
-        sequence.state = State::Vacant;
+        sequence.exists = false;
         sequence.generation = sequence.generation.wrapping_add(1);
         self.vacant.push(id.slot);
     }
@@ -113,36 +105,16 @@ impl Sequences {
         (from, to)
     }
 
-    /// Returns a running sequence.
-    ///
-    /// # Panics
-    /// Panics if it is suspended or released.
-    pub fn running(&mut self, id: SequenceId) -> &mut Sequence {
-        let sequence = self.known(id);
-        assert_eq!(sequence.state, State::Running, "{id:?} is not running");
-        sequence
-    }
-
-    /// Returns a suspended sequence.
-    ///
-    /// # Panics
-    /// Panics if it is running or released.
-    pub fn suspended(&mut self, id: SequenceId) -> &mut Sequence {
-        let sequence = self.known(id);
-        assert_eq!(sequence.state, State::Suspended, "{id:?} is not suspended");
-        sequence
-    }
-
-    /// Returns a running or suspended sequence.
+    /// Returns a sequence to change it.
     ///
     /// # Panics
     /// Panics if it is released.
-    pub fn known(&mut self, id: SequenceId) -> &mut Sequence {
+    pub fn get_mut(&mut self, id: SequenceId) -> &mut Sequence {
         self.check(id);
         &mut self.slots[id.slot()]
     }
 
-    /// Returns a running or suspended sequence.
+    /// Returns a sequence.
     ///
     /// # Panics
     /// Panics if it is released.
@@ -151,19 +123,8 @@ impl Sequences {
         &self.slots[id.slot()]
     }
 
-    pub fn suspend(&mut self, id: SequenceId) {
-        let sequence = self.running(id);
-        sequence.tables.iter_mut().for_each(Vec::clear);
-        sequence.state = State::Suspended;
-    }
-
-    pub fn resume(&mut self, id: SequenceId) {
-        self.suspended(id).state = State::Running;
-    }
-
     fn check(&self, id: SequenceId) {
-        let Sequence { generation, state, .. } = &self.slots[id.slot()];
-        let exists = *generation == id.generation && *state != State::Vacant;
-        assert!(exists, "{id:?} is released");
+        let Sequence { generation, exists, .. } = &self.slots[id.slot()];
+        assert!(*exists && *generation == id.generation, "{id:?} is released");
     }
 }

@@ -16,11 +16,11 @@ pub struct GroupStatistics {
     pub evictions_total: u64,
 }
 
-/// Prompt tokens since the start.
+/// Rows of admitted sequences since the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct KvStatistics {
-    /// Tokens of all admitted prompts.
-    pub prompt_tokens_total: u64,
+    /// Rows of all sequences when they were admitted.
+    pub rows_total: u64,
     /// Those of them whose keys and values were already in the pools.
-    pub hit_tokens_total: u64,
+    pub hit_rows_total: u64,
 }

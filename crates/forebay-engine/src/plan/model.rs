@@ -4,9 +4,8 @@ use std::path::Path;
 
 use forebay_compute::KvType;
 use forebay_format::{Catalog, TensorType};
-use forebay_model::CacheSize;
 use forebay_model::weights::{FeedForwardWeights, PartMatrix};
-use forebay_model::{Architecture, Weights};
+use forebay_model::{Architecture, CacheSize, KvCapacity, Weights};
 use forebay_store::FileSet;
 use forebay_stream::ModelBlocks;
 
@@ -52,7 +51,8 @@ impl PlannedModel {
 
     /// Returns the bytes of keys and values in host memory for `sequences` times `context` positions.
     pub(crate) fn cache_bytes(&self, context: usize, sequences: usize, cache: KvType) -> u64 {
-        let size = CacheSize { kind: cache, context, sequences };
+        let capacity = KvCapacity { context, sequences, tokens: None };
+        let size = CacheSize { kind: cache, capacity };
         forebay_model::cache_bytes(&self.architecture, size)
     }
 }

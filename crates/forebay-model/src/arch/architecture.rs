@@ -270,6 +270,24 @@ pub enum Naming {
     },
 }
 
+/// Number and length of the sequences that a KV cache has room for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvCapacity {
+    /// Most positions of one sequence.
+    pub context: usize,
+    /// Most sequences at a time.
+    pub sequences: usize,
+    /// Positions of all sequences together. `None` gives every sequence room for the whole context.
+    pub tokens: Option<usize>,
+}
+
+impl KvCapacity {
+    /// Returns the capacity of one sequence.
+    pub fn alone(context: usize) -> KvCapacity {
+        KvCapacity { context, sequences: 1, tokens: None }
+    }
+}
+
 impl Architecture {
     /// Returns the attention windows of the layers, each once, in the order in which they first occur. The layers with
     /// one window are a group, whose keys and values share blocks.
@@ -283,9 +301,10 @@ impl Architecture {
         windows
     }
 
-    /// Returns the number of KV blocks that each group's pool needs for `sequences` sequences of up to `context` positions
-    /// and passes of up to `batch` rows, with block 0.
-    pub fn kv_blocks(&self, batch: usize, context: usize, sequences: usize) -> Vec<usize> {
+    /// Returns the number of KV blocks that each group's pool needs for a capacity and passes of up to `batch` rows of a
+    /// sequence, with block 0. One sequence always has room for the whole context.
+    pub fn kv_blocks(&self, batch: usize, capacity: KvCapacity) -> Vec<usize> {
+        let KvCapacity { context, sequences, tokens } = capacity;
         let positions = |window: Option<usize>| {
             window.map_or(context, |window| rows_for_window(window, batch, context))
         };
@@ -294,7 +313,10 @@ impl Architecture {
             let all = context.div_ceil(KV_BLOCK);
             (positions(window).div_ceil(KV_BLOCK) + 1).min(all)
         };
-        self.kv_windows().into_iter().map(|window| 1 + sequences * blocks(window)).collect()
+        // The last block of every sequence may be filled in part.
+        let together = tokens.map_or(usize::MAX, |tokens| tokens.div_ceil(KV_BLOCK) + sequences);
+        let pool = |window| (sequences * blocks(window)).min(together.max(blocks(window)));
+        self.kv_windows().into_iter().map(|window| 1 + pool(window)).collect()
     }
 
     /// Returns the number of experts a token uses in a layer, as the maximum over the layers; 0 for a dense model.

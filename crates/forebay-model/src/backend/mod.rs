@@ -127,6 +127,11 @@ pub struct KvGroup {
     pub block_bytes: u64,
 }
 
+/// Host memory for copies of KV blocks.
+pub trait HostMemory: AsRef<[u8]> + AsMut<[u8]> + Send {}
+
+impl<T: AsRef<[u8]> + AsMut<[u8]> + Send> HostMemory for T {}
+
 /// The call that ends a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum End {
@@ -213,21 +218,30 @@ pub trait Backend: Send {
     /// Returns an error if the device fails.
     fn copy_block(&mut self, group: usize, from: u32, to: u32) -> Result<(), ModelError>;
 
-    /// Appends the content of a KV block to `bytes`.
+    /// Reserves host memory, all 0, to and from which the device copies at its full rate.
+    ///
+    /// # Errors
+    /// Returns an error if the memory cannot be reserved.
+    fn host_memory(&self, bytes: usize) -> Result<Box<dyn HostMemory>, ModelError> {
+        Ok(Box::new(vec![0_u8; bytes]))
+    }
+
+    /// Copies the content of a KV block to `bytes`, and waits for it.
     ///
     /// # Errors
     /// Returns an error if the device fails.
-    fn save_block(
-        &mut self,
-        group: usize,
-        block: u32,
-        bytes: &mut Vec<u8>,
-    ) -> Result<(), ModelError>;
+    ///
+    /// # Panics
+    /// Panics if `bytes` is not [`KvGroup::block_bytes`] long.
+    fn save_block(&mut self, group: usize, block: u32, bytes: &mut [u8]) -> Result<(), ModelError>;
 
     /// Replaces the content of a KV block by what [`Backend::save_block`] returned.
     ///
     /// # Errors
     /// Returns an error if the device fails.
+    ///
+    /// # Panics
+    /// Panics if `bytes` is not [`KvGroup::block_bytes`] long.
     fn restore_block(&mut self, group: usize, block: u32, bytes: &[u8]) -> Result<(), ModelError>;
 
     /// Returns the residency of blocks in host memory, if the backend streams weights through it.

@@ -3,7 +3,7 @@
 use forebay_compute::RowKind;
 
 use super::super::{
-    BlockCopy, BlockId, BlockManager, Changes, GroupConfig, KV_BLOCK, OutOfBlocks, SequenceId,
+    BlockCopy, BlockId, BlockManager, Changes, GroupConfig, KV_BLOCK, OutOfBlocks, Row, SequenceId,
 };
 
 /// Returns a manager with groups of these windows, each with room for `blocks` blocks.
@@ -17,6 +17,11 @@ fn text(number: u32, count: usize) -> Vec<u32> {
     (0..count as u32).map(|position| 1000 * number + position).collect()
 }
 
+/// Returns the rows of a prompt of `count` tokens of a text.
+fn rows(number: u32, count: usize) -> Vec<Row> {
+    Row::of_prompt(&text(number, count))
+}
+
 /// Reserves room for tokens and commits them.
 fn add(manager: &mut BlockManager, id: SequenceId, tokens: &[u32], kind: RowKind) -> Changes {
     let mut changes = Changes::default();
@@ -28,9 +33,9 @@ fn add(manager: &mut BlockManager, id: SequenceId, tokens: &[u32], kind: RowKind
 
 /// Admits a prompt and computes all of it in one pass. Returns the sequence and the hit in tokens.
 fn read(manager: &mut BlockManager, prompt: &[u32]) -> (SequenceId, usize) {
-    let admission = manager.admit(prompt, &mut Changes::default());
-    add(manager, admission.sequence, &prompt[admission.hit_tokens..], RowKind::Prompt);
-    (admission.sequence, admission.hit_tokens)
+    let admission = manager.admit(&Row::of_prompt(prompt), &mut Changes::default());
+    add(manager, admission.sequence, &prompt[admission.hit_rows..], RowKind::Prompt);
+    (admission.sequence, admission.hit_rows)
 }
 
 fn cached(manager: &BlockManager) -> Vec<usize> {
@@ -90,7 +95,7 @@ fn a_full_block_survives_a_truncation_into_it() {
     let changes = add(&mut manager, id, &[7], RowKind::Decode);
     assert_eq!(changes.copies.len(), 1);
     assert_eq!(cached(&manager), [1]);
-    assert_eq!(manager.admit(&text(0, 33), &mut Changes::default()).hit_tokens, 32);
+    assert_eq!(manager.admit(&rows(0, 33), &mut Changes::default()).hit_rows, 32);
 }
 
 #[test]
@@ -103,7 +108,7 @@ fn a_full_block_is_written_in_place_if_there_is_no_block_for_a_copy() {
     assert_eq!(changes.copies, []);
     assert_eq!(manager.table(id, 0), before);
     manager.release(id);
-    assert_eq!(manager.admit(&text(0, 33), &mut Changes::default()).hit_tokens, 16);
+    assert_eq!(manager.admit(&rows(0, 33), &mut Changes::default()).hit_rows, 16);
 }
 
 #[test]
@@ -111,7 +116,8 @@ fn equal_blocks_are_kept_once_after_their_sequences_end() {
     let mut manager = manager(&[None], 10);
     let prompt = text(0, 32);
     // Both begin before either has computed anything.
-    let ids = [0, 1].map(|_| manager.admit(&prompt, &mut Changes::default()).sequence);
+    let ids =
+        [0, 1].map(|_| manager.admit(&Row::of_prompt(&prompt), &mut Changes::default()).sequence);
     for id in ids {
         let changes = add(&mut manager, id, &prompt, RowKind::Prompt);
         assert_eq!(changes.entries.len(), 2, "a commit replaces no entry");
@@ -134,9 +140,9 @@ fn eviction_takes_ends_first_and_spares_what_was_used_last() {
     assert_eq!(cached(&manager), [6]);
     let (id, _) = read(&mut manager, &text(2, 32));
     let mut hit = |number| {
-        let admission = manager.admit(&text(number, 100), &mut Changes::default());
+        let admission = manager.admit(&rows(number, 100), &mut Changes::default());
         manager.release(admission.sequence);
-        admission.hit_tokens
+        admission.hit_rows
     };
     assert_eq!((hit(0), hit(1), hit(2)), (48, 16, 32));
     manager.release(id);
@@ -152,7 +158,7 @@ fn a_reservation_is_made_in_all_groups_or_in_none() {
         block_bytes: 1,
     });
     let mut manager = BlockManager::new(&groups, 64, 0);
-    let id = manager.admit(&text(0, 40), &mut Changes::default()).sequence;
+    let id = manager.admit(&rows(0, 40), &mut Changes::default()).sequence;
     let mut changes = Changes::default();
     let error = manager.reserve(id, 33, &mut changes).unwrap_err();
     assert_eq!(error, OutOfBlocks { group: 1, needed: 3, available: 2 });
@@ -204,29 +210,35 @@ fn truncation_uses_cached_blocks_and_goes_back_without_them() {
 }
 
 #[test]
-fn a_resumed_sequence_copies_only_what_was_evicted() {
-    let (mut saved, mut changes) = (Vec::new(), Changes::default());
+fn a_restored_sequence_copies_only_what_was_evicted() {
+    let (mut restored, mut changes) = (Vec::new(), Changes::default());
     let mut manager = manager(&[None], 4);
     let (id, _) = read(&mut manager, &text(0, 40));
     let table = manager.table(id, 0).to_vec();
-    manager.suspend(id, &mut saved);
-    assert_eq!(saved.iter().map(|block| block.block).collect::<Vec<_>>(), table);
-    assert_eq!(saved.iter().map(|block| block.rows).collect::<Vec<_>>(), [16, 16, 8]);
-    assert_eq!(manager.block_hash(0, table[1]), Some(saved[1].hash));
+    let saved: Vec<_> = manager.blocks_to_save(id).map(|block| block.block).collect();
+    assert_eq!(saved, table);
+    let rows = manager.rows(id).to_vec();
+    manager.release(id);
     assert_eq!(manager.free_blocks().next(), Some(4));
 
     let (other, _) = read(&mut manager, &text(1, 33));
-    let mut restored = Vec::new();
-    let error = manager.resume(id, &mut restored, &mut changes).unwrap_err();
+    let error = manager.restore(&rows, &mut restored, &mut changes).unwrap_err();
     assert_eq!((error.needed, error.available), (3, 1));
     manager.release(other);
-    manager.resume(id, &mut restored, &mut changes).unwrap();
-    let restored: Vec<_> = restored.iter().map(|block| (block.index, block.hash)).collect();
-    assert_eq!(restored, [(1, saved[1].hash), (2, saved[2].hash)]);
-    assert_eq!(manager.table(id, 0).len(), 3);
+    let id = manager.restore(&rows, &mut restored, &mut changes).unwrap();
+    assert_eq!(restored.iter().map(|block| block.index).collect::<Vec<_>>(), [1, 2]);
+    assert_eq!((manager.len(id), manager.table(id, 0).len()), (40, 3));
+    // The restored blocks can be found again.
+    assert_eq!(manager.admit(&rows, &mut changes).hit_rows, 32);
+}
 
-    manager.suspend(id, &mut saved);
-    assert_eq!(manager.resume_cached(id, &mut changes), 32);
+#[test]
+fn generated_rows_are_hits_for_the_same_generated_rows() {
+    let mut manager = manager(&[None], 10);
+    let (id, _) = read(&mut manager, &text(0, 20));
+    add(&mut manager, id, &text(0, 50)[20..], RowKind::Decode);
+    let rows = manager.rows(id).to_vec();
+    assert_eq!(manager.admit(&rows, &mut Changes::default()).hit_rows, 48);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use forebay_compute::RowKind;
 
-use super::super::{BlockManager, Changes, GroupConfig, KV_BLOCK};
+use super::super::{BlockManager, Changes, GroupConfig, KV_BLOCK, Row};
 
 const PREFIX: u32 = 2000;
 const OWN: u32 = 16;
@@ -15,14 +15,14 @@ fn admit_all(manager: &mut BlockManager) -> Vec<usize> {
     let admit = |number| {
         let own = (0..OWN).map(|position| PREFIX + number * OWN + position);
         let prompt: Vec<u32> = (0..PREFIX).chain(own).collect();
-        let admission = manager.admit(&prompt, &mut changes);
-        for chunk in prompt[admission.hit_tokens..].chunks(BATCH) {
+        let admission = manager.admit(&Row::of_prompt(&prompt), &mut changes);
+        for chunk in prompt[admission.hit_rows..].chunks(BATCH) {
             let upto = manager.len(admission.sequence) + chunk.len();
             manager.reserve(admission.sequence, upto, &mut changes).unwrap();
             manager.commit(admission.sequence, chunk, RowKind::Prompt, &mut changes);
         }
         assert!(changes.copies.is_empty());
-        admission.hit_tokens
+        admission.hit_rows
     };
     (0..SEQUENCES).map(admit).collect()
 }
@@ -41,8 +41,8 @@ fn sequences_with_a_common_prefix_share_its_blocks() {
         let statistics = manager.group_statistics().next().unwrap();
         let used = (statistics.referenced + statistics.cached) * KV_BLOCK;
         assert!(used as f64 <= 1.1 * tokens as f64, "{used} positions for {tokens} tokens");
-        assert_eq!(manager.statistics().hit_tokens_total, u64::from(PREFIX * (SEQUENCES - 1)));
+        assert_eq!(manager.statistics().hit_rows_total, u64::from(PREFIX * (SEQUENCES - 1)));
         let prompts = u64::from((PREFIX + OWN) * SEQUENCES);
-        assert_eq!(manager.statistics().prompt_tokens_total, prompts);
+        assert_eq!(manager.statistics().rows_total, prompts);
     }
 }

@@ -48,8 +48,14 @@ pub struct ModelSequence {
     pub tables: Vec<Vec<BlockId>>,
     /// Tokens of the prompt that are not yet computed, last one first.
     pub prompt: Vec<u32>,
-    /// Contents by group and index, if the sequence is suspended.
-    pub saved: Option<HashMap<(usize, usize), BlockContent>>,
+}
+
+/// A copy of a sequence outside the pools.
+pub struct SavedModel {
+    pub histories: Vec<History>,
+    prompt: Vec<u32>,
+    /// Contents by group and index.
+    contents: HashMap<(usize, usize), BlockContent>,
 }
 
 impl ModelSequence {
@@ -68,6 +74,7 @@ pub struct World {
     pub histories: Histories,
     pub pools: Vec<Vec<BlockContent>>,
     pub sequences: Vec<ModelSequence>,
+    pub saved: Vec<SavedModel>,
     /// Everything that the manager has returned.
     pub log: Vec<String>,
     changes: Changes,
@@ -82,6 +89,7 @@ impl World {
             histories: Histories::default(),
             pools: groups.iter().map(|group| vec![[0; KV_BLOCK]; group.blocks]).collect(),
             sequences: Vec::new(),
+            saved: Vec::new(),
             log: Vec::new(),
             changes: Changes::default(),
         }
@@ -135,7 +143,7 @@ impl World {
 
     fn add(&mut self, id: SequenceId, histories: Vec<History>, prompt: Vec<u32>) {
         let tables = vec![Vec::new(); self.groups.len()];
-        self.sequences.push(ModelSequence { id, histories, tables, prompt, saved: None });
+        self.sequences.push(ModelSequence { id, histories, tables, prompt });
     }
 
     pub fn admit(&mut self, prompt: &[u32]) {
@@ -145,19 +153,29 @@ impl World {
             histories.push(self.histories.after(last, token, RowKind::Prompt));
         }
         histories.remove(0);
+        self.admit_rows(histories);
+    }
+
+    fn rows(&self, histories: &[History]) -> Vec<Row> {
+        histories.iter().map(|&history| self.histories.row(history)).collect()
+    }
+
+    fn admit_rows(&mut self, mut histories: Vec<History>) {
+        let rows = self.rows(&histories);
         let full = self.full_blocks();
         let is_hit = |&len: &usize| {
             let there = |group, block| full.contains(&(group, histories[block * KV_BLOCK + 15]));
             (0..self.groups.len())
                 .all(|group| self.needed(group, len).iter().all(|&block| there(group, block)))
         };
-        let expected = (0..prompt.len()).step_by(KV_BLOCK).filter(is_hit).max();
+        let expected = (0..rows.len()).step_by(KV_BLOCK).filter(is_hit).max();
 
-        let admission = self.manager.admit(prompt, &mut self.changes);
+        let admission = self.manager.admit(&rows, &mut self.changes);
         self.log.push(format!("{admission:?}"));
-        assert_eq!(admission.hit_tokens, expected.unwrap_or(0));
-        let rest = prompt[admission.hit_tokens..].iter().rev().copied().collect();
-        histories.truncate(admission.hit_tokens);
+        assert_eq!(admission.hit_rows, expected.unwrap_or(0));
+        let rest = rows[admission.hit_rows..].iter().rev();
+        let rest = rest.filter(|row| row.kind == RowKind::Prompt).map(|row| row.token).collect();
+        histories.truncate(admission.hit_rows);
         self.add(admission.sequence, histories, rest);
         self.apply();
     }
@@ -298,21 +316,31 @@ impl World {
         self.apply();
     }
 
-    pub fn suspend(&mut self, index: usize) {
-        let (sequence, mut saved) = (&mut self.sequences[index], Vec::new());
-        self.manager.suspend(sequence.id, &mut saved);
+    /// Copies what a sequence needs out of the pools.
+    pub fn save(&mut self, index: usize) {
+        let sequence = &self.sequences[index];
+        let saved: Vec<SavedBlock> = self.manager.blocks_to_save(sequence.id).collect();
         self.log.push(format!("{saved:?}"));
-        assert!(saved.is_sorted_by_key(|block| (block.group, block.index)));
+        let indices: Vec<_> = saved.iter().map(|block| (block.group, block.index)).collect();
+        let needed = (0..self.groups.len()).flat_map(|group| {
+            let blocks = self.needed(group, sequence.histories.len());
+            blocks.into_iter().map(move |index| (group, index))
+        });
+        assert_eq!(indices, needed.collect::<Vec<_>>());
+        assert_eq!(self.manager.rows(sequence.id), self.rows(&sequence.histories));
         let content = |block: &SavedBlock| {
             ((block.group, block.index), self.pools[block.group][block.block.index()])
         };
-        sequence.saved = Some(saved.iter().map(content).collect());
-        sequence.tables.iter_mut().for_each(Vec::clear);
-        self.apply();
+        self.saved.push(SavedModel {
+            histories: sequence.histories.clone(),
+            prompt: sequence.prompt.clone(),
+            contents: saved.iter().map(content).collect(),
+        });
     }
 
-    pub fn resume(&mut self, index: usize) {
-        let histories = &self.sequences[index].histories;
+    pub fn restore(&mut self, index: usize) {
+        let saved = &self.saved[index];
+        let (histories, rows) = (saved.histories.clone(), self.rows(&saved.histories));
         let short = self.first_short(|group, pool| {
             let referenced = pool.block_ids().filter(|&block| pool.references(block) > 0);
             let full = referenced.filter(|&block| pool.hash(block).is_some());
@@ -323,31 +351,34 @@ impl World {
             let is_held = |block: usize| last_row(block).is_some_and(|last| held.contains(last));
             needed.into_iter().filter(|&block| !is_held(block)).count()
         });
-        let (sequence, mut restored) = (&mut self.sequences[index], Vec::new());
+        let mut restored = Vec::new();
         let before = format!("{:?}", self.manager);
-        let resumed = self.manager.resume(sequence.id, &mut restored, &mut self.changes);
-        self.log.push(format!("{resumed:?} {restored:?}"));
-        assert_eq!(resumed.err().map(|error| (error.group, error.needed)), short);
-        if short.is_some() {
-            assert_eq!(before, format!("{:?}", self.manager));
-            assert!(restored.is_empty());
-        } else {
-            let saved = sequence.saved.take().expect("it is suspended");
-            for block in restored {
-                assert_eq!(self.manager.groups[block.group].pool.references(block.block), 1);
-                let content = saved[&(block.group, block.index)];
-                assert!(!content[..block.rows].contains(&0));
-                self.pools[block.group][block.block.index()] = content;
+        let id = self.manager.restore(&rows, &mut restored, &mut self.changes);
+        self.log.push(format!("{id:?} {restored:?}"));
+        assert_eq!(id.err().map(|error| (error.group, error.needed)), short);
+        match id {
+            Err(_) => {
+                assert_eq!(before, format!("{:?}", self.manager));
+                assert!(restored.is_empty());
+            }
+            Ok(id) => {
+                let saved = &self.saved[index];
+                for block in restored {
+                    assert_eq!(self.manager.groups[block.group].pool.references(block.block), 1);
+                    let content = saved.contents[&(block.group, block.index)];
+                    let used = (histories.len() - block.index * KV_BLOCK).min(KV_BLOCK);
+                    assert!(!content[..used].contains(&0));
+                    self.pools[block.group][block.block.index()] = content;
+                }
+                let prompt = saved.prompt.clone();
+                self.add(id, histories, prompt);
             }
         }
         self.apply();
     }
 
-    pub fn resume_cached(&mut self, index: usize) {
-        let expected = self.resumable(index, usize::MAX);
-        let kept = self.manager.resume_cached(self.sequences[index].id, &mut self.changes);
-        self.sequences[index].saved = None;
-        assert_eq!(kept, expected);
-        self.keep(index, kept);
+    /// Begins a saved sequence with what is still in the pools.
+    pub fn admit_again(&mut self, index: usize) {
+        self.admit_rows(self.saved[index].histories.clone());
     }
 }

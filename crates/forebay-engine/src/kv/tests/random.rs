@@ -25,9 +25,11 @@ enum Call {
     },
     Fork(usize),
     Release(usize),
-    Suspend(usize),
-    Resume(usize),
-    ResumeCached(usize),
+    Save(usize),
+    Preempt(usize),
+    Restore(usize),
+    AdmitAgain(usize),
+    Forget(usize),
 }
 
 fn call() -> impl Strategy<Value = Call> {
@@ -42,9 +44,11 @@ fn call() -> impl Strategy<Value = Call> {
         2 => (choice(), 0.0..1.0).prop_map(|(choice, share)| Call::Truncate { choice, share }),
         2 => choice().prop_map(Call::Fork),
         2 => choice().prop_map(Call::Release),
-        1 => choice().prop_map(Call::Suspend),
-        1 => choice().prop_map(Call::Resume),
-        1 => choice().prop_map(Call::ResumeCached),
+        1 => choice().prop_map(Call::Save),
+        1 => choice().prop_map(Call::Preempt),
+        2 => choice().prop_map(Call::Restore),
+        1 => choice().prop_map(Call::AdmitAgain),
+        1 => choice().prop_map(Call::Forget),
     ]
 }
 
@@ -63,12 +67,9 @@ fn groups() -> impl Strategy<Value = Vec<GroupConfig>> {
     })
 }
 
-/// Returns one of the sequences that are suspended, or one of those that are not.
-fn choose(world: &World, choice: usize, suspended: bool) -> Option<usize> {
-    let sequences = world.sequences.iter().enumerate();
-    let fitting = sequences.filter(|(_, sequence)| sequence.saved.is_some() == suspended);
-    let fitting: Vec<usize> = fitting.map(|(index, _)| index).collect();
-    (!fitting.is_empty()).then(|| fitting[choice % fitting.len()])
+/// Returns an index of one of `all`, if there are any.
+fn choose<T>(all: &[T], choice: usize) -> Option<usize> {
+    (!all.is_empty()).then(|| choice % all.len())
 }
 
 fn make(world: &mut World, call: &Call) {
@@ -80,7 +81,7 @@ fn make(world: &mut World, call: &Call) {
         Call::Pass { choices, more, tokens } => {
             let (mut chosen, mut rows) = (Vec::new(), Vec::new());
             for &(choice, count) in choices {
-                if let Some(index) = choose(world, choice, false)
+                if let Some(index) = choose(&world.sequences, choice)
                     && !chosen.contains(&index)
                 {
                     chosen.push(index);
@@ -90,27 +91,36 @@ fn make(world: &mut World, call: &Call) {
             world.pass(&chosen, &rows, *more, tokens);
         }
         Call::Truncate { choice, share } => {
-            if let Some(index) = choose(world, *choice, false) {
+            if let Some(index) = choose(&world.sequences, *choice) {
                 let len = world.sequences[index].histories.len();
                 world.truncate(index, (len as f64 * share.sqrt() * 1.05) as usize);
             }
         }
         Call::Fork(choice) => {
-            choose(world, *choice, false).into_iter().for_each(|index| world.fork(index));
+            choose(&world.sequences, *choice).into_iter().for_each(|index| world.fork(index));
         }
         Call::Release(choice) => {
-            if !world.sequences.is_empty() {
-                world.release(choice % world.sequences.len());
+            choose(&world.sequences, *choice).into_iter().for_each(|index| world.release(index));
+        }
+        Call::Save(choice) => {
+            choose(&world.sequences, *choice).into_iter().for_each(|index| world.save(index));
+        }
+        Call::Preempt(choice) => {
+            if let Some(index) = choose(&world.sequences, *choice) {
+                world.save(index);
+                world.release(index);
             }
         }
-        Call::Suspend(choice) => {
-            choose(world, *choice, false).into_iter().for_each(|index| world.suspend(index));
+        Call::Restore(choice) => {
+            choose(&world.saved, *choice).into_iter().for_each(|index| world.restore(index));
         }
-        Call::Resume(choice) => {
-            choose(world, *choice, true).into_iter().for_each(|index| world.resume(index));
+        Call::AdmitAgain(choice) => {
+            choose(&world.saved, *choice).into_iter().for_each(|index| world.admit_again(index));
         }
-        Call::ResumeCached(choice) => {
-            choose(world, *choice, true).into_iter().for_each(|index| world.resume_cached(index));
+        Call::Forget(choice) => {
+            if let Some(index) = choose(&world.saved, *choice) {
+                world.saved.swap_remove(index);
+            }
         }
     }
 }

@@ -11,7 +11,7 @@ use super::moe::MoeStep;
 use super::products::{add_bias, both_kinds, matmul_beside_reads, matrix, norm_in_place};
 use super::scratch::{Scratch, batch_tokens};
 use crate::ModelError;
-use crate::arch::{Architecture, Layer};
+use crate::arch::{Architecture, KvCapacity, Layer};
 use crate::backend::{
     Backend, Batch, Begun, ComputeInfo, End, KvGroup, NextBlock, Step, record_routing, record_rows,
 };
@@ -43,14 +43,11 @@ pub struct CpuBackend {
     pub(super) early: Vec<f32>,
 }
 
-/// Sizes of a key/value cache.
+/// Size of a key/value cache.
 #[derive(Debug, Clone, Copy)]
 pub struct CacheSize {
     pub kind: KvType,
-    /// Number of positions that one sequence can have.
-    pub context: usize,
-    /// Number of sequences.
-    pub sequences: usize,
+    pub capacity: KvCapacity,
 }
 
 /// Returns the layers of the KV cache.
@@ -69,8 +66,8 @@ fn cache_layers(architecture: &Architecture) -> Vec<KvLayer> {
 
 /// Returns the bytes that keys and values take in host memory.
 pub fn cache_bytes(architecture: &Architecture, size: CacheSize) -> u64 {
-    let batch = batch_tokens(architecture, size.context);
-    let blocks = architecture.kv_blocks(batch, size.context, size.sequences);
+    let batch = batch_tokens(architecture, size.capacity.context);
+    let blocks = architecture.kv_blocks(batch, size.capacity);
     let bytes = KvCache::bytes_of(&cache_layers(architecture), &blocks, size.kind);
     bytes.unwrap_or(u64::MAX)
 }
@@ -91,9 +88,10 @@ impl CpuBackend {
         size: CacheSize,
         prefetch: bool,
     ) -> Result<CpuBackend, ModelError> {
-        let CacheSize { kind, context, sequences } = size;
+        let CacheSize { kind, capacity } = size;
+        let KvCapacity { context, sequences, .. } = capacity;
         let batch = batch_tokens(architecture, context);
-        let blocks = architecture.kv_blocks(batch, context, sequences);
+        let blocks = architecture.kv_blocks(batch, capacity);
         let cache = KvCache::new(&cache_layers(architecture), &blocks, kind)?;
         let ropes = architecture.rope_tables(weights.rope_factors.as_ref(), context)?;
         let scratch = Scratch::reserve(architecture, weights, batch);
@@ -257,12 +255,7 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn save_block(
-        &mut self,
-        group: usize,
-        block: u32,
-        bytes: &mut Vec<u8>,
-    ) -> Result<(), ModelError> {
+    fn save_block(&mut self, group: usize, block: u32, bytes: &mut [u8]) -> Result<(), ModelError> {
         self.cache.save_block(group, block, bytes);
         Ok(())
     }

@@ -22,7 +22,7 @@ use super::vectors::LayerVectors;
 use crate::ModelError;
 use crate::arch::Architecture;
 use crate::backend::{
-    Backend, Batch, Begun, ComputeInfo, End, KvGroup, NextBlock, Step, record_routing,
+    Backend, Batch, Begun, ComputeInfo, End, HostMemory, KvGroup, NextBlock, Step, record_routing,
 };
 use crate::sharing::{SubLayerPlan, attention_of, feed_forward_of};
 use crate::statistics::{DeviceExperts, DeviceSubLayers, VramUse};
@@ -364,16 +364,14 @@ impl Backend for CudaBackend {
         Ok(())
     }
 
-    fn save_block(
-        &mut self,
-        group: usize,
-        block: u32,
-        bytes: &mut Vec<u8>,
-    ) -> Result<(), ModelError> {
+    fn host_memory(&self, bytes: usize) -> Result<Box<dyn HostMemory>, ModelError> {
+        Ok(Box::new(self.gpu.host_bytes(bytes)?))
+    }
+
+    fn save_block(&mut self, group: usize, block: u32, bytes: &mut [u8]) -> Result<(), ModelError> {
         let (from, count) = self.block(group, block);
-        let start = bytes.len();
-        bytes.resize(start + count, 0);
-        self.gpu.download_into(from, &mut bytes[start..])?;
+        assert_eq!(bytes.len(), count, "a block of another group");
+        self.gpu.download_into(from, bytes)?;
         Ok(())
     }
 

@@ -53,9 +53,9 @@ impl KvGroup {
 impl KvLayout {
     /// Lays out the KV cache for passes of up to `batch` rows.
     pub fn new(size: &KvSize, architecture: &Architecture, batch: usize) -> KvLayout {
-        let KvSize { shape, sequences } = size;
+        let KvSize { shape, sequences, .. } = size;
         let windows = architecture.kv_windows();
-        let blocks = architecture.kv_blocks(batch, shape.context, *sequences);
+        let blocks = architecture.kv_blocks(batch, size.capacity());
         let group = |(&window, blocks)| KvGroup { window, blocks, block_bytes: 0, pool: 0 };
         let mut groups: Vec<KvGroup> = windows.iter().zip(blocks).map(group).collect();
         let places = architecture.layers.iter().map(|layer| {

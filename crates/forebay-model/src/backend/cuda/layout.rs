@@ -8,7 +8,7 @@ use forebay_cuda::{
 use forebay_stream::{Block, MemoryPlan};
 
 use crate::ModelError;
-use crate::arch::{Architecture, Attention};
+use crate::arch::{Architecture, Attention, KvCapacity};
 use crate::sharing::{ALIGNMENT, SubLayerPlan};
 use crate::weights::{FeedForwardWeights, PartMatrix, Weights};
 
@@ -206,8 +206,17 @@ impl ExchangeLayout {
 pub struct KvSize {
     /// Shape of a layer, for one sequence.
     pub shape: KvLayerShape,
-    /// Number of sequences that have room for a whole context.
+    /// Most sequences at a time.
     pub sequences: usize,
+    /// Positions of all sequences together ([`KvCapacity::tokens`]).
+    pub tokens: Option<usize>,
+}
+
+impl KvSize {
+    pub fn capacity(&self) -> KvCapacity {
+        let KvSize { shape, sequences, tokens } = *self;
+        KvCapacity { context: shape.context, sequences, tokens }
+    }
 }
 
 /// Offsets of activations and of the other buffers of a forward pass, all in one piece of memory.

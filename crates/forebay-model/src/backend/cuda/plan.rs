@@ -17,7 +17,7 @@ use super::relayout::relayout_all;
 use super::streamed::{HostExperts, Streamed};
 use super::streamed_sub_layers::{HostSubLayers, StreamedSubLayers};
 use crate::ModelError;
-use crate::arch::Architecture;
+use crate::arch::{Architecture, KvCapacity};
 use crate::sharing::{SubLayerPlan, SubLayerRates};
 use crate::weights::Weights;
 
@@ -31,13 +31,9 @@ pub struct CudaPlan {
 }
 
 impl CudaPlan {
-    /// Returns the size of a KV cache for `sequences` sequences of up to `context` positions.
-    pub fn cache(
-        architecture: &Architecture,
-        context: usize,
-        element: KvElement,
-        sequences: usize,
-    ) -> KvSize {
+    /// Returns the size of a KV cache for a capacity.
+    pub fn cache(architecture: &Architecture, element: KvElement, capacity: KvCapacity) -> KvSize {
+        let KvCapacity { context, sequences, tokens } = capacity;
         let attention = &architecture.attention;
         let shape = KvLayerShape {
             element,
@@ -47,7 +43,7 @@ impl CudaPlan {
             values_in_keys: attention.latent.is_some(),
             context,
         };
-        KvSize { shape, sequences }
+        KvSize { shape, sequences, tokens }
     }
 
     /// Plans how much of a model is placed on `gpu`, with such a KV cache. `exact` computes in f32 throughout.
