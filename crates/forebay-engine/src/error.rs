@@ -29,6 +29,8 @@ pub enum EngineError {
     Stream(StreamError),
     #[error("{waiting} requests wait already, and no more may")]
     QueueFull { waiting: usize },
+    #[error("this snapshot cannot be restored: {why}")]
+    BadSnapshot { why: String },
     #[error("the KV cache is full: {0}; give a larger --ctx or run fewer sequences at a time")]
     OutOfBlocks(#[from] crate::kv::OutOfBlocks),
     #[error(transparent)]

@@ -6,14 +6,14 @@ use std::time::Instant;
 use forebay_model::sampling::{Sampler, Sampling};
 use forebay_store::process_seconds;
 use forebay_stream::Phase;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tracing::field::Empty;
 
 use crate::runner::{Logits, Outputs};
 use crate::{EngineError, Session};
 
 /// Limits and sampling of one generation.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct GenerateOptions {
     /// Largest number of tokens to generate. `None` continues until the model ends or the context is full.
     pub max_tokens: Option<usize>,

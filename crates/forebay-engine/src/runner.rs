@@ -4,6 +4,7 @@ use forebay_compute::RowKind;
 use forebay_model::{Decoder, ModelError, Output, Pass, PassWatch, Routing, Run};
 
 use crate::EngineError;
+use crate::engine::SnapshotBlock;
 use crate::kv::{BlockManager, Changes, GroupConfig, Row, SavedBlock, SequenceId};
 use crate::swap::{SwapSlot, SwapSpace};
 
@@ -26,6 +27,13 @@ pub(crate) struct SavedSequence {
     rows: Vec<Row>,
     /// Every block by the index of its layer group, and its index in the sequence's table.
     blocks: Vec<(usize, usize, SwapSlot)>,
+}
+
+impl SavedSequence {
+    /// Returns the number of rows.
+    pub fn len(&self) -> usize {
+        self.rows.len()
+    }
 }
 
 /// Most bytes of swap space if the caller does not choose them.
@@ -169,6 +177,62 @@ impl Runner {
             decoder.backend_mut().save_block(group, block.index() as u32, swap.bytes_mut(slot))?;
         }
         Ok(true)
+    }
+
+    /// Returns copies of the blocks that a sequence needs.
+    ///
+    /// # Errors
+    /// Returns an error if the device fails.
+    pub fn export(&mut self, sequence: SequenceId) -> Result<Vec<SnapshotBlock>, EngineError> {
+        self.apply_changes()?;
+        let Runner { decoder, blocks, .. } = self;
+        let copied = blocks.blocks_to_save(sequence).map(|SavedBlock { group, index, block }| {
+            let mut bytes = vec![0; blocks.block_bytes(group)];
+            decoder.backend_mut().save_block(group, block.index() as u32, &mut bytes)?;
+            Ok(SnapshotBlock { group, index, bytes })
+        });
+        copied.collect()
+    }
+
+    /// Returns copies of the blocks of a saved sequence.
+    pub fn export_saved(&self, saved: &SavedSequence) -> Vec<SnapshotBlock> {
+        let copy = |(group, index, slot): &(usize, usize, SwapSlot)| SnapshotBlock {
+            group: *group,
+            index: *index,
+            bytes: self.swap.bytes(slot).to_vec(),
+        };
+        saved.blocks.iter().map(copy).collect()
+    }
+
+    /// Copies the blocks of a sequence with these rows to the swap space. Returns `None` if it has no room.
+    ///
+    /// # Errors
+    /// Returns an error if these are not the blocks that a sequence with these rows needs, or if memory cannot be reserved.
+    pub fn import(
+        &mut self,
+        rows: &[Row],
+        blocks: Vec<SnapshotBlock>,
+    ) -> Result<Option<SavedSequence>, EngineError> {
+        let own = blocks.iter().map(|block| (block.group, block.index, block.bytes.len()));
+        if !own.eq(self.blocks.blocks_seen(rows.len())) {
+            let why = "its KV blocks are not those that this engine needs".into();
+            return Err(EngineError::BadSnapshot { why });
+        }
+        let mut saved = SavedSequence { rows: rows.to_vec(), blocks: Vec::new() };
+        for SnapshotBlock { group, index, bytes } in blocks {
+            match self.swap.take(self.decoder.backend(), group) {
+                Ok(Some(slot)) => {
+                    self.swap.bytes_mut(&slot).copy_from_slice(&bytes);
+                    saved.blocks.push((group, index, slot));
+                }
+                full => {
+                    self.forget(saved);
+                    full?;
+                    return Ok(None);
+                }
+            }
+        }
+        Ok(Some(saved))
     }
 
     /// Begins a saved sequence where it ended, if there is room for its blocks and its next row, and `left_free` blocks of

@@ -232,6 +232,7 @@ pub struct Session {
     chat_template: Option<ChatTemplate>,
     info: ModelInfo,
     device: String,
+    kv_type: KvType,
     why_not_cuda: Option<String>,
     announce_device: bool,
     /// Plan of the blocks in host memory, on a GPU of experts alone. `None` if all blocks are on a GPU.
@@ -334,6 +335,7 @@ impl Session {
             chat_template,
             info,
             device: chosen.name,
+            kv_type: options.kv_type(),
             why_not_cuda: chosen.why_not_cuda,
             announce_device: chosen.announce,
             plan: placed.plan,
@@ -436,6 +438,13 @@ impl Session {
     /// Returns the model's chat template, if it has one.
     pub fn chat_template(&self) -> Option<&ChatTemplate> {
         self.chat_template.as_ref()
+    }
+
+    /// Returns what the bytes of KV blocks depend on beside model and tokens.
+    pub(crate) fn kv_identity(&self) -> String {
+        let on =
+            if self.runner.decoder.backend().info().vram.is_some() { "a GPU" } else { "the CPU" };
+        format!("{:?} keys and values on {on}", self.kv_type)
     }
 
     /// Returns the number of logits per position.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use forebay_engine::engine::{EngineOptions, Event, Request, RequestEnd};
+use forebay_engine::engine::{EngineOptions, Event, Request, RequestEnd, Sink, Snapshot};
 use forebay_engine::{Engine, EngineError, GenerateOptions, Session, SessionOptions};
 use forebay_model::sampling::Sampling;
 use forebay_stream::StreamError;
@@ -254,12 +254,107 @@ fn a_request_of_a_higher_priority_takes_the_place_of_others() {
     assert_eq!(engine.statistics().suspended, 1);
 }
 
+/// Returns a sink that collects tokens with their texts, and the list.
+fn collector() -> (Sink, Arc<Mutex<Vec<(u32, String)>>>) {
+    let tokens = Arc::new(Mutex::new(Vec::new()));
+    let to = tokens.clone();
+    let sink = Box::new(move |event: Event| {
+        match event {
+            Event::Token(token) => to.lock().unwrap().push((token.id, token.text)),
+            Event::Finished { text, .. } => to.lock().unwrap().push((0, text)),
+        }
+        ControlFlow::Continue(())
+    });
+    (sink, tokens)
+}
+
+#[test]
+fn restored_requests_go_on_in_another_engine() {
+    let Some(path) = fixture("gguf/qwen3_moe_k/qwen3_moe_k-Q4_K_M.gguf") else { return };
+    let open = |swap_bytes| {
+        let options = SessionOptions { sequences: 2, swap_bytes, ..SessionOptions::default() };
+        Engine::new(open_with(&path, options).unwrap(), &EngineOptions::default())
+    };
+    let request = |priority| Request {
+        prompt: (0..40).map(|at| at * 5 % 90).collect(),
+        options: GenerateOptions::exactly(50, Sampling { seed: 9, ..Sampling::default() }),
+        text: true,
+        priority,
+        ..Request::default()
+    };
+    let mut engine = open(None);
+    let (sink, tokens) = collector();
+    let id = engine.submit(request(0), sink).unwrap();
+    let mut snapshots = Vec::new();
+    loop {
+        let snapshot = engine.snapshot(id).unwrap();
+        let bytes = snapshot.map(|snapshot| snapshot.to_bytes());
+        let Some(bytes) = bytes else { break };
+        snapshots.push((bytes, tokens.lock().unwrap().len()));
+        if tokens.lock().unwrap().len() == 20 {
+            // It is suspended while others of a higher priority run.
+            let others = [1, 2].map(|priority| engine.submit(request(priority), collector().0));
+            engine.step().unwrap();
+            let suspended = engine.snapshot(id).unwrap().unwrap();
+            assert_eq!(engine.load(), (1, 2));
+            snapshots.push((suspended.to_bytes(), tokens.lock().unwrap().len()));
+            others.into_iter().for_each(|other| engine.cancel(other.unwrap()));
+        }
+        engine.step().unwrap();
+    }
+    let expected = std::mem::take(&mut *tokens.lock().unwrap());
+    assert_eq!(expected.len(), 51);
+    for (bytes, done) in snapshots.into_iter().step_by(7) {
+        for swap_bytes in [None, Some(0)] {
+            let mut other = open(swap_bytes);
+            let (sink, tokens) = collector();
+            let snapshot = Snapshot::from_bytes(&bytes).unwrap();
+            other.restore(snapshot, sink).unwrap();
+            other.drain().unwrap();
+            assert_eq!(*tokens.lock().unwrap(), expected[done..], "{done} {swap_bytes:?}");
+        }
+    }
+}
+
+#[test]
+fn damaged_and_foreign_snapshots_are_refused() {
+    let Some(path) = fixture("gguf/qwen3_moe_k/qwen3_moe_k-Q4_K_M.gguf") else { return };
+    let Some(other) = fixture("gguf/llama_k/llama_k-Q4_K_M.gguf") else { return };
+    let mut engine = Engine::new(open(&path, None, 1).unwrap(), &EngineOptions::default());
+    let options = GenerateOptions::exactly(9, Sampling::greedy());
+    let request = Request { prompt: vec![7; 20], options, ..Request::default() };
+    let id = engine.submit(request, collector().0).unwrap();
+    (0..3).for_each(|_| assert!(engine.step().unwrap()));
+    let snapshot = engine.snapshot(id).unwrap().unwrap();
+    let bytes = snapshot.to_bytes();
+    assert_eq!(Snapshot::from_bytes(&bytes).unwrap(), snapshot);
+    let mut random = fastrand::Rng::with_seed(1);
+    for _ in 0..200 {
+        let cut = random.usize(..bytes.len());
+        assert!(Snapshot::from_bytes(&bytes[..cut]).is_err());
+        let mut changed = bytes.clone();
+        changed[cut] ^= 1 << random.u32(..8);
+        assert!(Snapshot::from_bytes(&changed).is_err());
+    }
+    let restore = |path: &Path, options: SessionOptions| {
+        let session = open_with(path, options).unwrap();
+        let mut engine = Engine::new(session, &EngineOptions::default());
+        engine.restore(snapshot.clone(), collector().0).map_err(|error| error.to_string())
+    };
+    assert!(restore(&path, SessionOptions::default()).is_ok());
+    let error = restore(&other, SessionOptions::default()).unwrap_err();
+    assert!(error.contains("it was made with qwen3moe"), "{error}");
+    let exact = SessionOptions { exact: true, ..SessionOptions::default() };
+    let error = restore(&path, exact).unwrap_err();
+    assert!(error.contains("F16 keys and values"), "{error}");
+}
+
 #[test]
 fn suspended_requests_can_be_cancelled() {
     let Some(path) = fixture("gguf/llama_k/llama_k-Q4_K_M.gguf") else { return };
     let mut engine = Engine::new(open(&path, None, 1).unwrap(), &EngineOptions::default());
     let ends = Arc::new(Mutex::new(Vec::new()));
-    let mut submit = |engine: &mut Engine, priority| {
+    let submit = |engine: &mut Engine, priority| {
         let ends = ends.clone();
         let sink = Box::new(move |event: Event| {
             if let Event::Finished { end, statistics, .. } = event {

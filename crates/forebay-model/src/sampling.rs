@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// Options for choosing the next token. The filters apply in the order of the fields below the seed.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Sampling {
     /// Seed of the random numbers. The same seed, prompt and options give the same text.
     pub seed: u64,
@@ -57,6 +57,16 @@ impl Sampler {
         let random = SplitMix64 { state: options.seed };
         let penalised = Vec::with_capacity(options.repeat_window);
         Sampler { options, random, candidates: Vec::with_capacity(vocabulary), penalised }
+    }
+
+    /// Returns the state of the random numbers, with which another sampler can go on.
+    pub fn random_state(&self) -> u64 {
+        self.random.state
+    }
+
+    /// Continues with the random numbers of another sampler.
+    pub fn set_random_state(&mut self, state: u64) {
+        self.random.state = state;
     }
 
     /// Returns how many of the largest logits are enough to choose a token; `None` if all are needed.

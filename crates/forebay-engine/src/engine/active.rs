@@ -69,6 +69,27 @@ impl Active {
         }
     }
 
+    /// Makes a suspended request of a snapshot: `done` of its `tokens` are computed.
+    pub fn restored(
+        id: RequestId,
+        submitted: Submitted,
+        tokens: &[u32],
+        statistics: RequestStatistics,
+        sampler: Sampler,
+        tokenizer: Option<Arc<Tokenizer>>,
+    ) -> Active {
+        let nothing = (SequenceId::NONE, 0);
+        let mut active = Active::new(id, submitted, nothing, sampler, tokenizer);
+        for &id in &tokens[active.prompt_len..] {
+            active.tokens.push(id);
+            if let Some(text) = &mut active.text {
+                text.push(id);
+            }
+        }
+        active.statistics = statistics;
+        active
+    }
+
     /// Continues with a sequence that has the first `done` rows.
     pub fn resume(&mut self, sequence: SequenceId, done: usize) {
         (self.sequence, self.done) = (sequence, done);
@@ -93,6 +114,30 @@ impl Active {
     pub fn most_rows(&self, context: usize) -> usize {
         let generated = self.options.max_tokens.unwrap_or(context);
         self.prompt_len.saturating_add(generated).min(context)
+    }
+
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    pub fn prompt_len(&self) -> usize {
+        self.prompt_len
+    }
+
+    pub fn statistics(&self) -> RequestStatistics {
+        self.statistics
+    }
+
+    pub fn random_state(&self) -> u64 {
+        self.sampler.random_state()
+    }
+
+    pub fn logprobs(&self) -> Option<usize> {
+        self.logprobs
+    }
+
+    pub fn reports_text(&self) -> bool {
+        self.text.is_some()
     }
 
     pub fn note_suspended(&mut self) {

@@ -8,6 +8,7 @@ mod active;
 mod batch_size;
 mod request;
 mod schedule;
+mod snapshot;
 mod waiting;
 
 use std::collections::VecDeque;
@@ -22,6 +23,8 @@ pub use self::request::{
     Event, GeneratedToken, Request, RequestEnd, RequestId, RequestStatistics, Sink,
 };
 use self::schedule::{Limits, Part, Progress};
+pub(crate) use self::snapshot::Block as SnapshotBlock;
+pub use self::snapshot::Snapshot;
 use self::waiting::{State, Submitted, Waiting};
 use crate::runner::{Logits, Outputs, Rows};
 use crate::{EngineError, Session};
@@ -184,12 +187,16 @@ impl Engine {
     /// many requests wait.
     pub fn submit(&mut self, request: Request, sink: Sink) -> Result<RequestId, EngineError> {
         self.check(&request)?;
-        let id = RequestId(self.next_id);
-        self.next_id += 1;
+        let id = self.new_id();
         let (priority, submitted) = (request.priority, Instant::now());
         let state = State::New(Submitted { request: Box::new(request), sink, submitted });
         self.queue(Waiting { id, priority, state });
         Ok(id)
+    }
+
+    fn new_id(&mut self) -> RequestId {
+        self.next_id += 1;
+        RequestId(self.next_id - 1)
     }
 
     fn check(&self, request: &Request) -> Result<(), EngineError> {

@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::GenerateOptions;
 
@@ -69,7 +69,7 @@ pub enum RequestEnd {
 }
 
 /// Counts and times of a request.
-#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct RequestStatistics {
     pub prompt_tokens: usize,
     /// Tokens of the prompt whose keys and values were there already.

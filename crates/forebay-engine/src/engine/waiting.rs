@@ -146,9 +146,8 @@ impl Engine {
             State::Suspended { mut active, saved: Some(saved) } => {
                 match runner.resume(&saved, &left_free) {
                     Ok(Some(sequence)) => {
+                        active.resume(sequence, saved.len());
                         runner.forget(saved);
-                        let done = active.done();
-                        active.resume(sequence, done);
                         self.running.push(*active);
                         return Ok(true);
                     }

@@ -43,6 +43,15 @@ impl BlockManager {
         })
     }
 
+    /// Returns the layer group, the index in the table and the bytes of every block that the next token of a sequence of `len`
+    /// positions sees: group by group, each in order of positions.
+    pub fn blocks_seen(&self, len: usize) -> impl Iterator<Item = (usize, usize, usize)> {
+        self.groups.iter().enumerate().flat_map(move |(index, group)| {
+            let blocks = group.first_seen(len)..len.div_ceil(KV_BLOCK);
+            blocks.map(move |block| (index, block, group.block_bytes))
+        })
+    }
+
     /// Begins a sequence with saved rows and blocks for all positions that its next token sees.
     ///
     /// Appends the blocks to `restored` whose content is not in the pools. The caller copies the saved content into them

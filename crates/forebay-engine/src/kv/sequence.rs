@@ -12,6 +12,9 @@ pub struct SequenceId {
 }
 
 impl SequenceId {
+    /// Stands for a sequence that has not begun.
+    pub const NONE: SequenceId = SequenceId { slot: u32::MAX, generation: 0 };
+
     /// Returns a small number that no other living sequence has. Released numbers are used again.
     ///
     /// Backends can use it as the row of the sequence in an array of tables.
