@@ -53,5 +53,5 @@ pub use parallel::ParallelRun;
 pub use passage::RecordedPassage;
 pub use placed::GpuStart;
 pub use session::{CpuOffload, KvCacheType, PromptWatch, Session, SessionOptions};
-pub use statistics::{Checks, ReadPath, SessionStatistics, SubLayerStatistics};
+pub use statistics::{Checks, ReadPath, SessionStatistics, SubLayerStatistics, WeightUse};
 pub use traced::TracedModel;

@@ -5,11 +5,13 @@ use std::time::Instant;
 
 use forebay_compute::RowKind;
 use forebay_model::sampling::Sampling;
+use forebay_stream::Residency;
 use serde::Serialize;
 
 use crate::engine::{Event, Request};
 use crate::kv::SequenceId;
 use crate::runner::{Logits, Outputs, Rows};
+use crate::statistics::WeightUse;
 use crate::{Engine, EngineError, GenerateOptions, Session};
 
 /// Measurements of one run of several sequences.
@@ -74,8 +76,7 @@ impl Engine {
         let prompt_seconds = now.prompt_seconds - before.prompt_seconds;
         let prompts = (now.prompt_tokens - before.prompt_tokens) as f64;
         let experts = experts_before.zip(self.session().experts_so_far());
-        let counted =
-            |of: usize| experts.map(|(before, now)| per((now[of] - before[of]) as f64, passes));
+        let counted = |of: usize| experts.map(|(before, now)| per(now[of] - before[of], passes));
         Ok(ParallelRun {
             sequences,
             prompt_tokens,
@@ -193,7 +194,7 @@ impl Session {
         let generate_seconds = started.elapsed().as_secs_f64();
         let per_pass = before.zip(self.experts_so_far()).filter(|_| generate_tokens > 0);
         let per_pass = per_pass.map(|(before, now)| {
-            [now[0] - before[0], now[1] - before[1]].map(|x| x as f64 / generate_tokens as f64)
+            [now[0] - before[0], now[1] - before[1]].map(|x| x / generate_tokens as f64)
         });
         Ok(ParallelRun {
             sequences: ids.len(),
@@ -217,19 +218,31 @@ impl Session {
         (0..count).map(|_| random.u32(..vocabulary)).collect()
     }
 
-    /// Returns the number of experts that passes have used so far, and how many of them were not in memory.
-    pub(crate) fn experts_so_far(&self) -> Option<[u64; 2]> {
+    /// Returns the number of experts that passes have used so far, and how many of them were not in memory. Returns `None` if
+    /// there are no experts, or if all are in VRAM.
+    pub(crate) fn experts_so_far(&self) -> Option<[f64; 2]> {
         let decoder = &self.runner.decoder;
         decoder.architecture().expert_layers().next()?;
-        match decoder.backend().device_experts() {
-            Some(experts) => {
-                let tier = experts.tier;
-                Some([tier.hits + tier.misses, tier.misses])
-            }
-            None => decoder.residency().map(|residency| {
-                let statistics = residency.statistics();
-                [statistics.hits + statistics.misses, statistics.misses]
-            }),
+        decoder.residency()?;
+        let WeightUse { expert_hits, expert_misses, .. } = self.weight_use();
+        Some([expert_hits + expert_misses, expert_misses])
+    }
+
+    /// Returns the use of weights so far.
+    pub(crate) fn weight_use(&self) -> WeightUse {
+        let backend = self.runner.decoder.backend();
+        let [hits, misses, read] =
+            backend.residency().map_or([0; 3], Residency::hits_misses_and_bytes);
+        let (hits, misses, copied) = match (backend.device_experts(), backend.device_sub_layers()) {
+            (Some(experts), _) => (experts.tier.hits, experts.tier.misses, experts.bytes_copied),
+            (None, Some(sub_layers)) => (hits, misses, sub_layers.bytes_copied),
+            (None, None) => (hits, misses, 0),
+        };
+        WeightUse {
+            expert_hits: hits as f64,
+            expert_misses: misses as f64,
+            bytes_from_ram: copied as f64,
+            bytes_from_disk: read as f64,
         }
     }
 }

@@ -4,7 +4,7 @@ use forebay_format::Catalog;
 use forebay_model::{DeviceExperts, DeviceSubLayers, VramUse};
 use forebay_store::EngineInfo;
 use forebay_stream::StreamStatistics;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::EngineError;
 use crate::placed::GpuStart;
@@ -123,6 +123,28 @@ impl From<EngineInfo> for ReadPath {
     fn from(info: EngineInfo) -> ReadPath {
         let EngineInfo { name, direct, registered_buffers, why } = info;
         ReadPath { name, direct, registered_buffers, why }
+    }
+}
+
+/// Use of weights that are not all in the memory of the device that computes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct WeightUse {
+    /// Experts that were in that memory when a pass needed them. An expert that several rows of a pass use counts once.
+    pub expert_hits: f64,
+    pub expert_misses: f64,
+    /// Bytes copied from RAM to the GPU.
+    pub bytes_from_ram: f64,
+    /// Bytes read from the disk.
+    pub bytes_from_disk: f64,
+}
+
+impl WeightUse {
+    /// Adds a share of the use between two moments.
+    pub(crate) fn add_between(&mut self, before: &WeightUse, now: &WeightUse, share: f64) {
+        self.expert_hits += share * (now.expert_hits - before.expert_hits);
+        self.expert_misses += share * (now.expert_misses - before.expert_misses);
+        self.bytes_from_ram += share * (now.bytes_from_ram - before.bytes_from_ram);
+        self.bytes_from_disk += share * (now.bytes_from_disk - before.bytes_from_disk);
     }
 }
 

@@ -417,6 +417,46 @@ fn requests_generate_one_after_the_other_or_take_turns() {
 }
 
 #[test]
+fn requests_share_the_count_of_missing_experts() {
+    let Some(path) = fixture("gguf/qwen3_moe_k/qwen3_moe_k-Q4_K_M.gguf") else { return };
+    let used = |ram_bytes| {
+        let session = open(&path, ram_bytes, 3).unwrap();
+        let before = session.statistics().stream.unwrap();
+        let mut engine = Engine::new(session, &EngineOptions::default());
+        let used = Arc::new(Mutex::new([0.0; 3]));
+        for number in 0..3 {
+            let used = used.clone();
+            let sink = Box::new(move |event: Event| {
+                if let Event::Finished { statistics, .. } = event {
+                    let weights = statistics.weights;
+                    let own = [weights.expert_hits, weights.expert_misses, weights.bytes_from_disk];
+                    assert!(own[0] + own[1] > 0.0, "every request uses experts");
+                    used.lock().unwrap().iter_mut().zip(own).for_each(|(all, own)| *all += own);
+                }
+                ControlFlow::Continue(())
+            });
+            let options = GenerateOptions::exactly(6, Sampling::greedy());
+            let prompt = vec![number * 7; 3 + number as usize];
+            engine.submit(Request { prompt, options, ..Request::default() }, sink).unwrap();
+        }
+        engine.drain().unwrap();
+        let all = engine.session().statistics().stream.unwrap();
+        let expected = [
+            all.hits - before.hits,
+            all.misses - before.misses,
+            all.bytes_read - before.bytes_read,
+        ];
+        let used = *used.lock().unwrap();
+        let pairs = used.iter().zip(expected);
+        assert!(pairs.into_iter().all(|(a, b)| (a - b as f64).abs() < 1e-6 * a.max(1.0)));
+        used
+    };
+    assert_eq!(used(None)[1..], [0.0, 0.0]);
+    let streamed = used(Some(smallest(&path)));
+    assert!(streamed[1] > 0.0 && streamed[2] > 0.0);
+}
+
+#[test]
 fn prompts_that_begin_alike_are_read_once() {
     let Some(path) = fixture("gguf/qwen3_moe_k/qwen3_moe_k-Q4_K_M.gguf") else { return };
     let mut engine = Engine::new(open(&path, None, 3).unwrap(), &EngineOptions::default());

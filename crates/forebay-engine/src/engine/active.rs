@@ -13,6 +13,7 @@ use super::request::{
 use super::waiting::Submitted;
 use crate::GenerateOptions;
 use crate::kv::{Row, SequenceId};
+use crate::statistics::WeightUse;
 
 pub struct Active {
     pub id: RequestId,
@@ -138,6 +139,11 @@ impl Active {
 
     pub fn reports_text(&self) -> bool {
         self.text.is_some()
+    }
+
+    /// Adds a share of the use of weights between two moments.
+    pub fn note_weights(&mut self, before: &WeightUse, now: &WeightUse, share: f64) {
+        self.statistics.weights.add_between(before, now, share);
     }
 
     pub fn note_suspended(&mut self) {

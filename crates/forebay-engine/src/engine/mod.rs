@@ -27,6 +27,7 @@ pub(crate) use self::snapshot::Block as SnapshotBlock;
 pub use self::snapshot::Snapshot;
 use self::waiting::{State, Submitted, Waiting};
 use crate::runner::{Logits, Outputs, Rows};
+use crate::statistics::WeightUse;
 use crate::{EngineError, Session};
 
 /// Limits of an [`Engine`].
@@ -87,8 +88,10 @@ pub struct Engine {
     batch_size: Option<BatchSize>,
     latency: Option<Latency>,
     statistics: EngineStatistics,
-    /// Experts that were not in memory at the last measurement.
-    missed: u64,
+    /// Use of weights up to the last pass.
+    weights: WeightUse,
+    /// Experts that were not in memory up to the last measurement.
+    missed: f64,
     waiting_most: usize,
     /// Requests that have not begun, the next one first.
     waiting: VecDeque<Waiting>,
@@ -140,7 +143,8 @@ impl Engine {
             batch_size,
             latency,
             statistics: EngineStatistics::default(),
-            missed: 0,
+            weights: session.weight_use(),
+            missed: 0.0,
             session,
             limits,
             waiting_most: options.waiting,
@@ -286,6 +290,7 @@ impl Engine {
             ran => ran,
         };
         if ran.is_ok() {
+            self.note_weights(&parts);
             self.note(&parts, started.elapsed());
         }
         self.parts = parts;
@@ -309,6 +314,17 @@ impl Engine {
             };
             let had: Vec<Active> = self.running.extract_if(.., had_turn).collect();
             self.running.extend(had);
+        }
+    }
+
+    /// Gives every request its share of what a pass needed of the weights.
+    fn note_weights(&mut self, parts: &[Part]) {
+        let now = self.session.weight_use();
+        let before = std::mem::replace(&mut self.weights, now);
+        let rows: usize = parts.iter().map(|part| part.count).sum();
+        for part in parts {
+            let share = part.count as f64 / rows as f64;
+            self.running[part.index].note_weights(&before, &now, share);
         }
     }
 
@@ -341,7 +357,7 @@ impl Engine {
             let available = (self.running.len() + self.waiting.len()).min(self.limits.running);
             let seconds = time.as_secs_f64();
             batch_size.note(Measured { rows: decode_rows, available, seconds }, || {
-                let missed = self.session.experts_so_far().map_or(0, |of| of[1]);
+                let missed = self.weights.expert_misses;
                 std::mem::replace(&mut self.missed, missed) < missed
             });
             self.limits.decode_rows = batch_size.rows();

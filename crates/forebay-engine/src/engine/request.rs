@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use serde::{Deserialize, Serialize};
 
-use crate::GenerateOptions;
+use crate::{GenerateOptions, WeightUse};
 
 /// A prompt and how to continue it.
 #[derive(Debug, Clone, Default)]
@@ -84,4 +84,6 @@ pub struct RequestStatistics {
     pub suspended: usize,
     /// Number of passes that the request had rows in.
     pub passes: usize,
+    /// The request's share of what these passes needed of the weights: by its part of their rows.
+    pub weights: WeightUse,
 }

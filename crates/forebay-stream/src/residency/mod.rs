@@ -175,6 +175,15 @@ impl Residency {
         }
     }
 
+    /// Returns the number of experts that were in memory and that were not, and the bytes read, since the start of the counted
+    /// time. This is cheaper than [`Residency::statistics`].
+    pub fn hits_misses_and_bytes(&self) -> [u64; 3] {
+        let (now, from) = (self.totals(), &self.window.totals);
+        let hits = now.cache.hits - from.cache.hits;
+        let misses = now.cache.misses() - from.cache.misses();
+        [hits, misses, now.bytes_read - from.bytes_read]
+    }
+
     fn totals(&self) -> Totals {
         Totals { cache: self.cache.counters(), ..self.totals }
     }
