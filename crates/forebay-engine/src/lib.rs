@@ -7,6 +7,7 @@
     allow(dead_code, reason = "what sessions on a GPU share with others has no other user")
 )]
 
+mod arrival;
 mod device;
 pub mod doctor;
 pub mod engine;
@@ -40,6 +41,7 @@ mod statistics;
 mod swap;
 mod traced;
 
+pub use arrival::{ARRIVAL_PROMPT, ArrivalRun};
 pub use device::DeviceChoice;
 pub use engine::Engine;
 pub use error::EngineError;
@@ -53,5 +55,5 @@ pub use parallel::ParallelRun;
 pub use passage::RecordedPassage;
 pub use placed::GpuStart;
 pub use session::{CpuOffload, KvCacheType, PromptWatch, Session, SessionOptions};
-pub use statistics::{Checks, ReadPath, SessionStatistics, SubLayerStatistics, WeightUse};
+pub use statistics::{Checks, ReadPath, SessionStatistics, SubLayerStatistics, WeightUse, median};
 pub use traced::TracedModel;

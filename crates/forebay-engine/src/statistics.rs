@@ -149,7 +149,7 @@ impl WeightUse {
 }
 
 /// Returns the median of the values: the middle one, or the mean of the two in the middle. Returns 0 if there are none.
-pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> f64 {
+pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     let mut sorted: Vec<f64> = values.into_iter().collect();
     sorted.sort_by(f64::total_cmp);
     let middle = sorted.len() / 2;

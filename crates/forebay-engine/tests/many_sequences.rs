@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use forebay_engine::engine::{EngineOptions, Event, Request, RequestEnd, Sink, Snapshot};
+use forebay_engine::engine::{EngineOptions, Event, Latency, Request, RequestEnd, Sink, Snapshot};
 use forebay_engine::{Engine, EngineError, GenerateOptions, Session, SessionOptions};
 use forebay_model::sampling::Sampling;
 use forebay_stream::StreamError;
@@ -139,13 +139,14 @@ fn requests_are_answered_as_if_they_were_alone() {
         drop(alone);
         assert!(expected.iter().all(|answer| !answer.tokens.is_empty() && answer.end.is_some()));
         let usual = EngineOptions::default;
-        let all_turns = Some(Duration::ZERO);
+        let turns = Latency::AtMost(Duration::ZERO);
+        let unbounded = Latency::Unbounded;
         let variants = [
             (None, 12, usual()),
-            (None, 5, EngineOptions { prompt_rows: Some(1), ..usual() }),
+            (None, 5, EngineOptions { prompt_rows: Some(1), latency: unbounded, ..usual() }),
             (Some(smallest(&path)), 7, EngineOptions { prompt_rows: Some(17), ..usual() }),
             (None, 6, EngineOptions { generating: Some(2), ..usual() }),
-            (None, 6, EngineOptions { generating: Some(2), max_latency: all_turns, ..usual() }),
+            (None, 6, EngineOptions { generating: Some(2), latency: turns, ..usual() }),
         ];
         for (ram, running, options) in variants {
             let session = open(&path, ram, running).unwrap();
@@ -401,10 +402,11 @@ fn order_of_tokens(options: &EngineOptions) -> Option<Vec<usize>> {
 
 #[test]
 fn requests_generate_one_after_the_other_or_take_turns() {
-    let one = EngineOptions { generating: Some(1), ..EngineOptions::default() };
+    let latency = Latency::Unbounded;
+    let one = EngineOptions { generating: Some(1), latency, ..EngineOptions::default() };
     let Some(order) = order_of_tokens(&one) else { return };
     assert!(order.is_sorted(), "one after the other: {order:?}");
-    let turns = EngineOptions { max_latency: Some(Duration::ZERO), ..one };
+    let turns = EngineOptions { latency: Latency::AtMost(Duration::ZERO), ..one };
     let order = order_of_tokens(&turns).expect("it was there");
     // Prompts are read together, and each gives its first token. Then every request in turn gets one.
     let (firsts, later) = order.split_at(4);
@@ -508,7 +510,9 @@ fn a_prompt_cut_anywhere_gives_the_same_bits() {
             drop(session);
             session = open(&path, None, 2).unwrap();
             let cut = Planned { request: request(()), comes: 3, stops: None };
-            let options = EngineOptions { prompt_rows: Some(rows), ..EngineOptions::default() };
+            let latency = Latency::Unbounded;
+            let options =
+                EngineOptions { prompt_rows: Some(rows), latency, ..EngineOptions::default() };
             let answers;
             (session, answers) = run(session, &options, &[other, cut]);
             let expected = expected.get_or_insert_with(|| answers.clone());

@@ -42,6 +42,12 @@ pub fn check(path: &Path, ids: &[u32], slots: bool, ordinal: usize) -> Result<Ou
     drop(session);
     let (_, together) = run(open(path, options(TOGETHER))?, &requests)?;
     let mut worst = same(&together, &alone).at("resident");
+    // The KV cache has room for little more than one sequence, and the swap space for all copies, or for none.
+    for swap_bytes in [None, Some(0)] {
+        let short = SessionOptions { kv_tokens: Some(CONTEXT), swap_bytes, ..options(TOGETHER) };
+        let (_, suspended) = run(open(path, short)?, &requests)?;
+        worst = worst.worse(same(&suspended, &alone).at("suspended"));
+    }
     if slots {
         let (session, _) = open_with_least(path, &options(TOGETHER), 0)?;
         let (_, together) = run(session, &requests)?;

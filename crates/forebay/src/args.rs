@@ -8,6 +8,7 @@ mod run;
 
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 use clap::{
     Args, FromArgMatches as _, Parser, Subcommand, ValueEnum, ValueHint,
@@ -289,6 +290,14 @@ pub struct BenchArgs {
     /// time as gives most tokens per second
     #[arg(long, requires = "parallel")]
     pub scheduled: bool,
+    /// With --parallel: read a prompt of so many tokens while the sequences generate, and show the
+    /// longest time between two of their tokens
+    #[arg(long, value_name = "N", requires = "parallel", conflicts_with_all = ["scheduled", "prompt_tokens"], value_parser = count())]
+    pub arriving: Option<usize>,
+    /// With --scheduled or --arriving: aim for at most this time between two tokens of a sequence, such
+    /// as 200ms or 2s [default: with --scheduled no limit, with --arriving as an engine chooses it]
+    #[arg(long, value_name = "TIME", value_parser = parse::duration)]
+    pub max_latency: Option<Duration>,
     #[command(flatten)]
     pub budget: BudgetArgs,
     #[command(flatten)]
@@ -374,6 +383,10 @@ pub struct BatchArgs {
     /// fewer if memory has no room for their contexts
     #[arg(long, value_name = "N|auto", value_parser = parse::parallel, default_value = "auto")]
     pub parallel: Parallel,
+    /// Reserve a KV cache of so many positions for all requests together. Requests that have no room
+    /// wait, and answers stay the same [default: what the largest requests need]
+    #[arg(long, value_name = "N", value_parser = count())]
+    pub kv_tokens: Option<usize>,
     /// Most tokens of an answer, if its request names no limit
     #[arg(short = 'n', long, value_name = "N", default_value_t = 1024, value_parser = count())]
     pub max_tokens: usize,

@@ -6,6 +6,7 @@
 
 mod active;
 mod batch_size;
+mod latency;
 mod request;
 mod schedule;
 mod snapshot;
@@ -19,6 +20,8 @@ use forebay_model::ModelError;
 
 use self::active::Active;
 use self::batch_size::{BatchSize, Measured};
+pub use self::latency::Latency;
+use self::latency::Pace;
 pub use self::request::{
     Event, GeneratedToken, Request, RequestEnd, RequestId, RequestStatistics, Sink,
 };
@@ -39,13 +42,11 @@ pub struct EngineOptions {
     /// Most prompt rows in a pass that also has rows of generating requests. Fewer rows make the pauses of these shorter.
     /// `None` is what the backend takes.
     pub prompt_rows: Option<usize>,
-    /// Most requests that generate in one pass. `None` lets the engine find the number that gives most tokens per second, by
-    /// prediction and measurement.
+    /// Most requests that generate in one pass. `None` is all of them with [`Latency::Automatic`]. Otherwise it lets the
+    /// engine find the number that gives most tokens per second, by prediction and measurement.
     pub generating: Option<usize>,
-    /// Longest time between two tokens of a request that the engine aims for. Prompts of others are then read in parts
-    /// that are as short as this needs, and if not all requests generate in one pass, they take turns. `None` is for most
-    /// tokens per second: requests that would wait for others to end do not begin before.
-    pub max_latency: Option<Duration>,
+    /// Time between two tokens of a request that the engine aims for.
+    pub latency: Latency,
     /// Most requests that wait.
     pub waiting: usize,
 }
@@ -56,7 +57,7 @@ impl Default for EngineOptions {
             running: None,
             prompt_rows: None,
             generating: None,
-            max_latency: None,
+            latency: Latency::Automatic,
             waiting: 1024,
         }
     }
@@ -86,7 +87,7 @@ pub struct Engine {
     limits: Limits,
     /// The choice of the number of requests that generate in a pass, if the engine makes it.
     batch_size: Option<BatchSize>,
-    latency: Option<Latency>,
+    pace: Pace,
     statistics: EngineStatistics,
     /// Use of weights up to the last pass.
     weights: WeightUse,
@@ -103,19 +104,6 @@ pub struct Engine {
     largest: Vec<(f32, u32)>,
 }
 
-/// State that keeps the time between two tokens of a request short.
-struct Latency {
-    most: Duration,
-    /// Most prompt rows beside decode rows, as passes have shown.
-    prompt_rows: usize,
-    /// When the requests that generate now began their turn.
-    turn_began: Instant,
-}
-
-/// Prompt rows beside decode rows at first and at least, if there is a longest latency.
-const PROMPT_ROWS_FIRST: usize = 64;
-const PROMPT_ROWS_LEAST: usize = 16;
-
 impl Engine {
     /// Takes over an open model. The session's own sequence ends.
     pub fn new(mut session: Session, options: &EngineOptions) -> Engine {
@@ -127,6 +115,7 @@ impl Engine {
         let prompt_rows = options.prompt_rows.unwrap_or(rows).clamp(1, rows);
         // Only experts that are not in memory can make a pass of fewer rows better.
         let has_choice = running > 1 && options.generating.is_none();
+        let has_choice = has_choice && options.latency != Latency::Automatic;
         let chooses = has_choice && session.experts_so_far().is_some();
         let batch_size = chooses.then(|| BatchSize::new(running, session.predict_together()));
         let decode_rows = match &batch_size {
@@ -134,14 +123,9 @@ impl Engine {
             None => options.generating.unwrap_or(running).clamp(1, running),
         };
         let limits = Limits { running, rows, prompt_rows, decode_rows };
-        let latency = options.max_latency.map(|most| Latency {
-            most,
-            prompt_rows: PROMPT_ROWS_FIRST.min(prompt_rows),
-            turn_began: Instant::now(),
-        });
         Engine {
             batch_size,
-            latency,
+            pace: Pace::new(options.latency, prompt_rows),
             statistics: EngineStatistics::default(),
             weights: session.weight_use(),
             missed: 0.0,
@@ -279,8 +263,7 @@ impl Engine {
             0 => Progress::Generates,
             left => Progress::Reads(left),
         });
-        let prompt_rows = self.latency.as_ref().map(|latency| latency.prompt_rows);
-        let prompt_rows = prompt_rows.unwrap_or(self.limits.prompt_rows);
+        let prompt_rows = self.pace.prompt_rows();
         schedule::choose(&Limits { prompt_rows, ..self.limits }, progress, &mut parts);
         let started = Instant::now();
         let ran = match self.run(&parts) {
@@ -290,8 +273,9 @@ impl Engine {
             ran => ran,
         };
         if ran.is_ok() {
-            self.note_weights(&parts);
-            self.note(&parts, started.elapsed());
+            let time = started.elapsed();
+            let streamed_share = self.note_weights(&parts);
+            self.note(&parts, time, streamed_share);
         }
         self.parts = parts;
         self.end_finished();
@@ -300,12 +284,10 @@ impl Engine {
 
     /// Lets other requests generate if some wait for it and those that generate now have had their share of the time.
     fn take_turns(&mut self) {
-        let Some(latency) = &mut self.latency else { return };
         let generates = |active: &Active| active.prompt_left() == 0;
         let generating = self.running.iter().filter(|active| generates(active)).count();
         let turns = generating.div_ceil(self.limits.decode_rows);
-        if turns > 1 && latency.turn_began.elapsed() * turns as u32 >= latency.most {
-            latency.turn_began = Instant::now();
+        if self.pace.ends_turn(turns) {
             let mut left = self.limits.decode_rows;
             let had_turn = |active: &mut Active| {
                 let had = left > 0 && generates(active);
@@ -317,8 +299,9 @@ impl Engine {
         }
     }
 
-    /// Gives every request its share of what a pass needed of the weights.
-    fn note_weights(&mut self, parts: &[Part]) {
+    /// Gives every request its share of what a pass needed of the weights. Returns the share of the model that the pass copied
+    /// to the GPU or read from the disk.
+    fn note_weights(&mut self, parts: &[Part]) -> f64 {
         let now = self.session.weight_use();
         let before = std::mem::replace(&mut self.weights, now);
         let rows: usize = parts.iter().map(|part| part.count).sum();
@@ -326,10 +309,12 @@ impl Engine {
             let share = part.count as f64 / rows as f64;
             self.running[part.index].note_weights(&before, &now, share);
         }
+        let streamed = |of: &WeightUse| of.bytes_from_ram + of.bytes_from_disk;
+        (streamed(&now) - streamed(&before)) / self.session.info().weights_bytes.max(1) as f64
     }
 
     /// Takes the time of a pass into account for the next ones.
-    fn note(&mut self, parts: &[Part], time: Duration) {
+    fn note(&mut self, parts: &[Part], time: Duration, streamed_share: f64) {
         let rows = |kind| parts.iter().filter(move |part| part.kind == kind).map(|part| part.count);
         let (prompt_rows, decode_rows): (usize, usize) =
             (rows(RowKind::Prompt).sum(), rows(RowKind::Decode).sum());
@@ -339,19 +324,15 @@ impl Engine {
             statistics.prompt_tokens += prompt_rows as u64;
             statistics.prompt_seconds += time.as_secs_f64();
             self.session.runner.decoder.end_prompt(prompt_rows);
-            if let Some(latency) = self.latency.as_mut().filter(|_| decode_rows > 0) {
-                let least = PROMPT_ROWS_LEAST.min(self.limits.prompt_rows);
-                if time > latency.most {
-                    latency.prompt_rows = (latency.prompt_rows / 2).max(least);
-                } else if time * 2 < latency.most && prompt_rows == latency.prompt_rows {
-                    latency.prompt_rows = (latency.prompt_rows * 2).min(self.limits.prompt_rows);
-                }
+            if decode_rows > 0 {
+                self.pace.note_prompt(prompt_rows, time.as_secs_f64(), streamed_share);
             }
             return;
         }
         statistics.generate_passes += 1;
         statistics.generate_rows += decode_rows as u64;
         statistics.generate_seconds += time.as_secs_f64();
+        self.pace.note_generate(time.as_secs_f64());
         self.session.runner.decoder.end_token();
         if let Some(batch_size) = &mut self.batch_size {
             let available = (self.running.len() + self.waiting.len()).min(self.limits.running);

@@ -91,9 +91,9 @@ impl Engine {
     /// # Errors
     /// Returns an error if the device fails.
     pub(super) fn begin_waiting(&mut self) -> Result<(), EngineError> {
-        let most = match self.latency {
-            Some(_) => self.limits.running,
-            None => self.limits.decode_rows,
+        let most = match self.pace.takes_turns() {
+            true => self.limits.running,
+            false => self.limits.decode_rows,
         };
         while let Some(next) = self.waiting.front() {
             let priority = next.priority;

@@ -91,11 +91,13 @@ impl std::fmt::Display for Pair {
         write!(
             f,
             "{}, {fault_profile:?}, VRAM {vram_bytes:?}, RAM {ram_bytes:?}, exact {exact}, {kv_cache:?}, {policy}, {io:?}, \
-             prefetch {}, graphs {}, sequences {}",
+             prefetch {}, graphs {}, sequences {}, KV tokens {:?}, swap {:?}",
             path.display(),
             options.prefetch,
             options.cuda_graphs,
-            options.sequences
+            options.sequences,
+            options.kv_tokens,
+            options.swap_bytes
         )
     }
 }
@@ -132,7 +134,11 @@ fn random_options(path: &Path, place: &Place, random: &mut Random) -> Result<Ses
     let context = model.context(&options)?.min(place.context);
     let sequences = 1 + random.next() as usize % 4;
     let policy = PolicyKind::ALL[random.next() as usize % PolicyKind::ALL.len()];
-    Ok(SessionOptions { context: Some(context), sequences, policy, ..options })
+    // Half of the engines suspend requests, because the KV cache has no room for all.
+    let kv_tokens = random.next().is_multiple_of(2).then_some(context);
+    let swap_bytes = [None, Some(0), Some(1 << 20)][random.next() as usize % 3];
+    let many = SessionOptions { sequences, kv_tokens, swap_bytes, ..options };
+    Ok(SessionOptions { context: Some(context), policy, ..many })
 }
 
 /// Returns a random budget between the smallest one and two thirds of the way to `whole`. Small ones are most frequent.

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
-use forebay_engine::engine::{EngineOptions, Event, Request, RequestEnd};
+use forebay_engine::engine::{EngineOptions, Event, Latency, Request, RequestEnd};
 use forebay_engine::{Engine, StopReason};
 
 use crate::Tally;
@@ -92,12 +92,16 @@ impl Pair {
 
 fn engine_options(random: &mut Random) -> EngineOptions {
     let mut one_in = |sides: u32| random.next().is_multiple_of(sides);
-    let max_latency = one_in(3).then_some(Duration::ZERO);
+    let latency = match (one_in(3), one_in(2)) {
+        (true, _) => Latency::AtMost(Duration::ZERO),
+        (false, true) => Latency::Unbounded,
+        (false, false) => Latency::Automatic,
+    };
     let (few_rows, few_generate) = (one_in(2), one_in(3));
     EngineOptions {
         prompt_rows: few_rows.then(|| 1 + random.next() as usize % 40),
         generating: few_generate.then(|| 1 + random.next() as usize % 3),
-        max_latency,
+        latency,
         ..EngineOptions::default()
     }
 }

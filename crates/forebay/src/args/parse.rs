@@ -1,5 +1,7 @@
 //! Parsers of option values, which `/set` in a chat also uses.
 
+use std::time::Duration;
+
 use super::Parallel;
 
 pub fn non_negative(text: &str) -> Result<f32, String> {
@@ -16,6 +18,19 @@ pub fn probability(text: &str) -> Result<f32, String> {
 
 fn number(text: &str, good: impl Fn(f32) -> bool, wanted: &str) -> Result<f32, String> {
     text.parse().ok().filter(|&x: &f32| x.is_finite() && good(x)).ok_or_else(|| wanted.to_string())
+}
+
+/// Parses a time with a unit, such as `200ms` or `2s`.
+pub fn duration(text: &str) -> Result<Duration, String> {
+    let (number, unit) = match (text.strip_suffix("ms"), text.strip_suffix('s')) {
+        (Some(number), _) => (number, 1e-3),
+        (None, Some(number)) => (number, 1.0),
+        (None, None) => return Err("must be a time such as 200ms or 2s".to_owned()),
+    };
+    let seconds = number.trim().parse::<f64>().ok().map(|number| number * unit);
+    let seconds = seconds.filter(|seconds| seconds.is_finite() && *seconds > 0.0);
+    let time = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    time.ok_or_else(|| "must be a time above 0, such as 200ms or 2s".to_owned())
 }
 
 pub fn parallel(text: &str) -> Result<Parallel, String> {

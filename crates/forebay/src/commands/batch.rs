@@ -1,5 +1,6 @@
 //! The command `forebay batch`: a file of requests in, a file of answers out.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -9,7 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, anyhow};
 use forebay_chat::{AnswerStream, Format};
-use forebay_engine::engine::{EngineOptions, Event, Request, RequestEnd};
+use forebay_engine::engine::{EngineOptions, Event, Latency, Request, RequestEnd};
 use forebay_engine::{Engine, EngineError, Session, SessionOptions};
 use forebay_model::ModelError;
 use forebay_store::Outputs;
@@ -169,10 +170,14 @@ impl Batch<'_> {
         if left.is_empty() {
             return Ok(());
         }
-        let choices = |number: &usize| self.all[*number].as_ref().map_or(0, |of| of.choices);
-        let session = open_for(args, options, left.iter().map(choices).sum())?;
+        let prepared = left.iter().filter_map(|number| self.all[*number].as_ref().ok());
+        let answers = prepared.flat_map(|of| std::iter::repeat_n(of.positions(), of.choices));
+        let session = open_for(args, options, answers.collect())?;
         let tokenizer = session.shared_tokenizer()?;
-        let mut engine = Engine::new(session, &EngineOptions::default());
+        let mut engine = Engine::new(
+            session,
+            &EngineOptions { latency: Latency::Unbounded, ..EngineOptions::default() },
+        );
         // A few requests wait, so that the place of one that ends is taken at once.
         let queued = 2 * engine.running_most();
         let (sender, finished) = mpsc::channel::<Finished>();
@@ -244,17 +249,26 @@ impl Batch<'_> {
 }
 
 /// Opens the model with room for the sequences of `--parallel`. `auto` takes as many as are predicted to be best, as many
-/// as fit, and no more than there are answers to generate.
-fn open_for(args: &BatchArgs, options: SessionOptions, answers: usize) -> Outcome<Session> {
+/// as fit, and no more than there are answers to generate. The KV cache has room for the largest of the `answers`, given by
+/// the positions that each needs at most.
+fn open_for(
+    args: &BatchArgs,
+    options: SessionOptions,
+    mut answers: Vec<usize>,
+) -> Outcome<Session> {
+    answers.sort_unstable_by_key(|positions| Reverse(*positions));
     let mut sequences = match args.parallel {
         Parallel::Auto => {
             let best = plan::best_sequences(&args.model, &options);
-            best.unwrap_or(PARALLEL).max(PARALLEL).min(answers.max(1))
+            best.unwrap_or(PARALLEL).max(PARALLEL).min(answers.len().max(1))
         }
         Parallel::Fixed(number) => number,
     };
     loop {
-        let options = SessionOptions { sequences, ..options.clone() };
+        let largest: usize = answers.iter().take(sequences).sum();
+        let least = options.context.unwrap_or(0);
+        let kv_tokens = Some(args.kv_tokens.unwrap_or(largest.max(least)));
+        let options = SessionOptions { sequences, kv_tokens, ..options.clone() };
         match open::session(&args.model, &options, "the longest request") {
             Err(Failure::Work(error))
                 if args.parallel == Parallel::Auto && sequences > 1 && is_too_small(&error) =>

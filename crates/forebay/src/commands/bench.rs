@@ -1,12 +1,16 @@
 //! `forebay bench` measures prompt and generation speed.
 
+mod arrival;
 mod parallel;
 
 use std::cell::LazyCell;
 use std::path::Path;
 
 use forebay_engine::plan::{HitCurve, PredictedRate, Work};
-use forebay_engine::{BenchRun, ModelInfo, RoutingSource, Session, SessionStatistics};
+use forebay_engine::{
+    ARRIVAL_PROMPT, BenchRun, ModelInfo, RoutingSource, Session, SessionOptions, SessionStatistics,
+    median,
+};
 use forebay_stream::{MemoryPlan, PolicyKind};
 use serde::Serialize;
 
@@ -57,24 +61,11 @@ pub fn run(args: BenchArgs) -> Outcome {
     if args.prompt_tokens == 0 && args.gen_tokens == 0 {
         return usage("--prompt-tokens 0 and --gen-tokens 0 leave nothing to measure");
     }
+    if args.max_latency.is_some() && !args.scheduled && args.arriving.is_none() {
+        return usage("--max-latency is for --scheduled and --arriving");
+    }
     let mut options = config::session(&args.budget)?;
-    let longer = [
-        ("--depth", args.depth),
-        ("--prompt-tokens", args.prompt_tokens),
-        ("--gen-tokens", args.gen_tokens),
-    ];
-    let longer = longer.into_iter().rev().max_by_key(|(_, tokens)| *tokens);
-    let longer = longer.map_or("--depth", |(name, _)| name);
-    let context_for = if options.context.is_some() { "--ctx" } else { longer };
-    // The prompt and the generated tokens both start right after the depth, one after the other.
-    let longest = args.depth.saturating_add(args.prompt_tokens.max(args.gen_tokens));
-    let longest = if args.parallel.is_empty() {
-        longest
-    } else {
-        args.prompt_tokens.saturating_add(args.gen_tokens)
-    };
-    options.context.get_or_insert(longest);
-    options.sequences = args.parallel.iter().copied().max().unwrap_or(1);
+    let context_for = reserve_context(&args, &mut options);
     let named = args.tracing.trace_io.is_some() || args.routing.trace_routing.is_some();
     let mut outputs = outputs::begin(args.tracing.force, named)?;
     outputs::protect_model(&mut outputs, &args.model);
@@ -104,6 +95,10 @@ pub fn run(args: BenchArgs) -> Outcome {
             let predicted = plan::predicted(&args.model, session, || hits.clone(), work);
             predicted.map_or_else(PredictedRate::none, |of| of.generate.shown)
         };
+        if let Some(arriving) = args.arriving {
+            let session = arrival::run(session, &args, arriving)?;
+            return tracing.finish(session, "bench");
+        }
         let (session, parallel) = parallel::measure(session, &args, predict)?;
         let shown = match args.json {
             true => output::json(&Document {
@@ -169,6 +164,36 @@ pub fn run(args: BenchArgs) -> Outcome {
     shown
 }
 
+/// Sets the context and the number of sequences that the measurements need. Returns the option that decides about the
+/// context.
+fn reserve_context(args: &BenchArgs, options: &mut SessionOptions) -> &'static str {
+    options.sequences = args.parallel.iter().copied().max().unwrap_or(1);
+    let named = if options.context.is_some() { Some("--ctx") } else { None };
+    if let Some(arriving) = args.arriving {
+        let generating = ARRIVAL_PROMPT.saturating_add(args.gen_tokens);
+        let longest = generating.max(arriving.saturating_add(1));
+        let context = *options.context.get_or_insert(longest);
+        let together = generating.saturating_mul(options.sequences);
+        options.kv_tokens = Some(together.saturating_add(arriving).saturating_add(1).max(context));
+        options.sequences += 1;
+        return named.unwrap_or("--arriving");
+    }
+    // The prompt and the generated tokens both start right after the depth, one after the other. With several sequences,
+    // the tokens follow the prompt.
+    let longest = match args.parallel.is_empty() {
+        true => args.depth.saturating_add(args.prompt_tokens.max(args.gen_tokens)),
+        false => args.prompt_tokens.saturating_add(args.gen_tokens),
+    };
+    options.context.get_or_insert(longest);
+    let longer = [
+        ("--gen-tokens", args.gen_tokens),
+        ("--prompt-tokens", args.prompt_tokens),
+        ("--depth", args.depth),
+    ];
+    let longer = longer.into_iter().max_by_key(|(_, tokens)| *tokens);
+    named.or(longer.map(|(name, _)| name)).unwrap_or("--depth")
+}
+
 /// Returns the expected cache hits: those of the routing that the session followed or recorded, if a curve can be made
 /// of it.
 fn hits(args: &BenchArgs, policy: PolicyKind) -> HitCurve {
@@ -182,19 +207,13 @@ fn hits(args: &BenchArgs, policy: PolicyKind) -> HitCurve {
     trace.and_then(|path| plan::hits(path, policy).ok()).unwrap_or_default()
 }
 
-/// Returns the median of values in ascending order, or `None` if there are none.
-fn median(ascending: &[f64]) -> Option<f64> {
-    let upper = *ascending.get(ascending.len() / 2)?;
-    Some(f64::midpoint(ascending[(ascending.len() - 1) / 2], upper))
-}
-
 fn summary(tokens: usize, rates: impl Iterator<Item = f64>) -> Option<Summary> {
     let mut rates: Vec<f64> = rates.collect();
     rates.sort_by(f64::total_cmp);
     let (&min, &max) = (rates.first()?, rates.last()?);
     (tokens > 0).then_some(Summary {
         tokens,
-        tokens_per_second_median: median(&rates)?,
+        tokens_per_second_median: median(rates.iter().copied()),
         tokens_per_second_min: min,
         tokens_per_second_max: max,
         tokens_per_second_predicted: None,

@@ -93,7 +93,12 @@ fn answers_do_not_depend_on_the_requests_beside_them() {
     let one = answers(&place.path("one"));
     assert_eq!(one, answers(&place.path("three")));
     assert_eq!(one, answers(&place.path("auto")));
-    assert_eq!(place.names(), ["auto", "in.jsonl", "one", "three"]);
+    // The largest request needs 25 positions, and others wait until there is room.
+    place.run("short", &["--kv-tokens", "32"]).ok();
+    assert_eq!(one, answers(&place.path("short")));
+    let error = place.run("none", &["--kv-tokens", "8"]).failed(2);
+    assert!(error.contains("--kv-tokens"), "{error}");
+    assert_eq!(place.names(), ["auto", "in.jsonl", "one", "short", "three"]);
     for (index, answer) in one.iter().enumerate() {
         assert_eq!(answer["custom_id"], format!("request {index}"), "in the order of the input");
         let response = &answer["response"];

@@ -58,6 +58,34 @@ fn the_engine_chooses_how_many_generate_at_a_time() {
 }
 
 #[test]
+fn a_prompt_arrives_while_others_generate() {
+    let line = format!(
+        "bench {} --device cpu --parallel 2 --arriving 150 --gen-tokens 60 --repeat 2 --json",
+        demo()
+    );
+    let arrivals = |options: &str| {
+        let document = forebay(&words(&format!("{line}{options}"))).json();
+        document["arrivals"].as_array().unwrap().clone()
+    };
+    let automatic = arrivals("");
+    assert_eq!(automatic.len(), 2);
+    for run in &automatic {
+        assert_eq!((&run["sequences"], &run["prompt_tokens"]), (&2.into(), &150.into()));
+        let number = |key: &str| run[key].as_f64().unwrap_or_else(|| panic!("{key}"));
+        assert!(number("usual_gap_seconds") > 0.0);
+        assert!(number("longest_gap_seconds") >= number("median_gap_seconds"));
+        assert!(number("first_token_seconds") > 0.0 && number("longest_pass_alone_seconds") > 0.0);
+        assert!(number("generated_meanwhile") >= 2.0, "others go on: {run}");
+        assert!(number("prompt_passes") >= 2.0, "the prompt is read in parts: {run}");
+    }
+    // There is time for the whole prompt in one pass, but its number of rows grows from pass to pass.
+    let slow = arrivals(" --max-latency 100s");
+    assert!(slow.iter().all(|run| run["prompt_passes"].as_f64().unwrap() <= 4.0), "{slow:?}");
+    let shown = forebay(&words(&line.replace(" --json", ""))).ok().stdout;
+    assert!(shown.contains("usual gap ms") && shown.contains("tokens meanwhile"), "{shown}");
+}
+
+#[test]
 fn what_cannot_be_measured_together_is_refused() {
     for (options, words_of_error) in [
         ("--parallel 0", "--parallel"),
@@ -65,6 +93,12 @@ fn what_cannot_be_measured_together_is_refused() {
         ("--parallel 2 --depth 8", "--depth"),
         ("--scheduled", "--parallel"),
         ("--unrelated", "--routing-trace"),
+        ("--arriving 10", "--parallel"),
+        ("--parallel 2 --arriving 0", "--arriving"),
+        ("--parallel 2 --arriving 10 --scheduled", "--scheduled"),
+        ("--parallel 2 --max-latency 1s", "--max-latency is for --scheduled and --arriving"),
+        ("--parallel 2 --scheduled --max-latency 5", "a time such as 200ms"),
+        ("--parallel 2 --scheduled --max-latency 0s", "a time above 0"),
     ] {
         let line = format!("bench {} --device cpu {options}", demo());
         let error = forebay(&words(&line)).failed(2);

@@ -1,6 +1,6 @@
 //! `forebay bench --parallel` measures several sequences that run together.
 
-use forebay_engine::engine::EngineOptions;
+use forebay_engine::engine::{EngineOptions, Latency};
 use forebay_engine::plan::PredictedRate;
 use forebay_engine::{Engine, ParallelRun, Session};
 use serde::Serialize;
@@ -55,7 +55,9 @@ pub fn measure(
         // The first run warms up the processor's caches, the memory and the residency.
         let mut runs = Vec::with_capacity(args.repeat + 1);
         if args.scheduled {
-            let options = EngineOptions { running: Some(sequences), ..EngineOptions::default() };
+            let latency = args.max_latency.map_or(Latency::Unbounded, Latency::AtMost);
+            let running = Some(sequences);
+            let options = EngineOptions { running, latency, ..EngineOptions::default() };
             let mut engine = Engine::new(session, &options);
             for run in 0..=args.repeat {
                 runs.push(engine.bench_parallel(sequences, prompt, generate, run as u64)?);
@@ -81,7 +83,7 @@ fn summary(sequences: usize, runs: Vec<ParallelRun>, predicted: PredictedRate) -
         values.sort_by(f64::total_cmp);
         values
     };
-    let median = |of: fn(&ParallelRun) -> f64| super::median(&sorted(of)).unwrap_or(0.0);
+    let median = |of: fn(&ParallelRun) -> f64| forebay_engine::median(sorted(of));
     let generate = sorted(|run| run.generate_tokens_per_second);
     let counted = runs.iter().all(|run| run.experts_per_pass.is_some());
     let counts = |of: fn(&ParallelRun) -> f64| counted.then(|| median(of));

@@ -1,0 +1,165 @@
+//! How long a request may wait between two of its tokens.
+
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+/// The time between two tokens of a request that an [`Engine`](super::Engine) aims for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum Latency {
+    /// All requests generate in every pass, and prompts of others are read in short parts beside them: a pass takes at most
+    /// about three times as long as without them. If passes with prompts stream weights, they take long even with few
+    /// rows. Such parts are then as large as they can be, but a pass takes at most about a second.
+    #[default]
+    Automatic,
+    /// Prompts are read in parts that are as short as this needs. If more tokens per second are generated when fewer
+    /// requests share a pass, they take turns.
+    AtMost(Duration),
+    /// Most tokens per second. Requests that would wait for others to end do not begin before.
+    Unbounded,
+}
+
+/// Prompt rows beside generated ones at first and at least.
+const ROWS_LEAST: usize = 16;
+
+/// With [`Latency::Automatic`]: most time of a pass with prompt rows, as a multiple of the time of a pass without.
+const SLOWER: f64 = 2.7;
+
+/// With [`Latency::Automatic`]: most time of a pass with prompt rows that streams weights, and of a turn.
+const STREAMED_MOST: Duration = Duration::from_secs(1);
+
+/// A pass streams weights if it copies or reads more than this share of the model.
+const STREAMED_SHARE: f64 = 0.02;
+
+/// Weight of the newest pass in the usual time of passes.
+const NEWEST: f64 = 0.2;
+
+/// Chooses the prompt rows of passes that have generated rows, too, by the time that earlier passes took.
+#[derive(Debug)]
+pub struct Pace {
+    latency: Latency,
+    most_rows: usize,
+    rows: f64,
+    /// Usual seconds of a pass that has generated rows only.
+    generate_seconds: Option<f64>,
+    turn_began: Instant,
+}
+
+impl Pace {
+    /// Begins with few rows, unless the latency is unbounded.
+    pub fn new(latency: Latency, most_rows: usize) -> Pace {
+        let least = ROWS_LEAST.min(most_rows);
+        let rows = if latency == Latency::Unbounded { most_rows } else { least };
+        let (rows, turn_began) = (rows as f64, Instant::now());
+        Pace { latency, most_rows, rows, generate_seconds: None, turn_began }
+    }
+
+    /// Returns true if requests begin although they have to take turns.
+    pub fn takes_turns(&self) -> bool {
+        self.latency != Latency::Unbounded
+    }
+
+    /// Returns true if the next ones of `turns` groups of requests should generate, and starts their turn.
+    pub fn ends_turn(&mut self, turns: usize) -> bool {
+        let most = match self.latency {
+            Latency::Automatic => STREAMED_MOST,
+            Latency::AtMost(most) => most,
+            Latency::Unbounded => return false,
+        };
+        let ends = turns > 1 && self.turn_began.elapsed() * turns as u32 >= most;
+        if ends {
+            self.turn_began = Instant::now();
+        }
+        ends
+    }
+
+    /// Returns the most prompt rows of a pass that also has generated rows.
+    pub fn prompt_rows(&self) -> usize {
+        self.rows as usize
+    }
+
+    /// Notes the time of a pass that had generated rows only.
+    pub fn note_generate(&mut self, seconds: f64) {
+        let usual = self.generate_seconds.get_or_insert(seconds);
+        *usual += NEWEST * (seconds - *usual);
+    }
+
+    /// Notes the time of a pass that had `rows` prompt rows and generated rows, and copied or read a share of the model.
+    pub fn note_prompt(&mut self, rows: usize, seconds: f64, streamed_share: f64) {
+        let usual = self.generate_seconds.unwrap_or(0.0);
+        let most = match self.latency {
+            Latency::Automatic if streamed_share > STREAMED_SHARE => STREAMED_MOST.as_secs_f64(),
+            Latency::Automatic => SLOWER * usual,
+            Latency::AtMost(most) => most.as_secs_f64(),
+            Latency::Unbounded => return,
+        };
+        let factor = (most - usual).max(0.0) / (seconds - usual).max(1e-9);
+        // The last rows of a prompt say little about the time of more rows.
+        if rows < self.prompt_rows() && factor > 1.0 {
+            return;
+        }
+        let least = ROWS_LEAST.min(self.most_rows) as f64;
+        self.rows = (rows as f64 * factor.clamp(0.5, 2.0)).clamp(least, self.most_rows as f64);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs passes whose times grow linearly with prompt rows, and returns the last number of rows and its time.
+    fn settled(pace: &mut Pace, fixed: f64, each: f64, streamed: f64) -> (usize, f64) {
+        let seconds = |rows: usize| fixed + each * rows as f64;
+        (0..10).for_each(|_| pace.note_generate(seconds(0).min(4e-3)));
+        for _ in 0..100 {
+            let rows = pace.prompt_rows();
+            pace.note_prompt(rows, seconds(rows), streamed);
+        }
+        (pace.prompt_rows(), seconds(pace.prompt_rows()))
+    }
+
+    #[test]
+    fn passes_with_prompt_rows_take_less_than_three_times_as_long_as_others() {
+        let mut pace = Pace::new(Latency::Automatic, 2048);
+        assert_eq!(pace.prompt_rows(), 16);
+        let (rows, seconds) = settled(&mut pace, 4e-3, 0.1e-3, 0.0);
+        assert!((60..=70).contains(&rows) && seconds < 3.0 * 4e-3, "{rows} {seconds}");
+        // Slower rows.
+        let (rows, _) = settled(&mut pace, 4e-3, 0.3e-3, 0.0);
+        assert!((18..=24).contains(&rows), "{rows}");
+        let (rows, _) = settled(&mut pace, 4e-3, 5e-3, 0.0);
+        assert_eq!(rows, 16);
+    }
+
+    #[test]
+    fn passes_that_stream_weights_have_many_rows() {
+        let mut pace = Pace::new(Latency::Automatic, 2048);
+        assert_eq!(settled(&mut pace, 0.2, 0.1e-3, 0.5).0, 2048);
+        let (rows, seconds) = settled(&mut pace, 0.2, 1e-3, 0.5);
+        assert!(rows > 700 && seconds < 1.01, "{rows} {seconds}");
+        let mut bounded = Pace::new(Latency::AtMost(Duration::from_millis(300)), 2048);
+        let (rows, seconds) = settled(&mut bounded, 0.2, 1e-3, 0.5);
+        assert!(rows > 90 && seconds < 0.305, "{rows} {seconds}");
+    }
+
+    #[test]
+    fn the_end_of_a_prompt_does_not_raise_the_number_of_rows() {
+        let mut pace = Pace::new(Latency::AtMost(Duration::from_millis(100)), 512);
+        settled(&mut pace, 10e-3, 1e-3, 0.0);
+        let before = pace.prompt_rows();
+        pace.note_prompt(1, 11e-3, 0.0);
+        assert_eq!(pace.prompt_rows(), before);
+    }
+
+    #[test]
+    fn without_a_bound_prompts_take_all_rows_and_nobody_takes_turns() {
+        let mut pace = Pace::new(Latency::Unbounded, 512);
+        pace.note_prompt(512, 100.0, 0.0);
+        assert_eq!(
+            (pace.prompt_rows(), pace.takes_turns(), pace.ends_turn(5)),
+            (512, false, false)
+        );
+        let mut pace = Pace::new(Latency::AtMost(Duration::ZERO), 8);
+        assert!(pace.takes_turns() && pace.ends_turn(2) && !pace.ends_turn(1));
+    }
+}
