@@ -1,18 +1,18 @@
-// Products of many tokens on tensor cores: out[t, r] = sum over c of x[t, c] * w[r, c].
+// Products of prompt rows on tensor cores: out[t, r] = sum over c of x[t, c] * w[r, c].
 //
-// A block computes TOKENS x 128 outputs in steps of 64 columns. Activations are 16-bit numbers, and are copied ahead
-// into one of two buffers. Each thread decodes a group of 32 weights from device memory to registers before a step's
-// products, and stores it to the other buffer after them. So loads and arithmetic overlap. Time budget of a step with
-// 128 tokens: 2.1 MFLOP take 512 clocks of the tensor cores of an H100 (its full rate needs wgmma; mma reaches about 60
-// %). Decoding 8192 weights at 4 to 6 instructions takes 300 clocks. Sums are added along the columns in the same order
-// for every tile.
+// A block computes TOKENS x ROWS outputs in steps of DEPTH * 64 columns. Activations are 16-bit numbers, and are copied
+// ahead into one of two buffers. Each thread decodes groups of 32 weights from device memory to registers before a step's
+// products, and stores them to the other buffer after them. So loads and arithmetic overlap. Time budget of a step of 64
+// columns with 128 tokens and 128 rows: 2.1 MFLOP take 512 clocks of the tensor cores of an H100 (its full rate needs wgmma;
+// mma reaches about 60 %). Decoding 8192 weights at 4 to 6 instructions takes 300 clocks. Reading weights takes longer
+// than both if a block is alone on its multiprocessor, so tiles for few tokens read the weights of 256 columns at once.
+// Sums are added along the columns in the same order for every tile.
 //
 // For F16 and BF16 weights, the activations are the sum of two numbers, high and low, which keeps 16 bits or more.
 #include "decode.cuh"
 #include "tiles.cuh"
 
 #define THREADS 256
-#define ROWS 128
 #define STEP 64
 
 // Returns the swizzled offset of a 16-byte chunk in a row of 128 bytes. Each of 8 rows permutes its chunks differently,
@@ -21,14 +21,19 @@ __device__ __forceinline__ u32 swizzled(int row, int chunk) { return row * 128 +
 
 template <class W, int TOKENS> struct Plan {
     static constexpr int PARTS = Is16Bits<W>::VALUE ? 2 : 1;
+    // Rows of the output, and steps of 64 columns whose weights are read at once.
+    static constexpr int ROWS = TOKENS == 128 ? 128 : 64, DEPTH = TOKENS == 128 ? 1 : 4 / PARTS;
     static constexpr int X_BYTES = TOKENS * STEP * 2;
     static constexpr int W_BYTES = ROWS * STEP * 2;
-    static constexpr int BUFFER = PARTS * X_BYTES + W_BYTES;
+    static constexpr int STEP_BYTES = PARTS * X_BYTES + W_BYTES;
+    static constexpr int BUFFER = DEPTH * STEP_BYTES;
     // Number of warps along tokens and along rows, and what one warp computes, in units of 16 tokens and 8 rows.
-    static constexpr int ALONG_TOKENS = TOKENS == 128 ? 2 : 1, ALONG_ROWS = 8 / ALONG_TOKENS;
+    static constexpr int ALONG_TOKENS = 2, ALONG_ROWS = 8 / ALONG_TOKENS;
     static constexpr int M = TOKENS / ALONG_TOKENS / 16, N = ROWS / ALONG_ROWS / 8;
-    // Number of 16-byte pieces that a thread copies of one part of the activations.
+    // Number of 16-byte pieces of one part of the activations that a thread copies for 64 columns.
     static constexpr int COPIES = TOKENS * 8 / THREADS;
+    // Number of groups of 32 weights that a thread decodes, and that a row has.
+    static constexpr int DECODED = ROWS * DEPTH * 2 / THREADS, IN_ROW = 2 * DEPTH;
 };
 
 template <class W, int TOKENS>
@@ -76,7 +81,8 @@ __device__ __forceinline__ void matmul(const u16 *x_high, const u16 *x_low, cons
     if (!find_tile(tile, TOKENS, TILE_ARGUMENTS)) return;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const u32 buffers = shared_address(shared);
-    const int first_row = blockIdx.y * ROWS, steps = (cols + STEP - 1) / STEP, groups = (cols + 31) / 32;
+    const int first_row = blockIdx.y * P::ROWS, groups = (cols + 31) / 32;
+    const int steps = (cols + P::DEPTH * STEP - 1) / (P::DEPTH * STEP);
 
     // The rows and chunks that this thread copies and decodes in every step.
     size_t x_rows[P::COPIES];
@@ -88,44 +94,55 @@ __device__ __forceinline__ void matmul(const u16 *x_high, const u16 *x_low, cons
         has_x[i] = entry < tile.end;
         x_rows[i] = has_x[i] ? (size_t)tile.x_row(entry, token_rows) * cols : 0;
     }
-    const int decoded_row = threadIdx.x >> 1, in_step = threadIdx.x & 1;
+    // This thread decodes adjacent groups of one row.
+    const int decoded_row = threadIdx.x * P::DECODED / P::IN_ROW, first_group = threadIdx.x * P::DECODED % P::IN_ROW;
     const bool has_w = first_row + decoded_row < rows;
     const u8 *w = (const u8 *)(tile.weights + (u64)(first_row + decoded_row) * row_bytes);
     __builtin_assume(__isGlobal(w));
 
     auto copy_x = [&](int step, u32 buffer) {
-        const int col = step * STEP + chunk * 8;
 #pragma unroll
-        for (int part = 0; part < P::PARTS; part++) {
-            const u16 *x = part == 0 ? x_high : x_low;
+        for (int deep = 0; deep < P::DEPTH; deep++)
 #pragma unroll
-            for (int i = 0; i < P::COPIES; i++) {
-                const bool there = has_x[i] && col < cols;
-                const u32 to = buffer + part * P::X_BYTES + swizzled(copied_row + THREADS / 8 * i, chunk);
-                copy_async_zero(to, x + (there ? x_rows[i] + col : 0), there ? 16 : 0);
+            for (int part = 0; part < P::PARTS; part++) {
+                const u16 *x = part == 0 ? x_high : x_low;
+                const int col = (step * P::DEPTH + deep) * STEP + chunk * 8;
+#pragma unroll
+                for (int i = 0; i < P::COPIES; i++) {
+                    const bool there = has_x[i] && col < cols;
+                    const u32 to = buffer + deep * P::STEP_BYTES + part * P::X_BYTES +
+                                   swizzled(copied_row + THREADS / 8 * i, chunk);
+                    copy_async_zero(to, x + (there ? x_rows[i] + col : 0), there ? 16 : 0);
+                }
             }
-        }
         copy_commit();
     };
-    auto decode = [&](int step, u32(&pairs)[16]) {
-        const int group = 2 * step + in_step;
-        if (has_w && group < groups) {
-            decode_pairs<W>(w, group, cols, pairs);
-        } else {
+    auto decode = [&](int step, u32(&pairs)[P::DECODED][16]) {
 #pragma unroll
-            for (int i = 0; i < 16; i++) pairs[i] = 0;
+        for (int i = 0; i < P::DECODED; i++) {
+            const int group = step * P::IN_ROW + first_group + i;
+            if (has_w && group < groups) {
+                decode_pairs<W>(w, group, cols, pairs[i]);
+            } else {
+#pragma unroll
+                for (int j = 0; j < 16; j++) pairs[i][j] = 0;
+            }
         }
     };
-    auto store_w = [&](const u32(&pairs)[16], int buffer) {
-        u8 *to = (u8 *)shared + buffer * P::BUFFER + P::PARTS * P::X_BYTES;
+    auto store_w = [&](const u32(&pairs)[P::DECODED][16], int buffer) {
 #pragma unroll
-        for (int i = 0; i < 4; i++)
-            *(uint4 *)(to + swizzled(decoded_row, 4 * in_step + i)) =
-                make_uint4(pairs[4 * i], pairs[4 * i + 1], pairs[4 * i + 2], pairs[4 * i + 3]);
+        for (int i = 0; i < P::DECODED; i++) {
+            const int deep = (first_group + i) / 2, first_chunk = (first_group + i) % 2 * 4;
+            u8 *to = (u8 *)shared + buffer * P::BUFFER + deep * P::STEP_BYTES + P::PARTS * P::X_BYTES;
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                *(uint4 *)(to + swizzled(decoded_row, first_chunk + j)) =
+                    make_uint4(pairs[i][4 * j], pairs[i][4 * j + 1], pairs[i][4 * j + 2], pairs[i][4 * j + 3]);
+        }
     };
 
     float sums[P::M][P::N][4] = {};
-    u32 pairs[16];
+    u32 pairs[P::DECODED][16];
     copy_x(0, buffers);
     decode(0, pairs);
     store_w(pairs, 0);
@@ -139,7 +156,12 @@ __device__ __forceinline__ void matmul(const u16 *x_high, const u16 *x_low, cons
             copy_x(step + 1, buffers + (now ^ 1) * P::BUFFER);
             decode(step + 1, pairs);
         }
-        multiply_step<W, TOKENS>(sums, buffers + now * P::BUFFER, warp, lane);
+#pragma unroll
+        for (int deep = 0; deep < P::DEPTH; deep++) {
+            // Columns beyond the end are left out, because adding 0 changes the sign of a sum that is -0.
+            if ((step * P::DEPTH + deep) * STEP < cols)
+                multiply_step<W, TOKENS>(sums, buffers + now * P::BUFFER + deep * P::STEP_BYTES, warp, lane);
+        }
         if (more) store_w(pairs, now ^ 1);
     }
 

@@ -6,10 +6,13 @@ use super::weights::{modules_of, weight_alignment};
 use crate::launch::Launch;
 use crate::{AddressTable, CudaError, DevicePtr, Gpu};
 
-/// Number of rows that a block on tensor cores computes.
-const ROWS: usize = 128;
 /// Number of rows and of tokens of a block of the exact kernel.
 const EXACT_SIZE: usize = 64;
+/// Most rows of an F32 matrix, such as a router, that is multiplied by the exact kernel for few rows. That choice depends on
+/// the matrix alone, because the kernels add in different orders.
+const NARROW_ROWS: usize = 1024;
+/// Tokens and rows of a block of that kernel.
+const NARROW_SIZE: (usize, usize) = (4, 32);
 
 /// Form of the activations for products with a weight type on tensor cores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,6 +146,22 @@ impl Gpu {
         };
         assert!(address.is_multiple_of(weight_alignment(ty) as u64), "{ty} is not aligned");
         let modules = modules_of(ty);
+        if let (MatmulInput::Float(x), MatmulWeights::Dense { data, tokens }) = (job.x, job.weights)
+            && ty == TensorType::F32
+            && job.rows <= NARROW_ROWS
+        {
+            let grid = (tokens.div_ceil(NARROW_SIZE.0), job.rows.div_ceil(NARROW_SIZE.1));
+            let kernel = self.kernel(modules.exact, "exact_narrow")?;
+            return Launch::new(kernel, (grid.0 as u32, grid.1 as u32, 1), (256, 1, 1))
+                .ptr(x, tokens * cols)
+                .ptr(data, job.rows * row_bytes as usize)
+                .ptr(job.out, tokens * job.rows)
+                .int(job.rows)
+                .int(cols)
+                .u64(row_bytes)
+                .int(tokens)
+                .run(self);
+        }
         // Number of rows of `x` that are known to be read, and of rows of the output.
         let (x_rows, out_rows) = match job.weights {
             MatmulWeights::Dense { tokens, .. } => (tokens, tokens),
@@ -160,21 +179,18 @@ impl Gpu {
                 let form = narrow_form(ty, cols);
                 let form = form.unwrap_or_else(|| panic!("{ty} with {cols} columns takes f32"));
                 let parts = if form == NarrowForm::Half { 1 } else { 2 };
-                let (name, size) = if has_small_tiles(&job.weights) {
-                    ("matmul_32", 32)
-                } else {
-                    ("matmul_128", 128)
-                };
+                let tile = self.tile(job);
                 let module = modules.matmul.unwrap_or_else(|| panic!("{ty} takes f32"));
-                let grid = grid(&job.weights, size, job.rows.div_ceil(ROWS));
-                // Two buffers for a step's 64 columns of 16 bits; see `Plan` in `matmul.cu`.
-                let shared_bytes = 2 * (parts * size + ROWS) * 64 * 2;
+                let grid = grid(&job.weights, tile.tokens, job.rows.div_ceil(tile.rows));
+                // Two buffers for a step's columns of 16 bits; see `Plan` in `matmul.cu`.
+                let depth = (tile.depth / parts).max(1);
+                let shared_bytes = 2 * depth * (parts * tile.tokens + tile.rows) * 64 * 2;
                 let (low, scales) = match form {
                     NarrowForm::Half => (DevicePtr::null(), x.scales),
                     NarrowForm::HalfPair => (x.low, x.scales),
                     NarrowForm::BfloatPair => (x.low, DevicePtr::null()),
                 };
-                Launch::new(self.kernel(module, name)?, grid, (256, 1, 1))
+                Launch::new(self.kernel(module, tile.kernel)?, grid, (256, 1, 1))
                     .shared(shared_bytes as u32)
                     .ptr(x.high, x_rows * cols)
                     .optional(low, x_rows * cols)
@@ -187,11 +203,38 @@ impl Gpu {
     }
 }
 
-/// Returns true if tiles of 128 tokens would be mostly empty. Tiles of 32 tokens give the same bits.
-fn has_small_tiles(weights: &MatmulWeights) -> bool {
-    match *weights {
-        MatmulWeights::Dense { tokens, .. } => tokens <= 32,
-        MatmulWeights::Experts { experts, entries, .. } => entries <= 48 * experts,
+/// What a block computes. Both tiles give the same bits.
+struct Tile {
+    kernel: &'static str,
+    tokens: usize,
+    rows: usize,
+    /// Steps of 64 columns whose weights are read at once, for activations of one part.
+    depth: usize,
+    /// Relative time of such a step, if all blocks that run at a time do one.
+    time: f64,
+}
+
+const LARGE: Tile = Tile { kernel: "matmul_128", tokens: 128, rows: 128, depth: 1, time: 1.0 };
+const SMALL: Tile = Tile { kernel: "matmul_32", tokens: 32, rows: 64, depth: 4, time: 0.8 };
+
+impl Gpu {
+    /// Chooses the tile that takes less time. Small tiles decode weights more often. Large ones may be mostly empty, or too
+    /// few for the multiprocessors.
+    fn tile(&self, job: &MatmulJob) -> Tile {
+        let at_a_time = 2 * self.multiprocessors() as usize;
+        let time = |tile: &Tile| {
+            let tiles = match job.weights {
+                MatmulWeights::Dense { tokens, .. } => tokens.div_ceil(tile.tokens),
+                // Few experts have no entries if all are used alike.
+                MatmulWeights::Experts { experts, entries, .. } => {
+                    let used = experts.min(entries).max(1);
+                    used * entries.div_ceil(used).div_ceil(tile.tokens)
+                }
+            };
+            let waves = (tiles * job.rows.div_ceil(tile.rows)).div_ceil(at_a_time);
+            (waves * job.cols.div_ceil(64 * tile.depth)) as f64 * tile.time
+        };
+        if time(&SMALL) <= time(&LARGE) { SMALL } else { LARGE }
     }
 }
 
