@@ -10,14 +10,14 @@ use forebay_stream::{MemoryPlan, Residency};
 
 use super::embedding::EmbeddingRows;
 use super::exchange::Exchange;
+use super::expert_cache::ExpertCache;
 use super::graphs::Graphs;
 use super::kv_layout::TableMirror;
+use super::layer_ring::LayerRing;
 use super::layout::{ActivationLayout, HEAD_ROWS};
 use super::memory::{self, DeviceArena, DevicePlan};
 use super::products::{Product, Products, Rows};
 use super::row_kind::row_kind;
-use super::streamed::Streamed;
-use super::streamed_sub_layers::StreamedSubLayers;
 use super::vectors::LayerVectors;
 use crate::ModelError;
 use crate::arch::Architecture;
@@ -39,9 +39,9 @@ pub struct CudaBackend {
     /// Rows of the embedding table, if the table is not on the GPU.
     pub(super) embedding_rows: Option<EmbeddingRows>,
     /// Sub-layers of a dense model, if not all of them are on the GPU.
-    pub(super) sub_layers: Option<StreamedSubLayers>,
+    pub(super) sub_layers: Option<LayerRing>,
     /// Experts, if not all of them are on the GPU.
-    pub(super) streamed: Option<Streamed>,
+    pub(super) streamed: Option<ExpertCache>,
     /// Weight types that are read again for every decode row, as a text for [`ComputeInfo`].
     one_by_one: String,
     /// True if the current batch is a token whose CUDA graph asked the host for its experts.
@@ -383,13 +383,13 @@ impl Backend for CudaBackend {
     }
 
     fn residency(&self) -> Option<&Residency> {
-        let sub_layers = self.sub_layers.as_ref().map(StreamedSubLayers::host);
-        sub_layers.or(self.streamed.as_ref().map(Streamed::host))
+        let sub_layers = self.sub_layers.as_ref().map(LayerRing::host);
+        sub_layers.or(self.streamed.as_ref().map(ExpertCache::host))
     }
 
     fn residency_mut(&mut self) -> Option<&mut Residency> {
-        let sub_layers = self.sub_layers.as_mut().map(StreamedSubLayers::host_mut);
-        sub_layers.or(self.streamed.as_mut().map(Streamed::host_mut))
+        let sub_layers = self.sub_layers.as_mut().map(LayerRing::host_mut);
+        sub_layers.or(self.streamed.as_mut().map(ExpertCache::host_mut))
     }
 
     fn slots(&self) -> Option<&MemoryPlan> {
@@ -401,11 +401,11 @@ impl Backend for CudaBackend {
     }
 
     fn device_experts(&self) -> Option<DeviceExperts> {
-        self.streamed.as_ref().map(Streamed::statistics)
+        self.streamed.as_ref().map(ExpertCache::statistics)
     }
 
     fn device_sub_layers(&self) -> Option<DeviceSubLayers> {
-        self.sub_layers.as_ref().map(StreamedSubLayers::statistics)
+        self.sub_layers.as_ref().map(LayerRing::statistics)
     }
 
     fn begin(&mut self, step: &Step<'_>, batch: &Batch<'_>) -> Result<Begun, ModelError> {

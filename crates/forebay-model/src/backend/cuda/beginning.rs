@@ -5,9 +5,9 @@ use forebay_cuda::EmbeddingTable;
 
 use super::backend::CudaBackend;
 use super::exchange::KvPlace;
+use super::expert_cache::ExpertCache;
 use super::graphs::GraphKey;
 use super::layout::EmbeddingLocation;
-use super::streamed::Streamed;
 use crate::ModelError;
 use crate::backend::{Batch, Begun, End, Step};
 
@@ -47,7 +47,7 @@ impl CudaBackend {
         let mut one = is_decode && few_results && step.outputs.len() == step.count;
         // Without streamed experts, a graph neither reports the chosen ids nor accepts ids chosen by the caller.
         one &= self.streamed.is_some() || !batch.routing && batch.chosen.is_none();
-        let cpu_offloads = self.streamed.as_mut().is_some_and(Streamed::decide_cpu_offload);
+        let cpu_offloads = self.streamed.as_mut().is_some_and(ExpertCache::decide_cpu_offload);
         one &= self.streamed.as_ref().is_none_or(|streamed| streamed.serves_rows(step.count));
         let splits = self.attention_splits(step).most;
         let key = GraphKey { rows: step.count, splits, end: batch.end, cpu_offloads };

@@ -7,10 +7,10 @@ use forebay_cuda::{
 };
 
 use super::backend::{CudaBackend, device_gating};
+use super::expert_cache::{ExpertCache, LayerOfDevice};
 use super::memory::DeviceArena;
 use super::on_cpu::{BatchRows, expert_matrices};
 use super::products::{EntryRow, ExpertEntries, ExpertProduct, Rows};
-use super::streamed::{LayerOfDevice, Streamed};
 use super::vectors::optional;
 use crate::ModelError;
 use crate::backend::{Step, record_routing};
@@ -116,7 +116,7 @@ impl CudaBackend {
     fn compute_experts(
         &self,
         step: &Step<'_>,
-        streamed: Option<&mut Streamed>,
+        streamed: Option<&mut ExpertCache>,
     ) -> Result<ExpertOutputs, ModelError> {
         let FeedForwardWeights::Experts { gate, up, down, .. } = step.layer_weights().feed_forward
         else {

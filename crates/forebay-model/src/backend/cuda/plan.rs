@@ -8,14 +8,14 @@ use forebay_stream::{MemoryPlan, PolicyKind};
 
 use super::backend::CudaBackend;
 use super::embedding::EmbeddingRows;
+use super::expert_cache::{ExpertCache, HostExperts};
 use super::graphs::Graphs;
+use super::layer_ring::{HostSubLayers, LayerRing};
 use super::layout::KvSize;
 use super::memory::{DeviceArena, DeviceFacts, DevicePlan};
 use super::on_cpu::expert_matrices;
 use super::placed::upload_parts;
 use super::relayout::relayout_all;
-use super::streamed::{HostExperts, Streamed};
-use super::streamed_sub_layers::{HostSubLayers, StreamedSubLayers};
 use crate::ModelError;
 use crate::arch::{Architecture, KvCapacity};
 use crate::sharing::{SubLayerPlan, SubLayerRates};
@@ -183,7 +183,7 @@ impl CudaBackend {
         let of = weights.layers.iter().find_map(|layer| expert_matrices(layer, gating));
         let of = of.expect("a model with slots for experts has some");
         let on = (&self.gpu, &self.plan, &self.arena);
-        let streamed = Streamed::new(on, host, sizes, &of, records)?;
+        let streamed = ExpertCache::new(on, host, sizes, &of, records)?;
         self.graphs = Graphs::new(streamed.serves());
         self.streamed = Some(streamed);
         Ok(())
@@ -196,8 +196,7 @@ impl CudaBackend {
     ) -> Result<(), CudaError> {
         let sizes = (DECODE_ROWS, architecture.hidden, architecture.dense_width());
         let ring = self.arena.dense(self.plan.weights.ring);
-        let sub_layers =
-            StreamedSubLayers::new(&self.gpu, &self.plan.sub_layers, ring, host, sizes)?;
+        let sub_layers = LayerRing::new(&self.gpu, &self.plan.sub_layers, ring, host, sizes)?;
         self.sub_layers = Some(sub_layers);
         Ok(())
     }

@@ -4,7 +4,7 @@ use forebay_compute::Cpu;
 use forebay_cuda::{Added, DevicePtr};
 
 use super::backend::CudaBackend;
-use super::streamed_sub_layers::StreamedSubLayers;
+use super::layer_ring::LayerRing;
 use crate::ModelError;
 use crate::backend::Step;
 use crate::sharing::feed_forward_of;
@@ -39,7 +39,7 @@ impl CudaBackend {
 
     /// Returns the CPU that computes sub-layers beside the GPU, if there is one.
     pub fn cpu_beside(&self) -> Option<&Cpu> {
-        self.sub_layers.as_ref().and_then(StreamedSubLayers::cpu)
+        self.sub_layers.as_ref().and_then(LayerRing::cpu)
     }
 
     /// Computes the feed-forward that was entered (gate, up and down) on the CPU, if it is assigned to the CPU.

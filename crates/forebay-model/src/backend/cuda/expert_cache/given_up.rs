@@ -5,11 +5,11 @@ use forebay_cuda::{CudaError, DevicePtr, GivingUp, Gpu};
 use forebay_stream::LayerIndex;
 
 use super::super::memory::{DeviceArena, DevicePlan};
-use super::{LayerOfDevice, Streamed};
+use super::{ExpertCache, LayerOfDevice};
 use crate::ModelError;
 use crate::weights::Weights;
 
-impl Streamed {
+impl ExpertCache {
     /// Returns the parameters with which kernels give up, or `None` if they wait without a limit.
     pub(super) fn giving_up(&self, plan: &DevicePlan, arena: &DeviceArena) -> Option<GivingUp> {
         let (service, at) = (self.service.as_ref()?, &plan.activations);

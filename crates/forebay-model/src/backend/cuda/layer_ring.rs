@@ -1,4 +1,4 @@
-//! Streamed sub-layers of a dense model. They come from host memory, or from the disk behind it, and go through a
+//! ExpertCache sub-layers of a dense model. They come from host memory, or from the disk behind it, and go through a
 //! ring in VRAM or to the CPU.
 //!
 //! The order of sub-layers never changes. They are therefore taken ahead as far as there is room, and each pass
@@ -66,7 +66,7 @@ struct Outside {
 }
 
 /// State of one model's streamed sub-layers.
-pub struct StreamedSubLayers {
+pub struct LayerRing {
     // Dropped before the memory that the copies read.
     in_flight: VecDeque<InFlight<SharedLease>>,
     /// Number of copies that have finished. This is also the number of the first copy in flight.
@@ -95,7 +95,7 @@ pub struct StreamedSubLayers {
     counts: DeviceSubLayers,
 }
 
-impl StreamedSubLayers {
+impl LayerRing {
     /// Creates the state for the sub-layers that `plan` does not place in VRAM, with the ring at `ring_at`. The CPU
     /// takes part in passes of up to `few` tokens of `hidden` values, with feed-forwards up to `width` wide.
     ///
@@ -107,7 +107,7 @@ impl StreamedSubLayers {
         ring_at: DevicePtr<u8>,
         host: HostSubLayers,
         (few, hidden, width): (usize, usize, usize),
-    ) -> Result<StreamedSubLayers, CudaError> {
+    ) -> Result<LayerRing, CudaError> {
         let HostSubLayers { residency: host, pinned, huge_page_bytes, cpu, planned } = host;
         let outside = plan.outside().map(|(sub_layer, of)| Outside {
             sub_layer,
@@ -115,7 +115,7 @@ impl StreamedSubLayers {
             bytes: of.bytes,
             on_cpu: of.on_cpu,
         });
-        Ok(StreamedSubLayers {
+        Ok(LayerRing {
             in_flight: VecDeque::new(),
             copies_done: 0,
             taken: VecDeque::new(),
@@ -224,7 +224,7 @@ impl StreamedSubLayers {
         is_its.then(|| [cpu.inputs(), cpu.outputs()])
     }
 
-    /// Makes `sub_layer` the current one. Kernels queued from now on read it in VRAM at [`StreamedSubLayers::part`],
+    /// Makes `sub_layer` the current one. Kernels queued from now on read it in VRAM at [`LayerRing::part`],
     /// or the CPU reads it in host memory.
     ///
     /// # Errors
@@ -285,7 +285,7 @@ impl StreamedSubLayers {
         self.feed()
     }
 
-    /// Computes the current sub-layer for `tokens` rows on the CPU; see [`StreamedSubLayers::exchanged`].
+    /// Computes the current sub-layer for `tokens` rows on the CPU; see [`LayerRing::exchanged`].
     ///
     /// # Errors
     /// Returns an error if a read or the device fails.
@@ -305,7 +305,7 @@ impl StreamedSubLayers {
         let of_block =
             |matrix: PartMatrix| PartMatrix { part: matrix.part - parts.start, ..matrix };
         let [gate, up, down] = matrices.map(of_block);
-        let StreamedSubLayers { cpu, host, current, clock, .. } = self;
+        let LayerRing { cpu, host, current, clock, .. } = self;
         let (Some(cpu), Some(sub_layer)) = (cpu, current) else {
             panic!("a sub-layer was entered")
         };

@@ -8,8 +8,8 @@
 //! Every pair of a token and an expert has an output row of its own, and rows are added in the router's order. The
 //! result does not depend on where each expert was.
 
+mod fetch;
 mod given_up;
-mod passes;
 mod returns;
 mod serve;
 mod service;
@@ -39,7 +39,7 @@ pub struct HostExperts {
 }
 
 /// State of experts that are streamed through a GPU.
-pub struct Streamed {
+pub struct ExpertCache {
     // Dropped before the memory that the copies read.
     in_flight: VecDeque<InFlight<Lease>>,
     /// Evicted experts on their way back to host memory.
@@ -101,7 +101,7 @@ pub struct LayerOfDevice<'a> {
     pub layer: usize,
 }
 
-impl Streamed {
+impl ExpertCache {
     /// Creates the state for the tier of `plan`, with batches of `tokens` tokens that choose `used` experts each. The
     /// CPU may take part in batches of up to `few` tokens. The matrices in `of` have the shapes of those in all
     /// layers with experts. `serves` allows decode rows to run as CUDA graphs.
@@ -117,7 +117,7 @@ impl Streamed {
         (tokens, few, used): (usize, usize, usize),
         of: &ExpertMatrices<'_>,
         serves: bool,
-    ) -> Result<Streamed, CudaError> {
+    ) -> Result<ExpertCache, CudaError> {
         let device = plan.tier.as_ref().expect("some experts are not on the GPU");
         let HostExperts { residency: host, pinned, cpu } = host;
         let counts = || plan.weights.experts_of.iter().map(|of| of.map_or(0, |of| of.count));
@@ -130,7 +130,7 @@ impl Streamed {
         let width = of.gate.cols;
         let on = (gpu, plan, arena);
         let service = serves.then(|| Service::new(on, used, width, hidden)).transpose()?;
-        Ok(Streamed {
+        Ok(ExpertCache {
             service,
             in_flight: VecDeque::with_capacity(experts),
             returning: VecDeque::with_capacity(experts),

@@ -5,7 +5,7 @@ use forebay_cuda::Gpu;
 use forebay_stream::{ExpertIndex, Lease};
 
 use super::super::on_cpu::{BatchRows, ExpertMatrices};
-use super::{ExpertPass, LayerOfDevice, Streamed};
+use super::{ExpertCache, ExpertPass, LayerOfDevice};
 use crate::ModelError;
 
 /// Maximum number of bytes of expert copies that are queued at a time. If many more are queued, the driver blocks the
@@ -20,7 +20,7 @@ pub struct PassWork {
     pub cpu: bool,
 }
 
-impl Streamed {
+impl ExpertCache {
     /// Queues copies of the next experts to the GPU. Makes the layer's table name these experts and no others of the
     /// batch. Returns `None` once the whole batch is computed.
     ///
@@ -69,7 +69,7 @@ impl Streamed {
         rows: &BatchRows,
         chosen: &[u32],
     ) -> Result<(), ModelError> {
-        let Streamed { cpu, host, for_cpu, experts_on_cpu, .. } = self;
+        let ExpertCache { cpu, host, for_cpu, experts_on_cpu, .. } = self;
         let cpu = cpu.as_mut().expect("what is the CPU's is for a CPU");
         *experts_on_cpu += for_cpu.len() as u64;
         let computed = cpu.compute(gpu, host, of, rows, chosen, for_cpu);
@@ -154,7 +154,7 @@ impl Streamed {
 
     /// Makes the layer's table on the GPU name the experts of the pass, and no others of the batch.
     fn name_pass(&mut self, on: &LayerOfDevice<'_>) -> Result<(), ModelError> {
-        let Streamed { tier, on_device, is_known, touched, pass, layer, seen, .. } = self;
+        let ExpertCache { tier, on_device, is_known, touched, pass, layer, seen, .. } = self;
         touched.iter().for_each(|expert| seen[expert.0 as usize] = false);
         pass.iter().for_each(|expert| seen[expert.0 as usize] = true);
         let (table, pool) = (&mut on_device[on.layer], tier.pool(*layer));

@@ -8,7 +8,7 @@ use forebay_cuda::{CudaError, DevicePtr, ExpertReturn, Gpu};
 use forebay_stream::{ExpertIndex, GoneExpert, TierBatch};
 
 use super::super::memory::{DeviceArena, DevicePlan};
-use super::Streamed;
+use super::ExpertCache;
 
 /// Returns the addresses and sizes in bytes of an evicted expert's gate, up and down. Returns `None` if the expert is
 /// in no slot.
@@ -23,10 +23,10 @@ fn parts(
     Some([0, 1, 2].map(|part| (from.offset(layout.parts[part] as usize), layout.part_bytes[part])))
 }
 
-impl Streamed {
+impl ExpertCache {
     /// Frees the RAM slots of experts that the batch promotes to VRAM, unless RAM holds all experts.
     pub(super) fn hand_over(&mut self) {
-        let Streamed { tier, host, batch, layer, .. } = self;
+        let ExpertCache { tier, host, batch, layer, .. } = self;
         let stays = |expert: &&ExpertIndex| tier.stays(*layer, **expert);
         batch.misses.iter().filter(stays).for_each(|&expert| host.hand_over(*layer, expert));
     }
@@ -41,7 +41,7 @@ impl Streamed {
         plan: &DevicePlan,
         arena: &DeviceArena,
     ) -> Result<(), CudaError> {
-        let Streamed { tier, host, batch, copies, returning, .. } = self;
+        let ExpertCache { tier, host, batch, copies, returning, .. } = self;
         let TierBatch { gone, .. } = &*batch;
         for gone in gone {
             let Some(parts) = parts(plan, arena, tier.pool(gone.layer), gone) else { continue };
@@ -56,10 +56,10 @@ impl Streamed {
         Ok(())
     }
 
-    /// Lists the same copies as [`Streamed::begin_returns`] for a kernel to make, up to one for each expert that a row
-    /// chooses. [`Streamed::let_go`] frees their VRAM slots; those of other evicted experts become free at once.
+    /// Lists the same copies as [`ExpertCache::begin_returns`] for a kernel to make, up to one for each expert that a row
+    /// chooses. [`ExpertCache::let_go`] frees their VRAM slots; those of other evicted experts become free at once.
     pub(super) fn queue_returns(&mut self, plan: &DevicePlan, arena: &DeviceArena) {
-        let Streamed { tier, host, batch, service, .. } = self;
+        let ExpertCache { tier, host, batch, service, .. } = self;
         let service = service.as_mut().expect("it serves");
         service.returns.clear();
         service.returned_slots.clear();
@@ -79,7 +79,7 @@ impl Streamed {
         tier.free_left_unless(|pool, slot| service.returned_slots.contains(&(pool, slot)));
     }
 
-    /// Waits until all copies that were started by [`Streamed::begin_returns`] have finished.
+    /// Waits until all copies that were started by [`ExpertCache::begin_returns`] have finished.
     pub(super) fn finish_returns(&mut self) {
         while self.finish_a_return() {}
     }
@@ -97,7 +97,7 @@ impl Streamed {
     /// Releases the leases, RAM slots and VRAM slots that copies of earlier kernels used. These kernels must have
     /// run.
     pub(super) fn let_go(&mut self, gpu: &Gpu) {
-        let Streamed { service, host, tier, .. } = self;
+        let ExpertCache { service, host, tier, .. } = self;
         if let Some(service) = service {
             service.leases.clear();
             while let Some(returned) = service.mailbox.returned(gpu) {

@@ -19,7 +19,7 @@ use forebay_stream::{ExpertIndex, LayerIndex, Lease, TierBatch};
 use super::super::memory::{DeviceArena, DevicePlan};
 use super::super::on_cpu::expert_matrices;
 use super::service::Service;
-use super::{LayerOfDevice, Streamed};
+use super::{ExpertCache, LayerOfDevice};
 use crate::ModelError;
 use crate::backend::ChosenExperts;
 use crate::weights::Weights;
@@ -28,13 +28,13 @@ use crate::weights::Weights;
 /// so that the GPU does not wait forever.
 struct Serving<'a> {
     gpu: &'a Gpu,
-    streamed: &'a mut Streamed,
+    streamed: &'a mut ExpertCache,
     answered: usize,
 }
 
 impl Drop for Serving<'_> {
     fn drop(&mut self) {
-        let Streamed { service, pinned, .. } = &mut *self.streamed;
+        let ExpertCache { service, pinned, .. } = &mut *self.streamed;
         if let Some(service) = service
             && self.answered < service.layers.len()
         {
@@ -44,7 +44,7 @@ impl Drop for Serving<'_> {
     }
 }
 
-impl Streamed {
+impl ExpertCache {
     /// Returns true if decode rows can run as CUDA graphs.
     pub fn serves(&self) -> bool {
         self.service.is_some()
@@ -90,7 +90,7 @@ impl Streamed {
         }
     }
 
-    /// Queues the copy to the GPU of what [`Streamed::begin_run`] wrote. The copy becomes part of the graph.
+    /// Queues the copy to the GPU of what [`ExpertCache::begin_run`] wrote. The copy becomes part of the graph.
     ///
     /// # Errors
     /// Returns an error if a driver call fails.
@@ -177,7 +177,7 @@ impl Streamed {
         plan: &DevicePlan,
         arena: &DeviceArena,
     ) -> Result<(), CudaError> {
-        let Streamed { service, tier, on_device, is_known, .. } = self;
+        let ExpertCache { service, tier, on_device, is_known, .. } = self;
         let service = service.as_mut().expect("it serves");
         if service.tables_are_right {
             return Ok(());
@@ -311,7 +311,7 @@ impl Streamed {
         is_waiting: Option<bool>,
     ) -> Result<(), ModelError> {
         let split = self.split();
-        let Streamed { tier, batch, host, touched, layer, ready, cpu, .. } = self;
+        let ExpertCache { tier, batch, host, touched, layer, ready, cpu, .. } = self;
         let (for_cpu, wanted) = (&mut self.for_cpu, &mut self.wanted);
         let layer = *layer;
         let admits = |misses: usize| split.map_or(misses, |split| split.brought(misses));
@@ -336,7 +336,7 @@ impl Streamed {
         }
         self.hand_over();
         self.queue_returns(plan, arena);
-        let Streamed { tier, batch, host, touched, pinned, ready, service, .. } = self;
+        let ExpertCache { tier, batch, host, touched, pinned, ready, service, .. } = self;
         let (experts_copied, bytes_copied) = (&mut self.experts_copied, &mut self.bytes_copied);
         let Service { mailbox, leases, slots, gone, returns, run, rows, times, answered, .. } =
             service.as_mut().expect("it serves");
